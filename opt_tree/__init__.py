@@ -1,0 +1,53 @@
+"""opt_tree: draft-tree speculative decoding on unmodified transformers models.
+
+Which tokens may follow (`Drafter`), which of them to draft (`TreePolicy`) and how the target judges them (`Verifier`)
+are three independent questions; `Decoder` puts one answer to each into one loop.
+"""
+
+from opt_tree.checkpoints import CheckpointError, Pair, load_causal_lm, load_eagle, load_pair, load_tokenizer
+from opt_tree.compat import EaModel, SPModel
+from opt_tree.decode import Decoder, Generation
+from opt_tree.drafters import CausalLMDrafter, Drafter, EagleDrafter, EagleHead, Sharpened
+from opt_tree.lm import Buckets, CausalLM, UnsupportedModelError
+from opt_tree.policies import OptTree, Static, TreePolicy
+from opt_tree.sampling import Random, Sampling, TopK
+from opt_tree.step import Step
+from opt_tree.stopping import Stop
+from opt_tree.tree import Tree
+from opt_tree.verifiers import Verdict, Verifier, greedy, match
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Buckets",
+    "CausalLM",
+    "CausalLMDrafter",
+    "CheckpointError",
+    "Decoder",
+    "Drafter",
+    "EaModel",
+    "EagleDrafter",
+    "EagleHead",
+    "Generation",
+    "OptTree",
+    "Pair",
+    "Random",
+    "SPModel",
+    "Sampling",
+    "Sharpened",
+    "Static",
+    "Step",
+    "Stop",
+    "TopK",
+    "Tree",
+    "TreePolicy",
+    "UnsupportedModelError",
+    "Verdict",
+    "Verifier",
+    "greedy",
+    "load_causal_lm",
+    "load_eagle",
+    "load_pair",
+    "load_tokenizer",
+    "match",
+]

@@ -1,0 +1,134 @@
+"""The key/value rows of one model: append, keep a path, drop the rest.
+
+Owns every KV row, and `length`, the number of committed rows. Rows behind it are *pending*: a tree that was scored but
+not yet judged. Knows nothing of trees: it is told which pending rows to keep.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+from transformers.cache_utils import Cache
+
+
+@dataclass(frozen=True)
+class LayerShape:
+    """What one layer stores for one token: heads and head sizes of keys and values, and where."""
+
+    heads: int
+    key_dim: int
+    value_dim: int
+    dtype: torch.dtype
+    device: torch.device
+
+
+class KVCache(Cache):
+    """KV rows of all layers in one tensor per distinct shape, so that committing a path is two kernels, not 2 x layers.
+
+    Invariant: slots below `length` hold the committed context in order, exactly as a fresh prefill would have left
+    them; slots `length ... length + pending` hold rows that the last forwards wrote and nobody has kept yet.
+    `length` is a Python int, set here and nowhere else. Storage grows by doubling, from zeros: an uninitialised slot
+    could hold NaN, which a mask does not silence (0 * NaN).
+    """
+
+    def __init__(self, shapes: list[LayerShape]) -> None:
+        super().__init__(layers=[])
+        self.length = 0
+        self.pending = 0
+        self.capacity = 0
+        self.epoch = 0
+        """Counts resets and moves of the storage: whoever keeps addresses or a generation alive compares it."""
+        self._start, self._rows, self._keys = 0, 0, 0
+        self._index: Tensor | None = None
+        self._groups: list[Tensor] = []
+        self._keys_of: list[Tensor] = []
+        self._values_of: list[Tensor] = []
+        self._members: dict[tuple, list[tuple[int, str]]] = {}
+        for layer, s in enumerate(shapes):
+            for kind, dim in (("key", s.key_dim), ("value", s.value_dim)):
+                self._members.setdefault((s.heads, dim, s.dtype, s.device), []).append((layer, kind))
+        self._layers = len(shapes)
+
+    def reset(self) -> None:
+        """Forget everything."""
+        self.length = self.pending = 0
+        self.epoch += 1
+
+    @torch.inference_mode()
+    def reserve(self, rows: int) -> None:
+        """Make room for `rows` slots in all. Grows by doubling and copies once."""
+        if rows <= self.capacity:
+            return
+        capacity = max(rows, 2 * self.capacity, 256)
+        groups, used = [], self.length + self.pending
+        self._keys_of, self._values_of = [torch.empty(0)] * self._layers, [torch.empty(0)] * self._layers
+        for index, ((heads, dim, dtype, device), members) in enumerate(self._members.items()):
+            storage = torch.zeros(len(members), 1, heads, capacity, dim, dtype=dtype, device=device)
+            if used:
+                storage[..., :used, :] = self._groups[index][..., :used, :]
+            groups.append(storage)
+            for view, (layer, kind) in zip(storage, members, strict=True):
+                (self._keys_of if kind == "key" else self._values_of)[layer] = view
+        self._groups, self.capacity = groups, capacity
+
+    def open(self, rows: int, keys: int | None = None, index: Int[Tensor, " padded"] | None = None) -> None:
+        """Prepare the next forward: it writes `rows` pending rows and reads the first `keys` slots.
+
+        `index` gives the slots as a tensor (padded mode, where more rows than `rows` may be written); without it the
+        rows go to the consecutive slots behind those in use, by a plain slice.
+        """
+        self._start = self.length + self.pending
+        self._rows, self._keys, self._index = rows, keys or self._start + rows, index
+        self.reserve(max(self._keys, self._start + (rows if index is None else len(index))))
+        self.pending += rows
+
+    def update(
+        self,
+        key_states: Float[Tensor, "1 heads rows key_dim"],
+        value_states: Float[Tensor, "1 heads rows value_dim"],
+        layer_idx: int,
+        *args: object,
+        **kwargs: object,
+    ) -> tuple[Tensor, Tensor]:
+        """Write this layer's rows at the open slots and return the keys and values to attend to (called by the model)."""
+        keys, values = self._keys_of[layer_idx], self._values_of[layer_idx]
+        if self._index is None:
+            end = self._start + self._rows
+            keys[:, :, self._start : end] = key_states
+            values[:, :, self._start : end] = value_states
+        else:
+            index = self._index.to(keys.device)
+            keys.index_copy_(2, index, key_states)
+            values.index_copy_(2, index, value_states)
+        return keys[:, :, : self._keys], values[:, :, : self._keys]
+
+    @torch.inference_mode()
+    def commit(self, kept: list[int]) -> None:
+        """Move the pending rows `kept` (increasing offsets behind `length`) up to the committed ones; drop the others."""
+        if kept and (kept[-1] >= self.pending or kept != sorted(set(kept))):
+            raise ValueError(f"cannot keep rows {kept} of {self.pending} pending ones")
+        if kept != list(range(len(kept))):
+            for storage in self._groups:
+                source = torch.tensor(kept, device=storage.device) + self.length
+                # index_select copies first, so overlapping source and destination rows do no harm.
+                storage[..., self.length : self.length + len(kept), :] = storage.index_select(3, source)
+        self.length += len(kept)
+        self.pending = 0
+
+    def truncate(self, length: int) -> None:
+        """Forget every row from `length` on."""
+        if not 0 <= length <= self.length:
+            raise ValueError(f"cannot truncate {self.length} rows to {length}")
+        self.length, self.pending = length, 0
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        """Rows in use before the forward under way (transformers asks; positions are always passed explicitly)."""
+        return self._start
+
+    def __len__(self) -> int:
+        return self._layers
+
+    def __bool__(self) -> bool:
+        # Without this an empty cache would be falsy through __len__ for models without layers that keep KV.
+        return True

@@ -1,0 +1,254 @@
+"""Loading targets, drafters and EAGLE heads by local path, Hub id or "demo".
+
+Owns the files: what is missing, corrupt or of another family is named in one line (`CheckpointError`).
+"""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor
+from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, PreTrainedTokenizerBase
+from transformers.utils import cached_file
+
+from opt_tree.drafters import CausalLMDrafter, Drafter, EagleDrafter, EagleHead, Sharpened
+from opt_tree.lm import Buckets, CausalLM
+from opt_tree.stopping import Stop
+
+DEMO = Path(__file__).parent / "demo"
+CALIBRATION = "calibration.json"
+
+
+class CheckpointError(ValueError):
+    """A checkpoint cannot be used; the message names it and says why."""
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A target, its tokenizer and a drafter for it."""
+
+    target: CausalLM
+    tokenizer: PreTrainedTokenizerBase
+    drafter: Drafter
+
+    @property
+    def stop(self) -> Stop:
+        """The stop tokens that the tokenizer and the target's generation config name."""
+        return stop_tokens(self.target, self.tokenizer)
+
+    def encode(self, message: str) -> list[int]:
+        """Token ids of a user's message: by the tokenizer's chat template where it has one, else as bare text."""
+        return encode(self.tokenizer, [{"role": "user", "content": message}])
+
+
+def load_pair(
+    target: str = "demo",
+    drafter: str | None = None,
+    eagle: str | None = None,
+    *,
+    dtype: str | torch.dtype = "auto",
+    draft_dtype: str | torch.dtype = "auto",
+    device: str | None = None,
+    bare: bool = False,
+    buckets: Buckets | None = None,
+    **model_options: Any,
+) -> Pair:
+    """Load a target and either a causal-LM `drafter` or an `eagle` head, each a path, a Hub id or "demo".
+
+    With "demo" as the target and nothing else named, the embedded draft model is taken. A temperature that
+    `opt_tree.training.calibrate` stored beside the drafter sharpens it at temperature 0, unless `bare`. dtype "auto":
+    on a CPU that multiplies bfloat16 (avx512_bf16, amx) the target is bfloat16 and an independent drafter float32, as
+    measured in the README; on another CPU float32; on an accelerator the checkpoint's own. `model_options` go to
+    transformers (`device_map=`, `quantization_config=`, ...).
+    """
+    if drafter and eagle:
+        raise CheckpointError("name a drafter or an EAGLE head, not both")
+    if not drafter and not eagle:
+        if target != "demo":
+            raise CheckpointError(f"no drafter named for {target}")
+        drafter = "demo"
+    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    lm = load_causal_lm(_resolve(target, "target"), dtype, device, buckets, **model_options)
+    tokenizer = load_tokenizer(_resolve(target, "target"))
+    path = _resolve(eagle, "eagle") if eagle else _resolve(drafter or "", "draft")
+    loaded: Drafter
+    if eagle:
+        loaded = load_eagle(path, lm, buckets)
+    else:
+        check_same_tokenizer(tokenizer, load_tokenizer(path), target, drafter or "")
+        if draft_dtype == "auto" and torch.device(device).type == "cpu":
+            draft_dtype = torch.float32
+        loaded = CausalLMDrafter(load_causal_lm(path, draft_dtype, device, buckets), lm.vocab)
+    temperature = None if bare else read_calibration(path)
+    return Pair(lm, tokenizer, Sharpened(loaded, temperature) if temperature else loaded)
+
+
+def load_causal_lm(
+    path: str,
+    dtype: str | torch.dtype = "auto",
+    device: str = "cpu",
+    buckets: Buckets | None = None,
+    **model_options: Any,
+) -> CausalLM:
+    """Load any transformers causal LM and wrap it (which probes that it honours a tree mask)."""
+    if "device_map" not in model_options:
+        model_options["device_map"] = device
+    model_options.setdefault("attn_implementation", None)
+    model = _load(AutoModelForCausalLM, path, dtype=as_dtype(dtype, device), **model_options)
+    return CausalLM(model, buckets)
+
+
+def load_tokenizer(path: str) -> PreTrainedTokenizerBase:
+    """Load the tokenizer stored at `path`."""
+    return _load(AutoTokenizer, path)
+
+
+def load_eagle(path: str, target: CausalLM, buckets: Buckets | None = None) -> EagleDrafter:
+    """Load an EAGLE-1/2 head as published: `config.json` and `model.safetensors` or `pytorch_model.bin`.
+
+    Weights come to the target's dtype and device. `embed_tokens` may be absent: then the target's is used. Missing,
+    unexpected and misshapen tensors are all named.
+    """
+    config = _eagle_config(path)
+    if "d2t" in (tensors := _tensors(path)) or "midlayer.self_attn.q_proj.weight" in tensors:
+        raise CheckpointError(f"{path} is an EAGLE-3 head; this library loads EAGLE-1 and EAGLE-2 heads")
+    embeddings = target.model.get_input_embeddings().weight
+    if "embed_tokens.weight" not in tensors:
+        tensors["embed_tokens.weight"] = embeddings.detach()[: config.vocab_size]
+    try:
+        head = EagleHead(config)
+        head.load_published(tensors, path)
+        output = target.model.get_output_embeddings().weight
+        return EagleDrafter(head.to(output.device, target.dtype).eval().requires_grad_(False), target, buckets)
+    except ValueError as error:
+        raise CheckpointError(str(error)) from error
+
+
+def _eagle_config(path: str) -> LlamaConfig:
+    """Read a head's config.json. Heads name no model type of their own: all are one Llama layer."""
+    raw = json.loads(_file(path, "config.json").read_text())
+    raw.pop("architectures", None)
+    raw.pop("model_type", None)
+    return LlamaConfig(**raw)
+
+
+def _tensors(path: str) -> dict[str, Tensor]:
+    """Read a checkpoint's tensors from safetensors, else from a pickle that may hold tensors only."""
+    try:
+        file = _file(path, "model.safetensors")
+        return load_file(file)
+    except FileNotFoundError:
+        file = _file(path, "pytorch_model.bin", "model.safetensors or pytorch_model.bin")
+        try:
+            return torch.load(file, weights_only=True, map_location="cpu")
+        except Exception as error:
+            raise CheckpointError(f"{file} is corrupt or holds more than tensors: {_one_line(error)}") from error
+    except SafetensorError as error:
+        raise CheckpointError(f"{file} is corrupt: {_one_line(error)}") from error
+
+
+def _file(path: str, name: str, wanted: str | None = None) -> Path:
+    """Find a file of a local folder or a Hub repository."""
+    if Path(path).is_dir():
+        if not (file := Path(path) / name).is_file():
+            raise FileNotFoundError(f"{path} has no {wanted or name}")
+        return file
+    try:
+        found = cached_file(path, name)
+        assert found is not None
+        return Path(found)
+    except (OSError, ValueError) as error:
+        if "does not appear to have a file" in str(error):
+            raise FileNotFoundError(f"{path} has no {wanted or name}") from error
+        raise CheckpointError(_absent(path)) from error
+
+
+def _load(factory: Any, path: str, **options: Any) -> Any:
+    """Call `factory.from_pretrained`, turning its many errors into one line with the path in it."""
+    if not Path(path).is_dir() and (Path(path).exists() or path.startswith((".", "/", "~")) or path.count("/") > 1):
+        raise CheckpointError(f"no model folder at {path}")
+    try:
+        return factory.from_pretrained(path, **{key: value for key, value in options.items() if value is not None})
+    except SafetensorError as error:
+        raise CheckpointError(f"the weights in {path} are corrupt: {_one_line(error)}") from error
+    except (OSError, ValueError, RuntimeError, KeyError) as error:
+        missing = not Path(path).is_dir() and isinstance(error, OSError)
+        raise CheckpointError(_absent(path) if missing else f"cannot load {path}: {_one_line(error)}") from error
+
+
+def _absent(path: str) -> str:
+    return f"no model called {path}: not a local folder, and not found in the Hub cache or on the Hub (offline?)"
+
+
+def _one_line(error: Exception) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+
+
+def _resolve(path: str, part: str) -> str:
+    return str(DEMO / part) if path == "demo" else path
+
+
+def as_dtype(dtype: str | torch.dtype, device: str) -> str | torch.dtype:
+    """Return the dtype that a name stands for; "auto" as described in `load_pair`."""
+    if isinstance(dtype, torch.dtype):
+        return dtype
+    if dtype == "auto":
+        if torch.device(device).type != "cpu":
+            return "auto"
+        return torch.bfloat16 if fast_bfloat16() else torch.float32
+    names = {"fp32": "float32", "float": "float32", "fp16": "float16", "half": "float16", "bf16": "bfloat16", "fp64": "float64"}
+    found = getattr(torch, names.get(dtype, dtype), None)
+    if not isinstance(found, torch.dtype) or not found.is_floating_point:
+        raise CheckpointError(f"unknown dtype {dtype!r}; try float32, bfloat16 or float16")
+    return found
+
+
+def fast_bfloat16() -> bool:
+    """Whether this CPU multiplies bfloat16 natively; where it does not, bfloat16 is slower than float32."""
+    return any(getattr(torch.cpu, name, bool)() for name in ("_is_avx512_bf16_supported", "_is_amx_tile_supported"))
+
+
+def check_same_tokenizer(
+    target: PreTrainedTokenizerBase, drafter: PreTrainedTokenizerBase, target_name: str, drafter_name: str
+) -> None:
+    """Raise unless both map the same tokens to the same ids. Padded vocabularies differ in logits only, not here."""
+    ours, theirs = target.get_vocab(), drafter.get_vocab()
+    if ours == theirs:
+        return
+    different = sum(theirs.get(token) != index for token, index in ours.items())
+    extra = len(theirs.keys() - ours.keys())
+    raise CheckpointError(
+        f"different tokenizers: {different} of the {len(ours)} tokens of {target_name} have another id or none in "
+        f"{drafter_name}, which has {extra} tokens of its own; a drafter must share its target's tokenizer"
+    )
+
+
+def stop_tokens(target: CausalLM, tokenizer: PreTrainedTokenizerBase | None = None) -> Stop:
+    """The stop tokens of a model: its generation config's (a list for many chat models) and the tokenizer's."""
+    ids: set[int] = set()
+    configured = getattr(getattr(target.model, "generation_config", None), "eos_token_id", None)
+    for source in (configured, getattr(tokenizer, "eos_token_id", None)):
+        ids.update(source if isinstance(source, (list, tuple)) else [] if source is None else [source])
+    return Stop(frozenset(ids))
+
+
+def encode(tokenizer: PreTrainedTokenizerBase, messages: list[dict[str, str]]) -> list[int]:
+    """Token ids of a conversation, ready for the answer; without a chat template, of the last message's bare text."""
+    if getattr(tokenizer, "chat_template", None):
+        text = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+        return tokenizer(text, add_special_tokens=False).input_ids
+    return tokenizer(messages[-1]["content"]).input_ids
+
+
+def read_calibration(path: str) -> float | None:
+    """The sharpening temperature stored beside a drafter, or None."""
+    try:
+        return float(json.loads(_file(path, CALIBRATION).read_text())["temperature"])
+    except (FileNotFoundError, CheckpointError):
+        return None
+    except (ValueError, KeyError, TypeError) as error:
+        raise CheckpointError(f"{path}/{CALIBRATION} is not a calibration: {_one_line(error)}") from error

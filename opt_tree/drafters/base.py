@@ -1,0 +1,48 @@
+"""What a drafter answers: which tokens may follow these nodes, and how likely?"""
+
+from abc import ABC, abstractmethod
+
+from jaxtyping import Float
+from torch import Tensor
+
+from opt_tree.lm import Output
+from opt_tree.pool import Frontier
+from opt_tree.step import Step
+
+
+class Drafter(ABC):
+    """Proposes continuations. Knows nothing of budgets or of verification.
+
+    Per prompt: `reset`, then per step `root`, any number of `expand`, and `observe`. A step without drafting calls
+    neither `root` nor `expand`, but `observe` still.
+    """
+
+    features: bool = False
+    """Whether it reads the target's final hidden states."""
+    max_context: int = 1 << 30
+    """Tokens of context it can draft for; beyond, decoding goes on without a draft."""
+    forwards: int = 0
+    """Forwards so far, and the tokens in them; only their differences are read."""
+    tokens: int = 0
+    forward_seconds: float = 0.0
+    """Time spent inside bare models so far."""
+
+    @abstractmethod
+    def reset(self, prompt: list[int], output: Output | None) -> None:
+        """Begin a new prompt. `output` is the target's prefill of `prompt[:-1]`, None for a prompt of one token."""
+
+    @abstractmethod
+    def root(self, context: list[int]) -> Float[Tensor, "1 vocab"]:
+        """Return the log-probabilities of the token after the whole context."""
+
+    @abstractmethod
+    def expand(self, frontier: Frontier) -> Float[Tensor, "frontier vocab"]:
+        """Return the log-probabilities of the token after each node of the frontier."""
+
+    @abstractmethod
+    def observe(self, step: Step) -> None:
+        """Learn what survived: keep the cache rows that stay valid, drop the others."""
+
+    def at_temperature(self, temperature: float) -> "Drafter":
+        """Return the drafter to use for a target decoded at `temperature`."""
+        return self

@@ -1,0 +1,51 @@
+"""An independent drafter: any causal LM that shares the target's tokenizer."""
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from opt_tree.drafters.base import Drafter
+from opt_tree.lm import CausalLM, Output
+from opt_tree.pool import Frontier
+from opt_tree.step import Step
+
+
+class CausalLMDrafter(Drafter):
+    """Drafts with a small causal LM. Accepted rows of its cache are kept: same tokens, positions and ancestors.
+
+    `vocab` is the target's number of logits. Vocabularies padded to different sizes are reconciled: columns that the
+    target lacks are cut before the softmax, tokens that the drafter lacks are never proposed (and read as token 0
+    should the target ever emit one). Whether the tokenizers agree is for whoever loads the pair to check.
+    """
+
+    def __init__(self, lm: CausalLM, vocab: int | None = None) -> None:
+        self.lm = lm
+        self.vocab = min(vocab or lm.vocab, lm.vocab)
+        self.max_context = lm.max_context
+
+    @property
+    def forward_seconds(self) -> float:  # type: ignore[override]
+        return self.lm.forward_seconds
+
+    def reset(self, prompt: list[int], output: Output | None) -> None:
+        self.lm.reset()
+
+    def root(self, context: list[int]) -> Float[Tensor, "1 vocab"]:
+        """Catch up with the context; between steps that is the target's own token and at most one accepted one."""
+        missing = [token if token < self.lm.vocab else 0 for token in context[self.lm.length :]]
+        return self._law(self.lm.append(missing), len(missing))
+
+    def expand(self, frontier: Frontier) -> Float[Tensor, "frontier vocab"]:
+        # Depth 1 follows the root, which is the last committed row here.
+        positions = self.lm.length - 1 + frontier.depths
+        return self._law(self.lm.extend(frontier.tokens, positions, frontier.visible), len(positions))
+
+    def observe(self, step: Step) -> None:
+        rows = step.tree.draft_rows[step.path[1:]]
+        self.lm.commit((rows[rows > 0] - 1).tolist())
+
+    def _law(self, output: Output, tokens: int) -> Float[Tensor, "rows vocab"]:
+        self.forwards += 1
+        self.tokens += tokens
+        logits = output.logits[:, : self.vocab]
+        return logits.log_softmax(-1, dtype=torch.promote_types(logits.dtype, torch.float32))

@@ -1,0 +1,186 @@
+"""EAGLE-1/2: a one-layer head that drafts in the target's feature space (arXiv:2401.15077, arXiv:2406.16858).
+
+Owns the head (`EagleHead`, the published checkpoint layout) and the drafter around it. Pair i of the head's input is
+(feature of token i, embedding of token i + 1); its output estimates the feature of token i + 1, to which the target's
+own output layer is applied.
+"""
+
+from collections.abc import Mapping
+from types import SimpleNamespace
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+from transformers import LlamaConfig
+from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRotaryEmbedding
+
+from opt_tree.drafters.base import Drafter
+from opt_tree.lm import Buckets, CausalLM, Output
+from opt_tree.pool import Frontier
+from opt_tree.step import Step
+
+
+class EagleHead(nn.Module):
+    """The trainable part: embedding, `fc` from (embedding, feature) to one, and one Llama layer without its input norm.
+
+    State-dict names are those of the published checkpoints: `embed_tokens.weight`, `fc.weight` (`fc.bias` unless the
+    config says `"bias": false`), `layers.0.*` without `input_layernorm`; no final norm and no output layer.
+    """
+
+    def __init__(self, config: LlamaConfig) -> None:
+        super().__init__()
+        if config.num_hidden_layers != 1:
+            raise ValueError(f"an EAGLE head has one layer, this config has {config.num_hidden_layers}")
+        if config._attn_implementation_internal is None:
+            config._attn_implementation = "sdpa"
+        self.config = config
+        hidden = config.hidden_size
+        self.embed_tokens = nn.Embedding(config.vocab_size, hidden)
+        self.fc = nn.Linear(2 * hidden, hidden, bias=getattr(config, "bias", True))
+        self.layers = nn.ModuleList([LlamaDecoderLayer(config, 0)])
+        self.layers[0].input_layernorm = nn.Identity()
+        self.rotary = LlamaRotaryEmbedding(config)
+
+    def forward(
+        self,
+        input_ids: Int[Tensor, "batch tokens"],
+        features: Float[Tensor, "batch tokens hidden"],
+        position_ids: Int[Tensor, "batch tokens"],
+        attention_mask: Float[Tensor, "batch 1 tokens keys"] | None = None,
+        past_key_values: object | None = None,
+    ) -> tuple[Float[Tensor, "batch tokens hidden"]]:
+        """Return the estimated features. Row i gets the embedding of token i + 1 and the feature of token i."""
+        hidden = self.fc(torch.cat([self.embed_tokens(input_ids), features.to(self.fc.weight.dtype)], -1))
+        out = self.layers[0](
+            hidden,
+            attention_mask=attention_mask,
+            position_ids=position_ids,
+            past_key_values=past_key_values,
+            use_cache=past_key_values is not None,
+            position_embeddings=self.rotary(hidden, position_ids),
+        )
+        return (out[0] if isinstance(out, tuple) else out,)
+
+    def load_published(self, tensors: Mapping[str, Tensor], source: str) -> None:
+        """Load a published checkpoint; every missing, unexpected or misshapen tensor is named in one error."""
+        own = self.state_dict()
+        problems = [f"missing {name}" for name in own if name not in tensors]
+        problems += [f"unexpected {name}" for name in tensors if name not in own and "rotary_emb" not in name]
+        problems += [
+            f"{name} is {tuple(tensors[name].shape)}, expected {tuple(own[name].shape)}"
+            for name in own
+            if name in tensors and tensors[name].shape != own[name].shape
+        ]
+        if problems:
+            raise ValueError(f"{source} is not an EAGLE-1/2 head of this config: {'; '.join(problems)}")
+        self.load_state_dict({name: tensors[name] for name in own})
+
+
+class _HeadedEagle(nn.Module):
+    """The head followed by the target's output layer: the shape of a causal LM, so that `CausalLM` can run it."""
+
+    def __init__(self, head: EagleHead, target: CausalLM) -> None:
+        super().__init__()
+        self.base_model, self.config = head, head.config
+        # In a list, so that the target's layer does not become a submodule (it is not ours to move or to save).
+        self._output = [target.model.get_output_embeddings()]
+        self._cap = getattr(target.model.config.get_text_config(), "final_logit_softcapping", None)
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        position_ids: Tensor,
+        features: Tensor,
+        past_key_values: object,
+        attention_mask: Tensor | None = None,
+        use_cache: bool = True,
+        logits_to_keep: int = 0,
+    ) -> SimpleNamespace:
+        (hidden,) = self.base_model(input_ids, features, position_ids, attention_mask, past_key_values)
+        output = self._output[0]
+        logits = output(hidden[:, -logits_to_keep:].to(output.weight.device, output.weight.dtype))
+        if self._cap:
+            logits = torch.tanh(logits / self._cap) * self._cap
+        return SimpleNamespace(logits=logits)
+
+    def get_input_embeddings(self) -> nn.Module:
+        return self.base_model.embed_tokens
+
+    def get_output_embeddings(self) -> nn.Module:
+        return self._output[0]
+
+
+class EagleDrafter(Drafter):
+    """Drafts with an EAGLE-1/2 head.
+
+    Committed pairs carry the target's own features. Rows of tree nodes were computed from estimated features, so they
+    are dropped after the step and the accepted tokens run again with the real ones, as the published method does; the
+    extra rows ride in the forward that is needed anyway for the target's own token.
+    """
+
+    features = True
+
+    def __init__(self, head: EagleHead, target: CausalLM, buckets: Buckets | None = None) -> None:
+        config = head.config
+        if config.hidden_size != target.hidden:
+            raise ValueError(
+                f"wrong head for this target: the EAGLE head is {config.hidden_size} wide, {target.name} is {target.hidden}"
+            )
+        if config.vocab_size > target.vocab:
+            raise ValueError(
+                f"wrong head for this target: the EAGLE head has {config.vocab_size} tokens, {target.name} {target.vocab}"
+            )
+        self.lm = CausalLM(_HeadedEagle(head, target), buckets, probe=False)  # type: ignore[arg-type]
+        self.lm.watch_features()
+        target.watch_features()
+        self.max_context = min(self.lm.max_context, target.max_context)
+        self._vocab = config.vocab_size
+        self._ready: Tensor = torch.zeros(0)
+        """The target's features of tokens whose pair is not in the head's cache yet."""
+        self._drafted: Tensor = torch.zeros(0)
+        """The head's estimated features by draft row: 0 the root, k the k-th node expanded."""
+
+    @property
+    def forward_seconds(self) -> float:  # type: ignore[override]
+        return self.lm.forward_seconds
+
+    def reset(self, prompt: list[int], output: Output | None) -> None:
+        self.lm.reset()
+        if output is None:
+            # A one-token prompt has no earlier feature: its pair starts from zeros.
+            self._ready = torch.zeros(1, self.lm.hidden, dtype=self.lm.dtype, device=self.lm.device)
+        else:
+            assert output.features is not None
+            self._ready = output.features.to(self.lm.device, self.lm.dtype)
+        # With a feature for each token but the last, the pairs begin at the second token; without any, at the first.
+        self._first = 0 if output is None else 1
+
+    def root(self, context: list[int]) -> Float[Tensor, "1 vocab"]:
+        """Run the pairs that the last step completed, with the target's features."""
+        tokens = self._embeddable(context[self._first + self.lm.length :])
+        output = self.lm.append(tokens, self._ready)
+        assert output.features is not None
+        self._ready = self._ready[:0]
+        self._drafted = output.features[-1:].clone()
+        return self._law(output, len(tokens))
+
+    def expand(self, frontier: Frontier) -> Float[Tensor, "frontier vocab"]:
+        positions = self.lm.length - 1 + frontier.depths
+        parents = self._drafted[torch.from_numpy(frontier.parents).to(self._drafted.device)]
+        output = self.lm.extend(frontier.tokens, positions, frontier.visible, parents)
+        self._drafted = torch.cat([self._drafted, output.features])  # type: ignore[list-item]
+        return self._law(output, len(positions))
+
+    def observe(self, step: Step) -> None:
+        assert step.features is not None
+        self.lm.commit([])
+        self._ready = torch.cat([self._ready, step.features.to(self.lm.device, self.lm.dtype)])
+
+    def _embeddable(self, tokens: list[int]) -> list[int]:
+        return [token if token < self._vocab else 0 for token in tokens]
+
+    def _law(self, output: Output, tokens: int) -> Float[Tensor, "rows vocab"]:
+        self.forwards += 1
+        self.tokens += tokens
+        logits = output.logits
+        return logits.log_softmax(-1, dtype=torch.promote_types(logits.dtype, torch.float32))

@@ -1,0 +1,55 @@
+"""The draft law as an estimate of what the target will choose.
+
+At temperature 0 the right score of a token is the probability that it is the target's argmax, not the drafter's q: E(A)
+computed from q can be far below the A that follows. One temperature, fitted by maximum likelihood of the target's own
+choices (`python -m opt_tree.training.calibrate`), mends most of that.
+"""
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from opt_tree.drafters.base import Drafter
+from opt_tree.lm import Output
+from opt_tree.pool import Frontier
+from opt_tree.step import Step
+
+
+class Sharpened(Drafter):
+    """Wraps a drafter: its log-probabilities divided by `temperature` and renormalised, for greedy targets only.
+
+    Above temperature 0 the target draws from a law of its own, and the bare drafter is used.
+    """
+
+    def __init__(self, drafter: Drafter, temperature: float) -> None:
+        if not temperature > 0:
+            raise ValueError(f"the sharpening temperature must be positive, got {temperature}")
+        self.drafter, self.temperature = drafter, temperature
+        self.features, self.max_context = drafter.features, drafter.max_context
+
+    @property
+    def forwards(self) -> int:  # type: ignore[override]
+        return self.drafter.forwards
+
+    @property
+    def tokens(self) -> int:  # type: ignore[override]
+        return self.drafter.tokens
+
+    @property
+    def forward_seconds(self) -> float:  # type: ignore[override]
+        return self.drafter.forward_seconds
+
+    def reset(self, prompt: list[int], output: Output | None) -> None:
+        self.drafter.reset(prompt, output)
+
+    def root(self, context: list[int]) -> Float[Tensor, "1 vocab"]:
+        return torch.log_softmax(self.drafter.root(context) / self.temperature, -1)
+
+    def expand(self, frontier: Frontier) -> Float[Tensor, "frontier vocab"]:
+        return torch.log_softmax(self.drafter.expand(frontier) / self.temperature, -1)
+
+    def observe(self, step: Step) -> None:
+        self.drafter.observe(step)
+
+    def at_temperature(self, temperature: float) -> Drafter:
+        return self if temperature == 0 else self.drafter.at_temperature(temperature)

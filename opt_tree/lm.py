@@ -1,0 +1,306 @@
+"""The only wrapper of a transformers model: forwards over a context, over a tree, over a drafter's frontier.
+
+Owns shapes: it turns tokens, positions and visibility into the model's inputs, pads them to buckets where asked to, and
+refuses models that cannot decode a tree exactly. Knows nothing of policies, verification and the decoding loop.
+"""
+
+import inspect
+import time
+import weakref
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from transformers import DynamicCache, PreTrainedModel
+
+from opt_tree.attention import tree_mask, windowed
+from opt_tree.cache import KVCache, LayerShape
+from opt_tree.tree import Tree
+
+_PREFILL_ROWS = 512
+
+
+class UnsupportedModelError(ValueError):
+    """The model cannot decode a tree exactly; the message says why."""
+
+
+@dataclass(frozen=True)
+class Output:
+    """What a forward left, valid until the same CausalLM runs again; whoever keeps it clones it."""
+
+    logits: Float[Tensor, "rows vocab"]
+    features: Float[Tensor, "rows hidden"] | None = None
+    """The model's final hidden states (behind its last norm, before its head), where asked for."""
+
+
+@dataclass(frozen=True)
+class Buckets:
+    """Shapes a forward is padded to: the rows to the next of `rows`, the keys to the next of `keys` (then doubling).
+
+    Few distinct shapes are what CUDA graphs and compiled kernels need. Padding is exact: pad rows see only themselves
+    and no row sees them.
+    """
+
+    rows: tuple[int, ...] = (1, 8, 16, 32, 64, 128)
+    keys: tuple[int, ...] = (512, 1024, 2048, 4096)
+
+    def pad(self, rows: int, start: int) -> tuple[int, int]:
+        """Return the padded rows and keys of a forward whose first row goes to slot `start`.
+
+        A forward larger than every row bucket (a prefill) keeps its rows.
+        """
+        rows = next((size for size in self.rows if size >= rows), rows)
+        keys = start + rows
+        size = next((size for size in self.keys if size >= keys), None)
+        if size is None:
+            size = self.keys[-1]
+            while size < keys:
+                size *= 2
+        return rows, size
+
+
+class CausalLM:
+    """One transformers causal LM with one KV cache; batch size 1.
+
+    Committed rows are the context; `extend` scores rows behind them that stay pending until `commit` keeps some.
+    A model is probed once, when it is wrapped: a forward over a small tree must give the logits of plain causal
+    forwards, otherwise `UnsupportedModelError` says why.
+    """
+
+    def __init__(self, model: PreTrainedModel, buckets: Buckets | None = None, probe: bool = True) -> None:
+        self.model = model.eval()
+        self.buckets = buckets
+        self.name = model.config.name_or_path or type(model).__name__
+        config = model.config.get_text_config()
+        self.vocab: int = model.get_output_embeddings().weight.shape[0]
+        self.max_context: int = getattr(config, "max_position_embeddings", None) or 1 << 30
+        self.forward_seconds = 0.0
+        """Time spent inside the bare model so far, what a step costs at least."""
+        self.forwards = 0
+        embeddings = model.get_input_embeddings().weight
+        self.device, self.dtype = embeddings.device, embeddings.dtype
+        self.hidden: int = embeddings.shape[1]
+        self._windows = _layer_windows(model)
+        self._keeps_logits = "logits_to_keep" in inspect.signature(model.forward).parameters
+        self._features: Tensor | None = None
+        self._pending = np.zeros(0, dtype=np.int64)
+        self.cache = KVCache(_layer_shapes(self))
+        if probe:
+            _probe(self)
+
+    @property
+    def length(self) -> int:
+        """Committed rows."""
+        return self.cache.length
+
+    def reset(self) -> None:
+        """Forget the context."""
+        self.cache.reset()
+
+    def watch_features(self) -> None:
+        """From now on every Output carries features (a forward hook on the base model; nothing else changes)."""
+
+        lm = weakref.ref(self)
+
+        def keep(_module: object, _args: object, output: Any) -> None:
+            if (alive := lm()) is not None:
+                alive._features = output[0]
+
+        self.model.base_model.register_forward_hook(keep)
+
+    @torch.inference_mode()
+    def append(self, tokens: list[int], features: Float[Tensor, "tokens hidden"] | None = None) -> Output:
+        """Commit `tokens` to the context. The Output has features of every token, logits of at least the last one."""
+        collected, output = [], None
+        for start in range(0, len(tokens), _PREFILL_ROWS):
+            chunk = np.array(tokens[start : start + _PREFILL_ROWS])
+            positions = np.arange(self.length, self.length + len(chunk))
+            inputs = None if features is None else features[start : start + len(chunk)]
+            output = self._run(chunk, positions, np.tri(len(chunk), dtype=bool), inputs, last_only=True)
+            self.cache.commit(list(range(len(chunk))))
+            if output.features is not None:
+                # An Output lives until the next forward, which the next chunk is.
+                collected.append(output.features.clone() if len(tokens) > _PREFILL_ROWS else output.features)
+        if output is None:
+            raise ValueError("nothing to append: the token list is empty")
+        return Output(output.logits[-1:], torch.cat(collected) if collected else None)
+
+    def score(self, tree: Tree) -> Output:
+        """Score every row of a tree whose root is the next token of the context. Its rows are pending afterwards."""
+        self.cache.truncate(self.length)
+        return self.extend(tree.tokens, self.length + tree.depths, tree.ancestors)
+
+    @torch.inference_mode()
+    def extend(
+        self,
+        tokens: Int[np.ndarray, " rows"],
+        positions: Int[np.ndarray, " rows"],
+        visible: Bool[np.ndarray, "rows columns"],
+        features: Float[Tensor, "rows hidden"] | None = None,
+    ) -> Output:
+        """Add pending rows and return their logits.
+
+        The columns of `visible` are all pending rows, these included; every row sees the whole committed context.
+        """
+        return self._run(tokens, positions, visible, features)
+
+    def commit(self, kept: list[int]) -> None:
+        """Keep these pending rows as the next rows of the context and drop the others."""
+        self.cache.commit(kept)
+
+    @torch.inference_mode()
+    def _run(
+        self,
+        tokens: Int[np.ndarray, " rows"],
+        positions: Int[np.ndarray, " rows"],
+        visible: Bool[np.ndarray, "rows columns"],
+        features: Float[Tensor, "rows hidden"] | None = None,
+        last_only: bool = False,
+    ) -> Output:
+        """The one place where rows become a forward: padding, mask, slots, the call, the slice of real rows."""
+        rows, columns = visible.shape
+        start = self.length + columns - rows
+        keys, index = start + rows, None
+        if self.buckets is not None:
+            padded, keys = self.buckets.pad(rows, start)
+            index = torch.arange(start, start + padded, device=self.device)
+            # A pad row is token 0 at position 0 in a slot of its own; it sees the prefix and itself, nobody sees it.
+            tokens, positions = np.pad(tokens, (0, padded - rows)), np.pad(positions, (0, padded - rows))
+            visible = np.pad(visible, ((0, padded - rows), (0, padded - rows)))
+            np.fill_diagonal(visible[rows:, columns:], True)
+            if features is not None:
+                features = torch.nn.functional.pad(features, (0, 0, 0, padded - rows))
+        self._pending = np.concatenate([self._pending[: columns - rows], positions])
+        ints = torch.from_numpy(np.stack([tokens, positions])).to(self.device, non_blocking=True)
+        self.cache.open(rows, keys, index)
+        inputs: dict[str, object] = {
+            "input_ids": ints[:1],
+            "position_ids": ints[1:],
+            "attention_mask": self._masks(ints[1], visible, keys),
+            "past_key_values": self.cache,
+            "use_cache": True,
+        }
+        if features is not None:
+            inputs["features"] = features[None]
+        if last_only and index is None and self._keeps_logits:
+            inputs["logits_to_keep"] = 1
+        begin = time.perf_counter()
+        with _attention_kernels(self.device):
+            logits = self.model(**inputs).logits[0]
+        self.forward_seconds += time.perf_counter() - begin
+        self.forwards += 1
+        return Output(logits[:rows], None if self._features is None else self._features[0, :rows])
+
+    def _masks(
+        self, positions: Int[Tensor, " rows"], visible: Bool[np.ndarray, "rows columns"], keys: int
+    ) -> Tensor | dict[str, Tensor]:
+        """One mask, windowed where every layer has a window; a dict of masks where the layers differ."""
+        full = tree_mask(torch.from_numpy(visible).to(self.device, non_blocking=True), self.length, keys, self.dtype)
+        if "sliding_attention" not in self._windows:
+            return full
+        key_positions = np.arange(keys)
+        key_positions[self.length : self.length + len(self._pending)] = self._pending
+        window = windowed(
+            full.clone(), positions, torch.from_numpy(key_positions).to(self.device), self._windows["sliding_attention"]
+        )
+        return {"full_attention": full, "sliding_attention": window} if "full_attention" in self._windows else window
+
+
+def _attention_kernels(device: torch.device) -> AbstractContextManager:
+    """Keep masked attention off cuDNN, which plans anew for every key length: a tree has a new one at every step."""
+    if device.type != "cuda":
+        return nullcontext()
+    return sdpa_kernel([SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH])
+
+
+def _layer_windows(model: PreTrainedModel) -> dict[str, int]:
+    """Return the kinds of attention layers the model has, each with its window (0: none), or refuse it by name."""
+    config = model.config.get_text_config()
+    name = type(model).__name__
+    if model.config.is_encoder_decoder:
+        raise UnsupportedModelError(f"{name} is an encoder-decoder; draft trees need a decoder-only model")
+    attention = config._attn_implementation
+    if attention not in ("sdpa", "eager"):
+        raise UnsupportedModelError(
+            f"{name} runs {attention!r} attention, which takes no tree mask; load it with attn_implementation='sdpa'"
+        )
+    if getattr(config, "alibi", False) or config.model_type in ("bloom", "mpt"):
+        raise UnsupportedModelError(
+            f"{name} uses ALiBi: its biases follow the order of rows, not their positions, so siblings cannot share one"
+        )
+    window = getattr(config, "sliding_window", None)
+    kinds = getattr(config, "layer_types", None) or ["sliding_attention" if window else "full_attention"]
+    unknown = sorted(set(kinds) - {"full_attention", "sliding_attention"})
+    if unknown:
+        raise UnsupportedModelError(f"{name} has layers of kind {', '.join(unknown)}; only attention layers hold a tree")
+    return {kind: int(window or 0) if kind == "sliding_attention" else 0 for kind in kinds}
+
+
+@torch.inference_mode()
+def _layer_shapes(lm: CausalLM) -> list[LayerShape]:
+    """Ask the model itself what each layer stores: one token through transformers' own cache."""
+    cache = DynamicCache()
+    inputs: dict[str, object] = {
+        "input_ids": torch.zeros(1, 1, dtype=torch.long, device=lm.device),
+        "position_ids": torch.zeros(1, 1, dtype=torch.long, device=lm.device),
+        "past_key_values": cache,
+        "use_cache": True,
+    }
+    if "features" in inspect.signature(lm.model.forward).parameters:
+        inputs["features"] = torch.zeros(1, 1, lm.hidden, dtype=lm.dtype, device=lm.device)
+    try:
+        lm.model(**inputs)
+        layers = [(layer.keys, layer.values) for layer in cache.layers]
+        return [LayerShape(k.shape[1], k.shape[3], v.shape[3], k.dtype, k.device) for k, v in layers]
+    except Exception as error:
+        raise UnsupportedModelError(
+            f"{type(lm.model).__name__} does not run with a key/value cache: {type(error).__name__}: {error}"
+        ) from error
+
+
+@torch.inference_mode()
+def _probe(lm: CausalLM) -> None:
+    """Compare a small tree with plain causal forwards, commit a branch, go on from it; refuse what differs.
+
+    The yardstick is how far the logits move when siblings do see each other: a model that ignores the mask is off by
+    about that much, rounding by a small part of it.
+    """
+    name = type(lm.model).__name__
+    window = lm._windows.get("sliding_attention", 0)
+    length = min(window + 3 if 0 < window <= 128 else 4, lm.max_context - 8)
+    ids = [(7 * i + 3) % lm.vocab for i in range(length + 6)]
+    context, (r, a, b, c, d, e) = ids[:length], ids[length:]
+
+    def plain(tokens: list[int]) -> Tensor:
+        return lm.model(input_ids=torch.tensor([tokens], device=lm.device), use_cache=False).logits[0].double()
+
+    try:
+        left, right = plain([*context, r, a, c])[-3:], plain([*context, r, b, d, e])[-4:]
+        mixed = plain([*context, r, a, b, c, d])[-5:]
+        lm.append(context)
+        parents = np.array([-1, 0, 0, 1, 2])
+        tree = Tree(np.array([r, a, b, c, d]), parents, np.zeros(5), np.zeros(5, dtype=np.int64))
+        rows = lm.score(tree).logits.double()
+        expected = torch.stack([left[0], left[1], right[1], left[2], right[2]])
+        yardstick = (expected - mixed).abs().max()
+        error = (rows - expected).abs().max()
+        lm.commit([0, 2, 4])
+        after = lm.extend(np.array([e]), np.array([lm.length]), np.ones((1, 1), dtype=bool)).logits.double()
+        error = max(error, (after[0] - right[3]).abs().max())
+    except Exception as why:
+        raise UnsupportedModelError(f"{name} cannot score a tree: {type(why).__name__}: {why}") from why
+    finally:
+        lm.reset()
+        lm.forward_seconds, lm.forwards = 0.0, 0
+    share = 0.02 if lm.dtype in (torch.float32, torch.float64) else 0.3
+    if not error <= share * yardstick:
+        raise UnsupportedModelError(
+            f"{name} does not honour a tree mask with {lm.model.config.get_text_config()._attn_implementation!r} "
+            f"attention: its logits over a small tree differ from plain forwards by {error:.2g} (a mask ignored: "
+            f"{yardstick:.2g})"
+        )

@@ -1,0 +1,31 @@
+"""What a tree policy answers: which candidates to draft below next, and which go to the target."""
+
+from typing import Protocol
+
+import numpy as np
+from jaxtyping import Int
+
+from opt_tree.pool import CandidatePool
+from opt_tree.sampling import Children
+
+
+class TreePolicy(Protocol):
+    """Grows a tree. A frozen dataclass without state: everything it may look at is in the pool."""
+
+    @property
+    def children(self) -> Children:
+        """How siblings are picked; a verifier is valid for some kinds only."""
+        ...
+
+    @property
+    def max_depth(self) -> int:
+        """Layers it drafts at most; 0 is the empty tree, that is plain decoding."""
+        ...
+
+    def expand(self, pool: CandidatePool) -> Int[np.ndarray, " frontier"] | None:
+        """Return the pool rows whose children are drafted next, or None to stop. Asked after every layer."""
+        ...
+
+    def select(self, pool: CandidatePool) -> Int[np.ndarray, " rows"]:
+        """Return the pool rows that go to the target: the root among them, closed under parents."""
+        ...

@@ -1,0 +1,60 @@
+"""OPT-Tree: the tree that maximises the expected acceptance length under a node budget (arXiv:2406.17276)."""
+
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Int
+
+from opt_tree.pool import CandidatePool
+from opt_tree.sampling import TopK
+
+
+@dataclass(frozen=True)
+class OptTree:
+    """Maximise E(A) under a node budget; draft another layer while it pays (arXiv:2406.17276, Alg. 1).
+
+    The path probability of a node never exceeds its parent's, so the n best candidates are a tree (Thm 3.1) and their
+    sum is E(A). With `threshold=0` drafting ends by itself when no unexpanded candidate is among the n best: no
+    descendant can enter any more, and the tree is optimal over all trees of n nodes. Example, n = 3, root law
+    (.6, .3, .1), below the first child (.5, .4, .1):
+
+          root            layer 1: .6 .3 .1    E = 1.0
+         /    \\           layer 2: .30 .24     the best three are now .6 .3 .30: gain .2, the .1 is out
+       .6      .3
+       |
+      .30                 E(A) = 1.2
+    """
+
+    nodes: int = 60
+    """The paper's n: drafted nodes sent to the target, root excluded."""
+    threshold: float = 0.5
+    """The paper's delta: drafting stops when the newest layer raised E(A) by no more than this."""
+    max_depth: int = 10
+    """Layers drafted at most; unlike in the published code, all of them can be in the tree."""
+
+    def __post_init__(self) -> None:
+        if self.nodes < 1:
+            raise ValueError(f"nodes must be at least 1, got {self.nodes} (for plain decoding use Static.empty())")
+        if self.threshold < 0:
+            raise ValueError(f"threshold must be 0 or more, got {self.threshold}")
+        if self.max_depth < 1:
+            raise ValueError(f"max_depth must be at least 1, got {self.max_depth}")
+
+    @property
+    def children(self) -> TopK:
+        # A candidate outside the pool's n best can never come back, nor can anything below it.
+        return TopK(total=self.nodes)
+
+    def expand(self, pool: CandidatePool) -> Int[np.ndarray, " frontier"] | None:
+        """Expand the newest nodes that are among the n best (only their descendants can be, too)."""
+        best = pool.best(self.nodes)
+        # E_sub(T, n) with the newest layer minus E_sub without it; both orders are the same up to that layer's rows.
+        before = pool.best(self.nodes, layers=pool.depth - 1)
+        gain = np.exp(pool.log_probs[best[1:]]).sum() - np.exp(pool.log_probs[before[1:]]).sum()
+        if gain <= self.threshold:
+            return None
+        frontier = np.sort(best[best >= pool.layer])
+        return frontier if len(frontier) else None
+
+    def select(self, pool: CandidatePool) -> Int[np.ndarray, " rows"]:
+        return pool.best(self.nodes)

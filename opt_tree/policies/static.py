@@ -1,0 +1,99 @@
+"""Trees whose shape is fixed beforehand: chains, k-ary trees, any list of paths, and the empty tree."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import product
+
+import numpy as np
+from jaxtyping import Int
+
+from opt_tree.pool import CandidatePool
+from opt_tree.sampling import TopK
+
+
+@dataclass(frozen=True)
+class Static:
+    """A tree given by its paths; a path lists the ranks of its tokens among their siblings, best = 0.
+
+    `Static(((0,), (1,), (0, 0)))` drafts the two best tokens and, below the best, its best:
+
+          root
+         /    \\
+        0      1
+        |
+        0
+    """
+
+    paths: tuple[tuple[int, ...], ...]
+
+    def __post_init__(self) -> None:
+        known = set(self.paths)
+        if len(known) != len(self.paths):
+            raise ValueError("a path is listed twice")
+        for path in self.paths:
+            if not path or min(path) < 0:
+                raise ValueError(f"a path lists the ranks of its tokens, 0 or more each; got {path}")
+            if path[:-1] and path[:-1] not in known:
+                raise ValueError(f"path {path} is listed without its parent {path[:-1]}")
+
+    @classmethod
+    def chain(cls, length: int) -> "Static":
+        """One path of the best tokens: classic speculative decoding."""
+        return cls(tuple((0,) * depth for depth in range(1, length + 1)))
+
+    @classmethod
+    def kary(cls, arity: int, depth: int) -> "Static":
+        """Every node has its `arity` best children, `depth` layers deep."""
+        return cls(tuple(path for d in range(1, depth + 1) for path in product(range(arity), repeat=d)))
+
+    @classmethod
+    def empty(cls) -> "Static":
+        """No draft at all: plain decoding through the same loop, the honest baseline."""
+        return cls(())
+
+    @classmethod
+    def of(cls, paths: Iterable[Iterable[int]]) -> "Static":
+        """A tree from any nested lists of ranks."""
+        return cls(tuple(tuple(path) for path in paths))
+
+    @property
+    def max_depth(self) -> int:
+        return max(map(len, self.paths), default=0)
+
+    @property
+    def nodes(self) -> int:
+        return len(self.paths)
+
+    @property
+    def children(self) -> TopK:
+        return TopK(per_node=1 + max((path[-1] for path in self.paths), default=0))
+
+    @cached_property
+    def _next(self) -> Int[np.ndarray, "places ranks"]:
+        """`_next[i, r]`: the place (1 + index in `paths`; the root is 0) of the r-th child of place i, or -1."""
+        place = {(): 0} | {path: i + 1 for i, path in enumerate(self.paths)}
+        table = np.full((len(place) + 1, self.children.per_node or 1), -1)  # the last row answers for place -1
+        for path, i in place.items():
+            if path:
+                table[place[path[:-1]], path[-1]] = i
+        return table
+
+    def _places(self, pool: CandidatePool) -> Int[np.ndarray, " pool"]:
+        """Where each candidate stands in the tree, -1 for none. Candidates are stored rank after rank."""
+        places = np.zeros(len(pool.tokens), dtype=np.int64)
+        for depth in range(1, pool.depth + 1):
+            rows = (pool.depths == depth).nonzero()[0]
+            parents = pool.parents[rows]
+            ranks = np.arange(len(rows)) - np.searchsorted(parents, parents)
+            places[rows] = self._next[places[parents], ranks]
+        return places
+
+    def expand(self, pool: CandidatePool) -> Int[np.ndarray, " frontier"] | None:
+        newest = pool.newest
+        places = self._places(pool)[newest]
+        frontier = newest[(places >= 0) & (self._next[places] >= 0).any(-1)]
+        return frontier if len(frontier) else None
+
+    def select(self, pool: CandidatePool) -> Int[np.ndarray, " rows"]:
+        return (self._places(pool) >= 0).nonzero()[0]

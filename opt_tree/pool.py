@@ -1,0 +1,116 @@
+"""Everything drafted in one step: candidates, which of them were expanded, and the tree made of the chosen ones.
+
+Owns the integers of the draft phase, on the host as numpy arrays: ranking a layer costs microseconds there, and the one
+read-back a layer is needed anyway. Knows nothing of models; policies read it and never write it.
+"""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from opt_tree.sampling import Children
+from opt_tree.tree import Tree, fetch
+
+
+@dataclass(frozen=True, eq=False)
+class Frontier:
+    """The nodes handed to the drafter for expansion, in the words of the drafter's cache.
+
+    Draft row 0 is the root, which is part of the drafter's context; draft row k >= 1 is the k-th node ever expanded in
+    this step, and column k - 1 of `visible`.
+    """
+
+    tokens: Int[np.ndarray, " frontier"]
+    parents: Int[np.ndarray, " frontier"]
+    """Draft rows of the nodes' parents."""
+    depths: Int[np.ndarray, " frontier"]
+    visible: Bool[np.ndarray, "frontier expanded"]
+    """Which expanded nodes, this frontier's own included, each node may see: its ancestors and itself."""
+
+
+class CandidatePool:
+    """Candidates in the order they were drafted: row 0 is the root, then layer after layer.
+
+    Invariant: a parent is stored before its children and its path log-probability is at least theirs. Any selection of
+    the n best by a stable sort is therefore closed under parents, ties and zero probabilities included.
+    """
+
+    def __init__(self, root: int, children: Children) -> None:
+        self.children = children
+        self.tokens = np.array([root])
+        self.parents = np.array([-1])
+        self.log_probs = np.zeros(1)
+        self.depths = np.array([0])
+        self.draft_rows = np.array([0])
+        self.layer = 1
+        """Pool row at which the newest layer begins."""
+        self._frontier = np.array([0])
+        self._seen = np.zeros((1, 0), dtype=bool)
+
+    @property
+    def depth(self) -> int:
+        """Layers drafted so far."""
+        return int(self.depths[-1])
+
+    @property
+    def newest(self) -> Int[np.ndarray, " layer"]:
+        """Pool rows of the newest layer."""
+        return np.arange(self.layer, len(self.tokens))
+
+    def add(self, log_probs: Float[Tensor, "frontier vocab"]) -> None:
+        """Store the children of the nodes last handed out by `frontier` (at first: of the root). One read-back."""
+        above = torch.from_numpy(self.log_probs[self._frontier]).to(log_probs)
+        values, tokens, rows = fetch(*self.children.pick(log_probs, above, self._floor()))
+        self.layer = len(self.tokens)
+        parents = self._frontier[rows]
+        self.tokens = np.concatenate([self.tokens, tokens])
+        self.parents = np.concatenate([self.parents, parents])
+        # min: adding in a narrower dtype on the device may round a child above its parent.
+        self.log_probs = np.concatenate([self.log_probs, np.minimum(values, self.log_probs[parents])])
+        self.depths = np.concatenate([self.depths, self.depths[parents] + 1])
+        self.draft_rows = np.concatenate([self.draft_rows, np.full(len(tokens), -1)])
+        self.__dict__.pop("_order", None)
+
+    def _floor(self) -> float:
+        """The value a new candidate must exceed to be among the best that the children's budget admits."""
+        budget = self.children.budget
+        if budget is None or len(self.tokens) <= budget:
+            return -np.inf
+        return float(self.log_probs[self._order[budget]])
+
+    @cached_property
+    def _order(self) -> Int[np.ndarray, " pool"]:
+        """Pool rows by falling path log-probability; equal ones in the order they were stored, so the root is first."""
+        return np.argsort(-self.log_probs, kind="stable")
+
+    def best(self, nodes: int, layers: int | None = None) -> Int[np.ndarray, " best"]:
+        """The root and the `nodes` best candidates, best first; with `layers`, of the first so many layers only."""
+        order = self._order if layers is None else self._order[self.depths[self._order] <= layers]
+        return order[: nodes + 1]
+
+    def frontier(self, rows: Int[np.ndarray, " frontier"]) -> Frontier:
+        """Number the candidates `rows` as expanded and describe them to the drafter. Their children are added next."""
+        first, last = self._seen.shape[1], self._seen.shape[1] + len(rows)
+        visible = np.zeros((len(rows), last), dtype=bool)
+        parents = self.draft_rows[self.parents[rows]]
+        visible[:, :first] = self._seen[parents]
+        visible[:, first:] = np.eye(len(rows), dtype=bool)
+        self._seen = np.concatenate([np.pad(self._seen, ((0, 0), (0, len(rows)))), visible])
+        self.draft_rows[rows] = np.arange(first + 1, last + 1)
+        self._frontier = rows
+        return Frontier(self.tokens[rows], parents, self.depths[rows], visible)
+
+    def tree(self, rows: Int[np.ndarray, " rows"]) -> Tree:
+        """Return the tree of the given pool rows, which must be closed under parents and include the root."""
+        rows = np.sort(rows)
+        position = np.full(len(self.tokens) + 1, -1)  # the last entry answers for parent -1
+        position[rows] = np.arange(len(rows))
+        parents = position[self.parents[rows]]
+        if (parents[1:] < 0).any():
+            orphan = rows[1:][parents[1:] < 0][0]
+            raise ValueError(f"candidate {orphan} was selected without its parent {self.parents[orphan]}")
+        return Tree(self.tokens[rows], parents, self.log_probs[rows], self.draft_rows[rows])

@@ -1,0 +1,60 @@
+"""One step of decoding, as everybody downstream sees it: what was drafted, what survived, what it cost."""
+
+from dataclasses import dataclass
+
+from jaxtyping import Float
+from torch import Tensor
+
+from opt_tree.tree import Tree
+
+
+@dataclass(frozen=True)
+class StepTimes:
+    """Seconds of one step. `draft_forward` and `target_forward` are the bare models, parts of `draft` and `verify`."""
+
+    draft: float
+    """Growing the tree: the drafter's forwards, its laws, the pool, the policy."""
+    verify: float
+    """Scoring the tree and judging it: the target's forward, sampling, the verdict's read-back."""
+    commit: float
+    """Moving the accepted rows in both caches."""
+    draft_forward: float
+    target_forward: float
+    prefill: float = 0.0
+    """The prompt's prefill, on the first step only; not part of the step."""
+
+    @property
+    def total(self) -> float:
+        return self.draft + self.verify + self.commit
+
+    @property
+    def other(self) -> float:
+        """Everything outside the two models' forwards."""
+        return self.total - self.draft_forward - self.target_forward
+
+
+@dataclass(frozen=True, eq=False)
+class Step:
+    """Draft, score, verify, commit: `accepted` drafted tokens and one of the target's own."""
+
+    tree: Tree
+    path: list[int]
+    """Accepted rows of the tree, root first."""
+    tokens: list[int]
+    """The emitted tokens: the path's behind the root, then the target's own."""
+    features: Float[Tensor, "path hidden"] | None
+    """The target's features of the path's rows, where the drafter reads them; cloned, so they stay valid."""
+    draft_forwards: int
+    draft_tokens: int
+    """Tokens that went through the drafter, catching up with the context included."""
+    times: StepTimes
+
+    @property
+    def accepted(self) -> int:
+        """Accepted draft tokens: the paper's A without the target's own token."""
+        return len(self.path) - 1
+
+    @property
+    def expected_accepted(self) -> float:
+        """E(A) of the tree that was verified; compare it with `accepted`."""
+        return self.tree.expected_accepted

@@ -1,0 +1,237 @@
+"""Corpus rows, the held-out split, and packed token streams.
+
+A corpus folder holds `chat_*.jsonl.xz` (`{"messages": [...]}`) and `text_*.jsonl.xz` (`{"text": ...}`). This module turns
+them into one flat stream of tokens per split, cached on disk; it knows nothing of models or of optimisation.
+"""
+
+import hashlib
+import json
+import lzma
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import torch
+from jaxtyping import Int
+from torch import Tensor
+from torch.utils.data import Dataset
+from tqdm import tqdm
+from transformers import PreTrainedTokenizerBase
+
+DEFAULT_DATA = "../shared/data/corpus"
+HELD_OUT_PER_MILLE = 15
+FORMAT = 1  # part of every cache key: raise it when the split, the rendering or the order of a stream changes
+Split = Literal["train", "heldout"]
+
+# Chat corpora whose answers stand by themselves; the others quote long passages or lean on earlier turns.
+PROMPT_CORPORA = (
+    "chat_oasst_sampled",
+    "chat_gpteacher",
+    "chat_gsm8k_train",
+    "chat_selfdialogue",
+    "chat_wordnet",
+    "chat_tldr_pages",
+    "chat_creak",
+    "chat_factbook",
+)
+
+
+@dataclass(frozen=True)
+class Document:
+    """One conversation (`messages`) or one piece of prose (`text`); exactly one of the two is set."""
+
+    messages: tuple[dict[str, str], ...] | None = None
+    text: str | None = None
+
+    @property
+    def split(self) -> Split:
+        """Return the side of the split, a function of the first user turn (chat) or of the text (prose) alone.
+
+        Several answers may share a prompt, so hashing anything more than the prompt would let a held-out prompt be
+        trained on. Case, spaces and punctuation are ignored for the same reason.
+        """
+        key = self.messages[0]["content"] if self.messages else self.text or ""
+        plain = "".join(filter(str.isalnum, key.lower()))
+        digest = hashlib.blake2b(plain.encode(), digest_size=8).digest()
+        return "heldout" if int.from_bytes(digest) % 1000 < HELD_OUT_PER_MILLE else "train"
+
+
+def corpus_names(folder: Path) -> list[str]:
+    """Return the corpora of a folder, sorted; raise FileNotFoundError if there is none."""
+    names = sorted(path.name.removesuffix(".jsonl.xz") for path in folder.glob("*_*.jsonl.xz"))
+    if not names:
+        raise FileNotFoundError(f"no chat_*.jsonl.xz or text_*.jsonl.xz in {folder}")
+    return names
+
+
+def read_corpus(folder: Path, name: str) -> Iterator[Document]:
+    """Yield the documents of one corpus in file order."""
+    with lzma.open(folder / f"{name}.jsonl.xz", "rt", encoding="utf-8") as lines:
+        for line in lines:
+            row = json.loads(line)
+            if "messages" in row:
+                yield Document(messages=tuple(row["messages"]))
+            else:
+                yield Document(text=row["text"])
+
+
+def render(document: Document, tokenizer: PreTrainedTokenizerBase) -> str:
+    """Return the training text of a document, special tokens included; prose is opened by the bos token alone."""
+    if document.messages:
+        return str(tokenizer.apply_chat_template(list(document.messages), tokenize=False))
+    return f"{tokenizer.bos_token}{document.text}"
+
+
+@dataclass(frozen=True)
+class TokenDocuments:
+    """Documents laid end to end: document i is `tokens[starts[i]:starts[i + 1]]`."""
+
+    tokens: np.ndarray
+    starts: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.starts) - 1
+
+    def __getitem__(self, index: int) -> np.ndarray:
+        return self.tokens[self.starts[index] : self.starts[index + 1]]
+
+
+def tokenize_corpus(
+    tokenizer: PreTrainedTokenizerBase, folder: Path, name: str, split: Split, cache: Path
+) -> TokenDocuments:
+    """Tokenise one side of one corpus, or load it from `cache` if the corpus and the tokenizer are unchanged."""
+    source = folder / f"{name}.jsonl.xz"
+    path = cache / f"{name}-{split}-{_key(tokenizer, source.stat().st_size)}.npz"
+    if not path.exists():
+        texts = [render(document, tokenizer) for document in read_corpus(folder, name) if document.split == split]
+        rows: list[list[int]] = []
+        for start in tqdm(range(0, len(texts), 1000), desc=f"tokenise {name} {split}", unit="k rows"):
+            rows += tokenizer(texts[start : start + 1000], add_special_tokens=False, verbose=False)["input_ids"]
+        starts = np.cumsum([0, *(len(row) for row in rows)])
+        tokens = np.fromiter((token for row in rows for token in row), dtype=np.uint16, count=int(starts[-1]))
+        cache.mkdir(parents=True, exist_ok=True)
+        _save(path, tokens=tokens, starts=starts)
+    with np.load(path) as arrays:
+        return TokenDocuments(arrays["tokens"], arrays["starts"])
+
+
+@dataclass(frozen=True)
+class Mixture:
+    """How a stream is put together.
+
+    `epochs` gives the passes over each corpus (fractions take part of it; a corpus not named is left out). `slope` in
+    [0, 1] moves prose to the front and chat to the end: 0 mixes evenly, 1 leaves no prose in the last tokens.
+    """
+
+    epochs: dict[str, float]
+    slope: float = 0.0
+    seed: int = 0
+
+
+def build_stream(
+    tokenizer: PreTrainedTokenizerBase, folder: Path, split: Split, mixture: Mixture, cache: Path
+) -> np.ndarray:
+    """Return the token stream of a mixture as a read-only uint16 memory map; no token of a chosen document is lost."""
+    sizes = [(folder / f"{name}.jsonl.xz").stat().st_size for name in sorted(mixture.epochs)]
+    path = cache / f"stream-{split}-{_key(tokenizer, sorted(mixture.epochs.items()), mixture, sizes)}.npy"
+    if not path.exists():
+        rng = np.random.default_rng(mixture.seed)
+        pieces: list[np.ndarray] = []
+        places: list[np.ndarray] = []
+        for name, epochs in sorted(mixture.epochs.items()):
+            documents = tokenize_corpus(tokenizer, folder, name, split, cache)
+            count = round(epochs * len(documents))
+            chosen = np.concatenate([rng.permutation(len(documents)) for _ in range(int(epochs) + 1)])
+            pieces += [documents[index] for index in chosen[:count]]
+            places.append(_places(rng.random(count), mixture.slope * (-1 if name.startswith("text_") else 1)))
+        order = np.argsort(np.concatenate(places), kind="stable")
+        cache.mkdir(parents=True, exist_ok=True)
+        _save(path, np.concatenate([pieces[index] for index in order]))
+    return np.load(path, mmap_mode="r")
+
+
+def _save(path: Path, *array: np.ndarray, **arrays: np.ndarray) -> None:
+    """Write a cache file under another name first: a stopped run must not leave half a file that looks whole."""
+    partial = path.with_name(f"{os.getpid()}-{path.name}")
+    if arrays:
+        np.savez(partial, **arrays)
+    else:
+        np.save(partial, *array)
+    partial.replace(path)
+
+
+def _places(uniform: np.ndarray, slope: float) -> np.ndarray:
+    """Map uniform draws to draws of density `1 + slope * (2 x - 1)` on [0, 1] (its distribution function inverted)."""
+    if slope == 0:
+        return uniform
+    return (-(1 - slope) + np.sqrt((1 - slope) ** 2 + 4 * slope * uniform)) / (2 * slope)
+
+
+def _key(tokenizer: PreTrainedTokenizerBase, *parts: object) -> str:
+    """Return a cache key that changes with the tokenizer, its chat template, the format and `parts`."""
+    model = tokenizer.backend_tokenizer.to_str()
+    return hashlib.blake2b(repr((FORMAT, model, tokenizer.chat_template, *parts)).encode(), digest_size=8).hexdigest()
+
+
+class Blocks(Dataset[dict[str, Tensor]]):
+    """A stream cut into blocks of `length` tokens; the last block overlaps its neighbour instead of dropping a tail.
+
+    A block is read as equal rows. `rows` lists (share of the blocks, row length): a run may train on short rows first and
+    on the full length at the end without changing the tokens of a batch. The shares must sum to 1.
+    """
+
+    def __init__(self, stream: np.ndarray, length: int, rows: Sequence[tuple[float, int]] = ()) -> None:
+        rows = tuple(rows) or ((1.0, length),)
+        if len(stream) < length:
+            raise ValueError(f"a stream of {len(stream)} tokens holds no block of {length}")
+        if any(length % row for _, row in rows) or abs(sum(share for share, _ in rows) - 1) > 1e-6:
+            raise ValueError(f"rows {rows}: lengths must divide the block length {length}, shares must sum to 1")
+        self.stream, self.length = stream, length
+        self.row_lengths = [row for _, row in rows]
+        self.row_ends = np.cumsum([share for share, _ in rows])[:-1] * len(self)
+
+    def __len__(self) -> int:
+        return (len(self.stream) + self.length - 1) // self.length
+
+    def __getitem__(self, index: int) -> dict[str, Tensor]:
+        start = min(index * self.length, len(self.stream) - self.length)
+        block = torch.from_numpy(self.stream[start : start + self.length].astype(np.int64))
+        row = self.row_lengths[int(np.searchsorted(self.row_ends, index, side="right"))]
+        return {"input_ids": block.view(-1, row)}
+
+
+def collate(items: list[dict[str, Tensor]]) -> dict[str, Int[Tensor, "rows length"]]:
+    """Stack the rows of several blocks; a batch across the change of row length is cut to the shorter rows."""
+    length = min(item["input_ids"].shape[1] for item in items)
+    rows = torch.cat([item["input_ids"].view(-1, length) for item in items])
+    return {"input_ids": rows, "labels": rows}
+
+
+def heldout_prompts(
+    tokenizer: PreTrainedTokenizerBase, folder: Path, count: int, max_tokens: int = 300, seed: int = 0
+) -> list[str]:
+    """Return `count` held-out first user turns, drawn in turn from the chat corpora, rendered shorter than `max_tokens`."""
+    return [turn for turn in _prompts(tokenizer, folder, "heldout", count, max_tokens, seed)]
+
+
+def _prompts(
+    tokenizer: PreTrainedTokenizerBase, folder: Path, split: Split, count: int, max_tokens: int, seed: int
+) -> list[str]:
+    rng = np.random.default_rng(seed)
+    pools: list[list[str]] = []
+    for name in [name for name in PROMPT_CORPORA if name in corpus_names(folder)]:
+        documents = (document for document in read_corpus(folder, name) if document.split == split)
+        turns = sorted({document.messages[0]["content"] for document in documents if document.messages})
+        pools.append([turns[index] for index in rng.permutation(len(turns))])
+    chosen: list[str] = []
+    while len(chosen) < count and any(pools):
+        for pool in pools:
+            while pool and len(chosen) < count:
+                turn = pool.pop()
+                if len(tokenizer(turn)["input_ids"]) < max_tokens:
+                    chosen.append(turn)
+                    break
+    return chosen

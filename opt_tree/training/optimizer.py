@@ -1,0 +1,48 @@
+"""Muon for the hidden matrices, AdamW for everything else, as one optimizer that `Trainer` can step, save and resume.
+
+Muon: Jordan et al. 2024, "Muon: an optimizer for hidden layers in neural networks".
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+
+class MuonAdamW(torch.optim.Optimizer):
+    """Step two optimizers over disjoint parameters.
+
+    Invariant: `param_groups` holds the very dictionaries of the inner optimizers, so a learning-rate scheduler that
+    writes into this optimizer's groups steers both.
+    """
+
+    def __init__(self, model: nn.Module, lr: float, weight_decay: float = 0.05) -> None:
+        trainable = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+        hidden = [p for name, p in trainable.items() if p.ndim == 2 and "embed" not in name and "lm_head" not in name]
+        others = [p for p in trainable.values() if all(p is not q for q in hidden)]
+        # match_rms_adamw: one learning rate serves both, because a Muon update is scaled to AdamW's size.
+        self.muon = torch.optim.Muon(hidden, lr=lr, weight_decay=weight_decay, adjust_lr_fn="match_rms_adamw")
+        self.adamw = torch.optim.AdamW(others, lr=lr, betas=(0.9, 0.95), weight_decay=0.0)
+        super().__init__([*hidden, *others], {"lr": lr})
+        self._link()
+
+    def _link(self) -> None:
+        self.param_groups = [*self.muon.param_groups, *self.adamw.param_groups]
+
+    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
+        """Update all parameters from their gradients."""
+        if closure is not None:
+            raise ValueError("MuonAdamW takes no closure")
+        self.muon.step()
+        self.adamw.step()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state of both."""
+        return {"muon": self.muon.state_dict(), "adamw": self.adamw.state_dict()}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load what `state_dict` returned."""
+        self.muon.load_state_dict(state_dict["muon"])
+        self.adamw.load_state_dict(state_dict["adamw"])
+        self._link()

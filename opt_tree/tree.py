@@ -1,0 +1,90 @@
+"""A draft tree: which tokens the target is asked about, and how they hang together.
+
+Owns the shape of a tree and what follows from it (depths, ancestors, E(A)). Knows nothing of models, devices or of how
+the tree was grown. Trees are small integers, so they live on the host as numpy arrays; only `draft_log_probs` is a
+tensor, on the drafter's device.
+"""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Tree:
+    """A draft tree in topological order; row 0, the root, is the last committed token.
+
+            0 the          tokens  = [the, cat, dog, sat, ran]
+           /     \\         parents = [ -1,   0,   0,   1,   1]
+        1 cat   2 dog      depths  = [  0,   1,   1,   2,   2]
+        /    \\
+     3 sat  4 ran
+
+    Invariant: `parents[0] == -1` and `0 <= parents[i] < i` for every other row.
+    """
+
+    tokens: Int[np.ndarray, " rows"]
+    parents: Int[np.ndarray, " rows"]
+    log_probs: Float[np.ndarray, " rows"]
+    """The drafter's log-probability of the path from the root to the row, the root excluded: `log_probs[0] == 0`."""
+    draft_rows: Int[np.ndarray, " rows"]
+    """0 for the root, k for the k-th node handed to the drafter for expansion, -1 for a node never expanded."""
+    draft_log_probs: Float[Tensor, "expanded vocab"] | None = None
+    """The drafter's laws, indexed by `draft_rows`; kept only where the children were sampled from them."""
+
+    def __post_init__(self) -> None:
+        parents = self.parents
+        if parents[0] != -1 or (parents[1:] >= np.arange(1, len(parents))).any() or (parents[1:] < 0).any():
+            raise ValueError(f"not in topological order, or more than one root: parents {parents.tolist()}")
+
+    def __len__(self) -> int:
+        """Rows of the tree, the root included."""
+        return len(self.tokens)
+
+    @property
+    def nodes(self) -> int:
+        """Drafted nodes: rows without the root. The budget of every policy counts these."""
+        return len(self.tokens) - 1
+
+    @cached_property
+    def depths(self) -> Int[np.ndarray, " rows"]:
+        """Edges between the root and each row."""
+        depths = np.zeros(len(self), dtype=np.int64)
+        above = self.parents
+        while (above >= 0).any():
+            depths += above >= 0
+            above = np.where(above >= 0, self.parents[above], -1)
+        return depths
+
+    @cached_property
+    def ancestors(self) -> Bool[np.ndarray, "rows rows"]:
+        """`ancestors[i, j]`: row j is row i or above it. As an attention mask: what row i may see of the tree."""
+        return ancestor_mask(self.parents, self.depths)
+
+    @property
+    def expected_accepted(self) -> float:
+        """E(A): the sum of path probabilities over drafted nodes, root excluded (arXiv:2406.17276, section 3)."""
+        return float(np.exp(self.log_probs[1:], dtype=np.float64).sum())
+
+    def path_to(self, row: int) -> Int[np.ndarray, " path"]:
+        """Rows from the root to `row`, both included."""
+        return self.ancestors[row].nonzero()[0]
+
+
+def ancestor_mask(
+    parents: Int[np.ndarray, " rows"], depths: Int[np.ndarray, " rows"]
+) -> Bool[np.ndarray, "rows rows"]:
+    """Return which rows are a row's ancestors, the row itself included, one layer at a time."""
+    mask = np.eye(len(parents), dtype=bool)
+    for depth in range(1, int(depths.max()) + 1):
+        layer = (depths == depth).nonzero()[0]
+        mask[layer] |= mask[parents[layer]]
+    return mask
+
+
+def fetch(*tensors: Tensor) -> list[np.ndarray]:
+    """Copy tensors to the host. Every read-back of the library goes through here, so that they can be counted."""
+    return [tensor.cpu().numpy() for tensor in tensors]
