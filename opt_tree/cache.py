@@ -91,7 +91,7 @@ class KVCache(Cache):
         *args: object,
         **kwargs: object,
     ) -> tuple[Tensor, Tensor]:
-        """Write this layer's rows at the open slots and return the keys and values to attend to (called by the model)."""
+        """Write this layer's rows at the open slots; return the keys and values to attend to. Called by the model."""
         keys, values = self._keys_of[layer_idx], self._values_of[layer_idx]
         if self._index is None:
             end = self._start + self._rows
@@ -105,7 +105,7 @@ class KVCache(Cache):
 
     @torch.inference_mode()
     def commit(self, kept: list[int]) -> None:
-        """Move the pending rows `kept` (increasing offsets behind `length`) up to the committed ones; drop the others."""
+        """Keep the pending rows `kept` (increasing offsets behind `length`) as the next committed ones; drop the rest."""
         if kept and (kept[-1] >= self.pending or kept != sorted(set(kept))):
             raise ValueError(f"cannot keep rows {kept} of {self.pending} pending ones")
         if kept != list(range(len(kept))):

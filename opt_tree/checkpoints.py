@@ -200,7 +200,14 @@ def as_dtype(dtype: str | torch.dtype, device: str) -> str | torch.dtype:
         if torch.device(device).type != "cpu":
             return "auto"
         return torch.bfloat16 if fast_bfloat16() else torch.float32
-    names = {"fp32": "float32", "float": "float32", "fp16": "float16", "half": "float16", "bf16": "bfloat16", "fp64": "float64"}
+    names = {
+        "fp32": "float32",
+        "float": "float32",
+        "fp16": "float16",
+        "half": "float16",
+        "bf16": "bfloat16",
+        "fp64": "float64",
+    }
     found = getattr(torch, names.get(dtype, dtype), None)
     if not isinstance(found, torch.dtype) or not found.is_floating_point:
         raise CheckpointError(f"unknown dtype {dtype!r}; try float32, bfloat16 or float16")

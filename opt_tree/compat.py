@@ -61,7 +61,9 @@ class _Published:
         decoder = Decoder(self.pair.target, self.pair.drafter, OptTree(nodes, threshold, max_depth))
         room = min(max_new_tokens, max_length - input_ids.shape[-1])
         if room < 1:
-            raise ValueError(f"the prompt has {input_ids.shape[-1]} tokens, which leaves no room in max_length={max_length}")
+            raise ValueError(
+                f"the prompt has {input_ids.shape[-1]} tokens, which leaves no room in max_length={max_length}"
+            )
         seed = int(torch.randint(2**62, ())) if sampled else 0
         result = decoder.generate(input_ids, room, sampling, self.pair.stop, seed=seed)
         if print_time:

@@ -144,7 +144,12 @@ class Decoder:
             if drafter is not None:
                 drafter.observe(step)
             times = StepTimes(
-                drafted - begin, verified - drafted, time.perf_counter() - verified, draft_forward, target_forward, prefill
+                drafted - begin,
+                verified - drafted,
+                time.perf_counter() - verified,
+                draft_forward,
+                target_forward,
+                prefill,
             )
             object.__setattr__(step, "times", times)
             context.extend(tokens)

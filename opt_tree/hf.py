@@ -68,7 +68,7 @@ def custom_generate(
     result = decoder.generate(input_ids, room, sampling, should_stop, streamer, seed)
     sequences = torch.tensor([result.prompt + result.tokens], device=input_ids.device)
     if config.return_dict_in_generate:
-        return GenerateDecoderOnlyOutput(sequences=sequences)  # type: ignore[call-arg]
+        return GenerateDecoderOnlyOutput(sequences=sequences)  # type: ignore[arg-type]
     return sequences
 
 

@@ -9,7 +9,7 @@ import time
 import weakref
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -82,7 +82,7 @@ class CausalLM:
         self.forward_seconds = 0.0
         """Time spent inside the bare model so far, what a step costs at least."""
         self.forwards = 0
-        embeddings = model.get_input_embeddings().weight
+        embeddings = cast(Tensor, model.get_input_embeddings().weight)
         self.device, self.dtype = embeddings.device, embeddings.dtype
         self.hidden: int = embeddings.shape[1]
         self._windows = _layer_windows(model)
@@ -237,7 +237,9 @@ def _layer_windows(model: PreTrainedModel) -> dict[str, int]:
     kinds = getattr(config, "layer_types", None) or ["sliding_attention" if window else "full_attention"]
     unknown = sorted(set(kinds) - {"full_attention", "sliding_attention"})
     if unknown:
-        raise UnsupportedModelError(f"{name} has layers of kind {', '.join(unknown)}; only attention layers hold a tree")
+        raise UnsupportedModelError(
+            f"{name} has layers of kind {', '.join(unknown)}; only attention layers hold a tree"
+        )
     return {kind: int(window or 0) if kind == "sliding_attention" else 0 for kind in kinds}
 
 
@@ -255,7 +257,7 @@ def _layer_shapes(lm: CausalLM) -> list[LayerShape]:
         inputs["features"] = torch.zeros(1, 1, lm.hidden, dtype=lm.dtype, device=lm.device)
     try:
         lm.model(**inputs)
-        layers = [(layer.keys, layer.values) for layer in cache.layers]
+        layers: list[Any] = [(layer.keys, layer.values) for layer in cast(Any, cache.layers)]
         return [LayerShape(k.shape[1], k.shape[3], v.shape[3], k.dtype, k.device) for k, v in layers]
     except Exception as error:
         raise UnsupportedModelError(

@@ -1,4 +1,4 @@
-"""One function a method: which drafter, policy and verifier make it. Everything listed in PRESETS is tested lossless."""
+"""One function a method: which drafter, policy and verifier make it. All listed in PRESETS are tested lossless."""
 
 from collections.abc import Callable
 

@@ -6,7 +6,7 @@ the `Children` types, and `Random`. Knows nothing of models, caches and policies
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -65,7 +65,9 @@ class Sampling:
             raise ValueError(f"top_k must be 0 (off) or more, got {self.top_k}")
         for processor in self.processors:
             if isinstance(processor, _STATEFUL):
-                raise ValueError(f"{type(processor).__name__} keeps state between calls: it cannot judge a tree of nodes")
+                raise ValueError(
+                    f"{type(processor).__name__} keeps state between calls: it cannot judge a tree of nodes"
+                )
 
     @property
     def greedy(self) -> bool:
@@ -90,7 +92,7 @@ class Sampling:
         `context` ends with the root. Half-precision logits are widened to float32 when they are to be sampled from
         or processed, as in `transformers.generate`; at temperature 0 without processors they pass through untouched.
         """
-        steps = [*self.processors, *self.warpers()]
+        steps: list[Callable] = [*self.processors, *self.warpers()]
         if steps or not self.greedy:
             logits = logits.to(torch.promote_types(logits.dtype, torch.float32), copy=True)
         for process in steps:
@@ -98,7 +100,10 @@ class Sampling:
                 logits = process(None, logits)  # type: ignore[arg-type]
             else:
                 logits = torch.cat(
-                    [process(history, logits[row : row + 1]) for row, history in enumerate(_histories(tree, context, logits))]
+                    [
+                        process(history, logits[row : row + 1])
+                        for row, history in enumerate(_histories(tree, context, logits))
+                    ]
                 )
         return logits
 
@@ -112,6 +117,7 @@ def _histories(tree: Tree, context: list[int], like: Tensor) -> list[Int[Tensor,
     ]
 
 
+@runtime_checkable
 class Children(Protocol):
     """How siblings are picked from a drafter's law. A type, because verifiers are valid for some laws only."""
 
@@ -164,7 +170,11 @@ class TopK:
         else:
             # A child at or below the floor cannot enter the total best any more. Comparing against a bound per row
             # and listing the few survivors is several times cheaper than a top-k per row.
-            flat = (log_probs > (floor - above)[:, None]).flatten().nonzero().squeeze(-1)
+            above_floor = (log_probs > (floor - above)[:, None]).flatten()
+            if above_floor.device.type == "cpu":
+                flat = torch.from_numpy(np.flatnonzero(above_floor.numpy()))  # several times faster than nonzero()
+            else:
+                flat = above_floor.nonzero().squeeze(-1)
         rows = flat // vocab
         values = log_probs.flatten()[flat] + above[rows]
         if len(values) > self.total:

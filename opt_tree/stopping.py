@@ -1,11 +1,12 @@
 """When a generation ends before its budget does: stop tokens, stop strings, or any rule of that form."""
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from transformers import PreTrainedTokenizerBase
 
 
+@runtime_checkable
 class StopRule(Protocol):
     """Asked after every single emitted token, so that a generation ends inside an accepted path if need be."""
 

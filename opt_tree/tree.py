@@ -74,9 +74,7 @@ class Tree:
         return self.ancestors[row].nonzero()[0]
 
 
-def ancestor_mask(
-    parents: Int[np.ndarray, " rows"], depths: Int[np.ndarray, " rows"]
-) -> Bool[np.ndarray, "rows rows"]:
+def ancestor_mask(parents: Int[np.ndarray, " rows"], depths: Int[np.ndarray, " rows"]) -> Bool[np.ndarray, "rows rows"]:
     """Return which rows are a row's ancestors, the row itself included, one layer at a time."""
     mask = np.eye(len(parents), dtype=bool)
     for depth in range(1, int(depths.max()) + 1):

@@ -124,11 +124,11 @@ class EagleDrafter(Drafter):
         config = head.config
         if config.hidden_size != target.hidden:
             raise ValueError(
-                f"wrong head for this target: the EAGLE head is {config.hidden_size} wide, {target.name} is {target.hidden}"
+                f"wrong head for this target: the head is {config.hidden_size} wide, {target.name} {target.hidden}"
             )
         if config.vocab_size > target.vocab:
             raise ValueError(
-                f"wrong head for this target: the EAGLE head has {config.vocab_size} tokens, {target.name} {target.vocab}"
+                f"wrong head for this target: the head has {config.vocab_size} tokens, {target.name} {target.vocab}"
             )
         self.lm = CausalLM(_HeadedEagle(head, target), buckets, probe=False)  # type: ignore[arg-type]
         self.lm.watch_features()

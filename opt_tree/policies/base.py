@@ -1,6 +1,6 @@
 """What a tree policy answers: which candidates to draft below next, and which go to the target."""
 
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 from jaxtyping import Int
@@ -9,6 +9,7 @@ from opt_tree.pool import CandidatePool
 from opt_tree.sampling import Children
 
 
+@runtime_checkable
 class TreePolicy(Protocol):
     """Grows a tree. A frozen dataclass without state: everything it may look at is in the pool."""
 

@@ -26,6 +26,9 @@ HELD_OUT_PER_MILLE = 15
 FORMAT = 1  # part of every cache key: raise it when the split, the rendering or the order of a stream changes
 Split = Literal["train", "heldout"]
 
+OWN = "own"
+"""The name under which a mixture counts a model's own outputs."""
+
 # Chat corpora whose answers stand by themselves; the others quote long passages or lean on earlier turns.
 PROMPT_CORPORA = (
     "chat_oasst_sampled",
@@ -132,25 +135,42 @@ class Mixture:
 
 
 def build_stream(
-    tokenizer: PreTrainedTokenizerBase, folder: Path, split: Split, mixture: Mixture, cache: Path
+    tokenizer: PreTrainedTokenizerBase,
+    folder: Path,
+    split: Split,
+    mixture: Mixture,
+    cache: Path,
+    own: TokenDocuments | None = None,
 ) -> np.ndarray:
-    """Return the token stream of a mixture as a read-only uint16 memory map; no token of a chosen document is lost."""
-    sizes = [(folder / f"{name}.jsonl.xz").stat().st_size for name in sorted(mixture.epochs)]
-    path = cache / f"stream-{split}-{_key(tokenizer, sorted(mixture.epochs.items()), mixture, sizes)}.npy"
+    """Return the token stream of a mixture as a read-only uint16 memory map; no token of a chosen document is lost.
+
+    The corpus "own" stands for the documents passed as `own`.
+    """
+    names = sorted(mixture.epochs)
+    marks = [_mark(own.tokens) if own and name == OWN else _size(folder, name) for name in names]
+    path = cache / f"stream-{split}-{_key(tokenizer, sorted(mixture.epochs.items()), mixture, marks)}.npy"
     if not path.exists():
         rng = np.random.default_rng(mixture.seed)
         pieces: list[np.ndarray] = []
         places: list[np.ndarray] = []
-        for name, epochs in sorted(mixture.epochs.items()):
-            documents = tokenize_corpus(tokenizer, folder, name, split, cache)
-            count = round(epochs * len(documents))
-            chosen = np.concatenate([rng.permutation(len(documents)) for _ in range(int(epochs) + 1)])
+        for name in names:
+            documents = own if own and name == OWN else tokenize_corpus(tokenizer, folder, name, split, cache)
+            count = round(mixture.epochs[name] * len(documents))
+            chosen = np.concatenate([rng.permutation(len(documents)) for _ in range(int(mixture.epochs[name]) + 1)])
             pieces += [documents[index] for index in chosen[:count]]
             places.append(_places(rng.random(count), mixture.slope * (-1 if name.startswith("text_") else 1)))
         order = np.argsort(np.concatenate(places), kind="stable")
         cache.mkdir(parents=True, exist_ok=True)
         _save(path, np.concatenate([pieces[index] for index in order]))
     return np.load(path, mmap_mode="r")
+
+
+def _size(folder: Path, name: str) -> int:
+    return (folder / f"{name}.jsonl.xz").stat().st_size
+
+
+def _mark(tokens: np.ndarray) -> str:
+    return hashlib.blake2b(tokens.tobytes(), digest_size=8).hexdigest()
 
 
 def _save(path: Path, *array: np.ndarray, **arrays: np.ndarray) -> None:
@@ -213,25 +233,38 @@ def collate(items: list[dict[str, Tensor]]) -> dict[str, Int[Tensor, "rows lengt
 def heldout_prompts(
     tokenizer: PreTrainedTokenizerBase, folder: Path, count: int, max_tokens: int = 300, seed: int = 0
 ) -> list[str]:
-    """Return `count` held-out first user turns, drawn in turn from the chat corpora, rendered shorter than `max_tokens`."""
-    return [turn for turn in _prompts(tokenizer, folder, "heldout", count, max_tokens, seed)]
+    """Return `count` held-out first user turns, one from each of `PROMPT_CORPORA` in turn, shorter than `max_tokens`."""
+    return draw_prompts(tokenizer, read_prompts(folder, "heldout"), Draw(count, max_tokens, seed))
 
 
-def _prompts(
-    tokenizer: PreTrainedTokenizerBase, folder: Path, split: Split, count: int, max_tokens: int, seed: int
-) -> list[str]:
-    rng = np.random.default_rng(seed)
-    pools: list[list[str]] = []
+def read_prompts(folder: Path, split: Split) -> list[list[str]]:
+    """Return the distinct first user turns of one side of the split, one sorted list per corpus of `PROMPT_CORPORA`."""
+    pools = []
     for name in [name for name in PROMPT_CORPORA if name in corpus_names(folder)]:
         documents = (document for document in read_corpus(folder, name) if document.split == split)
-        turns = sorted({document.messages[0]["content"] for document in documents if document.messages})
-        pools.append([turns[index] for index in rng.permutation(len(turns))])
+        pools.append(sorted({document.messages[0]["content"] for document in documents if document.messages}))
+    return pools
+
+
+@dataclass(frozen=True)
+class Draw:
+    """How many prompts to draw, how long they may be, and by which seed."""
+
+    count: int
+    max_tokens: int = 300
+    seed: int = 0
+
+
+def draw_prompts(tokenizer: PreTrainedTokenizerBase, pools: list[list[str]], draw: Draw) -> list[str]:
+    """Draw prompts from each pool in turn, without replacement, until there are enough or all pools are empty."""
+    rng = np.random.default_rng(draw.seed)
+    pools = [[pool[index] for index in rng.permutation(len(pool))] for pool in pools]
     chosen: list[str] = []
-    while len(chosen) < count and any(pools):
+    while len(chosen) < draw.count and any(pools):
         for pool in pools:
-            while pool and len(chosen) < count:
+            while pool and len(chosen) < draw.count:
                 turn = pool.pop()
-                if len(tokenizer(turn)["input_ids"]) < max_tokens:
+                if len(tokenizer(turn)["input_ids"]) < draw.max_tokens:
                     chosen.append(turn)
                     break
     return chosen

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 from jaxtyping import Float, Int
@@ -20,6 +20,7 @@ class Verdict:
     token: int
 
 
+@runtime_checkable
 class Verifier(Protocol):
     """Judge a tree; the emitted law must be the target's. `scores` are processed logits, one row a tree row."""
 

@@ -1,5 +1,6 @@
 """Greedy verification: keep the path that agrees with the target's argmax (arXiv:2406.17276, Alg. 2)."""
 
+import torch
 from jaxtyping import Float
 from torch import Tensor
 
@@ -11,6 +12,9 @@ from opt_tree.verifiers.base import Verdict, follow, valid_for
 @valid_for(TopK)
 def greedy(tree: Tree, scores: Float[Tensor, "rows vocab"], random: Random) -> Verdict:
     """Follow the target's argmax from the root as far as the tree reaches. One read-back."""
-    # max rather than argmax: the same first maximum, and about twice as fast on a CPU.
-    (choice,) = fetch(scores.max(-1).indices)
+    if scores.device.type == "cpu":
+        # numpy's argmax is vectorised along the row: 25 us where torch takes 300 ([61, 8192] float32; bfloat16: 1700).
+        (wide,) = fetch(scores.to(torch.promote_types(scores.dtype, torch.float32)))
+        return follow(tree, wide.argmax(-1))
+    (choice,) = fetch(scores.argmax(-1))
     return follow(tree, choice)

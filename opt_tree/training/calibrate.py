@@ -1,0 +1,216 @@
+"""Fit the sharpening temperature of a drafter: how much surer the target's argmax is than the drafter's law says.
+
+Maximum likelihood of the target's own greedy choices, along its own answers to held-out prompts, at every tree node
+where the target's choice is known and the drafter's law was computed (temperature scaling, arXiv:1706.04599). The
+result goes beside the drafter as `calibration.json`, where `load_pair` picks it up for temperature 0.
+
+    python -m opt_tree.training.calibrate                    # the embedded pair
+    python -m opt_tree.training.calibrate --eagle demo
+    python -m opt_tree.training.calibrate --target T --drafter D --prompts my_prompts.jsonl
+"""
+
+import argparse
+import json
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from tqdm import tqdm
+
+from opt_tree.checkpoints import CALIBRATION, DEMO, Pair, load_pair
+from opt_tree.decode import Decoder
+from opt_tree.drafters import Drafter, Sharpened
+from opt_tree.lm import Output
+from opt_tree.policies import OptTree
+from opt_tree.pool import Frontier
+from opt_tree.step import Step
+from opt_tree.training.data import DEFAULT_DATA, heldout_prompts
+
+REPORT_PROMPTS = 40
+"""The first held-out prompts are kept for figures that are reported; fitting and checking use those behind them."""
+_INVERSE = np.geomspace(0.2, 20, 141)
+
+
+@dataclass
+class Likelihood:
+    """Negative log-likelihood of the target's choices under the sharpened law, for a grid of inverse temperatures.
+
+    The sum is convex in the inverse temperature, so the parabola through the three lowest grid points gives the
+    minimum; nothing but 141 sums is kept, whatever the vocabulary.
+    """
+
+    sums: Float[np.ndarray, " grid"] = field(default_factory=lambda: np.zeros(len(_INVERSE)))
+    count: int = 0
+
+    def add(self, law: Float[Tensor, " vocab"], choice: int) -> None:
+        """Count one node: the drafter's log-probabilities there and what the target chose."""
+        if choice >= len(law) or not torch.isfinite(law[choice]):
+            return  # a token the drafter cannot propose says nothing about its temperature
+        law = law.float()
+        scaled = torch.from_numpy(_INVERSE).to(law)[:, None] * law
+        self.sums += (scaled.logsumexp(-1) - scaled[:, choice]).double().cpu().numpy()
+        self.count += 1
+
+    def temperature(self) -> float:
+        """The most likely temperature; raises ValueError without data or with the optimum outside the grid."""
+        best = int(np.argmin(self.sums))
+        if self.count == 0 or best in (0, len(_INVERSE) - 1):
+            raise ValueError(
+                f"no temperature between {1 / _INVERSE[-1]:.2f} and {1 / _INVERSE[0]:.0f} fits {self.count} nodes"
+            )
+        x, y = np.log(_INVERSE[best - 1 : best + 2]), self.sums[best - 1 : best + 2]
+        a, b, _ = np.polyfit(x - x[1], y, 2)
+        return float(np.exp(-(x[1] - b / (2 * a))))
+
+
+class Recorder(Drafter):
+    """Wraps a drafter and shows its laws along the target's answer to a Likelihood. Drafts as it would alone."""
+
+    def __init__(self, drafter: Drafter, likelihood: Likelihood) -> None:
+        self.drafter, self.likelihood = drafter, likelihood
+        self.features, self.max_context = drafter.features, drafter.max_context
+        self._laws: list[Tensor] = []
+
+    def reset(self, prompt: list[int], output: Output | None) -> None:
+        self.drafter.reset(prompt, output)
+
+    def root(self, context: list[int]) -> Float[Tensor, "1 vocab"]:
+        law = self.drafter.root(context)
+        self._laws = [law]
+        return law
+
+    def expand(self, frontier: Frontier) -> Float[Tensor, "frontier vocab"]:
+        law = self.drafter.expand(frontier)
+        self._laws.append(law)
+        return law
+
+    def observe(self, step: Step) -> None:
+        laws = torch.cat(self._laws) if self._laws else torch.zeros(0)
+        for row, choice in zip(step.tree.draft_rows[step.path].tolist(), step.tokens, strict=True):
+            if 0 <= row < len(laws):
+                self.likelihood.add(laws[row], choice)
+        self._laws = []
+        self.drafter.observe(step)
+
+
+@dataclass(frozen=True)
+class Reliability:
+    """E(A) against A over the steps of some generations."""
+
+    expected: float
+    accepted: float
+    forwards: float
+    """Draft forwards a step."""
+    slope: float
+    """Least squares of A on E(A): 1 where the law means what it says."""
+
+
+def reliability(decoder: Decoder, pair: Pair, prompts: list[list[int]], max_new_tokens: int, title: str) -> Reliability:
+    """Decode the prompts greedily and compare what the tree promised with what it gave."""
+    steps: list[Step] = []
+    for prompt in tqdm(prompts, desc=title, unit="prompt"):
+        steps += decoder.generate(prompt, max_new_tokens, stop=pair.stop).steps
+    expected = np.array([step.expected_accepted for step in steps])
+    accepted = np.array([step.accepted for step in steps], dtype=float)
+    slope = float(np.polyfit(expected, accepted, 1)[0]) if np.ptp(expected) > 0 else float("nan")
+    return Reliability(expected.mean(), accepted.mean(), float(np.mean([s.draft_forwards for s in steps])), slope)
+
+
+def fit(pair: Pair, prompts: list[list[int]], policy: OptTree, max_new_tokens: int) -> float:
+    """Return the temperature under which the target's greedy choices along its answers are most likely."""
+    likelihood = Likelihood()
+    decoder = Decoder(pair.target, Recorder(pair.drafter, likelihood), policy)
+    for prompt in tqdm(prompts, desc="fit", unit="prompt"):
+        decoder.generate(prompt, max_new_tokens, stop=pair.stop)
+    return likelihood.temperature()
+
+
+def main(arguments: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    parser.add_argument("--target", default="demo")
+    parser.add_argument("--drafter", help="a causal LM; default: the embedded one")
+    parser.add_argument("--eagle", help="an EAGLE head instead of --drafter")
+    parser.add_argument("--prompts", help="JSONL with `prompt`, `text` or `turns`; default: held-out corpus prompts")
+    parser.add_argument("--data", default=DEFAULT_DATA, help="corpus folder for the held-out prompts")
+    parser.add_argument("--count", type=int, default=80, help="prompts to use, half to fit and half to check")
+    parser.add_argument("--nodes", type=int, default=60)
+    parser.add_argument("--threshold", type=float, default=0.2)
+    parser.add_argument("--max-depth", type=int, default=10)
+    parser.add_argument("--max-new-tokens", type=int, default=128)
+    parser.add_argument("--dtype", default="auto")
+    parser.add_argument("--device")
+    parser.add_argument("--threads", type=int, default=1, help="CPU threads")
+    parser.add_argument("--output", help="folder for calibration.json; default: the drafter's own")
+    options = parser.parse_args(arguments)
+    try:
+        _run(options)
+    except (ValueError, OSError) as error:
+        sys.exit(f"error: {error}")
+
+
+def _run(options: argparse.Namespace) -> None:
+    torch.set_num_threads(options.threads)
+    if options.count < 2:
+        raise ValueError(f"--count must be at least 2, got {options.count}")
+    policy = OptTree(options.nodes, options.threshold, options.max_depth)
+    pair = load_pair(
+        options.target, options.drafter, options.eagle, dtype=options.dtype, device=options.device, bare=True
+    )
+    folder = _drafter_folder(options)
+    prompts = [pair.encode(text) for text in _prompts(options, pair)]
+    half = len(prompts) // 2
+    temperature = fit(pair, prompts[:half], policy, options.max_new_tokens)
+    rows = {}
+    for title, drafter in (("bare", pair.drafter), ("sharpened", Sharpened(pair.drafter, temperature))):
+        decoder = Decoder(pair.target, drafter, policy)
+        rows[title] = reliability(decoder, pair, prompts[half:], options.max_new_tokens, title)
+    print(
+        f"\ntemperature {temperature:.3f}, fitted on {half} prompts; checked on {len(prompts) - half} others, {policy}"
+    )
+    print(f"{'':10} {'E(A)':>6} {'A':>6} {'A - E(A)':>9} {'slope':>6} {'draft forwards':>15}")
+    for title, row in rows.items():
+        print(
+            f"{title:10} {row.expected:6.2f} {row.accepted:6.2f} {row.accepted - row.expected:9.2f} {row.slope:6.2f} "
+            f"{row.forwards:15.2f}"
+        )
+    record = {
+        "temperature": round(temperature, 4),
+        "target": Path(pair.target.name).name,
+        "prompts": half,
+        "policy": str(policy),
+        **{title: {k: round(float(v), 4) for k, v in vars(row).items()} for title, row in rows.items()},
+    }
+    (folder / CALIBRATION).write_text(json.dumps(record, indent=2) + "\n")
+    print(json.dumps(record))
+
+
+def _drafter_folder(options: argparse.Namespace) -> Path:
+    """Where the result is stored; a drafter from the Hub has no folder of its own, so --output must name one."""
+    if options.output:
+        Path(options.output).mkdir(parents=True, exist_ok=True)
+        return Path(options.output)
+    name = options.eagle or options.drafter or "demo"
+    folder = DEMO / ("eagle" if options.eagle else "draft") if name == "demo" else Path(name)
+    if not folder.is_dir():
+        raise ValueError(f"{name} is not a local folder; say with --output where the calibration should go")
+    return folder
+
+
+def _prompts(options: argparse.Namespace, pair: Pair) -> list[str]:
+    """Read the prompts that the calibration may use."""
+    if not options.prompts:
+        texts = heldout_prompts(pair.tokenizer, Path(options.data), REPORT_PROMPTS + options.count)[REPORT_PROMPTS:]
+    else:
+        rows = [json.loads(line) for line in Path(options.prompts).read_text().splitlines() if line.strip()]
+        texts = [row.get("prompt") or row.get("text") or row["turns"][0] for row in rows][: options.count]
+    if len(texts) < 2:
+        raise ValueError(f"{len(texts)} prompts are too few to fit on one half and check on the other")
+    return texts
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,192 @@
+"""Train an EAGLE-1 head for a frozen target (arXiv:2401.15077), optionally unrolled over its own estimates.
+
+    python -m opt_tree.training.eagle --target DIR --own DIR --output DIR [--unroll 3]
+
+Pair i of the input is (the target's feature of token i, the embedding of token i + 1); the output estimates feature
+i + 1. While drafting, the deeper levels see the head's own estimates instead of features. With `--unroll k` training
+does so too (arXiv:2408.15766; "training-time test" in arXiv:2503.01840): pass s reads the estimates of pass s - 1.
+"""
+
+import argparse
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Bool, Float, Int
+from safetensors.torch import save_file
+from torch import Tensor, nn
+from transformers import AutoTokenizer, LlamaConfig, PreTrainedModel, set_seed
+from transformers.models.llama.modeling_llama import apply_rotary_pos_emb, repeat_kv
+
+from opt_tree.drafters.eagle import EagleHead
+from opt_tree.training.data import DEFAULT_DATA, OWN, Mixture, corpus_names
+from opt_tree.training.distil import distillation_loss, load_teacher
+from opt_tree.training.outputs import load_documents
+from opt_tree.training.trainer import (
+    Loss,
+    Run,
+    Schedule,
+    Source,
+    add_fields,
+    fit,
+    from_fields,
+    load_streams,
+    parse_epochs,
+)
+
+
+@dataclass(frozen=True)
+class Objective:
+    """The weights of the loss; the published ones are feature 1.0, logit 0.1, hard 0, unroll 1, noise 0.1."""
+
+    feature: float = 1.0  # SmoothL1 to the target's feature
+    logit: float = 0.1  # cross-entropy through the target's output layer
+    hard: float = 0.0  # share of the target's argmax in that cross-entropy
+    unroll: int = 1  # passes, each on the estimates of the one before
+    noise: float = 0.1  # half-width of the uniform feature noise in rows of 512 tokens
+
+
+def new_head(target: PreTrainedModel) -> EagleHead:
+    """Return an untrained head in the target's width, its embedding copied from the target and frozen."""
+    config = LlamaConfig(**{**target.config.to_dict(), "num_hidden_layers": 1, "tie_word_embeddings": False})
+    config._attn_implementation = "sdpa"
+    head = EagleHead(config)
+    head.embed_tokens.weight.data.copy_(target.get_input_embeddings().weight.float())
+    head.embed_tokens.requires_grad_(False)
+    return head
+
+
+class Unrolled(nn.Module):
+    """A head together with its objective: `forward` is the loss of a batch, so any wrapper of modules may run it."""
+
+    def __init__(self, head: EagleHead, output: Float[Tensor, "vocab hidden"], objective: Objective) -> None:
+        super().__init__()
+        self.head, self.objective = head, objective
+        self.register_buffer("output", output, persistent=False)
+
+    def forward(self, ids: Int[Tensor, "rows length"], features: Float[Tensor, "rows length hidden"]) -> Tensor:
+        """Return the mean loss over passes; pass s is judged on the pairs that have s earlier ones."""
+        goal = self.objective
+        goals = features[:, 1:].float()
+        logits = features[:, 1:] @ self.output.T
+        spread = goal.noise * 512 / ids.shape[1]
+        inputs = features[:, :-1].float() + (torch.rand_like(goals) - 0.5) * 2 * spread
+        total = torch.zeros((), device=ids.device)
+        for step, estimate in enumerate(self.passes(ids[:, 1:], inputs)):
+            near = F.smooth_l1_loss(estimate[:, step:].float(), goals[:, step:])
+            drafted = estimate[:, step:] @ self.output.T
+            total = total + goal.feature * near + goal.logit * distillation_loss(drafted, logits[:, step:], goal.hard)
+        return total / goal.unroll
+
+    def passes(
+        self, ids: Int[Tensor, "rows pairs"], features: Float[Tensor, "rows pairs hidden"]
+    ) -> list[Float[Tensor, "rows pairs hidden"]]:
+        """Return the estimates of each pass.
+
+        In pass s, pair i attends to itself and to the s pairs before it as passes s, s - 1, ... computed them, and to
+        all earlier pairs as the first pass did, on true features: what the head's cache holds s levels below the root.
+        """
+        head, layer = self.head, self.head.layers[0]
+        attention = layer.self_attn
+        positions = torch.arange(ids.shape[1], device=ids.device)[None]
+        embedded = head.embed_tokens(ids)
+        rotary = head.rotary(embedded, positions)
+        distance = positions.mT - positions
+        split = (*ids.shape, -1, attention.head_dim)
+        keys: list[Tensor] = []
+        values: list[Tensor] = []
+        estimates: list[Tensor] = []
+        for step in range(self.objective.unroll):
+            hidden = head.fc(torch.cat([embedded, features], -1))
+            query = attention.q_proj(hidden).view(split).transpose(1, 2)
+            key = attention.k_proj(hidden).view(split).transpose(1, 2)
+            query, key = apply_rotary_pos_emb(query, key, *rotary)
+            keys.append(repeat_kv(key, attention.num_key_value_groups))
+            value = attention.v_proj(hidden).view(split).transpose(1, 2)
+            values.append(repeat_kv(value, attention.num_key_value_groups))
+            mixed = _attend(query * attention.scaling, keys, values, distance >= step)
+            hidden = hidden + attention.o_proj(mixed.transpose(1, 2).flatten(2))
+            hidden = hidden + layer.mlp(layer.post_attention_layernorm(hidden))
+            estimates.append(hidden)
+            # Pair i reads feature i, which pair i - 1 estimated; pair 0 has no estimate and keeps the true feature.
+            features = torch.cat([features[:, :1], hidden[:, :-1].to(features.dtype)], 1)
+        return estimates
+
+
+def _attend(
+    query: Float[Tensor, "rows heads pairs head_dim"],
+    keys: list[Tensor],
+    values: list[Tensor],
+    visible: Bool[Tensor, "pairs pairs"],
+) -> Float[Tensor, "rows heads pairs head_dim"]:
+    """Attend to the first pass's pairs where `visible`, and to the pair s places back as the s-th last pass made it."""
+    pairs = query.shape[2]
+    scores = [(query @ keys[0].mT).masked_fill(~visible, -1e4)]
+    recent = [(F.pad(key, (0, 0, back, 0))[:, :, :pairs], back) for back, key in enumerate(reversed(keys[1:]))]
+    for key, back in recent:
+        score = (query * key).sum(-1, keepdim=True)
+        scores.append(score.masked_fill(torch.arange(pairs, device=query.device)[:, None] < back, -1e4))
+    probs = torch.cat(scores, -1).float().softmax(-1).to(query.dtype)
+    mixed = probs[..., :pairs] @ values[0]
+    for back, value in enumerate(reversed(values[1:])):
+        mixed = mixed + probs[..., pairs + back : pairs + back + 1] * F.pad(value, (0, 0, back, 0))[:, :, :pairs]
+    return mixed
+
+
+def make_loss(target: PreTrainedModel, compiled: bool) -> Loss:
+    """Return the loss of an `Unrolled` head on a batch of token rows, the features being the target's."""
+    body = torch.compile(target.base_model) if compiled else target.base_model
+
+    def loss(model: nn.Module, inputs: dict[str, Tensor]) -> Tensor:
+        with torch.no_grad():
+            features = body(input_ids=inputs["input_ids"], use_cache=False).last_hidden_state
+        return model(inputs["input_ids"], features)
+
+    return loss
+
+
+def save_head(head: EagleHead, folder: Path) -> None:
+    """Save a head in the published layout: a one-layer Llama config and bf16 tensors under the published names."""
+    folder.mkdir(parents=True, exist_ok=True)
+    config = {**head.config.to_diff_dict(), "architectures": ["LlamaForCausalLMEagle"], "dtype": "bfloat16"}
+    (folder / "config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
+    tensors = {name: tensor.to(torch.bfloat16).contiguous() for name, tensor in head.state_dict().items()}
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def main() -> None:
+    """Train a head from the command line."""
+    parser = argparse.ArgumentParser(description="Train an EAGLE-1 head for a frozen target.")
+    parser.add_argument("--data", type=Path, default=Path(DEFAULT_DATA), help="corpus folder")
+    parser.add_argument("--target", type=Path, required=True, help="model folder, with its tokenizer")
+    parser.add_argument("--own", type=Path, required=True, help="folder of the target's own outputs")
+    parser.add_argument("--output", type=Path, required=True, help="folder of checkpoints, cache and final head")
+    parser.add_argument("--epochs", default="", help='corpus=passes,...; "own" is the own outputs (default: all once)')
+    parser.add_argument("--resume", action="store_true", help="go on from the last checkpoint in OUTPUT")
+    parser.add_argument("--compile", action="store_true", help="torch.compile target and head")
+    add_fields(parser, Objective())
+    add_fields(parser, Schedule(rows="0.9:512,0.1:2048", lr=2e-3, warmup=50))
+    args = parser.parse_args()
+    schedule = from_fields(Schedule, args)
+    set_seed(schedule.seed)
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(args.target)
+        source = Source(args.data, args.output / "cache", load_documents(args.own))
+        epochs = parse_epochs(args.epochs, [OWN, *corpus_names(args.data)])
+        streams = load_streams(tokenizer, source, Mixture(epochs, 0.5, schedule.seed))
+        target = load_teacher(args.target, args.compile)
+        head = new_head(target)
+        model = Unrolled(head, target.get_output_embeddings().weight.detach(), from_fields(Objective, args))
+        trainer = fit(
+            model, streams, schedule, Run(args.output, args.resume, args.compile), make_loss(target, args.compile)
+        )
+    except (ValueError, OSError) as error:
+        parser.error(str(error))
+    if trainer.is_world_process_zero():
+        save_head(head, args.output / "final")
+
+
+if __name__ == "__main__":
+    main()

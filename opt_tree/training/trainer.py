@@ -1,0 +1,194 @@
+"""The training loop that all models share: a `transformers.Trainer` over a token stream in order.
+
+Owns the schedule, its command-line arguments and the held-out evaluation; knows no loss but a causal LM's own.
+"""
+
+import argparse
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from accelerate import PartialState
+from torch import Tensor, nn
+from torch.utils.data import Dataset, Sampler, SequentialSampler
+from transformers import PreTrainedTokenizerBase, Trainer, TrainingArguments
+
+from opt_tree.training.data import Blocks, Mixture, TokenDocuments, build_stream, collate, corpus_names
+from opt_tree.training.optimizer import MuonAdamW
+
+T = TypeVar("T")
+Loss = Callable[[nn.Module, dict[str, Tensor]], Tensor]
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """How long, how fast and in which portions a model is trained; `batch` and `micro_batch` count tokens.
+
+    `rows` lists share:row length, in order: short rows are cheap on a CPU, long ones teach the late positions.
+    """
+
+    tokens: int = 0  # 0: the whole stream
+    batch: int = 8192
+    micro_batch: int = 2048  # of one forward pass of one process
+    block: int = 2048
+    rows: str = "0.62:256,0.34:512,0.04:2048"
+    lr: float = 4e-3
+    warmup: int = 100
+    save_steps: int = 250
+    eval_steps: int = 250
+    eval_blocks: int = 12
+    seed: int = 0
+
+    @property
+    def row_lengths(self) -> list[tuple[float, int]]:
+        """Return `rows` as (share, length) pairs."""
+        pairs = [part.split(":") for part in self.rows.split(",")]
+        return [(float(share), int(length)) for share, length in pairs]
+
+
+@dataclass(frozen=True)
+class Run:
+    """Where a run writes and how it starts."""
+
+    output: Path
+    resume: bool = False
+    compile: bool = False
+
+
+@dataclass(frozen=True)
+class Streams:
+    """The tokens to train on, in order, and held-out tokens by the name under which their loss is logged."""
+
+    train: np.ndarray
+    heldout: dict[str, np.ndarray]
+
+
+class OrderedTrainer(Trainer):
+    """A Trainer that reads its data in order (the order of a stream is its curriculum), with an exchangeable loss."""
+
+    def __init__(self, *, loss: Loss | None = None, **options: Any) -> None:
+        super().__init__(**options)
+        self.loss = loss
+        self.model_accepts_loss_kwargs = False  # all rows are full, so a mean of means is the mean
+
+    def _get_train_sampler(self, train_dataset: Dataset | None = None) -> Sampler | None:
+        return SequentialSampler(train_dataset or self.train_dataset)  # type: ignore[arg-type]
+
+    def compute_loss(
+        self, model: nn.Module, inputs: dict[str, Tensor], return_outputs: bool = False, **_: Any
+    ) -> Tensor | tuple[Tensor, dict[str, Tensor]]:
+        """Return the mean loss of a batch."""
+        loss = self.loss(model, inputs) if self.loss else model(**inputs).loss
+        return (loss, {}) if return_outputs else loss
+
+
+def fit(model: nn.Module, streams: Streams, schedule: Schedule, run: Run, loss: Loss | None = None) -> Trainer:
+    """Train `model` in place on the stream in order and return the trainer; raise ValueError for uneven batches."""
+    steps = (schedule.tokens or len(streams.train)) // schedule.batch
+    if len(streams.train) < steps * schedule.batch or not steps:
+        raise ValueError(f"a stream of {len(streams.train)} tokens is too short for {max(steps, 1)} x {schedule.batch}")
+    trainer = OrderedTrainer(
+        model=model,
+        args=_arguments(schedule, steps, run),
+        data_collator=collate,
+        train_dataset=Blocks(streams.train[: steps * schedule.batch], schedule.block, schedule.row_lengths),
+        eval_dataset={
+            name: Blocks(tokens[: schedule.eval_blocks * schedule.block], schedule.block, [(1.0, schedule.block // 4)])
+            for name, tokens in streams.heldout.items()
+        },
+        optimizers=(MuonAdamW(model, schedule.lr), None),
+        loss=loss,
+    )
+    # Each row length is a shape of its own: compiled statically it is faster than one dynamic graph.
+    torch._dynamo.config.automatic_dynamic_shapes = False
+    trainer.train(resume_from_checkpoint=run.resume)
+    print({key: value for key, value in trainer.evaluate().items() if key.endswith("loss")})
+    return trainer
+
+
+def _arguments(schedule: Schedule, steps: int, run: Run) -> TrainingArguments:
+    """Return the arguments of a run on CPU or on one GPU (bf16 autocast on both)."""
+    processes = int(os.environ.get("WORLD_SIZE", "1"))
+    if schedule.batch % (schedule.micro_batch * processes) or schedule.micro_batch % schedule.block:
+        raise ValueError(
+            f"batch {schedule.batch} must be a multiple of {processes} process(es) x micro-batch {schedule.micro_batch},"
+            f" and that of block {schedule.block}"
+        )
+    gpu = torch.cuda.is_available()
+    return TrainingArguments(
+        output_dir=str(run.output),
+        max_steps=steps,
+        per_device_train_batch_size=schedule.micro_batch // schedule.block,
+        per_device_eval_batch_size=1,
+        gradient_accumulation_steps=schedule.batch // (schedule.micro_batch * processes),
+        learning_rate=schedule.lr,
+        lr_scheduler_type="linear",
+        warmup_steps=min(schedule.warmup, steps // 4),
+        max_grad_norm=1.0,
+        bf16=True,
+        use_cpu=not gpu,
+        ddp_backend=None if gpu else "gloo",
+        ddp_find_unused_parameters=False,
+        torch_compile=run.compile,
+        logging_steps=10,
+        eval_strategy="steps",
+        eval_steps=schedule.eval_steps,
+        prediction_loss_only=True,
+        save_steps=schedule.save_steps,
+        save_total_limit=3,
+        dataloader_pin_memory=gpu,
+        seed=schedule.seed,
+        report_to="none",
+        label_names=["labels"],
+    )
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where a stream's tokens come from: the corpora of a folder and, as the corpus "own", a model's own outputs."""
+
+    folder: Path
+    cache: Path
+    own: TokenDocuments | None = None
+
+
+def load_streams(tokenizer: PreTrainedTokenizerBase, source: Source, mixture: Mixture) -> Streams:
+    """Build or load the training stream, and the held-out streams of chat and of prose (each corpus once)."""
+    kinds = {
+        kind: [name for name in corpus_names(source.folder) if name.startswith(prefix)]
+        for kind, prefix in (("chat", "chat_"), ("prose", "text_"))
+    }
+    with PartialState(cpu=not torch.cuda.is_available()).main_process_first():
+        train = build_stream(tokenizer, source.folder, "train", mixture, source.cache, source.own)
+        heldout = {
+            kind: build_stream(tokenizer, source.folder, "heldout", Mixture(dict.fromkeys(names, 1.0)), source.cache)
+            for kind, names in kinds.items()
+            if names
+        }
+    return Streams(train, heldout)
+
+
+def parse_epochs(text: str, names: list[str]) -> dict[str, float]:
+    """Read `corpus=passes,...`; the empty text means every corpus once. Raise ValueError for an unknown corpus."""
+    if not text:
+        return dict.fromkeys(names, 1.0)
+    epochs = {name: float(passes) for name, passes in (part.split("=") for part in text.split(","))}
+    if unknown := sorted(set(epochs) - set(names)):
+        raise ValueError(f"no such corpus: {', '.join(unknown)}; there are {', '.join(names)}")
+    return epochs
+
+
+def add_fields(parser: argparse.ArgumentParser, options: object) -> None:
+    """Add one argument per field of a dataclass instance, whose values are the defaults."""
+    for field in fields(options):  # type: ignore[arg-type]
+        default = getattr(options, field.name)
+        parser.add_argument("--" + field.name.replace("_", "-"), type=type(default), default=default, help=str(default))
+
+
+def from_fields(options: type[T], args: argparse.Namespace) -> T:
+    """Build a dataclass from the arguments that `add_fields` made."""
+    return options(**{field.name: getattr(args, field.name) for field in fields(options)})  # type: ignore[arg-type]
