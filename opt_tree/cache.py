@@ -105,7 +105,7 @@ class KVCache(Cache):
 
     @torch.inference_mode()
     def commit(self, kept: list[int]) -> None:
-        """Keep the pending rows `kept` (increasing offsets behind `length`) as the next committed ones; drop the rest."""
+        """Commit the pending rows `kept` (increasing offsets behind `length`), in this order; drop the others."""
         if kept and (kept[-1] >= self.pending or kept != sorted(set(kept))):
             raise ValueError(f"cannot keep rows {kept} of {self.pending} pending ones")
         if kept != list(range(len(kept))):

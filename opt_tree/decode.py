@@ -84,7 +84,7 @@ class Decoder:
         self, target: CausalLM, drafter: Drafter | None, policy: TreePolicy, verifier: Verifier = match
     ) -> None:
         for judge in (greedy, verifier):
-            if type(policy.children) not in judge.valid_for:
+            if not isinstance(policy.children, judge.valid_for):
                 raise TypeError(
                     f"verifier {judge.__name__} is not exact for children of type {type(policy.children).__name__}; "
                     f"it is for {', '.join(kind.__name__ for kind in judge.valid_for)}"

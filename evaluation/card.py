@@ -1,0 +1,239 @@
+"""Everything the model card and the README say about a pair, measured in one run on held-out prompts.
+
+python -m evaluation.card                  # the embedded models, all parts
+python -m evaluation.card --parts rules,overhead --prompts 10
+"""
+
+import argparse
+import json
+import platform
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import torch
+import transformers
+from tqdm import tqdm
+
+from evaluation.baselines import transformers_greedy
+from evaluation.exactness import classify
+from evaluation.published import PublishedRule
+from opt_tree import Decoder, Generation, OptTree, Pair, Static, TreePolicy, load_pair
+from opt_tree.training.data import DEFAULT_DATA, heldout_prompts
+
+Row = dict[str, float | int | str]
+
+
+def repeated_ngrams(tokens: list[int], n: int = 8) -> float:
+    """The share of an answer's n-grams that occurred before in it: 0 without a loop."""
+    grams = [tuple(tokens[i : i + n]) for i in range(len(tokens) - n + 1)]
+    return 1 - len(set(grams)) / len(grams) if grams else 0.0
+
+
+class Subjects:
+    """The pairs under test, loaded when first asked for, and the prompts they decode."""
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        self.options = options
+        self._pairs: dict[tuple, Pair] = {}
+        tokenizer = self.pair("draft").tokenizer
+        texts = heldout_prompts(tokenizer, Path(options.data), options.prompts)
+        self.prompts = [self.pair("draft").encode(text) for text in texts]
+
+    def pair(self, drafter: str, dtype: str = "auto", bare: bool = False) -> Pair:
+        """The target with its "draft" or "eagle" drafter."""
+        o = self.options
+        names = {"drafter": o.draft_model_path} if drafter == "draft" else {"eagle": o.ea_model_path}
+        key = (drafter, dtype, bare)
+        if key not in self._pairs:
+            self._pairs[key] = load_pair(o.base_model_path, **names, dtype=dtype, device=o.device, bare=bare)
+        return self._pairs[key]
+
+    def decode(self, pair: Pair, policy: TreePolicy, title: str) -> list[Generation]:
+        """Greedy answers to all prompts."""
+        decoder = Decoder(pair.target, pair.drafter, policy)
+        length = self.options.max_new_tokens
+        return [
+            decoder.generate(p, length, stop=pair.stop)
+            for p in tqdm(self.prompts, desc=title, unit="prompt", leave=False)
+        ]
+
+
+def exactness(subjects: Subjects) -> list[Row]:
+    """Whether OPT-Tree's answers are plain decoding's and transformers', token for token; differences explained."""
+    rows: list[Row] = []
+    for dtype in ("float32", "bfloat16"):
+        pair = subjects.pair("draft", dtype)
+        plain = [g.tokens for g in subjects.decode(pair, Static.empty(), f"{dtype} plain")]
+        answers = {
+            name: [g.tokens for g in subjects.decode(subjects.pair(name, dtype), OptTree(60, 0.2), f"{dtype} {name}")]
+            for name in ("draft", "eagle")
+        }
+        length = subjects.options.max_new_tokens
+        answers["transformers"] = [
+            transformers_greedy(pair, p, length).tokens for p in tqdm(subjects.prompts, leave=False)
+        ]
+        for name, tokens in answers.items():
+            different = [i for i in range(len(plain)) if plain[i] != tokens[i]]
+            rows.append(
+                {"dtype": dtype, "against plain": name, "prompts": len(plain), "equal": len(plain) - len(different)}
+            )
+            for i in different:
+                found = classify(pair.target, subjects.prompts[i], plain[i], tokens[i])
+                rows.append({"dtype": dtype, "against plain": f"  {name}: prompt {i}", "verdict": str(found)})
+    return rows
+
+
+def rules(subjects: Subjects) -> list[Row]:
+    """The paper's rule against the published code's, and the sharpened law against the bare one."""
+    rows: list[Row] = []
+    for drafter in ("draft", "eagle"):
+        for policy, bare in (
+            (PublishedRule(60, 0.5, 10), True),
+            (OptTree(60, 0.5, 10), True),
+            (OptTree(60, 0.2, 10), True),
+            (OptTree(60, 0.5, 10), False),
+            (OptTree(60, 0.2, 10), False),
+            (Static.kary(2, 4), True),
+            (Static.chain(4), True),
+        ):
+            pair = subjects.pair(drafter, bare=bare)
+            name = (
+                f"{type(policy).__name__} {'' if isinstance(policy, Static) else policy.threshold} {policy.max_depth}"
+            )
+            generations = subjects.decode(pair, policy, f"{drafter} {name}")
+            steps = [step for g in generations for step in g.steps]
+            emitted = sum(len(g.tokens) for g in generations)
+            rows.append(
+                {
+                    "drafter": drafter,
+                    "rule": f"{name}{'' if bare else ' sharpened'}",
+                    "tokens/step": emitted / len(steps),
+                    "E(A)+1": 1 + float(np.mean([s.expected_accepted for s in steps])),
+                    "draft forwards": float(np.mean([s.draft_forwards for s in steps])),
+                    "draft tokens": float(np.mean([s.draft_tokens for s in steps])),
+                    "nodes": float(np.mean([s.tree.nodes for s in steps])),
+                    "repeated 8-grams %": 100 * float(np.mean([repeated_ngrams(g.tokens) for g in generations])),
+                    "answers ended": sum(g.finish_reason == "stop_token" for g in generations),
+                }
+            )
+    return rows
+
+
+def overhead(subjects: Subjects) -> list[Row]:
+    """Where a step's time goes outside the two models' forwards; budgets interleaved prompt by prompt."""
+    rows: list[Row] = []
+    for drafter in ("draft", "eagle"):
+        pair = subjects.pair(drafter)
+        policies = [OptTree(nodes, subjects.options.threshold) for nodes in (8, 16, 24, 60)]
+        steps: dict[int, list] = {policy.nodes: [] for policy in policies}
+        for prompt in tqdm(subjects.prompts, desc=f"{drafter} overhead", leave=False):
+            for policy in policies:
+                decoder = Decoder(pair.target, pair.drafter, policy)
+                # The first steps of a generation pay for cold memory.
+                steps[policy.nodes] += decoder.generate(prompt, 64, stop=pair.stop).steps[2:]
+        for nodes, taken in steps.items():
+            times = [step.times for step in taken]
+            rows.append(
+                {
+                    "drafter": drafter,
+                    "nodes": nodes,
+                    "step ms": 1e3 * float(np.median([t.total for t in times])),
+                    "draft forwards ms": 1e3 * float(np.median([t.draft_forward for t in times])),
+                    "target forward ms": 1e3 * float(np.median([t.target_forward for t in times])),
+                    "growing the tree ms": 1e3 * float(np.median([t.draft - t.draft_forward for t in times])),
+                    "other ms": 1e3 * float(np.median([t.other for t in times])),
+                    "other %": 100 * float(np.median([t.other / t.total for t in times])),
+                }
+            )
+    return rows
+
+
+def speed(subjects: Subjects) -> list[Row]:
+    """Tokens a second over budgets and thresholds, interleaved prompt by prompt with plain decoding."""
+    rows: list[Row] = []
+    for drafter in ("draft", "eagle"):
+        pair = subjects.pair(drafter)
+        policies: list[TreePolicy] = [Static.empty(), Static.chain(3)]
+        policies += [OptTree(n, t, 10) for n in (4, 8, 12, 16, 24, 40) for t in (0.1, 0.2, 0.3, 0.45)]
+        spent = np.zeros((len(policies), 2))
+        lengths: list[list[int]] = [[] for _ in policies]
+        for prompt in tqdm(subjects.prompts, desc=f"{drafter} speed", leave=False):
+            for i, policy in enumerate(policies):
+                g = Decoder(pair.target, pair.drafter, policy).generate(prompt, 64, stop=pair.stop)
+                spent[i] += len(g.tokens), g.seconds - g.prefill_seconds
+                lengths[i] += g.accept_lengths
+        rate = spent[:, 0] / spent[:, 1]
+        for i in np.argsort(-rate):
+            name = str(policies[i]) if isinstance(policies[i], OptTree) else f"Static of {policies[i].nodes}"  # type: ignore[attr-defined]
+            rows.append(
+                {
+                    "drafter": drafter,
+                    "policy": name,
+                    "tokens/s": rate[i],
+                    "against plain": rate[i] / rate[0],
+                    "tokens/step": float(np.mean(lengths[i])),
+                }
+            )
+    return rows
+
+
+PARTS: dict[str, Callable[[Subjects], list[Row]]] = {
+    "exactness": exactness,
+    "rules": rules,
+    "overhead": overhead,
+    "speed": speed,
+}
+
+
+def table(rows: list[Row]) -> str:
+    """Rows of one shape or several as aligned columns."""
+    keys = list(dict.fromkeys(key for row in rows for key in row))
+    cells = [[_cell(row.get(key, "")) for key in keys] for row in rows]
+    widths = [max(len(key), *(len(row[i]) for row in cells)) for i, key in enumerate(keys)]
+    lines = ["  ".join(key.ljust(width) for key, width in zip(keys, widths, strict=True))]
+    lines += ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in cells]
+    return "\n".join(line.rstrip() for line in lines)
+
+
+def _cell(value: float | int | str) -> str:
+    return f"{value:.2f}" if isinstance(value, float) else str(value)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    parser.add_argument("--base-model-path", default="demo")
+    parser.add_argument("--draft-model-path", default="demo")
+    parser.add_argument("--ea-model-path", default="demo")
+    parser.add_argument("--data", default=DEFAULT_DATA, help="corpus folder for the held-out prompts")
+    parser.add_argument("--prompts", type=int, default=40)
+    parser.add_argument("--max-new-tokens", type=int, default=128)
+    parser.add_argument("--threshold", type=float, default=0.2, help="for the part overhead")
+    parser.add_argument("--parts", default=",".join(PARTS), help="of " + ", ".join(PARTS))
+    parser.add_argument("--device")
+    parser.add_argument("--threads", type=int, default=1, help="CPU threads")
+    parser.add_argument("--output", help="append one JSON line a part")
+    options = parser.parse_args(arguments)
+    torch.set_num_threads(options.threads)
+    unknown = sorted(set(options.parts.split(",")) - set(PARTS))
+    if unknown:
+        sys.exit(f"error: unknown parts {', '.join(unknown)}; there are {', '.join(PARTS)}")
+    try:
+        subjects = Subjects(options)
+        versions = f"torch {torch.__version__}, transformers {transformers.__version__}"
+        machine = f"{versions}, {platform.machine()}, {options.threads} thread(s)"
+        print(f"{len(subjects.prompts)} held-out prompts, greedy, {options.max_new_tokens} new tokens; {machine}")
+        for name in options.parts.split(","):
+            rows = PARTS[name](subjects)
+            print(f"\n{name}: {' '.join((PARTS[name].__doc__ or '').split())}\n{table(rows)}", flush=True)
+            line = json.dumps({"part": name, "machine": machine, "rows": rows})
+            if options.output:
+                with open(options.output, "a") as file:
+                    file.write(line + "\n")
+    except (ValueError, OSError) as error:
+        sys.exit(f"error: {error}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,49 @@
+"""The tree rule of the published OPT-Tree code, for comparison with the paper's rule in `opt_tree.policies.opt`.
+
+Written from its description (ALGORITHMS.md 1.6 of the project's notes), on this library's correct masks: every layer is
+n wide, the gain that stops drafting is the previous layer's, and the newest layer, drafted and paid for, is left out.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Int
+
+from opt_tree.pool import CandidatePool
+from opt_tree.sampling import TopK
+
+
+@dataclass(frozen=True)
+class LayerBest(TopK):
+    """The `total` best children of a layer, whatever the pool already holds."""
+
+    @property
+    def budget(self) -> int | None:
+        return None
+
+
+@dataclass(frozen=True)
+class PublishedRule:
+    """OPT-Tree's tree as the published code grows it."""
+
+    nodes: int = 60
+    threshold: float = 0.5
+    max_depth: int = 10
+
+    @property
+    def children(self) -> LayerBest:
+        return LayerBest(total=self.nodes)
+
+    def _expected(self, pool: CandidatePool, layers: int) -> float:
+        return float(np.exp(pool.log_probs[pool.best(self.nodes, layers)[1:]]).sum())
+
+    def expand(self, pool: CandidatePool) -> Int[np.ndarray, " frontier"] | None:
+        """Expand the whole newest layer while the layer before it paid."""
+        if pool.depth > 1:
+            gain = self._expected(pool, pool.depth - 1) - self._expected(pool, pool.depth - 2)
+            if gain <= self.threshold:
+                return None
+        return pool.newest
+
+    def select(self, pool: CandidatePool) -> Int[np.ndarray, " rows"]:
+        return pool.best(self.nodes, max(1, pool.depth - 1))
