@@ -7,6 +7,7 @@ are three independent questions; `Decoder` puts one answer to each into one loop
 from opt_tree.checkpoints import CheckpointError, Pair, load_causal_lm, load_eagle, load_pair, load_tokenizer
 from opt_tree.compat import EaModel, SPModel
 from opt_tree.decode import Decoder, Generation
+from opt_tree.display import draw_tree, to_html, transcript
 from opt_tree.drafters import CausalLMDrafter, Drafter, EagleDrafter, EagleHead, Sharpened
 from opt_tree.lm import Buckets, CausalLM, UnsupportedModelError
 from opt_tree.policies import OptTree, Static, TreePolicy
@@ -44,10 +45,13 @@ __all__ = [
     "UnsupportedModelError",
     "Verdict",
     "Verifier",
+    "draw_tree",
     "greedy",
     "load_causal_lm",
     "load_eagle",
     "load_pair",
     "load_tokenizer",
     "match",
+    "to_html",
+    "transcript",
 ]

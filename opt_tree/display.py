@@ -16,7 +16,7 @@ from opt_tree.decode import Generation
 from opt_tree.step import Step
 from opt_tree.tree import Tree
 
-# A model may emit escape sequences: control characters become visible signs, only tabs and new lines keep their meaning.
+# A model may emit escape sequences: control characters become visible signs, only tabs and new lines keep their sense.
 _VISIBLE = (
     {code: 0x2400 + code for code in range(32) if chr(code) not in "\t\n"}
     | {127: 0x2421}
@@ -88,7 +88,7 @@ def paint(text: str, drafted: bool, color: bool = True) -> str:
 
 
 def transcript(generation: Generation, tokenizer: PreTrainedTokenizerBase, color: bool = True) -> str:
-    """Return the generated text with accepted draft tokens in colour, or in brackets: `[ the quick] fox[ jumps] over`."""
+    """Return the generated text, accepted draft tokens in colour or in brackets: `[ the quick] fox[ jumps] over`."""
     return "".join(paint(piece.text, piece.drafted, color) for piece in pieces(generation, tokenizer))
 
 
@@ -169,8 +169,15 @@ def to_html(
         f'<p class="prompt">{_escape(prompt)}</p><p class="answer">{_answer(generation, tokenizer)}</p>'
         '<p class="legend"><span class="drafted">drafted and accepted</span> <span class="own">the target\'s own</span>'
         " Point at the text to see its step.</p>"
-        f"<table>{rows}</table>{drawings}</div></body></html>"
+        f"<table>{rows}</table>{_DRAWN if steps else ''}{drawings}</div></body></html>"
     )
+
+
+_DRAWN = (
+    '<p class="legend">The trees of some steps: a disc is as large as the drafter\'s probability of the path to it, '
+    "the number behind the token. The accepted path is thick and ends in the target's own token. A: accepted draft "
+    "tokens, E(A): how many the draft law expected.</p>"
+)
 
 
 def summary(generation: Generation) -> dict[str, str]:
@@ -179,13 +186,14 @@ def summary(generation: Generation) -> dict[str, str]:
     if not steps:
         return {"steps": "0"}
     drafted = sum(min(s.accepted, n) for s, n in zip(steps, generation.accept_lengths, strict=True))
+    total = len(generation.tokens)
     draft, verify, commit = (
         1000 * statistics.median(getattr(step.times, part) for step in steps) for part in ("draft", "verify", "commit")
     )
     return {
         "tokens per step": f"{generation.mean_acceptance_length:.2f} (mean of accepted + 1)",
         "E(A) + 1": f"{statistics.fmean(generation.expected_lengths):.2f} expected by the draft law",
-        "tokens": f"{len(generation.tokens)} in {len(steps)} steps, {drafted} of them drafted; ended by {generation.finish_reason}",
+        "tokens": f"{total} in {len(steps)} steps, {drafted} of them drafted; ended by {generation.finish_reason}",
         "tree": f"{statistics.fmean(s.tree.nodes for s in steps):.1f} nodes, "
         f"{statistics.fmean(int(s.tree.depths.max()) for s in steps):.1f} layers a step (means)",
         "a step": f"{draft:.1f} ms draft, {verify:.1f} ms verify, {commit:.2f} ms commit (medians)",
@@ -195,11 +203,15 @@ def summary(generation: Generation) -> dict[str, str]:
 
 def telling_steps(generation: Generation) -> list[int]:
     """Return the steps worth drawing: most accepted, median, least accepted; none where nothing was drafted."""
-    ranked = sorted(
-        (index for index, step in enumerate(generation.steps) if step.tree.nodes),
-        key=lambda index: -generation.steps[index].accepted,
-    )
-    return list(dict.fromkeys([ranked[0], ranked[len(ranked) // 2], ranked[-1]])) if ranked else []
+    steps = generation.steps
+    drafted = [index for index, step in enumerate(steps) if step.tree.nodes]
+    if not drafted:
+        return []
+    ranked = sorted(drafted, key=lambda index: steps[index].accepted)
+    # Among equals the larger tree has more to show.
+    most = max(drafted, key=lambda index: (steps[index].accepted, steps[index].tree.nodes))
+    least = max(drafted, key=lambda index: (-steps[index].accepted, steps[index].tree.nodes))
+    return list(dict.fromkeys([most, ranked[len(ranked) // 2], least]))
 
 
 def _answer(generation: Generation, tokenizer: PreTrainedTokenizerBase) -> str:
@@ -223,18 +235,16 @@ def _caption(step: Step, index: int) -> str:
 
 def _figure(generation: Generation, tokenizer: PreTrainedTokenizerBase, index: int) -> str:
     """One step: what stood before it, its figures, its tree."""
-    before = generation.prompt + generation.tokens[: sum(generation.accept_lengths[:index])]
-    context = tokenizer.decode(before[-40:], skip_special_tokens=True, clean_up_tokenization_spaces=False)
-    assert isinstance(context, str)
-    shown = context.replace("\n", " ").lstrip("\ufffd")[-60:]
+    before = "".join(piece.text for piece in pieces(generation, tokenizer) if piece.step < index)
+    context = "…" + before[-70:] if len(before) > 70 else before or "the answer begins"
     return (
-        f"<figure><figcaption>{_escape(_caption(generation.steps[index], index))}"
-        f'<span class="context">… {_escape(shown)}</span></figcaption>'
+        f'<figure><figcaption><span class="context">{_escape(context)}</span>'
+        f"{_escape(_caption(generation.steps[index], index))}</figcaption>"
         f'<div class="tree">{svg_tree(generation.steps[index], tokenizer)}</div></figure>'
     )
 
 
-_ROW, _LETTER, _GAP, _LONGEST = 22, 7.3, 34, 16  # pixels; letters of a label
+_ROW, _LETTER, _GAP, _LONGEST = 22, 7.3, 62, 16  # pixels; letters of a label
 
 
 def svg_tree(step: Step, tokenizer: PreTrainedTokenizerBase) -> str:
@@ -249,25 +259,30 @@ def svg_tree(step: Step, tokenizer: PreTrainedTokenizerBase) -> str:
     labels = [_shorten(token_label(tokenizer, token)) for token in [*tree.tokens.tolist(), step.tokens[-1]]]
     below = _children(parents, log_probs)
     height = _heights(below)
-    widths = [max(len(label) for label, at in zip(labels, depths, strict=True) if at == d) for d in range(max(depths) + 1)]
+    widths = [0] * (max(depths) + 1)
+    for label, depth in zip(labels, depths, strict=True):
+        widths[depth] = max(widths[depth], len(label))
     left = [12 + sum(_LETTER * width + _GAP for width in widths[:d]) for d in range(len(widths))]
     accepted = {*step.path, own}
     edges, nodes = [], []
     for row, depth in enumerate(depths):
         x, y, above = left[depth], height[row], parents[row]
-        kind = "own" if row == own else _owner(True) if row in accepted else "missed"
-        prob = float(np.exp(log_probs[row])) if row != own else 1.0
+        kind = "own" if row == own else "root" if row == 0 else _owner(True) if row in accepted else "missed"
+        drafted = 0 < row < own
+        prob = float(np.exp(log_probs[row])) if drafted else 0.5  # the size of the two that were not drafted
+        size, opacity = 1.5 + 5 * prob**0.5, 0.3 + 0.7 * prob if drafted else 1.0
+        shown = f'<tspan class="prob" dx="5">{prob:.2f}</tspan>' if drafted else ""
         if above >= 0:
-            start = left[depths[above]] + 12 + _LETTER * len(labels[above])
+            start = left[depths[above]] + 12 + _LETTER * len(labels[above]) + (28 if above else 0)
             bend = (start + x) / 2
             edge = f"M{start:.1f} {height[above]:.1f}C{bend:.1f} {height[above]:.1f} {bend:.1f} {y:.1f} {x:.1f} {y:.1f}"
             edges.append(f'<path class="{kind}" d="{edge}"/>')
         nodes.append(
             f'<g class="{kind}"><title>{_escape(_node_title(step, tokenizer, row))}</title>'
-            f'<circle cx="{x:.1f}" cy="{y:.1f}" r="{1.5 + 5 * prob**0.5:.1f}" fill-opacity="{0.3 + 0.7 * prob:.2f}"/>'
-            f'<text x="{x + 9:.1f}" y="{y + 4:.1f}">{_escape(labels[row])}</text></g>'
+            f'<circle cx="{x:.1f}" cy="{y:.1f}" r="{size:.1f}" fill-opacity="{opacity:.2f}"/>'
+            f'<text x="{x + 9:.1f}" y="{y + 4:.1f}">{_escape(labels[row])}{shown}</text></g>'
         )
-    width, tall = left[-1] + _LETTER * widths[-1] + 24, max(height) + _ROW / 2
+    width, tall = left[-1] + _LETTER * widths[-1] + 50, max(height) + _ROW / 2
     return (
         f'<svg width="{width:.0f}" height="{tall:.0f}" viewBox="0 0 {width:.0f} {tall:.0f}" role="img">'
         f"{''.join(edges)}{''.join(nodes)}</svg>"
@@ -326,7 +341,8 @@ body:has(> .opt-tree) { margin: 0; background: var(--paper); }
 .opt-tree { max-width: 60rem; margin: 0 auto; padding: 1.5rem; background: var(--paper); color: var(--ink);
   font: 15px/1.5 system-ui, sans-serif; }
 .opt-tree p { margin: 0 0 1rem; }
-.opt-tree .prompt { color: var(--faint); white-space: pre-wrap; border-left: 3px solid var(--line); padding-left: .8rem; }
+.opt-tree .prompt { color: var(--faint); white-space: pre-wrap; border-left: 3px solid var(--line);
+  padding-left: .8rem; }
 .opt-tree .answer { white-space: pre-wrap; overflow-wrap: anywhere; line-height: 1.75; font-size: 16px; }
 .opt-tree .drafted { color: var(--drafted); background: var(--drafted-paper); }
 .opt-tree .own { color: var(--own); background: var(--own-paper); }
@@ -340,7 +356,7 @@ body:has(> .opt-tree) { margin: 0; background: var(--paper); }
   border-bottom: 1px solid var(--line); background: none; color: var(--ink); }
 .opt-tree th { color: var(--faint); white-space: nowrap; vertical-align: top; }
 .opt-tree figure { margin: 1.6rem 0 0; }
-.opt-tree figcaption .context { display: block; color: var(--ink); }
+.opt-tree figcaption .context { display: block; color: var(--ink); white-space: pre-wrap; }
 .opt-tree .tree { overflow-x: auto; padding: .4rem 0; }
 .opt-tree svg { display: block; }
 .opt-tree svg path { fill: none; stroke: var(--line); stroke-width: 1; background: none; }
@@ -348,6 +364,8 @@ body:has(> .opt-tree) { margin: 0; background: var(--paper); }
 .opt-tree svg path.own { stroke: var(--own); stroke-width: 2; stroke-dasharray: 4 3; }
 .opt-tree svg text { font: 12px ui-monospace, "DejaVu Sans Mono", monospace; fill: var(--faint); }
 .opt-tree svg circle { fill: var(--faint); }
+.opt-tree svg .prob { font-size: 9.5px; font-weight: normal; fill: var(--faint); }
+.opt-tree svg .root circle, .opt-tree svg .root text { fill: var(--ink); }
 .opt-tree svg .drafted circle { fill: var(--drafted); }
 .opt-tree svg .own circle { fill: var(--own); }
 .opt-tree svg .drafted text { fill: var(--drafted); font-weight: 600; }

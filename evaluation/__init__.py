@@ -1,0 +1,1 @@
+"""Thin scripts around the library: baselines, demos, and later question sets, answer files and reports."""

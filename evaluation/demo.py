@@ -1,0 +1,314 @@
+"""The code of both demos: an answer streamed in colour, then one table of what it cost against what.
+
+Owns the demos' options, their defaults for the embedded models, and the streaming. Decoding is the library's, measuring
+is `comparison`'s.
+"""
+
+import argparse
+import dataclasses
+import functools
+import io
+import json
+import os
+import re
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, NoReturn, TextIO
+
+import torch
+import transformers
+from torch import Tensor
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from evaluation import baselines
+from evaluation.comparison import (
+    ASSISTED,
+    GREEDY,
+    LABELS,
+    OURS,
+    PLAIN,
+    Method,
+    in_loop,
+    interleave,
+    list_partings,
+    notes,
+    report,
+    table,
+)
+from evaluation.environment import environment
+from opt_tree import OptTree, Pair, Sampling, Sharpened, load_causal_lm, load_pair, load_tokenizer
+from opt_tree.checkpoints import DEMO, as_dtype, check_same_tokenizer
+from opt_tree.decode import check_prompt
+from opt_tree.display import IncrementalText, paint, to_html
+from opt_tree.presets import opt, plain
+
+Kind = Literal["classic", "eagle"]
+
+# The best trees for the embedded models on one CPU core, not the paper's: there a node costs more than on a GPU.
+DEMO_CLASSIC = OptTree(nodes=16, threshold=0.2, max_depth=6)
+DEMO_EAGLE = OptTree(nodes=16, threshold=0.2, max_depth=6)
+
+PROMPTS = (
+    "Tell me a short story about a fox who wanted to learn how to swim.",
+    "Describe the geography and the climate of Iceland.",
+    'What does the word "gather" mean? Please give an example.',
+    "Why do birds fly south in the winter?",
+    "Show me how to use the `tar` command.",
+)
+TIME_LIMIT = 35.0  # seconds after which the comparison begins no further prompt: a demo is to take less than a minute
+
+
+def _option(default: Any, about: str, kind: Callable[[str], Any] = str) -> Any:
+    return field(default=default, metadata={"help": about, "kind": kind})
+
+
+@dataclass(frozen=True)
+class Options:
+    """Everything a demo can be told. The command line is made of these fields."""
+
+    base_model_path: str = _option("demo", "target: folder, Hub id, or demo for the embedded one")
+    draft_model_path: str | None = _option(None, "draft model; beside a head: what assists transformers")
+    ea_model_path: str | None = _option(None, "EAGLE head (demo_opt_eagle.py)")
+    prompt: str | None = _option(None, "the question (default: a handful of built-in ones)")
+    nodes: int | None = _option(None, "drafted nodes per tree, root excluded (the paper's n)", int)
+    threshold: float | None = _option(None, "least gain in E(A) worth one more layer (the paper's delta)", float)
+    max_depth: int | None = _option(None, "layers drafted at most", int)
+    temperature: float = _option(0.0, "0: greedy", float)
+    top_p: float = _option(1.0, "nucleus, at temperature > 0", float)
+    top_k: int = _option(0, "0: off", int)
+    max_new_tokens: int = _option(128, "length of an answer at most", int)
+    rounds: int = _option(3, "repetitions of the comparison", int)
+    seed: int = _option(0, "of the sampling", int)
+    device: str | None = _option(None, "cpu, cuda, ... (default: cuda where there is one)")
+    dtype: str = _option("auto", "of the target: float32, bfloat16, float16, or auto for what suits the device")
+    draft_dtype: str = _option("auto", "of the draft model")
+    bare: bool = _option(False, "take the draft law as it is, not sharpened by its fitted temperature")
+    threads: int | None = _option(None, "CPU threads (default 1: more of them stall when a neighbour is busy)", int)
+    html: str | None = _option(None, "write the coloured transcript and drawn trees to this file")
+    no_color: bool = _option(False, "mark accepted draft tokens by brackets instead of colour")
+
+    def policy(self, kind: Kind) -> OptTree:
+        """The tree: this demo's for the embedded target, else the paper's, with whatever was named replaced."""
+        default = {"classic": DEMO_CLASSIC, "eagle": DEMO_EAGLE}[kind] if self.base_model_path == "demo" else OptTree()
+        named = {name: getattr(self, name) for name in ("nodes", "threshold", "max_depth")}
+        return dataclasses.replace(default, **{name: value for name, value in named.items() if value is not None})
+
+    @property
+    def sampling(self) -> Sampling:
+        return Sampling(self.temperature, self.top_p, self.top_k)
+
+    def check(self, kind: Kind) -> None:
+        """Raise ValueError for whatever is wrong before any model is looked at."""
+        self.policy(kind)
+        if self.sampling.greedy and (self.top_p < 1 or self.top_k):
+            raise ValueError("top_p and top_k act at temperature > 0 only; give --temperature")
+        for name in ("max_new_tokens", "rounds", "threads"):
+            if (value := getattr(self, name)) is not None and value < 1:
+                raise ValueError(f"--{name.replace('_', '-')} must be at least 1, got {value}")
+        if self.prompt is not None and not self.prompt.strip():
+            raise ValueError("the prompt is empty")
+        if kind == "classic" and self.ea_model_path:
+            raise ValueError("demo_opt_classic.py drafts with a draft model; for an EAGLE head run demo_opt_eagle.py")
+        needed = "draft_model_path" if kind == "classic" else "ea_model_path"
+        if self.base_model_path != "demo" and not getattr(self, needed):
+            raise ValueError(f"no drafter named for {self.base_model_path}: give --{needed.replace('_', '-')}")
+        if self.html:
+            check_writable(Path(self.html))
+
+
+def check_writable(path: Path) -> None:
+    """Raise ValueError unless `path` can be written."""
+    if not path.parent.is_dir():
+        raise ValueError(f"cannot write {path}: there is no folder {path.parent}")
+    existed = path.exists()
+    try:
+        path.open("a").close()
+    except OSError as error:
+        raise ValueError(f"cannot write {path}: {error.strerror}") from error
+    if not existed:
+        path.unlink()
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise ValueError(message)  # one line, like every other error, instead of the usage and then the line
+
+
+def parse(kind: Kind, arguments: Sequence[str]) -> Options:
+    """Read the command line; an option may be written with hyphens or underscores."""
+    drafter = "an independent draft model" if kind == "classic" else "an EAGLE head"
+    parser = _Parser(f"demo_opt_{kind}.py", description=f"Decode with OPT-Tree and {drafter}, and compare.")
+    for option in dataclasses.fields(Options):
+        flag, about = "--" + option.name.replace("_", "-"), option.metadata["help"]
+        if option.type is bool:
+            parser.add_argument(flag, action="store_true", help=about)
+        else:
+            shown = about if option.default is None else f"{about} (default {option.default})"
+            parser.add_argument(flag, type=option.metadata["kind"], default=option.default, help=shown)
+    hyphened = [re.sub("^--[^=]+", lambda name: name[0].replace("_", "-"), argument) for argument in arguments]
+    return Options(**vars(parser.parse_args(hyphened)))
+
+
+def main(kind: Kind, arguments: Sequence[str] | None = None) -> int:
+    """Run a demo and return its exit status: 2, after one line on stderr, for whatever a caller got wrong."""
+    try:
+        options = parse(kind, sys.argv[1:] if arguments is None else arguments)
+        options.check(kind)
+        run(kind, options)
+    except (ValueError, OSError) as error:
+        print("error:", " ".join(str(error).split()), file=sys.stderr)
+        return 2
+    return 0
+
+
+def run(kind: Kind, options: Options) -> None:
+    """Load, stream one answer, compare, write the page: a table for people, one JSON line for machines."""
+    transformers.logging.set_verbosity_error()
+    if options.base_model_path == "demo" or not sys.stderr.isatty():
+        transformers.logging.disable_progress_bar()  # the embedded models load in a blink
+    device = check_device(options.device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    if device.type == "cpu" or options.threads:
+        torch.set_num_threads(options.threads or 1)
+    pair = load(kind, options, str(device))
+    assistant = load_assistant(options, pair, str(device))
+    policy, texts = options.policy(kind), [options.prompt] if options.prompt else PROMPTS
+    prompts = [check_prompt(pair.encode(text), pair.target) for text in texts]
+
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # an ASCII terminal still gets its answer
+    facts = {"models": describe_models(kind, options, pair), "machine": describe_machine(environment(device), device)}
+    print(*facts.values(), f"{policy}, {describe_sampling(options.sampling)}", f"\n> {texts[0]}\n", sep="\n")
+    decoder = opt(pair.target, pair.drafter, policy)
+    streamer = ColorStreamer(pair.tokenizer, sys.stdout, wants_color(sys.stdout) and not options.no_color)
+    first = decoder.generate(prompts[0], options.max_new_tokens, options.sampling, pair.stop, streamer, options.seed)
+
+    sampling, seed = options.sampling, options.seed
+    methods: dict[str, Method] = {
+        PLAIN: in_loop(plain(pair.target), pair, sampling, seed),
+        GREEDY: functools.partial(baselines.transformers_greedy, pair, sampling=sampling, seed=seed),
+        OURS: in_loop(decoder, pair, sampling, seed),
+    }
+    if assistant is not None:
+        methods[ASSISTED] = functools.partial(
+            baselines.transformers_assisted, pair, sampling=sampling, seed=seed, assistant=assistant
+        )
+    comparison = interleave(methods, prompts, options.max_new_tokens, options.rounds, TIME_LIMIT)
+    partings = list_partings(comparison, pair, prompts, sampling, seed)
+    print(table(comparison, device.type, partings, sampling), *notes(comparison, pair, partings, sampling), sep="\n")
+    if options.html:
+        rates = "; ".join(f"{label} {comparison.rate(name):.0f}" for name, label in LABELS.items() if name in methods)
+        compared = {f"{len(prompts)} prompts" if len(prompts) > 1 else "compared": f"{rates} tokens per second"}
+        page = to_html(first, pair.tokenizer, facts=compared | {"policy": repr(policy)} | facts)
+        Path(options.html).write_text(page, encoding="utf-8")
+        print(f"wrote {options.html}")
+    settings = {"demo": kind, "options": dataclasses.asdict(options), "policy": dataclasses.asdict(policy)}
+    print(json.dumps(settings | facts | report(comparison, partings) | {"environment": environment(device)}))
+
+
+def check_device(name: str) -> torch.device:
+    """Return the device, or raise ValueError where this machine or this build of torch has none of that name."""
+    try:
+        return torch.empty(0, device=name).device
+    except (RuntimeError, AssertionError) as error:  # torch asserts that it was compiled with CUDA
+        raise ValueError(f"no device {name!r} here: {str(error).splitlines()[0]}") from error
+
+
+def load(kind: Kind, options: Options, device: str) -> Pair:
+    """Load the target and its drafter."""
+    drafter = {"drafter": options.draft_model_path} if kind == "classic" else {"eagle": options.ea_model_path or "demo"}
+    return load_pair(
+        options.base_model_path,
+        **drafter,
+        dtype=options.dtype,
+        draft_dtype=options.draft_dtype,
+        device=device,
+        bare=options.bare,
+    )
+
+
+def load_assistant(options: Options, pair: Pair, device: str) -> PreTrainedModel | None:
+    """Return the model that assists transformers: the pair's drafter, or beside a head the draft model, if any."""
+    if (drafter := baselines.assistant_of(pair.drafter)) is not None:
+        return drafter
+    path = options.draft_model_path or ("demo" if options.base_model_path == "demo" else None)
+    if path is None:
+        return None
+    folder = str(DEMO / "draft") if path == "demo" else path
+    check_same_tokenizer(pair.tokenizer, load_tokenizer(folder), options.base_model_path, path)
+    dtype = "float32" if options.draft_dtype == "auto" and device == "cpu" else options.draft_dtype
+    return load_causal_lm(folder, as_dtype(dtype, device), device).model
+
+
+def wants_color(stream: TextIO) -> bool:
+    """Whether a stream is a terminal that takes colours (https://no-color.org)."""
+    return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+
+
+class ColorStreamer:
+    """A transformers streamer for the library's loop: accepted draft tokens in colour or in brackets, as they come.
+
+    The loop hands over one step at a time, and its last token is the target's own. (Only a stop token inside an
+    accepted path ends a step otherwise, and it is not shown.)
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, out: TextIO, color: bool) -> None:
+        self._text, self._out, self._color = IncrementalText(tokenizer), out, color
+        self._begun = False
+
+    def put(self, value: Tensor) -> None:
+        """Show one step's tokens; the first call brings the prompt, which is not shown."""
+        if not self._begun:
+            self._begun = True
+            return
+        *drafted, own = [self._text.add(token) for token in value.tolist()]
+        self._out.write(paint("".join(drafted), True, self._color) + own)
+        self._out.flush()
+
+    def end(self) -> None:
+        """Show what was held back, and what the marks mean."""
+        legend = paint("drafted and accepted", True, self._color) + " the target's own"
+        self._out.write(f"{self._text.rest()}\n\n({legend})\n\n")
+        self._out.flush()
+
+
+def describe_models(kind: Kind, options: Options, pair: Pair) -> str:
+    """Say what decodes and what drafts: names, sizes, dtypes, the fitted sharpening."""
+    drafter: Any = pair.drafter
+    sharpened = ""
+    if isinstance(drafter, Sharpened):
+        sharpened, drafter = f", sharpened by temperature {drafter.temperature:.2f}", drafter.drafter
+    if kind == "classic":
+        name, model = f"draft model {options.draft_model_path or 'demo'}", drafter.lm.model
+    else:
+        name, model = f"EAGLE head {options.ea_model_path or 'demo'}", drafter.lm.model.base_model
+    return (
+        f"target {options.base_model_path}: {_size(pair.target.model)}, {_name(pair.target.dtype)}; "
+        f"{name}: {_size(model)}, {_name(drafter.lm.dtype)}{sharpened}"
+    )
+
+
+def describe_sampling(sampling: Sampling) -> str:
+    """Say in words how the target's law is made."""
+    if sampling.greedy:
+        return "greedy"
+    return f"temperature {sampling.temperature:g}, top_p {sampling.top_p:g}, top_k {sampling.top_k or 'off'}"
+
+
+def _size(model: torch.nn.Module) -> str:
+    return f"{sum(weight.numel() for weight in model.parameters()) / 1e6:.1f} M parameters"
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def describe_machine(about: dict[str, Any], device: torch.device) -> str:
+    """Say on what the figures were measured; without it they mean nothing."""
+    threads = f"{about['threads']} thread{'s'[: about['threads'] > 1]}"
+    load = f", load {os.getloadavg()[0]:.1f}" if hasattr(os, "getloadavg") else ""
+    return (
+        f"{device.type}: {about['device']}, {threads}{load}; "
+        f"torch {torch.__version__}, transformers {transformers.__version__}, Python {about['python']}"
+    )
