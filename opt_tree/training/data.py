@@ -1,7 +1,7 @@
 """Corpus rows, the held-out split, and packed token streams.
 
-A corpus folder holds `chat_*.jsonl.xz` (`{"messages": [...]}`) and `text_*.jsonl.xz` (`{"text": ...}`). This module turns
-them into one flat stream of tokens per split, cached on disk; it knows nothing of models or of optimisation.
+A corpus folder holds `chat_*.jsonl.xz` (`{"messages": [...]}`) and `text_*.jsonl.xz` (`{"text": ...}`). This module
+turns them into one flat stream of tokens per split, cached on disk; it knows nothing of models or of optimisation.
 """
 
 import hashlib
@@ -15,7 +15,7 @@ from typing import Literal
 
 import numpy as np
 import torch
-from jaxtyping import Int
+from jaxtyping import Shaped
 from torch import Tensor
 from torch.utils.data import Dataset
 from tqdm import tqdm
@@ -199,12 +199,16 @@ def _key(tokenizer: PreTrainedTokenizerBase, *parts: object) -> str:
 class Blocks(Dataset[dict[str, Tensor]]):
     """A stream cut into blocks of `length` tokens; the last block overlaps its neighbour instead of dropping a tail.
 
-    A block is read as equal rows. `rows` lists (share of the blocks, row length): a run may train on short rows first and
-    on the full length at the end without changing the tokens of a batch. The shares must sum to 1.
+    A block is read as equal rows. `rows` lists (share of the blocks, row length): a run may train on short rows first
+    and on the full length at the end without changing the tokens of a batch. The shares must sum to 1.
+    `tokens` other than 0 keeps only so many.
     """
 
-    def __init__(self, stream: np.ndarray, length: int, rows: Sequence[tuple[float, int]] = ()) -> None:
+    def __init__(
+        self, stream: np.ndarray, length: int, rows: Sequence[tuple[float, int]] = (), tokens: int = 0
+    ) -> None:
         rows = tuple(rows) or ((1.0, length),)
+        stream = stream[: tokens or None]
         if len(stream) < length:
             raise ValueError(f"a stream of {len(stream)} tokens holds no block of {length}")
         if any(length % row for _, row in rows) or abs(sum(share for share, _ in rows) - 1) > 1e-6:
@@ -217,23 +221,25 @@ class Blocks(Dataset[dict[str, Tensor]]):
         return (len(self.stream) + self.length - 1) // self.length
 
     def __getitem__(self, index: int) -> dict[str, Tensor]:
+        if not 0 <= index < len(self):
+            raise IndexError(f"block {index} of {len(self)}")
         start = min(index * self.length, len(self.stream) - self.length)
         block = torch.from_numpy(self.stream[start : start + self.length].astype(np.int64))
         row = self.row_lengths[int(np.searchsorted(self.row_ends, index, side="right"))]
         return {"input_ids": block.view(-1, row)}
 
 
-def collate(items: list[dict[str, Tensor]]) -> dict[str, Int[Tensor, "rows length"]]:
+def collate(items: list[dict[str, Tensor]]) -> dict[str, Shaped[Tensor, "rows length"]]:
     """Stack the rows of several blocks; a batch across the change of row length is cut to the shorter rows."""
     length = min(item["input_ids"].shape[1] for item in items)
-    rows = torch.cat([item["input_ids"].view(-1, length) for item in items])
-    return {"input_ids": rows, "labels": rows}
+    batch = {name: torch.cat([item[name].view(-1, length) for item in items]) for name in items[0]}
+    return {"labels": batch["input_ids"], **batch}
 
 
 def heldout_prompts(
     tokenizer: PreTrainedTokenizerBase, folder: Path, count: int, max_tokens: int = 300, seed: int = 0
 ) -> list[str]:
-    """Return `count` held-out first user turns, one from each of `PROMPT_CORPORA` in turn, shorter than `max_tokens`."""
+    """Return `count` held-out first user turns shorter than `max_tokens`, from each of `PROMPT_CORPORA` in turn."""
     return draw_prompts(tokenizer, read_prompts(folder, "heldout"), Draw(count, max_tokens, seed))
 
 

@@ -86,7 +86,7 @@ def main() -> None:
         drafter = from_fields(Shape, args).build(tokenizer)
         set_attention(drafter, args.compile)
         loss = make_loss(target, args.hard, args.compile)
-        trainer = fit(drafter, streams, schedule, Run(args.output, args.resume, args.compile), loss)
+        trainer = fit(drafter, streams.blocks(schedule), schedule, Run(args.output, args.resume, args.compile), loss)
     except (ValueError, OSError) as error:
         parser.error(str(error))
     if trainer.is_world_process_zero():

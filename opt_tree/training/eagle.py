@@ -68,17 +68,18 @@ class Unrolled(nn.Module):
 
     def forward(self, ids: Int[Tensor, "rows length"], features: Float[Tensor, "rows length hidden"]) -> Tensor:
         """Return the mean loss over passes; pass s is judged on the pairs that have s earlier ones."""
-        goal = self.objective
+        weights = self.objective
         goals = features[:, 1:].float()
-        logits = features[:, 1:] @ self.output.T
-        spread = goal.noise * 512 / ids.shape[1]
+        logits = features[:, 1:].to(self.output.dtype) @ self.output.T
+        spread = weights.noise * 512 / ids.shape[1]
         inputs = features[:, :-1].float() + (torch.rand_like(goals) - 0.5) * 2 * spread
         total = torch.zeros((), device=ids.device)
         for step, estimate in enumerate(self.passes(ids[:, 1:], inputs)):
             near = F.smooth_l1_loss(estimate[:, step:].float(), goals[:, step:])
-            drafted = estimate[:, step:] @ self.output.T
-            total = total + goal.feature * near + goal.logit * distillation_loss(drafted, logits[:, step:], goal.hard)
-        return total / goal.unroll
+            drafted = estimate[:, step:].to(self.output.dtype) @ self.output.T
+            apart = distillation_loss(drafted, logits[:, step:], weights.hard)
+            total = total + weights.feature * near + weights.logit * apart
+        return total / weights.unroll
 
     def passes(
         self, ids: Int[Tensor, "rows pairs"], features: Float[Tensor, "rows pairs hidden"]
@@ -179,9 +180,8 @@ def main() -> None:
         target = load_teacher(args.target, args.compile)
         head = new_head(target)
         model = Unrolled(head, target.get_output_embeddings().weight.detach(), from_fields(Objective, args))
-        trainer = fit(
-            model, streams, schedule, Run(args.output, args.resume, args.compile), make_loss(target, args.compile)
-        )
+        run, loss = Run(args.output, args.resume, args.compile), make_loss(target, args.compile)
+        trainer = fit(model, streams.blocks(schedule), schedule, run, loss)
     except (ValueError, OSError) as error:
         parser.error(str(error))
     if trainer.is_world_process_zero():

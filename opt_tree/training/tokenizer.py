@@ -31,7 +31,7 @@ CHAT_TEMPLATE = (
 
 
 def training_texts(folder: Path) -> Iterator[str]:
-    """Yield the training side of every corpus: all of chat, every fourth piece of prose (prose is most of the bytes)."""
+    """Yield the training side of every corpus: all of chat, every fourth piece of prose (most of the bytes)."""
     for name in corpus_names(folder):
         for index, document in enumerate(read_corpus(folder, name)):
             if document.split == "heldout":

@@ -66,6 +66,21 @@ class Streams:
     train: np.ndarray
     heldout: dict[str, np.ndarray]
 
+    def blocks(self, schedule: Schedule) -> "Examples":
+        """Cut the streams into blocks as a schedule wants them."""
+        length = schedule.eval_blocks * schedule.block
+        rows = [(1.0, schedule.block // 4)]
+        heldout = {name: Blocks(tokens[:length], schedule.block, rows) for name, tokens in self.heldout.items()}
+        return Examples(Blocks(self.train, schedule.block, schedule.row_lengths, schedule.tokens), heldout)
+
+
+@dataclass(frozen=True)
+class Examples:
+    """What a run reads: items of `schedule.block` tokens, in order, and held-out ones by name."""
+
+    train: Dataset
+    heldout: dict[str, Blocks]
+
 
 class OrderedTrainer(Trainer):
     """A Trainer that reads its data in order (the order of a stream is its curriculum), with an exchangeable loss."""
@@ -86,20 +101,18 @@ class OrderedTrainer(Trainer):
         return (loss, {}) if return_outputs else loss
 
 
-def fit(model: nn.Module, streams: Streams, schedule: Schedule, run: Run, loss: Loss | None = None) -> Trainer:
-    """Train `model` in place on the stream in order and return the trainer; raise ValueError for uneven batches."""
-    steps = (schedule.tokens or len(streams.train)) // schedule.batch
-    if len(streams.train) < steps * schedule.batch or not steps:
-        raise ValueError(f"a stream of {len(streams.train)} tokens is too short for {max(steps, 1)} x {schedule.batch}")
+def fit(model: nn.Module, examples: Examples, schedule: Schedule, run: Run, loss: Loss | None = None) -> Trainer:
+    """Train `model` in place on the examples in order and return the trainer; raise ValueError for uneven batches."""
+    tokens = len(examples.train) * schedule.block  # type: ignore[arg-type]
+    steps = min(schedule.tokens or tokens, tokens) // schedule.batch
+    if not steps:
+        raise ValueError(f"{tokens} training tokens do not fill one batch of {schedule.batch}")
     trainer = OrderedTrainer(
         model=model,
         args=_arguments(schedule, steps, run),
         data_collator=collate,
-        train_dataset=Blocks(streams.train[: steps * schedule.batch], schedule.block, schedule.row_lengths),
-        eval_dataset={
-            name: Blocks(tokens[: schedule.eval_blocks * schedule.block], schedule.block, [(1.0, schedule.block // 4)])
-            for name, tokens in streams.heldout.items()
-        },
+        train_dataset=examples.train,
+        eval_dataset=examples.heldout,
         optimizers=(MuonAdamW(model, schedule.lr), None),
         loss=loss,
     )
@@ -115,8 +128,8 @@ def _arguments(schedule: Schedule, steps: int, run: Run) -> TrainingArguments:
     processes = int(os.environ.get("WORLD_SIZE", "1"))
     if schedule.batch % (schedule.micro_batch * processes) or schedule.micro_batch % schedule.block:
         raise ValueError(
-            f"batch {schedule.batch} must be a multiple of {processes} process(es) x micro-batch {schedule.micro_batch},"
-            f" and that of block {schedule.block}"
+            f"batch {schedule.batch} must be a multiple of {processes} x micro-batch {schedule.micro_batch}, "
+            f"and that of block {schedule.block}"
         )
     gpu = torch.cuda.is_available()
     return TrainingArguments(
@@ -131,7 +144,7 @@ def _arguments(schedule: Schedule, steps: int, run: Run) -> TrainingArguments:
         max_grad_norm=1.0,
         bf16=True,
         use_cpu=not gpu,
-        ddp_backend=None if gpu else "gloo",
+        ddp_backend=None if gpu or processes == 1 else "gloo",
         ddp_find_unused_parameters=False,
         torch_compile=run.compile,
         logging_steps=10,
@@ -142,6 +155,7 @@ def _arguments(schedule: Schedule, steps: int, run: Run) -> TrainingArguments:
         save_total_limit=3,
         dataloader_pin_memory=gpu,
         seed=schedule.seed,
+        remove_unused_columns=False,
         report_to="none",
         label_names=["labels"],
     )

@@ -1,0 +1,192 @@
+"""Train the whole demo family, stage by stage: tokenizer, target, own outputs, drafter, EAGLE head.
+
+    python -m opt_tree.training.demo --work DIR [--preset cpu|gpu] [--processes 2] [--until STAGE] [--install DIR]
+
+A stage whose product exists is skipped and a training stage that was stopped goes on from its last checkpoint, so the
+same command may be run again at any time. `cpu` is what made the embedded models (two cores, about two hours); `gpu`
+is the same family at twenty times the tokens, for one GPU. Calibration is a command of its own and comes after.
+"""
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from opt_tree.training.data import DEFAULT_DATA
+
+# Passes over each corpus in one unit of data. Corpora that quote long passages (fairytaleqa, scitldr) or repeat one
+# pattern (tldr_pages, wordnet, factbook) count less; prose is a quarter of the tokens.
+TARGET_EPOCHS = {
+    "chat_creak": 1.0,
+    "chat_factbook": 0.7,
+    "chat_fairytaleqa": 0.5,
+    "chat_gpteacher": 1.3,
+    "chat_gsm8k_train": 1.3,
+    "chat_oasst_sampled": 1.3,
+    "chat_personachat_synth": 1.0,
+    "chat_scitldr": 0.5,
+    "chat_selfdialogue": 1.0,
+    "chat_selfinstruct_seed": 1.5,
+    "chat_t0_permissive": 0.7,
+    "chat_taskmaster4": 0.7,
+    "chat_tldr_pages": 0.6,
+    "chat_wordnet": 0.8,
+    "text_classic_books": 0.36,
+    "text_eltec_novels": 0.36,
+    "text_factbook": 1.0,
+    "text_fairytales": 0.9,
+}
+# Chat alone, for the stages that only polish what chat answers look like.
+CHAT_EPOCHS = {name: passes * 0.25 for name, passes in TARGET_EPOCHS.items() if name.startswith("chat_")}
+
+
+@dataclass(frozen=True)
+class Preset:
+    """The size of a run: arguments of the commands, and how many prompts the target answers."""
+
+    epochs: float  # units of TARGET_EPOCHS for the target
+    target: str
+    loop_prompts: int
+    unlearn: str
+    own_prompts: int
+    own_passes: float
+    corpus_passes: float  # units of CHAT_EPOCHS for the drafter and the head
+    draft: str
+    eagle: str
+    answer_batch: int
+
+
+CPU = Preset(
+    epochs=1.0,
+    target="--batch 8192 --micro-batch 2048 --lr 4e-3 --warmup 100 --rows 0.62:256,0.34:512,0.04:2048",
+    loop_prompts=1000,
+    unlearn="--batch 4096 --micro-batch 2048 --lr 5e-4 --tokens 245760 --order 6 --weight 1.0",
+    own_prompts=6000,
+    own_passes=2.0,
+    corpus_passes=1.0,
+    draft="--batch 8192 --micro-batch 2048 --lr 6e-3 --hard 0.5 --rows 0.94:512,0.06:2048",
+    eagle="--batch 8192 --micro-batch 2048 --lr 3e-3 --feature 1.0 --logit 1.0 --hard 0.5 --unroll 3"
+    " --rows 0.94:512,0.06:2048",
+    answer_batch=96,
+)
+GPU = Preset(
+    epochs=20.0,
+    target="--batch 65536 --micro-batch 65536 --lr 6e-3 --warmup 200 --rows 0.8:512,0.2:2048 --save-steps 500",
+    loop_prompts=8000,
+    unlearn="--batch 32768 --micro-batch 32768 --lr 5e-4 --tokens 6553600 --order 6 --weight 1.0",
+    own_prompts=40000,
+    own_passes=10.0,
+    corpus_passes=15.0,
+    draft="--batch 32768 --micro-batch 32768 --lr 6e-3 --hard 0.5 --rows 0.9:512,0.1:2048 --save-steps 1000",
+    eagle="--batch 32768 --micro-batch 32768 --lr 3e-3 --feature 1.0 --logit 1.0 --hard 0.5 --unroll 4"
+    " --rows 0.9:512,0.1:2048 --save-steps 1000",
+    answer_batch=1024,
+)
+PRESETS = {"cpu": CPU, "gpu": GPU}
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One command and the folder whose existence says that it is done."""
+
+    name: str
+    module: str
+    arguments: str
+    product: Path
+
+    @property
+    def trains(self) -> bool:
+        """Whether the stage is a training run, which can be resumed and spread over processes."""
+        return self.module not in ("tokenizer", "outputs")
+
+
+def stages(preset: Preset, work: Path) -> list[Stage]:
+    """Return the recipe in order; each stage reads the products of earlier ones."""
+    tokenizer, base = work / "tokenizer", work / "base"
+    plan = [
+        Stage("tokenizer", "tokenizer", f"--output {tokenizer}", tokenizer),
+        Stage(
+            "base",
+            "lm",
+            f"--tokenizer {tokenizer} --output {base} --epochs {_epochs(TARGET_EPOCHS, preset.epochs)} {preset.target}",
+            base / "final",
+        ),
+    ]
+    model = base / "final"
+    for turn in (1, 2):
+        own, cured = work / f"loops-{turn}", work / f"cured-{turn}"
+        plan.append(_answers(own.name, model, own, preset.loop_prompts, preset.answer_batch))
+        arguments = f"--model {model} --own {own} --output {cured} --epochs {_epochs(CHAT_EPOCHS, 1)} {preset.unlearn}"
+        plan.append(Stage(cured.name, "unlikelihood", arguments, cured / "final"))
+        model = cured / "final"
+    own = work / "own"
+    plan.append(_answers("own", model, own, preset.own_prompts, preset.answer_batch))
+    epochs = f"{_epochs(CHAT_EPOCHS, preset.corpus_passes)},own={preset.own_passes}"
+    for name, module, options in (("draft", "distil", preset.draft), ("eagle", "eagle", preset.eagle)):
+        output = work / name
+        arguments = f"--target {model} --own {own} --output {output} --epochs {epochs} {options}"
+        plan.append(Stage(name, module, arguments, output / "final"))
+    return plan
+
+
+def _answers(name: str, model: Path, own: Path, prompts: int, batch: int) -> Stage:
+    return Stage(name, "outputs", f"--target {model} --output {own} --prompts {prompts} --batch {batch}", own)
+
+
+def _epochs(units: dict[str, float], factor: float) -> str:
+    return ",".join(f"{name}={passes * factor:g}" for name, passes in units.items())
+
+
+def run(stage: Stage, data: Path, processes: int) -> None:
+    """Run one stage; raise CalledProcessError if it fails."""
+    command = [sys.executable]
+    arguments = [*stage.arguments.split(), "--data", str(data)]
+    if stage.trains:
+        arguments.append("--compile")
+        if any(stage.product.parent.glob("checkpoint-*")):
+            arguments.append("--resume")
+        if processes > 1:
+            command += ["-m", "torch.distributed.run", "--nproc-per-node", str(processes)]
+    # One thread a process: two OpenMP threads that share a busy machine wait for each other at every barrier.
+    environment = {**os.environ, "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}
+    subprocess.run([*command, "-m", f"opt_tree.training.{stage.module}", *arguments], check=True, env=environment)
+
+
+def install(work: Path, folder: Path) -> None:
+    """Copy the family to `folder` as target/, draft/ and eagle/."""
+    for source, name in (("cured-2", "target"), ("draft", "draft"), ("eagle", "eagle")):
+        shutil.copytree(work / source / "final", folder / name, dirs_exist_ok=True)
+
+
+def main() -> None:
+    """Run the recipe from the command line."""
+    parser = argparse.ArgumentParser(description="Train the demo family, stage by stage.")
+    parser.add_argument("--data", type=Path, default=Path(DEFAULT_DATA), help="corpus folder")
+    parser.add_argument("--work", type=Path, required=True, help="folder of all stages; give it again to go on")
+    parser.add_argument("--preset", choices=sorted(PRESETS), default="cpu", help="size of the run")
+    parser.add_argument("--processes", type=int, default=2, help="training processes, one thread each (1 for a GPU)")
+    parser.add_argument("--until", default="eagle", help="last stage to run")
+    parser.add_argument("--install", type=Path, help="copy target, draft and eagle to this folder at the end")
+    args = parser.parse_args()
+    plan = stages(PRESETS[args.preset], args.work)
+    names = [stage.name for stage in plan]
+    if args.until not in names:
+        parser.error(f"no stage called {args.until}; there are {', '.join(names)}")
+    for stage in plan[: names.index(args.until) + 1]:
+        if stage.product.exists():
+            print(f"{stage.name}: done before ({stage.product})")
+            continue
+        print(f"{stage.name}: {stage.module} {stage.arguments}")
+        try:
+            run(stage, args.data, args.processes if args.preset == "cpu" else 1)
+        except subprocess.CalledProcessError as error:
+            parser.error(f"stage {stage.name} failed with exit status {error.returncode}; its output is above")
+    if args.install:
+        install(args.work, args.install)
+
+
+if __name__ == "__main__":
+    main()
