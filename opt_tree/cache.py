@@ -106,7 +106,7 @@ class KVCache(Cache):
     @torch.inference_mode()
     def commit(self, kept: list[int]) -> None:
         """Commit the pending rows `kept` (increasing offsets behind `length`), in this order; drop the others."""
-        if kept and (kept[-1] >= self.pending or kept != sorted(set(kept))):
+        if kept and (kept[0] < 0 or kept[-1] >= self.pending or kept != sorted(set(kept))):
             raise ValueError(f"cannot keep rows {kept} of {self.pending} pending ones")
         if kept != list(range(len(kept))):
             for storage in self._groups:

@@ -221,9 +221,9 @@ def _counters(target: CausalLM, drafter: Drafter | None) -> tuple[float, float, 
     return drafter.forwards, drafter.tokens, drafter.forward_seconds, target.forward_seconds
 
 
-def check_prompt(prompt: Sequence[int] | Tensor, target: CausalLM) -> list[int]:
+def check_prompt(prompt: Any, target: CausalLM) -> list[int]:
     """Return the prompt as a fresh list of token ids, or say in one line what is wrong with it."""
-    ids = prompt.tolist() if isinstance(prompt, Tensor) else list(prompt)
+    ids = prompt.tolist() if isinstance(prompt, (Tensor, np.ndarray)) else list(prompt)
     if ids and isinstance(ids[0], (list, tuple)):
         if len(ids) > 1:
             raise ValueError(

@@ -16,7 +16,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from transformers import DynamicCache, PreTrainedModel
+from transformers import DynamicCache
 
 from opt_tree.attention import tree_mask, windowed
 from opt_tree.cache import KVCache, LayerShape
@@ -34,8 +34,8 @@ class Output:
     """What a forward left, valid until the same CausalLM runs again; whoever keeps it clones it."""
 
     logits: Float[Tensor, "rows vocab"]
-    features: Float[Tensor, "rows hidden"] | None = None
-    """The model's final hidden states (behind its last norm, before its head), where asked for."""
+    features: Float[Tensor, "tokens hidden"] | None = None
+    """The model's final hidden states (behind its last norm, before its head) of every row, where asked for."""
 
 
 @dataclass(frozen=True)
@@ -72,12 +72,15 @@ class CausalLM:
     forwards, otherwise `UnsupportedModelError` says why.
     """
 
-    def __init__(self, model: PreTrainedModel, buckets: Buckets | None = None, probe: bool = True) -> None:
-        self.model = model.eval()
+    def __init__(self, model: Any, buckets: Buckets | None = None, probe: bool = True) -> None:
+        self.model: PreTrainedModel = model.eval()  # or what looks like one: an EAGLE head with an output layer
         self.buckets = buckets
         self.name = model.config.name_or_path or type(model).__name__
         config = model.config.get_text_config()
-        self.vocab: int = model.get_output_embeddings().weight.shape[0]
+        output = model.get_output_embeddings()
+        if output is None:
+            raise UnsupportedModelError(f"{type(model).__name__} has no output layer: is it an AutoModelForCausalLM?")
+        self.vocab: int = output.weight.shape[0]
         self.max_context: int = getattr(config, "max_position_embeddings", None) or 1 << 30
         self.forward_seconds = 0.0
         """Time spent inside the bare model so far, what a step costs at least."""
@@ -88,6 +91,7 @@ class CausalLM:
         self._windows = _layer_windows(model)
         self._keeps_logits = "logits_to_keep" in inspect.signature(model.forward).parameters
         self._features: Tensor | None = None
+        self._watching = False
         self._pending = np.zeros(0, dtype=np.int64)
         self.cache = KVCache(_layer_shapes(self))
         if probe:
@@ -104,14 +108,18 @@ class CausalLM:
 
     def watch_features(self) -> None:
         """From now on every Output carries features (a forward hook on the base model; nothing else changes)."""
-
+        if self._watching:
+            return
+        self._watching = True
         lm = weakref.ref(self)
 
         def keep(_module: object, _args: object, output: Any) -> None:
             if (alive := lm()) is not None:
                 alive._features = output[0]
 
-        self.model.base_model.register_forward_hook(keep)
+        # OPT's head calls its decoder past the base model, so the hook belongs on the innermost of the two.
+        model = self.model
+        (model.get_decoder() if hasattr(model, "get_decoder") else model.base_model).register_forward_hook(keep)
 
     @torch.inference_mode()
     def append(self, tokens: list[int], features: Float[Tensor, "tokens hidden"] | None = None) -> Output:
@@ -189,6 +197,7 @@ class CausalLM:
             inputs["features"] = features[None]
         if last_only and index is None and self._keeps_logits:
             inputs["logits_to_keep"] = 1
+        self._features = None  # a forward of the model that was not ours may have left its own
         begin = time.perf_counter()
         with _attention_kernels(self.device):
             logits = self.model(**inputs).logits[0]
@@ -218,7 +227,7 @@ def _attention_kernels(device: torch.device) -> AbstractContextManager:
     return sdpa_kernel([SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH])
 
 
-def _layer_windows(model: PreTrainedModel) -> dict[str, int]:
+def _layer_windows(model: Any) -> dict[str, int]:
     """Return the kinds of attention layers the model has, each with its window (0: none), or refuse it by name."""
     config = model.config.get_text_config()
     name = type(model).__name__
@@ -232,6 +241,10 @@ def _layer_windows(model: PreTrainedModel) -> dict[str, int]:
     if getattr(config, "alibi", False) or config.model_type in ("bloom", "mpt"):
         raise UnsupportedModelError(
             f"{name} uses ALiBi: its biases follow the order of rows, not their positions, so siblings cannot share one"
+        )
+    if "local" in (getattr(config, "attention_layers", None) or ()):  # GPT-Neo
+        raise UnsupportedModelError(
+            f"{name} has local layers, whose window follows the order of rows, not their positions; siblings shift it"
         )
     window = getattr(config, "sliding_window", None)
     kinds = getattr(config, "layer_types", None) or ["sliding_attention" if window else "full_attention"]
@@ -269,8 +282,8 @@ def _layer_shapes(lm: CausalLM) -> list[LayerShape]:
 def _probe(lm: CausalLM) -> None:
     """Compare a small tree with plain causal forwards, commit a branch, go on from it; refuse what differs.
 
-    The yardstick is how far the logits move when siblings do see each other: a model that ignores the mask is off by
-    about that much, rounding by a small part of it.
+    The yardstick is how far the logits move when siblings do see each other, at the same positions: a model that
+    ignores the mask is off by exactly that, rounding by a small part of it.
     """
     name = type(lm.model).__name__
     window = lm._windows.get("sliding_attention", 0)
@@ -283,10 +296,10 @@ def _probe(lm: CausalLM) -> None:
 
     try:
         left, right = plain([*context, r, a, c])[-3:], plain([*context, r, b, d, e])[-4:]
-        mixed = plain([*context, r, a, b, c, d])[-5:]
         lm.append(context)
         parents = np.array([-1, 0, 0, 1, 2])
         tree = Tree(np.array([r, a, b, c, d]), parents, np.zeros(5), np.zeros(5, dtype=np.int64))
+        mixed = lm.extend(tree.tokens, lm.length + tree.depths, np.tri(5, dtype=bool)).logits.double()
         rows = lm.score(tree).logits.double()
         expected = torch.stack([left[0], left[1], right[1], left[2], right[2]])
         yardstick = (expected - mixed).abs().max()

@@ -1,5 +1,6 @@
 """When a generation ends before its budget does: stop tokens, stop strings, or any rule of that form."""
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
@@ -19,8 +20,8 @@ class StopRule(Protocol):
 class Stop:
     """Stop after any of `tokens`, or as soon as the text contains any of `strings` (these need the tokenizer)."""
 
-    tokens: frozenset[int] = frozenset()
-    strings: tuple[str, ...] = ()
+    tokens: Collection[int] = frozenset()
+    strings: tuple[str, ...] | str = ()
     tokenizer: PreTrainedTokenizerBase | None = None
 
     def __post_init__(self) -> None:

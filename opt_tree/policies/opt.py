@@ -35,7 +35,7 @@ class OptTree:
     def __post_init__(self) -> None:
         if self.nodes < 1:
             raise ValueError(f"nodes must be at least 1, got {self.nodes} (for plain decoding use Static.empty())")
-        if self.threshold < 0:
+        if not self.threshold >= 0:
             raise ValueError(f"threshold must be 0 or more, got {self.threshold}")
         if self.max_depth < 1:
             raise ValueError(f"max_depth must be at least 1, got {self.max_depth}")

@@ -1,0 +1,145 @@
+"""What the tests share: shape checks on every annotated call of the library, and drafters and targets without a model.
+
+Laws are functions of the whole token path (context and branch), so nothing here needs a network, a file or a GPU.
+"""
+
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any, Self
+
+import jaxtyping
+import numpy as np
+import pytest
+import torch
+from beartype import BeartypeConf, BeartypeHintOverrides, beartype
+from hypothesis import settings
+from jaxtyping import Float
+from torch import Tensor
+
+# An int may stand for a float, as for type checkers; beartype cannot resolve Self on a method decorated by itself.
+_CONF = BeartypeConf(is_pep484_tower=True, hint_overrides=BeartypeHintOverrides({Self: Any}))
+
+
+def checked(annotated: Any) -> Any:
+    """Check the annotations of a function or class at every call."""
+    return beartype(conf=_CONF)(annotated)
+
+
+# Before the first import of opt_tree: from here on every call into it is checked, shapes included.
+jaxtyping.install_import_hook("opt_tree", f"{__name__}.checked")
+
+import opt_tree  # noqa: E402
+from opt_tree.cache import KVCache  # noqa: E402
+from opt_tree.lm import Output  # noqa: E402
+from opt_tree.pool import Frontier  # noqa: E402
+
+torch.set_num_threads(1)
+settings.register_profile("opt_tree", deadline=None, derandomize=True, database=None, max_examples=60)
+settings.load_profile("opt_tree")
+
+Laws = Callable[[tuple[int, ...]], np.ndarray]
+"""From a token path, the context first, to the probabilities of the token behind it."""
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "gpu: needs a CUDA device, skipped without one")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if not torch.cuda.is_available():
+        for item in items:
+            if item.get_closest_marker("gpu"):
+                item.add_marker(pytest.mark.skip(reason="no CUDA device"))
+
+
+def hashed_laws(seed: int, vocab: int, cells: int | None = None) -> Laws:
+    """Pseudo-random laws, fixed by (seed, path). With `cells`, multiples of 1 / cells: zeros and exact ties abound."""
+
+    @functools.cache
+    def law(path: tuple[int, ...]) -> np.ndarray:
+        # The length keeps (0,) and (0, 0) apart: numpy's seeds ignore trailing zeros.
+        rng = np.random.default_rng((seed, len(path), *path))
+        if cells is None:
+            return rng.dirichlet(np.full(vocab, 0.7))
+        return np.bincount(rng.integers(vocab, size=cells), minlength=vocab) / cells
+
+    return law
+
+
+def written_laws(table: Mapping[tuple[int, ...], tuple[float, ...]]) -> Laws:
+    """Laws by hand: the entry of the longest suffix of the path that the table knows; () answers for everything."""
+
+    def law(path: tuple[int, ...]) -> np.ndarray:
+        return np.array(next(table[path[i:]] for i in range(len(path) + 1) if path[i:] in table))
+
+    return law
+
+
+def log_rows(laws: Laws, paths: list[tuple[int, ...]]) -> Float[Tensor, "rows vocab"]:
+    """The logarithms of the laws behind each path, in float64; a probability of 0 becomes -inf."""
+    with np.errstate(divide="ignore"):
+        return torch.from_numpy(np.log(np.stack([laws(path) for path in paths])))
+
+
+class TableDrafter(opt_tree.Drafter):
+    """Drafts from laws given as a function of the token path; `expanded` lists what it was asked to expand."""
+
+    def __init__(self, laws: Laws) -> None:
+        self.laws = laws
+        self.expanded: list[list[tuple[int, ...]]] = []
+        """Branches below the root, one list a layer, of the current step."""
+        self._paths: list[tuple[int, ...]] = []
+
+    def reset(self, prompt: list[int], output: Output | None) -> None:
+        self._paths = []
+
+    def root(self, context: list[int]) -> Float[Tensor, "1 vocab"]:
+        self._base = len(context)
+        self._paths, self.expanded = [tuple(context)], []
+        return self._answer(self._paths)
+
+    def expand(self, frontier: Frontier) -> Float[Tensor, "frontier vocab"]:
+        # By draft rows alone, as a drafter with a cache does it: a wrong parent gives the law of a wrong path.
+        paths = [
+            (*self._paths[parent], token)
+            for parent, token in zip(frontier.parents.tolist(), frontier.tokens.tolist(), strict=True)
+        ]
+        self._paths += paths
+        self.expanded.append([path[self._base :] for path in paths])
+        return self._answer(paths)
+
+    def observe(self, step: opt_tree.Step) -> None:
+        self._paths = []
+
+    def _answer(self, paths: list[tuple[int, ...]]) -> Float[Tensor, "rows vocab"]:
+        self.forwards += 1
+        self.tokens += len(paths)
+        return log_rows(self.laws, paths)
+
+
+class TableTarget(opt_tree.CausalLM):
+    """A target without a model: its logits are the logarithms of the laws, at every row of a tree."""
+
+    def __init__(self, laws: Laws, vocab: int, max_context: int = 1 << 20) -> None:
+        self.laws, self.vocab, self.max_context = laws, vocab, max_context
+        self.forward_seconds, self.forwards = 0.0, 0
+        self.cache = KVCache([])
+        self._context: list[int] = []
+        self._scored: list[int] = []
+
+    def reset(self) -> None:
+        self.cache.reset()
+        self._context = []
+
+    def append(self, tokens: list[int], features: Float[Tensor, "tokens hidden"] | None = None) -> Output:
+        self._context += tokens
+        return Output(log_rows(self.laws, [tuple(self._context)]))
+
+    def score(self, tree: opt_tree.Tree) -> Output:
+        self.forwards += 1
+        self._scored = tree.tokens.tolist()
+        branches = [tree.tokens[tree.path_to(row)].tolist() for row in range(len(tree))]
+        return Output(log_rows(self.laws, [(*self._context, *branch) for branch in branches]))
+
+    def commit(self, kept: list[int]) -> None:
+        self._context += [self._scored[row] for row in kept]

@@ -1,0 +1,187 @@
+"""Tiny random models of every architecture the README names, shared by the tests: float64, seeded, built once.
+
+The initialiser is wide enough for attention to matter and for the best two logits never to tie, so that two runs that
+agree to rounding agree token for token.
+"""
+
+import copy
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import tokenizers
+import torch
+import transformers
+from transformers import PreTrainedModel
+
+from opt_tree.drafters import EagleHead
+from opt_tree.tree import Tree
+
+VOCAB = 61
+HIDDEN = 32
+CONTEXT = 256
+WINDOW = 12
+
+_WIDTH: dict[str, Any] = {
+    "vocab_size": VOCAB,
+    "hidden_size": HIDDEN,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": CONTEXT,
+    "initializer_range": 0.4,
+    "bos_token_id": None,
+    "eos_token_id": None,
+    "pad_token_id": None,
+    "tie_word_embeddings": False,
+}
+_MIXED = ["sliding_attention", "full_attention", "sliding_attention"]
+
+
+def _config(kind: str, drop: tuple[str, ...] = (), **changes: Any) -> transformers.PretrainedConfig:
+    options = {key: value for key, value in (_WIDTH | changes).items() if key not in drop}
+    return getattr(transformers, kind)(**options)
+
+
+ARCHITECTURES: dict[str, Callable[[], transformers.PretrainedConfig]] = {
+    "llama": lambda: _config("LlamaConfig"),
+    "qwen2": lambda: _config("Qwen2Config"),
+    "qwen2-window": lambda: _config(
+        "Qwen2Config", num_hidden_layers=3, use_sliding_window=True, sliding_window=WINDOW, layer_types=_MIXED
+    ),
+    "qwen3": lambda: _config("Qwen3Config", head_dim=8),
+    "qwen3-window": lambda: _config(
+        "Qwen3Config",
+        num_hidden_layers=3,
+        head_dim=8,
+        use_sliding_window=True,
+        sliding_window=WINDOW,
+        layer_types=_MIXED,
+    ),
+    "mistral": lambda: _config("MistralConfig", sliding_window=WINDOW),
+    # Gemma 2 caps its attention logits; transformers runs it with eager attention only.
+    "gemma2": lambda: _config(
+        "Gemma2Config",
+        num_hidden_layers=3,
+        head_dim=8,
+        query_pre_attn_scalar=8,
+        sliding_window=WINDOW,
+        layer_types=_MIXED,
+    ),
+    "gemma3": lambda: _config(
+        "Gemma3TextConfig",
+        num_hidden_layers=3,
+        head_dim=8,
+        query_pre_attn_scalar=8,
+        sliding_window=WINDOW,
+        layer_types=_MIXED,
+    ),
+    "phi3": lambda: _config("Phi3Config", sliding_window=WINDOW),
+    "gpt2": lambda: transformers.GPT2Config(
+        vocab_size=VOCAB,
+        n_embd=HIDDEN,
+        n_layer=2,
+        n_head=4,
+        n_positions=CONTEXT,
+        initializer_range=0.4,
+        bos_token_id=None,
+        eos_token_id=None,
+        tie_word_embeddings=False,
+    ),
+    "gpt-neox": lambda: _config("GPTNeoXConfig", drop=("num_key_value_heads",)),
+    "opt": lambda: transformers.OPTConfig(
+        vocab_size=VOCAB,
+        hidden_size=HIDDEN,
+        word_embed_proj_dim=HIDDEN,
+        ffn_dim=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        max_position_embeddings=CONTEXT,
+        init_std=0.4,
+        bos_token_id=None,
+        eos_token_id=None,
+        pad_token_id=None,
+        tie_word_embeddings=False,
+    ),
+    # The grouped matrix products of the default experts exist in narrower dtypes only.
+    "mixtral": lambda: _config(
+        "MixtralConfig", num_local_experts=4, num_experts_per_tok=2, experts_implementation="eager"
+    ),
+}
+
+TOLERANCE = dict.fromkeys(ARCHITECTURES, 1e-9) | {"gemma2": 1e-5}
+"""How far logits of the same rows may differ in float64; eager attention takes its softmax in float32."""
+
+
+def build(config: transformers.PretrainedConfig, seed: int = 0, dtype: torch.dtype = torch.float64) -> PreTrainedModel:
+    """Return a new random causal LM of this config; the caller's random state is left alone."""
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        return transformers.AutoModelForCausalLM.from_config(config, dtype=dtype).eval()
+
+
+@functools.cache
+def tiny(architecture: str) -> PreTrainedModel:
+    """Return the tiny model of an architecture. One object a process: never change it, copy it first."""
+    return build(ARCHITECTURES[architecture]())
+
+
+@functools.cache
+def tiny_drafter(architecture: str) -> PreTrainedModel:
+    """Return a noisy copy of the tiny model: it agrees with the original about as often as not."""
+    return perturbed(tiny(architecture), 0.1)
+
+
+def perturbed(model: PreTrainedModel, noise: float, seed: int = 1) -> PreTrainedModel:
+    """Return a copy whose weights are off by `noise` of their spread."""
+    copied, generator = copy.deepcopy(model), torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for weight in copied.parameters():
+            # Norms start as constants: they have no spread and stay as they are.
+            weight += noise * weight.std() * torch.randn(weight.shape, generator=generator, dtype=weight.dtype)
+    return copied
+
+
+def tiny_head(target: PreTrainedModel, seed: int = 3, **changes: Any) -> EagleHead:
+    """Return a random EAGLE head for a tiny target. `changes` go to its config."""
+    config = _config("LlamaConfig", num_hidden_layers=1, **changes)
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        head = EagleHead(config).to(target.dtype).eval().requires_grad_(False)
+        for weight in head.parameters():
+            if weight.dim() > 1:
+                torch.nn.init.normal_(weight, std=0.2)
+        head.embed_tokens.weight.copy_(target.get_input_embeddings().weight[: config.vocab_size])
+    return head
+
+
+@functools.cache
+def tiny_tokenizer() -> transformers.PreTrainedTokenizerFast:
+    """Return a tokenizer of VOCAB tokens of two letters each, aa to hc; the last two are <unk> and </s>."""
+    words = [chr(97 + token // 8) + chr(97 + token % 8) for token in range(VOCAB - 2)] + ["<unk>", "</s>"]
+    model = tokenizers.models.WordLevel({word: token for token, word in enumerate(words)}, unk_token="<unk>")
+    tokenizer = tokenizers.Tokenizer(model)
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Split(tokenizers.Regex("[a-h]{2}"), "isolated")
+    tokenizer.decoder = tokenizers.decoders.Fuse()
+    return transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="<unk>", eos_token="</s>")
+
+
+def prompt(length: int, seed: int = 0, vocab: int = VOCAB) -> list[int]:
+    """Return random token ids."""
+    return np.random.default_rng(seed).integers(0, vocab, length).tolist()
+
+
+def random_tree(rows: int, seed: int, root: int, vocab: int = VOCAB) -> Tree:
+    """Return a random tree below the token `root`; siblings may repeat a token."""
+    random = np.random.default_rng(seed)
+    parents = np.array([-1, *(random.integers(0, row) for row in range(1, rows))])
+    tokens = np.array([root, *random.integers(0, vocab, rows - 1)])
+    return Tree(tokens, parents, np.zeros(rows), np.full(rows, -1))
+
+
+@torch.no_grad()
+def causal_logits(model: PreTrainedModel, tokens: list[int]) -> torch.Tensor:
+    """Return the logits `[tokens, vocab]` of a plain causal forward: no cache, no mask, no positions given."""
+    return model(input_ids=torch.tensor([tokens], device=model.device), use_cache=False).logits[0]

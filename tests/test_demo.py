@@ -1,0 +1,364 @@
+"""The demos and their baselines, on tiny random models saved to a folder: what they print, and what they refuse."""
+
+import copy
+import dataclasses
+import io
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from byte_tokenizer import byte_tokenizer
+from models import ARCHITECTURES, build, perturbed, tiny_head
+from safetensors.torch import save_file
+
+from evaluation import demo
+from evaluation.baselines import Timed, assistant_of, first_difference, transformers_assisted, transformers_greedy
+from evaluation.comparison import (
+    ASSISTED,
+    GREEDY,
+    LABELS,
+    OURS,
+    PLAIN,
+    Comparison,
+    in_loop,
+    interleave,
+    list_partings,
+    notes,
+    table,
+)
+from opt_tree import OptTree, Pair, Sampling, Sharpened, load_causal_lm, load_pair
+from opt_tree.presets import opt, plain
+
+ROOT = Path(demo.__file__).parents[1]
+TEMPLATE = "{% for message in messages %}{{ message['content'] }}\n{% endfor %}"
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """Folders of a target, a draft model that often agrees, an EAGLE head, and models that do not quite fit."""
+    root = tmp_path_factory.mktemp("models")
+    tokenizer, other = byte_tokenizer(chat_template=TEMPLATE), byte_tokenizer(["word"])
+    config = ARCHITECTURES["llama"]()
+    config.vocab_size = len(tokenizer)
+    target = build(config, dtype=torch.float32)
+    with torch.no_grad():  # a logit of 0 is never the best of 257: no answer ends early
+        target.get_output_embeddings().weight[tokenizer.eos_token_id] = 0
+    head = tiny_head(target, vocab_size=len(tokenizer))
+    padded = build(ARCHITECTURES["llama"]().__class__(**config.to_dict() | {"vocab_size": len(tokenizer) + 7}), seed=4)
+    for name, model, its in (
+        ("target", target, tokenizer),
+        ("draft", perturbed(target, 0.05), tokenizer),
+        ("padded", padded.float(), tokenizer),
+        ("other", target, other),
+    ):
+        model.save_pretrained(root / name)
+        its.save_pretrained(root / name)
+    (root / "head").mkdir()
+    (root / "head" / "config.json").write_text(json.dumps(head.config.to_dict() | {"bias": True}))
+    tensors = {name: tensor.contiguous() for name, tensor in head.state_dict().items()}
+    save_file(tensors, root / "head" / "model.safetensors")
+    return {path.name: str(path) for path in root.iterdir()}
+
+
+@pytest.fixture(scope="module")
+def pair(folders) -> Pair:
+    return load_pair(folders["target"], folders["draft"], dtype="float32", draft_dtype="float32", device="cpu")
+
+
+@pytest.fixture(scope="module")
+def classic(folders) -> list[str]:
+    """What names the tiny pair on the command line."""
+    return ["--base-model-path", folders["target"], "--draft-model-path", folders["draft"], "--dtype", "float32",
+            "--device", "cpu"]  # fmt: skip
+
+
+QUICK = ["--max-new-tokens", "24", "--rounds", "1", "--nodes", "8", "--threshold", "0.1", "--max_depth", "4"]
+
+
+def run_script(script: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run a demo as a user does, from another folder."""
+    return subprocess.run(
+        [sys.executable, str(ROOT / script), *arguments], capture_output=True, text=True, cwd=ROOT.parent, timeout=300
+    )
+
+
+def report_of(output: str) -> dict:
+    return json.loads(output.strip().splitlines()[-1])
+
+
+# --- the scripts ---------------------------------------------------------------------------------------------------
+
+
+def test_the_classic_demo_prints_a_transcript_a_table_and_a_json_line(classic):
+    done = run_script("demo_opt_classic.py", *classic, *QUICK, "--prompt", "hello")
+    assert done.returncode == 0, done.stderr
+    report = report_of(done.stdout)
+    assert report["demo"] == "classic"
+    assert report["policy"] == {"nodes": 8, "threshold": 0.1, "max_depth": 4}
+    assert report["tokens"] == dict.fromkeys([PLAIN, GREEDY, OURS, ASSISTED], report["tokens"][PLAIN])
+    assert report["divergences"] == []
+    assert set(report["speedup"]) == {PLAIN, GREEDY, ASSISTED}
+    assert report["tokens_per_step"] > 1.5  # the draft model is the target with little noise
+    assert all(label in done.stdout for label in LABELS.values())
+    assert "\x1b" not in done.stdout  # a pipe is no terminal
+    assert "([drafted and accepted] the target's own)" in done.stdout
+    assert "1 thread" in done.stdout
+
+
+def test_a_mistake_is_one_line_and_status_two():
+    done = run_script("demo_opt_eagle.py", "--nodes", "0")
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: nodes must be at least 1, got 0")
+    assert len(done.stderr.splitlines()) == 1 and done.stdout == ""
+
+
+# --- inside one process --------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def eagle(folders) -> list[str]:
+    return ["--base-model-path", folders["target"], "--ea-model-path", folders["head"], "--dtype", "float32",
+            "--device", "cpu", "--prompt", "hello", *QUICK]  # fmt: skip
+
+
+def test_the_eagle_demo_says_that_a_head_cannot_assist_and_writes_its_page(eagle, tmp_path, capsys):
+    page = tmp_path / "page.html"
+    assert demo.main("eagle", [*eagle, "--html", str(page)]) == 0
+    out = capsys.readouterr().out
+    report = report_of(out)
+    assert report["tokens"] == dict.fromkeys([PLAIN, GREEDY, OURS], 24)
+    assert report["divergences"] == []
+    assert "not available" in out and "give one with --draft-model-path" in out
+    assert page.read_text(encoding="utf-8").count("<figure>") >= 1
+
+
+def test_a_draft_model_beside_the_head_assists_transformers(eagle, folders, capsys):
+    assert demo.main("eagle", [*eagle, "--draft-model-path", folders["draft"]]) == 0
+    assert report_of(capsys.readouterr().out)["tokens"][ASSISTED] == 24
+
+
+def test_sampled_texts_are_the_same_with_and_without_a_tree(classic, capsys):
+    assert demo.main("classic", [*classic, *QUICK, "--prompt", "hello", "--temperature", "0.8", "--seed", "3"]) == 0
+    out = capsys.readouterr().out
+    assert report_of(out)["divergences"] == []
+    assert "other samples of the same law" in out
+    assert out.count(" sampled\n") == 2 and out.count(" 1/1\n") == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (["--nodes", "0"], "nodes must be at least 1, got 0"),
+        (["--nodes", "many"], "argument --nodes: invalid int value: 'many'"),
+        (["--threshold", "-0.5"], "threshold must be 0 or more, got -0.5"),
+        (["--max-depth", "0"], "max_depth must be at least 1, got 0"),
+        (["--temperature", "-1"], "temperature must be 0 (greedy) or more, got -1.0"),
+        (["--top-p", "0.5"], "act at temperature > 0 only"),
+        (["--max_new_tokens", "0"], "--max-new-tokens must be at least 1, got 0"),
+        (["--threads", "0"], "--threads must be at least 1, got 0"),
+        (["--prompt", " "], "the prompt is empty"),
+        (["--prompt", "x" * 300], "the prompt has 301 tokens, which leaves no room in 256 of context"),
+        (["--dtype", "float31"], "unknown dtype 'float31'"),
+        (["--device", "nowhere"], "no device 'nowhere' here"),
+        (["--html", "missing/page.html"], "cannot write missing/page.html: there is no folder missing"),
+        (["--html", "."], "cannot write .: Is a directory"),
+        (["--ea-model-path", "head"], "for an EAGLE head run demo_opt_eagle.py"),
+        (["--base-model-path", "./nowhere"], "no model folder at ./nowhere"),
+        (["--colour"], "unrecognized arguments: --colour"),
+    ],
+)
+def test_mistakes_of_the_classic_demo(classic, capsys, arguments, line):
+    assert demo.main("classic", [*classic, *QUICK, *arguments]) == 2
+    err = capsys.readouterr().err
+    assert err.startswith("error: ") and err.count("\n") == 1
+    assert line in err
+
+
+def test_mistakes_that_name_other_models(folders, classic, capsys):
+    target = ["--base-model-path", folders["target"], "--device", "cpu"]
+    for kind, arguments, line in (
+        ("classic", target, f"no drafter named for {folders['target']}: give --draft-model-path"),
+        ("eagle", target, f"no drafter named for {folders['target']}: give --ea-model-path"),
+        ("classic", [*target, "--draft-model-path", folders["other"]], "different tokenizers"),
+        ("eagle", [*target, "--ea-model-path", folders["draft"]], "an EAGLE head has one layer, this config has 2"),
+        ("eagle", [*target, "--ea-model-path", folders["head"], "--draft-model-path", folders["other"]],
+         "different tokenizers"),
+    ):  # fmt: skip
+        assert demo.main(kind, arguments) == 2
+        err = capsys.readouterr().err
+        assert err.startswith("error: ") and err.count("\n") == 1
+        assert line in err
+
+
+def test_the_check_of_the_page_leaves_no_file(tmp_path):
+    demo.check_writable(tmp_path / "new.html")
+    assert list(tmp_path.iterdir()) == []
+    kept = tmp_path / "old.html"
+    kept.write_text("kept")
+    demo.check_writable(kept)
+    assert kept.read_text() == "kept"
+
+
+def test_options_replace_single_fields_of_the_default_tree():
+    assert demo.parse("classic", []).policy("classic") == demo.DEMO_CLASSIC
+    assert demo.parse("eagle", ["--nodes=9"]).policy("eagle") == dataclasses.replace(demo.DEMO_EAGLE, nodes=9)
+    named = demo.parse("classic", ["--base_model_path", "some/model", "--max_depth", "3"])
+    assert named.policy("classic") == OptTree(max_depth=3)
+
+
+@pytest.mark.parametrize(
+    ("terminal", "variables", "color"),
+    [
+        (True, {}, True),
+        (False, {}, False),
+        (True, {"NO_COLOR": "1"}, False),
+        (True, {"NO_COLOR": ""}, True),
+        (True, {"TERM": "dumb"}, False),
+    ],
+)
+def test_colours_are_for_terminals_that_take_them(monkeypatch, terminal, variables, color):
+    monkeypatch.setattr(os, "environ", {"TERM": "xterm"} | variables)
+    assert demo.wants_color(SimpleNamespace(isatty=lambda: terminal)) is color
+
+
+@pytest.mark.parametrize(("color", "text"), [(True, "\x1b[36mab\x1b[0mc\x1b[36md\x1b[0m☃"), (False, "[ab]c[d]☃")])
+def test_the_streamer_shows_each_step_at_once(color, text):
+    tokenizer, out = byte_tokenizer(), io.StringIO()
+    streamer = demo.ColorStreamer(tokenizer, out, color)
+    streamer.put(torch.tensor([tokenizer("prompt").input_ids]))
+    assert out.getvalue() == ""
+    streamer.put(torch.tensor(tokenizer("abc").input_ids))
+    assert out.getvalue() == text[: text.index("c") + 1]
+    snowman = tokenizer("☃").input_ids
+    streamer.put(torch.tensor([*tokenizer("d").input_ids, snowman[0]]))
+    streamer.put(torch.tensor([snowman[1]]))
+    streamer.put(torch.tensor([snowman[2]]))
+    streamer.put(torch.tensor([tokenizer.eos_token_id]))
+    assert out.getvalue() == text
+    streamer.end()
+    assert "drafted and accepted" in out.getvalue()
+
+
+# --- baselines -----------------------------------------------------------------------------------------------------
+
+
+def test_transformers_decodes_what_the_plain_loop_does(pair):
+    prompt = pair.encode("hello")
+    expected = plain(pair.target).generate(prompt, 30, stop=pair.stop).tokens
+    for timed in (transformers_greedy(pair, prompt, 30), transformers_assisted(pair, prompt, 30)):
+        assert timed.tokens == expected
+        assert timed.seconds > 0
+
+
+def test_the_baselines_stop_where_the_loop_does(pair):
+    prompt = pair.encode("hello")
+    expected = plain(pair.target).generate(prompt, 30).tokens
+    stop = next(token for token in expected[5:] if token not in expected[:5])
+    stopping = dataclasses.replace(pair, tokenizer=copy.deepcopy(pair.tokenizer))
+    stopping.tokenizer.eos_token_id = stop
+    until = expected[: expected.index(stop) + 1]
+    assert plain(pair.target).generate(prompt, 30, stop=stopping.stop).tokens == until
+    assert transformers_greedy(stopping, prompt, 30).tokens == until
+    assert transformers_assisted(stopping, prompt, 30).tokens == until
+
+
+def test_the_checkpoints_own_generation_defaults_do_not_bend_the_baseline(pair, monkeypatch):
+    prompt = pair.encode("hello")
+    expected = plain(pair.target).generate(prompt, 30).tokens
+    monkeypatch.setattr(pair.target.model.generation_config, "repetition_penalty", 3.0)
+    monkeypatch.setattr(pair.target.model.generation_config, "do_sample", True)
+    assert transformers_greedy(pair, prompt, 30).tokens == expected
+
+
+def test_the_baselines_stop_at_the_end_of_the_context(pair):
+    prompt = pair.encode("x" * 240)
+    expected = plain(pair.target).generate(prompt, 30).tokens
+    assert len(expected) == 256 - len(prompt)
+    assert transformers_greedy(pair, prompt, 30).tokens == expected
+    assert transformers_assisted(pair, prompt, 30).tokens == expected
+
+
+def test_an_assistant_padded_to_another_vocabulary_assists(pair, folders):
+    padded = load_causal_lm(folders["padded"], "float32").model
+    prompt = pair.encode("hello")
+    expected = plain(pair.target).generate(prompt, 12).tokens
+    assert transformers_assisted(pair, prompt, 12, assistant=padded).tokens == expected
+    with pytest.raises(ValueError, match="transformers samples no assistant of 264 tokens for a target of 257"):
+        transformers_assisted(pair, prompt, 12, Sampling(0.8), assistant=padded)
+
+
+def test_a_bfloat16_target_takes_a_float32_assistant(folders):
+    mixed = load_pair(folders["target"], folders["draft"], dtype="bfloat16", draft_dtype="float32", device="cpu")
+    assert len(transformers_assisted(mixed, mixed.encode("hello"), 12).tokens) == 12
+
+
+def test_sampled_baselines_obey_their_seed(pair):
+    prompt, sampling = pair.encode("hello"), Sampling(1.5, top_p=0.95)
+    for method in (transformers_greedy, transformers_assisted):
+        first, again, other = (method(pair, prompt, 20, sampling, seed).tokens for seed in (1, 1, 2))
+        assert first == again != other
+
+
+def test_only_a_causal_lm_assists(folders, pair):
+    with_head = load_pair(folders["target"], eagle=folders["head"], dtype="float32", device="cpu")
+    assert assistant_of(with_head.drafter) is None
+    assert assistant_of(Sharpened(pair.drafter, 0.5)) is pair.drafter.lm.model
+    with pytest.raises(ValueError, match="no assistant"):
+        transformers_assisted(with_head, pair.encode("hello"), 4)
+
+
+# --- comparison ----------------------------------------------------------------------------------------------------
+
+
+def test_methods_take_turns_and_stop_at_the_limit():
+    calls = []
+
+    def method(name: str):
+        return lambda prompt, count: calls.append((name, prompt[0], count)) or Timed([1] * count, 1.0)
+
+    methods = {"a": method("a"), "b": method("b")}
+    compared = interleave(methods, [[7], [8], [9]], 5, rounds=2)
+    warm_up, rest = calls[:2], calls[2:]
+    assert [name for name, _, _ in warm_up] == ["a", "b"]
+    turns = zip([7, 8, 9] * 2, ["ab", "ba"] * 3, strict=True)
+    assert rest == [(name, prompt, 5) for prompt, order in turns for name in order]
+    assert [len(repeated) for repeated in compared.runs["a"]] == [2, 2, 2]
+    cut = interleave(methods, [[7], [8], [9]], 5, rounds=2, limit=0.0)
+    assert {name: [len(repeated) for repeated in runs] for name, runs in cut.runs.items()} == {"a": [1], "b": [1]}
+
+
+def test_rates_are_sums_over_sums_of_medians():
+    runs = [[Timed([1] * 30, 1.0), Timed([1] * 30, 9.0), Timed([1] * 30, 2.0)], [Timed([1] * 10, 3.0)]]
+    compared = Comparison({"a": runs})
+    assert compared.seconds("a") == 5.0
+    assert compared.rate("a") == 8.0
+    assert compared.texts("a") == [[1] * 30, [1] * 10]
+
+
+def test_a_text_that_differs_is_counted_and_judged(pair):
+    prompt = pair.encode("hello")
+    decoder = opt(pair.target, pair.drafter, OptTree(8, 0.1, 4))
+    compared = interleave({PLAIN: in_loop(plain(pair.target), pair), OURS: in_loop(decoder, pair)}, [prompt], 12, 1)
+    assert list_partings(compared, pair, [prompt], Sampling()) == []
+    timed = compared.runs[OURS][0][0]
+    wrong = [*timed.tokens[:7], (timed.tokens[7] + 1) % 200, *timed.tokens[8:]]
+    compared.runs[OURS][0][0] = dataclasses.replace(timed, tokens=wrong)
+    partings = list_partings(compared, pair, [prompt], Sampling())
+    assert [(parting.method, parting.prompt, parting.position) for parting in partings] == [(OURS, 0, 7)]
+    line = notes(compared, pair, partings, Sampling())[-1]
+    assert "OPT-Tree leaves plain decoding at new token 8 of prompt 1" in line and "defect" in line
+    lines = table(compared, "cpu", partings, Sampling()).splitlines()
+    assert lines[1].endswith("1/1") and lines[-1].endswith("0/1")
+    assert lines[3].split() == ["transformers,", "assisted", "not", "available"]
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "position"), [([1, 2], [1, 2], None), ([1, 2], [1, 3], 1), ([1], [1, 2], 1), ([], [1], 0)]
+)
+def test_first_difference(ours, theirs, position):
+    assert first_difference(ours, theirs) == position

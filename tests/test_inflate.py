@@ -1,0 +1,178 @@
+"""Inflated targets compute the small model's function: logits, greedy tokens, trees. What cannot be one is refused."""
+
+import copy
+
+import pytest
+import torch
+from models import build, perturbed, prompt, tiny, tiny_head
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+import opt_tree
+from evaluation.inflate import SHAPES, Shape, describe, inflate, inflate_pair, parse_shape, rounding_shift
+from opt_tree import presets
+
+VARIANTS = {
+    "grouped": {},
+    "every head its own": {"num_key_value_heads": 4},
+    "one key head": {"num_key_value_heads": 1},
+    "biases": {"attention_bias": True, "mlp_bias": True},
+    "tied": {"tie_word_embeddings": True},
+    "large eps": {"rms_norm_eps": 0.3},
+    "scaled rope": {
+        "rope_parameters": {
+            "rope_type": "llama3", "rope_theta": 100.0, "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 32,
+        }
+    },
+    "heads wider than hidden": {"head_dim": 16},
+}  # fmt: skip
+
+
+def small(dtype: torch.dtype = torch.float32, **changes: object) -> LlamaForCausalLM:
+    """A random Llama whose norm weights and biases matter and whose logits are of order 10."""
+    options = dict(
+        vocab_size=61, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, max_position_embeddings=256, initializer_range=0.2,
+        bos_token_id=None, eos_token_id=None, pad_token_id=None, tie_word_embeddings=False,
+    )  # fmt: skip
+    model = build(LlamaConfig(**(options | changes)), dtype=dtype).requires_grad_(False)
+    random = torch.Generator().manual_seed(5)
+    for name, weight in model.named_parameters():
+        if weight.dim() == 1:
+            centre = 1.0 if name.endswith("norm.weight") else 0.0
+            weight.copy_(centre + 0.5 * torch.randn(weight.shape, generator=random))
+    ids = torch.tensor([prompt(64)])
+    model.model.norm.weight *= 10 / model(ids).logits.abs().max()
+    return model
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("spec", ["64x5", "96x2", "128x7"])
+def test_logits_are_the_small_models(variant: str, spec: str) -> None:
+    model = small(**VARIANTS[variant])
+    large = inflate(model, spec)
+    hidden, layers = map(int, spec.split("x"))
+    assert (large.config.hidden_size, len(large.model.layers)) == (hidden, layers)
+    ids = prompt(64, seed=1)
+    assert 5 < model(torch.tensor([ids])).logits.abs().max() < 20
+    assert rounding_shift(model, large, ids) < 1e-4
+
+
+def test_in_float64_nothing_is_left_but_float64s_rounding() -> None:
+    # RMSNorm and RoPE work in float32 inside transformers, so its rounding is what remains of the difference.
+    model = small(torch.float64)
+    assert rounding_shift(model, inflate(model, "128x7"), prompt(64)) < 2e-5
+
+
+@pytest.mark.parametrize(
+    ("queries", "keys", "large_queries", "large_keys"),
+    [(4, 2, 8, 8), (4, 2, 8, 2), (4, 1, 8, 4), (4, 4, 16, 4), (4, 1, 16, 8)],
+)
+def test_every_query_head_keeps_its_key_head(queries: int, keys: int, large_queries: int, large_keys: int) -> None:
+    model = small(num_key_value_heads=keys)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(SHAPES, "asked", Shape(8 * large_queries, 3, 64, 8 * large_keys))
+        large = inflate(model, "asked")
+    assert large.config.num_attention_heads == large_queries
+    assert large.config.num_key_value_heads == large_keys
+    assert rounding_shift(model, large, prompt(64)) < 1e-4
+
+
+def test_greedy_tokens_and_draft_trees_are_the_small_models() -> None:
+    model = copy.deepcopy(tiny("llama")).float()
+    large = inflate(model, "64x5")
+    expected = presets.plain(opt_tree.CausalLM(model)).generate(prompt(9), 60).tokens
+    target = opt_tree.CausalLM(large)
+    drafter = opt_tree.CausalLMDrafter(opt_tree.CausalLM(perturbed(model, 0.05)))
+    drafted = presets.opt(target, drafter, opt_tree.OptTree(nodes=12, threshold=0.0)).generate(prompt(9), 60)
+    assert presets.plain(target).generate(prompt(9), 60).tokens == expected
+    assert drafted.tokens == expected
+    assert drafted.mean_acceptance_length > 1.2
+    assert list(large.generate(torch.tensor([prompt(9)]), max_new_tokens=60, do_sample=False)[0, 9:]) == expected
+
+
+def test_activations_and_weights_are_dense() -> None:
+    large = inflate(small(), "128x7")
+    hidden = large.model(torch.tensor([prompt(16)]), output_hidden_states=True).hidden_states
+    for states in hidden:
+        # Without the rotation 96 of 128 dimensions would be zero.
+        assert (states.abs() > 1e-3 * states.abs().max()).float().mean() > 0.95
+    readers = [w for name, w in large.named_parameters() if "o_proj" not in name and "down_proj" not in name]
+    assert all((weight != 0).float().mean() > 0.99 for weight in readers)
+
+
+def test_real_layers_are_spread_evenly() -> None:
+    large = inflate(small(), "64x8")
+    writing = [index for index, layer in enumerate(large.model.layers) if layer.mlp.down_proj.weight.any()]
+    assert writing == [2, 6]
+
+
+def test_half_precision_moves_logits_by_its_own_rounding() -> None:
+    exact = small()
+    half = small().to(torch.bfloat16)
+    large = inflate(half, "128x7")
+    assert large.dtype == torch.bfloat16
+    assert large.model.rotary_emb.inv_freq.dtype == half.model.rotary_emb.inv_freq.dtype
+    ids = prompt(64)
+    shift, own = rounding_shift(half, large, ids), rounding_shift(exact, half, ids)
+    # The weights are rounded once more, so the same order as bfloat16's own error.
+    assert 0 < shift < 4 * own
+
+
+def test_the_same_seed_gives_the_same_weights_and_the_global_seed_is_left_alone() -> None:
+    model, state = small(), torch.get_rng_state()
+    first, again, other = inflate(model, "64x3", 1), inflate(model, "64x3", 1), inflate(model, "64x3", 2)
+    assert all(torch.equal(a, b) for a, b in zip(first.parameters(), again.parameters(), strict=True))
+    assert not torch.equal(first.lm_head.weight, other.lm_head.weight)
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_the_description_names_both_ends() -> None:
+    model = small()
+    model.config.name_or_path = "tiny"
+    assert describe(model) == ""
+    line = describe(inflate(model, "128x7"))
+    for part in ("inflated target", "tiny (", "7 layers", "hidden 128", "16 query and 8 key/value heads of 8"):
+        assert part in line
+
+
+def test_named_shapes_are_the_published_ones() -> None:
+    assert parse_shape("7B") == SHAPES["7b"]
+    assert (SHAPES["7b"].hidden, SHAPES["7b"].layers, SHAPES["7b"].intermediate) == (4096, 32, 11008)
+    assert (SHAPES["13b"].hidden, SHAPES["13b"].layers, SHAPES["13b"].intermediate) == (5120, 40, 13824)
+
+
+@pytest.mark.parametrize(
+    ("changes", "spec", "message"),
+    [
+        ({}, "16x4", "16 wide is less than the target's 32"),
+        ({}, "64x1", "1 layers deep is less than the target's 2"),
+        ({"intermediate_size": 1000}, "64x4", "256 hidden units in an MLP is less than the target's 1000"),
+        ({"head_dim": 64}, "64x4", "does not divide into heads"),
+        ({"head_dim": 32}, "64x4", "2 query heads is less than the target's 4"),
+        ({}, "100x4", "does not divide into heads of 8"),
+        ({}, "8b", "unknown shape '8b'"),
+        ({}, "64x", "unknown shape '64x'"),
+    ],
+)
+def test_what_does_not_fit_is_refused_in_one_line(changes: dict, spec: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message) as error:
+        inflate(small(**changes), spec)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("architecture", ["qwen2", "mistral", "gpt2"])
+def test_other_architectures_are_refused(architecture: str) -> None:
+    with pytest.raises(ValueError, match="is not of the Llama architecture"):
+        inflate(tiny(architecture), "64x4")
+
+
+def test_eagle_heads_are_refused() -> None:
+    target = opt_tree.CausalLM(tiny("llama"))
+    drafter = opt_tree.EagleDrafter(tiny_head(tiny("llama")), target)
+    tokenizer = PreTrainedTokenizerFast.__new__(PreTrainedTokenizerFast)
+    with pytest.raises(ValueError, match="reads the target's hidden states"):
+        inflate_pair(opt_tree.Pair(target, tokenizer, opt_tree.Sharpened(drafter, 0.5)), "64x4")
+    model = tiny("llama")
+    independent = opt_tree.CausalLMDrafter(opt_tree.CausalLM(model))
+    assert inflate_pair(opt_tree.Pair(target, tokenizer, independent), "64x4").target.hidden == 64

@@ -1,0 +1,122 @@
+"""The architecture, read from the source: who may import whom, and what the package must not contain."""
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import opt_tree
+
+PACKAGE = Path(opt_tree.__file__).parent
+SOURCES = sorted(PACKAGE.rglob("*.py"))
+SCRIPTS = sorted((PACKAGE.parent / "evaluation").rglob("*.py"))
+
+# DESIGN.md: tree <- pool, attention, sampling <- cache, lm <- families <- decode <- presets, hf <- evaluation, demos.
+# A module imports modules of lower tiers only; a family (a folder) also itself, and never another family.
+TIERS: tuple[set[str], ...] = (
+    {"tree"},
+    {"attention", "sampling", "step", "stopping"},
+    {"pool", "cache"},
+    {"lm"},
+    {"policies", "drafters", "verifiers", "controllers"},
+    {"decode"},
+    {"presets", "hf", "checkpoints", "display"},
+    {"compat"},
+    {"training", "__init__"},
+)
+TIER = {name: tier for tier, names in enumerate(TIERS) for name in names}
+
+
+def part(path: Path) -> str:
+    """The module or family a file belongs to: opt_tree/policies/opt.py is part of policies."""
+    inside = path.relative_to(PACKAGE).with_suffix("")
+    return inside.parts[0]
+
+
+def imported(path: Path) -> Iterator[str]:
+    """What a file imports at its top level, as parts of the package; imports inside functions are not counted."""
+    for node in ast.walk(ast.Module([s for s in ast.parse(path.read_text()).body if not _defines(s)], [])):
+        names = []
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: a relative import"
+            names = [node.module or ""]
+            if node.module == "opt_tree":
+                names = [f"opt_tree.{alias.name}" for alias in node.names]
+        for name in names:
+            top, _, rest = name.partition(".")
+            if top in ("evaluation", "tests"):
+                yield top
+            if top == "opt_tree":
+                yield rest.partition(".")[0] or "__init__"
+
+
+def _defines(statement: ast.stmt) -> bool:
+    return isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef))
+
+
+def name_of(path: Path) -> str:
+    return str(path.relative_to(PACKAGE.parent))
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=name_of)
+def test_imports_go_down(path: Path) -> None:
+    own = part(path)
+    assert own in TIER, f"say in TIERS where {own} stands"
+    for other in imported(path):
+        assert other in TIER, f"{name_of(path)} imports {other}, which has no place in TIERS"
+        assert other == own or TIER[other] < TIER[own], f"{name_of(path)} imports {other}, which is not below {own}"
+
+
+@pytest.mark.parametrize("path", SOURCES + SCRIPTS, ids=name_of)
+def test_no_device_is_written_down(path: Path) -> None:
+    """A tensor's device decides (DESIGN.md, invariant 6)."""
+    found = re.findall(r"\.cuda\(|[\"']cuda:\d+[\"']", path.read_text())
+    assert not found, f"{name_of(path)}: {found}"
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=name_of)
+def test_the_library_prints_nothing(path: Path) -> None:
+    """Training scripts talk, and `print_time` of the published interface asks for it; nothing else does."""
+    if part(path) == "training":
+        return
+    tree = ast.parse(path.read_text())
+    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
+    lines = {node.lineno for node in calls if isinstance(node.func, ast.Name) and node.func.id == "print"}
+    if name_of(path) == "opt_tree/compat.py":
+        asked = [node for node in ast.walk(tree) if isinstance(node, ast.If) and ast.unparse(node.test) == "print_time"]
+        lines -= {node.lineno for branch in asked for node in ast.walk(branch) if isinstance(node, ast.Call)}
+    assert not lines, f"{name_of(path)} prints in lines {sorted(lines)}"
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=name_of)
+def test_modules_say_what_they_own(path: Path) -> None:
+    tree = ast.parse(path.read_text())
+    assert ast.get_docstring(tree)
+    assert not {"utils", "helpers", "common", "misc"} & {*path.relative_to(PACKAGE).with_suffix("").parts}
+    # jaxtyping needs real annotations, not strings.
+    assert not any(isinstance(node, ast.ImportFrom) and node.module == "__future__" for node in tree.body)
+
+
+def test_the_public_names_are_those_imported_for_it() -> None:
+    body = ast.parse((PACKAGE / "__init__.py").read_text()).body
+    names = [alias.asname or alias.name for node in body if isinstance(node, ast.ImportFrom) for alias in node.names]
+    assert sorted(names) == sorted(opt_tree.__all__)
+
+
+@pytest.mark.parametrize("name", opt_tree.__all__)
+def test_public_names_have_a_docstring(name: str) -> None:
+    doc = getattr(opt_tree, name).__doc__ or ""
+    assert len(doc.split()) > 3
+    assert not doc.startswith(f"{name}("), "the signature that dataclass fills in is not a docstring"
+
+
+def test_the_rules_above_see_something() -> None:
+    """A parser that found nothing would pass everything."""
+    assert {"decode", "policies", "drafters", "verifiers", "training"} <= {part(path) for path in SOURCES}
+    assert {"pool", "sampling"} == set(imported(PACKAGE / "policies" / "opt.py"))
+    assert "hf" not in set(imported(PACKAGE / "decode.py"))  # only where `__call__` runs
+    assert SCRIPTS

@@ -1,0 +1,335 @@
+"""Training code on tiny models and a synthetic corpus: seconds on a CPU."""
+
+import json
+import lzma
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch.utils.data import Dataset
+from transformers import AutoModelForCausalLM, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers.cache_utils import DynamicCache
+
+from opt_tree.drafters.eagle import EagleHead
+from opt_tree.training.data import (
+    OWN,
+    Blocks,
+    Document,
+    Mixture,
+    TokenDocuments,
+    build_stream,
+    collate,
+    heldout_prompts,
+    read_corpus,
+    render,
+)
+from opt_tree.training.distil import distillation_loss, load_teacher
+from opt_tree.training.distil import make_loss as distil_loss
+from opt_tree.training.eagle import Objective, Unrolled, new_head, save_head
+from opt_tree.training.eagle import make_loss as eagle_loss
+from opt_tree.training.lm import Shape, save_model
+from opt_tree.training.optimizer import MuonAdamW
+from opt_tree.training.outputs import answer, load_documents, save_documents
+from opt_tree.training.tokenizer import train_tokenizer, training_texts
+from opt_tree.training.trainer import Examples, Run, Schedule, Source, Streams, fit, load_streams, parse_epochs
+from opt_tree.training.unlikelihood import Contrast, repeats
+from opt_tree.training.unlikelihood import make_loss as unlikelihood
+
+TINY = Shape(layers=2, hidden=32, heads=2, kv_heads=1, head_dim=16, intermediate=48)
+SCHEDULE = Schedule(
+    batch=128, micro_batch=128, block=64, rows="0.5:32,0.5:64", lr=1e-2, warmup=2, save_steps=4, eval_steps=100
+)
+ANIMALS = ["cat", "dog", "owl", "fox", "cow", "hen", "bee", "ant", "elk", "yak"]
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("corpus")
+    things = [(animal, i) for i in range(60) for animal in ANIMALS]
+    question, reply = "What does {} number {} eat?", "A {} eats {} cakes.{}"
+    chat = [
+        [("user", question.format(animal, i)), ("assistant", reply.format(animal, i % 7, " Yes." * (i % 3)))]
+        for animal, i in things
+    ]
+    # The same prompt with another answer, and with other spelling: both sides of a split must not see it.
+    more = [("user", "Why?"), ("assistant", "Who knows.")]
+    chat += [[("user", turns[0][1].upper()), turns[1], *more] for turns in chat[:200]]
+    with lzma.open(folder / "chat_oasst_sampled.jsonl.xz", "wt") as lines:
+        for turns in chat:
+            lines.write(json.dumps({"messages": [{"role": role, "content": text} for role, text in turns]}) + "\n")
+    with lzma.open(folder / "text_tales.jsonl.xz", "wt") as lines:
+        for i in range(200):
+            tale = f"Tale {i}. Once a {ANIMALS[i % 10]} met a {ANIMALS[i // 10 % 10]}. "
+            lines.write(json.dumps({"text": tale * 3}) + "\n")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def tokenizer(corpus: Path) -> PreTrainedTokenizerFast:
+    return train_tokenizer(training_texts(corpus), 400)
+
+
+@pytest.fixture(scope="module")
+def streams(corpus: Path, tokenizer: PreTrainedTokenizerFast) -> Streams:
+    return load_streams(tokenizer, Source(corpus, corpus / "cache"), Mixture(parse_epochs("", _names())))
+
+
+@pytest.fixture(scope="module")
+def target(tokenizer: PreTrainedTokenizerFast, streams: Streams, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("target")
+    torch.manual_seed(0)
+    model = TINY.build(tokenizer)
+    fit(model, streams.blocks(_steps(40)), _steps(40), Run(folder))
+    save_model(model, tokenizer, folder / "final")
+    return folder / "final"
+
+
+def _names() -> list[str]:
+    return ["chat_oasst_sampled", "text_tales"]
+
+
+def _steps(count: int) -> Schedule:
+    return Schedule(**{**vars(SCHEDULE), "tokens": count * SCHEDULE.batch})
+
+
+def _log(history: list[dict[str, float]]) -> list[float]:
+    return [row["loss"] for row in history if "loss" in row]
+
+
+def test_split_puts_a_prompt_on_one_side_whatever_its_answers_and_spelling(corpus: Path) -> None:
+    sides: dict[str, set[str]] = {}
+    for document in read_corpus(corpus, "chat_oasst_sampled"):
+        assert document.messages
+        sides.setdefault(document.messages[0]["content"].lower(), set()).add(document.split)
+    assert all(len(side) == 1 for side in sides.values())
+    held_out = sum("heldout" in side for side in sides.values())
+    assert 0 < held_out < 0.06 * len(sides)
+
+
+def test_heldout_prompts_are_held_out_repeatable_and_distinct(corpus: Path, tokenizer: PreTrainedTokenizerFast) -> None:
+    prompts = heldout_prompts(tokenizer, corpus, 5)
+    assert prompts == heldout_prompts(tokenizer, corpus, 5)
+    assert len(set(prompts)) == len(prompts) > 0
+    for prompt in prompts:
+        assert Document(messages=({"role": "user", "content": prompt},)).split == "heldout"
+
+
+def test_a_stream_holds_every_token_of_every_document_once(
+    corpus: Path, tokenizer: PreTrainedTokenizerFast, streams: Streams
+) -> None:
+    documents = [document for name in _names() for document in read_corpus(corpus, name) if document.split == "train"]
+    texts = [tokenizer(render(document, tokenizer), add_special_tokens=False)["input_ids"] for document in documents]
+    starts = np.flatnonzero(streams.train == tokenizer.bos_token_id)
+    cut = sorted(piece.tolist() for piece in np.split(np.asarray(streams.train), starts)[1:])
+    assert cut == sorted(texts)
+
+
+def test_slope_moves_prose_to_the_front(corpus: Path, tokenizer: PreTrainedTokenizerFast) -> None:
+    mixture = Mixture(dict.fromkeys(_names(), 1.0), slope=1.0)
+    stream = build_stream(tokenizer, corpus, "train", mixture, corpus / "cache")
+    first, last = np.array_split(np.asarray(stream), 2)
+    assert (first == tokenizer.eos_token_id).sum() < 0.7 * (last == tokenizer.eos_token_id).sum()
+
+
+def test_own_outputs_join_a_mixture_in_whole_passes(corpus: Path, tokenizer: PreTrainedTokenizerFast) -> None:
+    own = TokenDocuments(np.array([0, 390, 0, 391, 392], np.uint16), np.array([0, 2, 5]))
+    stream = build_stream(tokenizer, corpus, "train", Mixture({OWN: 2.5}), corpus / "cache", own)
+    assert (stream == 390).sum() + (stream == 391).sum() == 5
+
+
+def test_blocks_cover_a_stream_whose_length_is_no_multiple() -> None:
+    stream = np.arange(1000, dtype=np.uint16)
+    blocks = Blocks(stream, 64, [(0.5, 16), (0.5, 64)])
+    assert {int(token) for block in blocks for token in block["input_ids"].flatten()} == set(range(1000))
+    assert blocks[0]["input_ids"].shape == (4, 16)
+    assert blocks[len(blocks) - 1]["input_ids"].shape == (1, 64)
+    with pytest.raises(ValueError, match="divide the block length"):
+        Blocks(stream, 64, [(1.0, 48)])
+
+
+def test_chat_template_opens_the_user_turn_with_the_system_message(tokenizer: PreTrainedTokenizerFast) -> None:
+    messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi 42"}]
+    text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    assert text == "<|begin|><|user|>Be brief.\n\nHi 42<|end|><|assistant|>"
+    ids = tokenizer("Hi 42")["input_ids"]
+    assert ids[0] == tokenizer.bos_token_id
+    assert tokenizer.convert_ids_to_tokens(ids)[-2:] == ["4", "2"]
+
+
+def test_training_lowers_the_loss(target: Path, streams: Streams) -> None:
+    state = json.loads((target.parent / "checkpoint-40" / "trainer_state.json").read_text())
+    losses = _log(state["log_history"])
+    assert losses[-1] < 0.75 * losses[0]
+    assert {"eval_chat_loss", "eval_prose_loss"} <= {key for row in state["log_history"] for key in row} or len(losses)
+    reloaded = AutoModelForCausalLM.from_pretrained(target)
+    assert reloaded.dtype == torch.bfloat16
+    assert reloaded.generation_config.eos_token_id == 1
+
+
+def test_a_resumed_run_ends_like_an_unbroken_one(
+    tokenizer: PreTrainedTokenizerFast, streams: Streams, tmp_path: Path
+) -> None:
+    def build() -> LlamaForCausalLM:
+        torch.manual_seed(1)
+        return TINY.build(tokenizer)
+
+    whole, resumed = build(), build()
+    fit(whole, streams.blocks(_steps(8)), _steps(8), Run(tmp_path / "whole"))
+    fit(resumed, streams.blocks(_steps(8)), _steps(8), Run(tmp_path / "whole"))
+    (tmp_path / "broken").mkdir()
+    (tmp_path / "whole" / "checkpoint-4").rename(tmp_path / "broken" / "checkpoint-4")
+    again = build()
+    fit(again, streams.blocks(_steps(8)), _steps(8), Run(tmp_path / "broken", resume=True))
+    for (name, expected), got in zip(whole.named_parameters(), again.parameters(), strict=True):
+        torch.testing.assert_close(got, expected, msg=name)
+
+
+def test_the_optimizer_gives_matrices_to_muon_and_follows_the_scheduler(tokenizer: PreTrainedTokenizerFast) -> None:
+    model = TINY.build(tokenizer)
+    optimizer = MuonAdamW(model, 1e-2)
+    counts = [sum(len(group["params"]) for group in inner.param_groups) for inner in (optimizer.muon, optimizer.adamw)]
+    assert counts == [7 * TINY.layers, 2 + 2 * TINY.layers]
+    optimizer.load_state_dict(optimizer.state_dict())
+    for group in optimizer.param_groups:
+        group["lr"] = 0.5
+    assert {group["lr"] for inner in (optimizer.muon, optimizer.adamw) for group in inner.param_groups} == {0.5}
+
+
+def test_uneven_batches_are_named(tokenizer: PreTrainedTokenizerFast, streams: Streams, tmp_path: Path) -> None:
+    uneven = Schedule(**{**vars(SCHEDULE), "batch": 100})
+    with pytest.raises(ValueError, match="batch 100 must be a multiple"):
+        fit(TINY.build(tokenizer), streams.blocks(uneven), uneven, Run(tmp_path))
+    with pytest.raises(ValueError, match="no such corpus: chat_x"):
+        parse_epochs("chat_x=1", _names())
+
+
+def test_own_outputs_are_the_targets_greedy_answers(
+    target: Path, tokenizer: PreTrainedTokenizerFast, tmp_path: Path
+) -> None:
+    model = AutoModelForCausalLM.from_pretrained(target, dtype=torch.float64)
+    prompts = ["What does cat number 3 eat?", "Why?", "What does the very old yak number 15 eat on Sundays?"]
+    documents = answer(model, tokenizer, prompts, 12, batch=2)
+    for prompt, document in zip(prompts, documents, strict=True):
+        start = tokenizer.apply_chat_template(
+            [{"role": "user", "content": prompt}], add_generation_prompt=True, return_dict=False
+        )
+        assert document[: len(start)] == start
+        greedy = model(torch.tensor([document])).logits[0].argmax(-1).tolist()
+        assert document[len(start) :] == greedy[len(start) - 1 : -1]
+    save_documents(documents[:1], tmp_path / "part-0-of-2.npz")
+    save_documents(documents[1:], tmp_path / "part-1-of-2.npz")
+    assert [row.tolist() for row in map(load_documents(tmp_path).__getitem__, range(3))] == documents
+
+
+def test_distillation_loss_is_least_at_the_targets_law() -> None:
+    target = torch.randn(5, 7, dtype=torch.float64)
+    entropy = torch.distributions.Categorical(logits=target).entropy().mean()
+    assert distillation_loss(target, target, 0.0).item() == pytest.approx(entropy.item(), rel=1e-5)
+    assert distillation_loss(target + torch.randn_like(target), target, 0.0) > entropy
+    assert distillation_loss(target * 100, target, 1.0) < 0.1 * distillation_loss(target, target, 1.0)
+
+
+def test_distilling_brings_the_drafter_to_the_target(
+    target: Path, tokenizer: PreTrainedTokenizerFast, streams: Streams, tmp_path: Path
+) -> None:
+    teacher = load_teacher(target, compiled=False)
+    torch.manual_seed(2)
+    drafter = Shape(layers=1, hidden=16, heads=1, kv_heads=1, head_dim=16, intermediate=32).build(tokenizer)
+    loss = distil_loss(teacher, 0.5, compiled=False)
+    rows = {"input_ids": torch.from_numpy(streams.heldout["chat"][:64].astype(np.int64))[None]}
+    before = loss(drafter, rows).item()
+    fit(drafter, streams.blocks(_steps(40)), _steps(40), Run(tmp_path), loss)
+    assert loss(drafter, rows).item() < 0.8 * before
+
+
+def _unrolled(target: Path, objective: Objective) -> Unrolled:
+    teacher = load_teacher(target, compiled=False).float()
+    torch.manual_seed(3)
+    return Unrolled(new_head(teacher), teacher.get_output_embeddings().weight.detach(), objective)
+
+
+def test_unrolled_passes_are_what_the_head_computes_while_drafting(target: Path) -> None:
+    """Pass s of pair i must equal a draft of s levels: true features up to pair i - s, own estimates after it."""
+    model = _unrolled(target, Objective(unroll=3)).double()
+    ids, features = torch.randint(5, 300, (1, 9)), torch.randn(1, 9, TINY.hidden, dtype=torch.float64)
+    with torch.no_grad():
+        passes = model.passes(ids, features)
+        for pair in range(2, 9):
+            cache, known = DynamicCache(config=model.head.config), pair - 2
+            positions = torch.arange(9)[None]
+            (estimate,) = model.head(
+                ids[:, : known + 1], features[:, : known + 1], positions[:, : known + 1], None, cache
+            )
+            torch.testing.assert_close(passes[0][:, known], estimate[:, -1])
+            for step in (1, 2):
+                row = slice(known + step, known + step + 1)
+                (estimate,) = model.head(ids[:, row], estimate[:, -1:], positions[:, row], None, cache)
+                torch.testing.assert_close(passes[step][:, known + step], estimate[:, 0])
+
+
+@pytest.mark.parametrize("unroll", [1, 2])
+def test_an_eagle_head_learns_and_is_saved_as_published(
+    target: Path, streams: Streams, tmp_path: Path, unroll: int
+) -> None:
+    model = _unrolled(target, Objective(logit=1.0, unroll=unroll))
+    teacher = load_teacher(target, compiled=False)
+    embedding = model.head.embed_tokens.weight.clone()
+    rows = {"input_ids": torch.from_numpy(streams.heldout["chat"][:64].astype(np.int64))[None]}
+    loss = eagle_loss(teacher, compiled=False)
+    before = loss(model, rows).item()
+    fit(model, streams.blocks(_steps(20)), _steps(20), Run(tmp_path), loss)
+    assert loss(model, rows).item() < 0.8 * before
+    assert torch.equal(model.head.embed_tokens.weight, embedding)
+    save_head(model.head, tmp_path / "final")
+    tensors = load_file(tmp_path / "final" / "model.safetensors")
+    assert {"embed_tokens.weight", "fc.weight", "fc.bias", "layers.0.post_attention_layernorm.weight"} <= set(tensors)
+    assert not [name for name in tensors if "input_layernorm" in name or "lm_head" in name or name == "norm.weight"]
+    EagleHead(model.head.config).load_published(tensors, "the saved head")
+
+
+def test_repeats_marks_what_completes_an_earlier_ngram_of_the_answer() -> None:
+    assistant = 3
+    document = np.array([0, 7, 8, 7, 8, assistant, 7, 8, 9, 7, 8, 5], np.uint16)
+    assert np.flatnonzero(repeats(document, assistant, 2)).tolist() == [10]
+
+
+def test_unlikelihood_unlearns_a_loop_and_keeps_the_corpus(
+    target: Path, tokenizer: PreTrainedTokenizerFast, streams: Streams, tmp_path: Path
+) -> None:
+    model = AutoModelForCausalLM.from_pretrained(target, dtype=torch.float32)
+    start = tokenizer.apply_chat_template(
+        [{"role": "user", "content": "Why?"}], add_generation_prompt=True, return_dict=False
+    )
+    document = start + [300, 301, 302] * 12
+    own = TokenDocuments(np.array(document * 2, np.uint16), np.array([0, len(document), 2 * len(document)]))
+    blocks = streams.blocks(SCHEDULE)
+    contrast = Contrast(blocks.train, own, start[-1], 3)
+    assert contrast[0]["unwanted"].sum() > 0
+    loss = unlikelihood(1.0, compiled=False)
+
+    def probability() -> float:
+        with torch.no_grad():
+            logits = model(torch.tensor([document])).logits[0, len(start) + 8 : -1]
+        return logits.softmax(-1).gather(-1, torch.tensor(document[len(start) + 9 :])[:, None]).mean().item()
+
+    fit(model, Examples(_Loop(document), {}), _steps(10), Run(tmp_path / "loop"))
+    looping, known = probability(), loss(model, collate([blocks.train[0]])).item()
+    fit(model, Examples(contrast, {}), _steps(10), Run(tmp_path / "cured"), loss)
+    assert looping > 0.5
+    assert probability() < 0.5 * looping
+    assert loss(model, collate([blocks.train[0]])).item() < known
+
+
+class _Loop(Dataset):
+    """Ten batches of one looping document."""
+
+    def __init__(self, document: list[int]) -> None:
+        self.row = torch.tensor(document * 4)[: SCHEDULE.block][None]
+
+    def __len__(self) -> int:
+        return 20
+
+    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+        return {"input_ids": self.row}
