@@ -6,7 +6,7 @@ Owns the files: what is missing, corrupt or of another family is named in one li
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from safetensors import SafetensorError
@@ -116,7 +116,7 @@ def load_eagle(path: str, target: CausalLM, buckets: Buckets | None = None) -> E
     config = _eagle_config(path)
     if "d2t" in (tensors := _tensors(path)) or "midlayer.self_attn.q_proj.weight" in tensors:
         raise CheckpointError(f"{path} is an EAGLE-3 head; this library loads EAGLE-1 and EAGLE-2 heads")
-    embeddings = target.model.get_input_embeddings().weight
+    embeddings = cast(Tensor, target.model.get_input_embeddings().weight)
     if "embed_tokens.weight" not in tensors:
         tensors["embed_tokens.weight"] = embeddings.detach()[: config.vocab_size]
     try:

@@ -248,7 +248,7 @@ _ROW, _LETTER, _GAP, _LONGEST = 22, 7.3, 62, 16  # pixels; letters of a label
 
 
 def svg_tree(step: Step, tokenizer: PreTrainedTokenizerBase) -> str:
-    """Draw a step's tree from left to right; a node's disc has the area of its path probability.
+    """Draw a step's tree from left to right; a node's disc grows with its path probability.
 
     The accepted path is highlighted and ends in the target's own token, which is not part of the tree.
     """
@@ -262,7 +262,7 @@ def svg_tree(step: Step, tokenizer: PreTrainedTokenizerBase) -> str:
     widths = [0] * (max(depths) + 1)
     for label, depth in zip(labels, depths, strict=True):
         widths[depth] = max(widths[depth], len(label))
-    left = [12 + sum(_LETTER * width + _GAP for width in widths[:d]) for d in range(len(widths))]
+    left = list(itertools.accumulate((_LETTER * width + _GAP for width in widths[:-1]), initial=12.0))
     accepted = {*step.path, own}
     edges, nodes = [], []
     for row, depth in enumerate(depths):

@@ -16,7 +16,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from transformers import DynamicCache
+from transformers import DynamicCache, PreTrainedModel
 
 from opt_tree.attention import tree_mask, windowed
 from opt_tree.cache import KVCache, LayerShape

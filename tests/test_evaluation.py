@@ -29,7 +29,20 @@ from opt_tree import EagleHead, OptTree, Stop
 
 CONTEXT = 160
 CHAT = "{% for m in messages %}<{{ m.role[0] }}>{{ m.content }}{% endfor %}{% if add_generation_prompt %}<a>{% endif %}"
-TIMES = {"wall_time", "tstamp", "draft_time", "verify_time", "commit_time", "draft_forward_time", "target_forward_time", "prefill_time"}
+PER_TURN = (
+    *("idxs", "new_tokens", "wall_time", "decoding_steps", "draft_forwards", "draft_tokens", "verified_tokens"),
+    *("draft_time", "verify_time", "prefill_time", "finish_reason"),
+)
+TIMES = {
+    "wall_time",
+    "tstamp",
+    "draft_time",
+    "verify_time",
+    "commit_time",
+    "draft_forward_time",
+    "target_forward_time",
+    "prefill_time",
+}
 
 
 def make_tokenizer(chat: bool = True) -> PreTrainedTokenizerFast:
@@ -73,7 +86,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def write_questions(path: Path, count: int) -> Path:
     lines = [
-        {"question_id": 81 + i, "category": "math" if i % 2 else "writing", "turns": [f"What is {i}?", "Why?"][: 1 + (i != 1)]}
+        {
+            "question_id": 81 + i,
+            "category": "math" if i % 2 else "writing",
+            "turns": [f"What is {i}?", "Why?"][: 1 + (i != 1)],
+        }
         for i in range(count)
     ]
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
@@ -82,10 +99,9 @@ def write_questions(path: Path, count: int) -> Path:
 
 def arguments(folder: Path, answers: Path | str, *more: str, kind: str = "classic") -> list[str]:
     drafter = ["--draft-model-path", f"{folder}/draft"] if kind == "classic" else ["--ea-model-path", f"{folder}/eagle"]
-    return [
-        *drafter, "--base-model-path", f"{folder}/target", "--question-file", f"{folder}/q.jsonl", "--answer-file", str(answers),
-        "--dtype", "float64", "--device", "cpu", "--max-new-token", "12", "--nodes", "8", "--threshold", "0.1", "--max_depth", "4", *more,
-    ]  # fmt: skip
+    options = "--dtype float64 --device cpu --max-new-token 12 --nodes 8 --threshold 0.1 --max_depth 4"
+    asked = ["--base-model-path", f"{folder}/target", "--question-file", f"{folder}/q.jsonl"]
+    return [*drafter, *asked, "--answer-file", str(answers), *options.split(), *more]
 
 
 def command(folder: Path, answers: Path | str, *more: str, kind: str = "classic") -> int:
@@ -120,16 +136,17 @@ def test_the_answer_file_holds_every_field_and_the_fields_agree(folder: Path, tm
         assert line["model_id"] == "target-temperature-0.0"
         (choice,) = line["choices"]
         turns = len(choice["turns"])
-        assert all(isinstance(choice[key], list) and len(choice[key]) == turns for key in (
-            "idxs", "new_tokens", "wall_time", "decoding_steps", "draft_forwards", "draft_tokens", "verified_tokens", "draft_time",
-            "verify_time", "prefill_time", "finish_reason",
-        ))  # fmt: skip
+        assert all(isinstance(choice[key], list) and len(choice[key]) == turns for key in PER_TURN)
         assert [i + 1 for i in choice["idxs"]] == choice["decoding_steps"]
         steps = sum(choice["decoding_steps"])
-        assert all(len(choice[key]) == steps for key in ("accept_lengths", "expected_lengths", "tree_nodes", "tree_depths"))
+        assert all(
+            len(choice[key]) == steps for key in ("accept_lengths", "expected_lengths", "tree_nodes", "tree_depths")
+        )
         assert sum(choice["accept_lengths"]) == sum(choice["new_tokens"]) == sum(map(len, choice["token_ids"]))
         assert sum(choice["verified_tokens"]) == sum(choice["tree_nodes"]) + steps
-        assert min(choice["expected_lengths"]) >= 1 and max(choice["tree_depths"]) <= 4 and max(choice["tree_nodes"]) <= 8
+        assert (
+            min(choice["expected_lengths"]) >= 1 and max(choice["tree_depths"]) <= 4 and max(choice["tree_nodes"]) <= 8
+        )
     if kind == "classic":
         # The drafter is the target's first layer: something is accepted, or the test sees no trees.
         assert max(max(line["choices"][0]["accept_lengths"]) for line in lines) > 1
@@ -156,10 +173,11 @@ def test_the_header_says_what_made_the_file(folder: Path, tmp_path: Path) -> Non
 def test_fastchat_finds_what_its_judge_reads(folder: Path, tmp_path: Path) -> None:
     path = tmp_path / "model_answer" / "tiny.jsonl"
     assert command(folder, path) == 0
-    # What fastchat.llm_judge does with a folder of answers: every *.jsonl in it is a model, every line has a question_id;
-    # an answer's first choice gives the two turns.
+    # What fastchat.llm_judge does with a folder of answers: every *.jsonl in it is a model, every line has a
+    # question_id; an answer's first choice gives the two turns.
     answers = {
-        file.name[:-6]: {line["question_id"]: line for line in lines_of(file)} for file in sorted(path.parent.glob("*.jsonl"))
+        file.name[:-6]: {line["question_id"]: line for line in lines_of(file)}
+        for file in sorted(path.parent.glob("*.jsonl"))
     }
     assert answers.keys() == {"tiny"}
     for question in lines_of(folder / "q.jsonl"):
@@ -178,7 +196,9 @@ def test_more_choices_differ_only_above_temperature_zero(folder: Path, tmp_path:
 
 def test_a_seed_gives_the_same_text_whatever_the_tree_and_the_order(folder: Path, tmp_path: Path) -> None:
     assert command(folder, tmp_path / "a.jsonl", "--temperature", "1", "--baseline") == 0
-    assert command(folder, tmp_path / "b.jsonl", "--temperature", "1", "--method", "chain", "--question-begin", "2") == 0
+    assert (
+        command(folder, tmp_path / "b.jsonl", "--temperature", "1", "--method", "chain", "--question-begin", "2") == 0
+    )
     assert turns_of(tmp_path / "a.jsonl") == turns_of(tmp_path / "a.plain.jsonl")
     assert turns_of(tmp_path / "b.jsonl") == turns_of(tmp_path / "a.jsonl")[2:]
 
@@ -281,14 +301,18 @@ def launch(folder: Path, path: Path, processes: int, *more: str) -> list[int]:
     return [child.exitcode for child in children]
 
 
-def test_two_processes_merge_to_what_one_writes(folder: Path, tmp_path: Path) -> None:
-    asked = str(write_questions(tmp_path / "q.jsonl", 5))
-    assert command(folder, tmp_path / "one.jsonl", "--question-file", asked) == 0
-    two = tmp_path / "two.jsonl"
-    assert launch(folder, two, 2, "--question-file", asked) == [0, 0]
-    assert but_for_times(lines_of(two)) == but_for_times(lines_of(tmp_path / "one.jsonl"))
-    assert {path.name for path in tmp_path.iterdir()} >= {"two.jsonl", "two.jsonl.run.json"}
-    assert not list(tmp_path.glob("*.part*"))
+def test_two_processes_merge_to_what_one_writes_failures_included(folder: Path, tmp_path: Path) -> None:
+    asked = write_questions(tmp_path / "q.jsonl", 5)
+    with asked.open("a") as file:
+        file.write(json.dumps({"question_id": 99, "turns": ["a" * CONTEXT]}) + "\n")
+    one, two = tmp_path / "one.jsonl", tmp_path / "two.jsonl"
+    assert command(folder, one, "--question-file", str(asked)) == 1
+    # The second process has the question that fails; the leader, which merges, says so.
+    assert launch(folder, two, 2, "--question-file", str(asked)) == [1, 0]
+    assert but_for_times(lines_of(two)) == but_for_times(lines_of(one))
+    assert but_for_times(AnswerFile(two).read_failed()) == but_for_times(AnswerFile(one).read_failed())
+    beside = {path.name for path in tmp_path.iterdir() if path.name.startswith("two")}
+    assert beside == {"two.jsonl", "two.jsonl.run.json", "two.jsonl.failed"}
 
 
 def test_parts_of_a_killed_parallel_run_are_taken_over(folder: Path, tmp_path: Path) -> None:
@@ -314,7 +338,7 @@ def test_all_processes_refuse_what_the_leader_refuses(folder: Path, tmp_path: Pa
 
 def test_shares_cover_every_question_once() -> None:
     shares = [Crew(rank, rank, 3).share(list(range(10))) for rank in range(3)]
-    assert sorted(sum(shares, [])) == list(range(10))
+    assert sorted(item for share in shares for item in share) == list(range(10))
     assert max(map(len, shares)) - min(map(len, shares)) <= 1
 
 
@@ -384,7 +408,7 @@ def test_fetch_checks_what_it_got(nowhere: Path, monkeypatch: pytest.MonkeyPatch
         ('{"turns": ["a"]}\n\n{"prompt": "b"}\n', "line 3: needs `turns`"),
         ('{"turns": []}\n', "line 1: needs `turns`"),
         ('["a"]\n', "line 1: expected a JSON object"),
-        ('{"question_id": 7, "turns": ["a"]}\n{"question_id": 7, "turns": ["b"]}\n', "line 2: question_id 7 is already that of line 1"),
+        ('{"question_id": 7, "turns": ["a"]}\n' * 2, "line 2: question_id 7 is already that of line 1"),
         ("", "no questions"),
     ],
 )  # fmt: skip
@@ -396,7 +420,9 @@ def test_a_broken_question_file_names_the_line(
     assert message in error_of(capsys)
 
 
-def test_an_answer_file_that_cannot_be_written_is_refused_first(folder: Path, tmp_path: Path, no_loading: None, capsys: Any) -> None:
+def test_an_answer_file_that_cannot_be_written_is_refused_first(
+    folder: Path, tmp_path: Path, no_loading: None, capsys: Any
+) -> None:
     (tmp_path / "file").write_text("")
     for path in (tmp_path, tmp_path / "file" / "a.jsonl"):
         assert command(folder, path) == 2
@@ -404,7 +430,9 @@ def test_an_answer_file_that_cannot_be_written_is_refused_first(folder: Path, tm
         assert "cannot write the answer file" in error and str(path) in error
 
 
-def test_a_bare_file_name_and_a_new_folder_will_do(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bare_file_name_and_a_new_folder_will_do(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     for name in ("bare.jsonl", "new/folder/a.jsonl"):
         assert command(folder, name, "--limit", "1") == 0
@@ -412,9 +440,12 @@ def test_a_bare_file_name_and_a_new_folder_will_do(folder: Path, tmp_path: Path,
 
 
 @pytest.mark.parametrize(
-    "change", [("--nodes", "9"), ("--temperature", "1"), ("--max-new-token", "13"), ("--dtype", "float32"), ("--seed", "1")]
+    "change",
+    [("--nodes", "9"), ("--temperature", "1"), ("--max-new-token", "13"), ("--dtype", "float32"), ("--seed", "1")],
 )
-def test_another_configuration_is_refused_not_mixed(folder: Path, tmp_path: Path, capsys: Any, change: tuple[str, str]) -> None:
+def test_another_configuration_is_refused_not_mixed(
+    folder: Path, tmp_path: Path, capsys: Any, change: tuple[str, str]
+) -> None:
     path = tmp_path / "a.jsonl"
     assert command(folder, path, "--limit", "1") == 0
     before = path.read_bytes()
@@ -511,6 +542,14 @@ def test_options_that_cannot_be_are_refused(
     assert message in error_of(capsys)
 
 
+def test_overwriting_waits_until_the_models_are_there(folder: Path, tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    assert command(folder, path, "--limit", "1") == 0
+    before = path.read_bytes()
+    assert command(folder, path, "--overwrite", "--base-model-path", "./absent") == 2
+    assert path.read_bytes() == before
+
+
 def test_a_model_that_is_not_there_is_one_line(folder: Path, tmp_path: Path, capsys: Any) -> None:
     assert command(folder, tmp_path / "a.jsonl", "--base-model-path", "./absent") == 2
     assert "no model folder at ./absent" in error_of(capsys)
@@ -523,7 +562,8 @@ def test_a_model_that_is_not_there_is_one_line(folder: Path, tmp_path: Path, cap
 def test_the_shipped_set_has_five_questions_of_two_turns_in_each_of_eight_categories() -> None:
     shipped = questions.load_set("demo").questions
     categories = [question.category for question in shipped]
-    assert sorted(set(categories)) == sorted("writing roleplay reasoning math coding extraction stem humanities".split())
+    eight = {"writing", "roleplay", "reasoning", "math", "coding", "extraction", "stem", "humanities"}
+    assert set(categories) == eight
     assert all(categories.count(category) == 5 for category in categories)
     assert all(len(question.turns) == 2 for question in shipped)
 
@@ -541,9 +581,9 @@ def test_sets_are_found_in_the_folders_in_order(nowhere: Path, monkeypatch: pyte
 
 def test_every_published_flag_is_taken_in_both_spellings() -> None:
     published = (
-        "--draft-model-path d --base-model-path b --bench-name mt_bench --answer-file ./a.jsonl --temperature 0 --nodes 60 "
-        "--threshold 0.5 --max_depth 10 --model-id m --question-begin 1 --question-end 2 --num-choices 3 --max-new-token 4 "
-        "--num-gpus-per-model 1 --num-gpus-total 1 --max-gpu-memory 20GiB"
+        "--draft-model-path d --base-model-path b --bench-name mt_bench --answer-file ./a.jsonl --temperature 0 "
+        "--nodes 60 --threshold 0.5 --max_depth 10 --model-id m --question-begin 1 --question-end 2 --num-choices 3 "
+        "--max-new-token 4 --num-gpus-per-model 1 --num-gpus-total 1 --max-gpu-memory 20GiB"
     )
     options = parse("classic", published.split(), "")
     assert options == parse("classic", re.sub(r"(?<=\w)-(?=\w)", "_", published).split(), "")
@@ -576,7 +616,11 @@ def test_gpus_in_all_launch_the_processes(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.delenv("WORLD_SIZE", raising=False)
     loading.relaunch("classic", Options(num_gpus_total=4, num_gpus_per_model=2), ["--nodes", "8"])
     (argv,) = became
-    assert argv[argv.index("--num_processes") + 1] == "2" and argv[-3:] == ["evaluation.eval_opt_classic", "--nodes", "8"]
+    assert argv[argv.index("--num_processes") + 1] == "2" and argv[-3:] == [
+        "evaluation.eval_opt_classic",
+        "--nodes",
+        "8",
+    ]
     loading.relaunch("classic", Options(num_gpus_total=1), [])
     monkeypatch.setenv("WORLD_SIZE", "2")
     loading.relaunch("classic", Options(num_gpus_total=4), [])
@@ -640,7 +684,9 @@ def test_seeds_differ_in_every_respect() -> None:
     assert len(seeds) == 5 and all(0 <= seed < 2**63 for seed in seeds)
 
 
-def test_fastchat_is_imported_only_for_its_templates(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fastchat_is_imported_only_for_its_templates(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(runner.sys.modules, "fastchat", types.ModuleType("fastchat"))
     monkeypatch.delitem(runner.sys.modules, "fastchat.conversation", raising=False)
     assert command(folder, tmp_path / "a.jsonl", "--limit", "1") == 0

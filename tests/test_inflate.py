@@ -173,6 +173,16 @@ def test_eagle_heads_are_refused() -> None:
     tokenizer = PreTrainedTokenizerFast.__new__(PreTrainedTokenizerFast)
     with pytest.raises(ValueError, match="reads the target's hidden states"):
         inflate_pair(opt_tree.Pair(target, tokenizer, opt_tree.Sharpened(drafter, 0.5)), "64x4")
+
+
+def test_a_pair_keeps_its_drafter_and_says_what_rounding_does() -> None:
     model = tiny("llama")
+    target, tokenizer = opt_tree.CausalLM(model), PreTrainedTokenizerFast.__new__(PreTrainedTokenizerFast)
     independent = opt_tree.CausalLMDrafter(opt_tree.CausalLM(model))
-    assert inflate_pair(opt_tree.Pair(target, tokenizer, independent), "64x4").target.hidden == 64
+    inflated = inflate_pair(opt_tree.Pair(target, tokenizer, independent), "64x4")
+    assert inflated.target.hidden == 64
+    assert "float64 rounding moves its logits by up to" in describe(inflated.target.model)
+    half = opt_tree.CausalLM(copy.deepcopy(model).to(torch.bfloat16))
+    inflated = inflate_pair(opt_tree.Pair(half, tokenizer, independent), "64x4")
+    assert "bfloat16 rounding moves its logits by up to" in describe(inflated.target.model)
+    assert "(the original's own:" in describe(inflated.target.model)

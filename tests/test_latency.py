@@ -23,7 +23,13 @@ def answers(nodes: int, length: float, layers: int, **seconds: float) -> list[di
     steps, tokens = 100, round(100 * length)
     lengths = [math.ceil(length)] * (tokens - steps * math.floor(length)) or [math.floor(length)]
     lengths += [math.floor(length)] * (steps - len(lengths))
-    times = {"wall_time": 1.0, "prefill_time": 0.0, "draft_time": 0.4} | seconds
+    times = {
+        "wall_time": 1.0,
+        "prefill_time": 0.0,
+        "draft_time": 0.4,
+        "draft_forward_time": 0.2,
+        "target_forward_time": 0.5,
+    } | seconds
     choice = {
         "index": 0,
         "turns": ["text"],
@@ -75,12 +81,12 @@ def test_the_law_goes_through_what_was_measured() -> None:
 
 def test_where_nodes_are_free_the_largest_budget_wins_and_where_they_cost_a_small_one() -> None:
     law = Law((Acceptance.of(answers(31, 3.5, 1), "a"),))
-    free = advise(law, lambda rows: 0.01, lambda rows: 0.0, same_machine=False)
+    free = advise(law, lambda rows: 0.01, lambda rows: 0.0, outside="ignored")
     assert (free.best.nodes, free.best.extrapolated) == (60, True)
-    dear = advise(law, lambda rows: 0.01 * rows, lambda rows: 0.0, same_machine=False)
+    dear = advise(law, lambda rows: 0.01 * rows, lambda rows: 0.0, outside="ignored")
     assert dear.best.nodes == 3
     # A step between 32 and 33 rows: fill the bucket, not one more.
-    stairs = advise(law, lambda rows: 0.01 if rows <= 32 else 0.02, lambda rows: 0.0, same_machine=False)
+    stairs = advise(law, lambda rows: 0.01 if rows <= 32 else 0.02, lambda rows: 0.0, outside="ignored")
     assert stairs.best.nodes == 31
 
 
@@ -93,7 +99,7 @@ def test_the_best_budget_and_the_threshold_agree_with_brute_force() -> None:
     def drafter(rows: float) -> float:
         return 0.001 + 0.00002 * rows
 
-    advice = advise(law, target, drafter, same_machine=False)
+    advice = advise(law, target, drafter, outside="ignored")
     speeds = {
         nodes: law.length(nodes) / (law.layers(nodes) * drafter(law.width(nodes)) + target(nodes + 1))
         for nodes in [choice.nodes for choice in advice.choices]
@@ -110,16 +116,19 @@ def test_the_best_budget_and_the_threshold_agree_with_brute_force() -> None:
 
 def test_time_outside_the_forwards_counts_on_the_same_machine_only() -> None:
     law = Law((Acceptance.of(answers(15, 3.0, 4, draft_time=0.4, wall_time=1.0), "a"),))
-    bare = advise(law, lambda rows: 0.004, lambda rows: 0.0005, same_machine=False)
-    real = advise(law, lambda rows: 0.004, lambda rows: 0.0005, same_machine=True)
+    bare = advise(law, lambda rows: 0.004, lambda rows: 0.0005, outside="ignored")
+    real = advise(law, lambda rows: 0.004, lambda rows: 0.0005, outside="remainder")
     assert bare.own.step_seconds == pytest.approx(0.006)
     # What was measured: 1 s for 100 steps.
     assert real.own.step_seconds == pytest.approx(0.010)
     assert real.own.layer_seconds == pytest.approx(0.001)
     assert real.own.rate == pytest.approx(300)
     # A curve slower than the answers were is no negative overhead.
-    slow = advise(law, lambda rows: 0.4, lambda rows: 0.05, same_machine=True)
+    slow = advise(law, lambda rows: 0.4, lambda rows: 0.05, outside="remainder")
     assert slow.own.step_seconds == pytest.approx(0.6)
+    # By the answers' own clocks: 2 ms a step around the drafter, 1 ms around the target, however fast forwards are now.
+    clocked = advise(law, lambda rows: 0.4, lambda rows: 0.05, outside="timed")
+    assert clocked.own.step_seconds == pytest.approx(0.603)
 
 
 def test_a_layer_that_takes_half_a_step_needs_half_the_tokens_of_one() -> None:

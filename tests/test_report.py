@@ -11,20 +11,20 @@ import pytest
 from evaluation import metrics, report
 
 
-def choice(turns: list[list[int]], seconds: list[float], **more: Any) -> dict[str, Any]:
-    """A choice whose turns emitted the given tokens step by step; four nodes two layers deep are drafted in each step."""
-    steps = [length for turn in turns for length in turn]
-    count = len(turns)
+def choice(emitted: list[list[int]], seconds: list[float], **more: Any) -> dict[str, Any]:
+    """A choice whose turns emitted the given tokens step by step; each drafted four nodes, two layers deep."""
+    steps = [length for turn in emitted for length in turn]
+    count = len(emitted)
     return {
         "index": 0,
         "turns": [f"turn {i}" for i in range(count)],
-        "idxs": [len(turn) - 1 for turn in turns],
-        "new_tokens": [sum(turn) for turn in turns],
+        "idxs": [len(turn) - 1 for turn in emitted],
+        "new_tokens": [sum(turn) for turn in emitted],
         "wall_time": seconds,
-        "decoding_steps": [len(turn) for turn in turns],
-        "draft_forwards": [2 * len(turn) for turn in turns],
-        "draft_tokens": [5 * len(turn) for turn in turns],
-        "verified_tokens": [5 * len(turn) for turn in turns],
+        "decoding_steps": [len(turn) for turn in emitted],
+        "draft_forwards": [2 * len(turn) for turn in emitted],
+        "draft_tokens": [5 * len(turn) for turn in emitted],
+        "verified_tokens": [5 * len(turn) for turn in emitted],
         "draft_time": [0.3 * s for s in seconds],
         "verify_time": [0.4 * s for s in seconds],
         "commit_time": [0.1 * s for s in seconds],
@@ -33,7 +33,7 @@ def choice(turns: list[list[int]], seconds: list[float], **more: Any) -> dict[st
         "prefill_time": [0.1 * s for s in seconds],
         "finish_reason": ["length"] * count,
         "prompt_ids": [[1, 2]] * count,
-        "token_ids": [list(range(sum(turn))) for turn in turns],
+        "token_ids": [list(range(sum(turn))) for turn in emitted],
         "accept_lengths": steps,
         "expected_lengths": [1.0 + length / 2 for length in steps],
         "tree_nodes": [4] * len(steps),
@@ -42,7 +42,14 @@ def choice(turns: list[list[int]], seconds: list[float], **more: Any) -> dict[st
 
 
 def answer(key: int, category: str, *choices: dict[str, Any]) -> dict[str, Any]:
-    return {"question_id": key, "answer_id": f"a{key}", "model_id": "m", "category": category, "choices": list(choices), "tstamp": 0}
+    return {
+        "question_id": key,
+        "answer_id": f"a{key}",
+        "model_id": "m",
+        "category": category,
+        "choices": list(choices),
+        "tstamp": 0,
+    }
 
 
 def write(path: Path, answers: list[dict[str, Any]]) -> Path:
@@ -94,12 +101,25 @@ def test_the_published_spec_bench_formula_gives_the_same_figures(tmp_path: Path)
     assert figures["tokens_per_second_macro"] == pytest.approx(np.mean(speeds))
 
 
-def test_files_of_other_tools_are_reported_as_far_as_they_go(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_files_of_other_tools_are_reported_as_far_as_they_go(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     known = ("index", "turns", "decoding_steps", "new_tokens", "wall_time", "accept_lengths")
     spec_bench = [a | {"choices": [{k: v for k, v in a["choices"][0].items() if k in known}]} for a in ANSWERS]
-    eagle = [a | {"choices": [{k: v for k, v in a["choices"][0].items() if k in known[:2] + known[3:5]}]} for a in ANSWERS]
+    eagle = [
+        a | {"choices": [{k: v for k, v in a["choices"][0].items() if k in known[:2] + known[3:5]}]} for a in ANSWERS
+    ]
     for name, answers in (("spec_bench", spec_bench), ("eagle", eagle)):
-        assert report.main([str(write(tmp_path / f"{name}.jsonl", answers)), "--baseline", str(write(tmp_path / "b.jsonl", BASELINE))]) == 0
+        assert (
+            report.main(
+                [
+                    str(write(tmp_path / f"{name}.jsonl", answers)),
+                    "--baseline",
+                    str(write(tmp_path / "b.jsonl", BASELINE)),
+                ]
+            )
+            == 0
+        )
         ours = json.loads(capsys.readouterr().out.splitlines()[-1])["reports"][0]["overall"]
         assert ours["speed_up"]["micro"] == pytest.approx(2.6)
         assert ours["tokens_per_step"] == (pytest.approx(13 / 8) if name == "spec_bench" else None)
@@ -123,7 +143,8 @@ def test_exact_match_compares_tokens_and_shows_the_first_difference() -> None:
 
 def test_an_answer_that_ends_early_differs_where_it_ends() -> None:
     match = metrics.exact_match(
-        [answer(1, "math", choice([[2]], [1], token_ids=[[5, 6]]))], [answer(1, "math", choice([[3]], [1], token_ids=[[5, 6, 7]]))]
+        [answer(1, "math", choice([[2]], [1], token_ids=[[5, 6]]))],
+        [answer(1, "math", choice([[3]], [1], token_ids=[[5, 6, 7]]))],
     )
     assert match["rate"] == 0 and match["divergences"][0]["position"] == 2
 
@@ -159,7 +180,9 @@ def drawn_steps(law: str, seed: int = 0) -> dict[str, Any]:
     return choice([lengths], [10.0], expected_lengths=(expected + 1).tolist(), tree_depths=[10] * 2000)
 
 
-@pytest.mark.parametrize(("law", "slope", "wrong"), [("right", 1, []), ("timid", 2, ["slope", "mean"]), ("shifted", 1, ["mean"])])
+@pytest.mark.parametrize(
+    ("law", "slope", "wrong"), [("right", 1, []), ("timid", 2, ["slope", "mean"]), ("shifted", 1, ["mean"])]
+)
 def test_calibration_finds_the_slope_and_says_what_is_wrong(law: str, slope: float, wrong: list[str]) -> None:
     taken = metrics.steps([answer(1, "math", drawn_steps(law))])
     assert taken is not None
@@ -201,7 +224,7 @@ def test_a_miscalibrated_law_is_named_with_the_command_that_fits_it(
     assert report.main([str(path)]) == 0
     text = capsys.readouterr().out
     assert "the draft law is miscalibrated: the slope is far from 1" in text and advice in text
-    assert re.search(r"slope 2\.\d\d \(standard error 0\.0\d\)", text) or re.search(r"slope 1\.9\d", text)
+    assert re.search(r"slope (1\.9|2\.0|2\.1)\d \(standard error 0\.0\d\)", text)
 
 
 def test_a_step_is_the_sum_of_its_parts() -> None:
@@ -209,7 +232,9 @@ def test_a_step_is_the_sum_of_its_parts() -> None:
     assert times is not None
     # 5 s in all, 10 % of them prefill, over 8 steps.
     assert sum(times.values()) == pytest.approx(1000 * 4.5 / 8)
-    assert times["draft forwards"] == pytest.approx(1000 * 1.0 / 8) and times["tree building"] == pytest.approx(1000 * 0.5 / 8)
+    assert times["draft forwards"] == pytest.approx(1000 * 1.0 / 8) and times["tree building"] == pytest.approx(
+        1000 * 0.5 / 8
+    )
     unknown = [answer(1, "math", choice([[1]], [1.0], draft_time=[None]))]
     assert metrics.step_time(unknown) is None
 

@@ -182,5 +182,6 @@ class EagleDrafter(Drafter):
     def _law(self, output: Output, tokens: int) -> Float[Tensor, "rows vocab"]:
         self.forwards += 1
         self.tokens += tokens
-        logits = output.logits
+        # Tokens that only the target knows (a padded vocabulary) have no embedding here: never propose them.
+        logits = output.logits[:, : self._vocab]
         return logits.log_softmax(-1, dtype=torch.promote_types(logits.dtype, torch.float32))

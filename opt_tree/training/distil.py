@@ -15,9 +15,10 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, set_seed
 
-from opt_tree.training.data import DEFAULT_DATA, OWN, Mixture, corpus_names
+from opt_tree.training.data import DEFAULT_DATA, corpus_names
 from opt_tree.training.lm import Shape, save_model, set_attention
 from opt_tree.training.outputs import load_documents
+from opt_tree.training.stream import OWN, Mixture
 from opt_tree.training.trainer import (
     Loss,
     Run,

@@ -21,9 +21,10 @@ from transformers import AutoTokenizer, LlamaConfig, PreTrainedModel, set_seed
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb, repeat_kv
 
 from opt_tree.drafters.eagle import EagleHead
-from opt_tree.training.data import DEFAULT_DATA, OWN, Mixture, corpus_names
+from opt_tree.training.data import DEFAULT_DATA, corpus_names
 from opt_tree.training.distil import distillation_loss, load_teacher
 from opt_tree.training.outputs import load_documents
+from opt_tree.training.stream import OWN, Mixture
 from opt_tree.training.trainer import (
     Loss,
     Run,

@@ -22,7 +22,8 @@ from transformers import (
     set_seed,
 )
 
-from opt_tree.training.data import DEFAULT_DATA, Mixture, corpus_names
+from opt_tree.training.data import DEFAULT_DATA, corpus_names
+from opt_tree.training.stream import Mixture
 from opt_tree.training.trainer import Run, Schedule, Source, add_fields, fit, from_fields, load_streams, parse_epochs
 
 SHARD = "15MB"  # files of a published model stay under 16 MiB

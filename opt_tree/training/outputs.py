@@ -13,7 +13,8 @@ import torch
 from tqdm import tqdm
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
-from opt_tree.training.data import DEFAULT_DATA, Draw, TokenDocuments, draw_prompts, read_prompts
+from opt_tree.training.data import DEFAULT_DATA, Draw, draw_prompts, read_prompts
+from opt_tree.training.stream import TokenDocuments
 
 
 @torch.inference_mode()

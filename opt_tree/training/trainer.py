@@ -17,8 +17,9 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset, Sampler, SequentialSampler
 from transformers import PreTrainedTokenizerBase, Trainer, TrainingArguments
 
-from opt_tree.training.data import Blocks, Mixture, TokenDocuments, build_stream, collate, corpus_names
+from opt_tree.training.data import corpus_names
 from opt_tree.training.optimizer import MuonAdamW
+from opt_tree.training.stream import Blocks, Mixture, TokenDocuments, build_stream, collate
 
 T = TypeVar("T")
 Loss = Callable[[nn.Module, dict[str, Tensor]], Tensor]

@@ -17,9 +17,10 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 from transformers import AutoModelForCausalLM, AutoTokenizer, set_seed
 
-from opt_tree.training.data import DEFAULT_DATA, Blocks, Mixture, TokenDocuments, corpus_names
+from opt_tree.training.data import DEFAULT_DATA, corpus_names
 from opt_tree.training.lm import save_model, set_attention
 from opt_tree.training.outputs import load_documents
+from opt_tree.training.stream import Blocks, Mixture, TokenDocuments
 from opt_tree.training.tokenizer import ASSISTANT
 from opt_tree.training.trainer import (
     Examples,
