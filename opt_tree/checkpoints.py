@@ -121,19 +121,22 @@ def load_eagle(path: str, target: CausalLM, buckets: Buckets | None = None) -> E
         tensors["embed_tokens.weight"] = embeddings.detach()[: config.vocab_size]
     try:
         head = EagleHead(config)
-        head.load_published(tensors, path)
+        head.load_published(tensors, "it")
         output = target.model.get_output_embeddings().weight
         return EagleDrafter(head.to(output.device, target.dtype).eval().requires_grad_(False), target, buckets)
     except ValueError as error:
-        raise CheckpointError(str(error)) from error
+        raise CheckpointError(f"cannot use {path}: {error}") from error
 
 
 def _eagle_config(path: str) -> LlamaConfig:
     """Read a head's config.json. Heads name no model type of their own: all are one Llama layer."""
-    raw = json.loads(_file(path, "config.json").read_text())
-    raw.pop("architectures", None)
-    raw.pop("model_type", None)
-    return LlamaConfig(**raw)
+    file = _file(path, "config.json")
+    try:
+        raw = json.loads(file.read_text())
+        own = {key: value for key, value in raw.items() if key not in ("architectures", "model_type")}
+        return LlamaConfig(**own)
+    except Exception as error:  # strict configs raise errors of their own kind
+        raise CheckpointError(f"{file} is not the config of an EAGLE head: {_one_line(error)}") from error
 
 
 def _tensors(path: str) -> dict[str, Tensor]:
@@ -144,9 +147,12 @@ def _tensors(path: str) -> dict[str, Tensor]:
     except FileNotFoundError:
         file = _file(path, "pytorch_model.bin", "model.safetensors or pytorch_model.bin")
         try:
-            return torch.load(file, weights_only=True, map_location="cpu")
+            tensors = torch.load(file, weights_only=True, map_location="cpu")
         except Exception as error:
             raise CheckpointError(f"{file} is corrupt or holds more than tensors: {_one_line(error)}") from error
+        if not isinstance(tensors, dict) or not all(isinstance(tensor, Tensor) for tensor in tensors.values()):
+            raise CheckpointError(f"{file} does not hold named tensors") from None
+        return tensors
     except SafetensorError as error:
         raise CheckpointError(f"{file} is corrupt: {_one_line(error)}") from error
 
@@ -254,7 +260,10 @@ def encode(tokenizer: PreTrainedTokenizerBase, messages: list[dict[str, str]]) -
 def read_calibration(path: str) -> float | None:
     """The sharpening temperature stored beside a drafter, or None."""
     try:
-        return float(json.loads(_file(path, CALIBRATION).read_text())["temperature"])
+        temperature = float(json.loads(_file(path, CALIBRATION).read_text())["temperature"])
+        if not temperature > 0:
+            raise ValueError(f"temperature {temperature} is not positive")
+        return temperature
     except (FileNotFoundError, CheckpointError):
         return None
     except (ValueError, KeyError, TypeError) as error:

@@ -50,7 +50,7 @@ class _Published:
         threshold: float = 0.5,
         max_depth: int = 10,
         print_time: bool = False,
-    ) -> Int[Tensor, "1 length"]:
+    ) -> Int[Tensor, "1 longer"]:
         """Return prompt and new tokens, at most `max_new_tokens` of them and `max_length` in all.
 
         `top_p` and `top_k` of 0 mean off, as published; `print_time` prints each step's seconds. Sampling draws its
@@ -76,13 +76,16 @@ class SPModel(_Published):
     """OPT-Tree with an independent draft model, as published in `opt_classic`."""
 
     @classmethod
-    def from_pretrained(cls, base_model_path: str = "demo", draft_model_path: str = "demo", **options: Any) -> Self:
-        """Load both models. Options are those of the published code (`torch_dtype`, `device_map`, ...)."""
+    def from_pretrained(
+        cls, Type: str = "LLaMA", base_model_path: str = "demo", draft_model_path: str = "demo", **options: Any
+    ) -> Self:
+        """Load both models. Options are those of the published code (`torch_dtype`, `device_map`, ...).
+
+        `Type` is ignored, here as in the published code: the config decides.
+        """
         return cls(load_pair(base_model_path, draft_model_path, **_translate(options)))
 
-    def spgenerate(self, input_ids: Int[Tensor, "1 length"], *args: Any, **kwargs: Any) -> Int[Tensor, "1 length"]:
-        """Generate; arguments as in `_generate`."""
-        return self._generate(input_ids, *args, **kwargs)
+    spgenerate = _Published._generate
 
 
 class EaModel(_Published):
@@ -95,9 +98,7 @@ class EaModel(_Published):
         """Load the target and its head. `Type` is ignored, here as in the published code: the config decides."""
         return cls(load_pair(base_model_path, eagle=ea_model_path, **_translate(options)))
 
-    def eagenerate(self, input_ids: Int[Tensor, "1 length"], *args: Any, **kwargs: Any) -> Int[Tensor, "1 length"]:
-        """Generate; arguments as in `_generate`."""
-        return self._generate(input_ids, *args, **kwargs)
+    eagenerate = _Published._generate
 
 
 def _translate(options: dict[str, Any]) -> dict[str, Any]:

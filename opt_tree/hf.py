@@ -31,7 +31,7 @@ def custom_generate(
     stop_strings: str | list[str] | None = None,
     seed: int | None = None,
     **model_kwargs: Any,
-) -> Int[Tensor, "batch length"] | GenerateDecoderOnlyOutput:
+) -> Int[Tensor, "batch longer"] | GenerateDecoderOnlyOutput:
     """Generate as `transformers` would have: ids, or the output object where `return_dict_in_generate` asks for it.
 
     Without `seed`, sampling draws one from torch's global generator, so `torch.manual_seed` governs it as usual. What a

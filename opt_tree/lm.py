@@ -299,7 +299,7 @@ def _probe(lm: CausalLM) -> None:
         lm.append(context)
         parents = np.array([-1, 0, 0, 1, 2])
         tree = Tree(np.array([r, a, b, c, d]), parents, np.zeros(5), np.zeros(5, dtype=np.int64))
-        mixed = lm.extend(tree.tokens, lm.length + tree.depths, np.tri(5, dtype=bool)).logits.double()
+        mixed = lm.extend(tree.tokens, lm.length + tree.depths, np.tri(5, dtype=bool)).logits.double().clone()
         rows = lm.score(tree).logits.double()
         expected = torch.stack([left[0], left[1], right[1], left[2], right[2]])
         yardstick = (expected - mixed).abs().max()

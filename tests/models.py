@@ -147,7 +147,7 @@ def perturbed(model: PreTrainedModel, noise: float, seed: int = 1) -> PreTrained
 def tiny_head(target: PreTrainedModel, seed: int = 3, **changes: Any) -> EagleHead:
     """Return a random EAGLE head for a tiny target. `changes` go to its config."""
     config = _config("LlamaConfig", num_hidden_layers=1, **changes)
-    with torch.random.fork_rng():
+    with torch.random.fork_rng(), torch.no_grad():
         torch.manual_seed(seed)
         head = EagleHead(config).to(target.dtype).eval().requires_grad_(False)
         for weight in head.parameters():

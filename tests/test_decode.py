@@ -468,6 +468,38 @@ class TestReadBacks:
         assert layers == 4
 
 
+class TestOutputLifetime:
+    @pytest.mark.parametrize("kind", ["draft", "eagle"])
+    @pytest.mark.parametrize("sampling", [Sampling(), Sampling(temperature=0.8)], ids=["greedy", "sampled"])
+    def test_nobody_reads_an_output_after_the_next_forward(self, monkeypatch, kind, sampling):
+        """In a CUDA graph outputs are static buffers: the next replay overwrites them. Here they turn to NaN."""
+        monkeypatch.setattr("opt_tree.lm._PREFILL_ROWS", 5)
+
+        def trees() -> list[tuple[list[int], list[float]]]:
+            target = CausalLM(build(ARCHITECTURES["llama"]()))
+            drafter: Drafter = (
+                EagleDrafter(tiny_head(target.model), target)
+                if kind == "eagle"
+                else CausalLMDrafter(CausalLM(tiny_drafter("llama")))
+            )
+            steps = Decoder(target, drafter, POLICY).steps(PROMPT, 20, sampling)
+            return [(step.tokens, step.tree.log_probs.tolist()) for step in steps]
+
+        expected = trees()
+        run, outputs = CausalLM._run, {}
+
+        @torch.inference_mode()
+        def overwriting(self, *arguments, **options):
+            for tensor in outputs.pop(id(self), ()):
+                tensor.fill_(torch.nan)
+            output = run(self, *arguments, **options)
+            outputs[id(self)] = [tensor for tensor in (output.logits, output.features) if tensor is not None]
+            return output
+
+        monkeypatch.setattr(CausalLM, "_run", overwriting)
+        assert trees() == expected
+
+
 class TestComposition:
     def test_a_tree_needs_a_drafter(self, target):
         with pytest.raises(TypeError, match="OptTree needs a drafter"):

@@ -17,6 +17,7 @@ from evaluation import exactness
 from evaluation.conversation import seed_of
 from evaluation.referee import LIMIT, Referee, classify
 from opt_tree import presets
+from opt_tree.cache import KVCache
 
 LENGTH = 32
 
@@ -100,6 +101,21 @@ def test_half_precision_trees_part_from_plain_decoding_by_ties_only() -> None:
             assert found.verdict == "rounding tie", found.reason
             ties += 1
     assert ties, "no divergence to judge: the test has lost its subject"
+
+
+def test_a_cache_that_keeps_the_wrong_rows_is_a_defect(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, commit = llama(), KVCache.commit
+    target = opt_tree.CausalLM(model)
+    drafter = opt_tree.CausalLMDrafter(opt_tree.CausalLM(perturbed(model, 0.05)))
+    expected = presets.plain(target).generate(prompt(5), LENGTH).tokens
+    with monkeypatch.context() as patch:
+        patch.setattr(KVCache, "commit", lambda self, kept: commit(self, list(range(len(kept)))))
+        tokens = (
+            presets.opt(target, drafter, opt_tree.OptTree(nodes=12, threshold=0.0)).generate(prompt(5), LENGTH).tokens
+        )
+    found = classify(target, prompt(5), tokens, expected)
+    assert found is not None
+    assert (found.verdict, found.best) == ("defect", expected[found.position])
 
 
 @pytest.mark.parametrize("sampling", [opt_tree.Sampling(1.0), opt_tree.Sampling(0.7, top_p=0.9)])

@@ -186,3 +186,17 @@ def test_a_pair_keeps_its_drafter_and_says_what_rounding_does() -> None:
     inflated = inflate_pair(opt_tree.Pair(half, tokenizer, independent), "64x4")
     assert "bfloat16 rounding moves its logits by up to" in describe(inflated.target.model)
     assert "(the original's own:" in describe(inflated.target.model)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_on_a_gpu_the_large_model_is_built_there(dtype: torch.dtype) -> None:
+    model = small().to("cuda", dtype)
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    large = inflate(model, "1024x8")
+    weights = sum(parameter.nbytes for parameter in large.parameters())
+    # No second copy, least of all a wider one; a matrix and its parts may be under way.
+    assert torch.cuda.max_memory_allocated() - before < 1.5 * weights
+    assert all(parameter.device.type == "cuda" and parameter.dtype == dtype for parameter in large.parameters())
+    assert rounding_shift(model, large, prompt(64)) < (1e-3 if dtype == torch.float32 else 1.0)

@@ -254,6 +254,20 @@ def test_the_table_the_json_line_and_the_plots(tmp_path: Path, capsys: pytest.Ca
     assert all((tmp_path / "plots" / name).read_bytes()[:4] == b"\x89PNG" for name in drawn)
 
 
+def test_the_first_file_is_set_against_every_other(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    other = [
+        a | {"choices": [a["choices"][0] | {"wall_time": [2 * s for s in a["choices"][0]["wall_time"]]}]}
+        for a in BASELINE
+    ]
+    files = [
+        str(write(tmp_path / f"{name}.jsonl", lines)) for name, lines in (("a", ANSWERS), ("b", BASELINE), ("c", other))
+    ]
+    assert report.main([*files, "--baseline", files[1]]) == 0
+    *text, last = capsys.readouterr().out.splitlines()
+    assert json.loads(last)["reports"][0]["speed_up_over"]["c"]["micro"] == pytest.approx(5.2)
+    assert "a is 5.20 [2.00, 10.00] times as fast as c" in text
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [

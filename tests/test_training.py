@@ -307,22 +307,22 @@ def test_unlikelihood_unlearns_a_loop_and_keeps_the_corpus(
             logits = model(torch.tensor([document])).logits[0, len(start) + 8 : -1]
         return logits.softmax(-1).gather(-1, torch.tensor(document[len(start) + 9 :])[:, None]).mean().item()
 
-    fit(model, Examples(_Loop(document), {}), _steps(10), Run(tmp_path / "loop"))
+    fit(model, Examples(_Loop(document), {}), _steps(30), Run(tmp_path / "loop"))
     looping, known = probability(), loss(model, collate([blocks.train[0]])).item()
-    fit(model, Examples(contrast, {}), _steps(10), Run(tmp_path / "cured"), loss)
+    fit(model, Examples(contrast, {}), _steps(20), Run(tmp_path / "cured"), loss)
     assert looping > 0.5
     assert probability() < 0.5 * looping
     assert loss(model, collate([blocks.train[0]])).item() < known
 
 
 class _Loop(Dataset):
-    """Ten batches of one looping document."""
+    """Thirty batches of one looping document."""
 
     def __init__(self, document: list[int]) -> None:
         self.row = torch.tensor(document * 4)[: SCHEDULE.block][None]
 
     def __len__(self) -> int:
-        return 20
+        return 60
 
     def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
         return {"input_ids": self.row}

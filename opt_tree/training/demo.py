@@ -3,8 +3,8 @@
     python -m opt_tree.training.demo --work DIR [--preset cpu|gpu] [--processes 2] [--until STAGE] [--install DIR]
 
 A stage whose product exists is skipped and a training stage that was stopped goes on from its last checkpoint, so the
-same command may be run again at any time. `cpu` is what made the embedded models (two cores, about two hours); `gpu`
-is the same family at twenty times the tokens, for one GPU. Calibration is a command of its own and comes after.
+same command may be run again at any time. `cpu` is what made the embedded models (two busy cores, about two hours);
+`gpu` is the same family at twenty times the tokens, for one GPU. Calibration is a command of its own and comes after.
 """
 
 import argparse
@@ -44,46 +44,71 @@ CHAT_EPOCHS = {name: passes * 0.25 for name, passes in TARGET_EPOCHS.items() if 
 
 
 @dataclass(frozen=True)
+class Round:
+    """One round against loops: answers to prompts drawn by `seed`, then unlikelihood training on all rounds' answers.
+
+    Each round finds the loops that the rounds before have left; on its own answers alone a model falls back into loops
+    that it had unlearnt. (The second round of the embedded models did read its own alone, and did fall back.)
+    """
+
+    seed: int
+    order: int
+    lr: float
+    steps: int
+
+
+ROUNDS = (
+    Round(seed=0, order=6, lr=5e-4, steps=60),
+    Round(seed=1, order=6, lr=5e-4, steps=60),
+    Round(seed=3, order=5, lr=5e-4, steps=80),
+    Round(seed=4, order=5, lr=4e-4, steps=50),
+)
+
+
+@dataclass(frozen=True)
 class Preset:
-    """The size of a run: arguments of the commands, and how many prompts the target answers."""
+    """The size of a run: arguments of the commands, batches in tokens, and how many prompts the target answers."""
 
     epochs: float  # units of TARGET_EPOCHS for the target
     target: str
+    batch: int  # of all later stages
+    micro_batch: int
     loop_prompts: int
-    unlearn: str
     own_prompts: int
+    answer_batch: int
     own_passes: float
     corpus_passes: float  # units of CHAT_EPOCHS for the drafter and the head
     draft: str
     eagle: str
-    answer_batch: int
 
 
 CPU = Preset(
     epochs=1.0,
     target="--batch 8192 --micro-batch 2048 --lr 4e-3 --warmup 100 --rows 0.62:256,0.34:512,0.04:2048",
-    loop_prompts=1000,
-    unlearn="--batch 4096 --micro-batch 2048 --lr 5e-4 --tokens 245760 --order 6 --weight 1.0",
-    own_prompts=6000,
-    own_passes=2.0,
-    corpus_passes=1.0,
-    draft="--batch 8192 --micro-batch 2048 --lr 6e-3 --hard 0.5 --rows 0.94:512,0.06:2048",
-    eagle="--batch 8192 --micro-batch 2048 --lr 3e-3 --feature 1.0 --logit 1.0 --hard 0.5 --unroll 3"
-    " --rows 0.94:512,0.06:2048",
+    batch=4096,
+    micro_batch=2048,
+    loop_prompts=900,
+    own_prompts=5000,
     answer_batch=96,
+    own_passes=2.0,
+    corpus_passes=0.4,
+    draft="--lr 5e-3 --warmup 30 --hard 0.5 --rows 0.95:512,0.05:2048 --tokens 2600000",
+    eagle="--lr 3e-3 --warmup 30 --feature 1.0 --logit 1.0 --hard 0.5 --unroll 3 --noise 0.05"
+    " --rows 0.95:512,0.05:2048 --tokens 1400000",
 )
 GPU = Preset(
     epochs=20.0,
     target="--batch 65536 --micro-batch 65536 --lr 6e-3 --warmup 200 --rows 0.8:512,0.2:2048 --save-steps 500",
+    batch=32768,
+    micro_batch=32768,
     loop_prompts=8000,
-    unlearn="--batch 32768 --micro-batch 32768 --lr 5e-4 --tokens 6553600 --order 6 --weight 1.0",
     own_prompts=40000,
+    answer_batch=1024,
     own_passes=10.0,
     corpus_passes=15.0,
-    draft="--batch 32768 --micro-batch 32768 --lr 6e-3 --hard 0.5 --rows 0.9:512,0.1:2048 --save-steps 1000",
-    eagle="--batch 32768 --micro-batch 32768 --lr 3e-3 --feature 1.0 --logit 1.0 --hard 0.5 --unroll 4"
-    " --rows 0.9:512,0.1:2048 --save-steps 1000",
-    answer_batch=1024,
+    draft="--lr 6e-3 --hard 0.5 --rows 0.9:512,0.1:2048 --save-steps 1000",
+    eagle="--lr 3e-3 --feature 1.0 --logit 1.0 --hard 0.5 --unroll 4 --noise 0.05 --rows 0.9:512,0.1:2048"
+    " --save-steps 1000",
 )
 PRESETS = {"cpu": CPU, "gpu": GPU}
 
@@ -116,24 +141,30 @@ def stages(preset: Preset, work: Path) -> list[Stage]:
         ),
     ]
     model = base / "final"
-    for turn in (1, 2):
-        own, cured = work / f"loops-{turn}", work / f"cured-{turn}"
-        plan.append(_answers(own.name, model, own, preset.loop_prompts, preset.answer_batch))
-        arguments = f"--model {model} --own {own} --output {cured} --epochs {_epochs(CHAT_EPOCHS, 1)} {preset.unlearn}"
+    sizes = f"--batch {preset.batch} --micro-batch {preset.micro_batch}"
+    for turn, loops in enumerate(ROUNDS, 1):
+        cured = work / f"cured-{turn}"
+        plan.append(_answers(f"loops-{turn}", model, work / "loops", preset, loops.seed))
+        arguments = (
+            f"--model {model} --own {work / 'loops'} --output {cured} --epochs {_epochs(CHAT_EPOCHS, 1)} {sizes}"
+        )
+        arguments += f" --order {loops.order} --lr {loops.lr} --tokens {loops.steps * preset.batch} --seed {loops.seed}"
         plan.append(Stage(cured.name, "unlikelihood", arguments, cured / "final"))
         model = cured / "final"
     own = work / "own"
-    plan.append(_answers("own", model, own, preset.own_prompts, preset.answer_batch))
+    plan.append(_answers("own", model, own, preset, 0))
     epochs = f"{_epochs(CHAT_EPOCHS, preset.corpus_passes)},own={preset.own_passes}"
     for name, module, options in (("draft", "distil", preset.draft), ("eagle", "eagle", preset.eagle)):
         output = work / name
-        arguments = f"--target {model} --own {own} --output {output} --epochs {epochs} {options}"
+        arguments = f"--target {model} --own {own} --output {output} --epochs {epochs} {sizes} {options}"
         plan.append(Stage(name, module, arguments, output / "final"))
     return plan
 
 
-def _answers(name: str, model: Path, own: Path, prompts: int, batch: int) -> Stage:
-    return Stage(name, "outputs", f"--target {model} --output {own} --prompts {prompts} --batch {batch}", own)
+def _answers(name: str, model: Path, folder: Path, preset: Preset, seed: int) -> Stage:
+    prompts = preset.own_prompts if name == "own" else preset.loop_prompts
+    arguments = f"--target {model} --output {folder} --prompts {prompts} --batch {preset.answer_batch} --seed {seed}"
+    return Stage(name, "outputs", arguments, folder / f"seed-{seed}-part-0-of-1.npz")
 
 
 def _epochs(units: dict[str, float], factor: float) -> str:
@@ -157,7 +188,7 @@ def run(stage: Stage, data: Path, processes: int) -> None:
 
 def install(work: Path, folder: Path) -> None:
     """Copy the family to `folder` as target/, draft/ and eagle/."""
-    for source, name in (("cured-2", "target"), ("draft", "draft"), ("eagle", "eagle")):
+    for source, name in ((f"cured-{len(ROUNDS)}", "target"), ("draft", "draft"), ("eagle", "eagle")):
         shutil.copytree(work / source / "final", folder / name, dirs_exist_ok=True)
 
 

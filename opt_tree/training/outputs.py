@@ -83,18 +83,19 @@ def main() -> None:
     parser.add_argument("--new-tokens", type=int, default=144, help="longest answer")
     parser.add_argument("--batch", type=int, default=64, help="prompts answered at once")
     parser.add_argument("--split", choices=("train", "heldout"), default="train", help="side of the corpus split")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the draw of prompts")
     parser.add_argument("--part", default="0/1", help="which part of how many, from 0")
     args = parser.parse_args()
     try:
         part, parts = map(int, args.part.split("/"))
         tokenizer = AutoTokenizer.from_pretrained(args.target)
-        prompts = draw_prompts(tokenizer, read_prompts(args.data, args.split), Draw(args.prompts))
+        prompts = draw_prompts(tokenizer, read_prompts(args.data, args.split), Draw(args.prompts, seed=args.seed))
         device = "cuda" if torch.cuda.is_available() else "cpu"
         target = AutoModelForCausalLM.from_pretrained(args.target, dtype=torch.bfloat16).to(device).eval()
     except (ValueError, OSError) as error:
         parser.error(str(error))
     documents = answer(target, tokenizer, prompts[part::parts], args.new_tokens, args.batch)
-    save_documents(documents, args.output / f"part-{part}-of-{parts}.npz")
+    save_documents(documents, args.output / f"seed-{args.seed}-part-{part}-of-{parts}.npz")
 
 
 if __name__ == "__main__":
