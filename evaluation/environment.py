@@ -1,4 +1,4 @@
-"""Where a run took place: versions, device, threads, commit. Part of every header, so that figures can be judged later."""
+"""Where a run took place: versions, device, threads, commit. In every header, so that figures can be judged later."""
 
 import os
 import platform
@@ -49,7 +49,9 @@ def processor() -> str:
     name = platform.processor() or platform.machine()
     info = Path("/proc/cpuinfo")
     if info.is_file():
-        models = [line.partition(":")[2].strip() for line in info.read_text().splitlines() if line.startswith("model name")]
+        models = [
+            line.partition(":")[2].strip() for line in info.read_text().splitlines() if line.startswith("model name")
+        ]
         name = models[0] if models else name
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     return f"{name}, {cores} cores"

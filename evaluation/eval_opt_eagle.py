@@ -1,0 +1,18 @@
+"""OPT-Tree with an EAGLE head, on a question set: the published command, resumable.
+
+    python -m evaluation.eval_opt_eagle --ea-model-path ... --base-model-path ... --bench-name mt_bench \\
+        --answer-file ./mt_eagle_opt.jsonl --temperature 0 --nodes 60 --threshold 0.5 --max_depth 10
+
+Without models named, the embedded pair. Several processes, on GPUs or a CPU, one machine or more, share the questions:
+
+    accelerate launch --multi_gpu --num_processes N -m evaluation.eval_opt_eagle ...
+
+Each writes its own part; the answer file must be in a folder that all of them see. See `evaluation.runner`.
+"""
+
+import sys
+
+from evaluation.runner import main
+
+if __name__ == "__main__":
+    sys.exit(main("eagle", __doc__))
