@@ -57,8 +57,8 @@ class Sampling:
     processors: tuple[Callable, ...] = ()
 
     def __post_init__(self) -> None:
-        if not self.temperature >= 0:
-            raise ValueError(f"temperature must be 0 (greedy) or more, got {self.temperature}")
+        if not 0 <= self.temperature < np.inf:
+            raise ValueError(f"temperature must be 0 (greedy) or more, and finite, got {self.temperature}")
         if not 0 < self.top_p <= 1:
             raise ValueError(f"top_p must lie in (0, 1], got {self.top_p}")
         if self.top_k < 0:
@@ -124,7 +124,7 @@ class Children(Protocol):
     def pick(
         self, log_probs: Float[Tensor, "frontier vocab"], above: Float[Tensor, " frontier"], floor: float
     ) -> tuple[Float[Tensor, " children"], Int[Tensor, " children"], Int[Tensor, " children"]]:
-        """Return path log-probabilities, tokens and frontier rows of the children, grouped by frontier row.
+        """Return path log-probabilities, tokens and frontier rows of the children.
 
         `above` are the path log-probabilities of the frontier; children at or below `floor` need not be returned.
         """
@@ -198,8 +198,7 @@ class Random:
 
     def draw(self, probs: Float[Tensor, "rows vocab"], depths: Int[np.ndarray, " rows"]) -> Int[Tensor, " rows"]:
         """Draw one token a row by inverting the cumulative law. `depths`: how many tokens ahead a row's draw is."""
-        while len(self._ahead) <= int(depths.max()):
-            self._ahead += torch.rand(32, generator=self._generator, dtype=torch.float64).tolist()
+        self._look_ahead(int(depths.max()) + 1)
         uniforms = torch.tensor(self._ahead, dtype=torch.float64)[torch.from_numpy(depths)].to(probs.device)
         cumulative = probs.cumsum(-1, dtype=torch.float64)
         # right=True: the first token whose cumulative mass exceeds the point, so a token of probability 0 never wins.
@@ -207,5 +206,10 @@ class Random:
         return picked.clamp(max=probs.shape[-1] - 1)
 
     def advance(self, tokens: int) -> None:
-        """`tokens` more tokens are committed: their uniforms are spent."""
+        """`tokens` more tokens are committed: their uniforms are spent, looked at or not."""
+        self._look_ahead(tokens)
         del self._ahead[:tokens]
+
+    def _look_ahead(self, tokens: int) -> None:
+        while len(self._ahead) < tokens:
+            self._ahead += torch.rand(32, generator=self._generator, dtype=torch.float64).tolist()

@@ -26,15 +26,11 @@ CONFIGURATIONS = ["llama", "qwen3-window", "mistral", "gemma2", "gemma3", "gpt2"
 def decoder(architecture: str, device: str, kind: str = "draft", buckets: Buckets | None = None) -> Decoder:
     """A float32 pair of the same weights on either device."""
     model = build(ARCHITECTURES[architecture](), dtype=torch.float32)
-    draft = perturbed(model, 0.1).to(device)
+    draft, head = perturbed(model, 0.1).to(device), tiny_head(model).to(device)
     target = CausalLM(model.to(device), buckets)
     drafter: Drafter = (
-        EagleDrafter(tiny_head(model.cpu()).to(device), CausalLM(model.to(device), buckets), buckets)
-        if kind == "eagle"
-        else CausalLMDrafter(CausalLM(draft, buckets), VOCAB)
+        EagleDrafter(head, target, buckets) if kind == "eagle" else CausalLMDrafter(CausalLM(draft, buckets), VOCAB)
     )
-    if kind == "eagle":
-        target.watch_features()
     return Decoder(target, drafter, POLICY)
 
 

@@ -54,6 +54,9 @@ class OptTree:
         if gain <= self.threshold:
             return None
         frontier = np.sort(best[best >= pool.layer])
+        if len(best) > self.nodes:
+            # Whoever only equals the n-th best cannot have a child above it, and ties go to the older node.
+            frontier = frontier[pool.log_probs[frontier] > pool.log_probs[best[-1]]]
         return frontier if len(frontier) else None
 
     def select(self, pool: CandidatePool) -> Int[np.ndarray, " rows"]:

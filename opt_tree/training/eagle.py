@@ -153,6 +153,7 @@ def save_head(head: EagleHead, folder: Path) -> None:
     """Save a head in the published layout: a one-layer Llama config and bf16 tensors under the published names."""
     folder.mkdir(parents=True, exist_ok=True)
     config = {**head.config.to_diff_dict(), "architectures": ["LlamaForCausalLMEagle"], "dtype": "bfloat16"}
+    config["use_cache"] = True  # copied from a target that was loaded for training
     (folder / "config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
     tensors = {name: tensor.to(torch.bfloat16).contiguous() for name, tensor in head.state_dict().items()}
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})

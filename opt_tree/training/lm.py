@@ -7,6 +7,7 @@ Stopped runs go on from the last checkpoint in OUTPUT with `--resume`. The finis
 """
 
 import argparse
+import json
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -69,8 +70,17 @@ def save_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folde
     model.generation_config = GenerationConfig(
         bos_token_id=tokenizer.bos_token_id, eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id
     )
+    model.config.use_cache = True  # the Trainer had switched it off
     model.to(torch.bfloat16).save_pretrained(folder, max_shard_size=SHARD)
     tokenizer.save_pretrained(folder)
+    # As one line the file is half as large as with the indentation that save_pretrained writes.
+    tokenizer.backend_tokenizer.save(str(folder / "tokenizer.json"), pretty=False)
+    settings = json.loads((folder / "tokenizer_config.json").read_text())
+    settings = {
+        name: value for name, value in settings.items() if name not in ("backend", "is_local", "local_files_only")
+    }
+    settings["tokenizer_class"] = "PreTrainedTokenizerFast"  # the name that transformers 4 knows too
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings, indent=2) + "\n")
 
 
 def main() -> None:
