@@ -47,15 +47,16 @@ from opt_tree.presets import opt, plain
 Kind = Literal["classic", "eagle"]
 
 # The best trees for the embedded models on one CPU core, not the paper's: there a node costs more than on a GPU.
-DEMO_CLASSIC = OptTree(nodes=16, threshold=0.2, max_depth=6)
-DEMO_EAGLE = OptTree(nodes=16, threshold=0.2, max_depth=6)
+DEMO_CLASSIC = OptTree(nodes=12, threshold=0.45, max_depth=10)
+DEMO_EAGLE = OptTree(nodes=8, threshold=0.45, max_depth=10)
 
 PROMPTS = (
-    "Tell me a short story about a fox who wanted to learn how to swim.",
-    "Describe the geography and the climate of Iceland.",
-    'What does the word "gather" mean? Please give an example.',
-    "Why do birds fly south in the winter?",
-    "Show me how to use the `tar` command.",
+    "Explain the `tar` command on Linux with examples.",
+    "Give me an overview of the economy of Iceland.",
+    'What does the word "lantern" mean? Please give an example.',
+    "Is it true that penguins can fly? Why or why not?",
+    "Write a short story about a fox who wanted to learn how to swim.",
+    "A box holds 12 pencils. Anna buys 3 boxes and gives away 5 pencils. How many pencils does she have left?",
 )
 TIME_LIMIT = 35.0  # seconds after which the comparison begins no further prompt: a demo is to take less than a minute
 

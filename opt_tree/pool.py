@@ -49,7 +49,8 @@ class CandidatePool:
         self.layer = 1
         """Pool row at which the newest layer begins."""
         self._frontier = np.array([0])
-        self._seen = np.zeros((1, 0), dtype=bool)
+        self._seen = np.zeros((16, 16), dtype=bool)  # by draft row and column, grown by doubling
+        self._expanded = 0
 
     @property
     def depth(self) -> int:
@@ -94,15 +95,18 @@ class CandidatePool:
 
     def frontier(self, rows: Int[np.ndarray, " frontier"]) -> Frontier:
         """Number the candidates `rows` as expanded and describe them to the drafter. Their children are added next."""
-        first, last = self._seen.shape[1], self._seen.shape[1] + len(rows)
-        visible = np.zeros((len(rows), last), dtype=bool)
+        first, last = self._expanded, self._expanded + len(rows)
+        while len(self._seen) <= last:
+            grown = np.zeros((2 * len(self._seen), 2 * len(self._seen)), dtype=bool)
+            grown[: len(self._seen), : len(self._seen)] = self._seen
+            self._seen = grown
         parents = self.draft_rows[self.parents[rows]]
-        visible[:, :first] = self._seen[parents]
-        visible[:, first:] = np.eye(len(rows), dtype=bool)
-        self._seen = np.concatenate([np.pad(self._seen, ((0, 0), (0, len(rows)))), visible])
-        self.draft_rows[rows] = np.arange(first + 1, last + 1)
-        self._frontier = rows
-        return Frontier(self.tokens[rows], parents, self.depths[rows], visible)
+        own = np.arange(first, last)
+        self._seen[own + 1] = self._seen[parents]
+        self._seen[own + 1, own] = True
+        self.draft_rows[rows] = own + 1
+        self._expanded, self._frontier = last, rows
+        return Frontier(self.tokens[rows], parents, self.depths[rows], self._seen[first + 1 : last + 1, :last].copy())
 
     def tree(self, rows: Int[np.ndarray, " rows"]) -> Tree:
         """Return the tree of the given pool rows, which must be closed under parents and include the root."""

@@ -69,6 +69,7 @@ def main() -> None:
     parser.add_argument("--target", type=Path, required=True, help="model folder, with its tokenizer")
     parser.add_argument("--own", type=Path, required=True, help="folder of the target's own outputs")
     parser.add_argument("--output", type=Path, required=True, help="folder of checkpoints, cache and final model")
+    parser.add_argument("--init", type=Path, help="continue from this drafter instead of from scratch")
     parser.add_argument("--epochs", default="", help='corpus=passes,...; "own" is the own outputs (default: all once)')
     parser.add_argument("--hard", type=float, default=0.5, help="weight of the target's argmax in the loss")
     parser.add_argument("--resume", action="store_true", help="go on from the last checkpoint in OUTPUT")
@@ -84,7 +85,10 @@ def main() -> None:
         epochs = parse_epochs(args.epochs, [OWN, *corpus_names(args.data)])
         streams = load_streams(tokenizer, source, Mixture(epochs, 0.5, schedule.seed))
         target = load_teacher(args.target, args.compile)
-        drafter = from_fields(Shape, args).build(tokenizer)
+        if args.init:
+            drafter = AutoModelForCausalLM.from_pretrained(args.init, dtype=torch.float32)
+        else:
+            drafter = from_fields(Shape, args).build(tokenizer)
         set_attention(drafter, args.compile)
         loss = make_loss(target, args.hard, args.compile)
         trainer = fit(drafter, streams.blocks(schedule), schedule, Run(args.output, args.resume, args.compile), loss)

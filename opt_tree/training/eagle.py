@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import AutoTokenizer, LlamaConfig, PreTrainedModel, set_seed
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb, repeat_kv
@@ -166,6 +166,7 @@ def main() -> None:
     parser.add_argument("--target", type=Path, required=True, help="model folder, with its tokenizer")
     parser.add_argument("--own", type=Path, required=True, help="folder of the target's own outputs")
     parser.add_argument("--output", type=Path, required=True, help="folder of checkpoints, cache and final head")
+    parser.add_argument("--init", type=Path, help="continue from this head instead of from scratch")
     parser.add_argument("--epochs", default="", help='corpus=passes,...; "own" is the own outputs (default: all once)')
     parser.add_argument("--resume", action="store_true", help="go on from the last checkpoint in OUTPUT")
     parser.add_argument("--compile", action="store_true", help="torch.compile target and head")
@@ -181,6 +182,8 @@ def main() -> None:
         streams = load_streams(tokenizer, source, Mixture(epochs, 0.5, schedule.seed))
         target = load_teacher(args.target, args.compile)
         head = new_head(target)
+        if args.init:
+            head.load_published(load_file(args.init / "model.safetensors"), str(args.init))
         model = Unrolled(head, target.get_output_embeddings().weight.detach(), from_fields(Objective, args))
         run, loss = Run(args.output, args.resume, args.compile), make_loss(target, args.compile)
         trainer = fit(model, streams.blocks(schedule), schedule, run, loss)
