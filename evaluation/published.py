@@ -34,16 +34,17 @@ class PublishedRule:
     def children(self) -> LayerBest:
         return LayerBest(total=self.nodes)
 
-    def _expected(self, pool: CandidatePool, layers: int) -> float:
-        return float(np.exp(pool.log_probs[pool.best(self.nodes, layers)[1:]]).sum())
+    def _best(self, pool: CandidatePool, layers: int) -> Int[np.ndarray, " best"]:
+        order = np.argsort(-pool.log_probs, kind="stable")
+        return order[pool.depths[order] <= layers][: self.nodes + 1]
 
     def expand(self, pool: CandidatePool) -> Int[np.ndarray, " frontier"] | None:
         """Expand the whole newest layer while the layer before it paid."""
         if pool.depth > 1:
-            gain = self._expected(pool, pool.depth - 1) - self._expected(pool, pool.depth - 2)
+            gain = pool.expected(self._best(pool, pool.depth - 1)) - pool.expected(self._best(pool, pool.depth - 2))
             if gain <= self.threshold:
                 return None
         return pool.newest
 
     def select(self, pool: CandidatePool) -> Int[np.ndarray, " rows"]:
-        return pool.best(self.nodes, max(1, pool.depth - 1))
+        return self._best(pool, max(1, pool.depth - 1))

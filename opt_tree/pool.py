@@ -48,6 +48,7 @@ class CandidatePool:
         self.draft_rows = np.array([0])
         self.layer = 1
         """Pool row at which the newest layer begins."""
+        self._before = np.array([0])
         self._frontier = np.array([0])
         self._seen = np.zeros((16, 16), dtype=bool)  # by draft row and column, grown by doubling
         self._expanded = 0
@@ -66,7 +67,7 @@ class CandidatePool:
         """Store the children of the nodes last handed out by `frontier` (at first: of the root). One read-back."""
         above = torch.from_numpy(self.log_probs[self._frontier]).to(log_probs)
         values, tokens, rows = fetch(*self.children.pick(log_probs, above, self._floor()))
-        self.layer = len(self.tokens)
+        self._before, self.layer = self._order, len(self.tokens)
         parents = self._frontier[rows]
         self.tokens = np.concatenate([self.tokens, tokens])
         self.parents = np.concatenate([self.parents, parents])
@@ -88,10 +89,17 @@ class CandidatePool:
         """Pool rows by falling path log-probability; equal ones in the order they were stored, so the root is first."""
         return np.argsort(-self.log_probs, kind="stable")
 
-    def best(self, nodes: int, layers: int | None = None) -> Int[np.ndarray, " best"]:
-        """The root and the `nodes` best candidates, best first; with `layers`, of the first so many layers only."""
-        order = self._order if layers is None else self._order[self.depths[self._order] <= layers]
-        return order[: nodes + 1]
+    def best(self, nodes: int) -> Int[np.ndarray, " best"]:
+        """The root and the `nodes` best candidates, best first."""
+        return self._order[: nodes + 1]
+
+    def best_before(self, nodes: int) -> Int[np.ndarray, " best"]:
+        """The same of the pool as it was before its newest layer."""
+        return self._before[: nodes + 1]
+
+    def expected(self, rows: Int[np.ndarray, " rows"]) -> float:
+        """E(A) of a selection whose first row is the root."""
+        return float(np.exp(self.log_probs[rows[1:]]).sum())
 
     def frontier(self, rows: Int[np.ndarray, " frontier"]) -> Frontier:
         """Number the candidates `rows` as expanded and describe them to the drafter. Their children are added next."""

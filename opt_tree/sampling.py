@@ -166,20 +166,29 @@ class TopK:
         if floor == -np.inf:
             values = (log_probs + above[:, None]).flatten()
             values, flat = values.topk(min(self.total, len(values)))
-            flat = flat[values > -torch.inf]
+            real = values > -torch.inf
+            values, flat = values[real], flat[real]
+            return values, flat % vocab, flat // vocab
+        # A child at or below the floor cannot enter the total best any more. Comparing against a bound per row and
+        # listing the few survivors is several times cheaper than a top-k per row.
+        if log_probs.device.type == "cpu":
+            values, flat = _survivors(log_probs.numpy(), above.numpy(), floor)
         else:
-            # A child at or below the floor cannot enter the total best any more. Comparing against a bound per row
-            # and listing the few survivors is several times cheaper than a top-k per row.
-            if log_probs.device.type == "cpu":  # numpy lists the survivors several times faster than nonzero()
-                flat = torch.from_numpy(np.flatnonzero(log_probs.numpy() > (floor - above.numpy())[:, None]))
-            else:
-                flat = (log_probs > (floor - above)[:, None]).flatten().nonzero().squeeze(-1)
-        rows = flat // vocab
-        values = log_probs.flatten()[flat] + above[rows]
+            flat = (log_probs > (floor - above)[:, None]).flatten().nonzero().squeeze(-1)
+            values = log_probs.flatten()[flat] + above[flat // vocab]
         if len(values) > self.total:
             keep = values.topk(self.total).indices.sort().values
-            values, flat, rows = values[keep], flat[keep], rows[keep]
-        return values, flat % vocab, rows
+            values, flat = values[keep], flat[keep]
+        return values, flat % vocab, flat // vocab
+
+
+def _survivors(
+    log_probs: Float[np.ndarray, "frontier vocab"], above: Float[np.ndarray, " frontier"], floor: float
+) -> tuple[Float[Tensor, " children"], Int[Tensor, " children"]]:
+    """Return the children above the floor, as path log-probabilities and flat places. In numpy: cheap steps."""
+    flat = np.flatnonzero(log_probs > (floor - above)[:, None])
+    values = log_probs.ravel()[flat] + above[flat // log_probs.shape[1]]
+    return torch.from_numpy(values), torch.from_numpy(flat)
 
 
 class Random:

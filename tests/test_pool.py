@@ -124,12 +124,15 @@ def test_every_number_of_best_candidates_is_a_tree(
 
 
 @given(seeds, st.integers(2, 3), st.integers(1, 4), st.integers(1, 6))
-def test_best_of_the_first_layers_ignores_the_later_ones(seed: int, vocab: int, layers: int, nodes: int) -> None:
-    pool = grow(seed, vocab, TopK(per_node=vocab), 4, None, 100).pool
-    early = pool.log_probs[1:][pool.depths[1:] <= layers]
-    best = pool.best(nodes, layers)
-    assert (pool.depths[best] <= layers).all()
+def test_best_before_is_the_best_of_the_pool_without_its_newest_layer(
+    seed: int, vocab: int, layers: int, nodes: int
+) -> None:
+    pool = grow(seed, vocab, TopK(per_node=vocab), layers, None, 100).pool
+    early = pool.log_probs[1 : pool.layer]
+    best = pool.best_before(nodes)
+    assert (best < pool.layer).all()
     assert pool.log_probs[best[1:]].tolist() == sorted(early, reverse=True)[:nodes]
+    assert pool.expected(best) == pytest.approx(sum(sorted(np.exp(early), reverse=True)[:nodes]), abs=1e-12)
 
 
 def test_visibility_does_not_leak_across_branches_from_depth_three() -> None:

@@ -48,9 +48,8 @@ class OptTree:
     def expand(self, pool: CandidatePool) -> Int[np.ndarray, " frontier"] | None:
         """Expand the newest nodes that are among the n best (only their descendants can be, too)."""
         best = pool.best(self.nodes)
-        # E_sub(T, n) with the newest layer minus E_sub without it; both orders are the same up to that layer's rows.
-        before = pool.best(self.nodes, layers=pool.depth - 1)
-        gain = np.exp(pool.log_probs[best[1:]]).sum() - np.exp(pool.log_probs[before[1:]]).sum()
+        # E_sub(T, n) with the newest layer minus E_sub without it.
+        gain = pool.expected(best) - pool.expected(pool.best_before(self.nodes))
         if gain <= self.threshold:
             return None
         frontier = np.sort(best[best >= pool.layer])
