@@ -17,8 +17,8 @@ import transformers
 from tqdm import tqdm
 
 from evaluation.baselines import transformers_greedy
-from evaluation.exactness import classify
 from evaluation.published import PublishedRule
+from evaluation.referee import Divergence, classify
 from opt_tree import Decoder, Generation, OptTree, Pair, Static, TreePolicy, load_pair
 from opt_tree.training.data import DEFAULT_DATA, heldout_prompts
 
@@ -81,8 +81,12 @@ def exactness(subjects: Subjects) -> list[Row]:
             )
             for i in different:
                 found = classify(pair.target, subjects.prompts[i], plain[i], tokens[i])
-                rows.append({"dtype": dtype, "against plain": f"  {name}: prompt {i}", "verdict": str(found)})
+                rows.append({"dtype": dtype, "against plain": f"  {name}: prompt {i}", "verdict": _verdict(found)})
     return rows
+
+
+def _verdict(found: Divergence | None) -> str:
+    return "equal" if found is None else f"{found.verdict} at token {found.position + 1}: {found.reason}"
 
 
 def rules(subjects: Subjects) -> list[Row]:

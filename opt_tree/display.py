@@ -107,11 +107,11 @@ def token_label(tokenizer: PreTrainedTokenizerBase, token: int) -> str:
 def draw_tree(tree: Tree, tokenizer: PreTrainedTokenizerBase, path: Sequence[int] | None = None) -> str:
     """Draw a tree as text: each node's token and path probability, best sibling first; `path` rows carry a star.
 
-        ␣the                 4 nodes, E(A) 1.35, accepted 2 (*)
-        ├─ ␣cat 0.62 *
-        │  ├─ ␣sat 0.40 *
-        │  └─ ␣ran 0.12
-        └─ ␣dog 0.21
+    ␣the                 4 nodes, E(A) 1.35, accepted 2 (*)
+    ├─ ␣cat 0.62 *
+    │  ├─ ␣sat 0.40 *
+    │  └─ ␣ran 0.12
+    └─ ␣dog 0.21
     """
     accepted = set(path or [])
     total = f"{tree.nodes} nodes, E(A) {tree.expected_accepted:.2f}"

@@ -157,7 +157,7 @@ def test_sampled_texts_are_the_same_with_and_without_a_tree(classic, capsys):
         (["--nodes", "many"], "argument --nodes: invalid int value: 'many'"),
         (["--threshold", "-0.5"], "threshold must be 0 or more, got -0.5"),
         (["--max-depth", "0"], "max_depth must be at least 1, got 0"),
-        (["--temperature", "-1"], "temperature must be 0 (greedy) or more, got -1.0"),
+        (["--temperature", "-1"], "temperature must be 0 (greedy) or more, and finite, got -1.0"),
         (["--top-p", "0.5"], "act at temperature > 0 only"),
         (["--max_new_tokens", "0"], "--max-new-tokens must be at least 1, got 0"),
         (["--threads", "0"], "--threads must be at least 1, got 0"),

@@ -84,9 +84,7 @@ def test_a_chain_deeper_than_the_recursion_limit_is_drawn(tokenizer):
     assert to_html(generation_of([step]), tokenizer, steps=[0]).count("<circle") == rows + 1
 
 
-@pytest.mark.parametrize(
-    ("text", "label"), [(" cat", "␣cat"), ("\n", "↵"), ("\x1b[31m", "␛[31m"), ("<b>&", "<b>&")]
-)
+@pytest.mark.parametrize(("text", "label"), [(" cat", "␣cat"), ("\n", "↵"), ("\x1b[31m", "␛[31m"), ("<b>&", "<b>&")])
 def test_token_labels_fit_on_a_line(tokenizer, text, label):
     assert token_label(tokenizer, word(text)) == label
 

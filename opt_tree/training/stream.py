@@ -34,7 +34,7 @@ class TokenDocuments:
     def __len__(self) -> int:
         return len(self.starts) - 1
 
-    def __getitem__(self, index: int) -> np.ndarray:
+    def __getitem__(self, index: int | np.integer) -> np.ndarray:
         return self.tokens[self.starts[index] : self.starts[index + 1]]
 
 

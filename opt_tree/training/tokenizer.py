@@ -1,6 +1,6 @@
 """Train the byte-level BPE tokenizer of the demo models and give it a chat template.
 
-    python -m opt_tree.training.tokenizer --output DIR [--data DIR] [--vocab 8192]
+python -m opt_tree.training.tokenizer --output DIR [--data DIR] [--vocab 8192]
 """
 
 import argparse
