@@ -66,11 +66,16 @@ def assert_tree_is_causal(lm: CausalLM, context: list[int], tree: Tree, toleranc
 @architectures
 @pytest.mark.parametrize("buckets", [None, BUCKETS], ids=["exact", "padded"])
 def test_tree_logits_are_causal_logits(architecture, buckets):
+    """Bushy trees, and a comb deeper than the window: there a row may not see the first rows of its own path."""
     lm, context = target(architecture, buckets), prompt(LENGTH)
-    for seed, rows in enumerate((2, 7, 20)):
+    comb = 1 + 2 * (WINDOW + 3)
+    trees = [random_tree(rows, seed, root=seed + 1) for seed, rows in enumerate((2, 7, 20))]
+    trees.append(Tree(np.arange(comb), np.maximum(np.arange(comb) - 1, 0) // 2 * 2, np.zeros(comb), np.full(comb, -1)))
+    trees[-1].parents[0] = -1
+    for tree in trees:
         lm.reset()
         lm.append(context)
-        assert_tree_is_causal(lm, context, random_tree(rows, seed, root=seed + 1), TOLERANCE[architecture])
+        assert_tree_is_causal(lm, context, tree, TOLERANCE[architecture])
 
 
 @architectures
