@@ -68,10 +68,9 @@ def assert_tree_is_causal(lm: CausalLM, context: list[int], tree: Tree, toleranc
 def test_tree_logits_are_causal_logits(architecture, buckets):
     """Bushy trees, and a comb deeper than the window: there a row may not see the first rows of its own path."""
     lm, context = target(architecture, buckets), prompt(LENGTH)
-    comb = 1 + 2 * (WINDOW + 3)
+    parents = np.array([-1, *(row // 2 * 2 for row in range(2 * (WINDOW + 3)))])
     trees = [random_tree(rows, seed, root=seed + 1) for seed, rows in enumerate((2, 7, 20))]
-    trees.append(Tree(np.arange(comb), np.maximum(np.arange(comb) - 1, 0) // 2 * 2, np.zeros(comb), np.full(comb, -1)))
-    trees[-1].parents[0] = -1
+    trees.append(Tree(np.arange(len(parents)), parents, np.zeros(len(parents)), np.full(len(parents), -1)))
     for tree in trees:
         lm.reset()
         lm.append(context)
