@@ -76,6 +76,7 @@ ARCHITECTURES: dict[str, Callable[[], transformers.PretrainedConfig]] = {
         head_dim=8,
         query_pre_attn_scalar=8,
         sliding_window=WINDOW,
+        final_logit_softcapping=20.0,
         layer_types=_MIXED,
     ),
     "phi3": lambda: _config("Phi3Config", sliding_window=WINDOW),

@@ -131,7 +131,7 @@ class TestLaw:
             ("llama", {}),
             ("llama", {"bias": False, "num_key_value_heads": 1}),
             ("llama", {"num_key_value_heads": 4, "rope_theta": 500.0}),
-            ("gemma3", {}),
+            ("gemma3", {}),  # caps its logits
             ("gpt2", {}),
             ("opt", {}),
         ],

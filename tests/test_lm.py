@@ -174,16 +174,6 @@ def test_features_are_watched_once_however_often_it_is_asked():
     assert len(lm.model.get_decoder()._forward_hooks) == 1
 
 
-def test_an_output_is_valid_until_the_next_forward_and_clones_stay():
-    lm = CausalLM(tiny("llama"))
-    lm.append(prompt(10))
-    first = lm.score(random_tree(4, seed=0, root=1))
-    kept, again = first.logits.clone(), CausalLM(tiny("llama"), probe=False)
-    lm.score(random_tree(4, seed=9, root=2))
-    again.append(prompt(10))
-    assert torch.equal(kept, again.score(random_tree(4, seed=0, root=1)).logits)
-
-
 def test_scoring_again_drops_the_pending_rows():
     lm = CausalLM(tiny("mistral"))
     lm.append(prompt(15))
