@@ -25,6 +25,7 @@ setup(
         "accelerate>=1.0",
         "numpy>=2.0",
         "safetensors>=0.5",
+        "scipy>=1.11",
         "jaxtyping>=0.3",
         "tqdm>=4.60",
     ],

@@ -22,17 +22,27 @@ from opt_tree.sampling import Random, Sampling
 from opt_tree.step import Step, StepTimes
 from opt_tree.stopping import StopRule
 from opt_tree.tree import Tree
-from opt_tree.verifiers import Verifier, greedy, match
+from opt_tree.verifiers import Verifier, check, greedy, match
 
 
-def draft(drafter: Drafter | None, policy: TreePolicy, context: list[int], limit: int) -> Tree:
-    """Grow one tree below the last token of the context, at most `limit` layers deep."""
-    pool = CandidatePool(context[-1], policy.children)
+def draft(
+    drafter: Drafter | None,
+    policy: TreePolicy,
+    context: list[int],
+    limit: int,
+    sampling: Sampling = Sampling(),
+    random: Random | None = None,
+) -> Tree:
+    """Grow one tree below the last token of the context, at most `limit` layers deep.
+
+    Sampled children are drawn with `random`, from the drafter's law as `sampling` warps it.
+    """
+    pool = CandidatePool(context[-1], policy.children, random)
     if limit <= 0 or drafter is None:
         return pool.tree(np.array([0]))  # the root alone: plain decoding
     log_probs = drafter.root(context)
     while True:
-        pool.add(log_probs)
+        pool.add(sampling.warp(log_probs) if policy.children.sampled else log_probs)
         rows = policy.expand(pool) if pool.depth < limit else None
         if rows is None:
             return pool.tree(policy.select(pool))
@@ -76,19 +86,21 @@ class Generation:
 class Decoder:
     """A target, a drafter, a tree policy and a verifier, checked once to belong together.
 
-    At temperature 0 the verifier is `greedy`; `verifier` judges above it. Batch size 1. A target serves one generation
-    at a time: beginning another one on the same `CausalLM` ends the first.
+    At temperature 0 the verifier is `greedy`; `verifier` judges above it, and one that does not keep the target's law
+    does so only where the caller says `lossy=True`. Batch size 1. A target serves one generation at a time: beginning
+    another one on the same `CausalLM` ends the first.
     """
 
     def __init__(
-        self, target: CausalLM, drafter: Drafter | None, policy: TreePolicy, verifier: Verifier = match
+        self,
+        target: CausalLM,
+        drafter: Drafter | None,
+        policy: TreePolicy,
+        verifier: Verifier = match,
+        lossy: bool = False,
     ) -> None:
         for judge in (greedy, verifier):
-            if not isinstance(policy.children, judge.valid_for):
-                raise TypeError(
-                    f"verifier {judge.__name__} is not exact for children of type {type(policy.children).__name__}; "
-                    f"it is for {', '.join(kind.__name__ for kind in judge.valid_for)}"
-                )
+            check(judge, policy.children, lossy)
         if drafter is None and policy.max_depth > 0:
             raise TypeError(f"{type(policy).__name__} needs a drafter")
         self.target, self.drafter, self.policy, self.verifier = target, drafter, policy, verifier
@@ -128,7 +140,7 @@ class Decoder:
             limit = min(policy.max_depth, end - len(context) - 1)
             if drafter is not None:
                 limit = min(limit, drafter.max_context - len(context))
-            tree = draft(drafter, policy, context, limit)
+            tree = draft(drafter, policy, context, limit, sampling, random)
             drafted = time.perf_counter()
             output = target.score(tree)
             verdict = verify(tree, sampling.scores(output.logits, tree, context), random)

@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from opt_tree.sampling import Children
+from opt_tree.sampling import Children, Layer, Random
 from opt_tree.tree import Tree, fetch
 
 
@@ -35,15 +35,21 @@ class Frontier:
 class CandidatePool:
     """Candidates in the order they were drafted: row 0 is the root, then layer after layer.
 
-    Invariant: a parent is stored before its children and its path log-probability is at least theirs. Any selection of
-    the n best by a stable sort is therefore closed under parents, ties and zero probabilities included.
+    Invariant: a parent is stored before its children and its reach is at least theirs. Any selection of the n best by a
+    stable sort is therefore closed under parents, ties and zero probabilities included.
     """
 
-    def __init__(self, root: int, children: Children) -> None:
+    def __init__(self, root: int, children: Children, random: Random | None = None) -> None:
+        if children.sampled and random is None:
+            raise ValueError(f"{type(children).__name__} draws its children; the pool needs a Random")
         self.children = children
+        self._random = random or Random()
         self.tokens = np.array([root])
         self.parents = np.array([-1])
         self.log_probs = np.zeros(1)
+        self.reach = np.zeros(1)
+        """What candidates are ranked by. Deterministic ones: `log_probs`. Sampled ones: what was known before the token
+        was drawn, lest its own probability decide whether it is kept (see `Picked.reach`)."""
         self.depths = np.array([0])
         self.draft_rows = np.array([0])
         self.layer = 1
@@ -52,6 +58,9 @@ class CandidatePool:
         self._frontier = np.array([0])
         self._seen = np.zeros((16, 16), dtype=bool)  # by draft row and column, grown by doubling
         self._expanded = 0
+        self._source = np.array([0])  # of each frontier row, the drafter's row that answers for it
+        self._first = np.array([0])  # of each sampled candidate, the first one of the same text
+        self._laws: list[Tensor] = []
 
     @property
     def depth(self) -> int:
@@ -65,8 +74,13 @@ class CandidatePool:
 
     def add(self, log_probs: Float[Tensor, "frontier vocab"]) -> None:
         """Store the children of the nodes last handed out by `frontier` (at first: of the root). One read-back."""
+        if self.children.sampled:
+            self._laws.append(log_probs)
+            log_probs = log_probs[torch.from_numpy(self._source).to(log_probs.device)]
         above = torch.from_numpy(self.log_probs[self._frontier]).to(log_probs)
-        values, tokens, rows = fetch(*self.children.pick(log_probs, above, self._floor()))
+        depth = int(self.depths[self._frontier[0]])
+        picked = self.children.pick(Layer(log_probs, above, depth, self.floor), self._random)
+        values, tokens, rows = fetch(picked.log_probs, picked.tokens, picked.rows)
         self._before, self.layer = self._order, len(self.tokens)
         parents = self._frontier[rows]
         self.tokens = np.concatenate([self.tokens, tokens])
@@ -75,19 +89,33 @@ class CandidatePool:
         self.log_probs = np.concatenate([self.log_probs, np.minimum(values, self.log_probs[parents])])
         self.depths = np.concatenate([self.depths, self.depths[parents] + 1])
         self.draft_rows = np.concatenate([self.draft_rows, np.full(len(tokens), -1)])
+        if picked.reach is None:
+            self.reach = self.log_probs
+        else:
+            (reach,) = fetch(picked.reach)
+            self.reach = np.concatenate([self.reach, np.minimum(reach, self.reach[parents])])
+            self._first = np.concatenate([self._first, self._first_equal()])
         self.__dict__.pop("_order", None)
 
-    def _floor(self) -> float:
-        """The value a new candidate must exceed to be among the best that the children's budget admits."""
+    def _first_equal(self) -> Int[np.ndarray, " layer"]:
+        """Of each new candidate, the first one of the same text: itself, unless siblings were drawn independently."""
+        newest = self.newest
+        texts = np.stack([self._first[self.parents[newest]], self.tokens[newest]])
+        _, first, text = np.unique(texts, axis=1, return_index=True, return_inverse=True)
+        return newest[first[text]]
+
+    @property
+    def floor(self) -> float:
+        """The reach a new candidate must exceed to be among the best that the children's budget admits."""
         budget = self.children.budget
         if budget is None or len(self.tokens) <= budget:
             return -np.inf
-        return float(self.log_probs[self._order[budget]])
+        return float(self.reach[self._order[budget]])
 
     @cached_property
     def _order(self) -> Int[np.ndarray, " pool"]:
-        """Pool rows by falling path log-probability; equal ones in the order they were stored, so the root is first."""
-        return np.argsort(-self.log_probs, kind="stable")
+        """Pool rows by falling reach; equal ones in the order they were stored, so the root is first."""
+        return np.argsort(-self.reach, kind="stable")
 
     def best(self, nodes: int) -> Int[np.ndarray, " best"]:
         """The root and the `nodes` best candidates, best first."""
@@ -102,7 +130,13 @@ class CandidatePool:
         return float(np.exp(self.log_probs[rows[1:]]).sum())
 
     def frontier(self, rows: Int[np.ndarray, " frontier"]) -> Frontier:
-        """Number the candidates `rows` as expanded and describe them to the drafter. Their children are added next."""
+        """Number the candidates `rows` as expanded and describe them to the drafter. Their children are added next.
+
+        Candidates of the same text are one row there: their children are drawn from one and the same law.
+        """
+        self._frontier = rows
+        if self.children.sampled:
+            rows, self._source = np.unique(self._first[rows], return_inverse=True)
         first, last = self._expanded, self._expanded + len(rows)
         while len(self._seen) <= last:
             grown = np.zeros((2 * len(self._seen), 2 * len(self._seen)), dtype=bool)
@@ -113,11 +147,17 @@ class CandidatePool:
         self._seen[own + 1] = self._seen[parents]
         self._seen[own + 1, own] = True
         self.draft_rows[rows] = own + 1
-        self._expanded, self._frontier = last, rows
+        if self.children.sampled:
+            self.draft_rows[self._frontier] = self.draft_rows[self._first[self._frontier]]
+        self._expanded = last
         return Frontier(self.tokens[rows], parents, self.depths[rows], self._seen[first + 1 : last + 1, :last].copy())
 
     def tree(self, rows: Int[np.ndarray, " rows"]) -> Tree:
-        """Return the tree of the given pool rows, which must be closed under parents and include the root."""
+        """Return the tree of the given pool rows, which must be closed under parents and include the root.
+
+        Sampled siblings are kept up to some one of them, in the order they were drawn. Whether there is another one may
+        depend on those before it; a gap would mean that the token itself decided, which no verifier corrects for.
+        """
         rows = np.sort(rows)
         position = np.full(len(self.tokens) + 1, -1)  # the last entry answers for parent -1
         position[rows] = np.arange(len(rows))
@@ -125,4 +165,15 @@ class CandidatePool:
         if (parents[1:] < 0).any():
             orphan = rows[1:][parents[1:] < 0][0]
             raise ValueError(f"candidate {orphan} was selected without its parent {self.parents[orphan]}")
-        return Tree(self.tokens[rows], parents, self.log_probs[rows], self.draft_rows[rows])
+        if self.children.sampled and (skipped := _ranks(self.parents)[rows] != _ranks(parents)).any():
+            raise ValueError(f"sampled candidate {rows[skipped][0]} was selected without a sibling drawn before it")
+        laws = torch.cat(self._laws) if self._laws else None
+        return Tree(self.tokens[rows], parents, self.log_probs[rows], self.draft_rows[rows], laws)
+
+
+def _ranks(parents: Int[np.ndarray, " rows"]) -> Int[np.ndarray, " rows"]:
+    """The place of each row among the rows of the same parent, in the order in which they stand."""
+    order = np.argsort(parents, kind="stable")
+    ranks = np.empty_like(order)
+    ranks[order] = np.arange(len(order)) - np.searchsorted(parents[order], parents[order])
+    return ranks

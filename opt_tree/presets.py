@@ -5,7 +5,19 @@ from collections.abc import Callable
 from opt_tree.decode import Decoder
 from opt_tree.drafters import Drafter
 from opt_tree.lm import CausalLM
-from opt_tree.policies import OptTree, Static
+from opt_tree.policies import (
+    AcceptanceRates,
+    DynamicDepth,
+    Eagle2,
+    OptTree,
+    SequoiaTree,
+    Static,
+    Talon,
+    greedy_static_tree,
+)
+
+HALVING = AcceptanceRates(tuple(0.5 ** (rank + 1) for rank in range(10)))
+"""Acceptance rates for want of measured ones: each rank half as often as the one before it."""
 
 
 def opt(target: CausalLM, drafter: Drafter, policy: OptTree = OptTree()) -> Decoder:
@@ -28,4 +40,51 @@ def plain(target: CausalLM, drafter: Drafter | None = None) -> Decoder:
     return Decoder(target, None, Static.empty())
 
 
-PRESETS: dict[str, Callable[..., Decoder]] = {"opt": opt, "chain": chain, "kary": kary, "plain": plain}
+def eagle2(target: CausalLM, drafter: Drafter, policy: Eagle2 = Eagle2()) -> Decoder:
+    """EAGLE-2 (arXiv:2406.16858), on an EAGLE head or any other drafter."""
+    return Decoder(target, drafter, policy)
+
+
+def dynamic_depth(target: CausalLM, drafter: Drafter, policy: DynamicDepth = DynamicDepth()) -> Decoder:
+    """EAGLE-2 of dynamic depth (DDD, arXiv:2409.00142)."""
+    return Decoder(target, drafter, policy)
+
+
+def talon(target: CausalLM, drafter: Drafter, policy: Talon = Talon()) -> Decoder:
+    """Talon (arXiv:2601.07353)."""
+    return Decoder(target, drafter, policy)
+
+
+def sequoia(
+    target: CausalLM, drafter: Drafter, rates: AcceptanceRates = HALVING, nodes: int = 60, depth: int = 8
+) -> Decoder:
+    """Sequoia's tree (arXiv:2402.12374) over the drafter's best tokens, for temperature 0 and sample-and-match."""
+    return Decoder(target, drafter, SequoiaTree(rates, nodes, depth))
+
+
+def medusa_tree(
+    target: CausalLM, drafter: Drafter, rates: AcceptanceRates = HALVING, nodes: int = 63, depth: int | None = 4
+) -> Decoder:
+    """The fixed tree that Medusa (arXiv:2401.10774) derives from acceptance rates, on any drafter."""
+    return Decoder(target, drafter, greedy_static_tree(rates, nodes, depth))
+
+
+def eagle1(
+    target: CausalLM, drafter: Drafter, rates: AcceptanceRates = HALVING, nodes: int = 25, depth: int | None = 5
+) -> Decoder:
+    """The fixed tree of EAGLE-1 (arXiv:2401.15077), by Medusa's rule at its size: the OPT-Tree tables' "EAGLE" tree."""
+    return Decoder(target, drafter, greedy_static_tree(rates, nodes, depth))
+
+
+PRESETS: dict[str, Callable[..., Decoder]] = {
+    "opt": opt,
+    "chain": chain,
+    "kary": kary,
+    "plain": plain,
+    "eagle2": eagle2,
+    "dynamic_depth": dynamic_depth,
+    "talon": talon,
+    "sequoia": sequoia,
+    "medusa_tree": medusa_tree,
+    "eagle1": eagle1,
+}

@@ -15,6 +15,7 @@ from transformers.generation import logits_process
 
 from opt_tree import Decoder, OptTree, Random, Sampling, Static, TopK, Tree
 from opt_tree import sampling as sampling_module
+from opt_tree.sampling import Layer
 
 VOCAB = 12
 CONTEXT = [3, 5, 3, 1]
@@ -216,7 +217,8 @@ def test_top_k_keeps_the_best_above_the_floor(
         laws = np.log(np.stack([hashed_laws(seed, 4, cells)((row,)) for row in range(width)]))
     above = np.log(rng.random(width))
     floor = -np.inf if first else float(np.log(rng.random()))
-    values, tokens, rows = TopK(total=total).pick(torch.from_numpy(laws), torch.from_numpy(above), floor)
+    picked = TopK(total=total).pick(Layer(torch.from_numpy(laws), torch.from_numpy(above), 0, floor), Random())
+    values, tokens, rows = picked.log_probs, picked.tokens, picked.rows
     everything = laws + above[:, None]
     assert values.tolist() == everything[rows.numpy(), tokens.numpy()].tolist()
     assert len({*zip(rows.tolist(), tokens.tolist(), strict=True)}) == len(values) <= total
@@ -230,7 +232,8 @@ def test_top_k_keeps_the_best_above_the_floor(
 def test_top_k_per_node_ranks_every_row(seed: int, width: int, per_node: int) -> None:
     laws = torch.from_numpy(np.stack([hashed_laws(seed, 5)((row,)) for row in range(width)])).log()
     above = -torch.arange(width, dtype=torch.float64)
-    values, tokens, rows = TopK(per_node=per_node).pick(laws, above, -np.inf)
+    picked = TopK(per_node=per_node).pick(Layer(laws, above, 0, -np.inf), Random())
+    values, tokens, rows = picked.log_probs, picked.tokens, picked.rows
     keep = min(per_node, 5)
     assert rows.tolist() == [row for row in range(width) for _ in range(keep)]
     assert tokens.reshape(width, keep).tolist() == laws.argsort(-1, descending=True)[:, :keep].tolist()

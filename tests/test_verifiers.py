@@ -1,11 +1,10 @@
 """Verifiers, by exact enumeration: the emitted law is the target's, to rounding, for every tree and every draft law.
 
-`EnumeratingRandom` stands in for `Random` and is replayed over every outcome of every draw; nothing is Monte Carlo. A
-new verifier or kind of children joins by a row in PAIRS (and by the methods of `Random` it needs).
+Here `greedy` and `match`, on whole generations; `test_verifiers_field.py` has the verifiers of sampled children.
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -13,55 +12,17 @@ import numpy as np
 import pytest
 import torch
 from conftest import Laws, TableDrafter, TableTarget, hashed_laws, written_laws
+from enumeration import EnumeratingRandom, Text, law_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from jaxtyping import Float, Int
-from torch import Tensor
+from jaxtyping import Int
 
 from opt_tree import Decoder, OptTree, Random, Sampling, Static, TopK, Tree, TreePolicy, Verifier, greedy, match
 from opt_tree.pool import CandidatePool
+from opt_tree.sampling import Layer, Picked
 
 T = TypeVar("T", bound=Hashable)
-Text = tuple[int, ...]
 VOCAB = 3
-
-
-class EnumeratingRandom(Random):
-    """Makes the scripted choices, then the first possible ones; `trace` says what was chosen out of how many."""
-
-    def __init__(self, script: Sequence[int]) -> None:
-        self._script = script
-        self.trace: list[tuple[int, int]] = []
-        self.probability = 1.0
-
-    def choose(self, probs: Sequence[float]) -> int:
-        """Choose an outcome of positive probability; everything random goes through here."""
-        possible = [outcome for outcome, p in enumerate(probs) if p > 0]
-        turn = len(self.trace)
-        choice = self._script[turn] if turn < len(self._script) else 0
-        self.trace.append((choice, len(possible)))
-        self.probability *= probs[possible[choice]]
-        return possible[choice]
-
-    def draw(self, probs: Float[Tensor, "rows vocab"], depths: Int[np.ndarray, " rows"]) -> Int[Tensor, " rows"]:
-        return torch.tensor([self.choose(row) for row in probs.tolist()])
-
-    def advance(self, tokens: int) -> None:
-        """Nothing is kept from step to step."""
-
-
-def law_of(run: Callable[[EnumeratingRandom], T]) -> dict[T, float]:
-    """The exact law of `run`'s result: depth first over all its random choices."""
-    law: dict[T, float] = defaultdict(float)
-    script: list[int] | None = []
-    while script is not None:
-        random = EnumeratingRandom(script)
-        law[run(random)] += random.probability
-        trace = random.trace
-        while trace and trace[-1][0] + 1 == trace[-1][1]:
-            trace.pop()
-        script = [choice for choice, _ in trace[:-1]] + [trace[-1][0] + 1] if trace else None
-    return dict(law)
 
 
 def emitted_law(decoder: Decoder, sampling: Sampling, prompt: Text, length: int) -> dict[Text, float]:
@@ -251,9 +212,10 @@ class Dice:
     """Children of a kind that no verifier knows."""
 
     budget: None = None
+    sampled: bool = False
 
-    def pick(self, log_probs: Tensor, above: Tensor, floor: float) -> tuple[Tensor, Tensor, Tensor]:
-        return TopK(per_node=1).pick(log_probs, above, floor)
+    def pick(self, layer: Layer, random: Random) -> Picked:
+        return TopK(per_node=1).pick(layer, random)
 
 
 @dataclass(frozen=True)

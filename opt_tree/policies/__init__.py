@@ -1,7 +1,31 @@
 """Tree policies: which nodes to draft, which to verify."""
 
 from opt_tree.policies.base import TreePolicy
+from opt_tree.policies.delayed import Delayed
+from opt_tree.policies.dynamic_depth import DynamicDepth
+from opt_tree.policies.dyspec import DySpec
+from opt_tree.policies.eagle2 import Eagle2
+from opt_tree.policies.greedy_static import greedy_static_tree
 from opt_tree.policies.opt import OptTree
+from opt_tree.policies.rates import AcceptanceRates
+from opt_tree.policies.rheo import Rheo
+from opt_tree.policies.sampled import Sampled
+from opt_tree.policies.sequoia import SequoiaTree
 from opt_tree.policies.static import Static
+from opt_tree.policies.talon import Talon
 
-__all__ = ["OptTree", "Static", "TreePolicy"]
+__all__ = [
+    "AcceptanceRates",
+    "Delayed",
+    "DySpec",
+    "DynamicDepth",
+    "Eagle2",
+    "OptTree",
+    "Rheo",
+    "Sampled",
+    "SequoiaTree",
+    "Static",
+    "Talon",
+    "TreePolicy",
+    "greedy_static_tree",
+]

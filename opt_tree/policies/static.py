@@ -1,6 +1,6 @@
 """Trees whose shape is fixed beforehand: chains, k-ary trees, any list of paths, and the empty tree."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import product
@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Int
 
 from opt_tree.pool import CandidatePool
-from opt_tree.sampling import TopK
+from opt_tree.sampling import Children, TopK
 
 
 @dataclass(frozen=True)
@@ -26,6 +26,8 @@ class Static:
     """
 
     paths: tuple[tuple[int, ...], ...]
+    siblings: Callable[[int], Children] = TopK
+    """How that many siblings are picked; sampled ones (`IID`, `WithoutReplacement`) rank as they are drawn."""
 
     def __post_init__(self) -> None:
         known = set(self.paths)
@@ -36,6 +38,8 @@ class Static:
                 raise ValueError(f"a path lists the ranks of its tokens, 0 or more each; got {path}")
             if path[:-1] and path[:-1] not in known:
                 raise ValueError(f"path {path} is listed without its parent {path[:-1]}")
+            if self.children.sampled and path[-1] and (*path[:-1], path[-1] - 1) not in known:
+                raise ValueError(f"path {path} is listed without the sibling that is drawn before it")
 
     @classmethod
     def chain(cls, length: int) -> "Static":
@@ -66,14 +70,19 @@ class Static:
         return len(self.paths)
 
     @property
-    def children(self) -> TopK:
-        return TopK(per_node=1 + max((path[-1] for path in self.paths), default=0))
+    def children(self) -> Children:
+        return self.siblings(self._width)
+
+    @property
+    def _width(self) -> int:
+        """Siblings that are picked below every expanded node; at least one, even where nothing is drafted."""
+        return 1 + max((path[-1] for path in self.paths), default=0)
 
     @cached_property
     def _next(self) -> Int[np.ndarray, "places ranks"]:
         """`_next[i, r]`: the place (1 + index in `paths`; the root is 0) of the r-th child of place i, or -1."""
         place = {(): 0} | {path: i + 1 for i, path in enumerate(self.paths)}
-        table = np.full((len(place) + 1, self.children.per_node or 1), -1)  # the last row answers for place -1
+        table = np.full((len(place) + 1, self._width), -1)  # the last row answers for place -1
         for path, i in place.items():
             if path:
                 table[place[path[:-1]], path[-1]] = i

@@ -1,6 +1,12 @@
-"""What a verifier is: a function that judges a scored tree, tagged with the kinds of children it is exact for."""
+"""What a verifier is: a function that judges a scored tree, tagged with the kinds of children it is exact for.
 
-from collections.abc import Callable
+Owns the two ways of walking a tree, top-down and bottom-up, and the exact expectation of either. The methods are one
+file each: a *branching law* (what is emitted at a node, given the children that were drawn there) or a sequence of
+*attempts* (which row to accept, in which order and with which probability). They compute in float64 on the host, one
+node at a time; the scores and the drafter's laws stay on the device.
+"""
+
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
@@ -8,8 +14,16 @@ import numpy as np
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from opt_tree.sampling import Children, Random
-from opt_tree.tree import Tree
+from opt_tree.sampling import Children, Random, TopK, law
+from opt_tree.tree import Tree, fetch
+
+Law = Float[np.ndarray, " vocab"]
+Branching = Callable[[Law, Law, Int[np.ndarray, " children"]], Law]
+"""From the target's law, the drafter's law (empty for deterministic children) and the children, in order and with
+multiplicity, to the law of the token emitted there. Exact if its mean over the children is the target's law.
+
+The coins of the papers' accept and reject rules are summed out: one draw from this law does what they do, and the law
+says exactly what to expect."""
 
 
 @dataclass(frozen=True)
@@ -20,30 +34,188 @@ class Verdict:
     token: int
 
 
+@dataclass(frozen=True)
+class Attempt:
+    """One attempt of a bottom-up verifier: accept the path to `row`, or go on to the next attempt."""
+
+    row: int
+    probability: float
+    """Of accepting it, given that all attempts before failed; 1 for the last."""
+    token_law: Law
+    """The law of the token emitted behind it."""
+
+
+Attempts = Callable[[Tree, Float[Tensor, "rows vocab"]], Iterable[Attempt]]
+
+
 @runtime_checkable
 class Verifier(Protocol):
     """Judge a tree; the emitted law must be the target's. `scores` are processed logits, one row a tree row."""
 
     valid_for: tuple[type[Children], ...]
+    branching: Branching | None
+    attempts: Attempts | None
+    chains_only: bool
+    lossy: bool
     __name__: str
 
     def __call__(self, tree: Tree, scores: Float[Tensor, "rows vocab"], random: Random) -> Verdict: ...
 
 
-def valid_for(*kinds: type) -> Callable[[Callable], Verifier]:
-    """Tag a verifier with the kinds of children whose law it reproduces exactly."""
+def valid_for(
+    *kinds: type,
+    branching: Branching | None = None,
+    attempts: Attempts | None = None,
+    chains_only: bool = False,
+    lossy: bool = False,
+) -> Callable[[Callable], Verifier]:
+    """Tag a verifier with the kinds of children whose law it reproduces exactly, and with how to compute what it does.
+
+    `lossy`: it reproduces nobody's law, and the kinds are those that it accepts.
+    """
 
     def tag(verifier: Callable) -> Verifier:
-        verifier.valid_for = kinds  # type: ignore[attr-defined]
+        verifier.__dict__.update(
+            valid_for=kinds, branching=branching, attempts=attempts, chains_only=chains_only, lossy=lossy
+        )
         return verifier  # type: ignore[return-value]
 
     return tag
 
 
+def check(verifier: Verifier, children: Children, lossy: bool = False) -> None:
+    """Raise TypeError unless the verifier is exact for these children, or its caller wants it `lossy`."""
+    name, kind = verifier.__name__, type(children).__name__
+    if not isinstance(children, verifier.valid_for):
+        raise TypeError(
+            f"verifier {name} is not exact for children of type {kind}; "
+            f"it is for {', '.join(known.__name__ for known in verifier.valid_for)}"
+        )
+    per_node = getattr(children, "per_node", None)
+    if verifier.chains_only and per_node != 1 and not (isinstance(per_node, tuple) and max(per_node) == 1):
+        raise TypeError(f"verifier {name} judges chains, one child a node; got {children}")
+    if verifier.lossy and not lossy:
+        raise TypeError(f"verifier {name} does not keep the target's law; say lossy=True to use it all the same")
+
+
+# Rows: a list of tree rows that carry the same tokens from the root, first one first. Siblings drawn independently may
+# be equal; they are one node then, with all their children in a row, and the law of those children is still i.i.d.
+
+
+def below(tree: Tree, rows: Int[np.ndarray, " equal"]) -> Int[np.ndarray, " children"]:
+    """The children of a node that is made of these equal rows."""
+    return (tree.parents[:, None] == rows).any(1).nonzero()[0]
+
+
+def target_law(scores: Float[Tensor, "rows vocab"], row: int) -> Law:
+    """The target's law behind a row."""
+    return fetch(law(scores[row]))[0]
+
+
+def draft_law(tree: Tree, child: int, vocab: int) -> Law:
+    """The law that a child was drawn from, with zeros for tokens that the drafter lacks."""
+    probs = fetch(law(_drafter_laws(tree)[tree.draft_rows[tree.parents[child]]]))[0]
+    return probs if len(probs) == vocab else np.pad(probs, (0, vocab - len(probs)))
+
+
+def _drafter_laws(tree: Tree) -> Float[Tensor, "expanded vocab"]:
+    if tree.draft_log_probs is None:
+        raise ValueError("the tree does not hold the laws that its children were drawn from; were they drawn at all?")
+    return tree.draft_log_probs
+
+
+def residual(target: Law, draft: Law) -> Law:
+    """What the target's law has in excess of the drafter's, normalised; the target's own where it has nothing.
+
+    The latter is reached by rounding only: a law with no excess anywhere is the same law, and rejects nothing.
+    """
+    excess = np.maximum(target - draft, 0)
+    total = excess.sum()
+    return excess / total if total > 0 else target
+
+
 def follow(tree: Tree, choice: Int[np.ndarray, " rows"]) -> Verdict:
-    """Walk from the root as long as the target's choice at a row is one of its children."""
-    matched = tree.tokens == choice[tree.parents]
-    matched[0] = True
-    alive = ~(tree.ancestors & ~matched).any(1)
-    deepest = int(np.argmax(np.where(alive, tree.depths, -1)))
-    return Verdict(tree.path_to(deepest).tolist(), int(choice[deepest]))
+    """Walk from the root as long as the target's choice at a row is one of its children.
+
+    Of equal rows the first one's choice counts for all of them.
+    """
+    rows = np.zeros(1, dtype=np.int64)
+    while True:
+        token = int(choice[rows[0]])
+        children = below(tree, rows)
+        matched = children[tree.tokens[children] == token]
+        if not len(matched):
+            return Verdict(tree.path_to(int(rows[0])).tolist(), token)
+        rows = matched
+
+
+def walk_down(tree: Tree, scores: Float[Tensor, "rows vocab"], random: Random, branching: Branching) -> Verdict:
+    """Emit a token from the branching law at the root, and go on at the child that carries it, while there is one.
+
+    The top-down walk of the methods that solve one optimal transport problem a node (arXiv:2602.16994).
+    """
+    if tree.nodes:
+        _drafter_laws(tree)
+    rows = np.zeros(1, dtype=np.int64)
+    while True:
+        children = below(tree, rows)
+        token = random.choose(_emitted(tree, scores, rows, children, branching))
+        matched = children[tree.tokens[children] == token]
+        if not len(matched):
+            return Verdict(tree.path_to(int(rows[0])).tolist(), token)
+        rows = matched
+
+
+def walk_up(tree: Tree, scores: Float[Tensor, "rows vocab"], random: Random, attempts: Attempts) -> Verdict:
+    """Accept the first attempt whose coin says so."""
+    for attempt in attempts(tree, scores):
+        if random.accept(attempt.probability):
+            return Verdict(tree.path_to(attempt.row).tolist(), random.choose(attempt.token_law))
+    raise AssertionError("the last attempt is accepted with probability 1")
+
+
+def block_efficiency(tree: Tree, target_probs: Float[Tensor, "rows vocab"], verifier: Verifier) -> float:
+    """Return the expected number of tokens that a verifier emits on this tree, the target's own token included.
+
+    Exact, by summing over the verifier's randomness (arXiv:2602.16994, eq. for E[tau + 1 | T]): averaged over steps it
+    estimates the mean acceptance length without the noise of accepting and rejecting. Takes one evaluation of the
+    verifier's rule at every node. `target_probs`: the target's law behind every row of the tree.
+    """
+    scores = target_probs.log()
+    if verifier.attempts is not None:
+        left, expected = 1.0, 0.0
+        for attempt in verifier.attempts(tree, scores):
+            expected += left * attempt.probability * (1 + tree.depths[attempt.row])
+            left *= 1 - attempt.probability
+        return float(expected)
+    if verifier.branching is None:
+        raise ValueError(f"verifier {verifier.__name__} has no branching law to compute its block efficiency from")
+    if tree.nodes and TopK not in verifier.valid_for:
+        _drafter_laws(tree)
+    expected, open_nodes = 0.0, [(np.zeros(1, dtype=np.int64), 1.0)]
+    while open_nodes:
+        rows, reached = open_nodes.pop()
+        expected += reached
+        children = below(tree, rows)
+        if len(children):
+            emitted = _emitted(tree, scores, rows, children, verifier.branching)
+            for token in np.unique(tree.tokens[children]):
+                equal = children[tree.tokens[children] == token]
+                open_nodes.append((equal, reached * float(emitted[token])))
+    return expected
+
+
+def _emitted(
+    tree: Tree,
+    scores: Float[Tensor, "rows vocab"],
+    rows: Int[np.ndarray, " equal"],
+    children: Int[np.ndarray, " children"],
+    branching: Branching,
+) -> Law:
+    """The law of the token emitted at a node; without children it is the target's."""
+    target = target_law(scores, int(rows[0]))
+    if not len(children):
+        return target
+    known = tree.draft_log_probs is not None
+    draft = draft_law(tree, int(children[0]), len(target)) if known else np.zeros(0)
+    return branching(target, draft, tree.tokens[children])

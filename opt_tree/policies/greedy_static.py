@@ -1,0 +1,51 @@
+"""The fixed trees of Medusa and EAGLE-1, computed from measured acceptance rates instead of copied."""
+
+import heapq
+from math import inf
+
+from opt_tree.policies.rates import AcceptanceRates
+from opt_tree.policies.static import Static
+
+
+def greedy_static_tree(rates: AcceptanceRates, nodes: int, depth: int | None = None) -> Static:
+    """Add the node of largest acceptance until there are `nodes` (Medusa, arXiv:2401.10774, section 2.3.3).
+
+    A node is worth the product of the rates on the way to it, with each depth's own rates where they were measured, as
+    Medusa has them for each head. The product never grows downwards, so what is added next always has its parent
+    already, and the greedy tree is the best of its size: OPT-Tree's argument, with rates in place of draft
+    probabilities, once and for all texts. EAGLE-1's tree is the same rule at 25 nodes and depth 5, Medusa's at 63 nodes
+    and as many layers as heads. The tree is then drafted in every step; it has fewer nodes than asked for only where no
+    more fit into `depth`.
+
+    Example, the rates (.6, .3, .1) at every depth, five nodes:
+
+              root
+             /    \\
+           .6      .3
+          /  \\      |
+        .36  .18   (.18)          of equal nodes the one of lower ranks: (0, 1) before (1, 0)
+         |
+       .216
+
+    >>> greedy_static_tree(AcceptanceRates((0.6, 0.3, 0.1)), 5).paths
+    ((0,), (0, 0), (1,), (0, 0, 0), (0, 1))
+
+    Measured rates, and the tree of EAGLE-1's size for them:
+
+        rates = AcceptanceRates.load("acceptance.json")
+        Decoder(pair.target, pair.drafter, greedy_static_tree(rates, 25, depth=5))
+    """
+    if nodes < 1:
+        raise ValueError(f"nodes must be at least 1, got {nodes}")
+    if depth is not None and depth < 1:
+        raise ValueError(f"depth must be at least 1, got {depth}")
+    deepest = inf if depth is None else depth
+    paths: list[tuple[int, ...]] = []
+    waiting: list[tuple[float, int, tuple[int, ...]]] = [(-1.0, 0, ())]
+    while waiting and len(paths) <= nodes:
+        value, length, path = heapq.heappop(waiting)
+        paths.append(path)
+        if length < deepest:
+            for rank, rate in enumerate(rates.below(length)):
+                heapq.heappush(waiting, (value * rate, length + 1, (*path, rank)))
+    return Static.of(paths[1:])

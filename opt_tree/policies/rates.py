@@ -1,0 +1,62 @@
+"""Acceptance rates by rank and depth: fixed trees are computed from them, `evaluation.acceptance` measures them."""
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+
+Rates = tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class AcceptanceRates:
+    """How often the child of each rank is the accepted one, given that its parent was.
+
+    Rank 0 is the drafter's best token, or the first one drawn where siblings are sampled. The rates of one node add up
+    to at most 1, one child at most being accepted; what is missing is the rate of none.
+    """
+
+    by_rank: Rates
+    """At all depths together: the paper's acceptance vector p (arXiv:2402.12374, positional acceptance)."""
+    by_depth: tuple[Rates, ...] = ()
+    """By the depth of the parent, the root's children first, as far as it was measured (arXiv:2401.10774: by head)."""
+
+    def __post_init__(self) -> None:
+        if not self.by_rank:
+            raise ValueError("no acceptance rates: by_rank is empty")
+        for rate in (rate for row in (self.by_rank, *self.by_depth) for rate in row):
+            if not 0 <= rate <= 1:
+                raise ValueError(f"an acceptance rate must lie in [0, 1], got {rate}")
+
+    def below(self, depth: int) -> Rates:
+        """The rates of the children of a node at `depth` (root: 0), or of all depths where it was not measured."""
+        own = self.by_depth[depth] if depth < len(self.by_depth) else ()
+        return own + self.by_rank[len(own) :]
+
+    def expected_accepted(self, paths: Iterable[tuple[int, ...]]) -> float:
+        """E(A) of a tree given by its paths: the sum over its nodes of the rates' product on the way to them."""
+        return sum(prod(self._rate(depth, rank) for depth, rank in enumerate(path)) for path in paths)
+
+    def _rate(self, depth: int, rank: int) -> float:
+        rates = self.below(depth)
+        return rates[rank] if rank < len(rates) else 0.0
+
+    def to_dict(self) -> dict[str, list]:
+        """For JSON; `load` reads it back."""
+        return {"by_rank": list(self.by_rank), "by_depth": [list(rates) for rates in self.by_depth]}
+
+    @classmethod
+    def load(cls, path: str | Path, children: str = "TopK") -> "AcceptanceRates":
+        """Read what `evaluation.acceptance` wrote about siblings of this type.
+
+        Raises ValueError for a file of another kind or without that type, FileNotFoundError for none.
+        """
+        try:
+            rates = json.loads(Path(path).read_text())["rates"]
+            known = {kind: cls(tuple(r["by_rank"]), tuple(map(tuple, r["by_depth"]))) for kind, r in rates.items()}
+        except (json.JSONDecodeError, KeyError, TypeError, AttributeError) as error:
+            raise ValueError(f"{path} holds no acceptance rates ({type(error).__name__}: {error})") from error
+        if children not in known:
+            raise ValueError(f"{path} has no rates of {children} children, only of {', '.join(known) or 'none'}")
+        return known[children]

@@ -1,0 +1,46 @@
+"""Block verification: judge a chain as a whole instead of token by token."""
+
+from collections.abc import Iterator
+
+import numpy as np
+from jaxtyping import Float
+from torch import Tensor
+
+from opt_tree.sampling import IID, Random, WithoutReplacement
+from opt_tree.tree import Tree
+from opt_tree.verifiers.base import Attempt, Verdict, draft_law, residual, target_law, valid_for, walk_up
+
+
+def longest_first(tree: Tree, scores: Float[Tensor, "rows vocab"]) -> Iterator[Attempt]:
+    """Attempt the longest prefix of the chain, then the next shorter one (arXiv:2403.10444, Alg. 2).
+
+    w_i = min(1, w_{i-1} p(x_i) / q(x_i)) is the probability that at least i tokens survive; with the excess
+    S_i = sum (w_i p - q)+ behind prefix i, h_i = S_i / (S_i + 1 - w_i), and h = w at the end of the chain.
+    """
+    if (tree.parents != np.arange(-1, tree.nodes)).any():
+        raise ValueError(f"block verification is for chains; got a tree with parents {tree.parents.tolist()}")
+    targets = [target_law(scores, row) for row in range(len(tree))]
+    drafts = [draft_law(tree, row, scores.shape[-1]) for row in range(1, len(tree))]
+    weights = [1.0]
+    for token, target, draft in zip(tree.tokens[1:], targets[:-1], drafts, strict=True):
+        weights.append(min(1.0, weights[-1] * target[token] / draft[token]))
+    yield Attempt(tree.nodes, weights[-1], targets[-1])
+    for row in range(tree.nodes - 1, -1, -1):
+        excess = np.maximum(weights[row] * targets[row] - drafts[row], 0).sum()
+        chance = excess / (excess + (1 - weights[row])) if row and excess > 0 else float(row == 0)
+        yield Attempt(row, chance, residual(weights[row] * targets[row], drafts[row]))
+
+
+@valid_for(IID, WithoutReplacement, attempts=longest_first, chains_only=True)
+def block(tree: Tree, scores: Float[Tensor, "rows vocab"], random: Random) -> Verdict:
+    """Accept the longest prefix that passes its own coin; no verifier of a single chain accepts more on average.
+
+    A token that looks bad alone may be kept for what comes behind it. Example, a chain of two, q = (2/3, 1/3) and
+    p = (1/3, 2/3) at every node, drafted a, b:
+
+        w = 1, 1/2, min(1, 1/2 * 2) = 1: both are accepted, with certainty
+        token by token, a alone would have been rejected half the time
+
+        Decoder(pair.target, pair.drafter, Sampled.chain(6), block).generate(ids, sampling=Sampling(1.0))
+    """
+    return walk_up(tree, scores, random, longest_first)

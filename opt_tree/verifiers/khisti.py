@@ -1,0 +1,127 @@
+"""Importance-weighted selection: choose one child so that its law comes close to p, then judge that one."""
+
+import itertools
+import warnings
+
+import numpy as np
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from opt_tree.sampling import IID, Random
+from opt_tree.tree import Tree
+from opt_tree.verifiers.base import Law, Verdict, valid_for, walk_down
+from opt_tree.verifiers.naive import first_child
+
+CONTESTED = 5
+"""Tokens whose pairs are settled by the linear programme; the others by the order of their need."""
+
+
+class Duel:
+    """Which of two tokens survives, one that came with law `first`, the other with law `second`; and the winner's law.
+
+    Tokens are ordered by need, p - first * second: how much of p is missing if they only ever meet themselves. The
+    needier of two wins, except between the `CONTESTED` neediest, where a coin is tossed whose weights maximise
+    sum min(p, winner), the probability of accepting the winner (the truncated linear programme of arXiv:2410.18234).
+    Whatever the coins, `winner` is the law that they lead to: the solver decides how good the selection is, not whether
+    it is exact.
+    """
+
+    def __init__(self, target: Law, first: Law, second: Law) -> None:
+        order = np.argsort(second * first - target, kind="stable")
+        self._place = np.empty_like(order)
+        self._place[order] = np.arange(len(order))
+        a, b = first[order], second[order]
+        # A token meets itself, or wins against everything behind it in the order.
+        behind_a, behind_b = (np.append(law[::-1].cumsum()[::-1][1:], 0.0) for law in (a, b))
+        winner = a * b + a * behind_b + b * behind_a
+        size = min(CONTESTED, len(order))
+        meet = np.outer(a[:size], b[:size])
+        meet = np.triu(meet + meet.T, 1)
+        self._wins = np.triu(np.ones((size, size)), 1)
+        """[i, j], i < j: probability that place i beats place j."""
+        weights = _best_weights(target[order][:size], winner[:size] - meet.sum(1), meet)
+        if weights is not None:
+            self._wins = np.triu(weights, 1)
+            lost = meet * (1 - self._wins)
+            winner[:size] += np.triu(lost, 1).sum(0) - np.triu(lost, 1).sum(1)
+        self.winner = np.empty_like(winner)
+        self.winner[order] = np.maximum(winner, 0)
+
+    def chance(self, one: int, other: int) -> float:
+        """The probability that token `one` survives a duel with `other`."""
+        i, j = int(self._place[one]), int(self._place[other])
+        if i > j:
+            return 1 - self.chance(other, one)
+        return float(self._wins[i, j]) if i < j < len(self._wins) else 1.0
+
+
+def _best_weights(
+    target: Float[np.ndarray, " contested"],
+    certain: Float[np.ndarray, " contested"],
+    meet: Float[np.ndarray, "contested contested"],
+) -> Float[np.ndarray, "contested contested"] | None:
+    """Maximise sum min(p, winner) over the chances [i, j] that i beats j; None if the solver gives up.
+
+    `certain`: what a token wins without the contested duels; `meet`: probability that two contested tokens meet.
+    """
+    from scipy.optimize import linprog  # a fifth of a second to import, for this verifier only
+
+    pairs = [(i, j) for i, j in itertools.combinations(range(len(target)), 2) if meet[i, j] > 0]
+    if not pairs:
+        return None
+    # Variables: the pairs' weights w, then accepted_i <= min(p_i, certain_i + wins); maximise the sum of the latter.
+    wins = np.zeros((len(target), len(pairs)))
+    constant = certain.copy()
+    for column, (i, j) in enumerate(pairs):
+        wins[i, column] += meet[i, j]
+        wins[j, column] -= meet[i, j]
+        constant[j] += meet[i, j]
+    objective = np.concatenate([np.zeros(len(pairs)), -np.ones(len(target))])
+    bounds = [(0.0, 1.0)] * len(pairs) + [(0.0, float(p)) for p in target]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of an ill-conditioned programme; the status says whether it was solved
+        solution = linprog(objective, np.hstack([-wins, np.eye(len(target))]), constant, bounds=bounds, method="highs")
+    if solution.status != 0 or not np.isfinite(solution.x).all():
+        return None
+    weights = np.ones_like(meet)
+    # Any weights will do, so those that are 0 or 1 up to the solver's tolerance may as well be.
+    for (i, j), weight in zip(pairs, np.clip(solution.x.round(9), 0, 1), strict=False):
+        weights[i, j] = weight
+    return weights
+
+
+def tournament(target: Law, draft: Law, tokens: Int[np.ndarray, " children"]) -> Law:
+    """Select one child by successive duels, then accept it by speculative sampling against the winner's law.
+
+    arXiv:2410.18234: importance-weighted selection, then single-draft sampling (its two-step decomposition). More than
+    two children meet in rounds, the winner so far against the next one.
+    """
+    law, chances = draft, {int(tokens[0]): 1.0}
+    for token in map(int, tokens[1:]):
+        duel = Duel(target, law, draft)
+        law = duel.winner
+        survives = {
+            holder: chance * duel.chance(holder, token) for holder, chance in chances.items() if holder != token
+        }
+        survives[token] = 1 - sum(survives.values())
+        chances = survives
+    return sum(  # type: ignore[return-value]
+        (chance * first_child(target, law, np.array([holder])) for holder, chance in chances.items() if chance > 0),
+        start=np.zeros_like(target),
+    )
+
+
+@valid_for(IID, branching=tournament)
+def khisti(tree: Tree, scores: Float[Tensor, "rows vocab"], random: Random) -> Verdict:
+    """Select one of several independent children by a linear programme, then judge it by speculative sampling.
+
+    With two children and the programme over all pairs no rule accepts more. Where the solver fails the needier of two
+    tokens wins: less is accepted, the law stays exact. Example, p = (.2, .5, .3), q = (.6, .3, .1), two children:
+
+        need p - q q = (-.16, .41, .29): b, then c, then a.   By that order alone the winner's law is
+        a: .36,   b: .09 + 2 * .3 * .7 = .51,   c: .01 + 2 * .1 * .6 = .13;   sum min(p, winner) = .2 + .5 + .13 = .83
+        the programme lets c win against b, which has more than it needs: (.36, .45, .19), and .84 is accepted
+
+        Decoder(pair.target, pair.drafter, Sampled.kary(2, 3), khisti).generate(ids, sampling=Sampling(1.0))
+    """
+    return walk_down(tree, scores, random, tournament)

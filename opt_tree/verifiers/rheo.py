@@ -1,0 +1,44 @@
+"""Recursive rejection for sibling groups of one sampled child among deterministic ones (RheoSampling)."""
+
+import numpy as np
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from opt_tree.sampling import BestAndDraw, Random, WithoutReplacement
+from opt_tree.tree import Tree
+from opt_tree.verifiers.base import Law, Verdict, residual, valid_for, walk_down
+from opt_tree.verifiers.without_replacement import without
+
+
+def by_proposal(target: Law, draft: Law, tokens: Int[np.ndarray, " children"]) -> Law:
+    """Accept each child x with probability min(1, p(x) / r(x)), r the law it was proposed from; then p = norm(p - r)+.
+
+    The second child was drawn from q without the first; every other one is taken as given, so r is a point mass there.
+    Rejection sampling emits p whatever r is, provided that x came from it: each round emits exactly its p, whether
+    or not there is another child.
+    """
+    emitted, left = np.zeros_like(target), 1.0
+    for rank, token in enumerate(tokens):
+        proposal = without(draft, tokens[0]) if rank == 1 else np.eye(1, len(target), int(token))[0]
+        accepted = min(1.0, target[token] / proposal[token])
+        emitted[token] += left * accepted
+        left *= 1 - accepted
+        target = residual(target, proposal)
+    return emitted + left * target
+
+
+@valid_for(BestAndDraw, WithoutReplacement, branching=by_proposal)
+def rheo(tree: Tree, scores: Float[Tensor, "rows vocab"], random: Random) -> Verdict:
+    """Try the best token, the one that was drawn, then the others, each against the law that proposed it.
+
+    For the trees of arXiv:2609.21827, which judges a group by optimal transport; recursive rejection is exact for the
+    same reason and takes what `match` takes of the deterministic ones. Children drawn without replacement may be judged
+    like this, too (`without_replacement` accepts more of them). Example, p = (.2, .5, .3), q = (.6, .3, .1), children a
+    (certain), c (drawn from (0, .75, .25)):
+
+        a against p: .2.   c against (0, .625, .375): min(1, .375 / .25) = 1, where `match` takes .375 of it
+        emitted: (.2, 0, .8); with b for c (.2, .667, .133); and .75 times this plus .25 times that is p
+
+        Decoder(pair.target, pair.drafter, Rheo(nodes=30), rheo).generate(ids, sampling=Sampling(1.0))
+    """
+    return walk_down(tree, scores, random, by_proposal)

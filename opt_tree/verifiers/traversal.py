@@ -1,0 +1,62 @@
+"""Traversal verification: judge a tree from its leaves to its root, so that a path counts as a whole."""
+
+from collections.abc import Iterator
+
+import numpy as np
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from opt_tree.sampling import IID, Random, WithoutReplacement
+from opt_tree.tree import Tree
+from opt_tree.verifiers.base import Attempt, Verdict, below, draft_law, target_law, valid_for, walk_up
+from opt_tree.verifiers.without_replacement import without
+
+
+def leaves_first(tree: Tree, scores: Float[Tensor, "rows vocab"]) -> Iterator[Attempt]:
+    """Attempt the first leaf in depth-first order, delete it, and go on until the root (arXiv:2505.12398).
+
+    w(root) = 1 and w(child x of v) = min(1, w(v) p(x) / q(x)): the probability that the verdict is v or below. When a
+    child is deleted, its parent's p becomes the excess (w p - q)+ / S, S its sum, w becomes S / (S + 1 - w), and q
+    forgets the child. Nothing above a node changes before its last leaf is deleted: its w is computed on the way down.
+
+    Equal siblings are one node with all their children, in the order in which they first occur.
+    """
+    yield from _attempts(tree, scores, np.zeros(1, dtype=np.int64), 1.0)
+
+
+def _attempts(
+    tree: Tree, scores: Float[Tensor, "rows vocab"], rows: Int[np.ndarray, " equal"], weight: float
+) -> Iterator[Attempt]:
+    """The attempts at a node, made of equal rows, and below it."""
+    target, root = target_law(scores, int(rows[0])), rows[0] == 0
+    children = below(tree, rows)
+    if len(children):
+        draft = draft_law(tree, int(children[0]), len(target))
+    while len(children):
+        token = tree.tokens[children[0]]
+        equal = tree.tokens[children] == token
+        yield from _attempts(tree, scores, children[equal], min(1.0, weight * target[token] / draft[token]))
+        excess = np.maximum(weight * target - draft, 0)
+        total = float(excess.sum())
+        # No excess at the root: p = q, the child was certain to be accepted, and only rounding leads here.
+        weight = 1.0 if root else total / (total + (1 - weight)) if total > 0 else 0.0
+        target = excess / total if total > 0 else target
+        draft = without(draft, token)
+        children = children[~equal]
+    yield Attempt(int(rows[0]), weight, target)
+
+
+@valid_for(IID, WithoutReplacement, attempts=leaves_first)
+def traversal(tree: Tree, scores: Float[Tensor, "rows vocab"], random: Random) -> Verdict:
+    """Accept the first path that survives, leaves before their parents.
+
+    On a chain it is block verification. Independent draws without their repetitions are draws without replacement, so
+    it takes both. Example, p = (.3, .4, .3) and q = (.6, .3, .1) at every node, a below the root and b below a:
+
+        w(a) = .3 / .6 = .5,   w(b) = min(1, .5 * .4 / .3) = .667: accepted as often, where token by token it is .5
+        b rejected: .5 p - q has the excess (0, 0, .05), so w(a) = .05 / (.05 + .5) = .091, and p behind a is (0, 0, 1)
+        a rejected: p behind the root is (0, .1, .2) / .3, and that is what is drawn from
+
+        Decoder(pair.target, pair.drafter, Sampled.chains(3, 5), traversal).generate(ids, sampling=Sampling(1.0))
+    """
+    return walk_up(tree, scores, random, leaves_first)

@@ -1,0 +1,49 @@
+"""Recursive rejection sampling without replacement: distinct children, each against the law it was drawn from."""
+
+import numpy as np
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from opt_tree.sampling import Random, WithoutReplacement
+from opt_tree.tree import Tree
+from opt_tree.verifiers.base import Law, Verdict, residual, valid_for, walk_down
+
+
+def shrinking(target: Law, draft: Law, tokens: Int[np.ndarray, " children"]) -> Law:
+    """Accept child x with probability min(1, p(x) / q(x)); on rejection p becomes norm(p - q)+ and q forgets x.
+
+    arXiv:2402.12374, section 3.2. Each round emits exactly its p, whether or not there is another child.
+    """
+    emitted, left, draft = np.zeros_like(target), 1.0, draft.copy()
+    for token in tokens:
+        accepted = min(1.0, target[token] / draft[token])
+        emitted[token] += left * accepted
+        left *= 1 - accepted
+        target = residual(target, draft)
+        draft = without(draft, token)
+    return emitted + left * target
+
+
+def without(draft: Law, token: int | np.integer) -> Law:
+    """The law of the next sibling: the same without the token, renormalised; nothing where nothing is left."""
+    rest = draft.copy()
+    rest[token] = 0
+    total = rest.sum()
+    return rest / total if total > 0 else rest
+
+
+@valid_for(WithoutReplacement, branching=shrinking)
+def without_replacement(tree: Tree, scores: Float[Tensor, "rows vocab"], random: Random) -> Verdict:
+    """Try distinct children in the order they were drawn (Sequoia's verification; RRSw).
+
+    A child that the target likes as little as the drafter thinks is never tried twice, and where all tokens were drawn
+    one of them is always accepted. Example, p = (.2, .5, .3), q = (.6, .3, .1), children a, b:
+
+        a against (.2, .5, .3), drawn from (.6, .3, .1): 1/3
+        b against (0, .5, .5), drawn from (0, .75, .25): 2/3; then c from (0, 0, 1)
+        emitted: (1/3, 4/9, 2/9)
+
+        tree = SequoiaTree(acceptance, nodes=60, siblings=WithoutReplacement)     # or Sampled, or DySpec
+        Decoder(pair.target, pair.drafter, tree, without_replacement).generate(ids, sampling=Sampling(1.0))
+    """
+    return walk_down(tree, scores, random, shrinking)
