@@ -22,10 +22,11 @@ def tree_mask(
     """
     rows, columns = visible.shape
     hidden = torch.finfo(dtype).min
-    mask = torch.zeros(1, 1, rows, keys, dtype=dtype, device=visible.device)
-    mask[..., prefix + columns :] = hidden
-    mask[0, 0, :, prefix : prefix + columns].masked_fill_(~visible, hidden)
-    return mask
+    mask = torch.zeros(rows, keys, dtype=dtype, device=visible.device)
+    if prefix + columns < keys:
+        mask[:, prefix + columns :] = hidden
+    mask.narrow(1, prefix, columns).masked_fill_(~visible, hidden)
+    return mask.view(1, 1, rows, keys)
 
 
 def windowed(

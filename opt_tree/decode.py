@@ -18,7 +18,7 @@ from opt_tree.drafters import Drafter
 from opt_tree.lm import CausalLM
 from opt_tree.policies import TreePolicy
 from opt_tree.pool import CandidatePool
-from opt_tree.sampling import Random, Sampling
+from opt_tree.sampling import Random, Sampling, log_law
 from opt_tree.step import Step, StepTimes
 from opt_tree.stopping import StopRule
 from opt_tree.tree import Tree
@@ -40,13 +40,13 @@ def draft(
     pool = CandidatePool(context[-1], policy.children, random)
     if limit <= 0 or drafter is None:
         return pool.tree(np.array([0]))  # the root alone: plain decoding
-    log_probs = drafter.root(context)
+    scores = drafter.root(context)
     while True:
-        pool.add(sampling.warp(log_probs) if policy.children.sampled else log_probs)
+        pool.add(sampling.warp(scores) if policy.children.sampled else log_law(scores))
         rows = policy.expand(pool) if pool.depth < limit else None
         if rows is None:
             return pool.tree(policy.select(pool))
-        log_probs = drafter.expand(pool.frontier(rows))
+        scores = drafter.expand(pool.frontier(rows))
 
 
 @dataclass(frozen=True)

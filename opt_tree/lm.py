@@ -161,7 +161,6 @@ class CausalLM:
         """Keep these pending rows as the next rows of the context and drop the others."""
         self.cache.commit(kept)
 
-    @torch.inference_mode()
     def _run(
         self,
         tokens: Int[np.ndarray, " rows"],
@@ -184,7 +183,7 @@ class CausalLM:
             if features is not None:
                 features = torch.nn.functional.pad(features, (0, 0, 0, padded - rows))
         self._pending = np.concatenate([self._pending[: columns - rows], positions])
-        ints = torch.from_numpy(np.stack([tokens, positions])).to(self.device, non_blocking=True)
+        ints = torch.from_numpy(np.array([tokens, positions])).to(self.device, non_blocking=True)
         self.cache.open(rows, keys, index)
         inputs: dict[str, object] = {
             "input_ids": ints[:1],

@@ -13,7 +13,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from opt_tree.sampling import Children, Layer, Random
-from opt_tree.tree import Tree, fetch
+from opt_tree.tree import Tree
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,23 +77,20 @@ class CandidatePool:
         if self.children.sampled:
             self._laws.append(log_probs)
             log_probs = log_probs[torch.from_numpy(self._source).to(log_probs.device)]
-        above = torch.from_numpy(self.log_probs[self._frontier]).to(log_probs)
-        depth = int(self.depths[self._frontier[0]])
+        depth, above = int(self.depths[self._frontier[0]]), self.log_probs[self._frontier]
         picked = self.children.pick(Layer(log_probs, above, depth, self.floor), self._random)
-        values, tokens, rows = fetch(picked.log_probs, picked.tokens, picked.rows)
+        values, tokens, parents = picked.log_probs, picked.tokens, self._frontier[picked.rows]
         self._before, self.layer = self._order, len(self.tokens)
-        parents = self._frontier[rows]
         self.tokens = np.concatenate([self.tokens, tokens])
         self.parents = np.concatenate([self.parents, parents])
         # min: adding in a narrower dtype on the device may round a child above its parent.
-        self.log_probs = np.concatenate([self.log_probs, np.minimum(values, self.log_probs[parents])])
+        self.log_probs = np.concatenate([self.log_probs, np.minimum(values, above[picked.rows])])
         self.depths = np.concatenate([self.depths, self.depths[parents] + 1])
         self.draft_rows = np.concatenate([self.draft_rows, np.full(len(tokens), -1)])
         if picked.reach is None:
             self.reach = self.log_probs
         else:
-            (reach,) = fetch(picked.reach)
-            self.reach = np.concatenate([self.reach, np.minimum(reach, self.reach[parents])])
+            self.reach = np.concatenate([self.reach, np.minimum(picked.reach, self.reach[parents])])
             self._first = np.concatenate([self._first, self._first_equal()])
         self.__dict__.pop("_order", None)
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from transformers import LogitsProcessor, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 from transformers.generation import logits_process
 
-from opt_tree.tree import Tree
+from opt_tree.tree import Tree, fetch
 
 # Processors whose output depends on the logits row alone; everything else is shown the row's own history.
 _MEMORYLESS = tuple(
@@ -84,16 +84,17 @@ class Sampling:
             warpers.append(TopPLogitsWarper(self.top_p))
         return warpers
 
-    def warp(self, log_probs: Float[Tensor, "rows vocab"]) -> Float[Tensor, "rows vocab"]:
-        """Return the drafter's law that children are sampled from: its own, at the target's temperature and cuts.
+    def warp(self, scores: Float[Tensor, "rows vocab"]) -> Float[Tensor, "rows vocab"]:
+        """Return the log of the drafter's law that children are sampled from, at the target's temperature and cuts.
 
         Any law would be exact, as long as the verifier is shown the one that was sampled from; this one is near the
         target's. Processors that need history are the target's alone. At temperature 0 the law is left as it is: as a
         point mass it would draw the same child over and over.
         """
+        scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
         for process in self.warpers():
-            log_probs = process(None, log_probs)  # type: ignore[arg-type]
-        return log_probs.log_softmax(-1)
+            scores = process(None, scores)  # type: ignore[arg-type]
+        return log_law(scores)
 
     def scores(
         self, logits: Float[Tensor, "rows vocab"], tree: Tree, context: list[int]
@@ -128,6 +129,11 @@ def _histories(tree: Tree, context: list[int], like: Tensor) -> list[Int[Tensor,
     ]
 
 
+def log_law(scores: Float[Tensor, "*rows vocab"]) -> Float[Tensor, "*rows vocab"]:
+    """Return the log-probabilities that scores stand for, in float32 or wider."""
+    return scores.log_softmax(-1, dtype=torch.promote_types(scores.dtype, torch.float32))
+
+
 def law(scores: Float[Tensor, "*rows vocab"]) -> Float[Tensor, "*rows vocab"]:
     """Return the probabilities that scores or log-probabilities stand for, in float64.
 
@@ -142,7 +148,7 @@ class Layer:
     """What the drafter said of a frontier, and what a child of it must be to matter."""
 
     log_probs: Float[Tensor, "frontier vocab"]
-    above: Float[Tensor, " frontier"]
+    above: Float[np.ndarray, " frontier"]
     """Path log-probabilities of the frontier."""
     depth: int
     """Of the frontier; 0 is the root."""
@@ -154,12 +160,12 @@ class Layer:
 class Picked:
     """The children of one layer; where they are sampled, grouped by frontier row and, below one, as they were drawn."""
 
-    log_probs: Float[Tensor, " children"]
+    log_probs: Float[np.ndarray, " children"]
     """Log-probabilities of the paths from the root."""
-    tokens: Int[Tensor, " children"]
-    rows: Int[Tensor, " children"]
+    tokens: Int[np.ndarray, " children"]
+    rows: Int[np.ndarray, " children"]
     """Rows of the frontier that they are children of."""
-    reach: Float[Tensor, " children"] | None = None
+    reach: Float[np.ndarray, " children"] | None = None
     """Log of the estimated probability that verification gets to a child, *as known before its token was drawn*.
 
     Nodes may be ranked by this and kept or dropped accordingly; dropping them by their own probability would be a
@@ -204,41 +210,49 @@ class TopK:
 
     def pick(self, layer: Layer, random: "Random") -> Picked:
         """See `Children.pick`; nothing here is random."""
-        log_probs, above, floor = layer.log_probs, layer.above, layer.floor
+        log_probs, floor = layer.log_probs, layer.floor
+        if self.total is not None and log_probs.device.type == "cpu" and floor > -np.inf:
+            (host,) = fetch(log_probs)
+            return _survivors(host, layer.above, floor, self.total)
+        above = torch.from_numpy(layer.above).to(log_probs)
         width, vocab = log_probs.shape
         if self.per_node is not None:
             best, tokens = log_probs.topk(min(self.per_node, vocab))
             values = best + above[:, None]
             rows = torch.arange(width, device=values.device)[:, None].expand_as(tokens)
             real = values > -torch.inf
-            return Picked(values[real], tokens[real], rows[real])
+            return Picked(*fetch(values[real], tokens[real], rows[real]))
         assert self.total is not None
-        if floor == -np.inf:
-            values = (log_probs + above[:, None]).flatten()
-            values, flat = values.topk(min(self.total, len(values)))
-            real = values > -torch.inf
-            values, flat = values[real], flat[real]
-            return Picked(values, flat % vocab, flat // vocab)
-        # A child at or below the floor cannot enter the total best any more. Comparing against a bound per row and
-        # listing the few survivors is several times cheaper than a top-k per row.
-        if log_probs.device.type == "cpu":
-            values, flat = _survivors(log_probs.numpy(), above.numpy(), floor)
-        else:
+        if floor > -np.inf:
+            # Comparing against a bound a row and listing the few survivors is cheaper than a top-k of all.
             flat = (log_probs > (floor - above)[:, None]).flatten().nonzero().squeeze(-1)
             values = log_probs.flatten()[flat] + above[flat // vocab]
+        else:
+            values, flat = (log_probs + above[:, None]).flatten().topk(min(self.total, log_probs.numel()))
         if len(values) > self.total:
             keep = values.topk(self.total).indices.sort().values
             values, flat = values[keep], flat[keep]
-        return Picked(values, flat % vocab, flat // vocab)
+        host_values, host_flat = fetch(values, flat)
+        possible = host_values > -np.inf
+        return Picked(host_values[possible], host_flat[possible] % vocab, host_flat[possible] // vocab)
 
 
 def _survivors(
-    log_probs: Float[np.ndarray, "frontier vocab"], above: Float[np.ndarray, " frontier"], floor: float
-) -> tuple[Float[Tensor, " children"], Int[Tensor, " children"]]:
-    """Return the children above the floor, as path log-probabilities and flat places. In numpy: cheap steps."""
+    log_probs: Float[np.ndarray, "frontier vocab"], above: Float[np.ndarray, " frontier"], floor: float, total: int
+) -> Picked:
+    """Return the `total` best children above the floor.
+
+    In numpy and in few operations: between two forwards each of them is paid for in cold caches, several times what it
+    costs alone.
+    """
+    above = above.astype(log_probs.dtype)
     flat = np.flatnonzero(log_probs > (floor - above)[:, None])
-    values = log_probs.ravel()[flat] + above[flat // log_probs.shape[1]]
-    return torch.from_numpy(values), torch.from_numpy(flat)
+    rows, tokens = np.divmod(flat, log_probs.shape[1])
+    values = log_probs[rows, tokens] + above[rows]
+    if len(values) > total:
+        keep = np.sort(np.argsort(-values, kind="stable")[:total])
+        values, tokens, rows = values[keep], tokens[keep], rows[keep]
+    return Picked(values, tokens, rows)
 
 
 @dataclass(frozen=True)
@@ -256,10 +270,10 @@ class IID:
     def pick(self, layer: Layer, random: "Random") -> Picked:
         """See `Children.pick`. Every draw of a node has the same reach: the node's."""
         tokens = random.iid(law(layer.log_probs), _siblings(self.per_node, layer.depth))
-        above = layer.above[:, None].expand_as(tokens)
+        above = torch.from_numpy(layer.above).to(layer.log_probs)[:, None].expand_as(tokens)
         rows = torch.arange(len(tokens), device=tokens.device)[:, None].expand_as(tokens)
         values = layer.log_probs.gather(1, tokens) + above
-        return Picked(values.flatten(), tokens.flatten(), rows.flatten(), above.flatten())
+        return Picked(*fetch(values.flatten(), tokens.flatten(), rows.flatten(), above.flatten()))
 
 
 @dataclass(frozen=True)
@@ -292,7 +306,7 @@ class WithoutReplacement:
         probs = law(layer.log_probs)
         most = self.total if self.total is not None else _siblings(self.per_node, layer.depth)
         tokens = random.distinct(probs, min(most, probs.shape[-1]))
-        above = layer.above[:, None].expand_as(tokens)
+        above = torch.from_numpy(layer.above).to(layer.log_probs)[:, None].expand_as(tokens)
         rows = torch.arange(len(tokens), device=tokens.device)[:, None].expand_as(tokens)
         drawn = probs.gather(1, tokens)
         left = 1 - (drawn.cumsum(1) - drawn)
@@ -303,7 +317,7 @@ class WithoutReplacement:
         if self.total is not None:
             real &= reach > layer.floor
         values = layer.log_probs.gather(1, tokens) + above
-        return Picked(values[real], tokens[real], rows[real], reach[real])
+        return Picked(*fetch(values[real], tokens[real], rows[real], reach[real]))
 
 
 @dataclass(frozen=True)
@@ -329,20 +343,21 @@ class BestAndDraw:
     def pick(self, layer: Layer, random: "Random") -> Picked:
         """See `Children.pick`. A law of one token has one child."""
         probs = law(layer.log_probs)
-        values = layer.log_probs + layer.above[:, None]
+        above = torch.from_numpy(layer.above).to(layer.log_probs)[:, None]
+        values = layer.log_probs + above
         best = probs.argmax(1, keepdim=True)
         rest = probs.scatter(1, best, 0.0)
         more = rest.sum(1, keepdim=True) > 0
         drawn = random.iid(torch.where(more, rest, probs), 1)
         top = values.gather(1, best).double()
-        proxy = torch.minimum(top, layer.above[:, None] + (1 - probs.gather(1, best)).log())
+        proxy = torch.minimum(top, above + (1 - probs.gather(1, best)).log())
         reach = torch.minimum(values, proxy).scatter(1, drawn, proxy).scatter(1, best, top)
         # In the order of judgement: the best, the draw, the others by falling reach (log-probabilities, none above 0).
         order = reach.scatter(1, drawn, 1.0).scatter(1, best, 2.0).topk(min(self.total, probs.shape[1])).indices
         reach, values = reach.gather(1, order), values.gather(1, order)
         real = (values > -torch.inf) & (reach > layer.floor)
         rows = torch.arange(len(order), device=order.device)[:, None].expand_as(order)
-        return Picked(values[real], order[real], rows[real], reach[real])
+        return Picked(*fetch(values[real], order[real], rows[real], reach[real]))
 
 
 def _siblings(per_node: int | tuple[int, ...] | None, depth: int) -> int:

@@ -62,7 +62,7 @@ class Tree:
     @cached_property
     def ancestors(self) -> Bool[np.ndarray, "rows rows"]:
         """`ancestors[i, j]`: row j is row i or above it. As an attention mask: what row i may see of the tree."""
-        return ancestor_mask(self.parents, self.depths)
+        return ancestor_mask(self.parents)
 
     @property
     def expected_accepted(self) -> float:
@@ -74,12 +74,12 @@ class Tree:
         return self.ancestors[row].nonzero()[0]
 
 
-def ancestor_mask(parents: Int[np.ndarray, " rows"], depths: Int[np.ndarray, " rows"]) -> Bool[np.ndarray, "rows rows"]:
-    """Return which rows are a row's ancestors, the row itself included, one layer at a time."""
+def ancestor_mask(parents: Int[np.ndarray, " rows"]) -> Bool[np.ndarray, "rows rows"]:
+    """Return which rows are a row's ancestors, the row itself included. Parents must stand before their children."""
     mask = np.eye(len(parents), dtype=bool)
-    for depth in range(1, int(depths.max()) + 1):
-        layer = (depths == depth).nonzero()[0]
-        mask[layer] |= mask[parents[layer]]
+    for row, parent in enumerate(parents.tolist()):
+        if parent >= 0:
+            mask[row] |= mask[parent]
     return mask
 
 

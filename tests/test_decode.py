@@ -24,7 +24,7 @@ from opt_tree.drafters import CausalLMDrafter, Drafter, EagleDrafter, Sharpened
 from opt_tree.lm import CausalLM
 from opt_tree.policies import OptTree, Static
 from opt_tree.presets import PRESETS
-from opt_tree.sampling import Random, Sampling
+from opt_tree.sampling import Random, Sampling, log_law
 from opt_tree.stopping import Stop
 from opt_tree.tree import fetch
 
@@ -369,7 +369,7 @@ class TestVocabularies:
         config.vocab_size = VOCAB + 11
         drafter = CausalLMDrafter(CausalLM(build(config)), target.vocab)
         drafter.reset(PROMPT, None)
-        law = drafter.root(PROMPT)
+        law = log_law(drafter.root(PROMPT))
         assert law.shape == (1, VOCAB)
         assert law.exp().sum().item() == pytest.approx(1.0)
 
@@ -386,9 +386,9 @@ class TestSharpened:
     def test_its_law_is_the_drafter_s_at_another_temperature(self, drafter):
         sharpened = Sharpened(drafter, 0.25)
         drafter.reset(PROMPT, None)
-        bare = drafter.root(PROMPT)
+        bare = log_law(drafter.root(PROMPT))
         drafter.reset(PROMPT, None)
-        law = sharpened.root(PROMPT)
+        law = log_law(sharpened.root(PROMPT))
         assert torch.allclose(law, (bare.exp() ** 4 / (bare.exp() ** 4).sum()).log())
         assert sharpened.at_temperature(0) is sharpened and sharpened.at_temperature(0.5) is drafter
 
@@ -452,7 +452,7 @@ class TestReadBacks:
             return fetch(*tensors)
 
         # The package re-exports the functions `greedy` and `match` under the names of their modules.
-        for module in ("opt_tree.pool", "opt_tree.verifiers.greedy", "opt_tree.verifiers.match"):
+        for module in ("opt_tree.sampling", "opt_tree.verifiers.greedy", "opt_tree.verifiers.match"):
             monkeypatch.setattr(sys.modules[module], "fetch", counted)
         target = CausalLM(build(ARCHITECTURES["llama"]()))
         drafter: Drafter = (

@@ -16,7 +16,7 @@ from opt_tree.drafters import Drafter, EagleDrafter, EagleHead
 from opt_tree.lm import Buckets, CausalLM, Output
 from opt_tree.policies import OptTree, Static
 from opt_tree.pool import Frontier
-from opt_tree.sampling import Sampling
+from opt_tree.sampling import Sampling, log_law
 from opt_tree.step import Step
 
 POLICY = OptTree(nodes=7, threshold=0.0, max_depth=4)
@@ -105,19 +105,19 @@ class Witness(Drafter):
 
     def root(self, context: list[int]) -> Tensor:
         self.context, self.paths = list(context), [[]]
-        law = self.drafter.root(context)
-        self.laws.append((self.context, [], law[0]))
-        return law
+        scores = self.drafter.root(context)
+        self.laws.append((self.context, [], log_law(scores)[0]))
+        return scores
 
     def expand(self, frontier: Frontier) -> Tensor:
-        laws = self.drafter.expand(frontier)
+        scores = self.drafter.expand(frontier)
         paths = [
             [*self.paths[parent], token]
             for parent, token in zip(frontier.parents.tolist(), frontier.tokens.tolist(), strict=True)
         ]
         self.paths += paths
-        self.laws += [(self.context, path, law) for path, law in zip(paths, laws, strict=True)]
-        return laws
+        self.laws += [(self.context, path, law) for path, law in zip(paths, log_law(scores), strict=True)]
+        return scores
 
     def observe(self, step: Step) -> None:
         self.drafter.observe(step)

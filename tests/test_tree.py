@@ -44,9 +44,9 @@ def test_a_tree_is_what_a_walk_along_the_parents_finds(parents: list[int]) -> No
 
 
 @given(parent_arrays())
-def test_the_mask_needs_depths_only(parents: list[int]) -> None:
+def test_the_mask_needs_parents_only(parents: list[int]) -> None:
     tree = grow(parents)
-    mask = ancestor_mask(tree.parents, tree.depths)
+    mask = ancestor_mask(tree.parents)
     assert mask.diagonal().all() and mask[:, 0].all()
     assert not np.triu(mask, 1).any()
 

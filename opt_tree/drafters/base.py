@@ -1,4 +1,9 @@
-"""What a drafter answers: which tokens may follow these nodes, and how likely?"""
+"""What a drafter answers: which tokens may follow these nodes, and how likely?
+
+It answers in *scores*: log-probabilities up to a constant a row, in any float dtype, valid until the drafter runs again.
+Logits are scores; -inf is never proposed. Whatever wraps them on the way, they are normalised in one place, once
+(`opt_tree.sampling.log_law`).
+"""
 
 from abc import ABC, abstractmethod
 
@@ -33,11 +38,11 @@ class Drafter(ABC):
 
     @abstractmethod
     def root(self, context: list[int]) -> Float[Tensor, "1 vocab"]:
-        """Return the log-probabilities of the token after the whole context."""
+        """Return the scores of the token after the whole context."""
 
     @abstractmethod
     def expand(self, frontier: Frontier) -> Float[Tensor, "frontier vocab"]:
-        """Return the log-probabilities of the token after each node of the frontier."""
+        """Return the scores of the token after each node of the frontier."""
 
     @abstractmethod
     def observe(self, step: Step) -> None:

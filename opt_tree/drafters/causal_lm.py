@@ -1,6 +1,5 @@
 """An independent drafter: any causal LM that shares the target's tokenizer."""
 
-import torch
 from jaxtyping import Float
 from torch import Tensor
 
@@ -33,19 +32,18 @@ class CausalLMDrafter(Drafter):
     def root(self, context: list[int]) -> Float[Tensor, "1 vocab"]:
         """Catch up with the context; between steps that is the target's own token and at most one accepted one."""
         missing = [token if token < self.lm.vocab else 0 for token in context[self.lm.length :]]
-        return self._law(self.lm.append(missing), len(missing))
+        return self._scores(self.lm.append(missing), len(missing))
 
     def expand(self, frontier: Frontier) -> Float[Tensor, "frontier vocab"]:
         # Depth 1 follows the root, which is the last committed row here.
         positions = self.lm.length - 1 + frontier.depths
-        return self._law(self.lm.extend(frontier.tokens, positions, frontier.visible), len(positions))
+        return self._scores(self.lm.extend(frontier.tokens, positions, frontier.visible), len(positions))
 
     def observe(self, step: Step) -> None:
         rows = step.tree.draft_rows[step.path[1:]]
         self.lm.commit((rows[rows > 0] - 1).tolist())
 
-    def _law(self, output: Output, tokens: int) -> Float[Tensor, "rows vocab"]:
+    def _scores(self, output: Output, tokens: int) -> Float[Tensor, "rows vocab"]:
         self.forwards += 1
         self.tokens += tokens
-        logits = output.logits[:, : self.vocab]
-        return logits.log_softmax(-1, dtype=torch.promote_types(logits.dtype, torch.float32))
+        return output.logits[:, : self.vocab]

@@ -162,14 +162,14 @@ class EagleDrafter(Drafter):
         assert output.features is not None
         self._ready = self._ready[:0]
         self._drafted = output.features[-1:].clone()
-        return self._law(output, len(tokens))
+        return self._scores(output, len(tokens))
 
     def expand(self, frontier: Frontier) -> Float[Tensor, "frontier vocab"]:
         positions = self.lm.length - 1 + frontier.depths
         parents = self._drafted[torch.from_numpy(frontier.parents).to(self._drafted.device)]
         output = self.lm.extend(frontier.tokens, positions, frontier.visible, parents)
         self._drafted = torch.cat([self._drafted, output.features])  # type: ignore[list-item]
-        return self._law(output, len(positions))
+        return self._scores(output, len(positions))
 
     def observe(self, step: Step) -> None:
         assert step.features is not None
@@ -179,9 +179,8 @@ class EagleDrafter(Drafter):
     def _embeddable(self, tokens: list[int]) -> list[int]:
         return [token if token < self._vocab else 0 for token in tokens]
 
-    def _law(self, output: Output, tokens: int) -> Float[Tensor, "rows vocab"]:
+    def _scores(self, output: Output, tokens: int) -> Float[Tensor, "rows vocab"]:
         self.forwards += 1
         self.tokens += tokens
         # Tokens that only the target knows (a padded vocabulary) have no embedding here: never propose them.
-        logits = output.logits[:, : self._vocab]
-        return logits.log_softmax(-1, dtype=torch.promote_types(logits.dtype, torch.float32))
+        return output.logits[:, : self._vocab]

@@ -16,7 +16,7 @@ from opt_tree.step import Step
 
 
 class Sharpened(Drafter):
-    """Wraps a drafter: its log-probabilities divided by `temperature` and renormalised, for greedy targets only.
+    """Wraps a drafter: its scores divided by `temperature`, in float32 or wider, for greedy targets only.
 
     Above temperature 0 the target draws from a law of its own, and the bare drafter is used.
     """
@@ -43,10 +43,13 @@ class Sharpened(Drafter):
         self.drafter.reset(prompt, output)
 
     def root(self, context: list[int]) -> Float[Tensor, "1 vocab"]:
-        return torch.log_softmax(self.drafter.root(context) / self.temperature, -1)
+        return self._sharpen(self.drafter.root(context))
 
     def expand(self, frontier: Frontier) -> Float[Tensor, "frontier vocab"]:
-        return torch.log_softmax(self.drafter.expand(frontier) / self.temperature, -1)
+        return self._sharpen(self.drafter.expand(frontier))
+
+    def _sharpen(self, scores: Float[Tensor, "rows vocab"]) -> Float[Tensor, "rows vocab"]:
+        return scores.to(torch.promote_types(scores.dtype, torch.float32)) * (1 / self.temperature)
 
     def observe(self, step: Step) -> None:
         self.drafter.observe(step)

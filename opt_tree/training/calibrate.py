@@ -27,6 +27,7 @@ from opt_tree.drafters import Drafter, Sharpened
 from opt_tree.lm import Output
 from opt_tree.policies import OptTree
 from opt_tree.pool import Frontier
+from opt_tree.sampling import log_law
 from opt_tree.step import Step
 from opt_tree.training.data import DEFAULT_DATA, heldout_prompts
 
@@ -79,14 +80,14 @@ class Recorder(Drafter):
         self.drafter.reset(prompt, output)
 
     def root(self, context: list[int]) -> Float[Tensor, "1 vocab"]:
-        law = self.drafter.root(context)
-        self._laws = [law]
-        return law
+        scores = self.drafter.root(context)
+        self._laws = [log_law(scores)]
+        return scores
 
     def expand(self, frontier: Frontier) -> Float[Tensor, "frontier vocab"]:
-        law = self.drafter.expand(frontier)
-        self._laws.append(law)
-        return law
+        scores = self.drafter.expand(frontier)
+        self._laws.append(log_law(scores))
+        return scores
 
     def observe(self, step: Step) -> None:
         laws = torch.cat(self._laws) if self._laws else torch.zeros(0)

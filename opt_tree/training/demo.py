@@ -1,10 +1,15 @@
 """Train the whole demo family, stage by stage: tokenizer, target, own outputs, drafter, EAGLE head.
 
-    python -m opt_tree.training.demo --work DIR [--preset cpu|gpu] [--processes 2] [--until STAGE] [--install DIR]
+    python -m opt_tree.training.demo --work DIR [--preset cpu|gpu|tiny] [--processes 2] [--until STAGE] [--install DIR]
 
 A stage whose product exists is skipped and a training stage that was stopped goes on from its last checkpoint, so the
-same command may be run again at any time. `cpu` is what made the embedded models (two busy cores, about two hours);
-`gpu` is the same family at twenty times the tokens, for one GPU. Calibration is a command of its own and comes after.
+same command may be run again at any time. `cpu` is what made the embedded models (two busy cores, about three hours);
+`gpu` is the same family at twenty times the tokens, for one GPU; `tiny` makes useless models in a few minutes on two
+cores, to see that every stage fits the next one. Calibration is a command of its own and comes after.
+
+Where the embedded models differ from `cpu`: their stages were run one by one; the drafter read 5000 own answers; the
+head was trained in two runs, 1.4M tokens with feature weight 1.0 on those, then from there (`--init`) 5M tokens as in
+the preset on 15000.
 """
 
 import argparse
@@ -16,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from opt_tree.training.data import DEFAULT_DATA
+from opt_tree.training.products import last_checkpoint
 
 # Passes over each corpus in one unit of data. Corpora that quote long passages (fairytaleqa, scitldr) or repeat one
 # pattern (tldr_pages, wordnet, factbook) count less; prose is a quarter of the tokens.
@@ -80,6 +86,10 @@ class Preset:
     corpus_passes: float  # units of CHAT_EPOCHS for the drafter and the head
     draft: str
     eagle: str
+    tokenizer: str = ""
+    rounds: tuple[Round, ...] = ROUNDS
+    processes: int = 1
+    compile: bool = True
 
 
 CPU = Preset(
@@ -88,13 +98,14 @@ CPU = Preset(
     batch=4096,
     micro_batch=2048,
     loop_prompts=900,
-    own_prompts=5000,
+    own_prompts=15000,
     answer_batch=96,
-    own_passes=2.0,
-    corpus_passes=0.4,
-    draft="--lr 5e-3 --warmup 30 --hard 0.5 --rows 0.95:512,0.05:2048 --tokens 2600000",
-    eagle="--lr 3e-3 --warmup 30 --feature 1.0 --logit 1.0 --hard 0.5 --unroll 3 --noise 0.05"
-    " --rows 0.95:512,0.05:2048 --tokens 1400000",
+    own_passes=2.6,
+    corpus_passes=1.0,
+    draft="--lr 5e-3 --warmup 30 --hard 0.5 --rows 0.95:512,0.05:2048 --tokens 2200000",
+    eagle="--lr 3e-3 --warmup 20 --feature 0.1 --logit 1.0 --hard 0.5 --unroll 3 --noise 0.05"
+    " --rows 0.94:256,0.06:1024 --tokens 6400000",
+    processes=2,
 )
 GPU = Preset(
     epochs=20.0,
@@ -110,7 +121,27 @@ GPU = Preset(
     eagle="--lr 3e-3 --feature 1.0 --logit 1.0 --hard 0.5 --unroll 4 --noise 0.05 --rows 0.9:512,0.1:2048"
     " --save-steps 1000",
 )
-PRESETS = {"cpu": CPU, "gpu": GPU}
+TINY = Preset(
+    epochs=0.02,
+    target="--layers 2 --hidden 64 --heads 2 --kv-heads 1 --head-dim 32 --intermediate 128 --batch 4096"
+    " --micro-batch 2048 --warmup 10 --rows 0.9:256,0.1:512 --save-steps 20 --eval-blocks 2",
+    batch=4096,
+    micro_batch=2048,
+    loop_prompts=48,
+    own_prompts=96,
+    answer_batch=48,
+    own_passes=2.0,
+    corpus_passes=0.05,
+    draft="--layers 1 --hidden 32 --heads 1 --kv-heads 1 --head-dim 32 --intermediate 64 --lr 5e-3 --warmup 10"
+    " --rows 0.9:256,0.1:512 --save-steps 10 --eval-blocks 2",
+    eagle="--lr 3e-3 --warmup 10 --feature 0.1 --logit 1.0 --hard 0.5 --unroll 3 --noise 0.05 --rows 0.9:256,0.1:512"
+    " --save-steps 10 --eval-blocks 2",
+    tokenizer="--vocab 1024",
+    rounds=(Round(seed=0, order=6, lr=5e-4, steps=4), Round(seed=1, order=5, lr=5e-4, steps=4)),
+    processes=2,
+    compile=False,  # compiling takes longer than all of it
+)
+PRESETS = {"cpu": CPU, "gpu": GPU, "tiny": TINY}
 
 
 @dataclass(frozen=True)
@@ -132,7 +163,7 @@ def stages(preset: Preset, work: Path) -> list[Stage]:
     """Return the recipe in order; each stage reads the products of earlier ones."""
     tokenizer, base = work / "tokenizer", work / "base"
     plan = [
-        Stage("tokenizer", "tokenizer", f"--output {tokenizer}", tokenizer),
+        Stage("tokenizer", "tokenizer", f"--output {tokenizer} {preset.tokenizer}", tokenizer),
         Stage(
             "base",
             "lm",
@@ -142,7 +173,7 @@ def stages(preset: Preset, work: Path) -> list[Stage]:
     ]
     model = base / "final"
     sizes = f"--batch {preset.batch} --micro-batch {preset.micro_batch}"
-    for turn, loops in enumerate(ROUNDS, 1):
+    for turn, loops in enumerate(preset.rounds, 1):
         cured = work / f"cured-{turn}"
         plan.append(_answers(f"loops-{turn}", model, work / "loops", preset, loops.seed))
         arguments = (
@@ -171,52 +202,58 @@ def _epochs(units: dict[str, float], factor: float) -> str:
     return ",".join(f"{name}={passes * factor:g}" for name, passes in units.items())
 
 
-def run(stage: Stage, data: Path, processes: int) -> None:
+def run(stage: Stage, args: argparse.Namespace, preset: Preset) -> None:
     """Run one stage; raise CalledProcessError if it fails."""
     command = [sys.executable]
-    arguments = [*stage.arguments.split(), "--data", str(data)]
+    arguments = [*stage.arguments.split(), "--data", str(args.data)]
     if stage.trains:
-        arguments.append("--compile")
-        if any(stage.product.parent.glob("checkpoint-*")):
+        arguments += ["--cache", str(args.work / "cache")]
+        if preset.compile:
+            arguments.append("--compile")
+        if last_checkpoint(stage.product.parent):
             arguments.append("--resume")
-        if processes > 1:
+        if (processes := args.processes or preset.processes) > 1:
             command += ["-m", "torch.distributed.run", "--nproc-per-node", str(processes)]
     # One thread a process: two OpenMP threads that share a busy machine wait for each other at every barrier.
     environment = {**os.environ, "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}
     subprocess.run([*command, "-m", f"opt_tree.training.{stage.module}", *arguments], check=True, env=environment)
 
 
-def install(work: Path, folder: Path) -> None:
-    """Copy the family to `folder` as target/, draft/ and eagle/."""
-    for source, name in ((f"cured-{len(ROUNDS)}", "target"), ("draft", "draft"), ("eagle", "eagle")):
-        shutil.copytree(work / source / "final", folder / name, dirs_exist_ok=True)
+def install(products: dict[str, Path], folder: Path) -> None:
+    """Copy the family to `folder` as target/, draft/ and eagle/; `products` are the stages' by name."""
+    target = products[max(name for name in products if name.startswith("cured-"))]
+    for source, name in ((target, "target"), (products["draft"], "draft"), (products["eagle"], "eagle")):
+        shutil.copytree(source, folder / name, dirs_exist_ok=True)
 
 
-def main() -> None:
+def main(arguments: list[str] | None = None) -> None:
     """Run the recipe from the command line."""
     parser = argparse.ArgumentParser(description="Train the demo family, stage by stage.")
     parser.add_argument("--data", type=Path, default=Path(DEFAULT_DATA), help="corpus folder")
     parser.add_argument("--work", type=Path, required=True, help="folder of all stages; give it again to go on")
     parser.add_argument("--preset", choices=sorted(PRESETS), default="cpu", help="size of the run")
-    parser.add_argument("--processes", type=int, default=2, help="training processes, one thread each (1 for a GPU)")
+    parser.add_argument("--processes", type=int, help="training processes, one thread each (default: the preset's)")
     parser.add_argument("--until", default="eagle", help="last stage to run")
     parser.add_argument("--install", type=Path, help="copy target, draft and eagle to this folder at the end")
-    args = parser.parse_args()
-    plan = stages(PRESETS[args.preset], args.work)
+    args = parser.parse_args(arguments)
+    preset = PRESETS[args.preset]
+    plan = stages(preset, args.work)
     names = [stage.name for stage in plan]
     if args.until not in names:
         parser.error(f"no stage called {args.until}; there are {', '.join(names)}")
+    if args.install and args.until != names[-1]:
+        parser.error(f"--install wants the whole family, --until {args.until} stops before it is there")
     for stage in plan[: names.index(args.until) + 1]:
         if stage.product.exists():
-            print(f"{stage.name}: done before ({stage.product})")
+            print(f"{stage.name}: done before ({stage.product})", flush=True)
             continue
-        print(f"{stage.name}: {stage.module} {stage.arguments}")
+        print(f"{stage.name}: {stage.module} {stage.arguments}", flush=True)
         try:
-            run(stage, args.data, args.processes if args.preset == "cpu" else 1)
+            run(stage, args, preset)
         except subprocess.CalledProcessError as error:
             parser.error(f"stage {stage.name} failed with exit status {error.returncode}; its output is above")
     if args.install:
-        install(args.work, args.install)
+        install({stage.name: stage.product for stage in plan}, args.install)
 
 
 if __name__ == "__main__":

@@ -13,22 +13,18 @@ from pathlib import Path
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, set_seed
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
-from opt_tree.training.data import DEFAULT_DATA, corpus_names
-from opt_tree.training.lm import Shape, save_model, set_attention
+from opt_tree.training.lm import Shape, new_model, save_model, set_attention
 from opt_tree.training.outputs import load_documents
-from opt_tree.training.stream import OWN, Mixture
 from opt_tree.training.trainer import (
     Loss,
-    Run,
     Schedule,
-    Source,
     add_fields,
-    fit,
-    from_fields,
-    load_streams,
-    parse_epochs,
+    fit_as_told,
+    load_examples,
+    run_command,
+    training_parser,
 )
 
 
@@ -62,41 +58,31 @@ def make_loss(target: PreTrainedModel, hard: float, compiled: bool) -> Loss:
     return loss
 
 
-def main() -> None:
-    """Distil a drafter from the command line."""
-    parser = argparse.ArgumentParser(description="Distil a drafter from a target.")
-    parser.add_argument("--data", type=Path, default=Path(DEFAULT_DATA), help="corpus folder")
+def add_teacher(parser: argparse.ArgumentParser) -> None:
+    """Add what every drafter that learns from a target needs."""
     parser.add_argument("--target", type=Path, required=True, help="model folder, with its tokenizer")
     parser.add_argument("--own", type=Path, required=True, help="folder of the target's own outputs")
-    parser.add_argument("--output", type=Path, required=True, help="folder of checkpoints, cache and final model")
     parser.add_argument("--init", type=Path, help="continue from this drafter instead of from scratch")
-    parser.add_argument("--epochs", default="", help='corpus=passes,...; "own" is the own outputs (default: all once)')
+
+
+def new_parser() -> argparse.ArgumentParser:
+    """Return the command line."""
+    parser = training_parser("Distil a drafter from a target.", Schedule(rows="0.9:512,0.1:2048", warmup=50))
+    add_teacher(parser)
     parser.add_argument("--hard", type=float, default=0.5, help="weight of the target's argmax in the loss")
-    parser.add_argument("--resume", action="store_true", help="go on from the last checkpoint in OUTPUT")
-    parser.add_argument("--compile", action="store_true", help="torch.compile target, drafter and loss")
     add_fields(parser, Shape(layers=2, hidden=128, heads=2, kv_heads=2, intermediate=320))
-    add_fields(parser, Schedule(rows="0.9:512,0.1:2048", warmup=50))
-    args = parser.parse_args()
-    schedule = from_fields(Schedule, args)
-    set_seed(schedule.seed)
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(args.target)
-        source = Source(args.data, args.output / "cache", load_documents(args.own))
-        epochs = parse_epochs(args.epochs, [OWN, *corpus_names(args.data)])
-        streams = load_streams(tokenizer, source, Mixture(epochs, 0.5, schedule.seed))
-        target = load_teacher(args.target, args.compile)
-        if args.init:
-            drafter = AutoModelForCausalLM.from_pretrained(args.init, dtype=torch.float32)
-        else:
-            drafter = from_fields(Shape, args).build(tokenizer)
-        set_attention(drafter, args.compile)
-        loss = make_loss(target, args.hard, args.compile)
-        trainer = fit(drafter, streams.blocks(schedule), schedule, Run(args.output, args.resume, args.compile), loss)
-    except (ValueError, OSError) as error:
-        parser.error(str(error))
-    if trainer.is_world_process_zero():
+    return parser
+
+
+def train(args: argparse.Namespace) -> None:
+    """Distil and save a drafter."""
+    tokenizer = AutoTokenizer.from_pretrained(args.target)
+    examples = load_examples(args, tokenizer, 0.5, load_documents(args.own))
+    target = load_teacher(args.target, args.compile)
+    drafter = new_model(args, tokenizer)
+    if fit_as_told(args, drafter, examples, make_loss(target, args.hard, args.compile)):
         save_model(drafter, tokenizer, args.output / "final")
 
 
 if __name__ == "__main__":
-    main()
+    run_command(new_parser(), train)

@@ -17,24 +17,22 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
-from transformers import AutoTokenizer, LlamaConfig, PreTrainedModel, set_seed
+from transformers import AutoTokenizer, LlamaConfig, PreTrainedModel
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb, repeat_kv
 
 from opt_tree.drafters.eagle import EagleHead
-from opt_tree.training.data import DEFAULT_DATA, corpus_names
-from opt_tree.training.distil import distillation_loss, load_teacher
+from opt_tree.training.distil import add_teacher, distillation_loss, load_teacher
 from opt_tree.training.outputs import load_documents
-from opt_tree.training.stream import OWN, Mixture
+from opt_tree.training.products import whole
 from opt_tree.training.trainer import (
     Loss,
-    Run,
     Schedule,
-    Source,
     add_fields,
-    fit,
+    fit_as_told,
     from_fields,
-    load_streams,
-    parse_epochs,
+    load_examples,
+    run_command,
+    training_parser,
 )
 
 
@@ -151,47 +149,36 @@ def make_loss(target: PreTrainedModel, compiled: bool) -> Loss:
 
 def save_head(head: EagleHead, folder: Path) -> None:
     """Save a head in the published layout: a one-layer Llama config and bf16 tensors under the published names."""
-    folder.mkdir(parents=True, exist_ok=True)
     config = {**head.config.to_diff_dict(), "architectures": ["LlamaForCausalLMEagle"], "dtype": "bfloat16"}
     config["use_cache"] = True  # copied from a target that was loaded for training
-    (folder / "config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
     tensors = {name: tensor.to(torch.bfloat16).contiguous() for name, tensor in head.state_dict().items()}
-    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    with whole(folder) as partial:
+        partial.mkdir()
+        (partial / "config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
+        save_file(tensors, partial / "model.safetensors", metadata={"format": "pt"})
 
 
-def main() -> None:
-    """Train a head from the command line."""
-    parser = argparse.ArgumentParser(description="Train an EAGLE-1 head for a frozen target.")
-    parser.add_argument("--data", type=Path, default=Path(DEFAULT_DATA), help="corpus folder")
-    parser.add_argument("--target", type=Path, required=True, help="model folder, with its tokenizer")
-    parser.add_argument("--own", type=Path, required=True, help="folder of the target's own outputs")
-    parser.add_argument("--output", type=Path, required=True, help="folder of checkpoints, cache and final head")
-    parser.add_argument("--init", type=Path, help="continue from this head instead of from scratch")
-    parser.add_argument("--epochs", default="", help='corpus=passes,...; "own" is the own outputs (default: all once)')
-    parser.add_argument("--resume", action="store_true", help="go on from the last checkpoint in OUTPUT")
-    parser.add_argument("--compile", action="store_true", help="torch.compile target and head")
+def new_parser() -> argparse.ArgumentParser:
+    """Return the command line."""
+    schedule = Schedule(rows="0.9:512,0.1:2048", lr=2e-3, warmup=50)
+    parser = training_parser("Train an EAGLE-1 head for a frozen target.", schedule)
+    add_teacher(parser)
     add_fields(parser, Objective())
-    add_fields(parser, Schedule(rows="0.9:512,0.1:2048", lr=2e-3, warmup=50))
-    args = parser.parse_args()
-    schedule = from_fields(Schedule, args)
-    set_seed(schedule.seed)
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(args.target)
-        source = Source(args.data, args.output / "cache", load_documents(args.own))
-        epochs = parse_epochs(args.epochs, [OWN, *corpus_names(args.data)])
-        streams = load_streams(tokenizer, source, Mixture(epochs, 0.5, schedule.seed))
-        target = load_teacher(args.target, args.compile)
-        head = new_head(target)
-        if args.init:
-            head.load_published(load_file(args.init / "model.safetensors"), str(args.init))
-        model = Unrolled(head, target.get_output_embeddings().weight.detach(), from_fields(Objective, args))
-        run, loss = Run(args.output, args.resume, args.compile), make_loss(target, args.compile)
-        trainer = fit(model, streams.blocks(schedule), schedule, run, loss)
-    except (ValueError, OSError) as error:
-        parser.error(str(error))
-    if trainer.is_world_process_zero():
+    return parser
+
+
+def train(args: argparse.Namespace) -> None:
+    """Train and save a head."""
+    tokenizer = AutoTokenizer.from_pretrained(args.target)
+    examples = load_examples(args, tokenizer, 0.5, load_documents(args.own))
+    target = load_teacher(args.target, args.compile)
+    head = new_head(target)
+    if args.init:
+        head.load_published(load_file(args.init / "model.safetensors"), str(args.init))
+    model = Unrolled(head, target.get_output_embeddings().weight.detach(), from_fields(Objective, args))
+    if fit_as_told(args, model, examples, make_loss(target, args.compile)):
         save_head(head, args.output / "final")
 
 
 if __name__ == "__main__":
-    main()
+    run_command(new_parser(), train)

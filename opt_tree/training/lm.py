@@ -20,12 +20,18 @@ from transformers import (
     LlamaForCausalLM,
     PreTrainedModel,
     PreTrainedTokenizerBase,
-    set_seed,
 )
 
-from opt_tree.training.data import DEFAULT_DATA, corpus_names
-from opt_tree.training.stream import Mixture
-from opt_tree.training.trainer import Run, Schedule, Source, add_fields, fit, from_fields, load_streams, parse_epochs
+from opt_tree.training.products import whole
+from opt_tree.training.trainer import (
+    Schedule,
+    add_fields,
+    fit_as_told,
+    from_fields,
+    load_examples,
+    run_command,
+    training_parser,
+)
 
 SHARD = "15MB"  # files of a published model stay under 16 MiB
 
@@ -71,49 +77,47 @@ def save_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folde
         bos_token_id=tokenizer.bos_token_id, eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id
     )
     model.config.use_cache = True  # the Trainer had switched it off
-    model.to(torch.bfloat16).save_pretrained(folder, max_shard_size=SHARD)
-    tokenizer.save_pretrained(folder)
-    # As one line the file is half as large as with the indentation that save_pretrained writes.
-    tokenizer.backend_tokenizer.save(str(folder / "tokenizer.json"), pretty=False)
-    settings = json.loads((folder / "tokenizer_config.json").read_text())
-    settings = {
-        name: value for name, value in settings.items() if name not in ("backend", "is_local", "local_files_only")
-    }
-    settings["tokenizer_class"] = "PreTrainedTokenizerFast"  # the name that transformers 4 knows too
-    (folder / "tokenizer_config.json").write_text(json.dumps(settings, indent=2) + "\n")
+    with whole(folder) as partial:
+        model.to(torch.bfloat16).save_pretrained(partial, max_shard_size=SHARD)
+        tokenizer.save_pretrained(partial)
+        # As one line the file is half as large as with the indentation that save_pretrained writes.
+        tokenizer.backend_tokenizer.save(str(partial / "tokenizer.json"), pretty=False)
+        settings = json.loads((partial / "tokenizer_config.json").read_text())
+        settings = {
+            name: value for name, value in settings.items() if name not in ("backend", "is_local", "local_files_only")
+        }
+        settings["tokenizer_class"] = "PreTrainedTokenizerFast"  # the name that transformers 4 knows too
+        (partial / "tokenizer_config.json").write_text(json.dumps(settings, indent=2) + "\n")
 
 
-def main() -> None:
-    """Train a model from the command line."""
-    parser = argparse.ArgumentParser(description="Train a small language model.")
-    parser.add_argument("--data", type=Path, default=Path(DEFAULT_DATA), help="corpus folder")
+def new_parser() -> argparse.ArgumentParser:
+    """Return the command line."""
+    parser = training_parser("Train a small language model.", Schedule())
     parser.add_argument("--tokenizer", type=Path, required=True, help="tokenizer folder")
-    parser.add_argument("--output", type=Path, required=True, help="folder of checkpoints, cache and final model")
     parser.add_argument("--init", type=Path, help="continue from this model instead of from scratch")
-    parser.add_argument("--epochs", default="", help="corpus=passes,... (default: every corpus once)")
     parser.add_argument("--slope", type=float, default=0.8, help="how far prose moves to the front, chat to the end")
-    parser.add_argument("--resume", action="store_true", help="go on from the last checkpoint in OUTPUT")
-    parser.add_argument("--compile", action="store_true", help="torch.compile the model")
     add_fields(parser, Shape())
-    add_fields(parser, Schedule())
-    args = parser.parse_args()
-    schedule = from_fields(Schedule, args)
-    set_seed(schedule.seed)
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(args.tokenizer)
-        mixture = Mixture(parse_epochs(args.epochs, corpus_names(args.data)), args.slope, schedule.seed)
-        streams = load_streams(tokenizer, Source(args.data, args.output / "cache"), mixture)
-        if args.init:
-            model = AutoModelForCausalLM.from_pretrained(args.init, dtype=torch.float32)
-        else:
-            model = from_fields(Shape, args).build(tokenizer)
-        set_attention(model, args.compile)
-        trainer = fit(model, streams.blocks(schedule), schedule, Run(args.output, args.resume, args.compile))
-    except (ValueError, OSError) as error:
-        parser.error(str(error))
-    if trainer.is_world_process_zero():
+    return parser
+
+
+def new_model(args: argparse.Namespace, tokenizer: PreTrainedTokenizerBase) -> PreTrainedModel:
+    """Return the model to train: the one in `args.init`, or a new one of the shape that `args` describe."""
+    if args.init:
+        model = AutoModelForCausalLM.from_pretrained(args.init, dtype=torch.float32)
+    else:
+        model = from_fields(Shape, args).build(tokenizer)
+    set_attention(model, args.compile)
+    return model
+
+
+def train(args: argparse.Namespace) -> None:
+    """Train and save a model."""
+    tokenizer = AutoTokenizer.from_pretrained(args.tokenizer)
+    examples = load_examples(args, tokenizer, args.slope)
+    model = new_model(args, tokenizer)
+    if fit_as_told(args, model, examples):
         save_model(model, tokenizer, args.output / "final")
 
 
 if __name__ == "__main__":
-    main()
+    run_command(new_parser(), train)

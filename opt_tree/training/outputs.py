@@ -14,6 +14,7 @@ from tqdm import tqdm
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from opt_tree.training.data import DEFAULT_DATA, Draw, draw_prompts, read_prompts
+from opt_tree.training.products import whole
 from opt_tree.training.stream import TokenDocuments
 
 
@@ -54,9 +55,9 @@ def answer(
 
 def save_documents(documents: list[list[int]], path: Path) -> None:
     """Write documents as one `.npz` file."""
-    path.parent.mkdir(parents=True, exist_ok=True)
     starts = np.cumsum([0, *map(len, documents)])
-    np.savez(path, tokens=np.array([token for row in documents for token in row], np.uint16), starts=starts)
+    with whole(path) as partial, partial.open("wb") as file:
+        np.savez(file, tokens=np.array([token for row in documents for token in row], np.uint16), starts=starts)
 
 
 def load_documents(folder: Path) -> TokenDocuments:
@@ -73,8 +74,8 @@ def load_documents(folder: Path) -> TokenDocuments:
     return TokenDocuments(np.concatenate(tokens), np.concatenate(starts))
 
 
-def main() -> None:
-    """Answer one part of the prompts and store it."""
+def new_parser() -> argparse.ArgumentParser:
+    """Return the command line."""
     parser = argparse.ArgumentParser(description="Write a target's own greedy answers to training prompts.")
     parser.add_argument("--data", type=Path, default=Path(DEFAULT_DATA), help="corpus folder")
     parser.add_argument("--target", type=Path, required=True, help="model folder, with its tokenizer")
@@ -85,6 +86,12 @@ def main() -> None:
     parser.add_argument("--split", choices=("train", "heldout"), default="train", help="side of the corpus split")
     parser.add_argument("--seed", type=int, default=0, help="seed of the draw of prompts")
     parser.add_argument("--part", default="0/1", help="which part of how many, from 0")
+    return parser
+
+
+def main() -> None:
+    """Answer one part of the prompts and store it."""
+    parser = new_parser()
     args = parser.parse_args()
     try:
         part, parts = map(int, args.part.split("/"))

@@ -4,7 +4,6 @@ Owns the cache on disk and the order of a stream; which documents are held out i
 """
 
 import hashlib
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +17,7 @@ from tqdm import tqdm
 from transformers import PreTrainedTokenizerBase
 
 from opt_tree.training.data import Split, read_corpus, render
+from opt_tree.training.products import whole
 
 FORMAT = 1  # part of every cache key: raise it when the split, the rendering or the order of a stream changes
 OWN = "own"
@@ -51,8 +51,8 @@ def tokenize_corpus(
             rows += tokenizer(texts[start : start + 1000], add_special_tokens=False, verbose=False)["input_ids"]
         starts = np.cumsum([0, *(len(row) for row in rows)])
         tokens = np.fromiter((token for row in rows for token in row), dtype=np.uint16, count=int(starts[-1]))
-        cache.mkdir(parents=True, exist_ok=True)
-        _save(path, tokens=tokens, starts=starts)
+        with whole(path) as partial, partial.open("wb") as file:
+            np.savez(file, tokens=tokens, starts=starts)
     with np.load(path) as arrays:
         return TokenDocuments(arrays["tokens"], arrays["starts"])
 
@@ -95,9 +95,11 @@ def build_stream(
             chosen = np.concatenate([rng.permutation(len(documents)) for _ in range(int(mixture.epochs[name]) + 1)])
             pieces += [documents[index] for index in chosen[:count]]
             places.append(_places(rng.random(count), mixture.slope * (-1 if name.startswith("text_") else 1)))
+        if not pieces:
+            raise ValueError(f"there are no {split} documents in what was asked for of {', '.join(names)}")
         order = np.argsort(np.concatenate(places), kind="stable")
-        cache.mkdir(parents=True, exist_ok=True)
-        _save(path, np.concatenate([pieces[index] for index in order]))
+        with whole(path) as partial, partial.open("wb") as file:
+            np.save(file, np.concatenate([pieces[index] for index in order]))
     return np.load(path, mmap_mode="r")
 
 
@@ -107,16 +109,6 @@ def _size(folder: Path, name: str) -> int:
 
 def _mark(tokens: np.ndarray) -> str:
     return hashlib.blake2b(tokens.tobytes(), digest_size=8).hexdigest()
-
-
-def _save(path: Path, *array: np.ndarray, **arrays: np.ndarray) -> None:
-    """Write a cache file under another name first: a stopped run must not leave half a file that looks whole."""
-    partial = path.with_name(f"{os.getpid()}-{path.name}")
-    if arrays:
-        np.savez(partial, **arrays)
-    else:
-        np.save(partial, *array)
-    partial.replace(path)
 
 
 def _places(uniform: np.ndarray, slope: float) -> np.ndarray:

@@ -11,6 +11,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, 
 from transformers import PreTrainedTokenizerFast
 
 from opt_tree.training.data import DEFAULT_DATA, corpus_names, read_corpus
+from opt_tree.training.products import whole
 
 BOS, EOS, USER, ASSISTANT, PAD = "<|begin|>", "<|end|>", "<|user|>", "<|assistant|>", "<|pad|>"
 SPECIALS = [BOS, EOS, USER, ASSISTANT, PAD]
@@ -68,18 +69,25 @@ def train_tokenizer(texts: Iterator[str], vocab: int) -> PreTrainedTokenizerFast
     )
 
 
-def main() -> None:
-    """Train the tokenizer on a corpus folder and save it."""
+def new_parser() -> argparse.ArgumentParser:
+    """Return the command line."""
     parser = argparse.ArgumentParser(description="Train the demo models' tokenizer.")
     parser.add_argument("--data", type=Path, default=Path(DEFAULT_DATA), help="corpus folder")
     parser.add_argument("--output", type=Path, required=True, help="folder of the tokenizer")
     parser.add_argument("--vocab", type=int, default=8192, help="tokens, specials included")
+    return parser
+
+
+def main() -> None:
+    """Train the tokenizer on a corpus folder and save it."""
+    parser = new_parser()
     args = parser.parse_args()
     try:
         corpus_names(args.data)
     except FileNotFoundError as error:
         parser.error(str(error))
-    train_tokenizer(training_texts(args.data), args.vocab).save_pretrained(args.output)
+    with whole(args.output) as partial:
+        train_tokenizer(training_texts(args.data), args.vocab).save_pretrained(partial)
 
 
 if __name__ == "__main__":

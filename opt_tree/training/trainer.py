@@ -1,6 +1,7 @@
 """The training loop that all models share: a `transformers.Trainer` over a token stream in order.
 
-Owns the schedule, its command-line arguments and the held-out evaluation; knows no loss but a causal LM's own.
+Owns the schedule, the held-out evaluation and what the training commands have in common on their command lines; knows
+no loss but a causal LM's own.
 """
 
 import argparse
@@ -15,11 +16,12 @@ import torch
 from accelerate import PartialState
 from torch import Tensor, nn
 from torch.utils.data import Dataset, Sampler, SequentialSampler
-from transformers import PreTrainedTokenizerBase, Trainer, TrainingArguments
+from transformers import PreTrainedTokenizerBase, Trainer, TrainingArguments, set_seed
 
-from opt_tree.training.data import corpus_names
+from opt_tree.training.data import DEFAULT_DATA, corpus_names
 from opt_tree.training.optimizer import MuonAdamW
-from opt_tree.training.stream import Blocks, Mixture, TokenDocuments, build_stream, collate
+from opt_tree.training.products import last_checkpoint
+from opt_tree.training.stream import OWN, Blocks, Mixture, TokenDocuments, build_stream, collate
 
 T = TypeVar("T")
 Loss = Callable[[nn.Module, dict[str, Tensor]], Tensor]
@@ -103,7 +105,13 @@ class OrderedTrainer(Trainer):
 
 
 def fit(model: nn.Module, examples: Examples, schedule: Schedule, run: Run, loss: Loss | None = None) -> Trainer:
-    """Train `model` in place on the examples in order and return the trainer; raise ValueError for uneven batches."""
+    """Train `model` in place on the examples in order and return the trainer.
+
+    Raise ValueError for uneven batches, and if there is no checkpoint to resume from.
+    """
+    start = last_checkpoint(run.output) if run.resume else None
+    if run.resume and start is None:
+        raise ValueError(f"no checkpoint in {run.output} to go on from")
     tokens = len(examples.train) * schedule.block  # type: ignore[arg-type]
     steps = min(schedule.tokens or tokens, tokens) // schedule.batch
     if not steps:
@@ -119,7 +127,7 @@ def fit(model: nn.Module, examples: Examples, schedule: Schedule, run: Run, loss
     )
     # Each row length is a shape of its own: compiled statically it is faster than one dynamic graph.
     torch._dynamo.config.automatic_dynamic_shapes = False
-    trainer.train(resume_from_checkpoint=run.resume)
+    trainer.train(resume_from_checkpoint=str(start) if start else None)
     print({key: value for key, value in trainer.evaluate().items() if key.endswith("loss")})
     return trainer
 
@@ -207,3 +215,44 @@ def add_fields(parser: argparse.ArgumentParser, options: object) -> None:
 def from_fields(options: type[T], args: argparse.Namespace) -> T:
     """Build a dataclass from the arguments that `add_fields` made."""
     return options(**{field.name: getattr(args, field.name) for field in fields(options)})  # type: ignore[arg-type]
+
+
+def training_parser(description: str, schedule: Schedule) -> argparse.ArgumentParser:
+    """Return a command line with what every training command takes; `schedule` gives the defaults of its fields."""
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("--data", type=Path, default=Path(DEFAULT_DATA), help="corpus folder")
+    parser.add_argument("--output", type=Path, required=True, help="folder of checkpoints and, in final/, the result")
+    parser.add_argument("--cache", type=Path, help="folder of tokenised corpora (default: OUTPUT/cache)")
+    parser.add_argument(
+        "--epochs", default="", help=f'corpus=passes,...; "{OWN}" is the own outputs, if any (default: all once)'
+    )
+    parser.add_argument("--resume", action="store_true", help="go on from the last checkpoint in OUTPUT")
+    parser.add_argument("--compile", action="store_true", help="torch.compile models and loss")
+    add_fields(parser, schedule)
+    return parser
+
+
+def run_command(parser: argparse.ArgumentParser, train: Callable[[argparse.Namespace], None]) -> None:
+    """Read the command line, set the seed and train; what the caller got wrong becomes the parser's error."""
+    args = parser.parse_args()
+    set_seed(args.seed)
+    try:
+        train(args)
+    except (ValueError, OSError) as error:
+        parser.error(str(error))
+
+
+def load_examples(
+    args: argparse.Namespace, tokenizer: PreTrainedTokenizerBase, slope: float, own: TokenDocuments | None = None
+) -> Examples:
+    """Return what a command line asks to train on; `own` is what its mixture calls "own"."""
+    names = corpus_names(args.data) if own is None else [OWN, *corpus_names(args.data)]
+    source = Source(args.data, args.cache or args.output / "cache", own)
+    streams = load_streams(tokenizer, source, Mixture(parse_epochs(args.epochs, names), slope, args.seed))
+    return streams.blocks(from_fields(Schedule, args))
+
+
+def fit_as_told(args: argparse.Namespace, model: nn.Module, examples: Examples, loss: Loss | None = None) -> bool:
+    """Train `model` as a command line says; return whether this process is the one that saves it."""
+    run = Run(args.output, args.resume, args.compile)
+    return fit(model, examples, from_fields(Schedule, args), run, loss).is_world_process_zero()

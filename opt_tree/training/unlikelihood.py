@@ -15,25 +15,13 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 from torch.utils.data import Dataset
-from transformers import AutoModelForCausalLM, AutoTokenizer, set_seed
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from opt_tree.training.data import DEFAULT_DATA, corpus_names
 from opt_tree.training.lm import save_model, set_attention
 from opt_tree.training.outputs import load_documents
-from opt_tree.training.stream import Blocks, Mixture, TokenDocuments
+from opt_tree.training.stream import Blocks, TokenDocuments
 from opt_tree.training.tokenizer import ASSISTANT
-from opt_tree.training.trainer import (
-    Examples,
-    Loss,
-    Run,
-    Schedule,
-    Source,
-    add_fields,
-    fit,
-    from_fields,
-    load_streams,
-    parse_epochs,
-)
+from opt_tree.training.trainer import Examples, Loss, Schedule, fit_as_told, load_examples, run_command, training_parser
 
 
 def repeats(document: np.ndarray, assistant: int, order: int) -> np.ndarray:
@@ -106,37 +94,29 @@ def make_loss(weight: float, compiled: bool) -> Loss:
     return loss
 
 
-def main() -> None:
-    """Unlearn loops from the command line."""
-    parser = argparse.ArgumentParser(description="Teach a language model not to repeat itself.")
-    parser.add_argument("--data", type=Path, default=Path(DEFAULT_DATA), help="corpus folder")
+def new_parser() -> argparse.ArgumentParser:
+    """Return the command line."""
+    schedule = Schedule(rows="1:512", lr=5e-4, warmup=10, eval_steps=50)
+    parser = training_parser("Teach a language model not to repeat itself.", schedule)
     parser.add_argument("--model", type=Path, required=True, help="model folder, with its tokenizer")
     parser.add_argument("--own", type=Path, required=True, help="folder of the model's own outputs")
-    parser.add_argument("--output", type=Path, required=True, help="folder of checkpoints, cache and final model")
-    parser.add_argument("--epochs", default="", help="corpus=passes,... (default: every corpus once)")
     parser.add_argument("--order", type=int, default=6, help="length of the n-grams that must not come twice")
     parser.add_argument("--weight", type=float, default=1.0, help="weight of the unlikelihood term")
-    parser.add_argument("--resume", action="store_true", help="go on from the last checkpoint in OUTPUT")
-    parser.add_argument("--compile", action="store_true", help="torch.compile model and loss")
-    add_fields(parser, Schedule(rows="1:512", lr=5e-4, warmup=10, eval_steps=50))
-    args = parser.parse_args()
-    schedule = from_fields(Schedule, args)
-    set_seed(schedule.seed)
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(args.model)
-        mixture = Mixture(parse_epochs(args.epochs, corpus_names(args.data)), 0.5, schedule.seed)
-        examples = load_streams(tokenizer, Source(args.data, args.output / "cache"), mixture).blocks(schedule)
-        assistant = tokenizer.convert_tokens_to_ids(ASSISTANT)
-        contrast = Contrast(examples.train, load_documents(args.own), assistant, args.order)
-        model = AutoModelForCausalLM.from_pretrained(args.model, dtype=torch.float32)
-        set_attention(model, args.compile)
-        run, loss = Run(args.output, args.resume, args.compile), make_loss(args.weight, args.compile)
-        trainer = fit(model, Examples(contrast, examples.heldout), schedule, run, loss)
-    except (ValueError, OSError) as error:
-        parser.error(str(error))
-    if trainer.is_world_process_zero():
+    return parser
+
+
+def train(args: argparse.Namespace) -> None:
+    """Unlearn loops and save the model."""
+    tokenizer = AutoTokenizer.from_pretrained(args.model)
+    examples = load_examples(args, tokenizer, 0.5)
+    assistant = tokenizer.convert_tokens_to_ids(ASSISTANT)
+    contrast = Contrast(examples.train, load_documents(args.own), assistant, args.order)
+    model = AutoModelForCausalLM.from_pretrained(args.model, dtype=torch.float32)
+    set_attention(model, args.compile)
+    loss = make_loss(args.weight, args.compile)
+    if fit_as_told(args, model, Examples(contrast, examples.heldout), loss):
         save_model(model, tokenizer, args.output / "final")
 
 
 if __name__ == "__main__":
-    main()
+    run_command(new_parser(), train)

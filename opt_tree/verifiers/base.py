@@ -139,14 +139,15 @@ def follow(tree: Tree, choice: Int[np.ndarray, " rows"]) -> Verdict:
 
     Of equal rows the first one's choice counts for all of them.
     """
-    rows = np.zeros(1, dtype=np.int64)
-    while True:
-        token = int(choice[rows[0]])
-        children = below(tree, rows)
-        matched = children[tree.tokens[children] == token]
-        if not len(matched):
-            return Verdict(tree.path_to(int(rows[0])).tolist(), token)
-        rows = matched
+    place = {0: 0}  # how far down the path a row stands, equal ones alike
+    path = [0]
+    wanted = choice.tolist()
+    for row, (parent, token) in enumerate(zip(tree.parents.tolist(), tree.tokens.tolist(), strict=True)):
+        if parent in place and token == wanted[path[place[parent]]]:
+            place[row] = place[parent] + 1
+            if place[row] == len(path):
+                path.append(row)
+    return Verdict(tree.path_to(path[-1]).tolist(), wanted[path[-1]])
 
 
 def walk_down(tree: Tree, scores: Float[Tensor, "rows vocab"], random: Random, branching: Branching) -> Verdict:
