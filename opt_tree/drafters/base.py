@@ -1,7 +1,7 @@
 """What a drafter answers: which tokens may follow these nodes, and how likely?
 
-It answers in *scores*: log-probabilities up to a constant a row, in any float dtype, valid until the drafter runs again.
-Logits are scores; -inf is never proposed. Whatever wraps them on the way, they are normalised in one place, once
+It answers in *scores*: log-probabilities up to a constant a row, of any float dtype, valid until the drafter runs
+again. Logits are scores; -inf is never proposed. Whatever wraps them on the way, they are normalised in one place, once
 (`opt_tree.sampling.log_law`).
 """
 
