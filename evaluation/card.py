@@ -9,6 +9,7 @@ import json
 import platform
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +17,8 @@ import torch
 import transformers
 from tqdm import tqdm
 
-from evaluation.baselines import transformers_greedy
+from evaluation.baselines import Timed, assistant_of, transformers_assisted, transformers_greedy
+from evaluation.inflate import describe, inflate_pair
 from evaluation.published import PublishedRule
 from evaluation.referee import Divergence, classify
 from opt_tree import Decoder, Generation, OptTree, Pair, Static, TreePolicy, load_pair
@@ -47,7 +49,8 @@ class Subjects:
         names = {"drafter": o.draft_model_path} if drafter == "draft" else {"eagle": o.ea_model_path}
         key = (drafter, dtype, bare)
         if key not in self._pairs:
-            self._pairs[key] = load_pair(o.base_model_path, **names, dtype=dtype, device=o.device, bare=bare)
+            pair = load_pair(o.base_model_path, **names, dtype=dtype, device=o.device, bare=bare)
+            self._pairs[key] = inflate_pair(pair, o.inflate) if o.inflate else pair
         return self._pairs[key]
 
     def decode(self, pair: Pair, policy: TreePolicy, title: str) -> list[Generation]:
@@ -155,32 +158,52 @@ def overhead(subjects: Subjects) -> list[Row]:
 
 
 def speed(subjects: Subjects) -> list[Row]:
-    """Tokens a second over budgets and thresholds, interleaved prompt by prompt with plain decoding."""
+    """Tokens a second over budgets and thresholds, prefill included, beside plain decoding, transformers' greedy and
+    assisted generation, interleaved prompt by prompt."""
     rows: list[Row] = []
-    for drafter in ("draft", "eagle"):
-        pair = subjects.pair(drafter)
-        policies: list[TreePolicy] = [Static.empty(), Static.chain(3)]
-        policies += [OptTree(n, t, 10) for n in (4, 8, 12, 16, 24, 40) for t in (0.1, 0.2, 0.3, 0.45)]
-        spent = np.zeros((len(policies), 2))
-        lengths: list[list[int]] = [[] for _ in policies]
+    options, length = subjects.options, subjects.options.max_new_tokens
+    for drafter in options.drafters.split(","):
+        pair = subjects.pair(drafter, options.dtype)
+        policies: list[OptTree | Static] = [Static.empty(), Static.chain(3)]
+        policies += [OptTree(n, t) for n in map(int, options.nodes.split(",")) for t in options.thresholds]
+        methods: dict[str, Callable[[list[int]], tuple[int, float, int]]] = {
+            _title(policy): partial(_decode_timed, Decoder(pair.target, pair.drafter, policy), pair, length)
+            for policy in policies
+        }
+        methods["transformers greedy"] = partial(_timed, transformers_greedy, pair, length)
+        if assistant_of(pair.drafter) is not None:
+            methods["transformers assisted"] = partial(_timed, transformers_assisted, pair, length)
+        spent = {name: np.zeros(3) for name in methods}
+        for run in methods.values():
+            run(subjects.prompts[0])  # warm up
         for prompt in tqdm(subjects.prompts, desc=f"{drafter} speed", leave=False):
-            for i, policy in enumerate(policies):
-                g = Decoder(pair.target, pair.drafter, policy).generate(prompt, 64, stop=pair.stop)
-                spent[i] += len(g.tokens), g.seconds - g.prefill_seconds
-                lengths[i] += g.accept_lengths
-        rate = spent[:, 0] / spent[:, 1]
-        for i in np.argsort(-rate):
-            name = str(policies[i]) if isinstance(policies[i], OptTree) else f"Static of {policies[i].nodes}"  # type: ignore[attr-defined]
-            rows.append(
-                {
-                    "drafter": drafter,
-                    "policy": name,
-                    "tokens/s": rate[i],
-                    "against plain": rate[i] / rate[0],
-                    "tokens/step": float(np.mean(lengths[i])),
-                }
-            )
+            for name, run in methods.items():
+                tokens, seconds, steps = run(prompt)
+                spent[name] += tokens, seconds, steps
+        rate = {name: tokens / seconds for name, (tokens, seconds, _) in spent.items()}
+        baselines = [name for name in ("plain", "transformers greedy", "transformers assisted") if name in rate]
+        for name in sorted(rate, key=lambda name: -rate[name]):
+            tokens, _, steps = spent[name]
+            row: Row = {"drafter": drafter, "method": name, "tokens/s": rate[name]}
+            row |= {f"x {baseline}": rate[name] / rate[baseline] for baseline in baselines}
+            rows.append(row | {"tokens/step": tokens / steps if steps else ""})
     return rows
+
+
+def _title(policy: OptTree | Static) -> str:
+    if isinstance(policy, OptTree):
+        return f"OPT-Tree {policy.nodes}/{policy.threshold}/{policy.max_depth}"
+    return "plain" if not policy.nodes else f"chain of {policy.nodes}"
+
+
+def _decode_timed(decoder: Decoder, pair: Pair, length: int, prompt: list[int]) -> tuple[int, float, int]:
+    generation = decoder.generate(prompt, length, stop=pair.stop)
+    return len(generation.tokens), generation.seconds, len(generation.steps)
+
+
+def _timed(generate: Callable[..., Timed], pair: Pair, length: int, prompt: list[int]) -> tuple[int, float, int]:
+    timed = generate(pair, prompt, length)
+    return len(timed.tokens), timed.seconds, 0
 
 
 PARTS: dict[str, Callable[[Subjects], list[Row]]] = {
@@ -205,6 +228,10 @@ def _cell(value: float | int | str) -> str:
     return f"{value:.2f}" if isinstance(value, float) else str(value)
 
 
+def _numbers(text: str) -> list[float]:
+    return [float(number) for number in text.split(",")]
+
+
 def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("--base-model-path", default="demo")
@@ -214,6 +241,13 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--prompts", type=int, default=40)
     parser.add_argument("--max-new-tokens", type=int, default=128)
     parser.add_argument("--threshold", type=float, default=0.2, help="for the part overhead")
+    parser.add_argument("--drafters", default="draft,eagle", help="for the part speed")
+    parser.add_argument("--nodes", default="4,8,12,16,24,40", help="budgets of the part speed")
+    parser.add_argument(
+        "--thresholds", type=_numbers, default=[0.1, 0.2, 0.3, 0.45], help="of the part speed (0.1,0.2,0.3,0.45)"
+    )
+    parser.add_argument("--dtype", default="auto", help="of the target in the part speed")
+    parser.add_argument("--inflate", help="blow the target up, as for evaluation.eval_opt_classic")
     parser.add_argument("--parts", default=",".join(PARTS), help="of " + ", ".join(PARTS))
     parser.add_argument("--device")
     parser.add_argument("--threads", type=int, default=1, help="CPU threads")
@@ -227,6 +261,8 @@ def main(arguments: list[str] | None = None) -> None:
         subjects = Subjects(options)
         versions = f"torch {torch.__version__}, transformers {transformers.__version__}"
         machine = f"{versions}, {platform.machine()}, {options.threads} thread(s)"
+        if inflated := describe(subjects.pair("draft").target.model):
+            print(inflated)
         print(f"{len(subjects.prompts)} held-out prompts, greedy, {options.max_new_tokens} new tokens; {machine}")
         for name in options.parts.split(","):
             rows = PARTS[name](subjects)

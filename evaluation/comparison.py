@@ -18,6 +18,7 @@ from tqdm import tqdm
 
 from evaluation.baselines import Timed, first_difference
 from evaluation.exactness import Divergence, Referee
+from evaluation.inflate import describe
 from opt_tree import Decoder, Generation, Pair, Sampling
 
 PLAIN, GREEDY, ASSISTED, OURS = "plain", "transformers", "transformers_assisted", "opt_tree"
@@ -184,6 +185,8 @@ def notes(comparison: Comparison, pair: Pair, partings: Sequence[Parting], sampl
         "tokens/step: mean of accepted + 1; E(A)+1: what the draft law expected of it; "
         f"{other_share(comparison.generations(OURS)):.0%} of an OPT-Tree step is outside the two models' forwards.",
     ]
+    if inflated := describe(pair.target.model):
+        lines.append(f"{inflated[0].upper()}{inflated[1:]}.")
     if ASSISTED not in comparison.runs:
         lines.append("transformers' assisted generation needs a causal LM to draft: give one with --draft-model-path.")
     if not sampling.greedy:

@@ -10,10 +10,9 @@ import functools
 import io
 import json
 import os
-import re
 import sys
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NoReturn, TextIO
 
@@ -38,6 +37,8 @@ from evaluation.comparison import (
     table,
 )
 from evaluation.environment import environment
+from evaluation.inflate import inflate_pair
+from evaluation.options import Machine, add_options, option
 from opt_tree import OptTree, Pair, Sampling, Sharpened, load_causal_lm, load_pair, load_tokenizer
 from opt_tree.checkpoints import DEMO, as_dtype, check_same_tokenizer
 from opt_tree.decode import check_prompt
@@ -61,34 +62,28 @@ PROMPTS = (
 TIME_LIMIT = 35.0  # seconds after which the comparison begins no further prompt: a demo is to take less than a minute
 
 
-def _option(default: Any, about: str, kind: Callable[[str], Any] = str) -> Any:
-    return field(default=default, metadata={"help": about, "kind": kind})
-
-
 @dataclass(frozen=True)
-class Options:
+class Options(Machine):
     """Everything a demo can be told. The command line is made of these fields."""
 
-    base_model_path: str = _option("demo", "target: folder, Hub id, or demo for the embedded one")
-    draft_model_path: str | None = _option(None, "draft model; beside a head: what assists transformers")
-    ea_model_path: str | None = _option(None, "EAGLE head (demo_opt_eagle.py)")
-    prompt: str | None = _option(None, "the question (default: a handful of built-in ones)")
-    nodes: int | None = _option(None, "drafted nodes per tree, root excluded (the paper's n)", int)
-    threshold: float | None = _option(None, "least gain in E(A) worth one more layer (the paper's delta)", float)
-    max_depth: int | None = _option(None, "layers drafted at most", int)
-    temperature: float = _option(0.0, "0: greedy", float)
-    top_p: float = _option(1.0, "nucleus, at temperature > 0", float)
-    top_k: int = _option(0, "0: off", int)
-    max_new_tokens: int = _option(128, "length of an answer at most", int)
-    rounds: int = _option(3, "repetitions of the comparison", int)
-    seed: int = _option(0, "of the sampling", int)
-    device: str | None = _option(None, "cpu, cuda, ... (default: cuda where there is one)")
-    dtype: str = _option("auto", "of the target: float32, bfloat16, float16, or auto for what suits the device")
-    draft_dtype: str = _option("auto", "of the draft model")
-    bare: bool = _option(False, "take the draft law as it is, not sharpened by its fitted temperature")
-    threads: int | None = _option(None, "CPU threads (default 1: more of them stall when a neighbour is busy)", int)
-    html: str | None = _option(None, "write the coloured transcript and drawn trees to this file")
-    no_color: bool = _option(False, "mark accepted draft tokens by brackets instead of colour")
+    base_model_path: str = option("demo", "target: folder, Hub id, or demo for the embedded one")
+    draft_model_path: str | None = option(None, "draft model; beside a head: what assists transformers")
+    ea_model_path: str | None = option(None, "EAGLE head (demo_opt_eagle.py)")
+    prompt: str | None = option(None, "the question (default: a handful of built-in ones)")
+    nodes: int | None = option(None, "drafted nodes per tree, root excluded (the paper's n)")
+    threshold: float | None = option(None, "least gain in E(A) worth one more layer (the paper's delta)")
+    max_depth: int | None = option(None, "layers drafted at most")
+    temperature: float = option(0.0, "0: greedy")
+    top_p: float = option(1.0, "nucleus, at temperature > 0")
+    top_k: int = option(0, "0: off")
+    max_new_tokens: int = option(128, "length of an answer at most")
+    rounds: int = option(3, "repetitions of the comparison")
+    seed: int = option(0, "of the sampling")
+    dtype: str = option("auto", "of the target: float32, bfloat16, float16, or auto for what suits the device")
+    draft_dtype: str = option("auto", "of the draft model")
+    bare: bool = option(False, "take the draft law as it is, not sharpened by its fitted temperature")
+    html: str | None = option(None, "write the coloured transcript and drawn trees to this file")
+    no_color: bool = option(False, "mark accepted draft tokens by brackets instead of colour")
 
     def policy(self, kind: Kind) -> OptTree:
         """The tree: this demo's for the embedded target, else the paper's, with whatever was named replaced."""
@@ -105,13 +100,18 @@ class Options:
         self.policy(kind)
         if self.sampling.greedy and (self.top_p < 1 or self.top_k):
             raise ValueError("top_p and top_k act at temperature > 0 only; give --temperature")
-        for name in ("max_new_tokens", "rounds", "threads"):
-            if (value := getattr(self, name)) is not None and value < 1:
+        for name in ("max_new_tokens", "rounds"):
+            if (value := getattr(self, name)) < 1:
                 raise ValueError(f"--{name.replace('_', '-')} must be at least 1, got {value}")
         if self.prompt is not None and not self.prompt.strip():
             raise ValueError("the prompt is empty")
         if kind == "classic" and self.ea_model_path:
             raise ValueError("demo_opt_classic.py drafts with a draft model; for an EAGLE head run demo_opt_eagle.py")
+        if kind == "eagle" and self.inflate:
+            raise ValueError(
+                f"--inflate {self.inflate}: an EAGLE head reads the target's hidden states, which inflation makes "
+                "wider than those it was trained on; demo_opt_classic.py takes the option"
+            )
         needed = "draft_model_path" if kind == "classic" else "ea_model_path"
         if self.base_model_path != "demo" and not getattr(self, needed):
             raise ValueError(f"no drafter named for {self.base_model_path}: give --{needed.replace('_', '-')}")
@@ -141,15 +141,8 @@ def parse(kind: Kind, arguments: Sequence[str]) -> Options:
     """Read the command line; an option may be written with hyphens or underscores."""
     drafter = "an independent draft model" if kind == "classic" else "an EAGLE head"
     parser = _Parser(f"demo_opt_{kind}.py", description=f"Decode with OPT-Tree and {drafter}, and compare.")
-    for option in dataclasses.fields(Options):
-        flag, about = "--" + option.name.replace("_", "-"), option.metadata["help"]
-        if option.type is bool:
-            parser.add_argument(flag, action="store_true", help=about)
-        else:
-            shown = about if option.default is None else f"{about} (default {option.default})"
-            parser.add_argument(flag, type=option.metadata["kind"], default=option.default, help=shown)
-    hyphened = [re.sub("^--[^=]+", lambda name: name[0].replace("_", "-"), argument) for argument in arguments]
-    return Options(**vars(parser.parse_args(hyphened)))
+    add_options(parser, Options)
+    return Options(**vars(parser.parse_args(arguments)))
 
 
 def main(kind: Kind, arguments: Sequence[str] | None = None) -> int:
@@ -170,8 +163,7 @@ def run(kind: Kind, options: Options) -> None:
     if options.base_model_path == "demo" or not sys.stderr.isatty():
         transformers.logging.disable_progress_bar()  # the embedded models load in a blink
     device = check_device(options.device or ("cuda" if torch.cuda.is_available() else "cpu"))
-    if device.type == "cpu" or options.threads:
-        torch.set_num_threads(options.threads or 1)
+    options.set_threads(device)
     pair = load(kind, options, str(device))
     assistant = load_assistant(options, pair, str(device))
     policy, texts = options.policy(kind), [options.prompt] if options.prompt else PROMPTS
@@ -217,9 +209,9 @@ def check_device(name: str) -> torch.device:
 
 
 def load(kind: Kind, options: Options, device: str) -> Pair:
-    """Load the target and its drafter."""
+    """Load the target, inflated if asked for, and its drafter."""
     drafter = {"drafter": options.draft_model_path} if kind == "classic" else {"eagle": options.ea_model_path or "demo"}
-    return load_pair(
+    pair = load_pair(
         options.base_model_path,
         **drafter,
         dtype=options.dtype,
@@ -227,6 +219,7 @@ def load(kind: Kind, options: Options, device: str) -> Pair:
         device=device,
         bare=options.bare,
     )
+    return inflate_pair(pair, options.inflate) if options.inflate else pair
 
 
 def load_assistant(options: Options, pair: Pair, device: str) -> PreTrainedModel | None:
@@ -284,8 +277,9 @@ def describe_models(kind: Kind, options: Options, pair: Pair) -> str:
         name, model = f"draft model {options.draft_model_path or 'demo'}", drafter.lm.model
     else:
         name, model = f"EAGLE head {options.ea_model_path or 'demo'}", drafter.lm.model.base_model
+    inflated = f" inflated to {options.inflate}" if options.inflate else ""
     return (
-        f"target {options.base_model_path}: {_size(pair.target.model)}, {_name(pair.target.dtype)}; "
+        f"target {options.base_model_path}{inflated}: {_size(pair.target.model)}, {_name(pair.target.dtype)}; "
         f"{name}: {_size(model)}, {_name(drafter.lm.dtype)}{sharpened}"
     )
 

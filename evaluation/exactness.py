@@ -22,7 +22,7 @@ from evaluation.baselines import first_difference
 from evaluation.conversation import seed_of
 from evaluation.inflate import describe
 from evaluation.loading import load
-from evaluation.options import Options
+from evaluation.options import Options, run_command
 from evaluation.referee import Divergence, Referee, classify
 from opt_tree import Pair, Sampling
 
@@ -167,11 +167,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--base-model-path", help="target; default: the one that the headers name")
     parser.add_argument("--dtype", help="of the target; default: the coarser one of the two headers")
     parser.add_argument("--device", help="default: cuda where there is one, else cpu")
-    try:
-        return run(parser.parse_args(arguments))
-    except (ValueError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+    return run_command(parser, run, arguments)
 
 
 def run(arguments: argparse.Namespace) -> int:

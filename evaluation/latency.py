@@ -22,7 +22,7 @@ from evaluation.environment import environment
 from evaluation.forwards import Cell, Probe, curve, draw, measure
 from evaluation.inflate import describe
 from evaluation.loading import check_device, load, resolved
-from evaluation.options import Options
+from evaluation.options import Machine, Options, add_options, run_command
 from evaluation.parallel import Crew
 from evaluation.report import Run, read_run
 from opt_tree import CausalLM, Sharpened
@@ -126,10 +126,6 @@ def align(lines: Sequence[Sequence[str]]) -> str:
 
 def take(arguments: argparse.Namespace) -> dict[str, Any]:
     """Load the models and measure them."""
-    if arguments.threads is not None:
-        if arguments.threads < 1:
-            raise ValueError(f"--threads must be at least 1, got {arguments.threads}")
-        torch.set_num_threads(arguments.threads)
     for name, values in (
         ("--tokens", arguments.tokens),
         ("--contexts", arguments.contexts),
@@ -144,9 +140,12 @@ def take(arguments: argparse.Namespace) -> dict[str, Any]:
         ea_model_path=arguments.ea_model_path or "demo",
         dtype=arguments.dtype,
         device=arguments.device,
+        threads=arguments.threads,
         inflate=arguments.inflate,
     )
-    pair = load(kind, options, check_device(options, Crew()))
+    device = check_device(options, Crew())
+    options.set_threads(torch.device(device))
+    pair = load(kind, options, device)
     drafter = pair.drafter.drafter if isinstance(pair.drafter, Sharpened) else pair.drafter
     probes = [Probe("target", pair.target), Probe("drafter", drafter.lm, drafter.features)]  # type: ignore[attr-defined]
     tokens, contexts = sorted(set(arguments.tokens)), sorted(set(arguments.contexts))
@@ -198,9 +197,7 @@ def main(arguments: list[str] | None = None) -> int:
     add("--draft-model-path", default="demo", help="independent draft model, likewise")
     add("--ea-model-path", help="EAGLE head instead of a draft model")
     add("--dtype", default="auto", help="of the target: auto, float32, bfloat16, float16")
-    add("--device", help="default: cuda where there is one, else cpu")
-    add("--threads", type=int, help="CPU threads; default: torch's own choice")
-    add("--inflate", help="measure a larger target that computes the same function: 350m, 1b, 7b, 13b, HIDDENxLAYERS")
+    add_options(parser, Machine)
     add("--tokens", type=int, nargs="+", default=list(TOKENS), metavar="N", help="tokens in a forward")
     add("--contexts", type=int, nargs="+", default=list(CONTEXTS), metavar="N", help="committed tokens before it")
     add("--repeats", type=int, default=30, help="of every size, after a warm-up")
@@ -211,11 +208,7 @@ def main(arguments: list[str] | None = None) -> int:
     add(
         "--answers", nargs="+", default=[], help="answer files of --method opt, best at several --nodes: advise by them"
     )
-    try:
-        return run(parser.parse_args(arguments))
-    except (ValueError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+    return run_command(parser, run, arguments)
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -26,7 +26,7 @@ PARTS = ("#2b6cb0", "#90b8e0", "#d9730d", "#f2b880", "#5a9367", "#c4c8ce")
 PERCENT = PercentFormatter(1.0, decimals=0, symbol=" %")
 _FEWEST = 8
 """Steps below which a share is not drawn."""
-_STYLE: dict[str, Any] = {
+STYLE: dict[str, Any] = {
     "figure.dpi": 150,
     "font.size": 9,
     "axes.spines.top": False,
@@ -48,7 +48,7 @@ def draw_all(runs: Sequence["Run"], folder: Path) -> list[Path]:
         plt.close(figure)
         drawn.append(path)
 
-    with plt.rc_context(_STYLE):
+    with plt.rc_context(STYLE):
         for run in runs:
             taken = metrics.steps(run.answers)
             if taken is None or taken.lengths.max(initial=1) == 1:

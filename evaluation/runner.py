@@ -12,12 +12,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from tqdm import tqdm
 
 from evaluation.answers import AnswerFile, Record
 from evaluation.conversation import Answer, Conversation, History
 from evaluation.environment import environment
-from evaluation.inflate import describe, parse_shape
+from evaluation.inflate import describe
 from evaluation.loading import check_device, load, make_method, relaunch, resolved
 from evaluation.options import KINDS, Options, as_dict, parse
 from evaluation.parallel import Crew
@@ -30,7 +31,7 @@ DRAFTING = ("nodes", "threshold", "max_depth", "draft_dtype", "sharpening", *KIN
 PLACE = {
     *("bench_name", "question_file", "data_dir", "fetch", "question_begin", "question_end", "limit", "history"),
     *("answer_file", "overwrite", "baseline"),
-    *("device", "dtype", "num_gpus_per_model", "num_gpus_total", "max_gpu_memory"),
+    *("device", "threads", "dtype", "num_gpus_per_model", "num_gpus_total", "max_gpu_memory"),
 }
 """Options that say where, or which part, or are settings under another name: they change no answer themselves."""
 _WARM_UP = "Count from one to ten."
@@ -74,8 +75,7 @@ def run(kind: str, options: Options, crew: Crew = Crew()) -> int:
     questions = load_set(options.bench_name, options.question_file, options.data_dir, options.fetch)
     chosen = select(questions.questions, options.question_begin, options.question_end, options.limit)
     device = check_device(options, crew)
-    if options.inflate:
-        parse_shape(options.inflate)
+    options.set_threads(torch.device(device))
     if options.conv_template:
         get_template(options.conv_template)
     history = read_history(options.history, chosen, options.num_choices)

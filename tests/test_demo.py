@@ -15,6 +15,8 @@ import torch
 from byte_tokenizer import byte_tokenizer
 from models import ARCHITECTURES, build, perturbed, tiny_head
 from safetensors.torch import save_file
+from torch.nn.modules.module import register_module_forward_pre_hook
+from transformers import LlamaModel
 
 from evaluation import demo
 from evaluation.baselines import Timed, assistant_of, first_difference, transformers_assisted, transformers_greedy
@@ -142,6 +144,51 @@ def test_a_draft_model_beside_the_head_assists_transformers(eagle, folders, caps
     assert report_of(capsys.readouterr().out)["tokens"][ASSISTED] == 24
 
 
+def test_every_row_of_the_table_decodes_with_the_inflated_target(classic, capsys, monkeypatch):
+    widths: dict[str, set[int]] = {}
+
+    def watched(methods, prompts, *rest):
+        for name, method in methods.items():
+            seen = widths.setdefault(name, set())
+            hook = register_module_forward_pre_hook(
+                lambda module, _, seen=seen: (
+                    seen.add(module.config.hidden_size) if isinstance(module, LlamaModel) else None
+                )
+            )
+            method(prompts[0], 4)
+            hook.remove()
+        return interleave(methods, prompts, *rest)
+
+    monkeypatch.setattr(demo, "interleave", watched)
+    arguments = [*classic, *QUICK, "--prompt", "hello"]
+    assert demo.main("classic", arguments) == 0
+    small = report_of(capsys.readouterr().out)
+    assert set().union(*widths.values()) == {32}
+    widths.clear()
+    assert demo.main("classic", [*arguments, "--inflate", "64x4"]) == 0
+    out = capsys.readouterr().out
+    large = report_of(out)
+    assert widths == {PLAIN: {64}, GREEDY: {64}, OURS: {32, 64}, ASSISTED: {32, 64}}  # 32: the draft model
+    assert (large["tokens"], large["divergences"]) == (small["tokens"], [])
+    assert large["options"]["inflate"] == "64x4" and "inflated to 64x4: " in large["models"]
+    said = out[out.index("tokens/s") :]
+    assert "Inflated target: " in said and "blown up to" in said and "(4 layers, hidden 64," in said
+
+
+def test_threads_are_as_asked_and_else_one_or_the_environments(monkeypatch):
+    chosen: list[int] = []
+    monkeypatch.setattr(torch, "set_num_threads", chosen.append)  # a real pool of threads would not outlive a fork
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    demo.parse("classic", ["--threads", "2"]).set_threads(torch.device("cpu"))
+    demo.parse("classic", []).set_threads(torch.device("cpu"))
+    assert chosen == [2]
+    monkeypatch.delenv("OMP_NUM_THREADS")
+    demo.parse("classic", []).set_threads(torch.device("cuda"))
+    assert chosen == [2]  # only where the CPU decodes
+    demo.parse("classic", []).set_threads(torch.device("cpu"))
+    assert chosen == [2, 1]
+
+
 def test_sampled_texts_are_the_same_with_and_without_a_tree(classic, capsys):
     assert demo.main("classic", [*classic, *QUICK, "--prompt", "hello", "--temperature", "0.8", "--seed", "3"]) == 0
     out = capsys.readouterr().out
@@ -161,6 +208,8 @@ def test_sampled_texts_are_the_same_with_and_without_a_tree(classic, capsys):
         (["--top-p", "0.5"], "act at temperature > 0 only"),
         (["--max_new_tokens", "0"], "--max-new-tokens must be at least 1, got 0"),
         (["--threads", "0"], "--threads must be at least 1, got 0"),
+        (["--inflate", "8b"], "unknown shape '8b' to inflate to"),
+        (["--inflate", "16x4"], "16 wide is less than the target's 32"),
         (["--prompt", " "], "the prompt is empty"),
         (["--prompt", "x" * 300], "the prompt has 301 tokens, which leaves no room in 256 of context"),
         (["--dtype", "float31"], "unknown dtype 'float31'"),
@@ -188,6 +237,8 @@ def test_mistakes_that_name_other_models(folders, classic, capsys):
         ("eagle", [*target, "--ea-model-path", folders["draft"]], "an EAGLE head has one layer, this config has 2"),
         ("eagle", [*target, "--ea-model-path", folders["head"], "--draft-model-path", folders["other"]],
          "different tokenizers"),
+        ("eagle", [*target, "--ea-model-path", folders["head"], "--inflate", "350m"],
+         "--inflate 350m: an EAGLE head reads the target's hidden states"),
     ):  # fmt: skip
         assert demo.main(kind, arguments) == 2
         err = capsys.readouterr().err

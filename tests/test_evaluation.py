@@ -246,6 +246,18 @@ def test_inflation_gives_the_same_text(folder: Path, tmp_path: Path) -> None:
     assert "inflated" in AnswerFile(tmp_path / "b.jsonl").header()["sessions"][0]["target"]
 
 
+def test_threads_are_used_and_written_down(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    chosen = [1]
+    monkeypatch.setattr(torch, "set_num_threads", chosen.append)  # a real pool of threads would not outlive a fork
+    monkeypatch.setattr(torch, "get_num_threads", lambda: chosen[-1])
+    assert command(folder, tmp_path / "a.jsonl", "--limit", "1", "--threads", "2") == 0
+    assert chosen == [1, 2]
+    header = AnswerFile(tmp_path / "a.jsonl").header()
+    (session,) = header["sessions"]
+    assert session["options"]["threads"] == session["environment"]["threads"] == 2
+    assert "threads" not in header["settings"]  # another number goes on with the file
+
+
 # Deaths and processes
 
 
@@ -528,6 +540,7 @@ def test_an_exception_in_one_question_is_recorded_and_tried_again(
         (("--question-file", "absent.jsonl"), "no question file at absent.jsonl"),
         (("--history", "absent.jsonl"), "no answer file absent.jsonl"),
         (("--inflate", "3b"), "unknown shape '3b'"),
+        (("--threads", "0"), "--threads must be at least 1, got 0"),
         (("--conv-template", "vicuna"), "no FastChat conversation is called 'vicuna'"),
         (("--num-gpus-total", "3", "--num-gpus-per-model", "2"), "not a multiple"),
         (("--num-gpus-total", "2"), "but the device is cpu"),

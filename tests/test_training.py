@@ -1,7 +1,9 @@
 """Training code on tiny models and a synthetic corpus: seconds on a CPU."""
 
+import importlib
 import json
 import lzma
+import subprocess
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +15,7 @@ from transformers import AutoModelForCausalLM, LlamaForCausalLM, PreTrainedToken
 from transformers.cache_utils import DynamicCache
 
 from opt_tree.drafters.eagle import EagleHead
+from opt_tree.training import demo
 from opt_tree.training.data import Document, heldout_prompts, read_corpus, render
 from opt_tree.training.distil import distillation_loss, load_teacher
 from opt_tree.training.distil import make_loss as distil_loss
@@ -21,9 +24,20 @@ from opt_tree.training.eagle import make_loss as eagle_loss
 from opt_tree.training.lm import Shape, save_model
 from opt_tree.training.optimizer import MuonAdamW
 from opt_tree.training.outputs import answer, load_documents, save_documents
+from opt_tree.training.products import last_checkpoint, whole
 from opt_tree.training.stream import OWN, Blocks, Mixture, TokenDocuments, build_stream, collate
 from opt_tree.training.tokenizer import train_tokenizer, training_texts
-from opt_tree.training.trainer import Examples, Run, Schedule, Source, Streams, fit, load_streams, parse_epochs
+from opt_tree.training.trainer import (
+    Examples,
+    Run,
+    Schedule,
+    Source,
+    Streams,
+    fit,
+    from_fields,
+    load_streams,
+    parse_epochs,
+)
 from opt_tree.training.unlikelihood import Contrast, repeats
 from opt_tree.training.unlikelihood import make_loss as unlikelihood
 
@@ -172,7 +186,11 @@ def test_a_resumed_run_ends_like_an_unbroken_one(
     whole = build()
     fit(whole, streams.blocks(_steps(8)), _steps(8), Run(tmp_path / "whole"))
     (tmp_path / "broken").mkdir()
+    with pytest.raises(ValueError, match=r"no checkpoint in .*broken to go on from"):
+        fit(build(), streams.blocks(_steps(8)), _steps(8), Run(tmp_path / "broken", resume=True))
     (tmp_path / "whole" / "checkpoint-4").rename(tmp_path / "broken" / "checkpoint-4")
+    (tmp_path / "broken" / "checkpoint-6").mkdir()  # killed while it was written: the Trainer's state comes last
+    assert last_checkpoint(tmp_path / "broken") == tmp_path / "broken" / "checkpoint-4"
     again = build()
     fit(again, streams.blocks(_steps(8)), _steps(8), Run(tmp_path / "broken", resume=True))
     for (name, expected), got in zip(whole.named_parameters(), again.parameters(), strict=True):
@@ -287,6 +305,8 @@ def test_repeats_marks_what_completes_an_earlier_ngram_of_the_answer() -> None:
     assistant = 3
     document = np.array([0, 7, 8, 7, 8, assistant, 7, 8, 9, 7, 8, 5], np.uint16)
     assert np.flatnonzero(repeats(document, assistant, 2)).tolist() == [10]
+    loop = np.array([0, 7, assistant, *[assistant] * 5], np.uint16)
+    assert np.flatnonzero(repeats(loop, assistant, 2)).tolist() == [5, 6, 7]
 
 
 def test_unlikelihood_unlearns_a_loop_and_keeps_the_corpus(
@@ -327,3 +347,97 @@ class _Loop(Dataset):
 
     def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
         return {"input_ids": self.row}
+
+
+def test_what_has_its_own_name_is_whole(tmp_path: Path) -> None:
+    folder = tmp_path / "new" / "final"
+    for text in ("first", "second"):
+        with whole(folder) as partial:
+            partial.mkdir()
+            (partial / text).touch()
+    assert [path.name for path in folder.iterdir()] == ["second"]
+    with pytest.raises(KeyboardInterrupt), whole(folder) as partial:
+        partial.mkdir()
+        raise KeyboardInterrupt
+    assert [path.name for path in folder.iterdir()] == ["second"]
+    with whole(tmp_path / "a.npz") as partial:
+        partial.write_text("whole")
+        assert not list(tmp_path.glob("*.npz"))
+    assert (tmp_path / "a.npz").read_text() == "whole"
+
+
+@pytest.mark.parametrize("preset", demo.PRESETS)
+def test_every_stage_of_a_preset_is_a_command_line_that_its_command_takes(preset: str, tmp_path: Path) -> None:
+    made: set[Path] = set()
+    for stage in demo.stages(demo.PRESETS[preset], tmp_path):
+        command = importlib.import_module(f"opt_tree.training.{stage.module}")
+        args = command.new_parser().parse_args(stage.arguments.split())
+        read = [getattr(args, name) for name in ("tokenizer", "model", "target") if hasattr(args, name)]
+        assert set(read) <= made, stage.name
+        if hasattr(args, "own"):
+            assert any(product.parent == args.own for product in made), stage.name
+        assert args.output in (stage.product, stage.product.parent)
+        if stage.trains:
+            schedule = from_fields(Schedule, args)
+            processes = demo.PRESETS[preset].processes
+            assert schedule.batch % (schedule.micro_batch * processes) == schedule.micro_batch % schedule.block == 0
+            assert sum(share for share, _ in schedule.row_lengths) == pytest.approx(1)
+            assert all(schedule.block % length == 0 for _, length in schedule.row_lengths)
+        made.add(stage.product)
+
+
+def test_a_recipe_that_was_stopped_goes_on_where_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plan = demo.stages(demo.TINY, tmp_path)
+    commands: list[list[str]] = []
+    dies: set[str] = {"cured-1"}
+
+    def fake(command: list[str], **_: object) -> None:
+        commands.append(command)
+        stage = plan[[stage.arguments.split() for stage in plan].index(_own_arguments(command))]
+        if stage.name in dies:
+            for name, files in (("checkpoint-2", ["trainer_state.json"]), ("checkpoint-4", [])):
+                (stage.product.parent / name).mkdir(parents=True)
+                for file in files:
+                    (stage.product.parent / name / file).touch()
+            raise subprocess.CalledProcessError(-9, command)
+        stage.product.mkdir(parents=True)
+        (stage.product / "made-by").write_text(stage.name)
+
+    monkeypatch.setattr(demo.subprocess, "run", fake)
+    line = ["--work", str(tmp_path), "--preset", "tiny", "--install", str(tmp_path / "family")]
+    with pytest.raises(SystemExit, match="2"):
+        demo.main(line)
+    assert "stage cured-1 failed with exit status -9" in capsys.readouterr().err
+    assert [("--resume" in command, "--nproc-per-node" in command) for command in commands] == [
+        (False, False), (False, True), (False, False), (False, True)
+    ]  # fmt: skip
+    commands.clear()
+    dies.clear()
+    demo.main(line)
+    assert len(commands) == len(plan) - 3
+    assert [stage.name for stage, command in zip(plan[3:], commands, strict=True) if "--resume" in command] == [
+        "cured-1"
+    ]
+    made_by = {part.name: (part / "made-by").read_text() for part in (tmp_path / "family").iterdir()}
+    assert made_by == {"target": "cured-2", "draft": "draft", "eagle": "eagle"}
+    commands.clear()
+    demo.main(line)
+    assert commands == []
+
+
+def _own_arguments(command: list[str]) -> list[str]:
+    """The part of a stage's command that the plan wrote: between the module and what the recipe adds."""
+    start = next(index for index, word in enumerate(command) if word.startswith("opt_tree.training."))
+    return command[start + 1 : command.index("--data")]
+
+
+def test_the_recipe_refuses_what_cannot_be(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for more, message in (
+        (["--until", "end"], "no stage called end; there are tokenizer, base, "),
+        (["--until", "own", "--install", "x"], "--until own stops before it is there"),
+    ):
+        with pytest.raises(SystemExit, match="2"):
+            demo.main(["--work", str(tmp_path), *more])
+        assert message in capsys.readouterr().err

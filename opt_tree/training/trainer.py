@@ -128,7 +128,9 @@ def fit(model: nn.Module, examples: Examples, schedule: Schedule, run: Run, loss
     # Each row length is a shape of its own: compiled statically it is faster than one dynamic graph.
     torch._dynamo.config.automatic_dynamic_shapes = False
     trainer.train(resume_from_checkpoint=str(start) if start else None)
-    print({key: value for key, value in trainer.evaluate().items() if key.endswith("loss")})
+    losses = {key: value for key, value in trainer.evaluate().items() if key.endswith("loss")}
+    if trainer.is_world_process_zero():
+        print(losses)
     return trainer
 
 

@@ -27,10 +27,11 @@ from opt_tree.training.trainer import Examples, Loss, Schedule, fit_as_told, loa
 def repeats(document: np.ndarray, assistant: int, order: int) -> np.ndarray:
     """Return a mask of the answer's tokens that complete an `order`-gram seen earlier in the answer.
 
-    With order 2 and the answer `a b c a b d`: only the second `b` is marked.
+    With order 2 and the answer `a b c a b d`: only the second `b` is marked. The answer is all that follows the first
+    `assistant` token: a model may loop on that one too.
     """
     mask = np.zeros(len(document), dtype=bool)
-    start = int(np.flatnonzero(document == assistant)[-1]) + 1
+    start = int(np.flatnonzero(document == assistant)[0]) + 1
     seen: set[tuple[int, ...]] = set()
     for end in range(start + order, len(document) + 1):
         gram = tuple(document[end - order : end].tolist())

@@ -1,0 +1,325 @@
+"""The comparison: what a line says, what is refused, what a killed run leaves, and that no budget is exceeded."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from conftest import TableDrafter, TableTarget, hashed_laws, written_laws
+from models import tiny, tiny_drafter, tiny_tokenizer
+
+from evaluation import acceptance, bench, compare, standings
+from evaluation.bench import Expectation
+from evaluation.cells import FAMILIES, PRESETS, SIBLINGS, VERIFIERS, Cell, grid
+from evaluation.conversation import seed_of
+from opt_tree import Decoder, OptTree, Sampling, load_pair
+from opt_tree.policies import Sampled
+from opt_tree.verifiers import multi_round
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny target, its drafter, and six questions."""
+    root = tmp_path_factory.mktemp("pair")
+    tokenizer = tiny_tokenizer()
+    for name, model in (("target", tiny("llama")), ("draft", tiny_drafter("llama"))):
+        model.save_pretrained(root / name)
+        tokenizer.save_pretrained(root / name)
+        (root / name / "chat_template.jinja").write_text("{% for m in messages %}{{ m.content }}{% endfor %}")
+    prompts = ("aabbcc", "hcgafb", "aaabac", "cbcacb", "bbbaac", "fafbfc")
+    (root / "prompts.jsonl").write_text("".join(json.dumps({"turns": [text, "aa"]}) + "\n" for text in prompts))
+    return root
+
+
+def command(folder: Path, output: Path, *more: str) -> int:
+    files = (
+        f"--base-model-path {folder}/target --draft-model-path {folder}/draft --question-file {folder}/prompts.jsonl"
+    )
+    sizes = "--limit 2 --max-new-tokens 12 --budgets 6 --laws bare --rates-questions 2 --dtype float64 --device cpu"
+    return compare.main([*f"{files} {sizes} --output {output}".split(), *more])
+
+
+def lines(output: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in output.read_text().splitlines()]
+
+
+def test_a_line_says_what_the_decoder_did(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert command(folder, tmp_path / "a.jsonl", "--policies", "opt:0.1,binary") == 0
+    opt, binary = lines(tmp_path / "a.jsonl")
+    pair = load_pair(f"{folder}/target", f"{folder}/draft", dtype="float64", device="cpu")
+    decoder = Decoder(pair.target, pair.drafter, OptTree(6, 0.1, 10))
+    for answer, text in zip(opt["answers"], ("aabbcc", "hcgafb"), strict=True):
+        direct = decoder.generate(pair.encode(text), 12, stop=pair.stop, seed=seed_of(0, answer["question_id"], 0, 0))
+        (choice,) = answer["choices"]
+        assert choice["accept_lengths"] == direct.accept_lengths
+        assert choice["expected_lengths"] == pytest.approx(direct.expected_lengths, abs=1e-4)
+        assert choice["draft_forwards"] == [sum(step.draft_forwards for step in direct.steps)]
+    tokens, steps = standings.counts(opt["answers"]).sum(0)
+    figures = opt["figures"]
+    assert figures["tokens_per_step"] == tokens / steps > 1
+    assert figures["interval"][0] <= figures["tokens_per_step"] <= figures["interval"][1]
+    assert figures["same_as_plain"] == binary["figures"]["same_as_plain"] == [1, 1]
+    assert figures["verified_tokens_per_step"] <= 7
+    assert figures["block_efficiency"] == {}
+    assert len(opt["plain"]) == 1
+    # The table's difference is the one of the lines, question by question.
+    (row,) = [row for row in standings.summarise([opt, binary]) if row["policy"] == "binary"]
+    assert row["minus_opt"]["bare"]["difference"] == pytest.approx(
+        binary["figures"]["tokens_per_step"] - figures["tokens_per_step"]
+    )
+    printed = capsys.readouterr().out
+    assert json.loads(printed.splitlines()[-1])["cells"][0]["tokens_per_step"] in (
+        figures["tokens_per_step"],
+        binary["figures"]["tokens_per_step"],
+    )
+    header = json.loads((tmp_path / "a.jsonl.run.json").read_text())
+    assert header["settings"]["target_dtype"] == "float64" and header["sessions"][0]["environment"]["threads"] == 1
+
+
+def test_the_invalid_is_listed_once_and_not_run(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output = tmp_path / "a.jsonl"
+    asked = ["--policies", "opt:0.1,chains:2", "--verifiers", "multi_round,match", "--temperatures", "0.7,1"]
+    asked += ["--limit", "1", "--max-new-tokens", "8"]
+    assert command(folder, output, *asked) == 0
+    refused, *run = lines(output)
+    assert "not exact for children of type TopK" in refused["refused"] and refused["policy"] == "opt:0.1"
+    kept = {(r["cell"]["policy"], r["cell"]["verifier"], r["cell"]["temperature"]) for r in run}
+    valid = [("opt:0.1", "match"), ("chains:2", "multi_round"), ("chains:2", "match")]
+    assert kept == {(*pair, temperature) for pair in valid for temperature in (0.7, 1.0)} and len(run) == 6
+    printed = capsys.readouterr().out.splitlines()
+    assert [line for line in printed if line.startswith("refused: ")] == [refused["question_id"]]
+    exact = {"k_seq", "khisti", "match", "multi_round", "naive", "traversal"}
+    assert {frozenset(r["figures"]["block_efficiency"]) for r in run} == {frozenset(exact), frozenset({"match"})}
+    assert (
+        command(folder, tmp_path / "b.jsonl", "--policies", "opt", "--verifiers", "block", "--temperatures", "1") == 2
+    )
+    assert "every combination asked for is refused" in capsys.readouterr().err
+
+
+def test_a_killed_run_goes_on(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output = tmp_path / "a.jsonl"
+    asked = ("--policies", "opt:0.1,binary,sequoia")
+    assert command(folder, output, *asked) == 0
+    whole = output.read_bytes()
+    before = [record["question_id"] for record in lines(output)]
+    output.write_bytes(whole[:-200])
+    measured: list[str] = []
+    original = bench.Bench.measure
+    monkeypatch.setattr(bench.Bench, "measure", lambda self, cell: (measured.append(cell.key), original(self, cell))[1])
+    monkeypatch.setattr(acceptance, "measure", None)  # the rates are there already
+    assert command(folder, output, *asked) == 0
+    assert measured == before[-1:] and [record["question_id"] for record in lines(output)] == before
+    assert output.read_bytes()[:1000] == whole[:1000]
+    assert command(folder, output, *asked, "--max-new-tokens", "9") == 2
+    error = capsys.readouterr().err.strip().splitlines()[-1]
+    assert "belongs to another configuration (max_new_tokens 12 there, 9 now)" in error
+    # Another grid is no other configuration: it adds cells.
+    assert command(folder, output, "--policies", "chain") == 0
+    assert len(lines(output)) == len(before) + 1
+
+
+def test_rates_are_measured_on_other_questions(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output = tmp_path / "a.jsonl"
+    judges = ("--verifiers", "without_replacement", "--temperatures", "1")
+    assert command(folder, output, "--policies", "sequoia,medusa", *judges) == 0
+    settings = json.loads((tmp_path / "a.jsonl.run.json").read_text())["settings"]
+    assert settings["ids"] == [0, 1] and settings["rates_ids"] == [4, 5]
+    (rates,) = lines(tmp_path / "a.jsonl.rates")
+    assert rates["question_id"] == "draft, T 1, WithoutReplacement"
+    assert 0 < rates["rates"]["by_rank"][0] <= 1
+    assert command(folder, tmp_path / "b.jsonl", "--policies", "sequoia", "--limit", "6") == 2
+    assert "all 6 questions are compared" in capsys.readouterr().err
+    monkeypatch.setattr(bench, "LEAST_TRIALS", 10**6)
+    assert command(folder, tmp_path / "c.jsonl", "--policies", "sequoia") == 2
+    assert "2 questions are too few to measure acceptance rates for sequoia" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", [*FAMILIES, "delayed:2:1:3", "chains:4", "kary:3", "opt:0:4", "eagle2:3:2", "ddd:0"])
+def test_no_budget_is_exceeded(name: str) -> None:
+    """And it is spent, but for what does not divide, by policies that do not stop early."""
+    laws, seen = hashed_laws(3, 12), set()
+    for budget in (1, 3, 8):
+        for children in SIBLINGS:
+            cell = Cell(name, budget, "draft", "bare", 0.0, children, "greedy")
+            if cell.refusal(lossy=False) is not None:
+                assert name in ("delayed:2:1:3", "chains:4", "chains") and budget < 8
+                continue
+            decoder = Decoder(TableTarget(laws, 12), TableDrafter(laws), cell.build())
+            nodes = [step.tree.nodes for step in decoder.generate([1, 2], 12).steps]
+            assert max(nodes) <= budget, (budget, children, nodes)
+            seen.add(max(nodes) / budget)
+    assert max(seen) > 0.8
+
+
+def test_presets_ask_for_valid_cells_only() -> None:
+    for preset in PRESETS.values():
+        for quick in (True, False):
+            cells = preset(quick)
+            assert len(cells) == len({cell.key for cell in cells}) > 10
+            assert [cell.key for cell in cells if cell.refusal(lossy=False) is not None] == []
+
+
+def test_the_grid_knows_judges_children_and_laws() -> None:
+    cells = grid(("opt", "binary", "dyspec"), ("match", "traversal"), (0, 1), (9,), ("draft",), ("bare", "sharpened"))
+    greedy = [(c.policy, c.children, c.law) for c in cells if c.temperature == 0]
+    assert {c.verifier for c in cells if c.temperature == 0} == {"greedy"}
+    assert greedy == [
+        ("opt", "TopK", "bare"),
+        ("binary", "TopK", "either"),
+        ("dyspec", "WithoutReplacement", "bare"),
+        ("opt", "TopK", "sharpened"),
+    ]
+    drawn = [(c.policy, c.children, c.verifier) for c in cells if c.temperature == 1]
+    assert drawn == [
+        ("opt", "TopK", "match"),
+        ("opt", "TopK", "traversal"),
+        ("binary", "TopK", "match"),
+        ("binary", "IID", "traversal"),
+        ("binary", "WithoutReplacement", "traversal"),
+        ("dyspec", "WithoutReplacement", "match"),
+        ("dyspec", "WithoutReplacement", "traversal"),
+    ]
+    assert {c.law for c in cells if c.temperature == 1} == {"bare"}
+
+
+def test_lossy_verifiers_must_be_asked_for() -> None:
+    (cell,) = grid(("opt",), ("typical",), (1,), (9,))
+    assert "lossy=True" in (cell.refusal(lossy=False) or "") and cell.refusal(lossy=True) is None
+
+
+def test_expectation_is_what_happens_where_nothing_is_random() -> None:
+    """A target of point masses: every verifier's expected tokens are the emitted ones."""
+    target = written_laws({(): (0.0, 1.0, 0.0), (1, 1): (0.0, 0.0, 1.0), (2,): (1.0, 0.0, 0.0)})
+    policy = Sampled.chains(2, 3)
+    watch = Expectation(multi_round, policy.children, every=1)
+    decoder = Decoder(TableTarget(target, 3), TableDrafter(hashed_laws(5, 3)), policy, watch)
+    steps = decoder.generate([1, 2], 24, Sampling(1.0)).steps
+    values = watch.take()
+    assert set(values) == {"k_seq", "khisti", "match", "multi_round", "naive", "traversal"}
+    for name, expected in values.items():
+        assert expected == pytest.approx([len(step.tokens) for step in steps], abs=1e-4), name
+    assert len({len(step.tokens) for step in steps}) > 1 and watch.take()["match"] == []
+
+
+def test_expectation_agrees_with_what_is_accepted() -> None:
+    """Over many steps, within four standard errors; on every third step only."""
+    policy = Sampled.chains(2, 3)
+    watch = Expectation(multi_round, policy.children, every=3)
+    watch.judges = {"multi_round": multi_round}
+    watch.take()
+    decoder = Decoder(TableTarget(hashed_laws(1, 4), 4), TableDrafter(hashed_laws(2, 4)), policy, watch)
+    emitted = [len(s.tokens) for seed in range(4) for s in decoder.generate([1], 60, Sampling(1.0), seed=seed).steps]
+    values = watch.take()["multi_round"]
+    assert len(values) == -(-len(emitted) // 3)
+    error = (np.var(emitted) / len(emitted) + np.var(values) / len(values)) ** 0.5
+    assert abs(np.mean(emitted) - np.mean(values)) < 4 * error < 0.8
+
+
+def test_the_time_of_expectations_is_not_the_decoders(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = [0.0]
+
+    def look() -> float:
+        clock[0] += 0.001
+        return clock[0]
+
+    def slow(*known: Any) -> float:
+        clock[0] += 1000
+        return 1.0
+
+    monkeypatch.setattr(bench.time, "perf_counter", look)
+    monkeypatch.setattr(bench, "block_efficiency", slow)
+    asked = ("--policies", "chains:2", "--verifiers", "naive", "--temperatures", "1", "--limit", "1")
+    assert command(folder, tmp_path / "a.jsonl", *asked) == 0
+    (record,) = lines(tmp_path / "a.jsonl")
+    assert clock[0] > 1000 and record["answers"][0]["choices"][0]["wall_time"][0] < 1
+
+
+def test_plots_come_from_the_file_alone(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output = tmp_path / "a.jsonl"
+    assert command(folder, output, "--policies", "opt:0.1") == 0
+    sampled = ("--policies", "chains:2", "--verifiers", "naive", "--temperatures", "1")
+    assert command(folder, output, *sampled, "--limit", "2") == 0
+    greedy, drawn = lines(output)
+
+    def like(record: dict[str, Any], **changes: Any) -> dict[str, Any]:
+        cell = Cell(**{**record["cell"], **changes})
+        return {**record, "question_id": cell.key, "cell": vars(cell)}
+
+    records = [like(greedy, policy=f"opt:{t}", budget=n) for t in (0.1, 0.3, 0.6) for n in (5, 25)]
+    records += [like(greedy, policy=name, law="either", budget=25) for name in ("binary", "sequoia")]
+    records += [like(greedy, policy="opt:0.1", temperature=t, verifier="match", budget=25) for t in (0.5, 1.0)]
+    records += [like(drawn, temperature=t, budget=n) for t in (0.5, 1.0) for n in (4, 6)]
+    output.write_text("".join(json.dumps(record) + "\n" for record in records))
+    capsys.readouterr()
+    monkeypatch.setattr(compare, "Bench", None)
+    assert compare.main(["--output", str(output), "--plots", str(tmp_path / "plots")]) == 0
+    found = {path.name for path in (tmp_path / "plots").iterdir()}
+    wanted = ("length_by_budget", "thresholds", "temperatures", "structures_draft", "depth")
+    wanted += ("verifiers_by_temperature", "verifiers_by_rollout")
+    assert found == {f"compare_{name}.png" for name in wanted}
+    assert compare.main(["--output", str(tmp_path / "absent.jsonl")]) == 2
+
+
+def test_both_drafters_and_laws_of_the_embedded_pair(tmp_path: Path) -> None:
+    output = tmp_path / "a.jsonl"
+    sizes = f"--limit 1 --max-new-tokens 6 --budgets 5 --dtype float32 --device cpu --output {output}".split()
+    asked = ["--policies", "opt:0.1", "--drafters", "eagle,draft", "--laws", "bare,sharpened"]
+    assert compare.main([*sizes, *asked]) == 0
+    cells = [(record["cell"]["drafter"], record["cell"]["law"]) for record in lines(output)]
+    assert cells == [("eagle", "bare"), ("eagle", "sharpened"), ("draft", "bare"), ("draft", "sharpened")]
+    assert all(record["figures"]["same_as_plain"] == [1, 1] for record in lines(output))
+    lengths = [record["answers"][0]["choices"][0]["expected_lengths"][0] for record in lines(output)]
+    assert lengths[0] < lengths[1] and lengths[2] < lengths[3]
+
+
+@pytest.mark.parametrize(
+    ("more", "named"),
+    [
+        (("--policies", "opt,beam"), "unknown policy 'beam'; there are opt, eagle2"),
+        (("--policies", "opt", "--verifiers", "best"), "unknown 'best'; there are block"),
+        (("--policies", "opt:0.2:3:4"), "opt takes threshold, depth, got 3 numbers"),
+        (("--policies", "chains:two"), "must be numbers: k"),
+        (("--policies", "opt", "--budgets", "0"), "at least 1 node, got 0"),
+        (("--policies", "opt", "--budgets", "6,x"), "not a comma list of numbers: '6,x'"),
+        (("--policies", "opt", "--temperatures", "-1"), "got -1"),
+        (("--policies", "opt", "--laws", "sharpened"), "no calibration is stored"),
+        (("--policies", "opt", "--drafters", "ngram"), "unknown 'ngram'; there are draft, eagle"),
+        (("--policies", "opt", "--limit", "0"), "--limit must be at least 1"),
+        ((), "nothing to do"),
+    ],
+)
+def test_bad_input_is_one_line(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], more: tuple[str, ...], named: str
+) -> None:
+    assert command(folder, tmp_path / "a.jsonl", *more) == 2
+    error = capsys.readouterr().err.strip().splitlines()[-1]
+    assert error.startswith("error: ") and named in error
+
+
+def test_every_verifier_is_known_by_its_name() -> None:
+    assert all(verifier.__name__ == name for name, verifier in VERIFIERS.items()) and len(VERIFIERS) >= 11
+
+
+def test_a_difference_is_paired() -> None:
+    """Two cells that differ by the same step count on every question: the interval is a point where lengths are."""
+
+    def record(steps: list[int]) -> dict[str, Any]:
+        choices = [{"new_tokens": [12], "decoding_steps": [n]} for n in steps]
+        return {"answers": [{"question_id": i, "choices": [choice]} for i, choice in enumerate(choices)]}
+
+    found = standings.difference(record([3, 3, 3]), record([4, 4, 4]))
+    assert found == {"difference": 1.0, "interval": [1.0, 1.0]}
+    mixed = standings.difference(record([3, 6, 2]), record([4, 6, 3]))
+    assert mixed["difference"] == pytest.approx(36 / 11 - 36 / 13)
+    assert mixed["interval"][0] == 0 and mixed["interval"][1] == pytest.approx(2.0)
