@@ -49,7 +49,7 @@ Kind = Literal["classic", "eagle"]
 
 # The best trees for the embedded models on one CPU core, not the paper's: there a node costs more than on a GPU.
 DEMO_CLASSIC = OptTree(nodes=12, threshold=0.45, max_depth=10)
-DEMO_EAGLE = OptTree(nodes=8, threshold=0.45, max_depth=10)
+DEMO_EAGLE = OptTree(nodes=16, threshold=0.6, max_depth=10)
 
 PROMPTS = (
     "Explain the `tar` command on Linux with examples.",

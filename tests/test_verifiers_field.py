@@ -1,6 +1,7 @@
 """The field's verifiers over every kind of tree they take: the emitted law is the target's, by exact enumeration.
 
-`PYTHONPATH=. python tests/test_verifiers_field.py` prints the matrix of verifiers and policies with the largest error of each pair.
+`PYTHONPATH=. python tests/test_verifiers_field.py` prints the matrix of verifiers and policies, with the largest error
+of each pair.
 """
 
 import dataclasses
