@@ -43,7 +43,7 @@ from opt_tree.verifiers import block_efficiency, check
 if TYPE_CHECKING:
     from evaluation.compare import Options
 
-PLAIN_EVERY = 4
+PLAIN_EVERY = 2
 """Every so many questions of a cell are decoded plainly as well, before and after the cell's own answer by turns."""
 RATES_TOKENS, LEAST_TRIALS = 64, 20
 """New tokens a question that acceptance rates are counted on; ranks and depths tried less often have none."""
@@ -117,7 +117,7 @@ class Bench:
         }
 
     def measure(self, cell: Cell) -> Record:
-        """Answer the questions as the cell says, every fourth one plainly, too; return the cell's line."""
+        """Answer the questions as the cell says, every second one plainly, too; return the cell's line."""
         pair, sampling = self.pairs[cell.drafter, cell.draws_from], Sampling(cell.temperature)
         policy = cell.build(self.rates(cell)) if cell.needs_rates else cell.build()
         verifier = VERIFIERS[cell.verifier if cell.temperature else "match"]

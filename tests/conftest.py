@@ -4,6 +4,7 @@ Laws are functions of the whole token path (context and branch), so nothing here
 """
 
 import functools
+import os
 from collections.abc import Callable, Mapping
 from typing import Any, Self
 
@@ -25,6 +26,8 @@ def checked(annotated: Any) -> Any:
     return beartype(conf=_CONF)(annotated)
 
 
+# Before the first import of transformers: asking an unreachable Hub for a wrong path costs half a minute of retries.
+os.environ["HF_HUB_OFFLINE"] = "1"
 # Before the first import of opt_tree: from here on every call into it is checked, shapes included.
 jaxtyping.install_import_hook("opt_tree", f"{__name__}.checked")
 
