@@ -7,14 +7,20 @@ from opt_tree.drafters import Drafter
 from opt_tree.lm import CausalLM
 from opt_tree.policies import (
     AcceptanceRates,
+    Delayed,
     DynamicDepth,
+    DySpec,
     Eagle2,
     OptTree,
+    Rheo,
+    Sampled,
     SequoiaTree,
     Static,
     Talon,
     greedy_static_tree,
 )
+from opt_tree.verifiers import block, k_seq, multi_round, traversal, without_replacement
+from opt_tree.verifiers import rheo as rheo_verifier
 
 HALVING = AcceptanceRates(tuple(0.5 ** (rank + 1) for rank in range(10)))
 """Acceptance rates for want of measured ones: each rank half as often as the one before it."""
@@ -76,6 +82,41 @@ def eagle1(
     return Decoder(target, drafter, greedy_static_tree(rates, nodes, depth))
 
 
+def specinfer(target: CausalLM, drafter: Drafter, chains: int = 3, length: int = 5) -> Decoder:
+    """SpecInfer (arXiv:2305.09781): independent chains, multi-round rejection, for temperature > 0 (as all below)."""
+    return Decoder(target, drafter, Sampled.chains(chains, length), multi_round)
+
+
+def spectr(target: CausalLM, drafter: Drafter, chains: int = 3, length: int = 5) -> Decoder:
+    """SpecTr (arXiv:2310.15141): independent chains, k-sequential selection."""
+    return Decoder(target, drafter, Sampled.chains(chains, length), k_seq)
+
+
+def delayed(target: CausalLM, drafter: Drafter, policy: Delayed = Delayed()) -> Decoder:
+    """Delayed expansion (arXiv:2602.16994): a trunk, then independent branches."""
+    return Decoder(target, drafter, policy, multi_round)
+
+
+def block_verification(target: CausalLM, drafter: Drafter, length: int = 6) -> Decoder:
+    """Block verification (arXiv:2403.10444): one sampled chain, judged as a whole."""
+    return Decoder(target, drafter, Sampled.chain(length), block)
+
+
+def traversal_verification(target: CausalLM, drafter: Drafter, chains: int = 3, length: int = 5) -> Decoder:
+    """Traversal verification (arXiv:2505.12398): sampled paths, judged from their leaves."""
+    return Decoder(target, drafter, Sampled.chains(chains, length), traversal)
+
+
+def dyspec(target: CausalLM, drafter: Drafter, policy: DySpec = DySpec()) -> Decoder:
+    """DySpec (arXiv:2410.11744): children without replacement where they are likely to be reached."""
+    return Decoder(target, drafter, policy, without_replacement)
+
+
+def rheo(target: CausalLM, drafter: Drafter, policy: Rheo = Rheo()) -> Decoder:
+    """RheoSampling's trees (arXiv:2609.21827): the best tokens and one draw in every sibling group."""
+    return Decoder(target, drafter, policy, rheo_verifier)
+
+
 PRESETS: dict[str, Callable[..., Decoder]] = {
     "opt": opt,
     "chain": chain,
@@ -87,4 +128,11 @@ PRESETS: dict[str, Callable[..., Decoder]] = {
     "sequoia": sequoia,
     "medusa_tree": medusa_tree,
     "eagle1": eagle1,
+    "specinfer": specinfer,
+    "spectr": spectr,
+    "delayed": delayed,
+    "block_verification": block_verification,
+    "traversal_verification": traversal_verification,
+    "dyspec": dyspec,
+    "rheo": rheo,
 }

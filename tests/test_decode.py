@@ -27,6 +27,7 @@ from opt_tree.presets import PRESETS
 from opt_tree.sampling import Random, Sampling, log_law
 from opt_tree.stopping import Stop
 from opt_tree.tree import fetch
+from opt_tree.verifiers import match
 
 NEW_TOKENS = 40
 PROMPT = prompt(12)
@@ -70,21 +71,23 @@ class TestPresets:
             "eagle": lambda: EagleDrafter(tiny_head(target.model), target),
             "unrelated": lambda: CausalLMDrafter(CausalLM(tiny("gpt2"))),
         }
-        result = PRESETS[preset](target, drafters[kind]()).generate(PROMPT, NEW_TOKENS)
+        decoder = PRESETS[preset](target, drafters[kind]())
+        result = decoder.generate(PROMPT, NEW_TOKENS)
         assert result.tokens == text[:NEW_TOKENS]
         if preset == "plain":
             assert result.mean_acceptance_length == 1.0
         elif kind in ("draft", "sharpened"):
-            assert result.mean_acceptance_length > 1.3
+            # What a flat law draws is seldom the target's argmax.
+            assert result.mean_acceptance_length > (1.0 if decoder.policy.children.sampled else 1.3)
 
     @pytest.mark.parametrize("preset", PRESETS)
     def test_every_preset_samples_the_text_of_its_seed(self, preset, target, drafter, plain):
         sampling = Sampling(temperature=0.9, top_k=20, top_p=0.95)
-        texts = [
-            PRESETS[preset](target, drafter).generate(PROMPT, NEW_TOKENS, sampling, seed=seed).tokens for seed in (0, 1)
-        ]
-        assert texts == [plain.generate(PROMPT, NEW_TOKENS, sampling, seed=seed).tokens for seed in (0, 1)]
-        assert texts[0] != texts[1]
+        decoder = PRESETS[preset](target, drafter)
+        texts = [decoder.generate(PROMPT, NEW_TOKENS, sampling, seed=seed).tokens for seed in (0, 1, 0)]
+        assert texts[0] == texts[2] != texts[1]
+        if decoder.verifier is match:  # the others have the target's law, but draws of their own
+            assert texts[:2] == [plain.generate(PROMPT, NEW_TOKENS, sampling, seed=seed).tokens for seed in (0, 1)]
 
 
 class TestLengths:
