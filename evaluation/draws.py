@@ -145,18 +145,7 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     drafter = RememberedDrafter(pair.drafter.at_temperature(sampling.temperature), pair.target)
     level = LEVEL / max(sum(CASES[name].lossless for name in names), 1)
     results: list[dict[str, Any]] = []
-    for name in names:
-        begin, case = time.perf_counter(), CASES[name]
-        drawn = draw(case, target, drafter, prompt, sampling, range(options.seed, options.seed + options.draws), name)
-        found = fit(drawn.texts, expected)
-        results.append(
-            {"verifier": name, "tree": type(case.policy).__name__, "depth": case.policy.max_depth}
-            | {"children": repr(case.policy.children), "lossless": case.lossless}
-            | dataclasses.asdict(found)
-            | {"accepted": dict(sorted(drawn.accepted.items())), "ok": (found.p_value >= level) == case.lossless}
-            | {"seconds": time.perf_counter() - begin}
-        )
-    document = {
+    document: dict[str, Any] = {
         "target": options.base_model_path,
         **named,
         "prompt": options.prompt,
@@ -168,10 +157,21 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
         "machine": f"torch {torch.__version__}, transformers {transformers.__version__}, {platform.machine()}",
         "results": results,
     }
+    for name in names:
+        begin, case = time.perf_counter(), CASES[name]
+        drawn = draw(case, target, drafter, prompt, sampling, range(options.seed, options.seed + options.draws), name)
+        found = fit(drawn.texts, expected)
+        results.append(
+            {"verifier": name, "tree": type(case.policy).__name__, "depth": case.policy.max_depth}
+            | {"children": repr(case.policy.children), "lossless": case.lossless}
+            | dataclasses.asdict(found)
+            | {"accepted": dict(sorted(drawn.accepted.items())), "ok": (found.p_value >= level) == case.lossless}
+            | {"seconds": time.perf_counter() - begin}
+        )
+        if options.output:  # minutes of drawing are on disk before the next ones begin
+            Path(options.output).write_text(json.dumps(document) + "\n")
     print(f"\n{options.draws} draws of two tokens out of {len(expected)} texts; a law is refuted by p < {level:.1e}\n")
     print(table([row(result) for result in results]) + "\n")
-    if options.output:
-        Path(options.output).write_text(json.dumps(document) + "\n")
     print(json.dumps(document))
     return document
 
@@ -202,7 +202,9 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--top-p", type=float, default=1.0)
     parser.add_argument("--verifiers", default=",".join(CASES), help="comma list; by default all, the wrong ones too")
     parser.add_argument("--seed", type=int, default=0, help="the first draw's; the next ones' follow")
-    parser.add_argument("--output", help="a JSON file for the last line of what is printed")
+    parser.add_argument(
+        "--output", help="a JSON file of all results, written anew after every verifier"
+    )
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)  # rows of one prompt's laws: threads would only wait for each other
     try:

@@ -180,7 +180,7 @@ class Decoder:
         """Generate at most `max_new_tokens` tokens after `prompt` (token ids, a list or a tensor of one row).
 
         `stop` is asked after every token (see `Stop`); a transformers streamer receives the prompt, then each step's
-        tokens. The same seed gives the same tokens, whatever the tree.
+        tokens. The same seed gives the same tokens; judged by `greedy` or `match`, whatever the tree.
         """
         if max_new_tokens < 1:
             raise ValueError(f"max_new_tokens must be at least 1, got {max_new_tokens}")
