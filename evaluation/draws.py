@@ -202,9 +202,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--top-p", type=float, default=1.0)
     parser.add_argument("--verifiers", default=",".join(CASES), help="comma list; by default all, the wrong ones too")
     parser.add_argument("--seed", type=int, default=0, help="the first draw's; the next ones' follow")
-    parser.add_argument(
-        "--output", help="a JSON file of all results, written anew after every verifier"
-    )
+    parser.add_argument("--output", help="a JSON file of all results, written anew after every verifier")
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)  # rows of one prompt's laws: threads would only wait for each other
     try:
