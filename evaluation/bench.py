@@ -93,7 +93,7 @@ class Bench:
         self.options = options
         questions = load_set(options.bench_name, options.question_file, options.data_dir)
         first_turns = [dataclasses.replace(question, turns=question.turns[:1]) for question in questions.questions]
-        few = 3 if options.quick else 12
+        few = 3 if options.quick else 8
         self.questions = select(tuple(first_turns), None, None, options.limit or few)
         self.others = first_turns[len(self.questions) :][-(options.rates_questions or few) :]
         self.pairs = load_pairs(options, cells)

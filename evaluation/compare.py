@@ -48,10 +48,10 @@ class Options:
     question_file: str | None = option(None, "any JSONL with `turns` or `question`, instead of --bench-name")
     data_dir: str | None = option(None, "where question sets lie")
     conv_template: str | None = option(None, "FastChat's conversation of this name instead of the chat template")
-    limit: int | None = option(None, "questions, from the first (default: 12, quick: 3)")
+    limit: int | None = option(None, "questions, from the first (default: 8, quick: 3)")
     max_new_tokens: int | None = option(None, "new tokens a question, at most (default: 64, quick: 32)")
     rates_questions: int | None = option(
-        None, "questions from the set's end, not compared, to measure acceptance rates on (default: 12, quick: 3)"
+        None, "questions from the set's end, not compared, to measure acceptance rates on (default: 8, quick: 3)"
     )
     expect_every: int = option(4, "compute the exact block efficiency on every so many steps; 0: never")
     dtype: str = option("auto", "of the target: auto, float32, bfloat16, float16")
