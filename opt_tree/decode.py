@@ -25,6 +25,7 @@ from opt_tree.tree import Tree
 from opt_tree.verifiers import Verifier, check, greedy, match
 
 
+@torch.inference_mode()
 def draft(
     drafter: Drafter | None,
     policy: TreePolicy,
