@@ -25,6 +25,7 @@ from tqdm import tqdm
 
 from evaluation.card import table
 from evaluation.conversation import Conversation
+from evaluation.options import run_command
 from evaluation.prompts import Prompter
 from evaluation.questions import Question, load_set, select
 from opt_tree import Decoder, Generation, Pair, Sampling, Static, load_pair, match
@@ -217,14 +218,13 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--device")
     parser.add_argument("--threads", type=int, default=1, help="CPU threads")
     parser.add_argument("--output", default="acceptance.json")
-    options = parser.parse_args(arguments)
-    torch.set_num_threads(options.threads)
-    try:
+
+    def measured(options: argparse.Namespace) -> int:
+        torch.set_num_threads(options.threads)
         run(options)
-    except (ValueError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    return 0
+        return 0
+
+    return run_command(parser, measured, arguments)
 
 
 if __name__ == "__main__":

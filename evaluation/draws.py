@@ -32,6 +32,7 @@ from tqdm import tqdm
 
 from evaluation.card import table
 from evaluation.goodness import cells, fit
+from evaluation.options import run_command
 from evaluation.remembered import RememberedDrafter, RememberedTarget, Text
 from opt_tree import CausalLM, Decoder, Drafter, OptTree, Random, Sampling, Static, Tree, TreePolicy, load_pair
 from opt_tree import verifiers as judges
@@ -203,14 +204,12 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--verifiers", default=",".join(CASES), help="comma list; by default all, the wrong ones too")
     parser.add_argument("--seed", type=int, default=0, help="the first draw's; the next ones' follow")
     parser.add_argument("--output", help="a JSON file of all results, written anew after every verifier")
-    options = parser.parse_args(arguments)
-    torch.set_num_threads(1)  # rows of one prompt's laws: threads would only wait for each other
-    try:
-        document = run(options)
-    except (ValueError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    return 0 if all(result["ok"] for result in document["results"]) else 1
+
+    def drawn(options: argparse.Namespace) -> int:
+        torch.set_num_threads(1)  # rows of one prompt's laws: threads would only wait for each other
+        return 0 if all(result["ok"] for result in run(options)["results"]) else 1
+
+    return run_command(parser, drawn, arguments)
 
 
 if __name__ == "__main__":

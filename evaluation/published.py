@@ -9,17 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Int
 
+from opt_tree.policies.talon import LayerBest
 from opt_tree.pool import CandidatePool
-from opt_tree.sampling import TopK
-
-
-@dataclass(frozen=True)
-class LayerBest(TopK):
-    """The `total` best children of a layer, whatever the pool already holds."""
-
-    @property
-    def budget(self) -> int | None:
-        return None
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from typing import Any
 
 from evaluation import metrics
 from evaluation.answers import AnswerFile, Record
+from evaluation.options import run_command
 
 _SHOWN_DIVERGENCES = 5
 
@@ -258,13 +259,12 @@ def main(arguments: list[str] | None = None) -> int:
         "--baseline", help="answer file to compare with, such as a.plain.jsonl of a run with --baseline"
     )
     parser.add_argument("--plots", metavar="DIR", help="draw the plots into this folder")
-    options = parser.parse_args(arguments)
-    try:
+
+    def report(options: argparse.Namespace) -> int:
         print_report(options.answers, options.baseline, options.plots)
-    except (ValueError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    return 0
+        return 0
+
+    return run_command(parser, report, arguments)
 
 
 if __name__ == "__main__":

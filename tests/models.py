@@ -7,6 +7,7 @@ agree to rounding agree token for token.
 import copy
 import functools
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -167,6 +168,16 @@ def tiny_tokenizer() -> transformers.PreTrainedTokenizerFast:
     tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Split(tokenizers.Regex("[a-h]{2}"), "isolated")
     tokenizer.decoder = tokenizers.decoders.Fuse()
     return transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="<unk>", eos_token="</s>")
+
+
+def save_pair(root: Path) -> Path:
+    """Save a tiny target and its draft model, with tokenizer and chat template, as root/target and root/draft."""
+    tokenizer = tiny_tokenizer()
+    for name, model in (("target", tiny("llama")), ("draft", tiny_drafter("llama"))):
+        model.save_pretrained(root / name)
+        tokenizer.save_pretrained(root / name)
+        (root / name / "chat_template.jinja").write_text("{% for m in messages %}{{ m.content }}{% endfor %}")
+    return root
 
 
 def prompt(length: int, seed: int = 0, vocab: int = VOCAB) -> list[int]:

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from conftest import Laws, TableDrafter, TableTarget
-from models import tiny, tiny_drafter, tiny_tokenizer
+from models import save_pair
 
 from evaluation import acceptance
 from evaluation.acceptance import KINDS, Counts, measuring_tree
@@ -130,12 +130,7 @@ def test_trees_of_measured_rates_keep_their_promise() -> None:
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny target, its drafter, and four prompts."""
-    root = tmp_path_factory.mktemp("pair")
-    tokenizer = tiny_tokenizer()
-    for name, model in (("target", tiny("llama")), ("draft", tiny_drafter("llama"))):
-        model.save_pretrained(root / name)
-        tokenizer.save_pretrained(root / name)
-        (root / name / "chat_template.jinja").write_text("{% for m in messages %}{{ m.content }}{% endfor %}")
+    root = save_pair(tmp_path_factory.mktemp("pair"))
     prompts = ("aabbcc", "hcgafb", "aaabac", "cbcacb")
     (root / "prompts.jsonl").write_text("".join(json.dumps({"question": text}) + "\n" for text in prompts))
     return root

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from conftest import TableDrafter, TableTarget, hashed_laws, written_laws
-from models import tiny, tiny_drafter, tiny_tokenizer
+from models import save_pair
 
 from evaluation import acceptance, bench, compare, standings
 from evaluation.bench import Expectation
@@ -21,12 +21,7 @@ from opt_tree.verifiers import multi_round
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny target, its drafter, and six questions."""
-    root = tmp_path_factory.mktemp("pair")
-    tokenizer = tiny_tokenizer()
-    for name, model in (("target", tiny("llama")), ("draft", tiny_drafter("llama"))):
-        model.save_pretrained(root / name)
-        tokenizer.save_pretrained(root / name)
-        (root / name / "chat_template.jinja").write_text("{% for m in messages %}{{ m.content }}{% endfor %}")
+    root = save_pair(tmp_path_factory.mktemp("pair"))
     prompts = ("aabbcc", "hcgafb", "aaabac", "cbcacb", "bbbaac", "fafbfc")
     (root / "prompts.jsonl").write_text("".join(json.dumps({"turns": [text, "aa"]}) + "\n" for text in prompts))
     return root

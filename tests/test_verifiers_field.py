@@ -565,12 +565,22 @@ def test_the_tree_keeps_the_law_that_every_child_was_drawn_from() -> None:
     assert plain.draft_log_probs is None
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_equal_siblings_are_one_row_of_the_drafter(seed: int) -> None:
+    """Two roundings of one law would be two laws, and a row costs a forward's share."""
+    drafter = TableDrafter(hashed_laws(2, 2))
+    tree = draft(drafter, Sampled.chains(4, 3), list(CONTEXT), 3, T1, Random(seed))
+    assert tree.nodes == 12 and tree.draft_log_probs is not None
+    assert all(len(set(layer)) == len(layer) for layer in drafter.expanded)
+    assert len(tree.draft_log_probs) == 1 + sum(map(len, drafter.expanded)) < 1 + 4 + 4
+
+
 MODEL_TREES = [Sampled.chains(3, 3), Sampled.kary(2, 3, replacement=False), DySpec(8), Rheo(8, threshold=0.2)]
 
 
 @pytest.mark.parametrize("policy", MODEL_TREES, ids=str)
 def test_with_models_the_laws_are_those_of_the_drafters_own_text(policy: TreePolicy) -> None:
-    """Equal siblings are rows of their own in its cache; every law is that of a plain forward over the branch."""
+    """Equal siblings share a row of its cache; every law is that of a plain forward over the branch."""
     context, model = prompt(7), tiny_drafter("llama")
     drafter = CausalLMDrafter(CausalLM(model))
     drafter.reset(context, None)
