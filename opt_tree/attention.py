@@ -3,16 +3,29 @@
 Owns the mask arithmetic, for full and for sliding-window layers. Knows no model and no cache.
 """
 
+import functools
+
+import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 
+@functools.cache
+def _hidden(dtype: torch.dtype) -> np.float32:
+    """What hides a key: the most negative finite number of both the dtype and float32."""
+    return np.float32(max(torch.finfo(dtype).min, torch.finfo(torch.float32).min))
+
+
+_SHOWN = np.float32(0)
+
+
 def tree_mask(
-    visible: Bool[Tensor, "rows columns"],
+    visible: Bool[np.ndarray, "rows columns"],
     prefix: int,
     keys: int,
     dtype: torch.dtype,
+    device: torch.device | str = "cpu",
 ) -> Float[Tensor, "1 1 rows keys"]:
     """Return the additive mask of rows that see the whole prefix and, of the slots behind it, what `visible` says.
 
@@ -20,13 +33,12 @@ def tree_mask(
     column are unused and hidden. Additive in the model's dtype because eager attention and every SDPA kernel take that
     form, while a boolean mask would be converted again in every layer.
     """
-    rows, columns = visible.shape
-    hidden = torch.finfo(dtype).min
-    mask = torch.zeros(rows, keys, dtype=dtype, device=visible.device)
-    if prefix + columns < keys:
-        mask[:, prefix + columns :] = hidden
-    mask.narrow(1, prefix, columns).masked_fill_(~visible, hidden)
-    return mask.view(1, 1, rows, keys)
+    hidden = _hidden(dtype)
+    # Few operations, because they run in cold caches; and only the pending rows' block travels to the device.
+    block = torch.from_numpy(np.where(visible, _SHOWN, hidden)[None, None]).to(device, dtype, non_blocking=True)
+    mask = torch.constant_pad_nd(block, (prefix, 0))
+    unused = keys - mask.shape[-1]
+    return torch.constant_pad_nd(mask, (0, unused), float(hidden)) if unused else mask
 
 
 def windowed(
@@ -37,4 +49,4 @@ def windowed(
 ) -> Float[Tensor, "1 1 rows keys"]:
     """Hide keys that lie `window` or more positions back. By position, never by slot: siblings share a position."""
     far = positions[:, None] - key_positions[None, :] >= window
-    return mask.masked_fill(far, torch.finfo(mask.dtype).min)
+    return mask.masked_fill(far, float(_hidden(mask.dtype)))

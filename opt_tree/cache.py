@@ -80,7 +80,9 @@ class KVCache(Cache):
         """
         self._start = self.length + self.pending
         self._rows, self._keys, self._index = rows, keys or self._start + rows, index
-        self.reserve(max(self._keys, self._start + (rows if index is None else len(index))))
+        needed = max(self._keys, self._start + (rows if index is None else len(index)))
+        if needed > self.capacity:
+            self.reserve(needed)
         self.pending += rows
 
     def update(
@@ -103,18 +105,23 @@ class KVCache(Cache):
             values.index_copy_(2, index, value_states)
         return keys[:, :, : self._keys], values[:, :, : self._keys]
 
-    @torch.inference_mode()
     def commit(self, kept: list[int]) -> None:
         """Commit the pending rows `kept` (increasing offsets behind `length`), in this order; drop the others."""
         if kept and (kept[0] < 0 or kept[-1] >= self.pending or kept != sorted(set(kept))):
             raise ValueError(f"cannot keep rows {kept} of {self.pending} pending ones")
         if kept != list(range(len(kept))):
-            for storage in self._groups:
-                source = torch.tensor(kept, device=storage.device) + self.length
-                # index_select copies first, so overlapping source and destination rows do no harm.
-                storage[..., self.length : self.length + len(kept), :] = storage.index_select(3, source)
+            self._move(kept)
         self.length += len(kept)
         self.pending = 0
+
+    @torch.inference_mode()
+    def _move(self, kept: list[int]) -> None:
+        """Bring the pending rows `kept` to the end of the context."""
+        rows = torch.tensor([self.length + row for row in kept])
+        for storage in self._groups:
+            # index_select copies first, so overlapping source and destination rows do no harm.
+            moved = storage.index_select(3, rows.to(storage.device, non_blocking=True))
+            storage[..., self.length : self.length + len(kept), :] = moved
 
     def truncate(self, length: int) -> None:
         """Forget every row from `length` on."""

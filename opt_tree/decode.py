@@ -38,12 +38,13 @@ def draft(
 
     Sampled children are drawn with `random`, from the drafter's law as `sampling` warps it.
     """
-    pool = CandidatePool(context[-1], policy.children, random)
+    children = policy.children
+    pool = CandidatePool(context[-1], children, random)
     if limit <= 0 or drafter is None:
         return pool.tree(np.array([0]))  # the root alone: plain decoding
     scores = drafter.root(context)
     while True:
-        pool.add(sampling.warp(scores) if policy.children.sampled else log_law(scores))
+        pool.add(sampling.warp(scores) if children.sampled else log_law(scores))
         rows = policy.expand(pool) if pool.depth < limit else None
         if rows is None:
             return pool.tree(policy.select(pool))
@@ -147,7 +148,10 @@ class Decoder:
             verdict = verify(tree, sampling.scores(output.logits, tree, context), random)
             verified = time.perf_counter()
             tokens = [*tree.tokens[verdict.path[1:]].tolist(), verdict.token]
-            features = None if output.features is None else output.features[verdict.path]
+            features = None
+            if output.features is not None:
+                kept = torch.from_numpy(np.array(verdict.path))
+                features = output.features.index_select(0, kept.to(output.features.device))
             target.commit(verdict.path)
             random.advance(len(tokens))
             forwards, drafts, draft_forward, target_forward = (

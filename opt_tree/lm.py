@@ -23,6 +23,7 @@ from opt_tree.cache import KVCache, LayerShape
 from opt_tree.tree import Tree
 
 _PREFILL_ROWS = 512
+_CAUSAL = np.tri(_PREFILL_ROWS, dtype=bool)
 
 
 class UnsupportedModelError(ValueError):
@@ -93,6 +94,8 @@ class CausalLM:
         self._features: Tensor | None = None
         self._watching = False
         self._pending = np.zeros(0, dtype=np.int64)
+        if self.device.type == "cpu":
+            _keep_freed_memory()
         self.cache = KVCache(_layer_shapes(self))
         if probe:
             _probe(self)
@@ -121,7 +124,6 @@ class CausalLM:
         model = self.model
         (model.get_decoder() if hasattr(model, "get_decoder") else model.base_model).register_forward_hook(keep)
 
-    @torch.inference_mode()
     def append(self, tokens: list[int], features: Float[Tensor, "tokens hidden"] | None = None) -> Output:
         """Commit `tokens` to the context. The Output has features of every token, logits of at least the last one."""
         collected, output = [], None
@@ -129,7 +131,7 @@ class CausalLM:
             chunk = np.array(tokens[start : start + _PREFILL_ROWS])
             positions = np.arange(self.length, self.length + len(chunk))
             inputs = None if features is None else features[start : start + len(chunk)]
-            output = self._run(chunk, positions, np.tri(len(chunk), dtype=bool), inputs, last_only=True)
+            output = self._run(chunk, positions, _CAUSAL[: len(chunk), : len(chunk)], inputs, last_only=True)
             self.cache.commit(list(range(len(chunk))))
             if output.features is not None:
                 # An Output lives until the next forward, which the next chunk is.
@@ -143,7 +145,6 @@ class CausalLM:
         self.cache.truncate(self.length)
         return self.extend(tree.tokens, self.length + tree.depths, tree.ancestors)
 
-    @torch.inference_mode()
     def extend(
         self,
         tokens: Int[np.ndarray, " rows"],
@@ -170,6 +171,10 @@ class CausalLM:
         last_only: bool = False,
     ) -> Output:
         """The one place where rows become a forward: padding, mask, slots, the call, the slice of real rows."""
+        if not torch.is_inference_mode_enabled():
+            # Not a decorator: drafting is under it as a whole, and entering it once more a layer is not free.
+            with torch.inference_mode():
+                return self._run(tokens, positions, visible, features, last_only)
         rows, columns = visible.shape
         start = self.length + columns - rows
         keys, index = start + rows, None
@@ -182,7 +187,8 @@ class CausalLM:
             np.fill_diagonal(visible[rows:, columns:], True)
             if features is not None:
                 features = torch.nn.functional.pad(features, (0, 0, 0, padded - rows))
-        self._pending = np.concatenate([self._pending[: columns - rows], positions])
+        if "sliding_attention" in self._windows:
+            self._pending = np.concatenate([self._pending[: columns - rows], positions])
         ints = torch.from_numpy(np.array([tokens, positions])).to(self.device, non_blocking=True)
         self.cache.open(rows, keys, index)
         inputs: dict[str, object] = {
@@ -208,7 +214,7 @@ class CausalLM:
         self, positions: Int[Tensor, " rows"], visible: Bool[np.ndarray, "rows columns"], keys: int
     ) -> Tensor | dict[str, Tensor]:
         """One mask, windowed where every layer has a window; a dict of masks where the layers differ."""
-        full = tree_mask(torch.from_numpy(visible).to(self.device, non_blocking=True), self.length, keys, self.dtype)
+        full = tree_mask(visible, self.length, keys, self.dtype, self.device)
         if "sliding_attention" not in self._windows:
             return full
         key_positions = np.arange(keys)
@@ -217,6 +223,15 @@ class CausalLM:
             full.clone(), positions, torch.from_numpy(key_positions).to(self.device), self._windows["sliding_attention"]
         )
         return {"full_attention": full, "sliding_attention": window} if "full_attention" in self._windows else window
+
+
+def _keep_freed_memory() -> None:
+    """Let the C library reuse the memory of a forward in the next one instead of giving it back to the system.
+
+    glibc gives back what is larger than the largest block ever freed; a step of 60 nodes then pays for 600 page faults,
+    or for none, as the heap happens to lie. Freeing one large block, never touched, settles it for the process.
+    """
+    torch.empty(31 << 20, dtype=torch.uint8)
 
 
 def _attention_kernels(device: torch.device) -> AbstractContextManager:

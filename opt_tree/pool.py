@@ -32,6 +32,9 @@ class Frontier:
     """Which expanded nodes, this frontier's own included, each node may see: its ancestors and itself."""
 
 
+_ITSELF = np.eye(64, k=-1, dtype=bool)
+
+
 class CandidatePool:
     """Candidates in the order they were drafted: row 0 is the root, then layer after layer.
 
@@ -44,28 +47,32 @@ class CandidatePool:
             raise ValueError(f"{type(children).__name__} draws its children; the pool needs a Random")
         self.children = children
         self._random = random or Random()
-        self.tokens = np.array([root])
-        self.parents = np.array([-1])
-        self.log_probs = np.zeros(1)
+        self.depth = 0
+        """Layers drafted so far."""
+        self.layer = 1
+        """Pool row at which the newest layer begins."""
+        # Grown by doubling: between two forwards an assignment costs a third of a concatenation.
+        self._integers = np.zeros((4, 128), dtype=np.int64)
+        self._integers[:2, 0] = root, -1
+        self._log_probs = np.zeros(128)
         self.reach = np.zeros(1)
         """What candidates are ranked by. Deterministic ones: `log_probs`. Sampled ones: what was known before the token
         was drawn, lest its own probability decide whether it is kept (see `Picked.reach`)."""
-        self.depths = np.array([0])
-        self.draft_rows = np.array([0])
-        self.layer = 1
-        """Pool row at which the newest layer begins."""
+        self._show(1)
         self._before = np.array([0])
+        self._best_expected: dict[int, float] = {}
+        self._best_expected_before: dict[int, float] = {}
         self._frontier = np.array([0])
-        self._seen = np.zeros((16, 16), dtype=bool)  # by draft row and column, grown by doubling
+        self._seen = _ITSELF.copy()  # by draft row and column; every node sees itself
         self._expanded = 0
         self._source = np.array([0])  # of each frontier row, the drafter's row that answers for it
         self._first = np.array([0])  # of each sampled candidate, the first one of the same text
         self._laws: list[Tensor] = []
 
-    @property
-    def depth(self) -> int:
-        """Layers drafted so far."""
-        return int(self.depths[-1])
+    def _show(self, size: int) -> None:
+        """Point the public arrays at the first `size` candidates of the storage."""
+        self.tokens, self.parents, self.depths, self.draft_rows = self._integers[:, :size]
+        self.log_probs = self._log_probs[:size]
 
     @property
     def newest(self) -> Int[np.ndarray, " layer"]:
@@ -77,20 +84,27 @@ class CandidatePool:
         if self.children.sampled:
             self._laws.append(log_probs)
             log_probs = log_probs[torch.from_numpy(self._source).to(log_probs.device)]
-        depth, above = int(self.depths[self._frontier[0]]), self.log_probs[self._frontier]
-        picked = self.children.pick(Layer(log_probs, above, depth, self.floor), self._random)
-        values, tokens, parents = picked.log_probs, picked.tokens, self._frontier[picked.rows]
+        above = self.log_probs[self._frontier]
+        picked = self.children.pick(Layer(log_probs, above, self.depth, self.floor), self._random)
         self._before, self.layer = self._order, len(self.tokens)
-        self.tokens = np.concatenate([self.tokens, tokens])
-        self.parents = np.concatenate([self.parents, parents])
-        # min: adding in a narrower dtype on the device may round a child above its parent.
-        self.log_probs = np.concatenate([self.log_probs, np.minimum(values, above[picked.rows])])
-        self.depths = np.concatenate([self.depths, self.depths[parents] + 1])
-        self.draft_rows = np.concatenate([self.draft_rows, np.full(len(tokens), -1)])
+        self._best_expected_before, self._best_expected = self._best_expected, {}
+        self.depth += 1
+        size = self.layer + len(picked.tokens)
+        while size > len(self._log_probs):
+            self._integers = np.concatenate([self._integers] * 2, axis=1)
+            self._log_probs = np.concatenate([self._log_probs] * 2)
+        self._show(size)
+        self.tokens[self.layer :] = picked.tokens
+        self.parents[self.layer :] = self._frontier[picked.rows]
+        self.depths[self.layer :] = self.depth
+        self.draft_rows[self.layer :] = -1
+        # minimum: adding in a narrower dtype on the device may round a child above its parent.
+        self.log_probs[self.layer :] = np.minimum(picked.log_probs, above[picked.rows])
         if picked.reach is None:
             self.reach = self.log_probs
         else:
-            self.reach = np.concatenate([self.reach, np.minimum(picked.reach, self.reach[parents])])
+            bounded = np.minimum(picked.reach, self.reach[self.parents[self.layer :]])
+            self.reach = np.concatenate([self.reach, bounded])
             self._first = np.concatenate([self._first, self._first_equal()])
         self.__dict__.pop("_order", None)
 
@@ -112,7 +126,7 @@ class CandidatePool:
     @cached_property
     def _order(self) -> Int[np.ndarray, " pool"]:
         """Pool rows by falling reach; equal ones in the order they were stored, so the root is first."""
-        return np.argsort(-self.reach, kind="stable")
+        return (-self.reach).argsort(kind="stable")
 
     def best(self, nodes: int) -> Int[np.ndarray, " best"]:
         """The root and the `nodes` best candidates, best first."""
@@ -121,6 +135,13 @@ class CandidatePool:
     def best_before(self, nodes: int) -> Int[np.ndarray, " best"]:
         """The same of the pool as it was before its newest layer."""
         return self._before[: nodes + 1]
+
+    def gain(self, nodes: int) -> float:
+        """How much the newest layer raised E(A) of the `nodes` best candidates."""
+        if nodes not in self._best_expected_before:
+            self._best_expected_before[nodes] = self.expected(self.best_before(nodes))
+        self._best_expected[nodes] = self.expected(self.best(nodes))
+        return self._best_expected[nodes] - self._best_expected_before[nodes]
 
     def expected(self, rows: Int[np.ndarray, " rows"]) -> float:
         """E(A) of a selection whose first row is the root."""
@@ -136,18 +157,16 @@ class CandidatePool:
             rows, self._source = np.unique(self._first[rows], return_inverse=True)
         first, last = self._expanded, self._expanded + len(rows)
         while len(self._seen) <= last:
-            grown = np.zeros((2 * len(self._seen), 2 * len(self._seen)), dtype=bool)
+            grown = np.eye(2 * len(self._seen), k=-1, dtype=bool)
             grown[: len(self._seen), : len(self._seen)] = self._seen
             self._seen = grown
         parents = self.draft_rows[self.parents[rows]]
-        own = np.arange(first, last)
-        self._seen[own + 1] = self._seen[parents]
-        self._seen[own + 1, own] = True
-        self.draft_rows[rows] = own + 1
+        self._seen[first + 1 : last + 1, :first] = self._seen[parents, :first]
+        self.draft_rows[rows] = np.arange(first + 1, last + 1)
         if self.children.sampled:
             self.draft_rows[self._frontier] = self.draft_rows[self._first[self._frontier]]
         self._expanded = last
-        return Frontier(self.tokens[rows], parents, self.depths[rows], self._seen[first + 1 : last + 1, :last].copy())
+        return Frontier(self.tokens[rows], parents, self.depths[rows], self._seen[first + 1 : last + 1, :last])
 
     def tree(self, rows: Int[np.ndarray, " rows"]) -> Tree:
         """Return the tree of the given pool rows, which must be closed under parents and include the root.
@@ -155,13 +174,14 @@ class CandidatePool:
         Sampled siblings are kept up to some one of them, in the order they were drawn. Whether there is another one may
         depend on those before it; a gap would mean that the token itself decided, which no verifier corrects for.
         """
-        rows = np.sort(rows)
-        position = np.full(len(self.tokens) + 1, -1)  # the last entry answers for parent -1
-        position[rows] = np.arange(len(rows))
-        parents = position[self.parents[rows]]
-        if (parents[1:] < 0).any():
-            orphan = rows[1:][parents[1:] < 0][0]
+        rows = rows.copy()
+        rows.sort()
+        above = self.parents[rows]
+        parents = rows.searchsorted(above)
+        if (orphans := (rows[parents] != above)[1:]).any():
+            orphan = rows[1:][orphans][0]
             raise ValueError(f"candidate {orphan} was selected without its parent {self.parents[orphan]}")
+        parents[0] = -1
         if self.children.sampled and (skipped := _ranks(self.parents)[rows] != _ranks(parents)).any():
             raise ValueError(f"sampled candidate {rows[skipped][0]} was selected without a sibling drawn before it")
         laws = torch.cat(self._laws) if self._laws else None

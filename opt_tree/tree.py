@@ -36,9 +36,9 @@ class Tree:
     """The drafter's laws, indexed by `draft_rows`; kept only where the children were sampled from them."""
 
     def __post_init__(self) -> None:
-        parents = self.parents
-        if parents[0] != -1 or (parents[1:] >= np.arange(1, len(parents))).any() or (parents[1:] < 0).any():
-            raise ValueError(f"not in topological order, or more than one root: parents {parents.tolist()}")
+        root, *parents = self.parents.tolist()
+        if root != -1 or not all(0 <= parent < row for row, parent in enumerate(parents, start=1)):
+            raise ValueError(f"not in topological order, or more than one root: parents {[root, *parents]}")
 
     def __len__(self) -> int:
         """Rows of the tree, the root included."""
@@ -52,12 +52,10 @@ class Tree:
     @cached_property
     def depths(self) -> Int[np.ndarray, " rows"]:
         """Edges between the root and each row."""
-        depths = np.zeros(len(self), dtype=np.int64)
-        above = self.parents
-        while (above >= 0).any():
-            depths += above >= 0
-            above = np.where(above >= 0, self.parents[above], -1)
-        return depths
+        depths = [0]
+        for parent in self.parents[1:].tolist():
+            depths.append(depths[parent] + 1)
+        return np.array(depths)
 
     @cached_property
     def ancestors(self) -> Bool[np.ndarray, "rows rows"]:
@@ -83,6 +81,11 @@ def ancestor_mask(parents: Int[np.ndarray, " rows"]) -> Bool[np.ndarray, "rows r
     return mask
 
 
+def on_host(tensor: Tensor) -> bool:
+    """Whether numpy can read a tensor where it lies. Where it cannot, reading costs a synchronisation: see `fetch`."""
+    return tensor.is_cpu
+
+
 def fetch(*tensors: Tensor) -> list[np.ndarray]:
-    """Copy tensors to the host. Every read-back of the library goes through here, so that they can be counted."""
+    """Copy tensors to the host. Every read-back from a device goes through here, so that they can be counted."""
     return [tensor.cpu().numpy() for tensor in tensors]

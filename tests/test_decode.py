@@ -457,6 +457,8 @@ class TestReadBacks:
         # The package re-exports the functions `greedy` and `match` under the names of their modules.
         for module in ("opt_tree.sampling", "opt_tree.verifiers.greedy", "opt_tree.verifiers.match"):
             monkeypatch.setattr(sys.modules[module], "fetch", counted)
+        for module in ("opt_tree.sampling", "opt_tree.verifiers.greedy"):
+            monkeypatch.setattr(sys.modules[module], "on_host", lambda tensor: False)
         target = CausalLM(build(ARCHITECTURES["llama"]()))
         drafter: Drafter = (
             EagleDrafter(tiny_head(target.model), target)

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from opt_tree import TopK
 from opt_tree.pool import CandidatePool, Frontier
+from opt_tree.sampling import Layer, Random
 
 Branch = tuple[int, ...]
 ROOT = 7
@@ -132,7 +133,9 @@ def test_best_before_is_the_best_of_the_pool_without_its_newest_layer(
     best = pool.best_before(nodes)
     assert (best < pool.layer).all()
     assert pool.log_probs[best[1:]].tolist() == sorted(early, reverse=True)[:nodes]
-    assert pool.expected(best) == pytest.approx(sum(sorted(np.exp(early), reverse=True)[:nodes]), abs=1e-12)
+    before, now = (sum(sorted(np.exp(values), reverse=True)[:nodes]) for values in (early, pool.log_probs[1:]))
+    assert pool.expected(best) == pytest.approx(before, abs=1e-12)
+    assert pool.gain(nodes) == pytest.approx(now - before, abs=1e-12)
 
 
 def test_visibility_does_not_leak_across_branches_from_depth_three() -> None:
@@ -207,6 +210,42 @@ def test_selecting_a_child_without_its_parent_is_refused() -> None:
     pool.add(torch.tensor([[0.0]]))
     with pytest.raises(ValueError, match="candidate 2 was selected without its parent 1"):
         pool.tree(np.array([0, 2]))
+
+
+@given(
+    seeds,
+    st.integers(1, 5),
+    st.sampled_from([2, 255, 256, 300, 1500]),
+    st.sampled_from([1, 4, 60, 200]),
+    st.booleans(),
+    st.sampled_from([None, 3]),
+    st.sampled_from([torch.float32, torch.float64]),
+)
+def test_the_host_picks_the_children_that_a_device_would(
+    seed: int, width: int, vocab: int, total: int, full: bool, cells: int | None, dtype: torch.dtype
+) -> None:
+    """The best `total` of a layer, found through a bound on the host; `full`: the pool has a floor already."""
+    rng = np.random.default_rng(seed)
+    scores = rng.normal(size=(width, vocab)) if cells is None else rng.integers(0, cells, (width, vocab)).astype(float)
+    scores[rng.random(scores.shape) < 0.2] = -np.inf
+    scores[:, 0] = 0
+    log_probs = torch.from_numpy(scores).log_softmax(-1).to(dtype)
+    above = np.sort(-rng.random(width))[::-1].copy()
+    floor = -np.inf
+    if full:
+        everything = np.sort((log_probs.double().numpy() + above[:, None]).ravel())
+        floor = float(everything[-min(total // 2 + 1, len(everything))])
+    layer, children = Layer(log_probs, above, 1, floor), TopK(total=total)
+    with pytest.MonkeyPatch.context() as patch:
+        ours = children.pick(layer, Random())
+        patch.setattr("opt_tree.sampling.on_host", lambda tensor: False)
+        theirs = children.pick(layer, Random())
+    assert sorted(ours.log_probs.tolist()) == sorted(theirs.log_probs.tolist())
+    assert len(ours.log_probs) <= total and (ours.log_probs > floor - 1e-6).all()
+    for picked in (ours, theirs):
+        assert len({*zip(picked.rows, picked.tokens, strict=True)}) == len(picked.tokens)
+        values = log_probs.numpy()[picked.rows, picked.tokens] + above[picked.rows].astype(log_probs.numpy().dtype)
+        assert values.tolist() == picked.log_probs.tolist()
 
 
 @pytest.mark.parametrize("arguments", [{}, {"per_node": 2, "total": 3}])

@@ -3,6 +3,7 @@
 Here `greedy` and `match`, on whole generations; `test_verifiers_field.py` has the verifiers of sampled children.
 """
 
+import sys
 from collections import defaultdict
 from collections.abc import Hashable
 from dataclasses import dataclass
@@ -281,13 +282,16 @@ def walk(tree: Tree, choice: list[int]) -> tuple[list[int], int]:
         path += following
 
 
-@given(trees(), st.data())
-def test_greedy_follows_the_argmax(tree: Tree, data: st.DataObject) -> None:
+@given(trees(), st.data(), st.booleans())
+def test_greedy_follows_the_argmax(tree: Tree, data: st.DataObject, on_host: bool) -> None:
     """Scores that a softmax in float32 would merge still decide; of equal ones the first token wins."""
     level = st.sampled_from([0.0, 1.0, 1.0 + 1e-12, -np.inf])
     rows = data.draw(st.lists(st.lists(level, min_size=5, max_size=5), min_size=len(tree), max_size=len(tree)))
     choice = [row.index(max(row)) for row in rows]
-    verdict = greedy(tree, torch.tensor(rows, dtype=torch.float64), Random())
+    with pytest.MonkeyPatch.context() as patch:
+        # The package re-exports the function `greedy` under the name of its module.
+        patch.setattr(sys.modules["opt_tree.verifiers.greedy"], "on_host", lambda scores: on_host)
+        verdict = greedy(tree, torch.tensor(rows, dtype=torch.float64), Random())
     assert (verdict.path, verdict.token) == walk(tree, choice)
 
 

@@ -166,7 +166,7 @@ class EagleDrafter(Drafter):
 
     def expand(self, frontier: Frontier) -> Float[Tensor, "frontier vocab"]:
         positions = self.lm.length - 1 + frontier.depths
-        parents = self._drafted[torch.from_numpy(frontier.parents).to(self._drafted.device)]
+        parents = self._drafted.index_select(0, torch.from_numpy(frontier.parents).to(self._drafted.device))
         output = self.lm.extend(frontier.tokens, positions, frontier.visible, parents)
         self._drafted = torch.cat([self._drafted, output.features])  # type: ignore[list-item]
         return self._scores(output, len(positions))

@@ -5,7 +5,6 @@ computed from q can be far below the A that follows. One temperature, fitted by 
 choices (`python -m opt_tree.training.calibrate`), mends most of that.
 """
 
-import torch
 from jaxtyping import Float
 from torch import Tensor
 
@@ -49,7 +48,9 @@ class Sharpened(Drafter):
         return self._sharpen(self.drafter.expand(frontier))
 
     def _sharpen(self, scores: Float[Tensor, "rows vocab"]) -> Float[Tensor, "rows vocab"]:
-        return scores.to(torch.promote_types(scores.dtype, torch.float32)) * (1 / self.temperature)
+        # A widened copy is ours to overwrite; scores that are wide enough are not.
+        factor = 1 / self.temperature
+        return scores * factor if scores.dtype.itemsize >= 4 else scores.float().mul_(factor)
 
     def observe(self, step: Step) -> None:
         self.drafter.observe(step)

@@ -46,16 +46,12 @@ class OptTree:
         return TopK(total=self.nodes)
 
     def expand(self, pool: CandidatePool) -> Int[np.ndarray, " frontier"] | None:
-        """Expand the newest nodes that are among the n best (only their descendants can be, too)."""
-        best = pool.best(self.nodes)
+        """Expand the newest nodes above the n-th best candidate (only their descendants can be among the n best)."""
         # E_sub(T, n) with the newest layer minus E_sub without it.
-        gain = pool.expected(best) - pool.expected(pool.best_before(self.nodes))
-        if gain <= self.threshold:
+        if pool.gain(self.nodes) <= self.threshold:
             return None
-        frontier = np.sort(best[best >= pool.layer])
-        if len(best) > self.nodes:
-            # Whoever only equals the n-th best cannot have a child above it, and ties go to the older node.
-            frontier = frontier[pool.log_probs[frontier] > pool.log_probs[best[-1]]]
+        # Whoever only equals the n-th best cannot have a child above it, and ties go to the older node.
+        frontier = pool.layer + (pool.log_probs[pool.layer :] > pool.floor).nonzero()[0]
         return frontier if len(frontier) else None
 
     def select(self, pool: CandidatePool) -> Int[np.ndarray, " rows"]:

@@ -134,20 +134,20 @@ def residual(target: Law, draft: Law) -> Law:
     return excess / total if total > 0 else target
 
 
-def follow(tree: Tree, choice: Int[np.ndarray, " rows"]) -> Verdict:
+def follow(tree: Tree, choice: Callable[[int], int]) -> Verdict:
     """Walk from the root as long as the target's choice at a row is one of its children.
 
-    Of equal rows the first one's choice counts for all of them.
+    `choice` is asked about the rows of the path only. Of equal rows the first one's choice counts for all of them.
     """
     place = {0: 0}  # how far down the path a row stands, equal ones alike
-    path = [0]
-    wanted = choice.tolist()
+    path, wanted = [0], [choice(0)]
     for row, (parent, token) in enumerate(zip(tree.parents.tolist(), tree.tokens.tolist(), strict=True)):
-        if parent in place and token == wanted[path[place[parent]]]:
+        if parent in place and token == wanted[place[parent]]:
             place[row] = place[parent] + 1
             if place[row] == len(path):
                 path.append(row)
-    return Verdict(tree.path_to(path[-1]).tolist(), wanted[path[-1]])
+                wanted.append(choice(row))
+    return Verdict(tree.path_to(path[-1]).tolist(), wanted[-1])
 
 
 def walk_down(tree: Tree, scores: Float[Tensor, "rows vocab"], random: Random, branching: Branching) -> Verdict:

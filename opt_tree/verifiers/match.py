@@ -26,4 +26,4 @@ def match(tree: Tree, scores: Float[Tensor, "rows vocab"], random: Random) -> Ve
     p = (.2, .5, .3): the children a, c are hit with probability .5, by q = (.6, .3, .1) or by anything else.
     """
     (choice,) = fetch(random.draw(scores.softmax(-1), tree.depths))
-    return follow(tree, choice)
+    return follow(tree, choice.tolist().__getitem__)
