@@ -1,6 +1,8 @@
 """Inflated targets compute the small model's function: logits, greedy tokens, trees. What cannot be one is refused."""
 
 import copy
+import gc
+import weakref
 
 import pytest
 import torch
@@ -167,12 +169,56 @@ def test_other_architectures_are_refused(architecture: str) -> None:
         inflate(tiny(architecture), "64x4")
 
 
-def test_eagle_heads_are_refused() -> None:
-    target = opt_tree.CausalLM(tiny("llama"))
-    drafter = opt_tree.EagleDrafter(tiny_head(tiny("llama")), target)
-    tokenizer = PreTrainedTokenizerFast.__new__(PreTrainedTokenizerFast)
-    with pytest.raises(ValueError, match="reads the target's hidden states"):
-        inflate_pair(opt_tree.Pair(target, tokenizer, opt_tree.Sharpened(drafter, 0.5)), "64x4")
+def eagle_pair(model: LlamaForCausalLM, sharpening: float | None = None) -> opt_tree.Pair:
+    """A random head for a small target, to be inflated or not. It feeds on its own features without blowing them up."""
+    target, tokenizer = opt_tree.CausalLM(model), PreTrainedTokenizerFast.__new__(PreTrainedTokenizerFast)
+    head = tiny_head(model)
+    head.fc.weight *= 0.3
+    drafter = opt_tree.EagleDrafter(head, target)
+    return opt_tree.Pair(target, tokenizer, opt_tree.Sharpened(drafter, sharpening) if sharpening else drafter)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("sharpening", [None, 2.0])
+@pytest.mark.parametrize("length", [1, 9])
+def test_an_eagle_head_draws_the_small_targets_trees(dtype: torch.dtype, sharpening: float | None, length: int) -> None:
+    traces = []
+    for spec in (None, "64x5"):
+        pair = eagle_pair(small(dtype), sharpening)
+        pair = inflate_pair(pair, spec, seed=3) if spec else pair
+        policy = opt_tree.OptTree(nodes=40, threshold=0.0, max_depth=4)
+        traces.append(presets.opt(pair.target, pair.drafter, policy).generate(prompt(length), 40))
+    ours, theirs = traces
+    assert ours.mean_acceptance_length > 1.2
+    assert theirs.tokens == ours.tokens
+    assert theirs.accept_lengths == ours.accept_lengths
+    for step, same in zip(ours.steps, theirs.steps, strict=True):
+        assert same.tree.tokens.tolist() == step.tree.tokens.tolist()
+        assert same.tree.parents.tolist() == step.tree.parents.tolist()
+        # RMSNorm and RoPE work in float32 inside transformers, whatever the dtype.
+        assert same.tree.log_probs == pytest.approx(step.tree.log_probs, abs=1e-4)
+
+
+def test_an_inflated_pair_keeps_the_heads_size_and_frees_the_small_target() -> None:
+    pair = eagle_pair(small(), 0.5)
+    layer = weakref.ref(pair.target.model.model.layers[0])
+    pair = inflate_pair(pair, "64x4")
+    gc.collect()
+    assert layer() is None
+    assert isinstance(pair.drafter, opt_tree.Sharpened) and pair.drafter.temperature == 0.5
+    head = pair.drafter.drafter
+    assert pair.drafter.features and pair.drafter.at_temperature(1.0) is head
+    assert (pair.target.hidden, head.lm.hidden, head.max_context) == (64, 32, 256)
+    assert "the EAGLE head keeps its own size" in describe(pair.target.model, pair.drafter)
+    assert "head keeps" not in describe(pair.target.model)
+
+
+def test_two_pairs_share_an_inflated_target() -> None:
+    first = inflate_pair(eagle_pair(small()), "64x4")
+    second = inflate_pair(eagle_pair(small()), "64x4", large=first.target.model)
+    assert second.target.model is first.target.model
+    texts = [presets.opt(pair.target, pair.drafter).generate(prompt(9), 20).tokens for pair in (first, second, first)]
+    assert texts[0] == texts[1] == texts[2]
 
 
 def test_a_pair_keeps_its_drafter_and_says_what_rounding_does() -> None:
