@@ -2,14 +2,18 @@
 
 import copy
 import gc
+import json
 import weakref
+from pathlib import Path
 
 import pytest
 import torch
-from models import build, perturbed, prompt, tiny, tiny_head
+from models import build, perturbed, prompt, save_pair, tiny, tiny_head
+from safetensors.torch import save_file
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 import opt_tree
+from evaluation import card
 from evaluation.inflate import SHAPES, Shape, describe, inflate, inflate_pair, parse_shape, rounding_shift
 from opt_tree import presets
 
@@ -219,6 +223,39 @@ def test_two_pairs_share_an_inflated_target() -> None:
     assert second.target.model is first.target.model
     texts = [presets.opt(pair.target, pair.drafter).generate(prompt(9), 20).tokens for pair in (first, second, first)]
     assert texts[0] == texts[1] == texts[2]
+
+
+def test_the_card_measures_a_head_beside_assisted_generation_with_one_inflated_target(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    root, made = save_pair(tmp_path), []
+    head = tiny_head(tiny("llama"))
+    (root / "head").mkdir()
+    (root / "head" / "config.json").write_text(json.dumps(head.config.to_dict() | {"bias": True}))
+    save_file(head.state_dict(), root / "head" / "model.safetensors")
+    monkeypatch.setattr(card, "heldout_prompts", lambda *_: ["abacadae", "hbhaagaf"])
+    monkeypatch.setattr(torch, "set_num_threads", lambda _: None)
+    monkeypatch.setattr("evaluation.inflate.inflate", lambda *given: made.append(given) or inflate(*given))
+    models = f"--base-model-path {root}/target --draft-model-path {root}/draft --ea-model-path {root}/head"
+    asked = "--parts speed --dtype float32 --device cpu --nodes 6 --thresholds 0.1 --max-new-tokens 12"
+
+    def measure(name: str, *more: str) -> dict:
+        output = tmp_path / name
+        card.main([*models.split(), *asked.split(), "--output", str(output), *more])
+        return json.loads(output.read_text())
+
+    plain, large = measure("small"), measure("large", "--inflate", "64x4")
+    assert len(made) == 1
+    (line,) = large["inflated"]
+    assert plain["inflated"] == [] and "the EAGLE head keeps its own size" in line and line in capsys.readouterr().out
+    steps = [{(r["drafter"], r["method"]): r["tokens/step"] for r in run["rows"]} for run in (plain, large)]
+    assert steps[0] == steps[1]
+    methods = ["plain", "chain of 3", "OPT-Tree 6/0.1/10", "transformers greedy", "transformers assisted"]
+    assert set(steps[0]) == {(drafter, method) for drafter in ("draft", "eagle") for method in methods}
+    assert all(row["x transformers assisted"] > 0 for row in large["rows"])
+    made.clear()
+    line, *_ = measure("one", "--inflate", "64x4", "--drafters", "draft")["inflated"]
+    assert len(made) == 1 and "EAGLE" not in line
 
 
 def test_a_pair_keeps_its_drafter_and_says_what_rounding_does() -> None:
