@@ -16,12 +16,14 @@ import numpy as np
 import torch
 import transformers
 from tqdm import tqdm
+from transformers import PreTrainedModel
 
 from evaluation.baselines import Timed, assistant_of, transformers_assisted, transformers_greedy
 from evaluation.inflate import describe, inflate_pair
 from evaluation.published import PublishedRule
 from evaluation.referee import Divergence, classify
-from opt_tree import Decoder, Generation, OptTree, Pair, Static, TreePolicy, load_pair
+from opt_tree import Decoder, Generation, OptTree, Pair, Static, TreePolicy, load_pair, load_tokenizer
+from opt_tree.checkpoints import DEMO, encode
 from opt_tree.training.data import DEFAULT_DATA, heldout_prompts
 
 Row = dict[str, float | int | str]
@@ -39,9 +41,13 @@ class Subjects:
     def __init__(self, options: argparse.Namespace) -> None:
         self.options = options
         self._pairs: dict[tuple, Pair] = {}
-        tokenizer = self.pair("draft").tokenizer
+        self._inflated: dict[torch.dtype, PreTrainedModel] = {}
+        # Not a pair's: which targets are worth their memory, and in which dtype, is for the parts to say.
+        tokenizer = load_tokenizer(
+            str(DEMO / "target") if options.base_model_path == "demo" else options.base_model_path
+        )
         texts = heldout_prompts(tokenizer, Path(options.data), options.prompts)
-        self.prompts = [self.pair("draft").encode(text) for text in texts]
+        self.prompts = [encode(tokenizer, [{"role": "user", "content": text}]) for text in texts]
 
     def pair(self, drafter: str, dtype: str = "auto", bare: bool = False) -> Pair:
         """The target with its "draft" or "eagle" drafter."""
@@ -50,8 +56,19 @@ class Subjects:
         key = (drafter, dtype, bare)
         if key not in self._pairs:
             pair = load_pair(o.base_model_path, **names, dtype=dtype, device=o.device, bare=bare)
-            self._pairs[key] = inflate_pair(pair, o.inflate) if o.inflate else pair
+            if o.inflate:
+                # The pairs share the large target: there is room for one.
+                pair = inflate_pair(pair, o.inflate, large=self._inflated.get(pair.target.dtype))
+                self._inflated[pair.target.dtype] = pair.target.model
+            self._pairs[key] = pair
         return self._pairs[key]
+
+    def inflations(self) -> list[str]:
+        """What was said of each inflated target so far, and of the head if one drafts for it."""
+        # The pair that has a head comes last and says more of the same model.
+        pairs = sorted(self._pairs.values(), key=lambda pair: pair.drafter.features)
+        said = {id(pair.target.model): describe(pair.target.model, pair.drafter) for pair in pairs}
+        return [line for line in said.values() if line]
 
     def decode(self, pair: Pair, policy: TreePolicy, title: str) -> list[Generation]:
         """Greedy answers to all prompts."""
@@ -159,9 +176,10 @@ def overhead(subjects: Subjects) -> list[Row]:
 
 def speed(subjects: Subjects) -> list[Row]:
     """Tokens a second over budgets and thresholds, prefill included, beside plain decoding, transformers' greedy and
-    assisted generation, interleaved prompt by prompt."""
+    assisted generation (by the draft model, for a head's rows, too), interleaved prompt by prompt."""
     rows: list[Row] = []
     options, length = subjects.options, subjects.options.max_new_tokens
+    assisted = partial(transformers_assisted, assistant=assistant_of(subjects.pair("draft", options.dtype).drafter))
     for drafter in options.drafters.split(","):
         pair = subjects.pair(drafter, options.dtype)
         policies: list[OptTree | Static] = [Static.empty(), Static.chain(3)]
@@ -171,8 +189,7 @@ def speed(subjects: Subjects) -> list[Row]:
             for policy in policies
         }
         methods["transformers greedy"] = partial(_timed, transformers_greedy, pair, length)
-        if assistant_of(pair.drafter) is not None:
-            methods["transformers assisted"] = partial(_timed, transformers_assisted, pair, length)
+        methods["transformers assisted"] = partial(_timed, assisted, pair, length)
         spent = {name: np.zeros(3) for name in methods}
         for run in methods.values():
             run(subjects.prompts[0])  # warm up
@@ -181,7 +198,7 @@ def speed(subjects: Subjects) -> list[Row]:
                 tokens, seconds, steps = run(prompt)
                 spent[name] += tokens, seconds, steps
         rate = {name: tokens / seconds for name, (tokens, seconds, _) in spent.items()}
-        baselines = [name for name in ("plain", "transformers greedy", "transformers assisted") if name in rate]
+        baselines = ("plain", "transformers greedy", "transformers assisted")
         for name in sorted(rate, key=lambda name: -rate[name]):
             tokens, _, steps = spent[name]
             row: Row = {"drafter": drafter, "method": name, "tokens/s": rate[name]}
@@ -261,13 +278,12 @@ def main(arguments: list[str] | None = None) -> None:
         subjects = Subjects(options)
         versions = f"torch {torch.__version__}, transformers {transformers.__version__}"
         machine = f"{versions}, {platform.machine()}, {options.threads} thread(s)"
-        if inflated := describe(subjects.pair("draft").target.model):
-            print(inflated)
         print(f"{len(subjects.prompts)} held-out prompts, greedy, {options.max_new_tokens} new tokens; {machine}")
         for name in options.parts.split(","):
             rows = PARTS[name](subjects)
-            print(f"\n{name}: {' '.join((PARTS[name].__doc__ or '').split())}\n{table(rows)}", flush=True)
-            line = json.dumps({"part": name, "machine": machine, "rows": rows})
+            about = [f"{name}: {' '.join((PARTS[name].__doc__ or '').split())}", *subjects.inflations()]
+            print("", *about, table(rows), sep="\n", flush=True)
+            line = json.dumps({"part": name, "machine": machine, "inflated": subjects.inflations(), "rows": rows})
             if options.output:
                 with open(options.output, "a") as file:
                     file.write(line + "\n")

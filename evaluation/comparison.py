@@ -185,7 +185,7 @@ def notes(comparison: Comparison, pair: Pair, partings: Sequence[Parting], sampl
         "tokens/step: mean of accepted + 1; E(A)+1: what the draft law expected of it; "
         f"{other_share(comparison.generations(OURS)):.0%} of an OPT-Tree step is outside the two models' forwards.",
     ]
-    if inflated := describe(pair.target.model):
+    if inflated := describe(pair.target.model, pair.drafter):
         lines.append(f"{inflated[0].upper()}{inflated[1:]}.")
     if ASSISTED not in comparison.runs:
         lines.append("transformers' assisted generation needs a causal LM to draft: give one with --draft-model-path.")

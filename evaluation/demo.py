@@ -107,11 +107,6 @@ class Options(Machine):
             raise ValueError("the prompt is empty")
         if kind == "classic" and self.ea_model_path:
             raise ValueError("demo_opt_classic.py drafts with a draft model; for an EAGLE head run demo_opt_eagle.py")
-        if kind == "eagle" and self.inflate:
-            raise ValueError(
-                f"--inflate {self.inflate}: an EAGLE head reads the target's hidden states, which inflation makes "
-                "wider than those it was trained on; demo_opt_classic.py takes the option"
-            )
         needed = "draft_model_path" if kind == "classic" else "ea_model_path"
         if self.base_model_path != "demo" and not getattr(self, needed):
             raise ValueError(f"no drafter named for {self.base_model_path}: give --{needed.replace('_', '-')}")

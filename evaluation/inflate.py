@@ -13,15 +13,17 @@ How, for a residual stream of h dimensions that becomes H wide:
   its weights are equal. Input and output embeddings can therefore no longer be tied.
 * Extra heads and hidden units compute on random weights and are written with weight zero; extra layers write nothing.
   Head size and rotary positions stay. A key/value head is copied where the large model groups fewer query heads.
+* An EAGLE head keeps its own size and the small output layer, because it predicts small features. It reads them through
+  the inverse of the above, one small matrix product a step: feature_small = norm weights * sqrt(h/H) U^T feature_large.
 
-What it cannot imitate: numbers that a large model's own rounding would give, and the power that a GPU draws on weights
-that are not partly zero.
+What it cannot imitate: numbers that a large model's own rounding would give, the power that a GPU draws on weights
+that are not partly zero, and the latency of a head as wide as the large target.
 """
 
 import copy
 import math
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -30,7 +32,9 @@ from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer
 
-from opt_tree import CausalLM, Pair
+from opt_tree import CausalLM, Drafter, EagleDrafter, Pair, Sharpened, Step
+from opt_tree.lm import Output
+from opt_tree.pool import Frontier
 
 _ROWS_AT_ONCE = 8192
 _STD = 0.02
@@ -103,33 +107,99 @@ def inflate(model: PreTrainedModel, spec: str, seed: int = 0) -> LlamaForCausalL
     return large
 
 
-def inflate_pair(pair: Pair, spec: str, seed: int = 0) -> Pair:
-    """Return the pair with its target inflated. Drafters that read the target's features are refused.
+def inflate_pair(pair: Pair, spec: str, seed: int = 0, large: PreTrainedModel | None = None) -> Pair:
+    """Return the pair with its target inflated, and the drafter as it was; an EAGLE head gets the small features.
 
-    The small target is not kept: `pair` should not be used any more where memory counts.
+    `large`: what became of the same target, with the same shape and seed, in another pair; the two then share its
+    weights. The small target is not kept: `pair` should not be used any more where memory counts.
     """
-    if pair.drafter.features:
-        raise ValueError(
-            f"--inflate {spec}: this drafter reads the target's hidden states, which inflation makes wider than the "
-            f"{pair.target.hidden} it was trained on; inflate with an independent draft model"
-        )
-    large = inflate(pair.target.model, spec, seed)
-    large.config.inflation_rounding = _rounding(pair.target.model, large, seed)
-    return Pair(CausalLM(large, pair.target.buckets), pair.tokenizer, pair.drafter)
+    small = pair.target.model
+    if large is None:
+        large = inflate(small, spec, seed)
+        large.config.inflation_rounding = _rounding(small, large, seed)
+    target = CausalLM(large, pair.target.buckets)
+    drafter = pair.drafter
+    if drafter.features:
+        target.watch_features()
+        bare = drafter.drafter if isinstance(drafter, Sharpened) else drafter
+        assert isinstance(bare, EagleDrafter)
+        deflated = DeflatedFeatures(bare, _deflation(small, target.hidden, seed))
+        drafter = Sharpened(deflated, drafter.temperature) if isinstance(drafter, Sharpened) else deflated
+    return Pair(target, pair.tokenizer, drafter)
 
 
-def describe(model: PreTrainedModel) -> str:
-    """Say what a model was inflated from, for the line above every table; an empty string for one that was not."""
+class DeflatedFeatures(Drafter):
+    """Wraps the head of a small target so that it drafts for the inflated one: the features it gets are the small ones.
+
+    Everything else is the head's own: its size, its cache, the small output layer behind it. The product that makes
+    the features is part of `reset` and `observe`, so a step's times contain it.
+    """
+
+    features = True
+
+    def __init__(self, drafter: EagleDrafter, deflation: Float[Tensor, "large small"]) -> None:
+        self.drafter, self.lm, self.max_context = drafter, drafter.lm, drafter.max_context
+        self._deflation = deflation.to(drafter.lm.device, torch.promote_types(drafter.lm.dtype, torch.float32))
+
+    @property
+    def forwards(self) -> int:  # type: ignore[override]
+        return self.drafter.forwards
+
+    @property
+    def tokens(self) -> int:  # type: ignore[override]
+        return self.drafter.tokens
+
+    @property
+    def forward_seconds(self) -> float:  # type: ignore[override]
+        return self.drafter.forward_seconds
+
+    def reset(self, prompt: list[int], output: Output | None) -> None:
+        self.drafter.reset(prompt, output and replace(output, features=self._deflate(output.features)))
+
+    def root(self, context: list[int]) -> Float[Tensor, "1 vocab"]:
+        return self.drafter.root(context)
+
+    def expand(self, frontier: Frontier) -> Float[Tensor, "frontier vocab"]:
+        return self.drafter.expand(frontier)
+
+    def observe(self, step: Step) -> None:
+        self.drafter.observe(replace(step, features=self._deflate(step.features)))
+
+    def _deflate(self, features: Float[Tensor, "tokens large"] | None) -> Float[Tensor, "tokens small"]:
+        """In float32 or wider: a half-precision product would round what the target has rounded once already."""
+        assert features is not None
+        return features.to(self._deflation.device, self._deflation.dtype) @ self._deflation
+
+
+def _deflation(small: LlamaForCausalLM, hidden: int, seed: int) -> Float[Tensor, "large small"]:
+    """Return the map from the features of a target inflated to `hidden` back to the small one's, in float64.
+
+    The small stream normalised, n, leaves the small model as n * weights and the large one, whose last norm has
+    weights of one, as sqrt(H/h) U n.
+    """
+    norm = small.model.norm.weight.detach().cpu().double()
+    return _isometry(hidden, len(norm), seed) * (len(norm) / hidden) ** 0.5 * norm
+
+
+def describe(model: PreTrainedModel, drafter: Drafter | None = None) -> str:
+    """Say what a model was inflated from, for the line above every table; an empty string for one that was not.
+
+    `drafter`: the one that drafts for it; what became of a head's features is said, too.
+    """
     origin = getattr(model.config, "inflated_from", None)
     if origin is None:
         return ""
     c = model.config
     rounding = getattr(c, "inflation_rounding", "")
+    head = (
+        "; the EAGLE head keeps its own size: it reads the features through the inverse of the inflation and predicts "
+        "through the small model's output layer"
+    )
     return (
         f"inflated target: {origin} blown up to {_millions(model)} ({c.num_hidden_layers} layers, hidden "
         f"{c.hidden_size}, MLP {c.intermediate_size}, {c.num_attention_heads} query and {c.num_key_value_heads} key/"
         f"value heads of {c.head_dim}); same function, so acceptance is the small model's and latency the large one's"
-        f"{rounding}"
+        f"{head if drafter is not None and drafter.features else ''}{rounding}"
     )
 
 

@@ -157,7 +157,7 @@ def take(arguments: argparse.Namespace) -> dict[str, Any]:
     cells = measure(probes, fitting, tokens, arguments.repeats, arguments.patience)
     return {
         "models": {
-            "target": describe(pair.target.model) or f"target {size(pair.target)}",
+            "target": describe(pair.target.model, pair.drafter) or f"target {size(pair.target)}",
             "drafter": size(drafter.lm),  # type: ignore[attr-defined]
             "base_model_path": options.base_model_path,
             "inflate": options.inflate,

@@ -90,7 +90,7 @@ def run(kind: str, options: Options, crew: Crew = Crew()) -> int:
         "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         "options": as_dict(options, kind),
         "questions": str(questions.path),
-        "target": describe(pair.target.model)
+        "target": describe(pair.target.model, pair.drafter)
         or f"{pair.target.name}, {pair.target.model.num_parameters() / 1e6:.1f}M parameters",
         "processes": crew.size,
         "environment": environment(pair.target.device),

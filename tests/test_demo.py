@@ -144,7 +144,8 @@ def test_a_draft_model_beside_the_head_assists_transformers(eagle, folders, caps
     assert report_of(capsys.readouterr().out)["tokens"][ASSISTED] == 24
 
 
-def test_every_row_of_the_table_decodes_with_the_inflated_target(classic, capsys, monkeypatch):
+@pytest.mark.parametrize("kind", ["classic", "eagle"])
+def test_every_row_of_the_table_decodes_with_the_inflated_target(kind, classic, folders, capsys, monkeypatch):
     widths: dict[str, set[int]] = {}
 
     def watched(methods, prompts, *rest):
@@ -160,19 +161,23 @@ def test_every_row_of_the_table_decodes_with_the_inflated_target(classic, capsys
         return interleave(methods, prompts, *rest)
 
     monkeypatch.setattr(demo, "interleave", watched)
-    arguments = [*classic, *QUICK, "--prompt", "hello"]
-    assert demo.main("classic", arguments) == 0
+    head = ["--ea-model-path", folders["head"]] if kind == "eagle" else []
+    arguments = [*classic, *head, *QUICK, "--prompt", "hello"]
+    assert demo.main(kind, arguments) == 0
     small = report_of(capsys.readouterr().out)
     assert set().union(*widths.values()) == {32}
     widths.clear()
-    assert demo.main("classic", [*arguments, "--inflate", "64x4"]) == 0
+    assert demo.main(kind, [*arguments, "--inflate", "64x4"]) == 0
     out = capsys.readouterr().out
     large = report_of(out)
-    assert widths == {PLAIN: {64}, GREEDY: {64}, OURS: {32, 64}, ASSISTED: {32, 64}}  # 32: the draft model
+    ours = {64} if kind == "eagle" else {32, 64}  # 32: the draft model
+    assert widths == {PLAIN: {64}, GREEDY: {64}, OURS: ours, ASSISTED: {32, 64}}
     assert (large["tokens"], large["divergences"]) == (small["tokens"], [])
+    assert large["tokens_per_step"] == small["tokens_per_step"]
     assert large["options"]["inflate"] == "64x4" and "inflated to 64x4: " in large["models"]
     said = out[out.index("tokens/s") :]
     assert "Inflated target: " in said and "blown up to" in said and "(4 layers, hidden 64," in said
+    assert ("the EAGLE head keeps its own size" in said) == (kind == "eagle")
 
 
 def test_threads_are_as_asked_and_else_one_or_the_environments(monkeypatch):
@@ -237,8 +242,6 @@ def test_mistakes_that_name_other_models(folders, classic, capsys):
         ("eagle", [*target, "--ea-model-path", folders["draft"]], "an EAGLE head has one layer, this config has 2"),
         ("eagle", [*target, "--ea-model-path", folders["head"], "--draft-model-path", folders["other"]],
          "different tokenizers"),
-        ("eagle", [*target, "--ea-model-path", folders["head"], "--inflate", "350m"],
-         "--inflate 350m: an EAGLE head reads the target's hidden states"),
     ):  # fmt: skip
         assert demo.main(kind, arguments) == 2
         err = capsys.readouterr().err

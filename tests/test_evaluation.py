@@ -239,9 +239,10 @@ def test_slices_and_limit_choose_questions_and_extend_a_file(folder: Path, tmp_p
     assert [line["question_id"] for line in lines_of(path)] == [81, 82]
 
 
-def test_inflation_gives_the_same_text(folder: Path, tmp_path: Path) -> None:
-    assert command(folder, tmp_path / "a.jsonl", "--limit", "1") == 0
-    assert command(folder, tmp_path / "b.jsonl", "--limit", "1", "--inflate", "64x4") == 0
+@pytest.mark.parametrize("kind", ["classic", "eagle"])
+def test_inflation_gives_the_same_text(folder: Path, tmp_path: Path, kind: str) -> None:
+    assert command(folder, tmp_path / "a.jsonl", "--limit", "1", kind=kind) == 0
+    assert command(folder, tmp_path / "b.jsonl", "--limit", "1", "--inflate", "64x4", kind=kind) == 0
     assert turns_of(tmp_path / "a.jsonl") == turns_of(tmp_path / "b.jsonl")
     assert "inflated" in AnswerFile(tmp_path / "b.jsonl").header()["sessions"][0]["target"]
 

@@ -1,13 +1,19 @@
 """Inflated targets compute the small model's function: logits, greedy tokens, trees. What cannot be one is refused."""
 
 import copy
+import gc
+import json
+import weakref
+from pathlib import Path
 
 import pytest
 import torch
-from models import build, perturbed, prompt, tiny, tiny_head
+from models import build, perturbed, prompt, save_pair, tiny, tiny_head
+from safetensors.torch import save_file
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 import opt_tree
+from evaluation import card
 from evaluation.inflate import SHAPES, Shape, describe, inflate, inflate_pair, parse_shape, rounding_shift
 from opt_tree import presets
 
@@ -167,12 +173,89 @@ def test_other_architectures_are_refused(architecture: str) -> None:
         inflate(tiny(architecture), "64x4")
 
 
-def test_eagle_heads_are_refused() -> None:
-    target = opt_tree.CausalLM(tiny("llama"))
-    drafter = opt_tree.EagleDrafter(tiny_head(tiny("llama")), target)
-    tokenizer = PreTrainedTokenizerFast.__new__(PreTrainedTokenizerFast)
-    with pytest.raises(ValueError, match="reads the target's hidden states"):
-        inflate_pair(opt_tree.Pair(target, tokenizer, opt_tree.Sharpened(drafter, 0.5)), "64x4")
+def eagle_pair(model: LlamaForCausalLM, sharpening: float | None = None) -> opt_tree.Pair:
+    """A random head for a small target, to be inflated or not. It feeds on its own features without blowing them up."""
+    target, tokenizer = opt_tree.CausalLM(model), PreTrainedTokenizerFast.__new__(PreTrainedTokenizerFast)
+    head = tiny_head(model)
+    head.fc.weight *= 0.3
+    drafter = opt_tree.EagleDrafter(head, target)
+    return opt_tree.Pair(target, tokenizer, opt_tree.Sharpened(drafter, sharpening) if sharpening else drafter)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("sharpening", [None, 2.0])
+@pytest.mark.parametrize("length", [1, 9])
+def test_an_eagle_head_draws_the_small_targets_trees(dtype: torch.dtype, sharpening: float | None, length: int) -> None:
+    traces = []
+    for spec in (None, "64x5"):
+        pair = eagle_pair(small(dtype), sharpening)
+        pair = inflate_pair(pair, spec, seed=3) if spec else pair
+        policy = opt_tree.OptTree(nodes=40, threshold=0.0, max_depth=4)
+        traces.append(presets.opt(pair.target, pair.drafter, policy).generate(prompt(length), 40))
+    ours, theirs = traces
+    assert ours.mean_acceptance_length > 1.2
+    assert theirs.tokens == ours.tokens
+    assert theirs.accept_lengths == ours.accept_lengths
+    for step, same in zip(ours.steps, theirs.steps, strict=True):
+        assert same.tree.tokens.tolist() == step.tree.tokens.tolist()
+        assert same.tree.parents.tolist() == step.tree.parents.tolist()
+        # RMSNorm and RoPE work in float32 inside transformers, whatever the dtype.
+        assert same.tree.log_probs == pytest.approx(step.tree.log_probs, abs=1e-4)
+
+
+def test_an_inflated_pair_keeps_the_heads_size_and_frees_the_small_target() -> None:
+    pair = eagle_pair(small(), 0.5)
+    layer = weakref.ref(pair.target.model.model.layers[0])
+    pair = inflate_pair(pair, "64x4")
+    gc.collect()
+    assert layer() is None
+    assert isinstance(pair.drafter, opt_tree.Sharpened) and pair.drafter.temperature == 0.5
+    head = pair.drafter.drafter
+    assert pair.drafter.features and pair.drafter.at_temperature(1.0) is head
+    assert (pair.target.hidden, head.lm.hidden, head.max_context) == (64, 32, 256)
+    assert "the EAGLE head keeps its own size" in describe(pair.target.model, pair.drafter)
+    assert "head keeps" not in describe(pair.target.model)
+
+
+def test_two_pairs_share_an_inflated_target() -> None:
+    first = inflate_pair(eagle_pair(small()), "64x4")
+    second = inflate_pair(eagle_pair(small()), "64x4", large=first.target.model)
+    assert second.target.model is first.target.model
+    texts = [presets.opt(pair.target, pair.drafter).generate(prompt(9), 20).tokens for pair in (first, second, first)]
+    assert texts[0] == texts[1] == texts[2]
+
+
+def test_the_card_measures_a_head_beside_assisted_generation_with_one_inflated_target(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    root, made = save_pair(tmp_path), []
+    head = tiny_head(tiny("llama"))
+    (root / "head").mkdir()
+    (root / "head" / "config.json").write_text(json.dumps(head.config.to_dict() | {"bias": True}))
+    save_file(head.state_dict(), root / "head" / "model.safetensors")
+    monkeypatch.setattr(card, "heldout_prompts", lambda *_: ["abacadae", "hbhaagaf"])
+    monkeypatch.setattr(torch, "set_num_threads", lambda _: None)
+    monkeypatch.setattr("evaluation.inflate.inflate", lambda *given: made.append(given) or inflate(*given))
+    models = f"--base-model-path {root}/target --draft-model-path {root}/draft --ea-model-path {root}/head"
+    asked = "--parts speed --dtype float32 --device cpu --nodes 6 --thresholds 0.1 --max-new-tokens 12"
+
+    def measure(name: str, *more: str) -> dict:
+        output = tmp_path / name
+        card.main([*models.split(), *asked.split(), "--output", str(output), *more])
+        return json.loads(output.read_text())
+
+    plain, large = measure("small"), measure("large", "--inflate", "64x4")
+    assert len(made) == 1
+    (line,) = large["inflated"]
+    assert plain["inflated"] == [] and "the EAGLE head keeps its own size" in line and line in capsys.readouterr().out
+    steps = [{(r["drafter"], r["method"]): r["tokens/step"] for r in run["rows"]} for run in (plain, large)]
+    assert steps[0] == steps[1]
+    methods = ["plain", "chain of 3", "OPT-Tree 6/0.1/10", "transformers greedy", "transformers assisted"]
+    assert set(steps[0]) == {(drafter, method) for drafter in ("draft", "eagle") for method in methods}
+    assert all(row["x transformers assisted"] > 0 for row in large["rows"])
+    made.clear()
+    line, *_ = measure("one", "--inflate", "64x4", "--drafters", "draft")["inflated"]
+    assert len(made) == 1 and "EAGLE" not in line
 
 
 def test_a_pair_keeps_its_drafter_and_says_what_rounding_does() -> None:
