@@ -53,7 +53,7 @@ class BestAsDrawn(IID):
         """See `Children.pick`."""
         assert isinstance(self.per_node, int)
         picked = TopK(self.per_node).pick(layer, random)
-        return dataclasses.replace(picked, reach=layer.above[picked.rows])
+        return picked._replace(reach=layer.above[picked.rows])
 
 
 @dataclass(frozen=True)

@@ -154,7 +154,7 @@ class DeflatedFeatures(Drafter):
         return self.drafter.forward_seconds
 
     def reset(self, prompt: list[int], output: Output | None) -> None:
-        self.drafter.reset(prompt, output and replace(output, features=self._deflate(output.features)))
+        self.drafter.reset(prompt, output and output._replace(features=self._deflate(output.features)))
 
     def root(self, context: list[int]) -> Float[Tensor, "1 vocab"]:
         return self.drafter.root(context)

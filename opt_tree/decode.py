@@ -147,7 +147,7 @@ class Decoder:
             output = target.score(tree)
             verdict = verify(tree, sampling.scores(output.logits, tree, context), random)
             verified = time.perf_counter()
-            tokens = [*tree.tokens[verdict.path[1:]].tolist(), verdict.token]
+            tokens = [*(int(tree.tokens[row]) for row in verdict.path[1:]), verdict.token]
             features = None
             if output.features is not None:
                 kept = torch.from_numpy(np.array(verdict.path))

@@ -9,7 +9,7 @@ import time
 import weakref
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -30,8 +30,7 @@ class UnsupportedModelError(ValueError):
     """The model cannot decode a tree exactly; the message says why."""
 
 
-@dataclass(frozen=True)
-class Output:
+class Output(NamedTuple):
     """What a forward left, valid until the same CausalLM runs again; whoever keeps it clones it."""
 
     logits: Float[Tensor, "rows vocab"]

@@ -4,8 +4,8 @@ Owns the integers of the draft phase, on the host as numpy arrays: ranking a lay
 read-back a layer is needed anyway. Knows nothing of models; policies read it and never write it.
 """
 
-from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -16,8 +16,7 @@ from opt_tree.sampling import Children, Layer, Random
 from opt_tree.tree import Tree
 
 
-@dataclass(frozen=True, eq=False)
-class Frontier:
+class Frontier(NamedTuple):
     """The nodes handed to the drafter for expansion, in the words of the drafter's cache.
 
     Draft row 0 is the root, which is part of the drafter's context; draft row k >= 1 is the k-th node ever expanded in
@@ -59,9 +58,8 @@ class CandidatePool:
         """What candidates are ranked by. Deterministic ones: `log_probs`. Sampled ones: what was known before the token
         was drawn, lest its own probability decide whether it is kept (see `Picked.reach`)."""
         self._show(1)
-        self._before = np.array([0])
-        self._best_expected: dict[int, float] = {}
-        self._best_expected_before: dict[int, float] = {}
+        self._ranked: dict[int, Float[np.ndarray, " pool"]] = {}
+        self._sums: dict[tuple[int, int], float] = {}
         self._frontier = np.array([0])
         self._seen = _ITSELF.copy()  # by draft row and column; every node sees itself
         self._expanded = 0
@@ -86,8 +84,7 @@ class CandidatePool:
             log_probs = log_probs[torch.from_numpy(self._source).to(log_probs.device)]
         above = self.log_probs[self._frontier]
         picked = self.children.pick(Layer(log_probs, above, self.depth, self.floor), self._random)
-        self._before, self.layer = self._order, len(self.tokens)
-        self._best_expected_before, self._best_expected = self._best_expected, {}
+        self.layer = len(self.tokens)
         self.depth += 1
         size = self.layer + len(picked.tokens)
         while size > len(self._log_probs):
@@ -121,7 +118,23 @@ class CandidatePool:
         budget = self.children.budget
         if budget is None or len(self.tokens) <= budget:
             return -np.inf
-        return float(self.reach[self._order[budget]])
+        return -float(self._falling(len(self.tokens))[budget])
+
+    def _falling(self, size: int) -> Float[np.ndarray, " pool"]:
+        """The reach of the first `size` candidates, negated and sorted: the greatest comes first."""
+        if size not in self._ranked:
+            self._ranked[size] = -self.reach[:size]
+            self._ranked[size].sort()
+        return self._ranked[size]
+
+    def gain(self, nodes: int) -> float:
+        """How much the newest layer raised the sum of the `nodes` best: E(A), for deterministic candidates."""
+        return self._sum_of_best(nodes, len(self.tokens)) - self._sum_of_best(nodes, self.layer)
+
+    def _sum_of_best(self, nodes: int, size: int) -> float:
+        if (nodes, size) not in self._sums:
+            self._sums[nodes, size] = float(np.exp(-self._falling(size)[1 : nodes + 1]).sum())
+        return self._sums[nodes, size]
 
     @cached_property
     def _order(self) -> Int[np.ndarray, " pool"]:
@@ -131,17 +144,6 @@ class CandidatePool:
     def best(self, nodes: int) -> Int[np.ndarray, " best"]:
         """The root and the `nodes` best candidates, best first."""
         return self._order[: nodes + 1]
-
-    def best_before(self, nodes: int) -> Int[np.ndarray, " best"]:
-        """The same of the pool as it was before its newest layer."""
-        return self._before[: nodes + 1]
-
-    def gain(self, nodes: int) -> float:
-        """How much the newest layer raised E(A) of the `nodes` best candidates."""
-        if nodes not in self._best_expected_before:
-            self._best_expected_before[nodes] = self.expected(self.best_before(nodes))
-        self._best_expected[nodes] = self.expected(self.best(nodes))
-        return self._best_expected[nodes] - self._best_expected_before[nodes]
 
     def expected(self, rows: Int[np.ndarray, " rows"]) -> float:
         """E(A) of a selection whose first row is the root."""

@@ -6,7 +6,7 @@ the `Children` types (`TopK`, `IID`, `WithoutReplacement`), and `Random`. Knows 
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar, Protocol, runtime_checkable
+from typing import ClassVar, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -143,8 +143,7 @@ def law(scores: Float[Tensor, "*rows vocab"]) -> Float[Tensor, "*rows vocab"]:
     return scores.softmax(-1, dtype=torch.float64)
 
 
-@dataclass(frozen=True, eq=False)
-class Layer:
+class Layer(NamedTuple):
     """What the drafter said of a frontier, and what a child of it must be to matter."""
 
     log_probs: Float[Tensor, "frontier vocab"]
@@ -156,8 +155,7 @@ class Layer:
     """Children whose reach is at or below it need not be returned."""
 
 
-@dataclass(frozen=True, eq=False)
-class Picked:
+class Picked(NamedTuple):
     """The children of one layer; where they are sampled, grouped by frontier row and, below one, as they were drawn."""
 
     log_probs: Float[np.ndarray, " children"]
@@ -236,6 +234,9 @@ class TopK:
         return Picked(host_values[possible], host_flat[possible] % vocab, host_flat[possible] // vocab)
 
 
+_LEAST = float(np.finfo(np.float32).min)
+
+
 def _survivors(
     log_probs: Float[np.ndarray, "frontier vocab"], above: Float[np.ndarray, " frontier"], floor: float, total: int
 ) -> Picked:
@@ -247,8 +248,8 @@ def _survivors(
     vocab = log_probs.shape[1]
     above = above.astype(log_probs.dtype)
     if floor == -np.inf:
-        sums = log_probs + above[:, None]
-        promising = sums > _lower_bound(sums, total)
+        sums = log_probs if len(above) == 1 else log_probs + above[:, None]
+        promising = sums >= max(_lower_bound(sums, total), _LEAST)
     else:
         promising = log_probs > (floor - above)[:, None]
     rows, tokens = np.divmod(promising.ravel().nonzero()[0], vocab)
@@ -261,9 +262,9 @@ def _survivors(
 
 
 def _lower_bound(values: Float[np.ndarray, "rows columns"], total: int) -> float:
-    """Return a number that at least `total` of the values exceed, or -inf. Far cheaper than finding the `total` best.
+    """Return a number that at least `total` of the values reach, or -inf. Far cheaper than finding the `total` best.
 
-    Dealt into groups, the values have a maximum a group; the `total`-th greatest of those is such a number, or nearly.
+    Dealt into groups, the values have a maximum a group; the `total`-th greatest of those is such a number.
     """
     groups = max(4 * total, 256)
     flat = values.ravel()
@@ -272,7 +273,7 @@ def _lower_bound(values: Float[np.ndarray, "rows columns"], total: int) -> float
         return -np.inf
     maxima = flat.reshape(-1, groups).max(0)
     maxima.sort()
-    return float(np.nextafter(maxima[-total], -np.inf, dtype=maxima.dtype))
+    return float(maxima[-total])
 
 
 @dataclass(frozen=True)

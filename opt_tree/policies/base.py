@@ -24,7 +24,10 @@ class TreePolicy(Protocol):
         ...
 
     def expand(self, pool: CandidatePool) -> Int[np.ndarray, " frontier"] | None:
-        """Return the pool rows whose children are drafted next, or None to stop. Asked after every layer."""
+        """Return the rows of the newest layer whose children are drafted next, or None to stop.
+
+        Asked after every layer; the children are the next one.
+        """
         ...
 
     def select(self, pool: CandidatePool) -> Int[np.ndarray, " rows"]:

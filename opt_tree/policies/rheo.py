@@ -47,10 +47,9 @@ class Rheo:
         return BestAndDraw(self.nodes)
 
     def expand(self, pool: CandidatePool) -> Int[np.ndarray, " frontier"] | None:
-        best = pool.best(self.nodes)
-        before = pool.best_before(self.nodes)
-        if np.exp(pool.reach[best[1:]]).sum() - np.exp(pool.reach[before[1:]]).sum() <= self.threshold:
+        if pool.gain(self.nodes) <= self.threshold:
             return None
+        best = pool.best(self.nodes)
         frontier = np.sort(best[best >= pool.layer])
         frontier = frontier[pool.log_probs[frontier] > pool.floor]
         return frontier if len(frontier) else None
