@@ -4,12 +4,31 @@ Owns every KV row, and `length`, the number of committed rows. Rows behind it ar
 not yet judged. Knows nothing of trees: it is told which pending rows to keep.
 """
 
+import functools
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import ParamSpec, TypeVar
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 from transformers.cache_utils import Cache
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def inference(function: Callable[P, T]) -> Callable[P, T]:
+    """`torch.inference_mode`, entered only where it is not on already: a step is under it as a whole."""
+
+    @functools.wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> T:
+        if torch.is_inference_mode_enabled():
+            return function(*args, **kwargs)
+        with torch.inference_mode():
+            return function(*args, **kwargs)
+
+    return call
 
 
 @dataclass(frozen=True)
@@ -55,7 +74,7 @@ class KVCache(Cache):
         self.length = self.pending = 0
         self.epoch += 1
 
-    @torch.inference_mode()
+    @inference
     def reserve(self, rows: int) -> None:
         """Make room for `rows` slots in all. Grows by doubling and copies once."""
         if rows <= self.capacity:
@@ -114,7 +133,7 @@ class KVCache(Cache):
         self.length += len(kept)
         self.pending = 0
 
-    @torch.inference_mode()
+    @inference
     def _move(self, kept: list[int]) -> None:
         """Bring the pending rows `kept` to the end of the context."""
         rows = torch.tensor([self.length + row for row in kept])

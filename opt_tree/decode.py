@@ -25,7 +25,6 @@ from opt_tree.tree import Tree
 from opt_tree.verifiers import Verifier, check, greedy, match
 
 
-@torch.inference_mode()
 def draft(
     drafter: Drafter | None,
     policy: TreePolicy,
@@ -138,40 +137,51 @@ class Decoder:
         while len(context) < end:
             if target.cache.epoch != epoch:
                 raise RuntimeError("another generation began on the same target; wrap the model twice to interleave")
-            begin, counted = time.perf_counter(), _counters(target, drafter)
             limit = min(policy.max_depth, end - len(context) - 1)
             if drafter is not None:
                 limit = min(limit, drafter.max_context - len(context))
-            tree = draft(drafter, policy, context, limit, sampling, random)
-            drafted = time.perf_counter()
-            output = target.score(tree)
-            verdict = verify(tree, sampling.scores(output.logits, tree, context), random)
-            verified = time.perf_counter()
-            tokens = [*(int(tree.tokens[row]) for row in verdict.path[1:]), verdict.token]
-            features = None
-            if output.features is not None:
-                kept = torch.from_numpy(np.array(verdict.path))
-                features = output.features.index_select(0, kept.to(output.features.device))
-            target.commit(verdict.path)
-            random.advance(len(tokens))
-            forwards, drafts, draft_forward, target_forward = (
-                now - then for now, then in zip(_counters(target, drafter), counted, strict=True)
-            )
-            step = Step(tree, verdict.path, tokens, features, int(forwards), int(drafts), _NO_TIMES)
-            if drafter is not None:
-                drafter.observe(step)
-            times = StepTimes(
-                drafted - begin,
-                verified - drafted,
-                time.perf_counter() - verified,
-                draft_forward,
-                target_forward,
-                prefill,
-            )
-            object.__setattr__(step, "times", times)
-            context.extend(tokens)
+            step = self._step(drafter, verify, context, limit, sampling, random, prefill)
+            context.extend(step.tokens)
             prefill = 0.0
             yield step
+
+    @torch.inference_mode()
+    def _step(
+        self,
+        drafter: Drafter | None,
+        verify: Verifier,
+        context: list[int],
+        limit: int,
+        sampling: Sampling,
+        random: Random,
+        prefill: float,
+    ) -> Step:
+        """Draft at most `limit` layers, score, verify, commit."""
+        target = self.target
+        begin, counted = time.perf_counter(), _counters(target, drafter)
+        tree = draft(drafter, self.policy, context, limit, sampling, random)
+        drafted = time.perf_counter()
+        output = target.score(tree)
+        verdict = verify(tree, sampling.scores(output.logits, tree, context), random)
+        verified = time.perf_counter()
+        tokens = [*(int(tree.tokens[row]) for row in verdict.path[1:]), verdict.token]
+        features = None
+        if output.features is not None:
+            kept = torch.from_numpy(np.array(verdict.path))
+            features = output.features.index_select(0, kept.to(output.features.device))
+        target.commit(verdict.path)
+        random.advance(len(tokens))
+        forwards, drafts, draft_forward, target_forward = (
+            now - then for now, then in zip(_counters(target, drafter), counted, strict=True)
+        )
+        step = Step(tree, verdict.path, tokens, features, int(forwards), int(drafts), _NO_TIMES)
+        if drafter is not None:
+            drafter.observe(step)
+        times = StepTimes(
+            drafted - begin, verified - drafted, time.perf_counter() - verified, draft_forward, target_forward, prefill
+        )
+        object.__setattr__(step, "times", times)
+        return step
 
     def generate(
         self,

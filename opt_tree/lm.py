@@ -19,7 +19,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from transformers import DynamicCache, PreTrainedModel
 
 from opt_tree.attention import tree_mask, windowed
-from opt_tree.cache import KVCache, LayerShape
+from opt_tree.cache import KVCache, LayerShape, inference
 from opt_tree.tree import Tree
 
 _PREFILL_ROWS = 512
@@ -161,6 +161,7 @@ class CausalLM:
         """Keep these pending rows as the next rows of the context and drop the others."""
         self.cache.commit(kept)
 
+    @inference
     def _run(
         self,
         tokens: Int[np.ndarray, " rows"],
@@ -170,10 +171,6 @@ class CausalLM:
         last_only: bool = False,
     ) -> Output:
         """The one place where rows become a forward: padding, mask, slots, the call, the slice of real rows."""
-        if not torch.is_inference_mode_enabled():
-            # Not a decorator: drafting is under it as a whole, and entering it once more a layer is not free.
-            with torch.inference_mode():
-                return self._run(tokens, positions, visible, features, last_only)
         rows, columns = visible.shape
         start = self.length + columns - rows
         keys, index = start + rows, None

@@ -31,6 +31,7 @@ class Frontier(NamedTuple):
     """Which expanded nodes, this frontier's own included, each node may see: its ancestors and itself."""
 
 
+_ROOT = np.array([0])
 _ITSELF = np.eye(64, k=-1, dtype=bool)
 
 
@@ -60,11 +61,11 @@ class CandidatePool:
         self._show(1)
         self._ranked: dict[int, Float[np.ndarray, " pool"]] = {}
         self._sums: dict[tuple[int, int], float] = {}
-        self._frontier = np.array([0])
+        self._frontier = _ROOT
         self._seen = _ITSELF.copy()  # by draft row and column; every node sees itself
         self._expanded = 0
-        self._source = np.array([0])  # of each frontier row, the drafter's row that answers for it
-        self._first = np.array([0])  # of each sampled candidate, the first one of the same text
+        self._source = _ROOT  # of each frontier row, the drafter's row that answers for it
+        self._first = _ROOT  # of each sampled candidate, the first one of the same text
         self._laws: list[Tensor] = []
 
     def _show(self, size: int) -> None:

@@ -303,6 +303,18 @@ def test_greedy_takes_every_dtype(dtype: torch.dtype) -> None:
     assert (verdict.path, verdict.token) == ([0, 1, 2], 0)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_greedy_on_the_host_is_the_argmax_of_half_precision(dtype: torch.dtype) -> None:
+    """Read as integers: ties, zeros of both signs, infinities, rows without a positive number."""
+    alone = Tree(np.array([0]), np.array([-1]), np.zeros(1), np.full(1, -1))
+    numbers = [-np.inf, -3.0, -2.0, -1e-6, -0.0, 0.0, 1e-6, 1.0, 2.0, 3.0, np.inf]
+    rng = np.random.default_rng(0)
+    for greatest in range(1, len(numbers) + 1):
+        for _ in range(20):
+            row = torch.tensor(rng.choice(numbers[:greatest], (1, 40)), dtype=dtype)
+            assert greedy(alone, row, Random()).token == int(row.double().argmax())
+
+
 @given(trees(), st.data())
 def test_match_follows_its_draws(tree: Tree, data: st.DataObject) -> None:
     draws = data.draw(st.lists(st.integers(0, 4), min_size=len(tree), max_size=len(tree)))

@@ -3,13 +3,14 @@
     python -m opt_tree.training.demo --work DIR [--preset cpu|gpu|tiny] [--processes 2] [--until STAGE] [--install DIR]
 
 A stage whose product exists is skipped and a training stage that was stopped goes on from its last checkpoint, so the
-same command may be run again at any time. `cpu` is what made the embedded models (two busy cores, about three hours);
+same command may be run again at any time. `cpu` is what made the embedded models (two busy cores, about four hours);
 `gpu` is the same family at twenty times the tokens, for one GPU; `tiny` makes useless models in a few minutes on two
 cores, to see that every stage fits the next one. Calibration is a command of its own and comes after.
 
-Where the embedded models differ from `cpu`: their stages were run one by one, drafter and head in two runs each. The
+Where the embedded models differ from `cpu`: their stages were run one by one, drafter and head in several runs. The
 first read 5000 own answers (2.2M tokens; 1.4M with feature weight 1.0), in rows of 512; the second went on from there
-(`--init`) as in the preset, on 15000 (3.2M tokens at a learning rate of 4e-3; 5M).
+(`--init`) as in the preset, on 15000 (3.2M tokens at a learning rate of 4e-3; 5M); the head then went on twice more, on
+25000 (3.2M and 2.9M at 2.5e-3), so it has read more of them than the drafter.
 """
 
 import argparse
@@ -98,13 +99,13 @@ CPU = Preset(
     batch=4096,
     micro_batch=2048,
     loop_prompts=900,
-    own_prompts=15000,
+    own_prompts=25000,
     answer_batch=96,
-    own_passes=2.6,
+    own_passes=4.0,
     corpus_passes=1.0,
     draft="--lr 5e-3 --warmup 30 --hard 0.5 --rows 0.96:256,0.04:1024 --tokens 5400000",
     eagle="--lr 3e-3 --warmup 20 --feature 0.1 --logit 1.0 --hard 0.5 --unroll 3 --noise 0.05"
-    " --rows 0.94:256,0.06:1024 --tokens 6400000",
+    " --rows 0.94:256,0.06:1024 --tokens 12500000",
     processes=2,
 )
 GPU = Preset(

@@ -1,5 +1,7 @@
 """Greedy verification: keep the path that agrees with the target's argmax (arXiv:2406.17276, Alg. 2)."""
 
+from collections.abc import Callable
+
 import numpy as np
 import torch
 from jaxtyping import Float, Int
@@ -21,8 +23,24 @@ def greedy(tree: Tree, scores: Float[Tensor, "rows vocab"], random: Random) -> V
     The emitted tokens are the target's own choices, whatever was drafted. Of equal siblings the first one's row counts.
     """
     if on_host(scores):
-        # Only the rows on the path, and numpy's argmax: torch's takes 300 us for [61, 8192] float32, 1700 for bfloat16.
-        wide = torch.promote_types(scores.dtype, torch.float32)
-        return follow(tree, lambda row: int(scores[row].to(wide).numpy().argmax()))
+        return follow(tree, _chooser(scores))
     (choice,) = fetch(scores.argmax(-1))
     return follow(tree, choice.tolist().__getitem__)
+
+
+def _chooser(scores: Float[Tensor, "rows vocab"]) -> Callable[[int], int]:
+    """Return what finds a row's argmax on the host, so that only the rows of the path are looked at.
+
+    With numpy: torch's own takes 300 us for [61, 8192] in float32 and 1700 in bfloat16. Half-precision numbers are
+    compared as integers, whose order is the same where the greatest is positive.
+    """
+    if scores.dtype.itemsize > 2:
+        rows = scores.numpy()
+        return lambda row: int(rows[row].argmax())
+    bits = scores.view(torch.int16).numpy()
+
+    def choose(row: int) -> int:
+        best = int(bits[row].argmax())
+        return best if bits[row, best] > 0 else int(scores[row].float().numpy().argmax())
+
+    return choose
