@@ -47,9 +47,8 @@ from opt_tree.presets import opt, plain
 
 Kind = Literal["classic", "eagle"]
 
-# The best trees for the embedded models on one CPU core, not the paper's: there a node costs more than on a GPU.
-DEMO_CLASSIC = OptTree(nodes=12, threshold=0.45, max_depth=10)
-DEMO_EAGLE = OptTree(nodes=16, threshold=0.6, max_depth=10)
+# The best tree for the embedded models on one CPU core, not the paper's: there a node costs more than on a GPU.
+DEMO_TREE = OptTree(nodes=12, threshold=0.45, max_depth=10)
 
 PROMPTS = (
     "Explain the `tar` command on Linux with examples.",
@@ -85,9 +84,9 @@ class Options(Machine):
     html: str | None = option(None, "write the coloured transcript and drawn trees to this file")
     no_color: bool = option(False, "mark accepted draft tokens by brackets instead of colour")
 
-    def policy(self, kind: Kind) -> OptTree:
-        """The tree: this demo's for the embedded target, else the paper's, with whatever was named replaced."""
-        default = {"classic": DEMO_CLASSIC, "eagle": DEMO_EAGLE}[kind] if self.base_model_path == "demo" else OptTree()
+    def policy(self) -> OptTree:
+        """The tree: the demo's own for the embedded target, else the paper's, with whatever was named replaced."""
+        default = DEMO_TREE if self.base_model_path == "demo" else OptTree()
         named = {name: getattr(self, name) for name in ("nodes", "threshold", "max_depth")}
         return dataclasses.replace(default, **{name: value for name, value in named.items() if value is not None})
 
@@ -97,7 +96,7 @@ class Options(Machine):
 
     def check(self, kind: Kind) -> None:
         """Raise ValueError for whatever is wrong before any model is looked at."""
-        self.policy(kind)
+        self.policy()
         if self.sampling.greedy and (self.top_p < 1 or self.top_k):
             raise ValueError("top_p and top_k act at temperature > 0 only; give --temperature")
         for name in ("max_new_tokens", "rounds"):
@@ -161,7 +160,7 @@ def run(kind: Kind, options: Options) -> None:
     options.set_threads(device)
     pair = load(kind, options, str(device))
     assistant = load_assistant(options, pair, str(device))
-    policy, texts = options.policy(kind), [options.prompt] if options.prompt else PROMPTS
+    policy, texts = options.policy(), [options.prompt] if options.prompt else PROMPTS
     prompts = [check_prompt(pair.encode(text), pair.target) for text in texts]
 
     if isinstance(sys.stdout, io.TextIOWrapper):

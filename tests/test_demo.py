@@ -259,10 +259,10 @@ def test_the_check_of_the_page_leaves_no_file(tmp_path):
 
 
 def test_options_replace_single_fields_of_the_default_tree():
-    assert demo.parse("classic", []).policy("classic") == demo.DEMO_CLASSIC
-    assert demo.parse("eagle", ["--nodes=9"]).policy("eagle") == dataclasses.replace(demo.DEMO_EAGLE, nodes=9)
+    assert demo.parse("classic", []).policy() == demo.DEMO_TREE
+    assert demo.parse("eagle", ["--nodes=9"]).policy() == dataclasses.replace(demo.DEMO_TREE, nodes=9)
     named = demo.parse("classic", ["--base_model_path", "some/model", "--max_depth", "3"])
-    assert named.policy("classic") == OptTree(max_depth=3)
+    assert named.policy() == OptTree(max_depth=3)
 
 
 @pytest.mark.parametrize(
