@@ -33,8 +33,8 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer
 
 from opt_tree import CausalLM, Drafter, EagleDrafter, Pair, Sharpened, Step
+from opt_tree.drafters import DrafterAround
 from opt_tree.lm import Output
-from opt_tree.pool import Frontier
 
 _ROWS_AT_ONCE = 8192
 _STD = 0.02
@@ -128,39 +128,20 @@ def inflate_pair(pair: Pair, spec: str, seed: int = 0, large: PreTrainedModel | 
     return Pair(target, pair.tokenizer, drafter)
 
 
-class DeflatedFeatures(Drafter):
+class DeflatedFeatures(DrafterAround):
     """Wraps the head of a small target so that it drafts for the inflated one: the features it gets are the small ones.
 
     Everything else is the head's own: its size, its cache, the small output layer behind it. The product that makes
     the features is part of `reset` and `observe`, so a step's times contain it.
     """
 
-    features = True
-
     def __init__(self, drafter: EagleDrafter, deflation: Float[Tensor, "large small"]) -> None:
-        self.drafter, self.lm, self.max_context = drafter, drafter.lm, drafter.max_context
+        super().__init__(drafter)
+        self.lm = drafter.lm
         self._deflation = deflation.to(drafter.lm.device, torch.promote_types(drafter.lm.dtype, torch.float32))
-
-    @property
-    def forwards(self) -> int:  # type: ignore[override]
-        return self.drafter.forwards
-
-    @property
-    def tokens(self) -> int:  # type: ignore[override]
-        return self.drafter.tokens
-
-    @property
-    def forward_seconds(self) -> float:  # type: ignore[override]
-        return self.drafter.forward_seconds
 
     def reset(self, prompt: list[int], output: Output | None) -> None:
         self.drafter.reset(prompt, output and output._replace(features=self._deflate(output.features)))
-
-    def root(self, context: list[int]) -> Float[Tensor, "1 vocab"]:
-        return self.drafter.root(context)
-
-    def expand(self, frontier: Frontier) -> Float[Tensor, "frontier vocab"]:
-        return self.drafter.expand(frontier)
 
     def observe(self, step: Step) -> None:
         self.drafter.observe(replace(step, features=self._deflate(step.features)))

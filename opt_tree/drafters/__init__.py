@@ -1,8 +1,8 @@
 """Drafters: what may follow."""
 
-from opt_tree.drafters.base import Drafter
+from opt_tree.drafters.base import Drafter, DrafterAround
 from opt_tree.drafters.causal_lm import CausalLMDrafter
 from opt_tree.drafters.eagle import EagleDrafter, EagleHead
 from opt_tree.drafters.sharpened import Sharpened
 
-__all__ = ["CausalLMDrafter", "Drafter", "EagleDrafter", "EagleHead", "Sharpened"]
+__all__ = ["CausalLMDrafter", "Drafter", "DrafterAround", "EagleDrafter", "EagleHead", "Sharpened"]

@@ -51,3 +51,35 @@ class Drafter(ABC):
     def at_temperature(self, temperature: float) -> "Drafter":
         """Return the drafter to use for a target decoded at `temperature`."""
         return self
+
+
+class DrafterAround(Drafter):
+    """A drafter that asks another one, `drafter`, and changes what goes in or comes out; as it stands, nothing."""
+
+    def __init__(self, drafter: Drafter) -> None:
+        self.drafter = drafter
+        self.features, self.max_context = drafter.features, drafter.max_context
+
+    @property
+    def forwards(self) -> int:  # type: ignore[override]
+        return self.drafter.forwards
+
+    @property
+    def tokens(self) -> int:  # type: ignore[override]
+        return self.drafter.tokens
+
+    @property
+    def forward_seconds(self) -> float:  # type: ignore[override]
+        return self.drafter.forward_seconds
+
+    def reset(self, prompt: list[int], output: Output | None) -> None:
+        self.drafter.reset(prompt, output)
+
+    def root(self, context: list[int]) -> Float[Tensor, "1 vocab"]:
+        return self.drafter.root(context)
+
+    def expand(self, frontier: Frontier) -> Float[Tensor, "frontier vocab"]:
+        return self.drafter.expand(frontier)
+
+    def observe(self, step: Step) -> None:
+        self.drafter.observe(step)

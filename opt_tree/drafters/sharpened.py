@@ -8,13 +8,11 @@ choices (`python -m opt_tree.training.calibrate`), mends most of that.
 from jaxtyping import Float
 from torch import Tensor
 
-from opt_tree.drafters.base import Drafter
-from opt_tree.lm import Output
+from opt_tree.drafters.base import Drafter, DrafterAround
 from opt_tree.pool import Frontier
-from opt_tree.step import Step
 
 
-class Sharpened(Drafter):
+class Sharpened(DrafterAround):
     """Wraps a drafter: its scores divided by `temperature`, in float32 or wider, for greedy targets only.
 
     Above temperature 0 the target draws from a law of its own, and the bare drafter is used.
@@ -23,23 +21,8 @@ class Sharpened(Drafter):
     def __init__(self, drafter: Drafter, temperature: float) -> None:
         if not temperature > 0:
             raise ValueError(f"the sharpening temperature must be positive, got {temperature}")
-        self.drafter, self.temperature = drafter, temperature
-        self.features, self.max_context = drafter.features, drafter.max_context
-
-    @property
-    def forwards(self) -> int:  # type: ignore[override]
-        return self.drafter.forwards
-
-    @property
-    def tokens(self) -> int:  # type: ignore[override]
-        return self.drafter.tokens
-
-    @property
-    def forward_seconds(self) -> float:  # type: ignore[override]
-        return self.drafter.forward_seconds
-
-    def reset(self, prompt: list[int], output: Output | None) -> None:
-        self.drafter.reset(prompt, output)
+        super().__init__(drafter)
+        self.temperature = temperature
 
     def root(self, context: list[int]) -> Float[Tensor, "1 vocab"]:
         return self._sharpen(self.drafter.root(context))
@@ -51,9 +34,6 @@ class Sharpened(Drafter):
         # A widened copy is ours to overwrite; scores that are wide enough are not.
         factor = 1 / self.temperature
         return scores * factor if scores.dtype.itemsize >= 4 else scores.float().mul_(factor)
-
-    def observe(self, step: Step) -> None:
-        self.drafter.observe(step)
 
     def at_temperature(self, temperature: float) -> Drafter:
         return self if temperature == 0 else self.drafter.at_temperature(temperature)
