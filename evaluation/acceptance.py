@@ -25,7 +25,7 @@ from tqdm import tqdm
 
 from evaluation.card import table
 from evaluation.conversation import Conversation
-from evaluation.options import run_command
+from evaluation.options import add_models, run_command
 from evaluation.prompts import Prompter
 from evaluation.questions import Question, load_set, select
 from opt_tree import Decoder, Generation, Pair, Sampling, Static, load_pair, match
@@ -196,9 +196,7 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
 def main(arguments: list[str] | None = None) -> int:
     description = (__doc__ or "").partition("\n")[0]
     parser = argparse.ArgumentParser(prog="python -m evaluation.acceptance", description=description)
-    parser.add_argument("--base-model-path", default="demo", help="target: a folder, a Hub id or 'demo', embedded")
-    parser.add_argument("--draft-model-path", default="demo", help="independent draft model, likewise")
-    parser.add_argument("--ea-model-path", help="EAGLE head, likewise, instead of a draft model")
+    add_models(parser)
     parser.add_argument("--bare", action="store_true", help="without the sharpening stored beside the drafter")
     parser.add_argument("--bench-name", default="demo", help="question set, as for evaluation.eval_opt_classic")
     parser.add_argument("--question-file", help="any JSONL with `turns` or `question`, instead of --bench-name")

@@ -32,7 +32,7 @@ from tqdm import tqdm
 
 from evaluation.card import table
 from evaluation.goodness import cells, fit
-from evaluation.options import run_command
+from evaluation.options import add_models, run_command
 from evaluation.remembered import RememberedDrafter, RememberedTarget, Text
 from opt_tree import CausalLM, Decoder, Drafter, OptTree, Random, Sampling, Static, Tree, TreePolicy, load_pair
 from opt_tree import verifiers as judges
@@ -193,9 +193,7 @@ def row(result: dict[str, Any]) -> dict[str, float | int | str]:
 def main(arguments: list[str] | None = None) -> int:
     description = (__doc__ or "").partition("\n")[0]
     parser = argparse.ArgumentParser(prog="python -m evaluation.draws", description=description)
-    parser.add_argument("--base-model-path", default="demo", help="target: a folder, a Hub id or 'demo', embedded")
-    parser.add_argument("--draft-model-path", default="demo", help="independent draft model, likewise")
-    parser.add_argument("--ea-model-path", help="EAGLE head, likewise, instead of a draft model")
+    add_models(parser)
     parser.add_argument("--prompt", default=PROMPT, help="a user's message; its answer's tokens are drawn")
     parser.add_argument("--draws", type=int, default=20_000, help="generations a verifier")
     parser.add_argument("--temperature", type=float, default=1.0)

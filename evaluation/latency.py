@@ -22,7 +22,7 @@ from evaluation.environment import environment
 from evaluation.forwards import Cell, Probe, curve, draw, measure
 from evaluation.inflate import describe
 from evaluation.loading import check_device, load, resolved
-from evaluation.options import Machine, Options, add_options, run_command
+from evaluation.options import Machine, Options, add_models, add_options, run_command
 from evaluation.parallel import Crew
 from evaluation.report import Run, read_run
 from opt_tree import CausalLM, Sharpened
@@ -193,9 +193,7 @@ def main(arguments: list[str] | None = None) -> int:
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
     add = parser.add_argument
-    add("--base-model-path", default="demo", help="target: a folder, a Hub id or 'demo', the embedded one")
-    add("--draft-model-path", default="demo", help="independent draft model, likewise")
-    add("--ea-model-path", help="EAGLE head instead of a draft model")
+    add_models(parser)
     add("--dtype", default="auto", help="of the target: auto, float32, bfloat16, float16")
     add_options(parser, Machine)
     add("--tokens", type=int, nargs="+", default=list(TOKENS), metavar="N", help="tokens in a forward")

@@ -168,6 +168,13 @@ def _scalar(hint: Any) -> type:
     return hint
 
 
+def add_models(parser: argparse.ArgumentParser) -> None:
+    """Add the options that name a target and its one drafter."""
+    parser.add_argument("--base-model-path", default="demo", help="target: a folder, a Hub id or 'demo', embedded")
+    parser.add_argument("--draft-model-path", default="demo", help="independent draft model, likewise")
+    parser.add_argument("--ea-model-path", help="EAGLE head, likewise, instead of a draft model")
+
+
 def run_command(
     parser: argparse.ArgumentParser, run: Callable[[argparse.Namespace], int], arguments: list[str] | None
 ) -> int:

@@ -216,7 +216,7 @@ class CausalLM:
         key_positions = np.arange(keys)
         key_positions[self.length : self.length + len(self._pending)] = self._pending
         window = windowed(
-            full.clone(), positions, torch.from_numpy(key_positions).to(self.device), self._windows["sliding_attention"]
+            full, positions, torch.from_numpy(key_positions).to(self.device), self._windows["sliding_attention"]
         )
         return {"full_attention": full, "sliding_attention": window} if "full_attention" in self._windows else window
 

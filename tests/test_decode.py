@@ -395,6 +395,16 @@ class TestSharpened:
         assert torch.allclose(law, (bare.exp() ** 4 / (bare.exp() ** 4).sum()).log())
         assert sharpened.at_temperature(0) is sharpened and sharpened.at_temperature(0.5) is drafter
 
+    @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
+    def test_it_divides_in_float32_or_wider_and_leaves_the_drafter_s_scores_alone(self, drafter, monkeypatch, dtype):
+        scores = torch.randn(1, 50, generator=torch.Generator().manual_seed(0)).to(dtype)
+        kept = scores.clone()
+        monkeypatch.setattr(drafter, "root", lambda context: scores)
+        got = Sharpened(drafter, 0.3).root(PROMPT)
+        wide = torch.promote_types(dtype, torch.float32)
+        assert got.dtype == wide and torch.allclose(got, kept.to(wide) / 0.3)
+        assert torch.equal(scores, kept)
+
     @pytest.mark.parametrize("temperature", [0.0, -1.0, float("nan")])
     def test_a_temperature_that_is_not_positive_is_refused(self, drafter, temperature):
         with pytest.raises(ValueError, match="must be positive"):

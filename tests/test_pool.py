@@ -95,6 +95,12 @@ def test_a_pool_keeps_branches_with_their_values(
     assert pool.draft_rows.tolist() == [numbered.get(branch, -1) for branch in branches]
 
 
+def test_a_pool_outgrows_its_first_storage() -> None:
+    """84 expanded nodes and 340 candidates; `grow` checks what each frontier sees."""
+    pool = grow(0, 4, TopK(per_node=4), 4, None, 1000).pool
+    assert len(pool.tokens) == 341 and pool.draft_rows.max() == 84
+
+
 @given(seeds, st.integers(2, 4), st.integers(1, 9), st.integers(1, 5), cells)
 def test_the_best_candidates_are_those_of_an_unpruned_pool(
     seed: int, vocab: int, total: int, layers: int, cells: int | None

@@ -731,6 +731,14 @@ def test_rheos_draw_is_ranked_whatever_comes_out() -> None:
             assert np.exp(pool.log_probs[2]) == pytest.approx(probs[token])
 
 
+@pytest.mark.parametrize(("threshold", "layers"), [(1.4, 1), (1.1, 2)])
+def test_rheo_stops_when_a_layer_does_not_pay(threshold: float, layers: int) -> None:
+    """Root law (.5, .3, .2): the first group's ranks sum to .5 + .5 and .3 or .2, whichever was not drawn."""
+    drafter = TableDrafter(lambda path: np.array([0.5, 0.3, 0.2]))
+    tree = draft(drafter, Rheo(3, threshold, 2), [0], 2, Sampling(1.0), Random())
+    assert 1 + len(drafter.expanded) == layers and tree.nodes == 3
+
+
 def test_a_law_of_one_token_has_one_distinct_child() -> None:
     certain = torch.tensor([[0.0, 1.0, 0.0]], dtype=torch.float64).log()
     for children in (WithoutReplacement(3), WithoutReplacement(total=3), BestAndDraw(3)):
