@@ -1,6 +1,6 @@
 """A controller of one's own: a fixed schedule of tree policies.
 
-    python examples/custom_controller.py
+    python -m examples.custom_controller
 
 A controller says which policy the next step uses. It names all its policies beforehand, so that the decoder can check
 each of them against the verifier. It sees the past only: the context and the steps that are done.
@@ -8,8 +8,9 @@ each of them against the verifier. It sees the past only: the context and the st
 
 from collections.abc import Sequence
 
-import opt_tree
 from opt_tree.controllers.base import Controller
+
+import opt_tree
 from opt_tree.drafters.base import Scores
 from opt_tree.lm import Output
 from opt_tree.policies import TreePolicy

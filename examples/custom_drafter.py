@@ -1,6 +1,6 @@
 """A drafter of one's own, without a model: it counts which token followed which in the context.
 
-    python examples/custom_drafter.py
+    python -m examples.custom_drafter
 
 It answers in `Few`: it names the few tokens that it has seen behind a node, with a mass below 1. What is missing is the
 chance of something never seen there. A node about which it knows nothing gets a row of -inf, and no children.

@@ -1,6 +1,6 @@
 """A tree policy of one's own: one trunk, and the runners-up of every node on it.
 
-    python examples/custom_policy.py
+    python -m examples.custom_policy
 
 A policy is a frozen dataclass without state. The pool holds everything that was drafted in this step; the policy reads
 it and never writes it.

@@ -1,9 +1,9 @@
 """A verifier of one's own: toss a coin between two exact rules.
 
-    python examples/custom_verifier.py
+    python -m examples.custom_verifier
 
 A verifier is a function, tagged with the kinds of children that it is exact for. Most are made of a rule for one node:
-given the target's probabilities, the drafter's, and the children that were drawn, the probabilities of the token that is
+from the target's probabilities, the drafter's, and the children that were drawn, to the probabilities of the token
 emitted there. The rule is exact if its mean over the children is the target's distribution. That can be computed.
 """
 
@@ -11,12 +11,12 @@ import itertools
 
 import numpy as np
 from jaxtyping import Float, Int
+from opt_tree.children import IID
+from opt_tree.random import Random
 from torch import Tensor
 
 import opt_tree
-from opt_tree.children import IID
 from opt_tree.policies import Sampled
-from opt_tree.random import Random
 from opt_tree.verifiers.base import Branching, Probs, valid_for, walk_down
 from opt_tree.verifiers.multi_round import in_rounds
 from opt_tree.verifiers.naive import first_child
