@@ -18,8 +18,8 @@ from evaluation.draws import CASES, Case, Draws, draw, target_law
 from evaluation.goodness import Text, cells, fit
 from evaluation.remembered import RememberedDrafter, RememberedTarget
 from opt_tree import CausalLM, CausalLMDrafter, Drafter, EagleDrafter, Sampling
+from opt_tree.children import IID
 from opt_tree.policies import Sampled
-from opt_tree.sampling import IID
 from opt_tree.verifiers import valid_for
 from opt_tree.verifiers.base import Law, walk_down
 
