@@ -1,4 +1,4 @@
-"""Rows of -inf: a drafter may know nothing of what follows a node. Then the node has no children, and all else is as before."""
+"""Rows of -inf: a drafter may know nothing of what follows a node. Then the node has no children."""
 
 import numpy as np
 import pytest
