@@ -82,9 +82,6 @@ class Referee:
         self.target = target
         self.exact_dtype = torch.float32 if target.dtype in (torch.float16, torch.bfloat16) else torch.float64
         self._exact = copy.deepcopy(target.model).to(self.exact_dtype)
-        # A drafter's hook on the target came along; it would report the copy's features as the target's.
-        for module in self._exact.modules():
-            module._forward_hooks.clear()
 
     def judge(
         self,
@@ -110,7 +107,7 @@ class Referee:
         rest = [*context, *tokens_a[:position]]
         rows = {EXACT: self._exact_row(rest), **self._own_rows(rest, len(context) - 1)}
         root = Tree(np.array([rest[-1]]), np.array([-1]), np.zeros(1), np.array([0]))
-        scores = {name: sampling.scores(row[None], root, rest) for name, row in rows.items()}
+        scores = {name: sampling.process(row[None], root, rest) for name, row in rows.items()}
         if sampling.greedy:
             measured = _measure_greedy(scores, pair)
         else:

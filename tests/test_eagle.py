@@ -12,12 +12,12 @@ from torch import Tensor
 
 from opt_tree.checkpoints import CheckpointError, load_eagle
 from opt_tree.decode import Decoder
-from opt_tree.drafters import Drafter, EagleDrafter, EagleHead
-from opt_tree.lm import Buckets, CausalLM, Output
+from opt_tree.drafters import DrafterAround, EagleDrafter, EagleHead
+from opt_tree.lm import Buckets, CausalLM
 from opt_tree.policies import OptTree, Static
 from opt_tree.pool import Frontier
-from opt_tree.sampling import Sampling, log_law
-from opt_tree.step import Step
+from opt_tree.probabilities import log_probs_of
+from opt_tree.sampling import Sampling
 
 POLICY = OptTree(nodes=7, threshold=0.0, max_depth=4)
 
@@ -91,22 +91,17 @@ class NaiveHead:
         return x + (torch.nn.functional.silu(y @ gate.T) * (y @ up.T)) @ down.T
 
 
-class Witness(Drafter):
+class Witness(DrafterAround):
     """Passes everything on and keeps, for every law that was asked for, the context, the path and the law."""
 
-    features = True
-
     def __init__(self, drafter: EagleDrafter) -> None:
-        self.drafter, self.max_context = drafter, drafter.max_context
+        super().__init__(drafter)
         self.laws: list[tuple[list[int], list[int], Tensor]] = []
-
-    def reset(self, prompt: list[int], output: Output | None) -> None:
-        self.drafter.reset(prompt, output)
 
     def root(self, context: list[int]) -> Tensor:
         self.context, self.paths = list(context), [[]]
         scores = self.drafter.root(context)
-        self.laws.append((self.context, [], log_law(scores)[0]))
+        self.laws.append((self.context, [], log_probs_of(scores)[0]))
         return scores
 
     def expand(self, frontier: Frontier) -> Tensor:
@@ -116,11 +111,8 @@ class Witness(Drafter):
             for parent, token in zip(frontier.parents.tolist(), frontier.tokens.tolist(), strict=True)
         ]
         self.paths += paths
-        self.laws += [(self.context, path, law) for path, law in zip(paths, log_law(scores), strict=True)]
+        self.laws += [(self.context, path, law) for path, law in zip(paths, log_probs_of(scores), strict=True)]
         return scores
-
-    def observe(self, step: Step) -> None:
-        self.drafter.observe(step)
 
 
 class TestLaw:
@@ -293,7 +285,7 @@ class TestFiles:
         ]
         for ours, theirs in zip(*trees, strict=True):
             assert ours.tokens.tolist() == theirs.tokens.tolist()
-            assert abs(ours.log_probs - theirs.log_probs).max() < 1e-9
+            assert abs(ours.path_log_probs - theirs.path_log_probs).max() < 1e-9
 
     def test_rope_of_the_old_words_is_understood(self, tmp_path, target, head):
         loaded = load_eagle(publish(tmp_path, head, rope_theta=500000.0), target)

@@ -30,13 +30,13 @@ def draw_tree(tree: Tree, tokenizer: PreTrainedTokenizerBase, path: Sequence[int
     if path is not None:
         total += f", accepted {len(path) - 1} (*)"
     lines = [f"{token_label(tokenizer, int(tree.tokens[0]))}    {total}"]
-    below = _children(tree.parents, tree.log_probs)
+    below = _children(tree.parents, tree.path_log_probs)
     stack = [(row, "", row == below[0][-1]) for row in reversed(below[0])]
     while stack:
         row, indent, last = stack.pop()
         star = " *" if row in accepted else ""
         label = token_label(tokenizer, int(tree.tokens[row]))
-        lines.append(f"{indent}{'└─' if last else '├─'} {label} {np.exp(tree.log_probs[row]):.2f}{star}")
+        lines.append(f"{indent}{'└─' if last else '├─'} {label} {np.exp(tree.path_log_probs[row]):.2f}{star}")
         indent += "   " if last else "│  "
         stack += [(child, indent, child == below[row][-1]) for child in reversed(below[row])]
     return "\n".join(lines)
@@ -92,19 +92,19 @@ def _places(step: Step, tokenizer: PreTrainedTokenizerBase) -> list[_Place]:
     """Return the places of all rows of the tree and, last, of the target's own token."""
     tree, own = step.tree, len(step.tree)
     parents = [*tree.parents.tolist(), step.path[-1]]
-    log_probs = [*tree.log_probs.tolist(), -np.inf]
+    path_log_probs = [*tree.path_log_probs.tolist(), -np.inf]
     depths = [*tree.depths.tolist(), int(tree.depths[step.path[-1]]) + 1]
     labels = [_shorten(token_label(tokenizer, token)) for token in [*tree.tokens.tolist(), step.tokens[-1]]]
     widths = [0] * (max(depths) + 1)
     for label, depth in zip(labels, depths, strict=True):
         widths[depth] = max(widths[depth], len(label))
     left = list(itertools.accumulate((_LETTER * width + _GAP for width in widths[:-1]), initial=12.0))
-    height = _heights(_children(parents, log_probs))
+    height = _heights(_children(parents, path_log_probs))
     accepted = set(step.path)
     places = []
     for row, depth in enumerate(depths):
         kind = "own" if row == own else "root" if row == 0 else "drafted" if row in accepted else "missed"
-        prob = float(np.exp(log_probs[row])) if 0 < row < own else None
+        prob = float(np.exp(path_log_probs[row])) if 0 < row < own else None
         places.append(_Place(left[depth], height[row], parents[row], labels[row], kind, prob))
     return places
 
@@ -155,7 +155,10 @@ def _node_title(step: Step, tokenizer: PreTrainedTokenizerBase, row: int) -> str
     label = token_label(tokenizer, int(tree.tokens[row]))
     if row == 0:
         return f"{label}: the root, the last token of the context"
-    path, above = np.exp(tree.log_probs[row]), np.exp(tree.log_probs[row] - tree.log_probs[tree.parents[row]])
+    path, above = (
+        np.exp(tree.path_log_probs[row]),
+        np.exp(tree.path_log_probs[row] - tree.path_log_probs[tree.parents[row]]),
+    )
     return f"{label}: path probability {path:.3f}, {above:.3f} after its parent"
 
 

@@ -1,13 +1,16 @@
-"""The draft law as an estimate of what the target will choose.
+"""The drafter as an estimate of what the target will choose.
 
 At temperature 0 the right score of a token is the probability that it is the target's argmax, not the drafter's q: E(A)
 computed from q can be far below the A that follows. One temperature, fitted by maximum likelihood of the target's own
 choices (`python -m opt_tree.training.calibrate`), mends most of that.
 """
 
+from typing import Any
+
 from jaxtyping import Float
 from torch import Tensor
 
+from opt_tree.children import Few
 from opt_tree.drafters.base import Drafter, DrafterAround
 from opt_tree.pool import Frontier
 
@@ -15,12 +18,14 @@ from opt_tree.pool import Frontier
 class Sharpened(DrafterAround):
     """Wraps a drafter: its scores divided by `temperature`, in float32 or wider, for greedy targets only.
 
-    Above temperature 0 the target draws from a law of its own, and the bare drafter is used.
+    Above temperature 0 the target draws from a distribution of its own, and the bare drafter is used.
     """
 
     def __init__(self, drafter: Drafter, temperature: float) -> None:
         if not temperature > 0:
             raise ValueError(f"the sharpening temperature must be positive, got {temperature}")
+        if drafter.sparse:
+            raise TypeError(f"{type(drafter).__name__} names a few tokens only: they cannot be sharpened")
         super().__init__(drafter)
         self.temperature = temperature
 
@@ -30,10 +35,18 @@ class Sharpened(DrafterAround):
     def expand(self, frontier: Frontier) -> Float[Tensor, "frontier vocab"]:
         return self._sharpen(self.drafter.expand(frontier))
 
-    def _sharpen(self, scores: Float[Tensor, "rows vocab"]) -> Float[Tensor, "rows vocab"]:
+    def _sharpen(self, scores: Float[Tensor, "rows vocab"] | Few) -> Float[Tensor, "rows vocab"]:
+        assert not isinstance(scores, Few), f"{self.drafter.describe()} is not sparse, and answers in Few"
         # A widened copy is ours to overwrite; scores that are wide enough are not.
         factor = 1 / self.temperature
         return scores * factor if scores.dtype.itemsize >= 4 else scores.float().mul_(factor)
+
+    def describe(self) -> str:
+        return f"{self.drafter.describe()}, sharpened by temperature {self.temperature:.2f}"
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        return self.drafter.settings | {"sharpening": self.temperature}
 
     def at_temperature(self, temperature: float) -> Drafter:
         return self if temperature == 0 else self.drafter.at_temperature(temperature)
