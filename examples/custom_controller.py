@@ -8,19 +8,20 @@ each of them against the verifier. It sees the past only: the context and the st
 
 from collections.abc import Sequence
 
-from opt_tree.controllers.base import Controller
+from jaxtyping import Float
+from torch import Tensor
 
 import opt_tree
-from opt_tree.drafters.base import Scores
-from opt_tree.lm import Output
-from opt_tree.policies import TreePolicy
-from opt_tree.step import Outcome, Step
+from opt_tree.children import Few
+from opt_tree.controllers import Controller
+from opt_tree.step import Outcome
+from opt_tree.target import Output
 
 
 class Stages(Controller):
     """Uses each policy for a given number of steps, and the last one for the rest of the answer."""
 
-    def __init__(self, stages: Sequence[tuple[int, TreePolicy]], last: TreePolicy) -> None:
+    def __init__(self, stages: Sequence[tuple[int, opt_tree.TreePolicy]], last: opt_tree.TreePolicy) -> None:
         self.policies = (*(policy for _, policy in stages), last)
         self._plan = [policy for steps, policy in stages for _ in range(steps)]
         self._done = 0
@@ -29,11 +30,11 @@ class Stages(Controller):
         """A new prompt begins."""
         self._done = 0
 
-    def choose(self, context: list[int], root: Scores | None) -> TreePolicy:
+    def choose(self, context: list[int], root: Float[Tensor, "1 vocab"] | Few | None) -> opt_tree.TreePolicy:
         """Return the policy of the next step, one of `policies`."""
         return self._plan[self._done] if self._done < len(self._plan) else self.policies[-1]
 
-    def observe(self, step: Step, outcome: Outcome) -> None:
+    def observe(self, step: opt_tree.Step, outcome: Outcome) -> None:
         """A step is done. A learning controller would look at what it cost and at what was accepted."""
         self._done += 1
 

@@ -12,13 +12,13 @@ from collections import Counter, defaultdict
 import torch
 
 import opt_tree
-from opt_tree.drafters.base import Drafter, Few
-from opt_tree.lm import Output
+from opt_tree.children import Few
 from opt_tree.pool import Frontier
 from opt_tree.step import Outcome
+from opt_tree.target import Output
 
 
-class Bigrams(Drafter):
+class Bigrams(opt_tree.Drafter):
     """Proposes what followed the same token earlier in this context, the most frequent ones first."""
 
     sparse = True  # it answers in `Few`; policies that draw their children refuse it
@@ -60,7 +60,7 @@ class Bigrams(Drafter):
 def main() -> opt_tree.Generation:
     pair = opt_tree.load_pair("demo", dtype="float32")
     decoder = opt_tree.Decoder(pair.target, Bigrams(), opt_tree.OptTree(nodes=8, threshold=0.1))
-    prompt = pair.encode("Explain the `tar` command on Linux with examples.")
+    prompt = pair.encode("Give me an overview of the economy of Iceland.")
     answer = decoder.generate(prompt, max_new_tokens=96, stop=pair.stop)
     print(opt_tree.transcript(answer, pair.tokenizer, color=False))
     print(f"{answer.mean_acceptance_length:.2f} tokens a step without any draft model")

@@ -10,6 +10,7 @@ import pytest
 from nbclient import NotebookClient
 
 import opt_tree
+from opt_tree.policies import Sampled
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 
@@ -35,7 +36,7 @@ def test_every_example_is_tested() -> None:
 def test_the_bigram_drafter_drafts_and_changes_nothing() -> None:
     answer = example("drafter")["main"]()
     assert answer.tokens == plain(answer.prompt, 96)
-    assert answer.mean_acceptance_length > 1.1
+    assert answer.mean_acceptance_length > 1.5
     assert answer.steps[0].tree.nodes <= 8
 
 
@@ -53,8 +54,6 @@ def test_the_bigram_drafter_says_what_it_counted() -> None:
 
 def test_a_drafter_that_answers_in_few_is_refused_where_children_are_drawn() -> None:
     pair = opt_tree.load_pair("demo", dtype="float32")
-    from opt_tree.policies import Sampled
-
     with pytest.raises(TypeError, match="Bigrams"):
         opt_tree.Decoder(pair.target, example("drafter")["Bigrams"](), Sampled.chains(2, 2))
 
