@@ -51,9 +51,9 @@ def to_html(
 
 
 _DRAWN = (
-    '<p class="legend">The trees of some steps: a disc is as large as the drafter\'s probability of the path to it, '
-    "the number behind the token. The accepted path is thick and ends in the target's own token. A: accepted draft "
-    "tokens, E(A): how many the drafter expected.</p>"
+    '<p class="legend">The trees of some steps. The number behind a token is the drafter\'s probability of the path to '
+    "it, and the disc grows with it. The accepted path is thick and ends in the target's own token. A is the number of "
+    "accepted draft tokens, E(A) the number that the drafter expected.</p>"
 )
 
 
