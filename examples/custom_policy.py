@@ -27,17 +27,17 @@ class Trunk:
     .4    .1        the next layer is drafted below .4, if .4 is at least `least`
     """
 
+    nodes: int = 24
+    """Drafted nodes sent to the target in a step, at most: the budget, root excluded."""
     width: int = 3
     """Children of every node on the trunk."""
     least: float = 0.1
     """Path probability below which the trunk ends."""
-    max_depth: int = 8
-    """Layers drafted at most."""
 
     @property
-    def nodes(self) -> int:
-        """Drafted nodes sent to the target in a step, at most."""
-        return self.width * self.max_depth
+    def max_depth(self) -> int:
+        """Layers drafted at most."""
+        return self.nodes // self.width
 
     @property
     def children(self) -> opt_tree.TopK:
@@ -61,12 +61,13 @@ def main() -> dict[str, opt_tree.Generation]:
     pair = opt_tree.load_pair("demo", dtype="float32")
     prompt = pair.encode("What does the word lantern mean?")
     answers = {}
-    for policy in (Trunk(), opt_tree.OptTree(nodes=Trunk().nodes, threshold=0.2), opt_tree.Static.empty()):
+    for policy in (Trunk(), opt_tree.OptTree(nodes=Trunk.nodes, threshold=0.2), opt_tree.Static.empty()):
         decoder = opt_tree.Decoder(pair.target, pair.drafter, policy)
         name = type(policy).__name__
         answers[name] = decoder.generate(prompt, max_new_tokens=64, stop=pair.stop)
         print(f"{name:8} {answers[name].mean_acceptance_length:.2f} tokens a step")
-    print(opt_tree.draw_tree(answers["Trunk"].steps[1].tree, pair.tokenizer, answers["Trunk"].steps[1].path))
+    best = max(answers["Trunk"].steps, key=lambda step: step.accepted)
+    print(opt_tree.draw_tree(best.tree, pair.tokenizer, best.path))
     return answers
 
 

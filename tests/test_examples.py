@@ -11,6 +11,7 @@ from nbclient import NotebookClient
 
 import opt_tree
 from opt_tree.policies import Sampled
+from opt_tree.policies.registry import POLICIES, make_policy
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 
@@ -66,8 +67,15 @@ def test_the_trunk_is_a_trunk_and_changes_nothing() -> None:
     for step in answers["Trunk"].steps:
         inner = set(step.tree.parents[1:].tolist())
         assert len({int(step.tree.depths[row]) for row in inner}) == len(inner), "two nodes of one depth have children"
-        assert step.tree.nodes <= found["Trunk"]().nodes
+        assert step.tree.nodes <= found["Trunk"].nodes
     assert answers["Trunk"].mean_acceptance_length > 1.5
+
+
+def test_the_trunk_is_one_line_in_the_registry(monkeypatch: pytest.MonkeyPatch) -> None:
+    trunk = example("policy")["Trunk"]
+    monkeypatch.setitem(POLICIES, "trunk", trunk)
+    assert make_policy("trunk", nodes=20) == trunk(nodes=20)
+    assert make_policy("trunk:2:0.3", nodes=20) == trunk(nodes=20, width=2, least=0.3)
 
 
 def test_the_coin_between_two_exact_rules_is_exact() -> None:
