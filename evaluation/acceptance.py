@@ -24,10 +24,10 @@ from jaxtyping import Int
 from tqdm import tqdm
 
 from evaluation.card import table
-from evaluation.conversation import Conversation
-from evaluation.options import add_models, run_command
-from evaluation.prompts import Prompter
-from evaluation.questions import Question, load_set, select
+from evaluation.questions.prompts import Prompter
+from evaluation.questions.sets import Question, load_set, select
+from evaluation.run.conversation import Conversation
+from evaluation.run.options import add_models, run_command
 from opt_tree import Decoder, Generation, Pair, Sampling, Static, load_pair, match
 from opt_tree.policies import AcceptanceRates
 from opt_tree.sampling import IID, Children, TopK, WithoutReplacement

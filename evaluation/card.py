@@ -18,12 +18,12 @@ import transformers
 from tqdm import tqdm
 from transformers import PreTrainedModel
 
-from evaluation.baselines import Timed, assistant_of, transformers_assisted, transformers_greedy
-from evaluation.inflate import describe, inflate_pair
-from evaluation.published import PublishedRule
-from evaluation.referee import Divergence, classify
+from evaluation.compare.published import PublishedRule
+from evaluation.exactness.divergence import Divergence, classify
+from evaluation.run.baselines import Timed, assistant_of, transformers_assisted, transformers_greedy
 from opt_tree import Decoder, Generation, OptTree, Pair, Static, TreePolicy, load_pair, load_tokenizer
 from opt_tree.checkpoints import DEMO, encode
+from opt_tree.inflate import describe, inflate_pair
 from opt_tree.training.data import DEFAULT_DATA, heldout_prompts
 
 Row = dict[str, float | int | str]

@@ -12,7 +12,7 @@ Each writes its own part; the answer file must be in a folder that all of them s
 
 import sys
 
-from evaluation.runner import main
+from evaluation.run.runner import main
 
 if __name__ == "__main__":
     sys.exit(main("classic", __doc__))

@@ -9,10 +9,13 @@ import pytest
 from conftest import TableDrafter, TableTarget, hashed_laws, written_laws
 from models import save_pair
 
-from evaluation import acceptance, bench, compare, standings
-from evaluation.bench import Expectation
-from evaluation.cells import FAMILIES, PRESETS, SIBLINGS, VERIFIERS, Cell, grid
-from evaluation.conversation import seed_of
+from evaluation import acceptance
+from evaluation.compare import command as compare
+from evaluation.compare import figures as standings
+from evaluation.compare import measure as bench
+from evaluation.compare.combinations import FAMILIES, PRESETS, SIBLINGS, VERIFIERS, Cell, grid
+from evaluation.compare.measure import Expectation
+from evaluation.run.conversation import seed_of
 from opt_tree import Decoder, OptTree, Sampling, load_pair
 from opt_tree.policies import Sampled
 from opt_tree.verifiers import multi_round

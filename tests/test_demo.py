@@ -18,9 +18,8 @@ from safetensors.torch import save_file
 from torch.nn.modules.module import register_module_forward_pre_hook
 from transformers import LlamaModel
 
-from evaluation import demo
-from evaluation.baselines import Timed, assistant_of, first_difference, transformers_assisted, transformers_greedy
-from evaluation.comparison import (
+from evaluation.demo import command as demo
+from evaluation.demo.comparison import (
     ASSISTED,
     GREEDY,
     LABELS,
@@ -33,10 +32,11 @@ from evaluation.comparison import (
     notes,
     table,
 )
+from evaluation.run.baselines import Timed, assistant_of, first_difference, transformers_assisted, transformers_greedy
 from opt_tree import OptTree, Pair, Sampling, Sharpened, load_causal_lm, load_pair
 from opt_tree.presets import opt, plain
 
-ROOT = Path(demo.__file__).parents[1]
+ROOT = Path(demo.__file__).parents[2]
 TEMPLATE = "{% for message in messages %}{{ message['content'] }}\n{% endfor %}"
 
 

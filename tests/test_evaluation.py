@@ -19,12 +19,14 @@ from safetensors.torch import save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from evaluation import loading, questions, runner
-from evaluation.answers import AnswerFile
-from evaluation.conversation import seed_of
-from evaluation.options import Options, parse
-from evaluation.parallel import Crew
-from evaluation.prompts import Prompter
+from evaluation.answers.file import AnswerFile
+from evaluation.questions import sets as questions
+from evaluation.questions.prompts import Prompter
+from evaluation.run import models as loading
+from evaluation.run import runner
+from evaluation.run.conversation import seed_of
+from evaluation.run.options import Options, parse
+from evaluation.run.processes import Crew
 from opt_tree import EagleHead, OptTree, Stop
 
 CONTEXT = 160

@@ -13,9 +13,9 @@ from tokenizers.models import WordLevel
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 import opt_tree
-from evaluation import exactness
-from evaluation.conversation import seed_of
-from evaluation.referee import LIMIT, Referee, classify
+from evaluation.exactness import command as exactness
+from evaluation.exactness.divergence import LIMIT, Referee, classify
+from evaluation.run.conversation import seed_of
 from opt_tree import presets
 from opt_tree.cache import KVCache
 
@@ -281,9 +281,11 @@ def test_bad_input_gives_one_line(write: Write, capsys: pytest.CaptureFixture, t
         assert printed.count("\n") == 1
         return printed
 
-    assert "no answers in" in complaint(a, tmp_path / "missing.jsonl")
+    assert "no answer file" in complaint(a, tmp_path / "missing.jsonl")
     (tmp_path / "foreign.jsonl").write_text('{"question_id": 81, "choices": [{"index": 0, "turns": ["hello"]}]}\n')
-    assert "foreign.jsonl, question 81: no prompt_ids or token_ids" in complaint(a, tmp_path / "foreign.jsonl")
+    assert "foreign.jsonl: question 81 has no prompt_ids: only answer files of this project's commands" in complaint(
+        a, tmp_path / "foreign.jsonl"
+    )
     for path in (a, b):
         Path(f"{path}.run.json").unlink()
     assert "pass --base-model-path" in complaint(a, b)

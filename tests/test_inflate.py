@@ -14,8 +14,8 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 import opt_tree
 from evaluation import card
-from evaluation.inflate import SHAPES, Shape, describe, inflate, inflate_pair, parse_shape, rounding_shift
 from opt_tree import presets
+from opt_tree.inflate import SHAPES, Shape, describe, inflate, inflate_pair, parse_shape, rounding_shift
 
 VARIANTS = {
     "grouped": {},
@@ -235,7 +235,7 @@ def test_the_card_measures_a_head_beside_assisted_generation_with_one_inflated_t
     save_file(head.state_dict(), root / "head" / "model.safetensors")
     monkeypatch.setattr(card, "heldout_prompts", lambda *_: ["abacadae", "hbhaagaf"])
     monkeypatch.setattr(torch, "set_num_threads", lambda _: None)
-    monkeypatch.setattr("evaluation.inflate.inflate", lambda *given: made.append(given) or inflate(*given))
+    monkeypatch.setattr("opt_tree.inflate.inflate", lambda *given: made.append(given) or inflate(*given))
     models = f"--base-model-path {root}/target --draft-model-path {root}/draft --ea-model-path {root}/head"
     asked = "--parts speed --dtype float32 --device cpu --nodes 6 --thresholds 0.1 --max-new-tokens 12"
 

@@ -13,9 +13,10 @@ from tokenizers.models import WordLevel
 from transformers import PreTrainedTokenizerFast
 
 import opt_tree
-from evaluation import latency
-from evaluation.budget import Acceptance, Choice, Law, advise
-from evaluation.forwards import Cell, Probe, curve, measure
+from evaluation.answers.file import AnswerSet
+from evaluation.latency import command as latency
+from evaluation.latency.budget import Acceptance, Choice, Law, advise
+from evaluation.latency.forwards import Cell, Probe, curve, measure
 
 
 def answers(nodes: int, length: float, layers: int, **seconds: float) -> list[dict]:
@@ -230,17 +231,15 @@ def test_measure_draw_and_advise(folder: Path, tmp_path: Path, capsys: pytest.Ca
 
 
 def test_where_answers_come_from_is_compared() -> None:
-    from evaluation.report import Run
-
     measured = {
         "models": {"target_dtype": "float32", "inflate": None, "base_model_path": "demo"},
         "environment": {"device": "here", "threads": 1, "torch": "2"},
     }
     session = {"environment": {"device": "here", "threads": 1, "torch": "2"}}
     settings = {"target_dtype": "float32", "inflate": None, "base_model_path": "demo", "device": "cpu"}
-    same = Run(Path("a"), [], [], {"settings": settings, "sessions": [session]})
+    same = AnswerSet(Path("a"), [], [], {"settings": settings, "sessions": [session]})
     assert latency.elsewhere(same, measured) == []
-    other = Run(
+    other = AnswerSet(
         Path("a"),
         [],
         [],

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from evaluation import metrics, report
+from evaluation.answers import metrics
+from evaluation.report import command as report
 
 
 def choice(emitted: list[list[int]], seconds: list[float], **more: Any) -> dict[str, Any]:

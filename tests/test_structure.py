@@ -23,7 +23,7 @@ TIERS: tuple[set[str], ...] = (
     {"policies", "drafters", "verifiers", "controllers"},
     {"decode"},
     {"presets", "hf", "checkpoints", "display"},
-    {"compat"},
+    {"compat", "inflate"},
     {"training", "__init__"},
 )
 TIER = {name: tier for tier, names in enumerate(TIERS) for name in names}
