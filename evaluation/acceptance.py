@@ -29,8 +29,8 @@ from evaluation.questions.sets import Question, load_set, select
 from evaluation.run.conversation import Conversation
 from evaluation.run.options import add_models, run_command
 from opt_tree import Decoder, Generation, Pair, Sampling, Static, load_pair, match
+from opt_tree.children import IID, Children, TopK, WithoutReplacement
 from opt_tree.policies import AcceptanceRates
-from opt_tree.sampling import IID, Children, TopK, WithoutReplacement
 from opt_tree.verifiers import Verifier, multi_round, without_replacement
 
 KINDS: dict[str, tuple[Callable[[int], Children], Verifier]] = {

@@ -5,13 +5,15 @@ are three independent questions; `Decoder` puts one answer to each into one loop
 """
 
 from opt_tree.checkpoints import CheckpointError, Pair, load_causal_lm, load_eagle, load_pair, load_tokenizer
+from opt_tree.children import TopK
 from opt_tree.compat import EaModel, SPModel
 from opt_tree.decode import Decoder, Generation
 from opt_tree.display import draw_tree, to_html, transcript
 from opt_tree.drafters import CausalLMDrafter, Drafter, EagleDrafter, EagleHead, Sharpened
 from opt_tree.lm import Buckets, CausalLM, UnsupportedModelError
 from opt_tree.policies import OptTree, Static, TreePolicy
-from opt_tree.sampling import Random, Sampling, TopK
+from opt_tree.random import Random
+from opt_tree.sampling import Sampling
 from opt_tree.step import Step
 from opt_tree.stopping import Stop
 from opt_tree.tree import Tree

@@ -14,11 +14,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from opt_tree.children import Few
 from opt_tree.drafters import Drafter
 from opt_tree.lm import CausalLM
 from opt_tree.policies import TreePolicy
 from opt_tree.pool import CandidatePool
-from opt_tree.sampling import Random, Sampling, log_law
+from opt_tree.probabilities import log_probs_of
+from opt_tree.random import Random
+from opt_tree.sampling import Sampling
 from opt_tree.step import Step, StepTimes
 from opt_tree.stopping import StopRule
 from opt_tree.tree import Tree
@@ -35,7 +38,7 @@ def draft(
 ) -> Tree:
     """Grow one tree below the last token of the context, at most `limit` layers deep.
 
-    Sampled children are drawn with `random`, from the drafter's law as `sampling` warps it.
+    Sampled children are drawn with `random`, from the drafter's distribution as `sampling` warps it.
     """
     children = policy.children
     pool = CandidatePool(context[-1], children, random)
@@ -43,9 +46,12 @@ def draft(
         return pool.tree(np.array([0]))  # the root alone: plain decoding
     scores = drafter.root(context)
     while True:
-        pool.add(sampling.warp(scores) if children.sampled else log_law(scores))
+        if isinstance(scores, Few):
+            pool.add(scores)
+        else:
+            pool.add(sampling.warp(scores) if children.sampled else log_probs_of(scores))
         rows = policy.expand(pool) if pool.depth < limit else None
-        if rows is None:
+        if rows is None or not len(rows):
             return pool.tree(policy.select(pool))
         scores = drafter.expand(pool.frontier(rows))
 
@@ -71,7 +77,7 @@ class Generation:
 
     @property
     def expected_lengths(self) -> list[float]:
-        """E(A) + 1 of each step: what the draft law expected of `accept_lengths`."""
+        """E(A) + 1 of each step: what the drafter expected of `accept_lengths`."""
         return [step.expected_accepted + 1 for step in self.steps]
 
     @property
@@ -87,9 +93,9 @@ class Generation:
 class Decoder:
     """A target, a drafter, a tree policy and a verifier, checked once to belong together.
 
-    At temperature 0 the verifier is `greedy`; `verifier` judges above it, and one that does not keep the target's law
-    does so only where the caller says `lossy=True`. Batch size 1. A target serves one generation at a time: beginning
-    another one on the same `CausalLM` ends the first.
+    At temperature 0 the verifier is `greedy`; `verifier` judges above it, and one that does not keep the target's
+    distribution does so only where the caller says `lossy=True`. Batch size 1. A target serves one generation at a
+    time: beginning another one on the same `CausalLM` ends the first.
     """
 
     def __init__(
@@ -162,7 +168,7 @@ class Decoder:
         tree = draft(drafter, self.policy, context, limit, sampling, random)
         drafted = time.perf_counter()
         output = target.score(tree)
-        verdict = verify(tree, sampling.scores(output.logits, tree, context), random)
+        verdict = verify(tree, sampling.process(output.logits, tree, context), random)
         verified = time.perf_counter()
         tokens = [*(int(tree.tokens[row]) for row in verdict.path[1:]), verdict.token]
         features = None

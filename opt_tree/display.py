@@ -118,13 +118,13 @@ def draw_tree(tree: Tree, tokenizer: PreTrainedTokenizerBase, path: Sequence[int
     if path is not None:
         total += f", accepted {len(path) - 1} (*)"
     lines = [f"{token_label(tokenizer, int(tree.tokens[0]))}    {total}"]
-    below = _children(tree.parents, tree.log_probs)
+    below = _children(tree.parents, tree.path_log_probs)
     stack = [(row, "", row == below[0][-1]) for row in reversed(below[0])]
     while stack:
         row, indent, last = stack.pop()
         star = " *" if row in accepted else ""
         label = token_label(tokenizer, int(tree.tokens[row]))
-        lines.append(f"{indent}{'└─' if last else '├─'} {label} {np.exp(tree.log_probs[row]):.2f}{star}")
+        lines.append(f"{indent}{'└─' if last else '├─'} {label} {np.exp(tree.path_log_probs[row]):.2f}{star}")
         indent += "   " if last else "│  "
         stack += [(child, indent, child == below[row][-1]) for child in reversed(below[row])]
     return "\n".join(lines)
@@ -176,7 +176,7 @@ def to_html(
 _DRAWN = (
     '<p class="legend">The trees of some steps: a disc is as large as the drafter\'s probability of the path to it, '
     "the number behind the token. The accepted path is thick and ends in the target's own token. A: accepted draft "
-    "tokens, E(A): how many the draft law expected.</p>"
+    "tokens, E(A): how many the drafter expected.</p>"
 )
 
 
@@ -192,7 +192,7 @@ def summary(generation: Generation) -> dict[str, str]:
     )
     return {
         "tokens per step": f"{generation.mean_acceptance_length:.2f} (mean of accepted + 1)",
-        "E(A) + 1": f"{statistics.fmean(generation.expected_lengths):.2f} expected by the draft law",
+        "E(A) + 1": f"{statistics.fmean(generation.expected_lengths):.2f} expected by the drafter",
         "tokens": f"{total} in {len(steps)} steps, {drafted} of them drafted; ended by {generation.finish_reason}",
         "tree": f"{statistics.fmean(s.tree.nodes for s in steps):.1f} nodes, "
         f"{statistics.fmean(int(s.tree.depths.max()) for s in steps):.1f} layers a step (means)",
@@ -254,10 +254,10 @@ def svg_tree(step: Step, tokenizer: PreTrainedTokenizerBase) -> str:
     """
     tree, own = step.tree, len(step.tree)
     parents = [*tree.parents.tolist(), step.path[-1]]
-    log_probs = [*tree.log_probs.tolist(), -np.inf]
+    path_log_probs = [*tree.path_log_probs.tolist(), -np.inf]
     depths = [*tree.depths.tolist(), int(tree.depths[step.path[-1]]) + 1]
     labels = [_shorten(token_label(tokenizer, token)) for token in [*tree.tokens.tolist(), step.tokens[-1]]]
-    below = _children(parents, log_probs)
+    below = _children(parents, path_log_probs)
     height = _heights(below)
     widths = [0] * (max(depths) + 1)
     for label, depth in zip(labels, depths, strict=True):
@@ -269,7 +269,7 @@ def svg_tree(step: Step, tokenizer: PreTrainedTokenizerBase) -> str:
         x, y, above = left[depth], height[row], parents[row]
         kind = "own" if row == own else "root" if row == 0 else _owner(True) if row in accepted else "missed"
         drafted = 0 < row < own
-        prob = float(np.exp(log_probs[row])) if drafted else 0.5  # the size of the two that were not drafted
+        prob = float(np.exp(path_log_probs[row])) if drafted else 0.5  # the size of the two that were not drafted
         size, opacity = 1.5 + 5 * prob**0.5, 0.3 + 0.7 * prob if drafted else 1.0
         shown = f'<tspan class="prob" dx="5">{prob:.2f}</tspan>' if drafted else ""
         if above >= 0:
@@ -317,7 +317,8 @@ def _node_title(step: Step, tokenizer: PreTrainedTokenizerBase, row: int) -> str
     label = token_label(tokenizer, int(tree.tokens[row]))
     if row == 0:
         return f"{label}: the root, the last token of the context"
-    path, above = np.exp(tree.log_probs[row]), np.exp(tree.log_probs[row] - tree.log_probs[tree.parents[row]])
+    log_probs = tree.path_log_probs
+    path, above = np.exp(log_probs[row]), np.exp(log_probs[row] - log_probs[tree.parents[row]])
     return f"{label}: path probability {path:.3f}, {above:.3f} after its parent"
 
 

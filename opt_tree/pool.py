@@ -12,7 +12,8 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from opt_tree.sampling import Children, Layer, Random
+from opt_tree.children import Children, Few, Layer
+from opt_tree.random import Random
 from opt_tree.tree import Tree
 
 
@@ -35,6 +36,40 @@ _ROOT = np.array([0])
 _ITSELF = np.eye(64, k=-1, dtype=bool)
 
 
+class EqualSiblings:
+    """Which sampled candidates carry the same text, and what their children are drawn from.
+
+    Independent draws repeat each other. Candidates of one text are one node to the drafter: their children are drawn
+    from one and the same distribution, which stands here once.
+    """
+
+    def __init__(self) -> None:
+        self.first = _ROOT
+        """Of each candidate, the first one of the same text."""
+        self._answer_row = _ROOT  # of each frontier row, the row of the drafter's answer that is meant for it
+        self._answers: list[Tensor] = []
+
+    def spread(self, log_probs: Float[Tensor, "expanded vocab"]) -> Float[Tensor, "frontier vocab"]:
+        """Keep a layer's answer and return it with a row for every row of the frontier."""
+        self._answers.append(log_probs)
+        return log_probs[torch.from_numpy(self._answer_row).to(log_probs.device)]
+
+    def add(self, parents: Int[np.ndarray, " layer"], tokens: Int[np.ndarray, " layer"]) -> None:
+        """Note a layer of new candidates."""
+        texts = np.stack([self.first[parents], tokens])
+        _, first, text = np.unique(texts, axis=1, return_index=True, return_inverse=True)
+        self.first = np.concatenate([self.first, len(self.first) + first[text]])
+
+    def merge(self, frontier: Int[np.ndarray, " frontier"]) -> Int[np.ndarray, " expanded"]:
+        """Return the frontier with every text once; the next answer is to these rows."""
+        rows, self._answer_row = np.unique(self.first[frontier], return_inverse=True)
+        return rows
+
+    def drawn_from(self) -> Float[Tensor, "expanded vocab"] | None:
+        """The drafter's log-probabilities behind every node expanded so far, the root's first."""
+        return torch.cat(self._answers) if self._answers else None
+
+
 class CandidatePool:
     """Candidates in the order they were drafted: row 0 is the root, then layer after layer.
 
@@ -54,64 +89,59 @@ class CandidatePool:
         # Grown by doubling: between two forwards an assignment costs a third of a concatenation.
         self._integers = np.zeros((4, 128), dtype=np.int64)
         self._integers[:2, 0] = root, -1
-        self._log_probs = np.zeros(128)
+        self._path_log_probs = np.zeros(128)
         self.reach = np.zeros(1)
-        """What candidates are ranked by. Deterministic ones: `log_probs`. Sampled ones: what was known before the token
-        was drawn, lest its own probability decide whether it is kept (see `Picked.reach`)."""
+        """What candidates are ranked by. Deterministic ones: `path_log_probs`. Sampled ones: what was known before the
+        token was drawn; otherwise its own probability would decide whether it is kept (see `Picked.reach`)."""
         self._show(1)
         self._ranked: dict[int, Float[np.ndarray, " pool"]] = {}
         self._sums: dict[tuple[int, int], float] = {}
         self._frontier = _ROOT
         self._seen = _ITSELF.copy()  # by draft row and column; every node sees itself
         self._expanded = 0
-        self._source = _ROOT  # of each frontier row, the drafter's row that answers for it
-        self._first = _ROOT  # of each sampled candidate, the first one of the same text
-        self._laws: list[Tensor] = []
+        self._equal = EqualSiblings() if children.sampled else None
 
     def _show(self, size: int) -> None:
         """Point the public arrays at the first `size` candidates of the storage."""
         self.tokens, self.parents, self.depths, self.draft_rows = self._integers[:, :size]
-        self.log_probs = self._log_probs[:size]
+        self.path_log_probs = self._path_log_probs[:size]
 
     @property
     def newest(self) -> Int[np.ndarray, " layer"]:
         """Pool rows of the newest layer."""
         return np.arange(self.layer, len(self.tokens))
 
-    def add(self, log_probs: Float[Tensor, "frontier vocab"]) -> None:
-        """Store the children of the nodes last handed out by `frontier` (at first: of the root). One read-back."""
-        if self.children.sampled:
-            self._laws.append(log_probs)
-            log_probs = log_probs[torch.from_numpy(self._source).to(log_probs.device)]
-        above = self.log_probs[self._frontier]
-        picked = self.children.pick(Layer(log_probs, above, self.depth, self.floor), self._random)
+    def add(self, answer: Float[Tensor, "expanded vocab"] | Few) -> None:
+        """Store the children of the nodes last handed out by `frontier` (at first: of the root). One read-back.
+
+        `answer`: log-probabilities of the next token behind each of those nodes, or the few tokens known there.
+        """
+        log_probs, tokens = answer if isinstance(answer, Few) else (answer, None)
+        if self._equal is not None:
+            log_probs = self._equal.spread(log_probs)
+        above = self.path_log_probs[self._frontier]
+        picked = self.children.pick(Layer(log_probs, above, self.depth, self.floor, tokens), self._random)
         self.layer = len(self.tokens)
         self.depth += 1
         size = self.layer + len(picked.tokens)
-        while size > len(self._log_probs):
+        while size > len(self._path_log_probs):
             self._integers = np.concatenate([self._integers] * 2, axis=1)
-            self._log_probs = np.concatenate([self._log_probs] * 2)
+            self._path_log_probs = np.concatenate([self._path_log_probs] * 2)
         self._show(size)
         self.tokens[self.layer :] = picked.tokens
         self.parents[self.layer :] = self._frontier[picked.rows]
         self.depths[self.layer :] = self.depth
         self.draft_rows[self.layer :] = -1
         # minimum: adding in a narrower dtype on the device may round a child above its parent.
-        self.log_probs[self.layer :] = np.minimum(picked.log_probs, above[picked.rows])
+        self.path_log_probs[self.layer :] = np.minimum(picked.path_log_probs, above[picked.rows])
+        if self._equal is not None:
+            self._equal.add(self.parents[self.layer :], self.tokens[self.layer :])
         if picked.reach is None:
-            self.reach = self.log_probs
+            self.reach = self.path_log_probs
         else:
             bounded = np.minimum(picked.reach, self.reach[self.parents[self.layer :]])
             self.reach = np.concatenate([self.reach, bounded])
-            self._first = np.concatenate([self._first, self._first_equal()])
         self.__dict__.pop("_order", None)
-
-    def _first_equal(self) -> Int[np.ndarray, " layer"]:
-        """Of each new candidate, the first one of the same text: itself, unless siblings were drawn independently."""
-        newest = self.newest
-        texts = np.stack([self._first[self.parents[newest]], self.tokens[newest]])
-        _, first, text = np.unique(texts, axis=1, return_index=True, return_inverse=True)
-        return newest[first[text]]
 
     @property
     def floor(self) -> float:
@@ -148,16 +178,16 @@ class CandidatePool:
 
     def expected(self, rows: Int[np.ndarray, " rows"]) -> float:
         """E(A) of a selection whose first row is the root."""
-        return float(np.exp(self.log_probs[rows[1:]]).sum())
+        return float(np.exp(self.path_log_probs[rows[1:]]).sum())
 
     def frontier(self, rows: Int[np.ndarray, " frontier"]) -> Frontier:
         """Number the candidates `rows` as expanded and describe them to the drafter. Their children are added next.
 
-        Candidates of the same text are one row there: their children are drawn from one and the same law.
+        Sampled candidates of the same text are one row there (see `EqualSiblings`).
         """
         self._frontier = rows
-        if self.children.sampled:
-            rows, self._source = np.unique(self._first[rows], return_inverse=True)
+        if self._equal is not None:
+            rows = self._equal.merge(rows)
         first, last = self._expanded, self._expanded + len(rows)
         while len(self._seen) <= last:
             grown = np.eye(2 * len(self._seen), k=-1, dtype=bool)
@@ -166,8 +196,8 @@ class CandidatePool:
         parents = self.draft_rows[self.parents[rows]]
         self._seen[first + 1 : last + 1, :first] = self._seen[parents, :first]
         self.draft_rows[rows] = np.arange(first + 1, last + 1)
-        if self.children.sampled:
-            self.draft_rows[self._frontier] = self.draft_rows[self._first[self._frontier]]
+        if self._equal is not None:
+            self.draft_rows[self._frontier] = self.draft_rows[self._equal.first[self._frontier]]
         self._expanded = last
         return Frontier(self.tokens[rows], parents, self.depths[rows], self._seen[first + 1 : last + 1, :last])
 
@@ -187,8 +217,8 @@ class CandidatePool:
         parents[0] = -1
         if self.children.sampled and (skipped := _ranks(self.parents)[rows] != _ranks(parents)).any():
             raise ValueError(f"sampled candidate {rows[skipped][0]} was selected without a sibling drawn before it")
-        laws = torch.cat(self._laws) if self._laws else None
-        return Tree(self.tokens[rows], parents, self.log_probs[rows], self.draft_rows[rows], laws)
+        drawn_from = self._equal.drawn_from() if self._equal is not None else None
+        return Tree(self.tokens[rows], parents, self.path_log_probs[rows], self.draft_rows[rows], drawn_from)
 
 
 def _ranks(parents: Int[np.ndarray, " rows"]) -> Int[np.ndarray, " rows"]:

@@ -13,7 +13,7 @@ class StepTimes:
     """Seconds of one step. `draft_forward` and `target_forward` are the bare models, parts of `draft` and `verify`."""
 
     draft: float
-    """Growing the tree: the drafter's forwards, its laws, the pool, the policy."""
+    """Growing the tree: the drafter's forwards, its distributions, the pool, the policy."""
     verify: float
     """Scoring the tree and judging it: the target's forward, sampling, the verdict's read-back."""
     commit: float

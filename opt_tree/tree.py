@@ -28,12 +28,12 @@ class Tree:
 
     tokens: Int[np.ndarray, " rows"]
     parents: Int[np.ndarray, " rows"]
-    log_probs: Float[np.ndarray, " rows"]
-    """The drafter's log-probability of the path from the root to the row, the root excluded: `log_probs[0] == 0`."""
+    path_log_probs: Float[np.ndarray, " rows"]
+    """The drafter's log-probability of the path from the root to the row, the root excluded: the root's is 0."""
     draft_rows: Int[np.ndarray, " rows"]
     """0 for the root, k for the k-th node handed to the drafter for expansion, -1 for a node never expanded."""
     draft_log_probs: Float[Tensor, "expanded vocab"] | None = None
-    """The drafter's laws, indexed by `draft_rows`; kept only where the children were sampled from them."""
+    """The drafter's distributions, indexed by `draft_rows`; kept only where the children were sampled from them."""
 
     def __post_init__(self) -> None:
         root, *parents = self.parents.tolist()
@@ -65,7 +65,7 @@ class Tree:
     @property
     def expected_accepted(self) -> float:
         """E(A): the sum of path probabilities over drafted nodes, root excluded (arXiv:2406.17276, section 3)."""
-        return float(np.exp(self.log_probs[1:], dtype=np.float64).sum())
+        return float(np.exp(self.path_log_probs[1:], dtype=np.float64).sum())
 
     def path_to(self, row: int) -> Int[np.ndarray, " path"]:
         """Rows from the root to `row`, both included."""

@@ -129,7 +129,7 @@ def warped(laws: Laws, sampling: Sampling) -> Laws:
 def scored(tree: Tree, laws: Laws, context: Text, sampling: Sampling) -> Float[Tensor, "rows vocab"]:
     """The target's scores of every row, as the decoding loop would hand them to the verifier."""
     paths = [(*context, *tree.tokens[tree.path_to(row)[1:]].tolist()) for row in range(len(tree))]
-    return sampling.scores(log_rows(laws, paths), tree, list(context))
+    return sampling.process(log_rows(laws, paths), tree, list(context))
 
 
 def verdicts(

@@ -24,7 +24,9 @@ from opt_tree.drafters import CausalLMDrafter, Drafter, EagleDrafter, Sharpened
 from opt_tree.lm import CausalLM
 from opt_tree.policies import OptTree, Static
 from opt_tree.presets import PRESETS
-from opt_tree.sampling import Random, Sampling, log_law
+from opt_tree.probabilities import log_probs_of
+from opt_tree.random import Random
+from opt_tree.sampling import Sampling
 from opt_tree.stopping import Stop
 from opt_tree.tree import fetch
 from opt_tree.verifiers import match
@@ -127,7 +129,7 @@ class TestLengths:
     def test_expected_lengths_are_those_of_the_trees(self, decoder):
         result = decoder.generate(PROMPT, 20)
         for expected, step in zip(result.expected_lengths, result.steps, strict=True):
-            assert expected == pytest.approx(1 + np.exp(step.tree.log_probs[1:]).sum())
+            assert expected == pytest.approx(1 + np.exp(step.tree.path_log_probs[1:]).sum())
 
 
 class TestStopping:
@@ -372,7 +374,7 @@ class TestVocabularies:
         config.vocab_size = VOCAB + 11
         drafter = CausalLMDrafter(CausalLM(build(config)), target.vocab)
         drafter.reset(PROMPT, None)
-        law = log_law(drafter.root(PROMPT))
+        law = log_probs_of(drafter.root(PROMPT))
         assert law.shape == (1, VOCAB)
         assert law.exp().sum().item() == pytest.approx(1.0)
 
@@ -384,14 +386,14 @@ class TestSharpened:
         for temperature, equal in ((0.0, False), (0.7, True)):
             sampling = Sampling(temperature=temperature)
             trees = [next(decoder.steps(PROMPT, 10, sampling)).tree for decoder in decoders]
-            assert np.array_equal(trees[0].log_probs, trees[1].log_probs) == equal
+            assert np.array_equal(trees[0].path_log_probs, trees[1].path_log_probs) == equal
 
     def test_its_law_is_the_drafter_s_at_another_temperature(self, drafter):
         sharpened = Sharpened(drafter, 0.25)
         drafter.reset(PROMPT, None)
-        bare = log_law(drafter.root(PROMPT))
+        bare = log_probs_of(drafter.root(PROMPT))
         drafter.reset(PROMPT, None)
-        law = log_law(sharpened.root(PROMPT))
+        law = log_probs_of(sharpened.root(PROMPT))
         assert torch.allclose(law, (bare.exp() ** 4 / (bare.exp() ** 4).sum()).log())
         assert sharpened.at_temperature(0) is sharpened and sharpened.at_temperature(0.5) is drafter
 
@@ -465,9 +467,9 @@ class TestReadBacks:
             return fetch(*tensors)
 
         # The package re-exports the functions `greedy` and `match` under the names of their modules.
-        for module in ("opt_tree.sampling", "opt_tree.verifiers.greedy", "opt_tree.verifiers.match"):
+        for module in ("opt_tree.children.top_k", "opt_tree.verifiers.greedy", "opt_tree.verifiers.match"):
             monkeypatch.setattr(sys.modules[module], "fetch", counted)
-        for module in ("opt_tree.sampling", "opt_tree.verifiers.greedy"):
+        for module in ("opt_tree.children.top_k", "opt_tree.verifiers.greedy"):
             monkeypatch.setattr(sys.modules[module], "on_host", lambda tensor: False)
         target = CausalLM(build(ARCHITECTURES["llama"]()))
         drafter: Drafter = (
@@ -498,7 +500,7 @@ class TestOutputLifetime:
                 else CausalLMDrafter(CausalLM(tiny_drafter("llama")))
             )
             steps = Decoder(target, drafter, POLICY).steps(PROMPT, 20, sampling)
-            return [(step.tokens, step.tree.log_probs.tolist()) for step in steps]
+            return [(step.tokens, step.tree.path_log_probs.tolist()) for step in steps]
 
         expected = trees()
         run, outputs = CausalLM._run, {}

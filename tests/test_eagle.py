@@ -16,7 +16,8 @@ from opt_tree.drafters import Drafter, EagleDrafter, EagleHead
 from opt_tree.lm import Buckets, CausalLM, Output
 from opt_tree.policies import OptTree, Static
 from opt_tree.pool import Frontier
-from opt_tree.sampling import Sampling, log_law
+from opt_tree.probabilities import log_probs_of
+from opt_tree.sampling import Sampling
 from opt_tree.step import Step
 
 POLICY = OptTree(nodes=7, threshold=0.0, max_depth=4)
@@ -106,7 +107,7 @@ class Witness(Drafter):
     def root(self, context: list[int]) -> Tensor:
         self.context, self.paths = list(context), [[]]
         scores = self.drafter.root(context)
-        self.laws.append((self.context, [], log_law(scores)[0]))
+        self.laws.append((self.context, [], log_probs_of(scores)[0]))
         return scores
 
     def expand(self, frontier: Frontier) -> Tensor:
@@ -116,7 +117,7 @@ class Witness(Drafter):
             for parent, token in zip(frontier.parents.tolist(), frontier.tokens.tolist(), strict=True)
         ]
         self.paths += paths
-        self.laws += [(self.context, path, law) for path, law in zip(paths, log_law(scores), strict=True)]
+        self.laws += [(self.context, path, law) for path, law in zip(paths, log_probs_of(scores), strict=True)]
         return scores
 
     def observe(self, step: Step) -> None:
@@ -293,7 +294,7 @@ class TestFiles:
         ]
         for ours, theirs in zip(*trees, strict=True):
             assert ours.tokens.tolist() == theirs.tokens.tolist()
-            assert abs(ours.log_probs - theirs.log_probs).max() < 1e-9
+            assert abs(ours.path_log_probs - theirs.path_log_probs).max() < 1e-9
 
     def test_rope_of_the_old_words_is_understood(self, tmp_path, target, head):
         loaded = load_eagle(publish(tmp_path, head, rope_theta=500000.0), target)

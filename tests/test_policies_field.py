@@ -17,12 +17,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from opt_tree import Decoder, Random, Sampling, Static, TopK, Tree, TreePolicy, match
+from opt_tree.children import IID, WithoutReplacement
 from opt_tree.decode import draft
 from opt_tree.policies import AcceptanceRates, DynamicDepth, Eagle2, SequoiaTree, Talon, greedy_static_tree
 from opt_tree.policies import greedy_static as greedy_static_module
 from opt_tree.policies import sequoia as sequoia_module
 from opt_tree.presets import PRESETS
-from opt_tree.sampling import IID, WithoutReplacement
 
 Branch = tuple[int, ...]
 Node = tuple[float, Branch]

@@ -13,8 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from opt_tree import TopK
+from opt_tree.children import Layer
 from opt_tree.pool import CandidatePool, Frontier
-from opt_tree.sampling import Layer, Random
+from opt_tree.random import Random
 
 Branch = tuple[int, ...]
 ROOT = 7
@@ -83,13 +84,13 @@ def test_a_pool_keeps_branches_with_their_values(
 ) -> None:
     grown = grow(seed, vocab, children, layers, cells, None)
     pool = grown.pool
-    assert pool.tokens[0] == ROOT and pool.parents[0] == -1 and pool.log_probs[0] == 0
+    assert pool.tokens[0] == ROOT and pool.parents[0] == -1 and pool.path_log_probs[0] == 0
     branches = [grown.branch(row) for row in range(len(pool.tokens))]
     assert len(set(branches)) == len(branches)
     for row in range(1, len(branches)):
-        assert pool.parents[row] < row and pool.log_probs[row] <= pool.log_probs[pool.parents[row]]
+        assert pool.parents[row] < row and pool.path_log_probs[row] <= pool.path_log_probs[pool.parents[row]]
         assert pool.depths[row] == len(branches[row])
-        assert pool.log_probs[row] == pytest.approx(grown.offered[branches[row]], abs=1e-12)
+        assert pool.path_log_probs[row] == pytest.approx(grown.offered[branches[row]], abs=1e-12)
     assert pool.newest.tolist() == list(range(pool.layer, len(branches)))
     numbered = {branch: number for number, branch in enumerate(grown.expanded)}
     assert pool.draft_rows.tolist() == [numbered.get(branch, -1) for branch in branches]
@@ -109,7 +110,7 @@ def test_the_best_candidates_are_those_of_an_unpruned_pool(
     best = grown.pool.best(total)
     values = sorted(grown.offered.values(), reverse=True)[:total]
     assert best[0] == 0
-    assert grown.pool.log_probs[best[1:]] == pytest.approx(np.array(values), abs=1e-12)
+    assert grown.pool.path_log_probs[best[1:]] == pytest.approx(np.array(values), abs=1e-12)
 
 
 @given(seeds, st.integers(2, 4), kinds, st.integers(1, 5), cells, st.integers(1, 12))
@@ -123,7 +124,7 @@ def test_every_number_of_best_candidates_is_a_tree(
     assert len(tree) == min(nodes + 1, len(pool.tokens))
     chosen = np.sort(rows)
     assert tree.tokens.tolist() == pool.tokens[chosen].tolist()
-    assert tree.log_probs.tolist() == pool.log_probs[chosen].tolist()
+    assert tree.path_log_probs.tolist() == pool.path_log_probs[chosen].tolist()
     assert tree.draft_rows.tolist() == pool.draft_rows[chosen].tolist()
     assert tree.depths.tolist() == pool.depths[chosen].tolist()
     branches = [tuple(tree.tokens[tree.path_to(row)[1:]].tolist()) for row in range(len(tree))]
@@ -133,8 +134,8 @@ def test_every_number_of_best_candidates_is_a_tree(
 @given(seeds, st.integers(2, 3), st.integers(1, 4), st.integers(1, 6))
 def test_the_gain_is_what_the_newest_layer_adds_to_the_best(seed: int, vocab: int, layers: int, nodes: int) -> None:
     pool = grow(seed, vocab, TopK(per_node=vocab), layers, None, 100).pool
-    early = pool.log_probs[1 : pool.layer]
-    before, now = (sum(sorted(np.exp(values), reverse=True)[:nodes]) for values in (early, pool.log_probs[1:]))
+    early = pool.path_log_probs[1 : pool.layer]
+    before, now = (sum(sorted(np.exp(values), reverse=True)[:nodes]) for values in (early, pool.path_log_probs[1:]))
     assert pool.expected(pool.best(nodes)) == pytest.approx(now, abs=1e-12)
     assert pool.gain(nodes) == pytest.approx(now - before, abs=1e-12)
 
@@ -169,7 +170,7 @@ def test_ties_never_orphan_a_node() -> None:
     pool.add(torch.tensor([[0.5, 0.5, 0.0]], dtype=torch.float64).log())
     pool.frontier(pool.newest)
     pool.add(torch.tensor([[0.0, 1.0, 0.0], [1.0, 0.0, 0.0]], dtype=torch.float64).log())
-    assert pool.log_probs[1:].tolist() == [np.log(0.5)] * 4
+    assert pool.path_log_probs[1:].tolist() == [np.log(0.5)] * 4
     for nodes in range(1, 5):
         assert pool.best(nodes).tolist() == list(range(nodes + 1))
         assert pool.tree(pool.best(nodes)).nodes == nodes
@@ -181,7 +182,7 @@ def test_a_child_rounded_above_its_parent_is_lowered_to_it() -> None:
     pool.add(torch.tensor([[-1.0]], dtype=torch.float64))
     pool.frontier(pool.newest)
     pool.add(torch.tensor([[1e-9]], dtype=torch.float64))
-    assert pool.log_probs.tolist() == [0, -1, -1]
+    assert pool.path_log_probs.tolist() == [0, -1, -1]
     assert pool.best(1).tolist() == [0, 1]
 
 
@@ -199,8 +200,8 @@ def test_deep_products_do_not_underflow() -> None:
     for _ in range(20):
         pool.add(torch.tensor([[-60.0, -69.0]], dtype=torch.float32))
         pool.frontier(pool.newest[:1])
-    assert np.isfinite(pool.log_probs).all()
-    assert pool.log_probs[-1] == pytest.approx(-60 * 19 - 69)
+    assert np.isfinite(pool.path_log_probs).all()
+    assert pool.path_log_probs[-1] == pytest.approx(-60 * 19 - 69)
     assert pool.tree(pool.best(5)).depths.tolist() == [0, 1, 1, 2, 2, 3]
 
 
@@ -239,14 +240,14 @@ def test_the_host_picks_the_children_that_a_device_would(
     layer, children = Layer(log_probs, above, 1, floor), TopK(total=total)
     with pytest.MonkeyPatch.context() as patch:
         ours = children.pick(layer, Random())
-        patch.setattr("opt_tree.sampling.on_host", lambda tensor: False)
+        patch.setattr("opt_tree.children.top_k.on_host", lambda tensor: False)
         theirs = children.pick(layer, Random())
-    assert sorted(ours.log_probs.tolist()) == sorted(theirs.log_probs.tolist())
-    assert len(ours.log_probs) <= total and (ours.log_probs > floor - 1e-6).all()
+    assert sorted(ours.path_log_probs.tolist()) == sorted(theirs.path_log_probs.tolist())
+    assert len(ours.path_log_probs) <= total and (ours.path_log_probs > floor - 1e-6).all()
     for picked in (ours, theirs):
         assert len({*zip(picked.rows, picked.tokens, strict=True)}) == len(picked.tokens)
         values = log_probs.numpy()[picked.rows, picked.tokens] + above[picked.rows].astype(log_probs.numpy().dtype)
-        assert values.tolist() == picked.log_probs.tolist()
+        assert values.tolist() == picked.path_log_probs.tolist()
 
 
 @pytest.mark.parametrize("arguments", [{}, {"per_node": 2, "total": 3}])

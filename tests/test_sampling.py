@@ -15,14 +15,14 @@ from transformers.generation import logits_process
 
 from opt_tree import Decoder, OptTree, Random, Sampling, Static, TopK, Tree
 from opt_tree import sampling as sampling_module
-from opt_tree.sampling import Layer
+from opt_tree.children import Layer
 
 VOCAB = 12
 CONTEXT = [3, 5, 3, 1]
 TREE = Tree(
     tokens=np.array([1, 5, 3, 5, 7, 3]),  # the path 1 5 5 repeats, 1 3 3 repeats, siblings share nothing
     parents=np.array([-1, 0, 0, 1, 1, 2]),
-    log_probs=np.zeros(6),
+    path_log_probs=np.zeros(6),
     draft_rows=np.full(6, -1),
 )
 HISTORIES = [[*CONTEXT, *branch] for branch in ([], [5], [3], [5, 5], [5, 7], [3, 3])]
@@ -62,7 +62,7 @@ def test_the_warpers_are_those_of_transformers(
     sampling = Sampling(temperature, top_p, top_k)
     assert [type(warper) for warper in sampling.warpers()] == [type(warper) for warper in built]
     logits = logits_of(1)
-    assert torch.equal(sampling.scores(logits, TREE, CONTEXT), row_by_row(built, logits))
+    assert torch.equal(sampling.process(logits, TREE, CONTEXT), row_by_row(built, logits))
 
 
 HISTORY_OPTIONS: list[dict[str, Any]] = [
@@ -87,7 +87,7 @@ def test_processors_see_the_context_and_the_nodes_own_path(
     processors = tuple(processors_of(model, **options))
     row = logits_of(2)[:1]
     logits = row.expand(len(TREE), -1).contiguous()  # equal logits: what differs comes from the histories
-    got = Sampling(temperature, processors=processors).scores(logits, TREE, CONTEXT)
+    got = Sampling(temperature, processors=processors).process(logits, TREE, CONTEXT)
     whole = processors_of(model, **options, **({"temperature": temperature} if temperature else {}))
     assert torch.equal(got, row_by_row(whole, logits))
     assert not torch.equal(got, got[:1].expand_as(got))
@@ -100,7 +100,7 @@ def test_a_history_begins_with_the_context_and_has_the_root_once() -> None:
         seen.append(history[0].tolist())
         return scores
 
-    Sampling(processors=(record,)).scores(logits_of(3), TREE, CONTEXT)
+    Sampling(processors=(record,)).process(logits_of(3), TREE, CONTEXT)
     assert seen == HISTORIES
 
 
@@ -132,7 +132,7 @@ def test_memoryless_processors_judge_all_rows_at_once(name: str, options: dict[s
     processor = getattr(logits_process, name)(**options)
     logits = logits_of(4)
     logits[0, 0] = torch.inf if name == "InfNanRemoveLogitsProcessor" else logits[0, 0]
-    got = Sampling(processors=(processor,)).scores(logits, TREE, CONTEXT)
+    got = Sampling(processors=(processor,)).process(logits, TREE, CONTEXT)
     assert torch.equal(got, row_by_row(processor, logits))
     assert not torch.equal(got, logits)
 
@@ -167,11 +167,11 @@ def test_bad_numbers_are_named(options: dict[str, float], message: str) -> None:
 def test_dtypes(dtype: torch.dtype) -> None:
     """At temperature 0 nothing is copied; half precision is widened before it is divided or exponentiated."""
     logits = logits_of(5, dtype)
-    assert Sampling().scores(logits, TREE, CONTEXT) is logits
-    assert Sampling(top_k=1, top_p=0.1).scores(logits, TREE, CONTEXT) is logits  # an argmax needs no warper
+    assert Sampling().process(logits, TREE, CONTEXT) is logits
+    assert Sampling(top_k=1, top_p=0.1).process(logits, TREE, CONTEXT) is logits  # an argmax needs no warper
     wide = torch.float64 if dtype == torch.float64 else torch.float32
-    assert Sampling(1.0).scores(logits, TREE, CONTEXT).dtype == wide
-    warmer = Sampling(0.7).scores(logits, TREE, CONTEXT)
+    assert Sampling(1.0).process(logits, TREE, CONTEXT).dtype == wide
+    warmer = Sampling(0.7).process(logits, TREE, CONTEXT)
     assert torch.equal(warmer, logits.to(wide) / 0.7)
 
 
@@ -185,7 +185,7 @@ def test_the_models_logits_are_left_alone() -> None:
     for temperature in (0.0, 1.0):
         logits = logits_of(6)
         before = logits.clone()
-        scores = Sampling(temperature, processors=(ban_nine,)).scores(logits, TREE, CONTEXT)
+        scores = Sampling(temperature, processors=(ban_nine,)).process(logits, TREE, CONTEXT)
         assert torch.equal(logits, before)
         assert (scores[:, 9] == -torch.inf).all()
 
@@ -218,7 +218,7 @@ def test_top_k_keeps_the_best_above_the_floor(
     above = np.log(rng.random(width))
     floor = -np.inf if first else float(np.log(rng.random()))
     picked = TopK(total=total).pick(Layer(torch.from_numpy(laws), above, 0, floor), Random())
-    values, tokens, rows = picked.log_probs, picked.tokens, picked.rows
+    values, tokens, rows = picked.path_log_probs, picked.tokens, picked.rows
     everything = laws + above[:, None]
     assert values.tolist() == everything[rows, tokens].tolist()
     assert len({*zip(rows.tolist(), tokens.tolist(), strict=True)}) == len(values) <= total
@@ -233,7 +233,7 @@ def test_top_k_per_node_ranks_every_row(seed: int, width: int, per_node: int) ->
     laws = torch.from_numpy(np.stack([hashed_laws(seed, 5)((row,)) for row in range(width)])).log()
     above = -torch.arange(width, dtype=torch.float64)
     picked = TopK(per_node=per_node).pick(Layer(laws, above.numpy(), 0, -np.inf), Random())
-    values, tokens, rows = picked.log_probs, picked.tokens, picked.rows
+    values, tokens, rows = picked.path_log_probs, picked.tokens, picked.rows
     keep = min(per_node, 5)
     assert rows.tolist() == [row for row in range(width) for _ in range(keep)]
     assert tokens.reshape(width, keep).tolist() == laws.argsort(-1, descending=True)[:, :keep].tolist()

@@ -19,8 +19,8 @@ from hypothesis import strategies as st
 from jaxtyping import Int
 
 from opt_tree import Decoder, OptTree, Random, Sampling, Static, TopK, Tree, TreePolicy, Verifier, greedy, match
+from opt_tree.children import Layer, Picked
 from opt_tree.pool import CandidatePool
-from opt_tree.sampling import Layer, Picked
 
 T = TypeVar("T", bound=Hashable)
 VOCAB = 3

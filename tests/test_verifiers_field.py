@@ -40,10 +40,11 @@ from opt_tree import (
     greedy,
     match,
 )
+from opt_tree.children import IID, BestAndDraw, Children, WithoutReplacement
 from opt_tree.decode import draft
 from opt_tree.policies import Delayed, DySpec, Rheo, Sampled, SequoiaTree
 from opt_tree.pool import CandidatePool
-from opt_tree.sampling import IID, BestAndDraw, Children, WithoutReplacement, law
+from opt_tree.probabilities import probs_of
 from opt_tree.verifiers import (
     block,
     block_efficiency,
@@ -406,7 +407,7 @@ def test_the_examples_of_the_docstrings() -> None:
     attempts = list(traversal.attempts(tree, scored(tree, target, CONTEXT, T1)))
     assert [attempt.row for attempt in attempts] == [2, 1, 0]
     assert [attempt.probability for attempt in attempts] == pytest.approx([2 / 3, 0.05 / 0.55, 1])
-    assert attempts[1].token_law == pytest.approx([0, 0, 1]) and attempts[2].token_law == pytest.approx(
+    assert attempts[1].token_probs == pytest.approx([0, 0, 1]) and attempts[2].token_probs == pytest.approx(
         [0, 1 / 3, 2 / 3]
     )
     fair, biased = written_laws({(): (1 / 3, 2 / 3)}), written_laws({(): (2 / 3, 1 / 3)})
@@ -539,8 +540,8 @@ def test_half_precision_laws_are_reproduced_exactly(name: str, dtype: torch.dtyp
     branching, replacement = BRANCHING[name]
     rows = (torch.randn(2, 5, generator=torch.Generator().manual_seed(1)) * 3).to(dtype)
     tree = Tree(np.array([0]), np.array([-1]), np.zeros(1), np.zeros(1, dtype=np.int64))
-    target = law(T1.scores(rows[:1], tree, [0]))[0].numpy()
-    draft = law(T1.warp(rows[1:].float().log_softmax(-1)))[0].numpy()
+    target = probs_of(T1.process(rows[:1], tree, [0]))[0].numpy()
+    draft = probs_of(T1.warp(rows[1:].float().log_softmax(-1)))[0].numpy()
     mean = np.zeros(5)
     for children, probability in children_of(draft, 2, replacement):
         mean += probability * branching(target, draft, np.array(children))
@@ -559,7 +560,7 @@ def test_the_tree_keeps_the_law_that_every_child_was_drawn_from() -> None:
         assert tree.draft_log_probs is not None and len(tree.draft_log_probs) > 1
         for parent in set(tree.parents[1:].tolist()):
             branch = tree.tokens[tree.path_to(parent)].tolist()
-            got = law(tree.draft_log_probs[tree.draft_rows[parent]])
+            got = probs_of(tree.draft_log_probs[tree.draft_rows[parent]])
             assert got.numpy() == pytest.approx(expected(tuple(branch)), abs=1e-12)
     plain = draft(TableDrafter(drafter), OptTree(4, 0.0, 3), list(CONTEXT), 3, sampling, Random(4))
     assert plain.draft_log_probs is None
@@ -589,7 +590,7 @@ def test_with_models_the_laws_are_those_of_the_drafters_own_text(policy: TreePol
     for parent in set(tree.parents[1:].tolist()):
         branch = tree.tokens[tree.path_to(parent)[1:]].tolist()
         expected = (causal_logits(model, [*context, *branch])[-1] / 0.3).softmax(-1)
-        assert torch.allclose(law(tree.draft_log_probs[tree.draft_rows[parent]]), expected, atol=1e-9)
+        assert torch.allclose(probs_of(tree.draft_log_probs[tree.draft_rows[parent]]), expected, atol=1e-9)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.3])
@@ -661,7 +662,7 @@ def popped(drafter: Laws, nodes: int, depth: int) -> set[Text]:
         if not heap:
             break
         value, _, above, before = heapq.heappop(heap)
-        probs = law(torch.from_numpy(drafter((*CONTEXT, *above))).log())
+        probs = probs_of(torch.from_numpy(drafter((*CONTEXT, *above))).log())
         token = int(ByLaw().distinct(probs[None], len(before) + 1)[0, -1])
         chosen.add((*above, token))
         left = 1 - float(probs[list(before)].sum())
@@ -695,8 +696,8 @@ def test_dyspecs_threshold_leaves_the_worst_slots_empty() -> None:
         values = []
         for row in range(1, len(tree)):
             elder = (tree.parents == tree.parents[row]).nonzero()[0]
-            above = np.exp(tree.log_probs[tree.parents[row]])
-            values.append(float(above - np.exp(tree.log_probs[elder[elder < row]]).sum()))
+            above = np.exp(tree.path_log_probs[tree.parents[row]])
+            values.append(float(above - np.exp(tree.path_log_probs[elder[elder < row]]).sum()))
         return values
 
     assert min(slots(part)) > 0.2
@@ -710,7 +711,7 @@ def test_a_sampled_node_is_never_dropped_for_what_it_is() -> None:
     first, second = pool.tokens[1:3].tolist()
     assert pool.best(1).tolist() == [0, 1]
     assert np.exp(pool.reach[1:3]) == pytest.approx([1, 1 - [0.05, 0.05, 0.9][first]])
-    assert np.exp(pool.log_probs[2]) == pytest.approx([0.05, 0.05, 0.9][second])
+    assert np.exp(pool.path_log_probs[2]) == pytest.approx([0.05, 0.05, 0.9][second])
     with pytest.raises(ValueError, match="candidate 2 was selected without a sibling drawn before it"):
         pool.tree(np.array([0, 2]))
 
@@ -728,7 +729,7 @@ def test_rheos_draw_is_ranked_whatever_comes_out() -> None:
             others = sorted((p for t, p in enumerate(probs) if t not in (1, token) and p), reverse=True)
             assert pool.tokens[1:3].tolist() == [1, token]
             assert np.exp(pool.reach[1:]) == pytest.approx([best, min(best, 1 - best), *others])
-            assert np.exp(pool.log_probs[2]) == pytest.approx(probs[token])
+            assert np.exp(pool.path_log_probs[2]) == pytest.approx(probs[token])
 
 
 @pytest.mark.parametrize(("threshold", "layers"), [(1.4, 1), (1.1, 2)])

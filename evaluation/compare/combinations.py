@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from opt_tree import OptTree, Static, TreePolicy, Verifier, verifiers
+from opt_tree.children import IID, Children, TopK, WithoutReplacement
 from opt_tree.policies import (
     AcceptanceRates,
     Delayed,
@@ -25,7 +26,6 @@ from opt_tree.policies import (
     greedy_static_tree,
 )
 from opt_tree.presets import HALVING
-from opt_tree.sampling import IID, Children, TopK, WithoutReplacement
 
 DEPTH = 10
 """Layers drafted at most, for every policy whose paper does not say otherwise."""

@@ -36,9 +36,10 @@ from opt_tree import (
     load_pair,
 )
 from opt_tree.checkpoints import DEMO, read_calibration
+from opt_tree.children import Children
 from opt_tree.policies import AcceptanceRates
 from opt_tree.presets import plain
-from opt_tree.sampling import Children, law
+from opt_tree.probabilities import probs_of
 from opt_tree.verifiers import block_efficiency, check
 
 PLAIN_EVERY = 2
@@ -63,7 +64,7 @@ class Expectation:
     def __call__(self, tree: Tree, scores: Float[Tensor, "rows vocab"], random: Random) -> Verdict:
         if self.calls % self.every == 0:
             begin = time.perf_counter()
-            probs = law(scores)
+            probs = probs_of(scores)
             for name, judge in self.judges.items():
                 self.values[name].append(round(block_efficiency(tree, probs, judge), 4))
             self.seconds += time.perf_counter() - begin
@@ -143,7 +144,7 @@ class Bench:
             "first_tree": {
                 "parents": steps[0].tree.parents.tolist(),
                 "tokens": [pair.tokenizer.decode([token]) for token in steps[0].tree.tokens],
-                "log_probs": steps[0].tree.log_probs.round(4).tolist(),
+                "log_probs": steps[0].tree.path_log_probs.round(4).tolist(),
                 "path": steps[0].path,
             },
             "efficiency": efficiency,

@@ -26,7 +26,7 @@ class PublishedRule:
         return LayerBest(total=self.nodes)
 
     def _best(self, pool: CandidatePool, layers: int) -> Int[np.ndarray, " best"]:
-        order = np.argsort(-pool.log_probs, kind="stable")
+        order = np.argsort(-pool.path_log_probs, kind="stable")
         return order[pool.depths[order] <= layers][: self.nodes + 1]
 
     def expand(self, pool: CandidatePool) -> Int[np.ndarray, " frontier"] | None:

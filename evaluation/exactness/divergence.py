@@ -110,7 +110,7 @@ class Referee:
         rest = [*context, *tokens_a[:position]]
         rows = {EXACT: self._exact_row(rest), **self._own_rows(rest, len(context) - 1)}
         root = Tree(np.array([rest[-1]]), np.array([-1]), np.zeros(1), np.array([0]))
-        scores = {name: sampling.scores(row[None], root, rest) for name, row in rows.items()}
+        scores = {name: sampling.process(row[None], root, rest) for name, row in rows.items()}
         if sampling.greedy:
             measured = _measure_greedy(scores, pair)
         else:

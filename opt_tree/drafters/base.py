@@ -2,7 +2,7 @@
 
 It answers in *scores*: log-probabilities up to a constant a row, of any float dtype, valid until the drafter runs
 again. Logits are scores; -inf is never proposed. Whatever wraps them on the way, they are normalised in one place, once
-(`opt_tree.sampling.log_law`).
+(`opt_tree.probabilities.log_probs_of`).
 """
 
 from abc import ABC, abstractmethod

@@ -1,4 +1,4 @@
-"""The draft law as an estimate of what the target will choose.
+"""The drafter as an estimate of what the target will choose.
 
 At temperature 0 the right score of a token is the probability that it is the target's argmax, not the drafter's q: E(A)
 computed from q can be far below the A that follows. One temperature, fitted by maximum likelihood of the target's own
@@ -15,7 +15,7 @@ from opt_tree.pool import Frontier
 class Sharpened(DrafterAround):
     """Wraps a drafter: its scores divided by `temperature`, in float32 or wider, for greedy targets only.
 
-    Above temperature 0 the target draws from a law of its own, and the bare drafter is used.
+    Above temperature 0 the target draws from a distribution of its own, and the bare drafter is used.
     """
 
     def __init__(self, drafter: Drafter, temperature: float) -> None:

@@ -7,9 +7,9 @@ from functools import cached_property
 import numpy as np
 from jaxtyping import Int
 
+from opt_tree.children import TopK
 from opt_tree.policies.eagle2 import Eagle2
 from opt_tree.pool import CandidatePool
-from opt_tree.sampling import TopK
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,7 @@ class DynamicDepth:
     seventh and the ninth only (as later work quotes it), because asking costs it a synchronisation with the GPU; here a
     layer is read back anyway, and `checks=tuple(range(1, 11))` costs no more. The threshold is the pair's: sweep it.
 
-    Example, the laws of `Eagle2`'s, top_k = 2, nodes = 6, checks after layers 1 and 2, threshold log .7:
+    Example, the distributions of `Eagle2`'s, top_k = 2, nodes = 6, checks after layers 1 and 2, threshold log .7:
 
                  root
                /      \\
@@ -66,7 +66,9 @@ class DynamicDepth:
 
     def expand(self, pool: CandidatePool) -> Int[np.ndarray, " frontier"] | None:
         beam = self._eagle2.expand(pool)
-        if beam is None or (pool.depth in self.checks and np.logaddexp.reduce(pool.log_probs[beam]) < self.threshold):
+        if beam is None or (
+            pool.depth in self.checks and np.logaddexp.reduce(pool.path_log_probs[beam]) < self.threshold
+        ):
             return None
         return beam
 

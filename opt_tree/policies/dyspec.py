@@ -6,8 +6,8 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Int
 
+from opt_tree.children import WithoutReplacement
 from opt_tree.pool import CandidatePool
-from opt_tree.sampling import WithoutReplacement
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class DySpec:
         """Expand the newest nodes whose first slot, worth their own path probability, can be filled."""
         kept = self.select(pool)
         frontier = np.sort(kept[kept >= pool.layer])
-        frontier = frontier[pool.log_probs[frontier] > max(pool.floor, self._least)]
+        frontier = frontier[pool.path_log_probs[frontier] > max(pool.floor, self._least)]
         return frontier if len(frontier) else None
 
     def select(self, pool: CandidatePool) -> Int[np.ndarray, " rows"]:

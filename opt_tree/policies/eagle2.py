@@ -5,8 +5,8 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Int
 
+from opt_tree.children import TopK
 from opt_tree.pool import CandidatePool
-from opt_tree.sampling import TopK
 
 
 @dataclass(frozen=True)
@@ -19,7 +19,7 @@ class Eagle2:
     shallower, so that they are a tree. Always 1 + `depth` draft forwards, and as many layers.
 
     Unlike `OptTree`, which is exact, a node outside a layer's best `top_k` is never expanded, and the depth does not
-    look at the text. Example, top_k = 2, depth = 2, nodes = 6; the root's law is (.6, .3, .1), every other one
+    look at the text. Example, top_k = 2, depth = 2, nodes = 6; the root's distribution is (.6, .3, .1), every other one
     (.7, .2, .1); what stands in brackets is in the pool but not in the tree:
 
                  root
@@ -60,7 +60,7 @@ class Eagle2:
     def beam(self, pool: CandidatePool) -> Int[np.ndarray, " beam"]:
         """The `top_k` best of the newest layer, best first."""
         newest = pool.newest
-        return newest[np.argsort(-pool.log_probs[newest], kind="stable")[: self.top_k]]
+        return newest[np.argsort(-pool.path_log_probs[newest], kind="stable")[: self.top_k]]
 
     def expand(self, pool: CandidatePool) -> Int[np.ndarray, " frontier"] | None:
         if pool.depth > self.depth or not len(pool.newest):

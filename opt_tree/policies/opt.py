@@ -5,8 +5,8 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Int
 
+from opt_tree.children import TopK
 from opt_tree.pool import CandidatePool
-from opt_tree.sampling import TopK
 
 
 @dataclass(frozen=True)
@@ -15,7 +15,7 @@ class OptTree:
 
     The path probability of a node never exceeds its parent's, so the n best candidates are a tree (Thm 3.1) and their
     sum is E(A). With `threshold=0` drafting ends by itself when no unexpanded candidate is among the n best: no
-    descendant can enter any more, and the tree is optimal over all trees of n nodes. Example, n = 3, root law
+    descendant can enter any more, and the tree is optimal over all trees of n nodes. Example, n = 3, root distribution
     (.6, .3, .1), below the first child (.5, .4, .1):
 
           root            layer 1: .6 .3 .1    E = 1.0
@@ -51,7 +51,7 @@ class OptTree:
         if pool.gain(self.nodes) <= self.threshold:
             return None
         # Whoever only equals the n-th best cannot have a child above it, and ties go to the older node.
-        frontier = pool.layer + (pool.log_probs[pool.layer :] > pool.floor).nonzero()[0]
+        frontier = pool.layer + (pool.path_log_probs[pool.layer :] > pool.floor).nonzero()[0]
         return frontier if len(frontier) else None
 
     def select(self, pool: CandidatePool) -> Int[np.ndarray, " rows"]:

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Int
 
+from opt_tree.children import BestAndDraw
 from opt_tree.pool import CandidatePool
-from opt_tree.sampling import BestAndDraw
 
 
 @dataclass(frozen=True)
@@ -14,16 +14,16 @@ class Rheo:
     """Keep the `nodes` best candidates where one token of every sibling group is drawn instead of chosen.
 
     Above temperature 0 a deterministic child is accepted with p(child) only, a drawn one with up to the sum over all
-    tokens of min(p, q). So each group is the best token, one draw from the rest of the law, and the next best ones. The
-    draw is ranked by min(q_best, 1 - q_best): at least what any token of the rest has, whichever comes out; what is
-    drafted below it may depend on that. Growth and stop are `OptTree`'s. Example, three nodes, root law (.5, .3, .2),
-    where c is drawn, (.8, .1, .1) below a:
+    tokens of min(p, q). So each group is the best token, one draw from the rest of the distribution, and the next best
+    ones. The draw is ranked by min(q_best, 1 - q_best): at least what any token of the rest has, whichever comes out;
+    what is drafted below it may depend on that. Growth and stop are `OptTree`'s. Example, three nodes, root
+    distribution (.5, .3, .2), where c is drawn, (.8, .1, .1) below a:
 
               root
              /    \\
           .5: a   .5: c (.2)        ranks; c's own path probability is .2, and b was ranked .3
           |
-       .4: a                        below c: .2 times its law, at most
+       .4: a                        below c: .2 times what follows, at most
 
         decoder = Decoder(pair.target, pair.drafter, Rheo(nodes=30), rheo)
         decoder.generate(ids, sampling=Sampling(1.0)).mean_acceptance_length
@@ -51,7 +51,7 @@ class Rheo:
             return None
         best = pool.best(self.nodes)
         frontier = np.sort(best[best >= pool.layer])
-        frontier = frontier[pool.log_probs[frontier] > pool.floor]
+        frontier = frontier[pool.path_log_probs[frontier] > pool.floor]
         return frontier if len(frontier) else None
 
     def select(self, pool: CandidatePool) -> Int[np.ndarray, " rows"]:

@@ -1,4 +1,4 @@
-"""Trees of fixed shape whose children are drawn from the drafter's law: chains, parallel chains, k-ary trees."""
+"""Trees of fixed shape with drawn children: chains, parallel chains, k-ary trees."""
 
 from dataclasses import dataclass
 from math import prod
@@ -6,8 +6,8 @@ from math import prod
 import numpy as np
 from jaxtyping import Int
 
+from opt_tree.children import IID, Children, WithoutReplacement
 from opt_tree.pool import CandidatePool
-from opt_tree.sampling import IID, Children, WithoutReplacement
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class Sampled:
 
     @property
     def nodes(self) -> int:
-        """Drafted nodes; fewer without replacement where a law has fewer tokens than children are asked for."""
+        """Drafted nodes; fewer without replacement where fewer tokens are possible."""
         return sum(prod(self.widths[: depth + 1]) for depth in range(len(self.widths)))
 
     @property

@@ -8,10 +8,10 @@ import numpy as np
 from jaxtyping import Int
 from numpy.lib.stride_tricks import sliding_window_view
 
+from opt_tree.children import Children, TopK
 from opt_tree.policies.rates import AcceptanceRates, Rates
 from opt_tree.policies.static import Static
 from opt_tree.pool import CandidatePool
-from opt_tree.sampling import Children, TopK
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class SequoiaTree:
     depth: int = 8
     """Layers drafted at most; the paper's hardware-aware search chooses it and `nodes` by measuring both models."""
     siblings: Callable[[int], Children] = TopK
-    """How that many siblings are picked: `TopK` for `greedy` and `match`; a sampled kind for a verifier of its law."""
+    """How that many siblings are picked: `TopK` for `greedy` and `match`; a sampled kind for a verifier of it."""
 
     def __post_init__(self) -> None:
         if self.nodes < 1 or self.depth < 1:

@@ -8,8 +8,8 @@ from itertools import product
 import numpy as np
 from jaxtyping import Int
 
+from opt_tree.children import Children, TopK
 from opt_tree.pool import CandidatePool
-from opt_tree.sampling import Children, TopK
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Int
 
+from opt_tree.children import TopK
 from opt_tree.pool import CandidatePool
-from opt_tree.sampling import TopK
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Talon:
     budget does not suffice for all. Drafting ends when `nodes` nodes are kept: deep and narrow where the drafter is
     sure, shallow and wide where it is not. Each layer keeps one node at least, so there are at most `nodes` of them.
 
-    Example, top_k = 2, ratio = .3, nodes = 7, the laws of `Eagle2`'s; what stands in brackets was not kept:
+    Example, top_k = 2, ratio = .3, nodes = 7, the distributions of `Eagle2`'s; what stands in brackets was not kept:
 
                  root
                /      \\
@@ -75,7 +75,9 @@ class Talon:
         layers, left = [], self.nodes
         for depth in range(1, pool.depth + 1):
             rows = (pool.depths == depth).nonzero()[0]
-            values = pool.log_probs[rows]
+            if not len(rows):
+                break  # the drafter knew nothing there
+            values = pool.path_log_probs[rows]
             order = np.argsort(-values, kind="stable")
             unlikely = values[order] < values[order[0]] + log_ratio
             order = order[: self.top_k] if depth == 1 else order[~unlikely]

@@ -1,8 +1,8 @@
-"""Fit the sharpening temperature of a drafter: how much surer the target's argmax is than the drafter's law says.
+"""Fit the sharpening temperature of a drafter: how much surer the target's argmax is than the drafter says.
 
 Maximum likelihood of the target's own greedy choices, along its own answers to held-out prompts, at every tree node
-where the target's choice is known and the drafter's law was computed (temperature scaling, arXiv:1706.04599). The
-result goes beside the drafter as `calibration.json`, where `load_pair` picks it up for temperature 0.
+where the target's choice is known and the drafter's distribution was computed (temperature scaling, arXiv:1706.04599).
+The result goes beside the drafter as `calibration.json`, where `load_pair` picks it up for temperature 0.
 
     python -m opt_tree.training.calibrate                    # the embedded pair
     python -m opt_tree.training.calibrate --eagle demo
@@ -27,7 +27,7 @@ from opt_tree.drafters import Drafter, Sharpened
 from opt_tree.lm import Output
 from opt_tree.policies import OptTree
 from opt_tree.pool import Frontier
-from opt_tree.sampling import log_law
+from opt_tree.probabilities import log_probs_of
 from opt_tree.step import Step
 from opt_tree.training.data import DEFAULT_DATA, heldout_prompts
 
@@ -38,7 +38,7 @@ _INVERSE = np.geomspace(0.2, 20, 141)
 
 @dataclass
 class Likelihood:
-    """Negative log-likelihood of the target's choices under the sharpened law, for a grid of inverse temperatures.
+    """Negative log-likelihood of the target's choices under the sharpened drafter, for a grid of inverse temperatures.
 
     The sum is convex in the inverse temperature, so the parabola through the three lowest grid points gives the
     minimum; nothing but 141 sums is kept, whatever the vocabulary.
@@ -47,12 +47,12 @@ class Likelihood:
     sums: Float[np.ndarray, " grid"] = field(default_factory=lambda: np.zeros(len(_INVERSE)))
     count: int = 0
 
-    def add(self, law: Float[Tensor, " vocab"], choice: int) -> None:
+    def add(self, log_probs: Float[Tensor, " vocab"], choice: int) -> None:
         """Count one node: the drafter's log-probabilities there and what the target chose."""
-        if choice >= len(law) or not torch.isfinite(law[choice]):
+        if choice >= len(log_probs) or not torch.isfinite(log_probs[choice]):
             return  # a token the drafter cannot propose says nothing about its temperature
-        law = law.float()
-        scaled = torch.from_numpy(_INVERSE).to(law)[:, None] * law
+        log_probs = log_probs.float()
+        scaled = torch.from_numpy(_INVERSE).to(log_probs)[:, None] * log_probs
         self.sums += (scaled.logsumexp(-1) - scaled[:, choice]).double().cpu().numpy()
         self.count += 1
 
@@ -69,32 +69,32 @@ class Likelihood:
 
 
 class Recorder(Drafter):
-    """Wraps a drafter and shows its laws along the target's answer to a Likelihood. Drafts as it would alone."""
+    """Wraps a drafter and shows a Likelihood what it said along the target's answer. Drafts as it would alone."""
 
     def __init__(self, drafter: Drafter, likelihood: Likelihood) -> None:
         self.drafter, self.likelihood = drafter, likelihood
         self.features, self.max_context = drafter.features, drafter.max_context
-        self._laws: list[Tensor] = []
+        self._rows: list[Tensor] = []
 
     def reset(self, prompt: list[int], output: Output | None) -> None:
         self.drafter.reset(prompt, output)
 
     def root(self, context: list[int]) -> Float[Tensor, "1 vocab"]:
         scores = self.drafter.root(context)
-        self._laws = [log_law(scores)]
+        self._rows = [log_probs_of(scores)]
         return scores
 
     def expand(self, frontier: Frontier) -> Float[Tensor, "frontier vocab"]:
         scores = self.drafter.expand(frontier)
-        self._laws.append(log_law(scores))
+        self._rows.append(log_probs_of(scores))
         return scores
 
     def observe(self, step: Step) -> None:
-        laws = torch.cat(self._laws) if self._laws else torch.zeros(0)
+        rows = torch.cat(self._rows) if self._rows else torch.zeros(0)
         for row, choice in zip(step.tree.draft_rows[step.path].tolist(), step.tokens, strict=True):
-            if 0 <= row < len(laws):
-                self.likelihood.add(laws[row], choice)
-        self._laws = []
+            if 0 <= row < len(rows):
+                self.likelihood.add(rows[row], choice)
+        self._rows = []
         self.drafter.observe(step)
 
 
@@ -107,7 +107,7 @@ class Reliability:
     forwards: float
     """Draft forwards a step."""
     slope: float
-    """Least squares of A on E(A): 1 where the law means what it says."""
+    """Least squares of A on E(A): 1 where the distribution means what it says."""
 
 
 def reliability(decoder: Decoder, pair: Pair, prompts: list[list[int]], max_new_tokens: int, title: str) -> Reliability:

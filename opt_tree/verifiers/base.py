@@ -1,9 +1,9 @@
 """What a verifier is: a function that judges a scored tree, tagged with the kinds of children it is exact for.
 
 Owns the two ways of walking a tree, top-down and bottom-up, and the exact expectation of either. The methods are one
-file each: a *branching law* (what is emitted at a node, given the children that were drawn there) or a sequence of
+file each: a *branching rule* (what is emitted at a node, given the children that were drawn there) or a sequence of
 *attempts* (which row to accept, in which order and with which probability). They compute in float64 on the host, one
-node at a time; the scores and the drafter's laws stay on the device.
+node at a time; the logits and the drafter's distributions stay on the device.
 """
 
 from collections.abc import Callable, Iterable
@@ -14,16 +14,18 @@ import numpy as np
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from opt_tree.sampling import Children, Random, TopK, law
+from opt_tree.children import Children, TopK
+from opt_tree.probabilities import probs_of
+from opt_tree.random import Random
 from opt_tree.tree import Tree, fetch
 
-Law = Float[np.ndarray, " vocab"]
-Branching = Callable[[Law, Law, Int[np.ndarray, " children"]], Law]
-"""From the target's law, the drafter's law (empty for deterministic children) and the children, in order and with
-multiplicity, to the law of the token emitted there. Exact if its mean over the children is the target's law.
+Probs = Float[np.ndarray, " vocab"]
+Branching = Callable[[Probs, Probs, Int[np.ndarray, " children"]], Probs]
+"""From the target's probabilities, the drafter's (empty for deterministic children) and the children, in order and with
+multiplicity, to the probabilities of the token emitted there. Exact if their mean over the children is the target's.
 
-The coins of the papers' accept and reject rules are summed out: one draw from this law does what they do, and the law
-says exactly what to expect."""
+The coins of the papers' accept and reject rules are summed out: one draw from these does what they do, and they say
+exactly what to expect."""
 
 
 @dataclass(frozen=True)
@@ -41,8 +43,8 @@ class Attempt:
     row: int
     probability: float
     """Of accepting it, given that all attempts before failed; 1 for the last."""
-    token_law: Law
-    """The law of the token emitted behind it."""
+    token_probs: Probs
+    """The distribution of the token emitted behind it."""
 
 
 Attempts = Callable[[Tree, Float[Tensor, "rows vocab"]], Iterable[Attempt]]
@@ -50,7 +52,7 @@ Attempts = Callable[[Tree, Float[Tensor, "rows vocab"]], Iterable[Attempt]]
 
 @runtime_checkable
 class Verifier(Protocol):
-    """Judge a tree; the emitted law must be the target's. `scores` are processed logits, one row a tree row."""
+    """Judge a tree so that what is emitted is distributed as the target's own. `logits`: processed, a row a tree row."""
 
     valid_for: tuple[type[Children], ...]
     branching: Branching | None
@@ -59,7 +61,7 @@ class Verifier(Protocol):
     lossy: bool
     __name__: str
 
-    def __call__(self, tree: Tree, scores: Float[Tensor, "rows vocab"], random: Random) -> Verdict: ...
+    def __call__(self, tree: Tree, logits: Float[Tensor, "rows vocab"], random: Random) -> Verdict: ...
 
 
 def valid_for(
@@ -69,9 +71,9 @@ def valid_for(
     chains_only: bool = False,
     lossy: bool = False,
 ) -> Callable[[Callable], Verifier]:
-    """Tag a verifier with the kinds of children whose law it reproduces exactly, and with how to compute what it does.
+    """Tag a verifier with the kinds of children it is exact for, and with how to compute what it does.
 
-    `lossy`: it reproduces nobody's law, and the kinds are those that it accepts.
+    `lossy`: it reproduces nobody's distribution, and the kinds are those that it accepts.
     """
 
     def tag(verifier: Callable) -> Verifier:
@@ -95,11 +97,13 @@ def check(verifier: Verifier, children: Children, lossy: bool = False) -> None:
     if verifier.chains_only and per_node != 1 and not (isinstance(per_node, tuple) and max(per_node) == 1):
         raise TypeError(f"verifier {name} judges chains, one child a node; got {children}")
     if verifier.lossy and not lossy:
-        raise TypeError(f"verifier {name} does not keep the target's law; say lossy=True to use it all the same")
+        raise TypeError(
+            f"verifier {name} does not keep the target's distribution; say lossy=True to use it all the same"
+        )
 
 
 # Rows: a list of tree rows that carry the same tokens from the root, first one first. Siblings drawn independently may
-# be equal; they are one node then, with all their children in a row, and the law of those children is still i.i.d.
+# be equal; they are one node then, with all their children in a row, and those children are still i.i.d.
 
 
 def below(tree: Tree, rows: Int[np.ndarray, " equal"]) -> Int[np.ndarray, " children"]:
@@ -107,27 +111,30 @@ def below(tree: Tree, rows: Int[np.ndarray, " equal"]) -> Int[np.ndarray, " chil
     return (tree.parents[:, None] == rows).any(1).nonzero()[0]
 
 
-def target_law(scores: Float[Tensor, "rows vocab"], row: int) -> Law:
-    """The target's law behind a row."""
-    return fetch(law(scores[row]))[0]
+def target_probs_at(logits: Float[Tensor, "rows vocab"], row: int) -> Probs:
+    """The target's distribution behind a row."""
+    return fetch(probs_of(logits[row]))[0]
 
 
-def draft_law(tree: Tree, child: int, vocab: int) -> Law:
-    """The law that a child was drawn from, with zeros for tokens that the drafter lacks."""
-    probs = fetch(law(_drafter_laws(tree)[tree.draft_rows[tree.parents[child]]]))[0]
+def draft_probs_at(tree: Tree, child: int, vocab: int) -> Probs:
+    """The distribution that a child was drawn from, with zeros for tokens that the drafter lacks."""
+    probs = fetch(probs_of(_drafted_from(tree)[tree.draft_rows[tree.parents[child]]]))[0]
     return probs if len(probs) == vocab else np.pad(probs, (0, vocab - len(probs)))
 
 
-def _drafter_laws(tree: Tree) -> Float[Tensor, "expanded vocab"]:
+def _drafted_from(tree: Tree) -> Float[Tensor, "expanded vocab"]:
     if tree.draft_log_probs is None:
-        raise ValueError("the tree does not hold the laws that its children were drawn from; were they drawn at all?")
+        raise ValueError(
+            "the tree does not hold the distributions that its children were drawn from; were they drawn at all?"
+        )
     return tree.draft_log_probs
 
 
-def residual(target: Law, draft: Law) -> Law:
-    """What the target's law has in excess of the drafter's, normalised; the target's own where it has nothing.
+def residual(target: Probs, draft: Probs) -> Probs:
+    """What the target's distribution has in excess of the drafter's, normalised; the target's own where it has nothing.
 
-    The latter is reached by rounding only: a law with no excess anywhere is the same law, and rejects nothing.
+    The latter is reached by rounding only: a distribution with no excess anywhere is the same distribution, and rejects
+    nothing.
     """
     excess = np.maximum(target - draft, 0)
     total = excess.sum()
@@ -150,28 +157,28 @@ def follow(tree: Tree, choice: Callable[[int], int]) -> Verdict:
     return Verdict(tree.path_to(path[-1]).tolist(), wanted[-1])
 
 
-def walk_down(tree: Tree, scores: Float[Tensor, "rows vocab"], random: Random, branching: Branching) -> Verdict:
-    """Emit a token from the branching law at the root, and go on at the child that carries it, while there is one.
+def walk_down(tree: Tree, logits: Float[Tensor, "rows vocab"], random: Random, branching: Branching) -> Verdict:
+    """Emit a token from the branching rule at the root, and go on at the child that carries it, while there is one.
 
     The top-down walk of the methods that solve one optimal transport problem a node (arXiv:2602.16994).
     """
     if tree.nodes:
-        _drafter_laws(tree)
+        _drafted_from(tree)
     rows = np.zeros(1, dtype=np.int64)
     while True:
         children = below(tree, rows)
-        token = random.choose(_emitted(tree, scores, rows, children, branching))
+        token = random.choose(_emitted(tree, logits, rows, children, branching))
         matched = children[tree.tokens[children] == token]
         if not len(matched):
             return Verdict(tree.path_to(int(rows[0])).tolist(), token)
         rows = matched
 
 
-def walk_up(tree: Tree, scores: Float[Tensor, "rows vocab"], random: Random, attempts: Attempts) -> Verdict:
+def walk_up(tree: Tree, logits: Float[Tensor, "rows vocab"], random: Random, attempts: Attempts) -> Verdict:
     """Accept the first attempt whose coin says so."""
-    for attempt in attempts(tree, scores):
+    for attempt in attempts(tree, logits):
         if random.accept(attempt.probability):
-            return Verdict(tree.path_to(attempt.row).tolist(), random.choose(attempt.token_law))
+            return Verdict(tree.path_to(attempt.row).tolist(), random.choose(attempt.token_probs))
     raise AssertionError("the last attempt is accepted with probability 1")
 
 
@@ -180,26 +187,26 @@ def block_efficiency(tree: Tree, target_probs: Float[Tensor, "rows vocab"], veri
 
     Exact, by summing over the verifier's randomness (arXiv:2602.16994, eq. for E[tau + 1 | T]): averaged over steps it
     estimates the mean acceptance length without the noise of accepting and rejecting. Takes one evaluation of the
-    verifier's rule at every node. `target_probs`: the target's law behind every row of the tree.
+    verifier's rule at every node. `target_probs`: the target's distribution behind every row of the tree.
     """
-    scores = target_probs.log()
+    logits = target_probs.log()
     if verifier.attempts is not None:
         left, expected = 1.0, 0.0
-        for attempt in verifier.attempts(tree, scores):
+        for attempt in verifier.attempts(tree, logits):
             expected += left * attempt.probability * (1 + tree.depths[attempt.row])
             left *= 1 - attempt.probability
         return float(expected)
     if verifier.branching is None:
-        raise ValueError(f"verifier {verifier.__name__} has no branching law to compute its block efficiency from")
+        raise ValueError(f"verifier {verifier.__name__} has no branching rule to compute its block efficiency from")
     if tree.nodes and TopK not in verifier.valid_for:
-        _drafter_laws(tree)
+        _drafted_from(tree)
     expected, open_nodes = 0.0, [(np.zeros(1, dtype=np.int64), 1.0)]
     while open_nodes:
         rows, reached = open_nodes.pop()
         expected += reached
         children = below(tree, rows)
         if len(children):
-            emitted = _emitted(tree, scores, rows, children, verifier.branching)
+            emitted = _emitted(tree, logits, rows, children, verifier.branching)
             for token in np.unique(tree.tokens[children]):
                 equal = children[tree.tokens[children] == token]
                 open_nodes.append((equal, reached * float(emitted[token])))
@@ -208,15 +215,15 @@ def block_efficiency(tree: Tree, target_probs: Float[Tensor, "rows vocab"], veri
 
 def _emitted(
     tree: Tree,
-    scores: Float[Tensor, "rows vocab"],
+    logits: Float[Tensor, "rows vocab"],
     rows: Int[np.ndarray, " equal"],
     children: Int[np.ndarray, " children"],
     branching: Branching,
-) -> Law:
-    """The law of the token emitted at a node; without children it is the target's."""
-    target = target_law(scores, int(rows[0]))
+) -> Probs:
+    """The distribution of the token emitted at a node; without children it is the target's."""
+    target = target_probs_at(logits, int(rows[0]))
     if not len(children):
         return target
     known = tree.draft_log_probs is not None
-    draft = draft_law(tree, int(children[0]), len(target)) if known else np.zeros(0)
+    draft = draft_probs_at(tree, int(children[0]), len(target)) if known else np.zeros(0)
     return branching(target, draft, tree.tokens[children])

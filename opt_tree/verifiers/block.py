@@ -6,12 +6,13 @@ import numpy as np
 from jaxtyping import Float
 from torch import Tensor
 
-from opt_tree.sampling import IID, Random, WithoutReplacement
+from opt_tree.children import IID, WithoutReplacement
+from opt_tree.random import Random
 from opt_tree.tree import Tree
-from opt_tree.verifiers.base import Attempt, Verdict, draft_law, residual, target_law, valid_for, walk_up
+from opt_tree.verifiers.base import Attempt, Verdict, draft_probs_at, residual, target_probs_at, valid_for, walk_up
 
 
-def longest_first(tree: Tree, scores: Float[Tensor, "rows vocab"]) -> Iterator[Attempt]:
+def longest_first(tree: Tree, logits: Float[Tensor, "rows vocab"]) -> Iterator[Attempt]:
     """Attempt the longest prefix of the chain, then the next shorter one (arXiv:2403.10444, Alg. 2).
 
     w_i = min(1, w_{i-1} p(x_i) / q(x_i)) is the probability that at least i tokens survive; with the excess
@@ -19,8 +20,8 @@ def longest_first(tree: Tree, scores: Float[Tensor, "rows vocab"]) -> Iterator[A
     """
     if (tree.parents != np.arange(-1, tree.nodes)).any():
         raise ValueError(f"block verification is for chains; got a tree with parents {tree.parents.tolist()}")
-    targets = [target_law(scores, row) for row in range(len(tree))]
-    drafts = [draft_law(tree, row, scores.shape[-1]) for row in range(1, len(tree))]
+    targets = [target_probs_at(logits, row) for row in range(len(tree))]
+    drafts = [draft_probs_at(tree, row, logits.shape[-1]) for row in range(1, len(tree))]
     weights = [1.0]
     for token, target, draft in zip(tree.tokens[1:], targets[:-1], drafts, strict=True):
         weights.append(min(1.0, weights[-1] * target[token] / draft[token]))
@@ -32,7 +33,7 @@ def longest_first(tree: Tree, scores: Float[Tensor, "rows vocab"]) -> Iterator[A
 
 
 @valid_for(IID, WithoutReplacement, attempts=longest_first, chains_only=True)
-def block(tree: Tree, scores: Float[Tensor, "rows vocab"], random: Random) -> Verdict:
+def block(tree: Tree, logits: Float[Tensor, "rows vocab"], random: Random) -> Verdict:
     """Accept the longest prefix that passes its own coin; no verifier of a single chain accepts more on average.
 
     A token that looks bad alone may be kept for what comes behind it. Example, a chain of two, q = (2/3, 1/3) and
@@ -43,4 +44,4 @@ def block(tree: Tree, scores: Float[Tensor, "rows vocab"], random: Random) -> Ve
 
         Decoder(pair.target, pair.drafter, Sampled.chain(6), block).generate(ids, sampling=Sampling(1.0))
     """
-    return walk_up(tree, scores, random, longest_first)
+    return walk_up(tree, logits, random, longest_first)

@@ -7,40 +7,41 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from opt_tree.sampling import IID, BestAndDraw, Random, TopK, WithoutReplacement
+from opt_tree.children import IID, BestAndDraw, TopK, WithoutReplacement
+from opt_tree.random import Random
 from opt_tree.tree import Tree, fetch, on_host
-from opt_tree.verifiers.base import Law, Verdict, follow, valid_for
+from opt_tree.verifiers.base import Probs, Verdict, follow, valid_for
 
 
-def _argmax(target: Law, draft: Float[np.ndarray, " any"], tokens: Int[np.ndarray, " children"]) -> Law:
+def _argmax(target: Probs, draft: Float[np.ndarray, " any"], tokens: Int[np.ndarray, " children"]) -> Probs:
     return np.eye(1, len(target), int(target.argmax()))[0]
 
 
 @valid_for(TopK, IID, WithoutReplacement, BestAndDraw, branching=_argmax)
-def greedy(tree: Tree, scores: Float[Tensor, "rows vocab"], random: Random) -> Verdict:
+def greedy(tree: Tree, logits: Float[Tensor, "rows vocab"], random: Random) -> Verdict:
     """Follow the target's argmax from the root as far as the tree reaches. One read-back.
 
     The emitted tokens are the target's own choices, whatever was drafted. Of equal siblings the first one's row counts.
     """
-    if on_host(scores):
-        return follow(tree, _chooser(scores))
-    (choice,) = fetch(scores.argmax(-1))
+    if on_host(logits):
+        return follow(tree, _chooser(logits))
+    (choice,) = fetch(logits.argmax(-1))
     return follow(tree, choice.tolist().__getitem__)
 
 
-def _chooser(scores: Float[Tensor, "rows vocab"]) -> Callable[[int], int]:
+def _chooser(logits: Float[Tensor, "rows vocab"]) -> Callable[[int], int]:
     """Return what finds a row's argmax on the host, so that only the rows of the path are looked at.
 
     With numpy: torch's own takes 300 us for [61, 8192] in float32 and 1700 in bfloat16. Half-precision numbers are
     compared as integers, whose order is the same where the greatest is positive.
     """
-    if scores.dtype.itemsize > 2:
-        rows = scores.numpy()
+    if logits.dtype.itemsize > 2:
+        rows = logits.numpy()
         return lambda row: int(rows[row].argmax())
-    bits = scores.view(torch.int16).numpy()
+    bits = logits.view(torch.int16).numpy()
 
     def choose(row: int) -> int:
         best = int(bits[row].argmax())
-        return best if bits[row, best] > 0 else int(scores[row].float().numpy().argmax())
+        return best if bits[row, best] > 0 else int(logits[row].float().numpy().argmax())
 
     return choose

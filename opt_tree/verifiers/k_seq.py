@@ -4,12 +4,13 @@ import numpy as np
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from opt_tree.sampling import IID, Random
+from opt_tree.children import IID
+from opt_tree.random import Random
 from opt_tree.tree import Tree
-from opt_tree.verifiers.base import Law, Verdict, valid_for, walk_down
+from opt_tree.verifiers.base import Probs, Verdict, valid_for, walk_down
 
 
-def sequential(target: Law, draft: Law, tokens: Int[np.ndarray, " children"]) -> Law:
+def sequential(target: Probs, draft: Probs, tokens: Int[np.ndarray, " children"]) -> Probs:
     """Accept each child x in turn with probability min(1, p(x) / (rho q(x))); at the end draw from the residual.
 
     arXiv:2310.15141, Alg. 2. With beta = sum min(p / rho, q), the k children together emit min(p / rho, q) * gamma,
@@ -31,7 +32,7 @@ def sequential(target: Law, draft: Law, tokens: Int[np.ndarray, " children"]) ->
     return emitted + left * (rest / total if total > 0 else target)
 
 
-def threshold(target: Law, draft: Law, k: int) -> float:
+def threshold(target: Probs, draft: Probs, k: int) -> float:
     """The least rho in [1, k] with 1 - (1 - beta(rho))^k <= rho beta(rho), rounded up: any larger one is valid too."""
     low, high = 1.0, float(k)
     middle = low
@@ -45,7 +46,7 @@ def threshold(target: Law, draft: Law, k: int) -> float:
 
 
 @valid_for(IID, branching=sequential)
-def k_seq(tree: Tree, scores: Float[Tensor, "rows vocab"], random: Random) -> Verdict:
+def k_seq(tree: Tree, logits: Float[Tensor, "rows vocab"], random: Random) -> Verdict:
     """Try independent children one after the other at a common discount rho (SpecTr).
 
     Accepts at least 1 - 1/e of what is possible. rho = 1 accepts too much as soon as there are two children; rho = k is
@@ -58,4 +59,4 @@ def k_seq(tree: Tree, scores: Float[Tensor, "rows vocab"], random: Random) -> Ve
             ids, sampling=Sampling(1.0)
         )
     """
-    return walk_down(tree, scores, random, sequential)
+    return walk_down(tree, logits, random, sequential)

@@ -1,4 +1,4 @@
-"""Importance-weighted selection: choose one child so that its law comes close to p, then judge that one."""
+"""Importance-weighted selection: choose one child so that its distribution comes close to p, then judge that one."""
 
 import itertools
 import warnings
@@ -7,9 +7,10 @@ import numpy as np
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from opt_tree.sampling import IID, Random
+from opt_tree.children import IID
+from opt_tree.random import Random
 from opt_tree.tree import Tree
-from opt_tree.verifiers.base import Law, Verdict, valid_for, walk_down
+from opt_tree.verifiers.base import Probs, Verdict, valid_for, walk_down
 from opt_tree.verifiers.naive import first_child
 
 CONTESTED = 5
@@ -17,22 +18,22 @@ CONTESTED = 5
 
 
 class Duel:
-    """Which of two tokens survives, one that came with law `first`, the other with law `second`; and the winner's law.
+    """Which of two tokens survives, one drawn from `first`, the other from `second`; and how the winner is distributed.
 
     Tokens are ordered by need, p - first * second: how much of p is missing if they only ever meet themselves. The
     needier of two wins, except between the `CONTESTED` neediest, where a coin is tossed whose weights maximise
     sum min(p, winner), the probability of accepting the winner (the truncated linear programme of arXiv:2410.18234).
-    Whatever the coins, `winner` is the law that they lead to: the solver decides how good the selection is, not whether
-    it is exact.
+    Whatever the coins, `winner` is the distribution that they lead to: the solver decides how good the selection is,
+    not whether it is exact.
     """
 
-    def __init__(self, target: Law, first: Law, second: Law) -> None:
+    def __init__(self, target: Probs, first: Probs, second: Probs) -> None:
         order = np.argsort(second * first - target, kind="stable")
         self._place = np.empty_like(order)
         self._place[order] = np.arange(len(order))
         a, b = first[order], second[order]
         # A token meets itself, or wins against everything behind it in the order.
-        behind_a, behind_b = (np.append(law[::-1].cumsum()[::-1][1:], 0.0) for law in (a, b))
+        behind_a, behind_b = (np.append(probs[::-1].cumsum()[::-1][1:], 0.0) for probs in (a, b))
         winner = a * b + a * behind_b + b * behind_a
         size = min(CONTESTED, len(order))
         meet = np.outer(a[:size], b[:size])
@@ -90,38 +91,39 @@ def _best_weights(
     return weights
 
 
-def tournament(target: Law, draft: Law, tokens: Int[np.ndarray, " children"]) -> Law:
-    """Select one child by successive duels, then accept it by speculative sampling against the winner's law.
+def tournament(target: Probs, draft: Probs, tokens: Int[np.ndarray, " children"]) -> Probs:
+    """Select one child by successive duels, then accept it by speculative sampling against the winner's distribution.
 
     arXiv:2410.18234: importance-weighted selection, then single-draft sampling (its two-step decomposition). More than
     two children meet in rounds, the winner so far against the next one.
     """
-    law, chances = draft, {int(tokens[0]): 1.0}
+    holds, chances = draft, {int(tokens[0]): 1.0}
     for token in map(int, tokens[1:]):
-        duel = Duel(target, law, draft)
-        law = duel.winner
+        duel = Duel(target, holds, draft)
+        holds = duel.winner
         survives = {
             holder: chance * duel.chance(holder, token) for holder, chance in chances.items() if holder != token
         }
         survives[token] = 1 - sum(survives.values())
         chances = survives
     return sum(  # type: ignore[return-value]
-        (chance * first_child(target, law, np.array([holder])) for holder, chance in chances.items() if chance > 0),
+        (chance * first_child(target, holds, np.array([holder])) for holder, chance in chances.items() if chance > 0),
         start=np.zeros_like(target),
     )
 
 
 @valid_for(IID, branching=tournament)
-def khisti(tree: Tree, scores: Float[Tensor, "rows vocab"], random: Random) -> Verdict:
+def khisti(tree: Tree, logits: Float[Tensor, "rows vocab"], random: Random) -> Verdict:
     """Select one of several independent children by a linear programme, then judge it by speculative sampling.
 
     With two children and the programme over all pairs no rule accepts more. Where the solver fails the needier of two
-    tokens wins: less is accepted, the law stays exact. Example, p = (.2, .5, .3), q = (.6, .3, .1), two children:
+    tokens wins: less is accepted, the distribution stays exact. Example, p = (.2, .5, .3), q = (.6, .3, .1), two
+    children:
 
-        need p - q q = (-.16, .41, .29): b, then c, then a.   By that order alone the winner's law is
+        need p - q q = (-.16, .41, .29): b, then c, then a.   By that order alone the winner's distribution is
         a: .36,   b: .09 + 2 * .3 * .7 = .51,   c: .01 + 2 * .1 * .6 = .13;   sum min(p, winner) = .2 + .5 + .13 = .83
         the programme lets c win against b, which has more than it needs: (.36, .45, .19), and .84 is accepted
 
         Decoder(pair.target, pair.drafter, Sampled.kary(2, 3), khisti).generate(ids, sampling=Sampling(1.0))
     """
-    return walk_down(tree, scores, random, tournament)
+    return walk_down(tree, logits, random, tournament)

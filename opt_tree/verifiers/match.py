@@ -1,4 +1,4 @@
-"""Sample and match: one draw from the target's law at every node, shared by all paths through it.
+"""Sample and match: one draw from the target's distribution at every node, shared by all paths through it.
 
 Exact for every tree that does not depend on the draws: the emitted token is the target's own draw, whatever was drafted
 and however (NSS in arXiv:2602.16994, table 1; the sampling mode of arXiv:2406.17276). The only one that is exact for
@@ -9,21 +9,22 @@ import numpy as np
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from opt_tree.sampling import IID, BestAndDraw, Random, TopK, WithoutReplacement
+from opt_tree.children import IID, BestAndDraw, TopK, WithoutReplacement
+from opt_tree.random import Random
 from opt_tree.tree import Tree, fetch
-from opt_tree.verifiers.base import Law, Verdict, follow, valid_for
+from opt_tree.verifiers.base import Probs, Verdict, follow, valid_for
 
 
-def _as_target(target: Law, draft: Float[np.ndarray, " any"], tokens: Int[np.ndarray, " children"]) -> Law:
+def _as_target(target: Probs, draft: Float[np.ndarray, " any"], tokens: Int[np.ndarray, " children"]) -> Probs:
     return target
 
 
 @valid_for(TopK, IID, WithoutReplacement, BestAndDraw, branching=_as_target)
-def match(tree: Tree, scores: Float[Tensor, "rows vocab"], random: Random) -> Verdict:
+def match(tree: Tree, logits: Float[Tensor, "rows vocab"], random: Random) -> Verdict:
     """Draw the target's next token at every node and follow the draws. One read-back.
 
     Acceptance at a node is the target's mass on its children: P(accept) = sum of p over the distinct ones. Example,
     p = (.2, .5, .3): the children a, c are hit with probability .5, by q = (.6, .3, .1) or by anything else.
     """
-    (choice,) = fetch(random.draw(scores.softmax(-1), tree.depths))
+    (choice,) = fetch(random.draw(logits.softmax(-1), tree.depths))
     return follow(tree, choice.tolist().__getitem__)

@@ -4,12 +4,13 @@ import numpy as np
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from opt_tree.sampling import IID, Random
+from opt_tree.children import IID
+from opt_tree.random import Random
 from opt_tree.tree import Tree
-from opt_tree.verifiers.base import Law, Verdict, residual, valid_for, walk_down
+from opt_tree.verifiers.base import Probs, Verdict, residual, valid_for, walk_down
 
 
-def in_rounds(target: Law, draft: Law, tokens: Int[np.ndarray, " children"]) -> Law:
+def in_rounds(target: Probs, draft: Probs, tokens: Int[np.ndarray, " children"]) -> Probs:
     """Accept child x with probability min(1, p(x) / q(x)); on rejection p becomes norm(p - q)+; at the end draw from p.
 
     arXiv:2305.09781, Alg. 2 (verify_stochastic). Each round emits exactly its p, whether or not there is another child.
@@ -24,12 +25,12 @@ def in_rounds(target: Law, draft: Law, tokens: Int[np.ndarray, " children"]) -> 
 
 
 @valid_for(IID, branching=in_rounds)
-def multi_round(tree: Tree, scores: Float[Tensor, "rows vocab"], random: Random) -> Verdict:
+def multi_round(tree: Tree, logits: Float[Tensor, "rows vocab"], random: Random) -> Verdict:
     """Try the children in the order they were drawn, each against the residual of the ones before it (SpecInfer).
 
     The paper picks the next child uniformly from those left; independent draws have no order, so taking them as they
-    come is the same law, and stays exact where a node's number of children depends on what was drawn before. Example,
-    p = (.2, .5, .3), q = (.6, .3, .1), children a, b:
+    come is the same distribution, and stays exact where a node's number of children depends on what was drawn before.
+    Example, p = (.2, .5, .3), q = (.6, .3, .1), children a, b:
 
         a against (.2, .5, .3): 1/3.   b against (0, .5, .5): 1.   Emitted: (1/3, 2/3, 0).
         (The mean over all nine pairs is p. The two *most probable* children are always a, b: always (1/3, 2/3, 0),
@@ -37,4 +38,4 @@ def multi_round(tree: Tree, scores: Float[Tensor, "rows vocab"], random: Random)
 
         Decoder(pair.target, pair.drafter, Sampled.kary(2, 4), multi_round).generate(ids, sampling=Sampling(1.0))
     """
-    return walk_down(tree, scores, random, in_rounds)
+    return walk_down(tree, logits, random, in_rounds)

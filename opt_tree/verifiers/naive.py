@@ -4,12 +4,13 @@ import numpy as np
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from opt_tree.sampling import IID, Random, WithoutReplacement
+from opt_tree.children import IID, WithoutReplacement
+from opt_tree.random import Random
 from opt_tree.tree import Tree
-from opt_tree.verifiers.base import Law, Verdict, residual, valid_for, walk_down
+from opt_tree.verifiers.base import Probs, Verdict, residual, valid_for, walk_down
 
 
-def first_child(target: Law, draft: Law, tokens: Int[np.ndarray, " children"]) -> Law:
+def first_child(target: Probs, draft: Probs, tokens: Int[np.ndarray, " children"]) -> Probs:
     """Accept the first child x with probability min(1, p(x) / q(x)); otherwise draw from norm(p - q)+.
 
     arXiv:2211.17192, Alg. 1, at every node. The mean over x ~ q: min(p, q) + (1 - sum min(p, q)) norm(p - q)+ = p.
@@ -22,7 +23,7 @@ def first_child(target: Law, draft: Law, tokens: Int[np.ndarray, " children"]) -
 
 
 @valid_for(IID, WithoutReplacement, branching=first_child)
-def naive(tree: Tree, scores: Float[Tensor, "rows vocab"], random: Random) -> Verdict:
+def naive(tree: Tree, logits: Float[Tensor, "rows vocab"], random: Random) -> Verdict:
     """Judge the first child by speculative sampling; a rejection's residual draw may still hit one of its siblings.
 
     NaiveTree in arXiv:2602.16994, table 1; on a chain it is classic speculative sampling. The first child must come
@@ -33,4 +34,4 @@ def naive(tree: Tree, scores: Float[Tensor, "rows vocab"], random: Random) -> Ve
 
         Decoder(pair.target, pair.drafter, Sampled.chain(4), naive).generate(ids, sampling=Sampling(1.0))
     """
-    return walk_down(tree, scores, random, first_child)
+    return walk_down(tree, logits, random, first_child)

@@ -4,14 +4,15 @@ import numpy as np
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from opt_tree.sampling import BestAndDraw, Random, WithoutReplacement
+from opt_tree.children import BestAndDraw, WithoutReplacement
+from opt_tree.random import Random
 from opt_tree.tree import Tree
-from opt_tree.verifiers.base import Law, Verdict, residual, valid_for, walk_down
+from opt_tree.verifiers.base import Probs, Verdict, residual, valid_for, walk_down
 from opt_tree.verifiers.without_replacement import without
 
 
-def by_proposal(target: Law, draft: Law, tokens: Int[np.ndarray, " children"]) -> Law:
-    """Accept each child x with probability min(1, p(x) / r(x)), r the law it was proposed from; then p = norm(p - r)+.
+def by_proposal(target: Probs, draft: Probs, tokens: Int[np.ndarray, " children"]) -> Probs:
+    """Accept each child x with probability min(1, p(x) / r(x)), r what it was proposed from; then p = norm(p - r)+.
 
     The second child was drawn from q without the first; every other one is taken as given, so r is a point mass there.
     Rejection sampling emits p whatever r is, provided that x came from it: each round emits exactly its p, whether
@@ -28,8 +29,8 @@ def by_proposal(target: Law, draft: Law, tokens: Int[np.ndarray, " children"]) -
 
 
 @valid_for(BestAndDraw, WithoutReplacement, branching=by_proposal)
-def rheo(tree: Tree, scores: Float[Tensor, "rows vocab"], random: Random) -> Verdict:
-    """Try the best token, the one that was drawn, then the others, each against the law that proposed it.
+def rheo(tree: Tree, logits: Float[Tensor, "rows vocab"], random: Random) -> Verdict:
+    """Try the best token, the one that was drawn, then the others, each against the distribution that proposed it.
 
     For the trees of arXiv:2609.21827, which judges a group by optimal transport; recursive rejection is exact for the
     same reason and takes what `match` takes of the deterministic ones. Children drawn without replacement may be judged
@@ -41,4 +42,4 @@ def rheo(tree: Tree, scores: Float[Tensor, "rows vocab"], random: Random) -> Ver
 
         Decoder(pair.target, pair.drafter, Rheo(nodes=30), rheo).generate(ids, sampling=Sampling(1.0))
     """
-    return walk_down(tree, scores, random, by_proposal)
+    return walk_down(tree, logits, random, by_proposal)

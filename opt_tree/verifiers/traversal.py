@@ -6,13 +6,14 @@ import numpy as np
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from opt_tree.sampling import IID, Random, WithoutReplacement
+from opt_tree.children import IID, WithoutReplacement
+from opt_tree.random import Random
 from opt_tree.tree import Tree
-from opt_tree.verifiers.base import Attempt, Verdict, below, draft_law, target_law, valid_for, walk_up
+from opt_tree.verifiers.base import Attempt, Verdict, below, draft_probs_at, target_probs_at, valid_for, walk_up
 from opt_tree.verifiers.without_replacement import without
 
 
-def leaves_first(tree: Tree, scores: Float[Tensor, "rows vocab"]) -> Iterator[Attempt]:
+def leaves_first(tree: Tree, logits: Float[Tensor, "rows vocab"]) -> Iterator[Attempt]:
     """Attempt the first leaf in depth-first order, delete it, and go on until the root (arXiv:2505.12398).
 
     w(root) = 1 and w(child x of v) = min(1, w(v) p(x) / q(x)): the probability that the verdict is v or below. When a
@@ -21,21 +22,21 @@ def leaves_first(tree: Tree, scores: Float[Tensor, "rows vocab"]) -> Iterator[At
 
     Equal siblings are one node with all their children, in the order in which they first occur.
     """
-    yield from _attempts(tree, scores, np.zeros(1, dtype=np.int64), 1.0)
+    yield from _attempts(tree, logits, np.zeros(1, dtype=np.int64), 1.0)
 
 
 def _attempts(
-    tree: Tree, scores: Float[Tensor, "rows vocab"], rows: Int[np.ndarray, " equal"], weight: float
+    tree: Tree, logits: Float[Tensor, "rows vocab"], rows: Int[np.ndarray, " equal"], weight: float
 ) -> Iterator[Attempt]:
     """The attempts at a node, made of equal rows, and below it."""
-    target, root = target_law(scores, int(rows[0])), rows[0] == 0
+    target, root = target_probs_at(logits, int(rows[0])), rows[0] == 0
     children = below(tree, rows)
     if len(children):
-        draft = draft_law(tree, int(children[0]), len(target))
+        draft = draft_probs_at(tree, int(children[0]), len(target))
     while len(children):
         token = tree.tokens[children[0]]
         equal = tree.tokens[children] == token
-        yield from _attempts(tree, scores, children[equal], min(1.0, weight * target[token] / draft[token]))
+        yield from _attempts(tree, logits, children[equal], min(1.0, weight * target[token] / draft[token]))
         excess = np.maximum(weight * target - draft, 0)
         total = float(excess.sum())
         # No excess at the root: p = q, the child was certain to be accepted, and only rounding leads here.
@@ -47,7 +48,7 @@ def _attempts(
 
 
 @valid_for(IID, WithoutReplacement, attempts=leaves_first)
-def traversal(tree: Tree, scores: Float[Tensor, "rows vocab"], random: Random) -> Verdict:
+def traversal(tree: Tree, logits: Float[Tensor, "rows vocab"], random: Random) -> Verdict:
     """Accept the first path that survives, leaves before their parents.
 
     On a chain it is block verification. Independent draws without their repetitions are draws without replacement, so
@@ -59,4 +60,4 @@ def traversal(tree: Tree, scores: Float[Tensor, "rows vocab"], random: Random) -
 
         Decoder(pair.target, pair.drafter, Sampled.chains(3, 5), traversal).generate(ids, sampling=Sampling(1.0))
     """
-    return walk_up(tree, scores, random, leaves_first)
+    return walk_up(tree, logits, random, leaves_first)

@@ -6,35 +6,36 @@ import numpy as np
 from jaxtyping import Float
 from torch import Tensor
 
-from opt_tree.sampling import IID, BestAndDraw, Random, TopK, WithoutReplacement
+from opt_tree.children import IID, BestAndDraw, TopK, WithoutReplacement
+from opt_tree.random import Random
 from opt_tree.tree import Tree
-from opt_tree.verifiers.base import Attempt, Verdict, target_law, valid_for, walk_up
+from opt_tree.verifiers.base import Attempt, Verdict, target_probs_at, valid_for, walk_up
 
 EPSILON, DELTA = 0.09, 0.3
 """The paper's epsilon (a hard threshold) and delta (one that falls with the entropy), as in its experiments."""
 
 
-def longest_typical(tree: Tree, scores: Float[Tensor, "rows vocab"]) -> Iterator[Attempt]:
+def longest_typical(tree: Tree, logits: Float[Tensor, "rows vocab"]) -> Iterator[Attempt]:
     """Find the longest path of tokens with p(token) > min(epsilon, delta exp(-H(p))) (arXiv:2401.10774)."""
-    laws = [target_law(scores, row) for row in range(len(tree))]
+    target_probs = [target_probs_at(logits, row) for row in range(len(tree))]
     plausible = np.ones(len(tree), dtype=bool)
     for row in range(1, len(tree)):
         parent = tree.parents[row]
-        law = laws[parent]
-        surprise = -np.log(law, where=law > 0, out=np.zeros_like(law))
-        cut = min(EPSILON, DELTA * np.exp(-(law * surprise).sum()))
-        plausible[row] = plausible[parent] and law[tree.tokens[row]] > cut
+        probs = target_probs[parent]
+        surprise = -np.log(probs, where=probs > 0, out=np.zeros_like(probs))
+        cut = min(EPSILON, DELTA * np.exp(-(probs * surprise).sum()))
+        plausible[row] = plausible[parent] and probs[tree.tokens[row]] > cut
     row = int(np.where(plausible, tree.depths, -1).argmax())
-    yield Attempt(row, 1.0, laws[row])
+    yield Attempt(row, 1.0, target_probs[row])
 
 
 @valid_for(TopK, IID, WithoutReplacement, BestAndDraw, attempts=longest_typical, lossy=True)
-def typical(tree: Tree, scores: Float[Tensor, "rows vocab"], random: Random) -> Verdict:
+def typical(tree: Tree, logits: Float[Tensor, "rows vocab"], random: Random) -> Verdict:
     """Accept the longest path whose every token the target finds plausible, then draw from the target (Medusa).
 
-    The emitted law is not the target's: a plausible token is taken whenever it was drafted. Example, p = (.2, .5, .3):
-    H = 1.03 nats, the cut is min(.09, .3 * .357) = .09, so whatever was drafted is accepted.
+    The emitted distribution is not the target's: a plausible token is taken whenever it was drafted. Example, p = (.2,
+    .5, .3): H = 1.03 nats, the cut is min(.09, .3 * .357) = .09, so whatever was drafted is accepted.
 
         Decoder(pair.target, pair.drafter, OptTree(), typical, lossy=True).generate(ids, sampling=Sampling(0.7))
     """
-    return walk_up(tree, scores, random, longest_typical)
+    return walk_up(tree, logits, random, longest_typical)

@@ -1,15 +1,16 @@
-"""Recursive rejection sampling without replacement: distinct children, each against the law it was drawn from."""
+"""Recursive rejection sampling without replacement: distinct children, each against what it was drawn from."""
 
 import numpy as np
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from opt_tree.sampling import Random, WithoutReplacement
+from opt_tree.children import WithoutReplacement
+from opt_tree.random import Random
 from opt_tree.tree import Tree
-from opt_tree.verifiers.base import Law, Verdict, residual, valid_for, walk_down
+from opt_tree.verifiers.base import Probs, Verdict, residual, valid_for, walk_down
 
 
-def shrinking(target: Law, draft: Law, tokens: Int[np.ndarray, " children"]) -> Law:
+def shrinking(target: Probs, draft: Probs, tokens: Int[np.ndarray, " children"]) -> Probs:
     """Accept child x with probability min(1, p(x) / q(x)); on rejection p becomes norm(p - q)+ and q forgets x.
 
     arXiv:2402.12374, section 3.2. Each round emits exactly its p, whether or not there is another child.
@@ -24,8 +25,8 @@ def shrinking(target: Law, draft: Law, tokens: Int[np.ndarray, " children"]) -> 
     return emitted + left * target
 
 
-def without(draft: Law, token: int | np.integer) -> Law:
-    """The law of the next sibling: the same without the token, renormalised; nothing where nothing is left."""
+def without(draft: Probs, token: int | np.integer) -> Probs:
+    """The distribution of the next sibling: the same without the token, renormalised; nothing where nothing is left."""
     rest = draft.copy()
     rest[token] = 0
     total = rest.sum()
@@ -33,7 +34,7 @@ def without(draft: Law, token: int | np.integer) -> Law:
 
 
 @valid_for(WithoutReplacement, branching=shrinking)
-def without_replacement(tree: Tree, scores: Float[Tensor, "rows vocab"], random: Random) -> Verdict:
+def without_replacement(tree: Tree, logits: Float[Tensor, "rows vocab"], random: Random) -> Verdict:
     """Try distinct children in the order they were drawn (Sequoia's verification; RRSw).
 
     A child that the target likes as little as the drafter thinks is never tried twice, and where all tokens were drawn
@@ -46,4 +47,4 @@ def without_replacement(tree: Tree, scores: Float[Tensor, "rows vocab"], random:
         tree = SequoiaTree(acceptance, nodes=60, siblings=WithoutReplacement)     # or Sampled, or DySpec
         Decoder(pair.target, pair.drafter, tree, without_replacement).generate(ids, sampling=Sampling(1.0))
     """
-    return walk_down(tree, scores, random, shrinking)
+    return walk_down(tree, logits, random, shrinking)

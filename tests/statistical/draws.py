@@ -34,9 +34,10 @@ from evaluation.card import table
 from evaluation.run.options import add_models, run_command
 from opt_tree import CausalLM, Decoder, Drafter, OptTree, Random, Sampling, Static, Tree, TreePolicy, load_pair
 from opt_tree import verifiers as judges
+from opt_tree.children import IID, Layer, Picked, TopK
 from opt_tree.decode import check_prompt
 from opt_tree.policies import DySpec, Rheo, Sampled
-from opt_tree.sampling import IID, Layer, Picked, TopK, law
+from opt_tree.probabilities import probs_of
 from tests.statistical.chi_square import cells, fit
 from tests.statistical.memory import RememberedDrafter, RememberedTarget, Text
 
@@ -115,7 +116,7 @@ def target_law(target: CausalLM, prompt: list[int], sampling: Sampling) -> dict[
         context = [*prompt, *text]
         logits = target.model(torch.tensor([context], device=target.device), use_cache=False).logits[0, -1:]
         alone = Tree(np.array(context[-1:]), np.array([-1]), np.zeros(1), np.zeros(1, dtype=np.int64))
-        probs = law(sampling.scores(logits, alone, context))[0].tolist()
+        probs = probs_of(sampling.process(logits, alone, context))[0].tolist()
         return {token: prob for token, prob in enumerate(probs) if prob > 0}
 
     first = tqdm(after(()).items(), desc="the target's law", unit="token", leave=False)

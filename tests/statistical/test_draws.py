@@ -14,8 +14,8 @@ from models import causal_logits, prompt, tiny, tiny_drafter, tiny_head, tiny_to
 from scipy.stats import chisquare
 
 from opt_tree import CausalLM, CausalLMDrafter, Drafter, EagleDrafter, Sampling
+from opt_tree.children import IID
 from opt_tree.policies import Sampled
-from opt_tree.sampling import IID
 from opt_tree.verifiers import valid_for
 from opt_tree.verifiers.base import Law, walk_down
 from tests.statistical import draws

@@ -1,0 +1,108 @@
+"""What it is to pick siblings: from a layer that the drafter answered to the children that join the pool.
+
+Owns the words of that answer (`Few`, `Layer`, `Picked`). Knows nothing of policies and of verification.
+"""
+
+from typing import NamedTuple, Protocol, runtime_checkable
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from opt_tree.random import Random
+
+
+class Few(NamedTuple):
+    """A drafter's answer that names few tokens a node instead of scoring the whole vocabulary.
+
+    These are log-probabilities, not scores: their mass may be below 1, what is missing belongs to tokens that are not
+    named, and nobody renormalises it. Only deterministic children (`TopK`) can be picked from it.
+    """
+
+    log_probs: Float[Tensor, "frontier columns"]
+    """-inf: no token in this place."""
+    tokens: Int[Tensor, "frontier columns"]
+    """Different ones in each row, as far as they are possible."""
+
+
+class Layer(NamedTuple):
+    """What the drafter said of a frontier, and what a child of it must be to matter."""
+
+    log_probs: Float[Tensor, "frontier columns"]
+    """Of the next token. A row of -inf: nothing is known there, and nothing is picked."""
+    above: Float[np.ndarray, " frontier"]
+    """Path log-probabilities of the frontier."""
+    depth: int
+    """Of the frontier; 0 is the root."""
+    floor: float
+    """Children whose reach is at or below it need not be returned."""
+    tokens: Int[Tensor, "frontier columns"] | None = None
+    """The tokens of the columns; None: a column a token of the vocabulary."""
+
+
+class Picked(NamedTuple):
+    """The children of one layer; where they are sampled, grouped by frontier row and, below one, as they were drawn."""
+
+    path_log_probs: Float[np.ndarray, " children"]
+    """Log-probabilities of the paths from the root."""
+    tokens: Int[np.ndarray, " children"]
+    rows: Int[np.ndarray, " children"]
+    """Rows of the frontier that they are children of."""
+    reach: Float[np.ndarray, " children"] | None = None
+    """Log of the estimated probability that verification gets to a child, *as known before its token was drawn*.
+
+    Nodes may be ranked by this and kept or dropped accordingly; dropping them by their own probability would be a
+    hidden rejection. None for deterministic children, where it is `path_log_probs`.
+    """
+
+
+@runtime_checkable
+class Children(Protocol):
+    """How siblings are picked from what the drafter says. A type, because a verifier is valid for some kinds only."""
+
+    def pick(self, layer: Layer, random: "Random") -> Picked:
+        """Return the children of a layer; tokens of log-probability -inf are never among them."""
+        ...
+
+    @property
+    def sampled(self) -> bool:
+        """Whether tokens are drawn; verifiers are then shown the distributions they were drawn from."""
+        ...
+
+    @property
+    def budget(self) -> int | None:
+        """How many candidates of the whole pool can matter; None: all of them."""
+        ...
+
+
+class Known(NamedTuple):
+    """The rows of a layer that something is known about: what is drawn at all is drawn from these."""
+
+    log_probs: Float[Tensor, "known vocab"]
+    above: Float[Tensor, "known 1"]
+    rows: Int[Tensor, "known 1"]
+    """Their places in the frontier."""
+
+
+def known(layer: Layer) -> Known:
+    """Leave out the rows of -inf."""
+    log_probs = layer.log_probs
+    above = torch.from_numpy(layer.above).to(log_probs)
+    rows = log_probs.isneginf().all(1).logical_not_().nonzero().squeeze(1)
+    if len(rows) < len(log_probs):
+        log_probs, above = log_probs[rows], above[rows]
+    return Known(log_probs, above[:, None], rows[:, None])
+
+
+def siblings_at(per_node: int | tuple[int, ...] | None, depth: int) -> int:
+    """How many children a node of that depth has."""
+    assert per_node is not None
+    return per_node[depth] if isinstance(per_node, tuple) else per_node
+
+
+def check_siblings(per_node: int | tuple[int, ...] | None) -> None:
+    """Raise ValueError unless every node has a child."""
+    counts = per_node if isinstance(per_node, tuple) else (per_node,)
+    if not counts or min(count or 0 for count in counts) < 1:
+        raise ValueError(f"a sampled node has at least one child, got {per_node}")

@@ -1,0 +1,30 @@
+"""Independent draws from the drafter's distribution."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from opt_tree.children.base import Layer, Picked, check_siblings, known, siblings_at
+from opt_tree.probabilities import probs_of
+from opt_tree.random import Random
+from opt_tree.tree import fetch
+
+
+@dataclass(frozen=True)
+class IID:
+    """Independent draws: equal siblings are separate nodes, in the order of the draws."""
+
+    per_node: int | tuple[int, ...]
+    """Children of every node, or of a node by its depth, the root's first."""
+    sampled: ClassVar[bool] = True
+    budget: ClassVar[None] = None
+
+    def __post_init__(self) -> None:
+        check_siblings(self.per_node)
+
+    def pick(self, layer: Layer, random: Random) -> Picked:
+        """See `Children.pick`. Every draw of a node has the same reach: the node's."""
+        log_probs, above, rows = known(layer)
+        tokens = random.iid(probs_of(log_probs), siblings_at(self.per_node, layer.depth))
+        above, rows = above.expand_as(tokens), rows.expand_as(tokens)
+        values = log_probs.gather(1, tokens) + above
+        return Picked(*fetch(values.flatten(), tokens.flatten(), rows.flatten(), above.flatten()))
