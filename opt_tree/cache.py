@@ -56,8 +56,8 @@ class KVCache(Cache):
         self.length = 0
         self.pending = 0
         self.capacity = 0
-        self.epoch = 0
-        """Counts resets and moves of the storage: whoever keeps addresses or a generation alive compares it."""
+        self.storage_version = 0
+        """Counts moves of the storage: whoever captured addresses compares it before a replay."""
         self._start, self._rows, self._keys = 0, 0, 0
         self._index: Tensor | None = None
         self._groups: list[Tensor] = []
@@ -72,7 +72,6 @@ class KVCache(Cache):
     def reset(self) -> None:
         """Forget everything."""
         self.length = self.pending = 0
-        self.epoch += 1
 
     @inference
     def reserve(self, rows: int) -> None:
@@ -90,6 +89,7 @@ class KVCache(Cache):
             for view, (layer, kind) in zip(storage, members, strict=True):
                 (self._keys_of if kind == "key" else self._values_of)[layer] = view
         self._groups, self.capacity = groups, capacity
+        self.storage_version += 1
 
     def open(self, rows: int, keys: int | None = None, index: Int[Tensor, " padded"] | None = None) -> None:
         """Prepare the next forward: it writes `rows` pending rows and reads the first `keys` slots.

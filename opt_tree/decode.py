@@ -6,24 +6,26 @@ decoding is this loop with an empty tree.
 
 import functools
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 from opt_tree.children import Few
-from opt_tree.drafters import Drafter
-from opt_tree.lm import CausalLM
+from opt_tree.controllers import Controller, Fixed
+from opt_tree.drafters import Drafter, DrafterAround
 from opt_tree.policies import TreePolicy
 from opt_tree.pool import CandidatePool
 from opt_tree.probabilities import log_probs_of
 from opt_tree.random import Random
 from opt_tree.sampling import Sampling
-from opt_tree.step import Step, StepTimes
+from opt_tree.step import Outcome, Step, StepTimes
 from opt_tree.stopping import StopRule
+from opt_tree.target import Target, Work
 from opt_tree.tree import Tree
 from opt_tree.verifiers import Verifier, check, greedy, match
 
@@ -77,7 +79,7 @@ class Generation:
 
     @property
     def expected_lengths(self) -> list[float]:
-        """E(A) + 1 of each step: what the drafter expected of `accept_lengths`."""
+        """E(A) + 1 of each step: what the drafter led to expect of `accept_lengths`."""
         return [step.expected_accepted + 1 for step in self.steps]
 
     @property
@@ -90,27 +92,63 @@ class Generation:
         return len(self.tokens) / self.seconds
 
 
+@dataclass
+class _Run:
+    """One generation under way: what stays the same from step to step, and the context."""
+
+    context: list[int]
+    end: int
+    """The context's length at which the generation is over."""
+    sampling: Sampling
+    random: Random
+    drafter: Drafter | None
+    verify: Verifier
+    prefill: float
+    """Seconds of the prompt's prefill, until a step has told of them."""
+
+    @property
+    def layers(self) -> int:
+        """How many layers of draft the context still has room for."""
+        room = self.end - len(self.context) - 1
+        return room if self.drafter is None else min(room, self.drafter.max_context - len(self.context))
+
+    @property
+    def draft_work(self) -> Work:
+        return Work() if self.drafter is None else self.drafter.work
+
+
 class Decoder:
     """A target, a drafter, a tree policy and a verifier, checked once to belong together.
 
-    At temperature 0 the verifier is `greedy`; `verifier` judges above it, and one that does not keep the target's
-    distribution does so only where the caller says `lossy=True`. Batch size 1. A target serves one generation at a
-    time: beginning another one on the same `CausalLM` ends the first.
+    A `Controller` in place of the policy chooses one for every step; all that it may choose are checked. At temperature
+    0 the verifier is `greedy`; `verifier` judges above it, and one that does not keep the target's distribution does so
+    only where the caller says `lossy=True`. Batch size 1. A target serves one generation at a time: beginning another
+    one on the same target ends the first.
     """
 
     def __init__(
         self,
-        target: CausalLM,
+        target: Target,
         drafter: Drafter | None,
-        policy: TreePolicy,
+        policy: TreePolicy | Controller,
         verifier: Verifier = match,
         lossy: bool = False,
     ) -> None:
-        for judge in (greedy, verifier):
-            check(judge, policy.children, lossy)
-        if drafter is None and policy.max_depth > 0:
-            raise TypeError(f"{type(policy).__name__} needs a drafter")
-        self.target, self.drafter, self.policy, self.verifier = target, drafter, policy, verifier
+        self.controller = policy if isinstance(policy, Controller) else Fixed(policy)
+        for known in self.controller.policies:
+            for judge in (greedy, verifier):
+                check(judge, known.children, lossy)
+            if drafter is None and known.max_depth > 0:
+                raise TypeError(f"{type(known).__name__} needs a drafter")
+            if drafter is not None and drafter.sparse and known.children.sampled:
+                raise TypeError(
+                    f"{type(drafter).__name__} names a few tokens of each node only; {type(known).__name__} draws its "
+                    f"children ({type(known.children).__name__}), which takes a whole distribution: use TopK children"
+                )
+        self.target, self.drafter, self.verifier = target, drafter, verifier
+        watched = {*self.controller.features, *(drafter.features if drafter is not None else ())}
+        if watched:
+            target.watch(tuple(sorted(watched)))
 
     def steps(
         self,
@@ -129,65 +167,67 @@ class Decoder:
     def _steps(
         self, context: list[int], max_new_tokens: int | None, sampling: Sampling, random: Random
     ) -> Iterator[Step]:
-        target, policy = self.target, self.policy
-        drafter = self.drafter.at_temperature(sampling.temperature) if self.drafter else None
-        verify = greedy if sampling.greedy else self.verifier
+        target = self.target
         end = target.max_context if max_new_tokens is None else min(target.max_context, len(context) + max_new_tokens)
-        clock = time.perf_counter()
-        target.reset()
-        epoch = target.cache.epoch
-        output = target.append(context[:-1]) if len(context) > 1 else None
-        if drafter is not None:
-            drafter.reset(context, output)
-        prefill = time.perf_counter() - clock
+        drafter = self.drafter.at_temperature(sampling.temperature) if self.drafter else None
+        run = _Run(context, end, sampling, random, drafter, greedy if sampling.greedy else self.verifier, 0.0)
+        self._prefill(run)
+        generation = target.generation
         while len(context) < end:
-            if target.cache.epoch != epoch:
+            if target.generation != generation:
                 raise RuntimeError("another generation began on the same target; wrap the model twice to interleave")
-            limit = min(policy.max_depth, end - len(context) - 1)
-            if drafter is not None:
-                limit = min(limit, drafter.max_context - len(context))
-            step = self._step(drafter, verify, context, limit, sampling, random, prefill)
+            step = self._step(run)
             context.extend(step.tokens)
-            prefill = 0.0
+            run.prefill = 0.0
             yield step
 
     @torch.inference_mode()
-    def _step(
-        self,
-        drafter: Drafter | None,
-        verify: Verifier,
-        context: list[int],
-        limit: int,
-        sampling: Sampling,
-        random: Random,
-        prefill: float,
-    ) -> Step:
-        """Draft at most `limit` layers, score, verify, commit."""
-        target = self.target
-        begin, counted = time.perf_counter(), _counters(target, drafter)
-        tree = draft(drafter, self.policy, context, limit, sampling, random)
+    def _prefill(self, run: _Run) -> None:
+        """Take in the prompt without its last token, which is the first root."""
+        begin, prompt = time.perf_counter(), run.context
+        self.target.reset()
+        all_logits = run.drafter is not None and run.drafter.logits
+        output = self.target.append(prompt[:-1], all_logits) if len(prompt) > 1 else None
+        if run.drafter is not None:
+            run.drafter.reset(prompt, output)
+        self.controller.reset(prompt, output)
+        run.prefill = time.perf_counter() - begin
+
+    @torch.inference_mode()
+    def _step(self, run: _Run) -> Step:
+        """Choose a policy, draft, score, verify, commit; then let drafter and controller learn from it."""
+        target, drafter, layers = self.target, run.drafter, run.layers
+        begin, before = time.perf_counter(), (run.draft_work, target.work)
+        root = None
+        if self.controller.reads_root and drafter is not None and layers > 0:
+            root = drafter.root(run.context)
+            drafter = _RootAsked(drafter, root)
+        policy = self._choose(run.context, root)
+        tree = draft(drafter, policy, run.context, min(policy.max_depth, layers), run.sampling, run.random)
         drafted = time.perf_counter()
         output = target.score(tree)
-        verdict = verify(tree, sampling.process(output.logits, tree, context), random)
+        verdict = run.verify(tree, run.sampling.process(output.logits, tree, run.context), run.random)
         verified = time.perf_counter()
         tokens = [*(int(tree.tokens[row]) for row in verdict.path[1:]), verdict.token]
-        features = None
-        if output.features is not None:
-            kept = torch.from_numpy(np.array(verdict.path))
-            features = output.features.index_select(0, kept.to(output.features.device))
+        outcome = Outcome(tree, verdict.path, tokens, _of_path(output.features, verdict.path), output.logits)
         target.commit(verdict.path)
-        random.advance(len(tokens))
-        forwards, drafts, draft_forward, target_forward = (
-            now - then for now, then in zip(_counters(target, drafter), counted, strict=True)
-        )
-        step = Step(tree, verdict.path, tokens, features, int(forwards), int(drafts), _NO_TIMES)
-        if drafter is not None:
-            drafter.observe(step)
+        run.random.advance(len(tokens))
+        if run.drafter is not None:
+            run.drafter.observe(outcome)
+        committed = time.perf_counter()
+        drafting, scoring = run.draft_work - before[0], target.work - before[1]
         times = StepTimes(
-            drafted - begin, verified - drafted, time.perf_counter() - verified, draft_forward, target_forward, prefill
+            drafted - begin, verified - drafted, committed - verified, drafting.seconds, scoring.seconds, run.prefill
         )
-        object.__setattr__(step, "times", times)
+        step = Step(tree, verdict.path, tokens, policy, drafting.forwards, drafting.tokens, times)
+        self.controller.observe(step, outcome)
         return step
+
+    def _choose(self, context: list[int], root: Float[Tensor, "1 vocab"] | Few | None) -> TreePolicy:
+        policy = self.controller.choose(context, root)
+        if policy not in self.controller.policies:
+            raise ValueError(f"{type(self.controller).__name__} chose a policy that is not one of its own: {policy}")
+        return policy
 
     def generate(
         self,
@@ -244,17 +284,26 @@ class Decoder:
         return functools.partial(self, **options)
 
 
-_NO_TIMES = StepTimes(0, 0, 0, 0, 0)
+class _RootAsked(DrafterAround):
+    """A drafter whose answer for the root is known already."""
+
+    def __init__(self, drafter: Drafter, root: Float[Tensor, "1 vocab"] | Few) -> None:
+        super().__init__(drafter)
+        self._root = root
+
+    def root(self, context: list[int]) -> Float[Tensor, "1 vocab"] | Few:
+        return self._root
 
 
-def _counters(target: CausalLM, drafter: Drafter | None) -> tuple[float, float, float, float]:
-    """Draft forwards, draft tokens and the two models' bare seconds so far."""
-    if drafter is None:
-        return 0, 0, 0.0, target.forward_seconds
-    return drafter.forwards, drafter.tokens, drafter.forward_seconds, target.forward_seconds
+def _of_path(
+    features: Mapping[int, Float[Tensor, "rows hidden"]], path: list[int]
+) -> Mapping[int, Float[Tensor, "path hidden"]]:
+    """Copy the features of a path's rows, so that they outlive the next forward."""
+    rows = torch.from_numpy(np.array(path))
+    return {layer: states.index_select(0, rows.to(states.device)) for layer, states in features.items()}
 
 
-def check_prompt(prompt: Any, target: CausalLM) -> list[int]:
+def check_prompt(prompt: Any, target: Target) -> list[int]:
     """Return the prompt as a fresh list of token ids, or say in one line what is wrong with it."""
     ids = prompt.tolist() if isinstance(prompt, (Tensor, np.ndarray)) else list(prompt)
     if ids and isinstance(ids[0], (list, tuple)):

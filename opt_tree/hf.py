@@ -13,6 +13,7 @@ from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel,
 from transformers.generation import GenerateDecoderOnlyOutput
 
 from opt_tree.decode import Decoder
+from opt_tree.lm import CausalLM
 from opt_tree.sampling import Sampling
 from opt_tree.stopping import Stop
 
@@ -38,7 +39,7 @@ def custom_generate(
     tree cannot give (beams, several sequences, per-token scores, padding) is refused in one line.
     """
     config = generation_config or GenerationConfig()
-    if model is not decoder.target.model:
+    if not isinstance(decoder.target, CausalLM) or model is not decoder.target.model:
         raise ValueError(f"this decoder was made for {decoder.target.name}, not for the model that generates")
     if (config.num_beams or 1) > 1:
         raise ValueError(f"num_beams={config.num_beams}: draft trees decode by argmax or by sampling, not by beams")

@@ -23,6 +23,7 @@ that are not partly zero, and the latency of a head as wide as the large target.
 import copy
 import math
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -34,8 +35,9 @@ from transformers.models.llama.modeling_llama import LlamaDecoderLayer
 
 from opt_tree.checkpoints import Pair
 from opt_tree.drafters import Drafter, DrafterAround, EagleDrafter, Sharpened
-from opt_tree.lm import CausalLM, Output
-from opt_tree.step import Step
+from opt_tree.lm import CausalLM
+from opt_tree.step import Outcome
+from opt_tree.target import Output
 
 _ROWS_AT_ONCE = 8192
 _STD = 0.02
@@ -121,7 +123,6 @@ def inflate_pair(pair: Pair, spec: str, seed: int = 0, large: PreTrainedModel | 
     target = CausalLM(large, pair.target.buckets)
     drafter = pair.drafter
     if drafter.features:
-        target.watch_features()
         bare = drafter.drafter if isinstance(drafter, Sharpened) else drafter
         assert isinstance(bare, EagleDrafter)
         deflated = DeflatedFeatures(bare, _deflation(small, target.hidden, seed))
@@ -144,13 +145,15 @@ class DeflatedFeatures(DrafterAround):
     def reset(self, prompt: list[int], output: Output | None) -> None:
         self.drafter.reset(prompt, output and output._replace(features=self._deflate(output.features)))
 
-    def observe(self, step: Step) -> None:
-        self.drafter.observe(replace(step, features=self._deflate(step.features)))
+    def observe(self, outcome: Outcome) -> None:
+        self.drafter.observe(replace(outcome, features=self._deflate(outcome.features)))
 
-    def _deflate(self, features: Float[Tensor, "tokens large"] | None) -> Float[Tensor, "tokens small"]:
+    def _deflate(
+        self, features: Mapping[int, Float[Tensor, "tokens large"]]
+    ) -> Mapping[int, Float[Tensor, "tokens small"]]:
         """In float32 or wider: a half-precision product would round what the target has rounded once already."""
-        assert features is not None
-        return features.to(self._deflation.device, self._deflation.dtype) @ self._deflation
+        home = self._deflation
+        return {layer: states.to(home.device, home.dtype) @ home for layer, states in features.items()}
 
 
 def _deflation(small: Any, hidden: int, seed: int) -> Float[Tensor, "large small"]:

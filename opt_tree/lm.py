@@ -6,20 +6,19 @@ refuses models that cannot decode a tree exactly. Knows nothing of policies, ver
 
 import inspect
 import time
-import weakref
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
-from torch.nn.attention import SDPBackend, sdpa_kernel
 from transformers import DynamicCache, PreTrainedModel
 
 from opt_tree.attention import tree_mask, windowed
 from opt_tree.cache import KVCache, LayerShape, inference
+from opt_tree.engines import Eager, Engine, Forward
+from opt_tree.target import Output, Target, Work
 from opt_tree.tree import Tree
 
 _PREFILL_ROWS = 512
@@ -28,14 +27,6 @@ _CAUSAL = np.tri(_PREFILL_ROWS, dtype=bool)
 
 class UnsupportedModelError(ValueError):
     """The model cannot decode a tree exactly; the message says why."""
-
-
-class Output(NamedTuple):
-    """What a forward left, valid until the same CausalLM runs again; whoever keeps it clones it."""
-
-    logits: Float[Tensor, "rows vocab"]
-    features: Float[Tensor, "tokens hidden"] | None = None
-    """The model's final hidden states (behind its last norm, before its head) of every row, where asked for."""
 
 
 @dataclass(frozen=True)
@@ -64,8 +55,8 @@ class Buckets:
         return rows, size
 
 
-class CausalLM:
-    """One transformers causal LM with one KV cache; batch size 1.
+class CausalLM(Target):
+    """One transformers causal LM with one KV cache; batch size 1. Final: wrap it, do not subclass it.
 
     Committed rows are the context; `extend` scores rows behind them that stay pending until `commit` keeps some.
     A model is probed once, when it is wrapped: a forward over a small tree must give the logits of plain causal
@@ -82,20 +73,16 @@ class CausalLM:
             raise UnsupportedModelError(f"{type(model).__name__} has no output layer: is it an AutoModelForCausalLM?")
         self.vocab: int = output.weight.shape[0]
         self.max_context: int = getattr(config, "max_position_embeddings", None) or 1 << 30
-        self.forward_seconds = 0.0
-        """Time spent inside the bare model so far, what a step costs at least."""
-        self.forwards = 0
         embeddings = cast(Tensor, model.get_input_embeddings().weight)
         self.device, self.dtype = embeddings.device, embeddings.dtype
         self.hidden: int = embeddings.shape[1]
         self._windows = _layer_windows(model)
-        self._keeps_logits = "logits_to_keep" in inspect.signature(model.forward).parameters
-        self._features: Tensor | None = None
-        self._watching = False
         self._pending = np.zeros(0, dtype=np.int64)
         if self.device.type == "cpu":
             _keep_freed_memory()
         self.cache = KVCache(_layer_shapes(self))
+        self.engine: Engine = Eager(model, self.cache)
+        """Computes every forward; see `opt_tree.engines`."""
         if probe:
             _probe(self)
 
@@ -104,40 +91,47 @@ class CausalLM:
         """Committed rows."""
         return self.cache.length
 
+    @property
+    def size(self) -> str:
+        """Parameters and dtype, for a reader."""
+        count = sum(weight.numel() for weight in self.model.parameters())
+        return f"{count / 1e6:.1f} M parameters, {str(self.dtype).removeprefix('torch.')}"
+
     def reset(self) -> None:
         """Forget the context."""
+        super().reset()
         self.cache.reset()
 
-    def watch_features(self) -> None:
-        """From now on every Output carries features (a forward hook on the base model; nothing else changes)."""
-        if self._watching:
-            return
-        self._watching = True
-        lm = weakref.ref(self)
+    def watch(self, layers: tuple[int, ...]) -> None:
+        """See `Target.watch`. Raises ValueError for a layer that the model does not have."""
+        self.engine.watch(layers)
 
-        def keep(_module: object, _args: object, output: Any) -> None:
-            if (alive := lm()) is not None:
-                alive._features = output[0]
-
-        # OPT's head calls its decoder past the base model, so the hook belongs on the innermost of the two.
-        model = self.model
-        (model.get_decoder() if hasattr(model, "get_decoder") else model.base_model).register_forward_hook(keep)
-
-    def append(self, tokens: list[int], features: Float[Tensor, "tokens hidden"] | None = None) -> Output:
-        """Commit `tokens` to the context. The Output has features of every token, logits of at least the last one."""
-        collected, output = [], None
+    def append(
+        self,
+        tokens: list[int],
+        all_logits: bool = False,
+        features: Float[Tensor, "tokens hidden"] | None = None,
+    ) -> Output:
+        """See `Target.append`. `features` are inputs of a head that drafts in the target's feature space."""
+        outputs = []
         for start in range(0, len(tokens), _PREFILL_ROWS):
             chunk = np.array(tokens[start : start + _PREFILL_ROWS])
             positions = np.arange(self.length, self.length + len(chunk))
             inputs = None if features is None else features[start : start + len(chunk)]
-            output = self._run(chunk, positions, _CAUSAL[: len(chunk), : len(chunk)], inputs, last_only=True)
+            visible = _CAUSAL[: len(chunk), : len(chunk)]
+            output = self._run(chunk, positions, visible, inputs, last_only=not all_logits)
             self.cache.commit(list(range(len(chunk))))
-            if output.features is not None:
-                # An Output lives until the next forward, which the next chunk is.
-                collected.append(output.features.clone() if len(tokens) > _PREFILL_ROWS else output.features)
-        if output is None:
+            if not all_logits:
+                output = output._replace(logits=output.logits[-1:])
+            # An Output lives until the next forward, which the next chunk is.
+            outputs.append(_cloned(output) if len(tokens) > _PREFILL_ROWS else output)
+        if not outputs:
             raise ValueError("nothing to append: the token list is empty")
-        return Output(output.logits[-1:], torch.cat(collected) if collected else None)
+        if len(outputs) == 1:
+            return outputs[0]
+        logits = torch.cat([output.logits for output in outputs]) if all_logits else outputs[-1].logits
+        layers = outputs[0].features
+        return Output(logits, {k: torch.cat([output.features[k] for output in outputs]) for k in layers})
 
     def score(self, tree: Tree) -> Output:
         """Score every row of a tree whose root is the next token of the context. Its rows are pending afterwards."""
@@ -157,9 +151,9 @@ class CausalLM:
         """
         return self._run(tokens, positions, visible, features)
 
-    def commit(self, kept: list[int]) -> None:
-        """Keep these pending rows as the next rows of the context and drop the others."""
-        self.cache.commit(kept)
+    def commit(self, path: list[int]) -> None:
+        """Keep these pending rows (of a tree: a path, root first) as the next rows of the context; drop the others."""
+        self.cache.commit(path)
 
     @inference
     def _run(
@@ -170,13 +164,13 @@ class CausalLM:
         features: Float[Tensor, "rows hidden"] | None = None,
         last_only: bool = False,
     ) -> Output:
-        """The one place where rows become a forward: padding, mask, slots, the call, the slice of real rows."""
+        """The one place where rows become a forward: padding, mask, slots, the engine, the slice of real rows."""
         rows, columns = visible.shape
         start = self.length + columns - rows
-        keys, index = start + rows, None
+        keys, slots = start + rows, None
         if self.buckets is not None:
             padded, keys = self.buckets.pad(rows, start)
-            index = torch.arange(start, start + padded, device=self.device)
+            slots = torch.arange(start, start + padded, device=self.device)
             # A pad row is token 0 at position 0 in a slot of its own; it sees the prefix and itself, nobody sees it.
             tokens, positions = np.pad(tokens, (0, padded - rows)), np.pad(positions, (0, padded - rows))
             visible = np.pad(visible, ((0, padded - rows), (0, padded - rows)))
@@ -186,25 +180,12 @@ class CausalLM:
         if "sliding_attention" in self._windows:
             self._pending = np.concatenate([self._pending[: columns - rows], positions])
         ints = torch.from_numpy(np.array([tokens, positions])).to(self.device, non_blocking=True)
-        self.cache.open(rows, keys, index)
-        inputs: dict[str, object] = {
-            "input_ids": ints[:1],
-            "position_ids": ints[1:],
-            "attention_mask": self._masks(ints[1], visible, keys),
-            "past_key_values": self.cache,
-            "use_cache": True,
-        }
-        if features is not None:
-            inputs["features"] = features[None]
-        if last_only and index is None and self._keeps_logits:
-            inputs["logits_to_keep"] = 1
-        self._features = None  # a forward of the model that was not ours may have left its own
+        self.cache.open(rows, keys, slots)
+        forward = Forward(ints, self._masks(ints[1], visible, keys), slots, features, last_only)
         begin = time.perf_counter()
-        with _attention_kernels(self.device):
-            logits = self.model(**inputs).logits[0]
-        self.forward_seconds += time.perf_counter() - begin
-        self.forwards += 1
-        return Output(logits[:rows], None if self._features is None else self._features[0, :rows])
+        logits, hidden = self.engine.run(forward)
+        self.work += Work(1, rows, time.perf_counter() - begin)
+        return Output(logits[:rows], {layer: states[:rows] for layer, states in hidden.items()})
 
     def _masks(
         self, positions: Int[Tensor, " rows"], visible: Bool[np.ndarray, "rows columns"], keys: int
@@ -221,6 +202,10 @@ class CausalLM:
         return {"full_attention": full, "sliding_attention": window} if "full_attention" in self._windows else window
 
 
+def _cloned(output: Output) -> Output:
+    return Output(output.logits.clone(), {layer: states.clone() for layer, states in output.features.items()})
+
+
 def _keep_freed_memory() -> None:
     """Let the C library reuse the memory of a forward in the next one instead of giving it back to the system.
 
@@ -228,13 +213,6 @@ def _keep_freed_memory() -> None:
     or for none, as the heap happens to lie. Freeing one large block, never touched, settles it for the process.
     """
     torch.empty(31 << 20, dtype=torch.uint8)
-
-
-def _attention_kernels(device: torch.device) -> AbstractContextManager:
-    """Keep masked attention off cuDNN, which plans anew for every key length: a tree has a new one at every step."""
-    if device.type != "cuda":
-        return nullcontext()
-    return sdpa_kernel([SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH])
 
 
 def _layer_windows(model: Any) -> dict[str, int]:
@@ -321,7 +299,7 @@ def _probe(lm: CausalLM) -> None:
         raise UnsupportedModelError(f"{name} cannot score a tree: {type(why).__name__}: {why}") from why
     finally:
         lm.reset()
-        lm.forward_seconds, lm.forwards = 0.0, 0
+        lm.work = Work()
     share = 0.02 if lm.dtype in (torch.float32, torch.float64) else 0.3
     if not error <= share * yardstick:
         raise UnsupportedModelError(

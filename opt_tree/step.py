@@ -1,6 +1,12 @@
-"""One step of decoding, as everybody downstream sees it: what was drafted, what survived, what it cost."""
+"""One step of decoding, as everybody downstream sees it: what was drafted, what survived, what it cost.
 
+An `Outcome` is what drafters and controllers learn from: whole when it is handed over, valid until the target runs
+again. A `Step` is what remains of it, with the cost that the loop counted: small enough to keep.
+"""
+
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from jaxtyping import Float
 from torch import Tensor
@@ -8,12 +14,32 @@ from torch import Tensor
 from opt_tree.tree import Tree
 
 
+@dataclass(frozen=True, eq=False)
+class Outcome:
+    """What verification left of a tree."""
+
+    tree: Tree
+    path: list[int]
+    """Accepted rows of the tree, root first."""
+    tokens: list[int]
+    """The emitted tokens: the path's behind the root, then the target's own."""
+    features: Mapping[int, Float[Tensor, "path hidden"]]
+    """The target's hidden states of the path's rows by layer, of the layers that are watched."""
+    logits: Float[Tensor, "rows vocab"]
+    """The target's logits of every row of the tree, as the model gave them."""
+
+    @property
+    def accepted(self) -> int:
+        """Accepted draft tokens."""
+        return len(self.path) - 1
+
+
 @dataclass(frozen=True)
 class StepTimes:
     """Seconds of one step. `draft_forward` and `target_forward` are the bare models, parts of `draft` and `verify`."""
 
     draft: float
-    """Growing the tree: the drafter's forwards, its distributions, the pool, the policy."""
+    """Growing the tree: the drafter's forwards, what it says of them, the pool, the policy."""
     verify: float
     """Scoring the tree and judging it: the target's forward, sampling, the verdict's read-back."""
     commit: float
@@ -42,11 +68,11 @@ class Step:
     """Accepted rows of the tree, root first."""
     tokens: list[int]
     """The emitted tokens: the path's behind the root, then the target's own."""
-    features: Float[Tensor, "path hidden"] | None
-    """The target's features of the path's rows, where the drafter reads them; cloned, so they stay valid."""
+    policy: Any
+    """The tree policy of this step."""
     draft_forwards: int
     draft_tokens: int
-    """Tokens that went through the drafter, catching up with the context included."""
+    """Tokens that went through the drafter's models, catching up with the context included."""
     times: StepTimes
 
     @property

@@ -32,9 +32,9 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 jaxtyping.install_import_hook("opt_tree", f"{__name__}.checked")
 
 import opt_tree  # noqa: E402
-from opt_tree.cache import KVCache  # noqa: E402
-from opt_tree.lm import Output  # noqa: E402
 from opt_tree.pool import Frontier  # noqa: E402
+from opt_tree.step import Outcome  # noqa: E402
+from opt_tree.target import Output, Target, Work  # noqa: E402
 
 torch.set_num_threads(1)
 settings.register_profile("opt_tree", deadline=None, derandomize=True, database=None, max_examples=60)
@@ -89,6 +89,7 @@ class TableDrafter(opt_tree.Drafter):
 
     def __init__(self, laws: Laws) -> None:
         self.laws = laws
+        self.forwards = self.tokens = 0
         self.expanded: list[list[tuple[int, ...]]] = []
         """Branches below the root, one list a layer, of the current step."""
         self._paths: list[tuple[int, ...]] = []
@@ -111,8 +112,12 @@ class TableDrafter(opt_tree.Drafter):
         self.expanded.append([path[self._base :] for path in paths])
         return self._answer(paths)
 
-    def observe(self, step: opt_tree.Step) -> None:
+    def observe(self, outcome: Outcome) -> None:
         self._paths = []
+
+    @property
+    def work(self) -> Work:
+        return Work(self.forwards, self.tokens)
 
     def _answer(self, paths: list[tuple[int, ...]]) -> Float[Tensor, "rows vocab"]:
         self.forwards += 1
@@ -120,29 +125,28 @@ class TableDrafter(opt_tree.Drafter):
         return log_rows(self.laws, paths)
 
 
-class TableTarget(opt_tree.CausalLM):
+class TableTarget(Target):
     """A target without a model: its logits are the logarithms of the laws, at every row of a tree."""
 
     def __init__(self, laws: Laws, vocab: int, max_context: int = 1 << 20) -> None:
-        self.laws, self.vocab, self.max_context = laws, vocab, max_context
-        self.forward_seconds, self.forwards = 0.0, 0
-        self.cache = KVCache([])
+        self.laws, self.name, self.vocab, self.max_context = laws, "a table", vocab, max_context
         self._context: list[int] = []
         self._scored: list[int] = []
 
     def reset(self) -> None:
-        self.cache.reset()
+        super().reset()
         self._context = []
 
-    def append(self, tokens: list[int], features: Float[Tensor, "tokens hidden"] | None = None) -> Output:
+    def append(self, tokens: list[int], all_logits: bool = False) -> Output:
+        begin = len(self._context) + 1 if all_logits else len(self._context) + len(tokens)
         self._context += tokens
-        return Output(log_rows(self.laws, [tuple(self._context)]))
+        return Output(log_rows(self.laws, [tuple(self._context[:end]) for end in range(begin, len(self._context) + 1)]))
 
     def score(self, tree: opt_tree.Tree) -> Output:
-        self.forwards += 1
+        self.work += Work(forwards=1, tokens=len(tree))
         self._scored = tree.tokens.tolist()
         branches = [tree.tokens[tree.path_to(row)].tolist() for row in range(len(tree))]
         return Output(log_rows(self.laws, [(*self._context, *branch) for branch in branches]))
 
-    def commit(self, kept: list[int]) -> None:
-        self._context += [self._scored[row] for row in kept]
+    def commit(self, path: list[int]) -> None:
+        self._context += [self._scored[row] for row in path]

@@ -29,6 +29,7 @@ from opt_tree.drafters import CausalLMDrafter
 from opt_tree.lm import Buckets, CausalLM, UnsupportedModelError
 from opt_tree.policies import OptTree, Static
 from opt_tree.sampling import Sampling
+from opt_tree.target import Work
 from opt_tree.tree import Tree
 
 architectures = pytest.mark.parametrize("architecture", ARCHITECTURES)
@@ -239,5 +240,5 @@ def test_the_probe_catches_a_lost_window(monkeypatch, architecture):
 
 def test_the_probe_leaves_no_trace():
     lm = CausalLM(tiny("mistral"))
-    assert (lm.length, lm.cache.pending, lm.forwards, lm.forward_seconds) == (0, 0, 0, 0.0)
+    assert (lm.length, lm.cache.pending, lm.work) == (0, 0, Work())
     assert lm.max_context == CONTEXT

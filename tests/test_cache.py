@@ -1,5 +1,6 @@
 """The cache against a naive one: a list of rows per layer, from which rows are picked one by one."""
 
+import itertools
 from collections.abc import Iterator
 
 import pytest
@@ -164,14 +165,26 @@ def test_truncating_to_rows_that_do_not_exist_is_refused(length):
         cache.truncate(length)
 
 
-def test_reset_forgets_the_rows_keeps_the_storage_and_counts_an_epoch():
+def test_reset_forgets_the_rows_and_keeps_the_storage():
     cache, naive, generator = KVCache(SHAPES), NaiveCache(), torch.Generator().manual_seed(1)
     write(cache, naive, 6, generator, padded=False)
     cache.commit([0, 1])
-    epoch, capacity = cache.epoch, cache.capacity
+    version, capacity = cache.storage_version, cache.capacity
     cache.reset()
     assert (cache.length, cache.pending, cache.capacity) == (0, 0, capacity)
-    assert cache.epoch == epoch + 1
+    assert cache.storage_version == version
+
+
+def test_every_move_of_the_storage_is_counted():
+    """Whoever captured addresses, as a CUDA graph does, must not replay them afterwards."""
+    cache = KVCache(SHAPES)
+    versions, addresses = [], []
+    for rows in (10, 200, 300, 301, 2000):
+        cache.reserve(rows)
+        versions.append(cache.storage_version)
+        addresses.append(cache._groups[0].data_ptr())
+    moved = [a != b for a, b in itertools.pairwise(addresses)]
+    assert [a != b for a, b in itertools.pairwise(versions)] == moved == [False, True, False, True]
 
 
 def test_commit_leaves_the_rows_committed_before_where_they_are():

@@ -80,7 +80,7 @@ class TestPresets:
             assert result.mean_acceptance_length == 1.0
         elif kind in ("draft", "sharpened"):
             # What a flat law draws is seldom the target's argmax.
-            assert result.mean_acceptance_length > (1.0 if decoder.policy.children.sampled else 1.3)
+            assert result.mean_acceptance_length > (1.0 if decoder.controller.policies[0].children.sampled else 1.3)
 
     @pytest.mark.parametrize("preset", PRESETS)
     def test_every_preset_samples_the_text_of_its_seed(self, preset, target, drafter, plain):
@@ -316,12 +316,12 @@ class TestPrompts:
 
     def test_they_are_refused_before_anything_is_decoded(self, decoder):
         """`steps` is refused at the call, not at the first step; nothing reaches the model or the streamer."""
-        streamer, forwards = Recorder(), decoder.target.forwards
+        streamer, work = Recorder(), decoder.target.work
         with pytest.raises(ValueError, match="batch of 2"):
             decoder.generate(torch.ones(2, 3, dtype=torch.long), 5, streamer=streamer)
         with pytest.raises(ValueError, match="empty"):
             decoder.steps([], 5)
-        assert decoder.target.forwards == forwards and not streamer.received
+        assert decoder.target.work == work and not streamer.received
 
     @pytest.mark.parametrize(
         "given",
@@ -510,7 +510,7 @@ class TestOutputLifetime:
             for tensor in outputs.pop(id(self), ()):
                 tensor.fill_(torch.nan)
             output = run(self, *arguments, **options)
-            outputs[id(self)] = [tensor for tensor in (output.logits, output.features) if tensor is not None]
+            outputs[id(self)] = [output.logits, *output.features.values()]
             return output
 
         monkeypatch.setattr(CausalLM, "_run", overwriting)

@@ -9,7 +9,7 @@ import pytest
 import transformers
 from byte_tokenizer import BYTES, STOP, byte_tokenizer
 
-from opt_tree import Generation, Step, Tree
+from opt_tree import Generation, OptTree, Step, Tree
 from opt_tree.display import (
     IncrementalText,
     draw_tree,
@@ -41,7 +41,7 @@ def tree_of(tokens: list[int], parents: list[int], probs: list[float]) -> Tree:
 
 def step_of(tree: Tree, path: list[int], own: int) -> Step:
     tokens = [*tree.tokens[path[1:]].tolist(), own]
-    return Step(tree, path, tokens, None, 1, 1, StepTimes(0.004, 0.005, 0.001, 0.003, 0.004))
+    return Step(tree, path, tokens, OptTree(), 1, 1, StepTimes(0.004, 0.005, 0.001, 0.003, 0.004))
 
 
 def generation_of(steps: list[Step], kept: int | None = None, prompt: list[int] | None = None) -> Generation:

@@ -12,13 +12,12 @@ from torch import Tensor
 
 from opt_tree.checkpoints import CheckpointError, load_eagle
 from opt_tree.decode import Decoder
-from opt_tree.drafters import Drafter, EagleDrafter, EagleHead
-from opt_tree.lm import Buckets, CausalLM, Output
+from opt_tree.drafters import DrafterAround, EagleDrafter, EagleHead
+from opt_tree.lm import Buckets, CausalLM
 from opt_tree.policies import OptTree, Static
 from opt_tree.pool import Frontier
 from opt_tree.probabilities import log_probs_of
 from opt_tree.sampling import Sampling
-from opt_tree.step import Step
 
 POLICY = OptTree(nodes=7, threshold=0.0, max_depth=4)
 
@@ -92,17 +91,12 @@ class NaiveHead:
         return x + (torch.nn.functional.silu(y @ gate.T) * (y @ up.T)) @ down.T
 
 
-class Witness(Drafter):
+class Witness(DrafterAround):
     """Passes everything on and keeps, for every law that was asked for, the context, the path and the law."""
 
-    features = True
-
     def __init__(self, drafter: EagleDrafter) -> None:
-        self.drafter, self.max_context = drafter, drafter.max_context
+        super().__init__(drafter)
         self.laws: list[tuple[list[int], list[int], Tensor]] = []
-
-    def reset(self, prompt: list[int], output: Output | None) -> None:
-        self.drafter.reset(prompt, output)
 
     def root(self, context: list[int]) -> Tensor:
         self.context, self.paths = list(context), [[]]
@@ -119,9 +113,6 @@ class Witness(Drafter):
         self.paths += paths
         self.laws += [(self.context, path, law) for path, law in zip(paths, log_probs_of(scores), strict=True)]
         return scores
-
-    def observe(self, step: Step) -> None:
-        self.drafter.observe(step)
 
 
 class TestLaw:

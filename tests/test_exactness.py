@@ -152,11 +152,11 @@ def test_a_generation_that_ends_early_is_called_that() -> None:
 
 def test_an_eagle_heads_hook_stays_with_the_target() -> None:
     target = opt_tree.CausalLM(llama())
-    target.watch_features()
+    target.watch((-1,))
     tokens = plain(llama(), prompt(7))
     referee = Referee(target)
     assert referee.judge(prompt(7), tokens, [*tokens[:3], (tokens[3] + 1) % VOCAB]) is not None
-    assert target.append(prompt(7)).features.dtype == torch.float32
+    assert target.append(prompt(7)).features[-1].dtype == torch.float32
 
 
 # Answer files.

@@ -103,7 +103,7 @@ def test_how_often_a_step_waits(kind):
     steps = decoder("llama", "cuda", kind).steps(PROMPT, NEW_TOKENS)
     next(steps)
     for _ in range(5):
-        before = decoder("llama", "cuda", kind).drafter.forwards
+        before = decoder("llama", "cuda", kind).drafter.work.forwards
         waits = synchronisations(steps)
-        layers = decoder("llama", "cuda", kind).drafter.forwards - before
+        layers = decoder("llama", "cuda", kind).drafter.work.forwards - before
         assert layers > 0 and 1 <= waits <= 6 * layers + 3

@@ -200,7 +200,7 @@ def test_an_eagle_head_draws_the_small_targets_trees(dtype: torch.dtype, sharpen
         assert same.tree.tokens.tolist() == step.tree.tokens.tolist()
         assert same.tree.parents.tolist() == step.tree.parents.tolist()
         # RMSNorm and RoPE work in float32 inside transformers, whatever the dtype.
-        assert same.tree.log_probs == pytest.approx(step.tree.path_log_probs, abs=1e-4)
+        assert same.tree.path_log_probs == pytest.approx(step.tree.path_log_probs, abs=1e-4)
 
 
 def test_an_inflated_pair_keeps_the_heads_size_and_frees_the_small_target() -> None:

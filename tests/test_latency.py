@@ -252,7 +252,7 @@ def test_where_answers_come_from_is_compared() -> None:
 def test_an_eagle_head_is_timed_with_features() -> None:
     target = opt_tree.CausalLM(tiny("llama"))
     drafter = opt_tree.EagleDrafter(tiny_head(tiny("llama")), target)
-    cells = measure([Probe("drafter", drafter.lm, drafter.features)], [16], [1, 4], repeats=3, patience=60.0)
+    cells = measure([Probe("drafter", drafter.lm, bool(drafter.features))], [16], [1, 4], repeats=3, patience=60.0)
     assert [cell.tokens for cell in cells] == [1, 4]
 
 

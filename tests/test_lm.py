@@ -1,7 +1,5 @@
 """The wrapper around a model: padding is exact, prefill may be cut, outputs live until the next forward."""
 
-import gc
-
 import numpy as np
 import pytest
 import torch
@@ -9,6 +7,7 @@ from models import ARCHITECTURES, HIDDEN, TOLERANCE, VOCAB, build, causal_logits
 
 from opt_tree import lm as lm_module
 from opt_tree.lm import Buckets, CausalLM
+from opt_tree.target import Work
 from opt_tree.tree import Tree
 
 SMALL = Buckets(rows=(1, 8, 32), keys=(16, 32, 64))
@@ -93,17 +92,17 @@ def test_the_model_sees_bucket_shapes_only(monkeypatch):
 def test_a_prefill_in_pieces_is_a_prefill_in_one(architecture, buckets, monkeypatch):
     context, tree = prompt(50), random_tree(7, seed=1, root=4)
     lm = CausalLM(tiny(architecture), buckets)
-    lm.watch_features()
+    lm.watch((-1,))
     whole = lm.append(context)
-    logits, features, after = whole.logits.clone(), whole.features.clone(), lm.score(tree).logits.clone()
+    logits, features, after = whole.logits.clone(), whole.features[-1].clone(), lm.score(tree).logits.clone()
     assert (logits[0] - causal_logits(lm.model, context)[-1]).abs().max() < 1e-9
     for size in (1, 7, 25):
         monkeypatch.setattr(lm_module, "_PREFILL_ROWS", size)
         lm.reset()
         cut = lm.append(context)
-        assert cut.logits.shape == (1, VOCAB) and cut.features.shape == (50, HIDDEN)
+        assert cut.logits.shape == (1, VOCAB) and cut.features[-1].shape == (50, HIDDEN)
         assert (cut.logits - logits).abs().max() < 1e-9
-        assert (cut.features - features).abs().max() < 1e-9
+        assert (cut.features[-1] - features).abs().max() < 1e-9
         assert (lm.score(tree).logits - after).abs().max() < 1e-9
 
 
@@ -125,16 +124,16 @@ def test_features_are_the_final_hidden_states_behind_the_last_norm(architecture)
     """The reference is another object of the same weights: the hook must not see its forwards."""
     reference, context = tiny(architecture), prompt(20)
     lm = CausalLM(build(ARCHITECTURES[architecture]()))
-    lm.watch_features()
+    lm.watch((-1,))
     with torch.no_grad():
         expected = reference.base_model(torch.tensor([context]), use_cache=False).last_hidden_state[0]
         logits = reference.get_output_embeddings()(expected)
     if cap := getattr(reference.config, "final_logit_softcapping", None):
         logits = torch.tanh(logits / cap) * cap
     assert (logits - causal_logits(reference, context)).abs().max() < 1e-9, "what the head is applied to"
-    assert (lm.append(context).features - expected).abs().max() < TOLERANCE[architecture]
+    assert (lm.append(context).features[-1] - expected).abs().max() < TOLERANCE[architecture]
     tree = random_tree(6, seed=0, root=1)
-    features = lm.score(tree).features
+    features = lm.score(tree).features[-1]
     assert features.shape == (6, HIDDEN)
     for row in range(6):
         path = torch.tensor([[*context, *tree.tokens[tree.path_to(row)].tolist()]])
@@ -143,35 +142,56 @@ def test_features_are_the_final_hidden_states_behind_the_last_norm(architecture)
         assert (features[row] - expected).abs().max() < TOLERANCE[architecture]
 
 
-def test_features_of_an_earlier_forward_are_never_handed_out_again():
-    """Should a release call the decoder past the hook, there are no features rather than old ones."""
-    lm = CausalLM(build(ARCHITECTURES["llama"]()))
-    lm.watch_features()
-    assert lm.append(prompt(4)).features is not None
-    lm.model.get_decoder()._forward_hooks.clear()
-    assert lm.append(prompt(4)).features is None
+@pytest.mark.parametrize("architecture", ["llama", "gemma3", "gpt2", "opt", "gpt-neox", "mixtral"])
+def test_features_of_a_layer_are_what_it_puts_out(architecture):
+    lm, context = CausalLM(tiny(architecture)), prompt(20)
+    layers = tuple(range(lm.model.config.num_hidden_layers - 1))  # transformers norms what the last one puts out
+    with torch.no_grad():
+        states = lm.model(torch.tensor([context]), use_cache=False, output_hidden_states=True).hidden_states
+    lm.watch(layers)
+    lm.watch((-1,))
+    features = lm.append(context).features
+    assert sorted(features) == [-1, *layers]
+    for layer in layers:
+        assert (features[layer] - states[layer + 1][0]).abs().max() < TOLERANCE[architecture]
+    assert (features[-1] - states[-1][0]).abs().max() < TOLERANCE[architecture]
+    assert lm.score(random_tree(6, seed=0, root=1)).features[0].shape == (6, HIDDEN)
 
 
-def test_features_are_absent_unless_watched_and_watchers_do_not_keep_a_wrapper_alive():
+def test_a_layer_that_is_not_there_is_refused():
+    lm = CausalLM(tiny("llama"))
+    for layer in (2, -2):
+        with pytest.raises(ValueError, match=f"no layer {layer} to read hidden states of; it has 2 layers"):
+            lm.watch((layer,))
+    assert not lm.append(prompt(4)).features
+
+
+def test_a_decoder_called_past_the_hook_is_noticed(monkeypatch):
+    """Should a release do so, there is an error rather than no features, or those of an earlier forward."""
+    lm = CausalLM(tiny("llama"))
+    lm.watch((-1,))
+    assert lm.append(prompt(4)).features
+    monkeypatch.setattr("opt_tree.engines.eager.watched_module", lambda model, layer: torch.nn.Identity())
+    with pytest.raises(RuntimeError, match=r"did not run the layers whose features are read: \[-1\]"):
+        lm.append(prompt(4))
+
+
+def test_watching_is_a_wrappers_own_and_leaves_nothing_on_the_model():
     model = build(ARCHITECTURES["llama"]())
-    lm = CausalLM(model)
-    assert lm.append(prompt(4)).features is None
-    lm.watch_features()
-    other = CausalLM(model, probe=False)
-    assert lm.append(prompt(4)).features is not None
-    assert other.append(prompt(4)).features is None
-    del lm
-    gc.collect()
-    # The hook of the collected wrapper stays on the model and must do nothing.
-    assert other.append(prompt(4)).features is None
+    lm, other = CausalLM(model), CausalLM(model, probe=False)
+    assert not lm.append(prompt(4)).features
+    lm.watch((-1,))
+    assert lm.append(prompt(4)).features and not other.append(prompt(4)).features
+    assert not any(module._forward_hooks for module in model.modules())
 
 
-def test_features_are_watched_once_however_often_it_is_asked():
-    """Two drafters on one target each ask; the target pays once and both read the same."""
-    lm = CausalLM(build(ARCHITECTURES["llama"]()))
-    lm.watch_features()
-    lm.watch_features()
-    assert len(lm.model.get_decoder()._forward_hooks) == 1
+@pytest.mark.parametrize("buckets", [None, SMALL], ids=["exact", "padded"])
+@pytest.mark.parametrize("rows", [512, 7])
+def test_the_logits_of_a_whole_prompt(buckets, rows, monkeypatch):
+    monkeypatch.setattr(lm_module, "_PREFILL_ROWS", rows)
+    lm, context = CausalLM(tiny("llama"), buckets), prompt(20)
+    logits = lm.append(context, all_logits=True).logits
+    assert logits.shape == (20, VOCAB) and (logits - causal_logits(lm.model, context)).abs().max() < 1e-9
 
 
 def test_scoring_again_drops_the_pending_rows():
@@ -208,14 +228,14 @@ def test_rows_added_layer_by_layer_equal_a_tree_scored_at_once(architecture, buc
 
 def test_forwards_and_their_seconds_are_counted():
     lm = CausalLM(tiny("llama"))
-    assert (lm.forwards, lm.forward_seconds) == (0, 0.0)
+    assert lm.work == Work()
     lm.append(prompt(10))
-    assert lm.forwards == 1
-    before = lm.forward_seconds
-    assert before > 0
+    before = lm.work
+    assert (before.forwards, before.tokens) == (1, 10) and before.seconds > 0
     lm.score(random_tree(4, seed=0, root=1))
     lm.extend(np.array([3]), np.array([12]), np.ones((1, 5), dtype=bool))
-    assert lm.forwards == 3 and lm.forward_seconds > before
+    more = lm.work - before
+    assert (more.forwards, more.tokens) == (2, 5) and more.seconds > 0
 
 
 def test_only_the_last_logits_of_a_prefill_are_computed():

@@ -17,11 +17,12 @@ SCRIPTS = sorted((PACKAGE.parent / "evaluation").rglob("*.py"))
 # A module imports modules of lower tiers only; a family (a folder) also itself, and never another family.
 TIERS: tuple[set[str], ...] = (
     {"tree"},
-    {"attention", "probabilities", "random", "step", "stopping"},
-    {"children", "sampling"},
-    {"pool", "cache"},
+    {"attention", "probabilities", "random", "step", "stopping", "target"},
+    {"children", "sampling", "cache"},
+    {"pool", "engines"},
     {"lm"},
-    {"policies", "drafters", "verifiers", "controllers"},
+    {"policies", "drafters", "verifiers"},
+    {"controllers"},
     {"decode"},
     {"presets", "hf", "checkpoints", "display"},
     {"compat", "inflate"},

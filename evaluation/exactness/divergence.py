@@ -82,9 +82,6 @@ class Referee:
         self.target = target
         self.exact_dtype = torch.float32 if target.dtype in (torch.float16, torch.bfloat16) else torch.float64
         self._exact = copy.deepcopy(target.model).to(self.exact_dtype)
-        # A drafter's hook on the target came along; it would report the copy's features as the target's.
-        for module in self._exact.modules():
-            module._forward_hooks.clear()
 
     def judge(
         self,

@@ -148,7 +148,7 @@ def take(arguments: argparse.Namespace) -> dict[str, Any]:
     options.set_threads(torch.device(device))
     pair = load(kind, options, device)
     drafter = pair.drafter.drafter if isinstance(pair.drafter, Sharpened) else pair.drafter
-    probes = [Probe("target", pair.target), Probe("drafter", drafter.lm, drafter.features)]  # type: ignore[attr-defined]
+    probes = [Probe("target", pair.target), Probe("drafter", drafter.lm, bool(drafter.features))]  # type: ignore[attr-defined]
     tokens, contexts = sorted(set(arguments.tokens)), sorted(set(arguments.contexts))
     fitting = [context for context in contexts if probes[0].fits(context, 1)]
     if not fitting:

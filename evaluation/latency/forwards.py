@@ -49,7 +49,7 @@ class Probe:
     def fill(self, context: int) -> None:
         """Begin anew with a context of this length."""
         self.lm.reset()
-        self.lm.append(self._tokens(context).tolist(), self._features(context))
+        self.lm.append(self._tokens(context).tolist(), features=self._features(context))
 
     @torch.inference_mode()
     def time(self, tokens: int) -> float:

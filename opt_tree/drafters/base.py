@@ -1,18 +1,22 @@
 """What a drafter answers: which tokens may follow these nodes, and how likely?
 
 It answers in *scores*: log-probabilities up to a constant a row, of any float dtype, valid until the drafter runs
-again. Logits are scores; -inf is never proposed. Whatever wraps them on the way, they are normalised in one place, once
-(`opt_tree.probabilities.log_probs_of`).
+again. Logits are scores. Whatever wraps them on the way, they are normalised in one place, once
+(`opt_tree.probabilities.log_probs_of`). -inf is never proposed, and a row of -inf says that nothing is known: the node
+has no children. A drafter that knows a few tokens of each node only says just these (`Few`).
 """
 
 from abc import ABC, abstractmethod
+from typing import Any
 
 from jaxtyping import Float
 from torch import Tensor
 
-from opt_tree.lm import Output
+from opt_tree.children import Few
+from opt_tree.lm import CausalLM
 from opt_tree.pool import Frontier
-from opt_tree.step import Step
+from opt_tree.step import Outcome
+from opt_tree.target import Output, Work
 
 
 class Drafter(ABC):
@@ -22,35 +26,57 @@ class Drafter(ABC):
     neither `root` nor `expand`, but `observe` still.
     """
 
-    features: bool = False
-    """Whether it reads the target's final hidden states."""
+    features: tuple[int, ...] = ()
+    """Layers of the target whose hidden states it reads (see `Target.watch`)."""
+    logits: bool = False
+    """Whether it reads the target's logits of every row. The prefill then has those of all prompt tokens."""
+    sparse: bool = False
+    """Whether it answers in `Few`. Deterministic children only: what is drawn needs the whole distribution."""
     max_context: int = 1 << 30
     """Tokens of context it can draft for; beyond, decoding goes on without a draft."""
-    forwards: int = 0
-    """Forwards so far, and the tokens in them; only their differences are read."""
-    tokens: int = 0
-    forward_seconds: float = 0.0
-    """Time spent inside bare models so far."""
+    models: tuple[CausalLM, ...] = ()
+    """The models it runs, for the loop to count what a step cost."""
+    name: str = ""
+    """What it was loaded from, where it was."""
 
     @abstractmethod
     def reset(self, prompt: list[int], output: Output | None) -> None:
         """Begin a new prompt. `output` is the target's prefill of `prompt[:-1]`, None for a prompt of one token."""
 
     @abstractmethod
-    def root(self, context: list[int]) -> Float[Tensor, "1 vocab"]:
+    def root(self, context: list[int]) -> Float[Tensor, "1 vocab"] | Few:
         """Return the scores of the token after the whole context."""
 
     @abstractmethod
-    def expand(self, frontier: Frontier) -> Float[Tensor, "frontier vocab"]:
+    def expand(self, frontier: Frontier) -> Float[Tensor, "frontier vocab"] | Few:
         """Return the scores of the token after each node of the frontier."""
 
     @abstractmethod
-    def observe(self, step: Step) -> None:
+    def observe(self, outcome: Outcome) -> None:
         """Learn what survived: keep the cache rows that stay valid, drop the others."""
 
     def at_temperature(self, temperature: float) -> "Drafter":
         """Return the drafter to use for a target decoded at `temperature`."""
         return self
+
+    @property
+    def work(self) -> Work:
+        """What its models have done so far."""
+        return sum((model.work for model in self.models), Work())
+
+    @property
+    def bare(self) -> "Drafter":
+        """The drafter inside, where this one wraps another; else itself."""
+        return self
+
+    def describe(self) -> str:
+        """Say in a few words what drafts, for a reader of a table."""
+        return type(self).__name__
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """What of it decides the answers, for the header of an answer file."""
+        return {}
 
 
 class DrafterAround(Drafter):
@@ -58,28 +84,32 @@ class DrafterAround(Drafter):
 
     def __init__(self, drafter: Drafter) -> None:
         self.drafter = drafter
-        self.features, self.max_context = drafter.features, drafter.max_context
-
-    @property
-    def forwards(self) -> int:  # type: ignore[override]
-        return self.drafter.forwards
-
-    @property
-    def tokens(self) -> int:  # type: ignore[override]
-        return self.drafter.tokens
-
-    @property
-    def forward_seconds(self) -> float:  # type: ignore[override]
-        return self.drafter.forward_seconds
+        self.features, self.logits, self.sparse = drafter.features, drafter.logits, drafter.sparse
+        self.max_context, self.models, self.name = drafter.max_context, drafter.models, drafter.name
 
     def reset(self, prompt: list[int], output: Output | None) -> None:
         self.drafter.reset(prompt, output)
 
-    def root(self, context: list[int]) -> Float[Tensor, "1 vocab"]:
+    def root(self, context: list[int]) -> Float[Tensor, "1 vocab"] | Few:
         return self.drafter.root(context)
 
-    def expand(self, frontier: Frontier) -> Float[Tensor, "frontier vocab"]:
+    def expand(self, frontier: Frontier) -> Float[Tensor, "frontier vocab"] | Few:
         return self.drafter.expand(frontier)
 
-    def observe(self, step: Step) -> None:
-        self.drafter.observe(step)
+    def observe(self, outcome: Outcome) -> None:
+        self.drafter.observe(outcome)
+
+    @property
+    def work(self) -> Work:
+        return self.drafter.work
+
+    @property
+    def bare(self) -> Drafter:
+        return self.drafter.bare
+
+    def describe(self) -> str:
+        return self.drafter.describe()
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        return self.drafter.settings

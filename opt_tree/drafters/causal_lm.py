@@ -1,12 +1,15 @@
 """An independent drafter: any causal LM that shares the target's tokenizer."""
 
+from typing import Any
+
 from jaxtyping import Float
 from torch import Tensor
 
 from opt_tree.drafters.base import Drafter
-from opt_tree.lm import CausalLM, Output
+from opt_tree.lm import CausalLM
 from opt_tree.pool import Frontier
-from opt_tree.step import Step
+from opt_tree.step import Outcome
+from opt_tree.target import Output
 
 
 class CausalLMDrafter(Drafter):
@@ -20,11 +23,7 @@ class CausalLMDrafter(Drafter):
     def __init__(self, lm: CausalLM, vocab: int | None = None) -> None:
         self.lm = lm
         self.vocab = min(vocab or lm.vocab, lm.vocab)
-        self.max_context = lm.max_context
-
-    @property
-    def forward_seconds(self) -> float:  # type: ignore[override]
-        return self.lm.forward_seconds
+        self.max_context, self.models = lm.max_context, (lm,)
 
     def reset(self, prompt: list[int], output: Output | None) -> None:
         self.lm.reset()
@@ -32,18 +31,23 @@ class CausalLMDrafter(Drafter):
     def root(self, context: list[int]) -> Float[Tensor, "1 vocab"]:
         """Catch up with the context; between steps that is the target's own token and at most one accepted one."""
         missing = [token if token < self.lm.vocab else 0 for token in context[self.lm.length :]]
-        return self._scores(self.lm.append(missing), len(missing))
+        return self._scores(self.lm.append(missing))
 
     def expand(self, frontier: Frontier) -> Float[Tensor, "frontier vocab"]:
         # Depth 1 follows the root, which is the last committed row here.
         positions = self.lm.length - 1 + frontier.depths
-        return self._scores(self.lm.extend(frontier.tokens, positions, frontier.visible), len(positions))
+        return self._scores(self.lm.extend(frontier.tokens, positions, frontier.visible))
 
-    def observe(self, step: Step) -> None:
-        rows = step.tree.draft_rows[step.path[1:]]
+    def observe(self, outcome: Outcome) -> None:
+        rows = outcome.tree.draft_rows[outcome.path[1:]]
         self.lm.commit((rows[rows > 0] - 1).tolist())
 
-    def _scores(self, output: Output, tokens: int) -> Float[Tensor, "rows vocab"]:
-        self.forwards += 1
-        self.tokens += tokens
+    def _scores(self, output: Output) -> Float[Tensor, "rows vocab"]:
         return output.logits[:, : self.vocab]
+
+    def describe(self) -> str:
+        return f"draft model {self.name or self.lm.name}: {self.lm.size}"
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        return {"draft_dtype": str(self.lm.dtype).removeprefix("torch.")}

@@ -7,6 +7,7 @@ own output layer is applied.
 
 from collections.abc import Mapping
 from types import SimpleNamespace
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
@@ -15,9 +16,13 @@ from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRotaryEmbedding
 
 from opt_tree.drafters.base import Drafter
-from opt_tree.lm import Buckets, CausalLM, Output
+from opt_tree.lm import Buckets, CausalLM
 from opt_tree.pool import Frontier
-from opt_tree.step import Step
+from opt_tree.step import Outcome
+from opt_tree.target import Output
+
+LAST = -1
+"""The layer that the head reads: the target's final hidden state, behind its last norm."""
 
 
 class EagleHead(nn.Module):
@@ -118,7 +123,7 @@ class EagleDrafter(Drafter):
     extra rows ride in the forward that is needed anyway for the target's own token.
     """
 
-    features = True
+    features = (LAST,)
 
     def __init__(self, head: EagleHead, target: CausalLM, buckets: Buckets | None = None) -> None:
         config = head.config
@@ -131,8 +136,8 @@ class EagleDrafter(Drafter):
                 f"wrong head for this target: the head has {config.vocab_size} tokens, {target.name} {target.vocab}"
             )
         self.lm = CausalLM(_HeadedEagle(head, target), buckets, probe=False)  # type: ignore[arg-type]
-        self.lm.watch_features()
-        target.watch_features()
+        self.lm.watch((LAST,))
+        self.models = (self.lm,)
         self.max_context = min(self.lm.max_context, target.max_context)
         self._vocab = config.vocab_size
         self._ready: Tensor = torch.zeros(0)
@@ -140,47 +145,45 @@ class EagleDrafter(Drafter):
         self._drafted: Tensor = torch.zeros(0)
         """The head's estimated features by draft row: 0 the root, k the k-th node expanded."""
 
-    @property
-    def forward_seconds(self) -> float:  # type: ignore[override]
-        return self.lm.forward_seconds
-
     def reset(self, prompt: list[int], output: Output | None) -> None:
         self.lm.reset()
         if output is None:
             # A one-token prompt has no earlier feature: its pair starts from zeros.
             self._ready = torch.zeros(1, self.lm.hidden, dtype=self.lm.dtype, device=self.lm.device)
         else:
-            assert output.features is not None
-            self._ready = output.features.to(self.lm.device, self.lm.dtype)
+            self._ready = output.features[LAST].to(self.lm.device, self.lm.dtype)
         # With a feature for each token but the last, the pairs begin at the second token; without any, at the first.
         self._first = 0 if output is None else 1
 
     def root(self, context: list[int]) -> Float[Tensor, "1 vocab"]:
         """Run the pairs that the last step completed, with the target's features."""
         tokens = self._embeddable(context[self._first + self.lm.length :])
-        output = self.lm.append(tokens, self._ready)
-        assert output.features is not None
+        output = self.lm.append(tokens, features=self._ready)
         self._ready = self._ready[:0]
-        self._drafted = output.features[-1:].clone()
-        return self._scores(output, len(tokens))
+        self._drafted = output.features[LAST][-1:].clone()
+        return self._scores(output)
 
     def expand(self, frontier: Frontier) -> Float[Tensor, "frontier vocab"]:
         positions = self.lm.length - 1 + frontier.depths
         parents = self._drafted.index_select(0, torch.from_numpy(frontier.parents).to(self._drafted.device))
         output = self.lm.extend(frontier.tokens, positions, frontier.visible, parents)
-        self._drafted = torch.cat([self._drafted, output.features])  # type: ignore[list-item]
-        return self._scores(output, len(positions))
+        self._drafted = torch.cat([self._drafted, output.features[LAST]])
+        return self._scores(output)
 
-    def observe(self, step: Step) -> None:
-        assert step.features is not None
+    def observe(self, outcome: Outcome) -> None:
         self.lm.commit([])
-        self._ready = torch.cat([self._ready, step.features.to(self.lm.device, self.lm.dtype)])
+        self._ready = torch.cat([self._ready, outcome.features[LAST].to(self.lm.device, self.lm.dtype)])
 
     def _embeddable(self, tokens: list[int]) -> list[int]:
         return [token if token < self._vocab else 0 for token in tokens]
 
-    def _scores(self, output: Output, tokens: int) -> Float[Tensor, "rows vocab"]:
-        self.forwards += 1
-        self.tokens += tokens
+    def _scores(self, output: Output) -> Float[Tensor, "rows vocab"]:
         # Tokens that only the target knows (a padded vocabulary) have no embedding here: never propose them.
         return output.logits[:, : self._vocab]
+
+    def describe(self) -> str:
+        return f"EAGLE head {self.name}: {self.lm.size}"
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        return {"draft_dtype": str(self.lm.dtype).removeprefix("torch.")}

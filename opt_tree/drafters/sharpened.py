@@ -5,9 +5,12 @@ computed from q can be far below the A that follows. One temperature, fitted by 
 choices (`python -m opt_tree.training.calibrate`), mends most of that.
 """
 
+from typing import Any
+
 from jaxtyping import Float
 from torch import Tensor
 
+from opt_tree.children import Few
 from opt_tree.drafters.base import Drafter, DrafterAround
 from opt_tree.pool import Frontier
 
@@ -21,6 +24,8 @@ class Sharpened(DrafterAround):
     def __init__(self, drafter: Drafter, temperature: float) -> None:
         if not temperature > 0:
             raise ValueError(f"the sharpening temperature must be positive, got {temperature}")
+        if drafter.sparse:
+            raise TypeError(f"{type(drafter).__name__} names a few tokens only: they cannot be sharpened")
         super().__init__(drafter)
         self.temperature = temperature
 
@@ -30,10 +35,18 @@ class Sharpened(DrafterAround):
     def expand(self, frontier: Frontier) -> Float[Tensor, "frontier vocab"]:
         return self._sharpen(self.drafter.expand(frontier))
 
-    def _sharpen(self, scores: Float[Tensor, "rows vocab"]) -> Float[Tensor, "rows vocab"]:
+    def _sharpen(self, scores: Float[Tensor, "rows vocab"] | Few) -> Float[Tensor, "rows vocab"]:
+        assert not isinstance(scores, Few), f"{self.drafter.describe()} is not sparse, and answers in Few"
         # A widened copy is ours to overwrite; scores that are wide enough are not.
         factor = 1 / self.temperature
         return scores * factor if scores.dtype.itemsize >= 4 else scores.float().mul_(factor)
+
+    def describe(self) -> str:
+        return f"{self.drafter.describe()}, sharpened by temperature {self.temperature:.2f}"
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        return self.drafter.settings | {"sharpening": self.temperature}
 
     def at_temperature(self, temperature: float) -> Drafter:
         return self if temperature == 0 else self.drafter.at_temperature(temperature)

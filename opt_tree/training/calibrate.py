@@ -22,13 +22,13 @@ from torch import Tensor
 from tqdm import tqdm
 
 from opt_tree.checkpoints import CALIBRATION, DEMO, Pair, load_pair
+from opt_tree.children import Few
 from opt_tree.decode import Decoder
-from opt_tree.drafters import Drafter, Sharpened
-from opt_tree.lm import Output
+from opt_tree.drafters import Drafter, DrafterAround, Sharpened
 from opt_tree.policies import OptTree
 from opt_tree.pool import Frontier
 from opt_tree.probabilities import log_probs_of
-from opt_tree.step import Step
+from opt_tree.step import Outcome, Step
 from opt_tree.training.data import DEFAULT_DATA, heldout_prompts
 
 REPORT_PROMPTS = 40
@@ -68,34 +68,38 @@ class Likelihood:
         return float(np.exp(-(x[1] - b / (2 * a))))
 
 
-class Recorder(Drafter):
+class Recorder(DrafterAround):
     """Wraps a drafter and shows a Likelihood what it said along the target's answer. Drafts as it would alone."""
 
     def __init__(self, drafter: Drafter, likelihood: Likelihood) -> None:
-        self.drafter, self.likelihood = drafter, likelihood
-        self.features, self.max_context = drafter.features, drafter.max_context
+        super().__init__(drafter)
+        if drafter.sparse:
+            raise ValueError(f"{drafter.describe()} names a few tokens only: there is no temperature to fit")
+        self.likelihood = likelihood
         self._rows: list[Tensor] = []
 
-    def reset(self, prompt: list[int], output: Output | None) -> None:
-        self.drafter.reset(prompt, output)
-
-    def root(self, context: list[int]) -> Float[Tensor, "1 vocab"]:
+    def root(self, context: list[int]) -> Float[Tensor, "1 vocab"] | Few:
         scores = self.drafter.root(context)
-        self._rows = [log_probs_of(scores)]
+        self._rows = []
+        self._record(scores)
         return scores
 
-    def expand(self, frontier: Frontier) -> Float[Tensor, "frontier vocab"]:
+    def expand(self, frontier: Frontier) -> Float[Tensor, "frontier vocab"] | Few:
         scores = self.drafter.expand(frontier)
-        self._rows.append(log_probs_of(scores))
+        self._record(scores)
         return scores
 
-    def observe(self, step: Step) -> None:
+    def _record(self, scores: Float[Tensor, "rows vocab"] | Few) -> None:
+        assert not isinstance(scores, Few)
+        self._rows.append(log_probs_of(scores))
+
+    def observe(self, outcome: Outcome) -> None:
         rows = torch.cat(self._rows) if self._rows else torch.zeros(0)
-        for row, choice in zip(step.tree.draft_rows[step.path].tolist(), step.tokens, strict=True):
+        for row, choice in zip(outcome.tree.draft_rows[outcome.path].tolist(), outcome.tokens, strict=True):
             if 0 <= row < len(rows):
                 self.likelihood.add(rows[row], choice)
         self._rows = []
-        self.drafter.observe(step)
+        self.drafter.observe(outcome)
 
 
 @dataclass(frozen=True)

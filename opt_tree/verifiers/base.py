@@ -52,7 +52,7 @@ Attempts = Callable[[Tree, Float[Tensor, "rows vocab"]], Iterable[Attempt]]
 
 @runtime_checkable
 class Verifier(Protocol):
-    """Judge a tree so that what is emitted is distributed as the target's own. `logits`: processed, a row a tree row."""
+    """Judge a tree so that what is emitted is distributed as the target's own. `logits` are processed ones."""
 
     valid_for: tuple[type[Children], ...]
     branching: Branching | None

@@ -8,32 +8,31 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from opt_tree import CausalLM, Drafter, Step, Tree
-from opt_tree.cache import KVCache
-from opt_tree.lm import Output
+from opt_tree import CausalLM, Drafter, Tree
 from opt_tree.pool import Frontier
+from opt_tree.step import Outcome
+from opt_tree.target import Output, Target
 
 Text = tuple[int, ...]
 
 
-class RememberedTarget(CausalLM):
+class RememberedTarget(Target):
     """A target that knows the rows of a tree by the tokens that lead to them.
 
     A tree with a path not seen before is scored by the real target, as a whole; rows that are known already stay.
     """
 
     def __init__(self, real: CausalLM) -> None:
-        self.real, self.vocab, self.max_context = real, real.vocab, real.max_context
-        self.cache, self.forward_seconds = KVCache([]), 0.0  # without rows: the loop reads its epoch
+        self.real, self.name, self.vocab, self.max_context = real, real.name, real.vocab, real.max_context
         self._context: list[int] = []
         self._scored: list[int] = []
         self._rows: dict[Text, Float[Tensor, " vocab"]] = {}
 
     def reset(self) -> None:
-        self.cache.reset()
+        super().reset()
         self._context = []
 
-    def append(self, tokens: list[int], features: Float[Tensor, "tokens hidden"] | None = None) -> Output:
+    def append(self, tokens: list[int], all_logits: bool = False) -> Output:
         """Note the context. Nothing runs yet, so the Output is empty: `RememberedDrafter` needs none."""
         self._context += tokens
         return Output(torch.empty(0, self.vocab))
@@ -47,8 +46,8 @@ class RememberedTarget(CausalLM):
         self._scored = tree.tokens.tolist()
         return Output(torch.stack([self._rows[path] for path in paths]))
 
-    def commit(self, kept: list[int]) -> None:
-        self._context += [self._scored[row] for row in kept]
+    def commit(self, path: list[int]) -> None:
+        self._context += [self._scored[row] for row in path]
 
 
 class RememberedDrafter(Drafter):
@@ -61,6 +60,7 @@ class RememberedDrafter(Drafter):
 
     def __init__(self, real: Drafter, target: CausalLM) -> None:
         self.real, self._target, self.max_context = real, target, real.max_context
+        target.watch(real.features)
         self._known: dict[tuple[Text, Text], Float[Tensor, " vocab"]] = {}
 
     def reset(self, prompt: list[int], output: Output | None) -> None:
@@ -79,7 +79,7 @@ class RememberedDrafter(Drafter):
         self._asked.append(frontier)
         return self._answer(branches)
 
-    def observe(self, step: Step) -> None:
+    def observe(self, outcome: Outcome) -> None:
         """What survived is part of the next `root`'s context."""
 
     def _answer(self, branches: list[Text]) -> Float[Tensor, "rows vocab"]:

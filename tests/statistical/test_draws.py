@@ -17,7 +17,7 @@ from opt_tree import CausalLM, CausalLMDrafter, Drafter, EagleDrafter, Sampling
 from opt_tree.children import IID
 from opt_tree.policies import Sampled
 from opt_tree.verifiers import valid_for
-from opt_tree.verifiers.base import Law, walk_down
+from opt_tree.verifiers.base import Probs, walk_down
 from tests.statistical import draws
 from tests.statistical.chi_square import Text, cells, fit
 from tests.statistical.draws import CASES, Case, Draws, draw, target_law
@@ -29,7 +29,7 @@ TARGET, DRAFTER = hashed_laws(1, VOCAB), hashed_laws(2, VOCAB)
 WRONG = [name for name, case in CASES.items() if not case.lossless]
 
 
-def without_residual(target: Law, draft: Law, tokens: np.ndarray) -> Law:
+def without_residual(target: Probs, draft: Probs, tokens: np.ndarray) -> Probs:
     """What many a first implementation does: behind a rejection it draws from p instead of norm(p - q)+."""
     accepted = min(1.0, target[tokens[0]] / draft[tokens[0]])
     return accepted * np.eye(len(target))[tokens[0]] + (1 - accepted) * target
@@ -85,9 +85,9 @@ def test_remembered_models_give_the_same_draws(make: Callable[[CausalLM], Drafte
         for name in ("match", "without_replacement", "traversal", "rheo"):
             real = [draw(CASES[name], target, drafter, context, sampling, range(i, i + 1)) for i in range(3)]
             for _ in range(2):
-                forwards = target.forwards, drafter.forwards
+                work = target.work, drafter.work
                 assert [draw(CASES[name], *remembered, context, sampling, range(i, i + 1)) for i in range(3)] == real
-        assert (target.forwards, drafter.forwards) == forwards, "the second time nothing runs"
+        assert (target.work, drafter.work) == work, "the second time nothing runs"
     assert len({text for drawn in real for text in drawn.texts}) > 1
 
 

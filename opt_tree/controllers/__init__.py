@@ -1,0 +1,7 @@
+"""Controllers: which policy for the next step."""
+
+from opt_tree.controllers.base import Controller
+from opt_tree.controllers.fixed import Fixed
+from opt_tree.controllers.scheduled import Scheduled
+
+__all__ = ["Controller", "Fixed", "Scheduled"]

@@ -1,0 +1,18 @@
+"""The same policy in every step: what a `Decoder` does with a bare policy."""
+
+from jaxtyping import Float
+from torch import Tensor
+
+from opt_tree.children import Few
+from opt_tree.controllers.base import Controller
+from opt_tree.policies import TreePolicy
+
+
+class Fixed(Controller):
+    """Always the same policy."""
+
+    def __init__(self, policy: TreePolicy) -> None:
+        self.policies = (policy,)
+
+    def choose(self, context: list[int], root: Float[Tensor, "1 vocab"] | Few | None) -> TreePolicy:
+        return self.policies[0]

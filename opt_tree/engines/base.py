@@ -1,0 +1,45 @@
+"""The seam between shapes and kernels: `lm.py` decides what a forward is, an engine computes it.
+
+Everything a model computes goes through `Engine.run`. Knows nothing of trees, contexts and who asked.
+"""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from opt_tree.target import Output
+
+Mask = Float[Tensor, "1 1 rows keys"]
+
+
+@dataclass(frozen=True)
+class Forward:
+    """One forward, ready to run: its tensors lie on the model's device, padded as far as they ever will be.
+
+    The model's cache is open for it: room is reserved, and `slots` are the ones to write.
+    """
+
+    ints: Int[Tensor, "2 rows"]
+    """Tokens and positions."""
+    mask: Mask | dict[str, Mask]
+    """Additive; one for each kind of attention layer where the model has several."""
+    slots: Int[Tensor, " rows"] | None
+    """Where the rows go in the cache; None: right behind the rows in use, one after the other."""
+    features: Float[Tensor, "rows hidden"] | None = None
+    """Inputs of a head that drafts in the target's feature space."""
+    last_only: bool = False
+    """Only the last row's logits are needed; an engine may compute more."""
+
+
+class Engine(ABC):
+    """Computes forwards of one model over one cache."""
+
+    @abstractmethod
+    def run(self, forward: Forward) -> Output:
+        """Write the rows into the cache; return their logits (or the last row's) and the watched features."""
+
+    @abstractmethod
+    def watch(self, layers: tuple[int, ...]) -> None:
+        """Return features of these layers from now on; ValueError names one that the model does not have."""

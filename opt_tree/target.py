@@ -1,0 +1,85 @@
+"""What the loop needs of a target: forget, take in a prompt, score a tree, keep a path.
+
+Owns the contract and what a forward leaves (`Output`) and costs (`Work`). `CausalLM` is the target for transformers
+models; a table or a remembered run can be one, too.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from opt_tree.tree import Tree
+
+NO_FEATURES: Mapping[int, Tensor] = MappingProxyType({})
+
+
+class Output(NamedTuple):
+    """What a forward left, valid until the same model runs again; whoever keeps it clones it."""
+
+    logits: Float[Tensor, "rows vocab"]
+    features: Mapping[int, Float[Tensor, "tokens hidden"]] = NO_FEATURES
+    """Hidden states of every row by layer, of the layers that are watched (see `Target.watch`)."""
+
+
+@dataclass(frozen=True)
+class Work:
+    """What a model has done so far. Only differences are read."""
+
+    forwards: int = 0
+    tokens: int = 0
+    """Rows in those forwards."""
+    seconds: float = 0.0
+    """Time inside the bare model. On an accelerator: until the call returned, not until it was done."""
+
+    def __add__(self, other: "Work") -> "Work":
+        return Work(self.forwards + other.forwards, self.tokens + other.tokens, self.seconds + other.seconds)
+
+    def __sub__(self, other: "Work") -> "Work":
+        return Work(self.forwards - other.forwards, self.tokens - other.tokens, self.seconds - other.seconds)
+
+
+class Target(ABC):
+    """A model whose distribution is reproduced. It holds one context; the root of a tree is not yet part of it.
+
+    Per prompt: `reset`, `append` of the prompt without its last token, then per step `score` and `commit`.
+    """
+
+    name: str
+    vocab: int
+    """Logits a row."""
+    max_context: int
+    """Tokens of context, the newest included."""
+    device: torch.device = torch.device("cpu")
+    work: Work = Work()
+    generation: int = 0
+    """How often it was reset. The loop compares it: a second generation on the same target ends the first."""
+
+    def reset(self) -> None:
+        """Forget the context. A subclass that holds one extends this."""
+        self.generation += 1
+
+    @abstractmethod
+    def append(self, tokens: list[int], all_logits: bool = False) -> Output:
+        """Commit `tokens` to the context. Returns features of every token; logits of the last one, or of all."""
+
+    @abstractmethod
+    def score(self, tree: Tree) -> Output:
+        """Score every row of a tree whose root is the next token of the context. Nothing is committed yet."""
+
+    @abstractmethod
+    def commit(self, path: list[int]) -> None:
+        """Keep these rows of the tree that was scored last, root first, as the next tokens of the context."""
+
+    def watch(self, layers: tuple[int, ...]) -> None:
+        """From now on every Output has features of these layers too.
+
+        Layer k >= 0 is what decoder layer k puts out; -1 is the final hidden state behind the last norm.
+        """
+        if layers:
+            raise ValueError(f"{type(self).__name__} has no hidden states to read, asked for layers {layers}")

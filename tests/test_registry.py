@@ -1,0 +1,86 @@
+"""The registries: a policy is listed once, and whatever is listed is lossless."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+from models import ARCHITECTURES, build, prompt, tiny_drafter
+
+from opt_tree import CausalLM, CausalLMDrafter, Decoder, OptTree, Sampling
+from opt_tree.children import IID, TopK, WithoutReplacement
+from opt_tree.policies import POLICIES, AcceptanceRates, Delayed, SequoiaTree, Static, make_policy
+from opt_tree.policies.registry import takes
+from opt_tree.presets import PRESETS, plain
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_whatever_is_listed_decodes_as_plain_decoding_does(name):
+    target = CausalLM(build(ARCHITECTURES["llama"]()))
+    drafter = CausalLMDrafter(CausalLM(tiny_drafter("llama")))
+    policy = make_policy(name, nodes=9)
+    answer = Decoder(target, drafter, policy).generate(prompt(12), 30)
+    assert answer.tokens == plain(target).generate(prompt(12), 30).tokens
+    sizes = {step.tree.nodes for step in answer.steps}
+    assert max(sizes) <= 9 and (name == "plain" or max(sizes) > 0)
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_budgets_are_kept(name):
+    for nodes in (3, 8, 25):
+        policy = make_policy(name, nodes)
+        assert getattr(policy, "nodes", nodes) <= nodes
+
+
+def test_parameters_follow_the_name():
+    assert make_policy("opt:0.2", 30) == OptTree(30, 0.2)
+    assert make_policy("opt:0.2:4", 30) == OptTree(30, 0.2, 4)
+    assert make_policy("delayed:3:1", 10) == Delayed(trunk=1, branches=3, length=3)
+    rates = AcceptanceRates((0.6, 0.3, 0.1))
+    assert make_policy("sequoia:2", 5, rates=rates) == SequoiaTree(rates, 5, 2)
+    assert make_policy("kary:3", 12, siblings=IID) == Static(Static.kary(3, 2).paths, IID)
+    assert dataclasses.replace(make_policy("eagle2:4:3", 20), nodes=1).top_k == 4
+
+
+@pytest.mark.parametrize(
+    ("spec", "nodes", "message"),
+    [
+        ("medusa_tree", 8, "unknown policy 'medusa_tree'; there are opt, eagle2"),
+        ("opt:a", 8, "opt:a: what follows opt must be numbers: threshold, max_depth"),
+        ("binary:2", 8, "binary:2: binary takes no parameters, got 1 numbers"),
+        ("chains:9", 8, "9 chains need at least 9 nodes, the budget is 8"),
+        ("delayed:3:2:9", 8, "delayed:3:2:9 has 29 nodes, the budget is 8"),
+        ("opt:-1", 8, "threshold must be 0 or more, got -1"),
+    ],
+)
+def test_what_is_not_understood_is_said(spec, nodes, message):
+    with pytest.raises(ValueError, match=message):
+        make_policy(spec, nodes)
+
+
+def test_fixed_shapes_take_any_kind_of_children():
+    for name in POLICIES:
+        if takes(name, "siblings"):
+            for siblings in (TopK, IID, WithoutReplacement):
+                assert isinstance(make_policy(name, 8, siblings).children, siblings)
+
+
+def test_drawn_siblings_skip_no_rank():
+    """By these rates the third child of the root pays before the second, which cannot be drawn without it."""
+    rates = AcceptanceRates((0.6, 0.1, 0.5), ((0.5, 0.05, 0.4),))
+    for siblings in (IID, WithoutReplacement):
+        paths = make_policy("medusa", 8, siblings, rates).paths
+        assert all(path[-1] == 0 or (*path[:-1], path[-1] - 1) in paths for path in paths)
+
+
+def test_presets_use_the_same_names():
+    """One name each: a tree that both know is called alike; presets add verifiers, the registry two shapes."""
+    assert set(POLICIES) - set(PRESETS) == {"binary", "chains"}
+    assert set(PRESETS) - set(POLICIES) == {"specinfer", "spectr", "block_verification", "traversal_verification"}
+
+
+def test_sampled_policies_run_above_temperature_0():
+    target = CausalLM(build(ARCHITECTURES["llama"]()))
+    drafter = CausalLMDrafter(CausalLM(tiny_drafter("llama")))
+    for name in POLICIES:
+        answer = Decoder(target, drafter, make_policy(name, 6)).generate(prompt(5), 8, Sampling(1.0), seed=3)
+        assert len(answer.tokens) == 8 and np.mean(answer.accept_lengths) >= 1
