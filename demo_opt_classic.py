@@ -8,4 +8,4 @@ import sys
 from evaluation.demo.command import main
 
 if __name__ == "__main__":
-    sys.exit(main("classic"))
+    sys.exit(main())

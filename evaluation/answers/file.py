@@ -187,6 +187,11 @@ class AnswerSet:
         return self.header["sessions"][-1] if self.header and self.header["sessions"] else {}
 
 
+def read_timed(path: str | Path) -> AnswerSet:
+    """Read an answer file; ValueError where a line lacks tokens and times."""
+    return AnswerSet.read(path).require(("turns", "new_tokens", "wall_time"), "nothing to report")
+
+
 def read_lines(path: Path) -> list[Record]:
     """Parse JSONL with a `question_id` in every line; a last line without its line end is a death's, and skipped."""
     if not path.exists():

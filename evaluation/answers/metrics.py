@@ -1,115 +1,103 @@
-"""What an answer file says about speed and acceptance. Arithmetic over its lines; no models, files, pictures.
+"""What an answer file says about speed and acceptance: every figure by its name, and how it is shown.
 
-A *step* is one target forward over a tree; it emits `accepted + 1` tokens. The mean of that over all steps is what the
-literature calls mean acceptance length, here tokens a step. The last step of a turn that ended at a stop token is
-trimmed there; it counts in that mean (as in Spec-Bench) but in nothing that compares a tree with what was accepted.
+The mean of `accepted + 1` over all steps is what the literature calls mean acceptance length, here tokens a step. A new
+figure is a function here and its line in `METRICS`: then the report's table and its JSON have it. None: unknown.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 
-Record = Mapping[str, Any]
+from evaluation.answers.match import exact_match, paired
+from evaluation.answers.steps import Record, choices, steps_of, total
 
 RESAMPLES = 2000
-TOLERANCE = 0.2
-"""How far from 1 the slope of accepted on expected lengths, or the ratio of mean A to mean E(A), may be before the
-draft law counts as miscalibrated, unless two standard errors reach further."""
+Records = Sequence[Record]
 
 
-@dataclass(frozen=True)
-class Steps:
-    """Every step of some answers, in order; `whole` is False for a step that a stop may have trimmed."""
-
-    lengths: Int[np.ndarray, " steps"]
-    expected: Float[np.ndarray, " steps"] | None
-    nodes: Int[np.ndarray, " steps"] | None
-    depths: Int[np.ndarray, " steps"] | None
-    whole: Bool[np.ndarray, " steps"]
+def questions(answers: Records) -> int:
+    return len(answers)
 
 
-def choices(answers: Iterable[Record]) -> Iterable[Record]:
-    """Every choice of every answer."""
-    return (choice for answer in answers for choice in answer["choices"])
+def turns(answers: Records) -> int:
+    return sum(len(choice["turns"]) for choice in choices(answers))
 
 
-def total(answers: Iterable[Record], key: str) -> float | None:
-    """Sum of a list that has one number a turn; None where a choice lacks it or does not know it."""
-    values = [value for choice in choices(answers) for value in choice.get(key, [None])]
-    return None if any(value is None for value in values) else sum(values)
+def new_tokens(answers: Records) -> int:
+    return int(rates(answers)[:, 0].sum())
 
 
-def steps(answers: Sequence[Record]) -> Steps | None:
-    """Collect the steps; None where a choice does not list them (FastChat's and EAGLE's own files do not)."""
-    found = list(choices(answers))
-    if not all("accept_lengths" in choice for choice in found):
+def steps(answers: Records) -> float | None:
+    return total(answers, "decoding_steps")
+
+
+def tokens_per_step(answers: Records) -> float | None:
+    taken = steps_of(answers)
+    return None if taken is None else float(taken.lengths.mean())
+
+
+def tokens_per_step_untrimmed(answers: Records) -> float | None:
+    taken = steps_of(answers)
+    return None if taken is None or not taken.whole.any() else float(taken.lengths[taken.whole].mean())
+
+
+def draft_forwards_per_step(answers: Records) -> float | None:
+    return _per_step(answers, "draft_forwards")
+
+
+def verified_tokens_per_step(answers: Records) -> float | None:
+    """Rows that went to the target, the root included."""
+    return _per_step(answers, "verified_tokens")
+
+
+def nodes_accepted(answers: Records) -> float | None:
+    """Accepted tokens over drafted nodes, of the untrimmed steps."""
+    taken = steps_of(answers)
+    if taken is None or taken.nodes is None or not taken.nodes[taken.whole].any():
         return None
-    whole: list[bool] = []
-    for choice in found:
-        ends = np.cumsum(choice["decoding_steps"]) - 1
-        reasons = choice.get("finish_reason", ["stop"] * len(ends))
-        flags = np.ones(len(choice["accept_lengths"]), dtype=bool)
-        flags[[end for end, reason in zip(ends, reasons, strict=True) if reason.startswith("stop") and end >= 0]] = (
-            False
-        )
-        whole.extend(flags)
-
-    def flat(key: str, kind: type) -> np.ndarray | None:
-        if not all(key in choice for choice in found):
-            return None
-        return np.array([value for choice in found for value in choice[key]], dtype=kind)
-
-    lengths = flat("accept_lengths", int)
-    assert lengths is not None
-    expected, nodes, depths = flat("expected_lengths", float), flat("tree_nodes", int), flat("tree_depths", int)
-    return Steps(lengths, expected, nodes, depths, np.array(whole, dtype=bool))
+    return float((taken.lengths[taken.whole] - 1).sum() / taken.nodes[taken.whole].sum())
 
 
-def rates(answers: Sequence[Record]) -> Float[np.ndarray, "answers 2"]:
-    """New tokens and wall seconds of each answer, over its choices and turns."""
-    return np.array([[total([answer], "new_tokens"), total([answer], "wall_time")] for answer in answers], dtype=float)
+def repeated_8grams(answers: Records) -> float | None:
+    """The share of a turn's runs of eight tokens that it had before, as a mean over turns: 0 without a loop."""
+    turns = [tokens for choice in choices(answers) for tokens in choice.get("token_ids", [])]
+    return float(np.mean([_repeated(tokens, 8) for tokens in turns])) if turns else None
 
 
-def summary(answers: Sequence[Record]) -> dict[str, Any]:
-    """Figures of one method on some questions. Unknown ones are None."""
-    per_answer = rates(answers)
-    tokens, seconds = per_answer.sum(0)
-    prefill, rounds = total(answers, "prefill_time"), total(answers, "decoding_steps")
-    taken = steps(answers)
-    figures: dict[str, Any] = {
-        "questions": len(answers),
-        "turns": sum(len(choice["turns"]) for choice in choices(answers)),
-        "new_tokens": int(tokens),
-        "steps": rounds,
-        "tokens_per_second": tokens / seconds,
-        "tokens_per_second_macro": float((per_answer[:, 0] / per_answer[:, 1]).mean()),
-        "decode_tokens_per_second": None if prefill is None else tokens / (seconds - prefill),
-        "tokens_per_step": None if taken is None else float(taken.lengths.mean()),
-        "tokens_per_step_untrimmed": None
-        if taken is None or not taken.whole.any()
-        else float(taken.lengths[taken.whole].mean()),
-    }
-    for key, name in (("draft_forwards", "draft_forwards_per_step"), ("verified_tokens", "verified_tokens_per_step")):
-        count = total(answers, key)
-        figures[name] = count / rounds if count is not None and rounds else None
-    figures["nodes_accepted"] = None
-    if taken is not None and taken.nodes is not None and taken.nodes[taken.whole].any():
-        figures["nodes_accepted"] = float((taken.lengths[taken.whole] - 1).sum() / taken.nodes[taken.whole].sum())
-    return figures
+def _repeated(tokens: Sequence[int], n: int) -> float:
+    grams = [tuple(tokens[i : i + n]) for i in range(len(tokens) - n + 1)]
+    return 1 - len(set(grams)) / len(grams) if grams else 0.0
 
 
-def by_category(answers: Sequence[Record]) -> dict[str, list[Record]]:
-    """Answers of each category, in order of first appearance; one category is no division."""
-    groups: dict[str, list[Record]] = {}
-    for answer in answers:
-        groups.setdefault(str(answer.get("category", "all")), []).append(answer)
-    return groups
+def turns_ended(answers: Records) -> int | None:
+    """Turns that ended at a stop token, not at a limit."""
+    reasons = [reason for choice in choices(answers) for reason in choice.get("finish_reason", [])]
+    return sum(reason == "stop_token" for reason in reasons) if reasons else None
 
 
-def speed_up(answers: Sequence[Record], baseline: Sequence[Record], seed: int = 0) -> dict[str, Any] | None:
+def tokens_per_second(answers: Records) -> float:
+    """Sum over sum, prefill included."""
+    tokens, seconds = rates(answers).sum(0)
+    return tokens / seconds
+
+
+def tokens_per_second_macro(answers: Records) -> float:
+    """The mean of each question's rate."""
+    each = rates(answers)
+    return float((each[:, 0] / each[:, 1]).mean())
+
+
+def decode_tokens_per_second(answers: Records) -> float | None:
+    """Without prefill."""
+    tokens, seconds = rates(answers).sum(0)
+    prefill = total(answers, "prefill_time")
+    return None if prefill is None else tokens / (seconds - prefill)
+
+
+def speed_up(answers: Records, baseline: Records, seed: int = 0) -> dict[str, Any] | None:
     """Speed over a baseline on the questions both answered; None if there are none.
 
     `micro`: ratio of total tokens over total seconds, with a 95 % interval by resampling questions, both files alike.
@@ -125,182 +113,116 @@ def speed_up(answers: Sequence[Record], baseline: Sequence[Record], seed: int = 
         one, other = a[rows].sum(-2), b[rows].sum(-2)
         return one[..., 0] / one[..., 1] * other[..., 1] / other[..., 0]
 
-    draws = None
-    if len(a) > 1:
-        draws = micro(np.random.default_rng(seed).integers(len(a), size=(RESAMPLES, len(a))))
-    prefill, base_prefill = total(ours, "prefill_time"), total(theirs, "prefill_time")
-    decode = None
-    if prefill is not None and base_prefill is not None:
-        (tokens, seconds), (base_tokens, base_seconds) = a.sum(0), b.sum(0)
-        decode = float(tokens / (seconds - prefill) * (base_seconds - base_prefill) / base_tokens)
+    decode, base_decode = decode_tokens_per_second(ours), decode_tokens_per_second(theirs)
     return {
         "questions": len(a),
         "micro": float(micro(np.arange(len(a)))),
-        "interval": None if draws is None else [float(edge) for edge in np.percentile(draws, (2.5, 97.5))],
-        "macro": float((a[:, 0] / a[:, 1]).mean() / (b[:, 0] / b[:, 1]).mean()),
-        "decode": decode,
+        "interval": bootstrap(micro, len(a), seed),
+        "macro": tokens_per_second_macro(ours) / tokens_per_second_macro(theirs),
+        "decode": None if decode is None or base_decode is None else float(decode / base_decode),
     }
 
 
-def paired(answers: Sequence[Record], baseline: Sequence[Record]) -> tuple[list[Record], list[Record]]:
-    """The answers to the questions that both answered, in the order of the first."""
-    there = {answer["question_id"]: answer for answer in baseline}
-    common = [answer for answer in answers if answer["question_id"] in there]
-    return common, [there[answer["question_id"]] for answer in common]
+def speed_up_macro(answers: Records, baseline: Records) -> float | None:
+    ours, theirs = paired(answers, baseline)
+    return tokens_per_second_macro(ours) / tokens_per_second_macro(theirs) if ours else None
 
 
-def exact_match(answers: Sequence[Record], baseline: Sequence[Record]) -> dict[str, Any]:
-    """How many turns say the same, token for token (in files without token ids, as text), and where the others part.
+def bootstrap(statistic: Callable[[Any], Any], count: int, seed: int = 0) -> list[float] | None:
+    """A 95 % interval by resampling `count` questions; None for a single one."""
+    if count < 2:
+        return None
+    draws = np.random.default_rng(seed).integers(count, size=(RESAMPLES, count))
+    return [float(edge) for edge in np.percentile(statistic(draws), (2.5, 97.5))]
 
-    Turns whose prompts differ, because an earlier answer of their conversation did, are not compared but counted.
-    """
-    compared = equal = other_prompt = 0
-    divergences = []
-    for ours, theirs in zip(*paired(answers, baseline), strict=True):
-        for one, other in zip(ours["choices"], theirs["choices"], strict=False):
-            prompts = [_turns(choice, "prompt_ids") for choice in (one, other)]
-            key = "token_ids" if "token_ids" in one and "token_ids" in other else "turns"
-            parted = False
-            for turn, (mine, its) in enumerate(zip(one[key], other[key], strict=False)):
-                known = prompts[0] is not None and prompts[1] is not None
-                if (prompts[0][turn] != prompts[1][turn]) if known else parted:  # type: ignore[index]
-                    other_prompt += 1
-                    continue
-                compared += 1
-                if mine == its:
-                    equal += 1
-                    continue
-                parted = True
-                divergences.append(
-                    {
-                        "question_id": ours["question_id"],
-                        "choice": one["index"],
-                        "turn": turn,
-                        "position": _first_difference(mine, its),
-                        "unit": "token" if key == "token_ids" else "character",
-                        "texts": _around(one["turns"][turn], other["turns"][turn]),
-                    }
-                )
+
+def rates(answers: Sequence[Record]) -> Float[np.ndarray, "answers 2"]:
+    """New tokens and wall seconds of each answer, over its choices and turns."""
+    return np.array([[total([answer], "new_tokens"), total([answer], "wall_time")] for answer in answers], dtype=float)
+
+
+def _per_step(answers: Records, key: str) -> float | None:
+    count, taken = total(answers, key), total(answers, "decoding_steps")
+    return count / taken if count is not None and taken else None
+
+
+# How a figure is shown; an empty text for an unknown one.
+
+
+def number(digits: int) -> Callable[[float | None], str]:
+    return lambda value: "" if value is None else f"{value:.{digits}f}"
+
+
+def percent(value: float | None) -> str:
+    return "" if value is None else f"{100 * value:.1f} %"
+
+
+def with_interval(value: float, interval: Sequence[float] | None, sign: str = "") -> str:
+    """A figure and its interval, to two digits."""
+    edges = "" if interval is None else f" [{interval[0]:{sign}.2f}, {interval[1]:{sign}.2f}]"
+    return f"{value:{sign}.2f}{edges}"
+
+
+def ratio(speed: dict[str, Any] | None) -> str:
+    return "" if not speed else with_interval(speed["micro"], speed["interval"])
+
+
+@dataclass(frozen=True)
+class Metric:
+    """One figure of some answers; its name for machines is its function's."""
+
+    measure: Callable[..., Any]
+    head: str = ""
+    """Of its column in the report's table; without one it is for machines only."""
+    show: Callable[[Any], str] = str
+    paired: bool = False
+    """Whether it takes a baseline's answers, too."""
+
+    @property
+    def name(self) -> str:
+        return self.measure.__name__
+
+
+METRICS = (
+    Metric(questions, "questions"),
+    Metric(turns),
+    Metric(new_tokens, "tokens"),
+    Metric(steps),
+    Metric(tokens_per_step, "tokens/step", number(2)),
+    Metric(tokens_per_step_untrimmed),
+    Metric(draft_forwards_per_step),
+    Metric(verified_tokens_per_step, "nodes/step", lambda value: "" if value is None else f"{value - 1:.1f}"),
+    Metric(nodes_accepted),
+    Metric(repeated_8grams),
+    Metric(turns_ended),
+    Metric(tokens_per_second, "tokens/s", number(1)),
+    Metric(tokens_per_second_macro),
+    Metric(decode_tokens_per_second, "decode only", number(1)),
+    Metric(speed_up, "speed-up [95 %]", ratio, paired=True),
+    Metric(speed_up_macro, "macro", number(2), paired=True),
+    Metric(exact_match, "same text", lambda match: percent(match["rate"]), paired=True),
+)
+
+
+def summary(answers: Records, baseline: Records | None = None) -> dict[str, Any]:
+    """Every figure by its name; those that need a baseline where there is one."""
     return {
-        "compared": compared,
-        "equal": equal,
-        "rate": equal / compared if compared else None,
-        "other_prompt": other_prompt,
-        "divergences": divergences,
+        metric.name: metric.measure(answers, baseline) if metric.paired else metric.measure(answers)
+        for metric in METRICS
+        if baseline is not None or not metric.paired
     }
 
 
-def _turns(choice: Record, key: str) -> Sequence[Any] | None:
-    return choice.get(key)
-
-
-def _first_difference(ours: Sequence[Any], theirs: Sequence[Any]) -> int:
-    return next((i for i, (a, b) in enumerate(zip(ours, theirs, strict=False)) if a != b), min(len(ours), len(theirs)))
-
-
-def _around(ours: str, theirs: str, width: int = 24) -> list[str]:
-    """The two texts around their first difference."""
-    at = _first_difference(ours, theirs)
-    return [text[max(0, at - width) : at + width] for text in (ours, theirs)]
-
-
-def acceptance_by_depth(taken: Steps) -> list[dict[str, float | int | None]]:
-    """For each depth, how many steps drafted it and how many accepted a path that reaches it.
-
-    `rate` is accepted over drafted, `reach` accepted over all steps. Trimmed steps are left out.
-    """
-    accepted = taken.lengths[taken.whole] - 1
-    depths = None if taken.depths is None else taken.depths[taken.whole]
-    deepest = int(max(accepted.max(initial=0), 0 if depths is None else depths.max(initial=0)))
-    table: list[dict[str, float | int | None]] = []
-    for depth in range(1, deepest + 1):
-        reached, drafted = int((accepted >= depth).sum()), None if depths is None else int((depths >= depth).sum())
-        table.append(
-            {
-                "depth": depth,
-                "drafted": drafted,
-                "accepted": reached,
-                "rate": reached / drafted if drafted else None,
-                "reach": reached / len(accepted),
-            }
-        )
-    return table
-
-
-def calibration(taken: Steps) -> dict[str, Any] | None:
-    """How A follows E(A): least-squares slope of accepted on expected lengths, its standard error, correlations, means.
-
-    `miscalibrated` lists what is wrong, "slope" and "mean". None where the steps say nothing of it: no expectation
-    recorded, fewer than three steps, or the same expectation in all of them.
-    """
-    if taken.expected is None:
-        return None
-    expected, accepted = taken.expected[taken.whole], taken.lengths[taken.whole].astype(float)
-    count = len(expected)
-    if count < 3 or expected.std() < 1e-9:
-        return None
-    spread = ((expected - expected.mean()) ** 2).sum()
-    slope = float(((expected - expected.mean()) * accepted).sum() / spread)
-    intercept = float(accepted.mean() - slope * expected.mean())
-    residuals = accepted - intercept - slope * expected
-    error = float(np.sqrt((residuals**2).sum() / (count - 2) / spread))
-    ratio = (accepted.mean() - 1) / (expected.mean() - 1)
-    ratio_error = accepted.std() / np.sqrt(count) / (expected.mean() - 1)
-    wrong = [
-        name
-        for name, value, noise in (("slope", slope, error), ("mean", ratio, ratio_error))
-        if abs(value - 1) > max(TOLERANCE, 2 * noise)
-    ]
-    return {
-        "steps": count,
-        "slope": slope,
-        "slope_error": error,
-        "intercept": intercept,
-        "pearson": _correlation(expected, accepted),
-        "spearman": _correlation(_ranks(expected), _ranks(accepted)),
-        "expected_length": float(expected.mean()),
-        "accepted_length": float(accepted.mean()),
-        "miscalibrated": wrong,
+def row(name: str, figures: dict[str, Any], head: str = "") -> dict[str, str]:
+    """The line of a table that says these figures, its first column under `head`."""
+    return {head: name} | {
+        metric.head: metric.show(figures[metric.name]) for metric in METRICS if metric.head and metric.name in figures
     }
 
 
-def _correlation(a: Float[np.ndarray, " steps"], b: Float[np.ndarray, " steps"]) -> float | None:
-    return None if a.std() == 0 or b.std() == 0 else float(np.corrcoef(a, b)[0, 1])
-
-
-def _ranks(values: Float[np.ndarray, " steps"]) -> Float[np.ndarray, " steps"]:
-    """Ranks, equal values sharing the mean of theirs."""
-    _, inverse, counts = np.unique(values, return_inverse=True, return_counts=True)
-    return (np.cumsum(counts) - (counts - 1) / 2)[inverse]
-
-
-PARTS: dict[str, Callable[[Mapping[str, float]], float]] = {
-    "draft forwards": lambda t: t["draft_forward_time"],
-    "tree building": lambda t: t["draft_time"] - t["draft_forward_time"],
-    "target forward": lambda t: t["target_forward_time"],
-    "judging": lambda t: t["verify_time"] - t["target_forward_time"],
-    "cache commit": lambda t: t["commit_time"],
-    "outside the steps": lambda t: (
-        t["wall_time"] - t["prefill_time"] - t["draft_time"] - t["verify_time"] - t["commit_time"]
-    ),
-}
-"""What a step's time is spent on, from the sums of an answer file; stop rules and bookkeeping are outside the steps."""
-
-
-def step_time(answers: Sequence[Record]) -> dict[str, float] | None:
-    """Milliseconds a step for each of `PARTS`; None where the times are unknown."""
-    keys = (
-        "wall_time",
-        "prefill_time",
-        "draft_time",
-        "verify_time",
-        "commit_time",
-        "draft_forward_time",
-        "target_forward_time",
-    )
-    times = {key: total(answers, key) for key in keys}
-    rounds = total(answers, "decoding_steps")
-    if not rounds or any(value is None for value in times.values()):
-        return None
-    known = {key: value for key, value in times.items() if value is not None}
-    return {name: 1000 * part(known) / rounds for name, part in PARTS.items()}
+def by_category(answers: Sequence[Record]) -> dict[str, list[Record]]:
+    """Answers of each category, in order of first appearance; one category is no division."""
+    groups: dict[str, list[Record]] = {}
+    for answer in answers:
+        groups.setdefault(str(answer.get("category", "all")), []).append(answer)
+    return groups

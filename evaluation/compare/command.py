@@ -1,6 +1,6 @@
 """Which tree and which verifier are best for a pair and a node budget: every valid combination is one line.
 
-    python -m evaluation.compare --policies opt:0.2,eagle2,sequoia,binary --budgets 25,60 --drafters draft,eagle
+    python -m evaluation.compare --policies opt:0.2,eagle2,sequoia,binary --budgets 25,60 --drafter lm:demo,eagle:demo
     python -m evaluation.compare --policies chains:3,dyspec --verifiers multi_round,traversal --temperatures 0.6,1
     python -m evaluation.compare --preset paper --plots figures
 
@@ -8,29 +8,27 @@ Goes on where a killed run stopped; combinations that would not be exact are lis
 acceptance length (tokens/step) is mean(accepted + 1) over steps, the last one trimmed where the answer stops.
 """
 
-import argparse
 import dataclasses
-import json
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
 from tqdm import tqdm
 
 from evaluation.answers.file import AnswerFile, Record
-from evaluation.compare import figures as standings
-from evaluation.compare.combinations import Cell
+from evaluation.command_line import parse, print_json, run_command
+from evaluation.compare.combinations import Combination
+from evaluation.compare.figures import brief, summarise
 from evaluation.compare.measure import Bench
 from evaluation.compare.options import Options
+from evaluation.compare.text import text
 from evaluation.run.machine import environment
-from evaluation.run.options import add_options
 
 
 def run(options: Options) -> dict[str, Any]:
     """Measure what is not in the output yet; print the table and draw the plots; return the figures."""
-    file, cells = AnswerFile(options.output), options.cells
+    file, cells = AnswerFile(options.output), options.combinations
     refusals = {cell: cell.refusal(options.lossy) for cell in cells}
     refused = _lines({cell: why for cell, why in refusals.items() if why is not None})
     valid = [cell for cell, why in refusals.items() if why is None]
@@ -43,19 +41,20 @@ def run(options: Options) -> dict[str, Any]:
     if valid:
         measure(options, valid, refused, file)
     records = [record for record in file.read() if "cell" in record]
-    summary = standings.summarise(records)
-    print(standings.text(summary, file.header()))
+    if any("sharpening" not in record["cell"] for record in records):
+        raise ValueError(f"{file.path} is of an older version, which called a drafter's sharpening its law")
+    summary = summarise(records)
+    print(text(summary, file.header()))
     if options.plots is not None:
         from evaluation.compare.plots import draw_all  # matplotlib only where a plot is asked for
 
         for path in draw_all(records, Path(options.plots)):
             print(f"drawn: {path}")
-    return {"output": str(file.path), "cells": list(map(standings.brief, summary)), "refused": refused}
+    return {"output": str(file.path), "cells": list(map(brief, summary)), "refused": refused}
 
 
-def measure(options: Options, cells: Sequence[Cell], refused: Sequence[Record], file: AnswerFile) -> None:
+def measure(options: Options, cells: Sequence[Combination], refused: Sequence[Record], file: AnswerFile) -> None:
     """Append a line for each cell that has none yet, on disk before the next one begins."""
-    torch.set_num_threads(options.threads)
     bench = Bench(options, cells)
     file.check_writable()
     if options.overwrite:
@@ -80,7 +79,7 @@ def measure(options: Options, cells: Sequence[Cell], refused: Sequence[Record], 
             file.append(bench.measure(cell))
 
 
-def _lines(refused: Mapping[Cell, str]) -> list[Record]:
+def _lines(refused: Mapping[Combination, str]) -> list[Record]:
     """One line for each tree and verifier, whatever the budgets, temperatures and drafters."""
     lines = {}
     for cell, why in refused.items():
@@ -91,20 +90,10 @@ def _lines(refused: Mapping[Cell, str]) -> list[Record]:
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the command. Returns 0, or 2 for bad input."""
-    parser = argparse.ArgumentParser(
-        prog="python -m evaluation.compare", description=(__doc__ or "").partition("\n")[0]
-    )
-    add_options(parser, Options)
-    try:
-        print(json.dumps(run(Options(**vars(parser.parse_args(arguments))))))
-    except (ValueError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        print("stopped; the same command goes on from here", file=sys.stderr)
-        return 130
-    return 0
 
+    def command() -> int:
+        options = parse(Options, "python -m evaluation.compare", __doc__, arguments)
+        print_json(options.json, run(options))
+        return 0
 
-if __name__ == "__main__":
-    sys.exit(main())
+    return run_command(command)

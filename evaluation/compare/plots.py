@@ -1,9 +1,10 @@
 """The pictures of a comparison, from its lines alone; each is drawn where the lines have data for it.
 
-Needs matplotlib. The figures are those of `evaluation.standings` and `evaluation.metrics`.
+Needs matplotlib. The figures are those of `figures` and of `evaluation.answers`.
 """
 
 import itertools
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,15 +15,15 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, ScalarFormatter
 
-from evaluation.answers import metrics
-from evaluation.answers.metrics import Record
-from evaluation.compare import figures as standings
-from evaluation.compare.combinations import Cell
+from evaluation.answers.file import Record
+from evaluation.answers.steps import acceptance_by_depth, calibration, steps_of
+from evaluation.compare.combinations import Combination
+from evaluation.compare.figures import REFERENCE, mean_efficiency
 from evaluation.report import plots
 
 COLOURS = {
-    **{"opt": "#d9730d", "eagle2": "#2b6cb0", "sequoia": "#5a9367", "eagle": "#7a5aa6", "binary": "#8a8f98"},
-    **{"ddd": "#90b8e0", "talon": "#b5473c", "medusa": "#c39bd3", "chain": "#444b55", "chains": "#8a6d3b"},
+    **{"opt": "#d9730d", "eagle2": "#2b6cb0", "sequoia": "#5a9367", "eagle1": "#7a5aa6", "binary": "#8a8f98"},
+    **{"dynamic_depth": "#90b8e0", "talon": "#b5473c", "medusa": "#c39bd3", "chain": "#444b55", "chains": "#8a6d3b"},
     **{"delayed": "#17a2a2", "dyspec": "#b5473c", "rheo": "#e0a800", "kary": "#b8bcc4"},
     **{"traversal": "#b5473c", "khisti": "#7a5aa6", "k_seq": "#2b6cb0", "multi_round": "#5a9367", "naive": "#8a8f98"},
     **{"match": "#d9730d", "block": "#444b55", "without_replacement": "#17a2a2"},
@@ -30,7 +31,6 @@ COLOURS = {
 """Of policies and of verifiers: the same in every picture."""
 FEWEST = 60
 """Steps below which no map of E(A) and A is drawn."""
-TITLES = {"draft": "draft model", "eagle": "EAGLE head"}
 Pictures = Iterator[tuple[str, Figure]]
 
 
@@ -51,35 +51,37 @@ def draw_all(records: Sequence[Record], folder: Path) -> list[Path]:
 def lengths(records: Sequence[Record]) -> Pictures:
     """Acceptance length against the budget (the paper's Fig. 5): a panel for each drafter."""
     greedy = [r for r in records if r["cell"]["temperature"] == 0 and r["cell"]["children"] in ("TopK", "LayerBest")]
-    curves = _series(greedy, "budget", "drafter", "policy", "law")
+    curves = _series(greedy, "budget", "drafter", "policy", "sharpening")
     if drafters := sorted({drafter for drafter, _, _ in curves}):
         figure, panels = _panels(len(drafters))
         for drafter, axes in zip(drafters, panels, strict=True):
-            for (owner, policy, law), curve in curves.items():
+            for (owner, policy, sharpening), curve in curves.items():
                 if owner == drafter:
-                    _curve(axes, curve, _label(policy, law), _colour(policy), "--" if law == "bare" else "-")
-            axes.set(xscale="log", xlabel="nodes", title=f"{TITLES[drafter]}, temperature 0", ylabel="tokens a step")
+                    _curve(
+                        axes, curve, _label(policy, sharpening), _colour(policy), "--" if sharpening == "bare" else "-"
+                    )
+            axes.set(xscale="log", xlabel="nodes", title=f"{drafter}, temperature 0", ylabel="tokens a step")
             _ticks(axes, [record["cell"]["budget"] for record in greedy])
         _legend(panels)
         yield "length_by_budget", figure
 
 
 def expectations(records: Sequence[Record]) -> Pictures:
-    """E(A) against A (the paper's Fig. 4), for OPT-Tree under each drafter and law."""
-    for (drafter, law), members in _by(_opt(records), "drafter", "law").items():
+    """E(A) against A (the paper's Fig. 4), for OPT-Tree under each drafter, bare and fitted."""
+    for (drafter, sharpening), members in _by(_opt(records), "drafter", "sharpening").items():
         greedy = [record for record in members if record["cell"]["temperature"] == 0]
         if greedy:
             record = min(greedy, key=lambda r: abs(r["cell"]["budget"] - 60))
-            taken = metrics.steps(record["answers"])
-            if taken is not None and taken.whole.sum() >= FEWEST and metrics.calibration(taken) is not None:
-                title = f"{record['cell']['policy']}, {record['cell']['budget']} nodes, {TITLES[drafter]}, {law}"
-                yield f"expected_{drafter}_{law}", plots.expected_against_accepted(taken, title)
+            taken = steps_of(record["answers"])
+            if taken is not None and taken.whole.sum() >= FEWEST and calibration(taken) is not None:
+                title = f"{record['cell']['policy']}, {record['cell']['budget']} nodes, {drafter}, {sharpening}"
+                yield f"expected_{_slug(drafter)}_{sharpening}", plots.expected_against_accepted(taken, title)
 
 
 def thresholds(records: Sequence[Record]) -> Pictures:
     """Acceptance length and speed against OPT-Tree's threshold (the paper's Fig. 6)."""
     swept = [record for record in _opt(records) if ":" in record["cell"]["policy"]]
-    groups = _by(swept, "drafter", "law", "temperature", "budget")
+    groups = _by(swept, "drafter", "sharpening", "temperature", "budget")
     if groups := {key: members for key, members in groups.items() if len(members) >= 3}:
         yield "thresholds", _lengths_and_speeds(groups, lambda r: float(r["cell"]["policy"].split(":")[1]), "threshold")
 
@@ -87,7 +89,7 @@ def thresholds(records: Sequence[Record]) -> Pictures:
 def temperatures(records: Sequence[Record]) -> Pictures:
     """Acceptance length and speed against the temperature (the paper's Fig. 7)."""
     own = [record for record in records if record["cell"]["verifier"] in ("match", "greedy")]
-    own.sort(key=lambda record: record["cell"]["law"])  # of two laws at temperature 0, the sharpened one
+    own.sort(key=lambda record: record["cell"]["sharpening"])  # of two at temperature 0, the fitted one
     groups = _series(_opt(own), "temperature", "drafter", "policy", "budget")
     if groups := {key: curve for key, curve in groups.items() if len(curve) >= 3}:
         yield "temperatures", _lengths_and_speeds(groups, lambda r: r["cell"]["temperature"], "temperature")
@@ -96,15 +98,17 @@ def temperatures(records: Sequence[Record]) -> Pictures:
 def _lengths_and_speeds(groups: dict[tuple, list[Record]], place: Callable[[Record], float], name: str) -> Figure:
     """Two panels over one quantity, tokens a step and speed-up: a curve for each group, named by its key."""
     figure, panels = _panels(2, share=False)
-    lines = {drafter: itertools.cycle(("-", "--", ":", "-.")) for drafter in TITLES}
+    drafters = list(dict.fromkeys(key[0] for key in groups))
+    lines = {drafter: itertools.cycle(("-", "--", ":", "-.")) for drafter in drafters}
+    colours = dict(zip(drafters, itertools.cycle((plots.BLUE, plots.ORANGE, *plots.PARTS)), strict=False))
     for key, members in groups.items():
         members.sort(key=place)
         places = [place(record) for record in members]
         figures = [record["figures"] for record in members]
-        label = ", ".join([TITLES[key[0]], *(str(part) for part in key[1:-1] if part != 0.0), f"{key[-1]} nodes"])
+        label = ", ".join([key[0], *(str(part) for part in key[1:-1] if part != 0.0), f"{key[-1]} nodes"])
         lengths = [(known["tokens_per_step"], known["interval"]) for known in figures]
         speeds = [(known["speed_up"]["micro"], known["speed_up"]["interval"]) for known in figures]
-        colour, line = {"draft": plots.BLUE, "eagle": plots.ORANGE}[key[0]], next(lines[key[0]])
+        colour, line = colours[key[0]], next(lines[key[0]])
         for axes, values in zip(panels, (lengths, speeds), strict=True):
             axes.plot(places, [value for value, _ in values], line, marker="o", ms=4, label=label, color=colour)
             _band(axes, places, [edges for _, edges in values], colour)
@@ -123,9 +127,9 @@ def _band(axes: Axes, places: Sequence[float], edges: Sequence[Sequence[float] |
 
 def structures(records: Sequence[Record]) -> Pictures:
     """Trees of 25 nodes for one context, side by side (the paper's Fig. 1): the first step of the first question."""
-    wanted = ("binary", "eagle", "sequoia", "eagle2", "opt")
+    wanted = ("binary", "eagle1", "sequoia", "eagle2", "opt")
     greedy = [r for r in records if r["cell"]["temperature"] == 0 and r["cell"]["budget"] == 25]
-    greedy.sort(key=lambda record: record["cell"]["law"] == "bare")  # of two laws the sharpened one
+    greedy.sort(key=lambda record: record["cell"]["sharpening"] == "bare")  # of two the fitted one
     for (drafter,), members in _by(greedy, "drafter").items():
         chosen = {name: record for name in wanted if (record := next(_of(members, name), None)) is not None}
         if len(chosen) < 2:
@@ -137,9 +141,9 @@ def structures(records: Sequence[Record]) -> Pictures:
             cell, tree = record["cell"], record["first_tree"]
             _tree(axes, tree)
             nodes, accepted = len(tree["parents"]) - 1, len(tree["path"]) - 1
-            axes.set_title(f"{_label(cell['policy'], cell['law'])}\n{nodes} nodes, {accepted} accepted")
+            axes.set_title(f"{_label(cell['policy'], cell['sharpening'])}\n{nodes} nodes, {accepted} accepted")
         panels[0].invert_yaxis()
-        yield f"structures_{drafter}", figure
+        yield f"structures_{_slug(drafter)}", figure
 
 
 def _tree(axes: Axes, tree: dict[str, Any]) -> None:
@@ -182,7 +186,7 @@ def _tree(axes: Axes, tree: dict[str, Any]) -> None:
 def depths(records: Sequence[Record]) -> Pictures:
     """How many steps accept a path of each depth, a curve for each tree of one budget."""
     greedy = [record for record in records if record["cell"]["temperature"] == 0]
-    greedy.sort(key=lambda record: record["cell"]["law"] == "bare")  # of two laws the sharpened one
+    greedy.sort(key=lambda record: record["cell"]["sharpening"] == "bare")  # of two the fitted one
     groups = {key: members for key, members in _by(greedy, "drafter", "budget").items() if len(members) >= 3}
     if not groups:
         return
@@ -194,13 +198,13 @@ def depths(records: Sequence[Record]) -> Pictures:
         for record in groups[key]:
             firsts.setdefault(record["cell"]["policy"].partition(":")[0], record)
         for policy, record in firsts.items():
-            taken = metrics.steps(record["answers"])
+            taken = steps_of(record["answers"])
             assert taken is not None
-            rows = metrics.acceptance_by_depth(taken)
-            label = _label(record["cell"]["policy"], record["cell"]["law"])
+            rows = acceptance_by_depth(taken)
+            label = _label(record["cell"]["policy"], record["cell"]["sharpening"])
             reach = [row["reach"] for row in rows]
             axes.plot(range(1, len(rows) + 1), reach, marker="o", markersize=3, color=_colour(policy), label=label)
-        axes.set(xlabel="depth", ylabel="steps that accept as deep", title=f"{TITLES[key[0]]}, {budget} nodes")
+        axes.set(xlabel="depth", ylabel="steps that accept as deep", title=f"{key[0]}, {budget} nodes")
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         axes.yaxis.set_major_formatter(plots.PERCENT)
     _legend(panels)
@@ -214,7 +218,7 @@ def efficiencies(records: Sequence[Record]) -> Pictures:
         figure, panels = _panels(len(curves))
         for ((drafter, policy, children, budget), curve), axes in zip(curves.items(), panels, strict=True):
             _judges(axes, curve, [record["cell"]["temperature"] for record in curve])
-            title = f"{policy}, {budget} nodes,\n{children}, {TITLES[drafter]}"
+            title = f"{policy}, {budget} nodes,\n{children}, {drafter}"
             axes.set(xlabel="temperature", ylabel="expected tokens a step", title=title)
         _legend(panels)
         yield "verifiers_by_temperature", figure
@@ -229,7 +233,7 @@ def rollouts(records: Sequence[Record]) -> Pictures:
         for ((drafter, temperature, policy), curve), axes in zip(sorted(curves.items()), panels, strict=True):
             k = int(policy.split(":")[1])
             _judges(axes, curve, [record["cell"]["budget"] // k for record in curve])
-            title = f"K = {k}, {TITLES[drafter]}, temperature {temperature:g}"
+            title = f"K = {k}, {drafter}, temperature {temperature:g}"
             axes.set(xlabel="L", ylabel="expected tokens a step", title=title)
             axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         _legend(panels)
@@ -239,8 +243,8 @@ def rollouts(records: Sequence[Record]) -> Pictures:
 def _expecting(records: Iterable[Record]) -> list[Record]:
     """Cells whose trees several verifiers can judge; those that differ in their own judge are pooled."""
     pooled: list[Record] = []
-    for members in _by(records, *(key for key in Cell.__annotations__ if key != "verifier")).values():
-        means = standings.mean_efficiency([question for record in members for question in record["efficiency"]])
+    for members in _by(records, *(key for key in Combination.__annotations__ if key != "verifier")).values():
+        means = mean_efficiency([question for record in members for question in record["efficiency"]])
         if len(means) > 1:
             pooled.append({**members[0], "figures": {"block_efficiency": means}})
     return pooled
@@ -259,7 +263,7 @@ def _of(records: Iterable[Record], family: str) -> Iterator[Record]:
 
 
 def _opt(records: Iterable[Record]) -> list[Record]:
-    return list(_of(records, standings.REFERENCE))
+    return list(_of(records, REFERENCE))
 
 
 def _by(records: Iterable[Record], *keys: str) -> dict[tuple, list[Record]]:
@@ -322,8 +326,13 @@ def _ticks(axes: Axes, places: Iterable[int]) -> None:
     axes.xaxis.set_minor_locator(plt.NullLocator())
 
 
-def _label(policy: str, law: str) -> str:
-    return policy if law == "either" else f"{policy}, {law}"
+def _label(policy: str, sharpening: str) -> str:
+    return policy if sharpening == "either" else f"{policy}, {sharpening}"
+
+
+def _slug(drafter: str) -> str:
+    """A drafter's spec as part of a file's name."""
+    return re.sub(r"\W+", "_", drafter)
 
 
 def _colour(name: str) -> str:

@@ -1,12 +1,11 @@
 """Why do two answer files differ? For every answer, the first token at which they part, and a verdict.
 
 Run as `python -m evaluation.exactness a.jsonl b.jsonl`. A verdict is a rounding tie (with the gap and the noise),
-different settings (which), or a defect; `evaluation.referee` tells ties from defects. Turns whose prompts differ
+different settings (which), or a defect; `divergence` tells ties from defects. Turns whose prompts differ
 because the answer before them did are counted, not judged.
 """
 
 import argparse
-import json
 import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -15,20 +14,19 @@ from dataclasses import asdict, dataclass, replace
 import torch
 from tqdm import tqdm
 
-from evaluation.answers import metrics
 from evaluation.answers.file import AnswerSet, Record
-from evaluation.exactness.divergence import Divergence, Referee, classify
-from evaluation.run.baselines import first_difference
-from evaluation.run.conversation import seed_of
-from evaluation.run.models import load
-from evaluation.run.options import Options, run_command
+from evaluation.answers.match import first_difference, paired
+from evaluation.answers.record import seed_of
+from evaluation.command_line import make_parser, print_json, run_command
+from evaluation.exactness.divergence import Divergence, Explainer
+from evaluation.run import models
+from evaluation.run.options import Models
+from evaluation.table import table
 from opt_tree import Pair, Sampling
 from opt_tree.inflate import describe
 
-__all__ = ["Divergence", "Referee", "classify", "main"]
-
-LAW = ("base_model_path", "temperature", "conv_template", "system_message", "questions_sha256", "history_sha256")
-"""Settings that change what is asked or the law it is answered by; the others change rounding at most, or length."""
+ASKED = ("base_model_path", "temperature", "conv_template", "system_message", "questions_sha256", "history_sha256")
+"""Settings that change what is asked, or the distribution it is answered from; the others: rounding or length."""
 ROUNDING = ("target_dtype", "inflate", "device")
 
 
@@ -54,7 +52,7 @@ class DifferentTurn:
 def differences(a: AnswerSet, b: AnswerSet) -> tuple[int, list[DifferentTurn]]:
     """Return how many turns both files answer, and those that differ in answer or prompt."""
     count, found = 0, []
-    for ours, theirs in zip(*metrics.paired(a.answers, b.answers), strict=True):
+    for ours, theirs in zip(*paired(a.answers, b.answers), strict=True):
         key = ours["question_id"]
         for one, other in zip(ours["choices"], theirs["choices"], strict=False):
             parted = False
@@ -83,16 +81,16 @@ def settings_apart(a: AnswerSet, b: AnswerSet, keys: Sequence[str]) -> list[str]
     ]
 
 
-def judge(referee: Referee, a: AnswerSet, b: AnswerSet, difference: DifferentTurn) -> Divergence:
+def judge(explainer: Explainer, a: AnswerSet, b: AnswerSet, difference: DifferentTurn) -> Divergence:
     """Give one difference its verdict: by the prompts, then the settings, then the logits."""
     position = first_difference(*difference.answers) or 0
     pair = (_at(difference.answers[0], position), _at(difference.answers[1], position))
     temperature = max(float(run.settings.get("temperature") or 0.0) for run in (a, b))
-    law = settings_apart(a, b, LAW if temperature == 0 else (*LAW, "seed"))
+    asked = settings_apart(a, b, ASKED if temperature == 0 else (*ASKED, "seed"))
     if temperature > 0 and "transformers" in (a.settings.get("method"), b.settings.get("method")):
-        law.append("transformers draws with random numbers of its own")
-    if law:
-        return Divergence(position, pair, "different settings", "; ".join(law))
+        asked.append("transformers draws with random numbers of its own")
+    if asked:
+        return Divergence(position, pair, "different settings", "; ".join(asked))
     if difference.prompts[0] != difference.prompts[1]:
         why = (
             "an earlier turn of the conversation differs"
@@ -107,7 +105,7 @@ def judge(referee: Referee, a: AnswerSet, b: AnswerSet, difference: DifferentTur
         return Divergence(position, pair, "different settings" if apart else "defect", why)
     seed = seed_of(a.settings.get("seed", 0), difference.question, difference.choice, difference.turn)
     sampling = Sampling(temperature if temperature > 1e-5 else 0.0)
-    found = referee.judge(difference.prompts[0], *difference.answers, sampling, seed)
+    found = explainer.explain(difference.prompts[0], *difference.answers, sampling, seed)
     assert found is not None
     apart = settings_apart(a, b, ROUNDING)
     if found.verdict == "defect" and apart:
@@ -131,21 +129,20 @@ def load_target(a: AnswerSet, b: AnswerSet, arguments: argparse.Namespace) -> Pa
     dtype = arguments.dtype or max(dtypes, key=lambda name: torch.finfo(getattr(torch, name)).eps, default="auto")
     inflated = a.settings.get("inflate") or b.settings.get("inflate")
     device = arguments.device or ("cuda" if torch.cuda.is_available() else "cpu")
-    options = Options(base_model_path=path, method="none", dtype=dtype, device=device, inflate=inflated)
-    return load("classic", options, device)
+    options = Models(base_model_path=path, dtype=dtype, device=device, inflate=inflated)
+    return models.load_target(options, device)
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Return 0 if every difference is explained, 1 if one is a defect, 2 for bad input."""
-    parser = argparse.ArgumentParser(
-        prog="python -m evaluation.exactness", description=(__doc__ or "").partition("\n")[0]
-    )
+    parser = make_parser("python -m evaluation.exactness", __doc__)
     parser.add_argument("a", help="answer file")
     parser.add_argument("b", help="answer file to compare it with")
     parser.add_argument("--base-model-path", help="target; default: the one that the headers name")
     parser.add_argument("--dtype", help="of the target; default: the coarser one of the two headers")
     parser.add_argument("--device", help="default: cuda where there is one, else cpu")
-    return run_command(parser, run, arguments)
+    parser.add_argument("--json", action="store_true", help="print the figures as one JSON line, too")
+    return run_command(lambda: run(parser.parse_args(arguments)))
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -157,10 +154,10 @@ def run(arguments: argparse.Namespace) -> int:
     judged: list[tuple[DifferentTurn, Divergence]] = []
     if found:
         pair = load_target(a, b, arguments)
-        referee = Referee(pair.target)
-        judged = [(one, judge(referee, a, b, one)) for one in tqdm(found, desc="judging", disable=None)]
+        explainer = Explainer(pair.target)
+        judged = [(one, judge(explainer, a, b, one)) for one in tqdm(found, desc="judging", disable=None)]
         print(describe(pair.target.model) or f"target {pair.target.name}", f"in {_plain(pair.target.dtype)},", end=" ")
-        print(f"exact logits in {_plain(referee.exact_dtype)}")
+        print(f"exact logits in {_plain(explainer.exact_dtype)}")
         print(_table(judged, pair))
     verdicts = Counter(divergence.verdict for _, divergence in judged)
     compared = count - verdicts["different prompt"]
@@ -171,31 +168,29 @@ def run(arguments: argparse.Namespace) -> int:
     )
     print("".join(f"; {number} {verdict}" for verdict, number in verdicts.most_common()))
     listed = [{"question_id": d.question, "choice": d.choice, "turn": d.turn, **asdict(v)} for d, v in judged]
-    print(json.dumps({"turns": count, "equal": equal, "verdicts": dict(verdicts), "divergences": listed}))
+    figures = {"turns": count, "equal": equal, "verdicts": dict(verdicts), "divergences": listed}
+    print_json(arguments.json, figures)
     return 1 if verdicts["defect"] else 0
 
 
 def _table(judged: Sequence[tuple[DifferentTurn, Divergence]], pair: Pair) -> str:
-    lines = [["question", "turn", "token", "a", "b", "logit a", "logit b", "gap", "noise", "verdict"]]
-    for where, why in judged:
-        texts = ["(ended)" if token is None else repr(pair.tokenizer.decode([token])) for token in why.tokens]
-        numbers = [
-            "" if value is None else f"{value:.4g}" for value in (*(why.scores or (None, None)), why.gap, why.noise)
-        ]
-        verdict = f"{why.verdict}, seen both ways" if why.verdict == "rounding tie" and why.reproduced else why.verdict
-        if why.gap is None or why.verdict not in ("rounding tie", "different prompt"):
-            verdict += f": {why.reason}"
-        choice = f"/{where.choice}" if where.choice else ""
-        lines.append([f"{where.question}{choice}", str(where.turn + 1), str(why.position), *texts, *numbers, verdict])
-    widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
-    return "\n".join(
-        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines
-    )
+    return table([_row(where, why, pair) for where, why in judged])
+
+
+def _row(where: DifferentTurn, why: Divergence, pair: Pair) -> dict[str, str]:
+    one, other = ("(ended)" if token is None else repr(pair.tokenizer.decode([token])) for token in why.tokens)
+    numbers = ["" if v is None else f"{v:.4g}" for v in (*(why.scores or (None, None)), why.gap, why.noise)]
+    verdict = f"{why.verdict}, seen both ways" if why.verdict == "rounding tie" and why.reproduced else why.verdict
+    if why.gap is None or why.verdict not in ("rounding tie", "different prompt"):
+        verdict += f": {why.reason}"
+    place = {
+        "question": f"{where.question}/{where.choice}" if where.choice else f"{where.question}",
+        "turn": str(where.turn + 1),
+        "token": str(why.position),
+    }
+    measured = dict(zip(("logit a", "logit b", "gap", "noise"), numbers, strict=True))
+    return place | {"a": one, "b": other} | measured | {"verdict": verdict}
 
 
 def _plain(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
-
-
-if __name__ == "__main__":
-    sys.exit(main())

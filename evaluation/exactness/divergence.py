@@ -18,11 +18,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from evaluation.run.baselines import first_difference
+from evaluation.answers.match import first_difference
 from opt_tree import CausalLM, Random, Sampling, Tree
 from opt_tree.decode import check_prompt
 
-Verdict = Literal["rounding tie", "different settings", "different prompt", "different length", "defect"]
+Why = Literal["rounding tie", "different settings", "different prompt", "different length", "defect"]
 
 LIMIT = 4.0
 """How many times the noise a gap may be and still count as a tie; a normal error exceeds that once in 30,000 times."""
@@ -37,15 +37,15 @@ class Divergence:
 
     Of greedy decoding: `scores` are the two tokens' exact logits, `gap` is how far the worse lies below the best logit,
     `noise` the standard deviation of the rounding error of a difference between two leading logits. Of sampling:
-    `scores` are the distances of the position's uniform number from the two tokens' intervals of the cumulative law,
-    `gap` is the larger one, `noise` the largest rounding error of such an interval's bounds.
+    `scores` are the distances of the position's uniform number from the two tokens' intervals of the cumulative
+    distribution, `gap` is the larger one, `noise` the largest rounding error of such an interval's bounds.
     """
 
     position: int
     """Index of the first differing token among the generated ones."""
     tokens: tuple[int | None, int | None]
     """The two tokens there; None for a generation that has ended."""
-    verdict: Verdict
+    verdict: Why
     reason: str
     scores: tuple[float, float] | None = None
     best: int | None = None
@@ -72,10 +72,10 @@ class _Measured:
     choices: dict[str, int]
 
 
-class Referee:
-    """Judges pairs of generations of one target. Keeps an exact copy of its weights, so it needs memory for both.
+class Explainer:
+    """Explains pairs of generations of one target. Keeps an exact copy of its weights, so it needs memory for both.
 
-    `judge` runs the target and so ends a generation under way on it.
+    `explain` runs the target and so ends a generation under way on it.
     """
 
     def __init__(self, target: CausalLM) -> None:
@@ -83,7 +83,7 @@ class Referee:
         self.exact_dtype = torch.float32 if target.dtype in (torch.float16, torch.bfloat16) else torch.float64
         self._exact = copy.deepcopy(target.model).to(self.exact_dtype)
 
-    def judge(
+    def explain(
         self,
         prompt: Sequence[int] | Tensor,
         tokens_a: Sequence[int],
@@ -144,8 +144,8 @@ def classify(
     sampling: Sampling = Sampling(),
     seed: int = 0,
 ) -> Divergence | None:
-    """Judge one pair of generations as `Referee.judge` does. For many pairs make one Referee: it copies the target."""
-    return Referee(target).judge(prompt_ids, tokens_a, tokens_b, sampling, seed)
+    """Explain one pair of generations. For many pairs make one `Explainer`: it copies the target."""
+    return Explainer(target).explain(prompt_ids, tokens_a, tokens_b, sampling, seed)
 
 
 def _token(tokens: Sequence[int], position: int) -> int | None:
@@ -157,7 +157,7 @@ def _verdict(position: int, pair: tuple[int, int], m: _Measured, dtype: str) -> 
         f"{m.gap / m.noise:.1f} times the {dtype} noise of {m.noise:.2g}" if m.noise else f"and {dtype} shows no noise"
     )
     if m.gap <= LIMIT * m.noise:
-        verdict: Verdict = "rounding tie"
+        verdict: Why = "rounding tie"
         reason = f"a gap of {m.gap:.2g}, {times}"
     else:
         verdict = "defect"
@@ -185,20 +185,20 @@ def _measure_greedy(rows: dict[str, Float[Tensor, "1 vocab"]], pair: tuple[int, 
 def _measure_drawn(
     rows: dict[str, Float[Tensor, "1 vocab"]], pair: tuple[int, int], random: Random, position: int
 ) -> _Measured:
-    """The token wins whose interval of the cumulative law holds the position's uniform number (`opt_tree.Random`)."""
-    laws = {name: row.softmax(-1) for name, row in rows.items()}
-    choices = {name: int(random.draw(law, np.array([position]))) for name, law in laws.items()}
+    """The token wins whose interval of the cumulative distribution holds the position's uniform number."""
+    probs = {name: row.softmax(-1) for name, row in rows.items()}
+    choices = {name: int(random.draw(own, np.array([position]))) for name, own in probs.items()}
     uniform = random._ahead[position]
-    bounds = {name: _bounds(law) for name, law in laws.items()}
+    bounds = {name: _bounds(own) for name, own in probs.items()}
     exact = bounds.pop(EXACT)
     noise = max(float((own - exact).abs().max()) for own in bounds.values())
     one, other = (max(0.0, float(exact[token]) - uniform, uniform - float(exact[token + 1])) for token in pair)
     return _Measured((one, other), choices.pop(EXACT), max(one, other), noise, choices)
 
 
-def _bounds(law: Float[Tensor, "1 vocab"]) -> Float[Tensor, " bounds"]:
+def _bounds(probs: Float[Tensor, "1 vocab"]) -> Float[Tensor, " bounds"]:
     """Interval bounds: token k owns [k, k + 1)."""
-    cumulative = law[0].cumsum(-1, dtype=torch.float64)
+    cumulative = probs[0].cumsum(-1, dtype=torch.float64)
     return torch.nn.functional.pad(cumulative / cumulative[-1], (1, 0))
 
 

@@ -15,8 +15,8 @@ from typing import Literal
 
 import numpy as np
 
-from evaluation.answers import metrics
 from evaluation.answers.file import Record
+from evaluation.answers.steps import steps_of, total
 
 CANDIDATES = (
     3,
@@ -79,9 +79,9 @@ class Acceptance:
     @classmethod
     def of(cls, answers: Sequence[Record], name: str) -> "Acceptance":
         """Sum up an answer file. Raises ValueError where it lacks the counts or nothing was drafted."""
-        taken, steps = metrics.steps(answers), metrics.total(answers, "decoding_steps")
+        taken, steps = steps_of(answers), total(answers, "decoding_steps")
         forwards, drafted, verified = (
-            metrics.total(answers, key) for key in ("draft_forwards", "draft_tokens", "verified_tokens")
+            total(answers, key) for key in ("draft_forwards", "draft_tokens", "verified_tokens")
         )
         if taken is None or not steps or forwards is None or drafted is None or verified is None:
             raise ValueError(
@@ -90,9 +90,9 @@ class Acceptance:
         if not forwards or verified <= steps:
             raise ValueError(f"{name} was answered without drafts: a budget needs answers of --method opt")
         whole = taken.whole if taken.whole.any() else np.ones_like(taken.whole)
-        wall, prefill = metrics.total(answers, "wall_time"), metrics.total(answers, "prefill_time")
-        draft, new = metrics.total(answers, "draft_time"), metrics.total(answers, "new_tokens")
-        inside = [metrics.total(answers, key) for key in ("draft_forward_time", "target_forward_time")]
+        wall, prefill = total(answers, "wall_time"), total(answers, "prefill_time")
+        draft, new = total(answers, "draft_time"), total(answers, "new_tokens")
+        inside = [total(answers, key) for key in ("draft_forward_time", "target_forward_time")]
         assert wall is not None and new is not None
         decoding = wall - (prefill or 0.0)
         return cls(
@@ -110,7 +110,7 @@ class Acceptance:
 
 
 @dataclass(frozen=True)
-class Law:
+class AcceptanceCurve:
     """Acceptance at every budget, from the budgets that were tried.
 
     Tokens a step and draft layers are interpolated linearly in log2(n + 1) between (0 nodes: 1 token, 0 layers) and the
@@ -203,15 +203,15 @@ class Advice:
 
 
 Outside = Literal["ignored", "timed", "remainder"]
-"""What a layer and a step take outside the forwards (laws, pool, judging, commit, Python): not counted (answers from
+"""What a layer and a step take outside the forwards (pool, policy, judging, commit, Python): not counted (answers from
 elsewhere), as the answers' own clocks say (a CPU), or what their layers and steps take beyond the measured forwards (an
 accelerator, which still works when a forward's call returns)."""
 
 
-def advise(law: Law, target: Curve, drafter: Curve, outside: Outside) -> Advice:
+def advise(curve: AcceptanceCurve, target: Curve, drafter: Curve, outside: Outside) -> Advice:
     """Predict the speed of every candidate budget, up to twice the largest that was tried; curves are bare forwards."""
     over_layer = over_step = 0.0
-    timed = [one for one in law.measured if None not in (one.draft, one.rest, one.draft_forward, one.target_forward)]
+    timed = [one for one in curve.measured if None not in (one.draft, one.rest, one.draft_forward, one.target_forward)]
     if outside == "timed":
         layers = [((one.draft or 0) - (one.draft_forward or 0)) / one.layers for one in timed]
         steps = [(one.rest or 0) - (one.target_forward or 0) for one in timed]
@@ -222,14 +222,14 @@ def advise(law: Law, target: Curve, drafter: Curve, outside: Outside) -> Advice:
         over_layer, over_step = max(0.0, float(np.mean(layers))), max(0.0, float(np.mean(steps)))
 
     def choice(nodes: float) -> Choice:
-        layer = drafter(law.width(nodes)) + over_layer
-        step = law.layers(nodes) * layer + target(nodes + 1) + over_step
-        return Choice(round(nodes), law.length(nodes), law.layers(nodes), layer, step, nodes > law.largest + 0.5)
+        layer = drafter(curve.width(nodes)) + over_layer
+        step = curve.layers(nodes) * layer + target(nodes + 1) + over_step
+        return Choice(round(nodes), curve.length(nodes), curve.layers(nodes), layer, step, nodes > curve.largest + 0.5)
 
-    candidates = [nodes for nodes in CANDIDATES if nodes <= 2 * law.largest] or [max(1, round(law.largest))]
+    candidates = [nodes for nodes in CANDIDATES if nodes <= 2 * curve.largest] or [max(1, round(curve.largest))]
     return Advice(
         choices=tuple(choice(nodes) for nodes in candidates),
         plain_rate=1 / (target(1) + over_step),
-        calibration=law.calibration(),
-        own=choice(law.measured[0].nodes),
+        calibration=curve.calibration(),
+        own=choice(curve.measured[0].nodes),
     )

@@ -1,19 +1,18 @@
-"""How long a forward takes: measured, tabulated, interpolated, drawn.
+"""How long a forward takes: measured and interpolated.
 
 Owns the measuring of one forward through `opt_tree.CausalLM`, mask and cache included, as decoding runs it.
 """
 
-import random
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import torch
-from tqdm import tqdm
+from tqdm import trange
 
 from evaluation.latency.budget import Curve
+from evaluation.timing import schedule, shuffled
 from opt_tree import CausalLM
 
 _WARM_UP = 2
@@ -21,7 +20,7 @@ _LEAST = 3
 
 
 @dataclass(frozen=True)
-class Cell:
+class ForwardTime:
     """One measurement: a forward of so many tokens behind so many committed ones; median and quartiles."""
 
     model: str
@@ -80,35 +79,29 @@ class Probe:
 
 def measure(
     probes: Sequence[Probe], contexts: Sequence[int], tokens: Sequence[int], repeats: int, patience: float
-) -> list[Cell]:
+) -> list[ForwardTime]:
     """Time every model at every size, `repeats` times each after a warm-up, in a new order every round.
 
-    So a machine that drifts or a neighbour that wakes up hurts all sizes and models alike. A size whose forwards have
-    taken `patience` seconds together is not repeated further (three times it always is).
+    A size whose forwards have taken `patience` seconds together is not repeated further (three times it always is).
     """
-    cells = []
-    with tqdm(total=len(contexts) * (_WARM_UP + repeats), desc="measuring", disable=None) as progress:
-        for context in contexts:
-            places = [(probe, count) for probe in probes for count in tokens if probe.fits(context, count)]
-            for probe in probes:
-                if probe.fits(context, 1):
-                    probe.fill(context)
-            seconds: dict[tuple[Probe, int], list[float]] = {place: [] for place in places}
-            order = random.Random(0)
-            for _ in range(_WARM_UP + repeats):
-                order.shuffle(places)
-                for probe, count in places:
-                    times = seconds[probe, count]
-                    if len(times) < _WARM_UP + _LEAST or sum(times) < patience:
-                        times.append(probe.time(count))
-                progress.update()
-            for (probe, count), times in seconds.items():
-                low, middle, high = (1000 * float(q) for q in np.percentile(times[_WARM_UP:], (25, 50, 75)))
-                cells.append(Cell(probe.name, context, count, middle, low, high, len(times) - _WARM_UP))
-    return cells
+    measured = []
+    for context in contexts:
+        for probe in probes:
+            if probe.fits(context, 1):
+                probe.fill(context)
+        places = [(probe, count) for probe in probes for count in tokens if probe.fits(context, count)]
+        seconds: dict[tuple[Probe, int], list[float]] = {place: [] for place in places}
+        rounds = trange(_WARM_UP + repeats, desc=f"context {context}", unit="round", leave=False, disable=None)
+        for place, _ in schedule(places, rounds, order=shuffled):
+            if len(seconds[place]) < _WARM_UP + _LEAST or sum(seconds[place]) < patience:
+                seconds[place].append(place[0].time(place[1]))
+        for (probe, count), times in seconds.items():
+            low, middle, high = (1000 * float(q) for q in np.percentile(times[_WARM_UP:], (25, 50, 75)))
+            measured.append(ForwardTime(probe.name, context, count, middle, low, high, len(times) - _WARM_UP))
+    return measured
 
 
-def curve(cells: Sequence[Cell], model: str, context: int) -> Curve:
+def curve(cells: Sequence[ForwardTime], model: str, context: int) -> Curve:
     """Seconds of a forward against its tokens, linear between the measured sizes and behind the last two."""
     found = sorted((cell.tokens, cell.ms / 1000) for cell in cells if (cell.model, cell.context) == (model, context))
     sizes, seconds = (np.array(column) for column in zip(*found, strict=True))
@@ -120,35 +113,3 @@ def curve(cells: Sequence[Cell], model: str, context: int) -> Curve:
         return float(np.interp(tokens, sizes, seconds))
 
     return at
-
-
-def draw(cells: Sequence[Cell], title: str, path: Path) -> None:
-    """Draw time against tokens, as the paper's figure 3 does (arXiv:2406.17276): axes logarithmic, quartiles shaded."""
-    import matplotlib
-
-    matplotlib.use("agg")
-    import matplotlib.pyplot as plt
-
-    contexts = sorted({cell.context for cell in cells})
-    colours = {"target": plt.get_cmap("Blues"), "drafter": plt.get_cmap("Oranges")}
-    figure, axes = plt.subplots(figsize=(6.4, 4.0), dpi=150)
-    for model in ("target", "drafter"):
-        for place, context in enumerate(contexts):
-            line = sorted((c.tokens, c.ms, c.low, c.high) for c in cells if (c.model, c.context) == (model, context))
-            if line:
-                tokens, ms, low, high = zip(*line, strict=True)
-                colour = colours[model](0.45 + 0.45 * (place + 1) / len(contexts))
-                axes.plot(tokens, ms, marker="o", markersize=3, color=colour, label=f"{model}, context {context}")
-                axes.fill_between(tokens, low, high, color=colour, alpha=0.15, linewidth=0)
-    axes.set_xscale("log", base=2)
-    axes.set_yscale("log")
-    axes.xaxis.set_major_formatter(matplotlib.ticker.ScalarFormatter())
-    axes.yaxis.set_major_formatter(matplotlib.ticker.FuncFormatter(lambda value, _: f"{value:g}"))
-    axes.set(xlabel="tokens in the forward", ylabel="milliseconds")
-    axes.set_title(title, fontsize=6.5, loc="left", wrap=True)
-    axes.grid(True, which="major", alpha=0.25)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(frameon=False, fontsize=7)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, bbox_inches="tight")
-    plt.close(figure)

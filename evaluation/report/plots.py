@@ -1,6 +1,6 @@
 """The pictures of an answer file: E(A) against A, acceptance by depth, accepted lengths, where a step's time goes.
 
-Needs matplotlib; the figures are those of `evaluation.metrics`.
+Needs matplotlib; the figures are those of `evaluation.answers`.
 """
 
 from collections.abc import Sequence
@@ -16,8 +16,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
-from evaluation.answers import metrics
 from evaluation.answers.file import AnswerSet
+from evaluation.answers.metrics import summary
+from evaluation.answers.steps import Steps, acceptance_by_depth, calibration, step_time, steps_of, total
 
 BLUE, ORANGE, GREY = "#2b6cb0", "#d9730d", "#8a8f98"
 PARTS = ("#2b6cb0", "#90b8e0", "#d9730d", "#f2b880", "#5a9367", "#c4c8ce")
@@ -48,22 +49,22 @@ def draw_all(runs: Sequence[AnswerSet], folder: Path) -> list[Path]:
 
     with plt.rc_context(STYLE):
         for run in runs:
-            taken = metrics.steps(run.answers)
+            taken = steps_of(run.answers)
             if taken is None or taken.lengths.max(initial=1) == 1:
                 continue
-            if metrics.calibration(taken) is not None:
+            if calibration(taken) is not None:
                 save(expected_against_accepted(taken, run.name), f"{run.name}-expected")
             save(depths(taken, run.name), f"{run.name}-depth")
             save(lengths(taken, run.name), f"{run.name}-lengths")
-        timed = [(run, times) for run in runs if (times := metrics.step_time(run.answers)) is not None]
+        timed = [(run, times) for run in runs if (times := step_time(run.answers)) is not None]
         if timed:
             save(time_of_a_step(timed), f"{runs[0].name}-time")
     return drawn
 
 
-def expected_against_accepted(taken: metrics.Steps, title: str) -> Figure:
+def expected_against_accepted(taken: Steps, title: str) -> Figure:
     """A heat map: for steps of each E(A) + 1, how often each A + 1 was emitted, as shares of a column."""
-    fit = metrics.calibration(taken)
+    fit = calibration(taken)
     assert fit is not None and taken.expected is not None
     expected, accepted = taken.expected[taken.whole], taken.lengths[taken.whole]
     longest = float(np.ceil(max(expected.max(), accepted.max())))
@@ -115,9 +116,9 @@ def expected_against_accepted(taken: metrics.Steps, title: str) -> Figure:
     return figure
 
 
-def depths(taken: metrics.Steps, title: str) -> Figure:
+def depths(taken: Steps, title: str) -> Figure:
     """How often a path of each depth is drafted, and how often accepted."""
-    table = metrics.acceptance_by_depth(taken)
+    table = acceptance_by_depth(taken)
     depth = [row["depth"] for row in table]
     figure, axes = plt.subplots(figsize=(4.8, 3.2))
     whole = int(taken.whole.sum())
@@ -146,7 +147,7 @@ def depths(taken: metrics.Steps, title: str) -> Figure:
     return figure
 
 
-def lengths(taken: metrics.Steps, title: str) -> Figure:
+def lengths(taken: Steps, title: str) -> Figure:
     """How many tokens a step emits."""
     values, counts = np.unique(taken.lengths, return_counts=True)
     mean = taken.lengths.mean()
@@ -174,7 +175,7 @@ def time_of_a_step(timed: Sequence[tuple[AnswerSet, dict[str, float]]]) -> Figur
         for (name, value), colour in zip(times.items(), PARTS, strict=True):
             axes.barh(place, value, left=left, height=0.6, color=colour, label=name if place == 0 else None)
             left += value
-        tokens = metrics.summary(run.answers)["new_tokens"] / (metrics.total(run.answers, "decoding_steps") or 1)
+        tokens = summary(run.answers)["new_tokens"] / (total(run.answers, "decoding_steps") or 1)
         axes.text(
             left,
             place,

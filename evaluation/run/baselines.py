@@ -4,23 +4,23 @@ The plain loop with an empty tree is the other baseline; it is in the library (`
 """
 
 import time
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from transformers import GenerationConfig, PreTrainedModel
 
-from opt_tree import CausalLMDrafter, Drafter, Generation, Pair, Sampling, Sharpened
+from evaluation.timing import Method, Timed
+from opt_tree import CausalLMDrafter, Decoder, Drafter, Pair, Sampling
 
 
-@dataclass(frozen=True)
-class Timed:
-    """New tokens and the wall time they took, prefill included."""
+def in_loop(decoder: Decoder, pair: Pair, sampling: Sampling = Sampling(), seed: int = 0) -> Method:
+    """Return the library's loop as a method."""
 
-    tokens: list[int]
-    seconds: float
-    generation: Generation | None = field(default=None, repr=False)
-    """The trace, where the library's loop decoded."""
+    def decode(prompt: list[int], max_new_tokens: int) -> Timed:
+        generation = decoder.generate(prompt, max_new_tokens, sampling, pair.stop, seed=seed)
+        return Timed(generation.tokens, generation.seconds, generation)
+
+    return decode
 
 
 def transformers_greedy(
@@ -64,9 +64,7 @@ def transformers_assisted(
 
 def assistant_of(drafter: Drafter) -> PreTrainedModel | None:
     """Return the causal LM inside a drafter, which can assist transformers' generate; None for an EAGLE head."""
-    if isinstance(drafter, Sharpened):
-        drafter = drafter.drafter
-    return drafter.lm.model if isinstance(drafter, CausalLMDrafter) else None
+    return drafter.bare.lm.model if isinstance(drafter.bare, CausalLMDrafter) else None
 
 
 def _generate(
@@ -92,10 +90,3 @@ def _generate(
     output = target.model.generate(ids, attention_mask=torch.ones_like(ids), generation_config=config, **options)
     tokens = output[0, len(prompt) :].tolist()  # type: ignore[index]
     return Timed(tokens, time.perf_counter() - begin)
-
-
-def first_difference(ours: list[int], theirs: list[int]) -> int | None:
-    """Return the first index at which two token lists differ, None for equal ones; a missing token differs, too."""
-    if ours == theirs:
-        return None
-    return next((i for i, (a, b) in enumerate(zip(ours, theirs, strict=False)) if a != b), min(len(ours), len(theirs)))

@@ -9,58 +9,69 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from transformers import PreTrainedModel
 
 from evaluation.questions.prompts import Prompter
-from evaluation.run.baselines import Timed, transformers_greedy
+from evaluation.run.baselines import assistant_of, transformers_greedy
 from evaluation.run.conversation import Answer
-from evaluation.run.options import Options
-from evaluation.run.processes import Crew
+from evaluation.run.options import Machine, Models, Options
+from evaluation.run.processes import Processes
+from evaluation.timing import Timed
 from opt_tree import (
     CausalLMDrafter,
     Decoder,
     OptTree,
     Pair,
     Sampling,
-    Sharpened,
     load_causal_lm,
     load_pair,
     load_tokenizer,
 )
-from opt_tree.checkpoints import DEMO
+from opt_tree.checkpoints import DEMO, as_dtype, check_same_tokenizer
 from opt_tree.inflate import inflate_pair
 from opt_tree.presets import chain, opt, plain
 
 
-def check_device(options: Options, crew: Crew) -> str:
+def check_device(options: Machine) -> str:
+    """The device asked for, or the default; ValueError where this machine or this build of torch has none such.
+
+    Also gives this process its threads.
+    """
+    device = options.device or ("cuda" if torch.cuda.device_count() else "cpu")
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:  # torch asserts that it was compiled with CUDA
+        raise ValueError(f"no device {device!r} here: {str(error).splitlines()[0]}") from error
+    options.set_threads(torch.device(device))
+    return device
+
+
+def place(options: Options, processes: Processes) -> str:
     """The device of this process; ValueError when the GPU options ask for what is not there."""
     count = torch.cuda.device_count()
     device = options.device or ("cuda" if count else "cpu")
-    try:
-        kind = torch.device(device).type
-    except RuntimeError as error:
-        raise ValueError(f"--device {device}: {str(error).splitlines()[0]}") from error
-    if kind != "cuda":
+    if not device.startswith("cuda"):
         if options.max_gpu_memory or options.num_gpus_per_model > 1 or options.processes not in (None, 1):
             raise ValueError(
                 f"--num-gpus-total, --num-gpus-per-model and --max-gpu-memory speak of GPUs, but the device is {device}"
                 "; on a CPU several processes are: accelerate launch --multi_gpu --num_processes N"
             )
-        return device
-    needed = (crew.local_rank + 1) * options.num_gpus_per_model
+        return check_device(options)
+    needed = (processes.local_rank + 1) * options.num_gpus_per_model
     if needed > count:
-        raise ValueError(f"process {crew.rank} needs {needed} GPUs on this machine, which has {count}")
-    if options.processes not in (None, crew.size):
+        raise ValueError(f"process {processes.rank} needs {needed} GPUs on this machine, which has {count}")
+    if options.processes not in (None, processes.size):
         raise ValueError(
             f"--num-gpus-total {options.num_gpus_total} with {options.num_gpus_per_model} a model means "
-            f"{options.processes} processes, {crew.size} were launched"
+            f"{options.processes} processes, {processes.size} were launched"
         )
     if device == "cuda":
-        device = f"cuda:{crew.local_rank * options.num_gpus_per_model}"
+        device = f"cuda:{processes.local_rank * options.num_gpus_per_model}"
     torch.cuda.set_device(device)
     return device
 
 
-def relaunch(kind: str, options: Options, arguments: Sequence[str]) -> None:
+def relaunch(command: str, options: Options, arguments: Sequence[str]) -> None:
     """Become `accelerate launch` of as many processes as --num-gpus-total asks for; return if that is one."""
     count = torch.cuda.device_count()
     if "WORLD_SIZE" in os.environ or options.processes in (None, 1) or options.device == "cpu" or not count:
@@ -70,37 +81,86 @@ def relaunch(kind: str, options: Options, arguments: Sequence[str]) -> None:
             f"--num-gpus-total {options.num_gpus_total}: this machine has {count} GPUs; over several machines use "
             "accelerate launch --num_machines"
         )
-    os.execv(sys.executable, [sys.executable, *launcher(kind, options.processes or 1), *arguments])
+    os.execv(sys.executable, [sys.executable, *launcher(command, options.processes or 1), *arguments])
 
 
-def launcher(kind: str, processes: int) -> list[str]:
+def launcher(command: str, processes: int) -> list[str]:
     """The part of the command line that launches."""
     # Its other flags start one process, however many are asked for.
     several = ["--multi_gpu", "--num_machines", "1", "--mixed_precision", "no", "--dynamo_backend", "no"]
     count = ["--num_processes", str(processes)]
-    return ["-m", "accelerate.commands.launch", *several, *count, "-m", f"evaluation.eval_opt_{kind}"]
+    return ["-m", "accelerate.commands.launch", *several, *count, "-m", f"evaluation.eval_opt_{command}"]
 
 
-def load(kind: str, options: Options, device: str) -> Pair:
-    """Load what the method needs, inflated if asked for. A method that drafts nothing gets its target only."""
+def load(
+    options: Models,
+    device: str,
+    bare: bool = False,
+    draft_dtype: str | None = None,
+    inflated: PreTrainedModel | None = None,
+) -> Pair:
+    """Load a target and its drafter, inflated if asked for; `bare`: without the stored sharpening.
+
+    `inflated`: what became of the same target in another pair; the two then share it.
+    """
+    return _inflated(_load_pair(options, device, draft_dtype, bare=bare), options, inflated)
+
+
+def load_target(options: Models, device: str) -> Pair:
+    """Load a target alone, for what drafts nothing: it is its own drafter, which nobody asks."""
+    return _inflated(_load_alone(options, device), options)
+
+
+def load_run(options: Options, device: str) -> Pair:
+    """Load what a run's method needs, on the GPUs that are this process's."""
     placement = _placement(options, device)
-    path = options.base_model_path
-    if options.method == "none":
-        path = str(DEMO / "target") if path == "demo" else path
-        target = load_causal_lm(path, options.dtype, device, **placement)
-        pair = Pair(target, load_tokenizer(path), CausalLMDrafter(target))
-    else:
-        # "auto" keeps an independent drafter in float32 on a CPU, where that is fastest.
-        draft_dtype = "auto" if torch.device(device).type == "cpu" else options.dtype
-        drafter = {"drafter": options.draft_model_path} if kind == "classic" else {"eagle": options.ea_model_path}
-        pair = load_pair(path, **drafter, dtype=options.dtype, draft_dtype=draft_dtype, device=device, **placement)
+    alone = options.method == "none"
+    pair = _load_alone(options, device, **placement) if alone else _load_pair(options, device, **placement)
     homes = {str(home) for home in (getattr(pair.target.model, "hf_device_map", None) or {}).values()}
     if placement and homes & {"cpu", "disk"}:
         raise ValueError(
-            f"{path} does not fit into {options.max_gpu_memory or 'the free memory'} on each of "
+            f"{options.base_model_path} does not fit into {options.max_gpu_memory or 'the free memory'} on each of "
             f"{options.num_gpus_per_model} GPUs; raise --max-gpu-memory or --num-gpus-per-model"
         )
-    return inflate_pair(pair, options.inflate) if options.inflate else pair
+    return _inflated(pair, options)
+
+
+def load_assistant(options: Models, path: str | None, pair: Pair, draft_dtype: str = "auto") -> PreTrainedModel | None:
+    """Return the causal LM that assists transformers' generate: the one at `path`, else the pair's own draft model.
+
+    Where there is neither, the embedded one for the embedded target; else None.
+    """
+    if path is None and (own := assistant_of(pair.drafter)) is not None:
+        return own
+    path = path or ("demo" if options.base_model_path == "demo" else None)
+    if path is None:
+        return None
+    folder, device = str(DEMO / "draft") if path == "demo" else path, str(pair.target.device)
+    check_same_tokenizer(pair.tokenizer, load_tokenizer(folder), options.base_model_path, path)
+    dtype = "float32" if draft_dtype == "auto" and device == "cpu" else draft_dtype
+    return load_causal_lm(folder, as_dtype(dtype, device), device).model
+
+
+def _load_pair(options: Models, device: str, draft_dtype: str | None = None, **more: Any) -> Pair:
+    # "auto" keeps an independent drafter in float32 on a CPU, where that is fastest.
+    dtypes = {"dtype": options.dtype, "draft_dtype": draft_dtype or ("auto" if device == "cpu" else options.dtype)}
+    return load_pair(options.base_model_path, **for_load_pair(options.drafter), **dtypes, device=device, **more)
+
+
+def _load_alone(options: Models, device: str, **more: Any) -> Pair:
+    path = str(DEMO / "target") if options.base_model_path == "demo" else options.base_model_path
+    target = load_causal_lm(path, options.dtype, device, **more)
+    return Pair(target, load_tokenizer(path), CausalLMDrafter(target))
+
+
+def _inflated(pair: Pair, options: Models, large: PreTrainedModel | None = None) -> Pair:
+    return inflate_pair(pair, options.inflate, large=large) if options.inflate else pair
+
+
+def for_load_pair(spec: str) -> dict[str, str]:
+    """What `load_pair` calls a drafter."""
+    kind, _, path = spec.rpartition(":")
+    return {"eagle" if kind == "eagle" else "drafter": path}
 
 
 def _placement(options: Options, device: str) -> dict[str, Any]:
@@ -140,13 +200,5 @@ def _decoder(name: str, options: Options, pair: Pair) -> Decoder:
 
 def resolved(pair: Pair) -> dict[str, Any]:
     """What "auto" and a stored calibration came to."""
-    bare = pair.drafter.drafter if isinstance(pair.drafter, Sharpened) else pair.drafter
-    return {
-        "target_dtype": _name(pair.target.dtype),
-        "draft_dtype": _name(bare.lm.dtype) if hasattr(bare, "lm") else None,
-        "sharpening": pair.drafter.temperature if isinstance(pair.drafter, Sharpened) else None,
-    }
-
-
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
+    dtype = str(pair.target.dtype).removeprefix("torch.")
+    return {"target_dtype": dtype, "draft_dtype": None, "sharpening": None} | pair.drafter.settings

@@ -17,7 +17,7 @@ Item = TypeVar("Item")
 
 
 @dataclass(frozen=True)
-class Crew:
+class Processes:
     """This process among its equals. Alone, every method is a no-op or a plain call."""
 
     rank: int = 0
@@ -25,7 +25,7 @@ class Crew:
     size: int = 1
 
     @classmethod
-    def join(cls) -> "Crew":
+    def join(cls) -> "Processes":
         """Meet the other processes that a launcher started, if one did."""
         size = int(os.environ.get("WORLD_SIZE", "1"))
         if size == 1:
@@ -63,7 +63,7 @@ class Crew:
         if refusal[0] is not None:
             raise ValueError(refusal[0])
 
-    def part(self) -> None:
+    def leave(self) -> None:
         """Leave."""
         if self.size > 1:
             torch.distributed.destroy_process_group()

@@ -12,25 +12,29 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 from tqdm import tqdm
 
 from evaluation.answers.file import AnswerFile, Record
+from evaluation.command_line import parse, print_json
 from evaluation.questions.prompts import Prompter, get_template
 from evaluation.questions.sets import Question, QuestionSet, load_set, select
 from evaluation.report.command import print_report
 from evaluation.run.conversation import Answer, Conversation, History
 from evaluation.run.machine import environment
-from evaluation.run.models import check_device, load, make_method, relaunch, resolved
-from evaluation.run.options import KINDS, Options, as_dict, parse
-from evaluation.run.processes import Crew
+from evaluation.run.models import load_run, make_method, place, relaunch, resolved
+from evaluation.run.options import DRAFTER_FLAGS, Options
+from evaluation.run.processes import Processes
+from evaluation.timing import schedule
 from opt_tree.inflate import describe
 
-DRAFTING = ("nodes", "threshold", "max_depth", "draft_dtype", "sharpening", *KINDS.values())
+DRAFTING = {
+    *("nodes", "threshold", "max_depth", "draft_dtype", "sharpening", "drafter"),
+    *(flag.removeprefix("--").replace("-", "_") for flag in DRAFTER_FLAGS),
+}
 """Settings that plain decoding has no use for."""
 PLACE = {
     *("bench_name", "question_file", "data_dir", "fetch", "question_begin", "question_end", "limit", "history"),
-    *("answer_file", "overwrite", "baseline"),
+    *("answer_file", "overwrite", "baseline", "json"),
     *("device", "threads", "dtype", "num_gpus_per_model", "num_gpus_total", "max_gpu_memory"),
 }
 """Options that say where, or which part, or are settings under another name: they change no answer themselves."""
@@ -51,66 +55,65 @@ class Work:
         return Work(self.method, self.file, self.settings | known)
 
 
-def main(kind: str, description: str | None, arguments: list[str] | None = None) -> int:
-    """Run one of the two commands. Returns 0 when every question is answered, 1 when some failed, 2 for bad input."""
-    crew = Crew()
+def main(command: str, kind: type[Options], about: str | None, arguments: list[str] | None = None) -> int:
+    """Run eval_opt_`command`. Returns 0 when every question is answered, 1 when some failed, 2 for bad input."""
+    processes = Processes()
     try:
-        options = parse(kind, arguments, (description or "").partition("\n")[0])
-        relaunch(kind, options, sys.argv[1:] if arguments is None else arguments)
-        crew = Crew.join()
-        return run(kind, options, crew)
+        options = parse(kind, f"python -m evaluation.eval_opt_{command}", about, arguments)
+        relaunch(command, options, sys.argv[1:] if arguments is None else arguments)
+        processes = Processes.join()
+        return run(command, options, processes)
     except (ValueError, OSError) as error:
-        if crew.leads:
+        if processes.leads:
             print(f"error: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("stopped; the same command goes on from here", file=sys.stderr)
         return 130
     finally:
-        crew.part()
+        processes.leave()
 
 
-def run(kind: str, options: Options, crew: Crew = Crew()) -> int:
+def run(command: str, options: Options, processes: Processes = Processes()) -> int:
     """Answer what has no answer yet and put the files in order. Raises ValueError and OSError for bad input."""
     questions = load_set(options.bench_name, options.question_file, options.data_dir, options.fetch)
     chosen = select(questions.questions, options.question_begin, options.question_end, options.limit)
-    device = check_device(options, crew)
-    options.set_threads(torch.device(device))
+    device = place(options, processes)
     if options.conv_template:
         get_template(options.conv_template)
     history = read_history(options.history, chosen, options.num_choices)
-    works = plan(kind, options, questions, device.partition(":")[0])
+    works = plan(command, options, questions, device.partition(":")[0])
     order = [question.id for question in questions.questions]
-    crew.lead(lambda: prepare(works, order, options.overwrite))
+    processes.lead(lambda: prepare(works, order, options.overwrite))
 
-    pair = load(kind, options, device)
+    pair = load_run(options, device)
     prompter = Prompter(pair.tokenizer, pair.stop, options.conv_template, options.system_message)
     works = [work.resolve(resolved(pair)) for work in works]
     session = {
         "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
-        "options": as_dict(options, kind),
+        "options": options.as_dict(),
         "questions": str(questions.path),
         "target": describe(pair.target.model, pair.drafter)
         or f"{pair.target.name}, {pair.target.model.num_parameters() / 1e6:.1f}M parameters",
-        "processes": crew.size,
+        "processes": processes.size,
         "environment": environment(pair.target.device),
     }
     asked = f"{questions.name}, {len(chosen)} questions of {questions.path}"
-    crew.lead(lambda: begin(works, options.overwrite, session, asked))
+    processes.lead(lambda: begin(works, options.overwrite, session, asked))
     methods = {work.method: make_method(work.method, options, pair, prompter) for work in works}
     conversation = Conversation(prompter, options.max_new_token, options.num_choices, options.seed, history)
-    answer_all(crew, works, methods, chosen, conversation)
-    crew.wait()
-    failed = finish(works, order, {question.id for question in chosen}) if crew.leads else 0
-    crew.wait()
+    answer_all(processes, works, methods, chosen, conversation)
+    processes.wait()
+    failed = finish(works, order, {question.id for question in chosen}, options.json) if processes.leads else 0
+    processes.wait()
     return 1 if failed else 0
 
 
-def plan(kind: str, options: Options, questions: QuestionSet, device: str) -> list[Work]:
+def plan(command: str, options: Options, questions: QuestionSet, device: str) -> list[Work]:
     """The method asked for and, with --baseline, plain decoding and transformers' generate beside it."""
-    path = Path(options.answer_file or f"{questions.name}-{kind}-{options.method}.jsonl").expanduser()
+    path = Path(options.answer_file or f"{questions.name}-{command}-{options.method}.jsonl").expanduser()
     model = options.model_id or Path(options.base_model_path.rstrip("/")).name
-    settings = {key: value for key, value in as_dict(options, kind).items() if key not in PLACE}
+    settings = {key: value for key, value in options.as_dict().items() if key not in PLACE}
     settings |= {
         "model_id": f"{model}-temperature-{options.temperature}",
         "device": device,
@@ -158,7 +161,7 @@ def begin(works: Sequence[Work], overwrite: bool, session: dict[str, Any], quest
 
 
 def answer_all(
-    crew: Crew,
+    processes: Processes,
     works: Sequence[Work],
     methods: dict[str, Answer],
     chosen: Sequence[Question],
@@ -166,19 +169,18 @@ def answer_all(
 ) -> None:
     """Answer this process's share. A question that fails is recorded, and the next one begun."""
     done = {work.method: {record["question_id"] for record in work.file.read()} for work in works}
-    share = crew.share(chosen)
+    share = processes.share(chosen)
     todo = [question for question in share if any(question.id not in done[work.method] for work in works)]
     if todo:
         for method in methods.values():  # untimed: first calls pay for what later ones find ready
             method(conversation.prompter.encode([_WARM_UP], []), min(16, conversation.max_new_tokens), 0)
-    progress = tqdm(todo, total=len(share), initial=len(share) - len(todo), desc="questions", disable=not crew.leads)
-    for number, question in enumerate(progress):
-        # Each method goes first in its turn: what a method leaves in the machine's caches hits all alike.
-        first = number % len(works)
-        for work in (*works[first:], *works[:first]):
-            if question.id not in done[work.method]:
-                file = work.file if crew.size == 1 else work.file.part(crew.rank)
-                answer_one(file, work, methods[work.method], question, conversation)
+    progress = tqdm(
+        todo, total=len(share), initial=len(share) - len(todo), desc="questions", disable=not processes.leads
+    )
+    for work, question in schedule(works, progress):
+        if question.id not in done[work.method]:
+            file = work.file if processes.size == 1 else work.file.part(processes.rank)
+            answer_one(file, work, methods[work.method], question, conversation)
 
 
 def answer_one(file: AnswerFile, work: Work, method: Answer, question: Question, conversation: Conversation) -> None:
@@ -201,7 +203,7 @@ def answer_one(file: AnswerFile, work: Work, method: Answer, question: Question,
         file.append(record | {"choices": choices, "tstamp": time.time()})
 
 
-def finish(works: Sequence[Work], order: Sequence[int | str], asked: set[int | str]) -> int:
+def finish(works: Sequence[Work], order: Sequence[int | str], asked: set[int | str], json_line: bool = False) -> int:
     """Put the files in order, count what failed, print the table. Returns how many of the asked questions failed."""
     failed = 0
     for work in works:
@@ -215,7 +217,7 @@ def finish(works: Sequence[Work], order: Sequence[int | str], asked: set[int | s
             )
     paths = [work.file.path for work in works if work.file.read()]
     if paths:
-        print_report(paths, paths[1] if len(paths) > 1 else None)
+        print_json(json_line, print_report(paths, paths[1] if len(paths) > 1 else None))
     return failed
 
 

@@ -1,7 +1,7 @@
 """The tree rule of the published OPT-Tree code, for comparison with the paper's rule in `opt_tree.policies.opt`.
 
-Written from its description (ALGORITHMS.md 1.6 of the project's notes), on this library's correct masks: every layer is
-n wide, the gain that stops drafting is the previous layer's, and the newest layer, drafted and paid for, is left out.
+Written from its description, on this library's correct masks: every layer is n wide, the gain that stops drafting is
+the previous layer's, and the newest layer, drafted and paid for, is left out.
 """
 
 from dataclasses import dataclass
