@@ -26,7 +26,7 @@ TIERS: tuple[set[str], ...] = (
     {"controllers"},
     {"decode"},
     {"presets", "hf", "pairs", "display"},
-    {"compat"},
+    {"compat", "inflate"},
     {"training", "__init__"},
 )
 TIER = {name: tier for tier, names in enumerate(TIERS) for name in names}
