@@ -9,9 +9,6 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from jaxtyping import Float
-from torch import Tensor
-
 from evaluation import acceptance, standings
 from evaluation.answers import AnswerFile, Record
 from evaluation.cells import VERIFIERS, Cell
@@ -39,6 +36,7 @@ from opt_tree.children import Children
 from opt_tree.policies import AcceptanceRates
 from opt_tree.presets import plain
 from opt_tree.probabilities import probs_of
+from opt_tree.sampling import Logits, whole
 from opt_tree.verifiers import block_efficiency, check
 
 if TYPE_CHECKING:
@@ -63,15 +61,15 @@ class Expectation:
         self.judges = {name: judge for name, judge in VERIFIERS.items() if name != "greedy" and _exact(judge, children)}
         self.values: dict[str, list[float]] = {name: [] for name in self.judges}
 
-    def __call__(self, tree: Tree, scores: Float[Tensor, "rows vocab"], random: Random) -> Verdict:
+    def __call__(self, tree: Tree, logits: Logits, random: Random) -> Verdict:
         if self.calls % self.every == 0:
             begin = time.perf_counter()
-            probs = probs_of(scores)
+            probs = probs_of(whole(logits))
             for name, judge in self.judges.items():
                 self.values[name].append(round(block_efficiency(tree, probs, judge), 4))
             self.seconds += time.perf_counter() - begin
         self.calls += 1
-        return self.verifier(tree, scores, random)
+        return self.verifier(tree, logits, random)
 
     def take(self) -> dict[str, list[float]]:
         """Hand out what was computed since the last time."""

@@ -208,7 +208,7 @@ class Decoder:
         tree = draft(drafter, policy, run.context, min(policy.max_depth, layers), run.sampling, run.random)
         drafted = time.perf_counter()
         output = target.score(tree)
-        verdict = run.verify(tree, run.sampling.process(output.logits, tree, run.context), run.random)
+        verdict = run.verify(tree, run.sampling.processed(output.logits, tree, run.context), run.random)
         verified = time.perf_counter()
         tokens = [*(int(tree.tokens[row]) for row in verdict.path[1:]), verdict.token]
         outcome = Outcome(tree, verdict.path, tokens, _of_path(output.features, verdict.path), output.logits)
