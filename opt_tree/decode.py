@@ -96,6 +96,7 @@ class Generation:
 class _Run:
     """One generation under way: what stays the same from step to step, and the context."""
 
+    target: Target
     context: list[int]
     end: int
     """The context's length at which the generation is over."""
@@ -108,8 +109,10 @@ class _Run:
 
     @property
     def layers(self) -> int:
-        """How many layers of draft the context still has room for."""
-        room = self.end - len(self.context) - 1
+        """How many layers of draft there is room for, in the context and in the models."""
+        length = len(self.context) - 1
+        models = [self.target] if self.drafter is None else [self.target, *self.drafter.models]
+        room = min(self.end - length - 2, *(model.room(length) for model in models))
         return room if self.drafter is None else min(room, self.drafter.max_context - len(self.context))
 
     @property
@@ -170,7 +173,7 @@ class Decoder:
         target = self.target
         end = target.max_context if max_new_tokens is None else min(target.max_context, len(context) + max_new_tokens)
         drafter = self.drafter.at_temperature(sampling.temperature) if self.drafter else None
-        run = _Run(context, end, sampling, random, drafter, greedy if sampling.greedy else self.verifier, 0.0)
+        run = _Run(target, context, end, sampling, random, drafter, greedy if sampling.greedy else self.verifier, 0.0)
         self._prefill(run)
         generation = target.generation
         while len(context) < end:

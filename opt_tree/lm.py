@@ -18,6 +18,7 @@ from transformers import DynamicCache, PreTrainedModel
 from opt_tree.attention import tree_mask, windowed
 from opt_tree.cache import KVCache, LayerShape, inference
 from opt_tree.engines import Eager, Engine, Forward
+from opt_tree.longrope import Border, border_of
 from opt_tree.target import Output, Target, Work
 from opt_tree.tree import Tree
 
@@ -77,7 +78,11 @@ class CausalLM(Target):
         self.device, self.dtype = embeddings.device, embeddings.dtype
         self.hidden: int = embeddings.shape[1]
         self._windows = _layer_windows(model)
-        self._pending = np.zeros(0, dtype=np.int64)
+        self._pending = np.zeros((2, 0), dtype=np.int64)
+        """Tokens and positions of the pending rows, where a window or a border needs them."""
+        self._border, self._long = _border(model), False
+        self._tokens: list[int] = []
+        """The context, of a model that runs it anew at its border."""
         if self.device.type == "cpu":
             _keep_freed_memory()
         self.cache = KVCache(_layer_shapes(self))
@@ -101,6 +106,13 @@ class CausalLM(Target):
         """Forget the context."""
         super().reset()
         self.cache.reset()
+        self._tokens, self._long = [], False
+
+    def room(self, length: int) -> int:
+        """See `Target.room`: with LongRoPE no tree reaches across the border."""
+        if self._border is None or length >= self._border.position:
+            return super().room(length)
+        return self._border.position - 1 - length
 
     def watch(self, layers: tuple[int, ...]) -> None:
         """See `Target.watch`. Raises ValueError for a layer that the model does not have."""
@@ -112,30 +124,55 @@ class CausalLM(Target):
         all_logits: bool = False,
         features: Float[Tensor, "tokens hidden"] | None = None,
     ) -> Output:
-        """See `Target.append`. `features` are inputs of a head that drafts in the target's feature space."""
+        """See `Target.append`. `features` are inputs of a head that drafts in the target's feature space.
+
+        With LongRoPE a first `append` is rotated like the forward of one token more: the prompt with its last token.
+        """
+        if not tokens:
+            raise ValueError("nothing to append: the token list is empty")
+        long = self._rotate(self.length + len(tokens) + (self.length == 0))
         outputs = []
         for start in range(0, len(tokens), _PREFILL_ROWS):
             chunk = np.array(tokens[start : start + _PREFILL_ROWS])
             positions = np.arange(self.length, self.length + len(chunk))
             inputs = None if features is None else features[start : start + len(chunk)]
             visible = _CAUSAL[: len(chunk), : len(chunk)]
-            output = self._run(chunk, positions, visible, inputs, last_only=not all_logits)
-            self.cache.commit(list(range(len(chunk))))
+            output = self._run(chunk, positions, visible, inputs, last_only=not all_logits, long=long)
+            self.commit(list(range(len(chunk))))
             if not all_logits:
                 output = output._replace(logits=output.logits[-1:])
             # An Output lives until the next forward, which the next chunk is.
             outputs.append(_cloned(output) if len(tokens) > _PREFILL_ROWS else output)
-        if not outputs:
-            raise ValueError("nothing to append: the token list is empty")
         if len(outputs) == 1:
             return outputs[0]
         logits = torch.cat([output.logits for output in outputs]) if all_logits else outputs[-1].logits
         layers = outputs[0].features
         return Output(logits, {k: torch.cat([output.features[k] for output in outputs]) for k in layers})
 
+    def _rotate(self, length: int) -> bool:
+        """Whether rows up to `length` take the long factors of LongRoPE. Runs the context anew where the model does."""
+        if self._border is None or length <= self._border.position:
+            return False
+        short, self._long = self.length > 0 and not self._long, True
+        if short and self._border.drops_cache:
+            tokens, self._tokens = self._tokens, []
+            self.cache.reset()
+            self.append(tokens)
+        return True
+
     def score(self, tree: Tree) -> Output:
-        """Score every row of a tree whose root is the next token of the context. Its rows are pending afterwards."""
+        """Score every row of a tree whose root is the next token of the context. Its rows are pending afterwards.
+
+        Raises ValueError for a tree deeper than `room`.
+        """
         self.cache.truncate(self.length)
+        if self._border is not None:
+            self._rotate(self.length + 1)
+            if tree.depths.max() > self.room(self.length):
+                raise ValueError(
+                    f"the tree is {tree.depths.max()} deep below token {self.length}: it crosses the position "
+                    f"{self._border.position}, where the rotary factors change; at most {self.room(self.length)}"
+                )
         return self.extend(tree.tokens, self.length + tree.depths, tree.ancestors)
 
     def extend(
@@ -154,6 +191,8 @@ class CausalLM(Target):
     def commit(self, path: list[int]) -> None:
         """Keep these pending rows (of a tree: a path, root first) as the next rows of the context; drop the others."""
         self.cache.commit(path)
+        if self._border is not None:
+            self._tokens += self._pending[0, path].tolist()
 
     @inference
     def _run(
@@ -163,22 +202,31 @@ class CausalLM(Target):
         visible: Bool[np.ndarray, "rows columns"],
         features: Float[Tensor, "rows hidden"] | None = None,
         last_only: bool = False,
+        long: bool = False,
     ) -> Output:
-        """The one place where rows become a forward: padding, mask, slots, the engine, the slice of real rows."""
+        """The one place where rows become a forward: padding, mask, slots, the engine, the slice of real rows.
+
+        `long`: they take the long factors of LongRoPE, wherever they stand.
+        """
         rows, columns = visible.shape
         start = self.length + columns - rows
-        keys, slots = start + rows, None
+        # The largest position of a forward decides on the factors: a pad row behind the border makes them long.
+        far = self._border.position if self._border and long and positions.max() < self._border.position else 0
+        padded, slots = rows + (far > 0), None
+        keys = start + padded
         if self.buckets is not None:
-            padded, keys = self.buckets.pad(rows, start)
+            padded, keys = self.buckets.pad(padded, start)
+        if self.buckets is not None or far:
             slots = torch.arange(start, start + padded, device=self.device)
-            # A pad row is token 0 at position 0 in a slot of its own; it sees the prefix and itself, nobody sees it.
-            tokens, positions = np.pad(tokens, (0, padded - rows)), np.pad(positions, (0, padded - rows))
+            # A pad row is token 0 in a slot of its own; it sees the prefix and itself, nobody sees it.
+            tokens = np.pad(tokens, (0, padded - rows))
+            positions = np.pad(positions, (0, padded - rows), constant_values=far)
             visible = np.pad(visible, ((0, padded - rows), (0, padded - rows)))
             np.fill_diagonal(visible[rows:, columns:], True)
             if features is not None:
                 features = torch.nn.functional.pad(features, (0, 0, 0, padded - rows))
-        if "sliding_attention" in self._windows:
-            self._pending = np.concatenate([self._pending[: columns - rows], positions])
+        if self._border is not None or "sliding_attention" in self._windows:
+            self._pending = np.concatenate([self._pending[:, : columns - rows], [tokens, positions]], 1)
         ints = torch.from_numpy(np.array([tokens, positions])).to(self.device, non_blocking=True)
         self.cache.open(rows, keys, slots)
         forward = Forward(ints, self._masks(ints[1], visible, keys), slots, features, last_only)
@@ -195,11 +243,18 @@ class CausalLM(Target):
         if "sliding_attention" not in self._windows:
             return full
         key_positions = np.arange(keys)
-        key_positions[self.length : self.length + len(self._pending)] = self._pending
+        key_positions[self.length : self.length + self._pending.shape[1]] = self._pending[1]
         window = windowed(
             full, positions, torch.from_numpy(key_positions).to(self.device), self._windows["sliding_attention"]
         )
         return {"full_attention": full, "sliding_attention": window} if "full_attention" in self._windows else window
+
+
+def _border(model: Any) -> Border | None:
+    try:
+        return border_of(model)
+    except ValueError as error:
+        raise UnsupportedModelError(f"{type(model).__name__} cannot score a tree: {error}") from error
 
 
 def _cloned(output: Output) -> Output:
