@@ -175,10 +175,12 @@ class Decoder:
         drafter = self.drafter.at_temperature(sampling.temperature) if self.drafter else None
         run = _Run(target, context, end, sampling, random, drafter, greedy if sampling.greedy else self.verifier, 0.0)
         self._prefill(run)
-        generation = target.generation
+        generation, own = target.generation, drafter.bare.generation if drafter else 0
         while len(context) < end:
             if target.generation != generation:
                 raise RuntimeError("another generation began on the same target; wrap the model twice to interleave")
+            if drafter is not None and drafter.bare.generation != own:
+                raise RuntimeError("another generation began with the same drafter; make two of it to interleave")
             step = self._step(run)
             context.extend(step.tokens)
             run.prefill = 0.0
@@ -192,6 +194,7 @@ class Decoder:
         all_logits = run.drafter is not None and run.drafter.logits
         output = self.target.append(prompt[:-1], all_logits) if len(prompt) > 1 else None
         if run.drafter is not None:
+            run.drafter.bare.generation += 1
             run.drafter.reset(prompt, output)
         self.controller.reset(prompt, output)
         run.prefill = time.perf_counter() - begin

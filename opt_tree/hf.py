@@ -16,6 +16,7 @@ from opt_tree.decode import Decoder
 from opt_tree.lm import CausalLM
 from opt_tree.sampling import Sampling
 from opt_tree.stopping import Stop
+from opt_tree.support import unwrapped
 
 _PER_TOKEN_OUTPUTS = ("output_scores", "output_logits", "output_attentions", "output_hidden_states")
 
@@ -39,7 +40,7 @@ def custom_generate(
     tree cannot give (beams, several sequences, per-token scores, padding) is refused in one line.
     """
     config = generation_config or GenerationConfig()
-    if not isinstance(decoder.target, CausalLM) or model is not decoder.target.model:
+    if not isinstance(decoder.target, CausalLM) or unwrapped(model) is not unwrapped(decoder.target.model):
         raise ValueError(f"this decoder was made for {decoder.target.name}, not for the model that generates")
     if (config.num_beams or 1) > 1:
         raise ValueError(f"num_beams={config.num_beams}: draft trees decode by argmax or by sampling, not by beams")

@@ -18,16 +18,12 @@ from transformers import DynamicCache, PreTrainedModel
 from opt_tree.attention import tree_mask, windowed
 from opt_tree.cache import KVCache, LayerShape, inference
 from opt_tree.engines import Eager, Engine, Forward
-from opt_tree.longrope import Border, border_of
+from opt_tree.support import UnsupportedModelError, border, check_model, check_unchanged, layer_windows
 from opt_tree.target import Output, Target, Work
 from opt_tree.tree import Tree
 
 _PREFILL_ROWS = 512
 _CAUSAL = np.tri(_PREFILL_ROWS, dtype=bool)
-
-
-class UnsupportedModelError(ValueError):
-    """The model cannot decode a tree exactly; the message says why."""
 
 
 @dataclass(frozen=True)
@@ -65,6 +61,7 @@ class CausalLM(Target):
     """
 
     def __init__(self, model: Any, buckets: Buckets | None = None, probe: bool = True) -> None:
+        check_model(model)
         self.model: PreTrainedModel = model.eval()  # or what looks like one: an EAGLE head with an output layer
         self.buckets = buckets
         self.name = model.config.name_or_path or type(model).__name__
@@ -77,10 +74,10 @@ class CausalLM(Target):
         embeddings = cast(Tensor, model.get_input_embeddings().weight)
         self.device, self.dtype = embeddings.device, embeddings.dtype
         self.hidden: int = embeddings.shape[1]
-        self._windows = _layer_windows(model)
+        self._windows = layer_windows(model)
         self._pending = np.zeros((2, 0), dtype=np.int64)
         """Tokens and positions of the pending rows, where a window or a border needs them."""
-        self._border, self._long = _border(model), False
+        self._border, self._long = border(model), False
         self._tokens: list[int] = []
         """The context, of a model that runs it anew at its border."""
         if self.device.type == "cpu":
@@ -103,7 +100,8 @@ class CausalLM(Target):
         return f"{count / 1e6:.1f} M parameters, {str(self.dtype).removeprefix('torch.')}"
 
     def reset(self) -> None:
-        """Forget the context."""
+        """Forget the context. Raises UnsupportedModelError where the model is no longer what was wrapped."""
+        check_unchanged(self.model, self.dtype, self.device)
         super().reset()
         self.cache.reset()
         self._tokens, self._long = [], False
@@ -250,13 +248,6 @@ class CausalLM(Target):
         return {"full_attention": full, "sliding_attention": window} if "full_attention" in self._windows else window
 
 
-def _border(model: Any) -> Border | None:
-    try:
-        return border_of(model)
-    except ValueError as error:
-        raise UnsupportedModelError(f"{type(model).__name__} cannot score a tree: {error}") from error
-
-
 def _cloned(output: Output) -> Output:
     return Output(output.logits.clone(), {layer: states.clone() for layer, states in output.features.items()})
 
@@ -268,35 +259,6 @@ def _keep_freed_memory() -> None:
     or for none, as the heap happens to lie. Freeing one large block, never touched, settles it for the process.
     """
     torch.empty(31 << 20, dtype=torch.uint8)
-
-
-def _layer_windows(model: Any) -> dict[str, int]:
-    """Return the kinds of attention layers the model has, each with its window (0: none), or refuse it by name."""
-    config = model.config.get_text_config()
-    name = type(model).__name__
-    if model.config.is_encoder_decoder:
-        raise UnsupportedModelError(f"{name} is an encoder-decoder; draft trees need a decoder-only model")
-    attention = config._attn_implementation
-    if attention not in ("sdpa", "eager"):
-        raise UnsupportedModelError(
-            f"{name} runs {attention!r} attention, which takes no tree mask; load it with attn_implementation='sdpa'"
-        )
-    if getattr(config, "alibi", False) or config.model_type in ("bloom", "mpt"):
-        raise UnsupportedModelError(
-            f"{name} uses ALiBi: its biases follow the order of rows, not their positions, so siblings cannot share one"
-        )
-    if "local" in (getattr(config, "attention_layers", None) or ()):  # GPT-Neo
-        raise UnsupportedModelError(
-            f"{name} has local layers, whose window follows the order of rows, not their positions; siblings shift it"
-        )
-    window = getattr(config, "sliding_window", None)
-    kinds = getattr(config, "layer_types", None) or ["sliding_attention" if window else "full_attention"]
-    unknown = sorted(set(kinds) - {"full_attention", "sliding_attention"})
-    if unknown:
-        raise UnsupportedModelError(
-            f"{name} has layers of kind {', '.join(unknown)}; only attention layers hold a tree"
-        )
-    return {kind: int(window or 0) if kind == "sliding_attention" else 0 for kind in kinds}
 
 
 @torch.inference_mode()
