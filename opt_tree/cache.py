@@ -7,7 +7,7 @@ not yet judged. Knows nothing of trees: it is told which pending rows to keep.
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar, cast
 
 import torch
 from jaxtyping import Float, Int
@@ -162,6 +162,34 @@ class KVCache(Cache):
         if not 0 <= length <= self.length:
             raise ValueError(f"cannot truncate {self.length} rows to {length}")
         self.length, self.pending = length, 0
+
+    @inference
+    def adopt(self, past: Cache) -> None:
+        """Take the rows of a transformers cache as the context.
+
+        Where a layer kept the last rows of a window only, no later row sees the others. Raises ValueError for a cache
+        of another model.
+        """
+        length, layers = past.get_seq_length(), cast(Any, past.layers)
+        if len(layers) != self._layers:
+            raise ValueError(f"past_key_values has {len(layers)} layers, the model stores {self._layers}")
+        self.reset()
+        self.reserve(length)
+        for number, layer in enumerate(layers):
+            for mine, theirs in ((self._keys_of[number], layer.keys), (self._values_of[number], layer.values)):
+                shape, found = (*mine.shape[:2], mine.shape[3]), (*theirs.shape[:2], theirs.shape[3])
+                if shape != found:
+                    raise ValueError(
+                        f"past_key_values holds rows of {found} in layer {number}, the model's are {shape}"
+                    )
+                mine[:, :, length - theirs.shape[2] : length] = theirs
+        self.length = length
+
+    def hand_over(self, past: Cache, length: int) -> None:
+        """Append what `past` lacks of the first `length` committed rows."""
+        start = past.get_seq_length()
+        for layer, (keys, values) in enumerate(zip(self._keys_of, self._values_of, strict=True)):
+            past.update(keys[:, :, start:length].clone(), values[:, :, start:length].clone(), layer)
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """Rows in use before the forward under way (transformers asks; positions are always passed explicitly)."""

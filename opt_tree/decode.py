@@ -276,16 +276,26 @@ class Decoder:
             reason = "length" if len(tokens) == max_new_tokens else "context"
         return Generation(context, tokens, reason, steps, lengths, time.perf_counter() - begin)
 
-    def __call__(self, model: Any, input_ids: Tensor, **prepared: Any) -> Any:
-        """Serve `model.generate(**inputs, custom_generate=decoder)`; see `opt_tree.hf`."""
+    def __call__(
+        self,
+        model: Any,
+        input_ids: Tensor,
+        stop_strings: str | list[str] | None = None,
+        seed: int | None = None,
+        **prepared: Any,
+    ) -> Any:
+        """Serve `model.generate(**inputs, custom_generate=decoder)`; see `opt_tree.hf`.
+
+        transformers hands over what this signature names, so `generate(..., seed=7)` reaches it.
+        """
         from opt_tree.hf import custom_generate  # the door imports the loop, so the loop opens it late
 
-        return custom_generate(self, model, input_ids, **prepared)
+        return custom_generate(self, model, input_ids, stop_strings=stop_strings, seed=seed, **prepared)
 
     def bind(self, **options: Any) -> Callable:
-        """Return a `custom_generate` with `streamer=`, `tokenizer=`, `stop_strings=` or `seed=` given beforehand.
+        """Return a `custom_generate` with `tokenizer=`, `stop_strings=`, `streamer=` or `seed=` given beforehand.
 
-        transformers passes a callable none of the first three.
+        transformers passes a callable no tokenizer, which stop strings need.
         """
         return functools.partial(self, **options)
 

@@ -6,6 +6,8 @@ refuses models that cannot decode a tree exactly. Knows nothing of policies, ver
 
 import inspect
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -13,7 +15,7 @@ import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
-from transformers import DynamicCache, PreTrainedModel
+from transformers import Cache, DynamicCache, PreTrainedModel
 
 from opt_tree.attention import tree_mask, windowed
 from opt_tree.cache import KVCache, LayerShape, inference
@@ -78,6 +80,7 @@ class CausalLM(Target):
         self._pending = np.zeros((2, 0), dtype=np.int64)
         """Tokens and positions of the pending rows, where a window or a border needs them."""
         self._border, self._long = border(model), False
+        self._given: Cache | None = None
         self._tokens: list[int] = []
         """The context, of a model that runs it anew at its border."""
         if self.device.type == "cpu":
@@ -128,6 +131,11 @@ class CausalLM(Target):
         """
         if not tokens:
             raise ValueError("nothing to append: the token list is empty")
+        if self._given is not None and self.length == 0:
+            self.cache.adopt(self._given)
+            tokens = tokens[self.length :]
+            if not tokens:
+                return Output(torch.zeros(0, self.vocab, dtype=self.dtype, device=self.device))
         long = self._rotate(self.length + len(tokens) + (self.length == 0))
         outputs = []
         for start in range(0, len(tokens), _PREFILL_ROWS):
@@ -146,6 +154,22 @@ class CausalLM(Target):
         logits = torch.cat([output.logits for output in outputs]) if all_logits else outputs[-1].logits
         layers = outputs[0].features
         return Output(logits, {k: torch.cat([output.features[k] for output in outputs]) for k in layers})
+
+    @contextmanager
+    def given(self, rows: Cache) -> Iterator[None]:
+        """Inside, every context begins with these rows of its first tokens, which transformers computed.
+
+        The first `append` then has logits and features of the other tokens only.
+        """
+        if self._border is not None:
+            raise ValueError(
+                f"{self.name} may have rotated these rows by other factors (LongRoPE): pass the text alone"
+            )
+        self._given = rows
+        try:
+            yield
+        finally:
+            self._given = None
 
     def _rotate(self, length: int) -> bool:
         """Whether rows up to `length` take the long factors of LongRoPE. Runs the context anew where the model does."""
