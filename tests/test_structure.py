@@ -21,10 +21,11 @@ TIERS: tuple[set[str], ...] = (
     {"children", "sampling", "cache"},
     {"pool", "engines"},
     {"lm"},
+    {"checkpoints"},
     {"policies", "drafters", "verifiers"},
     {"controllers"},
     {"decode"},
-    {"presets", "hf", "checkpoints", "display"},
+    {"presets", "hf", "pairs", "display"},
     {"compat"},
     {"training", "__init__"},
 )
