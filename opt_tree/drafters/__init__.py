@@ -6,6 +6,7 @@ from opt_tree.drafters.eagle import EagleDrafter, EagleHead
 from opt_tree.drafters.ngram import NGramDrafter
 from opt_tree.drafters.registry import load_drafter
 from opt_tree.drafters.sharpened import Sharpened
+from opt_tree.drafters.store import Store, StoreDrafter
 
 __all__ = [
     "CausalLMDrafter",
@@ -15,5 +16,7 @@ __all__ = [
     "EagleHead",
     "NGramDrafter",
     "Sharpened",
+    "Store",
+    "StoreDrafter",
     "load_drafter",
 ]
