@@ -4,6 +4,8 @@ from opt_tree.drafters.base import Drafter, DrafterAround
 from opt_tree.drafters.causal_lm import CausalLMDrafter
 from opt_tree.drafters.eagle import EagleDrafter, EagleHead
 from opt_tree.drafters.ngram import NGramDrafter
+from opt_tree.drafters.ngram_recycling import NGramRecycling
+from opt_tree.drafters.recycling import TokenRecycling
 from opt_tree.drafters.registry import load_drafter
 from opt_tree.drafters.sharpened import Sharpened
 from opt_tree.drafters.store import Store, StoreDrafter
@@ -15,8 +17,10 @@ __all__ = [
     "EagleDrafter",
     "EagleHead",
     "NGramDrafter",
+    "NGramRecycling",
     "Sharpened",
     "Store",
     "StoreDrafter",
+    "TokenRecycling",
     "load_drafter",
 ]

@@ -112,5 +112,5 @@ def _map(path: Path) -> dict[str, np.ndarray]:
 def _sum(arrays: Mapping[str, np.ndarray]) -> int:
     total = 0
     for name in sorted(arrays):
-        total = zlib.crc32(memoryview(arrays[name].reshape(-1).view(np.uint8)), zlib.crc32(name.encode(), total))
+        total = zlib.crc32(arrays[name].reshape(-1).view(np.uint8).data, zlib.crc32(name.encode(), total))
     return total
