@@ -3,8 +3,10 @@
 from opt_tree.drafters.base import Drafter, DrafterAround
 from opt_tree.drafters.causal_lm import CausalLMDrafter
 from opt_tree.drafters.eagle import EagleDrafter, EagleHead
+from opt_tree.drafters.grafted import Grafted
 from opt_tree.drafters.ngram import NGramDrafter
 from opt_tree.drafters.ngram_recycling import NGramRecycling
+from opt_tree.drafters.rasd import Rasd
 from opt_tree.drafters.recycling import TokenRecycling
 from opt_tree.drafters.registry import load_drafter
 from opt_tree.drafters.sharpened import Sharpened
@@ -16,8 +18,10 @@ __all__ = [
     "DrafterAround",
     "EagleDrafter",
     "EagleHead",
+    "Grafted",
     "NGramDrafter",
     "NGramRecycling",
+    "Rasd",
     "Sharpened",
     "Store",
     "StoreDrafter",
