@@ -52,6 +52,7 @@ def save_table(path: Path, kind: str, table: Table) -> None:
     partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
     try:
         save_file(arrays, partial, metadata={"opt_tree": json.dumps(header)})
+        partial.chmod(0o644)  # safetensors' files are the owner's alone
         os.replace(partial, path)
     finally:
         partial.unlink(missing_ok=True)
