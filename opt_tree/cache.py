@@ -91,6 +91,11 @@ class KVCache(Cache):
         self._groups, self.capacity = groups, capacity
         self.storage_version += 1
 
+    @property
+    def views(self) -> list[Float[Tensor, "1 heads capacity dim"]]:
+        """The storage of each layer, keys and values in turn; others after `storage_version` has changed."""
+        return [view for pair in zip(self._keys_of, self._values_of, strict=True) for view in pair]
+
     def open(self, rows: int, keys: int | None = None, index: Int[Tensor, " padded"] | None = None) -> None:
         """Prepare the next forward: it writes `rows` pending rows and reads the first `keys` slots.
 
