@@ -14,6 +14,7 @@ from typing import Any
 from opt_tree import OptTree, Static, TreePolicy, Verifier, verifiers
 from opt_tree.children import IID, Children, TopK, WithoutReplacement
 from opt_tree.policies import (
+    HALVING,
     AcceptanceRates,
     Delayed,
     DynamicDepth,
@@ -25,7 +26,6 @@ from opt_tree.policies import (
     Talon,
     greedy_static_tree,
 )
-from opt_tree.presets import HALVING
 
 DEPTH = 10
 """Layers drafted at most, for every policy whose paper does not say otherwise."""

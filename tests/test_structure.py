@@ -13,7 +13,7 @@ PACKAGE = Path(opt_tree.__file__).parent
 SOURCES = sorted(PACKAGE.rglob("*.py"))
 SCRIPTS = sorted((PACKAGE.parent / "evaluation").rglob("*.py"))
 
-# DESIGN.md: tree <- pool, attention, sampling <- cache, lm <- families <- decode <- presets, hf <- evaluation, demos.
+# docs/design.md, "The parts": imports go down.
 # A module imports modules of lower tiers only; a family (a folder) also itself, and never another family.
 TIERS: tuple[set[str], ...] = (
     {"tree"},
@@ -21,10 +21,11 @@ TIERS: tuple[set[str], ...] = (
     {"children", "sampling", "cache"},
     {"pool", "engines"},
     {"lm"},
+    {"checkpoints"},
     {"policies", "drafters", "verifiers"},
     {"controllers"},
     {"decode"},
-    {"presets", "hf", "checkpoints", "display"},
+    {"presets", "hf", "pairs", "display"},
     {"compat"},
     {"training", "__init__"},
 )
@@ -75,7 +76,7 @@ def test_imports_go_down(path: Path) -> None:
 
 @pytest.mark.parametrize("path", SOURCES + SCRIPTS, ids=name_of)
 def test_no_device_is_written_down(path: Path) -> None:
-    """A tensor's device decides (DESIGN.md, invariant 6)."""
+    """A tensor's device decides (docs/design.md, what always holds, 6)."""
     found = re.findall(r"\.cuda\(|[\"']cuda:\d+[\"']", path.read_text())
     assert not found, f"{name_of(path)}: {found}"
 

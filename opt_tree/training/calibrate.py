@@ -21,10 +21,11 @@ from jaxtyping import Float
 from torch import Tensor
 from tqdm import tqdm
 
-from opt_tree.checkpoints import CALIBRATION, DEMO, Pair, load_pair
+from opt_tree.checkpoints import CALIBRATION, DEMO
 from opt_tree.children import Few
 from opt_tree.decode import Decoder
 from opt_tree.drafters import Drafter, DrafterAround, Sharpened
+from opt_tree.pairs import Pair, load_pair
 from opt_tree.policies import OptTree
 from opt_tree.pool import Frontier
 from opt_tree.probabilities import log_probs_of
