@@ -7,6 +7,7 @@ code is `engines.aot`'s.
 import copy
 import functools
 import warnings
+from typing import Any
 
 import numpy as np
 import torch
@@ -55,7 +56,8 @@ def _cast_to_fastest(lm: CausalLM, make: bool, dtypes: tuple[torch.dtype, ...]) 
     choices = {str(dtype): dtype for dtype in (own, *dtypes)}
 
     def cast(dtype: torch.dtype) -> None:
-        lm.take(original if dtype == own else copy.deepcopy(original).to(dtype), layers)
+        model: Any = original
+        lm.take(model if dtype == own else copy.deepcopy(model).to(dtype), layers)
 
     chosen = remembered(facts)
     if chosen not in choices:
@@ -103,9 +105,9 @@ def _check_engine(lm: CausalLM) -> None:
         lm.engine = engine
         lm.reset()
         lm.work = Work()
-    error, size = (found - expected).abs().max(), expected.abs().max()
-    if not error <= _NOISE.get(lm.dtype, 0.05) * size:
-        raise CompileError(f"its compiled logits are off by {error:.2g}, where the largest is {size:.2g}")
+    off, size = (found - expected).abs().max(), expected.abs().max()
+    if not off <= _NOISE.get(lm.dtype, 0.05) * size:
+        raise CompileError(f"its compiled logits are off by {off:.2g}, where the largest is {size:.2g}")
 
 
 def _answers(lm: CausalLM) -> torch.Tensor:

@@ -215,7 +215,10 @@ class _Attention(nn.Module):
         keys, values = keys[:, :, : mask.shape[-1]], values[:, :, : mask.shape[-1]]
         if self.kind == "sdpa":
             return nn.functional.scaled_dot_product_attention(query, keys, values, mask, enable_gqa=self.groups > 1)
-        keys, values = (x.repeat_interleave(self.groups, 1) for x in (keys, values))
+        keys, values = (
+            x[:, :, None].expand(-1, -1, self.groups, -1, -1).reshape(1, query.shape[1], -1, x.shape[3])
+            for x in (keys, values)
+        )
         weights = query @ keys.transpose(2, 3) * query.shape[-1] ** -0.5 + mask
         return nn.functional.softmax(weights, -1, dtype=torch.float32).to(query.dtype) @ values
 
@@ -257,8 +260,11 @@ def _attention_seconds(kind: str, heads: int, keys: Tensor, values: Tensor) -> f
             file = Path(folder) / "attention.pt2"
             _compile(torch.export.export(module, inputs(7, 47), dynamic_shapes=shapes, strict=False), file)
             call = _load(file)
-            tried = [inputs(rows, count) for rows in (2, 12) for count in (128, 768)]
-            return sum(median_seconds(lambda tensors=given: call([*tensors])) for given in tried)  # it empties the list
+            seconds = 0.0
+            for shape in ((2, 128), (12, 128), (2, 768), (12, 768)):
+                given = inputs(*shape)
+                seconds += median_seconds(lambda given=given: call([*given]))  # type: ignore[misc]  # it empties the list
+            return seconds
     except Exception as error:
         logging.getLogger(__name__).info("%s attention does not compile: %s", kind, one_line(error))
         return float("inf")

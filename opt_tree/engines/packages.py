@@ -127,10 +127,11 @@ def weights_digest(model: nn.Module) -> str:
     return digest.hexdigest()
 
 
-def _bytes_of(tensor: Tensor) -> Iterator[memoryview]:
+def _bytes_of(tensor: Tensor) -> Iterator[Any]:
+    """The bytes of a tensor, a piece at a time."""
     flat = tensor.contiguous().reshape(-1).view(torch.uint8)
     for start in range(0, flat.numel(), _CHUNK):
-        yield memoryview(flat[start : start + _CHUNK].numpy())
+        yield flat[start : start + _CHUNK].numpy()
 
 
 def _code_digest(classes: Iterable[type]) -> str:
