@@ -21,6 +21,7 @@ TIERS: tuple[set[str], ...] = (
     {"children", "sampling", "cache", "support"},
     {"pool", "engines"},
     {"lm"},
+    {"compiling"},
     {"checkpoints"},
     {"policies", "drafters", "verifiers"},
     {"controllers"},
