@@ -136,9 +136,11 @@ class Decoder:
     ) -> None:
         self.controller = policy if isinstance(policy, Controller) else Fixed(policy)
         for known in self.controller.policies:
+            if known.max_depth == 0:
+                continue  # without children any verifier is exact
             for judge in (greedy, verifier):
                 check(judge, known.children, lossy)
-            if drafter is None and known.max_depth > 0:
+            if drafter is None:
                 raise TypeError(f"{type(known).__name__} needs a drafter")
             if drafter is not None and drafter.sparse and known.children.sampled:
                 raise TypeError(

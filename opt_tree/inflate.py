@@ -33,9 +33,9 @@ from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer
 
-from opt_tree.checkpoints import Pair
 from opt_tree.drafters import Drafter, DrafterAround, EagleDrafter, Sharpened
 from opt_tree.lm import CausalLM
+from opt_tree.pairs import Pair
 from opt_tree.step import Outcome
 from opt_tree.target import Output
 

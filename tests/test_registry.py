@@ -4,10 +4,22 @@ import dataclasses
 
 import numpy as np
 import pytest
-from models import ARCHITECTURES, build, prompt, tiny_drafter
+from models import ARCHITECTURES, build, prompt, tiny, tiny_drafter
 
-from opt_tree import CausalLM, CausalLMDrafter, Decoder, OptTree, Sampling
+from opt_tree import (
+    CausalLM,
+    CausalLMDrafter,
+    CheckpointError,
+    Decoder,
+    EagleDrafter,
+    OptTree,
+    Sampling,
+    Sharpened,
+    load_drafter,
+    load_pair,
+)
 from opt_tree.children import IID, TopK, WithoutReplacement
+from opt_tree.drafters.registry import DrafterOptions, parse_spec
 from opt_tree.policies import POLICIES, AcceptanceRates, Delayed, SequoiaTree, Static, make_policy
 from opt_tree.policies.registry import takes
 from opt_tree.presets import PRESETS, plain
@@ -84,3 +96,48 @@ def test_sampled_policies_run_above_temperature_0():
     for name in POLICIES:
         answer = Decoder(target, drafter, make_policy(name, 6)).generate(prompt(5), 8, Sampling(1.0), seed=3)
         assert len(answer.tokens) == 8 and np.mean(answer.accept_lengths) >= 1
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "path"),
+    [
+        ("demo", "lm", "demo"),
+        ("lm:demo", "lm", "demo"),
+        ("eagle:demo", "eagle", "demo"),
+        ("JackFram/llama-68m", "lm", "JackFram/llama-68m"),
+        ("./some:folder/x", "lm", "./some:folder/x"),
+        ("eagle:yuhuili/EAGLE-llama2-chat-7B", "eagle", "yuhuili/EAGLE-llama2-chat-7B"),
+    ],
+)
+def test_specs_of_drafters(text, kind, path):
+    assert parse_spec(text) == (kind, path)
+    assert str(parse_spec(text)) == f"{kind}:{path}"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("egale:demo", "unknown kind of drafter 'egale' in 'egale:demo'; there are lm, eagle"),
+        ("eagle", "'eagle' does not say where it lies: eagle:PATH, or eagle:demo"),
+        ("lm:", "'lm:' does not say where it lies"),
+        ("eagle:./nowhere", "nowhere"),
+        ("lm:./nowhere", "no model folder at ./nowhere"),
+    ],
+)
+def test_specs_that_are_not_understood(text, message):
+    with pytest.raises(CheckpointError, match=message):
+        load_drafter(text, CausalLM(tiny("llama")))
+
+
+def test_the_embedded_drafters_by_spec():
+    pair = load_pair("demo", "eagle:demo")
+    assert isinstance(pair.drafter, Sharpened) and isinstance(pair.drafter.bare, EagleDrafter)
+    assert pair.drafter.describe().startswith("EAGLE head demo: 2.8 M parameters, ")
+    assert pair.drafter.describe().endswith(f", sharpened by temperature {pair.drafter.temperature:.2f}")
+    assert set(pair.drafter.settings) == {"draft_dtype", "sharpening"}
+    model = load_drafter("lm:demo", pair.target, DrafterOptions(pair.tokenizer, bare=True))
+    assert isinstance(model, CausalLMDrafter) and model.bare is model
+    assert model.describe() == "draft model demo: 1.4 M parameters, float32"
+    assert model.settings == {"draft_dtype": "float32"}
+    with pytest.raises(CheckpointError, match="a drafter or an EAGLE head, not both"):
+        load_pair("demo", "demo", eagle="demo")
