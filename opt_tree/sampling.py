@@ -13,6 +13,7 @@ from torch import Tensor
 from transformers import LogitsProcessor, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 from transformers.generation import logits_process
 
+from opt_tree.grammar import FromHistory
 from opt_tree.probabilities import log_probs_of
 from opt_tree.tree import Tree
 
@@ -40,6 +41,9 @@ _STATEFUL = tuple(
     for name in ("UnbatchedClassifierFreeGuidanceLogitsProcessor", "SynthIDTextWatermarkLogitsProcessor")
     if hasattr(logits_process, name)
 )
+# Read and found to advance one state a call. What is not listed is caught by its answers, see `_check_stateless`.
+_STATEFUL_MODULES = ("xgrammar.contrib.hf",)
+_EXACT = "opt_tree.grammar.FromHistory makes a grammar exact"
 
 
 @dataclass(frozen=True)
@@ -48,6 +52,10 @@ class Sampling:
 
     The warpers are transformers' own, in its order (temperature, top-k, top-p), after `processors`, which may be any
     transformers `LogitsProcessor`s; those that need history see the context followed by the node's own path.
+
+    A processor must be a function of the ids and the scores: a tree asks it about many rows, in no order of their own,
+    about some of them twice. One that keeps state from call to call is refused, here where it is known, else when it
+    answers the same question in two ways. For grammars see `opt_tree.grammar`.
     """
 
     temperature: float = 0.0
@@ -66,6 +74,10 @@ class Sampling:
             if isinstance(processor, _STATEFUL):
                 raise ValueError(
                     f"{type(processor).__name__} keeps state between calls: it cannot judge a tree of nodes"
+                )
+            if type(processor).__module__.startswith(_STATEFUL_MODULES):
+                raise ValueError(
+                    f"{_name(processor)} advances one state a call, and a tree asks about many rows: {_EXACT}"
                 )
 
     @property
@@ -110,13 +122,42 @@ class Sampling:
             if isinstance(process, _MEMORYLESS):
                 logits = process(None, logits)  # type: ignore[arg-type]
             else:
-                logits = torch.cat(
-                    [
-                        process(history, logits[row : row + 1])
-                        for row, history in enumerate(_histories(tree, context, logits))
-                    ]
-                )
+                logits = _by_history(process, _histories(tree, context, logits), logits)
         return logits
+
+
+def _by_history(
+    process: Callable, histories: list[Int[Tensor, "1 _"]], logits: Float[Tensor, "rows vocab"]
+) -> Float[Tensor, "rows vocab"]:
+    """Ask a processor about every row, with the row's own history."""
+    foreign = _is_foreign(process) and len(histories) > 1
+    first = logits[:1].clone() if foreign else None
+    rows = []
+    try:
+        for row, history in enumerate(histories):
+            rows.append(process(history, logits[row : row + 1]))
+        again = process(histories[0], first) if foreign else rows[0]
+    except Exception as error:
+        if not foreign:
+            raise
+        why = " ".join(f"{type(error).__name__}: {error}".split())
+        raise ValueError(
+            f"{_name(process)} failed on row {len(rows)} of a tree ({why}); if it keeps state between calls: {_EXACT}"
+        ) from error
+    if not bool(((again == rows[0]) | (again.isnan() & rows[0].isnan())).all()):
+        raise ValueError(f"{_name(process)} answers the same history in two ways: it keeps state; {_EXACT}")
+    return torch.cat(rows)
+
+
+def _is_foreign(process: Callable) -> bool:
+    """Whether nothing is known of a processor: the caller's own, or transformers' around a function of the caller's."""
+    if isinstance(process, logits_process.PrefixConstrainedLogitsProcessor):
+        return True
+    return not isinstance(process, FromHistory) and not (type(process).__module__ or "").startswith("transformers.")
+
+
+def _name(process: Callable) -> str:
+    return f"{type(process).__module__}.{type(process).__name__}"
 
 
 def _histories(tree: Tree, context: list[int], like: Tensor) -> list[Int[Tensor, "1 length"]]:
