@@ -375,7 +375,6 @@ def test_the_fastest_dtype_is_measured_once(fake, monkeypatch, fastest):
 
 def test_load_pair_compiles_both_models(fake, monkeypatch):
     monkeypatch.setattr(pairs, "fast_bfloat16", lambda: False)
-    monkeypatch.setattr(aot, "choose_attention", lambda model, cache: "sdpa")
     asked: list[tuple[str, bool]] = []
     monkeypatch.setattr(pairs, "compile_forwards", lambda lm, make, dtypes: not asked.append((lm.name, make)))
     pair = pairs.load_pair("demo", dtype="float32", compile=True)

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
+import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 from transformers.cache_utils import Cache
@@ -57,7 +58,7 @@ def takes(model: Any, name: str) -> bool:
 class Rows(Cache):
     """The cache inside a body: tensors in, the rows written at `slots`, the first `keys` slots out."""
 
-    def __init__(self, kv: list[Tensor], slots: Int[Tensor, " rows"], keys: int) -> None:
+    def __init__(self, kv: list[Tensor], slots: Int[Tensor, " rows"], keys: int | torch.SymInt) -> None:
         super().__init__(layers=[])
         self.kv, self.slots, self.keys = kv, slots, keys
 
