@@ -11,12 +11,12 @@ import itertools
 
 import numpy as np
 from jaxtyping import Float, Int
-from opt_tree.children import IID
-from opt_tree.random import Random
 from torch import Tensor
 
 import opt_tree
+from opt_tree.children import IID
 from opt_tree.policies import Sampled
+from opt_tree.random import Random
 from opt_tree.verifiers.base import Branching, Probs, valid_for, walk_down
 from opt_tree.verifiers.multi_round import in_rounds
 from opt_tree.verifiers.naive import first_child

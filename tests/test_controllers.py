@@ -7,7 +7,7 @@ import pytest
 import torch
 from conftest import TableDrafter, TableTarget, hashed_laws
 from enumeration import EnumeratingRandom, Text, law_of, unchecked
-from models import ARCHITECTURES, build, prompt, tiny_drafter, tiny_head
+from models import ARCHITECTURES, build, prompt, tiny, tiny_drafter, tiny_head
 
 from opt_tree import (
     CausalLM,
@@ -21,12 +21,14 @@ from opt_tree import (
     Sampling,
     Scheduled,
     Static,
+    Tree,
     TreePolicy,
 )
 from opt_tree.children import Few
+from opt_tree.controllers import BetaLength, Thompson
 from opt_tree.policies import Delayed, Eagle2, Sampled
 from opt_tree.presets import plain
-from opt_tree.step import Outcome, Step
+from opt_tree.step import Outcome, Step, StepTimes
 from opt_tree.target import Output
 from opt_tree.verifiers import multi_round, naive
 
@@ -212,3 +214,85 @@ def test_a_drafter_that_names_few_tokens():
         assert law_of(emitted_by) == pytest.approx(target_probs(), abs=1e-12)
     with pytest.raises(TypeError, match="Bigrams names a few tokens of each node only; Sampled draws its children"):
         Decoder(target, Bigrams(DRAFTER), Sampled.chain(2), naive)
+
+
+def simulated(controller: Controller, tokens: Callable[[int], int], seconds: list[float], steps: int) -> list[int]:
+    """Which policies a controller takes on a machine where the i-th costs `seconds[i]` and emits `tokens(i)` a step."""
+    taken = []
+    tree = Tree(np.array([0]), np.array([-1]), np.zeros(1), np.zeros(1, dtype=np.int64))
+    for _ in range(steps):
+        policy = controller.choose([1], None)
+        arm = controller.policies.index(policy)
+        times = StepTimes(seconds[arm], 0.0, 0.0, 0.0, 0.0)
+        emitted = [0] * tokens(arm)
+        controller.observe(
+            Step(tree, [0], emitted, policy, 0, 0, times), Outcome(tree, [0], emitted, {}, torch.zeros(1, 1))
+        )
+        taken.append(arm)
+    return taken
+
+
+def test_thompson_finds_the_policy_of_most_tokens_a_second():
+    """Arms of 1.0, 1.5, 1.8 and 1.2 tokens a unit of time on average; noise of the size that steps have."""
+    noise, seconds = np.random.default_rng(0), [1.0, 1.4, 2.0, 4.0]
+    mean = [1.0, 2.1, 3.6, 4.8]
+    arms = [Static.empty(), Static.chain(2), OptTree(12), OptTree(24)]
+    controller = Thompson(arms)
+    taken = simulated(controller, lambda arm: 1 + noise.poisson(mean[arm] - 1), seconds, 400)
+    assert taken[:12] == [0, 1, 2, 3] * 3
+    assert np.bincount(taken[100:], minlength=4).argmax() == 2
+    assert np.mean(np.array(taken[100:]) == 2) > 0.6
+    assert 1.5 < controller.rate < 1.9
+
+
+def test_thompson_follows_a_change():
+    """The machine's other arm becomes the better one: it is taken most of the time soon after."""
+    controller = Thompson([Static.empty(), OptTree(12)])
+    before = simulated(controller, lambda arm: [1, 4][arm], [1.0, 2.0], 150)
+    after = simulated(controller, lambda arm: [1, 1][arm], [1.0, 2.0], 300)
+    assert np.mean(before[50:]) > 0.8 and np.mean(after[150:]) < 0.2
+
+
+def test_the_length_of_a_chain_follows_acceptance(target):
+    """The target drafts for itself, so that all is accepted; an unrelated model, so that next to nothing is."""
+    lengths = {}
+    for name, model in (("itself", build(ARCHITECTURES["llama"]())), ("another", tiny("gpt2"))):
+        answer = Decoder(target, CausalLMDrafter(CausalLM(model)), BetaLength(6, seed=1)).generate(prompt(9), 60)
+        assert answer.tokens == plain(target).generate(prompt(9), 60).tokens
+        lengths[name] = np.mean([step.tree.nodes for step in answer.steps[3:-2]])
+    assert lengths["itself"] > 4 > 2 > lengths["another"] >= 1
+
+
+@pytest.mark.parametrize(
+    "controller",
+    [
+        lambda random: BetaLength(3, Sampled.chain, seed=2),
+        lambda random: Thompson([Static.empty(), Sampled.chains(2, 1), Sampled.chain(2)], seed=1, trials=1),
+    ],
+)
+def test_thompson_sampling_keeps_the_distribution(controller):
+    assert emitted(controller, naive) == pytest.approx(target_probs(), abs=1e-12)
+
+
+def test_thompson_sampling_changes_no_text(target):
+    drafter = CausalLMDrafter(CausalLM(tiny_drafter("llama")))
+    controller = Thompson([Static.empty(), OptTree(5, 0.0, 2), Static.chain(4)])
+    decoder = Decoder(target, drafter, controller)
+    for sampling in (Sampling(), Sampling(0.9)):
+        text = plain(target).generate(prompt(9), 40, sampling, seed=3).tokens
+        assert decoder.generate(prompt(9), 40, sampling, seed=3).tokens == text
+    assert set(map(type, (step.policy for step in decoder.generate(prompt(9), 40).steps))) <= {Static, OptTree}
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: BetaLength(0), "longest must be at least 1, got 0"),
+        (lambda: Thompson([]), "at least one policy"),
+        (lambda: Thompson([OptTree()], trials=0), "trials must be at least 1 and decay in"),
+        (lambda: Thompson([OptTree()], decay=1.5), "got 3 and 1.5"),
+    ],
+)
+def test_bad_settings_of_thompson_sampling(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()

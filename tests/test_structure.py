@@ -17,8 +17,8 @@ SCRIPTS = sorted((PACKAGE.parent / "evaluation").rglob("*.py"))
 # A module imports modules of lower tiers only; a family (a folder) also itself, and never another family.
 TIERS: tuple[set[str], ...] = (
     {"tree"},
-    {"attention", "probabilities", "random", "step", "stopping", "target"},
-    {"children", "sampling", "cache"},
+    {"attention", "longrope", "probabilities", "random", "step", "stopping", "target"},
+    {"children", "sampling", "cache", "support"},
     {"pool", "engines"},
     {"lm"},
     {"compiling"},
@@ -27,7 +27,7 @@ TIERS: tuple[set[str], ...] = (
     {"controllers"},
     {"decode"},
     {"presets", "hf", "pairs", "display"},
-    {"compat"},
+    {"compat", "inflate"},
     {"training", "__init__"},
 )
 TIER = {name: tier for tier, names in enumerate(TIERS) for name in names}

@@ -58,6 +58,14 @@ class Compiled(Engine):
         self._version = -1
         self.watch(eager.layers)
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Everything but the loaded code and the addresses: a copy loads its package again."""
+        return {key: value for key, value in self.__dict__.items() if key not in ("_call", "_views", "_version")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._call, self._views, self._version = _load(self.package.file), [], -1
+
     def watch(self, layers: tuple[int, ...]) -> None:
         self.eager.watch(layers)
         self.layers = self.eager.layers

@@ -17,6 +17,7 @@ from opt_tree.policies.dyspec import DySpec
 from opt_tree.policies.eagle2 import Eagle2
 from opt_tree.policies.greedy_static import greedy_static_tree
 from opt_tree.policies.opt import OptTree
+from opt_tree.policies.published import PublishedRule
 from opt_tree.policies.rates import HALVING, AcceptanceRates, Rates
 from opt_tree.policies.rheo import Rheo
 from opt_tree.policies.sampled import Sampled
@@ -104,6 +105,7 @@ POLICIES: dict[str, Callable[..., TreePolicy]] = {
     "dyspec": DySpec,
     "rheo": Rheo,
     "plain": _plain,
+    "published": PublishedRule,
 }
 """A policy, or how to make one, from `nodes`. One that takes `siblings` has a fixed shape, and any kind of children;
 `rates` are acceptance rates; what else it takes can be given behind colons."""
