@@ -55,6 +55,9 @@ class Models(Machine):
     dtype: str = option(
         "auto", "of the target: auto, float32, bfloat16, float16; on an accelerator also of an independent drafter"
     )
+    compile: bool = option(
+        False, "compile the models' forwards for this CPU: once, in about a minute, kept in the user's cache"
+    )
 
     @property
     def named_drafter(self) -> dict[str, str]:
