@@ -340,7 +340,7 @@ SETTINGS = [
 ]
 
 
-@pytest.mark.parametrize("sampling", SETTINGS, ids=repr)
+@pytest.mark.parametrize("sampling", SETTINGS, ids=["top-p", "bare", "penalty", "greedy"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
 def test_rows_processed_one_by_one_are_those_processed_together(sampling, dtype):
     logits = logits_of(0).to(dtype)
@@ -377,7 +377,7 @@ def test_what_needs_no_processing_is_handed_on():
     assert Sampling().processed(logits, TREE, CONTEXT) is logits
 
 
-@pytest.mark.parametrize("sampling", SETTINGS, ids=repr)
+@pytest.mark.parametrize("sampling", SETTINGS, ids=["top-p", "bare", "penalty", "greedy"])
 @pytest.mark.parametrize("verifier", [match, greedy], ids=["match", "greedy"])
 def test_the_verdict_is_the_same(sampling, verifier):
     """The uniform behind a token is fixed by its place, so it does not matter which rows were looked at before."""
