@@ -78,6 +78,13 @@ def at_least(options: Any, **least: int) -> None:
             raise ValueError(f"--{name.replace('_', '-')} must be at least {value}, got {given}")
 
 
+def at_most(options: Any, **most: int) -> None:
+    """Raise ValueError for a field that is given and above its greatest value."""
+    for name, value in most.items():
+        if (given := getattr(options, name)) is not None and given > value:
+            raise ValueError(f"--{name.replace('_', '-')} must be at most {value}, got {given}")
+
+
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         raise ValueError(message)  # one line, like every other mistake, instead of the usage and then the line

@@ -123,8 +123,8 @@ def as_dtype(dtype: str | torch.dtype, device: str) -> str | torch.dtype:
         "fp64": "float64",
     }
     found = getattr(torch, names.get(dtype, dtype), None)
-    if not isinstance(found, torch.dtype) or not found.is_floating_point:
-        raise CheckpointError(f"unknown dtype {dtype!r}; try float32, bfloat16 or float16")
+    if not isinstance(found, torch.dtype) or not found.is_floating_point or found.itemsize < 2:
+        raise CheckpointError(f"no dtype to compute in: {dtype!r}; try float32, bfloat16 or float16")
     return found
 
 

@@ -2,18 +2,27 @@
 
 Beside `a.jsonl` lie `a.jsonl.run.json`, the header that says what made it, `a.jsonl.failed`, the questions that failed
 and why (not among the answers, so that no reader averages over them), and, while several processes work, one
-`a.jsonl.part<rank>` for each. Knows nothing of what is in a line but `question_id`.
+`a.jsonl.part<rank>` for each. During a run `a.jsonl.lock` and `a.jsonl.holder` keep others away; while one that
+overwrites has no answer yet, what was there lies in `a.jsonl.old`. Knows nothing of a line but its `question_id`.
 """
 
 import json
 import os
+import platform
 import re
-from collections.abc import Iterable, Mapping, Sequence
+import sys
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import filelock
+
 Record = dict[str, Any]
+
+_ASIDE = ".old"
 
 
 class AnswerFile:
@@ -52,6 +61,59 @@ class AnswerFile:
             self.path.unlink()
         if self.header_path.stat().st_size == 0:
             self.header_path.unlink()
+
+    @contextmanager
+    def lock(self) -> Iterator[None]:
+        """Keep other runs away from this file; raise ValueError that names the one which has it."""
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        holder, lock = self._beside(".holder"), filelock.FileLock(self._beside(".lock"))
+        try:
+            lock.acquire(timeout=0)
+        except filelock.Timeout as error:
+            who = holder.read_text().strip() if holder.is_file() else "another process"
+            raise ValueError(f"{self.path} is being written by {who}; wait for it, or name another file") from error
+        try:
+            since = time.strftime("%Y-%m-%d %H:%M:%S")
+            holder.write_text(f"process {os.getpid()} on {platform.node()} since {since}\n")
+            yield
+        finally:
+            holder.unlink(missing_ok=True)
+            lock.release()
+            self._beside(".lock").unlink(missing_ok=True)
+
+    def set_aside(self) -> None:
+        """Make room for answers that are to take this file's place; until there is one, `restore` brings these back."""
+        if self.parts():
+            self.fold([])
+        for path in self._files():
+            if path.exists():
+                path.replace(path.with_name(path.name + _ASIDE))
+
+    def drop_aside(self) -> None:
+        """Forget what was set aside."""
+        for path in self._files():
+            path.with_name(path.name + _ASIDE).unlink(missing_ok=True)
+
+    def restore(self) -> None:
+        """Bring back what was set aside, unless there are new answers by now."""
+        if self.answered:
+            return self.drop_aside()
+        for path in self._files():
+            if (aside := path.with_name(path.name + _ASIDE)).exists():
+                aside.replace(path)
+
+    def _files(self) -> tuple[Path, Path, Path]:
+        return self.path, self.header_path, self.failed_path
+
+    @property
+    def answered(self) -> bool:
+        """Whether there is an answer, here or in a part."""
+        return any(file.read() for file in (self, *self.parts()))
+
+    @property
+    def torn(self) -> bool:
+        """Whether a death left the last line half-written; nobody reads it."""
+        return self.path.is_file() and not self.path.read_bytes().endswith(b"\n") and self.path.stat().st_size > 0
 
     def remove(self) -> None:
         """Delete the file and everything beside it."""
@@ -114,6 +176,8 @@ class AnswerFile:
     def check_settings(self, settings: Mapping[str, Any]) -> None:
         """Raise ValueError unless the answers already here were made with these settings, or there are none."""
         header = self.header()
+        if header is not None and not self.answered:
+            return  # of a run that never answered anything: it binds nobody
         if header is None:
             if read_lines(self.path) or self.parts():
                 raise ValueError(
@@ -134,7 +198,7 @@ class AnswerFile:
 
     def write_header(self, settings: Mapping[str, Any], session: Mapping[str, Any]) -> list[str]:
         """Record the settings and one more session; return what of its environment differs from the one before."""
-        header = self.header() or {"settings": dict(settings), "sessions": []}
+        header = (self.header() if self.answered else None) or {"settings": dict(settings), "sessions": []}
         before = header["sessions"][-1]["environment"] if header["sessions"] else session["environment"]
         header["settings"] = dict(settings)
         header["sessions"].append(dict(session))
@@ -159,6 +223,8 @@ class AnswerSet:
         if not file.path.is_file():
             raise FileNotFoundError(f"no answer file {path}")
         answers = file.read()
+        if file.torn:
+            print(f"note: the last line of {path} is half-written and left out", file=sys.stderr)
         if not answers:
             raise ValueError(f"{path} has no answers")
         return cls(file.path, answers, file.read_failed(), file.header())

@@ -57,8 +57,19 @@ def measure(options: Options, cells: Sequence[Combination], refused: Sequence[Re
     """Append a line for each cell that has none yet, on disk before the next one begins."""
     bench = Bench(options, cells)
     file.check_writable()
+    with file.lock():
+        file.restore()  # what a death left aside
+        try:
+            _measure(options, cells, refused, file, bench)
+        finally:
+            file.restore()
+
+
+def _measure(
+    options: Options, cells: Sequence[Combination], refused: Sequence[Record], file: AnswerFile, bench: Bench
+) -> None:
     if options.overwrite:
-        file.remove()
+        file.set_aside()
         bench.rates_file.remove()
     file.check_settings(bench.settings)
     session = {"environment": environment(bench.pair.target.device), "sharpening": bench.sharpening}
@@ -67,9 +78,6 @@ def measure(options: Options, cells: Sequence[Combination], refused: Sequence[Re
     for known in (file, bench.rates_file):
         known.fold([])  # drops what a death left half-written
     done = {record["question_id"] for record in file.read()}
-    for line in refused:
-        if line["question_id"] not in done:
-            file.append(line)
     left = [cell for cell in cells if cell.key not in done]
     if left:
         bench.warm_up()
@@ -77,6 +85,10 @@ def measure(options: Options, cells: Sequence[Combination], refused: Sequence[Re
         for cell in bar:
             bar.set_postfix_str(cell.key)
             file.append(bench.measure(cell))
+            file.drop_aside()
+    for line in refused:
+        if line["question_id"] not in done:
+            file.append(line)
 
 
 def _lines(refused: Mapping[Combination, str]) -> list[Record]:

@@ -17,7 +17,7 @@ import torch
 import transformers
 from transformers import PreTrainedModel
 
-from evaluation.command_line import at_least, option, parse, print_json, run_command
+from evaluation.command_line import at_least, at_most, option, parse, print_json, run_command
 from evaluation.demo.comparison import (
     ASSISTED,
     GREEDY,
@@ -33,7 +33,7 @@ from evaluation.demo.streaming import ColorStreamer, wants_color
 from evaluation.run.baselines import in_loop, transformers_assisted, transformers_greedy
 from evaluation.run.machine import environment
 from evaluation.run.models import check_device, load, load_assistant
-from evaluation.run.options import DRAFTER_FLAGS, Models
+from evaluation.run.options import DRAFTER_FLAGS, MOST_NODES, Models
 from evaluation.timing import Method, interleave
 from opt_tree import Decoder, Generation, OptTree, Pair, Sampling
 from opt_tree.decode import check_prompt
@@ -91,18 +91,26 @@ class Options(Models):
 
     def check(self) -> None:
         """Raise ValueError for whatever is wrong before any model is looked at."""
+        at_most(self, nodes=MOST_NODES)
         self.policy()
         if self.sampling.greedy and (self.top_p < 1 or self.top_k):
             raise ValueError("top_p and top_k act at temperature > 0 only; give --temperature")
         at_least(self, max_new_tokens=1, rounds=1)
         if self.prompt is not None and not self.prompt.strip():
             raise ValueError("the prompt is empty")
+        if self.prompt is not None and _undecodable(self.prompt):
+            raise ValueError(f"the prompt is not valid UTF-8: {self.prompt.encode(errors='surrogateescape')!r}")
         if self.base_model_path != "demo" and self.drafter == type(self).drafter:
             raise ValueError(f"no drafter named for {self.base_model_path}: give --drafter")
         if self.eager and self.compile:
             raise ValueError("--compile makes what --eager leaves alone: give one of them")
         if self.html:
             check_writable(Path(self.html))
+
+
+def _undecodable(text: str) -> bool:
+    """Whether a command line brought bytes that are no UTF-8; Python hands them on as lone surrogates."""
+    return any("\ud800" <= character <= "\udfff" for character in text)
 
 
 def check_writable(path: Path) -> None:

@@ -146,6 +146,8 @@ def read(data: bytes, path: Path, name: str) -> Iterable[Question]:
                 f"{path}, line {number}: needs `turns` (a list of texts) or `question` (a text), none empty"
             )
         key = line.get("question_id", len(seen))
+        if not isinstance(key, (int, str)):
+            raise ValueError(f"{path}, line {number}: question_id must be a number or a text, got {key!r}")
         if key in seen:
             raise ValueError(f"{path}, line {number}: question_id {key!r} is already that of line {seen[key]}")
         seen[key] = number

@@ -6,14 +6,18 @@ from typing import Any
 
 import torch
 
-from evaluation.command_line import at_least, option
-from opt_tree import OptTree
+from evaluation.command_line import at_least, at_most, option
+from opt_tree import OptTree, Sampling
 from opt_tree.drafters.registry import KINDS, parse_spec
 from opt_tree.inflate import parse_shape
 
 METHODS = ("opt", "chain", "none")
 DRAFTER_FLAGS = {"--draft-model-path": "lm:", "--ea-model-path": "eagle:"}
 """The published flags of the two commands, and what kind of drafter each names."""
+
+
+MOST_THREADS, MOST_NODES = 1024, 65_536
+"""Beyond these a number is a slip of the keyboard, and would take the machine's memory before it failed."""
 
 
 @dataclass(frozen=True)
@@ -32,6 +36,7 @@ class Machine:
 
     def __post_init__(self) -> None:
         at_least(self, threads=1)
+        at_most(self, threads=MOST_THREADS)
         if self.inflate is not None:
             parse_shape(self.inflate)
 
@@ -145,6 +150,9 @@ class Options(Asked):
     def __post_init__(self) -> None:
         super().__post_init__()
         at_least(self, max_new_token=1, num_choices=1, num_gpus_per_model=1)
+        at_most(self, nodes=MOST_NODES)
+        OptTree(self.nodes, self.threshold, self.max_depth)  # refuses what is no tree
+        Sampling(self.temperature)
         total, each = self.num_gpus_total, self.num_gpus_per_model
         if total is not None and (total < 1 or total % each):
             raise ValueError(f"--num-gpus-total {total} is not a multiple of --num-gpus-per-model {each}")

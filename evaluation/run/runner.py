@@ -3,11 +3,12 @@
 Owns the order of work and which answers still lack; a run that dies goes on where it was. Decodes nothing itself.
 """
 
+import contextlib
 import hashlib
 import json
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from evaluation.run.models import load_run, make_method, place, relaunch, resolv
 from evaluation.run.options import DRAFTER_FLAGS, Options
 from evaluation.run.processes import Processes
 from evaluation.timing import schedule
+from opt_tree import Pair
 from opt_tree.inflate import describe
 
 DRAFTING = {
@@ -84,12 +86,39 @@ def run(command: str, options: Options, processes: Processes = Processes()) -> i
     history = read_history(options.history, chosen, options.num_choices)
     works = plan(command, options, questions, device.partition(":")[0])
     order = [question.id for question in questions.questions]
-    processes.lead(lambda: prepare(works, order, options.overwrite))
+    with held(works, processes):
+        processes.lead(lambda: prepare(works, order, options.overwrite))
+        pair = load_run(options, device)
+        prompter = Prompter(pair.tokenizer, pair.stop, options.conv_template, options.system_message)
+        works = [work.resolve(resolved(pair)) for work in works]
+        methods = {work.method: make_method(work.method, options, pair, prompter) for work in works}
+        session = describe_session(options, questions, pair, processes)
+        asked = f"{questions.name}, {len(chosen)} questions of {questions.path}"
+        processes.lead(lambda: begin(works, options.overwrite, session, asked))
+        conversation = Conversation(prompter, options.max_new_token, options.num_choices, options.seed, history)
+        answer_all(processes, works, methods, chosen, conversation)
+        processes.wait()
+        failed = finish(works, order, {question.id for question in chosen}, options.json) if processes.leads else 0
+        processes.wait()
+    return 1 if failed else 0
 
-    pair = load_run(options, device)
-    prompter = Prompter(pair.tokenizer, pair.stop, options.conv_template, options.system_message)
-    works = [work.resolve(resolved(pair)) for work in works]
-    session = {
+
+@contextlib.contextmanager
+def held(works: Sequence[Work], processes: Processes) -> Iterator[None]:
+    """Keep other runs away from the files; whatever happens, what was set aside and not replaced comes back."""
+    with contextlib.ExitStack() as locks:
+        processes.lead(lambda: [locks.enter_context(work.file.lock()) for work in works] and None)
+        try:
+            yield
+        finally:
+            if processes.leads:
+                for work in works:
+                    work.file.restore()
+
+
+def describe_session(options: Options, questions: QuestionSet, pair: Pair, processes: Processes) -> dict[str, Any]:
+    """What the header says of this run, besides its settings."""
+    return {
         "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         "options": options.as_dict(),
         "questions": str(questions.path),
@@ -98,15 +127,6 @@ def run(command: str, options: Options, processes: Processes = Processes()) -> i
         "processes": processes.size,
         "environment": environment(pair.target.device),
     }
-    asked = f"{questions.name}, {len(chosen)} questions of {questions.path}"
-    processes.lead(lambda: begin(works, options.overwrite, session, asked))
-    methods = {work.method: make_method(work.method, options, pair, prompter) for work in works}
-    conversation = Conversation(prompter, options.max_new_token, options.num_choices, options.seed, history)
-    answer_all(processes, works, methods, chosen, conversation)
-    processes.wait()
-    failed = finish(works, order, {question.id for question in chosen}, options.json) if processes.leads else 0
-    processes.wait()
-    return 1 if failed else 0
 
 
 def plan(command: str, options: Options, questions: QuestionSet, device: str) -> list[Work]:
@@ -135,6 +155,7 @@ def plan(command: str, options: Options, questions: QuestionSet, device: str) ->
 def prepare(works: Sequence[Work], order: Sequence[int | str], overwrite: bool) -> None:
     """Find out before any model is loaded whether the answer files can be written and go on."""
     for work in works:
+        work.file.restore()  # what a death left aside
         work.file.check_writable()
         if not overwrite:
             work.file.check_settings(work.settings)
@@ -144,10 +165,10 @@ def prepare(works: Sequence[Work], order: Sequence[int | str], overwrite: bool) 
 
 
 def begin(works: Sequence[Work], overwrite: bool, session: dict[str, Any], questions: str) -> None:
-    """Write the headers and say what runs where. What is overwritten goes now, when the models are there."""
+    """Write the headers and say what runs where. What is overwritten is set aside, now that the models are there."""
     for work in works:
         if overwrite:
-            work.file.remove()
+            work.file.set_aside()
         work.file.check_settings(work.settings)
     for work in works:
         for difference in work.file.write_header(work.settings, session):
@@ -201,6 +222,7 @@ def answer_one(file: AnswerFile, work: Work, method: Answer, question: Question,
         tqdm.write(f"failed: {work.method}, question {question.id}: {type(error).__name__}: {why}", sys.stderr)
     else:
         file.append(record | {"choices": choices, "tstamp": time.time()})
+        work.file.drop_aside()
 
 
 def finish(works: Sequence[Work], order: Sequence[int | str], asked: set[int | str], json_line: bool = False) -> int:
