@@ -12,13 +12,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 import opt_tree
-from opt_tree.children import Few
-from opt_tree.controllers import Controller
-from opt_tree.step import Outcome
-from opt_tree.target import Output
 
 
-class Stages(Controller):
+class Stages(opt_tree.Controller):
     """Uses each policy for a given number of steps, and the last one for the rest of the answer."""
 
     def __init__(self, stages: Sequence[tuple[int, opt_tree.TreePolicy]], last: opt_tree.TreePolicy) -> None:
@@ -26,15 +22,15 @@ class Stages(Controller):
         self._plan = [policy for steps, policy in stages for _ in range(steps)]
         self._done = 0
 
-    def reset(self, prompt: list[int], output: Output | None) -> None:
+    def reset(self, prompt: list[int], output: opt_tree.Output | None) -> None:
         """A new prompt begins."""
         self._done = 0
 
-    def choose(self, context: list[int], root: Float[Tensor, "1 vocab"] | Few | None) -> opt_tree.TreePolicy:
+    def choose(self, context: list[int], root: Float[Tensor, "1 vocab"] | opt_tree.Few | None) -> opt_tree.TreePolicy:
         """Return the policy of the next step, one of `policies`."""
         return self._plan[self._done] if self._done < len(self._plan) else self.policies[-1]
 
-    def observe(self, step: opt_tree.Step, outcome: Outcome) -> None:
+    def observe(self, step: opt_tree.Step, outcome: opt_tree.Outcome) -> None:
         """A step is done. A learning controller would look at what it cost and at what was accepted."""
         self._done += 1
 

@@ -12,10 +12,7 @@ from collections import Counter, defaultdict
 import torch
 
 import opt_tree
-from opt_tree.children import Few
 from opt_tree.pool import Frontier
-from opt_tree.step import Outcome
-from opt_tree.target import Output
 
 
 class Bigrams(opt_tree.Drafter):
@@ -29,23 +26,23 @@ class Bigrams(opt_tree.Drafter):
         self._followers: dict[int, Counter[int]] = {}
         self._read = 0  # tokens of the context that are counted
 
-    def reset(self, prompt: list[int], output: Output | None) -> None:
+    def reset(self, prompt: list[int], output: opt_tree.Output | None) -> None:
         self._followers, self._read = defaultdict(Counter), 0
 
-    def root(self, context: list[int]) -> Few:
+    def root(self, context: list[int]) -> opt_tree.Few:
         """Count what the last step added, then answer for the last token."""
         for place in range(max(self._read, 1), len(context)):
             self._followers[context[place - 1]][context[place]] += 1
         self._read = len(context)
         return self._answer(context[-1:])
 
-    def expand(self, frontier: Frontier) -> Few:
+    def expand(self, frontier: Frontier) -> opt_tree.Few:
         return self._answer(frontier.tokens.tolist())
 
-    def observe(self, outcome: Outcome) -> None:
+    def observe(self, outcome: opt_tree.Outcome) -> None:
         """Nothing to learn here: the next `root` sees the whole context."""
 
-    def _answer(self, tokens: list[int]) -> Few:
+    def _answer(self, tokens: list[int]) -> opt_tree.Few:
         log_probs = torch.full((len(tokens), self.most), -torch.inf)
         named = torch.zeros(len(tokens), self.most, dtype=torch.long)
         for row, token in enumerate(tokens):
@@ -54,7 +51,7 @@ class Bigrams(opt_tree.Drafter):
                 # One more than was seen: the rest is the chance of a token that never followed.
                 log_probs[row, column] = math.log(count / (seen.total() + 1))
                 named[row, column] = follower
-        return Few(log_probs, named)
+        return opt_tree.Few(log_probs, named)
 
 
 def main() -> opt_tree.Generation:

@@ -7,7 +7,7 @@ not yet judged. Knows nothing of trees: it is told which pending rows to keep.
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar, cast
 
 import torch
 from jaxtyping import Float, Int
@@ -78,18 +78,38 @@ class KVCache(Cache):
         """Make room for `rows` slots in all. Grows by doubling and copies once."""
         if rows <= self.capacity:
             return
-        capacity = max(rows, 2 * self.capacity, 256)
-        groups, used = [], self.length + self.pending
+        self._place(max(rows, 2 * self.capacity, 256), self._groups, self.length + self.pending)
+
+    def _place(self, capacity: int, old: list[Tensor], used: int) -> None:
+        """Make storage of `capacity` slots, copy the first `used` ones of the old one, point the views at it."""
+        groups = []
         self._keys_of, self._values_of = [torch.empty(0)] * self._layers, [torch.empty(0)] * self._layers
         for index, ((heads, dim, dtype, device), members) in enumerate(self._members.items()):
             storage = torch.zeros(len(members), 1, heads, capacity, dim, dtype=dtype, device=device)
             if used:
-                storage[..., :used, :] = self._groups[index][..., :used, :]
+                storage[..., :used, :] = old[index][..., :used, :]
             groups.append(storage)
             for view, (layer, kind) in zip(storage, members, strict=True):
                 (self._keys_of if kind == "key" else self._values_of)[layer] = view
         self._groups, self.capacity = groups, capacity
         self.storage_version += 1
+
+    @property
+    def views(self) -> list[Float[Tensor, "1 heads capacity dim"]]:
+        """The storage of each layer, keys and values in turn; others after `storage_version` has changed."""
+        return [view for pair in zip(self._keys_of, self._values_of, strict=True) for view in pair]
+
+    def __getstate__(self) -> dict[str, Any]:
+        """The rows in use. Views of a storage would come back apart from it, so they are made again."""
+        used = self.length + self.pending
+        groups = [storage[..., :used, :].clone() for storage in self._groups] if used else []
+        return self.__dict__ | {"_groups": groups, "_keys_of": [], "_values_of": [], "_index": None, "capacity": 0}
+
+    @inference
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        if used := self.length + self.pending:
+            self._place(max(used, 256), state["_groups"], used)
 
     def open(self, rows: int, keys: int | None = None, index: Int[Tensor, " padded"] | None = None) -> None:
         """Prepare the next forward: it writes `rows` pending rows and reads the first `keys` slots.
@@ -147,6 +167,34 @@ class KVCache(Cache):
         if not 0 <= length <= self.length:
             raise ValueError(f"cannot truncate {self.length} rows to {length}")
         self.length, self.pending = length, 0
+
+    @inference
+    def adopt(self, past: Cache) -> None:
+        """Take the rows of a transformers cache as the context.
+
+        Where a layer kept the last rows of a window only, no later row sees the others. Raises ValueError for a cache
+        of another model.
+        """
+        length, layers = past.get_seq_length(), cast(Any, past.layers)
+        if len(layers) != self._layers:
+            raise ValueError(f"past_key_values has {len(layers)} layers, the model stores {self._layers}")
+        self.reset()
+        self.reserve(length)
+        for number, layer in enumerate(layers):
+            for mine, theirs in ((self._keys_of[number], layer.keys), (self._values_of[number], layer.values)):
+                shape, found = (*mine.shape[:2], mine.shape[3]), (*theirs.shape[:2], theirs.shape[3])
+                if shape != found:
+                    raise ValueError(
+                        f"past_key_values holds rows of {found} in layer {number}, the model's are {shape}"
+                    )
+                mine[:, :, length - theirs.shape[2] : length] = theirs
+        self.length = length
+
+    def hand_over(self, past: Cache, length: int) -> None:
+        """Append what `past` lacks of the first `length` committed rows."""
+        start = past.get_seq_length()
+        for layer, (keys, values) in enumerate(zip(self._keys_of, self._values_of, strict=True)):
+            past.update(keys[:, :, start:length].clone(), values[:, :, start:length].clone(), layer)
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """Rows in use before the forward under way (transformers asks; positions are always passed explicitly)."""

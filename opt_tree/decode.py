@@ -96,6 +96,7 @@ class Generation:
 class _Run:
     """One generation under way: what stays the same from step to step, and the context."""
 
+    target: Target
     context: list[int]
     end: int
     """The context's length at which the generation is over."""
@@ -108,8 +109,10 @@ class _Run:
 
     @property
     def layers(self) -> int:
-        """How many layers of draft the context still has room for."""
-        room = self.end - len(self.context) - 1
+        """How many layers of draft there is room for, in the context and in the models."""
+        length = len(self.context) - 1
+        models = [self.target] if self.drafter is None else [self.target, *self.drafter.models]
+        room = min(self.end - length - 2, *(model.room(length) for model in models))
         return room if self.drafter is None else min(room, self.drafter.max_context - len(self.context))
 
     @property
@@ -172,12 +175,14 @@ class Decoder:
         target = self.target
         end = target.max_context if max_new_tokens is None else min(target.max_context, len(context) + max_new_tokens)
         drafter = self.drafter.at_temperature(sampling.temperature) if self.drafter else None
-        run = _Run(context, end, sampling, random, drafter, greedy if sampling.greedy else self.verifier, 0.0)
+        run = _Run(target, context, end, sampling, random, drafter, greedy if sampling.greedy else self.verifier, 0.0)
         self._prefill(run)
-        generation = target.generation
+        generation, own = target.generation, drafter.bare.generation if drafter else 0
         while len(context) < end:
             if target.generation != generation:
                 raise RuntimeError("another generation began on the same target; wrap the model twice to interleave")
+            if drafter is not None and drafter.bare.generation != own:
+                raise RuntimeError("another generation began with the same drafter; make two of it to interleave")
             step = self._step(run)
             context.extend(step.tokens)
             run.prefill = 0.0
@@ -191,6 +196,7 @@ class Decoder:
         all_logits = run.drafter is not None and run.drafter.logits
         output = self.target.append(prompt[:-1], all_logits) if len(prompt) > 1 else None
         if run.drafter is not None:
+            run.drafter.bare.generation += 1
             run.drafter.reset(prompt, output)
         self.controller.reset(prompt, output)
         run.prefill = time.perf_counter() - begin
@@ -208,7 +214,7 @@ class Decoder:
         tree = draft(drafter, policy, run.context, min(policy.max_depth, layers), run.sampling, run.random)
         drafted = time.perf_counter()
         output = target.score(tree)
-        verdict = run.verify(tree, run.sampling.process(output.logits, tree, run.context), run.random)
+        verdict = run.verify(tree, run.sampling.processed(output.logits, tree, run.context), run.random)
         verified = time.perf_counter()
         tokens = [*(int(tree.tokens[row]) for row in verdict.path[1:]), verdict.token]
         outcome = Outcome(tree, verdict.path, tokens, _of_path(output.features, verdict.path), output.logits)
@@ -272,16 +278,26 @@ class Decoder:
             reason = "length" if len(tokens) == max_new_tokens else "context"
         return Generation(context, tokens, reason, steps, lengths, time.perf_counter() - begin)
 
-    def __call__(self, model: Any, input_ids: Tensor, **prepared: Any) -> Any:
-        """Serve `model.generate(**inputs, custom_generate=decoder)`; see `opt_tree.hf`."""
+    def __call__(
+        self,
+        model: Any,
+        input_ids: Tensor,
+        stop_strings: str | list[str] | None = None,
+        seed: int | None = None,
+        **prepared: Any,
+    ) -> Any:
+        """Serve `model.generate(**inputs, custom_generate=decoder)`; see `opt_tree.hf`.
+
+        transformers hands over what this signature names, so `generate(..., seed=7)` reaches it.
+        """
         from opt_tree.hf import custom_generate  # the door imports the loop, so the loop opens it late
 
-        return custom_generate(self, model, input_ids, **prepared)
+        return custom_generate(self, model, input_ids, stop_strings=stop_strings, seed=seed, **prepared)
 
     def bind(self, **options: Any) -> Callable:
-        """Return a `custom_generate` with `streamer=`, `tokenizer=`, `stop_strings=` or `seed=` given beforehand.
+        """Return a `custom_generate` with `tokenizer=`, `stop_strings=`, `streamer=` or `seed=` given beforehand.
 
-        transformers passes a callable none of the first three.
+        transformers passes a callable no tokenizer, which stop strings need.
         """
         return functools.partial(self, **options)
 

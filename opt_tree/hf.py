@@ -1,23 +1,75 @@
 """The door for `model.generate(**inputs, custom_generate=decoder)`.
 
-Translates what transformers prepared (processors, stopping criteria, generation config) into the loop's words and the
-result back. Decodes nothing itself.
+Translates what transformers prepared (processors, stopping criteria, generation config, cache, media) into the loop's
+words and the result back. Decodes nothing itself. An argument is honoured or refused in one line, never swallowed:
+docs/door.md has the table, tests/test_door.py goes through it.
 """
 
-from typing import Any
+import inspect
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any, cast
 
 import torch
 from jaxtyping import Int
 from torch import Tensor
-from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel, StoppingCriteriaList
+from transformers import (
+    DynamicCache,
+    GenerationConfig,
+    GenerationMixin,
+    LogitsProcessorList,
+    PreTrainedModel,
+    StoppingCriteriaList,
+    StopStringCriteria,
+)
 from transformers.generation import GenerateDecoderOnlyOutput
+from transformers.utils import logging
 
 from opt_tree.decode import Decoder
 from opt_tree.lm import CausalLM
 from opt_tree.sampling import Sampling
-from opt_tree.stopping import Stop
+from opt_tree.support import unwrapped, virtual_tokens
+
+_log = logging.get_logger(__name__)
 
 _PER_TOKEN_OUTPUTS = ("output_scores", "output_logits", "output_attentions", "output_hidden_states")
+_OTHER_METHODS = {
+    "penalty_alpha": "contrastive search",
+    "dola_layers": "DoLa",
+    "constraints": "constrained beam search",
+    "force_words_ids": "constrained beam search",
+    "use_mtp": "multi-token prediction",
+    "prompt_lookup_num_tokens": "prompt lookup",
+    "assistant_early_exit": "early exit",
+    "assistant_ensemble_weight": "an ensemble with the assistant",
+    "speculation_type": "another speculation",
+    "is_assistant": "drafting for another model",
+}
+"""Fields of a GenerationConfig that ask for another way of decoding."""
+_PLAIN_INPUTS = {"attention_mask", "position_ids", "past_key_values", "use_cache", "logits_to_keep"}
+_ENCODED = "mm_encoder_outputs"
+"""What `generate` makes of pixel_values before it calls the decoder."""
+_MEDIA: Mapping[str, frozenset[str]] = {
+    "llava": frozenset({_ENCODED, "pixel_values", "image_sizes"}),
+    "gemma3": frozenset({_ENCODED, "pixel_values", "token_type_ids", "mm_token_type_ids"}),
+}
+"""Inputs that a model type takes with the prompt only, where that is proven exact (tests/test_media.py)."""
+_REASONS = {
+    "MaxLengthCriteria": "length",
+    "EosTokenCriteria": "stop_token",
+    "StopStringCriteria": "stop_string",
+    "MaxTimeCriteria": "time",
+}
+
+
+@dataclass
+class TreeOutput(GenerateDecoderOnlyOutput):
+    """What transformers returns where `return_dict_in_generate` asks for it, and why the generation ended."""
+
+    finish_reason: str | None = None
+    """"length", "stop_token", "stop_string", "time", "context" (the model's context is full), or the class of the
+    stopping criterion."""
 
 
 def custom_generate(
@@ -32,46 +84,207 @@ def custom_generate(
     stop_strings: str | list[str] | None = None,
     seed: int | None = None,
     **model_kwargs: Any,
-) -> Int[Tensor, "batch longer"] | GenerateDecoderOnlyOutput:
+) -> Int[Tensor, "batch longer"] | TreeOutput:
     """Generate as `transformers` would have: ids, or the output object where `return_dict_in_generate` asks for it.
 
     Without `seed`, sampling draws one from torch's global generator, so `torch.manual_seed` governs it as usual. What a
     tree cannot give (beams, several sequences, per-token scores, padding) is refused in one line.
     """
-    config = generation_config or GenerationConfig()
-    if not isinstance(decoder.target, CausalLM) or model is not decoder.target.model:
+    kept = _kept_by_generate(model)
+    if streamer is None and kept["streamer"] is not None:
+        streamer = _Continued(kept["streamer"])
+    try:
+        config = generation_config or GenerationConfig()
+        target = _target(decoder, model)
+        _check_method(config, kept)
+        _check_inputs(input_ids, config, model_kwargs)
+        start = _start(decoder, input_ids, config, model_kwargs)
+        sampled = bool(config.do_sample)
+        sampling = Sampling(1.0 if sampled else 0.0, processors=tuple(logits_processor or ()))
+        if seed is None:
+            seed = int(torch.randint(2**62, ())) if sampled else 0
+        criteria = StoppingCriteriaList(stopping_criteria or ())
+        if stop_strings:
+            criteria.append(_stop_strings(stop_strings, tokenizer))
+        room = max(1, (config.max_length or 20) - input_ids.shape[1])
+        with start:
+            result = decoder.generate(input_ids, room, sampling, _Criteria(input_ids, criteria), streamer, seed)
+    except BaseException:
+        if streamer is not None:
+            streamer.end()  # whoever reads it in another thread would wait for ever
+        raise
+    if result.finish_reason == "context":
+        _log.warning(
+            f"stopped after {len(result.tokens)} new tokens (finish reason: context): {target.max_context} tokens are "
+            f"all that {target.name} has room for; plain generate would go on past them"
+        )
+    sequences = torch.tensor([result.prompt + result.tokens], device=input_ids.device)
+    cache = _returned_cache(target, sequences.shape[1] - 1, config, model_kwargs)
+    if config.return_dict_in_generate:
+        return TreeOutput(  # type: ignore[call-arg]
+            sequences=cast(Any, sequences), past_key_values=cache, finish_reason=result.finish_reason
+        )
+    return sequences
+
+
+class _Criteria:
+    """transformers' stopping criteria as a rule of the loop: asked after every token, told the whole text."""
+
+    def __init__(self, prompt: Int[Tensor, "batch length"], criteria: StoppingCriteriaList) -> None:
+        self._prompt, self._device, self._criteria = prompt.to("cpu"), prompt.device, criteria
+
+    def __call__(self, generated: list[int]) -> str | None:
+        ids = torch.cat([self._prompt, torch.tensor([generated])], 1).to(self._device)
+        # None for the scores, as in transformers' own assisted decoding, which has no single row of them either.
+        met = [bool(criterion(ids, None).all()) for criterion in self._criteria]  # type: ignore[arg-type]
+        names = [type(criterion).__name__ for criterion, done in zip(self._criteria, met, strict=True) if done]
+        return _REASONS.get(names[0], names[0]) if names else None
+
+
+class _Continued:
+    """A streamer that `generate` has given the prompt already."""
+
+    def __init__(self, streamer: Any) -> None:
+        self._streamer, self._begun = streamer, False
+
+    def put(self, value: Tensor) -> None:
+        if self._begun:
+            self._streamer.put(value)
+        self._begun = True
+
+    def end(self) -> None:
+        self._streamer.end()
+
+
+def _kept_by_generate(model: Any) -> dict[str, Any]:
+    """Return what `generate` was given and passes to no callable, read from its frame; there is no other way to it.
+
+    Without a look, a streamer's reader would wait for ever and an assistant would be forgotten without a word.
+    """
+    names, code = ("streamer", "assistant_model", "synced_gpus"), inspect.unwrap(GenerationMixin.generate).__code__
+    frame = inspect.currentframe()
+    while frame is not None and not (frame.f_code is code and frame.f_locals.get("self") is model):
+        frame = frame.f_back
+    return dict.fromkeys(names) if frame is None else {name: frame.f_locals.get(name) for name in names}
+
+
+def _target(decoder: Decoder, model: Any) -> CausalLM:
+    """Return the decoder's target, which must be the model that generates."""
+    if not isinstance(decoder.target, CausalLM) or unwrapped(model) is not unwrapped(decoder.target.model):
         raise ValueError(f"this decoder was made for {decoder.target.name}, not for the model that generates")
+    # While a PEFT model generates, its own preparation stands in for that of the model inside.
+    prepare = vars(model).get("prepare_inputs_for_generation")
+    if virtual_tokens(getattr(prepare, "__self__", None)):
+        raise ValueError("PEFT prompt or prefix tuning: its virtual tokens are not in a tree's forward")
+    return decoder.target
+
+
+def _check_method(config: GenerationConfig, kept: Mapping[str, Any]) -> None:
+    """Raise for another way of decoding than argmax or sampling of one sequence, and for outputs that are not kept."""
     if (config.num_beams or 1) > 1:
         raise ValueError(f"num_beams={config.num_beams}: draft trees decode by argmax or by sampling, not by beams")
-    if model_kwargs.get("inputs_embeds") is not None:
-        raise ValueError("inputs_embeds: draft trees continue token ids; pass input_ids")
-    mask = model_kwargs.get("attention_mask")
-    if mask is not None and not bool((mask == 1).all()):
-        raise ValueError("the attention mask hides some tokens (padding?); pass one unpadded prompt")
+    for name, method in _OTHER_METHODS.items():
+        if value := getattr(config, name, None):
+            raise ValueError(f"{name}={value!r} asks for {method}: this decoder has its own way; leave it out")
+    if kept["assistant_model"] is not None:
+        raise ValueError("assistant_model: the decoder has a drafter of its own; leave it out")
+    if kept["synced_gpus"]:
+        raise ValueError("synced_gpus: trees of different shapes do not keep several processes in step")
+    if config.cache_implementation == "quantized":
+        raise ValueError("cache_implementation='quantized': the decoder keeps its rows as the model made them")
     asked = [name for name in _PER_TOKEN_OUTPUTS if getattr(config, name, False)]
     if asked and config.return_dict_in_generate:
         raise ValueError(f"{', '.join(asked)}: not kept by draft-tree decoding; use Decoder.steps for a trace")
 
-    stop = Stop(strings=_as_tuple(stop_strings), tokenizer=tokenizer)
-    criteria = stopping_criteria or StoppingCriteriaList()
-    prompt = input_ids.to("cpu")
 
-    def should_stop(generated: list[int]) -> str | None:
-        ids = torch.cat([prompt, torch.tensor([generated])], 1).to(input_ids.device)
-        # None for the scores, as in transformers' own assisted decoding, which has no single row of them either.
-        return "criteria" if bool(criteria(ids, None).all()) else stop(generated)  # type: ignore[arg-type]
-
-    sampled = bool(config.do_sample)
-    sampling = Sampling(1.0 if sampled else 0.0, processors=tuple(logits_processor or ()))
-    if seed is None:
-        seed = int(torch.randint(2**62, ())) if sampled else 0
-    room = max(1, (config.max_length or 20) - input_ids.shape[1])
-    result = decoder.generate(input_ids, room, sampling, should_stop, streamer, seed)
-    sequences = torch.tensor([result.prompt + result.tokens], device=input_ids.device)
-    if config.return_dict_in_generate:
-        return GenerateDecoderOnlyOutput(sequences=sequences)  # type: ignore[arg-type]
-    return sequences
+def _check_inputs(input_ids: Int[Tensor, "batch length"], config: GenerationConfig, inputs: Mapping[str, Any]) -> None:
+    """Raise for inputs that a tree's forward would not see."""
+    if inputs.get("inputs_embeds") is not None:
+        raise ValueError("inputs_embeds: draft trees continue token ids; pass input_ids")
+    mask = inputs.get("attention_mask")
+    if mask is not None and not bool((mask == 1).all()):
+        raise ValueError("the attention mask hides some tokens (padding?); pass one unpadded prompt")
+    length = input_ids.shape[1]
+    covered = getattr(config, "_mask_length", length) if mask is None else mask.shape[-1]
+    if covered != length:
+        raise ValueError(f"the attention mask covers {covered} tokens, input_ids are {length}: pass the whole text")
+    positions = inputs.get("position_ids")
+    if positions is not None and not bool((positions == torch.arange(length, device=positions.device)).all()):
+        raise ValueError(
+            f"position_ids: draft trees count positions from 0 to {length - 1}, and these are others; leave them out"
+        )
 
 
-def _as_tuple(strings: str | list[str] | None) -> tuple[str, ...]:
-    return (strings,) if isinstance(strings, str) else tuple(strings or ())
+def _start(
+    decoder: Decoder, input_ids: Int[Tensor, "batch length"], config: GenerationConfig, inputs: Mapping[str, Any]
+) -> AbstractContextManager:
+    """Return the context in which the prompt begins with rows that transformers computed: a given cache, or media."""
+    target, past = cast(CausalLM, decoder.target), inputs.get("past_key_values")
+    given = getattr(past, "_is_user_defined", False)
+    if given and not isinstance(past, DynamicCache):
+        raise ValueError(f"past_key_values of {type(past).__name__}: only a DynamicCache can be continued")
+    kind = target.model.config.model_type
+    extra = {name: value for name, value in inputs.items() if name not in _PLAIN_INPUTS and value is not None}
+    if not extra.get(_ENCODED, True):  # it is there, and empty, where there is no image either
+        del extra[_ENCODED]
+    if unknown := sorted(extra.keys() - _MEDIA.get(kind, frozenset())):
+        unknown = ["pixel_values" if name == _ENCODED else name for name in unknown]
+        raise ValueError(f"{', '.join(unknown)}: a tree's forward of {kind} would not see it; leave it out")
+    rows = past.get_seq_length() if given and past is not None else 0
+    if not rows and not extra:
+        return nullcontext()
+    what = ", ".join(sorted(extra)) if extra else "past_key_values"
+    if extra and rows:
+        raise ValueError(f"{what} behind a filled past_key_values: pass one of them")
+    if decoder.drafter is not None and (decoder.drafter.features or decoder.drafter.logits):
+        raise ValueError(f"{what}: {type(decoder.drafter.bare).__name__} reads what the target made of every token")
+    if decoder.controller.features:
+        raise ValueError(f"{what}: {type(decoder.controller).__name__} reads what the target made of every token")
+    if extra:
+        past = _prefilled(target.model, input_ids, extra)
+    elif rows >= input_ids.shape[1]:
+        raise ValueError(
+            f"past_key_values holds {rows} tokens, input_ids {input_ids.shape[1]}: the text must be longer than that"
+        )
+    assert past is not None
+    return target.given(past)
+
+
+@torch.inference_mode()
+def _prefilled(model: Any, input_ids: Int[Tensor, "batch length"], media: dict[str, Any]) -> DynamicCache:
+    """Let the model take in a prompt with media by itself; its last token, which will be the root, must be text."""
+    kinds = media.get("mm_token_type_ids", media.get("token_type_ids"))
+    image = getattr(model.config, "image_token_id", None)
+    if int(input_ids[0, -1]) == image or (kinds is not None and int(kinds[0, -1])):
+        raise ValueError("the prompt ends with an image: draft trees grow from a token of text")
+    cache = DynamicCache()
+    inputs = model.prepare_inputs_for_generation(
+        input_ids[:, :-1],
+        past_key_values=cache,
+        is_first_iteration=True,
+        use_cache=True,
+        **{name: value[:, :-1] if name.endswith("token_type_ids") else value for name, value in media.items()},
+    )
+    model(**inputs)
+    return cache
+
+
+def _returned_cache(
+    target: CausalLM, length: int, config: GenerationConfig, inputs: Mapping[str, Any]
+) -> DynamicCache | None:
+    """Return the rows of the text without its last token, as `generate` leaves them; into the caller's own cache."""
+    given = inputs.get("past_key_values")
+    given = given if getattr(given, "_is_user_defined", False) else None
+    if given is None and not (config.return_dict_in_generate and config.use_cache):
+        return None
+    cache = DynamicCache(config=target.model.config.get_text_config(decoder=True)) if given is None else given
+    target.cache.hand_over(cache, length)
+    return cache
+
+
+def _stop_strings(strings: str | list[str], tokenizer: Any) -> StopStringCriteria:
+    if tokenizer is None:
+        raise ValueError(
+            "stop strings need the tokenizer, which generate keeps to itself: decoder.bind(stop_strings=, tokenizer=)"
+        )
+    return StopStringCriteria(tokenizer, strings)

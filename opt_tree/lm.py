@@ -4,8 +4,9 @@ Owns shapes: it turns tokens, positions and visibility into the model's inputs, 
 refuses models that cannot decode a tree exactly. Knows nothing of policies, verification and the decoding loop.
 """
 
-import inspect
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -13,20 +14,18 @@ import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
-from transformers import DynamicCache, PreTrainedModel
+from transformers import Cache, DynamicCache, PreTrainedModel
 
 from opt_tree.attention import tree_mask, windowed
 from opt_tree.cache import KVCache, LayerShape, inference
 from opt_tree.engines import Eager, Engine, Forward
+from opt_tree.engines.body import takes
+from opt_tree.support import UnsupportedModelError, border, check_model, check_unchanged, layer_windows
 from opt_tree.target import Output, Target, Work
 from opt_tree.tree import Tree
 
 _PREFILL_ROWS = 512
 _CAUSAL = np.tri(_PREFILL_ROWS, dtype=bool)
-
-
-class UnsupportedModelError(ValueError):
-    """The model cannot decode a tree exactly; the message says why."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +63,7 @@ class CausalLM(Target):
     """
 
     def __init__(self, model: Any, buckets: Buckets | None = None, probe: bool = True) -> None:
-        self.model: PreTrainedModel = model.eval()  # or what looks like one: an EAGLE head with an output layer
+        check_model(model)
         self.buckets = buckets
         self.name = model.config.name_or_path or type(model).__name__
         config = model.config.get_text_config()
@@ -73,23 +72,45 @@ class CausalLM(Target):
             raise UnsupportedModelError(f"{type(model).__name__} has no output layer: is it an AutoModelForCausalLM?")
         self.vocab: int = output.weight.shape[0]
         self.max_context: int = getattr(config, "max_position_embeddings", None) or 1 << 30
-        embeddings = cast(Tensor, model.get_input_embeddings().weight)
-        self.device, self.dtype = embeddings.device, embeddings.dtype
-        self.hidden: int = embeddings.shape[1]
-        self._windows = _layer_windows(model)
-        self._pending = np.zeros(0, dtype=np.int64)
+        self.hidden: int = model.get_input_embeddings().weight.shape[1]
+        self._windows = layer_windows(model)
+        self._pending = np.zeros((2, 0), dtype=np.int64)
+        """Tokens and positions of the pending rows, where a window or a border needs them."""
+        self._border, self._long = border(model), False
+        self._given: Cache | None = None
+        self._tokens: list[int] = []
+        """The context, of a model that runs it anew at its border."""
+        self.take(model.eval())
         if self.device.type == "cpu":
             _keep_freed_memory()
-        self.cache = KVCache(_layer_shapes(self))
-        self.engine: Engine = Eager(model, self.cache)
-        """Computes every forward; see `opt_tree.engines`."""
         if probe:
-            _probe(self)
+            check_tree_mask(self)
+
+    def take(self, model: Any, layers: tuple[int, ...] = ()) -> None:
+        """Run this model from now on, eagerly and with a new cache: the one wrapped, or a cast copy of it."""
+        self.model: PreTrainedModel = model  # or what looks like one: an EAGLE head with an output layer
+        embeddings = cast(Tensor, model.get_input_embeddings().weight)
+        self.device, self.dtype = embeddings.device, embeddings.dtype
+        self.cache = KVCache(_layer_shapes(self))
+        self.eager = Eager(model, self.cache)
+        self.eager.watch(layers)
+        self.engine: Engine = self.eager
+        """Computes every forward; see `opt_tree.engines`."""
 
     @property
     def length(self) -> int:
         """Committed rows."""
         return self.cache.length
+
+    @property
+    def changes_at_border(self) -> bool:
+        """Whether its position factors change with the context (LongRoPE): no one graph holds both."""
+        return self._border is not None
+
+    @property
+    def mask_kinds(self) -> tuple[str, ...]:
+        """The kinds of attention layers, where there are several: every forward then brings a mask for each."""
+        return tuple(sorted(self._windows)) if len(self._windows) > 1 else ()
 
     @property
     def size(self) -> str:
@@ -98,9 +119,17 @@ class CausalLM(Target):
         return f"{count / 1e6:.1f} M parameters, {str(self.dtype).removeprefix('torch.')}"
 
     def reset(self) -> None:
-        """Forget the context."""
+        """Forget the context. Raises UnsupportedModelError where the model is no longer what was wrapped."""
+        check_unchanged(self.model, self.dtype, self.device)
         super().reset()
         self.cache.reset()
+        self._tokens, self._long = [], False
+
+    def room(self, length: int) -> int:
+        """See `Target.room`: with LongRoPE no tree reaches across the border."""
+        if self._border is None or length >= self._border.position:
+            return super().room(length)
+        return self._border.position - 1 - length
 
     def watch(self, layers: tuple[int, ...]) -> None:
         """See `Target.watch`. Raises ValueError for a layer that the model does not have."""
@@ -112,30 +141,76 @@ class CausalLM(Target):
         all_logits: bool = False,
         features: Float[Tensor, "tokens hidden"] | None = None,
     ) -> Output:
-        """See `Target.append`. `features` are inputs of a head that drafts in the target's feature space."""
+        """See `Target.append`. `features` are inputs of a head that drafts in the target's feature space.
+
+        With LongRoPE a first `append` is rotated like the forward of one token more: the prompt with its last token.
+        """
+        if not tokens:
+            raise ValueError("nothing to append: the token list is empty")
+        if self._given is not None and self.length == 0:
+            self.cache.adopt(self._given)
+            tokens = tokens[self.length :]
+            if not tokens:
+                return Output(torch.zeros(0, self.vocab, dtype=self.dtype, device=self.device))
+        long = self._rotate(self.length + len(tokens) + (self.length == 0))
         outputs = []
         for start in range(0, len(tokens), _PREFILL_ROWS):
             chunk = np.array(tokens[start : start + _PREFILL_ROWS])
             positions = np.arange(self.length, self.length + len(chunk))
             inputs = None if features is None else features[start : start + len(chunk)]
             visible = _CAUSAL[: len(chunk), : len(chunk)]
-            output = self._run(chunk, positions, visible, inputs, last_only=not all_logits)
-            self.cache.commit(list(range(len(chunk))))
+            output = self._run(chunk, positions, visible, inputs, last_only=not all_logits, long=long)
+            self.commit(list(range(len(chunk))))
             if not all_logits:
                 output = output._replace(logits=output.logits[-1:])
             # An Output lives until the next forward, which the next chunk is.
             outputs.append(_cloned(output) if len(tokens) > _PREFILL_ROWS else output)
-        if not outputs:
-            raise ValueError("nothing to append: the token list is empty")
         if len(outputs) == 1:
             return outputs[0]
         logits = torch.cat([output.logits for output in outputs]) if all_logits else outputs[-1].logits
         layers = outputs[0].features
         return Output(logits, {k: torch.cat([output.features[k] for output in outputs]) for k in layers})
 
+    @contextmanager
+    def given(self, rows: Cache) -> Iterator[None]:
+        """Inside, every context begins with these rows of its first tokens, which transformers computed.
+
+        The first `append` then has logits and features of the other tokens only.
+        """
+        if self._border is not None:
+            raise ValueError(
+                f"{self.name} may have rotated these rows by other factors (LongRoPE): pass the text alone"
+            )
+        self._given = rows
+        try:
+            yield
+        finally:
+            self._given = None
+
+    def _rotate(self, length: int) -> bool:
+        """Whether rows up to `length` take the long factors of LongRoPE. Runs the context anew where the model does."""
+        if self._border is None or length <= self._border.position:
+            return False
+        short, self._long = self.length > 0 and not self._long, True
+        if short and self._border.drops_cache:
+            tokens, self._tokens = self._tokens, []
+            self.cache.reset()
+            self.append(tokens)
+        return True
+
     def score(self, tree: Tree) -> Output:
-        """Score every row of a tree whose root is the next token of the context. Its rows are pending afterwards."""
+        """Score every row of a tree whose root is the next token of the context. Its rows are pending afterwards.
+
+        Raises ValueError for a tree deeper than `room`.
+        """
         self.cache.truncate(self.length)
+        if self._border is not None:
+            self._rotate(self.length + 1)
+            if tree.depths.max() > self.room(self.length):
+                raise ValueError(
+                    f"the tree is {tree.depths.max()} deep below token {self.length}: it crosses the position "
+                    f"{self._border.position}, where the rotary factors change; at most {self.room(self.length)}"
+                )
         return self.extend(tree.tokens, self.length + tree.depths, tree.ancestors)
 
     def extend(
@@ -154,6 +229,8 @@ class CausalLM(Target):
     def commit(self, path: list[int]) -> None:
         """Keep these pending rows (of a tree: a path, root first) as the next rows of the context; drop the others."""
         self.cache.commit(path)
+        if self._border is not None:
+            self._tokens += self._pending[0, path].tolist()
 
     @inference
     def _run(
@@ -163,22 +240,31 @@ class CausalLM(Target):
         visible: Bool[np.ndarray, "rows columns"],
         features: Float[Tensor, "rows hidden"] | None = None,
         last_only: bool = False,
+        long: bool = False,
     ) -> Output:
-        """The one place where rows become a forward: padding, mask, slots, the engine, the slice of real rows."""
+        """The one place where rows become a forward: padding, mask, slots, the engine, the slice of real rows.
+
+        `long`: they take the long factors of LongRoPE, wherever they stand.
+        """
         rows, columns = visible.shape
         start = self.length + columns - rows
-        keys, slots = start + rows, None
+        # The largest position of a forward decides on the factors: a pad row behind the border makes them long.
+        far = self._border.position if self._border and long and positions.max() < self._border.position else 0
+        padded = max(rows + (far > 0), self.engine.least_rows)
+        keys, slots = start + padded, None
         if self.buckets is not None:
-            padded, keys = self.buckets.pad(rows, start)
+            padded, keys = self.buckets.pad(padded, start)
+        if self.buckets is not None or padded > rows:
             slots = torch.arange(start, start + padded, device=self.device)
-            # A pad row is token 0 at position 0 in a slot of its own; it sees the prefix and itself, nobody sees it.
-            tokens, positions = np.pad(tokens, (0, padded - rows)), np.pad(positions, (0, padded - rows))
+            # A pad row is token 0 in a slot of its own; it sees the prefix and itself, nobody sees it.
+            tokens = np.pad(tokens, (0, padded - rows))
+            positions = np.pad(positions, (0, padded - rows), constant_values=far)
             visible = np.pad(visible, ((0, padded - rows), (0, padded - rows)))
             np.fill_diagonal(visible[rows:, columns:], True)
             if features is not None:
                 features = torch.nn.functional.pad(features, (0, 0, 0, padded - rows))
-        if "sliding_attention" in self._windows:
-            self._pending = np.concatenate([self._pending[: columns - rows], positions])
+        if self._border is not None or "sliding_attention" in self._windows:
+            self._pending = np.concatenate([self._pending[:, : columns - rows], [tokens, positions]], 1)
         ints = torch.from_numpy(np.array([tokens, positions])).to(self.device, non_blocking=True)
         self.cache.open(rows, keys, slots)
         forward = Forward(ints, self._masks(ints[1], visible, keys), slots, features, last_only)
@@ -195,7 +281,7 @@ class CausalLM(Target):
         if "sliding_attention" not in self._windows:
             return full
         key_positions = np.arange(keys)
-        key_positions[self.length : self.length + len(self._pending)] = self._pending
+        key_positions[self.length : self.length + self._pending.shape[1]] = self._pending[1]
         window = windowed(
             full, positions, torch.from_numpy(key_positions).to(self.device), self._windows["sliding_attention"]
         )
@@ -215,35 +301,6 @@ def _keep_freed_memory() -> None:
     torch.empty(31 << 20, dtype=torch.uint8)
 
 
-def _layer_windows(model: Any) -> dict[str, int]:
-    """Return the kinds of attention layers the model has, each with its window (0: none), or refuse it by name."""
-    config = model.config.get_text_config()
-    name = type(model).__name__
-    if model.config.is_encoder_decoder:
-        raise UnsupportedModelError(f"{name} is an encoder-decoder; draft trees need a decoder-only model")
-    attention = config._attn_implementation
-    if attention not in ("sdpa", "eager"):
-        raise UnsupportedModelError(
-            f"{name} runs {attention!r} attention, which takes no tree mask; load it with attn_implementation='sdpa'"
-        )
-    if getattr(config, "alibi", False) or config.model_type in ("bloom", "mpt"):
-        raise UnsupportedModelError(
-            f"{name} uses ALiBi: its biases follow the order of rows, not their positions, so siblings cannot share one"
-        )
-    if "local" in (getattr(config, "attention_layers", None) or ()):  # GPT-Neo
-        raise UnsupportedModelError(
-            f"{name} has local layers, whose window follows the order of rows, not their positions; siblings shift it"
-        )
-    window = getattr(config, "sliding_window", None)
-    kinds = getattr(config, "layer_types", None) or ["sliding_attention" if window else "full_attention"]
-    unknown = sorted(set(kinds) - {"full_attention", "sliding_attention"})
-    if unknown:
-        raise UnsupportedModelError(
-            f"{name} has layers of kind {', '.join(unknown)}; only attention layers hold a tree"
-        )
-    return {kind: int(window or 0) if kind == "sliding_attention" else 0 for kind in kinds}
-
-
 @torch.inference_mode()
 def _layer_shapes(lm: CausalLM) -> list[LayerShape]:
     """Ask the model itself what each layer stores: one token through transformers' own cache."""
@@ -254,7 +311,7 @@ def _layer_shapes(lm: CausalLM) -> list[LayerShape]:
         "past_key_values": cache,
         "use_cache": True,
     }
-    if "features" in inspect.signature(lm.model.forward).parameters:
+    if takes(lm.model, "features"):
         inputs["features"] = torch.zeros(1, 1, lm.hidden, dtype=lm.dtype, device=lm.device)
     try:
         lm.model(**inputs)
@@ -267,7 +324,7 @@ def _layer_shapes(lm: CausalLM) -> list[LayerShape]:
 
 
 @torch.inference_mode()
-def _probe(lm: CausalLM) -> None:
+def check_tree_mask(lm: CausalLM) -> None:
     """Compare a small tree with plain causal forwards, commit a branch, go on from it; refuse what differs.
 
     The yardstick is how far the logits move when siblings do see each other, at the same positions: a model that

@@ -64,6 +64,10 @@ class Target(ABC):
         """Forget the context. A subclass that holds one extends this."""
         self.generation += 1
 
+    def room(self, length: int) -> int:
+        """How many layers a tree may have whose root comes behind `length` tokens of context."""
+        return 1 << 30
+
     @abstractmethod
     def append(self, tokens: list[int], all_logits: bool = False) -> Output:
         """Commit `tokens` to the context. Returns features of every token; logits of the last one, or of all."""

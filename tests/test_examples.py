@@ -10,6 +10,7 @@ import pytest
 from nbclient import NotebookClient
 
 import opt_tree
+from opt_tree.drafters.registry import KINDS, Kind
 from opt_tree.policies import Sampled
 from opt_tree.policies.registry import POLICIES, make_policy
 
@@ -51,6 +52,12 @@ def test_the_bigram_drafter_says_what_it_counted() -> None:
     assert unknown.log_probs.tolist() == [[-np.inf, -np.inf]]
     drafter.reset([9], None)
     assert drafter.root([1]).log_probs.isneginf().all(), "a new prompt begins from nothing"
+
+
+def test_the_bigram_drafter_is_one_line_in_the_registry(monkeypatch: pytest.MonkeyPatch) -> None:
+    bigrams = example("drafter")["Bigrams"]
+    monkeypatch.setitem(KINDS, "bigrams", Kind("a table of bigrams", lambda path, target, options: bigrams(), None))
+    assert isinstance(opt_tree.load_pair("demo", drafter="bigrams").drafter, bigrams)
 
 
 def test_a_drafter_that_answers_in_few_is_refused_where_children_are_drawn() -> None:

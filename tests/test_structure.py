@@ -17,10 +17,11 @@ SCRIPTS = sorted((PACKAGE.parent / "evaluation").rglob("*.py"))
 # A module imports modules of lower tiers only; a family (a folder) also itself, and never another family.
 TIERS: tuple[set[str], ...] = (
     {"tree"},
-    {"attention", "probabilities", "random", "step", "stopping", "target"},
-    {"children", "sampling", "cache"},
+    {"attention", "longrope", "probabilities", "random", "step", "stopping", "target"},
+    {"children", "sampling", "cache", "support"},
     {"pool", "engines"},
     {"lm"},
+    {"compiling"},
     {"checkpoints"},
     {"policies", "drafters", "verifiers"},
     {"controllers"},

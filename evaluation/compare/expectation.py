@@ -2,13 +2,11 @@
 
 import time
 
-from jaxtyping import Float
-from torch import Tensor
-
 from evaluation.compare.combinations import VERIFIERS
 from opt_tree import Random, Tree, Verdict, Verifier
 from opt_tree.children import Children
 from opt_tree.probabilities import probs_of
+from opt_tree.sampling import Logits, whole
 from opt_tree.verifiers import block_efficiency, check
 
 
@@ -25,15 +23,15 @@ class Expectation:
         self.judges = {name: judge for name, judge in VERIFIERS.items() if name != "greedy" and _exact(judge, children)}
         self.values: dict[str, list[float]] = {name: [] for name in self.judges}
 
-    def __call__(self, tree: Tree, scores: Float[Tensor, "rows vocab"], random: Random) -> Verdict:
+    def __call__(self, tree: Tree, logits: Logits, random: Random) -> Verdict:
         if self.calls % self.every == 0:
             begin = time.perf_counter()
-            probs = probs_of(scores)
+            probs = probs_of(whole(logits))
             for name, judge in self.judges.items():
                 self.values[name].append(round(block_efficiency(tree, probs, judge), 4))
             self.seconds += time.perf_counter() - begin
         self.calls += 1
-        return self.verifier(tree, scores, random)
+        return self.verifier(tree, logits, random)
 
     def take(self) -> dict[str, list[float]]:
         """Hand out what was computed since the last time."""

@@ -38,6 +38,8 @@ class Drafter(ABC):
     """The models it runs, for the loop to count what a step cost."""
     name: str = ""
     """What it was loaded from, where it was."""
+    generation: int = 0
+    """How many prompts it has begun. The loop counts: a second generation with the same drafter ends the first."""
 
     @abstractmethod
     def reset(self, prompt: list[int], output: Output | None) -> None:

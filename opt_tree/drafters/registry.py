@@ -23,7 +23,15 @@ from opt_tree.checkpoints import (
 from opt_tree.drafters.base import Drafter
 from opt_tree.drafters.causal_lm import CausalLMDrafter
 from opt_tree.drafters.eagle import load_eagle
+from opt_tree.drafters.grafted import Grafted
+from opt_tree.drafters.lookup import Lookup
+from opt_tree.drafters.ngram import NGramDrafter
+from opt_tree.drafters.ngram_recycling import NGramRecycling
+from opt_tree.drafters.rasd import Rasd
+from opt_tree.drafters.recycling import TokenRecycling
 from opt_tree.drafters.sharpened import Sharpened
+from opt_tree.drafters.store import Store, StoreDrafter
+from opt_tree.drafters.tables import fingerprint
 from opt_tree.lm import Buckets, CausalLM
 
 
@@ -76,9 +84,61 @@ def _load_eagle(path: str, target: CausalLM, options: DrafterOptions) -> Drafter
     return load_eagle(path, target, options.buckets)
 
 
+def _load_ngram(path: str, target: CausalLM, options: DrafterOptions) -> Drafter:
+    return NGramDrafter()
+
+
+def _load_store(path: str, target: CausalLM, options: DrafterOptions) -> Drafter:
+    known = None if options.tokenizer is None else fingerprint(options.tokenizer)
+    return StoreDrafter(Store.load(path, target.vocab, known))
+
+
+def _load_recycling(path: str, target: CausalLM, options: DrafterOptions) -> Drafter:
+    return TokenRecycling(target.vocab)
+
+
+def _load_ngram_recycling(path: str, target: CausalLM, options: DrafterOptions) -> Drafter:
+    return NGramRecycling()
+
+
+def _load_graft(path: str, target: CausalLM, options: DrafterOptions) -> Drafter:
+    depth, _, pair = path.partition(":")
+    if not depth.isdigit():
+        raise CheckpointError(f"graft:DEPTH:SPEC+SPEC names the model's layers, the model, the table; got graft:{path}")
+    model, table = _load_two(f"graft:{depth}", pair, target, options)
+    try:
+        return Grafted(model, table, int(depth))
+    except ValueError as error:
+        raise CheckpointError(f"graft:{path}: {error}") from error
+
+
+def _load_rasd(path: str, target: CausalLM, options: DrafterOptions) -> Drafter:
+    model, table = _load_two("rasd", path, target, options)
+    if isinstance(table, StoreDrafter):  # as published: the longest match alone
+        table = StoreDrafter(table.store, longest=True)
+    return Rasd(model, table)
+
+
+def _load_two(kind: str, pair: str, target: CausalLM, options: DrafterOptions) -> tuple[Drafter, Lookup]:
+    """Load the two drafters of "SPEC+SPEC", of which the second one looks up."""
+    first, plus, second = pair.rpartition("+")
+    if not plus:
+        raise CheckpointError(f"{kind}:SPEC+SPEC names a model and a table, got {kind}:{pair}")
+    table = load_drafter(second, target, options)
+    if not isinstance(table, Lookup):
+        raise CheckpointError(f"{kind}: {second} is no table; below a model stand ngram, store, recycling")
+    return load_drafter(first, target, options), table
+
+
 KINDS: dict[str, Kind] = {
     "lm": Kind("an independent draft model with the target's tokenizer", _load_lm, "draft"),
     "eagle": Kind("an EAGLE-1/2 head of this target", _load_eagle, "eagle"),
+    "ngram": Kind("what followed the same tokens before, in this text", _load_ngram, None),
+    "store": Kind("what followed them in a store of the target's answers, and in this text", _load_store, "store"),
+    "recycling": Kind("Token Recycling, by the last token as published", _load_recycling, None),
+    "ngram-recycling": Kind("Token Recycling by the last one to three tokens", _load_ngram_recycling, None),
+    "graft": Kind("a model for the first layers, a table below: graft:1:eagle:demo+store:demo", _load_graft, "graft"),
+    "rasd": Kind("retrieved branches grafted by RASD's rules: rasd:eagle:demo+store:demo", _load_rasd, "rasd"),
 }
 """Every kind of drafter, by the word in front of the colon."""
 
