@@ -17,7 +17,7 @@ SCRIPTS = sorted((PACKAGE.parent / "evaluation").rglob("*.py"))
 # A module imports modules of lower tiers only; a family (a folder) also itself, and never another family.
 TIERS: tuple[set[str], ...] = (
     {"tree"},
-    {"attention", "longrope", "probabilities", "random", "step", "stopping", "target"},
+    {"attention", "grammar", "longrope", "probabilities", "random", "step", "stopping", "target"},
     {"children", "sampling", "cache", "support"},
     {"pool", "engines"},
     {"lm"},

@@ -57,6 +57,9 @@ class Models(Machine):
     dtype: str = option(
         "auto", "of the target: auto, float32, bfloat16, float16; on an accelerator also of an independent drafter"
     )
+    compile: bool = option(
+        False, "compile the models' forwards for this CPU: once, in about a minute, kept in the user's cache"
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
