@@ -15,7 +15,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast
 import opt_tree
 from evaluation.answers.record import seed_of
 from evaluation.exactness import command as exactness
-from evaluation.exactness.divergence import LIMIT, Explainer, classify
+from evaluation.exactness.divergence import LIMIT, Explainer
 from opt_tree import presets
 from opt_tree.cache import KVCache
 
@@ -33,14 +33,14 @@ def plain(model: PreTrainedModel, ids: list[int], sampling: opt_tree.Sampling = 
 def test_equal_generations_have_no_divergence() -> None:
     model = llama()
     tokens = plain(model, prompt(7))
-    assert classify(opt_tree.CausalLM(model), prompt(7), tokens, tokens) is None
+    assert Explainer(opt_tree.CausalLM(model)).explain(prompt(7), tokens, tokens) is None
 
 
 def test_a_wrong_token_is_a_defect_of_whoever_wrote_it() -> None:
     model = llama(torch.bfloat16)
     tokens = plain(model, prompt(7))
     wrong = [*tokens[:11], (tokens[11] + 1) % VOCAB, *tokens[12:]]
-    found = classify(opt_tree.CausalLM(model), torch.tensor([prompt(7)]), wrong, tokens)
+    found = Explainer(opt_tree.CausalLM(model)).explain(torch.tensor([prompt(7)]), wrong, tokens)
     assert found is not None
     assert (found.position, found.verdict, found.tokens) == (11, "defect", (wrong[11], tokens[11]))
     assert found.best == tokens[11]
@@ -53,7 +53,7 @@ def test_logits_are_recomputed_along_the_shared_prefix() -> None:
     model = llama(torch.float64)
     tokens = plain(model, prompt(7))
     other = [*tokens[:5], (tokens[5] + 1) % VOCAB]
-    found = classify(opt_tree.CausalLM(model), prompt(7), tokens, other)
+    found = Explainer(opt_tree.CausalLM(model)).explain(prompt(7), tokens, other)
     with torch.no_grad():
         logits = model(torch.tensor([prompt(7) + tokens[:5]])).logits[0, -1]
     assert found is not None
@@ -69,7 +69,7 @@ def test_two_tokens_with_the_same_logit_are_a_tie(dtype: torch.dtype) -> None:
     with torch.no_grad():
         model.lm_head.weight[twin] = model.lm_head.weight[tokens[4]]
     # The twin changed the model, so the shared tokens are taken up to there only; the later ones are never read.
-    found = classify(opt_tree.CausalLM(model), prompt(7), [*tokens[:5], 1], [*tokens[:4], twin, 2])
+    found = Explainer(opt_tree.CausalLM(model)).explain(prompt(7), [*tokens[:5], 1], [*tokens[:4], twin, 2])
     assert found is not None
     assert (found.verdict, found.position) == ("rounding tie", 4)
     assert found.gap <= found.noise
@@ -80,7 +80,7 @@ def test_the_noise_is_the_dtypes_own() -> None:
     for dtype in (torch.bfloat16, torch.float16, torch.float32):
         model = llama(dtype)
         tokens = plain(model, prompt(7))
-        found = classify(opt_tree.CausalLM(model), prompt(7), tokens, [*tokens[:9], (tokens[9] + 1) % VOCAB])
+        found = Explainer(opt_tree.CausalLM(model)).explain(prompt(7), tokens, [*tokens[:9], (tokens[9] + 1) % VOCAB])
         assert found is not None
         noise[dtype] = found.noise
     # Three bits lie between bfloat16 and float16, thirteen between float16 and float32.
@@ -113,7 +113,7 @@ def test_a_cache_that_keeps_the_wrong_rows_is_a_defect(monkeypatch: pytest.Monke
         tokens = (
             presets.opt(target, drafter, opt_tree.OptTree(nodes=12, threshold=0.0)).generate(prompt(5), LENGTH).tokens
         )
-    found = classify(target, prompt(5), tokens, expected)
+    found = Explainer(target).explain(prompt(5), tokens, expected)
     assert found is not None
     assert (found.verdict, found.best) == ("defect", expected[found.position])
 
@@ -124,7 +124,7 @@ def test_sampled_generations_are_judged_by_their_uniform_numbers(sampling: opt_t
     target = opt_tree.CausalLM(model)
     tokens = presets.plain(target).generate(prompt(7), LENGTH, sampling, seed=3).tokens
     wrong = [*tokens[:20], (tokens[20] + 7) % VOCAB]
-    found = classify(target, prompt(7), wrong, tokens, sampling, seed=3)
+    found = Explainer(target).explain(prompt(7), wrong, tokens, sampling, seed=3)
     assert found is not None
     assert (found.verdict, found.best, found.scores[1]) == ("defect", tokens[20], 0.0)
     assert set(found.choices.values()) == {tokens[20]}
@@ -144,7 +144,7 @@ def test_sampled_generations_are_judged_by_their_uniform_numbers(sampling: opt_t
 def test_a_generation_that_ends_early_is_called_that() -> None:
     model = llama()
     tokens = plain(model, prompt(7))
-    found = classify(opt_tree.CausalLM(model), prompt(7), tokens[:9], tokens)
+    found = Explainer(opt_tree.CausalLM(model)).explain(prompt(7), tokens[:9], tokens)
     assert found is not None
     assert (found.verdict, found.position, found.tokens) == ("different length", 9, (None, tokens[9]))
     assert "a ends after 9 tokens" in found.reason

@@ -278,6 +278,8 @@ def test_bad_input_gives_one_line(folder: Path, tmp_path: Path, capsys: pytest.C
     assert "no answer file" in complaint(*models, "--answers", tmp_path / "missing.jsonl")
     assert "--threads must be at least 1, got 0" in complaint(*models, "--threads", 0)
     assert "--contexts 300 and one token more are beyond the target's 256" in complaint(*models, "--contexts", 300)
+    ngram = ["--base-model-path", folder, "--drafter", "ngram", *models[4:]]
+    assert "ngram runs no model" in complaint(*ngram)
     assert "unknown shape 'huge'" in complaint(*models, "--inflate", "huge")
     assert "nowhere" in complaint("--base-model-path", tmp_path / "nowhere", "--output", tmp_path / "l.json")
     assert "no such folder" in complaint(*models[:4], "--output", tmp_path / "no such folder" / "l.json")

@@ -7,18 +7,18 @@ import itertools
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator, ScalarFormatter
+from matplotlib.ticker import MaxNLocator
 
 from evaluation.answers.file import Record
 from evaluation.answers.steps import acceptance_by_depth, calibration, steps_of
 from evaluation.compare.combinations import Combination
 from evaluation.compare.figures import REFERENCE, mean_efficiency
+from evaluation.compare.panels import band, legend, panels_of, ticks, tree
 from evaluation.report import plots
 
 COLOURS = {
@@ -53,7 +53,7 @@ def lengths(records: Sequence[Record]) -> Pictures:
     greedy = [r for r in records if r["cell"]["temperature"] == 0 and r["cell"]["children"] in ("TopK", "LayerBest")]
     curves = _series(greedy, "budget", "drafter", "policy", "sharpening")
     if drafters := sorted({drafter for drafter, _, _ in curves}):
-        figure, panels = _panels(len(drafters))
+        figure, panels = panels_of(len(drafters))
         for drafter, axes in zip(drafters, panels, strict=True):
             for (owner, policy, sharpening), curve in curves.items():
                 if owner == drafter:
@@ -61,8 +61,8 @@ def lengths(records: Sequence[Record]) -> Pictures:
                         axes, curve, _label(policy, sharpening), _colour(policy), "--" if sharpening == "bare" else "-"
                     )
             axes.set(xscale="log", xlabel="nodes", title=f"{drafter}, temperature 0", ylabel="tokens a step")
-            _ticks(axes, [record["cell"]["budget"] for record in greedy])
-        _legend(panels)
+            ticks(axes, [record["cell"]["budget"] for record in greedy])
+        legend(panels)
         yield "length_by_budget", figure
 
 
@@ -97,7 +97,7 @@ def temperatures(records: Sequence[Record]) -> Pictures:
 
 def _lengths_and_speeds(groups: dict[tuple, list[Record]], place: Callable[[Record], float], name: str) -> Figure:
     """Two panels over one quantity, tokens a step and speed-up: a curve for each group, named by its key."""
-    figure, panels = _panels(2, share=False)
+    figure, panels = panels_of(2, share=False)
     drafters = list(dict.fromkeys(key[0] for key in groups))
     lines = {drafter: itertools.cycle(("-", "--", ":", "-.")) for drafter in drafters}
     colours = dict(zip(drafters, itertools.cycle((plots.BLUE, plots.ORANGE, *plots.PARTS)), strict=False))
@@ -111,18 +111,12 @@ def _lengths_and_speeds(groups: dict[tuple, list[Record]], place: Callable[[Reco
         colour, line = colours[key[0]], next(lines[key[0]])
         for axes, values in zip(panels, (lengths, speeds), strict=True):
             axes.plot(places, [value for value, _ in values], line, marker="o", ms=4, label=label, color=colour)
-            _band(axes, places, [edges for _, edges in values], colour)
+            band(axes, places, [edges for _, edges in values], colour)
     panels[0].set(xlabel=name, ylabel="tokens a step")
     panels[1].set(xlabel=name, ylabel="speed-up over plain decoding")
     panels[1].axhline(1, color=plots.GREY, linestyle=":", linewidth=1)
-    _legend(panels)
+    legend(panels)
     return figure
-
-
-def _band(axes: Axes, places: Sequence[float], edges: Sequence[Sequence[float] | None], colour: str) -> None:
-    """The intervals, where there are any."""
-    if all(edge is not None for edge in edges):
-        axes.fill_between(places, *np.transpose(edges), color=colour, alpha=0.12, linewidth=0)
 
 
 def structures(records: Sequence[Record]) -> Pictures:
@@ -138,49 +132,12 @@ def structures(records: Sequence[Record]) -> Pictures:
             1, len(chosen), figsize=(2.6 * len(chosen), 2.8), sharey=True, layout="constrained"
         )
         for record, axes in zip(chosen.values(), panels, strict=True):
-            cell, tree = record["cell"], record["first_tree"]
-            _tree(axes, tree)
-            nodes, accepted = len(tree["parents"]) - 1, len(tree["path"]) - 1
+            cell, first = record["cell"], record["first_tree"]
+            tree(axes, first)
+            nodes, accepted = len(first["parents"]) - 1, len(first["path"]) - 1
             axes.set_title(f"{_label(cell['policy'], cell['sharpening'])}\n{nodes} nodes, {accepted} accepted")
         panels[0].invert_yaxis()
         yield f"structures_{_slug(drafter)}", figure
-
-
-def _tree(axes: Axes, tree: dict[str, Any]) -> None:
-    """A tree, the likeliest child left, its accepted path in colour."""
-    parents, path = tree["parents"], set(tree["path"])
-    children: dict[int, list[int]] = {row: [] for row in range(len(parents))}
-    depth = [0] * len(parents)
-    for row, parent in enumerate(parents[1:], 1):
-        depth[row] = depth[parent] + 1
-    for row in sorted(range(1, len(parents)), key=lambda row: -tree["log_probs"][row]):
-        children[parents[row]].append(row)
-    across, leaves = [0.0] * len(parents), 0
-
-    def place(row: int) -> None:
-        nonlocal leaves
-        for child in children[row]:
-            place(child)
-        if children[row]:
-            across[row] = float(np.mean([across[child] for child in children[row]]))
-        else:
-            across[row], leaves = float(leaves), leaves + 1
-
-    place(0)
-    for row, parent in enumerate(parents[1:], 1):
-        own = row in path
-        axes.plot(
-            (across[parent], across[row]),
-            (depth[parent], depth[row]),
-            color=plots.ORANGE if own else "#c4c8ce",
-            linewidth=1.6 if own else 0.8,
-            zorder=2 if own else 1,
-        )
-    colours = [plots.ORANGE if row in path else plots.BLUE for row in range(len(parents))]
-    axes.scatter(across, depth, s=14, c=colours, zorder=3)
-    axes.set(xlim=(-1, max(leaves, 4)), xticks=[])
-    axes.yaxis.set_major_locator(MaxNLocator(integer=True))
-    axes.spines[["bottom", "left"]].set_visible(False)
 
 
 def depths(records: Sequence[Record]) -> Pictures:
@@ -192,7 +149,7 @@ def depths(records: Sequence[Record]) -> Pictures:
         return
     budget = min({key[1] for key in groups}, key=lambda b: abs(b - 60))
     shown = [key for key in groups if key[1] == budget]
-    figure, panels = _panels(len(shown))
+    figure, panels = panels_of(len(shown))
     for key, axes in zip(shown, panels, strict=True):
         firsts: dict[str, Record] = {}
         for record in groups[key]:
@@ -207,7 +164,7 @@ def depths(records: Sequence[Record]) -> Pictures:
         axes.set(xlabel="depth", ylabel="steps that accept as deep", title=f"{key[0]}, {budget} nodes")
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         axes.yaxis.set_major_formatter(plots.PERCENT)
-    _legend(panels)
+    legend(panels)
     yield "depth", figure
 
 
@@ -215,12 +172,12 @@ def efficiencies(records: Sequence[Record]) -> Pictures:
     """Exact block efficiency of every verifier on the same trees, against the temperature: a panel for each tree."""
     curves = _series(_expecting(records), "temperature", "drafter", "policy", "children", "budget")
     if curves:
-        figure, panels = _panels(len(curves))
+        figure, panels = panels_of(len(curves))
         for ((drafter, policy, children, budget), curve), axes in zip(curves.items(), panels, strict=True):
             _judges(axes, curve, [record["cell"]["temperature"] for record in curve])
             title = f"{policy}, {budget} nodes,\n{children}, {drafter}"
             axes.set(xlabel="temperature", ylabel="expected tokens a step", title=title)
-        _legend(panels)
+        legend(panels)
         yield "verifiers_by_temperature", figure
 
 
@@ -229,14 +186,14 @@ def rollouts(records: Sequence[Record]) -> Pictures:
     chains = [record for record in _expecting(records) if record["cell"]["policy"].startswith("chains:")]
     curves = _series(chains, "budget", "drafter", "temperature", "policy")
     if curves:
-        figure, panels = _panels(len(curves))
+        figure, panels = panels_of(len(curves))
         for ((drafter, temperature, policy), curve), axes in zip(sorted(curves.items()), panels, strict=True):
             k = int(policy.split(":")[1])
             _judges(axes, curve, [record["cell"]["budget"] // k for record in curve])
             title = f"K = {k}, {drafter}, temperature {temperature:g}"
             axes.set(xlabel="L", ylabel="expected tokens a step", title=title)
             axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-        _legend(panels)
+        legend(panels)
         yield "verifiers_by_rollout", figure
 
 
@@ -290,40 +247,7 @@ def _curve(axes: Axes, curve: Sequence[Record], label: str, colour: str, line: s
     values = [record["figures"]["tokens_per_step"] for record in curve]
     axes.plot(places, values, line, marker="o", markersize=3, color=colour, label=label)
     if _opt(curve) and line == "-":
-        _band(axes, places, [record["figures"]["interval"] for record in curve], colour)
-
-
-def _panels(count: int, share: bool = True) -> tuple[Figure, list[Axes]]:
-    """Panels side by side, four a row."""
-    columns = min(count, 4)
-    rows = -(-count // columns)
-    figure, axes = plt.subplots(
-        rows, columns, figsize=(3.4 * columns, 2.9 * rows), sharey=share, layout="constrained", squeeze=False
-    )
-    for spare in axes.flat[count:]:
-        spare.remove()
-    return figure, list(axes.flat[:count])
-
-
-def _legend(panels: Sequence[Axes]) -> None:
-    """One legend for all panels, below them."""
-    labels: dict[str, Any] = {}
-    for axes in panels:
-        for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
-            labels.setdefault(label, handle)
-    columns = 4 if len(panels) > 1 else 2
-    panels[0].figure.legend(labels.values(), labels, loc="outside lower center", ncols=columns)
-
-
-def _ticks(axes: Axes, places: Iterable[int]) -> None:
-    """A logarithmic axis that is marked where the budgets are, as far as they do not crowd."""
-    kept: list[int] = []
-    for place in sorted(set(places)):
-        if not kept or place / kept[-1] > 1.3:
-            kept.append(place)
-    axes.set_xticks(kept)
-    axes.xaxis.set_major_formatter(ScalarFormatter())
-    axes.xaxis.set_minor_locator(plt.NullLocator())
+        band(axes, places, [record["figures"]["interval"] for record in curve], colour)
 
 
 def _label(policy: str, sharpening: str) -> str:

@@ -136,18 +136,6 @@ class Explainer:
         return rows
 
 
-def classify(
-    target: CausalLM,
-    prompt_ids: Sequence[int] | Tensor,
-    tokens_a: Sequence[int],
-    tokens_b: Sequence[int],
-    sampling: Sampling = Sampling(),
-    seed: int = 0,
-) -> Divergence | None:
-    """Explain one pair of generations. For many pairs make one `Explainer`: it copies the target."""
-    return Explainer(target).explain(prompt_ids, tokens_a, tokens_b, sampling, seed)
-
-
 def _token(tokens: Sequence[int], position: int) -> int | None:
     return int(tokens[position]) if position < len(tokens) else None
 

@@ -65,6 +65,10 @@ class Options(Asked):
 def take(options: Options) -> dict[str, Any]:
     """Load the models and measure their forwards."""
     pair = load(options, check_device(options))
+    if not pair.drafter.models:
+        raise ValueError(
+            f"{options.drafter} runs no model: there are no forwards of a drafter to time; --nodes decodes"
+        )
     probes = [Probe("target", pair.target)]
     probes += [Probe("drafter", lm, bool(pair.drafter.features)) for lm in pair.drafter.models[:1]]
     tokens, contexts = sorted(set(options.tokens)), sorted(set(options.contexts))
