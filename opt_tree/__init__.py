@@ -7,6 +7,7 @@ are three independent questions; `Decoder` puts one answer to each into one loop
 from opt_tree.checkpoints import CheckpointError, load_causal_lm, load_tokenizer
 from opt_tree.children import Few, TopK
 from opt_tree.compat import EaModel, SPModel
+from opt_tree.compiling import compile_forwards
 from opt_tree.controllers import Controller, Fixed, Scheduled
 from opt_tree.decode import Decoder, Generation
 from opt_tree.display import draw_tree, to_html, transcript
@@ -58,6 +59,7 @@ __all__ = [
     "UnsupportedModelError",
     "Verdict",
     "Verifier",
+    "compile_forwards",
     "draw_tree",
     "greedy",
     "load_causal_lm",

@@ -20,7 +20,16 @@ from opt_tree.attention import tree_mask, windowed
 from opt_tree.cache import KVCache, LayerShape, inference
 from opt_tree.engines import Eager, Engine, Forward
 from opt_tree.engines.body import takes
-from opt_tree.support import UnsupportedModelError, border, check_model, check_unchanged, layer_windows
+from opt_tree.support import (
+    UnsupportedModelError,
+    border,
+    cause,
+    check_model,
+    check_unchanged,
+    key_limit,
+    layer_windows,
+    one_line,
+)
 from opt_tree.target import Output, Target, Work
 from opt_tree.tree import Tree
 
@@ -71,9 +80,11 @@ class CausalLM(Target):
         if output is None:
             raise UnsupportedModelError(f"{type(model).__name__} has no output layer: is it an AutoModelForCausalLM?")
         self.vocab: int = output.weight.shape[0]
-        self.max_context: int = getattr(config, "max_position_embeddings", None) or 1 << 30
+        limit = getattr(config, "max_position_embeddings", None) or 0
+        self.max_context: int = limit if limit > 0 else 1 << 30  # -1 stands for none
         self.hidden: int = model.get_input_embeddings().weight.shape[1]
         self._windows = layer_windows(model)
+        self._key_limit = key_limit(model)
         self._pending = np.zeros((2, 0), dtype=np.int64)
         """Tokens and positions of the pending rows, where a window or a border needs them."""
         self._border, self._long = border(model), False
@@ -254,6 +265,11 @@ class CausalLM(Target):
         keys, slots = start + padded, None
         if self.buckets is not None:
             padded, keys = self.buckets.pad(padded, start)
+        if keys > self._key_limit:
+            raise UnsupportedModelError(
+                f"{self.name} is not causal beyond {self._key_limit} keys (its keep_window_size), and a forward over "
+                f"{self.length} tokens and a tree has {keys}"
+            )
         if self.buckets is not None or padded > rows:
             slots = torch.arange(start, start + padded, device=self.device)
             # A pad row is token 0 in a slot of its own; it sees the prefix and itself, nobody sees it.
@@ -319,7 +335,7 @@ def _layer_shapes(lm: CausalLM) -> list[LayerShape]:
         return [LayerShape(k.shape[1], k.shape[3], v.shape[3], k.dtype, k.device) for k, v in layers]
     except Exception as error:
         raise UnsupportedModelError(
-            f"{type(lm.model).__name__} does not run with a key/value cache: {type(error).__name__}: {error}"
+            f"{type(lm.model).__name__} does not run with a key/value cache: {one_line(error)}"
         ) from error
 
 
@@ -353,12 +369,15 @@ def check_tree_mask(lm: CausalLM) -> None:
         after = lm.extend(np.array([e]), np.array([lm.length]), np.ones((1, 1), dtype=bool)).logits.double()
         error = max(error, (after[0] - right[3]).abs().max())
     except Exception as why:
-        raise UnsupportedModelError(f"{name} cannot score a tree: {type(why).__name__}: {why}") from why
+        reason = cause(lm.model, ids, lm.device) or one_line(why)
+        raise UnsupportedModelError(f"{name} cannot score a tree: {reason}") from why
     finally:
         lm.reset()
         lm.work = Work()
     share = 0.02 if lm.dtype in (torch.float32, torch.float64) else 0.3
     if not error <= share * yardstick:
+        if known := cause(lm.model, ids, lm.device):
+            raise UnsupportedModelError(f"{name} cannot score a tree: {known}")
         raise UnsupportedModelError(
             f"{name} does not honour a tree mask with {lm.model.config.get_text_config()._attn_implementation!r} "
             f"attention: its logits over a small tree differ from plain forwards by {error:.2g} (a mask ignored: "

@@ -13,6 +13,7 @@ from torch import Tensor
 from transformers import LogitsProcessor, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 from transformers.generation import logits_process
 
+from opt_tree.grammar import FromHistory
 from opt_tree.probabilities import log_probs_of
 from opt_tree.tree import Tree, on_host
 
@@ -40,6 +41,9 @@ _STATEFUL = tuple(
     for name in ("UnbatchedClassifierFreeGuidanceLogitsProcessor", "SynthIDTextWatermarkLogitsProcessor")
     if hasattr(logits_process, name)
 )
+# Read and found to advance one state a call. What is not listed is caught by its answers, see `_check_stateless`.
+_STATEFUL_MODULES = ("xgrammar.contrib.hf",)
+_EXACT = "opt_tree.grammar.FromHistory makes a grammar exact"
 
 
 @dataclass(frozen=True)
@@ -48,6 +52,10 @@ class Sampling:
 
     The warpers are transformers' own, in its order (temperature, top-k, top-p), after `processors`, which may be any
     transformers `LogitsProcessor`s; those that need history see the context followed by the node's own path.
+
+    A processor must be a function of the ids and the scores: a tree asks it about many rows, in no order of their own,
+    about some of them twice. One that keeps state from call to call is refused, here where it is known, else when it
+    answers the same question in two ways. For grammars see `opt_tree.grammar`.
     """
 
     temperature: float = 0.0
@@ -66,6 +74,10 @@ class Sampling:
             if isinstance(processor, _STATEFUL):
                 raise ValueError(
                     f"{type(processor).__name__} keeps state between calls: it cannot judge a tree of nodes"
+                )
+            if type(processor).__module__.startswith(_STATEFUL_MODULES):
+                raise ValueError(
+                    f"{_name(processor)} advances one state a call, and a tree asks about many rows: {_EXACT}"
                 )
 
     @property
@@ -108,9 +120,11 @@ class Sampling:
     def processed(self, logits: Float[Tensor, "rows vocab"], tree: Tree, context: list[int]) -> "Logits":
         """Return the same for a verifier, which may need few of the rows: on the host each when it is asked for.
 
-        On a device every row that is asked for would wait for it, so there all are processed in one go.
+        On a device every row that is asked for would wait for it, so there all are processed in one go. So they are for
+        a processor that nothing is known of: one that keeps state shows it over several rows.
         """
-        if on_host(logits) and not (self.greedy and not self.processors):
+        needed = bool(self.processors) or not self.greedy
+        if needed and on_host(logits) and not any(map(_is_foreign, self.processors)):
             return LazyLogits(self, logits, tree, context)
         return self.process(logits, tree, context)
 
@@ -129,8 +143,7 @@ class Sampling:
             if isinstance(process, _MEMORYLESS):
                 logits = process(None, logits)  # type: ignore[arg-type]
                 continue
-            histories = (_history(tree, context, row) for row in rows)
-            logits = torch.cat([process(each, logits[i : i + 1]) for i, each in enumerate(histories)])
+            logits = _by_history(process, [_history(tree, context, row) for row in rows], logits)
         return logits
 
 
@@ -174,3 +187,37 @@ def _history(tree: Tree, context: Int[Tensor, " context"], row: int) -> Int[Tens
     """The token history of a row: the context (which ends with the root) and the path down to the row."""
     branch = torch.from_numpy(tree.tokens[tree.path_to(row)[1:]])
     return torch.cat([context, branch.to(context.device)])[None]
+
+
+def _by_history(
+    process: Callable, histories: list[Int[Tensor, "1 _"]], logits: Float[Tensor, "rows vocab"]
+) -> Float[Tensor, "rows vocab"]:
+    """Ask a processor about every row, with the row's own history."""
+    foreign = _is_foreign(process) and len(histories) > 1
+    first = logits[:1].clone() if foreign else None
+    rows = []
+    try:
+        for row, history in enumerate(histories):
+            rows.append(process(history, logits[row : row + 1]))
+        again = process(histories[0], first) if foreign else rows[0]
+    except Exception as error:
+        if not foreign:
+            raise
+        why = " ".join(f"{type(error).__name__}: {error}".split())
+        raise ValueError(
+            f"{_name(process)} failed on row {len(rows)} of a tree ({why}); if it keeps state between calls: {_EXACT}"
+        ) from error
+    if not bool(((again == rows[0]) | (again.isnan() & rows[0].isnan())).all()):
+        raise ValueError(f"{_name(process)} answers the same history in two ways: it keeps state; {_EXACT}")
+    return torch.cat(rows)
+
+
+def _is_foreign(process: Callable) -> bool:
+    """Whether nothing is known of a processor: the caller's own, or transformers' around a function of the caller's."""
+    if isinstance(process, logits_process.PrefixConstrainedLogitsProcessor):
+        return True
+    return not isinstance(process, FromHistory) and not (type(process).__module__ or "").startswith("transformers.")
+
+
+def _name(process: Callable) -> str:
+    return f"{type(process).__module__}.{type(process).__name__}"

@@ -3,12 +3,16 @@
 What is not known is probed when a model is wrapped (`opt_tree.lm`). Every refusal is one line with its true cause.
 """
 
+import inspect
 from typing import Any
 
 import torch
 from torch import nn
 
 from opt_tree.longrope import Border, border_of
+
+_RECURRENT = "one running state for the whole text, where siblings need one each and rejected rows cannot be taken out"
+_NUMBERED = "it numbers the rows by itself, and siblings of a tree need the same position"
 
 
 class UnsupportedModelError(ValueError):
@@ -87,8 +91,9 @@ def layer_windows(model: Any) -> dict[str, int]:
         raise UnsupportedModelError(f"{name} is an encoder-decoder; draft trees need a decoder-only model")
     attention = config._attn_implementation
     if attention not in ("sdpa", "eager"):
+        other = "sdpa" if getattr(model, "_supports_sdpa", False) else "eager"
         raise UnsupportedModelError(
-            f"{name} runs {attention!r} attention, which takes no tree mask; load it with attn_implementation='sdpa'"
+            f"{name} runs {attention!r} attention, which takes no tree mask; load it with attn_implementation={other!r}"
         )
     if getattr(config, "alibi", False) or config.model_type in ("bloom", "mpt"):
         raise UnsupportedModelError(
@@ -102,7 +107,55 @@ def layer_windows(model: Any) -> dict[str, int]:
     kinds = getattr(config, "layer_types", None) or ["sliding_attention" if window else "full_attention"]
     unknown = sorted(set(kinds) - {"full_attention", "sliding_attention"})
     if unknown:
+        recurrent = {"linear_attention", "mamba", "conv", "recurrent", "rglru"} & set(unknown)
         raise UnsupportedModelError(
-            f"{name} has layers of kind {', '.join(unknown)}; only attention layers hold a tree"
+            f"{name} has layers of kind {', '.join(unknown)}: "
+            + (_RECURRENT if recurrent else "only full and sliding-window attention are known to hold a tree")
         )
+    if getattr(model, "_is_stateful", False):
+        raise UnsupportedModelError(f"{name} is recurrent: {_RECURRENT}")
+    if not getattr(model, "_supports_default_dynamic_cache", lambda: True)():
+        raise UnsupportedModelError(f"{name} keeps its past in a form of its own, not in rows that can be taken back")
+    if not _takes_positions(model):
+        raise UnsupportedModelError(f"{name} takes no position_ids: {_NUMBERED}")
     return {kind: int(window or 0) if kind == "sliding_attention" else 0 for kind in kinds}
+
+
+def _takes_positions(model: Any) -> bool:
+    parameters = inspect.signature(model.forward).parameters
+    return "position_ids" in parameters or any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+
+
+def key_limit(model: Any) -> int:
+    """Return how many keys a forward may have for rows to be independent of later ones."""
+    config = model.config.get_text_config()
+    return int(config.keep_window_size) if config.model_type == "doge" else 1 << 62
+
+
+def one_line(error: Exception) -> str:
+    """An error of somebody else's, fit for a message."""
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+
+
+def cause(model: Any, ids: list[int], device: torch.device) -> str | None:
+    """Ask a model whose tree logits are wrong for the reason, by plain forwards; None: it ignores the mask."""
+
+    def plain(tokens: list[int], **options: Any) -> torch.Tensor:
+        ids = torch.tensor([tokens], device=device)
+        return model(input_ids=ids, use_cache=False, **options).logits[0].double()
+
+    def differ(one: torch.Tensor, other: torch.Tensor) -> bool:
+        return not (one - other).abs().max() <= 1e-3 * one.abs().max()
+
+    try:
+        whole, rows = plain(ids), torch.arange(len(ids), device=device)[None]
+        if differ(plain([*ids[:-1], ids[0]])[:-1], whole[:-1]):
+            return "its rows see later ones, so it is no decoder (an encoder? is_decoder=False in its config?)"
+        counted = plain(ids, position_ids=rows)
+        if not differ(plain(ids, position_ids=3 * rows), counted):
+            return f"position_ids change nothing: {_NUMBERED}"
+        if differ(counted, whole):
+            return "it does not count positions from 0 (an offset for padding?), so those of a tree would be wrong"
+    except Exception as error:
+        return one_line(error)
+    return None

@@ -28,6 +28,8 @@ def checked(annotated: Any) -> Any:
 
 # Before the first import of transformers: asking an unreachable Hub for a wrong path costs half a minute of retries.
 os.environ["HF_HUB_OFFLINE"] = "1"
+# Whatever the user has compiled is not for the tests: a folder that there is not.
+os.environ["OPT_TREE_CACHE"] = os.path.join(os.path.dirname(__file__), "no-packages")
 # Before the first import of opt_tree: from here on every call into it is checked, shapes included.
 jaxtyping.install_import_hook("opt_tree", f"{__name__}.checked")
 

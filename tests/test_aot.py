@@ -4,7 +4,7 @@ Three packages are really compiled, once for all tests here; where only the hand
 "compiled" is a note, and what is "loaded" runs the body as it is.
 """
 
-import json
+import copy
 import multiprocessing
 import warnings
 from collections.abc import Callable, Iterator
@@ -136,6 +136,15 @@ def test_a_head_is_compiled_with_the_output_layer_of_its_target(compiled):
     assert found.tokens == text.tokens
     assert found.accept_lengths == text.accept_lengths
     assert [step.draft_tokens for step in found.steps] == [step.draft_tokens for step in text.steps]
+
+
+def test_a_copy_of_a_compiled_model_runs_its_package(compiled):
+    lm = compiled(CausalLM(long_llama()))
+    lm.append(prompt(9))
+    again = copy.deepcopy(lm)
+    tree = random_tree(5, seed=0, root=3)
+    assert again.engine is not lm.engine and again.engine.name == "aot"
+    assert torch.equal(again.score(tree).logits, lm.score(tree).logits)
 
 
 def test_models_with_two_kinds_of_masks(compiled):
@@ -375,7 +384,6 @@ def test_the_fastest_dtype_is_measured_once(fake, monkeypatch, fastest):
 
 def test_load_pair_compiles_both_models(fake, monkeypatch):
     monkeypatch.setattr(pairs, "fast_bfloat16", lambda: False)
-    monkeypatch.setattr(aot, "choose_attention", lambda model, cache: "sdpa")
     asked: list[tuple[str, bool]] = []
     monkeypatch.setattr(pairs, "compile_forwards", lambda lm, make, dtypes: not asked.append((lm.name, make)))
     pair = pairs.load_pair("demo", dtype="float32", compile=True)
@@ -399,4 +407,3 @@ def test_compile_errors_are_one_line():
     assert aot.one_line(ValueError("a\n  b")) == "ValueError: a b"
     with pytest.raises(CompileError, match="no package"):
         Compiled(CausalLM(tiny("gpt2")).eager, make=False)
-    assert json.loads("{}") == {}

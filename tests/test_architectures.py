@@ -146,9 +146,36 @@ REFUSED = {
     ),
     "mamba": (
         lambda: transformers.MambaConfig(vocab_size=VOCAB, hidden_size=32, num_hidden_layers=2),
-        "linear_attention",
+        "linear_attention: one running state",
     ),
-    "qwen3-next": (lambda: transformers.Qwen3NextConfig(**(_SMALL | {"num_hidden_layers": 4})), "linear_attention"),
+    "qwen3-next": (
+        lambda: transformers.Qwen3NextConfig(**(_SMALL | {"num_hidden_layers": 4})),
+        "linear_attention: one running state",
+    ),
+    "rwkv": (
+        lambda: transformers.RwkvConfig(vocab_size=VOCAB, hidden_size=32, num_hidden_layers=2),
+        "is recurrent: one running state",
+    ),
+    "xlnet": (
+        lambda: transformers.XLNetConfig(vocab_size=VOCAB, d_model=32, n_layer=2, n_head=4, d_inner=48),
+        "keeps its past in a form of its own",
+    ),
+    "roberta": (
+        lambda: transformers.RobertaConfig(is_decoder=True, pad_token_id=1, **_SMALL),
+        "does not count positions from 0",
+    ),
+    "bert": (lambda: transformers.BertConfig(is_decoder=False, **_SMALL), "it is no decoder"),
+    "bart": (
+        lambda: transformers.BartConfig(
+            vocab_size=VOCAB,
+            d_model=32,
+            decoder_layers=2,
+            decoder_attention_heads=4,
+            is_encoder_decoder=False,
+            is_decoder=True,
+        ),
+        "position_ids change nothing: it numbers the rows by itself",
+    ),
     "t5": (
         lambda: transformers.T5Config(vocab_size=VOCAB, d_model=32, num_layers=1, num_heads=2, d_kv=8, d_ff=32),
         "encoder-decoder",
@@ -181,6 +208,27 @@ def test_a_flash_attention_model_is_refused_by_the_name_of_its_attention(monkeyp
     monkeypatch.setattr(model.config, "_attn_implementation_internal", "flash_attention_2")
     message = refusal(model)
     assert "flash_attention_2" in message and "sdpa" in message
+
+
+def test_the_attention_to_load_a_model_with_is_one_that_it_has(monkeypatch):
+    model = build(ARCHITECTURES["llama"]())
+    monkeypatch.setattr(model.config, "_attn_implementation_internal", "flex_attention")
+    monkeypatch.setattr(type(model), "_supports_sdpa", False)
+    assert "attn_implementation='eager'" in refusal(model)
+
+
+@pytest.mark.parametrize("buckets", [None, Buckets((1, 8, 32), (16, 32, 64))], ids=["exact", "padded"])
+def test_doge_is_refused_past_its_window(buckets):
+    """Its own forward is not causal there: it keeps the best keys of all, later ones included."""
+    config = transformers.DogeConfig(**_SMALL, num_key_value_heads=2, intermediate_size=48, keep_window_size=40)
+    decoder = Decoder(CausalLM(build(config), buckets), None, Static.empty())
+    ids = torch.tensor([prompt(20)])
+    expected = decoder.target.model.generate(
+        ids, attention_mask=torch.ones_like(ids), max_new_tokens=10, do_sample=False, eos_token_id=None
+    )
+    assert decoder.generate(ids, 10).tokens == expected[0, 20:].tolist()
+    with pytest.raises(UnsupportedModelError, match="not causal beyond 40 keys"):
+        decoder.generate(ids, 30)
 
 
 def test_experts_that_do_not_run_in_the_dtype_are_refused_with_their_own_error():
@@ -222,7 +270,7 @@ def test_the_probe_catches_a_model_that_numbers_rows_itself(monkeypatch, archite
         return forward(input_ids, position_ids=rows, past_key_values=past_key_values, **options)
 
     monkeypatch.setattr(model, "forward", numbering)
-    assert "differ from plain forwards" in refusal(model)
+    assert "it numbers the rows by itself" in refusal(model)
 
 
 @pytest.mark.parametrize("architecture", ["mistral", "phi3", "qwen2-window", "qwen3-window", "gemma2", "gemma3"])

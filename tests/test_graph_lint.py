@@ -13,6 +13,8 @@ import torch
 from models import ARCHITECTURES, CONTEXT, build, prompt, random_tree, tiny
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from opt_tree.engines.aot import example
+from opt_tree.engines.body import Body
 from opt_tree.lm import Buckets, CausalLM
 
 BUCKETS = Buckets(rows=(8,), keys=(64,))
@@ -62,6 +64,17 @@ READING = {"mixtral": {"nonzero", "is_nonzero"}}
 def test_what_a_forward_reads_on_the_host(architecture, monkeypatch):
     """Equality, so that a transformers release that adds a read or drops one is noticed."""
     assert set(host_reads(tiny(architecture), monkeypatch)) == READING.get(architecture, set())
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_what_a_body_reads_on_the_host(architecture):
+    """The pure function that is compiled and captured: the cache's write is inside."""
+    lm = CausalLM(tiny(architecture))
+    inputs = example(lm.model, lm.cache, lm.mask_kinds)
+    reads = HostReads()
+    with torch.inference_mode(), reads:
+        Body(lm.model, (-1,))(*inputs)
+    assert set(reads.found) == READING.get(architecture, set())
 
 
 def test_grouped_experts_read_nothing(monkeypatch):

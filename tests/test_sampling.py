@@ -110,7 +110,7 @@ def test_a_history_begins_with_the_context_and_has_the_root_once() -> None:
         return scores
 
     Sampling(processors=(record,)).process(logits_of(3), TREE, CONTEXT)
-    assert seen == HISTORIES
+    assert seen == [*HISTORIES, HISTORIES[0]], "the first once more, to see whether the answer has changed"
 
 
 KNOWN: list[tuple[str, dict[str, Any]]] = [
@@ -340,7 +340,7 @@ SETTINGS = [
 ]
 
 
-@pytest.mark.parametrize("sampling", SETTINGS, ids=repr)
+@pytest.mark.parametrize("sampling", SETTINGS, ids=["top-p", "bare", "penalty", "greedy"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
 def test_rows_processed_one_by_one_are_those_processed_together(sampling, dtype):
     logits = logits_of(0).to(dtype)
@@ -351,17 +351,25 @@ def test_rows_processed_one_by_one_are_those_processed_together(sampling, dtype)
     assert torch.equal(whole(lazy), together) and torch.equal(whole(together), together)
 
 
-def test_a_row_nobody_asks_for_is_never_processed():
+def test_a_row_nobody_asks_for_is_never_processed(monkeypatch):
     seen = []
 
-    def record(ids, scores):
+    def record(self, ids, scores):
         seen.append(ids[0].tolist())
         return scores
 
-    lazy = Sampling(1.0, processors=(record,)).processed(logits_of(0), TREE, CONTEXT)
+    monkeypatch.setattr(RepetitionPenaltyLogitsProcessor, "__call__", record)
+    sampling = Sampling(1.0, processors=(RepetitionPenaltyLogitsProcessor(1.7),))
+    lazy = sampling.processed(logits_of(0), TREE, CONTEXT)
     assert not seen
     lazy[4], lazy[4]
     assert seen == [[*CONTEXT, *TREE.tokens[TREE.path_to(4)[1:]].tolist()]]
+
+
+def test_a_processor_that_nothing_is_known_of_is_asked_about_all_rows_at_once():
+    """One that keeps state shows it then, and is refused."""
+    processed = Sampling(1.0, processors=(lambda ids, scores: scores,)).processed(logits_of(0), TREE, CONTEXT)
+    assert isinstance(processed, Tensor)
 
 
 def test_what_needs_no_processing_is_handed_on():
@@ -369,7 +377,7 @@ def test_what_needs_no_processing_is_handed_on():
     assert Sampling().processed(logits, TREE, CONTEXT) is logits
 
 
-@pytest.mark.parametrize("sampling", SETTINGS, ids=repr)
+@pytest.mark.parametrize("sampling", SETTINGS, ids=["top-p", "bare", "penalty", "greedy"])
 @pytest.mark.parametrize("verifier", [match, greedy], ids=["match", "greedy"])
 def test_the_verdict_is_the_same(sampling, verifier):
     """The uniform behind a token is fixed by its place, so it does not matter which rows were looked at before."""

@@ -38,6 +38,7 @@ from evaluation.timing import Method, interleave
 from opt_tree import Decoder, Generation, OptTree, Pair, Sampling
 from opt_tree.decode import check_prompt
 from opt_tree.display import to_html
+from opt_tree.engines import packages
 from opt_tree.presets import opt, plain
 
 # The best tree for the embedded models on one CPU core, not the paper's: there a node costs more than on a GPU.
@@ -72,6 +73,7 @@ class Options(Models):
     rounds: int = option(3, "repetitions of the comparison")
     seed: int = option(0, "of the sampling")
     draft_dtype: str = option("auto", "of the draft model")
+    eager: bool = option(False, "leave compiled forwards alone that are in the cache")
     bare: bool = option(False, "take the drafter as it is, not sharpened by its fitted temperature")
     html: str | None = option(None, "write the coloured transcript and drawn trees to this file")
     no_color: bool = option(False, "mark accepted draft tokens by brackets instead of colour")
@@ -97,6 +99,8 @@ class Options(Models):
             raise ValueError("the prompt is empty")
         if self.base_model_path != "demo" and self.drafter == type(self).drafter:
             raise ValueError(f"no drafter named for {self.base_model_path}: give --drafter")
+        if self.eager and self.compile:
+            raise ValueError("--compile makes what --eager leaves alone: give one of them")
         if self.html:
             check_writable(Path(self.html))
 
@@ -140,13 +144,21 @@ def run(options: Options) -> None:
     if options.base_model_path == "demo" or not sys.stderr.isatty():
         transformers.logging.disable_progress_bar()  # the embedded models load in a blink
     device = torch.device(check_device(options))
+    if options.compile:
+        print("compiling what is not in the cache yet: once, about a minute a model", flush=True)
     pair = load(options, str(device), options.bare, options.draft_dtype)
     assistant = load_assistant(options, options.assistant, pair, options.draft_dtype)
+    if not (options.compile or options.eager):
+        pair.compile(make=False, any_dtype=options.draft_dtype == "auto")  # after the assistant, which stays as it is
     texts = [options.prompt] if options.prompt else PROMPTS
     prompts = [check_prompt(pair.encode(text), pair.target) for text in texts]
 
     place = environment(device)
-    facts = {"models": describe_models(options, pair), "machine": describe_machine(place, device)}
+    facts = {
+        "models": describe_models(options, pair),
+        "forwards": describe_forwards(options, pair),
+        "machine": describe_machine(place, device),
+    }
     policy = options.policy()
     decoder = opt(pair.target, pair.drafter, policy)
     print(*facts.values(), f"{policy}, {describe_sampling(options.sampling)}", f"\n> {texts[0]}\n", sep="\n")
@@ -196,6 +208,16 @@ def describe_models(options: Options, pair: Pair) -> str:
     size = sum(weight.numel() for weight in pair.target.model.parameters()) / 1e6
     dtype = str(pair.target.dtype).removeprefix("torch.")
     return f"target {options.base_model_path}{inflated}: {size:.1f} M parameters, {dtype}; {pair.drafter.describe()}"
+
+
+def describe_forwards(options: Options, pair: Pair) -> str:
+    """Say which models' forwards are compiled, and how the others' would be."""
+    compiled = [lm.engine.name != "eager" for lm in (pair.target, *pair.drafter.models)]
+    if all(compiled):
+        return f"forwards: compiled for this CPU ({packages.cache_folder()})"
+    found = f"{sum(compiled)} of {len(compiled)} models compiled, else eager" if any(compiled) else "eager"
+    hint = "" if options.compile or options.eager or pair.target.device.type != "cpu" else "; faster with --compile"
+    return f"forwards: {found}{hint}"
 
 
 def describe_sampling(sampling: Sampling) -> str:

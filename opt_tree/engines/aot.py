@@ -5,7 +5,7 @@ weights and dispatch; a package has its weights packed and its kernels fused. Ro
 symbols of the graph, so that nothing is compiled twice, however long a text becomes.
 """
 
-import logging
+import os
 import statistics
 import time
 import warnings
@@ -58,6 +58,14 @@ class Compiled(Engine):
         self._version = -1
         self.watch(eager.layers)
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Everything but the loaded code and the addresses: a copy loads its package again."""
+        return {key: value for key, value in self.__dict__.items() if key not in ("_call", "_views", "_version")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._call, self._views, self._version = _load(self.package.file), [], -1
+
     def watch(self, layers: tuple[int, ...]) -> None:
         self.eager.watch(layers)
         self.layers = self.eager.layers
@@ -99,7 +107,7 @@ def _check_model(model: Any) -> None:
 
 
 def _facts(model: Any, kinds: tuple[str, ...], layers: tuple[int, ...]) -> dict[str, Any]:
-    return facts_of(model) | {"masks": kinds, "layers": layers, "options": OPTIONS, "format": 1}
+    return facts_of(model) | {"masks": kinds, "layers": layers, "options": OPTIONS, "format": 2}
 
 
 def _load_or_make(
@@ -140,11 +148,10 @@ def _make(package: Package, eager: Eager, kinds: tuple[str, ...], layers: tuple[
     begin = time.perf_counter()
     model, cache = eager.model, eager.cache
     _check_compiler()
-    attention = choose_attention(model, cache)
     with TemporaryDirectory() as folder, _quiet():
         file = Path(folder) / package.file.name
         try:
-            with _with_attention(model, attention), torch.no_grad():
+            with _grouped_attention(), torch.no_grad():
                 program = export(Body(model, layers), example(model, cache, kinds))
                 exported = time.perf_counter()
                 _compile(program, file)
@@ -152,7 +159,6 @@ def _make(package: Package, eager: Eager, kinds: tuple[str, ...], layers: tuple[
             raise CompileError(one_line(error)) from error
         about = {
             "model": type(model).__name__,
-            "attention": attention,
             "export_seconds": round(exported - begin, 1),
             "seconds": round(time.perf_counter() - begin, 1),
         }
@@ -204,72 +210,6 @@ def _check_compiler() -> None:
         raise CompileError("there is no C++ compiler on this machine (looked for $CXX and g++)") from error
 
 
-class _Attention(nn.Module):
-    """One layer's attention, by itself: what is measured to choose its kind."""
-
-    def __init__(self, kind: str, groups: int) -> None:
-        super().__init__()
-        self.kind, self.groups = kind, groups
-
-    def forward(self, query: Tensor, keys: Tensor, values: Tensor, mask: Tensor) -> Tensor:
-        keys, values = keys[:, :, : mask.shape[-1]], values[:, :, : mask.shape[-1]]
-        if self.kind == "sdpa":
-            return nn.functional.scaled_dot_product_attention(query, keys, values, mask, enable_gqa=self.groups > 1)
-        keys, values = (
-            x[:, :, None].expand(-1, -1, self.groups, -1, -1).reshape(1, query.shape[1], -1, x.shape[3])
-            for x in (keys, values)
-        )
-        weights = query @ keys.transpose(2, 3) * query.shape[-1] ** -0.5 + mask
-        return nn.functional.softmax(weights, -1, dtype=torch.float32).to(query.dtype) @ values
-
-
-def choose_attention(model: Any, cache: KVCache) -> str:
-    """Return "eager" or "sdpa", whichever is faster in a graph here, where there is a choice.
-
-    In float32 the fused kernel is good, and equal rounding is worth more. In bfloat16 it is slow behind a mask, on
-    some processors: one layer's attention is compiled both ways and timed, a few seconds each.
-    """
-    kind = model.config.get_text_config()._attn_implementation
-    heads = getattr(model.config.get_text_config(), "num_attention_heads", None)
-    embeddings = model.get_input_embeddings().weight
-    if kind != "sdpa" or not heads or embeddings.dtype not in (torch.bfloat16, torch.float16):
-        return kind
-    cache.reserve(2048)
-    keys, values = cache.views[:2]
-    if heads % keys.shape[1] or keys.shape[3] != values.shape[3]:
-        return kind
-    seconds = {name: _attention_seconds(name, heads, keys, values) for name in ("sdpa", "eager")}
-    logging.getLogger(__name__).info("attention in a graph, seconds: %s", seconds)
-    return min(seconds, key=lambda name: seconds[name])
-
-
-def _attention_seconds(kind: str, heads: int, keys: Tensor, values: Tensor) -> float:
-    """Time one layer's attention in a graph: short and long contexts, one row and a tree's."""
-    dim, dtype = keys.shape[3], keys.dtype
-    module, capacity = _Attention(kind, heads // keys.shape[1]), keys.shape[2]
-    storage = [torch.randn(1, keys.shape[1], capacity, dim).to(dtype) for _ in range(2)]
-
-    def inputs(rows: int, count: int) -> tuple[Tensor, ...]:
-        mask = torch.zeros(1, 1, rows, count, dtype=dtype)
-        return torch.randn(1, heads, rows, dim).to(dtype), *storage, mask
-
-    rows, count, slots = (torch.export.Dim(name, min=2) for name in ("rows", "keys", "capacity"))
-    shapes = ({2: rows}, {2: slots}, {2: slots}, {2: rows, 3: count})
-    try:
-        with TemporaryDirectory() as folder, torch.no_grad(), _quiet():
-            file = Path(folder) / "attention.pt2"
-            _compile(torch.export.export(module, inputs(7, 47), dynamic_shapes=shapes, strict=False), file)
-            call = _load(file)
-            seconds = 0.0
-            for shape in ((2, 128), (12, 128), (2, 768), (12, 768)):
-                given = inputs(*shape)
-                seconds += median_seconds(lambda given=given: call([*given]))  # type: ignore[misc]  # it empties the list
-            return seconds
-    except Exception as error:
-        logging.getLogger(__name__).info("%s attention does not compile: %s", kind, one_line(error))
-        return float("inf")
-
-
 def median_seconds(call: Callable[[], Any], times: int = 30) -> float:
     """The median time of a call, after a few that do not count."""
     seconds = []
@@ -282,18 +222,22 @@ def median_seconds(call: Callable[[], Any], times: int = 30) -> float:
 
 
 @contextmanager
-def _with_attention(model: Any, kind: str) -> Iterator[None]:
-    """Let a model run another kind of attention for a while."""
-    config = model.config.get_text_config()
-    before = config._attn_implementation
-    if kind == before:
-        yield
-        return
-    config._attn_implementation = kind
+def _grouped_attention() -> Iterator[None]:
+    """Let transformers hand grouped queries to the kernel as they are, instead of copying each key for every query.
+
+    The results are the same to the bit. Beside a mask it copies by default, because some CUDA kernels need it; on a CPU
+    the copies are up to half of a layer's attention. By the variable that it reads for this.
+    """
+    name = "TRANSFORMERS_SDPA_FORCE_GQA"
+    before = os.environ.get(name)
+    os.environ[name] = "1"
     try:
         yield
     finally:
-        config._attn_implementation = before
+        if before is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = before
 
 
 @contextmanager

@@ -6,19 +6,17 @@ one compiled package. Knows nothing of shapes' origin, of packages and of who as
 
 import inspect
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
+import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 from transformers.cache_utils import Cache
 
 from opt_tree.engines.base import Mask
 from opt_tree.target import Output
-
-Epilogue = Callable[..., Tensor]
-"""From logits, and the tensors that a caller adds, to what is returned in their place."""
 
 
 def compute(
@@ -57,7 +55,7 @@ def takes(model: Any, name: str) -> bool:
 class Rows(Cache):
     """The cache inside a body: tensors in, the rows written at `slots`, the first `keys` slots out."""
 
-    def __init__(self, kv: list[Tensor], slots: Int[Tensor, " rows"], keys: int) -> None:
+    def __init__(self, kv: list[Tensor], slots: Int[Tensor, " rows"], keys: int | torch.SymInt) -> None:
         super().__init__(layers=[])
         self.kv, self.slots, self.keys = kv, slots, keys
 
@@ -84,12 +82,12 @@ class Rows(Cache):
 class Body(nn.Module):
     """One forward as a pure function of tensors, the cache's storage among them; it reads nothing on the host.
 
-    Returns a tuple: the logits (or what `epilogue` makes of them), then the hidden states of each of `layers`.
+    Returns a tuple: the logits, then the hidden states of each of `layers`.
     """
 
-    def __init__(self, model: Any, layers: tuple[int, ...] = (), epilogue: Epilogue | None = None) -> None:
+    def __init__(self, model: Any, layers: tuple[int, ...] = ()) -> None:
         super().__init__()
-        self.model, self.layers, self.epilogue = model, layers, epilogue
+        self.model, self.layers = model, layers
         output = model.get_output_embeddings()
         if output is not None and all(output is not module for module in model.modules()):
             self.output = output  # a head borrows the target's output layer: its weights have to be found here
@@ -101,16 +99,11 @@ class Body(nn.Module):
         slots: Int[Tensor, " rows"],
         kv: list[Tensor],
         features: Float[Tensor, "rows hidden"] | None = None,
-        extra: list[Tensor] | None = None,
     ) -> tuple[Tensor, ...]:
-        """`kv`: keys and values of each layer in turn, `[1, heads, capacity, dim]`, written in place at `slots`.
-
-        `extra` are inputs of the epilogue.
-        """
+        """`kv`: keys and values of each layer in turn, `[1, heads, capacity, dim]`, written in place at `slots`."""
         keys = (next(iter(mask.values())) if isinstance(mask, dict) else mask).shape[-1]
         output = compute(self.model, model_inputs(ints, mask, features), Rows(kv, slots, keys), self.layers)
-        logits = output.logits if self.epilogue is None else self.epilogue(output.logits, *(extra or ()))
-        return (logits, *(output.features[layer] for layer in self.layers))
+        return (output.logits, *(output.features[layer] for layer in self.layers))
 
 
 def watched_module(model: Any, layer: int) -> nn.Module:

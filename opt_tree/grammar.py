@@ -1,0 +1,58 @@
+"""Grammars: logits processors that keep a state, made safe for trees.
+
+A tree asks a processor about many continuations of one text, in no order of their own. A grammar matcher that advances
+at every call would follow none of them. `FromHistory` brings the matcher to the row's own history first, forwards and
+back. Knows no grammar library: see `Matcher` for the three calls it needs.
+"""
+
+from typing import Protocol, runtime_checkable
+
+from jaxtyping import Float, Int
+from torch import Tensor
+from transformers import LogitsProcessor
+
+
+@runtime_checkable
+class Matcher(Protocol):
+    """A grammar's state, which begins before the first generated token."""
+
+    def advance(self, token: int) -> bool:
+        """Take one token; False, and no change, where the grammar does not allow it here."""
+        ...
+
+    def rollback(self, count: int) -> None:
+        """Take back the last `count` tokens."""
+        ...
+
+    def mask(self, scores: Float[Tensor, "1 vocab"]) -> Float[Tensor, "1 vocab"]:
+        """Return the scores with -inf for every token that may not come next."""
+        ...
+
+
+class FromHistory(LogitsProcessor):
+    """A logits processor that depends on the ids alone, around a matcher that does not.
+
+    `prompt` is the number of tokens that the grammar does not see. A history that the grammar does not allow (a drafted
+    token that it forbids) leaves the scores as they are: the row above it has no probability for that token, so nobody
+    gets there.
+    """
+
+    def __init__(self, matcher: Matcher, prompt: int) -> None:
+        self.matcher, self.prompt = matcher, prompt
+        self._taken: list[int] = []
+
+    def __call__(
+        self, input_ids: Int[Tensor, "1 length"], scores: Float[Tensor, "1 vocab"]
+    ) -> Float[Tensor, "1 vocab"]:
+        history = input_ids[0, self.prompt :].tolist()
+        shared = 0
+        while shared < min(len(history), len(self._taken)) and history[shared] == self._taken[shared]:
+            shared += 1
+        if back := len(self._taken) - shared:
+            self.matcher.rollback(back)
+            del self._taken[shared:]
+        for token in history[shared:]:
+            if not self.matcher.advance(token):
+                return scores
+            self._taken.append(token)
+        return self.matcher.mask(scores)

@@ -1,0 +1,183 @@
+"""Every causal LM of the installed transformers, tiny and random: does it decode trees exactly, and if not, why?
+
+    python tests/sweep_architectures.py [type ...] [--seconds 60] [--write docs/models.md]
+
+A script, not a test: it takes minutes. Exact means: the tokens of `model.generate` in float64, from a prompt shorter
+and from one longer than every window. Each type runs in a process of its own.
+"""
+
+import argparse
+import collections
+import contextlib
+import copy
+import multiprocessing
+import os
+import re
+import warnings
+from pathlib import Path
+from typing import Any
+
+os.environ["HF_HUB_OFFLINE"] = "1"
+
+import torch
+import transformers
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+from opt_tree import CausalLM, CausalLMDrafter, Decoder, OptTree, UnsupportedModelError
+
+VOCAB, NEW_TOKENS, WINDOW = 61, 16, 8
+SMALL: dict[str, Any] = (
+    dict.fromkeys(("hidden_size", "d_model", "n_embd", "embedding_size", "word_embed_proj_dim", "dim"), 32)
+    | dict.fromkeys(("num_hidden_layers", "n_layer", "n_layers", "num_layers", "decoder_layers", "encoder_layers"), 4)
+    | dict.fromkeys(("num_attention_heads", "n_head", "n_heads", "num_heads", "decoder_attention_heads"), 4)
+    | dict.fromkeys(("num_key_value_heads", "multi_query_group_num", "encoder_attention_heads"), 2)
+    | dict.fromkeys(("intermediate_size", "ffn_dim", "decoder_ffn_dim", "encoder_ffn_dim", "n_inner", "d_inner"), 48)
+    | dict.fromkeys(("head_dim", "d_kv", "d_head", "qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim"), 8)
+    | dict.fromkeys(("q_lora_rank", "kv_lora_rank", "moe_intermediate_size", "shared_expert_intermediate_size"), 16)
+    | dict.fromkeys(("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"), 4)
+    | dict.fromkeys(("num_experts_per_tok", "moe_k", "moe_top_k", "moe_topk"), 2)
+    | dict.fromkeys(("n_group", "topk_group", "n_shared_experts", "first_k_dense_replace"), 1)
+    | dict.fromkeys(("sliding_window", "attention_chunk_size", "index_topk", "window_size"), WINDOW)
+    | dict.fromkeys(("max_position_embeddings", "n_positions", "n_ctx", "max_sequence_length"), 256)
+    | dict.fromkeys(("vocab_size", "vocab_size_per_layer_input"), VOCAB)
+    | dict.fromkeys(("bos_token_id", "eos_token_id", "image_token_id"), None)
+    | {"query_pre_attn_scalar": 8, "hidden_size_per_layer_input": 8, "experts_implementation": "eager"}
+    | {"state_size": 8, "mamba_d_state": 8, "mamba_n_heads": 4, "mamba_d_head": 16, "chunk_size": 8, "rope_dim": 8}
+    | {
+        "pad_token_id": 0,
+        "image_size": 8,
+        "patch_size": 4,
+        "num_channels": 3,
+        "is_decoder": True,
+        "mlp_hidden_size": 48,
+    }
+)
+
+
+def shrunk(kind: Any) -> Any:
+    """Return a small config of this class: every size above that it has, the same for its text config."""
+    with contextlib.suppress(Exception):
+        default = kind()
+        options = {key: value for key, value in SMALL.items() if key in default.to_dict()}
+        for part, value in vars(default).items():
+            if part.endswith("_config") and isinstance(value, transformers.PretrainedConfig):
+                options[part] = shrunk(type(value))
+        if len(layers := getattr(default, "layer_types", None) or ()) > 4:
+            kinds = list(dict.fromkeys(layers))
+            options["layer_types"] = (kinds * 4)[:4]
+        for dropped in ((), ("layer_types",), ("head_dim",), ("layer_types", "head_dim")):
+            with contextlib.suppress(Exception):
+                return kind(**{key: value for key, value in options.items() if key not in dropped})
+    return kind()
+
+
+def built(name: str) -> Any:
+    config = shrunk(transformers.CONFIG_MAPPING[name])
+    size = sum(weight.numel() for weight in _meta(config).parameters())
+    if size > 20_000_000:
+        raise MemoryError(f"still {size / 1e6:.0f} M parameters: the script does not know its sizes")
+    for part in (config, *vars(config).values()):
+        if isinstance(part, transformers.PretrainedConfig):
+            part._experts_implementation = "eager"  # the others exist in narrower dtypes only
+    torch.manual_seed(0)
+    model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float64).eval()
+    with torch.no_grad():
+        for weight in model.parameters():
+            if weight.dim() > 1:
+                weight.normal_(0, 0.3)
+    return model
+
+
+def _meta(config: Any) -> Any:
+    with torch.device("meta"):
+        return transformers.AutoModelForCausalLM.from_config(copy.deepcopy(config))
+
+
+def noisy(model: Any) -> Any:
+    copied = copy.deepcopy(model)
+    with torch.no_grad():
+        for weight in copied.parameters():
+            weight += 0.02 * weight.std().nan_to_num() * torch.randn(weight.shape, dtype=weight.dtype)
+    return copied
+
+
+def verdict(name: str) -> tuple[str, str]:
+    """Return ("exact" | "refused" | "wrong" | "not built", why)."""
+    try:
+        model = built(name)
+    except Exception as error:
+        return "not built", f"{type(error).__name__}: {' '.join(str(error).split())[:150]}"
+    try:
+        target = CausalLM(model)
+    except UnsupportedModelError as error:
+        return "refused", str(error)
+    except Exception as error:
+        return "wrong", f"raw error: {type(error).__name__}: {' '.join(str(error).split())[:150]}"
+    try:
+        decoder = Decoder(target, CausalLMDrafter(CausalLM(noisy(model)), target.vocab), OptTree(12, 0.0, 4))
+        accepted = 0
+        for length in (5, 40):
+            ids = torch.randint(1, min(VOCAB, target.vocab), (1, length), generator=torch.Generator().manual_seed(1))
+            expected = model.generate(
+                ids, attention_mask=torch.ones_like(ids), max_new_tokens=NEW_TOKENS, do_sample=False, eos_token_id=None
+            )
+            result = decoder.generate(ids, NEW_TOKENS)
+            accepted += sum(step.accepted for step in result.steps)
+            if result.tokens != expected[0, length:].tolist():
+                return "wrong", f"other text than generate after a prompt of {length} tokens"
+        return "exact", f"{accepted} drafted tokens accepted"
+    except Exception as error:
+        return "wrong", f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+
+
+def _child(name: str, pipe: Any) -> None:
+    warnings.simplefilter("ignore")
+    transformers.logging.set_verbosity(50)
+    torch.set_num_threads(1)
+    pipe.send(verdict(name))
+
+
+def alone(name: str, seconds: float) -> tuple[str, str]:
+    """Judge a type in a process of its own, so that a crash or a hang is one row of the table."""
+    ours, theirs = multiprocessing.Pipe()
+    process = multiprocessing.get_context("fork").Process(target=_child, args=(name, theirs))
+    process.start()
+    found = ours.recv() if ours.poll(seconds) else ("not built", f"nothing within {seconds:.0f} seconds")
+    process.kill()
+    process.join()
+    return found
+
+
+def table(rows: dict[str, tuple[str, str]]) -> str:
+    """Markdown: how many of each, then every type that is not exact, with the reason."""
+    counts = collections.Counter(kind for kind, _ in rows.values())
+    lines = [f"transformers {transformers.__version__}, {len(rows)} causal-LM types, tiny and random, float64:", ""]
+    lines += [f"- {kind}: {counts[kind]}" for kind in ("exact", "refused", "wrong", "not built")]
+    lines += ["", "Exact: " + ", ".join(name for name, (kind, _) in rows.items() if kind == "exact") + ".", ""]
+    lines += ["| type | result | why |", "|---|---|---|"]
+    lines += [f"| {name} | {kind} | {why} |" for name, (kind, why) in rows.items() if kind != "exact"]
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("types", nargs="*", help="types of model; all where none is named")
+    parser.add_argument("--seconds", type=float, default=60, help="for each type")
+    parser.add_argument("--write", type=Path, help="put the table between the marks of this file, or into a new one")
+    options = parser.parse_args()
+    rows = {}
+    for name in options.types or sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES):
+        rows[name] = alone(name, options.seconds)
+        print(f"{name:28} {rows[name][0]:10} {rows[name][1]}", flush=True)
+    text = f"<!-- sweep -->\n{table(rows)}\n<!-- /sweep -->"
+    if options.write is None:
+        print("\n" + text)
+    elif options.write.exists() and "<!-- sweep -->" in options.write.read_text():
+        old = options.write.read_text()
+        options.write.write_text(re.sub(r"<!-- sweep -->.*<!-- /sweep -->", lambda _: text, old, flags=re.DOTALL))
+    else:
+        options.write.write_text(f"# Models\n\n{text}\n")
+
+
+if __name__ == "__main__":
+    main()
