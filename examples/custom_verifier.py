@@ -10,13 +10,13 @@ emitted there. The rule is exact if its mean over the children is the target's d
 import itertools
 
 import numpy as np
-from jaxtyping import Float, Int
-from torch import Tensor
+from jaxtyping import Int
 
 import opt_tree
 from opt_tree.children import IID
 from opt_tree.policies import Sampled
 from opt_tree.random import Random
+from opt_tree.sampling import Logits
 from opt_tree.verifiers.base import Branching, Probs, valid_for, walk_down
 from opt_tree.verifiers.multi_round import in_rounds
 from opt_tree.verifiers.naive import first_child
@@ -28,7 +28,7 @@ def either(target: Probs, draft: Probs, tokens: Int[np.ndarray, " children"]) ->
 
 
 @valid_for(IID, branching=either)
-def coin(tree: opt_tree.Tree, logits: Float[Tensor, "rows vocab"], random: Random) -> opt_tree.Verdict:
+def coin(tree: opt_tree.Tree, logits: Logits, random: Random) -> opt_tree.Verdict:
     """Walk down from the root; at each node emit a token by `either`, and go on while a child carries it."""
     return walk_down(tree, logits, random, either)
 

@@ -11,7 +11,11 @@ from pathlib import Path
 import pytest
 
 import opt_tree
+from opt_tree import verifiers
+from opt_tree.drafters.registry import KINDS
+from opt_tree.policies.registry import POLICIES
 
+VERIFIERS = [name for name in verifiers.__all__ if hasattr(getattr(verifiers, name), "valid_for")]
 ROOT = Path(__file__).parent.parent
 PAGES = [
     *(ROOT / name for name in ("README.md", "RESULTS.md", "CONTRIBUTING.md", "CHANGELOG.md")),
@@ -124,6 +128,14 @@ def test_the_checks_above_see_something() -> None:
 def test_a_public_name_is_in_the_pages(name: str) -> None:
     pages = "\n".join(page.read_text() for page in (ROOT / "README.md", *(ROOT / "docs").glob("*.md")))
     assert re.search(rf"\b{name}\b", pages), f"{name} is public, and no page says what it is for"
+
+
+@pytest.mark.parametrize("name", [*KINDS, *POLICIES, *VERIFIERS])
+def test_what_a_command_can_be_told_by_name_is_in_the_pages(name: str) -> None:
+    pages = "\n".join(page.read_text() for page in (ROOT / "docs").glob("*.md"))
+    assert re.search(rf"`{name}(:[^`]*)?`", pages), (
+        f"--drafter, --policies or --verifiers take {name}; no page says what it is"
+    )
 
 
 def test_every_measurement_says_what_to_take_from_it() -> None:

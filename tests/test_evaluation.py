@@ -29,6 +29,7 @@ from evaluation.run import runner
 from evaluation.run.options import EagleOptions, Options
 from evaluation.run.processes import Processes
 from opt_tree import EagleHead, OptTree, Stop
+from opt_tree.training.data import Document
 
 CONTEXT = 160
 CHAT = "{% for m in messages %}<{{ m.role[0] }}>{{ m.content }}{% endfor %}{% if add_generation_prompt %}<a>{% endif %}"
@@ -587,6 +588,19 @@ def test_the_shipped_set_has_five_questions_of_two_turns_in_each_of_eight_catego
     assert set(categories) == eight
     assert all(categories.count(category) == 5 for category in categories)
     assert all(len(question.turns) == 2 for question in shipped)
+
+
+def test_the_held_out_prompts_are_those_that_figures_were_made_on() -> None:
+    """The first 40 that the training data's split held out, in the order in which they were drawn."""
+    heldout = questions.load_set("heldout").questions
+    assert [question.id for question in heldout] == list(range(40))
+    assert [question.category for question in heldout[:8]] == [question.category for question in heldout[-8:]]
+    texts = "\n".join(question.turns[0] for question in heldout)
+    assert (
+        questions.hashlib.sha256(texts.encode()).hexdigest()
+        == "f50aff55762163f883ba9f2707219c35a100ff536df6116eb3085b7f1a31e8f3"
+    )
+    assert {Document(messages=({"role": "user", "content": q.turns[0]},)).split for q in heldout} == {"heldout"}
 
 
 def test_sets_are_found_in_the_folders_in_order(nowhere: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,20 +4,30 @@ One number a turn in each list, but for those that are flat over all steps of a 
 """
 
 import hashlib
-from typing import Any
+from typing import Any, Protocol
 
 from evaluation.answers.file import Record
-from evaluation.timing import Timed
 from opt_tree import Generation
 
 TIMES = ("draft_time", "verify_time", "commit_time", "draft_forward_time", "target_forward_time", "prefill_time")
 """Seconds. The forwards' times are parts of `draft_time` and `verify_time`; `prefill_time` is beside them all."""
 
 
-def add_turn(choice: Record, prompt: list[int], result: Generation | Timed, text: str, reason: str) -> None:
+class Answered(Protocol):
+    """What any way to decode leaves; the library's loop leaves a `Generation`, which says more."""
+
+    @property
+    def tokens(self) -> list[int]: ...
+    @property
+    def seconds(self) -> float: ...
+
+
+def add_turn(choice: Record, prompt: list[int], result: Answered, text: str, reason: str) -> None:
     """Add one turn to a choice: what was asked and answered, why it ended, and what it cost."""
-    traced = isinstance(result, Generation)
-    per_turn, per_step = (_totals(result), _steps(result)) if traced else _untraced(len(result.tokens))
+    if isinstance(result, Generation):
+        per_turn, per_step = _totals(result), _steps(result)
+    else:
+        per_turn, per_step = _untraced(len(result.tokens))
     per_turn = {
         "idxs": per_turn["decoding_steps"] - 1,
         "new_tokens": len(result.tokens),

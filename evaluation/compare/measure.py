@@ -17,7 +17,7 @@ from evaluation.compare.options import Options
 from evaluation.questions.prompts import Prompter
 from evaluation.questions.sets import load_set, select
 from evaluation.run.conversation import Answer, Conversation
-from evaluation.run.models import check_device, load, resolved
+from evaluation.run.models import check_device, load_several, resolved
 from evaluation.timing import in_turn
 from opt_tree import Decoder, Generation, OptTree, Pair, Sampling, Step
 from opt_tree.policies import AcceptanceRates
@@ -144,11 +144,9 @@ def load_pairs(options: Options, combinations: Sequence[Combination]) -> dict[tu
 
     Raises ValueError where a fitted sharpening is asked for and none is stored.
     """
-    device = check_device(options)
     pairs: dict[tuple[str, str], Pair] = {}
-    for spec in dict.fromkeys(one.drafter for one in combinations):
-        first = next(iter(pairs.values())).target.model if pairs and options.inflate else None
-        pair = load(dataclasses.replace(options, drafter=spec), device, inflated=first)
+    drafters = list(dict.fromkeys(one.drafter for one in combinations))
+    for spec, pair in load_several(options, drafters, check_device(options)).items():
         if any(one.drafter == spec and one.sharpening == "fitted" for one in combinations):
             if resolved(pair)["sharpening"] is None:
                 raise ValueError(

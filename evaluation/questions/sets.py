@@ -12,7 +12,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-SHIPPED = Path(__file__).parent / "demo.jsonl"
+SHIPPED = {name: Path(__file__).parent / f"{name}.jsonl" for name in ("demo", "heldout")}
+"""`heldout`: what figures of the embedded models are made on; README.md beside it says where its prompts are from."""
 DATA_VARIABLE = "OPT_TREE_DATA"
 USER_CACHE = Path("~/.cache/opt_tree/questions")
 
@@ -82,8 +83,8 @@ def load_set(name: str, file: str | None = None, data_dir: str | None = None, fe
 
 def find(name: str, data_dir: str | None = None, fetch: bool = False) -> Path:
     """Find a named set in the data folders; download it to the user cache if `fetch`."""
-    if name == "demo":
-        return SHIPPED
+    if name in SHIPPED:
+        return SHIPPED[name]
     folders = [Path(folder).expanduser() for folder in (data_dir, os.environ.get(DATA_VARIABLE), "data") if folder]
     folders.append(USER_CACHE.expanduser())
     for folder in folders:
@@ -93,8 +94,9 @@ def find(name: str, data_dir: str | None = None, fetch: bool = False) -> Path:
     looked = ", ".join(str(folder) for folder in folders)
     if name not in SOURCES:
         raise ValueError(
-            f"unknown question set {name!r}: not one of demo, {', '.join(SOURCES)}, and no {name}/question.jsonl or "
-            f"{name}.jsonl in {looked}; any JSONL with `turns` or `question` runs with --question-file"
+            f"unknown question set {name!r}: not one of {', '.join((*SHIPPED, *SOURCES))}, and no "
+            f"{name}/question.jsonl or {name}.jsonl in {looked}; any JSONL with `turns` or `question` runs with "
+            "--question-file"
         )
     source, target = SOURCES[name], folders[-1] / name / "question.jsonl"
     if not fetch:

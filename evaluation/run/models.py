@@ -6,6 +6,7 @@ Loads through `opt_tree.load_pair`, decodes through presets; owns what the GPU o
 import os
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -17,17 +18,9 @@ from evaluation.run.conversation import Answer
 from evaluation.run.options import Machine, Models, Options
 from evaluation.run.processes import Processes
 from evaluation.timing import Timed
-from opt_tree import (
-    CausalLMDrafter,
-    Decoder,
-    OptTree,
-    Pair,
-    Sampling,
-    load_causal_lm,
-    load_pair,
-    load_tokenizer,
-)
-from opt_tree.checkpoints import DEMO, as_dtype, check_same_tokenizer
+from opt_tree import CausalLMDrafter, Decoder, OptTree, Pair, Sampling, load_pair
+from opt_tree.checkpoints import as_dtype, check_same_tokenizer, load_causal_lm, load_tokenizer, resolve
+from opt_tree.drafters.registry import DrafterOptions, load_drafter
 from opt_tree.inflate import inflate_pair
 from opt_tree.presets import chain, opt, plain
 
@@ -92,18 +85,21 @@ def launcher(command: str, processes: int) -> list[str]:
     return ["-m", "accelerate.commands.launch", *several, *count, "-m", f"evaluation.eval_opt_{command}"]
 
 
-def load(
-    options: Models,
-    device: str,
-    bare: bool = False,
-    draft_dtype: str | None = None,
-    inflated: PreTrainedModel | None = None,
-) -> Pair:
-    """Load a target and its drafter, inflated if asked for; `bare`: without the stored sharpening.
+def load(options: Models, device: str, bare: bool = False, draft_dtype: str | None = None) -> Pair:
+    """Load a target and its drafter, inflated if asked for; `bare`: without the stored sharpening."""
+    return _inflated(_load_pair(options, device, draft_dtype, bare=bare), options)
 
-    `inflated`: what became of the same target in another pair; the two then share it.
-    """
-    return _inflated(_load_pair(options, device, draft_dtype, bare=bare), options, inflated)
+
+def load_several(options: Models, drafters: Sequence[str], device: str) -> dict[str, Pair]:
+    """Load one target and several drafters for it, by their specs; they share it, inflated or not."""
+    small = _load_pair(replace(options, drafter=drafters[0]), device)
+    settings = DrafterOptions(small.tokenizer, _draft_dtype(options, device), device)
+    pairs: dict[str, Pair] = {}
+    for spec in drafters:
+        drafter = load_drafter(spec, small.target, settings) if pairs else small.drafter
+        large = next((pair.target.model for pair in pairs.values()), None)
+        pairs[spec] = _inflated(replace(small, drafter=drafter), options, large)
+    return pairs
 
 
 def load_target(options: Models, device: str) -> Pair:
@@ -135,32 +131,30 @@ def load_assistant(options: Models, path: str | None, pair: Pair, draft_dtype: s
     path = path or ("demo" if options.base_model_path == "demo" else None)
     if path is None:
         return None
-    folder, device = str(DEMO / "draft") if path == "demo" else path, str(pair.target.device)
+    folder, device = resolve(path, "draft"), str(pair.target.device)
     check_same_tokenizer(pair.tokenizer, load_tokenizer(folder), options.base_model_path, path)
     dtype = "float32" if draft_dtype == "auto" and device == "cpu" else draft_dtype
     return load_causal_lm(folder, as_dtype(dtype, device), device).model
 
 
 def _load_pair(options: Models, device: str, draft_dtype: str | None = None, **more: Any) -> Pair:
-    # "auto" keeps an independent drafter in float32 on a CPU, where that is fastest.
-    dtypes = {"dtype": options.dtype, "draft_dtype": draft_dtype or ("auto" if device == "cpu" else options.dtype)}
-    return load_pair(options.base_model_path, **for_load_pair(options.drafter), **dtypes, device=device, **more)
+    dtypes = {"dtype": options.dtype, "draft_dtype": draft_dtype or _draft_dtype(options, device)}
+    return load_pair(options.base_model_path, options.drafter, **dtypes, device=device, **more)
+
+
+def _draft_dtype(options: Models, device: str) -> str:
+    """Of an independent drafter: "auto" keeps it in float32 on a CPU, where that is fastest."""
+    return "auto" if device == "cpu" else options.dtype
 
 
 def _load_alone(options: Models, device: str, **more: Any) -> Pair:
-    path = str(DEMO / "target") if options.base_model_path == "demo" else options.base_model_path
+    path = resolve(options.base_model_path, "target")
     target = load_causal_lm(path, options.dtype, device, **more)
     return Pair(target, load_tokenizer(path), CausalLMDrafter(target))
 
 
 def _inflated(pair: Pair, options: Models, large: PreTrainedModel | None = None) -> Pair:
     return inflate_pair(pair, options.inflate, large=large) if options.inflate else pair
-
-
-def for_load_pair(spec: str) -> dict[str, str]:
-    """What `load_pair` calls a drafter."""
-    kind, _, path = spec.rpartition(":")
-    return {"eagle" if kind == "eagle" else "drafter": path}
 
 
 def _placement(options: Options, device: str) -> dict[str, Any]:

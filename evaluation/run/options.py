@@ -8,6 +8,7 @@ import torch
 
 from evaluation.command_line import at_least, option
 from opt_tree import OptTree
+from opt_tree.drafters.registry import KINDS, parse_spec
 from opt_tree.inflate import parse_shape
 
 METHODS = ("opt", "chain", "none")
@@ -49,12 +50,18 @@ class Models(Machine):
     base_model_path: str = option("demo", "target: a folder, a Hub id or 'demo', the embedded one")
     drafter: str = option(
         "lm:demo",
-        "what drafts: lm:MODEL (an independent causal LM), eagle:HEAD, or another kind that the library knows",
+        "what drafts: KIND:PATH, PATH a folder, a Hub id or 'demo'; "
+        + ", ".join(f"{k}: {v.about}" for k, v in KINDS.items()),
         aliases=DRAFTER_FLAGS,
     )
     dtype: str = option(
         "auto", "of the target: auto, float32, bfloat16, float16; on an accelerator also of an independent drafter"
     )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for spec in self.drafter.split(","):
+            parse_spec(spec)
 
     @property
     def named_drafter(self) -> dict[str, str]:
@@ -64,9 +71,10 @@ class Models(Machine):
 
 def named_drafter(spec: str) -> dict[str, str]:
     """`{"draft_model_path": PATH}` for lm:PATH, `{"ea_model_path": PATH}` for eagle:PATH, else `{"drafter": spec}`."""
+    kind, path = parse_spec(spec)
     for flag, prefix in DRAFTER_FLAGS.items():
-        if spec.startswith(prefix):
-            return {flag.removeprefix("--").replace("-", "_"): spec.removeprefix(prefix)}
+        if prefix == f"{kind}:":
+            return {flag.removeprefix("--").replace("-", "_"): path}
     return {"drafter": spec}
 
 

@@ -1,4 +1,4 @@
-"""Pearson's chi-square test: whether texts were drawn from the law they should have been drawn from."""
+"""Pearson's chi-square test: whether texts were drawn from the distribution that they should have been drawn from."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -10,18 +10,18 @@ from scipy.stats import chi2
 Text = tuple[int, ...]
 
 LEAST = 5.0
-"""Draws that a cell must expect: counts of fewer are too coarse for the chi-square law. Rarer texts share a cell."""
+"""Draws that a cell must expect: fewer are too coarse for the chi-square distribution. Rarer texts share a cell."""
 
 
 @dataclass(frozen=True)
 class Fit:
-    """How well draws agree with a law."""
+    """How well draws agree with a distribution."""
 
     statistic: float
     """Pearson's chi-square over the cells; cells - 1 degrees of freedom."""
     cells: int
     impossible: int
-    """Draws that have probability 0: one of them refutes the law."""
+    """Draws that have probability 0: one of them refutes the distribution."""
     p_value: float
     """How often chance alone gives a statistic as large."""
 
@@ -47,7 +47,7 @@ def cells(target: Mapping[Text, float], draws: int) -> list[list[Text]]:
 
 
 def fit(drawn: Counter[Text], target: Mapping[Text, float]) -> Fit:
-    """Test draws against the law they should have."""
+    """Test draws against the distribution they should have."""
     draws = drawn.total()
     groups = cells(target, draws)
     expected = np.array([draws * sum(target[text] for text in group) for group in groups])

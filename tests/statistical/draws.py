@@ -1,12 +1,12 @@
-"""Whether the tokens that each verifier emits have the target's law, on real models: draws against an enumerated law.
+"""Whether the tokens that each verifier emits have the target's distribution: draws from real models, tested.
 
-    python -m evaluation.draws                                     # the embedded pair, 20,000 draws a verifier
-    python -m evaluation.draws --ea-model-path demo --verifiers block,traversal --temperature 0.7 --output draws.json
+    python -m tests.statistical.draws   # the embedded pair, 20,000 draws each
+    python -m tests.statistical.draws --drafter eagle:demo --verifiers block,traversal --output draws.json
 
 Draw i is the first two tokens of the generation with seed `--seed` + i. The loop, trees, verifiers and randomness are
-the library's; only the models are remembered, law by law (`evaluation.remembered`). The target's own law of the two
-tokens comes from plain causal forwards, and a chi-square test compares. Two pairs that are wrong on purpose are drawn
-from as well, to show that the test would have noticed.
+the library's; only the models are memoised (`memoised`). The target's own probabilities of the two tokens come from
+plain causal forwards, and a chi-square test compares. Two pairs that are wrong on purpose are drawn from as well, to
+show that the test would have noticed.
 
 Exit status 1 if a lossless verifier's p-value is below 0.001 / (number of lossless verifiers), or a wrong pair's is
 not. Divided (Bonferroni), because many tests are many chances of bad luck: where all verifiers are exact, at most one
@@ -14,7 +14,6 @@ choice of `--seed` in 1000 fails, however the tests depend on each other (they s
 verdict.
 """
 
-import argparse
 import dataclasses
 import json
 import platform
@@ -28,18 +27,20 @@ from typing import Any
 import numpy as np
 import torch
 import transformers
-from evaluation.card import table
 from tqdm import tqdm
 
-from evaluation.run.options import add_models, run_command
-from opt_tree import CausalLM, Decoder, Drafter, OptTree, Random, Sampling, Static, Tree, TreePolicy, load_pair
+from evaluation.command_line import option, parse, run_command
+from evaluation.run.models import check_device, load
+from evaluation.run.options import Models
+from evaluation.table import table
+from opt_tree import CausalLM, Decoder, Drafter, OptTree, Random, Sampling, Static, Tree, TreePolicy
 from opt_tree import verifiers as judges
 from opt_tree.children import IID, Layer, Picked, TopK
 from opt_tree.decode import check_prompt
 from opt_tree.policies import DySpec, Rheo, Sampled
 from opt_tree.probabilities import probs_of
 from tests.statistical.chi_square import cells, fit
-from tests.statistical.memory import RememberedDrafter, RememberedTarget, Text
+from tests.statistical.memoised import MemoisedDrafter, MemoisedTarget, Text
 
 PROMPT = "Explain the `tar` command on Linux with examples."
 """One behind which the embedded drafters have none, one, two and three tokens accepted."""
@@ -108,8 +109,8 @@ def draw(
     return drawn
 
 
-def target_law(target: CausalLM, prompt: list[int], sampling: Sampling) -> dict[Text, float]:
-    """Return the law of two tokens behind the prompt, from forwards of the bare model: no tree, no cache, no loop."""
+def target_probs(target: CausalLM, prompt: list[int], sampling: Sampling) -> dict[Text, float]:
+    """Return the probabilities of two tokens behind the prompt, from plain forwards: no tree, no cache, no loop."""
 
     @torch.inference_mode()
     def after(text: Text) -> dict[int, float]:
@@ -119,63 +120,81 @@ def target_law(target: CausalLM, prompt: list[int], sampling: Sampling) -> dict[
         probs = probs_of(sampling.process(logits, alone, context))[0].tolist()
         return {token: prob for token, prob in enumerate(probs) if prob > 0}
 
-    first = tqdm(after(()).items(), desc="the target's law", unit="token", leave=False)
+    first = tqdm(after(()).items(), desc="the target's probabilities", unit="token", leave=False)
     return {(one, two): p * q for one, p in first for two, q in after((one,)).items()}
 
 
-def run(options: argparse.Namespace) -> dict[str, Any]:
-    """Draw from every verifier asked for; print a table and a line, write the file, and return what it holds."""
-    names = options.verifiers.split(",")
-    if unknown := sorted(set(names) - set(CASES)):
-        raise ValueError(f"unknown verifiers {', '.join(unknown)}; there are {', '.join(CASES)}")
-    sampling = Sampling(options.temperature, options.top_p, options.top_k)
-    if options.draws < 1 or sampling.greedy:
-        raise ValueError(
-            f"--draws must be at least 1 and --temperature above 0, got {options.draws} and {options.temperature:g}"
-        )
-    if options.output and not Path(options.output).parent.is_dir():
-        raise FileNotFoundError(f"no folder {Path(options.output).parent} for --output {options.output}")
-    named = {"eagle": options.ea_model_path} if options.ea_model_path else {"drafter": options.draft_model_path}
-    # float32: half precision rounds the same row differently in a tree and alone, by more than the test overlooks.
-    pair = load_pair(options.base_model_path, **named, dtype="float32")
+@dataclass(frozen=True)
+class Options(Models):
+    """What is drawn from, and how often."""
+
+    prompt: str = option(PROMPT, "a user's message; its answer's tokens are drawn")
+    draws: int = option(20_000, "generations a verifier")
+    temperature: float = option(1.0, "above 0")
+    top_k: int = option(8, "0 for all tokens: many texts, few draws of each")
+    top_p: float = option(1.0, "nucleus")
+    verifiers: str = option(",".join(CASES), "comma list; by default all, the wrong ones too")
+    seed: int = option(0, "the first draw's; the next ones' follow")
+    dtype: str = option("float32", "of the target; half precision rounds a row in a tree and alone differently")
+    output: str | None = option(None, "a JSON file of all results, written anew after every verifier")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if unknown := sorted(set(self.verifiers.split(",")) - set(CASES)):
+            raise ValueError(f"unknown verifiers {', '.join(unknown)}; there are {', '.join(CASES)}")
+        if self.draws < 1 or self.sampling.greedy:
+            raise ValueError(
+                f"--draws must be at least 1 and --temperature above 0, got {self.draws} and {self.temperature:g}"
+            )
+        if self.output and not Path(self.output).parent.is_dir():
+            raise FileNotFoundError(f"no folder {Path(self.output).parent} for --output {self.output}")
+
+    @property
+    def sampling(self) -> Sampling:
+        return Sampling(self.temperature, self.top_p, self.top_k)
+
+
+def run(options: Options) -> dict[str, Any]:
+    """Draw from every verifier asked for; print a table, write the file, and return what it holds."""
+    sampling, names = options.sampling, options.verifiers.split(",")
+    pair = load(options, check_device(options))
     prompt = check_prompt(pair.encode(options.prompt), pair.target)
     if len(prompt) + 2 > pair.target.max_context:
         raise ValueError(f"a prompt of {len(prompt)} tokens leaves no room for two in {pair.target.max_context}")
-    expected = target_law(pair.target, prompt, sampling)
+    expected = target_probs(pair.target, prompt, sampling)
     cells(expected, options.draws)  # before minutes of drawing, not after
-    target = RememberedTarget(pair.target)
-    drafter = RememberedDrafter(pair.drafter.at_temperature(sampling.temperature), pair.target)
+    target = MemoisedTarget(pair.target)
+    drafter = MemoisedDrafter(pair.drafter.at_temperature(sampling.temperature), pair.target)
     level = LEVEL / max(sum(CASES[name].lossless for name in names), 1)
     results: list[dict[str, Any]] = []
     document: dict[str, Any] = {
-        "target": options.base_model_path,
-        **named,
-        "prompt": options.prompt,
+        **{"target": options.base_model_path, "drafter": options.drafter, "prompt": options.prompt},
         "sampling": {"temperature": sampling.temperature, "top_k": sampling.top_k, "top_p": sampling.top_p},
-        "draws": options.draws,
-        "seed": options.seed,
-        "texts": len(expected),
-        "level": level,
+        **{"draws": options.draws, "seed": options.seed, "texts": len(expected), "level": level},
         "machine": f"torch {torch.__version__}, transformers {transformers.__version__}, {platform.machine()}",
         "results": results,
     }
+    seeds = range(options.seed, options.seed + options.draws)
     for name in names:
-        begin, case = time.perf_counter(), CASES[name]
-        drawn = draw(case, target, drafter, prompt, sampling, range(options.seed, options.seed + options.draws), name)
-        found = fit(drawn.texts, expected)
-        results.append(
-            {"verifier": name, "tree": type(case.policy).__name__, "depth": case.policy.max_depth}
-            | {"children": repr(case.policy.children), "lossless": case.lossless}
-            | dataclasses.asdict(found)
-            | {"accepted": dict(sorted(drawn.accepted.items())), "ok": (found.p_value >= level) == case.lossless}
-            | {"seconds": time.perf_counter() - begin}
-        )
+        begin = time.perf_counter()
+        drawn = draw(CASES[name], target, drafter, prompt, sampling, seeds, name)
+        results.append(judged(name, drawn, expected, level) | {"seconds": time.perf_counter() - begin})
         if options.output:  # minutes of drawing are on disk before the next ones begin
             Path(options.output).write_text(json.dumps(document) + "\n")
-    print(f"\n{options.draws} draws of two tokens out of {len(expected)} texts; a law is refuted by p < {level:.1e}\n")
-    print(table([row(result) for result in results]) + "\n")
-    print(json.dumps(document))
+    print(f"\n{options.draws} draws of two tokens out of {len(expected)} texts; refuted by p < {level:.1e}\n")
+    print(table([row(result) for result in results]))
     return document
+
+
+def judged(name: str, drawn: Draws, expected: dict[Text, float], level: float) -> dict[str, Any]:
+    """What draws say of a case; `ok`: as was expected of it."""
+    case, found = CASES[name], fit(drawn.texts, expected)
+    return {
+        **{"verifier": name, "tree": type(case.policy).__name__, "depth": case.policy.max_depth},
+        **{"children": repr(case.policy.children), "lossless": case.lossless},
+        **dataclasses.asdict(found),
+        **{"accepted": dict(sorted(drawn.accepted.items())), "ok": (found.p_value >= level) == case.lossless},
+    }
 
 
 def row(result: dict[str, Any]) -> dict[str, float | int | str]:
@@ -192,23 +211,13 @@ def row(result: dict[str, Any]) -> dict[str, float | int | str]:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    description = (__doc__ or "").partition("\n")[0]
-    parser = argparse.ArgumentParser(prog="python -m evaluation.draws", description=description)
-    add_models(parser)
-    parser.add_argument("--prompt", default=PROMPT, help="a user's message; its answer's tokens are drawn")
-    parser.add_argument("--draws", type=int, default=20_000, help="generations a verifier")
-    parser.add_argument("--temperature", type=float, default=1.0)
-    parser.add_argument("--top-k", type=int, default=8, help="0 for all tokens: many texts, few draws of each")
-    parser.add_argument("--top-p", type=float, default=1.0)
-    parser.add_argument("--verifiers", default=",".join(CASES), help="comma list; by default all, the wrong ones too")
-    parser.add_argument("--seed", type=int, default=0, help="the first draw's; the next ones' follow")
-    parser.add_argument("--output", help="a JSON file of all results, written anew after every verifier")
+    """Return 0 if every case is as it should be, 1 if one is not, 2 for bad input."""
 
-    def drawn(options: argparse.Namespace) -> int:
-        torch.set_num_threads(1)  # rows of one prompt's laws: threads would only wait for each other
+    def command() -> int:
+        options = parse(Options, "python -m tests.statistical.draws", __doc__, arguments)
         return 0 if all(result["ok"] for result in run(options)["results"]) else 1
 
-    return run_command(parser, drawn, arguments)
+    return run_command(command)
 
 
 if __name__ == "__main__":

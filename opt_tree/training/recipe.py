@@ -1,6 +1,6 @@
 """Train the whole demo family, stage by stage: tokenizer, target, own outputs, drafter, EAGLE head.
 
-    python -m opt_tree.training.demo --work DIR [--preset cpu|gpu|tiny] [--processes 2] [--until STAGE] [--install DIR]
+    python -m opt_tree.training.recipe --data CORPORA --work DIR [--preset cpu|gpu|tiny] [--until STAGE] [--install DIR]
 
 A stage whose product exists is skipped and a training stage that was stopped goes on from its last checkpoint, so the
 same command may be run again at any time. `cpu` is what made the embedded models (two busy cores, about four hours);
@@ -21,8 +21,8 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from opt_tree.training.data import DEFAULT_DATA
-from opt_tree.training.products import last_checkpoint
+from opt_tree.training.data import add_data
+from opt_tree.training.files import last_checkpoint
 
 # Passes over each corpus in one unit of data. Corpora that quote long passages (fairytaleqa, scitldr) or repeat one
 # pattern (tldr_pages, wordnet, factbook) count less; prose is a quarter of the tokens.
@@ -73,7 +73,7 @@ ROUNDS = (
 
 
 @dataclass(frozen=True)
-class Preset:
+class Size:
     """The size of a run: arguments of the commands, batches in tokens, and how many prompts the target answers."""
 
     epochs: float  # units of TARGET_EPOCHS for the target
@@ -93,7 +93,7 @@ class Preset:
     compile: bool = True
 
 
-CPU = Preset(
+CPU = Size(
     epochs=1.0,
     target="--batch 8192 --micro-batch 2048 --lr 4e-3 --warmup 100 --rows 0.62:256,0.34:512,0.04:2048",
     batch=4096,
@@ -108,7 +108,7 @@ CPU = Preset(
     " --rows 0.94:256,0.06:1024 --tokens 12500000",
     processes=2,
 )
-GPU = Preset(
+GPU = Size(
     epochs=20.0,
     target="--batch 65536 --micro-batch 65536 --lr 6e-3 --warmup 200 --rows 0.8:512,0.2:2048 --save-steps 500",
     batch=32768,
@@ -122,7 +122,7 @@ GPU = Preset(
     eagle="--lr 3e-3 --feature 1.0 --logit 1.0 --hard 0.5 --unroll 4 --noise 0.05 --rows 0.9:512,0.1:2048"
     " --save-steps 1000",
 )
-TINY = Preset(
+TINY = Size(
     epochs=0.02,
     target="--layers 2 --hidden 64 --heads 2 --kv-heads 1 --head-dim 32 --intermediate 128 --batch 4096"
     " --micro-batch 2048 --warmup 10 --rows 0.9:256,0.1:512 --save-steps 20 --eval-blocks 2",
@@ -142,7 +142,7 @@ TINY = Preset(
     processes=2,
     compile=False,  # compiling takes longer than all of it
 )
-PRESETS = {"cpu": CPU, "gpu": GPU, "tiny": TINY}
+SIZES = {"cpu": CPU, "gpu": GPU, "tiny": TINY}
 
 
 @dataclass(frozen=True)
@@ -160,42 +160,42 @@ class Stage:
         return self.module not in ("tokenizer", "outputs")
 
 
-def stages(preset: Preset, work: Path) -> list[Stage]:
+def stages(size: Size, work: Path) -> list[Stage]:
     """Return the recipe in order; each stage reads the products of earlier ones."""
     tokenizer, base = work / "tokenizer", work / "base"
     plan = [
-        Stage("tokenizer", "tokenizer", f"--output {tokenizer} {preset.tokenizer}", tokenizer),
+        Stage("tokenizer", "tokenizer", f"--output {tokenizer} {size.tokenizer}", tokenizer),
         Stage(
             "base",
             "lm",
-            f"--tokenizer {tokenizer} --output {base} --epochs {_epochs(TARGET_EPOCHS, preset.epochs)} {preset.target}",
+            f"--tokenizer {tokenizer} --output {base} --epochs {_epochs(TARGET_EPOCHS, size.epochs)} {size.target}",
             base / "final",
         ),
     ]
     model = base / "final"
-    sizes = f"--batch {preset.batch} --micro-batch {preset.micro_batch}"
-    for turn, loops in enumerate(preset.rounds, 1):
+    sizes = f"--batch {size.batch} --micro-batch {size.micro_batch}"
+    for turn, loops in enumerate(size.rounds, 1):
         cured = work / f"cured-{turn}"
-        plan.append(_answers(f"loops-{turn}", model, work / "loops", preset, loops.seed))
+        plan.append(_answers(f"loops-{turn}", model, work / "loops", size, loops.seed))
         arguments = (
             f"--model {model} --own {work / 'loops'} --output {cured} --epochs {_epochs(CHAT_EPOCHS, 1)} {sizes}"
         )
-        arguments += f" --order {loops.order} --lr {loops.lr} --tokens {loops.steps * preset.batch} --seed {loops.seed}"
+        arguments += f" --order {loops.order} --lr {loops.lr} --tokens {loops.steps * size.batch} --seed {loops.seed}"
         plan.append(Stage(cured.name, "unlikelihood", arguments, cured / "final"))
         model = cured / "final"
     own = work / "own"
-    plan.append(_answers("own", model, own, preset, 0))
-    epochs = f"{_epochs(CHAT_EPOCHS, preset.corpus_passes)},own={preset.own_passes}"
-    for name, module, options in (("draft", "distil", preset.draft), ("eagle", "eagle", preset.eagle)):
+    plan.append(_answers("own", model, own, size, 0))
+    epochs = f"{_epochs(CHAT_EPOCHS, size.corpus_passes)},own={size.own_passes}"
+    for name, module, options in (("draft", "distil", size.draft), ("eagle", "eagle", size.eagle)):
         output = work / name
         arguments = f"--target {model} --own {own} --output {output} --epochs {epochs} {sizes} {options}"
         plan.append(Stage(name, module, arguments, output / "final"))
     return plan
 
 
-def _answers(name: str, model: Path, folder: Path, preset: Preset, seed: int) -> Stage:
-    prompts = preset.own_prompts if name == "own" else preset.loop_prompts
-    arguments = f"--target {model} --output {folder} --prompts {prompts} --batch {preset.answer_batch} --seed {seed}"
+def _answers(name: str, model: Path, folder: Path, size: Size, seed: int) -> Stage:
+    prompts = size.own_prompts if name == "own" else size.loop_prompts
+    arguments = f"--target {model} --output {folder} --prompts {prompts} --batch {size.answer_batch} --seed {seed}"
     return Stage(name, "outputs", arguments, folder / f"seed-{seed}-part-0-of-1.npz")
 
 
@@ -203,17 +203,17 @@ def _epochs(units: dict[str, float], factor: float) -> str:
     return ",".join(f"{name}={passes * factor:g}" for name, passes in units.items())
 
 
-def run(stage: Stage, args: argparse.Namespace, preset: Preset) -> None:
+def run(stage: Stage, args: argparse.Namespace, size: Size) -> None:
     """Run one stage; raise CalledProcessError if it fails."""
     command = [sys.executable]
     arguments = [*stage.arguments.split(), "--data", str(args.data)]
     if stage.trains:
         arguments += ["--cache", str(args.work / "cache")]
-        if preset.compile:
+        if size.compile:
             arguments.append("--compile")
         if last_checkpoint(stage.product.parent):
             arguments.append("--resume")
-        if (processes := args.processes or preset.processes) > 1:
+        if (processes := args.processes or size.processes) > 1:
             command += ["-m", "torch.distributed.run", "--nproc-per-node", str(processes)]
     # One thread a process: two OpenMP threads that share a busy machine wait for each other at every barrier.
     environment = {**os.environ, "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}
@@ -230,15 +230,15 @@ def install(products: dict[str, Path], folder: Path) -> None:
 def main(arguments: list[str] | None = None) -> None:
     """Run the recipe from the command line."""
     parser = argparse.ArgumentParser(description="Train the demo family, stage by stage.")
-    parser.add_argument("--data", type=Path, default=Path(DEFAULT_DATA), help="corpus folder")
+    add_data(parser)
     parser.add_argument("--work", type=Path, required=True, help="folder of all stages; give it again to go on")
-    parser.add_argument("--preset", choices=sorted(PRESETS), default="cpu", help="size of the run")
+    parser.add_argument("--preset", choices=sorted(SIZES), default="cpu", help="size of the run")
     parser.add_argument("--processes", type=int, help="training processes, one thread each (default: the preset's)")
     parser.add_argument("--until", default="eagle", help="last stage to run")
     parser.add_argument("--install", type=Path, help="copy target, draft and eagle to this folder at the end")
     args = parser.parse_args(arguments)
-    preset = PRESETS[args.preset]
-    plan = stages(preset, args.work)
+    size = SIZES[args.preset]
+    plan = stages(size, args.work)
     names = [stage.name for stage in plan]
     if args.until not in names:
         parser.error(f"no stage called {args.until}; there are {', '.join(names)}")
@@ -250,7 +250,7 @@ def main(arguments: list[str] | None = None) -> None:
             continue
         print(f"{stage.name}: {stage.module} {stage.arguments}", flush=True)
         try:
-            run(stage, args, preset)
+            run(stage, args, size)
         except subprocess.CalledProcessError as error:
             parser.error(f"stage {stage.name} failed with exit status {error.returncode}; its output is above")
     if args.install:

@@ -1,7 +1,7 @@
 """A target and a drafter that run every path once: thousands of generations from one prompt for some hundred forwards.
 
-For questions about randomness alone, such as `evaluation.draws`: pools, policies, verifiers and the loop stay what they
-are. Laws are kept as they first came, on the host; in half precision another tree would have rounded them otherwise.
+For questions about randomness alone, such as `draws`: pools, policies, verifiers and the loop stay what they
+are. Rows are kept as they first came, on the host; in half precision another tree would have rounded them otherwise.
 """
 
 import torch
@@ -16,7 +16,7 @@ from opt_tree.target import Output, Target
 Text = tuple[int, ...]
 
 
-class RememberedTarget(Target):
+class MemoisedTarget(Target):
     """A target that knows the rows of a tree by the tokens that lead to them.
 
     A tree with a path not seen before is scored by the real target, as a whole; rows that are known already stay.
@@ -33,7 +33,7 @@ class RememberedTarget(Target):
         self._context = []
 
     def append(self, tokens: list[int], all_logits: bool = False) -> Output:
-        """Note the context. Nothing runs yet, so the Output is empty: `RememberedDrafter` needs none."""
+        """Note the context. Nothing runs yet, so the Output is empty: `MemoisedDrafter` needs none."""
         self._context += tokens
         return Output(torch.empty(0, self.vocab))
 
@@ -50,12 +50,12 @@ class RememberedTarget(Target):
         self._context += [self._scored[row] for row in path]
 
 
-class RememberedDrafter(Drafter):
+class MemoisedDrafter(Drafter):
     """A drafter that knows its scores by context and branch.
 
-    By both, because the same text can have two laws: a head reads the target's features of the context, and its own
-    estimates of the branch. `target` is the real one, whose features the real drafter begins with. (Behind a prompt of
-    one token a head's first input has no feature; here that is forgotten as soon as there is a second token.)
+    By both, because the same text can have two distributions: a head reads the target's features of the context, and
+    its own estimates of the branch. `target` is the real one, whose features the real drafter begins with. (Behind a
+    prompt of one token a head's first input has no feature; that is forgotten as soon as there is a second token.)
     """
 
     def __init__(self, real: Drafter, target: CausalLM) -> None:
