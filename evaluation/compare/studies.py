@@ -64,7 +64,30 @@ def rules(quick: bool) -> list[Grid]:
     ]
 
 
-STUDIES: dict[str, Callable[[bool], list[Grid]]] = {"paper": paper, "verification": verification, "rules": rules}
+def drafters(quick: bool) -> list[Grid]:
+    """What drafts: models, tables, and a model above a table, each under its paper's tree and under OPT-Tree.
+
+    Tables that learn from prompt to prompt (recycling) are as warm as the combinations before have made them.
+    """
+    sizes = (12,) if quick else (8, 12, 24, 60)
+    models = (HEAD,) if quick else (DRAFT, HEAD)
+    tables = ("ngram", "store:demo", "recycling", "ngram-recycling")
+    grafts = tuple(f"graft:{depth}:{HEAD}+store:demo" for depth in (1, 2))
+    return [
+        Grid(("opt:0.2",), budgets=sizes, drafters=models, sharpening=("fitted",)),
+        Grid(("opt:0",), budgets=sizes, drafters=tables),
+        Grid(("medusa",), budgets=sizes, drafters=("recycling",)),
+        Grid(("opt:0.05",), budgets=sizes, drafters=grafts, sharpening=("fitted",)),
+        Grid(("opt:0.2", "eagle2"), budgets=sizes, drafters=(f"rasd:{HEAD}+store:demo",), sharpening=("fitted",)),
+    ]
+
+
+STUDIES: dict[str, Callable[[bool], list[Grid]]] = {
+    "paper": paper,
+    "verification": verification,
+    "rules": rules,
+    "drafters": drafters,
+}
 
 
 def study(name: str, quick: bool) -> list[Combination]:

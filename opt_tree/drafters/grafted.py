@@ -5,6 +5,7 @@ the others it never hears.
 """
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float
@@ -69,6 +70,10 @@ class Grafted(DrafterAround):
 
     def describe(self) -> str:
         return f"{self.drafter.describe()} for {self.depth} layers, {self.table.describe()} below"
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        return self.drafter.settings | {"depth": self.depth, "table": self.table.describe(), **self.table.settings}
 
 
 def join(whole: Drafter, *parts: Drafter) -> None:

@@ -8,7 +8,7 @@ counting all matches of all lengths gives probabilities instead, which a tree ca
 from abc import abstractmethod
 from collections import defaultdict
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from opt_tree.children import Few
 from opt_tree.drafters.lookup import Lookup, Tail, few
@@ -137,6 +137,10 @@ class Interpolated(Lookup):
             answers[tail[-1]][tail] = interpolate(tail, self._text, self.beta, rows)
         return few([answers[tail[-1]][tail] for tail in tails])
 
+    @property
+    def settings(self) -> dict[str, Any]:
+        return {"beta": list(self.beta), "weight": self.weight}
+
     def _forget(self, prompt: list[int]) -> None:
         self._text = Text(Counts(self.order if self.weight else 0, prompt), self.weight)
         # A branch that was rejected is often drafted again: answers are kept until a count of theirs has changed,
@@ -156,3 +160,6 @@ class NGramDrafter(Interpolated):
 
     def rows(self, tails: list[Tail]) -> list[Sequence[Row]]:
         return [()] * len(tails)
+
+    def describe(self) -> str:
+        return "n-grams of the text at hand"

@@ -5,7 +5,7 @@ Owns the table of `NGramRecycling` and how its entries become probabilities (`Ca
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -106,6 +106,13 @@ class NGramRecycling(Lookup):
         log_probs[tokens < 0] = -np.inf
         log_probs -= np.log(np.maximum(np.exp(log_probs).sum(1, keepdims=True), 1.0))
         return Few(torch.from_numpy(log_probs), torch.from_numpy(tokens))
+
+    def describe(self) -> str:
+        return f"Token Recycling by the last {self.order} tokens"
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        return {"calibration": self._calibration[1:].tolist(), "k": self.k, "keep": self.keep}
 
     def save(self, path: str | Path, vocab: int, tokenizer: str | None = None) -> None:
         """Write what was learnt; `tokenizer` is its fingerprint (`tables.fingerprint`), `vocab` the target's."""

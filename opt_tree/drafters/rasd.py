@@ -4,6 +4,7 @@ Owns the published rules. `Grafted` is the form to prefer; this one is here to b
 """
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 from jaxtyping import Bool, Float
@@ -118,6 +119,14 @@ class Rasd(DrafterAround):
 
     def describe(self) -> str:
         return f"{self.drafter.describe()} with branches of {self.retrieval.describe()} grafted on"
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        return self.drafter.settings | {
+            "top": self.top,
+            "retrieval": self.retrieval.describe(),
+            **self.retrieval.settings,
+        }
 
     def _fuse(self, model: list[dict[int, float]], retrieved: list[dict[int, float]]) -> Few:
         for answer, found in zip(model, retrieved, strict=True):

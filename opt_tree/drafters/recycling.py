@@ -5,6 +5,7 @@ Owns the table by the last token, as published; `ngram_recycling` keeps more of 
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -81,6 +82,13 @@ class TokenRecycling(Lookup):
     def look_up(self, tails: list[Tail]) -> Few:
         tokens = torch.from_numpy(self.table[[tail[-1] for tail in tails]].astype(np.int64))
         return Few(self._log_rates.expand(tokens.shape).masked_fill(tokens < 0, -torch.inf), tokens)
+
+    def describe(self) -> str:
+        return "Token Recycling"
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        return {"rates": self._log_rates.exp().tolist(), "keep": self.keep}
 
     def save(self, path: str | Path, tokenizer: str | None = None) -> None:
         """Write the table; `tokenizer` is its fingerprint (`tables.fingerprint`)."""

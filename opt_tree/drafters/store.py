@@ -110,3 +110,7 @@ class StoreDrafter(Interpolated):
 
     def rows(self, tails: list[Tail]) -> list[Sequence[Row]]:
         return self.store.rows(tails)
+
+    def describe(self) -> str:
+        text = " and the text at hand" if self.weight else ""
+        return f"a store of {self.store.header['text_tokens']} tokens{text}"
