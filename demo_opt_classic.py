@@ -5,7 +5,7 @@
 
 import sys
 
-from evaluation.demo import main
+from evaluation.demo.command import main
 
 if __name__ == "__main__":
-    sys.exit(main("classic"))
+    sys.exit(main())

@@ -5,7 +5,7 @@
 
 import sys
 
-from evaluation.demo import main
+from evaluation.demo.command import EagleOptions, main
 
 if __name__ == "__main__":
-    sys.exit(main("eagle"))
+    sys.exit(main(kind=EagleOptions))

@@ -1,18 +1,17 @@
 """How often the child of each rank is the accepted one: the rates that Sequoia's and Medusa's trees are computed from.
 
     python -m evaluation.acceptance                                          # the embedded pair, temperature 0
-    python -m evaluation.acceptance --ea-model-path demo --question-file prompts.jsonl --output eagle.json
+    python -m evaluation.acceptance --drafter eagle:demo --question-file prompts.jsonl --output eagle.json
     python -m evaluation.acceptance --temperature 1 --children WithoutReplacement,IID
 
 Writes a JSON file for `opt_tree.policies.AcceptanceRates.load`. Measure on other questions than those that trees are
 compared on (`--question-begin`, `--question-end`): rates fitted to the test set flatter the trees made of them.
 """
 
-import argparse
 import json
 import platform
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,12 +22,14 @@ import transformers
 from jaxtyping import Int
 from tqdm import tqdm
 
-from evaluation.card import table
-from evaluation.conversation import Conversation
-from evaluation.options import add_models, run_command
-from evaluation.prompts import Prompter
-from evaluation.questions import Question, load_set, select
-from opt_tree import Decoder, Generation, Pair, Sampling, Static, load_pair, match
+from evaluation.command_line import at_least, option, parse, run_command
+from evaluation.questions.prompts import Prompter
+from evaluation.questions.sets import Question, load_set, select
+from evaluation.run.conversation import Conversation
+from evaluation.run.models import check_device, load
+from evaluation.run.options import Asked
+from evaluation.table import table
+from opt_tree import Decoder, Generation, Pair, Sampling, Static, match
 from opt_tree.children import IID, Children, TopK, WithoutReplacement
 from opt_tree.policies import AcceptanceRates
 from opt_tree.verifiers import Verifier, multi_round, without_replacement
@@ -112,19 +113,25 @@ def _rates(tried: Int[np.ndarray, " ranks"], accepted: Int[np.ndarray, " ranks"]
     return tuple((accepted[:enough] / tried[:enough]).tolist())
 
 
-def measure(
-    pair: Pair, kind: str, sampling: Sampling, questions: list[Question], options: argparse.Namespace
-) -> Counts:
+@dataclass(frozen=True)
+class Counting:
+    """How trials are made: the measuring tree, and the conversations that it answers."""
+
+    conversation: Conversation
+    width: int = 12
+    depth: int = 4
+
+
+def measure(pair: Pair, kind: str, sampling: Sampling, questions: Sequence[Question], counting: Counting) -> Counts:
     """Let the library's loop answer the questions with the measuring tree, and count."""
     siblings, verifier = KINDS[kind]
-    tree = measuring_tree(options.width, options.depth, siblings)
+    tree = measuring_tree(counting.width, counting.depth, siblings)
     decoder = Decoder(pair.target, pair.drafter, tree, verifier)
-    prompter = Prompter(pair.tokenizer, pair.stop, options.conv_template)
-    conversation = Conversation(prompter, options.max_new_tokens, seed=options.seed)
-    counts = Counts.none(options.depth, options.width)
+    conversation = counting.conversation
+    counts = Counts.none(counting.depth, counting.width)
 
     def answer(prompt: list[int], limit: int, seed: int) -> Generation:
-        generation = decoder.generate(prompt, limit, sampling, prompter.stop, seed=seed)
+        generation = decoder.generate(prompt, limit, sampling, conversation.prompter.stop, seed=seed)
         counts.add(generation)
         return generation
 
@@ -150,79 +157,68 @@ def rows(counts: Counts) -> list[dict[str, str]]:
     return lines
 
 
-def run(options: argparse.Namespace) -> dict[str, Any]:
+@dataclass(frozen=True)
+class Options(Asked):
+    """What is measured, on what."""
+
+    bare: bool = option(False, "without the sharpening stored beside the drafter")
+    children: str = option("TopK", "comma list of " + ", ".join(KINDS))
+    temperature: float = option(0.0, "0: greedy")
+    max_new_tokens: int = option(128, "new tokens a turn, at most")
+    seed: int = option(0, "of sampling")
+    width: int = option(12, "ranks that are measured")
+    depth: int = option(4, "layers that are measured")
+    least_trials: int = option(50, "ranks and depths tried less often are left out")
+    output: str = option("acceptance.json", "where the rates go")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        at_least(self, max_new_tokens=1, width=1, depth=1, least_trials=1)
+        if unknown := sorted(set(self.children.split(",")) - set(KINDS)):
+            raise ValueError(f"unknown children {', '.join(unknown)}; there are {', '.join(KINDS)}")
+        if not Path(self.output).parent.is_dir():
+            raise FileNotFoundError(f"no folder {Path(self.output).parent} for --output {self.output}")
+
+
+def run(options: Options) -> dict[str, Any]:
     """Measure every kind of siblings asked for; print tables, write the file, and return what it holds."""
-    kinds = options.children.split(",")
-    if unknown := sorted(set(kinds) - set(KINDS)):
-        raise ValueError(f"unknown children {', '.join(unknown)}; there are {', '.join(KINDS)}")
-    if min(options.width, options.depth, options.least_trials) < 1:
-        raise ValueError(
-            "--width, --depth and --least-trials must be at least 1, "
-            f"got {options.width}, {options.depth} and {options.least_trials}"
-        )
     sampling = Sampling(options.temperature)
-    if not Path(options.output).parent.is_dir():
-        raise FileNotFoundError(f"no folder {Path(options.output).parent} for --output {options.output}")
-    questions = load_set(options.bench_name, options.question_file, options.data_dir)
+    questions = load_set(options.bench_name, options.question_file, options.data_dir, options.fetch)
     chosen = select(questions.questions, options.question_begin, options.question_end, options.limit)
-    named = {"eagle": options.ea_model_path} if options.ea_model_path else {"drafter": options.draft_model_path}
-    pair = load_pair(options.base_model_path, **named, dtype=options.dtype, device=options.device, bare=options.bare)
+    pair = load(options, check_device(options), options.bare)
+    prompter = Prompter(pair.tokenizer, pair.stop, options.conv_template)
+    conversation = Conversation(prompter, options.max_new_tokens, seed=options.seed)
+    counting = Counting(conversation, options.width, options.depth)
     document: dict[str, Any] = {
         "target": options.base_model_path,
-        **named,
+        "drafter": options.drafter,
         "bare": options.bare,
         "questions": {"name": questions.name, "sha256": questions.sha256, "ids": [question.id for question in chosen]},
-        "temperature": sampling.temperature,
-        "max_new_tokens": options.max_new_tokens,
-        "seed": options.seed,
-        "width": options.width,
-        "depth": options.depth,
+        **{key: getattr(options, key) for key in ("temperature", "max_new_tokens", "seed", "width", "depth")},
         "machine": f"torch {torch.__version__}, transformers {transformers.__version__}, {platform.machine()}",
         "rates": {},
         "tried": {},
         "accepted": {},
     }
-    for kind in kinds:
-        counts = measure(pair, kind, sampling, chosen, options)
+    for kind in options.children.split(","):
+        counts = measure(pair, kind, sampling, chosen, counting)
         document["rates"][kind] = counts.rates(options.least_trials).to_dict()
         document["tried"][kind], document["accepted"][kind] = counts.tried.tolist(), counts.accepted.tolist()
         print(f"\n{kind}: how often the child of each rank is the accepted one, given that its parent was")
-        print(table(rows(counts)) + "\n")
+        print(table(rows(counts)))
     Path(options.output).write_text(json.dumps(document) + "\n")
-    print(json.dumps(document))
+    print(f"\nwritten: {options.output}")
     return document
 
 
 def main(arguments: list[str] | None = None) -> int:
-    description = (__doc__ or "").partition("\n")[0]
-    parser = argparse.ArgumentParser(prog="python -m evaluation.acceptance", description=description)
-    add_models(parser)
-    parser.add_argument("--bare", action="store_true", help="without the sharpening stored beside the drafter")
-    parser.add_argument("--bench-name", default="demo", help="question set, as for evaluation.eval_opt_classic")
-    parser.add_argument("--question-file", help="any JSONL with `turns` or `question`, instead of --bench-name")
-    parser.add_argument("--data-dir", help="where question sets lie")
-    parser.add_argument("--question-begin", type=int, help="index of the first question")
-    parser.add_argument("--question-end", type=int, help="index behind the last question")
-    parser.add_argument("--limit", type=int, help="this many questions at most")
-    parser.add_argument("--conv-template", help="FastChat's conversation of this name instead of the chat template")
-    parser.add_argument("--children", default="TopK", help="comma list of " + ", ".join(KINDS))
-    parser.add_argument("--temperature", type=float, default=0.0)
-    parser.add_argument("--max-new-tokens", type=int, default=128, help="new tokens a turn, at most")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--width", type=int, default=12, help="ranks that are measured")
-    parser.add_argument("--depth", type=int, default=4, help="layers that are measured")
-    parser.add_argument("--least-trials", type=int, default=50, help="ranks and depths tried less often are left out")
-    parser.add_argument("--dtype", default="auto")
-    parser.add_argument("--device")
-    parser.add_argument("--threads", type=int, default=1, help="CPU threads")
-    parser.add_argument("--output", default="acceptance.json")
+    """Measure and write. Returns 0, or 2 for bad input."""
 
-    def measured(options: argparse.Namespace) -> int:
-        torch.set_num_threads(options.threads)
-        run(options)
+    def command() -> int:
+        run(parse(Options, "python -m evaluation.acceptance", __doc__, arguments))
         return 0
 
-    return run_command(parser, measured, arguments)
+    return run_command(command)
 
 
 if __name__ == "__main__":

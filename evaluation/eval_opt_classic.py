@@ -7,12 +7,13 @@ Without models named, the embedded pair. Several processes, on GPUs or a CPU, on
 
     accelerate launch --multi_gpu --num_processes N -m evaluation.eval_opt_classic ...
 
-Each writes its own part; the answer file must be in a folder that all of them see. See `evaluation.runner`.
+Each writes its own part; the answer file must be in a folder that all of them see. See `evaluation.run.runner`.
 """
 
 import sys
 
-from evaluation.runner import main
+from evaluation.run.options import Options
+from evaluation.run.runner import main
 
 if __name__ == "__main__":
-    sys.exit(main("classic", __doc__))
+    sys.exit(main("classic", Options, __doc__))

@@ -4,18 +4,22 @@ Which tokens may follow (`Drafter`), which of them to draft (`TreePolicy`) and h
 are three independent questions; `Decoder` puts one answer to each into one loop.
 """
 
-from opt_tree.checkpoints import CheckpointError, Pair, load_causal_lm, load_eagle, load_pair, load_tokenizer
-from opt_tree.children import TopK
+from opt_tree.checkpoints import CheckpointError, load_causal_lm, load_tokenizer
+from opt_tree.children import Few, TopK
 from opt_tree.compat import EaModel, SPModel
+from opt_tree.controllers import Controller, Fixed, Scheduled
 from opt_tree.decode import Decoder, Generation
 from opt_tree.display import draw_tree, to_html, transcript
-from opt_tree.drafters import CausalLMDrafter, Drafter, EagleDrafter, EagleHead, Sharpened
+from opt_tree.drafters import CausalLMDrafter, Drafter, EagleDrafter, EagleHead, Sharpened, load_drafter
+from opt_tree.drafters.eagle import load_eagle
 from opt_tree.lm import Buckets, CausalLM, UnsupportedModelError
+from opt_tree.pairs import Pair, load_pair
 from opt_tree.policies import OptTree, Static, TreePolicy
 from opt_tree.random import Random
 from opt_tree.sampling import Sampling
-from opt_tree.step import Step
+from opt_tree.step import Outcome, Step
 from opt_tree.stopping import Stop
+from opt_tree.target import Output, Target
 from opt_tree.tree import Tree
 from opt_tree.verifiers import Verdict, Verifier, greedy, match
 
@@ -26,21 +30,28 @@ __all__ = [
     "CausalLM",
     "CausalLMDrafter",
     "CheckpointError",
+    "Controller",
     "Decoder",
     "Drafter",
     "EaModel",
     "EagleDrafter",
     "EagleHead",
+    "Few",
+    "Fixed",
     "Generation",
     "OptTree",
+    "Outcome",
+    "Output",
     "Pair",
     "Random",
     "SPModel",
     "Sampling",
+    "Scheduled",
     "Sharpened",
     "Static",
     "Step",
     "Stop",
+    "Target",
     "TopK",
     "Tree",
     "TreePolicy",
@@ -50,6 +61,7 @@ __all__ = [
     "draw_tree",
     "greedy",
     "load_causal_lm",
+    "load_drafter",
     "load_eagle",
     "load_pair",
     "load_tokenizer",

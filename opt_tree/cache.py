@@ -94,6 +94,11 @@ class KVCache(Cache):
         self._groups, self.capacity = groups, capacity
         self.storage_version += 1
 
+    @property
+    def views(self) -> list[Float[Tensor, "1 heads capacity dim"]]:
+        """The storage of each layer, keys and values in turn; others after `storage_version` has changed."""
+        return [view for pair in zip(self._keys_of, self._values_of, strict=True) for view in pair]
+
     def __getstate__(self) -> dict[str, Any]:
         """The rows in use. Views of a storage would come back apart from it, so they are made again."""
         used = self.length + self.pending

@@ -1,21 +1,19 @@
-"""Loading targets, drafters and EAGLE heads by local path, Hub id or "demo".
+"""What lies on disk or on the Hub: models, tokenizers, tensors, by local path, Hub id or "demo".
 
 Owns the files: what is missing, corrupt or of another family is named in one line (`CheckpointError`).
 """
 
 import json
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
-from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, PreTrainedTokenizerBase
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
 from transformers.utils import cached_file
 
-from opt_tree.drafters import CausalLMDrafter, Drafter, EagleDrafter, EagleHead, Sharpened
 from opt_tree.lm import Buckets, CausalLM
 from opt_tree.stopping import Stop
 
@@ -25,66 +23,6 @@ CALIBRATION = "calibration.json"
 
 class CheckpointError(ValueError):
     """A checkpoint cannot be used; the message names it and says why."""
-
-
-@dataclass(frozen=True)
-class Pair:
-    """A target, its tokenizer and a drafter for it."""
-
-    target: CausalLM
-    tokenizer: PreTrainedTokenizerBase
-    drafter: Drafter
-
-    @property
-    def stop(self) -> Stop:
-        """The stop tokens that the tokenizer and the target's generation config name."""
-        return stop_tokens(self.target, self.tokenizer)
-
-    def encode(self, message: str) -> list[int]:
-        """Token ids of a user's message: by the tokenizer's chat template where it has one, else as bare text."""
-        return encode(self.tokenizer, [{"role": "user", "content": message}])
-
-
-def load_pair(
-    target: str = "demo",
-    drafter: str | None = None,
-    eagle: str | None = None,
-    *,
-    dtype: str | torch.dtype = "auto",
-    draft_dtype: str | torch.dtype = "auto",
-    device: str | None = None,
-    bare: bool = False,
-    buckets: Buckets | None = None,
-    **model_options: Any,
-) -> Pair:
-    """Load a target and either a causal-LM `drafter` or an `eagle` head, each a path, a Hub id or "demo".
-
-    With "demo" as the target and nothing else named, the embedded draft model is taken. A temperature that
-    `opt_tree.training.calibrate` stored beside the drafter sharpens it at temperature 0, unless `bare`. dtype "auto":
-    on a CPU that multiplies bfloat16 (avx512_bf16, amx) the target is bfloat16 and an independent drafter float32, as
-    measured in the README; on another CPU float32; on an accelerator the checkpoint's own. `model_options` go to
-    transformers (`device_map=`, `quantization_config=`, ...).
-    """
-    if drafter and eagle:
-        raise CheckpointError("name a drafter or an EAGLE head, not both")
-    if not drafter and not eagle:
-        if target != "demo":
-            raise CheckpointError(f"no drafter named for {target}")
-        drafter = "demo"
-    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
-    lm = load_causal_lm(_resolve(target, "target"), dtype, device, buckets, **model_options)
-    tokenizer = load_tokenizer(_resolve(target, "target"))
-    path = _resolve(eagle, "eagle") if eagle else _resolve(drafter or "", "draft")
-    loaded: Drafter
-    if eagle:
-        loaded = load_eagle(path, lm, buckets)
-    else:
-        check_same_tokenizer(tokenizer, load_tokenizer(path), target, drafter or "")
-        if draft_dtype == "auto" and torch.device(device).type == "cpu":
-            draft_dtype = torch.float32
-        loaded = CausalLMDrafter(load_causal_lm(path, draft_dtype, device, buckets), lm.vocab)
-    temperature = None if bare else read_calibration(path)
-    return Pair(lm, tokenizer, Sharpened(loaded, temperature) if temperature else loaded)
 
 
 def load_causal_lm(
@@ -107,57 +45,25 @@ def load_tokenizer(path: str) -> PreTrainedTokenizerBase:
     return _load(AutoTokenizer, path)
 
 
-def load_eagle(path: str, target: CausalLM, buckets: Buckets | None = None) -> EagleDrafter:
-    """Load an EAGLE-1/2 head as published: `config.json` and `model.safetensors` or `pytorch_model.bin`.
-
-    Weights come to the target's dtype and device. `embed_tokens` may be absent: then the target's is used. Missing,
-    unexpected and misshapen tensors are all named.
-    """
-    config = _eagle_config(path)
-    if "d2t" in (tensors := _tensors(path)) or "midlayer.self_attn.q_proj.weight" in tensors:
-        raise CheckpointError(f"{path} is an EAGLE-3 head; this library loads EAGLE-1 and EAGLE-2 heads")
-    embeddings = cast(Tensor, target.model.get_input_embeddings().weight)
-    if "embed_tokens.weight" not in tensors:
-        tensors["embed_tokens.weight"] = embeddings.detach()[: config.vocab_size]
-    try:
-        head = EagleHead(config)
-        head.load_published(tensors, "it")
-        output = target.model.get_output_embeddings().weight
-        return EagleDrafter(head.to(output.device, target.dtype).eval().requires_grad_(False), target, buckets)
-    except ValueError as error:
-        raise CheckpointError(f"cannot use {path}: {error}") from error
-
-
-def _eagle_config(path: str) -> LlamaConfig:
-    """Read a head's config.json. Heads name no model type of their own: all are one Llama layer."""
-    file = _file(path, "config.json")
-    try:
-        raw = json.loads(file.read_text())
-        own = {key: value for key, value in raw.items() if key not in ("architectures", "model_type")}
-        return LlamaConfig(**own)
-    except Exception as error:  # strict configs raise errors of their own kind
-        raise CheckpointError(f"{file} is not the config of an EAGLE head: {_one_line(error)}") from error
-
-
-def _tensors(path: str) -> dict[str, Tensor]:
+def load_tensors(path: str) -> dict[str, Tensor]:
     """Read a checkpoint's tensors from safetensors, else from a pickle that may hold tensors only."""
     try:
-        file = _file(path, "model.safetensors")
+        file = find_file(path, "model.safetensors")
         return load_file(file)
     except FileNotFoundError:
-        file = _file(path, "pytorch_model.bin", "model.safetensors or pytorch_model.bin")
+        file = find_file(path, "pytorch_model.bin", "model.safetensors or pytorch_model.bin")
         try:
             tensors = torch.load(file, weights_only=True, map_location="cpu")
         except Exception as error:
-            raise CheckpointError(f"{file} is corrupt or holds more than tensors: {_one_line(error)}") from error
+            raise CheckpointError(f"{file} is corrupt or holds more than tensors: {one_line(error)}") from error
         if not isinstance(tensors, dict) or not all(isinstance(tensor, Tensor) for tensor in tensors.values()):
             raise CheckpointError(f"{file} does not hold named tensors") from None
         return tensors
     except SafetensorError as error:
-        raise CheckpointError(f"{file} is corrupt: {_one_line(error)}") from error
+        raise CheckpointError(f"{file} is corrupt: {one_line(error)}") from error
 
 
-def _file(path: str, name: str, wanted: str | None = None) -> Path:
+def find_file(path: str, name: str, wanted: str | None = None) -> Path:
     """Find a file of a local folder or a Hub repository."""
     if Path(path).is_dir():
         if not (file := Path(path) / name).is_file():
@@ -180,21 +86,23 @@ def _load(factory: Any, path: str, **options: Any) -> Any:
     try:
         return factory.from_pretrained(path, **{key: value for key, value in options.items() if value is not None})
     except SafetensorError as error:
-        raise CheckpointError(f"the weights in {path} are corrupt: {_one_line(error)}") from error
+        raise CheckpointError(f"the weights in {path} are corrupt: {one_line(error)}") from error
     except (OSError, ValueError, RuntimeError, KeyError) as error:
         missing = not Path(path).is_dir() and isinstance(error, OSError)
-        raise CheckpointError(_absent(path) if missing else f"cannot load {path}: {_one_line(error)}") from error
+        raise CheckpointError(_absent(path) if missing else f"cannot load {path}: {one_line(error)}") from error
 
 
 def _absent(path: str) -> str:
     return f"no model called {path}: not a local folder, and not found in the Hub cache or on the Hub (offline?)"
 
 
-def _one_line(error: Exception) -> str:
+def one_line(error: Exception) -> str:
+    """An error as part of one line: its kind, and the beginning of what it says."""
     return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
 
 
-def _resolve(path: str, part: str) -> str:
+def resolve(path: str, part: str) -> str:
+    """Return a path or a Hub id; "demo" is the embedded model's folder of that part."""
     return str(DEMO / part) if path == "demo" else path
 
 
@@ -260,11 +168,11 @@ def encode(tokenizer: PreTrainedTokenizerBase, messages: list[dict[str, str]]) -
 def read_calibration(path: str) -> float | None:
     """The sharpening temperature stored beside a drafter, or None."""
     try:
-        temperature = float(json.loads(_file(path, CALIBRATION).read_text())["temperature"])
+        temperature = float(json.loads(find_file(path, CALIBRATION).read_text())["temperature"])
         if not temperature > 0:
             raise ValueError(f"temperature {temperature} is not positive")
         return temperature
     except (FileNotFoundError, CheckpointError):
         return None
     except (ValueError, KeyError, TypeError) as error:
-        raise CheckpointError(f"{path}/{CALIBRATION} is not a calibration: {_one_line(error)}") from error
+        raise CheckpointError(f"{path}/{CALIBRATION} is not a calibration: {one_line(error)}") from error

@@ -10,8 +10,8 @@ from jaxtyping import Int
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from opt_tree.checkpoints import Pair, load_pair
 from opt_tree.decode import Decoder
+from opt_tree.pairs import Pair, load_pair
 from opt_tree.policies import OptTree
 from opt_tree.sampling import Sampling
 

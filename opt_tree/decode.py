@@ -139,9 +139,11 @@ class Decoder:
     ) -> None:
         self.controller = policy if isinstance(policy, Controller) else Fixed(policy)
         for known in self.controller.policies:
+            if known.max_depth == 0:
+                continue  # without children any verifier is exact
             for judge in (greedy, verifier):
                 check(judge, known.children, lossy)
-            if drafter is None and known.max_depth > 0:
+            if drafter is None:
                 raise TypeError(f"{type(known).__name__} needs a drafter")
             if drafter is not None and drafter.sparse and known.children.sampled:
                 raise TypeError(
@@ -212,7 +214,7 @@ class Decoder:
         tree = draft(drafter, policy, run.context, min(policy.max_depth, layers), run.sampling, run.random)
         drafted = time.perf_counter()
         output = target.score(tree)
-        verdict = run.verify(tree, run.sampling.process(output.logits, tree, run.context), run.random)
+        verdict = run.verify(tree, run.sampling.processed(output.logits, tree, run.context), run.random)
         verified = time.perf_counter()
         tokens = [*(int(tree.tokens[row]) for row in verdict.path[1:]), verdict.token]
         outcome = Outcome(tree, verdict.path, tokens, _of_path(output.features, verdict.path), output.logits)

@@ -4,7 +4,6 @@ Owns shapes: it turns tokens, positions and visibility into the model's inputs, 
 refuses models that cannot decode a tree exactly. Knows nothing of policies, verification and the decoding loop.
 """
 
-import inspect
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -20,6 +19,7 @@ from transformers import Cache, DynamicCache, PreTrainedModel
 from opt_tree.attention import chunked, tree_mask, windowed
 from opt_tree.cache import KVCache, LayerShape, inference
 from opt_tree.engines import Eager, Engine, Forward
+from opt_tree.engines.body import takes
 from opt_tree.support import (
     UnsupportedModelError,
     border,
@@ -73,7 +73,6 @@ class CausalLM(Target):
 
     def __init__(self, model: Any, buckets: Buckets | None = None, probe: bool = True) -> None:
         check_model(model)
-        self.model: PreTrainedModel = model.eval()  # or what looks like one: an EAGLE head with an output layer
         self.buckets = buckets
         self.name = model.config.name_or_path or type(model).__name__
         config = model.config.get_text_config()
@@ -83,9 +82,7 @@ class CausalLM(Target):
         self.vocab: int = output.weight.shape[0]
         limit = getattr(config, "max_position_embeddings", None) or 0
         self.max_context: int = limit if limit > 0 else 1 << 30  # -1 stands for none
-        embeddings = cast(Tensor, model.get_input_embeddings().weight)
-        self.device, self.dtype = embeddings.device, embeddings.dtype
-        self.hidden: int = embeddings.shape[1]
+        self.hidden: int = model.get_input_embeddings().weight.shape[1]
         self._windows = layer_windows(model)
         self._numbered = bool({"sliding_attention", "chunked_attention"} & self._windows.keys())
         """Whether a mask needs the positions of the keys."""
@@ -96,18 +93,37 @@ class CausalLM(Target):
         self._given: Cache | None = None
         self._tokens: list[int] = []
         """The context, of a model that runs it anew at its border."""
+        self.take(model.eval())
         if self.device.type == "cpu":
             _keep_freed_memory()
-        self.cache = KVCache(_layer_shapes(self))
-        self.engine: Engine = Eager(model, self.cache)
-        """Computes every forward; see `opt_tree.engines`."""
         if probe:
-            _probe(self)
+            check_tree_mask(self)
+
+    def take(self, model: Any, layers: tuple[int, ...] = ()) -> None:
+        """Run this model from now on, eagerly and with a new cache: the one wrapped, or a cast copy of it."""
+        self.model: PreTrainedModel = model  # or what looks like one: an EAGLE head with an output layer
+        embeddings = cast(Tensor, model.get_input_embeddings().weight)
+        self.device, self.dtype = embeddings.device, embeddings.dtype
+        self.cache = KVCache(_layer_shapes(self))
+        self.eager = Eager(model, self.cache)
+        self.eager.watch(layers)
+        self.engine: Engine = self.eager
+        """Computes every forward; see `opt_tree.engines`."""
 
     @property
     def length(self) -> int:
         """Committed rows."""
         return self.cache.length
+
+    @property
+    def changes_at_border(self) -> bool:
+        """Whether its position factors change with the context (LongRoPE): no one graph holds both."""
+        return self._border is not None
+
+    @property
+    def mask_kinds(self) -> tuple[str, ...]:
+        """The kinds of attention layers, where there are several: every forward then brings a mask for each."""
+        return tuple(sorted(self._windows)) if len(self._windows) > 1 else ()
 
     @property
     def size(self) -> str:
@@ -247,8 +263,8 @@ class CausalLM(Target):
         start = self.length + columns - rows
         # The largest position of a forward decides on the factors: a pad row behind the border makes them long.
         far = self._border.position if self._border and long and positions.max() < self._border.position else 0
-        padded, slots = rows + (far > 0), None
-        keys = start + padded
+        padded = max(rows + (far > 0), self.engine.least_rows)
+        keys, slots = start + padded, None
         if self.buckets is not None:
             padded, keys = self.buckets.pad(padded, start)
         if keys > self._key_limit:
@@ -256,7 +272,7 @@ class CausalLM(Target):
                 f"{self.name} is not causal beyond {self._key_limit} keys (its keep_window_size), and a forward over "
                 f"{self.length} tokens and a tree has {keys}"
             )
-        if self.buckets is not None or far:
+        if self.buckets is not None or padded > rows:
             slots = torch.arange(start, start + padded, device=self.device)
             # A pad row is token 0 in a slot of its own; it sees the prefix and itself, nobody sees it.
             tokens = np.pad(tokens, (0, padded - rows))
@@ -314,7 +330,7 @@ def _layer_shapes(lm: CausalLM) -> list[LayerShape]:
         "past_key_values": cache,
         "use_cache": True,
     }
-    if "features" in inspect.signature(lm.model.forward).parameters:
+    if takes(lm.model, "features"):
         inputs["features"] = torch.zeros(1, 1, lm.hidden, dtype=lm.dtype, device=lm.device)
     try:
         lm.model(**inputs)
@@ -327,7 +343,7 @@ def _layer_shapes(lm: CausalLM) -> list[LayerShape]:
 
 
 @torch.inference_mode()
-def _probe(lm: CausalLM) -> None:
+def check_tree_mask(lm: CausalLM) -> None:
     """Compare a small tree with plain causal forwards, commit a branch, go on from it; refuse what differs.
 
     The yardstick is how far the logits move when siblings do see each other, at the same positions: a model that
@@ -363,8 +379,8 @@ def _probe(lm: CausalLM) -> None:
         lm.work = Work()
     share = 0.02 if lm.dtype in (torch.float32, torch.float64) else 0.3
     if not error <= share * yardstick:
-        if reason := cause(lm.model, ids, lm.device):
-            raise UnsupportedModelError(f"{name} cannot score a tree: {reason}")
+        if known := cause(lm.model, ids, lm.device):
+            raise UnsupportedModelError(f"{name} cannot score a tree: {known}")
         raise UnsupportedModelError(
             f"{name} does not honour a tree mask with {lm.model.config.get_text_config()._attn_implementation!r} "
             f"attention: its logits over a small tree differ from plain forwards by {error:.2g} (a mask ignored: "

@@ -3,7 +3,7 @@
 Applied alike to every node of a tree and to plain decoding. Knows nothing of models, caches and policies.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,7 +15,7 @@ from transformers.generation import logits_process
 
 from opt_tree.grammar import FromHistory
 from opt_tree.probabilities import log_probs_of
-from opt_tree.tree import Tree
+from opt_tree.tree import Tree, on_host
 
 # Processors whose output depends on the logits row alone; everything else is shown the row's own history.
 _MEMORYLESS = tuple(
@@ -115,15 +115,78 @@ class Sampling:
         `context` ends with the root. Half-precision logits are widened to float32 when they are to be sampled from
         or processed, as in `transformers.generate`; at temperature 0 without processors they pass through untouched.
         """
+        return self._process(logits, tree, torch.tensor(context, device=logits.device), range(len(tree)))
+
+    def processed(self, logits: Float[Tensor, "rows vocab"], tree: Tree, context: list[int]) -> "Logits":
+        """Return the same for a verifier, which may need few of the rows: on the host each when it is asked for.
+
+        On a device every row that is asked for would wait for it, so there all are processed in one go. So they are for
+        a processor that nothing is known of: one that keeps state shows it over several rows.
+        """
+        needed = bool(self.processors) or not self.greedy
+        if needed and on_host(logits) and not any(map(_is_foreign, self.processors)):
+            return LazyLogits(self, logits, tree, context)
+        return self.process(logits, tree, context)
+
+    def _process(
+        self,
+        logits: Float[Tensor, "rows vocab"],
+        tree: Tree,
+        context: Int[Tensor, " context"],
+        rows: Sequence[int],
+    ) -> Float[Tensor, "rows vocab"]:
+        """Process the logits of these rows of the tree."""
         steps: list[Callable] = [*self.processors, *self.warpers()]
         if steps or not self.greedy:
             logits = logits.to(torch.promote_types(logits.dtype, torch.float32), copy=True)
         for process in steps:
             if isinstance(process, _MEMORYLESS):
                 logits = process(None, logits)  # type: ignore[arg-type]
-            else:
-                logits = _by_history(process, _histories(tree, context, logits), logits)
+                continue
+            logits = _by_history(process, [_history(tree, context, row) for row in rows], logits)
         return logits
+
+
+class LazyLogits:
+    """The processed logits of a tree's rows, each computed when it is first asked for.
+
+    A top-p cut of all 61 rows of a tree over 128k tokens takes 0.7 s, and a verifier that walks down the tree looks at
+    four of them.
+    """
+
+    def __init__(self, sampling: Sampling, logits: Float[Tensor, "rows vocab"], tree: Tree, context: list[int]) -> None:
+        self.shape = logits.shape
+        self._sampling, self._logits, self._tree = sampling, logits, tree
+        self._context = torch.tensor(context)
+        self._known: dict[int, Float[Tensor, " vocab"]] = {}
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __getitem__(self, row: int) -> Float[Tensor, " vocab"]:
+        if row not in self._known:
+            one = self._logits[row : row + 1]
+            self._known[row] = self._sampling._process(one, self._tree, self._context, [row])[0]
+        return self._known[row]
+
+    def whole(self) -> Float[Tensor, "rows vocab"]:
+        """All rows, in one go."""
+        return self._sampling._process(self._logits, self._tree, self._context, range(len(self)))
+
+
+Logits = Float[Tensor, "rows vocab"] | LazyLogits
+"""What a verifier is given: processed logits, a row a tree row."""
+
+
+def whole(logits: Logits) -> Float[Tensor, "rows vocab"]:
+    """All rows, for whoever needs nearly every one."""
+    return logits.whole() if isinstance(logits, LazyLogits) else logits
+
+
+def _history(tree: Tree, context: Int[Tensor, " context"], row: int) -> Int[Tensor, "1 length"]:
+    """The token history of a row: the context (which ends with the root) and the path down to the row."""
+    branch = torch.from_numpy(tree.tokens[tree.path_to(row)[1:]])
+    return torch.cat([context, branch.to(context.device)])[None]
 
 
 def _by_history(
@@ -158,12 +221,3 @@ def _is_foreign(process: Callable) -> bool:
 
 def _name(process: Callable) -> str:
     return f"{type(process).__module__}.{type(process).__name__}"
-
-
-def _histories(tree: Tree, context: list[int], like: Tensor) -> list[Int[Tensor, "1 length"]]:
-    """The token history of every row: the context (which ends with the root) and the path down to the row."""
-    base = torch.tensor(context, device=like.device)
-    return [
-        torch.cat([base, torch.tensor(tree.tokens[tree.path_to(row)[1:]], device=like.device)])[None]
-        for row in range(len(tree))
-    ]

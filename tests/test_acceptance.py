@@ -148,7 +148,7 @@ def test_the_command_writes_what_trees_load(folder: Path, capsys: pytest.Capture
     assert command(folder, "--temperature", "0.7", "--children", "TopK,WithoutReplacement,IID") == 0
     printed = capsys.readouterr().out
     document = json.loads((folder / "acceptance.json").read_text())
-    assert json.loads(printed.splitlines()[-1]) == document
+    assert f"written: {folder}/acceptance.json" in printed
     assert document["questions"]["ids"] == [0, 1, 2, 3] and document["temperature"] == 0.7
     for kind in KINDS:
         rates = AcceptanceRates.load(folder / "acceptance.json", kind)
@@ -169,7 +169,7 @@ def test_at_temperature_0_the_rates_are_those_of_the_targets_argmax(folder: Path
     ("more", "named"),
     [
         (["--children", "TopK,Beam"], "unknown children Beam"),
-        (["--width", "0"], "got 0, 2 and 5"),
+        (["--width", "0"], "--width must be at least 1, got 0"),
         (["--least-trials", "100000"], "fewer than 100000"),
         (["--question-file", "absent.jsonl"], "absent.jsonl"),
         (["--output", "absent/folder/a.json"], "no folder absent/folder"),

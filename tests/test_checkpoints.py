@@ -16,10 +16,12 @@ from safetensors.torch import save_file
 from transformers import PreTrainedTokenizerFast
 
 from opt_tree import checkpoints
-from opt_tree.checkpoints import CheckpointError, load_causal_lm, load_eagle, load_pair, load_tokenizer
+from opt_tree.checkpoints import CheckpointError, load_causal_lm, load_tokenizer
 from opt_tree.decode import Decoder
 from opt_tree.drafters import CausalLMDrafter, EagleDrafter, Sharpened
+from opt_tree.drafters.eagle import load_eagle
 from opt_tree.lm import UnsupportedModelError
+from opt_tree.pairs import load_pair
 from opt_tree.policies import OptTree
 
 FP64 = {"dtype": "float64", "draft_dtype": "float64", "device": "cpu"}

@@ -1,6 +1,7 @@
 """The comparison: what a line says, what is refused, what a killed run leaves, and that no budget is exceeded."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -9,12 +10,15 @@ import pytest
 from conftest import TableDrafter, TableTarget, hashed_laws, written_laws
 from models import save_pair
 
-from evaluation import acceptance, bench, compare, standings
-from evaluation.bench import Expectation
-from evaluation.cells import FAMILIES, PRESETS, SIBLINGS, VERIFIERS, Cell, grid
-from evaluation.conversation import seed_of
+from evaluation.answers.record import seed_of
+from evaluation.compare import command as compare
+from evaluation.compare import expectation, measure
+from evaluation.compare.combinations import SIBLINGS, VERIFIERS, Combination, Grid
+from evaluation.compare.expectation import Expectation
+from evaluation.compare.figures import counts, difference, summarise
+from evaluation.compare.studies import STUDIES, study
 from opt_tree import Decoder, OptTree, Sampling, load_pair
-from opt_tree.policies import Sampled
+from opt_tree.policies import Sampled, registry
 from opt_tree.verifiers import multi_round
 
 
@@ -31,7 +35,9 @@ def command(folder: Path, output: Path, *more: str) -> int:
     files = (
         f"--base-model-path {folder}/target --draft-model-path {folder}/draft --question-file {folder}/prompts.jsonl"
     )
-    sizes = "--limit 2 --max-new-tokens 12 --budgets 6 --laws bare --rates-questions 2 --dtype float64 --device cpu"
+    sizes = (
+        "--limit 2 --max-new-tokens 12 --budgets 6 --sharpening bare --rates-questions 2 --dtype float64 --device cpu"
+    )
     return compare.main([*f"{files} {sizes} --output {output}".split(), *more])
 
 
@@ -40,7 +46,7 @@ def lines(output: Path) -> list[dict[str, Any]]:
 
 
 def test_a_line_says_what_the_decoder_did(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert command(folder, tmp_path / "a.jsonl", "--policies", "opt:0.1,binary") == 0
+    assert command(folder, tmp_path / "a.jsonl", "--policies", "opt:0.1,binary", "--json") == 0
     opt, binary = lines(tmp_path / "a.jsonl")
     pair = load_pair(f"{folder}/target", f"{folder}/draft", dtype="float64", device="cpu")
     decoder = Decoder(pair.target, pair.drafter, OptTree(6, 0.1, 10))
@@ -50,7 +56,7 @@ def test_a_line_says_what_the_decoder_did(folder: Path, tmp_path: Path, capsys: 
         assert choice["accept_lengths"] == direct.accept_lengths
         assert choice["expected_lengths"] == pytest.approx(direct.expected_lengths, abs=1e-4)
         assert choice["draft_forwards"] == [sum(step.draft_forwards for step in direct.steps)]
-    tokens, steps = standings.counts(opt["answers"]).sum(0)
+    tokens, steps = counts(opt["answers"]).sum(0)
     figures = opt["figures"]
     assert figures["tokens_per_step"] == tokens / steps > 1
     assert figures["interval"][0] <= figures["tokens_per_step"] <= figures["interval"][1]
@@ -59,7 +65,7 @@ def test_a_line_says_what_the_decoder_did(folder: Path, tmp_path: Path, capsys: 
     assert figures["block_efficiency"] == {}
     assert len(opt["plain"]) == 1
     # The table's difference is the one of the lines, question by question.
-    (row,) = [row for row in standings.summarise([opt, binary]) if row["policy"] == "binary"]
+    (row,) = [row for row in summarise([opt, binary]) if row["policy"] == "binary"]
     assert row["minus_opt"]["bare"]["difference"] == pytest.approx(
         binary["figures"]["tokens_per_step"] - figures["tokens_per_step"]
     )
@@ -104,9 +110,9 @@ def test_a_killed_run_goes_on(
     before = [record["question_id"] for record in lines(output)]
     output.write_bytes(whole[:-200])
     measured: list[str] = []
-    original = bench.Bench.measure
-    monkeypatch.setattr(bench.Bench, "measure", lambda self, cell: (measured.append(cell.key), original(self, cell))[1])
-    monkeypatch.setattr(acceptance, "measure", None)  # the rates are there already
+    original = measure.Bench.measure
+    monkeypatch.setattr(measure.Bench, "measure", lambda self, one: (measured.append(one.key), original(self, one))[1])
+    monkeypatch.setattr(measure, "count_acceptance", None)  # the rates are there already
     assert command(folder, output, *asked) == 0
     assert measured == before[-1:] and [record["question_id"] for record in lines(output)] == before
     assert output.read_bytes()[:1000] == whole[:1000]
@@ -127,22 +133,24 @@ def test_rates_are_measured_on_other_questions(
     settings = json.loads((tmp_path / "a.jsonl.run.json").read_text())["settings"]
     assert settings["ids"] == [0, 1] and settings["rates_ids"] == [4, 5]
     (rates,) = lines(tmp_path / "a.jsonl.rates")
-    assert rates["question_id"] == "draft, T 1, WithoutReplacement"
+    assert rates["question_id"] == f"lm:{folder}/draft, T 1, WithoutReplacement"
     assert 0 < rates["rates"]["by_rank"][0] <= 1
     assert command(folder, tmp_path / "b.jsonl", "--policies", "sequoia", "--limit", "6") == 2
     assert "all 6 questions are compared" in capsys.readouterr().err
-    monkeypatch.setattr(bench, "LEAST_TRIALS", 10**6)
+    monkeypatch.setattr(measure, "LEAST_TRIALS", 10**6)
     assert command(folder, tmp_path / "c.jsonl", "--policies", "sequoia") == 2
     assert "2 questions are too few to measure acceptance rates for sequoia" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("name", [*FAMILIES, "delayed:2:1:3", "chains:4", "kary:3", "opt:0:4", "eagle2:3:2", "ddd:0"])
+@pytest.mark.parametrize(
+    "name", [*registry.POLICIES, "delayed:2:1:3", "chains:4", "kary:3", "opt:0:4", "eagle2:3:2", "dynamic_depth:0"]
+)
 def test_no_budget_is_exceeded(name: str) -> None:
     """And it is spent, but for what does not divide, by policies that do not stop early."""
     laws, seen = hashed_laws(3, 12), set()
     for budget in (1, 3, 8):
         for children in SIBLINGS:
-            cell = Cell(name, budget, "draft", "bare", 0.0, children, "greedy")
+            cell = Combination(name, budget, "lm:demo", "bare", 0.0, children, "greedy")
             if cell.refusal(lossy=False) is not None:
                 assert name in ("delayed:2:1:3", "chains:4", "chains") and budget < 8
                 continue
@@ -150,26 +158,28 @@ def test_no_budget_is_exceeded(name: str) -> None:
             nodes = [step.tree.nodes for step in decoder.generate([1, 2], 12).steps]
             assert max(nodes) <= budget, (budget, children, nodes)
             seen.add(max(nodes) / budget)
-    assert max(seen) > 0.8
+    assert max(seen) > 0.8 or name == "plain"
 
 
-def test_presets_ask_for_valid_cells_only() -> None:
-    for preset in PRESETS.values():
-        for quick in (True, False):
-            cells = preset(quick)
-            assert len(cells) == len({cell.key for cell in cells}) > 10
-            assert [cell.key for cell in cells if cell.refusal(lossy=False) is not None] == []
+@pytest.mark.parametrize("quick", [True, False])
+@pytest.mark.parametrize("name", STUDIES)
+def test_studies_ask_for_valid_combinations_only(name: str, quick: bool) -> None:
+    cells = study(name, quick)
+    assert len(cells) == len({cell.key for cell in cells}) > 6
+    assert [cell.key for cell in cells if cell.refusal(lossy=False) is not None] == []
 
 
-def test_the_grid_knows_judges_children_and_laws() -> None:
-    cells = grid(("opt", "binary", "dyspec"), ("match", "traversal"), (0, 1), (9,), ("draft",), ("bare", "sharpened"))
-    greedy = [(c.policy, c.children, c.law) for c in cells if c.temperature == 0]
+def test_the_grid_knows_judges_children_and_sharpening() -> None:
+    cells = Grid(
+        ("opt", "binary", "dyspec"), ("match", "traversal"), (0, 1), (9,), sharpening=("bare", "fitted")
+    ).combinations()
+    greedy = [(c.policy, c.children, c.sharpening) for c in cells if c.temperature == 0]
     assert {c.verifier for c in cells if c.temperature == 0} == {"greedy"}
     assert greedy == [
         ("opt", "TopK", "bare"),
         ("binary", "TopK", "either"),
         ("dyspec", "WithoutReplacement", "bare"),
-        ("opt", "TopK", "sharpened"),
+        ("opt", "TopK", "fitted"),
     ]
     drawn = [(c.policy, c.children, c.verifier) for c in cells if c.temperature == 1]
     assert drawn == [
@@ -181,11 +191,19 @@ def test_the_grid_knows_judges_children_and_laws() -> None:
         ("dyspec", "WithoutReplacement", "match"),
         ("dyspec", "WithoutReplacement", "traversal"),
     ]
-    assert {c.law for c in cells if c.temperature == 1} == {"bare"}
+    assert {c.sharpening for c in cells if c.temperature == 1} == {"bare"}
+
+
+def test_a_policy_that_is_only_registered_is_run(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(registry.POLICIES, "shallow", lambda nodes: OptTree(nodes, 0.0, max_depth=2))
+    assert command(folder, tmp_path / "a.jsonl", "--policies", "shallow") == 0
+    (record,) = lines(tmp_path / "a.jsonl")
+    assert record["cell"]["policy"] == "shallow"
+    assert max(record["answers"][0]["choices"][0]["tree_depths"]) == 2
 
 
 def test_lossy_verifiers_must_be_asked_for() -> None:
-    (cell,) = grid(("opt",), ("typical",), (1,), (9,))
+    (cell,) = Grid(("opt",), ("typical",), (1,), (9,)).combinations()
     assert "lossy=True" in (cell.refusal(lossy=False) or "") and cell.refusal(lossy=True) is None
 
 
@@ -230,8 +248,8 @@ def test_the_time_of_expectations_is_not_the_decoders(
         clock[0] += 1000
         return 1.0
 
-    monkeypatch.setattr(bench.time, "perf_counter", look)
-    monkeypatch.setattr(bench, "block_efficiency", slow)
+    monkeypatch.setattr(expectation.time, "perf_counter", look)
+    monkeypatch.setattr(expectation, "block_efficiency", slow)
     asked = ("--policies", "chains:2", "--verifiers", "naive", "--temperatures", "1", "--limit", "1")
     assert command(folder, tmp_path / "a.jsonl", *asked) == 0
     (record,) = lines(tmp_path / "a.jsonl")
@@ -248,11 +266,11 @@ def test_plots_come_from_the_file_alone(
     greedy, drawn = lines(output)
 
     def like(record: dict[str, Any], **changes: Any) -> dict[str, Any]:
-        cell = Cell(**{**record["cell"], **changes})
+        cell = Combination(**{**record["cell"], **changes})
         return {**record, "question_id": cell.key, "cell": vars(cell)}
 
     records = [like(greedy, policy=f"opt:{t}", budget=n) for t in (0.1, 0.3, 0.6) for n in (5, 25)]
-    records += [like(greedy, policy=name, law="either", budget=25) for name in ("binary", "sequoia")]
+    records += [like(greedy, policy=name, sharpening="either", budget=25) for name in ("binary", "sequoia")]
     records += [like(greedy, policy="opt:0.1", temperature=t, verifier="match", budget=25) for t in (0.5, 1.0)]
     records += [like(drawn, temperature=t, budget=n) for t in (0.5, 1.0) for n in (4, 6)]
     output.write_text("".join(json.dumps(record) + "\n" for record in records))
@@ -260,19 +278,24 @@ def test_plots_come_from_the_file_alone(
     monkeypatch.setattr(compare, "Bench", None)
     assert compare.main(["--output", str(output), "--plots", str(tmp_path / "plots")]) == 0
     found = {path.name for path in (tmp_path / "plots").iterdir()}
-    wanted = ("length_by_budget", "thresholds", "temperatures", "structures_draft", "depth")
-    wanted += ("verifiers_by_temperature", "verifiers_by_rollout")
+    wanted = (
+        "length_by_budget",
+        "thresholds",
+        "temperatures",
+        "structures_" + re.sub(r"\W+", "_", f"lm:{folder}/draft"),
+    )
+    wanted += ("depth", "verifiers_by_temperature", "verifiers_by_rollout")
     assert found == {f"compare_{name}.png" for name in wanted}
     assert compare.main(["--output", str(tmp_path / "absent.jsonl")]) == 2
 
 
-def test_both_drafters_and_laws_of_the_embedded_pair(tmp_path: Path) -> None:
+def test_both_drafters_of_the_embedded_pair_bare_and_fitted(tmp_path: Path) -> None:
     output = tmp_path / "a.jsonl"
     sizes = f"--limit 1 --max-new-tokens 6 --budgets 5 --dtype float32 --device cpu --output {output}".split()
-    asked = ["--policies", "opt:0.1", "--drafters", "eagle,draft", "--laws", "bare,sharpened"]
+    asked = ["--policies", "opt:0.1", "--drafter", "eagle:demo,lm:demo", "--sharpening", "bare,fitted"]
     assert compare.main([*sizes, *asked]) == 0
-    cells = [(record["cell"]["drafter"], record["cell"]["law"]) for record in lines(output)]
-    assert cells == [("eagle", "bare"), ("eagle", "sharpened"), ("draft", "bare"), ("draft", "sharpened")]
+    cells = [(record["cell"]["drafter"], record["cell"]["sharpening"]) for record in lines(output)]
+    assert cells == [(drafter, how) for drafter in ("eagle:demo", "lm:demo") for how in ("bare", "fitted")]
     assert all(record["figures"]["same_as_plain"] == [1, 1] for record in lines(output))
     lengths = [record["answers"][0]["choices"][0]["expected_lengths"][0] for record in lines(output)]
     assert lengths[0] < lengths[1] and lengths[2] < lengths[3]
@@ -281,15 +304,15 @@ def test_both_drafters_and_laws_of_the_embedded_pair(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("more", "named"),
     [
-        (("--policies", "opt,beam"), "unknown policy 'beam'; there are opt, eagle2"),
+        (("--policies", "opt,beam"), "unknown policy 'beam'; there are opt, "),
         (("--policies", "opt", "--verifiers", "best"), "unknown 'best'; there are block"),
-        (("--policies", "opt:0.2:3:4"), "opt takes threshold, depth, got 3 numbers"),
+        (("--policies", "opt:0.2:3:4"), "opt takes threshold, max_depth, got 3 numbers"),
         (("--policies", "chains:two"), "must be numbers: k"),
         (("--policies", "opt", "--budgets", "0"), "at least 1 node, got 0"),
         (("--policies", "opt", "--budgets", "6,x"), "not a comma list of numbers: '6,x'"),
         (("--policies", "opt", "--temperatures", "-1"), "got -1"),
-        (("--policies", "opt", "--laws", "sharpened"), "no calibration is stored"),
-        (("--policies", "opt", "--drafters", "ngram"), "unknown 'ngram'; there are draft, eagle"),
+        (("--policies", "opt", "--sharpening", "fitted"), "no calibration is stored"),
+        (("--policies", "opt", "--sharpening", "sharpened"), "unknown 'sharpened'; there are bare, fitted"),
         (("--policies", "opt", "--limit", "0"), "--limit must be at least 1"),
         ((), "nothing to do"),
     ],
@@ -313,8 +336,8 @@ def test_a_difference_is_paired() -> None:
         choices = [{"new_tokens": [12], "decoding_steps": [n]} for n in steps]
         return {"answers": [{"question_id": i, "choices": [choice]} for i, choice in enumerate(choices)]}
 
-    found = standings.difference(record([3, 3, 3]), record([4, 4, 4]))
+    found = difference(record([3, 3, 3]), record([4, 4, 4]))
     assert found == {"difference": 1.0, "interval": [1.0, 1.0]}
-    mixed = standings.difference(record([3, 6, 2]), record([4, 6, 3]))
+    mixed = difference(record([3, 6, 2]), record([4, 6, 3]))
     assert mixed["difference"] == pytest.approx(36 / 11 - 36 / 13)
     assert mixed["interval"][0] == 0 and mixed["interval"][1] == pytest.approx(2.0)

@@ -469,7 +469,7 @@ class TestReadBacks:
         # The package re-exports the functions `greedy` and `match` under the names of their modules.
         for module in ("opt_tree.children.top_k", "opt_tree.verifiers.greedy", "opt_tree.verifiers.match"):
             monkeypatch.setattr(sys.modules[module], "fetch", counted)
-        for module in ("opt_tree.children.top_k", "opt_tree.verifiers.greedy"):
+        for module in ("opt_tree.children.top_k", "opt_tree.verifiers.greedy", "opt_tree.sampling"):
             monkeypatch.setattr(sys.modules[module], "on_host", lambda tensor: False)
         target = CausalLM(build(ARCHITECTURES["llama"]()))
         drafter: Drafter = (

@@ -18,25 +18,17 @@ from safetensors.torch import save_file
 from torch.nn.modules.module import register_module_forward_pre_hook
 from transformers import LlamaModel
 
-from evaluation import demo
-from evaluation.baselines import Timed, assistant_of, first_difference, transformers_assisted, transformers_greedy
-from evaluation.comparison import (
-    ASSISTED,
-    GREEDY,
-    LABELS,
-    OURS,
-    PLAIN,
-    Comparison,
-    in_loop,
-    interleave,
-    list_partings,
-    notes,
-    table,
-)
+from evaluation.answers.match import first_difference
+from evaluation.command_line import parse
+from evaluation.demo import command as demo
+from evaluation.demo.comparison import ASSISTED, GREEDY, LABELS, OURS, PLAIN, different_texts, notes, table
+from evaluation.demo.streaming import ColorStreamer, wants_color
+from evaluation.run.baselines import assistant_of, in_loop, transformers_assisted, transformers_greedy
+from evaluation.timing import Timed, Timings, interleave
 from opt_tree import OptTree, Pair, Sampling, Sharpened, load_causal_lm, load_pair
 from opt_tree.presets import opt, plain
 
-ROOT = Path(demo.__file__).parents[1]
+ROOT = Path(demo.__file__).parents[2]
 TEMPLATE = "{% for message in messages %}{{ message['content'] }}\n{% endfor %}"
 
 
@@ -89,6 +81,15 @@ def run_script(script: str, *arguments: str) -> subprocess.CompletedProcess[str]
     )
 
 
+def run_demo(kind: str, arguments: list[str]) -> int:
+    """Run a demo inside this process; its JSON line comes last."""
+    return demo.main([*arguments, "--json"], demo.EagleOptions if kind == "eagle" else demo.Options)
+
+
+def options_of(*arguments: str) -> demo.Options:
+    return parse(demo.Options, "", None, list(arguments))
+
+
 def report_of(output: str) -> dict:
     return json.loads(output.strip().splitlines()[-1])
 
@@ -97,10 +98,10 @@ def report_of(output: str) -> dict:
 
 
 def test_the_classic_demo_prints_a_transcript_a_table_and_a_json_line(classic):
-    done = run_script("demo_opt_classic.py", *classic, *QUICK, "--prompt", "hello")
+    done = run_script("demo_opt_classic.py", *classic, *QUICK, "--prompt", "hello", "--json")
     assert done.returncode == 0, done.stderr
     report = report_of(done.stdout)
-    assert report["demo"] == "classic"
+    assert report["options"]["drafter"].startswith("lm:")
     assert report["policy"] == {"nodes": 8, "threshold": 0.1, "max_depth": 4}
     assert report["tokens"] == dict.fromkeys([PLAIN, GREEDY, OURS, ASSISTED], report["tokens"][PLAIN])
     assert report["divergences"] == []
@@ -130,17 +131,17 @@ def eagle(folders) -> list[str]:
 
 def test_the_eagle_demo_says_that_a_head_cannot_assist_and_writes_its_page(eagle, tmp_path, capsys):
     page = tmp_path / "page.html"
-    assert demo.main("eagle", [*eagle, "--html", str(page)]) == 0
+    assert run_demo("eagle", [*eagle, "--html", str(page)]) == 0
     out = capsys.readouterr().out
     report = report_of(out)
     assert report["tokens"] == dict.fromkeys([PLAIN, GREEDY, OURS], 24)
     assert report["divergences"] == []
-    assert "not available" in out and "give one with --draft-model-path" in out
+    assert "not available" in out and "name one with --assistant" in out
     assert page.read_text(encoding="utf-8").count("<figure>") >= 1
 
 
 def test_a_draft_model_beside_the_head_assists_transformers(eagle, folders, capsys):
-    assert demo.main("eagle", [*eagle, "--draft-model-path", folders["draft"]]) == 0
+    assert run_demo("eagle", [*eagle, "--assistant", folders["draft"]]) == 0
     assert report_of(capsys.readouterr().out)["tokens"][ASSISTED] == 24
 
 
@@ -161,13 +162,14 @@ def test_every_row_of_the_table_decodes_with_the_inflated_target(kind, classic, 
         return interleave(methods, prompts, *rest)
 
     monkeypatch.setattr(demo, "interleave", watched)
-    head = ["--ea-model-path", folders["head"]] if kind == "eagle" else []
-    arguments = [*classic, *head, *QUICK, "--prompt", "hello"]
-    assert demo.main(kind, arguments) == 0
+    models = ["--base-model-path", folders["target"], "--dtype", "float32", "--device", "cpu"]
+    head = ["--ea-model-path", folders["head"], "--assistant", folders["draft"]]
+    arguments = [*(models + head if kind == "eagle" else classic), *QUICK, "--prompt", "hello"]
+    assert run_demo(kind, arguments) == 0
     small = report_of(capsys.readouterr().out)
     assert set().union(*widths.values()) == {32}
     widths.clear()
-    assert demo.main(kind, [*arguments, "--inflate", "64x4"]) == 0
+    assert run_demo(kind, [*arguments, "--inflate", "64x4"]) == 0
     out = capsys.readouterr().out
     large = report_of(out)
     ours = {64} if kind == "eagle" else {32, 64}  # 32: the draft model
@@ -184,21 +186,21 @@ def test_threads_are_as_asked_and_else_one_or_the_environments(monkeypatch):
     chosen: list[int] = []
     monkeypatch.setattr(torch, "set_num_threads", chosen.append)  # a real pool of threads would not outlive a fork
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
-    demo.parse("classic", ["--threads", "2"]).set_threads(torch.device("cpu"))
-    demo.parse("classic", []).set_threads(torch.device("cpu"))
+    options_of("--threads", "2").set_threads(torch.device("cpu"))
+    options_of().set_threads(torch.device("cpu"))
     assert chosen == [2]
     monkeypatch.delenv("OMP_NUM_THREADS")
-    demo.parse("classic", []).set_threads(torch.device("cuda"))
+    options_of().set_threads(torch.device("cuda"))
     assert chosen == [2]  # only where the CPU decodes
-    demo.parse("classic", []).set_threads(torch.device("cpu"))
+    options_of().set_threads(torch.device("cpu"))
     assert chosen == [2, 1]
 
 
 def test_sampled_texts_are_the_same_with_and_without_a_tree(classic, capsys):
-    assert demo.main("classic", [*classic, *QUICK, "--prompt", "hello", "--temperature", "0.8", "--seed", "3"]) == 0
+    assert run_demo("classic", [*classic, *QUICK, "--prompt", "hello", "--temperature", "0.8", "--seed", "3"]) == 0
     out = capsys.readouterr().out
     assert report_of(out)["divergences"] == []
-    assert "other samples of the same law" in out
+    assert "its texts are other samples" in out
     assert out.count(" sampled\n") == 2 and out.count(" 1/1\n") == 2
 
 
@@ -221,13 +223,13 @@ def test_sampled_texts_are_the_same_with_and_without_a_tree(classic, capsys):
         (["--device", "nowhere"], "no device 'nowhere' here"),
         (["--html", "missing/page.html"], "cannot write missing/page.html: there is no folder missing"),
         (["--html", "."], "cannot write .: Is a directory"),
-        (["--ea-model-path", "head"], "for an EAGLE head run demo_opt_eagle.py"),
+        (["--ea-model-path", "head"], "not allowed with argument"),
         (["--base-model-path", "./nowhere"], "no model folder at ./nowhere"),
         (["--colour"], "unrecognized arguments: --colour"),
     ],
 )
 def test_mistakes_of_the_classic_demo(classic, capsys, arguments, line):
-    assert demo.main("classic", [*classic, *QUICK, *arguments]) == 2
+    assert run_demo("classic", [*classic, *QUICK, *arguments]) == 2
     err = capsys.readouterr().err
     assert err.startswith("error: ") and err.count("\n") == 1
     assert line in err
@@ -236,14 +238,14 @@ def test_mistakes_of_the_classic_demo(classic, capsys, arguments, line):
 def test_mistakes_that_name_other_models(folders, classic, capsys):
     target = ["--base-model-path", folders["target"], "--device", "cpu"]
     for kind, arguments, line in (
-        ("classic", target, f"no drafter named for {folders['target']}: give --draft-model-path"),
-        ("eagle", target, f"no drafter named for {folders['target']}: give --ea-model-path"),
+        ("classic", target, f"no drafter named for {folders['target']}: give --drafter"),
+        ("eagle", target, f"no drafter named for {folders['target']}: give --drafter"),
         ("classic", [*target, "--draft-model-path", folders["other"]], "different tokenizers"),
         ("eagle", [*target, "--ea-model-path", folders["draft"]], "an EAGLE head has one layer, this config has 2"),
-        ("eagle", [*target, "--ea-model-path", folders["head"], "--draft-model-path", folders["other"]],
+        ("eagle", [*target, "--ea-model-path", folders["head"], "--assistant", folders["other"]],
          "different tokenizers"),
     ):  # fmt: skip
-        assert demo.main(kind, arguments) == 2
+        assert run_demo(kind, arguments) == 2
         err = capsys.readouterr().err
         assert err.startswith("error: ") and err.count("\n") == 1
         assert line in err
@@ -259,9 +261,9 @@ def test_the_check_of_the_page_leaves_no_file(tmp_path):
 
 
 def test_options_replace_single_fields_of_the_default_tree():
-    assert demo.parse("classic", []).policy() == demo.DEMO_TREE
-    assert demo.parse("eagle", ["--nodes=9"]).policy() == dataclasses.replace(demo.DEMO_TREE, nodes=9)
-    named = demo.parse("classic", ["--base_model_path", "some/model", "--max_depth", "3"])
+    assert options_of().policy() == demo.DEMO_TREE
+    assert options_of("--nodes=9").policy() == dataclasses.replace(demo.DEMO_TREE, nodes=9)
+    named = options_of("--base_model_path", "some/model", "--max_depth", "3")
     assert named.policy() == OptTree(max_depth=3)
 
 
@@ -277,13 +279,13 @@ def test_options_replace_single_fields_of_the_default_tree():
 )
 def test_colours_are_for_terminals_that_take_them(monkeypatch, terminal, variables, color):
     monkeypatch.setattr(os, "environ", {"TERM": "xterm"} | variables)
-    assert demo.wants_color(SimpleNamespace(isatty=lambda: terminal)) is color
+    assert wants_color(SimpleNamespace(isatty=lambda: terminal)) is color
 
 
 @pytest.mark.parametrize(("color", "text"), [(True, "\x1b[36mab\x1b[0mc\x1b[36md\x1b[0m☃"), (False, "[ab]c[d]☃")])
 def test_the_streamer_shows_each_step_at_once(color, text):
     tokenizer, out = byte_tokenizer(), io.StringIO()
-    streamer = demo.ColorStreamer(tokenizer, out, color)
+    streamer = ColorStreamer(tokenizer, out, color)
     streamer.put(torch.tensor([tokenizer("prompt").input_ids]))
     assert out.getvalue() == ""
     streamer.put(torch.tensor(tokenizer("abc").input_ids))
@@ -388,7 +390,7 @@ def test_methods_take_turns_and_stop_at_the_limit():
 
 def test_rates_are_sums_over_sums_of_medians():
     runs = [[Timed([1] * 30, 1.0), Timed([1] * 30, 9.0), Timed([1] * 30, 2.0)], [Timed([1] * 10, 3.0)]]
-    compared = Comparison({"a": runs})
+    compared = Timings({"a": runs})
     assert compared.seconds("a") == 5.0
     assert compared.rate("a") == 8.0
     assert compared.texts("a") == [[1] * 30, [1] * 10]
@@ -398,15 +400,15 @@ def test_a_text_that_differs_is_counted_and_judged(pair):
     prompt = pair.encode("hello")
     decoder = opt(pair.target, pair.drafter, OptTree(8, 0.1, 4))
     compared = interleave({PLAIN: in_loop(plain(pair.target), pair), OURS: in_loop(decoder, pair)}, [prompt], 12, 1)
-    assert list_partings(compared, pair, [prompt], Sampling()) == []
+    assert different_texts(compared, pair, [prompt], Sampling()) == []
     timed = compared.runs[OURS][0][0]
     wrong = [*timed.tokens[:7], (timed.tokens[7] + 1) % 200, *timed.tokens[8:]]
     compared.runs[OURS][0][0] = dataclasses.replace(timed, tokens=wrong)
-    partings = list_partings(compared, pair, [prompt], Sampling())
-    assert [(parting.method, parting.prompt, parting.position) for parting in partings] == [(OURS, 0, 7)]
-    line = notes(compared, pair, partings, Sampling())[-1]
+    different = different_texts(compared, pair, [prompt], Sampling())
+    assert [(one.method, one.prompt, one.position) for one in different] == [(OURS, 0, 7)]
+    line = notes(compared, pair, different, Sampling())[-1]
     assert "OPT-Tree leaves plain decoding at new token 8 of prompt 1" in line and "defect" in line
-    lines = table(compared, "cpu", partings, Sampling()).splitlines()
+    lines = table(compared, "cpu", different, Sampling()).splitlines()
     assert lines[1].endswith("1/1") and lines[-1].endswith("0/1")
     assert lines[3].split() == ["transformers,", "assisted", "not", "available"]
 

@@ -10,9 +10,10 @@ from models import ARCHITECTURES, CONTEXT, HIDDEN, VOCAB, build, prompt, tiny, t
 from safetensors.torch import save_file
 from torch import Tensor
 
-from opt_tree.checkpoints import CheckpointError, load_eagle
+from opt_tree.checkpoints import CheckpointError
 from opt_tree.decode import Decoder
 from opt_tree.drafters import DrafterAround, EagleDrafter, EagleHead
+from opt_tree.drafters.eagle import load_eagle
 from opt_tree.lm import Buckets, CausalLM
 from opt_tree.policies import OptTree, Static
 from opt_tree.pool import Frontier

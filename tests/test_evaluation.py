@@ -19,13 +19,17 @@ from safetensors.torch import save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from evaluation import loading, questions, runner
-from evaluation.answers import AnswerFile
-from evaluation.conversation import seed_of
-from evaluation.options import Options, parse
-from evaluation.parallel import Crew
-from evaluation.prompts import Prompter
+from evaluation.answers.file import AnswerFile
+from evaluation.answers.record import seed_of
+from evaluation.command_line import parse
+from evaluation.questions import sets as questions
+from evaluation.questions.prompts import Prompter
+from evaluation.run import models as loading
+from evaluation.run import runner
+from evaluation.run.options import EagleOptions, Options
+from evaluation.run.processes import Processes
 from opt_tree import EagleHead, OptTree, Stop
+from opt_tree.training.data import Document
 
 CONTEXT = 160
 CHAT = "{% for m in messages %}<{{ m.role[0] }}>{{ m.content }}{% endfor %}{% if add_generation_prompt %}<a>{% endif %}"
@@ -104,8 +108,12 @@ def arguments(folder: Path, answers: Path | str, *more: str, kind: str = "classi
     return [*drafter, *asked, "--answer-file", str(answers), *options.split(), *more]
 
 
+def main(given: list[str], kind: str = "classic") -> int:
+    return runner.main(kind, EagleOptions if kind == "eagle" else Options, None, given)
+
+
 def command(folder: Path, answers: Path | str, *more: str, kind: str = "classic") -> int:
-    return runner.main(kind, None, arguments(folder, answers, *more, kind=kind))
+    return main(arguments(folder, answers, *more, kind=kind), kind)
 
 
 def lines_of(path: Path) -> list[dict[str, Any]]:
@@ -166,7 +174,7 @@ def test_the_header_says_what_made_the_file(folder: Path, tmp_path: Path) -> Non
     settings = header["settings"]
     assert settings["target_dtype"] == "float64" and settings["draft_dtype"] == "float32"
     assert settings["seed"] == 5 and settings["temperature"] == 0.7
-    assert session["options"].keys() == {field for field in Options.__dataclass_fields__ if field != "ea_model_path"}
+    assert session["options"].keys() == (Options.__dataclass_fields__.keys() - {"drafter"}) | {"draft_model_path"}
     assert {"torch", "transformers", "device", "threads", "commit"} <= session["environment"].keys()
 
 
@@ -350,7 +358,7 @@ def test_all_processes_refuse_what_the_leader_refuses(folder: Path, tmp_path: Pa
 
 
 def test_shares_cover_every_question_once() -> None:
-    shares = [Crew(rank, rank, 3).share(list(range(10))) for rank in range(3)]
+    shares = [Processes(rank, rank, 3).share(list(range(10))) for rank in range(3)]
     assert sorted(item for share in shares for item in share) == list(range(10))
     assert max(map(len, shares)) - min(map(len, shares)) <= 1
 
@@ -370,7 +378,7 @@ def no_loading(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: Any) -> None:
         pytest.fail("models were loaded first")
 
-    monkeypatch.setattr(runner, "load", refuse)
+    monkeypatch.setattr(runner, "load_run", refuse)
 
 
 @pytest.fixture
@@ -388,16 +396,16 @@ def nowhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 
 
 def test_an_unknown_set_is_named_with_those_that_are_known(nowhere: Path, no_loading: None, capsys: Any) -> None:
-    assert runner.main("classic", None, ["--bench-name", "nt_bench"]) == 2
+    assert main(["--bench-name", "nt_bench"]) == 2
     error = error_of(capsys)
     assert "'nt_bench'" in error and "mt_bench" in error and "--question-file" in error
 
 
 def test_an_absent_set_is_named_with_its_file_folder_and_source(nowhere: Path, no_loading: None, capsys: Any) -> None:
-    assert runner.main("classic", None, ["--bench-name", "mt_bench", "--data-dir", "benches"]) == 2
+    assert main(["--bench-name", "mt_bench", "--data-dir", "benches"]) == 2
     error = error_of(capsys)
     assert "benches/mt_bench/question.jsonl" in error and "lm-sys/FastChat" in error and "--fetch" in error
-    assert runner.main("classic", None, ["--bench-name", "mt_bench", "--fetch"]) == 2
+    assert main(["--bench-name", "mt_bench", "--fetch"]) == 2
     error = error_of(capsys)
     assert "no network here" in error and ".cache/opt_tree/questions/mt_bench/question.jsonl" in error
 
@@ -495,7 +503,7 @@ def test_a_question_longer_than_the_context_fails_alone(folder: Path, tmp_path: 
     long = {"question_id": 84, "category": "writing", "turns": ["a" * CONTEXT]}
     asked.write_text(json.dumps(long) + "\n" + (folder / "q.jsonl").read_text())
     path = tmp_path / "a.jsonl"
-    assert command(folder, path, "--question-file", str(asked), "--baseline") == 1
+    assert command(folder, path, "--question-file", str(asked), "--baseline", "--json") == 1
     assert [line["question_id"] for line in lines_of(path)] == [81, 82, 83]
     (failure,) = AnswerFile(path).read_failed()
     assert failure["question_id"] == 84 and f"leaves no room in {CONTEXT} of context" in failure["failed"]
@@ -546,7 +554,7 @@ def test_an_exception_in_one_question_is_recorded_and_tried_again(
         (("--num-gpus-total", "3", "--num-gpus-per-model", "2"), "not a multiple"),
         (("--num-gpus-total", "2"), "but the device is cpu"),
         (("--max-gpu-memory", "20GiB"), "but the device is cpu"),
-        (("--device", "tpu0"), "--device tpu0"),
+        (("--device", "tpu0"), "no device 'tpu0' here"),
     ],
 )
 def test_options_that_cannot_be_are_refused(
@@ -582,6 +590,19 @@ def test_the_shipped_set_has_five_questions_of_two_turns_in_each_of_eight_catego
     assert all(len(question.turns) == 2 for question in shipped)
 
 
+def test_the_held_out_prompts_are_those_that_figures_were_made_on() -> None:
+    """The first 40 that the training data's split held out, in the order in which they were drawn."""
+    heldout = questions.load_set("heldout").questions
+    assert [question.id for question in heldout] == list(range(40))
+    assert [question.category for question in heldout[:8]] == [question.category for question in heldout[-8:]]
+    texts = "\n".join(question.turns[0] for question in heldout)
+    assert (
+        questions.hashlib.sha256(texts.encode()).hexdigest()
+        == "f50aff55762163f883ba9f2707219c35a100ff536df6116eb3085b7f1a31e8f3"
+    )
+    assert {Document(messages=({"role": "user", "content": q.turns[0]},)).split for q in heldout} == {"heldout"}
+
+
 def test_sets_are_found_in_the_folders_in_order(nowhere: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for folder in ("home/.cache/opt_tree/questions", "data", "variable", "option"):
         (nowhere / folder / "gsm8k").mkdir(parents=True)
@@ -599,13 +620,16 @@ def test_every_published_flag_is_taken_in_both_spellings() -> None:
         "--nodes 60 --threshold 0.5 --max_depth 10 --model-id m --question-begin 1 --question-end 2 --num-choices 3 "
         "--max-new-token 4 --num-gpus-per-model 1 --num-gpus-total 1 --max-gpu-memory 20GiB"
     )
-    options = parse("classic", published.split(), "")
-    assert options == parse("classic", re.sub(r"(?<=\w)-(?=\w)", "_", published).split(), "")
-    assert (options.draft_model_path, options.max_depth, options.question_end, options.num_choices) == ("d", 10, 2, 3)
-    defaults = parse("eagle", ["--ea-model-path", "e"], "")
-    assert OptTree(defaults.nodes, defaults.threshold, defaults.max_depth) == OptTree()
-    with pytest.raises(SystemExit):
-        parse("eagle", ["--draft-model-path", "d"], "")
+    options = parse(Options, "", None, published.split())
+    assert options == parse(Options, "", None, re.sub(r"(?<=\w)-(?=\w)", "_", published).split())
+    assert (options.drafter, options.max_depth, options.question_end, options.num_choices) == ("lm:d", 10, 2, 3)
+    assert options.as_dict()["draft_model_path"] == "d" and "drafter" not in options.as_dict()
+    head = parse(EagleOptions, "", None, ["--ea-model-path", "e"])
+    assert OptTree(head.nodes, head.threshold, head.max_depth) == OptTree()
+    assert head.drafter == parse(Options, "", None, ["--drafter", "eagle:e"]).drafter == "eagle:e"
+    assert parse(EagleOptions, "", None, []).as_dict()["ea_model_path"] == "demo"
+    with pytest.raises(ValueError, match="not allowed with argument"):
+        parse(EagleOptions, "", None, ["--draft-model-path", "d", "--ea-model-path", "e"])
 
 
 def test_gpu_options_place_the_target_on_the_processes_own_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -613,14 +637,14 @@ def test_gpu_options_place_the_target_on_the_processes_own_gpus(monkeypatch: pyt
     monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda index: (100 + index, 200))
     options = Options(num_gpus_per_model=2, num_gpus_total=4)
-    assert [loading.check_device(options, Crew(rank, rank, 2)) for rank in range(2)] == ["cuda:0", "cuda:2"]
+    assert [loading.place(options, Processes(rank, rank, 2)) for rank in range(2)] == ["cuda:0", "cuda:2"]
     assert loading._placement(options, "cuda:2") == {"device_map": "auto", "max_memory": {2: 102, 3: 103}}
     assert loading._placement(Options(max_gpu_memory="9GiB"), "cuda:0")["max_memory"] == {0: "9GiB"}
     assert loading._placement(Options(), "cuda:0") == {}
     with pytest.raises(ValueError, match="means 2 processes, 1 were launched"):
-        loading.check_device(options, Crew())
+        loading.place(options, Processes())
     with pytest.raises(ValueError, match="needs 6 GPUs on this machine, which has 4"):
-        loading.check_device(Options(num_gpus_per_model=2), Crew(2, 2, 3))
+        loading.place(Options(num_gpus_per_model=2), Processes(2, 2, 3))
 
 
 def test_gpus_in_all_launch_the_processes(monkeypatch: pytest.MonkeyPatch) -> None:

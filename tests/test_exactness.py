@@ -13,9 +13,9 @@ from tokenizers.models import WordLevel
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 import opt_tree
-from evaluation import exactness
-from evaluation.conversation import seed_of
-from evaluation.referee import LIMIT, Referee, classify
+from evaluation.answers.record import seed_of
+from evaluation.exactness import command as exactness
+from evaluation.exactness.divergence import LIMIT, Explainer, classify
 from opt_tree import presets
 from opt_tree.cache import KVCache
 
@@ -91,12 +91,12 @@ def test_the_noise_is_the_dtypes_own() -> None:
 def test_half_precision_trees_part_from_plain_decoding_by_ties_only() -> None:
     target = opt_tree.CausalLM(llama(torch.bfloat16))
     drafter = opt_tree.CausalLMDrafter(opt_tree.CausalLM(perturbed(llama(), 0.05)))
-    referee = Referee(target)
+    explainer = Explainer(target)
     ties = 0
     for seed in range(4):
         ids = prompt(5, seed)
         ours = presets.opt(target, drafter, opt_tree.OptTree(nodes=12, threshold=0.0)).generate(ids, LENGTH).tokens
-        found = referee.judge(ids, ours, presets.plain(target).generate(ids, LENGTH).tokens)
+        found = explainer.explain(ids, ours, presets.plain(target).generate(ids, LENGTH).tokens)
         if found is not None:
             assert found.verdict == "rounding tie", found.reason
             ties += 1
@@ -129,13 +129,13 @@ def test_sampled_generations_are_judged_by_their_uniform_numbers(sampling: opt_t
     assert (found.verdict, found.best, found.scores[1]) == ("defect", tokens[20], 0.0)
     assert set(found.choices.values()) == {tokens[20]}
     exact = opt_tree.CausalLM(llama())
-    referee, partings = Referee(target), []
+    explainer, partings = Explainer(target), []
     for seed in range(4):
         # The same model in two dtypes, with the same random numbers, parts where rounding moves a bound over one.
         pair = [
             presets.plain(lm).generate(prompt(7, seed), LENGTH, sampling, seed=seed).tokens for lm in (target, exact)
         ]
-        if (parting := referee.judge(prompt(7, seed), *pair, sampling, seed)) is not None:
+        if (parting := explainer.explain(prompt(7, seed), *pair, sampling, seed)) is not None:
             partings.append(parting)
     assert partings
     assert {parting.verdict for parting in partings} == {"rounding tie"}
@@ -154,8 +154,8 @@ def test_an_eagle_heads_hook_stays_with_the_target() -> None:
     target = opt_tree.CausalLM(llama())
     target.watch((-1,))
     tokens = plain(llama(), prompt(7))
-    referee = Referee(target)
-    assert referee.judge(prompt(7), tokens, [*tokens[:3], (tokens[3] + 1) % VOCAB]) is not None
+    explainer = Explainer(target)
+    assert explainer.explain(prompt(7), tokens, [*tokens[:3], (tokens[3] + 1) % VOCAB]) is not None
     assert target.append(prompt(7)).features[-1].dtype == torch.float32
 
 
@@ -208,7 +208,7 @@ def write(tmp_path: Path, folder: Path) -> Write:
 
 def judge(capsys: pytest.CaptureFixture, *arguments: object) -> tuple[int, dict, str]:
     """Run the command; return its exit status, its JSON line and everything it printed."""
-    status = exactness.main([str(argument) for argument in arguments])
+    status = exactness.main([*map(str, arguments), "--json"])
     captured = capsys.readouterr()
     last = captured.out.strip().rpartition("\n")[2]
     return status, json.loads(last) if last.startswith("{") else {}, captured.out + captured.err
@@ -281,9 +281,11 @@ def test_bad_input_gives_one_line(write: Write, capsys: pytest.CaptureFixture, t
         assert printed.count("\n") == 1
         return printed
 
-    assert "no answers in" in complaint(a, tmp_path / "missing.jsonl")
+    assert "no answer file" in complaint(a, tmp_path / "missing.jsonl")
     (tmp_path / "foreign.jsonl").write_text('{"question_id": 81, "choices": [{"index": 0, "turns": ["hello"]}]}\n')
-    assert "foreign.jsonl, question 81: no prompt_ids or token_ids" in complaint(a, tmp_path / "foreign.jsonl")
+    assert "foreign.jsonl: question 81 has no prompt_ids: only answer files of this project's commands" in complaint(
+        a, tmp_path / "foreign.jsonl"
+    )
     for path in (a, b):
         Path(f"{path}.run.json").unlink()
     assert "pass --base-model-path" in complaint(a, b)

@@ -13,9 +13,9 @@ from safetensors.torch import save_file
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 import opt_tree
-from evaluation import card
-from evaluation.inflate import SHAPES, Shape, describe, inflate, inflate_pair, parse_shape, rounding_shift
+from evaluation.latency import command as latency
 from opt_tree import presets
+from opt_tree.inflate import SHAPES, Shape, describe, inflate, inflate_pair, parse_shape, rounding_shift
 
 VARIANTS = {
     "grouped": {},
@@ -225,7 +225,7 @@ def test_two_pairs_share_an_inflated_target() -> None:
     assert texts[0] == texts[1] == texts[2]
 
 
-def test_the_card_measures_a_head_beside_assisted_generation_with_one_inflated_target(
+def test_a_head_is_measured_beside_assisted_generation_with_an_inflated_target(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:
     root, made = save_pair(tmp_path), []
@@ -233,29 +233,31 @@ def test_the_card_measures_a_head_beside_assisted_generation_with_one_inflated_t
     (root / "head").mkdir()
     (root / "head" / "config.json").write_text(json.dumps(head.config.to_dict() | {"bias": True}))
     save_file(head.state_dict(), root / "head" / "model.safetensors")
-    monkeypatch.setattr(card, "heldout_prompts", lambda *_: ["abacadae", "hbhaagaf"])
+    (root / "q.jsonl").write_text('{"question": "abacadae"}\n{"question": "hbhaagaf"}\n')
     monkeypatch.setattr(torch, "set_num_threads", lambda _: None)
-    monkeypatch.setattr("evaluation.inflate.inflate", lambda *given: made.append(given) or inflate(*given))
-    models = f"--base-model-path {root}/target --draft-model-path {root}/draft --ea-model-path {root}/head"
-    asked = "--parts speed --dtype float32 --device cpu --nodes 6 --thresholds 0.1 --max-new-tokens 12"
+    monkeypatch.setattr("opt_tree.inflate.inflate", lambda *given: made.append(given) or inflate(*given))
+    models = f"--base-model-path {root}/target --question-file {root}/q.jsonl --assistant {root}/draft"
+    asked = "--dtype float32 --device cpu --nodes 6 --thresholds 0.1 --max-new-tokens 12 --json"
 
-    def measure(name: str, *more: str) -> dict:
-        output = tmp_path / name
-        card.main([*models.split(), *asked.split(), "--output", str(output), *more])
-        return json.loads(output.read_text())
+    def measure(*more: str) -> tuple[dict[str, dict], str]:
+        assert latency.main([*models.split(), *asked.split(), *more]) == 0
+        *text, last = capsys.readouterr().out.splitlines()
+        return {row["method"]: row for row in json.loads(last)["rows"]}, "\n".join(text)
 
-    plain, large = measure("small"), measure("large", "--inflate", "64x4")
-    assert len(made) == 1
-    (line,) = large["inflated"]
-    assert plain["inflated"] == [] and "the EAGLE head keeps its own size" in line and line in capsys.readouterr().out
-    steps = [{(r["drafter"], r["method"]): r["tokens/step"] for r in run["rows"]} for run in (plain, large)]
-    assert steps[0] == steps[1]
-    methods = ["plain", "chain of 3", "OPT-Tree 6/0.1/10", "transformers greedy", "transformers assisted"]
-    assert set(steps[0]) == {(drafter, method) for drafter in ("draft", "eagle") for method in methods}
-    assert all(row["x transformers assisted"] > 0 for row in large["rows"])
-    made.clear()
-    line, *_ = measure("one", "--inflate", "64x4", "--drafters", "draft")["inflated"]
-    assert len(made) == 1 and "EAGLE" not in line
+    for drafter in ("--ea-model-path", f"{root}/head"), ("--draft-model-path", f"{root}/draft"):
+        plain, said = measure(*drafter)
+        assert "inflated" not in said
+        made.clear()
+        large, said = measure(*drafter, "--inflate", "64x4")
+        assert len(made) == 1
+        assert "inflated target" in said and ("the EAGLE head keeps its own size" in said) == ("ea" in drafter[0])
+        assert {name: row.get("tokens/step") for name, row in plain.items()} == {
+            name: row.get("tokens/step") for name, row in large.items()
+        }
+        assert set(large) == {"plain", "OPT-Tree 6/0.1", "transformers", "transformers assisted"}
+        assert all(row["x transformers assisted"] > 0 for row in large.values())
+        parts = ("draft forwards ms", "target forward ms", "outside the forwards ms")
+        assert all(large["OPT-Tree 6/0.1"][part] > 0 for part in parts)
 
 
 def test_a_pair_keeps_its_drafter_and_says_what_rounding_does() -> None:

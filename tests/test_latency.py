@@ -13,9 +13,11 @@ from tokenizers.models import WordLevel
 from transformers import PreTrainedTokenizerFast
 
 import opt_tree
-from evaluation import latency
-from evaluation.budget import Acceptance, Choice, Law, advise
-from evaluation.forwards import Cell, Probe, curve, measure
+from evaluation.answers.file import AnswerSet
+from evaluation.latency import command as latency
+from evaluation.latency.advice import elsewhere
+from evaluation.latency.budget import Acceptance, AcceptanceCurve, Choice, advise
+from evaluation.latency.forwards import ForwardTime, Probe, curve, measure
 
 
 def answers(nodes: int, length: float, layers: int, **seconds: float) -> list[dict]:
@@ -66,32 +68,32 @@ def test_answers_without_drafts_or_counts_are_refused() -> None:
         Acceptance.of(foreign, "a.jsonl")
 
 
-def test_the_law_goes_through_what_was_measured() -> None:
-    law = Law((Acceptance.of(answers(63, 4.0, 6), "b"), Acceptance.of(answers(7, 2.5, 3), "a")))
-    assert [law.length(nodes) for nodes in (0, 7, 63)] == pytest.approx([1, 2.5, 4.0])
-    assert [law.layers(nodes) for nodes in (0, 7, 63)] == pytest.approx([0, 3, 6])
+def test_the_curve_goes_through_what_was_measured() -> None:
+    accepted = AcceptanceCurve((Acceptance.of(answers(63, 4.0, 6), "b"), Acceptance.of(answers(7, 2.5, 3), "a")))
+    assert [accepted.length(nodes) for nodes in (0, 7, 63)] == pytest.approx([1, 2.5, 4.0])
+    assert [accepted.layers(nodes) for nodes in (0, 7, 63)] == pytest.approx([0, 3, 6])
     # Half way in log2(n + 1) between 3 and 6 doublings; beyond, along the last piece.
-    assert law.length(2**4.5 - 1) == pytest.approx(3.25)
-    assert law.length(127) == pytest.approx(4.5)
-    assert law.width(63) == pytest.approx(21)
-    assert law.width(31) == pytest.approx(21 * 31 / 63)
+    assert accepted.length(2**4.5 - 1) == pytest.approx(3.25)
+    assert accepted.length(127) == pytest.approx(4.5)
+    assert accepted.width(63) == pytest.approx(21)
+    assert accepted.width(31) == pytest.approx(21 * 31 / 63)
     # A and E(A) as in `answers`: twice as many accepted as expected.
-    assert law.calibration() == pytest.approx(2)
+    assert accepted.calibration() == pytest.approx(2)
 
 
 def test_where_nodes_are_free_the_largest_budget_wins_and_where_they_cost_a_small_one() -> None:
-    law = Law((Acceptance.of(answers(31, 3.5, 1), "a"),))
-    free = advise(law, lambda rows: 0.01, lambda rows: 0.0, outside="ignored")
+    accepted = AcceptanceCurve((Acceptance.of(answers(31, 3.5, 1), "a"),))
+    free = advise(accepted, lambda rows: 0.01, lambda rows: 0.0, outside="ignored")
     assert (free.best.nodes, free.best.extrapolated) == (60, True)
-    dear = advise(law, lambda rows: 0.01 * rows, lambda rows: 0.0, outside="ignored")
+    dear = advise(accepted, lambda rows: 0.01 * rows, lambda rows: 0.0, outside="ignored")
     assert dear.best.nodes == 3
     # A step between 32 and 33 rows: fill the bucket, not one more.
-    stairs = advise(law, lambda rows: 0.01 if rows <= 32 else 0.02, lambda rows: 0.0, outside="ignored")
+    stairs = advise(accepted, lambda rows: 0.01 if rows <= 32 else 0.02, lambda rows: 0.0, outside="ignored")
     assert stairs.best.nodes == 31
 
 
 def test_the_best_budget_and_the_threshold_agree_with_brute_force() -> None:
-    law = Law((Acceptance.of(answers(60, 4.2, 6), "a"),))
+    accepted = AcceptanceCurve((Acceptance.of(answers(60, 4.2, 6), "a"),))
 
     def target(rows: float) -> float:
         return 0.020 + 0.0004 * rows
@@ -99,9 +101,9 @@ def test_the_best_budget_and_the_threshold_agree_with_brute_force() -> None:
     def drafter(rows: float) -> float:
         return 0.001 + 0.00002 * rows
 
-    advice = advise(law, target, drafter, outside="ignored")
+    advice = advise(accepted, target, drafter, outside="ignored")
     speeds = {
-        nodes: law.length(nodes) / (law.layers(nodes) * drafter(law.width(nodes)) + target(nodes + 1))
+        nodes: accepted.length(nodes) / (accepted.layers(nodes) * drafter(accepted.width(nodes)) + target(nodes + 1))
         for nodes in [choice.nodes for choice in advice.choices]
     }
     assert advice.best.nodes == max(speeds, key=lambda nodes: speeds[nodes])
@@ -109,25 +111,25 @@ def test_the_best_budget_and_the_threshold_agree_with_brute_force() -> None:
     assert advice.best.rate == pytest.approx(theta)
     # At the best price nothing else is worth more than it costs (Dinkelbach).
     assert max(c.length - theta * c.step_seconds for c in advice.choices) == pytest.approx(0, abs=1e-12)
-    assert advice.threshold == pytest.approx(theta * drafter(law.width(advice.best.nodes)) / 2, rel=0.05)
+    assert advice.threshold == pytest.approx(theta * drafter(accepted.width(advice.best.nodes)) / 2, rel=0.05)
     assert advice.flags == f"--nodes {advice.best.nodes} --threshold {advice.threshold:g}"
     assert advice.plain_rate == pytest.approx(1 / target(1))
 
 
 def test_time_outside_the_forwards_counts_on_the_same_machine_only() -> None:
-    law = Law((Acceptance.of(answers(15, 3.0, 4, draft_time=0.4, wall_time=1.0), "a"),))
-    bare = advise(law, lambda rows: 0.004, lambda rows: 0.0005, outside="ignored")
-    real = advise(law, lambda rows: 0.004, lambda rows: 0.0005, outside="remainder")
+    accepted = AcceptanceCurve((Acceptance.of(answers(15, 3.0, 4, draft_time=0.4, wall_time=1.0), "a"),))
+    bare = advise(accepted, lambda rows: 0.004, lambda rows: 0.0005, outside="ignored")
+    real = advise(accepted, lambda rows: 0.004, lambda rows: 0.0005, outside="remainder")
     assert bare.own.step_seconds == pytest.approx(0.006)
     # What was measured: 1 s for 100 steps.
     assert real.own.step_seconds == pytest.approx(0.010)
     assert real.own.layer_seconds == pytest.approx(0.001)
     assert real.own.rate == pytest.approx(300)
     # A curve slower than the answers were is no negative overhead.
-    slow = advise(law, lambda rows: 0.4, lambda rows: 0.05, outside="remainder")
+    slow = advise(accepted, lambda rows: 0.4, lambda rows: 0.05, outside="remainder")
     assert slow.own.step_seconds == pytest.approx(0.6)
     # By the answers' own clocks: 2 ms a step around the drafter, 1 ms around the target, however fast forwards are now.
-    clocked = advise(law, lambda rows: 0.4, lambda rows: 0.05, outside="timed")
+    clocked = advise(accepted, lambda rows: 0.4, lambda rows: 0.05, outside="timed")
     assert clocked.own.step_seconds == pytest.approx(0.603)
 
 
@@ -177,10 +179,10 @@ def test_forwards_are_those_of_decoding(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_the_curve_is_linear_between_and_behind_the_sizes() -> None:
-    cells = [Cell("target", 16, tokens, ms, ms, ms, 5) for tokens, ms in ((8, 20.0), (1, 6.0), (16, 24.0))]
-    at = curve([*cells, Cell("drafter", 16, 1, 1.0, 1.0, 1.0, 5)], "target", 16)
+    cells = [ForwardTime("target", 16, tokens, ms, ms, ms, 5) for tokens, ms in ((8, 20.0), (1, 6.0), (16, 24.0))]
+    at = curve([*cells, ForwardTime("drafter", 16, 1, 1.0, 1.0, 1.0, 5)], "target", 16)
     assert [at(rows) for rows in (1, 4.5, 8, 16, 32)] == pytest.approx([0.006, 0.013, 0.020, 0.024, 0.032])
-    assert curve([Cell("drafter", 16, 1, 1.0, 1.0, 1.0, 5)], "drafter", 16)(9) == 0.001
+    assert curve([ForwardTime("drafter", 16, 1, 1.0, 1.0, 1.0, 5)], "drafter", 16)(9) == 0.001
 
 
 # The command.
@@ -198,7 +200,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def call(capsys: pytest.CaptureFixture, *arguments: object) -> tuple[int, dict, str]:
     """Run the command; return its exit status, its JSON line and everything it printed."""
-    status = latency.main([str(argument) for argument in arguments])
+    status = latency.main([*map(str, arguments), "--json"])
     captured = capsys.readouterr()
     last = captured.out.strip().rpartition("\n")[2]
     return status, json.loads(last) if last.startswith("{") else {}, captured.out + captured.err
@@ -230,24 +232,22 @@ def test_measure_draw_and_advise(folder: Path, tmp_path: Path, capsys: pytest.Ca
 
 
 def test_where_answers_come_from_is_compared() -> None:
-    from evaluation.report import Run
-
     measured = {
         "models": {"target_dtype": "float32", "inflate": None, "base_model_path": "demo"},
         "environment": {"device": "here", "threads": 1, "torch": "2"},
     }
     session = {"environment": {"device": "here", "threads": 1, "torch": "2"}}
     settings = {"target_dtype": "float32", "inflate": None, "base_model_path": "demo", "device": "cpu"}
-    same = Run(Path("a"), [], [], {"settings": settings, "sessions": [session]})
-    assert latency.elsewhere(same, measured) == []
-    other = Run(
+    same = AnswerSet(Path("a"), [], [], {"settings": settings, "sessions": [session]})
+    assert elsewhere(same, measured) == []
+    other = AnswerSet(
         Path("a"),
         [],
         [],
         {"settings": settings | {"inflate": "7b"}, "sessions": [{"environment": {"device": "there"}}]},
     )
-    assert latency.elsewhere(other, measured)[0] == "device there there, here here"
-    assert "inflate 7b there, None here" in latency.elsewhere(other, measured)
+    assert elsewhere(other, measured)[0] == "device there there, here here"
+    assert "inflate 7b there, None here" in elsewhere(other, measured)
 
 
 def test_an_eagle_head_is_timed_with_features() -> None:

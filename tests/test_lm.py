@@ -171,7 +171,7 @@ def test_a_decoder_called_past_the_hook_is_noticed(monkeypatch):
     lm = CausalLM(tiny("llama"))
     lm.watch((-1,))
     assert lm.append(prompt(4)).features
-    monkeypatch.setattr("opt_tree.engines.eager.watched_module", lambda model, layer: torch.nn.Identity())
+    monkeypatch.setattr("opt_tree.engines.body.watched_module", lambda model, layer: torch.nn.Identity())
     with pytest.raises(RuntimeError, match=r"did not run the layers whose features are read: \[-1\]"):
         lm.append(prompt(4))
 

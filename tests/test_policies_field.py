@@ -352,7 +352,7 @@ def test_presets_emit_what_plain_decoding_emits(name: str, temperature: float) -
         expected = plain.generate(CONTEXT, 16, Sampling(temperature), seed=seed)
         found = decoder.generate(CONTEXT, 16, Sampling(temperature), seed=seed)
         assert found.tokens == expected.tokens
-        assert all(step.tree.nodes <= getattr(decoder.policy, "nodes", DEEP) for step in found.steps)
+        assert all(step.tree.nodes <= getattr(step.policy, "nodes", DEEP) for step in found.steps)
 
 
 @pytest.mark.parametrize(

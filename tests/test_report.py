@@ -8,7 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from evaluation import metrics, report
+from evaluation.answers import metrics
+from evaluation.answers.match import exact_match
+from evaluation.answers.metrics import METRICS, Metric
+from evaluation.answers.steps import acceptance_by_depth, calibration, step_time, steps_of
+from evaluation.report import command as report
 
 
 def choice(emitted: list[list[int]], seconds: list[float], **more: Any) -> dict[str, Any]:
@@ -116,6 +120,7 @@ def test_files_of_other_tools_are_reported_as_far_as_they_go(
                     str(write(tmp_path / f"{name}.jsonl", answers)),
                     "--baseline",
                     str(write(tmp_path / "b.jsonl", BASELINE)),
+                    "--json",
                 ]
             )
             == 0
@@ -128,7 +133,7 @@ def test_files_of_other_tools_are_reported_as_far_as_they_go(
 def test_exact_match_compares_tokens_and_shows_the_first_difference() -> None:
     one = choice([[2], [2]], [1, 1], token_ids=[[5, 6], [7, 8]], turns=["abcd", "efgh"])
     other = choice([[2], [2]], [1, 1], token_ids=[[5, 9], [7, 8]], turns=["abXd", "efgh"], prompt_ids=[[1, 2], [3]])
-    match = metrics.exact_match([answer(1, "math", one)], [answer(1, "math", other)])
+    match = exact_match([answer(1, "math", one)], [answer(1, "math", other)])
     assert (match["compared"], match["equal"], match["other_prompt"]) == (1, 0, 1)
     (where,) = match["divergences"]
     assert (where["question_id"], where["turn"], where["position"], where["unit"]) == (1, 0, 1, "token")
@@ -136,13 +141,13 @@ def test_exact_match_compares_tokens_and_shows_the_first_difference() -> None:
     # Without token ids the texts are compared, and without prompts every turn behind a difference has another one.
     for c in (one, other):
         del c["token_ids"], c["prompt_ids"]
-    match = metrics.exact_match([answer(1, "math", one)], [answer(1, "math", other)])
+    match = exact_match([answer(1, "math", one)], [answer(1, "math", other)])
     assert (match["compared"], match["equal"], match["other_prompt"]) == (1, 0, 1)
     assert match["divergences"][0]["position"] == 2 and match["divergences"][0]["unit"] == "character"
 
 
 def test_an_answer_that_ends_early_differs_where_it_ends() -> None:
-    match = metrics.exact_match(
+    match = exact_match(
         [answer(1, "math", choice([[2]], [1], token_ids=[[5, 6]]))],
         [answer(1, "math", choice([[3]], [1], token_ids=[[5, 6, 7]]))],
     )
@@ -154,16 +159,16 @@ def test_the_trimmed_step_counts_in_the_mean_and_in_nothing_else() -> None:
     figures = metrics.summary([answer(1, "math", stopped)])
     assert figures["tokens_per_step"] == pytest.approx(10 / 4)
     assert figures["tokens_per_step_untrimmed"] == pytest.approx(9 / 3)
-    taken = metrics.steps([answer(1, "math", stopped)])
+    taken = steps_of([answer(1, "math", stopped)])
     assert taken is not None and taken.whole.tolist() == [True, True, True, False]
-    assert metrics.acceptance_by_depth(taken)[1] == {"depth": 2, "drafted": 3, "accepted": 3, "rate": 1.0, "reach": 1.0}
+    assert acceptance_by_depth(taken)[1] == {"depth": 2, "drafted": 3, "accepted": 3, "rate": 1.0, "reach": 1.0}
 
 
 def test_acceptance_by_depth_counts_only_steps_that_drafted_it() -> None:
     made = choice([[1, 2, 3, 3]], [1], tree_depths=[0, 1, 2, 3])
-    taken = metrics.steps([answer(1, "math", made)])
+    taken = steps_of([answer(1, "math", made)])
     assert taken is not None
-    table = metrics.acceptance_by_depth(taken)
+    table = acceptance_by_depth(taken)
     assert [row["drafted"] for row in table] == [3, 2, 1]
     assert [row["accepted"] for row in table] == [3, 2, 0]
     assert [row["rate"] for row in table] == [1, 1, 0]
@@ -184,9 +189,9 @@ def drawn_steps(law: str, seed: int = 0) -> dict[str, Any]:
     ("law", "slope", "wrong"), [("right", 1, []), ("timid", 2, ["slope", "mean"]), ("shifted", 1, ["mean"])]
 )
 def test_calibration_finds_the_slope_and_says_what_is_wrong(law: str, slope: float, wrong: list[str]) -> None:
-    taken = metrics.steps([answer(1, "math", drawn_steps(law))])
+    taken = steps_of([answer(1, "math", drawn_steps(law))])
     assert taken is not None
-    figures = metrics.calibration(taken)
+    figures = calibration(taken)
     assert figures is not None
     assert figures["slope"] == pytest.approx(slope, abs=4 * figures["slope_error"])
     assert figures["slope_error"] < 0.06
@@ -198,11 +203,11 @@ def test_calibration_finds_the_slope_and_says_what_is_wrong(law: str, slope: flo
 
 def test_few_steps_say_nothing_about_calibration() -> None:
     wild = choice([[1, 3, 1]], [1.0], expected_lengths=[2.0, 2.1, 2.3])
-    taken = metrics.steps([answer(1, "math", wild)])
+    taken = steps_of([answer(1, "math", wild)])
     assert taken is not None
-    assert metrics.calibration(taken)["miscalibrated"] == []  # type: ignore[index]
-    plain = metrics.steps([answer(1, "math", choice([[1, 1, 1]], [1.0], expected_lengths=[1.0, 1.0, 1.0]))])
-    assert plain is not None and metrics.calibration(plain) is None
+    assert calibration(taken)["miscalibrated"] == []  # type: ignore[index]
+    plain = steps_of([answer(1, "math", choice([[1, 1, 1]], [1.0], expected_lengths=[1.0, 1.0, 1.0]))])
+    assert plain is not None and calibration(plain) is None
 
 
 @pytest.mark.parametrize(
@@ -223,12 +228,12 @@ def test_a_miscalibrated_law_is_named_with_the_command_that_fits_it(
     (tmp_path / "a.jsonl.run.json").write_text(json.dumps(header))
     assert report.main([str(path)]) == 0
     text = capsys.readouterr().out
-    assert "the draft law is miscalibrated: the slope is far from 1" in text and advice in text
+    assert "the drafter is miscalibrated: the slope is far from 1" in text and advice in text
     assert re.search(r"slope (1\.9|2\.0|2\.1)\d \(standard error 0\.0\d\)", text)
 
 
 def test_a_step_is_the_sum_of_its_parts() -> None:
-    times = metrics.step_time(ANSWERS)
+    times = step_time(ANSWERS)
     assert times is not None
     # 5 s in all, 10 % of them prefill, over 8 steps.
     assert sum(times.values()) == pytest.approx(1000 * 4.5 / 8)
@@ -236,13 +241,13 @@ def test_a_step_is_the_sum_of_its_parts() -> None:
         1000 * 0.5 / 8
     )
     unknown = [answer(1, "math", choice([[1]], [1.0], draft_time=[None]))]
-    assert metrics.step_time(unknown) is None
+    assert step_time(unknown) is None
 
 
 def test_the_table_the_json_line_and_the_plots(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("matplotlib")
     path, base = write(tmp_path / "a.jsonl", ANSWERS), write(tmp_path / "b.jsonl", BASELINE)
-    assert report.main([str(path), "--baseline", str(base), "--plots", str(tmp_path / "plots")]) == 0
+    assert report.main([str(path), "--baseline", str(base), "--plots", str(tmp_path / "plots"), "--json"]) == 0
     *text, last = capsys.readouterr().out.splitlines()
     figures = json.loads(last)["reports"][0]
     assert figures["categories"].keys() == {"math", "writing"}
@@ -262,10 +267,40 @@ def test_the_first_file_is_set_against_every_other(tmp_path: Path, capsys: pytes
     files = [
         str(write(tmp_path / f"{name}.jsonl", lines)) for name, lines in (("a", ANSWERS), ("b", BASELINE), ("c", other))
     ]
-    assert report.main([*files, "--baseline", files[1]]) == 0
+    assert report.main([*files, "--baseline", files[1], "--json"]) == 0
     *text, last = capsys.readouterr().out.splitlines()
     assert json.loads(last)["reports"][0]["speed_up_over"]["c"]["micro"] == pytest.approx(5.2)
     assert "a is 5.20 [2.00, 10.00] times as fast as c" in text
+
+
+def test_without_json_nothing_but_the_report_is_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert report.main([str(write(tmp_path / "a.jsonl", ANSWERS))]) == 0
+    assert not [line for line in capsys.readouterr().out.splitlines() if line.startswith("{")]
+
+
+def test_a_metric_is_one_function_and_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The report's table and its JSON have it, in every row."""
+
+    def longest_step(answers: metrics.Records) -> int:
+        return max(max(choice["accept_lengths"]) for line in answers for choice in line["choices"])
+
+    monkeypatch.setattr(metrics, "METRICS", (*METRICS, Metric(longest_step, "longest")))
+    assert report.main([str(write(tmp_path / "a.jsonl", ANSWERS)), "--json"]) == 0
+    *text, last = capsys.readouterr().out.splitlines()
+    assert [line.split()[-1] for line in text[:2]] == ["longest", "3"]
+    assert json.loads(last)["categories"]["writing"]["longest_step"] == 1
+
+
+def test_loops_and_ends_are_counted() -> None:
+    looping = choice(
+        [[4], [4]], [1, 1], token_ids=[[1, 2] * 8, list(range(16))], finish_reason=["length", "stop_token"]
+    )
+    figures = metrics.summary([answer(1, "math", looping)])
+    # Nine runs of eight tokens, two of them different; the other turn repeats nothing.
+    assert figures["repeated_8grams"] == pytest.approx((7 / 9 + 0) / 2)
+    assert (figures["turns_ended"], figures["turns"]) == (1, 2)
 
 
 @pytest.mark.parametrize(

@@ -10,12 +10,21 @@ from conftest import TableDrafter, TableTarget, hashed_laws
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
-from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, LogitsProcessorList
+from transformers import (
+    GenerationConfig,
+    LlamaConfig,
+    LlamaForCausalLM,
+    LogitsProcessorList,
+    NoRepeatNGramLogitsProcessor,
+    RepetitionPenaltyLogitsProcessor,
+)
 from transformers.generation import logits_process
 
 from opt_tree import Decoder, OptTree, Random, Sampling, Static, TopK, Tree
 from opt_tree import sampling as sampling_module
 from opt_tree.children import Layer
+from opt_tree.sampling import LazyLogits, whole
+from opt_tree.verifiers import greedy, match
 
 VOCAB = 12
 CONTEXT = [3, 5, 3, 1]
@@ -321,3 +330,60 @@ def test_the_text_of_a_seed_is_the_same_for_every_tree(seed: int, policy: OptTre
     plain = Decoder(TableTarget(target, 5), None, Static.empty()).generate([0], 12, Sampling(0.9), seed=seed)
     tree = Decoder(TableTarget(target, 5), drafter, policy).generate([0], 12, Sampling(0.9), seed=seed)
     assert tree.tokens == plain.tokens and len(plain.steps) == 12
+
+
+SETTINGS = [
+    Sampling(0.7, top_p=0.8),
+    Sampling(1.0),
+    Sampling(1.3, top_k=4, processors=(RepetitionPenaltyLogitsProcessor(1.7),)),
+    Sampling(processors=(NoRepeatNGramLogitsProcessor(2),)),
+]
+
+
+@pytest.mark.parametrize("sampling", SETTINGS, ids=repr)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
+def test_rows_processed_one_by_one_are_those_processed_together(sampling, dtype):
+    logits = logits_of(0).to(dtype)
+    together, lazy = sampling.process(logits, TREE, CONTEXT), sampling.processed(logits, TREE, CONTEXT)
+    assert isinstance(lazy, LazyLogits) and lazy.shape == together.shape and len(lazy) == len(together)
+    for row in (5, 0, 3, 5):
+        assert torch.equal(lazy[row], together[row])
+    assert torch.equal(whole(lazy), together) and torch.equal(whole(together), together)
+
+
+def test_a_row_nobody_asks_for_is_never_processed(monkeypatch):
+    seen = []
+
+    def record(self, ids, scores):
+        seen.append(ids[0].tolist())
+        return scores
+
+    monkeypatch.setattr(RepetitionPenaltyLogitsProcessor, "__call__", record)
+    sampling = Sampling(1.0, processors=(RepetitionPenaltyLogitsProcessor(1.7),))
+    lazy = sampling.processed(logits_of(0), TREE, CONTEXT)
+    assert not seen
+    lazy[4], lazy[4]
+    assert seen == [[*CONTEXT, *TREE.tokens[TREE.path_to(4)[1:]].tolist()]]
+
+
+def test_a_processor_that_nothing_is_known_of_is_asked_about_all_rows_at_once():
+    """One that keeps state shows it then, and is refused."""
+    processed = Sampling(1.0, processors=(lambda ids, scores: scores,)).processed(logits_of(0), TREE, CONTEXT)
+    assert isinstance(processed, Tensor)
+
+
+def test_what_needs_no_processing_is_handed_on():
+    logits = logits_of(0)
+    assert Sampling().processed(logits, TREE, CONTEXT) is logits
+
+
+@pytest.mark.parametrize("sampling", SETTINGS, ids=repr)
+@pytest.mark.parametrize("verifier", [match, greedy], ids=["match", "greedy"])
+def test_the_verdict_is_the_same(sampling, verifier):
+    """The uniform behind a token is fixed by its place, so it does not matter which rows were looked at before."""
+    for seed in range(30):
+        logits = logits_of(seed)
+        # Likely draws on the tree, so that paths are followed.
+        logits[torch.from_numpy(TREE.parents[1:]), torch.from_numpy(TREE.tokens[1:])] += 4
+        eager = verifier(TREE, sampling.process(logits, TREE, CONTEXT), Random(seed))
+        assert verifier(TREE, sampling.processed(logits, TREE, CONTEXT), Random(seed)) == eager

@@ -2,7 +2,7 @@
 
 import ast
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -13,7 +13,7 @@ PACKAGE = Path(opt_tree.__file__).parent
 SOURCES = sorted(PACKAGE.rglob("*.py"))
 SCRIPTS = sorted((PACKAGE.parent / "evaluation").rglob("*.py"))
 
-# DESIGN.md: tree <- pool, attention, sampling <- cache, lm <- families <- decode <- presets, hf <- evaluation, demos.
+# docs/design.md, "The parts": imports go down.
 # A module imports modules of lower tiers only; a family (a folder) also itself, and never another family.
 TIERS: tuple[set[str], ...] = (
     {"tree"},
@@ -21,11 +21,13 @@ TIERS: tuple[set[str], ...] = (
     {"children", "sampling", "cache", "support"},
     {"pool", "engines"},
     {"lm"},
+    {"compiling"},
+    {"checkpoints"},
     {"policies", "drafters", "verifiers"},
     {"controllers"},
     {"decode"},
-    {"presets", "hf", "checkpoints", "display"},
-    {"compat"},
+    {"presets", "hf", "pairs", "display"},
+    {"compat", "inflate"},
     {"training", "__init__"},
 )
 TIER = {name: tier for tier, names in enumerate(TIERS) for name in names}
@@ -75,7 +77,7 @@ def test_imports_go_down(path: Path) -> None:
 
 @pytest.mark.parametrize("path", SOURCES + SCRIPTS, ids=name_of)
 def test_no_device_is_written_down(path: Path) -> None:
-    """A tensor's device decides (DESIGN.md, invariant 6)."""
+    """A tensor's device decides (docs/design.md, what always holds, 6)."""
     found = re.findall(r"\.cuda\(|[\"']cuda:\d+[\"']", path.read_text())
     assert not found, f"{name_of(path)}: {found}"
 
@@ -122,3 +124,55 @@ def test_the_rules_above_see_something() -> None:
     assert {"children", "pool"} == set(imported(PACKAGE / "policies" / "opt.py"))
     assert "hf" not in set(imported(PACKAGE / "decode.py"))  # only where `__call__` runs
     assert SCRIPTS
+
+
+# The evaluation: commands, and behind each a room (a folder, or a module beside them).
+
+EVALUATION = PACKAGE.parent / "evaluation"
+FLOORS = 5
+
+
+def place(path: Path) -> str:
+    """The room of a file: evaluation/compare/plots.py is in compare."""
+    return path.relative_to(EVALUATION).with_suffix("").parts[0]
+
+
+def arrows(name: Callable[[Path], str]) -> dict[str, set[str]]:
+    """Who imports whom in the evaluation, wherever in a file it does; `name` says what is taken for one."""
+    modules = {f"evaluation.{'.'.join(path.relative_to(EVALUATION).with_suffix('').parts)}": path for path in SCRIPTS}
+    found: dict[str, set[str]] = {name(path): set() for path in SCRIPTS}
+    for path in SCRIPTS:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom) and node.module:
+                taken = [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
+                found[name(path)] |= {name(modules[module]) for module in taken if module in modules}
+    return {one: others - {one} for one, others in found.items()}
+
+
+def floors(graph: dict[str, set[str]]) -> dict[str, int]:
+    """Each stands above all that it imports; ValueError for a circle."""
+
+    def floor(one: str, above: tuple[str, ...] = ()) -> int:
+        if one in above:
+            raise ValueError(f"a circle: {' -> '.join((*above, one))}")
+        return 1 + max((floor(other, (*above, one)) for other in graph[one]), default=0)
+
+    return {one: floor(one) for one in graph}
+
+
+def test_no_module_of_the_evaluation_is_in_a_circle() -> None:
+    assert max(floors(arrows(name_of)).values()) > 3
+
+
+def test_the_rooms_stand_on_few_floors_and_know_few_others() -> None:
+    rooms = arrows(place)
+    assert max(floors(rooms).values()) <= FLOORS
+    assert sum(map(len, rooms.values())) <= 40
+    assert {"run", "questions", "answers", "report", "compare", "exactness", "latency", "demo"} <= rooms.keys()
+    with pytest.raises(ValueError, match="a circle: a -> b -> a"):
+        floors({"a": {"b"}, "b": {"a"}})
+
+
+@pytest.mark.parametrize("path", SOURCES + SCRIPTS, ids=name_of)
+def test_nothing_outside_the_repository_is_named(path: Path) -> None:
+    assert "../" not in path.read_text()

@@ -15,16 +15,16 @@ from transformers import AutoModelForCausalLM, LlamaForCausalLM, PreTrainedToken
 from transformers.cache_utils import DynamicCache
 
 from opt_tree.drafters.eagle import EagleHead
-from opt_tree.training import demo
+from opt_tree.training import calibrate, data, recipe
 from opt_tree.training.data import Document, heldout_prompts, read_corpus, render
 from opt_tree.training.distil import distillation_loss, load_teacher
 from opt_tree.training.distil import make_loss as distil_loss
 from opt_tree.training.eagle import Objective, Unrolled, new_head, save_head
 from opt_tree.training.eagle import make_loss as eagle_loss
+from opt_tree.training.files import last_checkpoint, whole
 from opt_tree.training.lm import Shape, save_model
 from opt_tree.training.optimizer import MuonAdamW
 from opt_tree.training.outputs import answer, load_documents, save_documents
-from opt_tree.training.products import last_checkpoint, whole
 from opt_tree.training.stream import OWN, Blocks, Mixture, TokenDocuments, build_stream, collate
 from opt_tree.training.tokenizer import train_tokenizer, training_texts
 from opt_tree.training.trainer import (
@@ -366,12 +366,12 @@ def test_what_has_its_own_name_is_whole(tmp_path: Path) -> None:
     assert (tmp_path / "a.npz").read_text() == "whole"
 
 
-@pytest.mark.parametrize("preset", demo.PRESETS)
+@pytest.mark.parametrize("preset", recipe.SIZES)
 def test_every_stage_of_a_preset_is_a_command_line_that_its_command_takes(preset: str, tmp_path: Path) -> None:
     made: set[Path] = set()
-    for stage in demo.stages(demo.PRESETS[preset], tmp_path):
+    for stage in recipe.stages(recipe.SIZES[preset], tmp_path):
         command = importlib.import_module(f"opt_tree.training.{stage.module}")
-        args = command.new_parser().parse_args(stage.arguments.split())
+        args = command.new_parser().parse_args([*stage.arguments.split(), "--data", corpora(tmp_path)])
         read = [getattr(args, name) for name in ("tokenizer", "model", "target") if hasattr(args, name)]
         assert set(read) <= made, stage.name
         if hasattr(args, "own"):
@@ -379,7 +379,7 @@ def test_every_stage_of_a_preset_is_a_command_line_that_its_command_takes(preset
         assert args.output in (stage.product, stage.product.parent)
         if stage.trains:
             schedule = from_fields(Schedule, args)
-            processes = demo.PRESETS[preset].processes
+            processes = recipe.SIZES[preset].processes
             assert schedule.batch % (schedule.micro_batch * processes) == schedule.micro_batch % schedule.block == 0
             assert sum(share for share, _ in schedule.row_lengths) == pytest.approx(1)
             assert all(schedule.block % length == 0 for _, length in schedule.row_lengths)
@@ -389,7 +389,7 @@ def test_every_stage_of_a_preset_is_a_command_line_that_its_command_takes(preset
 def test_a_recipe_that_was_stopped_goes_on_where_it_was(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    plan = demo.stages(demo.TINY, tmp_path)
+    plan = recipe.stages(recipe.TINY, tmp_path)
     commands: list[list[str]] = []
     dies: set[str] = {"cured-1"}
 
@@ -405,17 +405,26 @@ def test_a_recipe_that_was_stopped_goes_on_where_it_was(
         stage.product.mkdir(parents=True)
         (stage.product / "made-by").write_text(stage.name)
 
-    monkeypatch.setattr(demo.subprocess, "run", fake)
-    line = ["--work", str(tmp_path), "--preset", "tiny", "--install", str(tmp_path / "family")]
+    monkeypatch.setattr(recipe.subprocess, "run", fake)
+    line = [
+        "--data",
+        corpora(tmp_path),
+        "--work",
+        str(tmp_path),
+        "--preset",
+        "tiny",
+        "--install",
+        str(tmp_path / "family"),
+    ]
     with pytest.raises(SystemExit, match="2"):
-        demo.main(line)
+        recipe.main(line)
     assert "stage cured-1 failed with exit status -9" in capsys.readouterr().err
     assert [("--resume" in command, "--nproc-per-node" in command) for command in commands] == [
         (False, False), (False, True), (False, False), (False, True)
     ]  # fmt: skip
     commands.clear()
     dies.clear()
-    demo.main(line)
+    recipe.main(line)
     assert len(commands) == len(plan) - 3
     assert [stage.name for stage, command in zip(plan[3:], commands, strict=True) if "--resume" in command] == [
         "cured-1"
@@ -423,7 +432,7 @@ def test_a_recipe_that_was_stopped_goes_on_where_it_was(
     made_by = {part.name: (part / "made-by").read_text() for part in (tmp_path / "family").iterdir()}
     assert made_by == {"target": "cured-2", "draft": "draft", "eagle": "eagle"}
     commands.clear()
-    demo.main(line)
+    recipe.main(line)
     assert commands == []
 
 
@@ -439,5 +448,27 @@ def test_the_recipe_refuses_what_cannot_be(tmp_path: Path, capsys: pytest.Captur
         (["--until", "own", "--install", "x"], "--until own stops before it is there"),
     ):
         with pytest.raises(SystemExit, match="2"):
-            demo.main(["--work", str(tmp_path), *more])
+            recipe.main(["--data", corpora(tmp_path), "--work", str(tmp_path), *more])
         assert message in capsys.readouterr().err
+
+
+def corpora(folder: Path) -> str:
+    """A folder that looks like one of corpora."""
+    (folder / "corpora").mkdir(exist_ok=True)
+    (folder / "corpora" / "chat_x.jsonl.xz").touch()
+    return str(folder / "corpora")
+
+
+def test_corpora_that_are_not_here_are_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv(data.VARIABLE, raising=False)
+    for main, given in ((recipe.main, ["--work", str(tmp_path)]), (calibrate.main, [])):
+        with pytest.raises(SystemExit, match="2"):
+            main(given)
+        error = capsys.readouterr().err.splitlines()[-1]
+        assert "opt_tree/demo/README.md" in error and "error: " in error
+    monkeypatch.setenv(data.VARIABLE, str(tmp_path))
+    with pytest.raises(SystemExit, match="2"):
+        recipe.main(["--work", str(tmp_path)])
+    assert f"no chat_*.jsonl.xz or text_*.jsonl.xz in {tmp_path}" in capsys.readouterr().err

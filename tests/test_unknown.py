@@ -7,13 +7,13 @@ from conftest import TableDrafter, hashed_laws
 from hypothesis import given
 from hypothesis import strategies as st
 
-from opt_tree import Random, Static, TopK
+from opt_tree import Random, TopK
 from opt_tree.children import IID, BestAndDraw, Children, Few, Layer, WithoutReplacement
 from opt_tree.decode import draft
-from opt_tree.policies import Delayed, DynamicDepth, DySpec, Eagle2, OptTree, Rheo, Sampled, SequoiaTree, Talon
+from opt_tree.policies import POLICIES, Eagle2, OptTree, Rheo, Sampled, make_policy
+from opt_tree.policies.registry import takes
 from opt_tree.policies.talon import LayerBest
 from opt_tree.pool import CandidatePool
-from opt_tree.presets import HALVING
 from opt_tree.probabilities import log_probs_of, probs_of
 
 VOCAB = 7
@@ -26,22 +26,12 @@ KINDS: list[Children] = [
     WithoutReplacement(total=5),
     BestAndDraw(5),
 ]
-POLICIES = [
-    OptTree(6, 0.0, 3),
-    OptTree(6, 0.3, 3),
-    Eagle2(2, 2, 6),
-    DynamicDepth(2, 3, 6, -9.0, (1, 2)),
-    Talon(0.1, 6, 2, 3),
-    SequoiaTree(HALVING, 6, 3),
-    Static.kary(2, 3),
-    Static(Static.kary(2, 2).paths, IID),
-    Static(Static.kary(2, 2).paths, WithoutReplacement),
-    Sampled.chains(2, 3),
-    Sampled.kary(2, 2, replacement=False),
-    Delayed(1, 2, 2),
-    DySpec(6, 0.0, 3),
-    Rheo(6, 0.0, 3),
+TREES = [
+    make_policy(name, 6, siblings)
+    for name in POLICIES
+    for siblings in ((TopK, IID, WithoutReplacement) if takes(name, "siblings") else (TopK,))
 ]
+TREES += [OptTree(6, 0.0, 3), Rheo(6, 0.0, 3), Eagle2(2, 2, 6), Sampled.kary(2, 2, replacement=False)]
 
 
 def layer(log_probs: torch.Tensor, floor: float = -np.inf) -> Layer:
@@ -65,7 +55,7 @@ def test_picking_is_as_if_the_unknown_rows_were_not_there(children, floor, unkno
     assert picked.rows.tolist() == known[alone.rows].tolist()
 
 
-@pytest.mark.parametrize("policy", POLICIES, ids=repr)
+@pytest.mark.parametrize("policy", TREES, ids=repr)
 @given(unknown=st.sets(st.integers(0, 9)), seed=st.integers(0, 9))
 def test_a_node_that_nothing_is_known_about_is_a_leaf(policy, unknown, seed):
     """By the last two tokens of the path: the root among them, and nodes of every depth."""

@@ -69,7 +69,7 @@ def disjoint_laws(side: int) -> Laws:
     return law
 
 
-# Target and drafter; the last is what DESIGN.md works out by hand, with p > q on two tokens.
+# Target and drafter; the last is what docs/design.md works out by hand, with p > q on two tokens.
 LAWS: dict[str, tuple[Laws, Laws]] = {
     "random": (hashed_laws(1, VOCAB), hashed_laws(2, VOCAB)),
     "zeros": (hashed_laws(3, VOCAB, 3), hashed_laws(4, VOCAB, 3)),
@@ -195,7 +195,7 @@ def specinfer(children: list[int], target: np.ndarray, drafter: np.ndarray, rand
 
 
 def test_a_rule_for_sampled_children_is_wrong_on_the_most_probable_ones() -> None:
-    """DESIGN.md, "Why the children's law is a type": no figure of speed or acceptance shows it; the law does."""
+    """docs/design.md, "Why the kind of children is a type": no figure of speed or acceptance shows it; this does."""
     target, drafter = np.array([0.2, 0.5, 0.3]), np.array([0.6, 0.3, 0.1])
 
     def on_top_two(random: EnumeratingRandom) -> int:

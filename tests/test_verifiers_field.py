@@ -493,7 +493,7 @@ def test_block_verification_takes_every_chain(policy: TreePolicy) -> None:
 
 def test_typical_acceptance_is_refused_unless_asked_for_and_is_lossy() -> None:
     target, drafter, sampling = LAWS["by hand"]
-    with pytest.raises(TypeError, match="typical does not keep the target's law; say lossy=True"):
+    with pytest.raises(TypeError, match="typical does not keep the target's distribution; say lossy=True"):
         Decoder(TableTarget(target, VOCAB), TableDrafter(drafter), Sampled.chain(1), typical)
     decoder = Decoder(TableTarget(target, VOCAB), TableDrafter(drafter), Sampled.chain(1), typical, lossy=True)
     law = law_of(lambda random: next(decoder.steps([0], 2, sampling, random)).tokens[0])
@@ -511,9 +511,9 @@ def test_typical_acceptance_keeps_the_longest_plausible_path() -> None:
 def test_a_verifier_of_sampled_children_needs_their_laws() -> None:
     tree = Tree(np.array([0, 1]), np.array([-1, 0]), np.zeros(2), np.array([0, -1]))
     for verifier in (naive, traversal):
-        with pytest.raises(ValueError, match="does not hold the laws"):
+        with pytest.raises(ValueError, match="does not hold the distributions"):
             verifier(tree, torch.zeros(2, VOCAB), Random())
-        with pytest.raises(ValueError, match="does not hold the laws"):
+        with pytest.raises(ValueError, match="does not hold the distributions"):
             block_efficiency(tree, torch.ones(2, VOCAB) / VOCAB, verifier)
     assert block_efficiency(tree, torch.ones(2, VOCAB) / VOCAB, match) == pytest.approx(1 + 1 / 3)
 

@@ -3,5 +3,6 @@
 from opt_tree.controllers.base import Controller
 from opt_tree.controllers.fixed import Fixed
 from opt_tree.controllers.scheduled import Scheduled
+from opt_tree.controllers.thompson import BetaLength, Thompson
 
-__all__ = ["Controller", "Fixed", "Scheduled"]
+__all__ = ["BetaLength", "Controller", "Fixed", "Scheduled", "Thompson"]

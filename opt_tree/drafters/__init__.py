@@ -3,6 +3,28 @@
 from opt_tree.drafters.base import Drafter, DrafterAround
 from opt_tree.drafters.causal_lm import CausalLMDrafter
 from opt_tree.drafters.eagle import EagleDrafter, EagleHead
+from opt_tree.drafters.grafted import Grafted
+from opt_tree.drafters.ngram import NGramDrafter
+from opt_tree.drafters.ngram_recycling import NGramRecycling
+from opt_tree.drafters.rasd import Rasd
+from opt_tree.drafters.recycling import TokenRecycling
+from opt_tree.drafters.registry import load_drafter
 from opt_tree.drafters.sharpened import Sharpened
+from opt_tree.drafters.store import Store, StoreDrafter
 
-__all__ = ["CausalLMDrafter", "Drafter", "DrafterAround", "EagleDrafter", "EagleHead", "Sharpened"]
+__all__ = [
+    "CausalLMDrafter",
+    "Drafter",
+    "DrafterAround",
+    "EagleDrafter",
+    "EagleHead",
+    "Grafted",
+    "NGramDrafter",
+    "NGramRecycling",
+    "Rasd",
+    "Sharpened",
+    "Store",
+    "StoreDrafter",
+    "TokenRecycling",
+    "load_drafter",
+]

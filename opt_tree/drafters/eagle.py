@@ -5,9 +5,10 @@ Owns the head (`EagleHead`, the published checkpoint layout) and the drafter aro
 own output layer is applied.
 """
 
+import json
 from collections.abc import Mapping
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import torch
 from jaxtyping import Float, Int
@@ -15,6 +16,7 @@ from torch import Tensor, nn
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRotaryEmbedding
 
+from opt_tree.checkpoints import CheckpointError, find_file, load_tensors, one_line
 from opt_tree.drafters.base import Drafter
 from opt_tree.lm import Buckets, CausalLM
 from opt_tree.pool import Frontier
@@ -187,3 +189,35 @@ class EagleDrafter(Drafter):
     @property
     def settings(self) -> dict[str, Any]:
         return {"draft_dtype": str(self.lm.dtype).removeprefix("torch.")}
+
+
+def load_eagle(path: str, target: CausalLM, buckets: Buckets | None = None) -> EagleDrafter:
+    """Load an EAGLE-1/2 head as published: `config.json` and `model.safetensors` or `pytorch_model.bin`.
+
+    Weights come to the target's dtype and device. `embed_tokens` may be absent: then the target's is used. Missing,
+    unexpected and misshapen tensors are all named.
+    """
+    config = _eagle_config(path)
+    if "d2t" in (tensors := load_tensors(path)) or "midlayer.self_attn.q_proj.weight" in tensors:
+        raise CheckpointError(f"{path} is an EAGLE-3 head; this library loads EAGLE-1 and EAGLE-2 heads")
+    embeddings = cast(Tensor, target.model.get_input_embeddings().weight)
+    if "embed_tokens.weight" not in tensors:
+        tensors["embed_tokens.weight"] = embeddings.detach()[: config.vocab_size]
+    try:
+        head = EagleHead(config)
+        head.load_published(tensors, "it")
+        output = target.model.get_output_embeddings().weight
+        return EagleDrafter(head.to(output.device, target.dtype).eval().requires_grad_(False), target, buckets)
+    except ValueError as error:
+        raise CheckpointError(f"cannot use {path}: {error}") from error
+
+
+def _eagle_config(path: str) -> LlamaConfig:
+    """Read a head's config.json. Heads name no model type of their own: all are one Llama layer."""
+    file = find_file(path, "config.json")
+    try:
+        raw = json.loads(file.read_text())
+        own = {key: value for key, value in raw.items() if key not in ("architectures", "model_type")}
+        return LlamaConfig(**own)
+    except Exception as error:  # strict configs raise errors of their own kind
+        raise CheckpointError(f"{file} is not the config of an EAGLE head: {one_line(error)}") from error

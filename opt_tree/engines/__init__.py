@@ -1,6 +1,7 @@
 """Engines: how one forward is computed."""
 
+from opt_tree.engines.aot import Compiled, CompileError
 from opt_tree.engines.base import Engine, Forward
 from opt_tree.engines.eager import Eager
 
-__all__ = ["Eager", "Engine", "Forward"]
+__all__ = ["CompileError", "Compiled", "Eager", "Engine", "Forward"]

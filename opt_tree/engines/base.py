@@ -36,6 +36,13 @@ class Forward:
 class Engine(ABC):
     """Computes forwards of one model over one cache."""
 
+    name: str
+    """In a word, for a reader: "eager", "aot"."""
+    least_rows: int = 1
+    """Forwards of fewer rows are padded to this many before they get here."""
+    layers: tuple[int, ...] = ()
+    """The layers whose hidden states are returned."""
+
     @abstractmethod
     def run(self, forward: Forward) -> Output:
         """Write the rows into the cache; return their logits (or the last row's) and the watched features."""

@@ -7,7 +7,8 @@ from opt_tree.policies.dyspec import DySpec
 from opt_tree.policies.eagle2 import Eagle2
 from opt_tree.policies.greedy_static import greedy_static_tree
 from opt_tree.policies.opt import OptTree
-from opt_tree.policies.rates import AcceptanceRates
+from opt_tree.policies.rates import HALVING, AcceptanceRates
+from opt_tree.policies.registry import POLICIES, make_policy
 from opt_tree.policies.rheo import Rheo
 from opt_tree.policies.sampled import Sampled
 from opt_tree.policies.sequoia import SequoiaTree
@@ -15,6 +16,8 @@ from opt_tree.policies.static import Static
 from opt_tree.policies.talon import Talon
 
 __all__ = [
+    "HALVING",
+    "POLICIES",
     "AcceptanceRates",
     "Delayed",
     "DySpec",
@@ -28,4 +31,5 @@ __all__ = [
     "Talon",
     "TreePolicy",
     "greedy_static_tree",
+    "make_policy",
 ]

@@ -29,6 +29,11 @@ class AcceptanceRates:
             if not 0 <= rate <= 1:
                 raise ValueError(f"an acceptance rate must lie in [0, 1], got {rate}")
 
+    @property
+    def depths(self) -> int:
+        """Depths that have rates of their own."""
+        return len(self.by_depth)
+
     def below(self, depth: int) -> Rates:
         """The rates of the children of a node at `depth` (root: 0), or of all depths where it was not measured."""
         own = self.by_depth[depth] if depth < len(self.by_depth) else ()
@@ -60,3 +65,7 @@ class AcceptanceRates:
         if children not in known:
             raise ValueError(f"{path} has no rates of {children} children, only of {', '.join(known) or 'none'}")
         return known[children]
+
+
+HALVING = AcceptanceRates(tuple(0.5 ** (rank + 1) for rank in range(10)))
+"""Acceptance rates for want of measured ones: each rank half as often as the one before it."""

@@ -4,14 +4,14 @@ Maximum likelihood of the target's own greedy choices, along its own answers to 
 where the target's choice is known and the drafter's distribution was computed (temperature scaling, arXiv:1706.04599).
 The result goes beside the drafter as `calibration.json`, where `load_pair` picks it up for temperature 0.
 
-    python -m opt_tree.training.calibrate                    # the embedded pair
-    python -m opt_tree.training.calibrate --eagle demo
-    python -m opt_tree.training.calibrate --target T --drafter D --prompts my_prompts.jsonl
+    python -m opt_tree.training.calibrate --data CORPORA                         # the embedded pair
+    python -m opt_tree.training.calibrate --data CORPORA --drafter eagle:demo
+    python -m opt_tree.training.calibrate --target T --drafter lm:D --prompts my_prompts.jsonl
 """
 
 import argparse
 import json
-import sys
+import os
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -21,15 +21,17 @@ from jaxtyping import Float
 from torch import Tensor
 from tqdm import tqdm
 
-from opt_tree.checkpoints import CALIBRATION, DEMO, Pair, load_pair
+from opt_tree.checkpoints import CALIBRATION, resolve
 from opt_tree.children import Few
 from opt_tree.decode import Decoder
 from opt_tree.drafters import Drafter, DrafterAround, Sharpened
+from opt_tree.drafters.registry import KINDS, parse_spec
+from opt_tree.pairs import Pair, load_pair
 from opt_tree.policies import OptTree
 from opt_tree.pool import Frontier
 from opt_tree.probabilities import log_probs_of
 from opt_tree.step import Outcome, Step
-from opt_tree.training.data import DEFAULT_DATA, heldout_prompts
+from opt_tree.training.data import VARIABLE, heldout_prompts
 
 REPORT_PROMPTS = 40
 """The first held-out prompts are kept for figures that are reported; fitting and checking use those behind them."""
@@ -137,10 +139,13 @@ def fit(pair: Pair, prompts: list[list[int]], policy: OptTree, max_new_tokens: i
 def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("--target", default="demo")
-    parser.add_argument("--drafter", help="a causal LM; default: the embedded one")
-    parser.add_argument("--eagle", help="an EAGLE head instead of --drafter")
+    named = parser.add_mutually_exclusive_group()
+    named.add_argument("--drafter", default="lm:demo", help="a spec: lm:MODEL, eagle:HEAD, ... (default: %(default)s)")
+    named.add_argument("--eagle", dest="drafter", type="eagle:".__add__, metavar="HEAD", help="--drafter eagle:HEAD")
     parser.add_argument("--prompts", help="JSONL with `prompt`, `text` or `turns`; default: held-out corpus prompts")
-    parser.add_argument("--data", default=DEFAULT_DATA, help="corpus folder for the held-out prompts")
+    parser.add_argument(
+        "--data", default=os.environ.get(VARIABLE), help=f"corpus folder, where --prompts is not given (${VARIABLE})"
+    )
     parser.add_argument("--count", type=int, default=80, help="prompts to use, half to fit and half to check")
     parser.add_argument("--nodes", type=int, default=60)
     parser.add_argument("--threshold", type=float, default=0.2)
@@ -154,7 +159,7 @@ def main(arguments: list[str] | None = None) -> None:
     try:
         _run(options)
     except (ValueError, OSError) as error:
-        sys.exit(f"error: {error}")
+        parser.error(str(error))
 
 
 def _run(options: argparse.Namespace) -> None:
@@ -162,10 +167,13 @@ def _run(options: argparse.Namespace) -> None:
     if options.count < 2:
         raise ValueError(f"--count must be at least 2, got {options.count}")
     policy = OptTree(options.nodes, options.threshold, options.max_depth)
-    pair = load_pair(
-        options.target, options.drafter, options.eagle, dtype=options.dtype, device=options.device, bare=True
-    )
-    folder = _drafter_folder(options)
+    if not options.prompts and not options.data:
+        raise ValueError(
+            "fitting needs prompts: --prompts FILE.jsonl, or --data with the corpora whose held-out prompts are meant "
+            "(opt_tree/demo/README.md names them)"
+        )
+    folder = _drafter_folder(options.drafter, options.output)
+    pair = load_pair(options.target, options.drafter, dtype=options.dtype, device=options.device, bare=True)
     prompts = [pair.encode(text) for text in _prompts(options, pair)]
     half = len(prompts) // 2
     temperature = fit(pair, prompts[:half], policy, options.max_new_tokens)
@@ -190,18 +198,18 @@ def _run(options: argparse.Namespace) -> None:
         **{title: {k: round(float(v), 4) for k, v in vars(row).items()} for title, row in rows.items()},
     }
     (folder / CALIBRATION).write_text(json.dumps(record, indent=2) + "\n")
-    print(json.dumps(record))
+    print(f"written: {folder / CALIBRATION}")
 
 
-def _drafter_folder(options: argparse.Namespace) -> Path:
+def _drafter_folder(spec: str, output: str | None) -> Path:
     """Where the result is stored; a drafter from the Hub has no folder of its own, so --output must name one."""
-    if options.output:
-        Path(options.output).mkdir(parents=True, exist_ok=True)
-        return Path(options.output)
-    name = options.eagle or options.drafter or "demo"
-    folder = DEMO / ("eagle" if options.eagle else "draft") if name == "demo" else Path(name)
-    if not folder.is_dir():
-        raise ValueError(f"{name} is not a local folder; say with --output where the calibration should go")
+    if output:
+        Path(output).mkdir(parents=True, exist_ok=True)
+        return Path(output)
+    kind, path = parse_spec(spec)
+    folder = Path(resolve(path, KINDS[kind].part or ""))
+    if not path or not folder.is_dir():
+        raise ValueError(f"{spec} is not a local folder; say with --output where the calibration should go")
     return folder
 
 

@@ -4,9 +4,11 @@ A corpus folder holds `chat_*.jsonl.xz` (`{"messages": [...]}`) and `text_*.json
 owns what a document is and on which side of the split it lies; it knows nothing of token streams (`stream.py`).
 """
 
+import argparse
 import hashlib
 import json
 import lzma
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +17,7 @@ from typing import Literal
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
-DEFAULT_DATA = "../shared/data/corpus"
+VARIABLE = "OPT_TREE_CORPUS"
 HELD_OUT_PER_MILLE = 15
 Split = Literal["train", "heldout"]
 
@@ -50,6 +52,26 @@ class Document:
         plain = "".join(filter(str.isalnum, key.lower()))
         digest = hashlib.blake2b(plain.encode(), digest_size=8).digest()
         return "heldout" if int.from_bytes(digest) % 1000 < HELD_OUT_PER_MILLE else "train"
+
+
+def add_data(parser: argparse.ArgumentParser) -> None:
+    """Add --data, which must name a corpus folder; $OPT_TREE_CORPUS does as well."""
+    parser.add_argument(
+        "--data", type=_folder, default=os.environ.get(VARIABLE, ""), help=f"corpus folder (default: ${VARIABLE})"
+    )
+
+
+def _folder(text: str) -> Path:
+    if not text:
+        raise argparse.ArgumentTypeError(
+            f'name a folder of corpora, here or in ${VARIABLE}: chat_*.jsonl.xz with {{"messages": [...]}} and '
+            'text_*.jsonl.xz with {"text": ...} a line; opt_tree/demo/README.md says where to get those used here'
+        )
+    try:
+        corpus_names(Path(text))
+    except FileNotFoundError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+    return Path(text)
 
 
 def corpus_names(folder: Path) -> list[str]:

@@ -22,8 +22,8 @@ from transformers.models.llama.modeling_llama import apply_rotary_pos_emb, repea
 
 from opt_tree.drafters.eagle import EagleHead
 from opt_tree.training.distil import add_teacher, distillation_loss, load_teacher
+from opt_tree.training.files import whole
 from opt_tree.training.outputs import load_documents
-from opt_tree.training.products import whole
 from opt_tree.training.trainer import (
     Loss,
     Schedule,

@@ -22,7 +22,7 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from opt_tree.training.products import whole
+from opt_tree.training.files import whole
 from opt_tree.training.trainer import (
     Schedule,
     add_fields,

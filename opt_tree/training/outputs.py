@@ -13,8 +13,8 @@ import torch
 from tqdm import tqdm
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
-from opt_tree.training.data import DEFAULT_DATA, Draw, draw_prompts, read_prompts
-from opt_tree.training.products import whole
+from opt_tree.training.data import Draw, add_data, draw_prompts, read_prompts
+from opt_tree.training.files import whole
 from opt_tree.training.stream import TokenDocuments
 
 
@@ -77,7 +77,7 @@ def load_documents(folder: Path) -> TokenDocuments:
 def new_parser() -> argparse.ArgumentParser:
     """Return the command line."""
     parser = argparse.ArgumentParser(description="Write a target's own greedy answers to training prompts.")
-    parser.add_argument("--data", type=Path, default=Path(DEFAULT_DATA), help="corpus folder")
+    add_data(parser)
     parser.add_argument("--target", type=Path, required=True, help="model folder, with its tokenizer")
     parser.add_argument("--output", type=Path, required=True, help="folder of the parts")
     parser.add_argument("--prompts", type=int, default=6000, help="prompts in all parts together")

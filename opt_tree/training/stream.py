@@ -17,7 +17,7 @@ from tqdm import tqdm
 from transformers import PreTrainedTokenizerBase
 
 from opt_tree.training.data import Split, read_corpus, render
-from opt_tree.training.products import whole
+from opt_tree.training.files import whole
 
 FORMAT = 1  # part of every cache key: raise it when the split, the rendering or the order of a stream changes
 OWN = "own"

@@ -10,8 +10,8 @@ from pathlib import Path
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
 
-from opt_tree.training.data import DEFAULT_DATA, corpus_names, read_corpus
-from opt_tree.training.products import whole
+from opt_tree.training.data import add_data, corpus_names, read_corpus
+from opt_tree.training.files import whole
 
 BOS, EOS, USER, ASSISTANT, PAD = "<|begin|>", "<|end|>", "<|user|>", "<|assistant|>", "<|pad|>"
 SPECIALS = [BOS, EOS, USER, ASSISTANT, PAD]
@@ -72,7 +72,7 @@ def train_tokenizer(texts: Iterator[str], vocab: int) -> PreTrainedTokenizerFast
 def new_parser() -> argparse.ArgumentParser:
     """Return the command line."""
     parser = argparse.ArgumentParser(description="Train the demo models' tokenizer.")
-    parser.add_argument("--data", type=Path, default=Path(DEFAULT_DATA), help="corpus folder")
+    add_data(parser)
     parser.add_argument("--output", type=Path, required=True, help="folder of the tokenizer")
     parser.add_argument("--vocab", type=int, default=8192, help="tokens, specials included")
     return parser

@@ -18,9 +18,9 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset, Sampler, SequentialSampler
 from transformers import PreTrainedTokenizerBase, Trainer, TrainingArguments, set_seed
 
-from opt_tree.training.data import DEFAULT_DATA, corpus_names
+from opt_tree.training.data import add_data, corpus_names
+from opt_tree.training.files import last_checkpoint
 from opt_tree.training.optimizer import MuonAdamW
-from opt_tree.training.products import last_checkpoint
 from opt_tree.training.stream import OWN, Blocks, Mixture, TokenDocuments, build_stream, collate
 
 T = TypeVar("T")
@@ -222,7 +222,7 @@ def from_fields(options: type[T], args: argparse.Namespace) -> T:
 def training_parser(description: str, schedule: Schedule) -> argparse.ArgumentParser:
     """Return a command line with what every training command takes; `schedule` gives the defaults of its fields."""
     parser = argparse.ArgumentParser(description=description)
-    parser.add_argument("--data", type=Path, default=Path(DEFAULT_DATA), help="corpus folder")
+    add_data(parser)
     parser.add_argument("--output", type=Path, required=True, help="folder of checkpoints and, in final/, the result")
     parser.add_argument("--cache", type=Path, help="folder of tokenised corpora (default: OUTPUT/cache)")
     parser.add_argument(

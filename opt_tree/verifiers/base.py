@@ -17,6 +17,7 @@ from torch import Tensor
 from opt_tree.children import Children, TopK
 from opt_tree.probabilities import probs_of
 from opt_tree.random import Random
+from opt_tree.sampling import Logits, whole
 from opt_tree.tree import Tree, fetch
 
 Probs = Float[np.ndarray, " vocab"]
@@ -47,7 +48,7 @@ class Attempt:
     """The distribution of the token emitted behind it."""
 
 
-Attempts = Callable[[Tree, Float[Tensor, "rows vocab"]], Iterable[Attempt]]
+Attempts = Callable[[Tree, Logits], Iterable[Attempt]]
 
 
 @runtime_checkable
@@ -61,7 +62,7 @@ class Verifier(Protocol):
     lossy: bool
     __name__: str
 
-    def __call__(self, tree: Tree, logits: Float[Tensor, "rows vocab"], random: Random) -> Verdict: ...
+    def __call__(self, tree: Tree, logits: Logits, random: Random) -> Verdict: ...
 
 
 def valid_for(
@@ -111,7 +112,7 @@ def below(tree: Tree, rows: Int[np.ndarray, " equal"]) -> Int[np.ndarray, " chil
     return (tree.parents[:, None] == rows).any(1).nonzero()[0]
 
 
-def target_probs_at(logits: Float[Tensor, "rows vocab"], row: int) -> Probs:
+def target_probs_at(logits: Logits, row: int) -> Probs:
     """The target's distribution behind a row."""
     return fetch(probs_of(logits[row]))[0]
 
@@ -157,7 +158,7 @@ def follow(tree: Tree, choice: Callable[[int], int]) -> Verdict:
     return Verdict(tree.path_to(path[-1]).tolist(), wanted[-1])
 
 
-def walk_down(tree: Tree, logits: Float[Tensor, "rows vocab"], random: Random, branching: Branching) -> Verdict:
+def walk_down(tree: Tree, logits: Logits, random: Random, branching: Branching) -> Verdict:
     """Emit a token from the branching rule at the root, and go on at the child that carries it, while there is one.
 
     The top-down walk of the methods that solve one optimal transport problem a node (arXiv:2602.16994).
@@ -174,8 +175,9 @@ def walk_down(tree: Tree, logits: Float[Tensor, "rows vocab"], random: Random, b
         rows = matched
 
 
-def walk_up(tree: Tree, logits: Float[Tensor, "rows vocab"], random: Random, attempts: Attempts) -> Verdict:
-    """Accept the first attempt whose coin says so."""
+def walk_up(tree: Tree, logits: Logits, random: Random, attempts: Attempts) -> Verdict:
+    """Accept the first attempt whose coin says so. Nearly all rows are looked at, so they are processed in one go."""
+    logits = whole(logits)
     for attempt in attempts(tree, logits):
         if random.accept(attempt.probability):
             return Verdict(tree.path_to(attempt.row).tolist(), random.choose(attempt.token_probs))
@@ -215,7 +217,7 @@ def block_efficiency(tree: Tree, target_probs: Float[Tensor, "rows vocab"], veri
 
 def _emitted(
     tree: Tree,
-    logits: Float[Tensor, "rows vocab"],
+    logits: Logits,
     rows: Int[np.ndarray, " equal"],
     children: Int[np.ndarray, " children"],
     branching: Branching,

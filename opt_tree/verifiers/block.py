@@ -3,16 +3,15 @@
 from collections.abc import Iterator
 
 import numpy as np
-from jaxtyping import Float
-from torch import Tensor
 
 from opt_tree.children import IID, WithoutReplacement
 from opt_tree.random import Random
+from opt_tree.sampling import Logits
 from opt_tree.tree import Tree
 from opt_tree.verifiers.base import Attempt, Verdict, draft_probs_at, residual, target_probs_at, valid_for, walk_up
 
 
-def longest_first(tree: Tree, logits: Float[Tensor, "rows vocab"]) -> Iterator[Attempt]:
+def longest_first(tree: Tree, logits: Logits) -> Iterator[Attempt]:
     """Attempt the longest prefix of the chain, then the next shorter one (arXiv:2403.10444, Alg. 2).
 
     w_i = min(1, w_{i-1} p(x_i) / q(x_i)) is the probability that at least i tokens survive; with the excess
@@ -33,7 +32,7 @@ def longest_first(tree: Tree, logits: Float[Tensor, "rows vocab"]) -> Iterator[A
 
 
 @valid_for(IID, WithoutReplacement, attempts=longest_first, chains_only=True)
-def block(tree: Tree, logits: Float[Tensor, "rows vocab"], random: Random) -> Verdict:
+def block(tree: Tree, logits: Logits, random: Random) -> Verdict:
     """Accept the longest prefix that passes its own coin; no verifier of a single chain accepts more on average.
 
     A token that looks bad alone may be kept for what comes behind it. Example, a chain of two, q = (2/3, 1/3) and

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from opt_tree.children import IID, BestAndDraw, TopK, WithoutReplacement
 from opt_tree.random import Random
+from opt_tree.sampling import LazyLogits, Logits
 from opt_tree.tree import Tree, fetch, on_host
 from opt_tree.verifiers.base import Probs, Verdict, follow, valid_for
 
@@ -18,11 +19,13 @@ def _argmax(target: Probs, draft: Float[np.ndarray, " any"], tokens: Int[np.ndar
 
 
 @valid_for(TopK, IID, WithoutReplacement, BestAndDraw, branching=_argmax)
-def greedy(tree: Tree, logits: Float[Tensor, "rows vocab"], random: Random) -> Verdict:
+def greedy(tree: Tree, logits: Logits, random: Random) -> Verdict:
     """Follow the target's argmax from the root as far as the tree reaches. One read-back.
 
     The emitted tokens are the target's own choices, whatever was drafted. Of equal siblings the first one's row counts.
     """
+    if isinstance(logits, LazyLogits):
+        return follow(tree, lambda row: int(logits[row].numpy().argmax()))
     if on_host(logits):
         return follow(tree, _chooser(logits))
     (choice,) = fetch(logits.argmax(-1))

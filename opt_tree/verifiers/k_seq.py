@@ -1,11 +1,11 @@
 """K-sequential selection: all children against one threshold, chosen so that what they take never exceeds p."""
 
 import numpy as np
-from jaxtyping import Float, Int
-from torch import Tensor
+from jaxtyping import Int
 
 from opt_tree.children import IID
 from opt_tree.random import Random
+from opt_tree.sampling import Logits
 from opt_tree.tree import Tree
 from opt_tree.verifiers.base import Probs, Verdict, valid_for, walk_down
 
@@ -46,7 +46,7 @@ def threshold(target: Probs, draft: Probs, k: int) -> float:
 
 
 @valid_for(IID, branching=sequential)
-def k_seq(tree: Tree, logits: Float[Tensor, "rows vocab"], random: Random) -> Verdict:
+def k_seq(tree: Tree, logits: Logits, random: Random) -> Verdict:
     """Try independent children one after the other at a common discount rho (SpecTr).
 
     Accepts at least 1 - 1/e of what is possible. rho = 1 accepts too much as soon as there are two children; rho = k is

@@ -5,10 +5,10 @@ import warnings
 
 import numpy as np
 from jaxtyping import Float, Int
-from torch import Tensor
 
 from opt_tree.children import IID
 from opt_tree.random import Random
+from opt_tree.sampling import Logits
 from opt_tree.tree import Tree
 from opt_tree.verifiers.base import Probs, Verdict, valid_for, walk_down
 from opt_tree.verifiers.naive import first_child
@@ -113,7 +113,7 @@ def tournament(target: Probs, draft: Probs, tokens: Int[np.ndarray, " children"]
 
 
 @valid_for(IID, branching=tournament)
-def khisti(tree: Tree, logits: Float[Tensor, "rows vocab"], random: Random) -> Verdict:
+def khisti(tree: Tree, logits: Logits, random: Random) -> Verdict:
     """Select one of several independent children by a linear programme, then judge it by speculative sampling.
 
     With two children and the programme over all pairs no rule accepts more. Where the solver fails the needier of two

@@ -7,10 +7,10 @@ deterministic children.
 
 import numpy as np
 from jaxtyping import Float, Int
-from torch import Tensor
 
 from opt_tree.children import IID, BestAndDraw, TopK, WithoutReplacement
 from opt_tree.random import Random
+from opt_tree.sampling import LazyLogits, Logits
 from opt_tree.tree import Tree, fetch
 from opt_tree.verifiers.base import Probs, Verdict, follow, valid_for
 
@@ -20,11 +20,13 @@ def _as_target(target: Probs, draft: Float[np.ndarray, " any"], tokens: Int[np.n
 
 
 @valid_for(TopK, IID, WithoutReplacement, BestAndDraw, branching=_as_target)
-def match(tree: Tree, logits: Float[Tensor, "rows vocab"], random: Random) -> Verdict:
+def match(tree: Tree, logits: Logits, random: Random) -> Verdict:
     """Draw the target's next token at every node and follow the draws. One read-back.
 
     Acceptance at a node is the target's mass on its children: P(accept) = sum of p over the distinct ones. Example,
     p = (.2, .5, .3): the children a, c are hit with probability .5, by q = (.6, .3, .1) or by anything else.
     """
+    if isinstance(logits, LazyLogits):
+        return follow(tree, lambda row: int(random.draw(logits[row].softmax(-1)[None], tree.depths[row : row + 1])))
     (choice,) = fetch(random.draw(logits.softmax(-1), tree.depths))
     return follow(tree, choice.tolist().__getitem__)

@@ -1,11 +1,11 @@
 """Multi-round speculative sampling: one child after the other, each against what the rejections before it left over."""
 
 import numpy as np
-from jaxtyping import Float, Int
-from torch import Tensor
+from jaxtyping import Int
 
 from opt_tree.children import IID
 from opt_tree.random import Random
+from opt_tree.sampling import Logits
 from opt_tree.tree import Tree
 from opt_tree.verifiers.base import Probs, Verdict, residual, valid_for, walk_down
 
@@ -25,7 +25,7 @@ def in_rounds(target: Probs, draft: Probs, tokens: Int[np.ndarray, " children"])
 
 
 @valid_for(IID, branching=in_rounds)
-def multi_round(tree: Tree, logits: Float[Tensor, "rows vocab"], random: Random) -> Verdict:
+def multi_round(tree: Tree, logits: Logits, random: Random) -> Verdict:
     """Try the children in the order they were drawn, each against the residual of the ones before it (SpecInfer).
 
     The paper picks the next child uniformly from those left; independent draws have no order, so taking them as they

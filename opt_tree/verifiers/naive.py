@@ -1,11 +1,11 @@
 """Naive tree verification: speculative sampling of the first child, the others only by luck."""
 
 import numpy as np
-from jaxtyping import Float, Int
-from torch import Tensor
+from jaxtyping import Int
 
 from opt_tree.children import IID, WithoutReplacement
 from opt_tree.random import Random
+from opt_tree.sampling import Logits
 from opt_tree.tree import Tree
 from opt_tree.verifiers.base import Probs, Verdict, residual, valid_for, walk_down
 
@@ -23,7 +23,7 @@ def first_child(target: Probs, draft: Probs, tokens: Int[np.ndarray, " children"
 
 
 @valid_for(IID, WithoutReplacement, branching=first_child)
-def naive(tree: Tree, logits: Float[Tensor, "rows vocab"], random: Random) -> Verdict:
+def naive(tree: Tree, logits: Logits, random: Random) -> Verdict:
     """Judge the first child by speculative sampling; a rejection's residual draw may still hit one of its siblings.
 
     NaiveTree in arXiv:2602.16994, table 1; on a chain it is classic speculative sampling. The first child must come

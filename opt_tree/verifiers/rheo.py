@@ -1,11 +1,11 @@
 """Recursive rejection for sibling groups of one sampled child among deterministic ones (RheoSampling)."""
 
 import numpy as np
-from jaxtyping import Float, Int
-from torch import Tensor
+from jaxtyping import Int
 
 from opt_tree.children import BestAndDraw, WithoutReplacement
 from opt_tree.random import Random
+from opt_tree.sampling import Logits
 from opt_tree.tree import Tree
 from opt_tree.verifiers.base import Probs, Verdict, residual, valid_for, walk_down
 from opt_tree.verifiers.without_replacement import without
@@ -29,7 +29,7 @@ def by_proposal(target: Probs, draft: Probs, tokens: Int[np.ndarray, " children"
 
 
 @valid_for(BestAndDraw, WithoutReplacement, branching=by_proposal)
-def rheo(tree: Tree, logits: Float[Tensor, "rows vocab"], random: Random) -> Verdict:
+def rheo(tree: Tree, logits: Logits, random: Random) -> Verdict:
     """Try the best token, the one that was drawn, then the others, each against the distribution that proposed it.
 
     For the trees of arXiv:2609.21827, which judges a group by optimal transport; recursive rejection is exact for the

@@ -3,17 +3,17 @@
 from collections.abc import Iterator
 
 import numpy as np
-from jaxtyping import Float, Int
-from torch import Tensor
+from jaxtyping import Int
 
 from opt_tree.children import IID, WithoutReplacement
 from opt_tree.random import Random
+from opt_tree.sampling import Logits
 from opt_tree.tree import Tree
 from opt_tree.verifiers.base import Attempt, Verdict, below, draft_probs_at, target_probs_at, valid_for, walk_up
 from opt_tree.verifiers.without_replacement import without
 
 
-def leaves_first(tree: Tree, logits: Float[Tensor, "rows vocab"]) -> Iterator[Attempt]:
+def leaves_first(tree: Tree, logits: Logits) -> Iterator[Attempt]:
     """Attempt the first leaf in depth-first order, delete it, and go on until the root (arXiv:2505.12398).
 
     w(root) = 1 and w(child x of v) = min(1, w(v) p(x) / q(x)): the probability that the verdict is v or below. When a
@@ -25,9 +25,7 @@ def leaves_first(tree: Tree, logits: Float[Tensor, "rows vocab"]) -> Iterator[At
     yield from _attempts(tree, logits, np.zeros(1, dtype=np.int64), 1.0)
 
 
-def _attempts(
-    tree: Tree, logits: Float[Tensor, "rows vocab"], rows: Int[np.ndarray, " equal"], weight: float
-) -> Iterator[Attempt]:
+def _attempts(tree: Tree, logits: Logits, rows: Int[np.ndarray, " equal"], weight: float) -> Iterator[Attempt]:
     """The attempts at a node, made of equal rows, and below it."""
     target, root = target_probs_at(logits, int(rows[0])), rows[0] == 0
     children = below(tree, rows)
@@ -48,7 +46,7 @@ def _attempts(
 
 
 @valid_for(IID, WithoutReplacement, attempts=leaves_first)
-def traversal(tree: Tree, logits: Float[Tensor, "rows vocab"], random: Random) -> Verdict:
+def traversal(tree: Tree, logits: Logits, random: Random) -> Verdict:
     """Accept the first path that survives, leaves before their parents.
 
     On a chain it is block verification. Independent draws without their repetitions are draws without replacement, so

@@ -3,11 +3,10 @@
 from collections.abc import Iterator
 
 import numpy as np
-from jaxtyping import Float
-from torch import Tensor
 
 from opt_tree.children import IID, BestAndDraw, TopK, WithoutReplacement
 from opt_tree.random import Random
+from opt_tree.sampling import Logits
 from opt_tree.tree import Tree
 from opt_tree.verifiers.base import Attempt, Verdict, target_probs_at, valid_for, walk_up
 
@@ -15,7 +14,7 @@ EPSILON, DELTA = 0.09, 0.3
 """The paper's epsilon (a hard threshold) and delta (one that falls with the entropy), as in its experiments."""
 
 
-def longest_typical(tree: Tree, logits: Float[Tensor, "rows vocab"]) -> Iterator[Attempt]:
+def longest_typical(tree: Tree, logits: Logits) -> Iterator[Attempt]:
     """Find the longest path of tokens with p(token) > min(epsilon, delta exp(-H(p))) (arXiv:2401.10774)."""
     target_probs = [target_probs_at(logits, row) for row in range(len(tree))]
     plausible = np.ones(len(tree), dtype=bool)
@@ -30,7 +29,7 @@ def longest_typical(tree: Tree, logits: Float[Tensor, "rows vocab"]) -> Iterator
 
 
 @valid_for(TopK, IID, WithoutReplacement, BestAndDraw, attempts=longest_typical, lossy=True)
-def typical(tree: Tree, logits: Float[Tensor, "rows vocab"], random: Random) -> Verdict:
+def typical(tree: Tree, logits: Logits, random: Random) -> Verdict:
     """Accept the longest path whose every token the target finds plausible, then draw from the target (Medusa).
 
     The emitted distribution is not the target's: a plausible token is taken whenever it was drafted. Example, p = (.2,

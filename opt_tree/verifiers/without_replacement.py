@@ -1,11 +1,11 @@
 """Recursive rejection sampling without replacement: distinct children, each against what it was drawn from."""
 
 import numpy as np
-from jaxtyping import Float, Int
-from torch import Tensor
+from jaxtyping import Int
 
 from opt_tree.children import WithoutReplacement
 from opt_tree.random import Random
+from opt_tree.sampling import Logits
 from opt_tree.tree import Tree
 from opt_tree.verifiers.base import Probs, Verdict, residual, valid_for, walk_down
 
@@ -34,7 +34,7 @@ def without(draft: Probs, token: int | np.integer) -> Probs:
 
 
 @valid_for(WithoutReplacement, branching=shrinking)
-def without_replacement(tree: Tree, logits: Float[Tensor, "rows vocab"], random: Random) -> Verdict:
+def without_replacement(tree: Tree, logits: Logits, random: Random) -> Verdict:
     """Try distinct children in the order they were drawn (Sequoia's verification; RRSw).
 
     A child that the target likes as little as the drafter thinks is never tried twice, and where all tokens were drawn

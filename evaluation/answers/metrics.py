@@ -1,0 +1,228 @@
+"""What an answer file says about speed and acceptance: every figure by its name, and how it is shown.
+
+The mean of `accepted + 1` over all steps is what the literature calls mean acceptance length, here tokens a step. A new
+figure is a function here and its line in `METRICS`: then the report's table and its JSON have it. None: unknown.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float, Int
+
+from evaluation.answers.match import exact_match, paired
+from evaluation.answers.steps import Record, choices, steps_of, total
+
+RESAMPLES = 2000
+Records = Sequence[Record]
+
+
+def questions(answers: Records) -> int:
+    return len(answers)
+
+
+def turns(answers: Records) -> int:
+    return sum(len(choice["turns"]) for choice in choices(answers))
+
+
+def new_tokens(answers: Records) -> int:
+    return int(rates(answers)[:, 0].sum())
+
+
+def steps(answers: Records) -> float | None:
+    return total(answers, "decoding_steps")
+
+
+def tokens_per_step(answers: Records) -> float | None:
+    taken = steps_of(answers)
+    return None if taken is None else float(taken.lengths.mean())
+
+
+def tokens_per_step_untrimmed(answers: Records) -> float | None:
+    taken = steps_of(answers)
+    return None if taken is None or not taken.whole.any() else float(taken.lengths[taken.whole].mean())
+
+
+def draft_forwards_per_step(answers: Records) -> float | None:
+    return _per_step(answers, "draft_forwards")
+
+
+def verified_tokens_per_step(answers: Records) -> float | None:
+    """Rows that went to the target, the root included."""
+    return _per_step(answers, "verified_tokens")
+
+
+def nodes_accepted(answers: Records) -> float | None:
+    """Accepted tokens over drafted nodes, of the untrimmed steps."""
+    taken = steps_of(answers)
+    if taken is None or taken.nodes is None or not taken.nodes[taken.whole].any():
+        return None
+    return float((taken.lengths[taken.whole] - 1).sum() / taken.nodes[taken.whole].sum())
+
+
+def repeated_8grams(answers: Records) -> float | None:
+    """The share of a turn's runs of eight tokens that it had before, as a mean over turns: 0 without a loop."""
+    turns = [tokens for choice in choices(answers) for tokens in choice.get("token_ids", [])]
+    return float(np.mean([_repeated(tokens, 8) for tokens in turns])) if turns else None
+
+
+def _repeated(tokens: Sequence[int], n: int) -> float:
+    grams = [tuple(tokens[i : i + n]) for i in range(len(tokens) - n + 1)]
+    return 1 - len(set(grams)) / len(grams) if grams else 0.0
+
+
+def turns_ended(answers: Records) -> int | None:
+    """Turns that ended at a stop token, not at a limit."""
+    reasons = [reason for choice in choices(answers) for reason in choice.get("finish_reason", [])]
+    return sum(reason == "stop_token" for reason in reasons) if reasons else None
+
+
+def tokens_per_second(answers: Records) -> float:
+    """Sum over sum, prefill included."""
+    tokens, seconds = rates(answers).sum(0)
+    return tokens / seconds
+
+
+def tokens_per_second_macro(answers: Records) -> float:
+    """The mean of each question's rate."""
+    each = rates(answers)
+    return float((each[:, 0] / each[:, 1]).mean())
+
+
+def decode_tokens_per_second(answers: Records) -> float | None:
+    """Without prefill."""
+    tokens, seconds = rates(answers).sum(0)
+    prefill = total(answers, "prefill_time")
+    return None if prefill is None else tokens / (seconds - prefill)
+
+
+def speed_up(answers: Records, baseline: Records, seed: int = 0) -> dict[str, Any] | None:
+    """Speed over a baseline on the questions both answered; None if there are none.
+
+    `micro`: ratio of total tokens over total seconds, with a 95 % interval by resampling questions, both files alike.
+    `macro`: ratio of the mean over questions of each question's rate, as Spec-Bench's tools define it. `decode`: micro
+    without prefill.
+    """
+    ours, theirs = paired(answers, baseline)
+    if not ours:
+        return None
+    a, b = rates(ours), rates(theirs)
+
+    def micro(rows: Int[np.ndarray, "... rows"]) -> Float[np.ndarray, "..."]:
+        one, other = a[rows].sum(-2), b[rows].sum(-2)
+        return one[..., 0] / one[..., 1] * other[..., 1] / other[..., 0]
+
+    decode, base_decode = decode_tokens_per_second(ours), decode_tokens_per_second(theirs)
+    return {
+        "questions": len(a),
+        "micro": float(micro(np.arange(len(a)))),
+        "interval": bootstrap(micro, len(a), seed),
+        "macro": tokens_per_second_macro(ours) / tokens_per_second_macro(theirs),
+        "decode": None if decode is None or base_decode is None else float(decode / base_decode),
+    }
+
+
+def speed_up_macro(answers: Records, baseline: Records) -> float | None:
+    ours, theirs = paired(answers, baseline)
+    return tokens_per_second_macro(ours) / tokens_per_second_macro(theirs) if ours else None
+
+
+def bootstrap(statistic: Callable[[Any], Any], count: int, seed: int = 0) -> list[float] | None:
+    """A 95 % interval by resampling `count` questions; None for a single one."""
+    if count < 2:
+        return None
+    draws = np.random.default_rng(seed).integers(count, size=(RESAMPLES, count))
+    return [float(edge) for edge in np.percentile(statistic(draws), (2.5, 97.5))]
+
+
+def rates(answers: Sequence[Record]) -> Float[np.ndarray, "answers 2"]:
+    """New tokens and wall seconds of each answer, over its choices and turns."""
+    return np.array([[total([answer], "new_tokens"), total([answer], "wall_time")] for answer in answers], dtype=float)
+
+
+def _per_step(answers: Records, key: str) -> float | None:
+    count, taken = total(answers, key), total(answers, "decoding_steps")
+    return count / taken if count is not None and taken else None
+
+
+# How a figure is shown; an empty text for an unknown one.
+
+
+def number(digits: int) -> Callable[[float | None], str]:
+    return lambda value: "" if value is None else f"{value:.{digits}f}"
+
+
+def percent(value: float | None) -> str:
+    return "" if value is None else f"{100 * value:.1f} %"
+
+
+def with_interval(value: float, interval: Sequence[float] | None, sign: str = "") -> str:
+    """A figure and its interval, to two digits."""
+    edges = "" if interval is None else f" [{interval[0]:{sign}.2f}, {interval[1]:{sign}.2f}]"
+    return f"{value:{sign}.2f}{edges}"
+
+
+def ratio(speed: dict[str, Any] | None) -> str:
+    return "" if not speed else with_interval(speed["micro"], speed["interval"])
+
+
+@dataclass(frozen=True)
+class Metric:
+    """One figure of some answers; its name for machines is its function's."""
+
+    measure: Callable[..., Any]
+    head: str = ""
+    """Of its column in the report's table; without one it is for machines only."""
+    show: Callable[[Any], str] = str
+    paired: bool = False
+    """Whether it takes a baseline's answers, too."""
+
+    @property
+    def name(self) -> str:
+        return self.measure.__name__
+
+
+METRICS = (
+    Metric(questions, "questions"),
+    Metric(turns),
+    Metric(new_tokens, "tokens"),
+    Metric(steps),
+    Metric(tokens_per_step, "tokens/step", number(2)),
+    Metric(tokens_per_step_untrimmed),
+    Metric(draft_forwards_per_step),
+    Metric(verified_tokens_per_step, "nodes/step", lambda value: "" if value is None else f"{value - 1:.1f}"),
+    Metric(nodes_accepted),
+    Metric(repeated_8grams),
+    Metric(turns_ended),
+    Metric(tokens_per_second, "tokens/s", number(1)),
+    Metric(tokens_per_second_macro),
+    Metric(decode_tokens_per_second, "decode only", number(1)),
+    Metric(speed_up, "speed-up [95 %]", ratio, paired=True),
+    Metric(speed_up_macro, "macro", number(2), paired=True),
+    Metric(exact_match, "same text", lambda match: percent(match["rate"]), paired=True),
+)
+
+
+def summary(answers: Records, baseline: Records | None = None) -> dict[str, Any]:
+    """Every figure by its name; those that need a baseline where there is one."""
+    return {
+        metric.name: metric.measure(answers, baseline) if metric.paired else metric.measure(answers)
+        for metric in METRICS
+        if baseline is not None or not metric.paired
+    }
+
+
+def row(name: str, figures: dict[str, Any], head: str = "") -> dict[str, str]:
+    """The line of a table that says these figures, its first column under `head`."""
+    return {head: name} | {
+        metric.head: metric.show(figures[metric.name]) for metric in METRICS if metric.head and metric.name in figures
+    }
+
+
+def by_category(answers: Sequence[Record]) -> dict[str, list[Record]]:
+    """Answers of each category, in order of first appearance; one category is no division."""
+    groups: dict[str, list[Record]] = {}
+    for answer in answers:
+        groups.setdefault(str(answer.get("category", "all")), []).append(answer)
+    return groups

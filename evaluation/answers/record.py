@@ -1,0 +1,89 @@
+"""What an answer file's line says of one turn: its fields, and how they follow from what decoded it.
+
+One number a turn in each list, but for those that are flat over all steps of a choice.
+"""
+
+import hashlib
+from typing import Any, Protocol
+
+from evaluation.answers.file import Record
+from opt_tree import Generation
+
+TIMES = ("draft_time", "verify_time", "commit_time", "draft_forward_time", "target_forward_time", "prefill_time")
+"""Seconds. The forwards' times are parts of `draft_time` and `verify_time`; `prefill_time` is beside them all."""
+
+
+class Answered(Protocol):
+    """What any way to decode leaves; the library's loop leaves a `Generation`, which says more."""
+
+    @property
+    def tokens(self) -> list[int]: ...
+    @property
+    def seconds(self) -> float: ...
+
+
+def add_turn(choice: Record, prompt: list[int], result: Answered, text: str, reason: str) -> None:
+    """Add one turn to a choice: what was asked and answered, why it ended, and what it cost."""
+    if isinstance(result, Generation):
+        per_turn, per_step = _totals(result), _steps(result)
+    else:
+        per_turn, per_step = _untraced(len(result.tokens))
+    per_turn = {
+        "idxs": per_turn["decoding_steps"] - 1,
+        "new_tokens": len(result.tokens),
+        "wall_time": round(result.seconds, 6),
+        **per_turn,
+        "finish_reason": reason,
+        "prompt_ids": prompt,
+        "token_ids": result.tokens,
+    }
+    choice["turns"].append(text)
+    for key, value in per_turn.items():
+        choice.setdefault(key, []).append(value)
+    for key, values in per_step.items():
+        choice.setdefault(key, []).extend(values)
+
+
+def _untraced(tokens: int) -> tuple[dict[str, Any], dict[str, list[Any]]]:
+    """As if transformers had taken a step a token; what happens inside is not timed."""
+    counts = {"draft_forwards": 0, "draft_tokens": 0, "verified_tokens": tokens}
+    per_turn = {"decoding_steps": tokens, **counts, **dict.fromkeys(TIMES)}
+    nothing = [0] * tokens
+    ones: dict[str, list[Any]] = {"accept_lengths": [1] * tokens, "expected_lengths": [1.0] * tokens}
+    return per_turn, {**ones, "tree_nodes": nothing, "tree_depths": nothing}
+
+
+def _totals(generation: Generation) -> dict[str, Any]:
+    """Sums over a turn's steps. A verified token is a row of a tree, the root included."""
+    steps = generation.steps
+    seconds = {
+        "draft_time": sum(step.times.draft for step in steps),
+        "verify_time": sum(step.times.verify for step in steps),
+        "commit_time": sum(step.times.commit for step in steps),
+        "draft_forward_time": sum(step.times.draft_forward for step in steps),
+        "target_forward_time": sum(step.times.target_forward for step in steps),
+        "prefill_time": generation.prefill_seconds,
+    }
+    return {
+        "decoding_steps": len(steps),
+        "draft_forwards": sum(step.draft_forwards for step in steps),
+        "draft_tokens": sum(step.draft_tokens for step in steps),
+        "verified_tokens": sum(len(step.tree) for step in steps),
+        **{key: round(value, 6) for key, value in seconds.items()},
+    }
+
+
+def _steps(generation: Generation) -> dict[str, list[Any]]:
+    """One entry a step: emitted tokens (accepted + 1, the last trimmed), E(A) + 1, and the tree's nodes and depth."""
+    return {
+        "accept_lengths": generation.accept_lengths,
+        "expected_lengths": [round(expected, 4) for expected in generation.expected_lengths],
+        "tree_nodes": [step.tree.nodes for step in generation.steps],
+        "tree_depths": [int(step.tree.depths.max()) for step in generation.steps],
+    }
+
+
+def seed_of(seed: int, question: int | str, choice: int, turn: int) -> int:
+    """The seed of one turn: the same whatever was answered before it, in which order and by how many processes."""
+    digest = hashlib.sha256(f"{seed}/{question}/{choice}/{turn}".encode()).digest()
+    return int.from_bytes(digest[:8], "big") >> 1

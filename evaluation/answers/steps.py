@@ -1,0 +1,169 @@
+"""The steps of some answers: how long they were, what was expected of them, where their time went.
+
+A *step* is one target forward over a tree; it emits `accepted + 1` tokens. The last step of a turn that ended at a stop
+token is trimmed there; it counts in the mean length (as in Spec-Bench), but in nothing that compares a tree with what
+was accepted. Arithmetic over an answer file's lines; no models, files, pictures.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from jaxtyping import Bool, Float, Int
+
+Record = Mapping[str, Any]
+
+TOLERANCE = 0.2
+"""How far from 1 the slope of accepted on expected lengths, or the ratio of mean A to mean E(A), may be before the
+drafter counts as miscalibrated, unless two standard errors reach further."""
+
+
+@dataclass(frozen=True)
+class Steps:
+    """Every step of some answers, in order; `whole` is False for a step that a stop may have trimmed."""
+
+    lengths: Int[np.ndarray, " steps"]
+    expected: Float[np.ndarray, " steps"] | None
+    nodes: Int[np.ndarray, " steps"] | None
+    depths: Int[np.ndarray, " steps"] | None
+    whole: Bool[np.ndarray, " steps"]
+
+
+def choices(answers: Iterable[Record]) -> Iterable[Record]:
+    """Every choice of every answer."""
+    return (choice for answer in answers for choice in answer["choices"])
+
+
+def total(answers: Iterable[Record], key: str) -> float | None:
+    """Sum of a list that has one number a turn; None where a choice lacks it or does not know it."""
+    values = [value for choice in choices(answers) for value in choice.get(key, [None])]
+    return None if any(value is None for value in values) else sum(values)
+
+
+def steps_of(answers: Sequence[Record]) -> Steps | None:
+    """Collect the steps; None where a choice does not list them (FastChat's and EAGLE's own files do not)."""
+    found = list(choices(answers))
+    if not all("accept_lengths" in choice for choice in found):
+        return None
+    whole: list[bool] = []
+    for choice in found:
+        ends = np.cumsum(choice["decoding_steps"]) - 1
+        reasons = choice.get("finish_reason", ["stop"] * len(ends))
+        flags = np.ones(len(choice["accept_lengths"]), dtype=bool)
+        flags[[end for end, reason in zip(ends, reasons, strict=True) if reason.startswith("stop") and end >= 0]] = (
+            False
+        )
+        whole.extend(flags)
+
+    def flat(key: str, kind: type) -> np.ndarray | None:
+        if not all(key in choice for choice in found):
+            return None
+        return np.array([value for choice in found for value in choice[key]], dtype=kind)
+
+    lengths = flat("accept_lengths", int)
+    assert lengths is not None
+    expected, nodes, depths = flat("expected_lengths", float), flat("tree_nodes", int), flat("tree_depths", int)
+    return Steps(lengths, expected, nodes, depths, np.array(whole, dtype=bool))
+
+
+def acceptance_by_depth(taken: Steps) -> list[dict[str, float | int | None]]:
+    """For each depth, how many steps drafted it and how many accepted a path that reaches it.
+
+    `rate` is accepted over drafted, `reach` accepted over all steps. Trimmed steps are left out.
+    """
+    accepted = taken.lengths[taken.whole] - 1
+    depths = None if taken.depths is None else taken.depths[taken.whole]
+    deepest = int(max(accepted.max(initial=0), 0 if depths is None else depths.max(initial=0)))
+    table: list[dict[str, float | int | None]] = []
+    for depth in range(1, deepest + 1):
+        reached, drafted = int((accepted >= depth).sum()), None if depths is None else int((depths >= depth).sum())
+        table.append(
+            {
+                "depth": depth,
+                "drafted": drafted,
+                "accepted": reached,
+                "rate": reached / drafted if drafted else None,
+                "reach": reached / len(accepted),
+            }
+        )
+    return table
+
+
+def calibration(taken: Steps) -> dict[str, Any] | None:
+    """How A follows E(A): least-squares slope of accepted on expected lengths, its standard error, correlations, means.
+
+    `miscalibrated` lists what is wrong, "slope" and "mean". None where the steps say nothing of it: no expectation
+    recorded, fewer than three steps, or the same expectation in all of them.
+    """
+    if taken.expected is None:
+        return None
+    expected, accepted = taken.expected[taken.whole], taken.lengths[taken.whole].astype(float)
+    count = len(expected)
+    if count < 3 or expected.std() < 1e-9:
+        return None
+    spread = ((expected - expected.mean()) ** 2).sum()
+    slope = float(((expected - expected.mean()) * accepted).sum() / spread)
+    intercept = float(accepted.mean() - slope * expected.mean())
+    residuals = accepted - intercept - slope * expected
+    error = float(np.sqrt((residuals**2).sum() / (count - 2) / spread))
+    ratio = (accepted.mean() - 1) / (expected.mean() - 1)
+    ratio_error = accepted.std() / np.sqrt(count) / (expected.mean() - 1)
+    wrong = [
+        name
+        for name, value, noise in (("slope", slope, error), ("mean", ratio, ratio_error))
+        if abs(value - 1) > max(TOLERANCE, 2 * noise)
+    ]
+    return {
+        "steps": count,
+        "slope": slope,
+        "slope_error": error,
+        "intercept": intercept,
+        "pearson": _correlation(expected, accepted),
+        "spearman": _correlation(_ranks(expected), _ranks(accepted)),
+        "expected_length": float(expected.mean()),
+        "accepted_length": float(accepted.mean()),
+        "miscalibrated": wrong,
+    }
+
+
+def _correlation(a: Float[np.ndarray, " steps"], b: Float[np.ndarray, " steps"]) -> float | None:
+    return None if a.std() == 0 or b.std() == 0 else float(np.corrcoef(a, b)[0, 1])
+
+
+def _ranks(values: Float[np.ndarray, " steps"]) -> Float[np.ndarray, " steps"]:
+    """Ranks, equal values sharing the mean of theirs."""
+    _, inverse, counts = np.unique(values, return_inverse=True, return_counts=True)
+    return (np.cumsum(counts) - (counts - 1) / 2)[inverse]
+
+
+PARTS: dict[str, Callable[[Mapping[str, float]], float]] = {
+    "draft forwards": lambda t: t["draft_forward_time"],
+    "tree building": lambda t: t["draft_time"] - t["draft_forward_time"],
+    "target forward": lambda t: t["target_forward_time"],
+    "judging": lambda t: t["verify_time"] - t["target_forward_time"],
+    "cache commit": lambda t: t["commit_time"],
+    "outside the steps": lambda t: (
+        t["wall_time"] - t["prefill_time"] - t["draft_time"] - t["verify_time"] - t["commit_time"]
+    ),
+}
+"""What a step's time is spent on, from the sums of an answer file; stop rules and bookkeeping are outside the steps."""
+
+
+def step_time(answers: Sequence[Record]) -> dict[str, float] | None:
+    """Milliseconds a step for each of `PARTS`; None where the times are unknown."""
+    keys = (
+        "wall_time",
+        "prefill_time",
+        "draft_time",
+        "verify_time",
+        "commit_time",
+        "draft_forward_time",
+        "target_forward_time",
+    )
+    times = {key: total(answers, key) for key in keys}
+    rounds = total(answers, "decoding_steps")
+    if not rounds or any(value is None for value in times.values()):
+        return None
+    known = {key: value for key, value in times.items() if value is not None}
+    return {name: 1000 * part(known) / rounds for name, part in PARTS.items()}

@@ -1,0 +1,1 @@
+"""Which tree and which verifier are best: `python -m evaluation.compare`."""

@@ -1,0 +1,99 @@
+"""Which tree and which verifier are best for a pair and a node budget: every valid combination is one line.
+
+    python -m evaluation.compare --policies opt:0.2,eagle2,sequoia,binary --budgets 25,60 --drafter lm:demo,eagle:demo
+    python -m evaluation.compare --policies chains:3,dyspec --verifiers multi_round,traversal --temperatures 0.6,1
+    python -m evaluation.compare --preset paper --plots figures
+
+Goes on where a killed run stopped; combinations that would not be exact are listed as refused and not run. Mean
+acceptance length (tokens/step) is mean(accepted + 1) over steps, the last one trimmed where the answer stops.
+"""
+
+import dataclasses
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from tqdm import tqdm
+
+from evaluation.answers.file import AnswerFile, Record
+from evaluation.command_line import parse, print_json, run_command
+from evaluation.compare.combinations import Combination
+from evaluation.compare.figures import brief, summarise
+from evaluation.compare.measure import Bench
+from evaluation.compare.options import Options
+from evaluation.compare.text import text
+from evaluation.run.machine import environment
+
+
+def run(options: Options) -> dict[str, Any]:
+    """Measure what is not in the output yet; print the table and draw the plots; return the figures."""
+    file, cells = AnswerFile(options.output), options.combinations
+    refusals = {cell: cell.refusal(options.lossy) for cell in cells}
+    refused = _lines({cell: why for cell, why in refusals.items() if why is not None})
+    valid = [cell for cell, why in refusals.items() if why is None]
+    for line in refused:
+        print(line["question_id"])
+    if cells and not valid:
+        raise ValueError("every combination asked for is refused")
+    if not cells and not file.path.is_file():
+        raise ValueError(f"nothing to do: name --policies or a --preset, or an --output that exists, not {file.path}")
+    if valid:
+        measure(options, valid, refused, file)
+    records = [record for record in file.read() if "cell" in record]
+    if any("sharpening" not in record["cell"] for record in records):
+        raise ValueError(f"{file.path} is of an older version, which called a drafter's sharpening its law")
+    summary = summarise(records)
+    print(text(summary, file.header()))
+    if options.plots is not None:
+        from evaluation.compare.plots import draw_all  # matplotlib only where a plot is asked for
+
+        for path in draw_all(records, Path(options.plots)):
+            print(f"drawn: {path}")
+    return {"output": str(file.path), "cells": list(map(brief, summary)), "refused": refused}
+
+
+def measure(options: Options, cells: Sequence[Combination], refused: Sequence[Record], file: AnswerFile) -> None:
+    """Append a line for each cell that has none yet, on disk before the next one begins."""
+    bench = Bench(options, cells)
+    file.check_writable()
+    if options.overwrite:
+        file.remove()
+        bench.rates_file.remove()
+    file.check_settings(bench.settings)
+    session = {"environment": environment(bench.pair.target.device), "sharpening": bench.sharpening}
+    for different in file.write_header(bench.settings, session | {"arguments": dataclasses.asdict(options)}):
+        print(f"warning: other cells of {file.path} were measured elsewhere: {different}", file=sys.stderr)
+    for known in (file, bench.rates_file):
+        known.fold([])  # drops what a death left half-written
+    done = {record["question_id"] for record in file.read()}
+    for line in refused:
+        if line["question_id"] not in done:
+            file.append(line)
+    left = [cell for cell in cells if cell.key not in done]
+    if left:
+        bench.warm_up()
+    with tqdm(left, unit="cell", initial=len(cells) - len(left), total=len(cells)) as bar:
+        for cell in bar:
+            bar.set_postfix_str(cell.key)
+            file.append(bench.measure(cell))
+
+
+def _lines(refused: Mapping[Combination, str]) -> list[Record]:
+    """One line for each tree and verifier, whatever the budgets, temperatures and drafters."""
+    lines = {}
+    for cell, why in refused.items():
+        key = f"refused: {cell.policy} with {cell.verifier}: {why}"
+        lines[key] = {"question_id": key, "refused": why, "policy": cell.policy, "verifier": cell.verifier}
+    return list(lines.values())
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the command. Returns 0, or 2 for bad input."""
+
+    def command() -> int:
+        options = parse(Options, "python -m evaluation.compare", __doc__, arguments)
+        print_json(options.json, run(options))
+        return 0
+
+    return run_command(command)

@@ -1,0 +1,105 @@
+"""What the lines of `evaluation.compare` say: figures of a combination, differences between two. Arithmetic only.
+
+A combination's answers are those of an answer file, so that `evaluation.answers` reads them.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float, Int
+
+from evaluation.answers.file import Record
+from evaluation.answers.match import exact_match, paired
+from evaluation.answers.metrics import bootstrap, speed_up, summary
+from evaluation.answers.steps import steps_of, total
+from evaluation.compare.combinations import SHARPENING
+
+Counts = Float[np.ndarray, "questions 2"]
+REFERENCE = "opt"
+"""The policies that the others are compared with."""
+
+
+def figures(answers: Sequence[Record], plain: Sequence[Record], efficiency: Sequence[Mapping]) -> dict[str, Any]:
+    """The figures of one cell, from its answers, plain decoding's, and the expectations of each question's trees."""
+    known = summary(answers)
+    drafted = total(answers, "draft_tokens") or 0
+    taken = steps_of(answers)
+    assert taken is not None and taken.expected is not None
+    equal = exact_match(answers, plain)
+    return {
+        **known,
+        "interval": length_interval(answers),
+        "expected_length": float(taken.expected.mean()),
+        "draft_tokens_per_step": drafted / known["steps"],
+        "speed_up": speed_up(answers, plain),
+        "plain_tokens_per_second": summary(plain)["tokens_per_second"],
+        "same_as_plain": [equal["equal"], equal["compared"]],
+        "block_efficiency": mean_efficiency(efficiency),
+    }
+
+
+def mean_efficiency(efficiency: Sequence[Mapping[str, Sequence[float]]]) -> dict[str, float]:
+    """The mean over all trees of what each verifier would emit on them, by its name."""
+    names = efficiency[0] if efficiency else {}
+    values = {name: [value for question in efficiency for value in question[name]] for name in names}
+    return {name: float(np.mean(known)) for name, known in values.items() if known}
+
+
+def counts(answers: Sequence[Record]) -> Counts:
+    """New tokens and steps of each question."""
+    keys = ("new_tokens", "decoding_steps")
+    return np.array([[total([answer], key) for key in keys] for answer in answers], dtype=float)
+
+
+def length(of: Counts, rows: Int[np.ndarray, "... rows"]) -> Float[np.ndarray, "..."]:
+    """Mean acceptance length over some of the questions."""
+    sums = of[rows].sum(-2)
+    return sums[..., 0] / sums[..., 1]
+
+
+def length_interval(answers: Sequence[Record]) -> list[float] | None:
+    of = counts(answers)
+    return bootstrap(lambda rows: length(of, rows), len(of))
+
+
+def difference(ours: Record, theirs: Record) -> dict[str, Any]:
+    """Mean acceptance length of one cell minus another's, on the questions of both, with its interval."""
+    a, b = (counts(answers) for answers in paired(ours["answers"], theirs["answers"]))
+
+    def minus(rows: Int[np.ndarray, "... rows"]) -> Float[np.ndarray, "..."]:
+        return length(a, rows) - length(b, rows)
+
+    return {"difference": float(minus(np.arange(len(a)))), "interval": bootstrap(minus, len(a))}
+
+
+def group(record: Record) -> tuple[str, float, int]:
+    """What cells must share to stand in one group of the table."""
+    cell = record["cell"]
+    return cell["drafter"], cell["temperature"], cell["budget"]
+
+
+def summarise(records: Sequence[Record]) -> list[dict[str, Any]]:
+    """Cell and figures of each line, best first within its group, with the difference to OPT-Tree, bare and fitted."""
+    references: dict[tuple, Record] = {}
+    for record in records:  # of several thresholds the first one asked for
+        if record["cell"]["policy"].partition(":")[0] == REFERENCE:
+            references.setdefault((*group(record), record["cell"]["sharpening"]), record)
+    lines = []
+    for record in sorted(records, key=lambda r: (*group(r), -r["figures"]["tokens_per_step"])):
+        own = record["cell"]["sharpening"]
+        minus = {
+            known: difference(record, theirs)
+            for known in SHARPENING
+            if own in (known, "either") and (theirs := references.get((*group(record), known))) not in (None, record)
+        }
+        lines.append({**record["cell"], **record["figures"], "minus_opt": minus})
+    return lines
+
+
+def brief(line: Mapping[str, Any]) -> dict[str, Any]:
+    """What a machine wants to know of a cell; the rest is in its line of the output."""
+    asked = ("policy", "budget", "drafter", "sharpening", "temperature", "children", "verifier")
+    found = ("tokens_per_step", "interval", "block_efficiency", "tokens_per_second", "minus_opt")
+    known = {key: line[key] for key in (*asked, *found)}
+    return {**known, "speed_up": line["speed_up"]["micro"]}

@@ -1,0 +1,175 @@
+"""One combination, measured: the models, the questions, the rates that trees are made of, the clock.
+
+Owns what is loaded and in which order things are decoded. Knows nothing of files of combinations, tables and plots.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+from evaluation.acceptance import Counting
+from evaluation.acceptance import measure as count_acceptance
+from evaluation.answers.file import AnswerFile, Record
+from evaluation.compare.combinations import VERIFIERS, Combination
+from evaluation.compare.expectation import Expectation
+from evaluation.compare.figures import figures
+from evaluation.compare.options import Options
+from evaluation.questions.prompts import Prompter
+from evaluation.questions.sets import load_set, select
+from evaluation.run.conversation import Answer, Conversation
+from evaluation.run.models import check_device, load_several, resolved
+from evaluation.timing import in_turn
+from opt_tree import Decoder, Generation, OptTree, Pair, Sampling, Step
+from opt_tree.policies import AcceptanceRates
+from opt_tree.presets import plain
+
+PLAIN_EVERY = 2
+"""Of so many questions one is decoded plainly, too: before the combination's own answer or after it, by turns."""
+RATES_TOKENS, LEAST_TRIALS = 64, 20
+"""New tokens a question that acceptance rates are counted on; ranks and depths tried less often have none."""
+
+
+class Bench:
+    """The models, loaded once, and the questions; measures one combination after the other."""
+
+    def __init__(self, options: Options, combinations: Sequence[Combination]) -> None:
+        self.options = options
+        questions = load_set(options.bench_name, options.question_file, options.data_dir, options.fetch)
+        there = questions.questions[options.question_begin : options.question_end]
+        first_turns = tuple(dataclasses.replace(question, turns=question.turns[:1]) for question in there)
+        self.questions = select(first_turns, None, None, options.limit or options.few)
+        self.others = first_turns[len(self.questions) :][-(options.rates_questions or options.few) :]
+        self.pairs = load_pairs(options, combinations)
+        self.pair = next(iter(self.pairs.values()))
+        prompter = Prompter(self.pair.tokenizer, self.pair.stop, options.conv_template)
+        self.max_new_tokens = options.max_new_tokens or (32 if options.quick else 64)
+        self.conversation = Conversation(prompter, self.max_new_tokens, seed=options.seed)
+        self.counting = Counting(dataclasses.replace(self.conversation, max_new_tokens=RATES_TOKENS))
+        self.rates_file = AnswerFile(f"{options.output}.rates")
+        self.settings: dict[str, Any] = {
+            **{key: getattr(options, key) for key in ("base_model_path", "conv_template", "seed", "expect_every")},
+            **{"questions": questions.name, "sha256": questions.sha256, "ids": [q.id for q in self.questions]},
+            "rates_ids": [question.id for question in self.others],
+            "max_new_tokens": self.max_new_tokens,
+            "target_dtype": resolved(self.pair)["target_dtype"],
+            "device_type": self.pair.target.device.type,
+            "inflate": options.inflate,
+        }
+        self.sharpening = {drafter: resolved(pair)["sharpening"] for (drafter, _), pair in self.pairs.items()}
+
+    def measure(self, one: Combination) -> Record:
+        """Answer the questions as the combination says, every second one plainly, too; return its line."""
+        pair, sampling = self._pair(one), Sampling(one.temperature)
+        policy = one.build(self.rates(one)) if one.needs_rates else one.build()
+        verifier = VERIFIERS[one.verifier if one.temperature else "match"]
+        watch = None
+        if self.options.expect_every and one.temperature:
+            verifier = watch = Expectation(verifier, policy.children, self.options.expect_every)
+        steps: list[Step] = []
+        ours = self._method(Decoder(pair.target, pair.drafter, policy, verifier, lossy=self.options.lossy), sampling)
+        ours = _watched(ours, watch, steps)
+        base = self._method(plain(pair.target), sampling)
+        answers: list[Record] = []
+        baseline: list[Record] = []
+        efficiency: list[dict[str, list[float]]] = []
+        for index, question in enumerate(self.questions):
+            both = [(base, baseline), (ours, answers)] if index % PLAIN_EVERY == 0 else [(ours, answers)]
+            for method, kept in in_turn(both, index // PLAIN_EVERY):
+                choices = self.conversation.answer(question, method)
+                kept.append({"question_id": question.id, "choices": choices})
+            if watch is not None:
+                efficiency.append(watch.take())
+        return {
+            "question_id": one.key,
+            "cell": dataclasses.asdict(one),
+            "figures": figures(answers, baseline, efficiency),
+            "first_tree": _drawn(steps[0], pair),
+            "efficiency": efficiency,
+            "answers": [_slim(answer) for answer in answers],
+            "plain": [_slim(answer) for answer in baseline],
+        }
+
+    def _pair(self, one: Combination) -> Pair:
+        """Bare where nothing is to be sharpened."""
+        return self.pairs[one.drafter, "fitted" if one.sharpening == "fitted" else "bare"]
+
+    def _method(self, decoder: Decoder, sampling: Sampling) -> Answer:
+        stop = self.conversation.prompter.stop
+        return lambda prompt, limit, seed: decoder.generate(prompt, limit, sampling, stop, seed=seed)
+
+    def rates(self, one: Combination) -> AcceptanceRates:
+        """Acceptance rates of the drafter, siblings and temperature, on the other questions; measured once."""
+        key = f"{one.drafter}, T {one.temperature:g}, {one.children}"
+        found = {record["question_id"]: record["rates"] for record in self.rates_file.read()}
+        if key not in found:
+            if not self.others:
+                raise ValueError(
+                    f"{one.policy} needs acceptance rates, and all {len(self.questions)} questions are compared: "
+                    "lower --limit, or name a larger set"
+                )
+            sampling = Sampling(one.temperature)
+            counts = count_acceptance(self._pair(one), one.children, sampling, self.others, self.counting)
+            if (trials := counts.tried[:, 0].sum()) < LEAST_TRIALS:
+                raise ValueError(
+                    f"{len(self.others)} questions are too few to measure acceptance rates for {one.policy} on: only "
+                    f"{trials} trials of the first rank ({key}); raise --rates-questions"
+                )
+            found[key] = counts.rates(LEAST_TRIALS).to_dict()
+            self.rates_file.append({"question_id": key, "rates": found[key], "tried": counts.tried.tolist()})
+        return AcceptanceRates(tuple(found[key]["by_rank"]), tuple(map(tuple, found[key]["by_depth"])))
+
+    def warm_up(self) -> None:
+        """Pay for cold memory before anything is timed."""
+        for pair in self.pairs.values():
+            Decoder(pair.target, pair.drafter, OptTree()).generate(pair.encode("Count to ten."), 16)
+
+
+def _watched(method: Answer, watch: Expectation | None, kept: list[Step]) -> Answer:
+    """The same method: what `watch` spends is not the decoder's, and `kept` gets the steps of the first answer."""
+
+    def generate(prompt: list[int], limit: int, seed: int) -> Generation:
+        before = watch.seconds if watch is not None else 0.0
+        generation = method(prompt, limit, seed)
+        assert isinstance(generation, Generation)
+        if not kept:
+            kept.extend(generation.steps)
+        spent = watch.seconds - before if watch is not None else 0.0
+        return dataclasses.replace(generation, seconds=generation.seconds - spent)
+
+    return generate
+
+
+def load_pairs(options: Options, combinations: Sequence[Combination]) -> dict[tuple[str, str], Pair]:
+    """Load each drafter that is named, once; by its spec and how it is read.
+
+    Raises ValueError where a fitted sharpening is asked for and none is stored.
+    """
+    pairs: dict[tuple[str, str], Pair] = {}
+    drafters = list(dict.fromkeys(one.drafter for one in combinations))
+    for spec, pair in load_several(options, drafters, check_device(options)).items():
+        if any(one.drafter == spec and one.sharpening == "fitted" for one in combinations):
+            if resolved(pair)["sharpening"] is None:
+                raise ValueError(
+                    f"no calibration is stored beside {spec}: --sharpening bare, or opt_tree.training.calibrate"
+                )
+            pairs[spec, "fitted"] = pair
+        # Above temperature 0 a drafter is bare; so it is here, whatever the temperature.
+        pairs[spec, "bare"] = dataclasses.replace(pair, drafter=pair.drafter.at_temperature(1.0))
+    return pairs
+
+
+def _drawn(step: Step, pair: Pair) -> dict[str, Any]:
+    """A tree as the plots read it."""
+    return {
+        "parents": step.tree.parents.tolist(),
+        "tokens": [pair.tokenizer.decode([token]) for token in step.tree.tokens],
+        "log_probs": step.tree.path_log_probs.round(4).tolist(),
+        "path": step.path,
+    }
+
+
+def _slim(answer: Record) -> Record:
+    """Without what no figure needs."""
+    dropped = ("prompt_ids", "token_ids", "idxs")
+    choices = [{key: value for key, value in choice.items() if key not in dropped} for choice in answer["choices"]]
+    return {**answer, "choices": choices}

@@ -1,0 +1,63 @@
+"""What `evaluation.compare` can be asked for: the command line, and the combinations that it spells."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from evaluation.command_line import at_least, numbers, option
+from evaluation.compare.combinations import VERIFIERS, Combination, Grid
+from evaluation.compare.studies import STUDIES, study
+from evaluation.run.options import DRAFTER_FLAGS, Asked
+from opt_tree.policies.registry import POLICIES
+
+
+@dataclass(frozen=True)
+class Options(Asked):
+    """What is compared, on what."""
+
+    preset: str | None = option(None, "a ready list of combinations instead of a grid", choices=tuple(STUDIES))
+    quick: bool = option(False, "with --preset: fewer combinations and questions")
+    policies: str | None = option(
+        None, "comma list of trees, parameters behind colons: opt:0.2,kary:3; of " + ", ".join(POLICIES)
+    )
+    verifiers: str = option("match", "comma list: " + ", ".join(VERIFIERS))
+    temperatures: str = option("0", "comma list; at 0 the judge is greedy")
+    budgets: str = option("60", "comma list of nodes, at most that many each step")
+    drafter: str = option("lm:demo", "comma list of drafters, as for eval_opt_classic", aliases=DRAFTER_FLAGS)
+    sharpening: str = option("fitted", "comma list of bare, fitted: how the drafter is read at temperature 0")
+    lossy: bool = option(False, "allow verifiers that do not keep the target's distribution")
+    max_new_tokens: int | None = option(None, "new tokens a question, at most (default: 64, quick: 32)")
+    rates_questions: int | None = option(
+        None, "questions from the set's end, not compared, to measure acceptance rates on (default: 8, quick: 3)"
+    )
+    expect_every: int = option(4, "compute the exact block efficiency on every so many steps; 0: never")
+    seed: int = option(0, "of sampling")
+    output: str = option("compare.jsonl", "one JSON line a combination; its header and the rates lie beside it")
+    overwrite: bool = option(False, "delete the output instead of going on with it")
+    plots: str | None = option(None, "draw what the output has data for into this folder")
+    json: bool = option(False, "print the figures as one JSON line, too")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        at_least(self, max_new_tokens=1, rates_questions=1, expect_every=0)
+
+    @property
+    def few(self) -> int:
+        """Questions where nothing says how many."""
+        return 3 if self.quick else 8
+
+    @property
+    def combinations(self) -> list[Combination]:
+        """What is asked for, valid or not."""
+        if self.preset is not None:
+            return study(self.preset, self.quick)
+        if self.policies is None:
+            return []
+        lists: dict[str, Any] = {
+            "policies": self.policies.split(","),
+            "judges": self.verifiers.split(","),
+            "temperatures": numbers(self.temperatures),
+            "budgets": numbers(self.budgets),
+            "drafters": self.drafter.split(","),
+            "sharpening": self.sharpening.split(","),
+        }
+        return Grid(**lists).combinations()

@@ -1,0 +1,72 @@
+"""Ready lists of combinations: what the papers compared, and what this project says of its own models."""
+
+import itertools
+from collections.abc import Callable
+
+from evaluation.compare.combinations import Combination, Grid
+
+DRAFT, HEAD = "lm:demo", "eagle:demo"
+
+
+def paper(quick: bool) -> list[Grid]:
+    """The OPT-Tree paper's: its trees at equal budgets, the scaling figure, the threshold and temperature sweeps."""
+    trees = ("opt:0.2", "eagle2", "sequoia", "eagle1", "binary")
+    if quick:
+        return [
+            Grid(trees, budgets=(25, 60), sharpening=("fitted",)),
+            Grid(("opt:0.2", "opt:0.5", "opt:0.9"), budgets=(50,), sharpening=("fitted",)),
+            Grid(("opt:0.2",), temperatures=(0.5, 1), budgets=(50,), sharpening=("fitted",)),
+        ]
+    both = (DRAFT, HEAD)
+    sweep = [f"opt:{threshold}" for threshold in (0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 0.9)]
+    return [
+        Grid(trees, budgets=(25, 30, 50, 60, 130), drafters=both, sharpening=("bare", "fitted")),
+        Grid(("opt:0.2", "sequoia"), budgets=(10, 25, 60, 130, 250, 500), sharpening=("fitted",)),
+        Grid(sweep, budgets=(50,), drafters=both, sharpening=("fitted",)),
+        Grid(("opt:0.2",), ("match",), (0, 0.2, 0.4, 0.6, 0.8, 1), (50,), both, ("fitted",)),
+    ]
+
+
+def verification(quick: bool) -> list[Grid]:
+    """The verification study's: i.i.d. rollouts by K and L, all verifiers at equal budget, temperatures, delay.
+
+    One judge suffices for the rollouts and the temperatures: on a cell's trees the expectation of all is computed.
+    """
+    judges: tuple[str, ...] = ("multi_round", "k_seq", "khisti", "naive", "match", "traversal")
+    temperatures: tuple[float, ...] = (0.2, 0.6, 1, 1.2)
+    ks, lengths, drafters, budget = (1, 2, 3, 4), (1, 2, 4, 6, 8), (DRAFT, HEAD), (24,)
+    if quick:
+        judges, temperatures, ks, lengths, drafters = ("multi_round", "traversal"), (0.4, 1), (1, 3), (2, 6), (DRAFT,)
+    chains, rollouts = ("multi_round",), ("chains:3", "delayed:3:2")
+    best = {"dyspec": "without_replacement", "rheo:0.2": "rheo", "opt:0.2": "match", "chain": "block"}
+    grids = [Grid((f"chains:{k}",), chains, (1,), (k * length,)) for k, length in itertools.product(ks, lengths)]
+    grids += [Grid(rollouts, judges, (1,), budget, drafters), Grid(rollouts, chains, temperatures, budget)]
+    for policy, judge in best.items():
+        grids.append(Grid((policy,), (judge,), temperatures, budget))
+        grids.append(Grid((policy,), (judge,), (1,), budget, drafters))
+    grids.append(Grid(("sequoia",), ("without_replacement", "traversal"), (1,), budget, drafters))
+    if not quick:
+        pair = ("multi_round", "traversal")
+        grids.append(Grid(("delayed:3:1", "delayed:3:4"), pair, (1,), budget, drafters))
+        grids.append(Grid(("kary:2", "kary:3"), pair, (1,), budget))
+        grids.append(Grid(("chain", "dyspec"), ("naive", "traversal"), (1,), budget))
+    return grids
+
+
+def rules(quick: bool) -> list[Grid]:
+    """OPT-Tree's rule against the published code's, thresholds, and the fitted sharpening; small trees beside them."""
+    both = (DRAFT,) if quick else (DRAFT, HEAD)
+    return [
+        Grid(("published:0.5", "opt:0.5", "opt:0.2"), drafters=both),
+        Grid(("opt:0.5", "opt:0.2"), drafters=both, sharpening=("fitted",)),
+        Grid(("binary",), budgets=(30,), drafters=both),
+        Grid(("chain",), budgets=(4,), drafters=both),
+    ]
+
+
+STUDIES: dict[str, Callable[[bool], list[Grid]]] = {"paper": paper, "verification": verification, "rules": rules}
+
+
+def study(name: str, quick: bool) -> list[Combination]:
+    """The combinations of a study, each once."""
+    return list(dict.fromkeys(one for grid in STUDIES[name](quick) for one in grid.combinations()))

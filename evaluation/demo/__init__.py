@@ -1,0 +1,1 @@
+"""The code of `demo_opt_classic.py` and `demo_opt_eagle.py`."""

@@ -1,0 +1,215 @@
+"""The code of both demos: an answer streamed in colour, then one table of what it cost against what.
+
+Owns the demos' options and their defaults for the embedded models. Decoding is the library's, measuring is `timing`'s.
+"""
+
+import dataclasses
+import functools
+import io
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from transformers import PreTrainedModel
+
+from evaluation.command_line import at_least, option, parse, print_json, run_command
+from evaluation.demo.comparison import (
+    ASSISTED,
+    GREEDY,
+    LABELS,
+    OURS,
+    PLAIN,
+    different_texts,
+    notes,
+    report,
+    table,
+)
+from evaluation.demo.streaming import ColorStreamer, wants_color
+from evaluation.run.baselines import in_loop, transformers_assisted, transformers_greedy
+from evaluation.run.machine import environment
+from evaluation.run.models import check_device, load, load_assistant
+from evaluation.run.options import DRAFTER_FLAGS, Models
+from evaluation.timing import Method, interleave
+from opt_tree import Decoder, Generation, OptTree, Pair, Sampling
+from opt_tree.decode import check_prompt
+from opt_tree.display import to_html
+from opt_tree.presets import opt, plain
+
+# The best tree for the embedded models on one CPU core, not the paper's: there a node costs more than on a GPU.
+DEMO_TREE = OptTree(nodes=12, threshold=0.45, max_depth=10)
+
+PROMPTS = (
+    "Explain the `tar` command on Linux with examples.",
+    "Give me an overview of the economy of Iceland.",
+    'What does the word "lantern" mean? Please give an example.',
+    "Is it true that penguins can fly? Why or why not?",
+    "Write a short story about a fox who wanted to learn how to swim.",
+    "A box holds 12 pencils. Anna buys 3 boxes and gives away 5 pencils. How many pencils does she have left?",
+)
+TIME_LIMIT = 35.0  # seconds after which the comparison begins no further prompt: a demo is to take less than a minute
+
+
+@dataclass(frozen=True)
+class Options(Models):
+    """Everything a demo can be told. The command line is made of these fields."""
+
+    assistant: str | None = option(
+        None, "causal LM that assists transformers; by default the draft model, or the embedded one"
+    )
+    prompt: str | None = option(None, "the question (default: a handful of built-in ones)")
+    nodes: int | None = option(None, "drafted nodes per tree, root excluded (the paper's n)")
+    threshold: float | None = option(None, "least gain in E(A) worth one more layer (the paper's delta)")
+    max_depth: int | None = option(None, "layers drafted at most")
+    temperature: float = option(0.0, "0: greedy")
+    top_p: float = option(1.0, "nucleus, at temperature > 0")
+    top_k: int = option(0, "0: off")
+    max_new_tokens: int = option(128, "length of an answer at most")
+    rounds: int = option(3, "repetitions of the comparison")
+    seed: int = option(0, "of the sampling")
+    draft_dtype: str = option("auto", "of the draft model")
+    bare: bool = option(False, "take the drafter as it is, not sharpened by its fitted temperature")
+    html: str | None = option(None, "write the coloured transcript and drawn trees to this file")
+    no_color: bool = option(False, "mark accepted draft tokens by brackets instead of colour")
+    json: bool = option(False, "print the figures as one JSON line, too")
+
+    def policy(self) -> OptTree:
+        """The tree: the demo's own for the embedded target, else the paper's, with whatever was named replaced."""
+        default = DEMO_TREE if self.base_model_path == "demo" else OptTree()
+        named = {name: getattr(self, name) for name in ("nodes", "threshold", "max_depth")}
+        return dataclasses.replace(default, **{name: value for name, value in named.items() if value is not None})
+
+    @property
+    def sampling(self) -> Sampling:
+        return Sampling(self.temperature, self.top_p, self.top_k)
+
+    def check(self) -> None:
+        """Raise ValueError for whatever is wrong before any model is looked at."""
+        self.policy()
+        if self.sampling.greedy and (self.top_p < 1 or self.top_k):
+            raise ValueError("top_p and top_k act at temperature > 0 only; give --temperature")
+        at_least(self, max_new_tokens=1, rounds=1)
+        if self.prompt is not None and not self.prompt.strip():
+            raise ValueError("the prompt is empty")
+        if self.base_model_path != "demo" and self.drafter == type(self).drafter:
+            raise ValueError(f"no drafter named for {self.base_model_path}: give --drafter")
+        if self.html:
+            check_writable(Path(self.html))
+
+
+def check_writable(path: Path) -> None:
+    """Raise ValueError unless `path` can be written."""
+    if not path.parent.is_dir():
+        raise ValueError(f"cannot write {path}: there is no folder {path.parent}")
+    existed = path.exists()
+    try:
+        path.open("a").close()
+    except OSError as error:
+        raise ValueError(f"cannot write {path}: {error.strerror}") from error
+    if not existed:
+        path.unlink()
+
+
+@dataclass(frozen=True)
+class EagleOptions(Options):
+    """The same with another default: the embedded EAGLE head drafts."""
+
+    drafter: str = option("eagle:demo", "what drafts, as for demo_opt_classic.py", aliases=DRAFTER_FLAGS)
+
+
+def main(arguments: Sequence[str] | None = None, kind: type[Options] = Options) -> int:
+    """Run a demo and return its exit status: 2, after one line on stderr, for whatever a caller got wrong."""
+    given = sys.argv[1:] if arguments is None else list(arguments)
+
+    def command() -> int:
+        options = parse(kind, Path(sys.argv[0]).name, "Decode with OPT-Tree, and compare.", given)
+        options.check()
+        run(options)
+        return 0
+
+    return run_command(command)
+
+
+def run(options: Options) -> None:
+    """Load, stream one answer, compare, print the table, write the page."""
+    transformers.logging.set_verbosity_error()
+    if options.base_model_path == "demo" or not sys.stderr.isatty():
+        transformers.logging.disable_progress_bar()  # the embedded models load in a blink
+    device = torch.device(check_device(options))
+    pair = load(options, str(device), options.bare, options.draft_dtype)
+    assistant = load_assistant(options, options.assistant, pair, options.draft_dtype)
+    texts = [options.prompt] if options.prompt else PROMPTS
+    prompts = [check_prompt(pair.encode(text), pair.target) for text in texts]
+
+    place = environment(device)
+    facts = {"models": describe_models(options, pair), "machine": describe_machine(place, device)}
+    policy = options.policy()
+    decoder = opt(pair.target, pair.drafter, policy)
+    print(*facts.values(), f"{policy}, {describe_sampling(options.sampling)}", f"\n> {texts[0]}\n", sep="\n")
+    first = stream(decoder, pair, prompts[0], options)
+    timings = interleave(
+        methods(decoder, pair, options, assistant), prompts, options.max_new_tokens, options.rounds, TIME_LIMIT
+    )
+    differences = different_texts(timings, pair, prompts, options.sampling, options.seed)
+    print(table(timings, device.type, differences, options.sampling))
+    print(*notes(timings, pair, differences, options.sampling), sep="\n")
+    if options.html:
+        rates = "; ".join(f"{label} {timings.rate(name):.0f}" for name, label in LABELS.items() if name in timings.runs)
+        compared = {f"{len(prompts)} prompts" if len(prompts) > 1 else "compared": f"{rates} tokens per second"}
+        page = to_html(first, pair.tokenizer, facts=compared | {"policy": repr(policy)} | facts)
+        Path(options.html).write_text(page, encoding="utf-8")
+        print(f"wrote {options.html}")
+    settings = {"options": dataclasses.asdict(options), "policy": dataclasses.asdict(policy)}
+    print_json(options.json, settings | facts | report(timings, differences) | {"environment": place})
+
+
+def stream(decoder: Decoder, pair: Pair, prompt: list[int], options: Options) -> Generation:
+    """Decode one prompt and show it as it comes."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # an ASCII terminal still gets its answer
+    streamer = ColorStreamer(pair.tokenizer, sys.stdout, wants_color(sys.stdout) and not options.no_color)
+    return decoder.generate(prompt, options.max_new_tokens, options.sampling, pair.stop, streamer, options.seed)
+
+
+def methods(decoder: Decoder, pair: Pair, options: Options, assistant: PreTrainedModel | None) -> dict[str, Method]:
+    """The ways to decode that are compared."""
+    sampling, seed = options.sampling, options.seed
+    found: dict[str, Method] = {
+        PLAIN: in_loop(plain(pair.target), pair, sampling, seed),
+        GREEDY: functools.partial(transformers_greedy, pair, sampling=sampling, seed=seed),
+        OURS: in_loop(decoder, pair, sampling, seed),
+    }
+    if assistant is not None:
+        found[ASSISTED] = functools.partial(
+            transformers_assisted, pair, sampling=sampling, seed=seed, assistant=assistant
+        )
+    return found
+
+
+def describe_models(options: Options, pair: Pair) -> str:
+    """Say what decodes and what drafts: names, sizes, dtypes, the fitted sharpening."""
+    inflated = f" inflated to {options.inflate}" if options.inflate else ""
+    size = sum(weight.numel() for weight in pair.target.model.parameters()) / 1e6
+    dtype = str(pair.target.dtype).removeprefix("torch.")
+    return f"target {options.base_model_path}{inflated}: {size:.1f} M parameters, {dtype}; {pair.drafter.describe()}"
+
+
+def describe_sampling(sampling: Sampling) -> str:
+    """Say in words how the target's distribution is made."""
+    if sampling.greedy:
+        return "greedy"
+    return f"temperature {sampling.temperature:g}, top_p {sampling.top_p:g}, top_k {sampling.top_k or 'off'}"
+
+
+def describe_machine(about: dict[str, Any], device: torch.device) -> str:
+    """Say on what the figures were measured; without it they mean nothing."""
+    threads = f"{about['threads']} thread{'s'[: about['threads'] > 1]}"
+    load = f", load {os.getloadavg()[0]:.1f}" if hasattr(os, "getloadavg") else ""
+    return (
+        f"{device.type}: {about['device']}, {threads}{load}; "
+        f"torch {torch.__version__}, transformers {transformers.__version__}, Python {about['python']}"
+    )

@@ -1,0 +1,152 @@
+"""What came out where several ways to decode took turns on the same prompts: as a table, in words, and for machines."""
+
+import contextlib
+import dataclasses
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from evaluation import table as tables
+from evaluation.answers.match import first_difference
+from evaluation.exactness.divergence import Divergence, Explainer
+from evaluation.timing import Timings
+from opt_tree import Generation, Pair, Sampling
+from opt_tree.inflate import describe
+
+PLAIN, GREEDY, ASSISTED, OURS = "plain", "transformers", "transformers_assisted", "opt_tree"
+LABELS = {
+    PLAIN: "plain decoding, same loop",
+    GREEDY: "transformers",
+    ASSISTED: "transformers, assisted",
+    OURS: "OPT-Tree",
+}
+
+
+@dataclass(frozen=True)
+class DifferentText:
+    """A text that is not plain decoding's, and why; None where the target is too large for the exact recomputation."""
+
+    method: str
+    prompt: int
+    position: int
+    why: Divergence | None
+
+
+def different_texts(
+    timings: Timings, pair: Pair, prompts: Sequence[list[int]], sampling: Sampling, seed: int = 0
+) -> list[DifferentText]:
+    """Compare every method's texts with plain decoding's; transformers' only where it does not draw."""
+    reference, explainer, found = timings.texts(PLAIN), None, []
+    for method in timings.runs if sampling.greedy else [OURS]:
+        for index, (text, expected) in enumerate(zip(timings.texts(method), reference, strict=True)):
+            if (position := first_difference(text, expected)) is None:
+                continue
+            why = None
+            with contextlib.suppress(torch.OutOfMemoryError):
+                explainer = explainer or Explainer(pair.target)  # copies the target, so only where it is needed
+                why = explainer.explain(prompts[index], text, expected, sampling, seed)
+            found.append(DifferentText(method, index, position, why))
+    return found
+
+
+def step_times(generations: Sequence[Generation], device: str) -> tuple[float, float, float]:
+    """Median milliseconds a step: the drafter's forwards, the target's, everything else.
+
+    An accelerator still works when a forward's call returns; there the phases count: drafting, verification, commit.
+    """
+    times = [step.times for generation in generations for step in generation.steps]
+    parts = ("draft_forward", "target_forward", "other") if device == "cpu" else ("draft", "verify", "commit")
+    draft, verify, other = (1000 * statistics.median(getattr(time, part) for time in times) for part in parts)
+    return draft, verify, other
+
+
+def table(timings: Timings, device: str, differences: Sequence[DifferentText], sampling: Sampling) -> str:
+    """Lay out the comparison, a line a method, OPT-Tree last."""
+    return tables.table([_row(method, timings, device, differences, sampling.greedy) for method in LABELS])
+
+
+def _row(
+    method: str, timings: Timings, device: str, differences: Sequence[DifferentText], greedy: bool
+) -> dict[str, str]:
+    if method not in timings.runs:
+        return {"": LABELS[method], "tokens/s": "not available"}
+    rate, count = timings.rate(method), len(timings.runs[method])
+    row = {"": LABELS[method], "tokens/s": f"{rate:.0f}"}
+    row["OPT-Tree is"] = f"{timings.rate(OURS) / rate:.2f} x" if method != OURS else ""
+    if generations := timings.generations(method):
+        draft, verify, rest = (f"{value:.2f}" for value in step_times(generations, device))
+        row["tokens/step"] = f"{emitted_per_step(generations):.2f}"
+        row["E(A)+1"] = f"{expected_per_step(generations):.2f}"
+        row["draft ms"] = "" if method == PLAIN else draft
+        row |= {"verify ms": verify, "other ms" if device == "cpu" else "commit ms": rest}
+    same = f"{count - sum(different.method == method for different in differences)}/{count}"
+    return row | {"same text": same if method in (PLAIN, OURS) or greedy else "sampled"}
+
+
+def emitted_per_step(generations: Sequence[Generation]) -> float:
+    """Mean acceptance length: tokens over steps, the target's own token included."""
+    return sum(len(g.tokens) for g in generations) / sum(len(g.steps) for g in generations)
+
+
+def expected_per_step(generations: Sequence[Generation]) -> float:
+    """Mean of E(A) + 1 over all steps."""
+    return statistics.fmean(length for g in generations for length in g.expected_lengths)
+
+
+def other_share(generations: Sequence[Generation]) -> float:
+    """Median share of a step that is outside the two models' forwards."""
+    return statistics.median(s.times.other / s.times.total for g in generations for s in g.steps)
+
+
+def notes(timings: Timings, pair: Pair, differences: Sequence[DifferentText], sampling: Sampling) -> list[str]:
+    """Say how the table was measured and whether the texts agree."""
+    counts = [len(repeated) for repeated in timings.runs[OURS]]
+    repeated = str(max(counts)) if min(counts) == max(counts) else f"{min(counts)}-{max(counts)}"
+    lines = [
+        f"{len(counts)} prompts x {repeated}, the methods in turn; tokens/s from each prompt's median time, prefill "
+        "included; milliseconds: medians over the steps.",
+        "tokens/step: mean of accepted + 1; E(A)+1: what the drafter expected of it; "
+        f"{other_share(timings.generations(OURS)):.0%} of an OPT-Tree step is outside the two models' forwards.",
+    ]
+    if inflated := describe(pair.target.model, pair.drafter):
+        lines.append(f"{inflated[0].upper()}{inflated[1:]}.")
+    if ASSISTED not in timings.runs:
+        lines.append("transformers' assisted generation needs a causal LM to draft: name one with --assistant.")
+    if not sampling.greedy:
+        lines.append("transformers draws with random numbers of its own: its texts are other samples.")
+    if not differences:
+        lines.append("All texts that can be compared agree token for token.")
+    return lines + [_line(different, pair) for different in differences]
+
+
+def _line(different: DifferentText, pair: Pair) -> str:
+    where = f"new token {different.position + 1} of prompt {different.prompt + 1}"
+    line = f"{LABELS[different.method]} leaves plain decoding at {where}"
+    if (why := different.why) is None:
+        return line
+    ours, theirs = ("the end" if token is None else repr(pair.tokenizer.decode([token])) for token in why.tokens)
+    return f"{line}, {ours} for {theirs}: {why.verdict} ({why.reason})"
+
+
+def report(timings: Timings, differences: Sequence[DifferentText]) -> dict[str, Any]:
+    """Return the figures of the table for machines."""
+    ours = timings.generations(OURS)
+    times = [step.times for generation in ours for step in generation.steps]
+    median = {
+        f"{part}_ms": 1000 * statistics.median(getattr(time, part) for time in times)
+        for part in ("draft", "verify", "commit", "draft_forward", "target_forward", "other", "total")
+    }
+    return {
+        "prompts": len(timings.runs[OURS]),
+        "repetitions": min(map(len, timings.runs[OURS])),
+        "tokens": {method: sum(map(len, timings.texts(method))) for method in timings.runs},
+        "tokens_per_second": {method: round(timings.rate(method), 2) for method in timings.runs},
+        "speedup": {m: round(timings.rate(OURS) / timings.rate(m), 3) for m in timings.runs if m != OURS},
+        "tokens_per_step": emitted_per_step(ours),
+        "expected_tokens_per_step": expected_per_step(ours),
+        "step": median | {"other_share": other_share(ours)},
+        "divergences": [dataclasses.asdict(different) for different in differences],
+    }

@@ -1,0 +1,1 @@
+"""Why two answer files differ: `python -m evaluation.exactness`."""

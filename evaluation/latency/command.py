@@ -1,0 +1,163 @@
+"""Milliseconds of a forward against the tokens in it, and the node budget and threshold that this machine should use.
+
+    python -m evaluation.latency [--plot latency.png] [--answers a.jsonl ...]
+    python -m evaluation.latency --nodes 8,16,24,60 --thresholds 0.45 --bench-name heldout --limit 10
+
+The first measures target and drafter as decoding runs them (`forwards`); with answer files, it prints flags for the
+evaluation commands (`budget`). The file it writes can be read again (`--measured`) for other answers. The second
+decodes with trees of several budgets, in turn with plain decoding and transformers' own: tokens/s, and where a step's
+time goes (`decoding`).
+"""
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from evaluation.answers.file import read_timed
+from evaluation.command_line import at_least, numbers, option, parse, print_json, run_command
+from evaluation.latency import decoding
+from evaluation.latency.advice import advice_table, forward_times, forwards_table, recommend
+from evaluation.latency.budget import Acceptance
+from evaluation.latency.forwards import Probe, measure
+from evaluation.questions.prompts import Prompter
+from evaluation.questions.sets import load_set, select
+from evaluation.run.machine import environment
+from evaluation.run.models import check_device, load, load_assistant, resolved
+from evaluation.run.options import Asked
+from evaluation.table import table
+from opt_tree import CausalLM, OptTree
+from opt_tree.inflate import describe
+
+
+@dataclass(frozen=True)
+class Options(Asked):
+    """What is measured, on what."""
+
+    tokens: tuple[int, ...] = option(
+        (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512), "tokens in a forward", type=int, nargs="+"
+    )
+    contexts: tuple[int, ...] = option((128, 512, 1024), "committed tokens before it", type=int, nargs="+")
+    repeats: int = option(30, "of every size, after a warm-up")
+    patience: float = option(5.0, "seconds after which a size is not repeated further")
+    measured: str | None = option(None, "read this file of an earlier run instead of measuring")
+    output: str = option("latency.json", "where the measurement goes")
+    plot: str | None = option(None, "draw it to this file (.png, .pdf, .svg)")
+    answers: tuple[str, ...] = option(
+        (), "answer files of --method opt, best at several --nodes: advise by them", type=str, nargs="+"
+    )
+    nodes: str | None = option(None, "comma list of budgets: decode with them, instead of measuring forwards")
+    thresholds: str = option("0.2", "with --nodes: comma list, each tried at each budget")
+    max_new_tokens: int = option(96, "with --nodes: new tokens a question, at most")
+    assistant: str | None = option(
+        None, "with --nodes: causal LM that assists transformers; by default the draft model, or the embedded one"
+    )
+    json: bool = option(False, "print the figures as one JSON line, too")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        at_least(self, repeats=1, max_new_tokens=1)
+        for name in ("tokens", "contexts"):
+            if min(getattr(self, name)) < 1:
+                raise ValueError(f"--{name} must be at least 1, got {min(getattr(self, name))}")
+
+
+def take(options: Options) -> dict[str, Any]:
+    """Load the models and measure their forwards."""
+    pair = load(options, check_device(options))
+    probes = [Probe("target", pair.target)]
+    probes += [Probe("drafter", lm, bool(pair.drafter.features)) for lm in pair.drafter.models[:1]]
+    tokens, contexts = sorted(set(options.tokens)), sorted(set(options.contexts))
+    fitting = [context for context in contexts if probes[0].fits(context, 1)]
+    if not fitting:
+        raise ValueError(
+            f"--contexts {min(contexts)} and one token more are beyond the target's {pair.target.max_context}"
+        )
+    measured = measure(probes, fitting, tokens, options.repeats, options.patience)
+    return {
+        "models": {
+            "target": describe(pair.target.model, pair.drafter) or f"target {size(pair.target)}",
+            "drafter": pair.drafter.describe(),
+            "base_model_path": options.base_model_path,
+            "inflate": options.inflate,
+            **resolved(pair),
+        },
+        "environment": environment(pair.target.device),
+        "cells": [asdict(one) for one in measured],
+    }
+
+
+def size(lm: CausalLM) -> str:
+    """Name, parameters and dtype of a model."""
+    count = sum(parameter.numel() for parameter in lm.model.parameters())
+    return f"{lm.name}, {count / 1e6:.1f}M, {str(lm.dtype).removeprefix('torch.')}"
+
+
+def read_measured(path: str) -> dict[str, Any]:
+    """Read a file that this command wrote."""
+    try:
+        measured = json.loads(Path(path).expanduser().read_text())
+        forward_times(measured)
+        measured["models"], measured["environment"]["device"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{path} is not a measurement of this command: {error}") from error
+    return measured
+
+
+def forwards(options: Options) -> dict[str, Any]:
+    """Measure forwards or read them, print the table, draw it, and advise; return the figures."""
+    for file in options.answers:
+        Acceptance.of(read_timed(file).answers, file)  # before minutes of measuring
+    if options.measured:
+        measured = read_measured(options.measured)
+    else:
+        output = Path(options.output).expanduser()
+        with output.open("a"):  # likewise
+            pass
+        measured = take(options)
+        output.write_text(json.dumps(measured, indent=1) + "\n")
+    models, place = measured["models"], measured["environment"]
+    title = f"{models['target']}; drafter {models['drafter']}; {place['device']}, {place['threads']} threads"
+    print(title, "milliseconds of a forward, medians:", forwards_table(forward_times(measured)), sep="\n")
+    if options.plot:
+        from evaluation.latency.plots import draw  # matplotlib only where a plot is asked for
+
+        draw(forward_times(measured), title.replace("; ", ";\n"), Path(options.plot).expanduser())
+    summary: dict[str, Any] = {"measured": options.measured or options.output, "plot": options.plot}
+    if not options.answers:
+        return summary
+    advice, notes = recommend(measured, options.answers)
+    print(f"\n{advice_table(advice)}", *(f"- {note}" for note in notes), f"\n{advice.flags}", sep="\n")
+    speeds = {"tokens_per_second": advice.best.rate, "speedup": advice.best.rate / advice.plain_rate}
+    best = asdict(advice.best) | speeds
+    return summary | {"flags": advice.flags, "threshold": advice.threshold, "best": best, "notes": notes}
+
+
+def decode(options: Options) -> dict[str, Any]:
+    """Decode the questions' first turns with every budget and threshold, print the table and return its rows."""
+    policies = [OptTree(int(n), t) for n in numbers(options.nodes or "") for t in numbers(options.thresholds)]
+    questions = load_set(options.bench_name, options.question_file, options.data_dir, options.fetch)
+    chosen = select(questions.questions, options.question_begin, options.question_end, options.limit)
+    device = check_device(options)
+    pair = load(options, device)
+    assistant = load_assistant(options, options.assistant, pair)
+    prompter = Prompter(pair.tokenizer, pair.stop, options.conv_template)
+    prompts = [prompter.encode(question.turns[:1], []) for question in chosen]
+    rows = decoding.measure(pair, policies, prompts, options.max_new_tokens, assistant)
+    place = environment(pair.target.device)
+    target = describe(pair.target.model, pair.drafter) or f"target {size(pair.target)}"
+    print(f"{target}; drafter {options.drafter}; {place['device']}, {place['threads']} threads")
+    print(f"{len(prompts)} questions of {questions.name}, greedy, {options.max_new_tokens} new tokens at most, in turn")
+    print(table(rows))
+    return {"environment": place, "rows": rows}
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Measure, write, draw, advise. Returns 0, or 2 for bad input."""
+
+    def command() -> int:
+        options = parse(Options, "python -m evaluation.latency", __doc__, arguments)
+        print_json(options.json, (decode if options.nodes else forwards)(options))
+        return 0
+
+    return run_command(command)

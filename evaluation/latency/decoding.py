@@ -1,0 +1,69 @@
+"""How fast trees of several budgets decode, in turn with plain decoding and transformers' own; where the time goes."""
+
+import functools
+import statistics
+from collections.abc import Sequence
+
+from transformers import PreTrainedModel
+
+from evaluation.run.baselines import in_loop, transformers_assisted, transformers_greedy
+from evaluation.table import Value
+from evaluation.timing import Method, Timings, interleave
+from opt_tree import Decoder, Generation, OptTree, Pair
+from opt_tree.presets import plain
+
+BASELINES = ("plain", "transformers", "transformers assisted")
+_COLD = 2
+"""Steps at a generation's beginning that pay for cold memory."""
+
+Row = dict[str, Value]
+
+
+def measure(
+    pair: Pair,
+    policies: Sequence[OptTree],
+    prompts: Sequence[list[int]],
+    max_new_tokens: int,
+    assistant: PreTrainedModel | None,
+) -> list[Row]:
+    """Decode every prompt with every tree and every baseline in turn; a line each, the fastest first."""
+    methods: dict[str, Method] = {
+        f"OPT-Tree {policy.nodes}/{policy.threshold:g}": in_loop(Decoder(pair.target, pair.drafter, policy), pair)
+        for policy in policies
+    }
+    methods["plain"] = in_loop(plain(pair.target), pair)
+    methods["transformers"] = functools.partial(transformers_greedy, pair)
+    if assistant is not None:
+        methods["transformers assisted"] = functools.partial(transformers_assisted, pair, assistant=assistant)
+    timings = interleave(methods, prompts, max_new_tokens)
+    return [_row(name, timings) for name in sorted(methods, key=timings.rate, reverse=True)]
+
+
+def _row(name: str, timings: Timings) -> Row:
+    rate = timings.rate(name)
+    row: Row = {"method": name, "tokens/s": rate}
+    row |= {f"x {other}": rate / timings.rate(other) for other in BASELINES if other in timings.runs}
+    return row | step_times(timings.generations(name))
+
+
+def step_times(generations: Sequence[Generation]) -> Row:
+    """Tokens a step, and medians over the steps of where their time goes; nothing for what has no trace."""
+    if not generations:
+        return {}
+    steps = sum(len(generation.steps) for generation in generations)
+    times = [step.times for generation in generations for step in generation.steps[_COLD:]]
+    row: Row = {"tokens/step": sum(len(generation.tokens) for generation in generations) / steps}
+    if not times:
+        return row
+
+    def median(seconds: Sequence[float]) -> float:
+        return 1000 * statistics.median(seconds)
+
+    return row | {
+        "step ms": median([t.total for t in times]),
+        "draft forwards ms": median([t.draft_forward for t in times]),
+        "target forward ms": median([t.target_forward for t in times]),
+        "growing the tree ms": median([t.draft - t.draft_forward for t in times]),
+        "outside the forwards ms": median([t.other for t in times]),
+        "outside %": 100 * statistics.median([t.other / t.total for t in times]),
+    }

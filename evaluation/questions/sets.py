@@ -1,0 +1,162 @@
+"""Question sets: found by name in data folders, fetched on request, or read from any JSONL.
+
+Owns where the files are and what a line may look like. Knows nothing of models and prompts.
+"""
+
+import hashlib
+import json
+import os
+import urllib.error
+import urllib.request
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+SHIPPED = {name: Path(__file__).parent / f"{name}.jsonl" for name in ("demo", "heldout")}
+"""`heldout`: what figures of the embedded models are made on; README.md beside it says where its prompts are from."""
+DATA_VARIABLE = "OPT_TREE_DATA"
+USER_CACHE = Path("~/.cache/opt_tree/questions")
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where a named set comes from. Other projects' data: found or fetched, never shipped here."""
+
+    url: str
+    sha256: str
+    """Of the file meant here; a download that differs is refused."""
+    about: str
+
+
+SOURCES = {
+    "mt_bench": Source(
+        "https://raw.githubusercontent.com/lm-sys/FastChat/main/fastchat/llm_judge/data/mt_bench/question.jsonl",
+        "119565adbab82227089cefdb44c8d7e2cf04dc0a0ec233634c82e7d4e2a944f7",
+        "80 questions of two turns, eight categories; FastChat, Apache-2.0",
+    ),
+    "gsm8k": Source(
+        "https://raw.githubusercontent.com/SafeAILab/EAGLE/main/eagle/data/gsm8k/question.jsonl",
+        "a55920b2f2aac724241124c59e5b8e8168dbbeb2ab0fdbee17d5b0ab6db5ff27",
+        "80 questions of GSM8K as EAGLE runs them",
+    ),
+    "humaneval": Source(
+        "https://raw.githubusercontent.com/SafeAILab/EAGLE/main/eagle/data/humaneval/question.jsonl",
+        "ce0244e2b228339e9a11afc63a151719beede1e389fdaec7cd9751d33902180e",
+        "80 questions of HumanEval as EAGLE runs them",
+    ),
+    "spec_bench": Source(
+        "https://raw.githubusercontent.com/hemingkx/Spec-Bench/main/data/spec_bench/question.jsonl",
+        "4b6d33e79484f9841c487ee87d1cf6aa8c6066f61d5d482ff09e5a007fafdf04",
+        "480 questions, MT-Bench and five single-turn tasks; Spec-Bench, Apache-2.0",
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Question:
+    """One question of one or more turns."""
+
+    id: int | str
+    category: str
+    turns: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class QuestionSet:
+    """A question file as read: `sha256` tells two files of one name apart."""
+
+    name: str
+    path: Path
+    sha256: str
+    questions: tuple[Question, ...]
+
+
+def load_set(name: str, file: str | None = None, data_dir: str | None = None, fetch: bool = False) -> QuestionSet:
+    """Read the set called `name`, or `file` whatever its name. ValueError and OSError say what to put where."""
+    path = Path(file).expanduser() if file else find(name, data_dir, fetch)
+    if not path.is_file():
+        raise FileNotFoundError(f"no question file at {path}")
+    name = name if file is None else path.stem if path.stem != "question" else path.parent.name
+    data = path.read_bytes()
+    return QuestionSet(name, path, hashlib.sha256(data).hexdigest(), tuple(read(data, path, name)))
+
+
+def find(name: str, data_dir: str | None = None, fetch: bool = False) -> Path:
+    """Find a named set in the data folders; download it to the user cache if `fetch`."""
+    if name in SHIPPED:
+        return SHIPPED[name]
+    folders = [Path(folder).expanduser() for folder in (data_dir, os.environ.get(DATA_VARIABLE), "data") if folder]
+    folders.append(USER_CACHE.expanduser())
+    for folder in folders:
+        for path in (folder / name / "question.jsonl", folder / f"{name}.jsonl"):
+            if path.is_file():
+                return path
+    looked = ", ".join(str(folder) for folder in folders)
+    if name not in SOURCES:
+        raise ValueError(
+            f"unknown question set {name!r}: not one of {', '.join((*SHIPPED, *SOURCES))}, and no "
+            f"{name}/question.jsonl or {name}.jsonl in {looked}; any JSONL with `turns` or `question` runs with "
+            "--question-file"
+        )
+    source, target = SOURCES[name], folders[-1] / name / "question.jsonl"
+    if not fetch:
+        raise FileNotFoundError(
+            f"question set {name} is not here (looked in {looked}): save {source.url} ({source.about}) as "
+            f"{folders[0] / name / 'question.jsonl'}, or pass --fetch to download it to {target.parent}"
+        )
+    return download(source, target)
+
+
+def download(source: Source, target: Path) -> Path:
+    """Download a set and check that it is the file meant."""
+    try:
+        with urllib.request.urlopen(source.url, timeout=30) as response:
+            data = response.read()
+    except (urllib.error.URLError, TimeoutError) as error:
+        reason = getattr(error, "reason", error)
+        raise OSError(f"cannot fetch {source.url} ({reason}); save the file as {target} yourself") from error
+    found = hashlib.sha256(data).hexdigest()
+    if found != source.sha256:
+        raise ValueError(
+            f"{source.url} is not the file known here (sha256 {found[:12]}, expected {source.sha256[:12]}); if its "
+            "new text is wanted, save it and name it with --question-file"
+        )
+    target.parent.mkdir(parents=True, exist_ok=True)
+    partial = target.with_suffix(".tmp")
+    partial.write_bytes(data)
+    partial.replace(target)
+    return target
+
+
+def read(data: bytes, path: Path, name: str) -> Iterable[Question]:
+    """Parse JSONL: `turns` (a list) or `question` (a text), `question_id` (else the line's index), `category`."""
+    seen: dict[int | str, int] = {}
+    for number, raw in enumerate(data.splitlines(), 1):
+        if not raw.strip():
+            continue
+        try:
+            line = json.loads(raw)
+        except ValueError as error:
+            raise ValueError(f"{path}, line {number}: broken JSON: {error}") from error
+        if not isinstance(line, dict):
+            raise ValueError(f"{path}, line {number}: expected a JSON object, found {type(line).__name__}")
+        turns = line.get("turns", [line["question"]] if "question" in line else None)
+        if not isinstance(turns, list) or not turns or not all(isinstance(t, str) and t.strip() for t in turns):
+            raise ValueError(
+                f"{path}, line {number}: needs `turns` (a list of texts) or `question` (a text), none empty"
+            )
+        key = line.get("question_id", len(seen))
+        if key in seen:
+            raise ValueError(f"{path}, line {number}: question_id {key!r} is already that of line {seen[key]}")
+        seen[key] = number
+        yield Question(key, str(line.get("category", name)), tuple(turns))
+
+
+def select(questions: tuple[Question, ...], begin: int | None, end: int | None, limit: int | None) -> list[Question]:
+    """Take the slice `begin:end` as FastChat does, then at most `limit` of it."""
+    if limit is not None and limit < 1:
+        raise ValueError(f"--limit must be at least 1, got {limit}")
+    chosen = list(questions[begin:end])[:limit]
+    if not chosen:
+        raise ValueError(f"no questions left: --question-begin {begin} and --question-end {end} of {len(questions)}")
+    return chosen

@@ -1,0 +1,1 @@
+"""What answer files say of speed and acceptance: `python -m evaluation.report`."""

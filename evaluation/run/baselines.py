@@ -1,0 +1,92 @@
+"""`transformers`' own decoding on the same model objects, timed.
+
+The plain loop with an empty tree is the other baseline; it is in the library (`opt_tree.presets.plain`).
+"""
+
+import time
+from typing import Any
+
+import torch
+from transformers import GenerationConfig, PreTrainedModel
+
+from evaluation.timing import Method, Timed
+from opt_tree import CausalLMDrafter, Decoder, Drafter, Pair, Sampling
+
+
+def in_loop(decoder: Decoder, pair: Pair, sampling: Sampling = Sampling(), seed: int = 0) -> Method:
+    """Return the library's loop as a method."""
+
+    def decode(prompt: list[int], max_new_tokens: int) -> Timed:
+        generation = decoder.generate(prompt, max_new_tokens, sampling, pair.stop, seed=seed)
+        return Timed(generation.tokens, generation.seconds, generation)
+
+    return decode
+
+
+def transformers_greedy(
+    pair: Pair, prompt: list[int], max_new_tokens: int, sampling: Sampling = Sampling(), seed: int = 0
+) -> Timed:
+    """Decode with unmodified `model.generate`: greedy, or sampled where `sampling` says so.
+
+    Same model object, stop tokens and context limit as the library's loop; whatever the checkpoint's own generation
+    defaults would change (a repetition penalty, say) is switched off, as it is there.
+    """
+    return _generate(pair, prompt, max_new_tokens, sampling, seed)
+
+
+def transformers_assisted(
+    pair: Pair,
+    prompt: list[int],
+    max_new_tokens: int,
+    sampling: Sampling = Sampling(),
+    seed: int = 0,
+    assistant: PreTrainedModel | None = None,
+) -> Timed:
+    """Decode with `model.generate(assistant_model=...)` and transformers' own settings for the draft length.
+
+    The assistant is the pair's draft model unless another is given, in whatever dtype it has: only token ids pass
+    between the two (and at temperature > 0 float32 scores). Raises ValueError where there is none (an EAGLE head is no
+    causal LM).
+    """
+    assistant = assistant or assistant_of(pair.drafter)
+    if assistant is None:
+        raise ValueError("no assistant: the drafter is not a causal LM of its own; give one")
+    options: dict[str, Any] = {"assistant_model": assistant}
+    ours, theirs = (m.config.get_text_config().vocab_size for m in (pair.target.model, assistant))
+    if ours != theirs:
+        if not sampling.greedy:
+            # transformers would replace the assistant's output layer by a pruned one, in the model we share with it.
+            raise ValueError(f"transformers samples no assistant of {theirs} tokens for a target of {ours}")
+        # The same tokenizer padded to another size: transformers then insists on its re-encoding path.
+        options |= {"tokenizer": pair.tokenizer, "assistant_tokenizer": pair.tokenizer}
+    return _generate(pair, prompt, max_new_tokens, sampling, seed, **options)
+
+
+def assistant_of(drafter: Drafter) -> PreTrainedModel | None:
+    """Return the causal LM inside a drafter, which can assist transformers' generate; None for an EAGLE head."""
+    return drafter.bare.lm.model if isinstance(drafter.bare, CausalLMDrafter) else None
+
+
+def _generate(
+    pair: Pair, prompt: list[int], max_new_tokens: int, sampling: Sampling, seed: int, **options: Any
+) -> Timed:
+    target = pair.target
+    stops = sorted(pair.stop.tokens)
+    pad = pair.tokenizer.pad_token_id
+    config = GenerationConfig(
+        max_new_tokens=min(max_new_tokens, target.max_context - len(prompt)),
+        use_cache=True,
+        eos_token_id=stops or None,
+        pad_token_id=pad if pad is not None else stops[0] if stops else 0,
+        repetition_penalty=1.0,
+        no_repeat_ngram_size=0,
+        do_sample=not sampling.greedy,
+    )
+    if not sampling.greedy:
+        config.update(temperature=float(sampling.temperature), top_p=float(sampling.top_p), top_k=sampling.top_k)
+        torch.manual_seed(seed)
+    ids = torch.tensor([prompt], device=target.device)
+    begin = time.perf_counter()
+    output = target.model.generate(ids, attention_mask=torch.ones_like(ids), generation_config=config, **options)
+    tokens = output[0, len(prompt) :].tolist()  # type: ignore[index]
+    return Timed(tokens, time.perf_counter() - begin)

@@ -1,0 +1,53 @@
+"""One question answered by one method, its turns in order.
+
+Knows no files and no loop: a method is a function from a prompt to new tokens.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from evaluation.answers.record import add_turn, seed_of
+from evaluation.questions.prompts import Prompter
+from evaluation.questions.sets import Question
+from evaluation.timing import Timed
+from opt_tree import Generation
+
+Answer = Callable[[list[int], int, int], Generation | Timed]
+"""From a prompt, a limit of new tokens and a seed to new tokens and what they cost."""
+
+History = Mapping[int | str, Sequence[Sequence[str]]]
+"""Turns of another answer file, by question and choice."""
+
+
+@dataclass(frozen=True)
+class Conversation:
+    """How questions are put: the same for every method."""
+
+    prompter: Prompter
+    max_new_tokens: int
+    choices: int = 1
+    seed: int = 0
+    history: History | None = None
+    """Whose answers stand between the turns; None: the method's own."""
+
+    def answer(self, question: Question, method: Answer) -> list[dict[str, Any]]:
+        """Return every choice of one question. Whatever goes wrong in one turn goes wrong for the question."""
+        choices = []
+        for index in range(self.choices):
+            choice: dict[str, Any] = {"index": index, "turns": []}
+            fixed = None if self.history is None or len(question.turns) == 1 else self.history[question.id][index]
+            for turn in range(len(question.turns)):
+                past = choice["turns"] if fixed is None else fixed[:turn]
+                prompt = self.prompter.encode(question.turns[: turn + 1], past)
+                result = method(prompt, self.max_new_tokens, seed_of(self.seed, question.id, index, turn))
+                add_turn(choice, prompt, result, self.prompter.text(result.tokens), self._reason(result))
+            choices.append(choice)
+        return choices
+
+    def _reason(self, result: Generation | Timed) -> str:
+        """Why a turn ended; transformers does not say it."""
+        if isinstance(result, Generation):
+            return result.finish_reason
+        stopped = self.prompter.stop(result.tokens)
+        return stopped or ("length" if len(result.tokens) == self.max_new_tokens else "context")

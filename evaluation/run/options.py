@@ -1,0 +1,164 @@
+"""The options that commands share, each group a dataclass: the machine, the models, the questions; and a run's own."""
+
+import os
+from dataclasses import dataclass, fields
+from typing import Any
+
+import torch
+
+from evaluation.command_line import at_least, option
+from opt_tree import OptTree
+from opt_tree.drafters.registry import KINDS, parse_spec
+from opt_tree.inflate import parse_shape
+
+METHODS = ("opt", "chain", "none")
+DRAFTER_FLAGS = {"--draft-model-path": "lm:", "--ea-model-path": "eagle:"}
+"""The published flags of the two commands, and what kind of drafter each names."""
+
+
+@dataclass(frozen=True)
+class Machine:
+    """On what a command runs, and how large a target it is to stand for."""
+
+    device: str | None = option(None, "by default cuda where there is one, else cpu")
+    threads: int | None = option(
+        None,
+        "CPU threads; where the CPU decodes, by default $OMP_NUM_THREADS or 1: more of them stall when a neighbour is "
+        "busy",
+    )
+    inflate: str | None = option(
+        None, "replace the target by a larger one of the same function: 350m, 1b, 7b, 13b, HIDDENxLAYERS"
+    )
+
+    def __post_init__(self) -> None:
+        at_least(self, threads=1)
+        if self.inflate is not None:
+            parse_shape(self.inflate)
+
+    def set_threads(self, device: torch.device) -> None:
+        """Give this process the threads it was told to use on a device, or the default."""
+        if self.threads is not None:
+            torch.set_num_threads(self.threads)
+        elif device.type == "cpu" and "OMP_NUM_THREADS" not in os.environ:
+            torch.set_num_threads(1)
+
+
+@dataclass(frozen=True)
+class Models(Machine):
+    """A target and what drafts for it."""
+
+    base_model_path: str = option("demo", "target: a folder, a Hub id or 'demo', the embedded one")
+    drafter: str = option(
+        "lm:demo",
+        "what drafts: KIND:PATH, PATH a folder, a Hub id or 'demo'; "
+        + ", ".join(f"{k}: {v.about}" for k, v in KINDS.items()),
+        aliases=DRAFTER_FLAGS,
+    )
+    dtype: str = option(
+        "auto", "of the target: auto, float32, bfloat16, float16; on an accelerator also of an independent drafter"
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for spec in self.drafter.split(","):
+            parse_spec(spec)
+
+    @property
+    def named_drafter(self) -> dict[str, str]:
+        """The drafter under the key that headers have always had for its kind."""
+        return named_drafter(self.drafter)
+
+
+def named_drafter(spec: str) -> dict[str, str]:
+    """`{"draft_model_path": PATH}` for lm:PATH, `{"ea_model_path": PATH}` for eagle:PATH, else `{"drafter": spec}`."""
+    kind, path = parse_spec(spec)
+    for flag, prefix in DRAFTER_FLAGS.items():
+        if prefix == f"{kind}:":
+            return {flag.removeprefix("--").replace("-", "_"): path}
+    return {"drafter": spec}
+
+
+@dataclass(frozen=True)
+class Asked(Models):
+    """The questions that are put."""
+
+    bench_name: str = option(
+        "demo", "question set: demo, heldout, mt_bench, gsm8k, humaneval, spec_bench, or a file in the data folder"
+    )
+    question_file: str | None = option(None, "any JSONL with `turns` or `question`, instead of --bench-name")
+    data_dir: str | None = option(
+        None, "where question sets lie, looked in first; then $OPT_TREE_DATA, ./data and the user cache"
+    )
+    fetch: bool = option(False, "download the question set to the user cache if it is in none of these")
+    question_begin: int | None = option(None, "index of the first question")
+    question_end: int | None = option(None, "index behind the last question")
+    limit: int | None = option(None, "this many questions at most")
+    conv_template: str | None = option(
+        None, "FastChat's conversation of this name instead of the tokenizer's chat template"
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        at_least(self, limit=1)
+
+
+@dataclass(frozen=True)
+class Options(Asked):
+    """Everything a run can be asked for. An underscore in a name is a hyphen on the command line, or an underscore."""
+
+    method: str = option("opt", "OPT-Tree, a chain of the drafter's best tokens, or plain decoding", choices=METHODS)
+    nodes: int = option(OptTree.nodes, "drafted nodes sent to the target each step, root excluded")
+    threshold: float = option(OptTree.threshold, "draft another layer while the newest raised E(A) by more than this")
+    max_depth: int = option(OptTree.max_depth, "drafted layers at most; with --method chain, the chain's length")
+    temperature: float = option(0.0, "0 decodes greedily, above 0 samples")
+    max_new_token: int = option(1024, "new tokens a turn, at most")
+    num_choices: int = option(1, "answers to each question; they differ above temperature 0")
+    seed: int = option(0, "of sampling; each turn's own follows from it, the question, the choice and the turn")
+    answer_file: str | None = option(None, "by default BENCH-COMMAND-METHOD.jsonl here")
+    model_id: str | None = option(
+        None, "model_id in the answers, -temperature-T appended; by default the target's name"
+    )
+    overwrite: bool = option(False, "delete the answer file and what lies beside it, instead of resuming it")
+    baseline: bool = option(
+        False,
+        "also answer by plain decoding (same loop, empty tree) and by transformers' generate, question by question in "
+        "turn, into files beside; print the comparison",
+    )
+    history: str | None = option(
+        None, "answer file whose answers are the conversation so far, for every method; by default its own"
+    )
+    system_message: str | None = option(None, "system message; by default the template's own")
+    num_gpus_per_model: int = option(1, "GPUs that hold one copy of the target, layers spread over them")
+    num_gpus_total: int | None = option(
+        None,
+        "GPUs in all: the questions are split over num-gpus-total / num-gpus-per-model processes, which are launched "
+        "here unless `accelerate launch` already did",
+    )
+    max_gpu_memory: str | None = option(
+        None, "of each GPU for the target's weights, such as 20GiB; refused if they do not fit"
+    )
+    json: bool = option(False, "print the comparison's figures as one JSON line, too")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        at_least(self, max_new_token=1, num_choices=1, num_gpus_per_model=1)
+        total, each = self.num_gpus_total, self.num_gpus_per_model
+        if total is not None and (total < 1 or total % each):
+            raise ValueError(f"--num-gpus-total {total} is not a multiple of --num-gpus-per-model {each}")
+
+    @property
+    def processes(self) -> int | None:
+        """How many processes --num-gpus-total asks for; None: it was not given."""
+        return None if self.num_gpus_total is None else self.num_gpus_total // self.num_gpus_per_model
+
+    def as_dict(self) -> dict[str, Any]:
+        """Every option, for the header; the drafter under its published name."""
+        known = {field.name: getattr(self, field.name) for field in fields(self)}
+        return {key: value for key, value in known.items() if key != "drafter"} | self.named_drafter
+
+
+@dataclass(frozen=True)
+class EagleOptions(Options):
+    """The same with another default: the embedded EAGLE head drafts."""
+
+    drafter: str = option("eagle:demo", "what drafts, as for eval_opt_classic", aliases=DRAFTER_FLAGS)

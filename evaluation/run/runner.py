@@ -1,0 +1,238 @@
+"""Question set in, answer file out: what both evaluation commands share.
+
+Owns the order of work and which answers still lack; a run that dies goes on where it was. Decodes nothing itself.
+"""
+
+import hashlib
+import json
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tqdm import tqdm
+
+from evaluation.answers.file import AnswerFile, Record
+from evaluation.command_line import parse, print_json
+from evaluation.questions.prompts import Prompter, get_template
+from evaluation.questions.sets import Question, QuestionSet, load_set, select
+from evaluation.report.command import print_report
+from evaluation.run.conversation import Answer, Conversation, History
+from evaluation.run.machine import environment
+from evaluation.run.models import load_run, make_method, place, relaunch, resolved
+from evaluation.run.options import DRAFTER_FLAGS, Options
+from evaluation.run.processes import Processes
+from evaluation.timing import schedule
+from opt_tree.inflate import describe
+
+DRAFTING = {
+    *("nodes", "threshold", "max_depth", "draft_dtype", "sharpening", "drafter"),
+    *(flag.removeprefix("--").replace("-", "_") for flag in DRAFTER_FLAGS),
+}
+"""Settings that plain decoding has no use for."""
+PLACE = {
+    *("bench_name", "question_file", "data_dir", "fetch", "question_begin", "question_end", "limit", "history"),
+    *("answer_file", "overwrite", "baseline", "json"),
+    *("device", "threads", "dtype", "num_gpus_per_model", "num_gpus_total", "max_gpu_memory"),
+}
+"""Options that say where, or which part, or are settings under another name: they change no answer themselves."""
+_WARM_UP = "Count from one to ten."
+
+
+@dataclass(frozen=True)
+class Work:
+    """One method's part of a run: its name, where its answers go and what must agree for them to be of one kind."""
+
+    method: str
+    file: AnswerFile
+    settings: dict[str, Any]
+
+    def resolve(self, found: dict[str, Any]) -> "Work":
+        """Add the settings that are known once the models are loaded."""
+        known = {key: value for key, value in found.items() if self.method in ("opt", "chain") or key not in DRAFTING}
+        return Work(self.method, self.file, self.settings | known)
+
+
+def main(command: str, kind: type[Options], about: str | None, arguments: list[str] | None = None) -> int:
+    """Run eval_opt_`command`. Returns 0 when every question is answered, 1 when some failed, 2 for bad input."""
+    processes = Processes()
+    try:
+        options = parse(kind, f"python -m evaluation.eval_opt_{command}", about, arguments)
+        relaunch(command, options, sys.argv[1:] if arguments is None else arguments)
+        processes = Processes.join()
+        return run(command, options, processes)
+    except (ValueError, OSError) as error:
+        if processes.leads:
+            print(f"error: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("stopped; the same command goes on from here", file=sys.stderr)
+        return 130
+    finally:
+        processes.leave()
+
+
+def run(command: str, options: Options, processes: Processes = Processes()) -> int:
+    """Answer what has no answer yet and put the files in order. Raises ValueError and OSError for bad input."""
+    questions = load_set(options.bench_name, options.question_file, options.data_dir, options.fetch)
+    chosen = select(questions.questions, options.question_begin, options.question_end, options.limit)
+    device = place(options, processes)
+    if options.conv_template:
+        get_template(options.conv_template)
+    history = read_history(options.history, chosen, options.num_choices)
+    works = plan(command, options, questions, device.partition(":")[0])
+    order = [question.id for question in questions.questions]
+    processes.lead(lambda: prepare(works, order, options.overwrite))
+
+    pair = load_run(options, device)
+    prompter = Prompter(pair.tokenizer, pair.stop, options.conv_template, options.system_message)
+    works = [work.resolve(resolved(pair)) for work in works]
+    session = {
+        "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        "options": options.as_dict(),
+        "questions": str(questions.path),
+        "target": describe(pair.target.model, pair.drafter)
+        or f"{pair.target.name}, {pair.target.model.num_parameters() / 1e6:.1f}M parameters",
+        "processes": processes.size,
+        "environment": environment(pair.target.device),
+    }
+    asked = f"{questions.name}, {len(chosen)} questions of {questions.path}"
+    processes.lead(lambda: begin(works, options.overwrite, session, asked))
+    methods = {work.method: make_method(work.method, options, pair, prompter) for work in works}
+    conversation = Conversation(prompter, options.max_new_token, options.num_choices, options.seed, history)
+    answer_all(processes, works, methods, chosen, conversation)
+    processes.wait()
+    failed = finish(works, order, {question.id for question in chosen}, options.json) if processes.leads else 0
+    processes.wait()
+    return 1 if failed else 0
+
+
+def plan(command: str, options: Options, questions: QuestionSet, device: str) -> list[Work]:
+    """The method asked for and, with --baseline, plain decoding and transformers' generate beside it."""
+    path = Path(options.answer_file or f"{questions.name}-{command}-{options.method}.jsonl").expanduser()
+    model = options.model_id or Path(options.base_model_path.rstrip("/")).name
+    settings = {key: value for key, value in options.as_dict().items() if key not in PLACE}
+    settings |= {
+        "model_id": f"{model}-temperature-{options.temperature}",
+        "device": device,
+        "questions_sha256": questions.sha256,
+        "history_sha256": hashlib.sha256(Path(options.history).expanduser().read_bytes()).hexdigest()
+        if options.history
+        else None,
+    }
+    bare = {key: value for key, value in settings.items() if key not in DRAFTING}
+    works = [Work(options.method, AnswerFile(path), bare if options.method == "none" else settings)]
+    baselines = ("transformers",) if options.method == "none" else ("plain", "transformers")
+    for name in baselines if options.baseline else ():
+        beside = path.with_name(f"{path.name.removesuffix('.jsonl')}.{name}.jsonl")
+        named = {"model_id": f"{settings['model_id']}-{name}", "method": name}
+        works.append(Work(name, AnswerFile(beside), bare | named))
+    return works
+
+
+def prepare(works: Sequence[Work], order: Sequence[int | str], overwrite: bool) -> None:
+    """Find out before any model is loaded whether the answer files can be written and go on."""
+    for work in works:
+        work.file.check_writable()
+        if not overwrite:
+            work.file.check_settings(work.settings)
+    for work in works:
+        if not overwrite and (work.file.path.exists() or work.file.parts()):
+            work.file.fold(order)
+
+
+def begin(works: Sequence[Work], overwrite: bool, session: dict[str, Any], questions: str) -> None:
+    """Write the headers and say what runs where. What is overwritten goes now, when the models are there."""
+    for work in works:
+        if overwrite:
+            work.file.remove()
+        work.file.check_settings(work.settings)
+    for work in works:
+        for difference in work.file.write_header(work.settings, session):
+            print(f"note: {work.file.path} goes on elsewhere ({difference}): times are not comparable", file=sys.stderr)
+    place = session["environment"]
+    print(
+        f"{session['target']}, {works[0].settings['target_dtype']}; {place['device']}, {place['threads']} threads, "
+        f"{session['processes']} processes; {questions}",
+        file=sys.stderr,
+    )
+
+
+def answer_all(
+    processes: Processes,
+    works: Sequence[Work],
+    methods: dict[str, Answer],
+    chosen: Sequence[Question],
+    conversation: Conversation,
+) -> None:
+    """Answer this process's share. A question that fails is recorded, and the next one begun."""
+    done = {work.method: {record["question_id"] for record in work.file.read()} for work in works}
+    share = processes.share(chosen)
+    todo = [question for question in share if any(question.id not in done[work.method] for work in works)]
+    if todo:
+        for method in methods.values():  # untimed: first calls pay for what later ones find ready
+            method(conversation.prompter.encode([_WARM_UP], []), min(16, conversation.max_new_tokens), 0)
+    progress = tqdm(
+        todo, total=len(share), initial=len(share) - len(todo), desc="questions", disable=not processes.leads
+    )
+    for work, question in schedule(works, progress):
+        if question.id not in done[work.method]:
+            file = work.file if processes.size == 1 else work.file.part(processes.rank)
+            answer_one(file, work, methods[work.method], question, conversation)
+
+
+def answer_one(file: AnswerFile, work: Work, method: Answer, question: Question, conversation: Conversation) -> None:
+    """Answer one question by one method and write the answer, or the failure, down."""
+    # The same for the same question and settings, and of the length of FastChat's ids.
+    digest = hashlib.sha256(f"{json.dumps(work.settings, sort_keys=True)}/{question.id}".encode()).hexdigest()
+    record: Record = {
+        "question_id": question.id,
+        "answer_id": digest[:22],
+        "model_id": work.settings["model_id"],
+        "category": question.category,
+    }
+    try:
+        choices = conversation.answer(question, method)
+    except Exception as error:  # out of memory, a prompt too long: the other questions still count
+        why = " ".join(str(error).split()) or "no message"
+        file.append_failed(record | {"failed": f"{type(error).__name__}: {why}", "tstamp": time.time()})
+        tqdm.write(f"failed: {work.method}, question {question.id}: {type(error).__name__}: {why}", sys.stderr)
+    else:
+        file.append(record | {"choices": choices, "tstamp": time.time()})
+
+
+def finish(works: Sequence[Work], order: Sequence[int | str], asked: set[int | str], json_line: bool = False) -> int:
+    """Put the files in order, count what failed, print the table. Returns how many of the asked questions failed."""
+    failed = 0
+    for work in works:
+        work.file.fold(order)
+        failures = [record for record in work.file.read_failed() if record["question_id"] in asked]
+        failed += len(failures)
+        print(f"{len(work.file.read())} answers in {work.file.path}", file=sys.stderr)
+        if failures:
+            print(
+                f"{len(failures)} failed ({work.file.failed_path}); the same command tries them again", file=sys.stderr
+            )
+    paths = [work.file.path for work in works if work.file.read()]
+    if paths:
+        print_json(json_line, print_report(paths, paths[1] if len(paths) > 1 else None))
+    return failed
+
+
+def read_history(file: str | None, chosen: Sequence[Question], choices: int) -> History | None:
+    """Read the turns of another answer file; ValueError if it lacks any that are needed."""
+    if file is None:
+        return None
+    path = Path(file).expanduser()
+    if not path.is_file():
+        raise FileNotFoundError(f"no answer file {file} to take the history from")
+    turns = {
+        record["question_id"]: [choice["turns"] for choice in record["choices"]] for record in AnswerFile(path).read()
+    }
+    for question in chosen:
+        there, needed = turns.get(question.id, []), len(question.turns) - 1
+        if needed and (len(there) < choices or any(len(choice) < needed for choice in there)):
+            raise ValueError(f"--history {file} lacks answers to question {question.id}")
+    return turns

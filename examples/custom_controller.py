@@ -1,0 +1,50 @@
+"""A controller of one's own: a fixed schedule of tree policies.
+
+    python -m examples.custom_controller
+
+A controller says which policy the next step uses. It names all its policies beforehand, so that the decoder can check
+each of them against the verifier. It sees the past only: the context and the steps that are done.
+"""
+
+from collections.abc import Sequence
+
+from jaxtyping import Float
+from torch import Tensor
+
+import opt_tree
+
+
+class Stages(opt_tree.Controller):
+    """Uses each policy for a given number of steps, and the last one for the rest of the answer."""
+
+    def __init__(self, stages: Sequence[tuple[int, opt_tree.TreePolicy]], last: opt_tree.TreePolicy) -> None:
+        self.policies = (*(policy for _, policy in stages), last)
+        self._plan = [policy for steps, policy in stages for _ in range(steps)]
+        self._done = 0
+
+    def reset(self, prompt: list[int], output: opt_tree.Output | None) -> None:
+        """A new prompt begins."""
+        self._done = 0
+
+    def choose(self, context: list[int], root: Float[Tensor, "1 vocab"] | opt_tree.Few | None) -> opt_tree.TreePolicy:
+        """Return the policy of the next step, one of `policies`."""
+        return self._plan[self._done] if self._done < len(self._plan) else self.policies[-1]
+
+    def observe(self, step: opt_tree.Step, outcome: opt_tree.Outcome) -> None:
+        """A step is done. A learning controller would look at what it cost and at what was accepted."""
+        self._done += 1
+
+
+def main() -> opt_tree.Generation:
+    pair = opt_tree.load_pair("demo", dtype="float32")
+    small, large = opt_tree.OptTree(nodes=4, threshold=0.3), opt_tree.OptTree(nodes=16, threshold=0.1)
+    stages = Stages([(2, opt_tree.Static.empty()), (4, small)], last=large)
+    decoder = opt_tree.Decoder(pair.target, pair.drafter, stages)
+    answer = decoder.generate(pair.encode("What does the word lantern mean?"), max_new_tokens=48, stop=pair.stop)
+    for number, step in enumerate(answer.steps, start=1):
+        print(f"step {number:2}: {step.tree.nodes:2} nodes drafted, {step.accepted} accepted")
+    return answer
+
+
+if __name__ == "__main__":
+    main()

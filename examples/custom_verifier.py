@@ -1,0 +1,60 @@
+"""A verifier of one's own: toss a coin between two exact rules.
+
+    python -m examples.custom_verifier
+
+A verifier is a function, tagged with the kinds of children that it is exact for. Most are made of a rule for one node:
+from the target's probabilities, the drafter's, and the children that were drawn, to the probabilities of the token
+emitted there. The rule is exact if its mean over the children is the target's distribution. That can be computed.
+"""
+
+import itertools
+
+import numpy as np
+from jaxtyping import Int
+
+import opt_tree
+from opt_tree.children import IID
+from opt_tree.policies import Sampled
+from opt_tree.random import Random
+from opt_tree.sampling import Logits
+from opt_tree.verifiers.base import Branching, Probs, valid_for, walk_down
+from opt_tree.verifiers.multi_round import in_rounds
+from opt_tree.verifiers.naive import first_child
+
+
+def either(target: Probs, draft: Probs, tokens: Int[np.ndarray, " children"]) -> Probs:
+    """Judge the first child only, or all of them in turn, by the toss of a coin. A mean of exact rules is exact."""
+    return (first_child(target, draft, tokens) + in_rounds(target, draft, tokens)) / 2
+
+
+@valid_for(IID, branching=either)
+def coin(tree: opt_tree.Tree, logits: Logits, random: Random) -> opt_tree.Verdict:
+    """Walk down from the root; at each node emit a token by `either`, and go on while a child carries it."""
+    return walk_down(tree, logits, random, either)
+
+
+def emitted(rule: Branching, target: Probs, draft: Probs, children: int) -> Probs:
+    """What a rule emits at one node: its mean over every way to draw the children independently. Nothing is sampled."""
+    return sum(
+        (draft[list(tokens)].prod() * rule(target, draft, np.array(tokens)))
+        for tokens in itertools.product(np.flatnonzero(draft), repeat=children)
+    )
+
+
+def main() -> opt_tree.Generation:
+    target, draft = np.array([0.2, 0.5, 0.3]), np.array([0.6, 0.3, 0.1])
+    print("the target's distribution", target)
+    print("emitted, two draws       ", emitted(either, target, draft, 2).round(12))
+    # The two most probable children are always the same two. That is not what the rule is exact for.
+    print("emitted, the best two    ", either(target, draft, np.array([0, 1])).round(3))
+
+    pair = opt_tree.load_pair("demo", dtype="float32")
+    decoder = opt_tree.Decoder(pair.target, pair.drafter, Sampled.chains(3, 4), coin)
+    prompt, sampling = pair.encode("What does the word lantern mean?"), opt_tree.Sampling(temperature=0.5)
+    answer = decoder.generate(prompt, max_new_tokens=48, sampling=sampling, stop=pair.stop)
+    print(f"{answer.mean_acceptance_length:.2f} tokens a step at temperature 0.5")
+    return answer
+
+
+if __name__ == "__main__":
+    main()

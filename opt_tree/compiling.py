@@ -1,0 +1,135 @@
+"""From an eager model to a compiled one: finds or makes its package, checks it, and says why where that fails.
+
+Owns the decision: an engine is taken only when it computes what the eager one does. Files are `engines.packages`',
+code is `engines.aot`'s.
+"""
+
+import copy
+import functools
+import warnings
+from typing import Any
+
+import numpy as np
+import torch
+
+from opt_tree.engines.aot import Compiled, CompileError, median_seconds
+from opt_tree.engines.body import takes
+from opt_tree.engines.packages import facts_of, remember, remembered
+from opt_tree.lm import CausalLM, UnsupportedModelError, check_tree_mask
+from opt_tree.target import Work
+from opt_tree.tree import Tree
+
+_NOISE = {torch.float64: 1e-5, torch.float32: 1e-3}
+"""How far another engine's logits may be off, as a part of the largest (eager attention's softmax is float32 in any
+dtype); 0.05 in narrower dtypes."""
+
+
+def compile_forwards(lm: CausalLM, make: bool = True, dtypes: tuple[torch.dtype, ...] = ()) -> bool:
+    """Compute a model's forwards by a package made for this CPU from now on; return whether that is so.
+
+    Its context is forgotten. A package is made once, in a minute or less, and kept in the user's cache (see
+    `opt_tree.engines.packages`); with make=False only one that is there is taken. Where a model cannot be compiled it
+    stays eager, and a warning says why in one line. Layers that are watched later need another package.
+
+    `dtypes` are others that the model may be cast to, which changes its answers a little: the one that is fastest once
+    compiled is taken, by a measurement that is remembered. `lm.model` is a copy then.
+    """
+    if dtypes:
+        _cast_to_fastest(lm, make, dtypes)
+    lm.engine = lm.eager
+    lm.reset()
+    try:
+        if lm.changes_at_border:
+            raise CompileError("its position factors change with the context (LongRoPE), and one graph holds one set")
+        # One kind of layer means one mask, as `CausalLM` makes it.
+        lm.engine = Compiled(lm.eager, lm.mask_kinds, make)
+        _check_engine(lm)
+    except CompileError as why:
+        lm.engine = lm.eager
+        if make:
+            warnings.warn(f"{lm.name} is not compiled: {why}", stacklevel=2)
+    return lm.engine is not lm.eager
+
+
+def _cast_to_fastest(lm: CausalLM, make: bool, dtypes: tuple[torch.dtype, ...]) -> None:
+    """Cast to the fastest of the present dtype and others, once compiled; stay where nothing can be compiled."""
+    original, own, layers = lm.model, lm.dtype, lm.engine.layers
+    facts = facts_of(original) | {"choice of": [str(dtype) for dtype in dtypes]}
+    choices = {str(dtype): dtype for dtype in (own, *dtypes)}
+
+    def cast(dtype: torch.dtype) -> None:
+        model: Any = original
+        lm.take(model if dtype == own else copy.deepcopy(model).to(dtype), layers)
+
+    chosen = remembered(facts)
+    if chosen not in choices:
+        seconds: dict[str, float] = {}
+        for name, dtype in choices.items():
+            cast(dtype)
+            if compile_forwards(lm, make):
+                seconds[name] = _seconds(lm)
+        chosen = min(seconds, key=lambda name: seconds[name], default=str(own))
+        if make and seconds:
+            remember(facts, chosen)
+    if lm.dtype != choices[chosen]:
+        cast(choices[chosen])
+
+
+def _seconds(lm: CausalLM) -> float:
+    """Time what a drafter mostly does: two rows and eight, behind a short context."""
+    lm.reset()
+    lm.append([0] * 128)
+
+    def forward(rows: int) -> None:
+        lm.extend(np.zeros(rows, dtype=np.int64), np.full(rows, lm.length), np.eye(rows, dtype=bool))
+        lm.cache.truncate(lm.length)
+
+    seconds = sum(median_seconds(functools.partial(forward, rows)) for rows in (2, 8))
+    lm.reset()
+    lm.work = Work()
+    return seconds
+
+
+@torch.inference_mode()
+def _check_engine(lm: CausalLM) -> None:
+    """Probe the engine and compare it with the eager one; raise CompileError where it computes something else."""
+    engine = lm.engine
+    if not takes(lm.model, "features"):
+        try:
+            check_tree_mask(lm)
+        except UnsupportedModelError as error:
+            raise CompileError(str(error)) from error
+    try:
+        found = _answers(lm)
+        lm.engine = lm.eager
+        expected = _answers(lm)
+    finally:
+        lm.engine = engine
+        lm.reset()
+        lm.work = Work()
+    off, size = (found - expected).abs().max(), expected.abs().max()
+    if not off <= _NOISE.get(lm.dtype, 0.05) * size:
+        raise CompileError(f"its compiled logits are off by {off:.2g}, where the largest is {size:.2g}")
+
+
+def _answers(lm: CausalLM) -> torch.Tensor:
+    """Logits of a context that outgrows the cache's first capacity, of a tree behind it, and after a kept path."""
+    tokens = [(7 * i + 3) % lm.vocab for i in range(min(300, lm.max_context - 8))]
+    tree = Tree(np.array(tokens[:5]), np.array([-1, 0, 0, 1, 2]), np.zeros(5), np.zeros(5, dtype=np.int64))
+    states = None
+    if takes(lm.model, "features"):
+        states = torch.randn(300, lm.hidden, generator=torch.Generator().manual_seed(0)).to(lm.dtype)
+
+    def given(begin: int, end: int) -> torch.Tensor | None:
+        return None if states is None else states[begin:end]
+
+    lm.reset()
+    middle = len(tokens) * 2 // 3
+    logits = [
+        lm.append(tokens[begin:end], True, given(begin, end)).logits.clone()
+        for begin, end in ((0, middle), (middle, len(tokens)))
+    ]
+    logits.append(lm.extend(tree.tokens, lm.length + tree.depths, tree.ancestors, given(0, 5)).logits.clone())
+    lm.commit([0, 2, 4])
+    logits.append(lm.append(tokens[:1], features=given(0, 1)).logits.clone())
+    return torch.cat(logits).double()

@@ -1,0 +1,94 @@
+"""Token Recycling: the candidates that the target named and did not choose, kept for the next time (arXiv:2408.08696).
+
+Owns the table by the last token, as published; `ngram_recycling` keeps more of each row, and by more tokens.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from opt_tree.children import Few
+from opt_tree.drafters.lookup import Lookup, Tail
+from opt_tree.drafters.tables import Table, load_table, save_table
+from opt_tree.step import Outcome
+from opt_tree.target import Output
+from opt_tree.tree import fetch
+
+RANK_RATES = (0.33, 0.08, 0.05, 0.03, 0.03, 0.02, 0.01, 0.01)
+"""How often the target's 1st, 2nd, ... candidate after a token is right the next time: the demo target's, measured."""
+
+
+def best_tokens(logits: Float[Tensor, "rows vocab"], k: int) -> tuple[Float[Tensor, "rows k"], Int[Tensor, "rows k"]]:
+    """Return what `logits.topk(k)` does, several times as fast: the k best lie in the k groups of greatest maxima."""
+    rows, vocab = logits.shape
+    width = max(int((vocab / k) ** 0.5), 1)
+    groups = vocab // width
+    if groups < 2 * k:
+        values, tokens = logits.topk(min(k, vocab))
+        return values, tokens
+    dealt = logits[:, : groups * width].view(rows, groups, width)
+    best = dealt.amax(2).topk(k).indices
+    among = (best[:, :, None] * width + torch.arange(width, device=best.device)).flatten(1)
+    rest = torch.arange(groups * width, vocab, device=best.device).expand(rows, -1)
+    among = torch.cat([among, rest], 1)
+    values, places = logits.gather(1, among).topk(k)
+    return values, among.gather(1, places)
+
+
+class TokenRecycling(Lookup):
+    """The published form: a table of the target's `k` best tokens after each token, the newest row of each.
+
+    It is filled from every row that the target scores, rejected ones and the prompt's included (the published code
+    leaves the prompt out). The table knows ranks only, hence a probability is a rank's rate (`RANK_RATES`), the same
+    after every token: OPT-Tree on it *is* the best static tree of its size.
+
+    What was learnt stays from prompt to prompt until `clear`, unless `keep=False`.
+    """
+
+    logits = True
+
+    def __init__(self, vocab: int, rates: Sequence[float] = RANK_RATES, keep: bool = True) -> None:
+        super().__init__(1)
+        if not rates or min(rates) < 0 or sum(rates) > 1:
+            raise ValueError(f"the rates of the ranks are 0 or more each and at most 1 together, got {tuple(rates)}")
+        self.vocab, self.keep = vocab, keep
+        self._log_rates = torch.tensor(rates, dtype=torch.float64).log()
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget everything."""
+        # One row more than tokens: index -1, which stands for a token outside of the table.
+        self.table = np.full((self.vocab + 1, len(self._log_rates)), -1, dtype=np.int32)
+
+    def reset(self, prompt: list[int], output: Output | None) -> None:
+        if not self.keep:
+            self.clear()
+        if output is not None:
+            self._learn(np.array(prompt[:-1]), output.logits)
+
+    def observe(self, outcome: Outcome) -> None:
+        assert outcome.logits is not None
+        self._learn(outcome.tree.tokens, outcome.logits)
+
+    def _learn(self, tokens: Int[np.ndarray, " rows"], logits: Float[Tensor, "rows vocab"]) -> None:
+        (best,) = fetch(best_tokens(logits, self.table.shape[1])[1])
+        self.table[tokens, : best.shape[1]] = best  # of a token's rows the last one stays
+
+    def look_up(self, tails: list[Tail]) -> Few:
+        tokens = torch.from_numpy(self.table[[tail[-1] for tail in tails]].astype(np.int64))
+        return Few(self._log_rates.expand(tokens.shape).masked_fill(tokens < 0, -torch.inf), tokens)
+
+    def save(self, path: str | Path, tokenizer: str | None = None) -> None:
+        """Write the table; `tokenizer` is its fingerprint (`tables.fingerprint`)."""
+        header = {"vocab": self.vocab, "tokenizer": tokenizer}
+        save_table(Path(path), "token recycling table", Table(header, {"table": self.table[:-1]}))
+
+    def load(self, path: str | Path, tokenizer: str | None = None) -> None:
+        """Take over a table that was saved; CheckpointError for any other file."""
+        table = load_table(Path(path), "token recycling table", self.vocab, tokenizer).arrays["table"]
+        self.clear()
+        self.table[: len(table), : table.shape[1]] = table[:, : self.table.shape[1]]

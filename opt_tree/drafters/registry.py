@@ -1,0 +1,174 @@
+"""Drafters by name: the one list from which commands, demos and `load_pair` take theirs.
+
+A spec is a kind and, behind a colon, where it lies: `lm:JackFram/llama-68m`, `eagle:./head`, `eagle:demo`. A new kind
+of drafter is one file beside this one and one line in `KINDS`.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from transformers import PreTrainedTokenizerBase
+
+from opt_tree.checkpoints import (
+    CheckpointError,
+    check_same_tokenizer,
+    load_causal_lm,
+    load_tokenizer,
+    read_calibration,
+    resolve,
+)
+from opt_tree.drafters.base import Drafter
+from opt_tree.drafters.causal_lm import CausalLMDrafter
+from opt_tree.drafters.eagle import load_eagle
+from opt_tree.drafters.grafted import Grafted
+from opt_tree.drafters.lookup import Lookup
+from opt_tree.drafters.ngram import NGramDrafter
+from opt_tree.drafters.ngram_recycling import NGramRecycling
+from opt_tree.drafters.rasd import Rasd
+from opt_tree.drafters.recycling import TokenRecycling
+from opt_tree.drafters.sharpened import Sharpened
+from opt_tree.drafters.store import Store, StoreDrafter
+from opt_tree.drafters.tables import fingerprint
+from opt_tree.lm import Buckets, CausalLM
+
+
+@dataclass(frozen=True)
+class DrafterOptions:
+    """What a drafter is loaded with, besides its spec."""
+
+    tokenizer: PreTrainedTokenizerBase | None = None
+    """The target's; what brings a tokenizer of its own is checked against it."""
+    dtype: str | torch.dtype = "auto"
+    """Of an independent model; "auto": float32 on a CPU, else the checkpoint's own."""
+    device: str = "cpu"
+    buckets: Buckets | None = None
+    bare: bool = False
+    """Leave out the temperature that calibration stored beside the drafter."""
+
+
+class Spec(NamedTuple):
+    """A spec, understood."""
+
+    kind: str
+    path: str
+    """A folder, a Hub id or "demo"; empty for a kind that reads no files."""
+
+    def __str__(self) -> str:
+        return f"{self.kind}:{self.path}" if self.path else self.kind
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of drafter: what it is, and how one is loaded."""
+
+    about: str
+    load: Callable[[str, CausalLM, DrafterOptions], Drafter]
+    """From a path, the target and options. Raises CheckpointError with the path in it."""
+    part: str | None
+    """The folder of the embedded one, which "demo" stands for; None for a kind that reads no files."""
+
+
+def _load_lm(path: str, target: CausalLM, options: DrafterOptions) -> Drafter:
+    if options.tokenizer is not None:
+        check_same_tokenizer(options.tokenizer, load_tokenizer(path), target.name, path)
+    dtype = options.dtype
+    if dtype == "auto" and torch.device(options.device).type == "cpu":
+        dtype = torch.float32
+    return CausalLMDrafter(load_causal_lm(path, dtype, options.device, options.buckets), target.vocab)
+
+
+def _load_eagle(path: str, target: CausalLM, options: DrafterOptions) -> Drafter:
+    return load_eagle(path, target, options.buckets)
+
+
+def _load_ngram(path: str, target: CausalLM, options: DrafterOptions) -> Drafter:
+    return NGramDrafter()
+
+
+def _load_store(path: str, target: CausalLM, options: DrafterOptions) -> Drafter:
+    known = None if options.tokenizer is None else fingerprint(options.tokenizer)
+    return StoreDrafter(Store.load(path, target.vocab, known))
+
+
+def _load_recycling(path: str, target: CausalLM, options: DrafterOptions) -> Drafter:
+    return TokenRecycling(target.vocab)
+
+
+def _load_ngram_recycling(path: str, target: CausalLM, options: DrafterOptions) -> Drafter:
+    return NGramRecycling()
+
+
+def _load_graft(path: str, target: CausalLM, options: DrafterOptions) -> Drafter:
+    depth, _, pair = path.partition(":")
+    if not depth.isdigit():
+        raise CheckpointError(f"graft:DEPTH:SPEC+SPEC names the model's layers, the model, the table; got graft:{path}")
+    model, table = _load_two(f"graft:{depth}", pair, target, options)
+    try:
+        return Grafted(model, table, int(depth))
+    except ValueError as error:
+        raise CheckpointError(f"graft:{path}: {error}") from error
+
+
+def _load_rasd(path: str, target: CausalLM, options: DrafterOptions) -> Drafter:
+    model, table = _load_two("rasd", path, target, options)
+    if isinstance(table, StoreDrafter):  # as published: the longest match alone
+        table = StoreDrafter(table.store, longest=True)
+    return Rasd(model, table)
+
+
+def _load_two(kind: str, pair: str, target: CausalLM, options: DrafterOptions) -> tuple[Drafter, Lookup]:
+    """Load the two drafters of "SPEC+SPEC", of which the second one looks up."""
+    first, plus, second = pair.rpartition("+")
+    if not plus:
+        raise CheckpointError(f"{kind}:SPEC+SPEC names a model and a table, got {kind}:{pair}")
+    table = load_drafter(second, target, options)
+    if not isinstance(table, Lookup):
+        raise CheckpointError(f"{kind}: {second} is no table; below a model stand ngram, store, recycling")
+    return load_drafter(first, target, options), table
+
+
+KINDS: dict[str, Kind] = {
+    "lm": Kind("an independent draft model with the target's tokenizer", _load_lm, "draft"),
+    "eagle": Kind("an EAGLE-1/2 head of this target", _load_eagle, "eagle"),
+    "ngram": Kind("what followed the same tokens before, in this text", _load_ngram, None),
+    "store": Kind("what followed them in a store of the target's answers, and in this text", _load_store, "store"),
+    "recycling": Kind("Token Recycling, by the last token as published", _load_recycling, None),
+    "ngram-recycling": Kind("Token Recycling by the last one to three tokens", _load_ngram_recycling, None),
+    "graft": Kind("a model for the first layers, a table below: graft:1:eagle:demo+store:demo", _load_graft, "graft"),
+    "rasd": Kind("retrieved branches grafted by RASD's rules: rasd:eagle:demo+store:demo", _load_rasd, "rasd"),
+}
+"""Every kind of drafter, by the word in front of the colon."""
+
+
+def parse_spec(text: str) -> Spec:
+    """Read a spec. What names no kind is the path of a draft model; "demo" is the embedded one.
+
+    Raises CheckpointError for a kind that there is not, and for a path that is missing or not wanted.
+    """
+    kind, colon, path = text.partition(":")
+    if kind not in KINDS:
+        if colon and "/" not in kind and not Path(text).exists():
+            raise CheckpointError(f"unknown kind of drafter {kind!r} in {text!r}; there are {', '.join(KINDS)}")
+        kind, path = "lm", text
+    if KINDS[kind].part is None and path:
+        raise CheckpointError(f"a drafter of kind {kind} reads no files, got {text!r}")
+    if KINDS[kind].part is not None and not path:
+        raise CheckpointError(f"{text!r} does not say where it lies: {kind}:PATH, or {kind}:demo")
+    return Spec(kind, path)
+
+
+def load_drafter(spec: str, target: CausalLM, options: DrafterOptions = DrafterOptions()) -> Drafter:
+    """Load a drafter for `target`: `lm:PATH`, `eagle:PATH`, ...; see `KINDS`. PATH may be a Hub id or "demo".
+
+    A temperature that `opt_tree.training.calibrate` stored beside it sharpens it at temperature 0.
+    Raises CheckpointError with the path in it where there is none, or none for this target.
+    """
+    kind, path = parse_spec(spec)
+    folder = resolve(path, KINDS[kind].part or "")
+    drafter = KINDS[kind].load(folder, target, options)
+    drafter.name = path
+    temperature = read_calibration(folder) if path and not options.bare and not drafter.sparse else None
+    return Sharpened(drafter, temperature) if temperature else drafter

@@ -1,0 +1,112 @@
+"""A store of what followed what, in text known beforehand: the target's own answers, or any other.
+
+Owns the reading of a store (`Store`; `opt_tree.training.store` builds one) and the drafter that joins its counts with
+those of the text at hand (`StoreDrafter`).
+
+A store has, for runs of 1 to `order` tokens, how often they were followed (`totals`) and by what (`tokens`, `counts`;
+the entries of run i are those from `first[i]` to `first[i + 1]`). Runs are found by a hash of their tokens, among the
+sorted `keys`. A false match costs a draft and never a text: the target judges all the same.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from jaxtyping import UInt
+
+from opt_tree.drafters.lookup import Tail
+from opt_tree.drafters.ngram import Interpolated, Row
+from opt_tree.drafters.tables import Table, load_table
+
+FILE = "store.safetensors"
+BETA = (30.0, 20.0, 10.0, 6.0, 4.0)
+"""See `interpolate`; with these E(A) comes out as A for the demo target, on prompts that the store has not seen."""
+WEIGHT = 8.0
+"""How many observations in other texts one in the text at hand is worth."""
+
+_FACTOR = 0x9E3779B97F4A7C15
+_ALL = (1 << 64) - 1
+_REMEMBERED = 1 << 17
+"""Rows kept in Python's own shape; the frequent short runs are asked for again and again."""
+
+
+def hashes(tail: Tail, bits: int) -> list[int]:
+    """Return the keys of the last 1, 2, ... tokens of a tail."""
+    state, keys = 0, []
+    for token in reversed(tail):
+        # The high bits of the product depend on all tokens so far; the low ones do not.
+        state = (state + token + 1) * _FACTOR & _ALL
+        keys.append(state >> 64 - bits)
+    return keys
+
+
+def extend_hashes(states: UInt[np.ndarray, " runs"], tokens: UInt[np.ndarray, " runs"]) -> UInt[np.ndarray, " runs"]:
+    """Return the 64-bit states of runs with one more token before them: `hashes`, of many runs at once."""
+    return (states + tokens + np.uint64(1)) * np.uint64(_FACTOR)
+
+
+_NOTHING = Row(0, [])
+
+
+class Store:
+    """A store as it lies on disk. Read-only: several drafters and processes may share one."""
+
+    def __init__(self, table: Table) -> None:
+        header, arrays = table
+        self.order, self.bits, self.vocab = int(header["order"]), int(header["bits"]), int(header["vocab"])
+        self.header, self.nbytes = header, table.nbytes
+        self._keys, self._first, self._totals = arrays["keys"], arrays["first"], arrays["totals"]
+        self._tokens, self._counts = arrays["tokens"], arrays["counts"]
+        self._rows: dict[int, Row] = {}
+
+    @classmethod
+    def load(cls, folder: str | Path, vocab: int, tokenizer: str | None = None) -> "Store":
+        """Open the store in a folder; CheckpointError says in one line why it cannot be used."""
+        return cls(load_table(Path(folder) / FILE, "store", vocab, tokenizer))
+
+    def rows(self, tails: list[Tail]) -> list[Sequence[Row]]:
+        """What followed the last 1, 2, ... `order` tokens of each tail."""
+        keys = [hashes(tail, self.bits) for tail in tails]
+        known = self._rows
+        if missing := [key for row in keys for key in row if key not in known]:
+            if len(known) > _REMEMBERED:
+                known.clear()
+                missing = [key for row in keys for key in row]
+            self._read(missing)
+        return [[known[key] for key in row] for row in keys]
+
+    def _read(self, missing: list[int]) -> None:
+        """Fetch rows from disk, all of them in one search."""
+        # In the keys' own dtype: anything else would convert all the keys first.
+        wanted = np.array(missing, dtype=self._keys.dtype)
+        places = self._keys.searchsorted(wanted)
+        places[places == len(self._keys)] = 0
+        found = self._keys[places] == wanted if len(self._keys) else np.zeros(len(wanted), bool)
+        for key, place, real in zip(missing, places.tolist(), found.tolist(), strict=True):
+            if not real:
+                self._rows[key] = _NOTHING
+                continue
+            first, last = self._first[place : place + 2].tolist()
+            entries = zip(self._tokens[first:last].tolist(), self._counts[first:last].tolist(), strict=True)
+            self._rows[key] = Row(int(self._totals[place]), [entry for entry in entries if entry[0] < self.vocab])
+
+
+class StoreDrafter(Interpolated):
+    """Drafts from a store and from the text at hand, by `interpolate`: calibrated as it is, E(A) comes out as A.
+
+    `longest=True` trusts the longest match alone (beta 0), which is how REST (arXiv:2311.08252) and SuffixDecoding
+    (arXiv:2411.04975) use a store: what lies below a node are whole continuations, by their relative frequency.
+    `weight=0` leaves the text at hand out.
+    """
+
+    def __init__(
+        self, store: Store, beta: Sequence[float] | None = None, weight: float = WEIGHT, longest: bool = False
+    ) -> None:
+        beta = (0.0,) * store.order if longest else tuple(beta or store.header.get("beta") or BETA)
+        if len(beta) != store.order:
+            raise ValueError(f"a store of order {store.order} needs as many beta, got {len(beta)}")
+        super().__init__(beta, weight)
+        self.store = store
+
+    def rows(self, tails: list[Tail]) -> list[Sequence[Row]]:
+        return self.store.rows(tails)

@@ -1,0 +1,309 @@
+"""Forwards compiled ahead of time for this CPU: torch.export and AOTInductor, one package a model, kept in the cache.
+
+Owns the export, the compilation and the calls of a package. On a small model most of an eager forward is repacking of
+weights and dispatch; a package has its weights packed and its kernels fused. Rows, keys and the cache's capacity are
+symbols of the graph, so that nothing is compiled twice, however long a text becomes.
+"""
+
+import logging
+import statistics
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from opt_tree.cache import KVCache
+from opt_tree.engines.base import Engine, Forward
+from opt_tree.engines.body import Body, takes
+from opt_tree.engines.eager import Eager
+from opt_tree.engines.packages import Package, facts_of, package_of
+from opt_tree.target import Output
+
+OPTIONS: dict[str, Any] = {"freezing": True, "cpp.enable_concat_linear": True}
+"""Weights packed when the package is made, and projections of the same input in one product."""
+LARGEST = 256
+"""Rows of a forward above which eager is as good: its products dominate, and it computes the last row's logits only."""
+_ROWS, _PREFIX = 7, 40  # of the example that is traced
+
+
+class CompileError(RuntimeError):
+    """The model cannot be compiled here; the message says why in one line."""
+
+
+class Compiled(Engine):
+    """Calls a package. Forwards of more than `LARGEST` rows (a prefill's) go through the eager engine.
+
+    The final hidden states are always returned: they cost nothing, and a target has one package for all its drafters.
+    Other layers are another package, made when they are asked for.
+    """
+
+    name = "aot"
+    least_rows = 2  # a package of one row is no faster, and one that takes any number begins at two
+    layers: tuple[int, ...]
+
+    def __init__(self, eager: Eager, kinds: tuple[str, ...] = (), make: bool = True) -> None:
+        """Find the package of this model, or make it. Raises CompileError.
+
+        `kinds` names the masks where there are several. With make=False only what is there is taken.
+        """
+        self.eager, self.kinds, self.make = eager, kinds, make
+        _check_model(eager.model)
+        self._views: list[Tensor] = []
+        self._version = -1
+        self.watch(eager.layers)
+
+    def watch(self, layers: tuple[int, ...]) -> None:
+        self.eager.watch(layers)
+        self.layers = self.eager.layers
+        traced = tuple(sorted({-1, *self.layers}))
+        if traced != getattr(self, "_traced", None):
+            self.package = package_of(_facts(self.eager.model, self.kinds, traced))
+            self._call, self.about = _load_or_make(self.package, self.eager, self.kinds, traced, self.make)
+            self._traced = traced
+
+    def run(self, forward: Forward) -> Output:
+        rows = forward.ints.shape[1]
+        if rows > LARGEST:
+            return self.eager.run(forward)
+        mask = forward.mask
+        slots = forward.slots
+        if slots is None:  # right behind the rows in use, which are all that the mask covers
+            keys = (next(iter(mask.values())) if isinstance(mask, dict) else mask).shape[-1]
+            slots = torch.arange(keys - rows, keys)
+        if self._version != self.eager.cache.storage_version:
+            self._views, self._version = self.eager.cache.views, self.eager.cache.storage_version
+        masks = [mask[kind] for kind in self.kinds] if isinstance(mask, dict) else [mask]
+        inputs = [forward.ints, *masks, slots, *self._views]  # as `example` orders them
+        if forward.features is not None:
+            inputs.append(forward.features)
+        outputs = self._call(inputs)
+        hidden = dict(zip(self._traced, outputs[1:], strict=True))
+        return Output(outputs[0], {layer: hidden[layer] for layer in self.layers})
+
+
+def _check_model(model: Any) -> None:
+    """Raise CompileError for a model that is not on the CPU as a whole."""
+    devices = {weight.device.type for weight in model.parameters()} | {
+        str(home) for home in (getattr(model, "hf_device_map", None) or {}).values()
+    }
+    if devices != {"cpu"}:
+        raise CompileError(f"its weights are on {', '.join(sorted(devices))}; forwards are compiled for the CPU only")
+    if any(hasattr(module, "_hf_hook") for module in model.modules()):
+        raise CompileError("its weights are moved by hooks while it runs (offloading)")
+
+
+def _facts(model: Any, kinds: tuple[str, ...], layers: tuple[int, ...]) -> dict[str, Any]:
+    return facts_of(model) | {"masks": kinds, "layers": layers, "options": OPTIONS, "format": 1}
+
+
+def _load_or_make(
+    package: Package, eager: Eager, kinds: tuple[str, ...], layers: tuple[int, ...], make: bool
+) -> tuple[Callable[[list[Tensor]], list[Tensor]], dict[str, Any]]:
+    """Return the package's call and what is known of it; a damaged one is made again."""
+    for attempt in range(2):
+        about = package.about()
+        if about is None:
+            if not make:
+                raise CompileError("there is no package for it yet")
+            with package.lock():
+                about = package.about()  # another process may have made it meanwhile
+                if about is None:
+                    _make(package, eager, kinds, layers)
+            about = package.about()
+        try:
+            return _load(package.file), about or {}
+        except RuntimeError as error:
+            package.remove()
+            if attempt or not make:
+                raise CompileError(f"its package does not load: {one_line(error)}") from error
+    raise AssertionError("not reached")
+
+
+def _load(file: Path) -> Callable[[list[Tensor]], list[Tensor]]:
+    """Return a package's call, from a flat list of tensors to another.
+
+    `aoti_load_package` wraps the same loader; but it asks the C++ compiler what the processor can do (half a minute
+    where the answer is not cached; a package runs without a compiler), and reads the structure of the inputs from JSON
+    again at every call.
+    """
+    return torch._C._aoti.AOTIModelPackageLoader(str(file), "model", True, 1, -1).boxed_run  # type: ignore[attr-defined]
+
+
+def _make(package: Package, eager: Eager, kinds: tuple[str, ...], layers: tuple[int, ...]) -> None:
+    """Export and compile; write the package."""
+    begin = time.perf_counter()
+    model, cache = eager.model, eager.cache
+    _check_compiler()
+    attention = choose_attention(model, cache)
+    with TemporaryDirectory() as folder, _quiet():
+        file = Path(folder) / package.file.name
+        try:
+            with _with_attention(model, attention), torch.no_grad():
+                program = export(Body(model, layers), example(model, cache, kinds))
+                exported = time.perf_counter()
+                _compile(program, file)
+        except Exception as error:  # whatever a model's code does that a graph cannot hold
+            raise CompileError(one_line(error)) from error
+        about = {
+            "model": type(model).__name__,
+            "attention": attention,
+            "export_seconds": round(exported - begin, 1),
+            "seconds": round(time.perf_counter() - begin, 1),
+        }
+        package.write(file, about)
+
+
+def example(model: Any, cache: KVCache, kinds: tuple[str, ...] = ()) -> tuple[Any, ...]:
+    """Inputs of a forward of a few rows, to trace it with: values do not matter, shapes are symbols."""
+    cache.reserve(2 * (_PREFIX + _ROWS))
+    keys, embeddings = _PREFIX + _ROWS, model.get_input_embeddings().weight
+    mask = torch.zeros(1, 1, _ROWS, keys, dtype=embeddings.dtype)
+    inputs: tuple[Any, ...] = (
+        torch.stack([torch.zeros(_ROWS, dtype=torch.long), torch.arange(_PREFIX, keys)]),
+        {kind: mask.clone() for kind in kinds} if kinds else mask,
+        torch.arange(_PREFIX, keys),
+        [torch.zeros(view.shape, dtype=view.dtype) for view in cache.views],
+    )
+    if takes(model, "features"):
+        inputs += (torch.zeros(_ROWS, embeddings.shape[1], dtype=embeddings.dtype),)
+    return inputs
+
+
+def export(body: nn.Module, inputs: tuple[Any, ...]) -> torch.export.ExportedProgram:
+    """Trace a body with rows, keys and capacity as symbols."""
+    dim = torch.export.Dim
+    rows, keys, capacity = dim("rows", min=2, max=1 << 12), dim("keys", min=2, max=1 << 20), dim("capacity", min=2)
+    mask: Any = {2: rows, 3: keys}
+    if isinstance(inputs[1], dict):
+        mask = {kind: {2: rows, 3: keys} for kind in inputs[1]}
+    shapes: tuple[Any, ...] = ({1: rows}, mask, {0: rows}, [{2: capacity}] * len(inputs[3]))
+    shapes += ({0: rows},) * (len(inputs) - len(shapes))
+    return torch.export.export(body, inputs, dynamic_shapes=shapes, strict=False)
+
+
+def _compile(program: torch.export.ExportedProgram, file: Path) -> None:
+    """Compile an exported body into `file`. What the compiler leaves behind goes with a folder of its own."""
+    from torch._inductor.utils import fresh_cache  # its import takes seconds
+
+    with fresh_cache():
+        torch._inductor.aoti_compile_and_package(program, package_path=str(file), inductor_configs=OPTIONS)
+
+
+def _check_compiler() -> None:
+    from torch._inductor.cpp_builder import get_cpp_compiler
+
+    try:
+        get_cpp_compiler()
+    except Exception as error:
+        raise CompileError("there is no C++ compiler on this machine (looked for $CXX and g++)") from error
+
+
+class _Attention(nn.Module):
+    """One layer's attention, by itself: what is measured to choose its kind."""
+
+    def __init__(self, kind: str, groups: int) -> None:
+        super().__init__()
+        self.kind, self.groups = kind, groups
+
+    def forward(self, query: Tensor, keys: Tensor, values: Tensor, mask: Tensor) -> Tensor:
+        keys, values = keys[:, :, : mask.shape[-1]], values[:, :, : mask.shape[-1]]
+        if self.kind == "sdpa":
+            return nn.functional.scaled_dot_product_attention(query, keys, values, mask, enable_gqa=self.groups > 1)
+        keys, values = (
+            x[:, :, None].expand(-1, -1, self.groups, -1, -1).reshape(1, query.shape[1], -1, x.shape[3])
+            for x in (keys, values)
+        )
+        weights = query @ keys.transpose(2, 3) * query.shape[-1] ** -0.5 + mask
+        return nn.functional.softmax(weights, -1, dtype=torch.float32).to(query.dtype) @ values
+
+
+def choose_attention(model: Any, cache: KVCache) -> str:
+    """Return "eager" or "sdpa", whichever is faster in a graph here, where there is a choice.
+
+    In float32 the fused kernel is good, and equal rounding is worth more. In bfloat16 it is slow behind a mask, on
+    some processors: one layer's attention is compiled both ways and timed, a few seconds each.
+    """
+    kind = model.config.get_text_config()._attn_implementation
+    heads = getattr(model.config.get_text_config(), "num_attention_heads", None)
+    embeddings = model.get_input_embeddings().weight
+    if kind != "sdpa" or not heads or embeddings.dtype not in (torch.bfloat16, torch.float16):
+        return kind
+    cache.reserve(2048)
+    keys, values = cache.views[:2]
+    if heads % keys.shape[1] or keys.shape[3] != values.shape[3]:
+        return kind
+    seconds = {name: _attention_seconds(name, heads, keys, values) for name in ("sdpa", "eager")}
+    logging.getLogger(__name__).info("attention in a graph, seconds: %s", seconds)
+    return min(seconds, key=lambda name: seconds[name])
+
+
+def _attention_seconds(kind: str, heads: int, keys: Tensor, values: Tensor) -> float:
+    """Time one layer's attention in a graph: short and long contexts, one row and a tree's."""
+    dim, dtype = keys.shape[3], keys.dtype
+    module, capacity = _Attention(kind, heads // keys.shape[1]), keys.shape[2]
+    storage = [torch.randn(1, keys.shape[1], capacity, dim).to(dtype) for _ in range(2)]
+
+    def inputs(rows: int, count: int) -> tuple[Tensor, ...]:
+        mask = torch.zeros(1, 1, rows, count, dtype=dtype)
+        return torch.randn(1, heads, rows, dim).to(dtype), *storage, mask
+
+    rows, count, slots = (torch.export.Dim(name, min=2) for name in ("rows", "keys", "capacity"))
+    shapes = ({2: rows}, {2: slots}, {2: slots}, {2: rows, 3: count})
+    try:
+        with TemporaryDirectory() as folder, torch.no_grad(), _quiet():
+            file = Path(folder) / "attention.pt2"
+            _compile(torch.export.export(module, inputs(7, 47), dynamic_shapes=shapes, strict=False), file)
+            call = _load(file)
+            seconds = 0.0
+            for shape in ((2, 128), (12, 128), (2, 768), (12, 768)):
+                given = inputs(*shape)
+                seconds += median_seconds(lambda given=given: call([*given]))  # type: ignore[misc]  # it empties the list
+            return seconds
+    except Exception as error:
+        logging.getLogger(__name__).info("%s attention does not compile: %s", kind, one_line(error))
+        return float("inf")
+
+
+def median_seconds(call: Callable[[], Any], times: int = 30) -> float:
+    """The median time of a call, after a few that do not count."""
+    seconds = []
+    for turn in range(times + 3):
+        begin = time.perf_counter()
+        call()
+        if turn >= 3:
+            seconds.append(time.perf_counter() - begin)
+    return statistics.median(seconds)
+
+
+@contextmanager
+def _with_attention(model: Any, kind: str) -> Iterator[None]:
+    """Let a model run another kind of attention for a while."""
+    config = model.config.get_text_config()
+    before = config._attn_implementation
+    if kind == before:
+        yield
+        return
+    config._attn_implementation = kind
+    try:
+        yield
+    finally:
+        config._attn_implementation = before
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep the compiler's warnings about itself from whoever only wants tokens."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+def one_line(error: BaseException) -> str:
+    """An error's kind and the beginning of what it says."""
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"

@@ -1,0 +1,145 @@
+"""The body: what a forward computes, written once for every engine.
+
+Owns the model's call and where its hidden states are read. An engine decides how it runs: kernel after kernel, or as
+one compiled package. Knows nothing of shapes' origin, of packages and of who asked.
+"""
+
+import inspect
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+from transformers.cache_utils import Cache
+
+from opt_tree.engines.base import Mask
+from opt_tree.target import Output
+
+Epilogue = Callable[..., Tensor]
+"""From logits, and the tensors that a caller adds, to what is returned in their place."""
+
+
+def compute(
+    model: Any,
+    inputs: dict[str, Any],
+    cache: Cache,
+    layers: tuple[int, ...] = (),
+) -> Output:
+    """Call the model once; return its logits and the hidden states of `layers`.
+
+    `cache` takes the rows' keys and values and answers with those to attend to: `KVCache` by plain slices, `Rows` by
+    indices that are tensors.
+    """
+    caught: dict[int, Tensor] = {}
+    with ExitStack() as stack:
+        for layer in layers:
+            stack.enter_context(_catch(watched_module(model, layer), layer, caught))
+        logits = model(**inputs, past_key_values=cache, use_cache=True).logits[0]
+    if len(caught) < len(layers):
+        missing = [layer for layer in layers if layer not in caught]
+        raise RuntimeError(f"{type(model).__name__} did not run the layers whose features are read: {missing}")
+    return Output(logits, caught)
+
+
+def model_inputs(ints: Tensor, mask: Mask | dict[str, Mask], features: Tensor | None = None) -> dict[str, Any]:
+    """Return a forward's tensors by the names that models take them by, with a batch of one."""
+    inputs: dict[str, Any] = {"input_ids": ints[:1], "position_ids": ints[1:], "attention_mask": mask}
+    return inputs if features is None else inputs | {"features": features[None]}
+
+
+def takes(model: Any, name: str) -> bool:
+    """Whether the model's forward has a parameter of this name."""
+    return name in inspect.signature(model.forward).parameters
+
+
+class Rows(Cache):
+    """The cache inside a body: tensors in, the rows written at `slots`, the first `keys` slots out."""
+
+    def __init__(self, kv: list[Tensor], slots: Int[Tensor, " rows"], keys: int) -> None:
+        super().__init__(layers=[])
+        self.kv, self.slots, self.keys = kv, slots, keys
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: object, **kwargs: object
+    ) -> tuple[Tensor, Tensor]:
+        """Write one layer's rows; return what to attend to. Called by the model."""
+        keys, values = self.kv[2 * layer_idx], self.kv[2 * layer_idx + 1]
+        keys.index_copy_(2, self.slots, key_states)
+        values.index_copy_(2, self.slots, value_states)
+        return keys[:, :, : self.keys], values[:, :, : self.keys]
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        """Nothing: positions are always passed explicitly."""
+        return 0
+
+    def __len__(self) -> int:
+        return len(self.kv) // 2
+
+    def __bool__(self) -> bool:
+        return True
+
+
+class Body(nn.Module):
+    """One forward as a pure function of tensors, the cache's storage among them; it reads nothing on the host.
+
+    Returns a tuple: the logits (or what `epilogue` makes of them), then the hidden states of each of `layers`.
+    """
+
+    def __init__(self, model: Any, layers: tuple[int, ...] = (), epilogue: Epilogue | None = None) -> None:
+        super().__init__()
+        self.model, self.layers, self.epilogue = model, layers, epilogue
+        output = model.get_output_embeddings()
+        if output is not None and all(output is not module for module in model.modules()):
+            self.output = output  # a head borrows the target's output layer: its weights have to be found here
+
+    def forward(
+        self,
+        ints: Int[Tensor, "2 rows"],
+        mask: Float[Tensor, "1 1 rows keys"] | dict[str, Float[Tensor, "1 1 rows keys"]],
+        slots: Int[Tensor, " rows"],
+        kv: list[Tensor],
+        features: Float[Tensor, "rows hidden"] | None = None,
+        extra: list[Tensor] | None = None,
+    ) -> tuple[Tensor, ...]:
+        """`kv`: keys and values of each layer in turn, `[1, heads, capacity, dim]`, written in place at `slots`.
+
+        `extra` are inputs of the epilogue.
+        """
+        keys = (next(iter(mask.values())) if isinstance(mask, dict) else mask).shape[-1]
+        output = compute(self.model, model_inputs(ints, mask, features), Rows(kv, slots, keys), self.layers)
+        logits = output.logits if self.epilogue is None else self.epilogue(output.logits, *(extra or ()))
+        return (logits, *(output.features[layer] for layer in self.layers))
+
+
+def watched_module(model: Any, layer: int) -> nn.Module:
+    """Return the module whose output is the features of `layer`: the decoder for -1, else one of its layers."""
+    # OPT's head calls its decoder past the base model, so it has to be the innermost of the two.
+    decoder = model.get_decoder() if hasattr(model, "get_decoder") else model.base_model
+    if layer == -1:
+        return decoder
+    count = model.config.get_text_config().num_hidden_layers
+    layers = next((m for m in decoder.modules() if isinstance(m, nn.ModuleList) and len(m) == count), None)
+    if layers is None or not 0 <= layer < count:
+        raise ValueError(f"{type(model).__name__} has no layer {layer} to read hidden states of; it has {count} layers")
+    return layers[layer]
+
+
+@contextmanager
+def _catch(module: nn.Module, layer: int, caught: dict[int, Tensor]) -> Iterator[None]:
+    """Put what a module returns into `caught`, if it is this thread that called it.
+
+    A hook that stayed would fire on forwards that are not ours, and would keep the model from being copied or pickled.
+    """
+    thread = threading.get_ident()
+
+    def keep(_module: object, _args: object, output: Any) -> None:
+        if threading.get_ident() == thread:
+            caught[layer] = (output if isinstance(output, Tensor) else output[0])[0]
+
+    handle = module.register_forward_hook(keep)
+    try:
+        yield
+    finally:
+        handle.remove()

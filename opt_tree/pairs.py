@@ -1,0 +1,96 @@
+"""A target and a drafter that belong together, loaded in one call."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from transformers import PreTrainedTokenizerBase
+
+from opt_tree.checkpoints import (
+    CheckpointError,
+    encode,
+    fast_bfloat16,
+    load_causal_lm,
+    load_tokenizer,
+    resolve,
+    stop_tokens,
+)
+from opt_tree.compiling import compile_forwards
+from opt_tree.drafters import Drafter
+from opt_tree.drafters.registry import DrafterOptions, load_drafter
+from opt_tree.engines.body import takes
+from opt_tree.lm import Buckets, CausalLM
+from opt_tree.stopping import Stop
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A target, its tokenizer and a drafter for it."""
+
+    target: CausalLM
+    tokenizer: PreTrainedTokenizerBase
+    drafter: Drafter
+
+    @property
+    def stop(self) -> Stop:
+        """The stop tokens that the tokenizer and the target's generation config name."""
+        return stop_tokens(self.target, self.tokenizer)
+
+    def compile(self, make: bool = True, any_dtype: bool = False) -> bool:
+        """Compute the forwards of all its models by compiled packages from now on; return whether all could be.
+
+        See `opt_tree.compiling.compile_forwards`: made once where `make`, else taken where they are there. With
+        `any_dtype` an independent drafter may be cast to bfloat16, where a measurement says that it pays; what is
+        decoded greedily does not depend on it.
+        """
+        self.target.watch(self.drafter.features)  # first, so that its package has them
+        done = [compile_forwards(self.target, make)]
+        for lm in self.drafter.models:
+            # A head stays as it is: it reads and writes the target's features.
+            free = any_dtype and fast_bfloat16() and not takes(lm.model, "features")
+            done.append(compile_forwards(lm, make, (torch.bfloat16,) if free and lm.dtype == torch.float32 else ()))
+        return all(done)
+
+    def encode(self, message: str) -> list[int]:
+        """Token ids of a user's message: by the tokenizer's chat template where it has one, else as bare text."""
+        return encode(self.tokenizer, [{"role": "user", "content": message}])
+
+
+def load_pair(
+    target: str = "demo",
+    drafter: str | None = None,
+    eagle: str | None = None,
+    *,
+    dtype: str | torch.dtype = "auto",
+    draft_dtype: str | torch.dtype = "auto",
+    device: str | None = None,
+    bare: bool = False,
+    buckets: Buckets | None = None,
+    compile: bool = False,
+    **model_options: Any,
+) -> Pair:
+    """Load the target at a path, a Hub id or "demo", and a drafter by its spec (`opt_tree.drafters.registry`).
+
+    `drafter`: `lm:PATH`, `eagle:PATH`, ...; a bare path is a draft model's. `eagle=PATH` is short for
+    `drafter="eagle:PATH"`. With "demo" as the target and nothing else named, the embedded draft model is taken. A
+    temperature that calibration stored beside the drafter sharpens it at temperature 0, unless `bare`.
+    dtype "auto": on a CPU that multiplies bfloat16 (avx512_bf16, amx) the target is bfloat16 and an independent drafter
+    float32, as measured in RESULTS.md; on another CPU float32; on an accelerator the checkpoint's own. `compile` makes
+    packages of both models' forwards, once, or takes those that are there: 2 to 3 times faster on a CPU (see
+    `Pair.compile`; a draft dtype of "auto" may become bfloat16). `model_options` go to transformers (`device_map=`,
+    `quantization_config=`, ...).
+    """
+    if drafter and eagle:
+        raise CheckpointError("name a drafter or an EAGLE head, not both")
+    if not drafter and not eagle and target != "demo":
+        raise CheckpointError(f"no drafter named for {target}")
+    spec = f"eagle:{eagle}" if eagle else drafter or "demo"
+    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    folder = resolve(target, "target")
+    lm = load_causal_lm(folder, dtype, device, buckets, **model_options)
+    tokenizer = load_tokenizer(folder)
+    options = DrafterOptions(tokenizer, draft_dtype, device, buckets, bare)
+    pair = Pair(lm, tokenizer, load_drafter(spec, lm, options))
+    if compile:
+        pair.compile(any_dtype=draft_dtype == "auto")
+    return pair

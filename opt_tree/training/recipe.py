@@ -1,0 +1,261 @@
+"""Train the whole demo family, stage by stage: tokenizer, target, own outputs, drafter, EAGLE head.
+
+    python -m opt_tree.training.recipe --data CORPORA --work DIR [--preset cpu|gpu|tiny] [--until STAGE] [--install DIR]
+
+A stage whose product exists is skipped and a training stage that was stopped goes on from its last checkpoint, so the
+same command may be run again at any time. `cpu` is what made the embedded models (two busy cores, about four hours);
+`gpu` is the same family at twenty times the tokens, for one GPU; `tiny` makes useless models in a few minutes on two
+cores, to see that every stage fits the next one. Calibration is a command of its own and comes after.
+
+Where the embedded models differ from `cpu`: their stages were run one by one, drafter and head in several runs. The
+first read 5000 own answers (2.2M tokens; 1.4M with feature weight 1.0), in rows of 512; the second went on from there
+(`--init`) as in the preset, on 15000 (3.2M tokens at a learning rate of 4e-3; 5M); the head then went on twice more, on
+25000 (3.2M and 2.9M at 2.5e-3), so it has read more of them than the drafter.
+"""
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from opt_tree.training.data import add_data
+from opt_tree.training.files import last_checkpoint
+
+# Passes over each corpus in one unit of data. Corpora that quote long passages (fairytaleqa, scitldr) or repeat one
+# pattern (tldr_pages, wordnet, factbook) count less; prose is a quarter of the tokens.
+TARGET_EPOCHS = {
+    "chat_creak": 1.0,
+    "chat_factbook": 0.7,
+    "chat_fairytaleqa": 0.5,
+    "chat_gpteacher": 1.3,
+    "chat_gsm8k_train": 1.3,
+    "chat_oasst_sampled": 1.3,
+    "chat_personachat_synth": 1.0,
+    "chat_scitldr": 0.5,
+    "chat_selfdialogue": 1.0,
+    "chat_selfinstruct_seed": 1.5,
+    "chat_t0_permissive": 0.7,
+    "chat_taskmaster4": 0.7,
+    "chat_tldr_pages": 0.6,
+    "chat_wordnet": 0.8,
+    "text_classic_books": 0.36,
+    "text_eltec_novels": 0.36,
+    "text_factbook": 1.0,
+    "text_fairytales": 0.9,
+}
+# Chat alone, for the stages that only polish what chat answers look like.
+CHAT_EPOCHS = {name: passes * 0.25 for name, passes in TARGET_EPOCHS.items() if name.startswith("chat_")}
+
+
+@dataclass(frozen=True)
+class Round:
+    """One round against loops: answers to prompts drawn by `seed`, then unlikelihood training on all rounds' answers.
+
+    Each round finds the loops that the rounds before have left; on its own answers alone a model falls back into loops
+    that it had unlearnt. (The second round of the embedded models did read its own alone, and did fall back.)
+    """
+
+    seed: int
+    order: int
+    lr: float
+    steps: int
+
+
+ROUNDS = (
+    Round(seed=0, order=6, lr=5e-4, steps=60),
+    Round(seed=1, order=6, lr=5e-4, steps=60),
+    Round(seed=3, order=5, lr=5e-4, steps=80),
+    Round(seed=4, order=5, lr=4e-4, steps=50),
+)
+
+
+@dataclass(frozen=True)
+class Size:
+    """The size of a run: arguments of the commands, batches in tokens, and how many prompts the target answers."""
+
+    epochs: float  # units of TARGET_EPOCHS for the target
+    target: str
+    batch: int  # of all later stages
+    micro_batch: int
+    loop_prompts: int
+    own_prompts: int
+    answer_batch: int
+    own_passes: float
+    corpus_passes: float  # units of CHAT_EPOCHS for the drafter and the head
+    draft: str
+    eagle: str
+    tokenizer: str = ""
+    rounds: tuple[Round, ...] = ROUNDS
+    processes: int = 1
+    compile: bool = True
+
+
+CPU = Size(
+    epochs=1.0,
+    target="--batch 8192 --micro-batch 2048 --lr 4e-3 --warmup 100 --rows 0.62:256,0.34:512,0.04:2048",
+    batch=4096,
+    micro_batch=2048,
+    loop_prompts=900,
+    own_prompts=25000,
+    answer_batch=96,
+    own_passes=4.0,
+    corpus_passes=1.0,
+    draft="--lr 5e-3 --warmup 30 --hard 0.5 --rows 0.96:256,0.04:1024 --tokens 5400000",
+    eagle="--lr 3e-3 --warmup 20 --feature 0.1 --logit 1.0 --hard 0.5 --unroll 3 --noise 0.05"
+    " --rows 0.94:256,0.06:1024 --tokens 12500000",
+    processes=2,
+)
+GPU = Size(
+    epochs=20.0,
+    target="--batch 65536 --micro-batch 65536 --lr 6e-3 --warmup 200 --rows 0.8:512,0.2:2048 --save-steps 500",
+    batch=32768,
+    micro_batch=32768,
+    loop_prompts=8000,
+    own_prompts=40000,
+    answer_batch=1024,
+    own_passes=10.0,
+    corpus_passes=15.0,
+    draft="--lr 6e-3 --hard 0.5 --rows 0.9:512,0.1:2048 --save-steps 1000",
+    eagle="--lr 3e-3 --feature 1.0 --logit 1.0 --hard 0.5 --unroll 4 --noise 0.05 --rows 0.9:512,0.1:2048"
+    " --save-steps 1000",
+)
+TINY = Size(
+    epochs=0.02,
+    target="--layers 2 --hidden 64 --heads 2 --kv-heads 1 --head-dim 32 --intermediate 128 --batch 4096"
+    " --micro-batch 2048 --warmup 10 --rows 0.9:256,0.1:512 --save-steps 20 --eval-blocks 2",
+    batch=4096,
+    micro_batch=2048,
+    loop_prompts=48,
+    own_prompts=96,
+    answer_batch=48,
+    own_passes=2.0,
+    corpus_passes=0.05,
+    draft="--layers 1 --hidden 32 --heads 1 --kv-heads 1 --head-dim 32 --intermediate 64 --lr 5e-3 --warmup 10"
+    " --rows 0.9:256,0.1:512 --save-steps 10 --eval-blocks 2",
+    eagle="--lr 3e-3 --warmup 10 --feature 0.1 --logit 1.0 --hard 0.5 --unroll 3 --noise 0.05 --rows 0.9:256,0.1:512"
+    " --save-steps 10 --eval-blocks 2",
+    tokenizer="--vocab 1024",
+    rounds=(Round(seed=0, order=6, lr=5e-4, steps=4), Round(seed=1, order=5, lr=5e-4, steps=4)),
+    processes=2,
+    compile=False,  # compiling takes longer than all of it
+)
+SIZES = {"cpu": CPU, "gpu": GPU, "tiny": TINY}
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One command and the folder whose existence says that it is done."""
+
+    name: str
+    module: str
+    arguments: str
+    product: Path
+
+    @property
+    def trains(self) -> bool:
+        """Whether the stage is a training run, which can be resumed and spread over processes."""
+        return self.module not in ("tokenizer", "outputs")
+
+
+def stages(size: Size, work: Path) -> list[Stage]:
+    """Return the recipe in order; each stage reads the products of earlier ones."""
+    tokenizer, base = work / "tokenizer", work / "base"
+    plan = [
+        Stage("tokenizer", "tokenizer", f"--output {tokenizer} {size.tokenizer}", tokenizer),
+        Stage(
+            "base",
+            "lm",
+            f"--tokenizer {tokenizer} --output {base} --epochs {_epochs(TARGET_EPOCHS, size.epochs)} {size.target}",
+            base / "final",
+        ),
+    ]
+    model = base / "final"
+    sizes = f"--batch {size.batch} --micro-batch {size.micro_batch}"
+    for turn, loops in enumerate(size.rounds, 1):
+        cured = work / f"cured-{turn}"
+        plan.append(_answers(f"loops-{turn}", model, work / "loops", size, loops.seed))
+        arguments = (
+            f"--model {model} --own {work / 'loops'} --output {cured} --epochs {_epochs(CHAT_EPOCHS, 1)} {sizes}"
+        )
+        arguments += f" --order {loops.order} --lr {loops.lr} --tokens {loops.steps * size.batch} --seed {loops.seed}"
+        plan.append(Stage(cured.name, "unlikelihood", arguments, cured / "final"))
+        model = cured / "final"
+    own = work / "own"
+    plan.append(_answers("own", model, own, size, 0))
+    epochs = f"{_epochs(CHAT_EPOCHS, size.corpus_passes)},own={size.own_passes}"
+    for name, module, options in (("draft", "distil", size.draft), ("eagle", "eagle", size.eagle)):
+        output = work / name
+        arguments = f"--target {model} --own {own} --output {output} --epochs {epochs} {sizes} {options}"
+        plan.append(Stage(name, module, arguments, output / "final"))
+    return plan
+
+
+def _answers(name: str, model: Path, folder: Path, size: Size, seed: int) -> Stage:
+    prompts = size.own_prompts if name == "own" else size.loop_prompts
+    arguments = f"--target {model} --output {folder} --prompts {prompts} --batch {size.answer_batch} --seed {seed}"
+    return Stage(name, "outputs", arguments, folder / f"seed-{seed}-part-0-of-1.npz")
+
+
+def _epochs(units: dict[str, float], factor: float) -> str:
+    return ",".join(f"{name}={passes * factor:g}" for name, passes in units.items())
+
+
+def run(stage: Stage, args: argparse.Namespace, size: Size) -> None:
+    """Run one stage; raise CalledProcessError if it fails."""
+    command = [sys.executable]
+    arguments = [*stage.arguments.split(), "--data", str(args.data)]
+    if stage.trains:
+        arguments += ["--cache", str(args.work / "cache")]
+        if size.compile:
+            arguments.append("--compile")
+        if last_checkpoint(stage.product.parent):
+            arguments.append("--resume")
+        if (processes := args.processes or size.processes) > 1:
+            command += ["-m", "torch.distributed.run", "--nproc-per-node", str(processes)]
+    # One thread a process: two OpenMP threads that share a busy machine wait for each other at every barrier.
+    environment = {**os.environ, "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}
+    subprocess.run([*command, "-m", f"opt_tree.training.{stage.module}", *arguments], check=True, env=environment)
+
+
+def install(products: dict[str, Path], folder: Path) -> None:
+    """Copy the family to `folder` as target/, draft/ and eagle/; `products` are the stages' by name."""
+    target = products[max(name for name in products if name.startswith("cured-"))]
+    for source, name in ((target, "target"), (products["draft"], "draft"), (products["eagle"], "eagle")):
+        shutil.copytree(source, folder / name, dirs_exist_ok=True)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run the recipe from the command line."""
+    parser = argparse.ArgumentParser(description="Train the demo family, stage by stage.")
+    add_data(parser)
+    parser.add_argument("--work", type=Path, required=True, help="folder of all stages; give it again to go on")
+    parser.add_argument("--preset", choices=sorted(SIZES), default="cpu", help="size of the run")
+    parser.add_argument("--processes", type=int, help="training processes, one thread each (default: the preset's)")
+    parser.add_argument("--until", default="eagle", help="last stage to run")
+    parser.add_argument("--install", type=Path, help="copy target, draft and eagle to this folder at the end")
+    args = parser.parse_args(arguments)
+    size = SIZES[args.preset]
+    plan = stages(size, args.work)
+    names = [stage.name for stage in plan]
+    if args.until not in names:
+        parser.error(f"no stage called {args.until}; there are {', '.join(names)}")
+    if args.install and args.until != names[-1]:
+        parser.error(f"--install wants the whole family, --until {args.until} stops before it is there")
+    for stage in plan[: names.index(args.until) + 1]:
+        if stage.product.exists():
+            print(f"{stage.name}: done before ({stage.product})", flush=True)
+            continue
+        print(f"{stage.name}: {stage.module} {stage.arguments}", flush=True)
+        try:
+            run(stage, args, size)
+        except subprocess.CalledProcessError as error:
+            parser.error(f"stage {stage.name} failed with exit status {error.returncode}; its output is above")
+    if args.install:
+        install({stage.name: stage.product for stage in plan}, args.install)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,262 @@
+"""Build a store of what followed what, for `StoreDrafter`.
+
+    python -m opt_tree.training.store --target DIR --answers FILE_OR_FOLDER... | --text FILE... --output DIR
+        [--max-mib 64] [--order 5]
+
+`--answers` reads the target's own answers: the answer files of `evaluation` (`.jsonl`) or the documents of
+`opt_tree.training.outputs` (`.npz`: `tokens` and `starts`, token ids of any width), of which the prompts are left out:
+they cost more room than they are worth. `--text` reads plain text, or `.jsonl` rows with a "text". The target's own
+answers are worth far more than other text of the same size.
+
+A store is pruned to its size by what an entry is worth: c log(1 + c / (beta_k p_{k-1}(w))), the likelihood that the
+text it was counted in loses without it (weighted difference pruning, Seymore and Rosenfeld, 1996).
+"""
+
+import argparse
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Bool, Float, Int, UInt
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
+
+from opt_tree.drafters.store import BETA, FILE, extend_hashes
+from opt_tree.drafters.tables import Table, fingerprint, save_table
+from opt_tree.training.stream import TokenDocuments
+
+_FOLLOWERS = 24
+"""Kept of each run at most: a tree of 60 nodes has hardly more than that below its root."""
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How a store is made of documents."""
+
+    vocab: int
+    tokenizer: str | None = None
+    """The tokenizer's fingerprint; None: unknown, and never checked."""
+    order: int = 5
+    """Length of the longest runs, in tokens."""
+    max_bytes: int | None = None
+    beta: tuple[float, ...] = BETA
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.order <= len(self.beta):
+            raise ValueError(f"the order must lie in 1..{len(self.beta)} (there are as many beta), got {self.order}")
+
+
+class Entries(NamedTuple):
+    """What followed runs of one length: one entry a run and follower, sorted by both."""
+
+    runs: Int[np.ndarray, " entries"]
+    tokens: Int[np.ndarray, " entries"]
+    counts: Int[np.ndarray, " entries"]
+    totals: Int[np.ndarray, " entries"]
+    """Of the entry's run."""
+    states: UInt[np.ndarray, " entries"]
+    """Hashes of the entry's run."""
+    values: Float[np.ndarray, " entries"]
+    """What the entry is worth, in nats."""
+
+
+def count(documents: TokenDocuments, recipe: Recipe) -> Iterator[Entries]:
+    """Count the runs of 1, 2, ... `order` tokens, none of them across two documents."""
+    tokens = documents.tokens.astype(np.int64)
+    if len(tokens) and not 0 <= tokens.min() <= tokens.max() < recipe.vocab:
+        raise ValueError(f"token {tokens.max()} is outside the vocabulary of {recipe.vocab}")
+    offsets = np.arange(len(tokens)) - np.repeat(documents.starts[:-1], np.diff(documents.starts))
+    runs = np.zeros(len(tokens), np.int64)
+    states = np.zeros(len(tokens), np.uint64)
+    shorter = np.full(len(tokens), 1 / recipe.vocab)  # p_{k-1} of each token where it stands
+    for length in range(1, recipe.order + 1):
+        here = (offsets >= length).nonzero()[0]
+        before = tokens[here - length]
+        # Numbers of runs stay below the number of tokens, so that no product overflows, whatever the vocabulary.
+        _, runs[here] = np.unique(runs[here] * recipe.vocab + before, return_inverse=True)
+        states[here] = extend_hashes(states[here], before.astype(np.uint64))
+        pairs, at, entry, counts = np.unique(
+            runs[here] * recipe.vocab + tokens[here], return_index=True, return_inverse=True, return_counts=True
+        )
+        own, at = pairs // recipe.vocab, here[at]
+        totals = np.bincount(runs[here])[own] if len(here) else counts
+        rest = recipe.beta[length - 1] * shorter[at]
+        yield Entries(own, tokens[at], counts, totals, states[at], counts * np.log1p(counts / np.maximum(rest, 1e-12)))
+        shorter[here] = ((counts + rest) / (totals + recipe.beta[length - 1]))[entry]
+
+
+def prune(entries: Entries, max_bytes: int | None) -> Entries:
+    """Keep the entries of greatest value that fit; of every run the `_FOLLOWERS` most frequent at most."""
+    order = np.lexsort((-entries.counts, entries.runs))
+    entries = Entries(*(array[order] for array in entries))
+    first = _firsts(entries.runs)
+    rank = np.arange(len(first)) - np.repeat(first.nonzero()[0], np.diff([*first.nonzero()[0], len(first)]))
+    entries = Entries(*(array[rank < _FOLLOWERS] for array in entries))
+    if max_bytes is None:
+        return entries
+    order = np.argsort(-entries.values, kind="stable")
+    _, opening = np.unique(entries.runs[order], return_index=True)
+    sizes = np.full(len(order), _size(entries.tokens) + _size(entries.counts))
+    sizes[opening] += _key_bytes(entries) + 4 + _size(entries.totals)
+    kept = np.sort(order[: np.searchsorted(sizes.cumsum(), max_bytes, side="right")])
+    return Entries(*(array[kept] for array in entries))
+
+
+def build(documents: TokenDocuments, recipe: Recipe) -> Table:
+    """Return the store of documents; see `opt_tree.drafters.store` for its arrays."""
+    lengths = list(count(documents, recipe))
+    offsets = np.cumsum([0, *(each.runs.max(initial=-1) + 1 for each in lengths)])
+    joined = Entries(*(np.concatenate(arrays) for arrays in zip(*lengths, strict=True)))
+    shift = np.repeat(offsets[:-1], [len(each.runs) for each in lengths])
+    # The header and the arrays' own descriptions take a little of the size that was asked for.
+    entries = prune(joined._replace(runs=joined.runs + shift), recipe.max_bytes and max(recipe.max_bytes - 2048, 0))
+    bits = 8 * _key_bytes(entries)
+    states = entries.states >> np.uint64(64 - bits)
+    # Sorted by key; two runs of one key (they are rare) would hide each other, so the more frequent one has it.
+    order = np.lexsort((entries.runs, -entries.totals, states))
+    entries, states = Entries(*(array[order] for array in entries)), states[order]
+    opening = _firsts(states)
+    winner = entries.runs[opening.nonzero()[0]][opening.cumsum() - 1] if len(order) else entries.runs
+    kept = entries.runs == winner
+    entries, states = Entries(*(array[kept] for array in entries)), states[kept]
+    first = _firsts(states).nonzero()[0]
+    header = {
+        "vocab": recipe.vocab,
+        "tokenizer": recipe.tokenizer,
+        "order": recipe.order,
+        "bits": bits,
+        "beta": list(recipe.beta[: recipe.order]),
+        "text_tokens": len(documents.tokens),
+        "documents": len(documents),
+    }
+    arrays = {
+        "keys": states[first].astype(f"<u{bits // 8}"),
+        "first": np.append(first, len(states)).astype(np.uint32),
+        "totals": _narrow(entries.totals[first]),
+        "tokens": _narrow(entries.tokens),
+        "counts": _narrow(entries.counts),
+    }
+    return Table(header, arrays)
+
+
+def _firsts(values: np.ndarray) -> Bool[np.ndarray, " values"]:
+    """Which values differ from the one before them."""
+    return np.append(True, values[1:] != values[:-1])[: len(values)]
+
+
+def _key_bytes(entries: Entries) -> int:
+    """32 bits while a run that is not in the store is taken for one that is less than once in a thousand times."""
+    return 4 if len(entries.runs) < 1 << 22 else 8
+
+
+def _size(values: np.ndarray) -> int:
+    return _narrow(values).itemsize
+
+
+def _narrow(values: np.ndarray) -> np.ndarray:
+    """The same numbers in the narrowest unsigned integers that hold them; safetensors' own take two bytes or more."""
+    return values.astype(np.min_scalar_type(int(values.max(initial=0))))
+
+
+def opening(tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    """Return the tokens with which the chat template opens an answer; [] where there is none or no opening."""
+    if not getattr(tokenizer, "chat_template", None):
+        return []
+    message = [{"role": "user", "content": "x"}]
+    closed, opened = (
+        list(tokenizer.apply_chat_template(message, add_generation_prompt=opens, return_dict=False))
+        for opens in (False, True)
+    )
+    return [int(token) for token in opened[len(closed) :]] if opened[: len(closed)] == closed else []
+
+
+def without_prompt(document: np.ndarray, opened: list[int]) -> np.ndarray:
+    """Return a document from where its last answer opens; all of it where nothing does."""
+    if not opened or len(document) < len(opened):
+        return document
+    found = (np.lib.stride_tricks.sliding_window_view(document, len(opened)) == opened).all(1).nonzero()[0]
+    return document[found[-1] :] if len(found) else document
+
+
+def read_answers(paths: Iterable[Path], tokenizer: PreTrainedTokenizerBase) -> Iterator[np.ndarray]:
+    """Yield the answers in answer files and in folders of them, as token ids, each behind the template's opening."""
+    opened = opening(tokenizer)
+    for path in paths:
+        files = sorted([*path.glob("*.npz"), *path.glob("*.jsonl")]) if path.is_dir() else [path]
+        if not files:
+            raise ValueError(f"no answers (*.npz, *.jsonl) in {path}")
+        for file in files:
+            if file.suffix == ".npz":
+                with np.load(file) as part:
+                    documents = np.split(part["tokens"].astype(np.int64), part["starts"][1:-1])
+                yield from (without_prompt(document, opened) for document in documents)
+                continue
+            for record in _lines(file):
+                turns = (turn for choice in record["choices"] for turn in choice["turns"])
+                yield from (np.concatenate([np.array(opened, np.int64), ids]) for ids in _encode(tokenizer, turns))
+
+
+def read_texts(paths: Iterable[Path], tokenizer: PreTrainedTokenizerBase) -> Iterator[np.ndarray]:
+    """Yield text files as token ids, one document a file, or one a row of a `.jsonl` with a "text"."""
+    for path in paths:
+        texts = (row["text"] for row in _lines(path)) if path.suffix == ".jsonl" else [path.read_text()]
+        yield from _encode(tokenizer, texts)
+
+
+def _lines(path: Path) -> Iterator[dict]:
+    with path.open(encoding="utf-8") as lines:
+        yield from (json.loads(line) for line in lines if line.strip())
+
+
+def _encode(tokenizer: PreTrainedTokenizerBase, texts: Iterable[str]) -> Iterator[np.ndarray]:
+    for text in texts:
+        yield np.array(tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"], dtype=np.int64)
+
+
+def join(documents: Iterable[np.ndarray]) -> TokenDocuments:
+    """Lay documents end to end; ValueError if there is not a token in them."""
+    rows = list(documents)
+    starts = np.cumsum([0, *map(len, rows)])
+    if not starts[-1]:
+        raise ValueError("there is no text to build a store of")
+    return TokenDocuments(np.concatenate(rows), starts)
+
+
+def new_parser() -> argparse.ArgumentParser:
+    """Return the command line."""
+    parser = argparse.ArgumentParser(description="Build a store of what followed what, for drafting without a model.")
+    parser.add_argument("--target", required=True, help="model or tokenizer folder: whose tokens these are")
+    source = parser.add_mutually_exclusive_group(required=True)
+    source.add_argument("--answers", type=Path, nargs="+", help="the target's own answers: .jsonl, .npz, folders")
+    source.add_argument("--text", type=Path, nargs="+", help='any text: .txt, or .jsonl with a "text" a row')
+    parser.add_argument("--output", type=Path, required=True, help="folder of the store")
+    parser.add_argument("--order", type=int, default=5, help="longest match, in tokens")
+    parser.add_argument("--max-mib", type=float, default=64, help="size to prune to")
+    parser.add_argument("--vocab", type=int, help="logits of the target, where it has more than its tokenizer tokens")
+    return parser
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Read, count, prune, write."""
+    parser = new_parser()
+    args = parser.parse_args(arguments)
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(args.target)
+        recipe = Recipe(
+            args.vocab or len(tokenizer), fingerprint(tokenizer), args.order, max_bytes=int(args.max_mib * 2**20)
+        )
+        read = read_answers(args.answers, tokenizer) if args.answers else read_texts(args.text, tokenizer)
+        table = build(join(read), recipe)
+        save_table(args.output / FILE, "store", table)
+    except (ValueError, OSError, KeyError) as error:
+        parser.error(f"{type(error).__name__}: {error}" if isinstance(error, KeyError) else str(error))
+    print(
+        f"{args.output / FILE}: {len(table.arrays['keys'])} runs, {len(table.arrays['tokens'])} entries of "
+        f"{table.header['text_tokens']} tokens in {table.header['documents']} documents, {table.nbytes / 2**20:.2f} MiB"
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,298 @@
+"""Controllers: a policy is chosen from the past. The choice never changes what is said, nor how likely it is."""
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from conftest import TableDrafter, TableTarget, hashed_laws
+from enumeration import EnumeratingRandom, Text, law_of, unchecked
+from models import ARCHITECTURES, build, prompt, tiny, tiny_drafter, tiny_head
+
+from opt_tree import (
+    CausalLM,
+    CausalLMDrafter,
+    Controller,
+    Decoder,
+    EagleDrafter,
+    Fixed,
+    OptTree,
+    Random,
+    Sampling,
+    Scheduled,
+    Static,
+    Tree,
+    TreePolicy,
+)
+from opt_tree.children import Few
+from opt_tree.controllers import BetaLength, Thompson
+from opt_tree.policies import Delayed, Eagle2, Sampled
+from opt_tree.presets import plain
+from opt_tree.step import Outcome, Step, StepTimes
+from opt_tree.target import Output
+from opt_tree.verifiers import multi_round, naive
+
+VOCAB = 3
+CONTEXT = (0, 2)
+TARGET, DRAFTER = hashed_laws(1, VOCAB), hashed_laws(2, VOCAB)
+
+
+class Surest(Controller):
+    """Drafts a chain where the drafter is sure of the next token, else a bush. A function of the root alone."""
+
+    reads_root = True
+
+    def __init__(self, chain: TreePolicy, bush: TreePolicy) -> None:
+        self.policies = (chain, bush)
+        self.roots: list[torch.Tensor] = []
+
+    def choose(self, context: list[int], root: torch.Tensor | Few | None) -> TreePolicy:
+        if root is None:
+            return self.policies[1]
+        self.roots.append(root)
+        return self.policies[int(root.softmax(-1).max() < 0.6)]
+
+
+class Peeking(Controller):
+    """Draws the child before it chooses, and drafts it only if it is token 0. It must not see the draws."""
+
+    reads_root = True
+
+    def __init__(self, random: Random) -> None:
+        self.random, self.policies = random, (Sampled.chain(1), Static.empty())
+
+    def choose(self, context: list[int], root: torch.Tensor | Few | None) -> TreePolicy:
+        drawn = self.random.iid(root.softmax(-1), 1)
+        self.random.iid = lambda probs, k: drawn
+        return self.policies[int(drawn) != 0]
+
+
+def emitted(controller: Callable[[Random], Controller], verifier: Callable) -> dict[Text, float]:
+    """The exact distribution of the first token of the first step."""
+
+    def first(random: EnumeratingRandom) -> Text:
+        decoder = Decoder(TableTarget(TARGET, VOCAB), TableDrafter(DRAFTER), controller(random), verifier)
+        return tuple(next(decoder.steps(list(CONTEXT), 4, Sampling(1.0), random)).tokens[:1])
+
+    with unchecked():
+        return law_of(first)
+
+
+def target_probs() -> dict[Text, float]:
+    return {(token,): p for token, p in enumerate(TARGET(CONTEXT).tolist()) if p > 0}
+
+
+@pytest.mark.parametrize(
+    ("controller", "verifier"),
+    [
+        (lambda random: Surest(Sampled.chain(2), Sampled.chains(2, 2)), multi_round),
+        (lambda random: Surest(Delayed(1, 2, 1), Sampled.chain(1)), naive),
+        (lambda random: Scheduled([Static.empty(), Sampled.chains(2, 1)]), multi_round),
+    ],
+)
+def test_a_choice_from_the_past_keeps_the_distribution(controller, verifier):
+    assert emitted(controller, verifier) == pytest.approx(target_probs(), abs=1e-12)
+
+
+def test_a_choice_that_peeks_at_what_is_drawn_does_not():
+    """By enumeration: 0 is drafted only when it was drawn anyway, and so comes out too often."""
+    found, expected = emitted(Peeking, naive), target_probs()
+    assert sum(found.values()) == pytest.approx(1)
+    assert max(abs(found[text] - p) for text, p in expected.items()) > 0.01
+    # The same policies chosen blindly are exact.
+    assert emitted(lambda random: Scheduled([Sampled.chain(1)]), naive) == pytest.approx(expected, abs=1e-12)
+
+
+@pytest.fixture
+def target() -> CausalLM:
+    return CausalLM(build(ARCHITECTURES["llama"]()))
+
+
+def test_a_schedule_takes_its_policies_in_turn_and_changes_no_token(target):
+    drafter = CausalLMDrafter(CausalLM(tiny_drafter("llama")))
+    policies = [OptTree(6, 0.0, 3), Static.empty(), Eagle2(2, 2, 5), Static.chain(3)]
+    decoder = Decoder(target, drafter, Scheduled(policies))
+    text = plain(target).generate(prompt(9), 40).tokens
+    for _ in range(2):  # every prompt begins at the first
+        answer = decoder.generate(prompt(9), 40)
+        assert answer.tokens == text
+        used = [step.policy for step in answer.steps]
+        assert used == [policies[i % 4] for i in range(len(used))] and len(used) > 6
+        assert all(step.tree.nodes == 0 for step in answer.steps[1::4])
+    sampled = decoder.generate(prompt(9), 30, Sampling(0.8), seed=4).tokens
+    assert sampled == plain(target).generate(prompt(9), 30, Sampling(0.8), seed=4).tokens
+
+
+def test_the_root_is_asked_once_and_shown(target):
+    lm = CausalLM(tiny_drafter("llama"))
+    controller = Surest(OptTree(6, 0.0, 3), Static.chain(2))
+    decoder = Decoder(target, CausalLMDrafter(lm), controller)
+    answer = decoder.generate(prompt(9), 30)
+    assert answer.tokens == plain(target).generate(prompt(9), 30).tokens
+    drafted = [step for step in answer.steps if step.tree.nodes]
+    assert len(controller.roots) == len(drafted) and controller.roots[0].shape == (1, lm.vocab)
+    assert {type(step.policy) for step in drafted} == {OptTree, Static}
+    assert all(step.draft_forwards == step.tree.depths.max() for step in drafted if isinstance(step.policy, Static))
+
+
+class Recorder(Controller):
+    """Keeps what it is told."""
+
+    features = (0,)
+
+    def __init__(self) -> None:
+        self.policies = (OptTree(5, 0.0, 2),)
+        self.told: list[tuple[Step, Outcome]] = []
+
+    def reset(self, prompt: list[int], output: Output | None) -> None:
+        self.prefill = output.features[0].shape
+
+    def choose(self, context: list[int], root: torch.Tensor | Few | None) -> TreePolicy:
+        assert root is None
+        return self.policies[0]
+
+    def observe(self, step: Step, outcome: Outcome) -> None:
+        self.told.append((step, outcome))
+
+
+def test_what_a_controller_learns_from(target):
+    """Costs from the step; the features it asked for, and every row's logits, from the outcome."""
+    controller, head = Recorder(), tiny_head(target.model)
+    decoder = Decoder(target, EagleDrafter(head, target), controller)
+    answer = decoder.generate(prompt(9), 20)
+    assert controller.prefill == (8, target.hidden)
+    assert [step for step, _ in controller.told] == answer.steps
+    for step, outcome in controller.told:
+        assert outcome.path == step.path and outcome.tokens == step.tokens and outcome.accepted == step.accepted
+        assert sorted(outcome.features) == [-1, 0]
+        assert all(states.shape == (len(step.path), target.hidden) for states in outcome.features.values())
+        assert outcome.logits.shape == (len(step.tree), target.vocab)
+        assert (step.draft_forwards > 0) == (step.tree.nodes > 0)
+        assert step.times.total > step.times.target_forward > 0
+
+
+class Undeclared(Fixed):
+    def choose(self, context: list[int], root: torch.Tensor | Few | None) -> TreePolicy:
+        return Eagle2()
+
+
+def test_what_is_wrong_is_said(target):
+    drafter = CausalLMDrafter(CausalLM(tiny_drafter("llama")))
+    with pytest.raises(TypeError, match="multi_round is not exact for children of type TopK"):
+        Decoder(target, drafter, Scheduled([Sampled.chain(2), OptTree()]), multi_round)
+    with pytest.raises(TypeError, match="OptTree needs a drafter"):
+        Decoder(target, None, Scheduled([Static.empty(), OptTree()]))
+    with pytest.raises(ValueError, match="at least one policy"):
+        Scheduled([])
+    with pytest.raises(ValueError, match="Undeclared chose a policy that is not one of its own: Eagle2"):
+        Decoder(target, drafter, Undeclared(OptTree())).generate(prompt(4), 4)
+
+
+class Bigrams(TableDrafter):
+    """Names two tokens of each node, with most of their mass, as a table does."""
+
+    sparse = True
+
+    def _answer(self, paths):
+        probs, tokens = super()._answer(paths).exp().topk(2)
+        return Few((0.7 * probs).log(), tokens)
+
+
+def test_a_drafter_that_names_few_tokens():
+    """Exact under `match`, with E(A) as it says; refused where children are drawn."""
+    target = TableTarget(TARGET, VOCAB)
+    decoder = Decoder(target, Bigrams(DRAFTER), OptTree(5, 0.0, 3))
+    step = next(decoder.steps(list(CONTEXT), 6))
+    root = np.sort(DRAFTER(CONTEXT))[::-1][:2]
+    first = step.tree.depths == 1
+    assert np.exp(step.tree.path_log_probs[first]).max() == pytest.approx(0.7 * root[0])
+
+    def emitted_by(random: EnumeratingRandom) -> Text:
+        return tuple(next(decoder.steps(list(CONTEXT), 4, Sampling(1.0), random)).tokens[:1])
+
+    with unchecked():
+        assert law_of(emitted_by) == pytest.approx(target_probs(), abs=1e-12)
+    with pytest.raises(TypeError, match="Bigrams names a few tokens of each node only; Sampled draws its children"):
+        Decoder(target, Bigrams(DRAFTER), Sampled.chain(2), naive)
+
+
+def simulated(controller: Controller, tokens: Callable[[int], int], seconds: list[float], steps: int) -> list[int]:
+    """Which policies a controller takes on a machine where the i-th costs `seconds[i]` and emits `tokens(i)` a step."""
+    taken = []
+    tree = Tree(np.array([0]), np.array([-1]), np.zeros(1), np.zeros(1, dtype=np.int64))
+    for _ in range(steps):
+        policy = controller.choose([1], None)
+        arm = controller.policies.index(policy)
+        times = StepTimes(seconds[arm], 0.0, 0.0, 0.0, 0.0)
+        emitted = [0] * tokens(arm)
+        controller.observe(
+            Step(tree, [0], emitted, policy, 0, 0, times), Outcome(tree, [0], emitted, {}, torch.zeros(1, 1))
+        )
+        taken.append(arm)
+    return taken
+
+
+def test_thompson_finds_the_policy_of_most_tokens_a_second():
+    """Arms of 1.0, 1.5, 1.8 and 1.2 tokens a unit of time on average; noise of the size that steps have."""
+    noise, seconds = np.random.default_rng(0), [1.0, 1.4, 2.0, 4.0]
+    mean = [1.0, 2.1, 3.6, 4.8]
+    arms = [Static.empty(), Static.chain(2), OptTree(12), OptTree(24)]
+    controller = Thompson(arms)
+    taken = simulated(controller, lambda arm: 1 + noise.poisson(mean[arm] - 1), seconds, 400)
+    assert taken[:12] == [0, 1, 2, 3] * 3
+    assert np.bincount(taken[100:], minlength=4).argmax() == 2
+    assert np.mean(np.array(taken[100:]) == 2) > 0.6
+    assert 1.5 < controller.rate < 1.9
+
+
+def test_thompson_follows_a_change():
+    """The machine's other arm becomes the better one: it is taken most of the time soon after."""
+    controller = Thompson([Static.empty(), OptTree(12)])
+    before = simulated(controller, lambda arm: [1, 4][arm], [1.0, 2.0], 150)
+    after = simulated(controller, lambda arm: [1, 1][arm], [1.0, 2.0], 300)
+    assert np.mean(before[50:]) > 0.8 and np.mean(after[150:]) < 0.2
+
+
+def test_the_length_of_a_chain_follows_acceptance(target):
+    """The target drafts for itself, so that all is accepted; an unrelated model, so that next to nothing is."""
+    lengths = {}
+    for name, model in (("itself", build(ARCHITECTURES["llama"]())), ("another", tiny("gpt2"))):
+        answer = Decoder(target, CausalLMDrafter(CausalLM(model)), BetaLength(6, seed=1)).generate(prompt(9), 60)
+        assert answer.tokens == plain(target).generate(prompt(9), 60).tokens
+        lengths[name] = np.mean([step.tree.nodes for step in answer.steps[3:-2]])
+    assert lengths["itself"] > 4 > 2 > lengths["another"] >= 1
+
+
+@pytest.mark.parametrize(
+    "controller",
+    [
+        lambda random: BetaLength(3, Sampled.chain, seed=2),
+        lambda random: Thompson([Static.empty(), Sampled.chains(2, 1), Sampled.chain(2)], seed=1, trials=1),
+    ],
+)
+def test_thompson_sampling_keeps_the_distribution(controller):
+    assert emitted(controller, naive) == pytest.approx(target_probs(), abs=1e-12)
+
+
+def test_thompson_sampling_changes_no_text(target):
+    drafter = CausalLMDrafter(CausalLM(tiny_drafter("llama")))
+    controller = Thompson([Static.empty(), OptTree(5, 0.0, 2), Static.chain(4)])
+    decoder = Decoder(target, drafter, controller)
+    for sampling in (Sampling(), Sampling(0.9)):
+        text = plain(target).generate(prompt(9), 40, sampling, seed=3).tokens
+        assert decoder.generate(prompt(9), 40, sampling, seed=3).tokens == text
+    assert set(map(type, (step.policy for step in decoder.generate(prompt(9), 40).steps))) <= {Static, OptTree}
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: BetaLength(0), "longest must be at least 1, got 0"),
+        (lambda: Thompson([]), "at least one policy"),
+        (lambda: Thompson([OptTree()], trials=0), "trials must be at least 1 and decay in"),
+        (lambda: Thompson([OptTree()], decay=1.5), "got 3 and 1.5"),
+    ],
+)
+def test_bad_settings_of_thompson_sampling(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()

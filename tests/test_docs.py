@@ -1,0 +1,167 @@
+"""What is written for readers, checked against the repository: links, commands, options, public names, code."""
+
+import functools
+import re
+import runpy
+import shlex
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import opt_tree
+from opt_tree import verifiers
+from opt_tree.drafters.registry import KINDS
+from opt_tree.policies.registry import POLICIES
+
+VERIFIERS = [name for name in verifiers.__all__ if hasattr(getattr(verifiers, name), "valid_for")]
+ROOT = Path(__file__).parent.parent
+PAGES = [
+    *(ROOT / name for name in ("README.md", "RESULTS.md", "CONTRIBUTING.md", "CHANGELOG.md")),
+    *sorted((ROOT / "docs").glob("*.md")),
+    ROOT / "opt_tree" / "demo" / "README.md",
+]
+
+
+def name_of(value: object) -> str:
+    return str(value.relative_to(ROOT)) if isinstance(value, Path) else str(value)
+
+
+def prose(page: Path) -> str:
+    """The text of a page without its blocks of code."""
+    return re.sub(r"^```.*?^```", "", page.read_text(), flags=re.M | re.S)
+
+
+def slugs(page: Path) -> set[str]:
+    """The anchors of a page's headings, as Git hosts make them."""
+    headings = re.findall(r"^#+ (.+)$", prose(page), flags=re.M)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+LINKS = [(page, link) for page in PAGES for link in re.findall(r"\]\(([^)\s]+)\)", prose(page)) if ":" not in link]
+
+
+@pytest.mark.parametrize(("page", "link"), LINKS, ids=name_of)
+def test_a_link_leads_somewhere(page: Path, link: str) -> None:
+    path, _, anchor = link.partition("#")
+    target = (page.parent / path).resolve() if path else page
+    assert target.is_relative_to(ROOT) and target.exists(), f"{name_of(page)} links to {path}, which is not there"
+    if anchor:
+        assert anchor in slugs(target), f"{name_of(page)} links to #{anchor}; there are {sorted(slugs(target))}"
+
+
+def test_the_readme_is_short_and_says_how_to_begin() -> None:
+    text = (ROOT / "README.md").read_bytes()
+    assert len(text) < 8000
+    for needed in (b"pip install", b"python demo_opt_classic.py", b"python -m pytest", b"transcript.png"):
+        assert needed in text
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_every_row_of_a_table_has_a_cell_for_every_column(page: Path) -> None:
+    columns = 0
+    for number, line in enumerate(prose(page).splitlines(), start=1):
+        cells = line.count("|") - line.count("\\|") - 1 if line.startswith("|") else 0
+        assert not (columns and cells) or cells == columns, f"{name_of(page)}, line {number}: {line}"
+        columns = cells
+
+
+def commands(page: Path) -> Iterator[tuple[str, list[str]]]:
+    """Every command of this repository that a page names: the module or script, and the options given to it."""
+    text = page.read_text().replace("\\\n", " ")
+    blocks = [line for block in re.findall(r"^```\n(.*?)^```", text, flags=re.M | re.S) for line in block.splitlines()]
+    spans = [" ".join(span.split()) for span in re.findall(r"`([^`]+)`", prose(page).replace("\\\n", " "))]
+    for line in [*blocks, *spans]:
+        for part in line.partition("  #")[0].split("&&"):
+            found = re.search(r"python (?:-m ([\w.]+)|([\w/]+\.py))(.*)", part)
+            launched = re.search(r"accelerate launch .*? -m ([\w.]+)(.*)", part)
+            if found:
+                yield found[1] or found[2], options(found[3])
+            elif launched:
+                yield launched[1], options(launched[2])
+
+
+def options(arguments: str) -> list[str]:
+    return [word.partition("=")[0] for word in shlex.split(arguments) if word.startswith("--")]
+
+
+COMMANDS = sorted({(page, name, *given) for page in PAGES for name, given in commands(page)})
+
+
+@functools.cache
+def help_of(name: str) -> str:
+    """What a module or script prints for --help."""
+    printed: list[str] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", [name, "--help"])
+        patch.setattr(sys.stdout, "write", lambda text: printed.append(text) or len(text))
+        with pytest.raises(SystemExit) as exited:
+            if name.endswith(".py"):
+                runpy.run_path(str(ROOT / name), run_name="__main__")
+            else:
+                runpy.run_module(name, run_name="__main__", alter_sys=True)
+    assert not exited.value.code
+    return "".join(printed)
+
+
+@pytest.mark.filterwarnings("ignore:.*found in sys.modules:RuntimeWarning")
+@pytest.mark.parametrize("command", COMMANDS, ids=lambda command: " ".join(map(name_of, command)))
+def test_a_command_and_its_options_exist(command: tuple) -> None:
+    page, name, *given = command
+    if name in ("pytest", "tests/test_verifiers_field.py") or name.startswith("examples."):
+        return  # not ours, or run by a test of its own
+    known = set(re.findall(r"--[\w-]+", help_of(name)))
+    known |= {option.replace("-", "_").replace("__", "--", 1) for option in known}
+    assert set(given) <= known, f"{name_of(page)}: {name} has no {', '.join(sorted(set(given) - known))}"
+
+
+def test_the_checks_above_see_something() -> None:
+    named = {name for _, name, *_ in COMMANDS}
+    assert {"demo_opt_classic.py", "evaluation.report", "evaluation.compare"} <= named
+    assert any("--baseline" in command for command in COMMANDS)
+    assert len(LINKS) > 30
+    assert "the-loop" in slugs(ROOT / "docs" / "design.md")
+
+
+@pytest.mark.parametrize("name", opt_tree.__all__)
+def test_a_public_name_is_in_the_pages(name: str) -> None:
+    pages = "\n".join(page.read_text() for page in (ROOT / "README.md", *(ROOT / "docs").glob("*.md")))
+    assert re.search(rf"\b{name}\b", pages), f"{name} is public, and no page says what it is for"
+
+
+@pytest.mark.parametrize("name", [*KINDS, *POLICIES, *VERIFIERS])
+def test_what_a_command_can_be_told_by_name_is_in_the_pages(name: str) -> None:
+    pages = "\n".join(page.read_text() for page in (ROOT / "docs").glob("*.md"))
+    assert re.search(rf"`{name}(:[^`]*)?`", pages), (
+        f"--drafter, --policies or --verifiers take {name}; no page says what it is"
+    )
+
+
+def test_every_measurement_says_what_to_take_from_it() -> None:
+    """A part of RESULTS.md is a heading with a table below it."""
+    parts = re.split(r"^##+ ", (ROOT / "RESULTS.md").read_text(), flags=re.M)[1:]
+    measured = [part for part in parts if "\n|---" in part]
+    assert len(measured) >= 8
+    for part in measured:
+        heading = part.partition("\n")[0]
+        assert "**Take from it**" in part, heading
+        assert "`python " in part or "(#" in part, f"{heading}: no command"
+
+
+BLOCKS = [
+    (page, number, code)
+    for page in PAGES
+    for number, code in enumerate(re.findall(r"^```python\n(.*?)^```", page.read_text(), flags=re.M | re.S))
+]
+
+
+@pytest.mark.parametrize(("page", "number", "code"), BLOCKS, ids=lambda value: name_of(value)[:30].splitlines()[0])
+def test_the_code_in_the_pages_runs(
+    page: Path, number: int, code: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    exec(compile(code, f"{name_of(page)}, block {number}", "exec"), {"__name__": "__main__"})
+    if page.name == "README.md":
+        assert len([line for line in code.splitlines() if line.strip()]) == 8
+        assert "drafted and accepted" in (tmp_path / "answer.html").read_text()

@@ -1,0 +1,119 @@
+"""The examples run, and do what they say: the text is plain decoding's, whatever drafts, draws or chooses."""
+
+import os
+import runpy
+from pathlib import Path
+
+import nbformat
+import numpy as np
+import pytest
+from nbclient import NotebookClient
+
+import opt_tree
+from opt_tree.drafters.registry import KINDS, Kind
+from opt_tree.policies import Sampled
+from opt_tree.policies.registry import POLICIES, make_policy
+
+EXAMPLES = Path(__file__).parent.parent / "examples"
+
+
+def plain(prompt: list[int], tokens: int) -> list[int]:
+    """Plain decoding's answer, of the pair that the examples use."""
+    pair = opt_tree.load_pair("demo", dtype="float32")
+    decoder = opt_tree.Decoder(pair.target, None, opt_tree.Static.empty())
+    return decoder.generate(prompt, max_new_tokens=tokens, stop=pair.stop).tokens
+
+
+def example(name: str) -> dict:
+    """What a file in examples/ defines."""
+    return runpy.run_path(str(EXAMPLES / f"custom_{name}.py"))
+
+
+def test_every_example_is_tested() -> None:
+    files = {path.name for path in EXAMPLES.iterdir() if path.suffix in (".py", ".ipynb")}
+    tested = {"custom_drafter.py", "custom_policy.py", "custom_verifier.py", "custom_controller.py", "quickstart.ipynb"}
+    assert files == tested
+
+
+def test_the_bigram_drafter_drafts_and_changes_nothing() -> None:
+    answer = example("drafter")["main"]()
+    assert answer.tokens == plain(answer.prompt, 96)
+    assert answer.mean_acceptance_length > 1.5
+    assert answer.steps[0].tree.nodes <= 8
+
+
+def test_the_bigram_drafter_says_what_it_counted() -> None:
+    drafter = example("drafter")["Bigrams"](most=2)
+    drafter.reset([1, 2], None)
+    few = drafter.root([1, 2, 1, 3, 1, 2, 1])  # behind 1 came: 2, 3, 2
+    assert few.tokens.tolist() == [[2, 3]]
+    np.testing.assert_allclose(few.log_probs.exp().numpy(), [[2 / 4, 1 / 4]])
+    unknown = drafter._answer([9])
+    assert unknown.log_probs.tolist() == [[-np.inf, -np.inf]]
+    drafter.reset([9], None)
+    assert drafter.root([1]).log_probs.isneginf().all(), "a new prompt begins from nothing"
+
+
+def test_the_bigram_drafter_is_one_line_in_the_registry(monkeypatch: pytest.MonkeyPatch) -> None:
+    bigrams = example("drafter")["Bigrams"]
+    monkeypatch.setitem(KINDS, "bigrams", Kind("a table of bigrams", lambda path, target, options: bigrams(), None))
+    assert isinstance(opt_tree.load_pair("demo", drafter="bigrams").drafter, bigrams)
+
+
+def test_a_drafter_that_answers_in_few_is_refused_where_children_are_drawn() -> None:
+    pair = opt_tree.load_pair("demo", dtype="float32")
+    with pytest.raises(TypeError, match="Bigrams"):
+        opt_tree.Decoder(pair.target, example("drafter")["Bigrams"](), Sampled.chains(2, 2))
+
+
+def test_the_trunk_is_a_trunk_and_changes_nothing() -> None:
+    found = example("policy")
+    answers = found["main"]()
+    expected = plain(answers["Trunk"].prompt, 64)
+    assert all(answer.tokens == expected for answer in answers.values())
+    for step in answers["Trunk"].steps:
+        inner = set(step.tree.parents[1:].tolist())
+        assert len({int(step.tree.depths[row]) for row in inner}) == len(inner), "two nodes of one depth have children"
+        assert step.tree.nodes <= found["Trunk"].nodes
+    assert answers["Trunk"].mean_acceptance_length > 1.5
+
+
+def test_the_trunk_is_one_line_in_the_registry(monkeypatch: pytest.MonkeyPatch) -> None:
+    trunk = example("policy")["Trunk"]
+    monkeypatch.setitem(POLICIES, "trunk", trunk)
+    assert make_policy("trunk", nodes=20) == trunk(nodes=20)
+    assert make_policy("trunk:2:0.3", nodes=20) == trunk(nodes=20, width=2, least=0.3)
+
+
+def test_the_coin_between_two_exact_rules_is_exact() -> None:
+    found = example("verifier")
+    for target, draft in (
+        ([0.2, 0.5, 0.3], [0.6, 0.3, 0.1]),
+        ([0.0, 0.5, 0.5], [0.5, 0.5, 0.0]),
+        ([0.1, 0.2, 0.3, 0.4], [0.4, 0.3, 0.2, 0.1]),
+    ):
+        for children in (1, 2, 3):
+            emitted = found["emitted"](found["either"], np.array(target), np.array(draft), children)
+            np.testing.assert_allclose(emitted, target, atol=1e-12)
+    best_two = found["either"](np.array([0.2, 0.5, 0.3]), np.array([0.6, 0.3, 0.1]), np.array([0, 1]))
+    assert np.abs(best_two - [0.2, 0.5, 0.3]).max() > 0.1, "the two most probable children are not two draws"
+    assert found["main"]().mean_acceptance_length > 1
+
+
+def test_the_stages_follow_their_plan_and_change_nothing() -> None:
+    answer = example("controller")["main"]()
+    assert answer.tokens == plain(answer.prompt, 48)
+    nodes = [step.tree.nodes for step in answer.steps]
+    assert nodes[:2] == [0, 0] and max(nodes[2:6]) <= 4 < max(nodes[6:]) <= 16
+
+
+def test_the_notebook_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a kernel of its own, from the folder it lies in. A cell that raises fails the test."""
+    monkeypatch.setenv("OMP_NUM_THREADS", os.environ.get("OMP_NUM_THREADS", "1"))
+    notebook = nbformat.read(EXAMPLES / "quickstart.ipynb", as_version=4)
+    stored = [cell.outputs for cell in notebook.cells if cell.cell_type == "code"]
+    assert len(str(stored)) < 8000, "keep the stored outputs small"
+    NotebookClient(notebook, timeout=300, resources={"metadata": {"path": str(EXAMPLES)}}).execute()
+    printed = [output for cell in notebook.cells if cell.cell_type == "code" for output in cell.outputs]
+    assert any("tokens a step" in output.get("text", "") for output in printed)
+    assert any("text/html" in output.get("data", {}) for output in printed)

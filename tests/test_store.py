@@ -1,0 +1,253 @@
+"""Stores: what is counted, what a file must be, and what is drafted from one."""
+
+import numpy as np
+import pytest
+from conftest import TableTarget, hashed_laws
+from models import VOCAB, prompt, tiny, tiny_tokenizer
+from test_ngram import outcome_of, probs_of
+
+from opt_tree import Decoder, OptTree, Sampling, Static
+from opt_tree.checkpoints import CheckpointError
+from opt_tree.drafters import Store, StoreDrafter
+from opt_tree.drafters.store import FILE, hashes
+from opt_tree.drafters.tables import Table, fingerprint, load_table, save_table
+from opt_tree.lm import CausalLM
+from opt_tree.training.store import Recipe, build, join, main, opening, read_answers, without_prompt
+
+
+def documents(*rows: list[int]):
+    return join(np.array(row) for row in rows)
+
+
+def counted(rows: list[list[int]], run: tuple[int, ...]) -> dict[int, int]:
+    """What follows a run in documents, by looking."""
+    found: dict[int, int] = {}
+    for row in rows:
+        for at in range(len(run), len(row)):
+            if tuple(row[at - len(run) : at]) == run:
+                found[row[at]] = found.get(row[at], 0) + 1
+    return found
+
+
+class TestBuilding:
+    @pytest.mark.parametrize("vocab", [5, 300_000], ids=["small", "wider than 16 bits"])
+    def test_counts_are_those_of_the_documents(self, vocab):
+        """Runs of every length, none across two documents, the most frequent follower first."""
+        random = np.random.default_rng(0)
+        rows = [(random.integers(0, 5, length) + vocab - 5).tolist() for length in (0, 1, 2, 40, 90)]
+        store = Store(build(documents(*rows), Recipe(vocab, order=3)))
+        runs = {tuple(row[at : at + n]) for row in rows for n in (1, 2, 3) for at in range(len(row))}
+        for run in sorted(runs):
+            total, followers = store.rows([run])[0][len(run) - 1]
+            assert dict(followers) == counted(rows, run), run
+            assert total == sum(counted(rows, run).values())
+            assert [count for _, count in followers] == sorted((count for _, count in followers), reverse=True)
+
+    def test_what_is_not_there(self):
+        store = Store(build(documents([1, 2, 3]), Recipe(5, order=2)))
+        assert store.rows([(9, 4), (3,)]) == [[(0, []), (0, [])], [(0, [])]]
+
+    def test_hashes_read_a_tail_from_its_end(self):
+        assert hashes((1, 2, 3), 32)[:2] == hashes((7, 2, 3), 32)[:2]
+        assert len({*hashes((1, 2, 3), 32), *hashes((3, 2, 1), 32)}) == 6
+        assert all(0 <= key < 1 << 32 for key in hashes((299_999, 5), 32))
+
+    @pytest.mark.parametrize("kib", [8, 16, 24])
+    def test_pruned_to_a_size_by_what_entries_are_worth(self, kib):
+        random = np.random.default_rng(1)
+        text = random.zipf(1.5, 4000).clip(max=200).tolist() + [201, 202, 203] * 50
+        store = Store(build(documents(text), Recipe(256, order=3, max_bytes=kib * 1024)))
+        assert 0.6 * kib * 1024 < store.nbytes <= kib * 1024 - 2000
+        # Fifty times the same is worth more than any of the noise.
+        assert store.rows([(201, 202)])[0][1].followers == [(203, 50)]
+
+    def test_a_token_outside_the_vocabulary_is_named(self):
+        with pytest.raises(ValueError, match="token 9 is outside the vocabulary of 5"):
+            build(documents([1, 9]), Recipe(5))
+
+    @pytest.mark.parametrize("order", [0, 6])
+    def test_an_impossible_order_is_refused(self, order):
+        with pytest.raises(ValueError, match=rf"must lie in 1..5 .*got {order}"):
+            Recipe(5, order=order)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A store of a little text, by the tiny tokenizer."""
+    recipe = Recipe(VOCAB, fingerprint(tiny_tokenizer()), order=3)
+    save_table(tmp_path / FILE, "store", build(documents(prompt(500), prompt(60, seed=1)), recipe))
+    return tmp_path
+
+
+class TestFile:
+    def test_comes_back_as_it_was(self, folder):
+        store = Store.load(folder, VOCAB, fingerprint(tiny_tokenizer()))
+        again = Store(build(documents(prompt(500), prompt(60, seed=1)), Recipe(VOCAB, order=3)))
+        tails = [tuple(prompt(500)[at : at + 3]) for at in range(100)]
+        assert store.rows(tails) == again.rows(tails)
+        assert [path.name for path in folder.iterdir()] == [FILE]
+        assert store.header["text_tokens"] == 560 and store.header["documents"] == 2
+
+    def test_is_mapped_and_not_read(self, folder):
+        arrays = load_table(folder / FILE, "store", VOCAB).arrays
+        for array in arrays.values():
+            while array.base is not None and not isinstance(array, np.memmap):
+                array = array.base
+            assert isinstance(array, np.memmap)
+
+    def test_a_torn_one_is_refused(self, folder):
+        data = (folder / FILE).read_bytes()
+        for length in (0, 4, 100, len(data) // 2, len(data) - 1):
+            (folder / FILE).write_bytes(data[:length])
+            with pytest.raises(CheckpointError, match="is corrupt") as refusal:
+                Store.load(folder, VOCAB)
+            assert "\n" not in str(refusal.value)
+
+    def test_an_altered_one_is_refused(self, folder):
+        data = bytearray((folder / FILE).read_bytes())
+        data[-1] ^= 1
+        (folder / FILE).write_bytes(data)
+        with pytest.raises(CheckpointError, match="do not add up"):
+            Store.load(folder, VOCAB)
+
+    def test_no_file(self, tmp_path):
+        with pytest.raises(CheckpointError, match=f"no store at {tmp_path}"):
+            Store.load(tmp_path, VOCAB)
+
+    def test_anothers_safetensors_file_is_refused(self, tmp_path):
+        from safetensors.numpy import save_file
+
+        save_file({"weight": np.zeros(3, np.float32)}, tmp_path / FILE)
+        with pytest.raises(CheckpointError, match="is not a store of this library but something else"):
+            Store.load(tmp_path, VOCAB)
+
+    def test_a_table_of_another_kind_is_refused(self, tmp_path):
+        save_table(tmp_path / FILE, "recycling", Table({"vocab": 3, "tokenizer": None}, {"a": np.zeros(1, np.uint8)}))
+        with pytest.raises(CheckpointError, match="is not a store of this library but recycling"):
+            Store.load(tmp_path, VOCAB)
+
+    def test_another_version_is_refused(self, folder, monkeypatch):
+        monkeypatch.setattr("opt_tree.drafters.tables.VERSION", 2)
+        with pytest.raises(CheckpointError, match="has version 1, this library reads 2"):
+            Store.load(folder, VOCAB)
+
+    def test_another_tokenizers_is_refused(self, folder):
+        with pytest.raises(CheckpointError, match=r"was made with another tokenizer .*the target's is beef"):
+            Store.load(folder, VOCAB, "beef")
+
+    def test_a_larger_vocabulary_is_refused(self, folder):
+        with pytest.raises(CheckpointError, match=f"has {VOCAB} tokens, this target 7"):
+            Store.load(folder, 7)
+
+    def test_writing_is_all_or_nothing(self, folder, monkeypatch):
+        """A death while writing leaves the file that was there."""
+        before = (folder / FILE).read_bytes()
+        monkeypatch.setattr("os.replace", lambda *names: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            save_table(folder / FILE, "store", build(documents([1, 2]), Recipe(VOCAB)))
+        assert (folder / FILE).read_bytes() == before
+        assert [path.name for path in folder.iterdir()] == [FILE]
+
+
+class TestDrafter:
+    def test_joins_store_and_text(self):
+        """p_1(7) = (4 + 8) / (10 + 8 + 30): four times of ten in the store, once in the text."""
+        store = Store(build(documents(*[[6, 7]] * 4, *[[6, 8]] * 6), Recipe(9, order=1)))
+        drafter = StoreDrafter(store)
+        drafter.reset([6, 7, 6], None)
+        expected = {7: pytest.approx(12 / 48), 8: pytest.approx(6 / 48)}
+        assert probs_of(drafter.root([6, 7, 6])) == [expected]
+        drafter.observe(outcome_of([8]))
+        assert probs_of(drafter.look_up([(6,)])) == [{7: pytest.approx(12 / 56), 8: pytest.approx(14 / 56)}]
+        drafter.reset([6, 7, 6], None)
+        assert probs_of(drafter.root([6, 7, 6])) == [expected]
+        alone = StoreDrafter(store, weight=0)
+        alone.reset([6, 7, 6], None)
+        assert probs_of(alone.root([6, 7, 6])) == [{7: pytest.approx(4 / 40), 8: pytest.approx(6 / 40)}]
+
+    def test_the_longest_match_drafts_whole_continuations(self):
+        """As REST does: of the places where the longest match occurs, all continuations with their frequencies."""
+        rows = [[1, 2, 3, 4], [1, 2, 3, 5], [1, 2, 3, 4], [9, 2, 7, 7]]
+        store = Store(build(documents(*rows), Recipe(10, order=3)))
+        drafter = StoreDrafter(store, weight=0, longest=True)
+        drafter.reset([0, 1, 2], None)
+        target = TableTarget(hashed_laws(1, 10), 10)
+        step = next(Decoder(target, drafter, OptTree(9, 0.0, 3)).steps([0, 1, 2], 9))
+        tree = step.tree
+        branches = {tuple(tree.tokens[tree.path_to(row)[1:]]): np.exp(tree.path_log_probs[row]) for row in range(1, 4)}
+        # The 2 before [7, 7] is a shorter match and does not count.
+        assert tree.nodes == 3
+        assert branches == {(3,): 1.0, (3, 4): pytest.approx(2 / 3), (3, 5): pytest.approx(1 / 3)}
+
+    @pytest.mark.parametrize("options", [{}, {"weight": 0}, {"longest": True}], ids=["joined", "store", "longest"])
+    @pytest.mark.parametrize("sampling", [Sampling(), Sampling(temperature=0.7)], ids=["greedy", "sampled"])
+    def test_lossless(self, options, sampling, folder):
+        target = CausalLM(tiny("llama"))
+        plain = Decoder(target, None, Static.empty())
+        own = [plain.generate(prompt(6, seed=seed), 60).tokens for seed in range(3)]
+        store = Store(build(documents(*own), Recipe(VOCAB, order=3)))
+        decoder = Decoder(target, StoreDrafter(store, **options), OptTree(12, 0.0, 6))
+        for seed in (0, 7):
+            text = prompt(6, seed=seed)
+            expected = plain.generate(text, 40, sampling, seed=5)
+            result = decoder.generate(text, 40, sampling, seed=5)
+            assert result.tokens == expected.tokens
+            if seed == 0 and sampling.greedy:  # it is in the store
+                assert result.mean_acceptance_length > 2
+
+    def test_a_wrong_number_of_beta_is_refused(self, folder):
+        with pytest.raises(ValueError, match="a store of order 3 needs as many beta, got 2"):
+            StoreDrafter(Store.load(folder, VOCAB), (1.0, 2.0))
+
+
+class TestCommand:
+    def test_from_answers_and_from_text(self, tmp_path, capsys):
+        import json
+
+        tokenizer = tiny_tokenizer()
+        tokenizer.save_pretrained(tmp_path / "target")
+        (tmp_path / "a.jsonl").write_text(json.dumps({"choices": [{"turns": ["aaabac", "adae"]}]}) + "\n")
+        (tmp_path / "a.txt").write_text("aaabacadae")
+        np.savez(tmp_path / "b.npz", tokens=np.array([0, 1, 2, 3, 4], np.uint32), starts=np.array([0, 3, 5]))
+        args = ["--target", str(tmp_path / "target"), "--output", str(tmp_path / "store")]
+        for source, files, documents in (("--answers", ["a.jsonl", "b.npz"], 4), ("--text", ["a.txt"], 1)):
+            main([*args, source, *(str(tmp_path / file) for file in files)])
+            assert f"in {documents} documents" in capsys.readouterr().out
+            store = Store.load(tmp_path / "store", VOCAB, fingerprint(tokenizer))
+            assert store.rows([(0,)])[0][0].followers == [(1, 2 if documents == 4 else 1)]
+
+    @pytest.mark.parametrize(
+        "change, complaint",
+        [
+            (["--answers", "{}/nothing"], "No such file"),
+            (["--answers", "{}"], "no answers"),
+            (["--text", "{}/empty.txt"], "there is no text"),
+            (["--answers", "{}/other.json"], "choices"),
+        ],
+    )
+    def test_bad_input_is_one_line(self, change, complaint, tmp_path, capsys):
+        tiny_tokenizer().save_pretrained(tmp_path / "target")
+        (tmp_path / "empty.txt").write_text("")
+        (tmp_path / "other.json").write_text('{"a": 1}\n')
+        change = [part.format(tmp_path) for part in change]
+        with pytest.raises(SystemExit) as stop:
+            main(["--target", str(tmp_path / "target"), "--output", str(tmp_path / "store"), *change])
+        assert stop.value.code == 2
+        assert complaint in capsys.readouterr().err.splitlines()[-1]
+        assert not (tmp_path / "store").exists()
+
+    def test_answers_begin_where_the_template_opens_them(self):
+        tokenizer = tiny_tokenizer()
+        tokenizer.chat_template = (
+            "{% for m in messages %}{{ m.content }}{% endfor %}{% if add_generation_prompt %}hahb{% endif %}"
+        )
+        try:
+            opened = opening(tokenizer)
+            assert len(opened) == 2
+            document = np.array([5, *opened, 6, 5, *opened, 7, 8])
+            assert without_prompt(document, opened).tolist() == [*opened, 7, 8]
+            assert without_prompt(document[:1], opened).tolist() == [5]
+            assert without_prompt(np.array([5, 6, 7]), opened).tolist() == [5, 6, 7]
+        finally:
+            tokenizer.chat_template = None
+        assert opening(tokenizer) == [] and list(read_answers([], tokenizer)) == []
