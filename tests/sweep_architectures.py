@@ -187,8 +187,9 @@ def main() -> None:
     text = f"<!-- sweep -->\n{table(rows)}\n<!-- /sweep -->"
     if options.write is None:
         print("\n" + text)
-    elif options.write.exists() and "<!-- sweep -->" in options.write.read_text():
+    elif options.write.exists():
         old = options.write.read_text()
+        old = old if "<!-- sweep -->" in old else f"{old}\n<!-- sweep --><!-- /sweep -->\n"
         options.write.write_text(re.sub(r"<!-- sweep -->.*<!-- /sweep -->", lambda _: text, old, flags=re.DOTALL))
     else:
         options.write.write_text(f"# Models\n\n{text}\n")
