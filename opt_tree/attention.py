@@ -50,3 +50,14 @@ def windowed(
     """Hide keys that lie `window` or more positions back. By position, never by slot: siblings share a position."""
     far = positions[:, None] - key_positions[None, :] >= window
     return mask.masked_fill(far, float(_hidden(mask.dtype)))
+
+
+def chunked(
+    mask: Float[Tensor, "1 1 rows keys"],
+    positions: Int[Tensor, " rows"],
+    key_positions: Int[Tensor, " keys"],
+    chunk: int,
+) -> Float[Tensor, "1 1 rows keys"]:
+    """Hide keys whose position lies in another chunk of `chunk` tokens (Llama 4)."""
+    far = positions[:, None] // chunk != key_positions[None, :] // chunk
+    return mask.masked_fill(far, float(_hidden(mask.dtype)))

@@ -16,7 +16,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from transformers import Cache, DynamicCache, PreTrainedModel
 
-from opt_tree.attention import tree_mask, windowed
+from opt_tree.attention import chunked, tree_mask, windowed
 from opt_tree.cache import KVCache, LayerShape, inference
 from opt_tree.engines import Eager, Engine, Forward
 from opt_tree.engines.body import takes
@@ -84,6 +84,8 @@ class CausalLM(Target):
         self.max_context: int = limit if limit > 0 else 1 << 30  # -1 stands for none
         self.hidden: int = model.get_input_embeddings().weight.shape[1]
         self._windows = layer_windows(model)
+        self._numbered = bool({"sliding_attention", "chunked_attention"} & self._windows.keys())
+        """Whether a mask needs the positions of the keys."""
         self._key_limit = key_limit(model)
         self._pending = np.zeros((2, 0), dtype=np.int64)
         """Tokens and positions of the pending rows, where a window or a border needs them."""
@@ -279,7 +281,7 @@ class CausalLM(Target):
             np.fill_diagonal(visible[rows:, columns:], True)
             if features is not None:
                 features = torch.nn.functional.pad(features, (0, 0, 0, padded - rows))
-        if self._border is not None or "sliding_attention" in self._windows:
+        if self._border is not None or self._numbered:
             self._pending = np.concatenate([self._pending[:, : columns - rows], [tokens, positions]], 1)
         ints = torch.from_numpy(np.array([tokens, positions])).to(self.device, non_blocking=True)
         self.cache.open(rows, keys, slots)
@@ -292,16 +294,17 @@ class CausalLM(Target):
     def _masks(
         self, positions: Int[Tensor, " rows"], visible: Bool[np.ndarray, "rows columns"], keys: int
     ) -> Tensor | dict[str, Tensor]:
-        """One mask, windowed where every layer has a window; a dict of masks where the layers differ."""
+        """One mask where all layers are of one kind; a dict of masks where they differ."""
         full = tree_mask(visible, self.length, keys, self.dtype, self.device)
-        if "sliding_attention" not in self._windows:
+        if not self._numbered:
             return full
-        key_positions = np.arange(keys)
-        key_positions[self.length : self.length + self._pending.shape[1]] = self._pending[1]
-        window = windowed(
-            full, positions, torch.from_numpy(key_positions).to(self.device), self._windows["sliding_attention"]
-        )
-        return {"full_attention": full, "sliding_attention": window} if "full_attention" in self._windows else window
+        numbers = np.arange(keys)
+        numbers[self.length : self.length + self._pending.shape[1]] = self._pending[1]
+        key_positions, masks = torch.from_numpy(numbers).to(self.device), {}
+        for kind, size in self._windows.items():
+            hide = {"sliding_attention": windowed, "chunked_attention": chunked}.get(kind)
+            masks[kind] = full if hide is None else hide(full, positions, key_positions, size)
+        return masks if len(masks) > 1 else next(iter(masks.values()))
 
 
 def _cloned(output: Output) -> Output:
@@ -347,7 +350,7 @@ def check_tree_mask(lm: CausalLM) -> None:
     ignores the mask is off by exactly that, rounding by a small part of it.
     """
     name = type(lm.model).__name__
-    window = lm._windows.get("sliding_attention", 0)
+    window = max(lm._windows.values(), default=0)
     length = min(window + 3 if 0 < window <= 128 else 4, lm.max_context - 8)
     ids = [(7 * i + 3) % lm.vocab for i in range(length + 6)]
     context, (r, a, b, c, d, e) = ids[:length], ids[length:]
@@ -369,8 +372,8 @@ def check_tree_mask(lm: CausalLM) -> None:
         after = lm.extend(np.array([e]), np.array([lm.length]), np.ones((1, 1), dtype=bool)).logits.double()
         error = max(error, (after[0] - right[3]).abs().max())
     except Exception as why:
-        reason = cause(lm.model, ids, lm.device) or one_line(why)
-        raise UnsupportedModelError(f"{name} cannot score a tree: {reason}") from why
+        told = cause(lm.model, ids, lm.device) or one_line(why)
+        raise UnsupportedModelError(f"{name} cannot score a tree: {told}") from why
     finally:
         lm.reset()
         lm.work = Work()

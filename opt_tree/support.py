@@ -84,7 +84,7 @@ def border(model: Any) -> Border | None:
 
 
 def layer_windows(model: Any) -> dict[str, int]:
-    """Return the kinds of attention layers the model has, each with its window (0: none), or refuse it by name."""
+    """Return the kinds of attention layers the model has, each with its window or chunk (0: none), or refuse it."""
     config = model.config.get_text_config()
     name = type(model).__name__
     if model.config.is_encoder_decoder:
@@ -105,12 +105,12 @@ def layer_windows(model: Any) -> dict[str, int]:
         )
     window = getattr(config, "sliding_window", None)
     kinds = getattr(config, "layer_types", None) or ["sliding_attention" if window else "full_attention"]
-    unknown = sorted(set(kinds) - {"full_attention", "sliding_attention"})
+    unknown = sorted(set(kinds) - {"full_attention", "sliding_attention", "chunked_attention"})
     if unknown:
         recurrent = {"linear_attention", "mamba", "conv", "recurrent", "rglru"} & set(unknown)
         raise UnsupportedModelError(
             f"{name} has layers of kind {', '.join(unknown)}: "
-            + (_RECURRENT if recurrent else "only full and sliding-window attention are known to hold a tree")
+            + (_RECURRENT if recurrent else "only full, windowed and chunked attention are known to hold a tree")
         )
     if getattr(model, "_is_stateful", False):
         raise UnsupportedModelError(f"{name} is recurrent: {_RECURRENT}")
@@ -118,7 +118,8 @@ def layer_windows(model: Any) -> dict[str, int]:
         raise UnsupportedModelError(f"{name} keeps its past in a form of its own, not in rows that can be taken back")
     if not _takes_positions(model):
         raise UnsupportedModelError(f"{name} takes no position_ids: {_NUMBERED}")
-    return {kind: int(window or 0) if kind == "sliding_attention" else 0 for kind in kinds}
+    sizes = {"sliding_attention": window, "chunked_attention": getattr(config, "attention_chunk_size", None)}
+    return {kind: int(sizes.get(kind) or 0) for kind in kinds}
 
 
 def _takes_positions(model: Any) -> bool:

@@ -107,14 +107,28 @@ ARCHITECTURES: dict[str, Callable[[], transformers.PretrainedConfig]] = {
         pad_token_id=None,
         tie_word_embeddings=False,
     ),
+    # Chunked attention: a row sees the rows of its own chunk only, in every layer but each fourth.
+    "llama4": lambda: _config(
+        "Llama4TextConfig",
+        num_hidden_layers=3,
+        head_dim=8,
+        intermediate_size_mlp=48,
+        num_local_experts=2,
+        num_experts_per_tok=1,
+        attention_chunk_size=WINDOW,
+        layer_types=["chunked_attention", "full_attention", "chunked_attention"],
+        no_rope_layers=[1, 0, 1],
+        experts_implementation="eager",
+    ),
     # The grouped matrix products of the default experts exist in narrower dtypes only.
     "mixtral": lambda: _config(
         "MixtralConfig", num_local_experts=4, num_experts_per_tok=2, experts_implementation="eager"
     ),
 }
 
-TOLERANCE = dict.fromkeys(ARCHITECTURES, 1e-9) | {"gemma2": 1e-5}
-"""How far logits of the same rows may differ in float64; eager attention takes its softmax in float32."""
+TOLERANCE = dict.fromkeys(ARCHITECTURES, 1e-9) | {"gemma2": 1e-5, "llama4": 1e-5}
+"""How far logits of the same rows may differ in float64; eager attention takes its softmax in float32, and Llama 4
+rotates in it."""
 
 
 def build(config: transformers.PretrainedConfig, seed: int = 0, dtype: torch.dtype = torch.float64) -> PreTrainedModel:

@@ -45,6 +45,7 @@ SMALL: dict[str, Any] = (
     | {"state_size": 8, "mamba_d_state": 8, "mamba_n_heads": 4, "mamba_d_head": 16, "chunk_size": 8, "rope_dim": 8}
     | {
         "pad_token_id": 0,
+        "rotary_dim": 8,
         "image_size": 8,
         "patch_size": 4,
         "num_channels": 3,
@@ -54,25 +55,39 @@ SMALL: dict[str, Any] = (
 )
 
 
-def shrunk(kind: Any) -> Any:
+def shrunk(kind: Any, **changes: Any) -> Any:
     """Return a small config of this class: every size above that it has, the same for its text config."""
     with contextlib.suppress(Exception):
         default = kind()
         options = {key: value for key, value in SMALL.items() if key in default.to_dict()}
         for part, value in vars(default).items():
             if part.endswith("_config") and isinstance(value, transformers.PretrainedConfig):
-                options[part] = shrunk(type(value))
+                options[part] = shrunk(type(value), **changes)
         if len(layers := getattr(default, "layer_types", None) or ()) > 4:
             kinds = list(dict.fromkeys(layers))
             options["layer_types"] = (kinds * 4)[:4]
         for dropped in ((), ("layer_types",), ("head_dim",), ("layer_types", "head_dim")):
             with contextlib.suppress(Exception):
-                return kind(**{key: value for key, value in options.items() if key not in dropped})
+                return kind(**{key: value for key, value in options.items() if key not in dropped} | changes)
     return kind()
 
 
 def built(name: str) -> Any:
-    config = shrunk(transformers.CONFIG_MAPPING[name])
+    """Return a small model that runs; multi-head latent attention wants as many key heads as others."""
+    error = None
+    for changes in ({}, {"num_key_value_heads": 4}):
+        try:
+            model = _built(shrunk(transformers.CONFIG_MAPPING[name], **changes))
+            with torch.no_grad():
+                model(input_ids=torch.arange(1, 6)[None], use_cache=False)
+            return model
+        except Exception as why:
+            error = error or why
+    assert error is not None
+    raise error
+
+
+def _built(config: Any) -> Any:
     size = sum(weight.numel() for weight in _meta(config).parameters())
     if size > 20_000_000:
         raise MemoryError(f"still {size / 1e6:.0f} M parameters: the script does not know its sizes")
@@ -172,8 +187,9 @@ def main() -> None:
     text = f"<!-- sweep -->\n{table(rows)}\n<!-- /sweep -->"
     if options.write is None:
         print("\n" + text)
-    elif options.write.exists() and "<!-- sweep -->" in options.write.read_text():
+    elif options.write.exists():
         old = options.write.read_text()
+        old = old if "<!-- sweep -->" in old else f"{old}\n<!-- sweep --><!-- /sweep -->\n"
         options.write.write_text(re.sub(r"<!-- sweep -->.*<!-- /sweep -->", lambda _: text, old, flags=re.DOTALL))
     else:
         options.write.write_text(f"# Models\n\n{text}\n")
