@@ -100,7 +100,8 @@ def test_a_compiled_model_writes_the_same_text_while_its_cache_grows(compiled):
     assert lm.cache.capacity > 512
     drafter = CausalLMDrafter(CausalLM(tiny_drafter("llama")), lm.vocab)
     assert opt(lm, drafter, OptTree(9, 0.1, 4)).generate(prompt(1), 600).tokens == expected
-    assert lm.engine.about["model"] == "LlamaForCausalLM"
+    made = lm.engine.package.folder
+    assert compiled(CausalLM(long_llama())).engine.package.folder == made, "the next one takes the same package"
 
 
 @pytest.mark.parametrize("length", [1, 2, 5, 253, 254, 255, 256, 257, 511, 512])

@@ -197,8 +197,9 @@ def _compile(program: torch.export.ExportedProgram, file: Path) -> None:
     """Compile an exported body into `file`. What the compiler leaves behind goes with a folder of its own."""
     from torch._inductor.utils import fresh_cache  # its import takes seconds
 
+    options = dict(OPTIONS)  # what it is given it adds to
     with fresh_cache():
-        torch._inductor.aoti_compile_and_package(program, package_path=str(file), inductor_configs=OPTIONS)
+        torch._inductor.aoti_compile_and_package(program, package_path=str(file), inductor_configs=options)
 
 
 def _check_compiler() -> None:
