@@ -29,7 +29,7 @@ def compile_forwards(lm: CausalLM, make: bool = True, dtypes: tuple[torch.dtype,
 
     Its context is forgotten. A package is made once, in a minute or less, and kept in the user's cache (see
     `opt_tree.engines.packages`); with make=False only one that is there is taken. Where a model cannot be compiled it
-    stays eager, and a warning says why in one line. Layers that are watched later need another package.
+    stays eager, and a warning says why in one line. The weights are those of now: compile again after a change.
 
     `dtypes` are others that the model may be cast to, which changes its answers a little: the one that is fastest once
     compiled is taken, by a measurement that is remembered. `lm.model` is a copy then.

@@ -100,7 +100,8 @@ def test_a_compiled_model_writes_the_same_text_while_its_cache_grows(compiled):
     assert lm.cache.capacity > 512
     drafter = CausalLMDrafter(CausalLM(tiny_drafter("llama")), lm.vocab)
     assert opt(lm, drafter, OptTree(9, 0.1, 4)).generate(prompt(1), 600).tokens == expected
-    assert lm.engine.about["model"] == "LlamaForCausalLM"
+    made = lm.engine.package.folder
+    assert compiled(CausalLM(long_llama())).engine.package.folder == made, "the next one takes the same package"
 
 
 @pytest.mark.parametrize("length", [1, 2, 5, 253, 254, 255, 256, 257, 511, 512])
@@ -255,8 +256,11 @@ def test_a_changed_weight_an_option_and_a_layer_are_compiled_anew(fake, monkeypa
     assert compile_forwards(lm) and len(fake) == 3
     lm.watch((-1,))
     assert len(fake) == 3, "the final hidden states are in every package"
-    lm.watch((0,))
-    assert len(fake) == 4
+    with pytest.warns(UserWarning, match=r"layers \[0\] are watched, which its package lacks"):
+        lm.watch((0,))
+    assert len(fake) == 3 and lm.engine.name == "eager"
+    assert lm.append(prompt(5)).features.keys() == {0, -1}
+    assert compile_forwards(lm) and len(fake) == 4 and lm.engine.name == "aot"
     exact = CausalLM(model)
     exact.watch((0, -1))
     ours, theirs = lm.append(prompt(5)).features, exact.append(prompt(5)).features

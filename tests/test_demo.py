@@ -226,6 +226,7 @@ def test_sampled_texts_are_the_same_with_and_without_a_tree(classic, capsys):
         (["--ea-model-path", "head"], "not allowed with argument"),
         (["--base-model-path", "./nowhere"], "no model folder at ./nowhere"),
         (["--colour"], "unrecognized arguments: --colour"),
+        (["--eager", "--compile"], "--compile makes what --eager leaves alone"),
     ],
 )
 def test_mistakes_of_the_classic_demo(classic, capsys, arguments, line):
@@ -233,6 +234,37 @@ def test_mistakes_of_the_classic_demo(classic, capsys, arguments, line):
     err = capsys.readouterr().err
     assert err.startswith("error: ") and err.count("\n") == 1
     assert line in err
+
+
+@pytest.mark.parametrize(
+    ("given", "asked", "line"),
+    [
+        ([], [{"make": False, "any_dtype": True}], "forwards: eager; faster with --compile\n"),
+        (["--draft-dtype", "float32"], [{"make": False, "any_dtype": False}], "; faster with --compile\n"),
+        (["--eager"], [], "forwards: eager\n"),
+        (["--compile"], [{"any_dtype": True}], "compiling what is not in the cache yet"),
+    ],
+)
+def test_when_forwards_are_compiled(classic, capsys, monkeypatch, given, asked, line):
+    """Without a flag only packages that are there are taken, silently."""
+    calls: list[dict[str, bool]] = []
+    monkeypatch.setattr(Pair, "compile", lambda self, **options: calls.append(options))
+    assert run_demo("classic", [*classic, *QUICK, "--rounds", "1", *given]) == 0
+    assert calls == asked
+    assert line in capsys.readouterr().out
+
+
+def test_the_assistant_stays_as_it_is_where_the_drafter_was_cast(classic):
+    """transformers runs a small bfloat16 model slower than the same in float32."""
+    arguments = [*classic, "--device", "cpu", "--compile", "--draft-dtype", "auto"]
+    options = parse(demo.Options, "demo", "", arguments)
+    pair = load_pair(options.base_model_path, options.drafter, dtype="float32", device="cpu")
+    lm = pair.drafter.models[0]
+    own = lm.model
+    lm.take(copy.deepcopy(own).to(torch.bfloat16))
+    assistant = demo.load_assistant(options, None, pair)
+    assert assistant is not None and assistant.dtype == torch.float32
+    assert torch.equal(assistant.get_output_embeddings().weight, own.get_output_embeddings().weight)
 
 
 def test_mistakes_that_name_other_models(folders, classic, capsys):

@@ -40,7 +40,7 @@ class Compiled(Engine):
     """Calls a package. Forwards of more than `LARGEST` rows (a prefill's) go through the eager engine.
 
     The final hidden states are always returned: they cost nothing, and a target has one package for all its drafters.
-    Other layers are another package, made when they are asked for.
+    Where another layer is watched later, forwards are eager until the model is compiled again.
     """
 
     name = "aot"
@@ -52,11 +52,13 @@ class Compiled(Engine):
 
         `kinds` names the masks where there are several. With make=False only what is there is taken.
         """
-        self.eager, self.kinds, self.make = eager, kinds, make
+        self.eager, self.kinds, self.layers = eager, kinds, eager.layers
+        self.traced = tuple(sorted({-1, *eager.layers}))
         _check_model(eager.model)
         self._views: list[Tensor] = []
         self._version = -1
-        self.watch(eager.layers)
+        self.package = package_of(_facts(eager.model, kinds, self.traced))
+        self._call, self.about = _load_or_make(self.package, eager, kinds, self.traced, make)
 
     def __getstate__(self) -> dict[str, Any]:
         """Everything but the loaded code and the addresses: a copy loads its package again."""
@@ -69,15 +71,16 @@ class Compiled(Engine):
     def watch(self, layers: tuple[int, ...]) -> None:
         self.eager.watch(layers)
         self.layers = self.eager.layers
-        traced = tuple(sorted({-1, *self.layers}))
-        if traced != getattr(self, "_traced", None):
-            self.package = package_of(_facts(self.eager.model, self.kinds, traced))
-            self._call, self.about = _load_or_make(self.package, self.eager, self.kinds, traced, self.make)
-            self._traced = traced
+        missing = [layer for layer in self.layers if layer not in self.traced]
+        if missing and self.name != "eager":
+            self.name = "eager"
+            warnings.warn(
+                f"layers {missing} are watched, which its package lacks: eager until compiled again", stacklevel=3
+            )
 
     def run(self, forward: Forward) -> Output:
         rows = forward.ints.shape[1]
-        if rows > LARGEST:
+        if rows > LARGEST or self.name == "eager":
             return self.eager.run(forward)
         mask = forward.mask
         slots = forward.slots
@@ -91,7 +94,7 @@ class Compiled(Engine):
         if forward.features is not None:
             inputs.append(forward.features)
         outputs = self._call(inputs)
-        hidden = dict(zip(self._traced, outputs[1:], strict=True))
+        hidden = dict(zip(self.traced, outputs[1:], strict=True))
         return Output(outputs[0], {layer: hidden[layer] for layer in self.layers})
 
 
@@ -197,8 +200,9 @@ def _compile(program: torch.export.ExportedProgram, file: Path) -> None:
     """Compile an exported body into `file`. What the compiler leaves behind goes with a folder of its own."""
     from torch._inductor.utils import fresh_cache  # its import takes seconds
 
+    options = dict(OPTIONS)  # what it is given it adds to
     with fresh_cache():
-        torch._inductor.aoti_compile_and_package(program, package_path=str(file), inductor_configs=OPTIONS)
+        torch._inductor.aoti_compile_and_package(program, package_path=str(file), inductor_configs=options)
 
 
 def _check_compiler() -> None:
