@@ -164,7 +164,7 @@ def test_only_nodes_among_the_best_are_expanded(seed: int, vocab: int, nodes: in
 
 
 def test_the_newest_layer_takes_part_in_the_selection() -> None:
-    """USERS.md U2: the published code ranked all layers but the last one drafted, whose forward was wasted."""
+    """The published code ranked all layers but the last one drafted, whose forward was wasted."""
     laws = written_laws({(): (0.2, 0.8, 0.0), (1,): (0.9, 0.1, 0.0)})
     drafter = TableDrafter(laws)
     tree = draft(drafter, OptTree(nodes=2, threshold=0.75, max_depth=DEEP), [0], DEEP)

@@ -141,7 +141,7 @@ def test_the_gain_is_what_the_newest_layer_adds_to_the_best(seed: int, vocab: in
 
 
 def test_visibility_does_not_leak_across_branches_from_depth_three() -> None:
-    """USERS.md U1: the published mask row was never reset, so nodes attended to their grandparents' siblings."""
+    """The published mask row was never reset, so nodes attended to their grandparents' siblings."""
     pool = CandidatePool(ROOT, TopK(per_node=2))
     law = torch.tensor([[0.6, 0.4]], dtype=torch.float64).log()
     pool.add(law)
@@ -165,7 +165,7 @@ def test_visibility_does_not_leak_across_branches_from_depth_three() -> None:
 
 
 def test_ties_never_orphan_a_node() -> None:
-    """USERS.md U3: a child of conditional probability 1 ties its parent; a top-n must not keep the child alone."""
+    """A child of conditional probability 1 ties its parent; a top-n must not keep the child alone."""
     pool = CandidatePool(ROOT, TopK(per_node=2))
     pool.add(torch.tensor([[0.5, 0.5, 0.0]], dtype=torch.float64).log())
     pool.frontier(pool.newest)

@@ -124,7 +124,7 @@ def generate(stop: Stop | None, length: int) -> Generation:
 
 @pytest.mark.parametrize("length", [1, 2, 5, 6, 7, 20])
 def test_max_new_tokens_is_exact(length: int) -> None:
-    """USERS.md U14: the published loop overshoots by up to a tree's depth."""
+    """The published loop overshoots by up to a tree's depth."""
     result = generate(None, length)
     assert len(result.tokens) == length == sum(result.accept_lengths)
     assert result.finish_reason == "length"
@@ -132,7 +132,7 @@ def test_max_new_tokens_is_exact(length: int) -> None:
 
 
 def test_a_generation_stops_inside_an_accepted_path() -> None:
-    """USERS.md U5: tokens behind the stop token are neither returned nor counted."""
+    """Tokens behind the stop token are neither returned nor counted."""
     result = generate(Stop(frozenset({0})), 20)
     assert result.tokens == [1, 2, 0] and result.finish_reason == "stop_token"
     assert len(result.steps[0].tokens) == 6 and result.accept_lengths == [3]
