@@ -248,7 +248,7 @@ def test_at_temperature_0_every_tree_gives_the_argmax(policy: str) -> None:
         (Rheo(nodes=2, threshold=0.0, max_depth=2), rheo),
         (Sampled.chain(2), block),
     ],
-    ids=str,
+    ids=lambda value: getattr(value, "__name__", repr(value)),
 )
 def test_the_loop_emits_the_processed_targets_law(policy: TreePolicy, verifier: Verifier) -> None:
     """Two tokens through `Decoder.steps`, which may take two steps: temperature and top-p on both sides."""
