@@ -15,6 +15,7 @@ import pytest
 import torch
 from models import ARCHITECTURES, TOLERANCE, build, prompt, random_tree, tiny, tiny_drafter, tiny_head
 from torch import Tensor
+from torch._inductor.exc import InvalidCxxCompiler
 
 from opt_tree import pairs
 from opt_tree.compiling import compile_forwards
@@ -186,10 +187,14 @@ def test_an_export_that_fails_leaves_the_model_eager_and_says_why(fake):
     assert torch.equal(scored(lm, prompt(9), 5), scored(exact, prompt(9), 5))
 
 
+def _absent() -> str:
+    raise InvalidCxxCompiler("g++")
+
+
 def test_no_compiler(fake, monkeypatch):
     """Where there is no compiler a package still runs, and without one the model stays eager."""
     with monkeypatch.context() as without:
-        without.setattr("torch._inductor.config.cpp.cxx", ("no-such-compiler",))
+        without.setattr("torch._inductor.cpp_builder.get_cpp_compiler", _absent)
         lm = CausalLM(tiny("llama"))
         with pytest.warns(UserWarning, match="not compiled: there is no C\\+\\+ compiler on this machine"):
             assert not compile_forwards(lm)
