@@ -1,7 +1,7 @@
 """Compiled forwards: the same tokens as eager, packages that are never stale, and eager with a reason where they fail.
 
-Three packages are really compiled, once for all tests here; where only the handling of files matters, what is
-"compiled" is a note, and what is "loaded" runs the body as it is.
+One package is really compiled, once for all tests here. Elsewhere what is "compiled" is a note, and what is "loaded"
+runs the exported graph as it is: the families, their masks, and the handling of files.
 """
 
 import copy
@@ -15,6 +15,7 @@ import pytest
 import torch
 from models import ARCHITECTURES, TOLERANCE, build, prompt, random_tree, tiny, tiny_drafter, tiny_head
 from torch import Tensor
+from torch._inductor.exc import InvalidCxxCompiler
 
 from opt_tree import pairs
 from opt_tree.compiling import compile_forwards
@@ -27,6 +28,9 @@ from opt_tree.policies import OptTree
 from opt_tree.presets import opt, plain
 
 LONG = 900
+CLOSE = 1e-4
+"""Norms and rotations are float32 in a float64 model, too, and rounded elsewhere in a fused kernel. A row missed
+or seen by mistake is off by 0.1 and more."""
 
 
 @pytest.fixture(scope="module")
@@ -64,14 +68,12 @@ def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]
 
     def load(file: Path) -> Callable[[list[Tensor]], list[Tensor]]:
         program = programs[file.read_text()]
-        masks = program.call_spec.in_spec.children()[0].children()[1].num_leaves
+        graph = program.module()
 
         def call(flat: list[Tensor]) -> list[Tensor]:
-            leaves = iter(flat)
-            structure = torch.utils._pytree.tree_unflatten(list(leaves), program.call_spec.in_spec)
-            return list(program.module()(*structure[0]))
+            inputs, _ = torch.utils._pytree.tree_unflatten(flat, program.call_spec.in_spec)
+            return list(graph(*inputs))
 
-        assert masks >= 1
         return call
 
     monkeypatch.setattr(aot, "_compile", compile_nothing)
@@ -109,7 +111,7 @@ def test_compiled_logits_at_the_borders_of_the_storage(compiled, length):
     """Keys that are one less, as many and one more than the capacity, after garbage of an earlier text."""
     exact, lm = CausalLM(long_llama()), compiled(CausalLM(long_llama()))
     for rows in (1, 2, 9):
-        assert (scored(lm, prompt(length), rows) - scored(exact, prompt(length), rows)).abs().max() < 1e-9
+        assert (scored(lm, prompt(length), rows) - scored(exact, prompt(length), rows)).abs().max() < CLOSE
 
 
 def test_features_come_from_the_graph(compiled):
@@ -121,22 +123,27 @@ def test_features_come_from_the_graph(compiled):
         model.reset()
     ours, theirs = lm.append(prompt(9)).features, exact.append(prompt(9)).features
     assert ours.keys() == theirs.keys() == {-1}
-    assert (ours[-1] - theirs[-1]).abs().max() < 1e-9
+    assert (ours[-1] - theirs[-1]).abs().max() < CLOSE
     with pytest.raises(ValueError, match="no layer 2"):
         lm.watch((2,))
 
 
-def test_a_head_is_compiled_with_the_output_layer_of_its_target(compiled):
-    model = long_llama()
+def test_a_head_is_compiled_with_the_output_layer_of_its_target(fake):
+    model = build(ARCHITECTURES["llama"]())
     expected = opt(CausalLM(model), EagleDrafter(tiny_head(model), CausalLM(model)), OptTree(7, 0.0, 4))
     text = expected.generate(prompt(20), 60)
     target = CausalLM(model)
     drafter = EagleDrafter(tiny_head(model), target)
-    compiled(drafter.lm)
+    assert compile_forwards(drafter.lm)
     found = opt(target, drafter, OptTree(7, 0.0, 4)).generate(prompt(20), 60)
     assert found.tokens == text.tokens
     assert found.accept_lengths == text.accept_lengths
     assert [step.draft_tokens for step in found.steps] == [step.draft_tokens for step in text.steps]
+    with torch.no_grad():
+        drafter.lm.model.get_output_embeddings().weight[0, 0] += 1
+    again = CausalLM(drafter.lm.model, probe=False)
+    again.watch((-1,))
+    assert compile_forwards(again) and len(fake) == 2, "the target's output layer is part of the key"
 
 
 def test_a_copy_of_a_compiled_model_runs_its_package(compiled):
@@ -148,29 +155,23 @@ def test_a_copy_of_a_compiled_model_runs_its_package(compiled):
     assert torch.equal(again.score(tree).logits, lm.score(tree).logits)
 
 
-def test_models_with_two_kinds_of_masks(compiled):
-    exact, lm = CausalLM(tiny("gemma3")), compiled(CausalLM(tiny("gemma3")))
-    assert lm.mask_kinds == ("full_attention", "sliding_attention")
-    for length, rows in [(1, 1), (5, 9), (40, 1), (40, 7)]:
-        assert (scored(lm, prompt(length), rows) - scored(exact, prompt(length), rows)).abs().max() < 1e-9
-
-
 def test_buckets_and_a_large_prefill(compiled):
     """A compiled model may be padded as well; a prefill above the limit goes through the eager engine."""
     exact, lm = CausalLM(long_llama()), compiled(CausalLM(long_llama(), Buckets(rows=(1, 8), keys=(64, 512))))
     for length, rows in [(1, 1), (63, 1), (62, 9), (300, 5)]:
-        assert (scored(lm, prompt(length), rows) - scored(exact, prompt(length), rows)).abs().max() < 1e-9
+        assert (scored(lm, prompt(length), rows) - scored(exact, prompt(length), rows)).abs().max() < CLOSE
 
 
-@pytest.mark.parametrize("architecture", ["qwen2-window", "gemma2", "gpt2", "opt", "phi3"])
+@pytest.mark.parametrize("architecture", ["gemma3", "gpt2", "opt", "mistral"])
 def test_exported_bodies_compute_what_eager_ones_do(architecture, fake):
     """The graph without its compiler, over two capacities."""
     exact, lm = CausalLM(tiny(architecture)), CausalLM(tiny(architecture))
     with warnings.catch_warnings():
         warnings.simplefilter("error", UserWarning)
         assert compile_forwards(lm)
+    assert lm.mask_kinds == (("full_attention", "sliding_attention") if architecture == "gemma3" else ())
     lm.cache.reserve(300)
-    for length, rows in [(1, 1), (40, 7)]:
+    for length, rows in [(1, 1), (40, 1), (40, 7)]:
         difference = scored(lm, prompt(length), rows) - scored(exact, prompt(length), rows)
         assert difference.abs().max() < TOLERANCE[architecture]
     assert len(fake) == 1
@@ -186,11 +187,14 @@ def test_an_export_that_fails_leaves_the_model_eager_and_says_why(fake):
     assert torch.equal(scored(lm, prompt(9), 5), scored(exact, prompt(9), 5))
 
 
+def _absent() -> str:
+    raise InvalidCxxCompiler("g++")
+
+
 def test_no_compiler(fake, monkeypatch):
     """Where there is no compiler a package still runs, and without one the model stays eager."""
     with monkeypatch.context() as without:
-        without.setenv("CXX", "no-such-compiler")
-        without.setattr("torch._inductor.config.cpp.cxx", ("no-such-compiler",))
+        without.setattr("torch._inductor.cpp_builder.get_cpp_compiler", _absent)
         lm = CausalLM(tiny("llama"))
         with pytest.warns(UserWarning, match="not compiled: there is no C\\+\\+ compiler on this machine"):
             assert not compile_forwards(lm)
@@ -234,7 +238,7 @@ def test_whatever_decides_the_code_is_in_the_key(monkeypatch):
     keys += [key(CausalLM(build(config))), key(CausalLM(long_llama()), options={"freezing": False})]
     for name, value in [
         ("torch.__version__", "0.0"),
-        ("transformers.__version__", "0.0"),
+        ("opt_tree.engines.packages.transformers.__version__", "0.0"),
         ("torch.get_num_threads", lambda: 63),
         ("opt_tree.engines.packages.processor", lambda: "another one"),
         ("opt_tree.engines.packages._code_digest", lambda classes: "edited"),
@@ -242,7 +246,7 @@ def test_whatever_decides_the_code_is_in_the_key(monkeypatch):
         with monkeypatch.context() as other:
             other.setattr(name, value)
             keys.append(key(CausalLM(long_llama())))
-    assert len(set(keys)) == len(keys) == 12
+    assert len(keys) == 12 and [keys.index(one) for one in keys] == list(range(12))
 
 
 def test_a_changed_weight_an_option_and_a_layer_are_compiled_anew(fake, monkeypatch):
@@ -389,7 +393,7 @@ def test_the_fastest_dtype_is_measured_once(fake, monkeypatch, fastest):
 def test_load_pair_compiles_both_models(fake, monkeypatch):
     monkeypatch.setattr(pairs, "fast_bfloat16", lambda: False)
     asked: list[tuple[str, bool]] = []
-    monkeypatch.setattr(pairs, "compile_forwards", lambda lm, make, dtypes: not asked.append((lm.name, make)))
+    monkeypatch.setattr(pairs, "compile_forwards", lambda lm, make, dtypes=(): not asked.append((lm.name, make)))
     pair = pairs.load_pair("demo", dtype="float32", compile=True)
     assert [Path(name).name for name, _ in asked] == ["target", "draft"] and all(make for _, make in asked)
     assert pair.compile(make=False) and asked[-1][1] is False

@@ -198,8 +198,10 @@ def export(body: nn.Module, inputs: tuple[Any, ...]) -> torch.export.ExportedPro
 
 def _compile(program: torch.export.ExportedProgram, file: Path) -> None:
     """Compile an exported body into `file`. What the compiler leaves behind goes with a folder of its own."""
+    from torch._inductor.cpu_vec_isa import pick_vec_isa
     from torch._inductor.utils import fresh_cache  # its import takes seconds
 
+    pick_vec_isa()  # tries five small programs, and remembers the answer in the compiler's own cache
     options = dict(OPTIONS)  # what it is given it adds to
     with fresh_cache():
         torch._inductor.aoti_compile_and_package(program, package_path=str(file), inductor_configs=options)
