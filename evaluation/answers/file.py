@@ -3,7 +3,7 @@
 Beside `a.jsonl` lie `a.jsonl.run.json`, the header that says what made it, `a.jsonl.failed`, the questions that failed
 and why (not among the answers, so that no reader averages over them), and, while several processes work, one
 `a.jsonl.part<rank>` for each. During a run `a.jsonl.lock` and `a.jsonl.holder` keep others away; while one that
-overwrites has no answer yet, what was there lies in `a.jsonl.old`. Knows nothing of a line but its `question_id`.
+overwrites has no answer yet, what was there lies in `a.jsonl.old`. Knows of a line its `question_id`, and `refused`.
 """
 
 import json
@@ -107,8 +107,8 @@ class AnswerFile:
 
     @property
     def answered(self) -> bool:
-        """Whether there is an answer, here or in a part."""
-        return any(file.read() for file in (self, *self.parts()))
+        """Whether there is an answer, here or in a part. A line that says `refused` is none."""
+        return any("refused" not in record for file in (self, *self.parts()) for record in file.read())
 
     @property
     def torn(self) -> bool:

@@ -78,6 +78,9 @@ def _measure(
     for known in (file, bench.rates_file):
         known.fold([])  # drops what a death left half-written
     done = {record["question_id"] for record in file.read()}
+    for line in refused:
+        if line["question_id"] not in done:
+            file.append(line)
     left = [cell for cell in cells if cell.key not in done]
     if left:
         bench.warm_up()
@@ -86,9 +89,6 @@ def _measure(
             bar.set_postfix_str(cell.key)
             file.append(bench.measure(cell))
             file.drop_aside()
-    for line in refused:
-        if line["question_id"] not in done:
-            file.append(line)
 
 
 def _lines(refused: Mapping[Combination, str]) -> list[Record]:
