@@ -124,7 +124,7 @@ def as_dtype(dtype: str | torch.dtype, device: str) -> str | torch.dtype:
     }
     found = getattr(torch, names.get(dtype, dtype), None)
     if not isinstance(found, torch.dtype) or not found.is_floating_point or found.itemsize < 2:
-        raise CheckpointError(f"no dtype to compute in: {dtype!r}; try float32, bfloat16 or float16")
+        raise CheckpointError(f"unknown dtype {dtype!r}; try float32, bfloat16 or float16")
     return found
 
 

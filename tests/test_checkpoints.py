@@ -310,7 +310,7 @@ class TestCalibration:
 
 
 class TestDtypes:
-    @pytest.mark.parametrize("name", ["float99", "int8", "bool", "", "Tensor"])
+    @pytest.mark.parametrize("name", ["float8_e4m3fn", "float99", "int8", "bool", "", "Tensor"])
     def test_an_unknown_dtype_is_refused(self, originals, name):
         with pytest.raises(CheckpointError, match="unknown dtype") as error:
             load_pair(str(originals / "target"), str(originals / "draft"), dtype=name)

@@ -729,3 +729,25 @@ def test_fastchat_is_imported_only_for_its_templates(
     monkeypatch.delitem(runner.sys.modules, "fastchat.conversation", raising=False)
     assert command(folder, tmp_path / "a.jsonl", "--limit", "1") == 0
     assert command(folder, tmp_path / "b.jsonl", "--limit", "1", "--conv-template", "llama-2") == 2
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--nodes", "1000000000"], "--nodes must be at most 65536, got 1000000000"),
+        (["--threads", "999999"], "--threads must be at most 1024, got 999999"),
+        (["--temperature", "-1"], "temperature must be 0 .greedy. or more"),
+        (["--temperature", "nan"], "temperature must be 0 .greedy. or more, and finite, got nan"),
+        (["--threshold", "-1"], "threshold must be 0 or more"),
+        (["--dtype", "float8_e4m3fn"], "unknown dtype 'float8_e4m3fn'"),
+    ],
+)
+def test_bad_flags_leave_the_answers_alone(flags, message, tmp_path, capsys):
+    """--overwrite among them: what is there goes when the first new answer is there, and no sooner."""
+    answers = tmp_path / "a.jsonl"
+    answers.write_text('{"question_id": 1, "choices": []}\n')
+    before = sorted(path.name for path in tmp_path.iterdir())
+    assert runner.main("classic", Options, "", ["--answer-file", str(answers), "--overwrite", "--limit", "1", *flags]) == 2
+    assert re.search(message, capsys.readouterr().err)
+    assert sorted(path.name for path in tmp_path.iterdir()) == before
+    assert answers.read_text() == '{"question_id": 1, "choices": []}\n'

@@ -65,7 +65,7 @@ class AnswerFile:
     @contextmanager
     def lock(self) -> Iterator[None]:
         """Keep other runs away from this file; raise ValueError that names the one which has it."""
-        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self.check_writable()
         holder, lock = self._beside(".holder"), filelock.FileLock(self._beside(".lock"))
         try:
             lock.acquire(timeout=0)
