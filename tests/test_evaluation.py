@@ -747,7 +747,8 @@ def test_bad_flags_leave_the_answers_alone(flags, message, tmp_path, capsys):
     answers = tmp_path / "a.jsonl"
     answers.write_text('{"question_id": 1, "choices": []}\n')
     before = sorted(path.name for path in tmp_path.iterdir())
-    assert runner.main("classic", Options, "", ["--answer-file", str(answers), "--overwrite", "--limit", "1", *flags]) == 2
+    asked = ["--answer-file", str(answers), "--overwrite", "--limit", "1", *flags]
+    assert runner.main("classic", Options, "", asked) == 2
     assert re.search(message, capsys.readouterr().err)
     assert sorted(path.name for path in tmp_path.iterdir()) == before
     assert answers.read_text() == '{"question_id": 1, "choices": []}\n'
