@@ -32,32 +32,36 @@ def _hold(path: Path, ready, leave) -> None:
         leave.wait(30)
 
 
-def test_a_second_process_is_kept_away_and_told_by_whom(file):
+@pytest.fixture
+def holder(file: AnswerFile):
+    """Another process that has the file, and the event that lets it go."""
     context = multiprocessing.get_context("spawn")
     ready, leave = context.Event(), context.Event()
-    holder = context.Process(target=_hold, args=(file.path, ready, leave))
-    holder.start()
+    process = context.Process(target=_hold, args=(file.path, ready, leave))
+    process.start()
     assert ready.wait(60)
+    yield process, leave
+    process.kill()
+    process.join(30)
+
+
+def test_a_second_process_is_kept_away_and_told_by_whom(file, holder):
+    process, leave = holder
     with (
-        pytest.raises(ValueError, match=f"a.jsonl is being written by process {holder.pid} on .* since 20"),
+        pytest.raises(ValueError, match=f"a.jsonl is being written by process {process.pid} on .* since 20"),
         file.lock(),
     ):
         pytest.fail("two at once")
     leave.set()
-    holder.join(30)
+    process.join(30)
     with file.lock():
         file.append(answers(3)[0])
     assert [path.name for path in sorted(file.path.parent.iterdir())] == ["a.jsonl", "a.jsonl.run.json"]
 
 
-def test_a_dead_process_holds_nothing(file):
-    context = multiprocessing.get_context("spawn")
-    ready, leave = context.Event(), context.Event()
-    holder = context.Process(target=_hold, args=(file.path, ready, leave))
-    holder.start()
-    assert ready.wait(60)
-    holder.kill()
-    holder.join(30)
+def test_a_dead_process_holds_nothing(file, holder):
+    holder[0].kill()
+    holder[0].join(30)
     with file.lock():
         pass
 
