@@ -4,13 +4,14 @@ Which tokens may follow (`Drafter`), which of them to draft (`TreePolicy`) and h
 are three independent questions; `Decoder` puts one answer to each into one loop.
 """
 
+from opt_tree.beside import Beside, generate_beside
 from opt_tree.checkpoints import CheckpointError, load_causal_lm, load_tokenizer
 from opt_tree.children import Few, TopK
 from opt_tree.compat import EaModel, SPModel
 from opt_tree.compiling import compile_forwards
 from opt_tree.controllers import Controller, Fixed, Scheduled
 from opt_tree.decode import Decoder, Generation
-from opt_tree.display import draw_tree, to_html, transcript
+from opt_tree.display import draw_tree, explore, to_html, transcript
 from opt_tree.drafters import CausalLMDrafter, Drafter, EagleDrafter, EagleHead, Sharpened, load_drafter
 from opt_tree.drafters.eagle import load_eagle
 from opt_tree.lm import Buckets, CausalLM, UnsupportedModelError
@@ -27,6 +28,7 @@ from opt_tree.verifiers import Verdict, Verifier, greedy, match
 __version__ = "0.1.0"
 
 __all__ = [
+    "Beside",
     "Buckets",
     "CausalLM",
     "CausalLMDrafter",
@@ -61,6 +63,8 @@ __all__ = [
     "Verifier",
     "compile_forwards",
     "draw_tree",
+    "explore",
+    "generate_beside",
     "greedy",
     "load_causal_lm",
     "load_drafter",

@@ -92,6 +92,13 @@ class Generation:
         return len(self.tokens) / self.seconds
 
 
+def layers_left(target: Target, drafter: Drafter | None, length: int, end: int) -> int:
+    """How many layers of draft a context of `length` tokens that may grow to `end` has room for, also in the models."""
+    models = [target] if drafter is None else [target, *drafter.models]
+    room = min(end - length - 1, *(model.room(length - 1) for model in models))
+    return room if drafter is None else min(room, drafter.max_context - length)
+
+
 @dataclass
 class _Run:
     """One generation under way: what stays the same from step to step, and the context."""
@@ -109,11 +116,8 @@ class _Run:
 
     @property
     def layers(self) -> int:
-        """How many layers of draft there is room for, in the context and in the models."""
-        length = len(self.context) - 1
-        models = [self.target] if self.drafter is None else [self.target, *self.drafter.models]
-        room = min(self.end - length - 2, *(model.room(length) for model in models))
-        return room if self.drafter is None else min(room, self.drafter.max_context - len(self.context))
+        """How many layers of draft there is room for."""
+        return layers_left(self.target, self.drafter, len(self.context), self.end)
 
     @property
     def draft_work(self) -> Work:

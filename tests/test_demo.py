@@ -137,7 +137,9 @@ def test_the_eagle_demo_says_that_a_head_cannot_assist_and_writes_its_page(eagle
     assert report["tokens"] == dict.fromkeys([PLAIN, GREEDY, OURS], 24)
     assert report["divergences"] == []
     assert "not available" in out and "name one with --assistant" in out
-    assert page.read_text(encoding="utf-8").count("<figure>") >= 1
+    written = page.read_text(encoding="utf-8")
+    assert '"policies":["this run","eagle2","binary","chain"]' in written
+    assert "Other policies" in written
 
 
 def test_a_draft_model_beside_the_head_assists_transformers(eagle, folders, capsys):
@@ -223,6 +225,9 @@ def test_sampled_texts_are_the_same_with_and_without_a_tree(classic, capsys):
         (["--device", "nowhere"], "no device 'nowhere' here"),
         (["--html", "missing/page.html"], "cannot write missing/page.html: there is no folder missing"),
         (["--html", "."], "cannot write .: Is a directory"),
+        (["--beside", "chain"], "--beside says what a page shows: give --html FILE"),
+        (["--html", "page.html", "--beside", "chains"], "--beside chains: it draws its children"),
+        (["--html", "page.html", "--beside", "oak"], "unknown policy 'oak'"),
         (["--ea-model-path", "head"], "not allowed with argument"),
         (["--base-model-path", "./nowhere"], "no model folder at ./nowhere"),
         (["--colour"], "unrecognized arguments: --colour"),

@@ -26,6 +26,7 @@ TIERS: tuple[set[str], ...] = (
     {"policies", "drafters", "verifiers"},
     {"controllers"},
     {"decode"},
+    {"beside"},
     {"presets", "hf", "pairs", "display"},
     {"compat", "inflate"},
     {"training", "__init__"},

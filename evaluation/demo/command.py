@@ -35,10 +35,10 @@ from evaluation.run.machine import environment
 from evaluation.run.models import check_device, load, load_assistant
 from evaluation.run.options import DRAFTER_FLAGS, MOST_NODES, Models
 from evaluation.timing import Method, interleave
-from opt_tree import Decoder, Generation, OptTree, Pair, Sampling
+from opt_tree import Beside, Decoder, Generation, OptTree, Pair, Sampling, TreePolicy, explore, generate_beside
 from opt_tree.decode import check_prompt
-from opt_tree.display import to_html
 from opt_tree.engines import packages
+from opt_tree.policies.registry import make_policy
 from opt_tree.presets import opt, plain
 
 # The best tree for the embedded models on one CPU core, not the paper's: there a node costs more than on a GPU.
@@ -52,6 +52,7 @@ PROMPTS = (
     "Write a short story about a fox who wanted to learn how to swim.",
     "A box holds 12 pencils. Anna buys 3 boxes and gives away 5 pencils. How many pencils does she have left?",
 )
+BESIDE = ("eagle2", "binary", "chain")
 TIME_LIMIT = 35.0  # seconds after which the comparison begins no further prompt: a demo is to take less than a minute
 
 
@@ -75,7 +76,10 @@ class Options(Models):
     draft_dtype: str = option("auto", "of the draft model")
     eager: bool = option(False, "leave compiled forwards alone that are in the cache")
     bare: bool = option(False, "take the drafter as it is, not sharpened by its fitted temperature")
-    html: str | None = option(None, "write the coloured transcript and drawn trees to this file")
+    html: str | None = option(None, "write the answer to this file, as a page to step through: its trees, E(A), times")
+    beside: str | None = option(
+        None, f"policies with commas whose trees the page shows beside (default: {','.join(BESIDE)}; '' for none)"
+    )
     no_color: bool = option(False, "mark accepted draft tokens by brackets instead of colour")
     json: bool = option(False, "print the figures as one JSON line, too")
 
@@ -84,6 +88,11 @@ class Options(Models):
         default = DEMO_TREE if self.base_model_path == "demo" else OptTree()
         named = {name: getattr(self, name) for name in ("nodes", "threshold", "max_depth")}
         return dataclasses.replace(default, **{name: value for name, value in named.items() if value is not None})
+
+    def others(self) -> dict[str, TreePolicy]:
+        """The policies whose trees the page shows beside the run's, at the same budget."""
+        names = BESIDE if self.beside is None else [name for name in self.beside.split(",") if name]
+        return {name: make_policy(name, self.policy().nodes) for name in names}
 
     @property
     def sampling(self) -> Sampling:
@@ -104,7 +113,12 @@ class Options(Models):
             raise ValueError(f"no drafter named for {self.base_model_path}: give --drafter")
         if self.eager and self.compile:
             raise ValueError("--compile makes what --eager leaves alone: give one of them")
+        if self.beside is not None and not self.html:
+            raise ValueError("--beside says what a page shows: give --html FILE")
         if self.html:
+            for name, policy in self.others().items():
+                if policy.children.sampled:
+                    raise ValueError(f"--beside {name}: it draws its children, so it has many trees at a step, not one")
             check_writable(Path(self.html))
 
 
@@ -180,19 +194,27 @@ def run(options: Options) -> None:
     if options.html:
         rates = "; ".join(f"{label} {timings.rate(name):.0f}" for name, label in LABELS.items() if name in timings.runs)
         compared = {f"{len(prompts)} prompts" if len(prompts) > 1 else "compared": f"{rates} tokens per second"}
-        page = to_html(first, pair.tokenizer, facts=compared | {"policy": repr(policy)} | facts)
+        page = explore(first, pair.tokenizer, facts=compared | {"policy": repr(policy)} | facts)
         Path(options.html).write_text(page, encoding="utf-8")
         print(f"wrote {options.html}")
     settings = {"options": dataclasses.asdict(options), "policy": dataclasses.asdict(policy)}
     print_json(options.json, settings | facts | report(timings, differences) | {"environment": place})
 
 
-def stream(decoder: Decoder, pair: Pair, prompt: list[int], options: Options) -> Generation:
-    """Decode one prompt and show it as it comes."""
+def stream(decoder: Decoder, pair: Pair, prompt: list[int], options: Options) -> Generation | Beside:
+    """Decode one prompt and show it as it comes; for a page, with the trees of other policies beside it."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # an ASCII terminal still gets its answer
     streamer = ColorStreamer(pair.tokenizer, sys.stdout, wants_color(sys.stdout) and not options.no_color)
-    return decoder.generate(prompt, options.max_new_tokens, options.sampling, pair.stop, streamer, options.seed)
+    if not options.html:
+        return decoder.generate(prompt, options.max_new_tokens, options.sampling, pair.stop, streamer, options.seed)
+    given: dict[str, Any] = {
+        "sampling": options.sampling,
+        "stop": pair.stop,
+        "streamer": streamer,
+        "seed": options.seed,
+    }
+    return generate_beside(decoder, options.others(), prompt, options.max_new_tokens, **given)
 
 
 def methods(decoder: Decoder, pair: Pair, options: Options, assistant: PreTrainedModel | None) -> dict[str, Method]:

@@ -1,5 +1,6 @@
 """Generations and trees as text, ANSI and HTML."""
 
+from opt_tree.display.explorer import explore
 from opt_tree.display.page import summary, telling_steps, to_html
 from opt_tree.display.transcripts import IncrementalText, Piece, paint, pieces, token_label, transcript
 from opt_tree.display.trees import draw_tree, svg_tree
@@ -8,6 +9,7 @@ __all__ = [
     "IncrementalText",
     "Piece",
     "draw_tree",
+    "explore",
     "paint",
     "pieces",
     "summary",

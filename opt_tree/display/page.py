@@ -34,19 +34,15 @@ def to_html(
             raise ValueError(f"there is no step {index}: the generation has {len(generation.steps)} steps")
     prompt = tokenizer.decode(generation.prompt, skip_special_tokens=True, clean_up_tokenization_spaces=False)
     assert isinstance(prompt, str)
-    rows = "".join(
-        f"<tr><th>{escape(name)}</th><td>{escape(value)}</td></tr>"
-        for name, value in (summary(generation) | dict(facts or {})).items()
-    )
     drawings = "".join(_figure(generation, tokenizer, index) for index in steps)
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8"><title>OPT-Tree transcript</title>'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f'<style>{_CSS}</style></head><body><div class="opt-tree">'
-        f'<p class="prompt">{escape(prompt)}</p><p class="answer">{_answer(generation, tokenizer)}</p>'
+        f'<style>{STYLE}</style></head><body><div class="opt-tree">'
+        f'<p class="prompt">{escape(prompt)}</p><p class="answer">{answer_spans(generation, tokenizer)}</p>'
         '<p class="legend"><span class="drafted">drafted and accepted</span> <span class="own">the target\'s own</span>'
         " Point at the text to see its step.</p>"
-        f"<table>{rows}</table>{_DRAWN if steps else ''}{drawings}</div></body></html>"
+        f"{table(summary(generation) | dict(facts or {}))}{_DRAWN if steps else ''}{drawings}</div></body></html>"
     )
 
 
@@ -55,6 +51,12 @@ _DRAWN = (
     "it, and the disc grows with it. The accepted path is thick and ends in the target's own token. A is the number of "
     "accepted draft tokens, E(A) the number that the drafter expected.</p>"
 )
+
+
+def table(rows: Mapping[str, str]) -> str:
+    """Return names and texts as the rows of an HTML table."""
+    lines = (f"<tr><th>{escape(name)}</th><td>{escape(value)}</td></tr>" for name, value in rows.items())
+    return f"<table>{''.join(lines)}</table>"
 
 
 def summary(generation: Generation) -> dict[str, str]:
@@ -91,11 +93,13 @@ def telling_steps(generation: Generation) -> list[int]:
     return list(dict.fromkeys([most, ranked[len(ranked) // 2], least]))
 
 
-def _answer(generation: Generation, tokenizer: PreTrainedTokenizerBase) -> str:
+def answer_spans(generation: Generation, tokenizer: PreTrainedTokenizerBase) -> str:
+    """Return the answer as HTML: a span a step, in it a span an owner."""
     spans = []
     for index, group in itertools.groupby(pieces(generation, tokenizer), key=lambda piece: piece.step):
         texts = "".join(f'<span class="{_owner(p.drafted)}">{escape(p.text)}</span>' for p in group)
-        spans.append(f'<span class="step" title="{escape(_caption(generation.steps[index], index))}">{texts}</span>')
+        told = escape(caption(generation.steps[index], index))
+        spans.append(f'<span class="step" data-step="{index}" title="{told}">{texts}</span>')
     return "".join(spans)
 
 
@@ -103,7 +107,8 @@ def _owner(drafted: bool) -> str:
     return "drafted" if drafted else "own"
 
 
-def _caption(step: Step, index: int) -> str:
+def caption(step: Step, index: int) -> str:
+    """Say in a line what became of a step."""
     return (
         f"step {index + 1}: A {step.accepted}, E(A) {step.expected_accepted:.2f}, "
         f"{step.tree.nodes} nodes, {1000 * step.times.total:.1f} ms"
@@ -116,13 +121,13 @@ def _figure(generation: Generation, tokenizer: PreTrainedTokenizerBase, index: i
     context = "…" + before[-70:] if len(before) > 70 else before or "the answer begins"
     return (
         f'<figure><figcaption><span class="context">{escape(context)}</span>'
-        f"{escape(_caption(generation.steps[index], index))}</figcaption>"
+        f"{escape(caption(generation.steps[index], index))}</figcaption>"
         f'<div class="tree">{svg_tree(generation.steps[index], tokenizer)}</div></figure>'
     )
 
 
 # Everything hangs below .opt-tree, so that a notebook's own styles stay as they are; body only where it is our page.
-_CSS = """
+STYLE = """
 .opt-tree, body:has(> .opt-tree) { --paper: #ffffff; --ink: #24292f; --faint: #6e7781; --line: #d0d7de;
   --drafted: #0550ae; --drafted-paper: #ddeeff; --own: #953800; --own-paper: #ffe3cc; --hover: #fff3b0; }
 @media (prefers-color-scheme: dark) { .opt-tree, body:has(> .opt-tree) { --paper: #0d1117; --ink: #d9dfe6;

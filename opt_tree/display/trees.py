@@ -30,7 +30,7 @@ def draw_tree(tree: Tree, tokenizer: PreTrainedTokenizerBase, path: Sequence[int
     if path is not None:
         total += f", accepted {len(path) - 1} (*)"
     lines = [f"{token_label(tokenizer, int(tree.tokens[0]))}    {total}"]
-    below = _children(tree.parents, tree.path_log_probs)
+    below = children_of(tree.parents, tree.path_log_probs)
     stack = [(row, "", row == below[0][-1]) for row in reversed(below[0])]
     while stack:
         row, indent, last = stack.pop()
@@ -42,7 +42,7 @@ def draw_tree(tree: Tree, tokenizer: PreTrainedTokenizerBase, path: Sequence[int
     return "\n".join(lines)
 
 
-def _children(parents: Sequence[int] | np.ndarray, values: Sequence[float] | np.ndarray) -> list[list[int]]:
+def children_of(parents: Sequence[int] | np.ndarray, values: Sequence[float] | np.ndarray) -> list[list[int]]:
     """List every row's children, largest value first."""
     below: list[list[int]] = [[] for _ in parents]
     for row in sorted(range(1, len(parents)), key=lambda row: -values[row]):
@@ -94,12 +94,12 @@ def _places(step: Step, tokenizer: PreTrainedTokenizerBase) -> list[_Place]:
     parents = [*tree.parents.tolist(), step.path[-1]]
     path_log_probs = [*tree.path_log_probs.tolist(), -np.inf]
     depths = [*tree.depths.tolist(), int(tree.depths[step.path[-1]]) + 1]
-    labels = [_shorten(token_label(tokenizer, token)) for token in [*tree.tokens.tolist(), step.tokens[-1]]]
+    labels = [shorten(token_label(tokenizer, token)) for token in [*tree.tokens.tolist(), step.tokens[-1]]]
     widths = [0] * (max(depths) + 1)
     for label, depth in zip(labels, depths, strict=True):
         widths[depth] = max(widths[depth], len(label))
     left = list(itertools.accumulate((_LETTER * width + _GAP for width in widths[:-1]), initial=12.0))
-    height = _heights(_children(parents, path_log_probs))
+    height = [_ROW * (line + 0.5) for line in lines_of(children_of(parents, path_log_probs))]
     accepted = set(step.path)
     places = []
     for row, depth in enumerate(depths):
@@ -127,16 +127,16 @@ def _node(place: _Place, title: str) -> str:
     )
 
 
-def _heights(below: list[list[int]]) -> list[float]:
-    """Return every row's height: leaves one below the other, a parent halfway between its first and last child."""
-    height, line = [0.0] * len(below), 0
+def lines_of(below: list[list[int]]) -> list[float]:
+    """Return every row's line: leaves one below the other from 0, a parent halfway between its first and last child."""
+    line_of, line = [0.0] * len(below), 0
     for row in _depth_first(below):
         if not below[row]:
-            height[row] = _ROW * (line + 0.5)
+            line_of[row] = line
             line += 1
         else:
-            height[row] = (height[below[row][0]] + height[below[row][-1]]) / 2
-    return height
+            line_of[row] = (line_of[below[row][0]] + line_of[below[row][-1]]) / 2
+    return line_of
 
 
 def _depth_first(below: list[list[int]]) -> Iterator[int]:
@@ -162,7 +162,8 @@ def _node_title(step: Step, tokenizer: PreTrainedTokenizerBase, row: int) -> str
     return f"{label}: path probability {path:.3f}, {above:.3f} after its parent"
 
 
-def _shorten(label: str) -> str:
+def shorten(label: str) -> str:
+    """Return a label that fits into a drawing."""
     return label if len(label) <= _LONGEST else label[: _LONGEST - 1] + "…"
 
 

@@ -32,6 +32,8 @@ class Drafter(ABC):
     """Whether it reads the target's logits of every row. The prefill then has those of all prompt tokens."""
     sparse: bool = False
     """Whether it answers in `Few`. Deterministic children only: what is drawn needs the whole distribution."""
+    any_order: bool = False
+    """Whether `expand` may go back: to nodes above the layer that it was asked for last, in the same step."""
     max_context: int = 1 << 30
     """Tokens of context it can draft for; beyond, decoding goes on without a draft."""
     models: tuple[CausalLM, ...] = ()

@@ -20,6 +20,8 @@ class CausalLMDrafter(Drafter):
     should the target ever emit one). Whether the tokenizers agree is for whoever loads the pair to check.
     """
 
+    any_order = True
+
     def __init__(self, lm: CausalLM, vocab: int | None = None) -> None:
         self.lm = lm
         self.vocab = min(vocab or lm.vocab, lm.vocab)

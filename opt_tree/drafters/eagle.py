@@ -126,6 +126,7 @@ class EagleDrafter(Drafter):
     """
 
     features = (LAST,)
+    any_order = True
 
     def __init__(self, head: EagleHead, target: CausalLM, buckets: Buckets | None = None) -> None:
         config = head.config

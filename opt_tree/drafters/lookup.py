@@ -48,6 +48,7 @@ class Lookup(Drafter):
     """A drafter whose answer depends on the last `order` tokens alone. `look_up` is all that there is to write."""
 
     sparse = True
+    any_order = True
 
     def __init__(self, order: int) -> None:
         if order < 1:

@@ -27,6 +27,7 @@ class Sharpened(DrafterAround):
         if drafter.sparse:
             raise TypeError(f"{type(drafter).__name__} names a few tokens only: they cannot be sharpened")
         super().__init__(drafter)
+        self.any_order = drafter.any_order
         self.temperature = temperature
 
     def root(self, context: list[int]) -> Float[Tensor, "1 vocab"]:
