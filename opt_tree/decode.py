@@ -91,6 +91,11 @@ class Generation:
         """New tokens over wall time, prefill included."""
         return len(self.tokens) / self.seconds
 
+    def _repr_html_(self) -> str:
+        from opt_tree.display.notebook import rich  # notebooks ask for it; whoever decodes needs no display
+
+        return rich(self)
+
 
 def layers_left(target: Target, drafter: Drafter | None, length: int, end: int) -> int:
     """How many layers of draft a context of `length` tokens that may grow to `end` has room for, also in the models."""

@@ -84,3 +84,8 @@ class Step:
     def expected_accepted(self) -> float:
         """E(A) of the tree that was verified; compare it with `accepted`."""
         return self.tree.expected_accepted
+
+    def _repr_html_(self) -> str:
+        from opt_tree.display.notebook import rich  # see Generation
+
+        return rich(self)

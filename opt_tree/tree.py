@@ -71,6 +71,11 @@ class Tree:
         """Rows from the root to `row`, both included."""
         return self.ancestors[row].nonzero()[0]
 
+    def _repr_html_(self) -> str:
+        from opt_tree.display.notebook import rich  # see Generation
+
+        return rich(self)
+
 
 def ancestor_mask(parents: Int[np.ndarray, " rows"]) -> Bool[np.ndarray, "rows rows"]:
     """Return which rows are a row's ancestors, the row itself included. Parents must stand before their children."""

@@ -13,6 +13,7 @@ from opt_tree import Generation, OptTree, Step, Tree
 from opt_tree.display import (
     IncrementalText,
     draw_tree,
+    in_notebook,
     pieces,
     summary,
     telling_steps,
@@ -20,6 +21,7 @@ from opt_tree.display import (
     token_label,
     transcript,
 )
+from opt_tree.display.notebook import rich
 from opt_tree.step import StepTimes
 
 WORDS = ["the", " cat", " dog", " sat", " ran", "\n", "<b>&", "\x1b[31m", " ☃"]
@@ -227,3 +229,23 @@ def test_the_telling_steps_are_the_best_the_median_and_the_worst(tokenizer, tree
 def test_a_step_that_is_not_there_is_named(tokenizer, tree):
     with pytest.raises(ValueError, match="no step 3: the generation has 1 steps"):
         to_html(generation_of([step_of(tree, [0], word("\n"))]), tokenizer, steps=[3])
+
+
+def test_a_notebook_shows_trees_steps_and_generations_with_numbers_for_tokens(tokenizer, tree):
+    step = step_of(tree, [0, 2], word(" ran"))
+    for shown, discs, said in (
+        (tree, 5, "4 nodes, 2 layers, E(A) 1.40"),
+        (step, 6, "A 1, E(A) 1.40, 4 nodes, 10.0 ms"),
+    ):
+        fragment = shown._repr_html_()
+        assert fragment.count("<circle") == discs and said in fragment
+        assert f"#{word(' cat')}" in fragment
+        assert "␣cat" in rich(shown, tokenizer)
+    fragment = generation_of([step])._repr_html_()
+    assert f">#{word(' cat')}</span>" in fragment.replace("> #", ">#") and "tokens per step" in fragment
+    assert "<script" not in fragment and "<svg" not in fragment
+
+
+def test_in_notebook_is_for_notebooks(tokenizer):
+    with pytest.raises(RuntimeError, match="this is no notebook"):
+        in_notebook(tokenizer)

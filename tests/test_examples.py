@@ -14,6 +14,7 @@ from opt_tree.drafters.registry import KINDS, Kind
 from opt_tree.policies import Sampled
 from opt_tree.policies.registry import POLICIES, make_policy
 
+NOTEBOOKS = ("quickstart", "your_model")
 EXAMPLES = Path(__file__).parent.parent / "examples"
 
 
@@ -31,8 +32,8 @@ def example(name: str) -> dict:
 
 def test_every_example_is_tested() -> None:
     files = {path.name for path in EXAMPLES.iterdir() if path.suffix in (".py", ".ipynb")}
-    tested = {"custom_drafter.py", "custom_policy.py", "custom_verifier.py", "custom_controller.py", "quickstart.ipynb"}
-    assert files == tested
+    scripts = {"custom_drafter.py", "custom_policy.py", "custom_verifier.py", "custom_controller.py"}
+    assert files == scripts | {f"{name}.ipynb" for name in NOTEBOOKS}
 
 
 def test_the_bigram_drafter_drafts_and_changes_nothing() -> None:
@@ -107,13 +108,16 @@ def test_the_stages_follow_their_plan_and_change_nothing() -> None:
     assert nodes[:2] == [0, 0] and max(nodes[2:6]) <= 4 < max(nodes[6:]) <= 16
 
 
-def test_the_notebook_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("name", NOTEBOOKS)
+def test_the_notebook_runs(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """In a kernel of its own, from the folder it lies in. A cell that raises fails the test."""
     monkeypatch.setenv("OMP_NUM_THREADS", os.environ.get("OMP_NUM_THREADS", "1"))
-    notebook = nbformat.read(EXAMPLES / "quickstart.ipynb", as_version=4)
+    notebook = nbformat.read(EXAMPLES / f"{name}.ipynb", as_version=4)
     stored = [cell.outputs for cell in notebook.cells if cell.cell_type == "code"]
     assert len(str(stored)) < 8000, "keep the stored outputs small"
     NotebookClient(notebook, timeout=300, resources={"metadata": {"path": str(EXAMPLES)}}).execute()
     printed = [output for cell in notebook.cells if cell.cell_type == "code" for output in cell.outputs]
     assert any("tokens a step" in output.get("text", "") for output in printed)
-    assert any("text/html" in output.get("data", {}) for output in printed)
+    if name == "quickstart":
+        shown = [output.data["text/html"] for output in printed if "text/html" in output.get("data", {})]
+        assert len(shown) == 2 and all("␣means" in html and "<svg" in html for html in shown)

@@ -14,12 +14,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from transformers import PreTrainedTokenizerBase
 
 from opt_tree.beside import Beside, follow
 from opt_tree.decode import Generation
 from opt_tree.display.page import STYLE, answer_spans, summary, table
-from opt_tree.display.transcripts import token_label
+from opt_tree.display.transcripts import Texts, token_label
 from opt_tree.display.trees import children_of, escape, lines_of
 from opt_tree.step import Step
 from opt_tree.tree import Tree
@@ -28,9 +27,7 @@ _HERE = Path(__file__).parent
 RUN = "this run"
 
 
-def explore(
-    generation: Generation | Beside, tokenizer: PreTrainedTokenizerBase, facts: Mapping[str, str] | None = None
-) -> str:
+def explore(generation: Generation | Beside, tokenizer: Texts, facts: Mapping[str, str] | None = None) -> str:
     """Return a self-contained page to step through a generation: buttons and keys, no server, no outside resource.
 
     At each step: the tree, layer by layer, with its path probabilities and the accepted path; E(A) against A; where the
@@ -83,7 +80,7 @@ o for the overview. A disc grows with the probability of the path to its token.<
 class _Labels:
     """Every token's label once; trees name them by their places."""
 
-    tokenizer: PreTrainedTokenizerBase
+    tokenizer: Texts
     texts: list[str] = field(default_factory=list)
     _place: dict[int, int] = field(default_factory=dict)
 

@@ -7,17 +7,15 @@ import itertools
 import statistics
 from collections.abc import Mapping, Sequence
 
-from transformers import PreTrainedTokenizerBase
-
 from opt_tree.decode import Generation
-from opt_tree.display.transcripts import pieces
+from opt_tree.display.transcripts import Texts, pieces
 from opt_tree.display.trees import escape, svg_tree
 from opt_tree.step import Step
 
 
 def to_html(
     generation: Generation,
-    tokenizer: PreTrainedTokenizerBase,
+    tokenizer: Texts,
     steps: Sequence[int] | None = None,
     facts: Mapping[str, str] | None = None,
 ) -> str:
@@ -93,7 +91,7 @@ def telling_steps(generation: Generation) -> list[int]:
     return list(dict.fromkeys([most, ranked[len(ranked) // 2], least]))
 
 
-def answer_spans(generation: Generation, tokenizer: PreTrainedTokenizerBase) -> str:
+def answer_spans(generation: Generation, tokenizer: Texts) -> str:
     """Return the answer as HTML: a span a step, in it a span an owner."""
     spans = []
     for index, group in itertools.groupby(pieces(generation, tokenizer), key=lambda piece: piece.step):
@@ -108,14 +106,19 @@ def _owner(drafted: bool) -> str:
 
 
 def caption(step: Step, index: int) -> str:
+    """Say in a line which step it is and what became of it."""
+    return f"step {index + 1}: {step_figures(step)}"
+
+
+def step_figures(step: Step) -> str:
     """Say in a line what became of a step."""
     return (
-        f"step {index + 1}: A {step.accepted}, E(A) {step.expected_accepted:.2f}, "
+        f"A {step.accepted}, E(A) {step.expected_accepted:.2f}, "
         f"{step.tree.nodes} nodes, {1000 * step.times.total:.1f} ms"
     )
 
 
-def _figure(generation: Generation, tokenizer: PreTrainedTokenizerBase, index: int) -> str:
+def _figure(generation: Generation, tokenizer: Texts, index: int) -> str:
     """One step: what stood before it, its figures, its tree."""
     before = "".join(piece.text for piece in pieces(generation, tokenizer) if piece.step < index)
     context = "…" + before[-70:] if len(before) > 70 else before or "the answer begins"

@@ -6,8 +6,7 @@ nothing here prints.
 
 import itertools
 from dataclasses import dataclass
-
-from transformers import PreTrainedTokenizerBase
+from typing import Any, Protocol, runtime_checkable
 
 from opt_tree.decode import Generation
 
@@ -20,10 +19,28 @@ VISIBLE = (
 _ANSI_DRAFTED, _ANSI_END = "\x1b[36m", "\x1b[0m"
 
 
+@runtime_checkable
+class Texts(Protocol):
+    """What it takes to show tokens: any tokenizer of transformers."""
+
+    def decode(self, token_ids: Any, skip_special_tokens: bool = False, **options: Any) -> Any: ...
+    def convert_ids_to_tokens(self, ids: Any, skip_special_tokens: bool = False) -> Any: ...
+
+
+class Ids:
+    """Shows tokens as their numbers, where no tokenizer is known."""
+
+    def decode(self, token_ids: Any, skip_special_tokens: bool = False, **options: Any) -> Any:
+        return "".join(f" #{token}" for token in token_ids)
+
+    def convert_ids_to_tokens(self, ids: Any, skip_special_tokens: bool = False) -> Any:
+        return None
+
+
 class IncrementalText:
     """The text of a growing list of tokens; bytes of an unfinished character wait for the token that ends it."""
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+    def __init__(self, tokenizer: Texts) -> None:
         self._tokenizer = tokenizer
         self._before: list[int] = []
         self._held: list[int] = []
@@ -62,7 +79,7 @@ class Piece:
     step: int
 
 
-def pieces(generation: Generation, tokenizer: PreTrainedTokenizerBase) -> list[Piece]:
+def pieces(generation: Generation, tokenizer: Texts) -> list[Piece]:
     """Return the text of a generation in order, at most two pieces a step; a split character goes to its last token."""
     decoder, tokens, found = IncrementalText(tokenizer), iter(generation.tokens), []
     for index, (step, length) in enumerate(zip(generation.steps, generation.accept_lengths, strict=True)):
@@ -82,18 +99,18 @@ def paint(text: str, drafted: bool, color: bool = True) -> str:
     return f"{_ANSI_DRAFTED}{text}{_ANSI_END}" if color else f"[{text}]"
 
 
-def transcript(generation: Generation, tokenizer: PreTrainedTokenizerBase, color: bool = True) -> str:
+def transcript(generation: Generation, tokenizer: Texts, color: bool = True) -> str:
     """Return the generated text, accepted draft tokens in colour or in brackets: `[ the quick] fox[ jumps] over`."""
     return "".join(paint(piece.text, piece.drafted, color) for piece in pieces(generation, tokenizer))
 
 
-def token_label(tokenizer: PreTrainedTokenizerBase, token: int) -> str:
+def token_label(tokenizer: Texts, token: int) -> str:
     """Return a token's text on one line: a space shows as an open box, a part of a character as the token's number."""
     text = tokenizer.decode([token], skip_special_tokens=False, clean_up_tokenization_spaces=False)
     assert isinstance(text, str)
     raw = tokenizer.convert_ids_to_tokens(token)
     if isinstance(raw, str) and raw.startswith("\u2581") and not text.startswith(" "):
         text = " " + text  # sentencepiece drops the space of a first token
-    if not text or "\ufffd" in text:
+    if not text or "\ufffd" in text or raw is None:
         return f"#{token}"
     return text.translate(VISIBLE).replace(" ", "␣").replace("\n", "↵").replace("\t", "⇥")

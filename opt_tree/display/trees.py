@@ -9,14 +9,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from transformers import PreTrainedTokenizerBase
 
-from opt_tree.display.transcripts import VISIBLE, token_label
+from opt_tree.display.transcripts import VISIBLE, Texts, token_label
 from opt_tree.step import Step
 from opt_tree.tree import Tree
 
 
-def draw_tree(tree: Tree, tokenizer: PreTrainedTokenizerBase, path: Sequence[int] | None = None) -> str:
+def draw_tree(tree: Tree, tokenizer: Texts, path: Sequence[int] | None = None) -> str:
     """Draw a tree as text: each node's token and path probability, best sibling first; `path` rows carry a star.
 
     ␣the                 4 nodes, E(A) 1.35, accepted 2 (*)
@@ -53,10 +52,10 @@ def children_of(parents: Sequence[int] | np.ndarray, values: Sequence[float] | n
 _ROW, _LETTER, _GAP, _LONGEST = 22, 7.3, 62, 16  # pixels, pixels, pixels; letters of a label
 
 
-def svg_tree(step: Step, tokenizer: PreTrainedTokenizerBase) -> str:
-    """Draw a step's tree from left to right; a node's disc grows with its path probability.
+def svg_tree(step: Step | Tree, tokenizer: Texts) -> str:
+    """Draw a tree from left to right; a node's disc grows with its path probability.
 
-    The accepted path is highlighted and ends in the target's own token, which is not part of the tree.
+    Of a step, the accepted path is highlighted and ends in the target's own token, which is not part of the tree.
     """
     places = _places(step, tokenizer)
     edges = [_edge(places[place.parent], place) for place in places[1:]]
@@ -88,19 +87,21 @@ class _Place:
         return self.x + 12 + _LETTER * len(self.label) + (0 if self.prob is None else 28)
 
 
-def _places(step: Step, tokenizer: PreTrainedTokenizerBase) -> list[_Place]:
-    """Return the places of all rows of the tree and, last, of the target's own token."""
-    tree, own = step.tree, len(step.tree)
-    parents = [*tree.parents.tolist(), step.path[-1]]
-    path_log_probs = [*tree.path_log_probs.tolist(), -np.inf]
-    depths = [*tree.depths.tolist(), int(tree.depths[step.path[-1]]) + 1]
-    labels = [shorten(token_label(tokenizer, token)) for token in [*tree.tokens.tolist(), step.tokens[-1]]]
+def _places(step: Step | Tree, tokenizer: Texts) -> list[_Place]:
+    """Return the places of all rows of the tree and, of a step, last that of the target's own token."""
+    tree = step.tree if isinstance(step, Step) else step
+    own, parents, depths = len(tree), tree.parents.tolist(), tree.depths.tolist()
+    path_log_probs, tokens, accepted = tree.path_log_probs.tolist(), tree.tokens.tolist(), set[int]()
+    if isinstance(step, Step):
+        last, accepted = step.path[-1], set(step.path)
+        parents, depths = [*parents, last], [*depths, depths[last] + 1]
+        path_log_probs, tokens = [*path_log_probs, -np.inf], [*tokens, step.tokens[-1]]
+    labels = [shorten(token_label(tokenizer, token)) for token in tokens]
     widths = [0] * (max(depths) + 1)
     for label, depth in zip(labels, depths, strict=True):
         widths[depth] = max(widths[depth], len(label))
     left = list(itertools.accumulate((_LETTER * width + _GAP for width in widths[:-1]), initial=12.0))
     height = [_ROW * (line + 0.5) for line in lines_of(children_of(parents, path_log_probs))]
-    accepted = set(step.path)
     places = []
     for row, depth in enumerate(depths):
         kind = "own" if row == own else "root" if row == 0 else "drafted" if row in accepted else "missed"
@@ -148,9 +149,9 @@ def _depth_first(below: list[list[int]]) -> Iterator[int]:
     return reversed(order)
 
 
-def _node_title(step: Step, tokenizer: PreTrainedTokenizerBase, row: int) -> str:
-    tree = step.tree
-    if row == len(tree):
+def _node_title(step: Step | Tree, tokenizer: Texts, row: int) -> str:
+    tree = step.tree if isinstance(step, Step) else step
+    if isinstance(step, Step) and row == len(tree):
         return f"{token_label(tokenizer, step.tokens[-1])}: the target's own token"
     label = token_label(tokenizer, int(tree.tokens[row]))
     if row == 0:
