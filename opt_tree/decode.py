@@ -15,7 +15,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from opt_tree.children import Few
+from opt_tree.children import Few, Reduced
 from opt_tree.controllers import Controller, Fixed
 from opt_tree.drafters import Drafter, DrafterAround
 from opt_tree.policies import TreePolicy
@@ -48,6 +48,9 @@ def draft(
         return pool.tree(np.array([0]))  # the root alone: plain decoding
     scores = drafter.root(context)
     while True:
+        if isinstance(scores, Reduced):
+            # What is drawn needs a column a token, for the verifier; the best tokens are found among the few columns.
+            scores = scores.whole() if children.sampled else Few(log_probs_of(scores.scores), scores.tokens)
         if isinstance(scores, Few):
             pool.add(scores)
         else:
@@ -240,8 +243,8 @@ class Decoder:
         self.controller.observe(step, outcome)
         return step
 
-    def _choose(self, context: list[int], root: Float[Tensor, "1 vocab"] | Few | None) -> TreePolicy:
-        policy = self.controller.choose(context, root)
+    def _choose(self, context: list[int], root: Float[Tensor, "1 vocab"] | Few | Reduced | None) -> TreePolicy:
+        policy = self.controller.choose(context, root.whole() if isinstance(root, Reduced) else root)
         if policy not in self.controller.policies:
             raise ValueError(f"{type(self.controller).__name__} chose a policy that is not one of its own: {policy}")
         return policy
@@ -314,11 +317,11 @@ class Decoder:
 class _RootAsked(DrafterAround):
     """A drafter whose answer for the root is known already."""
 
-    def __init__(self, drafter: Drafter, root: Float[Tensor, "1 vocab"] | Few) -> None:
+    def __init__(self, drafter: Drafter, root: Float[Tensor, "1 vocab"] | Few | Reduced) -> None:
         super().__init__(drafter)
         self._root = root
 
-    def root(self, context: list[int]) -> Float[Tensor, "1 vocab"] | Few:
+    def root(self, context: list[int]) -> Float[Tensor, "1 vocab"] | Few | Reduced:
         return self._root
 
 

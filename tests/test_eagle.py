@@ -346,12 +346,6 @@ class TestFiles:
         with pytest.raises(CheckpointError, match="one layer, this config has 2"):
             load_eagle(publish(tmp_path, head, num_hidden_layers=2), target)
 
-    @pytest.mark.parametrize("sign", ["d2t", "midlayer.self_attn.q_proj.weight"])
-    def test_an_eagle_3_head_is_refused_by_name(self, tmp_path, target, head, sign):
-        tensors = {sign: torch.zeros(4, 4), "norm.weight": torch.zeros(4), "lm_head.weight": torch.zeros(4, 4)}
-        with pytest.raises(CheckpointError, match="EAGLE-3"):
-            load_eagle(publish(tmp_path, head, tensors=tensors, draft_vocab_size=32), target)
-
     def test_a_causal_lm_is_no_head(self, tmp_path, target):
         tiny("llama").save_pretrained(tmp_path)
         with pytest.raises(CheckpointError, match="one layer, this config has 2"):

@@ -1,9 +1,9 @@
 """Children: how siblings are picked from what a drafter said. A verifier is valid for some kinds only."""
 
-from opt_tree.children.base import Children, Few, Layer, Picked
+from opt_tree.children.base import Children, Few, Layer, Picked, Reduced
 from opt_tree.children.best_and_draw import BestAndDraw
 from opt_tree.children.iid import IID
 from opt_tree.children.top_k import TopK
 from opt_tree.children.without_replacement import WithoutReplacement
 
-__all__ = ["IID", "BestAndDraw", "Children", "Few", "Layer", "Picked", "TopK", "WithoutReplacement"]
+__all__ = ["IID", "BestAndDraw", "Children", "Few", "Layer", "Picked", "Reduced", "TopK", "WithoutReplacement"]

@@ -22,8 +22,26 @@ class Few(NamedTuple):
 
     log_probs: Float[Tensor, "frontier columns"]
     """-inf: no token in this place."""
-    tokens: Int[Tensor, "frontier columns"]
-    """Different ones in each row, as far as they are possible."""
+    tokens: Int[Tensor, "frontier columns"] | Int[Tensor, " columns"]
+    """Different ones in each row, as far as they are possible; one row of them where they are the same everywhere."""
+
+
+class Reduced(NamedTuple):
+    """Scores over a part of the vocabulary; a token outside of it has probability 0 for this drafter.
+
+    A whole law, unlike `Few`: it is normalised, and children can be drawn from it.
+    """
+
+    scores: Float[Tensor, "frontier columns"]
+    tokens: Int[Tensor, " columns"]
+    """The target's ids of the columns, in rising order."""
+    vocab: int
+    """Tokens of the target."""
+
+    def whole(self) -> Float[Tensor, "frontier vocab"]:
+        """Return the same scores with a column a token of the vocabulary."""
+        wide = self.scores.new_full((len(self.scores), self.vocab), -torch.inf)
+        return wide.index_copy_(1, self.tokens.to(wide.device), self.scores)
 
 
 class Layer(NamedTuple):
@@ -37,8 +55,8 @@ class Layer(NamedTuple):
     """Of the frontier; 0 is the root."""
     floor: float
     """Children whose reach is at or below it need not be returned."""
-    tokens: Int[Tensor, "frontier columns"] | None = None
-    """The tokens of the columns; None: a column a token of the vocabulary."""
+    tokens: Int[Tensor, "frontier columns"] | Int[Tensor, " columns"] | None = None
+    """The tokens of the columns, by row or of all rows; None: a column a token of the vocabulary."""
 
 
 class Picked(NamedTuple):

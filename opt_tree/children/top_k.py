@@ -35,7 +35,8 @@ class TopK:
         picked = self._columns(layer)
         if layer.tokens is None:
             return picked
-        return picked._replace(tokens=fetch(layer.tokens)[0][picked.rows, picked.tokens])
+        (names,) = fetch(layer.tokens)
+        return picked._replace(tokens=names[picked.tokens] if names.ndim == 1 else names[picked.rows, picked.tokens])
 
     def _columns(self, layer: Layer) -> Picked:
         """Pick, with the columns of the layer for tokens."""

@@ -12,7 +12,7 @@ from typing import Any
 from jaxtyping import Float
 from torch import Tensor
 
-from opt_tree.children import Few
+from opt_tree.children import Few, Reduced
 from opt_tree.lm import CausalLM
 from opt_tree.pool import Frontier
 from opt_tree.step import Outcome
@@ -48,11 +48,11 @@ class Drafter(ABC):
         """Begin a new prompt. `output` is the target's prefill of `prompt[:-1]`, None for a prompt of one token."""
 
     @abstractmethod
-    def root(self, context: list[int]) -> Float[Tensor, "1 vocab"] | Few:
+    def root(self, context: list[int]) -> Float[Tensor, "1 vocab"] | Few | Reduced:
         """Return the scores of the token after the whole context."""
 
     @abstractmethod
-    def expand(self, frontier: Frontier) -> Float[Tensor, "frontier vocab"] | Few:
+    def expand(self, frontier: Frontier) -> Float[Tensor, "frontier vocab"] | Few | Reduced:
         """Return the scores of the token after each node of the frontier."""
 
     @abstractmethod
@@ -94,10 +94,10 @@ class DrafterAround(Drafter):
     def reset(self, prompt: list[int], output: Output | None) -> None:
         self.drafter.reset(prompt, output)
 
-    def root(self, context: list[int]) -> Float[Tensor, "1 vocab"] | Few:
+    def root(self, context: list[int]) -> Float[Tensor, "1 vocab"] | Few | Reduced:
         return self.drafter.root(context)
 
-    def expand(self, frontier: Frontier) -> Float[Tensor, "frontier vocab"] | Few:
+    def expand(self, frontier: Frontier) -> Float[Tensor, "frontier vocab"] | Few | Reduced:
         return self.drafter.expand(frontier)
 
     def observe(self, outcome: Outcome) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import Float
 from torch import Tensor
 
-from opt_tree.children import Few
+from opt_tree.children import Few, Reduced
 from opt_tree.drafters.base import Drafter, DrafterAround
 from opt_tree.drafters.lookup import Lookup, Tails
 from opt_tree.pool import Frontier
@@ -45,12 +45,12 @@ class Grafted(DrafterAround):
         self.drafter.reset(prompt, output)
         self.table.reset(prompt, output)
 
-    def root(self, context: list[int]) -> Float[Tensor, "1 vocab"] | Few:
+    def root(self, context: list[int]) -> Float[Tensor, "1 vocab"] | Few | Reduced:
         self._tails.root(context)
         self._own = 0
         return self.drafter.root(context)
 
-    def expand(self, frontier: Frontier) -> Float[Tensor, "frontier vocab"] | Few:
+    def expand(self, frontier: Frontier) -> Float[Tensor, "frontier vocab"] | Few | Reduced:
         tails = self._tails.expand(frontier)
         if frontier.depths[0] >= self.depth:
             return self.table.look_up(tails)

@@ -10,7 +10,7 @@ import numpy as np
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from opt_tree.children import Few
+from opt_tree.children import Few, Reduced
 from opt_tree.drafters.base import Drafter, DrafterAround
 from opt_tree.drafters.grafted import join
 from opt_tree.drafters.lookup import Lookup, Tails, few
@@ -137,11 +137,14 @@ class Rasd(DrafterAround):
         return few(model)
 
 
-def _probs(scores: Float[Tensor, "rows vocab"] | Few) -> list[dict[int, float]]:
+def _probs(scores: Float[Tensor, "rows vocab"] | Few | Reduced) -> list[dict[int, float]]:
     """Return an answer as {token: probability} a row, the likeliest first."""
     if isinstance(scores, Few):
         log_probs, order = scores.log_probs.sort(dim=1, descending=True, stable=True)
         tokens = scores.tokens.gather(1, order)
+    elif isinstance(scores, Reduced):
+        log_probs, columns = best_tokens(log_probs_of(scores.scores), _COLUMNS)
+        tokens = scores.tokens.to(columns.device)[columns]
     else:
         log_probs, tokens = best_tokens(log_probs_of(scores), _COLUMNS)
     return [

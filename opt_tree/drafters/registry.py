@@ -16,6 +16,7 @@ from opt_tree.checkpoints import (
     CheckpointError,
     check_same_tokenizer,
     load_causal_lm,
+    load_tensors,
     load_tokenizer,
     read_calibration,
     resolve,
@@ -23,6 +24,7 @@ from opt_tree.checkpoints import (
 from opt_tree.drafters.base import Drafter
 from opt_tree.drafters.causal_lm import CausalLMDrafter
 from opt_tree.drafters.eagle import load_eagle
+from opt_tree.drafters.eagle3 import is_eagle3, load_eagle3
 from opt_tree.drafters.grafted import Grafted
 from opt_tree.drafters.lookup import Lookup
 from opt_tree.drafters.ngram import NGramDrafter
@@ -81,7 +83,9 @@ def _load_lm(path: str, target: CausalLM, options: DrafterOptions) -> Drafter:
 
 
 def _load_eagle(path: str, target: CausalLM, options: DrafterOptions) -> Drafter:
-    return load_eagle(path, target, options.buckets)
+    tensors = load_tensors(path)
+    load = load_eagle3 if is_eagle3(tensors) else load_eagle
+    return load(path, target, options.buckets, tensors)
 
 
 def _load_ngram(path: str, target: CausalLM, options: DrafterOptions) -> Drafter:
@@ -132,7 +136,7 @@ def _load_two(kind: str, pair: str, target: CausalLM, options: DrafterOptions) -
 
 KINDS: dict[str, Kind] = {
     "lm": Kind("an independent draft model with the target's tokenizer", _load_lm, "draft"),
-    "eagle": Kind("an EAGLE-1/2 head of this target", _load_eagle, "eagle"),
+    "eagle": Kind("an EAGLE head of this target; which EAGLE, its tensors tell", _load_eagle, "eagle"),
     "ngram": Kind("what followed the same tokens before, in this text", _load_ngram, None),
     "store": Kind("what followed them in a store of the target's answers, and in this text", _load_store, "store"),
     "recycling": Kind("Token Recycling, by the last token as published", _load_recycling, None),

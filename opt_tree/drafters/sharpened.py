@@ -10,7 +10,7 @@ from typing import Any
 from jaxtyping import Float
 from torch import Tensor
 
-from opt_tree.children import Few
+from opt_tree.children import Few, Reduced
 from opt_tree.drafters.base import Drafter, DrafterAround
 from opt_tree.pool import Frontier
 
@@ -30,14 +30,19 @@ class Sharpened(DrafterAround):
         self.any_order = drafter.any_order
         self.temperature = temperature
 
-    def root(self, context: list[int]) -> Float[Tensor, "1 vocab"]:
+    def root(self, context: list[int]) -> Float[Tensor, "1 vocab"] | Reduced:
         return self._sharpen(self.drafter.root(context))
 
-    def expand(self, frontier: Frontier) -> Float[Tensor, "frontier vocab"]:
+    def expand(self, frontier: Frontier) -> Float[Tensor, "frontier vocab"] | Reduced:
         return self._sharpen(self.drafter.expand(frontier))
 
-    def _sharpen(self, scores: Float[Tensor, "rows vocab"] | Few) -> Float[Tensor, "rows vocab"]:
+    def _sharpen(self, scores: Float[Tensor, "rows vocab"] | Few | Reduced) -> Float[Tensor, "rows vocab"] | Reduced:
+        if isinstance(scores, Reduced):
+            return scores._replace(scores=self._divided(scores.scores))
         assert not isinstance(scores, Few), f"{self.drafter.describe()} is not sparse, and answers in Few"
+        return self._divided(scores)
+
+    def _divided(self, scores: Float[Tensor, "rows columns"]) -> Float[Tensor, "rows columns"]:
         # A widened copy is ours to overwrite; scores that are wide enough are not.
         factor = 1 / self.temperature
         return scores * factor if scores.dtype.itemsize >= 4 else scores.float().mul_(factor)

@@ -22,7 +22,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from opt_tree.checkpoints import CALIBRATION, resolve
-from opt_tree.children import Few
+from opt_tree.children import Few, Reduced
 from opt_tree.decode import Decoder
 from opt_tree.drafters import Drafter, DrafterAround, Sharpened
 from opt_tree.drafters.registry import KINDS, parse_spec
@@ -80,20 +80,20 @@ class Recorder(DrafterAround):
         self.likelihood = likelihood
         self._rows: list[Tensor] = []
 
-    def root(self, context: list[int]) -> Float[Tensor, "1 vocab"] | Few:
+    def root(self, context: list[int]) -> Float[Tensor, "1 vocab"] | Few | Reduced:
         scores = self.drafter.root(context)
         self._rows = []
         self._record(scores)
         return scores
 
-    def expand(self, frontier: Frontier) -> Float[Tensor, "frontier vocab"] | Few:
+    def expand(self, frontier: Frontier) -> Float[Tensor, "frontier vocab"] | Few | Reduced:
         scores = self.drafter.expand(frontier)
         self._record(scores)
         return scores
 
-    def _record(self, scores: Float[Tensor, "rows vocab"] | Few) -> None:
+    def _record(self, scores: Float[Tensor, "rows vocab"] | Few | Reduced) -> None:
         assert not isinstance(scores, Few)
-        self._rows.append(log_probs_of(scores))
+        self._rows.append(log_probs_of(scores.whole() if isinstance(scores, Reduced) else scores))
 
     def observe(self, outcome: Outcome) -> None:
         rows = torch.cat(self._rows) if self._rows else torch.zeros(0)

@@ -11,6 +11,7 @@ import argparse
 import json
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -21,6 +22,8 @@ from transformers import AutoTokenizer, LlamaConfig, PreTrainedModel
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb, repeat_kv
 
 from opt_tree.drafters.eagle import EagleHead
+from opt_tree.drafters.eagle3 import Eagle3Head
+from opt_tree.drafters.reduced import vocabulary_tensors
 from opt_tree.training.distil import add_teacher, distillation_loss, load_teacher
 from opt_tree.training.files import whole
 from opt_tree.training.outputs import load_documents
@@ -73,46 +76,50 @@ class Unrolled(nn.Module):
         spread = weights.noise * 512 / ids.shape[1]
         inputs = features[:, :-1].float() + (torch.rand_like(goals) - 0.5) * 2 * spread
         total = torch.zeros((), device=ids.device)
-        for step, estimate in enumerate(self.passes(ids[:, 1:], inputs)):
+        for step, estimate in enumerate(passes(self.head, ids[:, 1:], inputs, weights.unroll)):
             near = F.smooth_l1_loss(estimate[:, step:].float(), goals[:, step:])
             drafted = estimate[:, step:].to(self.output.dtype) @ self.output.T
             apart = distillation_loss(drafted, logits[:, step:], weights.hard)
             total = total + weights.feature * near + weights.logit * apart
         return total / weights.unroll
 
-    def passes(
-        self, ids: Int[Tensor, "rows pairs"], features: Float[Tensor, "rows pairs hidden"]
-    ) -> list[Float[Tensor, "rows pairs hidden"]]:
-        """Return the estimates of each pass.
 
-        In pass s, pair i attends to itself and to the s pairs before it as passes s, s - 1, ... computed them, and to
-        all earlier pairs as the first pass did, on true features: what the head's cache holds s levels below the root.
-        """
-        head, layer = self.head, self.head.layers[0]
-        attention = layer.self_attn
-        positions = torch.arange(ids.shape[1], device=ids.device)[None]
-        embedded = head.embed_tokens(ids)
-        rotary = head.rotary(embedded, positions)
-        distance = positions.mT - positions
-        split = (*ids.shape, -1, attention.head_dim)
-        keys: list[Tensor] = []
-        values: list[Tensor] = []
-        estimates: list[Tensor] = []
-        for step in range(self.objective.unroll):
-            hidden = head.fc(torch.cat([embedded, features], -1))
-            query = attention.q_proj(hidden).view(split).transpose(1, 2)
-            key = attention.k_proj(hidden).view(split).transpose(1, 2)
-            query, key = apply_rotary_pos_emb(query, key, *rotary)
-            keys.append(repeat_kv(key, attention.num_key_value_groups))
-            value = attention.v_proj(hidden).view(split).transpose(1, 2)
-            values.append(repeat_kv(value, attention.num_key_value_groups))
-            mixed = _attend(query * attention.scaling, keys, values, distance >= step)
-            hidden = hidden + attention.o_proj(mixed.transpose(1, 2).flatten(2))
-            hidden = hidden + layer.mlp(layer.post_attention_layernorm(hidden))
-            estimates.append(hidden)
-            # Pair i reads feature i, which pair i - 1 estimated; pair 0 has no estimate and keeps the true feature.
-            features = torch.cat([features[:, :1], hidden[:, :-1].to(features.dtype)], 1)
-        return estimates
+def passes(
+    head: EagleHead | Eagle3Head,
+    ids: Int[Tensor, "rows pairs"],
+    features: Float[Tensor, "rows pairs hidden"],
+    unroll: int,
+) -> list[Float[Tensor, "rows pairs hidden"]]:
+    """Return the estimates of each of `unroll` passes over pairs (feature, next token).
+
+    In pass s, pair i attends to itself and to the s pairs before it as passes s, s - 1, ... computed them, and to
+    all earlier pairs as the first pass did, on true features: what the head's cache holds s levels below the root.
+    """
+    layer = head.layer
+    attention = layer.self_attn
+    positions = torch.arange(ids.shape[1], device=ids.device)[None]
+    embedded = head.embed_tokens(ids)
+    rotary = head.rotary(embedded, positions)
+    distance = positions.mT - positions
+    split = (*ids.shape, -1, attention.head_dim)
+    keys: list[Tensor] = []
+    values: list[Tensor] = []
+    estimates: list[Tensor] = []
+    for step in range(unroll):
+        read, residual = head.enter(embedded, features)
+        query = attention.q_proj(read).view(split).transpose(1, 2)
+        key = attention.k_proj(read).view(split).transpose(1, 2)
+        query, key = apply_rotary_pos_emb(query, key, *rotary)
+        keys.append(repeat_kv(key, attention.num_key_value_groups))
+        value = attention.v_proj(read).view(split).transpose(1, 2)
+        values.append(repeat_kv(value, attention.num_key_value_groups))
+        mixed = _attend(query * attention.scaling, keys, values, distance >= step)
+        hidden = residual + attention.o_proj(mixed.transpose(1, 2).flatten(2))
+        hidden = hidden + layer.mlp(layer.post_attention_layernorm(hidden))
+        estimates.append(hidden)
+        # Pair i reads feature i, which pair i - 1 estimated; pair 0 has no estimate and keeps the true feature.
+        features = torch.cat([features[:, :1], hidden[:, :-1].to(features.dtype)], 1)
+    return estimates
 
 
 def _attend(
@@ -147,11 +154,22 @@ def make_loss(target: PreTrainedModel, compiled: bool) -> Loss:
     return loss
 
 
-def save_head(head: EagleHead, folder: Path) -> None:
-    """Save a head in the published layout: a one-layer Llama config and bf16 tensors under the published names."""
+def save_head(head: EagleHead, folder: Path, tokens: Int[Tensor, " columns"] | None = None) -> None:
+    """Save a head in the published layout: a one-layer Llama config and bf16 tensors under the published names.
+
+    With `tokens`, its draft vocabulary, the embeddings stay with the target, whose rows score as well.
+    """
     config = {**head.config.to_diff_dict(), "architectures": ["LlamaForCausalLMEagle"], "dtype": "bfloat16"}
     config["use_cache"] = True  # copied from a target that was loaded for training
     tensors = {name: tensor.to(torch.bfloat16).contiguous() for name, tensor in head.state_dict().items()}
+    if tokens is not None:
+        del tensors["embed_tokens.weight"]
+        tensors |= vocabulary_tensors(tokens, head.config.vocab_size)
+    write_head(config, tensors, folder)
+
+
+def write_head(config: dict[str, Any], tensors: dict[str, Tensor], folder: Path) -> None:
+    """Write a head's config and tensors as one folder."""
     with whole(folder) as partial:
         partial.mkdir()
         (partial / "config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")

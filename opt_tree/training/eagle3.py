@@ -1,0 +1,78 @@
+"""An EAGLE-3 head before and after training: what it begins with, and the files that it is kept in."""
+
+from pathlib import Path
+
+import torch
+from jaxtyping import Int
+from torch import Tensor, nn
+from transformers import LlamaConfig, PreTrainedModel
+
+from opt_tree.drafters.eagle3 import Eagle3Head
+from opt_tree.drafters.reduced import vocabulary_tensors
+from opt_tree.training.eagle import write_head
+
+LAYOUTS = ("published", "speculators")
+
+
+def new_eagle3_head(target: PreTrainedModel, vocab: int, warm: bool = True) -> Eagle3Head:
+    """Return an EAGLE-3 head in the target's width that begins as a layer of the target on the uppermost feature.
+
+    Embedding and final norm are the target's. `fc` passes on the last of the three features, the layer behind it gives
+    its weights; what reads the embedding and the two other features is small.
+    """
+    config = LlamaConfig(**{**target.config.to_dict(), "num_hidden_layers": 1, "tie_word_embeddings": False})
+    config.draft_vocab_size = vocab
+    head = Eagle3Head(config)
+    head.embed_tokens.weight.data.copy_(target.get_input_embeddings().weight.float())
+    head.embed_tokens.requires_grad_(False)
+    head.lm_head.requires_grad_(False)
+    head.norm.weight.data.copy_(target.base_model.norm.weight.float())
+    if not warm:
+        return head
+    source, width = target.base_model.layers[-1], config.hidden_size
+    own = head.midlayer
+    with torch.no_grad():
+        nn.init.normal_(head.fc.weight, std=0.002)
+        head.fc.weight[:, -width:] += torch.eye(width)
+        for name in ("q_proj", "k_proj", "v_proj"):
+            weight = getattr(own.self_attn, name).weight
+            weight[:, width:] = getattr(source.self_attn, name).weight
+        own.self_attn.o_proj.weight.copy_(source.self_attn.o_proj.weight)
+        own.hidden_norm.weight.copy_(source.input_layernorm.weight)
+        own.post_attention_layernorm.weight.copy_(source.post_attention_layernorm.weight)
+        own.input_layernorm.weight.copy_(target.base_model.layers[0].input_layernorm.weight)
+        for name in ("gate_proj", "up_proj", "down_proj"):
+            getattr(own.mlp, name).weight.copy_(getattr(source.mlp, name).weight)
+    return head
+
+
+def save_eagle3(
+    head: Eagle3Head,
+    tokens: Int[Tensor, " columns"] | None,
+    folder: Path,
+    layout: str = LAYOUTS[0],
+    shared: bool = False,
+    dtype: torch.dtype = torch.bfloat16,
+) -> None:
+    """Save a head in the "published" layout or in that of "speculators"; embeddings stay with the target.
+
+    `shared`: its output layer is the target's rows, and stays there too.
+    """
+    left = ("embed_tokens.", "lm_head.") if shared else ("embed_tokens.",)
+    tensors = {n: t.to(dtype).contiguous() for n, t in head.state_dict().items() if not n.startswith(left)}
+    config = {**head.config.to_diff_dict(), "dtype": str(dtype).removeprefix("torch.")}
+    extra = {name: config.pop(name, None) for name in ("draft_vocab_size", "target_hidden_size")}
+    extra["norm_before_residual"] = head.residual_normed
+    config.pop("norm_before_residual", None)
+    extra = {name: value for name, value in extra.items() if value is not None}
+    if tokens is not None:
+        tensors |= vocabulary_tensors(tokens, head.config.vocab_size)
+    if layout == "speculators":
+        tensors = {name.replace("midlayer.", "layers.0.", 1): tensor for name, tensor in tensors.items()}
+        config = {"transformer_layer_config": config, "speculators_model_type": "eagle3", **extra}
+        config["architectures"] = ["Eagle3Speculator"]
+    elif layout == "published":
+        config |= {**extra, "architectures": ["LlamaForCausalLMEagle3"]}
+    else:
+        raise ValueError(f"unknown layout {layout!r}; there are {', '.join(LAYOUTS)}")
+    write_head(config, tensors, folder)

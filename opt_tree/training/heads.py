@@ -1,0 +1,278 @@
+"""Train an EAGLE-1 or EAGLE-3 head from hidden states on disk, over a reduced draft vocabulary.
+
+    python -m opt_tree.training.heads --kind eagle3 --target DIR --features DIR --output DIR --minutes 45
+
+The features are those of `opt_tree.training.features`; the target itself never runs. The draft vocabulary holds the
+tokens that are most frequent in its answers (FR-Spec, arXiv:2502.14856). Every pass is judged by the cross-entropy with
+the target's law over that vocabulary, on answers alone; EAGLE-1 heads also by how far the estimate lies from the
+feature. Passes, rotary positions and attention are those of `opt_tree.training.eagle`.
+
+The run is as long as its minutes: learning rate and number of passes follow the clock. It is resumed by `--resume`.
+"""
+
+import argparse
+import json
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor, nn
+from tqdm import tqdm
+from transformers import AutoModelForCausalLM
+
+from opt_tree.drafters.eagle import EagleHead
+from opt_tree.drafters.eagle3 import Eagle3Head, published_layers
+from opt_tree.training.batches import Batch, Documents, Group, frequent_tokens
+from opt_tree.training.eagle import new_head, passes, save_head
+from opt_tree.training.eagle3 import new_eagle3_head, save_eagle3
+from opt_tree.training.files import whole
+from opt_tree.training.optimizer import MuonAdamW
+from opt_tree.training.trainer import add_fields, from_fields
+
+_CHUNK = 128
+"""Rows of logits held at once: what fits a core's cache with the loss and its gradient."""
+
+
+class Judged(torch.autograd.Function):
+    """Cross-entropy through an output layer with the law that other states have there, a few rows at a time.
+
+    Logits and their gradient are never held for more than `_CHUNK` rows. Returns (loss, share of equal argmaxes), each
+    by pass.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        estimates: Float[Tensor, "passes rows hidden"],
+        states: Float[Tensor, "rows hidden"],
+        weights: Float[Tensor, "passes rows"],
+        output: Float[Tensor, "tokens hidden"],
+    ) -> tuple[Float[Tensor, " passes"], Float[Tensor, " passes"]]:
+        losses, equal = torch.zeros(len(estimates)), torch.zeros(len(estimates))
+        gradient = torch.empty_like(estimates)
+        norm = weights.sum(1).clamp_min(1)
+        for start in range(0, len(states), _CHUNK):
+            rows = slice(start, start + _CHUNK)
+            law = (states[rows] @ output.T).float().softmax(-1)
+            best = law.argmax(-1)
+            for number, estimate in enumerate(estimates[:, rows]):
+                weight = weights[number, rows] / norm[number]
+                log_probs = (estimate @ output.T).float().log_softmax(-1)
+                losses[number] -= (torch.einsum("rv,rv->r", law, log_probs) * weight).sum()
+                equal[number] += ((log_probs.argmax(-1) == best) * weight).sum()
+                apart = log_probs.exp_().sub_(law).mul_(weight[:, None])
+                gradient[number, rows] = apart.to(output.dtype) @ output
+        ctx.save_for_backward(gradient)
+        ctx.mark_non_differentiable(equal)
+        return losses, equal
+
+    @staticmethod
+    def backward(ctx: Any, losses: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        (gradient,) = ctx.saved_tensors
+        return gradient * losses[:, None, None].to(gradient.dtype), None, None, None
+
+
+class HeadLoss(nn.Module):
+    """A head with what judges it: `forward` gives the loss and the share of equal argmaxes, by pass."""
+
+    def __init__(
+        self, head: EagleHead | Eagle3Head, output: Float[Tensor, "tokens hidden"], feature: float, noise: float
+    ) -> None:
+        super().__init__()
+        self.output: Tensor
+        self.head, self.feature, self.noise = head, feature, noise
+        self.register_buffer("output", output, persistent=False)
+
+    def forward(self, batch: Batch, unroll: int) -> tuple[Float[Tensor, " passes"], Float[Tensor, " passes"]]:
+        goals = batch.features[-1][:, 1:]
+        if isinstance(self.head, Eagle3Head):
+            read = [batch.features[layer][:, :-1].float() for layer in batch.layers if layer != -1]
+            inputs = self.head.fc(torch.cat(read, -1))
+        else:
+            inputs = batch.features[-1][:, :-1].float()
+        if self.training and self.noise:
+            inputs = inputs + (torch.rand_like(inputs) - 0.5) * (2 * self.noise)
+        estimates = passes(self.head, batch.ids[:, 1:], inputs, unroll)
+        judged = batch.judged[:, 1:]
+        # Pass s speaks of pairs with s earlier ones; before that it has seen true features only.
+        place = torch.arange(judged.shape[1]).expand_as(judged)[judged]
+        weights = torch.stack([place >= number for number in range(unroll)]).float()
+        picked = torch.stack([estimate[judged] for estimate in estimates])
+        states = goals[judged]
+        loss, equal = Judged.apply(self.head.read(picked).to(self.output.dtype), states, weights, self.output)
+        if self.feature:
+            near = F.smooth_l1_loss(picked.float(), states.float().expand_as(picked), reduction="none").mean(-1)
+            loss = loss + self.feature * (near * weights).sum(1) / weights.sum(1).clamp_min(1)
+        return loss, equal
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How long, how fast, how deep."""
+
+    minutes: float = 45.0  # of the whole run, resumed parts included
+    lr: float = 5e-3  # highest learning rate; it falls linearly to nothing
+    tokens: int = 3072  # of a batch, padding included
+    unroll: str = "0.2:1,0.3:2,0.5:4"  # share of the run:passes, each on the estimates of the one before
+    decay: float = 0.8  # weight of each pass relative to the one before
+    feature: float = 0.0  # weight of SmoothL1 to the target's feature (EAGLE-1 heads)
+    noise: float = 0.0  # half-width of uniform noise on the features
+    save_minutes: float = 4.0  # between checkpoints
+    seed: int = 0
+
+    def passes(self, progress: float) -> int:
+        """Return the number of passes at a share of the run."""
+        stages = [(float(share), int(count)) for share, count in (s.split(":") for s in self.unroll.split(","))]
+        ends = np.cumsum([share for share, _ in stages])
+        if abs(ends[-1] - 1) > 1e-6:
+            raise ValueError(f"the shares of {self.unroll!r} must sum to 1")
+        return stages[min(int(np.searchsorted(ends, progress, side="right")), len(stages) - 1)][1]
+
+
+class Training:
+    """One run: what a checkpoint holds, and the step."""
+
+    def __init__(self, model: HeadLoss, documents: Documents, plan: Plan, output: Path) -> None:
+        self.model, self.documents, self.plan, self.output = model, documents, plan, output
+        self.optimizer = MuonAdamW(model, plan.lr)
+        self.seconds, self.steps, self.tokens = 0.0, 0, 0
+
+    def order(self) -> Iterator[Group]:
+        """Yield groups of documents for ever, each epoch in another order; parts that are new come first."""
+        rng = np.random.default_rng((self.plan.seed, self.steps))
+        waiting: list[Group] = []
+        while True:
+            new = self.documents.refresh()
+            waiting += [new[index] for index in rng.permutation(len(new))]
+            if not waiting:
+                train = self.documents.train
+                waiting = [train[index] for index in rng.permutation(len(train))]
+            yield waiting.pop()
+
+    def step(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Take one optimizer step; return loss and share of equal argmaxes by pass."""
+        progress = min(self.seconds / (60 * self.plan.minutes), 1.0)
+        unroll = self.plan.passes(progress)
+        for group in self.optimizer.param_groups:
+            group["lr"] = self.plan.lr * min(1.0, (self.steps + 1) / 20) * (1 - progress)
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            loss, equal = self.model(batch, unroll)
+        weights = self.plan.decay ** torch.arange(unroll)
+        (loss * weights).sum().backward()
+        nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        self.steps += 1
+        self.tokens += int(batch.judged.sum())
+        return loss.detach(), equal
+
+    @torch.no_grad()
+    def heldout(self, unroll: int) -> tuple[list[float], list[float]]:
+        """Return loss and share of equal argmaxes by pass on the held-out batches."""
+        self.model.eval()
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            results = [self.model(self.documents[group], unroll) for group in self.documents.heldout]
+        self.model.train()
+        loss, equal = (torch.stack(each).mean(0).tolist() for each in zip(*results, strict=True))
+        return loss, equal
+
+    def save(self) -> None:
+        """Write a checkpoint, and what is held out beside it."""
+        state = {"head": self.model.head.state_dict(), "optimizer": self.optimizer.state_dict()}
+        counts = {"seconds": self.seconds, "steps": self.steps, "tokens": self.tokens}
+        with whole(self.output / "checkpoint.pt") as partial:
+            torch.save({**state, **counts}, partial)
+        loss, equal = self.heldout(self.plan.passes(1.0))
+        record = {**counts, "loss": [round(x, 4) for x in loss], "equal": [round(x, 4) for x in equal]}
+        tqdm.write(json.dumps(record))
+        with (self.output / "heldout.jsonl").open("a") as log:
+            log.write(json.dumps(record) + "\n")
+
+    def resume(self) -> None:
+        """Load the checkpoint; FileNotFoundError if there is none."""
+        path = self.output / "checkpoint.pt"
+        if not path.exists():
+            raise FileNotFoundError(f"no checkpoint in {self.output} to go on from")
+        state = torch.load(path, weights_only=True)
+        self.model.head.load_state_dict(state["head"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.seconds, self.steps, self.tokens = state["seconds"], state["steps"], state["tokens"]
+
+    def run(self) -> None:
+        """Train until the minutes are over."""
+        end, saved, mean = 60 * self.plan.minutes, self.seconds, torch.zeros(0)
+        bar = tqdm(total=round(end), initial=round(self.seconds), unit="s")
+        for group in self.order():
+            begin = time.monotonic()
+            _, equal = self.step(self.documents[group])
+            self.seconds += time.monotonic() - begin
+            mean = equal if len(mean) != len(equal) else 0.97 * mean + 0.03 * equal
+            bar.update(round(self.seconds) - bar.n)
+            shown = " ".join(f"{share:.3f}" for share in mean.tolist())
+            bar.set_postfix_str(f"{self.steps} steps, {self.tokens / 1e3:.0f}k tokens, equal {shown}")
+            over = self.seconds >= end
+            if over or self.seconds - saved > 60 * self.plan.save_minutes:
+                self.save()
+                saved = self.seconds
+            if over:
+                return
+
+
+def new_parser() -> argparse.ArgumentParser:
+    """Return the command line."""
+    parser = argparse.ArgumentParser(description="Train an EAGLE head from hidden states on disk.")
+    parser.add_argument("--kind", choices=("eagle", "eagle3"), default="eagle3", help="default: %(default)s")
+    parser.add_argument("--target", type=Path, required=True, help="model folder; its weights only are read")
+    parser.add_argument("--features", type=Path, required=True, help="folder of `opt_tree.training.features`")
+    parser.add_argument("--output", type=Path, required=True, help="folder of the checkpoint and, in final/, the head")
+    parser.add_argument("--vocab", type=int, default=8192, help="tokens of the draft vocabulary (%(default)s)")
+    parser.add_argument(
+        "--layout", choices=("published", "speculators"), default="published", help="of an EAGLE-3 head"
+    )
+    parser.add_argument("--cold", action="store_true", help="begin an EAGLE-3 head from random weights")
+    parser.add_argument("--resume", action="store_true", help="go on from the checkpoint in OUTPUT")
+    parser.add_argument("--threads", type=int, default=1, help="CPU threads")
+    add_fields(parser, Plan())
+    return parser
+
+
+def train(args: argparse.Namespace) -> None:
+    """Train and save a head."""
+    plan = from_fields(Plan, args)
+    plan.passes(0.0)
+    target = AutoModelForCausalLM.from_pretrained(args.target, dtype=torch.bfloat16)
+    layers = (-1,) if args.kind == "eagle" else (-1, *published_layers(target.config.num_hidden_layers))
+    documents = Documents(args.features, args.tokens, layers)
+    kept = frequent_tokens(args.features, args.vocab)
+    head = new_head(target) if args.kind == "eagle" else new_eagle3_head(target, len(kept), not args.cold)
+    output = target.get_output_embeddings().weight.detach()[kept].clone()
+    training = Training(HeadLoss(head.float(), output, plan.feature, plan.noise), documents, plan, args.output)
+    if args.resume:
+        training.resume()
+    training.run()
+    if isinstance(head, Eagle3Head):
+        save_eagle3(head, kept, args.output / "final", args.layout, shared=True)
+    else:
+        save_head(head, args.output / "final", kept)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Read the command line and train; what the caller got wrong becomes the parser's error."""
+    parser = new_parser()
+    args = parser.parse_args(arguments)
+    torch.set_num_threads(args.threads)
+    torch.manual_seed(args.seed)
+    try:
+        train(args)
+    except (ValueError, OSError) as error:
+        parser.error(str(error))
+
+
+if __name__ == "__main__":
+    main()

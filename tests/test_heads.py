@@ -1,0 +1,191 @@
+"""Heads trained from hidden states on disk: what lies there, what is judged, and that a run learns and goes on."""
+
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from models import VOCAB, tiny_tokenizer
+from test_eagle3 import target_of
+from torch import nn
+
+from opt_tree import load_drafter
+from opt_tree.children import Reduced
+from opt_tree.drafters.eagle3 import published_layers
+from opt_tree.lm import CausalLM
+from opt_tree.training import features, heads
+from opt_tree.training.batches import Documents, frequent_tokens
+from opt_tree.training.eagle import new_head, passes
+from opt_tree.training.eagle3 import new_eagle3_head
+from opt_tree.training.features import load_part
+from opt_tree.training.heads import HeadLoss, Judged, Plan
+
+
+@pytest.fixture(scope="module")
+def target() -> CausalLM:
+    return target_of()
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory, target) -> Path:
+    """A tiny target's folder, answers to it, and the hidden states of both kinds of head."""
+    path = tmp_path_factory.mktemp("heads")
+    target.model.float().save_pretrained(path / "target")
+    target.model.double()
+    tiny_tokenizer().save_pretrained(path / "target")
+    random = np.random.default_rng(0)
+    with (path / "answers.jsonl").open("w") as file:
+        for _ in range(60):
+            words = ["".join(chr(97 + x) for x in divmod(int(token), 8)) for token in random.integers(0, 40, 30)]
+            row = {"prompt": "".join(words[:6]), "answer": "".join(words[6:]), "finished": bool(random.random() < 0.5)}
+            file.write(json.dumps(row) + "\n")
+    tokenizer = json.loads((path / "target" / "tokenizer_config.json").read_text())
+    tokenizer["chat_template"] = "{{ messages[0]['content'] }}"
+    (path / "target" / "tokenizer_config.json").write_text(json.dumps(tokenizer))
+    command(path)
+    return path
+
+
+def command(path: Path) -> None:
+    layers = ",".join(map(str, (-1, *published_layers(4))))
+    files = ["--target", f"{path}/target", "--answers", f"{path}/answers.jsonl", "--output", f"{path}/features"]
+    sizes = ["--part-tokens", "600", "--batch-tokens", "100", "--prompt-tokens", "4"]
+    features.main([*files, *sizes, f"--layers={layers}"])
+
+
+def test_the_hidden_states_of_every_document_are_kept(folder, target):
+    paths = sorted((folder / "features").glob("part-*.safetensors"))
+    assert len(paths) > 2
+    stop = tiny_tokenizer().eos_token_id
+    documents = 0
+    for path in paths:
+        part = load_part(path)
+        documents += len(part.answers)
+        for i in (0, len(part.answers) - 1):
+            tokens = part.tokens[part.starts[i] : part.starts[i + 1]].long()
+            assert part.answers[i] == 4 and len(tokens) == 28 + (tokens[-1] == stop)
+            states = target.model.model(tokens[None], output_hidden_states=True)
+            expected = {-1: states.last_hidden_state} | {k: states.hidden_states[k + 1] for k in published_layers(4)}
+            for layer, kept in part.features.items():
+                apart = (kept[part.starts[i] : part.starts[i + 1]] - expected[layer][0]).norm()
+                assert apart < 0.1 * expected[layer].norm(), "bf16 of the same forward"
+    assert documents == 60
+
+
+def test_what_is_there_is_not_made_again(folder):
+    paths = sorted((folder / "features").glob("part-*.safetensors"))
+    paths[1].unlink()
+    before = {path: path.stat().st_mtime_ns for path in paths[:1] + paths[2:]}
+    command(folder)
+    assert paths[1].exists() and all(path.stat().st_mtime_ns == time for path, time in before.items())
+
+
+def test_rows_without_an_answer_are_refused(folder, tmp_path, capsys):
+    (tmp_path / "rows.jsonl").write_text('{"prompt": "aa"}\n')
+    with pytest.raises(SystemExit):
+        features.main(
+            ["--target", f"{folder}/target", "--answers", f"{tmp_path}/rows.jsonl", "--output", f"{tmp_path}/out"]
+        )
+    assert 'rows.jsonl:1 has no "prompt" and "answer"' in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+def test_batches_hold_every_document_once_and_judge_answers_alone(folder):
+    documents = Documents(folder / "features", 100, (-1,))
+    assert documents.heldout and not set(documents.heldout) & set(documents.train)
+    rows = 0
+    for group in documents.heldout + documents.train:
+        batch = documents[group]
+        rows += len(batch.ids)
+        assert batch.ids.numel() <= 100 or len(batch.ids) == 1
+        assert not batch.judged[:, :3].any() and batch.judged[:, 3:28].all()
+    assert rows == 60
+    assert documents.refresh() == []
+
+
+def test_the_draft_vocabulary_is_the_most_frequent_tokens(folder):
+    counts = np.load(folder / "features" / "counts.npy")
+    kept = frequent_tokens(folder / "features", 16)
+    assert len(kept) == 16 and (kept.diff() > 0).all()
+    assert counts[kept].min() >= np.delete(counts, kept).max()
+    with pytest.raises(ValueError, match=f"a draft vocabulary of {VOCAB + 1} tokens, where the target has {VOCAB}"):
+        frequent_tokens(folder / "features", VOCAB + 1)
+
+
+def test_the_judgement_is_the_cross_entropy_of_whole_laws():
+    torch.manual_seed(0)
+    estimates, states = torch.randn(2, 300, 8, requires_grad=True), torch.randn(300, 8)
+    output, weights = torch.randn(20, 8), (torch.rand(2, 300) < 0.7).float()
+    loss, equal = Judged.apply(estimates, states, weights, output)
+    law = (states @ output.T).softmax(-1)
+    logits = estimates @ output.T
+    each = -(law * logits.log_softmax(-1)).sum(-1)
+    expected = (each * weights).sum(1) / weights.sum(1)
+    assert torch.allclose(loss, expected, atol=1e-5)
+    hits = (logits.argmax(-1) == law.argmax(-1)).float()
+    assert torch.allclose(equal, (hits * weights).sum(1) / weights.sum(1), atol=1e-6)
+    (ours,) = torch.autograd.grad((loss * torch.tensor([1.0, 0.5])).sum(), estimates)
+    (theirs,) = torch.autograd.grad((expected * torch.tensor([1.0, 0.5])).sum(), estimates)
+    assert torch.allclose(ours, theirs, atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["eagle", "eagle3"])
+def test_pass_s_is_what_the_head_computes_s_levels_below_the_root(kind, target):
+    """Pair i of pass s, recomputed: its own estimates for the last s pairs, true features before them."""
+    head = (new_head(target.model) if kind == "eagle" else new_eagle3_head(target.model, VOCAB)).double().eval()
+    torch.manual_seed(1)
+    nn.init.normal_(head.layer.self_attn.o_proj.weight, std=0.3)
+    ids, given = torch.randint(0, VOCAB, (1, 9)), torch.randn(1, 9, target.hidden).double()
+    estimates = passes(head, ids, given, 3)
+    for last in (5, 8):
+        rows = given[:, : last + 1].clone()
+        positions = torch.arange(last + 1)[None]
+        for level in range(3):
+            seen = last - 2 + level + 1
+            out = head(ids[:, :seen], rows[:, :seen], positions[:, :seen])[0]
+            assert torch.allclose(out[0, -1], estimates[level][0, seen - 1], rtol=1e-4, atol=1e-4)  # softmax: float32
+            rows[:, seen : seen + 1] = out[:, -1:]
+
+
+@pytest.mark.parametrize("kind", ["eagle", "eagle3"])
+def test_a_run_learns_goes_on_and_leaves_a_head(folder, tmp_path, kind, target):
+    arguments = ["--kind", kind, "--target", f"{folder}/target", "--features", f"{folder}/features", "--vocab", "40"]
+    arguments += ["--output", str(tmp_path), "--tokens", "200", "--unroll", "0.5:1,0.5:2", "--save-minutes", "0.02"]
+    heads.main([*arguments, "--minutes", "0.02"])
+    heads.main([*arguments, "--minutes", "0.04", "--resume"])
+    records = [json.loads(line) for line in (tmp_path / "heldout.jsonl").read_text().splitlines()]
+    assert records[-1]["steps"] > records[0]["steps"] and records[-1]["loss"][0] < records[0]["loss"][0]
+    assert len(records[-1]["loss"]) == 2
+    drafter = load_drafter(f"eagle:{tmp_path}/final", target)
+    drafter.reset([7], None)
+    answer = drafter.root([7])
+    assert isinstance(answer, Reduced) and answer.scores.shape == (1, 40)
+
+
+def test_the_loss_falls_on_what_is_seen_again(folder, target):
+    documents = Documents(folder / "features", 200, (-1, *published_layers(4)))
+    kept = frequent_tokens(folder / "features", 40)
+    output = target.model.get_output_embeddings().weight.detach()[kept].to(torch.bfloat16)
+    head = new_eagle3_head(target.model, 40).float()
+    training = heads.Training(HeadLoss(head, output, 0.0, 0.0), documents, Plan(lr=1e-2), Path())
+    batch = documents[documents.train[0]]
+    losses = [float(training.step(batch)[0][0]) for _ in range(25)]
+    assert losses[-1] < losses[0] - 0.05
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (["--unroll", "0.5:1"], "the shares of '0.5:1' must sum to 1"),
+        (["--resume"], "no checkpoint in .* to go on from"),
+        (["--features", "."], "No such file|no features"),
+        (["--vocab", "0"], "a draft vocabulary of 0 tokens"),
+    ],
+)
+def test_what_is_asked_wrongly_is_refused(folder, tmp_path, capsys, more, message):
+    arguments = ["--target", f"{folder}/target", "--features", f"{folder}/features", "--output", f"{tmp_path}/x"]
+    with pytest.raises(SystemExit):
+        heads.main([*arguments, "--vocab", "40", *more])
+    assert re.search(message, capsys.readouterr().err)
