@@ -16,7 +16,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from opt_tree.children import Few
+from opt_tree.children import Few, Reduced
 from opt_tree.decode import Decoder, Generation, check_prompt, draft, layers_left
 from opt_tree.drafters import Drafter, DrafterAround
 from opt_tree.policies import TreePolicy
@@ -27,7 +27,7 @@ from opt_tree.target import Work
 from opt_tree.tree import Tree
 from opt_tree.verifiers import match
 
-Answer = Float[Tensor, "rows vocab"] | Few
+Answer = Float[Tensor, "rows vocab"] | Few | Reduced
 
 
 @dataclass(frozen=True)
@@ -126,7 +126,11 @@ class _Asked:
     def add(self, frontier: Frontier | None, answer: Answer) -> None:
         """Note an answer; at first, without a frontier, the one to the root."""
         # An answer is valid until the drafter runs again.
-        kept = Few(answer.log_probs.clone(), answer.tokens.clone()) if isinstance(answer, Few) else answer.clone()
+        kept: Answer
+        if isinstance(answer, Few):
+            kept = Few(answer.log_probs.clone(), answer.tokens.clone())
+        else:
+            kept = answer._replace(scores=answer.scores.clone()) if isinstance(answer, Reduced) else answer.clone()
         if frontier is not None:
             for parent, token in zip(frontier.parents.tolist(), frontier.tokens.tolist(), strict=True):
                 self.row[parent, token] = len(self._above)
@@ -145,8 +149,11 @@ class _Asked:
     def answer(self, rows: Sequence[int]) -> Answer:
         """Return what the drafter said of these rows."""
         told = [self._answers[row] for row in rows]
+        if isinstance(first := told[0][0], Reduced):
+            scores = [answer.scores[row] for answer, row in told if isinstance(answer, Reduced)]
+            return first._replace(scores=torch.stack(scores))
         if not isinstance(told[0][0], Few):
-            return torch.stack([answer[row] for answer, row in told])  # type: ignore[index]
+            return torch.stack([answer[row] for answer, row in told])  # type: ignore[index, misc]
         few = [(answer.log_probs[row], answer.tokens[row]) for answer, row in told if isinstance(answer, Few)]
         width = max(len(tokens) for _, tokens in few)
         log_probs = [torch.nn.functional.pad(row, (0, width - len(row)), value=-torch.inf) for row, _ in few]

@@ -4,7 +4,8 @@ import dataclasses
 
 import numpy as np
 import pytest
-from models import prompt, tiny, tiny_drafter, tiny_head
+import torch
+from models import VOCAB, prompt, tiny, tiny_drafter, tiny_head
 
 from opt_tree import Decoder, OptTree, Sampling
 from opt_tree.beside import generate_beside
@@ -33,12 +34,13 @@ def pair(kind: str):
         "draft": lambda: model,
         "sharpened": lambda: Sharpened(model, 0.5),
         "eagle": lambda: EagleDrafter(tiny_head(target.model), target),
+        "reduced": lambda: EagleDrafter(tiny_head(target.model), target, tokens=torch.arange(1, VOCAB, 2)),
         "table": lambda: NGramDrafter(),
         "grafted": lambda: Grafted(model, NGramDrafter(), 1),
     }[kind]()
 
 
-@pytest.mark.parametrize("kind", ["draft", "sharpened", "eagle", "table"])
+@pytest.mark.parametrize("kind", ["draft", "sharpened", "eagle", "reduced", "table"])
 def test_the_other_trees_are_those_that_the_policies_draw_themselves(kind):
     found = generate_beside(Decoder(*pair(kind), RUN), OTHERS, PROMPT, 24)
     run = Decoder(*pair(kind), RUN).generate(PROMPT, 24)
