@@ -101,11 +101,6 @@ def one_line(error: Exception) -> str:
     return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
 
 
-def resolve(path: str, part: str) -> str:
-    """Return a path or a Hub id; "demo" is the embedded model's folder of that part."""
-    return str(DEMO / part) if path == "demo" else path
-
-
 def as_dtype(dtype: str | torch.dtype, device: str) -> str | torch.dtype:
     """Return the dtype that a name stands for; "auto" as described in `load_pair`."""
     if isinstance(dtype, torch.dtype):

@@ -12,7 +12,6 @@ from opt_tree.checkpoints import (
     fast_bfloat16,
     load_causal_lm,
     load_tokenizer,
-    resolve,
     stop_tokens,
 )
 from opt_tree.compiling import compile_forwards
@@ -20,6 +19,7 @@ from opt_tree.drafters import Drafter
 from opt_tree.drafters.registry import DrafterOptions, load_drafter
 from opt_tree.engines.body import takes
 from opt_tree.lm import Buckets, CausalLM
+from opt_tree.models import drafter_of, resolve
 from opt_tree.stopping import Stop
 
 
@@ -69,10 +69,14 @@ def load_pair(
     compile: bool = False,
     **model_options: Any,
 ) -> Pair:
-    """Load the target at a path, a Hub id or "demo", and a drafter by its spec (`opt_tree.drafters.registry`).
+    """Load a target and a drafter by its spec (`opt_tree.drafters.registry`).
+
+    `target`: a folder, a .gguf file, a Hub id, "demo", or a name that `python -m opt_tree.models` lists ("smollm2"),
+    which is fetched and converted once.
 
     `drafter`: `lm:PATH`, `eagle:PATH`, ...; a bare path is a draft model's. `eagle=PATH` is short for
-    `drafter="eagle:PATH"`. With "demo" as the target and nothing else named, the embedded draft model is taken. A
+    `drafter="eagle:PATH"`. With nothing named, what belongs to the target is taken: the embedded draft
+    model for "demo", the package's best drafter for a known model. A
     temperature that calibration stored beside the drafter sharpens it at temperature 0, unless `bare`.
     dtype "auto": on a CPU that multiplies bfloat16 (avx512_bf16, amx) the target is bfloat16 and an independent drafter
     float32, as measured in RESULTS.md; on another CPU float32; on an accelerator the checkpoint's own. `compile` makes
@@ -82,9 +86,9 @@ def load_pair(
     """
     if drafter and eagle:
         raise CheckpointError("name a drafter or an EAGLE head, not both")
-    if not drafter and not eagle and target != "demo":
+    spec = f"eagle:{eagle}" if eagle else drafter or drafter_of(target)
+    if spec is None:
         raise CheckpointError(f"no drafter named for {target}")
-    spec = f"eagle:{eagle}" if eagle else drafter or "demo"
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     folder = resolve(target, "target")
     lm = load_causal_lm(folder, dtype, device, buckets, **model_options)

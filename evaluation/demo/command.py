@@ -38,11 +38,13 @@ from evaluation.timing import Method, interleave
 from opt_tree import Beside, Decoder, Generation, OptTree, Pair, Sampling, TreePolicy, explore, generate_beside
 from opt_tree.decode import check_prompt
 from opt_tree.engines import packages
+from opt_tree.models import KNOWN
 from opt_tree.policies.registry import make_policy
 from opt_tree.presets import opt, plain
 
 # The best tree for the embedded models on one CPU core, not the paper's: there a node costs more than on a GPU.
 DEMO_TREE = OptTree(nodes=12, threshold=0.45, max_depth=10)
+TREES = {"demo": DEMO_TREE} | {name: OptTree(known.nodes, known.threshold, 10) for name, known in KNOWN.items()}
 
 PROMPTS = (
     "Explain the `tar` command on Linux with examples.",
@@ -84,8 +86,8 @@ class Options(Models):
     json: bool = option(False, "print the figures as one JSON line, too")
 
     def policy(self) -> OptTree:
-        """The tree: the demo's own for the embedded target, else the paper's, with whatever was named replaced."""
-        default = DEMO_TREE if self.base_model_path == "demo" else OptTree()
+        """The tree: the demo's own for a model that is known here, else the paper's; what was named is replaced."""
+        default = TREES.get(self.base_model_path, OptTree())
         named = {name: getattr(self, name) for name in ("nodes", "threshold", "max_depth")}
         return dataclasses.replace(default, **{name: value for name, value in named.items() if value is not None})
 
@@ -109,7 +111,7 @@ class Options(Models):
             raise ValueError("the prompt is empty")
         if self.prompt is not None and _undecodable(self.prompt):
             raise ValueError(f"the prompt is not valid UTF-8: {self.prompt.encode(errors='surrogateescape')!r}")
-        if self.base_model_path != "demo" and self.drafter == type(self).drafter:
+        if self.base_model_path not in TREES and self.drafter == type(self).drafter:
             raise ValueError(f"no drafter named for {self.base_model_path}: give --drafter")
         if self.eager and self.compile:
             raise ValueError("--compile makes what --eager leaves alone: give one of them")
@@ -197,6 +199,8 @@ def run(options: Options) -> None:
         page = explore(first, pair.tokenizer, facts=compared | {"policy": repr(policy)} | facts)
         Path(options.html).write_text(page, encoding="utf-8")
         print(f"wrote {options.html}")
+    if options.base_model_path == "demo":
+        print(f"These models are toys. A public one, fetched once: {Path(sys.argv[0]).name} --base-model-path smollm2")
     settings = {"options": dataclasses.asdict(options), "policy": dataclasses.asdict(policy)}
     print_json(options.json, settings | facts | report(timings, differences) | {"environment": place})
 

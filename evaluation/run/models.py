@@ -19,9 +19,10 @@ from evaluation.run.options import Machine, Models, Options
 from evaluation.run.processes import Processes
 from evaluation.timing import Timed
 from opt_tree import CausalLMDrafter, Decoder, OptTree, Pair, Sampling, load_pair
-from opt_tree.checkpoints import as_dtype, check_same_tokenizer, load_causal_lm, load_tokenizer, resolve
+from opt_tree.checkpoints import as_dtype, check_same_tokenizer, load_causal_lm, load_tokenizer
 from opt_tree.drafters.registry import DrafterOptions, load_drafter, parse_spec
 from opt_tree.inflate import inflate_pair
+from opt_tree.models import resolve
 from opt_tree.presets import chain, opt, plain
 
 

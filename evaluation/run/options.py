@@ -10,6 +10,7 @@ from evaluation.command_line import at_least, at_most, option
 from opt_tree import OptTree, Sampling
 from opt_tree.drafters.registry import KINDS, parse_spec
 from opt_tree.inflate import parse_shape
+from opt_tree.models import KNOWN, drafter_of
 
 METHODS = ("opt", "chain", "none")
 DRAFTER_FLAGS = {"--draft-model-path": "lm:", "--ea-model-path": "eagle:"}
@@ -52,7 +53,11 @@ class Machine:
 class Models(Machine):
     """A target and what drafts for it."""
 
-    base_model_path: str = option("demo", "target: a folder, a Hub id or 'demo', the embedded one")
+    base_model_path: str = option(
+        "demo",
+        "target: a folder, a .gguf file, a Hub id, 'demo', the embedded one, or a known model, fetched once: "
+        + ", ".join(KNOWN),
+    )
     drafter: str = option(
         "lm:demo",
         "what drafts: KIND:PATH, PATH a folder, a Hub id or 'demo'; "
@@ -68,6 +73,9 @@ class Models(Machine):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.base_model_path in KNOWN and self.drafter == type(self).drafter:
+            # The embedded drafters are of no use to another model: a known one brings its own.
+            object.__setattr__(self, "drafter", drafter_of(self.base_model_path))
         for spec in self.drafter.split(","):
             parse_spec(spec)
 

@@ -19,7 +19,6 @@ from opt_tree.checkpoints import (
     load_tensors,
     load_tokenizer,
     read_calibration,
-    resolve,
 )
 from opt_tree.drafters.base import Drafter
 from opt_tree.drafters.causal_lm import CausalLMDrafter
@@ -35,6 +34,7 @@ from opt_tree.drafters.sharpened import Sharpened
 from opt_tree.drafters.store import Store, StoreDrafter
 from opt_tree.drafters.tables import fingerprint
 from opt_tree.lm import Buckets, CausalLM
+from opt_tree.models import resolve
 
 
 @dataclass(frozen=True)

@@ -21,11 +21,12 @@ from jaxtyping import Float
 from torch import Tensor
 from tqdm import tqdm
 
-from opt_tree.checkpoints import CALIBRATION, resolve
+from opt_tree.checkpoints import CALIBRATION
 from opt_tree.children import Few, Reduced
 from opt_tree.decode import Decoder
 from opt_tree.drafters import Drafter, DrafterAround, Sharpened
 from opt_tree.drafters.registry import KINDS, parse_spec
+from opt_tree.models import resolve
 from opt_tree.pairs import Pair, load_pair
 from opt_tree.policies import OptTree
 from opt_tree.pool import Frontier
