@@ -12,7 +12,7 @@ from torch import Tensor
 
 
 @functools.cache
-def _hidden(dtype: torch.dtype) -> np.float32:
+def hiding(dtype: torch.dtype) -> np.float32:
     """What hides a key: the most negative finite number of both the dtype and float32."""
     return np.float32(max(torch.finfo(dtype).min, torch.finfo(torch.float32).min))
 
@@ -33,7 +33,7 @@ def tree_mask(
     column are unused and hidden. Additive in the model's dtype because eager attention and every SDPA kernel take that
     form, while a boolean mask would be converted again in every layer.
     """
-    hidden = _hidden(dtype)
+    hidden = hiding(dtype)
     # Few operations, because they run in cold caches; and only the pending rows' block travels to the device.
     block = torch.from_numpy(np.where(visible, _SHOWN, hidden)[None, None]).to(device, dtype, non_blocking=True)
     mask = torch.constant_pad_nd(block, (prefix, 0))
@@ -49,7 +49,7 @@ def windowed(
 ) -> Float[Tensor, "1 1 rows keys"]:
     """Hide keys that lie `window` or more positions back. By position, never by slot: siblings share a position."""
     far = positions[:, None] - key_positions[None, :] >= window
-    return mask.masked_fill(far, float(_hidden(mask.dtype)))
+    return mask.masked_fill(far, float(hiding(mask.dtype)))
 
 
 def chunked(
@@ -60,4 +60,4 @@ def chunked(
 ) -> Float[Tensor, "1 1 rows keys"]:
     """Hide keys whose position lies in another chunk of `chunk` tokens (Llama 4)."""
     far = positions[:, None] // chunk != key_positions[None, :] // chunk
-    return mask.masked_fill(far, float(_hidden(mask.dtype)))
+    return mask.masked_fill(far, float(hiding(mask.dtype)))

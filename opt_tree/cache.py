@@ -67,6 +67,7 @@ class KVCache(Cache):
         for layer, s in enumerate(shapes):
             for kind, dim in (("key", s.key_dim), ("value", s.value_dim)):
                 self._members.setdefault((s.heads, dim, s.dtype, s.device), []).append((layer, kind))
+        self.shapes = shapes
         self._layers = len(shapes)
 
     def reset(self) -> None:

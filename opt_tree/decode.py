@@ -4,17 +4,20 @@ Owns the order of things and the clock; shapes are `lm.py`'s, rows are `cache.py
 decoding is this loop with an empty tree.
 """
 
+import copy
 import functools
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from opt_tree import batch
 from opt_tree.children import Few, Reduced
 from opt_tree.controllers import Controller, Fixed
 from opt_tree.drafters import Drafter, DrafterAround
@@ -28,6 +31,8 @@ from opt_tree.stopping import StopRule
 from opt_tree.target import Target, Work
 from opt_tree.tree import Tree
 from opt_tree.verifiers import Verifier, check, greedy, match
+
+T = TypeVar("T")
 
 
 def draft(
@@ -74,6 +79,8 @@ class Generation:
     """Tokens emitted by each step, accepted + 1, the last step trimmed where the generation stopped."""
     seconds: float
     """Wall time of everything, prefill included."""
+    lanes: int = 1
+    """How many sequences were decoded side by side. Above 1 all times are of the batch: others' work is in them."""
 
     @property
     def mean_acceptance_length(self) -> float:
@@ -137,7 +144,7 @@ class Decoder:
 
     A `Controller` in place of the policy chooses one for every step; all that it may choose are checked. At temperature
     0 the verifier is `greedy`; `verifier` judges above it, and one that does not keep the target's distribution does so
-    only where the caller says `lossy=True`. Batch size 1. A target serves one generation at a time: beginning another
+    only where the caller says `lossy=True`. A target serves one generation at a time: beginning another
     one on the same target ends the first.
     """
 
@@ -163,6 +170,7 @@ class Decoder:
                     f"children ({type(known.children).__name__}), which takes a whole distribution: use TopK children"
                 )
         self.target, self.drafter, self.verifier = target, drafter, verifier
+        self.lanes = 1
         watched = {*self.controller.features, *(drafter.features if drafter is not None else ())}
         if watched:
             target.watch(tuple(sorted(watched)))
@@ -288,7 +296,64 @@ class Decoder:
             streamer.end()
         if reason is None:
             reason = "length" if len(tokens) == max_new_tokens else "context"
-        return Generation(context, tokens, reason, steps, lengths, time.perf_counter() - begin)
+        return Generation(context, tokens, reason, steps, lengths, time.perf_counter() - begin, self.lanes)
+
+    def generate_batch(
+        self,
+        prompts: Sequence[Sequence[int] | Tensor],
+        width: int = 8,
+        max_new_tokens: int = 128,
+        sampling: Sampling = Sampling(),
+        stop: StopRule | Sequence[StopRule | None] | None = None,
+        seed: int | Sequence[int] = 0,
+    ) -> list[Generation]:
+        """Generate after each prompt what `generate` would have, `width` of them side by side: their forwards are one.
+
+        `stop` and `seed` are one for all prompts, or a list with one for each. Every prompt is checked before anything
+        is decoded. An error in one ends all; its note says which prompt it was. See `side_by_side` for the rest.
+        """
+        rules = list(stop) if isinstance(stop, Sequence) else [stop] * len(prompts)
+        seeds = list(seed) if isinstance(seed, Sequence) else [seed] * len(prompts)
+        if not len(prompts) == len(rules) == len(seeds):
+            raise ValueError(f"{len(prompts)} prompts, but {len(rules)} stop rules and {len(seeds)} seeds")
+        jobs = []
+        for number, (prompt, rule, own) in enumerate(zip(prompts, rules, seeds, strict=True)):
+            try:
+                options = (check_prompt(prompt, self.target), max_new_tokens, sampling, rule, None, own)
+            except ValueError as error:
+                raise ValueError(f"prompt {number} of the batch: {error}") from None
+            jobs.append(lambda decoder, options=options: decoder.generate(*options))
+        found = dict(self.side_by_side(jobs, width))
+        return [found[number] for number in range(len(jobs))]
+
+    def side_by_side(self, jobs: Iterable[Callable[["Decoder"], T]], width: int = 8) -> Iterator[tuple[int, T]]:
+        """Run jobs, `width` at a time, each with a decoder of its own; yield each one's place and result as it ends.
+
+        A job is a function of a decoder, which may generate as often as it likes. Forwards of all jobs are packed into
+        one; each has a context, a drafter and a controller of its own, copied from this decoder's, and what they learn
+        ends with this call. Where the models do not take several sequences, the jobs run one after the other, and a
+        warning says why. The times of a generation then have the others' work in them: see `Generation.lanes`.
+        """
+        if width < 1:
+            raise ValueError(f"width must be at least 1, got {width}")
+        models = (self.target, *(self.drafter.models if self.drafter is not None else ()))
+        if width > 1 and (why := batch.why_alone(models)) is not None:
+            warnings.warn(f"one sequence after the other: {why}", stacklevel=2)
+            width = 1
+        if width == 1:
+            for place, job in enumerate(jobs):
+                yield place, job(self)
+            return
+        decoders = [self._copied(memo, width) for memo in batch.lanes_of(models, width)]
+        bound = ((lambda lane, job=job: job(decoders[lane])) for job in jobs)
+        yield from batch.side_by_side(bound, width)
+
+    def _copied(self, memo: dict[int, Any], lanes: int) -> "Decoder":
+        """The same decoder for one lane."""
+        twin = copy.copy(self)
+        twin.target, twin.drafter, twin.controller = copy.deepcopy((self.target, self.drafter, self.controller), memo)
+        twin.lanes = lanes
+        return twin
 
     def __call__(
         self,

@@ -4,6 +4,7 @@ Owns shapes: it turns tokens, positions and visibility into the model's inputs, 
 refuses models that cannot decode a tree exactly. Knows nothing of policies, verification and the decoding loop.
 """
 
+import copy
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -109,6 +110,13 @@ class CausalLM(Target):
         self.eager.watch(layers)
         self.engine: Engine = self.eager
         """Computes every forward; see `opt_tree.engines`."""
+
+    def in_lane(self, cache: KVCache, engine: Engine) -> "CausalLM":
+        """The same model for another sequence, with rows and a context of its own, run by another engine."""
+        twin = copy.copy(self)
+        twin.cache, twin.engine, twin.work = cache, engine, Work()
+        twin._pending, twin._given, twin._tokens = np.zeros((2, 0), dtype=np.int64), None, []
+        return twin
 
     @property
     def length(self) -> int:

@@ -8,6 +8,7 @@ import os
 from collections.abc import Callable, Mapping
 from typing import Any, Self
 
+import greenlet
 import jaxtyping
 import numpy as np
 import pytest
@@ -25,6 +26,18 @@ def checked(annotated: Any) -> Any:
     """Check the annotations of a function or class at every call."""
     return beartype(conf=_CONF)(annotated)
 
+
+class _Calls:
+    """The calls whose shapes are being checked. jaxtyping keeps them by thread; sequences side by side take turns in
+    one, each in a greenlet, and would find each other's.
+    """
+
+    @property
+    def memo_stack(self) -> list[Any]:
+        return vars(greenlet.getcurrent()).setdefault("memo_stack", [])
+
+
+jaxtyping._storage._shape_storage = _Calls()
 
 # Before the first import of transformers: asking an unreachable Hub for a wrong path costs half a minute of retries.
 os.environ["HF_HUB_OFFLINE"] = "1"

@@ -17,11 +17,11 @@ SCRIPTS = sorted((PACKAGE.parent / "evaluation").rglob("*.py"))
 # A module imports modules of lower tiers only; a family (a folder) also itself, and never another family.
 TIERS: tuple[set[str], ...] = (
     {"tree"},
-    {"attention", "grammar", "longrope", "probabilities", "random", "step", "stopping", "target"},
+    {"attention", "grammar", "longrope", "padding", "probabilities", "random", "step", "stopping", "target"},
     {"children", "sampling", "cache", "support"},
-    {"pool", "engines"},
+    {"pool", "engines", "lanes"},
     {"lm"},
-    {"compiling"},
+    {"compiling", "batch"},
     {"checkpoints"},
     {"models"},
     {"policies", "drafters", "verifiers"},

@@ -10,6 +10,7 @@ sorted `keys`. A false match costs a draft and never a text: the target judges a
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from jaxtyping import UInt
@@ -58,6 +59,10 @@ class Store:
         self._keys, self._first, self._totals = arrays["keys"], arrays["first"], arrays["totals"]
         self._tokens, self._counts = arrays["tokens"], arrays["counts"]
         self._rows: dict[int, Row] = {}
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "Store":
+        """Itself: a copy of a drafter shares what it only reads."""
+        return self
 
     @classmethod
     def load(cls, folder: str | Path, vocab: int, tokenizer: str | None = None) -> "Store":

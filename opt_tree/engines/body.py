@@ -25,20 +25,31 @@ def compute(
     cache: Cache,
     layers: tuple[int, ...] = (),
 ) -> Output:
-    """Call the model once; return its logits and the hidden states of `layers`.
+    """Call the model once on one sequence; return its logits and the hidden states of `layers`."""
+    logits, states = compute_batch(model, inputs, cache, layers)
+    return Output(logits[0], {layer: found[0] for layer, found in states.items()})
+
+
+def compute_batch(
+    model: Any,
+    inputs: dict[str, Any],
+    cache: Cache,
+    layers: tuple[int, ...] = (),
+) -> tuple[Float[Tensor, "batch rows vocab"], dict[int, Float[Tensor, "batch tokens hidden"]]]:
+    """Call the model once; return the logits and the hidden states of `layers`, of every sequence.
 
     `cache` takes the rows' keys and values and answers with those to attend to: `KVCache` by plain slices, `Rows` by
-    indices that are tensors.
+    indices that are tensors, `Storage` for several sequences.
     """
     caught: dict[int, Tensor] = {}
     with ExitStack() as stack:
         for layer in layers:
             stack.enter_context(_catch(watched_module(model, layer), layer, caught))
-        logits = model(**inputs, past_key_values=cache, use_cache=True).logits[0]
+        logits = model(**inputs, past_key_values=cache, use_cache=True).logits
     if len(caught) < len(layers):
         missing = [layer for layer in layers if layer not in caught]
         raise RuntimeError(f"{type(model).__name__} did not run the layers whose features are read: {missing}")
-    return Output(logits, caught)
+    return logits, caught
 
 
 def model_inputs(ints: Tensor, mask: Mask | dict[str, Mask], features: Tensor | None = None) -> dict[str, Any]:
@@ -129,7 +140,7 @@ def _catch(module: nn.Module, layer: int, caught: dict[int, Tensor]) -> Iterator
 
     def keep(_module: object, _args: object, output: Any) -> None:
         if threading.get_ident() == thread:
-            caught[layer] = (output if isinstance(output, Tensor) else output[0])[0]
+            caught[layer] = output if isinstance(output, Tensor) else output[0]
 
     handle = module.register_forward_hook(keep)
     try:

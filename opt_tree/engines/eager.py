@@ -35,11 +35,11 @@ class Eager(Engine):
         inputs = model_inputs(forward.ints, forward.mask, forward.features)
         if forward.last_only and forward.slots is None and self._keeps_logits:
             inputs["logits_to_keep"] = 1
-        with _attention_kernels(forward.ints.device):
+        with attention_kernels(forward.ints.device):
             return compute(self.model, inputs, self.cache, self.layers)
 
 
-def _attention_kernels(device: torch.device) -> AbstractContextManager:
+def attention_kernels(device: torch.device) -> AbstractContextManager:
     """Keep masked attention off cuDNN, which plans anew for every key length: a tree has a new one at every step."""
     if device.type != "cuda":
         return nullcontext()

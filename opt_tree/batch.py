@@ -1,0 +1,253 @@
+"""Several sequences side by side: each runs the loop as it is, and their forwards are packed into one.
+
+Owns who runs when, and how forwards of several lanes become one. A sequence is a greenlet: a forward of its models
+switches to the hub (`side_by_side`), which waits until every lane asks for one, runs those of one model together and
+switches back with the answers. Policies, pools, verifiers, drafters and the loop know nothing of it.
+"""
+
+import contextvars
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, NamedTuple, TypeVar
+
+import greenlet
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from opt_tree.attention import hiding
+from opt_tree.cache import KVCache
+from opt_tree.engines import Engine, Forward
+from opt_tree.engines.body import compute_batch, takes
+from opt_tree.engines.eager import attention_kernels
+from opt_tree.lanes import Lane, Storage
+from opt_tree.lm import CausalLM
+from opt_tree.target import Output
+
+T = TypeVar("T")
+
+_CALL = {"cpu": 12}
+_CALL_ELSEWHERE = 128
+"""What a forward costs however few rows it has, in rows: weights are read and kernels launched once. Measured on the
+demo target on a CPU; accelerators take many more rows before they are busy."""
+
+
+class Ask(NamedTuple):
+    """A forward that a lane waits for."""
+
+    engine: "LaneEngine"
+    forward: Forward
+
+    @property
+    def rows(self) -> int:
+        return self.forward.ints.shape[1]
+
+
+class LaneEngine(Engine):
+    """The engine of one lane: it asks the hub. Outside of the hub's greenlets there is nobody to ask."""
+
+    name = "lane"
+
+    def __init__(self, packed: "Packed", lane: Lane) -> None:
+        self.packed, self.lane = packed, lane
+
+    def run(self, forward: Forward) -> Output:
+        return greenlet.getcurrent().parent.switch(Ask(self, forward))
+
+    def watch(self, layers: tuple[int, ...]) -> None:
+        self.packed.lm.watch(layers)
+
+
+class Packed:
+    """One model for all lanes: its storage, and forwards of several lanes as one."""
+
+    def __init__(self, lm: CausalLM, lanes: int, last: bool) -> None:
+        self.lm, self.storage, self.last = lm, Storage(lm.cache.shapes, lanes), last
+        self._keeps_logits = takes(lm.model, "logits_to_keep")
+        self._call = _CALL.get(lm.device.type, _CALL_ELSEWHERE)
+
+    def views(self) -> list[CausalLM]:
+        """The model as each lane has it."""
+        return [self.lm.in_lane(lane, LaneEngine(self, lane)) for lane in self.storage.lanes]
+
+    def parts(self, asked: Sequence[Ask]) -> list[list[Ask]]:
+        """Split forwards into those that run as one, each part in the order of its lanes."""
+        parts = cheapest_split([ask.rows for ask in asked], self._call)
+        return [sorted((asked[index] for index in part), key=lambda ask: ask.engine.lane.number) for part in parts]
+
+    def run(self, asked: Sequence[Ask]) -> list[Output]:
+        """Run forwards of different lanes, in their order, as one: padded on the left, and to the keys of the fullest.
+
+        A padding row sees the first key of its lane alone and is written where nobody reads; nobody sees it.
+        """
+        rows, places = max(ask.rows for ask in asked), [ask.engine.lane.read for ask in asked]
+        slots = np.full((len(asked), rows), -1)
+        for line, ask, (start, _) in zip(slots, asked, places, strict=True):
+            line[rows - ask.rows :] = np.arange(start, start + ask.rows)
+        keys = max(keys for _, keys in places)
+        self.storage.open([ask.engine.lane.number for ask in asked], keys, slots)
+        forwards = [ask.forward for ask in asked]
+        inputs = _inputs(forwards, rows, keys)
+        whole = not all(forward.last_only and forward.slots is None for forward in forwards)
+        if not whole and self._keeps_logits:
+            inputs["logits_to_keep"] = 1
+        with attention_kernels(self.lm.device):
+            logits, states = compute_batch(self.lm.model, inputs, self.storage, self.lm.engine.layers)
+        outputs = []
+        for row, ask in enumerate(asked):
+            own = {layer: found[row, -ask.rows :] for layer, found in states.items()}
+            outputs.append(Output(logits[row, -ask.rows if whole else -1 :], own))
+        return outputs
+
+
+def cheapest_split(rows: Sequence[int], call: int) -> list[list[int]]:
+    """Split forwards of so many rows, each a lane's, into those that are cheapest as one; indices, part by part.
+
+    A part costs a call, and for each of its lanes the rows of its longest forward: a prefill of 500 rows does not pad
+    a tree of 10 to its size. In order of their rows the best split is a shortest path over the places to split at.
+    """
+    order = sorted(range(len(rows)), key=lambda index: -rows[index])
+    best = [(0, 0)]
+    for end in range(1, len(rows) + 1):
+        best.append(min((best[begin][0] + call + (end - begin) * rows[order[begin]], begin) for begin in range(end)))
+    parts, end = [], len(rows)
+    while end:
+        parts.append(order[best[end][1] : end])
+        end = best[end][1]
+    return parts
+
+
+def _inputs(forwards: Sequence[Forward], rows: int, keys: int) -> dict[str, Any]:
+    """A model's inputs, a batch row for each forward: padded on the left to `rows`, on the right to `keys`."""
+    first = forwards[0]
+    ints = torch.stack([_padded(forward.ints, rows) for forward in forwards], 1)
+    if isinstance(first.mask, dict):
+        mask: Any = {k: _mask([forward.mask[k] for forward in forwards], rows, keys) for k in first.mask}  # type: ignore[index]
+    else:
+        mask = _mask([forward.mask for forward in forwards], rows, keys)  # type: ignore[misc]
+    inputs = {"input_ids": ints[0], "position_ids": ints[1], "attention_mask": mask}
+    if first.features is not None:
+        found = [torch.nn.functional.pad(f.features, (0, 0, rows - len(f.features), 0)) for f in forwards]  # type: ignore
+        inputs["features"] = torch.stack(found)
+    return inputs
+
+
+def _padded(ints: Tensor, rows: int) -> Tensor:
+    return torch.constant_pad_nd(ints, (rows - ints.shape[1], 0))
+
+
+def _mask(masks: Sequence[Float[Tensor, "1 1 _ _"]], rows: int, keys: int) -> Float[Tensor, "lanes 1 {rows} {keys}"]:
+    """One mask for all lanes: what a lane has no rows or keys for is hidden, but a padding row sees the first key."""
+    whole = masks[0].new_full((len(masks), 1, rows, keys), float(hiding(masks[0].dtype)))
+    for lane, mask in zip(whole, masks, strict=True):
+        empty = rows - mask.shape[2]
+        lane[:, empty:, : mask.shape[3]] = mask[0]
+        lane[:, :empty, 0] = 0
+    return whole
+
+
+def why_alone(models: Sequence[Any]) -> str | None:
+    """Why sequences of these models do not run side by side; None: they do."""
+    for lm in models:
+        if not isinstance(lm, CausalLM):
+            continue
+        if lm.changes_at_border:
+            return f"{lm.name} changes its position factors with the context (LongRoPE): one forward takes one kind"
+        if type(lm.cache) is not KVCache:
+            return f"{lm.name} keeps {type(lm.cache).__name__}, of which there is one for one sequence"
+        if lm.engine is not lm.eager:
+            return f"{lm.name} is compiled, for one sequence at a time"
+    return None
+
+
+def lanes_of(models: Sequence[Any], count: int) -> list[dict[int, Any]]:
+    """For each of `count` lanes, what stands for each of these models in it: a memo for `copy.deepcopy`.
+
+    The first is the target: its forwards wait for those of the others, so that everybody has drafted when it runs.
+    Models that are no `CausalLM` are not in it, hence copied whole.
+    """
+    memos: list[dict[int, Any]] = [{} for _ in range(count)]
+    for lm in models:
+        if isinstance(lm, CausalLM) and id(lm) not in memos[0]:
+            for memo, view in zip(memos, Packed(lm, count, last=lm is models[0]).views(), strict=True):
+                memo[id(lm)], memo[id(lm.model)] = view, lm.model
+    return memos
+
+
+def side_by_side(jobs: Iterable[Callable[[int], T]], lanes: int) -> Iterator[tuple[int, T]]:
+    """Run jobs, each in a lane of its own as long as it lasts; yield each one's place and result as it ends.
+
+    A job is told the number of its lane, from 0; another one begins there as soon as it is free. An error in one ends
+    all, and says which it was in a note; closing the iterator ends them, too.
+    """
+    hub = _Hub(jobs, lanes)
+    try:
+        while hub.fill():
+            hub.forward()
+            yield from hub.ended()
+        yield from hub.ended()
+    finally:
+        hub.close()
+
+
+class _Hub:
+    """Jobs under way and what they wait for."""
+
+    def __init__(self, jobs: Iterable[Callable[[int], Any]], lanes: int) -> None:
+        self._jobs = enumerate(jobs)
+        self._free = list(range(lanes))[::-1]
+        self._live: dict[int, tuple[int, greenlet.greenlet]] = {}
+        self._asked: dict[int, Ask] = {}
+        self._ended: list[tuple[int, Any]] = []
+
+    def fill(self) -> bool:
+        """Begin jobs while there are lanes for them; whether any is under way then."""
+        while self._free and (new := next(self._jobs, None)) is not None:
+            place, job = new
+            thread = greenlet.greenlet(job)
+            thread.gr_context = contextvars.copy_context()
+            lane = self._free.pop()
+            self._live[lane] = place, thread
+            self._resume(lane, lane)
+        return bool(self._live)
+
+    def forward(self) -> None:
+        """Run the forwards of one model that lanes wait for, and let these go on. A target waits for all others."""
+        models = [ask.engine.packed for ask in self._asked.values()]
+        chosen = max(models, key=lambda packed: (not packed.last, models.count(packed)))
+        lanes = {id(ask): lane for lane, ask in self._asked.items()}
+        for part in chosen.parts([ask for ask in self._asked.values() if ask.engine.packed is chosen]):
+            with torch.inference_mode():
+                outputs = chosen.run(part)
+            for ask, output in zip(part, outputs, strict=True):
+                self._resume(lanes[id(ask)], output)
+
+    def _resume(self, lane: int, answer: Any) -> None:
+        """Let a lane go on until it asks for a forward or ends."""
+        place, thread = self._live[lane]
+        self._asked.pop(lane, None)
+        try:
+            # Under one mode as a whole: the lanes take turns inside theirs, which would otherwise be left out of order.
+            with torch.inference_mode():
+                found = thread.switch(answer)
+        except BaseException as error:
+            error.add_note(f"(sequence {place} of those side by side)")
+            raise
+        if not thread.dead:
+            self._asked[lane] = found
+            return
+        self._ended.append((place, found))
+        del self._live[lane]
+        self._free.append(lane)
+
+    def ended(self) -> list[tuple[int, Any]]:
+        """What has ended since the last time."""
+        ended, self._ended = self._ended, []
+        return ended
+
+    def close(self) -> None:
+        """End what is under way."""
+        for _, thread in self._live.values():
+            while not thread.dead:
+                with torch.inference_mode():
+                    thread.throw()

@@ -1,0 +1,143 @@
+"""Key/value rows of several sequences side by side: one storage, a lane for each sequence.
+
+Owns the rows of all lanes of one model and how they move: a forward of several lanes writes its rows by index, and what
+their commits keep is moved for all of them at once, before the next forward. Knows nothing of who runs when.
+"""
+
+import numpy as np
+import torch
+from jaxtyping import Int
+from torch import Tensor
+from transformers.cache_utils import Cache
+
+from opt_tree.cache import KVCache, LayerShape, inference
+
+
+class Storage(Cache):
+    """KV rows of all layers and lanes of one model: one tensor `[members, lanes, slots, heads, dim]` a distinct shape.
+
+    A slot of a lane is a row of `[lanes * slots]`: a forward's rows are written, and what all commits keep is moved, by
+    one kernel a tensor, whatever the lanes. The last slot of a lane is scratch: padding is written there, and nobody
+    reads it. Storage grows by doubling, from zeros: a hidden key that was NaN would not be silent.
+    """
+
+    def __init__(self, shapes: list[LayerShape], lanes: int) -> None:
+        super().__init__(layers=[])
+        self.lanes = [Lane(self) for _ in range(lanes)]
+        self.slots = 0
+        """Of a lane, the scratch slot included."""
+        self._shapes = shapes
+        self._groups: list[Tensor] = []
+        self._views: list[tuple[Tensor, Tensor]] = []
+        """Keys and values of each layer, `[lanes, slots, heads, dim]`."""
+        self._moves: dict[int, tuple[list[int], list[int]]] = {}
+        """From and to which slots of a lane, by lane: what was committed since the last forward."""
+        self._open: tuple[Tensor, int, slice | Tensor] = (torch.empty(0), 0, slice(0))
+
+    @inference
+    def reserve(self, slots: int) -> None:
+        """Make room for `slots` slots in each lane."""
+        if slots < self.slots:
+            return
+        self.flush()
+        old, used = self._groups, max(self.slots - 1, 0)
+        self.slots = max(slots + 1, 2 * self.slots, 256)
+        members: dict[tuple, list[tuple[int, int]]] = {}
+        for layer, s in enumerate(self._shapes):
+            for kind, dim in enumerate((s.key_dim, s.value_dim)):
+                members.setdefault((s.heads, dim, s.dtype, s.device), []).append((layer, kind))
+        self._groups, views = [], [[torch.empty(0)] * 2 for _ in self._shapes]
+        for index, ((heads, dim, dtype, device), places) in enumerate(members.items()):
+            shape = (len(places), len(self.lanes), self.slots, heads, dim)
+            group = torch.zeros(shape, dtype=dtype, device=device)
+            if used:
+                group[:, :, :used] = old[index][:, :, :used]
+            self._groups.append(group)
+            for view, (layer, kind) in zip(group, places, strict=True):
+                views[layer][kind] = view
+        self._views = [(keys, values) for keys, values in views]
+        for lane in self.lanes:
+            lane.capacity = self.slots - 1
+
+    def open(self, lanes: list[int], keys: int, slots: Int[np.ndarray, "lanes rows"]) -> None:
+        """Prepare a forward with a batch row for each of `lanes` (in increasing order): it writes its rows at `slots`
+        of each lane (-1: padding) and reads the first `keys` of each.
+        """
+        self.flush()
+        flat = np.array(lanes)[:, None] * self.slots + np.where(slots < 0, self.slots - 1, slots)
+        among: slice | Tensor = slice(lanes[0], lanes[-1] + 1)
+        if len(lanes) <= lanes[-1] - lanes[0]:  # some in between stay out: theirs are copied together
+            among = torch.tensor(lanes)
+        self._open = torch.from_numpy(flat.ravel()), keys, among
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: object, **kwargs: object
+    ) -> tuple[Tensor, Tensor]:
+        """Write one layer's rows; return what to attend to. Called by the model."""
+        slots, keys, among = self._open
+        found = []
+        for states, view in zip((key_states, value_states), self._views[layer_idx], strict=True):
+            rows = states.transpose(1, 2).flatten(0, 1)
+            view.flatten(0, 1).index_copy_(0, slots.to(view.device, non_blocking=True), rows)
+            seen = view[:, :keys]
+            seen = seen[among] if isinstance(among, slice) else seen.index_select(0, among.to(view.device))
+            found.append(seen.transpose(1, 2))
+        return found[0], found[1]
+
+    def keep(self, lane: int, rows: list[int], to: int) -> None:
+        """Have these slots of a lane moved to those from `to` on, before anything is written or read again."""
+        if lane in self._moves:
+            self.flush()
+        self._moves[lane] = rows, list(range(to, to + len(rows)))
+
+    @inference
+    def flush(self) -> None:
+        """Move what was committed: one gather and one scatter a tensor, for all lanes."""
+        if not self._moves:
+            return
+        pairs = [
+            (lane * self.slots + row, lane * self.slots + slot)
+            for lane, (rows, to) in self._moves.items()
+            for row, slot in zip(rows, to, strict=True)
+        ]
+        self._moves = {}
+        ends = torch.tensor(pairs).T
+        for group in self._groups:
+            source, destination = ends.to(group.device, non_blocking=True)
+            rows = group.flatten(1, 2)
+            # The gather copies first, so overlapping rows do no harm.
+            rows.index_copy_(1, destination, rows.index_select(1, source))
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        """Nothing: positions are always passed explicitly."""
+        return 0
+
+    def __len__(self) -> int:
+        return len(self._shapes)
+
+    def __bool__(self) -> bool:
+        return True
+
+
+class Lane(KVCache):
+    """The cache of one sequence: which of its lane's rows are committed, which pending. The rows are the storage's."""
+
+    def __init__(self, storage: Storage) -> None:
+        super().__init__([])
+        self.storage = storage
+
+    @property
+    def number(self) -> int:
+        return self.storage.lanes.index(self)
+
+    @property
+    def read(self) -> tuple[int, int]:
+        """Of the forward under way: the slot of its first row, and how many slots it reads."""
+        return self._start, self._keys
+
+    def reserve(self, rows: int) -> None:
+        """Make room for `rows` slots, in every lane."""
+        self.storage.reserve(rows)
+
+    def _move(self, kept: list[int]) -> None:
+        self.storage.keep(self.number, [self.length + row for row in kept], self.length)

@@ -1,0 +1,84 @@
+"""What decodes side by side as it does alone: the cases that tests/test_batch.py takes some of.
+
+    python tests/side_by_side.py
+
+A script, too: all of them, 3 architectures x exact and bucketed shapes x 15 methods x 2 widths, in about a minute.
+"""
+
+import itertools
+import sys
+
+import torch
+from models import VOCAB, prompt, tiny, tiny_drafter, tiny_head
+
+from opt_tree.decode import Decoder, Generation
+from opt_tree.drafters import CausalLMDrafter, EagleDrafter, Sharpened
+from opt_tree.lm import Buckets, CausalLM
+from opt_tree.policies import DySpec, Eagle2, OptTree, Sampled, Static
+from opt_tree.presets import plain
+from opt_tree.sampling import Sampling
+from opt_tree.verifiers import match, multi_round, traversal, without_replacement
+
+OPT = OptTree(nodes=12, threshold=0.1, max_depth=5)
+TREES = {
+    "opt": (OPT, match, Sampling()),
+    "eagle2": (Eagle2(3, 3, 9), match, Sampling()),
+    "binary": (Static.kary(2, 3), match, Sampling()),
+    "match": (OPT, match, Sampling(0.8, top_p=0.9)),
+    "dyspec": (DySpec(nodes=8), without_replacement, Sampling(1.0)),
+    "chains": (Sampled.chains(2, 3), multi_round, Sampling(1.0)),
+    "traversal": (Sampled.chains(2, 3), traversal, Sampling(1.0)),
+}
+METHODS = [("plain", "opt"), *itertools.product(("draft", "eagle"), TREES)]
+ARCHITECTURES = ("llama", "mistral", "gemma3")
+BUCKETS = (None, Buckets(rows=(1, 8, 32), keys=(64, 128)))
+PLACES = list(itertools.product(ARCHITECTURES, BUCKETS))
+PROMPTS = [prompt(length, seed=length) for length in (1, 30, 11, 47, 2, 5, 18)]
+
+
+def decoder_of(drafter: str, tree: str = "opt", architecture: str = "llama", buckets: Buckets | None = None) -> Decoder:
+    """A decoder of tiny models: plain, with a sharpened draft model ("draft"), or with a head ("eagle")."""
+    policy, verifier, _ = TREES[tree]
+    target = CausalLM(tiny(architecture), buckets)
+    if drafter == "plain":
+        return plain(target)
+    if drafter == "eagle":
+        return Decoder(target, EagleDrafter(tiny_head(tiny(architecture)), target, buckets), policy, verifier)
+    small = CausalLMDrafter(CausalLM(tiny_drafter(architecture), buckets), VOCAB)
+    return Decoder(target, Sharpened(small, 0.7), policy, verifier)
+
+
+def trace(answers: list[Generation]) -> list[tuple]:
+    """All that must agree between a batch and its prompts one by one: texts, ends, paths and what was run for them."""
+    return [
+        (
+            answer.tokens,
+            answer.finish_reason,
+            answer.accept_lengths,
+            [(step.path, step.draft_forwards, step.draft_tokens) for step in answer.steps],
+        )
+        for answer in answers
+    ]
+
+
+def compare(decoder: Decoder, sampling: Sampling, prompts: list[list[int]], widths: tuple[int, ...], new: int) -> None:
+    """Raise AssertionError where a batch gives what its prompts do not give alone; each has a seed of its own."""
+    alone = trace([decoder.generate(ids, new, sampling, seed=seed) for seed, ids in enumerate(prompts)])
+    for width in widths:
+        found = trace(decoder.generate_batch(prompts, width, new, sampling, seed=range(len(prompts))))
+        assert found == alone, f"width {width}"
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    different = 0
+    for (architecture, buckets), (drafter, tree) in itertools.product(PLACES, METHODS):
+        for width in (3, 7):
+            decoder = decoder_of(drafter, tree, architecture, buckets)
+            try:
+                compare(decoder, TREES[tree][2], PROMPTS, (width,), 16)
+            except AssertionError as error:
+                different += 1
+                print("DIFFERENT", architecture, buckets is not None, drafter, tree, error)
+    print(f"{different} of {2 * len(PLACES) * len(METHODS)} cases differ")
+    sys.exit(different > 0)

@@ -1,0 +1,203 @@
+"""Sequences side by side: every answer is the one that its prompt gets alone, and no lane hears of another."""
+
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from conftest import TableDrafter, TableTarget, hashed_laws
+from models import VOCAB, prompt, tiny, tiny_drafter
+from side_by_side import METHODS, OPT, PLACES, PROMPTS, TREES, compare, decoder_of, trace
+
+from opt_tree import batch
+from opt_tree.cache import LayerShape
+from opt_tree.controllers import Scheduled
+from opt_tree.decode import Decoder
+from opt_tree.drafters import CausalLMDrafter, Drafter, Grafted, NGramDrafter, TokenRecycling
+from opt_tree.engines import Eager
+from opt_tree.lanes import Storage
+from opt_tree.lm import CausalLM
+from opt_tree.policies import OptTree, Static
+from opt_tree.sampling import Sampling
+from opt_tree.stopping import Stop
+
+NEW = 8
+
+
+@pytest.mark.parametrize("number", range(len(METHODS)), ids=["-".join(method) for method in METHODS])
+def test_every_answer_is_its_prompt_s_own(number):
+    """With two lanes, prompts begin in lanes that others left. tests/side_by_side.py has all 180 cases."""
+    (drafter, tree), (architecture, buckets) = METHODS[number], PLACES[number % len(PLACES)]
+    decoder = decoder_of(drafter, tree, architecture, buckets)
+    compare(decoder, TREES[tree][2], PROMPTS[:4], (2 if number % 2 else 4,), NEW)
+
+
+@pytest.fixture(scope="module")
+def decoder() -> Decoder:
+    return decoder_of("draft")
+
+
+@pytest.fixture(scope="module")
+def alone(decoder) -> list[tuple]:
+    return trace([decoder.generate(ids, NEW) for ids in PROMPTS])
+
+
+def small() -> CausalLMDrafter:
+    return CausalLMDrafter(CausalLM(tiny_drafter("llama")), VOCAB)
+
+
+DRAFTERS: dict[str, Callable[[], Drafter]] = {
+    "ngram": NGramDrafter,
+    "recycling": lambda: TokenRecycling(VOCAB, keep=False),
+    "grafted": lambda: Grafted(small(), NGramDrafter()),
+    "table": lambda: TableDrafter(hashed_laws(1, VOCAB)),
+}
+
+
+@pytest.mark.parametrize("name", DRAFTERS)
+def test_drafters_without_a_model_have_a_state_for_each_lane(name):
+    compare(Decoder(CausalLM(tiny("llama")), DRAFTERS[name](), OPT), Sampling(), PROMPTS[:3], (2,), NEW)
+
+
+def test_a_target_without_a_model_is_copied_for_each_lane():
+    laws = hashed_laws(0, 5)
+    decoder = Decoder(TableTarget(laws, 5), TableDrafter(laws), OPT)
+    compare(decoder, Sampling(), [[1], [2, 3], [4, 0, 1]], (2,), NEW)
+
+
+def test_a_controller_has_a_state_for_each_lane():
+    decoder = Decoder(CausalLM(tiny("llama")), small(), Scheduled([OptTree(4, 0.1), Static.empty(), Static.chain(2)]))
+    compare(decoder, Sampling(), PROMPTS[:3], (3,), NEW)
+
+
+def test_stop_rules_and_seeds_are_each_prompt_s_own(decoder):
+    sampling, rules = Sampling(0.9), [None, Stop({7}), lambda tokens: "even" if tokens[-1] % 2 == 0 else None]
+    alone = [
+        decoder.generate(ids, NEW, sampling, rule, seed=seed)
+        for ids, rule, seed in zip(PROMPTS[:3], rules, (5, 6, 7), strict=True)
+    ]
+    many = decoder.generate_batch(PROMPTS[:3], 3, NEW, sampling, rules, [5, 6, 7])
+    assert trace(many) == trace(alone) and {answer.lanes for answer in many} == {3}
+
+
+def test_forwards_are_packed_and_lanes_are_filled_again(decoder, alone, monkeypatch):
+    sizes: dict[bool, list[int]] = {True: [], False: []}
+    run = batch.Packed.run
+
+    def counted(self: batch.Packed, asked: list[batch.Ask]) -> Any:
+        sizes[self.last].append(len(asked))
+        return run(self, asked)
+
+    monkeypatch.setattr(batch.Packed, "run", counted)
+    assert trace(decoder.generate_batch(PROMPTS, 3, NEW)) == alone
+    # Each target forward of a sequence is in a pack; the packs are hardly ever of one.
+    steps = sum(len(one[3]) for one in alone)
+    assert sum(sizes[True]) == steps + sum(len(ids) > 1 for ids in PROMPTS)
+    assert sum(sizes[True]) / len(sizes[True]) > 1.8 and max(sizes[False]) == 3
+
+
+def test_a_prefill_computes_the_logits_of_its_last_row_only():
+    """Of every lane's, though prompts differ in length."""
+    seen: list[torch.Size] = []
+    decoder = decoder_of("plain")
+    head = decoder.target.model.get_output_embeddings()
+    handle = head.register_forward_hook(lambda module, inputs, output: seen.append(output.shape))
+    try:
+        decoder.generate_batch([prompt(20), prompt(17, seed=1)], 2, 1)
+    finally:
+        handle.remove()
+    assert [shape[:2] for shape in seen] == [(2, 1), (2, 1)]
+
+
+def test_forwards_are_split_where_that_is_cheapest():
+    def cost(parts: list[list[int]], rows: tuple[int, ...], call: int) -> int:
+        return sum(call + len(part) * max(rows[index] for index in part) for part in parts)
+
+    for rows, call in itertools.product([(9, 500, 12, 10), (1, 1, 1), (1, 40, 31, 20), (7,)], (1, 12, 200)):
+        parts = batch.cheapest_split(rows, call)
+        assert sorted(index for part in parts for index in part) == list(range(len(rows)))
+        every = itertools.product(range(len(rows)), repeat=len(rows))  # each forward in any part
+        splits = [[[i for i, own in enumerate(parts) if own == part] for part in {*parts}] for parts in every]
+        assert cost(parts, rows, call) == min(cost(split, rows, call) for split in splits)
+    assert batch.cheapest_split([500, 10, 9], 12) == [[1, 2], [0]]
+
+
+def test_an_error_in_one_ends_all_and_says_which(decoder, alone):
+    def rule(tokens: list[int]) -> None:
+        if len(tokens) > 3:
+            raise RuntimeError("no more paper")
+
+    before = decoder.target.length
+    with pytest.raises(RuntimeError, match="no more paper") as error:
+        decoder.generate_batch(PROMPTS, 3, NEW, stop=[None, None, rule, None, None, None, None])
+    assert "sequence 2 of" in error.value.__notes__[0]
+    assert not torch.is_inference_mode_enabled() and decoder.target.length == before
+    assert trace(decoder.generate_batch(PROMPTS, 3, NEW)) == alone
+
+
+def test_closing_early_ends_every_lane(decoder):
+    begun: list[int] = []
+    ended: list[bool] = []
+
+    def job(own: Decoder) -> list[int]:
+        begun.append(0)
+        try:
+            return own.generate(PROMPTS[1], 1 if len(begun) == 1 else 200).tokens
+        finally:
+            ended.append(torch.is_inference_mode_enabled())
+
+    running = decoder.side_by_side([job] * 5, 3)
+    assert next(running)[0] == 0
+    assert len(begun) == 3 and len(ended) == 1 and not torch.is_inference_mode_enabled()
+    running.close()
+    assert len(begun) == 3 and ended == [True] * 3 and not torch.is_inference_mode_enabled()
+
+
+def test_the_decoder_itself_is_left_as_it_was(decoder, alone):
+    """It may be in the middle of a text of its own."""
+    own = decoder.steps(PROMPTS[0], NEW)
+    tokens = list(next(own).tokens)
+    decoder.generate_batch(PROMPTS[:3], 2, NEW)
+    assert [*tokens, *(token for step in own for token in step.tokens)][:NEW] == alone[0][0]
+
+
+def test_what_cannot_be_packed_is_decoded_one_by_one(decoder, alone, monkeypatch):
+    monkeypatch.setattr(decoder.target, "engine", Eager(decoder.target.model, decoder.target.cache))
+    with pytest.warns(UserWarning, match="one sequence after the other: .* is compiled"):
+        many = decoder.generate_batch(PROMPTS[:2], 2, NEW)
+    assert trace(many) == alone[:2] and {answer.lanes for answer in many} == {1}
+
+
+def test_bad_input_is_refused_before_anything_is_decoded(decoder):
+    work = decoder.target.work
+    for refused, match in (
+        (lambda: decoder.generate_batch([[1], [2, 99]], 2), "prompt 1 of the batch: token 99"),
+        (lambda: decoder.generate_batch([[1], []], 2), "prompt 1 of the batch: the prompt is empty"),
+        (lambda: decoder.generate_batch([[1], [2]], seed=[1]), "2 prompts, but 2 stop rules and 1 seeds"),
+        (lambda: decoder.generate_batch([[1], [2]], 0), "width must be at least 1"),
+        (lambda: decoder.generate_batch([[1], [2]], 2, 0), "max_new_tokens must be at least 1"),
+    ):
+        with pytest.raises(ValueError, match=match):
+            refused()
+    assert decoder.target.work == work and decoder.generate_batch([]) == []
+
+
+@torch.inference_mode()
+def test_rows_of_a_storage_are_moved_before_they_are_needed():
+    """Commits of two lanes, one of them overlapping itself; the storage grows before the next forward."""
+    storage = Storage([LayerShape(1, 2, 3, torch.float64, torch.device("cpu"))], 2)
+    for lane, kept in zip(storage.lanes, ([1, 2, 4], [0, 3]), strict=True):
+        lane.open(5)
+        storage.open([lane.number], 5, torch.arange(5)[None].numpy())
+        rows = torch.arange(5.0, dtype=torch.float64)[None, None, :, None] + 10 * lane.number
+        keys, _ = storage.update(rows.expand(1, 1, 5, 2), rows.expand(1, 1, 5, 3), 0)
+        assert keys[0, 0, :, 0].tolist() == rows.flatten().tolist()
+        lane.commit(kept)
+    storage.reserve(1000)
+    assert [lane.capacity for lane in storage.lanes] == [storage.slots - 1] * 2
+    storage.open([0, 1], 3, torch.full((2, 1), -1).numpy())
+    keys, values = storage.update(*(torch.full((2, 1, 1, dim), 99.0, dtype=torch.float64) for dim in (2, 3)), 0)
+    assert keys[0, 0, :, 0].tolist() == [1, 2, 4] and values[1, 0, :2, 0].tolist() == [10, 13]
+    with pytest.raises(ValueError, match="cannot keep rows"):
+        storage.lanes[0].commit([0])
