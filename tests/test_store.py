@@ -1,7 +1,11 @@
 """Stores: what is counted, what a file must be, and what is drafted from one."""
 
+import json
+import lzma
+
 import numpy as np
 import pytest
+import torch
 from conftest import TableTarget, hashed_laws
 from models import VOCAB, prompt, tiny, tiny_tokenizer
 from test_ngram import outcome_of, probs_of
@@ -9,10 +13,12 @@ from test_ngram import outcome_of, probs_of
 from opt_tree import Decoder, OptTree, Sampling, Static
 from opt_tree.checkpoints import CheckpointError
 from opt_tree.drafters import Store, StoreDrafter
-from opt_tree.drafters.store import FILE, hashes
+from opt_tree.drafters.store import BETA, FILE, hashes
 from opt_tree.drafters.tables import Table, fingerprint, load_table, save_table
 from opt_tree.lm import CausalLM
-from opt_tree.training.store import Recipe, build, join, main, opening, read_answers, without_prompt
+from opt_tree.training.answers import Example, opening
+from opt_tree.training.interpolation import fit_beta, replay
+from opt_tree.training.store import Recipe, build, join, main, read_answers, without_prompt
 
 
 def documents(*rows: list[int]):
@@ -200,10 +206,80 @@ class TestDrafter:
             StoreDrafter(Store.load(folder, VOCAB), (1.0, 2.0))
 
 
-class TestCommand:
-    def test_from_answers_and_from_text(self, tmp_path, capsys):
-        import json
+class TestFitting:
+    """Constants under which a tree gives what it promises, on answers that the store has not seen."""
 
+    def examples(self, count: int, seed: int) -> list[Example]:
+        """Random walks over ten tokens, of which half the steps are certain: 2k is followed by 2k + 1."""
+        random = np.random.default_rng(seed)
+        walks = []
+        for _ in range(count):
+            tokens = [int(random.integers(0, 5)) * 2]
+            while len(tokens) < 60:
+                tokens.append(tokens[-1] + 1 if tokens[-1] % 2 == 0 else int(random.integers(0, 5)) * 2)
+            walks.append(Example(tokens, 4))
+        return walks
+
+    def store(self, tmp_path, count: int = 40) -> Store:
+        rows = join(np.array(example.tokens) for example in self.examples(count, 0))
+        save_table(tmp_path / FILE, "store", build(rows, Recipe(VOCAB, order=2, beta=(400.0, 200.0))))
+        return Store.load(tmp_path, VOCAB)
+
+    def test_replay_is_what_the_loop_does(self, tmp_path):
+        """A target that says what the answers hold, decoded with the same drafter, gives the same steps."""
+        drafter, policy = StoreDrafter(self.store(tmp_path)), OptTree(8, 0.0, 8)
+        (example,) = self.examples(1, 5)
+        found = replay(drafter, policy, [example])
+        table = {tuple(example.tokens[:end]): example.tokens[end] for end in range(1, 60)}
+
+        def law(context: list[int]) -> torch.Tensor:
+            scores = torch.zeros(VOCAB, dtype=torch.float64)
+            scores[table.get(tuple(context), 0)] = 9.0
+            return scores
+
+        steps = list(Decoder(TableTarget(law, VOCAB), drafter, policy).steps(example.tokens[:4], 56))[: found.steps]
+        assert found.accepted == pytest.approx(np.mean([step.accepted for step in steps]))
+        assert found.expected == pytest.approx(np.mean([step.expected_accepted for step in steps]))
+
+    def test_what_was_promised_comes_true(self, tmp_path):
+        store, unseen = self.store(tmp_path), self.examples(12, 1)
+        beta = fit_beta(store, (400.0, 200.0), unseen)
+        assert beta[0] / beta[1] == pytest.approx(2, rel=1e-2)
+        before, after = (replay(StoreDrafter(store, each), OptTree(8, 0.0, 8), unseen) for each in ((400, 200), beta))
+        assert abs(after.expected / after.accepted - 1) < 0.05 < abs(before.expected / before.accepted - 1)
+
+    def test_answers_that_nothing_fits(self, tmp_path):
+        with pytest.raises(ValueError, match="2 answers are too short to draft along, 8 tokens at a time"):
+            fit_beta(self.store(tmp_path), (4.0, 2.0), [Example([0, 1, 2, 3], 1)] * 2)
+        strangers = [Example([30 + i % 7 for i in range(40)][::-1], 2)] * 3
+        with pytest.raises(ValueError, match="no beta fits: E\\(A\\) is"):
+            fit_beta(self.store(tmp_path), (1e-9, 1e-9), strangers)
+
+
+class TestCommand:
+    def test_rows_of_prompt_and_answer_and_given_or_fitted_constants(self, tmp_path, capsys):
+        tokenizer = tiny_tokenizer()
+        tokenizer.chat_template = "{{ messages[0].content }}"
+        tokenizer.save_pretrained(tmp_path / "target")
+        row = {"prompt": "aaab", "answer": "acadaeaf" * 8, "finished": True}
+        with lzma.open(tmp_path / "rows.jsonl.xz", "wt") as file:
+            file.write(json.dumps(row) + "\n")
+        args = ["--target", str(tmp_path / "target"), "--answers", str(tmp_path), "--output", str(tmp_path / "s")]
+        main([*args, "--order", "2", "--beta", "7,3"])
+        store = Store.load(tmp_path / "s", VOCAB)
+        assert store.header["beta"] == [7.0, 3.0] and store.header["text_tokens"] == 33
+        assert store.rows([(5,)])[0][0].followers == [(2, 7), (tokenizer.eos_token_id, 1)]
+        with pytest.raises(SystemExit):
+            main([*args, "--order", "2", "--beta", "7,0"])
+        assert "--beta takes 2 positive numbers, one a length up to --order, got 7,0" in capsys.readouterr().err
+        other = {"prompt": "aaab", "answer": "acadaeafagahacad" * 4}
+        (tmp_path / "other").mkdir()
+        (tmp_path / "other" / "x.jsonl").write_text(json.dumps(other) + "\n")
+        main([*args, "--fit", str(tmp_path / "other")])
+        fitted = Store.load(tmp_path / "s", VOCAB).header["beta"]
+        assert fitted != list(BETA) and fitted[0] / fitted[1] == pytest.approx(1.5, rel=1e-2)
+
+    def test_from_answers_and_from_text(self, tmp_path, capsys):
         tokenizer = tiny_tokenizer()
         tokenizer.save_pretrained(tmp_path / "target")
         (tmp_path / "a.jsonl").write_text(json.dumps({"choices": [{"turns": ["aaabac", "adae"]}]}) + "\n")

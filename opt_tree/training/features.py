@@ -11,10 +11,7 @@ others are outputs of that layer), document i being rows `starts[i]:starts[i + 1
 """
 
 import argparse
-import json
-import lzma
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -25,21 +22,14 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 from tqdm import tqdm
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from opt_tree.engines.body import watched_module
+from opt_tree.training.answers import Cut, Example, read_examples
 from opt_tree.training.files import whole
-from opt_tree.training.store import opening
 
 COUNTS = "counts.npy"
 """How often each token stands in the answers of all parts: what a draft vocabulary is chosen by."""
-
-
-class Example(NamedTuple):
-    """One document as tokens, and where its answer begins."""
-
-    tokens: list[int]
-    answer: int
 
 
 class Part(NamedTuple):
@@ -49,50 +39,6 @@ class Part(NamedTuple):
     starts: Int[Tensor, " documents+1"]
     answers: Int[Tensor, " documents"]
     features: dict[int, Float[Tensor, "tokens hidden"]]
-
-
-@dataclass(frozen=True)
-class Cut:
-    """Which documents are kept, and how much of each."""
-
-    prompt: int = 160  # tokens of the prompt kept, the last ones
-    answer: int = 512  # tokens of the answer kept, the first ones
-    shortest: int = 16  # answers of fewer tokens are left out
-
-
-def read_examples(paths: Iterable[Path], tokenizer: PreTrainedTokenizerBase, cut: Cut) -> Iterator[Example]:
-    """Yield the documents of files and folders; ValueError for a file of an unknown kind or a row without an answer."""
-    for path in paths:
-        files = sorted(p for kind in ("*.npz", "*.jsonl", "*.jsonl.xz") for p in path.glob(kind))
-        for file in files if path.is_dir() else [path]:
-            for prompt, answer in _documents(file, tokenizer) if file.suffix == ".npz" else _rows(file, tokenizer):
-                if len(answer) >= cut.shortest:
-                    prompt = prompt[-cut.prompt :]
-                    yield Example(prompt + answer[: cut.answer], len(prompt))
-
-
-def _documents(file: Path, tokenizer: PreTrainedTokenizerBase) -> Iterator[tuple[list[int], list[int]]]:
-    opened = opening(tokenizer)
-    with np.load(file) as part:
-        documents = np.split(part["tokens"].astype(np.int64), part["starts"][1:-1])
-    for document in documents:
-        tokens = document.tolist()
-        ends = [end for end in range(len(opened), len(tokens)) if tokens[end - len(opened) : end] == opened]
-        first = ends[-1] if opened and ends else 0
-        yield tokens[:first], tokens[first:]
-
-
-def _rows(file: Path, tokenizer: PreTrainedTokenizerBase) -> Iterator[tuple[list[int], list[int]]]:
-    stop = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
-    with lzma.open(file, "rt", encoding="utf-8") if file.suffix == ".xz" else file.open(encoding="utf-8") as lines:
-        for number, line in enumerate(lines, 1):
-            row = json.loads(line)
-            if not {"prompt", "answer"} <= row.keys():
-                raise ValueError(f'{file}:{number} has no "prompt" and "answer"')
-            message = [{"role": "user", "content": row["prompt"]}]
-            prompt = tokenizer.apply_chat_template(message, add_generation_prompt=True, return_dict=False)
-            answer = tokenizer(row["answer"], add_special_tokens=False, verbose=False)["input_ids"]
-            yield list(prompt), list(answer) + (stop if row.get("finished") else [])
 
 
 def split_parts(examples: Sequence[Example], part_tokens: int, seed: int) -> list[list[Example]]:

@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, P
 
 from opt_tree.training.data import Draw, add_data, draw_prompts, read_prompts
 from opt_tree.training.files import whole
-from opt_tree.training.stream import TokenDocuments
+from opt_tree.training.stream import TokenDocuments, narrow
 
 
 @torch.inference_mode()
@@ -57,7 +57,7 @@ def save_documents(documents: list[list[int]], path: Path) -> None:
     """Write documents as one `.npz` file."""
     starts = np.cumsum([0, *map(len, documents)])
     with whole(path) as partial, partial.open("wb") as file:
-        np.savez(file, tokens=np.array([token for row in documents for token in row], np.uint16), starts=starts)
+        np.savez(file, tokens=narrow([token for row in documents for token in row]), starts=starts)
 
 
 def load_documents(folder: Path) -> TokenDocuments:

@@ -1,19 +1,19 @@
 """Build a store of what followed what, for `StoreDrafter`.
 
     python -m opt_tree.training.store --target DIR --answers FILE_OR_FOLDER... | --text FILE... --output DIR
-        [--max-mib 64] [--order 5]
+        [--max-mib 64] [--order 5] [--beta 30,20,10,6,4 | --fit FILE...]
 
-`--answers` reads the target's own answers: the answer files of `evaluation` (`.jsonl`) or the documents of
-`opt_tree.training.outputs` (`.npz`: `tokens` and `starts`, token ids of any width), of which the prompts are left out:
-they cost more room than they are worth. `--text` reads plain text, or `.jsonl` rows with a "text". The target's own
-answers are worth far more than other text of the same size.
+`--answers` reads the target's own answers: the answer files of `evaluation` (`.jsonl`), rows of "prompt" and "answer"
+(`.jsonl`, `.jsonl.xz`) or the documents of `opt_tree.training.outputs` (`.npz`: `tokens` and `starts`, token ids of any
+width), of which the prompts are left out: they cost more room than they are worth. `--text` reads plain text, or
+`.jsonl` rows with a "text". The target's own answers are worth far more than other text of the same size.
 
 A store is pruned to its size by what an entry is worth: c log(1 + c / (beta_k p_{k-1}(w))), the likelihood that the
 text it was counted in loses without it (weighted difference pruning, Seymore and Rosenfeld, 1996).
 """
 
 import argparse
-import json
+import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,10 +23,14 @@ import numpy as np
 from jaxtyping import Bool, Float, Int, UInt
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
-from opt_tree.drafters.store import BETA, FILE, extend_hashes
+from opt_tree.drafters.store import BETA, FILE, Store, extend_hashes
 from opt_tree.drafters.tables import Table, fingerprint, save_table
+from opt_tree.training.answers import Cut, answer_of, lines, opening, read_examples
+from opt_tree.training.interpolation import fit_beta
 from opt_tree.training.stream import TokenDocuments
 
+_KINDS = ("*.npz", "*.jsonl", "*.jsonl.xz")
+_FITTED = 60
 _FOLLOWERS = 24
 """Kept of each run at most: a tree of 60 nodes has hardly more than that below its root."""
 
@@ -160,18 +164,6 @@ def _narrow(values: np.ndarray) -> np.ndarray:
     return values.astype(np.min_scalar_type(int(values.max(initial=0))))
 
 
-def opening(tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    """Return the tokens with which the chat template opens an answer; [] where there is none or no opening."""
-    if not getattr(tokenizer, "chat_template", None):
-        return []
-    message = [{"role": "user", "content": "x"}]
-    closed, opened = (
-        list(tokenizer.apply_chat_template(message, add_generation_prompt=opens, return_dict=False))
-        for opens in (False, True)
-    )
-    return [int(token) for token in opened[len(closed) :]] if opened[: len(closed)] == closed else []
-
-
 def without_prompt(document: np.ndarray, opened: list[int]) -> np.ndarray:
     """Return a document from where its last answer opens; all of it where nothing does."""
     if not opened or len(document) < len(opened):
@@ -184,16 +176,19 @@ def read_answers(paths: Iterable[Path], tokenizer: PreTrainedTokenizerBase) -> I
     """Yield the answers in answer files and in folders of them, as token ids, each behind the template's opening."""
     opened = opening(tokenizer)
     for path in paths:
-        files = sorted([*path.glob("*.npz"), *path.glob("*.jsonl")]) if path.is_dir() else [path]
+        files = sorted(file for kind in _KINDS for file in path.glob(kind)) if path.is_dir() else [path]
         if not files:
-            raise ValueError(f"no answers (*.npz, *.jsonl) in {path}")
+            raise ValueError(f"no answers ({', '.join(_KINDS)}) in {path}")
         for file in files:
             if file.suffix == ".npz":
                 with np.load(file) as part:
                     documents = np.split(part["tokens"].astype(np.int64), part["starts"][1:-1])
                 yield from (without_prompt(document, opened) for document in documents)
                 continue
-            for record in _lines(file):
+            for record in lines(file):
+                if "answer" in record:
+                    yield np.array(opened + answer_of(record, tokenizer), np.int64)
+                    continue
                 turns = (turn for choice in record["choices"] for turn in choice["turns"])
                 yield from (np.concatenate([np.array(opened, np.int64), ids]) for ids in _encode(tokenizer, turns))
 
@@ -201,13 +196,8 @@ def read_answers(paths: Iterable[Path], tokenizer: PreTrainedTokenizerBase) -> I
 def read_texts(paths: Iterable[Path], tokenizer: PreTrainedTokenizerBase) -> Iterator[np.ndarray]:
     """Yield text files as token ids, one document a file, or one a row of a `.jsonl` with a "text"."""
     for path in paths:
-        texts = (row["text"] for row in _lines(path)) if path.suffix == ".jsonl" else [path.read_text()]
+        texts = (row["text"] for row in lines(path)) if path.suffix == ".jsonl" else [path.read_text()]
         yield from _encode(tokenizer, texts)
-
-
-def _lines(path: Path) -> Iterator[dict]:
-    with path.open(encoding="utf-8") as lines:
-        yield from (json.loads(line) for line in lines if line.strip())
 
 
 def _encode(tokenizer: PreTrainedTokenizerBase, texts: Iterable[str]) -> Iterator[np.ndarray]:
@@ -235,7 +225,29 @@ def new_parser() -> argparse.ArgumentParser:
     parser.add_argument("--order", type=int, default=5, help="longest match, in tokens")
     parser.add_argument("--max-mib", type=float, default=64, help="size to prune to")
     parser.add_argument("--vocab", type=int, help="logits of the target, where it has more than its tokenizer tokens")
+    parser.add_argument("--beta", help="what a shorter match is worth, by length: 30,20,10,6,4 (default: these)")
+    parser.add_argument(
+        "--fit", type=Path, nargs="+", help="fit beta on these answers instead: prompts unlike the store's"
+    )
     return parser
+
+
+def parse_beta(text: str | None, order: int) -> tuple[float, ...]:
+    """Read constants by length; ValueError unless there is one a length, all of them positive."""
+    beta = BETA if text is None else tuple(float(part) for part in text.split(","))
+    if text is not None and (len(beta) != order or min(beta) <= 0):
+        raise ValueError(f"--beta takes {order} positive numbers, one a length up to --order, got {text}")
+    return beta
+
+
+def fitted(table: Table, answers: Sequence[Path], tokenizer: PreTrainedTokenizerBase) -> Table:
+    """Return the same store with the beta under which E(A) is A on the first `_FITTED` greedy answers of files."""
+    examples = list(itertools.islice(read_examples(answers, tokenizer, Cut(answer=128)), _FITTED))
+    if not examples:
+        raise ValueError(f"no answers to fit beta on in {', '.join(map(str, answers))}")
+    beta = fit_beta(Store(table), table.header["beta"], examples)
+    print(f"beta {table.header['beta']} -> {list(beta)}, fitted on {len(examples)} answers")
+    return table._replace(header=table.header | {"beta": list(beta)})
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -244,11 +256,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     args = parser.parse_args(arguments)
     try:
         tokenizer = AutoTokenizer.from_pretrained(args.target)
-        recipe = Recipe(
-            args.vocab or len(tokenizer), fingerprint(tokenizer), args.order, max_bytes=int(args.max_mib * 2**20)
-        )
+        beta, size = parse_beta(args.beta, args.order), int(args.max_mib * 2**20)
+        recipe = Recipe(args.vocab or len(tokenizer), fingerprint(tokenizer), args.order, size, beta)
         read = read_answers(args.answers, tokenizer) if args.answers else read_texts(args.text, tokenizer)
         table = build(join(read), recipe)
+        if args.fit:
+            table = fitted(table, args.fit, tokenizer)
         save_table(args.output / FILE, "store", table)
     except (ValueError, OSError, KeyError) as error:
         parser.error(f"{type(error).__name__}: {error}" if isinstance(error, KeyError) else str(error))

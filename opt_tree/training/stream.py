@@ -38,6 +38,12 @@ class TokenDocuments:
         return self.tokens[self.starts[index] : self.starts[index + 1]]
 
 
+def narrow(tokens: Sequence[int] | np.ndarray) -> np.ndarray:
+    """Return tokens in 16 bits each where they fit, as in most vocabularies, else in 32."""
+    wide = np.asarray(tokens, np.uint32)
+    return wide.astype(np.uint16) if wide.max(initial=0) < 1 << 16 else wide
+
+
 def tokenize_corpus(
     tokenizer: PreTrainedTokenizerBase, folder: Path, name: str, split: Split, cache: Path
 ) -> TokenDocuments:
@@ -50,7 +56,7 @@ def tokenize_corpus(
         for start in tqdm(range(0, len(texts), 1000), desc=f"tokenise {name} {split}", unit="k rows"):
             rows += tokenizer(texts[start : start + 1000], add_special_tokens=False, verbose=False)["input_ids"]
         starts = np.cumsum([0, *(len(row) for row in rows)])
-        tokens = np.fromiter((token for row in rows for token in row), dtype=np.uint16, count=int(starts[-1]))
+        tokens = narrow(np.fromiter((token for row in rows for token in row), dtype=np.uint32, count=int(starts[-1])))
         with whole(path) as partial, partial.open("wb") as file:
             np.savez(file, tokens=tokens, starts=starts)
     with np.load(path) as arrays:
@@ -78,7 +84,7 @@ def build_stream(
     cache: Path,
     own: TokenDocuments | None = None,
 ) -> np.ndarray:
-    """Return the token stream of a mixture as a read-only uint16 memory map; no token of a chosen document is lost.
+    """Return the token stream of a mixture as a read-only memory map; no token of a chosen document is lost.
 
     The corpus "own" stands for the documents passed as `own`.
     """

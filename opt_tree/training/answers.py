@@ -1,0 +1,85 @@
+"""A target's own answers as they lie on disk, read as tokens: rows of prompt and answer, and documents of both.
+
+Owns where an answer begins. Answer files of `evaluation` are read by `opt_tree.training.store`, which needs no prompts.
+"""
+
+import json
+import lzma
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from transformers import PreTrainedTokenizerBase
+
+
+class Example(NamedTuple):
+    """One document as tokens, and where its answer begins."""
+
+    tokens: list[int]
+    answer: int
+
+
+@dataclass(frozen=True)
+class Cut:
+    """Which documents are kept, and how much of each."""
+
+    prompt: int = 160  # tokens of the prompt kept, the last ones
+    answer: int = 512  # tokens of the answer kept, the first ones
+    shortest: int = 16  # answers of fewer tokens are left out
+
+
+def read_examples(paths: Iterable[Path], tokenizer: PreTrainedTokenizerBase, cut: Cut) -> Iterator[Example]:
+    """Yield the documents of files and folders; ValueError for a file of an unknown kind or a row without an answer."""
+    for path in paths:
+        files = sorted(p for kind in ("*.npz", "*.jsonl", "*.jsonl.xz") for p in path.glob(kind))
+        for file in files if path.is_dir() else [path]:
+            for prompt, answer in _documents(file, tokenizer) if file.suffix == ".npz" else _rows(file, tokenizer):
+                if len(answer) >= cut.shortest:
+                    prompt = prompt[-cut.prompt :]
+                    yield Example(prompt + answer[: cut.answer], len(prompt))
+
+
+def _documents(file: Path, tokenizer: PreTrainedTokenizerBase) -> Iterator[tuple[list[int], list[int]]]:
+    opened = opening(tokenizer)
+    with np.load(file) as part:
+        documents = np.split(part["tokens"].astype(np.int64), part["starts"][1:-1])
+    for document in documents:
+        tokens = document.tolist()
+        ends = [end for end in range(len(opened), len(tokens)) if tokens[end - len(opened) : end] == opened]
+        first = ends[-1] if opened and ends else 0
+        yield tokens[:first], tokens[first:]
+
+
+def _rows(file: Path, tokenizer: PreTrainedTokenizerBase) -> Iterator[tuple[list[int], list[int]]]:
+    for number, row in enumerate(lines(file), 1):
+        if not {"prompt", "answer"} <= row.keys():
+            raise ValueError(f'{file}:{number} has no "prompt" and "answer"')
+        message = [{"role": "user", "content": row["prompt"]}]
+        prompt = tokenizer.apply_chat_template(message, add_generation_prompt=True, return_dict=False)
+        yield list(prompt), answer_of(row, tokenizer)
+
+
+def answer_of(row: dict[str, Any], tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    """Return the tokens of a row's "answer", with the stop token where it is "finished"."""
+    answer = list(tokenizer(row["answer"], add_special_tokens=False, verbose=False)["input_ids"])
+    return answer + ([tokenizer.eos_token_id] if row.get("finished") and tokenizer.eos_token_id is not None else [])
+
+
+def lines(path: Path) -> Iterator[dict[str, Any]]:
+    """Yield the rows of a `.jsonl` or `.jsonl.xz` file."""
+    with lzma.open(path, "rt", encoding="utf-8") if path.suffix == ".xz" else path.open(encoding="utf-8") as file:
+        yield from (json.loads(line) for line in file if line.strip())
+
+
+def opening(tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    """Return the tokens with which the chat template opens an answer; [] where there is none or no opening."""
+    if not getattr(tokenizer, "chat_template", None):
+        return []
+    message = [{"role": "user", "content": "x"}]
+    closed, opened = (
+        list(tokenizer.apply_chat_template(message, add_generation_prompt=opens, return_dict=False))
+        for opens in (False, True)
+    )
+    return [int(token) for token in opened[len(closed) :]] if opened[: len(closed)] == closed else []
