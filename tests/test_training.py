@@ -19,7 +19,7 @@ from opt_tree.training import calibrate, data, recipe
 from opt_tree.training.data import Document, heldout_prompts, read_corpus, render
 from opt_tree.training.distil import distillation_loss, load_teacher
 from opt_tree.training.distil import make_loss as distil_loss
-from opt_tree.training.eagle import Objective, Unrolled, new_head, save_head
+from opt_tree.training.eagle import Objective, Unrolled, new_head, passes, save_head
 from opt_tree.training.eagle import make_loss as eagle_loss
 from opt_tree.training.files import last_checkpoint, whole
 from opt_tree.training.lm import Shape, save_model
@@ -234,6 +234,13 @@ def test_own_outputs_are_the_targets_greedy_answers(
     assert [row.tolist() for row in map(load_documents(tmp_path).__getitem__, range(3))] == documents
 
 
+def test_tokens_beyond_16_bits_are_kept(tmp_path: Path) -> None:
+    for last, size in ((65_535, 2), (151_935, 4)):
+        save_documents([[3, last], [65_535]], tmp_path / f"{last}" / "part.npz")
+        documents = load_documents(tmp_path / f"{last}")
+        assert documents[0].tolist() == [3, last] and documents.tokens.itemsize == size
+
+
 def test_distillation_loss_is_least_at_the_targets_law() -> None:
     # Every row has a clear argmax: sharpening a near tie would leave the hard loss near log 2.
     target = torch.stack([torch.randperm(7).double() for _ in range(5)])
@@ -267,18 +274,18 @@ def test_unrolled_passes_are_what_the_head_computes_while_drafting(target: Path)
     model = _unrolled(target, Objective(unroll=3)).double()
     ids, features = torch.randint(5, 300, (1, 9)), torch.randn(1, 9, TINY.hidden, dtype=torch.float64)
     with torch.no_grad():
-        passes = model.passes(ids, features)
+        estimates = passes(model.head, ids, features, 3)
         for pair in range(2, 9):
             cache, known = DynamicCache(config=model.head.config), pair - 2
             positions = torch.arange(9)[None]
             (estimate,) = model.head(
                 ids[:, : known + 1], features[:, : known + 1], positions[:, : known + 1], None, cache
             )
-            torch.testing.assert_close(passes[0][:, known], estimate[:, -1])
+            torch.testing.assert_close(estimates[0][:, known], estimate[:, -1])
             for step in (1, 2):
                 row = slice(known + step, known + step + 1)
                 (estimate,) = model.head(ids[:, row], estimate[:, -1:], positions[:, row], None, cache)
-                torch.testing.assert_close(passes[step][:, known + step], estimate[:, 0])
+                torch.testing.assert_close(estimates[step][:, known + step], estimate[:, 0])
 
 
 @pytest.mark.parametrize("unroll", [1, 2])
