@@ -210,7 +210,7 @@ def test_sampled_texts_are_the_same_with_and_without_a_tree(classic, capsys):
     ("arguments", "line"),
     [
         (["--nodes", "0"], "nodes must be at least 1, got 0"),
-        (["--nodes", "many"], "argument --nodes: invalid int value: 'many'"),
+        (["--nodes", "many"], "argument --nodes: neither a number nor auto: 'many'"),
         (["--threshold", "-0.5"], "threshold must be 0 or more, got -0.5"),
         (["--max-depth", "0"], "max_depth must be at least 1, got 0"),
         (["--temperature", "-1"], "temperature must be 0 (greedy) or more, and finite, got -1.0"),

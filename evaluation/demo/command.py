@@ -33,14 +33,16 @@ from evaluation.demo.streaming import ColorStreamer, wants_color
 from evaluation.run.baselines import in_loop, transformers_assisted, transformers_greedy
 from evaluation.run.machine import environment
 from evaluation.run.models import check_device, load, load_assistant
-from evaluation.run.options import DRAFTER_FLAGS, MOST_NODES, Models
+from evaluation.run.options import AUTO, DRAFTER_FLAGS, MOST_NODES, Models, node_count
 from evaluation.timing import Method, interleave
 from opt_tree import Beside, Decoder, Generation, OptTree, Pair, Sampling, TreePolicy, explore, generate_beside
+from opt_tree.controllers import Auto
 from opt_tree.decode import check_prompt
 from opt_tree.engines import packages
 from opt_tree.models import KNOWN
 from opt_tree.policies.registry import make_policy
 from opt_tree.presets import opt, plain
+from opt_tree.pricing import auto
 
 # The best tree for the embedded models on one CPU core, not the paper's: there a node costs more than on a GPU.
 DEMO_TREE = OptTree(nodes=12, threshold=0.45, max_depth=10)
@@ -66,7 +68,11 @@ class Options(Models):
         None, "causal LM that assists transformers; by default the draft model, or the embedded one"
     )
     prompt: str | None = option(None, "the question (default: a handful of built-in ones)")
-    nodes: int | None = option(None, "drafted nodes per tree, root excluded (the paper's n)")
+    nodes: int | str | None = option(
+        None,
+        "drafted nodes per tree, root excluded (the paper's n); auto: nodes and layers by what they cost here",
+        type=node_count,
+    )
     threshold: float | None = option(None, "least gain in E(A) worth one more layer (the paper's delta)")
     max_depth: int | None = option(None, "layers drafted at most")
     temperature: float = option(0.0, "0: greedy")
@@ -86,10 +92,12 @@ class Options(Models):
     json: bool = option(False, "print the figures as one JSON line, too")
 
     def policy(self) -> OptTree:
-        """The tree: the demo's own for a model that is known here, else the paper's; what was named is replaced."""
+        """The tree: the demo's own for a known model, else the paper's; numbers that were named replace its own."""
         default = TREES.get(self.base_model_path, OptTree())
         named = {name: getattr(self, name) for name in ("nodes", "threshold", "max_depth")}
-        return dataclasses.replace(default, **{name: value for name, value in named.items() if value is not None})
+        return dataclasses.replace(
+            default, **{name: value for name, value in named.items() if value not in (None, AUTO)}
+        )
 
     def others(self) -> dict[str, TreePolicy]:
         """The policies whose trees the page shows beside the run's, at the same budget."""
@@ -102,8 +110,12 @@ class Options(Models):
 
     def check(self) -> None:
         """Raise ValueError for whatever is wrong before any model is looked at."""
-        at_most(self, nodes=MOST_NODES)
-        self.policy()
+        if isinstance(self.nodes, str):
+            if self.threshold is not None:
+                raise ValueError("--nodes auto takes no --threshold: what a layer must bring is what it costs here")
+        else:
+            at_most(self, nodes=MOST_NODES)
+            self.policy()
         if self.sampling.greedy and (self.top_p < 1 or self.top_k):
             raise ValueError("top_p and top_k act at temperature > 0 only; give --temperature")
         at_least(self, max_new_tokens=1, rounds=1)
@@ -183,8 +195,7 @@ def run(options: Options) -> None:
         "forwards": describe_forwards(options, pair),
         "machine": describe_machine(place, device),
     }
-    policy = options.policy()
-    decoder = opt(pair.target, pair.drafter, policy)
+    decoder, policy = make_decoder(options, pair)
     print(*facts.values(), f"{policy}, {describe_sampling(options.sampling)}", f"\n> {texts[0]}\n", sep="\n")
     first = stream(decoder, pair, prompts[0], options)
     timings = interleave(
@@ -196,13 +207,25 @@ def run(options: Options) -> None:
     if options.html:
         rates = "; ".join(f"{label} {timings.rate(name):.0f}" for name, label in LABELS.items() if name in timings.runs)
         compared = {f"{len(prompts)} prompts" if len(prompts) > 1 else "compared": f"{rates} tokens per second"}
-        page = explore(first, pair.tokenizer, facts=compared | {"policy": repr(policy)} | facts)
+        page = explore(first, pair.tokenizer, facts=compared | {"policy": str(policy)} | facts)
         Path(options.html).write_text(page, encoding="utf-8")
         print(f"wrote {options.html}")
     if options.base_model_path == "demo":
         print(f"These models are toys. A public one, fetched once: {Path(sys.argv[0]).name} --base-model-path smollm2")
-    settings = {"options": dataclasses.asdict(options), "policy": dataclasses.asdict(policy)}
+    settings = {
+        "options": dataclasses.asdict(options),
+        "policy": dataclasses.asdict(policy.costs if isinstance(policy, Auto) else policy),
+    }
     print_json(options.json, settings | facts | report(timings, differences) | {"environment": place})
+
+
+def make_decoder(options: Options, pair: Pair) -> tuple[Decoder, OptTree | Auto]:
+    """The decoder, and what decides its trees: what they cost here where --nodes auto says so."""
+    if options.nodes == AUTO:
+        policy = auto(pair.target, pair.drafter, max_depth=options.max_depth or OptTree.max_depth)
+        return Decoder(pair.target, pair.drafter, policy), policy
+    fixed = options.policy()
+    return opt(pair.target, pair.drafter, fixed), fixed
 
 
 def stream(decoder: Decoder, pair: Pair, prompt: list[int], options: Options) -> Generation | Beside:

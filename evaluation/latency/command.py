@@ -24,10 +24,11 @@ from evaluation.questions.prompts import Prompter
 from evaluation.questions.sets import load_set, select
 from evaluation.run.machine import environment
 from evaluation.run.models import check_device, load, load_assistant, resolved
-from evaluation.run.options import Asked
+from evaluation.run.options import AUTO, Asked
 from evaluation.table import table
-from opt_tree import CausalLM, OptTree
+from opt_tree import CausalLM, Controller, OptTree, TreePolicy
 from opt_tree.inflate import describe
+from opt_tree.pricing import auto
 
 
 @dataclass(frozen=True)
@@ -46,7 +47,9 @@ class Options(Asked):
     answers: tuple[str, ...] = option(
         (), "answer files of --method opt, best at several --nodes: advise by them", type=str, nargs="+"
     )
-    nodes: str | None = option(None, "comma list of budgets: decode with them, instead of measuring forwards")
+    nodes: str | None = option(
+        None, "comma list of budgets, or auto among them: decode with them, instead of measuring forwards"
+    )
     thresholds: str = option("0.2", "with --nodes: comma list, each tried at each budget")
     max_new_tokens: int = option(96, "with --nodes: new tokens a question, at most")
     assistant: str | None = option(
@@ -139,7 +142,10 @@ def forwards(options: Options) -> dict[str, Any]:
 
 def decode(options: Options) -> dict[str, Any]:
     """Decode the questions' first turns with every budget and threshold, print the table and return its rows."""
-    policies = [OptTree(int(n), t) for n in numbers(options.nodes or "") for t in numbers(options.thresholds)]
+    budgets = (options.nodes or "").split(",")
+    fixed = [budget for budget in budgets if budget != AUTO]
+    pairs = [(int(n), t) for n in numbers(",".join(fixed)) for t in numbers(options.thresholds)] if fixed else []
+    trees: dict[str, TreePolicy | Controller] = {f"OPT-Tree {n}/{t:g}": OptTree(n, t) for n, t in pairs}
     questions = load_set(options.bench_name, options.question_file, options.data_dir, options.fetch)
     chosen = select(questions.questions, options.question_begin, options.question_end, options.limit)
     device = check_device(options)
@@ -147,7 +153,9 @@ def decode(options: Options) -> dict[str, Any]:
     assistant = load_assistant(options, options.assistant, pair)
     prompter = Prompter(pair.tokenizer, pair.stop, options.conv_template)
     prompts = [prompter.encode(question.turns[:1], []) for question in chosen]
-    rows = decoding.measure(pair, policies, prompts, options.max_new_tokens, assistant)
+    if AUTO in budgets:
+        trees[AUTO] = auto(pair.target, pair.drafter)
+    rows = decoding.measure(pair, trees, prompts, options.max_new_tokens, assistant)
     place = environment(pair.target.device)
     target = describe(pair.target.model, pair.drafter) or f"target {size(pair.target)}"
     print(f"{target}; drafter {options.drafter}; {place['device']}, {place['threads']} threads")

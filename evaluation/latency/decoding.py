@@ -2,14 +2,14 @@
 
 import functools
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from transformers import PreTrainedModel
 
 from evaluation.run.baselines import in_loop, transformers_assisted, transformers_greedy
 from evaluation.table import Value
 from evaluation.timing import Method, Timings, interleave
-from opt_tree import Decoder, Generation, OptTree, Pair
+from opt_tree import Controller, Decoder, Generation, Pair, TreePolicy
 from opt_tree.presets import plain
 
 BASELINES = ("plain", "transformers", "transformers assisted")
@@ -21,15 +21,14 @@ Row = dict[str, Value]
 
 def measure(
     pair: Pair,
-    policies: Sequence[OptTree],
+    trees: Mapping[str, TreePolicy | Controller],
     prompts: Sequence[list[int]],
     max_new_tokens: int,
     assistant: PreTrainedModel | None,
 ) -> list[Row]:
     """Decode every prompt with every tree and every baseline in turn; a line each, the fastest first."""
     methods: dict[str, Method] = {
-        f"OPT-Tree {policy.nodes}/{policy.threshold:g}": in_loop(Decoder(pair.target, pair.drafter, policy), pair)
-        for policy in policies
+        name: in_loop(Decoder(pair.target, pair.drafter, tree), pair) for name, tree in trees.items()
     }
     methods["plain"] = in_loop(plain(pair.target), pair)
     methods["transformers"] = functools.partial(transformers_greedy, pair)

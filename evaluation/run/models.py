@@ -24,6 +24,7 @@ from opt_tree.drafters.registry import DrafterOptions, load_drafter, parse_spec
 from opt_tree.inflate import inflate_pair
 from opt_tree.models import resolve
 from opt_tree.presets import chain, opt, plain
+from opt_tree.pricing import auto
 
 
 def check_device(options: Machine) -> str:
@@ -195,10 +196,12 @@ def make_method(name: str, options: Options, pair: Pair, prompter: Prompter) -> 
 
 
 def _decoder(name: str, options: Options, pair: Pair) -> Decoder:
+    if name == "opt" and isinstance(options.nodes, str):
+        return Decoder(pair.target, pair.drafter, auto(pair.target, pair.drafter, max_depth=options.max_depth))
     if name == "opt":
-        return opt(pair.target, pair.drafter, OptTree(options.nodes, options.threshold, options.max_depth))
+        return opt(pair.target, pair.drafter, OptTree(int(options.nodes), options.threshold, options.max_depth))
     if name == "chain":
-        return chain(pair.target, pair.drafter, min(options.max_depth, options.nodes))
+        return chain(pair.target, pair.drafter, min(options.max_depth, int(options.nodes)))
     return plain(pair.target)
 
 

@@ -1,5 +1,6 @@
 """The options that commands share, each group a dataclass: the machine, the models, the questions; and a run's own."""
 
+import argparse
 import os
 from dataclasses import dataclass, fields
 from typing import Any
@@ -19,6 +20,18 @@ DRAFTER_FLAGS = {"--draft-model-path": "lm:", "--ea-model-path": "eagle:"}
 
 MOST_THREADS, MOST_NODES = 1024, 65_536
 """Beyond these a number is a slip of the keyboard, and would take the machine's memory before it failed."""
+
+
+AUTO = "auto"
+"""Instead of a number of nodes: the tree that what steps cost on this machine says (`opt_tree.Auto`)."""
+
+
+def node_count(text: str) -> int | str:
+    """Read a number of nodes, or `auto`."""
+    try:
+        return AUTO if text == AUTO else int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"neither a number nor {AUTO}: {text!r}") from None
 
 
 @dataclass(frozen=True)
@@ -123,7 +136,11 @@ class Options(Asked):
     """Everything a run can be asked for. An underscore in a name is a hyphen on the command line, or an underscore."""
 
     method: str = option("opt", "OPT-Tree, a chain of the drafter's best tokens, or plain decoding", choices=METHODS)
-    nodes: int = option(OptTree.nodes, "drafted nodes sent to the target each step, root excluded")
+    nodes: int | str = option(
+        OptTree.nodes,
+        "drafted nodes sent to the target each step, root excluded; auto: nodes and layers by what they cost here",
+        type=node_count,
+    )
     threshold: float = option(OptTree.threshold, "draft another layer while the newest raised E(A) by more than this")
     max_depth: int = option(OptTree.max_depth, "drafted layers at most; with --method chain, the chain's length")
     temperature: float = option(0.0, "0 decodes greedily, above 0 samples")
@@ -158,12 +175,21 @@ class Options(Asked):
     def __post_init__(self) -> None:
         super().__post_init__()
         at_least(self, max_new_token=1, num_choices=1, num_gpus_per_model=1)
-        at_most(self, nodes=MOST_NODES)
-        OptTree(self.nodes, self.threshold, self.max_depth)  # refuses what is no tree
+        if isinstance(self.nodes, str):
+            self._check_auto()
+        else:
+            at_most(self, nodes=MOST_NODES)
+            OptTree(self.nodes, self.threshold, self.max_depth)  # refuses what is no tree
         Sampling(self.temperature)
         total, each = self.num_gpus_total, self.num_gpus_per_model
         if total is not None and (total < 1 or total % each):
             raise ValueError(f"--num-gpus-total {total} is not a multiple of --num-gpus-per-model {each}")
+
+    def _check_auto(self) -> None:
+        if self.method == "chain":
+            raise ValueError("--nodes auto is OPT-Tree's; a chain takes --max-depth")
+        if self.threshold != type(self).threshold:
+            raise ValueError("--nodes auto takes no --threshold: what a layer must bring is what it costs here")
 
     @property
     def processes(self) -> int | None:

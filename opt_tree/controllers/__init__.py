@@ -1,8 +1,9 @@
 """Controllers: which policy for the next step."""
 
+from opt_tree.controllers.auto import Auto
 from opt_tree.controllers.base import Controller
 from opt_tree.controllers.fixed import Fixed
 from opt_tree.controllers.scheduled import Scheduled
 from opt_tree.controllers.thompson import BetaLength, Thompson
 
-__all__ = ["BetaLength", "Controller", "Fixed", "Scheduled", "Thompson"]
+__all__ = ["Auto", "BetaLength", "Controller", "Fixed", "Scheduled", "Thompson"]

@@ -1,12 +1,14 @@
 """Tree policies: which nodes to draft, which to verify."""
 
 from opt_tree.policies.base import TreePolicy
+from opt_tree.policies.costs import Costs
 from opt_tree.policies.delayed import Delayed
 from opt_tree.policies.dynamic_depth import DynamicDepth
 from opt_tree.policies.dyspec import DySpec
 from opt_tree.policies.eagle2 import Eagle2
 from opt_tree.policies.greedy_static import greedy_static_tree
 from opt_tree.policies.opt import OptTree
+from opt_tree.policies.priced import Priced
 from opt_tree.policies.rates import HALVING, AcceptanceRates
 from opt_tree.policies.registry import POLICIES, make_policy
 from opt_tree.policies.rheo import Rheo
@@ -19,11 +21,13 @@ __all__ = [
     "HALVING",
     "POLICIES",
     "AcceptanceRates",
+    "Costs",
     "Delayed",
     "DySpec",
     "DynamicDepth",
     "Eagle2",
     "OptTree",
+    "Priced",
     "Rheo",
     "Sampled",
     "SequoiaTree",

@@ -1,0 +1,180 @@
+"""Texts recorded with all that a drafter says beside them, and a target and a drafter that play them again.
+
+Owns the recording and the replaying. Knows nothing of what steps cost.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+from tqdm import tqdm
+
+from opt_tree import (
+    Controller,
+    Decoder,
+    Drafter,
+    Few,
+    Generation,
+    OptTree,
+    Output,
+    Pair,
+    Target,
+    TopK,
+    Tree,
+    TreePolicy,
+)
+from opt_tree.children import Reduced
+from opt_tree.drafters import DrafterAround
+from opt_tree.pool import CandidatePool, Frontier
+from opt_tree.probabilities import log_probs_of
+from opt_tree.step import Outcome
+from opt_tree.target import Work
+
+Branch = tuple[int, ...]
+Known = tuple[Float[np.ndarray, " columns"], Int[np.ndarray, " columns"]]
+LARGEST = 32
+CATCHING_UP = 2  # tokens that the drafter reads at the root, about
+UNKNOWN: Known = (np.log(np.full(LARGEST, 1e-6)) - 1e-3 * np.arange(LARGEST), np.arange(LARGEST))
+"""Below what no tree of 32 nodes would have expanded, which only chains ask for."""
+
+
+@dataclass
+class Recorded:
+    """A text, and what the drafter said behind every prefix of it."""
+
+    prompt: list[int]
+    tokens: list[int]
+    said: dict[int, dict[Branch, Known]] = field(repr=False)
+    """By the context's length and the branch below it: the most probable tokens, with their log-probabilities."""
+
+
+class Recorder(DrafterAround):
+    """Keeps every answer."""
+
+    def __init__(self, drafter: Drafter) -> None:
+        super().__init__(drafter)
+        self.said: dict[int, dict[Branch, Known]] = {}
+
+    def root(self, context: list[int]) -> Float[Tensor, "1 vocab"] | Few | Reduced:
+        self._now = self.said[len(context)] = {}
+        self._branches: list[Branch] = [()]
+        return self._keep([()], self.drafter.root(context))
+
+    def expand(self, frontier: Frontier) -> Float[Tensor, "frontier vocab"] | Few | Reduced:
+        branches = grown(self._branches, frontier)
+        return self._keep(branches, self.drafter.expand(frontier))
+
+    def _keep(self, branches: list[Branch], scores: Any) -> Any:
+        whole = scores.whole() if isinstance(scores, Reduced) else scores
+        few = whole if isinstance(whole, Few) else Few(*log_probs_of(whole).topk(LARGEST))
+        for branch, values, tokens in zip(branches, few.log_probs.double(), few.tokens, strict=True):
+            self._now[branch] = values.numpy(force=True).copy(), tokens.numpy(force=True).copy()
+        return scores
+
+
+def grown(branches: list[Branch], frontier: Frontier) -> list[Branch]:
+    """The branches of a frontier; they are added to those by draft row."""
+    found = [
+        (*branches[row], token) for row, token in zip(frontier.parents.tolist(), frontier.tokens.tolist(), strict=True)
+    ]
+    branches += found
+    return found
+
+
+@dataclass(frozen=True)
+class Survey:
+    """Drafts all that a tree of 32 nodes may ask for, and sends nothing to the target."""
+
+    max_depth: int = 10
+
+    @property
+    def children(self) -> TopK:
+        return TopK(total=LARGEST)
+
+    def expand(self, pool: CandidatePool) -> Int[np.ndarray, " frontier"] | None:
+        return OptTree(LARGEST, 0.0, self.max_depth).expand(pool)
+
+    def select(self, pool: CandidatePool) -> Int[np.ndarray, " rows"]:
+        return np.array([0])
+
+
+def record(pair: Pair, prompts: Sequence[list[int]], max_new_tokens: int) -> list[Recorded]:
+    """Decode plainly, a token a step, and ask the drafter at each of them."""
+    found = []
+    for prompt in tqdm(prompts, desc="recording", unit="text", leave=False, disable=None):
+        recorder = Recorder(pair.drafter)
+        answer = Decoder(pair.target, recorder, Survey()).generate(prompt, max_new_tokens, stop=pair.stop)
+        found.append(Recorded(prompt, answer.tokens, recorder.said))
+    return found
+
+
+class Rerun(Target):
+    """A target that says a recorded text again."""
+
+    name, vocab, max_context = "a recorded text", 2, 1 << 20
+
+    def __init__(self, text: Recorded, vocab: int) -> None:
+        self.text, self.vocab = [*text.prompt, *text.tokens], vocab
+
+    def reset(self) -> None:
+        super().reset()
+        self._length = 0
+
+    def append(self, tokens: list[int], all_logits: bool = False) -> Output:
+        self._length += len(tokens)
+        return Output(torch.zeros(1, self.vocab))
+
+    def score(self, tree: Tree) -> Output:
+        logits, follows = torch.zeros(len(tree), self.vocab), [True] * len(tree)
+        for row in range(len(tree)):
+            place = self._length + int(tree.depths[row])
+            follows[row] = place < len(self.text) and self.text[place] == int(tree.tokens[row])
+            follows[row] &= row == 0 or follows[int(tree.parents[row])]
+            if follows[row] and place + 1 < len(self.text):
+                logits[row, self.text[place + 1]] = 1
+        return Output(logits)
+
+    def commit(self, path: list[int]) -> None:
+        self._length += len(path)
+
+
+class Replayed(Drafter):
+    """Answers as it was recorded; counts forwards and rows as a model would have had them."""
+
+    sparse = True
+
+    def __init__(self, text: Recorded) -> None:
+        self.said, self._work = text.said, Work()
+
+    def reset(self, prompt: list[int], output: Output | None) -> None:
+        """Nothing is kept."""
+
+    def root(self, context: list[int]) -> Few:
+        self._now, self._branches = self.said[len(context)], list[Branch]([()])
+        return self._answer([()], CATCHING_UP)
+
+    def expand(self, frontier: Frontier) -> Few:
+        return self._answer(grown(self._branches, frontier), len(frontier.tokens))
+
+    def _answer(self, branches: list[Branch], rows: int) -> Few:
+        self._work += Work(1, rows)
+        values, tokens = zip(*(self._now.get(branch, UNKNOWN) for branch in branches), strict=True)
+        return Few(torch.from_numpy(np.stack(values)), torch.from_numpy(np.stack(tokens)))
+
+    def observe(self, outcome: Outcome) -> None:
+        """What survived is in the next context."""
+
+    @property
+    def work(self) -> Work:
+        return self._work
+
+
+def replay(texts: Sequence[Recorded], policy: TreePolicy | Controller, vocab: int) -> list[Generation]:
+    """Decode the recorded texts again. A controller keeps what it learned from text to text."""
+    return [
+        Decoder(Rerun(text, vocab), Replayed(text), policy).generate(text.prompt, len(text.tokens)) for text in texts
+    ]

@@ -1,0 +1,220 @@
+"""The tree for this machine: prices decide, nothing is lost, and what steps cost is measured once."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from conftest import TableDrafter, TableTarget, hashed_laws, written_laws
+from enumeration import law_of, unchecked
+from models import ARCHITECTURES, build, prompt, tiny_drafter
+
+from evaluation.command_line import parse
+from evaluation.demo.command import Options as Demo
+from evaluation.replay.command import main as replay
+from evaluation.run.options import Options as Run
+from opt_tree import CausalLM, CausalLMDrafter, Decoder, OptTree, Sampling, Static, pricing
+from opt_tree.children import Few
+from opt_tree.controllers import Auto
+from opt_tree.controllers.auto import PATIENCE
+from opt_tree.policies import Costs, Priced
+from opt_tree.policies.priced import KNOTS
+from opt_tree.pool import CandidatePool
+from opt_tree.presets import plain
+from opt_tree.pricing import Timed, costs_of, fit
+
+EAGER = Costs(plain=5.4e-3, step=5.5e-3, row=1e-4, layer=1e-3, draft_row=3e-5, growth=3e-4, draft_growth=2e-4)
+COMPILED = Costs(plain=1.9e-3, step=2e-3, row=7e-5, layer=5.5e-4, draft_row=2e-5)
+POOR = Costs(plain=5e-3, step=5e-3, row=8e-4, layer=8e-3, draft_row=1e-4)
+
+
+def layer(*probs: float) -> Few:
+    return Few(torch.tensor([probs], dtype=torch.float64).log(), torch.arange(len(probs))[None])
+
+
+def test_nodes_and_layers_earn_their_price():
+    """rate 100: a row costs .1 tokens, a layer .2; the second layer is expected to bring .7 * (.5 + .2)."""
+    costs = Costs(plain=1e-2, step=1e-2, row=1e-3, layer=2e-3, draft_row=0)
+    policy = Priced(costs, rate=100.0)
+    pool = CandidatePool(0, policy.children)
+    pool.add(layer(0.6, 0.3, 0.08))
+    assert policy.expand(pool).tolist() == [1, 2]
+    assert policy.select(pool).tolist() == [0, 1, 2]
+    assert policy.surplus(pool.path_log_probs[1:]) == pytest.approx([0.5, 0.2, -0.02])
+    dear = Priced(Costs(plain=1e-2, step=1e-2, row=1e-3, layer=5e-3, draft_row=0), rate=100.0)
+    assert dear.expand(pool) is None
+    # .49 of expected surplus do not pay for scoring: 100 * (.018 - .01) tokens.
+    slow = Priced(Costs(plain=1e-2, step=1.7e-2, row=1e-3, layer=2e-3, draft_row=0), rate=100.0)
+    assert slow.select(pool).tolist() == [0]
+    # Behind a long context a row costs more.
+    grown = Priced(Costs(1e-2, 0.9e-2, 1e-3, 2e-3, 0.0, growth=0.01), rate=100.0, context=250)
+    assert grown.select(pool).tolist() == [0, 1]
+
+
+def test_calibration_is_a_rising_map_of_probabilities():
+    halved = tuple(min(knot - np.log(2), 0) for knot in KNOTS)
+    policy = Priced(EAGER, rate=0.0, trust=halved)
+    logs = np.log([1.0, 0.5, 0.01, 1e-9, 0.0001])
+    assert policy.surplus(logs) == pytest.approx(np.exp(logs) / 2)
+    assert np.isfinite(policy.surplus(np.array([-np.inf]))).all()
+
+
+def modelled(costs: Costs, policy, laws: tuple) -> float:
+    """Tokens a modelled second of decoding 300 tokens of a language of tables at temperature 1."""
+    decoder = Decoder(TableTarget(laws[0], 12), TableDrafter(laws[1]), policy)
+    seconds, context = 0.0, 1
+    for step in decoder.steps([1], 300, Sampling(1.0)):
+        now = costs.at(context)
+        seconds += now.score(len(step.tree)) + now.draft(step.draft_forwards, step.draft_tokens)
+        context += len(step.tokens)
+    return (context - 1) / seconds
+
+
+@pytest.mark.parametrize("costs", [EAGER, COMPILED, POOR], ids=["eager", "compiled", "poor"])
+def test_it_is_about_as_good_as_the_best_fixed_setting(costs):
+    """By modelled seconds, so that the comparison is exact; learning included, the best chosen afterwards."""
+    table = np.random.default_rng(4).dirichlet(np.full(12, 0.15), 12)
+    laws = (lambda path: table[path[-1]],) * 2
+    grid = [Static.empty(), OptTree(3, 0.8), OptTree(9, 0.45), OptTree(9, 0.8), OptTree(24, 0.45)]
+    rates = [modelled(costs, policy, laws) for policy in grid]
+    assert max(rates) > 1.15 * min(rates)
+    assert modelled(costs, Auto(costs), laws) >= 0.95 * max(rates)
+
+
+def test_a_useless_drafter_is_left_alone():
+    """It is tried ever more seldom, and decoding is plain decoding."""
+    laws = written_laws({(): (1.0, 0.0, 0.0)}), written_laws({(): (0.0, 0.9, 0.1)})
+    auto = Auto(EAGER)
+    decoder = Decoder(TableTarget(laws[0], 3), TableDrafter(laws[1]), auto)
+    sizes = [step.tree.nodes for step in decoder.steps([0], 500)]
+    assert sizes[0] > 0 and sum(size > 0 for size in sizes[250:]) <= 250 / PATIENCE[1] + 1
+
+
+def test_it_comes_back_when_drafting_pays_again():
+    told = {(): (0.0, 1.0, 0.0)}
+    auto = Auto(EAGER)
+    wrong = TableDrafter(written_laws({(): (1.0, 0.0, 0.0)}))
+    list(Decoder(TableTarget(written_laws(told), 3), wrong, auto).steps([0], 120))
+    right = TableDrafter(written_laws(told))
+    sizes = [step.tree.nodes for step in Decoder(TableTarget(written_laws(told), 3), right, auto).steps([0], 600)]
+    assert sizes[0] == 0 and np.mean(sizes[-20:]) > 2
+
+
+def test_the_same_text_by_the_same_trees_however_busy_the_machine_is():
+    target = CausalLM(build(ARCHITECTURES["llama"]()))
+    drafter = CausalLMDrafter(CausalLM(tiny_drafter("llama")))
+    runs = [Decoder(target, drafter, Auto(EAGER, 12)).generate(prompt(9), 50) for _ in range(2)]
+    assert runs[0].tokens == plain(target).generate(prompt(9), 50).tokens
+    assert [s.tree.nodes for s in runs[0].steps] == [s.tree.nodes for s in runs[1].steps]
+    assert 0 < max(step.tree.nodes for step in runs[0].steps) <= 12
+    sampled = Decoder(target, drafter, Auto(EAGER)).generate(prompt(9), 30, Sampling(0.9), seed=3)
+    assert sampled.tokens == plain(target).generate(prompt(9), 30, Sampling(0.9), seed=3).tokens
+
+
+def test_it_keeps_the_distribution():
+    target, drafter = hashed_laws(1, 3), hashed_laws(2, 3)
+
+    def first(random):
+        decoder = Decoder(TableTarget(target, 3), TableDrafter(drafter), Auto(COMPILED))
+        return tuple(next(decoder.steps([0, 2], 4, Sampling(1.0), random)).tokens[:1])
+
+    with unchecked():
+        expected = {(token,): p for token, p in enumerate(target((0, 2)).tolist())}
+        assert law_of(first) == pytest.approx(expected, abs=1e-12)
+
+
+def test_costs_are_fitted():
+    """Exact steps, half of them disturbed: medians and the relative fit give back what made them."""
+    true, steps = EAGER, []
+    for shape, (rows, layers, draft_rows) in enumerate([(1, 0, 0), (2, 1, 2), (9, 3, 8), (25, 4, 40), (49, 8, 160)]):
+        for turn in range(11):
+            context = (40 if turn % 2 else 400) + turn
+            costs, late = true.at(context), 3.0 if turn in (4, 7) else 1.0
+            draft = costs.draft(layers, draft_rows) * late
+            steps.append(Timed(shape, context, rows, layers, draft_rows, draft, costs.score(rows) * late))
+    found = fit(steps)
+    for name in ("plain", "step", "row", "layer", "draft_row"):
+        assert getattr(found, name) == pytest.approx(getattr(true, name), rel=0.15), name
+    assert found.growth == pytest.approx(true.growth, rel=0.3)
+
+
+def test_costs_are_measured_once(tmp_path, monkeypatch):
+    monkeypatch.setenv("OPT_TREE_CACHE", str(tmp_path))
+    monkeypatch.setattr(pricing, "ROUNDS", 3)
+    target = CausalLM(build(ARCHITECTURES["llama"]()))
+    drafter = CausalLMDrafter(CausalLM(tiny_drafter("llama")))
+    costs = costs_of(target, drafter)
+    assert costs.plain > 0 and costs.layer + costs.draft_row > 0
+    (kept,) = tmp_path.iterdir()
+    assert Costs(**json.loads(kept.read_text())) == costs
+    monkeypatch.setattr(pricing, "measure_costs", lambda *_: pytest.fail("measured again"))
+    assert costs_of(target, drafter) == costs
+    monkeypatch.setattr(pricing, "measure_costs", lambda *_: COMPILED)
+    kept.write_text("{")  # damaged
+    assert costs_of(target, drafter) == COMPILED and costs_of(target, drafter) == COMPILED
+    other = CausalLMDrafter(CausalLM(tiny_drafter("llama").float()))
+    assert pricing._facts(target, other) != pricing._facts(target, drafter)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Costs(0, 1, 1, 1, 1), "a step takes time"),
+        (lambda: Costs(1, 1, -1, 1, 1), "row must be 0 or more, and finite, got -1"),
+        (lambda: Costs(1, 1, float("nan"), 1, 1), "row must be 0 or more, and finite, got nan"),
+        (lambda: Priced(EAGER, nodes=0), "nodes and max_depth must be at least 1, got 0 and 10"),
+        (lambda: Auto(EAGER, decay=0.0), r"decay must be in \(0, 1\], got 0"),
+    ],
+)
+def test_bad_settings(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+def test_a_replay_needs_no_clock(capsys):
+    """The same figures twice; every row compares with plain decoding and the best of the grid."""
+    asked = [
+        "--limit",
+        "1",
+        "--max-new-tokens",
+        "16",
+        "--nodes",
+        "3,9",
+        "--thresholds",
+        "0.3",
+        "--chains",
+        "2",
+        "--json",
+    ]
+    found = []
+    for _ in range(2):
+        assert replay(asked) == 0
+        found.append(json.loads(capsys.readouterr().out.splitlines()[-1]))
+    assert found[0] == found[1]
+    rows = {row["costs"]: row for row in found[0]["rows"]}
+    assert rows["eager"]["best x plain"] >= 1 and rows["eager"]["best fixed"] in (
+        "plain",
+        "3/0.3",
+        "9/0.3",
+        "chain of 2",
+    )
+    assert rows["dear drafter"]["best fixed"] == "plain"
+    for row in rows.values():
+        assert row["auto/best"] == pytest.approx(row["auto x plain"] / row["best x plain"])
+    assert replay(["--nodes", "64"]) == 2
+    assert "trees of at most 32 nodes are recorded" in capsys.readouterr().err
+
+
+def test_the_command_line_takes_auto():
+    assert parse(Run, "run", "", ["--nodes", "auto"]).nodes == "auto"
+    assert parse(Demo, "demo", "", ["--nodes", "7"]).nodes == 7
+    for kind, more, message in (
+        (Run, ["--threshold", "0.2"], "--nodes auto takes no --threshold"),
+        (Run, ["--method", "chain"], "a chain takes --max-depth"),
+        (Demo, ["--threshold", "0.2"], "--nodes auto takes no --threshold"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            options = parse(kind, "run", "", ["--nodes", "auto", *more])
+            options.check()
+    with pytest.raises(ValueError, match="argument --nodes: neither a number nor auto: 'many'"):
+        parse(Run, "run", "", ["--nodes", "many"])
