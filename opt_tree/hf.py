@@ -19,6 +19,7 @@ from transformers import (
     GenerationConfig,
     GenerationMixin,
     LogitsProcessorList,
+    MaxLengthCriteria,
     PreTrainedModel,
     StoppingCriteriaList,
     StopStringCriteria,
@@ -26,8 +27,9 @@ from transformers import (
 from transformers.generation import GenerateDecoderOnlyOutput
 from transformers.utils import logging
 
-from opt_tree.decode import Decoder
+from opt_tree.decode import Decoder, Generation, check_prompt
 from opt_tree.lm import CausalLM
+from opt_tree.padding import AtRow, Row, padded, unpadded
 from opt_tree.sampling import Sampling
 from opt_tree.support import unwrapped, virtual_tokens
 
@@ -67,9 +69,9 @@ _REASONS = {
 class TreeOutput(GenerateDecoderOnlyOutput):
     """What transformers returns where `return_dict_in_generate` asks for it, and why the generation ended."""
 
-    finish_reason: str | None = None
+    finish_reason: str | list[str] | None = None
     """"length", "stop_token", "stop_string", "time", "context" (the model's context is full), or the class of the
-    stopping criterion."""
+    stopping criterion; of a batch a list with one for each row."""
 
 
 def custom_generate(
@@ -87,8 +89,9 @@ def custom_generate(
 ) -> Int[Tensor, "batch longer"] | TreeOutput:
     """Generate as `transformers` would have: ids, or the output object where `return_dict_in_generate` asks for it.
 
-    Without `seed`, sampling draws one from torch's global generator, so `torch.manual_seed` governs it as usual. What a
-    tree cannot give (beams, several sequences, per-token scores, padding) is refused in one line.
+    Without `seed`, sampling draws one from torch's global generator, so `torch.manual_seed` governs it as usual. The
+    rows of a batch, padded on the left, are decoded side by side, row r with `seed + r`. What a tree cannot give
+    (beams, per-token scores) is refused in one line.
     """
     kept = _kept_by_generate(model)
     if streamer is None and kept["streamer"] is not None:
@@ -97,46 +100,94 @@ def custom_generate(
         config = generation_config or GenerationConfig()
         target = _target(decoder, model)
         _check_method(config, kept)
-        _check_inputs(input_ids, config, model_kwargs)
-        start = _start(decoder, input_ids, config, model_kwargs)
+        prompts = _check_inputs(input_ids, config, model_kwargs)
+        alone = len(prompts) == 1 and len(prompts[0]) == input_ids.shape[1]
+        start = _start(decoder, input_ids, config, model_kwargs, alone)
         sampled = bool(config.do_sample)
-        sampling = Sampling(1.0 if sampled else 0.0, processors=tuple(logits_processor or ()))
         if seed is None:
             seed = int(torch.randint(2**62, ())) if sampled else 0
         criteria = StoppingCriteriaList(stopping_criteria or ())
         if stop_strings:
             criteria.append(_stop_strings(stop_strings, tokenizer))
-        room = max(1, (config.max_length or 20) - input_ids.shape[1])
+        pad = _pad_token(config, criteria, len(prompts))
+        asked = _Asked(input_ids, prompts, tuple(logits_processor or ()), criteria, config, pad)
         with start:
-            result = decoder.generate(input_ids, room, sampling, _Criteria(input_ids, criteria), streamer, seed)
+            results = _decode(decoder, asked, 1.0 if sampled else 0.0, streamer, seed)
     except BaseException:
         if streamer is not None:
             streamer.end()  # whoever reads it in another thread would wait for ever
         raise
-    if result.finish_reason == "context":
-        _log.warning(
-            f"stopped after {len(result.tokens)} new tokens (finish reason: context): {target.max_context} tokens are "
-            f"all that {target.name} has room for; plain generate would go on past them"
-        )
-    sequences = torch.tensor([result.prompt + result.tokens], device=input_ids.device)
-    cache = _returned_cache(target, sequences.shape[1] - 1, config, model_kwargs)
+    for result in results:
+        if result.finish_reason == "context":
+            _log.warning(
+                f"stopped after {len(result.tokens)} new tokens (finish reason: context): {target.max_context} tokens "
+                f"are all that {target.name} has room for; plain generate would go on past them"
+            )
+    sequences = padded(input_ids, [result.tokens for result in results], asked.pad)
+    cache = _returned_cache(target, sequences.shape[1] - 1, config, model_kwargs) if alone else None
     if config.return_dict_in_generate:
+        reasons = [result.finish_reason for result in results]
         return TreeOutput(  # type: ignore[call-arg]
-            sequences=cast(Any, sequences), past_key_values=cache, finish_reason=result.finish_reason
+            sequences=cast(Any, sequences),
+            past_key_values=cache,
+            finish_reason=reasons[0] if len(reasons) == 1 else reasons,
         )
     return sequences
+
+
+@dataclass
+class _Asked:
+    """What `generate` asks of each row."""
+
+    input_ids: Int[Tensor, "batch length"]
+    prompts: list[list[int]]
+    """The rows without their padding."""
+    processors: tuple[Any, ...]
+    criteria: StoppingCriteriaList
+    config: GenerationConfig
+    pad: int
+    """The token behind shorter answers."""
+
+
+def _pad_token(config: GenerationConfig, criteria: StoppingCriteriaList, rows: int) -> int:
+    """The token behind shorter answers. Raises ValueError where there is none and answers may differ in length."""
+    pad = config.pad_token_id
+    if pad is None and rows > 1 and any(not isinstance(criterion, MaxLengthCriteria) for criterion in criteria):
+        raise ValueError(f"{rows} prompts may end at different lengths: pass pad_token_id")
+    return pad or 0
+
+
+def _decode(decoder: Decoder, asked: _Asked, temperature: float, streamer: Any, seed: int) -> list[Generation]:
+    """Answer every row, side by side."""
+    room = max(1, (asked.config.max_length or 20) - asked.input_ids.shape[1])
+    if streamer is not None and len(asked.prompts) > 1:
+        raise ValueError(f"streamer: it takes one prompt, these are {len(asked.prompts)}")
+    Sampling(processors=asked.processors)  # refuses what keeps state
+    jobs = []
+    for place, prompt in enumerate(asked.prompts):
+        row = Row(asked.input_ids, place, len(prompt))
+        processors = asked.processors if row.is_all else tuple(AtRow(one, row) for one in asked.processors)
+        options = (room, Sampling(temperature, processors=processors), _Criteria(prompt, row, asked.criteria))
+        check_prompt(prompt, decoder.target)
+        jobs.append(
+            lambda own, prompt=prompt, options=options, place=place: own.generate(
+                prompt, *options, streamer, seed + place
+            )
+        )
+    found = dict(decoder.side_by_side(jobs, len(jobs)))
+    return [found[place] for place in range(len(jobs))]
 
 
 class _Criteria:
     """transformers' stopping criteria as a rule of the loop: asked after every token, told the whole text."""
 
-    def __init__(self, prompt: Int[Tensor, "batch length"], criteria: StoppingCriteriaList) -> None:
-        self._prompt, self._device, self._criteria = prompt.to("cpu"), prompt.device, criteria
+    def __init__(self, prompt: list[int], row: Row, criteria: StoppingCriteriaList) -> None:
+        self._prompt, self._row, self._criteria = prompt, row, criteria
 
     def __call__(self, generated: list[int]) -> str | None:
-        ids = torch.cat([self._prompt, torch.tensor([generated])], 1).to(self._device)
+        ids = self._row.shown(torch.tensor([[*self._prompt, *generated]]))
         # None for the scores, as in transformers' own assisted decoding, which has no single row of them either.
-        met = [bool(criterion(ids, None).all()) for criterion in self._criteria]  # type: ignore[arg-type]
+        met = [bool(self._row.own(criterion(ids, None)).all()) for criterion in self._criteria]  # type: ignore[arg-type]
         names = [type(criterion).__name__ for criterion, done in zip(self._criteria, met, strict=True) if done]
         return _REASONS.get(names[0], names[0]) if names else None
 
@@ -197,30 +248,39 @@ def _check_method(config: GenerationConfig, kept: Mapping[str, Any]) -> None:
         raise ValueError(f"{', '.join(asked)}: not kept by draft-tree decoding; use Decoder.steps for a trace")
 
 
-def _check_inputs(input_ids: Int[Tensor, "batch length"], config: GenerationConfig, inputs: Mapping[str, Any]) -> None:
-    """Raise for inputs that a tree's forward would not see."""
+def _check_inputs(
+    input_ids: Int[Tensor, "batch length"], config: GenerationConfig, inputs: Mapping[str, Any]
+) -> list[list[int]]:
+    """Return the prompts without padding. Raises for inputs that a tree's forward would not see."""
     if inputs.get("inputs_embeds") is not None:
         raise ValueError("inputs_embeds: draft trees continue token ids; pass input_ids")
     mask = inputs.get("attention_mask")
-    if mask is not None and not bool((mask == 1).all()):
-        raise ValueError("the attention mask hides some tokens (padding?); pass one unpadded prompt")
     length = input_ids.shape[1]
     covered = getattr(config, "_mask_length", length) if mask is None else mask.shape[-1]
-    if covered != length:
+    if covered != length or (mask is not None and mask.shape != input_ids.shape):
         raise ValueError(f"the attention mask covers {covered} tokens, input_ids are {length}: pass the whole text")
-    positions = inputs.get("position_ids")
-    if positions is not None and not bool((positions == torch.arange(length, device=positions.device)).all()):
-        raise ValueError(
-            f"position_ids: draft trees count positions from 0 to {length - 1}, and these are others; leave them out"
-        )
+    prompts, positions = unpadded(input_ids, mask), inputs.get("position_ids")
+    for row, prompt in zip(positions if positions is not None else (), prompts, strict=False):
+        if not bool((row[-len(prompt) :] == torch.arange(len(prompt), device=row.device)).all()):
+            raise ValueError(
+                f"position_ids: draft trees count positions from 0 to {len(prompt) - 1}, and these are others; leave "
+                "them out"
+            )
+    return prompts
 
 
 def _start(
-    decoder: Decoder, input_ids: Int[Tensor, "batch length"], config: GenerationConfig, inputs: Mapping[str, Any]
+    decoder: Decoder,
+    input_ids: Int[Tensor, "batch length"],
+    config: GenerationConfig,
+    inputs: Mapping[str, Any],
+    alone: bool,
 ) -> AbstractContextManager:
     """Return the context in which the prompt begins with rows that transformers computed: a given cache, or media."""
     target, past = cast(CausalLM, decoder.target), inputs.get("past_key_values")
     given = getattr(past, "_is_user_defined", False)
+    if given and not alone:
+        raise ValueError("past_key_values: with one prompt without padding only")
     if given and not isinstance(past, DynamicCache):
         raise ValueError(f"past_key_values of {type(past).__name__}: only a DynamicCache can be continued")
     kind = target.model.config.model_type
@@ -234,6 +294,8 @@ def _start(
     if not rows and not extra:
         return nullcontext()
     what = ", ".join(sorted(extra)) if extra else "past_key_values"
+    if not alone:
+        raise ValueError(f"{what}: with one prompt without padding only")
     if extra and rows:
         raise ValueError(f"{what} behind a filled past_key_values: pass one of them")
     if decoder.drafter is not None and (decoder.drafter.features or decoder.drafter.logits):

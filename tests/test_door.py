@@ -83,7 +83,7 @@ FIELDS: dict[str, Any] = {
     "epsilon_cutoff": lambda: drawn(epsilon_cutoff=0.999999),
     "eta_cutoff": lambda: drawn(eta_cutoff=0.999999, temperature=1e-5),
     "num_beams": lambda: refused("num_beams=2", num_beams=2),
-    "num_return_sequences": lambda: refused("batch of 2", num_return_sequences=2, do_sample=True),
+    "num_return_sequences": lambda: drawn(top_k=1, num_return_sequences=2),
     "length_penalty": lambda: same(length_penalty=2.0),
     "repetition_penalty": lambda: same(repetition_penalty=1.8),
     "encoder_repetition_penalty": lambda: same(encoder_repetition_penalty=1.8),
@@ -153,7 +153,7 @@ ARGUMENTS: dict[str, Any] = {
 }
 INPUTS: dict[str, Any] = {
     "input_ids": lambda: same(),
-    "attention_mask": lambda: refused("attention mask hides", attention_mask=torch.tensor([[0, *[1] * 11]])),
+    "attention_mask": lambda: same(attention_mask=torch.tensor([[0, *[1] * 11]])),
     "position_ids": lambda: refused("position_ids", position_ids=torch.arange(12)[None] + 5),
     "inputs_embeds": lambda: refused("inputs_embeds", inputs_embeds=torch.zeros(1, 12, 32).double()),
     "logits_to_keep": lambda: same(logits_to_keep=3),

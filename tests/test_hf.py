@@ -202,15 +202,11 @@ class TestRefusals:
     def test_beams(self, model, decoder):
         self.refused(model, decoder, "num_beams=3", num_beams=3)
 
-    def test_a_batch(self, model, decoder):
-        self.refused(model, decoder, "batch of 2 prompts", {"input_ids": torch.ones(2, 4, dtype=torch.long)})
-
-    def test_several_sequences(self, model, decoder):
-        self.refused(model, decoder, "batch of 3 prompts", do_sample=True, num_return_sequences=3)
-
-    def test_padding(self, model, decoder):
-        mask = torch.tensor([[0, 0, *[1] * (len(PROMPT) - 2)]])
-        self.refused(model, decoder, "attention mask", {"input_ids": IDS, "attention_mask": mask})
+    @pytest.mark.parametrize("hidden", [[5], [-1], [0, 3], slice(None)])
+    def test_padding_anywhere_but_on_the_left(self, model, decoder, hidden):
+        mask = torch.ones(1, len(PROMPT), dtype=torch.long)
+        mask[0, hidden] = 0
+        self.refused(model, decoder, "attention mask hides", {"input_ids": IDS, "attention_mask": mask})
 
     @pytest.mark.parametrize("name", ["output_scores", "output_logits", "output_attentions", "output_hidden_states"])
     def test_outputs_per_token(self, model, decoder, name):
