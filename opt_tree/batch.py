@@ -6,14 +6,14 @@ switches back with the answers. Policies, pools, verifiers, drafters and the loo
 """
 
 import contextvars
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 import greenlet
 import numpy as np
 import torch
 from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, nn
 
 from opt_tree.attention import hiding
 from opt_tree.cache import KVCache
@@ -150,6 +150,8 @@ def why_alone(models: Sequence[Any]) -> str | None:
     """Why sequences of these models do not run side by side; None: they do."""
     for lm in models:
         if not isinstance(lm, CausalLM):
+            if isinstance(getattr(lm, "model", None), nn.Module):
+                return f"{type(lm).__name__} runs its model for one sequence at a time"
             continue
         if lm.changes_at_border:
             return f"{lm.name} changes its position factors with the context (LongRoPE): one forward takes one kind"
@@ -157,6 +159,14 @@ def why_alone(models: Sequence[Any]) -> str | None:
             return f"{lm.name} keeps {type(lm.cache).__name__}, of which there is one for one sequence"
         if lm.engine is not lm.eager:
             return f"{lm.name} is compiled, for one sequence at a time"
+    return None
+
+
+def why_not_copied(memo: Mapping[int, Any]) -> str | None:
+    """Why what was copied with this memo cannot go side by side: it runs a model past those that it names."""
+    for original, copied in memo.items():
+        if type(copied) is KVCache or (isinstance(copied, nn.Module) and id(copied) != original):
+            return f"the drafter has a {type(copied).__name__} beside the models that it names"
     return None
 
 

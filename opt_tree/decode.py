@@ -337,14 +337,17 @@ class Decoder:
         if width < 1:
             raise ValueError(f"width must be at least 1, got {width}")
         models = (self.target, *(self.drafter.models if self.drafter is not None else ()))
-        if width > 1 and (why := batch.why_alone(models)) is not None:
-            warnings.warn(f"one sequence after the other: {why}", stacklevel=2)
-            width = 1
-        if width == 1:
+        decoders, why = [], batch.why_alone(models)
+        if width > 1 and why is None:
+            memos = batch.lanes_of(models, width)
+            decoders = [self._copied(memo, width) for memo in memos]
+            why = batch.why_not_copied(memos[0])
+        if width == 1 or why is not None:
+            if width > 1:
+                warnings.warn(f"one sequence after the other: {why}", stacklevel=2)
             for place, job in enumerate(jobs):
                 yield place, job(self)
             return
-        decoders = [self._copied(memo, width) for memo in batch.lanes_of(models, width)]
         bound = ((lambda lane, job=job: job(decoders[lane])) for job in jobs)
         yield from batch.side_by_side(bound, width)
 

@@ -169,6 +169,20 @@ def test_what_cannot_be_packed_is_decoded_one_by_one(decoder, alone, monkeypatch
     assert trace(many) == alone[:2] and {answer.lanes for answer in many} == {1}
 
 
+def test_a_drafter_that_runs_more_than_it_names_is_not_copied(alone):
+    """Its rows would lie in another cache than its lane's."""
+
+    class Secret(CausalLMDrafter):
+        def __init__(self, target: CausalLM) -> None:
+            super().__init__(CausalLM(tiny_drafter("llama")), VOCAB)
+            self.engine = Eager(target.model.base_model, target.cache)
+
+    target = CausalLM(tiny("llama"))
+    with pytest.warns(UserWarning, match="one sequence after the other: the drafter has a .* beside the models"):
+        many = Decoder(target, Secret(target), OPT).generate_batch(PROMPTS[:2], 2, NEW)
+    assert [answer.tokens for answer in many] == [one[0] for one in alone[:2]]
+
+
 def test_bad_input_is_refused_before_anything_is_decoded(decoder):
     work = decoder.target.work
     for refused, match in (
