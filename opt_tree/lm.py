@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, NamedTuple, Protocol, cast
 
 import numpy as np
 import torch
@@ -64,6 +64,27 @@ class Buckets:
         return rows, size
 
 
+class Wanted(NamedTuple):
+    """The rows of a forward, as they are asked for."""
+
+    tokens: Int[np.ndarray, " rows"]
+    positions: Int[np.ndarray, " rows"]
+    visible: Bool[np.ndarray, "rows columns"]
+    """The columns are all pending rows, these included; every row sees the whole committed context."""
+    features: Float[Tensor, "rows hidden"] | None = None
+    """Inputs of a head that drafts in the target's feature space."""
+    places: Int[np.ndarray, " rows"] | None = None
+    """Columns of the rows, where other layers ran these rows before; None: they are the last ones, and new."""
+
+
+class Ahead(Protocol):
+    """Who has run rows of the next tree through the lower layers already (`opt_tree.split`)."""
+
+    def score(self, tree: Tree) -> Output:
+        """See `Target.score`."""
+        ...
+
+
 class CausalLM(Target):
     """One transformers causal LM with one KV cache; batch size 1. Final: wrap it, do not subclass it.
 
@@ -92,6 +113,10 @@ class CausalLM(Target):
         """Tokens and positions of the pending rows, where a window or a border needs them."""
         self._border, self._long = border(model), False
         self._given: Cache | None = None
+        self.ahead: Ahead | None = None
+        """Who scores the next tree, having drafted it in this cache; None: nobody has."""
+        self.places: Int[np.ndarray, " rows"] | None = None
+        """Which pending row each row of the scored tree is, where `ahead` scored it."""
         self._tokens: list[int] = []
         """The context, of a model that runs it anew at its border."""
         self.take(model.eval())
@@ -145,6 +170,7 @@ class CausalLM(Target):
         super().reset()
         self.cache.reset()
         self._tokens, self._long = [], False
+        self.ahead = self.places = None
 
     def room(self, length: int) -> int:
         """See `Target.room`: with LongRoPE no tree reaches across the border."""
@@ -180,7 +206,7 @@ class CausalLM(Target):
             positions = np.arange(self.length, self.length + len(chunk))
             inputs = None if features is None else features[start : start + len(chunk)]
             visible = _CAUSAL[: len(chunk), : len(chunk)]
-            output = self._run(chunk, positions, visible, inputs, last_only=not all_logits, long=long)
+            output = self.run(Wanted(chunk, positions, visible, inputs), last_only=not all_logits, long=long)
             self.commit(list(range(len(chunk))))
             if not all_logits:
                 output = output._replace(logits=output.logits[-1:])
@@ -224,6 +250,9 @@ class CausalLM(Target):
 
         Raises ValueError for a tree deeper than `room`.
         """
+        ahead, self.ahead, self.places = self.ahead, None, None
+        if ahead is not None:
+            return ahead.score(tree)
         self.cache.truncate(self.length)
         if self._border is not None:
             self._rotate(self.length + 1)
@@ -245,33 +274,30 @@ class CausalLM(Target):
 
         The columns of `visible` are all pending rows, these included; every row sees the whole committed context.
         """
-        return self._run(tokens, positions, visible, features)
+        return self.run(Wanted(tokens, positions, visible, features))
 
     def commit(self, path: list[int]) -> None:
         """Keep these pending rows (of a tree: a path, root first) as the next rows of the context; drop the others."""
+        if self.places is not None:
+            path, self.places = self.places[path].tolist(), None
         self.cache.commit(path)
         if self._border is not None:
             self._tokens += self._pending[0, path].tolist()
 
     @inference
-    def _run(
-        self,
-        tokens: Int[np.ndarray, " rows"],
-        positions: Int[np.ndarray, " rows"],
-        visible: Bool[np.ndarray, "rows columns"],
-        features: Float[Tensor, "rows hidden"] | None = None,
-        last_only: bool = False,
-        long: bool = False,
-    ) -> Output:
+    def run(self, wanted: Wanted, engine: Engine | None = None, last_only: bool = False, long: bool = False) -> Output:
         """The one place where rows become a forward: padding, mask, slots, the engine, the slice of real rows.
 
-        `long`: they take the long factors of LongRoPE, wherever they stand.
+        `engine`: another than the model's own, which computes some of its layers. `last_only`: logits of the last row
+        will do. `long`: they take the long factors of LongRoPE, wherever they stand.
         """
+        tokens, positions, visible, features, places = wanted
+        engine = engine or self.engine
         rows, columns = visible.shape
         start = self.length + columns - rows
         # The largest position of a forward decides on the factors: a pad row behind the border makes them long.
         far = self._border.position if self._border and long and positions.max() < self._border.position else 0
-        padded = max(rows + (far > 0), self.engine.least_rows)
+        padded = max(rows + (far > 0), engine.least_rows)
         keys, slots = start + padded, None
         if self.buckets is not None:
             padded, keys = self.buckets.pad(padded, start)
@@ -280,8 +306,12 @@ class CausalLM(Target):
                 f"{self.name} is not causal beyond {self._key_limit} keys (its keep_window_size), and a forward over "
                 f"{self.length} tokens and a tree has {keys}"
             )
-        if self.buckets is not None or padded > rows:
+        if places is not None:  # a pad row's slot lies behind all columns, as it does without them
+            slots = torch.from_numpy(np.append(self.length + places, np.arange(start + rows, start + padded)))
+            slots = slots.to(self.device, non_blocking=True)
+        elif self.buckets is not None or padded > rows:
             slots = torch.arange(start, start + padded, device=self.device)
+        if padded > rows:
             # A pad row is token 0 in a slot of its own; it sees the prefix and itself, nobody sees it.
             tokens = np.pad(tokens, (0, padded - rows))
             positions = np.pad(positions, (0, padded - rows), constant_values=far)
@@ -292,10 +322,10 @@ class CausalLM(Target):
         if self._border is not None or self._numbered:
             self._pending = np.concatenate([self._pending[:, : columns - rows], [tokens, positions]], 1)
         ints = torch.from_numpy(np.array([tokens, positions])).to(self.device, non_blocking=True)
-        self.cache.open(rows, keys, slots)
+        self.cache.open(rows if places is None else 0, keys, slots)
         forward = Forward(ints, self._masks(ints[1], visible, keys), slots, features, last_only)
         begin = time.perf_counter()
-        logits, hidden = self.engine.run(forward)
+        logits, hidden = engine.run(forward)
         self.work += Work(1, rows, time.perf_counter() - begin)
         return Output(logits[:rows], {layer: states[:rows] for layer, states in hidden.items()})
 

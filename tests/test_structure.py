@@ -21,6 +21,7 @@ TIERS: tuple[set[str], ...] = (
     {"children", "sampling", "cache", "support"},
     {"pool", "engines", "lanes"},
     {"lm"},
+    {"split"},
     {"compiling", "batch"},
     {"checkpoints"},
     {"models"},
