@@ -3,6 +3,7 @@
 from opt_tree.drafters.base import Drafter, DrafterAround
 from opt_tree.drafters.causal_lm import CausalLMDrafter
 from opt_tree.drafters.eagle import EagleDrafter, EagleHead
+from opt_tree.drafters.early_exit import EarlyExit, ExitLayer
 from opt_tree.drafters.grafted import Grafted
 from opt_tree.drafters.ngram import NGramDrafter
 from opt_tree.drafters.ngram_recycling import NGramRecycling
@@ -18,6 +19,8 @@ __all__ = [
     "DrafterAround",
     "EagleDrafter",
     "EagleHead",
+    "EarlyExit",
+    "ExitLayer",
     "Grafted",
     "NGramDrafter",
     "NGramRecycling",

@@ -24,6 +24,7 @@ from opt_tree.drafters.base import Drafter
 from opt_tree.drafters.causal_lm import CausalLMDrafter
 from opt_tree.drafters.eagle import load_eagle
 from opt_tree.drafters.eagle3 import is_eagle3, load_eagle3
+from opt_tree.drafters.early_exit import load_early_exit
 from opt_tree.drafters.grafted import Grafted
 from opt_tree.drafters.lookup import Lookup
 from opt_tree.drafters.ngram import NGramDrafter
@@ -88,6 +89,10 @@ def _load_eagle(path: str, target: CausalLM, options: DrafterOptions) -> Drafter
     return load(path, target, options.buckets, tensors)
 
 
+def _load_exit(path: str, target: CausalLM, options: DrafterOptions) -> Drafter:
+    return load_early_exit(path, target, options.buckets)
+
+
 def _load_ngram(path: str, target: CausalLM, options: DrafterOptions) -> Drafter:
     return NGramDrafter()
 
@@ -137,6 +142,7 @@ def _load_two(kind: str, pair: str, target: CausalLM, options: DrafterOptions) -
 KINDS: dict[str, Kind] = {
     "lm": Kind("an independent draft model with the target's tokenizer", _load_lm, "draft"),
     "eagle": Kind("an EAGLE head of this target; which EAGLE, its tensors tell", _load_eagle, "eagle"),
+    "exit": Kind("the target's first layers and a trained one, in the target's cache", _load_exit, "exit"),
     "ngram": Kind("what followed the same tokens before, in this text", _load_ngram, None),
     "store": Kind("what followed them in a store of the target's answers, and in this text", _load_store, "store"),
     "recycling": Kind("Token Recycling, by the last token as published", _load_recycling, None),
