@@ -45,22 +45,26 @@ def load_tokenizer(path: str) -> PreTrainedTokenizerBase:
     return _load(AutoTokenizer, path)
 
 
-def load_tensors(path: str) -> dict[str, Tensor]:
+def load_tensors(
+    path: str, names: tuple[str, ...] = ("model.safetensors",), pickle: str = "pytorch_model.bin"
+) -> dict[str, Tensor]:
     """Read a checkpoint's tensors from safetensors, else from a pickle that may hold tensors only."""
-    try:
-        file = find_file(path, "model.safetensors")
-        return load_file(file)
-    except FileNotFoundError:
-        file = find_file(path, "pytorch_model.bin", "model.safetensors or pytorch_model.bin")
+    for name in names:
         try:
-            tensors = torch.load(file, weights_only=True, map_location="cpu")
-        except Exception as error:
-            raise CheckpointError(f"{file} is corrupt or holds more than tensors: {one_line(error)}") from error
-        if not isinstance(tensors, dict) or not all(isinstance(tensor, Tensor) for tensor in tensors.values()):
-            raise CheckpointError(f"{file} does not hold named tensors") from None
-        return tensors
-    except SafetensorError as error:
-        raise CheckpointError(f"{file} is corrupt: {one_line(error)}") from error
+            file = find_file(path, name)
+            return load_file(file)
+        except FileNotFoundError:
+            continue
+        except SafetensorError as error:
+            raise CheckpointError(f"{file} is corrupt: {one_line(error)}") from error
+    file = find_file(path, pickle, f"{' or '.join(names)} or {pickle}")
+    try:
+        tensors = torch.load(file, weights_only=True, map_location="cpu")
+    except Exception as error:
+        raise CheckpointError(f"{file} is corrupt or holds more than tensors: {one_line(error)}") from error
+    if not isinstance(tensors, dict) or not all(isinstance(tensor, Tensor) for tensor in tensors.values()):
+        raise CheckpointError(f"{file} does not hold named tensors") from None
+    return tensors
 
 
 def find_file(path: str, name: str, wanted: str | None = None) -> Path:

@@ -7,6 +7,8 @@ from opt_tree.drafters.early_exit import EarlyExit, ExitLayer
 from opt_tree.drafters.grafted import Grafted
 from opt_tree.drafters.ngram import NGramDrafter
 from opt_tree.drafters.ngram_recycling import NGramRecycling
+from opt_tree.drafters.one_pass import MedusaDrafter, MedusaHeads, OnePass, ResidualDrafter, ResidualHeads
+from opt_tree.drafters.product import Product
 from opt_tree.drafters.rasd import Rasd
 from opt_tree.drafters.recycling import TokenRecycling
 from opt_tree.drafters.registry import load_drafter
@@ -22,9 +24,15 @@ __all__ = [
     "EarlyExit",
     "ExitLayer",
     "Grafted",
+    "MedusaDrafter",
+    "MedusaHeads",
     "NGramDrafter",
     "NGramRecycling",
+    "OnePass",
+    "Product",
     "Rasd",
+    "ResidualDrafter",
+    "ResidualHeads",
     "Sharpened",
     "Store",
     "StoreDrafter",

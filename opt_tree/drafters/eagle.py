@@ -230,6 +230,11 @@ class EagleDrafter(Drafter):
         self._drafted = torch.cat([self._drafted, output.features[LAST]])
         return self._scores(output)
 
+    @property
+    def estimate(self) -> Float[Tensor, "1 hidden"]:
+        """What the head estimated of the feature at the root, once `root` was asked."""
+        return self._drafted[:1]
+
     def observe(self, outcome: Outcome) -> None:
         self.lm.commit([])
         self._ready = torch.cat([self._ready, self._inputs(outcome.features)])

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from opt_tree.checkpoints import CheckpointError, find_file, load_tensors, one_line
 from opt_tree.drafters.base import Drafter
+from opt_tree.drafters.eagle import load_named
 from opt_tree.lm import Buckets, CausalLM
 from opt_tree.pool import Frontier
 from opt_tree.split import Split, check_cut
@@ -90,17 +91,7 @@ class ExitLayer(nn.Module):
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
         """Take weights; ValueError names every missing, unexpected and misshapen tensor."""
-        own = self.layer.state_dict()
-        problems = [f"missing {name}" for name in own if name not in tensors]
-        problems += [f"unexpected {name}" for name in tensors if name not in own]
-        problems += [
-            f"{name} is {tuple(tensors[name].shape)}, expected {tuple(own[name].shape)}"
-            for name in own
-            if name in tensors and tensors[name].shape != own[name].shape
-        ]
-        if problems:
-            raise ValueError("; ".join(problems))
-        self.layer.load_state_dict(dict(tensors))
+        load_named(self.layer, tensors, "it is no exit layer of this target")
 
 
 class EarlyExit(Drafter):

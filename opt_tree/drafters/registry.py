@@ -4,8 +4,9 @@ A spec is a kind and, behind a colon, where it lies: `lm:JackFram/llama-68m`, `e
 of drafter is one file beside this one and one line in `KINDS`.
 """
 
+import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -29,6 +30,8 @@ from opt_tree.drafters.grafted import Grafted
 from opt_tree.drafters.lookup import Lookup
 from opt_tree.drafters.ngram import NGramDrafter
 from opt_tree.drafters.ngram_recycling import NGramRecycling
+from opt_tree.drafters.one_pass import load_medusa, load_residual_heads, read_base
+from opt_tree.drafters.product import EXPONENTS, Product
 from opt_tree.drafters.rasd import Rasd
 from opt_tree.drafters.recycling import TokenRecycling
 from opt_tree.drafters.sharpened import Sharpened
@@ -93,6 +96,14 @@ def _load_exit(path: str, target: CausalLM, options: DrafterOptions) -> Drafter:
     return load_early_exit(path, target, options.buckets)
 
 
+def _load_medusa(path: str, target: CausalLM, options: DrafterOptions) -> Drafter:
+    return load_medusa(path, target)
+
+
+def _load_onepass(path: str, target: CausalLM, options: DrafterOptions) -> Drafter:
+    return load_residual_heads(path, load_drafter(read_base(path), target, options).bare, target)
+
+
 def _load_ngram(path: str, target: CausalLM, options: DrafterOptions) -> Drafter:
     return NGramDrafter()
 
@@ -128,6 +139,15 @@ def _load_rasd(path: str, target: CausalLM, options: DrafterOptions) -> Drafter:
     return Rasd(model, table)
 
 
+def _load_product(path: str, target: CausalLM, options: DrafterOptions) -> Drafter:
+    given = re.match(r"([\d.]+),([\d.]+):", path)
+    model, table = _load_two("product", path[given.end() :] if given else path, target, replace(options, bare=True))
+    try:
+        return Product(model, table, [float(number) for number in given.groups()] if given else EXPONENTS)
+    except (ValueError, TypeError) as error:
+        raise CheckpointError(f"product:{path}: {error}") from error
+
+
 def _load_two(kind: str, pair: str, target: CausalLM, options: DrafterOptions) -> tuple[Drafter, Lookup]:
     """Load the two drafters of "SPEC+SPEC", of which the second one looks up."""
     first, plus, second = pair.rpartition("+")
@@ -143,11 +163,14 @@ KINDS: dict[str, Kind] = {
     "lm": Kind("an independent draft model with the target's tokenizer", _load_lm, "draft"),
     "eagle": Kind("an EAGLE head of this target; which EAGLE, its tensors tell", _load_eagle, "eagle"),
     "exit": Kind("the target's first layers and a trained one, in the target's cache", _load_exit, "exit"),
+    "medusa": Kind("Medusa's heads on the target's last feature, one pass a draft", _load_medusa, "medusa"),
+    "onepass": Kind("residual heads behind one forward of an EAGLE head", _load_onepass, "onepass"),
     "ngram": Kind("what followed the same tokens before, in this text", _load_ngram, None),
     "store": Kind("what followed them in a store of the target's answers, and in this text", _load_store, "store"),
     "recycling": Kind("Token Recycling, by the last token as published", _load_recycling, None),
     "ngram-recycling": Kind("Token Recycling by the last one to three tokens", _load_ngram_recycling, None),
     "graft": Kind("a model for the first layers, a table below: graft:1:eagle:demo+store:demo", _load_graft, "graft"),
+    "product": Kind("a model's law times a table's: product:eagle:demo+store:demo", _load_product, "product"),
     "rasd": Kind("retrieved branches grafted by RASD's rules: rasd:eagle:demo+store:demo", _load_rasd, "rasd"),
 }
 """Every kind of drafter, by the word in front of the colon."""

@@ -1,0 +1,239 @@
+"""One pass drafts every layer: a law for each depth from one forward, shared by all nodes of that depth.
+
+Owns the look-up (`OnePass`) and two makers of such laws: Medusa's heads on the target's last feature (`MedusaHeads`,
+arXiv:2401.10774, the published layout), and residual heads behind one forward of an EAGLE head (`ResidualHeads`, after
+ParallelSpec, arXiv:2410.05589). A tree over marginals is the product of their probabilities along each path; its n best
+paths are a tree, by OPT-Tree's argument (arXiv:2604.12989 finds the same one by a heap).
+"""
+
+import json
+import time
+from abc import abstractmethod
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from opt_tree.checkpoints import CheckpointError, find_file, load_tensors, one_line
+from opt_tree.children import Reduced
+from opt_tree.drafters.base import Drafter
+from opt_tree.drafters.eagle import LAST, EagleDrafter, load_named
+from opt_tree.lm import CausalLM
+from opt_tree.pool import Frontier
+from opt_tree.step import Outcome
+from opt_tree.target import Output, Work
+
+
+class OnePass(Drafter):
+    """A drafter whose laws depend on the root and the depth alone. `laws` is all that there is to write.
+
+    It reads the target's feature of the last token before the root, which the forward that chose the root has left.
+    """
+
+    features = (LAST,)
+
+    def __init__(self, target: CausalLM) -> None:
+        self.target, self.max_context = target, target.max_context
+        self._feature = torch.zeros(1, target.hidden, dtype=target.dtype, device=target.device)
+        self._laws = torch.zeros(0, target.vocab)
+        self._done = Work()
+
+    @abstractmethod
+    def laws(self, context: list[int]) -> Float[Tensor, "depths vocab"]:
+        """Return the scores of the 1st, 2nd, ... token behind the context."""
+
+    def reset(self, prompt: list[int], output: Output | None) -> None:
+        # A one-token prompt has no earlier feature: its heads read zeros.
+        self._feature = torch.zeros_like(self._feature) if output is None else output.features[LAST][-1:].clone()
+
+    def root(self, context: list[int]) -> Float[Tensor, "1 vocab"]:
+        begin = time.perf_counter()
+        self._laws = self.laws(context)
+        self._done += Work(1, 1, time.perf_counter() - begin)
+        return self._laws[:1]
+
+    def expand(self, frontier: Frontier) -> Float[Tensor, "frontier vocab"]:
+        """Look up the law of the frontier's depth; nothing is known beyond the last head."""
+        depth, nodes = int(frontier.depths[0]), len(frontier.tokens)
+        if depth >= len(self._laws):
+            return self._laws.new_full((1, self._laws.shape[1]), -torch.inf).expand(nodes, -1)
+        return self._laws[depth : depth + 1].expand(nodes, -1)
+
+    def observe(self, outcome: Outcome) -> None:
+        self._feature = outcome.features[LAST][-1:].clone()
+
+    @property
+    def work(self) -> Work:
+        return self._done
+
+
+class MedusaHeads(nn.Module):
+    """Medusa's heads: `layers` residual blocks and an output layer each; head i speaks of the token i + 2 ahead.
+
+    State-dict names are the published ones, `{i}.0.linear.weight`, `{i}.0.linear.bias`, `{i}.1.weight` for one block.
+    Heads without an output layer of their own (ours) read through the target's.
+    """
+
+    def __init__(self, hidden: int, vocab: int, heads: int, layers: int = 1, own_output: bool = True) -> None:
+        super().__init__()
+        self.heads = nn.ModuleList()
+        for _ in range(heads):
+            parts: list[nn.Module] = [ResidualBlock(hidden) for _ in range(layers)]
+            if own_output:
+                parts.append(nn.Linear(hidden, vocab, bias=False))
+            self.heads.append(nn.Sequential(*parts))
+
+    def forward(self, feature: Float[Tensor, "*rows hidden"]) -> Float[Tensor, "heads *rows columns"]:
+        """Return each head's logits, or its estimate of a feature where it has no output layer."""
+        return torch.stack([head(feature) for head in self.heads])
+
+
+class ResidualBlock(nn.Module):
+    """x + silu(linear(x)); zero weights leave x as it is."""
+
+    def __init__(self, hidden: int) -> None:
+        super().__init__()
+        self.linear = nn.Linear(hidden, hidden)
+        nn.init.zeros_(self.linear.weight)
+        nn.init.zeros_(self.linear.bias)
+
+    def forward(self, x: Float[Tensor, "*rows hidden"]) -> Float[Tensor, "*rows hidden"]:
+        return x + F.silu(self.linear(x))
+
+
+class MedusaDrafter(OnePass):
+    """Drafts with Medusa's heads. They never saw the root itself: they read the feature that it was chosen from."""
+
+    def __init__(self, heads: MedusaHeads, target: CausalLM) -> None:
+        super().__init__(target)
+        self.heads = heads
+
+    def laws(self, context: list[int]) -> Float[Tensor, "depths vocab"]:
+        states = self.heads(self._feature.to(next(self.heads.parameters()).dtype))[:, 0]
+        return states if states.shape[1] == self.target.vocab else _read(self.target, states)
+
+    def describe(self) -> str:
+        return f"{len(self.heads.heads)} Medusa heads {self.name}: {_size(self.heads)}"
+
+
+class ResidualHeads(nn.Module):
+    """For each depth from 2 on, what is added to the estimate of depth 1: down(silu(up(estimate, root, feature)))."""
+
+    def __init__(self, hidden: int, depths: int, inner: int) -> None:
+        super().__init__()
+        self.up = nn.ModuleList(nn.Linear(3 * hidden, inner) for _ in range(depths - 1))
+        self.down = nn.ModuleList(nn.Linear(inner, hidden) for _ in range(depths - 1))
+        for weight in self.down.parameters():
+            nn.init.zeros_(weight)
+
+    def forward(
+        self,
+        estimate: Float[Tensor, "rows hidden"],
+        root: Float[Tensor, "rows hidden"],
+        feature: Float[Tensor, "rows hidden"],
+    ) -> Float[Tensor, "depths rows hidden"]:
+        """Return estimated features for depths 2, 3, ...: of the EAGLE head's estimate, the root's embedding, f."""
+        inputs = torch.cat([estimate, root, feature], -1)
+        pairs = zip(self.up, self.down, strict=True)
+        return torch.stack([estimate + down(F.silu(up(inputs))) for up, down in pairs])
+
+
+class ResidualDrafter(OnePass):
+    """Drafts depth 1 with one forward of an EAGLE head, and the others with residual heads on what it estimated."""
+
+    def __init__(self, heads: ResidualHeads, eagle: EagleDrafter, target: CausalLM) -> None:
+        super().__init__(target)
+        self.heads, self.eagle = heads, eagle
+        self.models, self.max_context = eagle.models, eagle.max_context
+
+    def laws(self, context: list[int]) -> Float[Tensor, "depths vocab"]:
+        first = self.eagle.root(context)
+        first = first.whole() if isinstance(first, Reduced) else first
+        root = torch.tensor(context[-1:], device=self.target.device)
+        embedded = self.target.model.get_input_embeddings()(root)
+        states = self.heads(self.eagle.estimate, embedded, self._feature)[:, 0]
+        return torch.cat([first, _read(self.target, states)[:, : first.shape[1]]])
+
+    def reset(self, prompt: list[int], output: Output | None) -> None:
+        super().reset(prompt, output)
+        self.eagle.reset(prompt, output)
+
+    def observe(self, outcome: Outcome) -> None:
+        super().observe(outcome)
+        self.eagle.observe(outcome)
+
+    @property
+    def work(self) -> Work:
+        """The EAGLE head's forwards; the residual heads are part of each."""
+        head, whole = self.eagle.work, self._done
+        return Work(head.forwards, head.tokens, whole.seconds)
+
+    def describe(self) -> str:
+        return f"{len(self.heads.up)} residual heads {self.name}: {_size(self.heads)}, behind {self.eagle.describe()}"
+
+
+def _read(target: CausalLM, states: Float[Tensor, "rows hidden"]) -> Float[Tensor, "rows vocab"]:
+    output: Any = target.model.get_output_embeddings()
+    return output(states.to(output.weight.device, output.weight.dtype))
+
+
+def _size(module: nn.Module) -> str:
+    return f"{sum(weight.numel() for weight in module.parameters()) / 1e6:.1f} M parameters"
+
+
+def load_medusa(path: str, target: CausalLM) -> MedusaDrafter:
+    """Load Medusa heads as published: `config.json` and `medusa_lm_head.pt` (or `.safetensors`, `model.safetensors`).
+
+    Names may begin with `medusa_head.`, as in checkpoints that hold the base model too. Raises CheckpointError.
+    """
+    config = _config(path, ("medusa_num_heads",))
+    tensors = load_tensors(path, ("model.safetensors", "medusa_lm_head.safetensors"), "medusa_lm_head.pt")
+    if any(name.startswith("medusa_head.") for name in tensors):
+        tensors = {n.removeprefix("medusa_head."): t for n, t in tensors.items() if n.startswith("medusa_head.")}
+    layers = int(config.get("medusa_num_layers", 1))
+    heads = MedusaHeads(
+        target.hidden, target.vocab, int(config["medusa_num_heads"]), layers, f"0.{layers}.weight" in tensors
+    )
+    _fill(heads.heads, tensors, f"{path} has no Medusa heads for {target.name}")
+    return MedusaDrafter(heads.to(target.device, target.dtype).eval().requires_grad_(False), target)
+
+
+def load_residual_heads(path: str, eagle: Drafter, target: CausalLM) -> ResidualDrafter:
+    """Load residual heads (`config.json`, `model.safetensors`) behind the EAGLE head that they were trained with."""
+    config = _config(path, ("depths", "inner"))
+    if not isinstance(eagle, EagleDrafter):
+        raise CheckpointError(f"{path}: residual heads stand behind an EAGLE head, not behind {eagle.describe()}")
+    heads = ResidualHeads(target.hidden, int(config["depths"]), int(config["inner"]))
+    _fill(heads, load_tensors(path), f"{path} has no residual heads for {target.name}")
+    return ResidualDrafter(heads.to(target.device, eagle.lm.dtype).eval().requires_grad_(False), eagle, target)
+
+
+def read_base(path: str) -> str:
+    """Return the spec of the EAGLE head that the residual heads at `path` stand behind."""
+    base = _config(path, ("depths", "inner")).get("eagle")
+    if not isinstance(base, str):
+        raise CheckpointError(f"{path}/config.json does not name the EAGLE head that these heads stand behind")
+    return base
+
+
+def _config(path: str, names: tuple[str, ...]) -> dict[str, Any]:
+    """Read a config that must have these numbers."""
+    file: Path = find_file(path, "config.json")
+    try:
+        config = json.loads(file.read_text())
+        if missing := [name for name in names if not isinstance(config[name], int) or config[name] < 1]:
+            raise ValueError(f"{', '.join(missing)} must be positive numbers")
+        return dict(config)
+    except (ValueError, KeyError, TypeError) as error:
+        raise CheckpointError(f"{file} is not the config of such heads: {one_line(error)}") from error
+
+
+def _fill(module: nn.Module, tensors: dict[str, Tensor], what: str) -> None:
+    """Load tensors; what is wrong with them is one line."""
+    try:
+        load_named(module, tensors, what)
+    except ValueError as error:
+        raise CheckpointError(str(error)) from error

@@ -1,0 +1,110 @@
+"""The product of two laws: what a model says of the next token, times what a table says of it.
+
+Owns the product and its normalisation over the whole vocabulary. Two experts that err independently agree on what is
+right; a one-pass drafter knows the context and not the path, a table knows the path and not the context.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from opt_tree.children import Few, Reduced
+from opt_tree.drafters.base import Drafter, DrafterAround
+from opt_tree.drafters.grafted import join
+from opt_tree.drafters.lookup import Lookup, Tails
+from opt_tree.pool import Frontier
+from opt_tree.probabilities import log_probs_of
+from opt_tree.step import Outcome
+from opt_tree.target import Output
+
+EXPONENTS = (1.0, 0.5)
+"""Of the model's law and of the table's."""
+_WIDTH = 32
+"""The model's best tokens that are named beside the table's."""
+_LEAST = 1e-2
+"""The mass that a table leaves to what it does not name is at least this."""
+
+
+class Product(DrafterAround):
+    """p(w) ~ model(w)^a x (table(w) + rest)^b, with `exponents` (a, b).
+
+    `rest` is the mass that the table leaves open, spread evenly over the vocabulary. Normalised over all tokens; named
+    are the table's and the model's best. Where the table knows nothing this is the model's law alone, sharpened by a;
+    where the model knows nothing, it is the table's as it stands. Example, a = b = 1, a vocabulary of 4, of which the
+    table is 90 % certain of the second:
+
+        model .4 .3 .2 .1    table .025 .925 .025 .025    product .01 .2775 .005 .0025, divided by their sum
+    """
+
+    def __init__(self, drafter: Drafter, table: Lookup, exponents: Sequence[float] = EXPONENTS) -> None:
+        if len(exponents) != 2 or not exponents[0] > 0 or not exponents[1] >= 0:
+            raise ValueError(f"a product has two exponents, the model's above 0, got {tuple(exponents)}")
+        if drafter.sparse:
+            raise TypeError(f"{drafter.describe()} names a few tokens only: a product takes a whole law and a table")
+        super().__init__(drafter)
+        join(self, drafter, table)
+        self.table, self.exponents = table, (float(exponents[0]), float(exponents[1]))
+        self._tails = Tails(table.order)
+
+    def reset(self, prompt: list[int], output: Output | None) -> None:
+        self.drafter.reset(prompt, output)
+        self.table.reset(prompt, output)
+
+    def root(self, context: list[int]) -> Few:
+        known = self.table.look_up(self._tails.root(context))
+        return self._product(self.drafter.root(context), known)
+
+    def expand(self, frontier: Frontier) -> Few:
+        known = self.table.look_up(self._tails.expand(frontier))
+        return self._product(self.drafter.expand(frontier), known)
+
+    def observe(self, outcome: Outcome) -> None:
+        self.drafter.observe(outcome)
+        self.table.observe(outcome)
+
+    def _product(self, scores: Float[Tensor, "rows vocab"] | Few | Reduced, known: Few) -> Few:
+        scores = scores.whole() if isinstance(scores, Reduced) else scores
+        assert not isinstance(scores, Few), f"{self.drafter.describe()} is not sparse, and answers in Few"
+        if not scores.stride(0):  # one law for all rows, as a one-pass drafter answers: normalised once
+            return product(log_probs_of(scores[:1]).expand(len(scores), -1), known, self.exponents)
+        return product(log_probs_of(scores), known, self.exponents)
+
+    def at_temperature(self, temperature: float) -> "Product":
+        drafter = self.drafter.at_temperature(temperature)
+        return self if drafter is self.drafter else Product(drafter, self.table, self.exponents)
+
+    def describe(self) -> str:
+        a, b = self.exponents
+        return f"({self.drafter.describe()})^{a:g} x ({self.table.describe()})^{b:g}"
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        table = {"table": self.table.describe(), **self.table.settings}
+        return self.drafter.settings | {"exponents": list(self.exponents), **table}
+
+
+def product(law: Float[Tensor, "rows vocab"], known: Few, exponents: tuple[float, float]) -> Few:
+    """Return the product of a whole law, in log-probabilities, and of what a table knows; see `Product`."""
+    a, b = exponents
+    rows, vocab = law.shape
+    unknown = law.isneginf().all(1, keepdim=True)
+    shared = law[:1] if not law.stride(0) else law
+    tokens = known.tokens.to(law.device)
+    listed = (tokens >= 0) & (tokens < vocab)
+    probs = known.log_probs.to(law.device).exp().masked_fill(~listed, 0.0)
+    rest = (1 - probs.sum(1, keepdim=True)).clamp_min(_LEAST) / vocab
+    # In float64: what the listed tokens have of the sum is taken out of it again.
+    powered = (a * shared).double()
+    total = powered.logsumexp(1, keepdim=True).exp().expand(rows, 1)
+    best, names = (part.expand(rows, -1) for part in powered.topk(min(_WIDTH, vocab)))
+    model = powered.expand(rows, -1).gather(1, tokens.clamp(0, vocab - 1)).masked_fill(~listed, -torch.inf)
+    unlisted = (total - model.exp().sum(1, keepdim=True)).clamp_min(0)
+    both = model + b * (probs + rest).log()
+    alone = (best + b * rest.log()).masked_fill((names[:, :, None] == tokens[:, None, :]).any(2), -torch.inf)
+    mass = both.exp().sum(1, keepdim=True) + unlisted * rest**b
+    log_probs = torch.cat([both, alone], 1) - mass.log()
+    as_it_stands = torch.nn.functional.pad(known.log_probs.to(log_probs), (0, alone.shape[1]), value=-torch.inf)
+    return Few(torch.where(unknown, as_it_stands, log_probs), torch.cat([tokens, names], 1))
