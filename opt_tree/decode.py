@@ -337,7 +337,8 @@ class Decoder:
         if width < 1:
             raise ValueError(f"width must be at least 1, got {width}")
         models = (self.target, *(self.drafter.models if self.drafter is not None else ()))
-        decoders, why = [], batch.why_alone(models)
+        alone = self.drafter.alone if self.drafter is not None else None
+        decoders, why = [], batch.why_alone(models) or alone
         if width > 1 and why is None:
             memos = batch.lanes_of(models, width)
             decoders = [self._copied(memo, width) for memo in memos]

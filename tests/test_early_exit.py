@@ -203,6 +203,18 @@ def test_the_emitted_law_with_drawn_children_is_the_target_s():
         assert law[token] == pytest.approx(probability, abs=1e-9)
 
 
+def test_prompts_of_a_batch_are_decoded_one_after_the_other():
+    target, drafter = pair_of()
+    decoder = Decoder(target, Grafted(drafter, NGramDrafter(), 2), POLICY)
+    plain = Decoder(CausalLM(deep()), None, Static.empty())
+    texts = [prompt(9), prompt(5)]
+    with pytest.warns(
+        UserWarning, match="one sequence after the other: an early exit drafts in the target's own cache"
+    ):
+        results = decoder.generate_batch(texts, 8)
+    assert [result.tokens for result in results] == [plain.generate(text, 8).tokens for text in texts]
+
+
 class TestRefused:
     @pytest.mark.parametrize(
         ("architecture", "why"),

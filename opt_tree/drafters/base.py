@@ -38,6 +38,8 @@ class Drafter(ABC):
     """Tokens of context it can draft for; beyond, decoding goes on without a draft."""
     models: tuple[CausalLM, ...] = ()
     """The models it runs, for the loop to count what a step cost."""
+    alone: str | None = None
+    """Why it drafts for one sequence at a time only, where it does."""
     name: str = ""
     """What it was loaded from, where it was."""
     generation: int = 0
@@ -90,6 +92,7 @@ class DrafterAround(Drafter):
         self.drafter = drafter
         self.features, self.logits, self.sparse = drafter.features, drafter.logits, drafter.sparse
         self.max_context, self.models, self.name = drafter.max_context, drafter.models, drafter.name
+        self.alone = drafter.alone
 
     def reset(self, prompt: list[int], output: Output | None) -> None:
         self.drafter.reset(prompt, output)

@@ -101,6 +101,8 @@ class EarlyExit(Drafter):
     accepted leaf is new to the exit layer, which gets its hidden state from the target's own forward.
     """
 
+    alone = "an early exit drafts in the target's own cache, which has room for one sequence"
+
     def __init__(self, layer: ExitLayer, target: CausalLM, buckets: Buckets | None = None) -> None:
         self.split = Split(target, layer.depth)
         self.lm = CausalLM(layer, buckets, probe=False)
