@@ -211,7 +211,7 @@ def test_prompts_of_a_batch_are_decoded_one_after_the_other():
     with pytest.warns(
         UserWarning, match="one sequence after the other: an early exit drafts in the target's own cache"
     ):
-        results = decoder.generate_batch(texts, 8)
+        results = decoder.generate_batch(texts, max_new_tokens=8)
     assert [result.tokens for result in results] == [plain.generate(text, 8).tokens for text in texts]
 
 
