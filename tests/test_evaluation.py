@@ -211,6 +211,33 @@ def test_a_seed_gives_the_same_text_whatever_the_tree_and_the_order(folder: Path
     assert turns_of(tmp_path / "b.jsonl") == turns_of(tmp_path / "a.jsonl")[2:]
 
 
+@pytest.mark.parametrize("kind", ["classic", "eagle"])
+def test_a_batch_answers_as_its_questions_do_alone(folder: Path, tmp_path: Path, capsys: Any, kind: str) -> None:
+    """Questions of one and of two turns, one too long, two lanes: the file is the same but for times and `lanes`."""
+    asked = write_questions(tmp_path / "q.jsonl", 4)
+    with asked.open("a") as file:
+        file.write(json.dumps({"question_id": 99, "turns": ["a" * CONTEXT]}) + "\n")
+    more = ["--question-file", str(asked), "--temperature", "0.7"]
+    one, two = tmp_path / "one.jsonl", tmp_path / "two.jsonl"
+    assert command(folder, one, *more, kind=kind) == 1
+    capsys.readouterr()
+    assert command(folder, two, *more, "--batch-size", "2", "--json", kind=kind) == 1
+    answers = lines_of(two)
+    assert [choice.pop("lanes") for line in answers for choice in line["choices"]] == [[2, 2], [2], [2, 2], [2, 2]]
+    for line, alone in zip(answers, lines_of(one), strict=True):
+        assert line.pop("answer_id") != alone["answer_id"]  # another setting
+        assert but_for_times(line) == but_for_times({k: v for k, v in alone.items() if k != "answer_id"})
+    assert [failed["question_id"] for failed in AnswerFile(two).read_failed()] == [99]
+    told = capsys.readouterr().out
+    assert "questions were decoded side by side; its times are a batch's, hence no speed is shown" in told
+    figures = json.loads(told.splitlines()[-1])
+    assert figures["overall"]["tokens_per_second"] is None is figures["step_milliseconds"]
+    assert figures["overall"]["tokens_per_step"] >= 1 and "a step takes" not in told
+    # Times of two kinds do not go into one file.
+    assert command(folder, one, *more, "--batch-size", "2", kind=kind) == 2
+    assert "batch_size None there, 2 now" in capsys.readouterr().err
+
+
 def test_chain_and_none_draft_what_they_say(folder: Path, tmp_path: Path) -> None:
     assert command(folder, tmp_path / "chain.jsonl", "--method", "chain") == 0
     assert command(folder, tmp_path / "none.jsonl", "--method", "none") == 0
@@ -334,6 +361,15 @@ def test_two_processes_merge_to_what_one_writes_failures_included(folder: Path, 
     assert but_for_times(AnswerFile(two).read_failed()) == but_for_times(AnswerFile(one).read_failed())
     beside = {path.name for path in tmp_path.iterdir() if path.name.startswith("two")}
     assert beside == {"two.jsonl", "two.jsonl.run.json", "two.jsonl.failed"}
+
+
+def test_what_other_machines_kept_to_themselves_is_missed(folder: Path, tmp_path: Path, capsys: Any) -> None:
+    """Without a shared folder a machine's answers stay there: the leader says which, and fails."""
+    assert command(folder, tmp_path / "a.jsonl", "--question-end", "2") == 0
+    work = runner.Work("opt", AnswerFile(tmp_path / "a.jsonl"), {})
+    assert runner.finish([work], [81, 82, 83], {81, 82}) == 0
+    assert runner.finish([work], [81, 82, 83], {81, 82, 83}) == 1
+    assert f"1 have no answer in {tmp_path}: 83; all processes must write to one folder" in capsys.readouterr().err
 
 
 def test_parts_of_a_killed_parallel_run_are_taken_over(folder: Path, tmp_path: Path) -> None:

@@ -49,6 +49,17 @@ def answers(nodes: int, length: float, layers: int, **seconds: float) -> list[di
     return [{"question_id": 1, "choices": [choice | {name: [value] for name, value in times.items()}]}]
 
 
+def test_lanes_are_compared_with_transformers_padded_batch(capsys: pytest.CaptureFixture) -> None:
+    flags = "--lanes 1,2 --nodes 4 --limit 3 --max-new-tokens 5 --dtype float32 --device cpu --json"
+    assert latency.main(flags.split()) == 0
+    rows = json.loads(capsys.readouterr().out.splitlines()[-1])["rows"]
+    assert [(row["method"], row["lanes"]) for row in rows] == [
+        (method, lanes) for method in ("plain", "OPT-Tree 4/0.2", "transformers") for lanes in (1, 2)
+    ]
+    assert all(row["same text"] == "3/3" for row in rows) and rows[0]["x plain"] == rows[0]["x lanes 1"] == 1
+    assert latency.main(["--lanes", "0"]) == 2
+
+
 # The arithmetic.
 
 

@@ -12,7 +12,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from evaluation.answers.match import exact_match, paired
-from evaluation.answers.steps import Record, choices, steps_of, total
+from evaluation.answers.steps import Record, alone, choices, steps_of, total
 
 RESAMPLES = 2000
 Records = Sequence[Record]
@@ -78,14 +78,18 @@ def turns_ended(answers: Records) -> int | None:
     return sum(reason == "stop_token" for reason in reasons) if reasons else None
 
 
-def tokens_per_second(answers: Records) -> float:
-    """Sum over sum, prefill included."""
+def tokens_per_second(answers: Records) -> float | None:
+    """Sum over sum, prefill included. This and all that follows is unknown for a batch, whose times are shared."""
+    if not alone(answers):
+        return None
     tokens, seconds = rates(answers).sum(0)
     return tokens / seconds
 
 
-def tokens_per_second_macro(answers: Records) -> float:
+def tokens_per_second_macro(answers: Records) -> float | None:
     """The mean of each question's rate."""
+    if not alone(answers):
+        return None
     each = rates(answers)
     return float((each[:, 0] / each[:, 1]).mean())
 
@@ -94,18 +98,18 @@ def decode_tokens_per_second(answers: Records) -> float | None:
     """Without prefill."""
     tokens, seconds = rates(answers).sum(0)
     prefill = total(answers, "prefill_time")
-    return None if prefill is None else tokens / (seconds - prefill)
+    return None if prefill is None or not alone(answers) else tokens / (seconds - prefill)
 
 
 def speed_up(answers: Records, baseline: Records, seed: int = 0) -> dict[str, Any] | None:
-    """Speed over a baseline on the questions both answered; None if there are none.
+    """Speed over a baseline on the questions both answered; None if there are none, and for a batch.
 
     `micro`: ratio of total tokens over total seconds, with a 95 % interval by resampling questions, both files alike.
     `macro`: ratio of the mean over questions of each question's rate, as Spec-Bench's tools define it. `decode`: micro
     without prefill.
     """
     ours, theirs = paired(answers, baseline)
-    if not ours:
+    if not ours or not alone(ours) or not alone(theirs):
         return None
     a, b = rates(ours), rates(theirs)
 
@@ -118,14 +122,15 @@ def speed_up(answers: Records, baseline: Records, seed: int = 0) -> dict[str, An
         "questions": len(a),
         "micro": float(micro(np.arange(len(a)))),
         "interval": bootstrap(micro, len(a), seed),
-        "macro": tokens_per_second_macro(ours) / tokens_per_second_macro(theirs),
+        "macro": speed_up_macro(ours, theirs),
         "decode": None if decode is None or base_decode is None else float(decode / base_decode),
     }
 
 
 def speed_up_macro(answers: Records, baseline: Records) -> float | None:
     ours, theirs = paired(answers, baseline)
-    return tokens_per_second_macro(ours) / tokens_per_second_macro(theirs) if ours else None
+    one, other = (tokens_per_second_macro(of) if of else None for of in (ours, theirs))
+    return None if one is None or other is None else one / other
 
 
 def bootstrap(statistic: Callable[[Any], Any], count: int, seed: int = 0) -> list[float] | None:

@@ -26,6 +26,8 @@ def add_turn(choice: Record, prompt: list[int], result: Answered, text: str, rea
     """Add one turn to a choice: what was asked and answered, why it ended, and what it cost."""
     if isinstance(result, Generation):
         per_turn, per_step = _totals(result), _steps(result)
+        if result.lanes > 1:
+            per_turn["lanes"] = result.lanes  # without it every time below is of this turn alone
     else:
         per_turn, per_step = _untraced(len(result.tokens))
     per_turn = {

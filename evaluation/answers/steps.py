@@ -41,6 +41,11 @@ def total(answers: Iterable[Record], key: str) -> float | None:
     return None if any(value is None for value in values) else sum(values)
 
 
+def alone(answers: Iterable[Record]) -> bool:
+    """Whether every turn was decoded by itself: the times of a batch tell of no turn's speed."""
+    return all(lanes == 1 for choice in choices(answers) for lanes in choice.get("lanes", []))
+
+
 def steps_of(answers: Sequence[Record]) -> Steps | None:
     """Collect the steps; None where a choice does not list them (FastChat's and EAGLE's own files do not)."""
     found = list(choices(answers))
@@ -163,7 +168,7 @@ def step_time(answers: Sequence[Record]) -> dict[str, float] | None:
     )
     times = {key: total(answers, key) for key in keys}
     rounds = total(answers, "decoding_steps")
-    if not rounds or any(value is None for value in times.values()):
+    if not rounds or not alone(answers) or any(value is None for value in times.values()):
         return None
     known = {key: value for key, value in times.items() if value is not None}
     return {name: 1000 * part(known) / rounds for name, part in PARTS.items()}

@@ -6,7 +6,7 @@
 The first measures target and drafter as decoding runs them (`forwards`); with answer files, it prints flags for the
 evaluation commands (`budget`). The file it writes can be read again (`--measured`) for other answers. The second
 decodes with trees of several budgets, in turn with plain decoding and transformers' own: tokens/s, and where a step's
-time goes (`decoding`).
+time goes (`decoding`). With `--lanes 1,2,4,8` it decodes so many questions side by side (`batches`).
 """
 
 import json
@@ -16,7 +16,7 @@ from typing import Any
 
 from evaluation.answers.file import read_timed
 from evaluation.command_line import at_least, numbers, option, parse, print_json, run_command
-from evaluation.latency import decoding
+from evaluation.latency import batches, decoding
 from evaluation.latency.advice import advice_table, forward_times, forwards_table, recommend
 from evaluation.latency.budget import Acceptance
 from evaluation.latency.forwards import Probe, measure
@@ -50,6 +50,9 @@ class Options(Asked):
     nodes: str | None = option(
         None, "comma list of budgets, or auto among them: decode with them, instead of measuring forwards"
     )
+    lanes: str | None = option(
+        None, "comma list: decode the questions plainly, with --nodes and by transformers, so many side by side"
+    )
     thresholds: str = option("0.2", "with --nodes: comma list, each tried at each budget")
     max_new_tokens: int = option(96, "with --nodes: new tokens a question, at most")
     assistant: str | None = option(
@@ -60,6 +63,8 @@ class Options(Asked):
     def __post_init__(self) -> None:
         super().__post_init__()
         at_least(self, repeats=1, max_new_tokens=1)
+        if self.lanes and min(numbers(self.lanes)) < 1:
+            raise ValueError(f"--lanes must be at least 1 each, got {self.lanes}")
         for name in ("tokens", "contexts"):
             if min(getattr(self, name)) < 1:
                 raise ValueError(f"--{name} must be at least 1, got {min(getattr(self, name))}")
@@ -142,7 +147,7 @@ def forwards(options: Options) -> dict[str, Any]:
 
 def decode(options: Options) -> dict[str, Any]:
     """Decode the questions' first turns with every budget and threshold, print the table and return its rows."""
-    budgets = (options.nodes or "").split(",")
+    budgets = options.nodes.split(",") if options.nodes else []
     fixed = [budget for budget in budgets if budget != AUTO]
     pairs = [(int(n), t) for n in numbers(",".join(fixed)) for t in numbers(options.thresholds)] if fixed else []
     trees: dict[str, TreePolicy | Controller] = {f"OPT-Tree {n}/{t:g}": OptTree(n, t) for n, t in pairs}
@@ -150,12 +155,16 @@ def decode(options: Options) -> dict[str, Any]:
     chosen = select(questions.questions, options.question_begin, options.question_end, options.limit)
     device = check_device(options)
     pair = load(options, device)
-    assistant = load_assistant(options, options.assistant, pair)
     prompter = Prompter(pair.tokenizer, pair.stop, options.conv_template)
     prompts = [prompter.encode(question.turns[:1], []) for question in chosen]
     if AUTO in budgets:
         trees[AUTO] = auto(pair.target, pair.drafter)
-    rows = decoding.measure(pair, trees, prompts, options.max_new_tokens, assistant)
+    if options.lanes:
+        lanes = [int(count) for count in numbers(options.lanes)]
+        rows = batches.measure(pair, trees, prompts, options.max_new_tokens, lanes)
+    else:
+        assistant = load_assistant(options, options.assistant, pair)
+        rows = decoding.measure(pair, trees, prompts, options.max_new_tokens, assistant)
     place = environment(pair.target.device)
     target = describe(pair.target.model, pair.drafter) or f"target {size(pair.target)}"
     print(f"{target}; drafter {options.drafter}; {place['device']}, {place['threads']} threads")
@@ -169,7 +178,7 @@ def main(arguments: list[str] | None = None) -> int:
 
     def command() -> int:
         options = parse(Options, "python -m evaluation.latency", __doc__, arguments)
-        print_json(options.json, (decode if options.nodes else forwards)(options))
+        print_json(options.json, (decode if options.nodes or options.lanes else forwards)(options))
         return 0
 
     return run_command(command)

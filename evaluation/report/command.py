@@ -54,7 +54,8 @@ def print_report(
         if base is not None and other in others:
             over = speed_up(runs[0].answers, other.answers)
             reports[runs[0].path].setdefault("speed_up_over", {})[other.name] = over
-            print(f"{runs[0].name} is {ratio(over)} times as fast as {other.name}")
+            if over is not None:
+                print(f"{runs[0].name} is {ratio(over)} times as fast as {other.name}")
     for run in others or runs:
         print_details(run, reports[run.path], base)
     if plots is not None:

@@ -6,6 +6,7 @@ from typing import Any
 
 from evaluation.answers.file import AnswerSet
 from evaluation.answers.metrics import number, percent, row
+from evaluation.answers.steps import alone
 from evaluation.table import table
 
 _SHOWN_DIVERGENCES = 5
@@ -33,6 +34,8 @@ def print_overview(named: Sequence[tuple[str, dict[str, Any]]], head: str = "") 
 def print_details(run: AnswerSet, figures: dict[str, Any], base: AnswerSet | None) -> None:
     """Categories, failures, divergences, acceptance, calibration and time of one file."""
     print()
+    if not alone(run.answers):
+        print(f"{run.name}: questions were decoded side by side; its times are a batch's, hence no speed is shown")
     if len(figures["categories"]) > 1:
         print_overview([*figures["categories"].items(), ("all", figures["overall"])], run.name)
     if run.failed:

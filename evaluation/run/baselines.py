@@ -4,6 +4,7 @@ The plain loop with an empty tree is the other baseline; it is in the library (`
 """
 
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -67,14 +68,43 @@ def assistant_of(drafter: Drafter) -> PreTrainedModel | None:
     return drafter.bare.lm.model if isinstance(drafter.bare, CausalLMDrafter) else None
 
 
+def transformers_batch(pair: Pair, prompts: Sequence[list[int]], max_new_tokens: int) -> list[list[int]]:
+    """Decode a batch, padded on the left, greedily with `model.generate`; return the new tokens of each prompt."""
+    longest = max(map(len, prompts))
+    config = _config(pair, longest, max_new_tokens, Sampling())
+    empty = [longest - len(prompt) for prompt in prompts]
+    ids = torch.tensor([[config.pad_token_id] * n + prompt for n, prompt in zip(empty, prompts, strict=True)])
+    mask = torch.tensor([[0] * n + [1] * len(prompt) for n, prompt in zip(empty, prompts, strict=True)])
+    device = pair.target.device
+    output = pair.target.model.generate(ids.to(device), attention_mask=mask.to(device), generation_config=config)
+    return [_until_stop(row, pair) for row in output[:, longest:].tolist()]  # type: ignore[index]
+
+
+def _until_stop(tokens: list[int], pair: Pair) -> list[int]:
+    end = next((place for place, token in enumerate(tokens) if token in pair.stop.tokens), len(tokens))
+    return tokens[: end + 1]
+
+
 def _generate(
     pair: Pair, prompt: list[int], max_new_tokens: int, sampling: Sampling, seed: int, **options: Any
 ) -> Timed:
     target = pair.target
+    config = _config(pair, len(prompt), max_new_tokens, sampling)
+    if not sampling.greedy:
+        torch.manual_seed(seed)
+    ids = torch.tensor([prompt], device=target.device)
+    begin = time.perf_counter()
+    output = target.model.generate(ids, attention_mask=torch.ones_like(ids), generation_config=config, **options)
+    tokens = output[0, len(prompt) :].tolist()  # type: ignore[index]
+    return Timed(tokens, time.perf_counter() - begin)
+
+
+def _config(pair: Pair, length: int, max_new_tokens: int, sampling: Sampling) -> GenerationConfig:
+    """The library's stop tokens and context limit, behind a prompt of this length, and nothing of the checkpoint's."""
     stops = sorted(pair.stop.tokens)
     pad = pair.tokenizer.pad_token_id
     config = GenerationConfig(
-        max_new_tokens=min(max_new_tokens, target.max_context - len(prompt)),
+        max_new_tokens=min(max_new_tokens, pair.target.max_context - length),
         use_cache=True,
         eos_token_id=stops or None,
         pad_token_id=pad if pad is not None else stops[0] if stops else 0,
@@ -84,9 +114,4 @@ def _generate(
     )
     if not sampling.greedy:
         config.update(temperature=float(sampling.temperature), top_p=float(sampling.top_p), top_k=sampling.top_k)
-        torch.manual_seed(seed)
-    ids = torch.tensor([prompt], device=target.device)
-    begin = time.perf_counter()
-    output = target.model.generate(ids, attention_mask=torch.ones_like(ids), generation_config=config, **options)
-    tokens = output[0, len(prompt) :].tolist()  # type: ignore[index]
-    return Timed(tokens, time.perf_counter() - begin)
+    return config

@@ -3,18 +3,46 @@
 Knows no files and no loop: a method is a function from a prompt to new tokens.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
 
 from evaluation.answers.record import add_turn, seed_of
 from evaluation.questions.prompts import Prompter
 from evaluation.questions.sets import Question
 from evaluation.timing import Timed
-from opt_tree import Generation
+from opt_tree import Decoder, Generation, Sampling
+from opt_tree.stopping import StopRule
+
+T = TypeVar("T")
 
 Answer = Callable[[list[int], int, int], Generation | Timed]
 """From a prompt, a limit of new tokens and a seed to new tokens and what they cost."""
+
+
+@dataclass(frozen=True)
+class InLoop:
+    """A decoder as an `Answer`."""
+
+    decoder: Decoder
+    sampling: Sampling
+    stop: StopRule | None
+
+    def __call__(self, prompt: list[int], limit: int, seed: int) -> Generation:
+        return self.decoder.generate(prompt, limit, self.sampling, self.stop, seed=seed)
+
+
+def side_by_side(method: Answer, tasks: Iterable[Callable[[Answer], T]], width: int) -> Iterator[tuple[int, T]]:
+    """Give each task the method; yield its place and what it returns as it ends.
+
+    With a `width` above 1 so many run side by side, each with a decoder of its own, where the library's loop decodes.
+    """
+    if width == 1 or not isinstance(method, InLoop):
+        yield from ((place, task(method)) for place, task in enumerate(tasks))
+        return
+    jobs = ((lambda own, task=task: task(replace(method, decoder=own))) for task in tasks)
+    yield from method.decoder.side_by_side(jobs, width)
+
 
 History = Mapping[int | str, Sequence[Sequence[str]]]
 """Turns of another answer file, by question and choice."""

@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 
 from evaluation.questions.prompts import Prompter
 from evaluation.run.baselines import assistant_of, transformers_greedy
-from evaluation.run.conversation import Answer
+from evaluation.run.conversation import Answer, InLoop
 from evaluation.run.options import Machine, Models, Options
 from evaluation.run.processes import Processes
 from evaluation.timing import Timed
@@ -191,8 +191,7 @@ def make_method(name: str, options: Options, pair: Pair, prompter: Prompter) -> 
             return Timed(prompter.trim(timed.tokens), timed.seconds)
 
         return generate
-    decoder = _decoder(name, options, pair)
-    return lambda prompt, limit, seed: decoder.generate(prompt, limit, sampling, prompter.stop, seed=seed)
+    return InLoop(_decoder(name, options, pair), sampling, prompter.stop)
 
 
 def _decoder(name: str, options: Options, pair: Pair) -> Decoder:

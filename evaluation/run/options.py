@@ -18,7 +18,7 @@ DRAFTER_FLAGS = {"--draft-model-path": "lm:", "--ea-model-path": "eagle:"}
 """The published flags of the two commands, and what kind of drafter each names."""
 
 
-MOST_THREADS, MOST_NODES = 1024, 65_536
+MOST_THREADS, MOST_NODES, MOST_LANES = 1024, 65_536, 1024
 """Beyond these a number is a slip of the keyboard, and would take the machine's memory before it failed."""
 
 
@@ -146,6 +146,10 @@ class Options(Asked):
     temperature: float = option(0.0, "0 decodes greedily, above 0 samples")
     max_new_token: int = option(1024, "new tokens a turn, at most")
     num_choices: int = option(1, "answers to each question; they differ above temperature 0")
+    batch_size: int = option(
+        1,
+        "questions that are decoded side by side; answers are the same, times are the batch's and tell of no speed",
+    )
     seed: int = option(0, "of sampling; each turn's own follows from it, the question, the choice and the turn")
     answer_file: str | None = option(None, "by default BENCH-COMMAND-METHOD.jsonl here")
     model_id: str | None = option(
@@ -174,7 +178,8 @@ class Options(Asked):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        at_least(self, max_new_token=1, num_choices=1, num_gpus_per_model=1)
+        at_least(self, max_new_token=1, num_choices=1, batch_size=1, num_gpus_per_model=1)
+        at_most(self, batch_size=MOST_LANES)
         if isinstance(self.nodes, str):
             self._check_auto()
         else:

@@ -8,7 +8,7 @@ import hashlib
 import json
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from evaluation.command_line import parse, print_json
 from evaluation.questions.prompts import Prompter, get_template
 from evaluation.questions.sets import Question, QuestionSet, load_set, select
 from evaluation.report.command import print_report
-from evaluation.run.conversation import Answer, Conversation, History
+from evaluation.run.conversation import Answer, Conversation, History, side_by_side
 from evaluation.run.machine import environment
 from evaluation.run.models import load_run, make_method, place, relaunch, resolved
 from evaluation.run.options import DRAFTER_FLAGS, Options
@@ -96,7 +96,7 @@ def run(command: str, options: Options, processes: Processes = Processes()) -> i
         asked = f"{questions.name}, {len(chosen)} questions of {questions.path}"
         processes.lead(lambda: begin(works, options.overwrite, session, asked))
         conversation = Conversation(prompter, options.max_new_token, options.num_choices, options.seed, history)
-        answer_all(processes, works, methods, chosen, conversation)
+        answer_all(processes, works, methods, chosen, conversation, options.batch_size)
         processes.wait()
         failed = finish(works, order, {question.id for question in chosen}, options.json) if processes.leads else 0
         processes.wait()
@@ -137,6 +137,8 @@ def plan(command: str, options: Options, questions: QuestionSet, device: str) ->
     settings |= {
         "model_id": f"{model}-temperature-{options.temperature}",
         "device": device,
+        # None for the headers of before, and for those that never heard of it.
+        "batch_size": options.batch_size if options.batch_size > 1 else None,
         "questions_sha256": questions.sha256,
         "history_sha256": hashlib.sha256(Path(options.history).expanduser().read_bytes()).hexdigest()
         if options.history
@@ -187,21 +189,35 @@ def answer_all(
     methods: dict[str, Answer],
     chosen: Sequence[Question],
     conversation: Conversation,
+    batch_size: int = 1,
 ) -> None:
-    """Answer this process's share. A question that fails is recorded, and the next one begun."""
+    """Answer this process's share, one method after the other where questions go side by side.
+
+    A question that fails is recorded, and the next one begun.
+    """
     done = {work.method: {record["question_id"] for record in work.file.read()} for work in works}
     share = processes.share(chosen)
     todo = [question for question in share if any(question.id not in done[work.method] for work in works)]
     if todo:
         for method in methods.values():  # untimed: first calls pay for what later ones find ready
             method(conversation.prompter.encode([_WARM_UP], []), min(16, conversation.max_new_tokens), 0)
-    progress = tqdm(
-        todo, total=len(share), initial=len(share) - len(todo), desc="questions", disable=not processes.leads
-    )
-    for work, question in schedule(works, progress):
-        if question.id not in done[work.method]:
-            file = work.file if processes.size == 1 else work.file.part(processes.rank)
-            answer_one(file, work, methods[work.method], question, conversation)
+
+    def task(work: Work, question: Question) -> Callable[[Answer], None]:
+        file = work.file if processes.size == 1 else work.file.part(processes.rank)
+        return lambda method: answer_one(file, work, method, question, conversation)
+
+    shown: dict[str, Any] = {"desc": "questions", "disable": not processes.leads}
+    if batch_size == 1:
+        progress = tqdm(todo, total=len(share), initial=len(share) - len(todo), **shown)
+        for work, question in schedule(works, progress):
+            if question.id not in done[work.method]:
+                task(work, question)(methods[work.method])
+        return
+    for work in works:
+        tasks = [task(work, question) for question in todo if question.id not in done[work.method]]
+        ended = side_by_side(methods[work.method], tasks, batch_size)
+        for _ in tqdm(ended, total=len(share), initial=len(share) - len(tasks), **shown):
+            pass
 
 
 def answer_one(file: AnswerFile, work: Work, method: Answer, question: Question, conversation: Conversation) -> None:
@@ -226,16 +242,27 @@ def answer_one(file: AnswerFile, work: Work, method: Answer, question: Question,
 
 
 def finish(works: Sequence[Work], order: Sequence[int | str], asked: set[int | str], json_line: bool = False) -> int:
-    """Put the files in order, count what failed, print the table. Returns how many of the asked questions failed."""
+    """Put the files in order, count what failed or is missing, print the table. Returns how many of those asked.
+
+    Missing is what nobody recorded here: another machine's answers, where processes write to folders of their own.
+    """
     failed = 0
     for work in works:
         work.file.fold(order)
         failures = [record for record in work.file.read_failed() if record["question_id"] in asked]
-        failed += len(failures)
+        recorded = {record["question_id"] for record in [*work.file.read(), *failures]}
+        missing = [str(key) for key in order if key in asked - recorded]
+        failed += len(failures) + len(missing)
         print(f"{len(work.file.read())} answers in {work.file.path}", file=sys.stderr)
         if failures:
             print(
                 f"{len(failures)} failed ({work.file.failed_path}); the same command tries them again", file=sys.stderr
+            )
+        if missing:
+            print(
+                f"{len(missing)} have no answer in {work.file.path.parent.resolve()}: {', '.join(missing)}; all "
+                "processes must write to one folder, which every machine sees",
+                file=sys.stderr,
             )
     paths = [work.file.path for work in works if work.file.read()]
     if paths:
