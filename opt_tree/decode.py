@@ -5,6 +5,7 @@ decoding is this loop with an empty tree.
 """
 
 import copy
+import dataclasses
 import functools
 import time
 import warnings
@@ -247,6 +248,8 @@ class Decoder:
         times = StepTimes(
             drafted - begin, verified - drafted, committed - verified, drafting.seconds, scoring.seconds, run.prefill
         )
+        if tree.draft_log_probs is not None:  # a step may be kept; at 128 thousand tokens these are 15 MB
+            tree = dataclasses.replace(tree, draft_log_probs=None)
         step = Step(tree, verdict.path, tokens, policy, drafting.forwards, drafting.tokens, times)
         self.controller.observe(step, outcome)
         return step

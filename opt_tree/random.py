@@ -3,10 +3,19 @@
 Owns every random number of a generation. Knows nothing of trees: it draws from the distributions that it is given.
 """
 
+from typing import NamedTuple
+
 import numpy as np
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
+
+
+class Among(NamedTuple):
+    """Which columns of a vocabulary a matrix holds, where it leaves out those that are impossible."""
+
+    tokens: Int[Tensor, " columns"]
+    vocab: int
 
 
 class Random:
@@ -26,6 +35,7 @@ class Random:
         self._ahead: list[float] = []
         self._fresh = np.random.default_rng((seed % 2**64, 1))
         self._races: dict[torch.device, torch.Generator] = {}
+        self._noise = torch.empty(0, dtype=torch.float64)
 
     def draw(self, probs: Float[Tensor, "rows vocab"], depths: Int[np.ndarray, " rows"]) -> Int[Tensor, " rows"]:
         """Draw one token a row by inverting its cumulative sum. `depths`: how many tokens ahead a row's draw is."""
@@ -54,17 +64,29 @@ class Random:
         """Draw `k` tokens a row, independently."""
         return _invert(probs, torch.from_numpy(self._fresh.random((len(probs), k))).to(probs.device))
 
-    def distinct(self, probs: Float[Tensor, "rows vocab"], k: int) -> Int[Tensor, "rows k"]:
-        """Draw `k` different tokens a row, each without those before it; impossible ones come last.
+    def distinct(
+        self, probs: Float[Tensor, "rows columns"], k: int, among: Among | None = None
+    ) -> Int[Tensor, "rows k"]:
+        """Draw `k` different columns a row, each without those before it; impossible ones come last.
 
         An exponential race: of independent arrival times with the tokens' probabilities as rates the first is a draw
-        from the distribution, the second one from what is left, and so on. The noise is drawn where `probs` lie.
+        from the distribution, the second one from what is left, and so on. The noise is drawn where `probs` lie, for
+        the whole vocabulary, so that what is drawn does not depend on which impossible tokens were left out.
         """
         if probs.device not in self._races:
             seed = int(self._fresh.integers(2**63))
             self._races[probs.device] = torch.Generator(probs.device).manual_seed(seed)
-        noise = torch.empty_like(probs, dtype=torch.float64).exponential_(generator=self._races[probs.device])
+        noise = self._room(len(probs), probs.shape[1] if among is None else among.vocab, probs.device)
+        noise.exponential_(generator=self._races[probs.device])
+        if among is not None:
+            noise = noise.index_select(1, among.tokens)
         return torch.where(probs > 0, noise / probs, torch.inf).topk(k, largest=False).indices
+
+    def _room(self, rows: int, columns: int, device: torch.device) -> Float[Tensor, "rows columns"]:
+        """A buffer, kept: the C library gives and takes back blocks above 32 MB anew, page by page."""
+        if self._noise.device != device or self._noise.numel() < rows * columns:
+            self._noise = torch.empty(rows * columns, dtype=torch.float64, device=device)
+        return self._noise[: rows * columns].view(rows, columns)
 
 
 def _invert(probs: Float[Tensor, "rows vocab"], uniforms: Float[Tensor, "rows draws"]) -> Int[Tensor, "rows draws"]:

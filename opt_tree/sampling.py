@@ -14,6 +14,7 @@ from transformers import LogitsProcessor, TemperatureLogitsWarper, TopKLogitsWar
 from transformers.generation import logits_process
 
 from opt_tree.grammar import FromHistory
+from opt_tree.nucleus import cut
 from opt_tree.probabilities import log_probs_of
 from opt_tree.tree import Tree, on_host
 
@@ -102,9 +103,10 @@ class Sampling:
         near the target's. Processors that need history are the target's alone. At temperature 0 it is left as it is:
         a point mass would draw the same child over and over.
         """
-        scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
-        for process in self.warpers():
-            scores = process(None, scores)  # type: ignore[arg-type]
+        warpers = self.warpers()
+        scores = scores.to(torch.promote_types(scores.dtype, torch.float32), copy=bool(warpers))
+        for process in warpers:
+            scores = _by_row(process, scores)
         return log_probs_of(scores)
 
     def process(
@@ -115,7 +117,7 @@ class Sampling:
         `context` ends with the root. Half-precision logits are widened to float32 when they are to be sampled from
         or processed, as in `transformers.generate`; at temperature 0 without processors they pass through untouched.
         """
-        return self._process(logits, tree, torch.tensor(context, device=logits.device), range(len(tree)))
+        return self._process(logits, _Histories(tree, context, logits.device), range(len(tree)))
 
     def processed(self, logits: Float[Tensor, "rows vocab"], tree: Tree, context: list[int]) -> "Logits":
         """Return the same for a verifier, which may need few of the rows: on the host each when it is asked for.
@@ -131,8 +133,7 @@ class Sampling:
     def _process(
         self,
         logits: Float[Tensor, "rows vocab"],
-        tree: Tree,
-        context: Int[Tensor, " context"],
+        histories: "_Histories",
         rows: Sequence[int],
     ) -> Float[Tensor, "rows vocab"]:
         """Process the logits of these rows of the tree."""
@@ -141,9 +142,9 @@ class Sampling:
             logits = logits.to(torch.promote_types(logits.dtype, torch.float32), copy=True)
         for process in steps:
             if isinstance(process, _MEMORYLESS):
-                logits = process(None, logits)  # type: ignore[arg-type]
-                continue
-            logits = _by_history(process, [_history(tree, context, row) for row in rows], logits)
+                logits = _by_row(process, logits)
+            else:
+                logits = _by_history(process, histories, rows, logits)
         return logits
 
 
@@ -156,8 +157,8 @@ class LazyLogits:
 
     def __init__(self, sampling: Sampling, logits: Float[Tensor, "rows vocab"], tree: Tree, context: list[int]) -> None:
         self.shape = logits.shape
-        self._sampling, self._logits, self._tree = sampling, logits, tree
-        self._context = torch.tensor(context)
+        self._sampling, self._logits = sampling, logits
+        self._histories = _Histories(tree, context, logits.device)
         self._known: dict[int, Float[Tensor, " vocab"]] = {}
 
     def __len__(self) -> int:
@@ -166,12 +167,12 @@ class LazyLogits:
     def __getitem__(self, row: int) -> Float[Tensor, " vocab"]:
         if row not in self._known:
             one = self._logits[row : row + 1]
-            self._known[row] = self._sampling._process(one, self._tree, self._context, [row])[0]
+            self._known[row] = self._sampling._process(one, self._histories, [row])[0]
         return self._known[row]
 
     def whole(self) -> Float[Tensor, "rows vocab"]:
         """All rows, in one go."""
-        return self._sampling._process(self._logits, self._tree, self._context, range(len(self)))
+        return self._sampling._process(self._logits, self._histories, range(len(self)))
 
 
 Logits = Float[Tensor, "rows vocab"] | LazyLogits
@@ -183,33 +184,52 @@ def whole(logits: Logits) -> Float[Tensor, "rows vocab"]:
     return logits.whole() if isinstance(logits, LazyLogits) else logits
 
 
-def _history(tree: Tree, context: Int[Tensor, " context"], row: int) -> Int[Tensor, "1 length"]:
-    """The token history of a row: the context (which ends with the root) and the path down to the row."""
-    branch = torch.from_numpy(tree.tokens[tree.path_to(row)[1:]])
-    return torch.cat([context, branch.to(context.device)])[None]
+class _Histories:
+    """The token history of each row: the context (which ends with the root) and the path down to the row.
+
+    One buffer holds the context for all rows; a history is valid until the next one is asked for.
+    """
+
+    def __init__(self, tree: Tree, context: list[int], device: torch.device) -> None:
+        self._tree, self._length = tree, len(context)
+        self._ids = torch.tensor([*context, *[0] * int(tree.depths.max())], device=device)
+
+    def __getitem__(self, row: int) -> Int[Tensor, "1 length"]:
+        branch = self._tree.tokens[self._tree.path_to(row)[1:]]
+        end = self._length + len(branch)
+        self._ids[self._length : end] = torch.from_numpy(branch).to(self._ids.device)
+        return self._ids[None, :end]
+
+
+def _by_row(process: Callable, logits: Float[Tensor, "rows vocab"]) -> Float[Tensor, "rows vocab"]:
+    """Ask a processor that needs no history; the rows are ours to overwrite."""
+    if type(process) is TopPLogitsWarper:
+        return cut(process, logits)
+    return process(None, logits)
 
 
 def _by_history(
-    process: Callable, histories: list[Int[Tensor, "1 _"]], logits: Float[Tensor, "rows vocab"]
+    process: Callable, histories: _Histories, rows: Sequence[int], logits: Float[Tensor, "rows vocab"]
 ) -> Float[Tensor, "rows vocab"]:
     """Ask a processor about every row, with the row's own history."""
-    foreign = _is_foreign(process) and len(histories) > 1
+    foreign = _is_foreign(process) and len(rows) > 1
     first = logits[:1].clone() if foreign else None
-    rows = []
+    answers: list[Tensor] = []
     try:
-        for row, history in enumerate(histories):
-            rows.append(process(history, logits[row : row + 1]))
-        again = process(histories[0], first) if foreign else rows[0]
+        for place, row in enumerate(rows):
+            answers.append(process(histories[row], logits[place : place + 1]))
+        again = process(histories[rows[0]], first) if foreign else answers[0]
     except Exception as error:
         if not foreign:
             raise
         why = " ".join(f"{type(error).__name__}: {error}".split())
         raise ValueError(
-            f"{_name(process)} failed on row {len(rows)} of a tree ({why}); if it keeps state between calls: {_EXACT}"
+            f"{_name(process)} failed on row {rows[len(answers)]} of a tree ({why}); "
+            f"if it keeps state between calls: {_EXACT}"
         ) from error
-    if not bool(((again == rows[0]) | (again.isnan() & rows[0].isnan())).all()):
+    if not bool(((again == answers[0]) | (again.isnan() & answers[0].isnan())).all()):
         raise ValueError(f"{_name(process)} answers the same history in two ways: it keeps state; {_EXACT}")
-    return torch.cat(rows)
+    return answers[0] if len(answers) == 1 else torch.cat(answers)
 
 
 def _is_foreign(process: Callable) -> bool:

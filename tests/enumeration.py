@@ -17,6 +17,7 @@ from torch import Tensor
 
 from opt_tree import Random, Sampling, Tree, TreePolicy, Verifier
 from opt_tree.decode import draft
+from opt_tree.random import Among
 
 T = TypeVar("T", bound=Hashable)
 Text = tuple[int, ...]
@@ -49,7 +50,7 @@ class EnumeratingRandom(Random):
     def iid(self, probs: Float[Tensor, "rows vocab"], k: int) -> Int[Tensor, "rows k"]:
         return torch.tensor([[self.choose(row) for _ in range(k)] for row in probs.tolist()])
 
-    def distinct(self, probs: Float[Tensor, "rows vocab"], k: int) -> Int[Tensor, "rows k"]:
+    def distinct(self, probs: Float[Tensor, "rows vocab"], k: int, among: Among | None = None) -> Int[Tensor, "rows k"]:
         return torch.tensor([self._without_replacement(row, k) for row in probs.tolist()])
 
     def _without_replacement(self, left: list[float], k: int) -> list[int]:

@@ -45,6 +45,7 @@ from opt_tree.decode import draft
 from opt_tree.policies import Delayed, DySpec, Rheo, Sampled, SequoiaTree
 from opt_tree.pool import CandidatePool
 from opt_tree.probabilities import probs_of
+from opt_tree.random import Among
 from opt_tree.verifiers import (
     block,
     block_efficiency,
@@ -646,7 +647,7 @@ def test_bad_numbers_are_refused(make: Callable[[], object]) -> None:
 class ByLaw(Random):
     """A `Random` whose draws are a function of the law they are made from: every run draws the same below a path."""
 
-    def distinct(self, probs: Float[Tensor, "rows vocab"], k: int) -> Int[Tensor, "rows k"]:
+    def distinct(self, probs: Float[Tensor, "rows vocab"], k: int, among: Among | None = None) -> Int[Tensor, "rows k"]:
         orders = []
         for row in probs.numpy():
             noise = np.random.default_rng(zlib.crc32(row.round(6).tobytes())).exponential(size=len(row))

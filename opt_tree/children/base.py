@@ -10,7 +10,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from opt_tree.random import Random
+from opt_tree.random import Among, Random
+from opt_tree.tree import on_host
 
 
 class Few(NamedTuple):
@@ -95,22 +96,39 @@ class Children(Protocol):
 
 
 class Known(NamedTuple):
-    """The rows of a layer that something is known about: what is drawn at all is drawn from these."""
+    """What is known of a layer: whatever is drawn is drawn from these rows and columns."""
 
-    log_probs: Float[Tensor, "known vocab"]
+    log_probs: Float[Tensor, "known columns"]
     above: Float[Tensor, "known 1"]
     rows: Int[Tensor, "known 1"]
     """Their places in the frontier."""
+    among: Among | None
+    """The tokens of the columns; None: all of the vocabulary."""
+
+    def tokens(self, columns: Int[Tensor, "known drawn"]) -> Int[Tensor, "known drawn"]:
+        """The tokens of columns."""
+        return columns if self.among is None else self.among.tokens[columns]
 
 
 def known(layer: Layer) -> Known:
-    """Leave out the rows of -inf."""
-    log_probs = layer.log_probs
+    """Leave out the rows of -inf; and the tokens that are -inf everywhere, where few are not (behind a top-p cut)."""
+    log_probs, among = layer.log_probs, few_possible(layer.log_probs)
     above = torch.from_numpy(layer.above).to(log_probs)
+    if among is not None:
+        log_probs = log_probs.index_select(1, among.tokens)
     rows = log_probs.isneginf().all(1).logical_not_().nonzero().squeeze(1)
     if len(rows) < len(log_probs):
         log_probs, above = log_probs[rows], above[rows]
-    return Known(log_probs, above[:, None], rows[:, None])
+    return Known(log_probs, above[:, None], rows[:, None], among)
+
+
+def few_possible(log_probs: Float[Tensor, "rows vocab"]) -> Among | None:
+    """The tokens that are not -inf in every row, on the host; None where they are many, as the first row tells."""
+    vocab = log_probs.shape[1]
+    if not on_host(log_probs) or (log_probs[:1] != -torch.inf).sum() > vocab // 8:
+        return None
+    tokens = (log_probs.numpy() != -np.inf).any(0).nonzero()[0]
+    return Among(torch.from_numpy(tokens), vocab) if 0 < len(tokens) <= vocab // 2 else None
 
 
 def siblings_at(per_node: int | tuple[int, ...] | None, depth: int) -> int:

@@ -33,7 +33,7 @@ class BestAndDraw:
 
     def pick(self, layer: Layer, random: Random) -> Picked:
         """See `Children.pick`. A distribution of one token has one child."""
-        log_probs, above, rows = known(layer)
+        log_probs, above, rows, _ = facts = known(layer)
         probs = probs_of(log_probs)
         values = log_probs + above
         best = probs.argmax(1, keepdim=True)
@@ -48,4 +48,4 @@ class BestAndDraw:
         reach, values = reach.gather(1, order), values.gather(1, order)
         real = (values > -torch.inf) & (reach > layer.floor)
         rows = rows.expand_as(order)
-        return Picked(*fetch(values[real], order[real], rows[real], reach[real]))
+        return Picked(*fetch(values[real], facts.tokens(order)[real], rows[real], reach[real]))

@@ -23,8 +23,8 @@ class IID:
 
     def pick(self, layer: Layer, random: Random) -> Picked:
         """See `Children.pick`. Every draw of a node has the same reach: the node's."""
-        log_probs, above, rows = known(layer)
-        tokens = random.iid(probs_of(log_probs), siblings_at(self.per_node, layer.depth))
-        above, rows = above.expand_as(tokens), rows.expand_as(tokens)
-        values = log_probs.gather(1, tokens) + above
+        facts = known(layer)
+        columns = random.iid(probs_of(facts.log_probs), siblings_at(self.per_node, layer.depth))
+        above, rows = facts.above.expand_as(columns), facts.rows.expand_as(columns)
+        values, tokens = facts.log_probs.gather(1, columns) + above, facts.tokens(columns)
         return Picked(*fetch(values.flatten(), tokens.flatten(), rows.flatten(), above.flatten()))

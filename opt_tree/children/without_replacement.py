@@ -37,18 +37,18 @@ class WithoutReplacement:
 
     def pick(self, layer: Layer, random: Random) -> Picked:
         """See `Children.pick`."""
-        log_probs, above, rows = known(layer)
-        probs = probs_of(log_probs)
+        facts = known(layer)
+        probs = probs_of(facts.log_probs)
         most = self.total if self.total is not None else siblings_at(self.per_node, layer.depth)
-        tokens = random.distinct(probs, min(most, probs.shape[-1]))
-        rows = rows.expand_as(tokens)
-        drawn = probs.gather(1, tokens)
+        columns = random.distinct(probs, min(most, probs.shape[-1]), facts.among)
+        rows, tokens = facts.rows.expand_as(columns), facts.tokens(columns)
+        drawn = probs.gather(1, columns)
         left = 1 - (drawn.cumsum(1) - drawn)
-        reach = above + left.clamp(min=0).log()
+        reach = facts.above + left.clamp(min=0).log()
         # Either condition holds for the first few siblings and for none further: the possible ones come first, and
         # reach falls, so that ending there is a decision about a sibling that has not been drawn yet.
         real = drawn > 0
         if self.total is not None:
             real &= reach > layer.floor
-        values = log_probs.gather(1, tokens) + above
+        values = facts.log_probs.gather(1, columns) + facts.above
         return Picked(*fetch(values[real], tokens[real], rows[real], reach[real]))

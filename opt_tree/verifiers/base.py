@@ -7,20 +7,22 @@ node at a time; the logits and the drafter's distributions stay on the device.
 """
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from dataclasses import dataclass, replace
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
+import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from opt_tree.children import Children, TopK
 from opt_tree.probabilities import probs_of
 from opt_tree.random import Random
-from opt_tree.sampling import Logits, whole
-from opt_tree.tree import Tree, fetch
+from opt_tree.sampling import LazyLogits, Logits
+from opt_tree.tree import Tree, fetch, on_host
 
-Probs = Float[np.ndarray, " vocab"]
+Probs = Float[np.ndarray, " possible"]
+"""Probabilities of the next token: of every one in the vocabulary, or of those that are possible (see `Node`)."""
 Branching = Callable[[Probs, Probs, Int[np.ndarray, " children"]], Probs]
 """From the target's probabilities, the drafter's (empty for deterministic children) and the children, in order and with
 multiplicity, to the probabilities of the token emitted there. Exact if their mean over the children is the target's.
@@ -46,6 +48,8 @@ class Attempt:
     """Of accepting it, given that all attempts before failed; 1 for the last."""
     token_probs: Probs
     """The distribution of the token emitted behind it."""
+    tokens: Int[np.ndarray, " tokens"] | None = None
+    """The tokens that it is over; None: the vocabulary."""
 
 
 Attempts = Callable[[Tree, Logits], Iterable[Attempt]]
@@ -117,10 +121,54 @@ def target_probs_at(logits: Logits, row: int) -> Probs:
     return fetch(probs_of(logits[row]))[0]
 
 
-def draft_probs_at(tree: Tree, child: int, vocab: int) -> Probs:
-    """The distribution that a child was drawn from, with zeros for tokens that the drafter lacks."""
-    probs = fetch(probs_of(_drafted_from(tree)[tree.draft_rows[tree.parents[child]]]))[0]
-    return probs if len(probs) == vocab else np.pad(probs, (0, vocab - len(probs)))
+class Node(NamedTuple):
+    """One node as a verifier sees it: over the tokens that the target may emit there or that the drafter may draw.
+
+    With top-p these are a few of the vocabulary, and no other one has a part in what is emitted. All but `tokens`
+    counts in places of that list.
+    """
+
+    tokens: Int[np.ndarray, " tokens"]
+    """Which ones they are, in rising order."""
+    target: Probs
+    draft: Probs
+    """What the children were drawn from; empty where there are none or nothing was drawn."""
+    children: Int[np.ndarray, " children"]
+    """The places of the children's tokens."""
+
+
+def node_at(
+    tree: Tree, logits: Logits, rows: Int[np.ndarray, " equal"], children: Int[np.ndarray, " children"]
+) -> Node:
+    """Return the node that is made of these equal rows, with these of its children. One read-back."""
+    laws = [logits[int(rows[0])]]
+    drawn = len(children) > 0 and tree.draft_log_probs is not None
+    if drawn:
+        laws.append(_drafted_from(tree)[tree.draft_rows[tree.parents[children[0]]]])
+    if not on_host(laws[0]):
+        both = torch.from_numpy(fetch(torch.cat([law.double() for law in laws]))[0])
+        laws = list(both.split([len(law) for law in laws]))
+    tokens = _possible(laws, tree.tokens[children])
+    target, *draft = (fetch(probs_of(_columns(law, tokens)))[0] for law in laws)
+    return Node(tokens, target, draft[0] if drawn else np.zeros(0), tokens.searchsorted(tree.tokens[children]))
+
+
+def _possible(laws: list[Float[Tensor, " _"]], drafted: Int[np.ndarray, " children"]) -> Int[np.ndarray, " tokens"]:
+    """The tokens of any of these laws: all, where they are not few."""
+    vocab, possible = len(laws[0]), [drafted]
+    for law in laws:
+        possible.append((law != -torch.inf).numpy().nonzero()[0])
+        if not 0 < len(possible[-1]) <= vocab // 2:
+            return np.arange(vocab)
+    return np.unique(np.concatenate(possible))
+
+
+def _columns(law: Float[Tensor, " any"], tokens: Int[np.ndarray, " tokens"]) -> Float[Tensor, " tokens"]:
+    """A law on these tokens only, -inf for those that a drafter lacks."""
+    if len(law) == len(tokens):
+        return law
+    known = torch.from_numpy(tokens[: tokens.searchsorted(len(law))])
+    return torch.constant_pad_nd(law[known], (0, len(tokens) - len(known)), -torch.inf)
 
 
 def _drafted_from(tree: Tree) -> Float[Tensor, "expanded vocab"]:
@@ -129,6 +177,10 @@ def _drafted_from(tree: Tree) -> Float[Tensor, "expanded vocab"]:
             "the tree does not hold the distributions that its children were drawn from; were they drawn at all?"
         )
     return tree.draft_log_probs
+
+
+def _drawn(tree: Tree) -> list[Tensor]:
+    return [] if tree.draft_log_probs is None else [tree.draft_log_probs]
 
 
 def residual(target: Probs, draft: Probs) -> Probs:
@@ -168,7 +220,8 @@ def walk_down(tree: Tree, logits: Logits, random: Random, branching: Branching) 
     rows = np.zeros(1, dtype=np.int64)
     while True:
         children = below(tree, rows)
-        token = random.choose(_emitted(tree, logits, rows, children, branching))
+        tokens, emitted = _emitted(tree, logits, rows, children, branching)
+        token = int(tokens[random.choose(emitted)])
         matched = children[tree.tokens[children] == token]
         if not len(matched):
             return Verdict(tree.path_to(int(rows[0])).tolist(), token)
@@ -176,11 +229,15 @@ def walk_down(tree: Tree, logits: Logits, random: Random, branching: Branching) 
 
 
 def walk_up(tree: Tree, logits: Logits, random: Random, attempts: Attempts) -> Verdict:
-    """Accept the first attempt whose coin says so. Nearly all rows are looked at, so they are processed in one go."""
-    logits = whole(logits)
+    """Accept the first attempt whose coin says so. Nearly all rows are looked at: from a device they come together."""
+    if not isinstance(logits, LazyLogits) and not on_host(logits):
+        here, *drafted = map(torch.from_numpy, fetch(logits, *_drawn(tree)))
+        tree, logits = replace(tree, draft_log_probs=drafted[0] if drafted else None), here
     for attempt in attempts(tree, logits):
         if random.accept(attempt.probability):
-            return Verdict(tree.path_to(attempt.row).tolist(), random.choose(attempt.token_probs))
+            token = random.choose(attempt.token_probs)
+            token = token if attempt.tokens is None else int(attempt.tokens[token])
+            return Verdict(tree.path_to(attempt.row).tolist(), token)
     raise AssertionError("the last attempt is accepted with probability 1")
 
 
@@ -208,10 +265,10 @@ def block_efficiency(tree: Tree, target_probs: Float[Tensor, "rows vocab"], veri
         expected += reached
         children = below(tree, rows)
         if len(children):
-            emitted = _emitted(tree, logits, rows, children, verifier.branching)
+            tokens, emitted = _emitted(tree, logits, rows, children, verifier.branching)
             for token in np.unique(tree.tokens[children]):
                 equal = children[tree.tokens[children] == token]
-                open_nodes.append((equal, reached * float(emitted[token])))
+                open_nodes.append((equal, reached * float(emitted[tokens.searchsorted(token)])))
     return expected
 
 
@@ -221,11 +278,9 @@ def _emitted(
     rows: Int[np.ndarray, " equal"],
     children: Int[np.ndarray, " children"],
     branching: Branching,
-) -> Probs:
-    """The distribution of the token emitted at a node; without children it is the target's."""
-    target = target_probs_at(logits, int(rows[0]))
+) -> tuple[Int[np.ndarray, " tokens"], Probs]:
+    """Tokens and the distribution of which of them is emitted at a node; without children it is the target's."""
+    node = node_at(tree, logits, rows, children)
     if not len(children):
-        return target
-    known = tree.draft_log_probs is not None
-    draft = draft_probs_at(tree, int(children[0]), len(target)) if known else np.zeros(0)
-    return branching(target, draft, tree.tokens[children])
+        return node.tokens, node.target
+    return node.tokens, branching(node.target, node.draft, node.children)

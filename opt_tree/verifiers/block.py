@@ -8,7 +8,7 @@ from opt_tree.children import IID, WithoutReplacement
 from opt_tree.random import Random
 from opt_tree.sampling import Logits
 from opt_tree.tree import Tree
-from opt_tree.verifiers.base import Attempt, Verdict, draft_probs_at, residual, target_probs_at, valid_for, walk_up
+from opt_tree.verifiers.base import Attempt, Verdict, node_at, residual, valid_for, walk_up
 
 
 def longest_first(tree: Tree, logits: Logits) -> Iterator[Attempt]:
@@ -19,16 +19,18 @@ def longest_first(tree: Tree, logits: Logits) -> Iterator[Attempt]:
     """
     if (tree.parents != np.arange(-1, tree.nodes)).any():
         raise ValueError(f"block verification is for chains; got a tree with parents {tree.parents.tolist()}")
-    targets = [target_probs_at(logits, row) for row in range(len(tree))]
-    drafts = [draft_probs_at(tree, row, logits.shape[-1]) for row in range(1, len(tree))]
+    rows = np.arange(len(tree))
+    nodes = [node_at(tree, logits, rows[row : row + 1], rows[row + 1 : row + 2]) for row in rows]
     weights = [1.0]
-    for token, target, draft in zip(tree.tokens[1:], targets[:-1], drafts, strict=True):
-        weights.append(min(1.0, weights[-1] * target[token] / draft[token]))
-    yield Attempt(tree.nodes, weights[-1], targets[-1])
+    for node in nodes[:-1]:
+        (token,) = node.children
+        weights.append(min(1.0, weights[-1] * node.target[token] / node.draft[token]))
+    yield Attempt(tree.nodes, weights[-1], nodes[-1].target, nodes[-1].tokens)
     for row in range(tree.nodes - 1, -1, -1):
-        excess = np.maximum(weights[row] * targets[row] - drafts[row], 0).sum()
+        tokens, target, draft, _ = nodes[row]
+        excess = np.maximum(weights[row] * target - draft, 0).sum()
         chance = excess / (excess + (1 - weights[row])) if row and excess > 0 else float(row == 0)
-        yield Attempt(row, chance, residual(weights[row] * targets[row], drafts[row]))
+        yield Attempt(row, chance, residual(weights[row] * target, draft), tokens)
 
 
 @valid_for(IID, WithoutReplacement, attempts=longest_first, chains_only=True)

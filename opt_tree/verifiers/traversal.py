@@ -9,7 +9,7 @@ from opt_tree.children import IID, WithoutReplacement
 from opt_tree.random import Random
 from opt_tree.sampling import Logits
 from opt_tree.tree import Tree
-from opt_tree.verifiers.base import Attempt, Verdict, below, draft_probs_at, target_probs_at, valid_for, walk_up
+from opt_tree.verifiers.base import Attempt, Verdict, below, node_at, valid_for, walk_up
 from opt_tree.verifiers.without_replacement import without
 
 
@@ -27,13 +27,11 @@ def leaves_first(tree: Tree, logits: Logits) -> Iterator[Attempt]:
 
 def _attempts(tree: Tree, logits: Logits, rows: Int[np.ndarray, " equal"], weight: float) -> Iterator[Attempt]:
     """The attempts at a node, made of equal rows, and below it."""
-    target, root = target_probs_at(logits, int(rows[0])), rows[0] == 0
-    children = below(tree, rows)
-    if len(children):
-        draft = draft_probs_at(tree, int(children[0]), len(target))
+    children, root = below(tree, rows), rows[0] == 0
+    tokens, target, draft, places = node_at(tree, logits, rows, children)
     while len(children):
-        token = tree.tokens[children[0]]
-        equal = tree.tokens[children] == token
+        token = places[0]
+        equal = places == token
         yield from _attempts(tree, logits, children[equal], min(1.0, weight * target[token] / draft[token]))
         excess = np.maximum(weight * target - draft, 0)
         total = float(excess.sum())
@@ -41,8 +39,8 @@ def _attempts(tree: Tree, logits: Logits, rows: Int[np.ndarray, " equal"], weigh
         weight = 1.0 if root else total / (total + (1 - weight)) if total > 0 else 0.0
         target = excess / total if total > 0 else target
         draft = without(draft, token)
-        children = children[~equal]
-    yield Attempt(int(rows[0]), weight, target)
+        children, places = children[~equal], places[~equal]
+    yield Attempt(int(rows[0]), weight, target, tokens)
 
 
 @valid_for(IID, WithoutReplacement, attempts=leaves_first)
