@@ -14,8 +14,9 @@ import torch
 
 from opt_tree.engines.aot import Compiled, CompileError, median_seconds
 from opt_tree.engines.body import takes
+from opt_tree.engines.captured import Captured
 from opt_tree.engines.packages import facts_of, remember, remembered
-from opt_tree.lm import CausalLM, UnsupportedModelError, check_tree_mask
+from opt_tree.lm import Buckets, CausalLM, UnsupportedModelError, check_tree_mask
 from opt_tree.target import Work
 from opt_tree.tree import Tree
 
@@ -25,24 +26,29 @@ dtype); 0.05 in narrower dtypes."""
 
 
 def compile_forwards(lm: CausalLM, make: bool = True, dtypes: tuple[torch.dtype, ...] = ()) -> bool:
-    """Compute a model's forwards by a package made for this CPU from now on; return whether that is so.
+    """Compute a model's forwards by compiled code from now on; return whether that is so.
 
     Its context is forgotten. A package is made once, in a minute or less, and kept in the user's cache (see
-    `opt_tree.engines.packages`); with make=False only one that is there is taken. Where a model cannot be compiled it
-    stays eager, and a warning says why in one line. The weights are those of now: compile again after a change.
+    `opt_tree.engines.packages`); with make=False only one that is there is taken. On CUDA forwards are captured as
+    graphs instead, one for each shape of the model's `Buckets`, when it first comes (`opt_tree.engines.captured`).
+    Where a model cannot be compiled it stays eager, and a warning says why in one line. The weights are those of now:
+    compile again after a change.
 
     `dtypes` are others that the model may be cast to, which changes its answers a little: the one that is fastest once
     compiled is taken, by a measurement that is remembered. `lm.model` is a copy then.
     """
-    if dtypes:
+    if dtypes and lm.device.type == "cpu":
         _cast_to_fastest(lm, make, dtypes)
     lm.engine = lm.eager
     lm.reset()
     try:
         if lm.changes_at_border:
             raise CompileError("its position factors change with the context (LongRoPE), and one graph holds one set")
-        # One kind of layer means one mask, as `CausalLM` makes it.
-        lm.engine = Compiled(lm.eager, lm.mask_kinds, make)
+        if lm.device.type == "cuda":
+            lm.buckets = lm.buckets or Buckets()
+            lm.engine = Captured(lm.eager, lm.buckets.rows)
+        else:  # one kind of layer means one mask, as `CausalLM` makes it
+            lm.engine = Compiled(lm.eager, lm.mask_kinds, make)
         _check_engine(lm)
     except CompileError as why:
         lm.engine = lm.eager

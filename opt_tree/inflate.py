@@ -59,12 +59,13 @@ SHAPES = {
     "350m": Shape(1024, 24, 3072, 1024),  # GPT-2 medium's width and depth
     "1b": Shape(2048, 16, 8192, 512),  # Llama-3.2-1B
     "7b": Shape(4096, 32, 11008, 4096),  # Llama-2-7B, Vicuna-7B
+    "8b": Shape(4096, 32, 14336, 1024),  # Llama-3.1-8B
     "13b": Shape(5120, 40, 13824, 5120),  # Llama-2-13B
 }
 
 
 def parse_shape(spec: str) -> Shape:
-    """Return the shape that `7b`, `13b`, `1b`, `350m` or HIDDENxLAYERS names."""
+    """Return the shape that `7b`, `8b`, `13b`, `1b`, `350m` or HIDDENxLAYERS names."""
     if spec.lower() in SHAPES:
         return SHAPES[spec.lower()]
     if match := re.fullmatch(r"(\d+)[xX](\d+)", spec):

@@ -45,7 +45,7 @@ class Machine:
         "busy",
     )
     inflate: str | None = option(
-        None, "replace the target by a larger one of the same function: 350m, 1b, 7b, 13b, HIDDENxLAYERS"
+        None, "replace the target by a larger one of the same function: 350m, 1b, 7b, 8b, 13b, HIDDENxLAYERS"
     )
 
     def __post_init__(self) -> None:

@@ -2,6 +2,7 @@
 
 from opt_tree.engines.aot import Compiled, CompileError
 from opt_tree.engines.base import Engine, Forward
+from opt_tree.engines.captured import Captured
 from opt_tree.engines.eager import Eager
 
-__all__ = ["CompileError", "Compiled", "Eager", "Engine", "Forward"]
+__all__ = ["Captured", "CompileError", "Compiled", "Eager", "Engine", "Forward"]

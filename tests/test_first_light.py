@@ -1,0 +1,44 @@
+"""The first call on a GPU, tried on a CPU: what it writes, when, and what a failing part leaves."""
+
+import json
+
+import pytest
+
+from evaluation import gpu_first_light as first_light
+
+
+def test_each_part_is_on_disk_before_the_next_begins(tmp_path, monkeypatch, capsys):
+    output, seen = tmp_path / "light", []
+
+    def fails(place: first_light.Place) -> list[first_light.Row]:
+        """Fails."""
+        seen.append(json.loads(output.with_suffix(".json").read_text())["parts"])
+        raise RuntimeError("no such kernel")
+
+    monkeypatch.setitem(first_light.PARTS, "exact", fails)
+    status = first_light.main(["--dry-run", "--parts", "machine,exact,tests", "--output", str(output)])
+    assert status == 1, "a part failed"
+    assert seen[0].keys() == {"machine"} and seen[0]["machine"]["rows"][0]["launch us"] > 0
+    found = json.loads(output.with_suffix(".json").read_text())
+    assert found["dry_run"] and found["parts"].keys() == {"machine", "exact", "tests"}
+    assert found["parts"]["exact"]["error"] == "RuntimeError: no such kernel"
+    text = output.with_suffix(".md").read_text()
+    assert "A dry run on a CPU" in text and "no such kernel" in text and "launch us" in text
+    assert "exact failed: RuntimeError: no such kernel" in capsys.readouterr().out
+
+
+def test_no_part_begins_when_the_time_is_over(tmp_path):
+    output = tmp_path / "light"
+    assert first_light.main(["--dry-run", "--parts", "machine,tests", "--minutes", "0", "--output", str(output)]) == 0
+    parts = json.loads(output.with_suffix(".json").read_text())["parts"]
+    assert [part["error"] for part in parts.values()] == ["not begun: 0 minutes were over"] * 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [(["--parts", "all", "--dry-run"], "no part 'all'"), (["--parts", ""], "there is no CUDA device here")],
+)
+def test_bad_input_is_one_line(arguments, message, capsys, monkeypatch):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    assert first_light.main(arguments) == 2
+    assert message in capsys.readouterr().err
