@@ -5,6 +5,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+import matplotlib.pyplot as plt
 import numpy as np
 import pytest
 from conftest import TableDrafter, TableTarget, hashed_laws, written_laws
@@ -16,7 +17,8 @@ from evaluation.compare import expectation, measure
 from evaluation.compare.combinations import SIBLINGS, VERIFIERS, Combination, Grid
 from evaluation.compare.expectation import Expectation
 from evaluation.compare.figures import counts, difference, summarise
-from evaluation.compare.studies import STUDIES, study
+from evaluation.compare.frontier import best_of, frontiers
+from evaluation.compare.studies import DRAFTERS, STUDIES, study
 from opt_tree import Decoder, OptTree, Sampling, load_pair
 from opt_tree.policies import Sampled, registry
 from opt_tree.verifiers import multi_round
@@ -341,3 +343,28 @@ def test_a_difference_is_paired() -> None:
     mixed = difference(record([3, 6, 2]), record([4, 6, 3]))
     assert mixed["difference"] == pytest.approx(36 / 11 - 36 / 13)
     assert mixed["interval"][0] == 0 and mixed["interval"][1] == pytest.approx(2.0)
+
+
+def test_the_frontier_of_drafters(tmp_path: Path) -> None:
+    """What another point beats in both is not on it; fewer than three drafters draw nothing."""
+    assert best_of([(2.0, 3.0), (1.0, 2.0), (3.0, 2.5), (0.0, 1.5), (1.0, 2.2)]) == [(0.0, 1.5), (1.0, 2.2), (2.0, 3.0)]
+
+    def line(drafter: str, temperature: float, ms: float, tokens: float) -> dict[str, Any]:
+        cell = {"drafter": drafter, "temperature": temperature}
+        return {"cell": cell, "figures": {"draft_ms_per_step": ms, "tokens_per_step": tokens}}
+
+    drawn = [line(name, t, ms, 2 + ms) for name, ms in (("a", 0.5), ("b", 1.0), ("c", 2.0)) for t in (0.0, 1.0)]
+    ((name, figure),) = frontiers(drawn)
+    assert name == "frontier" and len(figure.axes) == 2
+    figure.savefig(tmp_path / "frontier.png")
+    plt.close(figure)
+    assert not list(frontiers(drawn[:4]))
+
+
+def test_every_drafter_of_the_study_is_there_under_opt_tree_and_at_both_temperatures() -> None:
+    cells = study("drafters", quick=False)
+    for drafter, trees in DRAFTERS.items():
+        own = {(cell.policy, cell.budget, cell.temperature) for cell in cells if cell.drafter == drafter}
+        assert any(tree.startswith("opt") for tree in trees)
+        assert own == {(tree, n, 0.0) for tree in trees for n in (8, 12, 24, 60)} | {(tree, 12, 1.0) for tree in trees}
+    assert all(cell.refusal(lossy=False) is None for cell in cells)

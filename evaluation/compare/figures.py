@@ -32,6 +32,7 @@ def figures(answers: Sequence[Record], plain: Sequence[Record], efficiency: Sequ
         "interval": length_interval(answers),
         "expected_length": float(taken.expected.mean()),
         "draft_tokens_per_step": drafted / known["steps"],
+        "draft_ms_per_step": 1000 * (total(answers, "draft_time") or 0.0) / known["steps"],
         "speed_up": speed_up(answers, plain),
         "plain_tokens_per_second": summary(plain)["tokens_per_second"],
         "same_as_plain": [equal["equal"], equal["compared"]],

@@ -18,6 +18,7 @@ from evaluation.answers.file import Record
 from evaluation.answers.steps import acceptance_by_depth, calibration, steps_of
 from evaluation.compare.combinations import Combination
 from evaluation.compare.figures import REFERENCE, mean_efficiency
+from evaluation.compare.frontier import frontiers
 from evaluation.compare.panels import band, legend, panels_of, ticks, tree
 from evaluation.report import plots
 
@@ -38,7 +39,7 @@ def draw_all(records: Sequence[Record], folder: Path) -> list[Path]:
     """Draw everything and return the paths."""
     folder.mkdir(parents=True, exist_ok=True)
     drawn = []
-    makers = (lengths, expectations, thresholds, temperatures, structures, depths, efficiencies, rollouts)
+    makers = (lengths, expectations, thresholds, temperatures, structures, depths, efficiencies, rollouts, frontiers)
     with plt.rc_context(plots.STYLE):
         for maker in makers:
             for name, figure in maker(records):

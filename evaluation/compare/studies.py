@@ -64,22 +64,37 @@ def rules(quick: bool) -> list[Grid]:
     ]
 
 
+RASD, GRAFT = f"rasd:{HEAD}+store:demo", f"{HEAD}+store:demo"
+DRAFTERS: dict[str, tuple[str, ...]] = {
+    DRAFT: ("opt:0.2", "binary"),
+    HEAD: ("opt:0.2", "eagle2"),
+    "ngram": ("opt:0", "chain"),
+    "store:demo": ("opt:0",),
+    "recycling": ("opt:0", "medusa"),
+    "ngram-recycling": ("opt:0",),
+    f"graft:1:{GRAFT}": ("opt:0.05",),
+    f"graft:2:{GRAFT}": ("opt:0.05",),
+    RASD: ("opt:0.2", "eagle2"),
+}
+"""What drafts, and under which trees: OPT-Tree, whose threshold is about what a layer costs, then its paper's."""
+FITTED = (DRAFT, HEAD, f"graft:1:{GRAFT}", f"graft:2:{GRAFT}", RASD)
+"""Those that bring a fitted sharpening."""
+
+
 def drafters(quick: bool) -> list[Grid]:
-    """What drafts: models, tables, and a model above a table, each under its paper's tree and under OPT-Tree.
+    """What drafts: models, tables, and a model above a table, each under OPT-Tree and under its paper's tree.
 
     Tables that learn from prompt to prompt (recycling) are as warm as the combinations before have made them.
     """
-    sizes = (12,) if quick else (8, 12, 24, 60)
-    models = (HEAD,) if quick else (DRAFT, HEAD)
-    tables = ("ngram", "store:demo", "recycling", "ngram-recycling")
-    grafts = tuple(f"graft:{depth}:{HEAD}+store:demo" for depth in (1, 2))
-    return [
-        Grid(("opt:0.2",), budgets=sizes, drafters=models, sharpening=("fitted",)),
-        Grid(("opt:0",), budgets=sizes, drafters=tables),
-        Grid(("medusa",), budgets=sizes, drafters=("recycling",)),
-        Grid(("opt:0.05",), budgets=sizes, drafters=grafts, sharpening=("fitted",)),
-        Grid(("opt:0.2", "eagle2"), budgets=sizes, drafters=(f"rasd:{HEAD}+store:demo",), sharpening=("fitted",)),
-    ]
+    sizes, warm_sizes = ((12,), (12,)) if quick else ((8, 12, 24, 60), (12,))
+    left_out = (DRAFT,) if quick else ()
+    grids = []
+    for drafter, trees in DRAFTERS.items():
+        if drafter not in left_out:
+            read = ("fitted",) if drafter in FITTED else ("bare",)
+            grids.append(Grid(trees, budgets=sizes, drafters=(drafter,), sharpening=read))
+            grids.append(Grid(trees, temperatures=(1,), budgets=warm_sizes, drafters=(drafter,)))
+    return grids
 
 
 STUDIES: dict[str, Callable[[bool], list[Grid]]] = {

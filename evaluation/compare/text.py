@@ -37,6 +37,7 @@ def _row(line: Mapping[str, Any]) -> dict[str, Any]:
         "E(A)+1": "" if line["children"] == "IID" else line["expected_length"],
         "draft forwards": line["draft_forwards_per_step"],
         "draft tokens": f"{line['draft_tokens_per_step']:.0f}",
+        **({"draft ms": f"{line['draft_ms_per_step']:.2f}"} if "draft_ms_per_step" in line else {}),
         "verified": f"{line['verified_tokens_per_step']:.1f}",
         "accepted/node": "" if line["nodes_accepted"] is None else f"{line['nodes_accepted']:.3f}",
         "repeated": percent(line["repeated_8grams"]),
