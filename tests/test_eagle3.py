@@ -16,6 +16,7 @@ from opt_tree import Decoder, OptTree, Sampling, load_drafter
 from opt_tree.checkpoints import CheckpointError
 from opt_tree.children import Few, Reduced, TopK
 from opt_tree.children.base import Layer
+from opt_tree.decode import draft
 from opt_tree.drafters import EagleDrafter, Sharpened
 from opt_tree.drafters.eagle import load_eagle
 from opt_tree.drafters.eagle3 import Eagle3Drafter, Eagle3Head, load_eagle3
@@ -145,9 +146,11 @@ def test_sampled_children_come_from_the_draft_vocabulary_and_are_shown_as_whole_
     decoder = Decoder(target, drafter, Sampled.kary(2, 2), multi_round)
     result = decoder.generate(prompt(9), 12, Sampling(1.0), seed=5)
     assert len(result.tokens) == 12
+    drafter.reset([7], None)
+    tree = draft(drafter, Sampled.kary(2, 2), [7], 2, Sampling(1.0), Random(3))
+    laws = tree.draft_log_probs.double().exp()
     unknown = [token for token in range(VOCAB) if token % 2 == 0]
-    laws = torch.cat([step.tree.draft_log_probs for step in result.steps if step.tree.nodes]).double().exp()
-    assert laws.shape[-1] == VOCAB and not laws[:, unknown].any()
+    assert tree.nodes and laws.shape[-1] == VOCAB and not laws[:, unknown].any()
     assert torch.allclose(laws.sum(-1), torch.ones(()).double())
 
 
