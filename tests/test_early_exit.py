@@ -9,7 +9,17 @@ from enumeration import law_of, unchecked
 from models import ARCHITECTURES, VOCAB, build, perturbed, prompt
 from safetensors.torch import save_file
 
-from opt_tree import CheckpointError, Decoder, OptTree, Sampling, Static, UnsupportedModelError, load_drafter
+from opt_tree import (
+    CheckpointError,
+    Decoder,
+    OptTree,
+    Sampling,
+    Sharpened,
+    Static,
+    UnsupportedModelError,
+    load_drafter,
+    load_pair,
+)
 from opt_tree.drafters import DrafterAround, EarlyExit, ExitLayer, Grafted, NGramDrafter
 from opt_tree.lm import Buckets, CausalLM
 from opt_tree.policies import Sampled
@@ -297,6 +307,15 @@ class TestFiles:
         (folder / "config.json").write_text(json.dumps(config))
         with pytest.raises(CheckpointError, match="depth"):
             load_drafter(f"exit:{folder}", target)
+
+
+def test_the_embedded_exit():
+    pair = load_pair("demo", "exit:demo", dtype="float32")
+    assert isinstance(pair.drafter, Sharpened) and pair.drafter.bare.split.depth == 4
+    text = pair.encode("What is the capital of France?")
+    result = Decoder(pair.target, pair.drafter, OptTree(12, 0.05)).generate(text, 24)
+    assert result.tokens == Decoder(pair.target, None, Static.empty()).generate(text, 24).tokens
+    assert result.mean_acceptance_length > 1.5
 
 
 def test_vocabulary_is_the_target_s():
