@@ -148,7 +148,9 @@ class EarlyExit(Drafter):
 
     def describe(self) -> str:
         weights = sum(weight.numel() for weight in self.lm.model.parameters())
-        return f"early exit {self.name}: {self.split.depth} layers of the target and one of {weights / 1e6:.1f} M"
+        return (
+            f"early exit {self.name}: {self.split.depth} layers of the target and one of {weights / 1e6:.1f} M, eager"
+        )
 
     @property
     def settings(self) -> dict[str, Any]:
