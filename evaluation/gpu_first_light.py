@@ -125,7 +125,7 @@ class Place:
 
 
 def models_of(pair: Pair) -> list[CausalLM]:
-    return [pair.target, *pair.drafter.models]
+    return [lm for lm in (pair.target, *pair.drafter.models) if isinstance(lm, CausalLM)]
 
 
 def machine(place: Place) -> list[Row]:

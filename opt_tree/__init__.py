@@ -5,6 +5,7 @@ are three independent questions; `Decoder` puts one answer to each into one loop
 """
 
 from opt_tree.beside import Beside, generate_beside
+from opt_tree.chain_lm import ChainLM, wrap
 from opt_tree.checkpoints import CheckpointError, load_causal_lm, load_tokenizer
 from opt_tree.children import Few, TopK
 from opt_tree.compat import EaModel, SPModel
@@ -32,6 +33,7 @@ __all__ = [
     "Buckets",
     "CausalLM",
     "CausalLMDrafter",
+    "ChainLM",
     "CheckpointError",
     "Controller",
     "Decoder",
@@ -74,4 +76,5 @@ __all__ = [
     "match",
     "to_html",
     "transcript",
+    "wrap",
 ]

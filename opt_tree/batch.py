@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from opt_tree.attention import hiding
 from opt_tree.cache import KVCache
+from opt_tree.chain_lm import ChainLM
 from opt_tree.engines import Engine, Forward
 from opt_tree.engines.body import compute_batch, takes
 from opt_tree.engines.eager import attention_kernels
@@ -149,6 +150,8 @@ def _mask(masks: Sequence[Float[Tensor, "1 1 _ _"]], rows: int, keys: int) -> Fl
 def why_alone(models: Sequence[Any]) -> str | None:
     """Why sequences of these models do not run side by side; None: they do."""
     for lm in models:
+        if isinstance(lm, ChainLM):
+            return f"{lm.name} is scored path by path, from one cache of its own"
         if not isinstance(lm, CausalLM):
             if isinstance(getattr(lm, "model", None), nn.Module):
                 return f"{type(lm).__name__} runs its model for one sequence at a time"

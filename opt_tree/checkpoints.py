@@ -14,7 +14,8 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
 from transformers.utils import cached_file
 
-from opt_tree.lm import Buckets, CausalLM
+from opt_tree.chain_lm import AnyLM, wrap
+from opt_tree.lm import Buckets
 from opt_tree.stopping import Stop
 
 DEMO = Path(__file__).parent / "demo"
@@ -31,13 +32,13 @@ def load_causal_lm(
     device: str = "cpu",
     buckets: Buckets | None = None,
     **model_options: Any,
-) -> CausalLM:
-    """Load any transformers causal LM and wrap it (which probes that it honours a tree mask)."""
+) -> AnyLM:
+    """Load any transformers causal LM and wrap it as what it can be (see `opt_tree.chain_lm.wrap`)."""
     if "device_map" not in model_options:
         model_options["device_map"] = device
     model_options.setdefault("attn_implementation", None)
     model = _load(AutoModelForCausalLM, path, dtype=as_dtype(dtype, device), **model_options)
-    return CausalLM(model, buckets)
+    return wrap(model, buckets)
 
 
 def load_tokenizer(path: str) -> PreTrainedTokenizerBase:
@@ -147,7 +148,7 @@ def check_same_tokenizer(
     )
 
 
-def stop_tokens(target: CausalLM, tokenizer: PreTrainedTokenizerBase | None = None) -> Stop:
+def stop_tokens(target: AnyLM, tokenizer: PreTrainedTokenizerBase | None = None) -> Stop:
     """The stop tokens of a model: its generation config's (a list for many chat models) and the tokenizer's."""
     ids: set[int] = set()
     configured = getattr(getattr(target.model, "generation_config", None), "eos_token_id", None)

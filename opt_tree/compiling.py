@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from opt_tree.chain_lm import AnyLM
 from opt_tree.engines.aot import Compiled, CompileError, median_seconds
 from opt_tree.engines.body import takes
 from opt_tree.engines.captured import Captured
@@ -25,7 +26,7 @@ _NOISE = {torch.float64: 1e-5, torch.float32: 1e-3}
 dtype); 0.05 in narrower dtypes."""
 
 
-def compile_forwards(lm: CausalLM, make: bool = True, dtypes: tuple[torch.dtype, ...] = ()) -> bool:
+def compile_forwards(lm: AnyLM, make: bool = True, dtypes: tuple[torch.dtype, ...] = ()) -> bool:
     """Compute a model's forwards by compiled code from now on; return whether that is so.
 
     Its context is forgotten. A package is made once, in a minute or less, and kept in the user's cache (see
@@ -37,6 +38,10 @@ def compile_forwards(lm: CausalLM, make: bool = True, dtypes: tuple[torch.dtype,
     `dtypes` are others that the model may be cast to, which changes its answers a little: the one that is fastest once
     compiled is taken, by a measurement that is remembered. `lm.model` is a copy then.
     """
+    if not isinstance(lm, CausalLM):
+        if make:
+            warnings.warn(f"{lm.name} is not compiled: it keeps a cache of its own", stacklevel=2)
+        return False
     if dtypes and lm.device.type == "cpu":
         _cast_to_fastest(lm, make, dtypes)
     lm.engine = lm.eager

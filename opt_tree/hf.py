@@ -15,6 +15,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 from transformers import (
+    Cache,
     DynamicCache,
     GenerationConfig,
     GenerationMixin,
@@ -27,6 +28,7 @@ from transformers import (
 from transformers.generation import GenerateDecoderOnlyOutput
 from transformers.utils import logging
 
+from opt_tree.chain_lm import AnyLM, ChainLM
 from opt_tree.decode import Decoder, Generation, check_prompt
 from opt_tree.lm import CausalLM
 from opt_tree.padding import AtRow, Row, padded, unpadded
@@ -124,7 +126,7 @@ def custom_generate(
                 f"are all that {target.name} has room for; plain generate would go on past them"
             )
     sequences = padded(input_ids, [result.tokens for result in results], asked.pad)
-    cache = _returned_cache(target, sequences.shape[1] - 1, config, model_kwargs) if alone else None
+    cache = _returned_cache(target, sequences[0, :-1].tolist(), config, model_kwargs) if alone else None
     if config.return_dict_in_generate:
         reasons = [result.finish_reason for result in results]
         return TreeOutput(  # type: ignore[call-arg]
@@ -219,9 +221,9 @@ def _kept_by_generate(model: Any) -> dict[str, Any]:
     return dict.fromkeys(names) if frame is None else {name: frame.f_locals.get(name) for name in names}
 
 
-def _target(decoder: Decoder, model: Any) -> CausalLM:
+def _target(decoder: Decoder, model: Any) -> AnyLM:
     """Return the decoder's target, which must be the model that generates."""
-    if not isinstance(decoder.target, CausalLM) or unwrapped(model) is not unwrapped(decoder.target.model):
+    if not isinstance(decoder.target, CausalLM | ChainLM) or unwrapped(model) is not unwrapped(decoder.target.model):
         raise ValueError(f"this decoder was made for {decoder.target.name}, not for the model that generates")
     # While a PEFT model generates, its own preparation stands in for that of the model inside.
     prepare = vars(model).get("prepare_inputs_for_generation")
@@ -277,10 +279,12 @@ def _start(
     alone: bool,
 ) -> AbstractContextManager:
     """Return the context in which the prompt begins with rows that transformers computed: a given cache, or media."""
-    target, past = cast(CausalLM, decoder.target), inputs.get("past_key_values")
+    target, past = cast(AnyLM, decoder.target), inputs.get("past_key_values")
     given = getattr(past, "_is_user_defined", False)
     if given and not alone:
         raise ValueError("past_key_values: with one prompt without padding only")
+    if given and isinstance(target, ChainLM):
+        raise ValueError(f"past_key_values: {target.name} is scored path by path from its own cache; leave it out")
     if given and not isinstance(past, DynamicCache):
         raise ValueError(f"past_key_values of {type(past).__name__}: only a DynamicCache can be continued")
     kind = target.model.config.model_type
@@ -302,6 +306,8 @@ def _start(
         raise ValueError(f"{what}: {type(decoder.drafter.bare).__name__} reads what the target made of every token")
     if decoder.controller.features:
         raise ValueError(f"{what}: {type(decoder.controller).__name__} reads what the target made of every token")
+    if isinstance(target, ChainLM):
+        raise ValueError(f"{what}: {target.name} is scored path by path, which is text alone")
     if extra:
         past = _prefilled(target.model, input_ids, extra)
     elif rows >= input_ids.shape[1]:
@@ -332,15 +338,17 @@ def _prefilled(model: Any, input_ids: Int[Tensor, "batch length"], media: dict[s
 
 
 def _returned_cache(
-    target: CausalLM, length: int, config: GenerationConfig, inputs: Mapping[str, Any]
-) -> DynamicCache | None:
+    target: AnyLM, tokens: list[int], config: GenerationConfig, inputs: Mapping[str, Any]
+) -> Cache | None:
     """Return the rows of the text without its last token, as `generate` leaves them; into the caller's own cache."""
     given = inputs.get("past_key_values")
     given = given if getattr(given, "_is_user_defined", False) else None
     if given is None and not (config.return_dict_in_generate and config.use_cache):
         return None
+    if isinstance(target, ChainLM):
+        return target.cache_of(tokens)
     cache = DynamicCache(config=target.model.config.get_text_config(decoder=True)) if given is None else given
-    target.cache.hand_over(cache, length)
+    target.cache.hand_over(cache, len(tokens))
     return cache
 
 

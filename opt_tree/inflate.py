@@ -121,7 +121,7 @@ def inflate_pair(pair: Pair, spec: str, seed: int = 0, large: PreTrainedModel | 
     if large is None:
         large = inflate(small, spec, seed)
         large.config.inflation_rounding = _rounding(small, large, seed)
-    target = CausalLM(large, pair.target.buckets)
+    target = CausalLM(large, getattr(pair.target, "buckets", None))
     drafter = pair.drafter
     if drafter.features:
         bare = drafter.drafter if isinstance(drafter, Sharpened) else drafter

@@ -27,8 +27,10 @@ from opt_tree.support import (
     cause,
     check_model,
     check_unchanged,
+    context_limit,
     key_limit,
     layer_windows,
+    logits_per_row,
     one_line,
 )
 from opt_tree.target import Output, Target, Work
@@ -97,13 +99,7 @@ class CausalLM(Target):
         check_model(model)
         self.buckets = buckets
         self.name = model.config.name_or_path or type(model).__name__
-        config = model.config.get_text_config()
-        output = model.get_output_embeddings()
-        if output is None:
-            raise UnsupportedModelError(f"{type(model).__name__} has no output layer: is it an AutoModelForCausalLM?")
-        self.vocab: int = output.weight.shape[0]
-        limit = getattr(config, "max_position_embeddings", None) or 0
-        self.max_context: int = limit if limit > 0 else 1 << 30  # -1 stands for none
+        self.vocab, self.max_context = logits_per_row(model), context_limit(model)
         self.hidden: int = model.get_input_embeddings().weight.shape[1]
         self._windows = layer_windows(model)
         self._numbered = bool({"sliding_attention", "chunked_attention"} & self._windows.keys())

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedTokenizerBase
 
+from opt_tree.chain_lm import AnyLM
 from opt_tree.checkpoints import (
     CheckpointError,
     encode,
@@ -18,7 +19,7 @@ from opt_tree.compiling import compile_forwards
 from opt_tree.drafters import Drafter
 from opt_tree.drafters.registry import DrafterOptions, load_drafter
 from opt_tree.engines.body import takes
-from opt_tree.lm import Buckets, CausalLM
+from opt_tree.lm import Buckets
 from opt_tree.models import drafter_of, resolve
 from opt_tree.stopping import Stop
 
@@ -27,7 +28,7 @@ from opt_tree.stopping import Stop
 class Pair:
     """A target, its tokenizer and a drafter for it."""
 
-    target: CausalLM
+    target: AnyLM
     tokenizer: PreTrainedTokenizerBase
     drafter: Drafter
 

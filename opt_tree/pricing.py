@@ -15,6 +15,7 @@ import torch
 from jaxtyping import Float
 from scipy.optimize import nnls
 
+from opt_tree.chain_lm import AnyLM
 from opt_tree.controllers import Auto, Scheduled
 from opt_tree.decode import Decoder
 from opt_tree.drafters import Drafter
@@ -49,7 +50,7 @@ class Timed(NamedTuple):
     """Seconds of everything behind it."""
 
 
-def auto(target: CausalLM, drafter: Drafter, nodes: int = 64, max_depth: int = 10) -> Auto:
+def auto(target: AnyLM, drafter: Drafter, nodes: int = 64, max_depth: int = 10) -> Auto:
     """The tree for this machine: costs that were measured once, and what the steps teach.
 
     decoder = Decoder(pair.target, pair.drafter, auto(pair.target, pair.drafter))
@@ -57,7 +58,7 @@ def auto(target: CausalLM, drafter: Drafter, nodes: int = 64, max_depth: int = 1
     return Auto(costs_of(target, drafter), nodes, max_depth)
 
 
-def costs_of(target: CausalLM, drafter: Drafter) -> Costs:
+def costs_of(target: AnyLM, drafter: Drafter) -> Costs:
     """What steps of this pair cost here: remembered for weights, engine, dtype, threads and machine; else measured.
 
     Measuring takes some seconds, a minute at most on models that answer in a second. The target's context is forgotten.
@@ -74,17 +75,21 @@ def costs_of(target: CausalLM, drafter: Drafter) -> Costs:
     return costs
 
 
-def _facts(target: CausalLM, drafter: Drafter) -> dict[str, Any]:
+def _facts(target: AnyLM, drafter: Drafter) -> dict[str, Any]:
     """All that decides how long a step takes."""
     return {
         "costs": _VERSION,
-        "models": [facts_of(lm.model) | {"engine": lm.engine.name} for lm in (target, *drafter.models)],
+        "models": [facts_of(lm.model) | {"engine": _engine(lm)} for lm in (target, *drafter.models)],
         "drafter": [type(drafter).__name__, drafter.describe()],
         "device": torch.cuda.get_device_name(target.device) if target.device.type == "cuda" else target.device.type,
     }
 
 
-def measure_costs(target: CausalLM, drafter: Drafter) -> Costs:
+def _engine(lm: AnyLM) -> str:
+    return lm.engine.name if isinstance(lm, CausalLM) else "path by path"
+
+
+def measure_costs(target: AnyLM, drafter: Drafter) -> Costs:
     """Decode behind a short and a longer context with trees of several shapes by turns, and fit `Costs`."""
     fitting = [size for size in CONTEXTS if size + 200 <= min(target.max_context, drafter.max_context)]
     steps: list[Timed] = []
@@ -93,7 +98,7 @@ def measure_costs(target: CausalLM, drafter: Drafter) -> Costs:
     return fit(steps)
 
 
-def _time_steps(target: CausalLM, drafter: Drafter, size: int, limit: float) -> list[Timed]:
+def _time_steps(target: AnyLM, drafter: Drafter, size: int, limit: float) -> list[Timed]:
     """Steps behind a context of `size` arbitrary tokens, shape after shape."""
     decoder = Decoder(target, drafter, Scheduled(SHAPES))
     prompt = [(7 * i + 3) % min(target.vocab, 1000) for i in range(size)]

@@ -127,6 +127,19 @@ def _takes_positions(model: Any) -> bool:
     return "position_ids" in parameters or any(p.kind is p.VAR_KEYWORD for p in parameters.values())
 
 
+def logits_per_row(model: Any) -> int:
+    """Return the number of logits a row, or refuse a model without an output layer."""
+    if (output := model.get_output_embeddings()) is None:
+        raise UnsupportedModelError(f"{type(model).__name__} has no output layer: is it an AutoModelForCausalLM?")
+    return output.weight.shape[0]
+
+
+def context_limit(model: Any) -> int:
+    """Return how many tokens of context the model has positions for."""
+    limit = getattr(model.config.get_text_config(), "max_position_embeddings", None) or 0
+    return limit if limit > 0 else 1 << 30  # -1 stands for none
+
+
 def key_limit(model: Any) -> int:
     """Return how many keys a forward may have for rows to be independent of later ones."""
     config = model.config.get_text_config()

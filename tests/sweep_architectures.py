@@ -1,18 +1,21 @@
 """Every causal LM of the installed transformers, tiny and random: does it decode trees exactly, and if not, why?
 
-    python tests/sweep_architectures.py [type ...] [--seconds 60] [--write docs/models.md]
+    python tests/sweep_architectures.py [type ...] [--seconds 60] [--log sweep.jsonl] [--write docs/models.md]
 
 A script, not a test: it takes minutes. Exact means: the tokens of `model.generate` in float64, from a prompt shorter
-and from one longer than every window. Each type runs in a process of its own.
+and from one longer than every window. Each type runs in a process of its own. What a log holds already is not run
+again: begun anew after an interruption, the sweep goes on.
 """
 
 import argparse
 import collections
 import contextlib
 import copy
+import json
 import multiprocessing
 import os
 import re
+import resource
 import warnings
 from pathlib import Path
 from typing import Any
@@ -23,8 +26,11 @@ import torch
 import transformers
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-from opt_tree import CausalLM, CausalLMDrafter, Decoder, OptTree, UnsupportedModelError
+from opt_tree import CausalLM, Decoder, OptTree, UnsupportedModelError
+from opt_tree.chain_lm import wrap
+from opt_tree.drafters import model_drafter
 
+KINDS = ("exact", "path by path", "refused", "wrong", "not built")
 VOCAB, NEW_TOKENS, WINDOW = 61, 16, 8
 SMALL: dict[str, Any] = (
     dict.fromkeys(("hidden_size", "d_model", "n_embd", "embedding_size", "word_embed_proj_dim", "dim"), 32)
@@ -55,6 +61,31 @@ SMALL: dict[str, Any] = (
 )
 
 
+_HYBRID = ["linear_attention", "full_attention"] * 2
+_KIMI = {"layer_types": _HYBRID, "mlp_layer_types": ["dense", "sparse"] * 2, "num_key_value_heads": 4, "head_dim": 8}
+_KIMI |= {"num_local_experts": 4, "num_experts_per_tok": 2, "n_group": 1, "topk_group": 1}
+SPECIAL: dict[str, dict[str, Any]] = {
+    "bailing_hybrid": _KIMI,
+    "bamba": {"attn_layer_indices": [1, 3], "mamba_n_heads": 4, "mamba_d_head": 16},
+    "falcon_h1": {"mamba_d_ssm": 64, "mamba_chunk_size": 8},
+    "gpt_neo": {"num_layers": 2, "attention_types": [[["global", "local"], 1]]},
+    "granitemoehybrid": {"layer_types": _HYBRID, "shared_intermediate_size": 48},
+    "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1, "mamba_dt_rank": 4, "use_mamba_kernels": False},
+    "kimi_linear": _KIMI,
+    "lfm2": {"layer_types": ["conv", "full_attention"] * 2},
+    "lfm2_moe": {"layer_types": ["conv", "full_attention"] * 2},
+    "mamba2": {"num_heads": 4, "head_dim": 16, "n_groups": 2},
+    "xlm": {"emb_dim": 32, "n_layers": 2, "n_heads": 4, "n_words": VOCAB, "causal": True, "is_encoder": False},
+    "zamba2": {
+        "layers_block_type": ["linear_attention", "hybrid"] * 2,
+        "n_mamba_heads": 4,
+        "num_mem_blocks": 1,
+        "use_mamba_kernels": False,
+    },
+}
+"""Sizes and layers that a type needs, beyond those above: both kinds of layers where it has two."""
+
+
 def shrunk(kind: Any, **changes: Any) -> Any:
     """Return a small config of this class: every size above that it has, the same for its text config."""
     with contextlib.suppress(Exception):
@@ -77,7 +108,7 @@ def built(name: str) -> Any:
     error = None
     for changes in ({}, {"num_key_value_heads": 4}):
         try:
-            model = _built(shrunk(transformers.CONFIG_MAPPING[name], **changes))
+            model = _built(shrunk(transformers.CONFIG_MAPPING[name], **changes | SPECIAL.get(name, {})))
             with torch.no_grad():
                 model(input_ids=torch.arange(1, 6)[None], use_cache=False)
             return model
@@ -117,47 +148,60 @@ def noisy(model: Any) -> Any:
 
 
 def verdict(name: str) -> tuple[str, str]:
-    """Return ("exact" | "refused" | "wrong" | "not built", why)."""
+    """Return one of KINDS, and why."""
     try:
         model = built(name)
     except Exception as error:
         return "not built", f"{type(error).__name__}: {' '.join(str(error).split())[:150]}"
     try:
-        target = CausalLM(model)
+        target = wrap(model)
     except UnsupportedModelError as error:
         return "refused", str(error)
     except Exception as error:
         return "wrong", f"raw error: {type(error).__name__}: {' '.join(str(error).split())[:150]}"
     try:
-        decoder = Decoder(target, CausalLMDrafter(CausalLM(noisy(model)), target.vocab), OptTree(12, 0.0, 4))
-        accepted = 0
+        decoder = Decoder(target, model_drafter(wrap(noisy(model)), target.vocab), OptTree(12, 0.0, 4))
         for length in (5, 40):
             ids = torch.randint(1, min(VOCAB, target.vocab), (1, length), generator=torch.Generator().manual_seed(1))
-            expected = model.generate(
-                ids, attention_mask=torch.ones_like(ids), max_new_tokens=NEW_TOKENS, do_sample=False, eos_token_id=None
+            options = {"max_new_tokens": NEW_TOKENS, "do_sample": False, "eos_token_id": None}
+            plain, ours = (
+                model.generate(ids, attention_mask=torch.ones_like(ids), **options, **door)
+                for door in ({}, {"custom_generate": decoder})
             )
-            result = decoder.generate(ids, NEW_TOKENS)
-            accepted += sum(step.accepted for step in result.steps)
-            if result.tokens != expected[0, length:].tolist():
-                return "wrong", f"other text than generate after a prompt of {length} tokens"
-        return "exact", f"{accepted} drafted tokens accepted"
+            if not torch.equal(plain, ours):
+                return "wrong", f"{type(target).__name__}: other text than generate after a prompt of {length} tokens"
+        return KINDS[not isinstance(target, CausalLM)], _why_path_by_path(model)
     except Exception as error:
         return "wrong", f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
 
 
-def _child(name: str, pipe: Any) -> None:
+def _why_path_by_path(model: Any) -> str:
+    """Why a model cannot hold a tree; nothing where it can."""
+    try:
+        CausalLM(model)
+    except UnsupportedModelError as error:
+        return str(error)
+    return ""
+
+
+def _child(name: str, pipe: Any, seconds: int) -> None:
+    resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds))
     warnings.simplefilter("ignore")
     transformers.logging.set_verbosity(50)
     torch.set_num_threads(1)
     pipe.send(verdict(name))
 
 
-def alone(name: str, seconds: float) -> tuple[str, str]:
+def alone(name: str, seconds: int) -> tuple[str, str]:
     """Judge a type in a process of its own, so that a crash or a hang is one row of the table."""
     ours, theirs = multiprocessing.Pipe()
-    process = multiprocessing.get_context("fork").Process(target=_child, args=(name, theirs))
+    process = multiprocessing.get_context("fork").Process(target=_child, args=(name, theirs, seconds))
     process.start()
-    found = ours.recv() if ours.poll(seconds) else ("not built", f"nothing within {seconds:.0f} seconds")
+    theirs.close()  # so that the end of the process is the end of the pipe
+    try:
+        found = ours.recv()
+    except EOFError:
+        found = ("not built", f"nothing within {seconds} seconds")
     process.kill()
     process.join()
     return found
@@ -167,7 +211,7 @@ def table(rows: dict[str, tuple[str, str]]) -> str:
     """Markdown: how many of each, then every type that is not exact, with the reason."""
     counts = collections.Counter(kind for kind, _ in rows.values())
     lines = [f"transformers {transformers.__version__}, {len(rows)} causal-LM types, tiny and random, float64:", ""]
-    lines += [f"- {kind}: {counts[kind]}" for kind in ("exact", "refused", "wrong", "not built")]
+    lines += [f"- {kind}: {counts[kind]}" for kind in KINDS]
     lines += ["", "Exact: " + ", ".join(name for name, (kind, _) in rows.items() if kind == "exact") + ".", ""]
     lines += ["| type | result | why |", "|---|---|---|"]
     lines += [f"| {name} | {kind} | {why} |" for name, (kind, why) in rows.items() if kind != "exact"]
@@ -177,13 +221,18 @@ def table(rows: dict[str, tuple[str, str]]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("types", nargs="*", help="types of model; all where none is named")
-    parser.add_argument("--seconds", type=float, default=60, help="for each type")
+    parser.add_argument("--seconds", type=int, default=60, help="of processor time for each type")
+    parser.add_argument("--log", type=Path, help="a line for each type that is done; types in it are not run again")
     parser.add_argument("--write", type=Path, help="put the table between the marks of this file, or into a new one")
     options = parser.parse_args()
-    rows = {}
+    lines = options.log.read_text().splitlines() if options.log and options.log.exists() else []
+    done, rows = {name: (kind, why) for name, kind, why in map(json.loads, lines)}, {}
     for name in options.types or sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES):
-        rows[name] = alone(name, options.seconds)
+        rows[name] = done.get(name) or alone(name, options.seconds)
         print(f"{name:28} {rows[name][0]:10} {rows[name][1]}", flush=True)
+        if options.log and name not in done:
+            with options.log.open("a") as log:
+                log.write(json.dumps([name, *rows[name]]) + "\n")
     text = f"<!-- sweep -->\n{table(rows)}\n<!-- /sweep -->"
     if options.write is None:
         print("\n" + text)

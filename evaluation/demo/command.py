@@ -35,7 +35,18 @@ from evaluation.run.machine import environment
 from evaluation.run.models import check_device, load, load_assistant
 from evaluation.run.options import AUTO, DRAFTER_FLAGS, MOST_NODES, Models, node_count
 from evaluation.timing import Method, interleave
-from opt_tree import Beside, Decoder, Generation, OptTree, Pair, Sampling, TreePolicy, explore, generate_beside
+from opt_tree import (
+    Beside,
+    CausalLM,
+    Decoder,
+    Generation,
+    OptTree,
+    Pair,
+    Sampling,
+    TreePolicy,
+    explore,
+    generate_beside,
+)
 from opt_tree.controllers import Auto
 from opt_tree.decode import check_prompt
 from opt_tree.engines import packages
@@ -269,7 +280,7 @@ def describe_models(options: Options, pair: Pair) -> str:
 
 def describe_forwards(options: Options, pair: Pair) -> str:
     """Say which models' forwards are compiled, and how the others' would be."""
-    compiled = [lm.engine.name != "eager" for lm in (pair.target, *pair.drafter.models)]
+    compiled = [isinstance(lm, CausalLM) and lm.engine.name != "eager" for lm in (pair.target, *pair.drafter.models)]
     if all(compiled):
         return f"forwards: compiled for this CPU ({packages.cache_folder()})"
     found = f"{sum(compiled)} of {len(compiled)} models compiled, else eager" if any(compiled) else "eager"

@@ -19,7 +19,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from evaluation.answers.match import first_difference
-from opt_tree import CausalLM, Random, Sampling, Tree
+from opt_tree import Random, Sampling, Tree
+from opt_tree.chain_lm import AnyLM
 from opt_tree.decode import check_prompt
 
 Why = Literal["rounding tie", "different settings", "different prompt", "different length", "defect"]
@@ -78,7 +79,7 @@ class Explainer:
     `explain` runs the target and so ends a generation under way on it.
     """
 
-    def __init__(self, target: CausalLM) -> None:
+    def __init__(self, target: AnyLM) -> None:
         self.target = target
         self.exact_dtype = torch.float32 if target.dtype in (torch.float16, torch.bfloat16) else torch.float64
         self._exact = copy.deepcopy(target.model).to(self.exact_dtype)

@@ -77,8 +77,11 @@ def take(options: Options) -> dict[str, Any]:
         raise ValueError(
             f"{options.drafter} runs no model: there are no forwards of a drafter to time; --nodes decodes"
         )
-    probes = [Probe("target", pair.target)]
-    probes += [Probe("drafter", lm, bool(pair.drafter.features)) for lm in pair.drafter.models[:1]]
+    probes = []
+    for name, lm in (("target", pair.target), *(("drafter", lm) for lm in pair.drafter.models[:1])):
+        if not isinstance(lm, CausalLM):
+            raise ValueError(f"the {name} {lm.name} is scored path by path: no row count says what a tree costs it")
+        probes.append(Probe(name, lm, name == "drafter" and bool(pair.drafter.features)))
     tokens, contexts = sorted(set(options.tokens)), sorted(set(options.contexts))
     fitting = [context for context in contexts if probes[0].fits(context, 1)]
     if not fitting:

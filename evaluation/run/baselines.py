@@ -12,6 +12,7 @@ from transformers import GenerationConfig, PreTrainedModel
 
 from evaluation.timing import Method, Timed
 from opt_tree import CausalLMDrafter, Decoder, Drafter, Pair, Sampling
+from opt_tree.drafters import ChainLMDrafter
 
 
 def in_loop(decoder: Decoder, pair: Pair, sampling: Sampling = Sampling(), seed: int = 0) -> Method:
@@ -65,7 +66,7 @@ def transformers_assisted(
 
 def assistant_of(drafter: Drafter) -> PreTrainedModel | None:
     """Return the causal LM inside a drafter, which can assist transformers' generate; None for an EAGLE head."""
-    return drafter.bare.lm.model if isinstance(drafter.bare, CausalLMDrafter) else None
+    return drafter.bare.lm.model if isinstance(drafter.bare, CausalLMDrafter | ChainLMDrafter) else None
 
 
 def transformers_batch(pair: Pair, prompts: Sequence[list[int]], max_new_tokens: int) -> list[list[int]]:

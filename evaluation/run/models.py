@@ -18,8 +18,9 @@ from evaluation.run.conversation import Answer, InLoop
 from evaluation.run.options import Machine, Models, Options
 from evaluation.run.processes import Processes
 from evaluation.timing import Timed
-from opt_tree import CausalLMDrafter, Decoder, OptTree, Pair, Sampling, load_pair
+from opt_tree import Decoder, OptTree, Pair, Sampling, load_pair
 from opt_tree.checkpoints import as_dtype, check_same_tokenizer, load_causal_lm, load_tokenizer
+from opt_tree.drafters import model_drafter
 from opt_tree.drafters.registry import DrafterOptions, load_drafter, parse_spec
 from opt_tree.inflate import inflate_pair
 from opt_tree.models import resolve
@@ -156,7 +157,7 @@ def _draft_dtype(options: Models, device: str) -> str:
 def _load_alone(options: Models, device: str, **more: Any) -> Pair:
     path = resolve(options.base_model_path, "target")
     target = load_causal_lm(path, options.dtype, device, **more)
-    return Pair(target, load_tokenizer(path), CausalLMDrafter(target))
+    return Pair(target, load_tokenizer(path), model_drafter(target))
 
 
 def _ready(pair: Pair, options: Models, large: PreTrainedModel | None = None, draft_dtype: str | None = None) -> Pair:

@@ -2,6 +2,7 @@
 
 from opt_tree.drafters.base import Drafter, DrafterAround
 from opt_tree.drafters.causal_lm import CausalLMDrafter
+from opt_tree.drafters.chain_lm import ChainLMDrafter, model_drafter
 from opt_tree.drafters.eagle import EagleDrafter, EagleHead
 from opt_tree.drafters.early_exit import EarlyExit, ExitLayer
 from opt_tree.drafters.grafted import Grafted
@@ -17,6 +18,7 @@ from opt_tree.drafters.store import Store, StoreDrafter
 
 __all__ = [
     "CausalLMDrafter",
+    "ChainLMDrafter",
     "Drafter",
     "DrafterAround",
     "EagleDrafter",
@@ -38,4 +40,5 @@ __all__ = [
     "StoreDrafter",
     "TokenRecycling",
     "load_drafter",
+    "model_drafter",
 ]

@@ -12,8 +12,8 @@ from typing import Any
 from jaxtyping import Float
 from torch import Tensor
 
+from opt_tree.chain_lm import AnyLM
 from opt_tree.children import Few, Reduced
-from opt_tree.lm import CausalLM
 from opt_tree.pool import Frontier
 from opt_tree.step import Outcome
 from opt_tree.target import Output, Work
@@ -36,7 +36,7 @@ class Drafter(ABC):
     """Whether `expand` may go back: to nodes above the layer that it was asked for last, in the same step."""
     max_context: int = 1 << 30
     """Tokens of context it can draft for; beyond, decoding goes on without a draft."""
-    models: tuple[CausalLM, ...] = ()
+    models: tuple[AnyLM, ...] = ()
     """The models it runs, for the loop to count what a step cost."""
     alone: str | None = None
     """Why it drafts for one sequence at a time only, where it does."""

@@ -13,6 +13,7 @@ from typing import NamedTuple
 import torch
 from transformers import PreTrainedTokenizerBase
 
+from opt_tree.chain_lm import AnyLM
 from opt_tree.checkpoints import (
     CheckpointError,
     check_same_tokenizer,
@@ -22,7 +23,7 @@ from opt_tree.checkpoints import (
     read_calibration,
 )
 from opt_tree.drafters.base import Drafter
-from opt_tree.drafters.causal_lm import CausalLMDrafter
+from opt_tree.drafters.chain_lm import model_drafter
 from opt_tree.drafters.eagle import load_eagle
 from opt_tree.drafters.eagle3 import is_eagle3, load_eagle3
 from opt_tree.drafters.early_exit import load_early_exit
@@ -71,57 +72,64 @@ class Kind:
     """A kind of drafter: what it is, and how one is loaded."""
 
     about: str
-    load: Callable[[str, CausalLM, DrafterOptions], Drafter]
+    load: Callable[[str, AnyLM, DrafterOptions], Drafter]
     """From a path, the target and options. Raises CheckpointError with the path in it."""
     part: str | None
     """The folder of the embedded one, which "demo" stands for; None for a kind that reads no files."""
 
 
-def _load_lm(path: str, target: CausalLM, options: DrafterOptions) -> Drafter:
+def _load_lm(path: str, target: AnyLM, options: DrafterOptions) -> Drafter:
     if options.tokenizer is not None:
         check_same_tokenizer(options.tokenizer, load_tokenizer(path), target.name, path)
     dtype = options.dtype
     if dtype == "auto" and torch.device(options.device).type == "cpu":
         dtype = torch.float32
-    return CausalLMDrafter(load_causal_lm(path, dtype, options.device, options.buckets), target.vocab)
+    return model_drafter(load_causal_lm(path, dtype, options.device, options.buckets), target.vocab)
 
 
-def _load_eagle(path: str, target: CausalLM, options: DrafterOptions) -> Drafter:
+def _read(target: AnyLM) -> CausalLM:
+    """Return a target whose hidden states a drafter reads."""
+    if not isinstance(target, CausalLM):
+        raise CheckpointError(f"{target.name} is scored path by path: its hidden states are not there to be read")
+    return target
+
+
+def _load_eagle(path: str, target: AnyLM, options: DrafterOptions) -> Drafter:
     tensors = load_tensors(path)
     load = load_eagle3 if is_eagle3(tensors) else load_eagle
-    return load(path, target, options.buckets, tensors)
+    return load(path, _read(target), options.buckets, tensors)
 
 
-def _load_exit(path: str, target: CausalLM, options: DrafterOptions) -> Drafter:
-    return load_early_exit(path, target, options.buckets)
+def _load_exit(path: str, target: AnyLM, options: DrafterOptions) -> Drafter:
+    return load_early_exit(path, _read(target), options.buckets)
 
 
-def _load_medusa(path: str, target: CausalLM, options: DrafterOptions) -> Drafter:
-    return load_medusa(path, target)
+def _load_medusa(path: str, target: AnyLM, options: DrafterOptions) -> Drafter:
+    return load_medusa(path, _read(target))
 
 
-def _load_onepass(path: str, target: CausalLM, options: DrafterOptions) -> Drafter:
-    return load_residual_heads(path, load_drafter(read_base(path), target, options).bare, target)
+def _load_onepass(path: str, target: AnyLM, options: DrafterOptions) -> Drafter:
+    return load_residual_heads(path, load_drafter(read_base(path), target, options).bare, _read(target))
 
 
-def _load_ngram(path: str, target: CausalLM, options: DrafterOptions) -> Drafter:
+def _load_ngram(path: str, target: AnyLM, options: DrafterOptions) -> Drafter:
     return NGramDrafter()
 
 
-def _load_store(path: str, target: CausalLM, options: DrafterOptions) -> Drafter:
+def _load_store(path: str, target: AnyLM, options: DrafterOptions) -> Drafter:
     known = None if options.tokenizer is None else fingerprint(options.tokenizer)
     return StoreDrafter(Store.load(path, target.vocab, known))
 
 
-def _load_recycling(path: str, target: CausalLM, options: DrafterOptions) -> Drafter:
+def _load_recycling(path: str, target: AnyLM, options: DrafterOptions) -> Drafter:
     return TokenRecycling(target.vocab)
 
 
-def _load_ngram_recycling(path: str, target: CausalLM, options: DrafterOptions) -> Drafter:
+def _load_ngram_recycling(path: str, target: AnyLM, options: DrafterOptions) -> Drafter:
     return NGramRecycling()
 
 
-def _load_graft(path: str, target: CausalLM, options: DrafterOptions) -> Drafter:
+def _load_graft(path: str, target: AnyLM, options: DrafterOptions) -> Drafter:
     depth, _, pair = path.partition(":")
     if not depth.isdigit():
         raise CheckpointError(f"graft:DEPTH:SPEC+SPEC names the model's layers, the model, the table; got graft:{path}")
@@ -132,14 +140,14 @@ def _load_graft(path: str, target: CausalLM, options: DrafterOptions) -> Drafter
         raise CheckpointError(f"graft:{path}: {error}") from error
 
 
-def _load_rasd(path: str, target: CausalLM, options: DrafterOptions) -> Drafter:
+def _load_rasd(path: str, target: AnyLM, options: DrafterOptions) -> Drafter:
     model, table = _load_two("rasd", path, target, options)
     if isinstance(table, StoreDrafter):  # as published: the longest match alone
         table = StoreDrafter(table.store, longest=True)
     return Rasd(model, table)
 
 
-def _load_product(path: str, target: CausalLM, options: DrafterOptions) -> Drafter:
+def _load_product(path: str, target: AnyLM, options: DrafterOptions) -> Drafter:
     given = re.match(r"([\d.]+),([\d.]+):", path)
     model, table = _load_two("product", path[given.end() :] if given else path, target, replace(options, bare=True))
     try:
@@ -148,7 +156,7 @@ def _load_product(path: str, target: CausalLM, options: DrafterOptions) -> Draft
         raise CheckpointError(f"product:{path}: {error}") from error
 
 
-def _load_two(kind: str, pair: str, target: CausalLM, options: DrafterOptions) -> tuple[Drafter, Lookup]:
+def _load_two(kind: str, pair: str, target: AnyLM, options: DrafterOptions) -> tuple[Drafter, Lookup]:
     """Load the two drafters of "SPEC+SPEC", of which the second one looks up."""
     first, plus, second = pair.rpartition("+")
     if not plus:
@@ -193,7 +201,7 @@ def parse_spec(text: str) -> Spec:
     return Spec(kind, path)
 
 
-def load_drafter(spec: str, target: CausalLM, options: DrafterOptions = DrafterOptions()) -> Drafter:
+def load_drafter(spec: str, target: AnyLM, options: DrafterOptions = DrafterOptions()) -> Drafter:
     """Load a drafter for `target`: `lm:PATH`, `eagle:PATH`, ...; see `KINDS`. PATH may be a Hub id or "demo".
 
     A temperature that `opt_tree.training.calibrate` stored beside it sharpens it at temperature 0.
