@@ -75,9 +75,10 @@ DRAFTERS: dict[str, tuple[str, ...]] = {
     f"graft:1:{GRAFT}": ("opt:0.05",),
     f"graft:2:{GRAFT}": ("opt:0.05",),
     RASD: ("opt:0.2", "eagle2"),
+    "exit:demo": ("opt:0.05", "chain"),
 }
 """What drafts, and under which trees: OPT-Tree, whose threshold is about what a layer costs, then its paper's."""
-FITTED = (DRAFT, HEAD, f"graft:1:{GRAFT}", f"graft:2:{GRAFT}", RASD)
+FITTED = (DRAFT, HEAD, f"graft:1:{GRAFT}", f"graft:2:{GRAFT}", RASD, "exit:demo")
 """Those that bring a fitted sharpening."""
 
 
