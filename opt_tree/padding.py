@@ -44,8 +44,9 @@ class Row:
         """Whether it is the only one, and without padding: then nothing was made for anything else."""
         return self.rows == 1 and not self._padding.shape[1]
 
-    def own(self, answers: Tensor) -> Tensor:
-        """This row's part of what was answered for all; whole where there is no row in it."""
+    def own(self, answers: Tensor | bool) -> Tensor:
+        """This row's part of what was answered for all; whole where there is no row in it, as in a plain bool."""
+        answers = torch.as_tensor(answers)
         return answers[self.place : self.place + 1] if answers.dim() and len(answers) == self.rows else answers
 
     def shown(self, ids: Int[Tensor, "1 length"]) -> Int[Tensor, "batch longer"]:
