@@ -23,11 +23,13 @@ from opt_tree.state import State, restore, state_of
 from opt_tree.support import (
     UnsupportedModelError,
     border,
+    cache_name,
     check_model,
     check_unchanged,
     context_limit,
     logits_per_row,
     one_line,
+    unwrapped,
 )
 from opt_tree.target import Output, Target, Work
 from opt_tree.tree import Tree
@@ -57,10 +59,11 @@ class ChainLM(Target):
         self.vocab, self.max_context = logits_per_row(model), context_limit(model)
         weight = cast(Tensor, model.get_input_embeddings().weight)
         self.device, self.dtype, self.hidden = weight.device, weight.dtype, weight.shape[1]
-        self._past = next((name for name in ("past_key_values", "cache_params") if takes(model, name)), "")
-        if not self._past:
-            raise UnsupportedModelError(f"{type(model).__name__} keeps its past in a form of its own")
-        self._keep, self._numbered = takes(model, "logits_to_keep"), takes(model, "position_ids")
+        bare = unwrapped(model)  # whose signature names what it takes
+        past = cache_name(bare)
+        if past is None:
+            raise UnsupportedModelError(f"{type(model).__name__} takes no transformers cache")
+        self._past, self._keep, self._numbered = past, takes(bare, "logits_to_keep"), takes(bare, "position_ids")
         self._forget()
         if probe:
             check_chains(self)
@@ -228,7 +231,7 @@ def check_chains(lm: ChainLM) -> None:
 
     def plain(tokens: list[int]) -> Tensor:
         row = torch.arange(len(tokens), device=lm.device)[None]
-        positions = {"position_ids": row} if takes(lm.model, "position_ids") else {}
+        positions = {"position_ids": row} if takes(unwrapped(lm.model), "position_ids") else {}
         ids = torch.tensor([tokens], device=lm.device)
         return lm.model(input_ids=ids, use_cache=False, **positions).logits[0].double()
 
@@ -254,8 +257,10 @@ def check_chains(lm: ChainLM) -> None:
     finally:
         lm.reset()
         lm.work = Work()
-    share = 0.02 if lm.dtype in (torch.float32, torch.float64) else 0.3
-    if not error <= share * yardstick:
+    # A state that is lost in part may move little: where rounding is small, hardly more than that is let pass.
+    fine = lm.dtype in (torch.float32, torch.float64)
+    allowed = 1e-3 * yardstick + 1e-5 * float(expected.abs().max()) if fine else 0.3 * yardstick
+    if not error <= allowed:
         raise UnsupportedModelError(
             f"{name} does not go on from its own cache by several tokens at once: its logits are {error:.2g} off those "
             f"of plain forwards (a context lost: {yardstick:.2g})"

@@ -51,7 +51,7 @@ _OTHER_METHODS = {
     "is_assistant": "drafting for another model",
 }
 """Fields of a GenerationConfig that ask for another way of decoding."""
-_PLAIN_INPUTS = {"attention_mask", "position_ids", "past_key_values", "use_cache", "logits_to_keep"}
+_PLAIN_INPUTS = {"attention_mask", "position_ids", "past_key_values", "cache_params", "use_cache", "logits_to_keep"}
 _ENCODED = "mm_encoder_outputs"
 """What `generate` makes of pixel_values before it calls the decoder."""
 _MEDIA: Mapping[str, frozenset[str]] = {
@@ -279,7 +279,7 @@ def _start(
     alone: bool,
 ) -> AbstractContextManager:
     """Return the context in which the prompt begins with rows that transformers computed: a given cache, or media."""
-    target, past = cast(AnyLM, decoder.target), inputs.get("past_key_values")
+    target, past = cast(AnyLM, decoder.target), inputs.get("past_key_values", inputs.get("cache_params"))
     given = getattr(past, "_is_user_defined", False)
     if given and not alone:
         raise ValueError("past_key_values: with one prompt without padding only")

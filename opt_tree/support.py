@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from transformers import PreTrainedModel
 
 from opt_tree.longrope import Border, border_of
 
@@ -116,10 +117,18 @@ def layer_windows(model: Any) -> dict[str, int]:
         raise UnsupportedModelError(f"{name} is recurrent: {_RECURRENT}")
     if not getattr(model, "_supports_default_dynamic_cache", lambda: True)():
         raise UnsupportedModelError(f"{name} keeps its past in a form of its own, not in rows that can be taken back")
+    if isinstance(plain := unwrapped(model), PreTrainedModel) and not cache_name(plain):
+        raise UnsupportedModelError(f"{name} takes no key/value cache, so every forward begins with the first token")
     if not _takes_positions(model):
         raise UnsupportedModelError(f"{name} takes no position_ids: {_NUMBERED}")
     sizes = {"sliding_attention": window, "chunked_attention": getattr(config, "attention_chunk_size", None)}
     return {kind: int(sizes.get(kind) or 0) for kind in kinds}
+
+
+def cache_name(model: Any) -> str | None:
+    """By what name the forward of a bare model takes a transformers cache; None: it takes none."""
+    names = inspect.signature(model.forward).parameters
+    return next((name for name in ("past_key_values", "cache_params") if name in names), None)
 
 
 def _takes_positions(model: Any) -> bool:

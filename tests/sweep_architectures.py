@@ -75,7 +75,7 @@ SPECIAL: dict[str, dict[str, Any]] = {
     "lfm2": {"layer_types": ["conv", "full_attention"] * 2},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"] * 2},
     "mamba2": {"num_heads": 4, "head_dim": 16, "n_groups": 2},
-    "xlm": {"emb_dim": 32, "n_layers": 2, "n_heads": 4, "n_words": VOCAB, "causal": True, "is_encoder": False},
+    "moshi": {"sliding_window": 256},  # as long as its context, as in the published config; beyond, it has none
     "zamba2": {
         "layers_block_type": ["linear_attention", "hybrid"] * 2,
         "n_mamba_heads": 4,

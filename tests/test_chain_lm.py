@@ -8,7 +8,7 @@ import warnings
 import pytest
 import torch
 import transformers
-from models import causal_logits, prompt, random_tree, tiny_tokenizer
+from models import build, causal_logits, prompt, random_tree, tiny_tokenizer
 from sweep_architectures import VOCAB, built, noisy
 
 from opt_tree import Decoder, OptTree, Sampling, Static, UnsupportedModelError, load_pair
@@ -157,13 +157,36 @@ def test_the_door_and_what_it_returns():
     [
         ("jamba", "does not go on from its own cache by several tokens at once"),
         ("mamba", "does not go on from its own cache by several tokens at once"),
-        ("rwkv", "keeps its past in a form of its own"),
+        ("rwkv", "takes no transformers cache"),
     ],
 )
 def test_what_is_inexact_path_by_path_too_is_refused_with_both_reasons(name, reason):
     with pytest.raises(UnsupportedModelError, match=r"one running state.*nor path by path") as error:
         wrap(model_of(name))
     assert reason in str(error.value) and "\n" not in str(error.value)
+
+
+def test_a_model_without_a_cache_is_told_so():
+    with pytest.raises(UnsupportedModelError, match="takes no key/value cache"):
+        wrap(model_of("openai-gpt"))
+
+
+def test_a_hybrid_model_with_adapters_is_the_model_inside():
+    """The wrapper's own signature names nothing."""
+    peft = pytest.importorskip("peft")
+    config = peft.LoraConfig(r=2, target_modules=["q_proj"])
+    adapted = peft.get_peft_model(copy.deepcopy(model_of("lfm2")), config)
+    with pytest.warns(UserWarning, match="path by path"):
+        lm = wrap(adapted)
+    ids = prompt(9, vocab=VOCAB)
+    assert Decoder(lm, None, Static.empty()).generate(ids, 6).tokens == generated(model_of("lfm2"), ids, 6)
+
+
+def test_a_state_that_hardly_matters_is_not_lost_either():
+    """Barely spread weights: what a broken cache loses is then a small part of what a context gives."""
+    config = transformers.MambaConfig(vocab_size=VOCAB, hidden_size=32, num_hidden_layers=2)
+    with pytest.raises(UnsupportedModelError, match="does not go on from its own cache by several tokens"):
+        ChainLM(build(config, dtype=torch.float32))
 
 
 def test_a_model_that_can_hold_a_tree_is_wrapped_for_it_without_a_word():
