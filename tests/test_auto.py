@@ -1,5 +1,6 @@
 """The tree for this machine: prices decide, nothing is lost, and what steps cost is measured once."""
 
+import copy
 import json
 
 import numpy as np
@@ -152,7 +153,7 @@ def test_costs_are_measured_once(tmp_path, monkeypatch):
     monkeypatch.setattr(pricing, "measure_costs", lambda *_: COMPILED)
     kept.write_text("{")  # damaged
     assert costs_of(target, drafter) == COMPILED and costs_of(target, drafter) == COMPILED
-    other = CausalLMDrafter(CausalLM(tiny_drafter("llama").float()))
+    other = CausalLMDrafter(CausalLM(copy.deepcopy(tiny_drafter("llama")).float()))
     assert pricing._facts(target, other) != pricing._facts(target, drafter)
 
 
