@@ -166,6 +166,12 @@ def test_what_is_inexact_path_by_path_too_is_refused_with_both_reasons(name, rea
     assert reason in str(error.value) and "\n" not in str(error.value)
 
 
+def test_a_model_that_computes_one_token_otherwise_says_so():
+    """Nemotron-H keeps its time step above a least one, but not where it runs token by token."""
+    with pytest.warns(UserWarning, match="token by token, as generate runs it, its logits are"):
+        wrap(model_of("nemotron_h"))
+
+
 def test_a_model_without_a_cache_is_told_so():
     with pytest.raises(UnsupportedModelError, match="takes no key/value cache"):
         wrap(model_of("openai-gpt"))
