@@ -503,7 +503,7 @@ class TestOutputLifetime:
             return [(step.tokens, step.tree.path_log_probs.tolist()) for step in steps]
 
         expected = trees()
-        run, outputs = CausalLM._run, {}
+        run, outputs = CausalLM.run, {}
 
         @torch.inference_mode()
         def overwriting(self, *arguments, **options):
@@ -513,7 +513,7 @@ class TestOutputLifetime:
             outputs[id(self)] = [output.logits, *output.features.values()]
             return output
 
-        monkeypatch.setattr(CausalLM, "_run", overwriting)
+        monkeypatch.setattr(CausalLM, "run", overwriting)
         assert trees() == expected
 
 

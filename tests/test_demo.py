@@ -217,7 +217,7 @@ def test_sampled_texts_are_the_same_with_and_without_a_tree(classic, capsys):
         (["--top-p", "0.5"], "act at temperature > 0 only"),
         (["--max_new_tokens", "0"], "--max-new-tokens must be at least 1, got 0"),
         (["--threads", "0"], "--threads must be at least 1, got 0"),
-        (["--inflate", "8b"], "unknown shape '8b' to inflate to"),
+        (["--inflate", "9b"], "unknown shape '9b' to inflate to"),
         (["--inflate", "16x4"], "16 wide is less than the target's 32"),
         (["--prompt", " "], "the prompt is empty"),
         (["--prompt", "x" * 300], "the prompt has 301 tokens, which leaves no room in 256 of context"),

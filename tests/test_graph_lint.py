@@ -1,6 +1,6 @@
 """Which forwards a CUDA graph could hold: those that never read a tensor on the host. Found without a GPU.
 
-A dispatch mode watches the model's call inside `CausalLM._run` in padded mode (the library's own building of the inputs
+A dispatch mode watches the model's call inside `CausalLM.run` in padded mode (the library's own building of the inputs
 happens before it) for the operations that wait for a device: scalars read back, sizes that depend on values, tensors
 made from literals. `.tolist()` on a CPU tensor does not pass through the dispatcher and is not seen.
 """

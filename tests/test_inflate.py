@@ -157,7 +157,7 @@ def test_named_shapes_are_the_published_ones() -> None:
         ({"head_dim": 64}, "64x4", "does not divide into heads"),
         ({"head_dim": 32}, "64x4", "2 query heads is less than the target's 4"),
         ({}, "100x4", "does not divide into heads of 8"),
-        ({}, "8b", "unknown shape '8b'"),
+        ({}, "9b", "unknown shape '9b'"),
         ({}, "64x", "unknown shape '64x'"),
     ],
 )

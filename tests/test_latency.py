@@ -4,7 +4,6 @@ import json
 import math
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from models import build, tiny, tiny_head
@@ -18,6 +17,7 @@ from evaluation.latency import command as latency
 from evaluation.latency.advice import elsewhere
 from evaluation.latency.budget import Acceptance, AcceptanceCurve, Choice, advise
 from evaluation.latency.forwards import ForwardTime, Probe, curve, measure
+from opt_tree.lm import Wanted
 
 
 def answers(nodes: int, length: float, layers: int, **seconds: float) -> list[dict]:
@@ -173,17 +173,15 @@ def test_patience_ends_the_repetition_of_slow_sizes() -> None:
 
 def test_forwards_are_those_of_decoding(monkeypatch: pytest.MonkeyPatch) -> None:
     target, asked = opt_tree.CausalLM(tiny("llama")), []
-    run = opt_tree.CausalLM._run
+    run = opt_tree.CausalLM.run
 
-    def spy(
-        self: opt_tree.CausalLM, tokens: np.ndarray, positions: np.ndarray, visible: np.ndarray, *rest: object
-    ) -> object:
-        asked.append((len(tokens), self.length, positions.tolist()))
-        return run(self, tokens, positions, visible, *rest)
+    def spy(self: opt_tree.CausalLM, wanted: Wanted, *rest: object, **options: object) -> object:
+        asked.append((len(wanted.tokens), self.length, wanted.positions.tolist()))
+        return run(self, wanted, *rest, **options)
 
     probe = Probe("target", target)
     probe.fill(20)
-    monkeypatch.setattr(opt_tree.CausalLM, "_run", spy)
+    monkeypatch.setattr(opt_tree.CausalLM, "run", spy)
     probe.time(4)
     probe.time(2)
     assert asked == [(4, 20, [20, 21, 22, 23]), (2, 20, [20, 21])]

@@ -144,7 +144,7 @@ def node_at(
     laws = [logits[int(rows[0])]]
     drawn = len(children) > 0 and tree.draft_log_probs is not None
     if drawn:
-        laws.append(_drafted_from(tree)[tree.draft_rows[tree.parents[children[0]]]])
+        laws.append(drafted_from(tree)[tree.draft_rows[tree.parents[children[0]]]])
     if not on_host(laws[0]):
         both = torch.from_numpy(fetch(torch.cat([law.double() for law in laws]))[0])
         laws = list(both.split([len(law) for law in laws]))
@@ -171,7 +171,8 @@ def _columns(law: Float[Tensor, " any"], tokens: Int[np.ndarray, " tokens"]) -> 
     return torch.constant_pad_nd(law[known], (0, len(tokens) - len(known)), -torch.inf)
 
 
-def _drafted_from(tree: Tree) -> Float[Tensor, "expanded vocab"]:
+def drafted_from(tree: Tree) -> Float[Tensor, "expanded vocab"]:
+    """The laws that the children were drawn from; ValueError where the tree does not hold them."""
     if tree.draft_log_probs is None:
         raise ValueError(
             "the tree does not hold the distributions that its children were drawn from; were they drawn at all?"
@@ -216,7 +217,7 @@ def walk_down(tree: Tree, logits: Logits, random: Random, branching: Branching) 
     The top-down walk of the methods that solve one optimal transport problem a node (arXiv:2602.16994).
     """
     if tree.nodes:
-        _drafted_from(tree)
+        drafted_from(tree)
     rows = np.zeros(1, dtype=np.int64)
     while True:
         children = below(tree, rows)
@@ -258,7 +259,7 @@ def block_efficiency(tree: Tree, target_probs: Float[Tensor, "rows vocab"], veri
     if verifier.branching is None:
         raise ValueError(f"verifier {verifier.__name__} has no branching rule to compute its block efficiency from")
     if tree.nodes and TopK not in verifier.valid_for:
-        _drafted_from(tree)
+        drafted_from(tree)
     expected, open_nodes = 0.0, [(np.zeros(1, dtype=np.int64), 1.0)]
     while open_nodes:
         rows, reached = open_nodes.pop()

@@ -8,7 +8,7 @@ from opt_tree.children import IID, WithoutReplacement
 from opt_tree.random import Random
 from opt_tree.sampling import Logits
 from opt_tree.tree import Tree
-from opt_tree.verifiers.base import Attempt, Verdict, node_at, residual, valid_for, walk_up
+from opt_tree.verifiers.base import Attempt, Verdict, drafted_from, node_at, residual, valid_for, walk_up
 
 
 def longest_first(tree: Tree, logits: Logits) -> Iterator[Attempt]:
@@ -19,6 +19,8 @@ def longest_first(tree: Tree, logits: Logits) -> Iterator[Attempt]:
     """
     if (tree.parents != np.arange(-1, tree.nodes)).any():
         raise ValueError(f"block verification is for chains; got a tree with parents {tree.parents.tolist()}")
+    if tree.nodes:
+        drafted_from(tree)
     rows = np.arange(len(tree))
     nodes = [node_at(tree, logits, rows[row : row + 1], rows[row + 1 : row + 2]) for row in rows]
     weights = [1.0]

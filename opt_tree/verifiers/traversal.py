@@ -9,7 +9,7 @@ from opt_tree.children import IID, WithoutReplacement
 from opt_tree.random import Random
 from opt_tree.sampling import Logits
 from opt_tree.tree import Tree
-from opt_tree.verifiers.base import Attempt, Verdict, below, node_at, valid_for, walk_up
+from opt_tree.verifiers.base import Attempt, Verdict, below, drafted_from, node_at, valid_for, walk_up
 from opt_tree.verifiers.without_replacement import without
 
 
@@ -22,6 +22,8 @@ def leaves_first(tree: Tree, logits: Logits) -> Iterator[Attempt]:
 
     Equal siblings are one node with all their children, in the order in which they first occur.
     """
+    if tree.nodes:
+        drafted_from(tree)
     yield from _attempts(tree, logits, np.zeros(1, dtype=np.int64), 1.0)
 
 
