@@ -195,6 +195,7 @@ def refusal(model: object) -> str:
 @pytest.mark.parametrize("name", REFUSED)
 def test_a_model_that_cannot_hold_a_tree_is_refused_by_name(name):
     config, reason = REFUSED[name]
+    torch.manual_seed(0)  # which cause shows first depends on the weights
     factory = transformers.AutoModelForSeq2SeqLM if name == "t5" else transformers.AutoModelForCausalLM
     assert reason in refusal(factory.from_config(config()))
 
