@@ -219,3 +219,5 @@ def test_the_command_line_takes_auto():
             options.check()
     with pytest.raises(ValueError, match="argument --nodes: neither a number nor auto: 'many'"):
         parse(Run, "run", "", ["--nodes", "many"])
+    with pytest.raises(ValueError, match="takes no --threshold"):  # also where it is the default's number
+        parse(Run, "run", "", ["--nodes", "auto", "--threshold", str(OptTree.threshold)])

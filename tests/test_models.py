@@ -15,8 +15,10 @@ import torch
 from models import prompt
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from evaluation.command_line import parse
+from evaluation.compare.options import Options as CompareOptions
 from evaluation.demo.command import Options as DemoOptions
-from evaluation.run.options import Options
+from evaluation.run.options import EagleOptions, Options
 from opt_tree import Decoder, OptTree, load_pair
 from opt_tree.checkpoints import CheckpointError
 from opt_tree.models import KNOWN, cached, converted, drafter_of, fetch, folder_of, known, resolve, sources
@@ -277,10 +279,23 @@ def test_the_best_drafter_is_the_first_whose_files_are_there(tmp_path, monkeypat
 def test_commands_name_the_drafter_that_belongs_to_the_model():
     named = drafter_of("smollm2")
     assert Options(base_model_path="smollm2").drafter == named == DemoOptions(base_model_path="smollm2").drafter
-    assert Options(base_model_path="smollm2", drafter="recycling").drafter == "recycling"
-    assert Options().drafter == "lm:demo"
+    assert EagleOptions(base_model_path="smollm2").drafter == named
+    assert (Options().drafter, EagleOptions().drafter) == ("lm:demo", "eagle:demo")
     DemoOptions(base_model_path="smollm2").check()
     assert DemoOptions(base_model_path="smollm2").policy().nodes == 8
+
+
+@pytest.mark.parametrize("kind", [Options, EagleOptions, DemoOptions, CompareOptions])
+@pytest.mark.parametrize("spec", ["recycling", "lm:demo", "eagle:demo"])
+def test_a_drafter_that_is_named_is_taken_also_where_it_is_the_default(kind, spec):
+    given = parse(kind, "command", None, ["--base-model-path", "smollm2", "--drafter", spec])
+    assert given.drafter == spec and given.drafters == [spec]
+
+
+def test_exponents_are_no_list_of_drafters():
+    spec = "product:1,0.5:eagle:demo+store:demo"
+    assert Options(drafter=spec).drafters == [spec]
+    assert CompareOptions(drafter=f"lm:demo,{spec},ngram").drafters == ["lm:demo", spec, "ngram"]
 
 
 def test_mistakes_on_the_command_line_are_one_line(capsys):

@@ -1,5 +1,6 @@
 """What `evaluation.compare` can be asked for: the command line, and the combinations that it spells."""
 
+import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -8,6 +9,9 @@ from evaluation.compare.combinations import VERIFIERS, Combination, Grid
 from evaluation.compare.studies import STUDIES, study
 from evaluation.run.options import DRAFTER_FLAGS, Asked
 from opt_tree.policies.registry import POLICIES
+
+GRID = {"verifiers": "match", "temperatures": "0", "budgets": "60", "sharpening": "fitted"}
+"""What a grid is made of, besides policies and drafters, where nothing else is said."""
 
 
 @dataclass(frozen=True)
@@ -19,11 +23,13 @@ class Options(Asked):
     policies: str | None = option(
         None, "comma list of trees, parameters behind colons: opt:0.2,kary:3; of " + ", ".join(POLICIES)
     )
-    verifiers: str = option("match", "comma list: " + ", ".join(VERIFIERS))
-    temperatures: str = option("0", "comma list; at 0 the judge is greedy")
-    budgets: str = option("60", "comma list of nodes, at most that many each step")
-    drafter: str = option("lm:demo", "comma list of drafters, as for eval_opt_classic", aliases=DRAFTER_FLAGS)
-    sharpening: str = option("fitted", "comma list of bare, fitted: how the drafter is read at temperature 0")
+    verifiers: str | None = option(None, "comma list (default: match): " + ", ".join(VERIFIERS))
+    temperatures: str | None = option(None, "comma list (default: 0); at 0 the judge is greedy")
+    budgets: str | None = option(None, "comma list of nodes (default: 60), at most that many each step")
+    drafter: str = option(None, "comma list of drafters, as for eval_opt_classic", aliases=DRAFTER_FLAGS)
+    sharpening: str | None = option(
+        None, "comma list of bare, fitted (default: fitted): how the drafter is read at temperature 0"
+    )
     lossy: bool = option(False, "allow verifiers that do not keep the target's distribution")
     max_new_tokens: int | None = option(None, "new tokens a question, at most (default: 64, quick: 32)")
     rates_questions: int | None = option(
@@ -37,8 +43,17 @@ class Options(Asked):
     json: bool = option(False, "print the figures as one JSON line, too")
 
     def __post_init__(self) -> None:
+        given = [name for name in (*GRID, "policies", "drafter") if getattr(self, name) is not None]
+        if self.preset is not None and given:
+            flags = ", ".join(f"--{name}" for name in given)
+            raise ValueError(f"--preset {self.preset} is a ready list of combinations: leave out {flags}")
         super().__post_init__()
         at_least(self, max_new_tokens=1, rates_questions=1, expect_every=0)
+
+    @property
+    def drafters(self) -> list[str]:
+        """A comma list; the comma between two exponents (product:1,0.5:...) is none of its own."""
+        return re.split(r",(?![\d.]+:)", self.drafter)
 
     @property
     def few(self) -> int:
@@ -52,12 +67,13 @@ class Options(Asked):
             return study(self.preset, self.quick)
         if self.policies is None:
             return []
+        grid = {name: getattr(self, name) or value for name, value in GRID.items()}
         lists: dict[str, Any] = {
             "policies": self.policies.split(","),
-            "judges": self.verifiers.split(","),
-            "temperatures": numbers(self.temperatures),
-            "budgets": numbers(self.budgets),
-            "drafters": self.drafter.split(","),
-            "sharpening": self.sharpening.split(","),
+            "judges": grid["verifiers"].split(","),
+            "temperatures": numbers(grid["temperatures"]),
+            "budgets": numbers(grid["budgets"]),
+            "drafters": self.drafters,
+            "sharpening": grid["sharpening"].split(","),
         }
         return Grid(**lists).combinations()

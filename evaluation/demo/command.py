@@ -11,7 +11,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import transformers
@@ -33,7 +33,7 @@ from evaluation.demo.streaming import ColorStreamer, wants_color
 from evaluation.run.baselines import in_loop, transformers_assisted, transformers_greedy
 from evaluation.run.machine import environment
 from evaluation.run.models import check_device, load, load_assistant
-from evaluation.run.options import AUTO, DRAFTER_FLAGS, MOST_NODES, Models, node_count
+from evaluation.run.options import AUTO, MOST_NODES, Models, node_count
 from evaluation.timing import Method, interleave
 from opt_tree import (
     Beside,
@@ -102,6 +102,11 @@ class Options(Models):
     no_color: bool = option(False, "mark accepted draft tokens by brackets instead of colour")
     json: bool = option(False, "print the figures as one JSON line, too")
 
+    def __post_init__(self) -> None:
+        if self.drafter is None and self.base_model_path not in TREES:
+            raise ValueError(f"no drafter named for {self.base_model_path}: give --drafter")
+        super().__post_init__()
+
     def policy(self) -> OptTree:
         """The tree: the demo's own for a known model, else the paper's; numbers that were named replace its own."""
         default = TREES.get(self.base_model_path, OptTree())
@@ -134,8 +139,6 @@ class Options(Models):
             raise ValueError("the prompt is empty")
         if self.prompt is not None and _undecodable(self.prompt):
             raise ValueError(f"the prompt is not valid UTF-8: {self.prompt.encode(errors='surrogateescape')!r}")
-        if self.base_model_path not in TREES and self.drafter == type(self).drafter:
-            raise ValueError(f"no drafter named for {self.base_model_path}: give --drafter")
         if self.eager and self.compile:
             raise ValueError("--compile makes what --eager leaves alone: give one of them")
         if self.beside is not None and not self.html:
@@ -169,7 +172,7 @@ def check_writable(path: Path) -> None:
 class EagleOptions(Options):
     """The same with another default: the embedded EAGLE head drafts."""
 
-    drafter: str = option("eagle:demo", "what drafts, as for demo_opt_classic.py", aliases=DRAFTER_FLAGS)
+    embedded: ClassVar[str] = "eagle:demo"
 
 
 def main(arguments: Sequence[str] | None = None, kind: type[Options] = Options) -> int:

@@ -95,7 +95,7 @@ def load(options: Models, device: str, bare: bool = False, draft_dtype: str | No
 
 def load_several(options: Models, drafters: Sequence[str], device: str) -> dict[str, Pair]:
     """Load one target and several drafters for it, by their specs; they share it, inflated, compiled or neither."""
-    small = _load_pair(replace(options, drafter=drafters[0]), device)
+    small = _load_pair(options, device, drafter=drafters[0])
     settings = DrafterOptions(small.tokenizer, _draft_dtype(options, device), device)
     pairs: dict[str, Pair] = {}
     for spec in drafters:
@@ -145,8 +145,9 @@ def load_assistant(options: Models, path: str | None, pair: Pair, draft_dtype: s
 
 
 def _load_pair(options: Models, device: str, draft_dtype: str | None = None, **more: Any) -> Pair:
-    dtypes = {"dtype": options.dtype, "draft_dtype": draft_dtype or _draft_dtype(options, device)}
-    return load_pair(options.base_model_path, options.drafter, **dtypes, device=device, **more)
+    given = {"dtype": options.dtype, "draft_dtype": draft_dtype or _draft_dtype(options, device)}
+    given |= {"drafter": options.drafter, "device": device} | more
+    return load_pair(options.base_model_path, **given)
 
 
 def _draft_dtype(options: Models, device: str) -> str:

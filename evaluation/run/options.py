@@ -3,7 +3,7 @@
 import argparse
 import os
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
@@ -72,9 +72,9 @@ class Models(Machine):
         + ", ".join(KNOWN),
     )
     drafter: str = option(
-        "lm:demo",
-        "what drafts: KIND:PATH, PATH a folder, a Hub id or 'demo'; "
-        + ", ".join(f"{k}: {v.about}" for k, v in KINDS.items()),
+        None,
+        "what drafts: KIND:PATH, PATH a folder, a Hub id or 'demo'; by default a known model's own, else the embedded "
+        "one; " + ", ".join(f"{k}: {v.about}" for k, v in KINDS.items()),
         aliases=DRAFTER_FLAGS,
     )
     dtype: str = option(
@@ -84,13 +84,22 @@ class Models(Machine):
         False, "compile the models' forwards for this CPU: once, in about a minute, kept in the user's cache"
     )
 
+    embedded: ClassVar[str] = "lm:demo"
+    """What drafts where neither a flag nor the model says so."""
+
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.base_model_path in KNOWN and self.drafter == type(self).drafter:
+        if self.drafter is None:
             # The embedded drafters are of no use to another model: a known one brings its own.
-            object.__setattr__(self, "drafter", drafter_of(self.base_model_path))
-        for spec in self.drafter.split(","):
+            own = drafter_of(self.base_model_path) if self.base_model_path in KNOWN else None
+            object.__setattr__(self, "drafter", own or self.embedded)
+        for spec in self.drafters:
             parse_spec(spec)
+
+    @property
+    def drafters(self) -> list[str]:
+        """The specs that are named: one, but for commands that take a list."""
+        return [self.drafter]
 
     @property
     def named_drafter(self) -> dict[str, str]:
@@ -141,7 +150,11 @@ class Options(Asked):
         "drafted nodes sent to the target each step, root excluded; auto: nodes and layers by what they cost here",
         type=node_count,
     )
-    threshold: float = option(OptTree.threshold, "draft another layer while the newest raised E(A) by more than this")
+    threshold: float = option(
+        None,
+        f"draft another layer while the newest raised E(A) by more than this (default: {OptTree.threshold}; none with "
+        "--nodes auto)",
+    )
     max_depth: int = option(OptTree.max_depth, "drafted layers at most; with --method chain, the chain's length")
     temperature: float = option(0.0, "0 decodes greedily, above 0 samples")
     max_new_token: int = option(1024, "new tokens a turn, at most")
@@ -184,6 +197,8 @@ class Options(Asked):
             self._check_auto()
         else:
             at_most(self, nodes=MOST_NODES)
+            if self.threshold is None:
+                object.__setattr__(self, "threshold", OptTree.threshold)
             OptTree(self.nodes, self.threshold, self.max_depth)  # refuses what is no tree
         Sampling(self.temperature)
         total, each = self.num_gpus_total, self.num_gpus_per_model
@@ -193,7 +208,7 @@ class Options(Asked):
     def _check_auto(self) -> None:
         if self.method == "chain":
             raise ValueError("--nodes auto is OPT-Tree's; a chain takes --max-depth")
-        if self.threshold != type(self).threshold:
+        if self.threshold is not None:
             raise ValueError("--nodes auto takes no --threshold: what a layer must bring is what it costs here")
 
     @property
@@ -211,4 +226,4 @@ class Options(Asked):
 class EagleOptions(Options):
     """The same with another default: the embedded EAGLE head drafts."""
 
-    drafter: str = option("eagle:demo", "what drafts, as for eval_opt_classic", aliases=DRAFTER_FLAGS)
+    embedded: ClassVar[str] = "eagle:demo"
