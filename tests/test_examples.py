@@ -32,7 +32,7 @@ def example(name: str) -> dict:
 
 def test_every_example_is_tested() -> None:
     files = {path.name for path in EXAMPLES.iterdir() if path.suffix in (".py", ".ipynb")}
-    scripts = {"custom_drafter.py", "custom_policy.py", "custom_verifier.py", "custom_controller.py"}
+    scripts = {"custom_drafter.py", "custom_policy.py", "custom_verifier.py", "custom_controller.py", "chat.py"}
     assert files == scripts | {f"{name}.ipynb" for name in NOTEBOOKS}
 
 

@@ -1,0 +1,239 @@
+"""A chat page: each answer drafted by a tree and, beside it, decoded plainly, each with a clock of its own.
+
+    pip install -r requirements/doors.txt
+    python -m examples.chat [--base-model-path smollm2] [--drafter SPEC ...]
+
+The two sides take turns by their clocks: the one that has spent less time makes the next step. So one core shows a fair
+race: a side that is twice as fast is twice as far at any moment. `race` and `Room` know nothing of the page, which is
+gradio's.
+"""
+
+import argparse
+import dataclasses
+import html
+import importlib
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from opt_tree import CausalLM, CheckpointError, Decoder, Generation, OptTree, Pair, Sampling, Static, explore, load_pair
+from opt_tree.checkpoints import encode
+from opt_tree.display.page import STYLE, answer_spans
+from opt_tree.display.trees import escape
+from opt_tree.drafters import Drafter
+from opt_tree.drafters.registry import DrafterOptions, load_drafter
+from opt_tree.models.known import KNOWN, drafters_of
+from opt_tree.policies import TreePolicy
+from opt_tree.policies.registry import make_policy
+from opt_tree.random import Random
+from opt_tree.step import Step
+from opt_tree.stopping import StopRule
+
+DEMO = ("eagle:demo", "lm:demo", "exit:demo", "graft:1:eagle:demo+store:demo", "store:demo", "ngram")
+TREES = ("opt", "eagle2", "binary", "chain")
+TURNS = """
+.opt-tree .user, .opt-tree .assistant { white-space: pre-wrap; overflow-wrap: anywhere; }
+.opt-tree .user { color: var(--faint); border-left: 3px solid var(--line); padding-left: .8rem; }
+.opt-tree .answer:not(.ended)::after { content: "▌"; }
+"""
+Message = dict[str, str]
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """What a visitor chose."""
+
+    drafter: str
+    tree: str = "opt"
+    nodes: int = 12
+    threshold: float = 0.3
+    """Of OPT-Tree: the least gain in E(A) worth one more layer."""
+    temperature: float = 0.0
+    length: int = 200
+    """Tokens of an answer at most."""
+    beside: bool = True
+    """Whether plain decoding runs too."""
+
+    @property
+    def policy(self) -> TreePolicy:
+        return OptTree(self.nodes, self.threshold) if self.tree == "opt" else make_policy(self.tree, self.nodes)
+
+
+@dataclass
+class Runner:
+    """One side of the race: an answer that grows a step at a time, and the seconds that it took so far."""
+
+    label: str
+    decoder: Decoder
+    prompt: list[int]
+    length: int
+    sampling: Sampling
+    stop: StopRule
+    seconds: float = 0.0
+    ended: str | None = None
+    """Why it is over, in the words of `Generation.finish_reason`; None while it is not."""
+    tokens: list[int] = field(default_factory=list)
+    _done: list[Step] = field(default_factory=list)
+    _lengths: list[int] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self._steps = self.decoder.steps(self.prompt, self.length, self.sampling, Random())
+
+    def advance(self) -> None:
+        """Make one step; the first one takes in the prompt."""
+        begin, before = time.perf_counter(), len(self.tokens)
+        step = next(self._steps, None)
+        self.seconds += time.perf_counter() - begin
+        if step is None:
+            self.ended = "length" if before == self.length else "context"
+            return
+        for token in step.tokens:
+            self.tokens.append(token)
+            self.ended = self.stop(self.tokens)
+            if self.ended:
+                break
+        self._done.append(step)
+        self._lengths.append(len(self.tokens) - before)
+
+    @property
+    def generation(self) -> Generation:
+        """What there is of the answer."""
+        reason = self.ended or "stopped by the visitor"
+        return Generation(self.prompt, list(self.tokens), reason, self._done, self._lengths, self.seconds)
+
+
+def race(runners: Sequence[Runner]) -> Iterator[Runner]:
+    """Let the runner whose clock shows least make the next step, until all have ended; yield it after each step."""
+    while running := [runner for runner in runners if runner.ended is None]:
+        behind = min(running, key=lambda runner: runner.seconds)
+        behind.advance()
+        yield behind
+
+
+class Room:
+    """A target, all the drafters that may be chosen for it, and a second cache on the same weights."""
+
+    def __init__(self, name: str, pair: Pair, drafters: dict[str, Drafter]) -> None:
+        self.name, self.pair, self.drafters = name, pair, drafters
+        self._beside = CausalLM(pair.target.model)
+        self._ready: str | None = None
+        """The drafter for which the target's compiled package was looked up."""
+
+    def runners(self, messages: Sequence[Message], chosen: Chosen) -> list[Runner]:
+        """The sides of one answer. Raises ValueError for what does not go together."""
+        prompt = encode(self.pair.tokenizer, list(messages))
+        drafter, target = self.drafters[chosen.drafter], self.pair.target
+        sides = {f"{chosen.drafter}, {chosen.tree}": Decoder(target, drafter, chosen.policy)}
+        if chosen.drafter != self._ready:  # a package belongs to the layers that a drafter reads
+            dataclasses.replace(self.pair, drafter=drafter).compile(make=False)
+            self._ready = chosen.drafter
+        if chosen.beside:
+            sides["plain decoding"] = Decoder(self._beside, None, Static.empty())
+        sampling, stop = Sampling(chosen.temperature), self.pair.stop
+        return [Runner(label, side, prompt, chosen.length, sampling, stop) for label, side in sides.items()]
+
+    def text(self, runner: Runner) -> str:
+        """An answer as the next turn's prompt has it."""
+        return str(self.pair.tokenizer.decode(runner.tokens, skip_special_tokens=True))
+
+
+def drawn(room: Room, messages: Sequence[Message], runner: Runner) -> str:
+    """One side as HTML: what was said before, the answer as far as it is, and the clock."""
+    said = "".join(f'<p class="{turn["role"]}">{html.escape(turn["content"])}</p>' for turn in messages)
+    found = runner.generation
+    speed = f"{len(found.tokens) / runner.seconds:.0f} tokens/s" if runner.seconds else ""
+    length = f"{len(found.tokens)} tokens · {found.mean_acceptance_length:.2f} a step"
+    head = f'<p class="legend"><b>{escape(runner.label)}</b> {runner.seconds:.2f} s · {speed} · {length}</p>'
+    return (
+        f'<style>{STYLE}{TURNS}</style><div class="opt-tree">{head}{said}'
+        f'<p class="answer{" ended" if runner.ended else ""}">{answer_spans(found, room.pair.tokenizer)}</p></div>'
+    )
+
+
+def answers(room: Room, messages: list[Message], chosen: Chosen) -> Iterator[tuple[list[Message], list[str], str]]:
+    """Answer the last message. After each step: the conversation so far, both sides; in the end, the page of trees."""
+    runners = room.runners(messages, chosen)
+    sides = [drawn(room, messages, runner) for runner in runners]
+    for runner in race(runners):
+        sides[runners.index(runner)] = drawn(room, messages, runner)
+        so_far = [*messages, {"role": "assistant", "content": room.text(runners[0])}]
+        yield so_far, sides, ""
+    page = explore(runners[0].generation, room.pair.tokenizer)
+    yield so_far, sides, f'<iframe srcdoc="{escape(page)}" style="width:100%;height:720px;border:0"></iframe>'
+
+
+def page(room: Room, known: Any) -> Any:
+    """The page itself. `known` holds the model's own nodes and threshold, or None."""
+    gr: Any = importlib.import_module("gradio")  # the only one who needs it
+
+    def reply(message: str, turns: list[Message], *settings: Any) -> Iterator[tuple[Any, ...]]:
+        if not message.strip():
+            raise gr.Error("There is no message.")
+        turns = [*turns, {"role": "user", "content": message.strip()}]
+        try:
+            for so_far, sides, trees in answers(room, turns, Chosen(*settings)):
+                yield "", so_far, sides[0], sides[1] if len(sides) > 1 else "", trees
+        except ValueError as error:  # a context that is full, a tree that does not fit its nodes
+            raise gr.Error(str(error)) from error
+
+    with gr.Blocks(title="opt_tree chat", fill_width=True) as blocks:
+        gr.Markdown(f"### {room.name}: drafted by a tree, and plainly beside it")
+        with gr.Row():
+            names = list(room.drafters)
+            settings = [
+                gr.Dropdown(names, value=names[0], label="drafter"),
+                gr.Dropdown(list(TREES), value="opt", label="tree"),
+                gr.Slider(1, 64, known.nodes if known else 12, step=1, label="nodes"),
+                gr.Slider(0, 1, known.threshold if known else 0.3, step=0.01, label="threshold"),
+                gr.Slider(0, 1.5, 0, step=0.1, label="temperature"),
+                gr.Slider(16, 1024, 200, step=8, label="tokens"),
+                gr.Checkbox(True, label="beside: plain decoding"),
+            ]
+        with gr.Row():
+            panes = [gr.HTML(elem_id="drafted"), gr.HTML(elem_id="plain")]
+        turns = gr.State([])
+        with gr.Row():
+            message = gr.Textbox(label="message", scale=6, elem_id="message")
+            send, stop, new = gr.Button("Send", variant="primary"), gr.Button("Stop"), gr.Button("New conversation")
+        with gr.Accordion("The trees of the last answer", open=False):
+            trees = gr.HTML(elem_id="trees")
+        # One answer at a time: all visitors share the target's cache.
+        shared = {"concurrency_limit": 1, "concurrency_id": "target", "show_progress": "hidden"}
+        shown = [message, turns, *panes, trees]
+        runs = [act(reply, [message, turns, *settings], shown, **shared) for act in (send.click, message.submit)]
+        stop.click(None, cancels=runs)
+        new.click(lambda: ("", [], "", "", ""), None, shown, cancels=runs)
+    return blocks
+
+
+def load(arguments: argparse.Namespace) -> Room:
+    """Load the target and every drafter now: what cannot be had is said before the page opens."""
+    path = arguments.base_model_path
+    specs = arguments.drafter or (DEMO if path == "demo" else (*drafters_of(path), "ngram"))
+    pair = load_pair(path, specs[0], dtype=arguments.dtype, compile=arguments.compile)
+    options = DrafterOptions(pair.tokenizer)
+    others = {spec: load_drafter(spec, pair.target, options) for spec in specs[1:]}
+    return Room(path, pair, {specs[0]: pair.drafter, **others})
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--base-model-path", default="demo", help="a folder, a Hub id, or a name such as smollm2")
+    parser.add_argument("--drafter", action="append", metavar="SPEC", help="may be given several times")
+    parser.add_argument("--dtype", default="auto", help="of the target")
+    parser.add_argument("--compile", action="store_true", help="make compiled packages; those there are taken anyway")
+    parser.add_argument("--port", type=int, default=7860)
+    arguments = parser.parse_args(argv)
+    try:
+        blocks = page(load(arguments), KNOWN.get(arguments.base_model_path))
+    except ModuleNotFoundError as error:
+        sys.exit(f"the page needs {error.name}: pip install -r requirements/doors.txt")
+    except (CheckpointError, ValueError) as error:
+        sys.exit(str(error))
+    blocks.launch(server_port=arguments.port)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,87 @@
+"""The chat page of examples/: a race by two clocks, whose texts are plain decoding's."""
+
+import importlib.util
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+
+from opt_tree import load_pair
+from opt_tree.drafters import NGramDrafter
+
+FILE = Path(__file__).parent.parent / "examples" / "chat.py"
+
+
+@pytest.fixture(scope="module")
+def chat():
+    spec = importlib.util.spec_from_file_location("chat_page", FILE)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["chat_page"] = module  # dataclasses look their module up
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def room(chat):
+    pair = load_pair("demo", "eagle:demo", dtype="float32")
+    return chat.Room("demo", pair, {"eagle:demo": pair.drafter, "ngram": NGramDrafter()})
+
+
+def ask(text: str) -> list[dict[str, str]]:
+    return [{"role": "user", "content": text}]
+
+
+def test_both_sides_write_the_same_and_the_slower_clock_waits(chat, room):
+    for drafter in room.drafters:
+        drafted, plain = runners = room.runners(ask("What is a fox?"), chat.Chosen(drafter, length=24))
+        before = [0.0, 0.0]
+        for runner in chat.race(runners):
+            mine = runners.index(runner)
+            assert before[mine] <= before[1 - mine] or runners[1 - mine].ended
+            before[mine] = runner.seconds
+        assert drafted.tokens == plain.tokens and len(plain.generation.steps) == len(plain.tokens)
+        assert drafted.ended == plain.ended and drafted.generation.mean_acceptance_length > 1
+
+
+def test_a_conversation_goes_on_and_its_turns_are_shown_as_text(chat, room):
+    chosen = chat.Chosen("eagle:demo", nodes=5, length=12, beside=False)
+    *_, (turns, sides, trees) = chat.answers(room, ask("Is 3 < 4 & 5 > 4?"), chosen)
+    assert turns[-1] == {"role": "assistant", "content": turns[-1]["content"]} and len(sides) == 1
+    assert "Is 3 &lt; 4 &amp; 5 &gt; 4?" in sides[0] and "<iframe srcdoc=" in trees
+    longer = room.runners([*turns, *ask("Why?")], chosen)[0]
+    assert len(longer.prompt) > len(room.runners(ask("Why?"), chosen)[0].prompt) + len(turns[-1]["content"].split())
+
+
+def test_every_tree_of_the_list_can_be_made_and_what_is_wrong_is_said(chat):
+    for tree in chat.TREES:
+        assert chat.Chosen("ngram", tree, nodes=7).policy.max_depth > 0
+    with pytest.raises(SystemExit, match="unknown kind of drafter 'nothing'"):
+        chat.main(["--drafter", "nothing:here"])
+
+
+def test_in_a_browser(chat, room, tmp_path):
+    """With gradio, selenium and chromium: ask, and see both sides end with the same text."""
+    pytest.importorskip("gradio")
+    webdriver = pytest.importorskip("selenium.webdriver")
+    if not (chromium := shutil.which("chromium")) or not (service := shutil.which("chromedriver")):
+        pytest.skip("needs chromium and its driver")
+    options = webdriver.ChromeOptions()
+    options.binary_location = chromium
+    for flag in ("headless", "no-sandbox", "disable-background-networking", f"user-data-dir={tmp_path}"):
+        options.add_argument(f"--{flag}")
+    blocks = chat.page(room, None)
+    _, address, _ = blocks.launch(prevent_thread_lock=True, quiet=True)
+    driver = webdriver.Chrome(options, webdriver.ChromeService(service))
+    try:
+        driver.get(address)
+        driver.implicitly_wait(60)
+        driver.find_element("css selector", "#message textarea").send_keys("What is a fox?\n")
+        drafted, plain = (driver.find_element("css selector", f"#{side} .ended").text for side in ("drafted", "plain"))
+        assert drafted == plain and len(drafted.split()) > 3
+        driver.find_element("xpath", "//button[contains(., 'The trees of')]").click()
+        assert driver.find_element("css selector", "#trees iframe").is_displayed()
+        driver.save_screenshot(str(tmp_path / "chat.png"))
+    finally:
+        driver.quit()
+        blocks.close()
