@@ -11,133 +11,19 @@ compared on (`--question-begin`, `--question-end`): rates fitted to the test set
 import json
 import platform
 import sys
-from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 import transformers
-from jaxtyping import Int
-from tqdm import tqdm
 
-from evaluation.command_line import at_least, option, parse, run_command
-from evaluation.questions.prompts import Prompter
-from evaluation.questions.sets import Question, load_set, select
+from evaluation.command_line import at_least, option, parse, run_command, table
 from evaluation.run.conversation import Conversation
-from evaluation.run.models import check_device, load
+from evaluation.run.material import gather
 from evaluation.run.options import Asked
-from evaluation.table import table
-from opt_tree import Decoder, Generation, Pair, Sampling, Static, match
-from opt_tree.children import IID, Children, TopK, WithoutReplacement
-from opt_tree.policies import AcceptanceRates
-from opt_tree.verifiers import Verifier, multi_round, without_replacement
-
-KINDS: dict[str, tuple[Callable[[int], Children], Verifier]] = {
-    "TopK": (TopK, match),
-    "WithoutReplacement": (WithoutReplacement, without_replacement),
-    "IID": (IID, multi_round),
-}
-"""The kinds of siblings, each with the verifier that its papers judge it by (at temperature 0: `greedy`)."""
-
-
-def measuring_tree(width: int, depth: int, siblings: Callable[[int], Children] = TopK) -> Static:
-    """Return the tree that rates are counted on: the paths of ranks r1, ..., rd with (r1 + 1) ... (rd + 1) <= width.
-
-    So the root has `width` children, and so has every node on the path of best ones: every rank is tried at every
-    depth, more often where it is more often met, at about width * log(width) ** (depth - 1) nodes instead of
-    width ** depth. A shape, not a policy that looks at probabilities: those would choose which parents are counted.
-
-              root                width 4, depth 2
-          /    |   |  \\
-         0     1   2   3
-       / | | \\  | \\  |   |
-      0  1 2 3  0 1  0   0
-    """
-
-    def below(path: tuple[int, ...], width: int) -> Iterator[tuple[int, ...]]:
-        for rank in range(width if len(path) < depth else 0):
-            yield (*path, rank)
-            yield from below((*path, rank), width // (rank + 1))
-
-    return Static(tuple(below((), width)), siblings)
-
-
-@dataclass
-class Counts:
-    """Of the accepted nodes of each depth: how many had a child of each rank, and how often it was accepted."""
-
-    tried: Int[np.ndarray, "depths ranks"]
-    accepted: Int[np.ndarray, "depths ranks"]
-
-    @classmethod
-    def none(cls, depths: int, ranks: int) -> "Counts":
-        """Nothing counted yet."""
-        return cls(np.zeros((depths, ranks), dtype=np.int64), np.zeros((depths, ranks), dtype=np.int64))
-
-    def add(self, generation: Generation) -> None:
-        """Count every node whose next token was emitted: of the last step, those before the generation's end."""
-        for step, emitted in zip(generation.steps, generation.accept_lengths, strict=True):
-            for depth, row in enumerate(step.path[:emitted]):
-                children = (step.tree.parents == row).nonzero()[0]
-                if not len(children):
-                    continue  # a leaf, or where the token budget cut the tree off
-                self.tried[depth, : len(children)] += 1
-                if depth < step.accepted:
-                    self.accepted[depth, np.searchsorted(children, step.path[depth + 1])] += 1
-
-    def rates(self, least: int) -> AcceptanceRates:
-        """Return the rates of ranks and depths that were tried at least that often.
-
-        Raises ValueError where not even the first rank was.
-        """
-        by_rank = _rates(self.tried.sum(0), self.accepted.sum(0), least)
-        if not by_rank:
-            raise ValueError(
-                f"the first rank was tried {self.tried[:, 0].sum()} times, fewer than {least}: generate more, or lower "
-                "--least-trials"
-            )
-        by_depth = []
-        for tried, accepted in zip(self.tried, self.accepted, strict=True):
-            rates = _rates(tried, accepted, least)
-            if not rates:
-                break
-            by_depth.append(rates)
-        return AcceptanceRates(by_rank, tuple(by_depth))
-
-
-def _rates(tried: Int[np.ndarray, " ranks"], accepted: Int[np.ndarray, " ranks"], least: int) -> tuple[float, ...]:
-    """The rates of the ranks before the first that was tried too seldom."""
-    enough = int(np.argmin(np.append(tried >= least, False)))
-    return tuple((accepted[:enough] / tried[:enough]).tolist())
-
-
-@dataclass(frozen=True)
-class Counting:
-    """How trials are made: the measuring tree, and the conversations that it answers."""
-
-    conversation: Conversation
-    width: int = 12
-    depth: int = 4
-
-
-def measure(pair: Pair, kind: str, sampling: Sampling, questions: Sequence[Question], counting: Counting) -> Counts:
-    """Let the library's loop answer the questions with the measuring tree, and count."""
-    siblings, verifier = KINDS[kind]
-    tree = measuring_tree(counting.width, counting.depth, siblings)
-    decoder = Decoder(pair.target, pair.drafter, tree, verifier)
-    conversation = counting.conversation
-    counts = Counts.none(counting.depth, counting.width)
-
-    def answer(prompt: list[int], limit: int, seed: int) -> Generation:
-        generation = decoder.generate(prompt, limit, sampling, conversation.prompter.stop, seed=seed)
-        counts.add(generation)
-        return generation
-
-    for question in tqdm(questions, desc=f"{kind}, {tree.nodes} nodes a step", unit="question", leave=False):
-        conversation.answer(question, answer)
-    return counts
+from evaluation.run.rates import KINDS, Counting, Counts, measure
+from opt_tree import Sampling
 
 
 def rows(counts: Counts) -> list[dict[str, str]]:
@@ -183,11 +69,9 @@ class Options(Asked):
 def run(options: Options) -> dict[str, Any]:
     """Measure every kind of siblings asked for; print tables, write the file, and return what it holds."""
     sampling = Sampling(options.temperature)
-    questions = load_set(options.bench_name, options.question_file, options.data_dir, options.fetch)
-    chosen = select(questions.questions, options.question_begin, options.question_end, options.limit)
-    pair = load(options, check_device(options), options.bare)
-    prompter = Prompter(pair.tokenizer, pair.stop, options.conv_template)
-    conversation = Conversation(prompter, options.max_new_tokens, seed=options.seed)
+    given = gather(options, options.bare)
+    questions, chosen = given.questions, given.chosen
+    conversation = Conversation(given.prompter, options.max_new_tokens, seed=options.seed)
     counting = Counting(conversation, options.width, options.depth)
     document: dict[str, Any] = {
         "target": options.base_model_path,
@@ -201,7 +85,7 @@ def run(options: Options) -> dict[str, Any]:
         "accepted": {},
     }
     for kind in options.children.split(","):
-        counts = measure(pair, kind, sampling, chosen, counting)
+        counts = measure(given.pair, kind, sampling, chosen, counting)
         document["rates"][kind] = counts.rates(options.least_trials).to_dict()
         document["tried"][kind], document["accepted"][kind] = counts.tried.tolist(), counts.accepted.tolist()
         print(f"\n{kind}: how often the child of each rank is the accepted one, given that its parent was")

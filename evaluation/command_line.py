@@ -1,4 +1,4 @@
-"""How a command reads its options, reports a mistake, and says its figures to a machine.
+"""How a command reads its options, reports a mistake, and says its figures: to people as a table, to machines as JSON.
 
 Options are the fields of a dataclass: a default is written once, and commands share options by sharing a base class.
 Knows nothing of what the options mean.
@@ -7,13 +7,17 @@ Knows nothing of what the options mean.
 import argparse
 import dataclasses
 import json
+import re
 import sys
 import types
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field, fields
 from typing import Any, NoReturn, TypeVar, get_args, get_type_hints
 
 Options = TypeVar("Options")
+Value = float | int | str | None
+"""What a cell of a table may hold."""
+_NUMBER = re.compile(r"[-+]?[\d.]|-$")
 
 
 def option(default: Any, help: str, **metadata: Any) -> Any:
@@ -118,3 +122,33 @@ def print_json(wanted: bool, figures: Any) -> None:
     """Print the figures as one line, the last one, where --json asks for it."""
     if wanted:
         print(json.dumps(figures, default=dataclasses.asdict))
+
+
+def table(rows: Sequence[Mapping[str, Value]], floats: str = ".2f") -> str:
+    """Lay out rows of one shape or several; the keys are the heads, in order of first appearance.
+
+    Floats are shown as `floats` says, None as nothing. Numbers stand at the right of their column, texts at the left;
+    a column that no row fills is left out.
+
+        nodes  tokens/step  tree
+            8         3.11  opt:0.2
+           60         4.50  binary
+    """
+    heads = list(dict.fromkeys(key for row in rows for key in row))
+    columns = [[_text(row.get(head), floats) for row in rows] for head in heads]
+    lines: list[list[str]] = [[] for _ in range(len(rows) + 1)]
+    for head, column in zip(heads, columns, strict=True):
+        filled = [text for text in column if text]
+        if not any(text != "-" for text in filled):
+            continue
+        width = max(len(head), *map(len, column))
+        right = all(_NUMBER.match(text) for text in filled)
+        for line, text in zip(lines, (head, *column), strict=True):
+            line.append(text.rjust(width) if right else text.ljust(width))
+    return "\n".join("  ".join(line).rstrip() for line in lines)
+
+
+def _text(value: Value, floats: str) -> str:
+    if value is None:
+        return ""
+    return f"{value:{floats}}" if isinstance(value, float) else str(value)

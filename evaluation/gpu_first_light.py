@@ -25,12 +25,11 @@ from typing import Any
 import torch
 from tqdm import tqdm
 
-from evaluation.command_line import option, parse, run_command
+from evaluation.command_line import Value, option, parse, run_command, table
 from evaluation.latency.decoding import step_times
 from evaluation.latency.forwards import Probe
 from evaluation.run.baselines import in_loop, transformers_assisted, transformers_greedy
 from evaluation.run.machine import environment
-from evaluation.table import Value, table
 from evaluation.timing import Method, Timed, interleave
 from opt_tree import Buckets, CausalLM, Decoder, OptTree, Pair, load_pair
 from opt_tree.engines import Captured

@@ -7,8 +7,6 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-from evaluation.acceptance import Counting
-from evaluation.acceptance import measure as count_acceptance
 from evaluation.answers.file import AnswerFile, Record
 from evaluation.compare.combinations import VERIFIERS, Combination
 from evaluation.compare.expectation import Expectation
@@ -18,6 +16,8 @@ from evaluation.questions.prompts import Prompter
 from evaluation.questions.sets import load_set, select
 from evaluation.run.conversation import Answer, Conversation
 from evaluation.run.models import check_device, load_several, resolved
+from evaluation.run.rates import Counting
+from evaluation.run.rates import measure as count_acceptance
 from evaluation.timing import in_turn
 from opt_tree import Decoder, Generation, OptTree, Pair, Sampling, Step
 from opt_tree.policies import AcceptanceRates

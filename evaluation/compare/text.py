@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from evaluation.answers.metrics import percent, with_interval
-from evaluation.table import table
+from evaluation.command_line import table
 
 
 def text(lines: Sequence[Mapping[str, Any]], header: Mapping[str, Any] | None) -> str:

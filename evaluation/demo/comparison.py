@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
-from evaluation import table as tables
 from evaluation.answers.match import first_difference
+from evaluation.command_line import table as lay_out
 from evaluation.exactness.divergence import Divergence, Explainer
 from evaluation.timing import Timings
 from opt_tree import Generation, Pair, Sampling
@@ -65,7 +65,7 @@ def step_times(generations: Sequence[Generation], device: str) -> tuple[float, f
 
 def table(timings: Timings, device: str, differences: Sequence[DifferentText], sampling: Sampling) -> str:
     """Lay out the comparison, a line a method, OPT-Tree last."""
-    return tables.table([_row(method, timings, device, differences, sampling.greedy) for method in LABELS])
+    return lay_out([_row(method, timings, device, differences, sampling.greedy) for method in LABELS])
 
 
 def _row(

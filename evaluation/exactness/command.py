@@ -17,11 +17,10 @@ from tqdm import tqdm
 from evaluation.answers.file import AnswerSet, Record
 from evaluation.answers.match import first_difference, paired
 from evaluation.answers.record import seed_of
-from evaluation.command_line import make_parser, print_json, run_command
+from evaluation.command_line import make_parser, print_json, run_command, table
 from evaluation.exactness.divergence import Divergence, Explainer
 from evaluation.run import models
 from evaluation.run.options import Models
-from evaluation.table import table
 from opt_tree import Pair, Sampling
 from opt_tree.inflate import describe
 

@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from evaluation.answers.file import AnswerSet, read_timed
+from evaluation.command_line import table
 from evaluation.latency.budget import Acceptance, AcceptanceCurve, Advice, Outside, advise
 from evaluation.latency.forwards import ForwardTime, curve
-from evaluation.table import table
 
 
 def forward_times(measured: dict[str, Any]) -> list[ForwardTime]:

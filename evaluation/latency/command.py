@@ -15,17 +15,15 @@ from pathlib import Path
 from typing import Any
 
 from evaluation.answers.file import read_timed
-from evaluation.command_line import at_least, numbers, option, parse, print_json, run_command
+from evaluation.command_line import at_least, numbers, option, parse, print_json, run_command, table
 from evaluation.latency import batches, decoding
 from evaluation.latency.advice import advice_table, forward_times, forwards_table, recommend
 from evaluation.latency.budget import Acceptance
 from evaluation.latency.forwards import Probe, measure
-from evaluation.questions.prompts import Prompter
-from evaluation.questions.sets import load_set, select
 from evaluation.run.machine import environment
+from evaluation.run.material import gather
 from evaluation.run.models import check_device, load, load_assistant, resolved
 from evaluation.run.options import AUTO, Asked
-from evaluation.table import table
 from opt_tree import CausalLM, Controller, OptTree, TreePolicy
 from opt_tree.inflate import describe
 from opt_tree.pricing import auto
@@ -154,12 +152,8 @@ def decode(options: Options) -> dict[str, Any]:
     fixed = [budget for budget in budgets if budget != AUTO]
     pairs = [(int(n), t) for n in numbers(",".join(fixed)) for t in numbers(options.thresholds)] if fixed else []
     trees: dict[str, TreePolicy | Controller] = {f"OPT-Tree {n}/{t:g}": OptTree(n, t) for n, t in pairs}
-    questions = load_set(options.bench_name, options.question_file, options.data_dir, options.fetch)
-    chosen = select(questions.questions, options.question_begin, options.question_end, options.limit)
-    device = check_device(options)
-    pair = load(options, device)
-    prompter = Prompter(pair.tokenizer, pair.stop, options.conv_template)
-    prompts = [prompter.encode(question.turns[:1], []) for question in chosen]
+    given = gather(options)
+    pair, prompts = given.pair, given.first_prompts()
     if AUTO in budgets:
         trees[AUTO] = auto(pair.target, pair.drafter)
     if options.lanes:
@@ -171,7 +165,8 @@ def decode(options: Options) -> dict[str, Any]:
     place = environment(pair.target.device)
     target = describe(pair.target.model, pair.drafter) or f"target {size(pair.target)}"
     print(f"{target}; drafter {options.drafter}; {place['device']}, {place['threads']} threads")
-    print(f"{len(prompts)} questions of {questions.name}, greedy, {options.max_new_tokens} new tokens at most, in turn")
+    asked = f"{len(prompts)} questions of {given.questions.name}"
+    print(f"{asked}, greedy, {options.max_new_tokens} new tokens at most, in turn")
     print(table(rows))
     return {"environment": place, "rows": rows}
 

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 
 from transformers import PreTrainedModel
 
+from evaluation.command_line import Value
 from evaluation.run.baselines import in_loop, transformers_assisted, transformers_greedy
-from evaluation.table import Value
 from evaluation.timing import Method, Timings, interleave
 from opt_tree import Controller, Decoder, Generation, Pair, TreePolicy
 from opt_tree.presets import plain

@@ -18,9 +18,8 @@ import torch
 from tqdm import tqdm
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from evaluation.command_line import at_least, option, parse, print_json, run_command
+from evaluation.command_line import Value, at_least, option, parse, print_json, run_command, table
 from evaluation.run.machine import environment
-from evaluation.table import Value, table
 from opt_tree import CausalLM, CausalLMDrafter, Decoder, OptTree, Random, Sampling, TreePolicy, Verifier, match
 from opt_tree.policies import DySpec, Sampled
 from opt_tree.verifiers import traversal, without_replacement

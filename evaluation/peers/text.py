@@ -4,9 +4,9 @@ import statistics
 from collections.abc import Sequence
 from typing import Any
 
+from evaluation.command_line import table
 from evaluation.peers.measuring import Measured
 from evaluation.peers.registry import BASE, REFERENCE
-from evaluation.table import table
 
 
 def figures(measured: Sequence[Measured]) -> list[dict[str, Any]]:

@@ -16,13 +16,10 @@ from typing import Any
 
 from tqdm import tqdm
 
-from evaluation.command_line import at_least, numbers, option, parse, print_json, run_command
-from evaluation.questions.prompts import Prompter
-from evaluation.questions.sets import load_set, select
+from evaluation.command_line import at_least, numbers, option, parse, print_json, run_command, table
 from evaluation.replay.recording import LARGEST, record, replay
-from evaluation.run.models import check_device, load
+from evaluation.run.material import gather
 from evaluation.run.options import Asked
-from evaluation.table import table
 from opt_tree import Generation, OptTree, Static, TreePolicy
 from opt_tree.controllers import Auto
 from opt_tree.policies import Costs
@@ -85,12 +82,9 @@ def seconds(generations: Sequence[Generation], costs: Costs) -> float:
 def compare(options: Options) -> dict[str, Any]:
     """Record, replay the grid and `Auto`, print a line for each table of costs, and return them."""
     tables, grid = options.tables(), options.grid()
-    questions = load_set(options.bench_name, options.question_file, options.data_dir, options.fetch)
-    chosen = select(questions.questions, options.question_begin, options.question_end, options.limit)
-    pair = load(options, check_device(options))
-    prompter = Prompter(pair.tokenizer, pair.stop, options.conv_template)
-    texts = record(pair, [prompter.encode(one.turns[:1], []) for one in chosen], options.max_new_tokens)
-    vocab = pair.target.vocab
+    given = gather(options)
+    questions, vocab = given.questions, given.pair.target.vocab
+    texts = record(given.pair, given.first_prompts(), options.max_new_tokens)
     fixed = {name: replay(texts, policy, vocab) for name, policy in tqdm(grid.items(), disable=None, leave=False)}
     rows = []
     for name, costs in tables.items():

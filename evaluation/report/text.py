@@ -7,7 +7,7 @@ from typing import Any
 from evaluation.answers.file import AnswerSet
 from evaluation.answers.metrics import number, percent, row
 from evaluation.answers.steps import alone
-from evaluation.table import table
+from evaluation.command_line import table
 
 _SHOWN_DIVERGENCES = 5
 

@@ -29,10 +29,9 @@ import torch
 import transformers
 from tqdm import tqdm
 
-from evaluation.command_line import option, parse, run_command
+from evaluation.command_line import option, parse, run_command, table
 from evaluation.run.models import check_device, load
 from evaluation.run.options import Models
-from evaluation.table import table
 from opt_tree import CausalLM, Decoder, Drafter, OptTree, Random, Sampling, Static, Tree, TreePolicy
 from opt_tree import verifiers as judges
 from opt_tree.children import IID, Layer, Picked, TopK
