@@ -30,22 +30,9 @@ class Lower(nn.Module):
         self.base_model.norm = nn.Identity()
         self.config = self.base_model.config
 
-    def forward(
-        self,
-        input_ids: Tensor,
-        position_ids: Tensor,
-        attention_mask: Tensor,
-        past_key_values: object,
-        use_cache: bool = True,
-    ) -> SimpleNamespace:
-        output = self.base_model(
-            input_ids=input_ids,
-            position_ids=position_ids,
-            attention_mask=attention_mask,
-            past_key_values=past_key_values,
-            use_cache=use_cache,
-        )
-        return SimpleNamespace(logits=output.last_hidden_state)
+    def forward(self, input_ids: Tensor, **attention: Any) -> SimpleNamespace:
+        """`attention`: positions, mask and cache, as the model takes them."""
+        return SimpleNamespace(logits=self.base_model(input_ids=input_ids, **attention).last_hidden_state)
 
     def get_input_embeddings(self) -> nn.Module:
         return self.base_model.embed_tokens
@@ -63,24 +50,9 @@ class Upper(nn.Module):
         setattr(self.whole, model.base_model_prefix, _cut(model.base_model, depth, len(model.base_model.layers)))
         self.config = self.whole.base_model.config
 
-    def forward(
-        self,
-        input_ids: Tensor,
-        position_ids: Tensor,
-        attention_mask: Tensor,
-        past_key_values: object,
-        features: Tensor,
-        use_cache: bool = True,
-    ) -> SimpleNamespace:
+    def forward(self, input_ids: Tensor, features: Tensor, **attention: Any) -> SimpleNamespace:
         """`input_ids` are not read: the features stand for them."""
-        output = self.whole(
-            inputs_embeds=features,
-            position_ids=position_ids,
-            attention_mask=attention_mask,
-            past_key_values=past_key_values,
-            use_cache=use_cache,
-        )
-        return SimpleNamespace(logits=output.logits)
+        return SimpleNamespace(logits=self.whole(inputs_embeds=features, **attention).logits)
 
     @property
     def base_model(self) -> nn.Module:

@@ -29,11 +29,10 @@ LAST = -1
 """The layer that the head reads: the target's final hidden state, behind its last norm."""
 
 
-class EagleHead(nn.Module):
-    """The trainable part: embedding, `fc` from (embedding, feature) to one, and one Llama layer without its input norm.
+class OneLayerHead(nn.Module):
+    """What EAGLE heads have in common: an embedding, rotary positions, and one Llama layer on features.
 
-    State-dict names are those of the published checkpoints: `embed_tokens.weight`, `fc.weight` (`fc.bias` unless the
-    config says `"bias": false`), `layers.0.*` without `input_layernorm`; no final norm and no output layer.
+    A subclass adds its own tensors under their published names, and says what the layer reads.
     """
 
     def __init__(self, config: LlamaConfig) -> None:
@@ -43,12 +42,19 @@ class EagleHead(nn.Module):
         if config._attn_implementation_internal is None:
             config._attn_implementation = "sdpa"
         self.config = config
-        hidden = config.hidden_size
-        self.embed_tokens = nn.Embedding(config.vocab_size, hidden)
-        self.fc = nn.Linear(2 * hidden, hidden, bias=getattr(config, "bias", True))
-        self.layers = nn.ModuleList([LlamaDecoderLayer(config, 0)])
-        self.layers[0].input_layernorm = nn.Identity()
+        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
         self.rotary = LlamaRotaryEmbedding(config)
+
+    @property
+    def layer(self) -> LlamaDecoderLayer:
+        """The one decoder layer."""
+        raise NotImplementedError
+
+    def enter(
+        self, embedded: Float[Tensor, "*rows hidden"], features: Float[Tensor, "*rows hidden"]
+    ) -> tuple[Float[Tensor, "*rows wide"], Float[Tensor, "*rows hidden"]]:
+        """Return what the attention reads and what its output is added to."""
+        raise NotImplementedError
 
     def forward(
         self,
@@ -59,26 +65,41 @@ class EagleHead(nn.Module):
         past_key_values: object | None = None,
     ) -> tuple[Float[Tensor, "batch tokens hidden"]]:
         """Return the estimated features. Row i gets the embedding of token i + 1 and the feature of token i."""
-        hidden, _ = self.enter(self.embed_tokens(input_ids), features)
-        out = self.layers[0](
-            hidden,
+        embedded = self.embed_tokens(input_ids)
+        read, residual = self.enter(embedded, features.to(embedded.dtype))
+        attended, _ = self.layer.self_attn(
+            hidden_states=read,
             attention_mask=attention_mask,
             position_ids=position_ids,
             past_key_values=past_key_values,
             use_cache=past_key_values is not None,
-            position_embeddings=self.rotary(hidden, position_ids),
+            position_embeddings=self.rotary(embedded, position_ids),
         )
-        return (out[0] if isinstance(out, tuple) else out,)
+        hidden = residual + attended
+        return (hidden + self.layer.mlp(self.layer.post_attention_layernorm(hidden)),)
+
+
+class EagleHead(OneLayerHead):
+    """The trainable part: embedding, `fc` from (embedding, feature) to one, and one Llama layer without its input norm.
+
+    State-dict names are those of the published checkpoints: `embed_tokens.weight`, `fc.weight` (`fc.bias` unless the
+    config says `"bias": false`), `layers.0.*` without `input_layernorm`; no final norm and no output layer.
+    """
+
+    def __init__(self, config: LlamaConfig) -> None:
+        super().__init__(config)
+        hidden = config.hidden_size
+        self.fc = nn.Linear(2 * hidden, hidden, bias=getattr(config, "bias", True))
+        self.layers = nn.ModuleList([LlamaDecoderLayer(config, 0)])
+        self.layers[0].input_layernorm = nn.Identity()
 
     @property
     def layer(self) -> LlamaDecoderLayer:
-        """The one decoder layer."""
         return self.layers[0]  # type: ignore[return-value]
 
     def enter(
         self, embedded: Float[Tensor, "*rows hidden"], features: Float[Tensor, "*rows hidden"]
     ) -> tuple[Float[Tensor, "*rows hidden"], Float[Tensor, "*rows hidden"]]:
-        """Return what the attention reads and what its output is added to: here the same."""
         hidden = self.fc(torch.cat([embedded, features.to(embedded.dtype)], -1))
         return hidden, hidden
 
@@ -122,14 +143,13 @@ class HeadedEagle(nn.Module):
     def forward(
         self,
         input_ids: Tensor,
-        position_ids: Tensor,
         features: Tensor,
-        past_key_values: object,
-        attention_mask: Tensor | None = None,
         use_cache: bool = True,
         logits_to_keep: int = 0,
+        **attention: Any,
     ) -> SimpleNamespace:
-        (hidden,) = self.base_model(input_ids, features, position_ids, attention_mask, past_key_values)
+        """`attention`: positions, mask and cache, as the head takes them; a cache that is given is used."""
+        (hidden,) = self.base_model(input_ids, features, **attention)
         output = self._output[0]
         read = self.base_model.read(hidden[:, -logits_to_keep:])
         logits = output(read.to(output.weight.device, output.weight.dtype))

@@ -14,10 +14,10 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 from transformers import LlamaConfig
-from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRMSNorm, LlamaRotaryEmbedding
+from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRMSNorm
 
 from opt_tree.checkpoints import CheckpointError, find_file, load_tensors, one_line
-from opt_tree.drafters.eagle import EagleDrafter, HeadedEagle, lend_embeddings, load_named, rows_of
+from opt_tree.drafters.eagle import EagleDrafter, HeadedEagle, OneLayerHead, lend_embeddings, load_named, rows_of
 from opt_tree.drafters.reduced import take_vocabulary
 from opt_tree.lm import Buckets, CausalLM
 
@@ -42,7 +42,7 @@ class Eagle3Layer(LlamaDecoderLayer):
         self.hidden_norm = LlamaRMSNorm(config.hidden_size, config.rms_norm_eps)
 
 
-class Eagle3Head(nn.Module):
+class Eagle3Head(OneLayerHead):
     """The trainable part, under the published names.
 
     `embed_tokens.weight`, `fc.weight`, `midlayer.*`, `norm.weight`, `lm_head.weight` [draft vocabulary, hidden]; with
@@ -51,32 +51,23 @@ class Eagle3Head(nn.Module):
     """
 
     def __init__(self, config: LlamaConfig, output: bool = True) -> None:
-        super().__init__()
-        if config.num_hidden_layers != 1:
-            raise ValueError(f"an EAGLE head has one layer, this config has {config.num_hidden_layers}")
-        if config._attn_implementation_internal is None:
-            config._attn_implementation = "sdpa"
-        self.config = config
+        super().__init__(config)
         hidden = config.hidden_size
         self.residual_normed = bool(getattr(config, "norm_before_residual", False))
-        self.embed_tokens = nn.Embedding(config.vocab_size, hidden)
         self.fc = nn.Linear(3 * (getattr(config, "target_hidden_size", None) or hidden), hidden, bias=False)
         self.midlayer = Eagle3Layer(config)
         self.norm = LlamaRMSNorm(hidden, config.rms_norm_eps)
         if output:
             columns = getattr(config, "draft_vocab_size", None) or config.vocab_size
             self.lm_head = nn.Linear(hidden, columns, bias=False)
-        self.rotary = LlamaRotaryEmbedding(config)
 
     @property
     def layer(self) -> LlamaDecoderLayer:
-        """The one decoder layer."""
         return self.midlayer
 
     def enter(
         self, embedded: Float[Tensor, "*rows hidden"], features: Float[Tensor, "*rows hidden"]
     ) -> tuple[Float[Tensor, "*rows wide"], Float[Tensor, "*rows hidden"]]:
-        """Return what the attention reads and what its output is added to."""
         normed = self.midlayer.hidden_norm(features)
         read = torch.cat([self.midlayer.input_layernorm(embedded), normed], -1)
         return read, normed if self.residual_normed else features
@@ -84,29 +75,6 @@ class Eagle3Head(nn.Module):
     def read(self, hidden: Float[Tensor, "*rows hidden"]) -> Float[Tensor, "*rows hidden"]:
         """Return what the output layer reads of the head's output."""
         return self.norm(hidden)
-
-    def forward(
-        self,
-        input_ids: Int[Tensor, "batch tokens"],
-        features: Float[Tensor, "batch tokens hidden"],
-        position_ids: Int[Tensor, "batch tokens"],
-        attention_mask: Float[Tensor, "batch 1 tokens keys"] | None = None,
-        past_key_values: object | None = None,
-    ) -> tuple[Float[Tensor, "batch tokens hidden"]]:
-        """Return the head's features. Row i gets the embedding of token i + 1 and the feature of token i."""
-        layer = self.midlayer
-        embedded = self.embed_tokens(input_ids)
-        read, residual = self.enter(embedded, features.to(embedded.dtype))
-        attended, _ = layer.self_attn(
-            hidden_states=read,
-            attention_mask=attention_mask,
-            position_ids=position_ids,
-            past_key_values=past_key_values,
-            use_cache=past_key_values is not None,
-            position_embeddings=self.rotary(embedded, position_ids),
-        )
-        hidden = residual + attended
-        return (hidden + layer.mlp(layer.post_attention_layernorm(hidden)),)
 
 
 class Eagle3Drafter(EagleDrafter):

@@ -13,11 +13,12 @@ from pathlib import Path
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from opt_tree.training.lm import Shape, new_model, save_model, set_attention
 from opt_tree.training.outputs import load_documents
 from opt_tree.training.trainer import (
+    Examples,
     Loss,
     Schedule,
     add_fields,
@@ -58,27 +59,35 @@ def make_loss(target: PreTrainedModel, hard: float, compiled: bool) -> Loss:
     return loss
 
 
-def add_teacher(parser: argparse.ArgumentParser) -> None:
-    """Add what every drafter that learns from a target needs."""
+def teacher_parser(description: str, schedule: Schedule, objective: object) -> argparse.ArgumentParser:
+    """Return a command line with what every drafter that learns from a target takes, and its objective's fields."""
+    parser = training_parser(description, schedule)
     parser.add_argument("--target", type=Path, required=True, help="model folder, with its tokenizer")
     parser.add_argument("--own", type=Path, required=True, help="folder of the target's own outputs")
     parser.add_argument("--init", type=Path, help="continue from this drafter instead of from scratch")
+    add_fields(parser, objective)
+    return parser
+
+
+def load_lesson(args: argparse.Namespace) -> tuple[PreTrainedModel, PreTrainedTokenizerBase, Examples]:
+    """Load what such a command line names: the frozen target, its tokenizer, and what to train on."""
+    tokenizer = AutoTokenizer.from_pretrained(args.target)
+    examples = load_examples(args, tokenizer, 0.5, load_documents(args.own))
+    return load_teacher(args.target, args.compile), tokenizer, examples
 
 
 def new_parser() -> argparse.ArgumentParser:
     """Return the command line."""
-    parser = training_parser("Distil a drafter from a target.", Schedule(rows="0.9:512,0.1:2048", warmup=50))
-    add_teacher(parser)
+    schedule = Schedule(rows="0.9:512,0.1:2048", warmup=50)
+    shape = Shape(layers=2, hidden=128, heads=2, kv_heads=2, intermediate=320)
+    parser = teacher_parser("Distil a drafter from a target.", schedule, shape)
     parser.add_argument("--hard", type=float, default=0.5, help="weight of the target's argmax in the loss")
-    add_fields(parser, Shape(layers=2, hidden=128, heads=2, kv_heads=2, intermediate=320))
     return parser
 
 
 def train(args: argparse.Namespace) -> None:
     """Distil and save a drafter."""
-    tokenizer = AutoTokenizer.from_pretrained(args.target)
-    examples = load_examples(args, tokenizer, 0.5, load_documents(args.own))
-    target = load_teacher(args.target, args.compile)
+    target, tokenizer, examples = load_lesson(args)
     drafter = new_model(args, tokenizer)
     if fit_as_told(args, drafter, examples, make_loss(target, args.hard, args.compile)):
         save_model(drafter, tokenizer, args.output / "final")

@@ -8,35 +8,22 @@ does so too (arXiv:2408.15766; "training-time test" in arXiv:2503.01840): pass s
 """
 
 import argparse
-import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor, nn
-from transformers import AutoTokenizer, LlamaConfig, PreTrainedModel
+from transformers import LlamaConfig, PreTrainedModel
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb, repeat_kv
 
-from opt_tree.drafters.eagle import EagleHead
-from opt_tree.drafters.eagle3 import Eagle3Head
+from opt_tree.drafters.eagle import EagleHead, OneLayerHead
 from opt_tree.drafters.reduced import vocabulary_tensors
-from opt_tree.training.distil import add_teacher, distillation_loss, load_teacher
-from opt_tree.training.files import whole
-from opt_tree.training.outputs import load_documents
-from opt_tree.training.trainer import (
-    Loss,
-    Schedule,
-    add_fields,
-    fit_as_told,
-    from_fields,
-    load_examples,
-    run_command,
-    training_parser,
-)
+from opt_tree.training.distil import distillation_loss, load_lesson, teacher_parser
+from opt_tree.training.files import write_checkpoint
+from opt_tree.training.trainer import Loss, Schedule, fit_as_told, from_fields, run_command
 
 
 @dataclass(frozen=True)
@@ -85,7 +72,7 @@ class Unrolled(nn.Module):
 
 
 def passes(
-    head: EagleHead | Eagle3Head,
+    head: OneLayerHead,
     ids: Int[Tensor, "rows pairs"],
     features: Float[Tensor, "rows pairs hidden"],
     unroll: int,
@@ -161,35 +148,22 @@ def save_head(head: EagleHead, folder: Path, tokens: Int[Tensor, " columns"] | N
     """
     config = {**head.config.to_diff_dict(), "architectures": ["LlamaForCausalLMEagle"], "dtype": "bfloat16"}
     config["use_cache"] = True  # copied from a target that was loaded for training
-    tensors = {name: tensor.to(torch.bfloat16).contiguous() for name, tensor in head.state_dict().items()}
+    tensors = head.state_dict()
     if tokens is not None:
         del tensors["embed_tokens.weight"]
         tensors |= vocabulary_tensors(tokens, head.config.vocab_size)
-    write_head(config, tensors, folder)
-
-
-def write_head(config: dict[str, Any], tensors: dict[str, Tensor], folder: Path) -> None:
-    """Write a head's config and tensors as one folder."""
-    with whole(folder) as partial:
-        partial.mkdir()
-        (partial / "config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
-        save_file(tensors, partial / "model.safetensors", metadata={"format": "pt"})
+    write_checkpoint(config, tensors, folder)
 
 
 def new_parser() -> argparse.ArgumentParser:
     """Return the command line."""
     schedule = Schedule(rows="0.9:512,0.1:2048", lr=2e-3, warmup=50)
-    parser = training_parser("Train an EAGLE-1 head for a frozen target.", schedule)
-    add_teacher(parser)
-    add_fields(parser, Objective())
-    return parser
+    return teacher_parser("Train an EAGLE-1 head for a frozen target.", schedule, Objective())
 
 
 def train(args: argparse.Namespace) -> None:
     """Train and save a head."""
-    tokenizer = AutoTokenizer.from_pretrained(args.target)
-    examples = load_examples(args, tokenizer, 0.5, load_documents(args.own))
-    target = load_teacher(args.target, args.compile)
+    target, _, examples = load_lesson(args)
     head = new_head(target)
     if args.init:
         head.load_published(load_file(args.init / "model.safetensors"), str(args.init))

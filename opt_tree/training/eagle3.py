@@ -9,7 +9,7 @@ from transformers import LlamaConfig, PreTrainedModel
 
 from opt_tree.drafters.eagle3 import Eagle3Head
 from opt_tree.drafters.reduced import vocabulary_tensors
-from opt_tree.training.eagle import write_head
+from opt_tree.training.files import write_checkpoint
 
 LAYOUTS = ("published", "speculators")
 
@@ -59,7 +59,7 @@ def save_eagle3(
     `shared`: its output layer is the target's rows, and stays there too.
     """
     left = ("embed_tokens.", "lm_head.") if shared else ("embed_tokens.",)
-    tensors = {n: t.to(dtype).contiguous() for n, t in head.state_dict().items() if not n.startswith(left)}
+    tensors = {n: t for n, t in head.state_dict().items() if not n.startswith(left)}
     config = {**head.config.to_diff_dict(), "dtype": str(dtype).removeprefix("torch.")}
     extra = {name: config.pop(name, None) for name in ("draft_vocab_size", "target_hidden_size")}
     extra["norm_before_residual"] = head.residual_normed
@@ -75,4 +75,4 @@ def save_eagle3(
         config |= {**extra, "architectures": ["LlamaForCausalLMEagle3"]}
     else:
         raise ValueError(f"unknown layout {layout!r}; there are {', '.join(LAYOUTS)}")
-    write_head(config, tensors, folder)
+    write_checkpoint(config, tensors, folder, dtype)

@@ -9,31 +9,19 @@ anew for every batch, is judged.
 """
 
 import argparse
-import json
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from jaxtyping import Float
-from safetensors.torch import save_file
 from torch import Tensor, nn
-from transformers import AutoTokenizer, PreTrainedModel
+from transformers import PreTrainedModel
 
 from opt_tree.checkpoints import load_tensors
 from opt_tree.drafters.early_exit import KIND, ExitLayer
-from opt_tree.training.distil import add_teacher, distillation_loss, load_teacher
-from opt_tree.training.files import whole
-from opt_tree.training.outputs import load_documents
-from opt_tree.training.trainer import (
-    Loss,
-    Schedule,
-    add_fields,
-    fit_as_told,
-    from_fields,
-    load_examples,
-    run_command,
-    training_parser,
-)
+from opt_tree.training.distil import distillation_loss, load_lesson, teacher_parser
+from opt_tree.training.files import write_checkpoint
+from opt_tree.training.trainer import Loss, Schedule, fit_as_told, from_fields, run_command
 
 SAME = ("model_type", "hidden_size", "intermediate_size", "num_hidden_layers", "vocab_size")
 """What of a target's config an exit layer is tied to."""
@@ -86,27 +74,20 @@ def save_exit(layer: ExitLayer, target: PreTrainedModel, folder: Path) -> None:
     """Save an exit layer: its weights in bf16, and a config that says where it belongs."""
     text = target.config.get_text_config()
     config = {"kind": KIND, "depth": layer.depth, "target": {name: getattr(text, name) for name in SAME}}
-    tensors = {name: tensor.to(torch.bfloat16).contiguous() for name, tensor in layer.layer.state_dict().items()}
-    with whole(folder) as partial:
-        partial.mkdir()
-        (partial / "config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
-        save_file(tensors, partial / "model.safetensors", metadata={"format": "pt"})
+    write_checkpoint(config, layer.layer.state_dict(), folder)
 
 
 def new_parser() -> argparse.ArgumentParser:
     """Return the command line."""
-    parser = training_parser("Train the exit layer of an early-exit drafter.", Schedule(rows="0.9:512,0.1:2048"))
-    add_teacher(parser)
+    schedule = Schedule(rows="0.9:512,0.1:2048")
+    parser = teacher_parser("Train the exit layer of an early-exit drafter.", schedule, Objective())
     parser.add_argument("--depth", type=int, default=4, help="layers of the target below the exit")
-    add_fields(parser, Objective())
     return parser
 
 
 def train(args: argparse.Namespace) -> None:
     """Train and save an exit layer."""
-    tokenizer = AutoTokenizer.from_pretrained(args.target)
-    examples = load_examples(args, tokenizer, 0.5, load_documents(args.own))
-    target = load_teacher(args.target, args.compile)
+    target, _, examples = load_lesson(args)
     layers = target.config.get_text_config().num_hidden_layers
     if not 0 < args.depth < layers:
         raise ValueError(f"--depth must be between 1 and {layers - 1}, the target has {layers} layers")

@@ -3,11 +3,17 @@
 A run may be killed at any moment; a half-written file or folder must never be taken for a finished one.
 """
 
+import json
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
 
 
 @contextmanager
@@ -19,6 +25,17 @@ def whole(path: Path) -> Iterator[Path]:
     if path.is_dir():
         shutil.rmtree(path)
     partial.replace(path)
+
+
+def write_checkpoint(
+    config: dict[str, Any], tensors: Mapping[str, Tensor], folder: Path, dtype: torch.dtype = torch.bfloat16
+) -> None:
+    """Write a config and tensors as one folder, floating-point ones in `dtype`."""
+    cast = {name: t.to(dtype if t.is_floating_point() else t.dtype).contiguous() for name, t in tensors.items()}
+    with whole(folder) as partial:
+        partial.mkdir()
+        (partial / "config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
+        save_file(cast, partial / "model.safetensors", metadata={"format": "pt"})
 
 
 def last_checkpoint(folder: Path) -> Path | None:

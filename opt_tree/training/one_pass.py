@@ -9,35 +9,23 @@ the positions, drawn anew for every batch, is judged.
 """
 
 import argparse
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from jaxtyping import Float, Int
-from safetensors.torch import save_file
 from torch import Tensor, nn
-from transformers import AutoTokenizer, PreTrainedModel
+from transformers import PreTrainedModel
 
 from opt_tree.checkpoints import load_tensors
 from opt_tree.drafters.eagle import EagleDrafter, EagleHead
 from opt_tree.drafters.one_pass import MedusaHeads, ResidualHeads
 from opt_tree.drafters.registry import load_drafter
 from opt_tree.lm import CausalLM
-from opt_tree.training.distil import add_teacher, distillation_loss, load_teacher
-from opt_tree.training.files import whole
-from opt_tree.training.outputs import load_documents
-from opt_tree.training.trainer import (
-    Loss,
-    Schedule,
-    add_fields,
-    fit_as_told,
-    from_fields,
-    load_examples,
-    run_command,
-    training_parser,
-)
+from opt_tree.training.distil import distillation_loss, load_lesson, teacher_parser
+from opt_tree.training.files import write_checkpoint
+from opt_tree.training.trainer import Loss, Schedule, fit_as_told, from_fields, run_command
 
 
 @dataclass(frozen=True)
@@ -104,29 +92,21 @@ def make_loss(target: PreTrainedModel, eagle: EagleHead | None, compiled: bool) 
 def save_heads(heads: MedusaHeads | ResidualHeads, config: dict[str, Any], folder: Path) -> None:
     """Save heads in bf16: Medusa's in the published layout, without output layers of their own."""
     module = heads.heads if isinstance(heads, MedusaHeads) else heads
-    tensors = {name: tensor.to(torch.bfloat16).contiguous() for name, tensor in module.state_dict().items()}
-    with whole(folder) as partial:
-        partial.mkdir()
-        (partial / "config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
-        save_file(tensors, partial / "model.safetensors", metadata={"format": "pt"})
+    write_checkpoint(config, module.state_dict(), folder)
 
 
 def new_parser() -> argparse.ArgumentParser:
     """Return the command line."""
-    parser = training_parser("Train heads that draft in one pass.", Schedule(rows="0.9:512,0.1:2048"))
-    add_teacher(parser)
+    parser = teacher_parser("Train heads that draft in one pass.", Schedule(rows="0.9:512,0.1:2048"), Objective())
     parser.add_argument("--kind", choices=("medusa", "residual"), default="residual", help="which heads")
     parser.add_argument("--eagle", default="eagle:demo", help="spec of the EAGLE head that residual heads stand behind")
-    add_fields(parser, Objective())
     return parser
 
 
 def train(args: argparse.Namespace) -> None:
     """Train and save heads."""
-    tokenizer = AutoTokenizer.from_pretrained(args.target)
-    examples = load_examples(args, tokenizer, 0.5, load_documents(args.own))
-    target, objective = load_teacher(args.target, args.compile), from_fields(Objective, args)
-    text, eagle = target.config.get_text_config(), None
+    target, _, examples = load_lesson(args)
+    objective, text, eagle = from_fields(Objective, args), target.config.get_text_config(), None
     heads: MedusaHeads | ResidualHeads
     if args.kind == "medusa":
         heads = MedusaHeads(text.hidden_size, text.vocab_size, objective.depths, own_output=False)
