@@ -1,5 +1,6 @@
 """The evaluation commands on tiny random models: what they write, that a death loses nothing, and what they refuse."""
 
+import dataclasses
 import json
 import multiprocessing
 import os
@@ -37,8 +38,10 @@ PER_TURN = (
     *("idxs", "new_tokens", "wall_time", "decoding_steps", "draft_forwards", "draft_tokens", "verified_tokens"),
     *("draft_time", "verify_time", "prefill_time", "finish_reason"),
 )
+PER_STEP = ("accept_lengths", "expected_lengths", "tree_nodes", "tree_depths", "step_times")
 TIMES = {
     "wall_time",
+    "step_times",
     "tstamp",
     "draft_time",
     "verify_time",
@@ -147,9 +150,7 @@ def test_the_answer_file_holds_every_field_and_the_fields_agree(folder: Path, tm
         assert all(isinstance(choice[key], list) and len(choice[key]) == turns for key in PER_TURN)
         assert [i + 1 for i in choice["idxs"]] == choice["decoding_steps"]
         steps = sum(choice["decoding_steps"])
-        assert all(
-            len(choice[key]) == steps for key in ("accept_lengths", "expected_lengths", "tree_nodes", "tree_depths")
-        )
+        assert all(len(choice[key]) == steps for key in PER_STEP)
         assert sum(choice["accept_lengths"]) == sum(choice["new_tokens"]) == sum(map(len, choice["token_ids"]))
         assert sum(choice["verified_tokens"]) == sum(choice["tree_nodes"]) + steps
         assert (
@@ -174,7 +175,8 @@ def test_the_header_says_what_made_the_file(folder: Path, tmp_path: Path) -> Non
     settings = header["settings"]
     assert settings["target_dtype"] == "float64" and settings["draft_dtype"] == "float32"
     assert settings["seed"] == 5 and settings["temperature"] == 0.7
-    assert session["options"].keys() == (Options.__dataclass_fields__.keys() - {"drafter"}) | {"draft_model_path"}
+    fields = {field.name for field in dataclasses.fields(Options)}
+    assert session["options"].keys() == (fields - {"drafter"}) | {"draft_model_path"}
     assert {"torch", "transformers", "device", "threads", "commit"} <= session["environment"].keys()
 
 

@@ -11,7 +11,7 @@ import pytest
 from evaluation.answers import metrics
 from evaluation.answers.match import exact_match
 from evaluation.answers.metrics import METRICS, Metric
-from evaluation.answers.steps import acceptance_by_depth, calibration, step_time, steps_of
+from evaluation.answers.steps import acceptance_by_depth, by_position, calibration, step_time, steps_of
 from evaluation.report import command as report
 
 
@@ -162,6 +162,24 @@ def test_the_trimmed_step_counts_in_the_mean_and_in_nothing_else() -> None:
     taken = steps_of([answer(1, "math", stopped)])
     assert taken is not None and taken.whole.tolist() == [True, True, True, False]
     assert acceptance_by_depth(taken)[1] == {"depth": 2, "drafted": 3, "accepted": 3, "rate": 1.0, "reach": 1.0}
+
+
+def test_positions_count_the_prompt_and_fall_into_blocks() -> None:
+    """A prompt of 250 tokens: three steps of 4 begin at 250, 254 and 258; the other turn begins anew."""
+    given = {"prompt_ids": [[0] * 250, [0] * 3], "step_times": [0.1, 0.1, 0.2, 0.5]}
+    first, second = by_position([answer(1, "math", choice([[4, 4, 4], [1]], [1.0, 1.0], **given))])
+    assert first == {
+        "context_up_to": 256,
+        "steps": 3,
+        "tokens_per_step": 3.0,
+        "tokens_per_second": pytest.approx(9 / 0.7),
+    }
+    assert second == {"context_up_to": 512, "steps": 1, "tokens_per_step": 4.0, "tokens_per_second": pytest.approx(20)}
+    del given["step_times"]
+    untimed = by_position([answer(1, "math", choice([[4, 4, 4], [1]], [1.0, 1.0], **given))])
+    assert [block["tokens_per_second"] for block in untimed] == [None, None]
+    batch = by_position([answer(1, "math", choice([[4, 4], [1]], [1.0, 1.0], step_times=[1.0] * 3, lanes=[2, 2]))])
+    assert [block["tokens_per_second"] for block in batch] == [None]
 
 
 def test_acceptance_by_depth_counts_only_steps_that_drafted_it() -> None:

@@ -76,12 +76,13 @@ def _totals(generation: Generation) -> dict[str, Any]:
 
 
 def _steps(generation: Generation) -> dict[str, list[Any]]:
-    """One entry a step: emitted tokens (accepted + 1, the last trimmed), E(A) + 1, and the tree's nodes and depth."""
+    """One entry a step: emitted tokens (accepted + 1, the last trimmed), E(A) + 1, nodes, depth, seconds."""
     return {
         "accept_lengths": generation.accept_lengths,
         "expected_lengths": [round(expected, 4) for expected in generation.expected_lengths],
         "tree_nodes": [step.tree.nodes for step in generation.steps],
         "tree_depths": [int(step.tree.depths.max()) for step in generation.steps],
+        "step_times": [round(step.times.total, 6) for step in generation.steps],
     }
 
 

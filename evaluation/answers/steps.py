@@ -5,6 +5,7 @@ token is trimmed there; it counts in the mean length (as in Spec-Bench), but in 
 was accepted. Arithmetic over an answer file's lines; no models, files, pictures.
 """
 
+import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -90,6 +91,38 @@ def acceptance_by_depth(taken: Steps) -> list[dict[str, float | int | None]]:
                 "accepted": reached,
                 "rate": reached / drafted if drafted else None,
                 "reach": reached / len(accepted),
+            }
+        )
+    return table
+
+
+def by_position(answers: Sequence[Record]) -> list[dict[str, float | int | None]]:
+    """Tokens a step and tokens a second by the context that a step began with, in blocks that double: to 256, 512, ...
+
+    The prompt counts as context; prefill is in no step. Empty where the lines do not hold the prompts. The speed is
+    None where they do not time each step, and for a batch.
+    """
+    blocks: dict[int, list[tuple[int, float | None]]] = {}
+    for choice in choices(answers):
+        if "prompt_ids" not in choice or "accept_lengths" not in choice:
+            return []
+        lengths = iter(zip(choice["accept_lengths"], choice.get("step_times", itertools.repeat(None)), strict=False))
+        for prompt, steps in zip(choice["prompt_ids"], choice["decoding_steps"], strict=True):
+            context = len(prompt)
+            for length, seconds in itertools.islice(lengths, steps):
+                blocks.setdefault(max(256, 1 << (context - 1).bit_length()), []).append((length, seconds))
+                context += length
+    timed = alone(answers)
+    table: list[dict[str, float | int | None]] = []
+    for end, steps in sorted(blocks.items()):
+        tokens, seconds = sum(length for length, _ in steps), [spent for _, spent in steps if spent is not None]
+        known = timed and len(seconds) == len(steps)
+        table.append(
+            {
+                "context_up_to": end,
+                "steps": len(steps),
+                "tokens_per_step": tokens / len(steps),
+                "tokens_per_second": tokens / sum(seconds) if known and sum(seconds) else None,
             }
         )
     return table

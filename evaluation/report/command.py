@@ -12,7 +12,7 @@ from typing import Any
 
 from evaluation.answers.file import AnswerSet, read_timed
 from evaluation.answers.metrics import by_category, ratio, speed_up, summary
-from evaluation.answers.steps import acceptance_by_depth, calibration, step_time, steps_of
+from evaluation.answers.steps import acceptance_by_depth, by_position, calibration, step_time, steps_of
 from evaluation.command_line import make_parser, print_json, run_command
 from evaluation.report.text import print_details, print_heads, print_overview
 
@@ -31,6 +31,7 @@ def figures_of(run: AnswerSet, baseline: AnswerSet | None) -> dict[str, Any]:
         "categories": {name: summary(answers, base) for name, answers in by_category(run.answers).items()},
         "acceptance_by_depth": None if taken is None else acceptance_by_depth(taken),
         "calibration": None if taken is None else calibration(taken),
+        "by_position": by_position(run.answers),
         "step_milliseconds": step_time(run.answers),
     }
     if baseline is not None:

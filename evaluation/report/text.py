@@ -10,6 +10,7 @@ from evaluation.answers.steps import alone
 from evaluation.command_line import table
 
 _SHOWN_DIVERGENCES = 5
+_LEAST_STEPS = 20
 
 
 def print_heads(runs: Sequence[AnswerSet]) -> None:
@@ -46,6 +47,7 @@ def print_details(run: AnswerSet, figures: dict[str, Any], base: AnswerSet | Non
     depths = figures["acceptance_by_depth"]
     if depths:
         print("acceptance by depth (of the steps that drafted it): " + _by_depth(depths))
+    _print_positions(figures["by_position"])
     _print_calibration(figures["calibration"], run)
     times = figures["step_milliseconds"]
     if times:
@@ -57,6 +59,18 @@ def _by_depth(depths: Sequence[dict[str, Any]]) -> str:
     return "  ".join(
         f"{row['depth']}: {percent(row['rate'] if row['drafted'] is not None else row['reach'])}" for row in depths
     )
+
+
+def _print_positions(blocks: Sequence[dict[str, Any]]) -> None:
+    """Say how steps change as the context grows, where it grows far enough to tell."""
+    blocks = [block for block in blocks if block["steps"] >= _LEAST_STEPS]
+    if len(blocks) > 1:
+        told = (
+            f"{block['context_up_to']}: {number(2)(block['tokens_per_step'])}"
+            + (f" ({number(1)(block['tokens_per_second'])}/s)" if block["tokens_per_second"] else "")
+            for block in blocks
+        )
+        print("tokens a step (a second) while the context is up to so many tokens: " + "  ".join(told))
 
 
 def _print_match(match: dict[str, Any], base: AnswerSet) -> None:
