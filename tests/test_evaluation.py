@@ -29,6 +29,7 @@ from evaluation.run import models as loading
 from evaluation.run import runner
 from evaluation.run.options import EagleOptions, Options
 from evaluation.run.processes import Processes
+from evaluation.run.works import Work, finish
 from opt_tree import EagleHead, OptTree, Stop
 from opt_tree.training.data import Document
 
@@ -336,19 +337,30 @@ def free_port() -> int:
         return sock.getsockname()[1]
 
 
-def launch(folder: Path, path: Path, processes: int, *more: str) -> list[int]:
-    """What `accelerate launch --cpu --num_processes N` sets up, with the exit statuses."""
-    port = str(free_port())
+def begin(folder: Path, paths: list[Path], *more: str, own: tuple[str, ...] = ()) -> list[multiprocessing.Process]:
+    """What `accelerate launch` or torchrun sets up on one machine or several: a process for each answer file.
+
+    `own`: what only the last one is told.
+    """
+    port, size = str(free_port()), len(paths)
 
     def work(rank: int) -> int:
-        os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(processes), "MASTER_PORT": port}
+        os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(size), "MASTER_PORT": port}
         os.environ |= {"MASTER_ADDR": "127.0.0.1"}
-        return command(folder, path, *more)
+        return command(folder, paths[rank], *more, *(own if rank == size - 1 else ()))
 
-    children = [in_child(lambda rank=rank: work(rank)) for rank in range(processes)]
+    return [in_child(lambda rank=rank: work(rank)) for rank in range(size)]
+
+
+def ended(children: list[multiprocessing.Process]) -> list[int | None]:
+    """The exit statuses; None for one that hangs."""
     for child in children:
         child.join(60)
     return [child.exitcode for child in children]
+
+
+def launch(folder: Path, path: Path, processes: int, *more: str) -> list[int | None]:
+    return ended(begin(folder, [path] * processes, *more))
 
 
 def test_two_processes_merge_to_what_one_writes_failures_included(folder: Path, tmp_path: Path) -> None:
@@ -365,13 +377,81 @@ def test_two_processes_merge_to_what_one_writes_failures_included(folder: Path, 
     assert beside == {"two.jsonl", "two.jsonl.run.json", "two.jsonl.failed"}
 
 
-def test_what_other_machines_kept_to_themselves_is_missed(folder: Path, tmp_path: Path, capsys: Any) -> None:
-    """Without a shared folder a machine's answers stay there: the leader says which, and fails."""
+@pytest.fixture
+def machines(tmp_path: Path) -> list[Path]:
+    """Answer files on two machines that see nothing of each other; the second one's folder is not there yet."""
+    (tmp_path / "first").mkdir()
+    return [tmp_path / "first" / "a.jsonl", tmp_path / "second" / "a.jsonl"]
+
+
+def test_machines_without_a_shared_folder_lose_nothing(folder: Path, tmp_path: Path, machines: list[Path]) -> None:
+    asked = ("--question-file", str(write_questions(tmp_path / "q.jsonl", 4)))
+    assert command(folder, tmp_path / "one.jsonl", *asked) == 0
+    assert ended(begin(folder, machines, *asked, "--limit", "2")) == [0, 0]
+    before = lines_of(machines[0])
+    assert ended(begin(folder, machines, *asked)) == [0, 0]
+    found = lines_of(machines[0])
+    assert but_for_times(found) == but_for_times(lines_of(tmp_path / "one.jsonl"))
+    assert found[:2] == before, "an answer was computed again"
+    assert {path.name for path in machines[0].parent.iterdir()} == {"a.jsonl", "a.jsonl.run.json"}
+    assert list(machines[1].parent.iterdir()) == []
+
+
+@pytest.mark.parametrize("shared", [True, False], ids=["shared", "separate"])
+def test_a_machine_that_is_killed_and_started_again(
+    folder: Path, tmp_path: Path, machines: list[Path], shared: bool, capfd: Any
+) -> None:
+    """The leader keeps its own answers, names what it lacks and fails; the same command brings the rest together."""
+    paths = [machines[0], machines[0] if shared else machines[1]]
+    asked = ("--question-file", str(write_questions(tmp_path / "q.jsonl", 6)))
+    assert command(folder, tmp_path / "one.jsonl", *asked) == 0
+    children, part = begin(folder, paths, *asked), paths[1].with_name("a.jsonl.part1")
+    give_up = time.monotonic() + 60
+    while time.monotonic() < give_up and not (part.exists() and part.read_bytes().count(b"\n")):
+        time.sleep(0.002)
+    os.kill(children[1].pid, signal.SIGKILL)
+    assert ended(children) == [1, -signal.SIGKILL]
+    said, before, lay = capfd.readouterr().err, lines_of(paths[0]), AnswerFile(part).read()
+    whole = lines_of(tmp_path / "one.jsonl")
+    there = {line["question_id"] for line in before}
+    missing = [str(line["question_id"]) for line in whole if line["question_id"] not in there]
+    assert f"{len(missing)} have no answer in {paths[0]}: {', '.join(missing)}; the same command goes on" in said
+    assert "another process of this run has ended" in said
+    assert missing and len(before) >= (4 if shared else 3)
+    assert ended(begin(folder, paths, *asked)) == [0, 0]
+    found = lines_of(paths[0])
+    assert but_for_times(found) == but_for_times(whole)
+    assert len(lay) >= (0 if shared else 1)
+    assert all(line in found for line in [*before, *lay]), "an answer was computed again"
+
+
+def test_what_a_machine_has_of_another_configuration_is_not_mixed_in(
+    folder: Path, machines: list[Path], capfd: Any
+) -> None:
+    machines[1].parent.mkdir()
+    other = machines[1].parent / "other.jsonl"
+    assert command(folder, other, "--limit", "2", "--nodes", "5") == 0
+    AnswerFile(machines[1]).part(1).append(lines_of(other)[1])
+    assert ended(begin(folder, machines)) == [2, 2]
+    assert "a.jsonl.part1 on " in (said := capfd.readouterr().err) and "answers of another configuration" in said
+    assert not machines[0].exists() and machines[1].with_name("a.jsonl.part1").exists()
+    assert ended(begin(folder, machines, "--overwrite")) == [0, 0]
+    assert len(lines_of(machines[0])) == 3
+
+
+def test_machines_that_would_answer_otherwise_are_refused(folder: Path, machines: list[Path], capfd: Any) -> None:
+    """Such as by what "auto" comes to on another machine."""
+    assert ended(begin(folder, machines, own=("--nodes", "9"))) == [2, 2]
+    assert "process 1 on " in (said := capfd.readouterr().err) and "other settings than the leader: nodes 9" in said
+    assert not machines[0].exists()
+
+
+def test_what_has_no_answer_is_named(folder: Path, tmp_path: Path, capsys: Any) -> None:
     assert command(folder, tmp_path / "a.jsonl", "--question-end", "2") == 0
-    work = runner.Work("opt", AnswerFile(tmp_path / "a.jsonl"), {})
-    assert runner.finish([work], [81, 82, 83], {81, 82}) == 0
-    assert runner.finish([work], [81, 82, 83], {81, 82, 83}) == 1
-    assert f"1 have no answer in {tmp_path}: 83; all processes must write to one folder" in capsys.readouterr().err
+    work = Work("opt", AnswerFile(tmp_path / "a.jsonl"), {})
+    assert finish([work], [81, 82, 83], {81, 82}) == 0
+    assert finish([work], [81, 82, 83], {81, 82, 83}) == 1
+    assert f"1 have no answer in {tmp_path}/a.jsonl: 83;" in capsys.readouterr().err
 
 
 def test_parts_of_a_killed_parallel_run_are_taken_over(folder: Path, tmp_path: Path) -> None:

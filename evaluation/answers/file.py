@@ -139,27 +139,31 @@ class AnswerFile:
         """Write one failure."""
         _append(self.failed_path, record)
 
-    def fold(self, order: Sequence[int | str]) -> None:
+    def fold(self, order: Sequence[int | str], others: Sequence[tuple[list[Record], list[Record]]] = ()) -> None:
         """Take in every part, drop half-written lines and doubled questions, and put the rest in order.
 
-        Whatever the moment of a death, all answers are in the file or in a part: the file is replaced in one go, and
-        only then are the parts removed.
+        `others`: answers and failures that lie in parts elsewhere. Whatever the moment of a death, all answers are in
+        the file or in a part: the file is replaced in one go, and only then are the parts removed.
         """
-        parts = self.parts()
         rank = {key: index for index, key in enumerate(order)}
         answers: dict[int | str, Record] = {}
         failed: dict[int | str, Record] = {}
-        for file in [self, *parts]:
-            for record in file.read():
+        here = [(file.read(), read_lines(file.failed_path)) for file in [self, *self.parts()]]
+        for answered, failures in [*here, *others]:
+            for record in answered:
                 answers.setdefault(record["question_id"], record)
-            failed.update((record["question_id"], record) for record in read_lines(file.failed_path))
+            failed.update((record["question_id"], record) for record in failures)
         ordered = sorted(answers.values(), key=lambda record: rank.get(record["question_id"], len(rank)))
         if ordered or self.path.exists():
             _replace(self.path, ordered)
         _replace(self.failed_path, [record for key, record in failed.items() if key not in answers])
         if not self.failed_path.stat().st_size:
             self.failed_path.unlink()
-        for part in parts:
+        self.remove_parts()
+
+    def remove_parts(self) -> None:
+        """Delete every part."""
+        for part in self.parts():
             part.remove()
 
     def header(self) -> Record | None:

@@ -3,37 +3,29 @@
 Owns the order of work and which answers still lack; a run that dies goes on where it was. Decodes nothing itself.
 """
 
-import contextlib
 import hashlib
-import json
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from tqdm import tqdm
 
 from evaluation.answers.file import AnswerFile, Record
-from evaluation.command_line import parse, print_json
+from evaluation.command_line import parse
 from evaluation.questions.prompts import Prompter, get_template
 from evaluation.questions.sets import Question, QuestionSet, load_set, select
-from evaluation.report.command import print_report
 from evaluation.run.conversation import Answer, Conversation, History, side_by_side
 from evaluation.run.machine import environment
 from evaluation.run.models import load_run, make_method, place, relaunch, resolved
-from evaluation.run.options import DRAFTER_FLAGS, Options
-from evaluation.run.processes import Processes
+from evaluation.run.options import Options
+from evaluation.run.processes import LostProcess, Processes
+from evaluation.run.works import DRAFTING, Work, begin, check_same, collect, finish, held, prepare
 from evaluation.timing import schedule
 from opt_tree import Pair
 from opt_tree.inflate import describe
 
-DRAFTING = {
-    *("nodes", "threshold", "max_depth", "draft_dtype", "sharpening", "drafter"),
-    *(flag.removeprefix("--").replace("-", "_") for flag in DRAFTER_FLAGS),
-}
-"""Settings that plain decoding has no use for."""
 PLACE = {
     *("bench_name", "question_file", "data_dir", "fetch", "question_begin", "question_end", "limit", "history"),
     *("answer_file", "overwrite", "baseline", "json"),
@@ -41,20 +33,6 @@ PLACE = {
 }
 """Options that say where, or which part, or are settings under another name: they change no answer themselves."""
 _WARM_UP = "Count from one to ten."
-
-
-@dataclass(frozen=True)
-class Work:
-    """One method's part of a run: its name, where its answers go and what must agree for them to be of one kind."""
-
-    method: str
-    file: AnswerFile
-    settings: dict[str, Any]
-
-    def resolve(self, found: dict[str, Any]) -> "Work":
-        """Add the settings that are known once the models are loaded."""
-        known = {key: value for key, value in found.items() if self.method in ("opt", "chain") or key not in DRAFTING}
-        return Work(self.method, self.file, self.settings | known)
 
 
 def main(command: str, kind: type[Options], about: str | None, arguments: list[str] | None = None) -> int:
@@ -69,6 +47,9 @@ def main(command: str, kind: type[Options], about: str | None, arguments: list[s
         if processes.leads:
             print(f"error: {error}", file=sys.stderr)
         return 2
+    except LostProcess as error:
+        print(f"error: {error}; the same command goes on from here", file=sys.stderr)
+        return 1
     except KeyboardInterrupt:
         print("stopped; the same command goes on from here", file=sys.stderr)
         return 130
@@ -88,32 +69,26 @@ def run(command: str, options: Options, processes: Processes = Processes()) -> i
     order = [question.id for question in questions.questions]
     with held(works, processes):
         processes.lead(lambda: prepare(works, order, options.overwrite))
+        processes.agree(lambda: [work.file.part(processes.rank).check_writable() for work in works] and None)
         pair = load_run(options, device)
         prompter = Prompter(pair.tokenizer, pair.stop, options.conv_template, options.system_message)
         works = [work.resolve(resolved(pair)) for work in works]
         methods = {work.method: make_method(work.method, options, pair, prompter) for work in works}
+        settings = processes.told(lambda: [work.settings for work in works])
+        processes.agree(lambda: check_same(works, settings))
         session = describe_session(options, questions, pair, processes)
         asked = f"{questions.name}, {len(chosen)} questions of {questions.path}"
         processes.lead(lambda: begin(works, options.overwrite, session, asked))
+        collect(works, order, processes, drop=options.overwrite)
         conversation = Conversation(prompter, options.max_new_token, options.num_choices, options.seed, history)
         answer_all(processes, works, methods, chosen, conversation, options.batch_size)
-        processes.wait()
-        failed = finish(works, order, {question.id for question in chosen}, options.json) if processes.leads else 0
-        processes.wait()
-    return 1 if failed else 0
-
-
-@contextlib.contextmanager
-def held(works: Sequence[Work], processes: Processes) -> Iterator[None]:
-    """Keep other runs away from the files; whatever happens, what was set aside and not replaced comes back."""
-    with contextlib.ExitStack() as locks:
-        processes.lead(lambda: [locks.enter_context(work.file.lock()) for work in works] and None)
+        failed = 0
         try:
-            yield
-        finally:
+            collect(works, order, processes)
+        finally:  # also where others are lost: what is missing has a name
             if processes.leads:
-                for work in works:
-                    work.file.restore()
+                failed = finish(works, order, {question.id for question in chosen}, options.json)
+    return 1 if failed else 0
 
 
 def describe_session(options: Options, questions: QuestionSet, pair: Pair, processes: Processes) -> dict[str, Any]:
@@ -154,35 +129,6 @@ def plan(command: str, options: Options, questions: QuestionSet, device: str) ->
     return works
 
 
-def prepare(works: Sequence[Work], order: Sequence[int | str], overwrite: bool) -> None:
-    """Find out before any model is loaded whether the answer files can be written and go on."""
-    for work in works:
-        work.file.restore()  # what a death left aside
-        work.file.check_writable()
-        if not overwrite:
-            work.file.check_settings(work.settings)
-    for work in works:
-        if not overwrite and (work.file.path.exists() or work.file.parts()):
-            work.file.fold(order)
-
-
-def begin(works: Sequence[Work], overwrite: bool, session: dict[str, Any], questions: str) -> None:
-    """Write the headers and say what runs where. What is overwritten is set aside, now that the models are there."""
-    for work in works:
-        if overwrite:
-            work.file.set_aside()
-        work.file.check_settings(work.settings)
-    for work in works:
-        for difference in work.file.write_header(work.settings, session):
-            print(f"note: {work.file.path} goes on elsewhere ({difference}): times are not comparable", file=sys.stderr)
-    place = session["environment"]
-    print(
-        f"{session['target']}, {works[0].settings['target_dtype']}; {place['device']}, {place['threads']} threads, "
-        f"{session['processes']} processes; {questions}",
-        file=sys.stderr,
-    )
-
-
 def answer_all(
     processes: Processes,
     works: Sequence[Work],
@@ -195,7 +141,9 @@ def answer_all(
 
     A question that fails is recorded, and the next one begun.
     """
-    done = {work.method: {record["question_id"] for record in work.file.read()} for work in works}
+    done = processes.told(
+        lambda: {work.method: {record["question_id"] for record in work.file.read()} for work in works}
+    )
     share = processes.share(chosen)
     todo = [question for question in share if any(question.id not in done[work.method] for work in works)]
     if todo:
@@ -222,11 +170,9 @@ def answer_all(
 
 def answer_one(file: AnswerFile, work: Work, method: Answer, question: Question, conversation: Conversation) -> None:
     """Answer one question by one method and write the answer, or the failure, down."""
-    # The same for the same question and settings, and of the length of FastChat's ids.
-    digest = hashlib.sha256(f"{json.dumps(work.settings, sort_keys=True)}/{question.id}".encode()).hexdigest()
     record: Record = {
         "question_id": question.id,
-        "answer_id": digest[:22],
+        "answer_id": work.answer_id(question.id),
         "model_id": work.settings["model_id"],
         "category": question.category,
     }
@@ -239,35 +185,6 @@ def answer_one(file: AnswerFile, work: Work, method: Answer, question: Question,
     else:
         file.append(record | {"choices": choices, "tstamp": time.time()})
         work.file.drop_aside()
-
-
-def finish(works: Sequence[Work], order: Sequence[int | str], asked: set[int | str], json_line: bool = False) -> int:
-    """Put the files in order, count what failed or is missing, print the table. Returns how many of those asked.
-
-    Missing is what nobody recorded here: another machine's answers, where processes write to folders of their own.
-    """
-    failed = 0
-    for work in works:
-        work.file.fold(order)
-        failures = [record for record in work.file.read_failed() if record["question_id"] in asked]
-        recorded = {record["question_id"] for record in [*work.file.read(), *failures]}
-        missing = [str(key) for key in order if key in asked - recorded]
-        failed += len(failures) + len(missing)
-        print(f"{len(work.file.read())} answers in {work.file.path}", file=sys.stderr)
-        if failures:
-            print(
-                f"{len(failures)} failed ({work.file.failed_path}); the same command tries them again", file=sys.stderr
-            )
-        if missing:
-            print(
-                f"{len(missing)} have no answer in {work.file.path.parent.resolve()}: {', '.join(missing)}; all "
-                "processes must write to one folder, which every machine sees",
-                file=sys.stderr,
-            )
-    paths = [work.file.path for work in works if work.file.read()]
-    if paths:
-        print_json(json_line, print_report(paths, paths[1] if len(paths) > 1 else None))
-    return failed
 
 
 def read_history(file: str | None, chosen: Sequence[Question], choices: int) -> History | None:
