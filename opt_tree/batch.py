@@ -156,6 +156,8 @@ def why_alone(models: Sequence[Any]) -> str | None:
             if isinstance(getattr(lm, "model", None), nn.Module):
                 return f"{type(lm).__name__} runs its model for one sequence at a time"
             continue
+        if lm.ranks is not None:
+            return f"{lm.name} is spread over processes, which follow one sequence"
         if lm.changes_at_border:
             return f"{lm.name} changes its position factors with the context (LongRoPE): one forward takes one kind"
         if type(lm.cache) is not KVCache:

@@ -18,6 +18,7 @@ from transformers.cache_utils import Cache
 
 from opt_tree.cache import inference
 from opt_tree.engines.body import takes
+from opt_tree.led import ranks_of
 from opt_tree.lm import Buckets, CausalLM
 from opt_tree.state import State, restore, state_of
 from opt_tree.support import (
@@ -54,6 +55,8 @@ class ChainLM(Target):
             raise UnsupportedModelError(f"{type(model).__name__} is an encoder-decoder; a decoder-only model is needed")
         if border(model) is not None:
             raise UnsupportedModelError(f"{type(model).__name__} changes its factors with the context (LongRoPE)")
+        if ranks_of(model) is not None:
+            raise UnsupportedModelError(f"{type(model).__name__} is spread over processes, which follow trees alone")
         self.model = model.eval()
         self.name = model.config.name_or_path or type(model).__name__
         self.vocab, self.max_context = logits_per_row(model), context_limit(model)

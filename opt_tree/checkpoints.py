@@ -34,7 +34,7 @@ def load_causal_lm(
     **model_options: Any,
 ) -> AnyLM:
     """Load any transformers causal LM and wrap it as what it can be (see `opt_tree.chain_lm.wrap`)."""
-    if "device_map" not in model_options:
+    if not model_options.keys() & {"device_map", "tp_plan", "distributed_config"}:
         model_options["device_map"] = device
     model_options.setdefault("attn_implementation", None)
     model = _load(AutoModelForCausalLM, path, dtype=as_dtype(dtype, device), **model_options)

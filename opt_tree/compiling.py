@@ -47,6 +47,8 @@ def compile_forwards(lm: AnyLM, make: bool = True, dtypes: tuple[torch.dtype, ..
     lm.engine = lm.eager
     lm.reset()
     try:
+        if lm.ranks is not None:
+            raise CompileError("it is spread over processes, and a graph is one process's")
         if lm.changes_at_border:
             raise CompileError("its position factors change with the context (LongRoPE), and one graph holds one set")
         if lm.device.type == "cuda":

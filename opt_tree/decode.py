@@ -11,7 +11,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import numpy as np
 import torch
@@ -22,6 +22,7 @@ from opt_tree import batch
 from opt_tree.children import Few, Reduced
 from opt_tree.controllers import Controller, Fixed
 from opt_tree.drafters import Drafter, DrafterAround
+from opt_tree.led import together
 from opt_tree.policies import TreePolicy
 from opt_tree.pool import CandidatePool
 from opt_tree.probabilities import log_probs_of
@@ -33,6 +34,7 @@ from opt_tree.target import Target, Work
 from opt_tree.tree import Tree
 from opt_tree.verifiers import Verifier, check, greedy, match
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 
@@ -65,6 +67,17 @@ def draft(
         if rows is None or not len(rows):
             return pool.tree(policy.select(pool))
         scores = drafter.expand(pool.frontier(rows))
+
+
+def at_every_rank(method: Callable[Concatenate["Decoder", P], T]) -> Callable[Concatenate["Decoder", P], T]:
+    """A method of a decoder that rank 0 runs for all, where the models are spread over processes (`opt_tree.led`)."""
+
+    @functools.wraps(method)
+    def call(self: "Decoder", *args: P.args, **options: P.kwargs) -> T:
+        models = (self.target, *(self.drafter.models if self.drafter is not None else ()))
+        return together(models, lambda: method(self, *args, **options))
+
+    return call
 
 
 @dataclass(frozen=True)
@@ -194,6 +207,8 @@ class Decoder:
         self, context: list[int], max_new_tokens: int | None, sampling: Sampling, random: Random
     ) -> Iterator[Step]:
         target = self.target
+        if target.ranks is not None and target.ranks.leading is None:
+            raise ValueError(f"{target.name} is spread over processes, which decide together in generate() alone")
         end = target.max_context if max_new_tokens is None else min(target.max_context, len(context) + max_new_tokens)
         drafter = self.drafter.at_temperature(sampling.temperature) if self.drafter else None
         run = _Run(target, context, end, sampling, random, drafter, greedy if sampling.greedy else self.verifier, 0.0)
@@ -260,6 +275,7 @@ class Decoder:
             raise ValueError(f"{type(self.controller).__name__} chose a policy that is not one of its own: {policy}")
         return policy
 
+    @at_every_rank
     def generate(
         self,
         prompt: Sequence[int] | Tensor,
@@ -301,6 +317,7 @@ class Decoder:
             reason = "length" if len(tokens) == max_new_tokens else "context"
         return Generation(context, tokens, reason, steps, lengths, time.perf_counter() - begin, self.lanes)
 
+    @at_every_rank
     def generate_batch(
         self,
         prompts: Sequence[Sequence[int] | Tensor],
@@ -362,6 +379,7 @@ class Decoder:
         twin.lanes = lanes
         return twin
 
+    @at_every_rank
     def __call__(
         self,
         model: Any,

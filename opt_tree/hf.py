@@ -281,6 +281,8 @@ def _start(
     """Return the context in which the prompt begins with rows that transformers computed: a given cache, or media."""
     target, past = cast(AnyLM, decoder.target), inputs.get("past_key_values", inputs.get("cache_params"))
     given = getattr(past, "_is_user_defined", False)
+    if given and target.ranks is not None:
+        raise ValueError("past_key_values: the model is spread over processes, each with rows of its own; leave it out")
     if given and not alone:
         raise ValueError("past_key_values: with one prompt without padding only")
     if given and isinstance(target, ChainLM):
@@ -300,6 +302,8 @@ def _start(
     what = ", ".join(sorted(extra)) if extra else "past_key_values"
     if not alone:
         raise ValueError(f"{what}: with one prompt without padding only")
+    if extra and target.ranks is not None:
+        raise ValueError(f"{what}: the model is spread over processes, which follow text alone")
     if extra and rows:
         raise ValueError(f"{what} behind a filled past_key_values: pass one of them")
     if decoder.drafter is not None and (decoder.drafter.features or decoder.drafter.logits):
@@ -345,6 +349,8 @@ def _returned_cache(
     given = given if getattr(given, "_is_user_defined", False) else None
     if given is None and not (config.return_dict_in_generate and config.use_cache):
         return None
+    if target.ranks is not None:
+        return None  # rank 0 has its own part of the rows, and tells the others of text
     if isinstance(target, ChainLM):
         return target.cache_of(tokens)
     cache = DynamicCache(config=target.model.config.get_text_config(decoder=True)) if given is None else given

@@ -21,6 +21,7 @@ from opt_tree.attention import chunked, tree_mask, windowed
 from opt_tree.cache import KVCache, LayerShape, inference
 from opt_tree.engines import Eager, Engine, Forward
 from opt_tree.engines.body import takes
+from opt_tree.led import LedCache, ranks_of, tell
 from opt_tree.support import (
     UnsupportedModelError,
     border,
@@ -126,7 +127,8 @@ class CausalLM(Target):
         self.model: PreTrainedModel = model  # or what looks like one: an EAGLE head with an output layer
         embeddings = cast(Tensor, model.get_input_embeddings().weight)
         self.device, self.dtype = embeddings.device, embeddings.dtype
-        self.cache = KVCache(_layer_shapes(self))
+        self.ranks = ranks_of(model)
+        self.cache = (LedCache if self.ranks else KVCache)(_layer_shapes(self))
         self.eager = Eager(model, self.cache)
         self.eager.watch(layers)
         self.engine: Engine = self.eager
@@ -287,6 +289,8 @@ class CausalLM(Target):
         `engine`: another than the model's own, which computes some of its layers. `last_only`: logits of the last row
         will do. `long`: they take the long factors of LongRoPE, wherever they stand.
         """
+        if self.ranks is not None:
+            tell(self, wanted, last_only, long)
         tokens, positions, visible, features, places = wanted
         engine = engine or self.engine
         rows, columns = visible.shape

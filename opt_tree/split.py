@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from opt_tree.cache import inference
 from opt_tree.engines import Eager, Engine
+from opt_tree.led import check_whole
 from opt_tree.lm import CausalLM, Wanted
 from opt_tree.support import UnsupportedModelError, border, layer_windows
 from opt_tree.target import Output, Work
@@ -81,6 +82,7 @@ class Split:
 
     def __init__(self, target: CausalLM, depth: int) -> None:
         """Cut behind `depth` layers. Raises UnsupportedModelError for a target whose halves differ from the whole."""
+        check_whole(target, "an early exit")
         self.target, self.depth = target, depth
         self.work = Work()
         """What drafting has cost in the lower half."""

@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float
@@ -59,6 +59,9 @@ class Target(ABC):
     work: Work = Work()
     generation: int = 0
     """How often it was reset. The loop compares it: a second generation on the same target ends the first."""
+
+    ranks: Any = None
+    """The processes that the model is spread over (`opt_tree.led`); None: it is whole in this one."""
 
     def reset(self) -> None:
         """Forget the context. A subclass that holds one extends this."""

@@ -31,7 +31,7 @@ TIERS: tuple[set[str], ...] = (
         "target",
     },
     {"children", "sampling", "cache", "support"},
-    {"pool", "engines", "lanes"},
+    {"pool", "engines", "lanes", "led"},
     {"lm"},
     {"split", "chain_lm"},
     {"compiling", "batch"},

@@ -21,7 +21,7 @@ from evaluation.run.machine import environment
 from evaluation.run.models import load_run, make_method, place, relaunch, resolved
 from evaluation.run.options import Options
 from evaluation.run.processes import LostProcess, Processes
-from evaluation.run.works import DRAFTING, Work, begin, check_same, collect, finish, held, prepare
+from evaluation.run.works import DRAFTING, Work, begin, check_parts, check_same, collect, finish, held, prepare
 from evaluation.timing import schedule
 from opt_tree import Pair
 from opt_tree.inflate import describe
@@ -69,7 +69,7 @@ def run(command: str, options: Options, processes: Processes = Processes()) -> i
     order = [question.id for question in questions.questions]
     with held(works, processes):
         processes.lead(lambda: prepare(works, order, options.overwrite))
-        processes.agree(lambda: [work.file.part(processes.rank).check_writable() for work in works] and None)
+        processes.agree(lambda: check_parts(works, processes.rank))
         pair = load_run(options, device)
         prompter = Prompter(pair.tokenizer, pair.stop, options.conv_template, options.system_message)
         works = [work.resolve(resolved(pair)) for work in works]

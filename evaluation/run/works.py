@@ -4,6 +4,7 @@ Owns what lies where while several processes answer. Decodes nothing.
 """
 
 import contextlib
+import functools
 import hashlib
 import json
 import platform
@@ -57,6 +58,12 @@ def held(works: Sequence[Work], processes: Processes) -> Iterator[None]:
                     work.file.restore()
 
 
+def check_parts(works: Sequence[Work], rank: int) -> None:
+    """Raise OSError where this process cannot write its part, on its own machine."""
+    for work in works:
+        work.file.part(rank).check_writable()
+
+
 def prepare(works: Sequence[Work], order: Sequence[int | str], overwrite: bool) -> None:
     """Find out before any model is loaded whether the answer files can be written and go on."""
     for work in works:
@@ -106,7 +113,7 @@ def collect(works: Sequence[Work], order: Sequence[int | str], processes: Proces
         parts = [] if processes.leads or drop else work.file.parts()
         own = [(f"{part.path} on {platform.node()}", part.read(), part.read_failed()) for part in parts]
         brought = [found for each in processes.gather(own) for found in each]
-        processes.lead(lambda work=work, brought=brought: take_in(work, order, brought))
+        processes.lead(functools.partial(take_in, work, order, brought))
         if not processes.leads:
             work.file.remove_parts()
 

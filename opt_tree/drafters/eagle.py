@@ -20,6 +20,7 @@ from opt_tree.checkpoints import CheckpointError, find_file, load_tensors, one_l
 from opt_tree.children import Reduced
 from opt_tree.drafters.base import Drafter
 from opt_tree.drafters.reduced import take_vocabulary
+from opt_tree.led import replicated, whole
 from opt_tree.lm import Buckets, CausalLM
 from opt_tree.pool import Frontier
 from opt_tree.step import Outcome
@@ -197,7 +198,7 @@ class EagleDrafter(Drafter):
             raise ValueError(
                 f"wrong head for this target: the head is {head.config.hidden_size} wide, {target.name} {target.hidden}"
             )
-        output = target.model.get_output_embeddings()
+        output = replicated(target.model.get_output_embeddings())
         cap = getattr(target.model.config.get_text_config(), "final_logit_softcapping", None)
         if tokens is not None:
             output = rows_of(output, tokens)
@@ -304,7 +305,7 @@ def load_eagle(
 def lend_embeddings(tensors: dict[str, Tensor], target: CausalLM, vocab: int) -> None:
     """Put the target's embeddings where a checkpoint has none."""
     if "embed_tokens.weight" not in tensors:
-        embeddings = cast(Tensor, target.model.get_input_embeddings().weight)
+        embeddings = whole(cast(Tensor, target.model.get_input_embeddings().weight))
         tensors["embed_tokens.weight"] = embeddings.detach()[:vocab]
 
 

@@ -19,6 +19,7 @@ from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRMS
 from opt_tree.checkpoints import CheckpointError, find_file, load_tensors, one_line
 from opt_tree.drafters.eagle import EagleDrafter, HeadedEagle, OneLayerHead, lend_embeddings, load_named, rows_of
 from opt_tree.drafters.reduced import take_vocabulary
+from opt_tree.led import replicated
 from opt_tree.lm import Buckets, CausalLM
 
 _UNKNOWN = ("norm_before_fc", "fc_norm", "norm_output", "eagle_config")
@@ -98,7 +99,7 @@ class Eagle3Drafter(EagleDrafter):
                 f"wrong head for this target: the head reads features {head.fc.in_features // 3} wide, {target.name} "
                 f"has {target.hidden}"
             )
-        output = getattr(head, "lm_head", None) or target.model.get_output_embeddings()
+        output = getattr(head, "lm_head", None) or replicated(target.model.get_output_embeddings())
         if output.weight.shape[1] != head.config.hidden_size:
             raise ValueError(f"wrong head for this target: it is {head.config.hidden_size} wide and has no lm_head")
         if tokens is not None and output.weight.shape[0] != len(tokens):

@@ -21,6 +21,7 @@ from opt_tree.checkpoints import CheckpointError, find_file, load_tensors, one_l
 from opt_tree.children import Reduced
 from opt_tree.drafters.base import Drafter
 from opt_tree.drafters.eagle import LAST, EagleDrafter, load_named
+from opt_tree.led import check_whole
 from opt_tree.lm import CausalLM
 from opt_tree.pool import Frontier
 from opt_tree.step import Outcome
@@ -36,6 +37,7 @@ class OnePass(Drafter):
     features = (LAST,)
 
     def __init__(self, target: CausalLM) -> None:
+        check_whole(target, "a drafter that reads the target's output layer at every depth")
         self.target, self.max_context = target, target.max_context
         self._feature = torch.zeros(1, target.hidden, dtype=target.dtype, device=target.device)
         self._laws = torch.zeros(0, target.vocab)
