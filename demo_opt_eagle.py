@@ -5,7 +5,8 @@
 
 import sys
 
-from evaluation.demo.command import EagleOptions, main
+from evaluation.demo.command import main
+from evaluation.demo.options import EagleOptions
 
 if __name__ == "__main__":
     sys.exit(main(kind=EagleOptions))

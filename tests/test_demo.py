@@ -22,6 +22,7 @@ from evaluation.answers.match import first_difference
 from evaluation.command_line import parse
 from evaluation.demo import command as demo
 from evaluation.demo.comparison import ASSISTED, GREEDY, LABELS, OURS, PLAIN, different_texts, notes, table
+from evaluation.demo.options import DEMO_TREE, EagleOptions, check_writable
 from evaluation.demo.streaming import ColorStreamer, wants_color
 from evaluation.run.baselines import assistant_of, in_loop, transformers_assisted, transformers_greedy
 from evaluation.timing import Timed, Timings, interleave
@@ -83,7 +84,7 @@ def run_script(script: str, *arguments: str) -> subprocess.CompletedProcess[str]
 
 def run_demo(kind: str, arguments: list[str]) -> int:
     """Run a demo inside this process; its JSON line comes last."""
-    return demo.main([*arguments, "--json"], demo.EagleOptions if kind == "eagle" else demo.Options)
+    return demo.main([*arguments, "--json"], EagleOptions if kind == "eagle" else demo.Options)
 
 
 def options_of(*arguments: str) -> demo.Options:
@@ -289,17 +290,17 @@ def test_mistakes_that_name_other_models(folders, classic, capsys):
 
 
 def test_the_check_of_the_page_leaves_no_file(tmp_path):
-    demo.check_writable(tmp_path / "new.html")
+    check_writable(tmp_path / "new.html")
     assert list(tmp_path.iterdir()) == []
     kept = tmp_path / "old.html"
     kept.write_text("kept")
-    demo.check_writable(kept)
+    check_writable(kept)
     assert kept.read_text() == "kept"
 
 
 def test_options_replace_single_fields_of_the_default_tree():
-    assert options_of().policy() == demo.DEMO_TREE
-    assert options_of("--nodes=9").policy() == dataclasses.replace(demo.DEMO_TREE, nodes=9)
+    assert options_of().policy() == DEMO_TREE
+    assert options_of("--nodes=9").policy() == dataclasses.replace(DEMO_TREE, nodes=9)
     named = options_of("--base_model_path", "some/model", "--max_depth", "3")
     assert named.policy() == OptTree(max_depth=3)
 

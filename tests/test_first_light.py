@@ -4,18 +4,19 @@ import json
 
 import pytest
 
-from evaluation import gpu_first_light as first_light
+from evaluation.gpu_first_light import command as first_light
+from evaluation.gpu_first_light.parts import PARTS, Place, Row
 
 
 def test_each_part_is_on_disk_before_the_next_begins(tmp_path, monkeypatch, capsys):
     output, seen = tmp_path / "light", []
 
-    def fails(place: first_light.Place) -> list[first_light.Row]:
+    def fails(place: Place) -> list[Row]:
         """Fails."""
         seen.append(json.loads(output.with_suffix(".json").read_text())["parts"])
         raise RuntimeError("no such kernel")
 
-    monkeypatch.setitem(first_light.PARTS, "exact", fails)
+    monkeypatch.setitem(PARTS, "exact", fails)
     status = first_light.main(["--dry-run", "--parts", "machine,exact,tests", "--output", str(output)])
     assert status == 1, "a part failed"
     assert seen[0].keys() == {"machine"} and seen[0]["machine"]["rows"][0]["launch us"] > 0

@@ -20,7 +20,8 @@ from opt_tree.training.batches import Documents, frequent_tokens
 from opt_tree.training.eagle import new_head, passes
 from opt_tree.training.eagle3 import new_eagle3_head
 from opt_tree.training.features import load_part
-from opt_tree.training.heads import HeadLoss, Judged, Plan
+from opt_tree.training.head_loss import HeadLoss, Judged
+from opt_tree.training.heads import Plan
 
 
 @pytest.fixture(scope="module")

@@ -17,8 +17,9 @@ from opt_tree.drafters.store import BETA, FILE, hashes
 from opt_tree.drafters.tables import Table, fingerprint, load_table, save_table
 from opt_tree.lm import CausalLM
 from opt_tree.training.answers import Example, opening
+from opt_tree.training.documents import join, read_answers, without_prompt
 from opt_tree.training.interpolation import fit_beta, replay
-from opt_tree.training.store import Recipe, build, join, main, read_answers, without_prompt
+from opt_tree.training.store import Recipe, build, main
 
 
 def documents(*rows: list[int]):

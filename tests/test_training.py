@@ -14,8 +14,9 @@ from torch.utils.data import Dataset
 from transformers import AutoModelForCausalLM, LlamaForCausalLM, PreTrainedTokenizerFast
 from transformers.cache_utils import DynamicCache
 
-from opt_tree.drafters.eagle import EagleHead
+from opt_tree.drafters.eagle_head import EagleHead
 from opt_tree.training import calibrate, data, recipe
+from opt_tree.training.command_line import from_fields, parse_epochs
 from opt_tree.training.data import Document, heldout_prompts, read_corpus, render
 from opt_tree.training.distil import distillation_loss, load_teacher
 from opt_tree.training.distil import make_loss as distil_loss
@@ -27,17 +28,7 @@ from opt_tree.training.optimizer import MuonAdamW
 from opt_tree.training.outputs import answer, load_documents, save_documents
 from opt_tree.training.stream import OWN, Blocks, Mixture, TokenDocuments, build_stream, collate
 from opt_tree.training.tokenizer import train_tokenizer, training_texts
-from opt_tree.training.trainer import (
-    Examples,
-    Run,
-    Schedule,
-    Source,
-    Streams,
-    fit,
-    from_fields,
-    load_streams,
-    parse_epochs,
-)
+from opt_tree.training.trainer import Examples, Run, Schedule, Source, Streams, fit, load_streams
 from opt_tree.training.unlikelihood import Contrast, repeats
 from opt_tree.training.unlikelihood import make_loss as unlikelihood
 

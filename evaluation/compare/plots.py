@@ -17,8 +17,9 @@ from matplotlib.ticker import MaxNLocator
 from evaluation.answers.file import Record
 from evaluation.answers.steps import acceptance_by_depth, calibration, steps_of
 from evaluation.compare.combinations import Combination
-from evaluation.compare.figures import REFERENCE, mean_efficiency
+from evaluation.compare.figures import mean_efficiency
 from evaluation.compare.frontier import frontiers
+from evaluation.compare.groups import grouped, of_opt_tree, of_policy, series
 from evaluation.compare.panels import band, legend, panels_of, ticks, tree
 from evaluation.report import plots
 
@@ -52,7 +53,7 @@ def draw_all(records: Sequence[Record], folder: Path) -> list[Path]:
 def lengths(records: Sequence[Record]) -> Pictures:
     """Acceptance length against the budget (the paper's Fig. 5): a panel for each drafter."""
     greedy = [r for r in records if r["cell"]["temperature"] == 0 and r["cell"]["children"] in ("TopK", "LayerBest")]
-    curves = _series(greedy, "budget", "drafter", "policy", "sharpening")
+    curves = series(greedy, "budget", "drafter", "policy", "sharpening")
     if drafters := sorted({drafter for drafter, _, _ in curves}):
         figure, panels = panels_of(len(drafters))
         for drafter, axes in zip(drafters, panels, strict=True):
@@ -69,7 +70,7 @@ def lengths(records: Sequence[Record]) -> Pictures:
 
 def expectations(records: Sequence[Record]) -> Pictures:
     """E(A) against A (the paper's Fig. 4), for OPT-Tree under each drafter, bare and fitted."""
-    for (drafter, sharpening), members in _by(_opt(records), "drafter", "sharpening").items():
+    for (drafter, sharpening), members in grouped(of_opt_tree(records), "drafter", "sharpening").items():
         greedy = [record for record in members if record["cell"]["temperature"] == 0]
         if greedy:
             record = min(greedy, key=lambda r: abs(r["cell"]["budget"] - 60))
@@ -81,8 +82,8 @@ def expectations(records: Sequence[Record]) -> Pictures:
 
 def thresholds(records: Sequence[Record]) -> Pictures:
     """Acceptance length and speed against OPT-Tree's threshold (the paper's Fig. 6)."""
-    swept = [record for record in _opt(records) if ":" in record["cell"]["policy"]]
-    groups = _by(swept, "drafter", "sharpening", "temperature", "budget")
+    swept = [record for record in of_opt_tree(records) if ":" in record["cell"]["policy"]]
+    groups = grouped(swept, "drafter", "sharpening", "temperature", "budget")
     if groups := {key: members for key, members in groups.items() if len(members) >= 3}:
         yield "thresholds", _lengths_and_speeds(groups, lambda r: float(r["cell"]["policy"].split(":")[1]), "threshold")
 
@@ -91,7 +92,7 @@ def temperatures(records: Sequence[Record]) -> Pictures:
     """Acceptance length and speed against the temperature (the paper's Fig. 7)."""
     own = [record for record in records if record["cell"]["verifier"] in ("match", "greedy")]
     own.sort(key=lambda record: record["cell"]["sharpening"])  # of two at temperature 0, the fitted one
-    groups = _series(_opt(own), "temperature", "drafter", "policy", "budget")
+    groups = series(of_opt_tree(own), "temperature", "drafter", "policy", "budget")
     if groups := {key: curve for key, curve in groups.items() if len(curve) >= 3}:
         yield "temperatures", _lengths_and_speeds(groups, lambda r: r["cell"]["temperature"], "temperature")
 
@@ -125,8 +126,8 @@ def structures(records: Sequence[Record]) -> Pictures:
     wanted = ("binary", "eagle1", "sequoia", "eagle2", "opt")
     greedy = [r for r in records if r["cell"]["temperature"] == 0 and r["cell"]["budget"] == 25]
     greedy.sort(key=lambda record: record["cell"]["sharpening"] == "bare")  # of two the fitted one
-    for (drafter,), members in _by(greedy, "drafter").items():
-        chosen = {name: record for name in wanted if (record := next(_of(members, name), None)) is not None}
+    for (drafter,), members in grouped(greedy, "drafter").items():
+        chosen = {name: record for name in wanted if (record := next(of_policy(members, name), None)) is not None}
         if len(chosen) < 2:
             continue
         figure, panels = plt.subplots(
@@ -145,7 +146,7 @@ def depths(records: Sequence[Record]) -> Pictures:
     """How many steps accept a path of each depth, a curve for each tree of one budget."""
     greedy = [record for record in records if record["cell"]["temperature"] == 0]
     greedy.sort(key=lambda record: record["cell"]["sharpening"] == "bare")  # of two the fitted one
-    groups = {key: members for key, members in _by(greedy, "drafter", "budget").items() if len(members) >= 3}
+    groups = {key: members for key, members in grouped(greedy, "drafter", "budget").items() if len(members) >= 3}
     if not groups:
         return
     budget = min({key[1] for key in groups}, key=lambda b: abs(b - 60))
@@ -171,7 +172,7 @@ def depths(records: Sequence[Record]) -> Pictures:
 
 def efficiencies(records: Sequence[Record]) -> Pictures:
     """Exact block efficiency of every verifier on the same trees, against the temperature: a panel for each tree."""
-    curves = _series(_expecting(records), "temperature", "drafter", "policy", "children", "budget")
+    curves = series(_expecting(records), "temperature", "drafter", "policy", "children", "budget")
     if curves:
         figure, panels = panels_of(len(curves))
         for ((drafter, policy, children, budget), curve), axes in zip(curves.items(), panels, strict=True):
@@ -185,7 +186,7 @@ def efficiencies(records: Sequence[Record]) -> Pictures:
 def rollouts(records: Sequence[Record]) -> Pictures:
     """Exact block efficiency of every verifier against the length L of K independent rollouts: a panel for each K."""
     chains = [record for record in _expecting(records) if record["cell"]["policy"].startswith("chains:")]
-    curves = _series(chains, "budget", "drafter", "temperature", "policy")
+    curves = series(chains, "budget", "drafter", "temperature", "policy")
     if curves:
         figure, panels = panels_of(len(curves))
         for ((drafter, temperature, policy), curve), axes in zip(sorted(curves.items()), panels, strict=True):
@@ -201,7 +202,7 @@ def rollouts(records: Sequence[Record]) -> Pictures:
 def _expecting(records: Iterable[Record]) -> list[Record]:
     """Cells whose trees several verifiers can judge; those that differ in their own judge are pooled."""
     pooled: list[Record] = []
-    for members in _by(records, *(key for key in Combination.__annotations__ if key != "verifier")).values():
+    for members in grouped(records, *(key for key in Combination.__annotations__ if key != "verifier")).values():
         means = mean_efficiency([question for record in members for question in record["efficiency"]])
         if len(means) > 1:
             pooled.append({**members[0], "figures": {"block_efficiency": means}})
@@ -215,39 +216,12 @@ def _judges(axes: Axes, curve: Sequence[Record], places: Sequence[float]) -> Non
         axes.plot(places, values, marker="o", markersize=3, color=_colour(name), label=name)
 
 
-def _of(records: Iterable[Record], family: str) -> Iterator[Record]:
-    """The cells of a policy, whatever its parameters."""
-    return (record for record in records if record["cell"]["policy"].partition(":")[0] == family)
-
-
-def _opt(records: Iterable[Record]) -> list[Record]:
-    return list(_of(records, REFERENCE))
-
-
-def _by(records: Iterable[Record], *keys: str) -> dict[tuple, list[Record]]:
-    """Records that agree in these parts of their cells."""
-    groups: dict[tuple, list[Record]] = {}
-    for record in records:
-        groups.setdefault(tuple(record["cell"][key] for key in keys), []).append(record)
-    return groups
-
-
-def _series(records: Iterable[Record], along: str, *keys: str) -> dict[tuple, list[Record]]:
-    """Groups of `_by` in the order of a number of the cell, where it takes two values at least."""
-    groups = {}
-    for key, members in _by(records, *keys).items():
-        at = {record["cell"][along]: record for record in members}
-        if len(at) > 1:
-            groups[key] = [at[value] for value in sorted(at)]
-    return groups
-
-
 def _curve(axes: Axes, curve: Sequence[Record], label: str, colour: str, line: str) -> None:
     """Tokens a step against the budget; intervals of OPT-Tree only, as they would hide each other."""
     places = [record["cell"]["budget"] for record in curve]
     values = [record["figures"]["tokens_per_step"] for record in curve]
     axes.plot(places, values, line, marker="o", markersize=3, color=colour, label=label)
-    if _opt(curve) and line == "-":
+    if of_opt_tree(curve) and line == "-":
         band(axes, places, [record["figures"]["interval"] for record in curve], colour)
 
 

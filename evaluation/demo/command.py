@@ -1,6 +1,6 @@
 """The code of both demos: an answer streamed in colour, then one table of what it cost against what.
 
-Owns the demos' options and their defaults for the embedded models. Decoding is the library's, measuring is `timing`'s.
+Decoding is the library's, measuring is `timing`'s.
 """
 
 import dataclasses
@@ -9,15 +9,14 @@ import io
 import os
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 import transformers
 from transformers import PreTrainedModel
 
-from evaluation.command_line import at_least, at_most, option, parse, print_json, run_command
+from evaluation.command_line import parse, print_json, run_command
 from evaluation.demo.comparison import (
     ASSISTED,
     GREEDY,
@@ -29,11 +28,12 @@ from evaluation.demo.comparison import (
     report,
     table,
 )
+from evaluation.demo.options import Options
 from evaluation.demo.streaming import ColorStreamer, wants_color
 from evaluation.run.baselines import in_loop, transformers_assisted, transformers_greedy
 from evaluation.run.machine import environment
 from evaluation.run.models import check_device, load, load_assistant
-from evaluation.run.options import AUTO, MOST_NODES, Models, node_count
+from evaluation.run.options import AUTO
 from evaluation.timing import Method, interleave
 from opt_tree import (
     Beside,
@@ -43,21 +43,14 @@ from opt_tree import (
     OptTree,
     Pair,
     Sampling,
-    TreePolicy,
     explore,
     generate_beside,
 )
 from opt_tree.controllers import Auto
 from opt_tree.decode import check_prompt
 from opt_tree.engines import packages
-from opt_tree.models import KNOWN
-from opt_tree.policies.registry import make_policy
 from opt_tree.presets import opt, plain
 from opt_tree.pricing import auto
-
-# The best tree for the embedded models on one CPU core, not the paper's: there a node costs more than on a GPU.
-DEMO_TREE = OptTree(nodes=12, threshold=0.45, max_depth=10)
-TREES = {"demo": DEMO_TREE} | {name: OptTree(known.nodes, known.threshold, 10) for name, known in KNOWN.items()}
 
 PROMPTS = (
     "Explain the `tar` command on Linux with examples.",
@@ -67,112 +60,7 @@ PROMPTS = (
     "Write a short story about a fox who wanted to learn how to swim.",
     "A box holds 12 pencils. Anna buys 3 boxes and gives away 5 pencils. How many pencils does she have left?",
 )
-BESIDE = ("eagle2", "binary", "chain")
 TIME_LIMIT = 35.0  # seconds after which the comparison begins no further prompt: a demo is to take less than a minute
-
-
-@dataclass(frozen=True)
-class Options(Models):
-    """Everything a demo can be told. The command line is made of these fields."""
-
-    assistant: str | None = option(
-        None, "causal LM that assists transformers; by default the draft model, or the embedded one"
-    )
-    prompt: str | None = option(None, "the question (default: a handful of built-in ones)")
-    nodes: int | str | None = option(
-        None,
-        "drafted nodes per tree, root excluded (the paper's n); auto: nodes and layers by what they cost here",
-        type=node_count,
-    )
-    threshold: float | None = option(None, "least gain in E(A) worth one more layer (the paper's delta)")
-    max_depth: int | None = option(None, "layers drafted at most")
-    temperature: float = option(0.0, "0: greedy")
-    top_p: float = option(1.0, "nucleus, at temperature > 0")
-    top_k: int = option(0, "0: off")
-    max_new_tokens: int = option(128, "length of an answer at most")
-    rounds: int = option(3, "repetitions of the comparison")
-    seed: int = option(0, "of the sampling")
-    draft_dtype: str = option("auto", "of the draft model")
-    eager: bool = option(False, "leave compiled forwards alone that are in the cache")
-    bare: bool = option(False, "take the drafter as it is, not sharpened by its fitted temperature")
-    html: str | None = option(None, "write the answer to this file, as a page to step through: its trees, E(A), times")
-    beside: str | None = option(
-        None, f"policies with commas whose trees the page shows beside (default: {','.join(BESIDE)}; '' for none)"
-    )
-    no_color: bool = option(False, "mark accepted draft tokens by brackets instead of colour")
-    json: bool = option(False, "print the figures as one JSON line, too")
-
-    def __post_init__(self) -> None:
-        if self.drafter is None and self.base_model_path not in TREES:
-            raise ValueError(f"no drafter named for {self.base_model_path}: give --drafter")
-        super().__post_init__()
-
-    def policy(self) -> OptTree:
-        """The tree: the demo's own for a known model, else the paper's; numbers that were named replace its own."""
-        default = TREES.get(self.base_model_path, OptTree())
-        named = {name: getattr(self, name) for name in ("nodes", "threshold", "max_depth")}
-        return dataclasses.replace(
-            default, **{name: value for name, value in named.items() if value not in (None, AUTO)}
-        )
-
-    def others(self) -> dict[str, TreePolicy]:
-        """The policies whose trees the page shows beside the run's, at the same budget."""
-        names = BESIDE if self.beside is None else [name for name in self.beside.split(",") if name]
-        return {name: make_policy(name, self.policy().nodes) for name in names}
-
-    @property
-    def sampling(self) -> Sampling:
-        return Sampling(self.temperature, self.top_p, self.top_k)
-
-    def check(self) -> None:
-        """Raise ValueError for whatever is wrong before any model is looked at."""
-        if isinstance(self.nodes, str):
-            if self.threshold is not None:
-                raise ValueError("--nodes auto takes no --threshold: what a layer must bring is what it costs here")
-        else:
-            at_most(self, nodes=MOST_NODES)
-            self.policy()
-        if self.sampling.greedy and (self.top_p < 1 or self.top_k):
-            raise ValueError("top_p and top_k act at temperature > 0 only; give --temperature")
-        at_least(self, max_new_tokens=1, rounds=1)
-        if self.prompt is not None and not self.prompt.strip():
-            raise ValueError("the prompt is empty")
-        if self.prompt is not None and _undecodable(self.prompt):
-            raise ValueError(f"the prompt is not valid UTF-8: {self.prompt.encode(errors='surrogateescape')!r}")
-        if self.eager and self.compile:
-            raise ValueError("--compile makes what --eager leaves alone: give one of them")
-        if self.beside is not None and not self.html:
-            raise ValueError("--beside says what a page shows: give --html FILE")
-        if self.html:
-            for name, policy in self.others().items():
-                if policy.children.sampled:
-                    raise ValueError(f"--beside {name}: it draws its children, so it has many trees at a step, not one")
-            check_writable(Path(self.html))
-
-
-def _undecodable(text: str) -> bool:
-    """Whether a command line brought bytes that are no UTF-8; Python hands them on as lone surrogates."""
-    return any("\ud800" <= character <= "\udfff" for character in text)
-
-
-def check_writable(path: Path) -> None:
-    """Raise ValueError unless `path` can be written."""
-    if not path.parent.is_dir():
-        raise ValueError(f"cannot write {path}: there is no folder {path.parent}")
-    existed = path.exists()
-    try:
-        path.open("a").close()
-    except OSError as error:
-        raise ValueError(f"cannot write {path}: {error.strerror}") from error
-    if not existed:
-        path.unlink()
-
-
-@dataclass(frozen=True)
-class EagleOptions(Options):
-    """The same with another default: the embedded EAGLE head drafts."""
-
-    embedded: ClassVar[str] = "eagle:demo"
 
 
 def main(arguments: Sequence[str] | None = None, kind: type[Options] = Options) -> int:

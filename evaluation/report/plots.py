@@ -12,6 +12,7 @@ import matplotlib
 matplotlib.use("agg")
 import matplotlib.pyplot as plt
 import numpy as np
+from jaxtyping import Float
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, PercentFormatter
@@ -85,16 +86,8 @@ def expected_against_accepted(taken: Steps, title: str) -> Figure:
     top.set_ylabel("steps")
     top.set_title(f"{title}: expected and accepted", pad=24)
     image = axes.pcolormesh(across, up, share.T, cmap="Blues", vmin=0)
-    line = np.array([1.0, end])
-    axes.plot(line, line, color=GREY, linestyle=":", linewidth=1.2, label="A = E(A)")
-    ends = np.array([expected.min(), min(expected.max(), across[columns - 1])])
-    axes.plot(
-        ends,
-        fit["intercept"] + fit["slope"] * ends,
-        color=ORANGE,
-        linewidth=1.8,
-        label=f"fit: slope {fit['slope']:.2f}, Pearson {fit['pearson']:.2f}" if fit["pearson"] is not None else "fit",
-    )
+    axes.plot((1.0, end), (1.0, end), color=GREY, linestyle=":", linewidth=1.2, label="A = E(A)")
+    _draw_fit(axes, fit, np.array([expected.min(), min(expected.max(), across[columns - 1])]))
     axes.set(
         xlim=(0.75, end),
         ylim=(0.5, end),
@@ -114,6 +107,13 @@ def expected_against_accepted(taken: Steps, title: str) -> Figure:
         format=PERCENT,
     )
     return figure
+
+
+def _draw_fit(axes: Axes, fit: dict[str, Any], ends: Float[np.ndarray, " 2"]) -> None:
+    """The least-squares line of A on E(A), from one of its ends to the other."""
+    pearson = fit["pearson"]
+    label = "fit" if pearson is None else f"fit: slope {fit['slope']:.2f}, Pearson {pearson:.2f}"
+    axes.plot(ends, fit["intercept"] + fit["slope"] * ends, color=ORANGE, linewidth=1.8, label=label)
 
 
 def depths(taken: Steps, title: str) -> Figure:

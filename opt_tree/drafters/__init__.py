@@ -3,7 +3,8 @@
 from opt_tree.drafters.base import Drafter, DrafterAround
 from opt_tree.drafters.causal_lm import CausalLMDrafter
 from opt_tree.drafters.chain_lm import ChainLMDrafter, model_drafter
-from opt_tree.drafters.eagle import EagleDrafter, EagleHead
+from opt_tree.drafters.eagle import EagleDrafter
+from opt_tree.drafters.eagle_head import EagleHead
 from opt_tree.drafters.early_exit import EarlyExit, ExitLayer
 from opt_tree.drafters.grafted import Grafted
 from opt_tree.drafters.ngram import NGramDrafter

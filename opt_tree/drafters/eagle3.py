@@ -17,7 +17,8 @@ from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRMSNorm
 
 from opt_tree.checkpoints import CheckpointError, find_file, load_tensors, one_line
-from opt_tree.drafters.eagle import EagleDrafter, HeadedEagle, OneLayerHead, lend_embeddings, load_named, rows_of
+from opt_tree.drafters.eagle import EagleDrafter, lend_embeddings
+from opt_tree.drafters.eagle_head import HeadedEagle, OneLayerHead, load_named, rows_of
 from opt_tree.drafters.reduced import take_vocabulary
 from opt_tree.led import replicated
 from opt_tree.lm import Buckets, CausalLM

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from opt_tree.checkpoints import CheckpointError, find_file, load_tensors, one_line
 from opt_tree.drafters.base import Drafter
-from opt_tree.drafters.eagle import load_named
+from opt_tree.drafters.eagle_head import load_named
 from opt_tree.lm import Buckets, CausalLM
 from opt_tree.pool import Frontier
 from opt_tree.split import Split, check_cut
@@ -69,14 +69,12 @@ class ExitLayer(nn.Module):
     def forward(
         self,
         input_ids: Int[Tensor, "batch rows"],
-        position_ids: Int[Tensor, "batch rows"],
         features: Float[Tensor, "batch rows hidden"],
-        past_key_values: object | None = None,
-        attention_mask: Tensor | None = None,
         use_cache: bool = True,
+        **attention: Any,
     ) -> SimpleNamespace:
-        """`input_ids` are not read: the features stand for them."""
-        hidden = self.hidden(features, position_ids, attention_mask, past_key_values)
+        """`input_ids` are not read: the features stand for them. `attention`: positions, mask and cache."""
+        hidden = self.hidden(features, **attention)
         return SimpleNamespace(logits=self.get_output_embeddings()(hidden))
 
     @property

@@ -20,7 +20,8 @@ from torch import Tensor, nn
 from opt_tree.checkpoints import CheckpointError, find_file, load_tensors, one_line
 from opt_tree.children import Reduced
 from opt_tree.drafters.base import Drafter
-from opt_tree.drafters.eagle import LAST, EagleDrafter, load_named
+from opt_tree.drafters.eagle import LAST, EagleDrafter
+from opt_tree.drafters.eagle_head import load_named
 from opt_tree.led import check_whole
 from opt_tree.lm import CausalLM
 from opt_tree.pool import Frontier

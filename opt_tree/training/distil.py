@@ -15,18 +15,10 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
+from opt_tree.training.command_line import add_fields, fit_as_told, load_examples, run_command, training_parser
 from opt_tree.training.lm import Shape, new_model, save_model, set_attention
 from opt_tree.training.outputs import load_documents
-from opt_tree.training.trainer import (
-    Examples,
-    Loss,
-    Schedule,
-    add_fields,
-    fit_as_told,
-    load_examples,
-    run_command,
-    training_parser,
-)
+from opt_tree.training.trainer import Examples, Loss, Schedule
 
 
 def distillation_loss(

@@ -19,11 +19,12 @@ from torch import Tensor, nn
 from transformers import LlamaConfig, PreTrainedModel
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb, repeat_kv
 
-from opt_tree.drafters.eagle import EagleHead, OneLayerHead
+from opt_tree.drafters.eagle_head import EagleHead, OneLayerHead
 from opt_tree.drafters.reduced import vocabulary_tensors
+from opt_tree.training.command_line import fit_as_told, from_fields, run_command
 from opt_tree.training.distil import distillation_loss, load_lesson, teacher_parser
 from opt_tree.training.files import write_checkpoint
-from opt_tree.training.trainer import Loss, Schedule, fit_as_told, from_fields, run_command
+from opt_tree.training.trainer import Loss, Schedule
 
 
 @dataclass(frozen=True)

@@ -19,9 +19,10 @@ from transformers import PreTrainedModel
 
 from opt_tree.checkpoints import load_tensors
 from opt_tree.drafters.early_exit import KIND, ExitLayer
+from opt_tree.training.command_line import fit_as_told, from_fields, run_command
 from opt_tree.training.distil import distillation_loss, load_lesson, teacher_parser
 from opt_tree.training.files import write_checkpoint
-from opt_tree.training.trainer import Loss, Schedule, fit_as_told, from_fields, run_command
+from opt_tree.training.trainer import Loss, Schedule
 
 SAME = ("model_type", "hidden_size", "intermediate_size", "num_hidden_layers", "vocab_size")
 """What of a target's config an exit layer is tied to."""

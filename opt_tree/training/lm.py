@@ -22,9 +22,7 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from opt_tree.training.files import whole
-from opt_tree.training.trainer import (
-    Schedule,
+from opt_tree.training.command_line import (
     add_fields,
     fit_as_told,
     from_fields,
@@ -32,6 +30,8 @@ from opt_tree.training.trainer import (
     run_command,
     training_parser,
 )
+from opt_tree.training.files import whole
+from opt_tree.training.trainer import Schedule
 
 SHARD = "15MB"  # files of a published model stay under 16 MiB
 

@@ -19,13 +19,15 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from opt_tree.checkpoints import load_tensors
-from opt_tree.drafters.eagle import EagleDrafter, EagleHead
+from opt_tree.drafters.eagle import EagleDrafter
+from opt_tree.drafters.eagle_head import EagleHead
 from opt_tree.drafters.one_pass import MedusaHeads, ResidualHeads
 from opt_tree.drafters.registry import load_drafter
 from opt_tree.lm import CausalLM
+from opt_tree.training.command_line import fit_as_told, from_fields, run_command
 from opt_tree.training.distil import distillation_loss, load_lesson, teacher_parser
 from opt_tree.training.files import write_checkpoint
-from opt_tree.training.trainer import Loss, Schedule, fit_as_told, from_fields, run_command
+from opt_tree.training.trainer import Loss, Schedule
 
 
 @dataclass(frozen=True)

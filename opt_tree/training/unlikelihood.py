@@ -17,11 +17,12 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from opt_tree.training.command_line import fit_as_told, load_examples, run_command, training_parser
 from opt_tree.training.lm import save_model, set_attention
 from opt_tree.training.outputs import load_documents
 from opt_tree.training.stream import Blocks, TokenDocuments
 from opt_tree.training.tokenizer import ASSISTANT
-from opt_tree.training.trainer import Examples, Loss, Schedule, fit_as_told, load_examples, run_command, training_parser
+from opt_tree.training.trainer import Examples, Loss, Schedule
 
 
 def repeats(document: np.ndarray, assistant: int, order: int) -> np.ndarray:

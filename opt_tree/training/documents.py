@@ -1,0 +1,62 @@
+"""What a store is built of: the target's answers or any text, as token ids, document by document."""
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import numpy as np
+from transformers import PreTrainedTokenizerBase
+
+from opt_tree.training.answers import answer_of, lines, opening
+from opt_tree.training.stream import TokenDocuments
+
+_KINDS = ("*.npz", "*.jsonl", "*.jsonl.xz")
+
+
+def without_prompt(document: np.ndarray, opened: list[int]) -> np.ndarray:
+    """Return a document from where its last answer opens; all of it where nothing does."""
+    if not opened or len(document) < len(opened):
+        return document
+    found = (np.lib.stride_tricks.sliding_window_view(document, len(opened)) == opened).all(1).nonzero()[0]
+    return document[found[-1] :] if len(found) else document
+
+
+def read_answers(paths: Iterable[Path], tokenizer: PreTrainedTokenizerBase) -> Iterator[np.ndarray]:
+    """Yield the answers in answer files and in folders of them, as token ids, each behind the template's opening."""
+    opened = opening(tokenizer)
+    for path in paths:
+        files = sorted(file for kind in _KINDS for file in path.glob(kind)) if path.is_dir() else [path]
+        if not files:
+            raise ValueError(f"no answers ({', '.join(_KINDS)}) in {path}")
+        for file in files:
+            if file.suffix == ".npz":
+                with np.load(file) as part:
+                    documents = np.split(part["tokens"].astype(np.int64), part["starts"][1:-1])
+                yield from (without_prompt(document, opened) for document in documents)
+                continue
+            for record in lines(file):
+                if "answer" in record:
+                    yield np.array(opened + answer_of(record, tokenizer), np.int64)
+                    continue
+                turns = (turn for choice in record["choices"] for turn in choice["turns"])
+                yield from (np.concatenate([np.array(opened, np.int64), ids]) for ids in _encode(tokenizer, turns))
+
+
+def read_texts(paths: Iterable[Path], tokenizer: PreTrainedTokenizerBase) -> Iterator[np.ndarray]:
+    """Yield text files as token ids, one document a file, or one a row of a `.jsonl` with a "text"."""
+    for path in paths:
+        texts = (row["text"] for row in lines(path)) if path.suffix == ".jsonl" else [path.read_text()]
+        yield from _encode(tokenizer, texts)
+
+
+def _encode(tokenizer: PreTrainedTokenizerBase, texts: Iterable[str]) -> Iterator[np.ndarray]:
+    for text in texts:
+        yield np.array(tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"], dtype=np.int64)
+
+
+def join(documents: Iterable[np.ndarray]) -> TokenDocuments:
+    """Lay documents end to end; ValueError if there is not a token in them."""
+    rows = list(documents)
+    starts = np.cumsum([0, *map(len, rows)])
+    if not starts[-1]:
+        raise ValueError("there is no text to build a store of")
+    return TokenDocuments(np.concatenate(rows), starts)

@@ -1,0 +1,89 @@
+"""What judges an EAGLE head on hidden states from disk: the cross-entropy with the law that the target has there."""
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from opt_tree.drafters.eagle3 import Eagle3Head
+from opt_tree.drafters.eagle_head import EagleHead
+from opt_tree.training.batches import Batch
+from opt_tree.training.eagle import passes
+
+_CHUNK = 128
+"""Rows of logits held at once: what fits a core's cache with the loss and its gradient."""
+
+
+class Judged(torch.autograd.Function):
+    """Cross-entropy through an output layer with the law that other states have there, a few rows at a time.
+
+    Logits and their gradient are never held for more than `_CHUNK` rows. Returns (loss, share of equal argmaxes), each
+    by pass.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        estimates: Float[Tensor, "passes rows hidden"],
+        states: Float[Tensor, "rows hidden"],
+        weights: Float[Tensor, "passes rows"],
+        output: Float[Tensor, "tokens hidden"],
+    ) -> tuple[Float[Tensor, " passes"], Float[Tensor, " passes"]]:
+        losses, equal = torch.zeros(len(estimates)), torch.zeros(len(estimates))
+        gradient = torch.empty_like(estimates)
+        norm = weights.sum(1).clamp_min(1)
+        for start in range(0, len(states), _CHUNK):
+            rows = slice(start, start + _CHUNK)
+            law = (states[rows] @ output.T).float().softmax(-1)
+            best = law.argmax(-1)
+            for number, estimate in enumerate(estimates[:, rows]):
+                weight = weights[number, rows] / norm[number]
+                log_probs = (estimate @ output.T).float().log_softmax(-1)
+                losses[number] -= (torch.einsum("rv,rv->r", law, log_probs) * weight).sum()
+                equal[number] += ((log_probs.argmax(-1) == best) * weight).sum()
+                apart = log_probs.exp_().sub_(law).mul_(weight[:, None])
+                gradient[number, rows] = apart.to(output.dtype) @ output
+        ctx.save_for_backward(gradient)
+        ctx.mark_non_differentiable(equal)
+        return losses, equal
+
+    @staticmethod
+    def backward(ctx: Any, losses: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        (gradient,) = ctx.saved_tensors
+        return gradient * losses[:, None, None].to(gradient.dtype), None, None, None
+
+
+class HeadLoss(nn.Module):
+    """A head with what judges it: `forward` gives the loss and the share of equal argmaxes, by pass."""
+
+    def __init__(
+        self, head: EagleHead | Eagle3Head, output: Float[Tensor, "tokens hidden"], feature: float, noise: float
+    ) -> None:
+        super().__init__()
+        self.output: Tensor
+        self.head, self.feature, self.noise = head, feature, noise
+        self.register_buffer("output", output, persistent=False)
+
+    def forward(self, batch: Batch, unroll: int) -> tuple[Float[Tensor, " passes"], Float[Tensor, " passes"]]:
+        goals = batch.features[-1][:, 1:]
+        if isinstance(self.head, Eagle3Head):
+            read = [batch.features[layer][:, :-1].float() for layer in batch.layers if layer != -1]
+            inputs = self.head.fc(torch.cat(read, -1))
+        else:
+            inputs = batch.features[-1][:, :-1].float()
+        if self.training and self.noise:
+            inputs = inputs + (torch.rand_like(inputs) - 0.5) * (2 * self.noise)
+        estimates = passes(self.head, batch.ids[:, 1:], inputs, unroll)
+        judged = batch.judged[:, 1:]
+        # Pass s speaks of pairs with s earlier ones; before that it has seen true features only.
+        place = torch.arange(judged.shape[1]).expand_as(judged)[judged]
+        weights = torch.stack([place >= number for number in range(unroll)]).float()
+        picked = torch.stack([estimate[judged] for estimate in estimates])
+        states = goals[judged]
+        loss, equal = Judged.apply(self.head.read(picked).to(self.output.dtype), states, weights, self.output)
+        if self.feature:
+            near = F.smooth_l1_loss(picked.float(), states.float().expand_as(picked), reduction="none").mean(-1)
+            loss = loss + self.feature * (near * weights).sum(1) / weights.sum(1).clamp_min(1)
+        return loss, equal
