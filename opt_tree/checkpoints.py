@@ -20,6 +20,8 @@ from opt_tree.stopping import Stop
 
 DEMO = Path(__file__).parent / "demo"
 CALIBRATION = "calibration.json"
+TRAINING = "training.json"
+"""Beside weights: how many minutes they were trained for, and on what."""
 
 
 class CheckpointError(ValueError):
@@ -163,6 +165,19 @@ def encode(tokenizer: PreTrainedTokenizerBase, messages: list[dict[str, str]]) -
         text = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
         return tokenizer(text, add_special_tokens=False).input_ids
     return tokenizer(messages[-1]["content"]).input_ids
+
+
+def read_minutes(path: str) -> float | None:
+    """The minutes of training that are noted beside some weights, or None."""
+    try:
+        minutes = float(json.loads(find_file(path, TRAINING).read_text())["minutes"])
+        if not minutes >= 0:
+            raise ValueError(f"{minutes} minutes are no time")
+        return minutes
+    except (FileNotFoundError, CheckpointError):
+        return None
+    except (ValueError, KeyError, TypeError) as error:
+        raise CheckpointError(f"{path}/{TRAINING} does not say the minutes: {one_line(error)}") from error
 
 
 def read_calibration(path: str) -> float | None:

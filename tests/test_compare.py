@@ -19,7 +19,9 @@ from evaluation.compare.expectation import Expectation
 from evaluation.compare.figures import counts, difference, summarise
 from evaluation.compare.frontier import best_of, frontiers
 from evaluation.compare.studies import DRAFTERS, STUDIES, study
+from evaluation.compare.weights import footprint
 from opt_tree import Decoder, OptTree, Sampling, load_pair
+from opt_tree.checkpoints import CheckpointError
 from opt_tree.policies import Sampled, registry
 from opt_tree.verifiers import multi_round
 
@@ -372,5 +374,51 @@ def test_every_drafter_of_the_study_is_there_under_opt_tree_and_at_both_temperat
     for drafter, trees in DRAFTERS.items():
         own = {(cell.policy, cell.budget, cell.temperature) for cell in cells if cell.drafter == drafter}
         assert any(tree.startswith("opt") for tree in trees)
-        assert own == {(tree, n, 0.0) for tree in trees for n in (8, 12, 24, 60)} | {(tree, 12, 1.0) for tree in trees}
+        assert own == {(tree, n, t) for tree in trees for n in (8, 12, 24, 60) for t in (0.0, 1.0)}
     assert all(cell.refusal(lossy=False) is None for cell in cells)
+
+
+def test_many_drafters_are_one_table_beside_transformers(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Every drafter, plain decoding and transformers' own ways, with what each weighs; a killed run keeps its peers."""
+    output, drafters = tmp_path / "a.jsonl", f"lm:{folder}/draft,ngram,recycling"
+    (folder / "draft" / "training.json").write_text('{"minutes": 2.5}')
+    files = f"--base-model-path {folder}/target --question-file {folder}/prompts.jsonl --drafter {drafters}"
+    sizes = "--limit 2 --max-new-tokens 8 --budgets 6 --sharpening bare --dtype float64 --device cpu --temperatures 0,1"
+    asked = [*f"{files} {sizes} --output {output}".split(), "--policies", "opt:0.1", "--peers", "--json"]
+    assert compare.main(asked) == 0
+    *printed, machine = capsys.readouterr().out.splitlines()
+    heads = [line for line in printed if line.startswith("drafter ")]
+    assert len(heads) == 2 and all("x plain" in head and "trained min" in head for head in heads)
+    rows = {row.split("  ")[0]: row for row in "\n".join(printed).partition("temperature 1")[0].splitlines()}
+    assert rows[f"lm:{folder}/draft"].endswith(" 2.5") and rows["recycling"].endswith(" 0.0")
+    names = {peer["name"] for peer in json.loads(machine)["peers"]}
+    assert names == {"plain decoding", "transformers", "transformers, prompt lookup", "transformers, assisted"}
+    assert names <= rows.keys()
+    # At temperature 0 whatever decodes says the same.
+    said = [record["peers"] for record in lines(output) if "peers" in record and record["temperature"] == 0]
+    texts = {name: [answer["choices"][0]["turns"] for answer in answers] for name, answers in said[0].items()}
+    assert all(text == texts["plain decoding"] for text in texts.values())
+    draft = next(record for record in lines(output) if record.get("cell", {}).get("drafter", "").startswith("lm:"))
+    size = (folder / "draft" / "model.safetensors").stat().st_size
+    assert (draft["figures"]["weights_bytes"], draft["figures"]["training_minutes"]) == (size, 2.5)
+    before = output.read_bytes()
+    assert compare.main(asked) == 0 and output.read_bytes() == before
+
+
+def test_what_a_drafter_weighs_is_the_sum_of_its_parts(tmp_path: Path) -> None:
+    for name, size in (("a", 5), ("b", 7)):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "model.safetensors").write_bytes(b"0" * size)
+        (tmp_path / name / "config.json").write_text("{}")
+    (tmp_path / "a" / "training.json").write_text('{"minutes": 3}')
+    pair = f"eagle:{tmp_path}/a+store:{tmp_path}/b"
+    assert footprint(f"eagle:{tmp_path}/a") == {"weights_bytes": 5, "training_minutes": 3.0}
+    for spec in (f"graft:2:{pair}", f"rasd:{pair}", f"product:{pair}", f"product:1,0.5:{pair}"):
+        assert footprint(spec) == {"weights_bytes": 12, "training_minutes": None}
+    assert footprint("ngram") == {"weights_bytes": 0, "training_minutes": 0.0}
+    assert footprint(f"lm:{tmp_path}/absent")["weights_bytes"] is None
+    (tmp_path / "a" / "training.json").write_text('{"minutes": "long"}')
+    with pytest.raises(CheckpointError, match=r"training.json does not say the minutes"):
+        footprint(pair.partition("+")[0])

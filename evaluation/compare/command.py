@@ -10,7 +10,8 @@ acceptance length (tokens/step) is mean(accepted + 1) over steps, the last one t
 
 import dataclasses
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from evaluation.compare.combinations import Combination
 from evaluation.compare.figures import brief, summarise
 from evaluation.compare.measure import Bench
 from evaluation.compare.options import Options
+from evaluation.compare.peers import peers_key, speeds
 from evaluation.compare.text import text
 from evaluation.run.machine import environment
 
@@ -40,17 +42,23 @@ def run(options: Options) -> dict[str, Any]:
         raise ValueError(f"nothing to do: name --policies or a --preset, or an --output that exists, not {file.path}")
     if valid:
         measure(options, valid, refused, file)
-    records = [record for record in file.read() if "cell" in record]
+    everything = file.read()
+    records = [record for record in everything if "cell" in record]
     if any("sharpening" not in record["cell"] for record in records):
         raise ValueError(f"{file.path} is of an older version, which called a drafter's sharpening its law")
     summary = summarise(records)
-    print(text(summary, file.header()))
+    print(text(summary, everything, file.header()))
     if options.plots is not None:
         from evaluation.compare.plots import draw_all  # matplotlib only where a plot is asked for
 
         for path in draw_all(records, Path(options.plots)):
             print(f"drawn: {path}")
-    return {"output": str(file.path), "cells": list(map(brief, summary)), "refused": refused}
+    return {
+        "output": str(file.path),
+        "cells": list(map(brief, summary)),
+        "peers": speeds(everything),
+        "refused": refused,
+    }
 
 
 def measure(options: Options, cells: Sequence[Combination], refused: Sequence[Record], file: AnswerFile) -> None:
@@ -81,14 +89,24 @@ def _measure(
     for line in refused:
         if line["question_id"] not in done:
             file.append(line)
-    left = [cell for cell in cells if cell.key not in done]
+    tasks = _tasks(options, cells, bench)
+    left = {key: task for key, task in tasks.items() if key not in done}
     if left:
         bench.warm_up()
-    with tqdm(left, unit="cell", initial=len(cells) - len(left), total=len(cells)) as bar:
-        for cell in bar:
-            bar.set_postfix_str(cell.key)
-            file.append(bench.measure(cell))
+    with tqdm(left.items(), unit="cell", initial=len(tasks) - len(left), total=len(tasks)) as bar:
+        for key, task in bar:
+            bar.set_postfix_str(key)
+            file.append(task())
             file.drop_aside()
+
+
+def _tasks(options: Options, cells: Sequence[Combination], bench: Bench) -> dict[str, Callable[[], Record]]:
+    """What is measured, by the name of its line: for each temperature what transformers does, then each cell."""
+    tasks: dict[str, Callable[[], Record]] = {}
+    if options.peers or options.size.peers:
+        for temperature in sorted({cell.temperature for cell in cells}):
+            tasks[peers_key(temperature)] = partial(bench.measure_peers, temperature)
+    return tasks | {cell.key: partial(bench.measure, cell) for cell in cells}
 
 
 def _lines(refused: Mapping[Combination, str]) -> list[Record]:

@@ -18,6 +18,8 @@ from evaluation.compare.combinations import SHARPENING
 Counts = Float[np.ndarray, "questions 2"]
 REFERENCE = "opt"
 """The policies that the others are compared with."""
+WEIGHED = ("weights_bytes", "training_minutes", "draft_ms_per_step", "draft_forwards_per_step", "expected_length")
+"""Figures that older lines may lack."""
 
 
 def figures(answers: Sequence[Record], plain: Sequence[Record], efficiency: Sequence[Mapping]) -> dict[str, Any]:
@@ -94,7 +96,7 @@ def summarise(records: Sequence[Record]) -> list[dict[str, Any]]:
             for known in SHARPENING
             if own in (known, "either") and (theirs := references.get((*group(record), known))) not in (None, record)
         }
-        lines.append({**record["cell"], **record["figures"], "minus_opt": minus})
+        lines.append({**record["cell"], **record["figures"], "minus_opt": minus, "answers": record["answers"]})
     return lines
 
 
@@ -102,5 +104,5 @@ def brief(line: Mapping[str, Any]) -> dict[str, Any]:
     """What a machine wants to know of a cell; the rest is in its line of the output."""
     asked = ("policy", "budget", "drafter", "sharpening", "temperature", "children", "verifier")
     found = ("tokens_per_step", "interval", "block_efficiency", "tokens_per_second", "minus_opt")
-    known = {key: line[key] for key in (*asked, *found)}
+    known = {key: line[key] for key in (*asked, *found)} | {key: line.get(key) for key in WEIGHED}
     return {**known, "speed_up": line["speed_up"]["micro"]}

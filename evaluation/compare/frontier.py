@@ -13,6 +13,9 @@ from evaluation.compare.panels import legend, panels_of
 from evaluation.report import plots
 
 Point = tuple[float, float]
+COLOURS = ("#2b6cb0", "#d9730d", "#5a9367", "#7a5aa6", "#b5473c", "#17a2a2", "#e0a800", "#444b55", "#c39bd3", "#90b8e0")
+MARKS = "os^vDPX*<>hdp"
+"""More than there are colours, and no multiple: whatever shares a colour differs in its mark."""
 FEWEST = 3
 """Drafters below which there is nothing to choose from."""
 
@@ -32,10 +35,10 @@ def frontiers(records: Sequence[Record]) -> Iterator[tuple[str, Figure]]:
     drafters = list(dict.fromkeys(record["cell"]["drafter"] for record in timed))
     if len(drafters) < FEWEST:
         return
-    colours = dict(zip(drafters, itertools.cycle((plots.BLUE, plots.ORANGE, *plots.PARTS)), strict=False))
-    marks = dict(zip(drafters, itertools.cycle("os^vDPX*"), strict=False))
+    colours = dict(zip(drafters, itertools.cycle(COLOURS), strict=False))
+    marks = dict(zip(drafters, itertools.cycle(MARKS), strict=False))
     temperatures = sorted({record["cell"]["temperature"] for record in timed})
-    figure, panels = panels_of(len(temperatures))
+    figure, panels = panels_of(len(temperatures), share=False)
     for temperature, axes in zip(temperatures, panels, strict=True):
         points: list[Point] = []
         for drafter in drafters:

@@ -12,10 +12,12 @@ from evaluation.compare.combinations import VERIFIERS, Combination
 from evaluation.compare.expectation import Expectation
 from evaluation.compare.figures import figures
 from evaluation.compare.options import Options
+from evaluation.compare.peers import PLAIN, own_methods, peers_key
+from evaluation.compare.weights import footprint
 from evaluation.questions.prompts import Prompter
 from evaluation.questions.sets import load_set, select
 from evaluation.run.conversation import Answer, Conversation
-from evaluation.run.models import check_device, load_several, resolved
+from evaluation.run.models import check_device, load_assistant, load_several, resolved
 from evaluation.run.rates import Counting
 from evaluation.run.rates import measure as count_acceptance
 from evaluation.timing import in_turn
@@ -23,8 +25,6 @@ from opt_tree import Decoder, Generation, OptTree, Pair, Sampling, Step
 from opt_tree.policies import AcceptanceRates
 from opt_tree.presets import plain
 
-PLAIN_EVERY = 2
-"""Of so many questions one is decoded plainly, too: before the combination's own answer or after it, by turns."""
 RATES_TOKENS, LEAST_TRIALS = 64, 20
 """New tokens a question that acceptance rates are counted on; ranks and depths tried less often have none."""
 
@@ -37,12 +37,13 @@ class Bench:
         questions = load_set(options.bench_name, options.question_file, options.data_dir, options.fetch)
         there = questions.questions[options.question_begin : options.question_end]
         first_turns = tuple(dataclasses.replace(question, turns=question.turns[:1]) for question in there)
-        self.questions = select(first_turns, None, None, options.limit or options.few)
-        self.others = first_turns[len(self.questions) :][-(options.rates_questions or options.few) :]
+        self.size = options.size
+        self.questions = select(first_turns, None, None, options.limit or self.size.questions)
+        self.others = first_turns[len(self.questions) :][-(options.rates_questions or (3 if options.quick else 8)) :]
         self.pairs = load_pairs(options, combinations)
         self.pair = next(iter(self.pairs.values()))
         prompter = Prompter(self.pair.tokenizer, self.pair.stop, options.conv_template)
-        self.max_new_tokens = options.max_new_tokens or (32 if options.quick else 64)
+        self.max_new_tokens = options.max_new_tokens or self.size.tokens
         self.conversation = Conversation(prompter, self.max_new_tokens, seed=options.seed)
         self.counting = Counting(dataclasses.replace(self.conversation, max_new_tokens=RATES_TOKENS))
         self.rates_file = AnswerFile(f"{options.output}.rates")
@@ -73,8 +74,9 @@ class Bench:
         baseline: list[Record] = []
         efficiency: list[dict[str, list[float]]] = []
         for index, question in enumerate(self.questions):
-            both = [(base, baseline), (ours, answers)] if index % PLAIN_EVERY == 0 else [(ours, answers)]
-            for method, kept in in_turn(both, index // PLAIN_EVERY):
+            every = self.size.plain_every
+            both = [(base, baseline), (ours, answers)] if index % every == 0 else [(ours, answers)]
+            for method, kept in in_turn(both, index // every):
                 choices = self.conversation.answer(question, method)
                 kept.append({"question_id": question.id, "choices": choices})
             if watch is not None:
@@ -82,12 +84,24 @@ class Bench:
         return {
             "question_id": one.key,
             "cell": dataclasses.asdict(one),
-            "figures": figures(answers, baseline, efficiency),
+            "figures": figures(answers, baseline, efficiency) | footprint(one.drafter),
             "first_tree": _drawn(steps[0], pair),
             "efficiency": efficiency,
             "answers": [_slim(answer) for answer in answers],
             "plain": [_slim(answer) for answer in baseline],
         }
+
+    def measure_peers(self, temperature: float) -> Record:
+        """Answer the questions by plain decoding and as transformers does, in turn; return the line of all of them."""
+        assistant = load_assistant(self.options, None, self.pair)
+        base = self._method(plain(self.pair.target), Sampling(temperature))
+        methods = {PLAIN: base, **own_methods(self.pair, assistant, temperature)}
+        answers: dict[str, list[Record]] = {name: [] for name in methods}
+        for index, question in enumerate(self.questions):
+            for name, method in in_turn(list(methods.items()), index):
+                choices = self.conversation.answer(question, method)
+                answers[name].append(_slim({"question_id": question.id, "choices": choices}))
+        return {"question_id": peers_key(temperature), "temperature": temperature, "peers": answers}
 
     def _pair(self, one: Combination) -> Pair:
         """Bare where nothing is to be sharpened."""

@@ -6,7 +6,7 @@ from typing import Any
 
 from evaluation.command_line import at_least, numbers, option
 from evaluation.compare.combinations import VERIFIERS, Combination, Grid
-from evaluation.compare.studies import STUDIES, study
+from evaluation.compare.studies import STUDIES, Size, size_of, study
 from evaluation.run.options import DRAFTER_FLAGS, Asked
 from opt_tree.policies.registry import POLICIES
 
@@ -31,7 +31,12 @@ class Options(Asked):
         None, "comma list of bare, fitted (default: fitted): how the drafter is read at temperature 0"
     )
     lossy: bool = option(False, "allow verifiers that do not keep the target's distribution")
-    max_new_tokens: int | None = option(None, "new tokens a question, at most (default: 64, quick: 32)")
+    max_new_tokens: int | None = option(
+        None, "new tokens a question, at most (default: 64; with --quick or --preset drafters: 32)"
+    )
+    peers: bool = option(
+        False, "time transformers on the same questions, too: plain, assisted, prompt lookup; --preset drafters does"
+    )
     rates_questions: int | None = option(
         None, "questions from the set's end, not compared, to measure acceptance rates on (default: 8, quick: 3)"
     )
@@ -56,9 +61,9 @@ class Options(Asked):
         return re.split(r",(?![\d.]+:)", self.drafter)
 
     @property
-    def few(self) -> int:
-        """Questions where nothing says how many."""
-        return 3 if self.quick else 8
+    def size(self) -> Size:
+        """How much is decoded where nothing else says it."""
+        return size_of(self.preset, self.quick)
 
     @property
     def combinations(self) -> list[Combination]:

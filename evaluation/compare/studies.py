@@ -2,6 +2,7 @@
 
 import itertools
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 from evaluation.compare.combinations import Combination, Grid
 
@@ -87,14 +88,11 @@ def drafters(quick: bool) -> list[Grid]:
 
     Tables that learn from prompt to prompt (recycling) are as warm as the combinations before have made them.
     """
-    sizes, warm_sizes = ((12,), (12,)) if quick else ((8, 12, 24, 60), (12,))
-    left_out = (DRAFT,) if quick else ()
+    sizes = (12,) if quick else (8, 12, 24, 60)
     grids = []
-    for drafter, trees in DRAFTERS.items():
-        if drafter not in left_out:
-            read = ("fitted",) if drafter in FITTED else ("bare",)
-            grids.append(Grid(trees, budgets=sizes, drafters=(drafter,), sharpening=read))
-            grids.append(Grid(trees, temperatures=(1,), budgets=warm_sizes, drafters=(drafter,)))
+    for temperature, (drafter, trees) in itertools.product((0, 1), DRAFTERS.items()):
+        read = ("fitted",) if drafter in FITTED else ("bare",)
+        grids.append(Grid(trees, temperatures=(temperature,), budgets=sizes, drafters=(drafter,), sharpening=read))
     return grids
 
 
@@ -104,6 +102,30 @@ STUDIES: dict[str, Callable[[bool], list[Grid]]] = {
     "rules": rules,
     "drafters": drafters,
 }
+
+
+@dataclass(frozen=True)
+class Size:
+    """How much is decoded, where the command line does not say it."""
+
+    questions: int = 8
+    tokens: int = 64
+    """New tokens a question, at most."""
+    plain_every: int = 2
+    """Of so many questions one is decoded plainly, too: before the combination's own answer or after it, by turns."""
+    peers: bool = False
+    """Whether `transformers` decodes the questions, too."""
+
+
+QUICK = Size(3, 32)
+SIZES = {"drafters": Size(24, 32, plain_every=8, peers=True)}
+"""Of the studies that are not of the usual size: that of drafters has 128 combinations."""
+
+
+def size_of(name: str | None, quick: bool) -> Size:
+    """The size of a study, or of a grid where `name` is None."""
+    usual = SIZES.get(name or "", Size())
+    return replace(QUICK, plain_every=min(usual.plain_every, 3), peers=usual.peers) if quick else usual
 
 
 def study(name: str, quick: bool) -> list[Combination]:

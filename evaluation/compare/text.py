@@ -3,17 +3,24 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from evaluation.answers.file import Record
 from evaluation.answers.metrics import percent, with_interval
 from evaluation.command_line import table
+from evaluation.compare.overview import overview
+
+MANY = 3
+"""Drafters from which on they are what is compared."""
 
 
-def text(lines: Sequence[Mapping[str, Any]], header: Mapping[str, Any] | None) -> str:
-    """The table for people, a block for each drafter, temperature and budget."""
+def text(lines: Sequence[Mapping[str, Any]], records: Sequence[Record], header: Mapping[str, Any] | None) -> str:
+    """The table for people: a block for each drafter, temperature and budget; of many drafters the one table."""
     blocks = []
     if header is not None:
         place = header["sessions"][-1]["environment"]
         machine = f"{place['device']}, {place['threads']} threads, torch {place['torch']}"
         blocks.append(f"{machine}, target {header['settings']['target_dtype']}; 95 % intervals over questions")
+    if len({line["drafter"] for line in lines}) >= MANY:
+        return "\n\n".join([*blocks, overview(lines, records)])
     groups: dict[tuple, list[Mapping[str, Any]]] = {}
     for line in lines:
         groups.setdefault((line["drafter"], line["temperature"], line["budget"]), []).append(line)

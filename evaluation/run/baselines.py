@@ -14,6 +14,9 @@ from evaluation.timing import Method, Timed
 from opt_tree import CausalLMDrafter, Decoder, Drafter, Pair, Sampling
 from opt_tree.drafters import ChainLMDrafter
 
+LOOKUP = 10
+"""Tokens that prompt lookup drafts at most: the setting of transformers' own examples."""
+
 
 def in_loop(decoder: Decoder, pair: Pair, sampling: Sampling = Sampling(), seed: int = 0) -> Method:
     """Return the library's loop as a method."""
@@ -62,6 +65,13 @@ def transformers_assisted(
         # The same tokenizer padded to another size: transformers then insists on its re-encoding path.
         options |= {"tokenizer": pair.tokenizer, "assistant_tokenizer": pair.tokenizer}
     return _generate(pair, prompt, max_new_tokens, sampling, seed, **options)
+
+
+def transformers_lookup(
+    pair: Pair, prompt: list[int], max_new_tokens: int, sampling: Sampling = Sampling(), seed: int = 0
+) -> Timed:
+    """Decode with `model.generate(prompt_lookup_num_tokens=10)`: transformers' own n-grams of the context."""
+    return _generate(pair, prompt, max_new_tokens, sampling, seed, prompt_lookup_num_tokens=LOOKUP)
 
 
 def assistant_of(drafter: Drafter) -> PreTrainedModel | None:

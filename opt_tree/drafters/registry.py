@@ -182,6 +182,8 @@ KINDS: dict[str, Kind] = {
     "rasd": Kind("retrieved branches grafted by RASD's rules: rasd:eagle:demo+store:demo", _load_rasd, "rasd"),
 }
 """Every kind of drafter, by the word in front of the colon."""
+AROUND = ("graft", "product", "rasd")
+"""Kinds that are made of two others."""
 
 
 def parse_spec(text: str) -> Spec:
@@ -199,6 +201,18 @@ def parse_spec(text: str) -> Spec:
     if KINDS[kind].part is not None and not path:
         raise CheckpointError(f"{text!r} does not say where it lies: {kind}:PATH, or {kind}:demo")
     return Spec(kind, path)
+
+
+def folders_of(spec: str) -> list[str]:
+    """Return the folders, or Hub ids, of all that a spec is made of; none for tables that learn as they go."""
+    kind, path = parse_spec(spec)
+    if kind in AROUND:
+        first, plus, second = re.sub(r"^(\d+|[\d.]+,[\d.]+):", "", path).rpartition("+")
+        return [*folders_of(first), *folders_of(second)] if plus else []
+    if (part := KINDS[kind].part) is None:
+        return []
+    folder = resolve(path, part)
+    return [*(folders_of(read_base(folder)) if kind == "onepass" else []), folder]
 
 
 def load_drafter(spec: str, target: AnyLM, options: DrafterOptions = DrafterOptions()) -> Drafter:

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from tqdm import tqdm
 from transformers import AutoModelForCausalLM
 
+from opt_tree.checkpoints import TRAINING
 from opt_tree.drafters.eagle3 import Eagle3Head, published_layers
 from opt_tree.training.batches import Batch, Documents, Group, frequent_tokens
 from opt_tree.training.command_line import add_fields, from_fields
@@ -181,6 +182,8 @@ def train(args: argparse.Namespace) -> None:
         save_eagle3(head, kept, args.output / "final", args.layout, shared=True)
     else:
         save_head(head, args.output / "final", kept)
+    note = {"minutes": round(training.seconds / 60, 2), "on": f"{args.threads} CPU threads, {training.steps} steps"}
+    (args.output / "final" / TRAINING).write_text(json.dumps(note) + "\n")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
