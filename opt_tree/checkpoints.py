@@ -11,7 +11,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
+from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
 from transformers.utils import cached_file
 
 from opt_tree.chain_lm import AnyLM, wrap
@@ -41,6 +41,16 @@ def load_causal_lm(
     model_options.setdefault("attn_implementation", None)
     model = _load(AutoModelForCausalLM, path, dtype=as_dtype(dtype, device), **model_options)
     return wrap(model, buckets)
+
+
+def load_config(path: str) -> Any:
+    """Load a model's config, as `transformers` knows it."""
+    return _load(AutoConfig, path)
+
+
+def load_model(path: str, dtype: torch.dtype, device: str) -> Any:
+    """Load a model that is no causal LM, as `transformers` knows it."""
+    return _load(AutoModel, path, dtype=dtype, device_map=device)
 
 
 def load_tokenizer(path: str) -> PreTrainedTokenizerBase:

@@ -5,8 +5,8 @@ from typing import Any
 
 from evaluation.answers.file import Record
 from evaluation.answers.metrics import tokens_per_second, with_interval
-from evaluation.compare.peers import PLAIN, Yardstick, peers_of
 from evaluation.command_line import Value, table
+from evaluation.compare.peers import PLAIN, Yardstick, peers_of
 
 
 def overview(lines: Sequence[Mapping[str, Any]], records: Sequence[Record]) -> str:

@@ -3,6 +3,7 @@
 from opt_tree.drafters.base import Drafter, DrafterAround
 from opt_tree.drafters.causal_lm import CausalLMDrafter
 from opt_tree.drafters.chain_lm import ChainLMDrafter, model_drafter
+from opt_tree.drafters.dflash import DFlashDrafter
 from opt_tree.drafters.eagle import EagleDrafter
 from opt_tree.drafters.eagle_head import EagleHead
 from opt_tree.drafters.early_exit import EarlyExit, ExitLayer
@@ -20,6 +21,7 @@ from opt_tree.drafters.store import Store, StoreDrafter
 __all__ = [
     "CausalLMDrafter",
     "ChainLMDrafter",
+    "DFlashDrafter",
     "Drafter",
     "DrafterAround",
     "EagleDrafter",

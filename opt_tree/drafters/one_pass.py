@@ -35,7 +35,9 @@ class OnePass(Drafter):
     It reads the target's feature of the last token before the root, which the forward that chose the root has left.
     """
 
-    features = (LAST,)
+    features: tuple[int, ...] = (LAST,)
+    rows = 1
+    """Tokens that its forward reads."""
 
     def __init__(self, target: CausalLM) -> None:
         check_whole(target, "a drafter that reads the target's output layer at every depth")
@@ -55,7 +57,7 @@ class OnePass(Drafter):
     def root(self, context: list[int]) -> Float[Tensor, "1 vocab"]:
         begin = time.perf_counter()
         self._laws = self.laws(context)
-        self._done += Work(1, 1, time.perf_counter() - begin)
+        self._done += Work(1, self.rows, time.perf_counter() - begin)
         return self._laws[:1]
 
     def expand(self, frontier: Frontier) -> Float[Tensor, "frontier vocab"]:
@@ -116,10 +118,10 @@ class MedusaDrafter(OnePass):
 
     def laws(self, context: list[int]) -> Float[Tensor, "depths vocab"]:
         states = self.heads(self._feature.to(next(self.heads.parameters()).dtype))[:, 0]
-        return states if states.shape[1] == self.target.vocab else _read(self.target, states)
+        return states if states.shape[1] == self.target.vocab else read_by(self.target, states)
 
     def describe(self) -> str:
-        return f"{len(self.heads.heads)} Medusa heads {self.name}: {_size(self.heads)}"
+        return f"{len(self.heads.heads)} Medusa heads {self.name}: {size_of(self.heads)}"
 
 
 class ResidualHeads(nn.Module):
@@ -158,7 +160,7 @@ class ResidualDrafter(OnePass):
         root = torch.tensor(context[-1:], device=self.target.device)
         embedded = self.target.model.get_input_embeddings()(root)
         states = self.heads(self.eagle.estimate, embedded, self._feature)[:, 0]
-        return torch.cat([first, _read(self.target, states)[:, : first.shape[1]]])
+        return torch.cat([first, read_by(self.target, states)[:, : first.shape[1]]])
 
     def reset(self, prompt: list[int], output: Output | None) -> None:
         super().reset(prompt, output)
@@ -175,15 +177,17 @@ class ResidualDrafter(OnePass):
         return Work(head.forwards, head.tokens, whole.seconds)
 
     def describe(self) -> str:
-        return f"{len(self.heads.up)} residual heads {self.name}: {_size(self.heads)}, behind {self.eagle.describe()}"
+        return f"{len(self.heads.up)} residual heads {self.name}: {size_of(self.heads)}, behind {self.eagle.describe()}"
 
 
-def _read(target: CausalLM, states: Float[Tensor, "rows hidden"]) -> Float[Tensor, "rows vocab"]:
+def read_by(target: CausalLM, states: Float[Tensor, "rows hidden"]) -> Float[Tensor, "rows vocab"]:
+    """Return what the target's output layer says of some states."""
     output: Any = target.model.get_output_embeddings()
     return output(states.to(output.weight.device, output.weight.dtype))
 
 
-def _size(module: nn.Module) -> str:
+def size_of(module: nn.Module) -> str:
+    """Say how many parameters a module has."""
     return f"{sum(weight.numel() for weight in module.parameters()) / 1e6:.1f} M parameters"
 
 

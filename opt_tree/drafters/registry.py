@@ -24,6 +24,7 @@ from opt_tree.checkpoints import (
 )
 from opt_tree.drafters.base import Drafter
 from opt_tree.drafters.chain_lm import model_drafter
+from opt_tree.drafters.dflash import load_dflash
 from opt_tree.drafters.eagle import load_eagle
 from opt_tree.drafters.eagle3 import is_eagle3, load_eagle3
 from opt_tree.drafters.early_exit import load_early_exit
@@ -108,6 +109,10 @@ def _load_medusa(path: str, target: AnyLM, options: DrafterOptions) -> Drafter:
     return load_medusa(path, _read(target))
 
 
+def _load_dflash(path: str, target: AnyLM, options: DrafterOptions) -> Drafter:
+    return load_dflash(path, _read(target))
+
+
 def _load_onepass(path: str, target: AnyLM, options: DrafterOptions) -> Drafter:
     return load_residual_heads(path, load_drafter(read_base(path), target, options).bare, _read(target))
 
@@ -173,6 +178,7 @@ KINDS: dict[str, Kind] = {
     "exit": Kind("the target's first layers and a trained one, in the target's cache", _load_exit, "exit"),
     "medusa": Kind("Medusa's heads on the target's last feature, one pass a draft", _load_medusa, "medusa"),
     "onepass": Kind("residual heads behind one forward of an EAGLE head", _load_onepass, "onepass"),
+    "dflash": Kind("a DFlash model of transformers, one pass a block", _load_dflash, "dflash"),
     "ngram": Kind("what followed the same tokens before, in this text", _load_ngram, None),
     "store": Kind("what followed them in a store of the target's answers, and in this text", _load_store, "store"),
     "recycling": Kind("Token Recycling, by the last token as published", _load_recycling, None),
