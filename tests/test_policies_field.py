@@ -19,7 +19,15 @@ from hypothesis import strategies as st
 from opt_tree import Decoder, Random, Sampling, Static, TopK, Tree, TreePolicy, match
 from opt_tree.children import IID, WithoutReplacement
 from opt_tree.decode import draft
-from opt_tree.policies import AcceptanceRates, DynamicDepth, Eagle2, SequoiaTree, Talon, greedy_static_tree
+from opt_tree.policies import (
+    AcceptanceRates,
+    DynamicDepth,
+    Eagle2,
+    SequoiaTree,
+    Talon,
+    ThresholdChain,
+    greedy_static_tree,
+)
 from opt_tree.policies import greedy_static as greedy_static_module
 from opt_tree.policies import sequoia as sequoia_module
 from opt_tree.presets import PRESETS
@@ -275,6 +283,10 @@ def test_drawn_siblings_leave_no_rank_out() -> None:
         (Eagle2(2, 2, 6), [(0,), (0, 0), (0, 0, 0), (1,), (1, 0), (1, 0, 0)], 3),
         (DynamicDepth(2, 2, 6, log(0.7), (1, 2)), [(0,), (0, 0), (0, 1), (1,), (1, 0), (1, 1)], 2),
         (Talon(0.3, 7, 2), [(0,), (0, 0), (0, 0, 0), (0, 0, 0, 0), (1,), (1, 0), (1, 0, 0)], 4),
+        (ThresholdChain(8, 0.4), [(0,), (0, 0), (0, 0, 0)], 3),
+        (ThresholdChain(8, 0.4, 5), [(0,), (0, 0), (0, 0, 0), (0, 0, 0, 0), (0, 0, 0, 0, 0)], 5),
+        (ThresholdChain(2, 0.0), [(0,), (0, 0)], 2),
+        (ThresholdChain(8, 1.0), [(0,)], 1),
     ],
     ids=lambda value: type(value).__name__,
 )
@@ -295,6 +307,7 @@ POLICIES: list[TreePolicy] = [
     Talon(0.4, 5, 2),
     SequoiaTree((0.5, 0.3, 0.1), 5, 3),
     greedy_static_tree(AcceptanceRates((0.3, 0.6)), 5, 2),
+    ThresholdChain(4, 0.3),
 ]
 
 

@@ -2,36 +2,30 @@
 
     python -m evaluation.replay --drafter eagle:demo --bench-name heldout --limit 20
     python -m evaluation.replay --costs costs.json --json
+    python -m evaluation.replay --controllers --drafter eagle:demo --dtype float32 --bench-name heldout --limit 24
 
 Plain decoding's texts are recorded once, greedily, with what the drafter says of every node that any tree of at most 32
 nodes could ask for. Any policy is then replayed on them in seconds, and its steps are priced by tables of costs
-(`opt_tree.policies.Costs`, seconds): the same figures on a busy machine and on a quiet one.
+(`opt_tree.policies.Costs`, seconds): the same figures on a busy machine and on a quiet one. With `--controllers` each
+controller is decoded with instead, and priced by the same tables (`controllers`).
 """
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from tqdm import tqdm
 
 from evaluation.command_line import at_least, numbers, option, parse, print_json, run_command, table
+from evaluation.replay.controllers import Setting, compare_controllers
+from evaluation.replay.costs import read_costs, seconds
 from evaluation.replay.recording import LARGEST, record, replay
 from evaluation.run.material import gather
 from evaluation.run.options import Asked
-from opt_tree import Generation, OptTree, Static, TreePolicy
-from opt_tree.controllers import Auto
+from opt_tree import CausalLM, OptTree, Pair, Static, TreePolicy
+from opt_tree.controllers import Auto, LengthPredictor
+from opt_tree.models import resolve
 from opt_tree.policies import Costs
-
-COSTS = {
-    "eager": Costs(5.4e-3, 5.5e-3, 1e-4, 1.05e-3, 3e-5, 3e-4, 2e-4),
-    "compiled": Costs(1.9e-3, 2e-3, 7e-5, 5.5e-4, 2e-5, 4e-4, 3e-4),
-    "344M": Costs(60e-3, 60e-3, 1e-3, 1.05e-3, 2.5e-5, 3e-4, 2e-4),
-    "344M, compiled": Costs(28e-3, 28e-3, 6e-4, 5.5e-4, 1.5e-5, 3e-4, 2e-4),
-    "dear drafter": Costs(5e-3, 5e-3, 8e-4, 4e-3, 1e-4),
-}
-"""About what was measured on one CPU core (RESULTS.md), and a drafter that does not pay."""
 
 
 @dataclass(frozen=True)
@@ -43,6 +37,10 @@ class Options(Asked):
     thresholds: str = option("0.1,0.2,0.3,0.45,0.6,0.8", "comma list of the grid's thresholds")
     chains: str = option("1,2,3,4,6", "comma list of lengths of chains beside them")
     costs: str | None = option(None, "JSON file of tables by name, each with the fields of Costs, in seconds")
+    controllers: bool = option(False, "compare every controller with the best fixed setting that it could have chosen")
+    predictor: str | None = option(
+        None, "with --controllers: folder of a predictor of draft lengths; by default the embedded one for eagle:demo"
+    )
     json: bool = option(False, "print the figures as one JSON line, too")
 
     def __post_init__(self) -> None:
@@ -51,15 +49,6 @@ class Options(Asked):
         if max(numbers(self.nodes)) > LARGEST:
             raise ValueError(f"--nodes {self.nodes}: trees of at most {LARGEST} nodes are recorded")
 
-    def tables(self) -> Mapping[str, Costs]:
-        """The tables of costs. ValueError for a file that holds none."""
-        if self.costs is None:
-            return COSTS
-        try:
-            return {name: Costs(**known) for name, known in json.loads(Path(self.costs).read_text()).items()}
-        except (TypeError, AttributeError) as error:
-            raise ValueError(f"{self.costs} is no table of costs: {error}") from error
-
     def grid(self) -> dict[str, TreePolicy]:
         """Every fixed setting, by its name."""
         found: dict[str, TreePolicy] = {"plain": Static.empty()}
@@ -67,24 +56,29 @@ class Options(Asked):
         return found | {f"chain of {n}": Static.chain(int(n)) for n in numbers(self.chains)}
 
 
-def seconds(generations: Sequence[Generation], costs: Costs) -> float:
-    """What the steps of these generations cost."""
-    total = 0.0
-    for generation in generations:
-        context = len(generation.prompt)
-        for step, emitted in zip(generation.steps, generation.accept_lengths, strict=True):
-            now = costs.at(context)
-            total += now.score(len(step.tree)) + now.draft(step.draft_forwards, step.draft_tokens)
-            context += emitted
-    return total
-
-
 def compare(options: Options) -> dict[str, Any]:
-    """Record, replay the grid and `Auto`, print a line for each table of costs, and return them."""
-    tables, grid = options.tables(), options.grid()
+    """Print a line for each table of costs, with `--controllers` for each controller under it, and return them."""
+    tables = read_costs(options.costs)
     given = gather(options)
-    questions, vocab = given.questions, given.pair.target.vocab
-    texts = record(given.pair, given.first_prompts(), options.max_new_tokens)
+    pair, prompts, questions = given.pair, given.first_prompts(), given.questions
+    if options.controllers:
+        predictor = load_predictor(options, pair)
+        rows = compare_controllers(Setting(pair, prompts, options.max_new_tokens), tables, predictor)
+        grid = "each beside the settings that it could have chosen"
+    else:
+        rows = compare_auto(options, pair, prompts, tables)
+        grid = f"the grid has {len(options.grid())} settings"
+    print(f"{options.drafter}, {len(prompts)} texts of {questions.name}, greedy; {grid}")
+    print(table(rows, ".3f" if options.controllers else ".2f"))
+    return {"rows": rows, "drafter": options.drafter, "questions": questions.name, "texts": len(prompts)}
+
+
+def compare_auto(
+    options: Options, pair: Pair, prompts: Sequence[list[int]], tables: Mapping[str, Costs]
+) -> list[dict[str, Any]]:
+    """Record, replay the grid and `Auto`; return a row for each table of costs."""
+    grid, vocab = options.grid(), pair.target.vocab
+    texts = record(pair, prompts, options.max_new_tokens)
     fixed = {name: replay(texts, policy, vocab) for name, policy in tqdm(grid.items(), disable=None, leave=False)}
     rows = []
     for name, costs in tables.items():
@@ -105,9 +99,18 @@ def compare(options: Options) -> dict[str, Any]:
                 "layers": sum(step.draft_forwards for step in steps) / len(steps),
             }
         )
-    print(f"{options.drafter}, {len(texts)} texts of {questions.name}, greedy; the grid has {len(grid)} settings")
-    print(table(rows))
-    return {"rows": rows, "drafter": options.drafter, "questions": questions.name, "texts": len(texts)}
+    return rows
+
+
+def load_predictor(options: Options, pair: Pair) -> LengthPredictor | None:
+    """The predictor of draft lengths that was named, or that belongs to the drafter; None where there is none."""
+    embedded = (options.base_model_path, options.drafter) == ("demo", "eagle:demo")
+    path = options.predictor or ("demo" if embedded else None)
+    if path is None:
+        return None
+    if not isinstance(pair.target, CausalLM):
+        raise ValueError(f"a predictor of draft lengths reads hidden states, which {pair.target.name} does not show")
+    return LengthPredictor.load(resolve(path, "length"), pair.target)
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -3,7 +3,17 @@
 from opt_tree.controllers.auto import Auto
 from opt_tree.controllers.base import Controller
 from opt_tree.controllers.fixed import Fixed
+from opt_tree.controllers.predicted import LengthPredictor, PredictedLength
 from opt_tree.controllers.scheduled import Scheduled
 from opt_tree.controllers.thompson import BetaLength, Thompson
 
-__all__ = ["Auto", "BetaLength", "Controller", "Fixed", "Scheduled", "Thompson"]
+__all__ = [
+    "Auto",
+    "BetaLength",
+    "Controller",
+    "Fixed",
+    "LengthPredictor",
+    "PredictedLength",
+    "Scheduled",
+    "Thompson",
+]

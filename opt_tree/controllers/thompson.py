@@ -12,7 +12,7 @@ from torch import Tensor
 
 from opt_tree.children import Few
 from opt_tree.controllers.base import Controller
-from opt_tree.policies import Static, TreePolicy
+from opt_tree.policies import Costs, Static, TreePolicy
 from opt_tree.step import Outcome, Step
 from opt_tree.target import Output
 
@@ -60,20 +60,28 @@ class Thompson(Controller):
     policy's mean worth is drawn from a normal distribution around what was seen of it; the best draw is taken. Every
     policy is tried `trials` times first. What was seen counts less by `decay` with every step, so that a change of text
     is followed, and it is kept from prompt to prompt. Which policy is taken depends on the clock: with verifiers of
-    sampled children the text of a seed then differs from run to run, and its distribution does not.
+    sampled children the text of a seed then differs from run to run, and its distribution does not. With `costs` the
+    seconds are modelled ones, and nothing depends on the clock.
 
         arms = [Static.empty(), OptTree(6, 0.45), OptTree(12, 0.45), OptTree(24, 0.3)]
         answer = Decoder(pair.target, pair.drafter, Thompson(arms)).generate(pair.encode("Why is the sky blue?"))
         collections.Counter(step.policy.nodes for step in answer.steps)
     """
 
-    def __init__(self, policies: Iterable[TreePolicy], seed: int = 0, trials: int = 3, decay: float = 0.98) -> None:
+    def __init__(
+        self,
+        policies: Iterable[TreePolicy],
+        seed: int = 0,
+        trials: int = 3,
+        decay: float = 0.98,
+        costs: Costs | None = None,
+    ) -> None:
         self.policies = tuple(policies)
         if not self.policies:
             raise ValueError("there must be at least one policy to choose from")
         if trials < 1 or not 0 < decay <= 1:
             raise ValueError(f"trials must be at least 1 and decay in (0, 1], got {trials} and {decay}")
-        self.trials, self.decay = trials, decay
+        self.trials, self.decay, self.costs = trials, decay, costs
         self._numbers = np.random.default_rng(seed)
         self._chosen = 0
         self._tried = np.zeros(len(self.policies), dtype=np.int64)
@@ -81,6 +89,7 @@ class Thompson(Controller):
         self._steps, self._tokens, self._squares, self._seconds = np.zeros((4, len(self.policies)))
 
     def choose(self, context: list[int], root: Float[Tensor, "1 vocab"] | Few | None) -> TreePolicy:
+        self._now = None if self.costs is None else self.costs.at(len(context))
         if self._tried.min() < self.trials:
             self._chosen = int(self._tried.argmin())
         else:
@@ -103,7 +112,7 @@ class Thompson(Controller):
             (self._steps, 1.0),
             (self._tokens, tokens),
             (self._squares, tokens**2),
-            (self._seconds, step.times.total),
+            (self._seconds, step.times.total if self._now is None else self._now.of(step)),
         ):
             sums *= self.decay
             sums[self._chosen] += value

@@ -74,9 +74,16 @@ class EagleDrafter(Drafter):
         self._drafted: Tensor = torch.zeros(0)
         """The head's own features by draft row: 0 the root, k the k-th node expanded."""
 
-    def _inputs(self, features: Mapping[int, Float[Tensor, "tokens hidden"]]) -> Float[Tensor, "tokens hidden"]:
+    def inputs(self, features: Mapping[int, Float[Tensor, "tokens hidden"]]) -> Float[Tensor, "tokens hidden"]:
         """Return what the head reads of the target's features."""
         return features[LAST].to(self.lm.device, self.lm.dtype)
+
+    def best(self, estimates: Float[Tensor, "*rows hidden"]) -> Int[Tensor, "*rows"]:
+        """Return the token that the head drafts first behind each estimate of a feature."""
+        output: Any = self.lm.model.get_output_embeddings()
+        head: Any = self.lm.model.base_model
+        found = output(head.read(estimates)).argmax(-1)
+        return found if self._tokens is None else self._tokens.to(found.device)[found]
 
     def reset(self, prompt: list[int], output: Output | None) -> None:
         self.lm.reset()
@@ -84,7 +91,7 @@ class EagleDrafter(Drafter):
             # A one-token prompt has no earlier feature: its pair starts from zeros.
             self._ready = torch.zeros(1, self.lm.hidden, dtype=self.lm.dtype, device=self.lm.device)
         else:
-            self._ready = self._inputs(output.features)
+            self._ready = self.inputs(output.features)
         # With a feature for each token but the last, the pairs begin at the second token; without any, at the first.
         self._first = 0 if output is None else 1
 
@@ -110,7 +117,7 @@ class EagleDrafter(Drafter):
 
     def observe(self, outcome: Outcome) -> None:
         self.lm.commit([])
-        self._ready = torch.cat([self._ready, self._inputs(outcome.features)])
+        self._ready = torch.cat([self._ready, self.inputs(outcome.features)])
 
     def _embeddable(self, tokens: list[int]) -> list[int]:
         return [token if token < self._vocab else 0 for token in tokens]

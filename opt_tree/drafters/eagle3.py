@@ -107,7 +107,7 @@ class Eagle3Drafter(EagleDrafter):
             output = rows_of(output, tokens)
         self._begin(HeadedEagle(head, output), target, buckets, tokens)
 
-    def _inputs(self, features: Mapping[int, Float[Tensor, "tokens hidden"]]) -> Float[Tensor, "tokens hidden"]:
+    def inputs(self, features: Mapping[int, Float[Tensor, "tokens hidden"]]) -> Float[Tensor, "tokens hidden"]:
         head: Any = self.lm.model.base_model
         states = [features[layer].to(self.lm.device, self.lm.dtype) for layer in self.features]
         return head.fc(torch.cat(states, -1))

@@ -16,6 +16,7 @@ from opt_tree.policies.sampled import Sampled
 from opt_tree.policies.sequoia import SequoiaTree
 from opt_tree.policies.static import Static
 from opt_tree.policies.talon import Talon
+from opt_tree.policies.threshold_chain import ThresholdChain
 
 __all__ = [
     "HALVING",
@@ -33,6 +34,7 @@ __all__ = [
     "SequoiaTree",
     "Static",
     "Talon",
+    "ThresholdChain",
     "TreePolicy",
     "greedy_static_tree",
     "make_policy",

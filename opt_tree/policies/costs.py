@@ -7,6 +7,8 @@ import dataclasses
 import math
 from dataclasses import dataclass
 
+from opt_tree.step import Step
+
 
 @dataclass(frozen=True)
 class Costs:
@@ -58,3 +60,8 @@ class Costs:
     def draft(self, layers: int, rows: int) -> float:
         """Seconds of drafting so many layers with so many rows in their forwards together."""
         return self.layer * layers + self.draft_row * rows
+
+    def of(self, step: Step) -> float:
+        """Modelled seconds of a step that is over; tables draft a layer without a forward."""
+        layers = max(step.draft_forwards, int(step.tree.depths.max()))
+        return self.score(len(step.tree)) + self.draft(layers, step.draft_tokens)

@@ -24,6 +24,7 @@ from opt_tree.policies.sampled import Sampled
 from opt_tree.policies.sequoia import SequoiaTree
 from opt_tree.policies.static import Static
 from opt_tree.policies.talon import Talon
+from opt_tree.policies.threshold_chain import ThresholdChain
 
 DEPTH = 10
 """Layers drafted at most, for every policy whose paper does not say otherwise."""
@@ -77,6 +78,10 @@ def _talon(nodes: int, ratio: float = Talon.ratio) -> Talon:
     return Talon(ratio, nodes, max_depth=DEPTH)
 
 
+def _threshold_chain(nodes: int, threshold: float = ThresholdChain.threshold, least: int = 0) -> ThresholdChain:
+    return ThresholdChain(min(nodes, DEPTH), threshold, least)
+
+
 def _chains(nodes: int, k: int = 3) -> Sampled:
     if k > nodes:
         raise ValueError(f"{k} chains need at least {k} nodes, the budget is {nodes}")
@@ -100,6 +105,7 @@ POLICIES: dict[str, Callable[..., TreePolicy]] = {
     "binary": _binary,
     "kary": _kary,
     "chain": _chain,
+    "threshold_chain": _threshold_chain,
     "chains": _chains,
     "delayed": _delayed,
     "dyspec": DySpec,

@@ -1,0 +1,132 @@
+"""Which controller pays? Each is decoded with, and compared with the best fixed setting that it could have chosen.
+
+Counts are the decoding's own; seconds are modelled, by the tables of costs that replays are priced by, so that the
+figures do not depend on the machine's load. A controller that reads the costs is decoded with once a table.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tqdm import tqdm
+
+from evaluation.replay.costs import seconds
+from opt_tree import CausalLM, Controller, Decoder, Generation, OptTree, Pair, Static, TreePolicy
+from opt_tree.chain_lm import AnyLM
+from opt_tree.controllers import Auto, BetaLength, LengthPredictor, PredictedLength, Thompson
+from opt_tree.policies import Costs, ThresholdChain
+
+LONGEST = 8
+CHAINS: dict[str, TreePolicy] = {
+    "plain": Static.empty(),
+    **{f"chain of {length}": Static.chain(length) for length in range(1, LONGEST + 1)},
+}
+TREES: dict[str, TreePolicy] = {
+    "plain": Static.empty(),
+    **{
+        f"opt {nodes}/{threshold}": OptTree(nodes, threshold) for nodes, threshold in ((6, 0.45), (12, 0.45), (24, 0.3))
+    },
+}
+PENALTY, THRESHOLD = 1.0, 0.4
+"""Of the published rules: the penalty by tuning on other prompts, the threshold about what a layer costs."""
+
+
+@dataclass(frozen=True)
+class Materials:
+    """What a controller is made of."""
+
+    target: AnyLM
+    predictor: LengthPredictor | None
+    costs: Costs
+
+    def predicted(self, price: Costs | float, chain: Callable[[int], TreePolicy] = Static.chain) -> Controller:
+        """A controller of predicted lengths."""
+        assert self.predictor is not None and isinstance(self.target, CausalLM)
+        return PredictedLength(self.predictor, self.target, price, chain)
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A controller, or a rule that decides while it drafts."""
+
+    build: Callable[[Materials], Controller | TreePolicy]
+    fixed: Mapping[str, TreePolicy]
+    """The settings that it chooses from, or stands beside."""
+    priced: bool = False
+    """Whether it reads the costs."""
+
+
+CONTROLLERS: dict[str, Candidate] = {
+    "predicted": Candidate(lambda known: known.predicted(known.costs), CHAINS, True),
+    "predicted, published": Candidate(lambda known: known.predicted(PENALTY), CHAINS),
+    "predicted, published with threshold": Candidate(
+        lambda known: known.predicted(PENALTY, lambda least: ThresholdChain(LONGEST, THRESHOLD, least)), CHAINS
+    ),
+    "threshold": Candidate(lambda known: ThresholdChain(LONGEST, THRESHOLD), CHAINS),
+    "beta": Candidate(lambda known: BetaLength(LONGEST), CHAINS),
+    "thompson, chains": Candidate(lambda known: Thompson(CHAINS.values(), costs=known.costs), CHAINS, True),
+    "thompson, trees": Candidate(lambda known: Thompson(TREES.values(), costs=known.costs), TREES, True),
+    "auto": Candidate(lambda known: Auto(known.costs, 32), TREES, True),
+}
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What is decoded."""
+
+    pair: Pair
+    prompts: Sequence[list[int]]
+    max_new_tokens: int
+
+    def decode(self, policy: TreePolicy | Controller) -> list[Generation]:
+        """Decode the prompts greedily, one after the other. A controller keeps what it learned."""
+        pair = self.pair
+        decoder = Decoder(pair.target, pair.drafter, policy)
+        return [decoder.generate(prompt, self.max_new_tokens, stop=pair.stop) for prompt in self.prompts]
+
+
+def compare_controllers(
+    setting: Setting, tables: Mapping[str, Costs], predictor: LengthPredictor | None
+) -> list[dict[str, Any]]:
+    """Return a row for each table of costs and each controller."""
+    target = setting.pair.target
+    names = [name for name in CONTROLLERS if predictor is not None or not name.startswith("predicted")]
+    runs = len(CHAINS | TREES) + sum(len(tables) if CONTROLLERS[name].priced else 1 for name in names)
+    with tqdm(total=runs, unit="run", leave=False, disable=None) as bar:
+
+        def run(name: str, policy: TreePolicy | Controller) -> list[Generation]:
+            bar.set_postfix_str(name)
+            found = setting.decode(policy)
+            bar.update()
+            return found
+
+        fixed = {name: run(name, policy) for name, policy in (CHAINS | TREES).items()}
+        known: dict[str, list[Generation]] = {}
+        rows = []
+        for table, costs in tables.items():
+            for name in names:
+                candidate = CONTROLLERS[name]
+                if candidate.priced or name not in known:
+                    known[name] = run(name, candidate.build(Materials(target, predictor, costs)))
+                rows.append({"costs": table, "controller": name, **_figures(known[name], candidate, fixed, costs)})
+    return rows
+
+
+def _figures(
+    ours: Sequence[Generation], candidate: Candidate, fixed: Mapping[str, Sequence[Generation]], costs: Costs
+) -> dict[str, Any]:
+    plain = seconds(fixed["plain"], costs)
+    rates = {name: plain / seconds(fixed[name], costs) for name in candidate.fixed}
+    best = max(rates, key=lambda name: rates[name])
+    steps = [step for generation in ours for step in generation.steps]
+    texts = [generation.tokens for generation in fixed["plain"]]
+    equal = sum(generation.tokens == text for generation, text in zip(ours, texts, strict=True))
+    return {
+        "tokens/step": sum(map(len, texts)) / len(steps),
+        "nodes": sum(step.tree.nodes for step in steps) / len(steps),
+        "x plain": plain / seconds(ours, costs),
+        "best fixed": best,
+        "its x plain": rates[best],
+        "of best": plain / seconds(ours, costs) / rates[best],
+        "= plain": f"{equal}/{len(texts)}",
+    }
