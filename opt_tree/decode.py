@@ -174,7 +174,7 @@ class Decoder:
         for known in self.controller.policies:
             if known.max_depth == 0:
                 continue  # without children any verifier is exact
-            for judge in (greedy, verifier):
+            for judge in (greedy, verifier, *self.controller.verifiers):
                 check(judge, known.children, lossy)
             if drafter is None:
                 raise TypeError(f"{type(known).__name__} needs a drafter")
@@ -250,7 +250,7 @@ class Decoder:
         tree = draft(drafter, policy, run.context, min(policy.max_depth, layers), run.sampling, run.random)
         drafted = time.perf_counter()
         output = target.score(tree)
-        verdict = run.verify(tree, run.sampling.processed(output.logits, tree, run.context), run.random)
+        verdict = self._judge(run)(tree, run.sampling.processed(output.logits, tree, run.context), run.random)
         verified = time.perf_counter()
         tokens = [*(int(tree.tokens[row]) for row in verdict.path[1:]), verdict.token]
         outcome = Outcome(tree, verdict.path, tokens, _of_path(output.features, verdict.path), output.logits)
@@ -268,6 +268,15 @@ class Decoder:
         step = Step(tree, verdict.path, tokens, policy, drafting.forwards, drafting.tokens, times)
         self.controller.observe(step, outcome)
         return step
+
+    def _judge(self, run: _Run) -> Verifier:
+        """The verifier of a step that was chosen for."""
+        own = None if run.sampling.greedy else self.controller.verifier
+        if own is not None and own not in self.controller.verifiers:
+            raise ValueError(
+                f"{type(self.controller).__name__} chose a verifier that is not one of its own: {own.__name__}"
+            )
+        return own or run.verify
 
     def _choose(self, context: list[int], root: Float[Tensor, "1 vocab"] | Few | Reduced | None) -> TreePolicy:
         policy = self.controller.choose(context, root.whole() if isinstance(root, Reduced) else root)

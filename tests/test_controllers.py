@@ -30,7 +30,7 @@ from opt_tree.policies import Delayed, Eagle2, Sampled
 from opt_tree.presets import plain
 from opt_tree.step import Outcome, Step, StepTimes
 from opt_tree.target import Output
-from opt_tree.verifiers import multi_round, naive
+from opt_tree.verifiers import multi_round, naive, traversal, without_replacement
 
 VOCAB = 3
 CONTEXT = (0, 2)
@@ -101,6 +101,40 @@ def test_a_choice_that_peeks_at_what_is_drawn_does_not():
     assert max(abs(found[text] - p) for text, p in expected.items()) > 0.01
     # The same policies chosen blindly are exact.
     assert emitted(lambda random: Scheduled([Sampled.chain(1)]), naive) == pytest.approx(expected, abs=1e-12)
+
+
+class PeekingJudge(Controller):
+    """Draws two children before it chooses, and lets them decide who judges them."""
+
+    reads_root = True
+    verifiers = (naive, multi_round)
+
+    def __init__(self, random: Random) -> None:
+        self.random, self.policies = random, (Sampled.chains(2, 1),)
+
+    def choose(self, context: list[int], root: torch.Tensor | Few | None) -> TreePolicy:
+        drawn = self.random.iid(root.softmax(-1), 2)
+        self.random.iid = lambda probs, k: drawn
+        self.verifier = self.verifiers[int(drawn[0, 1] == 0)]
+        return self.policies[0]
+
+
+class JudgedInTurn(Scheduled):
+    """Both verifiers, chosen blindly."""
+
+    verifiers = (naive, multi_round)
+
+    def __init__(self, judge: int) -> None:
+        super().__init__([Sampled.chains(2, 1)])
+        self.verifier = self.verifiers[judge]
+
+
+def test_a_verifier_may_be_chosen_blindly_but_not_by_what_was_drawn():
+    expected = target_probs()
+    for judge in range(2):
+        assert emitted(lambda random, judge=judge: JudgedInTurn(judge), traversal) == pytest.approx(expected, abs=1e-12)
+    found = emitted(PeekingJudge, naive)
+    assert max(abs(found[text] - p) for text, p in expected.items()) > 0.001
 
 
 @pytest.fixture
@@ -184,6 +218,13 @@ def test_what_is_wrong_is_said(target):
         Decoder(target, None, Scheduled([Static.empty(), OptTree()]))
     with pytest.raises(ValueError, match="at least one policy"):
         Scheduled([])
+    judged = JudgedInTurn(0)
+    judged.verifiers = (without_replacement,)
+    with pytest.raises(TypeError, match="without_replacement is not exact for children of type IID"):
+        Decoder(target, drafter, judged, traversal)
+    judged.verifiers = (multi_round,)
+    with pytest.raises(ValueError, match="JudgedInTurn chose a verifier that is not one of its own: naive"):
+        Decoder(target, drafter, judged, traversal).generate(prompt(4), 4, Sampling(1.0))
     with pytest.raises(ValueError, match="Undeclared chose a policy that is not one of its own: Eagle2"):
         Decoder(target, drafter, Undeclared(OptTree())).generate(prompt(4), 4)
 

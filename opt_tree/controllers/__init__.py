@@ -5,6 +5,7 @@ from opt_tree.controllers.base import Controller
 from opt_tree.controllers.fixed import Fixed
 from opt_tree.controllers.predicted import LengthPredictor, PredictedLength
 from opt_tree.controllers.scheduled import Scheduled
+from opt_tree.controllers.selected import SelectedTree, TreeValues
 from opt_tree.controllers.thompson import BetaLength, Thompson
 
 __all__ = [
@@ -15,5 +16,7 @@ __all__ = [
     "LengthPredictor",
     "PredictedLength",
     "Scheduled",
+    "SelectedTree",
     "Thompson",
+    "TreeValues",
 ]

@@ -13,6 +13,7 @@ from opt_tree.children import Few
 from opt_tree.policies import TreePolicy
 from opt_tree.step import Outcome, Step
 from opt_tree.target import Output
+from opt_tree.verifiers import Verifier
 
 
 class Controller(ABC):
@@ -27,6 +28,12 @@ class Controller(ABC):
     """Layers of the target whose hidden states it reads (see `Target.watch`)."""
     reads_root: bool = False
     """Whether `choose` is shown the drafter's scores of the next token; the drafter is then asked in every step."""
+
+    verifiers: tuple[Verifier, ...] = ()
+    """Those that it may have a step judged by above temperature 0, in place of the decoder's: each is checked with each
+    of the policies."""
+    verifier: Verifier | None = None
+    """The one for the step that it chose for last; None: the decoder's."""
 
     def reset(self, prompt: list[int], output: Output | None) -> None:
         """Begin a new prompt. `output` is the target's prefill of `prompt[:-1]`, None for a prompt of one token.
