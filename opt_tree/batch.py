@@ -1,13 +1,10 @@
-"""Several sequences side by side: each runs the loop as it is, and their forwards are packed into one.
+"""Forwards of several sequences as one: which go together, and how they are packed.
 
-Owns who runs when, and how forwards of several lanes become one. A sequence is a greenlet: a forward of its models
-switches to the hub (`side_by_side`), which waits until every lane asks for one, runs those of one model together and
-switches back with the answers. Policies, pools, verifiers, drafters and the loop know nothing of it.
+Owns what a lane has of a model, and padding. Who runs when is `hub.py`'s: a forward of a lane switches to it.
 """
 
-import contextvars
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, TypeVar
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import greenlet
 import numpy as np
@@ -24,8 +21,6 @@ from opt_tree.engines.eager import attention_kernels
 from opt_tree.lanes import Lane, Storage
 from opt_tree.lm import CausalLM
 from opt_tree.target import Output
-
-T = TypeVar("T")
 
 _CALL = {"cpu": 12}
 _CALL_ELSEWHERE = 128
@@ -187,82 +182,3 @@ def lanes_of(models: Sequence[Any], count: int) -> list[dict[int, Any]]:
             for memo, view in zip(memos, Packed(lm, count, last=lm is models[0]).views(), strict=True):
                 memo[id(lm)], memo[id(lm.model)] = view, lm.model
     return memos
-
-
-def side_by_side(jobs: Iterable[Callable[[int], T]], lanes: int) -> Iterator[tuple[int, T]]:
-    """Run jobs, each in a lane of its own as long as it lasts; yield each one's place and result as it ends.
-
-    A job is told the number of its lane, from 0; another one begins there as soon as it is free. An error in one ends
-    all, and says which it was in a note; closing the iterator ends them, too.
-    """
-    hub = _Hub(jobs, lanes)
-    try:
-        while hub.fill():
-            hub.forward()
-            yield from hub.ended()
-        yield from hub.ended()
-    finally:
-        hub.close()
-
-
-class _Hub:
-    """Jobs under way and what they wait for."""
-
-    def __init__(self, jobs: Iterable[Callable[[int], Any]], lanes: int) -> None:
-        self._jobs = enumerate(jobs)
-        self._free = list(range(lanes))[::-1]
-        self._live: dict[int, tuple[int, greenlet.greenlet]] = {}
-        self._asked: dict[int, Ask] = {}
-        self._ended: list[tuple[int, Any]] = []
-
-    def fill(self) -> bool:
-        """Begin jobs while there are lanes for them; whether any is under way then."""
-        while self._free and (new := next(self._jobs, None)) is not None:
-            place, job = new
-            thread = greenlet.greenlet(job)
-            thread.gr_context = contextvars.copy_context()
-            lane = self._free.pop()
-            self._live[lane] = place, thread
-            self._resume(lane, lane)
-        return bool(self._live)
-
-    def forward(self) -> None:
-        """Run the forwards of one model that lanes wait for, and let these go on. A target waits for all others."""
-        models = [ask.engine.packed for ask in self._asked.values()]
-        chosen = max(models, key=lambda packed: (not packed.last, models.count(packed)))
-        lanes = {id(ask): lane for lane, ask in self._asked.items()}
-        for part in chosen.parts([ask for ask in self._asked.values() if ask.engine.packed is chosen]):
-            with torch.inference_mode():
-                outputs = chosen.run(part)
-            for ask, output in zip(part, outputs, strict=True):
-                self._resume(lanes[id(ask)], output)
-
-    def _resume(self, lane: int, answer: Any) -> None:
-        """Let a lane go on until it asks for a forward or ends."""
-        place, thread = self._live[lane]
-        self._asked.pop(lane, None)
-        try:
-            # Under one mode as a whole: the lanes take turns inside theirs, which would otherwise be left out of order.
-            with torch.inference_mode():
-                found = thread.switch(answer)
-        except BaseException as error:
-            error.add_note(f"(sequence {place} of those side by side)")
-            raise
-        if not thread.dead:
-            self._asked[lane] = found
-            return
-        self._ended.append((place, found))
-        del self._live[lane]
-        self._free.append(lane)
-
-    def ended(self) -> list[tuple[int, Any]]:
-        """What has ended since the last time."""
-        ended, self._ended = self._ended, []
-        return ended
-
-    def close(self) -> None:
-        """End what is under way."""
-        for _, thread in self._live.values():
-            while not thread.dead:
-                with torch.inference_mode():
-                    thread.throw()

@@ -18,7 +18,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from opt_tree import batch
+from opt_tree import batch, hub
 from opt_tree.children import Few, Reduced
 from opt_tree.controllers import Controller, Fixed
 from opt_tree.drafters import Drafter, DrafterAround
@@ -379,7 +379,7 @@ class Decoder:
                 yield place, job(self)
             return
         bound = ((lambda lane, job=job: job(decoders[lane])) for job in jobs)
-        yield from batch.side_by_side(bound, width)
+        yield from hub.side_by_side(bound, width)
 
     def _copied(self, memo: dict[int, Any], lanes: int) -> "Decoder":
         """The same decoder for one lane."""

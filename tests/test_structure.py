@@ -35,6 +35,7 @@ TIERS: tuple[set[str], ...] = (
     {"lm"},
     {"split", "chain_lm"},
     {"compiling", "batch"},
+    {"hub"},
     {"checkpoints"},
     {"models"},
     {"policies", "drafters", "verifiers"},

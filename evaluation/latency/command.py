@@ -26,6 +26,7 @@ from evaluation.run.models import check_device, load, load_assistant, resolved
 from evaluation.run.options import AUTO, Asked
 from opt_tree import CausalLM, Controller, OptTree, TreePolicy
 from opt_tree.inflate import describe
+from opt_tree.policies import Shared
 from opt_tree.pricing import auto
 
 
@@ -51,6 +52,7 @@ class Options(Asked):
     lanes: str | None = option(
         None, "comma list: decode the questions plainly, with --nodes and by transformers, so many side by side"
     )
+    shared: bool = option(False, "with --lanes: also share the nodes of --nodes over all lanes, at one price of a node")
     thresholds: str = option("0.2", "with --nodes: comma list, each tried at each budget")
     max_new_tokens: int = option(96, "with --nodes: new tokens a question, at most")
     assistant: str | None = option(
@@ -61,6 +63,8 @@ class Options(Asked):
     def __post_init__(self) -> None:
         super().__post_init__()
         at_least(self, repeats=1, max_new_tokens=1)
+        if self.shared and not (self.lanes and self.nodes):
+            raise ValueError("--shared shares the --nodes of several --lanes: name both")
         if self.lanes and min(numbers(self.lanes)) < 1:
             raise ValueError(f"--lanes must be at least 1 each, got {self.lanes}")
         for name in ("tokens", "contexts"):
@@ -152,6 +156,8 @@ def decode(options: Options) -> dict[str, Any]:
     fixed = [budget for budget in budgets if budget != AUTO]
     pairs = [(int(n), t) for n in numbers(",".join(fixed)) for t in numbers(options.thresholds)] if fixed else []
     trees: dict[str, TreePolicy | Controller] = {f"OPT-Tree {n}/{t:g}": OptTree(n, t) for n, t in pairs}
+    if options.shared:
+        trees |= {f"shared {n}/{t:g}": Shared(n, t, most=8 * n) for n, t in pairs}
     given = gather(options)
     pair, prompts = given.pair, given.first_prompts()
     if AUTO in budgets:

@@ -22,6 +22,7 @@ from opt_tree.policies.rates import HALVING, AcceptanceRates, Rates
 from opt_tree.policies.rheo import Rheo
 from opt_tree.policies.sampled import Sampled
 from opt_tree.policies.sequoia import SequoiaTree
+from opt_tree.policies.shared import Shared
 from opt_tree.policies.static import Static
 from opt_tree.policies.talon import Talon
 from opt_tree.policies.threshold_chain import ThresholdChain
@@ -112,6 +113,7 @@ POLICIES: dict[str, Callable[..., TreePolicy]] = {
     "rheo": Rheo,
     "plain": _plain,
     "published": PublishedRule,
+    "shared": Shared,
 }
 """A policy, or how to make one, from `nodes`. One that takes `siblings` has a fixed shape, and any kind of children;
 `rates` are acceptance rates; what else it takes can be given behind colons."""
