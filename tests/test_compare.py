@@ -45,6 +45,9 @@ def command(folder: Path, output: Path, *more: str) -> int:
     return compare.main([*f"{files} {sizes} --output {output}".split(), *more])
 
 
+DRAWN_FROM_TIMES = {"speed_up", "draft_ms_per_step", "overhead"}
+
+
 def lines(output: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in output.read_text().splitlines()]
 
@@ -80,6 +83,29 @@ def test_a_line_says_what_the_decoder_did(folder: Path, tmp_path: Path, capsys: 
     )
     header = json.loads((tmp_path / "a.jsonl.run.json").read_text())
     assert header["settings"]["target_dtype"] == "float64" and header["sessions"][0]["environment"]["threads"] == 1
+
+
+def test_questions_side_by_side_give_the_same_rows(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """But for their times, which are a batch's and not shown."""
+    asked = ("--policies", "opt:0.1,chain", "--temperatures", "0,0.8", "--expect-every", "0", "--limit", "3")
+    one, many = tmp_path / "one.jsonl", tmp_path / "many.jsonl"
+    assert command(folder, one, *asked) == 0
+    assert "speed-up" in capsys.readouterr().out
+    assert command(folder, many, *asked, "--batch-size", "2") == 0
+    assert "speed-up" not in (said := capsys.readouterr().out) and "tokens/step" in said
+
+    def untimed(known: Any) -> Any:
+        if isinstance(known, dict):
+            own = {key: untimed(value) for key, value in known.items() if "time" not in key and key != "lanes"}
+            return {key: value for key, value in own.items() if "second" not in key and key not in DRAWN_FROM_TIMES}
+        return [untimed(value) for value in known] if isinstance(known, list) else known
+
+    assert untimed(lines(many)) == untimed(lines(one)) and lines(many)[0]["figures"]["speed_up"] is None
+    assert command(folder, one, *asked, "--batch-size", "2") == 2, "files do not mix"
+    assert command(folder, tmp_path / "b.jsonl", "--policies", "opt", "--temperatures", "1", "--batch-size", "2") == 2
+    assert "block efficiency is computed one by one" in capsys.readouterr().err
 
 
 def test_the_invalid_is_listed_once_and_not_run(

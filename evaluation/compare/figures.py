@@ -12,7 +12,7 @@ from jaxtyping import Float, Int
 from evaluation.answers.file import Record
 from evaluation.answers.match import exact_match, paired
 from evaluation.answers.metrics import bootstrap, speed_up, summary
-from evaluation.answers.steps import steps_of, total
+from evaluation.answers.steps import alone, steps_of, total
 from evaluation.compare.combinations import SHARPENING
 
 Counts = Float[np.ndarray, "questions 2"]
@@ -28,13 +28,13 @@ def figures(answers: Sequence[Record], plain: Sequence[Record], efficiency: Sequ
     drafted = total(answers, "draft_tokens") or 0
     taken = steps_of(answers)
     assert taken is not None and taken.expected is not None
-    equal = exact_match(answers, plain)
+    equal, timed = exact_match(answers, plain), alone(answers)
     return {
         **known,
         "interval": length_interval(answers),
         "expected_length": float(taken.expected.mean()),
         "draft_tokens_per_step": drafted / known["steps"],
-        "draft_ms_per_step": 1000 * (total(answers, "draft_time") or 0.0) / known["steps"],
+        **({"draft_ms_per_step": 1000 * (total(answers, "draft_time") or 0.0) / known["steps"]} if timed else {}),
         "speed_up": speed_up(answers, plain),
         "plain_tokens_per_second": summary(plain)["tokens_per_second"],
         "same_as_plain": [equal["equal"], equal["compared"]],
@@ -105,4 +105,4 @@ def brief(line: Mapping[str, Any]) -> dict[str, Any]:
     asked = ("policy", "budget", "drafter", "sharpening", "temperature", "children", "verifier")
     found = ("tokens_per_step", "interval", "block_efficiency", "tokens_per_second", "minus_opt")
     known = {key: line[key] for key in (*asked, *found)} | {key: line.get(key) for key in WEIGHED}
-    return {**known, "speed_up": line["speed_up"]["micro"]}
+    return {**known, "speed_up": line["speed_up"] and line["speed_up"]["micro"]}

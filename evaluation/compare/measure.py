@@ -4,6 +4,7 @@ Owns what is loaded and in which order things are decoded. Knows nothing of file
 """
 
 import dataclasses
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,8 +16,8 @@ from evaluation.compare.options import Options
 from evaluation.compare.peers import PLAIN, own_methods, peers_key
 from evaluation.compare.weights import footprint
 from evaluation.questions.prompts import Prompter
-from evaluation.questions.sets import load_set, select
-from evaluation.run.conversation import Answer, Conversation
+from evaluation.questions.sets import Question, load_set, select
+from evaluation.run.conversation import Answer, Conversation, InLoop, side_by_side
 from evaluation.run.models import check_device, load_assistant, load_several, resolved
 from evaluation.run.rates import Counting
 from evaluation.run.rates import measure as count_acceptance
@@ -55,6 +56,7 @@ class Bench:
             "target_dtype": resolved(self.pair)["target_dtype"],
             "device_type": self.pair.target.device.type,
             "inflate": options.inflate,
+            "batch_size": options.batch_size if options.batch_size > 1 else None,  # None for the headers of before
         }
         self.sharpening = {drafter: resolved(pair)["sharpening"] for (drafter, _), pair in self.pairs.items()}
 
@@ -67,20 +69,15 @@ class Bench:
         if self.options.expect_every and one.temperature:
             verifier = watch = Expectation(verifier, policy.children, self.options.expect_every)
         steps: list[Step] = []
-        ours = self._method(Decoder(pair.target, pair.drafter, policy, verifier, lossy=self.options.lossy), sampling)
-        ours = _watched(ours, watch, steps)
-        base = self._method(plain(pair.target), sampling)
-        answers: list[Record] = []
-        baseline: list[Record] = []
+        stop = self.conversation.prompter.stop
+        ours = InLoop(Decoder(pair.target, pair.drafter, policy, verifier, lossy=self.options.lossy), sampling, stop)
+        base = InLoop(plain(pair.target), sampling, stop)
         efficiency: list[dict[str, list[float]]] = []
-        for index, question in enumerate(self.questions):
-            every = self.size.plain_every
-            both = [(base, baseline), (ours, answers)] if index % every == 0 else [(ours, answers)]
-            for method, kept in in_turn(both, index // every):
-                choices = self.conversation.answer(question, method)
-                kept.append({"question_id": question.id, "choices": choices})
-            if watch is not None:
-                efficiency.append(watch.take())
+        if self.options.batch_size > 1:
+            answers = self._together(ours, self.questions, steps)
+            baseline = self._together(base, self.questions[:: self.size.plain_every])
+        else:
+            answers, baseline = self._in_turn(_watched(ours, watch, steps), base, watch, efficiency)
         return {
             "question_id": one.key,
             "cell": dataclasses.asdict(one),
@@ -94,22 +91,47 @@ class Bench:
     def measure_peers(self, temperature: float) -> Record:
         """Answer the questions by plain decoding and as transformers does, in turn; return the line of all of them."""
         assistant = load_assistant(self.options, None, self.pair)
-        base = self._method(plain(self.pair.target), Sampling(temperature))
+        base = InLoop(plain(self.pair.target), Sampling(temperature), self.conversation.prompter.stop)
         methods = {PLAIN: base, **own_methods(self.pair, assistant, temperature)}
         answers: dict[str, list[Record]] = {name: [] for name in methods}
         for index, question in enumerate(self.questions):
             for name, method in in_turn(list(methods.items()), index):
-                choices = self.conversation.answer(question, method)
-                answers[name].append(_slim({"question_id": question.id, "choices": choices}))
+                answers[name].append(_slim(self._answer(question, method)))
         return {"question_id": peers_key(temperature), "temperature": temperature, "peers": answers}
 
     def _pair(self, one: Combination) -> Pair:
         """Bare where nothing is to be sharpened."""
         return self.pairs[one.drafter, "fitted" if one.sharpening == "fitted" else "bare"]
 
-    def _method(self, decoder: Decoder, sampling: Sampling) -> Answer:
-        stop = self.conversation.prompter.stop
-        return lambda prompt, limit, seed: decoder.generate(prompt, limit, sampling, stop, seed=seed)
+    def _in_turn(
+        self, ours: Answer, base: Answer, watch: Expectation | None, efficiency: list[dict[str, list[float]]]
+    ) -> tuple[list[Record], list[Record]]:
+        """The combination's answers and plain decoding's, one by one and by turns."""
+        answers: list[Record] = []
+        baseline: list[Record] = []
+        for index, question in enumerate(self.questions):
+            every = self.size.plain_every
+            both = [(base, baseline), (ours, answers)] if index % every == 0 else [(ours, answers)]
+            for method, kept in in_turn(both, index // every):
+                kept.append(self._answer(question, method))
+            if watch is not None:
+                efficiency.append(watch.take())
+        return answers, baseline
+
+    def _together(self, method: InLoop, questions: Sequence[Question], kept: list[Step] | None = None) -> list[Record]:
+        """Answers to these questions, decoded side by side; `kept` gets the steps of the first one."""
+
+        def task(place: int, own: Answer) -> Record:
+            if place == 0 and kept is not None:
+                own = _watched(own, None, kept)
+            return self._answer(questions[place], own)
+
+        tasks = [functools.partial(task, place) for place in range(len(questions))]
+        found = dict(side_by_side(method, tasks, self.options.batch_size))
+        return [found[place] for place in range(len(questions))]
+
+    def _answer(self, question: Question, method: Answer) -> Record:
+        return {"question_id": question.id, "choices": self.conversation.answer(question, method)}
 
     def rates(self, one: Combination) -> AcceptanceRates:
         """Acceptance rates of the drafter, siblings and temperature, on the other questions; measured once."""

@@ -4,10 +4,11 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from evaluation.command_line import at_least, numbers, option
+from evaluation.command_line import at_least, at_most, numbers, option
 from evaluation.compare.combinations import VERIFIERS, Combination, Grid
 from evaluation.compare.studies import STUDIES, Size, size_of, study
-from evaluation.run.options import DRAFTER_FLAGS, Asked
+from evaluation.compare.text import MANY
+from evaluation.run.options import DRAFTER_FLAGS, MOST_LANES, Asked
 from opt_tree.policies.registry import POLICIES
 
 GRID = {"verifiers": "match", "temperatures": "0", "budgets": "60", "sharpening": "fitted"}
@@ -41,6 +42,9 @@ class Options(Asked):
         None, "questions from the set's end, not compared, to measure acceptance rates on (default: 8, quick: 3)"
     )
     expect_every: int = option(4, "compute the exact block efficiency on every so many steps; 0: never")
+    batch_size: int = option(
+        1, "questions that are decoded side by side; rows are the same but for their times, which are left out"
+    )
     seed: int = option(0, "of sampling")
     output: str = option("compare.jsonl", "one JSON line a combination; its header and the rates lie beside it")
     overwrite: bool = option(False, "delete the output instead of going on with it")
@@ -53,7 +57,18 @@ class Options(Asked):
             flags = ", ".join(f"--{name}" for name in given)
             raise ValueError(f"--preset {self.preset} is a ready list of combinations: leave out {flags}")
         super().__post_init__()
-        at_least(self, max_new_tokens=1, rates_questions=1, expect_every=0)
+        at_least(self, max_new_tokens=1, rates_questions=1, expect_every=0, batch_size=1)
+        at_most(self, batch_size=MOST_LANES)
+        if self.batch_size > 1:
+            self._check_batch()
+
+    def _check_batch(self) -> None:
+        if self.peers or self.size.peers or len({one.drafter for one in self.combinations}) >= MANY:
+            raise ValueError(
+                "--batch-size: --peers and the table of many drafters compare times; leave one of them out"
+            )
+        if self.expect_every and any(one.temperature for one in self.combinations):
+            raise ValueError("--batch-size: block efficiency is computed one by one; --expect-every 0 leaves it out")
 
     @property
     def drafters(self) -> list[str]:

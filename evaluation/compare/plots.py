@@ -4,6 +4,7 @@ Needs matplotlib. The figures are those of `figures` and of `evaluation.answers`
 """
 
 import itertools
+import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
@@ -109,7 +110,9 @@ def _lengths_and_speeds(groups: dict[tuple, list[Record]], place: Callable[[Reco
         figures = [record["figures"] for record in members]
         label = ", ".join([key[0], *(str(part) for part in key[1:-1] if part != 0.0), f"{key[-1]} nodes"])
         lengths = [(known["tokens_per_step"], known["interval"]) for known in figures]
-        speeds = [(known["speed_up"]["micro"], known["speed_up"]["interval"]) for known in figures]
+        unknown = {"micro": math.nan, "interval": None}  # of a batch
+        told = [known["speed_up"] or unknown for known in figures]
+        speeds = [(known["micro"], known["interval"]) for known in told]
         colour, line = colours[key[0]], next(lines[key[0]])
         for axes, values in zip(panels, (lengths, speeds), strict=True):
             axes.plot(places, [value for value, _ in values], line, marker="o", ms=4, label=label, color=colour)

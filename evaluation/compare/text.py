@@ -49,10 +49,17 @@ def _row(line: Mapping[str, Any]) -> dict[str, Any]:
         "accepted/node": "" if line["nodes_accepted"] is None else f"{line['nodes_accepted']:.3f}",
         "repeated": percent(line["repeated_8grams"]),
         "ended": f"{line['turns_ended']}/{line['turns']}",
-        "tokens/s": f"{line['tokens_per_second']:.0f}",
-        "speed-up": with_interval(speed["micro"], speed["interval"]),
+        **(_speeds(line) if speed else {}),  # of a batch nobody knows them
         **({"= plain": "{}/{}".format(*line["same_as_plain"])} if line["verifier"] == "greedy" else {}),
     }
     for sharpening, minus in line["minus_opt"].items():
         row[f"minus opt, {sharpening}"] = with_interval(minus["difference"], minus["interval"], "+")
     return row
+
+
+def _speeds(line: Mapping[str, Any]) -> dict[str, str]:
+    speed = line["speed_up"]
+    return {
+        "tokens/s": f"{line['tokens_per_second']:.0f}",
+        "speed-up": with_interval(speed["micro"], speed["interval"]),
+    }
