@@ -17,6 +17,7 @@ from transformers.utils import cached_file
 from opt_tree.chain_lm import AnyLM, wrap
 from opt_tree.lm import Buckets
 from opt_tree.stopping import Stop
+from opt_tree.support import one_line
 
 DEMO = Path(__file__).parent / "demo"
 CALIBRATION = "calibration.json"
@@ -111,11 +112,6 @@ def _load(factory: Any, path: str, **options: Any) -> Any:
 
 def _absent(path: str) -> str:
     return f"no model called {path}: not a local folder, and not found in the Hub cache or on the Hub (offline?)"
-
-
-def one_line(error: Exception) -> str:
-    """An error as part of one line: its kind, and the beginning of what it says."""
-    return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
 
 
 def as_dtype(dtype: str | torch.dtype, device: str) -> str | torch.dtype:

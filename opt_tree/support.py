@@ -155,9 +155,9 @@ def key_limit(model: Any) -> int:
     return int(config.keep_window_size) if config.model_type == "doge" else 1 << 62
 
 
-def one_line(error: Exception) -> str:
-    """An error of somebody else's, fit for a message."""
-    return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+def one_line(error: BaseException) -> str:
+    """An error of somebody else's as part of one line: its kind, and the beginning of what it says."""
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
 
 
 def cause(model: Any, ids: list[int], device: torch.device) -> str | None:

@@ -190,7 +190,7 @@ class AnswerFile:
                 )
             return
         differences = [
-            f"{key} {header['settings'].get(key)!r} there, {value!r} now"
+            f"{key} {_brief(header['settings'].get(key))} there, {_brief(value)} now"
             for key, value in settings.items()
             if header["settings"].get(key) != value
         ]
@@ -290,6 +290,12 @@ def _append(path: Path, record: Record) -> None:
 
 def _replace(path: Path, records: Iterable[Record]) -> None:
     _write_whole(path, "".join(json.dumps(record) + "\n" for record in records))
+
+
+def _brief(value: Any) -> str:
+    """A setting as part of one line: a list of all questions or a checksum would fill a screen."""
+    text = repr(value)
+    return text if len(text) <= 40 else f"{text[:37]}..."
 
 
 def _write_whole(path: Path, text: str) -> None:

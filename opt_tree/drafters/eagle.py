@@ -12,7 +12,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from transformers import LlamaConfig
 
-from opt_tree.checkpoints import CheckpointError, find_file, load_tensors, one_line
+from opt_tree.checkpoints import CheckpointError, find_file, load_tensors
 from opt_tree.children import Reduced
 from opt_tree.drafters.base import Drafter
 from opt_tree.drafters.eagle_head import EagleHead, HeadedEagle, rows_of
@@ -21,6 +21,7 @@ from opt_tree.led import replicated, whole
 from opt_tree.lm import Buckets, CausalLM
 from opt_tree.pool import Frontier
 from opt_tree.step import Outcome
+from opt_tree.support import one_line
 from opt_tree.target import Output
 
 LAST = -1

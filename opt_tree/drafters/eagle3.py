@@ -16,12 +16,13 @@ from torch import Tensor, nn
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRMSNorm
 
-from opt_tree.checkpoints import CheckpointError, find_file, load_tensors, one_line
+from opt_tree.checkpoints import CheckpointError, find_file, load_tensors
 from opt_tree.drafters.eagle import EagleDrafter, lend_embeddings
 from opt_tree.drafters.eagle_head import HeadedEagle, OneLayerHead, load_named, rows_of
 from opt_tree.drafters.reduced import take_vocabulary
 from opt_tree.led import replicated
 from opt_tree.lm import Buckets, CausalLM
+from opt_tree.support import one_line
 
 _UNKNOWN = ("norm_before_fc", "fc_norm", "norm_output", "eagle_config")
 """Settings of later variants that change what a head computes, and that this one does not have."""

@@ -15,13 +15,14 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from opt_tree.checkpoints import CheckpointError, find_file, load_tensors, one_line
+from opt_tree.checkpoints import CheckpointError, find_file, load_tensors
 from opt_tree.drafters.base import Drafter
 from opt_tree.drafters.eagle_head import load_named
 from opt_tree.lm import Buckets, CausalLM
 from opt_tree.pool import Frontier
 from opt_tree.split import Split, check_cut
 from opt_tree.step import Outcome
+from opt_tree.support import one_line
 from opt_tree.target import Output, Work
 
 KIND = "opt_tree early exit"

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from opt_tree.checkpoints import CheckpointError, find_file, load_tensors, one_line
+from opt_tree.checkpoints import CheckpointError, find_file, load_tensors
 from opt_tree.children import Reduced
 from opt_tree.drafters.base import Drafter
 from opt_tree.drafters.eagle import LAST, EagleDrafter
@@ -26,6 +26,7 @@ from opt_tree.led import check_whole
 from opt_tree.lm import CausalLM
 from opt_tree.pool import Frontier
 from opt_tree.step import Outcome
+from opt_tree.support import one_line
 from opt_tree.target import Output, Work
 
 

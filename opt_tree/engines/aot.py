@@ -23,6 +23,7 @@ from opt_tree.engines.base import Engine, Forward
 from opt_tree.engines.body import Body, takes
 from opt_tree.engines.eager import Eager
 from opt_tree.engines.packages import Package, facts_of, package_of
+from opt_tree.support import one_line
 from opt_tree.target import Output
 
 OPTIONS: dict[str, Any] = {"freezing": True, "cpp.enable_concat_linear": True}
@@ -252,8 +253,3 @@ def _quiet() -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield
-
-
-def one_line(error: BaseException) -> str:
-    """An error's kind and the beginning of what it says."""
-    return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"

@@ -11,10 +11,11 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from opt_tree.engines.aot import CompileError, one_line
+from opt_tree.engines.aot import CompileError
 from opt_tree.engines.base import Engine, Forward, Mask
 from opt_tree.engines.body import Body
 from opt_tree.engines.eager import Eager, attention_kernels
+from opt_tree.support import one_line
 from opt_tree.target import Output
 
 _WARM_UPS = 2

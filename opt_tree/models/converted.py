@@ -18,8 +18,9 @@ import transformers
 from filelock import FileLock
 from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 
-from opt_tree.checkpoints import CheckpointError, one_line
+from opt_tree.checkpoints import CheckpointError
 from opt_tree.engines.packages import cache_folder, file_digest
+from opt_tree.support import one_line
 
 ABOUT = "about.json"
 _WEIGHTS = "model.safetensors"

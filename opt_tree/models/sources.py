@@ -13,10 +13,12 @@ import zipfile
 from pathlib import Path
 
 from huggingface_hub import snapshot_download
+from huggingface_hub.errors import LocalEntryNotFoundError
 from tqdm import tqdm
 
-from opt_tree.checkpoints import CheckpointError, one_line
+from opt_tree.checkpoints import CheckpointError
 from opt_tree.models.known import Known, Wheel
+from opt_tree.support import one_line
 
 _HUB_FILES = ["*.json", "*.safetensors", "*.jinja", "*.txt"]
 _NEEDED = ("config.json", "tokenizer.json")
@@ -26,6 +28,8 @@ def from_hub(known: Known, network: bool = True) -> Path:
     """The folder of its Hub repository's files, fetched if need be. CheckpointError where they cannot be had."""
     try:
         folder = Path(snapshot_download(known.hub, allow_patterns=_HUB_FILES, local_files_only=not network))
+    except LocalEntryNotFoundError as error:
+        raise CheckpointError(f"{known.hub} is not in the Hub's cache, and the Hub cannot be reached") from error
     except Exception as error:  # the Hub's client raises its own, its HTTP library's and the system's
         raise CheckpointError(f"{known.hub} is not to be had from the Hub: {one_line(error)}") from error
     if not all((folder / name).is_file() for name in _NEEDED) or not list(folder.glob("*.safetensors")):
