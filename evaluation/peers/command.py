@@ -45,6 +45,7 @@ class Options:
     bench_name: str = option("mt_bench", "question set; the first turns are asked")
     question_file: str | None = option(None, "any JSONL with `turns` or `question`, instead of --bench-name")
     data_dir: str | None = option(None, "where question sets lie, looked in first")
+    fetch: bool = option(False, "download the question set to the user cache if it is in none of these")
     limit: int = option(16, "this many questions, spread over the set")
     max_new_tokens: int = option(96, "new tokens an answer, at most")
     timeout: float = option(900.0, "seconds after which a peer that does not answer is left out")
@@ -87,7 +88,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 def run(options: Options) -> int:
     """Measure, print the table; 1 where not even the reference ran."""
-    questions = load_set(options.bench_name, options.question_file, options.data_dir)
+    questions = load_set(options.bench_name, options.question_file, options.data_dir, options.fetch)
     step = max(1, len(questions.questions) // options.limit)
     chosen = select(questions.questions[::step], None, None, options.limit)
     folder = resolve(options.base_model_path, "target")

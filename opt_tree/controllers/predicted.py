@@ -15,13 +15,14 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from opt_tree.checkpoints import CheckpointError, find_file, load_tensors, one_line
+from opt_tree.checkpoints import CheckpointError, find_file, load_tensors
 from opt_tree.children import Few
 from opt_tree.controllers.base import Controller
 from opt_tree.drafters.eagle_head import load_named
 from opt_tree.lm import CausalLM
 from opt_tree.policies import Costs, Static, TreePolicy
 from opt_tree.step import Outcome, Step
+from opt_tree.support import one_line
 from opt_tree.target import Output
 from opt_tree.tree import fetch
 

@@ -19,7 +19,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from opt_tree import verifiers
-from opt_tree.checkpoints import CheckpointError, find_file, load_tensors, one_line
+from opt_tree.checkpoints import CheckpointError, find_file, load_tensors
 from opt_tree.children import Few
 from opt_tree.controllers.base import Controller
 from opt_tree.drafters.eagle_head import load_named
@@ -27,6 +27,7 @@ from opt_tree.lm import CausalLM
 from opt_tree.policies import Costs, Delayed, Static, TreePolicy
 from opt_tree.probabilities import log_probs_of
 from opt_tree.step import Outcome, Step
+from opt_tree.support import one_line
 from opt_tree.target import Output
 from opt_tree.tree import fetch
 from opt_tree.verifiers import Verifier
