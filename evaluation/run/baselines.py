@@ -12,7 +12,7 @@ from transformers import GenerationConfig, PreTrainedModel
 
 from evaluation.timing import Method, Timed
 from opt_tree import CausalLMDrafter, Decoder, Drafter, Pair, Sampling
-from opt_tree.drafters import ChainLMDrafter
+from opt_tree.drafters import ChainLMDrafter, TrimmedDrafter
 
 LOOKUP = 10
 """Tokens that prompt lookup drafts at most: the setting of transformers' own examples."""
@@ -75,7 +75,12 @@ def transformers_lookup(
 
 
 def assistant_of(drafter: Drafter) -> PreTrainedModel | None:
-    """Return the causal LM inside a drafter, which can assist transformers' generate; None for an EAGLE head."""
+    """Return the causal LM inside a drafter, which can assist transformers' generate; None for an EAGLE head.
+
+    None for a trimmed one, too: its logits are of a part of the vocabulary, which transformers would not know.
+    """
+    if isinstance(drafter.bare, TrimmedDrafter):
+        return None
     return drafter.bare.lm.model if isinstance(drafter.bare, CausalLMDrafter | ChainLMDrafter) else None
 
 

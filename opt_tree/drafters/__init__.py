@@ -17,6 +17,7 @@ from opt_tree.drafters.recycling import TokenRecycling
 from opt_tree.drafters.registry import load_drafter
 from opt_tree.drafters.sharpened import Sharpened
 from opt_tree.drafters.store import Store, StoreDrafter
+from opt_tree.drafters.trimmed import TrimmedDrafter
 
 __all__ = [
     "CausalLMDrafter",
@@ -42,6 +43,7 @@ __all__ = [
     "Store",
     "StoreDrafter",
     "TokenRecycling",
+    "TrimmedDrafter",
     "load_drafter",
     "model_drafter",
 ]

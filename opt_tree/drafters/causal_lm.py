@@ -5,6 +5,7 @@ from typing import Any
 from jaxtyping import Float
 from torch import Tensor
 
+from opt_tree.children import Reduced
 from opt_tree.drafters.base import Drafter
 from opt_tree.lm import CausalLM
 from opt_tree.pool import Frontier
@@ -30,12 +31,12 @@ class CausalLMDrafter(Drafter):
     def reset(self, prompt: list[int], output: Output | None) -> None:
         self.lm.reset()
 
-    def root(self, context: list[int]) -> Float[Tensor, "1 vocab"]:
+    def root(self, context: list[int]) -> Float[Tensor, "1 vocab"] | Reduced:
         """Catch up with the context; between steps that is the target's own token and at most one accepted one."""
         missing = [token if token < self.lm.vocab else 0 for token in context[self.lm.length :]]
         return self._scores(self.lm.append(missing))
 
-    def expand(self, frontier: Frontier) -> Float[Tensor, "frontier vocab"]:
+    def expand(self, frontier: Frontier) -> Float[Tensor, "frontier vocab"] | Reduced:
         # Depth 1 follows the root, which is the last committed row here.
         positions = self.lm.length - 1 + frontier.depths
         return self._scores(self.lm.extend(frontier.tokens, positions, frontier.visible))
@@ -44,7 +45,7 @@ class CausalLMDrafter(Drafter):
         rows = outcome.tree.draft_rows[outcome.path[1:]]
         self.lm.commit((rows[rows > 0] - 1).tolist())
 
-    def _scores(self, output: Output) -> Float[Tensor, "rows vocab"]:
+    def _scores(self, output: Output) -> Float[Tensor, "rows vocab"] | Reduced:
         return output.logits[:, : self.vocab]
 
     def describe(self) -> str:

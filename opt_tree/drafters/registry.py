@@ -39,6 +39,7 @@ from opt_tree.drafters.recycling import TokenRecycling
 from opt_tree.drafters.sharpened import Sharpened
 from opt_tree.drafters.store import Store, StoreDrafter
 from opt_tree.drafters.tables import fingerprint
+from opt_tree.drafters.trimmed import TrimmedDrafter, read_vocabulary
 from opt_tree.lm import Buckets, CausalLM
 from opt_tree.models import resolve
 
@@ -85,7 +86,16 @@ def _load_lm(path: str, target: AnyLM, options: DrafterOptions) -> Drafter:
     dtype = options.dtype
     if dtype == "auto" and torch.device(options.device).type == "cpu":
         dtype = torch.float32
-    return model_drafter(load_causal_lm(path, dtype, options.device, options.buckets), target.vocab)
+    lm = load_causal_lm(path, dtype, options.device, options.buckets)
+    tokens = read_vocabulary(path, lm.vocab)
+    if tokens is None:
+        return model_drafter(lm, target.vocab)
+    try:
+        if not isinstance(lm, CausalLM):
+            raise ValueError("it is scored path by path, with the whole vocabulary only")
+        return TrimmedDrafter(lm, tokens, target.vocab)
+    except ValueError as error:
+        raise CheckpointError(f"cannot trim {path}: {error}") from error
 
 
 def _read(target: AnyLM) -> CausalLM:

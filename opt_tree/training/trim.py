@@ -1,0 +1,72 @@
+"""Trim a draft model's output layer to the tokens that a target writes most (FR-Spec, arXiv:2502.14856).
+
+    python -m opt_tree.training.trim --draft DIR --answers FILE_OR_FOLDER... --vocab 2048 --output DIR
+
+Nothing is trained: the output folder is the draft model with a list of tokens, `draft_vocabulary.safetensors`, and
+`--drafter lm:DIR` drafts these only. `--answers` are the target's own, as for `opt_tree.training.features`. A
+temperature stored beside the model is copied; `opt_tree.training.calibrate` fits it again.
+"""
+
+import argparse
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from safetensors.torch import save_file
+from transformers import AutoConfig, AutoTokenizer
+
+from opt_tree.drafters.reduced import vocabulary_tensors
+from opt_tree.drafters.trimmed import VOCABULARY
+from opt_tree.training.answers import Cut, read_examples
+from opt_tree.training.files import whole
+
+
+def trim(draft: Path, answers: Sequence[Path], count: int, output: Path) -> float:
+    """Write the trimmed draft model; return the share of the answers' tokens that it can still draft.
+
+    Raises ValueError for a draft model that is no folder, more tokens than it has, or no answers.
+    """
+    if not (draft / "config.json").is_file():
+        raise ValueError(f"no model folder at {draft}")
+    vocab = AutoConfig.from_pretrained(draft).get_text_config().vocab_size
+    if not 1 <= count <= vocab:
+        raise ValueError(f"a draft vocabulary of {count} tokens, where the model has {vocab}")
+    tokenizer = AutoTokenizer.from_pretrained(draft)
+    examples = read_examples(answers, tokenizer, Cut(shortest=1))
+    counts = np.zeros(vocab, np.int64)
+    for example in examples:
+        counts += np.bincount(example.tokens[example.answer :], minlength=vocab)[:vocab]
+    if not counts.sum():
+        raise ValueError(f"no answers in {', '.join(map(str, answers))}")
+    kept = np.sort(np.argsort(-counts, kind="stable")[:count])
+    with whole(output) as partial:
+        shutil.copytree(draft, partial)
+        save_file(dict(vocabulary_tensors(torch.from_numpy(kept), vocab)), partial / VOCABULARY)
+    return float(counts[kept].sum() / counts.sum())
+
+
+def new_parser() -> argparse.ArgumentParser:
+    """Return the command line."""
+    parser = argparse.ArgumentParser(description="Trim a draft model's output layer to frequent tokens.")
+    parser.add_argument("--draft", type=Path, required=True, help="folder of the draft model, with its tokenizer")
+    parser.add_argument("--answers", type=Path, nargs="+", required=True, help=".jsonl, .jsonl.xz, .npz, folders")
+    parser.add_argument("--vocab", type=int, default=2048, help="tokens that are kept (%(default)s)")
+    parser.add_argument("--output", type=Path, required=True, help="folder of the trimmed model")
+    return parser
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Trim, and say what share of the answers is left; what the caller got wrong becomes the parser's error."""
+    parser = new_parser()
+    args = parser.parse_args(arguments)
+    try:
+        share = trim(args.draft, args.answers, args.vocab, args.output)
+    except (ValueError, OSError) as error:
+        parser.error(str(error))
+    print(f"draft vocabulary of {args.vocab} tokens: {share:.2%} of the answers; in {args.output}")
+
+
+if __name__ == "__main__":
+    main()
