@@ -114,6 +114,19 @@ def _absent(path: str) -> str:
     return f"no model called {path}: not a local folder, and not found in the Hub cache or on the Hub (offline?)"
 
 
+def read_own_config(path: str, kind: str, complaint: str) -> dict[str, Any]:
+    """Read config.json of a folder that this library wrote. CheckpointError, with `complaint`, for another kind."""
+    file = find_file(path, "config.json")
+    try:
+        config = json.loads(file.read_text())
+        found = config.get("kind") if isinstance(config, dict) else None
+    except ValueError as error:
+        raise CheckpointError(f"{file} is corrupt: {one_line(error)}") from error
+    if found != kind:
+        raise CheckpointError(f"{path} {complaint}: config.json names {found or 'another kind'}")
+    return config
+
+
 def as_dtype(dtype: str | torch.dtype, device: str) -> str | torch.dtype:
     """Return the dtype that a name stands for; "auto" as described in `load_pair`."""
     if isinstance(dtype, torch.dtype):

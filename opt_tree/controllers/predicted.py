@@ -5,7 +5,6 @@ distribution over lengths, from which the paper's number and the length of most 
 """
 
 import copy
-import json
 from collections.abc import Callable
 from typing import Any, Self
 
@@ -15,14 +14,13 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from opt_tree.checkpoints import CheckpointError, find_file, load_tensors
+from opt_tree.checkpoints import CheckpointError, load_tensors, read_own_config
 from opt_tree.children import Few
 from opt_tree.controllers.base import Controller
 from opt_tree.drafters.eagle_head import load_named
 from opt_tree.lm import CausalLM
 from opt_tree.policies import Costs, Static, TreePolicy
 from opt_tree.step import Outcome, Step
-from opt_tree.support import one_line
 from opt_tree.target import Output
 from opt_tree.tree import fetch
 
@@ -68,16 +66,7 @@ class LengthPredictor(nn.Module):
     @classmethod
     def load(cls, path: str, target: CausalLM) -> Self:
         """Load what `opt_tree.training.draft_length` wrote. CheckpointError for anything else, or another target's."""
-        file = find_file(path, "config.json")
-        try:
-            config = json.loads(file.read_text())
-            kind = config.get("kind") if isinstance(config, dict) else None
-        except ValueError as error:
-            raise CheckpointError(f"{file} is corrupt: {one_line(error)}") from error
-        if kind != KIND:
-            raise CheckpointError(
-                f"{path} is no predictor of draft lengths: config.json names {kind or 'another kind'}"
-            )
+        config = read_own_config(path, KIND, "is no predictor of draft lengths")
         if config["hidden"] != target.hidden:
             raise CheckpointError(
                 f"{path} is the predictor of another target: it reads features {config['hidden']} wide, {target.name} "

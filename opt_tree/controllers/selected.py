@@ -6,7 +6,6 @@ when it chooses: the same weights serve every machine.
 """
 
 import copy
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -19,7 +18,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from opt_tree import verifiers
-from opt_tree.checkpoints import CheckpointError, find_file, load_tensors
+from opt_tree.checkpoints import CheckpointError, load_tensors, read_own_config
 from opt_tree.children import Few
 from opt_tree.controllers.base import Controller
 from opt_tree.drafters.eagle_head import load_named
@@ -27,7 +26,6 @@ from opt_tree.lm import CausalLM
 from opt_tree.policies import Costs, Delayed, Static, TreePolicy
 from opt_tree.probabilities import log_probs_of
 from opt_tree.step import Outcome, Step
-from opt_tree.support import one_line
 from opt_tree.target import Output
 from opt_tree.tree import fetch
 from opt_tree.verifiers import Verifier
@@ -115,14 +113,7 @@ class TreeValues(nn.Module):
     @classmethod
     def load(cls, path: str, target: CausalLM) -> Self:
         """Load what `opt_tree.training.tree_values` wrote. CheckpointError for anything else, or another target's."""
-        file = find_file(path, "config.json")
-        try:
-            config = json.loads(file.read_text())
-            kind = config.get("kind") if isinstance(config, dict) else None
-        except ValueError as error:
-            raise CheckpointError(f"{file} is corrupt: {one_line(error)}") from error
-        if kind != KIND:
-            raise CheckpointError(f"{path} holds no values of trees: config.json names {kind or 'another kind'}")
+        config = read_own_config(path, KIND, "holds no values of trees")
         if config["hidden"] != target.hidden:
             raise CheckpointError(
                 f"{path} is another target's: it reads features {config['hidden']} wide, {target.name} has "

@@ -5,7 +5,6 @@ stay in the target's cache: what was drafted is not run there again when the tar
 """
 
 import copy
-import json
 from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any
@@ -15,7 +14,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from opt_tree.checkpoints import CheckpointError, find_file, load_tensors
+from opt_tree.checkpoints import CheckpointError, load_tensors, read_own_config
 from opt_tree.drafters.base import Drafter
 from opt_tree.drafters.eagle_head import load_named
 from opt_tree.lm import Buckets, CausalLM
@@ -161,14 +160,7 @@ def load_early_exit(path: str, target: CausalLM, buckets: Buckets | None = None)
 
     Weights come to the target's dtype and device. Raises CheckpointError for what is no exit layer or another target's.
     """
-    file = find_file(path, "config.json")
-    try:
-        config = json.loads(file.read_text())
-        kind = config.get("kind") if isinstance(config, dict) else None
-    except ValueError as error:
-        raise CheckpointError(f"{file} is corrupt: {one_line(error)}") from error
-    if kind != KIND:
-        raise CheckpointError(f"{path} is no early exit of this library: config.json names {kind or 'another kind'}")
+    config = read_own_config(path, KIND, "is no early exit of this library")
     text = target.model.config.get_text_config()
     wrong = [
         f"{name} is {getattr(text, name, None)}, it wants {wanted}"

@@ -1,11 +1,12 @@
 """What the training commands have in common on their command lines, and how they act on it."""
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import TypeVar
 
+import torch
 from torch import nn
 from transformers import PreTrainedTokenizerBase, set_seed
 
@@ -53,10 +54,17 @@ def training_parser(description: str, schedule: Schedule) -> argparse.ArgumentPa
     return parser
 
 
-def run_command(parser: argparse.ArgumentParser, train: Callable[[argparse.Namespace], None]) -> None:
-    """Read the command line, set the seed and train; what the caller got wrong becomes the parser's error."""
-    args = parser.parse_args()
-    set_seed(args.seed)
+def run_command(
+    parser: argparse.ArgumentParser,
+    train: Callable[[argparse.Namespace], None],
+    arguments: Sequence[str] | None = None,
+) -> None:
+    """Read the command line, set threads and seed and train; what the caller got wrong becomes the parser's error."""
+    args = parser.parse_args(arguments)
+    if "threads" in args:
+        torch.set_num_threads(args.threads)
+    if "seed" in args:
+        set_seed(args.seed)
     try:
         train(args)
     except (ValueError, OSError) as error:

@@ -27,7 +27,7 @@ from opt_tree.controllers.predicted import KIND, LAST, LengthPredictor
 from opt_tree.drafters import EagleDrafter
 from opt_tree.pairs import Pair, load_pair
 from opt_tree.training.answers import Cut, Example, read_examples
-from opt_tree.training.command_line import add_fields, from_fields
+from opt_tree.training.command_line import add_fields, from_fields, run_command
 from opt_tree.training.eagle import passes
 from opt_tree.training.features import hidden_states
 from opt_tree.training.files import whole
@@ -200,13 +200,7 @@ def train(args: argparse.Namespace) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Read the command line and train; what the caller got wrong becomes the parser's error."""
-    parser = new_parser()
-    args = parser.parse_args(arguments)
-    torch.set_num_threads(args.threads)
-    try:
-        train(args)
-    except (ValueError, OSError) as error:
-        parser.error(str(error))
+    run_command(new_parser(), train, arguments)
 
 
 if __name__ == "__main__":

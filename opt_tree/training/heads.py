@@ -26,7 +26,7 @@ from transformers import AutoModelForCausalLM
 from opt_tree.checkpoints import TRAINING
 from opt_tree.drafters.eagle3 import Eagle3Head, published_layers
 from opt_tree.training.batches import Batch, Documents, Group, frequent_tokens
-from opt_tree.training.command_line import add_fields, from_fields
+from opt_tree.training.command_line import add_fields, from_fields, run_command
 from opt_tree.training.eagle import new_head, save_head
 from opt_tree.training.eagle3 import new_eagle3_head, save_eagle3
 from opt_tree.training.files import whole
@@ -188,14 +188,7 @@ def train(args: argparse.Namespace) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Read the command line and train; what the caller got wrong becomes the parser's error."""
-    parser = new_parser()
-    args = parser.parse_args(arguments)
-    torch.set_num_threads(args.threads)
-    torch.manual_seed(args.seed)
-    try:
-        train(args)
-    except (ValueError, OSError) as error:
-        parser.error(str(error))
+    run_command(new_parser(), train, arguments)
 
 
 if __name__ == "__main__":

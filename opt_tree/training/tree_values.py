@@ -34,7 +34,7 @@ from opt_tree.probabilities import probs_of
 from opt_tree.random import Random
 from opt_tree.sampling import Logits, Sampling, whole
 from opt_tree.training.answers import Cut, read_examples
-from opt_tree.training.command_line import add_fields, from_fields
+from opt_tree.training.command_line import add_fields, from_fields, run_command
 from opt_tree.training.files import whole as whole_folder
 from opt_tree.tree import Tree
 from opt_tree.verifiers import Verdict, Verifier, block_efficiency, check
@@ -274,13 +274,7 @@ def train(args: argparse.Namespace) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Read the command line and train; what the caller got wrong becomes the parser's error."""
-    parser = new_parser()
-    args = parser.parse_args(arguments)
-    torch.set_num_threads(args.threads)
-    try:
-        train(args)
-    except (ValueError, OSError) as error:
-        parser.error(str(error))
+    run_command(new_parser(), train, arguments)
 
 
 if __name__ == "__main__":
