@@ -129,7 +129,7 @@ def _inputs(forwards: Sequence[Forward], rows: int, keys: int) -> dict[str, Any]
 
 
 def _padded(ints: Tensor, rows: int) -> Tensor:
-    return torch.constant_pad_nd(ints, (rows - ints.shape[1], 0))
+    return ints if ints.shape[1] == rows else torch.constant_pad_nd(ints, (rows - ints.shape[1], 0))
 
 
 def _mask(masks: Sequence[Float[Tensor, "1 1 _ _"]], rows: int, keys: int) -> Float[Tensor, "lanes 1 {rows} {keys}"]:
@@ -138,7 +138,8 @@ def _mask(masks: Sequence[Float[Tensor, "1 1 _ _"]], rows: int, keys: int) -> Fl
     for lane, mask in zip(whole, masks, strict=True):
         empty = rows - mask.shape[2]
         lane[:, empty:, : mask.shape[3]] = mask[0]
-        lane[:, :empty, 0] = 0
+        if empty:
+            lane[:, :empty, 0] = 0
     return whole
 
 

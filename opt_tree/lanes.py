@@ -28,11 +28,11 @@ class Storage(Cache):
         """Of a lane, the scratch slot included."""
         self._shapes = shapes
         self._groups: list[Tensor] = []
-        self._views: list[tuple[Tensor, Tensor]] = []
-        """Keys and values of each layer, `[lanes, slots, heads, dim]`."""
+        self._views: list[tuple[tuple[Tensor, Tensor], ...]] = []
+        """Keys and values of each layer, each by slot, `[lanes * slots, heads, dim]`, and by lane and slot."""
         self._moves: dict[int, tuple[list[int], list[int]]] = {}
         """From and to which slots of a lane, by lane: what was committed since the last forward."""
-        self._open: tuple[Tensor, int, slice | Tensor] = (torch.empty(0), 0, slice(0))
+        self._open: tuple[dict[torch.device, Tensor], int, slice | Tensor] = ({}, 0, slice(0))
 
     @inference
     def reserve(self, slots: int) -> None:
@@ -41,7 +41,7 @@ class Storage(Cache):
             return
         self.flush()
         old, used = self._groups, max(self.slots - 1, 0)
-        self.slots = max(slots + 1, 2 * self.slots, 256)
+        self.slots = max(slots + 1, 2 * self.slots, 128)
         members: dict[tuple, list[tuple[int, int]]] = {}
         for layer, s in enumerate(self._shapes):
             for kind, dim in enumerate((s.key_dim, s.value_dim)):
@@ -55,7 +55,7 @@ class Storage(Cache):
             self._groups.append(group)
             for view, (layer, kind) in zip(group, places, strict=True):
                 views[layer][kind] = view
-        self._views = [(keys, values) for keys, values in views]
+        self._views = [tuple((view.flatten(0, 1), view) for view in layer) for layer in views]
         for lane in self.lanes:
             lane.capacity = self.slots - 1
 
@@ -68,7 +68,9 @@ class Storage(Cache):
         among: slice | Tensor = slice(lanes[0], lanes[-1] + 1)
         if len(lanes) <= lanes[-1] - lanes[0]:  # some in between stay out: theirs are copied together
             among = torch.tensor(lanes)
-        self._open = torch.from_numpy(flat.ravel()), keys, among
+        index = torch.from_numpy(flat.ravel())
+        devices = {shape.device for shape in self._shapes}
+        self._open = {device: index.to(device, non_blocking=True) for device in devices}, keys, among
 
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: object, **kwargs: object
@@ -76,9 +78,8 @@ class Storage(Cache):
         """Write one layer's rows; return what to attend to. Called by the model."""
         slots, keys, among = self._open
         found = []
-        for states, view in zip((key_states, value_states), self._views[layer_idx], strict=True):
-            rows = states.transpose(1, 2).flatten(0, 1)
-            view.flatten(0, 1).index_copy_(0, slots.to(view.device, non_blocking=True), rows)
+        for states, (by_slot, view) in zip((key_states, value_states), self._views[layer_idx], strict=True):
+            by_slot.index_copy_(0, slots[view.device], states.transpose(1, 2).flatten(0, 1))
             seen = view[:, :keys]
             seen = seen[among] if isinstance(among, slice) else seen.index_select(0, among.to(view.device))
             found.append(seen.transpose(1, 2))
