@@ -13,6 +13,7 @@ from models import ARCHITECTURES, build, prompt, tiny_drafter
 from evaluation.command_line import parse
 from evaluation.demo.command import Options as Demo
 from evaluation.replay.command import main as replay
+from evaluation.replay.controllers import CONTROLLERS
 from evaluation.run.options import Options as Run
 from opt_tree import CausalLM, CausalLMDrafter, Decoder, OptTree, Sampling, Static, pricing
 from opt_tree.children import Few
@@ -204,6 +205,20 @@ def test_a_replay_needs_no_clock(capsys):
         assert row["auto/best"] == pytest.approx(row["auto x plain"] / row["best x plain"])
     assert replay(["--nodes", "64"]) == 2
     assert "trees of at most 32 nodes are recorded" in capsys.readouterr().err
+
+
+def test_every_controller_stands_beside_the_best_that_it_could_have_chosen(tmp_path, capsys):
+    (tmp_path / "costs.json").write_text(json.dumps({"one": vars(EAGER)}))
+    asked = ["--controllers", "--limit", "1", "--max-new-tokens", "6", "--dtype", "float32", "--json"]
+    asked += ["--costs", str(tmp_path / "costs.json")]
+    assert replay([*asked, "--drafter", "eagle:demo"]) == 0
+    rows = {row["controller"]: row for row in json.loads(capsys.readouterr().out.splitlines()[-1])["rows"]}
+    assert list(rows) == list(CONTROLLERS)
+    for name, row in rows.items():
+        assert row["= plain"] == "1/1" and row["best fixed"] in CONTROLLERS[name].fixed
+        assert row["of best"] == pytest.approx(row["x plain"] / row["its x plain"]) and row["its x plain"] >= 1
+    assert replay([*asked, "--drafter", "eagle:demo", "--predictor", str(tmp_path)]) == 2
+    assert "has no config.json" in capsys.readouterr().err
 
 
 def test_the_command_line_takes_auto():

@@ -26,7 +26,7 @@ from opt_tree import (
 )
 from opt_tree.children import Few
 from opt_tree.controllers import BetaLength, Thompson
-from opt_tree.policies import Delayed, Eagle2, Sampled
+from opt_tree.policies import Costs, Delayed, Eagle2, Sampled
 from opt_tree.presets import plain
 from opt_tree.step import Outcome, Step, StepTimes
 from opt_tree.target import Output
@@ -284,6 +284,19 @@ def test_thompson_finds_the_policy_of_most_tokens_a_second():
     assert np.bincount(taken[100:], minlength=4).argmax() == 2
     assert np.mean(np.array(taken[100:]) == 2) > 0.6
     assert 1.5 < controller.rate < 1.9
+
+
+def test_with_costs_thompson_does_not_look_at_the_clock():
+    """The clock says that plain decoding is a thousand times slower than it is."""
+    costs = Costs(plain=1.0, step=2.0, row=0.1, layer=1.0, draft_row=0.0)
+    controller = Thompson([Static.empty(), OptTree(12)], costs=costs)
+    taken = simulated(controller, lambda arm: [1, 4][arm], [1000.0, 1.0], 40)
+    assert taken[:6] == [0, 1] * 3
+    # The simulated trees are all empty: a unit of time each, so that the rate is the mean of the tokens.
+    assert 1 < controller.rate < 4
+    chain = Tree(np.array([0, 1, 2]), np.array([-1, 0, 1]), np.zeros(3), np.zeros(3, dtype=np.int64))
+    step = Step(chain, [0], [5], None, 1, 3, StepTimes(0.0, 0.0, 0.0, 0.0, 0.0))
+    assert costs.of(step) == pytest.approx(2.0 + 0.3 + 2 * 1.0)  # two layers of a table, at no forward
 
 
 def test_thompson_follows_a_change():

@@ -301,6 +301,19 @@ def test_docstring_examples_run(module: object) -> None:
     assert results.attempted and not results.failed
 
 
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ((0,), "nodes must be at least 1 and least in 0..nodes, got 0 and 0"),
+        ((4, 0.5, 5), "got 4 and 5"),
+        ((4, 1.5), "threshold must be a probability, got 1.5"),
+    ],
+)
+def test_bad_settings_of_a_threshold_chain(given: tuple, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        ThresholdChain(*given)
+
+
 POLICIES: list[TreePolicy] = [
     Eagle2(2, 1, 5),
     DynamicDepth(2, 2, 5, log(0.8), (1, 2)),

@@ -20,7 +20,7 @@ from opt_tree.controllers.selected import FACTS, Action, Choice
 from opt_tree.policies import Costs, Delayed
 from opt_tree.presets import plain
 from opt_tree.training import tree_values
-from opt_tree.training.tree_values import Plan, Surveyed, fit, inside, loss_of, part_of, save
+from opt_tree.training.tree_values import Plan, Surveyed, error_of, fit, inside, loss_of, part_of, save
 from opt_tree.verifiers import traversal
 
 COSTS = Costs(plain=5e-3, step=5e-3, row=1e-4, layer=1e-3, draft_row=2e-5)
@@ -133,10 +133,16 @@ def test_training_learns_what_there_is_to_learn():
     tokens[:, 1] = 1.5 + (facts[:, 0] > 0).float()
     tokens[::2, 2] = float("nan")
     seen = Surveyed(facts, features, tokens)
-    values = fit(seen, CHOICE, Plan(width=16, epochs=40, lr=1e-2))
+    kept, heldout = (Surveyed(*(part[rows] for part in seen)) for rows in (slice(0, 600), slice(600, 800)))
+    values = fit(kept, heldout, CHOICE, Plan(width=16, epochs=40, lr=1e-2))
     with torch.no_grad():
         error = loss_of(values(facts, features), tokens)
     assert error < 0.3 * loss_of(tokens.nanmean(0).expand_as(tokens), tokens)
+    # Where nothing can be known, it does not pretend to: no worse on other steps than the means.
+    chance = seen._replace(tokens=2 + torch.randn(800, len(ACTIONS), generator=random).abs())
+    kept, heldout = (Surveyed(*(part[rows] for part in chance)) for rows in (slice(0, 600), slice(600, 800)))
+    means = kept.tokens.mean(0).expand_as(heldout.tokens)
+    assert error_of(fit(kept, heldout, CHOICE, Plan(width=16)), heldout) < 1.01 * loss_of(means, heldout.tokens)
 
 
 def test_the_command_trains_and_the_controller_loads(tmp_path, capsys):
