@@ -10,6 +10,7 @@ import functools
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
@@ -30,7 +31,7 @@ from opt_tree.random import Random
 from opt_tree.sampling import Sampling
 from opt_tree.step import Outcome, Step, StepTimes
 from opt_tree.stopping import StopRule
-from opt_tree.target import Target, Work
+from opt_tree.target import Target, Work, turn_of
 from opt_tree.tree import Tree
 from opt_tree.verifiers import Verifier, check, greedy, match
 
@@ -159,7 +160,7 @@ class Decoder:
     A `Controller` in place of the policy chooses one for every step; all that it may choose are checked. At temperature
     0 the verifier is `greedy`; `verifier` judges above it, and one that does not keep the target's distribution does so
     only where the caller says `lossy=True`. A target serves one generation at a time: beginning another
-    one on the same target ends the first.
+    one on the same target ends the first. Threads that call `generate` take turns; to decode at once, give each a copy.
     """
 
     def __init__(
@@ -203,6 +204,14 @@ class Decoder:
         context = check_prompt(prompt, self.target)
         return self._steps(context, max_new_tokens, sampling, random or Random())
 
+    def turn(self) -> ExitStack:
+        """Wait until no other thread uses the target or the drafter, and keep them while this is open."""
+        drafting = () if self.drafter is None else (self.drafter.bare, *self.drafter.models)
+        stack = ExitStack()
+        for turn in sorted({turn_of(shared) for shared in (self.target, *drafting)}, key=id):  # in one order for all
+            stack.enter_context(turn)
+        return stack
+
     def _steps(
         self, context: list[int], max_new_tokens: int | None, sampling: Sampling, random: Random
     ) -> Iterator[Step]:
@@ -212,14 +221,16 @@ class Decoder:
         end = target.max_context if max_new_tokens is None else min(target.max_context, len(context) + max_new_tokens)
         drafter = self.drafter.at_temperature(sampling.temperature) if self.drafter else None
         run = _Run(target, context, end, sampling, random, drafter, greedy if sampling.greedy else self.verifier, 0.0)
-        self._prefill(run)
-        generation, own = target.generation, drafter.bare.generation if drafter else 0
+        with self.turn():
+            self._prefill(run)
+            generation, own = target.generation, drafter.bare.generation if drafter else 0
         while len(context) < end:
-            if target.generation != generation:
-                raise RuntimeError("another generation began on the same target; wrap the model twice to interleave")
-            if drafter is not None and drafter.bare.generation != own:
-                raise RuntimeError("another generation began with the same drafter; make two of it to interleave")
-            step = self._step(run)
+            with self.turn():
+                if target.generation != generation:
+                    raise RuntimeError("another generation began on the same target; wrap the model twice for two")
+                if drafter is not None and drafter.bare.generation != own:
+                    raise RuntimeError("another generation began with the same drafter; make two of it to interleave")
+                step = self._step(run)
             context.extend(step.tokens)
             run.prefill = 0.0
             yield step
@@ -299,15 +310,30 @@ class Decoder:
         `stop` is asked after every token (see `Stop`); a transformers streamer receives the prompt, then each step's
         tokens. The same seed gives the same tokens; judged by `greedy` or `match`, whatever the tree.
         """
-        if max_new_tokens < 1:
-            raise ValueError(f"max_new_tokens must be at least 1, got {max_new_tokens}")
+        try:
+            if max_new_tokens < 1:
+                raise ValueError(f"max_new_tokens must be at least 1, got {max_new_tokens}")
+            context = check_prompt(prompt, self.target)
+            with self.turn():
+                return self._generate(context, max_new_tokens, (sampling, Random(seed)), stop, streamer)
+        finally:  # whoever reads the stream in another thread would wait for ever
+            if streamer is not None:
+                streamer.end()
+
+    def _generate(
+        self,
+        context: list[int],
+        max_new_tokens: int,
+        how: tuple[Sampling, Random],
+        stop: StopRule | None,
+        streamer: Any,
+    ) -> Generation:
         begin = time.perf_counter()
-        context = check_prompt(prompt, self.target)
         if streamer is not None:
             streamer.put(torch.tensor([context]))
         tokens: list[int] = []
         steps, lengths, reason = [], [], None
-        for step in self._steps(list(context), max_new_tokens, sampling, Random(seed)):
+        for step in self._steps(list(context), max_new_tokens, *how):
             before = len(tokens)
             for token in step.tokens:
                 tokens.append(token)
@@ -320,8 +346,6 @@ class Decoder:
                 streamer.put(torch.tensor(tokens[before:]))
             if reason is not None:
                 break
-        if streamer is not None:
-            streamer.end()
         if reason is None:
             reason = "length" if len(tokens) == max_new_tokens else "context"
         return Generation(context, tokens, reason, steps, lengths, time.perf_counter() - begin, self.lanes)

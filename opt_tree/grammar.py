@@ -42,8 +42,11 @@ class FromHistory(LogitsProcessor):
         self._taken: list[int] = []
 
     def __call__(
-        self, input_ids: Int[Tensor, "1 length"], scores: Float[Tensor, "1 vocab"]
-    ) -> Float[Tensor, "1 vocab"]:
+        self, input_ids: Int[Tensor, "rows length"], scores: Float[Tensor, "rows vocab"]
+    ) -> Float[Tensor, "rows vocab"]:
+        """Return the scores of one text; several rows must all be that text, as the door shows a batch row by row."""
+        if len(input_ids) > 1 and not bool((input_ids == input_ids[:1]).all()):
+            raise ValueError(f"FromHistory follows one text, and these are {len(input_ids)}: give each its own matcher")
         history = input_ids[0, self.prompt :].tolist()
         shared = 0
         while shared < min(len(history), len(self._taken)) and history[shared] == self._taken[shared]:
@@ -55,4 +58,4 @@ class FromHistory(LogitsProcessor):
             if not self.matcher.advance(token):
                 return scores
             self._taken.append(token)
-        return self.matcher.mask(scores)
+        return self.matcher.mask(scores[:1]).expand(len(scores), -1)

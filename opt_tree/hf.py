@@ -96,8 +96,8 @@ def custom_generate(
     (beams, per-token scores) is refused in one line.
     """
     kept = _kept_by_generate(model)
-    if streamer is None and kept["streamer"] is not None:
-        streamer = _Continued(kept["streamer"])
+    if streamer is not None or kept["streamer"] is not None:
+        streamer = _Stream(kept["streamer"], True) if streamer is None else _Stream(streamer, False)
     try:
         config = generation_config or GenerationConfig()
         target = _target(decoder, model)
@@ -113,8 +113,11 @@ def custom_generate(
             criteria.append(_stop_strings(stop_strings, tokenizer))
         pad = _pad_token(config, criteria, len(prompts))
         asked = _Asked(input_ids, prompts, tuple(logits_processor or ()), criteria, config, pad)
-        with start:
-            results = _decode(decoder, asked, 1.0 if sampled else 0.0, streamer, seed)
+        with decoder.turn():
+            with start:
+                results = _decode(decoder, asked, 1.0 if sampled else 0.0, streamer, seed)
+            sequences = padded(input_ids, [result.tokens for result in results], asked.pad)
+            cache = _returned_cache(target, sequences[0, :-1].tolist(), config, model_kwargs) if alone else None
     except BaseException:
         if streamer is not None:
             streamer.end()  # whoever reads it in another thread would wait for ever
@@ -125,8 +128,6 @@ def custom_generate(
                 f"stopped after {len(result.tokens)} new tokens (finish reason: context): {target.max_context} tokens "
                 f"are all that {target.name} has room for; plain generate would go on past them"
             )
-    sequences = padded(input_ids, [result.tokens for result in results], asked.pad)
-    cache = _returned_cache(target, sequences[0, :-1].tolist(), config, model_kwargs) if alone else None
     if config.return_dict_in_generate:
         reasons = [result.finish_reason for result in results]
         return TreeOutput(  # type: ignore[call-arg]
@@ -194,19 +195,21 @@ class _Criteria:
         return _REASONS.get(names[0], names[0]) if names else None
 
 
-class _Continued:
-    """A streamer that `generate` has given the prompt already."""
+class _Stream:
+    """A streamer that is ended once, and is not given what `generate` has given it already: the prompt."""
 
-    def __init__(self, streamer: Any) -> None:
-        self._streamer, self._begun = streamer, False
+    def __init__(self, streamer: Any, prompted: bool) -> None:
+        self._streamer, self._left_out, self._ended = streamer, prompted, False
 
     def put(self, value: Tensor) -> None:
-        if self._begun:
+        if not self._left_out:
             self._streamer.put(value)
-        self._begun = True
+        self._left_out = False
 
     def end(self) -> None:
-        self._streamer.end()
+        if not self._ended:
+            self._streamer.end()
+        self._ended = True
 
 
 def _kept_by_generate(model: Any) -> dict[str, Any]:

@@ -4,6 +4,7 @@ Owns the contract and what a forward leaves (`Output`) and costs (`Work`). `Caus
 models; a table or a remembered run can be one, too.
 """
 
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -42,6 +43,27 @@ class Work:
 
     def __sub__(self, other: "Work") -> "Work":
         return Work(self.forwards - other.forwards, self.tokens - other.tokens, self.seconds - other.seconds)
+
+
+class Turn:
+    """Whose turn it is, of threads that share what serves one at a time. A copy or a pickle is nobody's turn."""
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+
+    def __enter__(self) -> None:
+        self._lock.acquire()
+
+    def __exit__(self, *error: object) -> None:
+        self._lock.release()
+
+    def __reduce__(self) -> tuple[type, tuple[()]]:
+        return Turn, ()
+
+
+def turn_of(shared: object) -> Turn:
+    """The turn of a target or a drafter, made when it is first asked for."""
+    return vars(shared).setdefault("_turn", Turn())
 
 
 class Target(ABC):

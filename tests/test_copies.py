@@ -115,6 +115,26 @@ def test_two_eagle_decoders_in_two_threads_on_one_model():
             assert (result.tokens, lengths(result)) == (expected[seed].tokens, lengths(expected[seed]))
 
 
+@pytest.mark.parametrize("shared", ["decoder", "drafter"])
+def test_threads_that_share_a_decoder_or_a_drafter_take_turns(shared):
+    """Else the steps of one run in the middle of the other's: other text, or an error from inside the model."""
+    drafter = CausalLMDrafter(CausalLM(tiny_drafter("llama")), VOCAB)
+    first = Decoder(CausalLM(tiny("llama")), drafter, POLICY)
+    decoders = [first, first if shared == "decoder" else Decoder(CausalLM(tiny("llama")), drafter, POLICY)]
+    expected = [first.generate(prompt(20, seed), 40).tokens for seed in (0, 1)]
+    found: dict[int, list[list[int]]] = {}
+
+    def work(seed: int) -> None:
+        found[seed] = [decoders[seed].generate(prompt(20, seed), 40).tokens for _ in range(2)]
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in (0, 1)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == {seed: [expected[seed]] * 2 for seed in (0, 1)}
+
+
 @pytest.mark.parametrize("wrapped", [False, True])
 def test_one_drafter_in_two_interleaved_decoders_is_noticed(wrapped):
     """Its cache would hold the other text: many rejected drafts, or an error from inside the model."""

@@ -207,6 +207,14 @@ class TestStreaming:
         result = decoder.generate(PROMPT, 30, stop=Stop(frozenset({text[6]})), streamer=streamer)
         assert [token for tokens in streamer.received[1:] for token in tokens] == result.tokens
 
+    @pytest.mark.parametrize("wrong", [{"max_new_tokens": 0}, {"prompt": []}, {"stop": lambda tokens: 1 / 0}])
+    def test_an_error_ends_the_stream(self, decoder, wrong):
+        """Else whoever reads it in another thread waits for ever."""
+        streamer = Recorder()
+        with pytest.raises((ValueError, ZeroDivisionError)):
+            decoder.generate(**{"prompt": PROMPT, "streamer": streamer} | wrong)
+        assert streamer.ended == 1
+
 
 class TestContextLimit:
     @pytest.fixture(scope="class", params=["llama", "mistral", "gpt2", "opt"])

@@ -103,6 +103,20 @@ def test_asked_with_its_own_history_it_is_exact(model, decoder):
     assert generated(model, FromHistory(Cycle(), len(PROMPT))) == expected, "in plain generate, too"
 
 
+def test_a_batch_is_asked_about_row_by_row_and_nothing_else_is_answered_for_all(model, decoder):
+    """The door shows a row as if the whole batch were that row; plain generate shows other texts."""
+    rows = torch.cat([IDS, IDS.flip(1)])
+    options = OPTIONS | {"attention_mask": torch.ones_like(rows), "pad_token_id": 0}
+    alone = [
+        model.generate(row[None], **OPTIONS, logits_processor=[FromHistory(Cycle(), len(PROMPT))])[0] for row in rows
+    ]
+    processor = FromHistory(Cycle(), len(PROMPT))
+    found = model.generate(rows, **options, logits_processor=[processor], custom_generate=decoder)
+    torch.testing.assert_close(found, torch.stack(alone))
+    with pytest.raises(ValueError, match="follows one text, and these are 2"):
+        model.generate(rows, **options, logits_processor=[FromHistory(Cycle(), len(PROMPT))])
+
+
 def test_sampled_text_keeps_to_the_grammar(decoder):
     for seed in range(3):
         sampling = Sampling(1.0, processors=(FromHistory(Cycle(), len(PROMPT)),))
