@@ -18,10 +18,10 @@ from typing import Any
 import torch
 import transformers
 
-from evaluation.command_line import at_least, option, parse, run_command, table
+from evaluation.command_line import at_least, check_writable, option, parse, run_command, table
 from evaluation.run.conversation import Conversation
 from evaluation.run.material import gather
-from evaluation.run.options import Asked
+from evaluation.run.options import MOST_NODES, Asked
 from evaluation.run.rates import KINDS, Counting, Counts, measure
 from opt_tree import Sampling
 
@@ -60,10 +60,11 @@ class Options(Asked):
     def __post_init__(self) -> None:
         super().__post_init__()
         at_least(self, max_new_tokens=1, width=1, depth=1, least_trials=1)
+        if self.width * self.depth > MOST_NODES:
+            raise ValueError(f"--width {self.width} times --depth {self.depth} must be at most {MOST_NODES}")
         if unknown := sorted(set(self.children.split(",")) - set(KINDS)):
             raise ValueError(f"unknown children {', '.join(unknown)}; there are {', '.join(KINDS)}")
-        if not Path(self.output).parent.is_dir():
-            raise FileNotFoundError(f"no folder {Path(self.output).parent} for --output {self.output}")
+        check_writable(Path(self.output))
 
 
 def run(options: Options) -> dict[str, Any]:

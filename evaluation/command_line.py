@@ -12,6 +12,7 @@ import sys
 import types
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field, fields
+from pathlib import Path
 from typing import Any, NoReturn, TypeVar, get_args, get_type_hints
 
 Options = TypeVar("Options")
@@ -75,6 +76,17 @@ def numbers(text: str) -> tuple[float, ...]:
         raise ValueError(f"not a comma list of numbers: {text!r}") from error
 
 
+def whole_numbers(text: str, most: int | None = None) -> tuple[int, ...]:
+    """Read a comma list of whole numbers, none above `most`."""
+    found = numbers(text)
+    for number in found:
+        if number != int(number):
+            raise ValueError(f"not a whole number: {number:g} in {text!r}")
+        if most is not None and number > most:
+            raise ValueError(f"at most {most}, got {int(number)} in {text!r}")
+    return tuple(map(int, found))
+
+
 def at_least(options: Any, **least: int) -> None:
     """Raise ValueError for a field that is given and below its least value."""
     for name, value in least.items():
@@ -87,6 +99,19 @@ def at_most(options: Any, **most: int) -> None:
     for name, value in most.items():
         if (given := getattr(options, name)) is not None and given > value:
             raise ValueError(f"--{name.replace('_', '-')} must be at most {value}, got {given}")
+
+
+def check_writable(path: Path) -> None:
+    """Raise ValueError unless `path` can be written."""
+    if not path.parent.is_dir():
+        raise ValueError(f"cannot write {path}: there is no folder {path.parent}")
+    existed = path.exists()
+    try:
+        path.open("a").close()
+    except OSError as error:
+        raise ValueError(f"cannot write {path}: {error.strerror}") from error
+    if not existed:
+        path.unlink()
 
 
 class _Parser(argparse.ArgumentParser):

@@ -29,7 +29,7 @@ from opt_tree.support import (
     check_unchanged,
     context_limit,
     logits_per_row,
-    one_line,
+    past_fault,
     unwrapped,
 )
 from opt_tree.target import Output, Target, Work
@@ -239,7 +239,7 @@ def check_chains(lm: ChainLM) -> None:
         yardstick = float((_plain(lm, ids[length:]) - expected).abs().max())
         several, one = _errors(lm, ids, length, expected)
     except Exception as why:
-        raise UnsupportedModelError(f"{name} does not go on from its own cache: {one_line(why)}") from why
+        raise UnsupportedModelError(f"{name} does not go on from its own cache: {past_fault(lm.model, why)}") from why
     finally:
         lm.reset()
         lm.work = Work()

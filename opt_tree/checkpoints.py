@@ -23,6 +23,7 @@ DEMO = Path(__file__).parent / "demo"
 CALIBRATION = "calibration.json"
 TRAINING = "training.json"
 """Beside weights: how many minutes they were trained for, and on what."""
+_TOKENIZERS = ("tokenizer*", "vocab*", "*.model")
 
 
 class CheckpointError(ValueError):
@@ -56,6 +57,8 @@ def load_model(path: str, dtype: torch.dtype, device: str) -> Any:
 
 def load_tokenizer(path: str) -> PreTrainedTokenizerBase:
     """Load the tokenizer stored at `path`."""
+    if Path(path).is_dir() and not any(any(Path(path).glob(form)) for form in _TOKENIZERS):
+        raise CheckpointError(f"{path} has no tokenizer (no {', '.join(_TOKENIZERS)}): is it a whole model?")
     return _load(AutoTokenizer, path)
 
 
@@ -105,7 +108,7 @@ def _load(factory: Any, path: str, **options: Any) -> Any:
         return factory.from_pretrained(path, **{key: value for key, value in options.items() if value is not None})
     except SafetensorError as error:
         raise CheckpointError(f"the weights in {path} are corrupt: {one_line(error)}") from error
-    except (OSError, ValueError, RuntimeError, KeyError) as error:
+    except (OSError, ValueError, RuntimeError, KeyError, TypeError, ImportError) as error:
         missing = not Path(path).is_dir() and isinstance(error, OSError)
         raise CheckpointError(_absent(path) if missing else f"cannot load {path}: {one_line(error)}") from error
 
@@ -147,6 +150,14 @@ def as_dtype(dtype: str | torch.dtype, device: str) -> str | torch.dtype:
     if not isinstance(found, torch.dtype) or not found.is_floating_point or found.itemsize < 2:
         raise CheckpointError(f"unknown dtype {dtype!r}; try float32, bfloat16 or float16")
     return found
+
+
+def require_device(device: str) -> None:
+    """Raise CheckpointError where this machine, or this build of torch, has no such device."""
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:  # torch asserts that it was compiled with CUDA
+        raise CheckpointError(f"no device {device!r} here: {str(error).splitlines()[0]}") from error
 
 
 def fast_bfloat16() -> bool:

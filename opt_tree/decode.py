@@ -171,6 +171,12 @@ class Decoder:
         verifier: Verifier = match,
         lossy: bool = False,
     ) -> None:
+        if not isinstance(target, Target):
+            raise TypeError(f"{type(target).__name__} is no target: opt_tree.wrap(model) makes one of a model")
+        if drafter is not None and not isinstance(drafter, Drafter):
+            raise TypeError(f"{type(drafter).__name__} is no drafter: opt_tree.load_drafter(spec, target) loads one")
+        if not isinstance(policy, (Controller, TreePolicy)):
+            raise TypeError(f"{policy!r} is neither a tree policy, such as OptTree(nodes=16), nor a controller")
         self.controller = policy if isinstance(policy, Controller) else Fixed(policy)
         for known in self.controller.policies:
             if known.max_depth == 0:
@@ -311,8 +317,12 @@ class Decoder:
         tokens. The same seed gives the same tokens; judged by `greedy` or `match`, whatever the tree.
         """
         try:
-            if max_new_tokens < 1:
-                raise ValueError(f"max_new_tokens must be at least 1, got {max_new_tokens}")
+            if max_new_tokens < 1 or max_new_tokens != int(max_new_tokens):
+                raise ValueError(f"max_new_tokens must be at least 1, got {max_new_tokens}: whole tokens")
+            if not isinstance(sampling, Sampling):
+                raise TypeError(f"sampling must be a Sampling, such as Sampling(temperature=0.7), got {sampling!r}")
+            if stop is not None and not callable(stop):
+                raise TypeError(f"stop must be a rule, such as Stop(strings=..., tokenizer=...), got {stop!r}")
             context = check_prompt(prompt, self.target)
             with self.turn():
                 return self._generate(context, max_new_tokens, (sampling, Random(seed)), stop, streamer)

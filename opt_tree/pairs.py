@@ -13,6 +13,7 @@ from opt_tree.checkpoints import (
     fast_bfloat16,
     load_causal_lm,
     load_tokenizer,
+    require_device,
     stop_tokens,
 )
 from opt_tree.compiling import compile_forwards
@@ -91,6 +92,7 @@ def load_pair(
     if spec is None:
         raise CheckpointError(f"no drafter named for {target}")
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    require_device(device)
     folder = resolve(target, "target")
     lm = load_causal_lm(folder, dtype, device, buckets, **model_options)
     tokenizer = load_tokenizer(folder)

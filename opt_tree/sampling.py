@@ -69,8 +69,8 @@ class Sampling:
             raise ValueError(f"temperature must be 0 (greedy) or more, and finite, got {self.temperature}")
         if not 0 < self.top_p <= 1:
             raise ValueError(f"top_p must lie in (0, 1], got {self.top_p}")
-        if self.top_k < 0:
-            raise ValueError(f"top_k must be 0 (off) or more, got {self.top_k}")
+        if self.top_k < 0 or self.top_k != int(self.top_k):
+            raise ValueError(f"top_k must be 0 (off) or more, and whole, got {self.top_k}")
         for processor in self.processors:
             if isinstance(processor, _STATEFUL):
                 raise ValueError(

@@ -13,6 +13,14 @@ from transformers import PreTrainedModel
 from opt_tree.longrope import Border, border_of
 
 _RECURRENT = "one running state for the whole text, where siblings need one each and rejected rows cannot be taken out"
+_OWN_PAST = "it takes a cache class of its own only"
+_PAST = {
+    "cpmant": "it puts a soft prompt of its own before the rows of every forward, also behind a cache",
+    "minimax": _OWN_PAST,
+    "prophetnet": "where there is a cache, its code takes one token at a time",
+    "xlstm": _OWN_PAST,
+}
+"""Why types of model do not go on from a cache, where their own errors do not say so."""
 _NUMBERED = "it numbers the rows by itself, and siblings of a tree need the same position"
 
 
@@ -153,6 +161,11 @@ def key_limit(model: Any) -> int:
     """Return how many keys a forward may have for rows to be independent of later ones."""
     config = model.config.get_text_config()
     return int(config.keep_window_size) if config.model_type == "doge" else 1 << 62
+
+
+def past_fault(model: Any, error: Exception) -> str:
+    """Why a model fails that goes on from a cache: what is known of its type, else its own error."""
+    return _PAST.get(model.config.model_type) or one_line(error)
 
 
 def one_line(error: BaseException) -> str:

@@ -170,6 +170,7 @@ def test_at_temperature_0_the_rates_are_those_of_the_targets_argmax(folder: Path
     [
         (["--children", "TopK,Beam"], "unknown children Beam"),
         (["--width", "0"], "--width must be at least 1, got 0"),
+        (["--width", "99999"], "--width 99999 times --depth 2 must be at most 65536"),
         (["--least-trials", "100000"], "fewer than 100000"),
         (["--question-file", "absent.jsonl"], "absent.jsonl"),
         (["--output", "absent/folder/a.json"], "no folder absent/folder"),

@@ -218,6 +218,11 @@ class TestCorruptFiles:
         (folder / part / "config.json").write_text(text)
         failure(folder / part, target=folder / "target", eagle=folder / "eagle")
 
+    def test_a_config_that_is_not_a_head_s(self, folder):
+        (folder / "eagle" / "config.json").write_text('{"kind": "something else"}')
+        with pytest.raises(CheckpointError, match=r"not the config of an EAGLE head: .*num_hidden_layers"):
+            load_pair(str(folder / "target"), f"eagle:{folder / 'eagle'}", **FP64)
+
     def test_a_pickle_with_more_than_tensors_is_refused_and_not_run(self, folder):
         """A checkpoint is data; what a pickle wants to call is never called."""
         witness = folder / "was-here"
@@ -329,6 +334,20 @@ class TestDtypes:
     )
     def test_the_usual_names_are_known(self, originals, name, expected):
         assert load_causal_lm(str(originals / "draft"), name).dtype == expected
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({"device": "nowhere"}, "no device 'nowhere' here"),
+        ({"nonsense": 3}, "TypeError: .*'nonsense'"),
+        ({"drafter": "medusa:demo"}, "the package has no medusa for demo"),
+    ],
+)
+def test_what_cannot_be_loaded_is_one_line(originals, options, named):
+    with pytest.raises(CheckpointError, match=named) as error:
+        load_pair(str(originals / "target"), **{"drafter": "ngram"} | FP64 | options)
+    assert "\n" not in str(error.value)
 
 
 def test_a_model_that_cannot_be_scored_either_way_is_refused_at_loading(tmp_path):

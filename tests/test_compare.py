@@ -346,6 +346,8 @@ def test_a_preset_does_not_swallow_the_flags_of_a_grid(flag, capsys):
         (("--policies", "chains:two"), "must be numbers: k"),
         (("--policies", "opt", "--budgets", "0"), "at least 1 node, got 0"),
         (("--policies", "opt", "--budgets", "6,x"), "not a comma list of numbers: '6,x'"),
+        (("--policies", "opt", "--budgets", "6,4.5"), "not a whole number: 4.5"),
+        (("--policies", "opt", "--budgets", "1000000000"), "at most 65536, got 1000000000"),
         (("--policies", "opt", "--temperatures", "-1"), "got -1"),
         (("--policies", "opt", "--sharpening", "fitted"), "no calibration is stored"),
         (("--policies", "opt", "--sharpening", "sharpened"), "unknown 'sharpened'; there are bare, fitted"),

@@ -1,5 +1,6 @@
 """The loop: every preset gives the target's own text, stops where it should, and counts what it did."""
 
+import inspect
 import sys
 
 import numpy as np
@@ -542,3 +543,26 @@ class TestComposition:
             assert times.other == pytest.approx(times.total - times.draft_forward - times.target_forward)
         assert sum(step.times.total for step in result.steps) + result.prefill_seconds < result.seconds
         assert result.tokens_per_second == pytest.approx(20 / result.seconds)
+
+
+def test_what_is_of_another_kind_is_said_before_anything_runs(target, drafter, decoder):
+    for parts, named in (
+        ((target.model, drafter, POLICY), "LlamaForCausalLM is no target"),
+        ((target, target.model, POLICY), "LlamaForCausalLM is no drafter"),
+        ((target, drafter, 8), "8 is neither a tree policy"),
+    ):
+        with pytest.raises(TypeError, match=named):
+            inspect.unwrap(Decoder.__init__)(object.__new__(Decoder), *parts)  # the tests' own type checks left out
+    for options, named in (
+        ({"max_new_tokens": 2.5}, "got 2.5: whole tokens"),
+        ({"sampling": 0.7}, "must be a Sampling"),
+        ({"stop": "."}, "must be a rule"),
+    ):
+        with pytest.raises((TypeError, ValueError), match=named):
+            inspect.unwrap(Decoder.generate)(decoder, PROMPT, **options)
+    for kind, values in ((OptTree, {"nodes": 8.5}), (OptTree, {"max_depth": 2.5}), (Sampling, {"top_k": 2.5})):
+        wrong = kind()
+        for name, value in values.items():
+            object.__setattr__(wrong, name, value)
+        with pytest.raises(ValueError, match="whole"):
+            wrong.__post_init__()

@@ -19,10 +19,10 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 from transformers import LlamaModel
 
 from evaluation.answers.match import first_difference
-from evaluation.command_line import parse
+from evaluation.command_line import check_writable, parse
 from evaluation.demo import command as demo
 from evaluation.demo.comparison import ASSISTED, GREEDY, LABELS, OURS, PLAIN, different_texts, notes, table
-from evaluation.demo.options import DEMO_TREE, EagleOptions, check_writable
+from evaluation.demo.options import DEMO_TREE, EagleOptions
 from evaluation.demo.streaming import ColorStreamer, wants_color
 from evaluation.run.baselines import assistant_of, in_loop, transformers_assisted, transformers_greedy
 from evaluation.timing import Timed, Timings, interleave

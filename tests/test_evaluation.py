@@ -548,7 +548,8 @@ def test_fetch_checks_what_it_got(nowhere: Path, monkeypatch: pytest.MonkeyPatch
         ('{"turns": []}\n', "line 1: needs `turns`"),
         ('["a"]\n', "line 1: expected a JSON object"),
         ('{"question_id": 7, "turns": ["a"]}\n' * 2, "line 2: question_id 7 is already that of line 1"),
-        ("", "no questions"),
+        ('{"question_id": true, "turns": ["a"]}\n', "line 1: question_id must be a number or a text, got True"),
+        ("", "the question set is empty"),
     ],
 )  # fmt: skip
 def test_a_broken_question_file_names_the_line(
@@ -664,6 +665,7 @@ def test_an_exception_in_one_question_is_recorded_and_tried_again(
         (("--limit", "0"), "--limit must be at least 1"),
         (("--num-choices", "0"), "--num-choices must be at least 1"),
         (("--question-begin", "7"), "no questions left"),
+        (("--answer-file", ""), "is a folder: name an answer file"),
         (("--question-file", "absent.jsonl"), "no question file at absent.jsonl"),
         (("--history", "absent.jsonl"), "no answer file absent.jsonl"),
         (("--inflate", "3b"), "unknown shape '3b'"),

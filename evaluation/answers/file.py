@@ -30,6 +30,8 @@ class AnswerFile:
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path).expanduser()
+        if not self.path.name:
+            raise ValueError(f"{self.path} is a folder: name an answer file")
         self.header_path = self._beside(".run.json")
         self.failed_path = self._beside(".failed")
 

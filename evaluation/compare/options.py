@@ -4,11 +4,11 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from evaluation.command_line import at_least, at_most, numbers, option
+from evaluation.command_line import at_least, at_most, numbers, option, whole_numbers
 from evaluation.compare.combinations import VERIFIERS, Combination, Grid
 from evaluation.compare.studies import STUDIES, Size, size_of, study
 from evaluation.compare.text import MANY
-from evaluation.run.options import DRAFTER_FLAGS, MOST_LANES, Asked
+from evaluation.run.options import DRAFTER_FLAGS, MOST_LANES, MOST_NODES, Asked
 from opt_tree.policies.registry import POLICIES
 
 GRID = {"verifiers": "match", "temperatures": "0", "budgets": "60", "sharpening": "fitted"}
@@ -92,7 +92,7 @@ class Options(Asked):
             "policies": self.policies.split(","),
             "judges": grid["verifiers"].split(","),
             "temperatures": numbers(grid["temperatures"]),
-            "budgets": numbers(grid["budgets"]),
+            "budgets": whole_numbers(grid["budgets"], MOST_NODES),
             "drafters": self.drafters,
             "sharpening": grid["sharpening"].split(","),
         }

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
-from evaluation.command_line import at_least, at_most, option
+from evaluation.command_line import at_least, at_most, check_writable, option
 from evaluation.run.options import AUTO, MOST_NODES, Models, node_count
 from opt_tree import (
     OptTree,
@@ -107,19 +107,6 @@ class Options(Models):
 def _undecodable(text: str) -> bool:
     """Whether a command line brought bytes that are no UTF-8; Python hands them on as lone surrogates."""
     return any("\ud800" <= character <= "\udfff" for character in text)
-
-
-def check_writable(path: Path) -> None:
-    """Raise ValueError unless `path` can be written."""
-    if not path.parent.is_dir():
-        raise ValueError(f"cannot write {path}: there is no folder {path.parent}")
-    existed = path.exists()
-    try:
-        path.open("a").close()
-    except OSError as error:
-        raise ValueError(f"cannot write {path}: {error.strerror}") from error
-    if not existed:
-        path.unlink()
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from evaluation.answers.file import read_timed
-from evaluation.command_line import at_least, numbers, option, parse, print_json, run_command, table
+from evaluation.command_line import at_least, numbers, option, parse, print_json, run_command, table, whole_numbers
 from evaluation.latency import batches, decoding
 from evaluation.latency.advice import advice_table, forward_times, forwards_table, recommend
 from evaluation.latency.budget import Acceptance
@@ -23,7 +23,7 @@ from evaluation.latency.forwards import Probe, measure
 from evaluation.run.machine import environment
 from evaluation.run.material import gather
 from evaluation.run.models import check_device, load, load_assistant, resolved
-from evaluation.run.options import AUTO, Asked
+from evaluation.run.options import AUTO, MOST_LANES, MOST_NODES, Asked
 from opt_tree import CausalLM, Controller, OptTree, TreePolicy
 from opt_tree.inflate import describe
 from opt_tree.policies import Shared
@@ -65,7 +65,7 @@ class Options(Asked):
         at_least(self, repeats=1, max_new_tokens=1)
         if self.shared and not (self.lanes and self.nodes):
             raise ValueError("--shared shares the --nodes of several --lanes: name both")
-        if self.lanes and min(numbers(self.lanes)) < 1:
+        if self.lanes and min(whole_numbers(self.lanes, MOST_LANES)) < 1:
             raise ValueError(f"--lanes must be at least 1 each, got {self.lanes}")
         for name in ("tokens", "contexts"):
             if min(getattr(self, name)) < 1:
@@ -154,7 +154,8 @@ def decode(options: Options) -> dict[str, Any]:
     """Decode the questions' first turns with every budget and threshold, print the table and return its rows."""
     budgets = options.nodes.split(",") if options.nodes else []
     fixed = [budget for budget in budgets if budget != AUTO]
-    pairs = [(int(n), t) for n in numbers(",".join(fixed)) for t in numbers(options.thresholds)] if fixed else []
+    sizes = whole_numbers(",".join(fixed), MOST_NODES) if fixed else ()
+    pairs = [(n, t) for n in sizes for t in numbers(options.thresholds)]
     trees: dict[str, TreePolicy | Controller] = {f"OPT-Tree {n}/{t:g}": OptTree(n, t) for n, t in pairs}
     if options.shared:
         trees |= {f"shared {n}/{t:g}": Shared(n, t, most=8 * n) for n, t in pairs}
@@ -163,7 +164,7 @@ def decode(options: Options) -> dict[str, Any]:
     if AUTO in budgets:
         trees[AUTO] = auto(pair.target, pair.drafter)
     if options.lanes:
-        lanes = [int(count) for count in numbers(options.lanes)]
+        lanes = list(whole_numbers(options.lanes))
         rows = batches.measure(pair, trees, prompts, options.max_new_tokens, lanes)
     else:
         assistant = load_assistant(options, options.assistant, pair)

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from evaluation.command_line import at_least, numbers, option, parse, print_json, run_command
+from evaluation.command_line import at_least, option, parse, print_json, run_command, whole_numbers
 from evaluation.peers.engines import Settings, bf16_gguf
 from evaluation.peers.measuring import Run, measure
 from evaluation.peers.registry import GROUPS, parse_drafter, peers_of
@@ -60,7 +60,7 @@ class Options:
         for named in self.named_drafters:
             parse_spec(parse_drafter(named)[0])
         there = len(os.sched_getaffinity(0))
-        if any(count < 1 or count > there or count != int(count) for count in numbers(self.cores)):
+        if any(not 1 <= count <= there for count in whole_numbers(self.cores)):
             raise ValueError(f"--cores {self.cores}: this machine has {there}")
         if Path(self.output).exists() and not self.overwrite:
             raise ValueError(f"{self.output} is there already: name another --output, or --overwrite")
@@ -107,7 +107,7 @@ def run(options: Options) -> int:
     run = Run(prompts, options.max_new_tokens, stops, options.timeout, output)
     measured = []
     with _bf16(common.gguf, options.groups) as bf16:
-        for count in map(int, numbers(options.cores)):
+        for count in whole_numbers(options.cores):
             cores = sorted(os.sched_getaffinity(0))[:count]
             peers = peers_of(replace(common, threads=count), bf16, options.named_drafters, options.groups)
             peers = [peer for peer in peers if not (options.eager and peer.settings.compile)]

@@ -3,6 +3,7 @@
 Owns where the files are and what a line may look like. Knows nothing of models and prompts.
 """
 
+import codecs
 import hashlib
 import json
 import os
@@ -131,7 +132,7 @@ def download(source: Source, target: Path) -> Path:
 def read(data: bytes, path: Path, name: str) -> Iterable[Question]:
     """Parse JSONL: `turns` (a list) or `question` (a text), `question_id` (else the line's index), `category`."""
     seen: dict[int | str, int] = {}
-    for number, raw in enumerate(data.splitlines(), 1):
+    for number, raw in enumerate(data.removeprefix(codecs.BOM_UTF8).splitlines(), 1):
         if not raw.strip():
             continue
         try:
@@ -146,7 +147,7 @@ def read(data: bytes, path: Path, name: str) -> Iterable[Question]:
                 f"{path}, line {number}: needs `turns` (a list of texts) or `question` (a text), none empty"
             )
         key = line.get("question_id", len(seen))
-        if not isinstance(key, (int, str)):
+        if not isinstance(key, (int, str)) or isinstance(key, bool):
             raise ValueError(f"{path}, line {number}: question_id must be a number or a text, got {key!r}")
         if key in seen:
             raise ValueError(f"{path}, line {number}: question_id {key!r} is already that of line {seen[key]}")
@@ -159,6 +160,8 @@ def select(questions: tuple[Question, ...], begin: int | None, end: int | None, 
     if limit is not None and limit < 1:
         raise ValueError(f"--limit must be at least 1, got {limit}")
     chosen = list(questions[begin:end])[:limit]
+    if not questions:
+        raise ValueError("the question set is empty")
     if not chosen:
         raise ValueError(f"no questions left: --question-begin {begin} and --question-end {end} of {len(questions)}")
     return chosen

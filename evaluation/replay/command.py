@@ -16,7 +16,7 @@ from typing import Any
 
 from tqdm import tqdm
 
-from evaluation.command_line import at_least, numbers, option, parse, print_json, run_command, table
+from evaluation.command_line import at_least, numbers, option, parse, print_json, run_command, table, whole_numbers
 from evaluation.replay.controllers import Setting, compare_controllers
 from evaluation.replay.costs import read_costs, seconds
 from evaluation.replay.recording import LARGEST, record, replay
@@ -46,14 +46,14 @@ class Options(Asked):
     def __post_init__(self) -> None:
         super().__post_init__()
         at_least(self, max_new_tokens=1)
-        if max(numbers(self.nodes)) > LARGEST:
+        if max(whole_numbers(self.nodes)) > LARGEST:
             raise ValueError(f"--nodes {self.nodes}: trees of at most {LARGEST} nodes are recorded")
 
     def grid(self) -> dict[str, TreePolicy]:
         """Every fixed setting, by its name."""
         found: dict[str, TreePolicy] = {"plain": Static.empty()}
-        found |= {f"{n}/{t:g}": OptTree(int(n), t) for n in numbers(self.nodes) for t in numbers(self.thresholds)}
-        return found | {f"chain of {n}": Static.chain(int(n)) for n in numbers(self.chains)}
+        found |= {f"{n}/{t:g}": OptTree(n, t) for n in whole_numbers(self.nodes) for t in numbers(self.thresholds)}
+        return found | {f"chain of {n}": Static.chain(n) for n in whole_numbers(self.chains)}
 
 
 def compare(options: Options) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from evaluation.run.options import Machine, Models, Options
 from evaluation.run.processes import Processes
 from evaluation.timing import Timed
 from opt_tree import Decoder, OptTree, Pair, Sampling, load_pair
-from opt_tree.checkpoints import as_dtype, check_same_tokenizer, load_causal_lm, load_tokenizer
+from opt_tree.checkpoints import as_dtype, check_same_tokenizer, load_causal_lm, load_tokenizer, require_device
 from opt_tree.drafters import model_drafter
 from opt_tree.drafters.registry import DrafterOptions, load_drafter, parse_spec
 from opt_tree.inflate import inflate_pair
@@ -34,10 +34,7 @@ def check_device(options: Machine) -> str:
     Also gives this process its threads.
     """
     device = options.device or ("cuda" if torch.cuda.device_count() else "cpu")
-    try:
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError) as error:  # torch asserts that it was compiled with CUDA
-        raise ValueError(f"no device {device!r} here: {str(error).splitlines()[0]}") from error
+    require_device(device)
     options.set_threads(torch.device(device))
     return device
 

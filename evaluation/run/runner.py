@@ -106,7 +106,8 @@ def describe_session(options: Options, questions: QuestionSet, pair: Pair, proce
 
 def plan(command: str, options: Options, questions: QuestionSet, device: str) -> list[Work]:
     """The method asked for and, with --baseline, plain decoding and transformers' generate beside it."""
-    path = Path(options.answer_file or f"{questions.name}-{command}-{options.method}.jsonl").expanduser()
+    default = f"{questions.name}-{command}-{options.method}.jsonl"
+    path = Path(default if options.answer_file is None else options.answer_file).expanduser()
     model = options.model_id or Path(options.base_model_path.rstrip("/")).name
     settings = {key: value for key, value in options.as_dict().items() if key not in PLACE}
     settings |= {

@@ -175,6 +175,8 @@ def head_config(path: str) -> LlamaConfig:
     try:
         raw = json.loads(file.read_text())
         own = {key: value for key, value in raw.items() if key not in ("architectures", "model_type")}
+        if "num_hidden_layers" not in own:
+            raise ValueError("it names no num_hidden_layers")
         return LlamaConfig(**own)
     except Exception as error:  # strict configs raise errors of their own kind
         raise CheckpointError(f"{file} is not the config of an EAGLE head: {one_line(error)}") from error

@@ -25,6 +25,8 @@ def resolve(path: str, part: str) -> str:
     it, a .gguf file its converted copy; anything else is itself. Raises CheckpointError where it cannot be had.
     """
     if path == "demo":
+        if part and not (DEMO / part).is_dir():
+            raise CheckpointError(f"the package has no {part} for demo")
         return str(DEMO / part)
     model = part in ("target", "draft")
     if path in KNOWN:

@@ -33,6 +33,8 @@ class OptTree:
     """Layers drafted at most; unlike in the published code, all of them can be in the tree."""
 
     def __post_init__(self) -> None:
+        if self.nodes != int(self.nodes) or self.max_depth != int(self.max_depth):
+            raise ValueError(f"nodes and max_depth must be whole numbers, got {self.nodes} and {self.max_depth}")
         if self.nodes < 1:
             raise ValueError(f"nodes must be at least 1, got {self.nodes} (for plain decoding use Static.empty())")
         if not self.threshold >= 0:
