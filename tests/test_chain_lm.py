@@ -157,6 +157,7 @@ def test_the_door_and_what_it_returns():
     [
         ("jamba", "does not go on from its own cache by several tokens at once"),
         ("mamba", "does not go on from its own cache by several tokens at once"),
+        ("minimax", "its own cache: it takes a cache class of its own only"),
         ("rwkv", "takes no transformers cache"),
     ],
 )
