@@ -86,7 +86,7 @@ def test_drawn_siblings_skip_no_rank():
 
 def test_presets_use_the_same_names():
     """One name each: a tree that both know is called alike; presets add verifiers, the registry shapes and batches."""
-    assert set(POLICIES) - set(PRESETS) == {"binary", "chains", "published", "shared"}
+    assert set(POLICIES) - set(PRESETS) == {"binary", "chains", "published", "shared", "threshold_chain"}
     assert set(PRESETS) - set(POLICIES) == {"specinfer", "spectr", "block_verification", "traversal_verification"}
 
 
