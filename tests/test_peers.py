@@ -19,6 +19,7 @@ from evaluation.peers.measuring import Measured, Run, measure
 from evaluation.peers.process import PeerError, Process
 from evaluation.peers.registry import BASE, GROUPS, REFERENCE, Peer, parse_drafter, peers_of
 from evaluation.peers.text import figures, lay_out
+from opt_tree.checkpoints import DEMO, load_tokenizer
 
 
 @pytest.fixture(scope="module")
@@ -54,30 +55,38 @@ def module(monkeypatch, name: str, **members) -> None:
     monkeypatch.setitem(sys.modules, name, fake)
 
 
-def test_llama_cpp_stops_at_the_stop_token_and_at_the_limit(monkeypatch):
+def test_llama_cpp_is_told_the_same_and_its_text_is_read_back(monkeypatch):
     made = []
 
-    class Llama:
-        def __init__(self, path, **options):
-            made.append((path, options))
+    class Server:
+        def __init__(self, told):
+            made.append(told)
 
-        def reset(self):
-            made.append("reset")
+        def handle_completions(self, asked, take):
+            assert asked == {
+                "prompt": [1, 2],
+                "n_predict": 3,
+                "temperature": 0.0,
+                "stream": True,
+                "cache_prompt": False,
+            }
+            for text in ("The", " fox", ""):
+                assert take({"choices": [{"text": text, "finish_reason": None}]}) is False
 
-        def generate(self, tokens, temp, repeat_penalty):
-            assert (temp, repeat_penalty) == (0.0, 1.0)
-            yield from (5, 6, 7, 2, 9)
-
-    module(monkeypatch, "llama_cpp", Llama=Llama)
+    kinds = SimpleNamespace(COMMON_SPECULATIVE_TYPE_NGRAM_SIMPLE="simple")
+    parts = {name: SimpleNamespace() for name in ("model", "cpuparams", "cpuparams_batch", "speculative")}
     module(
-        monkeypatch, "llama_cpp.llama_speculative", LlamaPromptLookupDecoding=lambda num_pred_tokens: num_pred_tokens
-    )
-    told = Settings("", 2, 300, [2], gguf="a.gguf", lookup=True)
-    answer = ENGINES["llama_cpp"](told)
-    assert answer([1], 9, Clock()) == [5, 6, 7, 2] and answer([1], 2, Clock()) == [5, 6]
-    assert made[0] == ("a.gguf", {"n_ctx": 300, "n_threads": 2, "n_threads_batch": 2, "verbose": False,
-                                  "draft_model": 10, "logits_all": True})  # fmt: skip
-    assert made.count("reset") == 2
+        monkeypatch, "xllamacpp", Server=Server, common_speculative_type=kinds,
+        CommonParams=lambda: SimpleNamespace(**parts),
+    )  # fmt: skip
+    clock = Clock()
+    answer = ENGINES["xllamacpp"](Settings(str(DEMO / "target"), 2, 300, [2], gguf="a.gguf", lookup=True))
+    tokens = answer([1, 2], 3, clock)
+    assert load_tokenizer(str(DEMO / "target")).decode(tokens) == "The fox" and clock.first is not None
+    (told,) = made
+    assert (told.model.path, told.n_ctx, told.n_parallel, told.n_gpu_layers) == ("a.gguf", 300, 1, 0)
+    assert told.cpuparams.n_threads == told.cpuparams_batch.n_threads == 2
+    assert told.speculative.types == ["simple"]
 
 
 def test_openvino_is_told_the_same(monkeypatch):

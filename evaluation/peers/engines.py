@@ -107,31 +107,32 @@ def opt_tree(settings: Settings) -> Answer:
 
 
 def llama_cpp(settings: Settings) -> Answer:
-    """llama.cpp through llama-cpp-python, plain or with its prompt look-up."""
-    from llama_cpp import Llama
-    from llama_cpp.llama_speculative import LlamaPromptLookupDecoding
+    """llama.cpp's server, inside this process: plain, or with its own drafts from the text at hand (ngram-simple)."""
+    import xllamacpp
+    from transformers import AutoTokenizer
 
-    draft: dict[str, Any] = {}
+    told = xllamacpp.CommonParams()
+    told.model.path, told.n_ctx, told.n_parallel = settings.gguf, settings.context, 1
+    told.cpuparams.n_threads = told.cpuparams_batch.n_threads = settings.threads
+    told.n_gpu_layers, told.warmup, told.verbosity = 0, False, 0
     if settings.lookup:
-        draft = {"draft_model": LlamaPromptLookupDecoding(num_pred_tokens=LOOKUP), "logits_all": True}
-    model = Llama(
-        settings.gguf,
-        n_ctx=settings.context,
-        n_threads=settings.threads,
-        n_threads_batch=settings.threads,
-        verbose=False,
-        **draft,
-    )
+        told.speculative.types = [xllamacpp.common_speculative_type.COMMON_SPECULATIVE_TYPE_NGRAM_SIMPLE]
+    server, tokenizer = xllamacpp.Server(told), AutoTokenizer.from_pretrained(settings.folder)
 
     def answer(prompt: list[int], limit: int, clock: Clock) -> Sequence[int]:
-        model.reset()  # else it keeps what two prompts begin with
-        tokens: list[int] = []
-        for token in model.generate(prompt, temp=0.0, repeat_penalty=1.0):
+        texts: list[str] = []
+
+        def take(part: Any) -> bool:
+            if "choices" not in part:
+                raise RuntimeError(f"llama.cpp answers {part}")
             clock.mark()
-            tokens.append(token)
-            if token in settings.stops or len(tokens) == limit:
-                break
-        return tokens
+            texts.append(part["choices"][0]["text"])
+            return False  # go on
+
+        # Without the cache: else it keeps what two prompts begin with.
+        asked = {"prompt": prompt, "n_predict": limit, "temperature": 0.0, "stream": True, "cache_prompt": False}
+        server.handle_completions(asked, take)
+        return tokenizer.encode("".join(texts), add_special_tokens=False)  # it tells no tokens
 
     return answer
 
@@ -186,7 +187,7 @@ def bf16_gguf(source: Path, target: Path) -> Path:
 ENGINES: dict[str, Callable[[Settings], Answer]] = {
     "transformers": transformers,
     "opt_tree": opt_tree,
-    "llama_cpp": llama_cpp,
+    "xllamacpp": llama_cpp,
     "openvino_genai": openvino,
 }
 """Every engine by the module that it needs."""

@@ -8,7 +8,7 @@ from evaluation.peers.engines import Settings
 
 REFERENCE, BASE = "transformers-float32", "transformers"
 """Whose text is compared with, and whose speed."""
-_INSTALL = {"llama_cpp": "llama-cpp-python", "openvino_genai": "openvino-genai"}
+_INSTALL = {"xllamacpp": "xllamacpp", "openvino_genai": "openvino-genai"}
 GROUPS = ("transformers", "llama.cpp", "openvino", "opt_tree")
 """What --peers takes: a peer belongs to the group that its name begins with."""
 
@@ -48,10 +48,10 @@ def _foreign(settings: Settings, bf16: str) -> Iterator[Peer]:
     yield Peer("transformers, prompt lookup", "transformers", look)
     if settings.assistant:
         yield Peer("transformers, assisted", "transformers", settings)
-    yield Peer("llama.cpp", "llama_cpp", settings)
-    yield Peer("llama.cpp, lookup", "llama_cpp", look)
-    yield Peer("llama.cpp bf16", "llama_cpp", replace(settings, gguf=bf16))
-    yield Peer("llama.cpp bf16, lookup", "llama_cpp", replace(look, gguf=bf16))
+    yield Peer("llama.cpp", "xllamacpp", settings)
+    yield Peer("llama.cpp, lookup", "xllamacpp", look)
+    yield Peer("llama.cpp bf16", "xllamacpp", replace(settings, gguf=bf16))
+    yield Peer("llama.cpp bf16, lookup", "xllamacpp", replace(look, gguf=bf16))
     yield Peer("openvino", "openvino_genai", settings)
     yield Peer("openvino, prompt lookup", "openvino_genai", look)
 
