@@ -3,6 +3,7 @@
 from opt_tree.drafters.base import Drafter, DrafterAround
 from opt_tree.drafters.causal_lm import CausalLMDrafter
 from opt_tree.drafters.chain_lm import ChainLMDrafter, model_drafter
+from opt_tree.drafters.copying import Copying
 from opt_tree.drafters.dflash import DFlashDrafter
 from opt_tree.drafters.eagle import EagleDrafter
 from opt_tree.drafters.eagle_head import EagleHead
@@ -22,6 +23,7 @@ from opt_tree.drafters.trimmed import TrimmedDrafter
 __all__ = [
     "CausalLMDrafter",
     "ChainLMDrafter",
+    "Copying",
     "DFlashDrafter",
     "Drafter",
     "DrafterAround",

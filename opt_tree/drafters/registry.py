@@ -24,6 +24,7 @@ from opt_tree.checkpoints import (
 )
 from opt_tree.drafters.base import Drafter
 from opt_tree.drafters.chain_lm import model_drafter
+from opt_tree.drafters.copying import Copying
 from opt_tree.drafters.dflash import load_dflash
 from opt_tree.drafters.eagle import load_eagle
 from opt_tree.drafters.eagle3 import is_eagle3, load_eagle3
@@ -155,6 +156,13 @@ def _load_graft(path: str, target: AnyLM, options: DrafterOptions) -> Drafter:
         raise CheckpointError(f"graft:{path}: {error}") from error
 
 
+def _load_copy(path: str, target: AnyLM, options: DrafterOptions) -> Drafter:
+    try:
+        return Copying(load_drafter(path, target, options))
+    except TypeError as error:
+        raise CheckpointError(f"copy:{path}: {error}") from error
+
+
 def _load_rasd(path: str, target: AnyLM, options: DrafterOptions) -> Drafter:
     model, table = _load_two("rasd", path, target, options)
     if isinstance(table, StoreDrafter):  # as published: the longest match alone
@@ -194,6 +202,7 @@ KINDS: dict[str, Kind] = {
     "recycling": Kind("Token Recycling, by the last token as published", _load_recycling, None),
     "ngram-recycling": Kind("Token Recycling by the last one to three tokens", _load_ngram_recycling, None),
     "graft": Kind("a model for the first layers, a table below: graft:1:eagle:demo+store:demo", _load_graft, "graft"),
+    "copy": Kind("a model that also copies from the text at hand: copy:eagle:demo", _load_copy, "copy"),
     "product": Kind("a model's law times a table's: product:eagle:demo+store:demo", _load_product, "product"),
     "rasd": Kind("retrieved branches grafted by RASD's rules: rasd:eagle:demo+store:demo", _load_rasd, "rasd"),
 }
