@@ -272,7 +272,7 @@ def test_the_best_drafter_is_the_first_whose_files_are_there(tmp_path, monkeypat
     (tmp_path / "smollm2" / "store").mkdir(parents=True)
     assert drafter_of("smollm2") == "store:smollm2"
     (tmp_path / "smollm2" / "eagle").mkdir()
-    assert drafter_of("smollm2") == "graft:1:eagle:smollm2+store:smollm2"
+    assert drafter_of("smollm2") == "graft:1:copy:eagle:smollm2+store:smollm2"
     assert (drafter_of("demo"), drafter_of("some/model")) == ("demo", None)
 
 

@@ -128,21 +128,9 @@ def _load_onepass(path: str, target: AnyLM, options: DrafterOptions) -> Drafter:
     return load_residual_heads(path, load_drafter(read_base(path), target, options).bare, _read(target))
 
 
-def _load_ngram(path: str, target: AnyLM, options: DrafterOptions) -> Drafter:
-    return NGramDrafter()
-
-
 def _load_store(path: str, target: AnyLM, options: DrafterOptions) -> Drafter:
     known = None if options.tokenizer is None else fingerprint(options.tokenizer)
     return StoreDrafter(Store.load(path, target.vocab, known))
-
-
-def _load_recycling(path: str, target: AnyLM, options: DrafterOptions) -> Drafter:
-    return TokenRecycling(target.vocab)
-
-
-def _load_ngram_recycling(path: str, target: AnyLM, options: DrafterOptions) -> Drafter:
-    return NGramRecycling()
 
 
 def _load_graft(path: str, target: AnyLM, options: DrafterOptions) -> Drafter:
@@ -197,10 +185,10 @@ KINDS: dict[str, Kind] = {
     "medusa": Kind("Medusa's heads on the target's last feature, one pass a draft", _load_medusa, "medusa"),
     "onepass": Kind("residual heads behind one forward of an EAGLE head", _load_onepass, "onepass"),
     "dflash": Kind("a DFlash model of transformers, one pass a block", _load_dflash, "dflash"),
-    "ngram": Kind("what followed the same tokens before, in this text", _load_ngram, None),
+    "ngram": Kind("what followed the same tokens before, in this text", lambda *_: NGramDrafter(), None),
     "store": Kind("what followed them in a store of the target's answers, and in this text", _load_store, "store"),
-    "recycling": Kind("Token Recycling, by the last token as published", _load_recycling, None),
-    "ngram-recycling": Kind("Token Recycling by the last one to three tokens", _load_ngram_recycling, None),
+    "recycling": Kind("Token Recycling, as published", lambda _, target, options: TokenRecycling(target.vocab), None),
+    "ngram-recycling": Kind("Token Recycling by the last one to three tokens", lambda *_: NGramRecycling(), None),
     "graft": Kind("a model for the first layers, a table below: graft:1:eagle:demo+store:demo", _load_graft, "graft"),
     "copy": Kind("a model that also copies from the text at hand: copy:eagle:demo", _load_copy, "copy"),
     "product": Kind("a model's law times a table's: product:eagle:demo+store:demo", _load_product, "product"),

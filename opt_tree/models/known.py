@@ -56,7 +56,7 @@ KNOWN: dict[str, Known] = {
             93,
         ),
         shape={"hidden_size": 576, "num_hidden_layers": 30, "vocab_size": 49152},
-        drafters=("graft:1:eagle:smollm2+store:smollm2", "store:smollm2", "ngram"),
+        drafters=("graft:1:copy:eagle:smollm2+store:smollm2", "store:smollm2", "ngram"),
         nodes=8,
         threshold=0.03,
     ),
