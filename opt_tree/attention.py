@@ -1,6 +1,7 @@
-"""A tree rendered for attention: one function turns "which rows may a row see" into the masks a model takes.
+"""A tree rendered for attention: from "which rows may a row see" to the masks a model takes.
 
-Owns the mask arithmetic, for full and for sliding-window layers. Knows no model and no cache.
+Owns the mask arithmetic, for full and for sliding-window layers. Knows no model and no cache. Masks are boolean on
+their way to a model, True where a row sees a key, and additive inside it (`additive`, a part of the body).
 """
 
 import functools
@@ -17,47 +18,55 @@ def hiding(dtype: torch.dtype) -> np.float32:
     return np.float32(max(torch.finfo(dtype).min, torch.finfo(torch.float32).min))
 
 
-_SHOWN = np.float32(0)
-
-
 def tree_mask(
     visible: Bool[np.ndarray, "rows columns"],
     prefix: int,
+    padded: int,
     keys: int,
-    dtype: torch.dtype,
-    device: torch.device | str = "cpu",
-) -> Float[Tensor, "1 1 rows keys"]:
-    """Return the additive mask of rows that see the whole prefix and, of the slots behind it, what `visible` says.
+    device: torch.device = torch.device("cpu"),
+) -> Bool[Tensor, "1 1 padded keys"]:
+    """Return the mask of rows that see the whole prefix and, of the slots behind it, what `visible` says.
 
-    Key slot k < prefix is a committed row, seen by all; slot prefix + c is column c of `visible`; slots past the last
-    column are unused and hidden. Additive in the model's dtype because eager attention and every SDPA kernel take that
-    form, while a boolean mask would be converted again in every layer.
+    Key slot k < prefix is a committed row, seen by all; slot prefix + c is column c of `visible`. Rows that are missing
+    to `padded` see the prefix and their own slots, those behind the last column. All other slots are hidden.
     """
-    hidden = hiding(dtype)
-    # Few operations, because they run in cold caches; and only the pending rows' block travels to the device.
-    block = torch.from_numpy(np.where(visible, _SHOWN, hidden)[None, None]).to(device, dtype, non_blocking=True)
-    mask = torch.constant_pad_nd(block, (prefix, 0))
-    unused = keys - mask.shape[-1]
-    return torch.constant_pad_nd(mask, (0, unused), float(hidden)) if unused else mask
+    rows, columns = visible.shape
+    # What is behind the prefix is all that travels to a device; on the host the whole is as cheap.
+    host = device.type == "cpu"
+    first = prefix if host else 0
+    seen = np.ones((1, 1, padded, first + keys - prefix), dtype=bool)
+    seen[0, 0, :rows, first : first + columns] = visible
+    if first + columns < seen.shape[-1]:
+        seen[0, 0, :, first + columns :] = False
+        seen[0, 0, rows:, first:] = np.eye(padded - rows, seen.shape[-1] - first, columns, dtype=bool)
+    mask = torch.from_numpy(seen)
+    return mask if host else torch.constant_pad_nd(mask.to(device, non_blocking=True), (prefix, 0), 1)
+
+
+def additive(mask: Bool[Tensor, "*shape"], dtype: torch.dtype) -> Float[Tensor, "*shape"]:
+    """Return what is added to attention's scores: 0 where a key is seen.
+
+    In the model's dtype because eager attention and every SDPA kernel take that form, while a boolean mask would be
+    converted again in every layer.
+    """
+    return torch.full_like(mask, float(hiding(dtype)), dtype=dtype).masked_fill_(mask, 0.0)
 
 
 def windowed(
-    mask: Float[Tensor, "1 1 rows keys"],
+    mask: Bool[Tensor, "1 1 rows keys"],
     positions: Int[Tensor, " rows"],
     key_positions: Int[Tensor, " keys"],
     window: int,
-) -> Float[Tensor, "1 1 rows keys"]:
+) -> Bool[Tensor, "1 1 rows keys"]:
     """Hide keys that lie `window` or more positions back. By position, never by slot: siblings share a position."""
-    far = positions[:, None] - key_positions[None, :] >= window
-    return mask.masked_fill(far, float(hiding(mask.dtype)))
+    return mask & (positions[:, None] - key_positions[None, :] < window)
 
 
 def chunked(
-    mask: Float[Tensor, "1 1 rows keys"],
+    mask: Bool[Tensor, "1 1 rows keys"],
     positions: Int[Tensor, " rows"],
     key_positions: Int[Tensor, " keys"],
     chunk: int,
-) -> Float[Tensor, "1 1 rows keys"]:
+) -> Bool[Tensor, "1 1 rows keys"]:
     """Hide keys whose position lies in another chunk of `chunk` tokens (Llama 4)."""
-    far = positions[:, None] // chunk != key_positions[None, :] // chunk
-    return mask.masked_fill(far, float(hiding(mask.dtype)))
+    return mask & (positions[:, None] // chunk == key_positions[None, :] // chunk)

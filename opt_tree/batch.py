@@ -9,14 +9,14 @@ from typing import Any, NamedTuple
 import greenlet
 import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool
 from torch import Tensor, nn
 
-from opt_tree.attention import hiding
+from opt_tree.attention import additive
 from opt_tree.cache import KVCache
 from opt_tree.chain_lm import ChainLM
 from opt_tree.engines import Engine, Forward
-from opt_tree.engines.body import compute_batch, takes
+from opt_tree.engines.body import compute_batch, laws_of, takes
 from opt_tree.engines.eager import attention_kernels
 from opt_tree.lanes import Lane, Storage
 from opt_tree.lm import CausalLM
@@ -83,7 +83,7 @@ class Packed:
         keys = max(keys for _, keys in places)
         self.storage.open([ask.engine.lane.number for ask in asked], keys, slots)
         forwards = [ask.forward for ask in asked]
-        inputs = _inputs(forwards, rows, keys)
+        inputs = _inputs(forwards, rows, keys, self.lm.dtype)
         whole = not all(forward.last_only and forward.slots is None for forward in forwards)
         if not whole and self._keeps_logits:
             inputs["logits_to_keep"] = 1
@@ -92,7 +92,8 @@ class Packed:
         outputs = []
         for row, ask in enumerate(asked):
             own = {layer: found[row, -ask.rows :] for layer, found in states.items()}
-            outputs.append(Output(logits[row, -ask.rows if whole else -1 :], own))
+            asked_for = logits[row, -ask.rows if whole else -1 :]
+            outputs.append(Output(asked_for, own, laws_of(asked_for, ask.forward)))
         return outputs
 
 
@@ -113,14 +114,17 @@ def cheapest_split(rows: Sequence[int], call: int) -> list[list[int]]:
     return parts
 
 
-def _inputs(forwards: Sequence[Forward], rows: int, keys: int) -> dict[str, Any]:
+def _inputs(forwards: Sequence[Forward], rows: int, keys: int, dtype: torch.dtype) -> dict[str, Any]:
     """A model's inputs, a batch row for each forward: padded on the left to `rows`, on the right to `keys`."""
     first = forwards[0]
     ints = torch.stack([_padded(forward.ints, rows) for forward in forwards], 1)
     if isinstance(first.mask, dict):
-        mask: Any = {k: _mask([forward.mask[k] for forward in forwards], rows, keys) for k in first.mask}  # type: ignore[index]
+        mask: Any = {
+            k: additive(_mask([forward.mask[k] for forward in forwards], rows, keys), dtype)  # type: ignore[index]
+            for k in first.mask
+        }
     else:
-        mask = _mask([forward.mask for forward in forwards], rows, keys)  # type: ignore[misc]
+        mask = additive(_mask([forward.mask for forward in forwards], rows, keys), dtype)  # type: ignore[misc]
     inputs = {"input_ids": ints[0], "position_ids": ints[1], "attention_mask": mask}
     if first.features is not None:
         found = [torch.nn.functional.pad(f.features, (0, 0, rows - len(f.features), 0)) for f in forwards]  # type: ignore
@@ -132,14 +136,14 @@ def _padded(ints: Tensor, rows: int) -> Tensor:
     return ints if ints.shape[1] == rows else torch.constant_pad_nd(ints, (rows - ints.shape[1], 0))
 
 
-def _mask(masks: Sequence[Float[Tensor, "1 1 _ _"]], rows: int, keys: int) -> Float[Tensor, "lanes 1 {rows} {keys}"]:
+def _mask(masks: Sequence[Bool[Tensor, "1 1 _ _"]], rows: int, keys: int) -> Bool[Tensor, "lanes 1 {rows} {keys}"]:
     """One mask for all lanes: what a lane has no rows or keys for is hidden, but a padding row sees the first key."""
-    whole = masks[0].new_full((len(masks), 1, rows, keys), float(hiding(masks[0].dtype)))
+    whole = masks[0].new_zeros((len(masks), 1, rows, keys))
     for lane, mask in zip(whole, masks, strict=True):
         empty = rows - mask.shape[2]
         lane[:, empty:, : mask.shape[3]] = mask[0]
         if empty:
-            lane[:, :empty, 0] = 0
+            lane[:, :empty, 0] = True
     return whole
 
 

@@ -55,7 +55,7 @@ def compile_forwards(lm: AnyLM, make: bool = True, dtypes: tuple[torch.dtype, ..
             lm.buckets = lm.buckets or Buckets()
             lm.engine = Captured(lm.eager, lm.buckets.rows)
         else:  # one kind of layer means one mask, as `CausalLM` makes it
-            lm.engine = Compiled(lm.eager, lm.mask_kinds, make)
+            lm.engine = Compiled(lm.eager, lm.mask_kinds, make, lm.columns)
         _check_engine(lm)
     except CompileError as why:
         lm.engine = lm.eager

@@ -25,13 +25,12 @@ from opt_tree.controllers import Controller, Fixed
 from opt_tree.drafters import Drafter, DrafterAround
 from opt_tree.led import together
 from opt_tree.policies import TreePolicy
-from opt_tree.pool import CandidatePool
-from opt_tree.probabilities import log_probs_of
+from opt_tree.pool import CandidatePool, Frontier
 from opt_tree.random import Random
 from opt_tree.sampling import Sampling
 from opt_tree.step import Outcome, Step, StepTimes
 from opt_tree.stopping import StopRule
-from opt_tree.target import Target, Work, turn_of
+from opt_tree.target import Laws, Target, Work, turn_of
 from opt_tree.tree import Tree
 from opt_tree.verifiers import Verifier, check, greedy, match
 
@@ -55,19 +54,22 @@ def draft(
     pool = CandidatePool(context[-1], children, random)
     if limit <= 0 or drafter is None:
         return pool.tree(np.array([0]))  # the root alone: plain decoding
-    scores = drafter.root(context)
+    sampled = children.sampled
+    answer = drafter.root(context) if sampled else drafter.root_laws(context)
     while True:
-        if isinstance(scores, Reduced):
-            # What is drawn needs a column a token, for the verifier; the best tokens are found among the few columns.
-            scores = scores.whole() if children.sampled else Few(log_probs_of(scores.scores), scores.tokens)
-        if isinstance(scores, Few):
-            pool.add(scores)
-        else:
-            pool.add(sampling.warp(scores) if children.sampled else log_probs_of(scores))
+        pool.add(answer if isinstance(answer, Laws) else _drawn_from(answer, sampling))
         rows = policy.expand(pool) if pool.depth < limit else None
         if rows is None or not len(rows):
             return pool.tree(policy.select(pool))
-        scores = drafter.expand(pool.frontier(rows))
+        frontier = pool.frontier(rows)
+        answer = drafter.expand(frontier) if sampled else drafter.expand_laws(frontier)
+
+
+def _drawn_from(answer: Float[Tensor, "rows vocab"] | Few | Reduced, sampling: Sampling) -> Laws:
+    """What sampled children are drawn from: a column for every token of the vocabulary, as the verifier needs it."""
+    if isinstance(answer, Few):
+        raise TypeError("children are drawn from a whole distribution; this drafter names a few tokens only")
+    return Laws(sampling.warp(answer.whole() if isinstance(answer, Reduced) else answer))
 
 
 def at_every_rank(method: Callable[Concatenate["Decoder", P], T]) -> Callable[Concatenate["Decoder", P], T]:
@@ -456,6 +458,9 @@ class _RootAsked(DrafterAround):
 
     def root(self, context: list[int]) -> Float[Tensor, "1 vocab"] | Few | Reduced:
         return self._root
+
+    def expand_laws(self, frontier: Frontier, scale: float = 1.0) -> Laws:
+        return self.drafter.expand_laws(frontier, scale)
 
 
 def _of_path(

@@ -6,7 +6,7 @@ refuses models that cannot decode a tree exactly. Knows nothing of policies, ver
 
 import copy
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, cast
@@ -78,6 +78,8 @@ class Wanted(NamedTuple):
     """Inputs of a head that drafts in the target's feature space."""
     places: Int[np.ndarray, " rows"] | None = None
     """Columns of the rows, where other layers ran these rows before; None: they are the last ones, and new."""
+    scale: float | None = None
+    """Laws are wanted: of the logits times this."""
 
 
 class Ahead(Protocol):
@@ -101,6 +103,8 @@ class CausalLM(Target):
         self.buckets = buckets
         self.name = model.config.name_or_path or type(model).__name__
         self.vocab, self.max_context = logits_per_row(model), context_limit(model)
+        self.columns = 0
+        """Of a drafter's model: how many tokens its laws are over. Its graphs make them then, so set it beforehand."""
         self.hidden: int = model.get_input_embeddings().weight.shape[1]
         self._windows = layer_windows(model)
         self._numbered = bool({"sliding_attention", "chunked_attention"} & self._windows.keys())
@@ -124,6 +128,7 @@ class CausalLM(Target):
 
     def take(self, model: Any, layers: tuple[int, ...] = ()) -> None:
         """Run this model from now on, eagerly and with a new cache: the one wrapped, or a cast copy of it."""
+        self._scale: tuple[float, Tensor] | None = None
         self.model: PreTrainedModel = model  # or what looks like one: an EAGLE head with an output layer
         embeddings = cast(Tensor, model.get_input_embeddings().weight)
         self.device, self.dtype = embeddings.device, embeddings.dtype
@@ -185,10 +190,12 @@ class CausalLM(Target):
         tokens: list[int],
         all_logits: bool = False,
         features: Float[Tensor, "tokens hidden"] | None = None,
+        scale: float | None = None,
     ) -> Output:
         """See `Target.append`. `features` are inputs of a head that drafts in the target's feature space.
 
-        With LongRoPE a first `append` is rotated like the forward of one token more: the prompt with its last token.
+        With a `scale` there are laws beside the logits (see `extend`). With LongRoPE a first `append` is rotated like
+        the forward of one token more: the prompt with its last token.
         """
         if not tokens:
             raise ValueError("nothing to append: the token list is empty")
@@ -204,17 +211,18 @@ class CausalLM(Target):
             positions = np.arange(self.length, self.length + len(chunk))
             inputs = None if features is None else features[start : start + len(chunk)]
             visible = _CAUSAL[: len(chunk), : len(chunk)]
-            output = self.run(Wanted(chunk, positions, visible, inputs), last_only=not all_logits, long=long)
+            wanted = Wanted(chunk, positions, visible, inputs, scale=scale)
+            output = self.run(wanted, last_only=not all_logits, long=long)
             self.commit(list(range(len(chunk))))
-            if not all_logits:
-                output = output._replace(logits=output.logits[-1:])
+            if not all_logits and len(output.logits) > 1:
+                output = _rows(output, slice(-1, None), output.features)
             # An Output lives until the next forward, which the next chunk is.
             outputs.append(_cloned(output) if len(tokens) > _PREFILL_ROWS else output)
         if len(outputs) == 1:
             return outputs[0]
         logits = torch.cat([output.logits for output in outputs]) if all_logits else outputs[-1].logits
-        layers = outputs[0].features
-        return Output(logits, {k: torch.cat([output.features[k] for output in outputs]) for k in layers})
+        states = {k: torch.cat([output.features[k] for output in outputs]) for k in outputs[0].features}
+        return Output(logits, states, None if all_logits else outputs[-1].laws)
 
     @contextmanager
     def given(self, rows: Cache) -> Iterator[None]:
@@ -267,12 +275,14 @@ class CausalLM(Target):
         positions: Int[np.ndarray, " rows"],
         visible: Bool[np.ndarray, "rows columns"],
         features: Float[Tensor, "rows hidden"] | None = None,
+        scale: float | None = None,
     ) -> Output:
         """Add pending rows and return their logits.
 
-        The columns of `visible` are all pending rows, these included; every row sees the whole committed context.
+        The columns of `visible` are all pending rows, these included; every row sees the whole committed context. With
+        a `scale` there are laws as well: the logits of the first `columns` tokens times this, normalised.
         """
-        return self.run(Wanted(tokens, positions, visible, features))
+        return self.run(Wanted(tokens, positions, visible, features, scale=scale))
 
     def commit(self, path: list[int]) -> None:
         """Keep these pending rows (of a tree: a path, root first) as the next rows of the context; drop the others."""
@@ -291,7 +301,7 @@ class CausalLM(Target):
         """
         if self.ranks is not None:
             tell(self, wanted, last_only, long)
-        tokens, positions, visible, features, places = wanted
+        _, positions, visible, features, places, scale = wanted
         engine = engine or self.engine
         rows, columns = visible.shape
         start = self.length + columns - rows
@@ -306,34 +316,50 @@ class CausalLM(Target):
                 f"{self.name} is not causal beyond {self._key_limit} keys (its keep_window_size), and a forward over "
                 f"{self.length} tokens and a tree has {keys}"
             )
-        if places is not None:  # a pad row's slot lies behind all columns, as it does without them
-            slots = torch.from_numpy(np.append(self.length + places, np.arange(start + rows, start + padded)))
-            slots = slots.to(self.device, non_blocking=True)
-        elif self.buckets is not None or padded > rows:
-            slots = torch.arange(start, start + padded, device=self.device)
-        if padded > rows:
-            # A pad row is token 0 in a slot of its own; it sees the prefix and itself, nobody sees it.
-            tokens = np.pad(tokens, (0, padded - rows))
-            positions = np.pad(positions, (0, padded - rows), constant_values=far)
-            visible = np.pad(visible, ((0, padded - rows), (0, padded - rows)))
-            np.fill_diagonal(visible[rows:, columns:], True)
-            if features is not None:
-                features = torch.nn.functional.pad(features, (0, 0, 0, padded - rows))
+        numbers = self._numbers(wanted, start, padded, far)
+        if features is not None and padded > rows:
+            features = torch.constant_pad_nd(features, (0, 0, 0, padded - rows))
         if self._border is not None or self._numbered:
-            self._pending = np.concatenate([self._pending[:, : columns - rows], [tokens, positions]], 1)
-        ints = torch.from_numpy(np.array([tokens, positions])).to(self.device, non_blocking=True)
+            self._pending = np.concatenate([self._pending[:, : columns - rows], numbers[:2]], 1)
+        ints = torch.from_numpy(numbers)
+        if self.device.type != "cpu":
+            ints = ints.to(self.device, non_blocking=True)
+        if places is not None or self.buckets is not None or padded > rows:
+            slots = ints[2]
         self.cache.open(rows if places is None else 0, keys, slots)
-        forward = Forward(ints, self._masks(ints[1], visible, keys), slots, features, last_only)
+        scaled = None if scale is None else self._scale_tensor(scale)
+        masks = self._masks(ints[1], visible, keys)
+        forward = Forward(ints, masks, slots, features, last_only, scaled, 0 if scale is None else self.columns)
         begin = time.perf_counter()
-        logits, hidden = engine.run(forward)
+        output = engine.run(forward)
         self.work += Work(1, rows, time.perf_counter() - begin)
-        return Output(logits[:rows], {layer: states[:rows] for layer, states in hidden.items()})
+        if padded == rows:
+            return output
+        return _rows(output, slice(rows), {layer: states[:rows] for layer, states in output.features.items()})
+
+    def _numbers(self, wanted: Wanted, start: int, padded: int, far: int) -> Int[np.ndarray, "3 padded"]:
+        """Tokens, positions and slots. A pad row is token 0 at `far`, in a slot of its own behind all columns."""
+        tokens, positions, rows = wanted.tokens, wanted.positions, len(wanted.tokens)
+        slots = np.arange(start, start + padded)
+        if wanted.places is not None:
+            slots[:rows] = self.length + wanted.places
+        if padded > rows:
+            tokens = np.append(tokens, np.zeros(padded - rows, dtype=np.int64))
+            positions = np.append(positions, np.full(padded - rows, far))
+        return np.array([tokens, positions, slots])
+
+    def _scale_tensor(self, scale: float) -> Float[Tensor, ""]:
+        """A scale where the model is, in the dtype of its laws: made once, as it seldom changes."""
+        if self._scale is None or self._scale[0] != scale:
+            dtype = torch.promote_types(self.dtype, torch.float32)
+            self._scale = scale, torch.tensor(scale, dtype=dtype, device=self.device)
+        return self._scale[1]
 
     def _masks(
-        self, positions: Int[Tensor, " rows"], visible: Bool[np.ndarray, "rows columns"], keys: int
+        self, positions: Int[Tensor, " padded"], visible: Bool[np.ndarray, "rows columns"], keys: int
     ) -> Tensor | dict[str, Tensor]:
         """One mask where all layers are of one kind; a dict of masks where they differ."""
-        full = tree_mask(visible, self.length, keys, self.dtype, self.device)
+        full = tree_mask(visible, self.length, len(positions), keys, self.device)
         if not self._numbered:
             return full
         numbers = np.arange(keys)
@@ -345,8 +371,17 @@ class CausalLM(Target):
         return masks if len(masks) > 1 else next(iter(masks.values()))
 
 
+def _rows(output: Output, rows: slice, features: Mapping[int, Tensor]) -> Output:
+    """Some rows of what a forward says, with these features."""
+    laws = output.laws
+    if laws is not None:
+        laws = laws._replace(log_probs=laws.log_probs[rows], peaks=None if laws.peaks is None else laws.peaks[rows])
+    return Output(output.logits[rows], features, laws)
+
+
 def _cloned(output: Output) -> Output:
-    return Output(output.logits.clone(), {layer: states.clone() for layer, states in output.features.items()})
+    features = {layer: states.clone() for layer, states in output.features.items()}
+    return output._replace(logits=output.logits.clone(), features=features)
 
 
 def _keep_freed_memory() -> None:

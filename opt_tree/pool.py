@@ -4,6 +4,7 @@ Owns the integers of the draft phase, on the host as numpy arrays: ranking a lay
 read-back a layer is needed anyway. Knows nothing of models; policies read it and never write it.
 """
 
+import math
 from functools import cached_property
 from typing import NamedTuple
 
@@ -14,6 +15,7 @@ from torch import Tensor
 
 from opt_tree.children import Children, Few, Layer
 from opt_tree.random import Random
+from opt_tree.target import Laws
 from opt_tree.tree import Tree
 
 
@@ -94,7 +96,7 @@ class CandidatePool:
         """What candidates are ranked by. Deterministic ones: `path_log_probs`. Sampled ones: what was known before the
         token was drawn; otherwise its own probability would decide whether it is kept (see `Picked.reach`)."""
         self._show(1)
-        self._ranked: dict[int, Float[np.ndarray, " pool"]] = {}
+        self._ranked: dict[int, list[float]] = {}
         self._sums: dict[tuple[int, int], float] = {}
         self._frontier = _ROOT
         self._seen = _ITSELF.copy()  # by draft row and column; every node sees itself
@@ -111,16 +113,16 @@ class CandidatePool:
         """Pool rows of the newest layer."""
         return np.arange(self.layer, len(self.tokens))
 
-    def add(self, answer: Float[Tensor, "expanded vocab"] | Few) -> None:
+    def add(self, answer: Laws | Few | Float[Tensor, "expanded vocab"]) -> None:
         """Store the children of the nodes last handed out by `frontier` (at first: of the root). One read-back.
 
         `answer`: log-probabilities of the next token behind each of those nodes, or the few tokens known there.
         """
-        log_probs, tokens = answer if isinstance(answer, Few) else (answer, None)
+        log_probs, tokens, peaks = Laws(answer) if isinstance(answer, Tensor) else Laws(*answer)
         if self._equal is not None:
             log_probs = self._equal.spread(log_probs)
         above = self.path_log_probs[self._frontier]
-        picked = self.children.pick(Layer(log_probs, above, self.depth, self.floor, tokens), self._random)
+        picked = self.children.pick(Layer(log_probs, above, self.depth, self.floor, tokens, peaks), self._random)
         self.layer = len(self.tokens)
         self.depth += 1
         size = self.layer + len(picked.tokens)
@@ -149,13 +151,12 @@ class CandidatePool:
         budget = self.children.budget
         if budget is None or len(self.tokens) <= budget:
             return -np.inf
-        return -float(self._falling(len(self.tokens))[budget])
+        return self._falling(len(self.tokens))[budget]
 
-    def _falling(self, size: int) -> Float[np.ndarray, " pool"]:
-        """The reach of the first `size` candidates, negated and sorted: the greatest comes first."""
+    def _falling(self, size: int) -> list[float]:
+        """The reach of the first `size` candidates, the greatest first."""
         if size not in self._ranked:
-            self._ranked[size] = -self.reach[:size]
-            self._ranked[size].sort()
+            self._ranked[size] = sorted(self.reach[:size].tolist(), reverse=True)
         return self._ranked[size]
 
     def gain(self, nodes: int) -> float:
@@ -164,7 +165,7 @@ class CandidatePool:
 
     def _sum_of_best(self, nodes: int, size: int) -> float:
         if (nodes, size) not in self._sums:
-            self._sums[nodes, size] = float(np.exp(-self._falling(size)[1 : nodes + 1]).sum())
+            self._sums[nodes, size] = sum(map(math.exp, self._falling(size)[1 : nodes + 1]))
         return self._sums[nodes, size]
 
     @cached_property

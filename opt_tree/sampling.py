@@ -117,6 +117,8 @@ class Sampling:
         `context` ends with the root. Half-precision logits are widened to float32 when they are to be sampled from
         or processed, as in `transformers.generate`; at temperature 0 without processors they pass through untouched.
         """
+        if self.greedy and not self.processors:
+            return logits
         return self._process(logits, _Histories(tree, context, logits.device), range(len(tree)))
 
     def processed(self, logits: Float[Tensor, "rows vocab"], tree: Tree, context: list[int]) -> "Logits":

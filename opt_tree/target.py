@@ -12,12 +12,23 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from opt_tree.tree import Tree
 
 NO_FEATURES: Mapping[int, Tensor] = MappingProxyType({})
+
+
+class Laws(NamedTuple):
+    """Normalised answers, as they are when children are picked: what a model's epilogue makes of its scores."""
+
+    log_probs: Float[Tensor, "rows columns"]
+    """-inf: no token in this place."""
+    tokens: Int[Tensor, "rows columns"] | Int[Tensor, " columns"] | None = None
+    """The tokens of the columns, by row or of all rows; None: a column a token of the vocabulary."""
+    peaks: Float[Tensor, "rows groups"] | None = None
+    """The greatest of every `probabilities.GROUP` columns, where they are known: most groups need not be looked at."""
 
 
 class Output(NamedTuple):
@@ -26,6 +37,8 @@ class Output(NamedTuple):
     logits: Float[Tensor, "rows vocab"]
     features: Mapping[int, Float[Tensor, "tokens hidden"]] = NO_FEATURES
     """Hidden states of every row by layer, of the layers that are watched (see `Target.watch`)."""
+    laws: Laws | None = None
+    """Of the rows whose logits are there, where they were asked for."""
 
 
 @dataclass(frozen=True)

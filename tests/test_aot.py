@@ -19,13 +19,14 @@ from torch._inductor.exc import InvalidCxxCompiler
 
 from opt_tree import pairs
 from opt_tree.compiling import compile_forwards
-from opt_tree.drafters import CausalLMDrafter, EagleDrafter
+from opt_tree.drafters import CausalLMDrafter, EagleDrafter, Sharpened
 from opt_tree.engines import Compiled, CompileError, Eager, aot, packages
 from opt_tree.engines.body import Body
 from opt_tree.engines.packages import Package, facts_of, package_of
 from opt_tree.lm import Buckets, CausalLM
 from opt_tree.policies import OptTree
 from opt_tree.presets import opt, plain
+from opt_tree.probabilities import GROUP, log_probs_of
 
 LONG = 900
 CLOSE = 1e-4
@@ -403,12 +404,35 @@ def test_a_body_is_a_function_of_its_tensors():
     """Nothing of one call is left in the next: the same storage, two texts."""
     lm = CausalLM(tiny("llama"))
     body = Body(lm.model, (-1,))
-    ints, mask, slots, kv = aot.example(lm.model, lm.cache)
+    ints, mask, kv, more = aot.example(lm.model, lm.cache)
     with torch.no_grad():
-        first = body(ints, mask, slots, kv)
-        body(ints + 1, mask, slots, kv)
-        again = body(ints, mask, slots, kv)
+        first = body(ints, mask, kv, more)
+        body(ints + 1, mask, kv, more)
+        again = body(ints, mask, kv, more)
     assert len(first) == 2 and all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
+
+
+def test_a_drafters_graph_normalises_and_another_calibration_compiles_nothing(fake):
+    """Laws from the graph are those of eager forwards and of the host; the scale is an input, the columns are not."""
+    lm = CausalLM(tiny_drafter("llama"))
+    drafter = CausalLMDrafter(lm, lm.vocab - 1)  # not a multiple of a group
+    assert compile_forwards(lm)
+    for temperature in (1.0, 0.6, 1.7):
+        lm.reset()
+        found = Sharpened(drafter, temperature).root_laws(prompt(9))
+        bare = CausalLMDrafter(CausalLM(tiny_drafter("llama")), lm.vocab - 1)
+        eager = Sharpened(bare, temperature).root_laws(prompt(9))
+        bare.lm.reset()
+        host = log_probs_of(Sharpened(bare, temperature).root(prompt(9)))
+        for laws in (found, eager):
+            assert laws.tokens is None and laws.log_probs.shape[1] % GROUP == 0
+            assert (laws.log_probs[:, : lm.vocab - 1] - host).abs().max() < CLOSE
+            assert laws.log_probs[:, lm.vocab - 1 :].isneginf().all()
+            assert torch.equal(laws.peaks, laws.log_probs.unflatten(1, (-1, GROUP)).amax(-1))
+    assert len(fake) == 1 and lm.engine.columns == lm.vocab - 1
+    other = CausalLMDrafter(CausalLM(tiny_drafter("llama")))
+    assert compile_forwards(other.lm) and len(fake) == 2, "other columns are another graph"
+    assert compile_forwards(CausalLM(tiny_drafter("llama"))) and len(fake) == 3, "so are none"
 
 
 def test_compile_errors_are_one_line():

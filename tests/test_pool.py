@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from opt_tree import TopK
 from opt_tree.children import Layer
 from opt_tree.pool import CandidatePool, Frontier
+from opt_tree.probabilities import GROUP, grouped_log_probs
 from opt_tree.random import Random
 
 Branch = tuple[int, ...]
@@ -238,13 +239,19 @@ def test_the_host_picks_the_children_that_a_device_would(
         everything = np.sort((log_probs.double().numpy() + above[:, None]).ravel())
         floor = float(everything[-min(total // 2 + 1, len(everything))])
     layer, children = Layer(log_probs, above, 1, floor), TopK(total=total)
+    grouped, peaks = grouped_log_probs(log_probs, torch.ones((), dtype=dtype), vocab)
+    grouped[:, :vocab] = log_probs  # as it is: normalising again rounds again
+    in_groups = layer._replace(log_probs=grouped, peaks=grouped.unflatten(1, (-1, GROUP)).amax(-1))
+    assert peaks.shape == in_groups.peaks.shape
     with pytest.MonkeyPatch.context() as patch:
         ours = children.pick(layer, Random())
+        grouped_ours = children.pick(in_groups, Random())
         patch.setattr("opt_tree.children.top_k.on_host", lambda tensor: False)
         theirs = children.pick(layer, Random())
     assert sorted(ours.path_log_probs.tolist()) == sorted(theirs.path_log_probs.tolist())
+    assert sorted(grouped_ours.path_log_probs.tolist()) == sorted(theirs.path_log_probs.tolist())
     assert len(ours.path_log_probs) <= total and (ours.path_log_probs > floor - 1e-6).all()
-    for picked in (ours, theirs):
+    for picked in (ours, grouped_ours, theirs):
         assert len({*zip(picked.rows, picked.tokens, strict=True)}) == len(picked.tokens)
         values = log_probs.numpy()[picked.rows, picked.tokens] + above[picked.rows].astype(log_probs.numpy().dtype)
         assert values.tolist() == picked.path_log_probs.tolist()

@@ -58,6 +58,8 @@ class Layer(NamedTuple):
     """Children whose reach is at or below it need not be returned."""
     tokens: Int[Tensor, "frontier columns"] | Int[Tensor, " columns"] | None = None
     """The tokens of the columns, by row or of all rows; None: a column a token of the vocabulary."""
+    peaks: Float[Tensor, "frontier groups"] | None = None
+    """The greatest of each group of columns; see `Laws`."""
 
 
 class Picked(NamedTuple):

@@ -7,6 +7,7 @@ has no children. A drafter that knows a few tokens of each node only says just t
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import Any
 
 from jaxtyping import Float
@@ -15,8 +16,9 @@ from torch import Tensor
 from opt_tree.chain_lm import AnyLM
 from opt_tree.children import Few, Reduced
 from opt_tree.pool import Frontier
+from opt_tree.probabilities import log_probs_of
 from opt_tree.step import Outcome
-from opt_tree.target import Output, Work
+from opt_tree.target import Laws, Output, Work
 
 
 class Drafter(ABC):
@@ -57,6 +59,17 @@ class Drafter(ABC):
     def expand(self, frontier: Frontier) -> Float[Tensor, "frontier vocab"] | Few | Reduced:
         """Return the scores of the token after each node of the frontier."""
 
+    def root_laws(self, context: list[int], scale: float = 1.0) -> Laws:
+        """Return `root`'s scores times `scale`, normalised: what deterministic children are picked from.
+
+        A drafter whose model does that where it computes (see `CausalLM.extend`) answers by it.
+        """
+        return normalised(self.root(context), scale)
+
+    def expand_laws(self, frontier: Frontier, scale: float = 1.0) -> Laws:
+        """The same of `expand`."""
+        return normalised(self.expand(frontier), scale)
+
     @abstractmethod
     def observe(self, outcome: Outcome) -> None:
         """Learn what survived: keep the cache rows that stay valid, drop the others."""
@@ -83,6 +96,52 @@ class Drafter(ABC):
     def settings(self) -> dict[str, Any]:
         """What of it decides the answers, for the header of an answer file."""
         return {}
+
+
+def normalised(answer: Float[Tensor, "rows vocab"] | Few | Reduced, scale: float = 1.0) -> Laws:
+    """Return the laws of an answer, its scores times `scale`. Of a few tokens they are what they are."""
+    if isinstance(answer, Few):
+        if scale != 1:
+            raise TypeError("a drafter that names a few tokens only cannot be sharpened")
+        return Laws(*answer)
+    if isinstance(answer, Reduced):
+        return Laws(log_probs_of(scaled(answer.scores, scale)), answer.tokens)
+    return Laws(log_probs_of(scaled(answer, scale)))
+
+
+class OfModel(Drafter):
+    """A drafter that answers by one forward of a `CausalLM`, which normalises its scores where it computes them.
+
+    A subclass passes `_scale` to that forward, and notes in `_said` what it answers and the laws of just this. Who
+    changes an answer on its way (a subclass of it) is heard: laws of another one are not taken.
+    """
+
+    _scale: float | None = None
+    """Of the laws that are wanted now; None: none are."""
+    _said: tuple[Any, Laws | None] = (None, None)
+
+    def root_laws(self, context: list[int], scale: float = 1.0) -> Laws:
+        return self._laws(self.root, context, scale)
+
+    def expand_laws(self, frontier: Frontier, scale: float = 1.0) -> Laws:
+        return self._laws(self.expand, frontier, scale)
+
+    def _laws(self, ask: Callable[[Any], Any], about: Any, scale: float) -> Laws:
+        self._scale = scale
+        try:
+            answer = ask(about)
+            said, laws = self._said
+        finally:
+            self._scale, self._said = None, (None, None)
+        return laws if laws is not None and said is answer else normalised(answer, scale)
+
+
+def scaled(scores: Float[Tensor, "rows columns"], scale: float) -> Float[Tensor, "rows columns"]:
+    """Return scores times a number, in float32 or wider."""
+    if scale == 1:
+        return scores
+    # A widened copy is ours to overwrite; scores that are wide enough are not.
+    return scores * scale if scores.dtype.itemsize >= 4 else scores.float().mul_(scale)
 
 
 class DrafterAround(Drafter):

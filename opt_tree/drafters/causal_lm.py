@@ -6,14 +6,14 @@ from jaxtyping import Float
 from torch import Tensor
 
 from opt_tree.children import Reduced
-from opt_tree.drafters.base import Drafter
+from opt_tree.drafters.base import OfModel
 from opt_tree.lm import CausalLM
 from opt_tree.pool import Frontier
 from opt_tree.step import Outcome
 from opt_tree.target import Output
 
 
-class CausalLMDrafter(Drafter):
+class CausalLMDrafter(OfModel):
     """Drafts with a small causal LM. Accepted rows of its cache are kept: same tokens, positions and ancestors.
 
     `vocab` is the target's number of logits. Vocabularies padded to different sizes are reconciled: columns that the
@@ -27,6 +27,7 @@ class CausalLMDrafter(Drafter):
         self.lm = lm
         self.vocab = min(vocab or lm.vocab, lm.vocab)
         self.max_context, self.models = lm.max_context, (lm,)
+        lm.columns = self.vocab
 
     def reset(self, prompt: list[int], output: Output | None) -> None:
         self.lm.reset()
@@ -34,19 +35,22 @@ class CausalLMDrafter(Drafter):
     def root(self, context: list[int]) -> Float[Tensor, "1 vocab"] | Reduced:
         """Catch up with the context; between steps that is the target's own token and at most one accepted one."""
         missing = [token if token < self.lm.vocab else 0 for token in context[self.lm.length :]]
-        return self._scores(self.lm.append(missing))
+        return self._scores(self.lm.append(missing, scale=self._scale))
 
     def expand(self, frontier: Frontier) -> Float[Tensor, "frontier vocab"] | Reduced:
         # Depth 1 follows the root, which is the last committed row here.
         positions = self.lm.length - 1 + frontier.depths
-        return self._scores(self.lm.extend(frontier.tokens, positions, frontier.visible))
+        return self._scores(self.lm.extend(frontier.tokens, positions, frontier.visible, scale=self._scale))
 
     def observe(self, outcome: Outcome) -> None:
         rows = outcome.tree.draft_rows[outcome.path[1:]]
         self.lm.commit((rows[rows > 0] - 1).tolist())
 
     def _scores(self, output: Output) -> Float[Tensor, "rows vocab"] | Reduced:
-        return output.logits[:, : self.vocab]
+        scores = output.logits[:, : self.vocab]
+        if output.laws is not None:
+            self._said = scores, output.laws
+        return scores
 
     def describe(self) -> str:
         return f"draft model {self.name or self.lm.name}: {self.lm.size}"

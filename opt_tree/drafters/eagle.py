@@ -14,7 +14,7 @@ from transformers import LlamaConfig
 
 from opt_tree.checkpoints import CheckpointError, find_file, load_tensors
 from opt_tree.children import Reduced
-from opt_tree.drafters.base import Drafter
+from opt_tree.drafters.base import OfModel
 from opt_tree.drafters.eagle_head import EagleHead, HeadedEagle, rows_of
 from opt_tree.drafters.reduced import take_vocabulary
 from opt_tree.led import replicated, whole
@@ -28,7 +28,7 @@ LAST = -1
 """The layer that the head reads: the target's final hidden state, behind its last norm."""
 
 
-class EagleDrafter(Drafter):
+class EagleDrafter(OfModel):
     """Drafts with an EAGLE-1/2 head.
 
     Committed pairs carry the target's own features. Rows of tree nodes were computed from estimated features, so they
@@ -67,6 +67,7 @@ class EagleDrafter(Drafter):
             )
         self.lm = CausalLM(model, buckets, probe=False)
         self.lm.watch((LAST,))
+        self.lm.columns = config.vocab_size if tokens is None else len(tokens)
         self.models = (self.lm,)
         self.max_context = min(self.lm.max_context, target.max_context)
         self._vocab, self._whole, self._tokens = config.vocab_size, target.vocab, tokens
@@ -99,7 +100,7 @@ class EagleDrafter(Drafter):
     def root(self, context: list[int]) -> Float[Tensor, "1 vocab"] | Reduced:
         """Run the pairs that the last step completed, with the target's features."""
         tokens = self._embeddable(context[self._first + self.lm.length :])
-        output = self.lm.append(tokens, features=self._ready)
+        output = self.lm.append(tokens, features=self._ready, scale=self._scale)
         self._ready = self._ready[:0]
         self._drafted = output.features[LAST][-1:].clone()
         return self._scores(output)
@@ -107,7 +108,7 @@ class EagleDrafter(Drafter):
     def expand(self, frontier: Frontier) -> Float[Tensor, "frontier vocab"] | Reduced:
         positions = self.lm.length - 1 + frontier.depths
         parents = self._drafted.index_select(0, torch.from_numpy(frontier.parents).to(self._drafted.device))
-        output = self.lm.extend(frontier.tokens, positions, frontier.visible, parents)
+        output = self.lm.extend(frontier.tokens, positions, frontier.visible, parents, self._scale)
         self._drafted = torch.cat([self._drafted, output.features[LAST]])
         return self._scores(output)
 
@@ -125,9 +126,12 @@ class EagleDrafter(Drafter):
 
     def _scores(self, output: Output) -> Float[Tensor, "rows vocab"] | Reduced:
         if self._tokens is not None:
-            return Reduced(output.logits, self._tokens, self._whole)
-        # Tokens that only the target knows (a padded vocabulary) have no embedding here: never propose them.
-        return output.logits[:, : self._vocab]
+            answer: Tensor | Reduced = Reduced(output.logits, self._tokens, self._whole)
+        else:  # tokens that only the target knows (a padded vocabulary) have no embedding here: never propose them
+            answer = output.logits[:, : self._vocab]
+        if output.laws is not None:
+            self._said = answer, output.laws._replace(tokens=self._tokens)
+        return answer
 
     def describe(self) -> str:
         return f"EAGLE head {self.name}: {self.lm.size}"

@@ -12,11 +12,11 @@ from jaxtyping import Float
 from torch import Tensor
 
 from opt_tree.children import Few, Reduced
-from opt_tree.drafters.base import Drafter, DrafterAround
+from opt_tree.drafters.base import Drafter, DrafterAround, normalised
 from opt_tree.drafters.lookup import Lookup, Tails
 from opt_tree.pool import Frontier
 from opt_tree.step import Outcome
-from opt_tree.target import Output
+from opt_tree.target import Laws, Output
 
 
 class Grafted(DrafterAround):
@@ -46,16 +46,31 @@ class Grafted(DrafterAround):
         self.table.reset(prompt, output)
 
     def root(self, context: list[int]) -> Float[Tensor, "1 vocab"] | Few | Reduced:
-        self._tails.root(context)
-        self._own = 0
+        self._begin(context)
         return self.drafter.root(context)
 
+    def root_laws(self, context: list[int], scale: float = 1.0) -> Laws:
+        self._begin(context)
+        return self.drafter.root_laws(context, scale)
+
     def expand(self, frontier: Frontier) -> Float[Tensor, "frontier vocab"] | Few | Reduced:
+        return self._looked_up(frontier) or self.drafter.expand(frontier)
+
+    def expand_laws(self, frontier: Frontier, scale: float = 1.0) -> Laws:
+        few = self._looked_up(frontier)
+        return self.drafter.expand_laws(frontier, scale) if few is None else normalised(few, scale)
+
+    def _begin(self, context: list[int]) -> None:
+        self._tails.root(context)
+        self._own = 0
+
+    def _looked_up(self, frontier: Frontier) -> Few | None:
+        """What the table says, where it is its turn."""
         tails = self._tails.expand(frontier)
         if frontier.depths[0] >= self.depth:
             return self.table.look_up(tails)
         self._own += len(tails)
-        return self.drafter.expand(frontier)
+        return None
 
     def observe(self, outcome: Outcome) -> None:
         # To the model its own rows: what it never ran is no row of its cache.

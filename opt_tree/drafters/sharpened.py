@@ -11,8 +11,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from opt_tree.children import Few, Reduced
-from opt_tree.drafters.base import Drafter, DrafterAround
+from opt_tree.drafters.base import Drafter, DrafterAround, scaled
 from opt_tree.pool import Frontier
+from opt_tree.target import Laws
 
 
 class Sharpened(DrafterAround):
@@ -36,16 +37,17 @@ class Sharpened(DrafterAround):
     def expand(self, frontier: Frontier) -> Float[Tensor, "frontier vocab"] | Reduced:
         return self._sharpen(self.drafter.expand(frontier))
 
+    def root_laws(self, context: list[int], scale: float = 1.0) -> Laws:
+        return self.drafter.root_laws(context, scale / self.temperature)
+
+    def expand_laws(self, frontier: Frontier, scale: float = 1.0) -> Laws:
+        return self.drafter.expand_laws(frontier, scale / self.temperature)
+
     def _sharpen(self, scores: Float[Tensor, "rows vocab"] | Few | Reduced) -> Float[Tensor, "rows vocab"] | Reduced:
         if isinstance(scores, Reduced):
-            return scores._replace(scores=self._divided(scores.scores))
+            return scores._replace(scores=scaled(scores.scores, 1 / self.temperature))
         assert not isinstance(scores, Few), f"{self.drafter.describe()} is not sparse, and answers in Few"
-        return self._divided(scores)
-
-    def _divided(self, scores: Float[Tensor, "rows columns"]) -> Float[Tensor, "rows columns"]:
-        # A widened copy is ours to overwrite; scores that are wide enough are not.
-        factor = 1 / self.temperature
-        return scores * factor if scores.dtype.itemsize >= 4 else scores.float().mul_(factor)
+        return scaled(scores, 1 / self.temperature)
 
     def describe(self) -> str:
         return f"{self.drafter.describe()}, sharpened by temperature {self.temperature:.2f}"

@@ -36,9 +36,13 @@ class TrimmedDrafter(CausalLMDrafter):
             raise ValueError(f"a draft vocabulary of tokens {tokens.tolist()[:3]}..., of which there are {self.vocab}")
         self.tokens, self._whole = tokens.sort().values, vocab or lm.vocab
         lm.model.set_output_embeddings(rows_of(output, self.tokens))
+        lm.columns = len(tokens)
 
     def _scores(self, output: Output) -> Reduced:
-        return Reduced(output.logits, self.tokens, self._whole)
+        answer = Reduced(output.logits, self.tokens, self._whole)
+        if output.laws is not None:
+            self._said = answer, output.laws._replace(tokens=self.tokens)
+        return answer
 
     def describe(self) -> str:
         return f"{super().describe()}, {len(self.tokens)} tokens of {self._whole}"

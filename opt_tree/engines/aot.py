@@ -13,18 +13,18 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from opt_tree.cache import KVCache
 from opt_tree.engines.base import Engine, Forward
-from opt_tree.engines.body import Body, takes
+from opt_tree.engines.body import Body, laws_of, takes
 from opt_tree.engines.eager import Eager
 from opt_tree.engines.packages import Package, facts_of, package_of
 from opt_tree.support import one_line
-from opt_tree.target import Output
+from opt_tree.target import Laws, Output
 
 OPTIONS: dict[str, Any] = {"freezing": True, "cpp.enable_concat_linear": True}
 """Weights packed when the package is made, and projections of the same input in one product."""
@@ -48,18 +48,21 @@ class Compiled(Engine):
     least_rows = 2  # a package of one row is no faster, and one that takes any number begins at two
     layers: tuple[int, ...]
 
-    def __init__(self, eager: Eager, kinds: tuple[str, ...] = (), make: bool = True) -> None:
+    def __init__(self, eager: Eager, kinds: tuple[str, ...] = (), make: bool = True, columns: int = 0) -> None:
         """Find the package of this model, or make it. Raises CompileError.
 
-        `kinds` names the masks where there are several. With make=False only what is there is taken.
+        `kinds` names the masks where there are several. With make=False only what is there is taken. `columns`: those
+        of the laws that its graph makes of its logits; 0: it makes none.
         """
-        self.eager, self.kinds, self.layers = eager, kinds, eager.layers
-        self.traced = tuple(sorted({-1, *eager.layers}))
+        self.eager, self.kinds, self.layers, self.columns = eager, kinds, eager.layers, columns
+        traced = Traced(kinds, tuple(sorted({-1, *eager.layers})), columns)
+        self.traced = traced.layers
         _check_model(eager.model)
         self._views: list[Tensor] = []
         self._version = -1
-        self.package = package_of(_facts(eager.model, kinds, self.traced))
-        self._call, self.about = _load_or_make(self.package, eager, kinds, self.traced, make)
+        self._unscaled = torch.ones((), dtype=law_dtype(eager.model))
+        self.package = package_of(_facts(eager.model, traced))
+        self._call, self.about = _load_or_make(self.package, eager, traced, make)
 
     def __getstate__(self) -> dict[str, Any]:
         """Everything but the loaded code and the addresses: a copy loads its package again."""
@@ -84,19 +87,19 @@ class Compiled(Engine):
         if rows > LARGEST or self.name == "eager":
             return self.eager.run(forward)
         mask = forward.mask
-        slots = forward.slots
-        if slots is None:  # right behind the rows in use, which are all that the mask covers
-            keys = (next(iter(mask.values())) if isinstance(mask, dict) else mask).shape[-1]
-            slots = torch.arange(keys - rows, keys)
         if self._version != self.eager.cache.storage_version:
             self._views, self._version = self.eager.cache.views, self.eager.cache.storage_version
         masks = [mask[kind] for kind in self.kinds] if isinstance(mask, dict) else [mask]
-        inputs = [forward.ints, *masks, slots, *self._views]  # as `example` orders them
+        inputs = [forward.ints, *masks, *self._views]  # as `example` orders them
         if forward.features is not None:
             inputs.append(forward.features)
-        outputs = self._call(inputs)
-        hidden = dict(zip(self.traced, outputs[1:], strict=True))
-        return Output(outputs[0], {layer: hidden[layer] for layer in self.layers})
+        if self.columns:
+            inputs.append(self._unscaled if forward.scale is None else forward.scale)
+        logits, *outputs = self._call(inputs)
+        hidden = {layer: states for layer, states in zip(self.traced, outputs, strict=False) if layer in self.layers}
+        if forward.scale is not None and self.columns == forward.columns:
+            return Output(logits, hidden, Laws(outputs[-2], peaks=outputs[-1]))
+        return Output(logits, hidden, laws_of(logits, forward))
 
 
 def _check_model(model: Any) -> None:
@@ -110,12 +113,21 @@ def _check_model(model: Any) -> None:
         raise CompileError("its weights are moved by hooks while it runs (offloading)")
 
 
-def _facts(model: Any, kinds: tuple[str, ...], layers: tuple[int, ...]) -> dict[str, Any]:
-    return facts_of(model) | {"masks": kinds, "layers": layers, "options": OPTIONS, "format": 2}
+class Traced(NamedTuple):
+    """What a package computes beside the logits, and from which masks."""
+
+    kinds: tuple[str, ...]
+    layers: tuple[int, ...]
+    columns: int
+
+
+def _facts(model: Any, traced: Traced) -> dict[str, Any]:
+    epilogue = {"masks": traced.kinds, "layers": traced.layers, "columns": traced.columns}
+    return facts_of(model) | epilogue | {"options": OPTIONS, "format": 3}
 
 
 def _load_or_make(
-    package: Package, eager: Eager, kinds: tuple[str, ...], layers: tuple[int, ...], make: bool
+    package: Package, eager: Eager, traced: Traced, make: bool
 ) -> tuple[Callable[[list[Tensor]], list[Tensor]], dict[str, Any]]:
     """Return the package's call and what is known of it; a damaged one is made again."""
     for attempt in range(2):
@@ -126,7 +138,7 @@ def _load_or_make(
             with package.lock():
                 about = package.about()  # another process may have made it meanwhile
                 if about is None:
-                    _make(package, eager, kinds, layers)
+                    _make(package, eager, traced)
             about = package.about()
         try:
             return _load(package.file), about or {}
@@ -147,7 +159,7 @@ def _load(file: Path) -> Callable[[list[Tensor]], list[Tensor]]:
     return torch._C._aoti.AOTIModelPackageLoader(str(file), "model", True, 1, -1).boxed_run  # type: ignore[attr-defined]
 
 
-def _make(package: Package, eager: Eager, kinds: tuple[str, ...], layers: tuple[int, ...]) -> None:
+def _make(package: Package, eager: Eager, traced: Traced) -> None:
     """Export and compile; write the package."""
     begin = time.perf_counter()
     model, cache = eager.model, eager.cache
@@ -156,7 +168,8 @@ def _make(package: Package, eager: Eager, kinds: tuple[str, ...], layers: tuple[
         file = Path(folder) / package.file.name
         try:
             with _grouped_attention(), torch.no_grad():
-                program = export(Body(model, layers), example(model, cache, kinds))
+                body = Body(model, traced.layers, traced.columns)
+                program = export(body, example(model, cache, traced.kinds, traced.columns))
                 exported = time.perf_counter()
                 _compile(program, file)
         except Exception as error:  # whatever a model's code does that a graph cannot hold
@@ -169,20 +182,28 @@ def _make(package: Package, eager: Eager, kinds: tuple[str, ...], layers: tuple[
         package.write(file, about)
 
 
-def example(model: Any, cache: KVCache, kinds: tuple[str, ...] = ()) -> tuple[Any, ...]:
+def example(model: Any, cache: KVCache, kinds: tuple[str, ...] = (), columns: int = 0) -> tuple[Any, ...]:
     """Inputs of a forward of a few rows, to trace it with: values do not matter, shapes are symbols."""
     cache.reserve(2 * (_PREFIX + _ROWS))
     keys, embeddings = _PREFIX + _ROWS, model.get_input_embeddings().weight
-    mask = torch.zeros(1, 1, _ROWS, keys, dtype=embeddings.dtype)
-    inputs: tuple[Any, ...] = (
-        torch.stack([torch.zeros(_ROWS, dtype=torch.long), torch.arange(_PREFIX, keys)]),
-        {kind: mask.clone() for kind in kinds} if kinds else mask,
-        torch.arange(_PREFIX, keys),
-        [torch.zeros(view.shape, dtype=view.dtype) for view in cache.views],
-    )
+    mask = torch.ones(1, 1, _ROWS, keys, dtype=torch.bool)
+    places = torch.arange(_PREFIX, keys)
+    more: dict[str, Tensor] = {}
     if takes(model, "features"):
-        inputs += (torch.zeros(_ROWS, embeddings.shape[1], dtype=embeddings.dtype),)
-    return inputs
+        more["features"] = torch.zeros(_ROWS, embeddings.shape[1], dtype=embeddings.dtype)
+    if columns:
+        more["scale"] = torch.ones((), dtype=law_dtype(model))
+    return (
+        torch.stack([torch.zeros(_ROWS, dtype=torch.long), places, places]),
+        {kind: mask.clone() for kind in kinds} if kinds else mask,
+        [torch.zeros(view.shape, dtype=view.dtype) for view in cache.views],
+        more,
+    )
+
+
+def law_dtype(model: Any) -> torch.dtype:
+    """The dtype of a model's laws, and of what scales them."""
+    return torch.promote_types(model.get_input_embeddings().weight.dtype, torch.float32)
 
 
 def export(body: nn.Module, inputs: tuple[Any, ...]) -> torch.export.ExportedProgram:
@@ -192,8 +213,8 @@ def export(body: nn.Module, inputs: tuple[Any, ...]) -> torch.export.ExportedPro
     mask: Any = {2: rows, 3: keys}
     if isinstance(inputs[1], dict):
         mask = {kind: {2: rows, 3: keys} for kind in inputs[1]}
-    shapes: tuple[Any, ...] = ({1: rows}, mask, {0: rows}, [{2: capacity}] * len(inputs[3]))
-    shapes += ({0: rows},) * (len(inputs) - len(shapes))
+    more = {name: {0: rows} if name == "features" else {} for name in inputs[3]}
+    shapes = ({1: rows}, mask, [{2: capacity}] * len(inputs[2]), more)
     return torch.export.export(body, inputs, dynamic_shapes=shapes, strict=False)
 
 

@@ -6,12 +6,12 @@ Everything a model computes goes through `Engine.run`. Knows nothing of trees, c
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from opt_tree.target import Output
 
-Mask = Float[Tensor, "1 1 rows keys"]
+Mask = Bool[Tensor, "1 1 rows keys"]
 
 
 @dataclass(frozen=True)
@@ -21,16 +21,20 @@ class Forward:
     The model's cache is open for it: room is reserved, and `slots` are the ones to write.
     """
 
-    ints: Int[Tensor, "2 rows"]
-    """Tokens and positions."""
+    ints: Int[Tensor, "3 rows"]
+    """Tokens, positions, and slots: where the rows go in the cache."""
     mask: Mask | dict[str, Mask]
-    """Additive; one for each kind of attention layer where the model has several."""
+    """True where a row sees a key; one for each kind of attention layer where the model has several."""
     slots: Int[Tensor, " rows"] | None
-    """Where the rows go in the cache; None: right behind the rows in use, one after the other."""
+    """The slots, unless the rows go right behind those in use, one after the other."""
     features: Float[Tensor, "rows hidden"] | None = None
     """Inputs of a head that drafts in the target's feature space."""
     last_only: bool = False
     """Only the last row's logits are needed; an engine may compute more."""
+    scale: Float[Tensor, ""] | None = None
+    """Laws are asked for: of the logits times this; see `probabilities.grouped_log_probs`."""
+    columns: int = 0
+    """Of the laws: the tokens that the asker knows."""
 
 
 class Engine(ABC):

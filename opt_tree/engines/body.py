@@ -15,8 +15,10 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from transformers.cache_utils import Cache
 
-from opt_tree.engines.base import Mask
-from opt_tree.target import Output
+from opt_tree.attention import additive
+from opt_tree.engines.base import Forward, Mask
+from opt_tree.probabilities import grouped_log_probs
+from opt_tree.target import Laws, Output
 
 
 def compute(
@@ -52,10 +54,24 @@ def compute_batch(
     return logits, caught
 
 
-def model_inputs(ints: Tensor, mask: Mask | dict[str, Mask], features: Tensor | None = None) -> dict[str, Any]:
+def model_inputs(
+    model: Any, ints: Int[Tensor, "3 rows"], mask: Mask | dict[str, Mask], features: Tensor | None = None
+) -> dict[str, Any]:
     """Return a forward's tensors by the names that models take them by, with a batch of one."""
-    inputs: dict[str, Any] = {"input_ids": ints[:1], "position_ids": ints[1:], "attention_mask": mask}
+    dtype = model.get_input_embeddings().weight.dtype
+    added = (
+        {kind: additive(one, dtype) for kind, one in mask.items()} if isinstance(mask, dict) else additive(mask, dtype)
+    )
+    inputs: dict[str, Any] = {"input_ids": ints[:1], "position_ids": ints[1:2], "attention_mask": added}
     return inputs if features is None else inputs | {"features": features[None]}
+
+
+def laws_of(logits: Float[Tensor, "rows vocab"], forward: Forward) -> Laws | None:
+    """Normalise what was computed, where it was asked for and no graph has done it."""
+    if forward.scale is None:
+        return None
+    log_probs, peaks = grouped_log_probs(logits, forward.scale, forward.columns)
+    return Laws(log_probs, peaks=peaks)
 
 
 def takes(model: Any, name: str) -> bool:
@@ -93,28 +109,33 @@ class Rows(Cache):
 class Body(nn.Module):
     """One forward as a pure function of tensors, the cache's storage among them; it reads nothing on the host.
 
-    Returns a tuple: the logits, then the hidden states of each of `layers`.
+    Returns a tuple: the logits, then the hidden states of each of `layers`; then, where `columns` are named, the
+    epilogue: `grouped_log_probs` of so many.
     """
 
-    def __init__(self, model: Any, layers: tuple[int, ...] = ()) -> None:
+    def __init__(self, model: Any, layers: tuple[int, ...] = (), columns: int = 0) -> None:
         super().__init__()
-        self.model, self.layers = model, layers
+        self.model, self.layers, self.columns = model, layers, columns
         output = model.get_output_embeddings()
         if output is not None and all(output is not module for module in model.modules()):
             self.output = output  # a head borrows the target's output layer: its weights have to be found here
 
     def forward(
         self,
-        ints: Int[Tensor, "2 rows"],
-        mask: Float[Tensor, "1 1 rows keys"] | dict[str, Float[Tensor, "1 1 rows keys"]],
-        slots: Int[Tensor, " rows"],
+        ints: Int[Tensor, "3 rows"],
+        mask: Mask | dict[str, Mask],
         kv: list[Tensor],
-        features: Float[Tensor, "rows hidden"] | None = None,
+        more: dict[str, Tensor],
     ) -> tuple[Tensor, ...]:
-        """`kv`: keys and values of each layer in turn, `[1, heads, capacity, dim]`, written in place at `slots`."""
+        """`kv`: keys and values of each layer in turn, `[1, heads, capacity, dim]`, written in place.
+
+        `more`: `features` and `scale` of the `Forward`, where the model and the epilogue take them.
+        """
         keys = (next(iter(mask.values())) if isinstance(mask, dict) else mask).shape[-1]
-        output = compute(self.model, model_inputs(ints, mask, features), Rows(kv, slots, keys), self.layers)
-        return (output.logits, *(output.features[layer] for layer in self.layers))
+        inputs = model_inputs(self.model, ints, mask, more.get("features"))
+        output = compute(self.model, inputs, Rows(kv, ints[2], keys), self.layers)
+        laws = grouped_log_probs(output.logits, more["scale"], self.columns) if self.columns else ()
+        return (output.logits, *(output.features[layer] for layer in self.layers), *laws)
 
 
 def watched_module(model: Any, layer: int) -> nn.Module:

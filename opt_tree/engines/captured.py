@@ -16,7 +16,7 @@ from opt_tree.engines.base import Engine, Forward, Mask
 from opt_tree.engines.body import Body
 from opt_tree.engines.eager import Eager, attention_kernels
 from opt_tree.support import one_line
-from opt_tree.target import Output
+from opt_tree.target import Laws, Output
 
 _WARM_UPS = 2
 
@@ -48,7 +48,7 @@ class Captured(Engine):
         self._forget()
 
     def _forget(self) -> None:
-        self._calls: dict[tuple[int, int], Callable[[Forward], tuple[Tensor, ...]]] = {}
+        self._calls: dict[tuple[int, int, int], Callable[[Forward], tuple[Tensor, ...]]] = {}
         self._version, self._pool = -1, cast(Any, None)
 
     def watch(self, layers: tuple[int, ...]) -> None:
@@ -61,15 +61,16 @@ class Captured(Engine):
         if (self._version, self.layers) != (cache.storage_version, self.eager.layers):
             self._forget()
             self._version, self.layers = cache.storage_version, self.eager.layers
-        shape = rows, _keys(forward.mask)
+        shape = rows, _keys(forward.mask), forward.columns
         if shape not in self._calls:
             self._calls[shape] = self._prepare(_Buffers(forward))
         logits, *hidden = self._calls[shape](forward)
-        return Output(logits, dict(zip(self.layers, hidden, strict=True)))
+        laws = None if forward.scale is None else Laws(hidden[-2], peaks=hidden[-1])
+        return Output(logits, dict(zip(self.layers, hidden, strict=False)), laws)
 
     def _prepare(self, buffers: "_Buffers") -> Callable[[Forward], tuple[Tensor, ...]]:
         """Return what computes a forward of this shape over these buffers."""
-        body, views = Body(self.eager.model, self.layers), self.eager.cache.views
+        body, views = Body(self.eager.model, self.layers, buffers.columns), self.eager.cache.views
         outputs: tuple[Tensor, ...] = ()
         if buffers.ints.device.type == "cuda":
             try:
@@ -107,34 +108,39 @@ def warm_up(body: Body, inputs: tuple[Any, ...]) -> None:
 
     On zeros for the cache: what was made in inference mode cannot be written outside of it, and rows are not to be.
     """
-    ints, mask, slots, views, features = inputs
+    ints, mask, views, more = inputs
     masks = {kind: one.clone() for kind, one in mask.items()} if isinstance(mask, dict) else mask.clone()
     scratch = [torch.zeros(view.shape, dtype=view.dtype, device=view.device) for view in views]
-    given = None if features is None else features.clone()
+    given = {name: tensor.clone() for name, tensor in more.items()}
     for _ in range(_WARM_UPS):
-        body(ints.clone(), masks, slots.clone(), scratch, given)
+        body(ints.clone(), masks, scratch, given)
 
 
 class _Buffers:
     """The inputs of one shape, at addresses that stay."""
 
     def __init__(self, forward: Forward) -> None:
-        self.ints, self.slots = forward.ints.clone(), cast(Tensor, forward.slots).clone()
+        self.ints, self.columns = forward.ints.clone(), forward.columns
         self.masks = {kind: mask.clone() for kind, mask in _masks(forward.mask).items()}
-        self.features = None if forward.features is None else forward.features.clone()
+        self.more = {name: tensor.clone() for name, tensor in _more(forward).items()}
 
     def fill(self, forward: Forward) -> None:
         """Copy a forward's inputs here; nothing waits for them."""
         self.ints.copy_(forward.ints)
-        self.slots.copy_(cast(Tensor, forward.slots))
         for kind, mask in _masks(forward.mask).items():
             self.masks[kind].copy_(mask)
-        if self.features is not None:
-            self.features.copy_(cast(Tensor, forward.features))
+        for name, tensor in _more(forward).items():
+            self.more[name].copy_(tensor)
 
     def inputs(self, views: list[Tensor]) -> tuple[Any, ...]:
         """The arguments of a `Body` over the cache's rows."""
-        return self.ints, self.masks.get("", self.masks), self.slots, views, self.features
+        return self.ints, self.masks.get("", self.masks), views, self.more
+
+
+def _more(forward: Forward) -> dict[str, Tensor]:
+    """What a body takes beside the rows and the cache."""
+    more = {"features": forward.features, "scale": forward.scale}
+    return {name: tensor for name, tensor in more.items() if tensor is not None}
 
 
 def _masks(mask: Mask | dict[str, Mask]) -> dict[str, Mask]:

@@ -8,7 +8,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from opt_tree.cache import KVCache
 from opt_tree.engines.base import Engine, Forward
-from opt_tree.engines.body import compute, model_inputs, takes, watched_module
+from opt_tree.engines.body import compute, laws_of, model_inputs, takes, watched_module
 from opt_tree.target import Output
 
 
@@ -32,11 +32,12 @@ class Eager(Engine):
         self.layers = tuple(sorted({*self.layers, *layers}))
 
     def run(self, forward: Forward) -> Output:
-        inputs = model_inputs(forward.ints, forward.mask, forward.features)
+        inputs = model_inputs(self.model, forward.ints, forward.mask, forward.features)
         if forward.last_only and forward.slots is None and self._keeps_logits:
             inputs["logits_to_keep"] = 1
         with attention_kernels(forward.ints.device):
-            return compute(self.model, inputs, self.cache, self.layers)
+            output = compute(self.model, inputs, self.cache, self.layers)
+            return output._replace(laws=laws_of(output.logits, forward))
 
 
 def attention_kernels(device: torch.device) -> AbstractContextManager:

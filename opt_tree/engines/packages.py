@@ -23,6 +23,8 @@ from filelock import FileLock
 from torch import Tensor, nn
 
 _CHUNK = 1 << 26  # bytes hashed at once
+_PACKAGE = Path(__file__).parent.parent
+_BODY = [_PACKAGE / name for name in ("engines/body.py", "attention.py", "probabilities.py")]
 
 
 def cache_folder() -> Path:
@@ -136,7 +138,7 @@ def _bytes_of(tensor: Tensor) -> Iterator[Any]:
 
 def _code_digest(classes: Iterable[type]) -> str:
     """A digest of the source files that a forward is traced through: the model's, its layers', and the body."""
-    files = {inspect.getsourcefile(kind) for kind in classes} | {str(Path(__file__).with_name("body.py"))}
+    files = {inspect.getsourcefile(kind) for kind in classes} | {str(file) for file in _BODY}
     digest = hashlib.sha256()
     for file in sorted(file for file in files if file and "site-packages/torch/" not in file):
         digest.update(Path(file).read_bytes())
