@@ -30,6 +30,7 @@ from opt_tree.support import (
     context_limit,
     logits_per_row,
     past_fault,
+    sees_later,
     unwrapped,
 )
 from opt_tree.target import Output, Target, Work
@@ -235,6 +236,7 @@ def check_chains(lm: ChainLM) -> None:
     pad = getattr(lm.model.config.get_text_config(), "pad_token_id", None)  # which some models count no position for
     ids = [token + (token == pad) for token in ((7 * i + 3) % (lm.vocab - 1) for i in range(length + 8))]
     try:
+        later = sees_later(lm.model, ids, lm.device)
         expected = _plain(lm, ids)[length:]
         yardstick = float((_plain(lm, ids[length:]) - expected).abs().max())
         several, one = _errors(lm, ids, length, expected)
@@ -243,6 +245,8 @@ def check_chains(lm: ChainLM) -> None:
     finally:
         lm.reset()
         lm.work = Work()
+    if later is not None:
+        raise UnsupportedModelError(f"{name} cannot be decoded with: {later}")
     fine = lm.dtype in (torch.float32, torch.float64)
     allowed = 1e-3 * yardstick + 1e-5 * float(expected.abs().max()) if fine else 0.3 * yardstick
     for error, most, how in ((several, allowed, "several tokens"), (one, max(allowed, 0.02 * yardstick), "one token")):

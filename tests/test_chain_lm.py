@@ -167,6 +167,20 @@ def test_what_is_inexact_path_by_path_too_is_refused_with_both_reasons(name, rea
     assert reason in str(error.value) and "\n" not in str(error.value)
 
 
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_an_encoder_is_refused_however_little_its_later_tokens_weigh(seed, dtype):
+    """With the weights a model begins with, a later token moves an earlier row by a thousandth of it."""
+    torch.manual_seed(seed)
+    config = transformers.BertConfig(
+        vocab_size=VOCAB, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=64
+    )
+    model = transformers.AutoModelForCausalLM.from_config(config).to(dtype).eval()
+    for how in (ChainLM, CausalLM, wrap):
+        with pytest.raises(UnsupportedModelError, match="its rows see later ones"):
+            how(model)
+
+
 def test_a_model_that_computes_one_token_otherwise_says_so():
     """Nemotron-H keeps its time step above a least one, but not where it runs token by token."""
     with pytest.warns(UserWarning, match="token by token, as generate runs it, its logits are"):
