@@ -188,6 +188,8 @@ class KVCache(Cache):
                     raise ValueError(
                         f"past_key_values holds rows of {found} in layer {number}, the model's are {shape}"
                     )
+                if theirs.dtype != mine.dtype:
+                    raise ValueError(f"past_key_values holds {theirs.dtype}, the model stores {mine.dtype}")
                 mine[:, :, length - theirs.shape[2] : length] = theirs
         self.length = length
 

@@ -332,6 +332,10 @@ class TestCache:
         self.refuse("has 1 layers, the model stores 2", model, decoder, past_key_values=other)
         other.update(torch.zeros(1, 3, 4, 8).double(), torch.zeros(1, 3, 4, 8).double(), 1)
         self.refuse("in layer 0", model, decoder, past_key_values=other)
+        narrow = DynamicCache()
+        for number, layer in enumerate(filled.layers):
+            narrow.update(layer.keys[:, :, :8].float(), layer.values[:, :, :8].float(), number)
+        self.refuse("holds torch.float32, the model stores torch.float64", model, decoder, past_key_values=narrow)
         target = CausalLM(model)
         eagle = Decoder(target, EagleDrafter(tiny_head(model), target), OptTree(nodes=8))
         ids = torch.tensor([prompt(40)])
