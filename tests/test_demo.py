@@ -301,7 +301,7 @@ def test_the_check_of_the_page_leaves_no_file(tmp_path):
 def test_options_replace_single_fields_of_the_default_tree():
     assert options_of().policy() == DEMO_TREE
     assert options_of("--nodes=9").policy() == dataclasses.replace(DEMO_TREE, nodes=9)
-    named = options_of("--base_model_path", "some/model", "--max_depth", "3")
+    named = options_of("--base_model_path", "some/model", "--drafter", "ngram", "--max_depth", "3")
     assert named.policy() == OptTree(max_depth=3)
 
 

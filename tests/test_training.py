@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM, LlamaForCausalLM, PreTrainedToken
 from transformers.cache_utils import DynamicCache
 
 from opt_tree.drafters.eagle_head import EagleHead
-from opt_tree.training import calibrate, data, recipe
+from opt_tree.training import calibrate, data, recipe, sizes
 from opt_tree.training.command_line import from_fields, parse_epochs
 from opt_tree.training.data import Document, heldout_prompts, read_corpus, render
 from opt_tree.training.distil import distillation_loss, load_teacher
@@ -387,7 +387,7 @@ def test_every_stage_of_a_preset_is_a_command_line_that_its_command_takes(preset
 def test_a_recipe_that_was_stopped_goes_on_where_it_was(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    plan = recipe.stages(recipe.TINY, tmp_path)
+    plan = recipe.stages(sizes.TINY, tmp_path)
     commands: list[list[str]] = []
     dies: set[str] = {"cured-1"}
 

@@ -88,7 +88,7 @@ def _survivors(
         limits = layer.floor - narrow
     else:  # a little below, as sums and differences are rounded
         least = max(_lower_bound(peaks + narrow[:, None] if narrow.any() else peaks, total), _LEAST)
-        limits = np.maximum(least - 1e-6 * abs(least) - narrow, _LEAST)
+        limits = np.maximum(least - 1e-6 * (1 + abs(least)) - narrow, _LEAST)
     above, bounds = narrow.tolist(), limits.tolist()
     among = (peaks > limits[:, None]).ravel().nonzero()[0]
     blocks = log_probs.reshape(frontier * groups, -1).take(among, 0)
