@@ -20,6 +20,7 @@ from typing import Any
 
 from opt_tree import CausalLM, CheckpointError, Decoder, Generation, OptTree, Pair, Sampling, Static, explore, load_pair
 from opt_tree.checkpoints import encode
+from opt_tree.compiling import compile_forwards
 from opt_tree.display.page import STYLE, answer_spans
 from opt_tree.display.trees import escape
 from opt_tree.drafters import Drafter
@@ -115,9 +116,11 @@ def race(runners: Sequence[Runner]) -> Iterator[Runner]:
 class Room:
     """A target, all the drafters that may be chosen for it, and a second cache on the same weights."""
 
-    def __init__(self, name: str, pair: Pair, drafters: dict[str, Drafter]) -> None:
-        self.name, self.pair, self.drafters = name, pair, drafters
+    def __init__(self, name: str, pair: Pair, drafters: dict[str, Drafter], make: bool = False) -> None:
+        """`make`: make compiled packages that are not there yet."""
+        self.name, self.pair, self.drafters, self._make = name, pair, drafters, make
         self._beside = CausalLM(pair.target.model)
+        compile_forwards(self._beside, make)  # or the race would not be fair
         self._ready: str | None = None
         """The drafter for which the target's compiled package was looked up."""
 
@@ -127,7 +130,7 @@ class Room:
         drafter, target = self.drafters[chosen.drafter], self.pair.target
         sides = {f"{chosen.drafter}, {chosen.tree}": Decoder(target, drafter, chosen.policy)}
         if chosen.drafter != self._ready:  # a package belongs to the layers that a drafter reads
-            dataclasses.replace(self.pair, drafter=drafter).compile(make=False)
+            dataclasses.replace(self.pair, drafter=drafter).compile(self._make)
             self._ready = chosen.drafter
         if chosen.beside:
             sides["plain decoding"] = Decoder(self._beside, None, Static.empty())
@@ -212,10 +215,10 @@ def load(arguments: argparse.Namespace) -> Room:
     """Load the target and every drafter now: what cannot be had is said before the page opens."""
     path = arguments.base_model_path
     specs = arguments.drafter or (DEMO if path == "demo" else (*drafters_of(path), "ngram"))
-    pair = load_pair(path, specs[0], dtype=arguments.dtype, compile=arguments.compile)
+    pair = load_pair(path, specs[0], dtype=arguments.dtype)
     options = DrafterOptions(pair.tokenizer)
     others = {spec: load_drafter(spec, pair.target, options) for spec in specs[1:]}
-    return Room(path, pair, {specs[0]: pair.drafter, **others})
+    return Room(path, pair, {specs[0]: pair.drafter, **others}, arguments.compile)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
