@@ -11,7 +11,7 @@ gradio's.
 import argparse
 import dataclasses
 import html
-import importlib
+import importlib.util
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -24,7 +24,7 @@ from opt_tree.compiling import compile_forwards
 from opt_tree.display.page import STYLE, answer_spans
 from opt_tree.display.trees import escape
 from opt_tree.drafters import Drafter
-from opt_tree.drafters.registry import DrafterOptions, load_drafter
+from opt_tree.drafters.registry import DrafterOptions, load_drafter, parse_spec
 from opt_tree.models.known import KNOWN, drafters_of
 from opt_tree.policies import TreePolicy
 from opt_tree.policies.registry import make_policy
@@ -169,7 +169,7 @@ def answers(room: Room, messages: list[Message], chosen: Chosen) -> Iterator[tup
 
 def page(room: Room, known: Any) -> Any:
     """The page itself. `known` holds the model's own nodes and threshold, or None."""
-    gr: Any = importlib.import_module("gradio")  # the only one who needs it
+    gr: Any = importlib.import_module("gradio")  # an extra, which the race does without
 
     def reply(message: str, turns: list[Message], *settings: Any) -> Iterator[tuple[Any, ...]]:
         if not message.strip():
@@ -229,10 +229,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--compile", action="store_true", help="make compiled packages; those there are taken anyway")
     parser.add_argument("--port", type=int, default=7860)
     arguments = parser.parse_args(argv)
-    try:
+    try:  # what is missing is said before a model is loaded
+        for spec in arguments.drafter or ():
+            parse_spec(spec)
+        if importlib.util.find_spec("gradio") is None:
+            sys.exit("the page needs gradio: pip install -r requirements/doors.txt")
         blocks = page(load(arguments), KNOWN.get(arguments.base_model_path))
-    except ModuleNotFoundError as error:
-        sys.exit(f"the page needs {error.name}: pip install -r requirements/doors.txt")
     except (CheckpointError, ValueError) as error:
         sys.exit(str(error))
     blocks.launch(server_port=arguments.port)

@@ -14,7 +14,6 @@ from torch import Tensor
 from opt_tree.children import Few, Reduced
 from opt_tree.drafters.base import Drafter, DrafterAround
 from opt_tree.drafters.grafted import join
-from opt_tree.drafters.lookup import Tails
 from opt_tree.drafters.ngram import BETA, NGramDrafter
 from opt_tree.pool import Frontier
 from opt_tree.probabilities import log_probs_of
@@ -23,7 +22,7 @@ from opt_tree.target import Output
 
 COPY_BETA = tuple(4 * beta for beta in BETA)
 """Four times what n-grams alone take: a model is a better guess than nothing. Chosen with the head of smollm2, on
-questions of Vicuna's set and about passages."""
+Vicuna's questions, passages to summarise and questions about passages."""
 _WIDTH = 32
 """The model's best tokens that are named beside those of the text."""
 
@@ -45,18 +44,17 @@ class Copying(DrafterAround):
         self.text = NGramDrafter(beta)
         join(self, drafter, self.text)
         self.any_order = drafter.any_order
-        self._tails = Tails(self.text.order)
 
     def reset(self, prompt: list[int], output: Output | None) -> None:
         self.drafter.reset(prompt, output)
         self.text.reset(prompt, output)
 
     def root(self, context: list[int]) -> Few:
-        known = self.text.look_up(self._tails.root(context))
+        known = self.text.root(context)
         return mixed(self.drafter.root(context), known)
 
     def expand(self, frontier: Frontier) -> Few:
-        known = self.text.look_up(self._tails.expand(frontier))
+        known = self.text.expand(frontier)
         return mixed(self.drafter.expand(frontier), known)
 
     def observe(self, outcome: Outcome) -> None:

@@ -5,6 +5,7 @@ tensors get into a head. Pair i of its input is (feature of token i, embedding o
 feature of token i + 1, to which the target's own output layer is applied.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any
@@ -16,7 +17,7 @@ from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRotaryEmbedding
 
 
-class OneLayerHead(nn.Module):
+class OneLayerHead(nn.Module, ABC):
     """What EAGLE heads have in common: an embedding, rotary positions, and one Llama layer on features.
 
     A subclass adds its own tensors under their published names, and says what the layer reads.
@@ -33,15 +34,15 @@ class OneLayerHead(nn.Module):
         self.rotary = LlamaRotaryEmbedding(config)
 
     @property
+    @abstractmethod
     def layer(self) -> LlamaDecoderLayer:
         """The one decoder layer."""
-        raise NotImplementedError
 
+    @abstractmethod
     def enter(
         self, embedded: Float[Tensor, "*rows hidden"], features: Float[Tensor, "*rows hidden"]
     ) -> tuple[Float[Tensor, "*rows wide"], Float[Tensor, "*rows hidden"]]:
         """Return what the attention reads and what its output is added to."""
-        raise NotImplementedError
 
     def forward(
         self,

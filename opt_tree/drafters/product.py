@@ -14,7 +14,7 @@ from torch import Tensor
 from opt_tree.children import Few, Reduced
 from opt_tree.drafters.base import Drafter, DrafterAround
 from opt_tree.drafters.grafted import join
-from opt_tree.drafters.lookup import Lookup, Tails
+from opt_tree.drafters.lookup import Lookup
 from opt_tree.pool import Frontier
 from opt_tree.probabilities import log_probs_of
 from opt_tree.step import Outcome
@@ -47,18 +47,17 @@ class Product(DrafterAround):
         super().__init__(drafter)
         join(self, drafter, table)
         self.table, self.exponents = table, (float(exponents[0]), float(exponents[1]))
-        self._tails = Tails(table.order)
 
     def reset(self, prompt: list[int], output: Output | None) -> None:
         self.drafter.reset(prompt, output)
         self.table.reset(prompt, output)
 
     def root(self, context: list[int]) -> Few:
-        known = self.table.look_up(self._tails.root(context))
+        known = self.table.root(context)
         return self._product(self.drafter.root(context), known)
 
     def expand(self, frontier: Frontier) -> Few:
-        known = self.table.look_up(self._tails.expand(frontier))
+        known = self.table.expand(frontier)
         return self._product(self.drafter.expand(frontier), known)
 
     def observe(self, outcome: Outcome) -> None:

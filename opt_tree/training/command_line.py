@@ -54,6 +54,19 @@ def training_parser(description: str, schedule: Schedule) -> argparse.ArgumentPa
     return parser
 
 
+def pair_parser(description: str, plan: object) -> argparse.ArgumentParser:
+    """Return a command line for what is trained on a target, its drafter and answers; `plan` gives further fields."""
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("--target", default="demo", help="model folder, Hub id or known name (default: %(default)s)")
+    parser.add_argument("--drafter", default="eagle:demo", help="spec of what drafts (default: %(default)s)")
+    parser.add_argument("--answers", type=Path, nargs="+", required=True, help=".jsonl, .jsonl.xz, .npz, folders")
+    parser.add_argument("--dtype", default="auto", help="of target and head, as `load_pair` takes it")
+    parser.add_argument("--output", type=Path, required=True, help="folder of what is trained")
+    parser.add_argument("--threads", type=int, default=1, help="CPU threads")
+    add_fields(parser, plan)
+    return parser
+
+
 def run_command(
     parser: argparse.ArgumentParser,
     train: Callable[[argparse.Namespace], None],

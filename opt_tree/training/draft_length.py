@@ -27,7 +27,7 @@ from opt_tree.controllers.predicted import KIND, LAST, LengthPredictor
 from opt_tree.drafters import EagleDrafter
 from opt_tree.pairs import Pair, load_pair
 from opt_tree.training.answers import Cut, Example, read_examples
-from opt_tree.training.command_line import add_fields, from_fields, run_command
+from opt_tree.training.command_line import from_fields, pair_parser, run_command
 from opt_tree.training.eagle import passes
 from opt_tree.training.features import hidden_states
 from opt_tree.training.files import whole
@@ -163,15 +163,8 @@ def save(predictor: LengthPredictor, facts: dict[str, Any], folder: Path) -> Non
 
 def new_parser() -> argparse.ArgumentParser:
     """Return the command line."""
-    parser = argparse.ArgumentParser(description="Train a predictor of draft lengths for a target and its EAGLE head.")
-    parser.add_argument("--target", default="demo", help="model folder, Hub id or known name (default: %(default)s)")
-    parser.add_argument("--drafter", default="eagle:demo", help="spec of the EAGLE head (default: %(default)s)")
-    parser.add_argument("--answers", type=Path, nargs="+", required=True, help=".jsonl, .jsonl.xz, .npz, folders")
-    parser.add_argument("--dtype", default="auto", help="of target and head, as `load_pair` takes it")
+    parser = pair_parser("Train a predictor of draft lengths for a target and its EAGLE head.", Plan())
     parser.add_argument("--skip", type=int, default=0, help="answers to leave out, the first ones (%(default)s)")
-    parser.add_argument("--output", type=Path, required=True, help="folder of the predictor")
-    parser.add_argument("--threads", type=int, default=1, help="CPU threads")
-    add_fields(parser, Plan())
     return parser
 
 

@@ -35,7 +35,7 @@ from opt_tree.probabilities import probs_of
 from opt_tree.random import Random
 from opt_tree.sampling import Logits, Sampling, whole
 from opt_tree.training.answers import Cut, read_examples
-from opt_tree.training.command_line import add_fields, from_fields, run_command
+from opt_tree.training.command_line import from_fields, pair_parser, run_command
 from opt_tree.training.files import whole as whole_folder
 from opt_tree.tree import Tree
 from opt_tree.verifiers import Verdict, Verifier, block_efficiency, check
@@ -248,17 +248,7 @@ def save(values: TreeValues, facts: dict[str, Any], folder: Path) -> None:
 
 def new_parser() -> argparse.ArgumentParser:
     """Return the command line."""
-    parser = argparse.ArgumentParser(description="Train the network that chooses delayed trees and their verifiers.")
-    parser.add_argument("--target", default="demo", help="model folder, Hub id or known name (default: %(default)s)")
-    parser.add_argument("--drafter", default="eagle:demo", help="spec of what drafts (default: %(default)s)")
-    parser.add_argument(
-        "--answers", type=Path, nargs="+", required=True, help="whose prompts are continued: .npz, .jsonl"
-    )
-    parser.add_argument("--dtype", default="auto", help="of target and head, as `load_pair` takes it")
-    parser.add_argument("--output", type=Path, required=True, help="folder of the network")
-    parser.add_argument("--threads", type=int, default=1, help="CPU threads")
-    add_fields(parser, Plan())
-    return parser
+    return pair_parser("Train the network that chooses delayed trees and their verifiers.", Plan())
 
 
 def train(args: argparse.Namespace) -> None:
