@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from opt_tree import load_pair
+from opt_tree import Pair, load_pair
 from opt_tree.drafters import NGramDrafter
 
 FILE = Path(__file__).parent.parent / "examples" / "chat.py"
@@ -42,6 +42,16 @@ def test_both_sides_write_the_same_and_the_slower_clock_waits(chat, room):
             before[mine] = runner.seconds
         assert drafted.tokens == plain.tokens and len(plain.generation.steps) == len(plain.tokens)
         assert drafted.ended == plain.ended and drafted.generation.mean_acceptance_length > 1
+
+
+def test_both_sides_are_compiled_alike(chat, room, monkeypatch):
+    """A tree on compiled forwards beside plain decoding on eager ones would be no fair race."""
+    compiled = []
+    monkeypatch.setattr(chat, "compile_forwards", lambda lm, make: compiled.append((lm, make)))
+    monkeypatch.setattr(Pair, "compile", lambda pair, make: compiled.append((pair.target, make)))
+    made = chat.Room("demo", room.pair, room.drafters, make=True)
+    sides = made.runners(ask("What is a fox?"), chat.Chosen("ngram"))
+    assert compiled == [(side.decoder.target, True) for side in reversed(sides)]
 
 
 def test_a_conversation_goes_on_and_its_turns_are_shown_as_text(chat, room):

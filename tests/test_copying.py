@@ -56,6 +56,17 @@ def demo() -> CausalLM:
     return load_pair("demo", "ngram", dtype="float32").target
 
 
+def test_what_was_written_is_copied_too():
+    """Behind an answer it says what it says to whom prompt and answer are one prompt."""
+    laws, text = hashed_laws(3, 6), [1, 2, 3, 1, 2]
+    drafter, other = Copying(TableDrafter(laws)), Copying(TableDrafter(laws))
+    answer = Decoder(TableTarget(hashed_laws(1, 6), 6), drafter, OptTree(4, 0.0, 3)).generate(text, 24)
+    whole = text + answer.tokens
+    other.reset(whole, None)
+    tails = [(token,) for token in range(6)]
+    assert probs_of(drafter.text.look_up(tails)) == probs_of(other.text.look_up(tails))
+
+
 def head(target: CausalLM) -> EagleDrafter:
     return EagleDrafter(tiny_head(target.model), target)
 
