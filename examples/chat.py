@@ -80,7 +80,7 @@ class Runner:
     _lengths: list[int] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self._steps = self.decoder.steps(self.prompt, self.length, self.sampling, Random())
+        self._steps = self.decoder.steps(self.prompt, self.length, self.sampling, Random(), reuse=True)
 
     def advance(self) -> None:
         """Make one step; the first one takes in the prompt."""

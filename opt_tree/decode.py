@@ -98,6 +98,8 @@ class Generation:
     """Wall time of everything, prefill included."""
     lanes: int = 1
     """How many sequences were decoded side by side. Above 1 all times are of the batch: others' work is in them."""
+    reused: int = 0
+    """Tokens of the prompt that the target did not take in, as its cache held them already (`reuse=True`)."""
 
     @property
     def mean_acceptance_length(self) -> float:
@@ -143,7 +145,11 @@ class _Run:
     random: Random
     drafter: Drafter | None
     verify: Verifier
-    prefill: float
+    reuse: bool
+    """Whether the rows of the text before are kept, as far as the prompt begins like it."""
+    kept: int = 0
+    """How many tokens of the prompt these are."""
+    prefill: float = 0.0
     """Seconds of the prompt's prefill, until a step has told of them."""
 
     @property
@@ -204,13 +210,15 @@ class Decoder:
         max_new_tokens: int | None = None,
         sampling: Sampling = Sampling(),
         random: Random | None = None,
+        reuse: bool = False,
     ) -> Iterator[Step]:
         """Decode after `prompt`, a step at a time, until `max_new_tokens` or the target's context is full.
 
+        `reuse`: see `generate`.
         Raises ValueError for an empty prompt, a batch, a token outside the vocabulary or a prompt that leaves no room.
         """
         context = check_prompt(prompt, self.target)
-        return self._steps(context, max_new_tokens, sampling, random or Random())
+        return self._steps(self._run(context, max_new_tokens, sampling, random or Random(), reuse))
 
     def turn(self) -> ExitStack:
         """Wait until no other thread uses the target or the drafter, and keep them while this is open."""
@@ -220,15 +228,20 @@ class Decoder:
             stack.enter_context(turn)
         return stack
 
-    def _steps(
-        self, context: list[int], max_new_tokens: int | None, sampling: Sampling, random: Random
-    ) -> Iterator[Step]:
-        target = self.target
+    def _run(
+        self, context: list[int], max_new_tokens: int | None, sampling: Sampling, random: Random, reuse: bool
+    ) -> _Run:
+        end = self.target.max_context
+        if max_new_tokens is not None:
+            end = min(end, len(context) + max_new_tokens)
+        drafter = self.drafter.at_temperature(sampling.temperature) if self.drafter else None
+        verifier = greedy if sampling.greedy else self.verifier
+        return _Run(self.target, context, end, sampling, random, drafter, verifier, reuse)
+
+    def _steps(self, run: _Run) -> Iterator[Step]:
+        target, drafter, context, end = run.target, run.drafter, run.context, run.end
         if target.ranks is not None and target.ranks.leading is None:
             raise ValueError(f"{target.name} is spread over processes, which decide together in generate() alone")
-        end = target.max_context if max_new_tokens is None else min(target.max_context, len(context) + max_new_tokens)
-        drafter = self.drafter.at_temperature(sampling.temperature) if self.drafter else None
-        run = _Run(target, context, end, sampling, random, drafter, greedy if sampling.greedy else self.verifier, 0.0)
         with self.turn():
             self._prefill(run)
             generation, own = target.generation, drafter.bare.generation if drafter else 0
@@ -245,14 +258,24 @@ class Decoder:
 
     @torch.inference_mode()
     def _prefill(self, run: _Run) -> None:
-        """Take in the prompt without its last token, which is the first root."""
-        begin, prompt = time.perf_counter(), run.context
-        self.target.reset()
-        all_logits = run.drafter is not None and run.drafter.logits
-        output = self.target.append(prompt[:-1], all_logits) if len(prompt) > 1 else None
-        if run.drafter is not None:
-            run.drafter.bare.generation += 1
-            run.drafter.reset(prompt, output)
+        """Take in the prompt without its last token, which is the first root; of a text that goes on, what is new.
+
+        One token is taken in anyway: drafters and controllers read what the target says of the last one.
+        """
+        begin, prompt, drafter = time.perf_counter(), run.context, run.drafter
+        if run.reuse:
+            most = len(prompt) - 2
+            run.kept = self.target.keep(prompt, most if drafter is None else min(most, drafter.holds(prompt)))
+        else:
+            self.target.reset()
+        all_logits = drafter is not None and drafter.logits
+        output = self.target.append(prompt[run.kept : -1], all_logits) if len(prompt) > 1 else None
+        if drafter is not None:
+            drafter.bare.generation += 1
+            if run.kept and output is not None:
+                drafter.resume(prompt, run.kept, output)
+            else:
+                drafter.reset(prompt, output)
         self.controller.reset(prompt, output)
         run.prefill = time.perf_counter() - begin
 
@@ -312,11 +335,14 @@ class Decoder:
         stop: StopRule | None = None,
         streamer: Any = None,
         seed: int = 0,
+        reuse: bool = False,
     ) -> Generation:
         """Generate at most `max_new_tokens` tokens after `prompt` (token ids, a list or a tensor of one row).
 
         `stop` is asked after every token (see `Stop`); a transformers streamer receives the prompt, then each step's
-        tokens. The same seed gives the same tokens; judged by `greedy` or `match`, whatever the tree.
+        tokens. The same seed gives the same tokens; judged by `greedy` or `match`, whatever the tree. `reuse`: of the
+        text that this target decoded last, what `prompt` begins with is not taken in anew (`Generation.reused` says how
+        much that was): for the turns of a conversation. The text is the same, to rounding.
         """
         try:
             if max_new_tokens < 1 or max_new_tokens != int(max_new_tokens):
@@ -327,25 +353,19 @@ class Decoder:
                 raise TypeError(f"stop must be a rule, such as Stop(strings=..., tokenizer=...), got {stop!r}")
             context = check_prompt(prompt, self.target)
             with self.turn():
-                return self._generate(context, max_new_tokens, (sampling, Random(seed)), stop, streamer)
+                run = self._run(list(context), max_new_tokens, sampling, Random(seed), reuse)
+                return self._generate(run, max_new_tokens, stop, streamer)
         finally:  # whoever reads the stream in another thread would wait for ever
             if streamer is not None:
                 streamer.end()
 
-    def _generate(
-        self,
-        context: list[int],
-        max_new_tokens: int,
-        how: tuple[Sampling, Random],
-        stop: StopRule | None,
-        streamer: Any,
-    ) -> Generation:
-        begin = time.perf_counter()
+    def _generate(self, run: _Run, max_new_tokens: int, stop: StopRule | None, streamer: Any) -> Generation:
+        begin, context = time.perf_counter(), list(run.context)
         if streamer is not None:
             streamer.put(torch.tensor([context]))
         tokens: list[int] = []
         steps, lengths, reason = [], [], None
-        for step in self._steps(list(context), max_new_tokens, *how):
+        for step in self._steps(run):
             before = len(tokens)
             for token in step.tokens:
                 tokens.append(token)
@@ -360,7 +380,8 @@ class Decoder:
                 break
         if reason is None:
             reason = "length" if len(tokens) == max_new_tokens else "context"
-        return Generation(context, tokens, reason, steps, lengths, time.perf_counter() - begin, self.lanes)
+        seconds = time.perf_counter() - begin
+        return Generation(context, tokens, reason, steps, lengths, seconds, self.lanes, run.kept)
 
     @at_every_rank
     def generate_batch(

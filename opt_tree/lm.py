@@ -34,7 +34,7 @@ from opt_tree.support import (
     logits_per_row,
     one_line,
 )
-from opt_tree.target import Output, Target, Work
+from opt_tree.target import Output, Target, Work, shared
 from opt_tree.tree import Tree
 
 _PREFILL_ROWS = 512
@@ -111,15 +111,13 @@ class CausalLM(Target):
         """Whether a mask needs the positions of the keys."""
         self._key_limit = key_limit(model)
         self._pending = np.zeros((2, 0), dtype=np.int64)
-        """Tokens and positions of the pending rows, where a window or a border needs them."""
+        """Tokens and positions of the pending rows."""
         self._border, self._long = border(model), False
         self._given: Cache | None = None
         self.ahead: Ahead | None = None
         """Who scores the next tree, having drafted it in this cache; None: nobody has."""
         self.places: Int[np.ndarray, " rows"] | None = None
         """Which pending row each row of the scored tree is, where `ahead` scored it."""
-        self._tokens: list[int] = []
-        """The context, of a model that runs it anew at its border."""
         self.take(model.eval())
         if self.device.type == "cpu":
             _keep_freed_memory()
@@ -134,6 +132,8 @@ class CausalLM(Target):
         self.device, self.dtype = embeddings.device, embeddings.dtype
         self.ranks = ranks_of(model)
         self.cache = (LedCache if self.ranks else KVCache)(_layer_shapes(self))
+        self._tokens: list[int] = []
+        """The context, a token a row; -1 where it was given as rows."""
         self.eager = Eager(model, self.cache)
         self.eager.watch(layers)
         self.engine: Engine = self.eager
@@ -175,6 +175,23 @@ class CausalLM(Target):
         self._tokens, self._long = [], False
         self.ahead = self.places = None
 
+    def keep(self, prompt: list[int], most: int) -> int:
+        """See `Target.keep`. With LongRoPE nothing is kept beyond its border: a prefill has other factors there."""
+        length = min(shared(self._tokens, prompt), most, self.length)
+        crossed = self._border is not None and (self._long or len(prompt) > self._border.position)
+        if length < 1 or crossed or self._given is not None or self.ranks is not None:
+            return super().keep(prompt, most)
+        check_unchanged(self.model, self.dtype, self.device)
+        self.generation += 1
+        self.cut(length)
+        return length
+
+    def cut(self, length: int) -> None:
+        """Forget every row from `length` on."""
+        self.cache.truncate(length)
+        del self._tokens[length:]
+        self.ahead = self.places = None
+
     def room(self, length: int) -> int:
         """See `Target.room`: with LongRoPE no tree reaches across the border."""
         if self._border is None or length >= self._border.position:
@@ -201,6 +218,7 @@ class CausalLM(Target):
             raise ValueError("nothing to append: the token list is empty")
         if self._given is not None and self.length == 0:
             self.cache.adopt(self._given)
+            self._tokens = [-1] * self.length
             tokens = tokens[self.length :]
             if not tokens:
                 return Output(torch.zeros(0, self.vocab, dtype=self.dtype, device=self.device))
@@ -289,8 +307,7 @@ class CausalLM(Target):
         if self.places is not None:
             path, self.places = self.places[path].tolist(), None
         self.cache.commit(path)
-        if self._border is not None:
-            self._tokens += self._pending[0, path].tolist()
+        self._tokens += self._pending[0, path].tolist()
 
     @inference
     def run(self, wanted: Wanted, engine: Engine | None = None, last_only: bool = False, long: bool = False) -> Output:
@@ -319,8 +336,9 @@ class CausalLM(Target):
         numbers = self._numbers(wanted, start, padded, far)
         if features is not None and padded > rows:
             features = torch.constant_pad_nd(features, (0, 0, 0, padded - rows))
-        if self._border is not None or self._numbered:
-            self._pending = np.concatenate([self._pending[:, : columns - rows], numbers[:2]], 1)
+        if places is None:
+            before = self._pending[:, : columns - rows]
+            self._pending = np.concatenate([before, numbers[:2]], 1) if columns > rows else numbers[:2]
         ints = torch.from_numpy(numbers)
         if self.device.type != "cpu":
             ints = ints.to(self.device, non_blocking=True)

@@ -79,10 +79,17 @@ def turn_of(shared: object) -> Turn:
     return vars(shared).setdefault("_turn", Turn())
 
 
+def shared(one: list[int], other: list[int]) -> int:
+    """Return how many tokens two texts begin with alike."""
+    pairs = zip(one, other, strict=False)
+    return next((place for place, (a, b) in enumerate(pairs) if a != b), min(len(one), len(other)))
+
+
 class Target(ABC):
     """A model whose distribution is reproduced. It holds one context; the root of a tree is not yet part of it.
 
-    Per prompt: `reset`, `append` of the prompt without its last token, then per step `score` and `commit`.
+    Per prompt: `reset`, or `keep` of what is there already, then `append` of the rest of the prompt without its last
+    token, then per step `score` and `commit`.
     """
 
     name: str
@@ -101,6 +108,14 @@ class Target(ABC):
     def reset(self) -> None:
         """Forget the context. A subclass that holds one extends this."""
         self.generation += 1
+
+    def keep(self, prompt: list[int], most: int) -> int:
+        """Forget all but what `prompt` begins with, too, at most `most` tokens; return how many are kept.
+
+        0 where the context cannot be cut, or where a whole prefill of `prompt` would make other rows: all is forgotten.
+        """
+        self.reset()
+        return 0
 
     def room(self, length: int) -> int:
         """How many layers a tree may have whose root comes behind `length` tokens of context."""

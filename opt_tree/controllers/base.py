@@ -38,6 +38,8 @@ class Controller(ABC):
     def reset(self, prompt: list[int], output: Output | None) -> None:
         """Begin a new prompt. `output` is the target's prefill of `prompt[:-1]`, None for a prompt of one token.
 
+        Of a text that goes on from its cache (`reuse=True`) it has the tokens that are new, the last one among them.
+
         What was learned may stay; by default nothing happens.
         """
         return None

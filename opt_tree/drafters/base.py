@@ -51,6 +51,20 @@ class Drafter(ABC):
     def reset(self, prompt: list[int], output: Output | None) -> None:
         """Begin a new prompt. `output` is the target's prefill of `prompt[:-1]`, None for a prompt of one token."""
 
+    def holds(self, prompt: list[int]) -> int:
+        """How many of the first tokens of `prompt` the target need not run for it: of these it knows all it reads.
+
+        0, the default: it begins every prompt anew, and so does the target. As many as there are: it reads nothing.
+        """
+        return 0
+
+    def resume(self, prompt: list[int], kept: int, output: Output) -> None:
+        """Begin a prompt of whose first tokens the target kept `kept`, above 0 and at most what `holds` said.
+
+        `output` is the target's prefill of `prompt[kept:-1]`, of one token at least. As it stands, a `reset`.
+        """
+        self.reset(prompt, output)
+
     @abstractmethod
     def root(self, context: list[int]) -> Float[Tensor, "1 vocab"] | Few | Reduced:
         """Return the scores of the token after the whole context."""
@@ -145,16 +159,32 @@ def scaled(scores: Float[Tensor, "rows columns"], scale: float) -> Float[Tensor,
 
 
 class DrafterAround(Drafter):
-    """A drafter that asks another one, `drafter`, and changes what goes in or comes out; as it stands, nothing."""
+    """A drafter that asks another one, `drafter`, and changes what goes in or comes out; as it stands, nothing.
+
+    One that is made of several names them in `parts`: each begins every prompt. A subclass with a `reset` of its own
+    begins anew unless it has a `resume` as well.
+    """
 
     def __init__(self, drafter: Drafter) -> None:
         self.drafter = drafter
         self.features, self.logits, self.sparse = drafter.features, drafter.logits, drafter.sparse
         self.max_context, self.models, self.name = drafter.max_context, drafter.models, drafter.name
         self.alone = drafter.alone
+        self.parts: tuple[Drafter, ...] = (drafter,)
 
     def reset(self, prompt: list[int], output: Output | None) -> None:
-        self.drafter.reset(prompt, output)
+        for part in self.parts:
+            part.reset(prompt, output)
+
+    def holds(self, prompt: list[int]) -> int:
+        own = type(self)
+        if own.reset is not DrafterAround.reset and own.resume is DrafterAround.resume:
+            return 0
+        return min(part.holds(prompt) for part in self.parts)
+
+    def resume(self, prompt: list[int], kept: int, output: Output) -> None:
+        for part in self.parts:
+            part.resume(prompt, kept, output)
 
     def root(self, context: list[int]) -> Float[Tensor, "1 vocab"] | Few | Reduced:
         return self.drafter.root(context)

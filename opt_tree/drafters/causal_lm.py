@@ -32,10 +32,15 @@ class CausalLMDrafter(OfModel):
     def reset(self, prompt: list[int], output: Output | None) -> None:
         self.lm.reset()
 
+    def holds(self, prompt: list[int]) -> int:
+        return len(prompt)
+
+    def resume(self, prompt: list[int], kept: int, output: Output) -> None:
+        self.lm.keep(self._known(prompt), len(prompt) - 1)
+
     def root(self, context: list[int]) -> Float[Tensor, "1 vocab"] | Reduced:
         """Catch up with the context; between steps that is the target's own token and at most one accepted one."""
-        missing = [token if token < self.lm.vocab else 0 for token in context[self.lm.length :]]
-        return self._scores(self.lm.append(missing, scale=self._scale))
+        return self._scores(self.lm.append(self._known(context[self.lm.length :]), scale=self._scale))
 
     def expand(self, frontier: Frontier) -> Float[Tensor, "frontier vocab"] | Reduced:
         # Depth 1 follows the root, which is the last committed row here.
@@ -45,6 +50,9 @@ class CausalLMDrafter(OfModel):
     def observe(self, outcome: Outcome) -> None:
         rows = outcome.tree.draft_rows[outcome.path[1:]]
         self.lm.commit((rows[rows > 0] - 1).tolist())
+
+    def _known(self, tokens: list[int]) -> list[int]:
+        return [token if token < self.lm.vocab else 0 for token in tokens]
 
     def _scores(self, output: Output) -> Float[Tensor, "rows vocab"] | Reduced:
         scores = output.logits[:, : self.vocab]

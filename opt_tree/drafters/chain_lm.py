@@ -31,6 +31,9 @@ class ChainLMDrafter(Drafter):
     def reset(self, prompt: list[int], output: Output | None) -> None:
         self.lm.reset()
 
+    def holds(self, prompt: list[int]) -> int:
+        return len(prompt)  # its own model takes in the whole of it
+
     def root(self, context: list[int]) -> Float[Tensor, "1 vocab"]:
         missing = [token if token < self.lm.vocab else 0 for token in context[self.lm.length :]]
         self._first, self._expanded = 0, 1

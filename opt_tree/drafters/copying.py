@@ -18,7 +18,6 @@ from opt_tree.drafters.ngram import BETA, NGramDrafter
 from opt_tree.pool import Frontier
 from opt_tree.probabilities import log_probs_of
 from opt_tree.step import Outcome
-from opt_tree.target import Output
 
 COPY_BETA = tuple(4 * beta for beta in BETA)
 """Four times what n-grams alone take: a model is a better guess than nothing. Chosen with the head of smollm2, on
@@ -44,10 +43,6 @@ class Copying(DrafterAround):
         self.text = NGramDrafter(beta)
         join(self, drafter, self.text)
         self.any_order = drafter.any_order
-
-    def reset(self, prompt: list[int], output: Output | None) -> None:
-        self.drafter.reset(prompt, output)
-        self.text.reset(prompt, output)
 
     def root(self, context: list[int]) -> Few:
         known = self.text.root(context)

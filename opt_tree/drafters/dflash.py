@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from transformers.cache_utils import DFlashCache
 
 from opt_tree.checkpoints import CheckpointError, load_config, load_model
-from opt_tree.drafters.eagle import LAST
-from opt_tree.drafters.one_pass import OnePass, read_by, size_of
+from opt_tree.drafters.eagle import LAST, read_by, size_of
+from opt_tree.drafters.one_pass import OnePass
 from opt_tree.lm import CausalLM
 from opt_tree.step import Outcome
 from opt_tree.target import Output

@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import torch
 from jaxtyping import Float, Int
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import LlamaConfig
 
 from opt_tree.checkpoints import CheckpointError, find_file, load_tensors
@@ -22,7 +22,7 @@ from opt_tree.lm import Buckets, CausalLM
 from opt_tree.pool import Frontier
 from opt_tree.step import Outcome
 from opt_tree.support import one_line
-from opt_tree.target import Output
+from opt_tree.target import Output, shared
 
 LAST = -1
 """The layer that the head reads: the target's final hidden state, behind its last norm."""
@@ -73,6 +73,10 @@ class EagleDrafter(OfModel):
         self._vocab, self._whole, self._tokens = config.vocab_size, target.vocab, tokens
         self._ready: Tensor = torch.zeros(0)
         """The head's inputs for tokens whose pair is not in its cache yet, from the target's features."""
+        self._first = 1
+        """The token that the first pair has the embedding of."""
+        self._context: list[int] = []
+        """The text under way, which the loop goes on writing."""
         self._drafted: Tensor = torch.zeros(0)
         """The head's own features by draft row: 0 the root, k the k-th node expanded."""
 
@@ -96,6 +100,18 @@ class EagleDrafter(OfModel):
             self._ready = self.inputs(output.features)
         # With a feature for each token but the last, the pairs begin at the second token; without any, at the first.
         self._first = 0 if output is None else 1
+        self._context = prompt
+
+    def holds(self, prompt: list[int]) -> int:
+        """See `Drafter.holds`. Of the last common token the feature is needed once more, beside another next token."""
+        pairs = self.lm.length + len(self._ready) if self._first else 0
+        return max(min(shared(self._context, prompt) - 1, pairs), 0)
+
+    def resume(self, prompt: list[int], kept: int, output: Output) -> None:
+        rows = min(self.lm.length, kept)
+        self.lm.cut(rows)
+        self._ready = torch.cat([self._ready[: kept - rows], self.inputs(output.features)])
+        self._context = prompt
 
     def root(self, context: list[int]) -> Float[Tensor, "1 vocab"] | Reduced:
         """Run the pairs that the last step completed, with the target's features."""
@@ -164,6 +180,17 @@ def load_eagle(
         return EagleDrafter(head, target, buckets, tokens)
     except ValueError as error:
         raise CheckpointError(f"cannot use {path}: {error}") from error
+
+
+def read_by(target: CausalLM, states: Float[Tensor, "rows hidden"]) -> Float[Tensor, "rows vocab"]:
+    """Return what the target's output layer says of some states."""
+    output: Any = target.model.get_output_embeddings()
+    return output(states.to(output.weight.device, output.weight.dtype))
+
+
+def size_of(module: nn.Module) -> str:
+    """Say how many parameters a module has."""
+    return f"{sum(weight.numel() for weight in module.parameters()) / 1e6:.1f} M parameters"
 
 
 def lend_embeddings(tensors: dict[str, Tensor], target: CausalLM, vocab: int) -> None:

@@ -22,7 +22,7 @@ from opt_tree.pool import Frontier
 from opt_tree.split import Split, check_cut
 from opt_tree.step import Outcome
 from opt_tree.support import one_line
-from opt_tree.target import Output, Work
+from opt_tree.target import Output, Work, shared
 
 KIND = "opt_tree early exit"
 """What `config.json` beside an exit layer says that it is."""
@@ -110,13 +110,25 @@ class EarlyExit(Drafter):
         """Hidden states behind the lower half of committed tokens that the exit layer has not run."""
         self._asked = False
         """Whether this step's root was drafted."""
+        self._context: list[int] = []
+        """The text under way, which the loop goes on writing."""
 
     def reset(self, prompt: list[int], output: Output | None) -> None:
         self.lm.reset()
         (layer,) = self.features
         nothing = torch.zeros(0, self.lm.hidden, dtype=self.lm.dtype, device=self.lm.device)
         self._ready = nothing if output is None else output.features[layer].clone()
-        self._asked = False
+        self._asked, self._context = False, prompt
+
+    def holds(self, prompt: list[int]) -> int:
+        return min(shared(self._context, prompt), self.lm.length + len(self._ready))
+
+    def resume(self, prompt: list[int], kept: int, output: Output) -> None:
+        (layer,) = self.features
+        rows = min(self.lm.length, kept)
+        self.lm.cut(rows)
+        self._ready = torch.cat([self._ready[: kept - rows], output.features[layer]])
+        self._asked, self._context = False, prompt
 
     def root(self, context: list[int]) -> Float[Tensor, "1 vocab"]:
         features = torch.cat([self._ready, self.split.begin(context[-1])])

@@ -16,7 +16,7 @@ from opt_tree.drafters.base import Drafter, DrafterAround, normalised
 from opt_tree.drafters.lookup import Lookup, Tails
 from opt_tree.pool import Frontier
 from opt_tree.step import Outcome
-from opt_tree.target import Laws, Output
+from opt_tree.target import Laws
 
 
 class Grafted(DrafterAround):
@@ -40,10 +40,6 @@ class Grafted(DrafterAround):
         self._tails = Tails(table.order)
         self._own = 0
         """How many nodes of this step the model expanded, the root apart."""
-
-    def reset(self, prompt: list[int], output: Output | None) -> None:
-        self.drafter.reset(prompt, output)
-        self.table.reset(prompt, output)
 
     def root(self, context: list[int]) -> Float[Tensor, "1 vocab"] | Few | Reduced:
         self._begin(context)
@@ -91,8 +87,12 @@ class Grafted(DrafterAround):
         return self.drafter.settings | {"depth": self.depth, "table": self.table.describe(), **self.table.settings}
 
 
-def join(whole: Drafter, *parts: Drafter) -> None:
-    """Let a drafter made of others read whatever any of them reads. It answers in `Few`, as one of them does."""
+def join(whole: DrafterAround, *parts: Drafter) -> None:
+    """Let a drafter made of others begin them all and read whatever any of them reads.
+
+    It answers in `Few`, as one of them does.
+    """
+    whole.parts = parts
     whole.features = tuple(dict.fromkeys(layer for part in parts for layer in part.features))
     whole.logits = any(part.logits for part in parts)
     whole.max_context = min(part.max_context for part in parts)

@@ -84,6 +84,15 @@ class NGramRecycling(Lookup):
             self._learn(self._advance(prompt[:-1]), output.logits)
         self._advance(prompt[-1:])
 
+    def holds(self, prompt: list[int]) -> int:
+        return len(prompt)
+
+    def resume(self, prompt: list[int], kept: int, output: Output) -> None:
+        """See `TokenRecycling.resume`."""
+        self._tail = tuple(prompt[:kept][-self.order :])
+        self._learn(self._advance(prompt[kept:-1]), output.logits)
+        self._advance(prompt[-1:])
+
     def observe(self, outcome: Outcome) -> None:
         assert outcome.logits is not None
         tails = [self._tail]

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from opt_tree.checkpoints import CheckpointError, find_file, load_tensors
 from opt_tree.children import Reduced
 from opt_tree.drafters.base import Drafter
-from opt_tree.drafters.eagle import LAST, EagleDrafter
+from opt_tree.drafters.eagle import LAST, EagleDrafter, read_by, size_of
 from opt_tree.drafters.eagle_head import load_named
 from opt_tree.led import check_whole
 from opt_tree.lm import CausalLM
@@ -117,6 +117,9 @@ class MedusaDrafter(OnePass):
         super().__init__(target)
         self.heads = heads
 
+    def holds(self, prompt: list[int]) -> int:
+        return len(prompt)  # the one feature that it reads is among what is new
+
     def laws(self, context: list[int]) -> Float[Tensor, "depths vocab"]:
         states = self.heads(self._feature.to(next(self.heads.parameters()).dtype))[:, 0]
         return states if states.shape[1] == self.target.vocab else read_by(self.target, states)
@@ -167,6 +170,13 @@ class ResidualDrafter(OnePass):
         super().reset(prompt, output)
         self.eagle.reset(prompt, output)
 
+    def holds(self, prompt: list[int]) -> int:
+        return self.eagle.holds(prompt)
+
+    def resume(self, prompt: list[int], kept: int, output: Output) -> None:
+        super().reset(prompt, output)
+        self.eagle.resume(prompt, kept, output)
+
     def observe(self, outcome: Outcome) -> None:
         super().observe(outcome)
         self.eagle.observe(outcome)
@@ -179,17 +189,6 @@ class ResidualDrafter(OnePass):
 
     def describe(self) -> str:
         return f"{len(self.heads.up)} residual heads {self.name}: {size_of(self.heads)}, behind {self.eagle.describe()}"
-
-
-def read_by(target: CausalLM, states: Float[Tensor, "rows hidden"]) -> Float[Tensor, "rows vocab"]:
-    """Return what the target's output layer says of some states."""
-    output: Any = target.model.get_output_embeddings()
-    return output(states.to(output.weight.device, output.weight.dtype))
-
-
-def size_of(module: nn.Module) -> str:
-    """Say how many parameters a module has."""
-    return f"{sum(weight.numel() for weight in module.parameters()) / 1e6:.1f} M parameters"
 
 
 def load_medusa(path: str, target: CausalLM) -> MedusaDrafter:

@@ -18,7 +18,6 @@ from opt_tree.drafters.lookup import Lookup
 from opt_tree.pool import Frontier
 from opt_tree.probabilities import log_probs_of
 from opt_tree.step import Outcome
-from opt_tree.target import Output
 
 EXPONENTS = (1.0, 0.5)
 """Of the model's law and of the table's."""
@@ -47,10 +46,6 @@ class Product(DrafterAround):
         super().__init__(drafter)
         join(self, drafter, table)
         self.table, self.exponents = table, (float(exponents[0]), float(exponents[1]))
-
-    def reset(self, prompt: list[int], output: Output | None) -> None:
-        self.drafter.reset(prompt, output)
-        self.table.reset(prompt, output)
 
     def root(self, context: list[int]) -> Few:
         known = self.table.root(context)

@@ -18,7 +18,6 @@ from opt_tree.drafters.recycling import best_tokens
 from opt_tree.pool import Frontier
 from opt_tree.probabilities import log_probs_of
 from opt_tree.step import Outcome
-from opt_tree.target import Output
 
 _COLUMNS = 64
 """The model's best tokens that are named below a node: the published budget of a whole tree."""
@@ -83,11 +82,6 @@ class Rasd(DrafterAround):
         self._tails, self._rows = Tails(self.retrieval.order), Rows()
         self._retrieved: list[dict[int, float]] = []  # by draft row: the branches that go on there
         self._grafts: list[set[int]] = []  # by draft row: children that are the retrieval's alone
-
-    def reset(self, prompt: list[int], output: Output | None) -> None:
-        self._begin()
-        self.drafter.reset(prompt, output)
-        self.retrieval.reset(prompt, output)
 
     def root(self, context: list[int]) -> Few:
         self._begin()

@@ -71,6 +71,13 @@ class TokenRecycling(Lookup):
         if output is not None:
             self._learn(np.array(prompt[:-1]), output.logits)
 
+    def holds(self, prompt: list[int]) -> int:
+        return len(prompt)
+
+    def resume(self, prompt: list[int], kept: int, output: Output) -> None:
+        """Learn from what is new; what the turns before have taught stays, also where `keep` is off."""
+        self._learn(np.array(prompt[kept:-1]), output.logits)
+
     def observe(self, outcome: Outcome) -> None:
         assert outcome.logits is not None
         self._learn(outcome.tree.tokens, outcome.logits)
