@@ -1,6 +1,7 @@
 """The evaluation commands on tiny random models: what they write, that a death loses nothing, and what they refuse."""
 
 import dataclasses
+import itertools
 import json
 import multiprocessing
 import os
@@ -23,6 +24,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from evaluation.answers.file import AnswerFile
 from evaluation.answers.record import seed_of
 from evaluation.command_line import parse
+from evaluation.demo import pages
 from evaluation.questions import sets as questions
 from evaluation.questions.prompts import Prompter
 from evaluation.run import models as loading
@@ -872,3 +874,71 @@ def test_bad_flags_leave_the_answers_alone(flags, message, tmp_path, capsys):
     assert re.search(message, capsys.readouterr().err)
     assert sorted(path.name for path in tmp_path.iterdir()) == before
     assert answers.read_text() == '{"question_id": 1, "choices": []}\n'
+
+
+@pytest.mark.parametrize("kind", ["classic", "eagle"])
+def test_turns_that_keep_the_cache_are_answered_alike(kind: str, folder: Path, tmp_path: Path) -> None:
+    for name, more in (("anew", []), ("kept", ["--reuse"]), ("lanes", ["--reuse", "--batch-size", "3"])):
+        assert command(folder, tmp_path / f"{name}.jsonl", *more, kind=kind) == 0
+    names = ("anew", "kept", "lanes")
+    anew, kept, lanes = (
+        [but_for_times(line["choices"][0]) for line in lines_of(tmp_path / f"{n}.jsonl")] for n in names
+    )
+    assert [choice["token_ids"] for choice in lanes] == [choice["token_ids"] for choice in anew]
+    for more, less in zip(anew, kept, strict=True):
+        taken_in = zip(more.pop("draft_tokens"), less.pop("draft_tokens"), strict=True)
+        assert more == less and [a > b for a, b in taken_in] == [False, True][: len(more["turns"])]
+    header = json.loads((tmp_path / "kept.jsonl.run.json").read_text())
+    assert header["settings"]["reuse"] is True
+
+
+@pytest.fixture
+def drawn(folder: Path, tmp_path: Path) -> Path:
+    """Two drawn answers to each question."""
+    assert command(folder, tmp_path / "a.jsonl", "--temperature", "0.8", "--num-choices", "2", kind="eagle") == 0
+    return tmp_path / "a.jsonl"
+
+
+def test_pages_of_an_answer_file(drawn: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A question is decoded again for its trees: its text and its steps are the file's."""
+    assert pages.main([str(drawn), "--html", str(tmp_path / "pages"), "--question", "83"]) == 0
+    (record,) = [line for line in lines_of(drawn) if line["question_id"] == 83]
+    names = [f"a-question-83-choice-{choice}-turn-{turn}.html" for choice in (0, 1) for turn in (1, 2)]
+    assert sorted(path.name for path in (tmp_path / "pages").iterdir()) == names
+    assert capsys.readouterr().out.count("written: ") == 4
+    for name, (choice, turn) in zip(names, itertools.product((0, 1), (0, 1)), strict=True):
+        page = (tmp_path / "pages" / name).read_text()
+        data = json.loads(page.split('id="data">')[1].split("</script>")[0])
+        assert len(data["steps"]) == record["choices"][choice]["decoding_steps"][turn]
+        assert "as accepted in the file" in page and "OptTree(nodes=8" in page
+    assert pages.main([str(drawn), "--html", str(tmp_path / "first")]) == 0
+    assert all("question-81-" in path.name for path in (tmp_path / "first").iterdir())
+
+
+def test_a_page_shows_no_other_text_than_the_file(
+    drawn: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = lines_of(drawn)
+    tokens = lines[2]["choices"][1]["token_ids"][0]
+    tokens[5] = 7 if tokens[5] != 7 else 8
+    drawn.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert pages.main([str(drawn), "--html", str(tmp_path / "pages"), "--question", "83"]) == 2
+    assert "question 83, turn 1: decoded again the text is another one from token 5 on" in capsys.readouterr().err
+
+
+def test_files_without_a_page(drawn: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    header = json.loads((tmp_path / "a.jsonl.run.json").read_text())
+
+    def said(*more: str) -> str:
+        assert pages.main([str(drawn), "--html", str(tmp_path / "pages"), *more]) == 2
+        return capsys.readouterr().err
+
+    assert "no answer to question 7" in said("--question", "7")
+    for change, what in (
+        ({"settings": header["settings"] | {"method": "transformers"}}, "written by transformers"),
+        ({"sessions": [{"options": header["sessions"][0]["options"] | {"warp": 9}}]}, "not known here: warp"),
+        ({"sessions": []}, "no header beside it that says how it was made"),
+    ):
+        (tmp_path / "a.jsonl.run.json").write_text(json.dumps(header | change))
+        assert what in said()
+    assert not (tmp_path / "pages").exists()

@@ -27,9 +27,11 @@ class InLoop:
     decoder: Decoder
     sampling: Sampling
     stop: StopRule | None
+    reuse: bool = False
+    """Whether the prompts go on from what was decoded last."""
 
     def __call__(self, prompt: list[int], limit: int, seed: int) -> Generation:
-        return self.decoder.generate(prompt, limit, self.sampling, self.stop, seed=seed)
+        return self.decoder.generate(prompt, limit, self.sampling, self.stop, seed=seed, reuse=self.reuse)
 
 
 def side_by_side(method: Answer, tasks: Iterable[Callable[[Answer], T]], width: int) -> Iterator[tuple[int, T]]:
@@ -58,6 +60,8 @@ class Conversation:
     seed: int = 0
     history: History | None = None
     """Whose answers stand between the turns; None: the method's own."""
+    reuse: bool = False
+    """Whether a turn behind the first keeps the cache of those before, where the library's loop decodes."""
 
     def answer(self, question: Question, method: Answer) -> list[dict[str, Any]]:
         """Return every choice of one question. Whatever goes wrong in one turn goes wrong for the question."""
@@ -68,7 +72,9 @@ class Conversation:
             for turn in range(len(question.turns)):
                 past = choice["turns"] if fixed is None else fixed[:turn]
                 prompt = self.prompter.encode(question.turns[: turn + 1], past)
-                result = method(prompt, self.max_new_tokens, seed_of(self.seed, question.id, index, turn))
+                goes_on = self.reuse and turn > 0
+                asked = replace(method, reuse=True) if goes_on and isinstance(method, InLoop) else method
+                result = asked(prompt, self.max_new_tokens, seed_of(self.seed, question.id, index, turn))
                 add_turn(choice, prompt, result, self.prompter.text(result.tokens), self._reason(result))
             choices.append(choice)
         return choices

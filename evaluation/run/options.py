@@ -177,6 +177,11 @@ class Options(Asked):
     history: str | None = option(
         None, "answer file whose answers are the conversation so far, for every method; by default its own"
     )
+    reuse: bool = option(
+        False,
+        "a turn behind the first keeps the cache of those before: same text, to rounding; transformers' own baseline "
+        "takes in every turn anew",
+    )
     system_message: str | None = option(None, "system message; by default the template's own")
     num_gpus_per_model: int = option(1, "GPUs that hold one copy of the target, layers spread over them")
     num_gpus_total: int | None = option(

@@ -80,7 +80,9 @@ def run(command: str, options: Options, processes: Processes = Processes()) -> i
         asked = f"{questions.name}, {len(chosen)} questions of {questions.path}"
         processes.lead(lambda: begin(works, options.overwrite, session, asked))
         collect(works, order, processes, drop=options.overwrite)
-        conversation = Conversation(prompter, options.max_new_token, options.num_choices, options.seed, history)
+        conversation = Conversation(
+            prompter, options.max_new_token, options.num_choices, options.seed, history, options.reuse
+        )
         answer_all(processes, works, methods, chosen, conversation, options.batch_size)
         failed = 0
         try:
@@ -115,6 +117,7 @@ def plan(command: str, options: Options, questions: QuestionSet, device: str) ->
         "device": device,
         # None for the headers of before, and for those that never heard of it.
         "batch_size": options.batch_size if options.batch_size > 1 else None,
+        "reuse": options.reuse or None,
         "questions_sha256": questions.sha256,
         "history_sha256": hashlib.sha256(Path(options.history).expanduser().read_bytes()).hexdigest()
         if options.history
