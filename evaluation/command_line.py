@@ -7,10 +7,15 @@ Knows nothing of what the options mean.
 import argparse
 import dataclasses
 import json
+import os
 import re
+import signal
 import sys
+import threading
 import types
-from collections.abc import Callable, Mapping, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import field, fields
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar, get_args, get_type_hints
@@ -131,10 +136,31 @@ def parse(options: type[Options], program: str, about: str | None, arguments: li
     return options(**vars(parser.parse_args(arguments)))
 
 
+def _terminated(*_: object) -> NoReturn:
+    sys.exit(128 + signal.SIGTERM)
+
+
+@contextmanager
+def as_command() -> Iterator[None]:
+    """Let SIGTERM end what runs as Ctrl-C does (locks and temporary files go), and make each warning one line."""
+    formatting = warnings.formatwarning
+    warnings.formatwarning = lambda message, *_, **__: f"note: {message}\n"
+    # Of several processes the launcher ends all, and none waits for the others then. Threads get no signals.
+    alone = "WORLD_SIZE" not in os.environ and threading.current_thread() is threading.main_thread()
+    before = signal.signal(signal.SIGTERM, _terminated) if alone else None
+    try:
+        yield
+    finally:
+        warnings.formatwarning = formatting
+        if alone:
+            signal.signal(signal.SIGTERM, before)
+
+
 def run_command(command: Callable[[], int]) -> int:
     """Return a command's exit status; what the caller got wrong is one line on stderr and status 2."""
     try:
-        return command()
+        with as_command():
+            return command()
     except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

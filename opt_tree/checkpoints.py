@@ -45,6 +45,11 @@ def load_causal_lm(
     return wrap(model, buckets)
 
 
+def load_weights(path: str, dtype: torch.dtype) -> Any:
+    """Load a causal LM as `transformers` knows it, to train it or on it."""
+    return _load(AutoModelForCausalLM, path, dtype=dtype)
+
+
 def load_config(path: str) -> Any:
     """Load a model's config, as `transformers` knows it."""
     return _load(AutoConfig, path)
@@ -102,8 +107,7 @@ def find_file(path: str, name: str, wanted: str | None = None) -> Path:
 
 def _load(factory: Any, path: str, **options: Any) -> Any:
     """Call `factory.from_pretrained`, turning its many errors into one line with the path in it."""
-    if not Path(path).is_dir() and (Path(path).exists() or path.startswith((".", "/", "~")) or path.count("/") > 1):
-        raise CheckpointError(f"no model folder at {path}")
+    check_is_folder(path)
     try:
         return factory.from_pretrained(path, **{key: value for key, value in options.items() if value is not None})
     except SafetensorError as error:
@@ -111,6 +115,12 @@ def _load(factory: Any, path: str, **options: Any) -> Any:
     except (OSError, ValueError, RuntimeError, KeyError, TypeError, ImportError) as error:
         missing = not Path(path).is_dir() and isinstance(error, OSError)
         raise CheckpointError(_absent(path) if missing else f"cannot load {path}: {one_line(error)}") from error
+
+
+def check_is_folder(path: str) -> None:
+    """Raise CheckpointError for what can only be a path, where there is no folder."""
+    if not Path(path).is_dir() and (Path(path).exists() or path.startswith((".", "/", "~")) or path.count("/") > 1):
+        raise CheckpointError(f"no model folder at {path}")
 
 
 def _absent(path: str) -> str:

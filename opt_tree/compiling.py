@@ -4,6 +4,7 @@ Owns the decision: an engine is taken only when it computes what the eager one d
 code is `engines.aot`'s.
 """
 
+import contextlib
 import copy
 import functools
 import warnings
@@ -57,7 +58,7 @@ def compile_forwards(lm: AnyLM, make: bool = True, dtypes: tuple[torch.dtype, ..
         else:  # one kind of layer means one mask, as `CausalLM` makes it
             lm.engine = Compiled(lm.eager, lm.mask_kinds, make, lm.columns)
         _check_engine(lm)
-    except CompileError as why:
+    except (CompileError, OSError) as why:  # a full disk, a cache that cannot be written
         lm.engine = lm.eager
         if make:
             warnings.warn(f"{lm.name} is not compiled: {why}", stacklevel=2)
@@ -79,11 +80,15 @@ def _cast_to_fastest(lm: CausalLM, make: bool, dtypes: tuple[torch.dtype, ...]) 
         seconds: dict[str, float] = {}
         for name, dtype in choices.items():
             cast(dtype)
-            if compile_forwards(lm, make):
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # what cannot be compiled at all says so below
+                compiled = compile_forwards(lm, make)
+            if compiled:
                 seconds[name] = _seconds(lm)
         chosen = min(seconds, key=lambda name: seconds[name], default=str(own))
         if make and seconds:
-            remember(facts, chosen)
+            with contextlib.suppress(OSError):  # then it is measured again
+                remember(facts, chosen)
     if lm.dtype != choices[chosen]:
         cast(choices[chosen])
 

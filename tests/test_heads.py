@@ -183,7 +183,7 @@ def test_the_loss_falls_on_what_is_seen_again(folder, target):
         (["--unroll", "0.5:1"], "the shares of '0.5:1' must sum to 1"),
         (["--resume"], "no checkpoint in .* to go on from"),
         (["--features", "."], "No such file|no features"),
-        (["--vocab", "0"], "a draft vocabulary of 0 tokens"),
+        (["--vocab", "0"], "--vocab must be above 0, got 0"),
     ],
 )
 def test_what_is_asked_wrongly_is_refused(folder, tmp_path, capsys, more, message):

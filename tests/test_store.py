@@ -296,7 +296,7 @@ class TestCommand:
     @pytest.mark.parametrize(
         "change, complaint",
         [
-            (["--answers", "{}/nothing"], "No such file"),
+            (["--answers", "{}/nothing"], "no file or folder"),
             (["--answers", "{}"], "no answers"),
             (["--text", "{}/empty.txt"], "there is no text"),
             (["--answers", "{}/other.json"], "choices"),

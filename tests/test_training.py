@@ -1,5 +1,6 @@
 """Training code on tiny models and a synthetic corpus: seconds on a CPU."""
 
+import errno
 import importlib
 import json
 import lzma
@@ -182,6 +183,8 @@ def test_a_resumed_run_ends_like_an_unbroken_one(
     (tmp_path / "whole" / "checkpoint-4").rename(tmp_path / "broken" / "checkpoint-4")
     (tmp_path / "broken" / "checkpoint-6").mkdir()  # killed while it was written: the Trainer's state comes last
     assert last_checkpoint(tmp_path / "broken") == tmp_path / "broken" / "checkpoint-4"
+    with pytest.raises(ValueError, match="checkpoint-4 is another run's: --resume goes on from it"):
+        fit(build(), streams.blocks(_steps(8)), _steps(8), Run(tmp_path / "broken"))
     again = build()
     fit(again, streams.blocks(_steps(8)), _steps(8), Run(tmp_path / "broken", resume=True))
     for (name, expected), got in zip(whole.named_parameters(), again.parameters(), strict=True):
@@ -353,11 +356,19 @@ def test_what_has_its_own_name_is_whole(tmp_path: Path) -> None:
         with whole(folder) as partial:
             partial.mkdir()
             (partial / text).touch()
-    assert [path.name for path in folder.iterdir()] == ["second"]
+            (partial / "config.json").touch()
+    assert {path.name for path in folder.iterdir()} == {"second", "config.json"}
     with pytest.raises(KeyboardInterrupt), whole(folder) as partial:
         partial.mkdir()
         raise KeyboardInterrupt
-    assert [path.name for path in folder.iterdir()] == ["second"]
+    assert {path.name for path in folder.iterdir()} == {"second", "config.json"}
+    (folder / "pictures").mkdir()
+    with pytest.raises(ValueError, match="which would be deleted: name a new folder"), whole(folder):
+        raise AssertionError("asked before anything is made")
+    with pytest.raises(OSError, match=r"No space.*a.npz"), whole(tmp_path / "a.npz") as partial:
+        partial.write_text("half")
+        raise OSError(errno.ENOSPC, "No space left on device")
+    assert not list(tmp_path.glob("*.partial"))
     with whole(tmp_path / "a.npz") as partial:
         partial.write_text("whole")
         assert not list(tmp_path.glob("*.npz"))

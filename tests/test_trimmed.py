@@ -78,7 +78,7 @@ def test_the_command_keeps_the_frequent_tokens(folder, tmp_path, capsys):
     assert one.tokens.tolist() == sorted(token for token, _ in counts.most_common(2))
     plain = Decoder(pair.target, None, Static.empty()).generate(prompt(5), 9).tokens
     assert Decoder(pair.target, pair.drafter, POLICY).generate(prompt(5), 9).tokens == plain
-    for count, complaint in ((0, "a draft vocabulary of 0 tokens"), (VOCAB + 1, f"where the model has {VOCAB}")):
+    for count, complaint in ((0, "--vocab must be above 0, got 0"), (VOCAB + 1, f"where the model has {VOCAB}")):
         with pytest.raises(SystemExit):
             trimmed(folder, tmp_path / "bad", count)
         assert complaint in capsys.readouterr().err and not (tmp_path / "bad").exists()

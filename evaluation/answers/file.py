@@ -76,7 +76,8 @@ class AnswerFile:
             raise ValueError(f"{self.path} is being written by {who}; wait for it, or name another file") from error
         try:
             since = time.strftime("%Y-%m-%d %H:%M:%S")
-            holder.write_text(f"process {os.getpid()} on {platform.node()} since {since}\n")
+            with _written(holder):
+                holder.write_text(f"process {os.getpid()} on {platform.node()} since {since}\n")
             yield
         finally:
             holder.unlink(missing_ok=True)
@@ -283,8 +284,18 @@ def read_lines(path: Path) -> list[Record]:
     return records
 
 
+@contextmanager
+def _written(path: Path) -> Iterator[None]:
+    """Name the file in an error of a write; a full disk's does not."""
+    try:
+        yield
+    except OSError as error:
+        error.filename = error.filename or str(path)
+        raise
+
+
 def _append(path: Path, record: Record) -> None:
-    with path.open("ab") as file:
+    with _written(path), path.open("ab") as file:
         file.write(json.dumps(record).encode() + b"\n")
         file.flush()
         os.fsync(file.fileno())
@@ -303,8 +314,11 @@ def _brief(value: Any) -> str:
 def _write_whole(path: Path, text: str) -> None:
     """Write a file so that a death leaves the old one or the new one."""
     partial = path.with_name(path.name + ".tmp")
-    with partial.open("w") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    partial.replace(path)
+    try:
+        with _written(path), partial.open("w") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)

@@ -13,7 +13,7 @@ from typing import Any
 from tqdm import tqdm
 
 from evaluation.answers.file import AnswerFile, Record
-from evaluation.command_line import parse
+from evaluation.command_line import as_command, parse
 from evaluation.questions.prompts import Prompter, get_template
 from evaluation.questions.sets import Question, QuestionSet, load_set, select
 from evaluation.run.conversation import Answer, Conversation, History, side_by_side
@@ -42,7 +42,8 @@ def main(command: str, kind: type[Options], about: str | None, arguments: list[s
         options = parse(kind, f"python -m evaluation.eval_opt_{command}", about, arguments)
         relaunch(command, options, sys.argv[1:] if arguments is None else arguments)
         processes = Processes.join()
-        return run(command, options, processes)
+        with as_command():
+            return run(command, options, processes)
     except (ValueError, OSError) as error:
         if processes.leads:
             print(f"error: {error}", file=sys.stderr)

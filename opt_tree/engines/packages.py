@@ -64,12 +64,17 @@ class Package:
         """Move the file `made` into its place, with what there is to say about it."""
         self.folder.parent.mkdir(parents=True, exist_ok=True)
         fresh = Path(tempfile.mkdtemp(prefix=f"{self.folder.name}.", dir=self.folder.parent))
-        shutil.move(made, fresh / self.file.name)
-        (fresh / "about.json").write_text(json.dumps(about | {"sha256": file_digest(fresh / self.file.name)}, indent=1))
-        self.remove()
         try:
-            fresh.rename(self.folder)
-        except OSError:  # somebody else's is there already, and as good
+            shutil.move(made, fresh / self.file.name)
+            noted = about | {"sha256": file_digest(fresh / self.file.name)}
+            (fresh / "about.json").write_text(json.dumps(noted, indent=1))
+            self.remove()
+            try:
+                fresh.rename(self.folder)
+            except OSError:
+                if not self.file.is_file():  # else somebody else's is there already, and as good
+                    raise
+        finally:
             shutil.rmtree(fresh, ignore_errors=True)
 
     def remove(self) -> None:

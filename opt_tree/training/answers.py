@@ -10,8 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
 from transformers import PreTrainedTokenizerBase
+
+from opt_tree.support import one_line
+from opt_tree.training.stream import load_part
 
 
 class Example(NamedTuple):
@@ -43,9 +45,7 @@ def read_examples(paths: Iterable[Path], tokenizer: PreTrainedTokenizerBase, cut
 
 def _documents(file: Path, tokenizer: PreTrainedTokenizerBase) -> Iterator[tuple[list[int], list[int]]]:
     opened = opening(tokenizer)
-    with np.load(file) as part:
-        documents = np.split(part["tokens"].astype(np.int64), part["starts"][1:-1])
-    for document in documents:
+    for document in load_part(file):
         tokens = document.tolist()
         ends = [end for end in range(len(opened), len(tokens)) if tokens[end - len(opened) : end] == opened]
         first = ends[-1] if opened and ends else 0
@@ -68,9 +68,16 @@ def answer_of(row: dict[str, Any], tokenizer: PreTrainedTokenizerBase) -> list[i
 
 
 def lines(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield the rows of a `.jsonl` or `.jsonl.xz` file."""
-    with lzma.open(path, "rt", encoding="utf-8") if path.suffix == ".xz" else path.open(encoding="utf-8") as file:
-        yield from (json.loads(line) for line in file if line.strip())
+    """Yield the rows of a `.jsonl` or `.jsonl.xz` file; ValueError for any other."""
+    read = 0
+    try:
+        with lzma.open(path, "rt", encoding="utf-8") if path.suffix == ".xz" else path.open(encoding="utf-8") as file:
+            for line in file:
+                if line.strip():
+                    yield dict(json.loads(line))
+                read += 1
+    except (ValueError, TypeError, EOFError, lzma.LZMAError) as error:
+        raise ValueError(f"{path} is no JSONL, line {read + 1}: {one_line(error)}") from error
 
 
 def opening(tokenizer: PreTrainedTokenizerBase) -> list[int]:

@@ -10,6 +10,7 @@ The result goes beside the drafter as `calibration.json`, where `load_pair` pick
 """
 
 import argparse
+import itertools
 import json
 import os
 from dataclasses import dataclass, field
@@ -32,6 +33,8 @@ from opt_tree.policies import OptTree
 from opt_tree.pool import Frontier
 from opt_tree.probabilities import log_probs_of
 from opt_tree.step import Outcome, Step
+from opt_tree.training.answers import lines
+from opt_tree.training.command_line import Parser, existing, run_command
 from opt_tree.training.data import VARIABLE, heldout_prompts
 
 REPORT_PROMPTS = 40
@@ -138,12 +141,14 @@ def fit(pair: Pair, prompts: list[list[int]], policy: OptTree, max_new_tokens: i
 
 
 def main(arguments: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    parser = Parser(__doc__.split("\n\n")[0])
     parser.add_argument("--target", default="demo")
     named = parser.add_mutually_exclusive_group()
     named.add_argument("--drafter", default="lm:demo", help="a spec: lm:MODEL, eagle:HEAD, ... (default: %(default)s)")
     named.add_argument("--eagle", dest="drafter", type="eagle:".__add__, metavar="HEAD", help="--drafter eagle:HEAD")
-    parser.add_argument("--prompts", help="JSONL with `prompt`, `text` or `turns`; default: held-out corpus prompts")
+    parser.add_argument(
+        "--prompts", type=existing, help="JSONL with `prompt`, `text` or `turns`; default: held-out prompts"
+    )
     parser.add_argument(
         "--data", default=os.environ.get(VARIABLE), help=f"corpus folder, where --prompts is not given (${VARIABLE})"
     )
@@ -156,15 +161,10 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--device")
     parser.add_argument("--threads", type=int, default=1, help="CPU threads")
     parser.add_argument("--output", help="folder for calibration.json; default: the drafter's own")
-    options = parser.parse_args(arguments)
-    try:
-        _run(options)
-    except (ValueError, OSError) as error:
-        parser.error(str(error))
+    run_command(parser, _run, arguments)
 
 
 def _run(options: argparse.Namespace) -> None:
-    torch.set_num_threads(options.threads)
     if options.count < 2:
         raise ValueError(f"--count must be at least 2, got {options.count}")
     policy = OptTree(options.nodes, options.threshold, options.max_depth)
@@ -198,6 +198,7 @@ def _run(options: argparse.Namespace) -> None:
         "policy": str(policy),
         **{title: {k: round(float(v), 4) for k, v in vars(row).items()} for title, row in rows.items()},
     }
+    folder.mkdir(parents=True, exist_ok=True)
     (folder / CALIBRATION).write_text(json.dumps(record, indent=2) + "\n")
     print(f"written: {folder / CALIBRATION}")
 
@@ -205,7 +206,6 @@ def _run(options: argparse.Namespace) -> None:
 def _drafter_folder(spec: str, output: str | None) -> Path:
     """Where the result is stored; a drafter from the Hub has no folder of its own, so --output must name one."""
     if output:
-        Path(output).mkdir(parents=True, exist_ok=True)
         return Path(output)
     kind, path = parse_spec(spec)
     folder = Path(resolve(path, KINDS[kind].part or ""))
@@ -219,8 +219,10 @@ def _prompts(options: argparse.Namespace, pair: Pair) -> list[str]:
     if not options.prompts:
         texts = heldout_prompts(pair.tokenizer, Path(options.data), REPORT_PROMPTS + options.count)[REPORT_PROMPTS:]
     else:
-        rows = [json.loads(line) for line in Path(options.prompts).read_text().splitlines() if line.strip()]
-        texts = [row.get("prompt") or row.get("text") or row["turns"][0] for row in rows][: options.count]
+        rows = list(itertools.islice(lines(options.prompts), options.count))
+        texts = [row.get("prompt") or row.get("text") or next(iter(row.get("turns", [])), "") for row in rows]
+        if not all(isinstance(text, str) and text for text in texts):
+            raise ValueError(f"{options.prompts} has rows without a prompt, text or turns")
     if len(texts) < 2:
         raise ValueError(f"{len(texts)} prompts are too few to fit on one half and check on the other")
     return texts

@@ -1,29 +1,94 @@
-"""What the training commands have in common on their command lines, and how they act on it."""
+"""What the training commands have in common on their command lines, and how they act on it.
+
+Owns what a mistake looks like: one line, exit status 2, and nothing on disk has changed.
+"""
 
 import argparse
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import fields
 from pathlib import Path
-from typing import TypeVar
+from typing import NoReturn, TypeVar
 
 import torch
 from torch import nn
 from transformers import PreTrainedTokenizerBase, set_seed
 
+from opt_tree.checkpoints import check_is_folder
+from opt_tree.models import resolve
 from opt_tree.training.data import add_data, corpus_names
+from opt_tree.training.files import check_replaceable, check_writable
 from opt_tree.training.stream import OWN, Mixture, TokenDocuments
-from opt_tree.training.trainer import Examples, Loss, Run, Schedule, Source, fit, load_streams
+from opt_tree.training.trainer import Examples, Loss, Run, Schedule, Source, fit, load_streams, read_pairs
 
 T = TypeVar("T")
+_MAY_BE_ZERO = {"dropout", "feature", "hard", "logit", "noise", "slope", "threshold", "warmup", "weight"}
+
+
+def existing(text: str) -> Path:
+    """Read the name of a file or folder that must be there when the command runs."""
+    return Path(text).expanduser()
+
+
+def model_path(text: str) -> Path:
+    """Read the name of a model: a folder, a Hub id or a known name."""
+    return Path(text)
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser whose mistakes are one line."""
+
+    def __init__(self, description: str) -> None:
+        super().__init__(description=description)
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"error: {' '.join(message.split())}\n")
+
+    def check(self, args: argparse.Namespace) -> None:
+        """Find models and files; numbers are finite and above 0, or 0 where that means something. Else ValueError."""
+        for action in self._actions:
+            value, name = getattr(args, action.dest, None), f"--{action.dest.replace('_', '-')}"
+            if value is None:
+                continue
+            if action.type in (int, float):
+                least = "at least 0" if action.default == 0 or action.dest in _MAY_BE_ZERO else "above 0"
+                if not math.isfinite(value) or value < 0 or (value == 0 and least == "above 0"):
+                    raise ValueError(f"{name} must be {least}, got {value}")
+            elif action.type is existing:
+                for path in value if isinstance(value, list) else [value]:
+                    if not path.exists():
+                        raise ValueError(f"{name}: no file or folder at {path}")
+            elif action.type is model_path:
+                folder = resolve(str(value), "target")
+                check_is_folder(folder)
+                setattr(args, action.dest, Path(folder))
+
+
+def whole_numbers(text: str) -> list[int]:
+    """Read a comma list of whole numbers."""
+    return [int(part) for part in text.split(",")]
+
+
+def read_part(text: str) -> tuple[int, int]:
+    """Read `which/of how many`, from 0."""
+    try:
+        part, parts = map(int, text.split("/"))
+    except ValueError:
+        part, parts = 0, 0
+    if not 0 <= part < parts:
+        raise argparse.ArgumentTypeError(f"takes a part of how many, from 0, such as 0/2, got {text}")
+    return part, parts
 
 
 def parse_epochs(text: str, names: list[str]) -> dict[str, float]:
     """Read `corpus=passes,...`; the empty text means every corpus once. Raise ValueError for an unknown corpus."""
     if not text:
         return dict.fromkeys(names, 1.0)
-    epochs = {name: float(passes) for name, passes in (part.split("=") for part in text.split(","))}
+    epochs = dict(read_pairs(text, "=", str, float))
     if unknown := sorted(set(epochs) - set(names)):
         raise ValueError(f"no such corpus: {', '.join(unknown)}; there are {', '.join(names)}")
+    if not all(0 <= passes < math.inf for passes in epochs.values()):
+        raise ValueError(f"passes through a corpus must be finite and at least 0, got {text!r}")
     return epochs
 
 
@@ -39,9 +104,9 @@ def from_fields(options: type[T], args: argparse.Namespace) -> T:
     return options(**{field.name: getattr(args, field.name) for field in fields(options)})  # type: ignore[arg-type]
 
 
-def training_parser(description: str, schedule: Schedule) -> argparse.ArgumentParser:
+def training_parser(description: str, schedule: Schedule) -> Parser:
     """Return a command line with what every training command takes; `schedule` gives the defaults of its fields."""
-    parser = argparse.ArgumentParser(description=description)
+    parser = Parser(description)
     add_data(parser)
     parser.add_argument("--output", type=Path, required=True, help="folder of checkpoints and, in final/, the result")
     parser.add_argument("--cache", type=Path, help="folder of tokenised corpora (default: OUTPUT/cache)")
@@ -54,44 +119,56 @@ def training_parser(description: str, schedule: Schedule) -> argparse.ArgumentPa
     return parser
 
 
-def pair_parser(description: str, plan: object) -> argparse.ArgumentParser:
+def pair_parser(description: str, plan: object) -> Parser:
     """Return a command line for what is trained on a target, its drafter and answers; `plan` gives further fields."""
-    parser = argparse.ArgumentParser(description=description)
+    parser = Parser(description)
     parser.add_argument("--target", default="demo", help="model folder, Hub id or known name (default: %(default)s)")
     parser.add_argument("--drafter", default="eagle:demo", help="spec of what drafts (default: %(default)s)")
-    parser.add_argument("--answers", type=Path, nargs="+", required=True, help=".jsonl, .jsonl.xz, .npz, folders")
+    parser.add_argument("--answers", type=existing, nargs="+", required=True, help=".jsonl, .jsonl.xz, .npz, folders")
     parser.add_argument("--dtype", default="auto", help="of target and head, as `load_pair` takes it")
     parser.add_argument("--output", type=Path, required=True, help="folder of what is trained")
+    parser.set_defaults(replaces=True)
     parser.add_argument("--threads", type=int, default=1, help="CPU threads")
     add_fields(parser, plan)
     return parser
 
 
 def run_command(
-    parser: argparse.ArgumentParser,
+    parser: Parser,
     train: Callable[[argparse.Namespace], None],
     arguments: Sequence[str] | None = None,
 ) -> None:
-    """Read the command line, set threads and seed and train; what the caller got wrong becomes the parser's error."""
+    """Read the command line, set threads and seed and train; what the caller got wrong becomes the parser's error.
+
+    `replaces` among the defaults of the parser: the folder --output is replaced as a whole.
+    """
     args = parser.parse_args(arguments)
-    if "threads" in args:
-        torch.set_num_threads(args.threads)
-    if "seed" in args:
-        set_seed(args.seed)
     try:
+        parser.check(args)
+        if getattr(args, "output", None) is not None:
+            check_writable(Path(args.output))
+            if getattr(args, "replaces", False):
+                check_replaceable(Path(args.output))
+        if "threads" in args:
+            torch.set_num_threads(args.threads)
+        if "seed" in args:
+            set_seed(args.seed)
         train(args)
     except (ValueError, OSError) as error:
         parser.error(str(error))
+    except KeyboardInterrupt:
+        parser.exit(130, "stopped\n")
 
 
 def load_examples(
     args: argparse.Namespace, tokenizer: PreTrainedTokenizerBase, slope: float, own: TokenDocuments | None = None
 ) -> Examples:
     """Return what a command line asks to train on; `own` is what its mixture calls "own"."""
+    schedule = from_fields(Schedule, args)
     names = corpus_names(args.data) if own is None else [OWN, *corpus_names(args.data)]
     source = Source(args.data, args.cache or args.output / "cache", own)
     streams = load_streams(tokenizer, source, Mixture(parse_epochs(args.epochs, names), slope, args.seed))
-    return streams.blocks(from_fields(Schedule, args))
+    return streams.blocks(schedule)
 
 
 def fit_as_told(args: argparse.Namespace, model: nn.Module, examples: Examples, loss: Loss | None = None) -> bool:

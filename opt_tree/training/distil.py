@@ -13,9 +13,19 @@ from pathlib import Path
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from opt_tree.training.command_line import add_fields, fit_as_told, load_examples, run_command, training_parser
+from opt_tree.checkpoints import load_tokenizer, load_weights
+from opt_tree.training.command_line import (
+    Parser,
+    add_fields,
+    existing,
+    fit_as_told,
+    load_examples,
+    model_path,
+    run_command,
+    training_parser,
+)
 from opt_tree.training.lm import Shape, new_model, save_model, set_attention
 from opt_tree.training.outputs import load_documents
 from opt_tree.training.trainer import Examples, Loss, Schedule
@@ -33,7 +43,7 @@ def distillation_loss(
 
 def load_teacher(folder: Path, compiled: bool) -> PreTrainedModel:
     """Load a frozen bf16 target for logits and features."""
-    target = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16).eval().requires_grad_(False)
+    target = load_weights(str(folder), torch.bfloat16).eval().requires_grad_(False)
     set_attention(target, compiled)
     return target.to("cuda" if torch.cuda.is_available() else "cpu")
 
@@ -51,24 +61,24 @@ def make_loss(target: PreTrainedModel, hard: float, compiled: bool) -> Loss:
     return loss
 
 
-def teacher_parser(description: str, schedule: Schedule, objective: object) -> argparse.ArgumentParser:
+def teacher_parser(description: str, schedule: Schedule, objective: object) -> Parser:
     """Return a command line with what every drafter that learns from a target takes, and its objective's fields."""
     parser = training_parser(description, schedule)
-    parser.add_argument("--target", type=Path, required=True, help="model folder, with its tokenizer")
-    parser.add_argument("--own", type=Path, required=True, help="folder of the target's own outputs")
-    parser.add_argument("--init", type=Path, help="continue from this drafter instead of from scratch")
+    parser.add_argument("--target", type=model_path, required=True, help="model folder, with its tokenizer")
+    parser.add_argument("--own", type=existing, required=True, help="folder of the target's own outputs")
+    parser.add_argument("--init", type=existing, help="continue from this drafter instead of from scratch")
     add_fields(parser, objective)
     return parser
 
 
 def load_lesson(args: argparse.Namespace) -> tuple[PreTrainedModel, PreTrainedTokenizerBase, Examples]:
     """Load what such a command line names: the frozen target, its tokenizer, and what to train on."""
-    tokenizer = AutoTokenizer.from_pretrained(args.target)
+    tokenizer = load_tokenizer(str(args.target))
     examples = load_examples(args, tokenizer, 0.5, load_documents(args.own))
     return load_teacher(args.target, args.compile), tokenizer, examples
 
 
-def new_parser() -> argparse.ArgumentParser:
+def new_parser() -> Parser:
     """Return the command line."""
     schedule = Schedule(rows="0.9:512,0.1:2048", warmup=50)
     shape = Shape(layers=2, hidden=128, heads=2, kv_heads=2, intermediate=320)

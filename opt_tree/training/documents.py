@@ -7,7 +7,7 @@ import numpy as np
 from transformers import PreTrainedTokenizerBase
 
 from opt_tree.training.answers import answer_of, lines, opening
-from opt_tree.training.stream import TokenDocuments
+from opt_tree.training.stream import TokenDocuments, load_part
 
 _KINDS = ("*.npz", "*.jsonl", "*.jsonl.xz")
 
@@ -29,14 +29,14 @@ def read_answers(paths: Iterable[Path], tokenizer: PreTrainedTokenizerBase) -> I
             raise ValueError(f"no answers ({', '.join(_KINDS)}) in {path}")
         for file in files:
             if file.suffix == ".npz":
-                with np.load(file) as part:
-                    documents = np.split(part["tokens"].astype(np.int64), part["starts"][1:-1])
-                yield from (without_prompt(document, opened) for document in documents)
+                yield from (without_prompt(document.astype(np.int64), opened) for document in load_part(file))
                 continue
             for record in lines(file):
                 if "answer" in record:
                     yield np.array(opened + answer_of(record, tokenizer), np.int64)
                     continue
+                if "choices" not in record:
+                    raise ValueError(f'{file} has a row with neither "answer" nor "choices"')
                 turns = (turn for choice in record["choices"] for turn in choice["turns"])
                 yield from (np.concatenate([np.array(opened, np.int64), ids]) for ids in _encode(tokenizer, turns))
 
@@ -44,8 +44,10 @@ def read_answers(paths: Iterable[Path], tokenizer: PreTrainedTokenizerBase) -> I
 def read_texts(paths: Iterable[Path], tokenizer: PreTrainedTokenizerBase) -> Iterator[np.ndarray]:
     """Yield text files as token ids, one document a file, or one a row of a `.jsonl` with a "text"."""
     for path in paths:
-        texts = (row["text"] for row in lines(path)) if path.suffix == ".jsonl" else [path.read_text()]
-        yield from _encode(tokenizer, texts)
+        rows = list(lines(path)) if path.suffix == ".jsonl" else [{"text": path.read_text(encoding="utf-8")}]
+        if not all("text" in row for row in rows):
+            raise ValueError(f'{path} has a row without "text"')
+        yield from _encode(tokenizer, (row["text"] for row in rows))
 
 
 def _encode(tokenizer: PreTrainedTokenizerBase, texts: Iterable[str]) -> Iterator[np.ndarray]:

@@ -27,7 +27,7 @@ from opt_tree.controllers.predicted import KIND, LAST, LengthPredictor
 from opt_tree.drafters import EagleDrafter
 from opt_tree.pairs import Pair, load_pair
 from opt_tree.training.answers import Cut, Example, read_examples
-from opt_tree.training.command_line import from_fields, pair_parser, run_command
+from opt_tree.training.command_line import Parser, from_fields, pair_parser, run_command
 from opt_tree.training.eagle import passes
 from opt_tree.training.features import hidden_states
 from opt_tree.training.files import whole
@@ -161,7 +161,7 @@ def save(predictor: LengthPredictor, facts: dict[str, Any], folder: Path) -> Non
         save_file(tensors, partial / "model.safetensors", metadata={"format": "pt"})
 
 
-def new_parser() -> argparse.ArgumentParser:
+def new_parser() -> Parser:
     """Return the command line."""
     parser = pair_parser("Train a predictor of draft lengths for a target and its EAGLE head.", Plan())
     parser.add_argument("--skip", type=int, default=0, help="answers to leave out, the first ones (%(default)s)")

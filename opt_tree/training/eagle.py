@@ -21,7 +21,7 @@ from transformers.models.llama.modeling_llama import apply_rotary_pos_emb, repea
 
 from opt_tree.drafters.eagle_head import EagleHead, OneLayerHead
 from opt_tree.drafters.reduced import vocabulary_tensors
-from opt_tree.training.command_line import fit_as_told, from_fields, run_command
+from opt_tree.training.command_line import Parser, fit_as_told, from_fields, run_command
 from opt_tree.training.distil import distillation_loss, load_lesson, teacher_parser
 from opt_tree.training.files import write_checkpoint
 from opt_tree.training.trainer import Loss, Schedule
@@ -156,7 +156,7 @@ def save_head(head: EagleHead, folder: Path, tokens: Int[Tensor, " columns"] | N
     write_checkpoint(config, tensors, folder)
 
 
-def new_parser() -> argparse.ArgumentParser:
+def new_parser() -> Parser:
     """Return the command line."""
     schedule = Schedule(rows="0.9:512,0.1:2048", lr=2e-3, warmup=50)
     return teacher_parser("Train an EAGLE-1 head for a frozen target.", schedule, Objective())

@@ -19,7 +19,7 @@ from transformers import PreTrainedModel
 
 from opt_tree.checkpoints import load_tensors
 from opt_tree.drafters.early_exit import KIND, ExitLayer
-from opt_tree.training.command_line import fit_as_told, from_fields, run_command
+from opt_tree.training.command_line import Parser, fit_as_told, from_fields, run_command
 from opt_tree.training.distil import distillation_loss, load_lesson, teacher_parser
 from opt_tree.training.files import write_checkpoint
 from opt_tree.training.trainer import Loss, Schedule
@@ -78,7 +78,7 @@ def save_exit(layer: ExitLayer, target: PreTrainedModel, folder: Path) -> None:
     write_checkpoint(config, layer.layer.state_dict(), folder)
 
 
-def new_parser() -> argparse.ArgumentParser:
+def new_parser() -> Parser:
     """Return the command line."""
     schedule = Schedule(rows="0.9:512,0.1:2048")
     parser = teacher_parser("Train the exit layer of an early-exit drafter.", schedule, Objective())

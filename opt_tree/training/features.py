@@ -22,10 +22,12 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 from tqdm import tqdm
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+from transformers import PreTrainedModel
 
+from opt_tree.checkpoints import load_tokenizer, load_weights
 from opt_tree.engines.body import watched_module
 from opt_tree.training.answers import Cut, Example, read_examples
+from opt_tree.training.command_line import Parser, existing, model_path, read_part, run_command, whole_numbers
 from opt_tree.training.files import whole
 
 COUNTS = "counts.npy"
@@ -116,35 +118,34 @@ def load_part(path: Path) -> Part:
     return Part(tensors["tokens"], tensors["starts"], tensors["answers"], features)
 
 
-def new_parser() -> argparse.ArgumentParser:
+def new_parser() -> Parser:
     """Return the command line."""
-    parser = argparse.ArgumentParser(description="Keep a target's hidden states of its own answers on disk.")
-    parser.add_argument("--target", type=Path, required=True, help="model folder, with its tokenizer")
-    parser.add_argument("--answers", type=Path, nargs="+", required=True, help=".jsonl, .jsonl.xz, .npz, folders")
+    parser = Parser("Keep a target's hidden states of its own answers on disk.")
+    parser.add_argument("--target", type=model_path, required=True, help="model folder, with its tokenizer")
+    parser.add_argument("--answers", type=existing, nargs="+", required=True, help=".jsonl, .jsonl.xz, .npz, folders")
     parser.add_argument("--output", type=Path, required=True, help="folder of the parts")
-    parser.add_argument("--layers", default="-1", help="hidden states to keep (default: %(default)s)")
+    parser.add_argument("--layers", type=whole_numbers, default="-1", help="hidden states to keep (%(default)s)")
     parser.add_argument("--prompt-tokens", type=int, default=Cut.prompt, help="kept of a prompt (%(default)s)")
     parser.add_argument("--part-tokens", type=int, default=60_000, help="tokens a file (%(default)s)")
     parser.add_argument("--batch-tokens", type=int, default=2048, help="tokens a forward (%(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="seed of the shuffle")
-    parser.add_argument("--share", default="0/1", help="which share of the parts this process makes, from 0")
+    parser.add_argument(
+        "--share", type=read_part, default="0/1", help="which share of the parts this one makes, from 0"
+    )
     parser.add_argument("--threads", type=int, default=1, help="CPU threads")
     return parser
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
+def write(args: argparse.Namespace) -> None:
     """Write the parts that are not there yet."""
-    parser = new_parser()
-    args = parser.parse_args(arguments)
-    torch.set_num_threads(args.threads)
-    try:
-        share, shares = map(int, args.share.split("/"))
-        layers = [int(layer) for layer in args.layers.split(",")]
-        tokenizer = AutoTokenizer.from_pretrained(args.target)
-        target = AutoModelForCausalLM.from_pretrained(args.target, dtype=torch.bfloat16).eval()
-        examples = list(read_examples(args.answers, tokenizer, Cut(prompt=args.prompt_tokens)))
-    except (ValueError, OSError) as error:
-        parser.error(str(error))
+    share, shares = args.share
+    tokenizer = load_tokenizer(str(args.target))
+    target = load_weights(str(args.target), torch.bfloat16).eval()
+    for layer in set(args.layers) - {-1}:
+        watched_module(target, layer)  # refuses one that is not there, before anything is written
+    examples = list(read_examples(args.answers, tokenizer, Cut(prompt=args.prompt_tokens)))
+    if not examples:
+        raise ValueError(f"no answers in {', '.join(map(str, args.answers))}")
     save_counts(examples, target.config.vocab_size, args.output)
     parts = split_parts(examples, args.part_tokens, args.seed)
     with tqdm(
@@ -154,8 +155,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
             path = args.output / f"part-{index:04d}.safetensors"
             if not path.exists():
                 with whole(path) as partial:
-                    save_file(run_part(target, parts[index], layers, args.batch_tokens), partial)
+                    save_file(run_part(target, parts[index], args.layers, args.batch_tokens), partial)
             bar.update(sum(len(example.tokens) for example in parts[index]))
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Read the command line and write; what the caller got wrong becomes the parser's error."""
+    run_command(new_parser(), write, arguments)
 
 
 if __name__ == "__main__":

@@ -21,17 +21,17 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from tqdm import tqdm
-from transformers import AutoModelForCausalLM
 
-from opt_tree.checkpoints import TRAINING
+from opt_tree.checkpoints import TRAINING, load_weights
 from opt_tree.drafters.eagle3 import Eagle3Head, published_layers
 from opt_tree.training.batches import Batch, Documents, Group, frequent_tokens
-from opt_tree.training.command_line import add_fields, from_fields, run_command
+from opt_tree.training.command_line import Parser, add_fields, existing, from_fields, model_path, run_command
 from opt_tree.training.eagle import new_head, save_head
 from opt_tree.training.eagle3 import new_eagle3_head, save_eagle3
 from opt_tree.training.files import whole
 from opt_tree.training.head_loss import HeadLoss
 from opt_tree.training.optimizer import MuonAdamW
+from opt_tree.training.trainer import read_pairs
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class Plan:
 
     def passes(self, progress: float) -> int:
         """Return the number of passes at a share of the run."""
-        stages = [(float(share), int(count)) for share, count in (s.split(":") for s in self.unroll.split(","))]
+        stages = read_pairs(self.unroll, ":", float, int)
         ends = np.cumsum([share for share, _ in stages])
         if abs(ends[-1] - 1) > 1e-6:
             raise ValueError(f"the shares of {self.unroll!r} must sum to 1")
@@ -146,12 +146,12 @@ class Training:
                 return
 
 
-def new_parser() -> argparse.ArgumentParser:
+def new_parser() -> Parser:
     """Return the command line."""
-    parser = argparse.ArgumentParser(description="Train an EAGLE head from hidden states on disk.")
+    parser = Parser("Train an EAGLE head from hidden states on disk.")
     parser.add_argument("--kind", choices=("eagle", "eagle3"), default="eagle3", help="default: %(default)s")
-    parser.add_argument("--target", type=Path, required=True, help="model folder; its weights only are read")
-    parser.add_argument("--features", type=Path, required=True, help="folder of `opt_tree.training.features`")
+    parser.add_argument("--target", type=model_path, required=True, help="model folder; its weights only are read")
+    parser.add_argument("--features", type=existing, required=True, help="folder of `opt_tree.training.features`")
     parser.add_argument("--output", type=Path, required=True, help="folder of the checkpoint and, in final/, the head")
     parser.add_argument("--vocab", type=int, default=8192, help="tokens of the draft vocabulary (%(default)s)")
     parser.add_argument(
@@ -168,7 +168,7 @@ def train(args: argparse.Namespace) -> None:
     """Train and save a head."""
     plan = from_fields(Plan, args)
     plan.passes(0.0)
-    target = AutoModelForCausalLM.from_pretrained(args.target, dtype=torch.bfloat16)
+    target = load_weights(str(args.target), torch.bfloat16)
     layers = (-1,) if args.kind == "eagle" else (-1, *published_layers(target.config.num_hidden_layers))
     documents = Documents(args.features, args.tokens, layers)
     kept = frequent_tokens(args.features, args.vocab)

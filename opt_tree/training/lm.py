@@ -13,8 +13,6 @@ from pathlib import Path
 
 import torch
 from transformers import (
-    AutoModelForCausalLM,
-    AutoTokenizer,
     GenerationConfig,
     LlamaConfig,
     LlamaForCausalLM,
@@ -22,11 +20,14 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
+from opt_tree.checkpoints import load_tokenizer, load_weights
 from opt_tree.training.command_line import (
+    Parser,
     add_fields,
     fit_as_told,
     from_fields,
     load_examples,
+    model_path,
     run_command,
     training_parser,
 )
@@ -90,11 +91,11 @@ def save_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folde
         (partial / "tokenizer_config.json").write_text(json.dumps(settings, indent=2) + "\n")
 
 
-def new_parser() -> argparse.ArgumentParser:
+def new_parser() -> Parser:
     """Return the command line."""
     parser = training_parser("Train a small language model.", Schedule())
-    parser.add_argument("--tokenizer", type=Path, required=True, help="tokenizer folder")
-    parser.add_argument("--init", type=Path, help="continue from this model instead of from scratch")
+    parser.add_argument("--tokenizer", type=model_path, required=True, help="tokenizer folder")
+    parser.add_argument("--init", type=model_path, help="continue from this model instead of from scratch")
     parser.add_argument("--slope", type=float, default=0.8, help="how far prose moves to the front, chat to the end")
     add_fields(parser, Shape())
     return parser
@@ -102,17 +103,14 @@ def new_parser() -> argparse.ArgumentParser:
 
 def new_model(args: argparse.Namespace, tokenizer: PreTrainedTokenizerBase) -> PreTrainedModel:
     """Return the model to train: the one in `args.init`, or a new one of the shape that `args` describe."""
-    if args.init:
-        model = AutoModelForCausalLM.from_pretrained(args.init, dtype=torch.float32)
-    else:
-        model = from_fields(Shape, args).build(tokenizer)
+    model = load_weights(str(args.init), torch.float32) if args.init else from_fields(Shape, args).build(tokenizer)
     set_attention(model, args.compile)
     return model
 
 
 def train(args: argparse.Namespace) -> None:
     """Train and save a model."""
-    tokenizer = AutoTokenizer.from_pretrained(args.tokenizer)
+    tokenizer = load_tokenizer(str(args.tokenizer))
     examples = load_examples(args, tokenizer, args.slope)
     model = new_model(args, tokenizer)
     if fit_as_told(args, model, examples):

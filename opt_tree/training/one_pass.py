@@ -24,7 +24,7 @@ from opt_tree.drafters.eagle_head import EagleHead
 from opt_tree.drafters.one_pass import MedusaHeads, ResidualHeads
 from opt_tree.drafters.registry import load_drafter
 from opt_tree.lm import CausalLM
-from opt_tree.training.command_line import fit_as_told, from_fields, run_command
+from opt_tree.training.command_line import Parser, fit_as_told, from_fields, run_command
 from opt_tree.training.distil import distillation_loss, load_lesson, teacher_parser
 from opt_tree.training.files import write_checkpoint
 from opt_tree.training.trainer import Loss, Schedule
@@ -97,7 +97,7 @@ def save_heads(heads: MedusaHeads | ResidualHeads, config: dict[str, Any], folde
     write_checkpoint(config, module.state_dict(), folder)
 
 
-def new_parser() -> argparse.ArgumentParser:
+def new_parser() -> Parser:
     """Return the command line."""
     parser = teacher_parser("Train heads that draft in one pass.", Schedule(rows="0.9:512,0.1:2048"), Objective())
     parser.add_argument("--kind", choices=("medusa", "residual"), default="residual", help="which heads")

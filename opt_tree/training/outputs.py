@@ -11,11 +11,13 @@ from pathlib import Path
 import numpy as np
 import torch
 from tqdm import tqdm
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from opt_tree.checkpoints import load_tokenizer, load_weights
+from opt_tree.training.command_line import Parser, model_path, read_part, run_command
 from opt_tree.training.data import Draw, add_data, draw_prompts, read_prompts
 from opt_tree.training.files import whole
-from opt_tree.training.stream import TokenDocuments, narrow
+from opt_tree.training.stream import TokenDocuments, load_part, narrow
 
 
 @torch.inference_mode()
@@ -67,43 +69,38 @@ def load_documents(folder: Path) -> TokenDocuments:
         raise FileNotFoundError(f"no own outputs (*.npz) in {folder}")
     tokens, starts, total = [], [np.zeros(1, np.int64)], 0
     for path in paths:
-        with np.load(path) as part:
-            tokens.append(part["tokens"])
-            starts.append(part["starts"][1:] + total)
+        part = load_part(path)
+        tokens.append(part.tokens)
+        starts.append(part.starts[1:] + total)
         total += len(tokens[-1])
     return TokenDocuments(np.concatenate(tokens), np.concatenate(starts))
 
 
-def new_parser() -> argparse.ArgumentParser:
+def new_parser() -> Parser:
     """Return the command line."""
-    parser = argparse.ArgumentParser(description="Write a target's own greedy answers to training prompts.")
+    parser = Parser("Write a target's own greedy answers to training prompts.")
     add_data(parser)
-    parser.add_argument("--target", type=Path, required=True, help="model folder, with its tokenizer")
+    parser.add_argument("--target", type=model_path, required=True, help="model folder, with its tokenizer")
     parser.add_argument("--output", type=Path, required=True, help="folder of the parts")
     parser.add_argument("--prompts", type=int, default=6000, help="prompts in all parts together")
     parser.add_argument("--new-tokens", type=int, default=144, help="longest answer")
     parser.add_argument("--batch", type=int, default=64, help="prompts answered at once")
     parser.add_argument("--split", choices=("train", "heldout"), default="train", help="side of the corpus split")
     parser.add_argument("--seed", type=int, default=0, help="seed of the draw of prompts")
-    parser.add_argument("--part", default="0/1", help="which part of how many, from 0")
+    parser.add_argument("--part", type=read_part, default="0/1", help="which part of how many, from 0")
     return parser
 
 
-def main() -> None:
+def write(args: argparse.Namespace) -> None:
     """Answer one part of the prompts and store it."""
-    parser = new_parser()
-    args = parser.parse_args()
-    try:
-        part, parts = map(int, args.part.split("/"))
-        tokenizer = AutoTokenizer.from_pretrained(args.target)
-        prompts = draw_prompts(tokenizer, read_prompts(args.data, args.split), Draw(args.prompts, seed=args.seed))
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-        target = AutoModelForCausalLM.from_pretrained(args.target, dtype=torch.bfloat16).to(device).eval()
-    except (ValueError, OSError) as error:
-        parser.error(str(error))
+    part, parts = args.part
+    tokenizer = load_tokenizer(str(args.target))
+    prompts = draw_prompts(tokenizer, read_prompts(args.data, args.split), Draw(args.prompts, seed=args.seed))
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    target = load_weights(str(args.target), torch.bfloat16).to(device).eval()
     documents = answer(target, tokenizer, prompts[part::parts], args.new_tokens, args.batch)
     save_documents(documents, args.output / f"seed-{args.seed}-part-{part}-of-{parts}.npz")
 
 
 if __name__ == "__main__":
-    main()
+    run_command(new_parser(), write)

@@ -21,6 +21,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+from opt_tree.training.command_line import Parser
 from opt_tree.training.data import add_data
 from opt_tree.training.files import last_checkpoint
 from opt_tree.training.sizes import CHAT_EPOCHS, SIZES, TARGET_EPOCHS, Size
@@ -110,7 +111,7 @@ def install(products: dict[str, Path], folder: Path) -> None:
 
 def main(arguments: list[str] | None = None) -> None:
     """Run the recipe from the command line."""
-    parser = argparse.ArgumentParser(description="Train the demo family, stage by stage.")
+    parser = Parser("Train the demo family, stage by stage.")
     add_data(parser)
     parser.add_argument("--work", type=Path, required=True, help="folder of all stages; give it again to go on")
     parser.add_argument("--preset", choices=sorted(SIZES), default="cpu", help="size of the run")
@@ -118,6 +119,8 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--until", default="eagle", help="last stage to run")
     parser.add_argument("--install", type=Path, help="copy target, draft and eagle to this folder at the end")
     args = parser.parse_args(arguments)
+    if args.processes is not None and args.processes < 1:
+        parser.error(f"--processes must be at least 1, got {args.processes}")
     size = SIZES[args.preset]
     plan = stages(size, args.work)
     names = [stage.name for stage in plan]

@@ -14,6 +14,7 @@ text it was counted in loses without it (weighted difference pruning, Seymore an
 
 import argparse
 import itertools
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,11 +22,13 @@ from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Bool, Float, Int, UInt
-from transformers import AutoTokenizer, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 
+from opt_tree.checkpoints import load_tokenizer
 from opt_tree.drafters.store import BETA, FILE, Store, extend_hashes
 from opt_tree.drafters.tables import Table, fingerprint, save_table
 from opt_tree.training.answers import Cut, read_examples
+from opt_tree.training.command_line import Parser, existing, model_path, run_command
 from opt_tree.training.documents import join, read_answers, read_texts
 from opt_tree.training.interpolation import fit_beta
 from opt_tree.training.stream import TokenDocuments
@@ -164,28 +167,31 @@ def _narrow(values: np.ndarray) -> np.ndarray:
     return values.astype(np.min_scalar_type(int(values.max(initial=0))))
 
 
-def new_parser() -> argparse.ArgumentParser:
+def new_parser() -> Parser:
     """Return the command line."""
-    parser = argparse.ArgumentParser(description="Build a store of what followed what, for drafting without a model.")
-    parser.add_argument("--target", required=True, help="model or tokenizer folder: whose tokens these are")
+    parser = Parser("Build a store of what followed what, for drafting without a model.")
+    parser.add_argument("--target", type=model_path, required=True, help="model or tokenizer: whose tokens these are")
     source = parser.add_mutually_exclusive_group(required=True)
-    source.add_argument("--answers", type=Path, nargs="+", help="the target's own answers: .jsonl, .npz, folders")
-    source.add_argument("--text", type=Path, nargs="+", help='any text: .txt, or .jsonl with a "text" a row')
+    source.add_argument("--answers", type=existing, nargs="+", help="the target's own answers: .jsonl, .npz, folders")
+    source.add_argument("--text", type=existing, nargs="+", help='any text: .txt, or .jsonl with a "text" a row')
     parser.add_argument("--output", type=Path, required=True, help="folder of the store")
     parser.add_argument("--order", type=int, default=5, help="longest match, in tokens")
     parser.add_argument("--max-mib", type=float, default=64, help="size to prune to")
     parser.add_argument("--vocab", type=int, help="logits of the target, where it has more than its tokenizer tokens")
     parser.add_argument("--beta", help="what a shorter match is worth, by length: 30,20,10,6,4 (default: these)")
     parser.add_argument(
-        "--fit", type=Path, nargs="+", help="fit beta on these answers instead: prompts unlike the store's"
+        "--fit", type=existing, nargs="+", help="fit beta on these answers instead: prompts unlike the store's"
     )
     return parser
 
 
 def parse_beta(text: str | None, order: int) -> tuple[float, ...]:
     """Read constants by length; ValueError unless there is one a length, all of them positive."""
-    beta = BETA if text is None else tuple(float(part) for part in text.split(","))
-    if text is not None and (len(beta) != order or min(beta) <= 0):
+    try:
+        beta = BETA if text is None else tuple(float(part) for part in text.split(","))
+    except ValueError:
+        beta = ()
+    if text is not None and (len(beta) != order or not all(0 < number < math.inf for number in beta)):
         raise ValueError(f"--beta takes {order} positive numbers, one a length up to --order, got {text}")
     return beta
 
@@ -200,25 +206,25 @@ def fitted(table: Table, answers: Sequence[Path], tokenizer: PreTrainedTokenizer
     return table._replace(header=table.header | {"beta": list(beta)})
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
+def write(args: argparse.Namespace) -> None:
     """Read, count, prune, write."""
-    parser = new_parser()
-    args = parser.parse_args(arguments)
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(args.target)
-        beta, size = parse_beta(args.beta, args.order), int(args.max_mib * 2**20)
-        recipe = Recipe(args.vocab or len(tokenizer), fingerprint(tokenizer), args.order, size, beta)
-        read = read_answers(args.answers, tokenizer) if args.answers else read_texts(args.text, tokenizer)
-        table = build(join(read), recipe)
-        if args.fit:
-            table = fitted(table, args.fit, tokenizer)
-        save_table(args.output / FILE, "store", table)
-    except (ValueError, OSError, KeyError) as error:
-        parser.error(f"{type(error).__name__}: {error}" if isinstance(error, KeyError) else str(error))
+    tokenizer = load_tokenizer(str(args.target))
+    beta, size = parse_beta(args.beta, args.order), int(args.max_mib * 2**20)
+    recipe = Recipe(args.vocab or len(tokenizer), fingerprint(tokenizer), args.order, size, beta)
+    read = read_answers(args.answers, tokenizer) if args.answers else read_texts(args.text, tokenizer)
+    table = build(join(read), recipe)
+    if args.fit:
+        table = fitted(table, args.fit, tokenizer)
+    save_table(args.output / FILE, "store", table)
     print(
         f"{args.output / FILE}: {len(table.arrays['keys'])} runs, {len(table.arrays['tokens'])} entries of "
         f"{table.header['text_tokens']} tokens in {table.header['documents']} documents, {table.nbytes / 2**20:.2f} MiB"
     )
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Read the command line and write; what the caller got wrong becomes the parser's error."""
+    run_command(new_parser(), write, arguments)
 
 
 if __name__ == "__main__":

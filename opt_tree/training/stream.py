@@ -4,7 +4,8 @@ Owns the cache on disk and the order of a stream; which documents are held out i
 """
 
 import hashlib
-from collections.abc import Sequence
+import zipfile
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from torch.utils.data import Dataset
 from tqdm import tqdm
 from transformers import PreTrainedTokenizerBase
 
+from opt_tree.support import one_line
 from opt_tree.training.data import Split, read_corpus, render
 from opt_tree.training.files import whole
 
@@ -36,6 +38,18 @@ class TokenDocuments:
 
     def __getitem__(self, index: int | np.integer) -> np.ndarray:
         return self.tokens[self.starts[index] : self.starts[index + 1]]
+
+    def __iter__(self) -> Iterator[np.ndarray]:
+        return (self[index] for index in range(len(self)))
+
+
+def load_part(file: Path) -> TokenDocuments:
+    """Load the documents of one `.npz` file; ValueError for what is none."""
+    try:
+        with np.load(file) as part:
+            return TokenDocuments(part["tokens"], part["starts"])
+    except (ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile) as error:
+        raise ValueError(f"{file} holds no documents: {one_line(error)}") from error
 
 
 def narrow(tokens: Sequence[int] | np.ndarray) -> np.ndarray:

@@ -10,6 +10,7 @@ from pathlib import Path
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
 
+from opt_tree.training.command_line import Parser, run_command
 from opt_tree.training.data import add_data, corpus_names, read_corpus
 from opt_tree.training.files import whole
 
@@ -69,26 +70,24 @@ def train_tokenizer(texts: Iterator[str], vocab: int) -> PreTrainedTokenizerFast
     )
 
 
-def new_parser() -> argparse.ArgumentParser:
+def new_parser() -> Parser:
     """Return the command line."""
-    parser = argparse.ArgumentParser(description="Train the demo models' tokenizer.")
+    parser = Parser("Train the demo models' tokenizer.")
     add_data(parser)
     parser.add_argument("--output", type=Path, required=True, help="folder of the tokenizer")
+    parser.set_defaults(replaces=True)
     parser.add_argument("--vocab", type=int, default=8192, help="tokens, specials included")
     return parser
 
 
-def main() -> None:
+def write(args: argparse.Namespace) -> None:
     """Train the tokenizer on a corpus folder and save it."""
-    parser = new_parser()
-    args = parser.parse_args()
-    try:
-        corpus_names(args.data)
-    except FileNotFoundError as error:
-        parser.error(str(error))
+    least = len(SPECIALS) + 256  # every byte is a token
+    if args.vocab < least:
+        raise ValueError(f"--vocab must be at least {least}, got {args.vocab}")
     with whole(args.output) as partial:
         train_tokenizer(training_texts(args.data), args.vocab).save_pretrained(partial)
 
 
 if __name__ == "__main__":
-    main()
+    run_command(new_parser(), write)

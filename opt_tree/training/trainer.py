@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -21,7 +21,17 @@ from opt_tree.training.files import last_checkpoint
 from opt_tree.training.optimizer import MuonAdamW
 from opt_tree.training.stream import Blocks, Mixture, TokenDocuments, build_stream, collate
 
+A = TypeVar("A")
+B = TypeVar("B")
 Loss = Callable[[nn.Module, dict[str, Tensor]], Tensor]
+
+
+def read_pairs(text: str, between: str, first: Callable[[str], A], second: Callable[[str], B]) -> list[tuple[A, B]]:
+    """Read `a:b,c:d` where `between` is a colon; ValueError for anything else."""
+    try:
+        return [(first(one), second(other)) for one, other in (part.split(between) for part in text.split(","))]
+    except ValueError as error:
+        raise ValueError(f"{text!r} is no list of pairs, such as 1{between}2,3{between}4") from error
 
 
 @dataclass(frozen=True)
@@ -43,11 +53,13 @@ class Schedule:
     eval_blocks: int = 12
     seed: int = 0
 
+    def __post_init__(self) -> None:
+        _ = self.row_lengths  # refused before anything is read
+
     @property
     def row_lengths(self) -> list[tuple[float, int]]:
         """Return `rows` as (share, length) pairs."""
-        pairs = [part.split(":") for part in self.rows.split(",")]
-        return [(float(share), int(length)) for share, length in pairs]
+        return read_pairs(self.rows, ":", float, int)
 
 
 @dataclass(frozen=True)
@@ -104,11 +116,13 @@ class OrderedTrainer(Trainer):
 def fit(model: nn.Module, examples: Examples, schedule: Schedule, run: Run, loss: Loss | None = None) -> Trainer:
     """Train `model` in place on the examples in order and return the trainer.
 
-    Raise ValueError for uneven batches, and if there is no checkpoint to resume from.
+    Raise ValueError for uneven batches, without a checkpoint to resume from, and beside those of another run.
     """
     start = last_checkpoint(run.output) if run.resume else None
     if run.resume and start is None:
         raise ValueError(f"no checkpoint in {run.output} to go on from")
+    if not run.resume and (older := last_checkpoint(run.output)):
+        raise ValueError(f"{older} is another run's: --resume goes on from it; else remove it or name a new folder")
     tokens = len(examples.train) * schedule.block  # type: ignore[arg-type]
     steps = min(schedule.tokens or tokens, tokens) // schedule.batch
     if not steps:

@@ -35,12 +35,19 @@ from opt_tree.probabilities import probs_of
 from opt_tree.random import Random
 from opt_tree.sampling import Logits, Sampling, whole
 from opt_tree.training.answers import Cut, read_examples
-from opt_tree.training.command_line import from_fields, pair_parser, run_command
+from opt_tree.training.command_line import Parser, from_fields, pair_parser, run_command, whole_numbers
 from opt_tree.training.files import whole as whole_folder
 from opt_tree.tree import Tree
 from opt_tree.verifiers import Verdict, Verifier, block_efficiency, check
 
 HELD_OUT = 8
+
+
+def _numbers(text: str) -> list[int]:
+    try:
+        return whole_numbers(text)
+    except ValueError as error:
+        raise ValueError(f"{text!r} is no comma list of whole numbers") from error
 
 
 @dataclass(frozen=True)
@@ -71,8 +78,7 @@ class Plan:
             except TypeError as error:
                 raise ValueError(str(error)) from error
         trunks, branches, lengths, chains = (
-            [int(number) for number in text.split(",")]
-            for text in (self.trunks, self.branches, self.lengths, self.chains)
+            _numbers(text) for text in (self.trunks, self.branches, self.lengths, self.chains)
         )
         shapes = [(1, chain, 0) for chain in chains]
         shapes += [(k, trunk, length) for trunk in trunks for k in branches for length in lengths]
@@ -81,9 +87,9 @@ class Plan:
 
     def surveys(self) -> list[Delayed]:
         """The trees that are drawn: for each trunk the largest, and the longest chain."""
-        branches, length = (max(int(number) for number in text.split(",")) for text in (self.branches, self.lengths))
-        longest = max(int(number) for number in self.chains.split(","))
-        return [Delayed(int(trunk), branches, length) for trunk in self.trunks.split(",")] + [Delayed(longest, 1, 0)]
+        branches, length = (max(_numbers(text)) for text in (self.branches, self.lengths))
+        longest = max(_numbers(self.chains))
+        return [Delayed(trunk, branches, length) for trunk in _numbers(self.trunks)] + [Delayed(longest, 1, 0)]
 
 
 def inside(tree: Tree, trunk: int, action: Action) -> Bool[np.ndarray, " rows"] | None:
@@ -246,7 +252,7 @@ def save(values: TreeValues, facts: dict[str, Any], folder: Path) -> None:
         save_file(values.state_dict(), partial / "model.safetensors", metadata={"format": "pt"})
 
 
-def new_parser() -> argparse.ArgumentParser:
+def new_parser() -> Parser:
     """Return the command line."""
     return pair_parser("Train the network that chooses delayed trees and their verifiers.", Plan())
 

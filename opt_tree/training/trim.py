@@ -15,11 +15,12 @@ from pathlib import Path
 import numpy as np
 import torch
 from safetensors.torch import save_file
-from transformers import AutoConfig, AutoTokenizer
 
+from opt_tree.checkpoints import load_config, load_tokenizer
 from opt_tree.drafters.reduced import vocabulary_tensors
 from opt_tree.drafters.trimmed import VOCABULARY
 from opt_tree.training.answers import Cut, read_examples
+from opt_tree.training.command_line import Parser, existing, run_command
 from opt_tree.training.files import whole
 
 
@@ -28,12 +29,12 @@ def trim(draft: Path, answers: Sequence[Path], count: int, output: Path) -> floa
 
     Raises ValueError for a draft model that is no folder, more tokens than it has, or no answers.
     """
-    if not (draft / "config.json").is_file():
-        raise ValueError(f"no model folder at {draft}")
-    vocab = AutoConfig.from_pretrained(draft).get_text_config().vocab_size
+    if output.resolve() == draft.resolve():
+        raise ValueError(f"{output} is the draft model itself, which would be deleted: name another folder")
+    vocab = load_config(str(draft)).get_text_config().vocab_size
     if not 1 <= count <= vocab:
         raise ValueError(f"a draft vocabulary of {count} tokens, where the model has {vocab}")
-    tokenizer = AutoTokenizer.from_pretrained(draft)
+    tokenizer = load_tokenizer(str(draft))
     examples = read_examples(answers, tokenizer, Cut(shortest=1))
     counts = np.zeros(vocab, np.int64)
     for example in examples:
@@ -47,25 +48,26 @@ def trim(draft: Path, answers: Sequence[Path], count: int, output: Path) -> floa
     return float(counts[kept].sum() / counts.sum())
 
 
-def new_parser() -> argparse.ArgumentParser:
+def new_parser() -> Parser:
     """Return the command line."""
-    parser = argparse.ArgumentParser(description="Trim a draft model's output layer to frequent tokens.")
-    parser.add_argument("--draft", type=Path, required=True, help="folder of the draft model, with its tokenizer")
-    parser.add_argument("--answers", type=Path, nargs="+", required=True, help=".jsonl, .jsonl.xz, .npz, folders")
+    parser = Parser("Trim a draft model's output layer to frequent tokens.")
+    parser.add_argument("--draft", type=existing, required=True, help="folder of the draft model, with its tokenizer")
+    parser.add_argument("--answers", type=existing, nargs="+", required=True, help=".jsonl, .jsonl.xz, .npz, folders")
     parser.add_argument("--vocab", type=int, default=2048, help="tokens that are kept (%(default)s)")
     parser.add_argument("--output", type=Path, required=True, help="folder of the trimmed model")
+    parser.set_defaults(replaces=True)
     return parser
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Trim, and say what share of the answers is left; what the caller got wrong becomes the parser's error."""
-    parser = new_parser()
-    args = parser.parse_args(arguments)
-    try:
-        share = trim(args.draft, args.answers, args.vocab, args.output)
-    except (ValueError, OSError) as error:
-        parser.error(str(error))
+def write(args: argparse.Namespace) -> None:
+    """Trim, and say what share of the answers is left."""
+    share = trim(args.draft, args.answers, args.vocab, args.output)
     print(f"draft vocabulary of {args.vocab} tokens: {share:.2%} of the answers; in {args.output}")
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Read the command line and write; what the caller got wrong becomes the parser's error."""
+    run_command(new_parser(), write, arguments)
 
 
 if __name__ == "__main__":

@@ -7,7 +7,6 @@ the answer already had; its probability is pushed down by -log(1 - p), beside th
 """
 
 import argparse
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -15,9 +14,17 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 from torch.utils.data import Dataset
-from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from opt_tree.training.command_line import fit_as_told, load_examples, run_command, training_parser
+from opt_tree.checkpoints import load_tokenizer, load_weights
+from opt_tree.training.command_line import (
+    Parser,
+    existing,
+    fit_as_told,
+    load_examples,
+    model_path,
+    run_command,
+    training_parser,
+)
 from opt_tree.training.lm import save_model, set_attention
 from opt_tree.training.outputs import load_documents
 from opt_tree.training.stream import Blocks, TokenDocuments
@@ -96,12 +103,12 @@ def make_loss(weight: float, compiled: bool) -> Loss:
     return loss
 
 
-def new_parser() -> argparse.ArgumentParser:
+def new_parser() -> Parser:
     """Return the command line."""
     schedule = Schedule(rows="1:512", lr=5e-4, warmup=10, eval_steps=50)
     parser = training_parser("Teach a language model not to repeat itself.", schedule)
-    parser.add_argument("--model", type=Path, required=True, help="model folder, with its tokenizer")
-    parser.add_argument("--own", type=Path, required=True, help="folder of the model's own outputs")
+    parser.add_argument("--model", type=model_path, required=True, help="model folder, with its tokenizer")
+    parser.add_argument("--own", type=existing, required=True, help="folder of the model's own outputs")
     parser.add_argument("--order", type=int, default=6, help="length of the n-grams that must not come twice")
     parser.add_argument("--weight", type=float, default=1.0, help="weight of the unlikelihood term")
     return parser
@@ -109,11 +116,11 @@ def new_parser() -> argparse.ArgumentParser:
 
 def train(args: argparse.Namespace) -> None:
     """Unlearn loops and save the model."""
-    tokenizer = AutoTokenizer.from_pretrained(args.model)
+    tokenizer = load_tokenizer(str(args.model))
     examples = load_examples(args, tokenizer, 0.5)
     assistant = tokenizer.convert_tokens_to_ids(ASSISTANT)
     contrast = Contrast(examples.train, load_documents(args.own), assistant, args.order)
-    model = AutoModelForCausalLM.from_pretrained(args.model, dtype=torch.float32)
+    model = load_weights(str(args.model), torch.float32)
     set_attention(model, args.compile)
     loss = make_loss(args.weight, args.compile)
     if fit_as_told(args, model, Examples(contrast, examples.heldout), loss):

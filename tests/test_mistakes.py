@@ -1,0 +1,216 @@
+"""What users get wrong, and what a machine does to them: one line that names it, and nothing that was there is lost.
+
+Training commands, full disks, signals.
+"""
+
+import argparse
+import os
+import resource
+import shutil
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from evaluation.answers.file import AnswerFile
+from evaluation.command_line import run_command
+from opt_tree import compile_forwards, load_pair
+from opt_tree.checkpoints import DEMO
+from opt_tree.engines import packages
+from opt_tree.training import (
+    calibrate,
+    command_line,
+    distil,
+    draft_length,
+    features,
+    heads,
+    lm,
+    outputs,
+    store,
+    tokenizer,
+    tree_values,
+    trim,
+)
+
+TARGET = DEMO / "target"
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Files and folders as they lie about."""
+    root = tmp_path_factory.mktemp("place")
+    found = {name: root / name for name in ("new", "none", "file", "full", "own", "data", "cut", "bare")}
+    for folder in ("full", "own", "data", "bare"):
+        found[folder].mkdir()
+    found["file"].write_text("not json\n")
+    (found["full"] / "holiday.jpg").touch()
+    (found["own"] / "part.npz").write_bytes(b"PK")
+    (found["data"] / "chat_x.jsonl.xz").touch()
+    shutil.copytree(TARGET, found["cut"])
+    weights = found["cut"] / "model-00001-of-00002.safetensors"
+    weights.write_bytes(weights.read_bytes()[:1000])
+    for file in TARGET.glob("tokenizer*"):
+        shutil.copy(file, found["bare"])
+    found |= {"target": TARGET, "draft": DEMO / "draft"}
+    found["rows"] = root / "rows.jsonl"
+    found["rows"].write_text('{"prompt": "hi", "answer": "one two three four five six seven eight nine ten of them"}\n')
+    found["empty"] = root / "empty.jsonl"
+    found["empty"].touch()
+    return found
+
+
+def everything(place: dict[str, Path]) -> list[tuple[str, int]]:
+    return sorted((str(path), path.stat().st_size) for path in place["rows"].parent.rglob("*"))
+
+
+def run(module: object, arguments: list[str]) -> None:
+    if (main := getattr(module, "main", None)) is not None:
+        main(arguments)
+    else:
+        command_line.run_command(module.new_parser(), getattr(module, "train", None) or module.write, arguments)
+
+
+CASES: list[tuple[object, str, str]] = [
+    (store, "--target {none} --answers {rows} --output {new}", "no model folder at {none}"),
+    (store, "--target {bare} --answers {none} --output {new}", "--answers: no file or folder at {none}"),
+    (store, "--target {bare} --answers {file} --output {new}", "{file} is no JSONL, line 1: "),
+    (store, "--target {bare} --answers {own} --output {new}", "part.npz holds no documents"),
+    (store, "--target {bare} --answers {empty} --output {new}", "there is no text to build a store o"),
+    (store, "--target {bare} --text {rows} --output {new}", 'rows.jsonl has a row without "text"'),
+    (store, "--target {bare} --answers {rows} --output {file}", "cannot write to {file}: {file} is a file"),
+    (store, "--target {bare} --answers {rows} --output {new} --max-mib nan", "--max-mib must be above 0, got nan"),
+    (store, "--target {bare} --answers {rows} --output {new} --beta x", "--beta takes 5 positive numbers"),
+    (store, "--target {full} --answers {rows} --output {new}", "{full} has no tokenizer"),
+    (trim, "--draft {draft} --answers {rows} --output {full}", "{full} holds other things (holiday.jpg, ...)"),
+    (trim, "--draft {draft} --answers {rows} --output {draft}", "is the draft model itsel"),
+    (features, f"--target {TARGET} --answers {{rows}} --output {{new}} --layers 99", "has no layer 99"),
+    (features, "--target {target} --answers {rows} --output {new} --layers x", "--layers: invalid"),
+    (
+        features,
+        "--target {target} --answers {rows} --output {new} --share 2/2",
+        "--share: takes a part of how many",
+    ),
+    (
+        features,
+        "--target {target} --answers {rows} --output {new} --prompt-tokens 0",
+        "--prompt-tokens must be above",
+    ),
+    (features, "--target {target} --answers {empty} --output {new}", "no answers in {empty}"),
+    (features, "--target {cut} --answers {rows} --output {new}", "the weights in {cut} are corrupt"),
+    (features, "--target {bare} --answers {rows} --output {new}", "cannot load {bare}: "),
+    (heads, "--target {target} --features {full} --output {new}", "no features (part-*.safetensors) in {full}"),
+    (
+        heads,
+        "--target {target} --features {full} --output {new} --minutes 0",
+        "--minutes must be above 0, got 0.0",
+    ),
+    (
+        heads,
+        "--target {target} --features {full} --output {new} --minutes nan",
+        "--minutes must be above 0, got nan",
+    ),
+    (heads, "--target {target} --features {full} --output {new} --unroll x", "'x' is no list of pairs"),
+    (draft_length, "--answers {rows} --output {full}", "which would be deleted: name a new folder"),
+    (tree_values, "--answers {rows} --output {new} --trunks x", "'x' is no comma list of whole numbers"),
+    (calibrate, "--prompts {file}", "{file} is no JSONL, line 1"),
+    (calibrate, "--prompts {empty} --output {new}", "0 prompts are too few"),
+    (calibrate, "--prompts {rows} --output {new} --device xpu", "no device 'xpu' here"),
+    (outputs, "--data {data} --target {target} --output {new} --part 2/2", "--part: takes a part of how many"),
+    (tokenizer, "--data {data} --output {new} --vocab 5", "--vocab must be at least 26"),
+    (lm, "--data {data} --tokenizer {target} --output {new} --rows x", "'x' is no list of pairs, such as 1:2,3:4"),
+    (lm, "--data {data} --tokenizer {target} --output {new} --epochs chat_x=nan", "must be finite and at least 0"),
+    (lm, "--data {full} --tokenizer {target} --output {new}", "no chat_*.jsonl.xz or text_*.jsonl.xz in {full}"),
+    (distil, "--data {data} --own {own} --target {target} --output {new}", "part.npz holds no documents"),
+]
+
+
+@pytest.mark.parametrize(("module", "line", "message"), CASES, ids=[f"{c[0].__name__[18:]}-{c[2][:30]}" for c in CASES])
+def test_a_mistake_is_one_line_and_changes_nothing(
+    module: object, line: str, message: str, place: dict[str, Path], capfd: pytest.CaptureFixture[str]
+) -> None:
+    before = everything(place)
+    capfd.readouterr()
+    with pytest.raises(SystemExit, match="2"):
+        run(module, line.format(**place).split())
+    said = [one for one in capfd.readouterr().err.splitlines() if one.strip() and "Loading weights" not in one]
+    assert message.format(**place) in said[-1] and said[-1].startswith("error: ") and len(said) == 1
+    assert everything(place) == before
+
+
+def test_what_cannot_be_written_is_said_before_anything_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "access", lambda path, mode: False)  # root may write anywhere
+    with pytest.raises(PermissionError, match=f"{tmp_path} is read-only"):
+        command_line.check_writable(tmp_path / "new" / "folder")
+
+
+def test_ctrl_c_in_training_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    def interrupted(_: argparse.Namespace) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(SystemExit, match="130"):
+        command_line.run_command(command_line.Parser("x"), interrupted, [])
+    assert capsys.readouterr().err == "stopped\n"
+
+
+# Evaluation and packages.
+
+
+@contextmanager
+def full_after(size: int) -> Iterator[None]:
+    """A disk on which no file grows beyond `size` bytes."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_answers_outlive_a_full_disk(tmp_path: Path) -> None:
+    file = AnswerFile(tmp_path / "a.jsonl")
+    file.append({"question_id": 1})
+    with full_after(30), pytest.raises(OSError, match=r"File too large: '.*a\.jsonl'"):
+        file.append({"question_id": 2, "choices": ["long"] * 20})
+    assert file.torn and file.read() == [{"question_id": 1}]
+    with full_after(10), pytest.raises(OSError, match=r"File too large: '.*a\.jsonl'"):
+        file.fold([1, 2])
+    assert file.read() == [{"question_id": 1}] and not list(tmp_path.glob("*.tmp"))
+    file.fold([1, 2])
+    assert not file.torn and file.read() == [{"question_id": 1}]
+
+
+def test_sigterm_lets_go_of_the_answer_file(tmp_path: Path) -> None:
+    before = signal.getsignal(signal.SIGTERM)
+
+    def command() -> int:
+        with AnswerFile(tmp_path / "a.jsonl").lock():
+            assert list(tmp_path.glob("a.jsonl.lock"))
+            signal.raise_signal(signal.SIGTERM)
+        return 0
+
+    with pytest.raises(SystemExit) as ended:
+        run_command(command)
+    assert ended.value.code == 128 + signal.SIGTERM and not list(tmp_path.iterdir())
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_a_package_that_does_not_fit_is_no_package(tmp_path: Path) -> None:
+    made = tmp_path / "made"
+    made.write_bytes(b"x" * 100)
+    package = packages.Package(tmp_path / "cache" / "key")
+    with full_after(50), pytest.raises(OSError, match="File too large"):
+        package.write(made, {})  # its description is the larger one
+    assert package.about() is None and not list((tmp_path / "cache").iterdir())
+
+
+def test_a_cache_that_cannot_be_written_leaves_forwards_eager(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "cache").touch()
+    monkeypatch.setenv("OPT_TREE_CACHE", str(tmp_path / "cache"))
+    lm = load_pair("demo", dtype="float32").target
+    with pytest.warns(UserWarning, match=r"demo/target is not compiled: .*cache"):
+        assert not compile_forwards(lm)
+    assert lm.engine.name == "eager"
