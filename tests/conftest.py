@@ -1,4 +1,4 @@
-"""What the tests share: shape checks on every annotated call of the library, and drafters and targets without a model.
+"""What the tests share: drafters and targets without a model, and shape checks on the annotated calls of the library.
 
 Laws are functions of the whole token path (context and branch), so nothing here needs a network, a file or a GPU.
 """
@@ -6,45 +6,21 @@ Laws are functions of the whole token path (context and branch), so nothing here
 import functools
 import os
 from collections.abc import Callable, Mapping
-from typing import Any, Self
 
-import greenlet
-import jaxtyping
 import numpy as np
 import pytest
+import shapes
 import torch
-from beartype import BeartypeConf, BeartypeHintOverrides, beartype
 from hypothesis import settings
 from jaxtyping import Float
 from torch import Tensor
-
-# An int may stand for a float, as for type checkers; beartype cannot resolve Self on a method decorated by itself.
-_CONF = BeartypeConf(is_pep484_tower=True, hint_overrides=BeartypeHintOverrides({Self: Any}))
-
-
-def checked(annotated: Any) -> Any:
-    """Check the annotations of a function or class at every call."""
-    return beartype(conf=_CONF)(annotated)
-
-
-class _Calls:
-    """The calls whose shapes are being checked. jaxtyping keeps them by thread; sequences side by side take turns in
-    one, each in a greenlet, and would find each other's.
-    """
-
-    @property
-    def memo_stack(self) -> list[Any]:
-        return vars(greenlet.getcurrent()).setdefault("memo_stack", [])
-
-
-jaxtyping._storage._shape_storage = _Calls()
 
 # Before the first import of transformers: asking an unreachable Hub for a wrong path costs half a minute of retries.
 os.environ["HF_HUB_OFFLINE"] = "1"
 # Whatever the user has compiled is not for the tests: a folder that there is not.
 os.environ["OPT_TREE_CACHE"] = os.path.join(os.path.dirname(__file__), "no-packages")
-# Before the first import of opt_tree: from here on every call into it is checked, shapes included.
-jaxtyping.install_import_hook("opt_tree", f"{__name__}.checked")
+# Before the first import of opt_tree: from here on calls into it are checked, shapes included.
+shapes.install()
 
 import opt_tree  # noqa: E402
 from opt_tree.pool import Frontier  # noqa: E402
