@@ -10,17 +10,42 @@ from typing import TypeVar
 
 import jaxtyping
 import numpy as np
+import pytest
 import torch
-from conftest import Laws, TableDrafter, log_rows
+from conftest import Laws, TableDrafter, hashed_laws, log_rows, written_laws
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from opt_tree import Random, Sampling, Tree, TreePolicy, Verifier
+from opt_tree import Decoder, Random, Sampling, Tree, TreePolicy, Verifier
 from opt_tree.decode import draft
 from opt_tree.random import Among
 
 T = TypeVar("T", bound=Hashable)
 Text = tuple[int, ...]
+VOCAB = 3
+
+
+def disjoint_laws(side: int) -> Laws:
+    """Side 0 never gives a token that side 1 gives after the same path."""
+    base = hashed_laws(9, 2)
+
+    def law(path: tuple[int, ...]) -> np.ndarray:
+        lonely = sum(path) % VOCAB
+        other = np.insert(base(path), lonely, 0.0)
+        return np.eye(VOCAB)[lonely] if (len(path) + side) % 2 else other
+
+    return law
+
+
+# Target and drafter; the last is what docs/design.md works out by hand, with p > q on two tokens.
+LAWS: dict[str, tuple[Laws, Laws]] = {
+    "random": (hashed_laws(1, VOCAB), hashed_laws(2, VOCAB)),
+    "zeros": (hashed_laws(3, VOCAB, 3), hashed_laws(4, VOCAB, 3)),
+    "equal": (hashed_laws(5, VOCAB), hashed_laws(5, VOCAB)),
+    "disjoint": (disjoint_laws(0), disjoint_laws(1)),
+    "certain drafter": (hashed_laws(6, VOCAB), hashed_laws(7, VOCAB, 1)),
+    "by hand": (written_laws({(): (0.2, 0.5, 0.3)}), written_laws({(): (0.6, 0.3, 0.1)})),
+}
 
 
 class EnumeratingRandom(Random):
@@ -86,6 +111,52 @@ def outcomes(run: Callable[[EnumeratingRandom], T]) -> Iterator[tuple[Enumeratin
         script = [choice for choice, _ in trace[:-1]] + [trace[-1][0] + 1] if trace else None
 
 
+def emitted_law(decoder: Decoder, sampling: Sampling, prompt: Text, length: int) -> dict[Text, float]:
+    """The exact law of the next `length` tokens: one step of the real loop, then the same from where it ended."""
+    if not length:
+        return {(): 1.0}
+    law: dict[Text, float] = defaultdict(float)
+    step = law_of(lambda random: tuple(next(decoder.steps(list(prompt), length, sampling, random)).tokens))
+    for tokens, probability in step.items():
+        for rest, p in emitted_law(decoder, sampling, prompt + tokens, length - len(tokens)).items():
+            law[tokens + rest] += probability * p
+    return dict(law)
+
+
+def target_law(laws: Laws, prompt: Text, length: int) -> dict[Text, float]:
+    """The same by plain multiplication along every continuation; impossible ones are left out."""
+    if not length:
+        return {(): 1.0}
+    return {
+        (token, *rest): p * q
+        for token, p in enumerate(laws(prompt).tolist())
+        if p > 0
+        for rest, q in target_law(laws, (*prompt, token), length - 1).items()
+    }
+
+
+def assert_same(law: dict[T, float], expected: dict[T, float]) -> None:
+    assert sum(law.values()) == pytest.approx(1, abs=1e-12)
+    assert law.keys() <= expected.keys(), "emitted what the target never does"
+    for outcome, probability in expected.items():
+        assert law.get(outcome, 0.0) == pytest.approx(probability, abs=1e-12), outcome
+
+
+def assert_lossless(decoder: Decoder, laws: Laws, prompt: Text = (0, 1, 0), length: int = 2) -> None:
+    """The next tokens have the target's law, at temperature 1."""
+    assert_same(emitted_law(decoder, Sampling(1.0), prompt, length), target_law(laws, prompt, length))
+
+
+def first_token(make: Callable[[EnumeratingRandom], Decoder], prompt: Text, left: int = 4) -> dict[Text, float]:
+    """The exact law of the first token of a step that may emit `left`, of decoders that may know what will be drawn."""
+
+    def first(random: EnumeratingRandom) -> Text:
+        return tuple(next(make(random).steps(list(prompt), left, Sampling(1.0), random)).tokens[:1])
+
+    with unchecked():
+        return law_of(first)
+
+
 @contextmanager
 def unchecked() -> Iterator[None]:
     """Without the shape checks of every call, which take most of the time of a small one."""
@@ -114,14 +185,15 @@ def drawn_trees(policy: TreePolicy, laws: Laws, context: Text, sampling: Samplin
 
 
 def warped(laws: Laws, sampling: Sampling) -> Laws:
-    """What temperature and top-p make of laws, from their definitions."""
+    """What temperature, top-k and top-p make of laws, from their definitions."""
 
     def law(path: Text) -> np.ndarray:
         probs = laws(path) ** (1 / sampling.temperature)
-        probs /= probs.sum()
         order = np.argsort(-probs)
+        probs[order[sampling.top_k or len(probs) :]] = 0.0
+        probs = probs / probs.sum()
         before = np.cumsum(probs[order]) - probs[order]  # the fewest tokens that reach top_p
-        probs = np.where(np.isin(np.arange(len(probs)), order[before < sampling.top_p]), probs, 0.0)
+        probs[order[before >= sampling.top_p]] = 0.0
         return probs / probs.sum()
 
     return law

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import TableDrafter, TableTarget, hashed_laws, written_laws
-from enumeration import law_of, unchecked
+from enumeration import first_token, target_law
 from models import ARCHITECTURES, build, prompt, tiny_drafter
 
 from evaluation.command_line import parse
@@ -115,14 +115,8 @@ def test_the_same_text_by_the_same_trees_however_busy_the_machine_is():
 
 def test_it_keeps_the_distribution():
     target, drafter = hashed_laws(1, 3), hashed_laws(2, 3)
-
-    def first(random):
-        decoder = Decoder(TableTarget(target, 3), TableDrafter(drafter), Auto(COMPILED))
-        return tuple(next(decoder.steps([0, 2], 4, Sampling(1.0), random)).tokens[:1])
-
-    with unchecked():
-        expected = {(token,): p for token, p in enumerate(target((0, 2)).tolist())}
-        assert law_of(first) == pytest.approx(expected, abs=1e-12)
+    found = first_token(lambda _: Decoder(TableTarget(target, 3), TableDrafter(drafter), Auto(COMPILED)), (0, 2))
+    assert found == pytest.approx(target_law(target, (0, 2), 1), abs=1e-12)
 
 
 def test_costs_are_fitted():

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import TableDrafter, TableTarget, hashed_laws
-from enumeration import EnumeratingRandom, Text, law_of, unchecked
+from enumeration import Text, first_token, target_law
 from models import ARCHITECTURES, build, prompt, tiny, tiny_drafter, tiny_head
 
 from opt_tree import (
@@ -69,17 +69,12 @@ class Peeking(Controller):
 
 def emitted(controller: Callable[[Random], Controller], verifier: Callable) -> dict[Text, float]:
     """The exact distribution of the first token of the first step."""
-
-    def first(random: EnumeratingRandom) -> Text:
-        decoder = Decoder(TableTarget(TARGET, VOCAB), TableDrafter(DRAFTER), controller(random), verifier)
-        return tuple(next(decoder.steps(list(CONTEXT), 4, Sampling(1.0), random)).tokens[:1])
-
-    with unchecked():
-        return law_of(first)
+    target, drafter = TableTarget(TARGET, VOCAB), TableDrafter(DRAFTER)
+    return first_token(lambda random: Decoder(target, drafter, controller(random), verifier), CONTEXT)
 
 
 def target_probs() -> dict[Text, float]:
-    return {(token,): p for token, p in enumerate(TARGET(CONTEXT).tolist()) if p > 0}
+    return target_law(TARGET, CONTEXT, 1)
 
 
 @pytest.mark.parametrize(
@@ -248,11 +243,7 @@ def test_a_drafter_that_names_few_tokens():
     first = step.tree.depths == 1
     assert np.exp(step.tree.path_log_probs[first]).max() == pytest.approx(0.7 * root[0])
 
-    def emitted_by(random: EnumeratingRandom) -> Text:
-        return tuple(next(decoder.steps(list(CONTEXT), 4, Sampling(1.0), random)).tokens[:1])
-
-    with unchecked():
-        assert law_of(emitted_by) == pytest.approx(target_probs(), abs=1e-12)
+    assert first_token(lambda _: decoder, CONTEXT) == pytest.approx(target_probs(), abs=1e-12)
     with pytest.raises(TypeError, match="Bigrams names a few tokens of each node only; Sampled draws its children"):
         Decoder(target, Bigrams(DRAFTER), Sampled.chain(2), naive)
 

@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 import torch
-from enumeration import law_of, unchecked
+from enumeration import first_token
 from models import ARCHITECTURES, VOCAB, build, perturbed, prompt
 from safetensors.torch import save_file
 
@@ -200,17 +200,9 @@ def test_the_emitted_law_with_drawn_children_is_the_target_s():
     """Exact enumeration on a vocabulary of three tokens: two chains of two, judged by SpecInfer's rule."""
     target, drafter = pair_of(vocab_size=3)
     decoder = Decoder(target, drafter, Sampled.chains(2, 1), multi_round)
-    text = [0, 1, 2, 2, 0]
-
-    def first(random):
-        return next(decoder.steps(text, 3, Sampling(1.0), random)).tokens[0]
-
-    with unchecked():
-        law = law_of(first)
+    law = first_token(lambda _: decoder, (text := (0, 1, 2, 2, 0)), 3)
     expected = deep(vocab_size=3)(torch.tensor([text])).logits[0, -1].softmax(-1)
-    assert len(law) == 3 and sum(law.values()) == pytest.approx(1, abs=1e-12)
-    for token, probability in enumerate(expected.tolist()):
-        assert law[token] == pytest.approx(probability, abs=1e-9)
+    assert law == pytest.approx({(token,): p for token, p in enumerate(expected.tolist())}, abs=1e-9)
 
 
 def test_prompts_of_a_batch_are_decoded_one_after_the_other():

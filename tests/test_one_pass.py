@@ -6,10 +6,9 @@ import numpy as np
 import pytest
 import torch
 from conftest import TableDrafter, TableTarget, hashed_laws, log_rows
-from enumeration import law_of, unchecked
+from enumeration import LAWS, assert_lossless, first_token
 from models import ARCHITECTURES, HIDDEN, VOCAB, build, prompt, tiny, tiny_head
 from safetensors.torch import save_file
-from test_verifiers import LAWS, assert_same, emitted_law, target_law
 
 from opt_tree import CheckpointError, Decoder, OptTree, Sampling, Static, load_drafter
 from opt_tree.children import Few
@@ -137,12 +136,9 @@ def test_drawn_children_come_from_whole_laws():
     """Exact enumeration on a vocabulary of three tokens: two chains, judged by SpecInfer's rule."""
     target = target_of(vocab_size=3)
     decoder = Decoder(target, medusa(target), Sampled.chains(2, 1), multi_round)
-    text = [0, 1, 2, 2, 0]
-    with unchecked():
-        law = law_of(lambda random: next(decoder.steps(text, 3, Sampling(1.0), random)).tokens[0])
+    law = first_token(lambda _: decoder, (text := (0, 1, 2, 2, 0)), 3)
     expected = build(target.model.config)(torch.tensor([text])).logits[0, -1].softmax(-1)
-    for token, probability in enumerate(expected.tolist()):
-        assert law[token] == pytest.approx(probability, abs=1e-9)
+    assert law == pytest.approx({(token,): p for token, p in enumerate(expected.tolist())}, abs=1e-9)
 
 
 class TestProduct:
@@ -182,7 +178,7 @@ class TestProduct:
         target, model = LAWS[laws]
         drafter = Product(TableDrafter(model), NGramRecycling(keep=False))
         decoder = Decoder(TableTarget(target, 3), drafter, OptTree(4, 0.0, 2))
-        assert_same(emitted_law(decoder, Sampling(1.0), (0, 1, 0), 2), target_law(target, (0, 1, 0), 2))
+        assert_lossless(decoder, target)
 
     def test_drawn_children_are_refused_with_the_reason(self):
         with pytest.raises(TypeError, match="Product names a few tokens of each node only"):

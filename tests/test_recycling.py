@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import torch
 from conftest import TableTarget, hashed_laws, log_rows
+from enumeration import LAWS, assert_lossless
 from models import VOCAB, prompt, tiny
 from test_ngram import probs_of
-from test_verifiers import LAWS, assert_same, emitted_law, target_law
 
 from opt_tree import Decoder, OptTree, Sampling, Static
 from opt_tree.checkpoints import CheckpointError
@@ -211,6 +211,6 @@ def test_the_emitted_law_is_the_targets(kind, laws):
     """Exact enumeration of sample-and-match; `keep=False`, so that every outcome meets the same table."""
     target, _ = LAWS[laws]
     decoder = Decoder(TableTarget(target, 3), KINDS[kind](3, False), OptTree(4, 0.0, 2))
-    assert_same(emitted_law(decoder, Sampling(1.0), (0, 1, 0), 2), target_law(target, (0, 1, 0), 2))
+    assert_lossless(decoder, target)
     step = next(decoder.steps([0, 1, 0], 3))
     assert step.tree.nodes > 0 and log_rows(target, [(0,)]).shape == (1, 3)

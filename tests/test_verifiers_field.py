@@ -18,7 +18,20 @@ import numpy as np
 import pytest
 import torch
 from conftest import Laws, TableDrafter, TableTarget, hashed_laws, written_laws
-from enumeration import Text, continued, distance, drawn_trees, law_of, scored, unchecked, verdicts, warped
+from enumeration import LAWS as PLAIN_LAWS
+from enumeration import (
+    VOCAB,
+    Text,
+    continued,
+    distance,
+    drawn_trees,
+    emitted_law,
+    law_of,
+    scored,
+    unchecked,
+    verdicts,
+    warped,
+)
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jaxtyping import Float, Int
@@ -65,7 +78,6 @@ from opt_tree.verifiers.khisti import tournament
 
 khisti_module = sys.modules["opt_tree.verifiers.khisti"]  # the package's attribute of that name is the function
 
-VOCAB = 3
 CONTEXT = (0,)
 LOSSLESS: list[Verifier] = [
     greedy,
@@ -107,25 +119,10 @@ LARGE: dict[str, TreePolicy] = {
 }
 
 
-def disjoint(side: int) -> Laws:
-    """Side 0 never gives a token that side 1 gives after the same path."""
-
-    def law(path: Text) -> np.ndarray:
-        lonely = sum(path) % VOCAB
-        pair = np.insert(hashed_laws(9, 2)(path), lonely, 0.0)
-        return np.eye(VOCAB)[lonely] if (len(path) + side) % 2 else pair
-
-    return law
-
-
 T1 = Sampling(1.0)
 # The target's law, the drafter's, and what is made of both.
 LAWS: dict[str, tuple[Laws, Laws, Sampling]] = {
-    "random": (hashed_laws(1, VOCAB), hashed_laws(2, VOCAB), T1),
-    "zeros": (hashed_laws(3, VOCAB, 3), hashed_laws(4, VOCAB, 3), T1),
-    "equal": (hashed_laws(5, VOCAB), hashed_laws(5, VOCAB), T1),
-    "disjoint": (disjoint(0), disjoint(1), T1),
-    "by hand": (written_laws({(): (0.2, 0.5, 0.3)}), written_laws({(): (0.6, 0.3, 0.1)}), T1),
+    **{name: (*both, T1) for name, both in PLAIN_LAWS.items() if name != "certain drafter"},
     "warped": (hashed_laws(6, VOCAB), hashed_laws(7, VOCAB), Sampling(0.7, top_p=0.8)),
 }
 CASES = [(policy, laws) for policy in POLICIES for laws in LAWS]
@@ -256,18 +253,8 @@ def test_the_loop_emits_the_processed_targets_law(policy: TreePolicy, verifier: 
     target, drafter, sampling = LAWS["warped"]
     decoder = Decoder(TableTarget(target, VOCAB), TableDrafter(drafter), policy, verifier)
 
-    def two_tokens(prompt: Text, length: int) -> dict[Text, float]:
-        if not length:
-            return {(): 1.0}
-        law: dict[Text, float] = defaultdict(float)
-        first = law_of(lambda random: tuple(next(decoder.steps(list(prompt), length, sampling, random)).tokens))
-        for tokens, probability in first.items():
-            for rest, chance in two_tokens(prompt + tokens, length - len(tokens)).items():
-                law[tokens + rest] += probability * chance
-        return law
-
     with unchecked():
-        got = two_tokens(CONTEXT, 2)
+        got = emitted_law(decoder, sampling, CONTEXT, 2)
     assert distance(got, continued({(): 1.0}, target_of("warped"), 2)) < 1e-12
 
 
