@@ -36,7 +36,7 @@ from opt_tree.policies import OptTree
 PROMPT = prompt(12)
 IDS = torch.tensor([PROMPT])
 MASK = torch.ones_like(IDS)
-NEW = 14
+NEW = 20
 # Greedy text of the tiny Llama behind PROMPT, filled in by the fixture; cases name its tokens by place.
 TEXT: list[int] = []
 TABLE = Path(__file__).parent.parent / "docs" / "door.md"
@@ -45,6 +45,13 @@ TABLE = Path(__file__).parent.parent / "docs" / "door.md"
 class NoSevens(LogitsProcessor):
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
         return scores.masked_fill(torch.arange(scores.shape[1]) % 7 == (input_ids.sum() % 7), -torch.inf)
+
+
+class LastTwo(StoppingCriteria):
+    """Stops where the last two tokens add up to a multiple of five."""
+
+    def __call__(self, input_ids: Tensor, scores: Tensor | None, **options: Any) -> Tensor:
+        return (input_ids[:, -2:].sum(-1) % 5 == 0) & (input_ids.shape[1] > len(PROMPT) + 4)
 
 
 class AtTwenty(StoppingCriteria):
@@ -87,9 +94,9 @@ FIELDS: dict[str, Any] = {
     "length_penalty": lambda: same(length_penalty=2.0),
     "repetition_penalty": lambda: same(repetition_penalty=1.8),
     "encoder_repetition_penalty": lambda: same(encoder_repetition_penalty=1.8),
-    "no_repeat_ngram_size": lambda: same(no_repeat_ngram_size=1),
+    "no_repeat_ngram_size": lambda: same(no_repeat_ngram_size=2),
     "encoder_no_repeat_ngram_size": lambda: same(encoder_no_repeat_ngram_size=1),
-    "bad_words_ids": lambda: same(bad_words_ids=[[TEXT[2]], [TEXT[4], TEXT[5]]]),
+    "bad_words_ids": lambda: same(bad_words_ids=[[TEXT[2]], [TEXT[4], TEXT[5]], [TEXT[6], TEXT[7], TEXT[8]]]),
     "renormalize_logits": lambda: same(renormalize_logits=True, repetition_penalty=1.3),
     "remove_invalid_values": lambda: same(remove_invalid_values=True),
     "forced_bos_token_id": lambda: same(forced_bos_token_id=4),
@@ -97,7 +104,7 @@ FIELDS: dict[str, Any] = {
     "exponential_decay_length_penalty": lambda: same(exponential_decay_length_penalty=(4, 1.9), eos_token_id=3),
     "suppress_tokens": lambda: same(suppress_tokens=TEXT[:3]),
     "begin_suppress_tokens": lambda: same(begin_suppress_tokens=TEXT[:1]),
-    "sequence_bias": lambda: same(sequence_bias=[[[TEXT[3]], -20.0]]),
+    "sequence_bias": lambda: same(sequence_bias=[[[TEXT[3]], -20.0], [[TEXT[6], TEXT[7]], -5.0]]),
     "token_healing": lambda: refused("token healing", token_healing=True),
     "guidance_scale": lambda: refused("keeps state", guidance_scale=1.5),
     "watermarking_config": lambda: same(watermarking_config={"bias": 3.5, "seeding_scheme": "lefthash"}),
@@ -142,7 +149,7 @@ ARGUMENTS: dict[str, Any] = {
     "inputs": lambda: same(inputs=IDS, input_ids=None),
     "generation_config": lambda: same(generation_config=GenerationConfig(max_new_tokens=6, repetition_penalty=1.7)),
     "logits_processor": lambda: same(logits_processor=LogitsProcessorList([NoSevens()])),
-    "stopping_criteria": lambda: same(stopping_criteria=StoppingCriteriaList([AtTwenty()])),
+    "stopping_criteria": lambda: same(stopping_criteria=StoppingCriteriaList([LastTwo()])),
     "prefix_allowed_tokens_fn": lambda: same(prefix_allowed_tokens_fn=lambda batch, ids: [int(ids.sum()) % VOCAB, 7]),
     "synced_gpus": lambda: refused("synced_gpus", synced_gpus=True),
     "assistant_model": lambda: refused(
@@ -160,6 +167,12 @@ INPUTS: dict[str, Any] = {
     "labels": lambda: refused("labels", labels=IDS),
     "past_key_values": lambda: same(past_key_values=DynamicCache()),
 }
+# Of these a decoder that left them out would be noticed.
+CHANGES = (
+    *("min_length", "min_new_tokens", "max_time", "repetition_penalty", "no_repeat_ngram_size", "bad_words_ids"),
+    *("forced_eos_token_id", "exponential_decay_length_penalty", "suppress_tokens", "begin_suppress_tokens"),
+    *("sequence_bias", "eos_token_id", "logits_processor", "stopping_criteria", "prefix_allowed_tokens_fn"),
+)
 # Not passed to a callable, or no argument of a generation: checked below, or by hand.
 ELSEWHERE = {"self", "streamer", "custom_generate", "kwargs", "transformers_version"}
 
@@ -205,6 +218,8 @@ def test_an_argument_gives_the_same_text_or_a_refusal(model, decoder, name):
     doors = [{}, {"custom_generate": decoder}]
     given = [{} if cache is None else {"past_key_values": copy.deepcopy(cache)} for _ in doors]
     expected, found = (model.generate(**options, **own, **door) for own, door in zip(given, doors, strict=True))
+    if name in CHANGES:
+        assert expected[0, len(PROMPT) :].tolist() != TEXT, "it should change the text"
     if options.get("return_dict_in_generate"):
         expected, found = expected.sequences, found.sequences
     torch.testing.assert_close(found, expected)
@@ -324,9 +339,11 @@ class TestCache:
     def test_what_cannot_be_continued_is_refused(self, model, decoder):
         filled = model.generate(IDS, attention_mask=MASK, return_dict_in_generate=True, **self.OPTIONS).past_key_values
         self.refuse("StaticCache", model, decoder, past_key_values=StaticCache(config=model.config, max_cache_len=64))
-        self.refuse("holds 25 tokens, input_ids 12", model, decoder, past_key_values=copy.deepcopy(filled))
+        self.refuse(f"holds {NEW + 11} tokens, input_ids 12", model, decoder, past_key_values=copy.deepcopy(filled))
         more = torch.ones(1, 12 + filled.get_seq_length(), dtype=torch.long)
-        self.refuse("covers 37 tokens, input_ids are 12", model, decoder, attention_mask=more, past_key_values=filled)
+        self.refuse(
+            f"covers {NEW + 23} tokens, input_ids are 12", model, decoder, attention_mask=more, past_key_values=filled
+        )
         other = DynamicCache()
         other.update(torch.zeros(1, 3, 4, 8).double(), torch.zeros(1, 3, 4, 8).double(), 0)
         self.refuse("has 1 layers, the model stores 2", model, decoder, past_key_values=other)

@@ -1,4 +1,7 @@
-"""`model.generate(custom_generate=decoder)`: what transformers would have returned, or one line that says why not."""
+"""`model.generate(custom_generate=decoder)`: lengths, sampling, streams and what is bound to it.
+
+`test_door.py` has each argument: the ids of plain generate, or a refusal.
+"""
 
 from typing import Any
 
@@ -6,7 +9,7 @@ import pytest
 import torch
 from models import ARCHITECTURES, VOCAB, build, prompt, tiny, tiny_drafter, tiny_tokenizer
 from torch import Tensor
-from transformers import LogitsProcessor, LogitsProcessorList, StoppingCriteria, StoppingCriteriaList
+from transformers import LogitsProcessor, LogitsProcessorList
 from transformers.generation import GenerateDecoderOnlyOutput
 from transformers.generation.streamers import BaseStreamer
 
@@ -35,52 +38,6 @@ def decoder(model: Any) -> Decoder:
 @pytest.fixture(scope="module")
 def text(model: Any) -> list[int]:
     return model.generate(**INPUTS, max_new_tokens=NEW_TOKENS, do_sample=False)[0, len(PROMPT) :].tolist()
-
-
-class EveryThird(LogitsProcessor):
-    """Allows tokens by the length and the last token of the text: useless without the right history."""
-
-    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
-        last, length = input_ids[:, -1:], input_ids.shape[1]
-        forbidden = (torch.arange(scores.shape[1]) + last + length) % 3 == 0
-        return scores.masked_fill(forbidden, -torch.inf)
-
-
-class LastTwo(StoppingCriteria):
-    """Stops where the last two tokens add up to a multiple of eleven."""
-
-    def __call__(self, input_ids: Tensor, scores: Tensor | None, **options: Any) -> Tensor:
-        return (input_ids[:, -2:].sum(-1) % 11 == 0) & (input_ids.shape[1] > len(PROMPT) + 4)
-
-
-OPTIONS: dict[str, Any] = {
-    "nothing": lambda text: {},
-    "repetition_penalty": lambda text: {"repetition_penalty": 1.7},
-    "no_repeat_ngram": lambda text: {"no_repeat_ngram_size": 2},
-    "bad_words": lambda text: {"bad_words_ids": [[text[2]], [text[4], text[5]], [text[9], text[10], text[11]]]},
-    "min_new_tokens": lambda text: {"min_new_tokens": 14, "eos_token_id": text[3]},
-    "min_length": lambda text: {"min_length": len(PROMPT) + 9, "eos_token_id": text[3]},
-    "eos": lambda text: {"eos_token_id": text[9]},
-    "eos_list": lambda text: {"eos_token_id": [text[20], text[13], VOCAB - 1]},
-    "suppressed": lambda text: {"suppress_tokens": text[:3], "begin_suppress_tokens": text[5:9]},
-    "forced_end": lambda text: {"forced_eos_token_id": 5},
-    "bias": lambda text: {"sequence_bias": [[[text[3]], -20.0], [[text[6], text[7]], -5.0]]},
-    "decay": lambda text: {"exponential_decay_length_penalty": (8, 1.9), "eos_token_id": 3},
-    "prefix": lambda text: {
-        "prefix_allowed_tokens_fn": lambda batch, ids: [t for t in range(VOCAB) if (t + len(ids) + int(ids[-1])) % 2]
-    },
-    "own_processor": lambda text: {"logits_processor": LogitsProcessorList([EveryThird()])},
-    "own_criteria": lambda text: {"stopping_criteria": StoppingCriteriaList([LastTwo()])},
-    "max_time": lambda text: {"max_time": 1e-9},
-}
-
-
-@pytest.mark.parametrize("name", OPTIONS)
-def test_greedy_ids_are_those_of_plain_generate(model, decoder, text, name):
-    options = {"max_new_tokens": NEW_TOKENS, "do_sample": False, "pad_token_id": 0, **OPTIONS[name](text)}
-    expected = model.generate(**INPUTS, **options)
-    assert (expected[0, len(PROMPT) :].tolist() != text) == (name != "nothing"), "the option should change the text"
-    torch.testing.assert_close(model.generate(**INPUTS, **options, custom_generate=decoder), expected)
 
 
 @pytest.mark.parametrize(
@@ -199,32 +156,11 @@ class TestRefusals:
             model.generate(**(inputs or INPUTS), max_new_tokens=5, **options, custom_generate=decoder)
         assert "\n" not in str(error.value)
 
-    def test_beams(self, model, decoder):
-        self.refused(model, decoder, "num_beams=3", num_beams=3)
-
     @pytest.mark.parametrize("hidden", [[5], [-1], [0, 3], slice(None)])
     def test_padding_anywhere_but_on_the_left(self, model, decoder, hidden):
         mask = torch.ones(1, len(PROMPT), dtype=torch.long)
         mask[0, hidden] = 0
         self.refused(model, decoder, "attention mask hides", {"input_ids": IDS, "attention_mask": mask})
 
-    @pytest.mark.parametrize("name", ["output_scores", "output_logits", "output_attentions", "output_hidden_states"])
-    def test_outputs_per_token(self, model, decoder, name):
-        self.refused(model, decoder, name, return_dict_in_generate=True, **{name: True})
-
-    def test_embeddings(self, model, decoder):
-        with torch.no_grad():
-            embeddings = model.get_input_embeddings()(IDS)
-        self.refused(model, decoder, "inputs_embeds", {"inputs_embeds": embeddings})
-
     def test_another_model(self, decoder):
         self.refused(build(ARCHITECTURES["llama"]()), decoder, "not for the model that generates")
-
-    def test_processors_with_a_state_of_their_own(self, model, decoder):
-        self.refused(
-            model,
-            decoder,
-            "UnbatchedClassifierFreeGuidanceLogitsProcessor keeps state",
-            guidance_scale=1.5,
-            negative_prompt_ids=IDS,
-        )
