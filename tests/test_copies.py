@@ -17,7 +17,7 @@ from opt_tree.sampling import Sampling
 from opt_tree.verifiers import multi_round
 
 POLICY = OptTree(nodes=12, threshold=0.1, max_depth=5)
-NEW_TOKENS = 30
+NEW_TOKENS = 20
 
 
 def independent(architecture: str = "llama", buckets: Buckets | None = None) -> Decoder:
@@ -98,11 +98,11 @@ def test_two_eagle_decoders_in_two_threads_on_one_model():
     target = tiny("llama")
     pairs = [CausalLM(target), CausalLM(target)]
     decoders = [Decoder(lm, EagleDrafter(tiny_head(target), lm), POLICY) for lm in pairs]
-    expected = [decoders[0].generate(prompt(20, seed), 60) for seed in (0, 1)]
+    expected = [decoders[0].generate(prompt(20, seed), NEW_TOKENS) for seed in (0, 1)]
     found: dict[int, list[Generation]] = {0: [], 1: []}
 
     def work(seed: int) -> None:
-        found[seed] = [decoders[seed].generate(prompt(20, seed), 60) for _ in range(3)]
+        found[seed] = [decoders[seed].generate(prompt(20, seed), NEW_TOKENS) for _ in range(3)]
 
     threads = [threading.Thread(target=work, args=(seed,)) for seed in (0, 1)]
     for thread in threads:

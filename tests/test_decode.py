@@ -70,6 +70,8 @@ PAIRS += [(kind, preset) for kind in ("sharpened", "eagle", "unrelated") for pre
 
 
 class TestPresets:
+    SHORT = 24
+
     @pytest.mark.parametrize(("kind", "preset"), PAIRS)
     def test_every_preset_is_lossless(self, preset, kind, text):
         target = CausalLM(build(ARCHITECTURES["llama"]()))
@@ -80,8 +82,8 @@ class TestPresets:
             "unrelated": lambda: CausalLMDrafter(CausalLM(tiny("gpt2"))),
         }
         decoder = PRESETS[preset](target, drafters[kind]())
-        result = decoder.generate(PROMPT, NEW_TOKENS)
-        assert result.tokens == text[:NEW_TOKENS]
+        result = decoder.generate(PROMPT, self.SHORT)
+        assert result.tokens == text[: self.SHORT]
         if preset == "plain":
             assert result.mean_acceptance_length == 1.0
         elif kind in ("draft", "sharpened"):
@@ -92,10 +94,10 @@ class TestPresets:
     def test_every_preset_samples_the_text_of_its_seed(self, preset, target, drafter, plain):
         sampling = Sampling(temperature=0.9, top_k=20, top_p=0.95)
         decoder = PRESETS[preset](target, drafter)
-        texts = [decoder.generate(PROMPT, NEW_TOKENS, sampling, seed=seed).tokens for seed in (0, 1, 0)]
+        texts = [decoder.generate(PROMPT, self.SHORT, sampling, seed=seed).tokens for seed in (0, 1, 0)]
         assert texts[0] == texts[2] != texts[1]
         if decoder.verifier is match:  # the others have the target's law, but draws of their own
-            assert texts[:2] == [plain.generate(PROMPT, NEW_TOKENS, sampling, seed=seed).tokens for seed in (0, 1)]
+            assert texts[:2] == [plain.generate(PROMPT, self.SHORT, sampling, seed=seed).tokens for seed in (0, 1)]
 
 
 class TestLengths:

@@ -5,6 +5,7 @@ import dataclasses
 import io
 import json
 import os
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -75,13 +76,6 @@ def classic(folders) -> list[str]:
 QUICK = ["--max-new-tokens", "24", "--rounds", "1", "--nodes", "8", "--threshold", "0.1", "--max_depth", "4"]
 
 
-def run_script(script: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run a demo as a user does, from another folder."""
-    return subprocess.run(
-        [sys.executable, str(ROOT / script), *arguments], capture_output=True, text=True, cwd=ROOT.parent, timeout=300
-    )
-
-
 def run_demo(kind: str, arguments: list[str]) -> int:
     """Run a demo inside this process; its JSON line comes last."""
     return demo.main([*arguments, "--json"], EagleOptions if kind == "eagle" else demo.Options)
@@ -99,7 +93,9 @@ def report_of(output: str) -> dict:
 
 
 def test_the_classic_demo_prints_a_transcript_a_table_and_a_json_line(classic):
-    done = run_script("demo_opt_classic.py", *classic, *QUICK, "--prompt", "hello", "--json")
+    """As a user runs it, from another folder."""
+    command = [sys.executable, str(ROOT / "demo_opt_classic.py"), *classic, *QUICK, "--prompt", "hello", "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT.parent, timeout=300)
     assert done.returncode == 0, done.stderr
     report = report_of(done.stdout)
     assert report["options"]["drafter"].startswith("lm:")
@@ -114,11 +110,14 @@ def test_the_classic_demo_prints_a_transcript_a_table_and_a_json_line(classic):
     assert "1 thread" in done.stdout
 
 
-def test_a_mistake_is_one_line_and_status_two():
-    done = run_script("demo_opt_eagle.py", "--nodes", "0")
-    assert done.returncode == 2
-    assert done.stderr.startswith("error: nodes must be at least 1, got 0")
-    assert len(done.stderr.splitlines()) == 1 and done.stdout == ""
+def test_a_mistake_is_one_line_and_status_two(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["demo_opt_eagle.py", "--nodes", "0"])
+    with pytest.raises(SystemExit) as exited:
+        runpy.run_path(str(ROOT / "demo_opt_eagle.py"), run_name="__main__")
+    assert exited.value.code == 2
+    out, err = capsys.readouterr()
+    assert err.startswith("error: nodes must be at least 1, got 0")
+    assert len(err.splitlines()) == 1 and out == ""
 
 
 # --- inside one process --------------------------------------------------------------------------------------------
