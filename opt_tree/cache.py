@@ -193,6 +193,20 @@ class KVCache(Cache):
                 mine[:, :, length - theirs.shape[2] : length] = theirs
         self.length = length
 
+    def begins_with(self, past: Cache) -> bool:
+        """Whether the rows of a transformers cache are the first committed ones here, number for number."""
+        length, layers = past.get_seq_length(), cast(Any, past.layers)
+        if length > self.length or len(layers) != self._layers:
+            return False
+        own = zip(self._keys_of, self._values_of, layers, strict=True)
+        pairs = [pair for keys, values, layer in own for pair in ((keys, layer.keys), (values, layer.values))]
+        return all(
+            mine.dtype == theirs.dtype
+            and mine.device == theirs.device
+            and torch.equal(mine[:, :, length - theirs.shape[2] : length], theirs)
+            for mine, theirs in pairs
+        )
+
     def hand_over(self, past: Cache, length: int) -> None:
         """Append what `past` lacks of the first `length` committed rows."""
         start = past.get_seq_length()

@@ -104,7 +104,8 @@ def custom_generate(
         _check_method(config, kept)
         prompts = _check_inputs(input_ids, config, model_kwargs)
         alone = len(prompts) == 1 and len(prompts[0]) == input_ids.shape[1]
-        start = _start(decoder, input_ids, config, model_kwargs, alone)
+        goes_on = _goes_on(target, input_ids, model_kwargs, alone)
+        start = nullcontext() if goes_on else _start(decoder, input_ids, config, model_kwargs, alone)
         sampled = bool(config.do_sample)
         if seed is None:
             seed = int(torch.randint(2**62, ())) if sampled else 0
@@ -112,7 +113,7 @@ def custom_generate(
         if stop_strings:
             criteria.append(_stop_strings(stop_strings, tokenizer))
         pad = _pad_token(config, criteria, len(prompts))
-        asked = _Asked(input_ids, prompts, tuple(logits_processor or ()), criteria, config, pad)
+        asked = _Asked(input_ids, prompts, tuple(logits_processor or ()), criteria, config, pad, goes_on)
         with decoder.turn():
             with start:
                 results = _decode(decoder, asked, 1.0 if sampled else 0.0, streamer, seed)
@@ -150,6 +151,8 @@ class _Asked:
     config: GenerationConfig
     pad: int
     """The token behind shorter answers."""
+    goes_on: bool
+    """Whether the text is what the decoder's own cache holds already, and more."""
 
 
 def _pad_token(config: GenerationConfig, criteria: StoppingCriteriaList, rows: int) -> int:
@@ -174,7 +177,7 @@ def _decode(decoder: Decoder, asked: _Asked, temperature: float, streamer: Any, 
         check_prompt(prompt, decoder.target)
         jobs.append(
             lambda own, prompt=prompt, options=options, place=place: own.generate(
-                prompt, *options, streamer, seed + place
+                prompt, *options, streamer, seed + place, asked.goes_on
             )
         )
     found = dict(decoder.side_by_side(jobs, len(jobs)))
@@ -274,6 +277,20 @@ def _check_inputs(
     return prompts
 
 
+def _goes_on(target: AnyLM, input_ids: Int[Tensor, "batch length"], inputs: Mapping[str, Any], alone: bool) -> bool:
+    """Whether the cache that was given is what this decoder returned for its last text: then its own one goes on.
+
+    Compared token for token and row for row: so the drafter goes on as well, whatever it reads of the target.
+    """
+    past = inputs.get("past_key_values")
+    plain = all(value is None or name in _PLAIN_INPUTS for name, value in inputs.items())
+    if not (alone and plain and getattr(past, "_is_user_defined", False)):
+        return False
+    if type(past) is not DynamicCache or not isinstance(target, CausalLM) or target.ranks is not None:
+        return False
+    return 0 < past.get_seq_length() < input_ids.shape[1] and target.begins_with(past, input_ids[0].tolist())
+
+
 def _start(
     decoder: Decoder,
     input_ids: Int[Tensor, "batch length"],
@@ -309,10 +326,13 @@ def _start(
         raise ValueError(f"{what}: the model is spread over processes, which follow text alone")
     if extra and rows:
         raise ValueError(f"{what} behind a filled past_key_values: pass one of them")
-    if decoder.drafter is not None and (decoder.drafter.features or decoder.drafter.logits):
-        raise ValueError(f"{what}: {type(decoder.drafter.bare).__name__} reads what the target made of every token")
-    if decoder.controller.features:
-        raise ValueError(f"{what}: {type(decoder.controller).__name__} reads what the target made of every token")
+    drafter, controller = decoder.drafter, decoder.controller
+    reader: object = drafter.bare if drafter is not None and (drafter.features or drafter.logits) else None
+    if reader is None and controller.features:
+        reader = controller
+    if reader is not None:
+        other = "" if extra else "; it goes on from the cache that this decoder returned last, unchanged"
+        raise ValueError(f"{what}: {type(reader).__name__} reads what the target made of every token{other}")
     if isinstance(target, ChainLM):
         raise ValueError(f"{what}: {target.name} is scored path by path, which is text alone")
     if extra:

@@ -186,6 +186,12 @@ class CausalLM(Target):
         self.cut(length)
         return length
 
+    def begins_with(self, past: Cache, tokens: list[int]) -> bool:
+        """Whether a transformers cache holds the first rows of this context, which are those of these tokens."""
+        length = past.get_seq_length()
+        same = self._border is None and shared(self._tokens, tokens) >= length
+        return same and self.cache.begins_with(past)
+
     def cut(self, length: int) -> None:
         """Forget every row from `length` on."""
         self.cache.truncate(length)

@@ -331,6 +331,28 @@ class TestCache:
             torch.testing.assert_close(ours.keys, plain.keys)
         assert model.generate(IDS, **options, use_cache=False, custom_generate=decoder).past_key_values is None
 
+    @pytest.mark.parametrize("architecture", ["llama", "gemma3"])
+    def test_a_head_goes_on_from_the_cache_that_was_returned(self, architecture):
+        """Its own rows, number for number, so that it has read all of them; others are refused."""
+        model, target = tiny(architecture), CausalLM(tiny(architecture))
+        decoder = Decoder(target, EagleDrafter(tiny_head(model), target), OptTree(nodes=10, threshold=0.1))
+        cache, ids, ran = None, IDS, []
+        for turn in range(3):
+            options = {**self.OPTIONS, "attention_mask": torch.ones_like(ids), "return_dict_in_generate": True}
+            expected, before = model.generate(ids, **options).sequences, target.work
+            out = model.generate(ids, past_key_values=cache, **options, custom_generate=decoder)
+            torch.testing.assert_close(out.sequences, expected)
+            ran.append((target.work - before).tokens)
+            cache, ids = out.past_key_values, torch.cat([out.sequences, torch.tensor([prompt(5, seed=turn)])], 1)
+            assert cache.get_seq_length() == ids.shape[1] - 6
+        assert max(ran[1:]) < NEW * 11 + 8, "earlier turns were taken in anew"
+        self.refuse("from the cache that this decoder returned last", model, decoder, IDS, past_key_values=cache)
+        cache.layers[1].values[0, 0, -1, 0] += 1
+        self.refuse("from the cache that this decoder returned last", model, decoder, ids, past_key_values=cache)
+        cache.layers[1].values[0, 0, -1, 0] -= 1
+        ids[0, 3] = (ids[0, 3] + 1) % VOCAB
+        self.refuse("from the cache that this decoder returned last", model, decoder, ids, past_key_values=cache)
+
     def refuse(self, match: str, model: Any, decoder: Any, ids: Tensor = IDS, **options: Any) -> None:
         with pytest.raises(ValueError, match=match) as error:
             model.generate(ids, **options, **self.OPTIONS, custom_generate=decoder)

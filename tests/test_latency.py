@@ -14,6 +14,7 @@ from transformers import PreTrainedTokenizerFast
 import opt_tree
 from evaluation.answers.file import AnswerSet
 from evaluation.latency import command as latency
+from evaluation.latency import turns
 from evaluation.latency.advice import elsewhere
 from evaluation.latency.budget import Acceptance, AcceptanceCurve, Choice, advise
 from evaluation.latency.forwards import ForwardTime, Probe, curve, measure
@@ -299,3 +300,13 @@ def test_bad_input_gives_one_line(folder: Path, tmp_path: Path, capsys: pytest.C
     assert "no such folder" in complaint(*models[:4], "--output", tmp_path / "no such folder" / "l.json")
     (tmp_path / "other.json").write_text("[]")
     assert "is not a measurement of this command" in complaint("--measured", tmp_path / "other.json")
+
+
+def test_the_turns_of_a_conversation(capsys: pytest.CaptureFixture) -> None:
+    short = ["--dtype", "float32", "--max-new-tokens", "12", "--rounds", "1", "--limit", "2"]
+    assert turns.main([*short, "--drafter", "eagle:demo", "--json"]) == 0
+    first, second = json.loads(capsys.readouterr().out.splitlines()[-1])["rows"]
+    assert (first["turn"], second["turn"]) == (1, 2) and second["prompt"] > first["prompt"] + 12
+    assert second["kept, CPU ms"] > 0 and second["anew, CPU ms"] > 0
+    assert turns.main(["--rounds", "0"]) == 2
+    assert "rounds must be at least 1" in capsys.readouterr().err
