@@ -28,6 +28,14 @@ from opt_tree.target import Laws, Output
 
 OPTIONS: dict[str, Any] = {"freezing": True, "cpp.enable_concat_linear": True}
 """Weights packed when the package is made, and projections of the same input in one product."""
+TIMED: dict[str, Any] = {
+    "max_autotune": True,
+    "max_autotune_gemm_backends": "ATEN,CPP",
+    "autotune_num_choices_displayed": 0,
+    "max_autotune_report_choices_stats": False,
+}
+"""Beside these for drafters: each product by the library or by generated code, whichever is faster for a few rows. Most
+of a small drafter's are done before the library has found out what it is asked for; a target's are not."""
 LARGEST = 256
 """Rows of a forward above which eager is as good: its products dominate, and it computes the last row's logits only."""
 _ROWS, _PREFIX = 7, 40  # of the example that is traced
@@ -120,10 +128,15 @@ class Traced(NamedTuple):
     layers: tuple[int, ...]
     columns: int
 
+    @property
+    def options(self) -> dict[str, Any]:
+        """What the compiler is told; a body with laws is a drafter's."""
+        return OPTIONS | TIMED if self.columns else OPTIONS
+
 
 def _facts(model: Any, traced: Traced) -> dict[str, Any]:
     epilogue = {"masks": traced.kinds, "layers": traced.layers, "columns": traced.columns}
-    return facts_of(model) | epilogue | {"options": OPTIONS, "format": 3}
+    return facts_of(model) | epilogue | {"options": traced.options, "format": 3}
 
 
 def _load_or_make(
@@ -171,7 +184,7 @@ def _make(package: Package, eager: Eager, traced: Traced) -> None:
                 body = Body(model, traced.layers, traced.columns)
                 program = export(body, example(model, cache, traced.kinds, traced.columns))
                 exported = time.perf_counter()
-                _compile(program, file)
+                _compile(program, file, traced.options)
         except Exception as error:  # whatever a model's code does that a graph cannot hold
             raise CompileError(one_line(error)) from error
         about = {
@@ -218,15 +231,14 @@ def export(body: nn.Module, inputs: tuple[Any, ...]) -> torch.export.ExportedPro
     return torch.export.export(body, inputs, dynamic_shapes=shapes, strict=False)
 
 
-def _compile(program: torch.export.ExportedProgram, file: Path) -> None:
+def _compile(program: torch.export.ExportedProgram, file: Path, options: dict[str, Any]) -> None:
     """Compile an exported body into `file`. What the compiler leaves behind goes with a folder of its own."""
     from torch._inductor.cpu_vec_isa import pick_vec_isa
     from torch._inductor.utils import fresh_cache  # its import takes seconds
 
     pick_vec_isa()  # tries five small programs, and remembers the answer in the compiler's own cache
-    options = dict(OPTIONS)  # what it is given it adds to
-    with fresh_cache():
-        torch._inductor.aoti_compile_and_package(program, package_path=str(file), inductor_configs=options)
+    with fresh_cache():  # what it is given it adds to
+        torch._inductor.aoti_compile_and_package(program, package_path=str(file), inductor_configs=dict(options))
 
 
 def _check_compiler() -> None:
