@@ -363,14 +363,15 @@ class CausalLM(Target):
 
     def _numbers(self, wanted: Wanted, start: int, padded: int, far: int) -> Int[np.ndarray, "3 padded"]:
         """Tokens, positions and slots. A pad row is token 0 at `far`, in a slot of its own behind all columns."""
-        tokens, positions, rows = wanted.tokens, wanted.positions, len(wanted.tokens)
-        slots = np.arange(start, start + padded)
+        rows, slots = len(wanted.tokens), np.arange(start, start + padded)
         if wanted.places is not None:
             slots[:rows] = self.length + wanted.places
-        if padded > rows:
-            tokens = np.append(tokens, np.zeros(padded - rows, dtype=np.int64))
-            positions = np.append(positions, np.full(padded - rows, far))
-        return np.array([tokens, positions, slots])
+        if padded == rows:
+            return np.array([wanted.tokens, wanted.positions, slots])
+        numbers = np.zeros((3, padded), dtype=np.int64)
+        numbers[0, :rows], numbers[1, :rows], numbers[1, rows:] = wanted.tokens, wanted.positions, far
+        numbers[2] = slots
+        return numbers
 
     def _scale_tensor(self, scale: float) -> Float[Tensor, ""]:
         """A scale where the model is, in the dtype of its laws: made once, as it seldom changes."""

@@ -79,8 +79,7 @@ def _survivors(
 ) -> Picked:
     """Return the `total` best children above the floor. Only groups are looked into whose peak is above it.
 
-    In few operations of numpy, and in plain Python where a handful of candidates is left: between two forwards each
-    operation is paid for in cold caches, several times what it costs alone.
+    In few operations of numpy: between two forwards each is paid for in cold caches, several times what it costs alone.
     """
     narrow = layer.above.astype(log_probs.dtype)
     frontier, groups = peaks.shape
@@ -89,23 +88,17 @@ def _survivors(
     else:  # a little below, as sums and differences are rounded
         least = max(_lower_bound(peaks + narrow[:, None] if narrow.any() else peaks, total), _LEAST)
         limits = np.maximum(least - 1e-6 * (1 + abs(least)) - narrow, _LEAST)
-    above, bounds = narrow.tolist(), limits.tolist()
     among = (peaks > limits[:, None]).ravel().nonzero()[0]
     blocks = log_probs.reshape(frontier * groups, -1).take(among, 0)
-    hits = (blocks > min(bounds)).ravel().nonzero()[0]
-    numbers, width, found = among.tolist(), blocks.shape[1], []
-    for hit, log_prob in zip(hits.tolist(), blocks.ravel().take(hits).tolist(), strict=True):
-        block, column = divmod(hit, width)
-        row, group = divmod(numbers[block], groups)
-        if log_prob > bounds[row]:
-            found.append((row, group * width + column, log_prob))
-    if len(found) > total:
-        kept = sorted(range(len(found)), key=lambda place: -found[place][2] - above[found[place][0]])[:total]
-        found = [found[place] for place in sorted(kept)]
-    if not found:
-        return _NOTHING
-    rows, tokens, values = map(np.array, zip(*found, strict=True))
-    return Picked(values.astype(narrow.dtype) + narrow[rows], tokens, rows)
+    hits = (blocks > limits.take(among // groups)[:, None]).ravel().nonzero()[0]
+    block, column = np.divmod(hits, blocks.shape[1])
+    rows, group = np.divmod(among.take(block), groups)
+    values, tokens = blocks.ravel().take(hits) + narrow.take(rows), group * blocks.shape[1] + column
+    if len(values) > total:
+        kept = (-values).argsort(kind="stable")[:total]
+        kept.sort()
+        values, tokens, rows = values.take(kept), tokens.take(kept), rows.take(kept)
+    return Picked(values, tokens, rows)
 
 
 def _lower_bound(values: Float[np.ndarray, "rows columns"], total: int) -> float:
