@@ -282,7 +282,7 @@ def test_commands_name_the_drafter_that_belongs_to_the_model():
     assert EagleOptions(base_model_path="smollm2").drafter == named
     assert (Options().drafter, EagleOptions().drafter) == ("lm:demo", "eagle:demo")
     DemoOptions(base_model_path="smollm2").check()
-    assert DemoOptions(base_model_path="smollm2").policy().nodes == 8
+    assert DemoOptions(base_model_path="smollm2").policy().nodes == 5
 
 
 @pytest.mark.parametrize("kind", [Options, EagleOptions, DemoOptions, CompareOptions])
