@@ -24,7 +24,7 @@ HIDDEN = 32
 CONTEXT = 256
 WINDOW = 12
 
-_WIDTH: dict[str, Any] = {
+WIDTH: dict[str, Any] = {
     "vocab_size": VOCAB,
     "hidden_size": HIDDEN,
     "intermediate_size": 48,
@@ -42,7 +42,7 @@ _MIXED = ["sliding_attention", "full_attention", "sliding_attention"]
 
 
 def _config(kind: str, drop: tuple[str, ...] = (), **changes: Any) -> transformers.PretrainedConfig:
-    options = {key: value for key, value in (_WIDTH | changes).items() if key not in drop}
+    options = {key: value for key, value in (WIDTH | changes).items() if key not in drop}
     return getattr(transformers, kind)(**options)
 
 

@@ -108,6 +108,8 @@ SPECIAL: dict[str, dict[str, Any]] = {
         "local_attn_chunk_length": 8,
         "lsh_attn_chunk_length": 8,
     },
+    "qwen3_next": {f"linear_{size}": 8 for size in ("key_head_dim", "value_head_dim")}
+    | {f"linear_num_{kind}_heads": 2 for kind in ("key", "value")},
     "xlm": {"emb_dim": 32, "causal": True},
     "xmod": {"default_language": "en_XX"},
     "zamba2": {

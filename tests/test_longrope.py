@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from models import VOCAB, perturbed, prompt
+from models import VOCAB, WIDTH, perturbed, prompt
 
 from opt_tree import lm as lm_module
 from opt_tree.decode import Decoder
@@ -29,19 +29,7 @@ ROPE = {
     "short_factor": [1.0] * 4,
     "long_factor": [1.0, 1.5, 3.0, 4.0],
 }
-_WIDTH: dict[str, Any] = {
-    "vocab_size": VOCAB,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 128,
-    "initializer_range": 0.4,
-    "bos_token_id": None,
-    "eos_token_id": None,
-    "pad_token_id": None,
-}
+_WIDTH = WIDTH | {"max_position_embeddings": 128}
 CONFIGS = {
     # Drops its cache at the border and runs the context anew with the long factors.
     "phi3": lambda: transformers.Phi3Config(

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from models import HIDDEN, VOCAB, perturbed, prompt
+from models import VOCAB, WIDTH, perturbed, prompt
 
 from opt_tree.decode import Decoder
 from opt_tree.drafters import CausalLMDrafter
@@ -18,20 +18,7 @@ from opt_tree.policies import OptTree
 IMAGE = VOCAB - 1
 PATCHES = 4
 POLICY = OptTree(nodes=10, threshold=0.1, max_depth=5)
-_TEXT: dict[str, Any] = {
-    "vocab_size": VOCAB,
-    "hidden_size": HIDDEN,
-    "intermediate_size": 48,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 256,
-    "initializer_range": 0.4,
-    "bos_token_id": None,
-    "eos_token_id": None,
-    "pad_token_id": None,
-    "tie_word_embeddings": False,
-}
+_TEXT = WIDTH | {"num_hidden_layers": 3}
 _VISION: dict[str, Any] = {
     "hidden_size": 16,
     "intermediate_size": 24,
