@@ -2,12 +2,12 @@
 
 import html
 import re
-from html.parser import HTMLParser
 
 import numpy as np
 import pytest
 import transformers
 from byte_tokenizer import BYTES, STOP, byte_tokenizer
+from pages import Page
 
 from opt_tree import Generation, OptTree, Step, Tree
 from opt_tree.display import (
@@ -147,39 +147,11 @@ def test_incremental_text_is_the_decoded_text(tokenizer, text):
     assert "".join([*(decoder.add(token) for token in tokens), decoder.rest()]) == text
 
 
-class _Page(HTMLParser):
-    """Checks that tags nest and collects text and attributes by class."""
-
-    def __init__(self, page: str) -> None:
-        super().__init__()
-        self.open: list[str] = []
-        self.titles: list[str] = []
-        self.tags: list[str] = []
-        self.text = ""
-        self.feed(page)
-        self.close()
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append(tag)
-        self.titles += [value for name, value in attrs if name == "title" and value]
-        if tag not in ("meta", "circle", "path"):
-            self.open.append(tag)
-
-    def handle_endtag(self, tag: str) -> None:
-        if tag not in ("circle", "path"):
-            assert self.open.pop() == tag
-
-    def handle_data(self, data: str) -> None:
-        if self.open and self.open[-1] not in ("style", "title"):
-            self.text += data
-
-
 def test_the_page_is_whole_self_contained_and_escaped(tokenizer, tree):
     steps = [step_of(tree, [0, 2, 4], word("<b>&")), step_of(tree, [0], word("\n"))]
     page = to_html(generation_of(steps, prompt=[word("<b>&")]), tokenizer, facts={"<i>": "a & b"})
-    parsed = _Page(page)
-    assert parsed.open == []
-    assert "b" not in parsed.tags  # the model's mark-up stayed text
+    parsed = Page(page)
+    assert "b" not in parsed.found  # the model's mark-up stayed text
     assert " cat sat<b>&" in parsed.text and "<i>" in parsed.text and "a & b" in parsed.text
     assert not re.search(r"(src|href)=|@import|url\(", page)
     assert "step 1: A 2, E(A) 1.40, 4 nodes, 10.0 ms" in parsed.titles

@@ -2,12 +2,12 @@
 
 import json
 import re
-from html.parser import HTMLParser
 
 import numpy as np
 import pytest
 import transformers
 from byte_tokenizer import BYTES, byte_tokenizer
+from pages import Page
 
 from opt_tree import Beside, Generation, OptTree, Step, Tree, explore
 from opt_tree.step import StepTimes
@@ -49,35 +49,13 @@ def beside() -> Beside:
     )
 
 
-class _Page(HTMLParser):
-    def __init__(self, page: str) -> None:
-        super().__init__()
-        self.open: list[str] = []
-        self.found: dict[str, list[str]] = {}
-        self.feed(page)
-        self.close()
-        assert self.open == []
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.found.setdefault(tag, []).append("")
-        if tag not in ("meta", "input"):
-            self.open.append(tag)
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.open.pop() == tag
-
-    def handle_data(self, text: str) -> None:
-        if self.open:
-            self.found[self.open[-1]][-1] += text
-
-
 def data_of(page: str) -> dict:
-    return json.loads(_Page(page).found["script"][0])
+    return json.loads(Page(page).found["script"][0])
 
 
 def test_the_page_parses_holds_its_steps_and_escapes_tokens(beside, tokenizer):
     page = explore(beside, tokenizer, {"<u>": "a & b"})
-    parsed = _Page(page)
+    parsed = Page(page)
     assert not {"b", "u"} & parsed.found.keys() and len(parsed.found["script"]) == 2
     assert not re.search(r"(src|href)=|@import|url\(", page)
     assert "\u2028" not in parsed.found["script"][0]

@@ -126,8 +126,7 @@ LAWS: dict[str, tuple[Laws, Laws, Sampling]] = {
     "warped": (hashed_laws(6, VOCAB), hashed_laws(7, VOCAB), Sampling(0.7, top_p=0.8)),
 }
 CASES = [(policy, laws) for policy in POLICIES for laws in LAWS]
-CASES += [(policy, laws) for policy in LARGE for laws in ("disjoint", "warped")]
-CASES += [(policy, "zeros") for policy in LARGE if policy != "deep, distinct"]  # 1,808 trees
+CASES += [(policy, laws) for policy in LARGE for laws in ("zeros", "disjoint", "warped")]
 CASES += [(policy, "random") for policy in ("binary", "long delayed")]
 
 
