@@ -6,6 +6,7 @@ agree to rounding agree token for token.
 
 import copy
 import functools
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ import numpy as np
 import tokenizers
 import torch
 import transformers
+from safetensors.torch import save_file
 from transformers import PreTrainedModel
 
 from opt_tree.drafters import EagleHead
@@ -171,6 +173,48 @@ def tiny_head(target: PreTrainedModel, seed: int = 3, **changes: Any) -> EagleHe
                 torch.nn.init.normal_(weight, std=0.2)
         head.embed_tokens.weight.copy_(target.get_input_embeddings().weight[: config.vocab_size])
     return head
+
+
+def published_config(head: EagleHead, **changes: Any) -> dict[str, Any]:
+    """A config.json as EAGLE repositories have it: a Llama config in the words of transformers 4."""
+    c = head.config
+    return {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "hidden_act": "silu",
+        "hidden_size": c.hidden_size,
+        "intermediate_size": c.intermediate_size,
+        "num_hidden_layers": 1,
+        "num_attention_heads": c.num_attention_heads,
+        "num_key_value_heads": c.num_key_value_heads,
+        "max_position_embeddings": c.max_position_embeddings,
+        "vocab_size": c.vocab_size,
+        "rope_theta": 10000.0,
+        "rms_norm_eps": c.rms_norm_eps,
+        "torch_dtype": "float16",
+        "transformers_version": "4.28.1",
+        "tie_word_embeddings": False,
+        "pad_token_id": 0,
+        "use_cache": True,
+    } | changes
+
+
+def publish(
+    folder: Path,
+    head: EagleHead,
+    file: str = "pytorch_model.bin",
+    tensors: dict[str, torch.Tensor] | None = None,
+    **changes: Any,
+) -> str:
+    """Write a head as published, weights in float32, and return the folder."""
+    tensors = head.state_dict() if tensors is None else tensors
+    tensors = {name: tensor.float().contiguous().clone() for name, tensor in tensors.items()}
+    if file.endswith("bin"):
+        torch.save(tensors, folder / file)
+    else:
+        save_file(tensors, folder / file)
+    (folder / "config.json").write_text(json.dumps(published_config(head, **changes)))
+    return str(folder)
 
 
 @functools.cache

@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from models import ARCHITECTURES, CONTEXT, VOCAB, build, prompt, tiny, tiny_drafter, tiny_head, tiny_tokenizer
-from safetensors.torch import save_file
+from models import ARCHITECTURES, VOCAB, build, prompt, publish, tiny, tiny_drafter, tiny_head, tiny_tokenizer
 from transformers import PreTrainedTokenizerFast
 
 from opt_tree import checkpoints
@@ -59,23 +58,8 @@ def folder(originals: Path, tmp_path: Path) -> Path:
 
 
 def write_head(folder: Path, file: str = "pytorch_model.bin") -> None:
-    head = tiny_head(tiny("llama"))
     folder.mkdir(exist_ok=True)
-    tensors = {name: tensor.float().clone() for name, tensor in head.state_dict().items()}
-    (torch.save if file.endswith("bin") else save_file)(tensors, folder / file)
-    c = head.config
-    config = {
-        "architectures": ["LlamaForCausalLM"],
-        "model_type": "llama",
-        "hidden_size": c.hidden_size,
-        "intermediate_size": c.intermediate_size,
-        "num_hidden_layers": 1,
-        "num_attention_heads": c.num_attention_heads,
-        "num_key_value_heads": c.num_key_value_heads,
-        "max_position_embeddings": CONTEXT,
-        "vocab_size": VOCAB,
-    }
-    (folder / "config.json").write_text(json.dumps(config))
+    publish(folder, tiny_head(tiny("llama")), file)
 
 
 def failure(*names: str | Path, **arguments: Any) -> str:

@@ -1,13 +1,10 @@
 """EAGLE heads: the law against a naive head that recomputes everything, the published files, what is refused."""
 
-import json
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from models import ARCHITECTURES, CONTEXT, HIDDEN, VOCAB, build, prompt, tiny, tiny_head
-from safetensors.torch import save_file
+from models import ARCHITECTURES, CONTEXT, HIDDEN, VOCAB, build, prompt, publish, tiny, tiny_head
 from torch import Tensor
 
 from opt_tree.checkpoints import CheckpointError
@@ -200,48 +197,6 @@ class TestText:
         assert max(result.tokens) >= VOCAB - 20, "the text should hold tokens that the head lacks"
         for step in result.steps:
             assert (step.tree.tokens[1:] < VOCAB - 20).all()
-
-
-def published_config(head: EagleHead, **changes: Any) -> dict[str, Any]:
-    """A config.json as EAGLE repositories have it: a Llama config in the words of transformers 4."""
-    c = head.config
-    return {
-        "architectures": ["LlamaForCausalLM"],
-        "model_type": "llama",
-        "hidden_act": "silu",
-        "hidden_size": c.hidden_size,
-        "intermediate_size": c.intermediate_size,
-        "num_hidden_layers": 1,
-        "num_attention_heads": c.num_attention_heads,
-        "num_key_value_heads": c.num_key_value_heads,
-        "max_position_embeddings": c.max_position_embeddings,
-        "vocab_size": c.vocab_size,
-        "rope_theta": 10000.0,
-        "rms_norm_eps": c.rms_norm_eps,
-        "torch_dtype": "float16",
-        "transformers_version": "4.28.1",
-        "tie_word_embeddings": False,
-        "pad_token_id": 0,
-        "use_cache": True,
-    } | changes
-
-
-def publish(
-    folder: Path,
-    head: EagleHead,
-    file: str = "pytorch_model.bin",
-    tensors: dict[str, Tensor] | None = None,
-    **changes: Any,
-) -> str:
-    """Write the head as published and return the folder."""
-    tensors = head.state_dict() if tensors is None else tensors
-    tensors = {name: tensor.float().contiguous().clone() for name, tensor in tensors.items()}
-    if file.endswith("bin"):
-        torch.save(tensors, folder / file)
-    else:
-        save_file(tensors, folder / file)
-    (folder / "config.json").write_text(json.dumps(published_config(head, **changes)))
-    return str(folder)
 
 
 PUBLISHED_NAMES = {

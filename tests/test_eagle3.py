@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from models import ARCHITECTURES, HIDDEN, VOCAB, build, prompt, tiny, tiny_head
+from models import ARCHITECTURES, HIDDEN, VOCAB, build, prompt, publish, tiny, tiny_head
 from safetensors.torch import load_file, save_file
-from test_eagle import Witness, publish
+from test_eagle import Witness
 from torch import Tensor
 
 from opt_tree import Decoder, OptTree, Sampling, load_drafter

@@ -7,8 +7,7 @@ import pytest
 import torch
 from conftest import TableDrafter, TableTarget, hashed_laws
 from enumeration import EnumeratingRandom, Text, law_of, unchecked
-from models import ARCHITECTURES, HIDDEN, build, prompt, tiny_head, tiny_tokenizer
-from test_eagle import publish
+from models import ARCHITECTURES, HIDDEN, build, prompt, publish, tiny_head, tiny_tokenizer
 from test_eagle3 import KNOWN, LAYERS, target_of, tiny_head3
 
 from opt_tree import CausalLM, Decoder, EagleDrafter, Sampling, Static, Tree

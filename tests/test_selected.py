@@ -8,8 +8,7 @@ import pytest
 import torch
 from conftest import TableDrafter, hashed_laws
 from enumeration import EnumeratingRandom, Text, drawn_trees, law_of, unchecked
-from models import ARCHITECTURES, HIDDEN, build, prompt, tiny_head, tiny_tokenizer
-from test_eagle import publish
+from models import ARCHITECTURES, HIDDEN, build, prompt, publish, tiny_head, tiny_tokenizer
 from test_predicted import Features
 
 from opt_tree import CausalLM, Decoder, EagleDrafter, Sampling

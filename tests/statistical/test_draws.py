@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from conftest import Laws, TableDrafter, TableTarget, hashed_laws
 from enumeration import unchecked
-from models import causal_logits, prompt, tiny, tiny_drafter, tiny_head, tiny_tokenizer
+from models import causal_logits, prompt, save_pair, tiny, tiny_drafter, tiny_head
 from scipy.stats import chisquare
 
 from opt_tree import CausalLM, CausalLMDrafter, Drafter, EagleDrafter, Sampling
@@ -131,11 +131,7 @@ def test_p_values_of_the_law_itself_are_uniform() -> None:
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny target and its drafter."""
-    root = tmp_path_factory.mktemp("pair")
-    for name, model in (("target", tiny("llama")), ("draft", tiny_drafter("llama"))):
-        model.save_pretrained(root / name)
-        tiny_tokenizer().save_pretrained(root / name)
-    return root
+    return save_pair(tmp_path_factory.mktemp("pair"))
 
 
 def command(folder: Path, *more: str) -> int:
