@@ -31,7 +31,7 @@ from opt_tree.sampling import Sampling
 from opt_tree.step import Outcome, Step, StepTimes
 from opt_tree.stopping import StopRule
 from opt_tree.target import Laws, Target, Work, turn_of
-from opt_tree.tree import Tree
+from opt_tree.tree import Tree, alone
 from opt_tree.verifiers import Verifier, check, greedy, match
 
 P = ParamSpec("P")
@@ -50,10 +50,10 @@ def draft(
 
     Sampled children are drawn with `random`, from the drafter's distribution as `sampling` warps it.
     """
+    if limit <= 0 or drafter is None:
+        return alone(context[-1])
     children = policy.children
     pool = CandidatePool(context[-1], children, random)
-    if limit <= 0 or drafter is None:
-        return pool.tree(np.array([0]))  # the root alone: plain decoding
     sampled = children.sampled
     answer = drafter.root(context) if sampled else drafter.root_laws(context)
     while True:

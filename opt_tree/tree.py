@@ -77,6 +77,14 @@ class Tree:
         return rich(self)
 
 
+_FIRST, _NONE, _CERTAIN = np.array([0]), np.array([-1]), np.array([0.0])
+
+
+def alone(root: int) -> Tree:
+    """Return the tree of a root without nodes: plain decoding."""
+    return Tree(np.array([root]), _NONE, _CERTAIN, _FIRST)
+
+
 def ancestor_mask(parents: Int[np.ndarray, " rows"]) -> Bool[np.ndarray, "rows rows"]:
     """Return which rows are a row's ancestors, the row itself included. Parents must stand before their children."""
     mask = np.eye(len(parents), dtype=bool)
