@@ -61,6 +61,12 @@ def test_a_conversation_goes_on_and_its_turns_are_shown_as_text(chat, room):
     assert "Is 3 &lt; 4 &amp; 5 &gt; 4?" in sides[0] and "<iframe srcdoc=" in trees
     longer = room.runners([*turns, *ask("Why?")], chosen)[0]
     assert len(longer.prompt) > len(room.runners(ask("Why?"), chosen)[0].prompt) + len(turns[-1]["content"].split())
+    before = room.pair.target.work.tokens
+    longer.advance()
+    assert room.pair.target.work.tokens - before < len(longer.prompt) / 2, "the first turn was taken in anew"
+    while longer.ended is None:
+        longer.advance()
+    assert longer.tokens == longer.decoder.generate(longer.prompt, 12, stop=room.pair.stop).tokens
 
 
 def test_every_tree_of_the_list_can_be_made_and_what_is_wrong_is_said(chat):
