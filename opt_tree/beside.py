@@ -16,6 +16,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from opt_tree.arguments import require
 from opt_tree.children import Few, Reduced
 from opt_tree.decode import Decoder, Generation, check_prompt, draft, layers_left
 from opt_tree.drafters import Drafter, DrafterAround
@@ -57,6 +58,8 @@ def generate_beside(
     head, a table) know all of these trees; others only those below nodes that the run itself expanded. Raises
     ValueError for a decoder without a drafter and for a policy that draws its children: it has no one tree.
     """
+    require(Decoder, decoder=decoder)
+    require(Mapping, policies=policies)
     if decoder.drafter is None:
         raise ValueError("a decoder without a drafter has no trees to compare others with")
     for name, policy in policies.items():

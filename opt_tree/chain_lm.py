@@ -22,6 +22,7 @@ from opt_tree.led import ranks_of
 from opt_tree.lm import Buckets, CausalLM
 from opt_tree.state import State, restore, state_of
 from opt_tree.support import (
+    TREE_ATTENTION,
     UnsupportedModelError,
     border,
     cache_name,
@@ -301,7 +302,7 @@ def wrap(model: Any, buckets: Buckets | None = None) -> AnyLM:
     Raises UnsupportedModelError with both reasons where it can be neither.
     """
     check_model(model)
-    if (attention := model.config.get_text_config()._attn_implementation) not in ("sdpa", "eager"):
+    if (attention := model.config.get_text_config()._attn_implementation) not in TREE_ATTENTION:
         other = "sdpa" if getattr(model, "_supports_sdpa", False) else "eager"
         model.set_attn_implementation(other)
         warnings.warn(

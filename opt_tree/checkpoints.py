@@ -14,6 +14,7 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
 from transformers.utils import cached_file
 
+from opt_tree.arguments import require
 from opt_tree.chain_lm import AnyLM, wrap
 from opt_tree.lm import Buckets
 from opt_tree.stopping import Stop
@@ -28,6 +29,10 @@ _TOKENIZERS = ("tokenizer*", "vocab*", "*.model")
 
 class CheckpointError(ValueError):
     """A checkpoint cannot be used; the message names it and says why."""
+
+
+class MissingFileError(CheckpointError, FileNotFoundError):
+    """A checkpoint lacks a file."""
 
 
 def load_causal_lm(
@@ -62,6 +67,7 @@ def load_model(path: str, dtype: torch.dtype, device: str) -> Any:
 
 def load_tokenizer(path: str) -> PreTrainedTokenizerBase:
     """Load the tokenizer stored at `path`."""
+    require(str, path=path)
     if Path(path).is_dir() and not any(any(Path(path).glob(form)) for form in _TOKENIZERS):
         raise CheckpointError(f"{path} has no tokenizer (no {', '.join(_TOKENIZERS)}): is it a whole model?")
     return _load(AutoTokenizer, path)
@@ -91,22 +97,25 @@ def load_tensors(
 
 def find_file(path: str, name: str, wanted: str | None = None) -> Path:
     """Find a file of a local folder or a Hub repository."""
+    require(str, path=path)
     if Path(path).is_dir():
         if not (file := Path(path) / name).is_file():
-            raise FileNotFoundError(f"{path} has no {wanted or name}")
+            raise MissingFileError(f"{path} has no {wanted or name}")
         return file
+    check_is_folder(path)
     try:
         found = cached_file(path, name)
         assert found is not None
         return Path(found)
     except (OSError, ValueError) as error:
         if "does not appear to have a file" in str(error):
-            raise FileNotFoundError(f"{path} has no {wanted or name}") from error
+            raise MissingFileError(f"{path} has no {wanted or name}") from error
         raise CheckpointError(_absent(path)) from error
 
 
 def _load(factory: Any, path: str, **options: Any) -> Any:
     """Call `factory.from_pretrained`, turning its many errors into one line with the path in it."""
+    require(str, path=path)
     check_is_folder(path)
     try:
         return factory.from_pretrained(path, **{key: value for key, value in options.items() if value is not None})
@@ -142,6 +151,7 @@ def read_own_config(path: str, kind: str, complaint: str) -> dict[str, Any]:
 
 def as_dtype(dtype: str | torch.dtype, device: str) -> str | torch.dtype:
     """Return the dtype that a name stands for; "auto" as described in `load_pair`."""
+    require((str, torch.dtype), dtype=dtype)
     if isinstance(dtype, torch.dtype):
         return dtype
     if dtype == "auto":

@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from opt_tree.chain_lm import AnyLM
+from opt_tree.arguments import require
+from opt_tree.chain_lm import AnyLM, ChainLM
 from opt_tree.engines.aot import Compiled, CompileError, median_seconds
 from opt_tree.engines.body import takes
 from opt_tree.engines.captured import Captured
@@ -39,6 +40,7 @@ def compile_forwards(lm: AnyLM, make: bool = True, dtypes: tuple[torch.dtype, ..
     `dtypes` are others that the model may be cast to, which changes its answers a little: the one that is fastest once
     compiled is taken, by a measurement that is remembered. `lm.model` is a copy then.
     """
+    require((CausalLM, ChainLM), lm=lm)
     if not isinstance(lm, CausalLM):
         if make:
             warnings.warn(f"{lm.name} is not compiled: it keeps a cache of its own", stacklevel=2)

@@ -12,6 +12,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from numbers import Integral, Real
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import numpy as np
@@ -20,6 +21,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from opt_tree import batch, hub
+from opt_tree.arguments import require
 from opt_tree.children import Few, Reduced
 from opt_tree.controllers import Controller, Fixed
 from opt_tree.drafters import Drafter, DrafterAround
@@ -183,8 +185,11 @@ class Decoder:
             raise TypeError(f"{type(target).__name__} is no target: opt_tree.wrap(model) makes one of a model")
         if drafter is not None and not isinstance(drafter, Drafter):
             raise TypeError(f"{type(drafter).__name__} is no drafter: opt_tree.load_drafter(spec, target) loads one")
-        if not isinstance(policy, (Controller, TreePolicy)):
+        if isinstance(policy, type) or not isinstance(policy, (Controller, TreePolicy)):
             raise TypeError(f"{policy!r} is neither a tree policy, such as OptTree(nodes=16), nor a controller")
+        if not isinstance(verifier, Verifier):
+            raise TypeError(f"{verifier!r} is no verifier: opt_tree.match is one, opt_tree.verifiers has more")
+        require(bool, lossy=lossy)
         self.controller = policy if isinstance(policy, Controller) else Fixed(policy)
         for known in self.controller.policies:
             if known.max_depth == 0:
@@ -345,18 +350,21 @@ class Decoder:
         much that was): for the turns of a conversation. The text is the same, to rounding.
         """
         try:
-            if max_new_tokens < 1 or max_new_tokens != int(max_new_tokens):
+            require(Real, max_new_tokens=max_new_tokens)
+            if max_new_tokens < 1 or not float(max_new_tokens).is_integer():
                 raise ValueError(f"max_new_tokens must be at least 1, got {max_new_tokens}: whole tokens")
             if not isinstance(sampling, Sampling):
                 raise TypeError(f"sampling must be a Sampling, such as Sampling(temperature=0.7), got {sampling!r}")
             if stop is not None and not callable(stop):
                 raise TypeError(f"stop must be a rule, such as Stop(strings=..., tokenizer=...), got {stop!r}")
+            if streamer is not None and not callable(getattr(streamer, "put", None)):
+                raise TypeError(f"streamer must be one of transformers', with put and end, got {streamer!r:.80}")
             context = check_prompt(prompt, self.target)
             with self.turn():
                 run = self._run(list(context), max_new_tokens, sampling, Random(seed), reuse)
                 return self._generate(run, max_new_tokens, stop, streamer)
         finally:  # whoever reads the stream in another thread would wait for ever
-            if streamer is not None:
+            if callable(getattr(streamer, "end", None)):
                 streamer.end()
 
     def _generate(self, run: _Run, max_new_tokens: int, stop: StopRule | None, streamer: Any) -> Generation:
@@ -398,6 +406,7 @@ class Decoder:
         `stop` and `seed` are one for all prompts, or a list with one for each. Every prompt is checked before anything
         is decoded. An error in one ends all; its note says which prompt it was. See `side_by_side` for the rest.
         """
+        require((Sequence, Tensor, np.ndarray), prompts=prompts)
         rules = list(stop) if isinstance(stop, Sequence) else [stop] * len(prompts)
         seeds = list(seed) if isinstance(seed, Sequence) else [seed] * len(prompts)
         if not len(prompts) == len(rules) == len(seeds):
@@ -420,6 +429,7 @@ class Decoder:
         ends with this call. Where the models do not take several sequences, the jobs run one after the other, and a
         warning says why. The times of a generation then have the others' work in them: see `Generation.lanes`.
         """
+        require(Integral, width=width)
         if width < 1:
             raise ValueError(f"width must be at least 1, got {width}")
         models = (self.target, *(self.drafter.models if self.drafter is not None else ()))
@@ -494,6 +504,7 @@ def _of_path(
 
 def check_prompt(prompt: Any, target: Target) -> list[int]:
     """Return the prompt as a fresh list of token ids, or say in one line what is wrong with it."""
+    require(Iterable, prompt=prompt)
     ids = prompt.tolist() if isinstance(prompt, (Tensor, np.ndarray)) else list(prompt)
     if ids and isinstance(ids[0], (list, tuple)):
         if len(ids) > 1:

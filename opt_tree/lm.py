@@ -6,9 +6,10 @@ refuses models that cannot decode a tree exactly. Knows nothing of policies, ver
 
 import copy
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from numbers import Integral
 from typing import Any, NamedTuple, Protocol, cast
 
 import numpy as np
@@ -17,6 +18,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from transformers import Cache, DynamicCache, PreTrainedModel
 
+from opt_tree.arguments import require
 from opt_tree.attention import chunked, tree_mask, windowed
 from opt_tree.cache import KVCache, LayerShape, inference
 from opt_tree.engines import Eager, Engine, Forward
@@ -51,6 +53,13 @@ class Buckets:
 
     rows: tuple[int, ...] = (1, 8, 16, 32, 64, 128)
     keys: tuple[int, ...] = (512, 1024, 2048, 4096)
+
+    def __post_init__(self) -> None:
+        require(Sequence, rows=self.rows, keys=self.keys)
+        for size in (*self.rows, *self.keys):
+            require(Integral, size=size)
+            if size < 1:
+                raise ValueError(f"a bucket holds at least 1, got {size}")
 
     def pad(self, rows: int, start: int) -> tuple[int, int]:
         """Return the padded rows and keys of a forward whose first row goes to slot `start`.

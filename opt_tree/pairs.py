@@ -1,11 +1,14 @@
 """A target and a drafter that belong together, loaded in one call."""
 
 from dataclasses import dataclass
+from os import PathLike, fspath
+from types import NoneType
 from typing import Any
 
 import torch
 from transformers import PreTrainedTokenizerBase
 
+from opt_tree.arguments import require
 from opt_tree.chain_lm import AnyLM
 from opt_tree.checkpoints import (
     CheckpointError,
@@ -58,8 +61,16 @@ class Pair:
         return encode(self.tokenizer, [{"role": "user", "content": message}])
 
 
+def _named(target: Any, drafter: Any, eagle: Any, buckets: Any) -> str:
+    """The target's name; TypeError where one of these is no name or no buckets."""
+    require((str, PathLike), target=target)
+    require((str, NoneType), drafter=drafter, eagle=eagle)
+    require((Buckets, NoneType), buckets=buckets)
+    return fspath(target)
+
+
 def load_pair(
-    target: str = "demo",
+    target: str | PathLike[str] = "demo",
     drafter: str | None = None,
     eagle: str | None = None,
     *,
@@ -86,6 +97,7 @@ def load_pair(
     captures graphs (see `Pair.compile`; a draft dtype of "auto" may become bfloat16). `model_options` go to
     transformers (`device_map=`, `quantization_config=`, ...).
     """
+    target = _named(target, drafter, eagle, buckets)
     if drafter and eagle:
         raise CheckpointError("name a drafter or an EAGLE head, not both")
     spec = f"eagle:{eagle}" if eagle else drafter or drafter_of(target)

@@ -3,12 +3,15 @@
 Owns every random number of a generation. Knows nothing of trees: it draws from the distributions that it is given.
 """
 
+from numbers import Integral
 from typing import NamedTuple
 
 import numpy as np
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
+
+from opt_tree.arguments import require
 
 
 class Among(NamedTuple):
@@ -31,6 +34,7 @@ class Random:
     """
 
     def __init__(self, seed: int = 0) -> None:
+        require(Integral, seed=seed)
         self._generator = torch.Generator().manual_seed(seed)
         self._ahead: list[float] = []
         self._fresh = np.random.default_rng((seed % 2**64, 1))

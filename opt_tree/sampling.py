@@ -5,6 +5,7 @@ Applied alike to every node of a tree and to plain decoding. Knows nothing of mo
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from numbers import Real
 
 import numpy as np
 import torch
@@ -13,6 +14,7 @@ from torch import Tensor
 from transformers import LogitsProcessor, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 from transformers.generation import logits_process
 
+from opt_tree.arguments import require
 from opt_tree.grammar import FromHistory
 from opt_tree.nucleus import cut
 from opt_tree.probabilities import log_probs_of
@@ -65,6 +67,8 @@ class Sampling:
     processors: tuple[Callable, ...] = ()
 
     def __post_init__(self) -> None:
+        require(Real, temperature=self.temperature, top_p=self.top_p, top_k=self.top_k)
+        require(Sequence, processors=self.processors)
         if not 0 <= self.temperature < np.inf:
             raise ValueError(f"temperature must be 0 (greedy) or more, and finite, got {self.temperature}")
         if not 0 < self.top_p <= 1:

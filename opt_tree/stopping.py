@@ -2,9 +2,12 @@
 
 from collections.abc import Collection
 from dataclasses import dataclass
+from numbers import Integral
 from typing import Protocol, runtime_checkable
 
 from transformers import PreTrainedTokenizerBase
+
+from opt_tree.arguments import require
 
 
 @runtime_checkable
@@ -25,9 +28,14 @@ class Stop:
     tokenizer: PreTrainedTokenizerBase | None = None
 
     def __post_init__(self) -> None:
+        require(Collection, tokens=self.tokens, strings=self.strings)
+        for token in self.tokens:
+            require(Integral, token=token)
         object.__setattr__(self, "tokens", frozenset(int(token) for token in self.tokens))
         if isinstance(self.strings, str):
             object.__setattr__(self, "strings", (self.strings,))
+        for string in self.strings:
+            require(str, string=string)
         if self.strings and self.tokenizer is None:
             raise ValueError("stop strings need the tokenizer")
         if "" in self.strings:

@@ -21,6 +21,8 @@ _PAST = {
     "xlstm": _OWN_PAST,
 }
 """Why types of model do not go on from a cache, where their own errors do not say so."""
+TREE_ATTENTION = ("sdpa", "eager")
+"""Implementations that take any mask."""
 _NUMBERED = "it numbers the rows by itself, and siblings of a tree need the same position"
 
 
@@ -73,6 +75,12 @@ def check_unchanged(model: Any, dtype: torch.dtype, device: torch.device) -> Non
         raise UnsupportedModelError(
             f"{type(model).__name__} was {was} when it was wrapped and is {now} now: wrap it again"
         )
+    attention = model.config.get_text_config()._attn_implementation
+    if attention not in TREE_ATTENTION:
+        raise UnsupportedModelError(
+            f"{type(model).__name__} was switched to {attention!r} attention since it was wrapped, which takes no tree "
+            "mask: wrap it again"
+        )
     if model.training:
         raise UnsupportedModelError(
             f"{type(model).__name__} is in training mode, where dropout or gradient checkpointing change its answers: "
@@ -99,7 +107,7 @@ def layer_windows(model: Any) -> dict[str, int]:
     if model.config.is_encoder_decoder:
         raise UnsupportedModelError(f"{name} is an encoder-decoder; draft trees need a decoder-only model")
     attention = config._attn_implementation
-    if attention not in ("sdpa", "eager"):
+    if attention not in TREE_ATTENTION:
         other = "sdpa" if getattr(model, "_supports_sdpa", False) else "eager"
         raise UnsupportedModelError(
             f"{name} runs {attention!r} attention, which takes no tree mask; load it with attn_implementation={other!r}"

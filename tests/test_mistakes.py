@@ -8,6 +8,8 @@ import os
 import resource
 import shutil
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,7 +18,7 @@ import pytest
 
 from evaluation.answers.file import AnswerFile
 from evaluation.command_line import run_command
-from opt_tree import compile_forwards, load_pair
+from opt_tree import CheckpointError, compile_forwards, load_drafter, load_pair
 from opt_tree.checkpoints import DEMO
 from opt_tree.engines import packages
 from opt_tree.training import (
@@ -214,3 +216,80 @@ def test_a_cache_that_cannot_be_written_leaves_forwards_eager(tmp_path: Path, mo
     with pytest.warns(UserWarning, match=r"demo/target is not compiled: .*cache"):
         assert not compile_forwards(lm)
     assert lm.engine.name == "eager"
+
+
+WRONG_TYPES = """
+import pathlib, opt_tree as o
+pair = o.load_pair(pathlib.Path(o.__file__).parent / "demo" / "target", "ngram", dtype="float32")
+target, ids, tree = pair.target, [0, 5], o.OptTree(4)
+decoder = o.Decoder(target, pair.drafter, tree)
+class Reader:
+    ended = False
+    def put(self, tokens): pass
+    def end(self): self.ended = True
+reader = Reader()
+def refused(word, call, *given, **named):
+    try:
+        call(*given, **named)
+    except TypeError as error:
+        assert str(error).startswith(f"{word} must be ") and ", got " in str(error), error
+        return
+    raise AssertionError(f"{word} was taken")
+refused("target", o.load_pair, None)
+refused("drafter", o.load_pair, "demo", 5)
+refused("dtype", o.load_pair, "demo", dtype=5)
+refused("buckets", o.load_pair, "demo", buckets=3)
+refused("lossy", o.Decoder, target, pair.drafter, tree, lossy="yes")
+refused("prompt", decoder.generate, 5)
+refused("max_new_tokens", decoder.generate, ids, "3", streamer=reader)
+assert reader.ended
+refused("streamer", decoder.generate, ids, 3, streamer=5)
+refused("seed", decoder.generate, ids, 3, seed="x")
+refused("width", decoder.generate_batch, [ids], width=1.5)
+refused("prompts", decoder.generate_batch, 5)
+refused("nodes", o.OptTree, "8")
+refused("paths", o.Static, 5)
+refused("per_node", o.TopK, 1.5)
+refused("temperature", o.Sampling, temperature="x")
+refused("processors", o.Sampling, processors=5)
+refused("string", o.Stop, strings=[5], tokenizer=pair.tokenizer)
+refused("rows", o.Buckets, 5)
+refused("spec", o.load_drafter, None, target)
+refused("target", o.load_drafter, "lm:demo", 5)
+refused("lm", o.CausalLMDrafter, 5)
+refused("head", o.EagleDrafter, 5, target)
+refused("drafter", o.Sharpened, 5, 1.0)
+refused("policy", o.Fixed, 5)
+refused("policies", o.generate_beside, decoder, 5, ids)
+refused("path", o.load_tokenizer, None)
+refused("lm", o.compile_forwards, target.model)
+for given in ((5, tree), (None, o.OptTree), (pair.drafter, tree, "match")):
+    try:
+        o.Decoder(target, *given)
+    except TypeError as error:
+        assert "is no" in str(error) or "is neither" in str(error), error
+    else:
+        raise AssertionError(given)
+assert decoder.generate(ids, 3).tokens
+target.model.set_attn_implementation("flex_attention")
+try:
+    decoder.generate(ids, 3)
+except o.UnsupportedModelError as error:
+    assert "switched to 'flex_attention' attention since it was wrapped" in str(error), error
+else:
+    raise AssertionError("flex attention was taken")
+"""
+
+
+def test_an_argument_of_a_wrong_type_is_named() -> None:
+    """In a process of its own: here every call of the library is checked by its annotations before it says anything."""
+    done = subprocess.run([sys.executable, "-c", WRONG_TYPES], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-600:]
+
+
+def test_a_folder_that_lacks_a_file_is_a_checkpoint_error(tmp_path: Path) -> None:
+    target = load_pair("demo", "ngram", dtype="float32").target
+    for kind in ("eagle", "medusa", "onepass", "exit", "dflash", "lm", "store"):
+        for path in (tmp_path, tmp_path / "none"):
+            with pytest.raises(CheckpointError, match=f"{path}"):
+                load_drafter(f"{kind}:{path}", target)

@@ -1,12 +1,15 @@
 """The most probable tokens: deterministic children, for `greedy` and `match`."""
 
 from dataclasses import dataclass
+from numbers import Integral
+from types import NoneType
 from typing import ClassVar
 
 import numpy as np
 import torch
 from jaxtyping import Float
 
+from opt_tree.arguments import require
 from opt_tree.children.base import Layer, Picked
 from opt_tree.random import Random
 from opt_tree.tree import fetch, on_host
@@ -23,6 +26,9 @@ class TopK:
     def __post_init__(self) -> None:
         if (self.per_node is None) == (self.total is None):
             raise ValueError("TopK takes either per_node or total")
+        require((Integral, NoneType), per_node=self.per_node, total=self.total)
+        if (self.per_node or self.total or 0) < 1:
+            raise ValueError(f"TopK takes at least one token, got {self}")
 
     @property
     def budget(self) -> int | None:

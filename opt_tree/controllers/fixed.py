@@ -3,6 +3,7 @@
 from jaxtyping import Float
 from torch import Tensor
 
+from opt_tree.arguments import require
 from opt_tree.children import Few
 from opt_tree.controllers.base import Controller
 from opt_tree.policies import TreePolicy
@@ -12,6 +13,7 @@ class Fixed(Controller):
     """Always the same policy."""
 
     def __init__(self, policy: TreePolicy) -> None:
+        require(TreePolicy, policy=policy)
         self.policies = (policy,)
 
     def choose(self, context: list[int], root: Float[Tensor, "1 vocab"] | Few | None) -> TreePolicy:

@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from jaxtyping import Float
 from torch import Tensor
 
+from opt_tree.arguments import require
 from opt_tree.children import Few
 from opt_tree.controllers.base import Controller
 from opt_tree.policies import TreePolicy
@@ -23,7 +24,10 @@ class Scheduled(Controller):
     """
 
     def __init__(self, policies: Iterable[TreePolicy]) -> None:
+        require(Iterable, policies=policies)
         self.policies = tuple(policies)
+        for policy in self.policies:
+            require(TreePolicy, policy=policy)
         if not self.policies:
             raise ValueError("a schedule needs at least one policy")
         self._steps = 0

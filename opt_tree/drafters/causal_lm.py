@@ -5,6 +5,7 @@ from typing import Any
 from jaxtyping import Float
 from torch import Tensor
 
+from opt_tree.arguments import require
 from opt_tree.children import Reduced
 from opt_tree.drafters.base import OfModel
 from opt_tree.lm import CausalLM
@@ -24,6 +25,7 @@ class CausalLMDrafter(OfModel):
     any_order = True
 
     def __init__(self, lm: CausalLM, vocab: int | None = None) -> None:
+        require(CausalLM, lm=lm)
         self.lm = lm
         self.vocab = min(vocab or lm.vocab, lm.vocab)
         self.max_context, self.models = lm.max_context, (lm,)

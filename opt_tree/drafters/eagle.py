@@ -12,6 +12,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from transformers import LlamaConfig
 
+from opt_tree.arguments import require
 from opt_tree.checkpoints import CheckpointError, find_file, load_tensors
 from opt_tree.children import Reduced
 from opt_tree.drafters.base import OfModel
@@ -47,6 +48,8 @@ class EagleDrafter(OfModel):
         tokens: Int[Tensor, " columns"] | None = None,
     ) -> None:
         """`tokens`: the draft vocabulary; None: all tokens of the head."""
+        require(EagleHead, head=head)
+        require(CausalLM, target=target)
         if head.config.hidden_size != target.hidden:
             raise ValueError(
                 f"wrong head for this target: the head is {head.config.hidden_size} wide, {target.name} {target.hidden}"
@@ -166,6 +169,7 @@ def load_eagle(
     `t2d` may be there: then it drafts these tokens only, by the target's own output rows. Missing, unexpected and
     misshapen tensors are all named. `tensors`: those of the checkpoint, if they are read already.
     """
+    require(CausalLM, target=target)
     tensors = load_tensors(path) if tensors is None else tensors
     if any(name.startswith("midlayer.") for name in tensors):
         raise CheckpointError(f"{path} is an EAGLE-3 head, not one of EAGLE-1 or EAGLE-2")

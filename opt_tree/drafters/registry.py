@@ -13,7 +13,8 @@ from typing import NamedTuple
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from opt_tree.chain_lm import AnyLM
+from opt_tree.arguments import require
+from opt_tree.chain_lm import AnyLM, ChainLM
 from opt_tree.checkpoints import (
     CheckpointError,
     check_same_tokenizer,
@@ -234,6 +235,9 @@ def load_drafter(spec: str, target: AnyLM, options: DrafterOptions = DrafterOpti
     A temperature that `opt_tree.training.calibrate` stored beside it sharpens it at temperature 0.
     Raises CheckpointError with the path in it where there is none, or none for this target.
     """
+    require(str, spec=spec)
+    require((CausalLM, ChainLM), target=target)
+    require(DrafterOptions, options=options)
     kind, path = parse_spec(spec)
     folder = resolve(path, KINDS[kind].part or "")
     drafter = KINDS[kind].load(folder, target, options)

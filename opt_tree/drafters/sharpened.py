@@ -5,11 +5,13 @@ computed from q can be far below the A that follows. One temperature, fitted by 
 choices (`python -m opt_tree.training.calibrate`), mends most of that.
 """
 
+from numbers import Real
 from typing import Any
 
 from jaxtyping import Float
 from torch import Tensor
 
+from opt_tree.arguments import require
 from opt_tree.children import Few, Reduced
 from opt_tree.drafters.base import Drafter, DrafterAround, scaled
 from opt_tree.pool import Frontier
@@ -23,6 +25,8 @@ class Sharpened(DrafterAround):
     """
 
     def __init__(self, drafter: Drafter, temperature: float) -> None:
+        require(Drafter, drafter=drafter)
+        require(Real, temperature=temperature)
         if not temperature > 0:
             raise ValueError(f"the sharpening temperature must be positive, got {temperature}")
         if drafter.sparse:

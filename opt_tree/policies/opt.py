@@ -1,10 +1,12 @@
 """OPT-Tree: the tree that maximises the expected acceptance length under a node budget (arXiv:2406.17276)."""
 
 from dataclasses import dataclass
+from numbers import Real
 
 import numpy as np
 from jaxtyping import Int
 
+from opt_tree.arguments import require
 from opt_tree.children import TopK
 from opt_tree.pool import CandidatePool
 
@@ -33,6 +35,7 @@ class OptTree:
     """Layers drafted at most; unlike in the published code, all of them can be in the tree."""
 
     def __post_init__(self) -> None:
+        require(Real, nodes=self.nodes, threshold=self.threshold, max_depth=self.max_depth)
         if self.nodes != int(self.nodes) or self.max_depth != int(self.max_depth):
             raise ValueError(f"nodes and max_depth must be whole numbers, got {self.nodes} and {self.max_depth}")
         if self.nodes < 1:

@@ -1,13 +1,15 @@
 """Trees whose shape is fixed beforehand: chains, k-ary trees, any list of paths, and the empty tree."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import product
+from numbers import Integral
 
 import numpy as np
 from jaxtyping import Int
 
+from opt_tree.arguments import require
 from opt_tree.children import Children, TopK
 from opt_tree.pool import CandidatePool
 
@@ -30,6 +32,11 @@ class Static:
     """How that many siblings are picked; sampled ones (`IID`, `WithoutReplacement`) rank as they are drawn."""
 
     def __post_init__(self) -> None:
+        require(Sequence, paths=self.paths)
+        for path in self.paths:
+            require(Sequence, path=path)
+            for rank in path:
+                require(Integral, rank=rank)
         known = set(self.paths)
         if len(known) != len(self.paths):
             raise ValueError("a path is listed twice")
