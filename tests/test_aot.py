@@ -438,6 +438,13 @@ def test_a_drafters_graph_normalises_and_another_calibration_compiles_nothing(fa
     assert compile_forwards(CausalLM(tiny_drafter("llama"))) and len(fake) == 3, "so are none"
 
 
+def test_the_compiler_knows_what_it_is_told():
+    """A drafter's package is not really made here, so a name that torch drops would show on a user's machine only."""
+    from torch._inductor import config
+
+    assert set(aot.OPTIONS | aot.TIMED) <= set(config.get_config_copy())
+
+
 def test_compile_errors_are_one_line():
     assert aot.one_line(ValueError("a\n  b")) == "ValueError: a b"
     with pytest.raises(CompileError, match="no package"):
