@@ -23,7 +23,7 @@ from evaluation.answers.match import first_difference
 from evaluation.command_line import check_writable, parse
 from evaluation.demo import command as demo
 from evaluation.demo.comparison import ASSISTED, GREEDY, LABELS, OURS, PLAIN, different_texts, notes, table
-from evaluation.demo.options import DEMO_TREE, EagleOptions
+from evaluation.demo.options import ABOVE_A_TABLE, ALONE, EagleOptions
 from evaluation.demo.streaming import ColorStreamer, wants_color
 from evaluation.run.baselines import assistant_of, in_loop, transformers_assisted, transformers_greedy
 from evaluation.timing import Timed, Timings, interleave
@@ -259,9 +259,11 @@ def test_when_forwards_are_compiled(classic, capsys, monkeypatch, given, asked, 
     assert line in capsys.readouterr().out
 
 
-def test_the_assistant_stays_as_it_is_where_the_drafter_was_cast(classic):
+@pytest.mark.parametrize("spec", ["lm:{draft}", "graft:1:lm:{draft}+ngram"])
+def test_the_assistant_stays_as_it_is_where_the_drafter_was_cast(folders, spec):
     """transformers runs a small bfloat16 model slower than the same in float32."""
-    arguments = [*classic, "--device", "cpu", "--compile", "--draft-dtype", "auto"]
+    models = ["--base-model-path", folders["target"], "--drafter", spec.format(**folders)]
+    arguments = [*models, "--dtype", "float32", "--device", "cpu", "--compile", "--draft-dtype", "auto"]
     options = parse(demo.Options, "demo", "", arguments)
     pair = load_pair(options.base_model_path, options.drafter, dtype="float32", device="cpu")
     lm = pair.drafter.models[0]
@@ -298,8 +300,9 @@ def test_the_check_of_the_page_leaves_no_file(tmp_path):
 
 
 def test_options_replace_single_fields_of_the_default_tree():
-    assert options_of().policy() == DEMO_TREE
-    assert options_of("--nodes=9").policy() == dataclasses.replace(DEMO_TREE, nodes=9)
+    assert options_of().policy() == ABOVE_A_TABLE
+    assert options_of("--nodes=9").policy() == dataclasses.replace(ABOVE_A_TABLE, nodes=9)
+    assert options_of("--drafter", "lm:demo").policy() == ALONE  # each further layer costs a forward
     named = options_of("--base_model_path", "some/model", "--drafter", "ngram", "--max_depth", "3")
     assert named.policy() == OptTree(max_depth=3)
 

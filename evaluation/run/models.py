@@ -131,7 +131,7 @@ def load_assistant(options: Models, path: str | None, pair: Pair, draft_dtype: s
         # A drafter that was compiled may have been cast to what is fastest then; transformers runs it as it is.
         if not options.compile or draft_dtype != "auto":
             return own
-        path = parse_spec(options.drafter).path
+        path = own.name_or_path
     path = path or ("demo" if options.base_model_path == "demo" else None)
     if path is None:
         return None
