@@ -21,7 +21,7 @@ from evaluation.timing import Timed
 from opt_tree import Decoder, OptTree, Pair, Sampling, load_pair
 from opt_tree.checkpoints import as_dtype, check_same_tokenizer, load_causal_lm, load_tokenizer, require_device
 from opt_tree.drafters import model_drafter
-from opt_tree.drafters.registry import DrafterOptions, load_drafter, parse_spec
+from opt_tree.drafters.registry import DrafterOptions, load_drafter
 from opt_tree.inflate import inflate_pair
 from opt_tree.models import resolve
 from opt_tree.presets import chain, opt, plain
