@@ -94,6 +94,8 @@ def help_of(name: str) -> str:
     """What a module or script prints for --help."""
     printed: list[str] = []
     with pytest.MonkeyPatch.context() as patch:
+        # runpy would keep what it compiles, shape checks and all, where everybody else looks for the plain module.
+        patch.setattr(sys, "dont_write_bytecode", True)
         patch.setattr(sys, "argv", [name, "--help"])
         patch.setattr(sys.stdout, "write", lambda text: printed.append(text) or len(text))
         with pytest.raises(SystemExit) as exited:
