@@ -450,3 +450,15 @@ def test_what_a_drafter_weighs_is_the_sum_of_its_parts(tmp_path: Path) -> None:
     (tmp_path / "a" / "training.json").write_text('{"minutes": "long"}')
     with pytest.raises(CheckpointError, match=r"training.json does not say the minutes"):
         footprint(pair.partition("+")[0])
+
+
+def test_a_table_that_learns_begins_each_line_with_nothing(tmp_path: Path) -> None:
+    """The same questions come in every line: what was learnt of their answers in one would be known in the next."""
+    asked = "--policies opt:0 --drafter ngram-recycling --sharpening bare --dtype float32 --limit 2 --max-new-tokens 16"
+    found = []
+    for budgets in ("6", "4,6"):
+        output = tmp_path / f"{budgets}.jsonl"
+        assert compare.main([*asked.split(), "--budgets", budgets, "--output", str(output)]) == 0
+        *_, last = map(json.loads, output.read_text().splitlines())
+        found.append([answer["choices"][0]["accept_lengths"] for answer in last["answers"]])
+    assert found[0] == found[1]

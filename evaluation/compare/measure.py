@@ -3,6 +3,7 @@
 Owns what is loaded and in which order things are decoded. Knows nothing of files of combinations, tables and plots.
 """
 
+import copy
 import dataclasses
 import functools
 from collections.abc import Sequence
@@ -22,7 +23,7 @@ from evaluation.run.models import check_device, load_assistant, load_several, re
 from evaluation.run.rates import Counting
 from evaluation.run.rates import measure as count_acceptance
 from evaluation.timing import in_turn
-from opt_tree import Decoder, Generation, OptTree, Pair, Sampling, Step
+from opt_tree import Decoder, Drafter, Generation, OptTree, Pair, Sampling, Step
 from opt_tree.policies import AcceptanceRates
 from opt_tree.presets import plain
 
@@ -70,7 +71,8 @@ class Bench:
             verifier = watch = Expectation(verifier, policy.children, self.options.expect_every)
         steps: list[Step] = []
         stop = self.conversation.prompter.stop
-        ours = InLoop(Decoder(pair.target, pair.drafter, policy, verifier, lossy=self.options.lossy), sampling, stop)
+        drafter = unlearnt(pair.drafter)
+        ours = InLoop(Decoder(pair.target, drafter, policy, verifier, lossy=self.options.lossy), sampling, stop)
         base = InLoop(plain(pair.target), sampling, stop)
         efficiency: list[dict[str, list[float]]] = []
         if self.options.batch_size > 1:
@@ -209,3 +211,8 @@ def _slim(answer: Record) -> Record:
     dropped = ("prompt_ids", "token_ids", "idxs")
     choices = [{key: value for key, value in choice.items() if key not in dropped} for choice in answer["choices"]]
     return {**answer, "choices": choices}
+
+
+def unlearnt(drafter: Drafter) -> Drafter:
+    """What drafts in one line of the table: a table that learns must not have seen its questions in the line before."""
+    return drafter if drafter.models else copy.deepcopy(drafter)
