@@ -16,7 +16,7 @@ from opt_tree.models import KNOWN
 from opt_tree.policies.registry import make_policy
 
 # The best trees for the embedded models on one CPU core, not the paper's: there a node costs more than on a GPU. Below
-# one forward of a model the layers are a table's, and cost next to nothing: they are worth drafting for little.
+# one forward of a model the layers are a table's, which cost no forward: they are worth drafting for less.
 ALONE, ABOVE_A_TABLE = OptTree(12, 0.45, 10), OptTree(6, 0.1, 10)
 TREES = {name: OptTree(known.nodes, known.threshold, 10) for name, known in KNOWN.items()}
 
