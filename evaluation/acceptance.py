@@ -18,7 +18,7 @@ from typing import Any
 import torch
 import transformers
 
-from evaluation.command_line import at_least, check_writable, option, parse, run_command, table
+from evaluation.command_line import at_least, check_writable, main_of, option, table
 from evaluation.run.conversation import Conversation
 from evaluation.run.material import gather
 from evaluation.run.options import MOST_NODES, Asked
@@ -96,15 +96,7 @@ def run(options: Options) -> dict[str, Any]:
     return document
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """Measure and write. Returns 0, or 2 for bad input."""
-
-    def command() -> int:
-        run(parse(Options, "python -m evaluation.acceptance", __doc__, arguments))
-        return 0
-
-    return run_command(command)
-
+main = main_of("acceptance", Options, __doc__, run)
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -169,6 +169,25 @@ def run_command(command: Callable[[], int]) -> int:
         return 130
 
 
+def main_of(
+    program: str, options: type[Options], about: str | None, run: Callable[[Options], Any]
+) -> Callable[..., int]:
+    """Return the `main` of a command: options are read, `run` does the work, --json prints what it returned.
+
+    `main` returns 0, or 2 for bad input; without arguments it reads the command line.
+    """
+
+    def main(arguments: list[str] | None = None) -> int:
+        def command() -> int:
+            given = parse(options, f"python -m evaluation.{program}", about, arguments)
+            print_json(getattr(given, "json", False), run(given))
+            return 0
+
+        return run_command(command)
+
+    return main
+
+
 def print_json(wanted: bool, figures: Any) -> None:
     """Print the figures as one line, the last one, where --json asks for it."""
     if wanted:

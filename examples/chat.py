@@ -13,13 +13,13 @@ import dataclasses
 import html
 import importlib.util
 import sys
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from opt_tree import CausalLM, CheckpointError, Decoder, Generation, OptTree, Pair, Sampling, Static, explore, load_pair
-from opt_tree.checkpoints import encode
 from opt_tree.compiling import compile_forwards
 from opt_tree.display.page import STYLE, answer_spans
 from opt_tree.display.trees import escape
@@ -126,7 +126,7 @@ class Room:
 
     def runners(self, messages: Sequence[Message], chosen: Chosen) -> list[Runner]:
         """The sides of one answer. Raises ValueError for what does not go together."""
-        prompt = encode(self.pair.tokenizer, list(messages))
+        prompt = self.pair.encode(list(messages))
         drafter, target = self.drafters[chosen.drafter], self.pair.target
         sides = {f"{chosen.drafter}, {chosen.tree}": Decoder(target, drafter, chosen.policy)}
         if chosen.drafter != self._ready:  # a package belongs to the layers that a drafter reads
@@ -237,7 +237,12 @@ def main(argv: Sequence[str] | None = None) -> None:
         blocks = page(load(arguments), KNOWN.get(arguments.base_model_path))
     except (CheckpointError, ValueError) as error:
         sys.exit(str(error))
-    blocks.launch(server_port=arguments.port)
+    blocks.launch(server_port=arguments.port, prevent_thread_lock=True)
+    try:  # gradio's own wait ends with status 0 on Ctrl-C
+        threading.Event().wait()
+    except KeyboardInterrupt:
+        blocks.close(verbose=False)
+        sys.exit(130)
 
 
 if __name__ == "__main__":

@@ -4,6 +4,9 @@ Which tokens may follow (`Drafter`), which of them to draft (`TreePolicy`) and h
 are three independent questions; `Decoder` puts one answer to each into one loop.
 """
 
+import opt_tree.interrupted  # noqa: F401
+
+# isort: split
 from opt_tree.beside import Beside, generate_beside
 from opt_tree.chain_lm import ChainLM, wrap
 from opt_tree.checkpoints import CheckpointError, load_causal_lm, load_tokenizer

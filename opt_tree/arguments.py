@@ -6,9 +6,18 @@ from os import PathLike
 from types import NoneType
 from typing import Any
 
+import numpy as np
+
 _WORDS: dict[type, str] = {
     **dict.fromkeys((Collection, Iterable, Sequence), "a list"),
-    **{Integral: "a whole number", Real: "a number", str: "a text", PathLike: "a path", NoneType: "None"},
+    **{
+        Integral: "a whole number",
+        Real: "a number",
+        str: "a text",
+        np.ndarray: "a numpy array",
+        PathLike: "a path",
+        NoneType: "None",
+    },
 }
 
 

@@ -7,16 +7,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import greenlet
-import numpy as np
-import torch
-from jaxtyping import Bool
+from jaxtyping import Bool, Int
 from torch import Tensor, nn
 
-from opt_tree.attention import additive
 from opt_tree.cache import KVCache
 from opt_tree.chain_lm import ChainLM
-from opt_tree.engines import Engine, Forward
-from opt_tree.engines.body import compute_batch, laws_of, takes
+from opt_tree.engines import Compiled, Engine, Forward
+from opt_tree.engines.base import Mask
+from opt_tree.engines.body import compute_batch, laws_of, model_inputs, takes
 from opt_tree.engines.eager import attention_kernels
 from opt_tree.lanes import Lane, Storage
 from opt_tree.lm import CausalLM
@@ -76,25 +74,37 @@ class Packed:
 
         A padding row sees the first key of its lane alone and is written where nobody reads; nobody sees it.
         """
-        rows, places = max(ask.rows for ask in asked), [ask.engine.lane.read for ask in asked]
-        slots = np.full((len(asked), rows), -1)
-        for line, ask, (start, _) in zip(slots, asked, places, strict=True):
-            line[rows - ask.rows :] = np.arange(start, start + ask.rows)
-        keys = max(keys for _, keys in places)
-        self.storage.open([ask.engine.lane.number for ask in asked], keys, slots)
+        rows, engine = max(ask.rows for ask in asked), self.lm.engine
+        keys = max(ask.engine.lane.read[1] for ask in asked)
+        lanes = [ask.engine.lane.number for ask in asked]
+        self.storage.reserve(keys)
+        if isinstance(engine, Compiled) and engine.takes((lanes[-1] + 1 - lanes[0]) * rows):
+            return self._compiled(engine, asked, rows, keys)
         forwards = [ask.forward for ask in asked]
-        inputs = _inputs(forwards, rows, keys, self.lm.dtype)
+        ints, mask, more = _tensors(forwards, rows, keys, self.storage.slots - 1)
+        self.storage.open(lanes, keys, ints[2])
+        inputs = model_inputs(self.lm.model, ints, mask, *more)
         whole = not all(forward.last_only and forward.slots is None for forward in forwards)
         if not whole and self._keeps_logits:
             inputs["logits_to_keep"] = 1
         with attention_kernels(self.lm.device):
-            logits, states = compute_batch(self.lm.model, inputs, self.storage, self.lm.engine.layers)
+            logits, states = compute_batch(self.lm.model, inputs, self.storage, engine.layers)
         outputs = []
         for row, ask in enumerate(asked):
             own = {layer: found[row, -ask.rows :] for layer, found in states.items()}
             asked_for = logits[row, -ask.rows if whole else -1 :]
             outputs.append(Output(asked_for, own, laws_of(asked_for, ask.forward)))
         return outputs
+
+    def _compiled(self, engine: Compiled, asked: Sequence[Ask], rows: int, keys: int) -> list[Output]:
+        """The same by the model's package, for all lanes from the first to the last: those between them are padding."""
+        by_lane = {ask.engine.lane.number: ask.forward for ask in asked}
+        lanes = range(asked[0].engine.lane.number, asked[-1].engine.lane.number + 1)
+        forwards = [by_lane.get(lane) for lane in lanes]
+        ints, mask, more = _tensors(forwards, rows, keys, self.storage.slots - 1)
+        found = engine.call(ints, mask, self.storage.views(lanes), more, forwards)
+        places = ((ask.engine.lane.number - lanes.start, ask) for ask in asked)
+        return [engine.output([one[place, -ask.rows :] for one in found], ask.forward) for place, ask in places]
 
 
 def cheapest_split(rows: Sequence[int], call: int) -> list[list[int]]:
@@ -114,34 +124,43 @@ def cheapest_split(rows: Sequence[int], call: int) -> list[list[int]]:
     return parts
 
 
-def _inputs(forwards: Sequence[Forward], rows: int, keys: int, dtype: torch.dtype) -> dict[str, Any]:
-    """A model's inputs, a batch row for each forward: padded on the left to `rows`, on the right to `keys`."""
-    first = forwards[0]
-    ints = torch.stack([_padded(forward.ints, rows) for forward in forwards], 1)
+def _tensors(
+    forwards: Sequence[Forward | None], rows: int, keys: int, scratch: int
+) -> tuple[Int[Tensor, "3 lanes {rows}"], Mask | dict[str, Mask], list[Tensor]]:
+    """A body's inputs, a batch row for each forward: padded on the left to `rows`, on the right to `keys`.
+
+    Padding is written to the slot `scratch`; a lane without a forward is padding as a whole. The last are features.
+    """
+    first = next(forward for forward in forwards if forward is not None)
+    ints = first.ints.new_zeros((3, len(forwards), rows))
+    ints[2] = scratch
+    for lane, forward in enumerate(forwards):
+        if forward is not None:
+            ints[:, lane, rows - forward.ints.shape[1] :] = forward.ints
     if isinstance(first.mask, dict):
-        mask: Any = {
-            k: additive(_mask([forward.mask[k] for forward in forwards], rows, keys), dtype)  # type: ignore[index]
-            for k in first.mask
-        }
+        masks = {kind: [one and one.mask[kind] for one in forwards] for kind in first.mask}  # type: ignore[index]
+        mask: Any = {kind: _mask(own, rows, keys) for kind, own in masks.items()}  # type: ignore[arg-type]
     else:
-        mask = additive(_mask([forward.mask for forward in forwards], rows, keys), dtype)  # type: ignore[misc]
-    inputs = {"input_ids": ints[0], "position_ids": ints[1], "attention_mask": mask}
-    if first.features is not None:
-        found = [torch.nn.functional.pad(f.features, (0, 0, rows - len(f.features), 0)) for f in forwards]  # type: ignore
-        inputs["features"] = torch.stack(found)
-    return inputs
+        mask = _mask([one and one.mask for one in forwards], rows, keys)  # type: ignore[arg-type, misc]
+    if first.features is None:
+        return ints, mask, []
+    features = first.features.new_zeros((len(forwards), rows, first.features.shape[1]))
+    for own, forward in zip(features, forwards, strict=True):
+        if forward is not None:
+            own[rows - len(forward.features) :] = forward.features  # type: ignore[arg-type]
+    return ints, mask, [features]
 
 
-def _padded(ints: Tensor, rows: int) -> Tensor:
-    return ints if ints.shape[1] == rows else torch.constant_pad_nd(ints, (rows - ints.shape[1], 0))
-
-
-def _mask(masks: Sequence[Bool[Tensor, "1 1 _ _"]], rows: int, keys: int) -> Bool[Tensor, "lanes 1 {rows} {keys}"]:
+def _mask(
+    masks: Sequence[Bool[Tensor, "1 1 _ _"] | None], rows: int, keys: int
+) -> Bool[Tensor, "lanes 1 {rows} {keys}"]:
     """One mask for all lanes: what a lane has no rows or keys for is hidden, but a padding row sees the first key."""
-    whole = masks[0].new_zeros((len(masks), 1, rows, keys))
+    first = next(mask for mask in masks if mask is not None)
+    whole = first.new_zeros((len(masks), 1, rows, keys))
     for lane, mask in zip(whole, masks, strict=True):
-        empty = rows - mask.shape[2]
-        lane[:, empty:, : mask.shape[3]] = mask[0]
+        empty = rows if mask is None else rows - mask.shape[2]
+        if mask is not None:
+            lane[:, empty:, : mask.shape[3]] = mask[0]
         if empty:
             lane[:, :empty, 0] = True
     return whole
@@ -162,8 +181,8 @@ def why_alone(models: Sequence[Any]) -> str | None:
             return f"{lm.name} changes its position factors with the context (LongRoPE): one forward takes one kind"
         if type(lm.cache) is not KVCache:
             return f"{lm.name} keeps {type(lm.cache).__name__}, of which there is one for one sequence"
-        if lm.engine is not lm.eager:
-            return f"{lm.name} is compiled, for one sequence at a time"
+        if lm.engine is not lm.eager and not isinstance(lm.engine, Compiled):
+            return f"{lm.name} replays captured graphs, which are for one sequence at a time"
     return None
 
 

@@ -43,7 +43,7 @@ class LayerShape:
 
 
 class KVCache(Cache):
-    """KV rows of all layers in one tensor per distinct shape, so that committing a path is two kernels, not 2 x layers.
+    """KV rows of all layers in one tensor per distinct shape, so that keeping a row is one copy, not 2 x layers.
 
     Invariant: slots below `length` hold the committed context in order, exactly as a fresh prefill would have left
     them; slots `length ... length + pending` hold rows that the last forwards wrote and nobody has kept yet.
@@ -149,19 +149,18 @@ class KVCache(Cache):
         """Commit the pending rows `kept` (increasing offsets behind `length`), in this order; drop the others."""
         if kept and (kept[0] < 0 or kept[-1] >= self.pending or kept != sorted(set(kept))):
             raise ValueError(f"cannot keep rows {kept} of {self.pending} pending ones")
-        if kept != list(range(len(kept))):
-            self._move(kept)
+        place = next((place for place, row in enumerate(kept) if row != place), len(kept))
+        if place < len(kept):
+            self._move(kept[place:], self.length + place)
         self.length += len(kept)
         self.pending = 0
 
     @inference
-    def _move(self, kept: list[int]) -> None:
-        """Bring the pending rows `kept` to the end of the context."""
-        rows = torch.tensor([self.length + row for row in kept])
-        for storage in self._groups:
-            # index_select copies first, so overlapping source and destination rows do no harm.
-            moved = storage.index_select(3, rows.to(storage.device, non_blocking=True))
-            storage[..., self.length : self.length + len(kept), :] = moved
+    def _move(self, kept: list[int], to: int) -> None:
+        """Bring the pending rows `kept` to the slots from `to` on: each to one below its own, the lowest first."""
+        for slot, row in enumerate(kept, to):
+            for storage in self._groups:
+                storage[..., slot, :] = storage[..., self.length + row, :]
 
     def truncate(self, length: int) -> None:
         """Forget every row from `length` on."""

@@ -32,6 +32,7 @@ from opt_tree.support import (
     logits_per_row,
     past_fault,
     sees_later,
+    size_of,
     unwrapped,
 )
 from opt_tree.target import Output, Target, Work
@@ -107,8 +108,7 @@ class ChainLM(Target):
     @property
     def size(self) -> str:
         """Parameters and dtype, for a reader."""
-        count = sum(weight.numel() for weight in self.model.parameters())
-        return f"{count / 1e6:.1f} M parameters, {str(self.dtype).removeprefix('torch.')}"
+        return size_of(self.model, self.dtype)
 
     def reset(self) -> None:
         """Forget the context. Raises UnsupportedModelError where the model is no longer what was wrapped."""
@@ -230,7 +230,7 @@ def check_chains(lm: ChainLM) -> None:
     """Score chains and two paths, keep them in part and whole, and compare with plain forwards; refuse what differs.
 
     The yardstick is how far the logits move when the context is lost. A state that is lost in part may move little, so
-    where rounding is small, hardly more than that is let pass; but not for one token at a time: some models
+    where rounding is small, hardly more than that is let pass. One token at a time is judged less strictly: some models
     compute that a little otherwise, and that is what `generate` runs.
     """
     name, length = type(lm.model).__name__, max(4, min(19, lm.max_context - 12))

@@ -4,6 +4,8 @@ Owns the files: what is missing, corrupt or of another family is named in one li
 """
 
 import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +19,6 @@ from transformers.utils import cached_file
 from opt_tree.arguments import require
 from opt_tree.chain_lm import AnyLM, wrap
 from opt_tree.lm import Buckets
-from opt_tree.stopping import Stop
 from opt_tree.support import one_line
 
 DEMO = Path(__file__).parent / "demo"
@@ -29,6 +30,17 @@ _TOKENIZERS = ("tokenizer*", "vocab*", "*.model")
 
 class CheckpointError(ValueError):
     """A checkpoint cannot be used; the message names it and says why."""
+
+
+@contextmanager
+def refused(what: str) -> Iterator[None]:
+    """Inside, whatever is wrong with a checkpoint becomes a CheckpointError that begins with `what`."""
+    try:
+        yield
+    except CheckpointError:
+        raise
+    except (ValueError, TypeError) as error:
+        raise CheckpointError(f"{what}: {error}") from error
 
 
 class MissingFileError(CheckpointError, FileNotFoundError):
@@ -46,8 +58,7 @@ def load_causal_lm(
     if not model_options.keys() & {"device_map", "tp_plan", "distributed_config"}:
         model_options["device_map"] = device
     model_options.setdefault("attn_implementation", None)
-    model = _load(AutoModelForCausalLM, path, dtype=as_dtype(dtype, device), **model_options)
-    return wrap(model, buckets)
+    return wrap(_load(AutoModelForCausalLM, path, dtype=as_dtype(dtype, device), **model_options), buckets)
 
 
 def load_weights(path: str, dtype: torch.dtype) -> Any:
@@ -80,7 +91,7 @@ def load_tensors(
     for name in names:
         try:
             file = find_file(path, name)
-            return load_file(file)
+            return check_finite(file, load_file(file))
         except FileNotFoundError:
             continue
         except SafetensorError as error:
@@ -92,6 +103,14 @@ def load_tensors(
         raise CheckpointError(f"{file} is corrupt or holds more than tensors: {one_line(error)}") from error
     if not isinstance(tensors, dict) or not all(isinstance(tensor, Tensor) for tensor in tensors.values()):
         raise CheckpointError(f"{file} does not hold named tensors") from None
+    return check_finite(file, tensors)
+
+
+def check_finite(where: str | Path, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Return a drafter's weights if all are finite numbers, as their sums then are: else it would draft in vain."""
+    for name, tensor in tensors.items():
+        if tensor.is_floating_point() and not tensor.sum(dtype=torch.float32).isfinite():
+            raise CheckpointError(f"{where} holds numbers that are not finite, in {name}")
     return tensors
 
 
@@ -136,6 +155,15 @@ def _absent(path: str) -> str:
     return f"no model called {path}: not a local folder, and not found in the Hub cache or on the Hub (offline?)"
 
 
+def read_config(path: str, what: str) -> dict[str, Any]:
+    """Read config.json of a folder or a Hub repository; a CheckpointError says that it is of no `what`."""
+    file = find_file(path, "config.json")
+    try:
+        return dict(json.loads(file.read_text()))
+    except (ValueError, TypeError) as error:
+        raise CheckpointError(f"{file} is not the config of {what}: {one_line(error)}") from error
+
+
 def read_own_config(path: str, kind: str, complaint: str) -> dict[str, Any]:
     """Read config.json of a folder that this library wrote. CheckpointError, with `complaint`, for another kind."""
     file = find_file(path, "config.json")
@@ -158,15 +186,8 @@ def as_dtype(dtype: str | torch.dtype, device: str) -> str | torch.dtype:
         if torch.device(device).type != "cpu":
             return "auto"
         return torch.bfloat16 if fast_bfloat16() else torch.float32
-    names = {
-        "fp32": "float32",
-        "float": "float32",
-        "fp16": "float16",
-        "half": "float16",
-        "bf16": "bfloat16",
-        "fp64": "float64",
-    }
-    found = getattr(torch, names.get(dtype, dtype), None)
+    short = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16", "fp64": "float64"}  # torch has the other names
+    found = getattr(torch, short.get(dtype, dtype), None)
     if not isinstance(found, torch.dtype) or not found.is_floating_point or found.itemsize < 2:
         raise CheckpointError(f"unknown dtype {dtype!r}; try float32, bfloat16 or float16")
     return found
@@ -200,44 +221,23 @@ def check_same_tokenizer(
     )
 
 
-def stop_tokens(target: AnyLM, tokenizer: PreTrainedTokenizerBase | None = None) -> Stop:
-    """The stop tokens of a model: its generation config's (a list for many chat models) and the tokenizer's."""
-    ids: set[int] = set()
-    configured = getattr(getattr(target.model, "generation_config", None), "eos_token_id", None)
-    for source in (configured, getattr(tokenizer, "eos_token_id", None)):
-        ids.update(source if isinstance(source, (list, tuple)) else [] if source is None else [source])
-    return Stop(frozenset(ids))
-
-
-def encode(tokenizer: PreTrainedTokenizerBase, messages: list[dict[str, str]]) -> list[int]:
-    """Token ids of a conversation, ready for the answer; without a chat template, of the last message's bare text."""
-    if getattr(tokenizer, "chat_template", None):
-        text = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
-        return tokenizer(text, add_special_tokens=False).input_ids
-    return tokenizer(messages[-1]["content"]).input_ids
-
-
 def read_minutes(path: str) -> float | None:
     """The minutes of training that are noted beside some weights, or None."""
-    try:
-        minutes = float(json.loads(find_file(path, TRAINING).read_text())["minutes"])
-        if not minutes >= 0:
-            raise ValueError(f"{minutes} minutes are no time")
-        return minutes
-    except (FileNotFoundError, CheckpointError):
-        return None
-    except (ValueError, KeyError, TypeError) as error:
-        raise CheckpointError(f"{path}/{TRAINING} does not say the minutes: {one_line(error)}") from error
+    return _noted(path, TRAINING, "minutes", lambda minutes: minutes >= 0, "does not say the minutes")
 
 
 def read_calibration(path: str) -> float | None:
     """The sharpening temperature stored beside a drafter, or None."""
+    return _noted(path, CALIBRATION, "temperature", lambda temperature: temperature > 0, "is not a calibration")
+
+
+def _noted(path: str, name: str, key: str, fits: Callable[[float], bool], complaint: str) -> float | None:
+    """A number of a JSON file beside a checkpoint, or None without the file."""
     try:
-        temperature = float(json.loads(find_file(path, CALIBRATION).read_text())["temperature"])
-        if not temperature > 0:
-            raise ValueError(f"temperature {temperature} is not positive")
-        return temperature
+        if not fits(number := float(json.loads(find_file(path, name).read_text())[key])):
+            raise ValueError(f"{key} of {number}")
+        return number
     except (FileNotFoundError, CheckpointError):
         return None
     except (ValueError, KeyError, TypeError) as error:
-        raise CheckpointError(f"{path}/{CALIBRATION} is not a calibration: {one_line(error)}") from error
+        raise CheckpointError(f"{path}/{name} {complaint}: {one_line(error)}") from error

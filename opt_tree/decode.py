@@ -223,7 +223,16 @@ class Decoder:
         Raises ValueError for an empty prompt, a batch, a token outside the vocabulary or a prompt that leaves no room.
         """
         context = check_prompt(prompt, self.target)
-        return self._steps(self._run(context, max_new_tokens, sampling, random or Random(), reuse))
+        return self._in_turn(self._steps(self._run(context, max_new_tokens, sampling, random or Random(), reuse)))
+
+    def _in_turn(self, steps: Iterator[Step]) -> Iterator[Step]:
+        """Take each step in a turn of its own: between two of them the caller may do anything."""
+        while True:
+            with self.turn():
+                step = next(steps, None)
+            if step is None:
+                return
+            yield step
 
     def turn(self) -> ExitStack:
         """Wait until no other thread uses the target or the drafter, and keep them while this is open."""
@@ -244,19 +253,18 @@ class Decoder:
         return _Run(self.target, context, end, sampling, random, drafter, verifier, reuse)
 
     def _steps(self, run: _Run) -> Iterator[Step]:
+        """The steps of a generation, for whoever has the turn."""
         target, drafter, context, end = run.target, run.drafter, run.context, run.end
         if target.ranks is not None and target.ranks.leading is None:
             raise ValueError(f"{target.name} is spread over processes, which decide together in generate() alone")
-        with self.turn():
-            self._prefill(run)
-            generation, own = target.generation, drafter.bare.generation if drafter else 0
+        self._prefill(run)
+        generation, own = target.generation, drafter.bare.generation if drafter else 0
         while len(context) < end:
-            with self.turn():
-                if target.generation != generation:
-                    raise RuntimeError("another generation began on the same target; wrap the model twice for two")
-                if drafter is not None and drafter.bare.generation != own:
-                    raise RuntimeError("another generation began with the same drafter; make two of it to interleave")
-                step = self._step(run)
+            if target.generation != generation:
+                raise RuntimeError("another generation began on the same target; wrap the model twice for two")
+            if drafter is not None and drafter.bare.generation != own:
+                raise RuntimeError("another generation began with the same drafter; make two of it to interleave")
+            step = self._step(run)
             context.extend(step.tokens)
             run.prefill = 0.0
             yield step
@@ -299,7 +307,7 @@ class Decoder:
         output = target.score(tree)
         verdict = self._judge(run)(tree, run.sampling.processed(output.logits, tree, run.context), run.random)
         verified = time.perf_counter()
-        tokens = [*(int(tree.tokens[row]) for row in verdict.path[1:]), verdict.token]
+        tokens = [*tree.tokens[verdict.path[1:]].tolist(), verdict.token]
         outcome = Outcome(tree, verdict.path, tokens, _of_path(output.features, verdict.path), output.logits)
         target.commit(verdict.path)
         run.random.advance(len(tokens))
@@ -498,6 +506,8 @@ def _of_path(
     features: Mapping[int, Float[Tensor, "rows hidden"]], path: list[int]
 ) -> Mapping[int, Float[Tensor, "path hidden"]]:
     """Copy the features of a path's rows, so that they outlive the next forward."""
+    if not features:
+        return features
     rows = torch.from_numpy(np.array(path))
     return {layer: states.index_select(0, rows.to(states.device)) for layer, states in features.items()}
 

@@ -4,9 +4,8 @@ Owns the rows of all lanes of one model and how they move: a forward of several 
 their commits keep is moved for all of them at once, before the next forward. Knows nothing of who runs when.
 """
 
-import numpy as np
 import torch
-from jaxtyping import Int
+from jaxtyping import Float, Int
 from torch import Tensor
 from transformers.cache_utils import Cache
 
@@ -14,11 +13,11 @@ from opt_tree.cache import KVCache, LayerShape, inference
 
 
 class Storage(Cache):
-    """KV rows of all layers and lanes of one model: one tensor `[members, lanes, slots, heads, dim]` a distinct shape.
+    """KV rows of all layers and lanes of one model: one tensor `[members, lanes, heads, slots, dim]` a distinct shape.
 
-    A slot of a lane is a row of `[lanes * slots]`: a forward's rows are written, and what all commits keep is moved, by
-    one kernel a tensor, whatever the lanes. The last slot of a lane is scratch: padding is written there, and nobody
-    reads it. Storage grows by doubling, from zeros: a hidden key that was NaN would not be silent.
+    A slot of a head of a lane is a row of `[lanes * heads * slots]`: a forward's rows are written, and what all commits
+    keep is moved, by one kernel a tensor, whatever the lanes. The last slot of a lane is scratch: padding is written
+    there, and nobody reads it. Storage grows by doubling, from zeros: a hidden key that was NaN would not be silent.
     """
 
     def __init__(self, shapes: list[LayerShape], lanes: int) -> None:
@@ -29,10 +28,12 @@ class Storage(Cache):
         self._shapes = shapes
         self._groups: list[Tensor] = []
         self._views: list[tuple[tuple[Tensor, Tensor], ...]] = []
-        """Keys and values of each layer, each by slot, `[lanes * slots, heads, dim]`, and by lane and slot."""
+        """Keys and values of each layer, each by row, `[lanes * heads * slots, dim]`, and by lane, head and slot."""
         self._moves: dict[int, tuple[list[int], list[int]]] = {}
         """From and to which slots of a lane, by lane: what was committed since the last forward."""
-        self._open: tuple[dict[torch.device, Tensor], int, slice | Tensor] = ({}, 0, slice(0))
+        self._viewed: tuple[tuple[range, int], list[Tensor]] = ((range(0), 0), [])
+        """The last answer of `views`, and what it depends on."""
+        self._open: tuple[dict[tuple[int, torch.device], Tensor], int, slice | Tensor] = ({}, 0, slice(0))
 
     @inference
     def reserve(self, slots: int) -> None:
@@ -48,29 +49,46 @@ class Storage(Cache):
                 members.setdefault((s.heads, dim, s.dtype, s.device), []).append((layer, kind))
         self._groups, views = [], [[torch.empty(0)] * 2 for _ in self._shapes]
         for index, ((heads, dim, dtype, device), places) in enumerate(members.items()):
-            shape = (len(places), len(self.lanes), self.slots, heads, dim)
+            shape = (len(places), len(self.lanes), heads, self.slots, dim)
             group = torch.zeros(shape, dtype=dtype, device=device)
             if used:
-                group[:, :, :used] = old[index][:, :, :used]
+                group[..., :used, :] = old[index][..., :used, :]
             self._groups.append(group)
             for view, (layer, kind) in zip(group, places, strict=True):
                 views[layer][kind] = view
-        self._views = [tuple((view.flatten(0, 1), view) for view in layer) for layer in views]
+        self._views = [tuple((view.flatten(0, 2), view) for view in layer) for layer in views]
         for lane in self.lanes:
             lane.capacity = self.slots - 1
 
-    def open(self, lanes: list[int], keys: int, slots: Int[np.ndarray, "lanes rows"]) -> None:
+    def open(self, lanes: list[int], keys: int, slots: Int[Tensor, "lanes rows"]) -> None:
         """Prepare a forward with a batch row for each of `lanes` (in increasing order): it writes its rows at `slots`
-        of each lane (-1: padding) and reads the first `keys` of each.
+        of each lane (the last one: padding) and reads the first `keys` of each.
         """
         self.flush()
-        flat = np.array(lanes)[:, None] * self.slots + np.where(slots < 0, self.slots - 1, slots)
         among: slice | Tensor = slice(lanes[0], lanes[-1] + 1)
         if len(lanes) <= lanes[-1] - lanes[0]:  # some in between stay out: theirs are copied together
             among = torch.tensor(lanes)
-        index = torch.from_numpy(flat.ravel())
-        devices = {shape.device for shape in self._shapes}
-        self._open = {device: index.to(device, non_blocking=True) for device in devices}, keys, among
+        own = torch.tensor(lanes, device=slots.device)[:, None], slots
+        self._open = (
+            {kind: self._rows(*own, *kind) for kind in {(s.heads, s.device) for s in self._shapes}},
+            keys,
+            among,
+        )
+
+    def _rows(
+        self, lanes: Int[Tensor, "places 1"], slots: Int[Tensor, "places rows"], heads: int, device: torch.device
+    ) -> Int[Tensor, " all"]:
+        """Where slots of lanes are among all rows, head by head."""
+        starts = (lanes * heads + torch.arange(heads, device=lanes.device)) * self.slots
+        return (starts[..., None] + slots[:, None]).flatten().to(device, non_blocking=True)
+
+    def views(self, lanes: range) -> list[Float[Tensor, "lanes heads slots dim"]]:
+        """The rows of some lanes: keys and values of each layer in turn. What was committed has been moved."""
+        self.flush()
+        if (lanes, self.slots) != self._viewed[0]:
+            found = [view[lanes.start : lanes.stop] for layer in self._views for _, view in layer]
+            self._viewed = (lanes, self.slots), found
+        return self._viewed[1]
 
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: object, **kwargs: object
@@ -78,11 +96,10 @@ class Storage(Cache):
         """Write one layer's rows; return what to attend to. Called by the model."""
         slots, keys, among = self._open
         found = []
-        for states, (by_slot, view) in zip((key_states, value_states), self._views[layer_idx], strict=True):
-            by_slot.index_copy_(0, slots[view.device], states.transpose(1, 2).flatten(0, 1))
-            seen = view[:, :keys]
-            seen = seen[among] if isinstance(among, slice) else seen.index_select(0, among.to(view.device))
-            found.append(seen.transpose(1, 2))
+        for states, (by_row, view) in zip((key_states, value_states), self._views[layer_idx], strict=True):
+            by_row.index_copy_(0, slots[view.shape[1], view.device], states.flatten(0, 2))
+            seen = view[:, :, :keys]
+            found.append(seen[among] if isinstance(among, slice) else seen.index_select(0, among.to(view.device)))
         return found[0], found[1]
 
     def keep(self, lane: int, rows: list[int], to: int) -> None:
@@ -96,16 +113,14 @@ class Storage(Cache):
         """Move what was committed: one gather and one scatter a tensor, for all lanes."""
         if not self._moves:
             return
-        pairs = [
-            (lane * self.slots + row, lane * self.slots + slot)
-            for lane, (rows, to) in self._moves.items()
-            for row, slot in zip(rows, to, strict=True)
+        moves = [
+            (lane, row, slot) for lane, (rows, to) in self._moves.items() for row, slot in zip(rows, to, strict=True)
         ]
         self._moves = {}
-        ends = torch.tensor(pairs).T
+        lanes, *ends = torch.tensor(moves).T[..., None]
         for group in self._groups:
-            source, destination = ends.to(group.device, non_blocking=True)
-            rows = group.flatten(1, 2)
+            source, destination = (self._rows(lanes, slots, group.shape[2], group.device) for slots in ends)
+            rows = group.flatten(1, 3)
             # The gather copies first, so overlapping rows do no harm.
             rows.index_copy_(1, destination, rows.index_select(1, source))
 
@@ -140,5 +155,5 @@ class Lane(KVCache):
         """Make room for `rows` slots, in every lane."""
         self.storage.reserve(rows)
 
-    def _move(self, kept: list[int]) -> None:
-        self.storage.keep(self.number, [self.length + row for row in kept], self.length)
+    def _move(self, kept: list[int], to: int) -> None:
+        self.storage.keep(self.number, [self.length + row for row in kept], to)

@@ -35,6 +35,7 @@ from opt_tree.support import (
     layer_windows,
     logits_per_row,
     one_line,
+    size_of,
 )
 from opt_tree.target import Output, Target, Work, shared
 from opt_tree.tree import Tree
@@ -173,8 +174,7 @@ class CausalLM(Target):
     @property
     def size(self) -> str:
         """Parameters and dtype, for a reader."""
-        count = sum(weight.numel() for weight in self.model.parameters())
-        return f"{count / 1e6:.1f} M parameters, {str(self.dtype).removeprefix('torch.')}"
+        return size_of(self.model, self.dtype)
 
     def reset(self) -> None:
         """Forget the context. Raises UnsupportedModelError where the model is no longer what was wrapped."""
@@ -361,7 +361,7 @@ class CausalLM(Target):
             slots = ints[2]
         self.cache.open(rows if places is None else 0, keys, slots)
         scaled = None if scale is None else self._scale_tensor(scale)
-        masks = self._masks(ints[1], visible, keys)
+        masks = self._masks(ints, visible, keys)
         forward = Forward(ints, masks, slots, features, last_only, scaled, 0 if scale is None else self.columns)
         begin = time.perf_counter()
         output = engine.run(forward)
@@ -390,15 +390,15 @@ class CausalLM(Target):
         return self._scale[1]
 
     def _masks(
-        self, positions: Int[Tensor, " padded"], visible: Bool[np.ndarray, "rows columns"], keys: int
+        self, ints: Int[Tensor, "3 padded"], visible: Bool[np.ndarray, "rows columns"], keys: int
     ) -> Tensor | dict[str, Tensor]:
         """One mask where all layers are of one kind; a dict of masks where they differ."""
-        full = tree_mask(visible, self.length, len(positions), keys, self.device)
+        full = tree_mask(visible, self.length, ints.shape[1], keys, self.device)
         if not self._numbered:
             return full
         numbers = np.arange(keys)
         numbers[self.length : self.length + self._pending.shape[1]] = self._pending[1]
-        key_positions, masks = torch.from_numpy(numbers).to(self.device), {}
+        positions, key_positions, masks = ints[1], torch.from_numpy(numbers).to(self.device), {}
         for kind, size in self._windows.items():
             hide = {"sliding_attention": windowed, "chunked_attention": chunked}.get(kind)
             masks[kind] = full if hide is None else hide(full, positions, key_positions, size)

@@ -12,12 +12,10 @@ from opt_tree.arguments import require
 from opt_tree.chain_lm import AnyLM
 from opt_tree.checkpoints import (
     CheckpointError,
-    encode,
     fast_bfloat16,
     load_causal_lm,
     load_tokenizer,
     require_device,
-    stop_tokens,
 )
 from opt_tree.compiling import compile_forwards
 from opt_tree.drafters import Drafter
@@ -38,8 +36,12 @@ class Pair:
 
     @property
     def stop(self) -> Stop:
-        """The stop tokens that the tokenizer and the target's generation config name."""
-        return stop_tokens(self.target, self.tokenizer)
+        """The stop tokens that the target's generation config (a list for many chat models) and the tokenizer name."""
+        configured = getattr(getattr(self.target.model, "generation_config", None), "eos_token_id", None)
+        ids: set[int] = set()
+        for source in (configured, getattr(self.tokenizer, "eos_token_id", None)):
+            ids.update(source if isinstance(source, (list, tuple)) else [] if source is None else [source])
+        return Stop(frozenset(ids))
 
     def compile(self, make: bool = True, any_dtype: bool = False) -> bool:
         """Compute the forwards of all its models by compiled packages from now on; return whether all could be.
@@ -56,9 +58,16 @@ class Pair:
             done.append(compile_forwards(lm, make, (torch.bfloat16,) if free and lm.dtype == torch.float32 else ()))
         return all(done)
 
-    def encode(self, message: str) -> list[int]:
-        """Token ids of a user's message: by the tokenizer's chat template where it has one, else as bare text."""
-        return encode(self.tokenizer, [{"role": "user", "content": message}])
+    def encode(self, message: str | list[dict[str, str]]) -> list[int]:
+        """Token ids of a user's message, or of a conversation that is to be answered.
+
+        By the tokenizer's chat template; where it has none, the bare text of the last message.
+        """
+        messages = [{"role": "user", "content": message}] if isinstance(message, str) else message
+        if getattr(self.tokenizer, "chat_template", None):
+            text = self.tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+            return self.tokenizer(text, add_special_tokens=False).input_ids
+        return self.tokenizer(messages[-1]["content"]).input_ids
 
 
 def _named(target: Any, drafter: Any, eagle: Any, buckets: Any) -> str:
@@ -88,14 +97,14 @@ def load_pair(
     which is fetched and converted once.
 
     `drafter`: `lm:PATH`, `eagle:PATH`, ...; a bare path is a draft model's. `eagle=PATH` is short for
-    `drafter="eagle:PATH"`. With nothing named, what belongs to the target is taken: the embedded draft
-    model for "demo", the package's best drafter for a known model. A
-    temperature that calibration stored beside the drafter sharpens it at temperature 0, unless `bare`.
-    dtype "auto": on a CPU that multiplies bfloat16 (avx512_bf16, amx) the target is bfloat16 and an independent drafter
-    float32, as measured in RESULTS.md; on another CPU float32; on an accelerator the checkpoint's own. `compile` makes
-    packages of both models' forwards, once, or takes those that are there: 2 to 3 times faster on a CPU; on CUDA it
-    captures graphs (see `Pair.compile`; a draft dtype of "auto" may become bfloat16). `model_options` go to
-    transformers (`device_map=`, `quantization_config=`, ...).
+    `drafter="eagle:PATH"`. With nothing named, what belongs to the target is taken: the embedded draft model for
+    "demo", the package's best drafter for a known model. A temperature that calibration stored beside the drafter
+    sharpens it at temperature 0, unless `bare`.
+    dtype "auto", on a CPU that multiplies bfloat16 (avx512_bf16, amx): the target is bfloat16 and an independent
+    drafter float32, as measured in RESULTS.md. On another CPU it is float32, on an accelerator the checkpoint's own.
+    `compile`: on a CPU, makes packages of both models' forwards, once, or takes those that are there, 2 to 3 times
+    faster. On CUDA it captures graphs (see `Pair.compile`; a draft dtype of "auto" may become bfloat16).
+    `model_options` go to transformers (`device_map=`, `quantization_config=`, ...).
     """
     target = _named(target, drafter, eagle, buckets)
     if drafter and eagle:

@@ -90,12 +90,12 @@ class CandidatePool:
         """Pool row at which the newest layer begins."""
         # Grown by doubling: between two forwards an assignment costs a third of a concatenation.
         self._integers = np.zeros((4, 128), dtype=np.int64)
-        self._integers[:2, 0] = root, -1
+        self._integers[0, 0], self._integers[1, 0] = root, -1
         self._path_log_probs = np.zeros(128)
-        self.reach = np.zeros(1)
+        self._show(1)
+        self.reach = self.path_log_probs
         """What candidates are ranked by. Deterministic ones: `path_log_probs`. Sampled ones: what was known before the
         token was drawn; otherwise its own probability would decide whether it is kept (see `Picked.reach`)."""
-        self._show(1)
         self._ranked: dict[int, list[float]] = {}
         self._sums: dict[tuple[int, int], float] = {}
         self._frontier = _ROOT
@@ -121,7 +121,7 @@ class CandidatePool:
         log_probs, tokens, peaks = Laws(answer) if isinstance(answer, Tensor) else Laws(*answer)
         if self._equal is not None:
             log_probs = self._equal.spread(log_probs)
-        above = self.path_log_probs[self._frontier]
+        above = self.path_log_probs.take(self._frontier)
         picked = self.children.pick(Layer(log_probs, above, self.depth, self.floor, tokens, peaks), self._random)
         self.layer = len(self.tokens)
         self.depth += 1
@@ -131,11 +131,11 @@ class CandidatePool:
             self._path_log_probs = np.concatenate([self._path_log_probs] * 2)
         self._show(size)
         self.tokens[self.layer :] = picked.tokens
-        self.parents[self.layer :] = self._frontier[picked.rows]
+        self.parents[self.layer :] = self._frontier.take(picked.rows)
         self.depths[self.layer :] = self.depth
         self.draft_rows[self.layer :] = -1
         # minimum: adding in a narrower dtype on the device may round a child above its parent.
-        self.path_log_probs[self.layer :] = np.minimum(picked.path_log_probs, above[picked.rows])
+        self.path_log_probs[self.layer :] = np.minimum(picked.path_log_probs, above.take(picked.rows))
         if self._equal is not None:
             self._equal.add(self.parents[self.layer :], self.tokens[self.layer :])
         if picked.reach is None:
@@ -194,13 +194,14 @@ class CandidatePool:
             grown = np.eye(2 * len(self._seen), k=-1, dtype=bool)
             grown[: len(self._seen), : len(self._seen)] = self._seen
             self._seen = grown
-        parents = self.draft_rows[self.parents[rows]]
+        parents = self.draft_rows.take(self.parents.take(rows))
         self._seen[first + 1 : last + 1, :first] = self._seen[parents, :first]
         self.draft_rows[rows] = np.arange(first + 1, last + 1)
         if self._equal is not None:
             self.draft_rows[self._frontier] = self.draft_rows[self._equal.first[self._frontier]]
         self._expanded = last
-        return Frontier(self.tokens[rows], parents, self.depths[rows], self._seen[first + 1 : last + 1, :last])
+        seen = self._seen[first + 1 : last + 1, :last]
+        return Frontier(self.tokens.take(rows), parents, self.depths.take(rows), seen)
 
     def tree(self, rows: Int[np.ndarray, " rows"]) -> Tree:
         """Return the tree of the given pool rows, which must be closed under parents and include the root.
@@ -210,7 +211,7 @@ class CandidatePool:
         """
         rows = rows.copy()
         rows.sort()
-        above = self.parents[rows]
+        above = self.parents.take(rows)
         parents = rows.searchsorted(above)
         if (orphans := (rows[parents] != above)[1:]).any():
             orphan = rows[1:][orphans][0]
@@ -219,7 +220,8 @@ class CandidatePool:
         if self.children.sampled and (skipped := _ranks(self.parents)[rows] != _ranks(parents)).any():
             raise ValueError(f"sampled candidate {rows[skipped][0]} was selected without a sibling drawn before it")
         drawn_from = self._equal.drawn_from() if self._equal is not None else None
-        return Tree(self.tokens[rows], parents, self.path_log_probs[rows], self.draft_rows[rows], drawn_from)
+        log_probs, draft_rows = self.path_log_probs.take(rows), self.draft_rows.take(rows)
+        return Tree(self.tokens.take(rows), parents, log_probs, draft_rows, drawn_from)
 
 
 def _ranks(parents: Int[np.ndarray, " rows"]) -> Int[np.ndarray, " rows"]:

@@ -115,22 +115,8 @@ def rheo(target: Target, drafter: Drafter, policy: Rheo = Rheo()) -> Decoder:
     return Decoder(target, drafter, policy, rheo_verifier)
 
 
-PRESETS: dict[str, Callable[..., Decoder]] = {
-    "opt": opt,
-    "chain": chain,
-    "kary": kary,
-    "plain": plain,
-    "eagle2": eagle2,
-    "dynamic_depth": dynamic_depth,
-    "talon": talon,
-    "sequoia": sequoia,
-    "medusa": medusa,
-    "eagle1": eagle1,
-    "specinfer": specinfer,
-    "spectr": spectr,
-    "delayed": delayed,
-    "block_verification": block_verification,
-    "traversal_verification": traversal_verification,
-    "dyspec": dyspec,
-    "rheo": rheo,
-}
+_METHODS: tuple[Callable[..., Decoder], ...] = (
+    *(opt, chain, kary, plain, eagle2, dynamic_depth, talon, sequoia, medusa, eagle1, specinfer, spectr, delayed),
+    *(block_verification, traversal_verification, dyspec, rheo),
+)
+PRESETS = {method.__name__: method for method in _METHODS}

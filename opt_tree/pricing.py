@@ -8,12 +8,13 @@ import dataclasses
 import json
 import time
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Float
-from scipy.optimize import nnls
+from jaxtyping import Int
+from scipy.optimize import isotonic_regression
 
 from opt_tree.chain_lm import AnyLM
 from opt_tree.controllers import Auto, Scheduled
@@ -21,33 +22,57 @@ from opt_tree.decode import Decoder
 from opt_tree.drafters import Drafter
 from opt_tree.engines.packages import facts_of, remember, remembered
 from opt_tree.lm import CausalLM
-from opt_tree.policies import Costs, OptTree, Static, TreePolicy
+from opt_tree.policies import Costs, OptTree, Static
+from opt_tree.policies.costs import Curve
+from opt_tree.pool import CandidatePool
+from opt_tree.step import Step
 
-SHAPES: tuple[TreePolicy, ...] = (
-    Static.empty(),
-    *(OptTree(nodes, 0.0, depth) for nodes, depth in ((1, 1), (4, 3), (8, 2), (16, 6), (24, 1), (32, 4), (48, 8))),
-)
-"""What is decoded with by turns: trees of different nodes, layers and rows a layer, and none."""
+SIZES = (0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 11, 12, 15, 17, 18, 23, 24, 32, 48, 64)
+"""Nodes of the trees that are decoded with: each size where small trees are cut, and both sides of a kernel's blocks of
+six rows. Up and down, so that each follows one about as large, as in use."""
+DEPTH = 4
 CONTEXTS = (32, 384)
 ROUNDS, LEAST_ROUNDS = 12, 3
 SECONDS = 40.0
-"""After which no further round is begun, once each shape was met `LEAST_ROUNDS` times."""
-_VERSION = 1
+"""After which no further round is begun, once each size was met `LEAST_ROUNDS` times."""
+QUARTILE = 0.25
+_VERSION = 2
 
 
-class Timed(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class Timed:
     """One measured step."""
 
-    shape: int
-    """Its place in `SHAPES`."""
     context: int
     rows: int
-    layers: int
-    draft_rows: int
-    draft: float
-    """Seconds of growing the tree."""
-    rest: float
-    """Seconds of everything behind it."""
+    scoring: float
+    """Seconds of everything behind the draft."""
+    first: float = 0.0
+    """Seconds of the root's layer, and of selecting the tree."""
+    layers: tuple[tuple[int, float], ...] = ()
+    """Of each further layer: the rows of its forward, and its seconds."""
+
+
+class Clocked:
+    """OPT-Tree's trees of `nodes`, and when each of their layers was there."""
+
+    def __init__(self, nodes: int) -> None:
+        self._policy = OptTree(nodes, 0.0, DEPTH)
+        self.children, self.max_depth = self._policy.children, DEPTH
+        self.marks: list[tuple[float, int]] = []
+        """Of each layer of the newest tree: when it was there, and how many rows the forward below it has."""
+
+    def expand(self, pool: CandidatePool) -> Int[np.ndarray, " frontier"] | None:
+        if pool.depth == 1:
+            self.marks.clear()
+        rows = self._policy.expand(pool)
+        self.marks.append((time.perf_counter(), 0 if rows is None else len(rows)))
+        return rows
+
+    def select(self, pool: CandidatePool) -> Int[np.ndarray, " rows"]:
+        if len(self.marks) < pool.depth:  # the deepest layer is not asked for another one
+            self.marks.append((time.perf_counter(), 0))
+        return self._policy.select(pool)
 
 
 def auto(target: AnyLM, drafter: Drafter, nodes: int = 64, max_depth: int = 10) -> Auto:
@@ -67,7 +92,7 @@ def costs_of(target: AnyLM, drafter: Drafter) -> Costs:
     known = remembered(facts)
     if known is not None:
         try:
-            return Costs(**json.loads(known))
+            return Costs.read(json.loads(known))
         except (ValueError, TypeError):
             pass  # damaged: measured again
     costs = measure_costs(target, drafter)
@@ -90,7 +115,7 @@ def _engine(lm: AnyLM) -> str:
 
 
 def measure_costs(target: AnyLM, drafter: Drafter) -> Costs:
-    """Decode behind a short and a longer context with trees of several shapes by turns, and fit `Costs`."""
+    """Decode behind a short and a longer context with trees of several sizes by turns, and fit `Costs`."""
     fitting = [size for size in CONTEXTS if size + 200 <= min(target.max_context, drafter.max_context)]
     steps: list[Timed] = []
     for size in fitting or [max(2, min(target.max_context, drafter.max_context) // 4)]:
@@ -99,46 +124,68 @@ def measure_costs(target: AnyLM, drafter: Drafter) -> Costs:
 
 
 def _time_steps(target: AnyLM, drafter: Drafter, size: int, limit: float) -> list[Timed]:
-    """Steps behind a context of `size` arbitrary tokens, shape after shape."""
-    decoder = Decoder(target, drafter, Scheduled(SHAPES))
+    """Steps behind a context of `size` arbitrary tokens, size after size."""
+    shapes = [Clocked(nodes) if nodes else Static.empty() for nodes in (*SIZES, *SIZES[::-1])]
+    decoder = Decoder(target, drafter, Scheduled(shapes))
     prompt = [(7 * i + 3) % min(target.vocab, 1000) for i in range(size)]
     begin, timed, context = time.perf_counter(), list[Timed](), size
-    for turn, step in enumerate(decoder.steps(prompt, 8 * ROUNDS * len(SHAPES))):
-        rounds, shape = divmod(turn, len(SHAPES))
+    for turn, step in enumerate(decoder.steps(prompt)):
+        rounds = turn // len(SIZES)
         if rounds > ROUNDS or (rounds > LEAST_ROUNDS and time.perf_counter() - begin > limit):
             break
         if rounds:  # the first one pays for cold memory
-            times, forwards = step.times, step.draft_forwards
-            layers = max(forwards, int(step.tree.depths.max()))  # a table drafts without forwards
-            timed.append(
-                Timed(
-                    shape, context, len(step.tree), layers, step.draft_tokens, times.draft, times.verify + times.commit
-                )
-            )
+            timed.append(_timed(step, context))
         context += len(step.tokens)
     return timed
 
 
+def _timed(step: Step, context: int) -> Timed:
+    marks = step.policy.marks if isinstance(step.policy, Clocked) and step.draft_tokens else []
+    layers = tuple((rows, end - begin) for (begin, rows), (end, _) in pairwise(marks))
+    first = step.times.draft - sum(seconds for _, seconds in layers)
+    return Timed(context, len(step.tree), step.times.verify + step.times.commit, first, layers)
+
+
 def fit(steps: Sequence[Timed]) -> Costs:
-    """Fit seconds that are linear in rows and in the context, no part below 0, to medians over steps of one shape.
+    """Seconds by rows: lower quartiles of what was measured, as curves that rise (isotonic regression, by the counts).
 
-    Errors count relative to what was measured: a wide tree is no more important than a narrow one.
+    Both parts grow with the context in proportion to themselves, at the median over all sizes. What disturbs a step
+    makes it longer, never shorter: hence quartiles.
     """
-    medians = [
-        np.median([step[1:] for step in steps if (step.shape, step.context < near) == key], axis=0)
-        for near in [np.mean([step.context for step in steps])]
-        for key in sorted({(step.shape, step.context < near) for step in steps})
+    scored = [(step.context, step.rows, step.scoring) for step in steps]
+    layers = [(step.context, rows, seconds) for step in steps for rows, seconds in step.layers]
+    drafted = [step for step in steps if step.rows > 1]
+    growth, draft_growth = _growth(scored), _growth(layers)
+    firsts = [step.first / (1 + draft_growth * step.context) for step in drafted]
+    first = float(np.quantile(firsts, QUARTILE)) if firsts else 0.0
+    return Costs(_curve(scored, growth), first, _curve(layers, draft_growth) or ((1, first),), growth, draft_growth)
+
+
+def _growth(measured: Sequence[tuple[int, int, float]]) -> float:
+    """By which part of itself what takes (context, rows, seconds) grows with each token of context; 0 at least."""
+    if not measured:
+        return 0.0
+    contexts = np.array([context for context, _, _ in measured])
+    far = contexts > contexts.mean()
+    sizes, seconds = (np.array(values) for values in list(zip(*measured, strict=True))[1:])
+    ratios = [
+        np.quantile(seconds[far & (sizes == size)], QUARTILE) / np.quantile(seconds[~far & (sizes == size)], QUARTILE)
+        for size in set(sizes[far]) & set(sizes[~far])
     ]
-    cells = np.array(medians)
-    context, rows, layers, draft_rows, draft, rest = cells.T
-    tree, ones = rows > 1, np.ones(len(rows))
-    step, row, more = _linear(np.stack([ones, rows, context], 1)[tree], rest[tree])
-    layer, draft_row, draft_more = _linear(np.stack([layers, draft_rows, layers * context], 1)[tree], draft[tree])
-    growth = more / (step + row * rows[tree].mean())
-    plain = float(np.mean(rest[~tree] / (1 + growth * context[~tree])))
-    return Costs(plain, step, row, layer, draft_row, growth, draft_more / layer if layer else 0.0)
+    if not ratios:
+        return 0.0
+    ratio, short, long = np.median(ratios), contexts[~far].mean(), contexts[far].mean()
+    return float(max(ratio - 1, 0.0) / (long - ratio * short)) if long > ratio * short else 0.0
 
 
-def _linear(parts: Float[np.ndarray, "cells parts"], seconds: Float[np.ndarray, " cells"]) -> list[float]:
-    """Coefficients, none below 0, of the least relative squares."""
-    return nnls(parts / seconds[:, None], np.ones(len(seconds)))[0].tolist()
+def _curve(measured: Sequence[tuple[int, int, float]], growth: float) -> Curve:
+    """The rising curve through (context, rows, seconds), behind no context."""
+    by_rows: dict[int, list[float]] = {}
+    for context, rows, taken in measured:
+        by_rows.setdefault(rows, []).append(taken / (1 + growth * context))
+    known = sorted(by_rows)
+    if not known:
+        return ()
+    seconds = [float(np.quantile(by_rows[rows], QUARTILE)) for rows in known]
+    rising = isotonic_regression(seconds, weights=[len(by_rows[rows]) for rows in known]).x
+    return tuple(zip(known, np.maximum.accumulate(rising).tolist(), strict=True))

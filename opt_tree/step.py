@@ -8,7 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from jaxtyping import Float
+import numpy as np
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from opt_tree.tree import Tree
@@ -32,6 +33,12 @@ class Outcome:
     def accepted(self) -> int:
         """Accepted draft tokens."""
         return len(self.path) - 1
+
+    def numbered(self, draft_rows: Int[np.ndarray, " rows"]) -> "Outcome":
+        """Return the same outcome for a drafter that was handed other nodes, or the same ones in another order."""
+        tree = self.tree
+        own = Tree(tree.tokens, tree.parents, tree.path_log_probs, draft_rows, tree.draft_log_probs)
+        return Outcome(own, self.path, self.tokens, self.features, self.logits)
 
 
 @dataclass(frozen=True)

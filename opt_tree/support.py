@@ -176,6 +176,12 @@ def past_fault(model: Any, error: Exception) -> str:
     return _PAST.get(model.config.model_type) or one_line(error)
 
 
+def size_of(module: nn.Module, dtype: torch.dtype | None = None) -> str:
+    """Parameters and, where it is given, dtype, for a reader."""
+    count = f"{sum(weight.numel() for weight in module.parameters()) / 1e6:.1f} M parameters"
+    return count if dtype is None else f"{count}, {str(dtype).removeprefix('torch.')}"
+
+
 def one_line(error: BaseException) -> str:
     """An error of somebody else's as part of one line: its kind, and the beginning of what it says."""
     return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
@@ -185,7 +191,7 @@ _LATER = "its rows see later ones, so it is no decoder (an encoder? is_decoder=F
 
 
 def sees_later(model: Any, ids: list[int], device: torch.device) -> str | None:
-    """Change the last token of `ids`, and say so where that moves an earlier row.
+    """Change the last token of `ids`, and say so where that moves an earlier row, or where there is no telling.
 
     Both forwards have one shape, so that a decoder's rounding is the same or nearly so in both.
     """
@@ -194,6 +200,8 @@ def sees_later(model: Any, ids: list[int], device: torch.device) -> str | None:
         model(input_ids=torch.tensor([tokens], device=device), use_cache=False).logits[0, :-1].double()
         for tokens in (ids, [*ids[:-1], last])
     )
+    if one.isnan().any():
+        return "its logits are not numbers (nor are its weights?)"
     fine = model.dtype in (torch.float32, torch.float64)
     return None if (one - other).abs().max() <= (1e-5 if fine else 1e-3) * one.abs().max() else _LATER
 

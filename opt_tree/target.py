@@ -7,7 +7,6 @@ models; a table or a remembered run can be one, too.
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -41,8 +40,7 @@ class Output(NamedTuple):
     """Of the rows whose logits are there, where they were asked for."""
 
 
-@dataclass(frozen=True)
-class Work:
+class Work(NamedTuple):
     """What a model has done so far. Only differences are read."""
 
     forwards: int = 0
@@ -51,7 +49,7 @@ class Work:
     seconds: float = 0.0
     """Time inside the bare model. On an accelerator: until the call returned, not until it was done."""
 
-    def __add__(self, other: "Work") -> "Work":
+    def __add__(self, other: "Work") -> "Work":  # type: ignore[override]
         return Work(self.forwards + other.forwards, self.tokens + other.tokens, self.seconds + other.seconds)
 
     def __sub__(self, other: "Work") -> "Work":

@@ -12,6 +12,8 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from opt_tree.arguments import require
+
 
 @dataclass(frozen=True, eq=False)
 class Tree:
@@ -36,6 +38,8 @@ class Tree:
     """The drafter's distributions, indexed by `draft_rows`; kept only where the children were sampled from them."""
 
     def __post_init__(self) -> None:
+        require(np.ndarray, tokens=self.tokens, parents=self.parents, path_log_probs=self.path_log_probs)
+        require(np.ndarray, draft_rows=self.draft_rows)
         root, *parents = self.parents.tolist()
         if root != -1 or not all(0 <= parent < row for row, parent in enumerate(parents, start=1)):
             raise ValueError(f"not in topological order, or more than one root: parents {[root, *parents]}")
@@ -87,11 +91,12 @@ def alone(root: int) -> Tree:
 
 def ancestor_mask(parents: Int[np.ndarray, " rows"]) -> Bool[np.ndarray, "rows rows"]:
     """Return which rows are a row's ancestors, the row itself included. Parents must stand before their children."""
-    mask = np.eye(len(parents), dtype=bool)
+    seen: list[int] = []  # by each row, a bit a row: joining two integers takes a tenth of joining two rows of numpy
     for row, parent in enumerate(parents.tolist()):
-        if parent >= 0:
-            mask[row] |= mask[parent]
-    return mask
+        seen.append((seen[parent] if parent >= 0 else 0) | 1 << row)
+    width = len(seen) // 8 + 1
+    packed = np.frombuffer(b"".join([bits.to_bytes(width, "little") for bits in seen]), np.uint8)
+    return np.unpackbits(packed.reshape(-1, width), 1, len(seen), "little").view(bool)
 
 
 def on_host(tensor: Tensor) -> bool:

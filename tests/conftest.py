@@ -5,7 +5,8 @@ Laws are functions of the whole token path (context and branch), so nothing here
 
 import functools
 import os
-from collections.abc import Callable, Mapping
+import sys
+from collections.abc import Callable, Iterator, Mapping
 
 import numpy as np
 import pytest
@@ -44,6 +45,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for item in items:
             if item.get_closest_marker("gpu"):
                 item.add_marker(pytest.mark.skip(reason="no CUDA device"))
+
+
+@pytest.fixture(autouse=True, scope="module")
+def shared_models_stay_as_they_are() -> Iterator[None]:
+    """Fail the file that changed a tiny model which all tests of the process share: others would fail in its place."""
+    yield
+    models = sys.modules.get("models")
+    changed = models.changed_models() if models else []
+    assert not changed, f"a test of this file changed what all tests share: {', '.join(changed)}. Copy it first"
 
 
 def hashed_laws(seed: int, vocab: int, cells: int | None = None) -> Laws:

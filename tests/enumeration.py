@@ -91,6 +91,22 @@ class EnumeratingRandom(Random):
         """Nothing is kept from step to step."""
 
 
+class InvertingRandom(Random):
+    """Draws by inverting the cumulative distribution at given numbers, one a position.
+
+    All nodes of a depth share theirs and it is kept for the next step, as with the race of `Random`; but the outcomes
+    of all numbers on a grid can be counted.
+    """
+
+    def __init__(self, numbers: Sequence[float]) -> None:
+        super().__init__()
+        self._numbers = numbers
+
+    def draw(self, probs: Float[Tensor, "rows vocab"], depths: Int[np.ndarray, " rows"]) -> Int[Tensor, " rows"]:
+        numbers = torch.tensor([[self._numbers[self._position + depth]] for depth in depths.tolist()])
+        return torch.searchsorted(probs.double().cumsum(-1), numbers.double(), right=True)[:, 0]
+
+
 def law_of(run: Callable[[EnumeratingRandom], T]) -> dict[T, float]:
     """The exact law of `run`'s result: depth first over all its random choices."""
     law: dict[T, float] = defaultdict(float)

@@ -16,6 +16,7 @@ import tokenizers
 import torch
 import transformers
 from safetensors.torch import save_file
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from opt_tree.drafters import EagleHead
@@ -143,13 +144,33 @@ def build(config: transformers.PretrainedConfig, seed: int = 0, dtype: torch.dty
 @functools.cache
 def tiny(architecture: str) -> PreTrainedModel:
     """Return the tiny model of an architecture. One object a process: never change it, copy it first."""
-    return build(ARCHITECTURES[architecture]())
+    return _shared(f"tiny {architecture}", build(ARCHITECTURES[architecture]()))
 
 
 @functools.cache
 def tiny_drafter(architecture: str) -> PreTrainedModel:
-    """Return a noisy copy of the tiny model: it agrees with the original about as often as not."""
-    return perturbed(tiny(architecture), 0.1)
+    """Return a noisy copy of the tiny model: it agrees with the original about as often as not; shared like `tiny`."""
+    return _shared(f"tiny drafter {architecture}", perturbed(tiny(architecture), 0.1))
+
+
+_SHARED: dict[str, tuple[PreTrainedModel, list[Tensor]]] = {}
+
+
+def _shared(name: str, model: PreTrainedModel) -> PreTrainedModel:
+    _SHARED[name] = model, [weight.clone() for weight in model.state_dict().values()]
+    return model
+
+
+def changed_models() -> list[str]:
+    """Return the names of the shared models that are no longer as they were built."""
+    return [
+        name
+        for name, (model, built) in _SHARED.items()
+        if not all(
+            now.dtype == then.dtype and torch.equal(now, then)
+            for now, then in zip(model.state_dict().values(), built, strict=True)
+        )
+    ]
 
 
 def perturbed(model: PreTrainedModel, noise: float, seed: int = 1) -> PreTrainedModel:

@@ -35,7 +35,7 @@ def _hold(path: Path, ready, leave) -> None:
 @pytest.fixture
 def holder(file: AnswerFile):
     """Another process that has the file, and the event that lets it go."""
-    context = multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("fork")  # everything is imported there already
     ready, leave = context.Event(), context.Event()
     process = context.Process(target=_hold, args=(file.path, ready, leave))
     process.start()

@@ -14,14 +14,15 @@ from typing import Any
 import pytest
 import torch
 from models import ARCHITECTURES, TOLERANCE, build, prompt, random_tree, tiny, tiny_drafter, tiny_head
+from side_by_side import PROMPTS, decoder_of, trace
 from torch import Tensor
 from torch._inductor.exc import InvalidCxxCompiler
 
-from opt_tree import pairs
+from opt_tree import compiling, pairs
 from opt_tree.compiling import compile_forwards
 from opt_tree.drafters import CausalLMDrafter, EagleDrafter, Sharpened
 from opt_tree.engines import Compiled, CompileError, Eager, aot, packages
-from opt_tree.engines.body import Body
+from opt_tree.engines.body import Body, compute_batch
 from opt_tree.engines.packages import Package, facts_of, package_of
 from opt_tree.lm import Buckets, CausalLM
 from opt_tree.policies import OptTree
@@ -147,6 +148,65 @@ def test_a_head_is_compiled_with_the_output_layer_of_its_target(fake):
     again = CausalLM(drafter.lm.model, probe=False)
     again.watch((-1,))
     assert compile_forwards(again) and len(fake) == 2, "the target's output layer is part of the key"
+
+
+def test_sequences_side_by_side_run_in_the_package(compiled, monkeypatch):
+    """Lanes that outgrow the first storage and are filled again, without an eager forward but of long prefills."""
+    prompts = [prompt(length, seed=length) for length in (1, 30, 150, 7, 2)]
+    expected = [plain(CausalLM(long_llama())).generate(ids, 40).tokens for ids in prompts]
+    target, drafter = CausalLM(long_llama()), CausalLMDrafter(CausalLM(tiny_drafter("llama")), 61)
+    compiled(target)
+    with monkeypatch.context() as strict:
+        strict.setattr("opt_tree.batch.compute_batch", _long_only)
+        for width in (3, 5):
+            found = plain(target).generate_batch(prompts, width, 40)
+            assert [one.tokens for one in found] == expected and {one.lanes for one in found} == {width}
+    found = opt(target, drafter, OptTree(9, 0.1, 4)).generate_batch(prompts, 3, 40)
+    assert [one.tokens for one in found] == expected
+
+
+def _long_only(model: Any, inputs: dict[str, Any], *more: Any) -> Any:
+    """`compute_batch`, which is to be called for more rows than a package takes only."""
+    assert inputs["input_ids"].numel() > aot.LARGEST
+    return compute_batch(model, inputs, *more)
+
+
+@pytest.mark.parametrize(("drafter", "architecture"), [("draft", "llama"), ("eagle", "llama"), ("draft", "gemma3")])
+def test_a_compiled_pair_side_by_side(drafter, architecture, fake):
+    """Both models' graphs, of one and of several kinds of layers: unequal trees, laws, features, lanes that pause."""
+    decoder = decoder_of(drafter, "opt", architecture)
+    alone = trace([decoder.generate(ids, 8) for ids in PROMPTS])
+    for lm in (decoder.target, *decoder.drafter.models):
+        assert compile_forwards(lm)
+    for width in (2, 4):
+        assert trace(decoder.generate_batch(PROMPTS, width, 8)) == alone
+    assert len(fake) == 2
+
+
+def test_in_a_narrow_dtype_a_row_is_compared_as_a_whole():
+    """One logit may be far off by rounding; a row that is another's is a defect, one among hundreds as well."""
+    lm = CausalLM(copy.deepcopy(tiny("llama")).to(torch.bfloat16))
+    expected = torch.randn(300, 1000, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    rounded, wrong = expected.clone(), expected.clone()
+    rounded[7, 3] += 5
+    wrong[7] = expected[8]
+    compiling._check_close(lm, rounded, expected, "its logits")
+    with pytest.raises(CompileError, match="its logits are off by"):
+        compiling._check_close(lm, wrong, expected, "its logits")
+
+
+def test_a_body_that_is_wrong_for_several_lanes_is_not_used(fake, monkeypatch):
+    good = aot._load
+
+    def off(file: Path) -> Callable[[list[Tensor]], list[Tensor]]:
+        call = good(file)
+        return lambda flat: [output.flip(0) for output in call(flat)]
+
+    monkeypatch.setattr(aot, "_load", off)
+    lm = CausalLM(tiny("llama"))
+    with pytest.warns(UserWarning, match="its compiled logits of several lanes are off by"):
+        assert not compile_forwards(lm)
+    assert isinstance(lm.engine, Eager)
 
 
 def test_a_copy_of_a_compiled_model_runs_its_package(compiled):
@@ -288,7 +348,7 @@ def test_a_damaged_package_is_made_again(fake):
     ]
     for made, damage in enumerate(damages, 2):
         damage()
-        assert not compile_forwards(CausalLM(tiny("llama")), make=False)
+        assert package.about() is None
         assert compile_forwards(CausalLM(tiny("llama"))) and len(fake) == made
         assert package.about() is not None
 
@@ -407,7 +467,7 @@ def test_a_body_is_a_function_of_its_tensors():
     """Nothing of one call is left in the next: the same storage, two texts."""
     lm = CausalLM(tiny("llama"))
     body = Body(lm.model, (-1,))
-    ints, mask, kv, more = aot.example(lm.model, lm.cache)
+    ints, mask, kv, more = aot.example(lm.model, lm.cache.shapes)
     with torch.no_grad():
         first = body(ints, mask, kv, more)
         body(ints + 1, mask, kv, more)

@@ -164,7 +164,7 @@ def test_the_decoder_itself_is_left_as_it_was(decoder, alone):
 
 def test_what_cannot_be_packed_is_decoded_one_by_one(decoder, alone, monkeypatch):
     monkeypatch.setattr(decoder.target, "engine", Eager(decoder.target.model, decoder.target.cache))
-    with pytest.warns(UserWarning, match="one sequence after the other: .* is compiled"):
+    with pytest.warns(UserWarning, match="one sequence after the other: .* replays captured graphs"):
         many = decoder.generate_batch(PROMPTS[:2], 2, NEW)
     assert trace(many) == alone[:2] and {answer.lanes for answer in many} == {1}
 
@@ -203,14 +203,14 @@ def test_rows_of_a_storage_are_moved_before_they_are_needed():
     storage = Storage([LayerShape(1, 2, 3, torch.float64, torch.device("cpu"))], 2)
     for lane, kept in zip(storage.lanes, ([1, 2, 4], [0, 3]), strict=True):
         lane.open(5)
-        storage.open([lane.number], 5, torch.arange(5)[None].numpy())
+        storage.open([lane.number], 5, torch.arange(5)[None])
         rows = torch.arange(5.0, dtype=torch.float64)[None, None, :, None] + 10 * lane.number
         keys, _ = storage.update(rows.expand(1, 1, 5, 2), rows.expand(1, 1, 5, 3), 0)
         assert keys[0, 0, :, 0].tolist() == rows.flatten().tolist()
         lane.commit(kept)
     storage.reserve(1000)
     assert [lane.capacity for lane in storage.lanes] == [storage.slots - 1] * 2
-    storage.open([0, 1], 3, torch.full((2, 1), -1).numpy())
+    storage.open([0, 1], 3, torch.full((2, 1), storage.slots - 1))
     keys, values = storage.update(*(torch.full((2, 1, 1, dim), 99.0, dtype=torch.float64) for dim in (2, 3)), 0)
     assert keys[0, 0, :, 0].tolist() == [1, 2, 4] and values[1, 0, :2, 0].tolist() == [10, 13]
     with pytest.raises(ValueError, match="cannot keep rows"):

@@ -3,6 +3,7 @@
 import importlib.util
 import shutil
 import sys
+import types
 from pathlib import Path
 
 import pytest
@@ -74,6 +75,24 @@ def test_every_tree_of_the_list_can_be_made_and_what_is_wrong_is_said(chat):
         assert chat.Chosen("ngram", tree, nodes=7).policy.max_depth > 0
     with pytest.raises(SystemExit, match="unknown kind of drafter 'nothing'"):
         chat.main(["--drafter", "nothing:here"])
+
+
+def test_ctrl_c_closes_the_page_and_says_so_in_its_status(chat, monkeypatch):
+    def interrupted(event):
+        raise KeyboardInterrupt
+
+    done = []
+    page = types.SimpleNamespace(
+        launch=lambda server_port, prevent_thread_lock: done.append((server_port, prevent_thread_lock)),
+        close=lambda verbose: done.append("closed"),
+    )
+    monkeypatch.setattr(chat.importlib.util, "find_spec", lambda name: name)
+    monkeypatch.setattr(chat, "load", lambda arguments: None)
+    monkeypatch.setattr(chat, "page", lambda room, known: page)
+    monkeypatch.setattr(chat.threading.Event, "wait", interrupted)
+    with pytest.raises(SystemExit) as ended:
+        chat.main(["--port", "7"])
+    assert (ended.value.code, done) == (130, [(7, True), "closed"])
 
 
 def test_in_a_browser(chat, room, tmp_path):

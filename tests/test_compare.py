@@ -102,7 +102,15 @@ def test_questions_side_by_side_give_the_same_rows(
             return {key: value for key, value in own.items() if "second" not in key and key not in DRAWN_FROM_TIMES}
         return [untimed(value) for value in known] if isinstance(known, list) else known
 
-    assert untimed(lines(many)) == untimed(lines(one)) and lines(many)[0]["figures"]["speed_up"] is None
+    def near(known: Any) -> Any:
+        """E(A) is written to four decimals, and a batch's forwards differ in their last bits."""
+        if isinstance(known, dict):
+            return {key: near(value) for key, value in known.items()}
+        if isinstance(known, list):
+            return [near(value) for value in known]
+        return pytest.approx(known, abs=2e-4) if isinstance(known, float) else known
+
+    assert untimed(lines(many)) == near(untimed(lines(one))) and lines(many)[0]["figures"]["speed_up"] is None
     assert command(folder, one, *asked, "--batch-size", "2") == 2, "files do not mix"
     assert command(folder, tmp_path / "b.jsonl", "--policies", "opt", "--temperatures", "1", "--batch-size", "2") == 2
     assert "block efficiency is computed one by one" in capsys.readouterr().err
@@ -385,13 +393,17 @@ def test_the_frontier_of_drafters(tmp_path: Path) -> None:
     """What another point beats in both is not on it; fewer than three drafters draw nothing."""
     assert best_of([(2.0, 3.0), (1.0, 2.0), (3.0, 2.5), (0.0, 1.5), (1.0, 2.2)]) == [(0.0, 1.5), (1.0, 2.2), (2.0, 3.0)]
 
-    def line(drafter: str, temperature: float, ms: float, tokens: float) -> dict[str, Any]:
-        cell = {"drafter": drafter, "temperature": temperature}
-        return {"cell": cell, "figures": {"draft_ms_per_step": ms, "tokens_per_step": tokens}}
+    def line(drafter: str, temperature: float, ms: float, policy: str = "opt:0.2") -> dict[str, Any]:
+        cell = {"drafter": drafter, "temperature": temperature, "budget": round(4 * ms), "policy": policy}
+        return {"cell": cell, "figures": {"draft_ms_per_step": ms, "tokens_per_step": 2 + ms}}
 
-    drawn = [line(name, t, ms, 2 + ms) for name, ms in (("a", 0.5), ("b", 1.0), ("c", 2.0)) for t in (0.0, 1.0)]
+    drawn = [line(name, t, ms) for name, ms in (("a", 0.5), ("b", 1.0), ("c", 2.0)) for t in (0.0, 1.0)]
+    drawn += [line("a", 0.0, 3.0), line("a", 0.0, 1.5), line("a", 0.0, 4.0, "eagle2")]
     ((name, figure),) = frontiers(drawn)
     assert name == "frontier" and len(figure.axes) == 2
+    joined, hollow, *_ = figure.axes[0].lines
+    assert joined.get_xdata().tolist() == [0.5, 1.5, 3.0], "the first drafter, by budget"
+    assert hollow.get_xdata().tolist() == [4.0] and hollow.get_linewidth() == 0
     figure.savefig(tmp_path / "frontier.png")
     plt.close(figure)
     assert not list(frontiers(drawn[:4]))
@@ -452,13 +464,33 @@ def test_what_a_drafter_weighs_is_the_sum_of_its_parts(tmp_path: Path) -> None:
         footprint(pair.partition("+")[0])
 
 
-def test_a_table_that_learns_begins_each_line_with_nothing(tmp_path: Path) -> None:
+@pytest.mark.parametrize("drafter", ["graft:1:lm:demo+recycling", "product:lm:demo+ngram-recycling"])
+def test_a_table_that_learns_begins_each_line_with_nothing(drafter: str, tmp_path: Path) -> None:
     """The same questions come in every line: what was learnt of their answers in one would be known in the next."""
-    asked = "--policies opt:0 --drafter ngram-recycling --sharpening bare --dtype float32 --limit 2 --max-new-tokens 16"
-    found = []
-    for budgets in ("6", "4,6"):
-        output = tmp_path / f"{budgets}.jsonl"
-        assert compare.main([*asked.split(), "--budgets", budgets, "--output", str(output)]) == 0
-        *_, last = map(json.loads, output.read_text().splitlines())
-        found.append([answer["choices"][0]["accept_lengths"] for answer in last["answers"]])
-    assert found[0] == found[1]
+    asked = f"--policies opt:0 --drafter {drafter} --sharpening bare --dtype float32 --limit 1 --max-new-tokens 16"
+
+    def lines(budgets: str, *more: str) -> dict[str, list]:
+        output = tmp_path / f"{budgets}{len(more)}.jsonl"
+        assert compare.main([*asked.split(), "--budgets", budgets, *more, "--output", str(output)]) == 0
+        found = map(json.loads, output.read_text().splitlines())
+        return {line["question_id"]: [a["choices"][0]["accept_lengths"] for a in line["answers"]] for line in found}
+
+    assert lines("4,6") == lines("6,4")
+
+
+def test_what_learns_may_be_warmed_on_other_questions(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    questions = {name: tmp_path / f"{name}.jsonl" for name in ("asked", "others")}
+    for name, text in (("asked", "What is a garden?"), ("others", "What is a garden for?")):
+        questions[name].write_text(json.dumps({"question_id": 1, "turns": [text]}) + "\n")
+    asked = "--policies opt:0 --drafter recycling --sharpening bare --dtype float32 --max-new-tokens 12 --budgets 6"
+    steps = []
+    for warm in ([], ["--warm-set", str(questions["others"])]):
+        output = tmp_path / f"{len(warm)}.out"
+        given = [*asked.split(), "--question-file", str(questions["asked"]), *warm, "--output", str(output)]
+        assert compare.main(given) == 0
+        (line,) = map(json.loads, output.read_text().splitlines())
+        steps.append(line["figures"]["steps"])
+    assert steps[1] < steps[0]
+    given = [*asked.split(), "--question-file", str(questions["asked"]), "--warm-set", str(questions["asked"])]
+    assert compare.main([*given, "--output", str(tmp_path / "refused.out")]) == 2
+    assert "are compared themselves" in capsys.readouterr().err

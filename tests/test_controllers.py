@@ -279,7 +279,7 @@ def test_thompson_finds_the_policy_of_most_tokens_a_second():
 
 def test_with_costs_thompson_does_not_look_at_the_clock():
     """The clock says that plain decoding is a thousand times slower than it is."""
-    costs = Costs(plain=1.0, step=2.0, row=0.1, layer=1.0, draft_row=0.0)
+    costs = Costs.straight(plain=1.0, step=2.0, row=0.1, layer=1.0, draft_row=0.0)
     controller = Thompson([Static.empty(), OptTree(12)], costs=costs)
     taken = simulated(controller, lambda arm: [1, 4][arm], [1000.0, 1.0], 40)
     assert taken[:6] == [0, 1] * 3

@@ -405,7 +405,8 @@ def test_a_machine_that_is_killed_and_started_again(
 ) -> None:
     """The leader keeps its own answers, names what it lacks and fails; the same command brings the rest together."""
     paths = [machines[0], machines[0] if shared else machines[1]]
-    asked = ("--question-file", str(write_questions(tmp_path / "q.jsonl", 6)))
+    # Many, so that the other machine still has some to answer when it is killed, however busy this one is.
+    asked = ("--question-file", str(write_questions(tmp_path / "q.jsonl", 24)))
     assert command(folder, tmp_path / "one.jsonl", *asked) == 0
     children, part = begin(folder, paths, *asked), paths[1].with_name("a.jsonl.part1")
     give_up = time.monotonic() + 60
@@ -419,7 +420,7 @@ def test_a_machine_that_is_killed_and_started_again(
     missing = [str(line["question_id"]) for line in whole if line["question_id"] not in there]
     assert f"{len(missing)} have no answer in {paths[0]}: {', '.join(missing)}; the same command goes on" in said
     assert "another process of this run has ended" in said
-    assert missing and len(before) >= (4 if shared else 3)
+    assert missing and len(before) >= (13 if shared else 12)
     assert ended(begin(folder, paths, *asked)) == [0, 0]
     found = lines_of(paths[0])
     assert but_for_times(found) == but_for_times(whole)
@@ -920,10 +921,11 @@ def test_a_page_shows_no_other_text_than_the_file(
 ) -> None:
     lines = lines_of(drawn)
     tokens = lines[2]["choices"][1]["token_ids"][0]
-    tokens[5] = 7 if tokens[5] != 7 else 8
+    tokens[-1] = 7 if tokens[-1] != 7 else 8
     drawn.write_text("".join(json.dumps(line) + "\n" for line in lines))
     assert pages.main([str(drawn), "--html", str(tmp_path / "pages"), "--question", "83"]) == 2
-    assert "question 83, turn 1: decoded again the text is another one from token 5 on" in capsys.readouterr().err
+    said = f"question 83, turn 1: decoded again the text is another one from token {len(tokens) - 1} on"
+    assert said in capsys.readouterr().err
 
 
 def test_files_without_a_page(drawn: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

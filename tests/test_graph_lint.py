@@ -70,7 +70,7 @@ def test_what_a_forward_reads_on_the_host(architecture, monkeypatch):
 def test_what_a_body_reads_on_the_host(architecture):
     """The pure function that is compiled and captured: the cache's write is inside."""
     lm = CausalLM(tiny(architecture))
-    inputs = example(lm.model, lm.cache, lm.mask_kinds)
+    inputs = example(lm.model, lm.cache.shapes, lm.mask_kinds)
     reads = HostReads()
     with torch.inference_mode(), reads:
         Body(lm.model, (-1,))(*inputs)

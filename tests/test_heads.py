@@ -16,10 +16,10 @@ from opt_tree.children import Reduced
 from opt_tree.drafters.eagle3 import published_layers
 from opt_tree.lm import CausalLM
 from opt_tree.training import features, heads
-from opt_tree.training.batches import Documents, frequent_tokens
+from opt_tree.training.batches import Documents, most_frequent
 from opt_tree.training.eagle import new_head, passes
 from opt_tree.training.eagle3 import new_eagle3_head
-from opt_tree.training.features import load_part
+from opt_tree.training.features import COUNTS, load_part
 from opt_tree.training.head_loss import HeadLoss, Judged
 from opt_tree.training.heads import Plan
 
@@ -108,11 +108,11 @@ def test_batches_hold_every_document_once_and_judge_answers_alone(folder):
 
 def test_the_draft_vocabulary_is_the_most_frequent_tokens(folder):
     counts = np.load(folder / "features" / "counts.npy")
-    kept = frequent_tokens(folder / "features", 16)
+    kept = most_frequent(np.load(folder / "features" / COUNTS), 16, "target")
     assert len(kept) == 16 and (kept.diff() > 0).all()
     assert counts[kept].min() >= np.delete(counts, kept).max()
     with pytest.raises(ValueError, match=f"a draft vocabulary of {VOCAB + 1} tokens, where the target has {VOCAB}"):
-        frequent_tokens(folder / "features", VOCAB + 1)
+        most_frequent(np.load(folder / "features" / COUNTS), VOCAB + 1, "target")
 
 
 def test_the_judgement_is_the_cross_entropy_of_whole_laws():
@@ -168,7 +168,7 @@ def test_a_run_goes_on_and_leaves_a_head(folder, tmp_path, kind, target):
 
 def test_the_loss_falls_on_what_is_seen_again(folder, target):
     documents = Documents(folder / "features", 200, (-1, *published_layers(4)))
-    kept = frequent_tokens(folder / "features", 40)
+    kept = most_frequent(np.load(folder / "features" / COUNTS), 40, "target")
     output = target.model.get_output_embeddings().weight.detach()[kept].to(torch.bfloat16)
     head = new_eagle3_head(target.model, 40).float()
     training = heads.Training(HeadLoss(head, output, 0.0, 0.0), documents, Plan(lr=1e-2), Path())

@@ -4,6 +4,7 @@ Training commands, full disks, signals.
 """
 
 import argparse
+import json
 import os
 import resource
 import shutil
@@ -15,6 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from safetensors.torch import load_file, save_file
 
 from evaluation.answers.file import AnswerFile
 from evaluation.command_line import run_command
@@ -263,6 +265,11 @@ refused("policy", o.Fixed, 5)
 refused("policies", o.generate_beside, decoder, 5, ids)
 refused("path", o.load_tokenizer, None)
 refused("lm", o.compile_forwards, target.model)
+refused("tokens", o.Tree, 5, [-1], [0.0], [0])
+refused("generation", o.transcript, 5, pair.tokenizer)
+refused("generation", o.to_html, 5, pair.tokenizer)
+refused("generation", o.explore, 5, pair.tokenizer)
+refused("tree", o.draw_tree, 5, pair.tokenizer)
 for given in ((5, tree), (None, o.OptTree), (pair.drafter, tree, "match")):
     try:
         o.Decoder(target, *given)
@@ -285,6 +292,51 @@ def test_an_argument_of_a_wrong_type_is_named() -> None:
     """In a process of its own: here every call of the library is checked by its annotations before it says anything."""
     done = subprocess.run([sys.executable, "-c", WRONG_TYPES], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-600:]
+
+
+COMMANDS = [("-m", "evaluation.report"), ("-m", "opt_tree.models"), ("demo_opt_classic.py", "--help")]
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
+def test_ctrl_c_while_a_command_imports_is_no_traceback(command: tuple[str, str]) -> None:
+    """The signal comes as soon as the package is being imported, which takes seconds for torch alone."""
+    process = subprocess.Popen([sys.executable, "-v", *command], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    assert process.stderr is not None
+    for line in process.stderr:
+        if line.startswith(b"import 'opt_tree.interrupted'"):
+            process.send_signal(signal.SIGINT)
+            break
+    rest = process.communicate()[1]
+    assert process.returncode == 130 and b"Traceback" not in rest and b"KeyboardInterrupt" not in rest
+
+
+def test_a_process_that_is_not_ours_keeps_its_hook() -> None:
+    program = "import sys; before = sys.excepthook; import opt_tree; assert sys.excepthook is before"
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
+
+
+def test_weights_that_are_no_numbers_are_refused(tmp_path: Path) -> None:
+    """A head, and a draft model: with either nothing would ever be accepted, and no word said."""
+    target = load_pair("demo", "ngram", dtype="float32").target
+    cases = [
+        ("eagle", "eagle", "down_proj", "eagle.* holds numbers that are not finite, in .*down_proj"),
+        ("lm", "draft", "embed_tokens", "lm.* holds numbers that are not finite, in .*embed_tokens"),
+        ("lm", "draft", "down_proj", "its logits are not numbers"),
+    ]
+    for kind, source, part, refusal in cases:
+        folder = tmp_path / part / kind
+        shutil.copytree(DEMO / source, folder)
+        (file,) = folder.glob("*.safetensors")
+        tensors = load_file(file)
+        if part == "embed_tokens":  # an output layer of its own, so that few forwards meet the row
+            config = json.loads((folder / "config.json").read_text())
+            (folder / "config.json").write_text(json.dumps(config | {"tie_word_embeddings": False}))
+            tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].clone()
+        name = next(name for name in sorted(tensors) if part in name)
+        tensors[name].view(-1)[-1] = float("nan")
+        save_file(tensors, file, {"format": "pt"})
+        with pytest.raises(ValueError, match=refusal):
+            load_drafter(f"{kind}:{folder}", target)
 
 
 def test_a_folder_that_lacks_a_file_is_a_checkpoint_error(tmp_path: Path) -> None:

@@ -292,8 +292,9 @@ def test_a_drafter_that_is_named_is_taken_also_where_it_is_the_default(kind, spe
     assert given.drafter == spec and given.drafters == [spec]
 
 
-def test_exponents_are_no_list_of_drafters():
-    spec = "product:1,0.5:eagle:demo+store:demo"
+@pytest.mark.parametrize("exponents", ["1,0.5", "1.5,0.1,0.5,0.7"])
+def test_exponents_are_no_list_of_drafters(exponents):
+    spec = f"product:{exponents}:eagle:demo+store:demo"
     assert Options(drafter=spec).drafters == [spec]
     assert CompareOptions(drafter=f"lm:demo,{spec},ngram").drafters == ["lm:demo", spec, "ngram"]
 

@@ -26,6 +26,7 @@ from opt_tree.drafters.lookup import few
 from opt_tree.drafters.product import product
 from opt_tree.lm import CausalLM
 from opt_tree.policies import Sampled
+from opt_tree.pool import Frontier
 from opt_tree.verifiers import multi_round
 
 POLICY = OptTree(nodes=9, threshold=0.0, max_depth=6)
@@ -185,7 +186,7 @@ class TestProduct:
             drafter = Product(TableDrafter(hashed_laws(2, 5)), NGramDrafter())
             Decoder(TableTarget(hashed_laws(1, 5), 5), drafter, Sampled.chains(2, 2), multi_round)
 
-    @pytest.mark.parametrize("exponents", [(1.0,), (1.0, -1.0), (0.0, 1.0)])
+    @pytest.mark.parametrize("exponents", [(1.0,), (1.0, -1.0), (0.0, 1.0), (1.0, 1.0, 0.5), (1.0, 1.0, 0.0, 1.0)])
     def test_exponents_that_are_none(self, exponents):
         with pytest.raises(ValueError, match="a product has two exponents"):
             Product(TableDrafter(hashed_laws(2, 5)), NGramDrafter(), exponents)
@@ -203,6 +204,19 @@ class TestProduct:
         drafter = load_drafter("product:0.5,0.25:eagle:demo+ngram", CausalLM(demo_like()))
         assert isinstance(drafter, Product) and drafter.exponents == (0.5, 0.25)
         assert drafter.describe().endswith(")^0.5 x (n-grams of the text at hand)^0.25")
+
+    def test_the_root_may_have_exponents_of_its_own(self):
+        context = [1, 2, 3, 1, 2]
+        frontier = Frontier(np.array([3]), np.array([0]), np.array([1]), np.ones((1, 1), dtype=bool))
+        answers = []
+        for exponents in ((1.5, 0.1), (0.5, 0.7), (1.5, 0.1, 0.5, 0.7)):
+            drafter = Product(TableDrafter(hashed_laws(4, 50)), NGramDrafter(), exponents)
+            drafter.reset(context, None)
+            answers.append([answer.log_probs for answer in (drafter.root(context), drafter.expand(frontier))])
+        root, below, both = answers
+        assert torch.equal(both[0], root[0]) and torch.equal(both[1], below[1])
+        assert not torch.equal(root[0], below[0]) and not torch.equal(root[1], below[1])
+        assert drafter.describe().endswith(")^1.5 x (n-grams of the text at hand)^0.1 (^0.5 x ^0.7 below the root)")
 
 
 def demo_like():

@@ -188,10 +188,11 @@ def test_the_command_measures_the_embedded_model(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(measuring, "Process", Fake)
     output = tmp_path / "peers.jsonl"
     arguments = ["--base-model-path", "demo", "--bench-name", "demo", "--limit", "2", "--cores", "1", "--output"]
+    monkeypatch.setattr(command, "KNOWN", {"demo": SimpleNamespace(nodes=5, threshold=0.12)})
     assert command.main([*arguments, str(output), "--peers", "opt_tree", "--eager", "--json"]) == 0
     out = capsys.readouterr().out
     figures = json.loads(out.splitlines()[-1])["peers"]
-    assert [line["peer"] for line in figures] == [REFERENCE, "opt_tree plain", "opt_tree demo"]
+    assert [line["peer"] for line in figures] == [REFERENCE, "opt_tree plain", "opt_tree demo@5/0.12"]
     assert len(output.read_text().splitlines()) == 6
     absent = tmp_path / "absent"
     for wrong, said in (

@@ -16,7 +16,7 @@ from conftest import Laws, TableDrafter, TableTarget, hashed_laws, log_rows, wri
 from hypothesis import given
 from hypothesis import strategies as st
 
-from opt_tree import Decoder, Random, Sampling, Static, TopK, Tree, TreePolicy, match
+from opt_tree import Decoder, Random, Static, TopK, Tree, TreePolicy, match
 from opt_tree.children import IID, WithoutReplacement
 from opt_tree.decode import draft
 from opt_tree.policies import (
@@ -30,7 +30,6 @@ from opt_tree.policies import (
 )
 from opt_tree.policies import greedy_static as greedy_static_module
 from opt_tree.policies import sequoia as sequoia_module
-from opt_tree.presets import PRESETS
 
 Branch = tuple[int, ...]
 Node = tuple[float, Branch]
@@ -359,26 +358,6 @@ def test_matched_draws_have_the_targets_law(policy: TreePolicy, zeros: bool) -> 
             if text[: len(start)] == start
         )
         assert found == pytest.approx(prod(steps), abs=1e-12)
-
-
-def same_draws(name: str) -> bool:
-    """Whether a preset is judged by the target's own draws; above 0 the others keep its law, not its text."""
-    return PRESETS[name](TableTarget(hashed_laws(0, 12), 12), TableDrafter(hashed_laws(0, 12))).verifier is match
-
-
-@pytest.mark.parametrize(
-    ("name", "temperature"), [(name, t) for name in sorted(PRESETS) for t in (0.0, 0.8) if not t or same_draws(name)]
-)
-def test_presets_emit_what_plain_decoding_emits(name: str, temperature: float) -> None:
-    """Token for token: at temperature 0 the argmax, above it the draws of the seed."""
-    for seed in range(2):
-        target = TableTarget(hashed_laws(seed, 12), 12)
-        drafter = TableDrafter(hashed_laws(seed if seed else 7, 12))  # once the target itself, else a stranger
-        decoder, plain = PRESETS[name](target, drafter), PRESETS["plain"](target)
-        expected = plain.generate(CONTEXT, 16, Sampling(temperature), seed=seed)
-        found = decoder.generate(CONTEXT, 16, Sampling(temperature), seed=seed)
-        assert found.tokens == expected.tokens
-        assert all(step.tree.nodes <= getattr(step.policy, "nodes", DEEP) for step in found.steps)
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ from opt_tree.training.draft_length import Labels, Plan, chain_lengths, constant
 from opt_tree.verifiers import naive
 
 LONGEST = 4
-COSTS = Costs(plain=5e-3, step=5e-3, row=1e-4, layer=1e-3, draft_row=0.0, growth=1e-3)
+COSTS = Costs.straight(plain=5e-3, step=5e-3, row=1e-4, layer=1e-3, draft_row=0.0, growth=1e-3)
 
 
 def target() -> CausalLM:
@@ -89,7 +89,7 @@ def test_the_length_is_the_one_of_most_tokens_for_its_seconds():
         now = COSTS.at(context)
         worth = [1.0 - rate * now.plain]
         worth += [
-            1 + sum([0.9, 0.5, 0.2, 0.1][:k]) - rate * (now.step + now.row * (k + 1) + now.layer * k)
+            1 + sum([0.9, 0.5, 0.2, 0.1][:k]) - rate * ((5e-3 + 1e-4 * (k + 1)) * (1 + 1e-3 * context) + 1e-3 * k)
             for k in (1, 2, 3, 4)
         ]
         assert controller.choose([1] * context, None) == Static.chain(int(np.argmax(worth)))

@@ -1,4 +1,4 @@
-"""`Sampling` against the processors that transformers would build, `TopK` by definition, and the real `Random`."""
+"""`Sampling` against the processors that transformers would build, and `TopK` by definition."""
 
 from collections.abc import Callable
 from typing import Any
@@ -249,78 +249,7 @@ def test_top_k_per_node_ranks_every_row(seed: int, width: int, per_node: int) ->
     assert values.tolist() == (laws[rows, tokens] + above[rows]).tolist()
 
 
-# ---- the one source of randomness
-
-
-def uniforms(random: Random, monkeypatch: pytest.MonkeyPatch, *values: float) -> Random:
-    monkeypatch.setattr(random, "_ahead", list(values))
-    return random
-
-
-@pytest.mark.parametrize("probs", [[0.3, 0.45, 0.25], [0.0, 0.5, 0.5], [0.05, 0.0, 0.95], [1.0, 0.0, 0.0]], ids=str)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_a_draw_has_the_law_it_is_drawn_from(
-    probs: list[float], dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Exactly: over a grid of uniforms, multiples of 1/20 are hit as often as they say. At any depth."""
-    rows = torch.tensor([probs, probs[::-1]], dtype=dtype)
-    counts = np.zeros((2, 3))
-    for cell in range(20):
-        random = uniforms(Random(), monkeypatch, 0.99, (cell + 0.5) / 20, (19.5 - cell) / 20)
-        for row, token in enumerate(random.draw(rows, np.array([1, 2])).tolist()):
-            counts[row, token] += 1 / 20
-    assert counts[0] == pytest.approx(probs, abs=1e-12) and counts[1] == pytest.approx(probs[::-1], abs=1e-12)
-
-
-LARGEST = 1 - 2**-53  # what torch.rand gives at most in float64
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("uniform", [0.0, 2**-53, 0.25, 0.5, 0.75, 1 - 2**-24, LARGEST])
-def test_a_token_of_probability_zero_is_never_drawn(
-    uniform: float, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """First, last and in the middle, on the borders of the cumulative law and where a law does not quite sum to 1."""
-    rows = [[0.0, 0.25, 0.25, 0.0, 0.25, 0.25, 0.0, 0.0], [0.0, 0.1, 0.2, 0.0, 0.3, 0.4, 0.0, 0.0]]
-    rows += [[p * scale for p in row] for row in rows for scale in (1 - 1e-7, 1 + 1e-7)]
-    probs = torch.tensor(rows, dtype=dtype)
-    random = uniforms(Random(), monkeypatch, uniform)
-    drawn = random.draw(probs, np.zeros(len(rows), dtype=np.int64))
-    assert (probs[torch.arange(len(rows)), drawn] > 0).all()
-
-
-def test_rows_of_one_depth_share_their_uniform() -> None:
-    law = torch.tensor([0.2, 0.3, 0.5], dtype=torch.float64)
-    for seed in range(20):
-        drawn = Random(seed).draw(law.expand(5, -1), np.array([0, 1, 1, 2, 1])).tolist()
-        assert drawn[1] == drawn[2] == drawn[4]
-        assert Random(seed).draw(law[None], np.array([2])).tolist() == [drawn[3]]  # whatever else is drawn
-
-
-def test_uniforms_not_reached_are_kept_for_the_next_step() -> None:
-    """Position t is decided by (seed, t), however the steps fall; a hundred ahead as well."""
-    law = torch.full((1, 1000), 1e-3, dtype=torch.float64)
-    ahead = Random(3).draw(law.expand(100, -1), np.arange(100)).tolist()
-    assert len(set(ahead)) > 80
-    random, position = Random(3), 0
-    for emitted in (1, 4, 1, 30, 2, 33, 1):
-        depths = np.array([0, 1, emitted + 2])
-        assert random.draw(law.expand(3, -1), depths).tolist() == [ahead[position + depth] for depth in depths]
-        random.advance(emitted)
-        position += emitted
-    assert random.draw(law, np.array([3])).tolist() == [ahead[position + 3]]
-
-
-def test_advancing_keeps_what_is_unspent(monkeypatch: pytest.MonkeyPatch) -> None:
-    random = uniforms(Random(), monkeypatch, 0.1, 0.2, 0.3, 0.4)
-    random.advance(3)
-    assert random._ahead == [0.4]
-
-
-def test_a_seed_fixes_the_draws() -> None:
-    law = torch.full((8, 1000), 1e-3, dtype=torch.float64)
-    first, again, other = (Random(seed).draw(law, np.arange(8)).tolist() for seed in (1, 1, 2))
-    assert first == again != other
+# ---- trees and seeds; `Random` itself is in test_random.py
 
 
 @settings(max_examples=20)

@@ -22,7 +22,7 @@ from opt_tree.training import tree_values
 from opt_tree.training.tree_values import Plan, Surveyed, error_of, fit, inside, loss_of, part_of, save
 from opt_tree.verifiers import traversal
 
-COSTS = Costs(plain=5e-3, step=5e-3, row=1e-4, layer=1e-3, draft_row=2e-5)
+COSTS = Costs.straight(plain=5e-3, step=5e-3, row=1e-4, layer=1e-3, draft_row=2e-5)
 JUDGING = {"traversal": (1e-3, 1e-4), "multi_round": (2e-4, 1e-5)}
 ACTIONS = (
     Action(1, 0, 0, "traversal"),
@@ -78,10 +78,7 @@ def test_the_action_is_the_one_of_most_tokens_for_its_seconds():
     shapes = [(0, 1, 1), (1, 1, 1), (2, 1, 1), (2, 1, 1), (3, 2, 2)]
     judged = [0.0, 2.1e-4, 1.2e-3, 2.2e-4, 1.3e-3]
     seconds = [
-        (COSTS.plain if not nodes else COSTS.step + COSTS.row * (nodes + 1))
-        + COSTS.layer * layers
-        + 2e-5 * rows
-        + judge
+        (5e-3 if not nodes else 5e-3 + 1e-4 * (nodes + 1)) + 1e-3 * layers + 2e-5 * rows + judge
         for (nodes, layers, rows), judge in zip(shapes, judged, strict=True)
     ]
     assert [action.seconds(COSTS, JUDGING) for action in ACTIONS] == pytest.approx(seconds)
@@ -101,7 +98,7 @@ def test_by_enumeration_it_keeps_the_distribution():
     chosen = set()
 
     def emitted(random: EnumeratingRandom) -> Text:
-        controller = SelectedTree(values, Costs(5e-3, 5e-3, 1e-5, 1e-5, 0.0))
+        controller = SelectedTree(values, Costs.straight(5e-3, 5e-3, 1e-5, 1e-5, 0.0))
         decoder = Decoder(Features(laws, 3), TableDrafter(drafts), controller, traversal)
         first = next(decoder.steps(list(context), 8, Sampling(1.0), random))
         chosen.add((first.policy, controller.verifier.__name__))

@@ -17,8 +17,9 @@ from opt_tree.drafters.store import BETA, FILE, hashes
 from opt_tree.drafters.tables import Table, fingerprint, load_table, save_table
 from opt_tree.lm import CausalLM
 from opt_tree.training.answers import Example, opening
-from opt_tree.training.documents import join, read_answers, without_prompt
+from opt_tree.training.documents import join, read_answers
 from opt_tree.training.interpolation import fit_beta, replay
+from opt_tree.training.outputs import save_documents
 from opt_tree.training.store import Recipe, build, main
 
 
@@ -313,7 +314,7 @@ class TestCommand:
         assert complaint in capsys.readouterr().err.splitlines()[-1]
         assert not (tmp_path / "store").exists()
 
-    def test_answers_begin_where_the_template_opens_them(self):
+    def test_answers_begin_where_the_template_opens_them(self, tmp_path):
         tokenizer = tiny_tokenizer()
         tokenizer.chat_template = (
             "{% for m in messages %}{{ m.content }}{% endfor %}{% if add_generation_prompt %}hahb{% endif %}"
@@ -321,10 +322,9 @@ class TestCommand:
         try:
             opened = opening(tokenizer)
             assert len(opened) == 2
-            document = np.array([5, *opened, 6, 5, *opened, 7, 8])
-            assert without_prompt(document, opened).tolist() == [*opened, 7, 8]
-            assert without_prompt(document[:1], opened).tolist() == [5]
-            assert without_prompt(np.array([5, 6, 7]), opened).tolist() == [5, 6, 7]
+            save_documents([[5, *opened, 6, 5, *opened, 7, 8], [5], [5, 6, 7]], tmp_path / "own.npz")
+            found = [document.tolist() for document in read_answers([tmp_path], tokenizer)]
+            assert found == [[*opened, 7, 8], [5], [5, 6, 7]]
         finally:
             tokenizer.chat_template = None
         assert opening(tokenizer) == [] and list(read_answers([], tokenizer)) == []

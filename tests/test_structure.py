@@ -16,7 +16,8 @@ SCRIPTS = sorted((PACKAGE.parent / "evaluation").rglob("*.py"))
 # docs/design.md, "The parts": imports go down.
 # A module imports modules of lower tiers only; a family (a folder) also itself, and never another family.
 TIERS: tuple[set[str], ...] = (
-    {"tree", "arguments"},
+    {"arguments", "interrupted"},
+    {"tree"},
     {
         "attention",
         "grammar",
@@ -200,7 +201,6 @@ def test_nothing_outside_the_repository_is_named(path: Path) -> None:
 PUBLISHED = "the signature is that of another library or of the published code"
 LONG_MODULES = {
     "evaluation/answers/file.py": "all that keeps an answer file whole: lock, parts, set aside, resume",
-    "evaluation/run/runner.py": "the order of a run, told once from question set to answer file",
     "opt_tree/chain_lm.py": "a model path by path, and the probe that refuses it; the probe needs its inside",
     "opt_tree/decode.py": "the one loop, its decoder and what it returns",
     "opt_tree/engines/aot.py": "what is exported and how it is called must change together",
@@ -221,9 +221,11 @@ WIDE_FUNCTIONS = {
     "opt_tree/decode.py: draft": "everything that a draft depends on, so that it is a function",
     "opt_tree/decode.py: generate": "what a user of the loop may choose",
     "opt_tree/decode.py: generate_batch": "the same for several prompts",
+    "opt_tree/engines/grouped.py: __call__": "an attention function, as transformers calls it",
     "opt_tree/harness.py: __init__": PUBLISHED,
     "opt_tree/hf.py: custom_generate": PUBLISHED,
     "opt_tree/pairs.py: load_pair": "the front door: all by name, all with a default",
+    "opt_tree/policies/costs.py: straight": "the numbers of two straight lines, by name",
     "opt_tree/training/eagle3.py: save_eagle3": "two layouts, with and without an output layer, in any dtype",
     "opt_tree/training/stream.py: build_stream": "its cache's key is made of all of them",
 }
@@ -249,4 +251,5 @@ def too_long() -> tuple[set[str], set[str], set[str]]:
 def test_what_is_long_is_known_and_has_a_reason() -> None:
     for found, known in zip(too_long(), (LONG_MODULES, LONG_FUNCTIONS, WIDE_FUNCTIONS), strict=True):
         assert found - known.keys() == set(), "too long: make it shorter, or say here why not"
-        assert all(known.values()) and known.keys() & found
+        assert known.keys() - found == set(), "no longer too long: take it off the list"
+        assert all(known.values())

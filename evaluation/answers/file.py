@@ -139,7 +139,6 @@ class AnswerFile:
         _append(self.path, record)
 
     def append_failed(self, record: Record) -> None:
-        """Write one failure."""
         _append(self.failed_path, record)
 
     def fold(self, order: Sequence[int | str], others: Sequence[tuple[list[Record], list[Record]]] = ()) -> None:
@@ -165,7 +164,6 @@ class AnswerFile:
         self.remove_parts()
 
     def remove_parts(self) -> None:
-        """Delete every part."""
         for part in self.parts():
             part.remove()
 

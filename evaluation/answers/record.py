@@ -7,10 +7,8 @@ import hashlib
 from typing import Any, Protocol
 
 from evaluation.answers.file import Record
+from evaluation.answers.steps import TIMES
 from opt_tree import Generation
-
-TIMES = ("draft_time", "verify_time", "commit_time", "draft_forward_time", "target_forward_time", "prefill_time")
-"""Seconds. The forwards' times are parts of `draft_time` and `verify_time`; `prefill_time` is beside them all."""
 
 
 class Answered(Protocol):

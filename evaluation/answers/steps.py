@@ -15,6 +15,8 @@ from jaxtyping import Bool, Float, Int
 
 Record = Mapping[str, Any]
 
+TIMES = ("draft_time", "verify_time", "commit_time", "draft_forward_time", "target_forward_time", "prefill_time")
+"""Seconds. The forwards' times are parts of `draft_time` and `verify_time`; `prefill_time` is beside them all."""
 TOLERANCE = 0.2
 """How far from 1 the slope of accepted on expected lengths, or the ratio of mean A to mean E(A), may be before the
 drafter counts as miscalibrated, unless two standard errors reach further."""
@@ -190,16 +192,7 @@ PARTS: dict[str, Callable[[Mapping[str, float]], float]] = {
 
 def step_time(answers: Sequence[Record]) -> dict[str, float] | None:
     """Milliseconds a step for each of `PARTS`; None where the times are unknown."""
-    keys = (
-        "wall_time",
-        "prefill_time",
-        "draft_time",
-        "verify_time",
-        "commit_time",
-        "draft_forward_time",
-        "target_forward_time",
-    )
-    times = {key: total(answers, key) for key in keys}
+    times = {key: total(answers, key) for key in ("wall_time", *TIMES)}
     rounds = total(answers, "decoding_steps")
     if not rounds or not alone(answers) or any(value is None for value in times.values()):
         return None

@@ -18,7 +18,7 @@ from typing import Any
 from tqdm import tqdm
 
 from evaluation.answers.file import AnswerFile, Record
-from evaluation.command_line import parse, print_json, run_command
+from evaluation.command_line import main_of
 from evaluation.compare.combinations import Combination
 from evaluation.compare.figures import brief, summarise
 from evaluation.compare.measure import Bench
@@ -118,12 +118,4 @@ def _lines(refused: Mapping[Combination, str]) -> list[Record]:
     return list(lines.values())
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """Run the command. Returns 0, or 2 for bad input."""
-
-    def command() -> int:
-        options = parse(Options, "python -m evaluation.compare", __doc__, arguments)
-        print_json(options.json, run(options))
-        return 0
-
-    return run_command(command)
+main = main_of("compare", Options, __doc__, run)

@@ -3,11 +3,13 @@
 Owns what is loaded and in which order things are decoded. Knows nothing of files of combinations, tables and plots.
 """
 
-import copy
 import dataclasses
 import functools
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
+
+from tqdm import tqdm
 
 from evaluation.answers.file import AnswerFile, Record
 from evaluation.compare.combinations import VERIFIERS, Combination
@@ -23,7 +25,7 @@ from evaluation.run.models import check_device, load_assistant, load_several, re
 from evaluation.run.rates import Counting
 from evaluation.run.rates import measure as count_acceptance
 from evaluation.timing import in_turn
-from opt_tree import Decoder, Drafter, Generation, OptTree, Pair, Sampling, Step
+from opt_tree import Decoder, Generation, OptTree, Pair, Sampling, Step
 from opt_tree.policies import AcceptanceRates
 from opt_tree.presets import plain
 
@@ -42,6 +44,7 @@ class Bench:
         self.size = options.size
         self.questions = select(first_turns, None, None, options.limit or self.size.questions)
         self.others = first_turns[len(self.questions) :][-(options.rates_questions or (3 if options.quick else 8)) :]
+        self.warming = self._warming()
         self.pairs = load_pairs(options, combinations)
         self.pair = next(iter(self.pairs.values()))
         prompter = Prompter(self.pair.tokenizer, self.pair.stop, options.conv_template)
@@ -58,21 +61,27 @@ class Bench:
             "device_type": self.pair.target.device.type,
             "inflate": options.inflate,
             "batch_size": options.batch_size if options.batch_size > 1 else None,  # None for the headers of before
+            "warm_set": options.warm_set,
         }
-        self.sharpening = {drafter: resolved(pair)["sharpening"] for (drafter, _), pair in self.pairs.items()}
+        fitted = {name: pair for (name, read), pair in self.pairs.items() if read == "fitted"}
+        self.sharpening = {
+            name: resolved(fitted[name])["sharpening"] if name in fitted else None for name, _ in self.pairs
+        }
 
     def measure(self, one: Combination) -> Record:
         """Answer the questions as the combination says, every second one plainly, too; return its line."""
         pair, sampling = self._pair(one), Sampling(one.temperature)
         policy = one.build(self.rates(one)) if one.needs_rates else one.build()
         verifier = VERIFIERS[one.verifier if one.temperature else "match"]
+        stop = self.conversation.prompter.stop
+        self._warm(
+            InLoop(Decoder(pair.target, pair.drafter, policy, verifier, lossy=self.options.lossy), sampling, stop)
+        )
         watch = None
         if self.options.expect_every and one.temperature:
             verifier = watch = Expectation(verifier, policy.children, self.options.expect_every)
         steps: list[Step] = []
-        stop = self.conversation.prompter.stop
-        drafter = unlearnt(pair.drafter)
-        ours = InLoop(Decoder(pair.target, drafter, policy, verifier, lossy=self.options.lossy), sampling, stop)
+        ours = InLoop(Decoder(pair.target, pair.drafter, policy, verifier, lossy=self.options.lossy), sampling, stop)
         base = InLoop(plain(pair.target), sampling, stop)
         efficiency: list[dict[str, list[float]]] = []
         if self.options.batch_size > 1:
@@ -100,6 +109,27 @@ class Bench:
             for name, method in in_turn(list(methods.items()), index):
                 answers[name].append(_slim(self._answer(question, method)))
         return {"question_id": peers_key(temperature), "temperature": temperature, "peers": answers}
+
+    def _warming(self) -> list[Question]:
+        """The questions that drafters learn from before each line; ValueError where one of them is compared."""
+        if (name := self.options.warm_set) is None:
+            return []
+        file = name if Path(name).is_file() else None
+        known = load_set(name, file, self.options.data_dir, self.options.fetch).questions
+        found = [dataclasses.replace(question, turns=question.turns[:1]) for question in known]
+        compared = {question.turns for question in self.questions}
+        if both := sum(question.turns in compared for question in found):
+            raise ValueError(f"{both} questions of --warm-set {name} are compared themselves: name another set")
+        return found
+
+    def _warm(self, ours: InLoop) -> None:
+        """Let a drafter that learns forget the line before, which had the same questions, and learn from others."""
+        drafter = ours.decoder.drafter
+        assert drafter is not None
+        drafter.clear()
+        if drafter.learns:
+            for question in tqdm(self.warming, desc="warming", unit="question", leave=False, disable=None):
+                self._answer(question, ours)
 
     def _pair(self, one: Combination) -> Pair:
         """Bare where nothing is to be sharpened."""
@@ -145,8 +175,9 @@ class Bench:
                     f"{one.policy} needs acceptance rates, and all {len(self.questions)} questions are compared: "
                     "lower --limit, or name a larger set"
                 )
-            sampling = Sampling(one.temperature)
-            counts = count_acceptance(self._pair(one), one.children, sampling, self.others, self.counting)
+            sampling, pair = Sampling(one.temperature), self._pair(one)
+            pair.drafter.clear()
+            counts = count_acceptance(pair, one.children, sampling, self.others, self.counting)
             if (trials := counts.tried[:, 0].sum()) < LEAST_TRIALS:
                 raise ValueError(
                     f"{len(self.others)} questions are too few to measure acceptance rates for {one.policy} on: only "
@@ -211,8 +242,3 @@ def _slim(answer: Record) -> Record:
     dropped = ("prompt_ids", "token_ids", "idxs")
     choices = [{key: value for key, value in choice.items() if key not in dropped} for choice in answer["choices"]]
     return {**answer, "choices": choices}
-
-
-def unlearnt(drafter: Drafter) -> Drafter:
-    """What drafts in one line of the table: a table that learns must not have seen its questions in the line before."""
-    return drafter if drafter.models else copy.deepcopy(drafter)

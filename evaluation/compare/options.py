@@ -41,6 +41,9 @@ class Options(Asked):
     rates_questions: int | None = option(
         None, "questions from the set's end, not compared, to measure acceptance rates on (default: 8, quick: 3)"
     )
+    warm_set: str | None = option(
+        None, "a set or file of other questions, which a drafter that learns answers before each line (default: none)"
+    )
     expect_every: int = option(4, "compute the exact block efficiency on every so many steps; 0: never")
     batch_size: int = option(
         1, "questions that are decoded side by side; rows are the same but for their times, which are left out"
@@ -72,8 +75,8 @@ class Options(Asked):
 
     @property
     def drafters(self) -> list[str]:
-        """A comma list; the comma between two exponents (product:1,0.5:...) is none of its own."""
-        return re.split(r",(?![\d.]+:)", self.drafter)
+        """A comma list; a comma between exponents (product:1,0.5:...) is none of its own."""
+        return re.split(r",(?![\d.,]+:)", self.drafter)
 
     @property
     def size(self) -> Size:

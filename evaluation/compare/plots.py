@@ -38,7 +38,6 @@ Pictures = Iterator[tuple[str, Figure]]
 
 
 def draw_all(records: Sequence[Record], folder: Path) -> list[Path]:
-    """Draw everything and return the paths."""
     folder.mkdir(parents=True, exist_ok=True)
     drawn = []
     makers = (lengths, expectations, thresholds, temperatures, structures, depths, efficiencies, rollouts, frontiers)
@@ -213,7 +212,6 @@ def _expecting(records: Iterable[Record]) -> list[Record]:
 
 
 def _judges(axes: Axes, curve: Sequence[Record], places: Sequence[float]) -> None:
-    """A line for each verifier."""
     for name in curve[0]["figures"]["block_efficiency"]:
         values = [record["figures"]["block_efficiency"].get(name, np.nan) for record in curve]
         axes.plot(places, values, marker="o", markersize=3, color=_colour(name), label=name)

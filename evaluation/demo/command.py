@@ -164,9 +164,7 @@ def methods(decoder: Decoder, pair: Pair, options: Options, assistant: PreTraine
 def describe_models(options: Options, pair: Pair) -> str:
     """Say what decodes and what drafts: names, sizes, dtypes, the fitted sharpening."""
     inflated = f" inflated to {options.inflate}" if options.inflate else ""
-    size = sum(weight.numel() for weight in pair.target.model.parameters()) / 1e6
-    dtype = str(pair.target.dtype).removeprefix("torch.")
-    return f"target {options.base_model_path}{inflated}: {size:.1f} M parameters, {dtype}; {pair.drafter.describe()}"
+    return f"target {options.base_model_path}{inflated}: {pair.target.size}; {pair.drafter.describe()}"
 
 
 def describe_forwards(options: Options, pair: Pair) -> str:

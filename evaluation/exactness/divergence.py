@@ -2,10 +2,11 @@
 
 Owns the verdict on two generations of one target after one prompt; knows nothing of files and of drafting.
 
-How a rounding tie is told from a defect: the logits at that position are computed anew from the shared tokens, once in
-float32 (for a float32 target in float64) and, in the target's own dtype, in three shapes: one row at a time as plain
-decoding does, in blocks as large as a tree, in one prefill. Their spread around the exact ones is the noise. A token
-whose exact logit lies within a few times that noise of the best one may win by rounding alone; no other may.
+How a rounding tie is told from a defect: the logits at that position are computed anew from the shared tokens. The
+exact ones are float32 (for a float32 target float64). In the target's own dtype they are computed in three shapes: one
+row at a time as plain decoding does, in blocks as large as a tree, in one prefill. Their spread around the exact ones
+is the noise. A token whose exact logit lies within a few times that noise of the best one may win by rounding, and no
+other token may.
 """
 
 import copy
@@ -36,10 +37,11 @@ _BLOCK = 16
 class Divergence:
     """Where two generations after one prompt part, and why.
 
-    Of greedy decoding: `scores` are the two tokens' exact logits, `gap` is how far the worse lies below the best logit,
-    `noise` the standard deviation of the rounding error of a difference between two leading logits. Of sampling:
-    `scores` are the distances of the position's uniform number from the two tokens' intervals of the cumulative
-    distribution, `gap` is the larger one, `noise` the largest rounding error of such an interval's bounds.
+    `scores` are the two tokens' exact logits, `gap` is how far the worse lies below the best logit, `noise` the
+    standard deviation of the rounding error of a difference between two leading logits. Of sampling the same, of
+    logarithms of arrivals instead of logits: the token that is drawn is the first to arrive in a race (`Random.draw`),
+    which is the one whose log-probability is greatest after its own noise was added. A gap of g is a ratio of e^g; it
+    is 0 where rounding decides whether top-k or top-p lets one of the two through.
     """
 
     position: int
@@ -109,10 +111,9 @@ class Explainer:
         rows = {EXACT: self._exact_row(rest), **self._own_rows(rest, len(context) - 1)}
         root = Tree(np.array([rest[-1]]), np.array([-1]), np.zeros(1), np.array([0]))
         scores = {name: sampling.process(row[None], root, rest) for name, row in rows.items()}
-        if sampling.greedy:
-            measured = _measure_greedy(scores, pair)
-        else:
-            measured = _measure_drawn(scores, pair, Random(seed), position)
+        if not sampling.greedy:
+            scores = {name: _raced(row, Random(seed), position) for name, row in scores.items()}
+        measured = _measure(scores, pair)
         return _verdict(position, pair, measured, str(self.target.dtype).removeprefix("torch."))
 
     @torch.inference_mode()
@@ -159,36 +160,26 @@ def _whose(pair: tuple[int, int], token: int) -> str:
     return f"{'ab'[pair.index(token)]}'s" if token in pair else "neither's"
 
 
-def _measure_greedy(rows: dict[str, Float[Tensor, "1 vocab"]], pair: tuple[int, int]) -> _Measured:
-    """The largest logit wins. What the errors of all leading logits have in common moves no choice and is no noise."""
+def _measure(rows: dict[str, Float[Tensor, "1 vocab"]], pair: tuple[int, int]) -> _Measured:
+    """The largest score wins. What the errors of all leading scores have in common moves no choice and is no noise."""
     exact = rows[EXACT][0].double()
-    leaders = exact.topk(min(_LEADERS, int(exact.isfinite().sum())))
-    errors = torch.stack([row[0, leaders.indices].double() for row in _own(rows).values()]) - leaders.values
+    own = torch.stack([row[0].double() for row in _own(rows).values()])
+    possible = torch.where(own.isfinite().all(0), exact, -torch.inf)
+    leaders = possible.topk(min(_LEADERS, int(possible.isfinite().sum())))
+    errors = own[:, leaders.indices] - leaders.values
     errors = errors - errors.mean(1, keepdim=True)
     noise = float(errors.square().mean().sqrt()) * 2**0.5
     scores = (float(exact[pair[0]]), float(exact[pair[1]]))
     choices = {name: int(row.argmax()) for name, row in _own(rows).items()}
-    return _Measured(scores, int(exact.argmax()), float(exact.max()) - min(scores), noise, choices)
+    some = any(len({bool(row[0, token].isfinite()) for row in rows.values()}) > 1 for token in pair)
+    gap = 0.0 if some else float(exact.max()) - min(scores)
+    return _Measured(scores, int(exact.argmax()), gap, noise, choices)
 
 
-def _measure_drawn(
-    rows: dict[str, Float[Tensor, "1 vocab"]], pair: tuple[int, int], random: Random, position: int
-) -> _Measured:
-    """The token wins whose interval of the cumulative distribution holds the position's uniform number."""
-    probs = {name: row.softmax(-1) for name, row in rows.items()}
-    choices = {name: int(random.draw(own, np.array([position]))) for name, own in probs.items()}
-    uniform = random._ahead[position]
-    bounds = {name: _bounds(own) for name, own in probs.items()}
-    exact = bounds.pop(EXACT)
-    noise = max(float((own - exact).abs().max()) for own in bounds.values())
-    one, other = (max(0.0, float(exact[token]) - uniform, uniform - float(exact[token + 1])) for token in pair)
-    return _Measured((one, other), choices.pop(EXACT), max(one, other), noise, choices)
-
-
-def _bounds(probs: Float[Tensor, "1 vocab"]) -> Float[Tensor, " bounds"]:
-    """Interval bounds: token k owns [k, k + 1)."""
-    cumulative = probs[0].cumsum(-1, dtype=torch.float64)
-    return torch.nn.functional.pad(cumulative / cumulative[-1], (1, 0))
+def _raced(scores: Float[Tensor, "1 vocab"], random: Random, position: int) -> Float[Tensor, "1 vocab"]:
+    """Return what `Random.draw` takes the greatest of, `position` tokens ahead: minus the logarithms of arrivals."""
+    noise = random.noise(np.array([position]), scores.shape[1], scores.device)
+    return scores.log_softmax(-1, dtype=torch.float64) - noise.log()
 
 
 def _own(rows: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -83,7 +83,12 @@ def measure(
 
 
 def _in_loop(decoder: Decoder, pair: Pair) -> Way:
-    return lambda group, width, limit: decoder.generate_batch(group, width, limit, stop=pair.stop)
+    def answer(group: Sequence[list[int]], width: int, limit: int) -> Answers:
+        if decoder.drafter is not None:
+            decoder.drafter.clear()  # another way may have shown it these texts
+        return decoder.generate_batch(group, width, limit, stop=pair.stop)
+
+    return answer
 
 
 def _measured(action: Callable[[], Answers]) -> Found:

@@ -19,12 +19,7 @@ from evaluation.answers.file import Record
 from evaluation.answers.steps import steps_of, total
 
 CANDIDATES = (
-    3,
-    4,
-    5,
-    6,
-    7,
-    8,
+    *range(3, 9),
     10,
     12,
     15,

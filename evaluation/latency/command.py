@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from evaluation.answers.file import read_timed
-from evaluation.command_line import at_least, numbers, option, parse, print_json, run_command, table, whole_numbers
+from evaluation.command_line import at_least, main_of, numbers, option, table, whole_numbers
 from evaluation.latency import batches, decoding
 from evaluation.latency.advice import advice_table, forward_times, forwards_table, recommend
 from evaluation.latency.budget import Acceptance
@@ -93,7 +93,7 @@ def take(options: Options) -> dict[str, Any]:
     measured = measure(probes, fitting, tokens, options.repeats, options.patience)
     return {
         "models": {
-            "target": describe(pair.target.model, pair.drafter) or f"target {size(pair.target)}",
+            "target": describe(pair.target.model, pair.drafter) or f"target {pair.target.name}, {pair.target.size}",
             "drafter": pair.drafter.describe(),
             "base_model_path": options.base_model_path,
             "inflate": options.inflate,
@@ -102,12 +102,6 @@ def take(options: Options) -> dict[str, Any]:
         "environment": environment(pair.target.device),
         "cells": [asdict(one) for one in measured],
     }
-
-
-def size(lm: CausalLM) -> str:
-    """Name, parameters and dtype of a model."""
-    count = sum(parameter.numel() for parameter in lm.model.parameters())
-    return f"{lm.name}, {count / 1e6:.1f}M, {str(lm.dtype).removeprefix('torch.')}"
 
 
 def read_measured(path: str) -> dict[str, Any]:
@@ -170,7 +164,7 @@ def decode(options: Options) -> dict[str, Any]:
         assistant = load_assistant(options, options.assistant, pair)
         rows = decoding.measure(pair, trees, prompts, options.max_new_tokens, assistant)
     place = environment(pair.target.device)
-    target = describe(pair.target.model, pair.drafter) or f"target {size(pair.target)}"
+    target = describe(pair.target.model, pair.drafter) or f"target {pair.target.name}, {pair.target.size}"
     print(f"{target}; drafter {options.drafter}; {place['device']}, {place['threads']} threads")
     asked = f"{len(prompts)} questions of {given.questions.name}"
     print(f"{asked}, greedy, {options.max_new_tokens} new tokens at most, in turn")
@@ -178,12 +172,8 @@ def decode(options: Options) -> dict[str, Any]:
     return {"environment": place, "rows": rows}
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """Measure, write, draw, advise. Returns 0, or 2 for bad input."""
+def run(options: Options) -> dict[str, Any]:
+    return (decode if options.nodes or options.lanes else forwards)(options)
 
-    def command() -> int:
-        options = parse(Options, "python -m evaluation.latency", __doc__, arguments)
-        print_json(options.json, (decode if options.nodes or options.lanes else forwards)(options))
-        return 0
 
-    return run_command(command)
+main = main_of("latency", Options, __doc__, run)

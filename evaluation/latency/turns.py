@@ -12,7 +12,7 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
-from evaluation.command_line import Value, at_least, option, parse, print_json, run_command, table
+from evaluation.command_line import Value, at_least, main_of, option, table
 from evaluation.run.machine import environment
 from evaluation.run.material import Material, gather
 from evaluation.run.options import Asked
@@ -89,22 +89,17 @@ def measure(given: Material, options: Options) -> list[dict[str, Value]]:
     return rows
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """Measure and print. Returns 0, or 2 for bad input."""
+def run(options: Options) -> dict[str, Any]:
+    """Measure, print the table and return it."""
+    given = gather(options)
+    rows, place = measure(given, options), environment(given.pair.target.device)
+    drafter = given.pair.drafter.describe()
+    print(f"{given.pair.target.name}; {drafter}; {place['device']}, {place['threads']} threads")
+    print(f"until the first step of a turn is done, {options.rounds} rounds, same texts", table(rows), sep="\n")
+    return {"environment": place, "rows": rows}
 
-    def command() -> int:
-        options = parse(Options, "python -m evaluation.latency.turns", __doc__, arguments)
-        given = gather(options)
-        rows, place = measure(given, options), environment(given.pair.target.device)
-        drafter = given.pair.drafter.describe()
-        print(f"{given.pair.target.name}; {drafter}; {place['device']}, {place['threads']} threads")
-        print(f"until the first step of a turn is done, {options.rounds} rounds, same texts", table(rows), sep="\n")
-        figures: dict[str, Any] = {"environment": place, "rows": rows}
-        print_json(options.json, figures)
-        return 0
 
-    return run_command(command)
-
+main = main_of("latency.turns", Options, __doc__, run)
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -18,7 +18,7 @@ import torch
 from tqdm import tqdm
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from evaluation.command_line import Value, at_least, option, parse, print_json, run_command, table
+from evaluation.command_line import Value, at_least, main_of, option, table
 from evaluation.run.machine import environment
 from opt_tree import CausalLM, CausalLMDrafter, Decoder, OptTree, Random, Sampling, TreePolicy, Verifier, match
 from opt_tree.policies import DySpec, Sampled
@@ -109,24 +109,16 @@ def measure(options: Options) -> list[dict[str, Value]]:
     return rows
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """Measure and print. Returns 0, or 2 for bad input."""
+def run(options: Options) -> dict[str, Any]:
+    """Measure, print the table and return it."""
+    torch.set_num_threads(options.threads)
+    rows, place = measure(options), environment(torch.device("cpu"))
+    laws = f"spread {options.spread:g}, temperature {options.temperature:g}, top-p {options.top_p:g}"
+    print(f"{options.vocabulary} tokens, {laws}; {place['device']}, {place['threads']} threads", table(rows), sep="\n")
+    return {"environment": place, "rows": rows}
 
-    def command() -> int:
-        options = parse(Options, "python -m evaluation.latency.vocabulary", __doc__, arguments)
-        torch.set_num_threads(options.threads)
-        rows, place = measure(options), environment(torch.device("cpu"))
-        print(
-            f"{options.vocabulary} tokens, spread {options.spread:g}, temperature {options.temperature:g}, top-p ",
-            end="",
-        )
-        print(f"{options.top_p:g}; {place['device']}, {place['threads']} threads", table(rows), sep="\n")
-        figures: dict[str, Any] = {"environment": place, "rows": rows}
-        print_json(options.json, figures)
-        return 0
 
-    return run_command(command)
-
+main = main_of("latency.vocabulary", Options, __doc__, run)
 
 if __name__ == "__main__":
     sys.exit(main())

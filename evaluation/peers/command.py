@@ -82,7 +82,6 @@ class Options:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run the command; return its exit status."""
     return run_command(lambda: run(parse(Options, "python -m evaluation.peers", __doc__, arguments)))
 
 
@@ -100,7 +99,14 @@ def run(options: Options) -> int:
     context = max(map(len, prompts)) + options.max_new_tokens + 64
     dtype = str(as_dtype(options.dtype, "cpu")).removeprefix("torch.")
     common = Settings(
-        folder, 1, context, sorted(stops), dtype, _gguf_of(options, folder), False, options.assistant or ""
+        folder,
+        1,
+        context,
+        sorted(stops),
+        dtype,
+        _gguf_of(options, folder),
+        assistant=options.assistant or "",
+        tree=options.tree,
     )
     output = Path(options.output)
     output.write_text("")

@@ -43,7 +43,6 @@ class Process:
         return self._receive()
 
     def close(self) -> None:
-        """End the process."""
         self._process.kill()
         self._process.communicate()
         self._errors.close()

@@ -63,7 +63,9 @@ def _own(settings: Settings, drafters: Sequence[str]) -> Iterator[Peer]:
         yield Peer(f"opt_tree plain{end}", "opt_tree", how)
         for named in drafters:
             spec, tree = parse_drafter(named)
-            yield Peer(f"opt_tree {named}{end}", "opt_tree", replace(how, drafter=spec, tree=tree or settings.tree))
+            tree = tree or settings.tree
+            name = f"{spec}@{tree['nodes']}/{tree['threshold']}" if tree else spec
+            yield Peer(f"opt_tree {name}{end}", "opt_tree", replace(how, drafter=spec, tree=tree))
 
 
 def parse_drafter(named: str) -> tuple[str, dict[str, float]]:

@@ -16,7 +16,7 @@ from typing import Any
 
 from tqdm import tqdm
 
-from evaluation.command_line import at_least, numbers, option, parse, print_json, run_command, table, whole_numbers
+from evaluation.command_line import at_least, main_of, numbers, option, table, whole_numbers
 from evaluation.replay.controllers import Setting, compare_controllers
 from evaluation.replay.costs import read_costs, seconds
 from evaluation.replay.recording import LARGEST, record, replay
@@ -113,12 +113,4 @@ def load_predictor(options: Options, pair: Pair) -> LengthPredictor | None:
     return LengthPredictor.load(resolve(path, "length"), pair.target)
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """Compare. Returns 0, or 2 for bad input."""
-
-    def command() -> int:
-        options = parse(Options, "python -m evaluation.replay", __doc__, arguments)
-        print_json(options.json, compare(options))
-        return 0
-
-    return run_command(command)
+main = main_of("replay", Options, __doc__, compare)

@@ -79,8 +79,9 @@ class Setting:
     max_new_tokens: int
 
     def decode(self, policy: TreePolicy | Controller) -> list[Generation]:
-        """Decode the prompts greedily, one after the other. A controller keeps what it learned."""
+        """Decode the prompts greedily, in turn; a controller keeps what it learned, a drafter begins anew."""
         pair = self.pair
+        pair.drafter.clear()
         decoder = Decoder(pair.target, pair.drafter, policy)
         return [decoder.generate(prompt, self.max_new_tokens, stop=pair.stop) for prompt in self.prompts]
 

@@ -19,9 +19,15 @@ LOOKUP = 10
 
 
 def in_loop(decoder: Decoder, pair: Pair, sampling: Sampling = Sampling(), seed: int = 0) -> Method:
-    """Return the library's loop as a method."""
+    """Return the library's loop as a method.
+
+    A drafter that learns begins each answer with nothing: it must not have seen the text in another round, or by
+    another method that drafts with it.
+    """
 
     def decode(prompt: list[int], max_new_tokens: int) -> Timed:
+        if decoder.drafter is not None:
+            decoder.drafter.clear()
         generation = decoder.generate(prompt, max_new_tokens, sampling, pair.stop, seed=seed)
         return Timed(generation.tokens, generation.seconds, generation)
 

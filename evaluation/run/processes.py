@@ -84,7 +84,6 @@ class Processes:
             raise ValueError(first)
 
     def leave(self) -> None:
-        """Leave."""
         if self.size > 1:
             torch.distributed.destroy_process_group()
 

@@ -25,8 +25,8 @@ KINDS: dict[str, tuple[Callable[[int], Children], Verifier]] = {
 def measuring_tree(width: int, depth: int, siblings: Callable[[int], Children] = TopK) -> Static:
     """Return the tree that rates are counted on: the paths of ranks r1, ..., rd with (r1 + 1) ... (rd + 1) <= width.
 
-    So the root has `width` children, and so has every node on the path of best ones: every rank is tried at every
-    depth, more often where it is more often met, at about width * log(width) ** (depth - 1) nodes instead of
+    So the root has `width` children, and so has every node on the path of best ones. Every rank is tried at every
+    depth, more often where it is more often met. That takes about width * log(width) ** (depth - 1) nodes instead of
     width ** depth. A shape, not a policy that looks at probabilities: those would choose which parents are counted.
 
               root                width 4, depth 2

@@ -87,19 +87,15 @@ def _survivors(
 
     In few operations of numpy: between two forwards each is paid for in cold caches, several times what it costs alone.
     """
-    narrow = layer.above.astype(log_probs.dtype)
+    above = layer.above.astype(log_probs.dtype)
     frontier, groups = peaks.shape
-    if layer.floor > -np.inf:
-        limits = layer.floor - narrow
-    else:  # a little below, as sums and differences are rounded
-        least = max(_lower_bound(peaks + narrow[:, None] if narrow.any() else peaks, total), _LEAST)
-        limits = np.maximum(least - 1e-6 * (1 + abs(least)) - narrow, _LEAST)
+    floor = layer.floor if layer.floor > -np.inf else max(_below_best(peaks + above[:, None], total), _LEAST)
+    limits = floor - above - 1e-6 * (1 + abs(floor))  # a little below, as sums and differences are rounded
     among = (peaks > limits[:, None]).ravel().nonzero()[0]
-    blocks = log_probs.reshape(frontier * groups, -1).take(among, 0)
-    hits = (blocks > limits.take(among // groups)[:, None]).ravel().nonzero()[0]
-    block, column = np.divmod(hits, blocks.shape[1])
-    rows, group = np.divmod(among.take(block), groups)
-    values, tokens = blocks.ravel().take(hits) + narrow.take(rows), group * blocks.shape[1] + column
+    blocks = log_probs.reshape(frontier * groups, -1).take(among, 0) + above.take(among // groups)[:, None]
+    hits = (blocks > floor).ravel().nonzero()[0]
+    values, size = blocks.ravel().take(hits), blocks.shape[1]
+    rows, tokens = np.divmod(among.take(hits // size) * size + hits % size, groups * size)
     if len(values) > total:
         kept = (-values).argsort(kind="stable")[:total]
         kept.sort()
@@ -107,16 +103,16 @@ def _survivors(
     return Picked(values, tokens, rows)
 
 
-def _lower_bound(values: Float[np.ndarray, "rows columns"], total: int) -> float:
-    """Return a number that at least `total` of the values reach, or -inf. Far cheaper than finding the `total` best.
+def _below_best(values: Float[np.ndarray, "rows columns"], total: int) -> float:
+    """Return a number that at least `total` of the values exceed, or -inf. Far cheaper than finding the `total` best.
 
-    Dealt into groups, the values have a maximum a group; the `total`-th greatest of those is such a number.
+    Dealt into groups, the values have a maximum a group; the `total`-th greatest of those is reached by as many.
     """
     groups = max(4 * total, 256)
     flat = values.ravel()
-    whole = len(flat) - len(flat) % groups
-    maxima = flat[:whole].reshape(-1, groups).max(0) if whole else flat.copy()
+    dealt = len(flat) // groups
+    maxima = flat[: dealt * groups].reshape(dealt, groups).max(0) if dealt > 1 else flat.copy()
     if len(maxima) < total:
         return -np.inf
     maxima.sort()
-    return float(maxima[-total])
+    return float(np.nextafter(maxima[-total], maxima.dtype.type(-np.inf)))

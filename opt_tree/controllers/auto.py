@@ -4,6 +4,7 @@ Nothing is tuned by hand. What steps cost is measured once (`opt_tree.pricing`);
 be trusted, how much a further layer brings and how many tokens a second come out is learned from the steps.
 """
 
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -20,6 +21,8 @@ PRIOR = 3.0
 """Expected tokens that a knot's first factor, that of the next more probable one, counts for."""
 LAYER_PRIOR = np.array([[2.0], [1.4]])
 """Surplus of a layer and of the one below it before any was seen."""
+LESSON = 8
+"""Steps that are learned from at once, as learning takes as long as one layer; the first so many one by one."""
 PATIENCE = (8, 128)
 """Steps without a tree before drafting is tried again: at first, and at most, after trials that did not pay."""
 
@@ -30,7 +33,7 @@ class Auto(Controller):
     The rate is tokens over *modelled* seconds, so that the same text is always decoded by the same trees, however busy
     the machine is. What was learned is kept from prompt to prompt.
 
-        decoder = Decoder(pair.target, pair.drafter, Auto(Costs(5.4e-3, 5.5e-3, 1e-4, 1e-3, 3e-5)))
+        decoder = Decoder(pair.target, pair.drafter, Auto(Costs.straight(5.4e-3, 5.5e-3, 1e-4, 1e-3, 3e-5)))
         [step.tree.nodes for step in decoder.generate(pair.encode("Why is the sky blue?")).steps]
     """
 
@@ -49,8 +52,10 @@ class Auto(Controller):
         self._tokens, self._seconds = 30.0, 20 * costs.plain
         self._accepted, self._expected = np.zeros((2, len(KNOTS)))
         self._layers = np.repeat(LAYER_PRIOR, max_depth, 1)
-        self._drafted = np.array([1.0, 0.0, 1.0])  # steps with a tree, what they were worth, and its squares
+        self._drafted = (1.0, 0.0, 1.0)  # steps with a tree, what they brought beyond plain decoding, its squares
         self._patience, self._waited = PATIENCE[0], 0
+        self._seen: list[Step] = []
+        self._lessons, self._stale = 0, True
 
     def __str__(self) -> str:
         largest = self._sizes[-1]
@@ -58,8 +63,8 @@ class Auto(Controller):
 
     @property
     def rate(self) -> float:
-        """Tokens a second, by the modelled seconds of the steps so far."""
-        return self._tokens / self._seconds
+        """Tokens a second, by the modelled seconds of the steps so far; plain decoding's at least."""
+        return max(self._tokens / self._seconds, 1 / self._now.plain)
 
     @property
     def trust(self) -> tuple[float, ...]:
@@ -76,52 +81,68 @@ class Auto(Controller):
 
     def choose(self, context: list[int], root: Float[Tensor, "1 vocab"] | Few | None) -> TreePolicy:
         self._now = self.costs.at(len(context))
-        if self._waited < self._patience and self._best_guess() < 1 - self.rate * self._now.plain:
+        if self._waited < self._patience and self._best_guess() < 0:
             return self._empty
-        carry = tuple((self._layers[1] / self._layers[0]).tolist())
+        if self._stale:
+            self._trust, self._carry = self.trust, tuple((self._layers[1] / self._layers[0]).tolist())
+            self._stale = False
         policy = next((one for one in self._sizes if one.nodes >= 1.5 * self._need), self._sizes[-1])
-        return replace(policy, rate=self.rate, context=len(context), trust=self.trust, carry=carry)
+        return replace(policy, rate=self.rate, context=len(context), trust=self._trust, carry=self._carry)
 
     def _best_guess(self) -> float:
-        """What a step with a tree may well be worth: its mean and one standard error."""
+        """How many tokens a step with a tree may well bring beyond plain decoding: the mean and one standard error."""
         steps, worth, squares = self._drafted
-        return worth / steps + np.sqrt((squares / steps - (worth / steps) ** 2) / steps)
+        return worth / steps + math.sqrt(max(squares / steps - (worth / steps) ** 2, 0.0) / steps)
 
     def observe(self, step: Step, outcome: Outcome) -> None:
-        layers = max(step.draft_forwards, int(step.tree.depths.max()))  # tables draft without forwards
-        seconds = self._now.score(len(step.tree)) + self._now.draft(layers, step.draft_tokens)
+        seconds = self._now.of(step)
         tokens = len(step.tokens)
         if isinstance(step.policy, Priced):
-            self._weigh(tokens - self.rate * seconds)
-            self._learn(step, step.policy, layers)
+            self._weigh(tokens - seconds / self._now.plain)
+            self._learn(step, step.policy)
         else:
             self._waited += 1
             for sums in (self._expected, self._accepted):  # what is not looked at fades
                 sums *= self.decay
+            self._stale = True
         self._tokens = self.decay * self._tokens + tokens
         self._seconds = self.decay * self._seconds + seconds
 
     def _weigh(self, worth: float) -> None:
-        """Note what a step with a tree was worth, and how soon to try again where they are worth less than none."""
-        if self._waited:
-            pays = worth > 1 - self.rate * self._now.plain
-            self._patience = PATIENCE[0] if pays else min(2 * self._patience, PATIENCE[1])
-        self._waited = 0
-        self._drafted = 0.97 * self._drafted + (1.0, worth, worth**2)
+        """Note what a step with a tree brought beyond plain decoding, and how soon to try again if that is too little.
 
-    def _learn(self, step: Step, policy: Priced, layers: int) -> None:
-        """Compare what the tree's probabilities said with what was accepted, and a layer with the one above it."""
-        logs, depths = step.tree.path_log_probs[1:], step.tree.depths[1:]
-        self._need += 0.1 * (len(logs) - self._need)
-        accepted = np.zeros(len(logs))
-        accepted[np.array(step.path[1:], dtype=int) - 1] = 1
+        Not at the rate so far: at one that is too high the shortest step looks best, and nothing would mend it.
+        """
+        if self._waited:
+            self._patience = PATIENCE[0] if worth > 0 else min(2 * self._patience, PATIENCE[1])
+        self._waited = 0
+        steps, mean, squares = self._drafted
+        self._drafted = 0.97 * steps + 1, 0.97 * mean + worth, 0.97 * squares + worth**2
+
+    def _learn(self, step: Step, policy: Priced) -> None:
+        """Keep the step, and learn from `LESSON` of them at a time."""
+        self._need += 0.1 * (step.tree.nodes - self._need)
+        self._seen.append(step)
+        if len(self._seen) == LESSON or self._lessons < LESSON:
+            self._digest(self._seen, policy)
+            self._seen, self._lessons, self._stale = [], self._lessons + 1, True
+
+    def _digest(self, seen: list[Step], policy: Priced) -> None:
+        """Compare what trees said with what was accepted, and each layer with the one above it."""
+        trees = [step.tree for step in seen]
+        logs, depths = (
+            np.concatenate([getattr(tree, of)[1:] for tree in trees]) for of in ("path_log_probs", "depths")
+        )
+        accepted = np.concatenate([np.isin(np.arange(1, len(step.tree)), step.path) for step in seen])
+        decay = self.decay ** len(seen)
         knots = np.abs(logs[:, None] - np.array(KNOTS)).argmin(1)
         for sums, values in ((self._expected, np.exp(logs)), (self._accepted, accepted)):
-            sums *= self.decay
+            sums *= decay
             sums += np.bincount(knots, values, minlength=len(KNOTS))
         surplus = np.maximum(policy.surplus(logs), 0)
-        by_depth = np.bincount(depths, surplus, minlength=self._layers.shape[1] + 1)[1:]
-        seen = min(layers, len(by_depth)) - 1
-        if seen > 0:  # layers below which there was another one
-            self._layers[:, :seen] *= self.decay
-            self._layers[:, :seen] += np.stack([by_depth[:seen], by_depth[1 : seen + 1]])
+        layers = np.array([max(step.draft_forwards, step.tree.depths.max()) for step in seen])  # tables: no forwards
+        below = np.repeat(layers, [tree.nodes for tree in trees]) > depths
+        most = self._layers.shape[1]
+        self._layers *= self.decay ** (layers[:, None] > np.arange(1, most + 1)).sum(0)
+        self._layers[0] += np.bincount(depths[below], surplus[below], minlength=most + 1)[1 : most + 1]
+        self._layers[1] += np.bincount(depths, surplus, minlength=most + 2)[2 : most + 2]

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from opt_tree.checkpoints import CheckpointError, load_tensors, read_own_config
+from opt_tree.checkpoints import CheckpointError, load_tensors, read_own_config, refused
 from opt_tree.children import Few
 from opt_tree.controllers.base import Controller
 from opt_tree.drafters.eagle_head import load_named
@@ -73,10 +73,8 @@ class LengthPredictor(nn.Module):
                 f"has {target.hidden}"
             )
         predictor = cls(config["hidden"], config["longest"], config["width"])
-        try:
+        with refused(f"cannot use {path}"):
             load_named(predictor, load_tensors(path), "it is no predictor of this config")
-        except ValueError as error:
-            raise CheckpointError(f"cannot use {path}: {error}") from error
         return predictor.to(target.device).float().eval().requires_grad_(False)
 
 

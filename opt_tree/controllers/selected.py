@@ -18,7 +18,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from opt_tree import verifiers
-from opt_tree.checkpoints import CheckpointError, load_tensors, read_own_config
+from opt_tree.checkpoints import CheckpointError, load_tensors, read_own_config, refused
 from opt_tree.children import Few
 from opt_tree.controllers.base import Controller
 from opt_tree.drafters.eagle_head import load_named
@@ -121,10 +121,8 @@ class TreeValues(nn.Module):
             )
         choice = Choice(tuple(Action(*one) for one in config["actions"]), config["judging"], config["temperature"])
         values = cls(config["hidden"], choice, config["width"])
-        try:
+        with refused(f"cannot use {path}"):
             load_named(values, load_tensors(path), "it holds no values of these trees")
-        except ValueError as error:
-            raise CheckpointError(f"cannot use {path}: {error}") from error
         return values.to(target.device).float().eval().requires_grad_(False)
 
 

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from opt_tree.arguments import require
 from opt_tree.beside import Beside, follow
 from opt_tree.decode import Generation
 from opt_tree.display.page import STYLE, answer_spans, summary, table
@@ -34,6 +35,7 @@ def explore(generation: Generation | Beside, tokenizer: Texts, facts: Mapping[st
     time went. With a `Beside` (see `generate_beside`) also the trees of other policies at the same step. `facts` are
     further rows of the summary. A still picture of it for a notebook is `to_html`.
     """
+    require((Generation, Beside), generation=generation)
     beside = generation if isinstance(generation, Beside) else Beside(generation, [{}] * len(generation.steps), [])
     run = beside.generation
     labels = _Labels(tokenizer)

@@ -7,6 +7,7 @@ import itertools
 import statistics
 from collections.abc import Mapping, Sequence
 
+from opt_tree.arguments import require
 from opt_tree.decode import Generation
 from opt_tree.display.transcripts import Texts, pieces
 from opt_tree.display.trees import escape, svg_tree
@@ -25,6 +26,7 @@ def to_html(
     the summary. In a notebook: `IPython.display.HTML(to_html(generation, tokenizer))`. Raises ValueError for a step
     that the generation does not have.
     """
+    require(Generation, generation=generation)
     if steps is None:
         steps = telling_steps(generation)
     for index in steps:

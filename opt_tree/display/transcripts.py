@@ -8,6 +8,7 @@ import itertools
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
+from opt_tree.arguments import require
 from opt_tree.decode import Generation
 
 # A model may emit escape sequences: control characters become visible signs, only tabs and new lines keep their sense.
@@ -81,6 +82,7 @@ class Piece:
 
 def pieces(generation: Generation, tokenizer: Texts) -> list[Piece]:
     """Return the text of a generation in order, at most two pieces a step; a split character goes to its last token."""
+    require(Generation, generation=generation)
     decoder, tokens, found = IncrementalText(tokenizer), iter(generation.tokens), []
     for index, (step, length) in enumerate(zip(generation.steps, generation.accept_lengths, strict=True)):
         # The last step may have been cut: then even its last token can be a drafted one.

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from opt_tree.arguments import require
 from opt_tree.display.transcripts import VISIBLE, Texts, token_label
 from opt_tree.step import Step
 from opt_tree.tree import Tree
@@ -24,6 +25,7 @@ def draw_tree(tree: Tree, tokenizer: Texts, path: Sequence[int] | None = None) -
     │  └─ ␣ran 0.12
     └─ ␣dog 0.21
     """
+    require(Tree, tree=tree)
     accepted = set(path or [])
     total = f"{tree.nodes} nodes, E(A) {tree.expected_accepted:.2f}"
     if path is not None:

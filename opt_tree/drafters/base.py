@@ -34,6 +34,8 @@ class Drafter(ABC):
     """Whether it reads the target's logits of every row. The prefill then has those of all prompt tokens."""
     sparse: bool = False
     """Whether it answers in `Few`. Deterministic children only: what is drawn needs the whole distribution."""
+    learns: bool = False
+    """Whether it keeps what a prompt has taught it for the next one, until `clear`."""
     any_order: bool = False
     """Whether `expand` may go back: to nodes above the layer that it was asked for last, in the same step."""
     max_context: int = 1 << 30
@@ -64,6 +66,9 @@ class Drafter(ABC):
         `output` is the target's prefill of `prompt[kept:-1]`, of one token at least. As it stands, a `reset`.
         """
         self.reset(prompt, output)
+
+    def clear(self) -> None:  # noqa: B027 - most have nothing to forget
+        """Forget what other prompts have taught. As it stands, nothing is learnt beyond a prompt."""
 
     @abstractmethod
     def root(self, context: list[int]) -> Float[Tensor, "1 vocab"] | Few | Reduced:
@@ -169,12 +174,16 @@ class DrafterAround(Drafter):
         self.drafter = drafter
         self.features, self.logits, self.sparse = drafter.features, drafter.logits, drafter.sparse
         self.max_context, self.models, self.name = drafter.max_context, drafter.models, drafter.name
-        self.alone = drafter.alone
+        self.alone, self.learns = drafter.alone, drafter.learns
         self.parts: tuple[Drafter, ...] = (drafter,)
 
     def reset(self, prompt: list[int], output: Output | None) -> None:
         for part in self.parts:
             part.reset(prompt, output)
+
+    def clear(self) -> None:
+        for part in self.parts:
+            part.clear()
 
     def holds(self, prompt: list[int]) -> int:
         own = type(self)

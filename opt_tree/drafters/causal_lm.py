@@ -50,14 +50,14 @@ class CausalLMDrafter(OfModel):
         return self._scores(self.lm.extend(frontier.tokens, positions, frontier.visible, scale=self._scale))
 
     def observe(self, outcome: Outcome) -> None:
-        rows = outcome.tree.draft_rows[outcome.path[1:]]
-        self.lm.commit((rows[rows > 0] - 1).tolist())
+        rows = outcome.tree.draft_rows[outcome.path[1:]].tolist()
+        self.lm.commit([row - 1 for row in rows if row > 0])
 
     def _known(self, tokens: list[int]) -> list[int]:
         return [token if token < self.lm.vocab else 0 for token in tokens]
 
     def _scores(self, output: Output) -> Float[Tensor, "rows vocab"] | Reduced:
-        scores = output.logits[:, : self.vocab]
+        scores = output.logits if self.vocab == self.lm.vocab else output.logits[:, : self.vocab]
         if output.laws is not None:
             self._said = scores, output.laws
         return scores

@@ -13,11 +13,12 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from transformers.cache_utils import DFlashCache
 
-from opt_tree.checkpoints import CheckpointError, load_config, load_model
-from opt_tree.drafters.eagle import LAST, read_by, size_of
+from opt_tree.checkpoints import check_finite, load_config, load_model, refused
+from opt_tree.drafters.eagle import LAST, read_by
 from opt_tree.drafters.one_pass import OnePass
 from opt_tree.lm import CausalLM
 from opt_tree.step import Outcome
+from opt_tree.support import size_of
 from opt_tree.target import Output
 
 _NUMBERS = ("block_size", "mask_token_id", "target_layer_ids", "hidden_size")
@@ -108,12 +109,9 @@ def _check(config: Any, target: CausalLM) -> int:
 
 def load_dflash(path: str, target: CausalLM) -> DFlashDrafter:
     """Load a DFlash model as transformers does, in the target's dtype and on its device. Raises CheckpointError."""
-    try:
+    with refused(f"cannot use {path}"):
         # Before its weights are made: a folder of something else may be large.
         _check(load_config(path), target)
         model = load_model(path, target.dtype, str(target.device))
+        check_finite(path, dict(model.named_parameters()))
         return DFlashDrafter(model.eval().requires_grad_(False), target)
-    except CheckpointError:
-        raise
-    except ValueError as error:
-        raise CheckpointError(f"cannot use {path}: {error}") from error

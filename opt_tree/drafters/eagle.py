@@ -3,17 +3,16 @@
 Owns the drafter around a head (`opt_tree.drafters.eagle_head`), and how a published checkpoint becomes one.
 """
 
-import json
 from collections.abc import Mapping
 from typing import Any, cast
 
 import torch
 from jaxtyping import Float, Int
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import LlamaConfig
 
 from opt_tree.arguments import require
-from opt_tree.checkpoints import CheckpointError, find_file, load_tensors
+from opt_tree.checkpoints import CheckpointError, load_tensors, read_config, refused
 from opt_tree.children import Reduced
 from opt_tree.drafters.base import OfModel
 from opt_tree.drafters.eagle_head import EagleHead, HeadedEagle, rows_of
@@ -32,8 +31,8 @@ LAST = -1
 class EagleDrafter(OfModel):
     """Drafts with an EAGLE-1/2 head.
 
-    Committed pairs carry the target's own features. Rows of tree nodes were computed from estimated features, so they
-    are dropped after the step and the accepted tokens run again with the real ones, as the published method does; the
+    Committed pairs carry the target's own features. Rows of tree nodes were computed from estimated features. So they
+    are dropped after the step, and the accepted tokens run again with the real ones, as the published method does. The
     extra rows ride in the forward that is needed anyway for the target's own token.
     """
 
@@ -138,7 +137,8 @@ class EagleDrafter(OfModel):
 
     def observe(self, outcome: Outcome) -> None:
         self.lm.commit([])
-        self._ready = torch.cat([self._ready, self.inputs(outcome.features)])
+        new = self.inputs(outcome.features)
+        self._ready = torch.cat([self._ready, new]) if len(self._ready) else new
 
     def _embeddable(self, tokens: list[int]) -> list[int]:
         return [token if token < self._vocab else 0 for token in tokens]
@@ -147,7 +147,7 @@ class EagleDrafter(OfModel):
         if self._tokens is not None:
             answer: Tensor | Reduced = Reduced(output.logits, self._tokens, self._whole)
         else:  # tokens that only the target knows (a padded vocabulary) have no embedding here: never propose them
-            answer = output.logits[:, : self._vocab]
+            answer = output.logits if self._vocab == self._whole else output.logits[:, : self._vocab]
         if output.laws is not None:
             self._said = answer, output.laws._replace(tokens=self._tokens)
         return answer
@@ -174,7 +174,7 @@ def load_eagle(
     if any(name.startswith("midlayer.") for name in tensors):
         raise CheckpointError(f"{path} is an EAGLE-3 head, not one of EAGLE-1 or EAGLE-2")
     config = head_config(path)
-    try:
+    with refused(f"cannot use {path}"):
         tokens = take_vocabulary(tensors, config.vocab_size)
         lend_embeddings(tensors, target, config.vocab_size)
         head = EagleHead(config)
@@ -182,19 +182,12 @@ def load_eagle(
         output = target.model.get_output_embeddings().weight
         head.to(output.device, target.dtype).eval().requires_grad_(False)
         return EagleDrafter(head, target, buckets, tokens)
-    except ValueError as error:
-        raise CheckpointError(f"cannot use {path}: {error}") from error
 
 
 def read_by(target: CausalLM, states: Float[Tensor, "rows hidden"]) -> Float[Tensor, "rows vocab"]:
     """Return what the target's output layer says of some states."""
     output: Any = target.model.get_output_embeddings()
     return output(states.to(output.weight.device, output.weight.dtype))
-
-
-def size_of(module: nn.Module) -> str:
-    """Say how many parameters a module has."""
-    return f"{sum(weight.numel() for weight in module.parameters()) / 1e6:.1f} M parameters"
 
 
 def lend_embeddings(tensors: dict[str, Tensor], target: CausalLM, vocab: int) -> None:
@@ -206,12 +199,11 @@ def lend_embeddings(tensors: dict[str, Tensor], target: CausalLM, vocab: int) ->
 
 def head_config(path: str) -> LlamaConfig:
     """Read a head's config.json. Heads name no model type of their own: all are one Llama layer."""
-    file = find_file(path, "config.json")
+    raw = read_config(path, "an EAGLE head")
     try:
-        raw = json.loads(file.read_text())
         own = {key: value for key, value in raw.items() if key not in ("architectures", "model_type")}
         if "num_hidden_layers" not in own:
             raise ValueError("it names no num_hidden_layers")
         return LlamaConfig(**own)
     except Exception as error:  # strict configs raise errors of their own kind
-        raise CheckpointError(f"{file} is not the config of an EAGLE head: {one_line(error)}") from error
+        raise CheckpointError(f"{path}/config.json is not the config of an EAGLE head: {one_line(error)}") from error

@@ -1,12 +1,11 @@
 """EAGLE-3: a one-layer head on features of three of the target's layers (arXiv:2503.01840).
 
 Owns the head (`Eagle3Head`), the drafter, and both checkpoint layouts, the published one and that of `speculators`.
-Pair i of the head's input is (feature of token i, embedding of token i + 1), as in EAGLE-1; `fc` makes the first
-feature of three hidden states of the target, deeper ones are the head's own outputs, which nothing asks to look like
+Pair i of the head's input is (feature of token i, embedding of token i + 1), as in EAGLE-1. `fc` makes the first
+feature from three hidden states of the target. Deeper ones are the head's own outputs; nothing asks them to look like
 the target's. A norm and an output layer over the draft vocabulary read them.
 """
 
-import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -16,7 +15,7 @@ from torch import Tensor, nn
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRMSNorm
 
-from opt_tree.checkpoints import CheckpointError, find_file, load_tensors
+from opt_tree.checkpoints import CheckpointError, load_tensors, read_config, refused
 from opt_tree.drafters.eagle import EagleDrafter, lend_embeddings
 from opt_tree.drafters.eagle_head import HeadedEagle, OneLayerHead, load_named, rows_of
 from opt_tree.drafters.reduced import take_vocabulary
@@ -125,10 +124,10 @@ def load_eagle3(
     Weights come to the target's dtype and device. `embed_tokens` and `lm_head` may be absent: then the target's are
     used, of the latter the rows of the draft vocabulary. `tensors`: those of the checkpoint, if they are read already.
     """
-    tensors, raw = load_tensors(path) if tensors is None else tensors, _read_config(path)
+    tensors, raw = load_tensors(path) if tensors is None else tensors, read_config(path, "an EAGLE head")
     if not is_eagle3(tensors):
         raise CheckpointError(f"{path} is no EAGLE-3 head: it has neither midlayer.* nor layers.0.hidden_norm.weight")
-    try:
+    with refused(f"cannot use {path}"):
         config, layers = _understood(raw)
         tensors = {name.replace("layers.0.", "midlayer.", 1): tensor for name, tensor in tensors.items()}
         tokens = take_vocabulary(tensors, target.vocab)
@@ -140,21 +139,11 @@ def load_eagle3(
         load_named(head, tensors, "it is not an EAGLE-3 head of this config")
         head.to(target.device, target.dtype).eval().requires_grad_(False)
         return Eagle3Drafter(head, target, buckets, tokens, layers)
-    except ValueError as error:
-        raise CheckpointError(f"cannot use {path}: {error}") from error
 
 
 def is_eagle3(tensors: Mapping[str, Tensor]) -> bool:
     """Whether these are the tensors of an EAGLE-3 head, in either layout."""
     return any(name.startswith("midlayer.") or name == "layers.0.hidden_norm.weight" for name in tensors)
-
-
-def _read_config(path: str) -> dict[str, Any]:
-    file = find_file(path, "config.json")
-    try:
-        return dict(json.loads(file.read_text()))
-    except (ValueError, TypeError) as error:
-        raise CheckpointError(f"{file} is not the config of an EAGLE head: {one_line(error)}") from error
 
 
 def _understood(raw: dict[str, Any]) -> tuple[LlamaConfig, list[int] | None]:

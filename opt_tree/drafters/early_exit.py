@@ -21,7 +21,7 @@ from opt_tree.lm import Buckets, CausalLM
 from opt_tree.pool import Frontier
 from opt_tree.split import Split, check_cut
 from opt_tree.step import Outcome
-from opt_tree.support import one_line
+from opt_tree.support import one_line, size_of
 from opt_tree.target import Output, Work, shared
 
 KIND = "opt_tree early exit"
@@ -157,10 +157,8 @@ class EarlyExit(Drafter):
         return Work(own.forwards, own.tokens, own.seconds + lower.seconds)
 
     def describe(self) -> str:
-        weights = sum(weight.numel() for weight in self.lm.model.parameters())
-        return (
-            f"early exit {self.name}: {self.split.depth} layers of the target and one of {weights / 1e6:.1f} M, eager"
-        )
+        own = size_of(self.lm.model)
+        return f"early exit {self.name}: {self.split.depth} layers of the target and one of {own}, eager"
 
     @property
     def settings(self) -> dict[str, Any]:

@@ -4,7 +4,6 @@ Owns who answers for which layer. Trees grow by layers, so that the model's node
 the others it never hears.
 """
 
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -71,8 +70,7 @@ class Grafted(DrafterAround):
     def observe(self, outcome: Outcome) -> None:
         # To the model its own rows: what it never ran is no row of its cache.
         rows = outcome.tree.draft_rows
-        tree = replace(outcome.tree, draft_rows=np.where(rows > self._own, -1, rows))
-        self.drafter.observe(replace(outcome, tree=tree))
+        self.drafter.observe(outcome.numbered(np.where(rows > self._own, -1, rows)))
         self.table.observe(outcome)
 
     def at_temperature(self, temperature: float) -> "Grafted":
@@ -95,5 +93,6 @@ def join(whole: DrafterAround, *parts: Drafter) -> None:
     whole.parts = parts
     whole.features = tuple(dict.fromkeys(layer for part in parts for layer in part.features))
     whole.logits = any(part.logits for part in parts)
+    whole.learns = any(part.learns for part in parts)
     whole.max_context = min(part.max_context for part in parts)
     whole.sparse = True

@@ -31,6 +31,7 @@ class Row(NamedTuple):
 
 
 _NONE = Row(0.0, ())
+_NOTHING: dict[int, int] = {}
 
 
 class Counts:
@@ -57,12 +58,15 @@ class Counts:
         self._tail = tail
         return changed
 
-    def after(self, run: Tail) -> dict[int, int]:
-        """What followed a run of at most `order` tokens, and how often: {} for nothing. Not to be changed."""
-        return self._followers.get(run, _NOTHING)
-
-
-_NOTHING: dict[int, int] = {}
+    def after(self, tail: Tail) -> list[dict[int, int]]:
+        """What followed the last 1, 2, ... tokens of a tail, and how often, as far as they did. Not to be changed."""
+        followers, found = self._followers, []
+        for start in range(len(tail) - 1, -1, -1):
+            run = followers.get(tail[start:])
+            if run is None:  # then no longer run was followed either
+                break
+            found.append(run)
+        return found
 
 
 class Text(NamedTuple):
@@ -85,10 +89,11 @@ def interpolate(tail: Tail, text: Text, beta: Sequence[float], rows: Sequence[Ro
     """
     probs: dict[int, float] = {}
     counts, weight = text
+    known = counts.after(tail)
     share = 1.0  # what the longer matches leave to the others
-    for length in range(min(len(tail), len(beta)), 0, -1):
-        evidence, followers = rows[length - 1] if rows else _NONE
-        local = counts.after(tail[-length:])
+    for length in range(min(max(len(rows), len(known)), len(beta)), 0, -1):
+        evidence, followers = rows[length - 1] if length <= len(rows) else _NONE
+        local = known[length - 1] if length <= len(known) else _NOTHING
         if local:
             evidence += weight * sum(local.values())
         if not evidence:

@@ -62,7 +62,7 @@ class NGramRecycling(Lookup):
         super().__init__(len(calibration))
         if k < 1 or capacity < 1:
             raise ValueError(f"at least one token of at least one run must be remembered, got {k} of {capacity}")
-        self.k, self.capacity, self.keep = k, capacity, keep
+        self.k, self.capacity, self.keep, self.learns = k, capacity, keep, keep
         # By length, 0 for nothing known.
         self._calibration = np.array([(-np.inf, 0.0, 0.0), *calibration])
         self.clear()

@@ -6,10 +6,8 @@ ParallelSpec, arXiv:2410.05589). A tree over marginals is the product of their p
 paths are a tree, by OPT-Tree's argument (arXiv:2604.12989 finds the same one by a heap).
 """
 
-import json
 import time
 from abc import abstractmethod
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -17,16 +15,16 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from opt_tree.checkpoints import CheckpointError, find_file, load_tensors
+from opt_tree.checkpoints import CheckpointError, load_tensors, read_config
 from opt_tree.children import Reduced
 from opt_tree.drafters.base import Drafter
-from opt_tree.drafters.eagle import LAST, EagleDrafter, read_by, size_of
+from opt_tree.drafters.eagle import LAST, EagleDrafter, read_by
 from opt_tree.drafters.eagle_head import load_named
 from opt_tree.led import check_whole
 from opt_tree.lm import CausalLM
 from opt_tree.pool import Frontier
 from opt_tree.step import Outcome
-from opt_tree.support import one_line
+from opt_tree.support import size_of
 from opt_tree.target import Output, Work
 
 
@@ -228,14 +226,12 @@ def read_base(path: str) -> str:
 
 def _config(path: str, names: tuple[str, ...]) -> dict[str, Any]:
     """Read a config that must have these numbers."""
-    file: Path = find_file(path, "config.json")
-    try:
-        config = json.loads(file.read_text())
-        if missing := [name for name in names if not isinstance(config[name], int) or config[name] < 1]:
-            raise ValueError(f"{', '.join(missing)} must be positive numbers")
-        return dict(config)
-    except (ValueError, KeyError, TypeError) as error:
-        raise CheckpointError(f"{file} is not the config of such heads: {one_line(error)}") from error
+    config = read_config(path, "such heads")
+    if missing := [name for name in names if not isinstance(config.get(name), int) or config[name] < 1]:
+        raise CheckpointError(
+            f"{path}/config.json is not the config of such heads: {', '.join(missing)} must be positive numbers"
+        )
+    return config
 
 
 def _fill(module: nn.Module, tensors: dict[str, Tensor], what: str) -> None:

@@ -20,7 +20,7 @@ from opt_tree.probabilities import log_probs_of
 from opt_tree.step import Outcome
 
 EXPONENTS = (1.0, 0.5)
-"""Of the model's law and of the table's."""
+"""Of the model's law and of the table's, at every depth."""
 _WIDTH = 32
 """The model's best tokens that are named beside the table's."""
 _LEAST = 1e-2
@@ -28,51 +28,58 @@ _LEAST = 1e-2
 
 
 class Product(DrafterAround):
-    """p(w) ~ model(w)^a x (table(w) + rest)^b, with `exponents` (a, b).
+    """p(w) ~ model(w)^a x (table(w) + rest)^b, with `exponents` (a, b); or (a, b, a', b'), a' and b' below the root.
 
     `rest` is the mass that the table leaves open, spread evenly over the vocabulary. Normalised over all tokens; named
     are the table's and the model's best. Where the table knows nothing this is the model's law alone, sharpened by a;
-    where the model knows nothing, it is the table's as it stands. Example, a = b = 1, a vocabulary of 4, of which the
-    table is 90 % certain of the second:
+    where the model knows nothing, it is the table's as it stands. A one-pass drafter judges well at the root and poorly
+    below, where it does not know the path: it wants four exponents. Example, a = b = 1, a vocabulary of 4, of which
+    the table is 90 % certain of the second:
 
         model .4 .3 .2 .1    table .025 .925 .025 .025    product .01 .2775 .005 .0025, divided by their sum
     """
 
     def __init__(self, drafter: Drafter, table: Lookup, exponents: Sequence[float] = EXPONENTS) -> None:
-        if len(exponents) != 2 or not exponents[0] > 0 or not exponents[1] >= 0:
-            raise ValueError(f"a product has two exponents, the model's above 0, got {tuple(exponents)}")
+        if len(exponents) not in (2, 4) or not min(exponents[::2]) > 0 or not min(exponents[1::2]) >= 0:
+            raise ValueError(
+                "a product has two exponents, or two for the root and two below it, the model's above 0, got "
+                f"{tuple(exponents)}"
+            )
         if drafter.sparse:
             raise TypeError(f"{drafter.describe()} names a few tokens only: a product takes a whole law and a table")
         super().__init__(drafter)
         join(self, drafter, table)
-        self.table, self.exponents = table, (float(exponents[0]), float(exponents[1]))
+        self.table, self.exponents = table, tuple(map(float, exponents))
 
     def root(self, context: list[int]) -> Few:
         known = self.table.root(context)
-        return self._product(self.drafter.root(context), known)
+        return self._product(self.drafter.root(context), known, self.exponents[:2])
 
     def expand(self, frontier: Frontier) -> Few:
         known = self.table.expand(frontier)
-        return self._product(self.drafter.expand(frontier), known)
+        return self._product(self.drafter.expand(frontier), known, self.exponents[-2:])
 
     def observe(self, outcome: Outcome) -> None:
         self.drafter.observe(outcome)
         self.table.observe(outcome)
 
-    def _product(self, scores: Float[Tensor, "rows vocab"] | Few | Reduced, known: Few) -> Few:
+    def _product(
+        self, scores: Float[Tensor, "rows vocab"] | Few | Reduced, known: Few, exponents: Sequence[float]
+    ) -> Few:
         scores = scores.whole() if isinstance(scores, Reduced) else scores
         assert not isinstance(scores, Few), f"{self.drafter.describe()} is not sparse, and answers in Few"
         if not scores.stride(0):  # one law for all rows, as a one-pass drafter answers: normalised once
-            return product(log_probs_of(scores[:1]).expand(len(scores), -1), known, self.exponents)
-        return product(log_probs_of(scores), known, self.exponents)
+            return product(log_probs_of(scores[:1]).expand(len(scores), -1), known, exponents)
+        return product(log_probs_of(scores), known, exponents)
 
     def at_temperature(self, temperature: float) -> "Product":
         drafter = self.drafter.at_temperature(temperature)
         return self if drafter is self.drafter else Product(drafter, self.table, self.exponents)
 
     def describe(self) -> str:
-        a, b = self.exponents
-        return f"({self.drafter.describe()})^{a:g} x ({self.table.describe()})^{b:g}"
+        a, b, *below = self.exponents
+        more = f" (^{below[0]:g} x ^{below[1]:g} below the root)" if below else ""
+        return f"({self.drafter.describe()})^{a:g} x ({self.table.describe()})^{b:g}{more}"
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -80,7 +87,7 @@ class Product(DrafterAround):
         return self.drafter.settings | {"exponents": list(self.exponents), **table}
 
 
-def product(law: Float[Tensor, "rows vocab"], known: Few, exponents: tuple[float, float]) -> Few:
+def product(law: Float[Tensor, "rows vocab"], known: Few, exponents: Sequence[float]) -> Few:
     """Return the product of a whole law, in log-probabilities, and of what a table knows; see `Product`."""
     a, b = exponents
     rows, vocab = law.shape

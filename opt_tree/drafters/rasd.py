@@ -3,7 +3,6 @@
 Owns the published rules. `Grafted` is the form to prefer; this one is here to be compared with it.
 """
 
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -53,8 +52,7 @@ class Rows:
     def share_of(self, outcome: Outcome) -> Outcome:
         """Return the same outcome as far as it is the model's: rows that it never ran are no rows of its cache."""
         rows = outcome.tree.draft_rows
-        translated = np.where(rows < 0, -1, np.array(self._of)[rows])
-        return replace(outcome, tree=replace(outcome.tree, draft_rows=translated))
+        return outcome.numbered(np.where(rows < 0, -1, np.array(self._of)[rows]))
 
 
 class Rasd(DrafterAround):

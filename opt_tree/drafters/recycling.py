@@ -21,6 +21,8 @@ from opt_tree.tree import fetch
 
 RANK_RATES = (0.33, 0.08, 0.05, 0.03, 0.03, 0.02, 0.01, 0.01)
 """How often the target's 1st, 2nd, ... candidate after a token is right the next time: the demo target's, measured."""
+_PRIOR = 200
+"""How many observations `RANK_RATES` are worth beside those that a table makes itself."""
 
 
 def best_tokens(logits: Float[Tensor, "rows vocab"], k: int) -> tuple[Float[Tensor, "rows k"], Int[Tensor, "rows k"]]:
@@ -44,8 +46,9 @@ class TokenRecycling(Lookup):
     """The published form: a table of the target's `k` best tokens after each token, the newest row of each.
 
     It is filled from every row that the target scores, rejected ones and the prompt's included (the published code
-    leaves the prompt out). The table knows ranks only, hence a probability is a rank's rate (`RANK_RATES`), the same
-    after every token: OPT-Tree on it *is* the best static tree of its size.
+    leaves the prompt out). The table knows ranks only, hence a probability is a rank's rate, the same after every
+    token: OPT-Tree on it *is* the best static tree of its size. The rates begin as `rates` and are counted on: along
+    every accepted path the table is asked which of its ranks was right, as one that has learnt more is more often.
 
     What was learnt stays from prompt to prompt until `clear`, unless `keep=False`.
     """
@@ -56,14 +59,15 @@ class TokenRecycling(Lookup):
         super().__init__(1)
         if not rates or min(rates) < 0 or sum(rates) > 1:
             raise ValueError(f"the rates of the ranks are 0 or more each and at most 1 together, got {tuple(rates)}")
-        self.vocab, self.keep = vocab, keep
-        self._log_rates = torch.tensor(rates, dtype=torch.float64).log()
+        self.vocab, self.keep, self.learns = vocab, keep, keep
+        self._rates = np.array(rates, dtype=np.float64)
         self.clear()
 
     def clear(self) -> None:
         """Forget everything."""
         # One row more than tokens: index -1, which stands for a token outside of the table.
-        self.table = np.full((self.vocab + 1, len(self._log_rates)), -1, dtype=np.int32)
+        self.table = np.full((self.vocab + 1, len(self._rates)), -1, dtype=np.int32)
+        self._right, self._asked = _PRIOR * self._rates, _PRIOR
 
     def reset(self, prompt: list[int], output: Output | None) -> None:
         if not self.keep:
@@ -80,7 +84,14 @@ class TokenRecycling(Lookup):
 
     def observe(self, outcome: Outcome) -> None:
         assert outcome.logits is not None
+        self._count(outcome.tree.tokens[outcome.path], outcome.tokens)
         self._learn(outcome.tree.tokens, outcome.logits)
+
+    def _count(self, tokens: Int[np.ndarray, " path"], followers: Sequence[int]) -> None:
+        """Note which rank of each token's row, as it was, named what followed."""
+        rows = self.table[tokens]
+        self._asked += int((rows[:, 0] >= 0).sum())
+        self._right += (rows == np.array(followers)[:, None]).sum(0)
 
     def _learn(self, tokens: Int[np.ndarray, " rows"], logits: Float[Tensor, "rows vocab"]) -> None:
         (best,) = fetch(best_tokens(logits, self.table.shape[1])[1])
@@ -88,14 +99,20 @@ class TokenRecycling(Lookup):
 
     def look_up(self, tails: list[Tail]) -> Few:
         tokens = torch.from_numpy(self.table[[tail[-1] for tail in tails]].astype(np.int64))
-        return Few(self._log_rates.expand(tokens.shape).masked_fill(tokens < 0, -torch.inf), tokens)
+        log_rates = torch.from_numpy(self.rates).log_()
+        return Few(log_rates.expand(tokens.shape).masked_fill(tokens < 0, -torch.inf), tokens)
+
+    @property
+    def rates(self) -> Float[np.ndarray, " ranks"]:
+        """How often each rank is right, as far as is known by now."""
+        return self._right / self._asked
 
     def describe(self) -> str:
         return "Token Recycling"
 
     @property
     def settings(self) -> dict[str, Any]:
-        return {"rates": self._log_rates.exp().tolist(), "keep": self.keep}
+        return {"rates": self._rates.tolist(), "keep": self.keep}
 
     def save(self, path: str | Path, tokenizer: str | None = None) -> None:
         """Write the table; `tokenizer` is its fingerprint (`tables.fingerprint`)."""

@@ -17,11 +17,13 @@ from opt_tree.arguments import require
 from opt_tree.chain_lm import AnyLM, ChainLM
 from opt_tree.checkpoints import (
     CheckpointError,
+    check_finite,
     check_same_tokenizer,
     load_causal_lm,
     load_tensors,
     load_tokenizer,
     read_calibration,
+    refused,
 )
 from opt_tree.drafters.base import Drafter
 from opt_tree.drafters.chain_lm import model_drafter
@@ -89,15 +91,14 @@ def _load_lm(path: str, target: AnyLM, options: DrafterOptions) -> Drafter:
     if dtype == "auto" and torch.device(options.device).type == "cpu":
         dtype = torch.float32
     lm = load_causal_lm(path, dtype, options.device, options.buckets)
+    check_finite(path, dict(lm.model.named_parameters()))
     tokens = read_vocabulary(path, lm.vocab)
     if tokens is None:
         return model_drafter(lm, target.vocab)
-    try:
+    with refused(f"cannot trim {path}"):
         if not isinstance(lm, CausalLM):
             raise ValueError("it is scored path by path, with the whole vocabulary only")
         return TrimmedDrafter(lm, tokens, target.vocab)
-    except ValueError as error:
-        raise CheckpointError(f"cannot trim {path}: {error}") from error
 
 
 def _read(target: AnyLM) -> CausalLM:
@@ -139,17 +140,13 @@ def _load_graft(path: str, target: AnyLM, options: DrafterOptions) -> Drafter:
     if not depth.isdigit():
         raise CheckpointError(f"graft:DEPTH:SPEC+SPEC names the model's layers, the model, the table; got graft:{path}")
     model, table = _load_two(f"graft:{depth}", pair, target, options)
-    try:
+    with refused(f"graft:{path}"):
         return Grafted(model, table, int(depth))
-    except ValueError as error:
-        raise CheckpointError(f"graft:{path}: {error}") from error
 
 
 def _load_copy(path: str, target: AnyLM, options: DrafterOptions) -> Drafter:
-    try:
+    with refused(f"copy:{path}"):
         return Copying(load_drafter(path, target, options))
-    except TypeError as error:
-        raise CheckpointError(f"copy:{path}: {error}") from error
 
 
 def _load_rasd(path: str, target: AnyLM, options: DrafterOptions) -> Drafter:
@@ -160,12 +157,10 @@ def _load_rasd(path: str, target: AnyLM, options: DrafterOptions) -> Drafter:
 
 
 def _load_product(path: str, target: AnyLM, options: DrafterOptions) -> Drafter:
-    given = re.match(r"([\d.]+),([\d.]+):", path)
+    given = re.match(r"([\d.]+(?:,[\d.]+)+):", path)
     model, table = _load_two("product", path[given.end() :] if given else path, target, replace(options, bare=True))
-    try:
-        return Product(model, table, [float(number) for number in given.groups()] if given else EXPONENTS)
-    except (ValueError, TypeError) as error:
-        raise CheckpointError(f"product:{path}: {error}") from error
+    with refused(f"product:{path}"):
+        return Product(model, table, [float(number) for number in given[1].split(",")] if given else EXPONENTS)
 
 
 def _load_two(kind: str, pair: str, target: AnyLM, options: DrafterOptions) -> tuple[Drafter, Lookup]:
@@ -221,7 +216,7 @@ def folders_of(spec: str) -> list[str]:
     """Return the folders, or Hub ids, of all that a spec is made of; none for tables that learn as they go."""
     kind, path = parse_spec(spec)
     if kind in AROUND:
-        first, plus, second = re.sub(r"^(\d+|[\d.]+,[\d.]+):", "", path).rpartition("+")
+        first, plus, second = re.sub(r"^(\d+|[\d.]+(,[\d.]+)+):", "", path).rpartition("+")
         return [*folders_of(first), *folders_of(second)] if plus else []
     if (part := KINDS[kind].part) is None:
         return []

@@ -8,6 +8,7 @@ the entries of run i are those from `first[i]` to `first[i + 1]`). Runs are foun
 sorted `keys`. A false match costs a draft and never a text: the target judges all the same.
 """
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from opt_tree.drafters.tables import Table, load_table
 
 FILE = "store.safetensors"
 BETA = (30.0, 20.0, 10.0, 6.0, 4.0)
-"""See `interpolate`; with these E(A) comes out as A for the demo target, on prompts that the store has not seen."""
+"""See `interpolate`. A store may have its own, under which E(A) comes out as A for its target (`--fit`)."""
 WEIGHT = 8.0
 """How many observations in other texts one in the text at hand is worth."""
 
@@ -56,8 +57,8 @@ class Store:
         header, arrays = table
         self.order, self.bits, self.vocab = int(header["order"]), int(header["bits"]), int(header["vocab"])
         self.header, self.nbytes = header, table.nbytes
-        self._keys, self._first, self._totals = arrays["keys"], arrays["first"], arrays["totals"]
-        self._tokens, self._counts = arrays["tokens"], arrays["counts"]
+        self._keys = arrays["keys"].data
+        self._values = [arrays[name].data for name in ("first", "totals", "tokens", "counts")]
         self._rows: dict[int, Row] = {}
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "Store":
@@ -77,23 +78,19 @@ class Store:
             if len(known) > _REMEMBERED:
                 known.clear()
                 missing = [key for row in keys for key in row]
-            self._read(missing)
+            for key in missing:
+                known[key] = self._read(key)
         return [[known[key] for key in row] for row in keys]
 
-    def _read(self, missing: list[int]) -> None:
-        """Fetch rows from disk, all of them in one search."""
-        # In the keys' own dtype: anything else would convert all the keys first.
-        wanted = np.array(missing, dtype=self._keys.dtype)
-        places = self._keys.searchsorted(wanted)
-        places[places == len(self._keys)] = 0
-        found = self._keys[places] == wanted if len(self._keys) else np.zeros(len(wanted), bool)
-        for key, place, real in zip(missing, places.tolist(), found.tolist(), strict=True):
-            if not real:
-                self._rows[key] = _NOTHING
-                continue
-            first, last = self._first[place : place + 2].tolist()
-            entries = zip(self._tokens[first:last].tolist(), self._counts[first:last].tolist(), strict=True)
-            self._rows[key] = Row(int(self._totals[place]), [entry for entry in entries if entry[0] < self.vocab])
+    def _read(self, key: int) -> Row:
+        """Fetch a row from disk. A step reads some twenty: one by one through views, which is faster than by arrays."""
+        keys, (first, totals, tokens, counts) = self._keys, self._values
+        place = bisect_left(keys, key)
+        if place == len(keys) or keys[place] != key:
+            return _NOTHING
+        begin, end, vocab = first[place], first[place + 1], self.vocab
+        entries = zip(tokens[begin:end].tolist(), counts[begin:end].tolist(), strict=True)
+        return Row(totals[place], [entry for entry in entries if entry[0] < vocab])
 
 
 class StoreDrafter(Interpolated):

@@ -5,21 +5,21 @@ weights and dispatch; a package has its weights packed and its kernels fused. Ro
 symbols of the graph, so that nothing is compiled twice, however long a text becomes.
 """
 
-import os
 import statistics
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
 import torch
+from jaxtyping import Int
 from torch import Tensor, nn
 
-from opt_tree.cache import KVCache
-from opt_tree.engines.base import Engine, Forward
+from opt_tree.cache import LayerShape
+from opt_tree.engines.base import Engine, Forward, Mask
 from opt_tree.engines.body import Body, laws_of, takes
 from opt_tree.engines.eager import Eager
 from opt_tree.engines.packages import Package, facts_of, package_of
@@ -38,7 +38,7 @@ TIMED: dict[str, Any] = {
 of a small drafter's are done before the library has found out what it is asked for; a target's are not."""
 LARGEST = 256
 """Rows of a forward above which eager is as good: its products dominate, and it computes the last row's logits only."""
-_ROWS, _PREFIX = 7, 40  # of the example that is traced
+_ROWS, _PREFIX = 4, 40  # of the example that is traced, in each of two lanes
 
 
 class CompileError(RuntimeError):
@@ -91,19 +91,37 @@ class Compiled(Engine):
             )
 
     def run(self, forward: Forward) -> Output:
-        rows = forward.ints.shape[1]
-        if rows > LARGEST or self.name == "eager":
+        if not self.takes(forward.ints.shape[1]):
             return self.eager.run(forward)
-        mask = forward.mask
         if self._version != self.eager.cache.storage_version:
             self._views, self._version = self.eager.cache.views, self.eager.cache.storage_version
+        more = () if forward.features is None else (forward.features[None],)
+        found = self.call(forward.ints[:, None], forward.mask, self._views, more, [forward])
+        return self.output([one[0] for one in found], forward)
+
+    def takes(self, rows: int) -> bool:
+        """Whether the package is for forwards of so many rows, those of all lanes together."""
+        return rows <= LARGEST and self.name != "eager"
+
+    def call(
+        self,
+        ints: Int[Tensor, "3 lanes rows"],
+        mask: Mask | dict[str, Mask],
+        views: list[Tensor],
+        more: Sequence[Tensor],
+        forwards: Sequence[Forward | None],
+    ) -> list[Tensor]:
+        """Call the package on some lanes, whose rows `views` are; `forwards` are what each is asked for."""
         masks = [mask[kind] for kind in self.kinds] if isinstance(mask, dict) else [mask]
-        inputs = [forward.ints, *masks, *self._views]  # as `example` orders them
-        if forward.features is not None:
-            inputs.append(forward.features)
+        inputs = [ints, *masks, *views, *more]  # as `example` orders them
         if self.columns:
-            inputs.append(self._unscaled if forward.scale is None else forward.scale)
-        logits, *outputs = self._call(inputs)
+            scales = [self._unscaled if one is None or one.scale is None else one.scale for one in forwards]
+            inputs.append(torch.stack(scales))
+        return self._call(inputs)
+
+    def output(self, found: Sequence[Tensor], forward: Forward) -> Output:
+        """From a lane's part of what the package returned to what its forward asked for."""
+        logits, *outputs = found
         hidden = {layer: states for layer, states in zip(self.traced, outputs, strict=False) if layer in self.layers}
         if forward.scale is not None and self.columns == forward.columns:
             return Output(logits, hidden, Laws(outputs[-2], peaks=outputs[-1]))
@@ -136,7 +154,7 @@ class Traced(NamedTuple):
 
 def _facts(model: Any, traced: Traced) -> dict[str, Any]:
     epilogue = {"masks": traced.kinds, "layers": traced.layers, "columns": traced.columns}
-    return facts_of(model) | epilogue | {"options": traced.options, "format": 3}
+    return facts_of(model) | epilogue | {"options": traced.options, "format": 4}
 
 
 def _load_or_make(
@@ -180,9 +198,9 @@ def _make(package: Package, eager: Eager, traced: Traced) -> None:
     with TemporaryDirectory() as folder, _quiet():
         file = Path(folder) / package.file.name
         try:
-            with _grouped_attention(), torch.no_grad():
+            with torch.no_grad():
                 body = Body(model, traced.layers, traced.columns)
-                program = export(body, example(model, cache, traced.kinds, traced.columns))
+                program = export(body, example(model, cache.shapes, traced.kinds, traced.columns))
                 exported = time.perf_counter()
                 _compile(program, file, traced.options)
         except Exception as error:  # whatever a model's code does that a graph cannot hold
@@ -195,21 +213,23 @@ def _make(package: Package, eager: Eager, traced: Traced) -> None:
         package.write(file, about)
 
 
-def example(model: Any, cache: KVCache, kinds: tuple[str, ...] = (), columns: int = 0) -> tuple[Any, ...]:
-    """Inputs of a forward of a few rows, to trace it with: values do not matter, shapes are symbols."""
-    cache.reserve(2 * (_PREFIX + _ROWS))
+def example(
+    model: Any, shapes: list[LayerShape], kinds: tuple[str, ...] = (), columns: int = 0, lanes: int = 2
+) -> tuple[Any, ...]:
+    """Inputs of a forward of a few rows in each lane, to trace it with: values do not matter, sizes are symbols."""
     keys, embeddings = _PREFIX + _ROWS, model.get_input_embeddings().weight
-    mask = torch.ones(1, 1, _ROWS, keys, dtype=torch.bool)
-    places = torch.arange(_PREFIX, keys)
+    mask = torch.ones(lanes, 1, _ROWS, keys, dtype=torch.bool)
+    places = torch.arange(_PREFIX, keys).expand(lanes, _ROWS)
     more: dict[str, Tensor] = {}
     if takes(model, "features"):
-        more["features"] = torch.zeros(_ROWS, embeddings.shape[1], dtype=embeddings.dtype)
+        more["features"] = torch.zeros(lanes, _ROWS, embeddings.shape[1], dtype=embeddings.dtype)
     if columns:
-        more["scale"] = torch.ones((), dtype=law_dtype(model))
+        more["scale"] = torch.ones(lanes, dtype=law_dtype(model))
+    sizes = [(s.heads, 2 * keys, dim, s.dtype) for s in shapes for dim in (s.key_dim, s.value_dim)]
     return (
-        torch.stack([torch.zeros(_ROWS, dtype=torch.long), places, places]),
+        torch.stack([torch.zeros_like(places), places, places]),
         {kind: mask.clone() for kind in kinds} if kinds else mask,
-        [torch.zeros(view.shape, dtype=view.dtype) for view in cache.views],
+        [torch.zeros(lanes, *size, dtype=dtype) for *size, dtype in sizes],
         more,
     )
 
@@ -220,15 +240,19 @@ def law_dtype(model: Any) -> torch.dtype:
 
 
 def export(body: nn.Module, inputs: tuple[Any, ...]) -> torch.export.ExportedProgram:
-    """Trace a body with rows, keys and capacity as symbols."""
+    """Trace a body with lanes, rows, keys and capacity as symbols; a size of one is one like others."""
+    import torch.fx.experimental._config as symbols
+
     dim = torch.export.Dim
-    rows, keys, capacity = dim("rows", min=2, max=1 << 12), dim("keys", min=2, max=1 << 20), dim("capacity", min=2)
-    mask: Any = {2: rows, 3: keys}
+    lanes, rows = dim("lanes", min=1, max=1 << 12), dim("rows", min=1, max=1 << 12)
+    keys, capacity = dim("keys", min=2, max=1 << 20), dim("capacity", min=2)
+    mask: Any = {0: lanes, 2: rows, 3: keys}
     if isinstance(inputs[1], dict):
-        mask = {kind: {2: rows, 3: keys} for kind in inputs[1]}
-    more = {name: {0: rows} if name == "features" else {} for name in inputs[3]}
-    shapes = ({1: rows}, mask, [{2: capacity}] * len(inputs[2]), more)
-    return torch.export.export(body, inputs, dynamic_shapes=shapes, strict=False)
+        mask = {kind: {0: lanes, 2: rows, 3: keys} for kind in inputs[1]}
+    more = {name: {0: lanes, 1: rows} if name == "features" else {0: lanes} for name in inputs[3]}
+    shapes = ({1: lanes, 2: rows}, mask, [{0: lanes, 2: capacity}] * len(inputs[2]), more)
+    with symbols.patch(backed_size_oblivious=True):  # type: ignore[attr-defined]
+        return torch.export.export(body, inputs, dynamic_shapes=shapes, strict=False)
 
 
 def _compile(program: torch.export.ExportedProgram, file: Path, options: dict[str, Any]) -> None:
@@ -259,25 +283,6 @@ def median_seconds(call: Callable[[], Any], times: int = 30) -> float:
         if turn >= 3:
             seconds.append(time.perf_counter() - begin)
     return statistics.median(seconds)
-
-
-@contextmanager
-def _grouped_attention() -> Iterator[None]:
-    """Let transformers hand grouped queries to the kernel as they are, instead of copying each key for every query.
-
-    The results are the same to the bit. Beside a mask it copies by default, because some CUDA kernels need it; on a CPU
-    the copies are up to half of a layer's attention. By the variable that it reads for this.
-    """
-    name = "TRANSFORMERS_SDPA_FORCE_GQA"
-    before = os.environ.get(name)
-    os.environ[name] = "1"
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ[name]
-        else:
-            os.environ[name] = before
 
 
 @contextmanager

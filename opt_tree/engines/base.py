@@ -4,18 +4,17 @@ Everything a model computes goes through `Engine.run`. Knows nothing of trees, c
 """
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from opt_tree.target import Output
 
-Mask = Bool[Tensor, "1 1 rows keys"]
+Mask = Bool[Tensor, "lanes 1 rows keys"]
 
 
-@dataclass(frozen=True)
-class Forward:
+class Forward(NamedTuple):
     """One forward, ready to run: its tensors lie on the model's device, padded as far as they ever will be.
 
     The model's cache is open for it: room is reserved, and `slots` are the ones to write.

@@ -17,6 +17,7 @@ from transformers.cache_utils import Cache
 
 from opt_tree.attention import additive
 from opt_tree.engines.base import Forward, Mask
+from opt_tree.engines.grouped import grouped_attention
 from opt_tree.probabilities import grouped_log_probs
 from opt_tree.target import Laws, Output
 
@@ -45,6 +46,7 @@ def compute_batch(
     """
     caught: dict[int, Tensor] = {}
     with ExitStack() as stack:
+        stack.enter_context(grouped_attention())
         for layer in layers:
             stack.enter_context(_catch(watched_module(model, layer), layer, caught))
         logits = model(**inputs, past_key_values=cache, use_cache=True).logits
@@ -55,15 +57,15 @@ def compute_batch(
 
 
 def model_inputs(
-    model: Any, ints: Int[Tensor, "3 rows"], mask: Mask | dict[str, Mask], features: Tensor | None = None
+    model: Any, ints: Int[Tensor, "3 lanes rows"], mask: Mask | dict[str, Mask], features: Tensor | None = None
 ) -> dict[str, Any]:
-    """Return a forward's tensors by the names that models take them by, with a batch of one."""
+    """Return the tensors of a forward of some lanes by the names that models take them by."""
     dtype = model.get_input_embeddings().weight.dtype
     added = (
         {kind: additive(one, dtype) for kind, one in mask.items()} if isinstance(mask, dict) else additive(mask, dtype)
     )
-    inputs: dict[str, Any] = {"input_ids": ints[:1], "position_ids": ints[1:2], "attention_mask": added}
-    return inputs if features is None else inputs | {"features": features[None]}
+    inputs: dict[str, Any] = {"input_ids": ints[0], "position_ids": ints[1], "attention_mask": added}
+    return inputs if features is None else inputs | {"features": features}
 
 
 def laws_of(logits: Float[Tensor, "rows vocab"], forward: Forward) -> Laws | None:
@@ -80,9 +82,9 @@ def takes(model: Any, name: str) -> bool:
 
 
 class Rows(Cache):
-    """The cache inside a body: tensors in, the rows written at `slots`, the first `keys` slots out."""
+    """The cache inside a body: tensors in, the rows written at `slots` of each lane, its first `keys` slots out."""
 
-    def __init__(self, kv: list[Tensor], slots: Int[Tensor, " rows"], keys: int | torch.SymInt) -> None:
+    def __init__(self, kv: list[Tensor], slots: Int[Tensor, "lanes rows"], keys: int | torch.SymInt) -> None:
         super().__init__(layers=[])
         self.kv, self.slots, self.keys = kv, slots, keys
 
@@ -91,8 +93,9 @@ class Rows(Cache):
     ) -> tuple[Tensor, Tensor]:
         """Write one layer's rows; return what to attend to. Called by the model."""
         keys, values = self.kv[2 * layer_idx], self.kv[2 * layer_idx + 1]
-        keys.index_copy_(2, self.slots, key_states)
-        values.index_copy_(2, self.slots, value_states)
+        for kept, states in ((keys, key_states), (values, value_states)):
+            lanes, heads = (torch.arange(size, device=kept.device) for size in states.shape[:2])
+            kept.index_put_((lanes[:, None, None], heads[:, None], self.slots[:, None]), states)
         return keys[:, :, : self.keys], values[:, :, : self.keys]
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
@@ -107,10 +110,10 @@ class Rows(Cache):
 
 
 class Body(nn.Module):
-    """One forward as a pure function of tensors, the cache's storage among them; it reads nothing on the host.
+    """A forward of some lanes as a pure function of tensors, their storage among them; it reads nothing on the host.
 
-    Returns a tuple: the logits, then the hidden states of each of `layers`; then, where `columns` are named, the
-    epilogue: `grouped_log_probs` of so many.
+    Returns a tuple, a batch row for each lane: the logits, then the hidden states of each of `layers`; then, where
+    `columns` are named, the epilogue: `grouped_log_probs` of so many.
     """
 
     def __init__(self, model: Any, layers: tuple[int, ...] = (), columns: int = 0) -> None:
@@ -122,20 +125,21 @@ class Body(nn.Module):
 
     def forward(
         self,
-        ints: Int[Tensor, "3 rows"],
+        ints: Int[Tensor, "3 lanes rows"],
         mask: Mask | dict[str, Mask],
         kv: list[Tensor],
         more: dict[str, Tensor],
     ) -> tuple[Tensor, ...]:
-        """`kv`: keys and values of each layer in turn, `[1, heads, capacity, dim]`, written in place.
+        """`kv`: keys and values of each layer in turn, `[lanes, heads, capacity, dim]`, written in place.
 
-        `more`: `features` and `scale` of the `Forward`, where the model and the epilogue take them.
+        `more`: `features`, `[lanes, rows, hidden]`, and `scale`, `[lanes]`, of each lane's `Forward`, where the model
+        and the epilogue take them.
         """
         keys = (next(iter(mask.values())) if isinstance(mask, dict) else mask).shape[-1]
         inputs = model_inputs(self.model, ints, mask, more.get("features"))
-        output = compute(self.model, inputs, Rows(kv, ints[2], keys), self.layers)
-        laws = grouped_log_probs(output.logits, more["scale"], self.columns) if self.columns else ()
-        return (output.logits, *(output.features[layer] for layer in self.layers), *laws)
+        logits, states = compute_batch(self.model, inputs, Rows(kv, ints[2], keys), self.layers)
+        laws = grouped_log_probs(logits, more["scale"][:, None, None], self.columns) if self.columns else ()
+        return (logits, *(states[layer] for layer in self.layers), *laws)
 
 
 def watched_module(model: Any, layer: int) -> nn.Module:

@@ -64,7 +64,7 @@ class Captured(Engine):
         shape = rows, _keys(forward.mask), forward.columns
         if shape not in self._calls:
             self._calls[shape] = self._prepare(_Buffers(forward))
-        logits, *hidden = self._calls[shape](forward)
+        logits, *hidden = (found[0] for found in self._calls[shape](forward))
         laws = None if forward.scale is None else Laws(hidden[-2], peaks=hidden[-1])
         return Output(logits, dict(zip(self.layers, hidden, strict=False)), laws)
 
@@ -120,13 +120,13 @@ class _Buffers:
     """The inputs of one shape, at addresses that stay."""
 
     def __init__(self, forward: Forward) -> None:
-        self.ints, self.columns = forward.ints.clone(), forward.columns
+        self.ints, self.columns = forward.ints[:, None].clone(), forward.columns
         self.masks = {kind: mask.clone() for kind, mask in _masks(forward.mask).items()}
         self.more = {name: tensor.clone() for name, tensor in _more(forward).items()}
 
     def fill(self, forward: Forward) -> None:
         """Copy a forward's inputs here; nothing waits for them."""
-        self.ints.copy_(forward.ints)
+        self.ints.copy_(forward.ints[:, None])
         for kind, mask in _masks(forward.mask).items():
             self.masks[kind].copy_(mask)
         for name, tensor in _more(forward).items():
@@ -138,9 +138,9 @@ class _Buffers:
 
 
 def _more(forward: Forward) -> dict[str, Tensor]:
-    """What a body takes beside the rows and the cache."""
+    """What a body takes beside the rows and the cache, for its one lane."""
     more = {"features": forward.features, "scale": forward.scale}
-    return {name: tensor for name, tensor in more.items() if tensor is not None}
+    return {name: tensor[None] for name, tensor in more.items() if tensor is not None}
 
 
 def _masks(mask: Mask | dict[str, Mask]) -> dict[str, Mask]:

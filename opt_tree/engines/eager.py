@@ -32,7 +32,8 @@ class Eager(Engine):
         self.layers = tuple(sorted({*self.layers, *layers}))
 
     def run(self, forward: Forward) -> Output:
-        inputs = model_inputs(self.model, forward.ints, forward.mask, forward.features)
+        features = None if forward.features is None else forward.features[None]
+        inputs = model_inputs(self.model, forward.ints[:, None], forward.mask, features)
         if forward.last_only and forward.slots is None and self._keeps_logits:
             inputs["logits_to_keep"] = 1
         with attention_kernels(forward.ints.device):

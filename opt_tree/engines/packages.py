@@ -4,6 +4,7 @@ Owns keys, files and their integrity; it never compiles and never runs anything.
 and renamed into it, so that nobody sees half of one; its digest is compared before it is loaded.
 """
 
+import errno
 import hashlib
 import inspect
 import json
@@ -23,8 +24,9 @@ from filelock import FileLock
 from torch import Tensor, nn
 
 _CHUNK = 1 << 26  # bytes hashed at once
+_TRIES = 100  # a folder that cannot be removed ends in an error
 _PACKAGE = Path(__file__).parent.parent
-_BODY = [_PACKAGE / name for name in ("engines/body.py", "attention.py", "probabilities.py")]
+_BODY = [_PACKAGE / name for name in ("engines/body.py", "engines/grouped.py", "attention.py", "probabilities.py")]
 
 
 def cache_folder() -> Path:
@@ -68,14 +70,20 @@ class Package:
             shutil.move(made, fresh / self.file.name)
             noted = about | {"sha256": file_digest(fresh / self.file.name)}
             (fresh / "about.json").write_text(json.dumps(noted, indent=1))
+            self._replace_by(fresh)
+        finally:
+            shutil.rmtree(fresh, ignore_errors=True)
+
+    def _replace_by(self, fresh: Path) -> None:
+        # Another process may put its own here between the two calls, and take it away again: then once more.
+        for tries_left in reversed(range(_TRIES)):
             self.remove()
             try:
                 fresh.rename(self.folder)
-            except OSError:
-                if not self.file.is_file():  # else somebody else's is there already, and as good
+                return
+            except OSError as error:
+                if error.errno not in (errno.ENOTEMPTY, errno.EEXIST) or not tries_left:
                     raise
-        finally:
-            shutil.rmtree(fresh, ignore_errors=True)
 
     def remove(self) -> None:
         """Drop what is there, whole or damaged."""

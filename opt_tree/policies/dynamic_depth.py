@@ -18,8 +18,8 @@ class DynamicDepth:
 
     After some layers the beam is asked how likely it is as a whole, H = log sum_i exp(log-probability of beam path i),
     and drafting stops when H falls below `threshold`. The paper drafts at most 11 times and asks after the fifth, the
-    seventh and the ninth only (as later work quotes it), because asking costs it a synchronisation with the GPU; here a
-    layer is read back anyway, and `checks=tuple(range(1, 11))` costs no more. The threshold is the pair's: sweep it.
+    seventh and the ninth only (as later work quotes it). Asking costs it a synchronisation with the GPU. Here a layer
+    is read back anyway, and `checks=tuple(range(1, 11))` costs no more. The threshold is the pair's: sweep it.
 
     Example, the distributions of `Eagle2`'s, top_k = 2, nodes = 6, checks after layers 1 and 2, threshold log .7:
 

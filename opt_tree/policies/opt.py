@@ -1,6 +1,7 @@
 """OPT-Tree: the tree that maximises the expected acceptance length under a node budget (arXiv:2406.17276)."""
 
 from dataclasses import dataclass
+from functools import cached_property
 from numbers import Real
 
 import numpy as np
@@ -45,7 +46,7 @@ class OptTree:
         if self.max_depth < 1:
             raise ValueError(f"max_depth must be at least 1, got {self.max_depth}")
 
-    @property
+    @cached_property
     def children(self) -> TopK:
         # A candidate outside the pool's n best can never come back, nor can anything below it.
         return TopK(total=self.nodes)

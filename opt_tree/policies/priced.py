@@ -1,6 +1,7 @@
 """The tree that is worth its seconds: every node and every layer has to earn what it costs on this machine."""
 
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 from jaxtyping import Float, Int
@@ -11,7 +12,8 @@ from opt_tree.pool import CandidatePool
 
 KNOTS = tuple(np.log((0.02, 0.05, 0.1, 0.2, 0.4, 0.6, 0.8, 0.95, 1.0)).tolist())
 """Path log-probabilities at which calibration is learned."""
-
+FAR = -60.0
+"""How much further down a probability is as good as none."""
 
 CARRY = 0.7
 """The surplus of a layer in parts of the one above it, where nothing is known."""
@@ -22,12 +24,14 @@ class Priced:
     """Maximise E(A) less the price of the step's seconds, at `rate` tokens a second.
 
     Tokens a second in the long run is a sum over a sum. Where it is at its maximum, a second is worth `rate` tokens,
-    and each step maximises sum p - rate * seconds (Dinkelbach, Management Science 13, 1967). A node's seconds are those
-    of a row, so exactly the candidates above p = rate * row are kept: a tree, as a child is never more probable than
-    its parent. A layer is drafted where the surplus expected of it, sum (p - rate * row), exceeds its own price.
+    and each step maximises sum p - rate * seconds (Dinkelbach, Management Science 13, 1967). With T the seconds of
+    scoring a tree by its rows, the k best candidates go to the target for the k of the largest p_1 + ... + p_k - rate *
+    T(1 + k), none included: a tree, as a child is never more probable than its parent. With D the seconds of a layer by
+    its rows, and g_i what the children of the i-th best of the newest layer are expected to bring beyond their rows,
+    a layer is drafted where some k has g_1 + ... + g_k > rate * D(k), from the k of the largest difference.
 
     What is learned from step to step (`rate`, `trust`, `carry`, `context`) is `Auto`'s; policies that differ in
-    nothing else are equal. Example, rate * row = .1: of .6 .3 .08 the first two are kept, with a surplus of .7.
+    nothing else are equal. Example, rate * (a row) = .1: of .6 .3 .08 the first two are kept, with a surplus of .7.
     """
 
     costs: Costs
@@ -40,7 +44,7 @@ class Priced:
     context: int = field(default=0, compare=False)
     """Tokens before the tree."""
     trust: tuple[float, ...] = field(default=KNOTS, compare=False)
-    """What path log-probabilities of `KNOTS` have turned out to be; rising. Between and below, the same shift."""
+    """What path log-probabilities of `KNOTS` have turned out to be; rising. Linear between; below, the same shift."""
     carry: tuple[float, ...] = field(default=(), compare=False)
     """By depth, from 1: the surplus of the layer below in parts of this one's; `CARRY` where nothing is known."""
 
@@ -52,27 +56,52 @@ class Priced:
     def children(self) -> TopK:
         return TopK(total=self.nodes)
 
+    @cached_property
+    def _now(self) -> Costs:
+        return self.costs.at(self.context)
+
+    @cached_property
+    def _price(self) -> float:
+        """Of a row of a small tree, in tokens."""
+        return self.rate * self._now.row
+
+    @cached_property
+    def _map(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
+        return (KNOTS[0] + FAR, *KNOTS), (self.trust[0] + FAR, *self.trust)
+
+    def worth(self, path_log_probs: Float[np.ndarray, " nodes"]) -> Float[np.ndarray, " nodes"]:
+        """The probabilities that nodes of these path log-probabilities have turned out to have."""
+        return np.exp(np.interp(path_log_probs, *self._map))
+
     def surplus(self, path_log_probs: Float[np.ndarray, " nodes"]) -> Float[np.ndarray, " nodes"]:
-        """What nodes of these path log-probabilities are worth, less the price of their rows."""
-        below = np.minimum(path_log_probs - KNOTS[0], 0)  # -inf stays what it is
-        worth = np.exp(np.interp(path_log_probs, KNOTS, self.trust) + below)
-        return worth - self.rate * self.costs.at(self.context).row
+        """What nodes of these path log-probabilities are worth, less the price of a row of a small tree."""
+        return self.worth(path_log_probs) - self._price
 
     def expand(self, pool: CandidatePool) -> Int[np.ndarray, " frontier"] | None:
-        """Expand the newest nodes whose children are expected to earn their row, if together they earn the layer."""
-        costs, newest = self.costs.at(self.context), pool.path_log_probs[pool.layer :]
-        carry = self.carry[pool.depth - 1] if pool.depth <= len(self.carry) else CARRY
-        expected = carry * self.surplus(newest) - self.rate * costs.draft_row
-        chosen = (expected > 0) & (newest > pool.floor)
-        if not expected[chosen].sum() > self.rate * costs.layer:
+        """Expand as many of the newest nodes as their children are expected to earn most with, the layer's price paid.
+
+        What a layer brings is guessed with a row's average price: how large the tree will be is not known yet.
+        """
+        newest = pool.path_log_probs[pool.layer :]
+        able = (newest > max(pool.floor, self._least)).nonzero()[0]
+        if not len(able):
             return None
-        return pool.layer + chosen.nonzero()[0]
+        carry = self.carry[pool.depth - 1] if pool.depth <= len(self.carry) else CARRY
+        surplus = self.surplus(newest[able])
+        order = (-surplus).argsort(kind="stable")
+        earned = carry * surplus[order].cumsum() - self.rate * self._now.layers(len(able))
+        most = int(earned.argmax())
+        return pool.layer + np.sort(able[order[: most + 1]]) if earned[most] > 0 else None
+
+    @cached_property
+    def _least(self) -> float:
+        """The path log-probability from which on nodes are worth the price of a row, about."""
+        known, trusted = self._map
+        return float(np.interp(np.log(self._price), trusted, known)) if self._price > 0 else -np.inf
 
     def select(self, pool: CandidatePool) -> Int[np.ndarray, " rows"]:
-        """Keep what is above its price; nothing at all where together it does not pay for scoring a tree."""
-        costs, best = self.costs.at(self.context), pool.best(self.nodes)[1:]
-        surplus = self.surplus(pool.path_log_probs[best])
-        kept = surplus > 0
-        if surplus[kept].sum() <= self.rate * (costs.step + costs.row - costs.plain):
-            return np.array([0])
-        return np.append(0, best[kept])
+        """Keep as many of the best as together are worth most beyond the price of scoring them; maybe none."""
+        best = pool.best(self.nodes)
+        total = self.worth(pool.path_log_probs[best])
+        total[0] = 0.0  # the root is there anyway
+        return best[: int((total.cumsum() - self.rate * self._now.scores(len(total))).argmax()) + 1]

@@ -10,10 +10,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 from transformers import PreTrainedTokenizerBase
 
 from opt_tree.support import one_line
 from opt_tree.training.stream import load_part
+
+_KINDS = ("*.npz", "*.jsonl", "*.jsonl.xz")
 
 
 class Example(NamedTuple):
@@ -34,21 +37,30 @@ class Cut:
 
 def read_examples(paths: Iterable[Path], tokenizer: PreTrainedTokenizerBase, cut: Cut) -> Iterator[Example]:
     """Yield the documents of files and folders; ValueError for a file of an unknown kind or a row without an answer."""
+    for file in files_of(paths):
+        for prompt, answer in documents(file, tokenizer) if file.suffix == ".npz" else _rows(file, tokenizer):
+            if len(answer) >= cut.shortest:
+                prompt = prompt[-cut.prompt :]
+                yield Example(prompt + answer[: cut.answer], len(prompt))
+
+
+def files_of(paths: Iterable[Path]) -> Iterator[Path]:
+    """Yield files, and those in folders; ValueError for a folder without any."""
     for path in paths:
-        files = sorted(p for kind in ("*.npz", "*.jsonl", "*.jsonl.xz") for p in path.glob(kind))
-        for file in files if path.is_dir() else [path]:
-            for prompt, answer in _documents(file, tokenizer) if file.suffix == ".npz" else _rows(file, tokenizer):
-                if len(answer) >= cut.shortest:
-                    prompt = prompt[-cut.prompt :]
-                    yield Example(prompt + answer[: cut.answer], len(prompt))
+        found = sorted(file for kind in _KINDS for file in path.glob(kind)) if path.is_dir() else [path]
+        if not found:
+            raise ValueError(f"no answers ({', '.join(_KINDS)}) in {path}")
+        yield from found
 
 
-def _documents(file: Path, tokenizer: PreTrainedTokenizerBase) -> Iterator[tuple[list[int], list[int]]]:
+def documents(file: Path, tokenizer: PreTrainedTokenizerBase) -> Iterator[tuple[list[int], list[int]]]:
+    """Yield the documents of a `.npz` file as prompt and answer, which begins behind the template's last opening."""
     opened = opening(tokenizer)
     for document in load_part(file):
-        tokens = document.tolist()
-        ends = [end for end in range(len(opened), len(tokens)) if tokens[end - len(opened) : end] == opened]
-        first = ends[-1] if opened and ends else 0
+        tokens, first = document.tolist(), 0
+        if 0 < len(opened) < len(document):
+            found = (np.lib.stride_tricks.sliding_window_view(document[:-1], len(opened)) == opened).all(1).nonzero()[0]
+            first = int(found[-1]) + len(opened) if len(found) else 0
         yield tokens[:first], tokens[first:]
 
 

@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from opt_tree.training.features import COUNTS, Part, load_part
+from opt_tree.training.features import Part, load_part
 
 Group = tuple[int, int, int]
 """Documents of a batch: the part, the first of them, and the one behind the last."""
@@ -80,11 +80,10 @@ class Documents:
         return Batch(pad(part.tokens).long(), judged, features, self.layers)
 
 
-def frequent_tokens(folder: Path, count: int) -> Int[Tensor, " count"]:
-    """Return the tokens that are most frequent in the answers, sorted by id; ValueError if there are not so many."""
-    counts = np.load(folder / COUNTS)
+def most_frequent(counts: Int[np.ndarray, " vocab"], count: int, whose: str) -> Int[Tensor, " count"]:
+    """Return the tokens that are most frequent, sorted by id; ValueError if `whose` vocabulary has not so many."""
     if not 1 <= count <= len(counts):
-        raise ValueError(f"a draft vocabulary of {count} tokens, where the target has {len(counts)}")
+        raise ValueError(f"a draft vocabulary of {count} tokens, where the {whose} has {len(counts)}")
     kept = np.sort(np.argsort(-counts, kind="stable")[:count])
     print(f"draft vocabulary of {count} tokens: {counts[kept].sum() / counts.sum():.2%} of the answers")
     return torch.from_numpy(kept)

@@ -79,7 +79,6 @@ def load_lesson(args: argparse.Namespace) -> tuple[PreTrainedModel, PreTrainedTo
 
 
 def new_parser() -> Parser:
-    """Return the command line."""
     schedule = Schedule(rows="0.9:512,0.1:2048", warmup=50)
     shape = Shape(layers=2, hidden=128, heads=2, kv_heads=2, intermediate=320)
     parser = teacher_parser("Distil a drafter from a target.", schedule, shape)
@@ -88,7 +87,6 @@ def new_parser() -> Parser:
 
 
 def train(args: argparse.Namespace) -> None:
-    """Distil and save a drafter."""
     target, tokenizer, examples = load_lesson(args)
     drafter = new_model(args, tokenizer)
     if fit_as_told(args, drafter, examples, make_loss(target, args.hard, args.compile)):

@@ -6,39 +6,26 @@ from pathlib import Path
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
-from opt_tree.training.answers import answer_of, lines, opening
-from opt_tree.training.stream import TokenDocuments, load_part
-
-_KINDS = ("*.npz", "*.jsonl", "*.jsonl.xz")
-
-
-def without_prompt(document: np.ndarray, opened: list[int]) -> np.ndarray:
-    """Return a document from where its last answer opens; all of it where nothing does."""
-    if not opened or len(document) < len(opened):
-        return document
-    found = (np.lib.stride_tricks.sliding_window_view(document, len(opened)) == opened).all(1).nonzero()[0]
-    return document[found[-1] :] if len(found) else document
+from opt_tree.training.answers import answer_of, documents, files_of, lines, opening
+from opt_tree.training.stream import TokenDocuments
 
 
 def read_answers(paths: Iterable[Path], tokenizer: PreTrainedTokenizerBase) -> Iterator[np.ndarray]:
     """Yield the answers in answer files and in folders of them, as token ids, each behind the template's opening."""
     opened = opening(tokenizer)
-    for path in paths:
-        files = sorted(file for kind in _KINDS for file in path.glob(kind)) if path.is_dir() else [path]
-        if not files:
-            raise ValueError(f"no answers ({', '.join(_KINDS)}) in {path}")
-        for file in files:
-            if file.suffix == ".npz":
-                yield from (without_prompt(document.astype(np.int64), opened) for document in load_part(file))
+    for file in files_of(paths):
+        if file.suffix == ".npz":
+            kept = (prompt[len(prompt) - len(opened) :] + answer for prompt, answer in documents(file, tokenizer))
+            yield from (np.array(tokens, np.int64) for tokens in kept)
+            continue
+        for record in lines(file):
+            if "answer" in record:
+                yield np.array(opened + answer_of(record, tokenizer), np.int64)
                 continue
-            for record in lines(file):
-                if "answer" in record:
-                    yield np.array(opened + answer_of(record, tokenizer), np.int64)
-                    continue
-                if "choices" not in record:
-                    raise ValueError(f'{file} has a row with neither "answer" nor "choices"')
-                turns = (turn for choice in record["choices"] for turn in choice["turns"])
-                yield from (np.concatenate([np.array(opened, np.int64), ids]) for ids in _encode(tokenizer, turns))
+            if "choices" not in record:
+                raise ValueError(f'{file} has a row with neither "answer" nor "choices"')
+            turns = (turn for choice in record["choices"] for turn in choice["turns"])
+            yield from (np.concatenate([np.array(opened, np.int64), ids]) for ids in _encode(tokenizer, turns))
 
 
 def read_texts(paths: Iterable[Path], tokenizer: PreTrainedTokenizerBase) -> Iterator[np.ndarray]:

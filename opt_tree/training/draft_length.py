@@ -19,7 +19,6 @@ from typing import Any, NamedTuple
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int
-from safetensors.torch import save_file
 from torch import Tensor, nn
 from tqdm import tqdm
 
@@ -30,7 +29,7 @@ from opt_tree.training.answers import Cut, Example, read_examples
 from opt_tree.training.command_line import Parser, from_fields, pair_parser, run_command
 from opt_tree.training.eagle import passes
 from opt_tree.training.features import hidden_states
-from opt_tree.training.files import whole
+from opt_tree.training.files import write_checkpoint
 
 HELD_OUT = 10
 """One document in so many."""
@@ -118,7 +117,6 @@ class Plan:
 
 
 def fit(labels: Labels, embed: nn.Module, plan: Plan) -> LengthPredictor:
-    """Train a predictor."""
     torch.manual_seed(plan.seed)
     predictor = LengthPredictor(labels.features.shape[1], plan.longest, plan.width)
     optimizer = torch.optim.AdamW(predictor.parameters(), plan.lr, weight_decay=0.05)
@@ -154,15 +152,10 @@ def judge(predictor: LengthPredictor, embed: nn.Module, labels: Labels) -> float
 def save(predictor: LengthPredictor, facts: dict[str, Any], folder: Path) -> None:
     """Write a predictor in bf16, with what is known of it."""
     config = {"kind": KIND, "hidden": predictor.hidden, "longest": predictor.longest, "width": predictor.width}
-    tensors = {name: tensor.to(torch.bfloat16).contiguous() for name, tensor in predictor.state_dict().items()}
-    with whole(folder) as partial:
-        partial.mkdir()
-        (partial / "config.json").write_text(json.dumps(config | facts, indent=2) + "\n")
-        save_file(tensors, partial / "model.safetensors", metadata={"format": "pt"})
+    write_checkpoint(config | facts, predictor.state_dict(), folder)
 
 
 def new_parser() -> Parser:
-    """Return the command line."""
     parser = pair_parser("Train a predictor of draft lengths for a target and its EAGLE head.", Plan())
     parser.add_argument("--skip", type=int, default=0, help="answers to leave out, the first ones (%(default)s)")
     return parser
@@ -192,7 +185,6 @@ def train(args: argparse.Namespace) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Read the command line and train; what the caller got wrong becomes the parser's error."""
     run_command(new_parser(), train, arguments)
 
 

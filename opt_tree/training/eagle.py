@@ -157,13 +157,11 @@ def save_head(head: EagleHead, folder: Path, tokens: Int[Tensor, " columns"] | N
 
 
 def new_parser() -> Parser:
-    """Return the command line."""
     schedule = Schedule(rows="0.9:512,0.1:2048", lr=2e-3, warmup=50)
     return teacher_parser("Train an EAGLE-1 head for a frozen target.", schedule, Objective())
 
 
 def train(args: argparse.Namespace) -> None:
-    """Train and save a head."""
     target, _, examples = load_lesson(args)
     head = new_head(target)
     if args.init:

@@ -79,7 +79,6 @@ def save_exit(layer: ExitLayer, target: PreTrainedModel, folder: Path) -> None:
 
 
 def new_parser() -> Parser:
-    """Return the command line."""
     schedule = Schedule(rows="0.9:512,0.1:2048")
     parser = teacher_parser("Train the exit layer of an early-exit drafter.", schedule, Objective())
     parser.add_argument("--depth", type=int, default=4, help="layers of the target below the exit")
@@ -87,7 +86,6 @@ def new_parser() -> Parser:
 
 
 def train(args: argparse.Namespace) -> None:
-    """Train and save an exit layer."""
     target, _, examples = load_lesson(args)
     layers = target.config.get_text_config().num_hidden_layers
     if not 0 < args.depth < layers:

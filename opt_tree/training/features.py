@@ -54,7 +54,6 @@ def split_parts(examples: Sequence[Example], part_tokens: int, seed: int) -> lis
 
 
 def save_counts(examples: Iterable[Example], vocab: int, folder: Path) -> None:
-    """Count the tokens of the answers."""
     answers = np.concatenate([np.array(example.tokens[example.answer :]) for example in examples])
     with whole(folder / COUNTS) as partial, partial.open("wb") as file:
         np.save(file, np.bincount(answers, minlength=vocab))
@@ -119,7 +118,6 @@ def load_part(path: Path) -> Part:
 
 
 def new_parser() -> Parser:
-    """Return the command line."""
     parser = Parser("Keep a target's hidden states of its own answers on disk.")
     parser.add_argument("--target", type=model_path, required=True, help="model folder, with its tokenizer")
     parser.add_argument("--answers", type=existing, nargs="+", required=True, help=".jsonl, .jsonl.xz, .npz, folders")
@@ -160,7 +158,6 @@ def write(args: argparse.Namespace) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Read the command line and write; what the caller got wrong becomes the parser's error."""
     run_command(new_parser(), write, arguments)
 
 

@@ -24,10 +24,11 @@ from tqdm import tqdm
 
 from opt_tree.checkpoints import TRAINING, load_weights
 from opt_tree.drafters.eagle3 import Eagle3Head, published_layers
-from opt_tree.training.batches import Batch, Documents, Group, frequent_tokens
+from opt_tree.training.batches import Batch, Documents, Group, most_frequent
 from opt_tree.training.command_line import Parser, add_fields, existing, from_fields, model_path, run_command
 from opt_tree.training.eagle import new_head, save_head
 from opt_tree.training.eagle3 import new_eagle3_head, save_eagle3
+from opt_tree.training.features import COUNTS
 from opt_tree.training.files import whole
 from opt_tree.training.head_loss import HeadLoss
 from opt_tree.training.optimizer import MuonAdamW
@@ -147,7 +148,6 @@ class Training:
 
 
 def new_parser() -> Parser:
-    """Return the command line."""
     parser = Parser("Train an EAGLE head from hidden states on disk.")
     parser.add_argument("--kind", choices=("eagle", "eagle3"), default="eagle3", help="default: %(default)s")
     parser.add_argument("--target", type=model_path, required=True, help="model folder; its weights only are read")
@@ -165,13 +165,12 @@ def new_parser() -> Parser:
 
 
 def train(args: argparse.Namespace) -> None:
-    """Train and save a head."""
     plan = from_fields(Plan, args)
     plan.passes(0.0)
     target = load_weights(str(args.target), torch.bfloat16)
     layers = (-1,) if args.kind == "eagle" else (-1, *published_layers(target.config.num_hidden_layers))
     documents = Documents(args.features, args.tokens, layers)
-    kept = frequent_tokens(args.features, args.vocab)
+    kept = most_frequent(np.load(args.features / COUNTS), args.vocab, "target")
     head = new_head(target) if args.kind == "eagle" else new_eagle3_head(target, len(kept), not args.cold)
     output = target.get_output_embeddings().weight.detach()[kept].clone()
     training = Training(HeadLoss(head.float(), output, plan.feature, plan.noise), documents, plan, args.output)
@@ -187,7 +186,6 @@ def train(args: argparse.Namespace) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Read the command line and train; what the caller got wrong becomes the parser's error."""
     run_command(new_parser(), train, arguments)
 
 

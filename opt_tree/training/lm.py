@@ -92,7 +92,6 @@ def save_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folde
 
 
 def new_parser() -> Parser:
-    """Return the command line."""
     parser = training_parser("Train a small language model.", Schedule())
     parser.add_argument("--tokenizer", type=model_path, required=True, help="tokenizer folder")
     parser.add_argument("--init", type=model_path, help="continue from this model instead of from scratch")
@@ -109,7 +108,6 @@ def new_model(args: argparse.Namespace, tokenizer: PreTrainedTokenizerBase) -> P
 
 
 def train(args: argparse.Namespace) -> None:
-    """Train and save a model."""
     tokenizer = load_tokenizer(str(args.tokenizer))
     examples = load_examples(args, tokenizer, args.slope)
     model = new_model(args, tokenizer)

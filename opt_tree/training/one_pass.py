@@ -98,7 +98,6 @@ def save_heads(heads: MedusaHeads | ResidualHeads, config: dict[str, Any], folde
 
 
 def new_parser() -> Parser:
-    """Return the command line."""
     parser = teacher_parser("Train heads that draft in one pass.", Schedule(rows="0.9:512,0.1:2048"), Objective())
     parser.add_argument("--kind", choices=("medusa", "residual"), default="residual", help="which heads")
     parser.add_argument("--eagle", default="eagle:demo", help="spec of the EAGLE head that residual heads stand behind")
@@ -106,7 +105,6 @@ def new_parser() -> Parser:
 
 
 def train(args: argparse.Namespace) -> None:
-    """Train and save heads."""
     target, _, examples = load_lesson(args)
     objective, text, eagle = from_fields(Objective, args), target.config.get_text_config(), None
     heads: MedusaHeads | ResidualHeads

@@ -38,7 +38,6 @@ class MuonAdamW(torch.optim.Optimizer):
         self.adamw.step()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state of both."""
         return {"muon": self.muon.state_dict(), "adamw": self.adamw.state_dict()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:

@@ -77,7 +77,6 @@ def load_documents(folder: Path) -> TokenDocuments:
 
 
 def new_parser() -> Parser:
-    """Return the command line."""
     parser = Parser("Write a target's own greedy answers to training prompts.")
     add_data(parser)
     parser.add_argument("--target", type=model_path, required=True, help="model folder, with its tokenizer")

@@ -3,14 +3,16 @@
     python -m opt_tree.training.recipe --data CORPORA --work DIR [--preset cpu|gpu|tiny] [--until STAGE] [--install DIR]
 
 A stage whose product exists is skipped and a training stage that was stopped goes on from its last checkpoint, so the
-same command may be run again at any time. `cpu` is what made the embedded models (two busy cores, about four hours);
-`gpu` is the same family at twenty times the tokens, for one GPU; `tiny` makes useless models in a few minutes on two
+same command may be run again at any time. `cpu` is what made the embedded models (two busy cores, about four hours).
+`gpu` is the same family at twenty times the tokens, for one GPU. `tiny` makes useless models in a few minutes on two
 cores, to see that every stage fits the next one. Calibration is a command of its own and comes after.
 
-Where the embedded models differ from `cpu`: their stages were run one by one, drafter and head in several runs. The
-first read 5000 own answers (2.2M tokens; 1.4M with feature weight 1.0), in rows of 512; the second went on from there
-(`--init`) as in the preset, on 15000 (3.2M tokens at a learning rate of 4e-3; 5M); the head then went on twice more, on
-25000 (3.2M and 2.9M at 2.5e-3), so it has read more of them than the drafter.
+Where the embedded models differ from `cpu`: their stages were run one by one, drafter and head in several runs, each
+but the first with `--init` from the one before. Own answers read, by run, in tokens:
+
+    run            1 (5,000 answers, rows of 512)   2 (15,000)               3, 4 (25,000)
+    draft model    2.2M                             3.2M, at 4e-3
+    head           1.4M, feature weight 1.0         5M                       3.2M and 2.9M, at 2.5e-3
 """
 
 import argparse
@@ -110,7 +112,6 @@ def install(products: dict[str, Path], folder: Path) -> None:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Run the recipe from the command line."""
     parser = Parser("Train the demo family, stage by stage.")
     add_data(parser)
     parser.add_argument("--work", type=Path, required=True, help="folder of all stages; give it again to go on")

@@ -5,8 +5,8 @@
 
 `--answers` reads the target's own answers: the answer files of `evaluation` (`.jsonl`), rows of "prompt" and "answer"
 (`.jsonl`, `.jsonl.xz`) or the documents of `opt_tree.training.outputs` (`.npz`: `tokens` and `starts`, token ids of any
-width), of which the prompts are left out: they cost more room than they are worth. `--text` reads plain text, or
-`.jsonl` rows with a "text". The target's own answers are worth far more than other text of the same size.
+width). Their prompts are left out: they cost more room than they are worth. `--text` reads plain text, or `.jsonl` rows
+with a "text". The target's own answers are worth far more than other text of the same size.
 
 A store is pruned to its size by what an entry is worth: c log(1 + c / (beta_k p_{k-1}(w))), the likelihood that the
 text it was counted in loses without it (weighted difference pruning, Seymore and Rosenfeld, 1996).
@@ -168,7 +168,6 @@ def _narrow(values: np.ndarray) -> np.ndarray:
 
 
 def new_parser() -> Parser:
-    """Return the command line."""
     parser = Parser("Build a store of what followed what, for drafting without a model.")
     parser.add_argument("--target", type=model_path, required=True, help="model or tokenizer: whose tokens these are")
     source = parser.add_mutually_exclusive_group(required=True)
@@ -207,7 +206,6 @@ def fitted(table: Table, answers: Sequence[Path], tokenizer: PreTrainedTokenizer
 
 
 def write(args: argparse.Namespace) -> None:
-    """Read, count, prune, write."""
     tokenizer = load_tokenizer(str(args.target))
     beta, size = parse_beta(args.beta, args.order), int(args.max_mib * 2**20)
     recipe = Recipe(args.vocab or len(tokenizer), fingerprint(tokenizer), args.order, size, beta)
@@ -223,7 +221,6 @@ def write(args: argparse.Namespace) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Read the command line and write; what the caller got wrong becomes the parser's error."""
     run_command(new_parser(), write, arguments)
 
 

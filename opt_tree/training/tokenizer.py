@@ -71,7 +71,6 @@ def train_tokenizer(texts: Iterator[str], vocab: int) -> PreTrainedTokenizerFast
 
 
 def new_parser() -> Parser:
-    """Return the command line."""
     parser = Parser("Train the demo models' tokenizer.")
     add_data(parser)
     parser.add_argument("--output", type=Path, required=True, help="folder of the tokenizer")

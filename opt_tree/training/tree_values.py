@@ -2,10 +2,10 @@
 
     python -m opt_tree.training.tree_values --target demo --drafter eagle:demo --answers FILE_OR_FOLDER... --output DIR
 
-The prompts of `--answers` are continued by sampling. Each step drafts one of a few large trees in turn, and on what was
-drawn the exact block efficiency (no noise of accepting and rejecting) of every verifier is computed for the tree itself
-and for each smaller one inside it: fewer branches, shorter ones, a chain. A step teaches the actions that its tree
-contains. What a verifier costs is measured on the way. One step in eight is held out.
+The prompts of `--answers` are continued by sampling. Each step drafts one of a few large trees in turn. On what was
+drawn, the exact block efficiency of every verifier is computed, without the noise of accepting and rejecting: for the
+tree itself and for each smaller one inside it (fewer branches, shorter ones, a chain). A step teaches the actions that
+its tree contains. What a verifier costs is measured on the way. One step in eight is held out.
 """
 
 import argparse
@@ -20,7 +20,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from jaxtyping import Bool, Float
-from safetensors.torch import save_file
 from scipy.optimize import nnls
 from torch import Tensor
 from tqdm import tqdm
@@ -36,7 +35,7 @@ from opt_tree.random import Random
 from opt_tree.sampling import Logits, Sampling, whole
 from opt_tree.training.answers import Cut, read_examples
 from opt_tree.training.command_line import Parser, from_fields, pair_parser, run_command, whole_numbers
-from opt_tree.training.files import whole as whole_folder
+from opt_tree.training.files import write_checkpoint
 from opt_tree.tree import Tree
 from opt_tree.verifiers import Verdict, Verifier, block_efficiency, check
 
@@ -246,14 +245,10 @@ def save(values: TreeValues, facts: dict[str, Any], folder: Path) -> None:
         "judging": choice.judging,
         "actions": choice.actions,
     }
-    with whole_folder(folder) as partial:
-        partial.mkdir()
-        (partial / "config.json").write_text(json.dumps(config | facts) + "\n")
-        save_file(values.state_dict(), partial / "model.safetensors", metadata={"format": "pt"})
+    write_checkpoint(config | facts, values.state_dict(), folder, torch.float32)
 
 
 def new_parser() -> Parser:
-    """Return the command line."""
     return pair_parser("Train the network that chooses delayed trees and their verifiers.", Plan())
 
 
@@ -281,7 +276,6 @@ def train(args: argparse.Namespace) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Read the command line and train; what the caller got wrong becomes the parser's error."""
     run_command(new_parser(), train, arguments)
 
 

@@ -13,27 +13,25 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-import torch
 from safetensors.torch import save_file
 
 from opt_tree.checkpoints import load_config, load_tokenizer
 from opt_tree.drafters.reduced import vocabulary_tensors
 from opt_tree.drafters.trimmed import VOCABULARY
 from opt_tree.training.answers import Cut, read_examples
+from opt_tree.training.batches import most_frequent
 from opt_tree.training.command_line import Parser, existing, run_command
 from opt_tree.training.files import whole
 
 
-def trim(draft: Path, answers: Sequence[Path], count: int, output: Path) -> float:
-    """Write the trimmed draft model; return the share of the answers' tokens that it can still draft.
+def trim(draft: Path, answers: Sequence[Path], count: int, output: Path) -> None:
+    """Write the trimmed draft model, and say what share of the answers' tokens it can still draft.
 
     Raises ValueError for a draft model that is no folder, more tokens than it has, or no answers.
     """
     if output.resolve() == draft.resolve():
         raise ValueError(f"{output} is the draft model itself, which would be deleted: name another folder")
     vocab = load_config(str(draft)).get_text_config().vocab_size
-    if not 1 <= count <= vocab:
-        raise ValueError(f"a draft vocabulary of {count} tokens, where the model has {vocab}")
     tokenizer = load_tokenizer(str(draft))
     examples = read_examples(answers, tokenizer, Cut(shortest=1))
     counts = np.zeros(vocab, np.int64)
@@ -41,15 +39,13 @@ def trim(draft: Path, answers: Sequence[Path], count: int, output: Path) -> floa
         counts += np.bincount(example.tokens[example.answer :], minlength=vocab)[:vocab]
     if not counts.sum():
         raise ValueError(f"no answers in {', '.join(map(str, answers))}")
-    kept = np.sort(np.argsort(-counts, kind="stable")[:count])
+    kept = most_frequent(counts, count, "model")
     with whole(output) as partial:
         shutil.copytree(draft, partial)
-        save_file(dict(vocabulary_tensors(torch.from_numpy(kept), vocab)), partial / VOCABULARY)
-    return float(counts[kept].sum() / counts.sum())
+        save_file(dict(vocabulary_tensors(kept, vocab)), partial / VOCABULARY)
 
 
 def new_parser() -> Parser:
-    """Return the command line."""
     parser = Parser("Trim a draft model's output layer to frequent tokens.")
     parser.add_argument("--draft", type=existing, required=True, help="folder of the draft model, with its tokenizer")
     parser.add_argument("--answers", type=existing, nargs="+", required=True, help=".jsonl, .jsonl.xz, .npz, folders")
@@ -60,13 +56,10 @@ def new_parser() -> Parser:
 
 
 def write(args: argparse.Namespace) -> None:
-    """Trim, and say what share of the answers is left."""
-    share = trim(args.draft, args.answers, args.vocab, args.output)
-    print(f"draft vocabulary of {args.vocab} tokens: {share:.2%} of the answers; in {args.output}")
+    trim(args.draft, args.answers, args.vocab, args.output)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Read the command line and write; what the caller got wrong becomes the parser's error."""
     run_command(new_parser(), write, arguments)
 
 

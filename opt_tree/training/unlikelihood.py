@@ -104,7 +104,6 @@ def make_loss(weight: float, compiled: bool) -> Loss:
 
 
 def new_parser() -> Parser:
-    """Return the command line."""
     schedule = Schedule(rows="1:512", lr=5e-4, warmup=10, eval_steps=50)
     parser = training_parser("Teach a language model not to repeat itself.", schedule)
     parser.add_argument("--model", type=model_path, required=True, help="model folder, with its tokenizer")
@@ -115,7 +114,6 @@ def new_parser() -> Parser:
 
 
 def train(args: argparse.Namespace) -> None:
-    """Unlearn loops and save the model."""
     tokenizer = load_tokenizer(str(args.model))
     examples = load_examples(args, tokenizer, 0.5)
     assistant = tokenizer.convert_tokens_to_ids(ASSISTANT)

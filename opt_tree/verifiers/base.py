@@ -195,6 +195,21 @@ def residual(target: Probs, draft: Probs) -> Probs:
     return excess / total if total > 0 else target
 
 
+def in_turn(target: Probs, children: Int[np.ndarray, " children"], proposals: Iterable[Probs]) -> Probs:
+    """Accept child x with probability min(1, p(x) / r(x)), r what it was proposed from; then go on with norm(p - r)+.
+
+    Rejection sampling emits p whatever r is, provided that x came from it: each round emits exactly its p, whether or
+    not there is another child. At the end the token is drawn from what is left.
+    """
+    emitted, left = np.zeros_like(target), 1.0
+    for token, proposal in zip(children, proposals, strict=False):
+        accepted = min(1.0, target[token] / proposal[token])
+        emitted[token] += left * accepted
+        left *= 1 - accepted
+        target = residual(target, proposal)
+    return emitted + left * target
+
+
 def follow(tree: Tree, choice: Callable[[int], int]) -> Verdict:
     """Walk from the root as long as the target's choice at a row is one of its children.
 

@@ -1,5 +1,7 @@
 """Multi-round speculative sampling: one child after the other, each against what the rejections before it left over."""
 
+import itertools
+
 import numpy as np
 from jaxtyping import Int
 
@@ -7,21 +9,15 @@ from opt_tree.children import IID
 from opt_tree.random import Random
 from opt_tree.sampling import Logits
 from opt_tree.tree import Tree
-from opt_tree.verifiers.base import Probs, Verdict, residual, valid_for, walk_down
+from opt_tree.verifiers.base import Probs, Verdict, in_turn, valid_for, walk_down
 
 
 def in_rounds(target: Probs, draft: Probs, tokens: Int[np.ndarray, " children"]) -> Probs:
     """Accept child x with probability min(1, p(x) / q(x)); on rejection p becomes norm(p - q)+; at the end draw from p.
 
-    arXiv:2305.09781, Alg. 2 (verify_stochastic). Each round emits exactly its p, whether or not there is another child.
+    arXiv:2305.09781, Alg. 2 (verify_stochastic).
     """
-    emitted, left = np.zeros_like(target), 1.0
-    for token in tokens:
-        accepted = min(1.0, target[token] / draft[token])
-        emitted[token] += left * accepted
-        left *= 1 - accepted
-        target = residual(target, draft)
-    return emitted + left * target
+    return in_turn(target, tokens, itertools.repeat(draft))
 
 
 @valid_for(IID, branching=in_rounds)

@@ -7,7 +7,7 @@ from opt_tree.children import BestAndDraw, WithoutReplacement
 from opt_tree.random import Random
 from opt_tree.sampling import Logits
 from opt_tree.tree import Tree
-from opt_tree.verifiers.base import Probs, Verdict, residual, valid_for, walk_down
+from opt_tree.verifiers.base import Probs, Verdict, in_turn, valid_for, walk_down
 from opt_tree.verifiers.without_replacement import without
 
 
@@ -15,17 +15,12 @@ def by_proposal(target: Probs, draft: Probs, tokens: Int[np.ndarray, " children"
     """Accept each child x with probability min(1, p(x) / r(x)), r what it was proposed from; then p = norm(p - r)+.
 
     The second child was drawn from q without the first; every other one is taken as given, so r is a point mass there.
-    Rejection sampling emits p whatever r is, provided that x came from it: each round emits exactly its p, whether
-    or not there is another child.
     """
-    emitted, left = np.zeros_like(target), 1.0
-    for rank, token in enumerate(tokens):
-        proposal = without(draft, tokens[0]) if rank == 1 else np.eye(1, len(target), int(token))[0]
-        accepted = min(1.0, target[token] / proposal[token])
-        emitted[token] += left * accepted
-        left *= 1 - accepted
-        target = residual(target, proposal)
-    return emitted + left * target
+    proposals = (
+        without(draft, tokens[0]) if rank == 1 else np.eye(1, len(target), int(token))[0]
+        for rank, token in enumerate(tokens)
+    )
+    return in_turn(target, tokens, proposals)
 
 
 @valid_for(BestAndDraw, WithoutReplacement, branching=by_proposal)

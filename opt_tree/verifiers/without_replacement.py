@@ -1,5 +1,7 @@
 """Recursive rejection sampling without replacement: distinct children, each against what it was drawn from."""
 
+import itertools
+
 import numpy as np
 from jaxtyping import Int
 
@@ -7,22 +9,15 @@ from opt_tree.children import WithoutReplacement
 from opt_tree.random import Random
 from opt_tree.sampling import Logits
 from opt_tree.tree import Tree
-from opt_tree.verifiers.base import Probs, Verdict, residual, valid_for, walk_down
+from opt_tree.verifiers.base import Probs, Verdict, in_turn, valid_for, walk_down
 
 
 def shrinking(target: Probs, draft: Probs, tokens: Int[np.ndarray, " children"]) -> Probs:
     """Accept child x with probability min(1, p(x) / q(x)); on rejection p becomes norm(p - q)+ and q forgets x.
 
-    arXiv:2402.12374, section 3.2. Each round emits exactly its p, whether or not there is another child.
+    arXiv:2402.12374, section 3.2.
     """
-    emitted, left, draft = np.zeros_like(target), 1.0, draft.copy()
-    for token in tokens:
-        accepted = min(1.0, target[token] / draft[token])
-        emitted[token] += left * accepted
-        left *= 1 - accepted
-        target = residual(target, draft)
-        draft = without(draft, token)
-    return emitted + left * target
+    return in_turn(target, tokens, itertools.accumulate(tokens[:-1], without, initial=draft))
 
 
 def without(draft: Probs, token: int | np.integer) -> Probs:
