@@ -6,6 +6,7 @@ Laws are functions of the whole token path (context and branch), so nothing here
 import functools
 import os
 import sys
+import threading
 from collections.abc import Callable, Iterator, Mapping
 
 import numpy as np
@@ -15,6 +16,7 @@ import torch
 from hypothesis import settings
 from jaxtyping import Float
 from torch import Tensor
+from tqdm import tqdm
 
 # Before the first import of transformers: asking an unreachable Hub for a wrong path costs half a minute of retries.
 os.environ["HF_HUB_OFFLINE"] = "1"
@@ -28,6 +30,8 @@ from opt_tree.pool import Frontier  # noqa: E402
 from opt_tree.step import Outcome  # noqa: E402
 from opt_tree.target import Output, Target, Work  # noqa: E402
 
+# tqdm's own lock is shared with forked children: one that is killed while it draws would keep it for ever.
+tqdm.set_lock(threading.RLock())
 torch.set_num_threads(1)
 settings.register_profile("opt_tree", deadline=None, derandomize=True, database=None, max_examples=60)
 settings.load_profile("opt_tree")

@@ -406,7 +406,7 @@ def test_two_processes_write_one_package(tmp_path):
         writer.start()
     seen = [Package(folder).about() for _ in range(50)]
     for writer in writers:
-        writer.join()
+        writer.join(120)
     assert [writer.exitcode for writer in writers] == [0, 0]
     seen.append(Package(folder).about())
     assert seen[-1] is not None

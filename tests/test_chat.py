@@ -78,8 +78,9 @@ def test_every_tree_of_the_list_can_be_made_and_what_is_wrong_is_said(chat):
 
 
 def test_ctrl_c_closes_the_page_and_says_so_in_its_status(chat, monkeypatch):
-    def interrupted(event):
-        raise KeyboardInterrupt
+    class Interrupted:
+        def wait(self):
+            raise KeyboardInterrupt
 
     done = []
     page = types.SimpleNamespace(
@@ -89,7 +90,7 @@ def test_ctrl_c_closes_the_page_and_says_so_in_its_status(chat, monkeypatch):
     monkeypatch.setattr(chat.importlib.util, "find_spec", lambda name: name)
     monkeypatch.setattr(chat, "load", lambda arguments: None)
     monkeypatch.setattr(chat, "page", lambda room, known: page)
-    monkeypatch.setattr(chat.threading.Event, "wait", interrupted)
+    monkeypatch.setattr(chat, "threading", types.SimpleNamespace(Event=Interrupted))
     with pytest.raises(SystemExit) as ended:
         chat.main(["--port", "7"])
     assert (ended.value.code, done) == (130, [(7, True), "closed"])

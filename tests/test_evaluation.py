@@ -19,6 +19,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from tqdm import tqdm
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from evaluation.answers.file import AnswerFile
@@ -307,6 +308,24 @@ def in_child(work: Callable[[], int]) -> multiprocessing.Process:
     process = multiprocessing.get_context("fork").Process(target=lambda: os._exit(work()))
     process.start()
     return process
+
+
+def test_a_child_that_is_killed_while_it_draws_holds_up_nobody() -> None:
+    """tqdm's usual lock is one for all forked processes; these tests would wait for ever, once in many runs."""
+    ready = multiprocessing.get_context("fork").Event()
+
+    def draw() -> int:
+        with tqdm.get_lock():
+            ready.set()
+            time.sleep(60)
+        return 0
+
+    child = in_child(draw)
+    assert ready.wait(60)
+    os.kill(child.pid, signal.SIGKILL)
+    child.join()
+    assert tqdm.get_lock().acquire(timeout=5)
+    tqdm.get_lock().release()
 
 
 def test_kill_9_at_three_moments_loses_and_doubles_nothing(folder: Path, tmp_path: Path) -> None:

@@ -62,7 +62,7 @@ def _received(reader: Any, child: Any) -> Any:
     try:
         return reader.recv()
     except EOFError:
-        child.join()
+        child.join(30)
         return child.exitcode
 
 

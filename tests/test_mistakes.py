@@ -306,7 +306,7 @@ def test_ctrl_c_while_a_command_imports_is_no_traceback(command: tuple[str, str]
         if line.startswith(b"import 'opt_tree.interrupted'"):
             process.send_signal(signal.SIGINT)
             break
-    rest = process.communicate()[1]
+    rest = process.communicate(timeout=120)[1]
     assert process.returncode == 130 and b"Traceback" not in rest and b"KeyboardInterrupt" not in rest
 
 
