@@ -4,6 +4,7 @@ Owns the measuring and the fit. Forwards timed on their own, one after another, 
 tree is drafted, judged and committed, and say nothing of what happens between them; so whole steps are timed.
 """
 
+import copy
 import dataclasses
 import json
 import time
@@ -36,7 +37,7 @@ ROUNDS, LEAST_ROUNDS = 12, 3
 SECONDS = 40.0
 """After which no further round is begun, once each size was met `LEAST_ROUNDS` times."""
 QUARTILE = 0.25
-_VERSION = 2
+_VERSION = 3
 
 
 @dataclasses.dataclass(frozen=True)
@@ -115,7 +116,12 @@ def _engine(lm: AnyLM) -> str:
 
 
 def measure_costs(target: AnyLM, drafter: Drafter) -> Costs:
-    """Decode behind a short and a longer context with trees of several sizes by turns, and fit `Costs`."""
+    """Decode behind a short and a longer context with trees of several sizes by turns, and fit `Costs`.
+
+    A drafter that learns is measured as a copy: what it knows does not depend on whether it was measured here.
+    """
+    if drafter.learns:
+        drafter = copy.deepcopy(drafter, {id(model): model for model in (target, *drafter.models)})
     fitting = [size for size in CONTEXTS if size + 200 <= min(target.max_context, drafter.max_context)]
     steps: list[Timed] = []
     for size in fitting or [max(2, min(target.max_context, drafter.max_context) // 4)]:
@@ -140,7 +146,7 @@ def _time_steps(target: AnyLM, drafter: Drafter, size: int, limit: float) -> lis
 
 
 def _timed(step: Step, context: int) -> Timed:
-    marks = step.policy.marks if isinstance(step.policy, Clocked) and step.draft_tokens else []
+    marks = step.policy.marks if isinstance(step.policy, Clocked) and step.tree.nodes else []
     layers = tuple((rows, end - begin) for (begin, rows), (end, _) in pairwise(marks))
     first = step.times.draft - sum(seconds for _, seconds in layers)
     return Timed(context, len(step.tree), step.times.verify + step.times.commit, first, layers)

@@ -20,6 +20,7 @@ from opt_tree import CausalLM, CausalLMDrafter, Decoder, OptTree, Sampling, Stat
 from opt_tree.children import Few
 from opt_tree.controllers import Auto
 from opt_tree.controllers.auto import PATIENCE
+from opt_tree.drafters import TokenRecycling
 from opt_tree.policies import Costs, Priced
 from opt_tree.policies.priced import KNOTS
 from opt_tree.pool import CandidatePool
@@ -181,6 +182,18 @@ def test_costs_are_measured_once(tmp_path, monkeypatch):
     assert costs_of(target, drafter) == COMPILED and costs_of(target, drafter) == COMPILED
     other = CausalLMDrafter(CausalLM(copy.deepcopy(tiny_drafter("llama")).float()))
     assert pricing._facts(target, other) != pricing._facts(target, drafter)
+
+
+def test_a_table_is_measured_layer_by_layer_and_learns_nothing_by_it(monkeypatch):
+    monkeypatch.setattr(pricing, "ROUNDS", 3)
+    target = CausalLM(build(ARCHITECTURES["llama"]()))
+    table = TokenRecycling(target.vocab)
+    steps: list[Timed] = []
+    monkeypatch.setattr(pricing, "fit", lambda timed: steps.extend(timed) or COMPILED)
+    pricing.measure_costs(target, table)
+    grown = [step for step in steps if step.rows > 9]
+    assert grown and all(0 < len(step.layers) <= pricing.DEPTH and step.layers[0][0] > 0 for step in grown)
+    assert (table.table < 0).all() and table.rates.tolist() == TokenRecycling(target.vocab).rates.tolist()
 
 
 @pytest.mark.parametrize(

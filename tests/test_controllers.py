@@ -1,6 +1,7 @@
 """Controllers: a policy is chosen from the past. The choice never changes what is said, nor how likely it is."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -30,6 +31,7 @@ from opt_tree.policies import Costs, Delayed, Eagle2, Sampled
 from opt_tree.presets import plain
 from opt_tree.step import Outcome, Step, StepTimes
 from opt_tree.target import Output
+from opt_tree.tree import alone
 from opt_tree.verifiers import multi_round, naive, traversal, without_replacement
 
 VOCAB = 3
@@ -283,11 +285,14 @@ def test_with_costs_thompson_does_not_look_at_the_clock():
     controller = Thompson([Static.empty(), OptTree(12)], costs=costs)
     taken = simulated(controller, lambda arm: [1, 4][arm], [1000.0, 1.0], 40)
     assert taken[:6] == [0, 1] * 3
-    # The simulated trees are all empty: a unit of time each, so that the rate is the mean of the tokens.
+    # The simulated trees are all empty: a unit of time each, and another one where the drafter was asked.
     assert 1 < controller.rate < 4
     chain = Tree(np.array([0, 1, 2]), np.array([-1, 0, 1]), np.zeros(3), np.zeros(3, dtype=np.int64))
-    step = Step(chain, [0], [5], None, 1, 3, StepTimes(0.0, 0.0, 0.0, 0.0, 0.0))
+    step = Step(chain, [0], [5], OptTree(), 1, 3, StepTimes(0.0, 0.0, 0.0, 0.0, 0.0))
     assert costs.of(step) == pytest.approx(2.0 + 0.3 + 2 * 1.0)  # two layers of a table, at no forward
+    bare = replace(step, tree=alone(4), draft_forwards=0, draft_tokens=0)
+    assert costs.of(bare) == 1.0 + 1.0  # it was asked and knew nothing
+    assert costs.of(replace(bare, policy=Static.empty())) == 1.0
 
 
 def test_thompson_follows_a_change():

@@ -136,8 +136,8 @@ class Costs:
         return (self.first + further) * (1 + self.draft_growth * self.context)
 
     def of(self, step: Step) -> float:
-        """Modelled seconds of a step that is over; tables draft a layer without a forward."""
-        layers = max(step.draft_forwards, int(step.tree.depths.max()))
+        """Modelled seconds of a step that is over; tables draft a layer without a forward, or are asked for nothing."""
+        layers = max(step.draft_forwards, int(step.tree.depths.max()), min(step.policy.max_depth, 1))
         return self.score(len(step.tree)) + self.draft(layers, step.draft_tokens)
 
 
