@@ -1,29 +1,35 @@
 """Forwards of several sequences as one: which go together, and how they are packed.
 
-Owns what a lane has of a model, and padding. Who runs when is `hub.py`'s: a forward of a lane switches to it.
+Owns what a lane has of a model; `packing.py` makes the tensors. Who runs when is `hub.py`'s: a forward of a lane
+switches to it.
 """
 
 from collections.abc import Mapping, Sequence
+from math import inf
 from typing import Any, NamedTuple
 
 import greenlet
-from jaxtyping import Bool, Int
-from torch import Tensor, nn
+import torch
+from torch import nn
 
 from opt_tree.cache import KVCache
 from opt_tree.chain_lm import ChainLM
 from opt_tree.engines import Compiled, Engine, Forward
-from opt_tree.engines.base import Mask
 from opt_tree.engines.body import compute_batch, laws_of, model_inputs, takes
 from opt_tree.engines.eager import attention_kernels
 from opt_tree.lanes import Lane, Storage
 from opt_tree.lm import CausalLM
+from opt_tree.packing import cheapest_split, in_blocks, in_lanes
 from opt_tree.target import Output
 
-_CALL = {"cpu": 12}
+_CALL = {"cpu": 32}
 _CALL_ELSEWHERE = 128
 """What a forward costs however few rows it has, in rows: weights are read and kernels launched once. Measured on the
 demo target on a CPU; accelerators take many more rows before they are busy."""
+_KEYS = 4
+"""Attention to this many keys times the model's width costs as much as all else of a row. Measured likewise."""
+_ONE_ROW = 512
+"""Tokens of several prompts in one batch row at most: what a prefill takes at once."""
 
 
 class Ask(NamedTuple):
@@ -35,6 +41,11 @@ class Ask(NamedTuple):
     @property
     def rows(self) -> int:
         return self.forward.ints.shape[1]
+
+    @property
+    def fresh(self) -> bool:
+        """Whether its rows are all that they see: the beginning of a prompt."""
+        return self.engine.lane.read == (0, self.rows)
 
 
 class LaneEngine(Engine):
@@ -66,14 +77,32 @@ class Packed:
 
     def parts(self, asked: Sequence[Ask]) -> list[list[Ask]]:
         """Split forwards into those that run as one, each part in the order of its lanes."""
-        parts = cheapest_split([ask.rows for ask in asked], self._call)
-        return [sorted((asked[index] for index in part), key=lambda ask: ask.engine.lane.number) for part in parts]
+        parts = [list(asked)]
+        if min(self._shapes(asked)) - sum(ask.rows for ask in asked) > self._call:  # else another call saves less
+            parts = cheapest_split(sorted(asked, key=lambda ask: -ask.rows), self._cost)
+        return [sorted(part, key=lambda ask: ask.engine.lane.number) for part in parts]
+
+    def _cost(self, asked: Sequence[Ask]) -> float:
+        """Of running these as one, in rows."""
+        return self._call + min(self._shapes(asked))
+
+    def _shapes(self, asked: Sequence[Ask]) -> tuple[float, float]:
+        """What the rows of these cost padded to the longest, and one behind the other in one batch row."""
+        longest, whole = max(ask.rows for ask in asked), sum(ask.rows for ask in asked)
+        padded, far, engine = len(asked) * longest, _KEYS * self.lm.hidden, self.lm.engine
+        compiled = isinstance(engine, Compiled) and engine.takes(padded)
+        one_row = padded > whole <= _ONE_ROW and not compiled and all(ask.fresh for ask in asked)
+        return padded * (1 + longest / far), whole * (1 + whole / far) if one_row else inf
 
     def run(self, asked: Sequence[Ask]) -> list[Output]:
         """Run forwards of different lanes, in their order, as one: padded on the left, and to the keys of the fullest.
 
-        A padding row sees the first key of its lane alone and is written where nobody reads; nobody sees it.
+        A padding row sees the first key of its lane alone and is written where nobody reads; nobody sees it. Beginnings
+        of prompts go without padding, one behind the other, where that is cheaper.
         """
+        padded, in_a_row = self._shapes(asked)
+        if in_a_row < padded:
+            return self._in_a_row(asked)
         rows, engine = max(ask.rows for ask in asked), self.lm.engine
         keys = max(ask.engine.lane.read[1] for ask in asked)
         lanes = [ask.engine.lane.number for ask in asked]
@@ -81,7 +110,7 @@ class Packed:
         if isinstance(engine, Compiled) and engine.takes((lanes[-1] + 1 - lanes[0]) * rows):
             return self._compiled(engine, asked, rows, keys)
         forwards = [ask.forward for ask in asked]
-        ints, mask, more = _tensors(forwards, rows, keys, self.storage.slots - 1)
+        ints, mask, more = in_lanes(forwards, rows, keys, self.storage.slots - 1)
         self.storage.open(lanes, keys, ints[2])
         inputs = model_inputs(self.lm.model, ints, mask, *more)
         whole = not all(forward.last_only and forward.slots is None for forward in forwards)
@@ -96,74 +125,42 @@ class Packed:
             outputs.append(Output(asked_for, own, laws_of(asked_for, ask.forward)))
         return outputs
 
+    def _in_a_row(self, asked: Sequence[Ask]) -> list[Output]:
+        """Run the beginnings of several prompts as one batch row, in which each sees itself alone."""
+        forwards = [ask.forward for ask in asked]
+        self.storage.reserve(max(ask.rows for ask in asked))
+        sizes = torch.tensor([ask.rows for ask in asked])
+        lanes = torch.tensor([ask.engine.lane.number for ask in asked]).repeat_interleave(sizes)
+        ints = torch.cat([forward.ints for forward in forwards], 1)[:, None]
+        self.storage.open_fresh(lanes[None].to(ints.device), ints[2])
+        mask: Any = in_blocks([forward.mask for forward in forwards])
+        features = [torch.cat([one.features for one in forwards])[None]] if forwards[0].features is not None else []  # type: ignore[misc]
+        inputs = model_inputs(self.lm.model, ints, mask, *features)
+        read = [slice(end - ask.rows, end) for ask, end in zip(asked, sizes.cumsum(0).tolist(), strict=True)]
+        own = read
+        if self._keeps_logits and all(forward.last_only and forward.slots is None for forward in forwards):
+            inputs["logits_to_keep"] = sizes.cumsum(0).to(ints.device) - 1
+            own = [slice(place, place + 1) for place in range(len(asked))]
+        with attention_kernels(self.lm.device):
+            logits, states = compute_batch(self.lm.model, inputs, self.storage, self.lm.engine.layers)
+        return [
+            Output(
+                logits[0, of],
+                {layer: found[0, rows] for layer, found in states.items()},
+                laws_of(logits[0, of], forward),
+            )
+            for of, rows, forward in zip(own, read, forwards, strict=True)
+        ]
+
     def _compiled(self, engine: Compiled, asked: Sequence[Ask], rows: int, keys: int) -> list[Output]:
         """The same by the model's package, for all lanes from the first to the last: those between them are padding."""
         by_lane = {ask.engine.lane.number: ask.forward for ask in asked}
         lanes = range(asked[0].engine.lane.number, asked[-1].engine.lane.number + 1)
         forwards = [by_lane.get(lane) for lane in lanes]
-        ints, mask, more = _tensors(forwards, rows, keys, self.storage.slots - 1)
+        ints, mask, more = in_lanes(forwards, rows, keys, self.storage.slots - 1)
         found = engine.call(ints, mask, self.storage.views(lanes), more, forwards)
         places = ((ask.engine.lane.number - lanes.start, ask) for ask in asked)
         return [engine.output([one[place, -ask.rows :] for one in found], ask.forward) for place, ask in places]
-
-
-def cheapest_split(rows: Sequence[int], call: int) -> list[list[int]]:
-    """Split forwards of so many rows, each a lane's, into those that are cheapest as one; indices, part by part.
-
-    A part costs a call, and for each of its lanes the rows of its longest forward: a prefill of 500 rows does not pad
-    a tree of 10 to its size. In order of their rows the best split is a shortest path over the places to split at.
-    """
-    order = sorted(range(len(rows)), key=lambda index: -rows[index])
-    best = [(0, 0)]
-    for end in range(1, len(rows) + 1):
-        best.append(min((best[begin][0] + call + (end - begin) * rows[order[begin]], begin) for begin in range(end)))
-    parts, end = [], len(rows)
-    while end:
-        parts.append(order[best[end][1] : end])
-        end = best[end][1]
-    return parts
-
-
-def _tensors(
-    forwards: Sequence[Forward | None], rows: int, keys: int, scratch: int
-) -> tuple[Int[Tensor, "3 lanes {rows}"], Mask | dict[str, Mask], list[Tensor]]:
-    """A body's inputs, a batch row for each forward: padded on the left to `rows`, on the right to `keys`.
-
-    Padding is written to the slot `scratch`; a lane without a forward is padding as a whole. The last are features.
-    """
-    first = next(forward for forward in forwards if forward is not None)
-    ints = first.ints.new_zeros((3, len(forwards), rows))
-    ints[2] = scratch
-    for lane, forward in enumerate(forwards):
-        if forward is not None:
-            ints[:, lane, rows - forward.ints.shape[1] :] = forward.ints
-    if isinstance(first.mask, dict):
-        masks = {kind: [one and one.mask[kind] for one in forwards] for kind in first.mask}  # type: ignore[index]
-        mask: Any = {kind: _mask(own, rows, keys) for kind, own in masks.items()}  # type: ignore[arg-type]
-    else:
-        mask = _mask([one and one.mask for one in forwards], rows, keys)  # type: ignore[arg-type, misc]
-    if first.features is None:
-        return ints, mask, []
-    features = first.features.new_zeros((len(forwards), rows, first.features.shape[1]))
-    for own, forward in zip(features, forwards, strict=True):
-        if forward is not None:
-            own[rows - len(forward.features) :] = forward.features  # type: ignore[arg-type]
-    return ints, mask, [features]
-
-
-def _mask(
-    masks: Sequence[Bool[Tensor, "1 1 _ _"] | None], rows: int, keys: int
-) -> Bool[Tensor, "lanes 1 {rows} {keys}"]:
-    """One mask for all lanes: what a lane has no rows or keys for is hidden, but a padding row sees the first key."""
-    first = next(mask for mask in masks if mask is not None)
-    whole = first.new_zeros((len(masks), 1, rows, keys))
-    for lane, mask in zip(whole, masks, strict=True):
-        empty = rows if mask is None else rows - mask.shape[2]
-        if mask is not None:
-            lane[:, empty:, : mask.shape[3]] = mask[0]
-        if empty:
-            lane[:, :empty, 0] = True
-    return whole
 
 
 def why_alone(models: Sequence[Any]) -> str | None:

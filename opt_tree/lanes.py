@@ -33,7 +33,7 @@ class Storage(Cache):
         """From and to which slots of a lane, by lane: what was committed since the last forward."""
         self._viewed: tuple[tuple[range, int], list[Tensor]] = ((range(0), 0), [])
         """The last answer of `views`, and what it depends on."""
-        self._open: tuple[dict[tuple[int, torch.device], Tensor], int, slice | Tensor] = ({}, 0, slice(0))
+        self._open: tuple[dict[tuple[int, torch.device], Tensor], int, slice | Tensor | None] = ({}, 0, None)
 
     @inference
     def reserve(self, slots: int) -> None:
@@ -68,19 +68,25 @@ class Storage(Cache):
         among: slice | Tensor = slice(lanes[0], lanes[-1] + 1)
         if len(lanes) <= lanes[-1] - lanes[0]:  # some in between stay out: theirs are copied together
             among = torch.tensor(lanes)
-        own = torch.tensor(lanes, device=slots.device)[:, None], slots
-        self._open = (
-            {kind: self._rows(*own, *kind) for kind in {(s.heads, s.device) for s in self._shapes}},
-            keys,
-            among,
-        )
+        self._open = self._places(torch.tensor(lanes, device=slots.device)[:, None], slots), keys, among
+
+    def open_fresh(self, lanes: Int[Tensor, "1 rows"], slots: Int[Tensor, "1 rows"]) -> None:
+        """Prepare a forward of one batch row that begins several lanes, each row in its lane: it reads itself alone."""
+        self.flush()
+        self._open = self._places(lanes, slots), 0, None
+
+    def _places(
+        self, lanes: Int[Tensor, "batch _"], slots: Int[Tensor, "batch rows"]
+    ) -> dict[tuple[int, torch.device], Int[Tensor, " all"]]:
+        """Where a forward writes, for each number of heads and device that layers have."""
+        return {kind: self._rows(lanes, slots, *kind) for kind in {(s.heads, s.device) for s in self._shapes}}
 
     def _rows(
-        self, lanes: Int[Tensor, "places 1"], slots: Int[Tensor, "places rows"], heads: int, device: torch.device
+        self, lanes: Int[Tensor, "batch _"], slots: Int[Tensor, "batch rows"], heads: int, device: torch.device
     ) -> Int[Tensor, " all"]:
         """Where slots of lanes are among all rows, head by head."""
-        starts = (lanes * heads + torch.arange(heads, device=lanes.device)) * self.slots
-        return (starts[..., None] + slots[:, None]).flatten().to(device, non_blocking=True)
+        starts = (lanes[:, None] * heads + torch.arange(heads, device=lanes.device)[:, None]) * self.slots
+        return (starts + slots[:, None]).flatten().to(device, non_blocking=True)
 
     def views(self, lanes: range) -> list[Float[Tensor, "lanes heads slots dim"]]:
         """The rows of some lanes: keys and values of each layer in turn. What was committed has been moved."""
@@ -98,6 +104,9 @@ class Storage(Cache):
         found = []
         for states, (by_row, view) in zip((key_states, value_states), self._views[layer_idx], strict=True):
             by_row.index_copy_(0, slots[view.shape[1], view.device], states.flatten(0, 2))
+            if among is None:
+                found.append(states)
+                continue
             seen = view[:, :, :keys]
             found.append(seen[among] if isinstance(among, slice) else seen.index_select(0, among.to(view.device)))
         return found[0], found[1]

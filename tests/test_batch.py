@@ -1,7 +1,7 @@
 """Sequences side by side: every answer is the one that its prompt gets alone, and no lane hears of another."""
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -18,6 +18,7 @@ from opt_tree.drafters import CausalLMDrafter, Drafter, Grafted, NGramDrafter, T
 from opt_tree.engines import Eager
 from opt_tree.lanes import Storage
 from opt_tree.lm import CausalLM
+from opt_tree.packing import cheapest_split
 from opt_tree.policies import OptTree, Static
 from opt_tree.sampling import Sampling
 from opt_tree.stopping import Stop
@@ -111,16 +112,39 @@ def test_a_prefill_computes_the_logits_of_its_last_row_only():
 
 
 def test_forwards_are_split_where_that_is_cheapest():
-    def cost(parts: list[list[int]], rows: tuple[int, ...], call: int) -> int:
-        return sum(call + len(part) * max(rows[index] for index in part) for part in parts)
+    for rows, call in itertools.product(
+        [(12, 10, 9), (500, 12, 10, 9), (1, 1, 1), (40, 31, 20, 1), (7,)], (1, 12, 200)
+    ):
 
-    for rows, call in itertools.product([(9, 500, 12, 10), (1, 1, 1), (1, 40, 31, 20), (7,)], (1, 12, 200)):
-        parts = batch.cheapest_split(rows, call)
-        assert sorted(index for part in parts for index in part) == list(range(len(rows)))
+        def cost(part: Sequence[int], call: int = call) -> int:
+            return call + len(part) * max(part)
+
+        parts = cheapest_split(rows, cost)
+        assert sorted((size for part in parts for size in part), reverse=True) == list(rows)
         every = itertools.product(range(len(rows)), repeat=len(rows))  # each forward in any part
-        splits = [[[i for i, own in enumerate(parts) if own == part] for part in {*parts}] for parts in every]
-        assert cost(parts, rows, call) == min(cost(split, rows, call) for split in splits)
-    assert batch.cheapest_split([500, 10, 9], 12) == [[1, 2], [0]]
+        splits = [[[rows[i] for i, own in enumerate(parts) if own == part] for part in {*parts}] for parts in every]
+        assert sum(map(cost, parts)) == min(sum(map(cost, split)) for split in splits)
+    assert cheapest_split([500, 10, 9], lambda part: 12 + len(part) * max(part)) == [[10, 9], [500]]
+
+
+@pytest.mark.parametrize("architecture", ["llama", "gemma3"])  # one mask, and one for each kind of layer
+def test_prompts_of_different_lengths_are_taken_in_one_behind_the_other(architecture, monkeypatch):
+    """Without padding: as many rows as tokens, in one forward, and every lane's rows are those that it has alone."""
+    decoder = decoder_of("eagle", architecture=architecture)
+    shapes: dict[bool, list[torch.Size]] = {True: [], False: []}
+    compute = batch.compute_batch
+
+    def counted(model: Any, inputs: dict[str, Any], cache: Storage, layers: tuple[int, ...]) -> Any:
+        shapes[model is decoder.target.model].append(inputs["input_ids"].shape)
+        return compute(model, inputs, cache, layers)
+
+    prompts = [prompt(length, seed=length) for length in (30, 7, 12)]
+    alone = trace([decoder.generate(ids, NEW) for ids in prompts])
+    monkeypatch.setattr(batch, "compute_batch", counted)
+    monkeypatch.setattr(batch, "_KEYS", 100)  # as if the models were wide
+    assert trace(decoder.generate_batch(prompts, 3, NEW)) == alone
+    rows = sum(map(len, prompts)) - 3
+    assert shapes[True][0] == (1, rows) and (1, rows) in shapes[False]
 
 
 def test_an_error_in_one_ends_all_and_says_which(decoder, alone):

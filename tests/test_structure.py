@@ -33,7 +33,7 @@ TIERS: tuple[set[str], ...] = (
     },
     {"children", "sampling", "cache", "support"},
     {"pool", "engines", "lanes", "led"},
-    {"lm"},
+    {"lm", "packing"},
     {"split", "chain_lm"},
     {"compiling", "batch"},
     {"hub"},

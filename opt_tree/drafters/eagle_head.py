@@ -133,13 +133,14 @@ class HeadedEagle(nn.Module):
         input_ids: Tensor,
         features: Tensor,
         use_cache: bool = True,
-        logits_to_keep: int = 0,
+        logits_to_keep: int | Tensor = 0,
         **attention: Any,
     ) -> SimpleNamespace:
         """`attention`: positions, mask and cache, as the head takes them; a cache that is given is used."""
         (hidden,) = self.base_model(input_ids, features, **attention)
         output = self._output[0]
-        read = self.base_model.read(hidden[:, -logits_to_keep:])
+        kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
+        read = self.base_model.read(hidden[:, kept])
         logits = output(read.to(output.weight.device, output.weight.dtype))
         if self._cap:
             logits = torch.tanh(logits / self._cap) * self._cap
