@@ -311,7 +311,7 @@ def in_child(work: Callable[[], int]) -> multiprocessing.Process:
 
 
 def lines_in(path: Path) -> int:
-    """Whole lines of a file that another process writes. It may come and go: whether it can be written is tried first."""
+    """Whole lines of a file that another process writes; it comes and goes while that one tries whether it may."""
     try:
         return path.read_bytes().count(b"\n")
     except FileNotFoundError:
