@@ -196,6 +196,18 @@ def test_a_table_is_measured_layer_by_layer_and_learns_nothing_by_it(monkeypatch
     assert (table.table < 0).all() and table.rates.tolist() == TokenRecycling(target.vocab).rates.tolist()
 
 
+def test_a_policy_with_what_was_learned_is_the_same_one():
+    learned = {"rate": 100.0, "trust": tuple(0.5 * knot for knot in KNOTS), "carry": (0.2, 0.9)}
+    one = dataclasses.replace(Priced(EAGER, 12), context=70, **learned)
+    two = Priced(EAGER, 12).at(EAGER.at(70), **learned)
+    pool = CandidatePool(0, one.children)
+    pool.add(layer(0.4, 0.2, 0.15, 0.1, 1e-6))
+    assert two == one and two.children == one.children
+    assert [getattr(two, name) for name in ("context", *learned)] == [70, *learned.values()]
+    assert two.expand(pool).tolist() == one.expand(pool).tolist()
+    assert two.select(pool).tolist() == one.select(pool).tolist() != Priced(EAGER, 12).select(pool).tolist()
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [

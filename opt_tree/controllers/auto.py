@@ -5,7 +5,6 @@ be trusted, how much a further layer brings and how many tokens a second come ou
 """
 
 import math
-from dataclasses import replace
 
 import numpy as np
 from jaxtyping import Float
@@ -25,6 +24,10 @@ LESSON = 8
 """Steps that are learned from at once, as learning takes as long as one layer; the first so many one by one."""
 PATIENCE = (8, 128)
 """Steps without a tree before drafting is tried again: at first, and at most, after trials that did not pay."""
+
+
+_BETWEEN = (np.array(KNOTS[1:]) + KNOTS[:-1]) / 2
+"""From the middle between two knots on, a probability teaches about the higher one."""
 
 
 class Auto(Controller):
@@ -87,7 +90,7 @@ class Auto(Controller):
             self._trust, self._carry = self.trust, tuple((self._layers[1] / self._layers[0]).tolist())
             self._stale = False
         policy = next((one for one in self._sizes if one.nodes >= 1.5 * self._need), self._sizes[-1])
-        return replace(policy, rate=self.rate, context=len(context), trust=self._trust, carry=self._carry)
+        return policy.at(self._now, self.rate, self._trust, self._carry)
 
     def _best_guess(self) -> float:
         """How many tokens a step with a tree may well bring beyond plain decoding: the mean and one standard error."""
@@ -130,18 +133,21 @@ class Auto(Controller):
     def _digest(self, seen: list[Step], policy: Priced) -> None:
         """Compare what trees said with what was accepted, and each layer with the one above it."""
         trees = [step.tree for step in seen]
-        logs, depths = (
-            np.concatenate([getattr(tree, of)[1:] for tree in trees]) for of in ("path_log_probs", "depths")
-        )
-        accepted = np.concatenate([np.isin(np.arange(1, len(step.tree)), step.path) for step in seen])
+        sizes = np.array([tree.nodes for tree in trees])
+        logs = np.concatenate([tree.path_log_probs[1:] for tree in trees])
+        depths = np.concatenate([tree.depths[1:] for tree in trees])
+        accepted = np.zeros(len(logs))
+        above = sizes.cumsum() - sizes - 1  # of a tree's nodes, row 1 is the first
+        accepted[[int(begin) + row for begin, step in zip(above, seen, strict=True) for row in step.path[1:]]] = 1
         decay = self.decay ** len(seen)
-        knots = np.abs(logs[:, None] - np.array(KNOTS)).argmin(1)
+        knots = _BETWEEN.searchsorted(logs)
         for sums, values in ((self._expected, np.exp(logs)), (self._accepted, accepted)):
             sums *= decay
             sums += np.bincount(knots, values, minlength=len(KNOTS))
         surplus = np.maximum(policy.surplus(logs), 0)
-        layers = np.array([max(step.draft_forwards, step.tree.depths.max()) for step in seen])  # tables: no forwards
-        below = np.repeat(layers, [tree.nodes for tree in trees]) > depths
+        # A table's layers are no forwards.
+        layers = np.array([max(step.draft_forwards, *step.tree.depths.tolist()) for step in seen])
+        below = np.repeat(layers, sizes) > depths
         most = self._layers.shape[1]
         self._layers *= self.decay ** (layers[:, None] > np.arange(1, most + 1)).sum(0)
         self._layers[0] += np.bincount(depths[below], surplus[below], minlength=most + 1)[1 : most + 1]

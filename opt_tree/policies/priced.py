@@ -1,7 +1,8 @@
 """The tree that is worth its seconds: every node and every layer has to earn what it costs on this machine."""
 
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, lru_cache
+from typing import Self
 
 import numpy as np
 from jaxtyping import Float, Int
@@ -56,6 +57,13 @@ class Priced:
     def children(self) -> TopK:
         return TopK(total=self.nodes)
 
+    def at(self, costs: Costs, rate: float, trust: tuple[float, ...], carry: tuple[float, ...]) -> Self:
+        """The same with what was learned, for the next step; `costs` are those behind its context."""
+        twin = object.__new__(type(self))
+        known = {"costs": self.costs, "nodes": self.nodes, "max_depth": self.max_depth}
+        twin.__dict__.update(known, rate=rate, context=costs.context, trust=trust, carry=carry, _now=costs)
+        return twin
+
     @cached_property
     def _now(self) -> Costs:
         return self.costs.at(self.context)
@@ -65,13 +73,9 @@ class Priced:
         """Of a row of a small tree, in tokens."""
         return self.rate * self._now.row
 
-    @cached_property
-    def _map(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
-        return (KNOTS[0] + FAR, *KNOTS), (self.trust[0] + FAR, *self.trust)
-
     def worth(self, path_log_probs: Float[np.ndarray, " nodes"]) -> Float[np.ndarray, " nodes"]:
         """The probabilities that nodes of these path log-probabilities have turned out to have."""
-        return np.exp(np.interp(path_log_probs, *self._map))
+        return np.exp(np.interp(path_log_probs, *_map(self.trust)))
 
     def surplus(self, path_log_probs: Float[np.ndarray, " nodes"]) -> Float[np.ndarray, " nodes"]:
         """What nodes of these path log-probabilities are worth, less the price of a row of a small tree."""
@@ -83,7 +87,7 @@ class Priced:
         What a layer brings is guessed with a row's average price: how large the tree will be is not known yet.
         """
         newest = pool.path_log_probs[pool.layer :]
-        able = (newest > max(pool.floor, self._least)).nonzero()[0]
+        able = (newest > pool.floor).nonzero()[0]
         if not len(able):
             return None
         carry = self.carry[pool.depth - 1] if pool.depth <= len(self.carry) else CARRY
@@ -91,13 +95,11 @@ class Priced:
         order = (-surplus).argsort(kind="stable")
         earned = carry * surplus[order].cumsum() - self.rate * self._now.layers(len(able))
         most = int(earned.argmax())
-        return pool.layer + np.sort(able[order[: most + 1]]) if earned[most] > 0 else None
-
-    @cached_property
-    def _least(self) -> float:
-        """The path log-probability from which on nodes are worth the price of a row, about."""
-        known, trusted = self._map
-        return float(np.interp(np.log(self._price), trusted, known)) if self._price > 0 else -np.inf
+        if not earned[most] > 0:
+            return None
+        rows = able[order[: most + 1]]
+        rows.sort()
+        return pool.layer + rows
 
     def select(self, pool: CandidatePool) -> Int[np.ndarray, " rows"]:
         """Keep as many of the best as together are worth most beyond the price of scoring them; maybe none."""
@@ -105,3 +107,9 @@ class Priced:
         total = self.worth(pool.path_log_probs[best])
         total[0] = 0.0  # the root is there anyway
         return best[: int((total.cumsum() - self.rate * self._now.scores(len(total))).argmax()) + 1]
+
+
+@lru_cache(maxsize=64)
+def _map(trust: tuple[float, ...]) -> tuple[Float[np.ndarray, " knots"], Float[np.ndarray, " knots"]]:
+    """From path log-probabilities to those that they have turned out to be, as points of a line."""
+    return np.array((KNOTS[0] + FAR, *KNOTS)), np.array((trust[0] + FAR, *trust))
