@@ -9,7 +9,7 @@ import dataclasses
 import json
 import time
 from collections.abc import Sequence
-from itertools import pairwise
+from itertools import islice, pairwise
 from typing import Any
 
 import numpy as np
@@ -35,9 +35,9 @@ DEPTH = 4
 CONTEXTS = (32, 384)
 ROUNDS, LEAST_ROUNDS = 12, 3
 SECONDS = 40.0
-"""After which no further round is begun, once each size was met `LEAST_ROUNDS` times."""
+"""After which no further round is begun, once there were `LEAST_ROUNDS`."""
 QUARTILE = 0.25
-_VERSION = 3
+_VERSION = 4
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Timed:
     context: int
     rows: int
     scoring: float
-    """Seconds of everything behind the draft."""
+    """Seconds of everything but the draft, what passes between two steps included."""
     first: float = 0.0
     """Seconds of the root's layer, and of selecting the tree."""
     layers: tuple[tuple[int, float], ...] = ()
@@ -116,40 +116,47 @@ def _engine(lm: AnyLM) -> str:
 
 
 def measure_costs(target: AnyLM, drafter: Drafter) -> Costs:
-    """Decode behind a short and a longer context with trees of several sizes by turns, and fit `Costs`.
+    """Decode behind a short and a longer context by turns, with trees of several sizes by turns, and fit `Costs`.
 
     A drafter that learns is measured as a copy: what it knows does not depend on whether it was measured here.
     """
     if drafter.learns:
         drafter = copy.deepcopy(drafter, {id(model): model for model in (target, *drafter.models)})
-    fitting = [size for size in CONTEXTS if size + 200 <= min(target.max_context, drafter.max_context)]
-    steps: list[Timed] = []
-    for size in fitting or [max(2, min(target.max_context, drafter.max_context) // 4)]:
-        steps += _time_steps(target, drafter, size, SECONDS / max(1, len(fitting)))
+    room = min(target.max_context, drafter.max_context)
+    contexts = [size for size in CONTEXTS if size + 200 <= room] or [max(2, room // 4)]
+    begin, steps = time.perf_counter(), list[Timed]()
+    for turn in range(ROUNDS + 1):
+        if turn > LEAST_ROUNDS and time.perf_counter() - begin > SECONDS:
+            break
+        for size in contexts:
+            timed = _time_steps(target, drafter, size, turn)
+            steps += timed if turn else ()  # the first round pays for cold memory
     return fit(steps)
 
 
-def _time_steps(target: AnyLM, drafter: Drafter, size: int, limit: float) -> list[Timed]:
-    """Steps behind a context of `size` arbitrary tokens, size after size."""
-    shapes = [Clocked(nodes) if nodes else Static.empty() for nodes in (*SIZES, *SIZES[::-1])]
+def _time_steps(target: AnyLM, drafter: Drafter, size: int, turn: int) -> list[Timed]:
+    """A step of each size behind a context of `size` arbitrary tokens, which are others at each turn."""
+    shapes = [Clocked(nodes) if nodes else Static.empty() for nodes in SIZES[:: -1 if turn % 2 else 1]]
+    shapes.insert(0, Clocked(1))  # in which the drafter takes in the prompt
     decoder = Decoder(target, drafter, Scheduled(shapes))
-    prompt = [(7 * i + 3) % min(target.vocab, 1000) for i in range(size)]
-    begin, timed, context = time.perf_counter(), list[Timed](), size
-    for turn, step in enumerate(decoder.steps(prompt)):
-        rounds = turn // len(SIZES)
-        if rounds > ROUNDS or (rounds > LEAST_ROUNDS and time.perf_counter() - begin > limit):
-            break
-        if rounds:  # the first one pays for cold memory
-            timed.append(_timed(step, context))
+    prompt = [(7 * i + 3 + turn) % min(target.vocab, 1000) for i in range(size)]
+    timed, context, begin = list[Timed](), size, 0.0
+    for step in islice(decoder.steps(prompt), len(shapes)):
+        end = time.perf_counter()
+        timed.append(_timed(step, context, end - begin))
         context += len(step.tokens)
-    return timed
+        begin = time.perf_counter()
+    return timed[1:]
 
 
-def _timed(step: Step, context: int) -> Timed:
-    marks = step.policy.marks if isinstance(step.policy, Clocked) and step.tree.nodes else []
+def _timed(step: Step, context: int, seconds: float) -> Timed:
+    """What a step of so many seconds in all says of its parts."""
+    if not isinstance(step.policy, Clocked):
+        return Timed(context, len(step.tree), seconds)
+    marks = step.policy.marks if step.tree.nodes else []
     layers = tuple((rows, end - begin) for (begin, rows), (end, _) in pairwise(marks))
     first = step.times.draft - sum(seconds for _, seconds in layers)
-    return Timed(context, len(step.tree), step.times.verify + step.times.commit, first, layers)
+    return Timed(context, len(step.tree), seconds - step.times.draft, first, layers)
 
 
 def fit(steps: Sequence[Timed]) -> Costs:

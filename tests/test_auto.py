@@ -196,6 +196,25 @@ def test_a_table_is_measured_layer_by_layer_and_learns_nothing_by_it(monkeypatch
     assert (table.table < 0).all() and table.rates.tolist() == TokenRecycling(target.vocab).rates.tolist()
 
 
+def test_costs_are_measured_where_texts_are(monkeypatch):
+    """Each size once a round behind either context, whose text does not run away; no moment of a step is left out."""
+    monkeypatch.setattr(pricing, "ROUNDS", 2)
+    monkeypatch.setattr(pricing, "CONTEXTS", (8, 40))
+    monkeypatch.setattr(pricing, "SIZES", (0, 2, 4))
+    target = CausalLM(build(ARCHITECTURES["llama"]()))
+    drafter = CausalLMDrafter(CausalLM(tiny_drafter("llama")))
+    target.max_context = drafter.max_context = 300
+    steps: list[Timed] = []
+    monkeypatch.setattr(pricing, "fit", lambda timed: steps.extend(timed) or COMPILED)
+    clock = iter(range(10**6))  # every look at the clock is a second
+    monkeypatch.setattr(pricing.time, "perf_counter", lambda: float(next(clock)))
+    pricing.measure_costs(target, drafter)
+    assert [step.rows for step in steps] == 2 * [5, 3, 1] + 2 * [1, 3, 5]
+    assert [step.context < 40 for step in steps] == 2 * (3 * [True] + 3 * [False])
+    # From the end of the draft on: of a tree two looks at the judge and the cache, and those of the forward within.
+    assert all(step.scoring >= 3 and (step.first > 0) == (step.rows > 1) for step in steps)
+
+
 def test_a_policy_with_what_was_learned_is_the_same_one():
     learned = {"rate": 100.0, "trust": tuple(0.5 * knot for knot in KNOTS), "carry": (0.2, 0.9)}
     one = dataclasses.replace(Priced(EAGER, 12), context=70, **learned)
