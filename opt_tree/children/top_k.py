@@ -88,14 +88,17 @@ def _survivors(
     In few operations of numpy: between two forwards each is paid for in cold caches, several times what it costs alone.
     """
     above = layer.above.astype(log_probs.dtype)
-    frontier, groups = peaks.shape
-    floor = layer.floor if layer.floor > -np.inf else max(_below_best(peaks + above[:, None], total), _LEAST)
-    limits = floor - above - 1e-6 * (1 + abs(floor))  # a little below, as sums and differences are rounded
-    among = (peaks > limits[:, None]).ravel().nonzero()[0]
-    blocks = log_probs.reshape(frontier * groups, -1).take(among, 0) + above.take(among // groups)[:, None]
+    (frontier, groups), size = peaks.shape, log_probs.shape[1] // peaks.shape[1]
+    highest = peaks + above[:, None]  # rounded as its children are, hence never below one of them
+    floor = layer.floor if layer.floor > -np.inf else max(_below_best(highest, total), _LEAST)
+    among = (highest > floor).ravel().nonzero()[0]
+    parents, groups_among = np.divmod(among, groups)
+    blocks = log_probs.reshape(frontier * groups, size).take(among, 0)
+    blocks += above.take(parents)[:, None]
     hits = (blocks > floor).ravel().nonzero()[0]
-    values, size = blocks.ravel().take(hits), blocks.shape[1]
-    rows, tokens = np.divmod(among.take(hits // size) * size + hits % size, groups * size)
+    values = blocks.ravel().take(hits)
+    places, columns = np.divmod(hits, size)
+    rows, tokens = parents.take(places), groups_among.take(places) * size + columns
     if len(values) > total:
         kept = (-values).argsort(kind="stable")[:total]
         kept.sort()
