@@ -116,7 +116,7 @@ class Compiled(Engine):
         inputs = [ints, *masks, *views, *more]  # as `example` orders them
         if self.columns:
             scales = [self._unscaled if one is None or one.scale is None else one.scale for one in forwards]
-            inputs.append(torch.stack(scales))
+            inputs.append(scales[0][None] if len(scales) == 1 else torch.stack(scales))
         return self._call(inputs)
 
     def output(self, found: Sequence[Tensor], forward: Forward) -> Output:
