@@ -22,6 +22,7 @@ from torch import Tensor
 
 from opt_tree import batch, hub
 from opt_tree.arguments import require
+from opt_tree.cache import inference
 from opt_tree.children import Few, Reduced
 from opt_tree.controllers import Controller, Fixed
 from opt_tree.drafters import Drafter, DrafterAround
@@ -292,7 +293,7 @@ class Decoder:
         self.controller.reset(prompt, output)
         run.prefill = time.perf_counter() - begin
 
-    @torch.inference_mode()
+    @inference
     def _step(self, run: _Run) -> Step:
         """Choose a policy, draft, score, verify, commit; then let drafter and controller learn from it."""
         target, drafter, layers = self.target, run.drafter, run.layers
@@ -375,7 +376,9 @@ class Decoder:
             if callable(getattr(streamer, "end", None)):
                 streamer.end()
 
+    @torch.inference_mode()
     def _generate(self, run: _Run, max_new_tokens: int, stop: StopRule | None, streamer: Any) -> Generation:
+        # Under one mode as a whole: to enter and leave it in every step costs more than it looks.
         begin, context = time.perf_counter(), list(run.context)
         if streamer is not None:
             streamer.put(torch.tensor([context]))

@@ -247,7 +247,7 @@ class CausalLM(Target):
             wanted = Wanted(chunk, positions, visible, inputs, scale=scale)
             output = self.run(wanted, last_only=not all_logits, long=long)
             self.commit(list(range(len(chunk))))
-            if not all_logits and len(output.logits) > 1:
+            if not all_logits and output.logits.shape[0] > 1:
                 output = _rows(output, slice(-1, None), output.features)
             # An Output lives until the next forward, which the next chunk is.
             outputs.append(_cloned(output) if len(tokens) > _PREFILL_ROWS else output)
@@ -322,7 +322,8 @@ class CausalLM(Target):
         if self.places is not None:
             path, self.places = self.places[path].tolist(), None
         self.cache.commit(path)
-        self._tokens += self._pending[0, path].tolist()
+        if path:
+            self._tokens += self._pending[0].take(path).tolist()
 
     @inference
     def run(self, wanted: Wanted, engine: Engine | None = None, last_only: bool = False, long: bool = False) -> Output:

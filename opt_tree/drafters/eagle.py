@@ -138,7 +138,7 @@ class EagleDrafter(OfModel):
     def observe(self, outcome: Outcome) -> None:
         self.lm.commit([])
         new = self.inputs(outcome.features)
-        self._ready = torch.cat([self._ready, new]) if len(self._ready) else new
+        self._ready = torch.cat([self._ready, new]) if self._ready.shape[0] else new
 
     def _embeddable(self, tokens: list[int]) -> list[int]:
         return [token if token < self._vocab else 0 for token in tokens]
