@@ -81,22 +81,23 @@ def auto(target: AnyLM, drafter: Drafter, nodes: int = 64, max_depth: int = 10) 
 
     decoder = Decoder(pair.target, pair.drafter, auto(pair.target, pair.drafter))
     """
-    return Auto(costs_of(target, drafter), nodes, max_depth)
+    return Auto(costs_of(target, drafter), nodes, max_depth, in_lanes=lambda lanes: costs_of(target, drafter, lanes))
 
 
-def costs_of(target: AnyLM, drafter: Drafter) -> Costs:
+def costs_of(target: AnyLM, drafter: Drafter, lanes: int = 1) -> Costs:
     """What steps of this pair cost here: remembered for weights, engine, dtype, threads and machine; else measured.
 
-    Measuring takes some seconds, a minute at most on models that answer in a second. The target's context is forgotten.
+    With several `lanes`, a step of all of them, by the rows of one. Measuring takes some seconds, a minute at most on
+    models that answer in a second. The target's context is forgotten.
     """
-    facts = _facts(target, drafter)
+    facts = _facts(target, drafter) | ({"lanes": lanes} if lanes > 1 else {})
     known = remembered(facts)
     if known is not None:
         try:
             return Costs.read(json.loads(known))
         except (ValueError, TypeError):
             pass  # damaged: measured again
-    costs = measure_costs(target, drafter)
+    costs = measure_costs(target, drafter, lanes)
     remember(facts, json.dumps(dataclasses.asdict(costs)))
     return costs
 
@@ -115,7 +116,7 @@ def _engine(lm: AnyLM) -> str:
     return lm.engine.name if isinstance(lm, CausalLM) else "path by path"
 
 
-def measure_costs(target: AnyLM, drafter: Drafter) -> Costs:
+def measure_costs(target: AnyLM, drafter: Drafter, lanes: int = 1) -> Costs:
     """Decode behind a short and a longer context by turns, with trees of several sizes by turns, and fit `Costs`.
 
     A drafter that learns is measured as a copy: what it knows does not depend on whether it was measured here.
@@ -129,24 +130,30 @@ def measure_costs(target: AnyLM, drafter: Drafter) -> Costs:
         if turn > LEAST_ROUNDS and time.perf_counter() - begin > SECONDS:
             break
         for size in contexts:
-            timed = _time_steps(target, drafter, size, turn)
+            timed = _time_steps(target, drafter, size, turn, lanes)
             steps += timed if turn else ()  # the first round pays for cold memory
     return fit(steps)
 
 
-def _time_steps(target: AnyLM, drafter: Drafter, size: int, turn: int) -> list[Timed]:
-    """A step of each size behind a context of `size` arbitrary tokens, which are others at each turn."""
+def _time_steps(target: AnyLM, drafter: Drafter, size: int, turn: int, lanes: int = 1) -> list[Timed]:
+    """A step of each size behind a context of `size` arbitrary tokens, which are others at each turn.
+
+    Of the first of several lanes, all alike: the others' work is in its times, so a step of one is a step of all.
+    """
     shapes = [Clocked(nodes) if nodes else Static.empty() for nodes in SIZES[:: -1 if turn % 2 else 1]]
     shapes.insert(0, Clocked(1))  # in which the drafter takes in the prompt
-    decoder = Decoder(target, drafter, Scheduled(shapes))
     prompt = [(7 * i + 3 + turn) % min(target.vocab, 1000) for i in range(size)]
-    timed, context, begin = list[Timed](), size, 0.0
-    for step in islice(decoder.steps(prompt), len(shapes)):
-        end = time.perf_counter()
-        timed.append(_timed(step, context, end - begin))
-        context += len(step.tokens)
-        begin = time.perf_counter()
-    return timed[1:]
+
+    def follow(decoder: Decoder) -> list[Timed]:
+        timed, context, begin = list[Timed](), size, 0.0
+        for step in islice(decoder.steps(prompt), len(shapes)):
+            end = time.perf_counter()
+            timed.append(_timed(step, context, end - begin))
+            context += len(step.tokens)
+            begin = time.perf_counter()
+        return timed[1:]
+
+    return dict(Decoder(target, drafter, Scheduled(shapes)).side_by_side([follow] * lanes, lanes))[0]
 
 
 def _timed(step: Step, context: int, seconds: float) -> Timed:

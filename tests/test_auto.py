@@ -16,7 +16,7 @@ from evaluation.demo.command import Options as Demo
 from evaluation.replay.command import main as replay
 from evaluation.replay.controllers import CONTROLLERS
 from evaluation.run.options import Options as Run
-from opt_tree import CausalLM, CausalLMDrafter, Decoder, OptTree, Sampling, Static, pricing
+from opt_tree import CausalLM, CausalLMDrafter, Decoder, OptTree, Sampling, Static, batch, pricing
 from opt_tree.children import Few
 from opt_tree.controllers import Auto
 from opt_tree.controllers.auto import PATIENCE
@@ -182,6 +182,67 @@ def test_costs_are_measured_once(tmp_path, monkeypatch):
     assert costs_of(target, drafter) == COMPILED and costs_of(target, drafter) == COMPILED
     other = CausalLMDrafter(CausalLM(copy.deepcopy(tiny_drafter("llama")).float()))
     assert pricing._facts(target, other) != pricing._facts(target, drafter)
+
+
+def in_lanes(costs: Costs, lanes: int) -> Costs:
+    """What a batch's step costs whose forwards hold the rows of all lanes, where one lane's cost these."""
+    rows = range(1, 65)
+    scoring = tuple((n, costs.score(n * lanes)) for n in rows)
+    return Costs(scoring, costs.layers(lanes)[-1], tuple((n, costs.layers(n * lanes)[-1]) for n in rows))
+
+
+@pytest.mark.parametrize("lanes", [4, 8])
+def test_in_a_batch_nodes_pay_for_the_rows_of_all_lanes(lanes):
+    """Equal to brute force over the nodes of each lane, all alike, by the batch's tokens and seconds; never more."""
+    alone = Costs(((1, 4e-3), (256, 4e-3 + 255 * 1e-4)), 1e-3, ((1, 1e-3), (256, 4e-3)))
+    single = Auto(alone, 12, in_lanes=lambda lanes: in_lanes(alone, lanes))
+    draw, smaller = np.random.default_rng(3), 0
+    for _ in range(40):
+        probs = np.sort(draw.dirichlet(np.full(12, 0.3)))[::-1]
+        sizes = []
+        for auto, width in ((single, 1), (single.in_lanes(lanes), lanes)):
+            policy = auto.choose([1], None)
+            pool = CandidatePool(0, policy.children)
+            pool.add(layer(*probs.tolist()))
+            sizes.append(len(policy.select(pool)) - 1)
+            tokens = np.append(0, policy.worth(np.log(probs))[: policy.nodes].cumsum())
+            batch = [width * (own - auto.rate * alone.score(width * (1 + n))) for n, own in enumerate(tokens)]
+            assert sizes[-1] == int(np.argmax(batch))
+        assert sizes[1] <= sizes[0]
+        smaller += sizes[1] < sizes[0]
+    assert smaller > 10
+
+
+def test_a_batch_is_decoded_by_its_own_costs():
+    table = np.random.default_rng(4).dirichlet(np.full(12, 0.15), 12)
+    laws = (lambda path: table[path[-1]],) * 2
+    asked: list[int] = []
+    auto = Auto(EAGER, in_lanes=lambda lanes: asked.append(lanes) or in_lanes(EAGER, lanes))
+    plainly, fixed, priced = (
+        Decoder(TableTarget(laws[0], 12), TableDrafter(laws[1]), policy).generate_batch([[1], [2], [3]], 8, 60)
+        for policy in (Static.empty(), Auto(EAGER), auto)
+    )
+    assert asked == [8] and auto.rate == Auto(EAGER).rate  # the decoder's own is as it was
+    assert [one.tokens for one in fixed] == [one.tokens for one in priced] == [one.tokens for one in plainly]
+    nodes = [sum(step.tree.nodes for one in answers for step in one.steps) for answers in (fixed, priced)]
+    assert nodes[1] < nodes[0] / 2
+
+
+def test_what_a_batch_costs_is_measured_in_a_batch(tmp_path, monkeypatch):
+    monkeypatch.setenv("OPT_TREE_CACHE", str(tmp_path))
+    monkeypatch.setattr(pricing, "ROUNDS", 1)
+    monkeypatch.setattr(pricing, "SIZES", (0, 1, 2, 4))
+    monkeypatch.setattr(pricing, "CONTEXTS", (8,))
+    packed: list[int] = []
+    run = batch.Packed.run
+    monkeypatch.setattr(batch.Packed, "run", lambda self, asked: packed.append(len(asked)) or run(self, asked))
+    target = CausalLM(build(ARCHITECTURES["llama"]()))
+    drafter = CausalLMDrafter(CausalLM(tiny_drafter("llama")))
+    alone = costs_of(target, drafter)
+    assert not packed
+    auto = pricing.auto(target, drafter)
+    assert auto.costs == alone and auto.in_lanes(3).costs == costs_of(target, drafter, 3) != alone
+    assert set(packed) == {3} and len(list(tmp_path.iterdir())) == 2
 
 
 def test_a_table_is_measured_layer_by_layer_and_learns_nothing_by_it(monkeypatch):

@@ -5,6 +5,7 @@ be trusted, how much a further layer brings and how many tokens a second come ou
 """
 
 import math
+from collections.abc import Callable
 
 import numpy as np
 from jaxtyping import Float
@@ -40,11 +41,21 @@ class Auto(Controller):
         [step.tree.nodes for step in decoder.generate(pair.encode("Why is the sky blue?")).steps]
     """
 
-    def __init__(self, costs: Costs, nodes: int = 64, max_depth: int = 10, decay: float = 0.99) -> None:
-        """At most `nodes` a tree and `max_depth` layers; a step counts `decay` times as much as the next one."""
+    def __init__(
+        self,
+        costs: Costs,
+        nodes: int = 64,
+        max_depth: int = 10,
+        decay: float = 0.99,
+        in_lanes: Callable[[int], Costs] | None = None,
+    ) -> None:
+        """At most `nodes` a tree and `max_depth` layers; a step counts `decay` times as much as the next one.
+
+        `in_lanes`: what a step of so many sequences side by side costs, by the rows of one; None: as alone.
+        """
         if not 0 < decay <= 1:
             raise ValueError(f"decay must be in (0, 1], got {decay}")
-        self.costs, self.decay = costs, decay
+        self.costs, self.decay, self._costs_in_lanes = costs, decay, in_lanes
         self._empty = Static.empty()
         # Picking children costs by the budget, so a budget not far above the need is chosen.
         self._sizes = tuple(Priced(costs, size, max_depth) for size in (8, 16, 32) if size < nodes)
@@ -63,6 +74,18 @@ class Auto(Controller):
     def __str__(self) -> str:
         largest = self._sizes[-1]
         return f"Auto, at most {largest.nodes} nodes and {largest.max_depth} layers"
+
+    def in_lanes(self, lanes: int) -> "Auto":
+        """One that pays for a batch's step: where all lanes draft a row, that is `lanes` rows of the forward.
+
+        Seconds are the batch's and tokens one lane's, in the rate as in the price. It trusts the drafter as this one.
+        """
+        if self._costs_in_lanes is None:
+            return self
+        largest = self._sizes[-1]
+        twin = Auto(self._costs_in_lanes(lanes), largest.nodes, largest.max_depth, self.decay)
+        twin._accepted, twin._expected, twin._layers = self._accepted, self._expected, self._layers
+        return twin
 
     @property
     def rate(self) -> float:

@@ -52,6 +52,10 @@ class Controller(ABC):
         is no room to draft.
         """
 
+    def in_lanes(self, lanes: int) -> "Controller":
+        """The one that each of several sequences side by side has a copy of. By default it is the same."""
+        return self
+
     def observe(self, step: Step, outcome: Outcome) -> None:
         """Learn from a step: what it cost, what survived. By default nothing happens."""
         return None
