@@ -22,6 +22,7 @@ from torch import Tensor
 
 from opt_tree import batch, hub
 from opt_tree.arguments import require
+from opt_tree.best_first import best_first
 from opt_tree.cache import inference
 from opt_tree.children import Few, Reduced
 from opt_tree.controllers import Controller, Fixed
@@ -55,6 +56,8 @@ def draft(
     """
     if limit <= 0 or drafter is None:
         return alone(context[-1])
+    if (tree := best_first(drafter, policy, context, limit)) is not None:
+        return tree
     children = policy.children
     pool = CandidatePool(context[-1], children, random)
     sampled = children.sampled

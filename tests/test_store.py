@@ -46,14 +46,14 @@ class TestBuilding:
         store = Store(build(documents(*rows), Recipe(vocab, order=3)))
         runs = {tuple(row[at : at + n]) for row in rows for n in (1, 2, 3) for at in range(len(row))}
         for run in sorted(runs):
-            total, followers = store.rows([run])[0][len(run) - 1]
+            total, followers = store.rows(run)[len(run) - 1]
             assert dict(followers) == counted(rows, run), run
             assert total == sum(counted(rows, run).values())
             assert [count for _, count in followers] == sorted((count for _, count in followers), reverse=True)
 
     def test_what_is_not_there(self):
         store = Store(build(documents([1, 2, 3]), Recipe(5, order=2)))
-        assert store.rows([(9, 4), (3,)]) == [[(0, []), (0, [])], [(0, [])]]
+        assert [store.rows(tail) for tail in ((9, 4), (3,))] == [[(0, []), (0, [])], [(0, [])]]
 
     def test_hashes_read_a_tail_from_its_end(self):
         assert hashes((1, 2, 3), 32)[:2] == hashes((7, 2, 3), 32)[:2]
@@ -67,7 +67,7 @@ class TestBuilding:
         store = Store(build(documents(text), Recipe(256, order=3, max_bytes=kib * 1024)))
         assert 0.6 * kib * 1024 < store.nbytes <= kib * 1024 - 2000
         # Fifty times the same is worth more than any of the noise.
-        assert store.rows([(201, 202)])[0][1].followers == [(203, 50)]
+        assert store.rows((201, 202))[1].followers == [(203, 50)]
 
     def test_a_token_outside_the_vocabulary_is_named(self):
         with pytest.raises(ValueError, match="token 9 is outside the vocabulary of 5"):
@@ -92,7 +92,7 @@ class TestFile:
         store = Store.load(folder, VOCAB, fingerprint(tiny_tokenizer()))
         again = Store(build(documents(prompt(500), prompt(60, seed=1)), Recipe(VOCAB, order=3)))
         tails = [tuple(prompt(500)[at : at + 3]) for at in range(100)]
-        assert store.rows(tails) == again.rows(tails)
+        assert [store.rows(tail) for tail in tails] == [again.rows(tail) for tail in tails]
         assert [path.name for path in folder.iterdir()] == [FILE]
         assert store.header["text_tokens"] == 560 and store.header["documents"] == 2
 
@@ -270,7 +270,7 @@ class TestCommand:
         main([*args, "--order", "2", "--beta", "7,3"])
         store = Store.load(tmp_path / "s", VOCAB)
         assert store.header["beta"] == [7.0, 3.0] and store.header["text_tokens"] == 33
-        assert store.rows([(5,)])[0][0].followers == [(2, 7), (tokenizer.eos_token_id, 1)]
+        assert store.rows((5,))[0].followers == [(2, 7), (tokenizer.eos_token_id, 1)]
         with pytest.raises(SystemExit):
             main([*args, "--order", "2", "--beta", "7,0"])
         assert "--beta takes 2 positive numbers, one a length up to --order, got 7,0" in capsys.readouterr().err
@@ -292,7 +292,7 @@ class TestCommand:
             main([*args, source, *(str(tmp_path / file) for file in files)])
             assert f"in {documents} documents" in capsys.readouterr().out
             store = Store.load(tmp_path / "store", VOCAB, fingerprint(tokenizer))
-            assert store.rows([(0,)])[0][0].followers == [(1, 2 if documents == 4 else 1)]
+            assert store.rows((0,))[0].followers == [(1, 2 if documents == 4 else 1)]
 
     @pytest.mark.parametrize(
         "change, complaint",

@@ -40,7 +40,7 @@ TIERS: tuple[set[str], ...] = (
     {"checkpoints"},
     {"models"},
     {"policies", "drafters", "verifiers"},
-    {"controllers"},
+    {"controllers", "best_first"},
     {"decode"},
     {"beside", "pricing"},
     {"presets", "hf", "pairs", "display"},

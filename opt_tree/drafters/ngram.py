@@ -125,8 +125,8 @@ class Interpolated(Lookup):
         self._forget([])
 
     @abstractmethod
-    def rows(self, tails: list[Tail]) -> list[Sequence[Row]]:
-        """For each tail, what followed its last 1, 2, ... tokens elsewhere; [] for nothing at all."""
+    def rows(self, tail: Tail) -> Sequence[Row]:
+        """What followed the last 1, 2, ... tokens of a tail elsewhere; () for nothing at all."""
 
     def reset(self, prompt: list[int], output: Output | None) -> None:
         self._forget(prompt)
@@ -139,11 +139,14 @@ class Interpolated(Lookup):
             self._answers.pop(token, None)
 
     def look_up(self, tails: list[Tail]) -> Few:
-        answers = self._answers
-        new = [tail for tail in tails if tail not in answers[tail[-1]]]
-        for tail, rows in zip(new, self.rows(new) if new else [], strict=True):
-            answers[tail[-1]][tail] = interpolate(tail, self._text, self.beta, rows)
-        return few([answers[tail[-1]][tail] for tail in tails])
+        return few([self.law(tail) for tail in tails])
+
+    def law(self, tail: Tail) -> dict[int, float]:
+        """What follows a tail, by `interpolate`. Not to be changed."""
+        answers = self._answers[tail[-1]]
+        if (law := answers.get(tail)) is None:
+            law = answers[tail] = interpolate(tail, self._text, self.beta, self.rows(tail))
+        return law
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -166,8 +169,8 @@ class NGramDrafter(Interpolated):
     def __init__(self, beta: Sequence[float] = BETA) -> None:
         super().__init__(beta)
 
-    def rows(self, tails: list[Tail]) -> list[Sequence[Row]]:
-        return [()] * len(tails)
+    def rows(self, tail: Tail) -> Sequence[Row]:
+        return ()
 
     def describe(self) -> str:
         return "n-grams of the text at hand"

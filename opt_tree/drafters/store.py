@@ -70,17 +70,17 @@ class Store:
         """Open the store in a folder; CheckpointError says in one line why it cannot be used."""
         return cls(load_table(Path(folder) / FILE, "store", vocab, tokenizer))
 
-    def rows(self, tails: list[Tail]) -> list[Sequence[Row]]:
-        """What followed the last 1, 2, ... `order` tokens of each tail."""
-        keys = [hashes(tail, self.bits) for tail in tails]
+    def rows(self, tail: Tail) -> Sequence[Row]:
+        """What followed the last 1, 2, ... `order` tokens of a tail."""
         known = self._rows
-        if missing := [key for row in keys for key in row if key not in known]:
-            if len(known) > _REMEMBERED:
-                known.clear()
-                missing = [key for row in keys for key in row]
-            for key in missing:
-                known[key] = self._read(key)
-        return [[known[key] for key in row] for row in keys]
+        if len(known) > _REMEMBERED:
+            known.clear()
+        found = []
+        for key in hashes(tail, self.bits):
+            if (row := known.get(key)) is None:
+                row = known[key] = self._read(key)
+            found.append(row)
+        return found
 
     def _read(self, key: int) -> Row:
         """Fetch a row from disk. A step reads some twenty: one by one through views, which is faster than by arrays."""
@@ -110,8 +110,8 @@ class StoreDrafter(Interpolated):
         super().__init__(beta, weight)
         self.store = store
 
-    def rows(self, tails: list[Tail]) -> list[Sequence[Row]]:
-        return self.store.rows(tails)
+    def rows(self, tail: Tail) -> Sequence[Row]:
+        return self.store.rows(tail)
 
     def describe(self) -> str:
         text = " and the text at hand" if self.weight else ""
