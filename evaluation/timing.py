@@ -9,7 +9,7 @@ import random
 import statistics
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 from tqdm import tqdm
@@ -60,6 +60,8 @@ class Timed:
     seconds: float
     generation: Generation | None = field(default=None, repr=False)
     """The trace, where the library's loop decoded."""
+    cpu_seconds: float = math.nan
+    """Of all threads of this process, where `interleave` ran it: what a busy machine distorts less."""
 
 
 Method = Callable[[list[int], int], Timed]
@@ -72,13 +74,20 @@ class Timings:
 
     runs: dict[str, list[list[Timed]]]
 
-    def seconds(self, method: str) -> float:
-        """Wall time of all prompts, each by the median of its repetitions."""
-        return sum(statistics.median(run.seconds for run in repeated) for repeated in self.runs[method])
+    def spent(self, method: str, clock: str = "seconds") -> list[tuple[int, float]]:
+        """Of each prompt the new tokens and the time they took, by the median of its repetitions.
 
-    def rate(self, method: str) -> float:
+        `clock`: "seconds" by the wall, or "cpu_seconds".
+        """
+        return [
+            (len(repeated[0].tokens), statistics.median(getattr(run, clock) for run in repeated))
+            for repeated in self.runs[method]
+        ]
+
+    def rate(self, method: str, clock: str = "seconds") -> float:
         """Tokens per second over all prompts (sum over sum), prefill included."""
-        return sum(len(repeated[0].tokens) for repeated in self.runs[method]) / self.seconds(method)
+        tokens, seconds = map(sum, zip(*self.spent(method, clock), strict=True))
+        return tokens / seconds
 
     def texts(self, method: str) -> list[list[int]]:
         """The new tokens of each prompt."""
@@ -103,6 +112,8 @@ def interleave(
     places = [index for _, index in itertools.product(range(rounds), range(len(prompts)))]
     with tqdm(total=len(places) * len(methods), desc="comparing", unit="answer", leave=False, disable=None) as bar:
         for name, index in schedule(list(methods), places, limit):
-            runs[name][index].append(methods[name](prompts[index], max_new_tokens))
+            begin = time.process_time()
+            run = methods[name](prompts[index], max_new_tokens)
+            runs[name][index].append(replace(run, cpu_seconds=time.process_time() - begin))
             bar.update()
     return Timings({name: [repeated for repeated in by_prompt if repeated] for name, by_prompt in runs.items()})

@@ -2,6 +2,7 @@
 
 import json
 import math
+import time
 from pathlib import Path
 
 import pytest
@@ -17,8 +18,12 @@ from evaluation.latency import command as latency
 from evaluation.latency import turns
 from evaluation.latency.advice import elsewhere
 from evaluation.latency.budget import Acceptance, AcceptanceCurve, Choice, advise
+from evaluation.latency.decoding import beside_grid
 from evaluation.latency.forwards import ForwardTime, Probe, curve, measure
+from evaluation.timing import Timed, Timings, interleave
+from opt_tree.controllers import Auto
 from opt_tree.lm import Wanted
+from opt_tree.policies import Costs
 
 
 def answers(nodes: int, length: float, layers: int, **seconds: float) -> list[dict]:
@@ -64,6 +69,62 @@ def test_lanes_are_compared_with_transformers_padded_batch(capsys: pytest.Captur
     assert 0 < shared["nodes/step"] <= 4 and all(row["MB more"] is None or row["MB more"] >= 0 for row in rows)
     for refused in (["--lanes", "0"], ["--shared", "--lanes", "2"]):
         assert latency.main(refused) == 2
+
+
+# Auto beside a grid.
+
+
+def test_auto_is_set_beside_the_best_of_the_grid_by_either_clock() -> None:
+    def runs(*seconds: tuple[float, float]) -> list[list[Timed]]:
+        return [[Timed([1] * 60, wall, cpu_seconds=cpu)] for wall, cpu in seconds]
+
+    found = {
+        "OPT-Tree 4/0.2": runs((2.0, 1.5), (2.0, 1.5)),
+        "OPT-Tree 8/0.2": runs((2.5, 1.0), (2.5, 1.0)),
+        "auto": runs((1.0, 1.0), (4.0, 2.0)),
+        "plain": runs((3.0, 3.0), (3.0, 3.0)),
+        "transformers": runs((0.1, 0.1), (0.1, 0.1)),  # faster, and no tree
+    }
+    # Sums over sums; an interval spans the two prompts, as both can be drawn twice.
+    assert beside_grid(Timings(found)) == [
+        {
+            "auto over": "the best of the grid",
+            "by the clock": "0.80 [0.50, 2.00], OPT-Tree 4/0.2",
+            "in CPU time": "0.67 [0.50, 1.00], OPT-Tree 8/0.2",
+        },
+        {"auto over": "plain", "by the clock": "1.20 [0.75, 3.00]", "in CPU time": "2.00 [1.50, 3.00]"},
+    ]
+    assert beside_grid(Timings({name: one for name, one in found.items() if name != "auto"})) == []
+    assert beside_grid(Timings({name: found[name] for name in ("auto", "plain")})) == []
+
+
+def test_the_command_ends_with_it(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> None:
+    monkeypatch.setattr(latency, "auto", lambda *_: Auto(Costs.straight(5e-3, 5e-3, 1e-4, 1e-3, 3e-5)))
+    flags = "--nodes 3,auto --thresholds 0.1,0.5 --limit 2 --max-new-tokens 5 --dtype float32 --device cpu --json"
+    assert latency.main(flags.split()) == 0
+    printed = capsys.readouterr().out.splitlines()
+    best, plain = json.loads(printed[-1])["auto"]
+    grid = {"OPT-Tree 3/0.1", "OPT-Tree 3/0.5"}
+    for clock in ("by the clock", "in CPU time"):
+        assert best[clock].rpartition(", ")[2] in grid and float(plain[clock].split()[0]) > 0
+    assert [line.split("  ")[0] for line in printed[-3:-1]] == ["the best of the grid", "plain"]
+
+
+def test_the_process_time_of_a_method_is_its_own() -> None:
+    def work(prompt: list[int], count: int) -> Timed:
+        begin = time.process_time()
+        while time.process_time() - begin < 0.02:
+            pass
+        return Timed([1] * count, 5.0)
+
+    def wait(prompt: list[int], count: int) -> Timed:
+        time.sleep(0.1)
+        return Timed([1] * count, 5.0)
+
+    timings = interleave({"work": work, "wait": wait}, [[7], [8]], 3)
+    assert all(seconds >= 0.02 for _, seconds in timings.spent("work", "cpu_seconds"))
+    assert all(seconds < 0.1 for _, seconds in timings.spent("wait", "cpu_seconds"))
+    assert timings.spent("work") == [(3, 5.0)] * 2
 
 
 # The arithmetic.

@@ -159,17 +159,20 @@ def decode(options: Options) -> dict[str, Any]:
         trees[AUTO] = auto(pair.target, pair.drafter)
     if options.lanes:
         lanes = list(whole_numbers(options.lanes))
-        rows = batches.measure(pair, trees, prompts, options.max_new_tokens, lanes)
+        rows, beside = batches.measure(pair, trees, prompts, options.max_new_tokens, lanes), []
     else:
         assistant = load_assistant(options, options.assistant, pair)
-        rows = decoding.measure(pair, trees, prompts, options.max_new_tokens, assistant)
+        timings = decoding.measure(pair, trees, prompts, options.max_new_tokens, assistant)
+        rows, beside = decoding.overview(timings), decoding.beside_grid(timings)
     place = environment(pair.target.device)
     target = describe(pair.target.model, pair.drafter) or f"target {pair.target.name}, {pair.target.size}"
     print(f"{target}; drafter {options.drafter}; {place['device']}, {place['threads']} threads")
     asked = f"{len(prompts)} questions of {given.questions.name}"
     print(f"{asked}, greedy, {options.max_new_tokens} new tokens at most, in turn")
     print(table(rows))
-    return {"environment": place, "rows": rows}
+    if beside:
+        print(table(beside))
+    return {"environment": place, "rows": rows, "auto": beside}
 
 
 def run(options: Options) -> dict[str, Any]:
