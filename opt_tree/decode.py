@@ -450,8 +450,8 @@ class Decoder:
         alone = self.drafter.alone if self.drafter is not None else None
         decoders, why = [], batch.why_alone(models) or alone
         if width > 1 and why is None:
-            memos, controller = batch.lanes_of(models, width), self.controller.in_lanes(width)
-            decoders = [self._copied(memo, controller, width) for memo in memos]
+            memos, shared = batch.lanes_of(models, width), self.controller.in_lanes(width)
+            decoders = [self._copied(memo, shared, width) for memo in memos]
             why = batch.why_not_copied(memos[0])
         if width == 1 or why is not None:
             if width > 1:
@@ -462,10 +462,11 @@ class Decoder:
         bound = ((lambda lane, job=job: job(decoders[lane])) for job in jobs)
         yield from hub.side_by_side(bound, width)
 
-    def _copied(self, memo: dict[int, Any], controller: Controller, lanes: int) -> "Decoder":
-        """The same decoder for one lane."""
+    def _copied(self, memo: dict[int, Any], shared: Controller | None, lanes: int) -> "Decoder":
+        """The same decoder for one lane, with the controller that the lanes share, if they do."""
         twin = copy.copy(self)
-        twin.target, twin.drafter, twin.controller = copy.deepcopy((self.target, self.drafter, controller), memo)
+        twin.target, twin.drafter = copy.deepcopy((self.target, self.drafter), memo)
+        twin.controller = copy.deepcopy(self.controller, memo) if shared is None else shared
         twin.lanes = lanes
         return twin
 

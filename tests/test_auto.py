@@ -2,6 +2,7 @@
 
 import copy
 import dataclasses
+import itertools
 import json
 
 import numpy as np
@@ -18,14 +19,15 @@ from evaluation.replay.controllers import CONTROLLERS
 from evaluation.run.options import Options as Run
 from opt_tree import CausalLM, CausalLMDrafter, Decoder, OptTree, Sampling, Static, batch, pricing
 from opt_tree.children import Few
-from opt_tree.controllers import Auto
+from opt_tree.controllers import Auto, Controller
 from opt_tree.controllers.auto import PATIENCE
 from opt_tree.drafters import TokenRecycling
 from opt_tree.policies import Costs, Priced
-from opt_tree.policies.priced import KNOTS
+from opt_tree.policies.priced import KNOTS, Offer
 from opt_tree.pool import CandidatePool
 from opt_tree.presets import plain
 from opt_tree.pricing import Timed, costs_of, fit
+from opt_tree.step import Step
 
 EAGER = Costs.straight(plain=5.4e-3, step=5.5e-3, row=1e-4, layer=1e-3, draft_row=3e-5, growth=3e-4, draft_growth=2e-4)
 COMPILED = Costs.straight(plain=1.9e-3, step=2e-3, row=7e-5, layer=5.5e-4, draft_row=2e-5)
@@ -226,6 +228,88 @@ def test_a_batch_is_decoded_by_its_own_costs():
     assert [one.tokens for one in fixed] == [one.tokens for one in priced] == [one.tokens for one in plainly]
     nodes = [sum(step.tree.nodes for one in answers for step in one.steps) for answers in (fixed, priced)]
     assert nodes[1] < nodes[0] / 2
+
+
+@pytest.fixture
+def rounds(monkeypatch) -> list[tuple[int, list[Step]]]:
+    """Of each decision of an `Auto`: how many lanes took it, and the steps that they observed before the next one."""
+    found: list[tuple[int, list[Step]]] = []
+    decide, observe = Auto.decide, Auto.observe
+    monkeypatch.setattr(Auto, "decide", lambda self, lanes: found.append((len(lanes), [])) or decide(self, lanes))
+    monkeypatch.setattr(
+        Auto, "observe", lambda self, step, outcome: found[-1][1].append(step) or observe(self, step, outcome)
+    )
+    return found
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_lanes_draft_together_or_not_at_all(temperature, rounds):
+    """Prompts end at different steps and others begin in their lanes; all texts are plain decoding's."""
+    target = CausalLM(build(ARCHITECTURES["llama"]()))
+    drafter = CausalLMDrafter(CausalLM(tiny_drafter("llama")))
+    prompts = [prompt(length, seed=length) for length in (1, 30, 11, 47, 2)]
+    options = (16, Sampling(temperature), None, range(5))
+    auto = Auto(EAGER, in_lanes=lambda lanes: in_lanes(POOR, lanes))
+    many = Decoder(target, drafter, auto).generate_batch(prompts, 3, *options)
+    assert [one.tokens for one in many] == [one.tokens for one in plain(target).generate_batch(prompts, 3, *options)]
+    assert all(len(steps) == lanes for lanes, steps in rounds)
+    kinds = [{isinstance(step.policy, Priced) for step in steps} for _, steps in rounds]
+    assert all(len(kind) == 1 for kind in kinds) and {True} in kinds and {False} in kinds
+    assert {lanes for lanes, _ in rounds} >= {2, 3} and sum(lanes for lanes, _ in rounds) == sum(
+        len(one.steps) for one in many
+    )
+
+
+def test_what_one_lane_learns_all_know(rounds):
+    """A round says of a useless drafter what takes several steps alone, so that fewer do: at first, and then seldom."""
+    laws = written_laws({(): (1.0, 0.0, 0.0)}), written_laws({(): (0.0, 0.9, 0.1)})
+    drafted = []
+    for lanes in (1, 4):
+        rounds.clear()
+        Decoder(TableTarget(laws[0], 3), TableDrafter(laws[1]), Auto(EAGER)).generate_batch([[0]] * lanes, lanes, 60)
+        drafted.append([len(steps) for _, steps in rounds if isinstance(steps[0].policy, Priced)])
+    assert drafted == [[1, 1, 1, 1], [4, 4]]  # after 8, 16 and 32 steps, and after 32 rounds
+
+
+@pytest.mark.parametrize("pays", [True, False])
+def test_a_batch_is_about_as_fast_as_the_best_it_could_choose(pays, rounds):
+    """By modelled seconds: a forward that is dear by itself, and one that is by its rows."""
+    table = np.random.default_rng(4).dirichlet(np.full(12, 0.15), 12)
+    laws = (lambda path: table[path[-1]],) * 2
+    costs = Costs.straight(5e-3, 5e-3, 1e-5 if pays else 1e-3, 1e-3, 1e-5 if pays else 1e-3)
+    prompts, new = [[n] for n in range(8)], 120
+
+    def seconds(policy: Controller | OptTree | Static) -> float:
+        rounds.clear()
+        decoder = Decoder(TableTarget(laws[0], 12), TableDrafter(laws[1]), policy)
+        answers = decoder.generate_batch(prompts, 8, new, Sampling(1.0), seed=range(8))
+        together = [steps for _, steps in rounds] or itertools.zip_longest(*(one.steps for one in answers))
+        return sum(max(now.of(step) for step in steps if step is not None) for steps in together)
+
+    now = in_lanes(costs, 8)
+    best = min(seconds(one) for one in (Static.empty(), OptTree(3, 0.8), OptTree(9, 0.45)))
+    plainly, ours = seconds(Static.empty()), seconds(Auto(costs, in_lanes=lambda lanes: in_lanes(costs, lanes)))
+    assert (best < 0.8 * plainly) == pays
+    assert ours < 1.06 * best
+    sizes = [{step.tree.nodes for step in steps} for _, steps in rounds if isinstance(steps[0].policy, Priced)]
+    assert sum(len(size) == 1 for size in sizes) > len(sizes) / 2  # one number of rows, but for a text's end
+
+
+def test_lanes_have_the_number_of_rows_that_pays_for_all():
+    """Against brute force: tokens of all lanes, the longest lane's rows in everybody's forward."""
+    policy, draw = Priced(POOR, rate=200.0), np.random.default_rng(0)
+    for _ in range(50):
+        offers = [np.sort(draw.random(draw.integers(1, 9)) * 0.6)[::-1].cumsum() for _ in range(3)]
+        for layer, seconds in ((True, POOR.layers(9)), (False, POOR.scores(9))):
+            worth = [
+                sum(own[min(rows, len(own)) - 1] for own in offers) / 3 - 200 * seconds[rows - 1]
+                for rows in range(1, max(map(len, offers)) + 1)
+            ]
+            best = int(np.argmax(worth)) + 1
+            found = policy.decide([Offer(layer, own) for own in offers])
+            assert found == [0 if layer and max(worth) <= 0 else best] * 3
+    mixed = policy.decide([Offer(True, offers[0]), Offer(False, offers[1]), Offer(False, offers[2])])
+    assert mixed == policy.decide([Offer(True, offers[0]), *[Offer(True, np.zeros(1))] * 2])
 
 
 def test_what_a_batch_costs_is_measured_in_a_batch(tmp_path, monkeypatch):

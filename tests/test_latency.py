@@ -14,8 +14,8 @@ from transformers import PreTrainedTokenizerFast
 
 import opt_tree
 from evaluation.answers.file import AnswerSet
+from evaluation.latency import batches, turns
 from evaluation.latency import command as latency
-from evaluation.latency import turns
 from evaluation.latency.advice import elsewhere
 from evaluation.latency.budget import Acceptance, AcceptanceCurve, Choice, advise
 from evaluation.latency.decoding import beside_grid
@@ -125,6 +125,20 @@ def test_the_process_time_of_a_method_is_its_own() -> None:
     assert all(seconds >= 0.02 for _, seconds in timings.spent("work", "cpu_seconds"))
     assert all(seconds < 0.1 for _, seconds in timings.spent("wait", "cpu_seconds"))
     assert timings.spent("work") == [(3, 5.0)] * 2
+
+
+def test_what_lanes_cost_is_measured_before_the_clock_runs(
+    capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    costs, asked, then = Costs.straight(5e-3, 5e-3, 1e-4, 1e-3, 1e-5), [], []
+    auto = Auto(costs, in_lanes=lambda lanes: asked.append(lanes) or costs)
+    monkeypatch.setattr(latency, "auto", lambda target, drafter: auto)
+    schedule = batches.schedule
+    monkeypatch.setattr(batches, "schedule", lambda cells, pairs: then.extend(asked) or schedule(cells, pairs))
+    flags = "--lanes 1,3 --nodes auto --limit 2 --max-new-tokens 4 --dtype float32 --device cpu --json"
+    assert latency.main(flags.split()) == 0 and then == [3]
+    rows = json.loads(capsys.readouterr().out.splitlines()[-1])["rows"]
+    assert [(row["lanes"], row["same text"]) for row in rows if row["method"] == "auto"] == [(1, "2/2"), (3, "2/2")]
 
 
 # The arithmetic.

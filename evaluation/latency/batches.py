@@ -6,6 +6,7 @@ Speed, memory, tokens and nodes a step. Counts are the same on a busy machine.
 import ctypes
 import functools
 import gc
+import itertools
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -73,8 +74,8 @@ def measure(
         for start in range(0, len(group), width)
         for tokens in transformers_batch(pair, group[start : start + width], limit)
     ]
-    for way in ways.values():
-        way(prompts[:2], 2, 4)
+    for way, count in itertools.product(ways.values(), lanes):
+        way(prompts[:2], count, 4)  # `Auto` measures what so many lanes cost, where it is not known yet
     cells = [(name, count) for name in ways for count in lanes]
     found = {}
     for (name, count), _ in schedule(cells, tqdm([0], desc="batches", leave=False, disable=None)):

@@ -5,7 +5,7 @@ be trusted, how much a further layer brings and how many tokens a second come ou
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from jaxtyping import Float
@@ -13,6 +13,7 @@ from torch import Tensor
 
 from opt_tree.children import Few
 from opt_tree.controllers.base import Controller
+from opt_tree.hub import Table, meet
 from opt_tree.policies import Costs, Priced, Static, TreePolicy
 from opt_tree.policies.priced import KNOTS
 from opt_tree.step import Outcome, Step
@@ -24,14 +25,16 @@ LAYER_PRIOR = np.array([[2.0], [1.4]])
 LESSON = 8
 """Steps that are learned from at once, as learning takes as long as one layer; the first so many one by one."""
 PATIENCE = (8, 128)
-"""Steps without a tree before drafting is tried again: at first, and at most, after trials that did not pay."""
+"""Steps without a tree before drafting is tried again: at first, and at most, after trials that did not pay.
+
+Of several lanes: a trial shows as many steps, and the first wait is as many times as long."""
 
 
 _BETWEEN = (np.array(KNOTS[1:]) + KNOTS[:-1]) / 2
 """From the middle between two knots on, a probability teaches about the higher one."""
 
 
-class Auto(Controller):
+class Auto(Controller, Table):
     """Chooses nodes and layers by their price, and no tree at all where drafting does not pay.
 
     The rate is tokens over *modelled* seconds, so that the same text is always decoded by the same trees, however busy
@@ -68,6 +71,8 @@ class Auto(Controller):
         self._layers = np.repeat(LAYER_PRIOR, max_depth, 1)
         self._drafted = (1.0, 0.0, 1.0)  # steps with a tree, what they brought beyond plain decoding, its squares
         self._patience, self._waited = PATIENCE[0], 0
+        self._round: list[Step] = []  # of the lanes that decided together, those that are done
+        self._lanes = 1
         self._seen: list[Step] = []
         self._lessons, self._stale = 0, True
 
@@ -76,16 +81,16 @@ class Auto(Controller):
         return f"Auto, at most {largest.nodes} nodes and {largest.max_depth} layers"
 
     def in_lanes(self, lanes: int) -> "Auto":
-        """One that pays for a batch's step: where all lanes draft a row, that is `lanes` rows of the forward.
+        """One for all lanes of a batch, which decide in each round together: all draft, or none.
 
-        Seconds are the batch's and tokens one lane's, in the rate as in the price. It trusts the drafter as this one.
+        It pays for a batch's step: where all lanes draft a row, that is `lanes` rows of the forward. Seconds are the
+        batch's and tokens one lane's, in the rate as in the price. It trusts the drafter as this one does so far.
         """
-        if self._costs_in_lanes is None:
-            return self
-        largest = self._sizes[-1]
-        twin = Auto(self._costs_in_lanes(lanes), largest.nodes, largest.max_depth, self.decay)
-        twin._accepted, twin._expected, twin._layers = self._accepted, self._expected, self._layers
-        return twin
+        largest, costs = self._sizes[-1], self.costs if self._costs_in_lanes is None else self._costs_in_lanes(lanes)
+        shared = Auto(costs, largest.nodes, largest.max_depth, self.decay)
+        shared._accepted, shared._expected = self._accepted.copy(), self._expected.copy()
+        shared._layers, shared._patience = self._layers.copy(), min(lanes * PATIENCE[0], PATIENCE[1])
+        return shared
 
     @property
     def rate(self) -> float:
@@ -106,7 +111,15 @@ class Auto(Controller):
         return tuple(np.maximum.accumulate(logs).tolist())
 
     def choose(self, context: list[int], root: Float[Tensor, "1 vocab"] | Few | None) -> TreePolicy:
-        self._now = self.costs.at(len(context))
+        return meet(self, len(context), last=False)
+
+    def decide(self, brought: Sequence[int]) -> list[TreePolicy]:
+        """From the lengths of all lanes' contexts to the policy of the next step, one for all of them."""
+        self._round, self._lanes = [], len(brought)
+        self._now = self.costs.at(sum(brought) // len(brought))
+        return [self._next()] * len(brought)
+
+    def _next(self) -> TreePolicy:
         if self._waited < self._patience and self._best_guess() < 0:
             return self._empty
         if self._stale:
@@ -121,29 +134,45 @@ class Auto(Controller):
         return worth / steps + math.sqrt(max(squares / steps - (worth / steps) ** 2, 0.0) / steps)
 
     def observe(self, step: Step, outcome: Outcome) -> None:
-        seconds = self._now.of(step)
-        tokens = len(step.tokens)
+        """Learn from a step, when those of all lanes that decided with it are done."""
+        self._round.append(step)
+        if len(self._round) < self._lanes:
+            return
+        steps, self._round = self._round, []
+        seconds, fading = self._seconds_of(steps), self.decay ** len(steps)
         if isinstance(step.policy, Priced):
-            self._weigh(tokens - seconds / self._now.plain)
-            self._learn(step, step.policy)
+            self._weigh([len(one.tokens) - seconds / self._now.plain for one in steps])
+            for one in steps:
+                self._learn(one, step.policy)
         else:
             self._waited += 1
             for sums in (self._expected, self._accepted):  # what is not looked at fades
-                sums *= self.decay
+                sums *= fading
             self._stale = True
-        self._tokens = self.decay * self._tokens + tokens
-        self._seconds = self.decay * self._seconds + seconds
+        self._tokens = fading * self._tokens + sum(len(one.tokens) for one in steps)
+        self._seconds = fading * self._seconds + len(steps) * seconds
 
-    def _weigh(self, worth: float) -> None:
-        """Note what a step with a tree brought beyond plain decoding, and how soon to try again if that is too little.
+    def _seconds_of(self, steps: list[Step]) -> float:
+        """Modelled seconds of a round: its forwards are as long as the longest lane's."""
+        if len(steps) == 1 or not isinstance(steps[0].policy, Priced):
+            return self._now.of(steps[0])
+        # What a lane's drafter has to catch up with is not a tree's to pay: it may be a whole prompt.
+        rows = max(min(step.draft_tokens, len(step.tree)) for step in steps)
+        layers = max(max(step.draft_forwards, *step.tree.depths.tolist(), 1) for step in steps)
+        return self._now.score(max(len(step.tree) for step in steps)) + self._now.draft(layers, rows)
+
+    def _weigh(self, worths: list[float]) -> None:
+        """Note what steps with a tree brought beyond plain decoding, and how soon to try again if that is too little.
 
         Not at the rate so far: at one that is too high the shortest step looks best, and nothing would mend it.
         """
         if self._waited:
-            self._patience = PATIENCE[0] if worth > 0 else min(2 * self._patience, PATIENCE[1])
+            paid = sum(worths) > 0
+            self._patience = min(len(worths) * PATIENCE[0] if paid else 2 * self._patience, PATIENCE[1])
         self._waited = 0
-        steps, mean, squares = self._drafted
-        self._drafted = 0.97 * steps + 1, 0.97 * mean + worth, 0.97 * squares + worth**2
+        for worth in worths:
+            steps, mean, squares = self._drafted
+            self._drafted = 0.97 * steps + 1, 0.97 * mean + worth, 0.97 * squares + worth**2
 
     def _learn(self, step: Step, policy: Priced) -> None:
         """Keep the step, and learn from `LESSON` of them at a time."""

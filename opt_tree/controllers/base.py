@@ -52,9 +52,12 @@ class Controller(ABC):
         is no room to draft.
         """
 
-    def in_lanes(self, lanes: int) -> "Controller":
-        """The one that each of several sequences side by side has a copy of. By default it is the same."""
-        return self
+    def in_lanes(self, lanes: int) -> "Controller | None":
+        """One that several sequences side by side share, to decide together (`opt_tree.hub.meet`).
+
+        None, which is the default: each has a copy of this one.
+        """
+        return None
 
     def observe(self, step: Step, outcome: Outcome) -> None:
         """Learn from a step: what it cost, what survived. By default nothing happens."""

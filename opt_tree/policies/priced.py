@@ -1,13 +1,15 @@
 """The tree that is worth its seconds: every node and every layer has to earn what it costs on this machine."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
-from typing import Self
+from typing import NamedTuple, Self
 
 import numpy as np
 from jaxtyping import Float, Int
 
 from opt_tree.children import TopK
+from opt_tree.hub import Table, meet
 from opt_tree.policies.costs import Costs
 from opt_tree.pool import CandidatePool
 
@@ -20,8 +22,15 @@ CARRY = 0.7
 """The surplus of a layer in parts of the one above it, where nothing is known."""
 
 
+class Offer(NamedTuple):
+    """What a lane brings: tokens that it expects from its best 1, 2, ... rows, of a further layer or of the tree."""
+
+    layer: bool
+    tokens: Float[np.ndarray, " sizes"]
+
+
 @dataclass(frozen=True)
-class Priced:
+class Priced(Table):
     """Maximise E(A) less the price of the step's seconds, at `rate` tokens a second.
 
     Tokens a second in the long run is a sum over a sum. Where it is at its maximum, a second is worth `rate` tokens,
@@ -30,6 +39,9 @@ class Priced:
     T(1 + k), none included: a tree, as a child is never more probable than its parent. With D the seconds of a layer by
     its rows, and g_i what the children of the i-th best of the newest layer are expected to bring beyond their rows,
     a layer is drafted where some k has g_1 + ... + g_k > rate * D(k), from the k of the largest difference.
+
+    Lanes of a batch decide together. A forward is as long as its longest lane, so they have one number of rows, which
+    pays with what it brings on average of all; `rate` is a lane's, the seconds are the batch's.
 
     What is learned from step to step (`rate`, `trust`, `carry`, `context`) is `Auto`'s; policies that differ in
     nothing else are equal. Example, rate * (a row) = .1: of .6 .3 .08 the first two are kept, with a surplus of .7.
@@ -81,6 +93,20 @@ class Priced:
         """What nodes of these path log-probabilities are worth, less the price of a row of a small tree."""
         return self.worth(path_log_probs) - self._price
 
+    def decide(self, brought: Sequence[Offer]) -> list[int]:
+        """From all lanes' offers to the rows that pay, the same for all: 0 for a layer that is not to be drafted.
+
+        While some lanes offer a layer it is about that; to the others it brings nothing.
+        """
+        layer = any(offer.layer for offer in brought)
+        offers = [offer.tokens for offer in brought if offer.layer == layer]
+        most = max(map(len, offers))
+        whole = np.sum([np.append(own, np.full(most - len(own), own[-1])) for own in offers], axis=0)
+        seconds = self._now.layers(most) if layer else self._now.scores(most)
+        worth = whole / len(brought) - self.rate * seconds
+        best = int(worth.argmax())
+        return [0 if layer and not worth[best] > 0 else best + 1] * len(brought)
+
     def expand(self, pool: CandidatePool) -> Int[np.ndarray, " frontier"] | None:
         """Expand as many of the newest nodes as their children are expected to earn most with, the layer's price paid.
 
@@ -93,20 +119,20 @@ class Priced:
         carry = self.carry[pool.depth - 1] if pool.depth <= len(self.carry) else CARRY
         surplus = self.surplus(newest[able])
         order = (-surplus).argsort(kind="stable")
-        earned = carry * surplus[order].cumsum() - self.rate * self._now.layers(len(able))
-        most = int(earned.argmax())
-        if not earned[most] > 0:
+        earned = carry * surplus[order].cumsum()
+        most = int(earned.argmax()) + 1  # further rows would earn less, whatever the layer costs
+        if not earned[most - 1] > 0:
             return None
-        rows = able[order[: most + 1]]
+        rows = able[order[: min(most, meet(self, Offer(True, earned[:most]), last=False))]]
         rows.sort()
-        return pool.layer + rows
+        return pool.layer + rows if len(rows) else None
 
     def select(self, pool: CandidatePool) -> Int[np.ndarray, " rows"]:
         """Keep as many of the best as together are worth most beyond the price of scoring them; maybe none."""
         best = pool.best(self.nodes)
         total = self.worth(pool.path_log_probs[best])
         total[0] = 0.0  # the root is there anyway
-        return best[: int((total.cumsum() - self.rate * self._now.scores(len(total))).argmax()) + 1]
+        return best[: meet(self, Offer(False, total.cumsum()), last=True)]
 
 
 @lru_cache(maxsize=64)
