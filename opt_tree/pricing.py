@@ -10,11 +10,11 @@ import json
 import time
 from collections.abc import Sequence
 from itertools import islice, pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from jaxtyping import Int
+from jaxtyping import Float, Int
 from scipy.optimize import isotonic_regression
 
 from opt_tree.chain_lm import AnyLM
@@ -23,7 +23,7 @@ from opt_tree.decode import Decoder
 from opt_tree.drafters import Drafter
 from opt_tree.engines.packages import facts_of, remember, remembered
 from opt_tree.lm import CausalLM
-from opt_tree.policies import Costs, OptTree, Static
+from opt_tree.policies import Costs, OptTree, Static, TreePolicy
 from opt_tree.policies.costs import Curve
 from opt_tree.pool import CandidatePool
 from opt_tree.step import Step
@@ -33,9 +33,9 @@ SIZES = (0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 11, 12, 15, 17, 18, 23, 24, 32, 48, 64)
 six rows. Up and down, so that each follows one about as large, as in use."""
 DEPTH = 4
 CONTEXTS = (32, 384)
-ROUNDS, LEAST_ROUNDS = 12, 3
+ROUNDS = 12
 SECONDS = 40.0
-"""After which no further round is begun, once there were `LEAST_ROUNDS`."""
+"""After which no further step is begun: a large model on a CPU is known by fewer rounds, or by small trees alone."""
 QUARTILE = 0.25
 _VERSION = 4
 
@@ -87,8 +87,8 @@ def auto(target: AnyLM, drafter: Drafter, nodes: int = 64, max_depth: int = 10) 
 def costs_of(target: AnyLM, drafter: Drafter, lanes: int = 1) -> Costs:
     """What steps of this pair cost here: remembered for weights, engine, dtype, threads and machine; else measured.
 
-    With several `lanes`, a step of all of them, by the rows of one. Measuring takes some seconds, a minute at most on
-    models that answer in a second. The target's context is forgotten.
+    With several `lanes`, a step of all of them, by the rows of one. Measuring takes `SECONDS` and what steps are under
+    way then, at most. The target's context is forgotten.
     """
     facts = _facts(target, drafter) | ({"lanes": lanes} if lanes > 1 else {})
     known = remembered(facts)
@@ -119,51 +119,74 @@ def _engine(lm: AnyLM) -> str:
 def measure_costs(target: AnyLM, drafter: Drafter, lanes: int = 1) -> Costs:
     """Decode behind a short and a longer context by turns, with trees of several sizes by turns, and fit `Costs`.
 
+    One thread is timed by the seconds that it had the processor: a neighbour's turns belong to no step.
     A drafter that learns is measured as a copy: what it knows does not depend on whether it was measured here.
     """
     if drafter.learns:
         drafter = copy.deepcopy(drafter, {id(model): model for model in (target, *drafter.models)})
     room = min(target.max_context, drafter.max_context)
     contexts = [size for size in CONTEXTS if size + 200 <= room] or [max(2, room // 4)]
-    begin, steps = time.perf_counter(), list[Timed]()
-    for turn in range(ROUNDS + 1):
-        if turn > LEAST_ROUNDS and time.perf_counter() - begin > SECONDS:
-            break
-        for size in contexts:
-            timed = _time_steps(target, drafter, size, turn, lanes)
-            steps += timed if turn else ()  # the first round pays for cold memory
-    return fit(steps)
+    end, rounds = time.perf_counter() + SECONDS, list[list[Timed]]()
+    while not rounds or (len(rounds) <= ROUNDS and time.perf_counter() < end):
+        turns = [_Turn(size, len(rounds), end) for size in contexts]
+        rounds.append([step for turn in turns for step in _time_steps(target, drafter, turn, lanes)])
+    kept = rounds[1:] if len(rounds) > 2 else rounds  # the first one pays for cold memory; the last may be cut short
+    return fit([step for timed in kept for step in timed])
 
 
-def _time_steps(target: AnyLM, drafter: Drafter, size: int, turn: int, lanes: int = 1) -> list[Timed]:
-    """A step of each size behind a context of `size` arbitrary tokens, which are others at each turn.
+class _Turn(NamedTuple):
+    """One of several behind one context."""
+
+    context: int
+    number: int
+    end: float
+    """When no further step is begun, by the clock."""
+
+    def shapes(self) -> list[TreePolicy]:
+        """Every size once, behind a step in which the drafter takes in the prompt."""
+        sizes = SIZES[:: -1 if self.number % 2 else 1]
+        return [Clocked(1), *(Clocked(nodes) if nodes else Static.empty() for nodes in sizes)]
+
+    def prompt(self, vocab: int) -> list[int]:
+        """Arbitrary tokens, others at each turn."""
+        return [(7 * i + 3 + self.number) % min(vocab, 1000) for i in range(self.context)]
+
+
+def _time_steps(target: AnyLM, drafter: Drafter, turn: _Turn, lanes: int) -> list[Timed]:
+    """A step of each size.
 
     Of the first of several lanes, all alike: the others' work is in its times, so a step of one is a step of all.
     """
-    shapes = [Clocked(nodes) if nodes else Static.empty() for nodes in SIZES[:: -1 if turn % 2 else 1]]
-    shapes.insert(0, Clocked(1))  # in which the drafter takes in the prompt
-    prompt = [(7 * i + 3 + turn) % min(target.vocab, 1000) for i in range(size)]
+    shapes, prompt = turn.shapes(), turn.prompt(target.vocab)
+    own = target.device.type == "cpu" and torch.get_num_threads() == 1
 
     def follow(decoder: Decoder) -> list[Timed]:
-        timed, context, begin = list[Timed](), size, 0.0
+        timed, context, begin = list[Timed](), len(prompt), np.zeros(2)
         for step in islice(decoder.steps(prompt), len(shapes)):
-            end = time.perf_counter()
-            timed.append(_timed(step, context, end - begin))
+            wall, busy = (_clocks() - begin).tolist()
+            timed.append(_timed(step, context, wall, min(busy / wall, 1.0) if own else 1.0))
             context += len(step.tokens)
-            begin = time.perf_counter()
+            if len(timed) > 2 and time.perf_counter() > turn.end:
+                break
+            begin = _clocks()
         return timed[1:]
 
     return dict(Decoder(target, drafter, Scheduled(shapes)).side_by_side([follow] * lanes, lanes))[0]
 
 
-def _timed(step: Step, context: int, seconds: float) -> Timed:
-    """What a step of so many seconds in all says of its parts."""
+def _clocks() -> Float[np.ndarray, "2"]:
+    """Seconds by the wall, and those that this process had the processor."""
+    return np.array((time.perf_counter(), time.process_time()))
+
+
+def _timed(step: Step, context: int, seconds: float, share: float) -> Timed:
+    """What a step of so many seconds in all says of its parts; `share` of these were the process's own."""
     if not isinstance(step.policy, Clocked):
-        return Timed(context, len(step.tree), seconds)
+        return Timed(context, len(step.tree), seconds * share)
     marks = step.policy.marks if step.tree.nodes else []
-    layers = tuple((rows, end - begin) for (begin, rows), (end, _) in pairwise(marks))
-    first = step.times.draft - sum(seconds for _, seconds in layers)
-    return Timed(context, len(step.tree), seconds - step.times.draft, first, layers)
+    layers = tuple((rows, (end - begin) * share) for (begin, rows), (end, _) in pairwise(marks))
+    first = step.times.draft * share - sum(seconds for _, seconds in layers)
+    return Timed(context, len(step.tree), (seconds - step.times.draft) * share, first, layers)
 
 
 def fit(steps: Sequence[Timed]) -> Costs:

@@ -4,6 +4,7 @@ import copy
 import dataclasses
 import itertools
 import json
+import time
 
 import numpy as np
 import pytest
@@ -353,11 +354,52 @@ def test_costs_are_measured_where_texts_are(monkeypatch):
     monkeypatch.setattr(pricing, "fit", lambda timed: steps.extend(timed) or COMPILED)
     clock = iter(range(10**6))  # every look at the clock is a second
     monkeypatch.setattr(pricing.time, "perf_counter", lambda: float(next(clock)))
+    monkeypatch.setattr(pricing.time, "process_time", lambda: float(next(clock)))
+    monkeypatch.setattr(pricing, "SECONDS", 10.0**6)
     pricing.measure_costs(target, drafter)
     assert [step.rows for step in steps] == 2 * [5, 3, 1] + 2 * [1, 3, 5]
     assert [step.context < 40 for step in steps] == 2 * (3 * [True] + 3 * [False])
     # From the end of the draft on: of a tree two looks at the judge and the cache, and those of the forward within.
     assert all(step.scoring >= 3 and (step.first > 0) == (step.rows > 1) for step in steps)
+
+
+def test_a_large_model_is_measured_in_the_time_there_is(monkeypatch):
+    """The beginning of a round tells enough: plain decoding and small trees. No step is begun behind the time's end."""
+    monkeypatch.setattr(pricing, "CONTEXTS", (8, 16))
+    target = CausalLM(build(ARCHITECTURES["llama"]()))
+    drafter = CausalLMDrafter(CausalLM(tiny_drafter("llama")))
+    steps: list[Timed] = []
+    fit = pricing.fit
+    monkeypatch.setattr(pricing, "fit", lambda timed: steps.extend(timed) or fit(timed))
+    clock = iter(range(10**6))
+    monkeypatch.setattr(pricing.time, "perf_counter", lambda: float(next(clock)))
+    for seconds, rows in ((0.5, [1, 2, 1, 2]), (200.0, None)):
+        steps.clear()
+        monkeypatch.setattr(pricing, "SECONDS", seconds)
+        costs = pricing.measure_costs(target, drafter)
+        assert costs.plain > 0 and costs.score(65) >= costs.plain
+        found = [step.rows for step in steps]
+        assert found == rows if rows else 3 < max(found) < 65 and found.count(1) == 2
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_a_neighbours_turns_belong_to_no_step(monkeypatch, threads):
+    """Of one thread, that is; several wait for each other, and their seconds are the clock's."""
+    monkeypatch.setattr(pricing, "CONTEXTS", (8,))
+    monkeypatch.setattr(pricing, "ROUNDS", 0)
+    monkeypatch.setattr(pricing.torch, "get_num_threads", lambda: threads)
+    monkeypatch.setattr(pricing.time, "process_time", lambda: time.perf_counter() / 4)
+    target = CausalLM(build(ARCHITECTURES["llama"]()))
+    drafter = CausalLMDrafter(CausalLM(tiny_drafter("llama")))
+    shares: list[float] = []
+    timed = pricing._timed
+    monkeypatch.setattr(pricing, "_timed", lambda *given: shares.append(given[-1]) or timed(*given))
+    pricing.measure_costs(target, drafter)
+    assert shares[1:] == pytest.approx([0.25 if threads == 1 else 1.0] * len(pricing.SIZES), rel=0.2)
+    step = next(Decoder(target, drafter, pricing.Clocked(4)).steps([1, 2, 3]))
+    whole, half = (timed(step, 3, 1.0, share) for share in (1.0, 0.5))
+    assert (half.scoring, half.first) == pytest.approx((whole.scoring / 2, whole.first / 2))
+    assert [seconds for _, seconds in half.layers] == pytest.approx([seconds / 2 for _, seconds in whole.layers])
 
 
 def test_a_policy_with_what_was_learned_is_the_same_one():
