@@ -100,8 +100,10 @@ class Priced(Table):
         """
         layer = any(offer.layer for offer in brought)
         offers = [offer.tokens for offer in brought if offer.layer == layer]
-        most = max(map(len, offers))
-        whole = np.sum([np.append(own, np.full(most - len(own), own[-1])) for own in offers], axis=0)
+        most, whole = len(offers[0]), offers[0]
+        if len(offers) > 1:  # alone nothing is added up, which takes longer than all else here
+            most = max(map(len, offers))
+            whole = np.sum([np.append(own, np.full(most - len(own), own[-1])) for own in offers], axis=0)
         seconds = self._now.layers(most) if layer else self._now.scores(most)
         worth = whole / len(brought) - self.rate * seconds
         best = int(worth.argmax())
