@@ -22,12 +22,12 @@ from torch import Tensor
 
 from opt_tree import batch, hub
 from opt_tree.arguments import require
-from opt_tree.best_first import best_first
 from opt_tree.cache import inference
 from opt_tree.children import Few, Reduced
 from opt_tree.controllers import Controller, Fixed
 from opt_tree.drafters import Drafter, DrafterAround
 from opt_tree.led import together
+from opt_tree.node_by_node import grow, looked_up
 from opt_tree.policies import TreePolicy
 from opt_tree.pool import CandidatePool, Frontier
 from opt_tree.random import Random
@@ -56,8 +56,9 @@ def draft(
     """
     if limit <= 0 or drafter is None:
         return alone(context[-1])
-    if (tree := best_first(drafter, policy, context, limit)) is not None:
-        return tree
+    below = looked_up(drafter, policy)
+    if below is not None and not below.depth:
+        return grow(below, context, limit)
     children = policy.children
     pool = CandidatePool(context[-1], children, random)
     sampled = children.sampled
@@ -67,6 +68,8 @@ def draft(
         rows = policy.expand(pool) if pool.depth < limit else None
         if rows is None or not len(rows):
             return pool.tree(policy.select(pool))
+        if below is not None and below.depth == pool.depth:
+            return grow(below, context, limit, pool)
         frontier = pool.frontier(rows)
         answer = drafter.expand(frontier) if sampled else drafter.expand_laws(frontier)
 

@@ -20,7 +20,7 @@ from opt_tree.drafters import (
     Sharpened,
     TokenRecycling,
 )
-from opt_tree.drafters.lookup import Lookup, few
+from opt_tree.drafters.lookup import Lookup
 from opt_tree.drafters.rasd import Rows
 from opt_tree.lm import CausalLM
 from opt_tree.policies import Eagle2, Sampled
@@ -35,9 +35,9 @@ class Fixed(Lookup):
         super().__init__(order)
         self.probs, self.asked, self.calls = probs, [], []
 
-    def look_up(self, tails):
-        self.asked += tails
-        return few([self.probs] * len(tails))
+    def law(self, tail):
+        self.asked.append(tail)
+        return self.probs
 
     def reset(self, prompt, output):
         self.calls.append("reset")

@@ -40,7 +40,7 @@ TIERS: tuple[set[str], ...] = (
     {"checkpoints"},
     {"models"},
     {"policies", "drafters", "verifiers"},
-    {"controllers", "best_first"},
+    {"controllers", "node_by_node"},
     {"decode"},
     {"beside", "pricing"},
     {"presets", "hf", "pairs", "display"},

@@ -45,7 +45,7 @@ class Tails:
 
 
 class Lookup(Drafter):
-    """A drafter whose answer depends on the last `order` tokens alone. `look_up` is all that there is to write."""
+    """A drafter whose answer depends on the last `order` tokens alone. `law` is all that there is to write."""
 
     sparse = True
     any_order = True
@@ -57,8 +57,12 @@ class Lookup(Drafter):
         self._tails = Tails(order)
 
     @abstractmethod
+    def law(self, tail: Tail) -> Mapping[int, float]:
+        """Return {token: probability} of what may follow a tail. They are meant: a mass below 1 stays below 1."""
+
     def look_up(self, tails: list[Tail]) -> Few:
-        """Return what may follow each tail. Their log-probabilities are meant: a mass below 1 stays below 1."""
+        """Return what may follow each tail."""
+        return few([self.law(tail) for tail in tails])
 
     def root(self, context: list[int]) -> Few:
         return self.look_up(self._tails.root(context))

@@ -10,8 +10,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from opt_tree.children import Few
-from opt_tree.drafters.lookup import Lookup, Tail, few
+from opt_tree.drafters.lookup import Lookup, Tail
 from opt_tree.step import Outcome
 from opt_tree.target import Output
 
@@ -137,9 +136,6 @@ class Interpolated(Lookup):
     def observe(self, outcome: Outcome) -> None:
         for token in self._text.counts.add(outcome.tokens):
             self._answers.pop(token, None)
-
-    def look_up(self, tails: list[Tail]) -> Few:
-        return few([self.law(tail) for tail in tails])
 
     def law(self, tail: Tail) -> dict[int, float]:
         """What follows a tail, by `interpolate`. Not to be changed."""

@@ -4,6 +4,7 @@ Owns the table of `NGramRecycling` and how its entries become probabilities (`Ca
 """
 
 from collections.abc import Sequence
+from math import exp
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,7 +13,6 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from opt_tree.children import Few
 from opt_tree.drafters.lookup import Lookup, Tail
 from opt_tree.drafters.recycling import best_tokens
 from opt_tree.drafters.tables import Table, load_table, save_table
@@ -63,8 +63,7 @@ class NGramRecycling(Lookup):
         if k < 1 or capacity < 1:
             raise ValueError(f"at least one token of at least one run must be remembered, got {k} of {capacity}")
         self.k, self.capacity, self.keep, self.learns = k, capacity, keep, keep
-        # By length, 0 for nothing known.
-        self._calibration = np.array([(-np.inf, 0.0, 0.0), *calibration])
+        self.calibration = tuple(Calibration(*map(float, row)) for row in calibration)
         self.clear()
 
     def clear(self) -> None:
@@ -101,27 +100,29 @@ class NGramRecycling(Lookup):
         self._learn(tails, outcome.logits)
         self._advance(outcome.tokens)
 
-    def look_up(self, tails: list[Tail]) -> Few:
-        slots, lengths = [], []
-        for tail in tails:
-            length = next((n for n in range(len(tail), 0, -1) if tail[-n:] in self._slots), 0)
-            slots.append(self._slots[tail[-length:]] if length else 0)
-            lengths.append(length)
-        shift, slope, fall = self._calibration[lengths].T[:, :, None]
-        logits = shift + slope * self._log_probs[slots] + fall * np.arange(self.k)
-        tokens = self._tokens[slots]
-        # log sigmoid; the calibrated probabilities of a row may add up to more than 1, a distribution's must not.
-        log_probs = -np.logaddexp(0.0, -logits)
-        log_probs[tokens < 0] = -np.inf
-        log_probs -= np.log(np.maximum(np.exp(log_probs).sum(1, keepdims=True), 1.0))
-        return Few(torch.from_numpy(log_probs), torch.from_numpy(tokens))
+    def law(self, tail: Tail) -> dict[int, float]:
+        for length in range(len(tail), 0, -1):
+            slot = self._slots.get(tail[-length:])
+            if slot is not None:
+                break
+        else:
+            return {}
+        shift, slope, fall = self.calibration[length - 1]
+        probs, log_probs = {}, self._log_probs[slot].tolist()
+        for rank, token in enumerate(self._tokens[slot].tolist()):
+            if token >= 0:
+                logit = shift + slope * log_probs[rank] + fall * rank
+                probs[token] = 1 / (1 + exp(-logit))
+        # Calibrated one by one they may add up to more than 1, a distribution's must not.
+        total = sum(probs.values())
+        return probs if total <= 1 else {token: prob / total for token, prob in probs.items()}
 
     def describe(self) -> str:
         return f"Token Recycling by the last {self.order} tokens"
 
     @property
     def settings(self) -> dict[str, Any]:
-        return {"calibration": self._calibration[1:].tolist(), "k": self.k, "keep": self.keep}
+        return {"calibration": [list(row) for row in self.calibration], "k": self.k, "keep": self.keep}
 
     def save(self, path: str | Path, vocab: int, tokenizer: str | None = None) -> None:
         """Write what was learnt; `tokenizer` is its fingerprint (`tables.fingerprint`), `vocab` the target's."""

@@ -12,7 +12,6 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from opt_tree.children import Few
 from opt_tree.drafters.lookup import Lookup, Tail
 from opt_tree.drafters.tables import Table, load_table, save_table
 from opt_tree.step import Outcome
@@ -68,6 +67,7 @@ class TokenRecycling(Lookup):
         # One row more than tokens: index -1, which stands for a token outside of the table.
         self.table = np.full((self.vocab + 1, len(self._rates)), -1, dtype=np.int32)
         self._right, self._asked = _PRIOR * self._rates, _PRIOR
+        self._now: list[float] | None = None
 
     def reset(self, prompt: list[int], output: Output | None) -> None:
         if not self.keep:
@@ -92,15 +92,17 @@ class TokenRecycling(Lookup):
         rows = self.table[tokens]
         self._asked += int((rows[:, 0] >= 0).sum())
         self._right += (rows == np.array(followers)[:, None]).sum(0)
+        self._now = None
 
     def _learn(self, tokens: Int[np.ndarray, " rows"], logits: Float[Tensor, "rows vocab"]) -> None:
         (best,) = fetch(best_tokens(logits, self.table.shape[1])[1])
         self.table[tokens, : best.shape[1]] = best  # of a token's rows the last one stays
 
-    def look_up(self, tails: list[Tail]) -> Few:
-        tokens = torch.from_numpy(self.table[[tail[-1] for tail in tails]].astype(np.int64))
-        log_rates = torch.from_numpy(self.rates).log_()
-        return Few(log_rates.expand(tokens.shape).masked_fill(tokens < 0, -torch.inf), tokens)
+    def law(self, tail: Tail) -> dict[int, float]:
+        if self._now is None:
+            self._now = self.rates.tolist()
+        pairs = zip(self.table[tail[-1]].tolist(), self._now, strict=True)
+        return {token: rate for token, rate in pairs if token >= 0}
 
     @property
     def rates(self) -> Float[np.ndarray, " ranks"]:
