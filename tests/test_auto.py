@@ -386,6 +386,7 @@ def test_a_neighbours_turns_belong_to_no_step(monkeypatch, threads):
     """Of one thread, that is; several wait for each other, and their seconds are the clock's."""
     monkeypatch.setattr(pricing, "CONTEXTS", (8,))
     monkeypatch.setattr(pricing, "ROUNDS", 0)
+    monkeypatch.setattr(pricing, "SECONDS", 10.0**6)
     monkeypatch.setattr(pricing.torch, "get_num_threads", lambda: threads)
     looks = [0.0]  # every look at the clock is four seconds, one of which was ours
     monkeypatch.setattr(pricing.time, "process_time", lambda: looks[-1] / 4)
