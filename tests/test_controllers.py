@@ -25,8 +25,9 @@ from opt_tree import (
     Tree,
     TreePolicy,
 )
-from opt_tree.children import Few
+from opt_tree.children import IID, Few
 from opt_tree.controllers import BetaLength, Thompson
+from opt_tree.controllers.hindsight import tells_of, tokens_of
 from opt_tree.policies import Costs, Delayed, Eagle2, Sampled
 from opt_tree.presets import plain
 from opt_tree.step import Outcome, Step, StepTimes
@@ -270,10 +271,11 @@ def test_thompson_finds_the_policy_of_most_tokens_a_second():
     """Arms of 1.0, 1.5, 1.8 and 1.2 tokens a unit of time on average; noise of the size that steps have."""
     noise, seconds = np.random.default_rng(0), [1.0, 1.4, 2.0, 4.0]
     mean = [1.0, 2.1, 3.6, 4.8]
-    arms = [Static.empty(), Static.chain(2), OptTree(12), OptTree(24)]
+    # None of them tells of another one: that would take real trees.
+    arms = [Static.empty(), Static.chain(2), OptTree(12, 0.3), OptTree(24, 0.5)]
     controller = Thompson(arms)
     taken = simulated(controller, lambda arm: 1 + noise.poisson(mean[arm] - 1), seconds, 400)
-    assert taken[:12] == [0, 1, 2, 3] * 3
+    assert taken[:4] == [3, 2, 1, 0]
     assert np.bincount(taken[100:], minlength=4).argmax() == 2
     assert np.mean(np.array(taken[100:]) == 2) > 0.6
     assert 1.5 < controller.rate < 1.9
@@ -284,7 +286,7 @@ def test_with_costs_thompson_does_not_look_at_the_clock():
     costs = Costs.straight(plain=1.0, step=2.0, row=0.1, layer=1.0, draft_row=0.0)
     controller = Thompson([Static.empty(), OptTree(12)], costs=costs)
     taken = simulated(controller, lambda arm: [1, 4][arm], [1000.0, 1.0], 40)
-    assert taken[:6] == [0, 1] * 3
+    assert taken[:2] == [1, 0]
     # The simulated trees are all empty: a unit of time each, and another one where the drafter was asked.
     assert 1 < controller.rate < 4
     chain = Tree(np.array([0, 1, 2]), np.array([-1, 0, 1]), np.zeros(3), np.zeros(3, dtype=np.int64))
@@ -324,6 +326,64 @@ def test_thompson_sampling_keeps_the_distribution(controller):
     assert emitted(controller, naive) == pytest.approx(target_probs(), abs=1e-12)
 
 
+@pytest.mark.parametrize(
+    ("drawn", "smaller"),
+    [
+        (Static.chain(6), [Static.empty(), *map(Static.chain, range(1, 7))]),
+        (Static.kary(3, 3), [Static.kary(2, 2), Static.chain(3), Static.of([[0], [2], [2, 1]])]),
+        (OptTree(12, 0.0), [OptTree(12, 0.1), OptTree(6, 0.2), OptTree(2, 0.0, 3), Static.empty()]),
+    ],
+)
+def test_hindsight_is_what_the_smaller_tree_brings(target, drawn, smaller):
+    """Every step is decoded again with the smaller tree. Of an OPT-Tree a few steps may be told wrongly."""
+    drafter = CausalLMDrafter(CausalLM(tiny_drafter("llama")))
+    context, wrong, seen = prompt(9), 0, set()
+    for step in Decoder(target, drafter, drawn).generate(context, 40).steps[:-1]:
+        for policy in smaller:
+            assert tells_of(policy, drawn)
+            own = Decoder(target, drafter, policy).generate(context, 12).steps[0]
+            told = tokens_of(policy, step)
+            wrong += told != len(own.tokens)
+            seen.add(told)
+            assert isinstance(policy, OptTree) or told == len(own.tokens)
+        context = [*context, *step.tokens]
+    assert wrong <= 1 and len(seen) > 1
+
+
+@pytest.mark.parametrize(
+    ("policy", "drawn"),
+    [
+        (Static.chain(3), Static.chain(2)),
+        (Static.chain(2), OptTree(12)),
+        (OptTree(6, 0.2), OptTree(12, 0.3)),
+        (OptTree(13), OptTree(12)),
+        (OptTree(6), OptTree(6, max_depth=3)),
+        (Sampled.chain(1), Sampled.chain(2)),
+        (Static(((0,),), IID), Static(((0,), (0, 0)), IID)),
+    ],
+)
+def test_a_tree_tells_nothing_of_what_it_does_not_contain(policy, drawn):
+    assert not tells_of(policy, drawn)
+    assert tells_of(drawn, drawn) and tells_of(Static.empty(), drawn)
+
+
+def test_thompson_learns_of_small_trees_from_a_large_one():
+    """Nothing is ever accepted: one step of each is enough to know that plain decoding is best, and stays it."""
+    costs = Costs.straight(plain=1.0, step=1.0, row=0.1, layer=0.5, draft_row=0.0)
+    arms = [Static.chain(length) for length in range(9)]
+    controller = Thompson(arms, costs=costs)
+    taken = []
+    for _ in range(60):
+        policy = controller.choose([1, 2], None)
+        length = policy.nodes
+        rows = np.arange(length + 1)
+        tree = Tree(rows, rows - 1, -rows.astype(float), np.minimum(rows, 0))
+        step = Step(tree, [0], [5], policy, length, length, StepTimes(0.0, 0.0, 0.0, 0.0, 0.0))
+        controller.observe(step, Outcome(tree, [0], [5], {}, torch.zeros(1, 1)))
+        taken.append(length)
+    assert taken[:9] == [*range(8, -1, -1)] and np.mean(np.array(taken[9:]) == 0) > 0.9
+
+
 def test_thompson_sampling_changes_no_text(target):
     drafter = CausalLMDrafter(CausalLM(tiny_drafter("llama")))
     controller = Thompson([Static.empty(), OptTree(5, 0.0, 2), Static.chain(4)])
@@ -340,7 +400,7 @@ def test_thompson_sampling_changes_no_text(target):
         (lambda: BetaLength(0), "longest must be at least 1, got 0"),
         (lambda: Thompson([]), "at least one policy"),
         (lambda: Thompson([OptTree()], trials=0), "trials must be at least 1 and decay in"),
-        (lambda: Thompson([OptTree()], decay=1.5), "got 3 and 1.5"),
+        (lambda: Thompson([OptTree()], decay=1.5), "got 1 and 1.5"),
     ],
 )
 def test_bad_settings_of_thompson_sampling(make, message):
