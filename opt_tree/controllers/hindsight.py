@@ -11,7 +11,7 @@ def tells_of(policy: TreePolicy, drawn: TreePolicy) -> bool:
     """Whether the steps of `drawn` tell what `policy` would have brought, for whatever text.
 
     Always of the empty tree. Otherwise where each tree of `policy` is a part of the one drawn and nothing is drawn by
-    chance. Never of a longer chain: only the steps that cut it short would tell, so that it would look worse than it is.
+    chance. Never of a longer chain: only steps that cut it short would tell, and it would look worse than it is.
     """
     if policy == drawn or (isinstance(policy, Static) and not policy.paths):
         return True
