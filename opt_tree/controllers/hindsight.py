@@ -31,7 +31,8 @@ def tokens_of(policy: TreePolicy, step: Step) -> int:
     if policy == step.policy:
         return len(step.tokens)
     if isinstance(policy, Static):
-        paths, ranks, kept = {*policy.paths}, (), 0
+        paths, kept = {*policy.paths}, 0
+        ranks: tuple[int, ...] = ()
         for parent, row in zip(step.path, step.path[1:], strict=False):
             ranks += (int((step.tree.parents[:row] == parent).sum()),)
             kept += ranks in paths
