@@ -8,13 +8,13 @@ import copy
 import dataclasses
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import islice, pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Int
 from scipy.optimize import isotonic_regression
 
 from opt_tree.chain_lm import AnyLM
@@ -38,6 +38,7 @@ SECONDS = 40.0
 """After which no further step is begun: a large model on a CPU is known by fewer rounds, or by small trees alone."""
 QUARTILE = 0.25
 _VERSION = 5
+Clock = Callable[[], float]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,23 +58,27 @@ class Timed:
 class Clocked:
     """OPT-Tree's trees of `nodes`, and when each of their layers was there."""
 
-    def __init__(self, nodes: int) -> None:
-        self._policy = OptTree(nodes, 0.0, DEPTH)
+    def __init__(self, nodes: int, clock: Clock = time.perf_counter) -> None:
+        self._policy, self._clock = OptTree(nodes, 0.0, DEPTH), clock
         self.children, self.max_depth = self._policy.children, DEPTH
         self.marks: list[tuple[float, int]] = []
         """Of each layer of the newest tree: when it was there, and how many rows the forward below it has."""
+        self.selected = 0.0
+        """When that tree was there."""
 
     def expand(self, pool: CandidatePool) -> Int[np.ndarray, " frontier"] | None:
         if pool.depth == 1:
             self.marks.clear()
         rows = self._policy.expand(pool)
-        self.marks.append((time.perf_counter(), 0 if rows is None else len(rows)))
+        self.marks.append((self._clock(), 0 if rows is None else len(rows)))
         return rows
 
     def select(self, pool: CandidatePool) -> Int[np.ndarray, " rows"]:
         if len(self.marks) < pool.depth:  # the deepest layer is not asked for another one
-            self.marks.append((time.perf_counter(), 0))
-        return self._policy.select(pool)
+            self.marks.append((self._clock(), 0))
+        rows = self._policy.select(pool)
+        self.selected = self._clock()
+        return rows
 
 
 def auto(target: AnyLM, drafter: Drafter, nodes: int = 64, max_depth: int = 10) -> Auto:
@@ -142,10 +147,10 @@ class _Turn(NamedTuple):
     end: float
     """When no further step is begun, by the clock."""
 
-    def shapes(self) -> list[TreePolicy]:
+    def shapes(self, clock: Clock) -> list[TreePolicy]:
         """Every size once, behind a step in which the drafter takes in the prompt."""
         sizes = SIZES[:: -1 if self.number % 2 else 1]
-        return [Clocked(1), *(Clocked(nodes) if nodes else Static.empty() for nodes in sizes)]
+        return [Clocked(1), *(Clocked(nodes, clock) if nodes else Static.empty() for nodes in sizes)]
 
     def prompt(self, vocab: int) -> list[int]:
         """Arbitrary tokens, others at each turn."""
@@ -157,36 +162,30 @@ def _time_steps(target: AnyLM, drafter: Drafter, turn: _Turn, lanes: int) -> lis
 
     Of the first of several lanes, all alike: the others' work is in its times, so a step of one is a step of all.
     """
-    shapes, prompt = turn.shapes(), turn.prompt(target.vocab)
-    own = target.device.type == "cpu" and torch.get_num_threads() == 1
+    alone = target.device.type == "cpu" and torch.get_num_threads() == 1
+    clock = time.process_time if alone else time.perf_counter
+    shapes, prompt = turn.shapes(clock), turn.prompt(target.vocab)
 
     def follow(decoder: Decoder) -> list[Timed]:
-        timed, context, begin = list[Timed](), len(prompt), np.zeros(2)
+        timed, context, begin = list[Timed](), len(prompt), 0.0
         for step in islice(decoder.steps(prompt), len(shapes)):
-            wall, busy = (_clocks() - begin).tolist()
-            timed.append(_timed(step, context, wall, min(busy / wall, 1.0) if own else 1.0))
+            timed.append(_timed(step, context, begin, clock()))
             context += len(step.tokens)
             if len(timed) > 2 and time.perf_counter() > turn.end:
                 break
-            begin = _clocks()
+            begin = clock()
         return timed[1:]
 
     return dict(Decoder(target, drafter, Scheduled(shapes)).side_by_side([follow] * lanes, lanes))[0]
 
 
-def _clocks() -> Float[np.ndarray, "2"]:
-    """Seconds by the wall, and those that this process had the processor."""
-    return np.array((time.perf_counter(), time.process_time()))
-
-
-def _timed(step: Step, context: int, seconds: float, share: float) -> Timed:
-    """What a step of so many seconds in all says of its parts; `share` of these were the process's own."""
-    if not isinstance(step.policy, Clocked):
-        return Timed(context, len(step.tree), seconds * share)
-    marks = step.policy.marks if step.tree.nodes else []
-    layers = tuple((rows, (end - begin) * share) for (begin, rows), (end, _) in pairwise(marks))
-    first = step.times.draft * share - sum(seconds for _, seconds in layers)
-    return Timed(context, len(step.tree), (seconds - step.times.draft) * share, first, layers)
+def _timed(step: Step, context: int, begin: float, end: float) -> Timed:
+    """What a step of so many seconds says of its parts."""
+    if not (isinstance(step.policy, Clocked) and step.tree.nodes):
+        return Timed(context, len(step.tree), end - begin)
+    marks, selected = step.policy.marks, step.policy.selected
+    layers = tuple((rows, end - begin) for (begin, rows), (end, _) in pairwise(marks))
+    return Timed(context, len(step.tree), end - selected, selected - begin - (marks[-1][0] - marks[0][0]), layers)
 
 
 def fit(steps: Sequence[Timed]) -> Costs:

@@ -28,6 +28,8 @@ from evaluation.demo.streaming import ColorStreamer, wants_color
 from evaluation.run.baselines import assistant_of, in_loop, transformers_assisted, transformers_greedy
 from evaluation.timing import Timed, Timings, interleave
 from opt_tree import OptTree, Pair, Sampling, Sharpened, load_causal_lm, load_pair
+from opt_tree.controllers import Auto
+from opt_tree.policies import Costs
 from opt_tree.presets import opt, plain
 
 ROOT = Path(demo.__file__).parents[2]
@@ -305,6 +307,40 @@ def test_options_replace_single_fields_of_the_default_tree():
     assert options_of("--drafter", "lm:demo").policy() == ALONE  # each further layer costs a forward
     named = options_of("--base_model_path", "some/model", "--drafter", "ngram", "--max_depth", "3")
     assert named.policy() == OptTree(max_depth=3)
+
+
+@pytest.mark.parametrize(
+    ("given", "device", "by_cost"),
+    [
+        (["--base-model-path", "some/model", "--drafter", "ngram"], "cpu", True),
+        (["--base-model-path", "some/model", "--drafter", "ngram", "--max-depth", "3"], "cpu", True),
+        (
+            ["--base-model-path", "some/model", "--drafter", "ngram"],
+            "cuda",
+            False,
+        ),  # the paper's tree is meant for it
+        (["--base-model-path", "some/model", "--drafter", "ngram", "--nodes", "60"], "cpu", False),
+        (["--base-model-path", "some/model", "--drafter", "ngram", "--threshold", "0.5"], "cpu", False),
+        (["--base-model-path", "smollm2"], "cpu", False),
+        ([], "cpu", False),
+        (["--nodes", "auto"], "cuda", True),
+    ],
+)
+def test_a_model_that_nobody_chose_a_tree_for_gets_one_by_its_costs(given, device, by_cost):
+    assert options_of(*given).asks_costs(device) == by_cost
+
+
+def test_what_was_chosen_is_said_with_the_way_out(classic, capsys, monkeypatch):
+    asked = []
+    costs = Costs.straight(5e-3, 5e-3, 1e-4, 1e-3, 3e-5)
+    monkeypatch.setattr(demo, "auto", lambda target, drafter, max_depth: asked.append(max_depth) or Auto(costs))
+    short = [*classic, "--prompt", "hello", "--max-new-tokens", "4", "--rounds", "1"]
+    assert run_demo("classic", [*short, "--max-depth", "3"]) == 0
+    out = capsys.readouterr().out
+    line = "nodes and layers by what they cost here, measured once; --nodes N --threshold T choose otherwise"
+    assert asked == [3] and out.count(line) == 1 and "scoring" in report_of(out)["policy"]
+    assert run_demo("classic", [*short, "--nodes", "4"]) == 0
+    assert asked == [3] and line not in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -33,7 +33,6 @@ from evaluation.demo.streaming import ColorStreamer, wants_color
 from evaluation.run.baselines import in_loop, transformers_assisted, transformers_greedy
 from evaluation.run.machine import environment
 from evaluation.run.models import check_device, load, load_assistant
-from evaluation.run.options import AUTO
 from evaluation.timing import Method, interleave
 from opt_tree import (
     Beside,
@@ -122,8 +121,10 @@ def run(options: Options) -> None:
 
 
 def make_decoder(options: Options, pair: Pair) -> tuple[Decoder, OptTree | Auto]:
-    """The decoder, and what decides its trees: what they cost here where --nodes auto says so."""
-    if options.nodes == AUTO:
+    """The decoder, and what decides its trees: what they cost here, or the options' own."""
+    if options.asks_costs(pair.target.device.type):
+        if options.nodes is None:
+            print("nodes and layers by what they cost here, measured once; --nodes N --threshold T choose otherwise")
         policy = auto(pair.target, pair.drafter, max_depth=options.max_depth or OptTree.max_depth)
         return Decoder(pair.target, pair.drafter, policy), policy
     fixed = options.policy()

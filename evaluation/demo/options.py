@@ -36,7 +36,8 @@ class Options(Models):
     prompt: str | None = option(None, "the question (default: a handful of built-in ones)")
     nodes: int | str | None = option(
         None,
-        "drafted nodes per tree, root excluded (the paper's n); auto: nodes and layers by what they cost here",
+        "drafted nodes per tree, root excluded (the paper's n); auto: nodes and layers by what they cost here, the "
+        "default on a CPU for a model without a tree of its own",
         type=node_count,
     )
     threshold: float | None = option(None, "least gain in E(A) worth one more layer (the paper's delta)")
@@ -61,6 +62,14 @@ class Options(Models):
         if self.drafter is None and self.base_model_path not in ("demo", *TREES):
             raise ValueError(f"no drafter named for {self.base_model_path}: give --drafter")
         super().__post_init__()
+
+    def asks_costs(self, device: str) -> bool:
+        """Whether trees are what they cost here: where it was said, and where nobody chose a tree for this model.
+
+        The paper's are meant for a GPU; on a CPU they can be slower than no tree at all.
+        """
+        chosen = self.base_model_path in ("demo", *TREES) or (self.nodes, self.threshold) != (None, None)
+        return self.nodes == AUTO or (device == "cpu" and not chosen)
 
     def policy(self) -> OptTree:
         """The tree: the demo's own for a known model, else the paper's; numbers that were named replace its own."""
