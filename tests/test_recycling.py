@@ -13,6 +13,7 @@ from opt_tree.checkpoints import CheckpointError
 from opt_tree.drafters import NGramRecycling, TokenRecycling
 from opt_tree.drafters.ngram_recycling import Calibration
 from opt_tree.drafters.recycling import RANK_RATES, best_tokens
+from opt_tree.drafters.tables import Table, save_table
 from opt_tree.lm import CausalLM
 from opt_tree.policies import AcceptanceRates, greedy_static_tree
 from opt_tree.step import Outcome
@@ -105,16 +106,32 @@ class TestAsPublished:
     def test_saved_and_loaded(self, tmp_path):
         drafter = TokenRecycling(9, (0.5, 0.25))
         drafter.reset([1, 2, 3], Output(logits_of([4, 5], [6, 7])))
+        drafter.observe(outcome([1, 4, 5], [-1, 0, 0], [0, 1], 2, logits_of([8, 7], [8, 7], [8, 7])))
         drafter.save(tmp_path / "table", "ours")
         other = TokenRecycling(9, (0.5, 0.25))
         other.load(tmp_path / "table", "ours")
         assert np.array_equal(other.table, drafter.table)
+        assert other.rates.tolist() == drafter.rates.tolist() != [0.5, 0.25]
+        wider = TokenRecycling(9, (0.4, 0.2, 0.1))
+        wider.load(tmp_path / "table", "ours")
+        assert wider.rates == pytest.approx([*drafter.rates, 0.1])
+        narrower = TokenRecycling(9, (0.4,))
+        narrower.load(tmp_path / "table", "ours")
+        assert narrower.rates.tolist() == drafter.rates[:1].tolist()
+        assert probs_of(narrower.look_up([(1,)])) == [{8: pytest.approx(drafter.rates[0])}]
         with pytest.raises(CheckpointError, match="another tokenizer"):
             other.load(tmp_path / "table", "theirs")
         with pytest.raises(CheckpointError, match="has 9 tokens, this target 5"):
             TokenRecycling(5).load(tmp_path / "table")
         with pytest.raises(CheckpointError, match=r"not a n-gram recycling table .* but token recycling table"):
             NGramRecycling().load(tmp_path / "table", 9)
+
+    def test_a_file_without_rates_is_refused(self, tmp_path):
+        table = Table({"vocab": 9, "tokenizer": None}, {"table": np.zeros((9, 8), np.int32)})
+        save_table(tmp_path / "table", "token recycling table", table)  # as it was in version 1
+        with pytest.raises(CheckpointError, match="has version 1, this library reads 2: build it anew") as refusal:
+            TokenRecycling(9).load(tmp_path / "table")
+        assert "\n" not in str(refusal.value)
 
     @pytest.mark.parametrize("rates", [(), (-0.1,), (0.6, 0.6)])
     def test_wrong_rates_are_refused(self, rates):
@@ -145,6 +162,12 @@ class TestByNGrams:
         drafter = NGramRecycling((Calibration(5.0, 0.0, 0.0),), k=3)
         drafter.reset([1, 2], Output(logits_of([4, 5, 6])))
         assert sum(probs_of(drafter.look_up([(1,)]))[0].values()) == pytest.approx(1)
+
+    def test_what_the_target_rules_out_is_next_to_impossible(self):
+        drafter = NGramRecycling()
+        drafter.reset([1, 2], Output(torch.tensor([[0.0, -9e3, -torch.inf, -3e38]])))
+        (found,) = probs_of(drafter.look_up([(1,)]))
+        assert found[0] > 0.4 and max(found.get(token, 0.0) for token in (1, 2, 3)) < 1e-300
 
     def test_tree_rows_are_remembered_with_their_own_past(self):
         drafter = NGramRecycling(SURE, k=1)

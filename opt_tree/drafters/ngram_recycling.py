@@ -4,18 +4,19 @@ Owns the table of `NGramRecycling` and how its entries become probabilities (`Ca
 """
 
 from collections.abc import Sequence
+from itertools import islice
 from math import exp
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from opt_tree.drafters.lookup import Lookup, Tail
 from opt_tree.drafters.recycling import best_tokens
 from opt_tree.drafters.tables import Table, load_table, save_table
+from opt_tree.probabilities import log_probs_of
 from opt_tree.step import Outcome
 from opt_tree.target import Output
 from opt_tree.tree import fetch
@@ -47,7 +48,7 @@ class NGramRecycling(Lookup):
     probabilities of it, so that OPT-Tree knows a sure entry from a doubtful one.
 
     What was learnt stays from prompt to prompt until `clear`, unless `keep=False`. At most `capacity` runs are
-    remembered; beyond that the oldest are overwritten.
+    remembered; beyond that the oldest are forgotten.
     """
 
     logits = True
@@ -68,11 +69,8 @@ class NGramRecycling(Lookup):
 
     def clear(self) -> None:
         """Forget everything."""
-        self._slots: dict[Tail, int] = {}
-        self._runs: list[Tail] = []  # by slot
-        self._oldest = 0
-        self._tokens = np.full((1024, self.k), -1, dtype=np.int64)
-        self._log_probs = np.zeros((1024, self.k))
+        # Runs of one row share it. Of plain numbers, which Python's garbage collector has nothing to do with.
+        self._rows: dict[Tail, dict[int, float]] = {}
         self._tail: Tail = ()
 
     def reset(self, prompt: list[int], output: Output | None) -> None:
@@ -102,17 +100,15 @@ class NGramRecycling(Lookup):
 
     def law(self, tail: Tail) -> dict[int, float]:
         for length in range(len(tail), 0, -1):
-            slot = self._slots.get(tail[-length:])
-            if slot is not None:
+            if (row := self._rows.get(tail[-length:])) is not None:
                 break
         else:
             return {}
         shift, slope, fall = self.calibration[length - 1]
-        probs, log_probs = {}, self._log_probs[slot].tolist()
-        for rank, token in enumerate(self._tokens[slot].tolist()):
-            if token >= 0:
-                logit = shift + slope * log_probs[rank] + fall * rank
-                probs[token] = 1 / (1 + exp(-logit))
+        probs = {}
+        for rank, (token, log_prob) in enumerate(row.items()):
+            logit = shift + slope * log_prob + fall * rank
+            probs[token] = 1 / (1 + exp(min(-logit, 700.0)))  # beyond, Python's exponential overflows
         # Calibrated one by one they may add up to more than 1, a distribution's must not.
         total = sum(probs.values())
         return probs if total <= 1 else {token: prob / total for token, prob in probs.items()}
@@ -126,26 +122,26 @@ class NGramRecycling(Lookup):
 
     def save(self, path: str | Path, vocab: int, tokenizer: str | None = None) -> None:
         """Write what was learnt; `tokenizer` is its fingerprint (`tables.fingerprint`), `vocab` the target's."""
-        runs = np.full((len(self._runs), self.order), -1, dtype=np.int32)
-        for slot, run in enumerate(self._runs):
-            runs[slot, : len(run)] = run
-        arrays = {
-            "runs": runs,
-            "tokens": self._tokens[: len(runs)].astype(np.int32),
-            "log_probs": self._log_probs[: len(runs)].astype(np.float32),
-        }
+        runs = np.full((len(self._rows), self.order), -1, dtype=np.int32)
+        tokens = np.full((len(self._rows), self.k), -1, dtype=np.int32)
+        log_probs = np.zeros((len(self._rows), self.k), dtype=np.float32)
+        for place, (run, row) in enumerate(self._rows.items()):
+            runs[place, : len(run)] = run
+            tokens[place, : len(row)] = list(row)
+            log_probs[place, : len(row)] = list(row.values())
+        arrays = {"runs": runs, "tokens": tokens, "log_probs": log_probs}
         save_table(Path(path), _KIND, Table({"vocab": vocab, "tokenizer": tokenizer}, arrays))
 
     def load(self, path: str | Path, vocab: int, tokenizer: str | None = None) -> None:
         """Take over what was saved; CheckpointError for a file of another kind, target or tokenizer."""
         arrays = load_table(Path(path), _KIND, vocab, tokenizer).arrays
-        runs, columns = arrays["runs"], min(self.k, arrays["tokens"].shape[1])
         self.clear()
-        kept = [tuple(token for token in run if token >= 0) for run in runs.tolist()]
-        slots = [self._slot(run) for run in kept if len(run) <= self.order]
-        known = [row for row, run in enumerate(kept) if len(run) <= self.order]
-        self._tokens[slots, :columns] = arrays["tokens"][known, :columns]
-        self._log_probs[slots, :columns] = arrays["log_probs"][known, :columns]
+        parts = (arrays[name].tolist() for name in ("runs", "tokens", "log_probs"))
+        for run, tokens, log_probs in zip(*parts, strict=True):
+            known = tuple(token for token in run if token >= 0)
+            row = {token: log_prob for token, log_prob in zip(tokens[: self.k], log_probs, strict=False) if token >= 0}
+            if len(known) <= self.order:
+                self._remember(known, row)
 
     def _advance(self, tokens: Sequence[int]) -> list[Tail]:
         """Append committed tokens; return the tail at each of them."""
@@ -156,29 +152,17 @@ class NGramRecycling(Lookup):
         return tails
 
     def _learn(self, tails: list[Tail], logits: Float[Tensor, "rows vocab"]) -> None:
-        values, best = best_tokens(logits, self.k)
-        wide = torch.promote_types(logits.dtype, torch.float32)
-        values = values.to(wide) - logits.to(wide).logsumexp(-1, keepdim=True)
-        log_probs, tokens = fetch(values, best)
-        runs = [(row, tail[-n:]) for row, tail in enumerate(tails) for n in range(1, len(tail) + 1)]
-        slots = [self._slot(run) for _, run in runs]
-        rows = [row for row, _ in runs]
-        self._tokens[slots, : tokens.shape[1]] = tokens[rows]
-        self._log_probs[slots, : tokens.shape[1]] = log_probs[rows]
+        log_probs, tokens = fetch(*best_tokens(log_probs_of(logits), self.k))
+        for tail, row in zip(tails, zip(tokens.tolist(), log_probs.tolist(), strict=True), strict=True):
+            learnt = dict(zip(*row, strict=True))
+            for start in range(len(tail)):
+                self._remember(tail[start:], learnt)
 
-    def _slot(self, run: Tail) -> int:
-        """The slot of a run: its own, a new one, or that of the oldest run."""
-        if (slot := self._slots.get(run)) is not None:
-            return slot
-        if len(self._runs) < self.capacity:
-            slot = len(self._runs)
-            self._runs.append(run)
-            if slot == len(self._tokens):
-                self._tokens = np.concatenate([self._tokens, np.full_like(self._tokens, -1)])
-                self._log_probs = np.concatenate([self._log_probs, np.zeros_like(self._log_probs)])
-        else:
-            slot, self._oldest = self._oldest, (self._oldest + 1) % self.capacity
-            del self._slots[self._runs[slot]]
-            self._runs[slot] = run
-        self._slots[run] = slot
-        return slot
+    def _remember(self, run: Tail, row: dict[int, float]) -> None:
+        """Note the row of a run. One that is known keeps its age; where there is no room, the oldest ones go."""
+        rows = self._rows
+        if run not in rows and len(rows) >= self.capacity:
+            # Several at a time: each look for the oldest one passes all those that have gone before.
+            for oldest in list(islice(rows, max(self.capacity // 64, 1))):
+                del rows[oldest]
+        rows[run] = row

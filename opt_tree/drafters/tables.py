@@ -44,11 +44,11 @@ def fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:
     return hashlib.blake2b(json.dumps(entries).encode(), digest_size=8).hexdigest()
 
 
-def save_table(path: Path, kind: str, table: Table) -> None:
-    """Write a table; whatever lies at `path` is whole at every moment."""
+def save_table(path: Path, kind: str, table: Table, version: int = VERSION) -> None:
+    """Write a table; whatever lies at `path` is whole at every moment. `version`: of the arrays of this kind."""
     path.parent.mkdir(parents=True, exist_ok=True)
     arrays = {name: np.ascontiguousarray(array) for name, array in table.arrays.items()}
-    header = table.header | {"kind": kind, "version": VERSION, "sum": _sum(arrays)}
+    header = table.header | {"kind": kind, "version": version, "sum": _sum(arrays)}
     partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
     try:
         save_file(arrays, partial, metadata={"opt_tree": json.dumps(header)})
@@ -58,7 +58,7 @@ def save_table(path: Path, kind: str, table: Table) -> None:
         partial.unlink(missing_ok=True)
 
 
-def load_table(path: Path, kind: str, vocab: int, tokenizer: str | None = None) -> Table:
+def load_table(path: Path, kind: str, vocab: int, tokenizer: str | None = None, version: int = VERSION) -> Table:
     """Map the table of a kind at `path`, for a target of `vocab` logits and the tokenizer of that fingerprint.
 
     Raises CheckpointError for whatever is wrong with it.
@@ -74,9 +74,9 @@ def load_table(path: Path, kind: str, vocab: int, tokenizer: str | None = None) 
     found = header.get("kind")
     if found != kind:
         raise CheckpointError(f"{path} is not a {kind} of this library but {found or 'something else'}")
-    if header.get("version") != VERSION:
+    if header.get("version") != version:
         raise CheckpointError(
-            f"{path} has version {header.get('version')}, this library reads {VERSION}: build it anew"
+            f"{path} has version {header.get('version')}, this library reads {version}: build it anew"
         )
     if header["vocab"] > vocab:
         raise CheckpointError(f"{path} has {header['vocab']} tokens, this target {vocab}: it is another target's")
