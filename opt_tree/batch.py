@@ -5,6 +5,7 @@ switches to it.
 """
 
 from collections.abc import Mapping, Sequence
+from itertools import accumulate
 from math import inf
 from typing import Any, NamedTuple
 
@@ -28,8 +29,10 @@ _CALL_ELSEWHERE = 128
 demo target on a CPU; accelerators take many more rows before they are busy."""
 _KEYS = 4
 """Attention to this many keys times the model's width costs as much as all else of a row. Measured likewise."""
+_COPIED = 128
+"""Copying this many keys out of their lanes costs as much as a row. Measured likewise."""
 _ONE_ROW = 512
-"""Tokens of several prompts in one batch row at most: what a prefill takes at once."""
+"""Rows of several lanes in one batch row at most: what a prefill takes at once."""
 
 
 class Ask(NamedTuple):
@@ -90,15 +93,18 @@ class Packed:
         """What the rows of these cost padded to the longest, and one behind the other in one batch row."""
         longest, whole = max(ask.rows for ask in asked), sum(ask.rows for ask in asked)
         padded, far, engine = len(asked) * longest, _KEYS * self.lm.hidden, self.lm.engine
-        compiled = isinstance(engine, Compiled) and engine.takes(padded)
-        one_row = padded > whole <= _ONE_ROW and not compiled and all(ask.fresh for ask in asked)
-        return padded * (1 + longest / far), whole * (1 + whole / far) if one_row else inf
+        keys = [ask.engine.lane.read[1] for ask in asked]
+        side_by_side = padded * (1 + max(keys) / far)
+        if padded == whole or whole > _ONE_ROW or (isinstance(engine, Compiled) and engine.takes(padded)):
+            return side_by_side, inf
+        copied = 0.0 if all(ask.fresh for ask in asked) else sum(keys) / _COPIED
+        return side_by_side, whole * (1 + sum(keys) / far) + copied
 
     def run(self, asked: Sequence[Ask]) -> list[Output]:
         """Run forwards of different lanes, in their order, as one: padded on the left, and to the keys of the fullest.
 
-        A padding row sees the first key of its lane alone and is written where nobody reads; nobody sees it. Beginnings
-        of prompts go without padding, one behind the other, where that is cheaper.
+        A padding row sees the first key of its lane alone and is written where nobody reads; nobody sees it. Forwards
+        go without padding, one behind the other, where that is cheaper: beginnings of prompts mostly.
         """
         padded, in_a_row = self._shapes(asked)
         if in_a_row < padded:
@@ -126,30 +132,38 @@ class Packed:
         return outputs
 
     def _in_a_row(self, asked: Sequence[Ask]) -> list[Output]:
-        """Run the beginnings of several prompts as one batch row, in which each sees itself alone."""
-        forwards = [ask.forward for ask in asked]
-        self.storage.reserve(max(ask.rows for ask in asked))
+        """Run forwards of several lanes as one batch row, in which the rows of each see its own keys alone."""
+        forwards, keys = [ask.forward for ask in asked], [ask.engine.lane.read[1] for ask in asked]
+        self.storage.reserve(max(keys))
         sizes = torch.tensor([ask.rows for ask in asked])
-        lanes = torch.tensor([ask.engine.lane.number for ask in asked]).repeat_interleave(sizes)
+        lanes = torch.tensor([ask.engine.lane.number for ask in asked])
         ints = torch.cat([forward.ints for forward in forwards], 1)[:, None]
-        self.storage.open_fresh(lanes[None].to(ints.device), ints[2])
+        read = None
+        if not all(ask.fresh for ask in asked):
+            slots = torch.cat([torch.arange(own) for own in keys])
+            read = (lanes.repeat_interleave(torch.tensor(keys))[None].to(ints.device), slots[None].to(ints.device))
+        self.storage.open_row(lanes.repeat_interleave(sizes)[None].to(ints.device), ints[2], read)
         mask: Any = in_blocks([forward.mask for forward in forwards])
         features = [torch.cat([one.features for one in forwards])[None]] if forwards[0].features is not None else []  # type: ignore[misc]
         inputs = model_inputs(self.lm.model, ints, mask, *features)
-        read = [slice(end - ask.rows, end) for ask, end in zip(asked, sizes.cumsum(0).tolist(), strict=True)]
-        own = read
-        if self._keeps_logits and all(forward.last_only and forward.slots is None for forward in forwards):
-            inputs["logits_to_keep"] = sizes.cumsum(0).to(ints.device) - 1
-            own = [slice(place, place + 1) for place in range(len(asked))]
+        mine = [range(end - ask.rows, end) for ask, end in zip(asked, sizes.cumsum(0).tolist(), strict=True)]
+        asked_for = [
+            rows[-1:] if forward.last_only and forward.slots is None else rows
+            for rows, forward in zip(mine, forwards, strict=True)
+        ]
+        if self._keeps_logits:
+            inputs["logits_to_keep"] = torch.tensor([row for rows in asked_for for row in rows], device=ints.device)
+            ends = list(accumulate(map(len, asked_for)))
+            asked_for = [range(end - len(rows), end) for rows, end in zip(asked_for, ends, strict=True)]
         with attention_kernels(self.lm.device):
             logits, states = compute_batch(self.lm.model, inputs, self.storage, self.lm.engine.layers)
         return [
             Output(
-                logits[0, of],
-                {layer: found[0, rows] for layer, found in states.items()},
-                laws_of(logits[0, of], forward),
+                logits[0, of.start : of.stop],
+                {layer: found[0, rows.start : rows.stop] for layer, found in states.items()},
+                laws_of(logits[0, of.start : of.stop], forward),
             )
-            for of, rows, forward in zip(own, read, forwards, strict=True)
+            for of, rows, forward in zip(asked_for, mine, forwards, strict=True)
         ]
 
     def _compiled(self, engine: Compiled, asked: Sequence[Ask], rows: int, keys: int) -> list[Output]:

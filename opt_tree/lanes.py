@@ -11,6 +11,9 @@ from transformers.cache_utils import Cache
 
 from opt_tree.cache import KVCache, LayerShape, inference
 
+Places = dict[tuple[int, torch.device], Int[Tensor, " all"]]
+"""Rows among those of all lanes, heads and slots, by how many heads there are and on which device."""
+
 
 class Storage(Cache):
     """KV rows of all layers and lanes of one model: one tensor `[members, lanes, heads, slots, dim]` a distinct shape.
@@ -33,7 +36,7 @@ class Storage(Cache):
         """From and to which slots of a lane, by lane: what was committed since the last forward."""
         self._viewed: tuple[tuple[range, int], list[Tensor]] = ((range(0), 0), [])
         """The last answer of `views`, and what it depends on."""
-        self._open: tuple[dict[tuple[int, torch.device], Tensor], int, slice | Tensor | None] = ({}, 0, None)
+        self._open: tuple[Places, int, slice | Tensor | Places | None] = ({}, 0, None)
 
     @inference
     def reserve(self, slots: int) -> None:
@@ -70,15 +73,20 @@ class Storage(Cache):
             among = torch.tensor(lanes)
         self._open = self._places(torch.tensor(lanes, device=slots.device)[:, None], slots), keys, among
 
-    def open_fresh(self, lanes: Int[Tensor, "1 rows"], slots: Int[Tensor, "1 rows"]) -> None:
-        """Prepare a forward of one batch row that begins several lanes, each row in its lane: it reads itself alone."""
+    def open_row(
+        self,
+        lanes: Int[Tensor, "1 rows"],
+        slots: Int[Tensor, "1 rows"],
+        read: tuple[Int[Tensor, "1 keys"], Int[Tensor, "1 keys"]] | None,
+    ) -> None:
+        """Prepare a forward of one batch row for several lanes: it writes each row at its slot of its lane, and reads
+        the lanes and slots of `read`; None: itself alone, as all these lanes begin with it.
+        """
         self.flush()
-        self._open = self._places(lanes, slots), 0, None
+        self._open = self._places(lanes, slots), 0, self._places(*read) if read else None
 
-    def _places(
-        self, lanes: Int[Tensor, "batch _"], slots: Int[Tensor, "batch rows"]
-    ) -> dict[tuple[int, torch.device], Int[Tensor, " all"]]:
-        """Where a forward writes, for each number of heads and device that layers have."""
+    def _places(self, lanes: Int[Tensor, "batch _"], slots: Int[Tensor, "batch rows"]) -> "Places":
+        """Where slots are among all rows, for each number of heads and device that layers have."""
         return {kind: self._rows(lanes, slots, *kind) for kind in {(s.heads, s.device) for s in self._shapes}}
 
     def _rows(
@@ -106,9 +114,12 @@ class Storage(Cache):
             by_row.index_copy_(0, slots[view.shape[1], view.device], states.flatten(0, 2))
             if among is None:
                 found.append(states)
-                continue
-            seen = view[:, :, :keys]
-            found.append(seen[among] if isinstance(among, slice) else seen.index_select(0, among.to(view.device)))
+            elif isinstance(among, dict):
+                read = by_row.index_select(0, among[view.shape[1], view.device])
+                found.append(read.view(1, view.shape[1], -1, view.shape[3]))
+            else:
+                seen = view[:, :, :keys]
+                found.append(seen[among] if isinstance(among, slice) else seen.index_select(0, among.to(view.device)))
         return found[0], found[1]
 
     def keep(self, lane: int, rows: list[int], to: int) -> None:

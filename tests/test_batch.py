@@ -8,7 +8,7 @@ import pytest
 import torch
 from conftest import TableDrafter, TableTarget, hashed_laws
 from models import VOCAB, prompt, tiny, tiny_drafter
-from side_by_side import METHODS, OPT, PLACES, PROMPTS, TREES, compare, decoder_of, trace
+from side_by_side import BUCKETS, METHODS, OPT, PLACES, PROMPTS, TREES, compare, decoder_of, trace
 
 from opt_tree import batch
 from opt_tree.cache import LayerShape
@@ -145,6 +145,27 @@ def test_prompts_of_different_lengths_are_taken_in_one_behind_the_other(architec
     assert trace(decoder.generate_batch(prompts, 3, NEW)) == alone
     rows = sum(map(len, prompts)) - 3
     assert shapes[True][0] == (1, rows) and (1, rows) in shapes[False]
+
+
+@pytest.mark.parametrize("buckets", BUCKETS, ids=["exact", "buckets"])
+@pytest.mark.parametrize("architecture", ["llama", "mistral", "gemma3"])
+def test_a_prompt_begins_in_the_forward_of_the_others(architecture, buckets, monkeypatch):
+    """Without padding, though those see keys of their own: a forward saved for each prompt that begins later."""
+    decoder = decoder_of("eagle", architecture=architecture, buckets=buckets)
+    alone = trace([decoder.generate(ids, NEW) for ids in PROMPTS])
+    found: dict[bool, int] = {True: 0, False: 0}
+    in_a_row = batch.Packed._in_a_row
+
+    def counted(self: batch.Packed, asked: list[batch.Ask]) -> Any:
+        found[self.last] += (
+            min(ask.engine.lane.length for ask in asked) == 0 < max(ask.engine.lane.length for ask in asked)
+        )
+        return in_a_row(self, asked)
+
+    monkeypatch.setattr(batch.Packed, "_in_a_row", counted)
+    monkeypatch.setattr(batch, "_KEYS", 100)  # as if the models were wide
+    assert trace(decoder.generate_batch(PROMPTS, 3, NEW)) == alone
+    assert min(found.values()) > 0
 
 
 def test_an_error_in_one_ends_all_and_says_which(decoder, alone):
