@@ -170,9 +170,10 @@ class Auto(Controller, Table):
             paid = sum(worths) > 0
             self._patience = min(len(worths) * PATIENCE[0] if paid else 2 * self._patience, PATIENCE[1])
         self._waited = 0
+        fading = 0.97 ** (1 / len(worths))  # a round's, so that many lanes are soon sure
         for worth in worths:
             steps, mean, squares = self._drafted
-            self._drafted = 0.97 * steps + 1, 0.97 * mean + worth, 0.97 * squares + worth**2
+            self._drafted = fading * steps + 1, fading * mean + worth, fading * squares + worth**2
 
     def _learn(self, step: Step, policy: Priced) -> None:
         """Keep the step, and learn from `LESSON` of them at a time."""
