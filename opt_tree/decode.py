@@ -56,8 +56,8 @@ def draft(
     """
     if limit <= 0 or drafter is None:
         return alone(context[-1])
-    below = looked_up(drafter, policy)
-    if below is not None and not below.depth:
+    below = looked_up(drafter, policy, context)
+    if below is not None and not below.first:
         return grow(below, context, limit)
     children = policy.children
     pool = CandidatePool(context[-1], children, random)
@@ -68,7 +68,7 @@ def draft(
         rows = policy.expand(pool) if pool.depth < limit else None
         if rows is None or not len(rows):
             return pool.tree(policy.select(pool))
-        if below is not None and below.depth == pool.depth:
+        if below is not None and below.first == pool.depth:
             return grow(below, context, limit, pool)
         frontier = pool.frontier(rows)
         answer = drafter.expand(frontier) if sampled else drafter.expand_laws(frontier)

@@ -2,17 +2,18 @@
 
 A model is asked layer by layer, as a forward over many nodes costs what one over a single node does. A table is asked
 node by node, and below nodes of the tree only; plain Python is all that runs. The tree is the loop's, to the rounding
-of a logarithm: of a table alone, and of one below the layers of a model.
+of a logarithm: of a table alone, of one below the layers of a model, of one times a model that answers in one pass.
 """
 
 from bisect import insort
+from collections.abc import Callable, Mapping
 from itertools import count
 from math import exp, inf, log
 from typing import NamedTuple
 
 import numpy as np
 
-from opt_tree.drafters import Drafter, Grafted
+from opt_tree.drafters import Drafter, Grafted, Product
 from opt_tree.drafters.lookup import Lookup, Tail
 from opt_tree.policies import OptTree, TreePolicy
 from opt_tree.pool import CandidatePool
@@ -25,26 +26,32 @@ of its path. The less comes first: a better one, and of equals the one that the 
 
 
 class Below(NamedTuple):
-    """Who answers from which depth on without a forward."""
+    """What follows a tail of `order` tokens at a depth, from depth `first` on, without another forward."""
 
-    table: Lookup
-    depth: int
+    law: Callable[[Tail, int], Mapping[int, float]]
+    order: int
+    first: int
     policy: OptTree
 
 
-def looked_up(drafter: Drafter | None, policy: TreePolicy) -> Below | None:
+def looked_up(drafter: Drafter | None, policy: TreePolicy, context: list[int]) -> Below | None:
     """From where on `grow` draws the tree; None where the loop does: nothing is looked up, or by another policy."""
     if type(policy) is not OptTree:
         return None
-    if isinstance(drafter, Lookup):
-        return Below(drafter, 0, policy)
-    return Below(drafter.table, drafter.depth, policy) if isinstance(drafter, Grafted) else None
+    if isinstance(drafter, Product) and drafter.in_one_pass:
+        return Below(drafter.begin(context), drafter.table.order, 0, policy)
+    if isinstance(drafter, Grafted):
+        return Below(_of(drafter.table), drafter.table.order, drafter.depth, policy)
+    return Below(_of(drafter), drafter.order, 0, policy) if isinstance(drafter, Lookup) else None
+
+
+def _of(table: Lookup) -> Callable[[Tail, int], Mapping[int, float]]:
+    return lambda tail, depth: table.law(tail)
 
 
 def grow(below: Below, context: list[int], limit: int, above: CandidatePool | None = None) -> Tree:
     """Return the tree that the loop would grow, at most `limit` layers deep; `above` is what it has grown so far."""
-    table, depth, policy = below
-    order = table.order
+    law, order, depth, policy = below
     nodes, rows = _begin(context, order, above, policy.nodes)
     numbers = count(max(rows.values(), default=-1) + 1)
     # With a threshold, layer by layer: each has to raise E(A) by more. Without one they all do, the best node first.
@@ -61,7 +68,7 @@ def grow(below: Below, context: list[int], limit: int, above: CandidatePool | No
             most = nodes[-1][0] if len(nodes) > policy.nodes else inf
             least = exp(cost - most) * (1 - 1e-9)
             kept = tail[1 - order :] if order > 1 else ()
-            for child, (token, prob) in enumerate(table.law(tail).items()):
+            for child, (token, prob) in enumerate(law(tail, at).items()):
                 if prob > least:
                     insort(nodes, (max(cost - log(prob), cost), at + 1, (*path, child), (*kept, token)))
                     if len(nodes) > policy.nodes + 1:

@@ -4,12 +4,23 @@ import numpy as np
 import pytest
 import torch
 from conftest import TableDrafter, hashed_laws
-from models import VOCAB, prompt
+from models import VOCAB, prompt, tiny
 from test_store import documents
 
 from opt_tree import OptTree
 from opt_tree.decode import draft
-from opt_tree.drafters import Grafted, NGramDrafter, NGramRecycling, Sharpened, Store, StoreDrafter, TokenRecycling
+from opt_tree.drafters import (
+    Grafted,
+    NGramDrafter,
+    NGramRecycling,
+    Product,
+    Sharpened,
+    Store,
+    StoreDrafter,
+    TokenRecycling,
+)
+from opt_tree.drafters.one_pass import MedusaDrafter, MedusaHeads
+from opt_tree.lm import CausalLM
 from opt_tree.node_by_node import looked_up
 from opt_tree.target import Output
 from opt_tree.training.store import Recipe, build
@@ -67,6 +78,29 @@ def test_the_tree_is_the_loops(nodes, limit, threshold):
     assert max(depths) > min(limit - 1, nodes // 7, 3)
 
 
+@pytest.mark.parametrize("threshold", [0.0, 0.005])
+@pytest.mark.parametrize("exponents", [(0.7, 0.7), (1.4, 0.1, 0.5, 0.7)])
+def test_a_product_in_one_pass(threshold, exponents):
+    """Behind a table that knows little the model decides, below its last head the table alone."""
+    target = CausalLM(tiny("llama"))
+    target.watch((-1,))
+    heads = MedusaHeads(target.hidden, VOCAB, 3).requires_grad_(False)
+    for weight in heads.parameters():
+        weight.normal_(0, 0.3, generator=torch.Generator().manual_seed(0))
+    drafter = Product(MedusaDrafter(heads, target), NGramDrafter((0.4, 0.2)), exponents)
+    depths = set()
+    for seed in range(8):
+        text = prompt(60, seed=seed, vocab=(6, VOCAB)[seed % 2])
+        drafter.reset(text, target.append(text[:-1]))
+        target.reset()
+        for nodes in (1, 5, 24):
+            quick, loops = (draft(drafter, kind(nodes, threshold, 7), text, 7) for kind in (OptTree, Layered))
+            assert drawn(quick) == drawn(loops)
+            assert quick.path_log_probs == pytest.approx(loops.path_log_probs, abs=1e-5)
+            depths.add(quick.depths.max())
+    assert min(depths) < 3 < max(depths)
+
+
 def test_of_equals_the_one_that_the_loop_drafts_first_is_taken():
     """Always 1, and then half the time 1 or 2: paths of 1, 1/2, 1/2, 1/2, 1/2, ... of every length."""
     text = [1, 1, 2, 1, 3, 4, 3, 5, 4, 5, 5, 3]
@@ -110,8 +144,8 @@ def test_a_models_rows_come_first(threshold):
 
 def test_whatever_else_takes_the_loop():
     table, model = NGramDrafter(), TableDrafter(hashed_laws(1, VOCAB))
-    assert looked_up(table, OptTree(3, 0.0)).depth == 0 == looked_up(table, OptTree(3, 0.1)).depth
-    assert looked_up(Grafted(model, table, 2), OptTree(3, 0.1)).depth == 2
-    assert looked_up(table, Layered(3, 0.0)) is None
-    assert looked_up(model, OptTree(3, 0.0)) is None is looked_up(Sharpened(model, 0.5), OptTree(3))
-    assert looked_up(None, OptTree(3, 0.0)) is None
+    assert looked_up(table, OptTree(3, 0.0), [1]).first == 0 == looked_up(table, OptTree(3, 0.1), [1]).first
+    assert looked_up(Grafted(model, table, 2), OptTree(3, 0.1), [1]).first == 2
+    assert looked_up(table, Layered(3, 0.0), [1]) is None
+    assert looked_up(model, OptTree(3, 0.0), [1]) is None is looked_up(Sharpened(model, 0.5), OptTree(3), [1])
+    assert looked_up(None, OptTree(3, 0.0), [1]) is None

@@ -87,7 +87,7 @@ def test_medusa_s_heads_read_the_feature_that_chose_the_root(layers, monkeypatch
 
     def asked(context):
         answer = root(context)
-        seen.append((list(context), drafter._laws.clone()))
+        seen.append((list(context), drafter.scores.clone()))
         return answer
 
     monkeypatch.setattr(drafter, "root", asked)
@@ -123,7 +123,7 @@ def test_residual_heads_behind_the_eagle_head():
         up, down = drafter.heads.up[depth - 2], drafter.heads.down[depth - 2]
         estimate = alone.estimate + down(torch.nn.functional.silu(up(inputs)))
         expected = target.model.get_output_embeddings()(estimate)
-        assert torch.allclose(drafter._laws[depth - 1 : depth], expected, atol=1e-10)
+        assert torch.allclose(drafter.scores[depth - 1 : depth], expected, atol=1e-10)
     assert drafter.work.forwards == 1
 
 

@@ -42,7 +42,8 @@ class OnePass(Drafter):
         check_whole(target, "a drafter that reads the target's output layer at every depth")
         self.target, self.max_context = target, target.max_context
         self._feature = torch.zeros(1, target.hidden, dtype=target.dtype, device=target.device)
-        self._laws = torch.zeros(0, target.vocab)
+        self.scores = torch.zeros(0, target.vocab)
+        """Of this step, a row a depth."""
         self._done = Work()
 
     @abstractmethod
@@ -55,16 +56,16 @@ class OnePass(Drafter):
 
     def root(self, context: list[int]) -> Float[Tensor, "1 vocab"]:
         begin = time.perf_counter()
-        self._laws = self.laws(context)
+        self.scores = self.laws(context)
         self._done += Work(1, self.rows, time.perf_counter() - begin)
-        return self._laws[:1]
+        return self.scores[:1]
 
     def expand(self, frontier: Frontier) -> Float[Tensor, "frontier vocab"]:
         """Look up the law of the frontier's depth; nothing is known beyond the last head."""
         depth, nodes = int(frontier.depths[0]), len(frontier.tokens)
-        if depth >= len(self._laws):
-            return self._laws.new_full((1, self._laws.shape[1]), -torch.inf).expand(nodes, -1)
-        return self._laws[depth : depth + 1].expand(nodes, -1)
+        if depth >= len(self.scores):
+            return self.scores.new_full((1, self.scores.shape[1]), -torch.inf).expand(nodes, -1)
+        return self.scores[depth : depth + 1].expand(nodes, -1)
 
     def observe(self, outcome: Outcome) -> None:
         self._feature = outcome.features[LAST][-1:].clone()

@@ -4,7 +4,7 @@ Owns the product and its normalisation over the whole vocabulary. Two experts th
 right; a one-pass drafter knows the context and not the path, a table knows the path and not the context.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -14,7 +14,8 @@ from torch import Tensor
 from opt_tree.children import Few, Reduced
 from opt_tree.drafters.base import Drafter, DrafterAround
 from opt_tree.drafters.grafted import join
-from opt_tree.drafters.lookup import Lookup
+from opt_tree.drafters.lookup import Lookup, Tail
+from opt_tree.drafters.one_pass import OnePass
 from opt_tree.pool import Frontier
 from opt_tree.probabilities import log_probs_of
 from opt_tree.step import Outcome
@@ -58,6 +59,42 @@ class Product(DrafterAround):
     def expand(self, frontier: Frontier) -> Few:
         known = self.table.expand(frontier)
         return self._product(self.drafter.expand(frontier), known, self.exponents[-2:])
+
+    @property
+    def in_one_pass(self) -> bool:
+        """Whether what follows a node depends on its last tokens and its depth alone, and is asked for on the host."""
+        return isinstance(self.drafter, OnePass) and self.drafter.target.device.type == "cpu"
+
+    def begin(self, context: list[int]) -> Callable[[Tail, int], Mapping[int, float]]:
+        """Run a one-pass drafter, and return what follows a tail at a depth: `product`, of one node."""
+        assert isinstance(self.drafter, OnePass)
+        self.drafter.root(context)
+        laws = log_probs_of(self.drafter.scores)
+        depths, vocab = laws.shape
+        exponents = [self.exponents[:2], *[self.exponents[-2:]] * (depths - 1)]
+        powered = (laws * torch.tensor([[a] for a, _ in exponents], dtype=laws.dtype)).double().exp_()
+        totals, (best, names) = powered.sum(1).tolist(), powered.topk(min(_WIDTH, vocab))
+        models = list(zip(powered.numpy(), totals, names.tolist(), best.tolist(), exponents, strict=True))
+        unknown = laws.isneginf().all(1).tolist()
+
+        def law(tail: Tail, depth: int) -> Mapping[int, float]:
+            known = self.table.law(tail)
+            if depth >= depths or unknown[depth]:
+                return known
+            model, total, names, best, (_, b) = models[depth]
+            rest = max(1 - sum(known.values()), _LEAST) / vocab
+            probs, alone = {}, rest**b
+            for token, prob in known.items():
+                own = model.item(token)
+                total -= own
+                probs[token] = own * (prob + rest) ** b
+            mass = sum(probs.values()) + max(total, 0.0) * alone
+            for token, own in zip(names, best, strict=True):
+                if token not in known:
+                    probs[token] = own * alone
+            return {token: prob / mass for token, prob in probs.items()}
+
+        return law
 
     def observe(self, outcome: Outcome) -> None:
         self.drafter.observe(outcome)
