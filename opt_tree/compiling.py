@@ -7,18 +7,24 @@ code is `engines.aot`'s.
 import contextlib
 import copy
 import functools
+import platform
+import subprocess
 import warnings
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
 import torch
 
+from opt_tree import native
 from opt_tree.arguments import require
 from opt_tree.chain_lm import AnyLM, ChainLM
+from opt_tree.engines import aot
 from opt_tree.engines.aot import Compiled, CompileError, example, median_seconds
 from opt_tree.engines.body import Body, takes
 from opt_tree.engines.captured import Captured
-from opt_tree.engines.packages import facts_of, remember, remembered
+from opt_tree.engines.packages import Package, facts_of, package_of, remember, remembered
 from opt_tree.lm import Buckets, CausalLM, UnsupportedModelError, check_tree_mask
 from opt_tree.target import Work
 from opt_tree.tree import Tree
@@ -67,7 +73,39 @@ def compile_forwards(lm: AnyLM, make: bool = True, dtypes: tuple[torch.dtype, ..
         lm.engine = lm.eager
         if make:
             warnings.warn(f"{lm.name} is not compiled: {why}", stacklevel=2)
+    if isinstance(lm.engine, Compiled):
+        use_native_code(make)
     return lm.engine is not lm.eager
+
+
+def use_native_code(make: bool = True) -> None:
+    """Grow trees by `native.cpp` from now on, built once where packages are; numpy does it where that cannot be."""
+    if native.in_use():
+        return
+    facts = {"source": native.SOURCE.read_text(), "options": native.OPTIONS, "machine": platform.machine()}
+    package = package_of(facts, "native.so")
+    try:
+        if make and package.about() is None:
+            with package.lock():
+                if package.about() is None:  # another process may have built it meanwhile
+                    _build(package)
+        if package.about() is not None:
+            native.use(package.file)
+    except (CompileError, OSError) as why:
+        package.remove()
+        if make:
+            warnings.warn(f"trees grow by numpy, which native code would do sooner: {why}", stacklevel=3)
+
+
+def _build(package: Package) -> None:
+    """Compile `native.cpp`, in about a second."""
+    with TemporaryDirectory() as folder:
+        made = Path(folder) / package.file.name
+        command = [aot.cpp_compiler(), *native.OPTIONS, str(native.SOURCE), "-o", str(made)]
+        built = subprocess.run(command, capture_output=True, text=True)
+        if built.returncode:
+            raise CompileError(" ".join(built.stderr.split())[:300])
+        package.write(made, {})
 
 
 def _cast_to_fastest(lm: CausalLM, make: bool, dtypes: tuple[torch.dtype, ...]) -> None:

@@ -9,11 +9,11 @@ from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
-import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from opt_tree.children import Children, Few, Layer
+from opt_tree import native
+from opt_tree.children import Children, EqualSiblings, Few, Layer, TopK
 from opt_tree.random import Random
 from opt_tree.target import Laws
 from opt_tree.tree import Tree
@@ -38,40 +38,6 @@ _ROOT = np.array([0])
 _ITSELF = np.eye(64, k=-1, dtype=bool)
 
 
-class EqualSiblings:
-    """Which sampled candidates carry the same text, and what their children are drawn from.
-
-    Independent draws repeat each other. Candidates of one text are one node to the drafter: their children are drawn
-    from one and the same distribution, which stands here once.
-    """
-
-    def __init__(self) -> None:
-        self.first = _ROOT
-        """Of each candidate, the first one of the same text."""
-        self._answer_row = _ROOT  # of each frontier row, the row of the drafter's answer that is meant for it
-        self._answers: list[Tensor] = []
-
-    def spread(self, log_probs: Float[Tensor, "expanded vocab"]) -> Float[Tensor, "frontier vocab"]:
-        """Keep a layer's answer and return it with a row for every row of the frontier."""
-        self._answers.append(log_probs)
-        return log_probs[torch.from_numpy(self._answer_row).to(log_probs.device)]
-
-    def add(self, parents: Int[np.ndarray, " layer"], tokens: Int[np.ndarray, " layer"]) -> None:
-        """Note a layer of new candidates."""
-        texts = np.stack([self.first[parents], tokens])
-        _, first, text = np.unique(texts, axis=1, return_index=True, return_inverse=True)
-        self.first = np.concatenate([self.first, len(self.first) + first[text]])
-
-    def merge(self, frontier: Int[np.ndarray, " frontier"]) -> Int[np.ndarray, " expanded"]:
-        """Return the frontier with every text once; the next answer is to these rows."""
-        rows, self._answer_row = np.unique(self.first[frontier], return_inverse=True)
-        return rows
-
-    def drawn_from(self) -> Float[Tensor, "expanded vocab"] | None:
-        """The drafter's log-probabilities behind every node expanded so far, the root's first."""
-        return torch.cat(self._answers) if self._answers else None
-
-
 class CandidatePool:
     """Candidates in the order they were drafted: row 0 is the root, then layer after layer.
 
@@ -88,10 +54,10 @@ class CandidatePool:
         """Layers drafted so far."""
         self.layer = 1
         """Pool row at which the newest layer begins."""
-        # Grown by doubling: between two forwards an assignment costs a third of a concatenation.
-        self._integers = np.zeros((4, 128), dtype=np.int64)
+        # What native code picks: the so many best.
+        self._best = children.total if native.in_use() and type(children) is TopK else None
+        self._store(np.zeros((4, 128), dtype=np.int64), np.zeros(128))
         self._integers[0, 0], self._integers[1, 0] = root, -1
-        self._path_log_probs = np.zeros(128)
         self._show(1)
         self.reach = self.path_log_probs
         """What candidates are ranked by. Deterministic ones: `path_log_probs`. Sampled ones: what was known before the
@@ -102,6 +68,16 @@ class CandidatePool:
         self._seen = _ITSELF.copy()  # by draft row and column; every node sees itself
         self._expanded = 0
         self._equal = EqualSiblings() if children.sampled else None
+
+    def _store(self, integers: Int[np.ndarray, "4 capacity"], path_log_probs: Float[np.ndarray, " capacity"]) -> None:
+        self._integers, self._path_log_probs = integers, path_log_probs
+        if self._best is not None:
+            self._addresses = (*native.addresses(integers, path_log_probs), len(path_log_probs))
+
+    def _reserve(self, size: int) -> None:
+        """Make room for so many candidates. Grown by doubling: an assignment costs a third of a concatenation."""
+        while size > len(self._path_log_probs):
+            self._store(np.concatenate([self._integers] * 2, axis=1), np.concatenate([self._path_log_probs] * 2))
 
     def _show(self, size: int) -> None:
         """Point the public arrays at the first `size` candidates of the storage."""
@@ -118,18 +94,36 @@ class CandidatePool:
 
         `answer`: log-probabilities of the next token behind each of those nodes, or the few tokens known there.
         """
-        log_probs, tokens, peaks = Laws(answer) if isinstance(answer, Tensor) else Laws(*answer)
+        laws = Laws(answer) if isinstance(answer, Tensor) else Laws(*answer)
+        if not self._grow(laws):
+            self._pick(laws)
+        self.__dict__.pop("_order", None)
+
+    def _grow(self, laws: Laws) -> bool:
+        """Do what `_pick` does by native code, where it is there and made for this; return whether it was done."""
+        if self._best is None:
+            return False
+        size, asked = len(self.tokens), len(self._frontier)
+        self._reserve(size + self._best)
+        about = size, self._expanded + 1 - asked, self.depth + 1, self.floor, self._best
+        grown = native.grow(laws, asked, *self._addresses, *about)
+        if grown is None:
+            return False
+        self.layer, self.depth = size, self.depth + 1
+        self._show(grown)
+        self.reach = self.path_log_probs
+        return True
+
+    def _pick(self, laws: Laws) -> None:
+        log_probs, tokens, peaks = laws
         if self._equal is not None:
             log_probs = self._equal.spread(log_probs)
         above = self.path_log_probs.take(self._frontier)
         picked = self.children.pick(Layer(log_probs, above, self.depth, self.floor, tokens, peaks), self._random)
         self.layer = len(self.tokens)
         self.depth += 1
-        size = self.layer + len(picked.tokens)
-        while size > len(self._path_log_probs):
-            self._integers = np.concatenate([self._integers] * 2, axis=1)
-            self._path_log_probs = np.concatenate([self._path_log_probs] * 2)
-        self._show(size)
+        self._reserve(self.layer + len(picked.tokens))
+        self._show(self.layer + len(picked.tokens))
         self.tokens[self.layer :] = picked.tokens
         self.parents[self.layer :] = self._frontier.take(picked.rows)
         self.depths[self.layer :] = self.depth
@@ -143,7 +137,6 @@ class CandidatePool:
         else:
             bounded = np.minimum(picked.reach, self.reach[self.parents[self.layer :]])
             self.reach = np.concatenate([self.reach, bounded])
-        self.__dict__.pop("_order", None)
 
     @property
     def floor(self) -> float:

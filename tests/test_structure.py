@@ -31,7 +31,7 @@ TIERS: tuple[set[str], ...] = (
         "stopping",
         "target",
     },
-    {"children", "sampling", "cache", "support"},
+    {"children", "sampling", "cache", "support", "native"},
     {"pool", "engines", "lanes", "led"},
     {"lm", "packing"},
     {"split", "chain_lm"},

@@ -2,8 +2,20 @@
 
 from opt_tree.children.base import Children, Few, Layer, Picked, Reduced
 from opt_tree.children.best_and_draw import BestAndDraw
+from opt_tree.children.equal import EqualSiblings
 from opt_tree.children.iid import IID
 from opt_tree.children.top_k import TopK
 from opt_tree.children.without_replacement import WithoutReplacement
 
-__all__ = ["IID", "BestAndDraw", "Children", "Few", "Layer", "Picked", "Reduced", "TopK", "WithoutReplacement"]
+__all__ = [
+    "IID",
+    "BestAndDraw",
+    "Children",
+    "EqualSiblings",
+    "Few",
+    "Layer",
+    "Picked",
+    "Reduced",
+    "TopK",
+    "WithoutReplacement",
+]

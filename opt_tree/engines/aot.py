@@ -194,7 +194,7 @@ def _make(package: Package, eager: Eager, traced: Traced) -> None:
     """Export and compile; write the package."""
     begin = time.perf_counter()
     model, cache = eager.model, eager.cache
-    _check_compiler()
+    cpp_compiler()
     with TemporaryDirectory() as folder, _quiet():
         file = Path(folder) / package.file.name
         try:
@@ -265,11 +265,12 @@ def _compile(program: torch.export.ExportedProgram, file: Path, options: dict[st
         torch._inductor.aoti_compile_and_package(program, package_path=str(file), inductor_configs=dict(options))
 
 
-def _check_compiler() -> None:
+def cpp_compiler() -> str:
+    """The compiler that makes packages. Raises CompileError."""
     from torch._inductor.cpp_builder import get_cpp_compiler
 
     try:
-        get_cpp_compiler()
+        return get_cpp_compiler()
     except Exception as error:
         raise CompileError("there is no C++ compiler on this machine (looked for $CXX and g++)") from error
 

@@ -39,13 +39,14 @@ def cache_folder() -> Path:
 
 @dataclass(frozen=True)
 class Package:
-    """One compiled body, there or not: a folder with `body.pt2` and `about.json`."""
+    """One compiled body, there or not: a folder with `body.pt2` and `about.json`; or what else is built and kept."""
 
     folder: Path
+    name: str = "body.pt2"
 
     @property
     def file(self) -> Path:
-        return self.folder / "body.pt2"
+        return self.folder / self.name
 
     def about(self) -> dict[str, Any] | None:
         """What was noted when it was made; None where there is no package, or a damaged one."""
@@ -90,10 +91,10 @@ class Package:
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
-def package_of(facts: dict[str, Any]) -> Package:
+def package_of(facts: dict[str, Any], name: str = "body.pt2") -> Package:
     """The package for these facts; whatever changes one of them makes another package."""
     text = json.dumps(facts, sort_keys=True, default=str)
-    return Package(cache_folder() / hashlib.sha256(text.encode()).hexdigest()[:32])
+    return Package(cache_folder() / hashlib.sha256(text.encode()).hexdigest()[:32], name)
 
 
 def remembered(facts: dict[str, Any]) -> str | None:

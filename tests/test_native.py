@@ -1,0 +1,145 @@
+"""Native code: it grows the trees that numpy grows, bit by bit; and where it cannot be built, numpy grows them."""
+
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch._inductor.exc import InvalidCxxCompiler
+
+from opt_tree import native
+from opt_tree.compiling import use_native_code
+from opt_tree.policies import OptTree
+from opt_tree.pool import CandidatePool
+from opt_tree.probabilities import grouped_log_probs
+from opt_tree.target import Laws
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> dict[torch.dtype, Any]:
+    """The calls of the native code, built once for these tests."""
+    with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings():
+        warnings.simplefilter("error")
+        patch.setenv("OPT_TREE_CACHE", str(tmp_path_factory.mktemp("packages")))
+        patch.setattr(native, "_CALLS", {})
+        use_native_code()
+        assert native.in_use()
+        return native._CALLS
+
+
+@pytest.fixture
+def unbuilt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A machine on which nothing was built yet: the folder of its packages."""
+    monkeypatch.setattr(native, "_CALLS", {})
+    monkeypatch.setenv("OPT_TREE_CACHE", str(tmp_path / "cache"))
+    yield tmp_path / "cache"
+
+
+def laws(rng: np.random.Generator, frontier: int, vocab: int, kind: str, dtype: torch.dtype) -> Laws:
+    """What a drafter may say: of all tokens in groups or not, of a reduced vocabulary, of a few tokens each."""
+    scores = rng.normal(size=(frontier, vocab)) * 3
+    if rng.random() < 0.5:
+        scores = np.round(scores / 3)  # equals abound
+    scores[rng.random(scores.shape) < 0.2] = -np.inf
+    scores[:, 0] = 0
+    log_probs, peaks = grouped_log_probs(torch.from_numpy(scores), torch.ones((), dtype=dtype), vocab)
+    if rng.random() < 0.2:
+        log_probs[0], peaks[0] = -torch.inf, -torch.inf  # nothing is known there
+    columns = log_probs.shape[1]
+    if kind == "reduced":
+        return Laws(log_probs, torch.from_numpy(np.sort(rng.permutation(2 * columns)[:columns])), peaks)
+    if kind == "few":
+        return Laws(log_probs, torch.from_numpy(np.stack([rng.permutation(columns) for _ in range(frontier)])))
+    return Laws(log_probs, None, peaks if kind == "grouped" else None)
+
+
+def grown(
+    seed: int, policy: OptTree, vocab: int, kind: str, dtype: torch.dtype, calls: dict[torch.dtype, Any]
+) -> list[list[Any]]:
+    """All numbers of a pool that a policy has grown, of its frontiers and of its tree."""
+    rng, seen = np.random.default_rng(seed), []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(native, "_CALLS", calls)
+        pool, rows = CandidatePool(5, policy.children), np.array([0])
+        while rows is not None and pool.depth < policy.max_depth:
+            before = len(pool.tokens)
+            pool.add(laws(rng, len(rows), vocab, kind, dtype))
+            assert pool.layer == before
+            rows = policy.expand(pool)
+            seen += [] if rows is None else [array.tolist() for array in pool.frontier(rows)]
+        tree = pool.tree(policy.select(pool))
+    arrays = (pool.tokens, pool.parents, pool.depths, pool.draft_rows, pool.path_log_probs, pool.reach)
+    return [*seen, *([*array] for array in (*arrays, tree.tokens, tree.parents, tree.path_log_probs, tree.draft_rows))]
+
+
+@given(
+    st.integers(0, 2**32 - 1),
+    st.sampled_from([1, 2, 9, 60, 200]),
+    st.sampled_from([2, 31, 256, 300, 1500]),
+    st.sampled_from(["whole", "grouped", "reduced", "few"]),
+    st.sampled_from([torch.float32, torch.float64]),
+)
+def test_native_code_grows_the_tree_of_numpy(
+    built: dict[torch.dtype, Any], seed: int, nodes: int, vocab: int, kind: str, dtype: torch.dtype
+) -> None:
+    policy = OptTree(nodes, 0.0, max_depth=6)
+    assert grown(seed, policy, vocab, kind, dtype, built) == grown(seed, policy, vocab, kind, dtype, {})
+
+
+@pytest.mark.parametrize(
+    "log_probs", [torch.zeros(2, 64), torch.zeros(1, 128)[:, ::2], torch.zeros(1, 64, dtype=torch.float16)]
+)
+def test_what_it_is_not_made_for_is_left_to_numpy(
+    built: dict[torch.dtype, Any], monkeypatch: pytest.MonkeyPatch, log_probs: torch.Tensor
+) -> None:
+    """Among it an answer about other nodes than were asked about, which numpy refuses."""
+    monkeypatch.setattr(native, "_CALLS", built)
+    assert native.grow(Laws(log_probs), 1) is None
+
+
+def test_without_a_compiler_numpy_grows_the_trees(unbuilt: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def absent() -> str:
+        raise InvalidCxxCompiler("g++")
+
+    monkeypatch.setattr("torch._inductor.cpp_builder.get_cpp_compiler", absent)
+    with pytest.warns(
+        UserWarning, match=r"^trees grow by numpy, .*: there is no C\+\+ compiler on this machine"
+    ) as told:
+        use_native_code()
+    assert len(told) == 1 and not native.in_use()
+    pool = CandidatePool(5, OptTree(3).children)
+    pool.add(torch.tensor([[0.5, 0.2, 0.3]]).log())
+    assert pool.tokens.tolist() == [5, 0, 1, 2]
+
+
+def test_what_the_compiler_refuses_is_said_in_one_line(
+    unbuilt: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = tmp_path / "wrong.cpp"
+    source.write_text("int wrong(\n")
+    monkeypatch.setattr(native, "SOURCE", source)
+    with pytest.warns(UserWarning, match=r"wrong\.cpp:1:.* error: ") as told:
+        use_native_code()
+    assert len(told) == 1 and "\n" not in str(told[0].message) and not native.in_use()
+
+
+def test_only_what_was_built_is_taken_unless_it_is_to_be_made(unbuilt: Path) -> None:
+    use_native_code(make=False)
+    assert not native.in_use() and not unbuilt.exists()
+    use_native_code()
+    native._CALLS.clear()
+    (package,) = (folder for folder in unbuilt.iterdir() if folder.is_dir())
+    use_native_code(make=False)
+    assert native.in_use()
+    native._CALLS.clear()
+    (package / "native.so").unlink()  # what is loaded is not written over
+    (package / "native.so").write_bytes(b"damaged")
+    use_native_code(make=False)
+    assert not native.in_use()
+    use_native_code()
+    assert native.in_use()
