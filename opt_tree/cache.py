@@ -120,7 +120,7 @@ class KVCache(Cache):
         """
         self._start = self.length + self.pending
         self._rows, self._keys, self._index = rows, keys or self._start + rows, index
-        needed = max(self._keys, self._start + (rows if index is None else len(index)))
+        needed = max(self._keys, self._start + (rows if index is None else index.numel()))
         if needed > self.capacity:
             self.reserve(needed)
         self.pending += rows

@@ -80,7 +80,7 @@ def compile_forwards(lm: AnyLM, make: bool = True, dtypes: tuple[torch.dtype, ..
 
 def use_native_code(make: bool = True) -> None:
     """Grow trees by `native.cpp` from now on, built once where packages are; numpy does it where that cannot be."""
-    if native.in_use():
+    if native.code is not None:
         return
     facts = {"source": native.SOURCE.read_text(), "options": native.OPTIONS, "machine": platform.machine()}
     package = package_of(facts, "native.so")

@@ -314,7 +314,8 @@ class Decoder:
         output = target.score(tree)
         verdict = self._judge(run)(tree, run.sampling.processed(output.logits, tree, run.context), run.random)
         verified = time.perf_counter()
-        tokens = [*tree.tokens[verdict.path[1:]].tolist(), verdict.token]
+        drafted_tokens = tree.tokens.tolist()
+        tokens = [*(drafted_tokens[row] for row in verdict.path[1:]), verdict.token]
         outcome = Outcome(tree, verdict.path, tokens, _of_path(output.features, verdict.path), output.logits)
         target.commit(verdict.path)
         run.random.advance(len(tokens))

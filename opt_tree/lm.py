@@ -323,7 +323,8 @@ class CausalLM(Target):
             path, self.places = self.places[path].tolist(), None
         self.cache.commit(path)
         if path:
-            self._tokens += self._pending[0].take(path).tolist()
+            tokens = self._pending[0].tolist()
+            self._tokens += [tokens[row] for row in path]
 
     @inference
     def run(self, wanted: Wanted, engine: Engine | None = None, last_only: bool = False, long: bool = False) -> Output:

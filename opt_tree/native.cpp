@@ -1,4 +1,5 @@
-// What growing a tree does between two forwards of a drafter, in one call instead of some thirty operations of numpy.
+// What growing a tree does between two forwards of a drafter, in one call instead of some thirty operations of numpy;
+// and what judging a row of it does behind the target's.
 //
 // Each of those is paid for in cold caches: a forward has just pushed everything out. The arithmetic is that of
 // `CandidatePool._add` and `TopK.pick`, operation by operation, so that both give the same bits; numpy is the reference.
@@ -61,9 +62,9 @@ struct Pool {
     int64_t *tokens, *parents, *depths, *draft_rows;
     double* paths;
 
-    Pool(int64_t* integers, double* paths, int64_t capacity)
-        : tokens(integers), parents(integers + capacity), depths(integers + 2 * capacity),
-          draft_rows(integers + 3 * capacity), paths(paths) {}
+    Pool(int64_t* storage, int64_t capacity)
+        : tokens(storage), parents(storage + capacity), depths(storage + 2 * capacity),
+          draft_rows(storage + 3 * capacity), paths(reinterpret_cast<double*>(storage + 4 * capacity)) {}
 };
 
 template <typename Real>
@@ -110,17 +111,70 @@ int64_t grow(const Answer<Real>& answer, Pool pool, int64_t size, int64_t first,
     return size;
 }
 
+bool all_within(const int64_t* rows, int64_t count, int64_t least, int64_t end) {
+    return std::all_of(rows, rows + count, [=](int64_t row) { return least <= row && row < end; });
+}
+
 }  // namespace
 
 // Add the best children of the nodes whose draft rows are `first` and those behind it to a pool of `size` candidates;
 // return its new size. There is room for `most` more.
 #define GROW(name, Real)                                                                                              \
     extern "C" int64_t name(const Real* log_probs, const Real* peaks, const int64_t* tokens, int64_t by_row,          \
-                            int64_t frontier, int64_t columns, int64_t groups, int64_t* integers, double* paths,      \
-                            int64_t capacity, int64_t size, int64_t first, int64_t depth, double floor,               \
-                            int64_t most) {                                                                           \
-        return grow<Real>({log_probs, peaks, tokens, columns, groups, by_row}, Pool(integers, paths, capacity), size, \
-                          first, frontier, depth, floor, most);                                                       \
+                            int64_t frontier, int64_t columns, int64_t groups, int64_t* storage, int64_t capacity,    \
+                            int64_t size, int64_t first, int64_t depth, double floor, int64_t most) {                 \
+        return grow<Real>({log_probs, peaks, tokens, columns, groups, by_row}, Pool(storage, capacity), size, first,  \
+                          frontier, depth, floor, most);                                                              \
     }
 GROW(grow_float, float)
 GROW(grow_double, double)
+
+// Number candidates as expanded, from `first` on, and describe them: tokens, draft rows of parents and depths go to
+// `told`, a row each; what each may see to its row of `seen`, which has `width` columns. False, and nothing is done,
+// where one of `rows` is none of the `size` candidates, or the root.
+extern "C" bool frontier(int64_t* storage, int64_t capacity, int64_t size, const int64_t* rows, int64_t count,
+                         int64_t first, bool* seen, int64_t width, int64_t* told) {
+    const Pool pool(storage, capacity);
+    if (!all_within(rows, count, 1, size)) return false;
+    for (int64_t place = 0; place < count; place++) {
+        const int64_t row = rows[place], parent = pool.draft_rows[pool.parents[row]];
+        told[place] = pool.tokens[row];
+        told[count + place] = parent;
+        told[2 * count + place] = pool.depths[row];
+        std::copy_n(seen + parent * width, first - 1, seen + (first + place) * width);
+    }
+    for (int64_t place = 0; place < count; place++) pool.draft_rows[rows[place]] = first + place;
+    return true;
+}
+
+// Make a tree of candidates, whose `rows` are put in order: tokens, parents, depths, draft rows and path
+// log-probabilities go to `told`, a row each; ancestors to `seen`. False where a parent is missing, or a candidate.
+extern "C" bool tree(int64_t* storage, int64_t capacity, int64_t size, int64_t* rows, int64_t count, int64_t* told,
+                     bool* seen) {
+    const Pool pool(storage, capacity), made(told, count);
+    if (!all_within(rows, count, 0, size)) return false;
+    std::sort(rows, rows + count);
+    std::fill_n(seen, count * count, false);
+    for (int64_t place = 0; place < count; place++) {
+        const int64_t row = rows[place], above = pool.parents[row];
+        const int64_t parent = place == 0 ? -1 : std::lower_bound(rows, rows + place, above) - rows;
+        if (place > 0 && (parent == place || rows[parent] != above)) return false;
+        made.tokens[place] = pool.tokens[row];
+        made.parents[place] = parent;
+        made.depths[place] = place == 0 ? 0 : made.depths[parent] + 1;
+        made.draft_rows[place] = pool.draft_rows[row];
+        made.paths[place] = pool.paths[row];
+        if (place > 0) std::copy_n(seen + parent * count, place, seen + place * count);
+        seen[place * count + place] = true;
+    }
+    return true;
+}
+
+// The place of the greatest of a row of half-precision logits, the first of equals; -1 where it is not positive. Such
+// numbers are ordered as the integers of the same bits, which `verifiers/greedy.py` makes use of, too.
+extern "C" int64_t best(const int16_t* logits, int64_t row, int64_t columns) {
+    const int16_t *begin = logits + row * columns, *end = begin + columns;
+    int16_t greatest = 0;
+    for (const int16_t* logit = begin; logit < end; logit++) greatest = std::max(greatest, *logit);
+    return greatest > 0 ? std::find(begin, end, greatest) - begin : -1;
+}

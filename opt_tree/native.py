@@ -5,55 +5,127 @@ and does the same wherever nothing was built.
 """
 
 import ctypes
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
 
 from opt_tree.target import Laws
 
 SOURCE = Path(__file__).with_name("native.cpp")
-OPTIONS = ("-O2", "-std=c++17", "-shared", "-fPIC")
+OPTIONS = ("-O3", "-std=c++17", "-shared", "-fPIC")
 """Of the compiler: IEEE arithmetic to the letter, as numpy's is."""
 
-_CALLS: dict[torch.dtype, Any] = {}
-"""By the dtype of a drafter's answer; empty until `use`."""
+_ADDRESS, _NUMBER = ctypes.c_void_p, ctypes.c_int64
+_STORAGE = [_ADDRESS, _NUMBER]  # of a pool: where its candidates are, and how many there is room for
+
+
+class Code:
+    """The functions of `native.cpp`."""
+
+    def __init__(self, file: Path) -> None:
+        """Load them. Raises OSError where they do not load here."""
+        library = ctypes.PyDLL(str(file))  # a call is too short to let other threads in
+
+        def typed(name: str, returns: Any, *takes: Any) -> Any:
+            call = getattr(library, name)
+            call.restype, call.argtypes = returns, takes
+            return call
+
+        limits = (*[_NUMBER] * 3, ctypes.c_double, _NUMBER)
+        self.grow = {
+            dtype: typed(name, _NUMBER, *[_ADDRESS] * 3, *[_NUMBER] * 4, *_STORAGE, *limits)
+            for dtype, name in ((torch.float32, "grow_float"), (torch.float64, "grow_double"))
+        }
+        """By the dtype of a drafter's answer."""
+        self.frontier = typed(
+            "frontier", ctypes.c_bool, *_STORAGE, _NUMBER, _ADDRESS, _NUMBER, _NUMBER, _ADDRESS, _NUMBER, _ADDRESS
+        )
+        self.tree = typed("tree", ctypes.c_bool, *_STORAGE, _NUMBER, _ADDRESS, _NUMBER, _ADDRESS, _ADDRESS)
+        self.best = typed("best", _NUMBER, _ADDRESS, _NUMBER, _NUMBER)
+
+
+code: Code | None = None
+"""What is loaded; None: numpy does everything."""
 
 
 def use(file: Path) -> None:
-    """Load the built code. Raises OSError where it does not load here."""
-    library = ctypes.PyDLL(str(file))  # a call is too short to let other threads in
-    address, number = ctypes.c_void_p, ctypes.c_int64
-    for dtype, call in ((torch.float32, library.grow_float), (torch.float64, library.grow_double)):
-        call.argtypes = [address] * 3 + [number] * 4 + [address] * 2 + [number] * 4 + [ctypes.c_double, number]
-        call.restype = number
-        _CALLS[dtype] = call
+    """Take the built code from now on. Raises OSError where it does not load here."""
+    global code
+    code = Code(file)
 
 
-def in_use() -> bool:
-    """Whether built code is loaded."""
-    return bool(_CALLS)
+def address(array: np.ndarray) -> int:
+    """Where the numbers of an array begin. `array.ctypes` says so, too, in ten times the time."""
+    return ctypes.addressof(ctypes.c_char.from_buffer(array))  # type: ignore[arg-type]
 
 
-def addresses(*arrays: np.ndarray) -> list[int]:
-    """Where the numbers of some arrays begin."""
-    return [array.__array_interface__["data"][0] for array in arrays]
+class Growing:
+    """What native code does for a pool whose children are the `best` ones; its storage is named before it is used."""
+
+    def __init__(self, code: Code, best: int) -> None:
+        self.code, self.best = code, best
+        self._storage = (0, 0)
+
+    def store(self, storage: Int[np.ndarray, "5 capacity"]) -> None:
+        """Name the storage: four rows of integers, and one of path log-probabilities."""
+        self._storage = address(storage), storage.shape[1]
+
+    def grow(self, laws: Laws, frontier: int, *limits: float) -> int | None:
+        """Add the best children of an answer about `frontier` nodes; return how many candidates there are then.
+
+        `limits`: see `native.cpp`. None where it is not made for this answer, and nothing was done.
+        """
+        log_probs, tokens, peaks = laws
+        call = self.code.grow.get(log_probs.dtype)
+        if call is None or not all(given is None or (given.is_cpu and given.is_contiguous()) for given in laws):
+            return None
+        rows, columns = log_probs.shape
+        if rows != frontier or not columns or (tokens is not None and tokens.dtype != torch.int64):
+            return None
+        begin = log_probs.data_ptr()
+        peak, groups = (begin, columns) if peaks is None else (peaks.data_ptr(), peaks.shape[1])
+        names, by_row = (None, 0) if tokens is None else (tokens.data_ptr(), tokens.ndim - 1)
+        return call(begin, peak, names, by_row, rows, columns, groups, *self._storage, *limits, self.best)
+
+    def frontier(
+        self, size: int, rows: Int[np.ndarray, " rows"], first: int, seen: Bool[np.ndarray, "width width"]
+    ) -> Int[np.ndarray, "3 rows"] | None:
+        """Number rows of `size` candidates as expanded, from `first` on; return tokens, parents' draft rows and depths.
+
+        What each may see goes to its row of `seen`. None where these are no candidates, and nothing was done.
+        """
+        if rows.dtype != np.int64:
+            return None
+        told, rows, count = np.empty((3, len(rows)), dtype=np.int64), rows.copy(), len(rows)
+        about = address(rows), count, first, address(seen), len(seen), address(told)
+        return told if self.code.frontier(*self._storage, size, *about) else None
+
+    def tree(
+        self, size: int, rows: Int[np.ndarray, " rows"]
+    ) -> tuple[Int[np.ndarray, "5 rows"], Bool[np.ndarray, "rows rows"]] | None:
+        """Return a tree's tokens, parents, depths, draft rows, the bits of its path log-probabilities; and ancestors.
+
+        None where `rows` are not all among `size` candidates, or a parent is missing.
+        """
+        if rows.dtype != np.int64:
+            return None
+        rows, count = rows.copy(), len(rows)
+        told, seen = np.empty((5, count), dtype=np.int64), np.empty((count, count), dtype=bool)
+        about = address(rows), count, address(told), address(seen)
+        return (told, seen) if self.code.tree(*self._storage, size, *about) else None
 
 
-def grow(laws: Laws, frontier: int, *pool: float) -> int | None:
-    """Add the best children of an answer about `frontier` nodes to a pool; return how many candidates it has then.
+def best_of(logits: Float[Tensor, "rows vocab"]) -> Callable[[int], int] | None:
+    """Return what finds the argmax of a row of half-precision logits; it says -1 where the greatest is not positive.
 
-    `pool`: see `native.cpp`. None where there is no native code for this, and nothing was done.
+    None where nothing is loaded.
     """
-    log_probs, tokens, peaks = laws
-    call = _CALLS.get(log_probs.dtype)
-    if call is None or not all(given is None or (given.is_cpu and given.is_contiguous()) for given in laws):
+    if code is None or not logits.is_contiguous():
         return None
-    rows, columns = log_probs.shape
-    if rows != frontier or not columns or (tokens is not None and tokens.dtype != torch.int64):
-        return None
-    begin = log_probs.data_ptr()
-    peak, groups = (begin, columns) if peaks is None else (peaks.data_ptr(), peaks.shape[1])
-    names, by_row = (None, 0) if tokens is None else (tokens.data_ptr(), tokens.ndim - 1)
-    return call(begin, peak, names, by_row, rows, columns, groups, *pool)
+    call, begin, columns = code.best, logits.data_ptr(), logits.shape[1]
+    return lambda row: call(begin, row, columns)

@@ -54,10 +54,10 @@ class CandidatePool:
         """Layers drafted so far."""
         self.layer = 1
         """Pool row at which the newest layer begins."""
-        # What native code picks: the so many best.
-        self._best = children.total if native.in_use() and type(children) is TopK else None
-        self._store(np.zeros((4, 128), dtype=np.int64), np.zeros(128))
-        self._integers[0, 0], self._integers[1, 0] = root, -1
+        best = children.budget if type(children) is TopK else None
+        self._native = native.Growing(native.code, best) if native.code is not None and best is not None else None
+        self._store(np.zeros((5, 128), dtype=np.int64))
+        self._storage[:2, 0] = root, -1
         self._show(1)
         self.reach = self.path_log_probs
         """What candidates are ranked by. Deterministic ones: `path_log_probs`. Sampled ones: what was known before the
@@ -69,20 +69,21 @@ class CandidatePool:
         self._expanded = 0
         self._equal = EqualSiblings() if children.sampled else None
 
-    def _store(self, integers: Int[np.ndarray, "4 capacity"], path_log_probs: Float[np.ndarray, " capacity"]) -> None:
-        self._integers, self._path_log_probs = integers, path_log_probs
-        if self._best is not None:
-            self._addresses = (*native.addresses(integers, path_log_probs), len(path_log_probs))
+    def _store(self, storage: Int[np.ndarray, "5 capacity"]) -> None:
+        """Keep candidates here from now on: four rows of integers, and one whose bits are path log-probabilities."""
+        self._storage, self._rows = storage, [*storage[:4], storage[4].view(np.float64)]
+        if self._native is not None:
+            self._native.store(storage)
 
     def _reserve(self, size: int) -> None:
         """Make room for so many candidates. Grown by doubling: an assignment costs a third of a concatenation."""
-        while size > len(self._path_log_probs):
-            self._store(np.concatenate([self._integers] * 2, axis=1), np.concatenate([self._path_log_probs] * 2))
+        while size > self._storage.shape[1]:
+            self._store(np.concatenate([self._storage] * 2, axis=1))
 
     def _show(self, size: int) -> None:
         """Point the public arrays at the first `size` candidates of the storage."""
-        self.tokens, self.parents, self.depths, self.draft_rows = self._integers[:, :size]
-        self.path_log_probs = self._path_log_probs[:size]
+        shown = [row[:size] for row in self._rows]
+        self.tokens, self.parents, self.depths, self.draft_rows, self.path_log_probs = shown
 
     @property
     def newest(self) -> Int[np.ndarray, " layer"]:
@@ -101,12 +102,11 @@ class CandidatePool:
 
     def _grow(self, laws: Laws) -> bool:
         """Do what `_pick` does by native code, where it is there and made for this; return whether it was done."""
-        if self._best is None:
+        if self._native is None:
             return False
         size, asked = len(self.tokens), len(self._frontier)
-        self._reserve(size + self._best)
-        about = size, self._expanded + 1 - asked, self.depth + 1, self.floor, self._best
-        grown = native.grow(laws, asked, *self._addresses, *about)
+        self._reserve(size + self._native.best)
+        grown = self._native.grow(laws, asked, size, self._expanded + 1 - asked, self.depth + 1, self.floor)
         if grown is None:
             return False
         self.layer, self.depth = size, self.depth + 1
@@ -187,13 +187,16 @@ class CandidatePool:
             grown = np.eye(2 * len(self._seen), k=-1, dtype=bool)
             grown[: len(self._seen), : len(self._seen)] = self._seen
             self._seen = grown
+        self._expanded, seen = last, self._seen[first + 1 : last + 1, :last]
+        if self._native is not None:
+            told = self._native.frontier(len(self.tokens), rows, first + 1, self._seen)
+            if told is not None:
+                return Frontier(told[0], told[1], told[2], seen)
         parents = self.draft_rows.take(self.parents.take(rows))
         self._seen[first + 1 : last + 1, :first] = self._seen[parents, :first]
         self.draft_rows[rows] = np.arange(first + 1, last + 1)
         if self._equal is not None:
             self.draft_rows[self._frontier] = self.draft_rows[self._equal.first[self._frontier]]
-        self._expanded = last
-        seen = self._seen[first + 1 : last + 1, :last]
         return Frontier(self.tokens.take(rows), parents, self.depths.take(rows), seen)
 
     def tree(self, rows: Int[np.ndarray, " rows"]) -> Tree:
@@ -202,6 +205,11 @@ class CandidatePool:
         Sampled siblings are kept up to some one of them, in the order they were drawn. Whether there is another one may
         depend on those before it; a gap would mean that the token itself decided, which no verifier corrects for.
         """
+        if self._native is not None and (found := self._native.tree(len(self.tokens), rows)) is not None:
+            (tokens, parents, depths, draft_rows, bits), ancestors = found
+            tree = Tree(tokens, parents, bits.view(np.float64), draft_rows)
+            vars(tree).update(depths=depths, ancestors=ancestors)
+            return tree
         rows = rows.copy()
         rows.sort()
         above = self.parents.take(rows)

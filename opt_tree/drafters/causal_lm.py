@@ -50,8 +50,8 @@ class CausalLMDrafter(OfModel):
         return self._scores(self.lm.extend(frontier.tokens, positions, frontier.visible, scale=self._scale))
 
     def observe(self, outcome: Outcome) -> None:
-        rows = outcome.tree.draft_rows[outcome.path[1:]].tolist()
-        self.lm.commit([row - 1 for row in rows if row > 0])
+        numbers = outcome.tree.draft_rows.tolist()
+        self.lm.commit([numbers[row] - 1 for row in outcome.path[1:] if numbers[row] > 0])
 
     def _known(self, tokens: list[int]) -> list[int]:
         return [token if token < self.lm.vocab else 0 for token in tokens]

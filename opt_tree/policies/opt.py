@@ -57,8 +57,9 @@ class OptTree:
         if pool.gain(self.nodes) <= self.threshold:
             return None
         # Whoever only equals the n-th best cannot have a child above it, and ties go to the older node.
-        frontier = pool.layer + (pool.path_log_probs[pool.layer :] > pool.floor).nonzero()[0]
-        return frontier if len(frontier) else None
+        floor, newest = pool.floor, pool.path_log_probs[pool.layer :].tolist()
+        frontier = [row for row, path in enumerate(newest, pool.layer) if path > floor]
+        return np.array(frontier) if frontier else None
 
     def select(self, pool: CandidatePool) -> Int[np.ndarray, " rows"]:
         return pool.best(self.nodes)

@@ -7,6 +7,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from opt_tree import native
 from opt_tree.children import IID, BestAndDraw, TopK, WithoutReplacement
 from opt_tree.random import Random
 from opt_tree.sampling import LazyLogits, Logits
@@ -41,10 +42,21 @@ def _chooser(logits: Float[Tensor, "rows vocab"]) -> Callable[[int], int]:
     if logits.dtype.itemsize > 2:
         rows = logits.numpy()
         return lambda row: int(rows[row].argmax())
-    bits = logits.view(torch.int16).numpy()
+    best_of = native.best_of(logits) or _best_of(logits)
 
     def choose(row: int) -> int:
-        best = int(bits[row].argmax())
-        return best if bits[row, best] > 0 else int(logits[row].float().numpy().argmax())
+        best = best_of(row)
+        return best if best >= 0 else int(logits[row].float().numpy().argmax())
 
     return choose
+
+
+def _best_of(logits: Float[Tensor, "rows vocab"]) -> Callable[[int], int]:
+    """Do what `native.best_of` does."""
+    bits = logits.view(torch.int16).numpy()
+
+    def best_of(row: int) -> int:
+        best = int(bits[row].argmax())
+        return best if bits[row, best] > 0 else -1
+
+    return best_of
