@@ -6,6 +6,7 @@ tree is drafted, judged and committed, and say nothing of what happens between t
 
 import copy
 import dataclasses
+import functools
 import json
 import time
 from collections.abc import Callable, Sequence
@@ -86,7 +87,8 @@ def auto(target: AnyLM, drafter: Drafter, nodes: int = 64, max_depth: int = 10) 
 
     decoder = Decoder(pair.target, pair.drafter, auto(pair.target, pair.drafter))
     """
-    return Auto(costs_of(target, drafter), nodes, max_depth, in_lanes=lambda lanes: costs_of(target, drafter, lanes))
+    in_lanes = functools.cache(functools.partial(costs_of, target, drafter))  # to look at all weights takes a while
+    return Auto(costs_of(target, drafter), nodes, max_depth, in_lanes=in_lanes)
 
 
 def costs_of(target: AnyLM, drafter: Drafter, lanes: int = 1) -> Costs:

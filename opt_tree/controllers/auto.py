@@ -29,6 +29,8 @@ PATIENCE = (8, 128)
 
 Of several lanes: a trial shows as many steps, and the first wait is as many times as long."""
 
+UNSEEN = 0.1
+"""What drafting costs lanes beyond their steps, in plain steps: the drafter takes in prompts, and lanes end apart."""
 
 _BETWEEN = (np.array(KNOTS[1:]) + KNOTS[:-1]) / 2
 """From the middle between two knots on, a probability teaches about the higher one."""
@@ -72,7 +74,7 @@ class Auto(Controller, Table):
         self._drafted = (1.0, 0.0, 1.0)  # steps with a tree, what they brought beyond plain decoding, its squares
         self._patience, self._waited = PATIENCE[0], 0
         self._round: list[Step] = []  # of the lanes that decided together, those that are done
-        self._lanes = 1
+        self._lanes, self._unseen = 1, 0.0
         self._seen: list[Step] = []
         self._lessons, self._stale = 0, True
 
@@ -90,6 +92,7 @@ class Auto(Controller, Table):
         shared = Auto(costs, largest.nodes, largest.max_depth, self.decay)
         shared._accepted, shared._expected = self._accepted.copy(), self._expected.copy()
         shared._layers, shared._patience = self._layers.copy(), min(lanes * PATIENCE[0], PATIENCE[1])
+        shared._unseen = UNSEEN
         return shared
 
     @property
@@ -141,7 +144,7 @@ class Auto(Controller, Table):
         steps, self._round = self._round, []
         seconds, fading = self._seconds_of(steps), self.decay ** len(steps)
         if isinstance(step.policy, Priced):
-            self._weigh([len(one.tokens) - seconds / self._now.plain for one in steps])
+            self._weigh([len(one.tokens) - seconds / self._now.plain - self._unseen for one in steps])
             for one in steps:
                 self._learn(one, step.policy)
         else:
