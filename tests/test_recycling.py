@@ -1,5 +1,7 @@
 """Token Recycling: what is kept of which row, how it is answered from, and that nothing is lost."""
 
+import copy
+
 import numpy as np
 import pytest
 import torch
@@ -222,6 +224,21 @@ KINDS = {
     "published": lambda vocab, keep: TokenRecycling(vocab, keep=keep),
     "n-grams": lambda vocab, keep: NGramRecycling(keep=keep),
 }
+
+
+def test_a_copy_by_ngrams_learns_on_by_itself():
+    """As each lane of a batch has one: what was known is known there, what is learnt later is not."""
+    one = NGramRecycling(SURE)
+    one.reset([1, 2, 3], Output(logits_of([4, 5], [6, 7])))
+    other = copy.deepcopy(one)
+    assert probs_of(other.look_up([(1, 2)])) == probs_of(one.look_up([(1, 2)])) != [{}]
+    other.root([1, 2, 3])
+    other.observe(outcome([3, 6], [-1, 0], [0], 8, logits_of([8, 6], [1, 2])))
+    assert probs_of(one.look_up([(2, 3), (3,)])) == [{}, {}]
+    assert probs_of(other.look_up([(2, 3)])) != [{}]
+    one.observe(outcome([3, 5], [-1, 0], [0], 5, logits_of([5, 6], [1, 2])))
+    (ours,), (theirs,) = (probs_of(each.look_up([(3,)])) for each in (one, other))
+    assert max(ours, key=ours.get) == 5 and max(theirs, key=theirs.get) == 8
 
 
 @pytest.mark.parametrize("kind", KINDS)

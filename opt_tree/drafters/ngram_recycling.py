@@ -3,6 +3,7 @@
 Owns the table of `NGramRecycling` and how its entries become probabilities (`Calibration`).
 """
 
+import copy
 from collections.abc import Sequence
 from itertools import islice
 from math import exp
@@ -13,7 +14,7 @@ import numpy as np
 from jaxtyping import Float
 from torch import Tensor
 
-from opt_tree.drafters.lookup import Lookup, Tail
+from opt_tree.drafters.lookup import Lookup, Tail, Tails
 from opt_tree.drafters.recycling import best_tokens
 from opt_tree.drafters.tables import Table, load_table, save_table
 from opt_tree.probabilities import log_probs_of
@@ -66,6 +67,12 @@ class NGramRecycling(Lookup):
         self.k, self.capacity, self.keep, self.learns = k, capacity, keep, keep
         self.calibration = tuple(Calibration(*map(float, row)) for row in calibration)
         self.clear()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "NGramRecycling":
+        """One that learns on by itself. Rows are replaced and never changed, so it shares those that are known."""
+        twin = copy.copy(self)
+        twin._rows, twin._tails = self._rows.copy(), Tails(self.order)
+        return twin
 
     def clear(self) -> None:
         """Forget everything."""
