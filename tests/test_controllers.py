@@ -367,6 +367,16 @@ def test_a_tree_tells_nothing_of_what_it_does_not_contain(policy, drawn):
     assert tells_of(drawn, drawn) and tells_of(Static.empty(), drawn)
 
 
+def test_hindsight_stops_where_a_layer_gains_too_little():
+    """A chain of .6 .36 .216, all accepted: behind a layer that gained too little nothing is drafted."""
+    rows = np.arange(4)
+    chain = Tree(rows, rows - 1, rows * np.log(0.6), np.array([0, 1, 2, -1]))
+    times = StepTimes(0.0, 0.0, 0.0, 0.0, 0.0)
+    step = Step(chain, [0, 1, 2, 3], [1, 2, 3, 9], OptTree(3, 0.0), 3, 3, times)
+    told = [tokens_of(OptTree(3, threshold), step) for threshold in (0.7, 0.4, 0.3)]
+    assert told == [2, 3, 4] and tokens_of(OptTree(2, 0.3), step) == 3
+
+
 def test_thompson_learns_of_small_trees_from_a_large_one():
     """Nothing is ever accepted: one step of each is enough to know that plain decoding is best, and stays it."""
     costs = Costs.straight(plain=1.0, step=1.0, row=0.1, layer=0.5, draft_row=0.0)
