@@ -38,16 +38,20 @@ class LaneThread(greenlet.greenlet):
     """One sequence under way."""
 
 
+def alone() -> bool:
+    """Whether there are no lanes beside this one."""
+    return not isinstance(greenlet.getcurrent(), LaneThread)
+
+
 def meet(table: Table, brings: Any, last: bool) -> Any:
     """Decide together with the lanes that come to an equal table; alone where there are none beside this one.
 
     It is decided when all lanes that draft have come. `last`: this lane only comes once more for what it brings, so it
     waits until all others come for the last time, too; what it brings is heard before that.
     """
-    lane = greenlet.getcurrent()
-    if not isinstance(lane, LaneThread):
+    if alone():
         return table.decide([brings])[0]
-    return lane.parent.switch(Meeting(table, brings, last))
+    return greenlet.getcurrent().parent.switch(Meeting(table, brings, last))
 
 
 def side_by_side(jobs: Iterable[Callable[[int], T]], lanes: int) -> Iterator[tuple[int, T]]:

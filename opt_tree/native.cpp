@@ -8,6 +8,7 @@
 #include <cmath>
 #include <cstdint>
 #include <limits>
+#include <numeric>
 #include <vector>
 
 namespace {
@@ -111,6 +112,36 @@ int64_t grow(const Answer<Real>& answer, Pool pool, int64_t size, int64_t first,
     return size;
 }
 
+// The line along which path log-probabilities are calibrated: `count` points, rising.
+struct Calibration {
+    const double *from, *to;
+    int64_t count;
+
+    double worth(double log) const {  // exp(numpy.interp(log, from, to))
+        const int64_t place = std::upper_bound(from, from + count, log) - from - 1;
+        if (place < 0) return std::exp(to[0]);
+        if (place == count - 1 || from[place] == log) return std::exp(to[place]);
+        const double slope = (to[place + 1] - to[place]) / (from[place + 1] - from[place]);
+        return std::exp(slope * (log - from[place]) + to[place]);
+    }
+};
+
+std::vector<int64_t> falling(const std::vector<double>& values) {  // places, those of the greatest first
+    std::vector<int64_t> order(values.size());
+    std::iota(order.begin(), order.end(), 0);
+    std::stable_sort(order.begin(), order.end(), [&](int64_t one, int64_t other) { return values[one] > values[other]; });
+    return order;
+}
+
+// The first place where what is offered is most beyond its price.
+int64_t best_beyond(const double* prices, std::vector<double>::const_iterator begin,
+                    std::vector<double>::const_iterator end) {
+    int64_t best = 0;
+    for (int64_t place = 1; place < end - begin; place++)
+        if (begin[place] - prices[place] > begin[best] - prices[best]) best = place;
+    return best;
+}
+
 bool all_within(const int64_t* rows, int64_t count, int64_t least, int64_t end) {
     return std::all_of(rows, rows + count, [=](int64_t row) { return least <= row && row < end; });
 }
@@ -177,4 +208,46 @@ extern "C" int64_t best(const int16_t* logits, int64_t row, int64_t columns) {
     int16_t greatest = 0;
     for (const int16_t* logit = begin; logit < end; logit++) greatest = std::max(greatest, *logit);
     return greatest > 0 ? std::find(begin, end, greatest) - begin : -1;
+}
+
+// Which of the newest candidates, those from `layer` on, are worth a layer below them: `Priced.expand`. `prices` are those
+// of a layer of 1, 2, ... `most` rows. Rows go to `rows`, rising; returned is how many, or -1 where `most` is too few.
+extern "C" int64_t layer_that_pays(const double* paths, int64_t layer, int64_t size, double floor, const double* from,
+                                   const double* to, int64_t count, double carry, double row, const double* prices,
+                                   int64_t most, int64_t* rows) {
+    if (size - layer > most) return -1;
+    const Calibration trust{from, to, count};
+    std::vector<double> surplus, earned;
+    for (int64_t place = layer; place < size; place++)
+        if (paths[place] > floor) {
+            rows[surplus.size()] = place;
+            surplus.push_back(trust.worth(paths[place]) - row);
+        }
+    if (surplus.empty()) return 0;
+    const auto order = falling(surplus);
+    double sum = 0;
+    for (int64_t place : order) earned.push_back(carry * (sum += surplus[place]));
+    const auto end = std::max_element(earned.begin(), earned.end()) + 1;  // further rows would earn less
+    if (!(end[-1] > 0)) return 0;
+    const int64_t best = best_beyond(prices, earned.begin(), end);
+    if (!(earned[best] - prices[best] > 0)) return 0;
+    std::vector<int64_t> kept;
+    for (int64_t place = 0; place <= best; place++) kept.push_back(rows[order[place]]);
+    std::sort(kept.begin(), kept.end());
+    std::copy(kept.begin(), kept.end(), rows);
+    return kept.size();
+}
+
+// Which candidates, the best `nodes` at most, are worth scoring: `Priced.select`. The root comes first, then the best.
+extern "C" int64_t nodes_that_pay(const double* paths, int64_t size, int64_t nodes, const double* from, const double* to,
+                                  int64_t count, const double* prices, int64_t most, int64_t* rows) {
+    const int64_t end = std::min(size, nodes + 1);
+    if (end > most) return -1;
+    const Calibration trust{from, to, count};
+    const auto order = falling(std::vector<double>(paths, paths + size));
+    std::vector<double> totals{0};  // the root is there anyway
+    for (int64_t place = 1; place < end; place++) totals.push_back(totals.back() + trust.worth(paths[order[place]]));
+    const int64_t best = best_beyond(prices, totals.begin(), totals.end());
+    std::copy_n(order.begin(), best + 1, rows);
+    return best + 1;
 }

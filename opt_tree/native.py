@@ -17,7 +17,7 @@ from torch import Tensor
 from opt_tree.target import Laws
 
 SOURCE = Path(__file__).with_name("native.cpp")
-OPTIONS = ("-O3", "-std=c++17", "-shared", "-fPIC")
+OPTIONS = ("-O3", "-std=c++17", "-shared", "-fPIC", "-ffp-contract=off")
 """Of the compiler: IEEE arithmetic to the letter, as numpy's is."""
 
 _ADDRESS, _NUMBER = ctypes.c_void_p, ctypes.c_int64
@@ -46,6 +46,10 @@ class Code:
             "frontier", ctypes.c_bool, *_STORAGE, _NUMBER, _ADDRESS, _NUMBER, _NUMBER, _ADDRESS, _NUMBER, _ADDRESS
         )
         self.tree = typed("tree", ctypes.c_bool, *_STORAGE, _NUMBER, _ADDRESS, _NUMBER, _ADDRESS, _ADDRESS)
+        line, real = [_ADDRESS, _ADDRESS, _NUMBER], ctypes.c_double
+        prices = [_ADDRESS, _NUMBER, _ADDRESS]
+        self.layer = typed("layer_that_pays", _NUMBER, _ADDRESS, _NUMBER, _NUMBER, real, *line, real, real, *prices)
+        self.nodes = typed("nodes_that_pay", _NUMBER, _ADDRESS, _NUMBER, _NUMBER, *line, *prices)
         self.best = typed("best", _NUMBER, _ADDRESS, _NUMBER, _NUMBER)
 
 
@@ -118,6 +122,41 @@ class Growing:
         told, seen = np.empty((5, count), dtype=np.int64), np.empty((count, count), dtype=bool)
         about = address(rows), count, address(told), address(seen)
         return (told, seen) if self.code.tree(*self._storage, size, *about) else None
+
+
+class Paying:
+    """What native code does for `Priced`: it finds the rows that pay, by a line of calibration and prices by rows."""
+
+    def __init__(self, code: Code, line: tuple[Float[np.ndarray, " knots"], Float[np.ndarray, " knots"]]) -> None:
+        self._code, self._kept = code, line
+        self._line = address(line[0]), address(line[1]), len(line[0])
+
+    def layer(
+        self,
+        paths: Float[np.ndarray, " pool"],
+        newest: int,
+        floor: float,
+        worth: tuple[float, float],
+        prices: Float[np.ndarray, " rows"],
+    ) -> Int[np.ndarray, " frontier"] | None:
+        """Return the candidates from `newest` on, above the floor, below which a layer pays; none where it does not.
+
+        `worth`: `carry` and the price of a row. None where there are no prices of so many rows.
+        """
+        size = len(paths)
+        rows = np.empty(max(size - newest, 1), dtype=np.int64)
+        about = address(prices), len(prices), address(rows)
+        count = self._code.layer(address(paths), newest, size, floor, *self._line, *worth, *about)
+        return None if count < 0 else rows[:count]
+
+    def nodes(
+        self, paths: Float[np.ndarray, " pool"], most: int, prices: Float[np.ndarray, " rows"]
+    ) -> Int[np.ndarray, " best"] | None:
+        """Return the root and the best candidates that pay, at most so many. None where prices are too few."""
+        rows = np.empty(min(len(paths), most + 1), dtype=np.int64)
+        about = address(prices), len(prices), address(rows)
+        count = self._code.nodes(address(paths), len(paths), most, *self._line, *about)
+        return None if count < 0 else rows[:count]
 
 
 def best_of(logits: Float[Tensor, "rows vocab"]) -> Callable[[int], int] | None:

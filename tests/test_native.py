@@ -14,7 +14,8 @@ from torch._inductor.exc import InvalidCxxCompiler
 
 from opt_tree import native
 from opt_tree.compiling import use_native_code
-from opt_tree.policies import OptTree
+from opt_tree.policies import Costs, OptTree, Priced
+from opt_tree.policies.priced import KNOTS
 from opt_tree.pool import CandidatePool
 from opt_tree.probabilities import grouped_log_probs
 from opt_tree.random import Random
@@ -62,7 +63,7 @@ def laws(rng: np.random.Generator, frontier: int, vocab: int, kind: str, dtype: 
 
 
 def grown(
-    seed: int, policy: OptTree, vocab: int, kind: str, dtype: torch.dtype, code: native.Code | None
+    seed: int, policy: OptTree | Priced, vocab: int, kind: str, dtype: torch.dtype, code: native.Code | None
 ) -> list[list[Any]]:
     """All numbers of a pool that a policy has grown, of its frontiers and of its tree."""
     rng, seen = np.random.default_rng(seed), []
@@ -94,6 +95,37 @@ def test_native_code_grows_the_tree_of_numpy(
 ) -> None:
     policy = OptTree(nodes, 0.0, max_depth=6)
     assert grown(seed, policy, vocab, kind, dtype, built) == grown(seed, policy, vocab, kind, dtype, None)
+
+
+CLIFFS = Costs(((1, 5e-3), (3, 5.1e-3), (6, 6e-3), (7, 9e-3), (20, 12e-3)), 1e-3, ((1, 2e-4), (4, 3e-4), (5, 9e-4)))
+
+
+@given(
+    st.integers(0, 2**32 - 1),
+    st.sampled_from([1, 9, 60]),
+    st.sampled_from([0.0, 30.0, 100.0, 400.0, 3000.0]),
+    st.data(),
+)
+def test_native_code_finds_the_rows_that_pay_as_numpy_does(
+    built: native.Code, seed: int, nodes: int, rate: float, data: st.DataObject
+) -> None:
+    trust = tuple(data.draw(st.lists(st.floats(-6, 0), min_size=len(KNOTS), max_size=len(KNOTS)).map(sorted)))
+    carry = data.draw(st.sampled_from([(), (0.0,), (0.9, 0.6, 0.3)]))
+
+    def tree(code: native.Code | None) -> list[list[Any]]:
+        return grown(seed, Priced(CLIFFS, nodes, 6, rate, 50, trust, carry), 300, "grouped", torch.float32, code)
+
+    assert tree(built) == tree(None)
+
+
+def test_prices_of_too_few_rows_are_left_to_numpy(built: native.Code) -> None:
+    paying = native.Paying(built, (np.array([-60.0, 0.0]), np.array([-60.0, 0.0])))
+    paths = np.array([0.0, -0.1, -0.2, -0.3])
+    assert paying.layer(paths, 1, -np.inf, (1.0, 0.0), np.zeros(2)) is None
+    assert paying.nodes(paths, 3, np.zeros(3)) is None
+    assert paying.layer(paths, 1, -0.3, (1.0, 0.0), np.zeros(3)).tolist() == [1, 2]
+    assert paying.layer(paths, 4, -np.inf, (1.0, 0.0), np.zeros(3)).tolist() == []
+    assert paying.nodes(paths, 2, np.zeros(3)).tolist() == [0, 1, 2]
 
 
 @pytest.mark.parametrize(

@@ -17,13 +17,14 @@ from opt_tree.hub import Table, meet
 from opt_tree.policies import Costs, Priced, Static, TreePolicy
 from opt_tree.policies.priced import KNOTS
 from opt_tree.step import Outcome, Step
+from opt_tree.target import Output
 
 PRIOR = 3.0
 """Expected tokens that a knot's first factor, that of the next more probable one, counts for."""
 LAYER_PRIOR = np.array([[2.0], [1.4]])
 """Surplus of a layer and of the one below it before any was seen."""
-LESSON = 8
-"""Steps that are learned from at once, as learning takes as long as one layer; the first so many one by one."""
+LESSON = 32
+"""Steps that are learned from at once, as learning takes as long as one layer; at first, a quarter of those so far."""
 PATIENCE = (8, 128)
 """Steps without a tree before drafting is tried again: at first, and at most, after trials that did not pay.
 
@@ -76,7 +77,9 @@ class Auto(Controller, Table):
         self._round: list[Step] = []  # of the lanes that decided together, those that are done
         self._lanes, self._unseen = 1, 0.0
         self._seen: list[Step] = []
-        self._lessons, self._stale = 0, True
+        self._learned, self._lesson, self._stale = 0, 1, True
+        self._due = 1  # steps in a round at which they are learned from
+        self._kept: TreePolicy | None = None  # what one sequence is answered until then
 
     def __str__(self) -> str:
         largest = self._sizes[-1]
@@ -107,20 +110,33 @@ class Auto(Controller, Table):
         By probability, not by depth: that is what the demo drafters are wrong by (RESULTS.md).
         """
         factor, factors = 1.0, []
-        for accepted, expected in zip(self._accepted[::-1], self._expected[::-1], strict=True):
+        for accepted, expected in zip(self._accepted[::-1].tolist(), self._expected[::-1].tolist(), strict=True):
             factor = (accepted + PRIOR * factor) / (expected + PRIOR)
             factors.append(factor)
         logs = np.minimum(np.array(KNOTS) + np.log(factors[::-1]), 0.0)
         return tuple(np.maximum.accumulate(logs).tolist())
+
+    def reset(self, prompt: list[int], output: Output | None) -> None:
+        """Prices are another prompt's."""
+        self._kept = None
 
     def choose(self, context: list[int], root: Float[Tensor, "1 vocab"] | Few | None) -> TreePolicy:
         return meet(self, len(context), last=False)
 
     def decide(self, brought: Sequence[int]) -> list[TreePolicy]:
         """From the lengths of all lanes' contexts to the policy of the next step, one for all of them."""
+        alone = len(brought) == 1
+        if alone and self._kept is not None:
+            return [self._kept]
+        if self._lanes == 1:
+            self._take()  # what the last prompt left
         self._round, self._lanes = [], len(brought)
         self._now = self.costs.at(sum(brought) // len(brought))
-        return [self._next()] * len(brought)
+        policy = self._next()
+        settled = alone and not self._waited and isinstance(policy, Priced)
+        self._due = self._lesson - len(self._seen) if settled else len(brought)
+        self._kept = policy if alone else None
+        return [policy] * len(brought)
 
     def _next(self) -> TreePolicy:
         if self._waited < self._patience and self._best_guess() < 0:
@@ -137,16 +153,25 @@ class Auto(Controller, Table):
         return worth / steps + math.sqrt(max(squares / steps - (worth / steps) ** 2, 0.0) / steps)
 
     def observe(self, step: Step, outcome: Outcome) -> None:
-        """Learn from a step, when those of all lanes that decided with it are done."""
+        """Learn from a step, when those of all lanes that decided with it are done; of one, from several at once."""
         self._round.append(step)
-        if len(self._round) < self._lanes:
-            return
-        steps, self._round = self._round, []
+        if len(self._round) >= self._due:
+            self._take()
+
+    def _take(self) -> None:
+        """Learn from the steps that wait."""
+        steps, self._round, self._kept = self._round, [], None
+        for together in [[one] for one in steps] if self._lanes == 1 else [steps]:
+            self._weigh(together)
+
+    def _weigh(self, steps: list[Step]) -> None:
+        """Learn from a round: what its tokens and its seconds say of the rate, and of what drafting brings."""
         seconds, fading = self._seconds_of(steps), self.decay ** len(steps)
-        if isinstance(step.policy, Priced):
-            self._weigh([len(one.tokens) - seconds / self._now.plain - self._unseen for one in steps])
+        policy = steps[0].policy
+        if isinstance(policy, Priced):
+            self._compare([len(one.tokens) - seconds / self._now.plain - self._unseen for one in steps])
             for one in steps:
-                self._learn(one, step.policy)
+                self._learn(one, policy)
         else:
             self._waited += 1
             for sums in (self._expected, self._accepted):  # what is not looked at fades
@@ -164,7 +189,7 @@ class Auto(Controller, Table):
         layers = max(max(step.draft_forwards, *step.tree.depths.tolist(), 1) for step in steps)
         return self._now.score(max(len(step.tree) for step in steps)) + self._now.draft(layers, rows)
 
-    def _weigh(self, worths: list[float]) -> None:
+    def _compare(self, worths: list[float]) -> None:
         """Note what steps with a tree brought beyond plain decoding, and how soon to try again if that is too little.
 
         Not at the rate so far: at one that is too high the shortest step looks best, and nothing would mend it.
@@ -179,12 +204,13 @@ class Auto(Controller, Table):
             self._drafted = fading * steps + 1, fading * mean + worth, fading * squares + worth**2
 
     def _learn(self, step: Step, policy: Priced) -> None:
-        """Keep the step, and learn from `LESSON` of them at a time."""
+        """Keep the step, and learn from several of them at a time."""
         self._need += 0.1 * (step.tree.nodes - self._need)
         self._seen.append(step)
-        if len(self._seen) == LESSON or self._lessons < LESSON:
+        if len(self._seen) >= self._lesson:
             self._digest(self._seen, policy)
-            self._seen, self._lessons, self._stale = [], self._lessons + 1, True
+            self._learned += len(self._seen)
+            self._seen, self._lesson, self._stale = [], min(self._learned // 4 + 1, LESSON), True
 
     def _digest(self, seen: list[Step], policy: Priced) -> None:
         """Compare what trees said with what was accepted, and each layer with the one above it."""

@@ -1,5 +1,6 @@
 """The tree that is worth its seconds: every node and every layer has to earn what it costs on this machine."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
@@ -8,9 +9,10 @@ from typing import NamedTuple, Self
 import numpy as np
 from jaxtyping import Float, Int
 
+from opt_tree import native
 from opt_tree.children import TopK
-from opt_tree.hub import Table, meet
-from opt_tree.policies.costs import Costs
+from opt_tree.hub import Table, alone, meet
+from opt_tree.policies.costs import LARGEST, Costs
 from opt_tree.pool import CandidatePool
 
 KNOTS = tuple(np.log((0.02, 0.05, 0.1, 0.2, 0.4, 0.6, 0.8, 0.95, 1.0)).tolist())
@@ -85,9 +87,25 @@ class Priced(Table):
         """Of a row of a small tree, in tokens."""
         return self.rate * self._now.row
 
+    @cached_property
+    def _layer_prices(self) -> Float[np.ndarray, " rows"]:
+        """Of a layer of 1, 2, ... rows, in tokens."""
+        return self.rate * self._now.layers(LARGEST)
+
+    @cached_property
+    def _tree_prices(self) -> Float[np.ndarray, " rows"]:
+        """Of scoring a tree of 1, 2, ... rows, in tokens."""
+        return self.rate * self._now.scores(LARGEST)
+
+    @property
+    def _paying(self) -> native.Paying | None:
+        """Native code that decides as numpy does here, but not for lanes; None: there is none."""
+        return None if native.code is None or not alone() else _paying(native.code, self.trust)
+
     def worth(self, path_log_probs: Float[np.ndarray, " nodes"]) -> Float[np.ndarray, " nodes"]:
         """The probabilities that nodes of these path log-probabilities have turned out to have."""
-        return np.exp(np.interp(path_log_probs, *_map(self.trust)))
+        found = np.interp(path_log_probs, *_map(self.trust))
+        return np.array([math.exp(log) for log in found.tolist()])  # numpy's differs in a last bit from native code's
 
     def surplus(self, path_log_probs: Float[np.ndarray, " nodes"]) -> Float[np.ndarray, " nodes"]:
         """What nodes of these path log-probabilities are worth, less the price of a row of a small tree."""
@@ -104,8 +122,7 @@ class Priced(Table):
         if len(offers) > 1:  # alone nothing is added up, which takes longer than all else here
             most = max(map(len, offers))
             whole = np.sum([np.append(own, np.full(most - len(own), own[-1])) for own in offers], axis=0)
-        seconds = self._now.layers(most) if layer else self._now.scores(most)
-        worth = whole / len(brought) - self.rate * seconds
+        worth = whole / len(brought) - (self._layer_prices if layer else self._tree_prices)[:most]
         best = int(worth.argmax())
         return [0 if layer and not worth[best] > 0 else best + 1] * len(brought)
 
@@ -114,11 +131,16 @@ class Priced(Table):
 
         What a layer brings is guessed with a row's average price: how large the tree will be is not known yet.
         """
+        carry = self.carry[pool.depth - 1] if pool.depth <= len(self.carry) else CARRY
+        if (paying := self._paying) is not None:
+            worth = carry, self._price
+            rows = paying.layer(pool.path_log_probs, pool.layer, pool.floor, worth, self._layer_prices)
+            if rows is not None:
+                return rows if len(rows) else None
         newest = pool.path_log_probs[pool.layer :]
         able = (newest > pool.floor).nonzero()[0]
         if not len(able):
             return None
-        carry = self.carry[pool.depth - 1] if pool.depth <= len(self.carry) else CARRY
         surplus = self.surplus(newest[able])
         order = (-surplus).argsort(kind="stable")
         earned = carry * surplus[order].cumsum()
@@ -131,6 +153,10 @@ class Priced(Table):
 
     def select(self, pool: CandidatePool) -> Int[np.ndarray, " rows"]:
         """Keep as many of the best as together are worth most beyond the price of scoring them; maybe none."""
+        if (paying := self._paying) is not None:
+            rows = paying.nodes(pool.path_log_probs, self.nodes, self._tree_prices)
+            if rows is not None:
+                return rows
         best = pool.best(self.nodes)
         total = self.worth(pool.path_log_probs[best])
         total[0] = 0.0  # the root is there anyway
@@ -141,3 +167,8 @@ class Priced(Table):
 def _map(trust: tuple[float, ...]) -> tuple[Float[np.ndarray, " knots"], Float[np.ndarray, " knots"]]:
     """From path log-probabilities to those that they have turned out to be, as points of a line."""
     return np.array((KNOTS[0] + FAR, *KNOTS)), np.array((trust[0] + FAR, *trust))
+
+
+@lru_cache(maxsize=64)
+def _paying(code: native.Code, trust: tuple[float, ...]) -> native.Paying:
+    return native.Paying(code, _map(trust))
