@@ -122,7 +122,7 @@ class Packed:
         whole = not all(forward.last_only and forward.slots is None for forward in forwards)
         if not whole and self._keeps_logits:
             inputs["logits_to_keep"] = 1
-        with attention_kernels(self.lm.device):
+        with attention_kernels(self.lm.device), self.lm.eager.packed:
             logits, states = compute_batch(self.lm.model, inputs, self.storage, engine.layers)
         outputs = []
         for row, ask in enumerate(asked):
@@ -155,7 +155,7 @@ class Packed:
             inputs["logits_to_keep"] = torch.tensor([row for rows in asked_for for row in rows], device=ints.device)
             ends = list(accumulate(map(len, asked_for)))
             asked_for = [range(end - len(rows), end) for rows, end in zip(asked_for, ends, strict=True)]
-        with attention_kernels(self.lm.device):
+        with attention_kernels(self.lm.device), self.lm.eager.packed:
             logits, states = compute_batch(self.lm.model, inputs, self.storage, self.lm.engine.layers)
         return [
             Output(

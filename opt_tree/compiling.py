@@ -74,6 +74,7 @@ def compile_forwards(lm: AnyLM, make: bool = True, dtypes: tuple[torch.dtype, ..
         if make:
             warnings.warn(f"{lm.name} is not compiled: {why}", stacklevel=2)
     if isinstance(lm.engine, Compiled):
+        lm.pack(False)  # its package has them
         use_native_code(make)
     return lm.engine is not lm.eager
 

@@ -21,7 +21,7 @@ from opt_tree.compiling import compile_forwards
 from opt_tree.drafters import Drafter
 from opt_tree.drafters.registry import DrafterOptions, load_drafter
 from opt_tree.engines.body import takes
-from opt_tree.lm import Buckets
+from opt_tree.lm import Buckets, CausalLM
 from opt_tree.models import drafter_of, resolve
 from opt_tree.stopping import Stop
 
@@ -57,6 +57,12 @@ class Pair:
             free = any_dtype and fast_bfloat16() and not takes(lm.model, "features")
             done.append(compile_forwards(lm, make, (torch.bfloat16,) if free and lm.dtype == torch.float32 else ()))
         return all(done)
+
+    def pack(self, wanted: bool = True) -> None:
+        """Have eager forwards of all its models take packed weights, as they do by themselves; see `CausalLM.pack`."""
+        for lm in (self.target, *self.drafter.models):
+            if isinstance(lm, CausalLM):
+                lm.pack(wanted)
 
     def encode(self, message: str | list[dict[str, str]]) -> list[int]:
         """Token ids of a user's message, or of a conversation that is to be answered.

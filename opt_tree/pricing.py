@@ -120,7 +120,9 @@ def _facts(target: AnyLM, drafter: Drafter) -> dict[str, Any]:
 
 
 def _engine(lm: AnyLM) -> str:
-    return lm.engine.name if isinstance(lm, CausalLM) else "path by path"
+    if not isinstance(lm, CausalLM):
+        return "path by path"
+    return "packed" if lm.engine is lm.eager and lm.eager.packed else lm.engine.name
 
 
 def measure_costs(target: AnyLM, drafter: Drafter, lanes: int = 1) -> Costs:

@@ -89,8 +89,8 @@ class Split:
         self._hidden: list[Tensor] = []
         self._below: dict[int, list[Tensor]] = {}
         check_cut(target.model, depth)
-        self.lower: Engine = Eager(Lower(target.model, depth), target.cache)
-        self.upper: Engine = Eager(Upper(target.model, depth), target.cache)
+        self.lower: Engine = Eager(Lower(target.model, depth), target.cache, target.eager.packed)
+        self.upper: Engine = Eager(Upper(target.model, depth), target.cache, target.eager.packed)
         self._probe()
 
     def begin(self, root: int) -> Float[Tensor, "1 hidden"]:

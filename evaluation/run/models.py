@@ -162,6 +162,8 @@ def _ready(pair: Pair, options: Models, large: PreTrainedModel | None = None, dr
     """The pair inflated and compiled, where that is asked for."""
     if options.inflate:
         pair = inflate_pair(pair, options.inflate, large=large)
+    if options.unpacked:
+        pair.pack(False)
     if options.compile:
         pair.compile(any_dtype=draft_dtype == "auto")
     return pair

@@ -83,6 +83,9 @@ class Models(Machine):
     compile: bool = option(
         False, "compile the models' forwards for this CPU: once, in about a minute, kept in the user's cache"
     )
+    unpacked: bool = option(
+        False, "eager forwards by the weights as they are, not by copies packed for this CPU: less memory, slower trees"
+    )
 
     embedded: ClassVar[str] = "lm:demo"
     """What drafts where neither a flag nor the model says so."""

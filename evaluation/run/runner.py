@@ -29,7 +29,7 @@ from opt_tree.inflate import describe
 PLACE = {
     *("bench_name", "question_file", "data_dir", "fetch", "question_begin", "question_end", "limit", "history"),
     *("answer_file", "overwrite", "baseline", "json"),
-    *("device", "threads", "dtype", "compile", "num_gpus_per_model", "num_gpus_total", "max_gpu_memory"),
+    *("device", "threads", "dtype", "compile", "unpacked", "num_gpus_per_model", "num_gpus_total", "max_gpu_memory"),
 }
 """Options that say where, or which part, or are settings under another name: they change no answer themselves."""
 _WARM_UP = "Count from one to ten."

@@ -9,6 +9,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from opt_tree.cache import KVCache
 from opt_tree.engines.base import Engine, Forward
 from opt_tree.engines.body import compute, laws_of, model_inputs, takes, watched_module
+from opt_tree.engines.packed import Packed
 from opt_tree.target import Output
 
 
@@ -21,8 +22,10 @@ class Eager(Engine):
 
     name = "eager"
 
-    def __init__(self, model: Any, cache: KVCache) -> None:
+    def __init__(self, model: Any, cache: KVCache, packed: Packed | None = None) -> None:
+        """`packed`: weights of a model that this one is a part of."""
         self.model, self.cache = model, cache
+        self.packed = Packed(model) if packed is None else packed
         self._keeps_logits = takes(model, "logits_to_keep")
         self.layers: tuple[int, ...] = ()
 
@@ -36,7 +39,7 @@ class Eager(Engine):
         inputs = model_inputs(self.model, forward.ints[:, None], forward.mask, features)
         if forward.last_only and forward.slots is None and self._keeps_logits:
             inputs["logits_to_keep"] = 1
-        with attention_kernels(forward.ints.device):
+        with attention_kernels(forward.ints.device), self.packed:
             output = compute(self.model, inputs, self.cache, self.layers)
             return output._replace(laws=laws_of(output.logits, forward))
 
