@@ -124,7 +124,7 @@ def _found(model: Any) -> list[_Linear]:
     if not torch.backends.mkldnn.is_available() or any(hasattr(module, "_hf_hook") for module in modules):
         return []
     linears = [module for module in modules if type(module) is nn.Linear and _can_pack(module)]
-    if linears and not _works(linears[0].weight):
+    if not all(_works(dtype) for dtype in {module.weight.dtype for module in linears}):
         return []
     size = sum(weight.numel() * weight.element_size() for weight in _apart(module.weight for module in linears))
     free = psutil.virtual_memory().available
@@ -149,9 +149,9 @@ def _apart(weights: Iterable[Tensor]) -> list[Tensor]:
     return [weight for key, weight in {id(weight): weight for weight in weights}.items() if key not in _copies]
 
 
-def _works(weight: Tensor) -> bool:
-    """Whether this CPU can pack weights of this dtype."""
-    few = torch.ones(16, 16, dtype=weight.dtype)
+def _works(dtype: torch.dtype) -> bool:
+    """Whether this CPU can multiply by packed weights of this dtype."""
+    few = torch.ones(16, 16, dtype=dtype)
     try:
         with torch.inference_mode():
             packed = torch.ops.mkldnn._reorder_linear_weight(few, None)
