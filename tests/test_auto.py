@@ -186,6 +186,16 @@ def test_costs_are_measured_once(tmp_path, monkeypatch):
     assert pricing._facts(target, other) != pricing._facts(target, drafter)
 
 
+def test_packed_weights_have_costs_of_their_own():
+    target = CausalLM(build(ARCHITECTURES["llama"]()).bfloat16())
+    if not target.eager.packed:
+        pytest.skip("this CPU packs no bfloat16")
+    drafter = CausalLMDrafter(CausalLM(tiny_drafter("llama")))
+    packed = pricing._facts(target, drafter)
+    target.pack(False)
+    assert pricing._facts(target, drafter) != packed
+
+
 def in_lanes(costs: Costs, lanes: int) -> Costs:
     """What a batch's step costs whose forwards hold the rows of all lanes, where one lane's cost these."""
     rows = range(1, 65)
