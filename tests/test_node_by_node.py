@@ -4,16 +4,19 @@ import numpy as np
 import pytest
 import torch
 from conftest import TableDrafter, hashed_laws
-from models import VOCAB, prompt, tiny
+from models import VOCAB, prompt, tiny, tiny_head
 from test_store import documents
 
 from opt_tree import OptTree
 from opt_tree.decode import draft
 from opt_tree.drafters import (
+    EagleDrafter,
     Grafted,
     NGramDrafter,
     NGramRecycling,
     Product,
+    ResidualDrafter,
+    ResidualHeads,
     Sharpened,
     Store,
     StoreDrafter,
@@ -78,23 +81,39 @@ def test_the_tree_is_the_loops(nodes, limit, threshold):
     assert max(depths) > min(limit - 1, nodes // 7, 3)
 
 
+def medusa(target):
+    return MedusaDrafter(MedusaHeads(target.hidden, VOCAB, 3), target)
+
+
+def residual(target):
+    """Only some tokens have a column."""
+    eagle = EagleDrafter(tiny_head(target.model), target)
+    return ResidualDrafter(ResidualHeads(target.hidden, 4, 8).double(), eagle, target, torch.arange(1, VOCAB, 2))
+
+
 @pytest.mark.parametrize("threshold", [0.0, 0.005])
 @pytest.mark.parametrize("exponents", [(0.7, 0.7), (1.4, 0.1, 0.5, 0.7)])
-def test_a_product_in_one_pass(threshold, exponents):
+@pytest.mark.parametrize("maker", [medusa, residual])
+@torch.inference_mode()
+def test_a_product_in_one_pass(threshold, exponents, maker):
     """Behind a table that knows little the model decides, below its last head the table alone."""
     target = CausalLM(tiny("llama"))
     target.watch((-1,))
-    heads = MedusaHeads(target.hidden, VOCAB, 3).requires_grad_(False)
-    for weight in heads.parameters():
+    model = maker(target)
+    for weight in model.heads.requires_grad_(False).parameters():
         weight.normal_(0, 0.3, generator=torch.Generator().manual_seed(0))
-    drafter = Product(MedusaDrafter(heads, target), NGramDrafter((0.4, 0.2)), exponents)
+    drafter = Product(model, NGramDrafter((0.4, 0.2)), exponents)
     depths = set()
     for seed in range(8):
         text = prompt(60, seed=seed, vocab=(6, VOCAB)[seed % 2])
-        drafter.reset(text, target.append(text[:-1]))
+        output = target.append(text[:-1])
         target.reset()
         for nodes in (1, 5, 24):
-            quick, loops = (draft(drafter, kind(nodes, threshold, 7), text, 7) for kind in (OptTree, Layered))
+            trees = []
+            for kind in (OptTree, Layered):
+                drafter.reset(text, output)
+                trees.append(draft(drafter, kind(nodes, threshold, 7), text, 7))
+            quick, loops = trees
             assert drawn(quick) == drawn(loops)
             assert quick.path_log_probs == pytest.approx(loops.path_log_probs, abs=1e-5)
             depths.add(quick.depths.max())

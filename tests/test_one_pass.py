@@ -10,8 +10,9 @@ from enumeration import LAWS, assert_lossless, first_token
 from models import ARCHITECTURES, HIDDEN, VOCAB, build, prompt, tiny, tiny_head
 from safetensors.torch import save_file
 
-from opt_tree import CheckpointError, Decoder, OptTree, Sampling, Static, load_drafter
-from opt_tree.children import Few
+from opt_tree import CheckpointError, Decoder, OptTree, Sampling, Static, load_drafter, load_pair
+from opt_tree.checkpoints import load_tokenizer
+from opt_tree.children import Few, Reduced
 from opt_tree.drafters import (
     EagleDrafter,
     MedusaDrafter,
@@ -24,9 +25,14 @@ from opt_tree.drafters import (
 )
 from opt_tree.drafters.lookup import few
 from opt_tree.drafters.product import product
+from opt_tree.drafters.reduced import vocabulary_tensors
 from opt_tree.lm import CausalLM
+from opt_tree.models import resolve
 from opt_tree.policies import Sampled
 from opt_tree.pool import Frontier
+from opt_tree.training.answers import opening
+from opt_tree.training.one_pass import draft_vocabulary
+from opt_tree.training.outputs import save_documents
 from opt_tree.verifiers import multi_round
 
 POLICY = OptTree(nodes=9, threshold=0.0, max_depth=6)
@@ -51,14 +57,21 @@ def medusa(target, own_output=True, layers=1):
     return MedusaDrafter(noisy(MedusaHeads(target.hidden, target.vocab, 3, layers, own_output)), target)
 
 
-def residual(target):
-    return ResidualDrafter(noisy(ResidualHeads(HIDDEN, 4, 8)), EagleDrafter(tiny_head(target.model), target), target)
+def residual(target, tokens=None):
+    heads = noisy(ResidualHeads(HIDDEN, 4, 8))
+    return ResidualDrafter(heads, EagleDrafter(tiny_head(target.model), target), target, tokens)
+
+
+SOME = torch.arange(VOCAB - 1, 0, -2)
+"""A draft vocabulary, in falling order."""
 
 
 MAKERS = {
     "medusa": medusa,
     "medusa, the target's output layer": lambda target: medusa(target, False),
     "residual": residual,
+    "residual, some tokens": lambda target: residual(target, SOME),
+    "residual, some tokens x n-grams": lambda target: Product(residual(target, SOME), NGramDrafter()),
     "medusa x n-grams": lambda target: Product(medusa(target), NGramDrafter()),
     "residual x recycling": lambda target: Product(residual(target), NGramRecycling(), (0.7, 0.7)),
 }
@@ -127,6 +140,19 @@ def test_residual_heads_behind_the_eagle_head():
     assert drafter.work.forwards == 1
 
 
+def test_a_draft_vocabulary_holds_for_every_depth():
+    laws = []
+    for tokens in (None, SOME):
+        target = target_of()
+        drafter, context = residual(target, tokens), prompt(8)
+        target.watch((-1,))
+        drafter.reset(context, target.append(context[:-1]))
+        answer = drafter.root(context)
+        laws.append(drafter.scores.clone())
+    assert torch.allclose(laws[1], laws[0][:, SOME.flip(0)], atol=1e-10)
+    assert answer.tokens.tolist() == SOME.tolist()[::-1] and answer.vocab == VOCAB
+
+
 def test_nothing_is_known_beyond_the_last_head():
     target = target_of()
     for step in Decoder(target, medusa(target), OptTree(30, 0.0, 9)).steps(prompt(6), 8):
@@ -168,6 +194,22 @@ class TestProduct:
         answer = product(torch.full((1, 40), -torch.inf), few([{3: 0.5, 7: 0.25}]), (1.0, 0.5))
         named = {t: v for t, v in zip(answer.tokens[0].tolist(), answer.log_probs[0].exp().tolist(), strict=True) if v}
         assert named == {3: pytest.approx(0.5), 7: pytest.approx(0.25)}
+
+    @pytest.mark.parametrize("exponents", [(1.0, 0.5), (0.4, 0.8)])
+    def test_tokens_without_a_column_share_a_hundredth_of_the_model(self, exponents):
+        a, b = exponents
+        tokens, scores = torch.tensor([1, 4, 7, 30]), torch.tensor([[0.3, 2.0, -1.0, 0.0]])
+        drafter = Product(TableDrafter(hashed_laws(4, 50)), NGramDrafter(), exponents)
+        answer = drafter._product(Reduced(scores, tokens, 50), few([{4: 0.5, 9: 0.3}]), exponents)
+        law, table = np.full(50, 0.01 / 46), np.full(50, 0.2 / 50)
+        law[tokens] = 0.99 * scores[0].softmax(0)
+        table[[4, 9]] += (0.5, 0.3)
+        expected = law**a * table**b / (law**a * table**b).sum()
+        pairs = zip(answer.tokens[0].tolist(), answer.log_probs[0].exp().tolist(), strict=True)
+        said = {token: prob for token, prob in pairs if prob}
+        assert {token: said[token] for token in (1, 4, 7, 9, 30)} == {
+            token: pytest.approx(expected[token], rel=1e-5) for token in (1, 4, 7, 9, 30)
+        }
 
     def test_one_law_for_all_rows_is_that_of_each(self):
         law, known = log_rows(hashed_laws(4, 50), [(0,)]), few([{3: 0.5}, {5: 0.2, 6: 0.1}])
@@ -289,6 +331,13 @@ class TestFiles:
         drafter = load_drafter(f"onepass:{tmp_path}", target)
         assert isinstance(drafter, ResidualDrafter)
         assert drafter.describe().startswith(f"2 residual heads {tmp_path}: 0.0 M parameters, behind EAGLE head")
+        trimmed = heads.state_dict() | dict(vocabulary_tensors(torch.tensor([3, 8000]), 8192))
+        save_file(trimmed, tmp_path / "model.safetensors")
+        assert load_drafter(f"onepass:{tmp_path}", target).tokens.tolist() == [3, 8000]
+        save_file(trimmed | {"d2t": torch.tensor([0, 9000])}, tmp_path / "model.safetensors")
+        with pytest.raises(CheckpointError, match=r"cannot use .*: t2d marks|d2t leads to tokens 0 to 9001"):
+            load_drafter(f"onepass:{tmp_path}", target)
+        save_file(heads.state_dict(), tmp_path / "model.safetensors")
         (tmp_path / "config.json").write_text(json.dumps(config | {"inner": 9}))
         with pytest.raises(CheckpointError, match=r"up.0.weight is \(8, 768\), expected \(9, 768\)"):
             load_drafter(f"onepass:{tmp_path}", target)
@@ -298,6 +347,24 @@ class TestFiles:
         (tmp_path / "config.json").write_text(json.dumps({"depths": 3, "inner": 8}))
         with pytest.raises(CheckpointError, match="does not name the EAGLE head"):
             load_drafter(f"onepass:{tmp_path}", target)
+
+
+def test_the_embedded_heads_draft_the_target_s_text():
+    pair = load_pair("demo", "product:1.33,0.1,0.4,0.8:onepass:demo+store:demo", dtype="float32")
+    text = pair.encode("Tell me about a river.")
+    answer = Decoder(pair.target, pair.drafter, OptTree(12, 0.02)).generate(text, 48)
+    assert answer.tokens == Decoder(pair.target, None, Static.empty()).generate(text, 48).tokens
+    assert answer.mean_acceptance_length > 2
+    assert {step.draft_forwards for step in answer.steps} <= {0, 1}
+
+
+def test_the_draft_vocabulary_is_that_of_the_answers(tmp_path):
+    tokenizer = load_tokenizer(resolve("demo", "target"))
+    opened = opening(tokenizer)
+    save_documents([[5, 5, 5, 5, *opened, 6, 7, 7], [5, 5, *opened, 7, 8, 6]], tmp_path / "own.npz")
+    tensors = draft_vocabulary(tmp_path, tokenizer, 2)
+    assert tensors["d2t"].tolist() == [6, 6] and tensors["t2d"].nonzero().flatten().tolist() == [6, 7]
+    assert len(tensors["t2d"]) == 8192
 
 
 def test_a_whole_law_is_no_few():

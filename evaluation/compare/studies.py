@@ -66,6 +66,8 @@ def rules(quick: bool) -> list[Grid]:
 
 
 RASD, GRAFT = f"rasd:{HEAD}+store:demo", f"{HEAD}+store:demo"
+PRODUCT = "product:1.33,0.1,0.4,0.8:onepass:demo+store:demo"
+"""One pass times the store; the exponents were chosen on Vicuna-Bench."""
 DRAFTERS: dict[str, tuple[str, ...]] = {
     DRAFT: ("opt:0.2", "binary"),
     HEAD: ("opt:0.2", "eagle2"),
@@ -75,6 +77,7 @@ DRAFTERS: dict[str, tuple[str, ...]] = {
     "ngram-recycling": ("opt:0",),
     f"graft:1:{GRAFT}": ("opt:0.05",),
     f"graft:2:{GRAFT}": ("opt:0.05",),
+    PRODUCT: ("opt:0.02",),
     RASD: ("opt:0.2", "eagle2"),
     "exit:demo": ("opt:0.05", "chain"),
 }
@@ -88,11 +91,11 @@ def drafters(quick: bool) -> list[Grid]:
 
     Tables that learn from prompt to prompt (recycling) are as warm as the combinations before have made them.
     """
-    sizes = (12,) if quick else (8, 12, 24, 60)
+    sizes = {0: (12,), 1: (12,)} if quick else {0: (8, 12, 24, 60), 1: (8, 60)}
     grids = []
-    for temperature, (drafter, trees) in itertools.product((0, 1), DRAFTERS.items()):
+    for (temperature, budgets), (drafter, trees) in itertools.product(sizes.items(), DRAFTERS.items()):
         read = ("fitted",) if drafter in FITTED else ("bare",)
-        grids.append(Grid(trees, temperatures=(temperature,), budgets=sizes, drafters=(drafter,), sharpening=read))
+        grids.append(Grid(trees, temperatures=(temperature,), budgets=budgets, drafters=(drafter,), sharpening=read))
     return grids
 
 
@@ -119,7 +122,7 @@ class Size:
 
 QUICK = Size(3, 32)
 SIZES = {"drafters": Size(24, 32, plain_every=8, peers=True)}
-"""Of the studies that are not of the usual size: that of drafters has 128 combinations."""
+"""Of the studies that are not of the usual size: that of drafters has some hundred combinations."""
 
 
 def size_of(name: str | None, quick: bool) -> Size:

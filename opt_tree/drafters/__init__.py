@@ -11,11 +11,12 @@ from opt_tree.drafters.early_exit import EarlyExit, ExitLayer
 from opt_tree.drafters.grafted import Grafted
 from opt_tree.drafters.ngram import NGramDrafter
 from opt_tree.drafters.ngram_recycling import NGramRecycling
-from opt_tree.drafters.one_pass import MedusaDrafter, MedusaHeads, OnePass, ResidualDrafter, ResidualHeads
+from opt_tree.drafters.one_pass import MedusaDrafter, MedusaHeads, OnePass
 from opt_tree.drafters.product import Product
 from opt_tree.drafters.rasd import Rasd
 from opt_tree.drafters.recycling import TokenRecycling
 from opt_tree.drafters.registry import load_drafter
+from opt_tree.drafters.residual import ResidualDrafter, ResidualHeads
 from opt_tree.drafters.sharpened import Sharpened
 from opt_tree.drafters.store import Store, StoreDrafter
 from opt_tree.drafters.trimmed import TrimmedDrafter

@@ -1,9 +1,9 @@
 """One pass drafts every layer: a law for each depth from one forward, shared by all nodes of that depth.
 
-Owns the look-up (`OnePass`) and two makers of such laws: Medusa's heads on the target's last feature (`MedusaHeads`,
-arXiv:2401.10774, the published layout), and residual heads behind one forward of an EAGLE head (`ResidualHeads`, after
-ParallelSpec, arXiv:2410.05589). A tree over marginals is the product of their probabilities along each path; its n best
-paths are a tree, by OPT-Tree's argument (arXiv:2604.12989 finds the same one by a heap).
+Owns the look-up (`OnePass`) and a maker of such laws: Medusa's heads on the target's last feature (`MedusaHeads`,
+arXiv:2401.10774, the published layout). `residual.py` has another, `dflash.py` a third. A tree over marginals is the
+product of their probabilities along each path; its n best paths are a tree, by OPT-Tree's argument (arXiv:2604.12989
+finds the same one by a heap).
 """
 
 import time
@@ -12,13 +12,13 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from opt_tree.checkpoints import CheckpointError, load_tensors, read_config
 from opt_tree.children import Reduced
 from opt_tree.drafters.base import Drafter
-from opt_tree.drafters.eagle import LAST, EagleDrafter, read_by
+from opt_tree.drafters.eagle import LAST, read_by
 from opt_tree.drafters.eagle_head import load_named
 from opt_tree.led import check_whole
 from opt_tree.lm import CausalLM
@@ -37,6 +37,8 @@ class OnePass(Drafter):
     features: tuple[int, ...] = (LAST,)
     rows = 1
     """Tokens that its forward reads."""
+    tokens: Int[Tensor, " columns"] | None = None
+    """The target's ids of the columns of `laws`, in rising order; None: a column a token."""
 
     def __init__(self, target: CausalLM) -> None:
         check_whole(target, "a drafter that reads the target's output layer at every depth")
@@ -47,25 +49,28 @@ class OnePass(Drafter):
         self._done = Work()
 
     @abstractmethod
-    def laws(self, context: list[int]) -> Float[Tensor, "depths vocab"]:
+    def laws(self, context: list[int]) -> Float[Tensor, "depths columns"]:
         """Return the scores of the 1st, 2nd, ... token behind the context."""
 
     def reset(self, prompt: list[int], output: Output | None) -> None:
         # A one-token prompt has no earlier feature: its heads read zeros.
         self._feature = torch.zeros_like(self._feature) if output is None else output.features[LAST][-1:].clone()
 
-    def root(self, context: list[int]) -> Float[Tensor, "1 vocab"]:
+    def root(self, context: list[int]) -> Float[Tensor, "1 vocab"] | Reduced:
         begin = time.perf_counter()
         self.scores = self.laws(context)
         self._done += Work(1, self.rows, time.perf_counter() - begin)
-        return self.scores[:1]
+        return self._answer(self.scores[:1])
 
-    def expand(self, frontier: Frontier) -> Float[Tensor, "frontier vocab"]:
+    def expand(self, frontier: Frontier) -> Float[Tensor, "frontier vocab"] | Reduced:
         """Look up the law of the frontier's depth; nothing is known beyond the last head."""
         depth, nodes = int(frontier.depths[0]), len(frontier.tokens)
         if depth >= len(self.scores):
-            return self.scores.new_full((1, self.scores.shape[1]), -torch.inf).expand(nodes, -1)
-        return self.scores[depth : depth + 1].expand(nodes, -1)
+            return self.scores.new_full((1, self.target.vocab), -torch.inf).expand(nodes, -1)
+        return self._answer(self.scores[depth : depth + 1].expand(nodes, -1))
+
+    def _answer(self, scores: Float[Tensor, "rows columns"]) -> Float[Tensor, "rows vocab"] | Reduced:
+        return scores if self.tokens is None else Reduced(scores, self.tokens, self.target.vocab)
 
     def observe(self, outcome: Outcome) -> None:
         self._feature = outcome.features[LAST][-1:].clone()
@@ -127,75 +132,12 @@ class MedusaDrafter(OnePass):
         return f"{len(self.heads.heads)} Medusa heads {self.name}: {size_of(self.heads)}"
 
 
-class ResidualHeads(nn.Module):
-    """For each depth from 2 on, what is added to the estimate of depth 1: down(silu(up(estimate, root, feature)))."""
-
-    def __init__(self, hidden: int, depths: int, inner: int) -> None:
-        super().__init__()
-        self.up = nn.ModuleList(nn.Linear(3 * hidden, inner) for _ in range(depths - 1))
-        self.down = nn.ModuleList(nn.Linear(inner, hidden) for _ in range(depths - 1))
-        for weight in self.down.parameters():
-            nn.init.zeros_(weight)
-
-    def forward(
-        self,
-        estimate: Float[Tensor, "rows hidden"],
-        root: Float[Tensor, "rows hidden"],
-        feature: Float[Tensor, "rows hidden"],
-    ) -> Float[Tensor, "depths rows hidden"]:
-        """Return estimated features for depths 2, 3, ...: of the EAGLE head's estimate, the root's embedding, f."""
-        inputs = torch.cat([estimate, root, feature], -1)
-        pairs = zip(self.up, self.down, strict=True)
-        return torch.stack([estimate + down(F.silu(up(inputs))) for up, down in pairs])
-
-
-class ResidualDrafter(OnePass):
-    """Drafts depth 1 with one forward of an EAGLE head, and the others with residual heads on what it estimated."""
-
-    def __init__(self, heads: ResidualHeads, eagle: EagleDrafter, target: CausalLM) -> None:
-        super().__init__(target)
-        self.heads, self.eagle = heads, eagle
-        self.models, self.max_context = eagle.models, eagle.max_context
-
-    def laws(self, context: list[int]) -> Float[Tensor, "depths vocab"]:
-        first = self.eagle.root(context)
-        first = first.whole() if isinstance(first, Reduced) else first
-        root = torch.tensor(context[-1:], device=self.target.device)
-        embedded = self.target.model.get_input_embeddings()(root)
-        states = self.heads(self.eagle.estimate, embedded, self._feature)[:, 0]
-        return torch.cat([first, read_by(self.target, states)[:, : first.shape[1]]])
-
-    def reset(self, prompt: list[int], output: Output | None) -> None:
-        super().reset(prompt, output)
-        self.eagle.reset(prompt, output)
-
-    def holds(self, prompt: list[int]) -> int:
-        return self.eagle.holds(prompt)
-
-    def resume(self, prompt: list[int], kept: int, output: Output) -> None:
-        super().reset(prompt, output)
-        self.eagle.resume(prompt, kept, output)
-
-    def observe(self, outcome: Outcome) -> None:
-        super().observe(outcome)
-        self.eagle.observe(outcome)
-
-    @property
-    def work(self) -> Work:
-        """The EAGLE head's forwards; the residual heads are part of each."""
-        head, whole = self.eagle.work, self._done
-        return Work(head.forwards, head.tokens, whole.seconds)
-
-    def describe(self) -> str:
-        return f"{len(self.heads.up)} residual heads {self.name}: {size_of(self.heads)}, behind {self.eagle.describe()}"
-
-
 def load_medusa(path: str, target: CausalLM) -> MedusaDrafter:
     """Load Medusa heads as published: `config.json` and `medusa_lm_head.pt` (or `.safetensors`, `model.safetensors`).
 
     Names may begin with `medusa_head.`, as in checkpoints that hold the base model too. Raises CheckpointError.
     """
-    config = _config(path, ("medusa_num_heads",))
+    config = one_pass_config(path, ("medusa_num_heads",))
     tensors = load_tensors(path, ("model.safetensors", "medusa_lm_head.safetensors"), "medusa_lm_head.pt")
     if any(name.startswith("medusa_head.") for name in tensors):
         tensors = {n.removeprefix("medusa_head."): t for n, t in tensors.items() if n.startswith("medusa_head.")}
@@ -203,29 +145,11 @@ def load_medusa(path: str, target: CausalLM) -> MedusaDrafter:
     heads = MedusaHeads(
         target.hidden, target.vocab, int(config["medusa_num_heads"]), layers, f"0.{layers}.weight" in tensors
     )
-    _fill(heads.heads, tensors, f"{path} has no Medusa heads for {target.name}")
+    fill(heads.heads, tensors, f"{path} has no Medusa heads for {target.name}")
     return MedusaDrafter(heads.to(target.device, target.dtype).eval().requires_grad_(False), target)
 
 
-def load_residual_heads(path: str, eagle: Drafter, target: CausalLM) -> ResidualDrafter:
-    """Load residual heads (`config.json`, `model.safetensors`) behind the EAGLE head that they were trained with."""
-    config = _config(path, ("depths", "inner"))
-    if not isinstance(eagle, EagleDrafter):
-        raise CheckpointError(f"{path}: residual heads stand behind an EAGLE head, not behind {eagle.describe()}")
-    heads = ResidualHeads(target.hidden, int(config["depths"]), int(config["inner"]))
-    _fill(heads, load_tensors(path), f"{path} has no residual heads for {target.name}")
-    return ResidualDrafter(heads.to(target.device, eagle.lm.dtype).eval().requires_grad_(False), eagle, target)
-
-
-def read_base(path: str) -> str:
-    """Return the spec of the EAGLE head that the residual heads at `path` stand behind."""
-    base = _config(path, ("depths", "inner")).get("eagle")
-    if not isinstance(base, str):
-        raise CheckpointError(f"{path}/config.json does not name the EAGLE head that these heads stand behind")
-    return base
-
-
-def _config(path: str, names: tuple[str, ...]) -> dict[str, Any]:
+def one_pass_config(path: str, names: tuple[str, ...]) -> dict[str, Any]:
     """Read a config that must have these numbers."""
     config = read_config(path, "such heads")
     if missing := [name for name in names if not isinstance(config.get(name), int) or config[name] < 1]:
@@ -235,7 +159,7 @@ def _config(path: str, names: tuple[str, ...]) -> dict[str, Any]:
     return config
 
 
-def _fill(module: nn.Module, tensors: dict[str, Tensor], what: str) -> None:
+def fill(module: nn.Module, tensors: dict[str, Tensor], what: str) -> None:
     """Load tensors; what is wrong with them is one line."""
     try:
         load_named(module, tensors, what)

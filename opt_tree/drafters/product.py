@@ -4,11 +4,12 @@ Owns the product and its normalisation over the whole vocabulary. Two experts th
 right; a one-pass drafter knows the context and not the path, a table knows the path and not the context.
 """
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from opt_tree.children import Few, Reduced
@@ -25,7 +26,8 @@ EXPONENTS = (1.0, 0.5)
 _WIDTH = 32
 """The model's best tokens that are named beside the table's."""
 _LEAST = 1e-2
-"""The mass that a table leaves to what it does not name is at least this."""
+"""The mass that a table leaves to what it does not name is at least this; so is what a model leaves to tokens that it
+has no columns for."""
 
 
 class Product(DrafterAround):
@@ -51,6 +53,7 @@ class Product(DrafterAround):
         super().__init__(drafter)
         join(self, drafter, table)
         self.table, self.exponents = table, tuple(map(float, exponents))
+        self._known: tuple[Tensor, list[int]] | None = None
 
     def root(self, context: list[int]) -> Few:
         known = self.table.root(context)
@@ -70,31 +73,48 @@ class Product(DrafterAround):
         assert isinstance(self.drafter, OnePass)
         self.drafter.root(context)
         laws = log_probs_of(self.drafter.scores)
-        depths, vocab = laws.shape
+        depths, columns = laws.shape
         exponents = [self.exponents[:2], *[self.exponents[-2:]] * (depths - 1)]
-        powered = (laws * torch.tensor([[a] for a, _ in exponents], dtype=laws.dtype)).double().exp_()
-        totals, (best, names) = powered.sum(1).tolist(), powered.topk(min(_WIDTH, vocab))
-        models = list(zip(powered.numpy(), totals, names.tolist(), best.tolist(), exponents, strict=True))
+        powered = (laws * torch.tensor([[a] for a, _ in exponents], dtype=laws.dtype)).exp_()
+        totals, (best, places) = powered.sum(1, dtype=torch.float64).tolist(), powered.topk(min(_WIDTH, columns))
+        models = list(zip(powered.numpy(), totals, best.tolist(), exponents, strict=True))
+        if (tokens := self.drafter.tokens) is None:
+            vocab, names = columns, places.tolist()
+            place: Sequence[int] = range(columns)
+        else:
+            vocab, names = self.drafter.target.vocab, tokens[places].tolist()
+            place = self._places(tokens, vocab)
+        # What each token without a column has of the model, before it is raised to a.
+        missing = _LEAST / (1 - _LEAST) / max(vocab - columns, 1)
         unknown = laws.isneginf().all(1).tolist()
 
         def law(tail: Tail, depth: int) -> Mapping[int, float]:
             known = self.table.law(tail)
             if depth >= depths or unknown[depth]:
                 return known
-            model, total, names, best, (_, b) = models[depth]
+            model, total, best, (a, b) = models[depth]
             rest = max(1 - sum(known.values()), _LEAST) / vocab
-            probs, alone = {}, rest**b
+            probs, alone, least = {}, rest**b, missing**a
+            total += least * (vocab - columns)
             for token, prob in known.items():
-                own = model.item(token)
+                own = least if (column := place[token]) < 0 else model.item(column)
                 total -= own
                 probs[token] = own * (prob + rest) ** b
             mass = sum(probs.values()) + max(total, 0.0) * alone
-            for token, own in zip(names, best, strict=True):
+            for token, own in zip(names[depth], best, strict=True):
                 if token not in known:
                     probs[token] = own * alone
             return {token: prob / mass for token, prob in probs.items()}
 
         return law
+
+    def _places(self, tokens: Int[Tensor, " columns"], vocab: int) -> list[int]:
+        """The column of each token, -1 for those without one."""
+        if self._known is None or self._known[0] is not tokens:
+            places = torch.full((vocab,), -1)
+            places[tokens] = torch.arange(len(tokens))
+            self._known = tokens, places.tolist()
+        return self._known[1]
 
     def observe(self, outcome: Outcome) -> None:
         self.drafter.observe(outcome)
@@ -103,11 +123,13 @@ class Product(DrafterAround):
     def _product(
         self, scores: Float[Tensor, "rows vocab"] | Few | Reduced, known: Few, exponents: Sequence[float]
     ) -> Few:
-        scores = scores.whole() if isinstance(scores, Reduced) else scores
         assert not isinstance(scores, Few), f"{self.drafter.describe()} is not sparse, and answers in Few"
-        if not scores.stride(0):  # one law for all rows, as a one-pass drafter answers: normalised once
-            return product(log_probs_of(scores[:1]).expand(len(scores), -1), known, exponents)
-        return product(log_probs_of(scores), known, exponents)
+        columns = scores.scores if isinstance(scores, Reduced) else scores
+        shared = not columns.stride(0)  # one law for all rows, as a one-pass drafter answers: normalised once
+        law, tokens = log_probs_of(columns[:1] if shared else columns), None
+        if isinstance(scores, Reduced):
+            law, tokens = _spread(scores._replace(scores=law)), scores.tokens.to(law.device)
+        return product(law.expand(len(columns), -1), known, exponents, tokens)
 
     def at_temperature(self, temperature: float) -> "Product":
         drafter = self.drafter.at_temperature(temperature)
@@ -124,8 +146,24 @@ class Product(DrafterAround):
         return self.drafter.settings | {"exponents": list(self.exponents), **table}
 
 
-def product(law: Float[Tensor, "rows vocab"], known: Few, exponents: Sequence[float]) -> Few:
-    """Return the product of a whole law, in log-probabilities, and of what a table knows; see `Product`."""
+def _spread(law: Reduced) -> Float[Tensor, "rows vocab"]:
+    """Return a law over the whole vocabulary: `_LEAST` of it lies, evenly, on the tokens without a column."""
+    if not (missing := law.vocab - len(law.tokens)):
+        return law.whole()
+    wide = law.scores.new_full((len(law.scores), law.vocab), math.log(_LEAST / missing))
+    return wide.index_copy_(1, law.tokens.to(wide.device), law.scores + math.log1p(-_LEAST))
+
+
+def product(
+    law: Float[Tensor, "rows vocab"],
+    known: Few,
+    exponents: Sequence[float],
+    columns: Int[Tensor, " columns"] | None = None,
+) -> Few:
+    """Return the product of a whole law, in log-probabilities, and of what a table knows; see `Product`.
+
+    `columns`: the tokens that the model may name; None: all.
+    """
     a, b = exponents
     rows, vocab = law.shape
     unknown = law.isneginf().all(1, keepdim=True)
@@ -137,7 +175,9 @@ def product(law: Float[Tensor, "rows vocab"], known: Few, exponents: Sequence[fl
     # In float64: what the listed tokens have of the sum is taken out of it again.
     powered = (a * shared).double()
     total = powered.logsumexp(1, keepdim=True).exp().expand(rows, 1)
-    best, names = (part.expand(rows, -1) for part in powered.topk(min(_WIDTH, vocab)))
+    own = powered if columns is None else powered[:, columns]
+    best, places = (part.expand(rows, -1) for part in own.topk(min(_WIDTH, own.shape[1])))
+    names = places if columns is None else columns[places]
     model = powered.expand(rows, -1).gather(1, tokens.clamp(0, vocab - 1)).masked_fill(~listed, -torch.inf)
     unlisted = (total - model.exp().sum(1, keepdim=True)).clamp_min(0)
     both = model + b * (probs + rest).log()

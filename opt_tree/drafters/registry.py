@@ -36,10 +36,11 @@ from opt_tree.drafters.grafted import Grafted
 from opt_tree.drafters.lookup import Lookup
 from opt_tree.drafters.ngram import NGramDrafter
 from opt_tree.drafters.ngram_recycling import NGramRecycling
-from opt_tree.drafters.one_pass import load_medusa, load_residual_heads, read_base
+from opt_tree.drafters.one_pass import load_medusa
 from opt_tree.drafters.product import EXPONENTS, Product
 from opt_tree.drafters.rasd import Rasd
 from opt_tree.drafters.recycling import TokenRecycling
+from opt_tree.drafters.residual import load_residual_heads, read_base
 from opt_tree.drafters.sharpened import Sharpened
 from opt_tree.drafters.store import Store, StoreDrafter
 from opt_tree.drafters.tables import fingerprint

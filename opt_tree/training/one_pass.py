@@ -9,21 +9,28 @@ the positions, drawn anew for every batch, is judged.
 """
 
 import argparse
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
+import numpy as np
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
-from transformers import PreTrainedModel
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from opt_tree.checkpoints import load_tensors
+from opt_tree.checkpoints import load_tensors, load_tokenizer
 from opt_tree.drafters.eagle import EagleDrafter
 from opt_tree.drafters.eagle_head import EagleHead
-from opt_tree.drafters.one_pass import MedusaHeads, ResidualHeads
+from opt_tree.drafters.one_pass import MedusaHeads
+from opt_tree.drafters.reduced import vocabulary_tensors
 from opt_tree.drafters.registry import load_drafter
+from opt_tree.drafters.residual import ResidualHeads
 from opt_tree.lm import CausalLM
+from opt_tree.training.answers import documents, files_of
+from opt_tree.training.batches import most_frequent
 from opt_tree.training.command_line import Parser, fit_as_told, from_fields, run_command
 from opt_tree.training.distil import distillation_loss, load_lesson, teacher_parser
 from opt_tree.training.files import write_checkpoint
@@ -39,6 +46,7 @@ class Objective:
     hard: float = 0.5  # share of the target's argmax in the cross-entropy
     judged: float = 0.06  # share of the positions that are judged
     decay: float = 0.8  # weight of each depth relative to the one before
+    columns: int = 0  # tokens that residual heads draft, the most frequent ones of the answers; 0: all
 
 
 class Heads(nn.Module):
@@ -91,10 +99,24 @@ def make_loss(target: PreTrainedModel, eagle: EagleHead | None, compiled: bool) 
     return loss
 
 
-def save_heads(heads: MedusaHeads | ResidualHeads, config: dict[str, Any], folder: Path) -> None:
+def save_heads(
+    heads: MedusaHeads | ResidualHeads,
+    config: dict[str, Any],
+    folder: Path,
+    vocabulary: Mapping[str, Tensor] = MappingProxyType({}),
+) -> None:
     """Save heads in bf16: Medusa's in the published layout, without output layers of their own."""
     module = heads.heads if isinstance(heads, MedusaHeads) else heads
-    write_checkpoint(config, module.state_dict(), folder)
+    write_checkpoint(config, module.state_dict() | dict(vocabulary), folder)
+
+
+def draft_vocabulary(own: Path, tokenizer: PreTrainedTokenizerBase, columns: int) -> Mapping[str, Tensor]:
+    """Return the tensors of the draft vocabulary: the tokens that are most frequent in the answers."""
+    counts = np.zeros(len(tokenizer), np.int64)
+    for file in files_of([own]):
+        for _, answer in documents(file, tokenizer):
+            counts += np.bincount(answer, minlength=len(counts))
+    return vocabulary_tensors(most_frequent(counts, columns, "target"), len(counts))
 
 
 def new_parser() -> Parser:
@@ -105,8 +127,14 @@ def new_parser() -> Parser:
 
 
 def train(args: argparse.Namespace) -> None:
+    objective, eagle = from_fields(Objective, args), None
+    vocabulary: Mapping[str, Tensor] = {}
+    if objective.columns:
+        if args.kind == "medusa":
+            raise ValueError("--columns is of residual heads: Medusa's draft all tokens")
+        vocabulary = draft_vocabulary(args.own, load_tokenizer(str(args.target)), objective.columns)
     target, _, examples = load_lesson(args)
-    objective, text, eagle = from_fields(Objective, args), target.config.get_text_config(), None
+    text = target.config.get_text_config()
     heads: MedusaHeads | ResidualHeads
     if args.kind == "medusa":
         heads = MedusaHeads(text.hidden_size, text.vocab_size, objective.depths, own_output=False)
@@ -122,7 +150,7 @@ def train(args: argparse.Namespace) -> None:
         (heads.heads if isinstance(heads, MedusaHeads) else heads).load_state_dict(load_tensors(str(args.init)))
     model = Heads(heads.float(), target, objective)
     if fit_as_told(args, model, examples, make_loss(target, eagle, args.compile)):
-        save_heads(heads, config, args.output / "final")
+        save_heads(heads, config, args.output / "final", vocabulary)
 
 
 if __name__ == "__main__":
