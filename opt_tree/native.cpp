@@ -210,44 +210,60 @@ extern "C" int64_t best(const int16_t* logits, int64_t row, int64_t columns) {
     return greatest > 0 ? std::find(begin, end, greatest) - begin : -1;
 }
 
-// Which of the newest candidates, those from `layer` on, are worth a layer below them: `Priced.expand`. `prices` are those
-// of a layer of 1, 2, ... `most` rows. Rows go to `rows`, rising; returned is how many, or -1 where `most` is too few.
-extern "C" int64_t layer_that_pays(const double* paths, int64_t layer, int64_t size, double floor, const double* from,
-                                   const double* to, int64_t count, double carry, double row, const double* prices,
-                                   int64_t most, int64_t* rows) {
-    if (size - layer > most) return -1;
-    const Calibration trust{from, to, count};
-    std::vector<double> surplus, earned;
-    for (int64_t place = layer; place < size; place++)
-        if (paths[place] > floor) {
-            rows[surplus.size()] = place;
-            surplus.push_back(trust.worth(paths[place]) - row);
+// Candidates, the best first, as calibrated; and as many of them as would be scored now.
+struct Ranked {
+    std::vector<int64_t> order;
+    std::vector<double> worth;  // of the first `size` of them; the root is there anyway
+    int64_t nodes;
+
+    Ranked(const double* paths, int64_t all, int64_t size, const Calibration& trust, const double* prices)
+        : order(falling(std::vector<double>(paths, paths + all))), worth{0} {
+        std::vector<double> totals{0};
+        for (int64_t place = 1; place < size; place++) {
+            worth.push_back(trust.worth(paths[order[place]]));
+            totals.push_back(totals.back() + worth.back());
         }
-    if (surplus.empty()) return 0;
+        nodes = best_beyond(prices, totals.begin(), totals.end());
+    }
+};
+
+// Which of the newest candidates, those from `layer` on, are worth a layer below them: `Priced.expand`. `trees`, `further`
+// and `layers` are prices by rows, from 1 to `most`. Rows go to `rows`, rising; returned is how many, or -1 where `most`
+// is too few.
+extern "C" int64_t layer_that_pays(const double* paths, int64_t size, int64_t layer, double floor, int64_t nodes,
+                                   const double* from, const double* to, int64_t count, double carry, double row,
+                                   const double* trees, const double* further, const double* layers, int64_t most,
+                                   int64_t* rows) {
+    const int64_t end = std::min(size, nodes + 1);
+    if (std::max(size - layer, end) > most) return -1;
+    const Calibration trust{from, to, count};
+    std::vector<int64_t> able;
+    for (int64_t place = layer; place < size; place++)
+        if (paths[place] > floor) able.push_back(place);
+    if (able.empty()) return 0;
+    const Ranked now(paths, size, end, trust, trees);
+    double price = further[now.nodes];
+    if (0 < now.nodes && now.nodes < end - 1) price = std::min(price, now.worth[now.nodes]);
+    std::vector<double> surplus, earned;
+    for (int64_t place : able) surplus.push_back(trust.worth(paths[place]) - std::max(row, price));
     const auto order = falling(surplus);
     double sum = 0;
     for (int64_t place : order) earned.push_back(carry * (sum += surplus[place]));
-    const auto end = std::max_element(earned.begin(), earned.end()) + 1;  // further rows would earn less
-    if (!(end[-1] > 0)) return 0;
-    const int64_t best = best_beyond(prices, earned.begin(), end);
-    if (!(earned[best] - prices[best] > 0)) return 0;
-    std::vector<int64_t> kept;
-    for (int64_t place = 0; place <= best; place++) kept.push_back(rows[order[place]]);
-    std::sort(kept.begin(), kept.end());
-    std::copy(kept.begin(), kept.end(), rows);
-    return kept.size();
+    const auto stop = std::max_element(earned.begin(), earned.end()) + 1;  // further rows would earn less
+    if (!(stop[-1] > 0)) return 0;
+    const int64_t best = best_beyond(layers, earned.begin(), stop);
+    if (!(earned[best] - layers[best] > 0)) return 0;
+    for (int64_t place = 0; place <= best; place++) rows[place] = able[order[place]];
+    std::sort(rows, rows + best + 1);
+    return best + 1;
 }
 
 // Which candidates, the best `nodes` at most, are worth scoring: `Priced.select`. The root comes first, then the best.
 extern "C" int64_t nodes_that_pay(const double* paths, int64_t size, int64_t nodes, const double* from, const double* to,
-                                  int64_t count, const double* prices, int64_t most, int64_t* rows) {
+                                  int64_t count, const double* trees, int64_t most, int64_t* rows) {
     const int64_t end = std::min(size, nodes + 1);
     if (end > most) return -1;
-    const Calibration trust{from, to, count};
-    const auto order = falling(std::vector<double>(paths, paths + size));
-    std::vector<double> totals{0};  // the root is there anyway
-    for (int64_t place = 1; place < end; place++) totals.push_back(totals.back() + trust.worth(paths[order[place]]));
-    const int64_t best = best_beyond(prices, totals.begin(), totals.end());
-    std::copy_n(order.begin(), best + 1, rows);
-    return best + 1;
+    const Ranked now(paths, size, end, {from, to, count}, trees);
+    std::copy_n(now.order.begin(), now.nodes + 1, rows);
+    return now.nodes + 1;
 }

@@ -47,9 +47,9 @@ class Code:
         )
         self.tree = typed("tree", ctypes.c_bool, *_STORAGE, _NUMBER, _ADDRESS, _NUMBER, _ADDRESS, _ADDRESS)
         line, real = [_ADDRESS, _ADDRESS, _NUMBER], ctypes.c_double
-        prices = [_ADDRESS, _NUMBER, _ADDRESS]
-        self.layer = typed("layer_that_pays", _NUMBER, _ADDRESS, _NUMBER, _NUMBER, real, *line, real, real, *prices)
-        self.nodes = typed("nodes_that_pay", _NUMBER, _ADDRESS, _NUMBER, _NUMBER, *line, *prices)
+        about = [_NUMBER, real, _NUMBER, *line, real, real, *[_ADDRESS] * 3, _NUMBER, _ADDRESS]
+        self.layer = typed("layer_that_pays", _NUMBER, *_STORAGE, *about)
+        self.nodes = typed("nodes_that_pay", _NUMBER, *_STORAGE, _NUMBER, *line, _ADDRESS, _NUMBER, _ADDRESS)
         self.best = typed("best", _NUMBER, _ADDRESS, _NUMBER, _NUMBER)
 
 
@@ -134,19 +134,18 @@ class Paying:
     def layer(
         self,
         paths: Float[np.ndarray, " pool"],
-        newest: int,
-        floor: float,
+        limits: tuple[int, float, int],
         worth: tuple[float, float],
-        prices: Float[np.ndarray, " rows"],
+        prices: tuple[Float[np.ndarray, " rows"], ...],
     ) -> Int[np.ndarray, " frontier"] | None:
-        """Return the candidates from `newest` on, above the floor, below which a layer pays; none where it does not.
+        """Return the newest candidates below which a layer pays; none where it does not.
 
-        `worth`: `carry` and the price of a row. None where there are no prices of so many rows.
+        `limits`: the first of them, the floor that they exceed, and the most nodes of a tree. `worth`: `carry` and the
+        price of a row. `prices`: of trees, of each further row, of layers. None where there are none of so many rows.
         """
-        size = len(paths)
-        rows = np.empty(max(size - newest, 1), dtype=np.int64)
-        about = address(prices), len(prices), address(rows)
-        count = self._code.layer(address(paths), newest, size, floor, *self._line, *worth, *about)
+        rows = np.empty(max(len(paths) - limits[0], 1), dtype=np.int64)
+        about = *map(address, prices), len(prices[0]), address(rows)
+        count = self._code.layer(address(paths), len(paths), *limits, *self._line, *worth, *about)
         return None if count < 0 else rows[:count]
 
     def nodes(

@@ -8,6 +8,7 @@ import copy
 import dataclasses
 import functools
 import json
+import math
 import time
 from collections.abc import Callable, Sequence
 from itertools import islice, pairwise
@@ -38,7 +39,7 @@ ROUNDS = 12
 SECONDS = 40.0
 """After which no further step is begun: a large model on a CPU is known by fewer rounds, or by small trees alone."""
 QUARTILE = 0.25
-_VERSION = 5
+_VERSION = 6
 Clock = Callable[[], float]
 
 
@@ -193,7 +194,7 @@ def _timed(step: Step, context: int, begin: float, end: float) -> Timed:
 
 
 def fit(steps: Sequence[Timed]) -> Costs:
-    """Seconds by rows: lower quartiles of what was measured, as curves that rise (isotonic regression, by the counts).
+    """Seconds by rows: lower quartiles of what was measured, as curves (`_curve`).
 
     Both parts grow with the context in proportion to themselves, at the median over all sizes. What disturbs a step
     makes it longer, never shorter: hence quartiles.
@@ -204,7 +205,8 @@ def fit(steps: Sequence[Timed]) -> Costs:
     growth, draft_growth = _growth(scored), _growth(layers)
     firsts = [step.first / (1 + draft_growth * step.context) for step in drafted]
     first = float(np.quantile(firsts, QUARTILE)) if firsts else 0.0
-    return Costs(_curve(scored, growth), first, _curve(layers, draft_growth) or ((1, first),), growth, draft_growth)
+    drafting = _curve(layers, draft_growth, math.inf) or ((1, first),)
+    return Costs(_curve(scored, growth, 2.0), first, drafting, growth, draft_growth)
 
 
 def _growth(measured: Sequence[tuple[int, int, float]]) -> float:
@@ -224,14 +226,22 @@ def _growth(measured: Sequence[tuple[int, int, float]]) -> float:
     return float(max(ratio - 1, 0.0) / (long - ratio * short)) if long > ratio * short else 0.0
 
 
-def _curve(measured: Sequence[tuple[int, int, float]], growth: float) -> Curve:
-    """The rising curve through (context, rows, seconds), behind no context."""
+def _curve(measured: Sequence[tuple[int, int, float]], growth: float, doubt: float) -> Curve:
+    """The curve through (context, rows, seconds), behind no context.
+
+    It rises (isotonic regression, by the counts) but where it falls by more than `doubt` times the noise: a large model
+    may score six rows sooner than one, which has another kernel.
+    """
     by_rows: dict[int, list[float]] = {}
     for context, rows, taken in measured:
         by_rows.setdefault(rows, []).append(taken / (1 + growth * context))
     known = sorted(by_rows)
     if not known:
         return ()
-    seconds = [float(np.quantile(by_rows[rows], QUARTILE)) for rows in known]
-    rising = isotonic_regression(seconds, weights=[len(by_rows[rows]) for rows in known]).x
-    return tuple(zip(known, np.maximum.accumulate(rising).tolist(), strict=True))
+    counts = np.array([len(by_rows[rows]) for rows in known])
+    seconds, medians = np.maximum([np.quantile(by_rows[rows], (QUARTILE, 0.5)) for rows in known], 1e-9).T
+    rising = isotonic_regression(seconds, weights=counts).x
+    noise = float(np.median(medians / seconds - 1)) / 0.67 or math.inf  # of a step, in parts of it; 0 of one alone
+    falling = np.square(seconds / rising - 1)
+    believed = np.where(counts > 2, falling / (falling + (doubt * noise) ** 2 / counts), 0.0)
+    return tuple(zip(known, (rising + believed * (seconds - rising)).tolist(), strict=True))

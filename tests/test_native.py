@@ -121,10 +121,10 @@ def test_native_code_finds_the_rows_that_pay_as_numpy_does(
 def test_prices_of_too_few_rows_are_left_to_numpy(built: native.Code) -> None:
     paying = native.Paying(built, (np.array([-60.0, 0.0]), np.array([-60.0, 0.0])))
     paths = np.array([0.0, -0.1, -0.2, -0.3])
-    assert paying.layer(paths, 1, -np.inf, (1.0, 0.0), np.zeros(2)) is None
     assert paying.nodes(paths, 3, np.zeros(3)) is None
-    assert paying.layer(paths, 1, -0.3, (1.0, 0.0), np.zeros(3)).tolist() == [1, 2]
-    assert paying.layer(paths, 4, -np.inf, (1.0, 0.0), np.zeros(3)).tolist() == []
+    assert paying.layer(paths, (1, -np.inf, 2), (1.0, 0.0), (np.zeros(2),) * 3) is None
+    assert paying.layer(paths, (1, -0.3, 2), (1.0, 0.0), (np.zeros(3),) * 3).tolist() == [1, 2]
+    assert paying.layer(paths, (4, -np.inf, 2), (1.0, 0.0), (np.zeros(3),) * 3).tolist() == []
     assert paying.nodes(paths, 2, np.zeros(3)).tolist() == [0, 1, 2]
 
 

@@ -16,10 +16,12 @@ from jaxtyping import Float
 from opt_tree.step import Step
 
 Curve = tuple[tuple[int, float], ...]
-"""Seconds by rows: points (rows, seconds), both rising. Linear between, and behind the last as on average over the last
+"""Seconds by rows: points (rows, seconds), rows rising. Linear between, and behind the last as on average over the last
 half of the points."""
 LARGEST = 256
 """Rows that a curve is asked for at most; what has more costs as much."""
+AHEAD = 24
+"""Further rows that are looked at."""
 
 
 @dataclass(frozen=True)
@@ -87,7 +89,7 @@ class Costs:
 
     def at(self, context: int) -> Self:
         """The same behind `context` tokens."""
-        _ = self._scoring, self._drafting, self._lists, self._row  # made once, for all contexts
+        _ = self._drafting, self._further, self._lists, self._row  # made once, for all contexts
         twin = object.__new__(type(self))
         twin.__dict__.update(self.__dict__, context=context)
         return twin
@@ -108,6 +110,15 @@ class Costs:
     @cached_property
     def _row(self) -> float:
         return float(self._scoring[17] - self._scoring[2]) / 15
+
+    @cached_property
+    def _further(self) -> Float[np.ndarray, " rows"]:
+        """By rows: the least that further ones cost, each on average: a kernel's block of rows is paid for at once."""
+        least = np.full(LARGEST + 1, np.inf)
+        for more in range(1, AHEAD + 1):
+            least[:-more] = np.minimum(least[:-more], (self._scoring[more:] - self._scoring[:-more]) / more)
+        least[-1] = least[-2]
+        return least
 
     @property
     def plain(self) -> float:
@@ -130,6 +141,10 @@ class Costs:
         """The same of trees of 1 to `most` rows."""
         return self._scoring[1 : most + 1] * (1 + self.growth * self.context)
 
+    def further(self, most: int) -> Float[np.ndarray, " sizes"]:
+        """Seconds of each row that is added to trees of 1 to `most` rows, where they add what costs least a row."""
+        return self._further[1 : most + 1] * (1 + self.growth * self.context)
+
     def layers(self, most: int) -> Float[np.ndarray, " sizes"]:
         """Seconds of one more layer with 1 to `most` rows in its forward."""
         return self._drafting[1 : most + 1] * (1 + self.draft_growth * self.context)
@@ -151,12 +166,12 @@ class Costs:
 
 
 def _check(name: str, curve: Curve) -> None:
-    """ValueError for a curve without points, and for one that does not rise."""
+    """ValueError for a curve without points, and for one whose rows do not rise."""
     rows, seconds = zip(*curve, strict=True) if curve else ((), ())
     if not curve or any(not (math.isfinite(value) and value >= 0) for value in seconds):
         raise ValueError(f"{name} must have points of 0 seconds or more, and finite, got {curve}")
-    if rows[0] < 1 or any(a >= b for a, b in pairwise(rows)) or list(seconds) != sorted(seconds):
-        raise ValueError(f"{name} must rise in rows, from 1 on, and not fall in seconds, got {curve}")
+    if rows[0] < 1 or any(a >= b for a, b in pairwise(rows)):
+        raise ValueError(f"{name} must rise in rows, from 1 on, got {curve}")
 
 
 def _table(curve: Curve) -> Float[np.ndarray, " rows"]:
@@ -166,7 +181,7 @@ def _table(curve: Curve) -> Float[np.ndarray, " rows"]:
     table, middle = np.interp(grid, rows, seconds), len(rows) // 2
     if len(rows) > 1:
         middle = min(middle, len(rows) - 2)
-        slope = (seconds[-1] - seconds[middle]) / (rows[-1] - rows[middle])
+        slope = max(seconds[-1] - seconds[middle], 0.0) / (rows[-1] - rows[middle])
         table += slope * np.maximum(grid - rows[-1], 0)
     table[0] = table[1]
     return table

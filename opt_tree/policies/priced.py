@@ -97,6 +97,11 @@ class Priced(Table):
         """Of scoring a tree of 1, 2, ... rows, in tokens."""
         return self.rate * self._now.scores(LARGEST)
 
+    @cached_property
+    def _further_prices(self) -> Float[np.ndarray, " rows"]:
+        """Of each row added to a tree of 1, 2, ... rows, in tokens."""
+        return self.rate * self._now.further(LARGEST)
+
     @property
     def _paying(self) -> native.Paying | None:
         """Native code that decides as numpy does here, but not for lanes; None: there is none."""
@@ -129,19 +134,21 @@ class Priced(Table):
     def expand(self, pool: CandidatePool) -> Int[np.ndarray, " frontier"] | None:
         """Expand as many of the newest nodes as their children are expected to earn most with, the layer's price paid.
 
-        What a layer brings is guessed with a row's average price: how large the tree will be is not known yet.
+        A child earns what it is worth beyond a row's average price, as how large the tree will be is not known yet; and
+        beyond what its row costs in the tree as it is: a further row, or the last node, which it pushes out.
         """
         carry = self.carry[pool.depth - 1] if pool.depth <= len(self.carry) else CARRY
         if (paying := self._paying) is not None:
-            worth = carry, self._price
-            rows = paying.layer(pool.path_log_probs, pool.layer, pool.floor, worth, self._layer_prices)
+            limits = pool.layer, pool.floor, self.nodes
+            prices = self._tree_prices, self._further_prices, self._layer_prices
+            rows = paying.layer(pool.path_log_probs, limits, (carry, self._price), prices)
             if rows is not None:
                 return rows if len(rows) else None
         newest = pool.path_log_probs[pool.layer :]
         able = (newest > pool.floor).nonzero()[0]
         if not len(able):
             return None
-        surplus = self.surplus(newest[able])
+        surplus = self.worth(newest[able]) - max(self._price, self._row_now(pool))
         order = (-surplus).argsort(kind="stable")
         earned = carry * surplus[order].cumsum()
         most = int(earned.argmax()) + 1  # further rows would earn less, whatever the layer costs
@@ -151,16 +158,28 @@ class Priced(Table):
         rows.sort()
         return pool.layer + rows if len(rows) else None
 
+    def _row_now(self, pool: CandidatePool) -> float:
+        """The price of one more row of the tree that would be selected now: the last node's worth, if that is less."""
+        best, worth = self._best(pool)
+        nodes = int((worth.cumsum() - self._tree_prices[: len(best)]).argmax())
+        further = float(self._further_prices[nodes])
+        return min(further, float(worth[nodes])) if 0 < nodes < len(best) - 1 else further
+
+    def _best(self, pool: CandidatePool) -> tuple[Int[np.ndarray, " rows"], Float[np.ndarray, " rows"]]:
+        """The best candidates and what they are worth; the root, which is the first, is there anyway."""
+        best = pool.best(self.nodes)
+        worth = self.worth(pool.path_log_probs[best])
+        worth[0] = 0.0
+        return best, worth
+
     def select(self, pool: CandidatePool) -> Int[np.ndarray, " rows"]:
         """Keep as many of the best as together are worth most beyond the price of scoring them; maybe none."""
         if (paying := self._paying) is not None:
             rows = paying.nodes(pool.path_log_probs, self.nodes, self._tree_prices)
             if rows is not None:
                 return rows
-        best = pool.best(self.nodes)
-        total = self.worth(pool.path_log_probs[best])
-        total[0] = 0.0  # the root is there anyway
-        return best[: meet(self, Offer(False, total.cumsum()), last=True)]
+        best, worth = self._best(pool)
+        return best[: meet(self, Offer(False, worth.cumsum()), last=True)]
 
 
 @lru_cache(maxsize=64)
