@@ -14,6 +14,7 @@ import greenlet
 import torch
 
 from opt_tree.batch import Ask
+from opt_tree.cache import inference
 
 T = TypeVar("T")
 
@@ -71,7 +72,10 @@ def side_by_side(jobs: Iterable[Callable[[int], T]], lanes: int) -> Iterator[tup
 
 
 class _Hub:
-    """Jobs under way and what they wait for."""
+    """Jobs under way and what they wait for.
+
+    Lanes go on in inference mode: they take turns inside theirs, which would otherwise be left out of order.
+    """
 
     def __init__(self, jobs: Iterable[Callable[[int], Any]], lanes: int) -> None:
         self._jobs = enumerate(jobs)
@@ -80,6 +84,7 @@ class _Hub:
         self._asked: dict[int, Ask | Meeting] = {}
         self._ended: list[tuple[int, Any]] = []
 
+    @inference
     def fill(self) -> bool:
         """Begin jobs while there are lanes for them; whether any is under way then."""
         while self._free and (new := next(self._jobs, None)) is not None:
@@ -91,6 +96,7 @@ class _Hub:
             self._resume(lane, lane)
         return bool(self._live)
 
+    @inference
     def forward(self) -> None:
         """Run the forwards of one model that lanes wait for, and let these go on. A target waits for all others.
 
@@ -103,8 +109,7 @@ class _Hub:
         chosen = max(models, key=lambda packed: (not packed.last, models.count(packed)))
         lanes = {id(ask): lane for lane, ask in self._asked.items()}
         for part in chosen.parts([ask for ask in asks if ask.engine.packed is chosen]):
-            with torch.inference_mode():
-                outputs = chosen.run(part)
+            outputs = chosen.run(part)
             for ask, output in zip(part, outputs, strict=True):
                 self._resume(lanes[id(ask)], output)
 
@@ -124,9 +129,7 @@ class _Hub:
         place, thread = self._live[lane]
         self._asked.pop(lane, None)
         try:
-            # Under one mode as a whole: the lanes take turns inside theirs, which would otherwise be left out of order.
-            with torch.inference_mode():
-                found = thread.switch(answer)
+            found = thread.switch(answer)
         except BaseException as error:
             error.add_note(f"(sequence {place} of those side by side)")
             raise

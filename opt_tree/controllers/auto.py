@@ -5,7 +5,7 @@ be trusted, how much a further layer brings and how many tokens a second come ou
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import numpy as np
 from jaxtyping import Float
@@ -13,7 +13,6 @@ from torch import Tensor
 
 from opt_tree.children import Few
 from opt_tree.controllers.base import Controller
-from opt_tree.hub import Table, meet
 from opt_tree.policies import Costs, Priced, Static, TreePolicy
 from opt_tree.policies.priced import KNOTS
 from opt_tree.step import Outcome, Step
@@ -26,18 +25,13 @@ LAYER_PRIOR = np.array([[2.0], [1.4]])
 LESSON = 32
 """Steps that are learned from at once, as learning takes as long as one layer; at first, a quarter of those so far."""
 PATIENCE = (8, 128)
-"""Steps without a tree before drafting is tried again: at first, and at most, after trials that did not pay.
-
-Of several lanes: a trial shows as many steps, and the first wait is as many times as long."""
-
-UNSEEN = 0.1
-"""What drafting costs lanes beyond their steps, in plain steps: the drafter takes in prompts, and lanes end apart."""
+"""Steps without a tree before drafting is tried again: at first, and at most, after trials that did not pay."""
 
 _BETWEEN = (np.array(KNOTS[1:]) + KNOTS[:-1]) / 2
 """From the middle between two knots on, a probability teaches about the higher one."""
 
 
-class Auto(Controller, Table):
+class Auto(Controller):
     """Chooses nodes and layers by their price, and no tree at all where drafting does not pay.
 
     The rate is tokens over *modelled* seconds, so that the same text is always decoded by the same trees, however busy
@@ -74,34 +68,27 @@ class Auto(Controller, Table):
         self._layers = np.repeat(LAYER_PRIOR, max_depth, 1)
         self._drafted = (1.0, 0.0, 1.0)  # steps with a tree, what they brought beyond plain decoding, its squares
         self._patience, self._waited = PATIENCE[0], 0
-        self._round: list[Step] = []  # of the lanes that decided together, those that are done
-        self._lanes, self._unseen = 1, 0.0
+        self._round: list[Step] = []  # those that wait to be learned from
+        self._unit = 1.0  # what seconds of the rate are worth at the prices of now
         self._seen: list[Step] = []
         self._learned, self._lesson, self._stale = 0, 1, True
-        self._due = 1  # steps in a round at which they are learned from
-        self._kept: TreePolicy | None = None  # what one sequence is answered until then
+        self._due = 1  # how many of those are learned from at once
+        self._kept: TreePolicy | None = None  # what is answered until then
 
     def __str__(self) -> str:
         largest = self._sizes[-1]
         return f"Auto, at most {largest.nodes} nodes and {largest.max_depth} layers"
 
     def in_lanes(self, lanes: int) -> "Auto":
-        """One for all lanes of a batch, which decide in each round together: all draft, or none.
+        """One for all lanes of a batch, which decide in each round together: all draft, or none."""
+        from opt_tree.controllers.in_lanes import InLanes  # it is an `Auto`
 
-        It pays for a batch's step: where all lanes draft a row, that is `lanes` rows of the forward. Seconds are the
-        batch's and tokens one lane's, in the rate as in the price. It trusts the drafter as this one does so far.
-        """
-        largest, costs = self._sizes[-1], self.costs if self._costs_in_lanes is None else self._costs_in_lanes(lanes)
-        shared = Auto(costs, largest.nodes, largest.max_depth, self.decay)
-        shared._accepted, shared._expected = self._accepted.copy(), self._expected.copy()
-        shared._layers, shared._patience = self._layers.copy(), min(lanes * PATIENCE[0], PATIENCE[1])
-        shared._unseen = UNSEEN
-        return shared
+        return InLanes(self, self.costs if self._costs_in_lanes is None else self._costs_in_lanes(lanes), lanes)
 
     @property
     def rate(self) -> float:
         """Tokens a second, by the modelled seconds of the steps so far; plain decoding's at least."""
-        return max(self._tokens / self._seconds, 1 / self._now.plain)
+        return max(self._unit * self._tokens / self._seconds, 1 / self._now.plain)
 
     @property
     def trust(self) -> tuple[float, ...]:
@@ -121,25 +108,16 @@ class Auto(Controller, Table):
         self._kept = None
 
     def choose(self, context: list[int], root: Float[Tensor, "1 vocab"] | Few | None) -> TreePolicy:
-        return meet(self, len(context), last=False)
-
-    def decide(self, brought: Sequence[int]) -> list[TreePolicy]:
-        """From the lengths of all lanes' contexts to the policy of the next step, one for all of them."""
-        alone = len(brought) == 1
-        if alone and self._kept is not None:
-            return [self._kept]
-        if self._lanes == 1:
+        if self._kept is None:
             self._take()  # what the last prompt left
-        self._round, self._lanes = [], len(brought)
-        self._now = self.costs.at(sum(brought) // len(brought))
-        policy = self._next()
-        settled = alone and not self._waited and isinstance(policy, Priced)
-        self._due = self._lesson - len(self._seen) if settled else len(brought)
-        self._kept = policy if alone else None
-        return [policy] * len(brought)
+            self._now = self.costs.at(len(context))
+            self._kept = self._next()
+            settled = not self._waited and isinstance(self._kept, Priced)
+            self._due = self._lesson - len(self._seen) if settled else 1
+        return self._kept
 
     def _next(self) -> TreePolicy:
-        if self._waited < self._patience and self._best_guess() < 0:
+        if not self._drafts():
             return self._empty
         if self._stale:
             self._trust, self._carry = self.trust, tuple((self._layers[1] / self._layers[0]).tolist())
@@ -147,13 +125,17 @@ class Auto(Controller, Table):
         policy = next((one for one in self._sizes if one.nodes >= 1.5 * self._need), self._sizes[-1])
         return policy.at(self._now, self.rate, self._trust, self._carry)
 
-    def _best_guess(self) -> float:
-        """How many tokens a step with a tree may well bring beyond plain decoding: the mean and one standard error."""
+    def _drafts(self) -> bool:
+        """Whether a step with a tree may well bring more than plain decoding: at the mean and one standard error.
+
+        Where it does not, that is tried again after `_patience` steps.
+        """
         steps, worth, squares = self._drafted
-        return worth / steps + math.sqrt(max(squares / steps - (worth / steps) ** 2, 0.0) / steps)
+        guess = worth / steps + math.sqrt(max(squares / steps - (worth / steps) ** 2, 0.0) / steps)
+        return guess >= 0 or self._waited >= self._patience
 
     def observe(self, step: Step, outcome: Outcome) -> None:
-        """Learn from a step, when those of all lanes that decided with it are done; of one, from several at once."""
+        """Learn from a step, or keep it and learn from several at once."""
         self._round.append(step)
         if len(self._round) >= self._due:
             self._take()
@@ -161,47 +143,37 @@ class Auto(Controller, Table):
     def _take(self) -> None:
         """Learn from the steps that wait."""
         steps, self._round, self._kept = self._round, [], None
-        for together in [[one] for one in steps] if self._lanes == 1 else [steps]:
-            self._weigh(together)
+        for step in steps:
+            self._weigh(step)
 
-    def _weigh(self, steps: list[Step]) -> None:
-        """Learn from a round: what its tokens and its seconds say of the rate, and of what drafting brings."""
-        seconds, fading = self._seconds_of(steps), self.decay ** len(steps)
-        policy = steps[0].policy
-        if isinstance(policy, Priced):
-            self._compare([len(one.tokens) - seconds / self._now.plain - self._unseen for one in steps])
-            for one in steps:
-                self._learn(one, policy)
+    def _weigh(self, step: Step) -> None:
+        """Learn what a step's tokens and its seconds say of the rate, and of what drafting brings."""
+        seconds = self._now.of(step)
+        if isinstance(step.policy, Priced):
+            self._compare(len(step.tokens) - seconds / self._now.plain)
+            self._learn(step, step.policy)
         else:
             self._waited += 1
-            for sums in (self._expected, self._accepted):  # what is not looked at fades
-                sums *= fading
-            self._stale = True
-        self._tokens = fading * self._tokens + sum(len(one.tokens) for one in steps)
-        self._seconds = fading * self._seconds + len(steps) * seconds
+            self._fade(1)
+        self._tokens = self.decay * self._tokens + len(step.tokens)
+        self._seconds = self.decay * self._seconds + seconds
 
-    def _seconds_of(self, steps: list[Step]) -> float:
-        """Modelled seconds of a round: its forwards are as long as the longest lane's."""
-        if len(steps) == 1 or not isinstance(steps[0].policy, Priced):
-            return self._now.of(steps[0])
-        # What a lane's drafter has to catch up with is not a tree's to pay: it may be a whole prompt.
-        rows = max(min(step.draft_tokens, len(step.tree)) for step in steps)
-        layers = max(max(step.draft_forwards, *step.tree.depths.tolist(), 1) for step in steps)
-        return self._now.score(max(len(step.tree) for step in steps)) + self._now.draft(layers, rows)
+    def _fade(self, steps: int) -> None:
+        """What is not looked at fades."""
+        for sums in (self._expected, self._accepted):
+            sums *= self.decay**steps
+        self._stale = True
 
-    def _compare(self, worths: list[float]) -> None:
-        """Note what steps with a tree brought beyond plain decoding, and how soon to try again if that is too little.
+    def _compare(self, worth: float) -> None:
+        """Note what a step with a tree brought beyond plain decoding, and how soon to try again if that is too little.
 
         Not at the rate so far: at one that is too high the shortest step looks best, and nothing would mend it.
         """
         if self._waited:
-            paid = sum(worths) > 0
-            self._patience = min(len(worths) * PATIENCE[0] if paid else 2 * self._patience, PATIENCE[1])
+            self._patience = PATIENCE[0] if worth > 0 else min(2 * self._patience, PATIENCE[1])
         self._waited = 0
-        fading = 0.97 ** (1 / len(worths))  # a round's, so that many lanes are soon sure
-        for worth in worths:
-            steps, mean, squares = self._drafted
-            self._drafted = fading * steps + 1, fading * mean + worth, fading * squares + worth**2
+        steps, mean, squares = self._drafted
+        self._drafted = 0.97 * steps + 1, 0.97 * mean + worth, 0.97 * squares + worth**2
 
     def _learn(self, step: Step, policy: Priced) -> None:
         """Keep the step, and learn from several of them at a time."""

@@ -87,6 +87,23 @@ class Costs:
         }
         return cls(**{**fields, **curves})
 
+    def between(self, other: Self, share: float) -> Self:
+        """Costs so far on the way from these to others."""
+        if not share:
+            return self
+
+        def mean(own: float, theirs: float) -> float:
+            return (1 - share) * own + share * theirs
+
+        def curve(own: Curve, mine: list[float], theirs: Curve, its: list[float]) -> Curve:
+            rows = sorted({point[0] for point in (*own, *theirs)})
+            return tuple((n, mean(mine[min(n, LARGEST)], its[min(n, LARGEST)])) for n in rows)
+
+        scoring = curve(self.scoring, self._lists[0], other.scoring, other._lists[0])
+        drafting = curve(self.drafting, self._lists[1], other.drafting, other._lists[1])
+        growth, draft_growth = mean(self.growth, other.growth), mean(self.draft_growth, other.draft_growth)
+        return type(self)(scoring, mean(self.first, other.first), drafting, growth, draft_growth)
+
     def at(self, context: int) -> Self:
         """The same behind `context` tokens."""
         _ = self._drafting, self._further, self._lists, self._row  # made once, for all contexts

@@ -1,0 +1,203 @@
+"""`Auto` for the lanes of a batch: they draft together or not at all, and what trials lose stays small.
+
+Owns whether lanes draft, by what came of it. Trees and their prices are those of `Auto`.
+"""
+
+import math
+import statistics
+import time
+from collections import deque
+from collections.abc import Sequence
+
+import greenlet
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from opt_tree.children import Few
+from opt_tree.controllers.auto import Auto
+from opt_tree.hub import Table, meet
+from opt_tree.policies import Costs, Priced, TreePolicy
+from opt_tree.step import Outcome, Step
+from opt_tree.target import Output
+
+SHARE = 0.01
+"""Trials may lose this part of all that was decoded."""
+STAKE = 2.0
+"""Plain steps that a trial is thought to lose: drafters take in the texts, and lanes that draft end apart, so that the
+next texts begin one by one."""
+PROMISE = 0.1
+"""Tokens a step that trees have to promise beyond plain ones where none were drafted."""
+ACCEPTED, STEPS = 0.5, 4.0
+"""How probable a drafted token is thought to be before any was seen, and for how many steps this counts."""
+TEXT = 32.0
+"""Rounds that share what drafters take to read the texts, before more is known."""
+HOLD = 7
+"""Further rounds without a tree that one decision is for: to meet takes time. At first, and between trees, one."""
+PLAIN = 24
+"""Rounds with trees after which one goes without, as the clock tells what that takes."""
+
+
+class InLanes(Auto, Table):
+    """What lanes share: in each round all draft, or none.
+
+    It pays for a batch's step: where all lanes draft a row, that is a row of each in the forward. Seconds are the
+    batch's and tokens one lane's. Costs are those of as many lanes as are under way. Which trees are drafted is decided
+    by modelled seconds, and whether any are by those of the clock as well.
+    """
+
+    def __init__(self, alone: Auto, costs: Costs, lanes: int) -> None:
+        """`costs`: of a step of so many `lanes`. It trusts the drafter as `alone` does so far."""
+        largest = alone._sizes[-1]
+        super().__init__(costs, largest.nodes, largest.max_depth, alone.decay)
+        self._accepted, self._expected = alone._accepted.copy(), alone._expected.copy()
+        self._layers = alone._layers.copy()
+        self._fewest, self._lanes, self._most = alone.costs, 1, lanes
+        self._by_lanes: dict[int, Costs] = {}
+        self._brought = (STEPS, STEPS * ACCEPTED, STEPS * ACCEPTED, STEPS)
+        """Of steps with a tree, discounted: how many, drafted tokens accepted, their squares, and what they cost beyond
+        plain ones in parts of what a tree of one node does."""
+        self._read = (TEXT, 0.0)
+        """Of rounds with a tree, discounted: how many, and the plain steps that drafters took to read texts."""
+        self._lost, self._spent, self._stake = 0.0, 0.0, STAKE
+        """Plain steps: what drafting lost so far, what all rounds took, and the most that a trial lost."""
+        self._drafting, self._since = False, PLAIN
+        self._held: dict[greenlet.greenlet, int] = {}
+        """In how many further rounds a lane goes without a tree, unasked."""
+        self._clocked: tuple[deque[float], deque[float]] = deque(maxlen=15), deque(maxlen=15)
+        """Seconds of the clock in parts of modelled ones: of rounds without trees and with them."""
+        self._began: float | None = None
+        """When the newest round began; None: its time is not its own."""
+        self._modelled = 0.0
+
+    def reset(self, prompt: list[int], output: Output | None) -> None:
+        """A text was taken in by one of the round's forwards."""
+        self._began = None
+        self._held.pop(greenlet.getcurrent(), None)
+
+    def choose(self, context: list[int], root: Float[Tensor, "1 vocab"] | Few | None) -> TreePolicy:
+        lane = greenlet.getcurrent()
+        if self._held.get(lane):
+            self._held[lane] -= 1
+            return self._empty
+        policy, self._held[lane] = meet(self, (lane, len(context)), last=False)
+        return policy
+
+    def decide(self, brought: Sequence[tuple[greenlet.greenlet, int]]) -> list[tuple[TreePolicy, int]]:
+        """From all lanes and the lengths of their contexts to the next step's policy, and how many more it is for."""
+        lanes = {lane for lane, _ in brought}
+        others = [rounds for lane, rounds in self._held.items() if lane not in lanes and not lane.dead]
+        if others:  # texts that begin while the others go without a tree
+            return [(self._empty, max(others))] * len(brought)
+        self._time()
+        before, self._held, self._lanes = self._lanes, {}, len(brought)
+        context = sum(length for _, length in brought) // len(brought)
+        self._now = self._costs(max(before, self._lanes)).at(context)  # some may be reading a text just now
+        self._unit = self.costs.at(context).plain / self._now.plain
+        policy, hold = self._next(), 0
+        if not isinstance(policy, Priced):
+            hold = min(HOLD, 1 if self._since >= PLAIN else HOLD)
+            self._go_without(hold + 1)
+        return [(policy, hold)] * len(brought)
+
+    def _costs(self, lanes: int) -> Costs:
+        """Of so many lanes: between those of one and those of the most."""
+        if lanes not in self._by_lanes:
+            share = (lanes - 1) / (self._most - 1) if self._most > 1 else 1.0
+            self._by_lanes[lanes] = self._fewest.between(self.costs, share)
+        return self._by_lanes[lanes]
+
+    def _time(self) -> None:
+        """Compare the last round's seconds by the clock with the modelled ones."""
+        now = _clock()
+        if self._began is not None and self._modelled:
+            self._clocked[self._drafting].append((now - self._began) / self._modelled)
+        self._began, self._modelled = now, 0.0
+
+    def _go_without(self, rounds: int) -> None:
+        """Keep account of so many rounds without a tree."""
+        steps = rounds * self._lanes
+        self._spent += rounds
+        self._since = 0
+        self._modelled = rounds * self._now.plain
+        fading = self.decay**steps
+        self._tokens = fading * self._tokens + steps
+        self._seconds = fading * self._seconds + steps * self._now.plain * self._unit
+        self._fade(steps)
+
+    @property
+    def _one_node(self) -> float:
+        """What a tree of one node costs beyond a plain step, in plain steps."""
+        return max((self._now.score(2) + self._now.draft(1, 1)) / self._now.plain - 1, 0.01)
+
+    @property
+    def _dearer(self) -> float:
+        """How much dearer rounds with a tree are than the costs say, next to those without."""
+        plain, drafted = self._clocked
+        known = len(drafted) > 1 and plain and min(plain) > 0
+        return statistics.median(drafted) / statistics.median(plain) if known else 1.0
+
+    def _drafts(self) -> bool:
+        """Go on while it pays, or may well pay and has lost little; begin where it should pay, or a trial is cheap."""
+        steps, tokens, squares, price = self._brought
+        mean = tokens / steps
+        error = math.sqrt(max(squares / steps - mean**2, 0.0) / steps)
+        costs = (1 + price / steps * self._one_node) * self._dearer - 1
+        worth = mean - costs - self._read[1] / self._read[0]
+        affordable = SHARE * self._spent - self._lost
+        if self._since >= PLAIN:
+            self._drafting = False
+        elif self._drafting:
+            self._drafting = bool(worth > 0 or (worth + error > 0 and affordable > -STAKE))
+        else:
+            self._drafting = bool(worth > PROMISE or affordable > self._stake)
+        return self._drafting
+
+    def observe(self, step: Step, outcome: Outcome) -> None:
+        """Learn from a round with trees, when the steps of all lanes that decided together are done."""
+        if not isinstance(step.policy, Priced):
+            return
+        self._round.append(step)
+        if len(self._round) < self._lanes:
+            return
+        steps, self._round = self._round, []
+        seconds, read = self._modelled_seconds(steps), self._reading(steps)
+        self._modelled = seconds + read
+        self._weigh_round([len(one.tokens) - 1.0 for one in steps], seconds / self._now.plain, read / self._now.plain)
+        for one in steps:
+            self._learn(one, step.policy)
+        fading = self.decay ** len(steps)
+        self._tokens = fading * self._tokens + sum(len(one.tokens) for one in steps)
+        self._seconds = fading * self._seconds + len(steps) * seconds * self._unit
+
+    def _weigh_round(self, gains: list[float], cost: float, read: float) -> None:
+        """Keep account of what a round with trees brought, for so many plain steps."""
+        self._since += 1
+        self._spent += cost + read
+        loss = (cost + read) * self._dearer - 1 - sum(gains) / len(gains)
+        self._lost = max(self._lost + loss, 0.0)
+        self._stake = max(self._stake, self._lost)
+        self._read = 0.97 * self._read[0] + 1, 0.97 * self._read[1] + read
+        fading = 0.97 ** (1 / len(gains))  # a round's, so that many lanes are soon sure
+        for gain in gains:
+            seen = 1.0, gain, gain**2, (cost - 1) / self._one_node
+            steps, tokens, squares, price = (fading * old + new for old, new in zip(self._brought, seen, strict=True))
+            self._brought = steps, tokens, squares, price
+
+    def _modelled_seconds(self, steps: list[Step]) -> float:
+        """Of a round: its forwards are as long as the longest lane's. Without what drafters read of the texts."""
+        rows = max(min(step.draft_tokens, len(step.tree)) for step in steps)
+        layers = max(max(step.draft_forwards, *step.tree.depths.tolist(), 1) for step in steps)
+        return self._now.score(max(len(step.tree) for step in steps)) + self._now.draft(layers, rows)
+
+    def _reading(self, steps: list[Step]) -> float:
+        """Seconds in which drafters took in what they had not seen of the texts: a forward as long as the longest."""
+        rows = max(step.draft_tokens - len(step.tree) for step in steps)
+        read = self._now.layers(max(rows, 0) + 1)
+        return float(read[-1] - read[0])
+
+
+def _clock() -> float:
+    """Seconds. Where one thread does it all, those that it had of the processor: a neighbour's belong to no round."""
+    alone = torch.get_num_threads() == 1 and not torch.accelerator.is_available()
+    return time.process_time() if alone else time.perf_counter()
