@@ -62,8 +62,8 @@ class Auto(Controller):
         self._sizes += (Priced(costs, nodes, max_depth),)
         self.policies = (self._empty, *self._sizes)
         self._now, self._need = costs, 8.0
-        # Discounted sums; before anything was seen, 20 steps at half again plain decoding's speed.
-        self._tokens, self._seconds = 30.0, 20 * costs.plain
+        # Discounted sums; before anything was seen, 6 steps at half again plain decoding's speed.
+        self._tokens, self._seconds = 9.0, 6 * costs.plain
         self._accepted, self._expected = np.zeros((2, len(KNOTS)))
         self._layers = np.repeat(LAYER_PRIOR, max_depth, 1)
         self._drafted = (1.0, 0.0, 1.0)  # steps with a tree, what they brought beyond plain decoding, its squares
