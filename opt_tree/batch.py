@@ -91,7 +91,8 @@ class Packed:
 
     def _shapes(self, asked: Sequence[Ask]) -> tuple[float, float]:
         """What the rows of these cost padded to the longest, and one behind the other in one batch row."""
-        longest, whole = max(ask.rows for ask in asked), sum(ask.rows for ask in asked)
+        rows = [ask.rows for ask in asked]
+        longest, whole = max(rows), sum(rows)
         padded, far, engine = len(asked) * longest, _KEYS * self.lm.hidden, self.lm.engine
         keys = [ask.engine.lane.read[1] for ask in asked]
         side_by_side = padded * (1 + max(keys) / far)

@@ -25,7 +25,7 @@ class Storage(Cache):
 
     def __init__(self, shapes: list[LayerShape], lanes: int) -> None:
         super().__init__(layers=[])
-        self.lanes = [Lane(self) for _ in range(lanes)]
+        self.lanes = [Lane(self, number) for number in range(lanes)]
         self.slots = 0
         """Of a lane, the scratch slot included."""
         self._shapes = shapes
@@ -158,13 +158,9 @@ class Storage(Cache):
 class Lane(KVCache):
     """The cache of one sequence: which of its lane's rows are committed, which pending. The rows are the storage's."""
 
-    def __init__(self, storage: Storage) -> None:
+    def __init__(self, storage: Storage, number: int) -> None:
         super().__init__([])
-        self.storage = storage
-
-    @property
-    def number(self) -> int:
-        return self.storage.lanes.index(self)
+        self.storage, self.number = storage, number
 
     @property
     def read(self) -> tuple[int, int]:

@@ -47,11 +47,14 @@ def in_lanes(
     Padding is written to the slot `scratch`; a lane without a forward is padding as a whole. The last are features.
     """
     first = next(forward for forward in forwards if forward is not None)
-    ints = first.ints.new_zeros((3, len(forwards), rows))
-    ints[2] = scratch
-    for lane, forward in enumerate(forwards):
-        if forward is not None:
-            ints[:, lane, rows - forward.ints.shape[1] :] = forward.ints
+    if all(forward is not None and forward.ints.shape[1] == rows for forward in forwards):
+        ints = torch.stack([forward.ints for forward in forwards], 1)  # type: ignore[union-attr]
+    else:
+        ints = first.ints.new_zeros((3, len(forwards), rows))
+        ints[2] = scratch
+        for lane, forward in enumerate(forwards):
+            if forward is not None:
+                ints[:, lane, rows - forward.ints.shape[1] :] = forward.ints
     if isinstance(first.mask, dict):
         masks = {kind: [one and one.mask[kind] for one in forwards] for kind in first.mask}  # type: ignore[index]
         mask: Any = {kind: _mask(own, rows, keys) for kind, own in masks.items()}  # type: ignore[arg-type]
