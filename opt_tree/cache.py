@@ -147,12 +147,13 @@ class KVCache(Cache):
 
     def commit(self, kept: list[int]) -> None:
         """Commit the pending rows `kept` (increasing offsets behind `length`), in this order; drop the others."""
-        if kept and (kept[0] < 0 or kept[-1] >= self.pending or kept != sorted(set(kept))):
-            raise ValueError(f"cannot keep rows {kept} of {self.pending} pending ones")
-        place = next((place for place, row in enumerate(kept) if row != place), len(kept))
-        if place < len(kept):
+        count = len(kept)
+        if count > self.pending or kept != list(range(count)):
+            if kept[0] < 0 or kept[-1] >= self.pending or kept != sorted(set(kept)):
+                raise ValueError(f"cannot keep rows {kept} of {self.pending} pending ones")
+            place = next(place for place, row in enumerate(kept) if row != place)
             self._move(kept[place:], self.length + place)
-        self.length += len(kept)
+        self.length += count
         self.pending = 0
 
     @inference

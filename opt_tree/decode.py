@@ -32,6 +32,7 @@ from opt_tree.policies import TreePolicy
 from opt_tree.pool import CandidatePool, Frontier
 from opt_tree.random import Random
 from opt_tree.sampling import Sampling
+from opt_tree.staging import take
 from opt_tree.step import Outcome, Step, StepTimes
 from opt_tree.stopping import StopRule
 from opt_tree.target import Laws, Target, Work, turn_of
@@ -519,8 +520,7 @@ def _of_path(
     """Copy the features of a path's rows, so that they outlive the next forward."""
     if not features:
         return features
-    rows = torch.from_numpy(np.array(path))
-    return {layer: states.index_select(0, rows.to(states.device)) for layer, states in features.items()}
+    return {layer: take(states, path) for layer, states in features.items()}
 
 
 def check_prompt(prompt: Any, target: Target) -> list[int]:

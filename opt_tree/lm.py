@@ -20,10 +20,11 @@ from transformers import Cache, DynamicCache, PreTrainedModel
 
 from opt_tree.arguments import require
 from opt_tree.attention import chunked, tree_mask, windowed
-from opt_tree.cache import KVCache, LayerShape, inference
+from opt_tree.cache import KVCache, LayerShape
 from opt_tree.engines import Eager, Engine, Forward
 from opt_tree.engines.body import takes
 from opt_tree.led import LedCache, ranks_of, tell
+from opt_tree.staging import Staged, Staging, Wanted
 from opt_tree.support import (
     UnsupportedModelError,
     border,
@@ -37,7 +38,7 @@ from opt_tree.support import (
     one_line,
     size_of,
 )
-from opt_tree.target import Output, Target, Work, shared
+from opt_tree.target import Laws, Output, Target, Work, shared
 from opt_tree.tree import Tree
 
 _PREFILL_ROWS = 512
@@ -77,19 +78,14 @@ class Buckets:
         return rows, size
 
 
-class Wanted(NamedTuple):
-    """The rows of a forward, as they are asked for."""
+class Pending(NamedTuple):
+    """What a forward added to the pending rows."""
 
+    before: int
+    """How many of them there were."""
     tokens: Int[np.ndarray, " rows"]
-    positions: Int[np.ndarray, " rows"]
-    visible: Bool[np.ndarray, "rows columns"]
-    """The columns are all pending rows, these included; every row sees the whole committed context."""
-    features: Float[Tensor, "rows hidden"] | None = None
-    """Inputs of a head that drafts in the target's feature space."""
-    places: Int[np.ndarray, " rows"] | None = None
-    """Columns of the rows, where other layers ran these rows before; None: they are the last ones, and new."""
-    scale: float | None = None
-    """Laws are wanted: of the logits times this."""
+    positions: Int[np.ndarray, " rows"] | None
+    """None where no mask asks for them."""
 
 
 class Ahead(Protocol):
@@ -120,8 +116,8 @@ class CausalLM(Target):
         self._numbered = bool({"sliding_attention", "chunked_attention"} & self._windows.keys())
         """Whether a mask needs the positions of the keys."""
         self._key_limit = key_limit(model)
-        self._pending = np.zeros((2, 0), dtype=np.int64)
-        """Tokens and positions of the pending rows."""
+        self._pending: list[Pending] = []
+        """What was added to the context last and is not committed, in order."""
         self._border, self._long = border(model), False
         self._given: Cache | None = None
         self.ahead: Ahead | None = None
@@ -140,6 +136,10 @@ class CausalLM(Target):
         self.model: PreTrainedModel = model  # or what looks like one: an EAGLE head with an output layer
         embeddings = cast(Tensor, model.get_input_embeddings().weight)
         self.device, self.dtype = embeddings.device, embeddings.dtype
+        self._on_host = self.device.type == "cpu"
+        self._plain = self._on_host and not self._numbered
+        """Whether native code can lay out its forwards."""
+        self._staging = Staging()
         self.ranks = ranks_of(model)
         self.cache = (LedCache if self.ranks else KVCache)(_layer_shapes(self))
         self._tokens: list[int] = []
@@ -164,7 +164,7 @@ class CausalLM(Target):
         """The same model for another sequence, with rows and a context of its own, run by another engine."""
         twin = copy.copy(self)
         twin.cache, twin.engine, twin.work = cache, engine, Work()
-        twin._pending, twin._given, twin._tokens = np.zeros((2, 0), dtype=np.int64), None, []
+        twin._pending, twin._given, twin._tokens, twin._staging = [], None, [], Staging()
         return twin
 
     @property
@@ -250,7 +250,8 @@ class CausalLM(Target):
             tokens = tokens[self.length :]
             if not tokens:
                 return Output(torch.zeros(0, self.vocab, dtype=self.dtype, device=self.device))
-        long = self._rotate(self.length + len(tokens) + (self.length == 0))
+        length = self.length
+        long = self._border is not None and self._rotate(length + len(tokens) + (length == 0))
         outputs = []
         for start in range(0, len(tokens), _PREFILL_ROWS):
             chunk = np.array(tokens[start : start + _PREFILL_ROWS])
@@ -313,7 +314,7 @@ class CausalLM(Target):
                     f"the tree is {tree.depths.max()} deep below token {self.length}: it crosses the position "
                     f"{self._border.position}, where the rotary factors change; at most {self.room(self.length)}"
                 )
-        return self.extend(tree.tokens, self.length + tree.depths, tree.ancestors)
+        return self.run(Wanted(tree.tokens, tree.depths, tree.ancestors, behind=self.length))
 
     def extend(
         self,
@@ -336,64 +337,87 @@ class CausalLM(Target):
             path, self.places = self.places[path].tolist(), None
         self.cache.commit(path)
         if path:
-            tokens = self._pending[0].tolist()
+            tokens: list[int] = []
+            for before, more, _ in self._pending:
+                tokens[before:] = more.tolist()
             self._tokens += [tokens[row] for row in path]
 
-    @inference
     def run(self, wanted: Wanted, engine: Engine | None = None, last_only: bool = False, long: bool = False) -> Output:
         """The one place where rows become a forward: padding, mask, slots, the engine, the slice of real rows.
 
         `engine`: another than the model's own, which computes some of its layers. `last_only`: logits of the last row
         will do. `long`: they take the long factors of LongRoPE, wherever they stand.
         """
+        if not torch.is_inference_mode_enabled():
+            with torch.inference_mode():
+                return self.run(wanted, engine, last_only, long)
         if self.ranks is not None:
             tell(self, wanted, last_only, long)
-        _, positions, visible, features, places, scale = wanted
+        _, positions, visible, _, places, scale, behind, _ = wanted
         engine = engine or self.engine
-        rows, columns = visible.shape
-        start = self.length + columns - rows
+        (rows, columns), length = visible.shape, self.length
+        start = length + columns - rows
         # The largest position of a forward decides on the factors: a pad row behind the border makes them long.
-        far = self._border.position if self._border and long and positions.max() < self._border.position else 0
+        far = self._border.position if self._border and long and positions.max() + behind < self._border.position else 0
         padded = max(rows + (far > 0), engine.least_rows)
-        keys, slots = start + padded, None
+        keys = start + padded
         if self.buckets is not None:
             padded, keys = self.buckets.pad(padded, start)
         if keys > self._key_limit:
             raise UnsupportedModelError(
                 f"{self.name} is not causal beyond {self._key_limit} keys (its keep_window_size), and a forward over "
-                f"{self.length} tokens and a tree has {keys}"
+                f"{length} tokens and a tree has {keys}"
             )
-        numbers = self._numbers(wanted, start, padded, far)
-        if features is not None and padded > rows:
-            features = torch.constant_pad_nd(features, (0, 0, 0, padded - rows))
-        if places is None:
-            before = self._pending[:, : columns - rows]
-            self._pending = np.concatenate([before, numbers[:2]], 1) if columns > rows else numbers[:2]
-        ints = torch.from_numpy(numbers)
-        if self.device.type != "cpu":
-            ints = ints.to(self.device, non_blocking=True)
-        if places is not None or self.buckets is not None or padded > rows:
-            slots = ints[2]
-        self.cache.open(rows if places is None else 0, keys, slots)
+        ints, slots, masks, features = self._lay_out(wanted, padded, keys, far)
+        given = None if places is None and self.buckets is None and padded == rows else slots
+        self.cache.open(rows if places is None else 0, keys, given)
         scaled = None if scale is None else self._scale_tensor(scale)
-        masks = self._masks(ints, visible, keys)
-        forward = Forward(ints, masks, slots, features, last_only, scaled, 0 if scale is None else self.columns)
+        forward = Forward(ints, masks, given, features, last_only, scaled, 0 if scale is None else self.columns)
         begin = time.perf_counter()
         output = engine.run(forward)
-        self.work += Work(1, rows, time.perf_counter() - begin)
+        seconds, done = time.perf_counter() - begin, self.work
+        self.work = Work(done.forwards + 1, done.tokens + rows, done.seconds + seconds)
         if padded == rows:
             return output
         return _rows(output, slice(rows), {layer: states[:rows] for layer, states in output.features.items()})
+
+    def _lay_out(self, wanted: Wanted, padded: int, keys: int, far: int) -> Staged:
+        """Return the tensors of a forward, and note its rows as pending ones. A pad row stands at `far`."""
+        (rows, columns), features = wanted.visible.shape, wanted.features
+        if self._plain and wanted.places is None:
+            staged = self._staging.lay_out(wanted, self.length, padded, keys, far)
+            if staged is not None:
+                self._note(Pending(columns - rows, wanted.tokens, None))
+                return staged
+        numbers = self._numbers(wanted, self.length + columns - rows, padded, far)
+        if wanted.places is None:
+            self._note(Pending(columns - rows, numbers[0], numbers[1]))
+        ints = torch.from_numpy(numbers)
+        if not self._on_host:
+            ints = ints.to(self.device, non_blocking=True)
+        if features is not None and wanted.taken is not None:
+            features = features.index_select(0, torch.from_numpy(wanted.taken).to(features.device))
+        if features is not None and padded > rows:
+            features = torch.constant_pad_nd(features, (0, 0, 0, padded - rows))
+        return Staged(ints, ints[2], self._masks(ints, wanted.visible, keys), features)
+
+    def _note(self, rows: Pending) -> None:
+        """These rows are pending from now on, behind the first `before` of those that are."""
+        if rows.before:
+            self._pending.append(rows)
+        else:
+            self._pending = [rows]
 
     def _numbers(self, wanted: Wanted, start: int, padded: int, far: int) -> Int[np.ndarray, "3 padded"]:
         """Tokens, positions and slots. A pad row is token 0 at `far`, in a slot of its own behind all columns."""
         rows, slots = len(wanted.tokens), np.arange(start, start + padded)
         if wanted.places is not None:
             slots[:rows] = self.length + wanted.places
+        positions = wanted.positions + wanted.behind
         if padded == rows:
-            return np.array([wanted.tokens, wanted.positions, slots])
+            return np.array([wanted.tokens, positions, slots])
         numbers = np.zeros((3, padded), dtype=np.int64)
-        numbers[0, :rows], numbers[1, :rows], numbers[1, rows:] = wanted.tokens, wanted.positions, far
+        numbers[0, :rows], numbers[1, :rows], numbers[1, rows:] = wanted.tokens, positions, far
         numbers[2] = slots
         return numbers
 
@@ -412,7 +436,11 @@ class CausalLM(Target):
         if not self._numbered:
             return full
         numbers = np.arange(keys)
-        numbers[self.length : self.length + self._pending.shape[1]] = self._pending[1]
+        pending: list[int] = []
+        for before, _, more in self._pending:
+            assert more is not None
+            pending[before:] = more.tolist()
+        numbers[self.length : self.length + len(pending)] = pending
         positions, key_positions, masks = ints[1], torch.from_numpy(numbers).to(self.device), {}
         for kind, size in self._windows.items():
             hide = {"sliding_attention": windowed, "chunked_attention": chunked}.get(kind)
@@ -424,7 +452,8 @@ def _rows(output: Output, rows: slice, features: Mapping[int, Tensor]) -> Output
     """Some rows of what a forward says, with these features."""
     laws = output.laws
     if laws is not None:
-        laws = laws._replace(log_probs=laws.log_probs[rows], peaks=None if laws.peaks is None else laws.peaks[rows])
+        log_probs, tokens, peaks = laws
+        laws = Laws(log_probs[rows], tokens, None if peaks is None else peaks[rows])
     return Output(output.logits[rows], features, laws)
 
 

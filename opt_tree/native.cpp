@@ -1,5 +1,5 @@
 // What growing a tree does between two forwards of a drafter, in one call instead of some thirty operations of numpy;
-// and what judging a row of it does behind the target's.
+// what laying one out does before it, and what judging a tree does behind the target's.
 //
 // Each of those is paid for in cold caches: a forward has just pushed everything out. The arithmetic is that of
 // `CandidatePool._add` and `TopK.pick`, operation by operation, so that both give the same bits; numpy is the reference.
@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <cstring>
 #include <limits>
 #include <numeric>
 #include <vector>
@@ -178,17 +179,25 @@ extern "C" bool frontier(int64_t* storage, int64_t capacity, int64_t size, const
     return true;
 }
 
-// Make a tree of candidates, whose `rows` are put in order: tokens, parents, depths, draft rows and path
-// log-probabilities go to `told`, a row each; ancestors to `seen`. False where a parent is missing, or a candidate.
-extern "C" bool tree(int64_t* storage, int64_t capacity, int64_t size, int64_t* rows, int64_t count, int64_t* told,
-                     bool* seen) {
+// Put the `most` best candidates into `best`, the best first and of equals the first.
+extern "C" void best_of_pool(int64_t* storage, int64_t capacity, int64_t size, int64_t most, int64_t* best) {
+    const Pool pool(storage, capacity);
+    std::copy_n(falling(std::vector<double>(pool.paths, pool.paths + size)).begin(), most, best);
+}
+
+// Make a tree of candidates, in the order of the pool: tokens, parents, depths, draft rows and path log-probabilities
+// go to `told`, a row each; ancestors to `seen`. False where a parent is missing, or a candidate.
+extern "C" bool tree(int64_t* storage, int64_t capacity, int64_t size, const int64_t* chosen, int64_t count,
+                     int64_t* told, bool* seen) {
     const Pool pool(storage, capacity), made(told, count);
-    if (!all_within(rows, count, 0, size)) return false;
-    std::sort(rows, rows + count);
+    if (!all_within(chosen, count, 0, size)) return false;
+    std::vector<int64_t> rows(chosen, chosen + count);
+    std::sort(rows.begin(), rows.end());
     std::fill_n(seen, count * count, false);
     for (int64_t place = 0; place < count; place++) {
         const int64_t row = rows[place], above = pool.parents[row];
-        const int64_t parent = place == 0 ? -1 : std::lower_bound(rows, rows + place, above) - rows;
+        const int64_t parent =
+            place == 0 ? -1 : std::lower_bound(rows.begin(), rows.begin() + place, above) - rows.begin();
         if (place > 0 && (parent == place || rows[parent] != above)) return false;
         made.tokens[place] = pool.tokens[row];
         made.parents[place] = parent;
@@ -201,9 +210,42 @@ extern "C" bool tree(int64_t* storage, int64_t capacity, int64_t size, int64_t* 
     return true;
 }
 
+// Copy `count` of `size` rows of so many bytes, one behind the other. False, and nothing is done, where one is missing.
+extern "C" bool take(const char* from, int64_t size, const int64_t* rows, int64_t count, int64_t bytes, char* to) {
+    if (!all_within(rows, count, 0, size)) return false;
+    for (int64_t place = 0; place < count; place++) std::memcpy(to + place * bytes, from + rows[place] * bytes, bytes);
+    return true;
+}
+
+// Lay out a forward: tokens, positions (`behind` more) and slots go to `ints`, a row of `padded` each, what its rows see
+// to `mask`, rows of `keys`. `visible` is what `rows` see of as many `columns` behind a prefix; see
+// `attention.tree_mask` for the rows that pad. The rows of `inputs` are `taken` ones of `states`; zero where they pad.
+extern "C" bool lay_out(const int64_t* tokens, const int64_t* positions, const bool* visible, int64_t rows,
+                        int64_t columns, int64_t prefix, int64_t padded, int64_t keys, int64_t behind, int64_t far,
+                        int64_t* ints, bool* mask, const char* states, int64_t size, const int64_t* taken,
+                        int64_t bytes, char* inputs) {
+    if (inputs != nullptr) {
+        if (taken == nullptr) std::memcpy(inputs, states, rows * bytes);
+        else if (!take(states, size, taken, rows, bytes, inputs)) return false;
+        std::memset(inputs + rows * bytes, 0, (padded - rows) * bytes);
+    }
+    for (int64_t row = 0; row < padded; row++) {
+        const bool real = row < rows;
+        bool* seen = mask + row * keys;
+        ints[row] = real ? tokens[row] : 0;
+        ints[padded + row] = real ? positions[row] + behind : far;
+        ints[2 * padded + row] = prefix + columns - rows + row;
+        std::fill_n(seen, prefix, true);
+        std::fill_n(seen + prefix, keys - prefix, false);
+        if (real) std::copy_n(visible + row * columns, columns, seen + prefix);
+        else seen[prefix + columns + row - rows] = true;
+    }
+    return true;
+}
+
 // The place of the greatest of a row of half-precision logits, the first of equals; -1 where it is not positive. Such
 // numbers are ordered as the integers of the same bits, which `verifiers/greedy.py` makes use of, too.
-extern "C" int64_t best(const int16_t* logits, int64_t row, int64_t columns) {
+int64_t best(const int16_t* logits, int64_t row, int64_t columns) {
     const int16_t *begin = logits + row * columns, *end = begin + columns;
     int16_t greatest = 0;
     for (const int16_t* logit = begin; logit < end; logit++) greatest = std::max(greatest, *logit);
@@ -266,4 +308,22 @@ extern "C" int64_t nodes_that_pay(const double* paths, int64_t size, int64_t nod
     const Ranked now(paths, size, end, {from, to, count}, trees);
     std::copy_n(now.order.begin(), now.nodes + 1, rows);
     return now.nodes + 1;
+}
+
+// Follow the argmax down a tree, as `verifiers/base.py` does. Returns the row that its path ends at, times `columns`,
+// plus the token behind it; -1 where `best` cannot tell.
+extern "C" int64_t follow(const int64_t* tokens, const int64_t* parents, int64_t count, const int16_t* logits,
+                          int64_t columns) {
+    std::vector<int64_t> wanted = {best(logits, 0, columns)}, place(count, -1);
+    int64_t end = 0;
+    place[0] = 0;
+    for (int64_t row = 1; row < count && wanted.back() >= 0; row++) {
+        const int64_t above = place[parents[row]];
+        if (above < 0 || tokens[row] != wanted[above]) continue;
+        place[row] = above + 1;
+        if (place[row] < int64_t(wanted.size())) continue;
+        end = row;
+        wanted.push_back(best(logits, row, columns));
+    }
+    return wanted.back() < 0 ? -1 : end * columns + wanted.back();
 }

@@ -5,7 +5,6 @@ and does the same wherever nothing was built.
 """
 
 import ctypes
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -42,15 +41,29 @@ class Code:
             for dtype, name in ((torch.float32, "grow_float"), (torch.float64, "grow_double"))
         }
         """By the dtype of a drafter's answer."""
+        known = (*_STORAGE, _NUMBER)  # of a pool: its candidates as well
         self.frontier = typed(
-            "frontier", ctypes.c_bool, *_STORAGE, _NUMBER, _ADDRESS, _NUMBER, _NUMBER, _ADDRESS, _NUMBER, _ADDRESS
+            "frontier", ctypes.c_bool, *known, _ADDRESS, _NUMBER, _NUMBER, _ADDRESS, _NUMBER, _ADDRESS
         )
-        self.tree = typed("tree", ctypes.c_bool, *_STORAGE, _NUMBER, _ADDRESS, _NUMBER, _ADDRESS, _ADDRESS)
+        self.best_of_pool = typed("best_of_pool", None, *known, _NUMBER, _ADDRESS)
+        self.tree = typed("tree", ctypes.c_bool, *known, _ADDRESS, _NUMBER, _ADDRESS, _ADDRESS)
         line, real = [_ADDRESS, _ADDRESS, _NUMBER], ctypes.c_double
         about = [_NUMBER, real, _NUMBER, *line, real, real, *[_ADDRESS] * 3, _NUMBER, _ADDRESS]
         self.layer = typed("layer_that_pays", _NUMBER, *_STORAGE, *about)
         self.nodes = typed("nodes_that_pay", _NUMBER, *_STORAGE, _NUMBER, *line, _ADDRESS, _NUMBER, _ADDRESS)
-        self.best = typed("best", _NUMBER, _ADDRESS, _NUMBER, _NUMBER)
+        self.lay_out = typed(
+            "lay_out",
+            ctypes.c_bool,
+            *[_ADDRESS] * 3,
+            *[_NUMBER] * 7,
+            *[_ADDRESS] * 3,
+            _NUMBER,
+            _ADDRESS,
+            _NUMBER,
+            _ADDRESS,
+        )
+        self.take = typed("take", ctypes.c_bool, _ADDRESS, _NUMBER, _ADDRESS, _NUMBER, _NUMBER, _ADDRESS)
+        self.follow = typed("follow", _NUMBER, _ADDRESS, _ADDRESS, _NUMBER, _ADDRESS, _NUMBER)
 
 
 code: Code | None = None
@@ -69,15 +82,23 @@ def address(array: np.ndarray) -> int:
 
 
 class Growing:
-    """What native code does for a pool whose children are the `best` ones; its storage is named before it is used."""
+    """What native code does for a pool whose children are the `best` ones; its memory is named before it is used.
+
+    Integers go in as bytes: that is sooner done than to find out where an array lies.
+    """
 
     def __init__(self, code: Code, best: int) -> None:
         self.code, self.best = code, best
         self._storage = (0, 0)
+        self._seen = (0, 0)
 
     def store(self, storage: Int[np.ndarray, "5 capacity"]) -> None:
         """Name the storage: four rows of integers, and one of path log-probabilities."""
         self._storage = address(storage), storage.shape[1]
+
+    def see(self, seen: Bool[np.ndarray, "width width"]) -> None:
+        """Name where it is kept what expanded nodes may see, by draft row and column."""
+        self._seen = address(seen), len(seen)
 
     def grow(self, laws: Laws, frontier: int, *limits: float) -> int | None:
         """Add the best children of an answer about `frontier` nodes; return how many candidates there are then.
@@ -96,18 +117,23 @@ class Growing:
         names, by_row = (None, 0) if tokens is None else (tokens.data_ptr(), tokens.ndim - 1)
         return call(begin, peak, names, by_row, rows, columns, groups, *self._storage, *limits, self.best)
 
-    def frontier(
-        self, size: int, rows: Int[np.ndarray, " rows"], first: int, seen: Bool[np.ndarray, "width width"]
-    ) -> Int[np.ndarray, "3 rows"] | None:
+    def frontier(self, size: int, rows: Int[np.ndarray, " rows"], first: int) -> Int[np.ndarray, "3 rows"] | None:
         """Number rows of `size` candidates as expanded, from `first` on; return tokens, parents' draft rows and depths.
 
-        What each may see goes to its row of `seen`. None where these are no candidates, and nothing was done.
+        What each may see goes to its row of what `see` named. None where these are no candidates; nothing was done.
         """
         if rows.dtype != np.int64:
             return None
-        told, rows, count = np.empty((3, len(rows)), dtype=np.int64), rows.copy(), len(rows)
-        about = address(rows), count, first, address(seen), len(seen), address(told)
+        count = len(rows)
+        told = np.empty((3, count), dtype=np.int64)
+        about = rows.tobytes(), count, first, *self._seen, address(told)
         return told if self.code.frontier(*self._storage, size, *about) else None
+
+    def best_of(self, size: int, most: int) -> Int[np.ndarray, " best"]:
+        """Return the `most` best of `size` candidates, the best first and of equals the first."""
+        best = np.empty(min(most, size), dtype=np.int64)
+        self.code.best_of_pool(*self._storage, size, len(best), address(best))
+        return best
 
     def tree(
         self, size: int, rows: Int[np.ndarray, " rows"]
@@ -118,9 +144,9 @@ class Growing:
         """
         if rows.dtype != np.int64:
             return None
-        rows, count = rows.copy(), len(rows)
+        count = len(rows)
         told, seen = np.empty((5, count), dtype=np.int64), np.empty((count, count), dtype=bool)
-        about = address(rows), count, address(told), address(seen)
+        about = rows.tobytes(), count, address(told), address(seen)
         return (told, seen) if self.code.tree(*self._storage, size, *about) else None
 
 
@@ -158,12 +184,22 @@ class Paying:
         return None if count < 0 else rows[:count]
 
 
-def best_of(logits: Float[Tensor, "rows vocab"]) -> Callable[[int], int] | None:
-    """Return what finds the argmax of a row of half-precision logits; it says -1 where the greatest is not positive.
+def follow(
+    tokens: Int[np.ndarray, " rows"], parents: Int[np.ndarray, " rows"], logits: Float[Tensor, "rows vocab"]
+) -> tuple[list[int], int] | None:
+    """Return the path that half-precision logits choose in a tree, and the token behind it: see `verifiers.follow`.
 
-    None where nothing is loaded.
+    None where nothing is loaded, or no logit of a row is above 0.
     """
-    if code is None or not logits.is_contiguous():
+    if code is None or not logits.is_contiguous() or not tokens.dtype == parents.dtype == np.int64:
         return None
-    call, begin, columns = code.best, logits.data_ptr(), logits.shape[1]
-    return lambda row: call(begin, row, columns)
+    columns = logits.shape[1]
+    found = code.follow(tokens.tobytes(), parents.tobytes(), len(tokens), logits.data_ptr(), columns)
+    if found < 0:
+        return None
+    above, (row, token) = parents.tolist(), divmod(found, columns)
+    path = [row]
+    while row:
+        row = above[row]
+        path.append(row)
+    return path[::-1], token

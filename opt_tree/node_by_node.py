@@ -108,9 +108,10 @@ def _tree(nodes: list[Node], rows: dict[Path, int]) -> Tree:
     """Return the tree of the nodes, in the order in which the loop would draft them."""
     order = sorted(nodes, key=lambda node: node[1:3])
     place = {path: row for row, (_, _, path, _) in enumerate(order)}
-    return Tree(
-        np.array([tail[-1] for _, _, _, tail in order]),
-        np.array([place[path[:-1]] if path else -1 for _, _, path, _ in order]),
-        0.0 - np.array([cost for cost, _, _, _ in order]),
-        np.array([rows.get(path, -1) for _, _, path, _ in order]),
+    return Tree.sound(
+        tokens=np.array([tail[-1] for _, _, _, tail in order]),
+        parents=np.array([place[path[:-1]] if path else -1 for _, _, path, _ in order]),
+        path_log_probs=0.0 - np.array([cost for cost, _, _, _ in order]),
+        draft_rows=np.array([rows.get(path, -1) for _, _, path, _ in order]),
+        depths=np.array([depth for _, depth, _, _ in order]),
     )

@@ -5,7 +5,6 @@ read-back a layer is needed anyway. Knows nothing of models; policies read it an
 """
 
 import math
-from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -34,6 +33,11 @@ class Frontier(NamedTuple):
     """Which expanded nodes, this frontier's own included, each node may see: its ancestors and itself."""
 
 
+def _shown(row: int) -> property:
+    """What a row of the storage says of the candidates so far."""
+    return property(lambda pool: pool._storage[row, : pool.size])
+
+
 _ROOT = np.array([0])
 _ITSELF = np.eye(64, k=-1, dtype=bool)
 
@@ -54,41 +58,57 @@ class CandidatePool:
         """Layers drafted so far."""
         self.layer = 1
         """Pool row at which the newest layer begins."""
-        best = children.budget if type(children) is TopK else None
+        self.size = 1
+        """Candidates so far, the root among them."""
+        self._budget = children.budget
+        best = self._budget if type(children) is TopK else None
         self._native = native.Growing(native.code, best) if native.code is not None and best is not None else None
         self._store(np.zeros((5, 128), dtype=np.int64))
-        self._storage[:2, 0] = root, -1
-        self._show(1)
-        self.reach = self.path_log_probs
-        """What candidates are ranked by. Deterministic ones: `path_log_probs`. Sampled ones: what was known before the
-        token was drawn; otherwise its own probability would decide whether it is kept (see `Picked.reach`)."""
+        self._storage[0, 0], self._storage[1, 0] = root, -1
+        self._reach: Float[np.ndarray, " pool"] | None = None
         self._ranked: dict[int, list[float]] = {}
         self._sums: dict[tuple[int, int], float] = {}
+        self._order: Int[np.ndarray, " pool"] | None = None
         self._frontier = _ROOT
-        self._seen = _ITSELF.copy()  # by draft row and column; every node sees itself
+        self._see(_ITSELF.copy())
         self._expanded = 0
         self._equal = EqualSiblings() if children.sampled else None
 
     def _store(self, storage: Int[np.ndarray, "5 capacity"]) -> None:
         """Keep candidates here from now on: four rows of integers, and one whose bits are path log-probabilities."""
-        self._storage, self._rows = storage, [*storage[:4], storage[4].view(np.float64)]
+        self._storage, self._paths = storage, storage[4].view(np.float64)
         if self._native is not None:
             self._native.store(storage)
+
+    def _see(self, seen: Bool[np.ndarray, "width width"]) -> None:
+        """Keep here what expanded nodes may see, by draft row and column; every node sees itself."""
+        self._seen = seen
+        if self._native is not None:
+            self._native.see(seen)
 
     def _reserve(self, size: int) -> None:
         """Make room for so many candidates. Grown by doubling: an assignment costs a third of a concatenation."""
         while size > self._storage.shape[1]:
             self._store(np.concatenate([self._storage] * 2, axis=1))
 
-    def _show(self, size: int) -> None:
-        """Point the public arrays at the first `size` candidates of the storage."""
-        shown = [row[:size] for row in self._rows]
-        self.tokens, self.parents, self.depths, self.draft_rows, self.path_log_probs = shown
+    tokens, parents, depths, draft_rows = map(_shown, range(4))
+
+    @property
+    def path_log_probs(self) -> Float[np.ndarray, " pool"]:
+        """See `Tree.path_log_probs`."""
+        return self._paths[: self.size]
+
+    @property
+    def reach(self) -> Float[np.ndarray, " pool"]:
+        """What candidates are ranked by. Deterministic ones: `path_log_probs`. Sampled ones: what was known before the
+        token was drawn; otherwise its own probability would decide whether it is kept (see `Picked.reach`).
+        """
+        return self.path_log_probs if self._reach is None else self._reach
 
     @property
     def newest(self) -> Int[np.ndarray, " layer"]:
         """Pool rows of the newest layer."""
-        return np.arange(self.layer, len(self.tokens))
+        return np.arange(self.layer, self.size)
 
     def add(self, answer: Laws | Few | Float[Tensor, "expanded vocab"]) -> None:
         """Store the children of the nodes last handed out by `frontier` (at first: of the root). One read-back.
@@ -98,20 +118,18 @@ class CandidatePool:
         laws = Laws(answer) if isinstance(answer, Tensor) else Laws(*answer)
         if not self._grow(laws):
             self._pick(laws)
-        self.__dict__.pop("_order", None)
+        self._order = None
 
     def _grow(self, laws: Laws) -> bool:
         """Do what `_pick` does by native code, where it is there and made for this; return whether it was done."""
         if self._native is None:
             return False
-        size, asked = len(self.tokens), len(self._frontier)
+        size, asked = self.size, len(self._frontier)
         self._reserve(size + self._native.best)
         grown = self._native.grow(laws, asked, size, self._expanded + 1 - asked, self.depth + 1, self.floor)
         if grown is None:
             return False
-        self.layer, self.depth = size, self.depth + 1
-        self._show(grown)
-        self.reach = self.path_log_probs
+        self.layer, self.depth, self.size = size, self.depth + 1, grown
         return True
 
     def _pick(self, laws: Laws) -> None:
@@ -120,10 +138,10 @@ class CandidatePool:
             log_probs = self._equal.spread(log_probs)
         above = self.path_log_probs.take(self._frontier)
         picked = self.children.pick(Layer(log_probs, above, self.depth, self.floor, tokens, peaks), self._random)
-        self.layer = len(self.tokens)
+        reach, self.layer = self.reach, self.size
         self.depth += 1
         self._reserve(self.layer + len(picked.tokens))
-        self._show(self.layer + len(picked.tokens))
+        self.size = self.layer + len(picked.tokens)
         self.tokens[self.layer :] = picked.tokens
         self.parents[self.layer :] = self._frontier.take(picked.rows)
         self.depths[self.layer :] = self.depth
@@ -132,19 +150,16 @@ class CandidatePool:
         self.path_log_probs[self.layer :] = np.minimum(picked.path_log_probs, above.take(picked.rows))
         if self._equal is not None:
             self._equal.add(self.parents[self.layer :], self.tokens[self.layer :])
-        if picked.reach is None:
-            self.reach = self.path_log_probs
-        else:
-            bounded = np.minimum(picked.reach, self.reach[self.parents[self.layer :]])
-            self.reach = np.concatenate([self.reach, bounded])
+        if picked.reach is not None:
+            bounded = np.minimum(picked.reach, reach[self.parents[self.layer :]])
+            self._reach = np.concatenate([reach, bounded])
 
     @property
     def floor(self) -> float:
         """The reach a new candidate must exceed to be among the best that the children's budget admits."""
-        budget = self.children.budget
-        if budget is None or len(self.tokens) <= budget:
-            return -np.inf
-        return self._falling(len(self.tokens))[budget]
+        if self._budget is None or self.size <= self._budget:
+            return -math.inf
+        return self._falling(self.size)[self._budget]
 
     def _falling(self, size: int) -> list[float]:
         """The reach of the first `size` candidates, the greatest first."""
@@ -154,20 +169,19 @@ class CandidatePool:
 
     def gain(self, nodes: int) -> float:
         """How much the newest layer raised the sum of the `nodes` best: E(A), for deterministic candidates."""
-        return self._sum_of_best(nodes, len(self.tokens)) - self._sum_of_best(nodes, self.layer)
+        return self._sum_of_best(nodes, self.size) - self._sum_of_best(nodes, self.layer)
 
     def _sum_of_best(self, nodes: int, size: int) -> float:
         if (nodes, size) not in self._sums:
             self._sums[nodes, size] = sum(map(math.exp, self._falling(size)[1 : nodes + 1]))
         return self._sums[nodes, size]
 
-    @cached_property
-    def _order(self) -> Int[np.ndarray, " pool"]:
-        """Pool rows by falling reach; equal ones in the order they were stored, so the root is first."""
-        return (-self.reach).argsort(kind="stable")
-
     def best(self, nodes: int) -> Int[np.ndarray, " best"]:
-        """The root and the `nodes` best candidates, best first."""
+        """The root and the `nodes` best candidates, best first; equal ones in the order they were stored."""
+        if self._native is not None:
+            return self._native.best_of(self.size, nodes + 1)
+        if self._order is None:
+            self._order = (-self.reach).argsort(kind="stable")
         return self._order[: nodes + 1]
 
     def expected(self, rows: Int[np.ndarray, " rows"]) -> float:
@@ -186,10 +200,10 @@ class CandidatePool:
         while len(self._seen) <= last:
             grown = np.eye(2 * len(self._seen), k=-1, dtype=bool)
             grown[: len(self._seen), : len(self._seen)] = self._seen
-            self._seen = grown
+            self._see(grown)
         self._expanded, seen = last, self._seen[first + 1 : last + 1, :last]
         if self._native is not None:
-            told = self._native.frontier(len(self.tokens), rows, first + 1, self._seen)
+            told = self._native.frontier(self.size, rows, first + 1)
             if told is not None:
                 return Frontier(told[0], told[1], told[2], seen)
         parents = self.draft_rows.take(self.parents.take(rows))
@@ -205,11 +219,10 @@ class CandidatePool:
         Sampled siblings are kept up to some one of them, in the order they were drawn. Whether there is another one may
         depend on those before it; a gap would mean that the token itself decided, which no verifier corrects for.
         """
-        if self._native is not None and (found := self._native.tree(len(self.tokens), rows)) is not None:
-            (tokens, parents, depths, draft_rows, bits), ancestors = found
-            tree = Tree(tokens, parents, bits.view(np.float64), draft_rows)
-            vars(tree).update(depths=depths, ancestors=ancestors)
-            return tree
+        if self._native is not None and (found := self._native.tree(self.size, rows)) is not None:
+            (tokens, parents, depths, draft_rows, bits), seen = found
+            about = {"path_log_probs": bits.view(np.float64), "draft_rows": draft_rows, "depths": depths}
+            return Tree.sound(tokens=tokens, parents=parents, ancestors=seen, **about)
         rows = rows.copy()
         rows.sort()
         above = self.parents.take(rows)

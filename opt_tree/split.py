@@ -16,7 +16,8 @@ from torch import Tensor, nn
 from opt_tree.cache import inference
 from opt_tree.engines import Eager, Engine
 from opt_tree.led import check_whole
-from opt_tree.lm import CausalLM, Wanted
+from opt_tree.lm import CausalLM
+from opt_tree.staging import Wanted
 from opt_tree.support import UnsupportedModelError, border, layer_windows
 from opt_tree.target import Output, Work
 from opt_tree.tree import Tree

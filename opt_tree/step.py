@@ -36,8 +36,7 @@ class Outcome:
 
     def numbered(self, draft_rows: Int[np.ndarray, " rows"]) -> "Outcome":
         """Return the same outcome for a drafter that was handed other nodes, or the same ones in another order."""
-        tree = self.tree
-        own = Tree(tree.tokens, tree.parents, tree.path_log_probs, draft_rows, tree.draft_log_probs)
+        own = Tree.sound(**{**vars(self.tree), "draft_rows": draft_rows})
         return Outcome(own, self.path, self.tokens, self.features, self.logits)
 
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from opt_tree.checkpoints import CheckpointError
 from opt_tree.decode import Decoder
-from opt_tree.drafters import DrafterAround, EagleDrafter, EagleHead
+from opt_tree.drafters import DrafterAround, EagleDrafter, EagleHead, eagle
 from opt_tree.drafters.eagle import load_eagle
 from opt_tree.lm import Buckets, CausalLM
 from opt_tree.policies import OptTree, Static
@@ -147,6 +147,16 @@ class TestLaw:
         naive = NaiveHead(head, tiny("llama"))
         roots = [law for law in witness.laws if not law[1]]
         for context, path, law in roots[-3:]:
+            assert (law - naive.law(context, path)).abs().max() < 1e-10
+
+    def test_a_draft_may_outgrow_the_room_that_is_kept_for_it(self, monkeypatch):
+        monkeypatch.setattr(eagle, "_ROOM", 1)
+        target = target_of()
+        head = tiny_head(target.model)
+        naive, witness = NaiveHead(head, tiny("llama")), Witness(EagleDrafter(head, target))
+        list(Decoder(target, witness, POLICY).steps(prompt(9), 7))
+        assert max(len(path) for _, path, _ in witness.laws) > 2
+        for context, path, law in witness.laws:
             assert (law - naive.law(context, path)).abs().max() < 1e-10
 
     def test_a_prompt_of_one_token(self):

@@ -22,8 +22,8 @@ from evaluation.latency.decoding import beside_grid
 from evaluation.latency.forwards import ForwardTime, Probe, curve, measure
 from evaluation.timing import Timed, Timings, interleave
 from opt_tree.controllers import Auto
-from opt_tree.lm import Wanted
 from opt_tree.policies import Costs
+from opt_tree.staging import Wanted
 
 
 def answers(nodes: int, length: float, layers: int, **seconds: float) -> list[dict]:

@@ -1,5 +1,7 @@
 """Native code: it grows the trees that numpy grows, bit by bit; and where it cannot be built, numpy grows them."""
 
+import copy
+import itertools
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,16 +12,22 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from models import prompt, random_tree, tiny, tiny_head
 from torch._inductor.exc import InvalidCxxCompiler
 
 from opt_tree import native
 from opt_tree.compiling import use_native_code
+from opt_tree.decode import Decoder
+from opt_tree.drafters import EagleDrafter
+from opt_tree.engines import Eager, Forward
+from opt_tree.lm import Buckets, CausalLM
 from opt_tree.policies import Costs, OptTree, Priced
 from opt_tree.policies.priced import KNOTS
 from opt_tree.pool import CandidatePool
 from opt_tree.probabilities import grouped_log_probs
 from opt_tree.random import Random
-from opt_tree.target import Laws
+from opt_tree.staging import Wanted, put, take
+from opt_tree.target import Laws, Output
 from opt_tree.tree import Tree, ancestor_mask
 from opt_tree.verifiers import greedy
 
@@ -179,17 +187,102 @@ def test_only_what_was_built_is_taken_unless_it_is_to_be_made(unbuilt: Path) -> 
     assert native.code is not None
 
 
-@given(st.integers(0, 2**32 - 1), st.sampled_from([torch.float16, torch.bfloat16, torch.float32]))
-def test_native_code_judges_as_numpy_does(built: native.Code, seed: int, dtype: torch.dtype) -> None:
-    """Also where equals are the greatest, and where nothing is above 0."""
+@given(
+    st.integers(0, 2**32 - 1),
+    st.integers(1, 12),
+    st.sampled_from([torch.float16, torch.bfloat16, torch.float32]),
+    st.integers(0, 5),
+)
+def test_native_code_judges_as_numpy_does(
+    built: native.Code, seed: int, rows: int, dtype: torch.dtype, less: int
+) -> None:
+    """Also where siblings or logits are equal, and where nothing is above 0."""
+    tree = random_tree(rows, seed, root=3, vocab=3)
     rng = np.random.default_rng(seed)
-    logits = torch.from_numpy(np.round(rng.normal(size=(4, 300)) - rng.integers(0, 5, (4, 1)))).to(dtype)
-    chain = Tree(np.array([0, *logits.argmax(1)[:3]]), np.arange(4) - 1, np.zeros(4), np.arange(4))
+    logits = torch.from_numpy(np.round(rng.normal(size=(rows, 300)) - rng.integers(0, less + 1, (rows, 1)))).to(dtype)
+    logits[:, :3] += torch.from_numpy(rng.integers(0, 9, (rows, 3)))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(native, "code", built)
-        ours = greedy(chain, logits, Random())
+        ours = greedy(tree, logits, Random())
         patch.setattr(native, "code", None)
-        assert ours == greedy(chain, logits, Random()) and len(ours.path) == 4
+        assert ours == greedy(tree, logits, Random())
+
+
+class Recorded(Eager):
+    """An engine that notes what it is asked for."""
+
+    def __init__(self, eager: Eager, least_rows: int) -> None:
+        super().__init__(eager.model, eager.cache)
+        self.least_rows, self.forwards = least_rows, []
+
+    def run(self, forward: Forward) -> Output:
+        self.forwards.append([forward.ints.tolist(), forward.mask.tolist(), forward.slots is None])
+        return super().run(forward)
+
+
+@pytest.mark.parametrize("buckets", [None, Buckets((4, 8), (32, 64))])
+@pytest.mark.parametrize("least_rows", [1, 2])
+def test_native_code_lays_out_the_forwards_of_numpy(
+    built: native.Code, monkeypatch: pytest.MonkeyPatch, buckets: Buckets | None, least_rows: int
+) -> None:
+    """Forwards of a prompt, of trees and of layers behind each other; and what is kept of them."""
+    asked = []
+    for code in (built, None):
+        monkeypatch.setattr(native, "code", code)
+        lm = CausalLM(tiny("llama"), buckets)
+        lm.engine = engine = Recorded(lm.eager, least_rows)
+        lm.append(prompt(7))
+        for rows in (1, 2, 6):
+            tree = random_tree(rows, rows, root=4)
+            lm.score(tree)
+            lm.commit(tree.path_to(rows - 1).tolist())
+        lm.append([3])
+        for token, depth, visible in (
+            ([5], [1], np.ones((1, 1), dtype=bool)),
+            ([6, 7], [2, 2], np.tri(3, dtype=bool)[1:]),
+            ([8], [2], np.tri(2, dtype=bool)[1:]),  # in place of the two
+        ):
+            lm.run(Wanted(np.array(token), np.array(depth), visible, behind=lm.length - 1))
+        lm.commit([0, 1])
+        asked.append((engine.forwards, lm._tokens, lm.work.tokens))
+    assert asked[0] == asked[1] and asked[0][1][-2:] == [5, 8] and len(asked[0][0]) == 8
+
+
+def test_every_lane_and_every_copy_has_forwards_of_its_own(built: native.Code, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A lane's forward waits while those of others are laid out."""
+    monkeypatch.setattr(native, "code", built)
+    target = CausalLM(tiny("llama"))
+    decoder = Decoder(target, EagleDrafter(tiny_head(target.model), target), OptTree(7, 0.0, max_depth=3))
+    prompts = [prompt(5 + seed, seed) for seed in range(4)]
+    alone = [decoder.generate(one, 12).tokens for one in prompts]
+    assert [one.tokens for one in decoder.generate_batch(prompts, 3, 12)] == alone
+    one, other = copy.deepcopy(decoder), copy.copy(decoder)
+    steps = [one.steps(prompts[0], 12), other.steps(prompts[1], 12)]
+    texts: list[list[int]] = [[], []]
+    for pair in itertools.zip_longest(*steps):
+        for text, step in zip(texts, pair, strict=True):
+            text += step.tokens if step else []
+    assert [text[:12] for text in texts] == alone[:2]
+
+
+@pytest.mark.parametrize("states", [torch.randn(5, 3), torch.randn(5, 3).bfloat16(), torch.randn(3, 5).T])
+def test_rows_are_taken_and_put_as_torch_does(
+    built: native.Code, monkeypatch: pytest.MonkeyPatch, states: torch.Tensor
+) -> None:
+    for code in (built, None):
+        monkeypatch.setattr(native, "code", code)
+        for rows in ([4, 0, 0], [1], []):
+            assert take(states, rows).equal(states[rows])
+        for wrong in ([5], [-1]):
+            with pytest.raises(IndexError):
+                take(states, wrong)
+        into = torch.zeros(7, 3, dtype=states.dtype)
+        put(states, into, 2)
+        assert into[2:].equal(states) and not into[:2].any()
+        put(states, into, 0, first=3)
+        assert into[:2].equal(states[3:]) and into[2:].equal(states)
+        with pytest.raises(RuntimeError):
+            put(states, into, 3)
 
 
 def test_what_is_no_tree_is_refused_all_the_same(built: native.Code, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -33,6 +33,7 @@ TIERS: tuple[set[str], ...] = (
     },
     {"children", "sampling", "cache", "support", "native"},
     {"pool", "engines", "lanes", "led"},
+    {"staging"},
     {"lm", "packing"},
     {"split", "chain_lm"},
     {"compiling", "batch"},

@@ -100,6 +100,8 @@ class Drafter(ABC):
     @property
     def work(self) -> Work:
         """What its models have done so far."""
+        if len(self.models) == 1:
+            return self.models[0].work
         return sum((model.work for model in self.models), Work())
 
     @property

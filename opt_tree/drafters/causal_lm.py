@@ -10,6 +10,7 @@ from opt_tree.children import Reduced
 from opt_tree.drafters.base import OfModel
 from opt_tree.lm import CausalLM
 from opt_tree.pool import Frontier
+from opt_tree.staging import Wanted
 from opt_tree.step import Outcome
 from opt_tree.target import Output
 
@@ -45,9 +46,10 @@ class CausalLMDrafter(OfModel):
         return self._scores(self.lm.append(self._known(context[self.lm.length :]), scale=self._scale))
 
     def expand(self, frontier: Frontier) -> Float[Tensor, "frontier vocab"] | Reduced:
+        tokens, _, depths, visible = frontier
         # Depth 1 follows the root, which is the last committed row here.
-        positions = self.lm.length - 1 + frontier.depths
-        return self._scores(self.lm.extend(frontier.tokens, positions, frontier.visible, scale=self._scale))
+        wanted = Wanted(tokens, depths, visible, scale=self._scale, behind=self.lm.length - 1)
+        return self._scores(self.lm.run(wanted))
 
     def observe(self, outcome: Outcome) -> None:
         numbers = outcome.tree.draft_rows.tolist()

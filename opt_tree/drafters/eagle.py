@@ -20,10 +20,13 @@ from opt_tree.drafters.reduced import take_vocabulary
 from opt_tree.led import replicated, whole
 from opt_tree.lm import Buckets, CausalLM
 from opt_tree.pool import Frontier
+from opt_tree.staging import Wanted, put
 from opt_tree.step import Outcome
 from opt_tree.support import one_line
-from opt_tree.target import Output, shared
+from opt_tree.target import Laws, Output, shared
 
+_ROOM = 64
+"""Nodes that a draft mostly has at most."""
 LAST = -1
 """The layer that the head reads: the target's final hidden state, behind its last norm."""
 
@@ -79,8 +82,10 @@ class EagleDrafter(OfModel):
         """The token that the first pair has the embedding of."""
         self._context: list[int] = []
         """The text under way, which the loop goes on writing."""
-        self._drafted: Tensor = torch.zeros(0)
-        """The head's own features by draft row: 0 the root, k the k-th node expanded."""
+        self._drafted: Tensor = torch.zeros(0, 0)
+        """The head's own features by draft row: 0 the root, k the k-th node expanded; and room for more."""
+        self._rows = 0
+        """How many of them there are."""
 
     def inputs(self, features: Mapping[int, Float[Tensor, "tokens hidden"]]) -> Float[Tensor, "tokens hidden"]:
         """Return what the head reads of the target's features."""
@@ -103,6 +108,7 @@ class EagleDrafter(OfModel):
         # With a feature for each token but the last, the pairs begin at the second token; without any, at the first.
         self._first = 0 if output is None else 1
         self._context = prompt
+        self._drafted = torch.zeros(0, 0)
 
     def holds(self, prompt: list[int]) -> int:
         """See `Drafter.holds`. Of the last common token the feature is needed once more, beside another next token."""
@@ -120,15 +126,26 @@ class EagleDrafter(OfModel):
         tokens = self._embeddable(context[self._first + self.lm.length :])
         output = self.lm.append(tokens, features=self._ready, scale=self._scale)
         self._ready = self._ready[:0]
-        self._drafted = output.features[LAST][-1:].clone()
+        states = output.features[LAST]
+        if self._drafted.dtype != states.dtype or self._drafted.shape[1] != states.shape[1]:
+            self._drafted = states.new_empty((_ROOM, states.shape[1]))
+        self._rows = 0
+        self._draft(states, states.shape[0] - 1)
         return self._scores(output)
 
     def expand(self, frontier: Frontier) -> Float[Tensor, "frontier vocab"] | Reduced:
-        positions = self.lm.length - 1 + frontier.depths
-        parents = self._drafted.index_select(0, torch.from_numpy(frontier.parents).to(self._drafted.device))
-        output = self.lm.extend(frontier.tokens, positions, frontier.visible, parents, self._scale)
-        self._drafted = torch.cat([self._drafted, output.features[LAST]])
+        tokens, parents, depths, visible = frontier
+        states, behind = self._drafted, self.lm.length - 1
+        output = self.lm.run(Wanted(tokens, depths, visible, states, None, self._scale, behind, parents))
+        self._draft(output.features[LAST])
         return self._scores(output)
+
+    def _draft(self, states: Float[Tensor, "rows hidden"], first: int = 0) -> None:
+        """Keep these features, from the `first` on, as those of the next draft rows: they outlive the next forward."""
+        known, self._rows = self._rows, self._rows + states.shape[0] - first
+        while self._rows > self._drafted.shape[0]:
+            self._drafted = torch.cat([self._drafted, torch.empty_like(self._drafted)])
+        put(states, self._drafted, known, first)
 
     @property
     def estimate(self) -> Float[Tensor, "1 hidden"]:
@@ -149,7 +166,8 @@ class EagleDrafter(OfModel):
         else:  # tokens that only the target knows (a padded vocabulary) have no embedding here: never propose them
             answer = output.logits if self._vocab == self._whole else output.logits[:, : self._vocab]
         if output.laws is not None:
-            self._said = answer, output.laws._replace(tokens=self._tokens)
+            log_probs, _, peaks = output.laws
+            self._said = answer, Laws(log_probs, self._tokens, peaks)
         return answer
 
     def describe(self) -> str:

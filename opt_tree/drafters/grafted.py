@@ -69,8 +69,8 @@ class Grafted(DrafterAround):
 
     def observe(self, outcome: Outcome) -> None:
         # To the model its own rows: what it never ran is no row of its cache.
-        rows = outcome.tree.draft_rows
-        self.drafter.observe(outcome.numbered(np.where(rows > self._own, -1, rows)))
+        own = [row if row <= self._own else -1 for row in outcome.tree.draft_rows.tolist()]
+        self.drafter.observe(outcome.numbered(np.array(own)))
         self.table.observe(outcome)
 
     def at_temperature(self, temperature: float) -> "Grafted":

@@ -66,6 +66,7 @@ class Compiled(Engine):
         traced = Traced(kinds, tuple(sorted({-1, *eager.layers})), columns)
         self.traced = traced.layers
         _check_model(eager.model)
+        self._watched = self._places()
         self._views: list[Tensor] = []
         self._version = -1
         self._unscaled = torch.ones((), dtype=law_dtype(eager.model))
@@ -83,12 +84,17 @@ class Compiled(Engine):
     def watch(self, layers: tuple[int, ...]) -> None:
         self.eager.watch(layers)
         self.layers = self.eager.layers
+        self._watched = self._places()
         missing = [layer for layer in self.layers if layer not in self.traced]
         if missing and self.name != "eager":
             self.name = "eager"
             warnings.warn(
                 f"layers {missing} are watched, which its package lacks: eager until compiled again", stacklevel=3
             )
+
+    def _places(self) -> list[tuple[int, int]]:
+        """The layers that are watched, and which of the package's outputs behind the logits has their states."""
+        return [(layer, place) for place, layer in enumerate(self.traced) if layer in self.layers]
 
     def run(self, forward: Forward) -> Output:
         if not self.takes(forward.ints.shape[1]):
@@ -122,7 +128,7 @@ class Compiled(Engine):
     def output(self, found: Sequence[Tensor], forward: Forward) -> Output:
         """From a lane's part of what the package returned to what its forward asked for."""
         logits, *outputs = found
-        hidden = {layer: states for layer, states in zip(self.traced, outputs, strict=False) if layer in self.layers}
+        hidden = {layer: outputs[place] for layer, place in self._watched}
         if forward.scale is not None and self.columns == forward.columns:
             return Output(logits, hidden, Laws(outputs[-2], peaks=outputs[-1]))
         return Output(logits, hidden, laws_of(logits, forward))

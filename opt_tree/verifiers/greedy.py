@@ -28,7 +28,9 @@ def greedy(tree: Tree, logits: Logits, random: Random) -> Verdict:
     if isinstance(logits, LazyLogits):
         return follow(tree, lambda row: int(logits[row].numpy().argmax()))
     if on_host(logits):
-        return follow(tree, _chooser(logits))
+        half = logits.dtype.itemsize == 2
+        found = native.follow(tree.tokens, tree.parents, logits) if half else None
+        return follow(tree, _chooser(logits)) if found is None else Verdict(*found)
     (choice,) = fetch(logits.argmax(-1))
     return follow(tree, choice.tolist().__getitem__)
 
@@ -42,21 +44,10 @@ def _chooser(logits: Float[Tensor, "rows vocab"]) -> Callable[[int], int]:
     if logits.dtype.itemsize > 2:
         rows = logits.numpy()
         return lambda row: int(rows[row].argmax())
-    best_of = native.best_of(logits) or _best_of(logits)
-
-    def choose(row: int) -> int:
-        best = best_of(row)
-        return best if best >= 0 else int(logits[row].float().numpy().argmax())
-
-    return choose
-
-
-def _best_of(logits: Float[Tensor, "rows vocab"]) -> Callable[[int], int]:
-    """Do what `native.best_of` does."""
     bits = logits.view(torch.int16).numpy()
 
-    def best_of(row: int) -> int:
+    def choose(row: int) -> int:
         best = int(bits[row].argmax())
-        return best if bits[row, best] > 0 else -1
+        return best if bits[row, best] > 0 else int(logits[row].float().numpy().argmax())
 
-    return best_of
+    return choose
