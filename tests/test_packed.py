@@ -9,7 +9,7 @@ import types
 import numpy as np
 import pytest
 import torch
-from models import prompt, tiny
+from models import build, prompt, tiny
 from torch import nn
 
 from opt_tree import load_pair
@@ -33,7 +33,7 @@ def small_weights_too(monkeypatch):
 @pytest.fixture
 def lm() -> CausalLM:
     """One that no other test shares."""
-    return CausalLM(copy.deepcopy(tiny("llama")).float())
+    return CausalLM(build(tiny("llama").config, dtype=torch.float32))
 
 
 def logits(lm: CausalLM) -> torch.Tensor:
