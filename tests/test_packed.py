@@ -62,6 +62,24 @@ def test_packed_weights_give_the_same_logits(architecture, dtype):
     assert (logits(lm) - expected).abs().max() <= (1e-5 if dtype == torch.float32 else 0.02) * expected.abs().max()
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_one_row_of_float32_takes_the_weights_as_they_are(dtype, monkeypatch):
+    """Plain decoding is then as fast as without packing."""
+    lm = CausalLM(copy.deepcopy(tiny("llama")).to(dtype))
+    calls: list[int] = []
+    linear = nn.functional.linear
+
+    def counted(rows: torch.Tensor, *more: torch.Tensor | None) -> torch.Tensor:
+        calls.append(rows.shape[-2])
+        return linear(rows, *more)
+
+    monkeypatch.setattr(nn.functional, "linear", counted)
+    lm.append(prompt(3), all_logits=True)
+    assert not calls
+    lm.append(prompt(1))
+    assert calls == ([1] * len(lm.eager.packed._linears) if dtype == torch.float32 else [])
+
+
 def test_layers_are_their_own_again_after_a_forward(lm, monkeypatch):
     """After one that failed, too; inside, they are not."""
     called = []

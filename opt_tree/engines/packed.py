@@ -1,8 +1,8 @@
 """Linear layers whose weights are packed for this CPU once, not anew in every eager forward.
 
 Owns the packed copies and where they stand in for the layers. A product of a few rows, which a tree is, packs all of
-the weights to use them once: with float32 weights that takes as long as the product, or longer. One row needs none of
-it, so that packing is what plain decoding does not pay for. Results differ by rounding.
+the weights to use them once: with float32 weights that takes as long as the product, or longer. One row of those needs
+none of it, and is left as it is, so that plain decoding is not slower. Results differ by rounding.
 """
 
 import warnings
@@ -96,6 +96,8 @@ class _Linear:
     def _call(self, rows: Tensor) -> Tensor:
         weight, bias = self.parameters["weight"], self.parameters["bias"]
         assert weight is not None
+        if rows.numel() == rows.shape[-1] and weight.dtype == torch.float32:
+            return nn.functional.linear(rows, weight, bias)  # nothing is packed for one row, and a call is cheaper
         if self.copy is None or not self.copy.fits(weight):
             self.copy = _copy_of(weight)
         return torch.ops.mkldnn._linear_pointwise.default(rows, self.copy.packed, bias, "none", [], "")
