@@ -114,6 +114,16 @@ def test_a_changed_weight_is_packed_anew(lm, change):
     assert (found - expected).abs().max() < 1e-5 < (found - before).abs().max()
 
 
+def test_a_weight_that_changes_within_a_text_is_packed_at_once(lm):
+    lm.append(prompt(9))
+    rows = np.arange(5), np.full(5, 9), np.eye(5, dtype=bool)
+    before = lm.extend(*rows).logits.clone()
+    with torch.no_grad():
+        lm.model.lm_head.weight.mul_(2)
+    lm.cache.truncate(lm.length)
+    assert torch.allclose(lm.extend(*rows).logits, 2 * before, atol=1e-5) and before.abs().max() > 0.01
+
+
 def test_what_others_put_in_a_layers_place_stays(lm):
     """As accelerate's hooks and adapters do it, before and after the model is wrapped."""
     calls = []
