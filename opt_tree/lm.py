@@ -20,7 +20,7 @@ from transformers import Cache, DynamicCache, PreTrainedModel
 
 from opt_tree.arguments import require
 from opt_tree.attention import chunked, tree_mask, windowed
-from opt_tree.cache import KVCache, LayerShape
+from opt_tree.cache import KVCache, LayerShape, inference
 from opt_tree.engines import Eager, Engine, Forward
 from opt_tree.engines.body import takes
 from opt_tree.led import LedCache, ranks_of, tell
@@ -342,15 +342,13 @@ class CausalLM(Target):
                 tokens[before:] = more.tolist()
             self._tokens += [tokens[row] for row in path]
 
+    @inference
     def run(self, wanted: Wanted, engine: Engine | None = None, last_only: bool = False, long: bool = False) -> Output:
         """The one place where rows become a forward: padding, mask, slots, the engine, the slice of real rows.
 
         `engine`: another than the model's own, which computes some of its layers. `last_only`: logits of the last row
         will do. `long`: they take the long factors of LongRoPE, wherever they stand.
         """
-        if not torch.is_inference_mode_enabled():
-            with torch.inference_mode():
-                return self.run(wanted, engine, last_only, long)
         if self.ranks is not None:
             tell(self, wanted, last_only, long)
         _, positions, visible, _, places, scale, behind, _ = wanted

@@ -12,9 +12,11 @@ import torch
 from models import build, prompt, tiny
 from torch import nn
 
+from evaluation.run.models import load
+from evaluation.run.options import Models
 from opt_tree import load_pair
 from opt_tree.engines import packed
-from opt_tree.engines.packed import Packed
+from opt_tree.engines.packed import PackedWeights
 from opt_tree.lm import CausalLM
 from opt_tree.presets import plain
 from opt_tree.pricing import _engine
@@ -178,19 +180,19 @@ def test_what_cannot_be_packed_is_left(monkeypatch):
     assert not CausalLM(copy.deepcopy(tiny("gpt2")).float()).eager.packed._layers()[1:]  # the output layer alone is one
     model = copy.deepcopy(tiny("llama")).float()
     model.lm_head._hf_hook = object()
-    assert not Packed(model)
+    assert not PackedWeights(model)
     del model.lm_head._hf_hook
     lm = CausalLM(model)
     with monkeypatch.context() as little:
         little.setattr(packed.psutil, "virtual_memory", lambda: types.SimpleNamespace(available=1000))
         with pytest.warns(UserWarning, match=r"LlamaForCausalLM: its weights are not packed .* 0.0 GB are free"):
-            assert not Packed(copy.deepcopy(model))
+            assert not PackedWeights(copy.deepcopy(model))
 
     def unknown(*_: object) -> None:
         raise NotImplementedError
 
     monkeypatch.setattr(torch.ops.mkldnn, "_reorder_linear_weight", unknown)
-    assert not Packed(copy.deepcopy(model))
+    assert not PackedWeights(copy.deepcopy(model))
     assert lm.eager.packed  # was found before
 
 
@@ -209,6 +211,21 @@ def test_threads_decode_with_one_model(lm):
         thread.join()
     assert [found[seed] for seed in range(4)] == expected
     assert not any("forward" in module.__dict__ for module in lm.model.modules())
+
+
+def test_a_model_is_packed_while_another_thread_is_in_a_forward(lm):
+    logits(lm)
+    with lm.eager.packed:
+        second = PackedWeights(lm.model)
+        assert len(second._layers()) == len(lm.eager.packed._linears) > 4
+
+
+def test_unpacked_is_refused_beside_compile():
+    """Compiled forwards have packed weights of their own."""
+    with pytest.raises(ValueError, match="--unpacked is for eager forwards"):
+        Models(unpacked=True, compile=True)
+    pair = load(Models(unpacked=True, dtype="float32"), "cpu")
+    assert not pair.target.eager.packed
 
 
 def test_a_pair_is_packed_as_a_whole():

@@ -85,7 +85,7 @@ def run(options: Options) -> None:
         print("compiling what is not in the cache yet: once, about a minute a model", flush=True)
     pair = load(options, str(device), options.bare, options.draft_dtype)
     assistant = load_assistant(options, options.assistant, pair, options.draft_dtype)
-    if not (options.compile or options.eager):
+    if not (options.compile or options.eager or options.unpacked):
         pair.compile(make=False, any_dtype=options.draft_dtype == "auto")  # after the assistant, which stays as it is
     texts = [options.prompt] if options.prompt else PROMPTS
     prompts = [check_prompt(pair.encode(text), pair.target) for text in texts]
@@ -174,7 +174,11 @@ def describe_forwards(options: Options, pair: Pair) -> str:
     if all(compiled):
         return f"forwards: compiled for this CPU ({packages.cache_folder()})"
     found = f"{sum(compiled)} of {len(compiled)} models compiled, else eager" if any(compiled) else "eager"
-    hint = "" if options.compile or options.eager or pair.target.device.type != "cpu" else "; faster with --compile"
+    hint = (
+        ""
+        if options.compile or options.eager or options.unpacked or pair.target.device.type != "cpu"
+        else "; faster with --compile"
+    )
     return f"forwards: {found}{hint}"
 
 

@@ -96,6 +96,8 @@ class Models(Machine):
             # The embedded drafters are of no use to another model: a known one brings its own.
             own = drafter_of(self.base_model_path) if self.base_model_path in KNOWN else None
             object.__setattr__(self, "drafter", own or self.embedded)
+        if self.unpacked and self.compile:
+            raise ValueError("--unpacked is for eager forwards, --compile for others: give one of them")
         for spec in self.drafters:
             parse_spec(spec)
 

@@ -9,7 +9,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from opt_tree.cache import KVCache
 from opt_tree.engines.base import Engine, Forward
 from opt_tree.engines.body import compute, laws_of, model_inputs, takes, watched_module
-from opt_tree.engines.packed import Packed
+from opt_tree.engines.packed import PackedWeights
 from opt_tree.target import Output
 
 
@@ -22,10 +22,10 @@ class Eager(Engine):
 
     name = "eager"
 
-    def __init__(self, model: Any, cache: KVCache, packed: Packed | None = None) -> None:
+    def __init__(self, model: Any, cache: KVCache, packed: PackedWeights | None = None) -> None:
         """`packed`: weights of a model that this one is a part of."""
         self.model, self.cache = model, cache
-        self.packed = Packed(model) if packed is None else packed
+        self.packed = PackedWeights(model) if packed is None else packed
         self._keeps_logits = takes(model, "logits_to_keep")
         self.layers: tuple[int, ...] = ()
 

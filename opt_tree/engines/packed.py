@@ -26,7 +26,7 @@ _copies: "weakref.WeakValueDictionary[int, _Copy]" = weakref.WeakValueDictionary
 """By the weight's id: a head that borrows the target's output layer takes its copy as well."""
 
 
-class Packed:
+class PackedWeights:
     """The packed linear layers of a model. As a context, they stand in for its own, for one forward.
 
     Weights are packed when a forward first needs them. What is not a plain `nn.Linear` with its weight on the CPU stays
@@ -143,7 +143,13 @@ def _found(model: Any) -> list[_Linear]:
 def _can_pack(module: nn.Linear) -> bool:
     weight = module.weight
     plain = type(weight) is nn.Parameter and weight.device.type == "cpu" and weight.is_contiguous()
-    return plain and weight.numel() >= _LEAST.get(weight.dtype, inf) and "forward" not in module.__dict__
+    others = "forward" in module.__dict__ and not _is_ours(module.forward)
+    return plain and weight.numel() >= _LEAST.get(weight.dtype, inf) and not others
+
+
+def _is_ours(forward: Any) -> bool:
+    """Whether it stands in for a layer's own just now: another thread is in a forward."""
+    return isinstance(getattr(forward, "__self__", None), _Linear)
 
 
 def _apart(weights: Iterable[Tensor]) -> list[Tensor]:
