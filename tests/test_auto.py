@@ -16,11 +16,13 @@ from models import ARCHITECTURES, build, prompt, tiny_drafter
 from evaluation.command_line import parse
 from evaluation.demo.command import Options as Demo
 from evaluation.replay.command import main as replay
-from evaluation.replay.controllers import CONTROLLERS
+from evaluation.replay.controllers import CHAINS, CONTROLLERS, TREES, Setting
+from evaluation.replay.recording import record
+from evaluation.replay.recording import replay as replay_texts
 from evaluation.run.options import Options as Run
-from opt_tree import CausalLM, CausalLMDrafter, Decoder, OptTree, Sampling, Static, batch, pricing
+from opt_tree import CausalLM, CausalLMDrafter, Decoder, OptTree, Sampling, Static, batch, load_pair, pricing
 from opt_tree.children import Few
-from opt_tree.controllers import Auto, Controller, in_lanes
+from opt_tree.controllers import Auto, Controller, Thompson, in_lanes
 from opt_tree.controllers.auto import PATIENCE
 from opt_tree.controllers.in_lanes import InLanes
 from opt_tree.drafters import TokenRecycling
@@ -557,8 +559,31 @@ def test_every_controller_stands_beside_the_best_that_it_could_have_chosen(tmp_p
     for name, row in rows.items():
         assert row["= plain"] == "1/1" and row["best fixed"] in CONTROLLERS[name].fixed
         assert row["of best"] == pytest.approx(row["x plain"] / row["its x plain"]) and row["its x plain"] >= 1
+        assert row["from"] <= row["of best"] + 1e-9 and row["of best"] <= row["to"] + 1e-9
+        assert CONTROLLERS[name].draws or row["from"] == row["to"]
+    assert any(row["from"] < row["to"] for row in rows.values())
     assert replay([*asked, "--drafter", "eagle:demo", "--predictor", str(tmp_path)]) == 2
     assert "has no config.json" in capsys.readouterr().err
+    assert replay([*asked, "--seeds", "0"]) == 2
+    assert "seeds must be at least 1, got 0" in capsys.readouterr().err
+
+
+def test_a_controller_that_draws_is_replayed_as_it_decodes():
+    """The same draws, the same trees, the same tokens of each, where rows that the drafter catches up with are free."""
+    costs = dataclasses.replace(EAGER, first=1e-3, drafting=((1, 1e-3),))
+    eagle = load_pair("demo", drafter="eagle:demo", dtype=torch.float32)
+    prompts = [eagle.encode(text) for text in ("Explain how a car engine works.", "Describe a day at the beach.")]
+    setting = Setting(eagle, prompts, 24)
+    texts = record(eagle, prompts, 24)
+    for arms in (CHAINS, TREES):
+        for seed in range(2):
+            ours = setting.decode(Thompson(arms.values(), seed, costs=costs))
+            assert all(one.finish_reason == "length" for one in ours)  # a replay ends where the text does
+            again = replay_texts(texts, Thompson(arms.values(), seed, costs=costs), eagle.target.vocab)
+            assert [one.tokens for one in again] == [one.tokens for one in ours]
+            assert [one.accept_lengths for one in again] == [one.accept_lengths for one in ours]
+            chosen = [[[step.policy for step in one.steps] for one in side] for side in (ours, again)]
+            assert chosen[0] == chosen[1]
 
 
 def test_the_command_line_takes_auto():

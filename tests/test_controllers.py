@@ -269,26 +269,25 @@ def simulated(controller: Controller, tokens: Callable[[int], int], seconds: lis
 
 def test_thompson_finds_the_policy_of_most_tokens_a_second():
     """Arms of 1.0, 1.5, 1.8 and 1.2 tokens a unit of time on average; noise of the size that steps have."""
-    noise, seconds = np.random.default_rng(0), [1.0, 1.4, 2.0, 4.0]
-    mean = [1.0, 2.1, 3.6, 4.8]
+    seconds, mean = [1.0, 1.4, 2.0, 4.0], [1.0, 2.1, 3.6, 4.8]
     # None of them tells of another one: that would take real trees.
     arms = [Static.empty(), Static.chain(2), OptTree(12, 0.3), OptTree(24, 0.5)]
-    controller = Thompson(arms)
-    taken = simulated(controller, lambda arm: 1 + noise.poisson(mean[arm] - 1), seconds, 400)
-    assert taken[:4] == [3, 2, 1, 0]
-    assert np.bincount(taken[100:], minlength=4).argmax() == 2
-    assert np.mean(np.array(taken[100:]) == 2) > 0.6
-    assert 1.5 < controller.rate < 1.9
+    best = []
+    for seed in range(6):
+        noise = np.random.default_rng(seed)
+        taken = simulated(Thompson(arms, seed), lambda arm, noise=noise: 1 + noise.poisson(mean[arm] - 1), seconds, 400)
+        assert taken[:4] == [3, 2, 1, 0]
+        best.append(np.mean(np.array(taken[100:]) == 2))
+    assert min(best) > 0.4 and np.mean(best) > 0.8
 
 
 def test_with_costs_thompson_does_not_look_at_the_clock():
-    """The clock says that plain decoding is a thousand times slower than it is."""
+    """The clock says that drafting is a thousand times slower than it is."""
     costs = Costs.straight(plain=1.0, step=2.0, row=0.1, layer=1.0, draft_row=0.0)
     controller = Thompson([Static.empty(), OptTree(12)], costs=costs)
-    taken = simulated(controller, lambda arm: [1, 4][arm], [1000.0, 1.0], 40)
-    assert taken[:2] == [1, 0]
     # The simulated trees are all empty: a unit of time each, and another one where the drafter was asked.
-    assert 1 < controller.rate < 4
+    taken = simulated(controller, lambda arm: [1, 4][arm], [1.0, 1000.0], 40)
+    assert taken[:2] == [1, 0] and np.mean(taken[2:]) > 0.9
     chain = Tree(np.array([0, 1, 2]), np.array([-1, 0, 1]), np.zeros(3), np.zeros(3, dtype=np.int64))
     step = Step(chain, [0], [5], OptTree(), 1, 3, StepTimes(0.0, 0.0, 0.0, 0.0, 0.0))
     assert costs.of(step) == pytest.approx(2.0 + 0.3 + 2 * 1.0)  # two layers of a table, at no forward
@@ -299,7 +298,7 @@ def test_with_costs_thompson_does_not_look_at_the_clock():
 
 def test_thompson_follows_a_change():
     """The machine's other arm becomes the better one: it is taken most of the time soon after."""
-    controller = Thompson([Static.empty(), OptTree(12)])
+    controller = Thompson([Static.empty(), OptTree(12)], decay=0.99)
     before = simulated(controller, lambda arm: [1, 4][arm], [1.0, 2.0], 150)
     after = simulated(controller, lambda arm: [1, 1][arm], [1.0, 2.0], 300)
     assert np.mean(before[50:]) > 0.8 and np.mean(after[150:]) < 0.2
@@ -377,21 +376,44 @@ def test_hindsight_stops_where_a_layer_gains_too_little():
     assert told == [2, 3, 4] and tokens_of(OptTree(2, 0.3), step) == 3
 
 
-def test_thompson_learns_of_small_trees_from_a_large_one():
-    """Nothing is ever accepted: one step of each is enough to know that plain decoding is best, and stays it."""
-    costs = Costs.straight(plain=1.0, step=1.0, row=0.1, layer=0.5, draft_row=0.0)
-    arms = [Static.chain(length) for length in range(9)]
-    controller = Thompson(arms, costs=costs)
+def drafted(controller: Controller, accepted: Callable[[], int], steps: int) -> list[int]:
+    """How long the chains are that a controller takes where so many tokens of a long enough one are accepted."""
     taken = []
-    for _ in range(60):
+    for _ in range(steps):
         policy = controller.choose([1, 2], None)
         length = policy.nodes
         rows = np.arange(length + 1)
         tree = Tree(rows, rows - 1, -rows.astype(float), np.minimum(rows, 0))
-        step = Step(tree, [0], [5], policy, length, length, StepTimes(0.0, 0.0, 0.0, 0.0, 0.0))
-        controller.observe(step, Outcome(tree, [0], [5], {}, torch.zeros(1, 1)))
+        path = [*range(min(accepted(), length) + 1)]
+        tokens = [5] * len(path)
+        step = Step(tree, path, tokens, policy, length, length, StepTimes(0.0, 0.0, 0.0, 0.0, 0.0))
+        controller.observe(step, Outcome(tree, path, tokens, {}, torch.zeros(1, 1)))
         taken.append(length)
+    return taken
+
+
+def test_thompson_learns_of_small_trees_from_a_large_one():
+    """Nothing is ever accepted: one step of each is enough to know that plain decoding is best, and stays it."""
+    costs = Costs.straight(plain=1.0, step=1.0, row=0.1, layer=0.5, draft_row=0.0)
+    taken = drafted(Thompson([Static.chain(length) for length in range(9)], costs=costs), lambda: 0, 60)
     assert taken[:9] == [*range(8, -1, -1)] and np.mean(np.array(taken[9:]) == 0) > 0.9
+
+
+def test_thompson_is_sure_of_what_a_tree_adds_long_before_it_is_sure_of_what_it_brings():
+    """Four tokens or none: a chain of 8 adds nothing to one of 4 and costs 4 % more, where steps differ by twice 2."""
+    costs = Costs.straight(plain=1.0, step=1.0, row=0.01, layer=0.0, draft_row=0.0)
+    for seed in range(5):
+        noise = np.random.default_rng(seed)
+        controller = Thompson([Static.chain(4), Static.chain(8)], seed, costs=costs)
+        taken = drafted(controller, lambda noise=noise: 4 * noise.integers(2), 200)
+        assert taken[:2] == [8, 4] and np.mean(np.array(taken[50:]) == 8) < 0.15
+
+
+def test_thompson_keeps_apart_what_does_not_lie_inside_one_another():
+    """Of a chain and a tree of another kind neither tells of the other; both add to no tree at all."""
+    controller = Thompson([OptTree(12), Static.chain(2), Static.empty(), Static.chain(4)])
+    assert controller._base == [2, 2, None, 1]
+    assert Thompson([OptTree(12), OptTree(12), Static.chain(2)])._base == [None] * 3
 
 
 def test_thompson_sampling_changes_no_text(target):

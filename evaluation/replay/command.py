@@ -7,7 +7,8 @@
 Plain decoding's texts are recorded once, greedily, with what the drafter says of every node that any tree of at most 32
 nodes could ask for. Any policy is then replayed on them in seconds, and its steps are priced by tables of costs
 (`opt_tree.policies.Costs`, seconds): the same figures on a busy machine and on a quiet one. With `--controllers` each
-controller is decoded with instead, and priced by the same tables (`controllers`).
+controller is decoded with instead, and priced by the same tables (`controllers`); one that draws is replayed with
+several seeds.
 """
 
 from collections.abc import Mapping, Sequence
@@ -41,11 +42,12 @@ class Options(Asked):
     predictor: str | None = option(
         None, "with --controllers: folder of a predictor of draft lengths; by default the embedded one for eagle:demo"
     )
+    seeds: int = option(8, "with --controllers: seeds that a controller which draws is replayed with")
     json: bool = option(False, "print the figures as one JSON line, too")
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        at_least(self, max_new_tokens=1)
+        at_least(self, max_new_tokens=1, seeds=1)
         if max(whole_numbers(self.nodes)) > LARGEST:
             raise ValueError(f"--nodes {self.nodes}: trees of at most {LARGEST} nodes are recorded")
 
@@ -63,7 +65,7 @@ def compare(options: Options) -> dict[str, Any]:
     pair, prompts, questions = given.pair, given.first_prompts(), given.questions
     if options.controllers:
         predictor = load_predictor(options, pair)
-        rows = compare_controllers(Setting(pair, prompts, options.max_new_tokens), tables, predictor)
+        rows = compare_controllers(Setting(pair, prompts, options.max_new_tokens), tables, predictor, options.seeds)
         grid = "each beside the settings that it could have chosen"
     else:
         rows = compare_auto(options, pair, prompts, tables)

@@ -1,9 +1,11 @@
 """Which controller pays? Each is decoded with, and compared with the best fixed setting that it could have chosen.
 
 Counts are the decoding's own; seconds are modelled, by the tables of costs that replays are priced by, so that the
-figures do not depend on the machine's load. A controller that reads the costs is decoded with once a table.
+figures do not depend on the machine's load. A controller that reads the costs is decoded with once a table. One that
+draws is replayed with several seeds beside replayed settings, and decoded with once, for its texts.
 """
 
+import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,6 +13,7 @@ from typing import Any
 from tqdm import tqdm
 
 from evaluation.replay.costs import seconds
+from evaluation.replay.recording import record, replay
 from opt_tree import CausalLM, Controller, Decoder, Generation, OptTree, Pair, Static, TreePolicy
 from opt_tree.chain_lm import AnyLM
 from opt_tree.controllers import Auto, BetaLength, LengthPredictor, PredictedLength, Thompson
@@ -38,6 +41,7 @@ class Materials:
     target: AnyLM
     predictor: LengthPredictor | None
     costs: Costs
+    seed: int = 0
 
     def predicted(self, price: Costs | float, chain: Callable[[int], TreePolicy] = Static.chain) -> Controller:
         """A controller of predicted lengths."""
@@ -54,6 +58,8 @@ class Candidate:
     """The settings that it chooses from, or stands beside."""
     priced: bool = False
     """Whether it reads the costs."""
+    draws: bool = False
+    """Whether a seed decides what it chooses."""
 
 
 CONTROLLERS: dict[str, Candidate] = {
@@ -63,9 +69,13 @@ CONTROLLERS: dict[str, Candidate] = {
         lambda known: known.predicted(PENALTY, lambda least: ThresholdChain(LONGEST, THRESHOLD, least)), CHAINS
     ),
     "threshold": Candidate(lambda known: ThresholdChain(LONGEST, THRESHOLD), CHAINS),
-    "beta": Candidate(lambda known: BetaLength(LONGEST), CHAINS),
-    "thompson, chains": Candidate(lambda known: Thompson(CHAINS.values(), costs=known.costs), CHAINS, True),
-    "thompson, trees": Candidate(lambda known: Thompson(TREES.values(), costs=known.costs), TREES, True),
+    "beta": Candidate(lambda known: BetaLength(LONGEST, seed=known.seed), CHAINS, draws=True),
+    "thompson, chains": Candidate(
+        lambda known: Thompson(CHAINS.values(), known.seed, costs=known.costs), CHAINS, True, True
+    ),
+    "thompson, trees": Candidate(
+        lambda known: Thompson(TREES.values(), known.seed, costs=known.costs), TREES, True, True
+    ),
     "auto": Candidate(lambda known: Auto(known.costs, 32), TREES, True),
 }
 
@@ -87,12 +97,14 @@ class Setting:
 
 
 def compare_controllers(
-    setting: Setting, tables: Mapping[str, Costs], predictor: LengthPredictor | None
+    setting: Setting, tables: Mapping[str, Costs], predictor: LengthPredictor | None, seeds: int
 ) -> list[dict[str, Any]]:
-    """Return a row for each table of costs and each controller."""
+    """Return a row for each table of costs and each controller; of one that draws, over so many seeds."""
     target = setting.pair.target
     names = [name for name in CONTROLLERS if predictor is not None or not name.startswith("predicted")]
     runs = len(CHAINS | TREES) + sum(len(tables) if CONTROLLERS[name].priced else 1 for name in names)
+    setting.pair.drafter.clear()
+    texts = record(setting.pair, setting.prompts, setting.max_new_tokens)
     with tqdm(total=runs, unit="run", leave=False, disable=None) as bar:
 
         def run(name: str, policy: TreePolicy | Controller) -> list[Generation]:
@@ -102,32 +114,45 @@ def compare_controllers(
             return found
 
         fixed = {name: run(name, policy) for name, policy in (CHAINS | TREES).items()}
-        known: dict[str, list[Generation]] = {}
+        replayed = {name: replay(texts, policy, target.vocab) for name, policy in (CHAINS | TREES).items()}
+        plain = [generation.tokens for generation in fixed["plain"]]
+        decoded: dict[str, list[Generation]] = {}
+        drawn: dict[str, list[list[Generation]]] = {}
         rows = []
         for table, costs in tables.items():
             for name in names:
                 candidate = CONTROLLERS[name]
-                if candidate.priced or name not in known:
-                    known[name] = run(name, candidate.build(Materials(target, predictor, costs)))
-                rows.append({"costs": table, "controller": name, **_figures(known[name], candidate, fixed, costs)})
+                known = [Materials(target, predictor, costs, seed) for seed in range(seeds)]
+                if candidate.priced or name not in decoded:
+                    decoded[name] = run(name, candidate.build(known[0]))
+                    if candidate.draws:
+                        drawn[name] = [replay(texts, candidate.build(one), target.vocab) for one in known]
+                row = {"costs": table, "controller": name}
+                if candidate.draws:
+                    row |= _figures(drawn[name], candidate, replayed, costs)
+                else:
+                    row |= _figures([decoded[name]], candidate, fixed, costs)
+                equal = sum(ours.tokens == text for ours, text in zip(decoded[name], plain, strict=True))
+                rows.append({**row, "= plain": f"{equal}/{len(plain)}"})
     return rows
 
 
 def _figures(
-    ours: Sequence[Generation], candidate: Candidate, fixed: Mapping[str, Sequence[Generation]], costs: Costs
+    runs: Sequence[Sequence[Generation]], candidate: Candidate, fixed: Mapping[str, Sequence[Generation]], costs: Costs
 ) -> dict[str, Any]:
+    """Of the runs of one controller with several seeds: means, and from where to where they lie."""
     plain = seconds(fixed["plain"], costs)
     rates = {name: plain / seconds(fixed[name], costs) for name in candidate.fixed}
     best = max(rates, key=lambda name: rates[name])
-    steps = [step for generation in ours for step in generation.steps]
-    texts = [generation.tokens for generation in fixed["plain"]]
-    equal = sum(generation.tokens == text for generation, text in zip(ours, texts, strict=True))
+    ours = [plain / seconds(run, costs) for run in runs]
+    steps = [step for run in runs for generation in run for step in generation.steps]
     return {
-        "tokens/step": sum(map(len, texts)) / len(steps),
+        "tokens/step": len(runs) * sum(len(generation.tokens) for generation in fixed["plain"]) / len(steps),
         "nodes": sum(step.tree.nodes for step in steps) / len(steps),
-        "x plain": plain / seconds(ours, costs),
+        "x plain": statistics.fmean(ours),
         "best fixed": best,
         "its x plain": rates[best],
-        "of best": plain / seconds(ours, costs) / rates[best],
-        "= plain": f"{equal}/{len(texts)}",
+        "of best": statistics.fmean(ours) / rates[best],
+        "from": min(ours) / rates[best],
+        "to": max(ours) / rates[best],
     }
