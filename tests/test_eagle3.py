@@ -211,11 +211,11 @@ def test_the_residual_s_default_is_each_layout_s_own(tmp_path):
         assert load_eagle3(str(folder), target).lm.model.base_model.residual_normed is normed
 
 
-def test_speculators_name_layers_by_what_enters_them(tmp_path):
+@pytest.mark.parametrize("layout", ["published", "speculators"])
+def test_layers_are_named_by_what_enters_them(tmp_path, layout):
     target = target_of()
-    save_eagle3(tiny_head3(target), KNOWN, tmp_path, "speculators")
-    config = json.loads((tmp_path / "config.json").read_text()) | {"eagle_aux_hidden_state_layer_ids": [1, 2, 4]}
-    (tmp_path / "config.json").write_text(json.dumps(config))
+    save_eagle3(tiny_head3(target), KNOWN, tmp_path, layout, layers=(0, 1, 3))
+    assert json.loads((tmp_path / "config.json").read_text())["eagle_aux_hidden_state_layer_ids"] == [1, 2, 4]
     assert load_eagle3(str(tmp_path), target).features == (0, 1, 3)
 
 

@@ -1,5 +1,6 @@
 """Heads trained from hidden states on disk: what lies there, what is judged, and that a run learns and goes on."""
 
+import copy
 import json
 import re
 from pathlib import Path
@@ -7,16 +8,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from models import VOCAB, tiny_tokenizer
-from test_eagle3 import target_of
+from models import VOCAB, prompt, tiny_tokenizer
+from safetensors.torch import load_file
+from test_eagle3 import KNOWN, Reducing, target_of
 from torch import nn
 
-from opt_tree import load_drafter
+from opt_tree import Decoder, OptTree, load_drafter
 from opt_tree.children import Reduced
-from opt_tree.drafters.eagle3 import published_layers
+from opt_tree.drafters import EagleDrafter
+from opt_tree.drafters.eagle3 import Eagle3Drafter, published_layers
 from opt_tree.lm import CausalLM
 from opt_tree.training import features, heads
-from opt_tree.training.batches import Documents, most_frequent
+from opt_tree.training.batches import Batch, Documents, most_frequent
 from opt_tree.training.eagle import new_head, passes
 from opt_tree.training.eagle3 import new_eagle3_head
 from opt_tree.training.features import COUNTS, load_part
@@ -151,8 +154,63 @@ def test_pass_s_is_what_the_head_computes_s_levels_below_the_root(kind, target):
 
 
 @pytest.mark.parametrize("kind", ["eagle", "eagle3"])
+def test_the_laws_of_the_passes_are_those_of_the_drafter(kind):
+    """Pass s of training on the context and s drafted tokens, and what the drafter says there with its cache."""
+    target = CausalLM(target_of().model.float())
+    layers, sizes = ((), ()) if kind == "eagle" else ((0, 1, 3), (0.5, 2.0, 3.0))
+    head = new_head(target.model) if kind == "eagle" else new_eagle3_head(target.model, len(KNOWN), size=3.0)
+    nn.init.normal_(head.fc.weight, std=0.3, generator=torch.Generator().manual_seed(1))
+    output = target.model.get_output_embeddings().weight.detach()[KNOWN].clone()
+    model = HeadLoss(head.eval().requires_grad_(False), output, 0.0, 0.0, sizes)
+    folded = copy.deepcopy(model)
+    folded.fold()
+    if kind == "eagle":
+        drafter: EagleDrafter = EagleDrafter(folded.head, target, tokens=KNOWN)
+    else:
+        folded.head.lm_head.weight.data.copy_(output)
+        drafter = Eagle3Drafter(folded.head, target, tokens=KNOWN, layers=layers)
+    witness = Reducing(drafter)
+    list(Decoder(target, witness, OptTree(20, 0.0, 4)).steps(prompt(9), 12))
+    depths = set()
+    for context, path, law in witness.laws[:30] + witness.laws[-30:]:
+        ids = torch.tensor([context + path])
+        states = features.hidden_states(target.model, ids, (-1, *layers))
+        batch = Batch(ids, torch.ones_like(ids).bool(), states, (-1, *layers))
+        estimate = model.estimates(batch, len(path) + 1)[-1][0, -1]
+        assert torch.allclose((head.read(estimate) @ output.T).log_softmax(-1), law, atol=1e-3)
+        depths.add(len(path))
+    assert depths >= {0, 1, 2}
+
+
+def test_a_head_begins_alike_whatever_its_features_are_divided_by(target):
+    ids, given = torch.randint(0, VOCAB, (1, 9)), torch.randn(1, 9, target.hidden)
+    heads_of = []
+    for size in (1.0, 4.0):
+        torch.manual_seed(0)
+        heads_of.append(new_eagle3_head(target.model, VOCAB, size=size).float())
+    one, other = heads_of
+    laws = one.read(one(ids, given, torch.arange(9)[None])[0])
+    assert torch.allclose(other.read(other(ids, given / 4, torch.arange(9)[None])[0]), laws, atol=1e-3)
+
+
+def test_a_pair_begins_by_seeing_its_own_token(target):
+    torch.manual_seed(0)
+    head = new_eagle3_head(target.model, VOCAB)
+    width, attention = target.hidden, head.layer.self_attn
+    read = head.layer.input_layernorm(head.embed_tokens.weight)
+    split = (VOCAB, -1, attention.head_dim)
+    query = (read @ attention.q_proj.weight[:, :width].T).view(split)
+    key = (read @ attention.k_proj.weight[:, :width].T).view(split).repeat_interleave(attention.num_key_value_groups, 1)
+    scores = torch.einsum("ihd,jhd->hij", query, key) * attention.scaling
+    own = scores.diagonal(dim1=1, dim2=2)
+    assert 3 < own.mean() < 7 and scores.mean().abs() < 1
+
+
+@pytest.mark.parametrize("kind", ["eagle", "eagle3"])
 def test_a_run_goes_on_and_leaves_a_head(folder, tmp_path, kind, target):
     arguments = ["--kind", kind, "--target", f"{folder}/target", "--features", f"{folder}/features", "--vocab", "40"]
+    if kind == "eagle3":
+        arguments += ["--layers", "0,1,1"]
     arguments += ["--output", str(tmp_path), "--tokens", "200", "--unroll", "0.5:1,0.5:2", "--save-minutes", "0.02"]
     heads.main([*arguments, "--minutes", "0.02"])
     heads.main([*arguments, "--minutes", "0.04", "--resume"])
@@ -161,9 +219,27 @@ def test_a_run_goes_on_and_leaves_a_head(folder, tmp_path, kind, target):
     assert records[-1]["steps"] > records[0]["steps"] and records[-1]["seconds"] > records[0]["seconds"]
     assert len(records[-1]["loss"]) == 2 and np.isfinite(records[-1]["loss"]).all()
     drafter = load_drafter(f"eagle:{tmp_path}/final", target)
+    assert drafter.features == ((-1,) if kind == "eagle" else (0, 1, 1))
     drafter.reset([7], None)
     answer = drafter.root([7])
     assert isinstance(answer, Reduced) and answer.scores.shape == (1, 40)
+
+
+def test_features_are_divided_by_their_size_in_training_alone(folder, tmp_path):
+    arguments = ["--target", f"{folder}/target", "--features", f"{folder}/features", "--vocab", "40"]
+    arguments += ["--output", str(tmp_path), "--tokens", "200", "--unroll", "1:1"]
+    heads.main([*arguments, "--minutes", "0.01"])
+    state = torch.load(tmp_path / "checkpoint.pt", weights_only=True)
+    states = load_part(min((folder / "features").glob("part-*.safetensors"))).features
+    sizes = torch.tensor([states[layer].float().square().mean(-1).sqrt().median() for layer in published_layers(4)])
+    assert torch.allclose(torch.tensor(state["sizes"]), sizes) and not torch.allclose(sizes, torch.ones(3), rtol=0.1)
+    trained, width = state["head"]["fc.weight"], state["head"]["fc.weight"].shape[0]
+    saved = load_file(tmp_path / "final" / "model.safetensors")["fc.weight"].float()
+    assert torch.allclose(saved * sizes.repeat_interleave(width), trained, rtol=0.01)
+    del state["sizes"]  # as an earlier version left it
+    torch.save(state, tmp_path / "checkpoint.pt")
+    heads.main([*arguments, "--minutes", "0.02", "--resume"])
+    assert torch.load(tmp_path / "checkpoint.pt", weights_only=True)["sizes"] == [1.0, 1.0, 1.0]
 
 
 def test_the_loss_falls_on_what_is_seen_again(folder, target):
@@ -182,6 +258,9 @@ def test_the_loss_falls_on_what_is_seen_again(folder, target):
     [
         (["--unroll", "0.5:1"], "the shares of '0.5:1' must sum to 1"),
         (["--resume"], "no checkpoint in .* to go on from"),
+        (["--layers", "0,1"], r"reads three of the target's 4 layers, not \(0, 1\)"),
+        (["--layers", "0,1,4"], r"reads three of the target's 4 layers, not \(0, 1, 4\)"),
+        (["--layers", "0,1,1", "--kind", "eagle"], "--layers is for EAGLE-3 heads"),
         (["--features", "."], "No such file|no features"),
         (["--vocab", "0"], "--vocab must be above 0, got 0"),
     ],

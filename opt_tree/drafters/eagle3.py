@@ -23,6 +23,8 @@ from opt_tree.led import replicated
 from opt_tree.lm import Buckets, CausalLM
 from opt_tree.support import one_line
 
+ENTERED = "eagle_aux_hidden_state_layer_ids"
+"""The setting that names the layers a head reads, each by what enters it."""
 _UNKNOWN = ("norm_before_fc", "fc_norm", "norm_output", "eagle_config")
 """Settings of later variants that change what a head computes, and that this one does not have."""
 
@@ -30,6 +32,14 @@ _UNKNOWN = ("norm_before_fc", "fc_norm", "norm_output", "eagle_config")
 def published_layers(count: int) -> tuple[int, int, int]:
     """Return the layers whose outputs an EAGLE-3 head reads, of `count`: what enters layers 2, count / 2, count - 3."""
     return 1, count // 2 - 1, count - 4
+
+
+def chosen_layers(layers: Sequence[int] | None, count: int) -> tuple[int, ...]:
+    """Return the layers whose outputs a head reads, None being the usual ones; ValueError unless three of `count`."""
+    chosen = tuple(layers or published_layers(count))
+    if len(chosen) != 3 or not 0 <= min(chosen) <= max(chosen) < count:
+        raise ValueError(f"an EAGLE-3 head reads three of the target's {count} layers, not {chosen}")
+    return chosen
 
 
 class Eagle3Layer(LlamaDecoderLayer):
@@ -91,10 +101,7 @@ class Eagle3Drafter(EagleDrafter):
         layers: Sequence[int] | None = None,
     ) -> None:
         """`tokens`: the draft vocabulary; None: all tokens. `layers`: those whose outputs it reads; None: the usual."""
-        count = target.model.config.get_text_config().num_hidden_layers
-        self.features = tuple(layers or published_layers(count))
-        if len(self.features) != 3 or not 0 <= min(self.features) <= max(self.features) < count:
-            raise ValueError(f"an EAGLE-3 head reads three of the target's {count} layers, not {self.features}")
+        self.features = chosen_layers(layers, target.model.config.get_text_config().num_hidden_layers)
         if head.fc.in_features != 3 * target.hidden:
             raise ValueError(
                 f"wrong head for this target: the head reads features {head.fc.in_features // 3} wide, {target.name} "
@@ -149,22 +156,21 @@ def is_eagle3(tensors: Mapping[str, Tensor]) -> bool:
 def _understood(raw: dict[str, Any]) -> tuple[LlamaConfig, list[int] | None]:
     """Return a head's config and the layers that it names; ValueError for a setting that it cannot follow.
 
-    `speculators` puts Llama's words under `transformer_layer_config`, norms before the residual unless told otherwise,
-    and names layers by what enters them.
+    Layers are named by what enters them. `speculators` puts Llama's words under `transformer_layer_config`, and norms
+    before the residual unless told otherwise.
     """
     foreign = [name for name in _UNKNOWN if raw.get(name)]
     if foreign:
         raise ValueError(f"its config sets {', '.join(foreign)}, which this EAGLE-3 head does not have")
-    layers = None
+    entered = raw.get(ENTERED)
+    layers = None if entered is None else [layer - 1 for layer in entered]
     if (nested := raw.get("transformer_layer_config")) is not None:
         own = dict(nested) | {"norm_before_residual": raw.get("norm_before_residual", True)}
         own |= {name: raw[name] for name in ("draft_vocab_size", "target_hidden_size") if name in raw}
-        entered = raw.get("eagle_aux_hidden_state_layer_ids")
-        layers = None if entered is None else [layer - 1 for layer in entered]
         own["num_hidden_layers"] = own.get("num_hidden_layers", 1)
     else:
         own = dict(raw)
-    own = {key: value for key, value in own.items() if key not in ("architectures", "model_type")}
+    own = {key: value for key, value in own.items() if key not in ("architectures", "model_type", ENTERED)}
     try:
         return LlamaConfig(**own), layers
     except Exception as error:  # strict configs raise errors of their own kind

@@ -58,6 +58,10 @@ class Documents:
         self.train += new
         return new
 
+    def size(self, layer: int) -> float:
+        """Return the root mean square of a layer's states: the median over the tokens of the first part."""
+        return self.parts[0].features[layer].float().square().mean(-1).sqrt().median().item()
+
     @staticmethod
     def _groups(part: Part, tokens: int) -> Iterator[tuple[int, int]]:
         lengths, first = part.starts.diff().tolist(), 0

@@ -1,5 +1,6 @@
 """What judges an EAGLE head on hidden states from disk: the cross-entropy with the law that the target has there."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -56,26 +57,45 @@ class Judged(torch.autograd.Function):
 
 
 class HeadLoss(nn.Module):
-    """A head with what judges it: `forward` gives the loss and the share of equal argmaxes, by pass."""
+    """A head with what judges it: `forward` gives the loss and the share of equal argmaxes, by pass.
+
+    `sizes`: what an EAGLE-3 head's features are divided by, a number a layer. `fold` puts them into its `fc`.
+    """
 
     def __init__(
-        self, head: EagleHead | Eagle3Head, output: Float[Tensor, "tokens hidden"], feature: float, noise: float
+        self,
+        head: EagleHead | Eagle3Head,
+        output: Float[Tensor, "tokens hidden"],
+        feature: float,
+        noise: float,
+        sizes: Sequence[float] = (1.0, 1.0, 1.0),
     ) -> None:
         super().__init__()
         self.output: Tensor
-        self.head, self.feature, self.noise = head, feature, noise
+        self.head, self.feature, self.noise, self.sizes = head, feature, noise, list(sizes)
         self.register_buffer("output", output, persistent=False)
 
-    def forward(self, batch: Batch, unroll: int) -> tuple[Float[Tensor, " passes"], Float[Tensor, " passes"]]:
-        goals = batch.features[-1][:, 1:]
+    def fold(self) -> None:
+        """Let the head read features as they are."""
+        if isinstance(self.head, Eagle3Head):
+            for columns, size in zip(self.head.fc.weight.data.chunk(3, 1), self.sizes, strict=True):
+                columns.div_(size)
+            self.sizes = [1.0, 1.0, 1.0]
+
+    def estimates(self, batch: Batch, unroll: int) -> list[Float[Tensor, "rows pairs hidden"]]:
+        """Return the head's output by pass; pair i has feature i and token i + 1."""
         if isinstance(self.head, Eagle3Head):
             read = [batch.features[layer][:, :-1].float() for layer in batch.layers if layer != -1]
-            inputs = self.head.fc(torch.cat(read, -1))
+            inputs = self.head.fc(torch.cat([states / size for states, size in zip(read, self.sizes, strict=True)], -1))
         else:
             inputs = batch.features[-1][:, :-1].float()
         if self.training and self.noise:
             inputs = inputs + (torch.rand_like(inputs) - 0.5) * (2 * self.noise)
-        estimates = passes(self.head, batch.ids[:, 1:], inputs, unroll)
+        return passes(self.head, batch.ids[:, 1:], inputs, unroll)
+
+    def forward(self, batch: Batch, unroll: int) -> tuple[Float[Tensor, " passes"], Float[Tensor, " passes"]]:
+        goals = batch.features[-1][:, 1:]
+        estimates = self.estimates(batch, unroll)
         judged = batch.judged[:, 1:]
         # Pass s speaks of pairs with s earlier ones; before that it has seen true features only.
         place = torch.arange(judged.shape[1]).expand_as(judged)[judged]

@@ -23,9 +23,17 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from opt_tree.checkpoints import TRAINING, load_weights
-from opt_tree.drafters.eagle3 import Eagle3Head, published_layers
+from opt_tree.drafters.eagle3 import Eagle3Head, chosen_layers
 from opt_tree.training.batches import Batch, Documents, Group, most_frequent
-from opt_tree.training.command_line import Parser, add_fields, existing, from_fields, model_path, run_command
+from opt_tree.training.command_line import (
+    Parser,
+    add_fields,
+    existing,
+    from_fields,
+    model_path,
+    run_command,
+    whole_numbers,
+)
 from opt_tree.training.eagle import new_head, save_head
 from opt_tree.training.eagle3 import new_eagle3_head, save_eagle3
 from opt_tree.training.features import COUNTS
@@ -108,6 +116,7 @@ class Training:
     def save(self) -> None:
         """Write a checkpoint, and what is held out beside it."""
         state = {"head": self.model.head.state_dict(), "optimizer": self.optimizer.state_dict()}
+        state["sizes"] = self.model.sizes
         counts = {"seconds": self.seconds, "steps": self.steps, "tokens": self.tokens}
         with whole(self.output / "checkpoint.pt") as partial:
             torch.save({**state, **counts}, partial)
@@ -125,6 +134,7 @@ class Training:
         state = torch.load(path, weights_only=True)
         self.model.head.load_state_dict(state["head"])
         self.optimizer.load_state_dict(state["optimizer"])
+        self.model.sizes = state.get("sizes", [1.0] * 3)  # earlier ones: features as they are
         self.seconds, self.steps, self.tokens = state["seconds"], state["steps"], state["tokens"]
 
     def run(self) -> None:
@@ -157,6 +167,9 @@ def new_parser() -> Parser:
     parser.add_argument(
         "--layout", choices=("published", "speculators"), default="published", help="of an EAGLE-3 head"
     )
+    parser.add_argument(
+        "--layers", type=whole_numbers, help="layers whose outputs an EAGLE-3 head reads (default: the published ones)"
+    )
     parser.add_argument("--cold", action="store_true", help="begin an EAGLE-3 head from random weights")
     parser.add_argument("--resume", action="store_true", help="go on from the checkpoint in OUTPUT")
     parser.add_argument("--threads", type=int, default=1, help="CPU threads")
@@ -168,17 +181,21 @@ def train(args: argparse.Namespace) -> None:
     plan = from_fields(Plan, args)
     plan.passes(0.0)
     target = load_weights(str(args.target), torch.bfloat16)
-    layers = (-1,) if args.kind == "eagle" else (-1, *published_layers(target.config.num_hidden_layers))
-    documents = Documents(args.features, args.tokens, layers)
+    if args.kind == "eagle" and args.layers:
+        raise ValueError("--layers is for EAGLE-3 heads; those of EAGLE-1 read the last hidden state")
+    layers = () if args.kind == "eagle" else chosen_layers(args.layers, target.config.num_hidden_layers)
+    documents = Documents(args.features, args.tokens, (-1, *layers))
     kept = most_frequent(np.load(args.features / COUNTS), args.vocab, "target")
-    head = new_head(target) if args.kind == "eagle" else new_eagle3_head(target, len(kept), not args.cold)
+    sizes = [documents.size(layer) for layer in layers]
+    head = new_head(target) if not layers else new_eagle3_head(target, len(kept), not args.cold, sizes[-1])
     output = target.get_output_embeddings().weight.detach()[kept].clone()
-    training = Training(HeadLoss(head.float(), output, plan.feature, plan.noise), documents, plan, args.output)
+    training = Training(HeadLoss(head.float(), output, plan.feature, plan.noise, sizes), documents, plan, args.output)
     if args.resume:
         training.resume()
     training.run()
+    training.model.fold()
     if isinstance(head, Eagle3Head):
-        save_eagle3(head, kept, args.output / "final", args.layout, shared=True)
+        save_eagle3(head, kept, args.output / "final", args.layout, shared=True, layers=args.layers)
     else:
         save_head(head, args.output / "final", kept)
     note = {"minutes": round(training.seconds / 60, 2), "on": f"{args.threads} CPU threads, {training.steps} steps"}
