@@ -32,6 +32,7 @@ from opt_tree.drafters import DrafterAround
 from opt_tree.pool import CandidatePool, Frontier
 from opt_tree.probabilities import log_probs_of
 from opt_tree.step import Outcome
+from opt_tree.stopping import StopRule
 from opt_tree.target import Work
 
 Branch = tuple[int, ...]
@@ -50,6 +51,8 @@ class Recorded:
     tokens: list[int]
     said: dict[int, dict[Branch, Known]] = field(repr=False)
     """By the context's length and the branch below it: the most probable tokens, with their log-probabilities."""
+    asked: int
+    """New tokens that were asked for; the text may have ended before, which no tree may know."""
 
 
 class Recorder(DrafterAround):
@@ -108,7 +111,7 @@ def record(pair: Pair, prompts: Sequence[list[int]], max_new_tokens: int) -> lis
     for prompt in tqdm(prompts, desc="recording", unit="text", leave=False, disable=None):
         recorder = Recorder(pair.drafter)
         answer = Decoder(pair.target, recorder, Survey()).generate(prompt, max_new_tokens, stop=pair.stop)
-        found.append(Recorded(prompt, answer.tokens, recorder.said))
+        found.append(Recorded(prompt, answer.tokens, recorder.said, max_new_tokens))
     return found
 
 
@@ -173,8 +176,14 @@ class Replayed(Drafter):
         return self._work
 
 
+def _at(end: int) -> StopRule:
+    return lambda tokens: "end" if len(tokens) >= end else None
+
+
 def replay(texts: Sequence[Recorded], policy: TreePolicy | Controller, vocab: int) -> list[Generation]:
     """Decode the recorded texts again. A controller keeps what it learned from text to text."""
-    return [
-        Decoder(Rerun(text, vocab), Replayed(text), policy).generate(text.prompt, len(text.tokens)) for text in texts
-    ]
+    found = []
+    for text in texts:
+        decoder, end = Decoder(Rerun(text, vocab), Replayed(text), policy), len(text.tokens)
+        found.append(decoder.generate(text.prompt, text.asked, stop=_at(end)))
+    return found

@@ -68,6 +68,7 @@ class Thompson(Controller):
     Each policy is tried `trials` times first, the last one before the others: put the largest there. What was seen is
     kept from prompt to prompt, and counts less by `decay` with every step: 0.999 remembers about 1,000 steps. 0.99
     follows a change of text sooner, and costs up to 2 % where nothing changes.
+    Over the first 500 steps, trying costs 1 to 5 % of the best policy's speed, most where forwards are cheap.
 
     Which policy is taken depends on the clock: with verifiers of sampled children the text of a seed then differs from
     run to run, and its distribution does not. With `costs` the seconds are modelled ones, and nothing depends on the
