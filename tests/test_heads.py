@@ -20,10 +20,10 @@ from opt_tree.drafters.eagle3 import Eagle3Drafter, published_layers
 from opt_tree.lm import CausalLM
 from opt_tree.training import features, heads
 from opt_tree.training.batches import Batch, Documents, most_frequent
-from opt_tree.training.eagle import new_head, passes
+from opt_tree.training.eagle import new_head, passes, save_head
 from opt_tree.training.eagle3 import new_eagle3_head
 from opt_tree.training.features import COUNTS, load_part
-from opt_tree.training.head_loss import HeadLoss, Judged
+from opt_tree.training.head_loss import Goal, HeadLoss, Judged
 from opt_tree.training.heads import Plan
 
 
@@ -118,14 +118,16 @@ def test_the_draft_vocabulary_is_the_most_frequent_tokens(folder):
         most_frequent(np.load(folder / "features" / COUNTS), VOCAB + 1, "target")
 
 
-def test_the_judgement_is_the_cross_entropy_of_whole_laws():
+@pytest.mark.parametrize("hard", [0.0, 0.3])
+def test_the_judgement_is_the_cross_entropy_of_whole_laws(hard):
     torch.manual_seed(0)
     estimates, states = torch.randn(2, 300, 8, requires_grad=True), torch.randn(300, 8)
     output, weights = torch.randn(20, 8), (torch.rand(2, 300) < 0.7).float()
-    loss, equal = Judged.apply(estimates, states, weights, output)
+    loss, equal = Judged.apply(estimates, states, weights, output, hard)
     law = (states @ output.T).softmax(-1)
+    goal = (1 - hard) * law + hard * nn.functional.one_hot(law.argmax(-1), 20)
     logits = estimates @ output.T
-    each = -(law * logits.log_softmax(-1)).sum(-1)
+    each = -(goal * logits.log_softmax(-1)).sum(-1)
     expected = (each * weights).sum(1) / weights.sum(1)
     assert torch.allclose(loss, expected, atol=1e-5)
     hits = (logits.argmax(-1) == law.argmax(-1)).float()
@@ -161,7 +163,7 @@ def test_the_laws_of_the_passes_are_those_of_the_drafter(kind):
     head = new_head(target.model) if kind == "eagle" else new_eagle3_head(target.model, len(KNOWN), size=3.0)
     nn.init.normal_(head.fc.weight, std=0.3, generator=torch.Generator().manual_seed(1))
     output = target.model.get_output_embeddings().weight.detach()[KNOWN].clone()
-    model = HeadLoss(head.eval().requires_grad_(False), output, 0.0, 0.0, sizes)
+    model = HeadLoss(head.eval().requires_grad_(False), output, sizes=sizes)
     folded = copy.deepcopy(model)
     folded.fold()
     if kind == "eagle":
@@ -242,12 +244,65 @@ def test_features_are_divided_by_their_size_in_training_alone(folder, tmp_path):
     assert torch.load(tmp_path / "checkpoint.pt", weights_only=True)["sizes"] == [1.0, 1.0, 1.0]
 
 
+def test_a_head_goes_on_and_is_saved_with_its_embedding(folder, tmp_path, target):
+    (tmp_path / "given").mkdir()
+    head = new_head(target.model)
+    nn.init.normal_(head.embed_tokens.weight)
+    save_head(head, tmp_path / "given")
+    arguments = [
+        "--kind",
+        "eagle",
+        "--target",
+        f"{folder}/target",
+        "--features",
+        f"{folder}/features",
+        "--tokens",
+        "200",
+    ]
+    arguments += ["--vocab", str(VOCAB), "--init", f"{tmp_path}/given", "--unroll", "1:1", "--lr", "1e-4"]
+    given = load_file(tmp_path / "given" / "model.safetensors")
+    for name, more in (("still", []), ("moved", ["--embedding"])):
+        heads.main([*arguments, "--output", str(tmp_path / name), "--minutes", "0.01", *more])
+        saved = load_file(tmp_path / name / "final" / "model.safetensors")
+        assert saved.keys() == given.keys()
+        assert torch.equal(saved["embed_tokens.weight"], given["embed_tokens.weight"]) == (name == "still")
+        assert 0 < (saved["fc.weight"] - given["fc.weight"]).float().norm() < 0.2 * given["fc.weight"].float().norm()
+
+
+def test_the_mean_of_the_weights_is_what_is_kept(folder, tmp_path, target):
+    head = new_head(target.model).float()
+    output = target.model.get_output_embeddings().weight.detach().to(torch.bfloat16)
+    documents = Documents(folder / "features", 200, (-1,))
+    plan = Plan(lr=1e-2, average=0.5)
+    training = heads.Training(HeadLoss(head, output), documents, plan, tmp_path)
+    mean = head.fc.weight.detach().clone()
+    for step in range(1, 13):
+        training.step(documents[documents.train[0]])
+        mean = torch.lerp(mean, head.fc.weight.detach(), 1 - min(0.5, step / (step + 10)))
+    assert torch.allclose(training.kept.head.fc.weight, mean, atol=1e-6)
+    assert not torch.allclose(head.fc.weight, mean, atol=1e-3)
+    training.save()
+    other = heads.Training(HeadLoss(new_head(target.model).float(), output), documents, plan, tmp_path)
+    other.resume()
+    assert torch.equal(other.kept.head.fc.weight, training.kept.head.fc.weight)
+    assert torch.equal(other.model.head.fc.weight, head.fc.weight)
+
+
+def test_a_batch_is_judged_over_frequent_tokens_and_others_drawn_anew(target):
+    output = torch.arange(40.0)[:, None]
+    model = HeadLoss(new_head(target.model), output, Goal(often=torch.tensor([3, 7, 30]), drawn=9))
+    draws = [model.judging()[:, 0].int().tolist() for _ in range(20)]
+    assert all(draw[:3] == [3, 7, 30] and len(set(draw)) == 12 for draw in draws)
+    assert len({tuple(draw) for draw in draws}) == 20 and {x for draw in draws for x in draw} == set(range(40))
+    assert torch.equal(model.eval().judging(), output)
+
+
 def test_the_loss_falls_on_what_is_seen_again(folder, target):
     documents = Documents(folder / "features", 200, (-1, *published_layers(4)))
     kept = most_frequent(np.load(folder / "features" / COUNTS), 40, "target")
     output = target.model.get_output_embeddings().weight.detach()[kept].to(torch.bfloat16)
     head = new_eagle3_head(target.model, 40).float()
-    training = heads.Training(HeadLoss(head, output, 0.0, 0.0), documents, Plan(lr=1e-2), Path())
+    training = heads.Training(HeadLoss(head, output), documents, Plan(lr=1e-2), Path())
     batch = documents[documents.train[0]]
     losses = [float(training.step(batch)[0][0]) for _ in range(25)]
     assert losses[-1] < losses[0] - 0.05
@@ -262,6 +317,12 @@ def test_the_loss_falls_on_what_is_seen_again(folder, target):
         (["--layers", "0,1,4"], r"reads three of the target's 4 layers, not \(0, 1, 4\)"),
         (["--layers", "0,1,1", "--kind", "eagle"], "--layers is for EAGLE-3 heads"),
         (["--features", "."], "No such file|no features"),
+        (["--hard", "1.5"], "--hard goes up to 1"),
+        (["--average", "1"], "--average stays below it"),
+        (["--drawn", "8"], "--frequent 0 and --drawn 8 of a draft vocabulary of 40"),
+        (["--frequent", "33", "--drawn", "8"], "--frequent 33 and --drawn 8 of a draft vocabulary of 40"),
+        (["--embedding"], "--init and --embedding are for EAGLE-1 heads"),
+        (["--embedding", "--kind", "eagle"], f"--embedding goes with the whole vocabulary, --vocab {VOCAB}"),
         (["--vocab", "0"], "--vocab must be above 0, got 0"),
     ],
 )

@@ -1,11 +1,12 @@
 """What judges an EAGLE head on hidden states from disk: the cross-entropy with the law that the target has there."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from opt_tree.drafters.eagle3 import Eagle3Head
@@ -20,8 +21,8 @@ _CHUNK = 128
 class Judged(torch.autograd.Function):
     """Cross-entropy through an output layer with the law that other states have there, a few rows at a time.
 
-    Logits and their gradient are never held for more than `_CHUNK` rows. Returns (loss, share of equal argmaxes), each
-    by pass.
+    Logits and their gradient are never held for more than `_CHUNK` rows. `hard` is the share of each law that
+    its best token gets for itself. Returns (loss, share of equal argmaxes), each by pass.
     """
 
     @staticmethod
@@ -31,6 +32,7 @@ class Judged(torch.autograd.Function):
         states: Float[Tensor, "rows hidden"],
         weights: Float[Tensor, "passes rows"],
         output: Float[Tensor, "tokens hidden"],
+        hard: float,
     ) -> tuple[Float[Tensor, " passes"], Float[Tensor, " passes"]]:
         losses, equal = torch.zeros(len(estimates)), torch.zeros(len(estimates))
         gradient = torch.empty_like(estimates)
@@ -39,6 +41,8 @@ class Judged(torch.autograd.Function):
             rows = slice(start, start + _CHUNK)
             law = (states[rows] @ output.T).float().softmax(-1)
             best = law.argmax(-1)
+            if hard:
+                law.mul_(1 - hard).scatter_add_(1, best[:, None], torch.full((len(best), 1), hard))
             for number, estimate in enumerate(estimates[:, rows]):
                 weight = weights[number, rows] / norm[number]
                 log_probs = (estimate @ output.T).float().log_softmax(-1)
@@ -53,7 +57,18 @@ class Judged(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, losses: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
         (gradient,) = ctx.saved_tensors
-        return gradient * losses[:, None, None].to(gradient.dtype), None, None, None
+        return gradient * losses[:, None, None].to(gradient.dtype), None, None, None, None
+
+
+@dataclass(frozen=True)
+class Goal:
+    """What judges a head beside the target's law."""
+
+    feature: float = 0.0  # weight of SmoothL1 to the target's feature (EAGLE-1 heads)
+    noise: float = 0.0  # half-width of uniform noise on the features
+    hard: float = 0.0  # share that the target's best token alone gets of the law
+    often: Int[Tensor, " rows"] | None = None  # rows of the output layer that each batch is judged over; None: all
+    drawn: int = 0  # other rows that it is judged over, drawn anew
 
 
 class HeadLoss(nn.Module):
@@ -66,13 +81,12 @@ class HeadLoss(nn.Module):
         self,
         head: EagleHead | Eagle3Head,
         output: Float[Tensor, "tokens hidden"],
-        feature: float,
-        noise: float,
+        goal: Goal = Goal(),
         sizes: Sequence[float] = (1.0, 1.0, 1.0),
     ) -> None:
         super().__init__()
         self.output: Tensor
-        self.head, self.feature, self.noise, self.sizes = head, feature, noise, list(sizes)
+        self.head, self.goal, self.sizes = head, goal, list(sizes)
         self.register_buffer("output", output, persistent=False)
 
     def fold(self) -> None:
@@ -82,6 +96,14 @@ class HeadLoss(nn.Module):
                 columns.div_(size)
             self.sizes = [1.0, 1.0, 1.0]
 
+    def judging(self) -> Float[Tensor, "some_tokens hidden"]:
+        """Return the rows of the output layer that a batch is judged over."""
+        often = self.goal.often
+        if often is None or not self.training:
+            return self.output
+        others = torch.ones(len(self.output), dtype=torch.bool).index_fill_(0, often, False).nonzero()[:, 0]
+        return self.output[torch.cat([often, others[torch.randperm(len(others))[: self.goal.drawn]]])]
+
     def estimates(self, batch: Batch, unroll: int) -> list[Float[Tensor, "rows pairs hidden"]]:
         """Return the head's output by pass; pair i has feature i and token i + 1."""
         if isinstance(self.head, Eagle3Head):
@@ -89,8 +111,8 @@ class HeadLoss(nn.Module):
             inputs = self.head.fc(torch.cat([states / size for states, size in zip(read, self.sizes, strict=True)], -1))
         else:
             inputs = batch.features[-1][:, :-1].float()
-        if self.training and self.noise:
-            inputs = inputs + (torch.rand_like(inputs) - 0.5) * (2 * self.noise)
+        if self.training and self.goal.noise:
+            inputs = inputs + (torch.rand_like(inputs) - 0.5) * (2 * self.goal.noise)
         return passes(self.head, batch.ids[:, 1:], inputs, unroll)
 
     def forward(self, batch: Batch, unroll: int) -> tuple[Float[Tensor, " passes"], Float[Tensor, " passes"]]:
@@ -102,8 +124,9 @@ class HeadLoss(nn.Module):
         weights = torch.stack([place >= number for number in range(unroll)]).float()
         picked = torch.stack([estimate[judged] for estimate in estimates])
         states = goals[judged]
-        loss, equal = Judged.apply(self.head.read(picked).to(self.output.dtype), states, weights, self.output)
-        if self.feature:
+        output = self.judging()
+        loss, equal = Judged.apply(self.head.read(picked).to(output.dtype), states, weights, output, self.goal.hard)
+        if self.goal.feature:
             near = F.smooth_l1_loss(picked.float(), states.float().expand_as(picked), reduction="none").mean(-1)
-            loss = loss + self.feature * (near * weights).sum(1) / weights.sum(1).clamp_min(1)
+            loss = loss + self.goal.feature * (near * weights).sum(1) / weights.sum(1).clamp_min(1)
         return loss, equal

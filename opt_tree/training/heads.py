@@ -4,21 +4,26 @@
 
 The features are those of `opt_tree.training.features`; the target itself never runs. The draft vocabulary holds the
 tokens that are most frequent in its answers (FR-Spec, arXiv:2502.14856). Every pass is judged by the cross-entropy with
-the target's law over that vocabulary, on answers alone; EAGLE-1 heads also by how far the estimate lies from the
-feature. Passes, rotary positions and attention are those of `opt_tree.training.eagle`.
+the target's law over that vocabulary, or over its most frequent tokens and a few others (`--frequent`, `--drawn`), on
+answers alone; EAGLE-1 heads also by how far the estimate lies from the feature. Where the draft vocabulary is the whole
+one, an EAGLE-1 head is saved with its embedding. Passes, rotary positions and attention are those of
+`opt_tree.training.eagle`.
 
 The run is as long as its minutes: learning rate and number of passes follow the clock. It is resumed by `--resume`.
 """
 
 import argparse
+import copy
 import json
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
+from safetensors.torch import load_file
 from torch import Tensor, nn
 from tqdm import tqdm
 
@@ -38,7 +43,7 @@ from opt_tree.training.eagle import new_head, save_head
 from opt_tree.training.eagle3 import new_eagle3_head, save_eagle3
 from opt_tree.training.features import COUNTS
 from opt_tree.training.files import whole
-from opt_tree.training.head_loss import HeadLoss
+from opt_tree.training.head_loss import Goal, HeadLoss
 from opt_tree.training.optimizer import MuonAdamW
 from opt_tree.training.trainer import read_pairs
 
@@ -52,10 +57,22 @@ class Plan:
     tokens: int = 3072  # of a batch, padding included
     unroll: str = "0.2:1,0.3:2,0.5:4"  # share of the run:passes, each on the estimates of the one before
     decay: float = 0.8  # weight of each pass relative to the one before
+    hard: float = 0.0  # share that the target's best token alone gets of the law that judges
+    frequent: int = 0  # most frequent tokens over which each step is judged; 0: the whole draft vocabulary
+    drawn: int = 0  # others, drawn anew for each step
+    average: float = 0.0  # decay a step of a running mean of the weights, which is what is kept; 0: the last ones
     feature: float = 0.0  # weight of SmoothL1 to the target's feature (EAGLE-1 heads)
     noise: float = 0.0  # half-width of uniform noise on the features
     save_minutes: float = 4.0  # between checkpoints
     seed: int = 0
+
+    def check(self, vocab: int) -> None:
+        """Raise ValueError for shares that are none, and for more tokens than a draft vocabulary has."""
+        self.passes(0.0)
+        if self.hard > 1 or self.average >= 1:
+            raise ValueError(f"--hard goes up to 1, --average stays below it, got {self.hard} and {self.average}")
+        if (self.drawn and not self.frequent) or self.frequent + self.drawn > vocab:
+            raise ValueError(f"--frequent {self.frequent} and --drawn {self.drawn} of a draft vocabulary of {vocab}")
 
     def passes(self, progress: float) -> int:
         """Return the number of passes at a share of the run."""
@@ -71,6 +88,7 @@ class Training:
 
     def __init__(self, model: HeadLoss, documents: Documents, plan: Plan, output: Path) -> None:
         self.model, self.documents, self.plan, self.output = model, documents, plan, output
+        self.kept = copy.deepcopy(model) if plan.average else model
         self.optimizer = MuonAdamW(model, plan.lr)
         self.seconds, self.steps, self.tokens = 0.0, 0, 0
 
@@ -101,22 +119,30 @@ class Training:
         self.optimizer.zero_grad()
         self.steps += 1
         self.tokens += int(batch.judged.sum())
+        self._average()
         return loss.detach(), equal
+
+    @torch.no_grad()
+    def _average(self) -> None:
+        share = 1 - min(self.plan.average, self.steps / (self.steps + 10))  # the first weights are soon forgotten
+        for mean, last in zip(self.kept.parameters(), self.model.parameters(), strict=True):
+            if mean is not last and last.requires_grad:
+                mean.lerp_(last, share)
 
     @torch.no_grad()
     def heldout(self, unroll: int) -> tuple[list[float], list[float]]:
         """Return loss and share of equal argmaxes by pass on the held-out batches."""
-        self.model.eval()
+        self.kept.eval()
         with torch.autocast("cpu", dtype=torch.bfloat16):
-            results = [self.model(self.documents[group], unroll) for group in self.documents.heldout]
-        self.model.train()
+            results = [self.kept(self.documents[group], unroll) for group in self.documents.heldout]
+        self.kept.train()
         loss, equal = (torch.stack(each).mean(0).tolist() for each in zip(*results, strict=True))
         return loss, equal
 
     def save(self) -> None:
         """Write a checkpoint, and what is held out beside it."""
-        state = {"head": self.model.head.state_dict(), "optimizer": self.optimizer.state_dict()}
-        state["sizes"] = self.model.sizes
+        state: dict[str, Any] = {"head": self.model.head.state_dict(), "optimizer": self.optimizer.state_dict()}
+        state["kept"], state["sizes"] = self.kept.head.state_dict(), self.model.sizes
         counts = {"seconds": self.seconds, "steps": self.steps, "tokens": self.tokens}
         with whole(self.output / "checkpoint.pt") as partial:
             torch.save({**state, **counts}, partial)
@@ -133,8 +159,9 @@ class Training:
             raise FileNotFoundError(f"no checkpoint in {self.output} to go on from")
         state = torch.load(path, weights_only=True)
         self.model.head.load_state_dict(state["head"])
+        self.kept.head.load_state_dict(state.get("kept", state["head"]))
         self.optimizer.load_state_dict(state["optimizer"])
-        self.model.sizes = state.get("sizes", [1.0] * 3)  # earlier ones: features as they are
+        self.model.sizes = self.kept.sizes = state.get("sizes", [1.0] * 3)  # earlier ones: features as they are
         self.seconds, self.steps, self.tokens = state["seconds"], state["steps"], state["tokens"]
 
     def run(self) -> None:
@@ -170,6 +197,8 @@ def new_parser() -> Parser:
     parser.add_argument(
         "--layers", type=whole_numbers, help="layers whose outputs an EAGLE-3 head reads (default: the published ones)"
     )
+    parser.add_argument("--init", type=existing, help="EAGLE-1 head to go on from, with an embedding of its own")
+    parser.add_argument("--embedding", action="store_true", help="train an EAGLE-1 head's embedding too")
     parser.add_argument("--cold", action="store_true", help="begin an EAGLE-3 head from random weights")
     parser.add_argument("--resume", action="store_true", help="go on from the checkpoint in OUTPUT")
     parser.add_argument("--threads", type=int, default=1, help="CPU threads")
@@ -179,25 +208,36 @@ def new_parser() -> Parser:
 
 def train(args: argparse.Namespace) -> None:
     plan = from_fields(Plan, args)
-    plan.passes(0.0)
+    plan.check(args.vocab)
     target = load_weights(str(args.target), torch.bfloat16)
     if args.kind == "eagle" and args.layers:
         raise ValueError("--layers is for EAGLE-3 heads; those of EAGLE-1 read the last hidden state")
     layers = () if args.kind == "eagle" else chosen_layers(args.layers, target.config.num_hidden_layers)
+    if args.kind != "eagle" and (args.init or args.embedding):
+        raise ValueError("--init and --embedding are for EAGLE-1 heads")
+    if args.embedding and args.vocab < target.config.vocab_size:
+        raise ValueError(f"--embedding goes with the whole vocabulary, --vocab {target.config.vocab_size}")
     documents = Documents(args.features, args.tokens, (-1, *layers))
-    kept = most_frequent(np.load(args.features / COUNTS), args.vocab, "target")
+    counts = np.load(args.features / COUNTS)
+    kept = most_frequent(counts, args.vocab, "target")
     sizes = [documents.size(layer) for layer in layers]
     head = new_head(target) if not layers else new_eagle3_head(target, len(kept), not args.cold, sizes[-1])
+    if args.init:
+        head.load_published(load_file(args.init / "model.safetensors"), str(args.init))
+    head.embed_tokens.requires_grad_(args.embedding)
     output = target.get_output_embeddings().weight.detach()[kept].clone()
-    training = Training(HeadLoss(head.float(), output, plan.feature, plan.noise, sizes), documents, plan, args.output)
+    often = torch.from_numpy(np.argsort(-counts[kept], kind="stable")[: plan.frequent]) if plan.frequent else None
+    goal = Goal(plan.feature, plan.noise, plan.hard, often, plan.drawn)
+    training = Training(HeadLoss(head.float(), output, goal, sizes), documents, plan, args.output)
     if args.resume:
         training.resume()
     training.run()
-    training.model.fold()
+    training.kept.fold()
+    head, whole_vocabulary = training.kept.head, args.vocab == target.config.vocab_size
     if isinstance(head, Eagle3Head):
         save_eagle3(head, kept, args.output / "final", args.layout, shared=True, layers=args.layers)
     else:
-        save_head(head, args.output / "final", kept)
+        save_head(head, args.output / "final", None if whole_vocabulary else kept)
     note = {"minutes": round(training.seconds / 60, 2), "on": f"{args.threads} CPU threads, {training.steps} steps"}
     (args.output / "final" / TRAINING).write_text(json.dumps(note) + "\n")
 
