@@ -80,10 +80,11 @@ def compile_forwards(lm: AnyLM, make: bool = True, dtypes: tuple[torch.dtype, ..
 
 
 def use_native_code(make: bool = True) -> None:
-    """Grow trees by `native.cpp` from now on, built once where packages are; numpy does it where that cannot be."""
+    """Grow trees by native code from now on, built once where packages are; numpy does it where that cannot be."""
     if native.code is not None:
         return
-    facts = {"source": native.SOURCE.read_text(), "options": native.OPTIONS, "machine": platform.machine()}
+    sources = [source.read_text() for source in native.SOURCES]
+    facts = {"source": sources, "options": native.OPTIONS, "machine": platform.machine()}
     package = package_of(facts, "native.so")
     try:
         if make and package.about() is None:
@@ -99,10 +100,10 @@ def use_native_code(make: bool = True) -> None:
 
 
 def _build(package: Package) -> None:
-    """Compile `native.cpp`, in about a second."""
+    """Compile both files of native code, in two seconds."""
     with TemporaryDirectory() as folder:
         made = Path(folder) / package.file.name
-        command = [aot.cpp_compiler(), *native.OPTIONS, str(native.SOURCE), "-o", str(made)]
+        command = [aot.cpp_compiler(), *native.OPTIONS, *map(str, native.SOURCES), "-o", str(made)]
         built = subprocess.run(command, capture_output=True, text=True)
         if built.returncode:
             raise CompileError(" ".join(built.stderr.split())[:300])

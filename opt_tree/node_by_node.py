@@ -13,11 +13,15 @@ from typing import NamedTuple
 
 import numpy as np
 
-from opt_tree.drafters import Drafter, Grafted, Product
+from opt_tree.drafters import Drafter, Grafted, NGramDrafter, Product, StoreDrafter
 from opt_tree.drafters.lookup import Lookup, Tail
+from opt_tree.drafters.native_table import NativeTable
 from opt_tree.policies import OptTree, TreePolicy
 from opt_tree.pool import CandidatePool
 from opt_tree.tree import Tree
+
+_MOST = 1000
+"""Nodes up to which native code is asked: room is made for a whole tree before it grows."""
 
 Path = tuple[int, ...]
 Node = tuple[float, int, Path, Tail]
@@ -32,6 +36,8 @@ class Below(NamedTuple):
     order: int
     first: int
     policy: OptTree
+    native: NativeTable | None = None
+    """Who grows the tree in native code, where that is there and made for the table."""
 
 
 def looked_up(drafter: Drafter | None, policy: TreePolicy, context: list[int]) -> Below | None:
@@ -41,17 +47,22 @@ def looked_up(drafter: Drafter | None, policy: TreePolicy, context: list[int]) -
     if isinstance(drafter, Product) and drafter.in_one_pass:
         return Below(drafter.begin(context), drafter.table.order, 0, policy)
     if isinstance(drafter, Grafted):
-        return Below(_of(drafter.table), drafter.table.order, drafter.depth, policy)
-    return Below(_of(drafter), drafter.order, 0, policy) if isinstance(drafter, Lookup) else None
+        return _of(drafter.table, drafter.depth, policy)
+    return _of(drafter, 0, policy) if isinstance(drafter, Lookup) else None
 
 
-def _of(table: Lookup) -> Callable[[Tail, int], Mapping[int, float]]:
-    return lambda tail, depth: table.law(tail)
+def _of(table: Lookup, first: int, policy: OptTree) -> Below:
+    native = None
+    if (type(table) is NGramDrafter or type(table) is StoreDrafter) and policy.nodes <= _MOST:
+        native = table.native()
+    return Below(lambda tail, depth: table.law(tail), table.order, first, policy, native)
 
 
 def grow(below: Below, context: list[int], limit: int, above: CandidatePool | None = None) -> Tree:
     """Return the tree that the loop would grow, at most `limit` layers deep; `above` is what it has grown so far."""
-    law, order, depth, policy = below
+    law, order, depth, policy, native = below
+    if native is not None:
+        return native.grow(context, above, policy.nodes, policy.threshold, depth, limit)
     nodes, rows = _begin(context, order, above, policy.nodes)
     numbers = count(max(rows.values(), default=-1) + 1)
     # With a threshold, layer by layer: each has to raise E(A) by more. Without one they all do, the best node first.

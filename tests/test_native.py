@@ -164,7 +164,7 @@ def test_what_the_compiler_refuses_is_said_in_one_line(
 ) -> None:
     source = tmp_path / "wrong.cpp"
     source.write_text("int wrong(\n")
-    monkeypatch.setattr(native, "SOURCE", source)
+    monkeypatch.setattr(native, "SOURCES", (source,))
     with pytest.warns(UserWarning, match=r"wrong\.cpp:1:.* error: ") as told:
         use_native_code()
     assert len(told) == 1 and "\n" not in str(told[0].message) and native.code is None

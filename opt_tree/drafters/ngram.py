@@ -10,7 +10,9 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from opt_tree import native
 from opt_tree.drafters.lookup import Lookup, Tail
+from opt_tree.drafters.native_table import Elsewhere, NativeTable
 from opt_tree.step import Outcome
 from opt_tree.target import Output
 
@@ -111,7 +113,12 @@ def interpolate(tail: Tail, text: Text, beta: Sequence[float], rows: Sequence[Ro
 
 
 class Interpolated(Lookup):
-    """A drafter by `interpolate`: from the text at hand, and from whatever `rows` adds."""
+    """A drafter by `interpolate`: from the text at hand, and from whatever `rows` adds.
+
+    The text is counted when somebody asks: here, or in native code.
+    """
+
+    _native: NativeTable | None
 
     def __init__(self, beta: Sequence[float], weight: float = 1.0) -> None:
         if not beta or min(beta) < 0 or weight < 0:
@@ -134,25 +141,52 @@ class Interpolated(Lookup):
         return len(prompt)  # counting a text again is quick
 
     def observe(self, outcome: Outcome) -> None:
-        for token in self._text.counts.add(outcome.tokens):
-            self._answers.pop(token, None)
+        self._said += outcome.tokens
 
     def law(self, tail: Tail) -> dict[int, float]:
         """What follows a tail, by `interpolate`. Not to be changed."""
+        if self._counted < len(self._said):
+            self._count()
         answers = self._answers[tail[-1]]
         if (law := answers.get(tail)) is None:
             law = answers[tail] = interpolate(tail, self._text, self.beta, self.rows(tail))
         return law
 
+    def elsewhere(self) -> Elsewhere | None:
+        """What `rows` reads, for native code to read it; None where native code cannot."""
+        return None
+
+    def native(self) -> NativeTable | None:
+        """The same table in native code, with all of the text counted; None where there is none."""
+        code, elsewhere = native.code, self.elsewhere()
+        if code is None or elsewhere is None:
+            return None
+        if self._native is None or self._native.code is not code:
+            self._native = NativeTable(code, self.beta, self.weight, elsewhere)
+        if self.weight:
+            self._native.count(self._said)
+        return self._native
+
     @property
     def settings(self) -> dict[str, Any]:
         return {"beta": list(self.beta), "weight": self.weight}
 
+    def __getstate__(self) -> dict[str, Any]:
+        """All but the native table: a copy has one of its own, as soon as it is asked for."""
+        return vars(self) | {"_native": None}
+
     def _forget(self, prompt: list[int]) -> None:
-        self._text = Text(Counts(self.order if self.weight else 0, prompt), self.weight)
+        self._said, self._counted = list(prompt), 0
+        self._native = None
+        self._text = Text(Counts(self.order if self.weight else 0), self.weight)
         # A branch that was rejected is often drafted again: answers are kept until a count of theirs has changed,
         # which only those of the same last token can.
         self._answers: defaultdict[int, dict[Tail, dict[int, float]]] = defaultdict(dict)
+
+    def _count(self) -> None:
+        for token in self._text.counts.add(self._said[self._counted :]):
+            self._answers.pop(token, None)
+        self._counted = len(self._said)
 
 
 class NGramDrafter(Interpolated):
@@ -167,6 +201,9 @@ class NGramDrafter(Interpolated):
 
     def rows(self, tail: Tail) -> Sequence[Row]:
         return ()
+
+    def elsewhere(self) -> Elsewhere:
+        return Elsewhere()
 
     def describe(self) -> str:
         return "n-grams of the text at hand"

@@ -16,7 +16,9 @@ from typing import Any
 import numpy as np
 from jaxtyping import UInt
 
+from opt_tree.checkpoints import CheckpointError
 from opt_tree.drafters.lookup import Tail
+from opt_tree.drafters.native_table import Elsewhere
 from opt_tree.drafters.ngram import Interpolated, Row
 from opt_tree.drafters.tables import Table, load_table
 
@@ -54,11 +56,16 @@ class Store:
     """A store as it lies on disk. Read-only: several drafters and processes may share one."""
 
     def __init__(self, table: Table) -> None:
+        """Read a table from now on. Raises CheckpointError where its arrays do not fit each other."""
         header, arrays = table
         self.order, self.bits, self.vocab = int(header["order"]), int(header["bits"]), int(header["vocab"])
         self.header, self.nbytes = header, table.nbytes
-        self._keys = arrays["keys"].data
-        self._values = [arrays[name].data for name in ("first", "totals", "tokens", "counts")]
+        names = "keys", "first", "totals", "tokens", "counts"
+        # Where a number may begin: a file's arrays may begin anywhere.
+        self.arrays = [np.require(arrays[name], requirements="A") for name in names if name in arrays]
+        if not self._fits():
+            raise CheckpointError("this is no store: its arrays do not fit each other")
+        self._keys, *self._values = (array.data for array in self.arrays)
         self._rows: dict[int, Row] = {}
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "Store":
@@ -81,6 +88,14 @@ class Store:
                 row = known[key] = self._read(key)
             found.append(row)
         return found
+
+    def _fits(self) -> bool:
+        """Whether native code may read the arrays: all are there, of unsigned integers, and as long as each other."""
+        if any(array.ndim != 1 or array.dtype.kind != "u" or not array.flags.c_contiguous for array in self.arrays):
+            return False
+        lengths, runs = [len(array) for array in self.arrays], len(self.arrays[0]) if self.arrays else 0
+        fit = len(lengths) == 5 and lengths == [runs, runs + 1, runs, lengths[3], lengths[3]]
+        return fit and 0 < self.bits <= 64 and self.vocab >= 0
 
     def _read(self, key: int) -> Row:
         """Fetch a row from disk. A step reads some twenty: one by one through views, which is faster than by arrays."""
@@ -112,6 +127,9 @@ class StoreDrafter(Interpolated):
 
     def rows(self, tail: Tail) -> Sequence[Row]:
         return self.store.rows(tail)
+
+    def elsewhere(self) -> Elsewhere:
+        return Elsewhere(self.store.arrays, self.store.bits, self.store.vocab)
 
     def describe(self) -> str:
         text = " and the text at hand" if self.weight else ""
