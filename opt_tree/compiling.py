@@ -7,7 +7,9 @@ code is `engines.aot`'s.
 import contextlib
 import copy
 import functools
+import os
 import platform
+import shutil
 import subprocess
 import warnings
 from pathlib import Path
@@ -79,8 +81,11 @@ def compile_forwards(lm: AnyLM, make: bool = True, dtypes: tuple[torch.dtype, ..
     return lm.engine is not lm.eager
 
 
-def use_native_code(make: bool = True) -> None:
-    """Grow trees by native code from now on, built once where packages are; numpy does it where that cannot be."""
+def use_native_code(make: bool = True, heard: bool = True) -> None:
+    """Grow trees by native code from now on, built once where packages are; numpy does it where that cannot be.
+
+    With `heard`, a warning says why.
+    """
     if native.code is not None:
         return
     sources = [source.read_text() for source in native.SOURCES]
@@ -95,8 +100,19 @@ def use_native_code(make: bool = True) -> None:
             native.use(package.file)
     except (CompileError, OSError) as why:
         package.remove()
-        if make:
+        if make and heard:
             warnings.warn(f"trees grow by numpy, which native code would do sooner: {why}", stacklevel=3)
+
+
+def use_native_code_at_hand() -> None:
+    """The same for eager forwards, which nobody asked to compile: where it cannot be had, nothing is said.
+
+    It is built, in two seconds, where a compiler lies on the path of a Linux machine. Elsewhere to ask for one may
+    open a window.
+    """
+    compiler = platform.system() == "Linux" and shutil.which(os.environ.get("CXX") or "g++") is not None
+    with contextlib.suppress(OSError, RuntimeError):  # no home folder, a cache that cannot be written or locked
+        use_native_code(make=compiler, heard=False)
 
 
 def _build(package: Package) -> None:

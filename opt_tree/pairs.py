@@ -17,7 +17,7 @@ from opt_tree.checkpoints import (
     load_tokenizer,
     require_device,
 )
-from opt_tree.compiling import compile_forwards
+from opt_tree.compiling import compile_forwards, use_native_code_at_hand
 from opt_tree.drafters import Drafter
 from opt_tree.drafters.registry import DrafterOptions, load_drafter
 from opt_tree.engines.body import takes
@@ -127,4 +127,5 @@ def load_pair(
     pair = Pair(lm, tokenizer, load_drafter(spec, lm, options))
     if compile:
         pair.compile(any_dtype=draft_dtype == "auto")
+    use_native_code_at_hand()
     return pair

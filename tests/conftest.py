@@ -20,8 +20,8 @@ from tqdm import tqdm
 
 # Before the first import of transformers: asking an unreachable Hub for a wrong path costs half a minute of retries.
 os.environ["HF_HUB_OFFLINE"] = "1"
-# Whatever the user has compiled is not for the tests: a folder that there is not.
-os.environ["OPT_TREE_CACHE"] = os.path.join(os.path.dirname(__file__), "no-packages")
+# Whatever the user has compiled is not for the tests, and nothing is built for all of them: no folder can be there.
+os.environ["OPT_TREE_CACHE"] = os.path.join(os.path.abspath(__file__), "no-packages")
 # Before the first import of opt_tree: from here on calls into it are checked, shapes included.
 shapes.install()
 

@@ -16,11 +16,12 @@ from models import prompt, random_tree, tiny, tiny_head
 from torch._inductor.exc import InvalidCxxCompiler
 
 from opt_tree import native
-from opt_tree.compiling import use_native_code
+from opt_tree.compiling import use_native_code, use_native_code_at_hand
 from opt_tree.decode import Decoder
 from opt_tree.drafters import EagleDrafter
 from opt_tree.engines import Eager, Forward
 from opt_tree.lm import Buckets, CausalLM
+from opt_tree.pairs import load_pair
 from opt_tree.policies import Costs, OptTree, Priced
 from opt_tree.policies.priced import KNOTS
 from opt_tree.pool import CandidatePool
@@ -157,6 +158,26 @@ def test_without_a_compiler_numpy_grows_the_trees(unbuilt: Path, monkeypatch: py
     pool = CandidatePool(5, OptTree(3).children)
     pool.add(torch.tensor([[0.5, 0.2, 0.3]]).log())
     assert pool.tokens.tolist() == [5, 0, 1, 2]
+
+
+def test_an_eager_pair_takes_it_where_a_compiler_is_at_hand(unbuilt: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without one, or where nothing can be written, numpy grows the trees and nothing is said."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        monkeypatch.setenv("CXX", "no-such-compiler")
+        use_native_code_at_hand()
+        assert native.code is None and not unbuilt.exists()
+        monkeypatch.delenv("CXX")
+        with monkeypatch.context() as patch:
+            patch.setenv("OPT_TREE_CACHE", f"{Path(__file__)}/no-folder")
+            use_native_code_at_hand()
+            assert native.code is None
+        load_pair("demo", dtype="float32")
+        assert native.code is not None
+        native.code = None
+        monkeypatch.setenv("CXX", "no-such-compiler")
+        use_native_code_at_hand()  # what was built needs no compiler any more
+        assert native.code is not None
 
 
 def test_what_the_compiler_refuses_is_said_in_one_line(
