@@ -7,9 +7,7 @@ code is `engines.aot`'s.
 import contextlib
 import copy
 import functools
-import os
 import platform
-import shutil
 import subprocess
 import warnings
 from pathlib import Path
@@ -102,17 +100,6 @@ def use_native_code(make: bool = True, heard: bool = True) -> None:
         package.remove()
         if make and heard:
             warnings.warn(f"trees grow by numpy, which native code would do sooner: {why}", stacklevel=3)
-
-
-def use_native_code_at_hand() -> None:
-    """The same for eager forwards, which nobody asked to compile: where it cannot be had, nothing is said.
-
-    It is built, in two seconds, where a compiler lies on the path of a Linux machine. Elsewhere to ask for one may
-    open a window.
-    """
-    compiler = platform.system() == "Linux" and shutil.which(os.environ.get("CXX") or "g++") is not None
-    with contextlib.suppress(OSError, RuntimeError):  # no home folder, a cache that cannot be written or locked
-        use_native_code(make=compiler, heard=False)
 
 
 def _build(package: Package) -> None:

@@ -1,5 +1,9 @@
 """A target and a drafter that belong together, loaded in one call."""
 
+import os
+import platform
+import shutil
+from contextlib import suppress
 from dataclasses import dataclass
 from os import PathLike, fspath
 from types import NoneType
@@ -17,7 +21,7 @@ from opt_tree.checkpoints import (
     load_tokenizer,
     require_device,
 )
-from opt_tree.compiling import compile_forwards, use_native_code_at_hand
+from opt_tree.compiling import compile_forwards, use_native_code
 from opt_tree.drafters import Drafter
 from opt_tree.drafters.registry import DrafterOptions, load_drafter
 from opt_tree.engines.body import takes
@@ -127,5 +131,16 @@ def load_pair(
     pair = Pair(lm, tokenizer, load_drafter(spec, lm, options))
     if compile:
         pair.compile(any_dtype=draft_dtype == "auto")
-    use_native_code_at_hand()
+    _use_native_code()
     return pair
+
+
+def _use_native_code() -> None:
+    """Have eager forwards take native code as well. Nobody asked for it: where it cannot be had, nothing is said.
+
+    It is built, in two seconds, where a compiler lies on the path of a Linux machine. Elsewhere to ask for one may
+    open a window.
+    """
+    compiler = platform.system() == "Linux" and shutil.which(os.environ.get("CXX") or "g++") is not None
+    with suppress(OSError, RuntimeError):  # no home folder, a cache that cannot be written or locked
+        use_native_code(make=compiler, heard=False)

@@ -16,7 +16,7 @@ from models import prompt, random_tree, tiny, tiny_head
 from torch._inductor.exc import InvalidCxxCompiler
 
 from opt_tree import native
-from opt_tree.compiling import use_native_code, use_native_code_at_hand
+from opt_tree.compiling import use_native_code
 from opt_tree.decode import Decoder
 from opt_tree.drafters import EagleDrafter
 from opt_tree.engines import Eager, Forward
@@ -165,18 +165,18 @@ def test_an_eager_pair_takes_it_where_a_compiler_is_at_hand(unbuilt: Path, monke
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         monkeypatch.setenv("CXX", "no-such-compiler")
-        use_native_code_at_hand()
+        load_pair("demo", dtype="float32")
         assert native.code is None and not unbuilt.exists()
         monkeypatch.delenv("CXX")
         with monkeypatch.context() as patch:
             patch.setenv("OPT_TREE_CACHE", f"{Path(__file__)}/no-folder")
-            use_native_code_at_hand()
+            load_pair("demo", dtype="float32")
             assert native.code is None
         load_pair("demo", dtype="float32")
         assert native.code is not None
         native.code = None
         monkeypatch.setenv("CXX", "no-such-compiler")
-        use_native_code_at_hand()  # what was built needs no compiler any more
+        load_pair("demo", dtype="float32")  # what was built needs no compiler any more
         assert native.code is not None
 
 
