@@ -75,7 +75,11 @@ class Store:
     @classmethod
     def load(cls, folder: str | Path, vocab: int, tokenizer: str | None = None) -> "Store":
         """Open the store in a folder; CheckpointError says in one line why it cannot be used."""
-        return cls(load_table(Path(folder) / FILE, "store", vocab, tokenizer))
+        table = load_table(Path(folder) / FILE, "store", vocab, tokenizer)
+        try:
+            return cls(table)
+        except CheckpointError as why:
+            raise CheckpointError(f"{folder}: {why}") from None
 
     def rows(self, tail: Tail) -> Sequence[Row]:
         """What followed the last 1, 2, ... `order` tokens of a tail."""
