@@ -26,6 +26,7 @@ from opt_tree.engines.body import Body, takes
 from opt_tree.engines.captured import Captured
 from opt_tree.engines.packages import Package, facts_of, package_of, remember, remembered
 from opt_tree.lm import Buckets, CausalLM, UnsupportedModelError, check_tree_mask
+from opt_tree.support import cast_weights
 from opt_tree.target import Work
 from opt_tree.tree import Tree
 
@@ -121,7 +122,7 @@ def _cast_to_fastest(lm: CausalLM, make: bool, dtypes: tuple[torch.dtype, ...]) 
 
     def cast(dtype: torch.dtype) -> None:
         model: Any = original
-        lm.take(model if dtype == own else copy.deepcopy(model).to(dtype), layers)
+        lm.take(model if dtype == own else cast_weights(copy.deepcopy(model), lm.device, dtype), layers)
 
     chosen = remembered(facts)
     if chosen not in choices:

@@ -4,7 +4,7 @@ What is not known is probed when a model is wrapped (`opt_tree.lm`). Every refus
 """
 
 import inspect
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
@@ -12,6 +12,7 @@ from transformers import PreTrainedModel
 
 from opt_tree.longrope import Border, border_of
 
+Module = TypeVar("Module", bound=nn.Module)
 _RECURRENT = "one running state for the whole text, where siblings need one each and rejected rows cannot be taken out"
 _OWN_PAST = "it takes a cache class of its own only"
 _PAST = {
@@ -174,6 +175,19 @@ def key_limit(model: Any) -> int:
 def past_fault(model: Any, error: Exception) -> str:
     """Why a model fails that goes on from a cache: what is known of its type, else its own error."""
     return _PAST.get(model.config.model_type) or one_line(error)
+
+
+def cast_weights(module: Module, device: torch.device, dtype: torch.dtype) -> Module:
+    """Move a module to this device, and its weights to this dtype. What no checkpoint holds keeps its own dtype.
+
+    Those are rotary frequencies: rounded to bfloat16 they turn far rows by other angles than in training.
+    """
+    own = [(part, name) for part in module.modules() for name in part._non_persistent_buffers_set]
+    kept = [(part, name, getattr(part, name).to(device)) for part, name in own]
+    module.to(device, dtype)
+    for part, name, buffer in kept:
+        setattr(part, name, buffer)
+    return module
 
 
 def size_of(module: nn.Module, dtype: torch.dtype | None = None) -> str:

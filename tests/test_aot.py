@@ -451,6 +451,7 @@ def test_the_fastest_dtype_is_measured_once(fake, monkeypatch, fastest):
         assert lm.dtype == fastest and lm.engine.name == "aot"
         assert model.dtype == torch.float32, "whoever else holds the model keeps it as it was"
         assert lm.append(prompt(3)).features[-1].dtype == fastest
+        assert lm.model.model.rotary_emb.inv_freq.dtype == torch.float32, "frequencies are not weights"
     assert measured == [torch.float32, torch.bfloat16], "the second time it is remembered"
 
 

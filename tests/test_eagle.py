@@ -259,6 +259,13 @@ class TestFiles:
         expected = 500000.0 ** (-torch.arange(0, size, 2) / size)
         assert torch.allclose(loaded.lm.model.base_model.rotary.inv_freq.float(), expected.float())
 
+    def test_a_cast_rounds_no_rotary_frequencies(self, tmp_path, head):
+        low = CausalLM(build(ARCHITECTURES["llama"]()).to(torch.bfloat16))
+        loaded = load_eagle(publish(tmp_path, head), low).lm.model.base_model
+        frequencies = 10000.0 ** (-torch.arange(0, HIDDEN // 4, 2) / (HIDDEN // 4))
+        assert loaded.fc.weight.dtype == torch.bfloat16
+        assert torch.equal(loaded.rotary.inv_freq, frequencies)
+
     def test_embeddings_may_be_absent_then_the_target_s_are_used(self, tmp_path, target, head):
         tensors = {name: tensor for name, tensor in head.state_dict().items() if name != "embed_tokens.weight"}
         loaded = load_eagle(publish(tmp_path, head, tensors=tensors), target)

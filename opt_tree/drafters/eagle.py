@@ -22,7 +22,7 @@ from opt_tree.lm import Buckets, CausalLM
 from opt_tree.pool import Frontier
 from opt_tree.staging import Wanted, put
 from opt_tree.step import Outcome
-from opt_tree.support import one_line
+from opt_tree.support import cast_weights, one_line
 from opt_tree.target import Laws, Output, shared
 
 _ROOM = 64
@@ -198,7 +198,7 @@ def load_eagle(
         head = EagleHead(config)
         head.load_published(tensors, "it")
         output = target.model.get_output_embeddings().weight
-        head.to(output.device, target.dtype).eval().requires_grad_(False)
+        cast_weights(head, output.device, target.dtype).eval().requires_grad_(False)
         return EagleDrafter(head, target, buckets, tokens)
 
 

@@ -21,7 +21,7 @@ from opt_tree.drafters.eagle_head import HeadedEagle, OneLayerHead, load_named, 
 from opt_tree.drafters.reduced import take_vocabulary
 from opt_tree.led import replicated
 from opt_tree.lm import Buckets, CausalLM
-from opt_tree.support import one_line
+from opt_tree.support import cast_weights, one_line
 
 ENTERED = "eagle_aux_hidden_state_layer_ids"
 """The setting that names the layers a head reads, each by what enters it."""
@@ -144,7 +144,7 @@ def load_eagle3(
             raise ValueError(f"draft_vocab_size is {columns}, d2t has {'none' if tokens is None else len(tokens)}")
         head = Eagle3Head(config, "lm_head.weight" in tensors)
         load_named(head, tensors, "it is not an EAGLE-3 head of this config")
-        head.to(target.device, target.dtype).eval().requires_grad_(False)
+        cast_weights(head, target.device, target.dtype).eval().requires_grad_(False)
         return Eagle3Drafter(head, target, buckets, tokens, layers)
 
 
