@@ -6,13 +6,13 @@ from collections import Counter
 
 import pytest
 import torch
-from models import VOCAB, prompt, save_pair, tiny, tiny_drafter
-from safetensors.torch import save_file
+from models import VOCAB, prompt, publish, save_pair, tiny, tiny_drafter, tiny_head
+from safetensors.torch import load_file, save_file
 
 from evaluation.run.baselines import assistant_of
 from opt_tree import CheckpointError, Decoder, OptTree, Sampling, Static, load_drafter, load_pair
 from opt_tree.drafters import CausalLMDrafter, TrimmedDrafter
-from opt_tree.drafters.trimmed import VOCABULARY
+from opt_tree.drafters.reduced import VOCABULARY
 from opt_tree.lm import CausalLM
 from opt_tree.policies import Sampled
 from opt_tree.training import trim
@@ -82,6 +82,28 @@ def test_the_command_keeps_the_frequent_tokens(folder, tmp_path, capsys):
         with pytest.raises(SystemExit):
             trimmed(folder, tmp_path / "bad", count)
         assert complaint in capsys.readouterr().err and not (tmp_path / "bad").exists()
+
+
+def test_an_eagle_head_is_trimmed_beside_its_weights(folder, tmp_path, capsys):
+    target = CausalLM(tiny("llama"))
+    (tmp_path / "head").mkdir()
+    publish(tmp_path / "head", tiny_head(target.model).float(), "model.safetensors")
+    made = f"--draft {tmp_path}/head --answers {folder}/answers.jsonl --vocab 4 --output {tmp_path}/small"
+    with pytest.raises(SystemExit):
+        trim.main(made.split())
+    assert f"{tmp_path}/head has no tokenizer" in capsys.readouterr().err and not (tmp_path / "small").exists()
+    trim.main(f"{made} --tokenizer {folder}/target".split())
+    whole, trimmed = (load_drafter(f"eagle:{tmp_path}/{name}", target) for name in ("head", "small"))
+    assert f"4 tokens of {VOCAB}" in trimmed.describe() and "tokens of" not in whole.describe()
+    plain = Decoder(target, None, Static.empty()).generate(prompt(5), 12).tokens
+    result = Decoder(target, trimmed, POLICY).generate(prompt(5), 12)
+    kept = load_file(tmp_path / "small" / VOCABULARY)["t2d"].nonzero().flatten().tolist()
+    drafted = {token for step in result.steps for token in step.tree.tokens[1:].tolist()}
+    assert result.tokens == plain and drafted and drafted <= set(kept) and len(kept) == 4
+    tensors = load_file(tmp_path / "small" / "model.safetensors") | load_file(tmp_path / "small" / VOCABULARY)
+    save_file(tensors, tmp_path / "small" / "model.safetensors")
+    with pytest.raises(CheckpointError, match=f"a draft vocabulary of 4 tokens, and {VOCABULARY} names 4"):
+        load_drafter(f"eagle:{tmp_path}/small", target)
 
 
 def test_a_wrong_vocabulary_is_one_line(folder, tmp_path):

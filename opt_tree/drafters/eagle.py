@@ -16,7 +16,7 @@ from opt_tree.checkpoints import CheckpointError, load_tensors, read_config, ref
 from opt_tree.children import Reduced
 from opt_tree.drafters.base import OfModel
 from opt_tree.drafters.eagle_head import EagleHead, HeadedEagle, rows_of
-from opt_tree.drafters.reduced import take_vocabulary
+from opt_tree.drafters.reduced import take_vocabulary, trimmed_further
 from opt_tree.led import replicated, whole
 from opt_tree.lm import Buckets, CausalLM
 from opt_tree.pool import Frontier
@@ -170,8 +170,11 @@ class EagleDrafter(OfModel):
             self._said = answer, Laws(log_probs, self._tokens, peaks)
         return answer
 
+    def _columns(self) -> str:
+        return "" if self._tokens is None else f", {len(self._tokens)} tokens of {self._whole}"
+
     def describe(self) -> str:
-        return f"EAGLE head {self.name}: {self.lm.size}"
+        return f"EAGLE head {self.name}: {self.lm.size}{self._columns()}"
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -184,8 +187,9 @@ def load_eagle(
     """Load an EAGLE-1/2 head as published: `config.json` and `model.safetensors` or `pytorch_model.bin`.
 
     Weights come to the target's dtype and device. `embed_tokens` may be absent: then the target's is used. `d2t` and
-    `t2d` may be there: then it drafts these tokens only, by the target's own output rows. Missing, unexpected and
-    misshapen tensors are all named. `tensors`: those of the checkpoint, if they are read already.
+    `t2d` may be there, or `draft_vocabulary.safetensors` beside the weights: then it drafts these tokens only, by the
+    target's own output rows. Missing, unexpected and misshapen tensors are all named. `tensors`: those of the
+    checkpoint, if they are read already.
     """
     require(CausalLM, target=target)
     tensors = load_tensors(path) if tensors is None else tensors
@@ -193,7 +197,7 @@ def load_eagle(
         raise CheckpointError(f"{path} is an EAGLE-3 head, not one of EAGLE-1 or EAGLE-2")
     config = head_config(path)
     with refused(f"cannot use {path}"):
-        tokens = take_vocabulary(tensors, config.vocab_size)
+        tokens = trimmed_further(path, take_vocabulary(tensors, config.vocab_size), config.vocab_size)
         lend_embeddings(tensors, target, config.vocab_size)
         head = EagleHead(config)
         head.load_published(tensors, "it")

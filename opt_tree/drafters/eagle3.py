@@ -18,7 +18,7 @@ from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRMS
 from opt_tree.checkpoints import CheckpointError, load_tensors, read_config, refused
 from opt_tree.drafters.eagle import EagleDrafter, lend_embeddings
 from opt_tree.drafters.eagle_head import HeadedEagle, OneLayerHead, load_named, rows_of
-from opt_tree.drafters.reduced import take_vocabulary
+from opt_tree.drafters.reduced import take_vocabulary, trimmed_further
 from opt_tree.led import replicated
 from opt_tree.lm import Buckets, CausalLM
 from opt_tree.support import cast_weights, one_line
@@ -120,7 +120,7 @@ class Eagle3Drafter(EagleDrafter):
         return head.fc(torch.cat(states, -1))
 
     def describe(self) -> str:
-        return f"EAGLE-3 head {self.name}: {self.lm.size}"
+        return f"EAGLE-3 head {self.name}: {self.lm.size}{self._columns()}"
 
 
 def load_eagle3(
@@ -129,7 +129,8 @@ def load_eagle3(
     """Load an EAGLE-3 head in the published layout or in that of `speculators` (`Eagle3Speculator`).
 
     Weights come to the target's dtype and device. `embed_tokens` and `lm_head` may be absent: then the target's are
-    used, of the latter the rows of the draft vocabulary. `tensors`: those of the checkpoint, if they are read already.
+    used, of the latter the rows of the draft vocabulary. That one may be `draft_vocabulary.safetensors` beside the
+    weights. `tensors`: those of the checkpoint, if they are read already.
     """
     tensors, raw = load_tensors(path) if tensors is None else tensors, read_config(path, "an EAGLE head")
     if not is_eagle3(tensors):
@@ -142,6 +143,7 @@ def load_eagle3(
         columns = getattr(config, "draft_vocab_size", None) or config.vocab_size
         if columns != (config.vocab_size if tokens is None else len(tokens)):
             raise ValueError(f"draft_vocab_size is {columns}, d2t has {'none' if tokens is None else len(tokens)}")
+        tokens = trimmed_further(path, tokens, target.vocab)
         head = Eagle3Head(config, "lm_head.weight" in tensors)
         load_named(head, tensors, "it is not an EAGLE-3 head of this config")
         cast_weights(head, target.device, target.dtype).eval().requires_grad_(False)

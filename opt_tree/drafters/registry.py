@@ -40,11 +40,12 @@ from opt_tree.drafters.one_pass import load_medusa
 from opt_tree.drafters.product import EXPONENTS, Product
 from opt_tree.drafters.rasd import Rasd
 from opt_tree.drafters.recycling import TokenRecycling
+from opt_tree.drafters.reduced import read_vocabulary
 from opt_tree.drafters.residual import load_residual_heads, read_base
 from opt_tree.drafters.sharpened import Sharpened
 from opt_tree.drafters.store import Store, StoreDrafter
 from opt_tree.drafters.tables import fingerprint
-from opt_tree.drafters.trimmed import TrimmedDrafter, read_vocabulary
+from opt_tree.drafters.trimmed import TrimmedDrafter
 from opt_tree.lm import Buckets, CausalLM
 from opt_tree.models import resolve
 

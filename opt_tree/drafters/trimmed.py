@@ -1,23 +1,17 @@
 """A draft model whose output layer has a part of the vocabulary (FR-Spec, arXiv:2502.14856): same body, fewer columns.
 
-Owns the file that says which tokens these are, `draft_vocabulary.safetensors` beside the model's own, and the drafter.
-In small models the output layer is much of the arithmetic; rare tokens are not worth it.
+`draft_vocabulary.safetensors` beside the model's own file says which tokens these are (`opt_tree.drafters.reduced`). In
+small models the output layer is much of the arithmetic; rare tokens are not worth it.
 """
 
 from jaxtyping import Int
-from safetensors import SafetensorError
-from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from opt_tree.checkpoints import CheckpointError, find_file, one_line
 from opt_tree.children import Reduced
 from opt_tree.drafters.causal_lm import CausalLMDrafter
 from opt_tree.drafters.eagle_head import rows_of
-from opt_tree.drafters.reduced import take_vocabulary
 from opt_tree.lm import CausalLM
 from opt_tree.target import Output
-
-VOCABULARY = "draft_vocabulary.safetensors"
 
 
 class TrimmedDrafter(CausalLMDrafter):
@@ -46,21 +40,3 @@ class TrimmedDrafter(CausalLMDrafter):
 
     def describe(self) -> str:
         return f"{super().describe()}, {len(self.tokens)} tokens of {self._whole}"
-
-
-def read_vocabulary(path: str, vocab: int) -> Int[Tensor, " columns"] | None:
-    """Return the tokens that a folder trims its draft model to, None where it has no such file.
-
-    `vocab`: tokens of the model. Raises CheckpointError where the file is not a vocabulary of it.
-    """
-    try:
-        file = find_file(path, VOCABULARY)
-    except (FileNotFoundError, CheckpointError):
-        return None
-    try:
-        tokens = take_vocabulary(load_file(file), vocab)
-        if tokens is None:
-            raise ValueError("it has no d2t")
-        return tokens
-    except (ValueError, SafetensorError) as error:
-        raise CheckpointError(f"{file} is no draft vocabulary: {one_line(error)}") from error

@@ -1,9 +1,10 @@
-"""Trim a draft model's output layer to the tokens that a target writes most (FR-Spec, arXiv:2502.14856).
+"""Trim a drafter's output layer to the tokens that a target writes most (FR-Spec, arXiv:2502.14856).
 
     python -m opt_tree.training.trim --draft DIR --answers FILE_OR_FOLDER... --vocab 2048 --output DIR
 
 Nothing is trained: the output folder is the draft model with a list of tokens, `draft_vocabulary.safetensors`, and
-`--drafter lm:DIR` drafts these only. `--answers` are the target's own, as for `opt_tree.training.features`. A
+`--drafter lm:DIR` drafts these only. So does `eagle:DIR` of an EAGLE head, for which `--tokenizer` names its target:
+heads have none. `--answers` are the target's own, as for `opt_tree.training.features`. A
 temperature stored beside the model is copied; `opt_tree.training.calibrate` fits it again.
 """
 
@@ -16,15 +17,14 @@ import numpy as np
 from safetensors.torch import save_file
 
 from opt_tree.checkpoints import load_config, load_tokenizer
-from opt_tree.drafters.reduced import vocabulary_tensors
-from opt_tree.drafters.trimmed import VOCABULARY
+from opt_tree.drafters.reduced import VOCABULARY, vocabulary_tensors
 from opt_tree.training.answers import Cut, read_examples
 from opt_tree.training.batches import most_frequent
 from opt_tree.training.command_line import Parser, existing, run_command
 from opt_tree.training.files import whole
 
 
-def trim(draft: Path, answers: Sequence[Path], count: int, output: Path) -> None:
+def trim(draft: Path, answers: Sequence[Path], count: int, output: Path, tokenizer: Path | None = None) -> None:
     """Write the trimmed draft model, and say what share of the answers' tokens it can still draft.
 
     Raises ValueError for a draft model that is no folder, more tokens than it has, or no answers.
@@ -32,8 +32,7 @@ def trim(draft: Path, answers: Sequence[Path], count: int, output: Path) -> None
     if output.resolve() == draft.resolve():
         raise ValueError(f"{output} is the draft model itself, which would be deleted: name another folder")
     vocab = load_config(str(draft)).get_text_config().vocab_size
-    tokenizer = load_tokenizer(str(draft))
-    examples = read_examples(answers, tokenizer, Cut(shortest=1))
+    examples = read_examples(answers, load_tokenizer(str(tokenizer or draft)), Cut(shortest=1))
     counts = np.zeros(vocab, np.int64)
     for example in examples:
         counts += np.bincount(example.tokens[example.answer :], minlength=vocab)[:vocab]
@@ -46,8 +45,9 @@ def trim(draft: Path, answers: Sequence[Path], count: int, output: Path) -> None
 
 
 def new_parser() -> Parser:
-    parser = Parser("Trim a draft model's output layer to frequent tokens.")
-    parser.add_argument("--draft", type=existing, required=True, help="folder of the draft model, with its tokenizer")
+    parser = Parser("Trim the output layer of a draft model or head to frequent tokens.")
+    parser.add_argument("--draft", type=existing, required=True, help="folder of the draft model or head")
+    parser.add_argument("--tokenizer", type=existing, help="folder of the tokenizer (default: the draft model's own)")
     parser.add_argument("--answers", type=existing, nargs="+", required=True, help=".jsonl, .jsonl.xz, .npz, folders")
     parser.add_argument("--vocab", type=int, default=2048, help="tokens that are kept (%(default)s)")
     parser.add_argument("--output", type=Path, required=True, help="folder of the trimmed model")
@@ -56,7 +56,7 @@ def new_parser() -> Parser:
 
 
 def write(args: argparse.Namespace) -> None:
-    trim(args.draft, args.answers, args.vocab, args.output)
+    trim(args.draft, args.answers, args.vocab, args.output, args.tokenizer)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
