@@ -80,7 +80,7 @@ class Grouped:
         ):
             return sdpa_attention_forward(module, query, key, value, attention_mask, dropout, scaling, **more)
         if self._masks[0] is not attention_mask:
-            self._masks = attention_mask, attention_mask.repeat(1, 1, groups, 1)
+            self._masks = attention_mask, torch.cat([attention_mask] * groups, 2)
         # Copies, not reshapes: those would make one row a case of its own in an exported graph.
         folded = query.clone(memory_format=torch.contiguous_format).view(lanes, -1, groups * rows, query.shape[3])
         found = torch.nn.functional.scaled_dot_product_attention(
