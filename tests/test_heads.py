@@ -12,11 +12,12 @@ from models import VOCAB, prompt, tiny_tokenizer
 from safetensors.torch import load_file
 from test_eagle3 import KNOWN, Reducing, target_of
 from torch import nn
+from transformers import LlamaConfig
 
 from opt_tree import Decoder, OptTree, load_drafter
 from opt_tree.children import Reduced
-from opt_tree.drafters import EagleDrafter
-from opt_tree.drafters.eagle3 import Eagle3Drafter, published_layers
+from opt_tree.drafters import EagleDrafter, EagleHead
+from opt_tree.drafters.eagle3 import Eagle3Drafter, Eagle3Head, published_layers
 from opt_tree.lm import CausalLM
 from opt_tree.training import features, heads
 from opt_tree.training.batches import Batch, Documents, most_frequent
@@ -153,6 +154,37 @@ def test_pass_s_is_what_the_head_computes_s_levels_below_the_root(kind, target):
             out = head(ids[:, :seen], rows[:, :seen], positions[:, :seen])[0]
             assert torch.allclose(out[0, -1], estimates[level][0, seen - 1], rtol=1e-4, atol=1e-4)  # softmax: float32
             rows[:, seen : seen + 1] = out[:, -1:]
+
+
+@pytest.mark.parametrize("normed", [False, True])
+@pytest.mark.parametrize("kind", ["eagle", "eagle3"])
+def test_what_enters_a_head_is_the_same_with_the_embeddings_share_computed_first(kind, normed, target):
+    """For biases everywhere too, and for features of another dtype than the head's."""
+    config = LlamaConfig(
+        **{**target.model.config.to_dict(), "num_hidden_layers": 1, "attention_bias": True, "bias": True},
+        norm_before_residual=normed,
+    )
+    torch.manual_seed(0)
+    head = (EagleHead if kind == "eagle" else Eagle3Head)(config).double().requires_grad_(False)
+    for parameter in head.parameters():
+        parameter.copy_(torch.randn_like(parameter) / 4)
+    embedded = torch.randn(2, 5, target.hidden).double()
+    enter, attention = head.entered(embedded), head.layer.self_attn
+    for dtype in (torch.float64, torch.float32):
+        features = torch.randn(2, 5, target.hidden).to(dtype)
+        read, residual = head.enter(embedded, features.double())
+        expected = [attention.q_proj(read), attention.k_proj(read), attention.v_proj(read), residual]
+        for ours, theirs in zip(enter(features), expected, strict=True):
+            assert torch.allclose(ours.double(), theirs, atol=1e-6)
+
+
+def test_the_share_of_the_embedding_is_computed_once_for_all_passes(target):
+    head = new_eagle3_head(target.model, VOCAB).double()
+    seen = []
+    head.layer.input_layernorm.register_forward_hook(lambda *_: seen.append("embedding"))
+    head.layer.hidden_norm.register_forward_hook(lambda *_: seen.append("feature"))
+    passes(head, torch.randint(0, VOCAB, (1, 9)), torch.randn(1, 9, target.hidden).double(), 4)
+    assert seen == ["embedding"] + 4 * ["feature"]
 
 
 @pytest.mark.parametrize("kind", ["eagle", "eagle3"])

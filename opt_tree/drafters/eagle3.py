@@ -6,10 +6,11 @@ feature from three hidden states of the target. Deeper ones are the head's own o
 the target's. A norm and an output layer over the draft vocabulary read them.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 from transformers import LlamaConfig
@@ -27,6 +28,8 @@ ENTERED = "eagle_aux_hidden_state_layer_ids"
 """The setting that names the layers a head reads, each by what enters it."""
 _UNKNOWN = ("norm_before_fc", "fc_norm", "norm_output", "eagle_config")
 """Settings of later variants that change what a head computes, and that this one does not have."""
+_READERS = ("q_proj", "k_proj", "v_proj")
+"""The parts of the attention that read embedding and feature."""
 
 
 def published_layers(count: int) -> tuple[int, int, int]:
@@ -48,7 +51,7 @@ class Eagle3Layer(LlamaDecoderLayer):
     def __init__(self, config: LlamaConfig) -> None:
         super().__init__(config, 0)
         attention, bias = self.self_attn, config.attention_bias
-        for name in ("q_proj", "k_proj", "v_proj"):
+        for name in _READERS:
             width = getattr(attention, name).out_features
             setattr(attention, name, nn.Linear(2 * config.hidden_size, width, bias=bias))
         self.hidden_norm = LlamaRMSNorm(config.hidden_size, config.rms_norm_eps)
@@ -83,6 +86,19 @@ class Eagle3Head(OneLayerHead):
         normed = self.midlayer.hidden_norm(features)
         read = torch.cat([self.midlayer.input_layernorm(embedded), normed], -1)
         return read, normed if self.residual_normed else features
+
+    def entered(self, embedded: Float[Tensor, "*rows hidden"]) -> Callable[[Tensor], tuple[Tensor, ...]]:
+        projections = [getattr(self.midlayer.self_attn, name) for name in _READERS]
+        own, other = torch.cat([each.weight for each in projections]).chunk(2, 1)
+        bias = None if projections[0].bias is None else torch.cat([each.bias for each in projections])
+        share = F.linear(self.midlayer.input_layernorm(embedded), own, bias)
+
+        def enter(features: Float[Tensor, "*rows hidden"]) -> tuple[Tensor, ...]:
+            normed = self.midlayer.hidden_norm(features.to(embedded.dtype))
+            parts = (share + F.linear(normed, other)).split([each.out_features for each in projections], -1)
+            return *parts, normed if self.residual_normed else features
+
+        return enter
 
     def read(self, hidden: Float[Tensor, "*rows hidden"]) -> Float[Tensor, "*rows hidden"]:
         """Return what the output layer reads of the head's output."""

@@ -6,11 +6,12 @@ feature of token i + 1, to which the target's own output layer is applied.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import SimpleNamespace
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 from transformers import LlamaConfig
@@ -43,6 +44,13 @@ class OneLayerHead(nn.Module, ABC):
         self, embedded: Float[Tensor, "*rows hidden"], features: Float[Tensor, "*rows hidden"]
     ) -> tuple[Float[Tensor, "*rows wide"], Float[Tensor, "*rows hidden"]]:
         """Return what the attention reads and what its output is added to."""
+
+    @abstractmethod
+    def entered(self, embedded: Float[Tensor, "*rows hidden"]) -> Callable[[Tensor], tuple[Tensor, ...]]:
+        """Return what makes queries, keys, values [*rows, heads * head_dim] and `enter`'s second answer of features.
+
+        The share of the embedding is computed here, once for all features that follow: training unrolls with it.
+        """
 
     def forward(
         self,
@@ -90,6 +98,16 @@ class EagleHead(OneLayerHead):
     ) -> tuple[Float[Tensor, "*rows hidden"], Float[Tensor, "*rows hidden"]]:
         hidden = self.fc(torch.cat([embedded, features.to(embedded.dtype)], -1))
         return hidden, hidden
+
+    def entered(self, embedded: Float[Tensor, "*rows hidden"]) -> Callable[[Tensor], tuple[Tensor, ...]]:
+        own, other = self.fc.weight.chunk(2, 1)
+        share, attention = F.linear(embedded, own, self.fc.bias), self.layer.self_attn
+
+        def enter(features: Float[Tensor, "*rows hidden"]) -> tuple[Tensor, ...]:
+            hidden = share + F.linear(features.to(embedded.dtype), other)
+            return attention.q_proj(hidden), attention.k_proj(hidden), attention.v_proj(hidden), hidden
+
+        return enter
 
     def read(self, hidden: Float[Tensor, "*rows hidden"]) -> Float[Tensor, "*rows hidden"]:
         """Return what the output layer reads of the head's output: all of it, the feature being normed."""

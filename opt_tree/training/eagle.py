@@ -87,19 +87,17 @@ def passes(
     attention = layer.self_attn
     positions = torch.arange(ids.shape[1], device=ids.device)[None]
     embedded = head.embed_tokens(ids)
-    rotary = head.rotary(embedded, positions)
+    enter, rotary = head.entered(embedded), head.rotary(embedded, positions)
     distance = positions.mT - positions
     split = (*ids.shape, -1, attention.head_dim)
     keys: list[Tensor] = []
     values: list[Tensor] = []
     estimates: list[Tensor] = []
     for step in range(unroll):
-        read, residual = head.enter(embedded, features)
-        query = attention.q_proj(read).view(split).transpose(1, 2)
-        key = attention.k_proj(read).view(split).transpose(1, 2)
+        *read, residual = enter(features)
+        query, key, value = (each.view(split).transpose(1, 2) for each in read)
         query, key = apply_rotary_pos_emb(query, key, *rotary)
         keys.append(repeat_kv(key, attention.num_key_value_groups))
-        value = attention.v_proj(read).view(split).transpose(1, 2)
         values.append(repeat_kv(value, attention.num_key_value_groups))
         mixed = _attend(query * attention.scaling, keys, values, distance >= step)
         hidden = residual + attention.o_proj(mixed.transpose(1, 2).flatten(2))
