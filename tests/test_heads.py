@@ -188,6 +188,24 @@ def test_the_share_of_the_embedding_is_computed_once_for_all_passes(target):
 
 
 @pytest.mark.parametrize("kind", ["eagle", "eagle3"])
+def test_the_feature_loss_is_on_what_the_output_layer_reads(kind, folder, target):
+    """EAGLE-3: on the output behind its norm, as the target's last state stands behind its own."""
+    layers = () if kind == "eagle" else published_layers(4)
+    documents = Documents(folder / "features", 200, (-1, *layers))
+    batch = documents[documents.train[0]]
+    head = (new_head(target.model) if kind == "eagle" else new_eagle3_head(target.model, VOCAB)).float()
+    output = target.model.get_output_embeddings().weight.detach().to(torch.bfloat16)
+    weighted, bare = (HeadLoss(head, output, Goal(feature=weight)) for weight in (0.3, 0.0))
+    near = (weighted(batch, 3)[0] - bare(batch, 3)[0]).detach() / 0.3
+    goals = batch.features[-1][:, 1:].float()
+    for number, estimate in enumerate(bare.estimates(batch, 3)):
+        chosen = batch.judged[:, 1:].clone()
+        chosen[:, :number] = False
+        own = head.norm(estimate) if kind == "eagle3" else estimate
+        assert torch.allclose(near[number], nn.functional.smooth_l1_loss(own[chosen], goals[chosen]), atol=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["eagle", "eagle3"])
 def test_the_laws_of_the_passes_are_those_of_the_drafter(kind):
     """Pass s of training on the context and s drafted tokens, and what the drafter says there with its cache."""
     target = CausalLM(target_of().model.float())
@@ -227,6 +245,23 @@ def test_a_head_begins_alike_whatever_its_features_are_divided_by(target):
     assert torch.allclose(other.read(other(ids, given / 4, torch.arange(9)[None])[0]), laws, atol=1e-3)
 
 
+def test_a_head_begins_alike_whether_its_residual_is_normed_or_not():
+    """On features of size 1, as those of training are."""
+    model = target_of().model
+    nn.init.uniform_(model.model.layers[-1].input_layernorm.weight, 0.5, 1.5, generator=torch.manual_seed(2))
+    ids, given = torch.randint(0, VOCAB, (1, 9)), torch.randn(1, 9, model.config.hidden_size)
+    given /= given.square().mean(-1, keepdim=True).sqrt()
+    outputs = []
+    for normed in (False, True):
+        torch.manual_seed(0)
+        head = new_eagle3_head(model, VOCAB, size=2.0, normed=normed).float()
+        assert head.residual_normed == normed
+        outputs.append(head(ids, given, torch.arange(9)[None])[0])
+    assert torch.allclose(*outputs, atol=1e-4)
+    larger = head(ids, 3 * given, torch.arange(9)[None])[0]
+    assert torch.allclose(larger, outputs[1], atol=1e-4), "a normed residual does not carry the feature's size on"
+
+
 def test_a_pair_begins_by_seeing_its_own_token(target):
     torch.manual_seed(0)
     head = new_eagle3_head(target.model, VOCAB)
@@ -244,7 +279,7 @@ def test_a_pair_begins_by_seeing_its_own_token(target):
 def test_a_run_goes_on_and_leaves_a_head(folder, tmp_path, kind, target):
     arguments = ["--kind", kind, "--target", f"{folder}/target", "--features", f"{folder}/features", "--vocab", "40"]
     if kind == "eagle3":
-        arguments += ["--layers", "0,1,1"]
+        arguments += ["--layers", "0,1,1", "--norm-before-residual"]
     arguments += ["--output", str(tmp_path), "--tokens", "200", "--unroll", "0.5:1,0.5:2", "--save-minutes", "0.02"]
     heads.main([*arguments, "--minutes", "0.02"])
     heads.main([*arguments, "--minutes", "0.04", "--resume"])
@@ -254,6 +289,7 @@ def test_a_run_goes_on_and_leaves_a_head(folder, tmp_path, kind, target):
     assert len(records[-1]["loss"]) == 2 and np.isfinite(records[-1]["loss"]).all()
     drafter = load_drafter(f"eagle:{tmp_path}/final", target)
     assert drafter.features == ((-1,) if kind == "eagle" else (0, 1, 1))
+    assert getattr(drafter.lm.model.base_model, "residual_normed", False) == (kind == "eagle3")
     drafter.reset([7], None)
     answer = drafter.root([7])
     assert isinstance(answer, Reduced) and answer.scores.shape == (1, 40)
@@ -347,7 +383,8 @@ def test_the_loss_falls_on_what_is_seen_again(folder, target):
         (["--resume"], "no checkpoint in .* to go on from"),
         (["--layers", "0,1"], r"reads three of the target's 4 layers, not \(0, 1\)"),
         (["--layers", "0,1,4"], r"reads three of the target's 4 layers, not \(0, 1, 4\)"),
-        (["--layers", "0,1,1", "--kind", "eagle"], "--layers is for EAGLE-3 heads"),
+        (["--layers", "0,1,1", "--kind", "eagle"], "--norm-before-residual are for EAGLE-3 heads"),
+        (["--norm-before-residual", "--kind", "eagle"], "--norm-before-residual are for EAGLE-3 heads"),
         (["--features", "."], "No such file|no features"),
         (["--hard", "1.5"], "--hard goes up to 1"),
         (["--average", "1"], "--average stays below it"),

@@ -18,16 +18,19 @@ _OWN = 5.0
 """The attention's score of a pair with itself when training begins; that with another token lies around 0."""
 
 
-def new_eagle3_head(target: PreTrainedModel, vocab: int, warm: bool = True, size: float = 1.0) -> Eagle3Head:
+def new_eagle3_head(
+    target: PreTrainedModel, vocab: int, warm: bool = True, size: float = 1.0, normed: bool = False
+) -> Eagle3Head:
     """Return an EAGLE-3 head in the target's width that begins as a layer of the target on the uppermost feature.
 
     Embedding and final norm are the target's. `fc` passes on the last of the three features, the last layer gives its
     weights; what reads the two other features is small. Queries and keys read the embedding alike, so that every pair
     begins by seeing its own token: attention alone tells the head of it. `size`: what the last feature is divided by.
-    Norms do not see it; what the layer adds to the feature is divided by it too.
+    Norms do not see it; what the layer adds to the feature is divided by it too. `normed`: `norm_before_residual`. Then
+    the norm begins without weights, and queries, keys and values have them: the residual is the feature at size 1.
     """
     config = LlamaConfig(**{**target.config.to_dict(), "num_hidden_layers": 1, "tie_word_embeddings": False})
-    config.draft_vocab_size = vocab
+    config.draft_vocab_size, config.norm_before_residual = vocab, normed
     head = Eagle3Head(config)
     head.embed_tokens.weight.data.copy_(target.get_input_embeddings().weight.float())
     head.embed_tokens.requires_grad_(False)
@@ -36,15 +39,16 @@ def new_eagle3_head(target: PreTrainedModel, vocab: int, warm: bool = True, size
     if not warm:
         return head
     source, width = target.base_model.layers[-1], config.hidden_size
-    own = head.midlayer
+    own, weights = head.midlayer, source.input_layernorm.weight
     with torch.no_grad():
         nn.init.normal_(head.fc.weight, std=0.002)
         head.fc.weight[:, -width:] += torch.eye(width)
         for name in ("q_proj", "k_proj", "v_proj"):
             weight = getattr(own.self_attn, name).weight
-            weight[:, width:] = getattr(source.self_attn, name).weight
+            weight[:, width:] = getattr(source.self_attn, name).weight * (weights if normed else 1)
         own.self_attn.o_proj.weight.copy_(source.self_attn.o_proj.weight / size)
-        own.hidden_norm.weight.copy_(source.input_layernorm.weight)
+        if not normed:
+            own.hidden_norm.weight.copy_(weights)
         own.post_attention_layernorm.weight.copy_(source.post_attention_layernorm.weight)
         _see_own_token(own.self_attn, width)
         for name in ("gate_proj", "up_proj"):

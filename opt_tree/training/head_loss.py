@@ -64,7 +64,7 @@ class Judged(torch.autograd.Function):
 class Goal:
     """What judges a head beside the target's law."""
 
-    feature: float = 0.0  # weight of SmoothL1 to the target's feature (EAGLE-1 heads)
+    feature: float = 0.0  # weight of SmoothL1 between what the output layer reads here and in the target
     noise: float = 0.0  # half-width of uniform noise on the features
     hard: float = 0.0  # share that the target's best token alone gets of the law
     often: Int[Tensor, " rows"] | None = None  # rows of the output layer that each batch is judged over; None: all
@@ -125,8 +125,9 @@ class HeadLoss(nn.Module):
         picked = torch.stack([estimate[judged] for estimate in estimates])
         states = goals[judged]
         output = self.judging()
-        loss, equal = Judged.apply(self.head.read(picked).to(output.dtype), states, weights, output, self.goal.hard)
+        read = self.head.read(picked)
+        loss, equal = Judged.apply(read.to(output.dtype), states, weights, output, self.goal.hard)
         if self.goal.feature:
-            near = F.smooth_l1_loss(picked.float(), states.float().expand_as(picked), reduction="none").mean(-1)
+            near = F.smooth_l1_loss(read.float(), states.float().expand_as(picked), reduction="none").mean(-1)
             loss = loss + self.goal.feature * (near * weights).sum(1) / weights.sum(1).clamp_min(1)
         return loss, equal

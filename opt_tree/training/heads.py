@@ -5,9 +5,9 @@
 The features are those of `opt_tree.training.features`; the target itself never runs. The draft vocabulary holds the
 tokens that are most frequent in its answers (FR-Spec, arXiv:2502.14856). Every pass is judged by the cross-entropy with
 the target's law over that vocabulary, or over its most frequent tokens and a few others (`--frequent`, `--drawn`), on
-answers alone; EAGLE-1 heads also by how far the estimate lies from the feature. Where the draft vocabulary is the whole
-one, an EAGLE-1 head is saved with its embedding. Passes, rotary positions and attention are those of
-`opt_tree.training.eagle`.
+answers alone; with `--feature` also by how far what the output layer reads lies from the target's last state behind its
+norm (EAGLE-3 as published does without). Where the draft vocabulary is the whole one, an EAGLE-1 head is saved with its
+embedding. Passes, rotary positions and attention are those of `opt_tree.training.eagle`.
 
 The run is as long as its minutes: learning rate and number of passes follow the clock. It is resumed by `--resume`.
 """
@@ -40,7 +40,7 @@ from opt_tree.training.command_line import (
     whole_numbers,
 )
 from opt_tree.training.eagle import new_head, save_head
-from opt_tree.training.eagle3 import new_eagle3_head, save_eagle3
+from opt_tree.training.eagle3 import LAYOUTS, new_eagle3_head, save_eagle3
 from opt_tree.training.features import COUNTS
 from opt_tree.training.files import whole
 from opt_tree.training.head_loss import Goal, HeadLoss
@@ -61,7 +61,7 @@ class Plan:
     frequent: int = 0  # most frequent tokens over which each step is judged; 0: the whole draft vocabulary
     drawn: int = 0  # others, drawn anew for each step
     average: float = 0.0  # decay a step of a running mean of the weights, which is what is kept; 0: the last ones
-    feature: float = 0.0  # weight of SmoothL1 to the target's feature (EAGLE-1 heads)
+    feature: float = 0.0  # weight of SmoothL1 between what the output layer reads here and in the target
     noise: float = 0.0  # half-width of uniform noise on the features
     save_minutes: float = 4.0  # between checkpoints
     seed: int = 0
@@ -191,15 +191,14 @@ def new_parser() -> Parser:
     parser.add_argument("--features", type=existing, required=True, help="folder of `opt_tree.training.features`")
     parser.add_argument("--output", type=Path, required=True, help="folder of the checkpoint and, in final/, the head")
     parser.add_argument("--vocab", type=int, default=8192, help="tokens of the draft vocabulary (%(default)s)")
-    parser.add_argument(
-        "--layout", choices=("published", "speculators"), default="published", help="of an EAGLE-3 head"
-    )
+    parser.add_argument("--layout", choices=LAYOUTS, default=LAYOUTS[0], help="of an EAGLE-3 head")
     parser.add_argument(
         "--layers", type=whole_numbers, help="layers whose outputs an EAGLE-3 head reads (default: the published ones)"
     )
     parser.add_argument("--init", type=existing, help="EAGLE-1 head to go on from, with an embedding of its own")
     parser.add_argument("--embedding", action="store_true", help="train an EAGLE-1 head's embedding too")
     parser.add_argument("--cold", action="store_true", help="begin an EAGLE-3 head from random weights")
+    parser.add_argument("--norm-before-residual", action="store_true", help="in an EAGLE-3 head; it learns faster")
     parser.add_argument("--resume", action="store_true", help="go on from the checkpoint in OUTPUT")
     parser.add_argument("--threads", type=int, default=1, help="CPU threads")
     add_fields(parser, Plan())
@@ -210,8 +209,9 @@ def train(args: argparse.Namespace) -> None:
     plan = from_fields(Plan, args)
     plan.check(args.vocab)
     target = load_weights(str(args.target), torch.bfloat16)
-    if args.kind == "eagle" and args.layers:
-        raise ValueError("--layers is for EAGLE-3 heads; those of EAGLE-1 read the last hidden state")
+    normed: bool = args.norm_before_residual
+    if args.kind == "eagle" and (args.layers or normed):
+        raise ValueError("--layers and --norm-before-residual are for EAGLE-3 heads")
     layers = () if args.kind == "eagle" else chosen_layers(args.layers, target.config.num_hidden_layers)
     if args.kind != "eagle" and (args.init or args.embedding):
         raise ValueError("--init and --embedding are for EAGLE-1 heads")
@@ -221,7 +221,7 @@ def train(args: argparse.Namespace) -> None:
     counts = np.load(args.features / COUNTS)
     kept = most_frequent(counts, args.vocab, "target")
     sizes = [documents.size(layer) for layer in layers]
-    head = new_head(target) if not layers else new_eagle3_head(target, len(kept), not args.cold, sizes[-1])
+    head = new_head(target) if not layers else new_eagle3_head(target, len(kept), not args.cold, sizes[-1], normed)
     if args.init:
         head.load_published(load_file(args.init / "model.safetensors"), str(args.init))
     head.embed_tokens.requires_grad_(args.embedding)
