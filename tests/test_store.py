@@ -18,7 +18,7 @@ from opt_tree.drafters.tables import Table, fingerprint, load_table, save_table
 from opt_tree.lm import CausalLM
 from opt_tree.training.answers import Example, opening
 from opt_tree.training.documents import join, read_answers
-from opt_tree.training.interpolation import fit_beta, replay
+from opt_tree.training.interpolation import Replayed, fit_beta, replay
 from opt_tree.training.outputs import save_documents
 from opt_tree.training.store import Recipe, build, main
 
@@ -249,10 +249,24 @@ class TestFitting:
         assert beta[0] / beta[1] == pytest.approx(2, rel=1e-2)
         before, after = (replay(StoreDrafter(store, each), OptTree(8, 0.0, 8), unseen) for each in ((400, 200), beta))
         assert abs(after.expected / after.accepted - 1) < 0.05 < abs(before.expected / before.accepted - 1)
+        low, high = after.interval()
+        assert low < 1 < high < 1.2 and before.interval()[1] < 1
+
+    def test_the_interval_is_of_answers_not_of_steps(self):
+        """Steps of one answer are alike: a hundred of them say as much as one."""
+        few = Replayed(np.array([[2.0, 1, 2], [1, 2, 2], [2, 1, 2], [1, 2, 2]]))
+        assert few.expected == few.accepted == 0.75 and few.steps == 8
+        assert few.interval() == Replayed(few.sums * 100).interval() == (0.5, 2.0)
+
+    def test_the_end_of_an_answer_is_judged_by_what_is_known(self, tmp_path):
+        """No tree is deeper than the tokens left but one, so every answer of two tokens or more counts."""
+        (example,) = self.examples(1, 5)
+        found = replay(StoreDrafter(self.store(tmp_path)), OptTree(8, 0.0, 8), [Example(example.tokens[:6], 4)])
+        assert found.steps == 1 and found.expected > 0
 
     def test_answers_that_nothing_fits(self, tmp_path):
-        with pytest.raises(ValueError, match="2 answers are too short to draft along, 8 tokens at a time"):
-            fit_beta(self.store(tmp_path), (4.0, 2.0), [Example([0, 1, 2, 3], 1)] * 2)
+        with pytest.raises(ValueError, match="2 answers are too short to draft along"):
+            fit_beta(self.store(tmp_path), (4.0, 2.0), [Example([0, 1, 2, 3], 3)] * 2)
         strangers = [Example([30 + i % 7 for i in range(40)][::-1], 2)] * 3
         with pytest.raises(ValueError, match="no beta fits: E\\(A\\) is"):
             fit_beta(self.store(tmp_path), (1e-9, 1e-9), strangers)
@@ -280,6 +294,27 @@ class TestCommand:
         main([*args, "--fit", str(tmp_path / "other")])
         fitted = Store.load(tmp_path / "s", VOCAB).header["beta"]
         assert fitted != list(BETA) and fitted[0] / fitted[1] == pytest.approx(1.5, rel=1e-2)
+        assert "E(A) / A in [" in capsys.readouterr().out
+
+    def test_a_store_there_is_gets_other_constants(self, tmp_path, capsys):
+        tokenizer = tiny_tokenizer()
+        tokenizer.save_pretrained(tmp_path / "target")
+        (tmp_path / "a.txt").write_text("aaabacadae" * 9)
+        (tmp_path / "a.jsonl").write_text(json.dumps({"prompt": "a", "answer": "acadaeafagahacad"}) + "\n")
+        tokenizer.chat_template = "{{ messages[0].content }}"
+        tokenizer.save_pretrained(tmp_path / "target")
+        args, store = ["--target", str(tmp_path / "target"), "--output", str(tmp_path / "s")], str(tmp_path / "s")
+        main([*args, "--text", str(tmp_path / "a.txt"), "--order", "2"])
+        before = Store.load(tmp_path / "s", VOCAB)
+        main([*args, "--store", store, "--beta", "7,3"])
+        after = Store.load(tmp_path / "s", VOCAB, fingerprint(tokenizer))
+        assert after.header["beta"] == [7.0, 3.0] != before.header["beta"]
+        assert all(np.array_equal(*both) for both in zip(before.arrays, after.arrays, strict=True))
+        main([*args, "--store", store, "--fit", str(tmp_path / "a.jsonl")])
+        assert Store.load(tmp_path / "s", VOCAB).header["beta"][0] != 7.0
+        with pytest.raises(SystemExit):
+            main([*args, "--store", store])
+        assert "for other constants: --fit or --beta" in capsys.readouterr().err
 
     def test_from_answers_and_from_text(self, tmp_path, capsys):
         tokenizer = tiny_tokenizer()

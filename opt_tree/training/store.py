@@ -1,19 +1,19 @@
 """Build a store of what followed what, for `StoreDrafter`.
 
-    python -m opt_tree.training.store --target DIR --answers FILE_OR_FOLDER... | --text FILE... --output DIR
-        [--max-mib 64] [--order 5] [--beta 30,20,10,6,4 | --fit FILE...]
+    python -m opt_tree.training.store --target DIR --answers FILE_OR_FOLDER... | --text FILE... | --store DIR
+        --output DIR [--max-mib 64] [--order 5] [--beta 30,20,10,6,4 | --fit FILE...]
 
 `--answers` reads the target's own answers: the answer files of `evaluation` (`.jsonl`), rows of "prompt" and "answer"
 (`.jsonl`, `.jsonl.xz`) or the documents of `opt_tree.training.outputs` (`.npz`: `tokens` and `starts`, token ids of any
 width). Their prompts are left out: they cost more room than they are worth. `--text` reads plain text, or `.jsonl` rows
-with a "text". The target's own answers are worth far more than other text of the same size.
+with a "text". The target's own answers are worth far more than other text of the same size. `--store` takes a store
+that there is, to give it other constants: it is pruned no further.
 
 A store is pruned to its size by what an entry is worth: c log(1 + c / (beta_k p_{k-1}(w))), the likelihood that the
 text it was counted in loses without it (weighted difference pruning, Seymore and Rosenfeld, 1996).
 """
 
 import argparse
-import itertools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -25,15 +25,13 @@ from jaxtyping import Bool, Float, Int, UInt
 from transformers import PreTrainedTokenizerBase
 
 from opt_tree.checkpoints import load_tokenizer
-from opt_tree.drafters.store import BETA, FILE, Store, extend_hashes
-from opt_tree.drafters.tables import Table, fingerprint, save_table
-from opt_tree.training.answers import Cut, read_examples
+from opt_tree.drafters.store import BETA, FILE, extend_hashes
+from opt_tree.drafters.tables import Table, fingerprint, load_table, save_table
 from opt_tree.training.command_line import Parser, existing, model_path, run_command
 from opt_tree.training.documents import join, read_answers, read_texts
-from opt_tree.training.interpolation import fit_beta
+from opt_tree.training.interpolation import fitted
 from opt_tree.training.stream import TokenDocuments
 
-_FITTED = 60
 _FOLLOWERS = 24
 """Kept of each run at most: a tree of 60 nodes has hardly more than that below its root."""
 
@@ -173,6 +171,7 @@ def new_parser() -> Parser:
     source = parser.add_mutually_exclusive_group(required=True)
     source.add_argument("--answers", type=existing, nargs="+", help="the target's own answers: .jsonl, .npz, folders")
     source.add_argument("--text", type=existing, nargs="+", help='any text: .txt, or .jsonl with a "text" a row')
+    source.add_argument("--store", type=existing, help="a store there is, for other constants: --fit or --beta")
     parser.add_argument("--output", type=Path, required=True, help="folder of the store")
     parser.add_argument("--order", type=int, default=5, help="longest match, in tokens")
     parser.add_argument("--max-mib", type=float, default=64, help="size to prune to")
@@ -195,22 +194,9 @@ def parse_beta(text: str | None, order: int) -> tuple[float, ...]:
     return beta
 
 
-def fitted(table: Table, answers: Sequence[Path], tokenizer: PreTrainedTokenizerBase) -> Table:
-    """Return the same store with the beta under which E(A) is A on the first `_FITTED` greedy answers of files."""
-    examples = list(itertools.islice(read_examples(answers, tokenizer, Cut(answer=128)), _FITTED))
-    if not examples:
-        raise ValueError(f"no answers to fit beta on in {', '.join(map(str, answers))}")
-    beta = fit_beta(Store(table), table.header["beta"], examples)
-    print(f"beta {table.header['beta']} -> {list(beta)}, fitted on {len(examples)} answers")
-    return table._replace(header=table.header | {"beta": list(beta)})
-
-
 def write(args: argparse.Namespace) -> None:
     tokenizer = load_tokenizer(str(args.target))
-    beta, size = parse_beta(args.beta, args.order), int(args.max_mib * 2**20)
-    recipe = Recipe(args.vocab or len(tokenizer), fingerprint(tokenizer), args.order, size, beta)
-    read = read_answers(args.answers, tokenizer) if args.answers else read_texts(args.text, tokenizer)
-    table = build(join(read), recipe)
+    table = _known(args, tokenizer) if args.store else _built(args, tokenizer)
     if args.fit:
         table = fitted(table, args.fit, tokenizer)
     save_table(args.output / FILE, "store", table)
@@ -218,6 +204,25 @@ def write(args: argparse.Namespace) -> None:
         f"{args.output / FILE}: {len(table.arrays['keys'])} runs, {len(table.arrays['tokens'])} entries of "
         f"{table.header['text_tokens']} tokens in {table.header['documents']} documents, {table.nbytes / 2**20:.2f} MiB"
     )
+
+
+def _built(args: argparse.Namespace, tokenizer: PreTrainedTokenizerBase) -> Table:
+    beta, size = parse_beta(args.beta, args.order), int(args.max_mib * 2**20)
+    recipe = Recipe(args.vocab or len(tokenizer), fingerprint(tokenizer), args.order, size, beta)
+    return build(
+        join(read_answers(args.answers, tokenizer) if args.answers else read_texts(args.text, tokenizer)), recipe
+    )
+
+
+def _known(args: argparse.Namespace, tokenizer: PreTrainedTokenizerBase) -> Table:
+    """The store that was named, with other beta where they are given: in memory, as `--output` may be its folder."""
+    if not args.fit and not args.beta:
+        raise ValueError("--store takes a store that there is, for other constants: --fit or --beta")
+    vocab = args.vocab or len(tokenizer)
+    header, arrays = load_table(args.store / FILE, "store", vocab, fingerprint(tokenizer))
+    beta = parse_beta(args.beta, header["order"]) if args.beta else header["beta"]
+    own = {name: value for name, value in header.items() if name not in ("kind", "version", "sum")}
+    return Table(own | {"beta": list(beta)}, {name: np.array(array) for name, array in arrays.items()})
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
