@@ -2,6 +2,8 @@
 
 Maximum likelihood of the target's own greedy choices, along its own answers to held-out prompts, at every tree node
 where the target's choice is known and the drafter's distribution was computed (temperature scaling, arXiv:1706.04599).
+With `--balance` it is the temperature under which E(A) is A: the best nodes of a tree are chosen for promising much, so
+that the likeliest one promises too much of them.
 The result goes beside the drafter as `calibration.json`, where `load_pair` picks it up for temperature 0.
 
     python -m opt_tree.training.calibrate --data CORPORA                         # the embedded pair
@@ -32,10 +34,11 @@ from opt_tree.pairs import Pair, load_pair
 from opt_tree.policies import OptTree
 from opt_tree.pool import Frontier
 from opt_tree.probabilities import log_probs_of
-from opt_tree.step import Outcome, Step
+from opt_tree.step import Outcome
 from opt_tree.training.answers import lines
 from opt_tree.training.command_line import Parser, existing, run_command
 from opt_tree.training.data import VARIABLE, heldout_prompts
+from opt_tree.training.reliability import fit_balance, reliability
 
 REPORT_PROMPTS = 40
 """The first held-out prompts are kept for figures that are reported; fitting and checking use those behind them."""
@@ -108,29 +111,6 @@ class Recorder(DrafterAround):
         self.drafter.observe(outcome)
 
 
-@dataclass(frozen=True)
-class Reliability:
-    """E(A) against A over the steps of some generations."""
-
-    expected: float
-    accepted: float
-    forwards: float
-    """Draft forwards a step."""
-    slope: float
-    """Least squares of A on E(A): 1 where the distribution means what it says."""
-
-
-def reliability(decoder: Decoder, pair: Pair, prompts: list[list[int]], max_new_tokens: int, title: str) -> Reliability:
-    """Decode the prompts greedily and compare what the tree promised with what it gave."""
-    steps: list[Step] = []
-    for prompt in tqdm(prompts, desc=title, unit="prompt"):
-        steps += decoder.generate(prompt, max_new_tokens, stop=pair.stop).steps
-    expected = np.array([step.expected_accepted for step in steps])
-    accepted = np.array([step.accepted for step in steps], dtype=float)
-    slope = float(np.polyfit(expected, accepted, 1)[0]) if np.ptp(expected) > 0 else float("nan")
-    return Reliability(expected.mean(), accepted.mean(), float(np.mean([s.draft_forwards for s in steps])), slope)
-
-
 def fit(pair: Pair, prompts: list[list[int]], policy: OptTree, max_new_tokens: int) -> float:
     """Return the temperature under which the target's greedy choices along its answers are most likely."""
     likelihood = Likelihood()
@@ -153,6 +133,7 @@ def main(arguments: list[str] | None = None) -> None:
         "--data", default=os.environ.get(VARIABLE), help=f"corpus folder, where --prompts is not given (${VARIABLE})"
     )
     parser.add_argument("--count", type=int, default=80, help="prompts to use, half to fit and half to check")
+    parser.add_argument("--balance", action="store_true", help="fit E(A) to A, not the likelihood")
     parser.add_argument("--nodes", type=int, default=60)
     parser.add_argument("--threshold", type=float, default=0.2)
     parser.add_argument("--max-depth", type=int, default=10)
@@ -177,7 +158,8 @@ def _run(options: argparse.Namespace) -> None:
     pair = load_pair(options.target, options.drafter, dtype=options.dtype, device=options.device, bare=True)
     prompts = [pair.encode(text) for text in _prompts(options, pair)]
     half = len(prompts) // 2
-    temperature = fit(pair, prompts[:half], policy, options.max_new_tokens)
+    by = fit_balance if options.balance else fit
+    temperature = by(pair, prompts[:half], policy, options.max_new_tokens)
     rows = {}
     for title, drafter in (("bare", pair.drafter), ("sharpened", Sharpened(pair.drafter, temperature))):
         decoder = Decoder(pair.target, drafter, policy)
@@ -196,6 +178,7 @@ def _run(options: argparse.Namespace) -> None:
         "target": Path(pair.target.name).name,
         "prompts": half,
         "policy": str(policy),
+        "by": "balance" if options.balance else "likelihood",
         **{title: {k: round(float(v), 4) for k, v in vars(row).items()} for title, row in rows.items()},
     }
     folder.mkdir(parents=True, exist_ok=True)
