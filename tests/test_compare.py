@@ -16,7 +16,7 @@ from evaluation.compare import command as compare
 from evaluation.compare import expectation, measure
 from evaluation.compare.combinations import SIBLINGS, VERIFIERS, Combination, Grid
 from evaluation.compare.expectation import Expectation
-from evaluation.compare.figures import counts, difference, summarise
+from evaluation.compare.figures import counts, difference, promise, summarise
 from evaluation.compare.frontier import best_of, frontiers
 from evaluation.compare.studies import DRAFTERS, STUDIES, study
 from evaluation.compare.weights import footprint
@@ -292,6 +292,25 @@ def test_the_time_of_expectations_is_not_the_decoders(
     assert command(folder, tmp_path / "a.jsonl", *asked) == 0
     (record,) = lines(tmp_path / "a.jsonl")
     assert clock[0] > 1000 and record["answers"][0]["choices"][0]["wall_time"][0] < 1
+
+
+def test_what_was_promised_is_compared_step_by_step() -> None:
+    """Steps that a stop may have trimmed are left out, and of one question there is no interval."""
+
+    def answer(accepted: list[int], expected: list[float], reason: str) -> dict[str, Any]:
+        one = {
+            "accept_lengths": [length + 1 for length in accepted],
+            "expected_lengths": [length + 1 for length in expected],
+            "decoding_steps": [len(accepted)],
+            "finish_reason": [reason],
+        }
+        return {"choices": [one]}
+
+    one, other = answer([1, 3, 0], [2.0, 3.0, 9.0], "stop"), answer([2, 2], [1.0, 2.0], "length")
+    assert promise([one]) == {"ratio": 5 / 4, "interval": None}
+    both = promise([one, other])
+    assert both is not None and both["ratio"] == 1 and both["interval"] == pytest.approx([3 / 4, 5 / 4])
+    assert promise([answer([0, 0], [1.0, 1.0], "length")]) is None
 
 
 def test_plots_come_from_the_file_alone(

@@ -33,6 +33,7 @@ def figures(answers: Sequence[Record], plain: Sequence[Record], efficiency: Sequ
         **known,
         "interval": length_interval(answers),
         "expected_length": float(taken.expected.mean()),
+        "promise": promise(answers),
         "draft_tokens_per_step": drafted / known["steps"],
         **({"draft_ms_per_step": 1000 * (total(answers, "draft_time") or 0.0) / known["steps"]} if timed else {}),
         "speed_up": speed_up(answers, plain),
@@ -40,6 +41,26 @@ def figures(answers: Sequence[Record], plain: Sequence[Record], efficiency: Sequ
         "same_as_plain": [equal["equal"], equal["compared"]],
         "block_efficiency": mean_efficiency(efficiency),
     }
+
+
+def promise(answers: Sequence[Record]) -> dict[str, Any] | None:
+    """E(A) over A, both of the same steps, with its interval over questions; None where nothing was accepted.
+
+    Steps that a stop may have trimmed are left out: their trees held more than the answer has.
+    """
+    sums = np.zeros((len(answers), 2))
+    for own, answer in zip(sums, answers, strict=True):
+        taken = steps_of([answer])
+        assert taken is not None and taken.expected is not None
+        own[:] = (taken.expected[taken.whole] - 1).sum(), (taken.lengths[taken.whole] - 1).sum()
+    if not sums[:, 1].any():
+        return None
+
+    def ratio(rows: Int[np.ndarray, "... rows"]) -> Float[np.ndarray, "..."]:
+        expected, accepted = np.moveaxis(sums[rows].sum(-2), -1, 0)
+        return expected / np.maximum(accepted, 1e-9)
+
+    return {"ratio": float(ratio(np.arange(len(sums)))), "interval": bootstrap(ratio, len(sums))}
 
 
 def mean_efficiency(efficiency: Sequence[Mapping[str, Sequence[float]]]) -> dict[str, float]:

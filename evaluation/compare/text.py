@@ -32,7 +32,7 @@ def text(lines: Sequence[Mapping[str, Any]], records: Sequence[Record], header: 
 
 def _row(line: Mapping[str, Any]) -> dict[str, Any]:
     efficiency = line["block_efficiency"].get(line["verifier"])
-    speed = line["speed_up"]
+    speed, promise = line["speed_up"], line.get("promise")  # which older lines lack
     row = {
         "tree": line["policy"],
         "children": line["children"],
@@ -42,6 +42,11 @@ def _row(line: Mapping[str, Any]) -> dict[str, Any]:
         **({} if efficiency is None else {"block efficiency": efficiency}),
         # Of equal siblings, drawn independently, at most one can be accepted: their sum is no expectation.
         "E(A)+1": "" if line["children"] == "IID" else line["expected_length"],
+        **(
+            {}
+            if line["children"] == "IID" or not promise
+            else {"E(A)/A": with_interval(promise["ratio"], promise["interval"])}
+        ),
         "draft forwards": line["draft_forwards_per_step"],
         "draft tokens": f"{line['draft_tokens_per_step']:.0f}",
         **({"draft ms": f"{line['draft_ms_per_step']:.2f}"} if "draft_ms_per_step" in line else {}),
