@@ -12,8 +12,8 @@ from safetensors.torch import load_file, save_file
 from test_eagle import Witness
 from torch import Tensor
 
-from opt_tree import Decoder, OptTree, Sampling, load_drafter
-from opt_tree.checkpoints import CheckpointError
+from opt_tree import Decoder, OptTree, Sampling, load_drafter, load_pair
+from opt_tree.checkpoints import DEMO, CheckpointError
 from opt_tree.children import Few, Reduced, TopK
 from opt_tree.children.base import Layer
 from opt_tree.decode import draft
@@ -296,3 +296,14 @@ def test_three_layers_of_the_target_are_read():
     target = CausalLM(tiny("llama"))  # of two layers: there is nothing that enters the last but two
     with pytest.raises(ValueError, match="reads three of the target's 2 layers"):
         Eagle3Drafter(tiny_head3(target), target, tokens=KNOWN)
+
+
+def test_the_embedded_head():
+    pair = load_pair("demo", "eagle3:demo", dtype="float32")
+    assert isinstance(pair.drafter.bare, Eagle3Drafter) and "4096 tokens of 8192" in pair.drafter.describe()
+    text = pair.encode("What is the capital of France?")
+    result = Decoder(pair.target, pair.drafter, OptTree(12, 0.2)).generate(text, 24)
+    assert result.tokens == Decoder(pair.target, None, Static.empty()).generate(text, 24).tokens
+    assert result.mean_acceptance_length > 1.5
+    with pytest.raises(CheckpointError, match="no EAGLE-3 head"):
+        load_pair("demo", f"eagle3:{DEMO}/eagle", dtype="float32")

@@ -71,6 +71,7 @@ PRODUCT = "product:1.33,0.1,0.4,0.8:onepass:demo+store:demo"
 DRAFTERS: dict[str, tuple[str, ...]] = {
     DRAFT: ("opt:0.2", "binary"),
     HEAD: ("opt:0.2", "eagle2"),
+    "eagle3:demo": ("opt:0.2", "eagle2"),
     "ngram": ("opt:0", "chain"),
     "store:demo": ("opt:0",),
     "recycling": ("opt:0", "medusa"),
@@ -82,7 +83,7 @@ DRAFTERS: dict[str, tuple[str, ...]] = {
     "exit:demo": ("opt:0.05", "chain"),
 }
 """What drafts, and under which trees: OPT-Tree, whose threshold is about what a layer costs, then its paper's."""
-FITTED = (DRAFT, HEAD, f"graft:1:{GRAFT}", f"graft:2:{GRAFT}", RASD, "exit:demo")
+FITTED = (DRAFT, HEAD, "eagle3:demo", f"graft:1:{GRAFT}", f"graft:2:{GRAFT}", RASD, "exit:demo")
 """Those that bring a fitted sharpening."""
 
 

@@ -116,6 +116,10 @@ def _load_eagle(path: str, target: AnyLM, options: DrafterOptions) -> Drafter:
     return load(path, _read(target), options.buckets, tensors)
 
 
+def _load_eagle3(path: str, target: AnyLM, options: DrafterOptions) -> Drafter:
+    return load_eagle3(path, _read(target), options.buckets)
+
+
 def _load_exit(path: str, target: AnyLM, options: DrafterOptions) -> Drafter:
     return load_early_exit(path, _read(target), options.buckets)
 
@@ -179,6 +183,7 @@ def _load_two(kind: str, pair: str, target: AnyLM, options: DrafterOptions) -> t
 KINDS: dict[str, Kind] = {
     "lm": Kind("an independent draft model with the target's tokenizer", _load_lm, "draft"),
     "eagle": Kind("an EAGLE head of this target; which EAGLE, its tensors tell", _load_eagle, "eagle"),
+    "eagle3": Kind("an EAGLE-3 head of this target, and nothing else", _load_eagle3, "eagle3"),
     "exit": Kind("the target's first layers and a trained one, in the target's cache", _load_exit, "exit"),
     "medusa": Kind("Medusa's heads on the target's last feature, one pass a draft", _load_medusa, "medusa"),
     "onepass": Kind("residual heads behind one forward of an EAGLE head", _load_onepass, "onepass"),
