@@ -58,7 +58,7 @@ MAKERS = {
     "lm": small,
     "lm, path by path": lambda target: ChainLMDrafter(ChainLM(tiny_drafter("llama")), VOCAB),
     "eagle": lambda target: Sharpened(head(target), 0.7),
-    "eagle 3": lambda target: Eagle3Drafter(tiny_head3(target), target, tokens=KNOWN, layers=(0, 1, 2)),
+    "eagle3": lambda target: Eagle3Drafter(tiny_head3(target), target, tokens=KNOWN, layers=(0, 1, 2)),
     "exit": lambda target: EarlyExit(exit_of(target), target),
     "medusa": medusa,
     "onepass": residual,
