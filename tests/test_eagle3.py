@@ -20,7 +20,7 @@ from opt_tree.decode import draft
 from opt_tree.drafters import EagleDrafter, Sharpened
 from opt_tree.drafters.eagle import load_eagle
 from opt_tree.drafters.eagle3 import Eagle3Drafter, Eagle3Head, load_eagle3
-from opt_tree.drafters.reduced import take_vocabulary, vocabulary_tensors
+from opt_tree.drafters.reduced import VOCABULARY, take_vocabulary, vocabulary_tensors
 from opt_tree.lm import CausalLM
 from opt_tree.policies import Sampled, Static
 from opt_tree.probabilities import log_probs_of
@@ -296,6 +296,22 @@ def test_three_layers_of_the_target_are_read():
     target = CausalLM(tiny("llama"))  # of two layers: there is nothing that enters the last but two
     with pytest.raises(ValueError, match="reads three of the target's 2 layers"):
         Eagle3Drafter(tiny_head3(target), target, tokens=KNOWN)
+
+
+@pytest.mark.parametrize("shared", [True, False], ids=["target's rows", "rows of its own"])
+def test_a_file_beside_the_weights_is_its_draft_vocabulary(tmp_path, shared):
+    target = target_of()
+    save_eagle3(tiny_head3(target, VOCAB), None, tmp_path, shared=shared, dtype=torch.float32)
+    whole = load_eagle3(str(tmp_path), target)
+    save_file(dict(vocabulary_tensors(KNOWN, VOCAB)), tmp_path / VOCABULARY)
+    trimmed = load_eagle3(str(tmp_path), target)
+    assert f"{len(KNOWN)} tokens of {VOCAB}" in trimmed.describe()
+    rows = [each.lm.model.get_output_embeddings().weight for each in (whole, trimmed)]
+    assert torch.equal(rows[0][KNOWN], rows[1])
+    save_eagle3(tiny_head3(target), KNOWN, tmp_path / "both", dtype=torch.float32)
+    save_file(dict(vocabulary_tensors(KNOWN, VOCAB)), tmp_path / "both" / VOCABULARY)
+    with pytest.raises(CheckpointError, match=f"a draft vocabulary of {len(KNOWN)} tokens, and {VOCABULARY} names"):
+        load_eagle3(str(tmp_path / "both"), target)
 
 
 def test_the_embedded_head():
