@@ -1,6 +1,7 @@
-"""What is written for readers, checked against the repository: links, commands, options, public names, code."""
+"""What is written for readers, checked against the repository: links, commands, public names, figures, code."""
 
 import functools
+import json
 import re
 import runpy
 import shlex
@@ -20,6 +21,7 @@ ROOT = Path(__file__).parent.parent
 PAGES = [
     *(ROOT / name for name in ("README.md", "RESULTS.md", "CONTRIBUTING.md", "CHANGELOG.md")),
     *sorted((ROOT / "docs").glob("*.md")),
+    *sorted((ROOT / "results").glob("*.md")),
     ROOT / "opt_tree" / "demo" / "README.md",
 ]
 
@@ -140,15 +142,80 @@ def test_what_a_command_can_be_told_by_name_is_in_the_pages(name: str) -> None:
     )
 
 
-def test_every_measurement_says_what_to_take_from_it() -> None:
-    """A part of RESULTS.md is a heading with a table below it."""
-    parts = re.split(r"^##+ ", (ROOT / "RESULTS.md").read_text(), flags=re.M)[1:]
-    measured = [part for part in parts if "\n|---" in part]
-    assert len(measured) >= 8
-    for part in measured:
-        heading = part.partition("\n")[0]
-        assert "**Take from it**" in part, heading
-        assert "`python " in part or "(#" in part, f"{heading}: no command"
+MEASURED = sorted((ROOT / "results").glob("*.md"))
+
+
+def cells(line: str) -> list[str]:
+    return [cell.strip() for cell in line.strip().strip("|").split("|")]
+
+
+def tables(page: Path) -> list[list[list[str]]]:
+    """The tables of a page: each its columns, then its rows."""
+    blocks = re.findall(r"(?:^\|.*\n?)+", prose(page), flags=re.M)
+    return [[cells(line) for line in block.splitlines() if not line.startswith("|---")] for block in blocks]
+
+
+def shown(value: str | float | list[float] | None) -> list[str | float]:
+    """A value of a results file, and a cell of a page, as one can be compared with the other."""
+    if value is None or value == "":
+        return []
+    if isinstance(value, str):
+        found = re.fullmatch(r"(-?[\d.]+) to (-?[\d.]+)", value)
+        numbers = found.groups() if found else (value.replace(",", ""),)
+        return [float(n) for n in numbers] if all(re.fullmatch(r"-?\d*\.?\d+", n) for n in numbers) else [value]
+    return [float(number) for number in value] if isinstance(value, list) else [float(value)]
+
+
+def test_a_cell_is_read_as_what_it_says() -> None:
+    assert shown(".753") == shown(0.753) == [0.753]
+    assert shown("1,200") == shown(1200) == [1200]
+    assert shown("1.90 to 2.21") == shown([1.9, 2.21]) == [1.9, 2.21]
+    assert shown("12 nodes, 0.45") == ["12 nodes, 0.45"] and shown("") == shown(None) == []
+
+
+@pytest.mark.parametrize("page", MEASURED, ids=name_of)
+def test_a_page_of_results_shows_the_figures_beside_it(page: Path) -> None:
+    record = json.loads(page.with_suffix(".json").read_text())
+    text = page.read_text()
+    assert text.startswith(f"# {record['heading']}\n") and record["question"] in text and "\n## Takeaway\n" in text
+    assert len(tables(page)) == len(record["tables"]) > 0
+    for (columns, *rows), table in zip(tables(page), record["tables"], strict=True):
+        assert set(table) == {"title", "commit", "date", "machine", "command", "columns", "rows"}
+        assert columns == table["columns"]
+        assert [[shown(cell) for cell in row] for row in rows] == [
+            [shown(cell) for cell in row] for row in table["rows"]
+        ]
+        assert f"- Setup: {table['machine']}.\n- Commit {table['commit']}, {table['date']}.\n" in text
+        assert all(line in text for line in table["command"])
+
+
+def test_every_page_of_results_is_in_the_summary() -> None:
+    linked = set(re.findall(r"\]\(results/(\w+\.md)\)", (ROOT / "RESULTS.md").read_text()))
+    assert linked == {page.name for page in MEASURED}
+    assert len((ROOT / "RESULTS.md").read_bytes()) < 8000
+
+
+def statements(page: Path) -> Iterator[str]:
+    """What cites figures: a list item, a row that links, or a whole section where its table's rows do not link."""
+    for section in re.split(r"^##+ ", prose(page), flags=re.M):
+        whole = "\n|---" in section and not re.search(r"^\|.*\]\(", section, flags=re.M)
+        yield from [section] if whole else re.split(r"\n\n|^(?=- |\d+\. |\|)", section, flags=re.M)
+
+
+@pytest.mark.parametrize("page", [ROOT / "RESULTS.md", ROOT / "docs" / "claims.md"], ids=name_of)
+def test_a_figure_stands_on_a_page_that_is_linked(page: Path) -> None:
+    checked = 0
+    for statement in statements(page):
+        linked = {(page.parent / path).resolve() for path in re.findall(r"\]\(([\w./]*results/\w+\.md)", statement)}
+        if not linked:
+            continue
+        if statement.startswith("|"):
+            statement = cells(statement)[2]  # the papers' own figures stand before it
+        known = set(re.findall(r"\d*\.\d+", "\n".join(path.read_text() for path in linked)))
+        figures = set(re.findall(r"\d*\.\d+", re.sub(r"\]\([^)]*\)", "", statement)))
+        assert figures <= known, f"{name_of(page)}: {sorted(figures - known)} in {statement[:80]}"
+        checked += len(figures)
+    assert checked > 30
 
 
 BLOCKS = [
