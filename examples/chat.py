@@ -20,17 +20,17 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from opt_tree import CausalLM, CheckpointError, Decoder, Generation, OptTree, Pair, Sampling, Static, explore, load_pair
-from opt_tree.compiling import compile_forwards
+from opt_tree.core.random import Random
+from opt_tree.core.step import Step
+from opt_tree.core.stopping import StopRule
 from opt_tree.display.page import STYLE, answer_spans
 from opt_tree.display.trees import escape
 from opt_tree.drafters import Drafter
 from opt_tree.drafters.registry import DrafterOptions, load_drafter, parse_spec
-from opt_tree.models.known import KNOWN, drafters_of
+from opt_tree.models.compiling import compile_forwards
+from opt_tree.models.named.known import KNOWN, drafters_of
 from opt_tree.policies import TreePolicy
 from opt_tree.policies.registry import make_policy
-from opt_tree.random import Random
-from opt_tree.step import Step
-from opt_tree.stopping import StopRule
 
 DEMO = ("eagle:demo", "lm:demo", "exit:demo", "graft:1:eagle:demo+store:demo", "store:demo", "ngram")
 TREES = ("opt", "eagle2", "binary", "chain")

@@ -12,7 +12,7 @@ from collections import Counter, defaultdict
 import torch
 
 import opt_tree
-from opt_tree.pool import Frontier
+from opt_tree.core.pool import Frontier
 
 
 class Bigrams(opt_tree.Drafter):

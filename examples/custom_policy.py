@@ -13,7 +13,7 @@ import numpy as np
 from jaxtyping import Int
 
 import opt_tree
-from opt_tree.pool import CandidatePool
+from opt_tree.core.pool import CandidatePool
 
 
 @dataclass(frozen=True)

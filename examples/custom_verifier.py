@@ -13,10 +13,10 @@ import numpy as np
 from jaxtyping import Int
 
 import opt_tree
-from opt_tree.children import IID
+from opt_tree.core.children import IID
+from opt_tree.core.random import Random
+from opt_tree.core.sampling import Logits
 from opt_tree.policies import Sampled
-from opt_tree.random import Random
-from opt_tree.sampling import Logits
 from opt_tree.verifiers.base import Branching, Probs, valid_for, walk_down
 from opt_tree.verifiers.multi_round import in_rounds
 from opt_tree.verifiers.naive import first_child

@@ -4,29 +4,30 @@ Which tokens may follow (`Drafter`), which of them to draft (`TreePolicy`) and h
 are three independent questions; `Decoder` puts one answer to each into one loop.
 """
 
-import opt_tree.interrupted  # noqa: F401
+import opt_tree.core.interrupted  # noqa: F401
 
 # isort: split
-from opt_tree.beside import Beside, generate_beside
-from opt_tree.chain_lm import ChainLM, wrap
-from opt_tree.checkpoints import CheckpointError, load_causal_lm, load_tokenizer
-from opt_tree.children import Few, TopK
-from opt_tree.compat import EaModel, SPModel
-from opt_tree.compiling import compile_forwards
 from opt_tree.controllers import Controller, Fixed, Scheduled
-from opt_tree.decode import Decoder, Generation
+from opt_tree.core.children import Few, TopK
+from opt_tree.core.random import Random
+from opt_tree.core.sampling import Sampling
+from opt_tree.core.step import Outcome, Step
+from opt_tree.core.stopping import Stop
+from opt_tree.core.target import Output, Target
+from opt_tree.core.tree import Tree
+from opt_tree.decoding.counterfactual import Beside, generate_beside
+from opt_tree.decoding.decoder import Decoder
+from opt_tree.decoding.generation import Generation
+from opt_tree.decoding.pair import Pair, load_pair
 from opt_tree.display import draw_tree, explore, to_html, transcript
 from opt_tree.drafters import CausalLMDrafter, Drafter, EagleDrafter, EagleHead, Sharpened, load_drafter
-from opt_tree.drafters.eagle import load_eagle
-from opt_tree.lm import Buckets, CausalLM, UnsupportedModelError
-from opt_tree.pairs import Pair, load_pair
+from opt_tree.drafters.heads.eagle import load_eagle
+from opt_tree.integrations.published_api import EaModel, SPModel
+from opt_tree.models.causal_lm import Buckets, CausalLM, UnsupportedModelError
+from opt_tree.models.chain_lm import ChainLM, wrap
+from opt_tree.models.checkpoints import CheckpointError, load_causal_lm, load_tokenizer
+from opt_tree.models.compiling import compile_forwards
 from opt_tree.policies import OptTree, Static, TreePolicy
-from opt_tree.random import Random
-from opt_tree.sampling import Sampling
-from opt_tree.step import Outcome, Step
-from opt_tree.stopping import Stop
-from opt_tree.target import Output, Target
-from opt_tree.tree import Tree
 from opt_tree.verifiers import Verdict, Verifier, greedy, match
 
 __version__ = "0.1.0"

@@ -26,10 +26,10 @@ os.environ["OPT_TREE_CACHE"] = os.path.join(os.path.abspath(__file__), "no-packa
 shapes.install()
 
 import opt_tree  # noqa: E402
-from opt_tree import native  # noqa: E402
-from opt_tree.pool import Frontier  # noqa: E402
-from opt_tree.step import Outcome  # noqa: E402
-from opt_tree.target import Output, Target, Work  # noqa: E402
+from opt_tree.core import native  # noqa: E402
+from opt_tree.core.pool import Frontier  # noqa: E402
+from opt_tree.core.step import Outcome  # noqa: E402
+from opt_tree.core.target import Output, Target, Work  # noqa: E402
 
 # tqdm's own lock is shared with forked children: one that is killed while it draws would keep it for ever.
 tqdm.set_lock(threading.RLock())

@@ -17,8 +17,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from opt_tree import Decoder, Random, Sampling, Tree, TreePolicy, Verifier
-from opt_tree.decode import draft
-from opt_tree.random import Among
+from opt_tree.core.random import Among
+from opt_tree.decoding.draft import draft
 
 T = TypeVar("T", bound=Hashable)
 Text = tuple[int, ...]

@@ -1,4 +1,4 @@
-"""What decodes side by side as it does alone: the cases that tests/test_batch.py takes some of.
+"""What decodes side by side as it does alone: the cases that tests/batch/test_batch.py takes some of.
 
     python tests/side_by_side.py
 
@@ -9,14 +9,15 @@ import itertools
 import sys
 
 import torch
-from models import VOCAB, prompt, tiny, tiny_drafter, tiny_head
+from tiny_models import VOCAB, prompt, tiny, tiny_drafter, tiny_head
 
-from opt_tree.decode import Decoder, Generation
+from opt_tree.core.sampling import Sampling
+from opt_tree.decoding.decoder import Decoder
+from opt_tree.decoding.generation import Generation
+from opt_tree.decoding.presets import plain
 from opt_tree.drafters import CausalLMDrafter, EagleDrafter, Sharpened
-from opt_tree.lm import Buckets, CausalLM
+from opt_tree.models.causal_lm import Buckets, CausalLM
 from opt_tree.policies import DySpec, Eagle2, OptTree, Sampled, Static
-from opt_tree.presets import plain
-from opt_tree.sampling import Sampling
 from opt_tree.verifiers import match, multi_round, traversal, without_replacement
 
 OPT = OptTree(nodes=12, threshold=0.1, max_depth=5)

@@ -21,22 +21,13 @@ from safetensors.torch import load_file, save_file
 from evaluation.answers.file import AnswerFile
 from evaluation.command_line import run_command
 from opt_tree import CheckpointError, compile_forwards, load_drafter, load_pair
-from opt_tree.checkpoints import DEMO
-from opt_tree.engines import packages
-from opt_tree.training import (
-    calibrate,
-    command_line,
-    distil,
-    draft_length,
-    features,
-    heads,
-    lm,
-    outputs,
-    store,
-    tokenizer,
-    tree_values,
-    trim,
-)
+from opt_tree.engines import package_cache as packages
+from opt_tree.models.checkpoints import DEMO
+from opt_tree.training import command_line
+from opt_tree.training.controllers import draft_length, tree_values
+from opt_tree.training.embedded_family import distil, lm, outputs, tokenizer
+from opt_tree.training.fitting import calibrate, store, trim
+from opt_tree.training.heads import features, heads
 
 TARGET = DEMO / "target"
 
@@ -222,7 +213,7 @@ def test_a_cache_that_cannot_be_written_leaves_forwards_eager(tmp_path: Path, mo
 
 WRONG_TYPES = """
 import pathlib, opt_tree as o
-pair = o.load_pair(pathlib.Path(o.__file__).parent / "demo" / "target", "ngram", dtype="float32")
+pair = o.load_pair(pathlib.Path(o.__file__).parent / "models" / "embedded" / "target", "ngram", dtype="float32")
 target, ids, tree = pair.target, [0, 5], o.OptTree(4)
 decoder = o.Decoder(target, pair.drafter, tree)
 class Reader:
@@ -294,7 +285,7 @@ def test_an_argument_of_a_wrong_type_is_named() -> None:
     assert done.returncode == 0, done.stderr[-600:]
 
 
-COMMANDS = [("-m", "evaluation.report"), ("-m", "opt_tree.models"), ("demo_opt_classic.py", "--help")]
+COMMANDS = [("-m", "evaluation.report"), ("-m", "opt_tree.models.named"), ("demo_opt_classic.py", "--help")]
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
@@ -303,7 +294,7 @@ def test_ctrl_c_while_a_command_imports_is_no_traceback(command: tuple[str, str]
     process = subprocess.Popen([sys.executable, "-v", *command], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
     assert process.stderr is not None
     for line in process.stderr:
-        if line.startswith(b"import 'opt_tree.interrupted'"):
+        if line.startswith(b"import 'opt_tree.core.interrupted'"):
             process.send_signal(signal.SIGINT)
             break
     rest = process.communicate(timeout=120)[1]

@@ -13,84 +13,69 @@ PACKAGE = Path(opt_tree.__file__).parent
 SOURCES = sorted(PACKAGE.rglob("*.py"))
 SCRIPTS = sorted((PACKAGE.parent / "evaluation").rglob("*.py"))
 
-# docs/design.md, "The parts": imports go down.
-# A module imports modules of lower tiers only; a family (a folder) also itself, and never another family.
-TIERS: tuple[set[str], ...] = (
-    {"arguments", "interrupted"},
-    {"tree"},
-    {
-        "attention",
-        "grammar",
-        "longrope",
-        "nucleus",
-        "padding",
-        "probabilities",
-        "random",
-        "state",
-        "step",
-        "stopping",
-        "target",
-    },
-    {"children", "sampling", "cache", "support", "native"},
-    {"pool", "engines", "lanes", "led"},
-    {"staging"},
-    {"lm", "packing"},
-    {"split", "chain_lm"},
-    {"compiling", "batch"},
-    {"hub"},
-    {"checkpoints"},
-    {"models"},
-    {"policies", "drafters", "verifiers"},
-    {"controllers", "node_by_node"},
-    {"decode"},
-    {"beside", "pricing"},
-    {"presets", "hf", "pairs", "display"},
-    {"compat", "harness", "inflate"},
-    {"training", "__init__"},
-)
-TIER = {name: tier for tier, names in enumerate(TIERS) for name in names}
+# docs/design.md, "The folders": what each folder may import, in functions too, besides itself.
+ROOMS: dict[str, set[str]] = {
+    "core": set(),
+    "policies": {"core"},
+    "verifiers": {"core"},
+    "engines": {"core"},
+    "models": {"core", "engines"},
+    "drafters": {"core", "models"},
+    "controllers": {"core", "policies", "verifiers", "models"},
+    "batch": {"core", "engines", "models"},
+    "decoding": {"core", "policies", "verifiers", "engines", "models", "drafters", "controllers", "batch"},
+    "display": {"core", "decoding"},
+    "integrations": {"core", "policies", "models", "decoding"},
+    "training": {"core", "policies", "verifiers", "engines", "models", "drafters", "controllers", "decoding"},
+}
+FLOORS = 9
 
 
 def part(path: Path) -> str:
-    """The module or family a file belongs to: opt_tree/policies/opt.py is part of policies."""
-    inside = path.relative_to(PACKAGE).with_suffix("")
-    return inside.parts[0]
+    """The folder of a file: opt_tree/policies/opt.py is part of policies."""
+    return path.relative_to(PACKAGE).with_suffix("").parts[0]
 
 
 def imported(path: Path) -> Iterator[str]:
-    """What a file imports at its top level, as parts of the package; imports inside functions are not counted."""
-    for node in ast.walk(ast.Module([s for s in ast.parse(path.read_text()).body if not _defines(s)], [])):
-        names = []
+    """The modules that a file imports, wherever in the file it does."""
+    for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
-            names = [alias.name for alias in node.names]
+            yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path}: a relative import"
-            names = [node.module or ""]
             if node.module == "opt_tree":
-                names = [f"opt_tree.{alias.name}" for alias in node.names]
-        for name in names:
-            top, _, rest = name.partition(".")
-            if top in ("evaluation", "tests"):
-                yield top
-            if top == "opt_tree":
-                yield rest.partition(".")[0] or "__init__"
+                yield from (f"opt_tree.{alias.name}" for alias in node.names)
+            else:
+                yield node.module or ""
 
 
-def _defines(statement: ast.stmt) -> bool:
-    return isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef))
+def rooms_of(path: Path) -> set[str]:
+    """The folders that a file imports, other than its own; "__init__" is the package itself."""
+    names = [name.split(".") for name in imported(path)]
+    found = {parts[1] if len(parts) > 1 else "__init__" for parts in names if parts[0] == "opt_tree"}
+    return (found | {parts[0] for parts in names if parts[0] in ("evaluation", "experiments", "tests")}) - {part(path)}
 
 
 def name_of(path: Path) -> str:
     return str(path.relative_to(PACKAGE.parent))
 
 
-@pytest.mark.parametrize("path", SOURCES, ids=name_of)
-def test_imports_go_down(path: Path) -> None:
-    own = part(path)
-    assert own in TIER, f"say in TIERS where {own} stands"
-    for other in imported(path):
-        assert other in TIER, f"{name_of(path)} imports {other}, which has no place in TIERS"
-        assert other == own or TIER[other] < TIER[own], f"{name_of(path)} imports {other}, which is not below {own}"
+def test_the_package_has_twelve_folders() -> None:
+    entries = {path.name for path in PACKAGE.iterdir() if path.name != "__pycache__"}
+    assert entries == {*ROOMS, "__init__.py", "py.typed"}
+
+
+@pytest.mark.parametrize("path", [path for path in SOURCES if path.parent != PACKAGE], ids=name_of)
+def test_a_folder_imports_what_it_may(path: Path) -> None:
+    assert rooms_of(path) <= ROOMS[part(path)], f"{name_of(path)}: see ROOMS"
+
+
+def test_no_folder_is_in_a_circle() -> None:
+    graph: dict[str, set[str]] = {room: set() for room in ROOMS}
+    for path in SOURCES:
+        if path.parent != PACKAGE:
+            graph[part(path)] |= rooms_of(path)
+    assert max(floors(graph).values()) <= FLOORS
 
 
 @pytest.mark.parametrize("path", SOURCES + SCRIPTS, ids=name_of)
@@ -108,7 +93,7 @@ def test_the_library_prints_nothing(path: Path) -> None:
     tree = ast.parse(path.read_text())
     calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
     lines = {node.lineno for node in calls if isinstance(node.func, ast.Name) and node.func.id == "print"}
-    if name_of(path) == "opt_tree/compat.py":
+    if name_of(path) == "opt_tree/integrations/published_api.py":
         asked = [node for node in ast.walk(tree) if isinstance(node, ast.If) and ast.unparse(node.test) == "print_time"]
         lines -= {node.lineno for branch in asked for node in ast.walk(branch) if isinstance(node, ast.Call)}
     assert not lines, f"{name_of(path)} prints in lines {sorted(lines)}"
@@ -138,16 +123,16 @@ def test_public_names_have_a_docstring(name: str) -> None:
 
 def test_the_rules_above_see_something() -> None:
     """A parser that found nothing would pass everything."""
-    assert {"decode", "policies", "drafters", "verifiers", "training"} <= {part(path) for path in SOURCES}
-    assert {"arguments", "children", "pool"} == set(imported(PACKAGE / "policies" / "opt.py"))
-    assert "hf" not in set(imported(PACKAGE / "decode.py"))  # only where `__call__` runs
+    assert {part(path) for path in SOURCES} == {*ROOMS, "__init__"}
+    assert rooms_of(PACKAGE / "policies" / "opt.py") == {"core"}
+    assert "batch" in rooms_of(PACKAGE / "decoding" / "side_by_side.py")
     assert SCRIPTS
 
 
 # The evaluation: commands, and behind each a room (a folder, or a module beside them).
 
 EVALUATION = PACKAGE.parent / "evaluation"
-FLOORS, ARROWS = 5, 40
+EVALUATION_FLOORS, ARROWS = 5, 40
 
 
 def place(path: Path) -> str:
@@ -184,7 +169,7 @@ def test_no_module_of_the_evaluation_is_in_a_circle() -> None:
 
 def test_the_rooms_stand_on_few_floors_and_know_few_others() -> None:
     rooms = arrows(place)
-    assert max(floors(rooms).values()) <= FLOORS
+    assert max(floors(rooms).values()) <= EVALUATION_FLOORS
     assert sum(map(len, rooms.values())) <= ARROWS
     assert {"run", "questions", "answers", "report", "compare", "exactness", "latency", "demo"} <= rooms.keys()
     with pytest.raises(ValueError, match="a circle: a -> b -> a"):
@@ -202,33 +187,34 @@ def test_nothing_outside_the_repository_is_named(path: Path) -> None:
 PUBLISHED = "the signature is that of another library or of the published code"
 LONG_MODULES = {
     "evaluation/answers/file.py": "all that keeps an answer file whole: lock, parts, set aside, resume",
-    "opt_tree/chain_lm.py": "a model path by path, and the probe that refuses it; the probe needs its inside",
-    "opt_tree/decode.py": "the one loop, its decoder and what it returns",
-    "opt_tree/engines/aot.py": "what is exported and how it is called must change together",
-    "opt_tree/hf.py": "every option of `generate` is either honoured or refused here",
-    "opt_tree/inflate.py": "one construction, with the proof that it computes the same function",
-    "opt_tree/lm.py": "every forward passes through one function, with the probe that refuses a model",
-    "opt_tree/training/tree_values.py": "one training: what is drafted, what it was worth, what it costs",
+    "opt_tree/models/checkpoints.py": "whatever is read from files, and one line for everything that is wrong with one",
+    "opt_tree/models/chain_lm.py": "a model path by path, and the probe that refuses it; the probe needs its inside",
+    "opt_tree/decoding/decoder.py": "the one loop and its decoder",
+    "opt_tree/engines/compiled.py": "what is exported and how it is called must change together",
+    "opt_tree/integrations/hf_generate.py": "every option of `generate` is either honoured or refused here",
+    "evaluation/run/inflate.py": "one construction, with the proof that it computes the same function",
+    "opt_tree/models/causal_lm.py": "every forward passes through one function, with the probe that refuses a model",
+    "opt_tree/training/controllers/tree_values.py": "one training: what is drafted, what it was worth, what it costs",
     "opt_tree/verifiers/base.py": "the two ways to judge, downwards and upwards, and what they share",
 }
 LONG_FUNCTIONS = {
-    "opt_tree/hf.py: custom_generate": f"{PUBLISHED}, and its documentation with it",
-    "opt_tree/hf.py: _start": "each kind of input that `generate` takes is told apart here",
+    "opt_tree/integrations/hf_generate.py: custom_generate": f"{PUBLISHED}, and its documentation with it",
+    "opt_tree/integrations/hf_generate.py: _start": "each kind of input that `generate` takes is told apart here",
 }
 WIDE_FUNCTIONS = {
     "evaluation/run/baselines.py: transformers_assisted": "a decoding method with an assistant, for functools.partial",
     "evaluation/run/runner.py: answer_all": "what a run has put together by then",
-    "opt_tree/compat.py: _generate": PUBLISHED,
-    "opt_tree/decode.py: draft": "everything that a draft depends on, so that it is a function",
-    "opt_tree/decode.py: generate": "what a user of the loop may choose",
-    "opt_tree/decode.py: generate_batch": "the same for several prompts",
-    "opt_tree/engines/grouped.py: __call__": "an attention function, as transformers calls it",
-    "opt_tree/harness.py: __init__": PUBLISHED,
-    "opt_tree/hf.py: custom_generate": PUBLISHED,
-    "opt_tree/pairs.py: load_pair": "the front door: all by name, all with a default",
+    "opt_tree/integrations/published_api.py: _generate": PUBLISHED,
+    "opt_tree/decoding/draft.py: draft": "everything that a draft depends on, so that it is a function",
+    "opt_tree/decoding/decoder.py: generate": "what a user of the loop may choose",
+    "opt_tree/decoding/side_by_side.py: generate_batch": "the same for several prompts",
+    "opt_tree/engines/grouped_attention.py: __call__": "an attention function, as transformers calls it",
+    "opt_tree/integrations/lm_eval_model.py: __init__": PUBLISHED,
+    "opt_tree/integrations/hf_generate.py: custom_generate": PUBLISHED,
+    "opt_tree/decoding/pair.py: load_pair": "the front door: all by name, all with a default",
     "opt_tree/policies/costs.py: straight": "the numbers of two straight lines, by name",
-    "opt_tree/training/eagle3.py: save_eagle3": "two layouts, with and without an output layer, in any dtype",
-    "opt_tree/training/head_loss.py: forward": "an autograd function: its context and five inputs",
+    "opt_tree/training/heads/eagle3.py: save_eagle3": "two layouts, with and without an output layer, in any dtype",
+    "opt_tree/training/heads/head_loss.py: forward": "an autograd function: its context and five inputs",
     "opt_tree/training/stream.py: build_stream": "its cache's key is made of all of them",
 }
 

@@ -10,8 +10,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from opt_tree import TreePolicy, Verifier, verifiers
-from opt_tree.children import IID, Children, TopK, WithoutReplacement
-from opt_tree.policies.rates import HALVING, AcceptanceRates
+from opt_tree.core.children import IID, Children, TopK, WithoutReplacement
+from opt_tree.policies.acceptance_rates import HALVING, AcceptanceRates
 from opt_tree.policies.registry import make_policy, takes
 
 VERIFIERS: dict[str, Verifier] = {

@@ -4,9 +4,9 @@ import time
 
 from evaluation.compare.combinations import VERIFIERS
 from opt_tree import Random, Tree, Verdict, Verifier
-from opt_tree.children import Children
-from opt_tree.probabilities import probs_of
-from opt_tree.sampling import Logits, whole
+from opt_tree.core.children import Children
+from opt_tree.core.probabilities import probs_of
+from opt_tree.core.sampling import Logits, whole
 from opt_tree.verifiers import block_efficiency, check
 
 

@@ -26,8 +26,8 @@ from evaluation.run.rates import Counting
 from evaluation.run.rates import measure as count_acceptance
 from evaluation.timing import in_turn
 from opt_tree import Decoder, Generation, OptTree, Pair, Sampling, Step
+from opt_tree.decoding.presets import plain
 from opt_tree.policies import AcceptanceRates
-from opt_tree.presets import plain
 
 RATES_TOKENS, LEAST_TRIALS = 64, 20
 """New tokens a question that acceptance rates are counted on; ranks and depths tried less often have none."""
@@ -219,7 +219,7 @@ def load_pairs(options: Options, combinations: Sequence[Combination]) -> dict[tu
         if any(one.drafter == spec and one.sharpening == "fitted" for one in combinations):
             if resolved(pair)["sharpening"] is None:
                 raise ValueError(
-                    f"no calibration is stored beside {spec}: --sharpening bare, or opt_tree.training.calibrate"
+                    f"no calibration is stored beside {spec}: --sharpening bare, or opt_tree.training.fitting.calibrate"
                 )
             pairs[spec, "fitted"] = pair
         # Above temperature 0 a drafter is bare; so it is here, whatever the temperature.

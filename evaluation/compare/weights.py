@@ -3,8 +3,8 @@
 from pathlib import Path
 from typing import Any
 
-from opt_tree.checkpoints import read_minutes
 from opt_tree.drafters.registry import folders_of
+from opt_tree.models.checkpoints import read_minutes
 
 WEIGHTS = (".safetensors", ".bin", ".pt")
 

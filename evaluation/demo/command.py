@@ -46,10 +46,10 @@ from opt_tree import (
     generate_beside,
 )
 from opt_tree.controllers import Auto
-from opt_tree.decode import check_prompt
-from opt_tree.engines import packages
-from opt_tree.presets import opt, plain
-from opt_tree.pricing import auto
+from opt_tree.decoding.generation import check_prompt
+from opt_tree.decoding.presets import opt, plain
+from opt_tree.decoding.step_costs import auto
+from opt_tree.engines import package_cache as packages
 
 PROMPTS = (
     "Explain the `tar` command on Linux with examples.",

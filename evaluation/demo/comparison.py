@@ -12,9 +12,9 @@ import torch
 from evaluation.answers.match import first_difference
 from evaluation.command_line import table as lay_out
 from evaluation.exactness.divergence import Divergence, Explainer
+from evaluation.run.inflate import describe
 from evaluation.timing import Timings
 from opt_tree import Generation, Pair, Sampling
-from opt_tree.inflate import describe
 
 PLAIN, GREEDY, ASSISTED, OURS = "plain", "transformers", "transformers_assisted", "opt_tree"
 LABELS = {

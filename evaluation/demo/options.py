@@ -12,7 +12,7 @@ from opt_tree import (
     Sampling,
     TreePolicy,
 )
-from opt_tree.models import KNOWN
+from opt_tree.models.named import KNOWN
 from opt_tree.policies.registry import make_policy
 
 # The best trees for the embedded models on one CPU core, not the paper's: there a node costs more than on a GPU. Below

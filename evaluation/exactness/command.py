@@ -20,9 +20,9 @@ from evaluation.answers.record import seed_of
 from evaluation.command_line import make_parser, print_json, run_command, table
 from evaluation.exactness.divergence import Divergence, Explainer
 from evaluation.run import models
+from evaluation.run.inflate import describe
 from evaluation.run.options import Models
 from opt_tree import Pair, Sampling
-from opt_tree.inflate import describe
 
 ASKED = ("base_model_path", "temperature", "conv_template", "system_message", "questions_sha256", "history_sha256")
 """Settings that change what is asked, or the distribution it is answered from; the others: rounding or length."""

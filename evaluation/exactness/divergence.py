@@ -21,8 +21,8 @@ from torch import Tensor
 
 from evaluation.answers.match import first_difference
 from opt_tree import Random, Sampling, Tree
-from opt_tree.chain_lm import AnyLM
-from opt_tree.decode import check_prompt
+from opt_tree.decoding.generation import check_prompt
+from opt_tree.models.chain_lm import AnyLM
 
 Why = Literal["rounding tie", "different settings", "different prompt", "different length", "defect"]
 

@@ -17,12 +17,12 @@ from evaluation.command_line import Value
 from evaluation.latency.decoding import step_times
 from evaluation.latency.forwards import Probe
 from evaluation.run.baselines import in_loop, transformers_assisted, transformers_greedy
+from evaluation.run.inflate import inflate_pair
 from evaluation.run.machine import environment
 from evaluation.timing import Method, Timed, interleave
 from opt_tree import Buckets, CausalLM, Decoder, OptTree, Pair, load_pair
+from opt_tree.decoding.presets import plain
 from opt_tree.engines import Captured
-from opt_tree.inflate import inflate_pair
-from opt_tree.presets import plain
 
 Row = dict[str, Value]
 
@@ -123,7 +123,7 @@ def tests(place: Place) -> list[Row]:
     """The tests that need a GPU."""
     if place.dry:
         return [{"tests": "left out: no GPU"}]
-    call = [sys.executable, "-m", "pytest", "-q", "-n", "0", "-m", "gpu", "tests/test_gpu.py"]
+    call = [sys.executable, "-m", "pytest", "-q", "-n", "0", "-m", "gpu", "tests/decoding/test_gpu.py"]
     done = subprocess.run(call, cwd=Path(__file__).parents[2], capture_output=True, text=True, timeout=240)
     if done.returncode:
         raise RuntimeError(done.stdout[-3000:])

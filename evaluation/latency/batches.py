@@ -20,8 +20,8 @@ from evaluation.run.baselines import transformers_batch
 from evaluation.timing import schedule
 from opt_tree import Decoder, Generation, Pair
 from opt_tree.controllers import Controller
+from opt_tree.decoding.presets import plain
 from opt_tree.policies import TreePolicy
-from opt_tree.presets import plain
 
 Answers = Sequence[Generation] | Sequence[list[int]]
 Way = Callable[[Sequence[list[int]], int, int], Answers]

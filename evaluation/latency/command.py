@@ -20,14 +20,14 @@ from evaluation.latency import batches, decoding
 from evaluation.latency.advice import advice_table, forward_times, forwards_table, recommend
 from evaluation.latency.budget import Acceptance
 from evaluation.latency.forwards import Probe, measure
+from evaluation.run.inflate import describe
 from evaluation.run.machine import environment
 from evaluation.run.material import gather
 from evaluation.run.models import check_device, load, load_assistant, resolved
 from evaluation.run.options import AUTO, MOST_LANES, MOST_NODES, Asked
 from opt_tree import CausalLM, Controller, OptTree, TreePolicy
-from opt_tree.inflate import describe
+from opt_tree.decoding.step_costs import auto
 from opt_tree.policies import Shared
-from opt_tree.pricing import auto
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from evaluation.run.baselines import in_loop, transformers_assisted, transformer
 from evaluation.run.options import AUTO
 from evaluation.timing import Method, Timings, interleave
 from opt_tree import Controller, Decoder, Generation, Pair, TreePolicy
-from opt_tree.presets import plain
+from opt_tree.decoding.presets import plain
 
 BASELINES = ("plain", "transformers", "transformers assisted")
 _COLD = 2

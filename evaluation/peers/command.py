@@ -22,10 +22,10 @@ from evaluation.peers.text import figures, lay_out
 from evaluation.questions.prompts import Prompter
 from evaluation.questions.sets import load_set, select
 from evaluation.run.machine import processor
-from opt_tree.checkpoints import as_dtype, load_tokenizer
+from opt_tree.core.stopping import Stop
 from opt_tree.drafters.registry import parse_spec
-from opt_tree.models import KNOWN, drafters_of, resolve
-from opt_tree.stopping import Stop
+from opt_tree.models.checkpoints import as_dtype, load_tokenizer
+from opt_tree.models.named import KNOWN, drafters_of, resolve
 
 
 @dataclass(frozen=True)

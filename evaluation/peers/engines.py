@@ -91,7 +91,7 @@ def opt_tree(settings: Settings) -> Answer:
     import torch
 
     from opt_tree import Decoder, OptTree, Stop, load_pair
-    from opt_tree.presets import plain
+    from opt_tree.decoding.presets import plain
 
     torch.set_num_threads(settings.threads)
     # Plain decoding asks no drafter; the one that is named needs no files.

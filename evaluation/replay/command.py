@@ -25,7 +25,7 @@ from evaluation.run.material import gather
 from evaluation.run.options import Asked
 from opt_tree import CausalLM, OptTree, Pair, Static, TreePolicy
 from opt_tree.controllers import Auto, LengthPredictor
-from opt_tree.models import resolve
+from opt_tree.models.named import resolve
 from opt_tree.policies import Costs
 
 

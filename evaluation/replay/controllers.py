@@ -15,8 +15,8 @@ from tqdm import tqdm
 from evaluation.replay.costs import seconds
 from evaluation.replay.recording import record, replay
 from opt_tree import CausalLM, Controller, Decoder, Generation, OptTree, Pair, Static, TreePolicy
-from opt_tree.chain_lm import AnyLM
 from opt_tree.controllers import Auto, BetaLength, LengthPredictor, PredictedLength, Thompson
+from opt_tree.models.chain_lm import AnyLM
 from opt_tree.policies import Costs, ThresholdChain
 
 LONGEST = 8

@@ -27,13 +27,13 @@ from opt_tree import (
     Tree,
     TreePolicy,
 )
-from opt_tree.children import Reduced
+from opt_tree.core.children import Reduced
+from opt_tree.core.pool import CandidatePool, Frontier
+from opt_tree.core.probabilities import log_probs_of
+from opt_tree.core.step import Outcome
+from opt_tree.core.stopping import StopRule
+from opt_tree.core.target import Work
 from opt_tree.drafters import DrafterAround
-from opt_tree.pool import CandidatePool, Frontier
-from opt_tree.probabilities import log_probs_of
-from opt_tree.step import Outcome
-from opt_tree.stopping import StopRule
-from opt_tree.target import Work
 
 Branch = tuple[int, ...]
 Known = tuple[Float[np.ndarray, " columns"], Int[np.ndarray, " columns"]]

@@ -117,7 +117,7 @@ def _print_calibration(figures: dict[str, Any] | None, run: AnswerSet) -> None:
 
 def _fit(settings: dict[str, Any]) -> str:
     """The command that fits the drafter of a run."""
-    command = "python -m opt_tree.training.calibrate"
+    command = "python -m opt_tree.training.fitting.calibrate"
     for option, key in (("target", "base_model_path"), ("drafter", "draft_model_path"), ("eagle", "ea_model_path")):
         if settings.get(key, "demo") != "demo" or (option == "eagle" and key in settings):
             command += f" --{option} {settings[key]}"

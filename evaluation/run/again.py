@@ -14,7 +14,7 @@ from evaluation.questions.prompts import Prompter
 from evaluation.run.models import check_device, load_run, make_method
 from evaluation.run.options import DRAFTER_FLAGS, Options
 from opt_tree import Generation, Pair
-from opt_tree.target import shared
+from opt_tree.core.target import shared
 
 NEEDED = ("prompt_ids", "token_ids", "decoding_steps", "accept_lengths")
 

@@ -1,6 +1,6 @@
 """`transformers`' own decoding on the same model objects, timed.
 
-The plain loop with an empty tree is the other baseline; it is in the library (`opt_tree.presets.plain`).
+The plain loop with an empty tree is the other baseline; it is in the library (`opt_tree.decoding.presets.plain`).
 """
 
 import time

@@ -12,7 +12,7 @@ from evaluation.questions.prompts import Prompter
 from evaluation.questions.sets import Question
 from evaluation.timing import Timed
 from opt_tree import Decoder, Generation, Sampling
-from opt_tree.stopping import StopRule
+from opt_tree.core.stopping import StopRule
 
 T = TypeVar("T")
 

@@ -15,17 +15,17 @@ from transformers import PreTrainedModel
 from evaluation.questions.prompts import Prompter
 from evaluation.run.baselines import assistant_of, transformers_greedy
 from evaluation.run.conversation import Answer, InLoop
+from evaluation.run.inflate import inflate_pair
 from evaluation.run.options import Machine, Models, Options
 from evaluation.run.processes import Processes
 from evaluation.timing import Timed
 from opt_tree import Decoder, OptTree, Pair, Sampling, load_pair
-from opt_tree.checkpoints import as_dtype, check_same_tokenizer, load_causal_lm, load_tokenizer, require_device
+from opt_tree.decoding.presets import chain, opt, plain
+from opt_tree.decoding.step_costs import auto
 from opt_tree.drafters import model_drafter
 from opt_tree.drafters.registry import DrafterOptions, load_drafter
-from opt_tree.inflate import inflate_pair
-from opt_tree.models import resolve
-from opt_tree.presets import chain, opt, plain
-from opt_tree.pricing import auto
+from opt_tree.models.checkpoints import as_dtype, check_same_tokenizer, load_causal_lm, load_tokenizer, require_device
+from opt_tree.models.named import resolve
 
 
 def check_device(options: Machine) -> str:

@@ -8,10 +8,10 @@ from typing import Any, ClassVar
 import torch
 
 from evaluation.command_line import at_least, at_most, option
+from evaluation.run.inflate import parse_shape
 from opt_tree import OptTree, Sampling
 from opt_tree.drafters.registry import KINDS, parse_spec
-from opt_tree.inflate import parse_shape
-from opt_tree.models import KNOWN, drafter_of
+from opt_tree.models.named import KNOWN, drafter_of
 
 METHODS = ("opt", "chain", "none")
 DRAFTER_FLAGS = {"--draft-model-path": "lm:", "--ea-model-path": "eagle:"}

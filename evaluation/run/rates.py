@@ -10,7 +10,7 @@ from tqdm import tqdm
 from evaluation.questions.sets import Question
 from evaluation.run.conversation import Conversation
 from opt_tree import Decoder, Generation, Pair, Sampling, Static, match
-from opt_tree.children import IID, Children, TopK, WithoutReplacement
+from opt_tree.core.children import IID, Children, TopK, WithoutReplacement
 from opt_tree.policies import AcceptanceRates
 from opt_tree.verifiers import Verifier, multi_round, without_replacement
 

@@ -17,6 +17,7 @@ from evaluation.command_line import as_command, parse
 from evaluation.questions.prompts import Prompter, get_template
 from evaluation.questions.sets import Question, QuestionSet, load_set, select
 from evaluation.run.conversation import Answer, Conversation, History, side_by_side
+from evaluation.run.inflate import describe
 from evaluation.run.machine import environment
 from evaluation.run.models import load_run, make_method, place, relaunch, resolved
 from evaluation.run.options import Options
@@ -24,7 +25,6 @@ from evaluation.run.processes import LostProcess, Processes
 from evaluation.run.works import DRAFTING, Work, begin, check_parts, check_same, collect, finish, held, prepare
 from evaluation.timing import schedule
 from opt_tree import Pair
-from opt_tree.inflate import describe
 
 PLACE = {
     *("bench_name", "question_file", "data_dir", "fetch", "question_begin", "question_end", "limit", "history"),

@@ -1,7 +1,8 @@
 """The tree for this machine: what a second is worth is learned, and every node and layer has to pay for its seconds.
 
-Nothing is tuned by hand. What steps cost is measured once (`opt_tree.pricing`); how far the drafter's probabilities can
-be trusted, how much a further layer brings and how many tokens a second come out is learned from the steps.
+Nothing is tuned by hand. What steps cost is measured once (`opt_tree.decoding.step_costs`); how far the drafter's
+probabilities can be trusted, how much a further layer brings and how many tokens a second come out is learned from the
+steps.
 """
 
 import math
@@ -11,12 +12,12 @@ import numpy as np
 from jaxtyping import Float
 from torch import Tensor
 
-from opt_tree.children import Few
 from opt_tree.controllers.base import Controller
+from opt_tree.core.children import Few
+from opt_tree.core.step import Outcome, Step
+from opt_tree.core.target import Output
 from opt_tree.policies import Costs, Priced, Static, TreePolicy
 from opt_tree.policies.priced import KNOTS
-from opt_tree.step import Outcome, Step
-from opt_tree.target import Output
 
 PRIOR = 3.0
 """Expected tokens that a knot's first factor, that of the next more probable one, counts for."""

@@ -9,10 +9,10 @@ from abc import ABC, abstractmethod
 from jaxtyping import Float
 from torch import Tensor
 
-from opt_tree.children import Few
+from opt_tree.core.children import Few
+from opt_tree.core.step import Outcome, Step
+from opt_tree.core.target import Output
 from opt_tree.policies import TreePolicy
-from opt_tree.step import Outcome, Step
-from opt_tree.target import Output
 from opt_tree.verifiers import Verifier
 
 
@@ -53,7 +53,7 @@ class Controller(ABC):
         """
 
     def in_lanes(self, lanes: int) -> "Controller | None":
-        """One that several sequences side by side share, to decide together (`opt_tree.hub.meet`).
+        """One that several sequences side by side share, to decide together (`opt_tree.batch.scheduler.meet`).
 
         None, which is the default: each has a copy of this one.
         """

@@ -3,9 +3,9 @@
 from jaxtyping import Float
 from torch import Tensor
 
-from opt_tree.arguments import require
-from opt_tree.children import Few
 from opt_tree.controllers.base import Controller
+from opt_tree.core.children import Few
+from opt_tree.core.errors import require
 from opt_tree.policies import TreePolicy
 
 

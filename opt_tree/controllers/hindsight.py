@@ -2,9 +2,9 @@
 
 import numpy as np
 
+from opt_tree.core.step import Step
+from opt_tree.core.tree import Tree
 from opt_tree.policies import OptTree, Static, TreePolicy
-from opt_tree.step import Step
-from opt_tree.tree import Tree
 
 
 def tells_of(policy: TreePolicy, drawn: TreePolicy) -> bool:

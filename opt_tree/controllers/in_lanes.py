@@ -14,12 +14,12 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from opt_tree.children import Few
 from opt_tree.controllers.auto import Auto
-from opt_tree.hub import Table, meet
+from opt_tree.core.children import Few
+from opt_tree.core.meeting import Table, meet
+from opt_tree.core.step import Outcome, Step
+from opt_tree.core.target import Output
 from opt_tree.policies import Costs, Priced, TreePolicy
-from opt_tree.step import Outcome, Step
-from opt_tree.target import Output
 
 SHARE = 0.01
 """Trials may lose this part of all that was decoded."""

@@ -14,15 +14,14 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from opt_tree.checkpoints import CheckpointError, load_tensors, read_own_config, refused
-from opt_tree.children import Few
 from opt_tree.controllers.base import Controller
-from opt_tree.drafters.eagle_head import load_named
-from opt_tree.lm import CausalLM
+from opt_tree.core.children import Few
+from opt_tree.core.step import Outcome, Step
+from opt_tree.core.target import Output
+from opt_tree.core.tree import fetch
+from opt_tree.models.causal_lm import CausalLM
+from opt_tree.models.checkpoints import CheckpointError, load_named, load_tensors, read_own_config, refused
 from opt_tree.policies import Costs, Static, TreePolicy
-from opt_tree.step import Outcome, Step
-from opt_tree.target import Output
-from opt_tree.tree import fetch
 
 KIND = "opt_tree draft length"
 """What `config.json` beside a predictor says that it is."""
@@ -65,7 +64,10 @@ class LengthPredictor(nn.Module):
 
     @classmethod
     def load(cls, path: str, target: CausalLM) -> Self:
-        """Load what `opt_tree.training.draft_length` wrote. CheckpointError for anything else, or another target's."""
+        """Load what `opt_tree.training.controllers.draft_length` wrote.
+
+        Raises CheckpointError for anything else, and for another target's.
+        """
         config = read_own_config(path, KIND, "is no predictor of draft lengths")
         if config["hidden"] != target.hidden:
             raise CheckpointError(

@@ -5,12 +5,12 @@ from collections.abc import Iterable
 from jaxtyping import Float
 from torch import Tensor
 
-from opt_tree.arguments import require
-from opt_tree.children import Few
 from opt_tree.controllers.base import Controller
+from opt_tree.core.children import Few
+from opt_tree.core.errors import require
+from opt_tree.core.step import Outcome, Step
+from opt_tree.core.target import Output
 from opt_tree.policies import TreePolicy
-from opt_tree.step import Outcome, Step
-from opt_tree.target import Output
 
 
 class Scheduled(Controller):

@@ -18,16 +18,15 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from opt_tree import verifiers
-from opt_tree.checkpoints import CheckpointError, load_tensors, read_own_config, refused
-from opt_tree.children import Few
 from opt_tree.controllers.base import Controller
-from opt_tree.drafters.eagle_head import load_named
-from opt_tree.lm import CausalLM
+from opt_tree.core.children import Few
+from opt_tree.core.probabilities import log_probs_of
+from opt_tree.core.step import Outcome, Step
+from opt_tree.core.target import Output
+from opt_tree.core.tree import fetch
+from opt_tree.models.causal_lm import CausalLM
+from opt_tree.models.checkpoints import CheckpointError, load_named, load_tensors, read_own_config, refused
 from opt_tree.policies import Costs, Delayed, Static, TreePolicy
-from opt_tree.probabilities import log_probs_of
-from opt_tree.step import Outcome, Step
-from opt_tree.target import Output
-from opt_tree.tree import fetch
 from opt_tree.verifiers import Verifier
 
 KIND = "opt_tree tree values"
@@ -112,7 +111,10 @@ class TreeValues(nn.Module):
 
     @classmethod
     def load(cls, path: str, target: CausalLM) -> Self:
-        """Load what `opt_tree.training.tree_values` wrote. CheckpointError for anything else, or another target's."""
+        """Load what `opt_tree.training.controllers.tree_values` wrote.
+
+        Raises CheckpointError for anything else, and for another target's.
+        """
         config = read_own_config(path, KIND, "holds no values of trees")
         if config["hidden"] != target.hidden:
             raise CheckpointError(

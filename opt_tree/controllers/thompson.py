@@ -10,12 +10,12 @@ import numpy as np
 from jaxtyping import Float
 from torch import Tensor
 
-from opt_tree.children import Few
 from opt_tree.controllers.base import Controller
 from opt_tree.controllers.hindsight import tells_of, tokens_of
+from opt_tree.core.children import Few
+from opt_tree.core.step import Outcome, Step
+from opt_tree.core.target import Output
 from opt_tree.policies import Costs, Static, TreePolicy
-from opt_tree.step import Outcome, Step
-from opt_tree.target import Output
 
 MOST = 2
 """Tokens that a policy is thought to add at most before it was seen, of those that its further layers could add."""

@@ -15,14 +15,14 @@ from typing import Any
 
 import numpy as np
 
-from opt_tree.arguments import require
-from opt_tree.beside import Beside, follow
-from opt_tree.decode import Generation
+from opt_tree.core.errors import require
+from opt_tree.core.step import Step
+from opt_tree.core.tree import Tree
+from opt_tree.decoding.counterfactual import Beside, follow
+from opt_tree.decoding.generation import Generation
 from opt_tree.display.page import STYLE, answer_spans, summary, table
 from opt_tree.display.transcripts import Texts, token_label
 from opt_tree.display.trees import children_of, escape, lines_of
-from opt_tree.step import Step
-from opt_tree.tree import Tree
 
 _HERE = Path(__file__).parent
 RUN = "this run"

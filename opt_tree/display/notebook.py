@@ -4,12 +4,12 @@ Owns what stands in the `_repr_html_` of the three. They know no tokenizer, so t
 `in_notebook(tokenizer)`.
 """
 
-from opt_tree.decode import Generation
+from opt_tree.core.step import Step
+from opt_tree.core.tree import Tree
+from opt_tree.decoding.generation import Generation
 from opt_tree.display.page import STYLE, answer_spans, step_figures, summary, table
 from opt_tree.display.transcripts import Ids, Texts
 from opt_tree.display.trees import svg_tree
-from opt_tree.step import Step
-from opt_tree.tree import Tree
 
 
 def rich(shown: Generation | Step | Tree, tokenizer: Texts | None = None) -> str:
@@ -40,3 +40,8 @@ def in_notebook(tokenizer: Texts) -> None:
     formatter = shell.display_formatter.formatters["text/html"]
     for kind in (Generation, Step, Tree):
         formatter.for_type(kind, lambda shown: rich(shown, tokenizer))
+
+
+# Whoever decodes needs no display: the three learn to show themselves when this module is imported.
+for _kind in (Generation, Step, Tree):
+    setattr(_kind, "_repr_html_", rich)  # noqa: B010

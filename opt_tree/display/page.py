@@ -7,11 +7,11 @@ import itertools
 import statistics
 from collections.abc import Mapping, Sequence
 
-from opt_tree.arguments import require
-from opt_tree.decode import Generation
+from opt_tree.core.errors import require
+from opt_tree.core.step import Step
+from opt_tree.decoding.generation import Generation
 from opt_tree.display.transcripts import Texts, pieces
 from opt_tree.display.trees import escape, svg_tree
-from opt_tree.step import Step
 
 
 def to_html(

@@ -8,8 +8,8 @@ import itertools
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
-from opt_tree.arguments import require
-from opt_tree.decode import Generation
+from opt_tree.core.errors import require
+from opt_tree.decoding.generation import Generation
 
 # A model may emit escape sequences: control characters become visible signs, only tabs and new lines keep their sense.
 VISIBLE = (

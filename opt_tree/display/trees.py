@@ -10,10 +10,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from opt_tree.arguments import require
+from opt_tree.core.errors import require
+from opt_tree.core.step import Step
+from opt_tree.core.tree import Tree
 from opt_tree.display.transcripts import VISIBLE, Texts, token_label
-from opt_tree.step import Step
-from opt_tree.tree import Tree
 
 
 def draw_tree(tree: Tree, tokenizer: Texts, path: Sequence[int] | None = None) -> str:

@@ -2,8 +2,8 @@
 
 It answers in *scores*: log-probabilities up to a constant a row, of any float dtype, valid until the drafter runs
 again. Logits are scores. Whatever wraps them on the way, they are normalised in one place, once
-(`opt_tree.probabilities.log_probs_of`). -inf is never proposed, and a row of -inf says that nothing is known: the node
-has no children. A drafter that knows a few tokens of each node only says just these (`Few`).
+(`opt_tree.core.probabilities.log_probs_of`). -inf is never proposed, and a row of -inf says that nothing is known: the
+node has no children. A drafter that knows a few tokens of each node only says just these (`Few`).
 """
 
 from abc import ABC, abstractmethod
@@ -13,12 +13,12 @@ from typing import Any
 from jaxtyping import Float
 from torch import Tensor
 
-from opt_tree.chain_lm import AnyLM
-from opt_tree.children import Few, Reduced
-from opt_tree.pool import Frontier
-from opt_tree.probabilities import log_probs_of
-from opt_tree.step import Outcome
-from opt_tree.target import Laws, Output, Work
+from opt_tree.core.children import Few, Reduced
+from opt_tree.core.pool import Frontier
+from opt_tree.core.probabilities import log_probs_of
+from opt_tree.core.step import Outcome
+from opt_tree.core.target import Laws, Output, Work
+from opt_tree.models.chain_lm import AnyLM
 
 
 class Drafter(ABC):

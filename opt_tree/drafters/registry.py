@@ -13,9 +13,31 @@ from typing import NamedTuple
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from opt_tree.arguments import require
-from opt_tree.chain_lm import AnyLM, ChainLM
-from opt_tree.checkpoints import (
+from opt_tree.core.errors import require
+from opt_tree.drafters.base import Drafter
+from opt_tree.drafters.combined.copying import Copying
+from opt_tree.drafters.combined.grafted import Grafted
+from opt_tree.drafters.combined.product import EXPONENTS, Product
+from opt_tree.drafters.combined.rasd import Rasd
+from opt_tree.drafters.combined.sharpened import Sharpened
+from opt_tree.drafters.draft_vocabulary import read_vocabulary
+from opt_tree.drafters.heads.dflash import load_dflash
+from opt_tree.drafters.heads.eagle import load_eagle
+from opt_tree.drafters.heads.eagle3 import is_eagle3, load_eagle3
+from opt_tree.drafters.heads.early_exit import load_early_exit
+from opt_tree.drafters.heads.one_pass import load_medusa
+from opt_tree.drafters.heads.residual import load_residual_heads, read_base
+from opt_tree.drafters.small_models.chain_lm import model_drafter
+from opt_tree.drafters.small_models.trimmed import TrimmedDrafter
+from opt_tree.drafters.tables.file_format import fingerprint
+from opt_tree.drafters.tables.lookup import Lookup
+from opt_tree.drafters.tables.ngram import NGramDrafter
+from opt_tree.drafters.tables.ngram_recycling import NGramRecycling
+from opt_tree.drafters.tables.recycling import TokenRecycling
+from opt_tree.drafters.tables.store import Store, StoreDrafter
+from opt_tree.models.causal_lm import Buckets, CausalLM
+from opt_tree.models.chain_lm import AnyLM, ChainLM
+from opt_tree.models.checkpoints import (
     CheckpointError,
     check_finite,
     check_same_tokenizer,
@@ -25,29 +47,7 @@ from opt_tree.checkpoints import (
     read_calibration,
     refused,
 )
-from opt_tree.drafters.base import Drafter
-from opt_tree.drafters.chain_lm import model_drafter
-from opt_tree.drafters.copying import Copying
-from opt_tree.drafters.dflash import load_dflash
-from opt_tree.drafters.eagle import load_eagle
-from opt_tree.drafters.eagle3 import is_eagle3, load_eagle3
-from opt_tree.drafters.early_exit import load_early_exit
-from opt_tree.drafters.grafted import Grafted
-from opt_tree.drafters.lookup import Lookup
-from opt_tree.drafters.ngram import NGramDrafter
-from opt_tree.drafters.ngram_recycling import NGramRecycling
-from opt_tree.drafters.one_pass import load_medusa
-from opt_tree.drafters.product import EXPONENTS, Product
-from opt_tree.drafters.rasd import Rasd
-from opt_tree.drafters.recycling import TokenRecycling
-from opt_tree.drafters.reduced import read_vocabulary
-from opt_tree.drafters.residual import load_residual_heads, read_base
-from opt_tree.drafters.sharpened import Sharpened
-from opt_tree.drafters.store import Store, StoreDrafter
-from opt_tree.drafters.tables import fingerprint
-from opt_tree.drafters.trimmed import TrimmedDrafter
-from opt_tree.lm import Buckets, CausalLM
-from opt_tree.models import resolve
+from opt_tree.models.named import resolve
 
 
 @dataclass(frozen=True)
@@ -234,7 +234,7 @@ def folders_of(spec: str) -> list[str]:
 def load_drafter(spec: str, target: AnyLM, options: DrafterOptions = DrafterOptions()) -> Drafter:
     """Load a drafter for `target`: `lm:PATH`, `eagle:PATH`, ...; see `KINDS`. PATH may be a Hub id or "demo".
 
-    A temperature that `opt_tree.training.calibrate` stored beside it sharpens it at temperature 0.
+    A temperature that `opt_tree.training.fitting.calibrate` stored beside it sharpens it at temperature 0.
     Raises CheckpointError with the path in it where there is none, or none for this target.
     """
     require(str, spec=spec)

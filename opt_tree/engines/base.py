@@ -9,7 +9,7 @@ from typing import NamedTuple
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from opt_tree.target import Output
+from opt_tree.core.target import Output
 
 Mask = Bool[Tensor, "lanes 1 rows keys"]
 

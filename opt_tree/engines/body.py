@@ -15,11 +15,11 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from transformers.cache_utils import Cache
 
-from opt_tree.attention import additive
+from opt_tree.core.probabilities import grouped_log_probs
+from opt_tree.core.target import Laws, Output
 from opt_tree.engines.base import Forward, Mask
-from opt_tree.engines.grouped import grouped_attention
-from opt_tree.probabilities import grouped_log_probs
-from opt_tree.target import Laws, Output
+from opt_tree.engines.grouped_attention import grouped_attention
+from opt_tree.engines.masks import additive
 
 
 def compute(

@@ -6,11 +6,11 @@ from typing import Any
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from opt_tree.cache import KVCache
+from opt_tree.core.target import Output
 from opt_tree.engines.base import Engine, Forward
 from opt_tree.engines.body import compute, laws_of, model_inputs, takes, watched_module
-from opt_tree.engines.packed import PackedWeights
-from opt_tree.target import Output
+from opt_tree.engines.kv_cache import KVCache
+from opt_tree.engines.prepacked import PackedWeights
 
 
 class Eager(Engine):

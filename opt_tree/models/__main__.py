@@ -9,8 +9,8 @@ from pathlib import Path
 
 import transformers
 
-from opt_tree.checkpoints import CheckpointError
-from opt_tree.models import KNOWN, cached, drafter_of, fetch, folder_of
+from opt_tree.models.checkpoints import CheckpointError
+from opt_tree.models.named import KNOWN, cached, drafter_of, fetch, folder_of
 
 
 def main(arguments: list[str] | None = None) -> int:

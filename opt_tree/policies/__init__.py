@@ -1,5 +1,6 @@
 """Tree policies: which nodes to draft, which to verify."""
 
+from opt_tree.policies.acceptance_rates import HALVING, AcceptanceRates
 from opt_tree.policies.base import TreePolicy
 from opt_tree.policies.costs import Costs
 from opt_tree.policies.delayed import Delayed
@@ -9,7 +10,6 @@ from opt_tree.policies.eagle2 import Eagle2
 from opt_tree.policies.greedy_static import greedy_static_tree
 from opt_tree.policies.opt import OptTree
 from opt_tree.policies.priced import Priced
-from opt_tree.policies.rates import HALVING, AcceptanceRates
 from opt_tree.policies.registry import POLICIES, make_policy
 from opt_tree.policies.rheo import Rheo
 from opt_tree.policies.sampled import Sampled

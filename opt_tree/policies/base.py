@@ -5,8 +5,8 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 from jaxtyping import Int
 
-from opt_tree.children import Children
-from opt_tree.pool import CandidatePool
+from opt_tree.core.children import Children
+from opt_tree.core.pool import CandidatePool
 
 
 @runtime_checkable

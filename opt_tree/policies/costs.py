@@ -1,6 +1,6 @@
 """What a step costs on one machine: seconds by the rows of its forwards, growing with the context.
 
-Owns the arithmetic only. `opt_tree.pricing` measures the numbers; policies and controllers spend them.
+Owns the arithmetic only. `opt_tree.decoding.step_costs` measures the numbers; policies and controllers spend them.
 """
 
 import math
@@ -13,7 +13,7 @@ from typing import Any, Self
 import numpy as np
 from jaxtyping import Float
 
-from opt_tree.step import Step
+from opt_tree.core.step import Step
 
 Curve = tuple[tuple[int, float], ...]
 """Seconds by rows: points (rows, seconds), rows rising. Linear between, and behind the last as on average over the last

@@ -7,9 +7,9 @@ from functools import cached_property
 import numpy as np
 from jaxtyping import Int
 
-from opt_tree.children import TopK
+from opt_tree.core.children import TopK
+from opt_tree.core.pool import CandidatePool
 from opt_tree.policies.eagle2 import Eagle2
-from opt_tree.pool import CandidatePool
 
 
 @dataclass(frozen=True)

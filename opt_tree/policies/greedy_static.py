@@ -3,7 +3,7 @@
 import heapq
 from math import inf
 
-from opt_tree.policies.rates import AcceptanceRates
+from opt_tree.policies.acceptance_rates import AcceptanceRates
 from opt_tree.policies.static import Static
 
 

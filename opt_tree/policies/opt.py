@@ -7,9 +7,9 @@ from numbers import Real
 import numpy as np
 from jaxtyping import Int
 
-from opt_tree.arguments import require
-from opt_tree.children import TopK
-from opt_tree.pool import CandidatePool
+from opt_tree.core.children import TopK
+from opt_tree.core.errors import require
+from opt_tree.core.pool import CandidatePool
 
 
 @dataclass(frozen=True)

@@ -9,11 +9,11 @@ from typing import NamedTuple, Self
 import numpy as np
 from jaxtyping import Float, Int
 
-from opt_tree import native
-from opt_tree.children import TopK
-from opt_tree.hub import Table, alone, meet
+from opt_tree.core import native
+from opt_tree.core.children import TopK
+from opt_tree.core.meeting import Table, alone, meet
+from opt_tree.core.pool import CandidatePool
 from opt_tree.policies.costs import LARGEST, Costs
-from opt_tree.pool import CandidatePool
 
 KNOTS = tuple(np.log((0.02, 0.05, 0.1, 0.2, 0.4, 0.6, 0.8, 0.95, 1.0)).tolist())
 """Path log-probabilities at which calibration is learned."""

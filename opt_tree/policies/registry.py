@@ -9,7 +9,8 @@ import itertools
 import math
 from collections.abc import Callable
 
-from opt_tree.children import Children, TopK
+from opt_tree.core.children import Children, TopK
+from opt_tree.policies.acceptance_rates import HALVING, AcceptanceRates, Rates
 from opt_tree.policies.base import TreePolicy
 from opt_tree.policies.delayed import Delayed
 from opt_tree.policies.dynamic_depth import DynamicDepth
@@ -17,8 +18,7 @@ from opt_tree.policies.dyspec import DySpec
 from opt_tree.policies.eagle2 import Eagle2
 from opt_tree.policies.greedy_static import greedy_static_tree
 from opt_tree.policies.opt import OptTree
-from opt_tree.policies.published import PublishedRule
-from opt_tree.policies.rates import HALVING, AcceptanceRates, Rates
+from opt_tree.policies.published_rule import PublishedRule
 from opt_tree.policies.rheo import Rheo
 from opt_tree.policies.sampled import Sampled
 from opt_tree.policies.sequoia import SequoiaTree

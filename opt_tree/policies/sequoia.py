@@ -8,10 +8,10 @@ import numpy as np
 from jaxtyping import Int
 from numpy.lib.stride_tricks import sliding_window_view
 
-from opt_tree.children import Children, TopK
-from opt_tree.policies.rates import AcceptanceRates, Rates
+from opt_tree.core.children import Children, TopK
+from opt_tree.core.pool import CandidatePool
+from opt_tree.policies.acceptance_rates import AcceptanceRates, Rates
 from opt_tree.policies.static import Static
-from opt_tree.pool import CandidatePool
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Int
 
-from opt_tree.children import TopK
-from opt_tree.pool import CandidatePool
+from opt_tree.core.children import TopK
+from opt_tree.core.pool import CandidatePool
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,7 @@
 """A target's own answers as they lie on disk, read as tokens: rows of prompt and answer, and documents of both.
 
-Owns where an answer begins. Answer files of `evaluation` are read by `opt_tree.training.store`, which needs no prompts.
+Owns where an answer begins. Answer files of `evaluation` are read by `opt_tree.training.fitting.store`, which needs no
+prompts.
 """
 
 import json
@@ -13,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
-from opt_tree.support import one_line
+from opt_tree.core.errors import one_line
 from opt_tree.training.stream import load_part
 
 _KINDS = ("*.npz", "*.jsonl", "*.jsonl.xz")

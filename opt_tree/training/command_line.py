@@ -14,9 +14,9 @@ import torch
 from torch import nn
 from transformers import PreTrainedTokenizerBase, set_seed
 
-from opt_tree.checkpoints import check_is_folder
-from opt_tree.models import resolve
-from opt_tree.training.data import add_data, corpus_names
+from opt_tree.models.checkpoints import check_is_folder
+from opt_tree.models.named import resolve
+from opt_tree.training.embedded_family.data import add_data, corpus_names
 from opt_tree.training.files import check_replaceable, check_writable
 from opt_tree.training.stream import OWN, Mixture, TokenDocuments
 from opt_tree.training.trainer import Examples, Loss, Run, Schedule, Source, fit, load_streams, read_pairs

@@ -17,8 +17,8 @@ from torch.utils.data import Dataset
 from tqdm import tqdm
 from transformers import PreTrainedTokenizerBase
 
-from opt_tree.support import one_line
-from opt_tree.training.data import Split, read_corpus, render
+from opt_tree.core.errors import one_line
+from opt_tree.training.embedded_family.data import Split, read_corpus, render
 from opt_tree.training.files import whole
 
 FORMAT = 1  # part of every cache key: raise it when the split, the rendering or the order of a stream changes

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset, Sampler, SequentialSampler
 from transformers import PreTrainedTokenizerBase, Trainer, TrainingArguments
 
-from opt_tree.training.data import corpus_names
+from opt_tree.training.embedded_family.data import corpus_names
 from opt_tree.training.files import last_checkpoint
 from opt_tree.training.optimizer import MuonAdamW
 from opt_tree.training.stream import Blocks, Mixture, TokenDocuments, build_stream, collate

@@ -15,11 +15,11 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from opt_tree.children import Children, TopK
-from opt_tree.probabilities import probs_of
-from opt_tree.random import Random
-from opt_tree.sampling import LazyLogits, Logits
-from opt_tree.tree import Tree, fetch, on_host
+from opt_tree.core.children import Children, TopK
+from opt_tree.core.probabilities import probs_of
+from opt_tree.core.random import Random
+from opt_tree.core.sampling import LazyLogits, Logits
+from opt_tree.core.tree import Tree, fetch, on_host
 
 Probs = Float[np.ndarray, " possible"]
 """Probabilities of the next token: of every one in the vocabulary, or of those that are possible (see `Node`)."""

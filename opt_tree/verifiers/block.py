@@ -4,10 +4,10 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from opt_tree.children import IID, WithoutReplacement
-from opt_tree.random import Random
-from opt_tree.sampling import Logits
-from opt_tree.tree import Tree
+from opt_tree.core.children import IID, WithoutReplacement
+from opt_tree.core.random import Random
+from opt_tree.core.sampling import Logits
+from opt_tree.core.tree import Tree
 from opt_tree.verifiers.base import Attempt, Verdict, drafted_from, node_at, residual, valid_for, walk_up
 
 

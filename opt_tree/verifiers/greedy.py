@@ -7,11 +7,11 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from opt_tree import native
-from opt_tree.children import IID, BestAndDraw, TopK, WithoutReplacement
-from opt_tree.random import Random
-from opt_tree.sampling import LazyLogits, Logits
-from opt_tree.tree import Tree, fetch, on_host
+from opt_tree.core import native
+from opt_tree.core.children import IID, BestAndDraw, TopK, WithoutReplacement
+from opt_tree.core.random import Random
+from opt_tree.core.sampling import LazyLogits, Logits
+from opt_tree.core.tree import Tree, fetch, on_host
 from opt_tree.verifiers.base import Probs, Verdict, follow, valid_for
 
 

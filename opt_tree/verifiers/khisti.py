@@ -6,10 +6,10 @@ import warnings
 import numpy as np
 from jaxtyping import Float, Int
 
-from opt_tree.children import IID
-from opt_tree.random import Random
-from opt_tree.sampling import Logits
-from opt_tree.tree import Tree
+from opt_tree.core.children import IID
+from opt_tree.core.random import Random
+from opt_tree.core.sampling import Logits
+from opt_tree.core.tree import Tree
 from opt_tree.verifiers.base import Probs, Verdict, valid_for, walk_down
 from opt_tree.verifiers.naive import first_child
 

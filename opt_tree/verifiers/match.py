@@ -8,10 +8,10 @@ deterministic children.
 import numpy as np
 from jaxtyping import Float, Int
 
-from opt_tree.children import IID, BestAndDraw, TopK, WithoutReplacement
-from opt_tree.random import Random
-from opt_tree.sampling import LazyLogits, Logits
-from opt_tree.tree import Tree, fetch
+from opt_tree.core.children import IID, BestAndDraw, TopK, WithoutReplacement
+from opt_tree.core.random import Random
+from opt_tree.core.sampling import LazyLogits, Logits
+from opt_tree.core.tree import Tree, fetch
 from opt_tree.verifiers.base import Probs, Verdict, follow, valid_for
 
 

@@ -3,10 +3,10 @@
 import numpy as np
 from jaxtyping import Int
 
-from opt_tree.children import IID, WithoutReplacement
-from opt_tree.random import Random
-from opt_tree.sampling import Logits
-from opt_tree.tree import Tree
+from opt_tree.core.children import IID, WithoutReplacement
+from opt_tree.core.random import Random
+from opt_tree.core.sampling import Logits
+from opt_tree.core.tree import Tree
 from opt_tree.verifiers.base import Probs, Verdict, residual, valid_for, walk_down
 
 

@@ -3,10 +3,10 @@
 import numpy as np
 from jaxtyping import Int
 
-from opt_tree.children import BestAndDraw, WithoutReplacement
-from opt_tree.random import Random
-from opt_tree.sampling import Logits
-from opt_tree.tree import Tree
+from opt_tree.core.children import BestAndDraw, WithoutReplacement
+from opt_tree.core.random import Random
+from opt_tree.core.sampling import Logits
+from opt_tree.core.tree import Tree
 from opt_tree.verifiers.base import Probs, Verdict, in_turn, valid_for, walk_down
 from opt_tree.verifiers.without_replacement import without
 

@@ -34,10 +34,10 @@ from evaluation.run.models import check_device, load
 from evaluation.run.options import Models
 from opt_tree import CausalLM, Decoder, Drafter, OptTree, Random, Sampling, Static, Tree, TreePolicy
 from opt_tree import verifiers as judges
-from opt_tree.children import IID, Layer, Picked, TopK
-from opt_tree.decode import check_prompt
+from opt_tree.core.children import IID, Layer, Picked, TopK
+from opt_tree.core.probabilities import probs_of
+from opt_tree.decoding.generation import check_prompt
 from opt_tree.policies import DySpec, Rheo, Sampled
-from opt_tree.probabilities import probs_of
 from tests.statistical.chi_square import cells, fit
 from tests.statistical.memoised import MemoisedDrafter, MemoisedTarget, Text
 

@@ -9,9 +9,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from opt_tree import CausalLM, Drafter, Tree
-from opt_tree.pool import Frontier
-from opt_tree.step import Outcome
-from opt_tree.target import Output, Target
+from opt_tree.core.pool import Frontier
+from opt_tree.core.step import Outcome
+from opt_tree.core.target import Output, Target
 
 Text = tuple[int, ...]
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 from enumeration import unchecked
-from models import causal_logits, prompt, tiny, tiny_drafter
+from tiny_models import causal_logits, prompt, tiny, tiny_drafter
 from transformers import (
     LogitsProcessorList,
     RepetitionPenaltyLogitsProcessor,

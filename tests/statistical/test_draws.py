@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 from conftest import Laws, TableDrafter, TableTarget, hashed_laws
 from enumeration import unchecked
-from models import causal_logits, prompt, save_pair, tiny, tiny_drafter, tiny_head
 from scipy.stats import chisquare
+from tiny_models import causal_logits, prompt, save_pair, tiny, tiny_drafter, tiny_head
 
 from opt_tree import CausalLM, CausalLMDrafter, Drafter, EagleDrafter, Sampling
-from opt_tree.children import IID
+from opt_tree.core.children import IID
 from opt_tree.policies import Sampled
 from opt_tree.verifiers import valid_for
 from opt_tree.verifiers.base import Probs, walk_down

@@ -1,0 +1,117 @@
+"""Several sequences side by side: each runs the loop as it is, and waits where it needs what others have a part in.
+
+Owns who runs when. A sequence is a greenlet: a forward of its models switches to the hub (`side_by_side`), which waits
+until every lane asks for something, runs the forwards of one model together (`batch.py`) and switches back with the
+answers. Verifiers, drafters and the loop know nothing of it; a policy may ask all lanes to decide together (`meet`).
+"""
+
+import contextvars
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, TypeVar
+
+import greenlet
+import torch
+
+from opt_tree.batch.shared_forwards import Ask
+from opt_tree.core.meeting import LaneThread, Meeting
+from opt_tree.engines.kv_cache import inference
+
+T = TypeVar("T")
+
+
+def side_by_side(jobs: Iterable[Callable[[int], T]], lanes: int) -> Iterator[tuple[int, T]]:
+    """Run jobs, each in a lane of its own as long as it lasts; yield each one's place and result as it ends.
+
+    A job is told the number of its lane, from 0; another one begins there as soon as it is free. An error in one ends
+    all, and says which it was in a note; closing the iterator ends them, too.
+    """
+    hub = _Hub(jobs, lanes)
+    try:
+        while hub.fill():
+            hub.forward()
+            yield from hub.ended()
+        yield from hub.ended()
+    finally:
+        hub.close()
+
+
+class _Hub:
+    """Jobs under way and what they wait for.
+
+    Lanes go on in inference mode: they take turns inside theirs, which would otherwise be left out of order.
+    """
+
+    def __init__(self, jobs: Iterable[Callable[[int], Any]], lanes: int) -> None:
+        self._jobs = enumerate(jobs)
+        self._free = list(range(lanes))[::-1]
+        self._live: dict[int, tuple[int, greenlet.greenlet]] = {}
+        self._asked: dict[int, Ask | Meeting] = {}
+        self._ended: list[tuple[int, Any]] = []
+
+    @inference
+    def fill(self) -> bool:
+        """Begin jobs while there are lanes for them; whether any is under way then."""
+        while self._free and (new := next(self._jobs, None)) is not None:
+            place, job = new
+            thread = LaneThread(job)
+            thread.gr_context = contextvars.copy_context()
+            lane = self._free.pop()
+            self._live[lane] = place, thread
+            self._resume(lane, lane)
+        return bool(self._live)
+
+    @inference
+    def forward(self) -> None:
+        """Run the forwards of one model that lanes wait for, and let these go on. A target waits for all others.
+
+        Lanes that meet wait for the drafters' forwards, too: then everybody who drafts has come.
+        """
+        asks = [ask for ask in self._asked.values() if isinstance(ask, Ask)]
+        if len(asks) < len(self._asked) and all(ask.engine.packed.last for ask in asks):
+            return self._meet()
+        models = [ask.engine.packed for ask in asks]
+        chosen = max(models, key=lambda packed: (not packed.last, models.count(packed)))
+        lanes = {id(ask): lane for lane, ask in self._asked.items()}
+        for part in chosen.parts([ask for ask in asks if ask.engine.packed is chosen]):
+            outputs = chosen.run(part)
+            for ask, output in zip(part, outputs, strict=True):
+                self._resume(lanes[id(ask)], output)
+
+    def _meet(self) -> None:
+        """Decide for the lanes that meet; those that have come to stay until the end wait for the others."""
+        meetings = {lane: ask for lane, ask in self._asked.items() if isinstance(ask, Meeting)}
+        under_way = any(not meeting.last for meeting in meetings.values())
+        for table in dict.fromkeys(meeting.table for meeting in meetings.values()):
+            lanes = [lane for lane in sorted(meetings) if meetings[lane].table == table]
+            answers = table.decide([meetings[lane].brings for lane in lanes])
+            for lane, answer in zip(lanes, answers, strict=True):
+                if not (under_way and meetings[lane].last):
+                    self._resume(lane, answer)
+
+    def _resume(self, lane: int, answer: Any) -> None:
+        """Let a lane go on until it asks for a forward or ends."""
+        place, thread = self._live[lane]
+        self._asked.pop(lane, None)
+        try:
+            found = thread.switch(answer)
+        except BaseException as error:
+            error.add_note(f"(sequence {place} of those side by side)")
+            raise
+        if not thread.dead:
+            self._asked[lane] = found
+            return
+        self._ended.append((place, found))
+        del self._live[lane]
+        self._free.append(lane)
+
+    def ended(self) -> list[tuple[int, Any]]:
+        """What has ended since the last time."""
+        ended, self._ended = self._ended, []
+        return ended
+
+    def close(self) -> None:
+        """End what is under way."""
+        for _, thread in self._live.values():
+            while not thread.dead:
+                with torch.inference_mode():
+                    thread.throw()

@@ -1,0 +1,220 @@
+"""Forwards of several sequences as one: which go together, and how they are packed.
+
+Owns what a lane has of a model; `packing.py` makes the tensors. Who runs when is `hub.py`'s: a forward of a lane
+switches to it.
+"""
+
+from collections.abc import Mapping, Sequence
+from itertools import accumulate
+from math import inf
+from typing import Any, NamedTuple
+
+import greenlet
+import torch
+from torch import nn
+
+from opt_tree.batch.kv_lanes import Lane, Storage
+from opt_tree.batch.merge_tensors import cheapest_split, in_blocks, in_lanes
+from opt_tree.core.target import Output
+from opt_tree.engines import Compiled, Engine, Forward
+from opt_tree.engines.body import compute_batch, laws_of, model_inputs, takes
+from opt_tree.engines.eager import attention_kernels
+from opt_tree.engines.kv_cache import KVCache
+from opt_tree.models.causal_lm import CausalLM
+from opt_tree.models.chain_lm import ChainLM
+
+_CALL = {"cpu": 32}
+_CALL_ELSEWHERE = 128
+"""What a forward costs however few rows it has, in rows: weights are read and kernels launched once. Measured on the
+demo target on a CPU; accelerators take many more rows before they are busy."""
+_KEYS = 4
+"""Attention to this many keys times the model's width costs as much as all else of a row. Measured likewise."""
+_COPIED = 128
+"""Copying this many keys out of their lanes costs as much as a row. Measured likewise."""
+_ONE_ROW = 512
+"""Rows of several lanes in one batch row at most: what a prefill takes at once."""
+
+
+class Ask(NamedTuple):
+    """A forward that a lane waits for."""
+
+    engine: "LaneEngine"
+    forward: Forward
+
+    @property
+    def rows(self) -> int:
+        return self.forward.ints.shape[1]
+
+    @property
+    def fresh(self) -> bool:
+        """Whether its rows are all that they see: the beginning of a prompt."""
+        return self.engine.lane.read == (0, self.rows)
+
+
+class LaneEngine(Engine):
+    """The engine of one lane: it asks the hub. Outside of the hub's greenlets there is nobody to ask."""
+
+    name = "lane"
+
+    def __init__(self, packed: "Packed", lane: Lane) -> None:
+        self.packed, self.lane = packed, lane
+
+    def run(self, forward: Forward) -> Output:
+        return greenlet.getcurrent().parent.switch(Ask(self, forward))
+
+    def watch(self, layers: tuple[int, ...]) -> None:
+        self.packed.lm.watch(layers)
+
+
+class Packed:
+    """One model for all lanes: its storage, and forwards of several lanes as one."""
+
+    def __init__(self, lm: CausalLM, lanes: int, last: bool) -> None:
+        self.lm, self.storage, self.last = lm, Storage(lm.cache.shapes, lanes), last
+        self._keeps_logits = takes(lm.model, "logits_to_keep")
+        self._call = _CALL.get(lm.device.type, _CALL_ELSEWHERE)
+
+    def views(self) -> list[CausalLM]:
+        """The model as each lane has it."""
+        return [self.lm.in_lane(lane, LaneEngine(self, lane)) for lane in self.storage.lanes]
+
+    def parts(self, asked: Sequence[Ask]) -> list[list[Ask]]:
+        """Split forwards into those that run as one, each part in the order of its lanes."""
+        parts = [list(asked)]
+        if min(self._shapes(asked)) - sum(ask.rows for ask in asked) > self._call:  # else another call saves less
+            parts = cheapest_split(sorted(asked, key=lambda ask: -ask.rows), self._cost)
+        return [sorted(part, key=lambda ask: ask.engine.lane.number) for part in parts]
+
+    def _cost(self, asked: Sequence[Ask]) -> float:
+        """Of running these as one, in rows."""
+        return self._call + min(self._shapes(asked))
+
+    def _shapes(self, asked: Sequence[Ask]) -> tuple[float, float]:
+        """What the rows of these cost padded to the longest, and one behind the other in one batch row."""
+        rows = [ask.rows for ask in asked]
+        longest, whole = max(rows), sum(rows)
+        padded, far, engine = len(asked) * longest, _KEYS * self.lm.hidden, self.lm.engine
+        keys = [ask.engine.lane.read[1] for ask in asked]
+        side_by_side = padded * (1 + max(keys) / far)
+        if padded == whole or whole > _ONE_ROW or (isinstance(engine, Compiled) and engine.takes(padded)):
+            return side_by_side, inf
+        copied = 0.0 if all(ask.fresh for ask in asked) else sum(keys) / _COPIED
+        return side_by_side, whole * (1 + sum(keys) / far) + copied
+
+    def run(self, asked: Sequence[Ask]) -> list[Output]:
+        """Run forwards of different lanes, in their order, as one: padded on the left, and to the keys of the fullest.
+
+        A padding row sees the first key of its lane alone and is written where nobody reads; nobody sees it. Forwards
+        go without padding, one behind the other, where that is cheaper: beginnings of prompts mostly.
+        """
+        padded, in_a_row = self._shapes(asked)
+        if in_a_row < padded:
+            return self._in_a_row(asked)
+        rows, engine = max(ask.rows for ask in asked), self.lm.engine
+        keys = max(ask.engine.lane.read[1] for ask in asked)
+        lanes = [ask.engine.lane.number for ask in asked]
+        self.storage.reserve(keys)
+        if isinstance(engine, Compiled) and engine.takes((lanes[-1] + 1 - lanes[0]) * rows):
+            return self._compiled(engine, asked, rows, keys)
+        forwards = [ask.forward for ask in asked]
+        ints, mask, more = in_lanes(forwards, rows, keys, self.storage.slots - 1)
+        self.storage.open(lanes, keys, ints[2])
+        inputs = model_inputs(self.lm.model, ints, mask, *more)
+        whole = not all(forward.last_only and forward.slots is None for forward in forwards)
+        if not whole and self._keeps_logits:
+            inputs["logits_to_keep"] = 1
+        with attention_kernels(self.lm.device), self.lm.eager.packed:
+            logits, states = compute_batch(self.lm.model, inputs, self.storage, engine.layers)
+        outputs = []
+        for row, ask in enumerate(asked):
+            own = {layer: found[row, -ask.rows :] for layer, found in states.items()}
+            asked_for = logits[row, -ask.rows if whole else -1 :]
+            outputs.append(Output(asked_for, own, laws_of(asked_for, ask.forward)))
+        return outputs
+
+    def _in_a_row(self, asked: Sequence[Ask]) -> list[Output]:
+        """Run forwards of several lanes as one batch row, in which the rows of each see its own keys alone."""
+        forwards, keys = [ask.forward for ask in asked], [ask.engine.lane.read[1] for ask in asked]
+        self.storage.reserve(max(keys))
+        sizes = torch.tensor([ask.rows for ask in asked])
+        lanes = torch.tensor([ask.engine.lane.number for ask in asked])
+        ints = torch.cat([forward.ints for forward in forwards], 1)[:, None]
+        read = None
+        if not all(ask.fresh for ask in asked):
+            slots = torch.cat([torch.arange(own) for own in keys])
+            read = (lanes.repeat_interleave(torch.tensor(keys))[None].to(ints.device), slots[None].to(ints.device))
+        self.storage.open_row(lanes.repeat_interleave(sizes)[None].to(ints.device), ints[2], read)
+        mask: Any = in_blocks([forward.mask for forward in forwards])
+        features = [torch.cat([one.features for one in forwards])[None]] if forwards[0].features is not None else []  # type: ignore[misc]
+        inputs = model_inputs(self.lm.model, ints, mask, *features)
+        mine = [range(end - ask.rows, end) for ask, end in zip(asked, sizes.cumsum(0).tolist(), strict=True)]
+        asked_for = [
+            rows[-1:] if forward.last_only and forward.slots is None else rows
+            for rows, forward in zip(mine, forwards, strict=True)
+        ]
+        if self._keeps_logits:
+            inputs["logits_to_keep"] = torch.tensor([row for rows in asked_for for row in rows], device=ints.device)
+            ends = list(accumulate(map(len, asked_for)))
+            asked_for = [range(end - len(rows), end) for rows, end in zip(asked_for, ends, strict=True)]
+        with attention_kernels(self.lm.device), self.lm.eager.packed:
+            logits, states = compute_batch(self.lm.model, inputs, self.storage, self.lm.engine.layers)
+        return [
+            Output(
+                logits[0, of.start : of.stop],
+                {layer: found[0, rows.start : rows.stop] for layer, found in states.items()},
+                laws_of(logits[0, of.start : of.stop], forward),
+            )
+            for of, rows, forward in zip(asked_for, mine, forwards, strict=True)
+        ]
+
+    def _compiled(self, engine: Compiled, asked: Sequence[Ask], rows: int, keys: int) -> list[Output]:
+        """The same by the model's package, for all lanes from the first to the last: those between them are padding."""
+        by_lane = {ask.engine.lane.number: ask.forward for ask in asked}
+        lanes = range(asked[0].engine.lane.number, asked[-1].engine.lane.number + 1)
+        forwards = [by_lane.get(lane) for lane in lanes]
+        ints, mask, more = in_lanes(forwards, rows, keys, self.storage.slots - 1)
+        found = engine.call(ints, mask, self.storage.views(lanes), more, forwards)
+        places = ((ask.engine.lane.number - lanes.start, ask) for ask in asked)
+        return [engine.output([one[place, -ask.rows :] for one in found], ask.forward) for place, ask in places]
+
+
+def why_alone(models: Sequence[Any]) -> str | None:
+    """Why sequences of these models do not run side by side; None: they do."""
+    for lm in models:
+        if isinstance(lm, ChainLM):
+            return f"{lm.name} is scored path by path, from one cache of its own"
+        if not isinstance(lm, CausalLM):
+            if isinstance(getattr(lm, "model", None), nn.Module):
+                return f"{type(lm).__name__} runs its model for one sequence at a time"
+            continue
+        if lm.ranks is not None:
+            return f"{lm.name} is spread over processes, which follow one sequence"
+        if lm.changes_at_border:
+            return f"{lm.name} changes its position factors with the context (LongRoPE): one forward takes one kind"
+        if type(lm.cache) is not KVCache:
+            return f"{lm.name} keeps {type(lm.cache).__name__}, of which there is one for one sequence"
+        if lm.engine is not lm.eager and not isinstance(lm.engine, Compiled):
+            return f"{lm.name} replays captured graphs, which are for one sequence at a time"
+    return None
+
+
+def why_not_copied(memo: Mapping[int, Any]) -> str | None:
+    """Why what was copied with this memo cannot go side by side: it runs a model past those that it names."""
+    for original, copied in memo.items():
+        if type(copied) is KVCache or (isinstance(copied, nn.Module) and id(copied) != original):
+            return f"the drafter has a {type(copied).__name__} beside the models that it names"
+    return None
+
+
+def lanes_of(models: Sequence[Any], count: int) -> list[dict[int, Any]]:
+    """For each of `count` lanes, what stands for each of these models in it: a memo for `copy.deepcopy`.
+
+    The first is the target: its forwards wait for those of the others, so that everybody has drafted when it runs.
+    Models that are no `CausalLM` are not in it, hence copied whole.
+    """
+    memos: list[dict[int, Any]] = [{} for _ in range(count)]
+    for lm in models:
+        if isinstance(lm, CausalLM) and id(lm) not in memos[0]:
+            for memo, view in zip(memos, Packed(lm, count, last=lm is models[0]).views(), strict=True):
+                memo[id(lm)], memo[id(lm.model)] = view, lm.model
+    return memos

@@ -1,0 +1,21 @@
+"""Children: how siblings are picked from what a drafter said. A verifier is valid for some kinds only."""
+
+from opt_tree.core.children.base import Children, Few, Layer, Picked, Reduced
+from opt_tree.core.children.best_and_draw import BestAndDraw
+from opt_tree.core.children.equal import EqualSiblings
+from opt_tree.core.children.iid import IID
+from opt_tree.core.children.top_k import TopK
+from opt_tree.core.children.without_replacement import WithoutReplacement
+
+__all__ = [
+    "IID",
+    "BestAndDraw",
+    "Children",
+    "EqualSiblings",
+    "Few",
+    "Layer",
+    "Picked",
+    "Reduced",
+    "TopK",
+    "WithoutReplacement",
+]

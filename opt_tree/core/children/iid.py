@@ -1,0 +1,30 @@
+"""Independent draws from the drafter's distribution."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from opt_tree.core.children.base import Layer, Picked, check_siblings, known, siblings_at
+from opt_tree.core.probabilities import probs_of
+from opt_tree.core.random import Random
+from opt_tree.core.tree import fetch
+
+
+@dataclass(frozen=True)
+class IID:
+    """Independent draws: equal siblings are separate nodes, in the order of the draws."""
+
+    per_node: int | tuple[int, ...]
+    """Children of every node, or of a node by its depth, the root's first."""
+    sampled: ClassVar[bool] = True
+    budget: ClassVar[None] = None
+
+    def __post_init__(self) -> None:
+        check_siblings(self.per_node)
+
+    def pick(self, layer: Layer, random: Random) -> Picked:
+        """See `Children.pick`. Every draw of a node has the same reach: the node's."""
+        facts = known(layer)
+        columns = random.iid(probs_of(facts.log_probs), siblings_at(self.per_node, layer.depth))
+        above, rows = facts.above.expand_as(columns), facts.rows.expand_as(columns)
+        values, tokens = facts.log_probs.gather(1, columns) + above, facts.tokens(columns)
+        return Picked(*fetch(values.flatten(), tokens.flatten(), rows.flatten(), above.flatten()))

@@ -1,0 +1,57 @@
+"""From scores to probabilities: the one way, so that two rounds of rounding never make two distributions.
+
+Owns normalisation. Knows nothing of who scored what.
+"""
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from opt_tree.core.tree import on_host
+
+
+def log_probs_of(scores: Float[Tensor, "rows vocab"]) -> Float[Tensor, "rows vocab"]:
+    """Return the log-probabilities that scores stand for, in float32 or wider.
+
+    A row of -inf says that nothing is known there, and stays as it is.
+    """
+    log_probs = scores.log_softmax(-1, dtype=torch.promote_types(scores.dtype, torch.float32))
+    # Normalising such a row divides nothing by nothing. One column tells whether there is one: its NaN is everywhere.
+    if on_host(scores) and not log_probs[:, 0].isnan().any():
+        return log_probs
+    return log_probs.masked_fill(_unknown(scores), -torch.inf)
+
+
+GROUP = 32
+"""Columns that share a peak."""
+
+
+def grouped_log_probs(
+    scores: Float[Tensor, "*rows vocab"], scale: Float[Tensor, "*lanes"], columns: int
+) -> tuple[Float[Tensor, "*rows padded"], Float[Tensor, "*rows groups"]]:
+    """Return the log-probabilities that the first `columns` scores times `scale` stand for, and each group's greatest.
+
+    A part of the body (`engines.body`): what a drafter's model says is normalised where it was computed. `scale` is a
+    tensor so that another one is not another graph; its dtype is that of the answer, float32 or wider. Columns of -inf
+    make the last group a full one.
+    """
+    log_probs = (scores[..., :columns].to(scale.dtype) * scale).log_softmax(-1)
+    if missing := -log_probs.shape[-1] % GROUP:
+        log_probs = torch.constant_pad_nd(log_probs, (0, missing), -torch.inf)
+    return log_probs, log_probs.unflatten(-1, (-1, GROUP)).amax(-1)
+
+
+def probs_of(scores: Float[Tensor, "*rows vocab"]) -> Float[Tensor, "*rows vocab"]:
+    """Return the probabilities that scores or log-probabilities stand for, in float64; nothing for a row of -inf.
+
+    What children are drawn from and what a verifier is told of it both come from here.
+    """
+    probs = scores.softmax(-1, dtype=torch.float64)
+    if on_host(scores) and not probs[..., 0].isnan().any():
+        return probs
+    return probs.masked_fill(_unknown(scores), 0.0)
+
+
+def _unknown(scores: Float[Tensor, "*rows vocab"]) -> Tensor:
+    """Which rows are -inf throughout. Other NaNs are a fault of whoever scored, and stay visible."""
+    return scores.isneginf().all(-1, keepdim=True)

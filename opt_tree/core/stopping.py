@@ -1,0 +1,54 @@
+"""When a generation ends before its budget does: stop tokens, stop strings, or any rule of that form."""
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from numbers import Integral
+from typing import Protocol, runtime_checkable
+
+from transformers import PreTrainedTokenizerBase
+
+from opt_tree.core.errors import require
+
+
+@runtime_checkable
+class StopRule(Protocol):
+    """Asked after every single emitted token, so that a generation ends inside an accepted path if need be."""
+
+    def __call__(self, generated: list[int]) -> str | None:
+        """Return why to stop after the last token of `generated` (new tokens only), or None to go on."""
+        ...
+
+
+@dataclass(frozen=True)
+class Stop:
+    """Stop after any of `tokens`, or as soon as the text contains any of `strings` (these need the tokenizer)."""
+
+    tokens: Collection[int] = frozenset()
+    strings: tuple[str, ...] | str = ()
+    tokenizer: PreTrainedTokenizerBase | None = None
+
+    def __post_init__(self) -> None:
+        require(Collection, tokens=self.tokens, strings=self.strings)
+        for token in self.tokens:
+            require(Integral, token=token)
+        object.__setattr__(self, "tokens", frozenset(int(token) for token in self.tokens))
+        if isinstance(self.strings, str):
+            object.__setattr__(self, "strings", (self.strings,))
+        for string in self.strings:
+            require(str, string=string)
+        if self.strings and self.tokenizer is None:
+            raise ValueError("stop strings need the tokenizer")
+        if "" in self.strings:
+            raise ValueError("an empty stop string stops everything")
+
+    def __call__(self, generated: list[int]) -> str | None:
+        if generated[-1] in self.tokens:
+            return "stop_token"
+        if self.strings:
+            assert self.tokenizer is not None
+            # A character takes at most four byte tokens: the tail is long enough for any string that ends here.
+            tail = generated[-(4 * max(map(len, self.strings)) + 4) :]
+            text = self.tokenizer.decode(tail, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+            if any(string in text for string in self.strings):
+                return "stop_string"
+        return None

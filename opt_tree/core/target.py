@@ -1,0 +1,140 @@
+"""What the loop needs of a target: forget, take in a prompt, score a tree, keep a path.
+
+Owns the contract and what a forward leaves (`Output`) and costs (`Work`). `CausalLM` is the target for transformers
+models; a table or a remembered run can be one, too.
+"""
+
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from opt_tree.core.tree import Tree
+
+NO_FEATURES: Mapping[int, Tensor] = MappingProxyType({})
+
+
+class Laws(NamedTuple):
+    """Normalised answers, as they are when children are picked: what a model's epilogue makes of its scores."""
+
+    log_probs: Float[Tensor, "rows columns"]
+    """-inf: no token in this place."""
+    tokens: Int[Tensor, "rows columns"] | Int[Tensor, " columns"] | None = None
+    """The tokens of the columns, by row or of all rows; None: a column a token of the vocabulary."""
+    peaks: Float[Tensor, "rows groups"] | None = None
+    """The greatest of every `probabilities.GROUP` columns, where they are known: most groups need not be looked at."""
+
+
+class Output(NamedTuple):
+    """What a forward left, valid until the same model runs again; whoever keeps it clones it."""
+
+    logits: Float[Tensor, "rows vocab"]
+    features: Mapping[int, Float[Tensor, "tokens hidden"]] = NO_FEATURES
+    """Hidden states of every row by layer, of the layers that are watched (see `Target.watch`)."""
+    laws: Laws | None = None
+    """Of the rows whose logits are there, where they were asked for."""
+
+
+class Work(NamedTuple):
+    """What a model has done so far. Only differences are read."""
+
+    forwards: int = 0
+    tokens: int = 0
+    """Rows in those forwards."""
+    seconds: float = 0.0
+    """Time inside the bare model. On an accelerator: until the call returned, not until it was done."""
+
+    def __add__(self, other: "Work") -> "Work":  # type: ignore[override]
+        return Work(self.forwards + other.forwards, self.tokens + other.tokens, self.seconds + other.seconds)
+
+    def __sub__(self, other: "Work") -> "Work":
+        return Work(self.forwards - other.forwards, self.tokens - other.tokens, self.seconds - other.seconds)
+
+
+class Turn:
+    """Whose turn it is, of threads that share what serves one at a time. A copy or a pickle is nobody's turn."""
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+
+    def __enter__(self) -> None:
+        self._lock.acquire()
+
+    def __exit__(self, *error: object) -> None:
+        self._lock.release()
+
+    def __reduce__(self) -> tuple[type, tuple[()]]:
+        return Turn, ()
+
+
+def turn_of(shared: object) -> Turn:
+    """The turn of a target or a drafter, made when it is first asked for."""
+    return vars(shared).setdefault("_turn", Turn())
+
+
+def shared(one: list[int], other: list[int]) -> int:
+    """Return how many tokens two texts begin with alike."""
+    pairs = zip(one, other, strict=False)
+    return next((place for place, (a, b) in enumerate(pairs) if a != b), min(len(one), len(other)))
+
+
+class Target(ABC):
+    """A model whose distribution is reproduced. It holds one context; the root of a tree is not yet part of it.
+
+    Per prompt: `reset`, or `keep` of what is there already, then `append` of the rest of the prompt without its last
+    token, then per step `score` and `commit`.
+    """
+
+    name: str
+    vocab: int
+    """Logits a row."""
+    max_context: int
+    """Tokens of context, the newest included."""
+    device: torch.device = torch.device("cpu")
+    work: Work = Work()
+    generation: int = 0
+    """How often it was reset. The loop compares it: a second generation on the same target ends the first."""
+
+    ranks: Any = None
+    """The processes that the model is spread over (`models.tensor_parallel`); None: it is whole in this one."""
+
+    def reset(self) -> None:
+        """Forget the context. A subclass that holds one extends this."""
+        self.generation += 1
+
+    def keep(self, prompt: list[int], most: int) -> int:
+        """Forget all but what `prompt` begins with, too, at most `most` tokens; return how many are kept.
+
+        0 where the context cannot be cut, or where a whole prefill of `prompt` would make other rows: all is forgotten.
+        """
+        self.reset()
+        return 0
+
+    def room(self, length: int) -> int:
+        """How many layers a tree may have whose root comes behind `length` tokens of context."""
+        return 1 << 30
+
+    @abstractmethod
+    def append(self, tokens: list[int], all_logits: bool = False) -> Output:
+        """Commit `tokens` to the context. Returns features of every token; logits of the last one, or of all."""
+
+    @abstractmethod
+    def score(self, tree: Tree) -> Output:
+        """Score every row of a tree whose root is the next token of the context. Nothing is committed yet."""
+
+    @abstractmethod
+    def commit(self, path: list[int]) -> None:
+        """Keep these rows of the tree that was scored last, root first, as the next tokens of the context."""
+
+    def watch(self, layers: tuple[int, ...]) -> None:
+        """From now on every Output has features of these layers too.
+
+        Layer k >= 0 is what decoder layer k puts out; -1 is the final hidden state behind the last norm.
+        """
+        if layers:
+            raise ValueError(f"{type(self).__name__} has no hidden states to read, asked for layers {layers}")

@@ -1,0 +1,1 @@
+"""The loop, and what is built straight on it."""

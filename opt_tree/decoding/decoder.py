@@ -1,0 +1,337 @@
+"""The loop: draft a tree, score it, verify it, commit the accepted path. Nothing else generates tokens with a target.
+
+`decode_step` is the algorithm; `Decoder` checks that its parts belong together and repeats it. Plain decoding is the
+same loop with an empty tree. Forwards are computed by the models, drafts grow in `draft.py`, several prompts at a time
+are served by `side_by_side.py`.
+"""
+
+import dataclasses
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from numbers import Real
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from opt_tree.controllers import Controller, Fixed
+from opt_tree.core.children import Few, Reduced
+from opt_tree.core.errors import require
+from opt_tree.core.random import Random
+from opt_tree.core.sampling import Sampling
+from opt_tree.core.step import Outcome, Step, StepTimes
+from opt_tree.core.stopping import StopRule
+from opt_tree.core.target import Target, Work, turn_of
+from opt_tree.decoding.draft import RootKnown, draft, layers_left
+from opt_tree.decoding.generation import Generation, check_prompt
+from opt_tree.decoding.side_by_side import SideBySide
+from opt_tree.drafters import Drafter
+from opt_tree.engines.kv_cache import inference
+from opt_tree.models.forward_layout import take
+from opt_tree.models.tensor_parallel import at_every_rank
+from opt_tree.policies import TreePolicy
+from opt_tree.verifiers import Verifier, check, greedy, match
+
+
+def decode_step(run: "Run", drafter: Drafter | None, policy: TreePolicy, verify: Verifier) -> Outcome:
+    """Emit the tokens of one step: an accepted path of drafted tokens and one token of the target's own.
+
+    Source: arXiv:2406.17276, Algorithm 1, with the verifier left open.
+    """
+    tree = draft(drafter, policy, run.context, min(policy.max_depth, run.layers), run.sampling, run.random)
+    run.lap()
+    output = run.target.score(tree)
+    scores = run.sampling.processed(output.logits, tree, run.context)
+    verdict = verify(tree, scores, run.random)
+    run.lap()
+    drafted = tree.tokens.tolist()
+    tokens = [*(drafted[row] for row in verdict.path[1:]), verdict.token]
+    features = {layer: take(states, verdict.path) for layer, states in output.features.items()}  # outlive the forward
+    outcome = Outcome(tree, verdict.path, tokens, features, output.logits)
+    run.target.commit(verdict.path)
+    run.random.advance(len(tokens))
+    if run.drafter is not None:
+        run.drafter.observe(outcome)
+    run.lap()
+    return outcome
+
+
+@dataclass
+class Run:
+    """One generation under way: what stays the same from step to step, and the context."""
+
+    target: Target
+    context: list[int]
+    end: int
+    """The context's length at which the generation is over."""
+    sampling: Sampling
+    random: Random
+    drafter: Drafter | None
+    verify: Verifier
+    reuse: bool
+    """Whether the rows of the text before are kept, as far as the prompt begins like it."""
+    kept: int = 0
+    """How many tokens of the prompt these are."""
+    prefill: float = 0.0
+    """Seconds of the prompt's prefill, until a step has told of them."""
+    laps: list[float] = field(default_factory=list)
+    """When the step began, and when each of its parts ended, in seconds of `time.perf_counter`."""
+
+    @property
+    def layers(self) -> int:
+        """How many layers of draft there is room for."""
+        return layers_left(self.target, self.drafter, len(self.context), self.end)
+
+    @property
+    def draft_work(self) -> Work:
+        """What the drafter's models have done so far."""
+        return Work() if self.drafter is None else self.drafter.work
+
+    def lap(self) -> None:
+        """Note the time."""
+        self.laps.append(time.perf_counter())
+
+
+class Decoder(SideBySide):
+    """A target, a drafter, a tree policy and a verifier, checked once to belong together.
+
+    Arguments:
+        target: whose distribution is reproduced.
+        drafter: what proposes tokens; None for plain decoding.
+        policy: the tree policy of every step, or a `Controller` that chooses one for each; all that it may choose are
+            checked.
+        verifier: who judges above temperature 0. At temperature 0 it is `greedy`.
+        lossy: whether a verifier is admitted that does not keep the target's distribution.
+
+    A target serves one generation at a time: beginning another one on the same target ends the first. Threads that
+    call `generate` take turns; to decode at once, give each a copy.
+
+    Raises TypeError for what is no target, drafter, policy or verifier, and for a policy whose children the verifier
+    cannot judge or the drafter cannot give.
+    """
+
+    def __init__(
+        self,
+        target: Target,
+        drafter: Drafter | None,
+        policy: TreePolicy | Controller,
+        verifier: Verifier = match,
+        lossy: bool = False,
+    ) -> None:
+        if not isinstance(target, Target):
+            raise TypeError(f"{type(target).__name__} is no target: opt_tree.wrap(model) makes one of a model")
+        if drafter is not None and not isinstance(drafter, Drafter):
+            raise TypeError(f"{type(drafter).__name__} is no drafter: opt_tree.load_drafter(spec, target) loads one")
+        if isinstance(policy, type) or not isinstance(policy, (Controller, TreePolicy)):
+            raise TypeError(f"{policy!r} is neither a tree policy, such as OptTree(nodes=16), nor a controller")
+        if not isinstance(verifier, Verifier):
+            raise TypeError(f"{verifier!r} is no verifier: opt_tree.match is one, opt_tree.verifiers has more")
+        require(bool, lossy=lossy)
+        self.controller = policy if isinstance(policy, Controller) else Fixed(policy)
+        for known in self.controller.policies:
+            if known.max_depth == 0:
+                continue  # without children any verifier is exact
+            for judge in (greedy, verifier, *self.controller.verifiers):
+                check(judge, known.children, lossy)
+            if drafter is None:
+                raise TypeError(f"{type(known).__name__} needs a drafter")
+            if drafter.sparse and known.children.sampled:
+                raise TypeError(
+                    f"{type(drafter).__name__} names a few tokens of each node only; {type(known).__name__} draws its "
+                    f"children ({type(known.children).__name__}), which takes a whole distribution: use TopK children"
+                )
+        self.target, self.drafter, self.verifier = target, drafter, verifier
+        self.lanes = 1
+        watched = {*self.controller.features, *(drafter.features if drafter is not None else ())}
+        if watched:
+            target.watch(tuple(sorted(watched)))
+
+    @at_every_rank
+    def generate(
+        self,
+        prompt: Sequence[int] | Tensor,
+        max_new_tokens: int = 128,
+        sampling: Sampling = Sampling(),
+        stop: StopRule | None = None,
+        streamer: Any = None,
+        seed: int = 0,
+        reuse: bool = False,
+    ) -> Generation:
+        """Generate after `prompt` until `max_new_tokens`, a stop rule or the end of the target's context.
+
+        Arguments:
+            prompt: token ids, a list or a tensor of one row.
+            max_new_tokens: how many tokens at most, at least 1.
+            sampling: temperature, top-k, top-p and processors; greedy by default.
+            stop: asked after every token (see `Stop`).
+            streamer: one of transformers': it receives the prompt, then the tokens of each step.
+            seed: the same one gives the same tokens; judged by `greedy` or `match`, whatever the tree.
+            reuse: keep what the target holds of the text that it decoded last, as far as `prompt` begins like it
+                (`Generation.reused` tokens), for the turns of a conversation. The text is the same, to rounding.
+
+        Raises ValueError for an empty prompt, a batch, a token outside the vocabulary or a prompt that leaves no room,
+        and TypeError for an argument of another kind.
+        """
+        try:
+            require(Real, max_new_tokens=max_new_tokens)
+            if max_new_tokens < 1 or not float(max_new_tokens).is_integer():
+                raise ValueError(f"max_new_tokens must be at least 1, got {max_new_tokens}: whole tokens")
+            if not isinstance(sampling, Sampling):
+                raise TypeError(f"sampling must be a Sampling, such as Sampling(temperature=0.7), got {sampling!r}")
+            if stop is not None and not callable(stop):
+                raise TypeError(f"stop must be a rule, such as Stop(strings=..., tokenizer=...), got {stop!r}")
+            if streamer is not None and not callable(getattr(streamer, "put", None)):
+                raise TypeError(f"streamer must be one of transformers', with put and end, got {streamer!r:.80}")
+            context = check_prompt(prompt, self.target)
+            with self.turn():
+                run = self._run(context, int(max_new_tokens), sampling, Random(seed), reuse)
+                return self._generate(run, int(max_new_tokens), stop, streamer)
+        finally:  # whoever reads the stream in another thread would wait for ever
+            if callable(getattr(streamer, "end", None)):
+                streamer.end()
+
+    @torch.inference_mode()
+    def _generate(self, run: Run, max_new_tokens: int, stop: StopRule | None, streamer: Any) -> Generation:
+        # Under one mode as a whole: to enter and leave it in every step costs more than it looks.
+        begin, context = time.perf_counter(), list(run.context)
+        if streamer is not None:
+            streamer.put(torch.tensor([context]))
+        tokens: list[int] = []
+        steps, lengths, reason = [], [], None
+        for step in self._steps(run):
+            before = len(tokens)
+            for token in step.tokens:
+                tokens.append(token)
+                reason = stop(tokens) if stop is not None else None
+                if reason is not None:
+                    break
+            steps.append(step)
+            lengths.append(len(tokens) - before)
+            if streamer is not None:
+                streamer.put(torch.tensor(tokens[before:]))
+            if reason is not None:
+                break
+        if reason is None:
+            reason = "length" if len(tokens) == max_new_tokens else "context"
+        seconds = time.perf_counter() - begin
+        return Generation(context, tokens, reason, steps, lengths, seconds, self.lanes, run.kept)
+
+    def steps(
+        self,
+        prompt: Sequence[int] | Tensor,
+        max_new_tokens: int | None = None,
+        sampling: Sampling = Sampling(),
+        random: Random | None = None,
+        reuse: bool = False,
+    ) -> Iterator[Step]:
+        """Decode after `prompt`, a step at a time, until `max_new_tokens` or the target's context is full.
+
+        Arguments and errors are those of `generate`; the last step may go beyond `max_new_tokens`.
+        """
+        context = check_prompt(prompt, self.target)
+        steps = self._steps(self._run(context, max_new_tokens, sampling, random or Random(), reuse))
+        while True:
+            with self.turn():  # each step in a turn of its own: between two of them the caller may do anything
+                step = next(steps, None)
+            if step is None:
+                return
+            yield step
+
+    def turn(self) -> ExitStack:
+        """Wait until no other thread uses the target or the drafter, and keep them while this is open."""
+        drafting = () if self.drafter is None else (self.drafter.bare, *self.drafter.models)
+        stack = ExitStack()
+        for turn in sorted({turn_of(shared) for shared in (self.target, *drafting)}, key=id):  # in one order for all
+            stack.enter_context(turn)
+        return stack
+
+    def _run(
+        self, context: list[int], max_new_tokens: int | None, sampling: Sampling, random: Random, reuse: bool
+    ) -> Run:
+        end = self.target.max_context
+        if max_new_tokens is not None:
+            end = min(end, len(context) + max_new_tokens)
+        drafter = self.drafter.at_temperature(sampling.temperature) if self.drafter else None
+        verifier = greedy if sampling.greedy else self.verifier
+        return Run(self.target, context, end, sampling, random, drafter, verifier, reuse)
+
+    def _steps(self, run: Run) -> Iterator[Step]:
+        """The steps of a generation, for whoever has the turn."""
+        target, drafter = run.target, run.drafter
+        if target.ranks is not None and target.ranks.leading is None:
+            raise ValueError(f"{target.name} is spread over processes, which decide together in generate() alone")
+        self._prefill(run)
+        generation, own = target.generation, drafter.bare.generation if drafter else 0
+        while len(run.context) < run.end:
+            if target.generation != generation:
+                raise RuntimeError("another generation began on the same target; wrap the model twice for two")
+            if drafter is not None and drafter.bare.generation != own:
+                raise RuntimeError("another generation began with the same drafter; make two of it to interleave")
+            step = self._step(run)
+            run.context.extend(step.tokens)
+            run.prefill = 0.0
+            yield step
+
+    @torch.inference_mode()
+    def _prefill(self, run: Run) -> None:
+        """Take in the prompt without its last token, which is the first root; of a text that goes on, what is new.
+
+        One token is taken in anyway: drafters and controllers read what the target says of the last one.
+        """
+        begin, prompt, drafter = time.perf_counter(), run.context, run.drafter
+        if run.reuse:
+            most = len(prompt) - 2
+            run.kept = self.target.keep(prompt, most if drafter is None else min(most, drafter.holds(prompt)))
+        else:
+            self.target.reset()
+        all_logits = drafter is not None and drafter.logits
+        output = self.target.append(prompt[run.kept : -1], all_logits) if len(prompt) > 1 else None
+        if drafter is not None:
+            drafter.bare.generation += 1
+            if run.kept and output is not None:
+                drafter.resume(prompt, run.kept, output)
+            else:
+                drafter.reset(prompt, output)
+        self.controller.reset(prompt, output)
+        run.prefill = time.perf_counter() - begin
+
+    @inference
+    def _step(self, run: Run) -> Step:
+        """Let the controller choose, decode one step, and let the controller learn from it."""
+        before, run.laps = (run.draft_work, run.target.work), []
+        run.lap()
+        root, drafter = None, run.drafter
+        if self.controller.reads_root and drafter is not None and run.layers > 0:
+            root = drafter.root(run.context)
+            drafter = RootKnown(drafter, root)
+        policy = self._choose(run.context, root)
+        outcome = decode_step(run, drafter, policy, self._judge(run))
+        begin, drafted, verified, committed = run.laps
+        drafting, scoring = run.draft_work - before[0], run.target.work - before[1]
+        times = StepTimes(
+            drafted - begin, verified - drafted, committed - verified, drafting.seconds, scoring.seconds, run.prefill
+        )
+        tree = outcome.tree
+        if tree.draft_log_probs is not None:  # a step may be kept; at 128 thousand tokens these are 15 MB
+            tree = dataclasses.replace(tree, draft_log_probs=None)
+        step = Step(tree, outcome.path, outcome.tokens, policy, drafting.forwards, drafting.tokens, times)
+        self.controller.observe(step, outcome)
+        return step
+
+    def _choose(self, context: list[int], root: Float[Tensor, "1 vocab"] | Few | Reduced | None) -> TreePolicy:
+        policy = self.controller.choose(context, root.whole() if isinstance(root, Reduced) else root)
+        if policy not in self.controller.policies:
+            raise ValueError(f"{type(self.controller).__name__} chose a policy that is not one of its own: {policy}")
+        return policy
+
+    def _judge(self, run: Run) -> Verifier:
+        """The verifier of the step that was just chosen for."""
+        own = None if run.sampling.greedy else self.controller.verifier
+        if own is not None and own not in self.controller.verifiers:
+            raise ValueError(
+                f"{type(self.controller).__name__} chose a verifier that is not one of its own: {own.__name__}"
+            )
+        return own or run.verify

@@ -1,0 +1,146 @@
+"""A target and a drafter that belong together, loaded in one call."""
+
+import os
+import platform
+import shutil
+from contextlib import suppress
+from dataclasses import dataclass
+from os import PathLike, fspath
+from types import NoneType
+from typing import Any
+
+import torch
+from transformers import PreTrainedTokenizerBase
+
+from opt_tree.core.errors import require
+from opt_tree.core.stopping import Stop
+from opt_tree.drafters import Drafter
+from opt_tree.drafters.registry import DrafterOptions, load_drafter
+from opt_tree.engines.body import takes
+from opt_tree.models.causal_lm import Buckets, CausalLM
+from opt_tree.models.chain_lm import AnyLM
+from opt_tree.models.checkpoints import (
+    CheckpointError,
+    fast_bfloat16,
+    load_causal_lm,
+    load_tokenizer,
+    require_device,
+)
+from opt_tree.models.compiling import compile_forwards, use_native_code
+from opt_tree.models.named import drafter_of, resolve
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A target, its tokenizer and a drafter for it."""
+
+    target: AnyLM
+    tokenizer: PreTrainedTokenizerBase
+    drafter: Drafter
+
+    @property
+    def stop(self) -> Stop:
+        """The stop tokens that the target's generation config (a list for many chat models) and the tokenizer name."""
+        configured = getattr(getattr(self.target.model, "generation_config", None), "eos_token_id", None)
+        ids: set[int] = set()
+        for source in (configured, getattr(self.tokenizer, "eos_token_id", None)):
+            ids.update(source if isinstance(source, (list, tuple)) else [] if source is None else [source])
+        return Stop(frozenset(ids))
+
+    def compile(self, make: bool = True, any_dtype: bool = False) -> bool:
+        """Compute the forwards of all its models by compiled packages from now on; return whether all could be.
+
+        See `opt_tree.models.compiling.compile_forwards`: made once where `make`, else taken where they are there. With
+        `any_dtype` an independent drafter may be cast to bfloat16, where a measurement says that it pays; what is
+        decoded greedily does not depend on it.
+        """
+        self.target.watch(self.drafter.features)  # first, so that its package has them
+        done = [compile_forwards(self.target, make)]
+        for lm in self.drafter.models:
+            # A head stays as it is: it reads and writes the target's features.
+            free = any_dtype and fast_bfloat16() and not takes(lm.model, "features")
+            done.append(compile_forwards(lm, make, (torch.bfloat16,) if free and lm.dtype == torch.float32 else ()))
+        return all(done)
+
+    def pack(self, wanted: bool = True) -> None:
+        """Have eager forwards of all its models take packed weights, as they do by themselves; see `CausalLM.pack`."""
+        for lm in (self.target, *self.drafter.models):
+            if isinstance(lm, CausalLM):
+                lm.pack(wanted)
+
+    def encode(self, message: str | list[dict[str, str]]) -> list[int]:
+        """Token ids of a user's message, or of a conversation that is to be answered.
+
+        By the tokenizer's chat template; where it has none, the bare text of the last message.
+        """
+        messages = [{"role": "user", "content": message}] if isinstance(message, str) else message
+        if getattr(self.tokenizer, "chat_template", None):
+            text = self.tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+            return self.tokenizer(text, add_special_tokens=False).input_ids
+        return self.tokenizer(messages[-1]["content"]).input_ids
+
+
+def _named(target: Any, drafter: Any, eagle: Any, buckets: Any) -> str:
+    """The target's name; TypeError where one of these is no name or no buckets."""
+    require((str, PathLike), target=target)
+    require((str, NoneType), drafter=drafter, eagle=eagle)
+    require((Buckets, NoneType), buckets=buckets)
+    return fspath(target)
+
+
+def load_pair(
+    target: str | PathLike[str] = "demo",
+    drafter: str | None = None,
+    eagle: str | None = None,
+    *,
+    dtype: str | torch.dtype = "auto",
+    draft_dtype: str | torch.dtype = "auto",
+    device: str | None = None,
+    bare: bool = False,
+    buckets: Buckets | None = None,
+    compile: bool = False,
+    **model_options: Any,
+) -> Pair:
+    """Load a target and a drafter by its spec (`opt_tree.drafters.registry`).
+
+    `target`: a folder, a .gguf file, a Hub id, "demo", or a name that `python -m opt_tree.models` lists ("smollm2"),
+    which is fetched and converted once.
+
+    `drafter`: `lm:PATH`, `eagle:PATH`, ...; a bare path is a draft model's. `eagle=PATH` is short for
+    `drafter="eagle:PATH"`. With nothing named, what belongs to the target is taken: the embedded draft model for
+    "demo", the package's best drafter for a known model. A temperature that calibration stored beside the drafter
+    sharpens it at temperature 0, unless `bare`.
+    dtype "auto", on a CPU that multiplies bfloat16 (avx512_bf16, amx): the target is bfloat16 and an independent
+    drafter float32, as measured in RESULTS.md. On another CPU it is float32, on an accelerator the checkpoint's own.
+    `compile`: on a CPU, makes packages of both models' forwards, once, or takes those that are there, 2 to 3 times
+    faster. On CUDA it captures graphs (see `Pair.compile`; a draft dtype of "auto" may become bfloat16).
+    `model_options` go to transformers (`device_map=`, `quantization_config=`, ...).
+    """
+    target = _named(target, drafter, eagle, buckets)
+    if drafter and eagle:
+        raise CheckpointError("name a drafter or an EAGLE head, not both")
+    spec = f"eagle:{eagle}" if eagle else drafter or drafter_of(target)
+    if spec is None:
+        raise CheckpointError(f"no drafter named for {target}")
+    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    require_device(device)
+    folder = resolve(target, "target")
+    lm = load_causal_lm(folder, dtype, device, buckets, **model_options)
+    tokenizer = load_tokenizer(folder)
+    options = DrafterOptions(tokenizer, draft_dtype, device, buckets, bare)
+    pair = Pair(lm, tokenizer, load_drafter(spec, lm, options))
+    if compile:
+        pair.compile(any_dtype=draft_dtype == "auto")
+    _use_native_code()
+    return pair
+
+
+def _use_native_code() -> None:
+    """Have eager forwards take native code as well. Nobody asked for it: where it cannot be had, nothing is said.
+
+    It is built, in two seconds, where a compiler lies on the path of a Linux machine. Elsewhere to ask for one may
+    open a window.
+    """
+    compiler = platform.system() == "Linux" and shutil.which(os.environ.get("CXX") or "g++") is not None
+    with suppress(OSError, RuntimeError):  # no home folder, a cache that cannot be written or locked
+        use_native_code(make=compiler, heard=False)

@@ -1,0 +1,107 @@
+"""Several prompts at a time: each has a decoder of its own, and their forwards are packed into one.
+
+Owns the copies of a decoder and when there is one prompt after the other instead. The scheduler (`batch.scheduler`)
+runs them; the loop knows nothing of it.
+"""
+
+import copy
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from numbers import Integral
+from typing import Any, Self, TypeVar
+
+import numpy as np
+from torch import Tensor
+
+from opt_tree.batch import scheduler, shared_forwards
+from opt_tree.controllers import Controller
+from opt_tree.core.errors import require
+from opt_tree.core.sampling import Sampling
+from opt_tree.core.stopping import StopRule
+from opt_tree.core.target import Target
+from opt_tree.decoding.generation import Generation, check_prompt
+from opt_tree.drafters import Drafter
+from opt_tree.models.tensor_parallel import at_every_rank
+
+T = TypeVar("T")
+
+
+class SideBySide:
+    """What a `Decoder` does with several prompts."""
+
+    target: Target
+    drafter: Drafter | None
+    controller: Controller
+    lanes: int
+    """How many sequences share this decoder's forwards."""
+    generate: Callable[..., Generation]
+
+    @at_every_rank
+    def generate_batch(
+        self,
+        prompts: Sequence[Sequence[int] | Tensor],
+        width: int = 8,
+        max_new_tokens: int = 128,
+        sampling: Sampling = Sampling(),
+        stop: StopRule | Sequence[StopRule | None] | None = None,
+        seed: int | Sequence[int] = 0,
+    ) -> list[Generation]:
+        """Generate after each prompt what `generate` would have, `width` of them at a time: their forwards are one.
+
+        Arguments:
+            prompts: token ids of each prompt. All are checked before anything is decoded.
+            width: how many sequences are decoded at a time, at least 1.
+            max_new_tokens, sampling: see `generate`.
+            stop, seed: one for all prompts, or a list with one for each.
+
+        An error in one ends all; its note says which prompt it was. See `side_by_side` for the rest.
+        """
+        require((Sequence, Tensor, np.ndarray), prompts=prompts)
+        rules = list(stop) if isinstance(stop, Sequence) else [stop] * len(prompts)
+        seeds = list(seed) if isinstance(seed, Sequence) else [seed] * len(prompts)
+        if not len(prompts) == len(rules) == len(seeds):
+            raise ValueError(f"{len(prompts)} prompts, but {len(rules)} stop rules and {len(seeds)} seeds")
+        jobs = []
+        for number, (prompt, rule, own) in enumerate(zip(prompts, rules, seeds, strict=True)):
+            try:
+                options = (check_prompt(prompt, self.target), max_new_tokens, sampling, rule, None, own)
+            except ValueError as error:
+                raise ValueError(f"prompt {number} of the batch: {error}") from None
+            jobs.append(lambda decoder, options=options: decoder.generate(*options))
+        found = dict(self.side_by_side(jobs, width))
+        return [found[number] for number in range(len(jobs))]
+
+    def side_by_side(self, jobs: Iterable[Callable[[Self], T]], width: int = 8) -> Iterator[tuple[int, T]]:
+        """Run jobs, `width` at a time, each with a decoder of its own; yield each one's place and result as it ends.
+
+        A job is a function of a decoder, which may generate as often as it likes. Forwards of all jobs are packed into
+        one; each has a context, a drafter and a controller of its own, copied from this decoder's, and what they learn
+        ends with this call. Where the models do not take several sequences, the jobs run one after the other, and a
+        warning says why. The times of a generation then have the others' work in them: see `Generation.lanes`.
+        """
+        require(Integral, width=width)
+        if width < 1:
+            raise ValueError(f"width must be at least 1, got {width}")
+        models = (self.target, *(self.drafter.models if self.drafter is not None else ()))
+        alone = self.drafter.alone if self.drafter is not None else None
+        decoders, why = [], shared_forwards.why_alone(models) or alone
+        if width > 1 and why is None:
+            memos, shared = shared_forwards.lanes_of(models, width), self.controller.in_lanes(width)
+            decoders = [self._copied(memo, shared, width) for memo in memos]
+            why = shared_forwards.why_not_copied(memos[0])
+        if width == 1 or why is not None:
+            if width > 1:
+                warnings.warn(f"one sequence after the other: {why}", stacklevel=2)
+            for place, job in enumerate(jobs):
+                yield place, job(self)
+            return
+        bound = ((lambda lane, job=job: job(decoders[lane])) for job in jobs)
+        yield from scheduler.side_by_side(bound, width)
+
+    def _copied(self, memo: dict[int, Any], shared: Controller | None, lanes: int) -> Self:
+        """The same decoder for one lane, with the controller that the lanes share, if they do."""
+        twin = copy.copy(self)
+        twin.target, twin.drafter = copy.deepcopy((self.target, self.drafter), memo)
+        twin.controller = copy.deepcopy(self.controller, memo) if shared is None else shared
+        twin.lanes = lanes
+        return twin

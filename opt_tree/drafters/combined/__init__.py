@@ -1,0 +1,1 @@
+"""Drafters built around other drafters."""

@@ -1,0 +1,83 @@
+"""A model that also copies: the n-grams of the text at hand, and the model for what they leave open.
+
+Owns the mixture. Interpolating a model with counts of the recent text is a *cache language model* (Kuhn and De Mori,
+1990). A one-layer head attends to the text and still copies badly; counts do it at no forward.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from opt_tree.core.children import Few, Reduced
+from opt_tree.core.pool import Frontier
+from opt_tree.core.probabilities import log_probs_of
+from opt_tree.core.step import Outcome
+from opt_tree.drafters.base import Drafter, DrafterAround
+from opt_tree.drafters.combined.grafted import join
+from opt_tree.drafters.tables.ngram import BETA, NGramDrafter
+
+COPY_BETA = tuple(4 * beta for beta in BETA)
+"""Four times what n-grams alone take: a model is a better guess than nothing. Chosen with the head of smollm2, on
+Vicuna's questions, passages to summarise and questions about passages."""
+_WIDTH = 32
+"""The model's best tokens that are named beside those of the text."""
+
+
+class Copying(DrafterAround):
+    """p(w) = text(w) + (1 - sum of text) x model(w), where `text` are the n-grams of the text at hand (`interpolate`).
+
+    The more often and the longer a run of tokens was seen, the less is left to the model; where nothing was, it answers
+    alone. Named are the model's best tokens and those of the text. Example: the text says "b" with .6 and nothing else,
+    the model "a" .5, "b" .3:
+
+        a  .4 x .5 = .20        b  .6 + .4 x .3 = .72
+    """
+
+    def __init__(self, drafter: Drafter, beta: Sequence[float] = COPY_BETA) -> None:
+        if drafter.sparse:
+            raise TypeError(f"{drafter.describe()} names a few tokens only: copying takes a whole law beside the text")
+        super().__init__(drafter)
+        self.text = NGramDrafter(beta)
+        join(self, drafter, self.text)
+        self.any_order = drafter.any_order
+
+    def root(self, context: list[int]) -> Few:
+        known = self.text.root(context)
+        return mixed(self.drafter.root(context), known)
+
+    def expand(self, frontier: Frontier) -> Few:
+        known = self.text.expand(frontier)
+        return mixed(self.drafter.expand(frontier), known)
+
+    def observe(self, outcome: Outcome) -> None:
+        self.drafter.observe(outcome)
+        self.text.observe(outcome)
+
+    def at_temperature(self, temperature: float) -> "Copying":
+        drafter = self.drafter.at_temperature(temperature)
+        return self if drafter is self.drafter else Copying(drafter, self.text.beta)
+
+    def describe(self) -> str:
+        return f"{self.drafter.describe()}, copying from the text at hand"
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        return self.drafter.settings | {"copies": self.text.settings}
+
+
+def mixed(scores: Float[Tensor, "rows vocab"] | Few | Reduced, known: Few) -> Few:
+    """Return what the text says and, of the mass that it leaves, the model's law; see `Copying`."""
+    assert not isinstance(scores, Few), "a drafter that is not sparse answered in Few"
+    columns, names = (scores.scores, scores.tokens) if isinstance(scores, Reduced) else (scores, None)
+    law = log_probs_of(columns)
+    best, places = law.topk(min(_WIDTH, law.shape[1]))
+    model = places if names is None else names.to(places.device)[places]
+    copied, tokens = known.log_probs.to(best.device).exp(), known.tokens.to(best.device)
+    probs = best.double().exp() * (1 - copied.sum(1, keepdim=True)).clamp_min(0)
+    same = model[:, :, None] == tokens[:, None, :]
+    probs = probs + (same * copied[:, None, :]).sum(2)
+    copied = copied.masked_fill(same.any(1), 0.0)
+    return Few(torch.cat([probs, copied], 1).log(), torch.cat([model, tokens], 1))

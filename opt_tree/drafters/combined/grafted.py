@@ -1,0 +1,98 @@
+"""A model above, a table below: the first layers of a draft from a model, the others looked up at no forward.
+
+Owns who answers for which layer. Trees grow by layers, so that the model's nodes come first and keep their numbers; of
+the others it never hears.
+"""
+
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float
+from torch import Tensor
+
+from opt_tree.core.children import Few, Reduced
+from opt_tree.core.pool import Frontier
+from opt_tree.core.step import Outcome
+from opt_tree.core.target import Laws
+from opt_tree.drafters.base import Drafter, DrafterAround, normalised
+from opt_tree.drafters.tables.lookup import Lookup, Tails
+
+
+class Grafted(DrafterAround):
+    """A drafter, `drafter`, answers for the first `depth` layers of a draft; the table answers below, at no forward.
+
+    `depth` is the number of layers, hence the most forwards that a step costs: 1 means one forward behind the root, 2
+    another one behind its best children. Which nodes of both are worth verifying, OPT-Tree's ranking decides, so that
+    weak branches of the table are pruned by the model's probabilities above them. Compare `Rasd`, which does the same
+    by rule (arXiv:2503.03434). Two layers of the model, one of the table:
+
+        draft row   0 root   1 a   2 b   3 below a   4 below b
+        answers     model    model model table       table
+    """
+
+    def __init__(self, drafter: Drafter, table: Lookup, depth: int = 1) -> None:
+        if depth < 1:
+            raise ValueError(f"the model answers for at least one layer, got depth {depth}; below that take the table")
+        super().__init__(drafter)
+        join(self, drafter, table)
+        self.table, self.depth = table, depth
+        self._tails = Tails(table.order)
+        self._own = 0
+        """How many nodes of this step the model expanded, the root apart."""
+
+    def root(self, context: list[int]) -> Float[Tensor, "1 vocab"] | Few | Reduced:
+        self._begin(context)
+        return self.drafter.root(context)
+
+    def root_laws(self, context: list[int], scale: float = 1.0) -> Laws:
+        self._begin(context)
+        return self.drafter.root_laws(context, scale)
+
+    def expand(self, frontier: Frontier) -> Float[Tensor, "frontier vocab"] | Few | Reduced:
+        return self._looked_up(frontier) or self.drafter.expand(frontier)
+
+    def expand_laws(self, frontier: Frontier, scale: float = 1.0) -> Laws:
+        few = self._looked_up(frontier)
+        return self.drafter.expand_laws(frontier, scale) if few is None else normalised(few, scale)
+
+    def _begin(self, context: list[int]) -> None:
+        self._tails.root(context)
+        self._own = 0
+
+    def _looked_up(self, frontier: Frontier) -> Few | None:
+        """What the table says, where it is its turn."""
+        tails = self._tails.expand(frontier)
+        if frontier.depths[0] >= self.depth:
+            return self.table.look_up(tails)
+        self._own += len(tails)
+        return None
+
+    def observe(self, outcome: Outcome) -> None:
+        # To the model its own rows: what it never ran is no row of its cache.
+        own = [row if row <= self._own else -1 for row in outcome.tree.draft_rows.tolist()]
+        self.drafter.observe(outcome.numbered(np.array(own)))
+        self.table.observe(outcome)
+
+    def at_temperature(self, temperature: float) -> "Grafted":
+        drafter = self.drafter.at_temperature(temperature)
+        return self if drafter is self.drafter else Grafted(drafter, self.table, self.depth)
+
+    def describe(self) -> str:
+        return f"{self.drafter.describe()} for {self.depth} layers, {self.table.describe()} below"
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        return self.drafter.settings | {"depth": self.depth, "table": self.table.describe(), **self.table.settings}
+
+
+def join(whole: DrafterAround, *parts: Drafter) -> None:
+    """Let a drafter made of others begin them all and read whatever any of them reads.
+
+    It answers in `Few`, as one of them does.
+    """
+    whole.parts = parts
+    whole.features = tuple(dict.fromkeys(layer for part in parts for layer in part.features))
+    whole.logits = any(part.logits for part in parts)
+    whole.learns = any(part.learns for part in parts)
+    whole.max_context = min(part.max_context for part in parts)
+    whole.sparse = True

@@ -1,0 +1,145 @@
+"""RASD: retrieved continuations, pruned by the draft model and grafted on its tree (arXiv:2503.03434).
+
+Owns the published rules. `Grafted` is the form to prefer; this one is here to be compared with it.
+"""
+
+from typing import Any
+
+import numpy as np
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from opt_tree.core.children import Few, Reduced
+from opt_tree.core.pool import Frontier
+from opt_tree.core.probabilities import log_probs_of
+from opt_tree.core.step import Outcome
+from opt_tree.drafters.base import Drafter, DrafterAround
+from opt_tree.drafters.combined.grafted import join
+from opt_tree.drafters.tables.lookup import Lookup, Tails, few
+from opt_tree.drafters.tables.recycling import best_tokens
+
+_COLUMNS = 64
+"""The model's best tokens that are named below a node: the published budget of a whole tree."""
+
+
+class Rows:
+    """Which nodes of a step the model expanded, and their numbers in its own draft.
+
+    Draft rows count all nodes that were expanded; here b was retrieved, and so is what follows it:
+
+        draft row   0 root   1 a   2 b   3 below a   4 below b        model's row   0   1   -1   2   -1
+    """
+
+    def __init__(self) -> None:
+        self._of = [0]
+        self._count = 0
+
+    def take(self, frontier: Frontier, own: Bool[np.ndarray, " frontier"]) -> Frontier:
+        """Number the model's nodes of a frontier, `own`, and describe them as the model would have met them."""
+        before = np.array(self._of)
+        for mine in own.tolist():
+            self._count += mine
+            self._of.append(self._count if mine else -1)
+        # Column k - 1 of `visible` is draft row k. Whatever an own node may see is an own node: its ancestors.
+        columns = (np.array(self._of[1:]) > 0).nonzero()[0]
+        return Frontier(
+            frontier.tokens[own],
+            before[frontier.parents[own]],
+            frontier.depths[own],
+            frontier.visible[own][:, columns],
+        )
+
+    def share_of(self, outcome: Outcome) -> Outcome:
+        """Return the same outcome as far as it is the model's: rows that it never ran are no rows of its cache."""
+        rows = outcome.tree.draft_rows
+        return outcome.numbered(np.where(rows < 0, -1, np.array(self._of)[rows]))
+
+
+class Rasd(DrafterAround):
+    """A model's draft with the continuations grafted on it that `retrieval` finds, best with `longest` matches.
+
+    Of what was retrieved behind the context only branches remain whose first token is among the model's `top` best
+    there (pruning). A branch then shares the model's nodes as long as their tokens agree (longest prefix), and what is
+    left of it hangs below, at no forward. A node that both propose has the greater probability of the two; one that
+    the model thinks less of than the retrieval does is the retrieval's, and the model is not asked what follows it.
+
+        model:  the -> cat -> sat      retrieved:  cat sat on a mat       model's 10 best behind "the": cat, dog, ...
+                                                   ox was here
+        fused:  the -> cat -> sat -> on -> a -> mat     (the second branch is pruned)
+    """
+
+    def __init__(self, drafter: Drafter, retrieval: Lookup, top: int = 10) -> None:
+        if top < 1:
+            raise ValueError(f"pruning keeps at least the model's best token, got top {top}")
+        super().__init__(drafter)
+        join(self, drafter, retrieval)
+        self.retrieval, self.top = retrieval, top
+        self._begin()
+
+    def _begin(self) -> None:
+        self._tails, self._rows = Tails(self.retrieval.order), Rows()
+        self._retrieved: list[dict[int, float]] = []  # by draft row: the branches that go on there
+        self._grafts: list[set[int]] = []  # by draft row: children that are the retrieval's alone
+
+    def root(self, context: list[int]) -> Few:
+        self._begin()
+        tails = self._tails.root(context)
+        (model,) = _probs(self.drafter.root(context))
+        (found,) = _probs(self.retrieval.look_up(tails))
+        best = set(list(model)[: self.top])
+        return self._fuse([model], [{token: share for token, share in found.items() if token in best}])
+
+    def expand(self, frontier: Frontier) -> Few:
+        tails = self._tails.expand(frontier)
+        nodes = list(zip(frontier.parents.tolist(), frontier.tokens.tolist(), strict=True))
+        own = np.array([token not in self._grafts[parent] for parent, token in nodes])
+        inner = self._rows.take(frontier, own)
+        answers = iter(_probs(self.drafter.expand(inner)) if own.any() else [])
+        model = [next(answers) if mine else {} for mine in own.tolist()]
+        going = [tail for tail, (parent, token) in zip(tails, nodes, strict=True) if token in self._retrieved[parent]]
+        found = iter(_probs(self.retrieval.look_up(going)) if going else [])
+        retrieved = [next(found) if token in self._retrieved[parent] else {} for parent, token in nodes]
+        return self._fuse(model, retrieved)
+
+    def observe(self, outcome: Outcome) -> None:
+        self.drafter.observe(self._rows.share_of(outcome))
+        self.retrieval.observe(outcome)
+
+    def at_temperature(self, temperature: float) -> "Rasd":
+        drafter = self.drafter.at_temperature(temperature)
+        return self if drafter is self.drafter else Rasd(drafter, self.retrieval, self.top)
+
+    def describe(self) -> str:
+        return f"{self.drafter.describe()} with branches of {self.retrieval.describe()} grafted on"
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        return self.drafter.settings | {
+            "top": self.top,
+            "retrieval": self.retrieval.describe(),
+            **self.retrieval.settings,
+        }
+
+    def _fuse(self, model: list[dict[int, float]], retrieved: list[dict[int, float]]) -> Few:
+        for answer, found in zip(model, retrieved, strict=True):
+            grafts = {token for token, share in found.items() if share > answer.get(token, 0.0)}
+            answer.update((token, found[token]) for token in grafts)
+            self._grafts.append(grafts)
+            self._retrieved.append(found)
+        return few(model)
+
+
+def _probs(scores: Float[Tensor, "rows vocab"] | Few | Reduced) -> list[dict[int, float]]:
+    """Return an answer as {token: probability} a row, the likeliest first."""
+    if isinstance(scores, Few):
+        log_probs, order = scores.log_probs.sort(dim=1, descending=True, stable=True)
+        tokens = scores.tokens.gather(1, order)
+    elif isinstance(scores, Reduced):
+        log_probs, columns = best_tokens(log_probs_of(scores.scores), _COLUMNS)
+        tokens = scores.tokens.to(columns.device)[columns]
+    else:
+        log_probs, tokens = best_tokens(log_probs_of(scores), _COLUMNS)
+    return [
+        {token: prob for token, prob in zip(*row, strict=True) if prob > 0}
+        for row in zip(tokens.tolist(), log_probs.exp().tolist(), strict=True)
+    ]

@@ -1,0 +1,231 @@
+"""EAGLE-1/2: a one-layer head that drafts in the target's feature space (arXiv:2401.15077, arXiv:2406.16858).
+
+Owns the drafter around a head (`opt_tree.drafters.heads.eagle_head`), and how a published checkpoint becomes one.
+"""
+
+from collections.abc import Mapping
+from typing import Any, cast
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+from transformers import LlamaConfig
+
+from opt_tree.core.children import Reduced
+from opt_tree.core.errors import one_line, require
+from opt_tree.core.pool import Frontier
+from opt_tree.core.step import Outcome
+from opt_tree.core.target import Laws, Output, shared
+from opt_tree.drafters.base import OfModel
+from opt_tree.drafters.draft_vocabulary import take_vocabulary, trimmed_further
+from opt_tree.drafters.heads.eagle_head import EagleHead, HeadedEagle, rows_of
+from opt_tree.models.capabilities import cast_weights
+from opt_tree.models.causal_lm import Buckets, CausalLM
+from opt_tree.models.checkpoints import CheckpointError, load_tensors, read_config, refused
+from opt_tree.models.forward_layout import Wanted, put
+from opt_tree.models.tensor_parallel import replicated, whole
+
+_ROOM = 64
+"""Nodes that a draft mostly has at most."""
+LAST = -1
+"""The layer that the head reads: the target's final hidden state, behind its last norm."""
+
+
+class EagleDrafter(OfModel):
+    """Drafts with an EAGLE-1/2 head.
+
+    Committed pairs carry the target's own features. Rows of tree nodes were computed from estimated features. So they
+    are dropped after the step, and the accepted tokens run again with the real ones, as the published method does. The
+    extra rows ride in the forward that is needed anyway for the target's own token.
+    """
+
+    features: tuple[int, ...] = (LAST,)
+    any_order = True
+
+    def __init__(
+        self,
+        head: EagleHead,
+        target: CausalLM,
+        buckets: Buckets | None = None,
+        tokens: Int[Tensor, " columns"] | None = None,
+    ) -> None:
+        """`tokens`: the draft vocabulary; None: all tokens of the head."""
+        require(EagleHead, head=head)
+        require(CausalLM, target=target)
+        if head.config.hidden_size != target.hidden:
+            raise ValueError(
+                f"wrong head for this target: the head is {head.config.hidden_size} wide, {target.name} {target.hidden}"
+            )
+        output = replicated(target.model.get_output_embeddings())
+        cap = getattr(target.model.config.get_text_config(), "final_logit_softcapping", None)
+        if tokens is not None:
+            output = rows_of(output, tokens)
+        self._begin(HeadedEagle(head, output, cap), target, buckets, tokens)
+
+    def _begin(
+        self, model: HeadedEagle, target: CausalLM, buckets: Buckets | None, tokens: Int[Tensor, " columns"] | None
+    ) -> None:
+        config = model.config
+        if config.vocab_size > target.vocab:
+            raise ValueError(
+                f"wrong head for this target: the head has {config.vocab_size} tokens, {target.name} {target.vocab}"
+            )
+        self.lm = CausalLM(model, buckets, probe=False)
+        self.lm.watch((LAST,))
+        self.lm.columns = config.vocab_size if tokens is None else len(tokens)
+        self.models = (self.lm,)
+        self.max_context = min(self.lm.max_context, target.max_context)
+        self._vocab, self._whole, self._tokens = config.vocab_size, target.vocab, tokens
+        self._ready: Tensor = torch.zeros(0)
+        """The head's inputs for tokens whose pair is not in its cache yet, from the target's features."""
+        self._first = 1
+        """The token that the first pair has the embedding of."""
+        self._context: list[int] = []
+        """The text under way, which the loop goes on writing."""
+        self._drafted: Tensor = torch.zeros(0, 0)
+        """The head's own features by draft row: 0 the root, k the k-th node expanded; and room for more."""
+        self._rows = 0
+        """How many of them there are."""
+
+    def inputs(self, features: Mapping[int, Float[Tensor, "tokens hidden"]]) -> Float[Tensor, "tokens hidden"]:
+        """Return what the head reads of the target's features."""
+        return features[LAST].to(self.lm.device, self.lm.dtype)
+
+    def best(self, estimates: Float[Tensor, "*rows hidden"]) -> Int[Tensor, "*rows"]:
+        """Return the token that the head drafts first behind each estimate of a feature."""
+        output: Any = self.lm.model.get_output_embeddings()
+        head: Any = self.lm.model.base_model
+        found = output(head.read(estimates)).argmax(-1)
+        return found if self._tokens is None else self._tokens.to(found.device)[found]
+
+    def reset(self, prompt: list[int], output: Output | None) -> None:
+        self.lm.reset()
+        if output is None:
+            # A one-token prompt has no earlier feature: its pair starts from zeros.
+            self._ready = torch.zeros(1, self.lm.hidden, dtype=self.lm.dtype, device=self.lm.device)
+        else:
+            self._ready = self.inputs(output.features)
+        # With a feature for each token but the last, the pairs begin at the second token; without any, at the first.
+        self._first = 0 if output is None else 1
+        self._context = prompt
+        self._drafted = torch.zeros(0, 0)
+
+    def holds(self, prompt: list[int]) -> int:
+        """See `Drafter.holds`. Of the last common token the feature is needed once more, beside another next token."""
+        pairs = self.lm.length + len(self._ready) if self._first else 0
+        return max(min(shared(self._context, prompt) - 1, pairs), 0)
+
+    def resume(self, prompt: list[int], kept: int, output: Output) -> None:
+        rows = min(self.lm.length, kept)
+        self.lm.cut(rows)
+        self._ready = torch.cat([self._ready[: kept - rows], self.inputs(output.features)])
+        self._context = prompt
+
+    def root(self, context: list[int]) -> Float[Tensor, "1 vocab"] | Reduced:
+        """Run the pairs that the last step completed, with the target's features."""
+        tokens = self._embeddable(context[self._first + self.lm.length :])
+        output = self.lm.append(tokens, features=self._ready, scale=self._scale)
+        self._ready = self._ready[:0]
+        states = output.features[LAST]
+        if self._drafted.dtype != states.dtype or self._drafted.shape[1] != states.shape[1]:
+            self._drafted = states.new_empty((_ROOM, states.shape[1]))
+        self._rows = 0
+        self._draft(states, states.shape[0] - 1)
+        return self._scores(output)
+
+    def expand(self, frontier: Frontier) -> Float[Tensor, "frontier vocab"] | Reduced:
+        tokens, parents, depths, visible = frontier
+        states, behind = self._drafted, self.lm.length - 1
+        output = self.lm.run(Wanted(tokens, depths, visible, states, None, self._scale, behind, parents))
+        self._draft(output.features[LAST])
+        return self._scores(output)
+
+    def _draft(self, states: Float[Tensor, "rows hidden"], first: int = 0) -> None:
+        """Keep these features, from the `first` on, as those of the next draft rows: they outlive the next forward."""
+        known, self._rows = self._rows, self._rows + states.shape[0] - first
+        while self._rows > self._drafted.shape[0]:
+            self._drafted = torch.cat([self._drafted, torch.empty_like(self._drafted)])
+        put(states, self._drafted, known, first)
+
+    @property
+    def estimate(self) -> Float[Tensor, "1 hidden"]:
+        """What the head estimated of the feature at the root, once `root` was asked."""
+        return self._drafted[:1]
+
+    def observe(self, outcome: Outcome) -> None:
+        self.lm.commit([])
+        new = self.inputs(outcome.features)
+        self._ready = torch.cat([self._ready, new]) if self._ready.shape[0] else new
+
+    def _embeddable(self, tokens: list[int]) -> list[int]:
+        return [token if token < self._vocab else 0 for token in tokens]
+
+    def _scores(self, output: Output) -> Float[Tensor, "rows vocab"] | Reduced:
+        if self._tokens is not None:
+            answer: Tensor | Reduced = Reduced(output.logits, self._tokens, self._whole)
+        else:  # tokens that only the target knows (a padded vocabulary) have no embedding here: never propose them
+            answer = output.logits if self._vocab == self._whole else output.logits[:, : self._vocab]
+        if output.laws is not None:
+            log_probs, _, peaks = output.laws
+            self._said = answer, Laws(log_probs, self._tokens, peaks)
+        return answer
+
+    def _columns(self) -> str:
+        return "" if self._tokens is None else f", {len(self._tokens)} tokens of {self._whole}"
+
+    def describe(self) -> str:
+        return f"EAGLE head {self.name}: {self.lm.size}{self._columns()}"
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        return {"draft_dtype": str(self.lm.dtype).removeprefix("torch.")}
+
+
+def load_eagle(
+    path: str, target: CausalLM, buckets: Buckets | None = None, tensors: dict[str, Tensor] | None = None
+) -> EagleDrafter:
+    """Load an EAGLE-1/2 head as published: `config.json` and `model.safetensors` or `pytorch_model.bin`.
+
+    Weights come to the target's dtype and device. `embed_tokens` may be absent: then the target's is used. `d2t` and
+    `t2d` may be there, or `draft_vocabulary.safetensors` beside the weights: then it drafts these tokens only, by the
+    target's own output rows. Missing, unexpected and misshapen tensors are all named. `tensors`: those of the
+    checkpoint, if they are read already.
+    """
+    require(CausalLM, target=target)
+    tensors = load_tensors(path) if tensors is None else tensors
+    if any(name.startswith("midlayer.") for name in tensors):
+        raise CheckpointError(f"{path} is an EAGLE-3 head, not one of EAGLE-1 or EAGLE-2")
+    config = head_config(path)
+    with refused(f"cannot use {path}"):
+        tokens = trimmed_further(path, take_vocabulary(tensors, config.vocab_size), config.vocab_size)
+        lend_embeddings(tensors, target, config.vocab_size)
+        head = EagleHead(config)
+        head.load_published(tensors, "it")
+        output = target.model.get_output_embeddings().weight
+        cast_weights(head, output.device, target.dtype).eval().requires_grad_(False)
+        return EagleDrafter(head, target, buckets, tokens)
+
+
+def read_by(target: CausalLM, states: Float[Tensor, "rows hidden"]) -> Float[Tensor, "rows vocab"]:
+    """Return what the target's output layer says of some states."""
+    output: Any = target.model.get_output_embeddings()
+    return output(states.to(output.weight.device, output.weight.dtype))
+
+
+def lend_embeddings(tensors: dict[str, Tensor], target: CausalLM, vocab: int) -> None:
+    """Put the target's embeddings where a checkpoint has none."""
+    if "embed_tokens.weight" not in tensors:
+        embeddings = whole(cast(Tensor, target.model.get_input_embeddings().weight))
+        tensors["embed_tokens.weight"] = embeddings.detach()[:vocab]
+
+
+def head_config(path: str) -> LlamaConfig:
+    """Read a head's config.json. Heads name no model type of their own: all are one Llama layer."""
+    raw = read_config(path, "an EAGLE head")
+    try:
+        own = {key: value for key, value in raw.items() if key not in ("architectures", "model_type")}
+        if "num_hidden_layers" not in own:
+            raise ValueError("it names no num_hidden_layers")
+        return LlamaConfig(**own)
+    except Exception as error:  # strict configs raise errors of their own kind
+        raise CheckpointError(f"{path}/config.json is not the config of an EAGLE head: {one_line(error)}") from error

@@ -1,0 +1,168 @@
+"""The networks of EAGLE heads: one Llama layer on features, under the published names, and an output layer behind it.
+
+Owns what EAGLE-1/2 and EAGLE-3 heads have in common, the head of EAGLE-1/2 (`EagleHead`, arXiv:2401.15077), and how
+tensors get into a head. Pair i of its input is (feature of token i, embedding of token i + 1); its output estimates the
+feature of token i + 1, to which the target's own output layer is applied.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+from transformers import LlamaConfig
+from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRotaryEmbedding
+
+from opt_tree.models.checkpoints import load_named
+
+
+class OneLayerHead(nn.Module, ABC):
+    """What EAGLE heads have in common: an embedding, rotary positions, and one Llama layer on features.
+
+    A subclass adds its own tensors under their published names, and says what the layer reads.
+    """
+
+    def __init__(self, config: LlamaConfig) -> None:
+        super().__init__()
+        if config.num_hidden_layers != 1:
+            raise ValueError(f"an EAGLE head has one layer, this config has {config.num_hidden_layers}")
+        if config._attn_implementation_internal is None:
+            config._attn_implementation = "sdpa"
+        self.config = config
+        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
+        self.rotary = LlamaRotaryEmbedding(config)
+
+    @property
+    @abstractmethod
+    def layer(self) -> LlamaDecoderLayer:
+        """The one decoder layer."""
+
+    @abstractmethod
+    def enter(
+        self, embedded: Float[Tensor, "*rows hidden"], features: Float[Tensor, "*rows hidden"]
+    ) -> tuple[Float[Tensor, "*rows wide"], Float[Tensor, "*rows hidden"]]:
+        """Return what the attention reads and what its output is added to."""
+
+    @abstractmethod
+    def entered(self, embedded: Float[Tensor, "*rows hidden"]) -> Callable[[Tensor], tuple[Tensor, ...]]:
+        """Return what makes queries, keys, values [*rows, heads * head_dim] and `enter`'s second answer of features.
+
+        The share of the embedding is computed here, once for all features that follow: training unrolls with it.
+        """
+
+    def forward(
+        self,
+        input_ids: Int[Tensor, "batch tokens"],
+        features: Float[Tensor, "batch tokens hidden"],
+        position_ids: Int[Tensor, "batch tokens"],
+        attention_mask: Float[Tensor, "batch 1 tokens keys"] | None = None,
+        past_key_values: object | None = None,
+    ) -> tuple[Float[Tensor, "batch tokens hidden"]]:
+        """Return the estimated features. Row i gets the embedding of token i + 1 and the feature of token i."""
+        embedded = self.embed_tokens(input_ids)
+        read, residual = self.enter(embedded, features.to(embedded.dtype))
+        attended, _ = self.layer.self_attn(
+            hidden_states=read,
+            attention_mask=attention_mask,
+            position_ids=position_ids,
+            past_key_values=past_key_values,
+            use_cache=past_key_values is not None,
+            position_embeddings=self.rotary(embedded, position_ids),
+        )
+        hidden = residual + attended
+        return (hidden + self.layer.mlp(self.layer.post_attention_layernorm(hidden)),)
+
+
+class EagleHead(OneLayerHead):
+    """The trainable part: embedding, `fc` from (embedding, feature) to one, and one Llama layer without its input norm.
+
+    State-dict names are those of the published checkpoints: `embed_tokens.weight`, `fc.weight` (`fc.bias` unless the
+    config says `"bias": false`), `layers.0.*` without `input_layernorm`; no final norm and no output layer.
+    """
+
+    def __init__(self, config: LlamaConfig) -> None:
+        super().__init__(config)
+        hidden = config.hidden_size
+        self.fc = nn.Linear(2 * hidden, hidden, bias=getattr(config, "bias", True))
+        self.layers = nn.ModuleList([LlamaDecoderLayer(config, 0)])
+        self.layers[0].input_layernorm = nn.Identity()
+
+    @property
+    def layer(self) -> LlamaDecoderLayer:
+        return self.layers[0]  # type: ignore[return-value]
+
+    def enter(
+        self, embedded: Float[Tensor, "*rows hidden"], features: Float[Tensor, "*rows hidden"]
+    ) -> tuple[Float[Tensor, "*rows hidden"], Float[Tensor, "*rows hidden"]]:
+        hidden = self.fc(torch.cat([embedded, features.to(embedded.dtype)], -1))
+        return hidden, hidden
+
+    def entered(self, embedded: Float[Tensor, "*rows hidden"]) -> Callable[[Tensor], tuple[Tensor, ...]]:
+        own, other = self.fc.weight.chunk(2, 1)
+        share, attention = F.linear(embedded, own, self.fc.bias), self.layer.self_attn
+
+        def enter(features: Float[Tensor, "*rows hidden"]) -> tuple[Tensor, ...]:
+            hidden = share + F.linear(features.to(embedded.dtype), other)
+            return attention.q_proj(hidden), attention.k_proj(hidden), attention.v_proj(hidden), hidden
+
+        return enter
+
+    def read(self, hidden: Float[Tensor, "*rows hidden"]) -> Float[Tensor, "*rows hidden"]:
+        """Return what the output layer reads of the head's output: all of it, the feature being normed."""
+        return hidden
+
+    def load_published(self, tensors: Mapping[str, Tensor], source: str) -> None:
+        """Load a published checkpoint; every missing, unexpected or misshapen tensor is named in one error."""
+        load_named(self, tensors, f"{source} is not an EAGLE-1/2 head of this config")
+
+
+class HeadedEagle(nn.Module):
+    """A head followed by an output layer: the shape of a causal LM, so that `CausalLM` can run it.
+
+    `cap` is the target's `final_logit_softcapping`, where the output layer is the target's.
+    """
+
+    def __init__(self, head: Any, output: nn.Module, cap: float | None = None) -> None:
+        super().__init__()
+        self.base_model, self.config = head, head.config
+        # In a list, so that the target's layer does not become a submodule (it is not ours to move or to save).
+        self._output = [output]
+        self._cap = cap
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        features: Tensor,
+        use_cache: bool = True,
+        logits_to_keep: int | Tensor = 0,
+        **attention: Any,
+    ) -> SimpleNamespace:
+        """`attention`: positions, mask and cache, as the head takes them; a cache that is given is used."""
+        (hidden,) = self.base_model(input_ids, features, **attention)
+        output = self._output[0]
+        kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
+        read = self.base_model.read(hidden[:, kept])
+        logits = output(read.to(output.weight.device, output.weight.dtype))
+        if self._cap:
+            logits = torch.tanh(logits / self._cap) * self._cap
+        return SimpleNamespace(logits=logits)
+
+    def get_input_embeddings(self) -> nn.Module:
+        return self.base_model.embed_tokens
+
+    def get_output_embeddings(self) -> nn.Module:
+        return self._output[0]
+
+
+def rows_of(output: Any, tokens: Int[Tensor, " columns"]) -> nn.Linear:
+    """Return the output layer over some tokens only, its rows copied."""
+    index = tokens.to(output.weight.device)
+    rows = nn.Linear(output.weight.shape[1], len(tokens), output.bias is not None, device="meta")
+    rows.weight = nn.Parameter(output.weight.detach()[index], False)
+    if output.bias is not None:
+        rows.bias = nn.Parameter(output.bias.detach()[index], False)
+    return rows

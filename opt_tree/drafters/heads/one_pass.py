@@ -1,0 +1,166 @@
+"""One pass drafts every layer: a law for each depth from one forward, shared by all nodes of that depth.
+
+Owns the look-up (`OnePass`) and a maker of such laws: Medusa's heads on the target's last feature (`MedusaHeads`,
+arXiv:2401.10774, the published layout). `residual.py` has another, `dflash.py` a third. A tree over marginals is the
+product of their probabilities along each path; its n best paths are a tree, by OPT-Tree's argument (arXiv:2604.12989
+finds the same one by a heap).
+"""
+
+import time
+from abc import abstractmethod
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from opt_tree.core.children import Reduced
+from opt_tree.core.pool import Frontier
+from opt_tree.core.step import Outcome
+from opt_tree.core.target import Output, Work
+from opt_tree.drafters.base import Drafter
+from opt_tree.drafters.heads.eagle import LAST, read_by
+from opt_tree.models.capabilities import size_of
+from opt_tree.models.causal_lm import CausalLM
+from opt_tree.models.checkpoints import CheckpointError, load_named, load_tensors, read_config
+from opt_tree.models.tensor_parallel import check_whole
+
+
+class OnePass(Drafter):
+    """A drafter whose laws depend on the root and the depth alone. `laws` is all that there is to write.
+
+    It reads the target's feature of the last token before the root, which the forward that chose the root has left.
+    """
+
+    features: tuple[int, ...] = (LAST,)
+    rows = 1
+    """Tokens that its forward reads."""
+    tokens: Int[Tensor, " columns"] | None = None
+    """The target's ids of the columns of `laws`, in rising order; None: a column a token."""
+
+    def __init__(self, target: CausalLM) -> None:
+        check_whole(target, "a drafter that reads the target's output layer at every depth")
+        self.target, self.max_context = target, target.max_context
+        self._feature = torch.zeros(1, target.hidden, dtype=target.dtype, device=target.device)
+        self.scores = torch.zeros(0, target.vocab)
+        """Of this step, a row a depth."""
+        self._done = Work()
+
+    @abstractmethod
+    def laws(self, context: list[int]) -> Float[Tensor, "depths columns"]:
+        """Return the scores of the 1st, 2nd, ... token behind the context."""
+
+    def reset(self, prompt: list[int], output: Output | None) -> None:
+        # A one-token prompt has no earlier feature: its heads read zeros.
+        self._feature = torch.zeros_like(self._feature) if output is None else output.features[LAST][-1:].clone()
+
+    def root(self, context: list[int]) -> Float[Tensor, "1 vocab"] | Reduced:
+        begin = time.perf_counter()
+        self.scores = self.laws(context)
+        self._done += Work(1, self.rows, time.perf_counter() - begin)
+        return self._answer(self.scores[:1])
+
+    def expand(self, frontier: Frontier) -> Float[Tensor, "frontier vocab"] | Reduced:
+        """Look up the law of the frontier's depth; nothing is known beyond the last head."""
+        depth, nodes = int(frontier.depths[0]), len(frontier.tokens)
+        if depth >= len(self.scores):
+            return self.scores.new_full((1, self.target.vocab), -torch.inf).expand(nodes, -1)
+        return self._answer(self.scores[depth : depth + 1].expand(nodes, -1))
+
+    def _answer(self, scores: Float[Tensor, "rows columns"]) -> Float[Tensor, "rows vocab"] | Reduced:
+        return scores if self.tokens is None else Reduced(scores, self.tokens, self.target.vocab)
+
+    def observe(self, outcome: Outcome) -> None:
+        self._feature = outcome.features[LAST][-1:].clone()
+
+    @property
+    def work(self) -> Work:
+        return self._done
+
+
+class MedusaHeads(nn.Module):
+    """Medusa's heads: `layers` residual blocks and an output layer each; head i speaks of the token i + 2 ahead.
+
+    State-dict names are the published ones, `{i}.0.linear.weight`, `{i}.0.linear.bias`, `{i}.1.weight` for one block.
+    Heads without an output layer of their own (ours) read through the target's.
+    """
+
+    def __init__(self, hidden: int, vocab: int, heads: int, layers: int = 1, own_output: bool = True) -> None:
+        super().__init__()
+        self.heads = nn.ModuleList()
+        for _ in range(heads):
+            parts: list[nn.Module] = [ResidualBlock(hidden) for _ in range(layers)]
+            if own_output:
+                parts.append(nn.Linear(hidden, vocab, bias=False))
+            self.heads.append(nn.Sequential(*parts))
+
+    def forward(self, feature: Float[Tensor, "*rows hidden"]) -> Float[Tensor, "heads *rows columns"]:
+        """Return each head's logits, or its estimate of a feature where it has no output layer."""
+        return torch.stack([head(feature) for head in self.heads])
+
+
+class ResidualBlock(nn.Module):
+    """x + silu(linear(x)); zero weights leave x as it is."""
+
+    def __init__(self, hidden: int) -> None:
+        super().__init__()
+        self.linear = nn.Linear(hidden, hidden)
+        nn.init.zeros_(self.linear.weight)
+        nn.init.zeros_(self.linear.bias)
+
+    def forward(self, x: Float[Tensor, "*rows hidden"]) -> Float[Tensor, "*rows hidden"]:
+        return x + F.silu(self.linear(x))
+
+
+class MedusaDrafter(OnePass):
+    """Drafts with Medusa's heads. They never saw the root itself: they read the feature that it was chosen from."""
+
+    def __init__(self, heads: MedusaHeads, target: CausalLM) -> None:
+        super().__init__(target)
+        self.heads = heads
+
+    def holds(self, prompt: list[int]) -> int:
+        return len(prompt)  # the one feature that it reads is among what is new
+
+    def laws(self, context: list[int]) -> Float[Tensor, "depths vocab"]:
+        states = self.heads(self._feature.to(next(self.heads.parameters()).dtype))[:, 0]
+        return states if states.shape[1] == self.target.vocab else read_by(self.target, states)
+
+    def describe(self) -> str:
+        return f"{len(self.heads.heads)} Medusa heads {self.name}: {size_of(self.heads)}"
+
+
+def load_medusa(path: str, target: CausalLM) -> MedusaDrafter:
+    """Load Medusa heads as published: `config.json` and `medusa_lm_head.pt` (or `.safetensors`, `model.safetensors`).
+
+    Names may begin with `medusa_head.`, as in checkpoints that hold the base model too. Raises CheckpointError.
+    """
+    config = one_pass_config(path, ("medusa_num_heads",))
+    tensors = load_tensors(path, ("model.safetensors", "medusa_lm_head.safetensors"), "medusa_lm_head.pt")
+    if any(name.startswith("medusa_head.") for name in tensors):
+        tensors = {n.removeprefix("medusa_head."): t for n, t in tensors.items() if n.startswith("medusa_head.")}
+    layers = int(config.get("medusa_num_layers", 1))
+    heads = MedusaHeads(
+        target.hidden, target.vocab, int(config["medusa_num_heads"]), layers, f"0.{layers}.weight" in tensors
+    )
+    fill(heads.heads, tensors, f"{path} has no Medusa heads for {target.name}")
+    return MedusaDrafter(heads.to(target.device, target.dtype).eval().requires_grad_(False), target)
+
+
+def one_pass_config(path: str, names: tuple[str, ...]) -> dict[str, Any]:
+    """Read a config that must have these numbers."""
+    config = read_config(path, "such heads")
+    if missing := [name for name in names if not isinstance(config.get(name), int) or config[name] < 1]:
+        raise CheckpointError(
+            f"{path}/config.json is not the config of such heads: {', '.join(missing)} must be positive numbers"
+        )
+    return config
+
+
+def fill(module: nn.Module, tensors: dict[str, Tensor], what: str) -> None:
+    """Load tensors; what is wrong with them is one line."""
+    try:
+        load_named(module, tensors, what)
+    except ValueError as error:
+        raise CheckpointError(str(error)) from error

@@ -1,0 +1,72 @@
+"""An independent drafter: any causal LM that shares the target's tokenizer."""
+
+from typing import Any
+
+from jaxtyping import Float
+from torch import Tensor
+
+from opt_tree.core.children import Reduced
+from opt_tree.core.errors import require
+from opt_tree.core.pool import Frontier
+from opt_tree.core.step import Outcome
+from opt_tree.core.target import Output
+from opt_tree.drafters.base import OfModel
+from opt_tree.models.causal_lm import CausalLM
+from opt_tree.models.forward_layout import Wanted
+
+
+class CausalLMDrafter(OfModel):
+    """Drafts with a small causal LM. Accepted rows of its cache are kept: same tokens, positions and ancestors.
+
+    `vocab` is the target's number of logits. Vocabularies padded to different sizes are reconciled: columns that the
+    target lacks are cut before the softmax, tokens that the drafter lacks are never proposed (and read as token 0
+    should the target ever emit one). Whether the tokenizers agree is for whoever loads the pair to check.
+    """
+
+    any_order = True
+
+    def __init__(self, lm: CausalLM, vocab: int | None = None) -> None:
+        require(CausalLM, lm=lm)
+        self.lm = lm
+        self.vocab = min(vocab or lm.vocab, lm.vocab)
+        self.max_context, self.models = lm.max_context, (lm,)
+        lm.columns = self.vocab
+
+    def reset(self, prompt: list[int], output: Output | None) -> None:
+        self.lm.reset()
+
+    def holds(self, prompt: list[int]) -> int:
+        return len(prompt)
+
+    def resume(self, prompt: list[int], kept: int, output: Output) -> None:
+        self.lm.keep(self._known(prompt), len(prompt) - 1)
+
+    def root(self, context: list[int]) -> Float[Tensor, "1 vocab"] | Reduced:
+        """Catch up with the context; between steps that is the target's own token and at most one accepted one."""
+        return self._scores(self.lm.append(self._known(context[self.lm.length :]), scale=self._scale))
+
+    def expand(self, frontier: Frontier) -> Float[Tensor, "frontier vocab"] | Reduced:
+        tokens, _, depths, visible = frontier
+        # Depth 1 follows the root, which is the last committed row here.
+        wanted = Wanted(tokens, depths, visible, scale=self._scale, behind=self.lm.length - 1)
+        return self._scores(self.lm.run(wanted))
+
+    def observe(self, outcome: Outcome) -> None:
+        numbers = outcome.tree.draft_rows.tolist()
+        self.lm.commit([numbers[row] - 1 for row in outcome.path[1:] if numbers[row] > 0])
+
+    def _known(self, tokens: list[int]) -> list[int]:
+        return [token if token < self.lm.vocab else 0 for token in tokens]
+
+    def _scores(self, output: Output) -> Float[Tensor, "rows vocab"] | Reduced:
+        scores = output.logits if self.vocab == self.lm.vocab else output.logits[:, : self.vocab]
+        if output.laws is not None:
+            self._said = scores, output.laws
+        return scores
+
+    def describe(self) -> str:
+        return f"draft model {self.name or self.lm.name}: {self.lm.size}"
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        return {"draft_dtype": str(self.lm.dtype).removeprefix("torch.")}

@@ -1,0 +1,60 @@
+"""An independent drafter that cannot hold a tree: a small hybrid or recurrent model."""
+
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float
+from torch import Tensor
+
+from opt_tree.core.pool import Frontier
+from opt_tree.core.step import Outcome
+from opt_tree.core.target import Output
+from opt_tree.drafters.base import Drafter
+from opt_tree.drafters.small_models.causal_lm import CausalLMDrafter
+from opt_tree.models.chain_lm import AnyLM, ChainLM
+
+
+class ChainLMDrafter(Drafter):
+    """Drafts with a small `ChainLM`, whatever tree: a layer of the tree is a batch, every node with a state of its own.
+
+    After a step the state is that of the context again, and accepted tokens are taken in with the target's own one:
+    the forwards of `CausalLMDrafter`, a few rows more. `vocab` as there.
+    """
+
+    def __init__(self, lm: ChainLM, vocab: int | None = None) -> None:
+        self.lm = lm
+        self.vocab = min(vocab or lm.vocab, lm.vocab)
+        self.max_context, self.models = lm.max_context, (lm,)
+        self._first, self._expanded = 0, 0
+        """Draft rows: the first of the newest layer, and how many there are."""
+
+    def reset(self, prompt: list[int], output: Output | None) -> None:
+        self.lm.reset()
+
+    def holds(self, prompt: list[int]) -> int:
+        return len(prompt)  # its own model takes in the whole of it
+
+    def root(self, context: list[int]) -> Float[Tensor, "1 vocab"]:
+        missing = [token if token < self.lm.vocab else 0 for token in context[self.lm.length :]]
+        self._first, self._expanded = 0, 1
+        return self.lm.append(missing).logits[:, : self.vocab]
+
+    def expand(self, frontier: Frontier) -> Float[Tensor, "frontier vocab"]:
+        rows = np.asarray(frontier.parents) - self._first
+        self._first, self._expanded = self._expanded, self._expanded + len(rows)
+        return self.lm.extend(rows, frontier.tokens).logits[:, : self.vocab]
+
+    def observe(self, outcome: Outcome) -> None:
+        """Nothing: the context that `root` is asked with says what survived."""
+
+    def describe(self) -> str:
+        return f"draft model {self.name or self.lm.name}: {self.lm.size}, path by path"
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        return {"draft_dtype": str(self.lm.dtype).removeprefix("torch.")}
+
+
+def model_drafter(lm: AnyLM, vocab: int | None = None) -> CausalLMDrafter | ChainLMDrafter:
+    """Return the drafter around a wrapped model, for a target of so many logits."""
+    return ChainLMDrafter(lm, vocab) if isinstance(lm, ChainLM) else CausalLMDrafter(lm, vocab)

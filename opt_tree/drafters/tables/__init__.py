@@ -1,0 +1,1 @@
+"""Drafters that look up what followed before, without a model."""

@@ -1,0 +1,117 @@
+"""Files of the drafters that look things up: named arrays behind a header, in safetensors' format, memory-mapped.
+
+Owns what makes a file trustworthy: it is written whole or not at all, says what it is and for which tokenizer, and is
+refused in one line where it is torn, altered or somebody else's. Knows nothing of what the arrays mean.
+"""
+
+import hashlib
+import json
+import math
+import os
+import zlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save_file
+from transformers import PreTrainedTokenizerBase
+
+from opt_tree.models.checkpoints import CheckpointError
+
+VERSION = 1
+_CHECKED = 256 * 2**20
+"""Bytes up to which the sum of the contents is compared: reading more would cost what mapping saves."""
+_DTYPES = {f"{kind}{bits}": f"<{kind.lower()}{bits // 8}" for kind in "UIF" for bits in (8, 16, 32, 64)}
+"""numpy's names of safetensors' plain numbers."""
+
+
+class Table(NamedTuple):
+    """A header of plain JSON values and arrays by name, as they lie on disk."""
+
+    header: dict[str, Any]
+    arrays: dict[str, np.ndarray]
+
+    @property
+    def nbytes(self) -> int:
+        return sum(array.nbytes for array in self.arrays.values())
+
+
+def fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:
+    """Return a short name for "the same tokens have the same ids"."""
+    entries = sorted(tokenizer.get_vocab().items())
+    return hashlib.blake2b(json.dumps(entries).encode(), digest_size=8).hexdigest()
+
+
+def save_table(path: Path, kind: str, table: Table, version: int = VERSION) -> None:
+    """Write a table; whatever lies at `path` is whole at every moment. `version`: of the arrays of this kind."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    arrays = {name: np.ascontiguousarray(array) for name, array in table.arrays.items()}
+    header = table.header | {"kind": kind, "version": version, "sum": _sum(arrays)}
+    partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
+    try:
+        save_file(arrays, partial, metadata={"opt_tree": json.dumps(header)})
+        partial.chmod(0o644)  # safetensors' files are the owner's alone
+        os.replace(partial, path)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def load_table(path: Path, kind: str, vocab: int, tokenizer: str | None = None, version: int = VERSION) -> Table:
+    """Map the table of a kind at `path`, for a target of `vocab` logits and the tokenizer of that fingerprint.
+
+    Raises CheckpointError for whatever is wrong with it.
+    """
+    if not path.is_file():
+        raise CheckpointError(f"no {kind} at {path}")
+    try:
+        with safe_open(path, framework="np") as file:  # refuses what is torn or no safetensors file
+            header = json.loads((file.metadata() or {}).get("opt_tree", "{}"))
+        arrays = _map(path)
+    except (SafetensorError, OSError, ValueError, KeyError) as error:
+        raise CheckpointError(f"{path} is corrupt: {type(error).__name__}: {error}") from error
+    found = header.get("kind")
+    if found != kind:
+        raise CheckpointError(f"{path} is not a {kind} of this library but {found or 'something else'}")
+    if header.get("version") != version:
+        raise CheckpointError(
+            f"{path} has version {header.get('version')}, this library reads {version}: build it anew"
+        )
+    if header["vocab"] > vocab:
+        raise CheckpointError(f"{path} has {header['vocab']} tokens, this target {vocab}: it is another target's")
+    if tokenizer is not None and header["tokenizer"] not in (None, tokenizer):
+        raise CheckpointError(
+            f"{path} was made with another tokenizer (fingerprint {header['tokenizer']}, the target's is {tokenizer})"
+        )
+    table = Table(header, arrays)
+    if table.nbytes <= _CHECKED and _sum(arrays) != header["sum"]:
+        raise CheckpointError(f"{path} is corrupt: its contents do not add up to what its header says")
+    return table
+
+
+def _map(path: Path) -> dict[str, np.ndarray]:
+    """Map every array of a safetensors file: eight bytes of header length, the header, the data."""
+    with path.open("rb") as file:
+        start = int.from_bytes(file.read(8), "little")
+        layout = json.loads(file.read(start))
+    data = (
+        np.memmap(path, np.uint8, "r", offset=8 + start) if path.stat().st_size > 8 + start else np.zeros(0, np.uint8)
+    )
+    arrays = {}
+    for name, entry in layout.items():
+        if name == "__metadata__":
+            continue
+        dtype, (first, last) = np.dtype(_DTYPES[entry["dtype"]]), entry["data_offsets"]
+        if last - first != math.prod(entry["shape"]) * dtype.itemsize:
+            raise ValueError(f"{name} has {last - first} bytes for the shape {entry['shape']}")
+        # A plain array over the map: every slice of a `memmap` would pay for being one.
+        arrays[name] = np.asarray(data[first:last]).view(np.ndarray).view(dtype).reshape(entry["shape"])
+    return arrays
+
+
+def _sum(arrays: Mapping[str, np.ndarray]) -> int:
+    total = 0
+    for name in sorted(arrays):
+        total = zlib.crc32(arrays[name].reshape(-1).view(np.uint8).data, zlib.crc32(name.encode(), total))
+    return total

@@ -1,0 +1,175 @@
+"""Token Recycling by n-grams: the target's candidates after the last few tokens, with its own probabilities.
+
+Owns the table of `NGramRecycling` and how its entries become probabilities (`Calibration`).
+"""
+
+import copy
+from collections.abc import Sequence
+from itertools import islice
+from math import exp
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from jaxtyping import Float
+from torch import Tensor
+
+from opt_tree.core.probabilities import log_probs_of
+from opt_tree.core.step import Outcome
+from opt_tree.core.target import Output
+from opt_tree.core.tree import fetch
+from opt_tree.drafters.tables.file_format import Table, load_table, save_table
+from opt_tree.drafters.tables.lookup import Lookup, Tail, Tails
+from opt_tree.drafters.tables.recycling import best_tokens
+
+
+class Calibration(NamedTuple):
+    """P(right) of an entry: logit p = shift + slope x (the target's log-probability then) + fall x (its rank then)."""
+
+    shift: float
+    slope: float
+    fall: float
+
+
+CALIBRATION = (
+    Calibration(-0.252, 0.536, -0.329),
+    Calibration(0.035, 0.53, -0.397),
+    Calibration(0.863, 0.566, -0.792),
+)
+"""For entries found by the last 1, 2, 3 tokens: the demo target's, fitted by maximum likelihood."""
+
+_KIND = "n-gram recycling table"
+
+
+class NGramRecycling(Lookup):
+    """Token Recycling by the last one to three tokens, with the target's log-probabilities.
+
+    Every scored row is remembered under the runs of 1, 2, 3 tokens that it ends with, as the target's `k` best tokens
+    and their log-probabilities. The longest run that is known answers; a `Calibration` for its length makes
+    probabilities of it, so that OPT-Tree knows a sure entry from a doubtful one.
+
+    What was learnt stays from prompt to prompt until `clear`, unless `keep=False`. At most `capacity` runs are
+    remembered; beyond that the oldest are forgotten.
+    """
+
+    logits = True
+
+    def __init__(
+        self,
+        calibration: Sequence[Calibration] = CALIBRATION,
+        k: int = 8,
+        capacity: int = 1 << 18,
+        keep: bool = True,
+    ) -> None:
+        super().__init__(len(calibration))
+        if k < 1 or capacity < 1:
+            raise ValueError(f"at least one token of at least one run must be remembered, got {k} of {capacity}")
+        self.k, self.capacity, self.keep, self.learns = k, capacity, keep, keep
+        self.calibration = tuple(Calibration(*map(float, row)) for row in calibration)
+        self.clear()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "NGramRecycling":
+        """One that learns on by itself. Rows are replaced and never changed, so it shares those that are known."""
+        twin = copy.copy(self)
+        twin._rows, twin._tails = self._rows.copy(), Tails(self.order)
+        return twin
+
+    def clear(self) -> None:
+        """Forget everything."""
+        # Runs of one row share it. Of plain numbers, which Python's garbage collector has nothing to do with.
+        self._rows: dict[Tail, dict[int, float]] = {}
+        self._tail: Tail = ()
+
+    def reset(self, prompt: list[int], output: Output | None) -> None:
+        if not self.keep:
+            self.clear()
+        self._tail = ()
+        if output is not None:
+            self._learn(self._advance(prompt[:-1]), output.logits)
+        self._advance(prompt[-1:])
+
+    def holds(self, prompt: list[int]) -> int:
+        return len(prompt)
+
+    def resume(self, prompt: list[int], kept: int, output: Output) -> None:
+        """See `TokenRecycling.resume`."""
+        self._tail = tuple(prompt[:kept][-self.order :])
+        self._learn(self._advance(prompt[kept:-1]), output.logits)
+        self._advance(prompt[-1:])
+
+    def observe(self, outcome: Outcome) -> None:
+        assert outcome.logits is not None
+        tails = [self._tail]
+        for token, parent in zip(outcome.tree.tokens[1:].tolist(), outcome.tree.parents[1:].tolist(), strict=True):
+            tails.append((*tails[parent], token)[-self.order :])
+        self._learn(tails, outcome.logits)
+        self._advance(outcome.tokens)
+
+    def law(self, tail: Tail) -> dict[int, float]:
+        for length in range(len(tail), 0, -1):
+            if (row := self._rows.get(tail[-length:])) is not None:
+                break
+        else:
+            return {}
+        shift, slope, fall = self.calibration[length - 1]
+        probs = {}
+        for rank, (token, log_prob) in enumerate(row.items()):
+            logit = shift + slope * log_prob + fall * rank
+            probs[token] = 1 / (1 + exp(min(-logit, 700.0)))  # beyond, Python's exponential overflows
+        # Calibrated one by one they may add up to more than 1, a distribution's must not.
+        total = sum(probs.values())
+        return probs if total <= 1 else {token: prob / total for token, prob in probs.items()}
+
+    def describe(self) -> str:
+        return f"Token Recycling by the last {self.order} tokens"
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        return {"calibration": [list(row) for row in self.calibration], "k": self.k, "keep": self.keep}
+
+    def save(self, path: str | Path, vocab: int, tokenizer: str | None = None) -> None:
+        """Write what was learnt; `tokenizer` is its fingerprint (`tables.fingerprint`), `vocab` the target's."""
+        runs = np.full((len(self._rows), self.order), -1, dtype=np.int32)
+        tokens = np.full((len(self._rows), self.k), -1, dtype=np.int32)
+        log_probs = np.zeros((len(self._rows), self.k), dtype=np.float32)
+        for place, (run, row) in enumerate(self._rows.items()):
+            runs[place, : len(run)] = run
+            tokens[place, : len(row)] = list(row)
+            log_probs[place, : len(row)] = list(row.values())
+        arrays = {"runs": runs, "tokens": tokens, "log_probs": log_probs}
+        save_table(Path(path), _KIND, Table({"vocab": vocab, "tokenizer": tokenizer}, arrays))
+
+    def load(self, path: str | Path, vocab: int, tokenizer: str | None = None) -> None:
+        """Take over what was saved; CheckpointError for a file of another kind, target or tokenizer."""
+        arrays = load_table(Path(path), _KIND, vocab, tokenizer).arrays
+        self.clear()
+        parts = (arrays[name].tolist() for name in ("runs", "tokens", "log_probs"))
+        for run, tokens, log_probs in zip(*parts, strict=True):
+            known = tuple(token for token in run if token >= 0)
+            row = {token: log_prob for token, log_prob in zip(tokens[: self.k], log_probs, strict=False) if token >= 0}
+            if len(known) <= self.order:
+                self._remember(known, row)
+
+    def _advance(self, tokens: Sequence[int]) -> list[Tail]:
+        """Append committed tokens; return the tail at each of them."""
+        tails = []
+        for token in tokens:
+            self._tail = (*self._tail, token)[-self.order :]
+            tails.append(self._tail)
+        return tails
+
+    def _learn(self, tails: list[Tail], logits: Float[Tensor, "rows vocab"]) -> None:
+        log_probs, tokens = fetch(*best_tokens(log_probs_of(logits), self.k))
+        for tail, row in zip(tails, zip(tokens.tolist(), log_probs.tolist(), strict=True), strict=True):
+            learnt = dict(zip(*row, strict=True))
+            for start in range(len(tail)):
+                self._remember(tail[start:], learnt)
+
+    def _remember(self, run: Tail, row: dict[int, float]) -> None:
+        """Note the row of a run. One that is known keeps its age; where there is no room, the oldest ones go."""
+        rows = self._rows
+        if run not in rows and len(rows) >= self.capacity:
+            # Several at a time: each look for the oldest one passes all those that have gone before.
+            for oldest in list(islice(rows, max(self.capacity // 64, 1))):
+                del rows[oldest]
+        rows[run] = row

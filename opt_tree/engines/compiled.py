@@ -1,0 +1,300 @@
+"""Forwards compiled ahead of time for this CPU: torch.export and AOTInductor, one package a model, kept in the cache.
+
+Owns the export, the compilation and the calls of a package. On a small model most of an eager forward is repacking of
+weights and dispatch; a package has its weights packed and its kernels fused. Rows, keys and the cache's capacity are
+symbols of the graph, so that nothing is compiled twice, however long a text becomes.
+"""
+
+import statistics
+import time
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, NamedTuple
+
+import torch
+from jaxtyping import Int
+from torch import Tensor, nn
+
+from opt_tree.core.errors import one_line
+from opt_tree.core.target import Laws, Output
+from opt_tree.engines.base import Engine, Forward, Mask
+from opt_tree.engines.body import Body, laws_of, takes
+from opt_tree.engines.eager import Eager
+from opt_tree.engines.kv_cache import LayerShape
+from opt_tree.engines.package_cache import Package, facts_of, package_of
+
+OPTIONS: dict[str, Any] = {"freezing": True, "cpp.enable_concat_linear": True}
+"""Weights packed when the package is made, and projections of the same input in one product."""
+TIMED: dict[str, Any] = {
+    "max_autotune": True,
+    "max_autotune_gemm_backends": "ATEN,CPP",
+    "autotune_num_choices_displayed": 0,
+    "max_autotune_report_choices_stats": False,
+}
+"""Beside these for drafters: each product by the library or by generated code, whichever is faster for a few rows. Most
+of a small drafter's are done before the library has found out what it is asked for; a target's are not."""
+LARGEST = 256
+"""Rows of a forward above which eager is as good: its products dominate, and it computes the last row's logits only."""
+_ROWS, _PREFIX = 4, 40  # of the example that is traced, in each of two lanes
+
+
+class CompileError(RuntimeError):
+    """The model cannot be compiled here; the message says why in one line."""
+
+
+class Compiled(Engine):
+    """Calls a package. Forwards of more than `LARGEST` rows (a prefill's) go through the eager engine.
+
+    The final hidden states are always returned: they cost nothing, and a target has one package for all its drafters.
+    Where another layer is watched later, forwards are eager until the model is compiled again.
+    """
+
+    name = "aot"
+    least_rows = 2  # a package of one row is no faster, and one that takes any number begins at two
+    layers: tuple[int, ...]
+
+    def __init__(self, eager: Eager, kinds: tuple[str, ...] = (), make: bool = True, columns: int = 0) -> None:
+        """Find the package of this model, or make it. Raises CompileError.
+
+        `kinds` names the masks where there are several. With make=False only what is there is taken. `columns`: those
+        of the laws that its graph makes of its logits; 0: it makes none.
+        """
+        self.eager, self.kinds, self.layers, self.columns = eager, kinds, eager.layers, columns
+        traced = Traced(kinds, tuple(sorted({-1, *eager.layers})), columns)
+        self.traced = traced.layers
+        _check_model(eager.model)
+        self._watched = self._places()
+        self._views: list[Tensor] = []
+        self._version = -1
+        self._unscaled = torch.ones((), dtype=law_dtype(eager.model))
+        self.package = package_of(_facts(eager.model, traced))
+        self._call, self.about = _load_or_make(self.package, eager, traced, make)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Everything but the loaded code and the addresses: a copy loads its package again."""
+        return {key: value for key, value in self.__dict__.items() if key not in ("_call", "_views", "_version")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._call, self._views, self._version = _load(self.package.file), [], -1
+
+    def watch(self, layers: tuple[int, ...]) -> None:
+        self.eager.watch(layers)
+        self.layers = self.eager.layers
+        self._watched = self._places()
+        missing = [layer for layer in self.layers if layer not in self.traced]
+        if missing and self.name != "eager":
+            self.name = "eager"
+            warnings.warn(
+                f"layers {missing} are watched, which its package lacks: eager until compiled again", stacklevel=3
+            )
+
+    def _places(self) -> list[tuple[int, int]]:
+        """The layers that are watched, and which of the package's outputs behind the logits has their states."""
+        return [(layer, place) for place, layer in enumerate(self.traced) if layer in self.layers]
+
+    def run(self, forward: Forward) -> Output:
+        if not self.takes(forward.ints.shape[1]):
+            return self.eager.run(forward)
+        if self._version != self.eager.cache.storage_version:
+            self._views, self._version = self.eager.cache.views, self.eager.cache.storage_version
+        more = () if forward.features is None else (forward.features[None],)
+        found = self.call(forward.ints[:, None], forward.mask, self._views, more, [forward])
+        return self.output([one[0] for one in found], forward)
+
+    def takes(self, rows: int) -> bool:
+        """Whether the package is for forwards of so many rows, those of all lanes together."""
+        return rows <= LARGEST and self.name != "eager"
+
+    def call(
+        self,
+        ints: Int[Tensor, "3 lanes rows"],
+        mask: Mask | dict[str, Mask],
+        views: list[Tensor],
+        more: Sequence[Tensor],
+        forwards: Sequence[Forward | None],
+    ) -> list[Tensor]:
+        """Call the package on some lanes, whose rows `views` are; `forwards` are what each is asked for."""
+        masks = [mask[kind] for kind in self.kinds] if isinstance(mask, dict) else [mask]
+        inputs = [ints, *masks, *views, *more]  # as `example` orders them
+        if self.columns:
+            scales = [self._unscaled if one is None or one.scale is None else one.scale for one in forwards]
+            inputs.append(scales[0][None] if len(scales) == 1 else torch.stack(scales))
+        return self._call(inputs)
+
+    def output(self, found: Sequence[Tensor], forward: Forward) -> Output:
+        """From a lane's part of what the package returned to what its forward asked for."""
+        logits, *outputs = found
+        hidden = {layer: outputs[place] for layer, place in self._watched}
+        if forward.scale is not None and self.columns == forward.columns:
+            return Output(logits, hidden, Laws(outputs[-2], peaks=outputs[-1]))
+        return Output(logits, hidden, laws_of(logits, forward))
+
+
+def _check_model(model: Any) -> None:
+    """Raise CompileError for a model that is not on the CPU as a whole."""
+    devices = {weight.device.type for weight in model.parameters()} | {
+        str(home) for home in (getattr(model, "hf_device_map", None) or {}).values()
+    }
+    if devices != {"cpu"}:
+        raise CompileError(f"its weights are on {', '.join(sorted(devices))}; forwards are compiled for the CPU only")
+    if any(hasattr(module, "_hf_hook") for module in model.modules()):
+        raise CompileError("its weights are moved by hooks while it runs (offloading)")
+
+
+class Traced(NamedTuple):
+    """What a package computes beside the logits, and from which masks."""
+
+    kinds: tuple[str, ...]
+    layers: tuple[int, ...]
+    columns: int
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """What the compiler is told; a body with laws is a drafter's."""
+        return OPTIONS | TIMED if self.columns else OPTIONS
+
+
+def _facts(model: Any, traced: Traced) -> dict[str, Any]:
+    epilogue = {"masks": traced.kinds, "layers": traced.layers, "columns": traced.columns}
+    return facts_of(model) | epilogue | {"options": traced.options, "format": 4}
+
+
+def _load_or_make(
+    package: Package, eager: Eager, traced: Traced, make: bool
+) -> tuple[Callable[[list[Tensor]], list[Tensor]], dict[str, Any]]:
+    """Return the package's call and what is known of it; a damaged one is made again."""
+    for attempt in range(2):
+        about = package.about()
+        if about is None:
+            if not make:
+                raise CompileError("there is no package for it yet")
+            with package.lock():
+                about = package.about()  # another process may have made it meanwhile
+                if about is None:
+                    _make(package, eager, traced)
+            about = package.about()
+        try:
+            return _load(package.file), about or {}
+        except RuntimeError as error:
+            package.remove()
+            if attempt or not make:
+                raise CompileError(f"its package does not load: {one_line(error)}") from error
+    raise AssertionError("not reached")
+
+
+def _load(file: Path) -> Callable[[list[Tensor]], list[Tensor]]:
+    """Return a package's call, from a flat list of tensors to another.
+
+    `aoti_load_package` wraps the same loader; but it asks the C++ compiler what the processor can do (half a minute
+    where the answer is not cached; a package runs without a compiler), and reads the structure of the inputs from JSON
+    again at every call.
+    """
+    return torch._C._aoti.AOTIModelPackageLoader(str(file), "model", True, 1, -1).boxed_run  # type: ignore[attr-defined]
+
+
+def _make(package: Package, eager: Eager, traced: Traced) -> None:
+    """Export and compile; write the package."""
+    begin = time.perf_counter()
+    model, cache = eager.model, eager.cache
+    cpp_compiler()
+    with TemporaryDirectory() as folder, _quiet():
+        file = Path(folder) / package.file.name
+        try:
+            with torch.no_grad():
+                body = Body(model, traced.layers, traced.columns)
+                program = export(body, example(model, cache.shapes, traced.kinds, traced.columns))
+                exported = time.perf_counter()
+                _compile(program, file, traced.options)
+        except Exception as error:  # whatever a model's code does that a graph cannot hold
+            raise CompileError(one_line(error)) from error
+        about = {
+            "model": type(model).__name__,
+            "export_seconds": round(exported - begin, 1),
+            "seconds": round(time.perf_counter() - begin, 1),
+        }
+        package.write(file, about)
+
+
+def example(
+    model: Any, shapes: list[LayerShape], kinds: tuple[str, ...] = (), columns: int = 0, lanes: int = 2
+) -> tuple[Any, ...]:
+    """Inputs of a forward of a few rows in each lane, to trace it with: values do not matter, sizes are symbols."""
+    keys, embeddings = _PREFIX + _ROWS, model.get_input_embeddings().weight
+    mask = torch.ones(lanes, 1, _ROWS, keys, dtype=torch.bool)
+    places = torch.arange(_PREFIX, keys).expand(lanes, _ROWS)
+    more: dict[str, Tensor] = {}
+    if takes(model, "features"):
+        more["features"] = torch.zeros(lanes, _ROWS, embeddings.shape[1], dtype=embeddings.dtype)
+    if columns:
+        more["scale"] = torch.ones(lanes, dtype=law_dtype(model))
+    sizes = [(s.heads, 2 * keys, dim, s.dtype) for s in shapes for dim in (s.key_dim, s.value_dim)]
+    return (
+        torch.stack([torch.zeros_like(places), places, places]),
+        {kind: mask.clone() for kind in kinds} if kinds else mask,
+        [torch.zeros(lanes, *size, dtype=dtype) for *size, dtype in sizes],
+        more,
+    )
+
+
+def law_dtype(model: Any) -> torch.dtype:
+    """The dtype of a model's laws, and of what scales them."""
+    return torch.promote_types(model.get_input_embeddings().weight.dtype, torch.float32)
+
+
+def export(body: nn.Module, inputs: tuple[Any, ...]) -> torch.export.ExportedProgram:
+    """Trace a body with lanes, rows, keys and capacity as symbols; a size of one is one like others."""
+    import torch.fx.experimental._config as symbols
+
+    dim = torch.export.Dim
+    lanes, rows = dim("lanes", min=1, max=1 << 12), dim("rows", min=1, max=1 << 12)
+    keys, capacity = dim("keys", min=2, max=1 << 20), dim("capacity", min=2)
+    mask: Any = {0: lanes, 2: rows, 3: keys}
+    if isinstance(inputs[1], dict):
+        mask = {kind: {0: lanes, 2: rows, 3: keys} for kind in inputs[1]}
+    more = {name: {0: lanes, 1: rows} if name == "features" else {0: lanes} for name in inputs[3]}
+    shapes = ({1: lanes, 2: rows}, mask, [{0: lanes, 2: capacity}] * len(inputs[2]), more)
+    with symbols.patch(backed_size_oblivious=True):  # type: ignore[attr-defined]
+        return torch.export.export(body, inputs, dynamic_shapes=shapes, strict=False)
+
+
+def _compile(program: torch.export.ExportedProgram, file: Path, options: dict[str, Any]) -> None:
+    """Compile an exported body into `file`. What the compiler leaves behind goes with a folder of its own."""
+    from torch._inductor.cpu_vec_isa import pick_vec_isa
+    from torch._inductor.utils import fresh_cache  # its import takes seconds
+
+    pick_vec_isa()  # tries five small programs, and remembers the answer in the compiler's own cache
+    with fresh_cache():  # what it is given it adds to
+        torch._inductor.aoti_compile_and_package(program, package_path=str(file), inductor_configs=dict(options))
+
+
+def cpp_compiler() -> str:
+    """The compiler that makes packages. Raises CompileError."""
+    from torch._inductor.cpp_builder import get_cpp_compiler
+
+    try:
+        return get_cpp_compiler()
+    except Exception as error:
+        raise CompileError("there is no C++ compiler on this machine (looked for $CXX and g++)") from error
+
+
+def median_seconds(call: Callable[[], Any], times: int = 30) -> float:
+    """The median time of a call, after a few that do not count."""
+    seconds = []
+    for turn in range(times + 3):
+        begin = time.perf_counter()
+        call()
+        if turn >= 3:
+            seconds.append(time.perf_counter() - begin)
+    return statistics.median(seconds)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep the compiler's warnings about itself from whoever only wants tokens."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield

@@ -1,0 +1,152 @@
+"""Forwards captured once as CUDA graphs and replayed: one graph for each padded shape, over buffers that stay.
+
+Owns buffers, graphs and when they are dropped; the body is that of every engine. A tree's forward is some hundred small
+kernels whose launches cost more than their work; a replay is one launch. Elsewhere than on CUDA the body is called over
+the same buffers, so that everything but the capture itself is tested on a CPU. It has not been run on a GPU yet.
+"""
+
+from collections.abc import Callable
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from opt_tree.core.errors import one_line
+from opt_tree.core.target import Laws, Output
+from opt_tree.engines.base import Engine, Forward, Mask
+from opt_tree.engines.body import Body
+from opt_tree.engines.compiled import CompileError
+from opt_tree.engines.eager import Eager, attention_kernels
+
+_WARM_UPS = 2
+
+
+class Captured(Engine):
+    """Replays a graph for every padded shape; other forwards (a long prefill) go through the eager engine.
+
+    A model needs `Buckets` for it: each of their shapes is captured when it first comes. Outputs lie in the graphs'
+    common pool, valid until the model runs again, as every `Output` is. A graph holds addresses: all are dropped when
+    the cache has moved (`KVCache.storage_version`) and when another layer is watched.
+    """
+
+    name = "captured"
+
+    def __init__(self, eager: Eager, rows: tuple[int, ...]) -> None:
+        """`rows`: the row buckets. Raises CompileError for a model that is spread over devices or offloaded."""
+        self.eager, self.rows, self.layers = eager, rows, eager.layers
+        devices = {weight.device for weight in eager.model.parameters()}
+        if len(devices) > 1 or any(hasattr(module, "_hf_hook") for module in eager.model.modules()):
+            raise CompileError("its weights are on several devices or moved by hooks; a graph holds one device's work")
+        self._forget()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Everything but graphs and addresses: a copy captures its own."""
+        return {key: self.__dict__[key] for key in ("eager", "rows", "layers")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._forget()
+
+    def _forget(self) -> None:
+        self._calls: dict[tuple[int, int, int], Callable[[Forward], tuple[Tensor, ...]]] = {}
+        self._version, self._pool = -1, cast(Any, None)
+
+    def watch(self, layers: tuple[int, ...]) -> None:
+        self.eager.watch(layers)
+
+    def run(self, forward: Forward) -> Output:
+        cache, rows = self.eager.cache, forward.ints.shape[1]
+        if rows not in self.rows or forward.slots is None:
+            return self.eager.run(forward)
+        if (self._version, self.layers) != (cache.storage_version, self.eager.layers):
+            self._forget()
+            self._version, self.layers = cache.storage_version, self.eager.layers
+        shape = rows, _keys(forward.mask), forward.columns
+        if shape not in self._calls:
+            self._calls[shape] = self._prepare(_Buffers(forward))
+        logits, *hidden = (found[0] for found in self._calls[shape](forward))
+        laws = None if forward.scale is None else Laws(hidden[-2], peaks=hidden[-1])
+        return Output(logits, dict(zip(self.layers, hidden, strict=False)), laws)
+
+    def _prepare(self, buffers: "_Buffers") -> Callable[[Forward], tuple[Tensor, ...]]:
+        """Return what computes a forward of this shape over these buffers."""
+        body, views = Body(self.eager.model, self.layers, buffers.columns), self.eager.cache.views
+        outputs: tuple[Tensor, ...] = ()
+        if buffers.ints.device.type == "cuda":
+            try:
+                graph, outputs = self._capture(body, buffers, views)
+            except RuntimeError as error:
+                raise CompileError(f"its forward cannot be captured: {one_line(error)}") from error
+
+        def call(forward: Forward) -> tuple[Tensor, ...]:
+            buffers.fill(forward)
+            if not outputs:
+                return body(*buffers.inputs(views))
+            graph.replay()
+            return outputs
+
+        return call
+
+    def _capture(
+        self, body: Body, buffers: "_Buffers", views: list[Tensor]
+    ) -> tuple["torch.cuda.CUDAGraph", tuple[Tensor, ...]]:
+        """Warm up on scratch rows, outside of inference mode (first captures inside have been faulty), then capture."""
+        if self._pool is None:
+            self._pool = torch.cuda.graph_pool_handle()
+        stream, graph, device = torch.cuda.Stream(), torch.cuda.CUDAGraph(), buffers.ints.device
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream), attention_kernels(device), torch.inference_mode(False), torch.no_grad():
+            warm_up(body, buffers.inputs(views))
+        torch.cuda.current_stream().wait_stream(stream)
+        with attention_kernels(device), torch.cuda.graph(graph, pool=self._pool, stream=stream):
+            outputs = body(*buffers.inputs(views))
+        return graph, outputs
+
+
+def warm_up(body: Body, inputs: tuple[Any, ...]) -> None:
+    """Call the body on copies of its inputs: libraries choose kernels and allocate workspaces before a capture.
+
+    On zeros for the cache: what was made in inference mode cannot be written outside of it, and rows are not to be.
+    """
+    ints, mask, views, more = inputs
+    masks = {kind: one.clone() for kind, one in mask.items()} if isinstance(mask, dict) else mask.clone()
+    scratch = [torch.zeros(view.shape, dtype=view.dtype, device=view.device) for view in views]
+    given = {name: tensor.clone() for name, tensor in more.items()}
+    for _ in range(_WARM_UPS):
+        body(ints.clone(), masks, scratch, given)
+
+
+class _Buffers:
+    """The inputs of one shape, at addresses that stay."""
+
+    def __init__(self, forward: Forward) -> None:
+        self.ints, self.columns = forward.ints[:, None].clone(), forward.columns
+        self.masks = {kind: mask.clone() for kind, mask in _masks(forward.mask).items()}
+        self.more = {name: tensor.clone() for name, tensor in _more(forward).items()}
+
+    def fill(self, forward: Forward) -> None:
+        """Copy a forward's inputs here; nothing waits for them."""
+        self.ints.copy_(forward.ints[:, None])
+        for kind, mask in _masks(forward.mask).items():
+            self.masks[kind].copy_(mask)
+        for name, tensor in _more(forward).items():
+            self.more[name].copy_(tensor)
+
+    def inputs(self, views: list[Tensor]) -> tuple[Any, ...]:
+        """The arguments of a `Body` over the cache's rows."""
+        return self.ints, self.masks.get("", self.masks), views, self.more
+
+
+def _more(forward: Forward) -> dict[str, Tensor]:
+    """What a body takes beside the rows and the cache, for its one lane."""
+    more = {"features": forward.features, "scale": forward.scale}
+    return {name: tensor[None] for name, tensor in more.items() if tensor is not None}
+
+
+def _masks(mask: Mask | dict[str, Mask]) -> dict[str, Mask]:
+    """Masks by the kind of layer; "" where there is one for all."""
+    return mask if isinstance(mask, dict) else {"": mask}
+
+
+def _keys(mask: Mask | dict[str, Mask]) -> int:
+    return next(iter(_masks(mask).values())).shape[-1]

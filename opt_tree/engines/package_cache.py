@@ -1,0 +1,179 @@
+"""Where compiled bodies are kept: one folder a package in the user's cache, found by everything that decides its code.
+
+Owns keys, files and their integrity; it never compiles and never runs anything. A package is written beside its place
+and renamed into it, so that nobody sees half of one; its digest is compared before it is loaded.
+"""
+
+import errno
+import hashlib
+import inspect
+import json
+import os
+import platform
+import shutil
+import tempfile
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from filelock import FileLock
+from torch import Tensor, nn
+
+_CHUNK = 1 << 26  # bytes hashed at once
+_TRIES = 100  # a folder that cannot be removed ends in an error
+_PACKAGE = Path(__file__).parent.parent
+_BODY = [
+    _PACKAGE / name
+    for name in ("engines/body.py", "engines/grouped_attention.py", "engines/masks.py", "core/probabilities.py")
+]
+
+
+def cache_folder() -> Path:
+    """The folder of all packages: $OPT_TREE_CACHE, else opt_tree below $XDG_CACHE_HOME or ~/.cache."""
+    named = os.environ.get("OPT_TREE_CACHE")
+    if named:
+        return Path(named)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "opt_tree"
+
+
+@dataclass(frozen=True)
+class Package:
+    """One compiled body, there or not: a folder with `body.pt2` and `about.json`; or what else is built and kept."""
+
+    folder: Path
+    name: str = "body.pt2"
+
+    @property
+    def file(self) -> Path:
+        return self.folder / self.name
+
+    def about(self) -> dict[str, Any] | None:
+        """What was noted when it was made; None where there is no package, or a damaged one."""
+        try:
+            about = json.loads((self.folder / "about.json").read_text())
+            return about if about["sha256"] == file_digest(self.file) else None
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
+
+    @contextmanager
+    def lock(self) -> Iterator[None]:
+        """Hold off other processes that would make the same package; they find it when they get their turn."""
+        self.folder.parent.mkdir(parents=True, exist_ok=True)
+        with FileLock(f"{self.folder}.lock"):
+            yield
+
+    def write(self, made: Path, about: dict[str, Any]) -> None:
+        """Move the file `made` into its place, with what there is to say about it."""
+        self.folder.parent.mkdir(parents=True, exist_ok=True)
+        fresh = Path(tempfile.mkdtemp(prefix=f"{self.folder.name}.", dir=self.folder.parent))
+        try:
+            shutil.move(made, fresh / self.file.name)
+            noted = about | {"sha256": file_digest(fresh / self.file.name)}
+            (fresh / "about.json").write_text(json.dumps(noted, indent=1))
+            self._replace_by(fresh)
+        finally:
+            shutil.rmtree(fresh, ignore_errors=True)
+
+    def _replace_by(self, fresh: Path) -> None:
+        # Another process may put its own here between the two calls, and take it away again: then once more.
+        for tries_left in reversed(range(_TRIES)):
+            self.remove()
+            try:
+                fresh.rename(self.folder)
+                return
+            except OSError as error:
+                if error.errno not in (errno.ENOTEMPTY, errno.EEXIST) or not tries_left:
+                    raise
+
+    def remove(self) -> None:
+        """Drop what is there, whole or damaged."""
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def package_of(facts: dict[str, Any], name: str = "body.pt2") -> Package:
+    """The package for these facts; whatever changes one of them makes another package."""
+    text = json.dumps(facts, sort_keys=True, default=str)
+    return Package(cache_folder() / hashlib.sha256(text.encode()).hexdigest()[:32], name)
+
+
+def remembered(facts: dict[str, Any]) -> str | None:
+    """What was found out once about these facts, where it was."""
+    try:
+        return package_of(facts).folder.with_suffix(".txt").read_text()
+    except OSError:
+        return None
+
+
+def remember(facts: dict[str, Any], found: str) -> None:
+    """Keep what was found out about these facts."""
+    place = package_of(facts).folder.with_suffix(".txt")
+    place.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.NamedTemporaryFile("w", dir=place.parent, delete=False) as file:
+        file.write(found)
+    os.replace(file.name, place)
+
+
+def facts_of(model: Any) -> dict[str, Any]:
+    """All that decides what a compiled model computes and where it runs: weights, config, code, versions, processor."""
+    config = {key: value for key, value in model.config.to_dict().items() if key != "_name_or_path"}
+    return {
+        "weights": weights_digest(model),
+        "model": f"{type(model).__module__}.{type(model).__qualname__}",
+        "config": config | {"attention": model.config.get_text_config()._attn_implementation},
+        "code": _code_digest([type(model), *{type(module) for module in model.modules()}]),
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+        "processor": processor(),
+        "threads": torch.get_num_threads(),  # loops are compiled for a number of them
+    }
+
+
+def weights_digest(model: nn.Module) -> str:
+    """A digest of every weight and buffer: names, dtypes, shapes and bytes. About a second a gigabyte."""
+    digest = hashlib.sha256()
+    tensors = [*model.named_parameters(), *model.named_buffers()]
+    output = getattr(model, "get_output_embeddings", lambda: None)()
+    if output is not None:  # a head borrows the target's
+        tensors += [(f"output.{name}", weight) for name, weight in output.named_parameters()]
+    for name, tensor in tensors:
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)} ".encode())
+        for chunk in _bytes_of(tensor.detach()):
+            digest.update(chunk)
+    return digest.hexdigest()
+
+
+def _bytes_of(tensor: Tensor) -> Iterator[Any]:
+    """The bytes of a tensor, a piece at a time."""
+    flat = tensor.contiguous().reshape(-1).view(torch.uint8)
+    for start in range(0, flat.numel(), _CHUNK):
+        yield flat[start : start + _CHUNK].numpy()
+
+
+def _code_digest(classes: Iterable[type]) -> str:
+    """A digest of the source files that a forward is traced through: the model's, its layers', and the body."""
+    files = {inspect.getsourcefile(kind) for kind in classes} | {str(file) for file in _BODY}
+    digest = hashlib.sha256()
+    for file in sorted(file for file in files if file and "site-packages/torch/" not in file):
+        digest.update(Path(file).read_bytes())
+    return digest.hexdigest()
+
+
+def processor() -> str:
+    """What the compiler is told of this processor, as far as it shows: code for one may not run on another."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        told = sorted({line for line in lines if line.split("\t")[0] in ("model name", "flags", "Features")})
+    except OSError:
+        told = [platform.processor()]
+    capability = torch.backends.cpu.get_cpu_capability()
+    return f"{platform.machine()} {capability} {hashlib.sha256(' '.join(told).encode()).hexdigest()[:16]}"
+
+
+def file_digest(path: Path) -> str:
+    """The SHA-256 of a file."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,0 +1,78 @@
+"""A model for lm-eval, the evaluation harness: its generations are drafted, its log-likelihoods are transformers' own.
+
+lm-eval 0.4.13 keeps models in a registry and reads no entry points. So this is its command line with one more model:
+
+    python -m opt_tree.integrations.lm_eval_model run --model opt-tree \\
+        --model_args pretrained=demo,nodes=12 --tasks TASKS
+
+The answers are those of `--model hf`; they come sooner. lm-eval is no dependency of the library: `pip install lm-eval`.
+"""
+
+import sys
+from typing import Any
+
+from opt_tree.decoding.decoder import Decoder
+from opt_tree.decoding.pair import load_pair
+from opt_tree.policies import OptTree, Static
+
+NAME = "opt-tree"
+
+
+def register() -> type:
+    """Make `opt-tree` known to lm-eval and return its class. Raises ImportError where lm-eval is not installed."""
+    from lm_eval.api.registry import model_registry, register_model
+    from lm_eval.models.huggingface import HFLM
+
+    if NAME in model_registry:
+        return model_registry.get(NAME)
+
+    @register_model(NAME)
+    class TreeLM(HFLM):
+        """`hf` with a drafter: `pretrained`, `drafter`, `dtype` as for `load_pair`; `nodes=0` decodes plainly.
+
+        Requests that generate are decoded one by one; `batch_size` is of log-likelihoods. What else `hf` takes is its.
+        """
+
+        batch_size_per_gpu: Any
+
+        def __init__(
+            self,
+            pretrained: str = "demo",
+            drafter: str | None = None,
+            dtype: str = "auto",
+            nodes: int = OptTree.nodes,
+            threshold: float = OptTree.threshold,
+            max_depth: int = OptTree.max_depth,
+            device: str | None = None,
+            **options: Any,
+        ) -> None:
+            pair = load_pair(pretrained, drafter, dtype=dtype, device=device)
+            super().__init__(pretrained=pair.target.model, tokenizer=pair.tokenizer, backend="causal", **options)
+            policy = OptTree(nodes, threshold, max_depth) if nodes else Static.empty()
+            self.decoder = Decoder(pair.target, pair.drafter, policy)
+
+        def generate_until(self, requests: Any, disable_tqdm: bool = False) -> Any:
+            kept, self.batch_size_per_gpu = self.batch_size_per_gpu, 1
+            try:
+                return super().generate_until(requests, disable_tqdm)
+            finally:
+                self.batch_size_per_gpu = kept
+
+        def _model_generate(self, context: Any, max_length: int, stop: list[str], **generation_kwargs: Any) -> Any:
+            return super()._model_generate(context, max_length, stop, custom_generate=self.decoder, **generation_kwargs)
+
+    return TreeLM
+
+
+def main() -> None:
+    """Run lm-eval's command line, where `--model opt-tree` is known."""
+    try:
+        from lm_eval.__main__ import cli_evaluate
+    except ImportError:
+        sys.exit("error: lm-eval is not installed: pip install lm-eval")
+    register()
+    cli_evaluate()
+
+
+if __name__ == "__main__":
+    main()

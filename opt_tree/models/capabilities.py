@@ -1,0 +1,237 @@
+"""Which models can hold a draft tree, and why the others cannot: what is known before anything is run.
+
+What is not known is probed when a model is wrapped (`opt_tree.models.causal_lm`). Every refusal is one line with its
+true cause.
+"""
+
+import inspect
+from typing import Any, TypeVar
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+
+from opt_tree.core.errors import UnsupportedModelError, one_line
+from opt_tree.models.longrope import Border, border_of
+
+Module = TypeVar("Module", bound=nn.Module)
+_RECURRENT = "one running state for the whole text, where siblings need one each and rejected rows cannot be taken out"
+_OWN_PAST = "it takes a cache class of its own only"
+_PAST = {
+    "cpmant": "it puts a soft prompt of its own before the rows of every forward, also behind a cache",
+    "minimax": _OWN_PAST,
+    "prophetnet": "where there is a cache, its code takes one token at a time",
+    "xlstm": _OWN_PAST,
+}
+"""Why types of model do not go on from a cache, where their own errors do not say so."""
+TREE_ATTENTION = ("sdpa", "eager")
+"""Implementations that take any mask."""
+_NUMBERED = "it numbers the rows by itself, and siblings of a tree need the same position"
+
+
+def unwrapped(model: Any) -> Any:
+    """Return the transformers model inside a compiled one or one with adapters."""
+    while True:
+        if hasattr(model, "_orig_mod"):  # torch.compile's wrapper; naming its class would import the compiler
+            model = model._orig_mod
+        elif hasattr(model, "get_base_model") and hasattr(model, "peft_config"):
+            model = model.get_base_model()
+        else:
+            return model
+
+
+def virtual_tokens(model: Any) -> bool:
+    """Whether a PEFT model puts trained tokens or rows before the prompt, which a forward of ours would not see."""
+    config = getattr(model, "active_peft_config", None)
+    return bool(getattr(config, "is_prompt_learning", False))
+
+
+def check_model(model: Any) -> None:
+    """Raise for what is no transformers model, and for what runs one in a way that no row of a tree survives."""
+    name = type(model).__name__
+    if isinstance(model, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
+        raise UnsupportedModelError(f"{name} splits batches, and a tree is a batch of one: wrap its .module")
+    if not hasattr(model, "config"):
+        raise UnsupportedModelError(f"{name} has no config: is it an AutoModelForCausalLM?")
+    if virtual_tokens(model):
+        raise UnsupportedModelError(
+            f"{name} puts virtual tokens before the prompt (PEFT {model.active_peft_config.peft_type.value}), which a "
+            "tree's forward would not see"
+        )
+    for module in model.modules():
+        if "quantized.dynamic" in type(module).__module__:
+            raise UnsupportedModelError(
+                f"{name} quantises activations while it runs ({type(module).__name__}): one scale for all rows of a "
+                "forward, so a row's logits depend on the rows beside it"
+            )
+
+
+def check_unchanged(model: Any, dtype: torch.dtype, device: torch.device) -> None:
+    """Raise for a model that was moved since it was wrapped, or is being trained."""
+    weight = model.get_input_embeddings().weight
+    if (weight.dtype, weight.device) != (dtype, device):
+        was, now = (f"{str(kind).removeprefix('torch.')} on {place}" for kind, place in ((dtype, device), _at(weight)))
+        raise UnsupportedModelError(
+            f"{type(model).__name__} was {was} when it was wrapped and is {now} now: wrap it again"
+        )
+    attention = model.config.get_text_config()._attn_implementation
+    if attention not in TREE_ATTENTION:
+        raise UnsupportedModelError(
+            f"{type(model).__name__} was switched to {attention!r} attention since it was wrapped, which takes no tree "
+            "mask: wrap it again"
+        )
+    if model.training:
+        raise UnsupportedModelError(
+            f"{type(model).__name__} is in training mode, where dropout or gradient checkpointing change its answers: "
+            "call eval() on it"
+        )
+
+
+def _at(weight: torch.Tensor) -> tuple[torch.dtype, torch.device]:
+    return weight.dtype, weight.device
+
+
+def border(model: Any) -> Border | None:
+    """Return where LongRoPE changes its factors, or None; see `opt_tree.models.longrope`."""
+    try:
+        return border_of(model)
+    except ValueError as error:
+        raise UnsupportedModelError(f"{type(model).__name__} cannot score a tree: {error}") from error
+
+
+def layer_windows(model: Any) -> dict[str, int]:
+    """Return the kinds of attention layers the model has, each with its window or chunk (0: none), or refuse it."""
+    config = model.config.get_text_config()
+    name = type(model).__name__
+    if model.config.is_encoder_decoder:
+        raise UnsupportedModelError(f"{name} is an encoder-decoder; draft trees need a decoder-only model")
+    attention = config._attn_implementation
+    if attention not in TREE_ATTENTION:
+        other = "sdpa" if getattr(model, "_supports_sdpa", False) else "eager"
+        raise UnsupportedModelError(
+            f"{name} runs {attention!r} attention, which takes no tree mask; load it with attn_implementation={other!r}"
+        )
+    if getattr(config, "alibi", False) or config.model_type in ("bloom", "mpt"):
+        raise UnsupportedModelError(
+            f"{name} uses ALiBi: its biases follow the order of rows, not their positions, so siblings cannot share one"
+        )
+    if "local" in (getattr(config, "attention_layers", None) or ()):  # GPT-Neo
+        raise UnsupportedModelError(
+            f"{name} has local layers, whose window follows the order of rows, not their positions; siblings shift it"
+        )
+    window = getattr(config, "sliding_window", None)
+    kinds = getattr(config, "layer_types", None) or ["sliding_attention" if window else "full_attention"]
+    unknown = sorted(set(kinds) - {"full_attention", "sliding_attention", "chunked_attention"})
+    if unknown:
+        recurrent = {"linear_attention", "mamba", "conv", "recurrent", "rglru"} & set(unknown)
+        raise UnsupportedModelError(
+            f"{name} has layers of kind {', '.join(unknown)}: "
+            + (_RECURRENT if recurrent else "only full, windowed and chunked attention are known to hold a tree")
+        )
+    if getattr(model, "_is_stateful", False):
+        raise UnsupportedModelError(f"{name} is recurrent: {_RECURRENT}")
+    if not getattr(model, "_supports_default_dynamic_cache", lambda: True)():
+        raise UnsupportedModelError(f"{name} keeps its past in a form of its own, not in rows that can be taken back")
+    if isinstance(plain := unwrapped(model), PreTrainedModel) and not cache_name(plain):
+        raise UnsupportedModelError(f"{name} takes no key/value cache, so every forward begins with the first token")
+    if not _takes_positions(model):
+        raise UnsupportedModelError(f"{name} takes no position_ids: {_NUMBERED}")
+    sizes = {"sliding_attention": window, "chunked_attention": getattr(config, "attention_chunk_size", None)}
+    return {kind: int(sizes.get(kind) or 0) for kind in kinds}
+
+
+def cache_name(model: Any) -> str | None:
+    """By what name the forward of a bare model takes a transformers cache; None: it takes none."""
+    names = inspect.signature(model.forward).parameters
+    return next((name for name in ("past_key_values", "cache_params") if name in names), None)
+
+
+def _takes_positions(model: Any) -> bool:
+    parameters = inspect.signature(model.forward).parameters
+    return "position_ids" in parameters or any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+
+
+def logits_per_row(model: Any) -> int:
+    """Return the number of logits a row, or refuse a model without an output layer."""
+    if (output := model.get_output_embeddings()) is None:
+        raise UnsupportedModelError(f"{type(model).__name__} has no output layer: is it an AutoModelForCausalLM?")
+    return output.weight.shape[0]
+
+
+def context_limit(model: Any) -> int:
+    """Return how many tokens of context the model has positions for."""
+    limit = getattr(model.config.get_text_config(), "max_position_embeddings", None) or 0
+    return limit if limit > 0 else 1 << 30  # -1 stands for none
+
+
+def key_limit(model: Any) -> int:
+    """Return how many keys a forward may have for rows to be independent of later ones."""
+    config = model.config.get_text_config()
+    return int(config.keep_window_size) if config.model_type == "doge" else 1 << 62
+
+
+def past_fault(model: Any, error: Exception) -> str:
+    """Why a model fails that goes on from a cache: what is known of its type, else its own error."""
+    return _PAST.get(model.config.model_type) or one_line(error)
+
+
+def cast_weights(module: Module, device: torch.device, dtype: torch.dtype) -> Module:
+    """Move a module to this device, and its weights to this dtype. What no checkpoint holds keeps its own dtype.
+
+    Those are rotary frequencies: rounded to bfloat16 they turn far rows by other angles than in training.
+    """
+    own = [(part, name) for part in module.modules() for name in part._non_persistent_buffers_set]
+    kept = [(part, name, getattr(part, name).to(device)) for part, name in own]
+    module.to(device, dtype)
+    for part, name, buffer in kept:
+        setattr(part, name, buffer)
+    return module
+
+
+def size_of(module: nn.Module, dtype: torch.dtype | None = None) -> str:
+    """Parameters and, where it is given, dtype, for a reader."""
+    count = f"{sum(weight.numel() for weight in module.parameters()) / 1e6:.1f} M parameters"
+    return count if dtype is None else f"{count}, {str(dtype).removeprefix('torch.')}"
+
+
+_LATER = "its rows see later ones, so it is no decoder (an encoder? is_decoder=False in its config?)"
+
+
+def sees_later(model: Any, ids: list[int], device: torch.device) -> str | None:
+    """Change the last token of `ids`, and say so where that moves an earlier row, or where there is no telling.
+
+    Both forwards have one shape, so that a decoder's rounding is the same or nearly so in both.
+    """
+    last = next(token for token in ids if token != ids[-1])
+    one, other = (
+        model(input_ids=torch.tensor([tokens], device=device), use_cache=False).logits[0, :-1].double()
+        for tokens in (ids, [*ids[:-1], last])
+    )
+    if one.isnan().any():
+        return "its logits are not numbers (nor are its weights?)"
+    fine = model.dtype in (torch.float32, torch.float64)
+    return None if (one - other).abs().max() <= (1e-5 if fine else 1e-3) * one.abs().max() else _LATER
+
+
+def cause(model: Any, ids: list[int], device: torch.device) -> str | None:
+    """Ask a model whose tree logits are wrong for the reason, by plain forwards; None: it ignores the mask."""
+
+    def plain(tokens: list[int], **options: Any) -> torch.Tensor:
+        ids = torch.tensor([tokens], device=device)
+        return model(input_ids=ids, use_cache=False, **options).logits[0].double()
+
+    def differ(one: torch.Tensor, other: torch.Tensor) -> bool:
+        return not (one - other).abs().max() <= 1e-3 * one.abs().max()
+
+    try:
+        whole, rows = plain(ids), torch.arange(len(ids), device=device)[None]
+        if later := sees_later(model, ids, device):
+            return later
+        counted = plain(ids, position_ids=rows)
+        if not differ(plain(ids, position_ids=3 * rows), counted):
+            return f"position_ids change nothing: {_NUMBERED}"
+        if differ(counted, whole):
+            return "it does not count positions from 0 (an offset for padding?), so those of a tree would be wrong"
+    except Exception as error:
+        return one_line(error)
+    return None

@@ -1,0 +1,535 @@
+"""The only wrapper of a transformers model: forwards over a context, over a tree, over a drafter's frontier.
+
+Owns shapes: it turns tokens, positions and visibility into the model's inputs, pads them to buckets where asked to, and
+refuses models that cannot decode a tree exactly. Knows nothing of policies, verification and the decoding loop.
+"""
+
+import copy
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from numbers import Integral
+from typing import Any, NamedTuple, Protocol, cast
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+from transformers import Cache, DynamicCache, PreTrainedModel
+
+from opt_tree.core.errors import UnsupportedModelError, one_line, require
+from opt_tree.core.target import Laws, Output, Target, Work, shared
+from opt_tree.core.tree import Tree
+from opt_tree.engines import Eager, Engine, Forward
+from opt_tree.engines.body import takes
+from opt_tree.engines.kv_cache import KVCache, LayerShape, inference
+from opt_tree.engines.masks import chunked, tree_mask, windowed
+from opt_tree.models.capabilities import (
+    border,
+    cause,
+    check_model,
+    check_unchanged,
+    context_limit,
+    key_limit,
+    layer_windows,
+    logits_per_row,
+    size_of,
+)
+from opt_tree.models.forward_layout import Staged, Staging, Wanted
+from opt_tree.models.tensor_parallel import LedCache, ranks_of, tell
+
+_PREFILL_ROWS = 512
+_CAUSAL = np.tri(_PREFILL_ROWS, dtype=bool)
+
+
+@dataclass(frozen=True)
+class Buckets:
+    """Shapes a forward is padded to: the rows to the next of `rows`, the keys to the next of `keys` (then doubling).
+
+    Few distinct shapes are what CUDA graphs and compiled kernels need. Padding is exact: pad rows see only themselves
+    and no row sees them.
+    """
+
+    rows: tuple[int, ...] = (1, 8, 16, 32, 64, 128)
+    keys: tuple[int, ...] = (512, 1024, 2048, 4096)
+
+    def __post_init__(self) -> None:
+        require(Sequence, rows=self.rows, keys=self.keys)
+        for size in (*self.rows, *self.keys):
+            require(Integral, size=size)
+            if size < 1:
+                raise ValueError(f"a bucket holds at least 1, got {size}")
+
+    def pad(self, rows: int, start: int) -> tuple[int, int]:
+        """Return the padded rows and keys of a forward whose first row goes to slot `start`.
+
+        A forward larger than every row bucket (a prefill) keeps its rows.
+        """
+        rows = next((size for size in self.rows if size >= rows), rows)
+        keys = start + rows
+        size = next((size for size in self.keys if size >= keys), None)
+        if size is None:
+            size = self.keys[-1]
+            while size < keys:
+                size *= 2
+        return rows, size
+
+
+class Pending(NamedTuple):
+    """What a forward added to the pending rows."""
+
+    before: int
+    """How many of them there were."""
+    tokens: Int[np.ndarray, " rows"]
+    positions: Int[np.ndarray, " rows"] | None
+    """None where no mask asks for them."""
+
+
+class Ahead(Protocol):
+    """Who has run rows of the next tree through the lower layers already (`opt_tree.models.split_target`)."""
+
+    def score(self, tree: Tree) -> Output:
+        """See `Target.score`."""
+        ...
+
+
+class CausalLM(Target):
+    """One transformers causal LM with one KV cache; batch size 1. Final: wrap it, do not subclass it.
+
+    Committed rows are the context; `extend` scores rows behind them that stay pending until `commit` keeps some.
+    A model is probed once, when it is wrapped: a forward over a small tree must give the logits of plain causal
+    forwards, otherwise `UnsupportedModelError` says why.
+    """
+
+    def __init__(self, model: Any, buckets: Buckets | None = None, probe: bool = True) -> None:
+        check_model(model)
+        self.buckets = buckets
+        self.name = model.config.name_or_path or type(model).__name__
+        self.vocab, self.max_context = logits_per_row(model), context_limit(model)
+        self.columns = 0
+        """Of a drafter's model: how many tokens its laws are over. Its graphs make them then, so set it beforehand."""
+        self.hidden: int = model.get_input_embeddings().weight.shape[1]
+        self._windows = layer_windows(model)
+        self._numbered = bool({"sliding_attention", "chunked_attention"} & self._windows.keys())
+        """Whether a mask needs the positions of the keys."""
+        self._key_limit = key_limit(model)
+        self._pending: list[Pending] = []
+        """What was added to the context last and is not committed, in order."""
+        self._border, self._long = border(model), False
+        self._given: Cache | None = None
+        self.ahead: Ahead | None = None
+        """Who scores the next tree, having drafted it in this cache; None: nobody has."""
+        self.places: Int[np.ndarray, " rows"] | None = None
+        """Which pending row each row of the scored tree is, where `ahead` scored it."""
+        self.take(model.eval())
+        if self.device.type == "cpu":
+            _keep_freed_memory()
+        if probe:
+            check_tree_mask(self)
+
+    def take(self, model: Any, layers: tuple[int, ...] = ()) -> None:
+        """Run this model from now on, eagerly and with a new cache: the one wrapped, or a cast copy of it."""
+        self._scale: tuple[float, Tensor] | None = None
+        self.model: PreTrainedModel = model  # or what looks like one: an EAGLE head with an output layer
+        embeddings = cast(Tensor, model.get_input_embeddings().weight)
+        self.device, self.dtype = embeddings.device, embeddings.dtype
+        self._on_host = self.device.type == "cpu"
+        self._plain = self._on_host and not self._numbered
+        """Whether native code can lay out its forwards."""
+        self._staging = Staging()
+        self.ranks = ranks_of(model)
+        self.cache = (LedCache if self.ranks else KVCache)(_layer_shapes(self))
+        self._tokens: list[int] = []
+        """The context, a token a row; -1 where it was given as rows."""
+        before: Eager | None = getattr(self, "eager", None)
+        wanted = self.ranks is None if before is None else before.packed.wanted
+        self.eager: Eager = Eager(model, self.cache)
+        self.pack(wanted)
+        self.eager.watch(layers)
+        self.engine: Engine = self.eager
+        """Computes every forward; see `opt_tree.engines`."""
+
+    def pack(self, wanted: bool = True) -> None:
+        """Have eager forwards on a CPU take packed copies of the weights, as they do by themselves; or not.
+
+        A tree's rows are scored in about half the time, in as much memory again. A weight that was changed is packed
+        anew; one that was changed through `.data`, when a sample of it shows that at the beginning of a text.
+        """
+        self.eager.packed.pack(wanted)
+
+    def in_lane(self, cache: KVCache, engine: Engine) -> "CausalLM":
+        """The same model for another sequence, with rows and a context of its own, run by another engine."""
+        twin = copy.copy(self)
+        twin.cache, twin.engine, twin.work = cache, engine, Work()
+        twin._pending, twin._given, twin._tokens, twin._staging = [], None, [], Staging()
+        return twin
+
+    @property
+    def length(self) -> int:
+        """Committed rows."""
+        return self.cache.length
+
+    @property
+    def changes_at_border(self) -> bool:
+        """Whether its position factors change with the context (LongRoPE): no one graph holds both."""
+        return self._border is not None
+
+    @property
+    def mask_kinds(self) -> tuple[str, ...]:
+        """The kinds of attention layers, where there are several: every forward then brings a mask for each."""
+        return tuple(sorted(self._windows)) if len(self._windows) > 1 else ()
+
+    @property
+    def size(self) -> str:
+        """Parameters and dtype, for a reader."""
+        return size_of(self.model, self.dtype)
+
+    def reset(self) -> None:
+        """Forget the context. Raises UnsupportedModelError where the model is no longer what was wrapped."""
+        check_unchanged(self.model, self.dtype, self.device)
+        self.eager.packed.check()
+        super().reset()
+        self.cache.reset()
+        self._tokens, self._long = [], False
+        self.ahead = self.places = None
+
+    def keep(self, prompt: list[int], most: int) -> int:
+        """See `Target.keep`. With LongRoPE nothing is kept beyond its border: a prefill has other factors there."""
+        length = min(shared(self._tokens, prompt), most, self.length)
+        crossed = self._border is not None and (self._long or len(prompt) > self._border.position)
+        if length < 1 or crossed or self._given is not None or self.ranks is not None:
+            return super().keep(prompt, most)
+        check_unchanged(self.model, self.dtype, self.device)
+        self.eager.packed.check()
+        self.generation += 1
+        self.cut(length)
+        return length
+
+    def begins_with(self, past: Cache, tokens: list[int]) -> bool:
+        """Whether a transformers cache holds the first rows of this context, which are those of these tokens."""
+        length = past.get_seq_length()
+        same = self._border is None and shared(self._tokens, tokens) >= length
+        return same and self.cache.begins_with(past)
+
+    def cut(self, length: int) -> None:
+        """Forget every row from `length` on."""
+        self.cache.truncate(length)
+        del self._tokens[length:]
+        self.ahead = self.places = None
+
+    def room(self, length: int) -> int:
+        """See `Target.room`: with LongRoPE no tree reaches across the border."""
+        if self._border is None or length >= self._border.position:
+            return super().room(length)
+        return self._border.position - 1 - length
+
+    def watch(self, layers: tuple[int, ...]) -> None:
+        """See `Target.watch`. Raises ValueError for a layer that the model does not have."""
+        self.engine.watch(layers)
+
+    def append(
+        self,
+        tokens: list[int],
+        all_logits: bool = False,
+        features: Float[Tensor, "tokens hidden"] | None = None,
+        scale: float | None = None,
+    ) -> Output:
+        """See `Target.append`. `features` are inputs of a head that drafts in the target's feature space.
+
+        With a `scale` there are laws beside the logits (see `extend`). With LongRoPE a first `append` is rotated like
+        the forward of one token more: the prompt with its last token.
+        """
+        if not tokens:
+            raise ValueError("nothing to append: the token list is empty")
+        if self._given is not None and self.length == 0:
+            self.cache.adopt(self._given)
+            self._tokens = [-1] * self.length
+            tokens = tokens[self.length :]
+            if not tokens:
+                return Output(torch.zeros(0, self.vocab, dtype=self.dtype, device=self.device))
+        length = self.length
+        long = self._border is not None and self._rotate(length + len(tokens) + (length == 0))
+        outputs = []
+        for start in range(0, len(tokens), _PREFILL_ROWS):
+            chunk = np.array(tokens[start : start + _PREFILL_ROWS])
+            positions = np.arange(self.length, self.length + len(chunk))
+            inputs = None if features is None else features[start : start + len(chunk)]
+            visible = _CAUSAL[: len(chunk), : len(chunk)]
+            wanted = Wanted(chunk, positions, visible, inputs, scale=scale)
+            output = self.run(wanted, last_only=not all_logits, long=long)
+            self.commit(list(range(len(chunk))))
+            if not all_logits and output.logits.shape[0] > 1:
+                output = _rows(output, slice(-1, None), output.features)
+            # An Output lives until the next forward, which the next chunk is.
+            outputs.append(_cloned(output) if len(tokens) > _PREFILL_ROWS else output)
+        if len(outputs) == 1:
+            return outputs[0]
+        logits = torch.cat([output.logits for output in outputs]) if all_logits else outputs[-1].logits
+        states = {k: torch.cat([output.features[k] for output in outputs]) for k in outputs[0].features}
+        return Output(logits, states, None if all_logits else outputs[-1].laws)
+
+    @contextmanager
+    def given(self, rows: Cache) -> Iterator[None]:
+        """Inside, every context begins with these rows of its first tokens, which transformers computed.
+
+        The first `append` then has logits and features of the other tokens only.
+        """
+        if self._border is not None:
+            raise ValueError(
+                f"{self.name} may have rotated these rows by other factors (LongRoPE): pass the text alone"
+            )
+        self._given = rows
+        try:
+            yield
+        finally:
+            self._given = None
+
+    def _rotate(self, length: int) -> bool:
+        """Whether rows up to `length` take the long factors of LongRoPE. Runs the context anew where the model does."""
+        if self._border is None or length <= self._border.position:
+            return False
+        short, self._long = self.length > 0 and not self._long, True
+        if short and self._border.drops_cache:
+            tokens, self._tokens = self._tokens, []
+            self.cache.reset()
+            self.append(tokens)
+        return True
+
+    def score(self, tree: Tree) -> Output:
+        """Score every row of a tree whose root is the next token of the context. Its rows are pending afterwards.
+
+        Raises ValueError for a tree deeper than `room`.
+        """
+        ahead, self.ahead, self.places = self.ahead, None, None
+        if ahead is not None:
+            return ahead.score(tree)
+        self.cache.truncate(self.length)
+        if self._border is not None:
+            self._rotate(self.length + 1)
+            if tree.depths.max() > self.room(self.length):
+                raise ValueError(
+                    f"the tree is {tree.depths.max()} deep below token {self.length}: it crosses the position "
+                    f"{self._border.position}, where the rotary factors change; at most {self.room(self.length)}"
+                )
+        return self.run(Wanted(tree.tokens, tree.depths, tree.ancestors, behind=self.length))
+
+    def extend(
+        self,
+        tokens: Int[np.ndarray, " rows"],
+        positions: Int[np.ndarray, " rows"],
+        visible: Bool[np.ndarray, "rows columns"],
+        features: Float[Tensor, "rows hidden"] | None = None,
+        scale: float | None = None,
+    ) -> Output:
+        """Add pending rows and return their logits.
+
+        The columns of `visible` are all pending rows, these included; every row sees the whole committed context. With
+        a `scale` there are laws as well: the logits of the first `columns` tokens times this, normalised.
+        """
+        return self.run(Wanted(tokens, positions, visible, features, scale=scale))
+
+    def commit(self, path: list[int]) -> None:
+        """Keep these pending rows (of a tree: a path, root first) as the next rows of the context; drop the others."""
+        if self.places is not None:
+            path, self.places = self.places[path].tolist(), None
+        self.cache.commit(path)
+        if path:
+            tokens: list[int] = []
+            for before, more, _ in self._pending:
+                tokens[before:] = more.tolist()
+            self._tokens += [tokens[row] for row in path]
+
+    @inference
+    def run(self, wanted: Wanted, engine: Engine | None = None, last_only: bool = False, long: bool = False) -> Output:
+        """The one place where rows become a forward: padding, mask, slots, the engine, the slice of real rows.
+
+        `engine`: another than the model's own, which computes some of its layers. `last_only`: logits of the last row
+        will do. `long`: they take the long factors of LongRoPE, wherever they stand.
+        """
+        if self.ranks is not None:
+            tell(self, wanted, last_only, long)
+        _, positions, visible, _, places, scale, behind, _ = wanted
+        engine = engine or self.engine
+        (rows, columns), length = visible.shape, self.length
+        start = length + columns - rows
+        # The largest position of a forward decides on the factors: a pad row behind the border makes them long.
+        far = self._border.position if self._border and long and positions.max() + behind < self._border.position else 0
+        padded = max(rows + (far > 0), engine.least_rows)
+        keys = start + padded
+        if self.buckets is not None:
+            padded, keys = self.buckets.pad(padded, start)
+        if keys > self._key_limit:
+            raise UnsupportedModelError(
+                f"{self.name} is not causal beyond {self._key_limit} keys (its keep_window_size), and a forward over "
+                f"{length} tokens and a tree has {keys}"
+            )
+        ints, slots, masks, features = self._lay_out(wanted, padded, keys, far)
+        given = None if places is None and self.buckets is None and padded == rows else slots
+        self.cache.open(rows if places is None else 0, keys, given)
+        scaled = None if scale is None else self._scale_tensor(scale)
+        forward = Forward(ints, masks, given, features, last_only, scaled, 0 if scale is None else self.columns)
+        begin = time.perf_counter()
+        output = engine.run(forward)
+        seconds, done = time.perf_counter() - begin, self.work
+        self.work = Work(done.forwards + 1, done.tokens + rows, done.seconds + seconds)
+        if padded == rows:
+            return output
+        return _rows(output, slice(rows), {layer: states[:rows] for layer, states in output.features.items()})
+
+    def _lay_out(self, wanted: Wanted, padded: int, keys: int, far: int) -> Staged:
+        """Return the tensors of a forward, and note its rows as pending ones. A pad row stands at `far`."""
+        (rows, columns), features = wanted.visible.shape, wanted.features
+        if self._plain and wanted.places is None:
+            staged = self._staging.lay_out(wanted, self.length, padded, keys, far)
+            if staged is not None:
+                self._note(Pending(columns - rows, wanted.tokens, None))
+                return staged
+        numbers = self._numbers(wanted, self.length + columns - rows, padded, far)
+        if wanted.places is None:
+            self._note(Pending(columns - rows, numbers[0], numbers[1]))
+        ints = torch.from_numpy(numbers)
+        if not self._on_host:
+            ints = ints.to(self.device, non_blocking=True)
+        if features is not None and wanted.taken is not None:
+            features = features.index_select(0, torch.from_numpy(wanted.taken).to(features.device))
+        if features is not None and padded > rows:
+            features = torch.constant_pad_nd(features, (0, 0, 0, padded - rows))
+        return Staged(ints, ints[2], self._masks(ints, wanted.visible, keys), features)
+
+    def _note(self, rows: Pending) -> None:
+        """These rows are pending from now on, behind the first `before` of those that are."""
+        if rows.before:
+            self._pending.append(rows)
+        else:
+            self._pending = [rows]
+
+    def _numbers(self, wanted: Wanted, start: int, padded: int, far: int) -> Int[np.ndarray, "3 padded"]:
+        """Tokens, positions and slots. A pad row is token 0 at `far`, in a slot of its own behind all columns."""
+        rows, slots = len(wanted.tokens), np.arange(start, start + padded)
+        if wanted.places is not None:
+            slots[:rows] = self.length + wanted.places
+        positions = wanted.positions + wanted.behind
+        if padded == rows:
+            return np.array([wanted.tokens, positions, slots])
+        numbers = np.zeros((3, padded), dtype=np.int64)
+        numbers[0, :rows], numbers[1, :rows], numbers[1, rows:] = wanted.tokens, positions, far
+        numbers[2] = slots
+        return numbers
+
+    def _scale_tensor(self, scale: float) -> Float[Tensor, ""]:
+        """A scale where the model is, in the dtype of its laws: made once, as it seldom changes."""
+        if self._scale is None or self._scale[0] != scale:
+            dtype = torch.promote_types(self.dtype, torch.float32)
+            self._scale = scale, torch.tensor(scale, dtype=dtype, device=self.device)
+        return self._scale[1]
+
+    def _masks(
+        self, ints: Int[Tensor, "3 padded"], visible: Bool[np.ndarray, "rows columns"], keys: int
+    ) -> Tensor | dict[str, Tensor]:
+        """One mask where all layers are of one kind; a dict of masks where they differ."""
+        full = tree_mask(visible, self.length, ints.shape[1], keys, self.device)
+        if not self._numbered:
+            return full
+        numbers = np.arange(keys)
+        pending: list[int] = []
+        for before, _, more in self._pending:
+            assert more is not None
+            pending[before:] = more.tolist()
+        numbers[self.length : self.length + len(pending)] = pending
+        positions, key_positions, masks = ints[1], torch.from_numpy(numbers).to(self.device), {}
+        for kind, size in self._windows.items():
+            hide = {"sliding_attention": windowed, "chunked_attention": chunked}.get(kind)
+            masks[kind] = full if hide is None else hide(full, positions, key_positions, size)
+        return masks if len(masks) > 1 else next(iter(masks.values()))
+
+
+def _rows(output: Output, rows: slice, features: Mapping[int, Tensor]) -> Output:
+    """Some rows of what a forward says, with these features."""
+    laws = output.laws
+    if laws is not None:
+        log_probs, tokens, peaks = laws
+        laws = Laws(log_probs[rows], tokens, None if peaks is None else peaks[rows])
+    return Output(output.logits[rows], features, laws)
+
+
+def _cloned(output: Output) -> Output:
+    features = {layer: states.clone() for layer, states in output.features.items()}
+    return output._replace(logits=output.logits.clone(), features=features)
+
+
+def _keep_freed_memory() -> None:
+    """Let the C library reuse the memory of a forward in the next one instead of giving it back to the system.
+
+    glibc gives back what is larger than the largest block ever freed; a step of 60 nodes then pays for 600 page faults,
+    or for none, as the heap happens to lie. Freeing one large block, never touched, settles it for the process.
+    """
+    torch.empty(31 << 20, dtype=torch.uint8)
+
+
+@torch.inference_mode()
+def _layer_shapes(lm: CausalLM) -> list[LayerShape]:
+    """Ask the model itself what each layer stores: one token through transformers' own cache."""
+    cache = DynamicCache()
+    inputs: dict[str, object] = {
+        "input_ids": torch.zeros(1, 1, dtype=torch.long, device=lm.device),
+        "position_ids": torch.zeros(1, 1, dtype=torch.long, device=lm.device),
+        "past_key_values": cache,
+        "use_cache": True,
+    }
+    if takes(lm.model, "features"):
+        inputs["features"] = torch.zeros(1, 1, lm.hidden, dtype=lm.dtype, device=lm.device)
+    try:
+        lm.model(**inputs)
+        layers: list[Any] = [(layer.keys, layer.values) for layer in cast(Any, cache.layers)]
+        return [LayerShape(k.shape[1], k.shape[3], v.shape[3], k.dtype, k.device) for k, v in layers]
+    except Exception as error:
+        raise UnsupportedModelError(
+            f"{type(lm.model).__name__} does not run with a key/value cache: {one_line(error)}"
+        ) from error
+
+
+@torch.inference_mode()
+def check_tree_mask(lm: CausalLM) -> None:
+    """Compare a small tree with plain causal forwards, commit a branch, go on from it; refuse what differs.
+
+    The yardstick is how far the logits move when siblings do see each other, at the same positions: a model that
+    ignores the mask is off by exactly that, rounding by a small part of it.
+    """
+    name = type(lm.model).__name__
+    window = max(lm._windows.values(), default=0)
+    length = min(window + 3 if 0 < window <= 128 else 4, lm.max_context - 8)
+    ids = [(7 * i + 3) % lm.vocab for i in range(length + 6)]
+    context, (r, a, b, c, d, e) = ids[:length], ids[length:]
+
+    def plain(tokens: list[int]) -> Tensor:
+        return lm.model(input_ids=torch.tensor([tokens], device=lm.device), use_cache=False).logits[0].double()
+
+    try:
+        left, right = plain([*context, r, a, c])[-3:], plain([*context, r, b, d, e])[-4:]
+        lm.append(context)
+        parents = np.array([-1, 0, 0, 1, 2])
+        tree = Tree(np.array([r, a, b, c, d]), parents, np.zeros(5), np.zeros(5, dtype=np.int64))
+        mixed = lm.extend(tree.tokens, lm.length + tree.depths, np.tri(5, dtype=bool)).logits.double().clone()
+        rows = lm.score(tree).logits.double()
+        expected = torch.stack([left[0], left[1], right[1], left[2], right[2]])
+        yardstick = (expected - mixed).abs().max()
+        error = (rows - expected).abs().max()
+        lm.commit([0, 2, 4])
+        after = lm.extend(np.array([e]), np.array([lm.length]), np.ones((1, 1), dtype=bool)).logits.double()
+        error = max(error, (after[0] - right[3]).abs().max())
+    except Exception as why:
+        told = cause(lm.model, ids, lm.device) or one_line(why)
+        raise UnsupportedModelError(f"{name} cannot score a tree: {told}") from why
+    finally:
+        lm.reset()
+        lm.work = Work()
+    share = 0.02 if lm.dtype in (torch.float32, torch.float64) else 0.3
+    if not error <= share * yardstick:
+        if known := cause(lm.model, ids, lm.device):
+            raise UnsupportedModelError(f"{name} cannot score a tree: {known}")
+        raise UnsupportedModelError(
+            f"{name} does not honour a tree mask with {lm.model.config.get_text_config()._attn_implementation!r} "
+            f"attention: its logits over a small tree differ from plain forwards by {error:.2g} (a mask ignored: "
+            f"{yardstick:.2g})"
+        )

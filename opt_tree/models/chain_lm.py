@@ -1,0 +1,323 @@
+"""A transformers model that cannot hold a tree: its paths are scored instead, each as a row of a batch.
+
+For models with a running state (hybrid and recurrent ones) and for those whose positions or masks follow the order of
+rows: a chain is plain text to them. Owns the model's own cache, which is put back where a part of a path is dropped.
+Knows nothing of policies, verification and the decoding loop.
+"""
+
+import time
+import warnings
+from typing import Any, cast
+
+import numpy as np
+import torch
+from jaxtyping import Int
+from torch import Tensor
+from transformers import DynamicCache
+from transformers.cache_utils import Cache
+
+from opt_tree.core.errors import UnsupportedModelError
+from opt_tree.core.target import Output, Target, Work
+from opt_tree.core.tree import Tree
+from opt_tree.engines.body import takes
+from opt_tree.engines.kv_cache import inference
+from opt_tree.models.cache_snapshot import State, restore, state_of
+from opt_tree.models.capabilities import (
+    TREE_ATTENTION,
+    border,
+    cache_name,
+    check_model,
+    check_unchanged,
+    context_limit,
+    logits_per_row,
+    past_fault,
+    sees_later,
+    size_of,
+    unwrapped,
+)
+from opt_tree.models.causal_lm import Buckets, CausalLM
+from opt_tree.models.tensor_parallel import ranks_of
+
+_PREFILL_ROWS = 512
+_REPLAYED = 16
+"""Rows of accepted tokens that a forward computes once more rather than that one forward more is run."""
+
+
+class ChainLM(Target):
+    """One transformers causal LM that is asked about the paths of a tree, one beside the other. Final, as `CausalLM`.
+
+    A path is text, so any model that goes on from its own cache is exact: no mask is passed. A chain costs what it
+    costs elsewhere; a tree costs the rows of all its paths. Where a path is kept in part, the cache is put back to
+    before the tree, and the tokens kept go before the next one: no forward more, a few rows more.
+    Probed when it is wrapped: chains, cut short and gone on from, must give the logits of plain forwards.
+    """
+
+    def __init__(self, model: Any, probe: bool = True) -> None:
+        check_model(model)
+        if model.config.is_encoder_decoder:
+            raise UnsupportedModelError(f"{type(model).__name__} is an encoder-decoder; a decoder-only model is needed")
+        if border(model) is not None:
+            raise UnsupportedModelError(f"{type(model).__name__} changes its factors with the context (LongRoPE)")
+        if ranks_of(model) is not None:
+            raise UnsupportedModelError(f"{type(model).__name__} is spread over processes, which follow trees alone")
+        self.model = model.eval()
+        self.name = model.config.name_or_path or type(model).__name__
+        self.vocab, self.max_context = logits_per_row(model), context_limit(model)
+        weight = cast(Tensor, model.get_input_embeddings().weight)
+        self.device, self.dtype, self.hidden = weight.device, weight.dtype, weight.shape[1]
+        bare = unwrapped(model)  # whose signature names what it takes
+        past = cache_name(bare)
+        if past is None:
+            raise UnsupportedModelError(f"{type(model).__name__} takes no transformers cache")
+        self._past, self._keep, self._numbered = past, takes(bare, "logits_to_keep"), takes(bare, "position_ids")
+        self.remark = ""
+        """What of it is to be known; `wrap` says it."""
+        self._forget()
+        if probe:
+            check_chains(self)
+
+    def _forget(self) -> None:
+        self.length = 0
+        """Tokens of the context."""
+        self.cache = self._new_cache()
+        self._rows, self._layers = 1, 0
+        """Rows of its batch; calls of `extend` behind the context."""
+        self._behind: list[int] = []
+        """The newest tokens of the context, which the cache does not hold yet."""
+        self._before: State | None = None
+        """What to put back into the cache, where rows were scored that nobody kept yet."""
+        self._scored: tuple[Tree, list[Int[np.ndarray, " path"]]] | None = None
+        """The tree that was scored and not yet judged, and its rows from the root to each leaf: the batch."""
+
+    def _new_cache(self) -> Cache:
+        return DynamicCache(config=self.model.config.get_text_config(decoder=True))
+
+    @torch.no_grad()
+    def cache_of(self, tokens: list[int]) -> Cache:
+        """Return a cache that holds these tokens, from a prefill: the model's own may be past them.
+
+        Not under `inference_mode`: whoever gets it goes on from it elsewhere.
+        """
+        kept, self.cache = self.cache, self._new_cache()
+        try:
+            self._prefill(tokens, 1, 0)
+            return self.cache
+        finally:
+            self.cache = kept
+
+    @property
+    def size(self) -> str:
+        """Parameters and dtype, for a reader."""
+        return size_of(self.model, self.dtype)
+
+    def reset(self) -> None:
+        """Forget the context. Raises UnsupportedModelError where the model is no longer what was wrapped."""
+        check_unchanged(self.model, self.dtype, self.device)
+        super().reset()
+        self._forget()
+
+    @inference
+    def append(self, tokens: list[int], all_logits: bool = False) -> Output:
+        """See `Target.append`."""
+        if not tokens:
+            raise ValueError("nothing to append: the token list is empty")
+        self._put_back()
+        self._catch_up()
+        logits = self._prefill(tokens, _PREFILL_ROWS if all_logits else 1, self.length)
+        self.length += len(tokens)
+        return Output(torch.cat(logits) if all_logits else logits[-1])
+
+    def _prefill(self, tokens: list[int], last: int, start: int) -> list[Tensor]:
+        chunks = [tokens[first : first + _PREFILL_ROWS] for first in range(0, len(tokens), _PREFILL_ROWS)]
+        return [
+            self._run(np.array([chunk]), min(last, len(chunk)), start + number * _PREFILL_ROWS)[0]
+            for number, chunk in enumerate(chunks)
+        ]
+
+    @inference
+    def score(self, tree: Tree) -> Output:
+        """See `Target.score`."""
+        self._put_back()
+        paths = _paths(tree)
+        if len(self._behind) * len(paths) > _REPLAYED:
+            self._catch_up()
+        behind, width = len(self._behind), int(tree.depths.max()) + 1
+        ids, first = np.zeros((len(paths), behind + width), dtype=np.int64), np.zeros(len(tree), dtype=np.int64)
+        ids[:, :behind] = self._behind
+        for number, path in reversed(list(enumerate(paths))):
+            ids[number, behind : behind + len(path)] = tree.tokens[path]
+            first[path] = number
+        self._scored = tree, paths
+        if tree.nodes:  # a root alone is always kept
+            self._before = state_of(self.cache)
+            self._become([0] * len(paths))
+        logits = self._run(ids, width, self.length - behind)
+        where = torch.from_numpy(np.array([first, tree.depths])).to(self.device)
+        return Output(logits[where[0], where[1]])
+
+    @inference
+    def extend(self, rows: Int[np.ndarray, " paths"], tokens: Int[np.ndarray, " paths"]) -> Output:
+        """Go on from rows of the last `extend`, or behind the context (row 0) the first time, by one token each.
+
+        For a drafter, layer by layer. The next `append` drops these rows.
+        """
+        if self._before is None:
+            self._before, self._layers = state_of(self.cache), 0
+        self._become(rows.tolist())
+        self._layers += 1
+        return Output(self._run(tokens[:, None], 1, self.length + self._layers - 1)[:, 0])
+
+    @inference
+    def commit(self, path: list[int]) -> None:
+        """See `Target.commit`. A path that was scored to its end stays; of any other the tokens are kept behind."""
+        if self._scored is None:
+            raise ValueError("no scored tree to keep a path of")
+        tree, paths = self._scored
+        ended = [list(leaf) == path for leaf in paths]
+        if any(ended) and len(path) > tree.depths.max():
+            self._become([ended.index(True)])
+            self._behind, self._before, self._scored = [], None, None
+        else:
+            self._put_back()
+            self._behind += tree.tokens[path].tolist()
+        self.length += len(path)
+
+    def _become(self, rows: list[int]) -> None:
+        """Make these rows of the cache's batch the batch."""
+        if rows != [0] or self._rows > 1:
+            self.cache.reorder_cache(torch.tensor(rows, device=self.device))  # type: ignore[arg-type]
+            self._rows = len(rows)
+
+    def _put_back(self) -> None:
+        """Drop what was scored and not kept."""
+        if self._before is not None:
+            restore(self.cache, self._before)
+            self._rows = 1
+        elif self._scored is not None:
+            raise RuntimeError("a root was scored and not committed; reset the target")
+        self._before, self._scored = None, None
+
+    def _catch_up(self) -> None:
+        """Bring the cache to the end of the context."""
+        if self._behind:
+            self._run(np.array([self._behind]), 1, self.length - len(self._behind))
+            self._behind = []
+
+    def _run(self, ids: Int[np.ndarray, "paths rows"], last: int, start: int) -> Tensor:
+        """Run one forward behind the `start` tokens in the cache; return the last rows' logits, `[paths, last, vocab]`.
+
+        Positions are counted as `generate` counts them, for a model that takes any.
+        """
+        options: dict[str, Any] = {self._past: self.cache, "use_cache": True}
+        if self._numbered:
+            options["position_ids"] = torch.arange(start, start + ids.shape[1], device=self.device).expand(ids.shape)
+        if self._keep:
+            options["logits_to_keep"] = last
+        begin = time.perf_counter()
+        logits = self.model(input_ids=torch.from_numpy(ids).to(self.device), **options).logits
+        self.work += Work(1, ids.size, time.perf_counter() - begin)
+        return logits[:, -last:]
+
+
+def _paths(tree: Tree) -> list[Int[np.ndarray, " path"]]:
+    """Rows from the root to every leaf, the root's own where it is alone."""
+    leaves = np.setdiff1d(np.arange(len(tree)), tree.parents)
+    return [tree.path_to(leaf) for leaf in leaves.tolist()]
+
+
+@torch.inference_mode()
+def check_chains(lm: ChainLM) -> None:
+    """Score chains and two paths, keep them in part and whole, and compare with plain forwards; refuse what differs.
+
+    The yardstick is how far the logits move when the context is lost. A state that is lost in part may move little, so
+    where rounding is small, hardly more than that is let pass. One token at a time is judged less strictly: some models
+    compute that a little otherwise, and that is what `generate` runs.
+    """
+    name, length = type(lm.model).__name__, max(4, min(19, lm.max_context - 12))
+    pad = getattr(lm.model.config.get_text_config(), "pad_token_id", None)  # which some models count no position for
+    ids = [token + (token == pad) for token in ((7 * i + 3) % (lm.vocab - 1) for i in range(length + 8))]
+    try:
+        later = sees_later(lm.model, ids, lm.device)
+        expected = _plain(lm, ids)[length:]
+        yardstick = float((_plain(lm, ids[length:]) - expected).abs().max())
+        several, one = _errors(lm, ids, length, expected)
+    except Exception as why:
+        raise UnsupportedModelError(f"{name} does not go on from its own cache: {past_fault(lm.model, why)}") from why
+    finally:
+        lm.reset()
+        lm.work = Work()
+    if later is not None:
+        raise UnsupportedModelError(f"{name} cannot be decoded with: {later}")
+    fine = lm.dtype in (torch.float32, torch.float64)
+    allowed = 1e-3 * yardstick + 1e-5 * float(expected.abs().max()) if fine else 0.3 * yardstick
+    for error, most, how in ((several, allowed, "several tokens"), (one, max(allowed, 0.02 * yardstick), "one token")):
+        if not error <= most:
+            raise UnsupportedModelError(
+                f"{name} does not go on from its own cache by {how} at once: its logits are {error:.2g} off those of "
+                f"plain forwards (a context lost: {yardstick:.2g})"
+            )
+    if one > allowed:
+        lm.remark = f"; token by token, as generate runs it, its logits are {one:.1g} off those of several at once"
+
+
+def _plain(lm: ChainLM, tokens: list[int]) -> Tensor:
+    """Logits `[tokens, vocab]` of a forward without a cache."""
+    row = torch.arange(len(tokens), device=lm.device)[None]
+    positions = {"position_ids": row} if takes(unwrapped(lm.model), "position_ids") else {}
+    ids = torch.tensor([tokens], device=lm.device)
+    return lm.model(input_ids=ids, use_cache=False, **positions).logits[0].double()
+
+
+def _errors(lm: ChainLM, ids: list[int], length: int, expected: Tensor) -> tuple[float, float]:
+    """How far the rows of chains and of two paths behind `length` tokens are off; and those of one token at a time."""
+    after, several, one = ids[length:], 0.0, 0.0
+    other = _plain(lm, [*ids[: length + 3], ids[0]])[-1]
+    lm.append(ids[:length])
+    for rows, kept in ((4, 2), (3, 1), (3, 3), (1, 1), (1, 1)):
+        start = lm.length - length
+        if start == 2:  # the same row as the end of one of two paths
+            fork = Tree(np.array([after[2], after[3], ids[0]]), np.array([-1, 0, 0]), np.zeros(3), np.zeros(3, int))
+            both = torch.stack([expected[2], expected[3], other])
+            several = max(several, float((lm.score(fork).logits.double() - both).abs().max()))
+        logits = lm.score(_chain(after[start : start + rows])).logits.double()
+        error = float((logits - expected[start : start + rows]).abs().max())
+        several, one = (max(several, error), one) if rows > 1 else (several, max(one, error))
+        lm.commit(list(range(kept)))
+    return several, one
+
+
+def _chain(tokens: list[int]) -> Tree:
+    rows = len(tokens)
+    return Tree(np.array(tokens), np.arange(-1, rows - 1), np.zeros(rows), np.zeros(rows, dtype=np.int64))
+
+
+AnyLM = CausalLM | ChainLM
+"""A wrapped transformers model, one way or the other."""
+
+
+def wrap(model: Any, buckets: Buckets | None = None) -> AnyLM:
+    """Wrap a model as what it can be: `CausalLM` where it can hold a tree, else `ChainLM`, which a warning says.
+
+    An attention that takes no tree mask (flash, flex) is switched to one that does, which a warning says, too.
+    Raises UnsupportedModelError with both reasons where it can be neither.
+    """
+    check_model(model)
+    if (attention := model.config.get_text_config()._attn_implementation) not in TREE_ATTENTION:
+        other = "sdpa" if getattr(model, "_supports_sdpa", False) else "eager"
+        model.set_attn_implementation(other)
+        warnings.warn(
+            f"{type(model).__name__}: attention {attention!r} takes no tree mask; now {other!r}", stacklevel=2
+        )
+    try:
+        return CausalLM(model, buckets)
+    except UnsupportedModelError as error:
+        if buckets is not None:
+            raise UnsupportedModelError(f"{error}; path by path no forward is padded to buckets") from error
+        try:
+            lm = ChainLM(model)
+        except UnsupportedModelError as other:
+            why = str(error) if str(other) == str(error) else f"{error}; nor path by path: {other}"
+            raise UnsupportedModelError(why) from other
+        told = f"{error}. It scores a tree path by path; chains cost least (--policies chain){lm.remark}"
+        warnings.warn(told, stacklevel=2)
+        return lm

@@ -1,0 +1,257 @@
+"""What lies on disk or on the Hub: models, tokenizers, tensors, by local path, Hub id or "demo".
+
+Owns the files: what is missing, corrupt or of another family is named in one line (`CheckpointError`).
+"""
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor, nn
+from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
+from transformers.utils import cached_file
+
+from opt_tree.core.errors import one_line, require
+from opt_tree.models.causal_lm import Buckets
+from opt_tree.models.chain_lm import AnyLM, wrap
+
+DEMO = Path(__file__).parent / "embedded"
+CALIBRATION = "calibration.json"
+TRAINING = "training.json"
+"""Beside weights: how many minutes they were trained for, and on what."""
+_TOKENIZERS = ("tokenizer*", "vocab*", "*.model")
+
+
+class CheckpointError(ValueError):
+    """A checkpoint cannot be used; the message names it and says why."""
+
+
+@contextmanager
+def refused(what: str) -> Iterator[None]:
+    """Inside, whatever is wrong with a checkpoint becomes a CheckpointError that begins with `what`."""
+    try:
+        yield
+    except CheckpointError:
+        raise
+    except (ValueError, TypeError) as error:
+        raise CheckpointError(f"{what}: {error}") from error
+
+
+class MissingFileError(CheckpointError, FileNotFoundError):
+    """A checkpoint lacks a file."""
+
+
+def load_causal_lm(
+    path: str,
+    dtype: str | torch.dtype = "auto",
+    device: str = "cpu",
+    buckets: Buckets | None = None,
+    **model_options: Any,
+) -> AnyLM:
+    """Load any transformers causal LM and wrap it as what it can be (see `opt_tree.models.chain_lm.wrap`)."""
+    if not model_options.keys() & {"device_map", "tp_plan", "distributed_config"}:
+        model_options["device_map"] = device
+    model_options.setdefault("attn_implementation", None)
+    return wrap(_load(AutoModelForCausalLM, path, dtype=as_dtype(dtype, device), **model_options), buckets)
+
+
+def load_weights(path: str, dtype: torch.dtype) -> Any:
+    """Load a causal LM as `transformers` knows it, to train it or on it."""
+    return _load(AutoModelForCausalLM, path, dtype=dtype)
+
+
+def load_config(path: str) -> Any:
+    """Load a model's config, as `transformers` knows it."""
+    return _load(AutoConfig, path)
+
+
+def load_model(path: str, dtype: torch.dtype, device: str) -> Any:
+    """Load a model that is no causal LM, as `transformers` knows it."""
+    return _load(AutoModel, path, dtype=dtype, device_map=device)
+
+
+def load_tokenizer(path: str) -> PreTrainedTokenizerBase:
+    """Load the tokenizer stored at `path`."""
+    require(str, path=path)
+    if Path(path).is_dir() and not any(any(Path(path).glob(form)) for form in _TOKENIZERS):
+        raise CheckpointError(f"{path} has no tokenizer (no {', '.join(_TOKENIZERS)}): is it a whole model?")
+    return _load(AutoTokenizer, path)
+
+
+def load_tensors(
+    path: str, names: tuple[str, ...] = ("model.safetensors",), pickle: str = "pytorch_model.bin"
+) -> dict[str, Tensor]:
+    """Read a checkpoint's tensors from safetensors, else from a pickle that may hold tensors only."""
+    for name in names:
+        try:
+            file = find_file(path, name)
+            return check_finite(file, load_file(file))
+        except FileNotFoundError:
+            continue
+        except SafetensorError as error:
+            raise CheckpointError(f"{file} is corrupt: {one_line(error)}") from error
+    file = find_file(path, pickle, f"{' or '.join(names)} or {pickle}")
+    try:
+        tensors = torch.load(file, weights_only=True, map_location="cpu")
+    except Exception as error:
+        raise CheckpointError(f"{file} is corrupt or holds more than tensors: {one_line(error)}") from error
+    if not isinstance(tensors, dict) or not all(isinstance(tensor, Tensor) for tensor in tensors.values()):
+        raise CheckpointError(f"{file} does not hold named tensors") from None
+    return check_finite(file, tensors)
+
+
+def check_finite(where: str | Path, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Return a drafter's weights if all are finite numbers, as their sums then are: else it would draft in vain."""
+    for name, tensor in tensors.items():
+        if tensor.is_floating_point() and not tensor.sum(dtype=torch.float32).isfinite():
+            raise CheckpointError(f"{where} holds numbers that are not finite, in {name}")
+    return tensors
+
+
+def find_file(path: str, name: str, wanted: str | None = None) -> Path:
+    """Find a file of a local folder or a Hub repository."""
+    require(str, path=path)
+    if Path(path).is_dir():
+        if not (file := Path(path) / name).is_file():
+            raise MissingFileError(f"{path} has no {wanted or name}")
+        return file
+    check_is_folder(path)
+    try:
+        found = cached_file(path, name)
+        assert found is not None
+        return Path(found)
+    except (OSError, ValueError) as error:
+        if "does not appear to have a file" in str(error):
+            raise MissingFileError(f"{path} has no {wanted or name}") from error
+        raise CheckpointError(_absent(path)) from error
+
+
+def _load(factory: Any, path: str, **options: Any) -> Any:
+    """Call `factory.from_pretrained`, turning its many errors into one line with the path in it."""
+    require(str, path=path)
+    check_is_folder(path)
+    try:
+        return factory.from_pretrained(path, **{key: value for key, value in options.items() if value is not None})
+    except SafetensorError as error:
+        raise CheckpointError(f"the weights in {path} are corrupt: {one_line(error)}") from error
+    except (OSError, ValueError, RuntimeError, KeyError, TypeError, ImportError) as error:
+        missing = not Path(path).is_dir() and isinstance(error, OSError)
+        raise CheckpointError(_absent(path) if missing else f"cannot load {path}: {one_line(error)}") from error
+
+
+def check_is_folder(path: str) -> None:
+    """Raise CheckpointError for what can only be a path, where there is no folder."""
+    if not Path(path).is_dir() and (Path(path).exists() or path.startswith((".", "/", "~")) or path.count("/") > 1):
+        raise CheckpointError(f"no model folder at {path}")
+
+
+def _absent(path: str) -> str:
+    return f"no model called {path}: not a local folder, and not found in the Hub cache or on the Hub (offline?)"
+
+
+def read_config(path: str, what: str) -> dict[str, Any]:
+    """Read config.json of a folder or a Hub repository; a CheckpointError says that it is of no `what`."""
+    file = find_file(path, "config.json")
+    try:
+        return dict(json.loads(file.read_text()))
+    except (ValueError, TypeError) as error:
+        raise CheckpointError(f"{file} is not the config of {what}: {one_line(error)}") from error
+
+
+def read_own_config(path: str, kind: str, complaint: str) -> dict[str, Any]:
+    """Read config.json of a folder that this library wrote. CheckpointError, with `complaint`, for another kind."""
+    file = find_file(path, "config.json")
+    try:
+        config = json.loads(file.read_text())
+        found = config.get("kind") if isinstance(config, dict) else None
+    except ValueError as error:
+        raise CheckpointError(f"{file} is corrupt: {one_line(error)}") from error
+    if found != kind:
+        raise CheckpointError(f"{path} {complaint}: config.json names {found or 'another kind'}")
+    return config
+
+
+def as_dtype(dtype: str | torch.dtype, device: str) -> str | torch.dtype:
+    """Return the dtype that a name stands for; "auto" as described in `load_pair`."""
+    require((str, torch.dtype), dtype=dtype)
+    if isinstance(dtype, torch.dtype):
+        return dtype
+    if dtype == "auto":
+        if torch.device(device).type != "cpu":
+            return "auto"
+        return torch.bfloat16 if fast_bfloat16() else torch.float32
+    short = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16", "fp64": "float64"}  # torch has the other names
+    found = getattr(torch, short.get(dtype, dtype), None)
+    if not isinstance(found, torch.dtype) or not found.is_floating_point or found.itemsize < 2:
+        raise CheckpointError(f"unknown dtype {dtype!r}; try float32, bfloat16 or float16")
+    return found
+
+
+def require_device(device: str) -> None:
+    """Raise CheckpointError where this machine, or this build of torch, has no such device."""
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:  # torch asserts that it was compiled with CUDA
+        raise CheckpointError(f"no device {device!r} here: {str(error).splitlines()[0]}") from error
+
+
+def fast_bfloat16() -> bool:
+    """Whether this CPU multiplies bfloat16 natively; where it does not, bfloat16 is slower than float32."""
+    return any(getattr(torch.cpu, name, bool)() for name in ("_is_avx512_bf16_supported", "_is_amx_tile_supported"))
+
+
+def check_same_tokenizer(
+    target: PreTrainedTokenizerBase, drafter: PreTrainedTokenizerBase, target_name: str, drafter_name: str
+) -> None:
+    """Raise unless both map the same tokens to the same ids. Padded vocabularies differ in logits only, not here."""
+    ours, theirs = target.get_vocab(), drafter.get_vocab()
+    if ours == theirs:
+        return
+    different = sum(theirs.get(token) != index for token, index in ours.items())
+    extra = len(theirs.keys() - ours.keys())
+    raise CheckpointError(
+        f"different tokenizers: {different} of the {len(ours)} tokens of {target_name} have another id or none in "
+        f"{drafter_name}, which has {extra} tokens of its own; a drafter must share its target's tokenizer"
+    )
+
+
+def read_minutes(path: str) -> float | None:
+    """The minutes of training that are noted beside some weights, or None."""
+    return _noted(path, TRAINING, "minutes", lambda minutes: minutes >= 0, "does not say the minutes")
+
+
+def read_calibration(path: str) -> float | None:
+    """The sharpening temperature stored beside a drafter, or None."""
+    return _noted(path, CALIBRATION, "temperature", lambda temperature: temperature > 0, "is not a calibration")
+
+
+def _noted(path: str, name: str, key: str, fits: Callable[[float], bool], complaint: str) -> float | None:
+    """A number of a JSON file beside a checkpoint, or None without the file."""
+    try:
+        if not fits(number := float(json.loads(find_file(path, name).read_text())[key])):
+            raise ValueError(f"{key} of {number}")
+        return number
+    except (FileNotFoundError, CheckpointError):
+        return None
+    except (ValueError, KeyError, TypeError) as error:
+        raise CheckpointError(f"{path}/{name} {complaint}: {one_line(error)}") from error
+
+
+def load_named(head: nn.Module, tensors: Mapping[str, Tensor], complaint: str) -> None:
+    """Load a head's tensors; ValueError names every one that is missing, unexpected or misshapen."""
+    own = head.state_dict()
+    problems = [f"missing {name}" for name in own if name not in tensors]
+    problems += [f"unexpected {name}" for name in tensors if name not in own and "rotary_emb" not in name]
+    problems += [
+        f"{name} is {tuple(tensors[name].shape)}, expected {tuple(own[name].shape)}"
+        for name in own
+        if name in tensors and tensors[name].shape != own[name].shape
+    ]
+    if problems:
+        raise ValueError(f"{complaint}: {'; '.join(problems)}")
+    head.load_state_dict({name: tensors[name] for name in own})

@@ -1,0 +1,246 @@
+"""From an eager model to a compiled one: finds or makes its package, checks it, and says why where that fails.
+
+Owns the decision: an engine is taken only when it computes what the eager one does. Files are `engines.packages`',
+code is `engines.aot`'s.
+"""
+
+import contextlib
+import copy
+import functools
+import platform
+import subprocess
+import warnings
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+import torch
+
+from opt_tree.core import native
+from opt_tree.core.errors import require
+from opt_tree.core.target import Work
+from opt_tree.core.tree import Tree
+from opt_tree.engines import compiled as aot
+from opt_tree.engines.body import Body, takes
+from opt_tree.engines.compiled import Compiled, CompileError, example, median_seconds
+from opt_tree.engines.cuda_graphs import Captured
+from opt_tree.engines.package_cache import Package, facts_of, package_of, remember, remembered
+from opt_tree.models.capabilities import cast_weights
+from opt_tree.models.causal_lm import Buckets, CausalLM, UnsupportedModelError, check_tree_mask
+from opt_tree.models.chain_lm import AnyLM, ChainLM
+
+_NOISE = {torch.float64: 1e-5, torch.float32: 1e-3}
+"""How far another engine's logits may be off, as a part of the largest (eager attention's softmax is float32 in any
+dtype)."""
+_ROW, _WHOLE = 0.3, 0.05
+"""The same in narrower dtypes: as a part of a row, and of all of them, by their norms. A wrong row is off by all of
+it."""
+
+
+def compile_forwards(lm: AnyLM, make: bool = True, dtypes: tuple[torch.dtype, ...] = ()) -> bool:
+    """Compute a model's forwards by compiled code from now on; return whether that is so.
+
+    Its context is forgotten. A package is made once, in a minute or less, and kept in the user's cache (see
+    `opt_tree.engines.package_cache`); with make=False only one that is there is taken. On CUDA forwards are captured as
+    graphs instead, one for each shape of the model's `Buckets`, when it first comes (`opt_tree.engines.cuda_graphs`).
+    Where a model cannot be compiled it stays eager, and a warning says why in one line. The weights are those of now:
+    compile again after a change.
+
+    `dtypes` are others that the model may be cast to, which changes its answers a little: the one that is fastest once
+    compiled is taken, by a measurement that is remembered. `lm.model` is a copy then.
+    """
+    require((CausalLM, ChainLM), lm=lm)
+    if not isinstance(lm, CausalLM):
+        if make:
+            warnings.warn(f"{lm.name} is not compiled: it keeps a cache of its own", stacklevel=2)
+        return False
+    if dtypes and lm.device.type == "cpu":
+        _cast_to_fastest(lm, make, dtypes)
+    lm.engine = lm.eager
+    lm.reset()
+    try:
+        if lm.ranks is not None:
+            raise CompileError("it is spread over processes, and a graph is one process's")
+        if lm.changes_at_border:
+            raise CompileError("its position factors change with the context (LongRoPE), and one graph holds one set")
+        if lm.device.type == "cuda":
+            lm.buckets = lm.buckets or Buckets()
+            lm.engine = Captured(lm.eager, lm.buckets.rows)
+        else:  # one kind of layer means one mask, as `CausalLM` makes it
+            lm.engine = Compiled(lm.eager, lm.mask_kinds, make, lm.columns)
+        _check_engine(lm)
+    except (CompileError, OSError) as why:  # a full disk, a cache that cannot be written
+        lm.engine = lm.eager
+        if make:
+            warnings.warn(f"{lm.name} is not compiled: {why}", stacklevel=2)
+    if isinstance(lm.engine, Compiled):
+        lm.pack(False)  # its package has them
+        use_native_code(make)
+    return lm.engine is not lm.eager
+
+
+def use_native_code(make: bool = True, heard: bool = True) -> None:
+    """Grow trees by native code from now on, built once where packages are; numpy does it where that cannot be.
+
+    With `heard`, a warning says why.
+    """
+    if native.code is not None:
+        return
+    sources = [source.read_text() for source in native.SOURCES]
+    facts = {"source": sources, "options": native.OPTIONS, "machine": platform.machine()}
+    package = package_of(facts, "native.so")
+    try:
+        if make and package.about() is None:
+            with package.lock():
+                if package.about() is None:  # another process may have built it meanwhile
+                    _build(package)
+        if package.about() is not None:
+            native.use(package.file)
+    except (CompileError, OSError) as why:
+        package.remove()
+        if make and heard:
+            warnings.warn(f"trees grow by numpy, which native code would do sooner: {why}", stacklevel=3)
+
+
+def _build(package: Package) -> None:
+    """Compile both files of native code, in two seconds."""
+    with TemporaryDirectory() as folder:
+        made = Path(folder) / package.file.name
+        command = [aot.cpp_compiler(), *native.OPTIONS, *map(str, native.SOURCES), "-o", str(made)]
+        built = subprocess.run(command, capture_output=True, text=True)
+        if built.returncode:
+            raise CompileError(" ".join(built.stderr.split())[:300])
+        package.write(made, {})
+
+
+def _cast_to_fastest(lm: CausalLM, make: bool, dtypes: tuple[torch.dtype, ...]) -> None:
+    """Cast to the fastest of the present dtype and others, once compiled; stay where nothing can be compiled."""
+    original, own, layers = lm.model, lm.dtype, lm.engine.layers
+    facts = facts_of(original) | {"choice of": [str(dtype) for dtype in dtypes]}
+    choices = {str(dtype): dtype for dtype in (own, *dtypes)}
+
+    def cast(dtype: torch.dtype) -> None:
+        model: Any = original
+        lm.take(model if dtype == own else cast_weights(copy.deepcopy(model), lm.device, dtype), layers)
+
+    chosen = remembered(facts)
+    if chosen not in choices:
+        seconds: dict[str, float] = {}
+        for name, dtype in choices.items():
+            cast(dtype)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # what cannot be compiled at all says so below
+                compiled = compile_forwards(lm, make)
+            if compiled:
+                seconds[name] = _seconds(lm)
+        chosen = min(seconds, key=lambda name: seconds[name], default=str(own))
+        if make and seconds:
+            with contextlib.suppress(OSError):  # then it is measured again
+                remember(facts, chosen)
+    if lm.dtype != choices[chosen]:
+        cast(choices[chosen])
+
+
+def _seconds(lm: CausalLM) -> float:
+    """Time what a drafter mostly does: two rows and eight, behind a short context."""
+    lm.reset()
+    lm.append([0] * 128)
+
+    def forward(rows: int) -> None:
+        lm.extend(np.zeros(rows, dtype=np.int64), np.full(rows, lm.length), np.eye(rows, dtype=bool))
+        lm.cache.truncate(lm.length)
+
+    seconds = sum(median_seconds(functools.partial(forward, rows)) for rows in (2, 8))
+    lm.reset()
+    lm.work = Work()
+    return seconds
+
+
+@torch.inference_mode()
+def _check_engine(lm: CausalLM) -> None:
+    """Probe the engine and compare it with the eager one; raise CompileError where it computes something else."""
+    engine = lm.engine
+    if not takes(lm.model, "features"):
+        try:
+            check_tree_mask(lm)
+        except UnsupportedModelError as error:
+            raise CompileError(str(error)) from error
+    try:
+        found = _answers(lm)
+        lm.engine = lm.eager
+        expected = _answers(lm)
+    finally:
+        lm.engine = engine
+        lm.reset()
+        lm.work = Work()
+    _check_close(lm, found, expected, "its compiled logits")
+    if isinstance(engine, Compiled):
+        _check_lanes(lm, engine)
+
+
+def _check_close(lm: CausalLM, found: torch.Tensor, expected: torch.Tensor, what: str) -> None:
+    """Raise CompileError for more than rounding. In a narrow dtype single logits are far off by it."""
+    off, size = (found - expected).abs().max(), expected.abs().max()
+    limit = _NOISE.get(lm.dtype)
+    if limit is not None:
+        close = off <= limit * size
+    else:
+        rows, whole = (found - expected).norm(dim=-1) <= _ROW * expected.norm(dim=-1), (found - expected).norm()
+        close = rows.all() and whole <= _WHOLE * expected.norm()
+    if not close:
+        raise CompileError(f"{what} are off by {off:.2g}, where the largest is {size:.2g}")
+
+
+def _check_lanes(lm: CausalLM, engine: Compiled) -> None:
+    """Compare a forward of three lanes, of another length each, with the body as it is: what is said and written.
+
+    The lanes' contexts are the model's own rows: on made-up ones a deep model in a narrow dtype says anything.
+    """
+    body, numbers = Body(lm.model, engine.traced, engine.columns), torch.Generator().manual_seed(0)
+    ints, mask, views, more = example(lm.model, lm.cache.shapes, engine.kinds, engine.columns, lanes=3)
+
+    def filled(ints: torch.Tensor, seen: torch.Tensor) -> tuple[torch.Tensor, Any, dict[str, torch.Tensor]]:
+        ints[0] = torch.randint(lm.vocab, ints[0].shape, generator=numbers)
+        own = {**more}
+        if "features" in more:
+            own["features"] = torch.randn(*ints.shape[1:], lm.hidden, generator=numbers).to(lm.dtype)
+        return ints, {kind: seen for kind in mask} if isinstance(mask, dict) else seen, own
+
+    rows, begin = ints.shape[2], int(ints[1].min())
+    before = torch.arange(begin).expand(3, 3, begin).clone()
+    causal = torch.ones(begin + rows, begin + rows, dtype=torch.bool).tril().expand(3, 1, -1, -1).clone()
+    context, seen, given = filled(before, causal[:, :, :begin, :begin])
+    body(context, seen, views, given)
+    again = [view.clone() for view in views]
+    for lane in range(3):  # a lane that is shorter sees less
+        causal[lane, :, begin:, begin - 9 * lane : begin] = False
+    ints, seen, given = filled(ints, causal[:, :, begin:].contiguous())
+    found = engine.call(ints, seen, views, [given["features"]] if "features" in given else [], [None] * 3)
+    expected = body(ints, seen, again, given)
+    _check_close(lm, found[0].double(), expected[0].double(), "its compiled logits of several lanes")
+    for view, one in zip(views, again, strict=True):
+        _check_close(lm, view.double(), one.double(), "the rows that its compiled forward of several lanes writes")
+
+
+def _answers(lm: CausalLM) -> torch.Tensor:
+    """Logits of a context that outgrows the cache's first capacity, of a tree behind it, and after a kept path."""
+    tokens = [(7 * i + 3) % lm.vocab for i in range(min(300, lm.max_context - 8))]
+    tree = Tree(np.array(tokens[:5]), np.array([-1, 0, 0, 1, 2]), np.zeros(5), np.zeros(5, dtype=np.int64))
+    states = None
+    if takes(lm.model, "features"):
+        states = torch.randn(300, lm.hidden, generator=torch.Generator().manual_seed(0)).to(lm.dtype)
+
+    def given(begin: int, end: int) -> torch.Tensor | None:
+        return None if states is None else states[begin:end]
+
+    lm.reset()
+    middle = len(tokens) * 2 // 3
+    logits = [
+        lm.append(tokens[begin:end], True, given(begin, end)).logits.clone()
+        for begin, end in ((0, middle), (middle, len(tokens)))
+    ]
+    logits.append(lm.extend(tree.tokens, lm.length + tree.depths, tree.ancestors, given(0, 5)).logits.clone())
+    lm.commit([0, 2, 4])
+    logits.append(lm.append(tokens[:1], features=given(0, 1)).logits.clone())
+    return torch.cat(logits).double()

@@ -1,0 +1,101 @@
+"""A GGUF file as a folder that transformers loads at once: bfloat16 safetensors, tokenizer, what it was made from.
+
+Owns the conversion and the folders in the user's cache. transformers reads GGUF itself, but slowly (tens of seconds,
+much of it the tokenizer), so it is done once. A folder is made beside its place and renamed: nobody sees half of one.
+"""
+
+import contextlib
+import hashlib
+import json
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from filelock import FileLock
+from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
+
+from opt_tree.core.errors import one_line
+from opt_tree.engines.package_cache import cache_folder, file_digest
+from opt_tree.models.checkpoints import CheckpointError
+
+ABOUT = "about.json"
+_WEIGHTS = "model.safetensors"
+
+
+def place_of(name: str) -> Path:
+    """The folder in the user's cache for a model of this name, there or not."""
+    return cache_folder() / "models" / name
+
+
+def about(folder: Path) -> dict[str, Any] | None:
+    """What was noted when the folder was made; None where there is none, or half of one."""
+    try:
+        noted = json.loads((folder / ABOUT).read_text())
+        return noted if (folder / _WEIGHTS).stat().st_size == noted["bytes"] else None
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+@contextlib.contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Hold off other processes that would make the same folder; they find it when they get their turn."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(f"{folder}.lock"):
+        yield
+
+
+def gguf_folder(file: Path) -> Path:
+    """The converted copy of a GGUF file, made if it is not there. A file that has changed is another one."""
+    if not file.is_file():
+        raise CheckpointError(f"no GGUF file at {file}")
+    stat = file.stat()
+    key = hashlib.sha256(f"{file.resolve()} {stat.st_size} {stat.st_mtime_ns}".encode()).hexdigest()[:16]
+    folder = place_of(f"gguf-{file.stem[:40]}-{key}")
+    with locked(folder):
+        if about(folder) is None:
+            make(folder, file, {"source": str(file.resolve()), "sha256": file_digest(file)})
+    return folder
+
+
+def make(folder: Path, source: Path, facts: dict[str, Any], check: Callable[[Any], None] | None = None) -> None:
+    """Write `source`, a GGUF file or a folder, to `folder` in bfloat16; `check` may refuse its config."""
+    fresh = Path(tempfile.mkdtemp(prefix=f"{folder.name}.", dir=folder.parent))
+    try:
+        _save(source, fresh, check)
+        noted = facts | {"bytes": (fresh / _WEIGHTS).stat().st_size, "transformers": transformers.__version__}
+        (fresh / ABOUT).write_text(json.dumps(noted, indent=1))
+        fresh.chmod(0o755)
+        shutil.rmtree(folder, ignore_errors=True)
+        fresh.rename(folder)
+    finally:
+        shutil.rmtree(fresh, ignore_errors=True)
+
+
+def _save(source: Path, fresh: Path, check: Callable[[Any], None] | None) -> None:
+    """Load with transformers and save; whatever is wrong with the source is one line."""
+    options: dict[str, Any] = {}
+    if source.is_file():
+        with source.open("rb") as file:
+            if file.read(4) != b"GGUF":
+                raise CheckpointError(f"{source} is no GGUF file")
+        options["gguf_file"] = source.name
+    folder = str(source.parent if source.is_file() else source)
+    unpacked = {"quantization_config": GgufConfig(dequantize=True)} if options else {}
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(folder, **options)
+        options |= {"dtype": torch.bfloat16, "output_loading_info": True}
+        loaded: Any = AutoModelForCausalLM.from_pretrained(folder, **options, **unpacked)
+        model, info = loaded
+    except Exception as error:  # the reader of a damaged file fails in whatever way its bytes lead it
+        raise CheckpointError(f"transformers cannot load {source}: {one_line(error)}") from error
+    if missing := sorted(info["missing_keys"]):
+        raise CheckpointError(f"{source} lacks {len(missing)} of the model's weights, {missing[0]} among them")
+    if check is not None:
+        check(model.config)
+    model.save_pretrained(fresh, max_shard_size="1TB")
+    tokenizer.save_pretrained(fresh)
+    (fresh / _WEIGHTS).chmod(0o644)  # safetensors' files are the owner's alone

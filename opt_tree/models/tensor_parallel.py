@@ -1,0 +1,197 @@
+"""A model that is spread over processes (tensor parallel): rank 0 decides, the others run its forwards with it.
+
+Owns what passes between the ranks. Nothing makes ranks that decide for themselves decide alike: seeds, clocks, stop
+rules and rounding differ, and a forward that one rank runs alone waits for ever. So one rank runs the loop; the others
+are told the integers of each forward and, at the end, what came out. Knows nothing of trees, drafters and the loop.
+"""
+
+import contextlib
+import functools
+import pickle
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Concatenate, ParamSpec, TypeVar
+
+import torch.distributed
+from torch import Tensor, nn
+from transformers.cache_utils import Cache
+
+from opt_tree.core.errors import UnsupportedModelError
+from opt_tree.engines.kv_cache import KVCache
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class LostRankError(RuntimeError):
+    """Another process that holds a part of the model has ended."""
+
+
+class Ranks:
+    """The processes that a model is spread over. Each holds a part of every layer's weights, keys and values."""
+
+    def __init__(self, group: Any) -> None:
+        self.group = group
+        self.leads = torch.distributed.get_rank(group) == 0
+        self.leading: int | None = None
+        """The model's number among those that rank 0 is running at present; None: nobody follows."""
+
+    def send(self, message: Any) -> None:
+        """Rank 0: tell all others."""
+        self._broadcast([message])
+
+    def receive(self) -> Any:
+        """The others: be told."""
+        received = [None]
+        self._broadcast(received)
+        return received[0]
+
+    def _broadcast(self, objects: list) -> None:
+        try:
+            torch.distributed.broadcast_object_list(
+                objects, torch.distributed.get_global_rank(self.group, 0), self.group
+            )
+        except RuntimeError as error:
+            raise LostRankError(f"another rank of the model has ended ({str(error).splitlines()[0]})") from error
+
+
+class LedCache(KVCache):
+    """The rows of one rank: it notes what it is told, so that the others' caches can be told the same."""
+
+    def __init__(self, shapes: list) -> None:
+        super().__init__(shapes)
+        self.told: list[tuple[str, tuple]] = []
+        """Calls since the last forward."""
+
+    def take_told(self) -> list[tuple[str, tuple]]:
+        """What it was told since the last time that this was asked."""
+        told, self.told = self.told, []
+        return told
+
+    def reset(self) -> None:
+        super().reset()
+        self.told = [("reset", ())]
+
+    def commit(self, kept: list[int]) -> None:
+        super().commit(kept)
+        self.told.append(("commit", (kept,)))
+
+    def truncate(self, length: int) -> None:
+        super().truncate(length)
+        self.told.append(("truncate", (length,)))
+
+    def adopt(self, past: Cache) -> None:
+        raise ValueError("past_key_values: the model is spread over processes, each with rows of its own; leave it out")
+
+
+def ranks_of(model: nn.Module) -> Ranks | None:
+    """The processes that a model's weights are spread over; None: it is whole in this one."""
+    if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
+        return None
+    from torch.distributed.tensor import DTensor
+
+    meshes = {weight.device_mesh for weight in model.parameters() if isinstance(weight, DTensor)}
+    if not any(mesh.size() > 1 for mesh in meshes):
+        return None
+    (mesh, *others) = meshes
+    if others or mesh.ndim != 1:
+        raise UnsupportedModelError(f"{type(model).__name__} is spread in several ways: {sorted(map(str, meshes))}")
+    return Ranks(mesh.get_group())
+
+
+def whole(weight: Tensor) -> Tensor:
+    """A weight as a tensor of this process; one that is spread is put together, which every rank has to ask for."""
+    return weight.full_tensor() if hasattr(weight, "full_tensor") else weight
+
+
+def replicated(layer: Any) -> Any:
+    """An output layer that any rank can call alone: the layer itself, or a whole copy of one that is spread."""
+    if whole(layer.weight) is layer.weight:
+        return layer
+    copied = nn.Linear(layer.weight.shape[1], layer.weight.shape[0], layer.bias is not None, device="meta")
+    copied.weight = nn.Parameter(whole(layer.weight.detach()), requires_grad=False)
+    if layer.bias is not None:
+        copied.bias = nn.Parameter(whole(layer.bias.detach()), requires_grad=False)
+    return copied
+
+
+def check_whole(lm: Any, what: str) -> None:
+    """Raise UnsupportedModelError for a model that is spread: `what` would run a part of it at one rank alone."""
+    if lm.ranks is not None:
+        raise UnsupportedModelError(f"{what} runs a part of {lm.name} by itself, which is spread over processes")
+
+
+def tell(lm: Any, wanted: tuple, last_only: bool, long: bool) -> None:
+    """At rank 0, in `together`: have the others run the same forward. Arguments are those of `CausalLM.run`."""
+    if lm.ranks.leads and lm.ranks.leading is not None:
+        lm.ranks.send(("run", (lm.ranks.leading, lm.cache.take_told(), wanted, last_only, long)))
+
+
+def together(models: Sequence[Any], action: Callable[[], T]) -> T:
+    """Let rank 0 act and the others run its forwards of these models; return, or raise, the same at every rank.
+
+    Without a model that is spread this is a plain call. A rank that is lost ends all others with an error.
+    """
+    spread = [lm for lm in models if getattr(lm, "ranks", None) is not None]
+    if not spread or spread[0].ranks.leading is not None:
+        return action()
+    if not spread[0].ranks.leads:
+        return _follow(spread)
+    try:
+        with _leading(spread):
+            result = action()
+        spread[0].ranks.send(("done", result))
+    except BaseException as error:
+        with contextlib.suppress(Exception):  # the others may be what was lost
+            spread[0].ranks.send(("failed", _portable(error)))
+        raise
+    return result
+
+
+@contextlib.contextmanager
+def _leading(spread: Sequence[Any]) -> Iterator[None]:
+    for number, lm in enumerate(spread):
+        lm.ranks.leading = number
+    try:
+        yield
+    finally:
+        for lm in spread:
+            lm.ranks.leading = None
+
+
+def _follow(spread: Sequence[Any]) -> Any:
+    """Run what rank 0 runs until it is done; return what came out there, or raise it."""
+    while True:
+        kind, content = spread[0].ranks.receive()
+        if kind == "done":
+            return content
+        if kind == "failed":
+            raise content
+        number, told, wanted, last_only, long = content
+        lm = spread[number]
+        try:
+            for name, arguments in told:
+                getattr(lm.cache, name)(*arguments)
+            lm.run(wanted, last_only=last_only, long=long)
+        except BaseException:
+            torch.distributed.destroy_process_group()  # the others wait for this rank's part: let them hear of it
+            raise
+
+
+def _portable(error: BaseException) -> BaseException:
+    """An error that can be sent."""
+    try:
+        pickle.loads(pickle.dumps(error))
+    except Exception:
+        return RuntimeError(f"{type(error).__name__}: {error}")
+    return error
+
+
+def at_every_rank(method: Callable[Concatenate[Any, P], T]) -> Callable[Concatenate[Any, P], T]:
+    """A method of a decoder that rank 0 runs for all, where its models are spread over processes."""
+
+    @functools.wraps(method)
+    def call(self: Any, *args: P.args, **options: P.kwargs) -> T:
+        models = (self.target, *(self.drafter.models if self.drafter is not None else ()))
+        return together(models, lambda: method(self, *args, **options))
+
+    return call

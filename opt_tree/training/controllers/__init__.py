@@ -1,0 +1,1 @@
+"""What controllers are trained on: draft lengths and values of trees."""

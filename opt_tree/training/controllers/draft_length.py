@@ -1,0 +1,194 @@
+"""Train AdaEAGLE's predictor of draft lengths (arXiv:2412.18910) for a target and its EAGLE head.
+
+    python -m opt_tree.training.controllers.draft_length --target demo --drafter eagle:demo \\
+        --answers FILE_OR_FOLDER... --output DIR
+
+The labels are the target's own answers unrolled: behind every token of an answer, how many tokens of the head's best
+chain the answer goes on with. Every position of a document is unrolled in one batch, as deep as `--longest`
+(`opt_tree.training.embedded_family.eagle.passes`). Use answers to prompts that the head was not trained on: to others
+its chains are longer. The predictor says of each further token whether it is accepted, given that all before it are, so
+that a chain that outlives its answer counts as far as it can be judged. Target and head are frozen; one document in ten
+is held out.
+"""
+
+import argparse
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+from tqdm import tqdm
+
+from opt_tree.controllers.predicted import KIND, LAST, LengthPredictor
+from opt_tree.decoding.pair import Pair, load_pair
+from opt_tree.drafters import EagleDrafter
+from opt_tree.training.answers import Cut, Example, read_examples
+from opt_tree.training.command_line import Parser, from_fields, pair_parser, run_command
+from opt_tree.training.embedded_family.eagle import passes
+from opt_tree.training.files import write_checkpoint
+from opt_tree.training.heads.features import hidden_states
+
+HELD_OUT = 10
+"""One document in so many."""
+
+
+class Labels(NamedTuple):
+    """What a chain drafted at each root would have come to, and what is known there."""
+
+    features: Float[Tensor, "roots hidden"]
+    """Of the token before the root."""
+    tokens: Int[Tensor, "roots 2"]
+    """That token, and the root."""
+    lengths: Int[Tensor, " roots"]
+    """Accepted tokens."""
+    ahead: Int[Tensor, " roots"]
+    """Tokens of the answer behind the root, beyond which nothing can be judged."""
+
+
+@torch.no_grad()
+def chain_lengths(
+    drafter: EagleDrafter, features: dict[int, Tensor], tokens: Int[Tensor, " tokens"], first: int, longest: int
+) -> Int[Tensor, " roots"]:
+    """Return how far the chain behind each token from place `first` (1 or more) on agrees with the tokens that follow.
+
+    `features`: the target's, [1, tokens, hidden] each, of the layers that the head reads.
+    """
+    head: Any = drafter.lm.model.base_model
+    inputs = drafter.inputs({layer: states[0, :-1] for layer, states in features.items()})
+    lengths = torch.zeros(len(tokens) - 1, dtype=torch.long, device=tokens.device)
+    alive = torch.arange(first - 1, len(tokens) - 2, device=tokens.device)  # chains of which all agreed so far
+    for depth, estimates in enumerate(passes(head, tokens[None, 1:], inputs[None], longest)):
+        # Pair i is the root at token i + 1; so many passes below it pair i + depth says token i + depth + 2.
+        alive = alive[alive + depth + 2 < len(tokens)]
+        alive = alive[drafter.best(estimates[0, alive + depth]) == tokens[alive + depth + 2]]
+        lengths[alive] += 1
+    return lengths[first - 1 : -1]
+
+
+def label(pair: Pair, examples: Iterable[Example], longest: int) -> Labels:
+    """Unroll the head along answers: a label for each token from the last of the prompt to the last but one."""
+    drafter = pair.drafter.bare
+    if not isinstance(drafter, EagleDrafter):
+        raise ValueError(f"{drafter.describe()} is no EAGLE head: only such a one is unrolled in one batch")
+    found: list[Labels] = []
+    layers = tuple(dict.fromkeys((LAST, *drafter.features)))
+    for example in tqdm(list(examples), desc="labels", unit="answer", disable=None):
+        tokens, first = torch.tensor(example.tokens, device=pair.target.device), max(example.answer - 1, 1)
+        features = hidden_states(pair.target.model, tokens[None], layers)
+        lengths = chain_lengths(drafter, features, tokens, first, longest)
+        roots = torch.arange(first, len(tokens) - 1)
+        pairs = torch.stack([tokens[roots - 1], tokens[roots]], -1)
+        found.append(Labels(features[LAST][0, roots - 1], pairs, lengths, len(tokens) - 1 - roots))
+    if not found:
+        raise ValueError("there are no answers to make labels of")
+    return Labels(*(torch.cat(parts).clone() for parts in zip(*found, strict=True)))
+
+
+def likelihood(logits: Float[Tensor, "roots longest"], labels: Labels) -> Float[Tensor, " roots"]:
+    """Return the negative log-likelihood of each length, in nats, as far as the answer could tell."""
+    depths = torch.arange(logits.shape[1])
+    accepted = (depths < labels.lengths[:, None]).float()
+    judged = (depths <= labels.lengths[:, None]) & (depths < labels.ahead[:, None])
+    return (F.binary_cross_entropy_with_logits(logits, accepted, reduction="none") * judged).sum(-1)
+
+
+def constant(labels: Labels, longest: int) -> Float[Tensor, "1 longest"]:
+    """Return the logits that know nothing of the root."""
+    depths = torch.arange(longest)
+    judged = (depths <= labels.lengths[:, None]) & (depths < labels.ahead[:, None])
+    accepted = (depths < labels.lengths[:, None]).sum(0)
+    return torch.logit((accepted + 1) / (judged.sum(0) + 2))[None]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How a predictor is trained."""
+
+    longest: int = 8  # tokens of the longest chain
+    width: int = 96  # of the perceptron
+    epochs: int = 3
+    batch: int = 512  # labels of a step
+    lr: float = 2e-3  # highest learning rate; it falls to nothing by a cosine
+    dropout: float = 0.5  # of what goes in: with less, it learns the tokens by heart
+    seed: int = 0
+
+
+def fit(labels: Labels, embed: nn.Module, plan: Plan) -> LengthPredictor:
+    torch.manual_seed(plan.seed)
+    predictor = LengthPredictor(labels.features.shape[1], plan.longest, plan.width)
+    optimizer = torch.optim.AdamW(predictor.parameters(), plan.lr, weight_decay=0.05)
+    steps = plan.epochs * -(-len(labels.lengths) // plan.batch)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
+    with tqdm(total=steps, desc="training", unit="step", disable=None) as bar:
+        for _ in range(plan.epochs):
+            for rows in torch.randperm(len(labels.lengths)).split(plan.batch):
+                batch = Labels(*(part[rows] for part in labels))
+                known = (
+                    F.dropout(batch.features.float(), plan.dropout),
+                    F.dropout(embed(batch.tokens).float(), plan.dropout),
+                )
+                loss = likelihood(predictor(*known), batch).mean()
+                optimizer.zero_grad()
+                loss.backward()
+                optimizer.step()
+                schedule.step()
+                bar.update()
+                bar.set_postfix_str(f"{loss.item():.3f} nats")
+    return predictor.eval()
+
+
+@torch.no_grad()
+def judge(predictor: LengthPredictor, embed: nn.Module, labels: Labels) -> float:
+    """Return the mean negative log-likelihood of a predictor, in nats."""
+    rows = torch.arange(len(labels.lengths)).split(4096)
+    batches = (Labels(*(part[some] for part in labels)) for some in rows)
+    found = [likelihood(predictor(batch.features.float(), embed(batch.tokens).float()), batch) for batch in batches]
+    return float(torch.cat(found).mean())
+
+
+def save(predictor: LengthPredictor, facts: dict[str, Any], folder: Path) -> None:
+    """Write a predictor in bf16, with what is known of it."""
+    config = {"kind": KIND, "hidden": predictor.hidden, "longest": predictor.longest, "width": predictor.width}
+    write_checkpoint(config | facts, predictor.state_dict(), folder)
+
+
+def new_parser() -> Parser:
+    parser = pair_parser("Train a predictor of draft lengths for a target and its EAGLE head.", Plan())
+    parser.add_argument("--skip", type=int, default=0, help="answers to leave out, the first ones (%(default)s)")
+    return parser
+
+
+def train(args: argparse.Namespace) -> None:
+    """Make labels, train, say what came of it, and write."""
+    plan = from_fields(Plan, args)
+    pair = load_pair(args.target, args.drafter, dtype=args.dtype)
+    examples = list(read_examples(args.answers, pair.tokenizer, Cut(shortest=2)))[args.skip :]
+    kept = [example for place, example in enumerate(examples) if place % HELD_OUT]
+    labels, heldout = (label(pair, some, plan.longest) for some in (kept, examples[::HELD_OUT]))
+    embed = pair.target.model.get_input_embeddings()
+    predictor = fit(labels, embed, plan)
+    facts = {
+        "drafter": args.drafter,
+        "labels": len(labels.lengths),
+        "heldout": len(heldout.lengths),
+        "mean_length": round(float(heldout.lengths.float().mean()), 3),
+        "nats": round(judge(predictor, embed, heldout), 4),
+        "nats_of_a_constant": round(
+            float(likelihood(constant(labels, plan.longest).expand(len(heldout.lengths), -1), heldout).mean()), 4
+        ),
+    }
+    save(predictor, facts, args.output)
+    print(json.dumps(facts))
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    run_command(new_parser(), train, arguments)
+
+
+if __name__ == "__main__":
+    main()

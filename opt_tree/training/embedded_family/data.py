@@ -1,0 +1,141 @@
+"""Corpus rows, the held-out split, and prompts drawn from either side of it.
+
+A corpus folder holds `chat_*.jsonl.xz` (`{"messages": [...]}`) and `text_*.jsonl.xz` (`{"text": ...}`). This module
+owns what a document is and on which side of the split it lies; it knows nothing of token streams (`stream.py`).
+"""
+
+import argparse
+import hashlib
+import json
+import lzma
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+from transformers import PreTrainedTokenizerBase
+
+VARIABLE = "OPT_TREE_CORPUS"
+HELD_OUT_PER_MILLE = 15
+Split = Literal["train", "heldout"]
+
+# Chat corpora whose answers stand by themselves; the others quote long passages or lean on earlier turns.
+PROMPT_CORPORA = (
+    "chat_oasst_sampled",
+    "chat_gpteacher",
+    "chat_gsm8k_train",
+    "chat_selfdialogue",
+    "chat_wordnet",
+    "chat_tldr_pages",
+    "chat_creak",
+    "chat_factbook",
+)
+
+
+@dataclass(frozen=True)
+class Document:
+    """One conversation (`messages`) or one piece of prose (`text`); exactly one of the two is set."""
+
+    messages: tuple[dict[str, str], ...] | None = None
+    text: str | None = None
+
+    @property
+    def split(self) -> Split:
+        """Return the side of the split, a function of the first user turn (chat) or of the text (prose) alone.
+
+        Several answers may share a prompt, so hashing anything more than the prompt would let a held-out prompt be
+        trained on. Case, spaces and punctuation are ignored for the same reason.
+        """
+        key = self.messages[0]["content"] if self.messages else self.text or ""
+        plain = "".join(filter(str.isalnum, key.lower()))
+        digest = hashlib.blake2b(plain.encode(), digest_size=8).digest()
+        return "heldout" if int.from_bytes(digest) % 1000 < HELD_OUT_PER_MILLE else "train"
+
+
+def add_data(parser: argparse.ArgumentParser) -> None:
+    """Add --data, which must name a corpus folder; $OPT_TREE_CORPUS does as well."""
+    parser.add_argument(
+        "--data", type=_folder, default=os.environ.get(VARIABLE, ""), help=f"corpus folder (default: ${VARIABLE})"
+    )
+
+
+def _folder(text: str) -> Path:
+    if not text:
+        raise argparse.ArgumentTypeError(
+            f'name a folder of corpora, here or in ${VARIABLE}: chat_*.jsonl.xz with {{"messages": [...]}} and '
+            'text_*.jsonl.xz with {"text": ...} a line; '
+            "opt_tree/models/embedded/README.md says where to get those used here"
+        )
+    try:
+        corpus_names(Path(text))
+    except FileNotFoundError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+    return Path(text)
+
+
+def corpus_names(folder: Path) -> list[str]:
+    """Return the corpora of a folder, sorted; raise FileNotFoundError if there is none."""
+    names = sorted(path.name.removesuffix(".jsonl.xz") for path in folder.glob("*_*.jsonl.xz"))
+    if not names:
+        raise FileNotFoundError(f"no chat_*.jsonl.xz or text_*.jsonl.xz in {folder}")
+    return names
+
+
+def read_corpus(folder: Path, name: str) -> Iterator[Document]:
+    """Yield the documents of one corpus in file order."""
+    with lzma.open(folder / f"{name}.jsonl.xz", "rt", encoding="utf-8") as lines:
+        for line in lines:
+            row = json.loads(line)
+            if "messages" in row:
+                yield Document(messages=tuple(row["messages"]))
+            else:
+                yield Document(text=row["text"])
+
+
+def render(document: Document, tokenizer: PreTrainedTokenizerBase) -> str:
+    """Return the training text of a document, special tokens included; prose is opened by the bos token alone."""
+    if document.messages:
+        return str(tokenizer.apply_chat_template(list(document.messages), tokenize=False))
+    return f"{tokenizer.bos_token}{document.text}"
+
+
+def heldout_prompts(
+    tokenizer: PreTrainedTokenizerBase, folder: Path, count: int, max_tokens: int = 300, seed: int = 0
+) -> list[str]:
+    """Return `count` held-out first user turns shorter than `max_tokens`, from each of `PROMPT_CORPORA` in turn."""
+    return draw_prompts(tokenizer, read_prompts(folder, "heldout"), Draw(count, max_tokens, seed))
+
+
+def read_prompts(folder: Path, split: Split) -> list[list[str]]:
+    """Return the distinct first user turns of one side of the split, one sorted list per corpus of `PROMPT_CORPORA`."""
+    pools = []
+    for name in [name for name in PROMPT_CORPORA if name in corpus_names(folder)]:
+        documents = (document for document in read_corpus(folder, name) if document.split == split)
+        pools.append(sorted({document.messages[0]["content"] for document in documents if document.messages}))
+    return pools
+
+
+@dataclass(frozen=True)
+class Draw:
+    """How many prompts to draw, how long they may be, and by which seed."""
+
+    count: int
+    max_tokens: int = 300
+    seed: int = 0
+
+
+def draw_prompts(tokenizer: PreTrainedTokenizerBase, pools: list[list[str]], draw: Draw) -> list[str]:
+    """Draw prompts from each pool in turn, without replacement, until there are enough or all pools are empty."""
+    rng = np.random.default_rng(draw.seed)
+    pools = [[pool[index] for index in rng.permutation(len(pool))] for pool in pools]
+    chosen: list[str] = []
+    while len(chosen) < draw.count and any(pools):
+        for pool in pools:
+            while pool and len(chosen) < draw.count:
+                turn = pool.pop()
+                if len(tokenizer(turn)["input_ids"]) < draw.max_tokens:
+                    chosen.append(turn)
+                    break
+    return chosen

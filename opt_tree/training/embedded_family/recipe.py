@@ -1,0 +1,147 @@
+"""Train the whole demo family, stage by stage: tokenizer, target, own outputs, drafter, EAGLE head.
+
+    python -m opt_tree.training.embedded_family.recipe --data CORPORA --work DIR \\
+        [--preset cpu|gpu|tiny] [--until STAGE] [--install DIR]
+
+A stage whose product exists is skipped and a training stage that was stopped goes on from its last checkpoint, so the
+same command may be run again at any time. `cpu` is what made the embedded models (two busy cores, about four hours).
+`gpu` is the same family at twenty times the tokens, for one GPU. `tiny` makes useless models in a few minutes on two
+cores, to see that every stage fits the next one. Calibration is a command of its own and comes after.
+
+Where the embedded models differ from `cpu`: their stages were run one by one, drafter and head in several runs, each
+but the first with `--init` from the one before. Own answers read, by run, in tokens:
+
+    run            1 (5,000 answers, rows of 512)   2 (15,000)               3, 4 (25,000)
+    draft model    2.2M                             3.2M, at 4e-3
+    head           1.4M, feature weight 1.0         5M                       3.2M and 2.9M, at 2.5e-3
+"""
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from opt_tree.training.command_line import Parser
+from opt_tree.training.embedded_family.data import add_data
+from opt_tree.training.embedded_family.sizes import CHAT_EPOCHS, SIZES, TARGET_EPOCHS, Size
+from opt_tree.training.files import last_checkpoint
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One command and the folder whose existence says that it is done."""
+
+    name: str
+    module: str
+    arguments: str
+    product: Path
+
+    @property
+    def trains(self) -> bool:
+        """Whether the stage is a training run, which can be resumed and spread over processes."""
+        return self.module not in ("tokenizer", "outputs")
+
+
+def stages(size: Size, work: Path) -> list[Stage]:
+    """Return the recipe in order; each stage reads the products of earlier ones."""
+    tokenizer, base = work / "tokenizer", work / "base"
+    plan = [
+        Stage("tokenizer", "tokenizer", f"--output {tokenizer} {size.tokenizer}", tokenizer),
+        Stage(
+            "base",
+            "lm",
+            f"--tokenizer {tokenizer} --output {base} --epochs {_epochs(TARGET_EPOCHS, size.epochs)} {size.target}",
+            base / "final",
+        ),
+    ]
+    model = base / "final"
+    sizes = f"--batch {size.batch} --micro-batch {size.micro_batch}"
+    for turn, loops in enumerate(size.rounds, 1):
+        cured = work / f"cured-{turn}"
+        plan.append(_answers(f"loops-{turn}", model, work / "loops", size, loops.seed))
+        arguments = (
+            f"--model {model} --own {work / 'loops'} --output {cured} --epochs {_epochs(CHAT_EPOCHS, 1)} {sizes}"
+        )
+        arguments += f" --order {loops.order} --lr {loops.lr} --tokens {loops.steps * size.batch} --seed {loops.seed}"
+        plan.append(Stage(cured.name, "unlikelihood", arguments, cured / "final"))
+        model = cured / "final"
+    own = work / "own"
+    plan.append(_answers("own", model, own, size, 0))
+    epochs = f"{_epochs(CHAT_EPOCHS, size.corpus_passes)},own={size.own_passes}"
+    for name, module, options in (("draft", "distil", size.draft), ("eagle", "eagle", size.eagle)):
+        output = work / name
+        arguments = f"--target {model} --own {own} --output {output} --epochs {epochs} {sizes} {options}"
+        plan.append(Stage(name, module, arguments, output / "final"))
+    return plan
+
+
+def _answers(name: str, model: Path, folder: Path, size: Size, seed: int) -> Stage:
+    prompts = size.own_prompts if name == "own" else size.loop_prompts
+    arguments = f"--target {model} --output {folder} --prompts {prompts} --batch {size.answer_batch} --seed {seed}"
+    return Stage(name, "outputs", arguments, folder / f"seed-{seed}-part-0-of-1.npz")
+
+
+def _epochs(units: dict[str, float], factor: float) -> str:
+    return ",".join(f"{name}={passes * factor:g}" for name, passes in units.items())
+
+
+def run(stage: Stage, args: argparse.Namespace, size: Size) -> None:
+    """Run one stage; raise CalledProcessError if it fails."""
+    command = [sys.executable]
+    arguments = [*stage.arguments.split(), "--data", str(args.data)]
+    if stage.trains:
+        arguments += ["--cache", str(args.work / "cache")]
+        if size.compile:
+            arguments.append("--compile")
+        if last_checkpoint(stage.product.parent):
+            arguments.append("--resume")
+        if (processes := args.processes or size.processes) > 1:
+            command += ["-m", "torch.distributed.run", "--nproc-per-node", str(processes)]
+    # One thread a process: two OpenMP threads that share a busy machine wait for each other at every barrier.
+    environment = {**os.environ, "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}
+    subprocess.run([*command, "-m", f"opt_tree.training.{stage.module}", *arguments], check=True, env=environment)
+
+
+def install(products: dict[str, Path], folder: Path) -> None:
+    """Copy the family to `folder` as target/, draft/ and eagle/; `products` are the stages' by name."""
+    target = products[max(name for name in products if name.startswith("cured-"))]
+    for source, name in ((target, "target"), (products["draft"], "draft"), (products["eagle"], "eagle")):
+        shutil.copytree(source, folder / name, dirs_exist_ok=True)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    parser = Parser("Train the demo family, stage by stage.")
+    add_data(parser)
+    parser.add_argument("--work", type=Path, required=True, help="folder of all stages; give it again to go on")
+    parser.add_argument("--preset", choices=sorted(SIZES), default="cpu", help="size of the run")
+    parser.add_argument("--processes", type=int, help="training processes, one thread each (default: the preset's)")
+    parser.add_argument("--until", default="eagle", help="last stage to run")
+    parser.add_argument("--install", type=Path, help="copy target, draft and eagle to this folder at the end")
+    args = parser.parse_args(arguments)
+    if args.processes is not None and args.processes < 1:
+        parser.error(f"--processes must be at least 1, got {args.processes}")
+    size = SIZES[args.preset]
+    plan = stages(size, args.work)
+    names = [stage.name for stage in plan]
+    if args.until not in names:
+        parser.error(f"no stage called {args.until}; there are {', '.join(names)}")
+    if args.install and args.until != names[-1]:
+        parser.error(f"--install wants the whole family, --until {args.until} stops before it is there")
+    for stage in plan[: names.index(args.until) + 1]:
+        if stage.product.exists():
+            print(f"{stage.name}: done before ({stage.product})", flush=True)
+            continue
+        print(f"{stage.name}: {stage.module} {stage.arguments}", flush=True)
+        try:
+            run(stage, args, size)
+        except subprocess.CalledProcessError as error:
+            parser.error(f"stage {stage.name} failed with exit status {error.returncode}; its output is above")
+    if args.install:
+        install({stage.name: stage.product for stage in plan}, args.install)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Calibration, stores and trimmed vocabularies: fitted, not trained."""

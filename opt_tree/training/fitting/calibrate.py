@@ -1,0 +1,215 @@
+"""Fit the sharpening temperature of a drafter: how much surer the target's argmax is than the drafter says.
+
+Maximum likelihood of the target's own greedy choices, along its own answers to held-out prompts, at every tree node
+where the target's choice is known and the drafter's distribution was computed (temperature scaling, arXiv:1706.04599).
+With `--balance` it is the temperature under which E(A) is A: the best nodes of a tree are chosen for promising much, so
+that the likeliest one promises too much of them.
+The result goes beside the drafter as `calibration.json`, where `load_pair` picks it up for temperature 0.
+
+    python -m opt_tree.training.fitting.calibrate --data CORPORA                         # the embedded pair
+    python -m opt_tree.training.fitting.calibrate --data CORPORA --drafter eagle:demo
+    python -m opt_tree.training.fitting.calibrate --target T --drafter lm:D --prompts my_prompts.jsonl
+"""
+
+import argparse
+import itertools
+import json
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from tqdm import tqdm
+
+from opt_tree.core.children import Few, Reduced
+from opt_tree.core.pool import Frontier
+from opt_tree.core.probabilities import log_probs_of
+from opt_tree.core.step import Outcome
+from opt_tree.decoding.decoder import Decoder
+from opt_tree.decoding.pair import Pair, load_pair
+from opt_tree.drafters import Drafter, DrafterAround, Sharpened
+from opt_tree.drafters.registry import KINDS, parse_spec
+from opt_tree.models.checkpoints import CALIBRATION
+from opt_tree.models.named import resolve
+from opt_tree.policies import OptTree
+from opt_tree.training.answers import lines
+from opt_tree.training.command_line import Parser, existing, run_command
+from opt_tree.training.embedded_family.data import VARIABLE, heldout_prompts
+from opt_tree.training.fitting.reliability import fit_balance, reliability
+
+REPORT_PROMPTS = 40
+"""The first held-out prompts are kept for figures that are reported; fitting and checking use those behind them."""
+_INVERSE = np.geomspace(0.2, 20, 141)
+
+
+@dataclass
+class Likelihood:
+    """Negative log-likelihood of the target's choices under the sharpened drafter, for a grid of inverse temperatures.
+
+    The sum is convex in the inverse temperature, so the parabola through the three lowest grid points gives the
+    minimum; nothing but 141 sums is kept, whatever the vocabulary.
+    """
+
+    sums: Float[np.ndarray, " grid"] = field(default_factory=lambda: np.zeros(len(_INVERSE)))
+    count: int = 0
+
+    def add(self, log_probs: Float[Tensor, " vocab"], choice: int) -> None:
+        """Count one node: the drafter's log-probabilities there and what the target chose."""
+        if choice >= len(log_probs) or not torch.isfinite(log_probs[choice]):
+            return  # a token the drafter cannot propose says nothing about its temperature
+        log_probs = log_probs.float()
+        scaled = torch.from_numpy(_INVERSE).to(log_probs)[:, None] * log_probs
+        self.sums += (scaled.logsumexp(-1) - scaled[:, choice]).double().cpu().numpy()
+        self.count += 1
+
+    def temperature(self) -> float:
+        """The most likely temperature; raises ValueError without data or with the optimum outside the grid."""
+        best = int(np.argmin(self.sums))
+        if self.count == 0 or best in (0, len(_INVERSE) - 1):
+            raise ValueError(
+                f"no temperature between {1 / _INVERSE[-1]:.2f} and {1 / _INVERSE[0]:.0f} fits {self.count} nodes"
+            )
+        x, y = np.log(_INVERSE[best - 1 : best + 2]), self.sums[best - 1 : best + 2]
+        a, b, _ = np.polyfit(x - x[1], y, 2)
+        return float(np.exp(-(x[1] - b / (2 * a))))
+
+
+class Recorder(DrafterAround):
+    """Wraps a drafter and shows a Likelihood what it said along the target's answer. Drafts as it would alone."""
+
+    def __init__(self, drafter: Drafter, likelihood: Likelihood) -> None:
+        super().__init__(drafter)
+        if drafter.sparse:
+            raise ValueError(f"{drafter.describe()} names a few tokens only: there is no temperature to fit")
+        self.likelihood = likelihood
+        self._rows: list[Tensor] = []
+
+    def root(self, context: list[int]) -> Float[Tensor, "1 vocab"] | Few | Reduced:
+        scores = self.drafter.root(context)
+        self._rows = []
+        self._record(scores)
+        return scores
+
+    def expand(self, frontier: Frontier) -> Float[Tensor, "frontier vocab"] | Few | Reduced:
+        scores = self.drafter.expand(frontier)
+        self._record(scores)
+        return scores
+
+    def _record(self, scores: Float[Tensor, "rows vocab"] | Few | Reduced) -> None:
+        assert not isinstance(scores, Few)
+        self._rows.append(log_probs_of(scores.whole() if isinstance(scores, Reduced) else scores))
+
+    def observe(self, outcome: Outcome) -> None:
+        rows = torch.cat(self._rows) if self._rows else torch.zeros(0)
+        for row, choice in zip(outcome.tree.draft_rows[outcome.path].tolist(), outcome.tokens, strict=True):
+            if 0 <= row < len(rows):
+                self.likelihood.add(rows[row], choice)
+        self._rows = []
+        self.drafter.observe(outcome)
+
+
+def fit(pair: Pair, prompts: list[list[int]], policy: OptTree, max_new_tokens: int) -> float:
+    """Return the temperature under which the target's greedy choices along its answers are most likely."""
+    likelihood = Likelihood()
+    decoder = Decoder(pair.target, Recorder(pair.drafter, likelihood), policy)
+    for prompt in tqdm(prompts, desc="fit", unit="prompt"):
+        decoder.generate(prompt, max_new_tokens, stop=pair.stop)
+    return likelihood.temperature()
+
+
+def main(arguments: list[str] | None = None) -> None:
+    parser = Parser(__doc__.split("\n\n")[0])
+    parser.add_argument("--target", default="demo")
+    named = parser.add_mutually_exclusive_group()
+    named.add_argument("--drafter", default="lm:demo", help="a spec: lm:MODEL, eagle:HEAD, ... (default: %(default)s)")
+    named.add_argument("--eagle", dest="drafter", type="eagle:".__add__, metavar="HEAD", help="--drafter eagle:HEAD")
+    parser.add_argument(
+        "--prompts", type=existing, help="JSONL with `prompt`, `text` or `turns`; default: held-out prompts"
+    )
+    parser.add_argument(
+        "--data", default=os.environ.get(VARIABLE), help=f"corpus folder, where --prompts is not given (${VARIABLE})"
+    )
+    parser.add_argument("--count", type=int, default=80, help="prompts to use, half to fit and half to check")
+    parser.add_argument("--balance", action="store_true", help="fit E(A) to A, not the likelihood")
+    parser.add_argument("--nodes", type=int, default=60)
+    parser.add_argument("--threshold", type=float, default=0.2)
+    parser.add_argument("--max-depth", type=int, default=10)
+    parser.add_argument("--max-new-tokens", type=int, default=128)
+    parser.add_argument("--dtype", default="auto")
+    parser.add_argument("--device")
+    parser.add_argument("--threads", type=int, default=1, help="CPU threads")
+    parser.add_argument("--output", help="folder for calibration.json; default: the drafter's own")
+    run_command(parser, _run, arguments)
+
+
+def _run(options: argparse.Namespace) -> None:
+    if options.count < 2:
+        raise ValueError(f"--count must be at least 2, got {options.count}")
+    policy = OptTree(options.nodes, options.threshold, options.max_depth)
+    if not options.prompts and not options.data:
+        raise ValueError(
+            "fitting needs prompts: --prompts FILE.jsonl, or --data with the corpora whose held-out prompts are meant "
+            "(opt_tree/models/embedded/README.md names them)"
+        )
+    folder = _drafter_folder(options.drafter, options.output)
+    pair = load_pair(options.target, options.drafter, dtype=options.dtype, device=options.device, bare=True)
+    prompts = [pair.encode(text) for text in _prompts(options, pair)]
+    half = len(prompts) // 2
+    by = fit_balance if options.balance else fit
+    temperature = by(pair, prompts[:half], policy, options.max_new_tokens)
+    rows = {}
+    for title, drafter in (("bare", pair.drafter), ("sharpened", Sharpened(pair.drafter, temperature))):
+        decoder = Decoder(pair.target, drafter, policy)
+        rows[title] = reliability(decoder, pair, prompts[half:], options.max_new_tokens, title)
+    print(
+        f"\ntemperature {temperature:.3f}, fitted on {half} prompts; checked on {len(prompts) - half} others, {policy}"
+    )
+    print(f"{'':10} {'E(A)':>6} {'A':>6} {'A - E(A)':>9} {'slope':>6} {'draft forwards':>15}")
+    for title, row in rows.items():
+        print(
+            f"{title:10} {row.expected:6.2f} {row.accepted:6.2f} {row.accepted - row.expected:9.2f} {row.slope:6.2f} "
+            f"{row.forwards:15.2f}"
+        )
+    record = {
+        "temperature": round(temperature, 4),
+        "target": Path(pair.target.name).name,
+        "prompts": half,
+        "policy": str(policy),
+        "by": "balance" if options.balance else "likelihood",
+        **{title: {k: round(float(v), 4) for k, v in vars(row).items()} for title, row in rows.items()},
+    }
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / CALIBRATION).write_text(json.dumps(record, indent=2) + "\n")
+    print(f"written: {folder / CALIBRATION}")
+
+
+def _drafter_folder(spec: str, output: str | None) -> Path:
+    """Where the result is stored; a drafter from the Hub has no folder of its own, so --output must name one."""
+    if output:
+        return Path(output)
+    kind, path = parse_spec(spec)
+    folder = Path(resolve(path, KINDS[kind].part or ""))
+    if not path or not folder.is_dir():
+        raise ValueError(f"{spec} is not a local folder; say with --output where the calibration should go")
+    return folder
+
+
+def _prompts(options: argparse.Namespace, pair: Pair) -> list[str]:
+    """Read the prompts that the calibration may use."""
+    if not options.prompts:
+        texts = heldout_prompts(pair.tokenizer, Path(options.data), REPORT_PROMPTS + options.count)[REPORT_PROMPTS:]
+    else:
+        rows = list(itertools.islice(lines(options.prompts), options.count))
+        texts = [row.get("prompt") or row.get("text") or next(iter(row.get("turns", [])), "") for row in rows]
+        if not all(isinstance(text, str) and text for text in texts):
+            raise ValueError(f"{options.prompts} has rows without a prompt, text or turns")
+    if len(texts) < 2:
+        raise ValueError(f"{len(texts)} prompts are too few to fit on one half and check on the other")
+    return texts
+
+
+if __name__ == "__main__":
+    main()

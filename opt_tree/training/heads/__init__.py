@@ -1,0 +1,1 @@
+"""Training of drafting heads from hidden states."""

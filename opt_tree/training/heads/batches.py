@@ -1,0 +1,93 @@
+"""Batches of the documents that `opt_tree.training.heads.features` left on disk, and their draft vocabulary.
+
+Owns which documents are trained on and which are held out. Parts may still be written while others are read.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+
+from opt_tree.training.heads.features import Part, load_part
+
+Group = tuple[int, int, int]
+"""Documents of a batch: the part, the first of them, and the one behind the last."""
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Documents of like length, padded on the right."""
+
+    ids: Int[Tensor, "rows length"]
+    judged: Bool[Tensor, "rows length"]
+    """Tokens whose follower belongs to the answer: where the target's law is asked for."""
+    features: dict[int, Float[Tensor, "rows length hidden"]]
+    layers: tuple[int, ...]
+    """The layers that were asked for, in this order; a small target may have one of them twice."""
+
+
+class Documents:
+    """The parts of a folder as batches; of the first part every fourth is held out."""
+
+    def __init__(self, folder: Path, tokens: int, layers: Sequence[int]) -> None:
+        self.folder, self.tokens, self.layers = folder, tokens, tuple(layers)
+        self.known: set[Path] = set()
+        self.parts: list[Part] = []
+        self.train: list[Group] = []
+        self.heldout: list[Group] = []
+        if not self.refresh():
+            raise ValueError(f"no features (part-*.safetensors) in {folder}")
+
+    def refresh(self) -> list[Group]:
+        """Take in the parts that were written since; return their batches."""
+        new = []
+        for path in sorted(set(self.folder.glob("part-*.safetensors")) - self.known):
+            self.known.add(path)
+            part = load_part(path)
+            if missing := set(self.layers) - part.features.keys():
+                raise ValueError(f"{path} has no hidden states of layers {sorted(missing)}")
+            groups = [(len(self.parts), first, last) for first, last in self._groups(part, self.tokens)]
+            if not self.parts:
+                self.heldout = groups[::4]
+            new += [group for group in groups if group not in self.heldout]
+            self.parts.append(part)
+        self.train += new
+        return new
+
+    def size(self, layer: int) -> float:
+        """Return the root mean square of a layer's states: the median over the tokens of the first part."""
+        return self.parts[0].features[layer].float().square().mean(-1).sqrt().median().item()
+
+    @staticmethod
+    def _groups(part: Part, tokens: int) -> Iterator[tuple[int, int]]:
+        lengths, first = part.starts.diff().tolist(), 0
+        for last in range(1, len(lengths) + 1):
+            if last == len(lengths) or lengths[last] * (last + 1 - first) > tokens:
+                yield first, last
+                first = last
+
+    def __getitem__(self, group: Group) -> Batch:
+        part, first, last = self.parts[group[0]], group[1], group[2]
+        spans = [(int(part.starts[i]), int(part.starts[i + 1])) for i in range(first, last)]
+
+        def pad(tensor: Tensor) -> Tensor:
+            return nn.utils.rnn.pad_sequence([tensor[start:end] for start, end in spans], batch_first=True)
+
+        place = torch.arange(max(end - start for start, end in spans))[None]
+        lengths = torch.tensor([end - start for start, end in spans])[:, None]
+        judged = (place >= part.answers[first:last, None] - 1) & (place < lengths)
+        features = {layer: pad(part.features[layer]) for layer in dict.fromkeys(self.layers)}
+        return Batch(pad(part.tokens).long(), judged, features, self.layers)
+
+
+def most_frequent(counts: Int[np.ndarray, " vocab"], count: int, whose: str) -> Int[Tensor, " count"]:
+    """Return the tokens that are most frequent, sorted by id; ValueError if `whose` vocabulary has not so many."""
+    if not 1 <= count <= len(counts):
+        raise ValueError(f"a draft vocabulary of {count} tokens, where the {whose} has {len(counts)}")
+    kept = np.sort(np.argsort(-counts, kind="stable")[:count])
+    print(f"draft vocabulary of {count} tokens: {counts[kept].sum() / counts.sum():.2%} of the answers")
+    return torch.from_numpy(kept)

@@ -1,0 +1,100 @@
+"""An EAGLE-3 head before and after training: what it begins with, and the files that it is kept in."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from jaxtyping import Int
+from torch import Tensor, nn
+from transformers import LlamaConfig, PreTrainedModel
+from transformers.models.llama.modeling_llama import LlamaAttention
+
+from opt_tree.drafters.draft_vocabulary import vocabulary_tensors
+from opt_tree.drafters.heads.eagle3 import ENTERED, Eagle3Head
+from opt_tree.training.files import write_checkpoint
+
+LAYOUTS = ("published", "speculators")
+_OWN = 5.0
+"""The attention's score of a pair with itself when training begins; that with another token lies around 0."""
+
+
+def new_eagle3_head(
+    target: PreTrainedModel, vocab: int, warm: bool = True, size: float = 1.0, normed: bool = False
+) -> Eagle3Head:
+    """Return an EAGLE-3 head in the target's width that begins as a layer of the target on the uppermost feature.
+
+    Embedding and final norm are the target's. `fc` passes on the last of the three features, the last layer gives its
+    weights; what reads the two other features is small. Queries and keys read the embedding alike, so that every pair
+    begins by seeing its own token: attention alone tells the head of it. `size`: what the last feature is divided by.
+    Norms do not see it; what the layer adds to the feature is divided by it too. `normed`: `norm_before_residual`. Then
+    the norm begins without weights, and queries, keys and values have them: the residual is the feature at size 1.
+    """
+    config = LlamaConfig(**{**target.config.to_dict(), "num_hidden_layers": 1, "tie_word_embeddings": False})
+    config.draft_vocab_size, config.norm_before_residual = vocab, normed
+    head = Eagle3Head(config)
+    head.embed_tokens.weight.data.copy_(target.get_input_embeddings().weight.float())
+    head.embed_tokens.requires_grad_(False)
+    head.lm_head.requires_grad_(False)
+    head.norm.weight.data.copy_(target.base_model.norm.weight.float())
+    if not warm:
+        return head
+    source, width = target.base_model.layers[-1], config.hidden_size
+    own, weights = head.midlayer, source.input_layernorm.weight
+    with torch.no_grad():
+        nn.init.normal_(head.fc.weight, std=0.002)
+        head.fc.weight[:, -width:] += torch.eye(width)
+        for name in ("q_proj", "k_proj", "v_proj"):
+            weight = getattr(own.self_attn, name).weight
+            weight[:, width:] = getattr(source.self_attn, name).weight * (weights if normed else 1)
+        own.self_attn.o_proj.weight.copy_(source.self_attn.o_proj.weight / size)
+        if not normed:
+            own.hidden_norm.weight.copy_(weights)
+        own.post_attention_layernorm.weight.copy_(source.post_attention_layernorm.weight)
+        _see_own_token(own.self_attn, width)
+        for name in ("gate_proj", "up_proj"):
+            getattr(own.mlp, name).weight.copy_(getattr(source.mlp, name).weight)
+        own.mlp.down_proj.weight.copy_(source.mlp.down_proj.weight / size)
+    return head
+
+
+def _see_own_token(attention: LlamaAttention, width: int) -> None:
+    """Let queries and keys read a normed embedding of this width alike."""
+    size, groups = attention.head_dim, attention.num_key_value_groups
+    key = torch.randn(attention.k_proj.out_features // size, size, width) * (_OWN * attention.scaling / width) ** 0.5
+    attention.k_proj.weight[:, :width] = key.flatten(0, 1)
+    attention.q_proj.weight[:, :width] = key.repeat_interleave(groups, 0).flatten(0, 1)
+
+
+def save_eagle3(
+    head: Eagle3Head,
+    tokens: Int[Tensor, " columns"] | None,
+    folder: Path,
+    layout: str = LAYOUTS[0],
+    shared: bool = False,
+    dtype: torch.dtype = torch.bfloat16,
+    layers: Sequence[int] | None = None,
+) -> None:
+    """Save a head in the "published" layout or in that of "speculators"; embeddings stay with the target.
+
+    `shared`: its output layer is the target's rows, and stays there too. `layers`: those whose outputs it reads, where
+    they are not the usual ones.
+    """
+    left = ("embed_tokens.", "lm_head.") if shared else ("embed_tokens.",)
+    tensors = {n: t for n, t in head.state_dict().items() if not n.startswith(left)}
+    config = {**head.config.to_diff_dict(), "dtype": str(dtype).removeprefix("torch.")}
+    extra = {name: config.pop(name, None) for name in ("draft_vocab_size", "target_hidden_size")}
+    extra["norm_before_residual"] = head.residual_normed
+    extra[ENTERED] = None if layers is None else [layer + 1 for layer in layers]
+    config.pop("norm_before_residual", None)
+    extra = {name: value for name, value in extra.items() if value is not None}
+    if tokens is not None:
+        tensors |= vocabulary_tensors(tokens, head.config.vocab_size)
+    if layout == "speculators":
+        tensors = {name.replace("midlayer.", "layers.0.", 1): tensor for name, tensor in tensors.items()}
+        config = {"transformer_layer_config": config, "speculators_model_type": "eagle3", **extra}
+        config["architectures"] = ["Eagle3Speculator"]
+    elif layout == "published":
+        config |= {**extra, "architectures": ["LlamaForCausalLMEagle3"]}
+    else:
+        raise ValueError(f"unknown layout {layout!r}; there are {', '.join(LAYOUTS)}")
+    write_checkpoint(config, tensors, folder, dtype)

@@ -1,0 +1,102 @@
+"""Train the exit layer of an early-exit drafter by self-distillation (EESD, arXiv:2406.03853).
+
+    python -m opt_tree.training.heads.early_exit --target DIR --own DIR --output DIR [--depth 4]
+
+The target is frozen. Its first `depth` layers' hidden states go in; what comes out, behind the target's norm and output
+layer, is compared with the target's own logits. A drafted token will have passed the same layers, so that training sees
+what drafting does, and no unrolling is needed. The output layer is most of the work: a share of the positions, drawn
+anew for every batch, is judged.
+"""
+
+import argparse
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from opt_tree.drafters.heads.early_exit import KIND, ExitLayer
+from opt_tree.models.checkpoints import load_tensors
+from opt_tree.training.command_line import Parser, fit_as_told, from_fields, run_command
+from opt_tree.training.embedded_family.distil import distillation_loss, load_lesson, teacher_parser
+from opt_tree.training.files import write_checkpoint
+from opt_tree.training.trainer import Loss, Schedule
+
+SAME = ("model_type", "hidden_size", "intermediate_size", "num_hidden_layers", "vocab_size")
+"""What of a target's config an exit layer is tied to."""
+
+
+@dataclass(frozen=True)
+class Objective:
+    """What the loss weighs."""
+
+    hard: float = 0.5  # share of the target's argmax in the cross-entropy
+    judged: float = 0.25  # share of the positions that are judged
+
+
+class Distilled(nn.Module):
+    """An exit layer together with its objective: `forward` is the loss of a batch."""
+
+    def __init__(self, layer: ExitLayer, objective: Objective) -> None:
+        super().__init__()
+        self.layer, self.objective = layer, objective
+
+    def forward(
+        self, features: Float[Tensor, "rows length hidden"], goals: Float[Tensor, "rows length hidden"]
+    ) -> Float[Tensor, ""]:
+        """Return the distance to the target's logits at some positions.
+
+        `features` are the hidden states behind the lower half, `goals` those that the target's output layer reads.
+        """
+        positions = torch.arange(features.shape[1], device=features.device)[None]
+        hidden = self.layer.hidden(features.float(), positions)
+        count = max(1, round(self.objective.judged * positions.numel() * len(features)))
+        judged = torch.randperm(positions.numel() * len(features), device=features.device)[:count]
+        output = self.layer.get_output_embeddings().weight
+        ours, theirs = (states.flatten(0, 1)[judged].to(output.dtype) @ output.T for states in (hidden, goals))
+        return distillation_loss(ours, theirs, self.objective.hard)
+
+
+def make_loss(target: PreTrainedModel, depth: int, compiled: bool) -> Loss:
+    """Return the loss on a batch of token rows: the target's layers run once for what goes in and what is wanted."""
+    body = torch.compile(target.base_model) if compiled else target.base_model
+
+    def loss(model: nn.Module, inputs: dict[str, Tensor]) -> Tensor:
+        with torch.no_grad():
+            states = body(input_ids=inputs["input_ids"], use_cache=False, output_hidden_states=True)
+        return model(states.hidden_states[depth], states.last_hidden_state)
+
+    return loss
+
+
+def save_exit(layer: ExitLayer, target: PreTrainedModel, folder: Path) -> None:
+    """Save an exit layer: its weights in bf16, and a config that says where it belongs."""
+    text = target.config.get_text_config()
+    config = {"kind": KIND, "depth": layer.depth, "target": {name: getattr(text, name) for name in SAME}}
+    write_checkpoint(config, layer.layer.state_dict(), folder)
+
+
+def new_parser() -> Parser:
+    schedule = Schedule(rows="0.9:512,0.1:2048")
+    parser = teacher_parser("Train the exit layer of an early-exit drafter.", schedule, Objective())
+    parser.add_argument("--depth", type=int, default=4, help="layers of the target below the exit")
+    return parser
+
+
+def train(args: argparse.Namespace) -> None:
+    target, _, examples = load_lesson(args)
+    layers = target.config.get_text_config().num_hidden_layers
+    if not 0 < args.depth < layers:
+        raise ValueError(f"--depth must be between 1 and {layers - 1}, the target has {layers} layers")
+    layer = ExitLayer(target, args.depth).float().requires_grad_(True)
+    if args.init:
+        layer.load(load_tensors(str(args.init)))
+    model = Distilled(layer, from_fields(Objective, args))
+    if fit_as_told(args, model, examples, make_loss(target, args.depth, args.compile)):
+        save_exit(layer, target, args.output / "final")
+
+
+if __name__ == "__main__":
+    run_command(new_parser(), train)

@@ -1,0 +1,166 @@
+"""Run a frozen target once over its own answers and keep its hidden states, so that no training step has to.
+
+    python -m opt_tree.training.heads.features --target DIR --answers FILE_OR_FOLDER... --output DIR \\
+        [--layers=-1,1,14,26]
+
+`--answers` reads rows with "prompt" and "answer" (`.jsonl`, `.jsonl.xz`) and the documents of
+`opt_tree.training.embedded_family.outputs` (`.npz`). The documents are shuffled, then written in parts of about
+`--part-tokens`: one safetensors file each, whole or not there, so that a run that was stopped goes on where it was.
+
+A part holds `tokens` and `features.LAYER` [tokens, hidden] (bf16; layer -1 is the last one behind the final norm, the
+others are outputs of that layer), document i being rows `starts[i]:starts[i + 1]`, its answer from `answers[i]` on.
+"""
+
+import argparse
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+from tqdm import tqdm
+from transformers import PreTrainedModel
+
+from opt_tree.engines.body import watched_module
+from opt_tree.models.checkpoints import load_tokenizer, load_weights
+from opt_tree.training.answers import Cut, Example, read_examples
+from opt_tree.training.command_line import Parser, existing, model_path, read_part, run_command, whole_numbers
+from opt_tree.training.files import whole
+
+COUNTS = "counts.npy"
+"""How often each token stands in the answers of all parts: what a draft vocabulary is chosen by."""
+
+
+class Part(NamedTuple):
+    """One file of documents with their hidden states; the tensors are memory maps of it."""
+
+    tokens: Int[Tensor, " tokens"]
+    starts: Int[Tensor, " documents+1"]
+    answers: Int[Tensor, " documents"]
+    features: dict[int, Float[Tensor, "tokens hidden"]]
+
+
+def split_parts(examples: Sequence[Example], part_tokens: int, seed: int) -> list[list[Example]]:
+    """Shuffle, then cut into parts of about `part_tokens`; within a part the documents stand by length."""
+    order = np.random.default_rng(seed).permutation(len(examples))
+    ends = np.cumsum([len(examples[index].tokens) for index in order]) // part_tokens
+    parts: list[list[Example]] = [[] for _ in range(int(ends[-1]) + 1)]
+    for index, part in zip(order, ends, strict=True):
+        parts[part].append(examples[index])
+    return [sorted(part, key=lambda example: len(example.tokens)) for part in parts if part]
+
+
+def save_counts(examples: Iterable[Example], vocab: int, folder: Path) -> None:
+    answers = np.concatenate([np.array(example.tokens[example.answer :]) for example in examples])
+    with whole(folder / COUNTS) as partial, partial.open("wb") as file:
+        np.save(file, np.bincount(answers, minlength=vocab))
+
+
+@torch.inference_mode()
+def hidden_states(
+    target: PreTrainedModel, rows: Int[Tensor, "rows length"], layers: Sequence[int]
+) -> dict[int, Float[Tensor, "rows length hidden"]]:
+    """Return the hidden states of some layers; right-hand padding is seen by no token before it."""
+    caught: dict[int, Tensor] = {}
+    body = target.base_model
+
+    def catch(layer: int) -> torch.utils.hooks.RemovableHandle:
+        def keep(_module: object, _inputs: object, output: Tensor | tuple[Tensor]) -> None:
+            caught[layer] = output[0] if isinstance(output, tuple) else output
+
+        return watched_module(target, layer).register_forward_hook(keep)
+
+    hooks = [catch(layer) for layer in layers if layer != -1]
+    try:
+        caught[-1] = body(input_ids=rows, use_cache=False).last_hidden_state
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return {layer: caught[layer] for layer in layers}
+
+
+def run_part(
+    target: PreTrainedModel, part: Sequence[Example], layers: Sequence[int], batch_tokens: int
+) -> dict[str, Tensor]:
+    """Return the tensors of one part: its documents in order, batched with their neighbours."""
+    kept: dict[int, list[Tensor]] = {layer: [] for layer in layers}
+    first = 0
+    while first < len(part):
+        last = first + 1
+        while last < len(part) and len(part[last].tokens) * (last + 1 - first) <= batch_tokens:
+            last += 1
+        group = [torch.tensor(example.tokens) for example in part[first:last]]
+        rows = torch.nn.utils.rnn.pad_sequence(group, batch_first=True).to(target.device)
+        for layer, states in hidden_states(target, rows, layers).items():
+            kept[layer] += [state[: len(own)].cpu() for state, own in zip(states, group, strict=True)]
+        first = last
+    lengths = torch.tensor([0, *(len(example.tokens) for example in part)])
+    return {
+        "tokens": torch.tensor([token for example in part for token in example.tokens], dtype=torch.int32),
+        "starts": lengths.cumsum(0),
+        "answers": torch.tensor([example.answer for example in part]),
+        **{f"features.{layer}": torch.cat(states) for layer, states in kept.items()},
+    }
+
+
+def load_part(path: Path) -> Part:
+    """Map one part into memory; ValueError if it is something else."""
+    with safe_open(path, "pt") as file:
+        names = set(file.keys())
+        if not {"tokens", "starts", "answers"} <= names:
+            raise ValueError(f"{path} is no part of `opt_tree.training.heads.features`")
+        tensors = {name: file.get_tensor(name) for name in names}
+    features = {int(name.partition(".")[2]): tensor for name, tensor in tensors.items() if name.startswith("features.")}
+    return Part(tensors["tokens"], tensors["starts"], tensors["answers"], features)
+
+
+def new_parser() -> Parser:
+    parser = Parser("Keep a target's hidden states of its own answers on disk.")
+    parser.add_argument("--target", type=model_path, required=True, help="model folder, with its tokenizer")
+    parser.add_argument("--answers", type=existing, nargs="+", required=True, help=".jsonl, .jsonl.xz, .npz, folders")
+    parser.add_argument("--output", type=Path, required=True, help="folder of the parts")
+    parser.add_argument("--layers", type=whole_numbers, default="-1", help="hidden states to keep (%(default)s)")
+    parser.add_argument("--prompt-tokens", type=int, default=Cut.prompt, help="kept of a prompt (%(default)s)")
+    parser.add_argument("--part-tokens", type=int, default=60_000, help="tokens a file (%(default)s)")
+    parser.add_argument("--batch-tokens", type=int, default=2048, help="tokens a forward (%(default)s)")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the shuffle")
+    parser.add_argument(
+        "--share", type=read_part, default="0/1", help="which share of the parts this one makes, from 0"
+    )
+    parser.add_argument("--threads", type=int, default=1, help="CPU threads")
+    return parser
+
+
+def write(args: argparse.Namespace) -> None:
+    """Write the parts that are not there yet."""
+    share, shares = args.share
+    tokenizer = load_tokenizer(str(args.target))
+    target = load_weights(str(args.target), torch.bfloat16).eval()
+    for layer in set(args.layers) - {-1}:
+        watched_module(target, layer)  # refuses one that is not there, before anything is written
+    examples = list(read_examples(args.answers, tokenizer, Cut(prompt=args.prompt_tokens)))
+    if not examples:
+        raise ValueError(f"no answers in {', '.join(map(str, args.answers))}")
+    save_counts(examples, target.config.vocab_size, args.output)
+    parts = split_parts(examples, args.part_tokens, args.seed)
+    with tqdm(
+        total=sum(len(e.tokens) for part in parts[share::shares] for e in part), unit="tok", unit_scale=True
+    ) as bar:
+        for index in range(share, len(parts), shares):
+            path = args.output / f"part-{index:04d}.safetensors"
+            if not path.exists():
+                with whole(path) as partial:
+                    save_file(run_part(target, parts[index], args.layers, args.batch_tokens), partial)
+            bar.update(sum(len(example.tokens) for example in parts[index]))
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    run_command(new_parser(), write, arguments)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,262 @@
+"""Sequences side by side: every answer is the one that its prompt gets alone, and no lane hears of another."""
+
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+from conftest import TableDrafter, TableTarget, hashed_laws
+from side_by_side import BUCKETS, METHODS, OPT, PLACES, PROMPTS, TREES, compare, decoder_of, trace
+from tiny_models import VOCAB, prompt, tiny, tiny_drafter
+
+from opt_tree import batch
+from opt_tree.batch.kv_lanes import Storage
+from opt_tree.batch.merge_tensors import cheapest_split
+from opt_tree.controllers import Scheduled
+from opt_tree.core.sampling import Sampling
+from opt_tree.core.stopping import Stop
+from opt_tree.decoding.decoder import Decoder
+from opt_tree.drafters import CausalLMDrafter, Drafter, Grafted, NGramDrafter, TokenRecycling
+from opt_tree.engines import Eager
+from opt_tree.engines.kv_cache import LayerShape
+from opt_tree.models.causal_lm import CausalLM
+from opt_tree.policies import OptTree, Static
+
+NEW = 8
+
+
+@pytest.mark.parametrize("number", range(len(METHODS)), ids=["-".join(method) for method in METHODS])
+def test_every_answer_is_its_prompt_s_own(number):
+    """With two lanes, prompts begin in lanes that others left. tests/side_by_side.py has all 180 cases."""
+    (drafter, tree), (architecture, buckets) = METHODS[number], PLACES[number % len(PLACES)]
+    decoder = decoder_of(drafter, tree, architecture, buckets)
+    compare(decoder, TREES[tree][2], PROMPTS[:4], (2 if number % 2 else 4,), NEW)
+
+
+@pytest.fixture(scope="module")
+def decoder() -> Decoder:
+    return decoder_of("draft")
+
+
+@pytest.fixture(scope="module")
+def alone(decoder) -> list[tuple]:
+    return trace([decoder.generate(ids, NEW) for ids in PROMPTS])
+
+
+def small() -> CausalLMDrafter:
+    return CausalLMDrafter(CausalLM(tiny_drafter("llama")), VOCAB)
+
+
+DRAFTERS: dict[str, Callable[[], Drafter]] = {
+    "ngram": NGramDrafter,
+    "recycling": lambda: TokenRecycling(VOCAB, keep=False),
+    "grafted": lambda: Grafted(small(), NGramDrafter()),
+    "table": lambda: TableDrafter(hashed_laws(1, VOCAB)),
+}
+
+
+@pytest.mark.parametrize("name", DRAFTERS)
+def test_drafters_without_a_model_have_a_state_for_each_lane(name):
+    compare(Decoder(CausalLM(tiny("llama")), DRAFTERS[name](), OPT), Sampling(), PROMPTS[:3], (2,), NEW)
+
+
+def test_a_target_without_a_model_is_copied_for_each_lane():
+    laws = hashed_laws(0, 5)
+    decoder = Decoder(TableTarget(laws, 5), TableDrafter(laws), OPT)
+    compare(decoder, Sampling(), [[1], [2, 3], [4, 0, 1]], (2,), NEW)
+
+
+def test_a_controller_has_a_state_for_each_lane():
+    decoder = Decoder(CausalLM(tiny("llama")), small(), Scheduled([OptTree(4, 0.1), Static.empty(), Static.chain(2)]))
+    compare(decoder, Sampling(), PROMPTS[:3], (3,), NEW)
+
+
+def test_stop_rules_and_seeds_are_each_prompt_s_own(decoder):
+    sampling, rules = Sampling(0.9), [None, Stop({7}), lambda tokens: "even" if tokens[-1] % 2 == 0 else None]
+    alone = [
+        decoder.generate(ids, NEW, sampling, rule, seed=seed)
+        for ids, rule, seed in zip(PROMPTS[:3], rules, (5, 6, 7), strict=True)
+    ]
+    many = decoder.generate_batch(PROMPTS[:3], 3, NEW, sampling, rules, [5, 6, 7])
+    assert trace(many) == trace(alone) and {answer.lanes for answer in many} == {3}
+
+
+def test_forwards_are_packed_and_lanes_are_filled_again(decoder, alone, monkeypatch):
+    sizes: dict[bool, list[int]] = {True: [], False: []}
+    run = batch.Packed.run
+
+    def counted(self: batch.Packed, asked: list[batch.Ask]) -> Any:
+        sizes[self.last].append(len(asked))
+        return run(self, asked)
+
+    monkeypatch.setattr(batch.Packed, "run", counted)
+    assert trace(decoder.generate_batch(PROMPTS, 3, NEW)) == alone
+    # Each target forward of a sequence is in a pack; the packs are hardly ever of one.
+    steps = sum(len(one[3]) for one in alone)
+    assert sum(sizes[True]) == steps + sum(len(ids) > 1 for ids in PROMPTS)
+    assert sum(sizes[True]) / len(sizes[True]) > 1.8 and max(sizes[False]) == 3
+
+
+def test_a_prefill_computes_the_logits_of_its_last_row_only():
+    """Of every lane's, though prompts differ in length."""
+    seen: list[torch.Size] = []
+    decoder = decoder_of("plain")
+    head = decoder.target.model.get_output_embeddings()
+    handle = head.register_forward_hook(lambda module, inputs, output: seen.append(output.shape))
+    try:
+        decoder.generate_batch([prompt(20), prompt(17, seed=1)], 2, 1)
+    finally:
+        handle.remove()
+    assert [shape[:2] for shape in seen] == [(2, 1), (2, 1)]
+
+
+def test_forwards_are_split_where_that_is_cheapest():
+    for rows, call in itertools.product(
+        [(12, 10, 9), (500, 12, 10, 9), (1, 1, 1), (40, 31, 20, 1), (7,)], (1, 12, 200)
+    ):
+
+        def cost(part: Sequence[int], call: int = call) -> int:
+            return call + len(part) * max(part)
+
+        parts = cheapest_split(rows, cost)
+        assert sorted((size for part in parts for size in part), reverse=True) == list(rows)
+        every = itertools.product(range(len(rows)), repeat=len(rows))  # each forward in any part
+        splits = [[[rows[i] for i, own in enumerate(parts) if own == part] for part in {*parts}] for parts in every]
+        assert sum(map(cost, parts)) == min(sum(map(cost, split)) for split in splits)
+    assert cheapest_split([500, 10, 9], lambda part: 12 + len(part) * max(part)) == [[10, 9], [500]]
+
+
+@pytest.mark.parametrize("architecture", ["llama", "gemma3"])  # one mask, and one for each kind of layer
+def test_prompts_of_different_lengths_are_taken_in_one_behind_the_other(architecture, monkeypatch):
+    """Without padding: as many rows as tokens, in one forward, and every lane's rows are those that it has alone."""
+    decoder = decoder_of("eagle", architecture=architecture)
+    shapes: dict[bool, list[torch.Size]] = {True: [], False: []}
+    compute = batch.compute_batch
+
+    def counted(model: Any, inputs: dict[str, Any], cache: Storage, layers: tuple[int, ...]) -> Any:
+        shapes[model is decoder.target.model].append(inputs["input_ids"].shape)
+        return compute(model, inputs, cache, layers)
+
+    prompts = [prompt(length, seed=length) for length in (30, 7, 12)]
+    alone = trace([decoder.generate(ids, NEW) for ids in prompts])
+    monkeypatch.setattr(batch, "compute_batch", counted)
+    monkeypatch.setattr(batch, "_KEYS", 100)  # as if the models were wide
+    assert trace(decoder.generate_batch(prompts, 3, NEW)) == alone
+    rows = sum(map(len, prompts)) - 3
+    assert shapes[True][0] == (1, rows) and (1, rows) in shapes[False]
+
+
+@pytest.mark.parametrize("buckets", BUCKETS, ids=["exact", "buckets"])
+@pytest.mark.parametrize("architecture", ["llama", "mistral", "gemma3"])
+def test_a_prompt_begins_in_the_forward_of_the_others(architecture, buckets, monkeypatch):
+    """Without padding, though those see keys of their own: a forward saved for each prompt that begins later."""
+    decoder = decoder_of("eagle", architecture=architecture, buckets=buckets)
+    alone = trace([decoder.generate(ids, NEW) for ids in PROMPTS])
+    found: dict[bool, int] = {True: 0, False: 0}
+    in_a_row = batch.Packed._in_a_row
+
+    def counted(self: batch.Packed, asked: list[batch.Ask]) -> Any:
+        found[self.last] += (
+            min(ask.engine.lane.length for ask in asked) == 0 < max(ask.engine.lane.length for ask in asked)
+        )
+        return in_a_row(self, asked)
+
+    monkeypatch.setattr(batch.Packed, "_in_a_row", counted)
+    monkeypatch.setattr(batch, "_KEYS", 100)  # as if the models were wide
+    assert trace(decoder.generate_batch(PROMPTS, 3, NEW)) == alone
+    assert min(found.values()) > 0
+
+
+def test_an_error_in_one_ends_all_and_says_which(decoder, alone):
+    def rule(tokens: list[int]) -> None:
+        if len(tokens) > 3:
+            raise RuntimeError("no more paper")
+
+    before = decoder.target.length
+    with pytest.raises(RuntimeError, match="no more paper") as error:
+        decoder.generate_batch(PROMPTS, 3, NEW, stop=[None, None, rule, None, None, None, None])
+    assert "sequence 2 of" in error.value.__notes__[0]
+    assert not torch.is_inference_mode_enabled() and decoder.target.length == before
+    assert trace(decoder.generate_batch(PROMPTS, 3, NEW)) == alone
+
+
+def test_closing_early_ends_every_lane(decoder):
+    begun: list[int] = []
+    ended: list[bool] = []
+
+    def job(own: Decoder) -> list[int]:
+        begun.append(0)
+        try:
+            return own.generate(PROMPTS[1], 1 if len(begun) == 1 else 200).tokens
+        finally:
+            ended.append(torch.is_inference_mode_enabled())
+
+    running = decoder.side_by_side([job] * 5, 3)
+    assert next(running)[0] == 0
+    assert len(begun) == 3 and len(ended) == 1 and not torch.is_inference_mode_enabled()
+    running.close()
+    assert len(begun) == 3 and ended == [True] * 3 and not torch.is_inference_mode_enabled()
+
+
+def test_the_decoder_itself_is_left_as_it_was(decoder, alone):
+    """It may be in the middle of a text of its own."""
+    own = decoder.steps(PROMPTS[0], NEW)
+    tokens = list(next(own).tokens)
+    decoder.generate_batch(PROMPTS[:3], 2, NEW)
+    assert [*tokens, *(token for step in own for token in step.tokens)][:NEW] == alone[0][0]
+
+
+def test_what_cannot_be_packed_is_decoded_one_by_one(decoder, alone, monkeypatch):
+    monkeypatch.setattr(decoder.target, "engine", Eager(decoder.target.model, decoder.target.cache))
+    with pytest.warns(UserWarning, match="one sequence after the other: .* replays captured graphs"):
+        many = decoder.generate_batch(PROMPTS[:2], 2, NEW)
+    assert trace(many) == alone[:2] and {answer.lanes for answer in many} == {1}
+
+
+def test_a_drafter_that_runs_more_than_it_names_is_not_copied(alone):
+    """Its rows would lie in another cache than its lane's."""
+
+    class Secret(CausalLMDrafter):
+        def __init__(self, target: CausalLM) -> None:
+            super().__init__(CausalLM(tiny_drafter("llama")), VOCAB)
+            self.engine = Eager(target.model.base_model, target.cache)
+
+    target = CausalLM(tiny("llama"))
+    with pytest.warns(UserWarning, match="one sequence after the other: the drafter has a .* beside the models"):
+        many = Decoder(target, Secret(target), OPT).generate_batch(PROMPTS[:2], 2, NEW)
+    assert [answer.tokens for answer in many] == [one[0] for one in alone[:2]]
+
+
+def test_bad_input_is_refused_before_anything_is_decoded(decoder):
+    work = decoder.target.work
+    for refused, match in (
+        (lambda: decoder.generate_batch([[1], [2, 99]], 2), "prompt 1 of the batch: token 99"),
+        (lambda: decoder.generate_batch([[1], []], 2), "prompt 1 of the batch: the prompt is empty"),
+        (lambda: decoder.generate_batch([[1], [2]], seed=[1]), "2 prompts, but 2 stop rules and 1 seeds"),
+        (lambda: decoder.generate_batch([[1], [2]], 0), "width must be at least 1"),
+        (lambda: decoder.generate_batch([[1], [2]], 2, 0), "max_new_tokens must be at least 1"),
+    ):
+        with pytest.raises(ValueError, match=match):
+            refused()
+    assert decoder.target.work == work and decoder.generate_batch([]) == []
+
+
+@torch.inference_mode()
+def test_rows_of_a_storage_are_moved_before_they_are_needed():
+    """Commits of two lanes, one of them overlapping itself; the storage grows before the next forward."""
+    storage = Storage([LayerShape(1, 2, 3, torch.float64, torch.device("cpu"))], 2)
+    for lane, kept in zip(storage.lanes, ([1, 2, 4], [0, 3]), strict=True):
+        lane.open(5)
+        storage.open([lane.number], 5, torch.arange(5)[None])
+        rows = torch.arange(5.0, dtype=torch.float64)[None, None, :, None] + 10 * lane.number
+        keys, _ = storage.update(rows.expand(1, 1, 5, 2), rows.expand(1, 1, 5, 3), 0)
+        assert keys[0, 0, :, 0].tolist() == rows.flatten().tolist()
+        lane.commit(kept)
+    storage.reserve(1000)
+    assert [lane.capacity for lane in storage.lanes] == [storage.slots - 1] * 2
+    storage.open([0, 1], 3, torch.full((2, 1), storage.slots - 1))
+    keys, values = storage.update(*(torch.full((2, 1, 1, dim), 99.0, dtype=torch.float64) for dim in (2, 3)), 0)
+    assert keys[0, 0, :, 0].tolist() == [1, 2, 4] and values[1, 0, :2, 0].tolist() == [10, 13]
+    with pytest.raises(ValueError, match="cannot keep rows"):
+        storage.lanes[0].commit([0])

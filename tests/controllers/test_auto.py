@@ -1,0 +1,605 @@
+"""The tree for this machine: prices decide, nothing is lost, and what steps cost is measured once."""
+
+import copy
+import dataclasses
+import itertools
+import json
+
+import greenlet
+import numpy as np
+import pytest
+import torch
+from conftest import TableDrafter, TableTarget, hashed_laws, written_laws
+from enumeration import first_token, target_law
+from tiny_models import ARCHITECTURES, build, prompt, tiny_drafter
+
+from evaluation.command_line import parse
+from evaluation.demo.command import Options as Demo
+from evaluation.replay.command import main as replay
+from evaluation.replay.controllers import CHAINS, CONTROLLERS, TREES, Setting
+from evaluation.replay.recording import record
+from evaluation.replay.recording import replay as replay_texts
+from evaluation.run.options import Options as Run
+from opt_tree import CausalLM, CausalLMDrafter, Decoder, OptTree, Sampling, Static, batch, load_pair
+from opt_tree.controllers import Auto, Controller, Thompson, in_lanes
+from opt_tree.controllers.auto import PATIENCE
+from opt_tree.controllers.in_lanes import InLanes
+from opt_tree.core.children import Few
+from opt_tree.core.pool import CandidatePool
+from opt_tree.core.step import Step
+from opt_tree.decoding import step_costs as pricing
+from opt_tree.decoding.presets import plain
+from opt_tree.decoding.step_costs import Timed, costs_of, fit
+from opt_tree.drafters import TokenRecycling
+from opt_tree.policies import Costs, Priced, TreePolicy
+from opt_tree.policies.priced import KNOTS, Offer
+
+EAGER = Costs.straight(plain=5.4e-3, step=5.5e-3, row=1e-4, layer=1e-3, draft_row=3e-5, growth=3e-4, draft_growth=2e-4)
+COMPILED = Costs.straight(plain=1.9e-3, step=2e-3, row=7e-5, layer=5.5e-4, draft_row=2e-5)
+POOR = Costs.straight(plain=5e-3, step=5e-3, row=8e-4, layer=8e-3, draft_row=1e-4)
+
+
+def layer(*probs: float) -> Few:
+    return Few(torch.tensor([probs], dtype=torch.float64).log(), torch.arange(len(probs))[None])
+
+
+def test_nodes_and_layers_earn_their_price():
+    """rate 100: a row costs .1 tokens, a layer .2; the second layer is expected to bring .7 * (.5 + .2)."""
+    costs = Costs.straight(plain=1e-2, step=1e-2, row=1e-3, layer=2e-3, draft_row=0)
+    policy = Priced(costs, rate=100.0)
+    pool = CandidatePool(0, policy.children)
+    pool.add(layer(0.6, 0.3, 0.08))
+    assert policy.expand(pool).tolist() == [1, 2]
+    assert policy.select(pool).tolist() == [0, 1, 2]
+    assert policy.surplus(pool.path_log_probs[1:]) == pytest.approx([0.5, 0.2, -0.02])
+    dear = Priced(Costs.straight(plain=1e-2, step=1e-2, row=1e-3, layer=5e-3, draft_row=0), rate=100.0)
+    assert dear.expand(pool) is None
+    # .49 of expected surplus do not pay for scoring: 100 * (.018 - .01) tokens.
+    slow = Priced(Costs.straight(plain=1e-2, step=1.7e-2, row=1e-3, layer=2e-3, draft_row=0), rate=100.0)
+    assert slow.select(pool).tolist() == [0]
+    # Behind a long context a row costs more.
+    grown = Priced(Costs.straight(1e-2, 0.9e-2, 1e-3, 2e-3, 0.0, growth=0.01), rate=100.0, context=250)
+    assert grown.select(pool).tolist() == [0, 1]
+
+
+def test_calibration_is_a_rising_map_of_probabilities():
+    halved = tuple(min(knot - np.log(2), 0) for knot in KNOTS)
+    policy = Priced(EAGER, rate=0.0, trust=halved)
+    logs = np.log([1.0, 0.5, 0.01, 1e-9, 0.0001])
+    assert policy.surplus(logs) == pytest.approx(np.exp(logs) / 2)
+    assert np.isfinite(policy.surplus(np.array([-np.inf]))).all()
+
+
+def modelled(costs: Costs, policy, laws: tuple) -> float:
+    """Tokens a modelled second of decoding 300 tokens of a language of tables at temperature 1."""
+    decoder = Decoder(TableTarget(laws[0], 12), TableDrafter(laws[1]), policy)
+    seconds, context = 0.0, 1
+    for step in decoder.steps([1], 300, Sampling(1.0)):
+        seconds += costs.at(context).of(step)
+        context += len(step.tokens)
+    return (context - 1) / seconds
+
+
+@pytest.mark.parametrize("costs", [EAGER, COMPILED, POOR], ids=["eager", "compiled", "poor"])
+def test_it_is_about_as_good_as_the_best_fixed_setting(costs):
+    """By modelled seconds, so that the comparison is exact; learning included, the best chosen afterwards."""
+    table = np.random.default_rng(4).dirichlet(np.full(12, 0.15), 12)
+    laws = (lambda path: table[path[-1]],) * 2
+    grid = [Static.empty(), OptTree(3, 0.8), OptTree(9, 0.45), OptTree(9, 0.8), OptTree(24, 0.45)]
+    rates = [modelled(costs, policy, laws) for policy in grid]
+    assert max(rates) > 1.15 * min(rates)
+    assert modelled(costs, Auto(costs), laws) >= 0.95 * max(rates)
+
+
+def test_a_useless_drafter_is_left_alone():
+    """It is tried ever more seldom, and decoding is plain decoding."""
+    laws = written_laws({(): (1.0, 0.0, 0.0)}), written_laws({(): (0.0, 0.9, 0.1)})
+    auto = Auto(EAGER)
+    decoder = Decoder(TableTarget(laws[0], 3), TableDrafter(laws[1]), auto)
+    sizes = [step.tree.nodes for step in decoder.steps([0], 500)]
+    assert sizes[0] > 0 and sum(size > 0 for size in sizes[250:]) <= 250 / PATIENCE[1] + 1
+
+
+def test_it_comes_back_when_drafting_pays_again():
+    told = {(): (0.0, 1.0, 0.0)}
+    auto = Auto(EAGER)
+    wrong = TableDrafter(written_laws({(): (1.0, 0.0, 0.0)}))
+    list(Decoder(TableTarget(written_laws(told), 3), wrong, auto).steps([0], 120))
+    right = TableDrafter(written_laws(told))
+    sizes = [step.tree.nodes for step in Decoder(TableTarget(written_laws(told), 3), right, auto).steps([0], 600)]
+    assert sizes[0] == 0 and np.mean(sizes[-20:]) > 2
+
+
+def test_the_same_text_by_the_same_trees_however_busy_the_machine_is():
+    target = CausalLM(build(ARCHITECTURES["llama"]()))
+    drafter = CausalLMDrafter(CausalLM(tiny_drafter("llama")))
+    runs = [Decoder(target, drafter, Auto(EAGER, 12)).generate(prompt(9), 50) for _ in range(2)]
+    assert runs[0].tokens == plain(target).generate(prompt(9), 50).tokens
+    assert [s.tree.nodes for s in runs[0].steps] == [s.tree.nodes for s in runs[1].steps]
+    assert 0 < max(step.tree.nodes for step in runs[0].steps) <= 12
+    sampled = Decoder(target, drafter, Auto(EAGER)).generate(prompt(9), 30, Sampling(0.9), seed=3)
+    assert sampled.tokens == plain(target).generate(prompt(9), 30, Sampling(0.9), seed=3).tokens
+
+
+def test_it_keeps_the_distribution():
+    target, drafter = hashed_laws(1, 3), hashed_laws(2, 3)
+    found = first_token(lambda _: Decoder(TableTarget(target, 3), TableDrafter(drafter), Auto(COMPILED)), (0, 2))
+    assert found == pytest.approx(target_law(target, (0, 2), 1), abs=1e-12)
+
+
+def test_costs_are_fitted():
+    """Steps of known costs, some of them disturbed: medians give back what made them, a cliff in rows included."""
+    true = Costs(((1, 5e-3), (6, 6e-3), (7, 9e-3), (9, 10e-3)), 1e-3, ((1, 5e-4), (6, 9e-4)), 3e-4, 2e-4)
+    steps = []
+    for rows, frontier in ((1, 0), (2, 1), (6, 3), (7, 5), (9, 6)):
+        for turn in range(11):
+            context = (40 if turn % 2 else 400) + turn
+            now, late = true.at(context), 3.0 if turn in (4, 7) else 1.0
+            layers = tuple((k, float(now.layers(k)[-1]) * late) for k in range(1, frontier + 1))
+            steps.append(Timed(context, rows, now.score(rows) * late, now.draft(1, 1) * late, layers))
+    found = fit(steps)
+    assert found.growth == pytest.approx(true.growth, rel=0.1)
+    assert found.draft_growth == pytest.approx(true.draft_growth, rel=0.1)
+    assert found.first == pytest.approx(true.first, rel=0.02)
+    assert found.scores(9)[[0, 1, 5, 6, 8]] == pytest.approx(true.scores(9)[[0, 1, 5, 6, 8]], rel=0.02)
+    assert found.layers(6) == pytest.approx(true.layers(6), rel=0.02)
+    slower = [Timed(40, rows, seconds) for rows, seconds in ((1, 2.0), (2, 1.0), (3, 3.0))]
+    assert fit(slower).scoring == ((1, 1.5), (2, 1.5), (3, 3.0))  # one of each may be noise
+    faster = [
+        Timed(40, rows, seconds + wobble) for rows, seconds in ((1, 2.0), (2, 1.0), (3, 3.0)) for wobble in (0, 0.02)
+    ]
+    assert dict(fit(faster * 4).scoring) == pytest.approx({1: 2.0, 2: 1.0, 3: 3.0}, rel=0.02)
+
+
+def test_a_curve_is_asked_between_and_behind_its_points():
+    costs = Costs(((1, 1.0), (3, 2.0), (5, 6.0), (9, 8.0)), 0.5, ((2, 1.0), (4, 2.0)), growth=0.5)
+    assert costs.scores(6).tolist() == [1, 1.5, 2, 4, 6, 6.5]
+    assert costs.score(11) == 9.0  # as between the last two points
+    assert costs.at(2).score(3) == 4.0 and costs.at(2).plain == 2.0
+    assert costs.layers(5).tolist() == [1, 1, 1.5, 2, 2.5]
+    assert [costs.draft(*asked) for asked in ((0, 0), (1, 9), (2, 4), (3, 8), (3, 0))] == [0, 0.5, 2.0, 4.0, 2.5]
+    assert Costs.read(json.loads(json.dumps(dataclasses.asdict(costs)))) == costs
+    line = Costs.straight(1.0, 2.0, 0.5, 3.0, 0.25)
+    assert (line.score(1), line.score(9), line.row) == (1.0, 6.5, 0.5)
+    assert line.draft(3, 7) == pytest.approx(3 * 3.0 + 0.25 * 7)
+
+
+def test_a_tree_stops_before_a_cliff():
+    """The third row costs as much as ten others: two nodes more are worth it only together with the third."""
+    pool = CandidatePool(0, Priced(EAGER).children)
+    pool.add(layer(0.5, 0.2, 0.15, 0.1))
+    cliff = Costs(((1, 1.0), (2, 1.1), (3, 1.5), (5, 1.51)), 0.0, ((1, 1.0),))
+    assert [Priced(cliff, rate=rate).select(pool).tolist() for rate in (1.5, 1.0, 0.4)] == [
+        [0, 1],
+        [0, 1, 2, 3, 4],
+        [0, 1, 2, 3, 4],
+    ]
+    assert Priced(Costs(((1, 1.0), (2, 2.0)), 0.0, ((1, 1.0),)), rate=1.0).select(pool).tolist() == [0]
+
+
+def test_a_child_earns_what_is_beyond_the_node_that_it_pushes_out():
+    """Three nodes are free, a further one costs .1 tokens; that, or the last node, is what one more child is up to."""
+    costs = Costs(((1, 1.0), (4, 1.0), (5, 2.0), (40, 37.0)), 0.0, ((1, 0.01),))
+    policy = Priced(costs, rate=0.1)
+    for probs, price in (((0.5, 0.3), 0.0), ((0.5, 0.3, 0.08, 0.05), 0.08), ((0.4, 0.3, 0.2, 0.05), 0.1)):
+        pool = CandidatePool(0, policy.children)
+        pool.add(layer(*probs))
+        assert policy._row_now(pool) == pytest.approx(price)
+    # .4 .3 .2 bring .7 * (.9 - .3) beyond the fourth row, and .7 * (.9 - 3 * 13 / 150) beyond rows of a small tree.
+    for seconds, rows in ((4.0, [1, 2, 3]), (4.3, None)):
+        found = Priced(Costs(costs.scoring, 0.0, ((1, seconds),)), rate=0.1).expand(pool)
+        assert (None if found is None else found.tolist()) == rows
+
+
+def test_costs_are_measured_once(tmp_path, monkeypatch):
+    monkeypatch.setenv("OPT_TREE_CACHE", str(tmp_path))
+    monkeypatch.setattr(pricing, "ROUNDS", 3)
+    target = CausalLM(build(ARCHITECTURES["llama"]()))
+    drafter = CausalLMDrafter(CausalLM(tiny_drafter("llama")))
+    costs = costs_of(target, drafter)
+    assert costs.plain > 0 and costs.first + costs.layers(1)[0] > 0 and costs.score(9) > 0  # no clock fails a test
+    (kept,) = tmp_path.iterdir()
+    assert Costs.read(json.loads(kept.read_text())) == costs
+    monkeypatch.setattr(pricing, "measure_costs", lambda *_: pytest.fail("measured again"))
+    assert costs_of(target, drafter) == costs
+    monkeypatch.setattr(pricing, "measure_costs", lambda *_: COMPILED)
+    kept.write_text("{")  # damaged
+    assert costs_of(target, drafter) == COMPILED and costs_of(target, drafter) == COMPILED
+    other = CausalLMDrafter(CausalLM(copy.deepcopy(tiny_drafter("llama")).float()))
+    assert pricing._facts(target, other) != pricing._facts(target, drafter)
+
+
+def test_packed_weights_have_costs_of_their_own():
+    target = CausalLM(build(ARCHITECTURES["llama"]()).bfloat16())
+    if not target.eager.packed:
+        pytest.skip("this CPU packs no bfloat16")
+    drafter = CausalLMDrafter(CausalLM(tiny_drafter("llama")))
+    packed = pricing._facts(target, drafter)
+    target.pack(False)
+    assert pricing._facts(target, drafter) != packed
+
+
+def costs_in_lanes(costs: Costs, lanes: int) -> Costs:
+    """What a batch's step costs whose forwards hold the rows of all lanes, where one lane's cost these."""
+    rows = range(1, 65)
+    scoring = tuple((n, costs.score(n * lanes)) for n in rows)
+    return Costs(scoring, costs.layers(lanes)[-1], tuple((n, costs.layers(n * lanes)[-1]) for n in rows))
+
+
+def drafted(auto: InLanes, lanes: int) -> TreePolicy:
+    """What so many lanes decide to draft by, once a round has gone without trees."""
+    brought = [(greenlet.getcurrent(), 1)] * lanes
+    return next(policy for policy, _ in iter(lambda: auto.decide(brought)[0], None) if isinstance(policy, Priced))
+
+
+@pytest.mark.parametrize("lanes", [4, 8])
+def test_in_a_batch_nodes_pay_for_the_rows_of_all_lanes(lanes):
+    """Equal to brute force over the nodes of each lane, all alike, by the batch's tokens and seconds; never more."""
+    alone = Costs(((1, 4e-3), (256, 4e-3 + 255 * 1e-4)), 1e-3, ((1, 1e-3), (256, 4e-3)))
+    single = Auto(alone, 12, in_lanes=lambda lanes: costs_in_lanes(alone, lanes))
+    draw, smaller = np.random.default_rng(3), 0
+    for _ in range(40):
+        probs = np.sort(draw.dirichlet(np.full(12, 0.3)))[::-1]
+        sizes = []
+        for auto, width in ((single, 1), (single.in_lanes(lanes), lanes)):
+            policy = auto.choose([1], None) if width == 1 else drafted(auto, lanes)
+            pool = CandidatePool(0, policy.children)
+            pool.add(layer(*probs.tolist()))
+            sizes.append(len(policy.select(pool)) - 1)
+            tokens = np.append(0, policy.worth(np.log(probs))[: policy.nodes].cumsum())
+            batch = [width * (own - auto.rate * alone.score(width * (1 + n))) for n, own in enumerate(tokens)]
+            assert sizes[-1] == int(np.argmax(batch))
+        assert sizes[1] <= sizes[0]
+        smaller += sizes[1] < sizes[0]
+    assert smaller > 10
+
+
+def test_a_batch_is_decoded_by_its_own_costs(monkeypatch):
+    monkeypatch.setattr(in_lanes, "_clock", lambda: 0.0)  # says nothing
+    table = np.random.default_rng(4).dirichlet(np.full(12, 0.15), 12)
+    laws = (lambda path: table[path[-1]],) * 2
+    asked: list[int] = []
+    auto = Auto(EAGER, in_lanes=lambda lanes: asked.append(lanes) or costs_in_lanes(EAGER, lanes))
+    plainly, fixed, priced = (
+        Decoder(TableTarget(laws[0], 12), TableDrafter(laws[1]), policy).generate_batch([[1], [2], [3]], 8, 60)
+        for policy in (Static.empty(), Auto(EAGER), auto)
+    )
+    assert asked == [8] and auto.rate == Auto(EAGER).rate  # the decoder's own is as it was
+    assert [one.tokens for one in fixed] == [one.tokens for one in priced] == [one.tokens for one in plainly]
+    nodes = [sum(step.tree.nodes for one in answers for step in one.steps) for answers in (fixed, priced)]
+    assert nodes[1] < nodes[0]
+
+
+@pytest.fixture
+def rounds(monkeypatch) -> list[tuple[int, list[Step]]]:
+    """Of each decision of an `Auto`: how many lanes took it, and the steps that they observed before the next one."""
+    found: list[tuple[int, list[Step]]] = []
+    decide, observe = InLanes.decide, InLanes.observe
+    monkeypatch.setattr(InLanes, "decide", lambda self, lanes: found.append((len(lanes), [])) or decide(self, lanes))
+    monkeypatch.setattr(
+        InLanes, "observe", lambda self, step, outcome: found[-1][1].append(step) or observe(self, step, outcome)
+    )
+    monkeypatch.setattr(in_lanes, "HOLD", 0)
+    monkeypatch.setattr(in_lanes, "_clock", lambda: 0.0)  # says nothing
+    return found
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_lanes_draft_together_or_not_at_all(temperature, rounds):
+    """Prompts end at different steps and others begin in their lanes; all texts are plain decoding's."""
+    target = CausalLM(build(ARCHITECTURES["llama"]()))
+    drafter = CausalLMDrafter(CausalLM(tiny_drafter("llama")))
+    prompts = [prompt(length, seed=length) for length in (1, 30, 11, 47, 2)]
+    options = (16, Sampling(temperature), None, range(5))
+    auto = Auto(EAGER, in_lanes=lambda lanes: EAGER)
+    many = Decoder(target, drafter, auto).generate_batch(prompts, 3, *options)
+    assert [one.tokens for one in many] == [one.tokens for one in plain(target).generate_batch(prompts, 3, *options)]
+    assert all(len(steps) == lanes for lanes, steps in rounds)
+    kinds = [{isinstance(step.policy, Priced) for step in steps} for _, steps in rounds]
+    assert all(len(kind) == 1 for kind in kinds) and {True} in kinds and {False} in kinds
+    assert {lanes for lanes, _ in rounds} >= {2, 3} and sum(lanes for lanes, _ in rounds) == sum(
+        len(one.steps) for one in many
+    )
+
+
+def losses(rounds: list[tuple[int, list[Step]]], costs: Costs) -> list[float]:
+    """Of each round with trees: the plain steps that it took beyond the tokens of a lane."""
+    drafted = [steps for _, steps in rounds if isinstance(steps[0].policy, Priced)]
+    seconds = [max(costs.of(step) for step in steps) for steps in drafted]
+    tokens = [sum(len(step.tokens) for step in steps) / len(steps) for steps in drafted]
+    return [taken / costs.plain - brought for taken, brought in zip(seconds, tokens, strict=True)]
+
+
+def test_lanes_leave_a_useless_drafter_alone_and_try_it_again_where_that_costs_little(rounds):
+    laws = written_laws({(): (1.0, 0.0, 0.0)}), written_laws({(): (0.0, 0.9, 0.1)})
+    decoder = Decoder(TableTarget(laws[0], 3), TableDrafter(laws[1]), Auto(EAGER))
+    decoder.generate_batch([[0]] * 4, 4, 600)
+    lost = losses(rounds, EAGER)
+    assert len(rounds) > 580 and 2 <= len(lost) < 30
+    assert sum(lost) < in_lanes.SHARE * len(rounds) + in_lanes.STAKE
+
+
+@pytest.mark.parametrize("dearer", [1.0, 4.0])
+def test_the_clock_has_a_say_in_whether_lanes_draft(dearer, rounds, monkeypatch):
+    """Where rounds with trees take longer than modelled, next to plain ones, they end; a slow machine is no matter."""
+    now, decide = [0.0], InLanes.decide
+
+    def timed(self: InLanes, brought: list) -> list:
+        now[0] += 7 * self._modelled * (dearer if self._drafting else 1)
+        return decide(self, brought)
+
+    monkeypatch.setattr(InLanes, "decide", timed)
+    monkeypatch.setattr(in_lanes, "_clock", lambda: now[0])
+    laws = (written_laws({(): (0.9, 0.1, 0.0)}),) * 2
+    Decoder(TableTarget(laws[0], 3), TableDrafter(laws[1]), Auto(EAGER)).generate_batch([[0]] * 4, 4, 300)
+    drafted = [isinstance(steps[0].policy, Priced) for _, steps in rounds]
+    assert drafted[0] is False and drafted[1] is True
+    assert np.mean(drafted[9:]) > 0.9 if dearer == 1 else np.mean(drafted[9:]) < 0.1
+
+
+def test_lanes_meet_seldom_while_they_go_without_trees(monkeypatch):
+    """Also those that begin then; and all texts are plain decoding's."""
+    target = CausalLM(build(ARCHITECTURES["llama"]()))
+    drafter = CausalLMDrafter(CausalLM(tiny_drafter("llama")))
+    met: list[int] = []
+    decide = InLanes.decide
+    monkeypatch.setattr(InLanes, "decide", lambda self, lanes: met.append(len(lanes)) or decide(self, lanes))
+    monkeypatch.setattr(InLanes, "_drafts", lambda self: False)
+    prompts = [prompt(length, seed=length) for length in (1, 30, 11, 47, 2)]
+    rules = [lambda tokens, n=n: "stop" if len(tokens) == n else None for n in (7, 16, 10, 9, 16)]
+    many = Decoder(target, drafter, Auto(EAGER)).generate_batch(prompts, 3, 16, stop=rules)
+    assert [one.tokens for one in many] == [
+        one.tokens for one in plain(target).generate_batch(prompts, 3, 16, stop=rules)
+    ]
+    assert {1, 3} <= set(met) and sum(met) < sum(len(one.steps) for one in many) / 3
+
+
+@pytest.mark.parametrize("pays", [True, False])
+def test_a_batch_is_about_as_fast_as_the_best_it_could_choose(pays, rounds):
+    """By modelled seconds: a forward that is dear by itself, and one that is by its rows."""
+    table = np.random.default_rng(4).dirichlet(np.full(12, 0.15), 12)
+    laws = (lambda path: table[path[-1]],) * 2
+    costs = Costs.straight(5e-3, 5e-3, 1e-5 if pays else 1e-3, 1e-3, 1e-5 if pays else 1e-3)
+    prompts, new = [[n] for n in range(8)], 120
+
+    def seconds(policy: Controller | OptTree | Static) -> float:
+        rounds.clear()
+        decoder = Decoder(TableTarget(laws[0], 12), TableDrafter(laws[1]), policy)
+        answers = decoder.generate_batch(prompts, 8, new, Sampling(1.0), seed=range(8))
+        together = [steps for _, steps in rounds] or itertools.zip_longest(*(one.steps for one in answers))
+        return sum(max(now.of(step) for step in steps if step is not None) for steps in together)
+
+    now = costs_in_lanes(costs, 8)
+    best = min(seconds(one) for one in (Static.empty(), OptTree(3, 0.8), OptTree(9, 0.45)))
+    plainly, ours = seconds(Static.empty()), seconds(Auto(costs, in_lanes=lambda lanes: costs_in_lanes(costs, lanes)))
+    assert (best < 0.8 * plainly) == pays
+    assert ours < 1.06 * best
+    sizes = [{step.tree.nodes for step in steps} for _, steps in rounds if isinstance(steps[0].policy, Priced)]
+    assert bool(sizes) == pays
+    assert sum(len(size) == 1 for size in sizes) >= len(sizes) / 2  # one number of rows, but for a text's end
+
+
+def test_lanes_have_the_number_of_rows_that_pays_for_all():
+    """Against brute force: tokens of all lanes, the longest lane's rows in everybody's forward."""
+    policy, draw = Priced(POOR, rate=200.0), np.random.default_rng(0)
+    for _ in range(50):
+        offers = [np.sort(draw.random(draw.integers(1, 9)) * 0.6)[::-1].cumsum() for _ in range(3)]
+        for layer, seconds in ((True, POOR.layers(9)), (False, POOR.scores(9))):
+            worth = [
+                sum(own[min(rows, len(own)) - 1] for own in offers) / 3 - 200 * seconds[rows - 1]
+                for rows in range(1, max(map(len, offers)) + 1)
+            ]
+            best = int(np.argmax(worth)) + 1
+            found = policy.decide([Offer(layer, own) for own in offers])
+            assert found == [0 if layer and max(worth) <= 0 else best] * 3
+    mixed = policy.decide([Offer(True, offers[0]), Offer(False, offers[1]), Offer(False, offers[2])])
+    assert mixed == policy.decide([Offer(True, offers[0]), *[Offer(True, np.zeros(1))] * 2])
+
+
+def test_what_a_batch_costs_is_measured_in_a_batch(tmp_path, monkeypatch):
+    monkeypatch.setenv("OPT_TREE_CACHE", str(tmp_path))
+    monkeypatch.setattr(pricing, "ROUNDS", 1)
+    monkeypatch.setattr(pricing, "SIZES", (0, 1, 2, 4))
+    monkeypatch.setattr(pricing, "CONTEXTS", (8,))
+    packed: list[int] = []
+    run = batch.Packed.run
+    monkeypatch.setattr(batch.Packed, "run", lambda self, asked: packed.append(len(asked)) or run(self, asked))
+    target = CausalLM(build(ARCHITECTURES["llama"]()))
+    drafter = CausalLMDrafter(CausalLM(tiny_drafter("llama")))
+    alone = costs_of(target, drafter)
+    assert not packed
+    auto = pricing.auto(target, drafter)
+    assert auto.costs == alone and auto.in_lanes(3).costs == costs_of(target, drafter, 3) != alone
+    assert set(packed) == {3} and len(list(tmp_path.iterdir())) == 2
+
+
+def test_a_table_is_measured_layer_by_layer_and_learns_nothing_by_it(monkeypatch):
+    monkeypatch.setattr(pricing, "ROUNDS", 3)
+    target = CausalLM(build(ARCHITECTURES["llama"]()))
+    table = TokenRecycling(target.vocab)
+    steps: list[Timed] = []
+    monkeypatch.setattr(pricing, "fit", lambda timed: steps.extend(timed) or COMPILED)
+    pricing.measure_costs(target, table)
+    grown = [step for step in steps if step.rows > 9]
+    assert grown and all(0 < len(step.layers) <= pricing.DEPTH and step.layers[0][0] > 0 for step in grown)
+    assert (table.table < 0).all() and table.rates.tolist() == TokenRecycling(target.vocab).rates.tolist()
+
+
+def test_costs_are_measured_where_texts_are(monkeypatch):
+    """Each size once a round behind either context, whose text does not run away; no moment of a step is left out."""
+    monkeypatch.setattr(pricing, "ROUNDS", 2)
+    monkeypatch.setattr(pricing, "CONTEXTS", (8, 40))
+    monkeypatch.setattr(pricing, "SIZES", (0, 2, 4))
+    target = CausalLM(build(ARCHITECTURES["llama"]()))
+    drafter = CausalLMDrafter(CausalLM(tiny_drafter("llama")))
+    target.max_context = drafter.max_context = 300
+    steps: list[Timed] = []
+    monkeypatch.setattr(pricing, "fit", lambda timed: steps.extend(timed) or COMPILED)
+    clock = iter(range(10**6))  # every look at the clock is a second
+    monkeypatch.setattr(pricing.time, "perf_counter", lambda: float(next(clock)))
+    monkeypatch.setattr(pricing.time, "process_time", lambda: float(next(clock)))
+    monkeypatch.setattr(pricing, "SECONDS", 10.0**6)
+    pricing.measure_costs(target, drafter)
+    assert [step.rows for step in steps] == 2 * [5, 3, 1] + 2 * [1, 3, 5]
+    assert [step.context < 40 for step in steps] == 2 * (3 * [True] + 3 * [False])
+    # From the end of the draft on: of a tree two looks at the judge and the cache, and those of the forward within.
+    assert all(step.scoring >= 3 and (step.first > 0) == (step.rows > 1) for step in steps)
+
+
+def test_a_large_model_is_measured_in_the_time_there_is(monkeypatch):
+    """The beginning of a round tells enough: plain decoding and small trees. No step is begun behind the time's end."""
+    monkeypatch.setattr(pricing, "CONTEXTS", (8, 16))
+    target = CausalLM(build(ARCHITECTURES["llama"]()))
+    drafter = CausalLMDrafter(CausalLM(tiny_drafter("llama")))
+    steps: list[Timed] = []
+    fit = pricing.fit
+    monkeypatch.setattr(pricing, "fit", lambda timed: steps.extend(timed) or fit(timed))
+    clock = iter(range(10**6))
+    monkeypatch.setattr(pricing.time, "perf_counter", lambda: float(next(clock)))
+    for seconds, rows in ((0.5, [1, 2, 1, 2]), (200.0, None)):
+        steps.clear()
+        monkeypatch.setattr(pricing, "SECONDS", seconds)
+        costs = pricing.measure_costs(target, drafter)
+        assert costs.plain > 0 and costs.score(65) >= costs.plain
+        found = [step.rows for step in steps]
+        assert found == rows if rows else 3 < max(found) < 65 and found.count(1) == 2
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_a_neighbours_turns_belong_to_no_step(monkeypatch, threads):
+    """Of one thread, that is; several wait for each other, and their seconds are the clock's."""
+    monkeypatch.setattr(pricing, "CONTEXTS", (8,))
+    monkeypatch.setattr(pricing, "ROUNDS", 0)
+    monkeypatch.setattr(pricing, "SECONDS", 10.0**6)
+    monkeypatch.setattr(pricing.torch, "get_num_threads", lambda: threads)
+    ours, all_ = iter(range(10**6)), iter(range(0, 10**9, 1000))  # every look at a clock takes a second, or a thousand
+    monkeypatch.setattr(pricing.time, "process_time", lambda: float(next(ours)))
+    monkeypatch.setattr(pricing.time, "perf_counter", lambda: float(next(all_)))
+    target = CausalLM(build(ARCHITECTURES["llama"]()))
+    drafter = CausalLMDrafter(CausalLM(tiny_drafter("llama")))
+    steps: list[Timed] = []
+    monkeypatch.setattr(pricing, "fit", lambda timed: steps.extend(timed) or COMPILED)
+    pricing.measure_costs(target, drafter)
+    parts = [(step.scoring, step.first, *(taken for _, taken in step.layers)) for step in steps]
+    assert len(steps) == len(pricing.SIZES) and all(one[0] > 0 and (one[1] > 0) == (len(one) > 2) for one in parts[2:])
+    assert all((max(one) < 100) == (threads == 1) for one in parts)
+
+
+def test_a_policy_with_what_was_learned_is_the_same_one():
+    learned = {"rate": 100.0, "trust": tuple(0.5 * knot for knot in KNOTS), "carry": (0.2, 0.9)}
+    one = dataclasses.replace(Priced(EAGER, 12), context=70, **learned)
+    two = Priced(EAGER, 12).at(EAGER.at(70), **learned)
+    pool = CandidatePool(0, one.children)
+    pool.add(layer(0.4, 0.2, 0.15, 0.1, 1e-6))
+    assert two == one and two.children == one.children
+    assert [getattr(two, name) for name in ("context", *learned)] == [70, *learned.values()]
+    assert two.expand(pool).tolist() == one.expand(pool).tolist()
+    assert two.select(pool).tolist() == one.select(pool).tolist() != Priced(EAGER, 12).select(pool).tolist()
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Costs(((1, 0.0), (2, 1.0)), 1, ((1, 1.0),)), "above 0 seconds"),
+        (lambda: Costs(((2, 1.0),), 1, ((1, 1.0),)), "scoring must begin with 1 row"),
+        (lambda: Costs(((1, 1.0), (3, 2.0), (2, 3.0)), 1, ((1, 1.0),)), "scoring must rise in rows"),
+        (lambda: Costs(((1, 2.0), (1, 3.0)), 1, ((1, 1.0),)), "scoring must rise in rows"),
+        (lambda: Costs(((1, 1.0),), 1, ((1, float("nan")),)), "drafting must have points of 0 seconds or more"),
+        (lambda: Costs(((1, 1.0),), 1, ()), "drafting must have points"),
+        (lambda: Costs(((1, 1.0),), -1, ((1, 1.0),)), "first must be 0 or more, and finite, got -1"),
+        (lambda: Priced(EAGER, nodes=0), "nodes and max_depth must be at least 1, got 0 and 10"),
+        (lambda: Auto(EAGER, decay=0.0), r"decay must be in \(0, 1\], got 0"),
+    ],
+)
+def test_bad_settings(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+def test_a_replay_needs_no_clock(capsys):
+    """The same figures twice; every row compares with plain decoding and the best of the grid."""
+    asked = [
+        "--limit",
+        "1",
+        "--max-new-tokens",
+        "16",
+        "--nodes",
+        "3,9",
+        "--thresholds",
+        "0.3",
+        "--chains",
+        "2",
+        "--json",
+    ]
+    found = []
+    for _ in range(2):
+        assert replay(asked) == 0
+        found.append(json.loads(capsys.readouterr().out.splitlines()[-1]))
+    assert found[0] == found[1]
+    rows = {row["costs"]: row for row in found[0]["rows"]}
+    assert rows["eager"]["best x plain"] >= 1 and rows["eager"]["best fixed"] in (
+        "plain",
+        "3/0.3",
+        "9/0.3",
+        "chain of 2",
+    )
+    assert rows["dear drafter"]["best fixed"] == "plain"
+    for row in rows.values():
+        assert row["auto/best"] == pytest.approx(row["auto x plain"] / row["best x plain"])
+    assert replay(["--nodes", "64"]) == 2
+    assert "trees of at most 32 nodes are recorded" in capsys.readouterr().err
+
+
+def test_every_controller_stands_beside_the_best_that_it_could_have_chosen(tmp_path, capsys):
+    (tmp_path / "costs.json").write_text(json.dumps({"one": dataclasses.asdict(EAGER)}))
+    asked = ["--controllers", "--limit", "1", "--max-new-tokens", "6", "--dtype", "float32", "--json"]
+    asked += ["--costs", str(tmp_path / "costs.json")]
+    assert replay([*asked, "--drafter", "eagle:demo"]) == 0
+    rows = {row["controller"]: row for row in json.loads(capsys.readouterr().out.splitlines()[-1])["rows"]}
+    assert list(rows) == list(CONTROLLERS)
+    for name, row in rows.items():
+        assert row["= plain"] == "1/1" and row["best fixed"] in CONTROLLERS[name].fixed
+        assert row["of best"] == pytest.approx(row["x plain"] / row["its x plain"]) and row["its x plain"] >= 1
+        assert row["from"] <= row["of best"] + 1e-9 and row["of best"] <= row["to"] + 1e-9
+        assert CONTROLLERS[name].draws or row["from"] == row["to"]
+    assert any(row["from"] < row["to"] for row in rows.values())
+    assert replay([*asked, "--drafter", "eagle:demo", "--predictor", str(tmp_path)]) == 2
+    assert "has no config.json" in capsys.readouterr().err
+    assert replay([*asked, "--seeds", "0"]) == 2
+    assert "seeds must be at least 1, got 0" in capsys.readouterr().err
+
+
+def test_a_controller_that_draws_is_replayed_as_it_decodes():
+    """The same draws, the same trees, the same tokens of each, where rows that the drafter catches up with are free."""
+    costs = dataclasses.replace(EAGER, first=1e-3, drafting=((1, 1e-3),))
+    eagle = load_pair("demo", drafter="eagle:demo", dtype=torch.float32)
+    asked = ("Explain how a car engine works.", "Describe a day at the beach.", "Why is the sky blue?")
+    prompts = [eagle.encode(text) for text in asked]
+    setting = Setting(eagle, prompts, 24)
+    texts = record(eagle, prompts, 24)
+    for arms in (CHAINS, TREES):
+        for seed in range(2):
+            ours = setting.decode(Thompson(arms.values(), seed, costs=costs))
+            assert [one.finish_reason for one in ours] == ["length", "length", "stop_token"]
+            again = replay_texts(texts, Thompson(arms.values(), seed, costs=costs), eagle.target.vocab)
+            assert [one.tokens for one in again] == [one.tokens for one in ours]
+            assert [one.accept_lengths for one in again] == [one.accept_lengths for one in ours]
+            chosen = [[[step.policy for step in one.steps] for one in side] for side in (ours, again)]
+            assert chosen[0] == chosen[1]
+
+
+def test_the_command_line_takes_auto():
+    assert parse(Run, "run", "", ["--nodes", "auto"]).nodes == "auto"
+    assert parse(Demo, "demo", "", ["--nodes", "7"]).nodes == 7
+    for kind, more, message in (
+        (Run, ["--threshold", "0.2"], "--nodes auto takes no --threshold"),
+        (Run, ["--method", "chain"], "a chain takes --max-depth"),
+        (Demo, ["--threshold", "0.2"], "--nodes auto takes no --threshold"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            options = parse(kind, "run", "", ["--nodes", "auto", *more])
+            options.check()
+    with pytest.raises(ValueError, match="argument --nodes: neither a number nor auto: 'many'"):
+        parse(Run, "run", "", ["--nodes", "many"])
+    with pytest.raises(ValueError, match="takes no --threshold"):  # also where it is the default's number
+        parse(Run, "run", "", ["--nodes", "auto", "--threshold", str(OptTree.threshold)])

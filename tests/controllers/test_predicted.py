@@ -1,0 +1,259 @@
+"""Predicted draft lengths: labels are what drafting does, choices are the best ones, the text never changes."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from conftest import TableDrafter, TableTarget, hashed_laws
+from enumeration import EnumeratingRandom, Text, law_of, unchecked
+from test_eagle3 import KNOWN, LAYERS, target_of, tiny_head3
+from tiny_models import ARCHITECTURES, HIDDEN, build, prompt, publish, tiny_head, tiny_tokenizer
+
+from opt_tree import CausalLM, Decoder, EagleDrafter, Sampling, Static, Tree
+from opt_tree.controllers import LengthPredictor, PredictedLength
+from opt_tree.core.target import Output
+from opt_tree.decoding.draft import draft
+from opt_tree.decoding.presets import plain
+from opt_tree.drafters.heads.eagle3 import Eagle3Drafter
+from opt_tree.models.checkpoints import CheckpointError
+from opt_tree.policies import Costs, Sampled, ThresholdChain
+from opt_tree.training.controllers import draft_length
+from opt_tree.training.controllers.draft_length import (
+    Labels,
+    Plan,
+    chain_lengths,
+    constant,
+    fit,
+    judge,
+    likelihood,
+    save,
+)
+from opt_tree.verifiers import naive
+
+LONGEST = 4
+COSTS = Costs.straight(plain=5e-3, step=5e-3, row=1e-4, layer=1e-3, draft_row=0.0, growth=1e-3)
+
+
+def target() -> CausalLM:
+    return CausalLM(build(ARCHITECTURES["llama"]()))
+
+
+def predictor_of(hidden: int = HIDDEN, seed: int = 0) -> LengthPredictor:
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        return LengthPredictor(hidden, LONGEST, 8).eval().requires_grad_(False)
+
+
+def chain_behind(drafter: EagleDrafter, lm: CausalLM, context: list[int]) -> list[int]:
+    """The head's best chain, drafted as the loop does."""
+    lm.reset()
+    lm.watch(drafter.features)
+    with torch.inference_mode():
+        drafter.reset(context, lm.append(context[:-1]))
+        return draft(drafter, Static.chain(LONGEST), context, LONGEST).tokens[1:].tolist()
+
+
+@pytest.mark.parametrize("kind", ["eagle", "eagle3"])
+def test_labels_are_the_lengths_that_drafting_reaches(kind):
+    """On a text that follows the drafter for 0 to 4 tokens at a time, at every place of it."""
+    lm = target() if kind == "eagle" else target_of()
+    drafter = (
+        EagleDrafter(tiny_head(lm.model), lm)
+        if kind == "eagle"
+        else Eagle3Drafter(tiny_head3(lm), lm, tokens=KNOWN, layers=LAYERS)
+    )
+    text, random = prompt(4), np.random.default_rng(0)
+    while len(text) < 36:
+        text = text + chain_behind(drafter, lm, text)[: int(random.integers(0, 5))] + [int(random.integers(0, 61))]
+    expected = []
+    for end in range(3, len(text)):
+        equal = [a == b for a, b in zip(chain_behind(drafter, lm, text[:end]), text[end:], strict=False)]
+        expected.append(([*equal, False]).index(False))
+    lm.reset()
+    with torch.inference_mode():
+        features = {layer: states[None] for layer, states in lm.append(text).features.items()}
+        found = chain_lengths(drafter, features, torch.tensor(text), 2, LONGEST)
+    assert found.tolist() == expected
+    assert set(expected) == set(range(LONGEST + 1))
+
+
+class Told(LengthPredictor):
+    """A predictor that says what it was told."""
+
+    def __init__(self, *reach: float) -> None:
+        super().__init__(4, len(reach), 2)
+        self.told = torch.tensor([reach])
+
+    def reach(self, features, embedded):
+        return self.told
+
+
+def test_the_length_is_the_one_of_most_tokens_for_its_seconds():
+    lm = target()
+    controller = PredictedLength(Told(0.9, 0.5, 0.2, 0.1), lm, COSTS)
+    controller._feature = torch.zeros(1, 4)
+    for rate, context in ((1.0, 5), (60.0, 5), (150.0, 5), (250.0, 5), (250.0, 400), (2000.0, 5)):
+        controller._tokens, controller._seconds = rate, 1.0
+        now = COSTS.at(context)
+        worth = [1.0 - rate * now.plain]
+        worth += [
+            1 + sum([0.9, 0.5, 0.2, 0.1][:k]) - rate * ((5e-3 + 1e-4 * (k + 1)) * (1 + 1e-3 * context) + 1e-3 * k)
+            for k in (1, 2, 3, 4)
+        ]
+        assert controller.choose([1] * context, None) == Static.chain(int(np.argmax(worth)))
+    assert controller.choose([1] * 5, None) == Static.empty()
+
+
+@pytest.mark.parametrize(("penalty", "length"), [(0.1, 0), (0.5, 1), (1.0, 2), (2.0, 3), (3.0, 4)])
+def test_the_published_length_is_a_quantile(penalty, length):
+    """It minimises the paper's loss, penalty * (L - k) where k < L and k - L elsewhere, under the distribution."""
+    reach = [0.9, 0.6, 0.45, 0.3]
+    mass = -np.diff([1.0, *reach, 0.0])
+    loss = [sum(p * (penalty * (i - k) if k < i else k - i) for i, p in enumerate(mass)) for k in range(5)]
+    lm = target()
+    controller = PredictedLength(Told(*reach), lm, penalty, lambda least: ThresholdChain(4, 0.5, least))
+    controller._feature = torch.zeros(1, 4)
+    assert controller.choose([1, 2], None) == ThresholdChain(4, 0.5, length)
+    assert int(np.argmin(loss)) == length
+
+
+@pytest.mark.parametrize("price", [COSTS, 1.5])
+def test_it_changes_no_text_and_reads_the_feature_before_the_root(price):
+    lm = target()
+    head = tiny_head(lm.model)
+    text = plain(lm).generate(prompt(9), 40).tokens
+    sampled = plain(lm).generate(prompt(9), 30, Sampling(0.9), seed=3).tokens
+    controller = PredictedLength(predictor_of(), lm, price)
+    decoder = Decoder(lm, EagleDrafter(head, lm), controller)
+    assert decoder.generate(prompt(9), 40).tokens == text
+    context = prompt(9)
+    for step in decoder.steps(prompt(9), 25):  # what it reads is the state of the last token that the target has run
+        context += step.tokens
+        with torch.inference_mode():
+            state = lm.model.base_model(torch.tensor([context])).last_hidden_state[0, -2]
+        assert controller._feature[0].tolist() == pytest.approx(state.tolist(), abs=1e-9)
+    assert decoder.generate(prompt(9), 30, Sampling(0.9), seed=3).tokens == sampled
+    assert decoder.generate(prompt(1), 6).tokens == plain(lm).generate(prompt(1), 6).tokens
+    batch = decoder.generate_batch([prompt(9), prompt(5), prompt(7)], 2, 20)
+    assert [one.tokens for one in batch] == [plain(lm).generate(prompt(n), 20).tokens for n in (9, 5, 7)]
+
+
+class Features(TableTarget):
+    """A table that shows a hidden state for every token: a function of the context alone."""
+
+    def watch(self, layers: tuple[int, ...]) -> None:
+        assert layers == (-1,)
+
+    def _states(self, ends: list[int], tokens: list[int]) -> dict[int, torch.Tensor]:
+        rows = [
+            np.random.default_rng((end, token)).standard_normal(HIDDEN) for end, token in zip(ends, tokens, strict=True)
+        ]
+        return {-1: torch.tensor(np.array(rows))}
+
+    def append(self, tokens: list[int], all_logits: bool = False) -> Output:
+        begin = len(self._context)
+        output = super().append(tokens, all_logits)
+        return output._replace(features=self._states(list(range(begin, begin + len(tokens))), tokens))
+
+    def score(self, tree: Tree) -> Output:
+        ends = (len(self._context) + tree.depths).tolist()
+        return super().score(tree)._replace(features=self._states(ends, tree.tokens.tolist()))
+
+
+def test_by_enumeration_it_keeps_the_distribution(monkeypatch):
+    """Chains are drawn; their length is predicted from what the target said before."""
+    context, laws, drafts = (0, 2), hashed_laws(1, 3), hashed_laws(2, 3)
+    chosen = set()
+
+    def emitted(random: EnumeratingRandom) -> Text:
+        table = Features(laws, 3)
+        controller = PredictedLength(predictor, target_lm, 1.0, lambda k: Sampled.chain(k) if k else Static.empty())
+        steps = Decoder(table, TableDrafter(drafts), controller, naive).steps(list(context), 8, Sampling(1.0), random)
+        first = next(steps)
+        chosen.add(first.policy)
+        return tuple(first.tokens[:1])
+
+    target_lm = target()
+    for seed in range(6):
+        predictor = predictor_of(seed=seed)
+        with unchecked():
+            found = law_of(emitted)
+        assert found == pytest.approx({(t,): p for t, p in enumerate(laws(context).tolist()) if p > 0}, abs=1e-12)
+    assert len(chosen) > 1
+
+
+def labels_of(rows: int = 600) -> tuple[Labels, torch.nn.Embedding]:
+    """Lengths that follow from the first number of the feature."""
+    random = torch.Generator().manual_seed(0)
+    features = torch.randn(rows, 8, generator=random)
+    lengths = (features[:, 0] > 0).long() * LONGEST
+    tokens = torch.randint(0, 5, (rows, 2), generator=random)
+    ahead = torch.randint(1, 9, (rows,), generator=random)
+    embed = torch.nn.Embedding(5, 8)
+    return Labels(features, tokens, torch.minimum(lengths, ahead), ahead), embed
+
+
+def test_training_learns_what_there_is_to_learn():
+    labels, embed = labels_of()
+    predictor = fit(labels, embed, Plan(LONGEST, 16, epochs=30, batch=100, lr=1e-2))
+    simplest = likelihood(constant(labels, LONGEST).expand(len(labels.lengths), -1), labels).mean()
+    assert judge(predictor, embed, labels) < 0.5 * simplest
+    # What lies behind the end of an answer is not judged.
+    one = Labels(*(part[:1] for part in labels))._replace(lengths=torch.tensor([2]), ahead=torch.tensor([2]))
+    logits = torch.tensor([[0.3, -0.2, 5.0, 7.0]])
+    assert likelihood(logits, one).item() == pytest.approx(
+        -np.log([1 / (1 + np.exp(-0.3)), 1 / (1 + np.exp(0.2))]).sum(), rel=1e-5
+    )
+
+
+def test_the_command_trains_and_the_controller_loads(tmp_path, capsys, monkeypatch):
+    lm = target()
+    build(ARCHITECTURES["llama"]()).float().save_pretrained(tmp_path / "target")
+    tiny_tokenizer().save_pretrained(tmp_path / "target")
+    (tmp_path / "head").mkdir()
+    publish(tmp_path / "head", tiny_head(lm.model))
+    documents = [plain(lm).generate(prompt(n), 20) for n in range(3, 15)]
+    starts = np.cumsum([0, *(len(one.prompt + one.tokens) for one in documents)])
+    tokens = np.concatenate([one.prompt + one.tokens for one in documents]).astype(np.uint16)
+    np.savez(tmp_path / "answers.npz", tokens=tokens, starts=starts)
+    given = [
+        "--target",
+        str(tmp_path / "target"),
+        "--drafter",
+        f"eagle:{tmp_path / 'head'}",
+        "--longest",
+        "3",
+        "--width",
+    ]
+    given += ["8", "--epochs", "1", "--answers", str(tmp_path / "answers.npz"), "--output", str(tmp_path / "length")]
+    draft_length.main(given)
+    facts = json.loads(capsys.readouterr().out)
+    assert facts["labels"] > 200 and facts["heldout"] > 10 and facts["nats"] > 0
+    loaded = LengthPredictor.load(str(tmp_path / "length"), lm)
+    assert (loaded.longest, loaded.width) == (3, 8)
+    with pytest.raises(SystemExit):
+        draft_length.main([*given[:2], "--drafter", "ngram", *given[4:]])
+    assert "is no EAGLE head" in capsys.readouterr().err
+
+
+def test_other_files_are_refused_in_one_line(tmp_path):
+    lm = target()
+    (tmp_path / "config.json").write_text("{")
+    with pytest.raises(CheckpointError, match=r"config.json is corrupt"):
+        LengthPredictor.load(str(tmp_path), lm)
+    (tmp_path / "config.json").write_text('{"kind": "a head"}')
+    with pytest.raises(CheckpointError, match=r"is no predictor of draft lengths: config.json names a head"):
+        LengthPredictor.load(str(tmp_path), lm)
+    save(predictor_of(HIDDEN + 1), {}, tmp_path / "foreign")
+    with pytest.raises(CheckpointError, match=f"it reads features {HIDDEN + 1} wide, .* has {HIDDEN}"):
+        LengthPredictor.load(str(tmp_path / "foreign"), lm)
+    save(predictor_of(), {}, tmp_path / "torn")
+    file = tmp_path / "torn" / "config.json"
+    file.write_text(file.read_text().replace('"longest": 4', '"longest": 5'))
+    with pytest.raises(CheckpointError, match=r"leave.weight is \(4, 8\), expected \(5, 8\)"):
+        LengthPredictor.load(str(tmp_path / "torn"), lm)
+    with pytest.raises(ValueError, match="price must be the costs of a step, or above 0, got 0"):
+        PredictedLength(predictor_of(), lm, 0)
+    with pytest.raises(ValueError, match=r"decay must be in \(0, 1\], got 0"):
+        PredictedLength(predictor_of(), lm, COSTS, decay=0)

@@ -1,0 +1,161 @@
+"""A decoder that was pickled or copied decodes the text of the original, whatever the original did before."""
+
+import copy
+import pickle
+import threading
+from collections.abc import Callable
+
+import pytest
+import torch
+from tiny_models import VOCAB, prompt, tiny, tiny_drafter, tiny_head
+
+from opt_tree.core.sampling import Sampling
+from opt_tree.decoding.decoder import Decoder
+from opt_tree.decoding.generation import Generation
+from opt_tree.drafters import CausalLMDrafter, EagleDrafter, Sharpened
+from opt_tree.models.causal_lm import Buckets, CausalLM
+from opt_tree.policies import OptTree, Sampled, Static
+from opt_tree.verifiers import multi_round
+
+POLICY = OptTree(nodes=12, threshold=0.1, max_depth=5)
+NEW_TOKENS = 20
+
+
+def independent(architecture: str = "llama", buckets: Buckets | None = None) -> Decoder:
+    drafter = CausalLMDrafter(CausalLM(tiny_drafter(architecture), buckets), VOCAB)
+    return Decoder(CausalLM(tiny(architecture), buckets), Sharpened(drafter, 0.5), POLICY)
+
+
+def eagle() -> Decoder:
+    target = CausalLM(tiny("llama"))
+    return Decoder(target, EagleDrafter(tiny_head(tiny("llama")), target), POLICY)
+
+
+def sampled() -> Decoder:
+    drafter = CausalLMDrafter(CausalLM(tiny_drafter("llama")), VOCAB)
+    return Decoder(CausalLM(tiny("llama")), drafter, Sampled.chains(2, 3), multi_round)
+
+
+DECODERS: dict[str, Callable[[], Decoder]] = {
+    "independent": independent,
+    "windows": lambda: independent("gemma3"),
+    "padded": lambda: independent("llama", Buckets((1, 8, 32), (64, 128))),
+    "eagle": eagle,
+    "sampled": sampled,
+    "plain": lambda: Decoder(CausalLM(tiny("llama")), None, Static.empty()),
+}
+COPIES: dict[str, Callable[[Decoder], Decoder]] = {
+    "pickle": lambda decoder: pickle.loads(pickle.dumps(decoder)),
+    "deepcopy": copy.deepcopy,
+}
+copies = pytest.mark.parametrize("how", COPIES)
+
+
+def lengths(result: Generation) -> list[int]:
+    return result.accept_lengths
+
+
+@copies
+@pytest.mark.parametrize("kind", DECODERS)
+def test_a_copy_decodes_the_same_text_in_the_same_steps(kind, how):
+    decoder = DECODERS[kind]()
+    unused = COPIES[how](decoder)
+    for temperature in (0.0, 0.8):
+        expected = decoder.generate(prompt(20), NEW_TOKENS, Sampling(temperature))
+        for copied in (unused, COPIES[how](decoder)):
+            result = copied.generate(prompt(20), NEW_TOKENS, Sampling(temperature))
+            assert (result.tokens, lengths(result)) == (expected.tokens, lengths(expected))
+            assert copied.target is not decoder.target
+
+
+@copies
+def test_a_copied_wrapper_keeps_its_context(how):
+    """Committed and pending rows come along, and the copy writes rows of its own."""
+    lm = CausalLM(tiny("gemma3"))
+    lm.append(prompt(30))
+    twin = pickle.loads(pickle.dumps(lm)) if how == "pickle" else copy.deepcopy(lm)
+    assert twin.length == 30
+    twin.append(prompt(5, seed=9))
+    expected = lm.append(prompt(3, seed=1)).logits.clone()
+    again = CausalLM(tiny("gemma3"))
+    again.append(prompt(30))
+    torch.testing.assert_close(again.append(prompt(3, seed=1)).logits, expected)
+    other = again.append(prompt(2, seed=2)).logits.clone()
+    twin.cache.truncate(30)
+    twin.append([*prompt(3, seed=1)])
+    torch.testing.assert_close(twin.append(prompt(2, seed=2)).logits, other)
+
+
+def test_a_pickle_holds_the_rows_in_use_only():
+    lm = CausalLM(tiny("llama"))
+    empty = len(pickle.dumps(lm.cache))
+    lm.append(prompt(10))
+    assert lm.cache.capacity >= 256
+    assert len(pickle.dumps(lm.cache)) - empty < 4 * 10 * 2 * 2 * 8 * 8
+
+
+def test_two_eagle_decoders_in_two_threads_on_one_model():
+    """The hooks of one must not catch what the other's forwards leave: same text, and no step more."""
+    target = tiny("llama")
+    pairs = [CausalLM(target), CausalLM(target)]
+    decoders = [Decoder(lm, EagleDrafter(tiny_head(target), lm), POLICY) for lm in pairs]
+    expected = [decoders[0].generate(prompt(20, seed), NEW_TOKENS) for seed in (0, 1)]
+    found: dict[int, list[Generation]] = {0: [], 1: []}
+
+    def work(seed: int) -> None:
+        found[seed] = [decoders[seed].generate(prompt(20, seed), NEW_TOKENS) for _ in range(3)]
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in (0, 1)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for seed in (0, 1):
+        assert len(found[seed]) == 3
+        for result in found[seed]:
+            assert (result.tokens, lengths(result)) == (expected[seed].tokens, lengths(expected[seed]))
+
+
+@pytest.mark.parametrize("shared", ["decoder", "drafter"])
+def test_threads_that_share_a_decoder_or_a_drafter_take_turns(shared):
+    """Else the steps of one run in the middle of the other's: other text, or an error from inside the model."""
+    drafter = CausalLMDrafter(CausalLM(tiny_drafter("llama")), VOCAB)
+    first = Decoder(CausalLM(tiny("llama")), drafter, POLICY)
+    decoders = [first, first if shared == "decoder" else Decoder(CausalLM(tiny("llama")), drafter, POLICY)]
+    expected = [first.generate(prompt(20, seed), 40).tokens for seed in (0, 1)]
+    found: dict[int, list[list[int]]] = {}
+
+    def work(seed: int) -> None:
+        found[seed] = [decoders[seed].generate(prompt(20, seed), 40).tokens for _ in range(2)]
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in (0, 1)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == {seed: [expected[seed]] * 2 for seed in (0, 1)}
+
+
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_one_drafter_in_two_interleaved_decoders_is_noticed(wrapped):
+    """Its cache would hold the other text: many rejected drafts, or an error from inside the model."""
+    drafter = CausalLMDrafter(CausalLM(tiny_drafter("llama")), VOCAB)
+    decoders = [
+        Decoder(CausalLM(tiny("llama")), Sharpened(drafter, 0.5) if wrapped else drafter, POLICY) for _ in range(2)
+    ]
+    first = decoders[0].steps(prompt(20), NEW_TOKENS)
+    next(first)
+    second = decoders[1].steps(prompt(20, seed=1), NEW_TOKENS)
+    next(second)
+    next(second)
+    with pytest.raises(RuntimeError, match="another generation began with the same drafter") as error:
+        next(first)
+    assert "\n" not in str(error.value)
+    next(second)
+
+
+def test_one_drafter_in_two_decoders_one_after_the_other_is_fine():
+    drafter = CausalLMDrafter(CausalLM(tiny_drafter("llama")), VOCAB)
+    decoders = [Decoder(CausalLM(tiny("llama")), drafter, POLICY) for _ in range(2)]
+    texts = [decoder.generate(prompt(20), NEW_TOKENS) for decoder in (*decoders, decoders[0])]
+    assert len({(*text.tokens, *text.accept_lengths) for text in texts}) == 1

@@ -1,0 +1,566 @@
+"""The loop: every preset gives the target's own text, stops where it should, and counts what it did."""
+
+import inspect
+import sys
+
+import numpy as np
+import pytest
+import torch
+from tiny_models import (
+    ARCHITECTURES,
+    CONTEXT,
+    VOCAB,
+    build,
+    perturbed,
+    prompt,
+    tiny,
+    tiny_drafter,
+    tiny_head,
+    tiny_tokenizer,
+)
+from transformers.generation.streamers import BaseStreamer
+
+from opt_tree.core.probabilities import log_probs_of
+from opt_tree.core.random import Random
+from opt_tree.core.sampling import Sampling
+from opt_tree.core.stopping import Stop
+from opt_tree.core.tree import fetch
+from opt_tree.decoding.decoder import Decoder
+from opt_tree.decoding.generation import check_prompt
+from opt_tree.decoding.presets import PRESETS
+from opt_tree.drafters import CausalLMDrafter, Drafter, EagleDrafter, Sharpened
+from opt_tree.models.causal_lm import CausalLM
+from opt_tree.policies import OptTree, Static
+from opt_tree.verifiers import match
+
+NEW_TOKENS = 40
+PROMPT = prompt(12)
+POLICY = OptTree(nodes=10, threshold=0.1, max_depth=5)
+
+
+@pytest.fixture(scope="module")
+def target() -> CausalLM:
+    return CausalLM(tiny("llama"))
+
+
+@pytest.fixture(scope="module")
+def drafter(target: CausalLM) -> CausalLMDrafter:
+    return CausalLMDrafter(CausalLM(tiny_drafter("llama")), target.vocab)
+
+
+@pytest.fixture(scope="module")
+def decoder(target: CausalLM, drafter: CausalLMDrafter) -> Decoder:
+    return Decoder(target, drafter, POLICY)
+
+
+@pytest.fixture(scope="module")
+def plain(target: CausalLM) -> Decoder:
+    return Decoder(target, None, Static.empty())
+
+
+@pytest.fixture(scope="module")
+def text(plain: Decoder) -> list[int]:
+    """What plain decoding says after PROMPT, long enough for every test here."""
+    return plain.generate(PROMPT, 80).tokens
+
+
+# Every preset on a draft model; on other drafters one of each way to pick children and of each shape of a layer.
+VARIED = ("opt", "chain", "eagle2", "talon", "specinfer", "dyspec", "rheo")
+PAIRS = [("draft", preset) for preset in PRESETS]
+PAIRS += [(kind, preset) for kind in ("sharpened", "eagle", "unrelated") for preset in VARIED]
+
+
+class TestPresets:
+    SHORT = 24
+
+    @pytest.mark.parametrize(("kind", "preset"), PAIRS)
+    def test_every_preset_is_lossless(self, preset, kind, text):
+        target = CausalLM(build(ARCHITECTURES["llama"]()))
+        drafters = {
+            "draft": lambda: CausalLMDrafter(CausalLM(tiny_drafter("llama"))),
+            "sharpened": lambda: Sharpened(CausalLMDrafter(CausalLM(tiny_drafter("llama"))), 0.5),
+            "eagle": lambda: EagleDrafter(tiny_head(target.model), target),
+            "unrelated": lambda: CausalLMDrafter(CausalLM(tiny("gpt2"))),
+        }
+        decoder = PRESETS[preset](target, drafters[kind]())
+        result = decoder.generate(PROMPT, self.SHORT)
+        assert result.tokens == text[: self.SHORT]
+        if preset == "plain":
+            assert result.mean_acceptance_length == 1.0
+        elif kind in ("draft", "sharpened"):
+            # What a flat law draws is seldom the target's argmax.
+            assert result.mean_acceptance_length > (1.0 if decoder.controller.policies[0].children.sampled else 1.3)
+
+    @pytest.mark.parametrize("preset", PRESETS)
+    def test_every_preset_samples_the_text_of_its_seed(self, preset, target, drafter, plain):
+        sampling = Sampling(temperature=0.9, top_k=20, top_p=0.95)
+        decoder = PRESETS[preset](target, drafter)
+        texts = [decoder.generate(PROMPT, self.SHORT, sampling, seed=seed).tokens for seed in (0, 1, 0)]
+        assert texts[0] == texts[2] != texts[1]
+        if decoder.verifier is match:  # the others have the target's law, but draws of their own
+            assert texts[:2] == [plain.generate(PROMPT, self.SHORT, sampling, seed=seed).tokens for seed in (0, 1)]
+
+
+class TestLengths:
+    @pytest.mark.parametrize("new_tokens", range(1, 13))
+    def test_exactly_max_new_tokens(self, decoder, text, new_tokens):
+        result = decoder.generate(PROMPT, new_tokens)
+        assert result.tokens == text[:new_tokens]
+        assert result.finish_reason == "length"
+        assert sum(result.accept_lengths) == new_tokens
+
+    def test_fewer_than_one_token_is_refused(self, decoder):
+        with pytest.raises(ValueError, match="max_new_tokens must be at least 1, got 0"):
+            decoder.generate(PROMPT, 0)
+
+    def test_no_tree_is_deeper_than_what_may_still_be_emitted(self, decoder):
+        """The last step of a budget drafts no layer that could only be thrown away."""
+        left = 7
+        for step in decoder.steps(PROMPT, left):
+            assert step.tree.depths.max() <= left - 1
+            left -= len(step.tokens)
+        assert left == 0
+
+    def test_accept_lengths_are_tokens_per_step(self, decoder):
+        result = decoder.generate(PROMPT, NEW_TOKENS)
+        assert sum(result.accept_lengths) == len(result.tokens) == NEW_TOKENS
+        assert len(result.accept_lengths) == len(result.steps)
+        assert result.accept_lengths == [step.accepted + 1 for step in result.steps]
+        assert result.mean_acceptance_length == NEW_TOKENS / len(result.steps)
+        assert [token for step in result.steps for token in step.tokens] == result.tokens
+        for step in result.steps:
+            assert step.path[0] == 0 and len(step.tokens) == len(step.path)
+            assert step.tokens[:-1] == step.tree.tokens[step.path[1:]].tolist()
+            assert all(step.tree.parents[row] == above for above, row in zip(step.path, step.path[1:], strict=False))
+        roots = [step.tree.tokens[0] for step in result.steps]
+        assert roots == [PROMPT[-1], *(step.tokens[-1] for step in result.steps[:-1])]
+
+    def test_expected_lengths_are_those_of_the_trees(self, decoder):
+        result = decoder.generate(PROMPT, 20)
+        for expected, step in zip(result.expected_lengths, result.steps, strict=True):
+            assert expected == pytest.approx(1 + np.exp(step.tree.path_log_probs[1:]).sum())
+
+
+class TestStopping:
+    def steps_of(self, decoder: Decoder) -> list[list[int]]:
+        return [step.tokens for step in decoder.generate(PROMPT, NEW_TOKENS).steps]
+
+    def test_stop_tokens_inside_an_accepted_path(self, decoder, text):
+        """Every token of the first occurrences, wherever in a path it stands, ends the text right behind itself."""
+        inside = 0
+        position = 0
+        for tokens in self.steps_of(decoder):
+            for offset, token in enumerate(tokens):
+                if token not in text[: position + offset]:
+                    result = decoder.generate(PROMPT, NEW_TOKENS, stop=Stop(frozenset({token, VOCAB + 5})))
+                    assert result.tokens == text[: position + offset + 1]
+                    assert result.finish_reason == "stop_token"
+                    assert result.accept_lengths[-1] == offset + 1
+                    assert sum(result.accept_lengths) == len(result.tokens)
+                    inside += offset < len(tokens) - 1
+            position += len(tokens)
+        assert inside > 2, "the prompt should give paths with new tokens in their middle"
+
+    def test_the_first_of_several_stop_tokens_ends_it(self, decoder, text):
+        result = decoder.generate(PROMPT, NEW_TOKENS, stop=Stop(frozenset(text[3:9])))
+        first = next(i for i, token in enumerate(text) if token in text[3:9])
+        assert result.tokens == text[: first + 1]
+
+    def test_stop_strings_end_it_behind_the_token_that_completes_them(self, decoder, text):
+        """A token is two letters: strings of three lie across token boundaries, wherever they begin."""
+        letters = tiny_tokenizer()
+        whole = letters.decode(text[:NEW_TOKENS])
+        for start in (5, 12, 21):
+            string = whole[start : start + 3]
+            result = decoder.generate(PROMPT, NEW_TOKENS, stop=Stop(strings=(string, "zzz"), tokenizer=letters))
+            end = (whole.index(string) + 3 + 1) // 2
+            assert result.tokens == text[:end]
+            assert result.finish_reason == "stop_string"
+
+    def test_a_stop_string_in_the_prompt_does_not_stop(self, decoder, text):
+        letters = tiny_tokenizer()
+        across = letters.decode([PROMPT[-1], text[0]])
+        result = decoder.generate(PROMPT, 10, stop=Stop(strings=across, tokenizer=letters))
+        assert result.tokens == text[:10]
+
+
+class Recorder(BaseStreamer):
+    def __init__(self) -> None:
+        self.received: list[list[int]] = []
+        self.ended = 0
+
+    def put(self, value: torch.Tensor) -> None:
+        self.received.append(value.flatten().tolist())
+
+    def end(self) -> None:
+        self.ended += 1
+
+
+class TestStreaming:
+    def test_a_streamer_receives_the_prompt_then_exactly_the_tokens(self, decoder):
+        streamer = Recorder()
+        result = decoder.generate(PROMPT, 20, streamer=streamer)
+        assert streamer.received[0] == PROMPT
+        assert [token for tokens in streamer.received[1:] for token in tokens] == result.tokens
+        assert [len(tokens) for tokens in streamer.received[1:]] == result.accept_lengths
+        assert streamer.ended == 1
+
+    def test_nothing_behind_a_stop_token_is_streamed(self, decoder, text):
+        streamer = Recorder()
+        result = decoder.generate(PROMPT, 30, stop=Stop(frozenset({text[6]})), streamer=streamer)
+        assert [token for tokens in streamer.received[1:] for token in tokens] == result.tokens
+
+    @pytest.mark.parametrize("wrong", [{"max_new_tokens": 0}, {"prompt": []}, {"stop": lambda tokens: 1 / 0}])
+    def test_an_error_ends_the_stream(self, decoder, wrong):
+        """Else whoever reads it in another thread waits for ever."""
+        streamer = Recorder()
+        with pytest.raises((ValueError, ZeroDivisionError)):
+            decoder.generate(**{"prompt": PROMPT, "streamer": streamer} | wrong)
+        assert streamer.ended == 1
+
+
+class TestContextLimit:
+    @pytest.fixture(scope="class", params=["llama", "mistral", "gpt2", "opt"])
+    def short(self, request: pytest.FixtureRequest) -> tuple[CausalLM, CausalLM]:
+        """A target and a drafter with room for 32 positions."""
+        config = ARCHITECTURES[request.param]()
+        config.max_position_embeddings = 32
+        model = build(config)
+        return CausalLM(model), CausalLM(perturbed(model, 0.05))
+
+    def test_decoding_ends_where_the_context_does(self, short):
+        """Learned positions (GPT-2, OPT) have no row for a position behind the last one: touching it would crash."""
+        target, draft = short
+        expected = Decoder(target, None, Static.empty()).generate(PROMPT, 100)
+        assert expected.finish_reason == "context"
+        assert len(expected.tokens) == 32 - len(PROMPT)
+        for policy in (OptTree(nodes=30, threshold=0, max_depth=10), Static.chain(8), Static.kary(3, 3)):
+            result = Decoder(target, CausalLMDrafter(draft), policy).generate(PROMPT, 100)
+            assert result.tokens == expected.tokens
+            assert result.finish_reason == "context"
+        assert target.length <= 32
+
+    def test_a_prompt_that_just_fits(self, short):
+        target, draft = short
+        decoder = Decoder(target, CausalLMDrafter(draft), POLICY)
+        result = decoder.generate(prompt(31), 5)
+        assert len(result.tokens) == 1 and result.finish_reason == "context"
+        with pytest.raises(ValueError, match="32 tokens, which leaves no room in 32"):
+            decoder.generate(prompt(32), 5)
+
+    def test_max_new_tokens_that_just_fit_end_by_length(self, short):
+        target, draft = short
+        result = Decoder(target, CausalLMDrafter(draft), POLICY).generate(PROMPT, 32 - len(PROMPT))
+        assert result.finish_reason == "length"
+
+    def test_a_drafter_with_a_shorter_context_stops_drafting_there(self, target, text):
+        config = ARCHITECTURES["gpt2"]()
+        config.n_positions = 24
+        drafter = CausalLMDrafter(CausalLM(build(config)), VOCAB)
+        result = Decoder(target, drafter, Static.kary(2, 4)).generate(PROMPT, NEW_TOKENS)
+        assert result.tokens == text[:NEW_TOKENS]
+        length = len(PROMPT)
+        drafted = []
+        for step in result.steps:
+            drafted.append(int(step.tree.depths.max()))
+            assert length + step.tree.depths.max() <= 24 or step.tree.nodes == 0
+            length += len(step.tokens)
+        assert max(drafted) > 0 and drafted[-1] == 0, "it should draft at first and not at the end"
+
+
+class TestRepetition:
+    def test_two_prompts_in_a_row(self, decoder, target):
+        other = prompt(17, seed=4)
+        first, second = decoder.generate(PROMPT, 25).tokens, decoder.generate(other, 25).tokens
+        assert decoder.generate(PROMPT, 25).tokens == first
+        assert second == Decoder(target, None, Static.empty()).generate(other, 25).tokens
+        fresh = Decoder(CausalLM(tiny("llama")), CausalLMDrafter(CausalLM(tiny_drafter("llama"))), POLICY)
+        assert fresh.generate(other, 25).tokens == second
+
+    def test_an_abandoned_generation_leaves_nothing_behind(self, decoder, text):
+        steps = decoder.steps(prompt(9, seed=8), 50)
+        next(steps)
+        next(steps)
+        assert decoder.generate(PROMPT, 20).tokens == text[:20]
+
+    def test_interleaved_generations_on_one_target_are_noticed(self, target, drafter):
+        first = Decoder(target, drafter, POLICY).steps(PROMPT, 50)
+        next(first)
+        second = Decoder(target, None, Static.empty()).steps(prompt(5, seed=3), 50)
+        next(second)
+        with pytest.raises(RuntimeError, match="another generation"):
+            next(first)
+        next(second)
+
+    def test_steps_without_a_random_are_reproducible(self, decoder):
+        sampling = Sampling(temperature=1.0)
+        runs = [[step.tokens for step in decoder.steps(PROMPT, 10, sampling)] for _ in range(2)]
+        assert runs[0] == runs[1]
+        assert runs[0] == [step.tokens for step in decoder.steps(PROMPT, 10, sampling, Random(0))]
+
+
+class TestPrompts:
+    @pytest.mark.parametrize(
+        ("bad", "message"),
+        [
+            ([], "empty"),
+            (torch.zeros(1, 0, dtype=torch.long), "empty"),
+            ([[1, 2], [3, 4]], "batch of 2"),
+            (torch.ones(3, 4, dtype=torch.long), "batch of 3"),
+            ([1, 2, VOCAB], f"token {VOCAB} is outside the vocabulary of {VOCAB}"),
+            ([1, -1, 2], "token -1"),
+            ("hello", "token ids"),
+            (["hello"], "token ids"),
+            ([1.5, 2.0], "token ids"),
+            (prompt(CONTEXT), f"{CONTEXT} tokens"),
+        ],
+    )
+    def test_bad_prompts_are_refused_in_one_line(self, target, bad, message):
+        with pytest.raises(ValueError, match=message) as error:
+            check_prompt(bad, target)
+        assert "\n" not in str(error.value)
+
+    def test_they_are_refused_before_anything_is_decoded(self, decoder):
+        """`steps` is refused at the call, not at the first step; nothing reaches the model or the streamer."""
+        streamer, work = Recorder(), decoder.target.work
+        with pytest.raises(ValueError, match="batch of 2"):
+            decoder.generate(torch.ones(2, 3, dtype=torch.long), 5, streamer=streamer)
+        with pytest.raises(ValueError, match="empty"):
+            decoder.steps([], 5)
+        assert decoder.target.work == work and not streamer.received
+
+    @pytest.mark.parametrize(
+        "given",
+        [
+            PROMPT,
+            tuple(PROMPT),
+            [PROMPT],
+            torch.tensor(PROMPT),
+            torch.tensor([PROMPT]),
+            np.array(PROMPT),
+            np.array([PROMPT]),
+        ],
+        ids=["list", "tuple", "nested", "tensor", "row", "numpy", "numpy-row"],
+    )
+    def test_every_usual_form_of_token_ids_is_taken(self, target, given):
+        ids = check_prompt(given, target)
+        assert ids == PROMPT and {type(token) for token in ids} == {int}
+
+    def test_a_prompt_of_one_token(self, decoder, plain):
+        assert decoder.generate([7], 20).tokens == plain.generate([7], 20).tokens
+
+    def test_the_prompt_is_not_changed(self, decoder):
+        given = list(PROMPT)
+        decoder.generate(given, 10)
+        assert given == PROMPT
+
+
+class TestVocabularies:
+    @pytest.mark.parametrize("size", [VOCAB - 9, VOCAB + 11])
+    def test_vocabularies_padded_to_different_sizes(self, target, plain, size):
+        """A smaller drafter meets tokens it has no embedding for; a larger one knows tokens the target lacks."""
+        config = ARCHITECTURES["llama"]()
+        config.vocab_size = size
+        model = build(config, seed=2)
+        shared = min(size, VOCAB)
+        with torch.no_grad():
+            for copied, original in zip(model.parameters(), target.model.parameters(), strict=True):
+                rows = slice(None, shared) if copied.shape != original.shape else slice(None)
+                copied[rows] = original[rows]
+        decoder = Decoder(target, CausalLMDrafter(CausalLM(model), target.vocab), POLICY)
+        start = [VOCAB - 1, *PROMPT, VOCAB - 2]
+        result = decoder.generate(start, NEW_TOKENS)
+        assert result.tokens == plain.generate(start, NEW_TOKENS).tokens
+        assert max(result.tokens) >= VOCAB - 9, "the text should hold a token that a smaller drafter lacks"
+        assert all(step.tree.tokens.max() < VOCAB for step in result.steps)
+        assert result.mean_acceptance_length > 1.3
+
+    def test_a_larger_drafter_loses_the_mass_of_the_tokens_that_the_target_lacks(self, target):
+        config = ARCHITECTURES["llama"]()
+        config.vocab_size = VOCAB + 11
+        drafter = CausalLMDrafter(CausalLM(build(config)), target.vocab)
+        drafter.reset(PROMPT, None)
+        law = log_probs_of(drafter.root(PROMPT))
+        assert law.shape == (1, VOCAB)
+        assert law.exp().sum().item() == pytest.approx(1.0)
+
+
+class TestSharpened:
+    def test_it_sharpens_at_temperature_0_only(self, target, drafter):
+        sharpened = Sharpened(drafter, 0.25)
+        decoders = [Decoder(target, each, OptTree(10, 0.0, 4)) for each in (sharpened, drafter)]
+        for temperature, equal in ((0.0, False), (0.7, True)):
+            sampling = Sampling(temperature=temperature)
+            trees = [next(decoder.steps(PROMPT, 10, sampling)).tree for decoder in decoders]
+            assert np.array_equal(trees[0].path_log_probs, trees[1].path_log_probs) == equal
+
+    def test_its_law_is_the_drafter_s_at_another_temperature(self, drafter):
+        sharpened = Sharpened(drafter, 0.25)
+        drafter.reset(PROMPT, None)
+        bare = log_probs_of(drafter.root(PROMPT))
+        drafter.reset(PROMPT, None)
+        law = log_probs_of(sharpened.root(PROMPT))
+        assert torch.allclose(law, (bare.exp() ** 4 / (bare.exp() ** 4).sum()).log())
+        assert sharpened.at_temperature(0) is sharpened and sharpened.at_temperature(0.5) is drafter
+
+    @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
+    def test_it_divides_in_float32_or_wider_and_leaves_the_drafter_s_scores_alone(self, drafter, monkeypatch, dtype):
+        scores = torch.randn(1, 50, generator=torch.Generator().manual_seed(0)).to(dtype)
+        kept = scores.clone()
+        monkeypatch.setattr(drafter, "root", lambda context: scores)
+        got = Sharpened(drafter, 0.3).root(PROMPT)
+        wide = torch.promote_types(dtype, torch.float32)
+        assert got.dtype == wide and torch.allclose(got, kept.to(wide) / 0.3)
+        assert torch.equal(scores, kept)
+
+    @pytest.mark.parametrize("temperature", [0.0, -1.0, float("nan")])
+    def test_a_temperature_that_is_not_positive_is_refused(self, drafter, temperature):
+        with pytest.raises(ValueError, match="must be positive"):
+            Sharpened(drafter, temperature)
+
+    def test_it_counts_what_the_drafter_counts(self, target, drafter):
+        step = next(Decoder(target, Sharpened(drafter, 0.5), POLICY).steps(PROMPT, 10))
+        assert step.draft_forwards > 0 and step.draft_tokens >= len(PROMPT)
+        assert step.times.draft_forward > 0
+
+
+class TestDrafterCache:
+    @pytest.mark.parametrize("architecture", ["llama", "mistral", "gemma3"])
+    def test_the_rows_it_keeps_are_those_of_a_fresh_prefill(self, architecture):
+        target, draft = CausalLM(tiny(architecture)), CausalLM(tiny_drafter(architecture))
+        drafter, fresh = CausalLMDrafter(draft), CausalLM(draft.model, probe=False)
+        context, kept = list(PROMPT), 0
+        for step in Decoder(target, drafter, OptTree(12, 0.0, 5)).steps(PROMPT, 30):
+            before = len(context)
+            context += step.tokens
+            if step.tree.nodes == 0:
+                continue  # nothing more could be emitted than the target's own token: the drafter was not asked
+            assert before <= draft.length <= before + step.accepted
+            kept += draft.length - before
+            fresh.reset()
+            fresh.append(context[: draft.length])
+            for ours, theirs in zip(draft.cache._groups, fresh.cache._groups, strict=True):
+                assert (ours[..., : draft.length, :] - theirs[..., : draft.length, :]).abs().max() < 1e-9
+        assert kept > 5, "accepted rows should be kept, not recomputed"
+
+    def test_a_step_costs_it_one_forward_for_the_root_and_one_a_layer(self, target, drafter):
+        """Counters against what went through the model itself."""
+        seen: list[int] = []
+        handle = drafter.lm.model.register_forward_pre_hook(
+            lambda module, args, inputs: seen.append(inputs["input_ids"].shape[1]), with_kwargs=True
+        )
+        for step in Decoder(target, drafter, POLICY).steps(PROMPT, 30):
+            assert step.draft_forwards == len(seen)
+            assert step.draft_tokens == sum(seen)
+            assert step.draft_forwards >= step.tree.depths.max()
+            seen.clear()
+        handle.remove()
+
+    def test_plain_decoding_drafts_nothing(self, plain):
+        for step in plain.steps(PROMPT, 5):
+            assert (step.draft_forwards, step.draft_tokens, step.times.draft_forward) == (0, 0, 0.0)
+            assert step.tree.nodes == 0 and step.accepted == 0
+
+
+class TestReadBacks:
+    @pytest.mark.parametrize("kind", ["draft", "eagle"])
+    @pytest.mark.parametrize("sampling", [Sampling(), Sampling(temperature=0.8)], ids=["greedy", "sampled"])
+    def test_one_read_back_a_draft_layer_and_one_a_step(self, monkeypatch, target, kind, sampling):
+        monkeypatch.setattr("opt_tree.core.native.code", None)  # which reads what lies on the host where it is
+        reads = []
+
+        def counted(*tensors):
+            reads.append(len(tensors))
+            return fetch(*tensors)
+
+        # The package re-exports the functions `greedy` and `match` under the names of their modules.
+        for module in ("opt_tree.core.children.top_k", "opt_tree.verifiers.greedy", "opt_tree.verifiers.match"):
+            monkeypatch.setattr(sys.modules[module], "fetch", counted)
+        for module in ("opt_tree.core.children.top_k", "opt_tree.verifiers.greedy", "opt_tree.core.sampling"):
+            monkeypatch.setattr(sys.modules[module], "on_host", lambda tensor: False)
+        target = CausalLM(build(ARCHITECTURES["llama"]()))
+        drafter: Drafter = (
+            EagleDrafter(tiny_head(target.model), target)
+            if kind == "eagle"
+            else CausalLMDrafter(CausalLM(tiny_drafter("llama")))
+        )
+        layers = 0
+        for step in Decoder(target, drafter, OptTree(10, 0.0, 4)).steps(PROMPT, 25, sampling):
+            assert len(reads) == step.draft_forwards + 1
+            layers = max(layers, step.draft_forwards)
+            reads.clear()
+        assert layers == 4
+
+
+class TestOutputLifetime:
+    @pytest.mark.parametrize("kind", ["draft", "eagle"])
+    @pytest.mark.parametrize("sampling", [Sampling(), Sampling(temperature=0.8)], ids=["greedy", "sampled"])
+    def test_nobody_reads_an_output_after_the_next_forward(self, monkeypatch, kind, sampling):
+        """In a CUDA graph outputs are static buffers: the next replay overwrites them. Here they turn to NaN."""
+        monkeypatch.setattr("opt_tree.models.causal_lm._PREFILL_ROWS", 5)
+
+        def trees() -> list[tuple[list[int], list[float]]]:
+            target = CausalLM(build(ARCHITECTURES["llama"]()))
+            drafter: Drafter = (
+                EagleDrafter(tiny_head(target.model), target)
+                if kind == "eagle"
+                else CausalLMDrafter(CausalLM(tiny_drafter("llama")))
+            )
+            steps = Decoder(target, drafter, POLICY).steps(PROMPT, 20, sampling)
+            return [(step.tokens, step.tree.path_log_probs.tolist()) for step in steps]
+
+        expected = trees()
+        run, outputs = CausalLM.run, {}
+
+        @torch.inference_mode()
+        def overwriting(self, *arguments, **options):
+            for tensor in outputs.pop(id(self), ()):
+                tensor.fill_(torch.nan)
+            output = run(self, *arguments, **options)
+            outputs[id(self)] = [output.logits, *output.features.values()]
+            return output
+
+        monkeypatch.setattr(CausalLM, "run", overwriting)
+        assert trees() == expected
+
+
+class TestComposition:
+    def test_a_tree_needs_a_drafter(self, target):
+        with pytest.raises(TypeError, match="OptTree needs a drafter"):
+            Decoder(target, None, OptTree())
+
+    def test_times_add_up(self, decoder):
+        result = decoder.generate(PROMPT, 20)
+        assert result.prefill_seconds > 0
+        assert [step.times.prefill for step in result.steps[1:]] == [0.0] * (len(result.steps) - 1)
+        for step in result.steps:
+            times = step.times
+            assert times.total == pytest.approx(times.draft + times.verify + times.commit)
+            assert 0 < times.target_forward < times.verify
+            assert times.draft_forward < times.draft and (times.draft_forward > 0) == (step.draft_forwards > 0)
+            assert times.other == pytest.approx(times.total - times.draft_forward - times.target_forward)
+        assert sum(step.times.total for step in result.steps) + result.prefill_seconds < result.seconds
+        assert result.tokens_per_second == pytest.approx(20 / result.seconds)
+
+
+def test_what_is_of_another_kind_is_said_before_anything_runs(target, drafter, decoder):
+    for parts, named in (
+        ((target.model, drafter, POLICY), "LlamaForCausalLM is no target"),
+        ((target, target.model, POLICY), "LlamaForCausalLM is no drafter"),
+        ((target, drafter, 8), "8 is neither a tree policy"),
+    ):
+        with pytest.raises(TypeError, match=named):
+            inspect.unwrap(Decoder.__init__)(object.__new__(Decoder), *parts)  # the tests' own type checks left out
+    for options, named in (
+        ({"max_new_tokens": 2.5}, "got 2.5: whole tokens"),
+        ({"sampling": 0.7}, "must be a Sampling"),
+        ({"stop": "."}, "must be a rule"),
+    ):
+        with pytest.raises((TypeError, ValueError), match=named):
+            inspect.unwrap(Decoder.generate)(decoder, PROMPT, **options)
+    for kind, values in ((OptTree, {"nodes": 8.5}), (OptTree, {"max_depth": 2.5}), (Sampling, {"top_k": 2.5})):
+        wrong = kind()
+        for name, value in values.items():
+            object.__setattr__(wrong, name, value)
+        with pytest.raises(ValueError, match="whole"):
+            wrong.__post_init__()

@@ -1,0 +1,140 @@
+"""The registries: a policy is listed once, and whatever is listed is lossless."""
+
+import dataclasses
+
+import pytest
+from tiny_models import ARCHITECTURES, build, prompt, tiny, tiny_drafter
+
+from opt_tree import (
+    CausalLM,
+    CausalLMDrafter,
+    CheckpointError,
+    Decoder,
+    EagleDrafter,
+    OptTree,
+    Sampling,
+    Sharpened,
+    load_drafter,
+    load_pair,
+)
+from opt_tree.core.children import IID, TopK, WithoutReplacement
+from opt_tree.decoding.presets import PRESETS, plain
+from opt_tree.drafters.registry import DrafterOptions, parse_spec
+from opt_tree.policies import POLICIES, AcceptanceRates, Delayed, SequoiaTree, Static, make_policy
+from opt_tree.policies.registry import takes
+from opt_tree.verifiers import match
+
+
+@pytest.fixture(scope="module")
+def target():
+    return CausalLM(build(ARCHITECTURES["llama"]()))
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_whatever_is_listed_decodes_as_plain_decoding_does(name, target):
+    decoder = Decoder(target, CausalLMDrafter(CausalLM(tiny_drafter("llama"))), make_policy(name, nodes=9))
+    for sampling in (Sampling(), Sampling(1.0)):
+        answer = decoder.generate(prompt(12), 20, sampling, seed=3)
+        if decoder.verifier is match or not sampling.temperature:  # the others draw for themselves, by the same law
+            assert answer.tokens == plain(target).generate(prompt(12), 20, sampling, seed=3).tokens
+        sizes = {step.tree.nodes for step in answer.steps}
+        assert max(sizes) <= 9 and (name == "plain" or max(sizes) > 0)
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_budgets_are_kept(name):
+    for nodes in (3, 8, 25):
+        policy = make_policy(name, nodes)
+        assert getattr(policy, "nodes", nodes) <= nodes
+
+
+def test_parameters_follow_the_name():
+    assert make_policy("opt:0.2", 30) == OptTree(30, 0.2)
+    assert make_policy("opt:0.2:4", 30) == OptTree(30, 0.2, 4)
+    assert make_policy("delayed:3:1", 10) == Delayed(trunk=1, branches=3, length=3)
+    rates = AcceptanceRates((0.6, 0.3, 0.1))
+    assert make_policy("sequoia:2", 5, rates=rates) == SequoiaTree(rates, 5, 2)
+    assert make_policy("kary:3", 12, siblings=IID) == Static(Static.kary(3, 2).paths, IID)
+    assert dataclasses.replace(make_policy("eagle2:4:3", 20), nodes=1).top_k == 4
+
+
+@pytest.mark.parametrize(
+    ("spec", "nodes", "message"),
+    [
+        ("medusa_tree", 8, "unknown policy 'medusa_tree'; there are opt, eagle2"),
+        ("opt:a", 8, "opt:a: what follows opt must be numbers: threshold, max_depth"),
+        ("binary:2", 8, "binary:2: binary takes no parameters, got 1 numbers"),
+        ("chains:9", 8, "9 chains need at least 9 nodes, the budget is 8"),
+        ("delayed:3:2:9", 8, "delayed:3:2:9 has 29 nodes, the budget is 8"),
+        ("opt:-1", 8, "threshold must be 0 or more, got -1"),
+    ],
+)
+def test_what_is_not_understood_is_said(spec, nodes, message):
+    with pytest.raises(ValueError, match=message):
+        make_policy(spec, nodes)
+
+
+def test_fixed_shapes_take_any_kind_of_children():
+    for name in POLICIES:
+        if takes(name, "siblings"):
+            for siblings in (TopK, IID, WithoutReplacement):
+                assert isinstance(make_policy(name, 8, siblings).children, siblings)
+
+
+def test_drawn_siblings_skip_no_rank():
+    """By these rates the third child of the root pays before the second, which cannot be drawn without it."""
+    rates = AcceptanceRates((0.6, 0.1, 0.5), ((0.5, 0.05, 0.4),))
+    for siblings in (IID, WithoutReplacement):
+        paths = make_policy("medusa", 8, siblings, rates).paths
+        assert all(path[-1] == 0 or (*path[:-1], path[-1] - 1) in paths for path in paths)
+
+
+def test_presets_use_the_same_names():
+    """One name each: a tree that both know is called alike; presets add verifiers, the registry shapes and batches."""
+    assert set(POLICIES) - set(PRESETS) == {"binary", "chains", "published", "shared", "threshold_chain"}
+    assert set(PRESETS) - set(POLICIES) == {"specinfer", "spectr", "block_verification", "traversal_verification"}
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "path"),
+    [
+        ("demo", "lm", "demo"),
+        ("lm:demo", "lm", "demo"),
+        ("eagle:demo", "eagle", "demo"),
+        ("JackFram/llama-68m", "lm", "JackFram/llama-68m"),
+        ("./some:folder/x", "lm", "./some:folder/x"),
+        ("eagle:yuhuili/EAGLE-llama2-chat-7B", "eagle", "yuhuili/EAGLE-llama2-chat-7B"),
+    ],
+)
+def test_specs_of_drafters(text, kind, path):
+    assert parse_spec(text) == (kind, path)
+    assert str(parse_spec(text)) == f"{kind}:{path}"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("egale:demo", "unknown kind of drafter 'egale' in 'egale:demo'; there are lm, eagle"),
+        ("eagle", "'eagle' does not say where it lies: eagle:PATH, or eagle:demo"),
+        ("lm:", "'lm:' does not say where it lies"),
+        ("eagle:./nowhere", "nowhere"),
+        ("lm:./nowhere", "no model folder at ./nowhere"),
+    ],
+)
+def test_specs_that_are_not_understood(text, message):
+    with pytest.raises(CheckpointError, match=message):
+        load_drafter(text, CausalLM(tiny("llama")))
+
+
+def test_the_embedded_drafters_by_spec():
+    pair = load_pair("demo", "eagle:demo")
+    assert isinstance(pair.drafter, Sharpened) and isinstance(pair.drafter.bare, EagleDrafter)
+    assert pair.drafter.describe().startswith("EAGLE head demo: 2.8 M parameters, ")
+    assert pair.drafter.describe().endswith(f", sharpened by temperature {pair.drafter.temperature:.2f}")
+    assert set(pair.drafter.settings) == {"draft_dtype", "sharpening"}
+    model = load_drafter("lm:demo", pair.target, DrafterOptions(pair.tokenizer, bare=True))
+    assert isinstance(model, CausalLMDrafter) and model.bare is model
+    assert model.describe() == "draft model demo: 1.4 M parameters, float32"
+    assert model.settings == {"draft_dtype": "float32"}
+    with pytest.raises(CheckpointError, match="a drafter or an EAGLE head, not both"):
+        load_pair("demo", "demo", eagle="demo")

@@ -1,0 +1,282 @@
+"""A conversation keeps its cache: with it and without it the same texts, in the same steps, turn after turn."""
+
+import functools
+
+import pytest
+import torch
+from test_dflash import model as tiny_dflash
+from test_eagle3 import KNOWN, tiny_head3
+from test_early_exit import deep, exit_of
+from test_longrope import BORDER, CONFIGS
+from test_one_pass import medusa, residual
+from test_store import documents
+from tiny_models import ARCHITECTURES, CONTEXT, VOCAB, prompt, tiny, tiny_drafter, tiny_head
+from transformers import AutoModelForCausalLM, DynamicCache
+
+from opt_tree import Decoder, OptTree, Sampling, Sharpened, Static
+from opt_tree.core.target import shared
+from opt_tree.drafters import (
+    CausalLMDrafter,
+    ChainLMDrafter,
+    Copying,
+    DFlashDrafter,
+    DrafterAround,
+    EagleDrafter,
+    EarlyExit,
+    Grafted,
+    NGramDrafter,
+    NGramRecycling,
+    Product,
+    Rasd,
+    Store,
+    StoreDrafter,
+    TokenRecycling,
+)
+from opt_tree.drafters.heads.eagle3 import Eagle3Drafter
+from opt_tree.drafters.registry import KINDS
+from opt_tree.models.causal_lm import Buckets, CausalLM
+from opt_tree.models.chain_lm import ChainLM
+from opt_tree.training.fitting.store import Recipe, build
+
+POLICY = OptTree(nodes=7, threshold=0.0, max_depth=4)
+NEW = 8
+
+
+def small(target=None):
+    return CausalLMDrafter(CausalLM(tiny_drafter("llama")), VOCAB)
+
+
+def head(target):
+    return EagleDrafter(tiny_head(target.model), target)
+
+
+def store(target=None):
+    return StoreDrafter(Store(build(documents(prompt(500), prompt(60, seed=1)), Recipe(VOCAB, order=3))))
+
+
+MAKERS = {
+    "lm": small,
+    "lm, path by path": lambda target: ChainLMDrafter(ChainLM(tiny_drafter("llama")), VOCAB),
+    "eagle": lambda target: Sharpened(head(target), 0.7),
+    "eagle3": lambda target: Eagle3Drafter(tiny_head3(target), target, tokens=KNOWN, layers=(0, 1, 2)),
+    "exit": lambda target: EarlyExit(exit_of(target), target),
+    "medusa": medusa,
+    "onepass": residual,
+    "dflash": lambda target: DFlashDrafter(tiny_dflash(), target),
+    "ngram": lambda target: NGramDrafter(),
+    "store": store,
+    "recycling": lambda target: TokenRecycling(VOCAB),
+    "ngram-recycling": lambda target: NGramRecycling(keep=False),
+    "graft": lambda target: Grafted(head(target), NGramDrafter(), 2),
+    "copy": lambda target: Copying(head(target)),
+    "product": lambda target: Product(small(), store()),
+    "rasd": lambda target: Rasd(small(), NGramDrafter()),
+}
+ANEW = {"dflash"}
+"""Kinds that begin every prompt anew."""
+LEARNT = {"recycling", "ngram-recycling"}
+"""Kinds that have seen the rows of a prompt once where it is reused, and twice where it is not: other trees."""
+
+
+@functools.cache
+def target_model():
+    return deep()
+
+
+def turns(answer, context):
+    """Ask a conversation's prompts; `answer` gives the new tokens of one. As they come: the next turn, another end of
+    the text, the same once more, its beginning alone, one token of it, all of it, and more up to the context's end."""
+    first = prompt(10) * 2
+    text = first + answer(first) + prompt(9, seed=2)
+    answer(text)
+    other = text[:15] + prompt(8, seed=4)
+    answer(other)
+    answer(other)
+    answer(other[:-5])
+    answer(other[:1])
+    answer(other)
+    if context:
+        answer((other * 12)[: CONTEXT - 4])
+
+
+def compare(plain, reusing, sampling=Sampling(), steps=True, context=False):
+    """Return how many tokens of each prompt were reused; the other decoder begins every prompt anew.
+
+    `steps`: the trees are the same, too.
+    """
+    found = []
+
+    def answer(text):
+        expected = plain.generate(text, NEW, sampling, seed=len(text))
+        before = reusing.target.work.tokens
+        result = reusing.generate(text, NEW, sampling, seed=len(text), reuse=True)
+        assert (result.tokens, result.finish_reason) == (expected.tokens, expected.finish_reason)
+        if steps:
+            assert result.accept_lengths == expected.accept_lengths
+        if isinstance(reusing.target, CausalLM) and not isinstance(reusing.drafter, EarlyExit):
+            scored = sum(len(step.tree) for step in result.steps)
+            assert reusing.target.work.tokens - before == len(text) - 1 - result.reused + scored
+        assert expected.reused == 0 <= result.reused < max(len(text) - 1, 1)
+        found.append(result.reused)
+        return result.tokens
+
+    turns(answer, context)
+    return found
+
+
+def test_every_kind_is_here():
+    assert {name.partition(",")[0].partition(" ")[0] for name in MAKERS} == set(KINDS)
+
+
+@pytest.mark.parametrize("kind", MAKERS)
+def test_every_kind_of_drafter(kind):
+    """The same trees too: a drafter that resumed at the wrong place would draft others."""
+    targets = [CausalLM(target_model()) for _ in range(2)]
+    decoders = [Decoder(target, MAKERS[kind](target), POLICY) for target in targets]
+    reused = compare(*decoders, steps=kind not in LEARNT)
+    if kind in ANEW:
+        assert not any(reused)
+        return
+    assert reused[0] == reused[5] == 0
+    for place, least in ((1, 20 + NEW), (2, 15), (3, 22), (4, 17), (6, 1)):
+        assert reused[place] >= least - 1, (place, reused)
+
+
+def test_drawn_texts_up_to_the_end_of_the_context():
+    targets = [CausalLM(target_model()) for _ in range(2)]
+    plain, reusing = [Decoder(target, head(target), POLICY) for target in targets]
+    assert sum(compare(plain, reusing, Sampling(0.9, top_p=0.9), context=True)) > 90
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_every_architecture(architecture):
+    """Windows and chunks too: no row leaves the cache, so a shorter text finds what it sees. Every third is padded."""
+    buckets = None if list(ARCHITECTURES).index(architecture) % 3 else Buckets((1, 8, 32), (64, 128))
+    pair = [Decoder(CausalLM(tiny(architecture), buckets), NGramDrafter(), POLICY) for _ in range(2)]
+    assert sum(compare(*pair)) > 70
+
+
+def test_path_by_path_begins_anew():
+    targets = [ChainLM(tiny("llama")) for _ in range(2)]
+    pair = [Decoder(target, small(), POLICY) for target in targets]
+    assert not any(compare(*pair))
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_longrope_keeps_nothing_across_its_border(name):
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = AutoModelForCausalLM.from_config(CONFIGS[name](), dtype=torch.float64).eval()
+    plain, reusing = [Decoder(CausalLM(model), None, Static.empty()) for _ in range(2)]
+    text, found = prompt(12), []
+    for _ in range(5):  # up to 12, 22, 32, 42, 52 tokens, and then back
+        expected, result = plain.generate(text, 5), reusing.generate(text, 5, reuse=True)
+        assert result.tokens == expected.tokens
+        found.append(result.reused)
+        text = [*text, *result.tokens, *prompt(5, seed=len(text))]
+    assert found == [0, 16, 26, 0, 0] and BORDER == 32
+    assert reusing.generate(text[:22], 5, reuse=True).tokens == plain.generate(text[:22], 5).tokens
+
+
+def test_another_drafter_in_between():
+    """Each knows of which tokens its own rows are: the head was not there for the second turn, nor for the first text
+    of the third decoder, whose target is the same."""
+    target, other = CausalLM(target_model()), CausalLM(target_model())
+    heads = [Decoder(one, head(one), POLICY) for one in (target, other)]
+    lookup = Decoder(target, NGramDrafter(), POLICY)
+    text = prompt(30)
+    text += heads[0].generate(text, NEW, reuse=True).tokens + prompt(4, seed=5)
+    text += lookup.generate(text, NEW, reuse=True).tokens + prompt(4, seed=6)
+    result, expected = heads[0].generate(text, NEW, reuse=True), heads[1].generate(text, NEW)
+    assert (result.tokens, result.accept_lengths) == (expected.tokens, expected.accept_lengths)
+    assert 30 + NEW - 2 <= result.reused < 30 + NEW + 5
+    changed = [VOCAB - 1, *text[1:]]
+    lookup.generate(changed, NEW)
+    result, expected = heads[0].generate(changed, NEW, reuse=True), heads[1].generate(changed, NEW)
+    assert (result.tokens, result.accept_lengths, result.reused) == (expected.tokens, expected.accept_lengths, 0)
+
+
+def test_side_by_side_each_lane_keeps_its_own():
+    def talk(seed, reuse):
+        def job(decoder):
+            text, found = prompt(20, seed), []
+            for turn in range(3):
+                found.append(decoder.generate(text, NEW, reuse=reuse and turn > 0))
+                text = text + found[-1].tokens + prompt(6, seed + turn + 1)
+            return found
+
+        return job
+
+    target = CausalLM(target_model())
+    decoder = Decoder(target, head(target), POLICY)
+    alone = [talk(seed, False)(decoder) for seed in range(3)]
+    for place, found in decoder.side_by_side((talk(seed, True) for seed in range(3)), width=2):
+        assert [result.tokens for result in found] == [result.tokens for result in alone[place]]
+        assert [result.reused > 0 for result in found] == [False, True, True]
+
+
+def test_a_text_that_stopped_inside_a_tree_goes_on():
+    """What the target accepted behind the stop is not what the next prompt says."""
+    pair = [Decoder(CausalLM(target_model()), small(), POLICY) for _ in range(2)]
+    ends = {pair[0].generate(prompt(9) * 3, NEW).tokens[k] for k in (1, 2)}
+    text = prompt(9) * 3
+    for turn in range(3):
+        expected, result = [
+            one.generate(text, NEW, stop=lambda tokens: "end" if tokens[-1] in ends else None, reuse=reuse)
+            for one, reuse in zip(pair, (False, True), strict=True)
+        ]
+        assert result.tokens == expected.tokens and (result.reused > 0) == (turn > 0)
+        text = text + result.tokens + prompt(3, seed=turn)
+
+
+def test_rows_that_were_given_are_nobodys_text():
+    """An image's rows stand behind tokens that say nothing of it."""
+    target = CausalLM(tiny("llama"))
+    decoder, past = Decoder(target, None, Static.empty()), DynamicCache()
+    tiny("llama")(torch.tensor([prompt(20, seed=7)]), past_key_values=past, use_cache=True)
+    expected = decoder.generate(prompt(25), NEW).tokens
+    with target.given(past):
+        assert decoder.generate(prompt(25), NEW, reuse=True).tokens != expected
+        assert decoder.generate(prompt(25), NEW, reuse=True).reused == 0
+    result = decoder.generate(prompt(25), NEW, reuse=True)
+    assert (result.tokens, result.reused) == (expected, 0)
+
+
+def test_whoever_resets_the_target_or_runs_it_alone_is_seen():
+    target = CausalLM(tiny("llama"))
+    decoder = Decoder(target, None, Static.empty())
+    expected = decoder.generate(prompt(25), NEW)
+    target.append(prompt(5, seed=1))
+    result = decoder.generate(prompt(25), NEW, reuse=True)
+    assert (result.tokens, result.reused) == (expected.tokens, 23)
+    target.reset()
+    assert decoder.generate(prompt(25), NEW, reuse=True).reused == 0
+    target.take(target.model)
+    assert decoder.generate(prompt(25), NEW, reuse=True).tokens == expected.tokens
+
+
+def test_a_wrapper_with_a_reset_of_its_own_begins_anew():
+    class Own(DrafterAround):
+        def reset(self, prompt, output):
+            assert output is not None and len(output.features[-1]) == len(prompt) - 1
+            super().reset(prompt, output)
+
+    target = CausalLM(target_model())
+    decoder = Decoder(target, Own(head(target)), POLICY)
+    assert [decoder.generate(prompt(25), NEW, reuse=True).reused for _ in range(2)] == [0, 0]
+
+
+def test_steps_take_it_too_and_an_interrupted_one_leaves_what_is_true():
+    pair = [Decoder(CausalLM(target_model()), small(), POLICY) for _ in range(2)]
+    text = prompt(25)
+    running = pair[1].steps(text, NEW)
+    found = [token for _ in range(2) for token in next(running).tokens]
+    running.close()
+    text = text + found + prompt(4, seed=1)
+    tokens = [token for step in pair[1].steps(text, NEW, reuse=True) for token in step.tokens]
+    assert tokens[:NEW] == pair[0].generate(text, NEW).tokens
+    assert pair[1].target.work.tokens < pair[0].target.work.tokens + 25
+
+
+def test_what_two_texts_share():
+    assert [shared([], [1]), shared([1, 2], [1, 2, 3]), shared([1, 2, 4], [1, 2, 3]), shared([2], [1])] == [0, 2, 2, 0]

@@ -1,0 +1,170 @@
+"""OPT-Tree over a table, node by node: the tree of the loop, layer by layer."""
+
+import numpy as np
+import pytest
+import torch
+from conftest import TableDrafter, hashed_laws
+from test_store import documents
+from tiny_models import VOCAB, prompt, tiny, tiny_head
+
+from opt_tree import OptTree
+from opt_tree.core.target import Output
+from opt_tree.decoding.draft import draft
+from opt_tree.decoding.table_trees import looked_up
+from opt_tree.drafters import (
+    EagleDrafter,
+    Grafted,
+    NGramDrafter,
+    NGramRecycling,
+    Product,
+    ResidualDrafter,
+    ResidualHeads,
+    Sharpened,
+    Store,
+    StoreDrafter,
+    TokenRecycling,
+)
+from opt_tree.drafters.heads.one_pass import MedusaDrafter, MedusaHeads
+from opt_tree.models.causal_lm import CausalLM
+from opt_tree.training.fitting.store import Recipe, build
+
+
+class Layered(OptTree):
+    """The same policy for whoever does not look inside: it takes the loop."""
+
+
+def tables():
+    store = Store(build(documents(prompt(600, seed=3, vocab=9), prompt(300, seed=4)), Recipe(VOCAB, order=3)))
+    yield NGramDrafter((3.1,))
+    yield NGramDrafter((4.3, 2.1, 1.3, 0.7))
+    yield StoreDrafter(store)
+    yield StoreDrafter(store, weight=0)
+    yield StoreDrafter(store, (0.3, 0.2, 0.1))
+    yield TokenRecycling(VOCAB, (0.41, 0.23, 0.11, 0.0, 0.02))
+    yield NGramRecycling(k=5)
+
+
+def drafters():
+    yield from tables()
+    for depth, table in enumerate(tables()):
+        cells = (None, 16)[depth % 2]
+        yield Grafted(TableDrafter(hashed_laws(depth, VOCAB, cells)), table, 1 + depth % 3)
+
+
+def begin(drafter, text, seed=0):
+    """Begin a prompt after a prefill of random logits, which recycling learns from."""
+    logits = 2 * torch.randn(max(len(text) - 1, 0), VOCAB, generator=torch.Generator().manual_seed(seed))
+    drafter.reset(text, Output(logits) if len(logits) else None)
+
+
+def drawn(tree):
+    return tree.tokens.tolist(), tree.parents.tolist()
+
+
+@pytest.mark.parametrize("threshold", [0.0, 0.02, 0.1, 0.3])
+@pytest.mark.parametrize("nodes", [1, 2, 7, 24, 60])
+@pytest.mark.parametrize("limit", [1, 2, 9])
+def test_the_tree_is_the_loops(nodes, limit, threshold):
+    sizes, depths = set(), set()
+    for seed in range(3):
+        text = prompt(90, seed=seed, vocab=9)
+        for drafter in drafters():
+            for end in (1, 2, 20, 90):
+                begin(drafter, text[:end], seed)
+                quick = draft(drafter, OptTree(nodes, threshold, limit), text[:end], limit)
+                loops = draft(drafter, Layered(nodes, threshold, limit), text[:end], limit)
+                assert drawn(quick) == drawn(loops)
+                assert quick.path_log_probs == pytest.approx(loops.path_log_probs, abs=1e-12)
+                sizes.add(quick.nodes)
+                depths.add(quick.depths.max())
+    assert nodes in sizes or nodes > 9
+    assert max(depths) > min(limit - 1, nodes // 7, 3)
+
+
+def medusa(target):
+    return MedusaDrafter(MedusaHeads(target.hidden, VOCAB, 3), target)
+
+
+def residual(target):
+    """Only some tokens have a column."""
+    eagle = EagleDrafter(tiny_head(target.model), target)
+    return ResidualDrafter(ResidualHeads(target.hidden, 4, 8).double(), eagle, target, torch.arange(1, VOCAB, 2))
+
+
+@pytest.mark.parametrize("threshold", [0.0, 0.005])
+@pytest.mark.parametrize("exponents", [(0.7, 0.7), (1.4, 0.1, 0.5, 0.7)])
+@pytest.mark.parametrize("maker", [medusa, residual])
+@torch.inference_mode()
+def test_a_product_in_one_pass(threshold, exponents, maker):
+    """Behind a table that knows little the model decides, below its last head the table alone."""
+    target = CausalLM(tiny("llama"))
+    target.watch((-1,))
+    model = maker(target)
+    for weight in model.heads.requires_grad_(False).parameters():
+        weight.normal_(0, 0.3, generator=torch.Generator().manual_seed(0))
+    drafter = Product(model, NGramDrafter((0.4, 0.2)), exponents)
+    depths = set()
+    for seed in range(8):
+        text = prompt(60, seed=seed, vocab=(6, VOCAB)[seed % 2])
+        output = target.append(text[:-1])
+        target.reset()
+        for nodes in (1, 5, 24):
+            trees = []
+            for kind in (OptTree, Layered):
+                drafter.reset(text, output)
+                trees.append(draft(drafter, kind(nodes, threshold, 7), text, 7))
+            quick, loops = trees
+            assert drawn(quick) == drawn(loops)
+            assert quick.path_log_probs == pytest.approx(loops.path_log_probs, abs=1e-5)
+            depths.add(quick.depths.max())
+    assert min(depths) < 3 < max(depths)
+
+
+def test_of_equals_the_one_that_the_loop_drafts_first_is_taken():
+    """Always 1, and then half the time 1 or 2: paths of 1, 1/2, 1/2, 1/2, 1/2, ... of every length."""
+    text = [1, 1, 2, 1, 3, 4, 3, 5, 4, 5, 5, 3]
+    model = TableDrafter(hashed_laws(0, 6, cells=4))
+    for table in (NGramDrafter((0.0,)), *(Grafted(model, NGramDrafter((0.0,)), depth) for depth in (1, 2, 3))):
+        for end in range(2, len(text)):
+            table.reset(text[:end], None)
+            for nodes in range(1, 20):
+                for threshold in (0.0, 0.01):
+                    quick, loops = (
+                        draft(table, kind(nodes, threshold, 8), text[:end], 8) for kind in (OptTree, Layered)
+                    )
+                    assert drawn(quick) == drawn(loops)
+
+
+def test_asked_below_nodes_of_the_tree_only():
+    drafter, asked = NGramDrafter((2.0, 1.0)), []
+    text = prompt(200, seed=2, vocab=7)
+    drafter.reset(text, None)
+    law = drafter.law
+    drafter.law = lambda tail: (asked.append(tail), law(tail))[1]
+    tree = draft(drafter, OptTree(12, 0.0, 3), text, 3)
+    assert tree.nodes == 12 and len(asked) == (tree.draft_rows >= 0).sum() < 13
+    assert sorted(tree.draft_rows[tree.draft_rows >= 0]) == list(range(len(asked)))
+    assert (tree.draft_rows[tree.depths == 3] == -1).all() and (tree.depths == 3).any()
+    for row in np.flatnonzero(tree.draft_rows >= 0).tolist():
+        path = [*text, *tree.tokens[tree.path_to(row)[1:]].tolist()]
+        assert asked[tree.draft_rows[row]] == tuple(path[-2:])
+
+
+@pytest.mark.parametrize("threshold", [0.0, 0.05])
+def test_a_models_rows_come_first(threshold):
+    text, model = prompt(200, seed=2, vocab=5), TableDrafter(hashed_laws(1, 5))
+    drafter = Grafted(model, NGramDrafter((2.0, 1.0)), 2)
+    drafter.reset(text, None)
+    rows, loops = (draft(drafter, kind(12, threshold, 8), text, 8).draft_rows for kind in (OptTree, Layered))
+    own = 1 + len(model.expanded[-1][0])
+    assert (rows >= own).any()
+    assert np.where(rows < own, rows, -1).tolist() == np.where(loops < own, loops, -1).tolist()
+
+
+def test_whatever_else_takes_the_loop():
+    table, model = NGramDrafter(), TableDrafter(hashed_laws(1, VOCAB))
+    assert looked_up(table, OptTree(3, 0.0), [1]).first == 0 == looked_up(table, OptTree(3, 0.1), [1]).first
+    assert looked_up(Grafted(model, table, 2), OptTree(3, 0.1), [1]).first == 2
+    assert looked_up(table, Layered(3, 0.0), [1]) is None
+    assert looked_up(model, OptTree(3, 0.0), [1]) is None is looked_up(Sharpened(model, 0.5), OptTree(3), [1])
+    assert looked_up(None, OptTree(3, 0.0), [1]) is None

@@ -1,0 +1,223 @@
+"""Transcripts, drawn trees and pages on trees made by hand and a tokenizer whose tokens are single bytes."""
+
+import html
+import re
+
+import numpy as np
+import pytest
+import transformers
+from byte_tokenizer import BYTES, STOP, byte_tokenizer
+from pages import Page
+
+from opt_tree import Generation, OptTree, Step, Tree
+from opt_tree.core.step import StepTimes
+from opt_tree.display import (
+    IncrementalText,
+    draw_tree,
+    in_notebook,
+    pieces,
+    summary,
+    telling_steps,
+    to_html,
+    token_label,
+    transcript,
+)
+from opt_tree.display.notebook import rich
+
+WORDS = ["the", " cat", " dog", " sat", " ran", "\n", "<b>&", "\x1b[31m", " ☃"]
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> transformers.PreTrainedTokenizerFast:
+    return byte_tokenizer(WORDS)
+
+
+def word(text: str) -> int:
+    """The token of one of WORDS."""
+    return BYTES + WORDS.index(text)
+
+
+def tree_of(tokens: list[int], parents: list[int], probs: list[float]) -> Tree:
+    return Tree(np.array(tokens), np.array(parents), np.log(probs), np.zeros(len(tokens), dtype=np.int64))
+
+
+def step_of(tree: Tree, path: list[int], own: int) -> Step:
+    tokens = [*tree.tokens[path[1:]].tolist(), own]
+    return Step(tree, path, tokens, OptTree(), 1, 1, StepTimes(0.004, 0.005, 0.001, 0.003, 0.004))
+
+
+def generation_of(steps: list[Step], kept: int | None = None, prompt: list[int] | None = None) -> Generation:
+    """A generation of these steps, the last one cut to `kept` tokens."""
+    lengths = [len(step.tokens) for step in steps]
+    if kept is not None:
+        lengths[-1] = kept
+    tokens = [token for step, length in zip(steps, lengths, strict=True) for token in step.tokens[:length]]
+    return Generation(prompt or [word("the")], tokens, "length", steps, lengths, 0.5)
+
+
+@pytest.fixture
+def tree() -> Tree:
+    """the -> cat (.6) -> sat (.4), ran (.1); the -> dog (.3). Stored so that the better sibling is not the first."""
+    return tree_of(
+        [word("the"), word(" dog"), word(" cat"), word(" ran"), word(" sat")], [-1, 0, 0, 2, 2], [1, 0.3, 0.6, 0.1, 0.4]
+    )
+
+
+def test_a_drawn_tree_lists_the_best_sibling_first_and_stars_the_path(tokenizer, tree):
+    assert draw_tree(tree, tokenizer, path=[0, 2, 4]).splitlines() == [
+        "the    4 nodes, E(A) 1.40, accepted 2 (*)",
+        "├─ ␣cat 0.60 *",
+        "│  ├─ ␣sat 0.40 *",
+        "│  └─ ␣ran 0.10",
+        "└─ ␣dog 0.30",
+    ]
+    assert "*" not in draw_tree(tree, tokenizer)
+
+
+def test_the_empty_tree_is_drawn_as_its_root(tokenizer):
+    assert draw_tree(tree_of([word("the")], [-1], [1.0]), tokenizer) == "the    0 nodes, E(A) 0.00"
+
+
+def test_a_chain_deeper_than_the_recursion_limit_is_drawn(tokenizer):
+    rows = 1500
+    chain = tree_of([word(" cat")] * rows, list(range(-1, rows - 1)), [1.0] * rows)
+    assert len(draw_tree(chain, tokenizer).splitlines()) == rows
+    step = step_of(chain, [0], word(" sat"))
+    assert to_html(generation_of([step]), tokenizer, steps=[0]).count("<circle") == rows + 1
+
+
+@pytest.mark.parametrize(("text", "label"), [(" cat", "␣cat"), ("\n", "↵"), ("\x1b[31m", "␛[31m"), ("<b>&", "<b>&")])
+def test_token_labels_fit_on_a_line(tokenizer, text, label):
+    assert token_label(tokenizer, word(text)) == label
+
+
+def test_a_part_of_a_character_is_labelled_by_its_number(tokenizer):
+    first = tokenizer("☃").input_ids[0]
+    assert token_label(tokenizer, first) == f"#{first}"
+    assert token_label(tokenizer, tokenizer.eos_token_id) == STOP
+
+
+def test_the_transcript_tells_drafted_from_own_tokens(tokenizer, tree):
+    generation = generation_of([step_of(tree, [0, 2, 4], word(" ran")), step_of(tree, [0], word("\n"))])
+    assert transcript(generation, tokenizer, color=False) == "[ cat sat] ran\n"
+    assert transcript(generation, tokenizer) == "\x1b[36m cat sat\x1b[0m ran\n"
+    assert [(piece.text, piece.drafted, piece.step) for piece in pieces(generation, tokenizer)] == [
+        (" cat sat", True, 0),
+        (" ran", False, 0),
+        ("\n", False, 1),
+    ]
+
+
+def test_a_step_cut_inside_its_path_ends_in_a_drafted_token(tokenizer, tree):
+    generation = generation_of([step_of(tree, [0, 2, 4], word(" ran"))], kept=1)
+    assert transcript(generation, tokenizer, color=False) == "[ cat]"
+    assert "1 in 1 steps, 1 of them drafted" in summary(generation)["tokens"]
+
+
+def test_a_stop_token_is_not_shown(tokenizer, tree):
+    assert transcript(generation_of([step_of(tree, [0], tokenizer.eos_token_id)]), tokenizer, color=False) == ""
+
+
+def test_control_characters_of_the_model_do_not_reach_the_terminal(tokenizer, tree):
+    generation = generation_of([step_of(tree, [0], word("\x1b[31m"))])
+    for text in (transcript(generation, tokenizer, color=False), to_html(generation, tokenizer)):
+        assert "\x1b" not in text
+        assert "␛[31m" in text
+
+
+def test_a_character_split_over_two_steps_goes_to_its_last_token(tokenizer):
+    start, middle, last = tokenizer("☃").input_ids
+    drafted = tree_of([word("the"), start], [-1, 0], [1, 0.5])
+    generation = generation_of(
+        [step_of(drafted, [0, 1], middle), step_of(tree_of([middle, last], [-1, 0], [1, 0.5]), [0, 1], word(" sat"))]
+    )
+    assert transcript(generation, tokenizer, color=False) == "[☃] sat"
+    assert "☃" in to_html(generation, tokenizer)
+
+
+def test_a_character_that_is_never_finished_shows_as_a_replacement_sign(tokenizer, tree):
+    start = tokenizer("☃").input_ids[0]
+    assert transcript(generation_of([step_of(tree, [0, 2], start)]), tokenizer, color=False) == "[ cat]\ufffd"
+
+
+@pytest.mark.parametrize("text", ["naïve ☃ 🙂 Ünïcödé\n\ttab", " leading space", "🙂🙂"])
+def test_incremental_text_is_the_decoded_text(tokenizer, text):
+    decoder = IncrementalText(tokenizer)
+    tokens = tokenizer(text).input_ids
+    assert "".join([*(decoder.add(token) for token in tokens), decoder.rest()]) == text
+
+
+def test_the_page_is_whole_self_contained_and_escaped(tokenizer, tree):
+    steps = [step_of(tree, [0, 2, 4], word("<b>&")), step_of(tree, [0], word("\n"))]
+    page = to_html(generation_of(steps, prompt=[word("<b>&")]), tokenizer, facts={"<i>": "a & b"})
+    parsed = Page(page)
+    assert "b" not in parsed.found  # the model's mark-up stayed text
+    assert " cat sat<b>&" in parsed.text and "<i>" in parsed.text and "a & b" in parsed.text
+    assert not re.search(r"(src|href)=|@import|url\(", page)
+    assert "step 1: A 2, E(A) 1.40, 4 nodes, 10.0 ms" in parsed.titles
+    assert "step 2: A 0, E(A) 1.40, 4 nodes, 10.0 ms" in parsed.titles
+    assert html.escape("<b>&") in page
+    assert "prefers-color-scheme: dark" in page
+
+
+def test_every_style_is_scoped_so_that_a_notebook_keeps_its_own(tokenizer, tree):
+    page = to_html(generation_of([step_of(tree, [0], word("\n"))]), tokenizer)
+    style = page.split("<style>")[1].split("</style>")[0]
+    for selectors in re.findall(r"([^{}]+)\{", style.replace("@media (prefers-color-scheme: dark) {", "")):
+        assert all(".opt-tree" in selector for selector in selectors.split(",")), selectors
+
+
+def test_a_drawing_has_a_disc_per_row_and_the_targets_own_token(tokenizer, tree):
+    page = to_html(generation_of([step_of(tree, [0, 2], word(" ran"))]), tokenizer, steps=[0])
+    figure = page.split("<figure>")[1]
+    assert figure.count("<circle") == len(tree) + 1
+    assert figure.count('<path class="drafted"') == 1  # the accepted edge
+    assert figure.count('<path class="own"') == 1
+    assert "␣cat: path probability 0.600, 0.600 after its parent" in figure
+    assert "␣sat: path probability 0.400, 0.667 after its parent" in figure
+    coordinates = [float(value) for value in re.findall(r'c[xy]="([^"]+)"', figure)]
+    width, height = (float(value) for value in re.search(r'viewBox="0 0 (\S+) (\S+)"', figure).groups())
+    assert min(coordinates) > 0
+    assert max(coordinates[::2]) < width and max(coordinates[1::2]) < height
+
+
+def test_the_telling_steps_are_the_best_the_median_and_the_worst(tokenizer, tree):
+    small = tree_of([word("the"), word(" cat")], [-1, 0], [1, 0.6])
+    empty = tree_of([word("the")], [-1], [1.0])
+    own = word(" ran")
+    steps = [
+        step_of(small, [0], own),
+        step_of(tree, [0], own),
+        step_of(small, [0, 1], own),
+        step_of(tree, [0, 2, 4], own),
+        step_of(tree, [0, 2], own),
+        step_of(empty, [0], own),
+    ]
+    assert telling_steps(generation_of(steps)) == [3, 2, 1]
+    assert telling_steps(generation_of(steps[-1:])) == []
+    assert "<figure>" not in to_html(generation_of(steps[-1:]), tokenizer)
+
+
+def test_a_step_that_is_not_there_is_named(tokenizer, tree):
+    with pytest.raises(ValueError, match="no step 3: the generation has 1 steps"):
+        to_html(generation_of([step_of(tree, [0], word("\n"))]), tokenizer, steps=[3])
+
+
+def test_a_notebook_shows_trees_steps_and_generations_with_numbers_for_tokens(tokenizer, tree):
+    step = step_of(tree, [0, 2], word(" ran"))
+    for shown, discs, said in (
+        (tree, 5, "4 nodes, 2 layers, E(A) 1.40"),
+        (step, 6, "A 1, E(A) 1.40, 4 nodes, 10.0 ms"),
+    ):
+        fragment = shown._repr_html_()
+        assert fragment.count("<circle") == discs and said in fragment
+        assert f"#{word(' cat')}" in fragment
+        assert "␣cat" in rich(shown, tokenizer)
+    fragment = generation_of([step])._repr_html_()
+    assert f">#{word(' cat')}</span>" in fragment.replace("> #", ">#") and "tokens per step" in fragment
+    assert "<script" not in fragment and "<svg" not in fragment
+
+
+def test_in_notebook_is_for_notebooks(tokenizer):
+    with pytest.raises(RuntimeError, match="this is no notebook"):
+        in_notebook(tokenizer)

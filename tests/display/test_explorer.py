@@ -1,0 +1,104 @@
+"""The page to step through: it parses, holds what it says of every step, and takes no token for mark-up."""
+
+import json
+import re
+
+import numpy as np
+import pytest
+import transformers
+from byte_tokenizer import BYTES, byte_tokenizer
+from pages import Page
+
+from opt_tree import Beside, Generation, OptTree, Step, Tree, explore
+from opt_tree.core.step import StepTimes
+
+WORDS = ["the", " cat", " dog", " sat", "</script><b>", "&amp;\u2028", " ran"]
+
+
+def word(text: str) -> int:
+    return BYTES + WORDS.index(text)
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> transformers.PreTrainedTokenizerFast:
+    return byte_tokenizer(WORDS)
+
+
+def tree_of(tokens: list[str], parents: list[int], probs: list[float]) -> Tree:
+    rows = np.zeros(len(tokens), dtype=np.int64)
+    return Tree(np.array([word(text) for text in tokens]), np.array(parents), np.log(probs), rows)
+
+
+def step_of(tree: Tree, path: list[int], own: str) -> Step:
+    times = StepTimes(0.004, 0.005, 0.001, 0.003, 0.0045, 0.002)
+    return Step(tree, path, [*tree.tokens[path[1:]].tolist(), word(own)], OptTree(), 1, 1, times)
+
+
+@pytest.fixture
+def beside() -> Beside:
+    """Two steps; beside the first one a chain that the text follows to its end, and a tree that it leaves at once."""
+    steps = [
+        step_of(tree_of(["the", " dog", " cat", " sat"], [-1, 0, 0, 2], [1, 0.3, 0.6, 0.4]), [0, 2], "</script><b>"),
+        step_of(tree_of(["</script><b>", "&amp;\u2028"], [-1, 0], [1, 0.25]), [0], " ran"),
+    ]
+    tokens = [token for step in steps for token in step.tokens]
+    run = Generation([word("the")], tokens, "length", steps, [2, 1], 0.5)
+    chain = tree_of(["the", " cat", "</script><b>"], [-1, 0, 1], [1, 0.6, 0.1])
+    return Beside(
+        run, [{"chain": chain, "<i>": tree_of(["the", " sat"], [-1, 0], [1, 0.1])}, {}], [{"chain": 2, "<i>": 0}, {}]
+    )
+
+
+def data_of(page: str) -> dict:
+    return json.loads(Page(page).found["script"][0])
+
+
+def test_the_page_parses_holds_its_steps_and_escapes_tokens(beside, tokenizer):
+    page = explore(beside, tokenizer, {"<u>": "a & b"})
+    parsed = Page(page)
+    assert not {"b", "u"} & parsed.found.keys() and len(parsed.found["script"]) == 2
+    assert not re.search(r"(src|href)=|@import|url\(", page)
+    assert "\u2028" not in parsed.found["script"][0]
+    data = data_of(page)
+    assert data["policies"] == ["this run", "chain", "<i>"]
+    assert data["prefill"] == 2.0
+    first, second = data["steps"]
+    run = first["trees"]["this run"]
+    assert [data["labels"][label] for label in run["tokens"]] == ["the", "␣dog", "␣cat", "␣sat", "</script><b>"]
+    assert run["parents"] == [-1, 0, 0, 2, 2] and run["path"] == [0, 2]
+    assert run["probs"] == [1, 0.3, 0.6, 0.4] and run["expected"] == 1.3
+    assert first["times"] == [3.0, 1.0, 4.5, 0.5, 1.0]
+    assert first["kept"] == 2 and second["kept"] == 1
+    assert list(second["trees"]) == ["this run"]
+
+
+def test_other_trees_show_the_path_that_the_text_takes(beside, tokenizer):
+    page = explore(beside, tokenizer)
+    trees = data_of(page)["steps"][0]["trees"]
+    assert trees["chain"]["path"] == [0, 1, 2]
+    assert len(trees["chain"]["tokens"]) == 4  # and the target's own token behind it, the next of the text
+    assert trees["<i>"]["path"] == [0] and trees["<i>"]["parents"] == [-1, 0, 0]
+    assert "<tr><th>chain</th><td>2.00</td><td>0.70</td><td>2.00</td></tr>" in page
+    assert "Means over the 1 of 2 steps" in page
+
+
+def test_the_target_s_own_token_is_not_drawn_where_it_is_not_known(beside, tokenizer):
+    unknown = Beside(beside.generation, beside.trees, [{}, {}])
+    page = explore(unknown, tokenizer)
+    trees = data_of(page)["steps"][0]["trees"]
+    assert trees["chain"]["path"] is None and len(trees["chain"]["tokens"]) == 3
+    assert "<td>A</td>" not in page
+
+
+def test_a_generation_alone_has_no_other_policies(beside, tokenizer):
+    page = explore(beside.generation, tokenizer)
+    assert data_of(page)["policies"] == ["this run"] and "Other policies" not in page
+
+
+def test_siblings_stand_one_below_the_other_and_parents_between(beside, tokenizer):
+    assert data_of(explore(beside, tokenizer))["steps"][0]["trees"]["this run"]["lines"] == [1.25, 2, 0.5, 0, 1]
+
+
+def test_an_empty_generation_has_no_stage(tokenizer):
+    page = explore(Generation([word("the")], [], "stop", [], [], 0.1), tokenizer)
+    assert data_of(page)["steps"] == [] and 'id="stage"' not in page

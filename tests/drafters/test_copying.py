@@ -1,0 +1,117 @@
+"""A model that copies from the text at hand: the mixture, the text, and what it is built around."""
+
+import numpy as np
+import pytest
+import torch
+from conftest import TableDrafter, TableTarget, hashed_laws
+from enumeration import LAWS, assert_lossless
+from test_ngram import probs_of
+from tiny_models import prompt, tiny, tiny_drafter, tiny_head
+
+from opt_tree import Decoder, OptTree, Static, load_pair
+from opt_tree.core.children import Reduced
+from opt_tree.drafters import CausalLMDrafter, Copying, EagleDrafter, Grafted, NGramDrafter, Sharpened
+from opt_tree.drafters.combined.copying import COPY_BETA, mixed
+from opt_tree.drafters.registry import load_drafter
+from opt_tree.drafters.tables.lookup import few
+from opt_tree.drafters.tables.ngram import Counts, Text, interpolate
+from opt_tree.models.causal_lm import CausalLM
+from opt_tree.models.checkpoints import CheckpointError
+from opt_tree.policies import Sampled
+from opt_tree.verifiers import multi_round
+
+
+def test_the_text_first_and_the_model_for_what_it_leaves():
+    """The docstring's example, over a vocabulary of four; the second row knows nothing of the text."""
+    law = torch.tensor([[0.5, 0.3, 0.2, 0.0], [0.1, 0.2, 0.3, 0.4]]).log()
+    one, other = map(dict, probs_of(mixed(law, few([{1: 0.6}, {}]))))
+    assert one == pytest.approx({0: 0.2, 1: 0.72, 2: 0.08})
+    assert other == pytest.approx({0: 0.1, 1: 0.2, 2: 0.3, 3: 0.4})
+
+
+def test_what_the_model_cannot_name_is_copied_all_the_same():
+    reduced = Reduced(torch.zeros(1, 2), torch.tensor([3, 9]), 20)
+    (found,) = map(dict, probs_of(mixed(reduced, few([{3: 0.5, 17: 0.25}]))))
+    assert found == pytest.approx({3: 0.5 + 0.125, 9: 0.125, 17: 0.25})
+    (alone,) = map(dict, probs_of(mixed(torch.full((1, 40), -torch.inf), few([{3: 0.5}]))))
+    assert alone == pytest.approx({3: 0.5})  # a model that knows nothing leaves its share open
+
+
+def test_it_answers_with_the_counts_of_this_text():
+    laws = hashed_laws(3, 12)
+    drafter, text = Copying(TableDrafter(laws)), [1, 2, 3, 1, 2, 3, 1, 2]
+    drafter.reset(text, None)
+    (found,) = map(dict, probs_of(drafter.root(text)))
+    known = interpolate(tuple(text[-4:]), Text(Counts(4, text)), COPY_BETA)
+    left = 1 - sum(known.values())
+    assert known[3] > 0.1
+    expected = {token: known.get(token, 0.0) + left * laws(tuple(text))[token] for token in range(12)}
+    assert found == pytest.approx(expected)
+    drafter.reset([5], None)
+    (alone,) = map(dict, probs_of(drafter.root([5])))
+    assert alone == pytest.approx(dict(enumerate(laws((5,)))))
+
+
+def demo() -> CausalLM:
+    return load_pair("demo", "ngram", dtype="float32").target
+
+
+def test_what_was_written_is_copied_too():
+    """Behind an answer it says what it says to whom prompt and answer are one prompt."""
+    laws, text = hashed_laws(3, 6), [1, 2, 3, 1, 2]
+    drafter, other = Copying(TableDrafter(laws)), Copying(TableDrafter(laws))
+    answer = Decoder(TableTarget(hashed_laws(1, 6), 6), drafter, OptTree(4, 0.0, 3)).generate(text, 24)
+    whole = text + answer.tokens
+    other.reset(whole, None)
+    tails = [(token,) for token in range(6)]
+    assert probs_of(drafter.text.look_up(tails)) == probs_of(other.text.look_up(tails))
+
+
+def head(target: CausalLM) -> EagleDrafter:
+    return EagleDrafter(tiny_head(target.model), target)
+
+
+AROUND = {
+    "draft model": lambda target: Copying(CausalLMDrafter(CausalLM(tiny_drafter("llama")))),
+    "sharpened head": lambda target: Copying(Sharpened(head(target), 0.7)),
+    "below a graft": lambda target: Grafted(Copying(head(target)), NGramDrafter(), 2),
+}
+
+
+@pytest.mark.parametrize("name", AROUND)
+def test_the_text_is_plain_decodings(name):
+    target = CausalLM(tiny("llama"))
+    plain = Decoder(CausalLM(tiny("llama")), None, Static.empty())
+    decoder = Decoder(target, AROUND[name](target), OptTree(8, 0.01, 5))
+    for seed in range(2):  # the second one after another text
+        text = prompt(20, seed=seed)
+        answer = decoder.generate(text, 40)
+        assert answer.tokens == plain.generate(text, 40).tokens
+    assert answer.mean_acceptance_length > 1
+
+
+@pytest.mark.parametrize("laws", ["random", "zeros", "certain drafter"])
+def test_the_emitted_law_is_the_targets(laws):
+    target, model = LAWS[laws]
+    decoder = Decoder(TableTarget(target, 3), Copying(TableDrafter(model)), OptTree(4, 0.0, 2))
+    assert_lossless(decoder, target)
+
+
+def test_what_does_not_go_together_is_refused():
+    with pytest.raises(TypeError, match="copying takes a whole law"):
+        Copying(NGramDrafter())
+    with pytest.raises(CheckpointError, match=r"copy:ngram: .* takes a whole law"):
+        load_drafter("copy:ngram", demo())
+    with pytest.raises(TypeError, match="Copying names a few tokens of each node only"):
+        drafter = Copying(TableDrafter(hashed_laws(2, 5)))
+        Decoder(TableTarget(hashed_laws(1, 5), 5), drafter, Sampled.chains(2, 2), multi_round)
+
+
+def test_a_spec_names_what_it_is_around():
+    target = demo()
+    drafter = load_drafter("copy:eagle:demo", target)
+    assert isinstance(drafter, Copying) and isinstance(drafter.drafter, Sharpened)
+    assert drafter.settings["copies"] == {"beta": list(COPY_BETA), "weight": 1.0}
+    grafted = load_drafter("graft:1:copy:eagle:demo+store:demo", target)
+    assert isinstance(grafted, Grafted) and isinstance(grafted.drafter, Copying)
+    assert not np.isnan(grafted.drafter.text.beta).any()

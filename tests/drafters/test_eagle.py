@@ -1,0 +1,328 @@
+"""EAGLE heads: the law against a naive head that recomputes everything, the published files, what is refused."""
+
+from typing import Any
+
+import pytest
+import torch
+from tiny_models import ARCHITECTURES, CONTEXT, HIDDEN, VOCAB, build, prompt, publish, tiny, tiny_head
+from torch import Tensor
+
+from opt_tree.core.pool import Frontier
+from opt_tree.core.probabilities import log_probs_of
+from opt_tree.core.sampling import Sampling
+from opt_tree.decoding.decoder import Decoder
+from opt_tree.drafters import DrafterAround, EagleDrafter, EagleHead
+from opt_tree.drafters.heads import eagle
+from opt_tree.drafters.heads.eagle import load_eagle
+from opt_tree.models.causal_lm import Buckets, CausalLM
+from opt_tree.models.checkpoints import CheckpointError
+from opt_tree.policies import OptTree, Static
+
+POLICY = OptTree(nodes=7, threshold=0.0, max_depth=4)
+
+
+def target_of(architecture: str = "llama") -> CausalLM:
+    """A target of its own: an EAGLE drafter hooks the model for its features."""
+    return CausalLM(build(ARCHITECTURES[architecture]()))
+
+
+class NaiveHead:
+    """The head as described: one sequence of pairs, no cache, everything recomputed for every path.
+
+    Pair i is (embedding of token i + 1, feature of token i). The features of context tokens are the target's, those of
+    drafted tokens the head's own outputs. Rope and the norm are computed in float32, as in every Llama.
+    """
+
+    def __init__(self, head: EagleHead, target: Any) -> None:
+        self.weights = {name: weight.detach() for name, weight in head.state_dict().items()}
+        self.config, self.target = head.config, target
+
+    @torch.no_grad()
+    def law(self, context: list[int], path: list[int], lead: bool = False) -> Tensor:
+        """Log-probabilities of the token after the context and the drafted path.
+
+        `lead`: the prompt had one token, so that no feature came before its successor: a pair of zeros leads.
+        """
+        known = self.target.base_model(torch.tensor([context]), use_cache=False).last_hidden_state[0]
+        features, tokens = list(known[:-1]), context[1:]
+        if lead:
+            features, tokens = [torch.zeros_like(known[0]), *features], list(context)
+        estimate = self.layer(tokens, features)[-1]
+        for token in path:
+            features, tokens = [*features, estimate], [*tokens, token]
+            estimate = self.layer(tokens, features)[-1]
+        logits = self.target.get_output_embeddings()(estimate)
+        if cap := getattr(self.target.config, "final_logit_softcapping", None):
+            logits = torch.tanh(logits / cap) * cap
+        return logits.log_softmax(-1)
+
+    def layer(self, tokens: list[int], features: list[Tensor]) -> Tensor:
+        """One Llama layer without its first norm over `fc(embedding, feature)`."""
+        w, c = self.weights, self.config
+        pairs = torch.cat([w["embed_tokens.weight"][tokens], torch.stack(features)], -1)
+        x = pairs @ w["fc.weight"].T
+        if "fc.bias" in w:
+            x = x + w["fc.bias"]
+        n, heads, kv_heads = len(tokens), c.num_attention_heads, c.num_key_value_heads
+        size = c.hidden_size // heads
+        q, k, v = (
+            (x @ w[f"layers.0.self_attn.{name}_proj.weight"].T).view(n, -1, size).transpose(0, 1) for name in "qkv"
+        )
+        frequencies = 1 / c.rope_parameters["rope_theta"] ** (torch.arange(0, size, 2, dtype=torch.float32) / size)
+        angles = (torch.arange(n, dtype=torch.float32)[:, None] * frequencies).repeat(1, 2)
+        cos, sin = angles.cos().double(), angles.sin().double()
+
+        def rotated(y: Tensor) -> Tensor:
+            first, second = y.chunk(2, -1)
+            return y * cos + torch.cat([-second, first], -1) * sin
+
+        attended = torch.zeros(n, heads, size, dtype=torch.float64)
+        for head in range(heads):
+            group = head // (heads // kv_heads)
+            scores = rotated(q[head]) @ rotated(k[group]).T / size**0.5
+            scores = scores.masked_fill(torch.ones(n, n).triu(1).bool(), -torch.inf)
+            attended[:, head] = scores.softmax(-1) @ v[group]
+        x = x + attended.reshape(n, -1) @ w["layers.0.self_attn.o_proj.weight"].T
+        y = x.float()
+        y = y * torch.rsqrt(y.pow(2).mean(-1, keepdim=True) + c.rms_norm_eps)
+        y = w["layers.0.post_attention_layernorm.weight"] * y.double()
+        gate, up, down = (w[f"layers.0.mlp.{name}_proj.weight"] for name in ("gate", "up", "down"))
+        return x + (torch.nn.functional.silu(y @ gate.T) * (y @ up.T)) @ down.T
+
+
+class Witness(DrafterAround):
+    """Passes everything on and keeps, for every law that was asked for, the context, the path and the law."""
+
+    def __init__(self, drafter: EagleDrafter) -> None:
+        super().__init__(drafter)
+        self.laws: list[tuple[list[int], list[int], Tensor]] = []
+
+    def root(self, context: list[int]) -> Tensor:
+        self.context, self.paths = list(context), [[]]
+        scores = self.drafter.root(context)
+        self.laws.append((self.context, [], log_probs_of(scores)[0]))
+        return scores
+
+    def expand(self, frontier: Frontier) -> Tensor:
+        scores = self.drafter.expand(frontier)
+        paths = [
+            [*self.paths[parent], token]
+            for parent, token in zip(frontier.parents.tolist(), frontier.tokens.tolist(), strict=True)
+        ]
+        self.paths += paths
+        self.laws += [(self.context, path, law) for path, law in zip(paths, log_probs_of(scores), strict=True)]
+        return scores
+
+
+class TestLaw:
+    @pytest.mark.parametrize("buckets", [None, Buckets((1, 8, 16), (32, 64))], ids=["exact", "padded"])
+    @pytest.mark.parametrize(
+        ("architecture", "changes"),
+        [
+            ("llama", {}),
+            ("llama", {"bias": False, "num_key_value_heads": 1}),
+            ("llama", {"num_key_value_heads": 4, "rope_theta": 500.0}),
+            ("gemma3", {}),  # caps its logits
+            ("gpt2", {}),
+            ("opt", {}),
+        ],
+    )
+    def test_every_law_is_that_of_a_head_without_a_cache(self, architecture, changes, buckets):
+        """Steps that accept and steps that reject, so that committed pairs carry features of kept rows."""
+        target = CausalLM(build(ARCHITECTURES[architecture]()), buckets)
+        head = tiny_head(target.model, **changes)
+        naive = NaiveHead(head, tiny(architecture))
+        witness = Witness(EagleDrafter(head, target, buckets))
+        steps = list(Decoder(target, witness, POLICY).steps(prompt(9), 7))
+        assert len(witness.laws) > 2 * len(steps), "trees should have layers"
+        for context, path, law in witness.laws:
+            assert (law - naive.law(context, path)).abs().max() < 1e-10
+
+    def test_accepted_tokens_run_again_with_the_target_s_features(self):
+        """The head of these weights agrees with the target now and then; then the next root must not reuse a row."""
+        target = target_of()
+        head = tiny_head(target.model)
+        witness = Witness(EagleDrafter(head, target))
+        steps = list(Decoder(target, witness, OptTree(60, 0.0, 3)).steps(prompt(9), 40))
+        assert any(step.accepted for step in steps), "a tree of every token at depth 1 must accept something"
+        naive = NaiveHead(head, tiny("llama"))
+        roots = [law for law in witness.laws if not law[1]]
+        for context, path, law in roots[-3:]:
+            assert (law - naive.law(context, path)).abs().max() < 1e-10
+
+    def test_a_draft_may_outgrow_the_room_that_is_kept_for_it(self, monkeypatch):
+        monkeypatch.setattr(eagle, "_ROOM", 1)
+        target = target_of()
+        head = tiny_head(target.model)
+        naive, witness = NaiveHead(head, tiny("llama")), Witness(EagleDrafter(head, target))
+        list(Decoder(target, witness, POLICY).steps(prompt(9), 7))
+        assert max(len(path) for _, path, _ in witness.laws) > 2
+        for context, path, law in witness.laws:
+            assert (law - naive.law(context, path)).abs().max() < 1e-10
+
+    def test_a_prompt_of_one_token(self):
+        target = target_of()
+        head = tiny_head(target.model)
+        witness = Witness(EagleDrafter(head, target))
+        plain = Decoder(CausalLM(tiny("llama")), None, Static.empty()).generate([7], 20)
+        assert Decoder(target, witness, POLICY).generate([7], 20).tokens == plain.tokens
+        naive = NaiveHead(head, tiny("llama"))
+        assert witness.laws[0][:2] == ([7], [])
+        for context, path, law in witness.laws[:40]:
+            assert (law - naive.law(context, path, lead=True)).abs().max() < 1e-10
+
+
+class TestText:
+    @pytest.mark.parametrize("architecture", ["llama", "mistral", "gemma2", "gpt2", "opt", "mixtral"])
+    def test_text_is_the_target_s_own(self, architecture):
+        target = target_of(architecture)
+        decoder = Decoder(target, EagleDrafter(tiny_head(target.model), target), POLICY)
+        plain = Decoder(CausalLM(tiny(architecture)), None, Static.empty())
+        for sampling in (Sampling(), Sampling(temperature=0.8)):
+            assert decoder.generate(prompt(20), 20, sampling).tokens == plain.generate(prompt(20), 20, sampling).tokens
+
+    def test_context_beyond_the_head_s_positions_is_decoded_plainly(self):
+        target = target_of()
+        drafter = EagleDrafter(tiny_head(target.model, max_position_embeddings=24), target)
+        assert drafter.max_context == 24
+        plain = Decoder(CausalLM(tiny("llama")), None, Static.empty())
+        for length in (15, 24, 40):
+            result = Decoder(target, drafter, POLICY).generate(prompt(length), 20)
+            assert result.tokens == plain.generate(prompt(length), 20).tokens
+            context = length
+            for step in result.steps:
+                assert context + step.tree.depths.max() <= 24 or step.tree.nodes == 0
+                context += len(step.tokens)
+            assert (result.steps[0].tree.nodes > 0) == (length < 24)
+        # The drafter comes back to work with the next short prompt.
+        assert Decoder(target, drafter, POLICY).generate(prompt(5), 5).steps[0].tree.nodes > 0
+
+    def test_a_head_with_fewer_tokens_than_the_target(self):
+        """The target's vocabulary is padded: its output layer knows tokens that the head cannot embed."""
+        target = target_of()
+        head = tiny_head(target.model, vocab_size=VOCAB - 20)
+        decoder = Decoder(target, EagleDrafter(head, target), OptTree(VOCAB, 0.0, 3))
+        result = decoder.generate([VOCAB - 1, *prompt(9)], 30)
+        plain = Decoder(CausalLM(tiny("llama")), None, Static.empty())
+        assert result.tokens == plain.generate([VOCAB - 1, *prompt(9)], 30).tokens
+        assert max(result.tokens) >= VOCAB - 20, "the text should hold tokens that the head lacks"
+        for step in result.steps:
+            assert (step.tree.tokens[1:] < VOCAB - 20).all()
+
+
+PUBLISHED_NAMES = {
+    "embed_tokens.weight",
+    "fc.weight",
+    "fc.bias",
+    "layers.0.self_attn.q_proj.weight",
+    "layers.0.self_attn.k_proj.weight",
+    "layers.0.self_attn.v_proj.weight",
+    "layers.0.self_attn.o_proj.weight",
+    "layers.0.mlp.gate_proj.weight",
+    "layers.0.mlp.up_proj.weight",
+    "layers.0.mlp.down_proj.weight",
+    "layers.0.post_attention_layernorm.weight",
+}
+
+
+class TestFiles:
+    @pytest.fixture(scope="class")
+    def target(self) -> CausalLM:
+        return target_of()
+
+    @pytest.fixture(scope="class")
+    def head(self, target: CausalLM) -> EagleHead:
+        """Weights that float32 holds, which is what the files hold."""
+        return tiny_head(target.model).float().double()
+
+    def test_tensors_have_the_published_names(self, target, head):
+        assert set(head.state_dict()) == PUBLISHED_NAMES
+        assert set(tiny_head(target.model, bias=False).state_dict()) == PUBLISHED_NAMES - {"fc.bias"}
+
+    @pytest.mark.parametrize("file", ["pytorch_model.bin", "model.safetensors"])
+    @pytest.mark.parametrize("bias", [None, True, False], ids=["bias-unsaid", "bias", "no-bias"])
+    def test_a_published_head_drafts_as_the_one_that_was_saved(self, tmp_path, target, file, bias):
+        changes = {} if bias is None else {"bias": bias}
+        head = tiny_head(target.model, **changes).float().double()
+        loaded = load_eagle(publish(tmp_path, head, file, **changes), target)
+        assert loaded.lm.dtype == torch.float64
+        trees = [
+            [step.tree for step in Decoder(target, drafter, POLICY).steps(prompt(9), 10)]
+            for drafter in (EagleDrafter(head, target), loaded)
+        ]
+        for ours, theirs in zip(*trees, strict=True):
+            assert ours.tokens.tolist() == theirs.tokens.tolist()
+            assert abs(ours.path_log_probs - theirs.path_log_probs).max() < 1e-9
+
+    def test_rope_of_the_old_words_is_understood(self, tmp_path, target, head):
+        loaded = load_eagle(publish(tmp_path, head, rope_theta=500000.0), target)
+        size = HIDDEN // 4
+        expected = 500000.0 ** (-torch.arange(0, size, 2) / size)
+        assert torch.allclose(loaded.lm.model.base_model.rotary.inv_freq.float(), expected.float())
+
+    def test_a_cast_rounds_no_rotary_frequencies(self, tmp_path, head):
+        low = CausalLM(build(ARCHITECTURES["llama"]()).to(torch.bfloat16))
+        loaded = load_eagle(publish(tmp_path, head), low).lm.model.base_model
+        frequencies = 10000.0 ** (-torch.arange(0, HIDDEN // 4, 2) / (HIDDEN // 4))
+        assert loaded.fc.weight.dtype == torch.bfloat16
+        assert torch.equal(loaded.rotary.inv_freq, frequencies)
+
+    def test_embeddings_may_be_absent_then_the_target_s_are_used(self, tmp_path, target, head):
+        tensors = {name: tensor for name, tensor in head.state_dict().items() if name != "embed_tokens.weight"}
+        loaded = load_eagle(publish(tmp_path, head, tensors=tensors), target)
+        embeddings = target.model.get_input_embeddings().weight
+        assert torch.allclose(loaded.lm.model.base_model.embed_tokens.weight, embeddings)
+
+    def test_rotary_buffers_of_old_checkpoints_are_ignored(self, tmp_path, target, head):
+        tensors = head.state_dict() | {"layers.0.self_attn.rotary_emb.inv_freq": torch.zeros(4)}
+        load_eagle(publish(tmp_path, head, tensors=tensors), target)
+
+    def test_every_missing_unexpected_and_misshapen_tensor_is_named(self, tmp_path, target, head):
+        tensors = dict(head.state_dict())
+        del tensors["fc.bias"], tensors["layers.0.mlp.up_proj.weight"]
+        tensors["layers.1.mlp.up_proj.weight"] = torch.zeros(2, 2)
+        tensors["fc.weight"] = torch.zeros(HIDDEN, 3 * HIDDEN)
+        with pytest.raises(CheckpointError) as error:
+            load_eagle(publish(tmp_path, head, tensors=tensors), target)
+        message = str(error.value)
+        for part in (
+            str(tmp_path),
+            "missing fc.bias",
+            "missing layers.0.mlp.up_proj.weight",
+            "unexpected layers.1.mlp.up_proj.weight",
+            f"fc.weight is ({HIDDEN}, {3 * HIDDEN}), expected ({HIDDEN}, {2 * HIDDEN})",
+        ):
+            assert part in message
+        assert "\n" not in message
+
+    @pytest.mark.parametrize(
+        ("changes", "message"),
+        [
+            ({"hidden_size": 2 * HIDDEN}, f"{2 * HIDDEN} wide"),
+            ({"vocab_size": VOCAB + 3}, f"{VOCAB + 3} tokens"),
+        ],
+    )
+    def test_a_head_of_another_target_is_refused(self, target, changes, message):
+        config = tiny_head(target.model).config.to_dict() | changes
+        head = EagleHead(type(target.model.config)(**config))
+        with pytest.raises(ValueError, match=f"wrong head for this target.*{message}"):
+            EagleDrafter(head, target)
+
+    def test_it_is_refused_as_a_file_too(self, tmp_path, head):
+        config = ARCHITECTURES["llama"]()
+        config.hidden_size, config.intermediate_size = 2 * HIDDEN, 96
+        wider = CausalLM(build(config))
+        with pytest.raises(CheckpointError, match=f"the head is {HIDDEN} wide"):
+            load_eagle(publish(tmp_path, head), wider)
+
+    def test_more_than_one_layer_is_refused(self, tmp_path, target, head):
+        with pytest.raises(CheckpointError, match="one layer, this config has 2"):
+            load_eagle(publish(tmp_path, head, num_hidden_layers=2), target)
+
+    def test_a_causal_lm_is_no_head(self, tmp_path, target):
+        tiny("llama").save_pretrained(tmp_path)
+        with pytest.raises(CheckpointError, match="one layer, this config has 2"):
+            load_eagle(str(tmp_path), target)
+
+    def test_context_of_the_pair_is_the_shorter_of_both(self, target, head):
+        assert EagleDrafter(head, target).max_context == CONTEXT

@@ -1,0 +1,325 @@
+"""EAGLE-3 heads and reduced vocabularies: the law against a head without a cache, both layouts, what is refused."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from test_eagle import Witness
+from tiny_models import ARCHITECTURES, HIDDEN, VOCAB, build, prompt, publish, tiny, tiny_head
+from torch import Tensor
+
+from opt_tree import Decoder, OptTree, Sampling, load_drafter, load_pair
+from opt_tree.core.children import Few, Reduced, TopK
+from opt_tree.core.children.base import Layer
+from opt_tree.core.probabilities import log_probs_of
+from opt_tree.core.random import Random
+from opt_tree.decoding.draft import draft
+from opt_tree.drafters import EagleDrafter, Sharpened
+from opt_tree.drafters.draft_vocabulary import VOCABULARY, take_vocabulary, vocabulary_tensors
+from opt_tree.drafters.heads.eagle import load_eagle
+from opt_tree.drafters.heads.eagle3 import Eagle3Drafter, Eagle3Head, load_eagle3
+from opt_tree.models.causal_lm import CausalLM
+from opt_tree.models.checkpoints import DEMO, CheckpointError
+from opt_tree.policies import Sampled, Static
+from opt_tree.training.heads.eagle3 import save_eagle3
+from opt_tree.verifiers import multi_round
+
+POLICY = OptTree(nodes=7, threshold=0.0, max_depth=4)
+LAYERS = (0, 1, 2)
+KNOWN = torch.arange(1, VOCAB, 2)
+"""A draft vocabulary: every second token."""
+
+
+def target_of() -> CausalLM:
+    config = ARCHITECTURES["llama"]()
+    config.num_hidden_layers = 4
+    return CausalLM(build(config))
+
+
+def tiny_head3(target: CausalLM, columns: int = len(KNOWN), seed: int = 3, **changes: Any) -> Eagle3Head:
+    config = tiny_head(target.model, **changes).config
+    config.draft_vocab_size = columns
+    with torch.random.fork_rng(), torch.no_grad():
+        torch.manual_seed(seed)
+        head = Eagle3Head(config)
+        for weight in head.parameters():
+            torch.nn.init.normal_(weight, std=0.2) if weight.dim() > 1 else torch.nn.init.uniform_(weight, 0.5, 1.5)
+        head = head.float().to(target.dtype).eval().requires_grad_(False)  # what float32 holds, and so a file
+        head.embed_tokens.weight.copy_(target.model.get_input_embeddings().weight)
+    return head
+
+
+@torch.no_grad()
+def law_without_a_cache(head: Eagle3Head, target: CausalLM, context: list[int], path: list[int]) -> Tensor:
+    """Log-probabilities over the draft vocabulary behind the context and a drafted path, everything recomputed."""
+    w, c = head.state_dict(), head.config
+    states = target.model.model(torch.tensor([context]), output_hidden_states=True, use_cache=False).hidden_states
+    wide = torch.cat([states[layer + 1][0] for layer in LAYERS], -1)
+    features, tokens = list(wide[:-1] @ w["fc.weight"].T), list(context[1:])
+
+    def normed(x: Tensor, name: str) -> Tensor:
+        y = x.float() * torch.rsqrt(x.float().pow(2).mean(-1, keepdim=True) + c.rms_norm_eps)
+        return w[name] * y.to(x.dtype)
+
+    def last_output() -> Tensor:
+        given = torch.stack(features)
+        hidden = normed(given, "midlayer.hidden_norm.weight")
+        read = torch.cat([normed(w["embed_tokens.weight"][tokens], "midlayer.input_layernorm.weight"), hidden], -1)
+        n, size = len(tokens), c.hidden_size // c.num_attention_heads
+        q, k, v = ((read @ w[f"midlayer.self_attn.{x}_proj.weight"].T).view(n, -1, size).transpose(0, 1) for x in "qkv")
+        frequencies = 1 / c.rope_parameters["rope_theta"] ** (torch.arange(0, size, 2, dtype=torch.float32) / size)
+        angles = (torch.arange(n, dtype=torch.float32)[:, None] * frequencies).repeat(1, 2)
+
+        def turned(x: Tensor) -> Tensor:
+            first, second = x.chunk(2, -1)
+            return x * angles.cos().double() + torch.cat([-second, first], -1) * angles.sin().double()
+
+        groups = c.num_attention_heads // c.num_key_value_heads
+        scores = turned(q) @ turned(k).repeat_interleave(groups, 0).mT / size**0.5
+        scores = scores.masked_fill(torch.ones(n, n).triu(1).bool(), -torch.inf)
+        mixed = (scores.softmax(-1) @ v.repeat_interleave(groups, 0)).transpose(0, 1).reshape(n, -1)
+        x = (hidden if c.norm_before_residual else given) + mixed @ w["midlayer.self_attn.o_proj.weight"].T
+        y = normed(x, "midlayer.post_attention_layernorm.weight")
+        gate, up, down = (w[f"midlayer.mlp.{name}_proj.weight"] for name in ("gate", "up", "down"))
+        return (x + (torch.nn.functional.silu(y @ gate.T) * (y @ up.T)) @ down.T)[-1]
+
+    for token in path:
+        features.append(last_output())
+        tokens.append(token)
+    return (normed(last_output(), "norm.weight") @ w["lm_head.weight"].T).log_softmax(-1)
+
+
+class Reducing(Witness):
+    """A witness of laws over a draft vocabulary."""
+
+    def root(self, context: list[int]) -> Reduced:  # type: ignore[override]
+        self.context, self.paths = list(context), [[]]
+        answer = self.drafter.root(context)
+        self.laws.append((self.context, [], log_probs_of(answer.scores)[0]))
+        return answer
+
+    def expand(self, frontier: Any) -> Reduced:  # type: ignore[override]
+        answer = self.drafter.expand(frontier)
+        nodes = zip(frontier.parents.tolist(), frontier.tokens.tolist(), strict=True)
+        paths = [[*self.paths[parent], token] for parent, token in nodes]
+        self.paths += paths
+        self.laws += [(self.context, path, law) for path, law in zip(paths, log_probs_of(answer.scores), strict=True)]
+        return answer
+
+
+@pytest.mark.parametrize("before", [False, True], ids=["residual-as-it-is", "residual-normed"])
+def test_every_law_is_that_of_a_head_without_a_cache(before):
+    target = target_of()
+    head = tiny_head3(target, norm_before_residual=before)
+    witness = Reducing(Eagle3Drafter(head, target, tokens=KNOWN, layers=LAYERS))
+    steps = list(Decoder(target, witness, OptTree(40, 0.0, 3)).steps(prompt(9), 16))
+    assert any(step.accepted for step in steps), "features of accepted tokens should be seen again"
+    for context, path, law in witness.laws[:4] + witness.laws[-12:]:
+        assert (law - law_without_a_cache(head, target_of(), context, path)).abs().max() < 1e-10
+
+
+@pytest.mark.parametrize("kind", ["eagle", "eagle3"])
+def test_text_is_the_target_s_own_whatever_the_head_knows(kind):
+    target = target_of()
+    plain = Decoder(target_of(), None, Static.empty())
+    if kind == "eagle":
+        drafter: EagleDrafter = EagleDrafter(tiny_head(target.model), target, tokens=KNOWN)
+    else:
+        drafter = Eagle3Drafter(tiny_head3(target), target, tokens=KNOWN, layers=LAYERS)
+    decoder = Decoder(target, drafter, POLICY)
+    for sampling in (Sampling(), Sampling(temperature=0.8)):
+        result = decoder.generate(prompt(20), 20, sampling)
+        assert result.tokens == plain.generate(prompt(20), 20, sampling).tokens
+        assert {token for step in result.steps for token in step.tree.tokens[1:].tolist()} <= set(KNOWN.tolist())
+    assert decoder.generate([7], 12).tokens == plain.generate([7], 12).tokens
+    assert len(set(result.tokens) - set(KNOWN.tolist())) > 0, "the text should hold tokens that the head lacks"
+
+
+def test_sampled_children_come_from_the_draft_vocabulary_and_are_shown_as_whole_laws():
+    """What a verifier is told of a node is a law over all tokens, 0 where the drafter has no column."""
+    target = target_of()
+    drafter = Eagle3Drafter(tiny_head3(target), target, tokens=KNOWN, layers=LAYERS)
+    decoder = Decoder(target, drafter, Sampled.kary(2, 2), multi_round)
+    result = decoder.generate(prompt(9), 12, Sampling(1.0), seed=5)
+    assert len(result.tokens) == 12
+    drafter.reset([7], None)
+    tree = draft(drafter, Sampled.kary(2, 2), [7], 2, Sampling(1.0), Random(3))
+    laws = tree.draft_log_probs.double().exp()
+    unknown = [token for token in range(VOCAB) if token % 2 == 0]
+    assert tree.nodes and laws.shape[-1] == VOCAB and not laws[:, unknown].any()
+    assert torch.allclose(laws.sum(-1), torch.ones(()).double())
+
+
+def test_the_best_of_few_columns_are_those_of_the_whole_law():
+    scores = torch.randn(3, len(KNOWN), generator=torch.Generator().manual_seed(1)).double()
+    answer = Reduced(scores, KNOWN, VOCAB)
+    above = np.array([0.0, -0.3, -1.0])
+    for kind in (TopK(per_node=4), TopK(total=7)):
+        few = Few(log_probs_of(scores), KNOWN)
+        ours = kind.pick(Layer(few.log_probs, above, 1, -np.inf, few.tokens), Random(0))
+        whole = kind.pick(Layer(log_probs_of(answer.whole()), above, 1, -np.inf), Random(0))
+        for one, other in zip(ours[:3], whole[:3], strict=True):
+            assert np.allclose(one, other)
+
+
+def test_sharpening_keeps_the_tokens():
+    target = target_of()
+    bare = Eagle3Drafter(tiny_head3(target), target, tokens=KNOWN, layers=LAYERS)
+    tokens = Decoder(target, Sharpened(bare, 0.5), POLICY).generate(prompt(9), 12).tokens
+    assert tokens == Decoder(target_of(), None, Static.empty()).generate(prompt(9), 12).tokens
+    scores = Reduced(torch.randn(1, len(KNOWN)).double(), KNOWN, VOCAB)
+    sharp = Sharpened(bare, 0.5)._sharpen(scores)
+    assert isinstance(sharp, Reduced) and torch.equal(sharp.scores, 2 * scores.scores) and sharp.tokens is KNOWN
+
+
+def drafted(drafter: EagleDrafter, target: CausalLM) -> list[Any]:
+    return [step.tree for step in Decoder(target, drafter, POLICY).steps(prompt(9), 8)]
+
+
+@pytest.mark.parametrize("layout", ["published", "speculators"])
+@pytest.mark.parametrize("before", [False, True], ids=["residual-as-it-is", "residual-normed"])
+@pytest.mark.parametrize("shared", [False, True], ids=["own-output", "target-s-output"])
+def test_a_head_drafts_as_the_one_that_was_saved(tmp_path, layout, before, shared):
+    target = target_of()
+    head = tiny_head3(target, norm_before_residual=before)
+    if shared:
+        head.lm_head.weight.data.copy_(target.model.get_output_embeddings().weight[KNOWN])
+    save_eagle3(head, KNOWN, tmp_path, layout, shared, torch.float64)
+    names = set(load_file(tmp_path / "model.safetensors"))
+    assert ("lm_head.weight" in names) != shared and "embed_tokens.weight" not in names
+    assert any(name.startswith("midlayer." if layout == "published" else "layers.0.") for name in names)
+    loaded = load_drafter(f"eagle:{tmp_path}", target)
+    assert isinstance(loaded, Eagle3Drafter) and loaded.features == (1, 1, 0)
+    ours = Eagle3Drafter(head, target, tokens=KNOWN)
+    for one, other in zip(drafted(ours, target), drafted(loaded, target), strict=True):
+        assert one.tokens.tolist() == other.tokens.tolist()
+        assert abs(one.path_log_probs - other.path_log_probs).max() < 1e-9
+
+
+def test_the_residual_s_default_is_each_layout_s_own(tmp_path):
+    target = target_of()
+    for layout, normed in (("published", False), ("speculators", True)):
+        folder = tmp_path / layout
+        save_eagle3(tiny_head3(target), KNOWN, folder, layout)
+        config = json.loads((folder / "config.json").read_text())
+        del config["norm_before_residual"]
+        (folder / "config.json").write_text(json.dumps(config))
+        assert load_eagle3(str(folder), target).lm.model.base_model.residual_normed is normed
+
+
+@pytest.mark.parametrize("layout", ["published", "speculators"])
+def test_layers_are_named_by_what_enters_them(tmp_path, layout):
+    target = target_of()
+    save_eagle3(tiny_head3(target), KNOWN, tmp_path, layout, layers=(0, 1, 3))
+    assert json.loads((tmp_path / "config.json").read_text())["eagle_aux_hidden_state_layer_ids"] == [1, 2, 4]
+    assert load_eagle3(str(tmp_path), target).features == (0, 1, 3)
+
+
+def test_an_eagle_1_head_may_have_a_draft_vocabulary(tmp_path):
+    target = target_of()
+    head = tiny_head(target.model).float().double()
+    tensors = {**head.state_dict(), **vocabulary_tensors(KNOWN, VOCAB)}
+    folder = publish(tmp_path, head, "model.safetensors", {**tensors})
+    save_file(
+        {n: t.float() if t.is_floating_point() else t for n, t in tensors.items()}, tmp_path / "model.safetensors"
+    )
+    loaded = load_eagle(folder, target)
+    for one, other in zip(
+        drafted(EagleDrafter(head, target, tokens=KNOWN), target), drafted(loaded, target), strict=True
+    ):
+        assert one.tokens.tolist() == other.tokens.tolist()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"d2t": torch.zeros(3)}, "d2t is .* of torch.float32, expected a row of integers"),
+        ({"d2t": KNOWN + VOCAB}, f"d2t leads to tokens .*, the target has {VOCAB}"),
+        ({"d2t": -torch.arange(4)}, "d2t leads to some tokens twice"),
+        ({"t2d": torch.ones(VOCAB, dtype=torch.bool)}, "t2d marks other tokens than d2t leads to"),
+    ],
+)
+def test_a_vocabulary_that_is_none(change, message):
+    tensors = {**vocabulary_tensors(KNOWN, VOCAB), **change}
+    with pytest.raises(ValueError, match=message):
+        take_vocabulary(tensors, VOCAB)
+
+
+def spoilt(folder: Path, config: dict[str, Any] | None = None, **tensors: Tensor | None) -> str:
+    """Change settings and tensors of a saved head; None removes a tensor."""
+    old = load_file(folder / "model.safetensors") | tensors
+    save_file({name: tensor for name, tensor in old.items() if tensor is not None}, folder / "model.safetensors")
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | (config or {})))
+    return str(folder)
+
+
+@pytest.mark.parametrize(
+    ("config", "tensors", "message"),
+    [
+        ({"norm_before_fc": True}, {}, "its config sets norm_before_fc, which this EAGLE-3 head does not have"),
+        ({"num_hidden_layers": 2}, {}, "one layer, this config has 2"),
+        ({"draft_vocab_size": 9}, {}, f"draft_vocab_size is 9, d2t has {len(KNOWN)}"),
+        ({}, {"d2t": None, "t2d": None}, f"draft_vocab_size is {len(KNOWN)}, d2t has none"),
+        ({}, {"norm.weight": None, "x": torch.zeros(1)}, "missing norm.weight; unexpected x"),
+        ({}, {"fc.weight": torch.zeros(HIDDEN, 2)}, "fc.weight is"),
+        ({}, {"midlayer.hidden_norm.weight": torch.zeros(2)}, "midlayer.hidden_norm.weight is"),
+        ({"target_hidden_size": 8}, {"fc.weight": torch.zeros(HIDDEN, 24)}, "the head reads features 8 wide"),
+        ({"hidden_size": "wide"}, {}, "its config is not one of a Llama layer"),
+    ],
+)
+def test_what_cannot_be_used_is_refused_in_one_line(tmp_path, config, tensors, message):
+    target = target_of()
+    save_eagle3(tiny_head3(target), KNOWN, tmp_path)
+    with pytest.raises(CheckpointError, match=message) as error:
+        load_drafter(f"eagle:{spoilt(tmp_path, config, **tensors)}", target)
+    assert str(tmp_path) in str(error.value) and "\n" not in str(error.value)
+
+
+def test_the_two_kinds_are_told_apart(tmp_path):
+    target = target_of()
+    save_eagle3(tiny_head3(target), KNOWN, tmp_path)
+    with pytest.raises(CheckpointError, match="is an EAGLE-3 head, not one of EAGLE-1"):
+        load_eagle(str(tmp_path), target)
+    other = tmp_path / "one"
+    other.mkdir()
+    publish(other, tiny_head(target.model), "model.safetensors")
+    with pytest.raises(CheckpointError, match="is no EAGLE-3 head"):
+        load_eagle3(str(other), target)
+
+
+def test_three_layers_of_the_target_are_read():
+    target = CausalLM(tiny("llama"))  # of two layers: there is nothing that enters the last but two
+    with pytest.raises(ValueError, match="reads three of the target's 2 layers"):
+        Eagle3Drafter(tiny_head3(target), target, tokens=KNOWN)
+
+
+@pytest.mark.parametrize("shared", [True, False], ids=["target's rows", "rows of its own"])
+def test_a_file_beside_the_weights_is_its_draft_vocabulary(tmp_path, shared):
+    target = target_of()
+    save_eagle3(tiny_head3(target, VOCAB), None, tmp_path, shared=shared, dtype=torch.float32)
+    whole = load_eagle3(str(tmp_path), target)
+    save_file(dict(vocabulary_tensors(KNOWN, VOCAB)), tmp_path / VOCABULARY)
+    trimmed = load_eagle3(str(tmp_path), target)
+    assert f"{len(KNOWN)} tokens of {VOCAB}" in trimmed.describe()
+    rows = [each.lm.model.get_output_embeddings().weight for each in (whole, trimmed)]
+    assert torch.equal(rows[0][KNOWN], rows[1])
+    save_eagle3(tiny_head3(target), KNOWN, tmp_path / "both", dtype=torch.float32)
+    save_file(dict(vocabulary_tensors(KNOWN, VOCAB)), tmp_path / "both" / VOCABULARY)
+    with pytest.raises(CheckpointError, match=f"a draft vocabulary of {len(KNOWN)} tokens, and {VOCABULARY} names"):
+        load_eagle3(str(tmp_path / "both"), target)
+
+
+def test_the_embedded_head():
+    pair = load_pair("demo", "eagle3:demo", dtype="float32")
+    assert isinstance(pair.drafter.bare, Eagle3Drafter) and "4096 tokens of 8192" in pair.drafter.describe()
+    text = pair.encode("What is the capital of France?")
+    result = Decoder(pair.target, pair.drafter, OptTree(12, 0.2)).generate(text, 24)
+    assert result.tokens == Decoder(pair.target, None, Static.empty()).generate(text, 24).tokens
+    assert result.mean_acceptance_length > 1.5
+    with pytest.raises(CheckpointError, match="no EAGLE-3 head"):
+        load_pair("demo", f"eagle3:{DEMO}/eagle", dtype="float32")

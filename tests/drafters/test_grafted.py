@@ -1,0 +1,253 @@
+"""A model above and a table below: who answers for what, and that the model's cache holds its own rows only."""
+
+import numpy as np
+import pytest
+import torch
+from conftest import TableDrafter, TableTarget, hashed_laws, written_laws
+from enumeration import LAWS, assert_lossless
+from test_ngram import probs_of
+from tiny_models import VOCAB, prompt, tiny, tiny_drafter, tiny_head
+
+from opt_tree import Decoder, OptTree, Sampling, Static
+from opt_tree.core.children import TopK
+from opt_tree.core.pool import CandidatePool
+from opt_tree.drafters import (
+    CausalLMDrafter,
+    EagleDrafter,
+    Grafted,
+    NGramDrafter,
+    NGramRecycling,
+    Rasd,
+    Sharpened,
+    TokenRecycling,
+)
+from opt_tree.drafters.combined.rasd import Rows
+from opt_tree.drafters.tables.lookup import Lookup
+from opt_tree.models.causal_lm import CausalLM
+from opt_tree.policies import Eagle2, Sampled
+from opt_tree.verifiers import multi_round
+
+
+class Fixed(Lookup):
+    """A table that names the same tokens behind every tail, and remembers what it was asked."""
+
+    def __init__(self, probs: dict[int, float], order: int = 3) -> None:
+        super().__init__(order)
+        self.probs, self.asked, self.calls = probs, [], []
+
+    def law(self, tail):
+        self.asked.append(tail)
+        return self.probs
+
+    def reset(self, prompt, output):
+        self.calls.append("reset")
+
+    def observe(self, outcome):
+        self.calls.append(outcome.tree.draft_rows.tolist())
+
+
+class Spy(TableDrafter):
+    """Remembers the frontiers and the outcomes that it was shown."""
+
+    def reset(self, prompt, output):
+        super().reset(prompt, output)
+        self.frontiers, self.outcomes = [], []
+
+    def expand(self, frontier):
+        self.frontiers.append(frontier)
+        return super().expand(frontier)
+
+    def observe(self, outcome):
+        self.outcomes.append(outcome)
+        super().observe(outcome)
+
+
+def step_of(drafter, policy, laws=None, vocab=5):
+    target = TableTarget(laws or hashed_laws(1, vocab), vocab)
+    return next(Decoder(target, drafter, policy).steps([0, 1, 2], 9))
+
+
+class TestWhoAnswers:
+    @pytest.mark.parametrize("depth", [1, 2, 3])
+    def test_the_model_for_the_first_layers_and_the_table_below(self, depth):
+        model, table = TableDrafter(hashed_laws(2, 5)), Fixed({3: 0.6, 4: 0.3})
+        step = step_of(Grafted(model, table, depth), Static.kary(2, 4))
+        assert step.draft_forwards == depth == model.forwards
+        assert [len(layer[0]) for layer in model.expanded] == list(range(1, depth))
+        tree = step.tree
+        assert tree.depths.max() == 4
+        for row in range(1, len(tree)):
+            if tree.depths[row] > depth:
+                assert tree.tokens[row] in (3, 4)
+                own = np.exp(tree.path_log_probs[row] - tree.path_log_probs[tree.parents[row]])
+                assert own == pytest.approx({3: 0.6, 4: 0.3}[tree.tokens[row]])
+
+    def test_the_table_is_asked_by_the_text_and_the_path(self):
+        table = Fixed({3: 0.6})
+        tree = step_of(Grafted(TableDrafter(hashed_laws(2, 5)), table, 2), Static.chain(4)).tree
+        one, two, three = tree.tokens[1:4].tolist()
+        assert table.asked == [(2, one, two), (one, two, three)]
+
+    def test_both_are_reset_and_both_learn(self):
+        model, table = Spy(hashed_laws(2, 5)), Fixed({3: 0.6})
+        step = step_of(Grafted(model, table, 1), Static.chain(3))
+        assert table.calls == ["reset", step.tree.draft_rows.tolist()]
+        assert [outcome.tokens for outcome in model.outcomes] == [step.tokens]
+        assert step.tree.draft_rows.tolist() == [0, 1, 2, -1]
+        assert model.outcomes[0].tree.draft_rows.tolist() == [0, -1, -1, -1]
+
+    def test_no_layer_for_the_model_is_refused(self):
+        with pytest.raises(ValueError, match="at least one layer, got depth 0"):
+            Grafted(TableDrafter(hashed_laws(2, 5)), NGramDrafter(), 0)
+
+    @pytest.mark.parametrize("kind", [Grafted, Rasd])
+    def test_sampled_children_are_refused(self, kind):
+        drafter = kind(TableDrafter(hashed_laws(2, 5)), NGramDrafter())
+        with pytest.raises(TypeError, match=kind.__name__):
+            Decoder(TableTarget(hashed_laws(1, 5), 5), drafter, Sampled.chains(2, 2), multi_round)
+
+    def test_wants_what_either_wants(self):
+        model, table = TableDrafter(hashed_laws(2, 5)), NGramRecycling()
+        model.features, model.max_context = (-1,), 40
+        for drafter in (Grafted(model, table), Rasd(model, table)):
+            assert (drafter.features, drafter.logits, drafter.max_context) == ((-1,), True, 40)
+
+    def test_the_bare_drafter_answers_above_temperature_0(self):
+        model, table = TableDrafter(hashed_laws(2, 5)), NGramDrafter()
+        drafter = Grafted(Sharpened(model, 0.5), table, 2)
+        warm = drafter.at_temperature(0.7)
+        assert isinstance(warm, Grafted) and warm.drafter is model and warm.table is table and warm.depth == 2
+        assert drafter.at_temperature(0) is drafter
+        assert Rasd(Sharpened(model, 0.5), table, 3).at_temperature(1).drafter is model
+
+
+class TestRasd:
+    def fused(self, model_law, found, top=10):
+        """The fused answer behind the root, and the drafter."""
+        drafter = Rasd(TableDrafter(written_laws({(): model_law})), Fixed(found), top)
+        drafter.reset([0], None)
+        return probs_of(drafter.root([0]))[0], drafter
+
+    def test_branches_that_the_model_does_not_begin_with_are_pruned(self):
+        law = (0.5, 0.3, 0.1, 0.06, 0.04)
+        answer, _ = self.fused(law, {1: 0.7, 4: 0.3}, top=2)
+        assert answer == {0: pytest.approx(0.5), 1: pytest.approx(0.7), **{t: pytest.approx(law[t]) for t in (2, 3, 4)}}
+
+    def test_branches_share_what_agrees_and_hang_below(self):
+        """Token 1 is the retrieval's more than the model's: what follows it costs no forward."""
+        law = (0.5, 0.3, 0.1, 0.06, 0.04)
+        _, drafter = self.fused(law, {1: 0.7, 0: 0.2})
+        pool = CandidatePool(0, TopK(per_node=5))
+        drafter.reset([0], None)
+        pool.add(drafter.root([0]))
+        rows = {int(pool.tokens[row]): row for row in range(1, 6)}
+        forwards = drafter.drafter.forwards
+        below = drafter.expand(pool.frontier(np.array([rows[0], rows[1], rows[2]])))
+        assert drafter.drafter.forwards == forwards + 1
+        assert drafter.drafter.expanded[-1] == [(0,), (2,)]
+        shared, grafted, other = probs_of(below)
+        # 0 was retrieved, too, so the retrieval goes on there, beside the model.
+        assert (
+            shared == {0: pytest.approx(0.5), 1: pytest.approx(0.7), 2: 0.1, 3: 0.06, 4: pytest.approx(0.04)} or shared
+        )
+        assert shared[1] == pytest.approx(0.7) and shared[0] == pytest.approx(0.5)
+        assert grafted == {1: pytest.approx(0.7), 0: pytest.approx(0.2)}
+        assert other == {t: pytest.approx(p) for t, p in enumerate(law)}
+
+    def test_no_top_is_refused(self):
+        with pytest.raises(ValueError, match="got top 0"):
+            Rasd(TableDrafter(hashed_laws(2, 5)), NGramDrafter(), 0)
+
+
+def models_of(kind, target):
+    if kind == "eagle":
+        return EagleDrafter(tiny_head(target.model), target)
+    drafter = CausalLMDrafter(CausalLM(tiny_drafter("llama")))
+    return Sharpened(drafter, 0.5) if kind == "sharpened" else drafter
+
+
+TABLES = {
+    "ngram": lambda: NGramDrafter(),
+    "recycling": lambda: TokenRecycling(VOCAB),
+    "n-gram recycling": lambda: NGramRecycling(),
+}
+AROUND = {
+    "1 forward": lambda model, table: Grafted(model, table, 1),
+    "3 forwards": lambda model, table: Grafted(model, table, 3),
+    "rasd": lambda model, table: Rasd(model, table, 3),
+}
+POLICIES = {"opt": OptTree(12, 0.0, 6), "eagle2": Eagle2(12, 4, 5)}
+
+
+# A Latin square: each pair of a model, a table and a way to join them is there once.
+SQUARE = [
+    (kind, [*TABLES][(row + column) % 3], around)
+    for row, kind in enumerate(("draft", "sharpened", "eagle"))
+    for column, around in enumerate(AROUND)
+]
+
+
+@pytest.mark.parametrize(("kind", "table", "around"), SQUARE)
+def test_lossless(kind, table, around):
+    """Greedy and sampled, two prompts in a row, every policy; the draft model's cache is what a fresh one would be."""
+    target = CausalLM(tiny("llama"))
+    plain = Decoder(target, None, Static.empty())
+    for policy in POLICIES.values():
+        decoder = Decoder(target, AROUND[around](models_of(kind, target), TABLES[table]()), policy)
+        for sampling in (Sampling(), Sampling(temperature=0.7)):
+            text = prompt(8, seed=int(sampling.greedy)) * 2
+            result = decoder.generate(text, 16, sampling, seed=2)
+            assert result.tokens == plain.generate(text, 16, sampling, seed=2).tokens
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_the_models_cache_is_what_a_fresh_one_would_be(policy, monkeypatch):
+    """Accepted rows that it ran are kept, the others are run anew: every root is answered as from a fresh prefill."""
+    target, inner = CausalLM(tiny("llama")), CausalLMDrafter(CausalLM(tiny("llama")))  # long paths are accepted
+    model, root, checked = CausalLM(tiny("llama")), inner.root, []
+
+    def compared(context):
+        answer = root(context)
+        model.reset()
+        assert torch.allclose(answer, model.append(context).logits, atol=1e-9)
+        checked.append(len(context))
+        return answer
+
+    monkeypatch.setattr(inner, "root", compared)
+    decoder = Decoder(target, Grafted(inner, NGramDrafter(), 2), POLICIES[policy])
+    result = decoder.generate(prompt(8) * 3, 30)
+    assert len(checked) >= len(result.steps) - 1 and result.mean_acceptance_length > 2
+
+
+@pytest.mark.parametrize("around", AROUND)
+@pytest.mark.parametrize("laws", ["random", "zeros", "certain drafter"])
+def test_the_emitted_law_is_the_targets(around, laws):
+    target, model = LAWS[laws]
+    drafter = AROUND[around](TableDrafter(model), NGramRecycling(keep=False))
+    decoder = Decoder(TableTarget(target, 3), drafter, OptTree(4, 0.0, 2))
+    assert_lossless(decoder, target)
+
+
+def test_a_frontier_is_described_to_the_model_as_it_would_have_met_it():
+    """The pool's own numbering, if only the model's nodes had ever been expanded: the even tokens are the model's."""
+    full, alone, rows = CandidatePool(0, TopK(per_node=4)), CandidatePool(0, TopK(per_node=2)), Rows()
+    even = torch.tensor([[0.3, 0.0, 0.2, 0.0]]).log()
+    full.add(torch.tensor([[0.3, 0.1, 0.2, 0.05]]).log())
+    alone.add(even)
+    for layer in range(3):
+        newest, known = full.newest, alone.newest
+        frontier = full.frontier(newest)
+        parents = np.array([all(full.tokens[node] % 2 == 0 for node in lineage(full, row)) for row in newest])
+        expected = alone.frontier(known)
+        taken = rows.take(frontier, parents)
+        assert all(np.array_equal(ours, theirs) for ours, theirs in zip(taken, expected, strict=True))
+        assert len(taken.tokens) == 2 ** (layer + 1)
+        full.add(torch.tensor([[0.3, 0.1, 0.2, 0.05]]).log().expand(len(newest), -1))
+        alone.add(even.expand(len(known), -1))
+
+
+def lineage(pool, row):
+    """A candidate and what is above it, the root apart."""
+    while row > 0:
+        yield row
+        row = pool.parents[row]

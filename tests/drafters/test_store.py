@@ -1,0 +1,365 @@
+"""Stores: what is counted, what a file must be, and what is drafted from one."""
+
+import json
+import lzma
+
+import numpy as np
+import pytest
+import torch
+from conftest import TableTarget, hashed_laws
+from test_ngram import outcome_of, probs_of
+from tiny_models import VOCAB, prompt, tiny, tiny_tokenizer
+
+from opt_tree import Decoder, OptTree, Sampling, Static
+from opt_tree.drafters import Store, StoreDrafter
+from opt_tree.drafters.tables.file_format import Table, fingerprint, load_table, save_table
+from opt_tree.drafters.tables.store import BETA, FILE, hashes
+from opt_tree.models.causal_lm import CausalLM
+from opt_tree.models.checkpoints import CheckpointError
+from opt_tree.training.answers import Example, opening
+from opt_tree.training.embedded_family.documents import join, read_answers
+from opt_tree.training.embedded_family.outputs import save_documents
+from opt_tree.training.fitting.interpolation import Replayed, fit_beta, replay
+from opt_tree.training.fitting.store import Recipe, build, main
+
+
+def documents(*rows: list[int]):
+    return join(np.array(row) for row in rows)
+
+
+def counted(rows: list[list[int]], run: tuple[int, ...]) -> dict[int, int]:
+    """What follows a run in documents, by looking."""
+    found: dict[int, int] = {}
+    for row in rows:
+        for at in range(len(run), len(row)):
+            if tuple(row[at - len(run) : at]) == run:
+                found[row[at]] = found.get(row[at], 0) + 1
+    return found
+
+
+class TestBuilding:
+    @pytest.mark.parametrize("vocab", [5, 300_000], ids=["small", "wider than 16 bits"])
+    def test_counts_are_those_of_the_documents(self, vocab):
+        """Runs of every length, none across two documents, the most frequent follower first."""
+        random = np.random.default_rng(0)
+        rows = [(random.integers(0, 5, length) + vocab - 5).tolist() for length in (0, 1, 2, 40, 90)]
+        store = Store(build(documents(*rows), Recipe(vocab, order=3)))
+        runs = {tuple(row[at : at + n]) for row in rows for n in (1, 2, 3) for at in range(len(row))}
+        for run in sorted(runs):
+            total, followers = store.rows(run)[len(run) - 1]
+            assert dict(followers) == counted(rows, run), run
+            assert total == sum(counted(rows, run).values())
+            assert [count for _, count in followers] == sorted((count for _, count in followers), reverse=True)
+
+    def test_what_is_not_there(self):
+        store = Store(build(documents([1, 2, 3]), Recipe(5, order=2)))
+        assert [store.rows(tail) for tail in ((9, 4), (3,))] == [[(0, []), (0, [])], [(0, [])]]
+
+    def test_hashes_read_a_tail_from_its_end(self):
+        assert hashes((1, 2, 3), 32)[:2] == hashes((7, 2, 3), 32)[:2]
+        assert len({*hashes((1, 2, 3), 32), *hashes((3, 2, 1), 32)}) == 6
+        assert all(0 <= key < 1 << 32 for key in hashes((299_999, 5), 32))
+
+    @pytest.mark.parametrize("kib", [8, 16, 24])
+    def test_pruned_to_a_size_by_what_entries_are_worth(self, kib):
+        random = np.random.default_rng(1)
+        text = random.zipf(1.5, 4000).clip(max=200).tolist() + [201, 202, 203] * 50
+        store = Store(build(documents(text), Recipe(256, order=3, max_bytes=kib * 1024)))
+        assert 0.6 * kib * 1024 < store.nbytes <= kib * 1024 - 2000
+        # Fifty times the same is worth more than any of the noise.
+        assert store.rows((201, 202))[1].followers == [(203, 50)]
+
+    def test_a_token_outside_the_vocabulary_is_named(self):
+        with pytest.raises(ValueError, match="token 9 is outside the vocabulary of 5"):
+            build(documents([1, 9]), Recipe(5))
+
+    @pytest.mark.parametrize("order", [0, 6])
+    def test_an_impossible_order_is_refused(self, order):
+        with pytest.raises(ValueError, match=rf"must lie in 1..5 .*got {order}"):
+            Recipe(5, order=order)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A store of a little text, by the tiny tokenizer."""
+    recipe = Recipe(VOCAB, fingerprint(tiny_tokenizer()), order=3)
+    save_table(tmp_path / FILE, "store", build(documents(prompt(500), prompt(60, seed=1)), recipe))
+    return tmp_path
+
+
+class TestFile:
+    def test_comes_back_as_it_was(self, folder):
+        store = Store.load(folder, VOCAB, fingerprint(tiny_tokenizer()))
+        again = Store(build(documents(prompt(500), prompt(60, seed=1)), Recipe(VOCAB, order=3)))
+        tails = [tuple(prompt(500)[at : at + 3]) for at in range(100)]
+        assert [store.rows(tail) for tail in tails] == [again.rows(tail) for tail in tails]
+        assert [path.name for path in folder.iterdir()] == [FILE]
+        assert store.header["text_tokens"] == 560 and store.header["documents"] == 2
+
+    def test_is_mapped_and_not_read(self, folder):
+        arrays = load_table(folder / FILE, "store", VOCAB).arrays
+        for array in arrays.values():
+            while array.base is not None and not isinstance(array, np.memmap):
+                array = array.base
+            assert isinstance(array, np.memmap)
+
+    def test_a_torn_one_is_refused(self, folder):
+        data = (folder / FILE).read_bytes()
+        for length in (0, 4, 100, len(data) // 2, len(data) - 1):
+            (folder / FILE).write_bytes(data[:length])
+            with pytest.raises(CheckpointError, match="is corrupt") as refusal:
+                Store.load(folder, VOCAB)
+            assert "\n" not in str(refusal.value)
+
+    def test_an_altered_one_is_refused(self, folder):
+        data = bytearray((folder / FILE).read_bytes())
+        data[-1] ^= 1
+        (folder / FILE).write_bytes(data)
+        with pytest.raises(CheckpointError, match="do not add up"):
+            Store.load(folder, VOCAB)
+
+    def test_no_file(self, tmp_path):
+        with pytest.raises(CheckpointError, match=f"no store at {tmp_path}"):
+            Store.load(tmp_path, VOCAB)
+
+    def test_anothers_safetensors_file_is_refused(self, tmp_path):
+        from safetensors.numpy import save_file
+
+        save_file({"weight": np.zeros(3, np.float32)}, tmp_path / FILE)
+        with pytest.raises(CheckpointError, match="is not a store of this library but something else"):
+            Store.load(tmp_path, VOCAB)
+
+    def test_a_table_of_another_kind_is_refused(self, tmp_path):
+        save_table(tmp_path / FILE, "recycling", Table({"vocab": 3, "tokenizer": None}, {"a": np.zeros(1, np.uint8)}))
+        with pytest.raises(CheckpointError, match="is not a store of this library but recycling"):
+            Store.load(tmp_path, VOCAB)
+
+    def test_another_version_is_refused(self, folder):
+        save_table(folder / FILE, "store", load_table(folder / FILE, "store", VOCAB), 2)
+        with pytest.raises(CheckpointError, match="has version 2, this library reads 1"):
+            Store.load(folder, VOCAB)
+
+    def test_another_tokenizers_is_refused(self, folder):
+        with pytest.raises(CheckpointError, match=r"was made with another tokenizer .*the target's is beef"):
+            Store.load(folder, VOCAB, "beef")
+
+    def test_a_larger_vocabulary_is_refused(self, folder):
+        with pytest.raises(CheckpointError, match=f"has {VOCAB} tokens, this target 7"):
+            Store.load(folder, 7)
+
+    def test_writing_is_all_or_nothing(self, folder, monkeypatch):
+        """A death while writing leaves the file that was there."""
+        before = (folder / FILE).read_bytes()
+        monkeypatch.setattr("os.replace", lambda *names: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            save_table(folder / FILE, "store", build(documents([1, 2]), Recipe(VOCAB)))
+        assert (folder / FILE).read_bytes() == before
+        assert [path.name for path in folder.iterdir()] == [FILE]
+
+
+class TestDrafter:
+    def test_joins_store_and_text(self):
+        """p_1(7) = (4 + 8) / (10 + 8 + 30): four times of ten in the store, once in the text."""
+        store = Store(build(documents(*[[6, 7]] * 4, *[[6, 8]] * 6), Recipe(9, order=1)))
+        drafter = StoreDrafter(store)
+        drafter.reset([6, 7, 6], None)
+        expected = {7: pytest.approx(12 / 48), 8: pytest.approx(6 / 48)}
+        assert probs_of(drafter.root([6, 7, 6])) == [expected]
+        drafter.observe(outcome_of([8]))
+        assert probs_of(drafter.look_up([(6,)])) == [{7: pytest.approx(12 / 56), 8: pytest.approx(14 / 56)}]
+        drafter.reset([6, 7, 6], None)
+        assert probs_of(drafter.root([6, 7, 6])) == [expected]
+        alone = StoreDrafter(store, weight=0)
+        alone.reset([6, 7, 6], None)
+        assert probs_of(alone.root([6, 7, 6])) == [{7: pytest.approx(4 / 40), 8: pytest.approx(6 / 40)}]
+
+    def test_the_longest_match_drafts_whole_continuations(self):
+        """As REST does: of the places where the longest match occurs, all continuations with their frequencies."""
+        rows = [[1, 2, 3, 4], [1, 2, 3, 5], [1, 2, 3, 4], [9, 2, 7, 7]]
+        store = Store(build(documents(*rows), Recipe(10, order=3)))
+        drafter = StoreDrafter(store, weight=0, longest=True)
+        drafter.reset([0, 1, 2], None)
+        target = TableTarget(hashed_laws(1, 10), 10)
+        step = next(Decoder(target, drafter, OptTree(9, 0.0, 3)).steps([0, 1, 2], 9))
+        tree = step.tree
+        branches = {tuple(tree.tokens[tree.path_to(row)[1:]]): np.exp(tree.path_log_probs[row]) for row in range(1, 4)}
+        # The 2 before [7, 7] is a shorter match and does not count.
+        assert tree.nodes == 3
+        assert branches == {(3,): 1.0, (3, 4): pytest.approx(2 / 3), (3, 5): pytest.approx(1 / 3)}
+
+    @pytest.mark.parametrize("options", [{}, {"weight": 0}, {"longest": True}], ids=["joined", "store", "longest"])
+    @pytest.mark.parametrize("sampling", [Sampling(), Sampling(temperature=0.7)], ids=["greedy", "sampled"])
+    def test_lossless(self, options, sampling, folder):
+        target = CausalLM(tiny("llama"))
+        plain = Decoder(target, None, Static.empty())
+        own = [plain.generate(prompt(6, seed=seed), 60).tokens for seed in range(3)]
+        store = Store(build(documents(*own), Recipe(VOCAB, order=3)))
+        decoder = Decoder(target, StoreDrafter(store, **options), OptTree(12, 0.0, 6))
+        for seed in (0, 7):
+            text = prompt(6, seed=seed)
+            expected = plain.generate(text, 40, sampling, seed=5)
+            result = decoder.generate(text, 40, sampling, seed=5)
+            assert result.tokens == expected.tokens
+            if seed == 0 and sampling.greedy:  # it is in the store
+                assert result.mean_acceptance_length > 2
+
+    def test_a_wrong_number_of_beta_is_refused(self, folder):
+        with pytest.raises(ValueError, match="a store of order 3 needs as many beta, got 2"):
+            StoreDrafter(Store.load(folder, VOCAB), (1.0, 2.0))
+
+
+class TestFitting:
+    """Constants under which a tree gives what it promises, on answers that the store has not seen."""
+
+    def examples(self, count: int, seed: int) -> list[Example]:
+        """Random walks over ten tokens, of which half the steps are certain: 2k is followed by 2k + 1."""
+        random = np.random.default_rng(seed)
+        walks = []
+        for _ in range(count):
+            tokens = [int(random.integers(0, 5)) * 2]
+            while len(tokens) < 60:
+                tokens.append(tokens[-1] + 1 if tokens[-1] % 2 == 0 else int(random.integers(0, 5)) * 2)
+            walks.append(Example(tokens, 4))
+        return walks
+
+    def store(self, tmp_path, count: int = 40) -> Store:
+        rows = join(np.array(example.tokens) for example in self.examples(count, 0))
+        save_table(tmp_path / FILE, "store", build(rows, Recipe(VOCAB, order=2, beta=(400.0, 200.0))))
+        return Store.load(tmp_path, VOCAB)
+
+    def test_replay_is_what_the_loop_does(self, tmp_path):
+        """A target that says what the answers hold, decoded with the same drafter, gives the same steps."""
+        drafter, policy = StoreDrafter(self.store(tmp_path)), OptTree(8, 0.0, 8)
+        (example,) = self.examples(1, 5)
+        found = replay(drafter, policy, [example])
+        table = {tuple(example.tokens[:end]): example.tokens[end] for end in range(1, 60)}
+
+        def law(context: list[int]) -> torch.Tensor:
+            scores = torch.zeros(VOCAB, dtype=torch.float64)
+            scores[table.get(tuple(context), 0)] = 9.0
+            return scores
+
+        steps = list(Decoder(TableTarget(law, VOCAB), drafter, policy).steps(example.tokens[:4], 56))[: found.steps]
+        assert found.accepted == pytest.approx(np.mean([step.accepted for step in steps]))
+        assert found.expected == pytest.approx(np.mean([step.expected_accepted for step in steps]))
+
+    def test_what_was_promised_comes_true(self, tmp_path):
+        store, unseen = self.store(tmp_path), self.examples(12, 1)
+        beta = fit_beta(store, (400.0, 200.0), unseen)
+        assert beta[0] / beta[1] == pytest.approx(2, rel=1e-2)
+        before, after = (replay(StoreDrafter(store, each), OptTree(8, 0.0, 8), unseen) for each in ((400, 200), beta))
+        assert abs(after.expected / after.accepted - 1) < 0.05 < abs(before.expected / before.accepted - 1)
+        low, high = after.interval()
+        assert low < 1 < high < 1.2 and before.interval()[1] < 1
+
+    def test_the_interval_is_of_answers_not_of_steps(self):
+        """Steps of one answer are alike: a hundred of them say as much as one."""
+        few = Replayed(np.array([[2.0, 1, 2], [1, 2, 2], [2, 1, 2], [1, 2, 2]]))
+        assert few.expected == few.accepted == 0.75 and few.steps == 8
+        assert few.interval() == Replayed(few.sums * 100).interval() == (0.5, 2.0)
+
+    def test_the_end_of_an_answer_is_judged_by_what_is_known(self, tmp_path):
+        """No tree is deeper than the tokens left but one, so every answer of two tokens or more counts."""
+        (example,) = self.examples(1, 5)
+        found = replay(StoreDrafter(self.store(tmp_path)), OptTree(8, 0.0, 8), [Example(example.tokens[:6], 4)])
+        assert found.steps == 1 and found.expected > 0
+
+    def test_answers_that_nothing_fits(self, tmp_path):
+        with pytest.raises(ValueError, match="2 answers are too short to draft along"):
+            fit_beta(self.store(tmp_path), (4.0, 2.0), [Example([0, 1, 2, 3], 3)] * 2)
+        strangers = [Example([30 + i % 7 for i in range(40)][::-1], 2)] * 3
+        with pytest.raises(ValueError, match="no beta fits: E\\(A\\) is"):
+            fit_beta(self.store(tmp_path), (1e-9, 1e-9), strangers)
+
+
+class TestCommand:
+    def test_rows_of_prompt_and_answer_and_given_or_fitted_constants(self, tmp_path, capsys):
+        tokenizer = tiny_tokenizer()
+        tokenizer.chat_template = "{{ messages[0].content }}"
+        tokenizer.save_pretrained(tmp_path / "target")
+        row = {"prompt": "aaab", "answer": "acadaeaf" * 8, "finished": True}
+        with lzma.open(tmp_path / "rows.jsonl.xz", "wt") as file:
+            file.write(json.dumps(row) + "\n")
+        args = ["--target", str(tmp_path / "target"), "--answers", str(tmp_path), "--output", str(tmp_path / "s")]
+        main([*args, "--order", "2", "--beta", "7,3"])
+        store = Store.load(tmp_path / "s", VOCAB)
+        assert store.header["beta"] == [7.0, 3.0] and store.header["text_tokens"] == 33
+        assert store.rows((5,))[0].followers == [(2, 7), (tokenizer.eos_token_id, 1)]
+        with pytest.raises(SystemExit):
+            main([*args, "--order", "2", "--beta", "7,0"])
+        assert "--beta takes 2 positive numbers, one a length up to --order, got 7,0" in capsys.readouterr().err
+        other = {"prompt": "aaab", "answer": "acadaeafagahacad" * 4}
+        (tmp_path / "other").mkdir()
+        (tmp_path / "other" / "x.jsonl").write_text(json.dumps(other) + "\n")
+        main([*args, "--fit", str(tmp_path / "other")])
+        fitted = Store.load(tmp_path / "s", VOCAB).header["beta"]
+        assert fitted != list(BETA) and fitted[0] / fitted[1] == pytest.approx(1.5, rel=1e-2)
+        assert "E(A) / A in [" in capsys.readouterr().out
+
+    def test_a_store_there_is_gets_other_constants(self, tmp_path, capsys):
+        tokenizer = tiny_tokenizer()
+        tokenizer.save_pretrained(tmp_path / "target")
+        (tmp_path / "a.txt").write_text("aaabacadae" * 9)
+        (tmp_path / "a.jsonl").write_text(json.dumps({"prompt": "a", "answer": "acadaeafagahacad"}) + "\n")
+        tokenizer.chat_template = "{{ messages[0].content }}"
+        tokenizer.save_pretrained(tmp_path / "target")
+        args, store = ["--target", str(tmp_path / "target"), "--output", str(tmp_path / "s")], str(tmp_path / "s")
+        main([*args, "--text", str(tmp_path / "a.txt"), "--order", "2"])
+        before = Store.load(tmp_path / "s", VOCAB)
+        main([*args, "--store", store, "--beta", "7,3"])
+        after = Store.load(tmp_path / "s", VOCAB, fingerprint(tokenizer))
+        assert after.header["beta"] == [7.0, 3.0] != before.header["beta"]
+        assert all(np.array_equal(*both) for both in zip(before.arrays, after.arrays, strict=True))
+        main([*args, "--store", store, "--fit", str(tmp_path / "a.jsonl")])
+        assert Store.load(tmp_path / "s", VOCAB).header["beta"][0] != 7.0
+        with pytest.raises(SystemExit):
+            main([*args, "--store", store])
+        assert "for other constants: --fit or --beta" in capsys.readouterr().err
+
+    def test_from_answers_and_from_text(self, tmp_path, capsys):
+        tokenizer = tiny_tokenizer()
+        tokenizer.save_pretrained(tmp_path / "target")
+        (tmp_path / "a.jsonl").write_text(json.dumps({"choices": [{"turns": ["aaabac", "adae"]}]}) + "\n")
+        (tmp_path / "a.txt").write_text("aaabacadae")
+        np.savez(tmp_path / "b.npz", tokens=np.array([0, 1, 2, 3, 4], np.uint32), starts=np.array([0, 3, 5]))
+        args = ["--target", str(tmp_path / "target"), "--output", str(tmp_path / "store")]
+        for source, files, documents in (("--answers", ["a.jsonl", "b.npz"], 4), ("--text", ["a.txt"], 1)):
+            main([*args, source, *(str(tmp_path / file) for file in files)])
+            assert f"in {documents} documents" in capsys.readouterr().out
+            store = Store.load(tmp_path / "store", VOCAB, fingerprint(tokenizer))
+            assert store.rows((0,))[0].followers == [(1, 2 if documents == 4 else 1)]
+
+    @pytest.mark.parametrize(
+        "change, complaint",
+        [
+            (["--answers", "{}/nothing"], "no file or folder"),
+            (["--answers", "{}"], "no answers"),
+            (["--text", "{}/empty.txt"], "there is no text"),
+            (["--answers", "{}/other.json"], "choices"),
+        ],
+    )
+    def test_bad_input_is_one_line(self, change, complaint, tmp_path, capsys):
+        tiny_tokenizer().save_pretrained(tmp_path / "target")
+        (tmp_path / "empty.txt").write_text("")
+        (tmp_path / "other.json").write_text('{"a": 1}\n')
+        change = [part.format(tmp_path) for part in change]
+        with pytest.raises(SystemExit) as stop:
+            main(["--target", str(tmp_path / "target"), "--output", str(tmp_path / "store"), *change])
+        assert stop.value.code == 2
+        assert complaint in capsys.readouterr().err.splitlines()[-1]
+        assert not (tmp_path / "store").exists()
+
+    def test_answers_begin_where_the_template_opens_them(self, tmp_path):
+        tokenizer = tiny_tokenizer()
+        tokenizer.chat_template = (
+            "{% for m in messages %}{{ m.content }}{% endfor %}{% if add_generation_prompt %}hahb{% endif %}"
+        )
+        try:
+            opened = opening(tokenizer)
+            assert len(opened) == 2
+            save_documents([[5, *opened, 6, 5, *opened, 7, 8], [5], [5, 6, 7]], tmp_path / "own.npz")
+            found = [document.tolist() for document in read_answers([tmp_path], tokenizer)]
+            assert found == [[*opened, 7, 8], [5], [5, 6, 7]]
+        finally:
+            tokenizer.chat_template = None
+        assert opening(tokenizer) == [] and list(read_answers([], tokenizer)) == []

@@ -1,0 +1,119 @@
+"""A draft model with a trimmed output layer: its scores are the whole ones' columns, the text is the target's own."""
+
+import copy
+import json
+from collections import Counter
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from tiny_models import VOCAB, prompt, publish, save_pair, tiny, tiny_drafter, tiny_head
+
+from evaluation.run.baselines import assistant_of
+from opt_tree import CheckpointError, Decoder, OptTree, Sampling, Static, load_drafter, load_pair
+from opt_tree.drafters import CausalLMDrafter, TrimmedDrafter
+from opt_tree.drafters.draft_vocabulary import VOCABULARY
+from opt_tree.models.causal_lm import CausalLM
+from opt_tree.policies import Sampled
+from opt_tree.training.fitting import trim
+from opt_tree.verifiers import multi_round
+
+TOKENS = torch.arange(0, VOCAB, 2)
+POLICY = OptTree(nodes=8, threshold=0.0, max_depth=4)
+
+
+def drafter(tokens=TOKENS):
+    return TrimmedDrafter(CausalLM(copy.deepcopy(tiny_drafter("llama"))), tokens, VOCAB)
+
+
+def test_scores_are_the_columns_of_the_whole_model_s():
+    whole, trimmed, text = CausalLMDrafter(CausalLM(tiny_drafter("llama")), VOCAB), drafter(TOKENS.flip(0)), prompt(9)
+    for one in (whole, trimmed):
+        one.reset(text, None)
+    scores = trimmed.root(text)
+    assert scores.tokens.tolist() == TOKENS.tolist() and scores.vocab == VOCAB
+    assert torch.allclose(scores.scores, whole.root(text)[:, TOKENS], atol=1e-12)
+    assert scores.whole().isneginf().sum() == VOCAB - len(TOKENS)
+    assert f"{len(TOKENS)} tokens of {VOCAB}" in trimmed.describe()
+
+
+def test_text_is_the_target_s_own():
+    """Greedy and drawn; also where its children are drawn, for which a part of the vocabulary is a law like any."""
+    plain = Decoder(CausalLM(tiny("llama")), None, Static.empty())
+    decoder = Decoder(CausalLM(tiny("llama")), drafter(), POLICY)
+    accepted = 0
+    for sampling in (Sampling(), Sampling(temperature=0.8)):
+        for text in (prompt(7), [5], prompt(12, seed=1)):
+            result = decoder.generate(text, 20, sampling, seed=2)
+            assert result.tokens == plain.generate(text, 20, sampling, seed=2).tokens
+            drafted = {token for step in result.steps for token in step.tree.tokens[1:].tolist()}
+            assert drafted and drafted <= set(TOKENS.tolist())
+            accepted += sum(step.accepted for step in result.steps)
+    assert accepted > 0
+    drawn = Decoder(CausalLM(tiny("llama")), drafter(), Sampled.chains(2, 3), multi_round)
+    assert drawn.generate(prompt(7), 8, Sampling(), seed=2).tokens == plain.generate(prompt(7), 8).tokens
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    root = save_pair(tmp_path_factory.mktemp("pair"))
+    rows = [{"prompt": "ab", "answer": "ab" * 20 + "cdcd"}, {"prompt": "b", "answer": "aaab"}]
+    (root / "answers.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return root
+
+
+def trimmed(folder, output, count=4):
+    arguments = f"--draft {folder}/draft --answers {folder}/answers.jsonl --vocab {count} --output {output}"
+    trim.main(arguments.split())
+
+
+def test_the_command_keeps_the_frequent_tokens(folder, tmp_path, capsys):
+    trimmed(folder, tmp_path / "small", 2)
+    assert "draft vocabulary of 2 tokens: 9" in capsys.readouterr().out
+    pair = load_pair(f"{folder}/target", f"lm:{tmp_path}/small", dtype="float64", device="cpu")
+    one = pair.drafter.bare
+    assert isinstance(one, TrimmedDrafter) and assistant_of(pair.drafter) is None
+    answers = [json.loads(line)["answer"] for line in (folder / "answers.jsonl").read_text().splitlines()]
+    counts = Counter(token for answer in answers for token in pair.tokenizer(answer)["input_ids"])
+    assert one.tokens.tolist() == sorted(token for token, _ in counts.most_common(2))
+    plain = Decoder(pair.target, None, Static.empty()).generate(prompt(5), 9).tokens
+    assert Decoder(pair.target, pair.drafter, POLICY).generate(prompt(5), 9).tokens == plain
+    for count, complaint in ((0, "--vocab must be above 0, got 0"), (VOCAB + 1, f"where the model has {VOCAB}")):
+        with pytest.raises(SystemExit):
+            trimmed(folder, tmp_path / "bad", count)
+        assert complaint in capsys.readouterr().err and not (tmp_path / "bad").exists()
+
+
+def test_an_eagle_head_is_trimmed_beside_its_weights(folder, tmp_path, capsys):
+    target = CausalLM(tiny("llama"))
+    (tmp_path / "head").mkdir()
+    publish(tmp_path / "head", tiny_head(target.model).float(), "model.safetensors")
+    made = f"--draft {tmp_path}/head --answers {folder}/answers.jsonl --vocab 4 --output {tmp_path}/small"
+    with pytest.raises(SystemExit):
+        trim.main(made.split())
+    assert f"{tmp_path}/head has no tokenizer" in capsys.readouterr().err and not (tmp_path / "small").exists()
+    trim.main(f"{made} --tokenizer {folder}/target".split())
+    whole, trimmed = (load_drafter(f"eagle:{tmp_path}/{name}", target) for name in ("head", "small"))
+    assert f"4 tokens of {VOCAB}" in trimmed.describe() and "tokens of" not in whole.describe()
+    plain = Decoder(target, None, Static.empty()).generate(prompt(5), 12).tokens
+    result = Decoder(target, trimmed, POLICY).generate(prompt(5), 12)
+    kept = load_file(tmp_path / "small" / VOCABULARY)["t2d"].nonzero().flatten().tolist()
+    drafted = {token for step in result.steps for token in step.tree.tokens[1:].tolist()}
+    assert result.tokens == plain and drafted and drafted <= set(kept) and len(kept) == 4
+    tensors = load_file(tmp_path / "small" / "model.safetensors") | load_file(tmp_path / "small" / VOCABULARY)
+    save_file(tensors, tmp_path / "small" / "model.safetensors")
+    with pytest.raises(CheckpointError, match=f"a draft vocabulary of 4 tokens, and {VOCABULARY} names 4"):
+        load_drafter(f"eagle:{tmp_path}/small", target)
+
+
+def test_a_wrong_vocabulary_is_one_line(folder, tmp_path):
+    trimmed(folder, tmp_path / "small")
+    target, file = CausalLM(tiny("llama")), tmp_path / "small" / VOCABULARY
+    save_file({"d2t": torch.tensor([VOCAB])}, file)
+    with pytest.raises(CheckpointError, match=f"d2t leads to tokens {VOCAB}"):
+        load_drafter(f"lm:{tmp_path}/small", target)
+    file.write_bytes(b"no tensors")
+    with pytest.raises(CheckpointError, match="is no draft vocabulary"):
+        load_drafter(f"lm:{tmp_path}/small", target)
+    with pytest.raises(ValueError, match="of which there are"):
+        drafter(torch.tensor([VOCAB]))

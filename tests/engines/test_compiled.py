@@ -1,0 +1,515 @@
+"""Compiled forwards: the same tokens as eager, packages that are never stale, and eager with a reason where they fail.
+
+One package is really compiled, once for all tests here. Elsewhere what is "compiled" is a note, and what is "loaded"
+runs the exported graph as it is: the families, their masks, and the handling of files.
+"""
+
+import copy
+import multiprocessing
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from side_by_side import PROMPTS, decoder_of, trace
+from tiny_models import ARCHITECTURES, TOLERANCE, build, prompt, random_tree, tiny, tiny_drafter, tiny_head
+from torch import Tensor
+from torch._inductor.exc import InvalidCxxCompiler
+
+from opt_tree.core.probabilities import GROUP, log_probs_of
+from opt_tree.decoding import pair as pairs
+from opt_tree.decoding.presets import opt, plain
+from opt_tree.drafters import CausalLMDrafter, EagleDrafter, Sharpened
+from opt_tree.engines import Compiled, CompileError, Eager
+from opt_tree.engines import compiled as aot
+from opt_tree.engines import package_cache as packages
+from opt_tree.engines.body import Body, compute_batch
+from opt_tree.engines.package_cache import Package, facts_of, package_of
+from opt_tree.models import compiling
+from opt_tree.models.causal_lm import Buckets, CausalLM
+from opt_tree.models.compiling import compile_forwards
+from opt_tree.policies import OptTree
+
+LONG = 900
+CLOSE = 1e-4
+"""Norms and rotations are float32 in a float64 model, too, and rounded elsewhere in a fused kernel. A row missed
+or seen by mistake is off by 0.1 and more."""
+
+
+@pytest.fixture(scope="module")
+def kept(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the packages that were really compiled are kept while these tests run."""
+    return tmp_path_factory.mktemp("packages")
+
+
+@pytest.fixture
+def compiled(kept: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[CausalLM], CausalLM]:
+    """Compile a model for real, or take its package."""
+    monkeypatch.setenv("OPT_TREE_CACHE", str(kept))
+
+    def compiled_model(lm: CausalLM) -> CausalLM:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", UserWarning)
+            assert compile_forwards(lm)
+        assert lm.engine.name == "aot"
+        return lm
+
+    return compiled_model
+
+
+@pytest.fixture
+def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """Compile nothing: a package is a note, its call the exported program. Lists what was "compiled"."""
+    made: list[str] = []
+    programs: dict[str, Any] = {}
+    monkeypatch.setenv("OPT_TREE_CACHE", str(tmp_path / "cache"))
+
+    def compile_nothing(program: torch.export.ExportedProgram, file: Path, options: dict[str, Any]) -> None:
+        laws = any("scale" in str(name) for name in program.graph_signature.user_inputs)
+        assert options == (aot.OPTIONS | aot.TIMED if laws else aot.OPTIONS), "drafters' products are timed"
+        made.append(str(file))
+        programs[made[-1]] = program
+        file.write_text(made[-1])
+
+    def load(file: Path) -> Callable[[list[Tensor]], list[Tensor]]:
+        program = programs[file.read_text()]
+        graph = program.module()
+
+        def call(flat: list[Tensor]) -> list[Tensor]:
+            inputs, _ = torch.utils._pytree.tree_unflatten(flat, program.call_spec.in_spec)
+            return list(graph(*inputs))
+
+        return call
+
+    monkeypatch.setattr(aot, "_compile", compile_nothing)
+    monkeypatch.setattr(aot, "_load", load)
+    yield made
+
+
+def long_llama(seed: int = 0) -> torch.nn.Module:
+    """A tiny Llama with room for texts that outgrow the cache's first capacity, of 256 rows."""
+    config = ARCHITECTURES["llama"]()
+    config.max_position_embeddings = LONG
+    return build(config, seed)
+
+
+def scored(lm: CausalLM, context: list[int], rows: int) -> Tensor:
+    lm.reset()
+    lm.append(context)
+    return lm.score(random_tree(rows, seed=rows, root=1)).logits.clone()
+
+
+def test_a_compiled_model_writes_the_same_text_while_its_cache_grows(compiled):
+    """Plain and by trees, from a prompt of one token to 600: one package, however large the cache."""
+    expected = plain(CausalLM(long_llama())).generate(prompt(1), 600).tokens
+    lm = compiled(CausalLM(long_llama()))
+    assert plain(lm).generate(prompt(1), 600).tokens == expected
+    assert lm.cache.capacity > 512
+    drafter = CausalLMDrafter(CausalLM(tiny_drafter("llama")), lm.vocab)
+    assert opt(lm, drafter, OptTree(9, 0.1, 4)).generate(prompt(1), 600).tokens == expected
+    made = lm.engine.package.folder
+    assert compiled(CausalLM(long_llama())).engine.package.folder == made, "the next one takes the same package"
+
+
+@pytest.mark.parametrize("length", [1, 2, 5, 253, 254, 255, 256, 257, 511, 512])
+def test_compiled_logits_at_the_borders_of_the_storage(compiled, length):
+    """Keys that are one less, as many and one more than the capacity, after garbage of an earlier text."""
+    exact, lm = CausalLM(long_llama()), compiled(CausalLM(long_llama()))
+    for rows in (1, 2, 9):
+        assert (scored(lm, prompt(length), rows) - scored(exact, prompt(length), rows)).abs().max() < CLOSE
+
+
+def test_features_come_from_the_graph(compiled):
+    """The last layer's are in every package; another layer's are not in the one that is there."""
+    exact, lm = CausalLM(long_llama()), compiled(CausalLM(long_llama()))
+    assert not lm.append(prompt(4)).features, "nothing is watched"
+    for model in (exact, lm):
+        model.watch((-1,))
+        model.reset()
+    ours, theirs = lm.append(prompt(9)).features, exact.append(prompt(9)).features
+    assert ours.keys() == theirs.keys() == {-1}
+    assert (ours[-1] - theirs[-1]).abs().max() < CLOSE
+    with pytest.raises(ValueError, match="no layer 2"):
+        lm.watch((2,))
+
+
+def test_a_head_is_compiled_with_the_output_layer_of_its_target(fake):
+    model = build(ARCHITECTURES["llama"]())
+    expected = opt(CausalLM(model), EagleDrafter(tiny_head(model), CausalLM(model)), OptTree(7, 0.0, 4))
+    text = expected.generate(prompt(20), 60)
+    target = CausalLM(model)
+    drafter = EagleDrafter(tiny_head(model), target)
+    assert compile_forwards(drafter.lm)
+    found = opt(target, drafter, OptTree(7, 0.0, 4)).generate(prompt(20), 60)
+    assert found.tokens == text.tokens
+    assert found.accept_lengths == text.accept_lengths
+    assert [step.draft_tokens for step in found.steps] == [step.draft_tokens for step in text.steps]
+    with torch.no_grad():
+        drafter.lm.model.get_output_embeddings().weight[0, 0] += 1
+    again = CausalLM(drafter.lm.model, probe=False)
+    again.watch((-1,))
+    assert compile_forwards(again) and len(fake) == 2, "the target's output layer is part of the key"
+
+
+def test_sequences_side_by_side_run_in_the_package(compiled, monkeypatch):
+    """Lanes that outgrow the first storage and are filled again, without an eager forward but of long prefills."""
+    prompts = [prompt(length, seed=length) for length in (1, 30, 150, 7, 2)]
+    expected = [plain(CausalLM(long_llama())).generate(ids, 40).tokens for ids in prompts]
+    target, drafter = CausalLM(long_llama()), CausalLMDrafter(CausalLM(tiny_drafter("llama")), 61)
+    compiled(target)
+    with monkeypatch.context() as strict:
+        strict.setattr("opt_tree.batch.shared_forwards.compute_batch", _long_only)
+        for width in (3, 5):
+            found = plain(target).generate_batch(prompts, width, 40)
+            assert [one.tokens for one in found] == expected and {one.lanes for one in found} == {width}
+    found = opt(target, drafter, OptTree(9, 0.1, 4)).generate_batch(prompts, 3, 40)
+    assert [one.tokens for one in found] == expected
+
+
+def _long_only(model: Any, inputs: dict[str, Any], *more: Any) -> Any:
+    """`compute_batch`, which is to be called for more rows than a package takes only."""
+    assert inputs["input_ids"].numel() > aot.LARGEST
+    return compute_batch(model, inputs, *more)
+
+
+@pytest.mark.parametrize(("drafter", "architecture"), [("draft", "llama"), ("eagle", "llama"), ("draft", "gemma3")])
+def test_a_compiled_pair_side_by_side(drafter, architecture, fake):
+    """Both models' graphs, of one and of several kinds of layers: unequal trees, laws, features, lanes that pause."""
+    decoder = decoder_of(drafter, "opt", architecture)
+    alone = trace([decoder.generate(ids, 8) for ids in PROMPTS])
+    for lm in (decoder.target, *decoder.drafter.models):
+        assert compile_forwards(lm)
+    for width in (2, 4):
+        assert trace(decoder.generate_batch(PROMPTS, width, 8)) == alone
+    assert len(fake) == 2
+
+
+def test_in_a_narrow_dtype_a_row_is_compared_as_a_whole():
+    """One logit may be far off by rounding; a row that is another's is a defect, one among hundreds as well."""
+    lm = CausalLM(copy.deepcopy(tiny("llama")).to(torch.bfloat16))
+    expected = torch.randn(300, 1000, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    rounded, wrong = expected.clone(), expected.clone()
+    rounded[7, 3] += 5
+    wrong[7] = expected[8]
+    compiling._check_close(lm, rounded, expected, "its logits")
+    with pytest.raises(CompileError, match="its logits are off by"):
+        compiling._check_close(lm, wrong, expected, "its logits")
+
+
+def test_a_body_that_is_wrong_for_several_lanes_is_not_used(fake, monkeypatch):
+    good = aot._load
+
+    def off(file: Path) -> Callable[[list[Tensor]], list[Tensor]]:
+        call = good(file)
+        return lambda flat: [output.flip(0) for output in call(flat)]
+
+    monkeypatch.setattr(aot, "_load", off)
+    lm = CausalLM(tiny("llama"))
+    with pytest.warns(UserWarning, match="its compiled logits of several lanes are off by"):
+        assert not compile_forwards(lm)
+    assert isinstance(lm.engine, Eager)
+
+
+def test_a_copy_of_a_compiled_model_runs_its_package(compiled):
+    lm = compiled(CausalLM(long_llama()))
+    lm.append(prompt(9))
+    again = copy.deepcopy(lm)
+    tree = random_tree(5, seed=0, root=3)
+    assert again.engine is not lm.engine and again.engine.name == "aot"
+    assert torch.equal(again.score(tree).logits, lm.score(tree).logits)
+
+
+def test_buckets_and_a_large_prefill(compiled):
+    """A compiled model may be padded as well; a prefill above the limit goes through the eager engine."""
+    exact, lm = CausalLM(long_llama()), compiled(CausalLM(long_llama(), Buckets(rows=(1, 8), keys=(64, 512))))
+    for length, rows in [(1, 1), (63, 1), (62, 9), (300, 5)]:
+        assert (scored(lm, prompt(length), rows) - scored(exact, prompt(length), rows)).abs().max() < CLOSE
+
+
+@pytest.mark.parametrize("architecture", ["gemma3", "gpt2", "opt", "mistral"])
+def test_exported_bodies_compute_what_eager_ones_do(architecture, fake):
+    """The graph without its compiler, over two capacities."""
+    exact, lm = CausalLM(tiny(architecture)), CausalLM(tiny(architecture))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        assert compile_forwards(lm)
+    assert lm.mask_kinds == (("full_attention", "sliding_attention") if architecture == "gemma3" else ())
+    lm.cache.reserve(300)
+    for length, rows in [(1, 1), (40, 1), (40, 7)]:
+        difference = scored(lm, prompt(length), rows) - scored(exact, prompt(length), rows)
+        assert difference.abs().max() < TOLERANCE[architecture]
+    assert len(fake) == 1
+
+
+def test_an_export_that_fails_leaves_the_model_eager_and_says_why(fake):
+    lm = CausalLM(tiny("mixtral"))
+    with pytest.warns(UserWarning, match=r"MixtralForCausalLM is not compiled: .*(data|guard|unbacked)") as told:
+        assert not compile_forwards(lm)
+    assert len(told) == 1 and "\n" not in str(told[0].message)
+    assert isinstance(lm.engine, Eager) and not fake
+    exact = CausalLM(tiny("mixtral"))
+    assert torch.equal(scored(lm, prompt(9), 5), scored(exact, prompt(9), 5))
+
+
+def _absent() -> str:
+    raise InvalidCxxCompiler("g++")
+
+
+def test_no_compiler(fake, monkeypatch):
+    """Where there is no compiler a package still runs, and without one the model stays eager."""
+    with monkeypatch.context() as without:
+        without.setattr("torch._inductor.cpp_builder.get_cpp_compiler", _absent)
+        lm = CausalLM(tiny("llama"))
+        with pytest.warns(UserWarning, match="not compiled: there is no C\\+\\+ compiler on this machine"):
+            assert not compile_forwards(lm)
+        assert isinstance(lm.engine, Eager)
+        with monkeypatch.context() as compiler:
+            compiler.setattr(aot, "cpp_compiler", lambda: "none")
+            assert compile_forwards(CausalLM(tiny("llama")))
+        assert compile_forwards(CausalLM(tiny("llama")))
+    assert len(fake) == 1
+
+
+def test_only_what_is_there(fake):
+    """make=False is silent, and makes nothing."""
+    lm = CausalLM(tiny("llama"))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert not compile_forwards(lm, make=False)
+    assert not fake and isinstance(lm.engine, Eager)
+    assert compile_forwards(lm) and compile_forwards(CausalLM(tiny("llama")), make=False)
+    assert len(fake) == 1
+
+
+def key(lm: CausalLM, **more: Any) -> Path:
+    return package_of(facts_of(lm.model) | more).folder
+
+
+def test_whatever_decides_the_code_is_in_the_key(monkeypatch):
+    here = key(CausalLM(long_llama()))
+    assert here == key(CausalLM(long_llama())), "the same model again"
+    changed = CausalLM(long_llama())
+    with torch.no_grad():
+        changed.model.model.layers[1].mlp.up_proj.weight[3, 5] += 1e-9
+    other_rope = long_llama()
+    other_rope.model.rotary_emb.inv_freq[1] *= 1.001
+    wider = long_llama().to(torch.float32)
+    eager = long_llama()
+    eager.set_attn_implementation("eager")
+    keys = [here, key(changed), *(key(CausalLM(model)) for model in (other_rope, wider, eager))]
+    config = ARCHITECTURES["llama"]()
+    config.max_position_embeddings, config.rms_norm_eps = LONG, 1e-3
+    keys += [key(CausalLM(build(config))), key(CausalLM(long_llama()), options={"freezing": False})]
+    for name, value in [
+        ("torch.__version__", "0.0"),
+        ("opt_tree.engines.package_cache.transformers.__version__", "0.0"),
+        ("torch.get_num_threads", lambda: 63),
+        ("opt_tree.engines.package_cache.processor", lambda: "another one"),
+        ("opt_tree.engines.package_cache._code_digest", lambda classes: "edited"),
+    ]:
+        with monkeypatch.context() as other:
+            other.setattr(name, value)
+            keys.append(key(CausalLM(long_llama())))
+    assert len(keys) == 12 and [keys.index(one) for one in keys] == list(range(12))
+
+
+def test_a_changed_weight_an_option_and_a_layer_are_compiled_anew(fake, monkeypatch):
+    model = build(ARCHITECTURES["llama"]())
+    assert compile_forwards(CausalLM(model))
+    with torch.no_grad():
+        model.lm_head.weight[0, 0] += 1
+    assert compile_forwards(CausalLM(model)) and len(fake) == 2
+    monkeypatch.setattr(aot, "OPTIONS", aot.OPTIONS | {"freezing": False})
+    lm = CausalLM(model)
+    assert compile_forwards(lm) and len(fake) == 3
+    lm.watch((-1,))
+    assert len(fake) == 3, "the final hidden states are in every package"
+    with pytest.warns(UserWarning, match=r"layers \[0\] are watched, which its package lacks"):
+        lm.watch((0,))
+    assert len(fake) == 3 and lm.engine.name == "eager"
+    assert lm.append(prompt(5)).features.keys() == {0, -1}
+    assert compile_forwards(lm) and len(fake) == 4 and lm.engine.name == "aot"
+    exact = CausalLM(model)
+    exact.watch((0, -1))
+    ours, theirs = lm.append(prompt(5)).features, exact.append(prompt(5)).features
+    assert ours.keys() == theirs.keys() and all((ours[k] - theirs[k]).abs().max() < 1e-9 for k in ours)
+
+
+def test_a_damaged_package_is_made_again(fake):
+    lm = CausalLM(tiny("llama"))
+    assert compile_forwards(lm)
+    package = lm.engine.package
+    note = package.folder / "about.json"
+    damages = [
+        lambda: package.file.write_bytes(package.file.read_bytes()[:5]),
+        lambda: package.file.write_bytes(b"x" + package.file.read_bytes()[1:]),
+        note.unlink,
+        package.file.unlink,
+        lambda: note.write_text("[]"),
+    ]
+    for made, damage in enumerate(damages, 2):
+        damage()
+        assert package.about() is None
+        assert compile_forwards(CausalLM(tiny("llama"))) and len(fake) == made
+        assert package.about() is not None
+
+
+def test_a_package_that_does_not_load_is_made_again_once(fake, monkeypatch):
+    def refuse(file: Path) -> None:
+        raise RuntimeError("bad library")
+
+    monkeypatch.setattr(aot, "_load", refuse)
+    lm = CausalLM(tiny("llama"))
+    with pytest.warns(UserWarning, match="does not load: RuntimeError: bad library"):
+        assert not compile_forwards(lm)
+    assert len(fake) == 2 and isinstance(lm.engine, Eager)
+
+
+def test_a_body_that_computes_something_else_is_not_used(fake, monkeypatch):
+    good = aot._load
+
+    def off(file: Path) -> Callable[[list[Tensor]], list[Tensor]]:
+        call = good(file)
+        return lambda flat: [1.01 * output for output in call(flat)]
+
+    monkeypatch.setattr(aot, "_load", off)
+    lm = CausalLM(tiny("llama"))
+    with pytest.warns(UserWarning, match="its compiled logits are off by|differ from plain forwards"):
+        assert not compile_forwards(lm)
+    assert isinstance(lm.engine, Eager)
+
+
+def test_offloaded_and_spread_models_stay_eager(fake):
+    for spread, reason in [({"": "disk"}, "its weights are on cpu, disk"), ({"": "cpu"}, "moved by hooks")]:
+        model = build(ARCHITECTURES["llama"]())
+        lm = CausalLM(model)
+        model.hf_device_map = spread
+        model.model.layers[0]._hf_hook = object()
+        with pytest.warns(UserWarning, match=reason):
+            assert not compile_forwards(lm)
+    assert not fake
+
+
+def _write(folder: str, turn: int) -> None:
+    package = Package(Path(folder))
+    for index in range(20):
+        made = Path(f"{folder}.{turn}.{index}")
+        made.write_text(f"{turn} {index} " * 1000)
+        package.write(made, {"by": turn})
+
+
+def test_two_processes_write_one_package(tmp_path):
+    """Whoever looks sees one whole package, or none while one takes the other's place; never a mixture."""
+    folder = tmp_path / "package"
+    context = multiprocessing.get_context("fork")
+    writers = [context.Process(target=_write, args=(str(folder), turn)) for turn in range(2)]
+    for writer in writers:
+        writer.start()
+    seen = [Package(folder).about() for _ in range(50)]
+    for writer in writers:
+        writer.join(120)
+    assert [writer.exitcode for writer in writers] == [0, 0]
+    seen.append(Package(folder).about())
+    assert seen[-1] is not None
+    assert Package(folder).file.read_text().startswith(f"{seen[-1]['by']} ")
+    assert {path.name for path in tmp_path.iterdir()} == {"package"}, "nothing half-made is left"
+
+
+def test_the_second_of_two_waits_and_takes_the_first_ones_package(fake, monkeypatch):
+    """Between looking and the lock another process has made it."""
+    lm = CausalLM(tiny("llama"))
+    assert compile_forwards(lm)
+    about = Package.about
+    looks = iter([None])
+    monkeypatch.setattr(Package, "about", lambda self: next(looks, about(self)))
+    assert compile_forwards(CausalLM(tiny("llama"))) and len(fake) == 1
+
+
+def test_the_folder_of_packages(monkeypatch, tmp_path):
+    for name in ("OPT_TREE_CACHE", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    assert packages.cache_folder() == Path.home() / ".cache" / "opt_tree"
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert packages.cache_folder() == tmp_path / "opt_tree"
+    monkeypatch.setenv("OPT_TREE_CACHE", str(tmp_path / "mine"))
+    assert packages.cache_folder() == tmp_path / "mine"
+
+
+@pytest.mark.parametrize("fastest", [torch.float32, torch.bfloat16])
+def test_the_fastest_dtype_is_measured_once(fake, monkeypatch, fastest):
+    measured: list[torch.dtype] = []
+
+    def seconds(lm: CausalLM) -> float:
+        measured.append(lm.dtype)
+        return 1.0 if lm.dtype == fastest else 2.0
+
+    monkeypatch.setattr("opt_tree.models.compiling._seconds", seconds)
+    for _ in range(2):
+        model = build(ARCHITECTURES["llama"](), dtype=torch.float32)
+        lm = CausalLM(model)
+        lm.watch((-1,))
+        assert compile_forwards(lm, dtypes=(torch.bfloat16,))
+        assert lm.dtype == fastest and lm.engine.name == "aot"
+        assert model.dtype == torch.float32, "whoever else holds the model keeps it as it was"
+        assert lm.append(prompt(3)).features[-1].dtype == fastest
+        assert lm.model.model.rotary_emb.inv_freq.dtype == torch.float32, "frequencies are not weights"
+    assert measured == [torch.float32, torch.bfloat16], "the second time it is remembered"
+
+
+def test_load_pair_compiles_both_models(fake, monkeypatch):
+    monkeypatch.setattr(pairs, "fast_bfloat16", lambda: False)
+    asked: list[tuple[str, bool]] = []
+    monkeypatch.setattr(pairs, "compile_forwards", lambda lm, make, dtypes=(): not asked.append((lm.name, make)))
+    pair = pairs.load_pair("demo", dtype="float32", compile=True)
+    assert [Path(name).name for name, _ in asked] == ["target", "draft"] and all(make for _, make in asked)
+    assert pair.compile(make=False) and asked[-1][1] is False
+
+
+def test_a_body_is_a_function_of_its_tensors():
+    """Nothing of one call is left in the next: the same storage, two texts."""
+    lm = CausalLM(tiny("llama"))
+    body = Body(lm.model, (-1,))
+    ints, mask, kv, more = aot.example(lm.model, lm.cache.shapes)
+    with torch.no_grad():
+        first = body(ints, mask, kv, more)
+        body(ints + 1, mask, kv, more)
+        again = body(ints, mask, kv, more)
+    assert len(first) == 2 and all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
+
+
+def test_a_drafters_graph_normalises_and_another_calibration_compiles_nothing(fake):
+    """Laws from the graph are those of eager forwards and of the host; the scale is an input, the columns are not."""
+    lm = CausalLM(tiny_drafter("llama"))
+    drafter = CausalLMDrafter(lm, lm.vocab - 1)  # not a multiple of a group
+    assert compile_forwards(lm)
+    for temperature in (1.0, 0.6, 1.7):
+        lm.reset()
+        found = Sharpened(drafter, temperature).root_laws(prompt(9))
+        bare = CausalLMDrafter(CausalLM(tiny_drafter("llama")), lm.vocab - 1)
+        eager = Sharpened(bare, temperature).root_laws(prompt(9))
+        bare.lm.reset()
+        host = log_probs_of(Sharpened(bare, temperature).root(prompt(9)))
+        for laws in (found, eager):
+            assert laws.tokens is None and laws.log_probs.shape[1] % GROUP == 0
+            assert (laws.log_probs[:, : lm.vocab - 1] - host).abs().max() < CLOSE
+            assert laws.log_probs[:, lm.vocab - 1 :].isneginf().all()
+            assert torch.equal(laws.peaks, laws.log_probs.unflatten(1, (-1, GROUP)).amax(-1))
+    assert len(fake) == 1 and lm.engine.columns == lm.vocab - 1
+    other = CausalLMDrafter(CausalLM(tiny_drafter("llama")))
+    assert compile_forwards(other.lm) and len(fake) == 2, "other columns are another graph"
+    assert compile_forwards(CausalLM(tiny_drafter("llama"))) and len(fake) == 3, "so are none"
+
+
+def test_the_compiler_knows_what_it_is_told():
+    """A drafter's package is not really made here, so a name that torch drops would show on a user's machine only."""
+    from torch._inductor import config
+
+    assert set(aot.OPTIONS | aot.TIMED) <= set(config.get_config_copy())
+
+
+def test_compile_errors_are_one_line():
+    assert aot.one_line(ValueError("a\n  b")) == "ValueError: a b"
+    with pytest.raises(CompileError, match="no package"):
+        Compiled(CausalLM(tiny("gpt2")).eager, make=False)

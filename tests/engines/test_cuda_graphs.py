@@ -1,0 +1,120 @@
+"""The captured engine on a CPU: the same buffers and shapes, called instead of replayed.
+
+What a CPU cannot show is the capture itself; tests/decoding/test_gpu.py and `evaluation.gpu_first_light` do.
+"""
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from test_graph_lint import HostReads
+from tiny_models import ARCHITECTURES, TOLERANCE, build, prompt, random_tree, tiny, tiny_drafter, tiny_head
+from torch import Tensor
+
+from opt_tree.decoding.presets import opt, plain
+from opt_tree.drafters import CausalLMDrafter, EagleDrafter
+from opt_tree.engines import Captured, CompileError
+from opt_tree.engines.body import Body
+from opt_tree.engines.cuda_graphs import _Buffers, warm_up
+from opt_tree.models.causal_lm import Buckets, CausalLM
+from opt_tree.policies import OptTree
+
+BUCKETS = Buckets(rows=(1, 4, 16), keys=(32, 64))
+
+
+def captured(model: torch.nn.Module, probe: bool = True) -> CausalLM:
+    lm = CausalLM(model, BUCKETS, probe=probe)
+    return by_graphs(lm)
+
+
+def by_graphs(lm: CausalLM) -> CausalLM:
+    lm.buckets = BUCKETS
+    lm.engine = Captured(lm.eager, BUCKETS.rows)
+    return lm
+
+
+def scored(lm: CausalLM, context: list[int], rows: int) -> Tensor:
+    lm.reset()
+    lm.append(context)
+    return lm.score(random_tree(rows, seed=rows, root=1)).logits.clone()
+
+
+@pytest.mark.parametrize("architecture", ["llama", "gemma3", "gpt2", "opt"])
+def test_every_shape_computes_what_eager_forwards_do(architecture):
+    """Buckets that are one short, full and one over; then all again, over buffers full of an earlier forward."""
+    exact, lm = CausalLM(tiny(architecture)), captured(tiny(architecture))
+    for _ in range(2):
+        for length, rows in [(1, 1), (15, 1), (16, 16), (17, 16), (31, 2), (60, 4), (60, 5), (9, 3), (90, 15)]:
+            difference = scored(lm, prompt(length), rows) - scored(exact, prompt(length), rows)
+            assert difference.abs().max() <= TOLERANCE[architecture], (length, rows)
+    assert len(lm.engine._calls) >= 5
+
+
+def test_growth_drops_what_holds_addresses():
+    config = ARCHITECTURES["llama"]()
+    config.max_position_embeddings = 900
+    exact, lm = CausalLM(build(config)), captured(build(config))
+    scored(lm, prompt(20), 4)
+    before, calls = lm.cache.storage_version, dict(lm.engine._calls)
+    assert (scored(lm, prompt(600), 4) - scored(exact, prompt(600), 4)).abs().max() < 1e-9
+    assert lm.cache.storage_version > before
+    assert (scored(lm, prompt(20), 4) - scored(exact, prompt(20), 4)).abs().max() < 1e-9
+    assert not {id(call) for call in calls.values()} & {id(call) for call in lm.engine._calls.values()}
+
+
+def test_texts_of_both_models():
+    model = build(ARCHITECTURES["llama"]())
+    expected = plain(CausalLM(model)).generate(prompt(20), 60).tokens
+    target = captured(model)
+    drafter = CausalLMDrafter(captured(tiny_drafter("llama")), target.vocab)
+    assert opt(target, drafter, OptTree(9, 0.0, 4)).generate(prompt(20), 60).tokens == expected
+    head = EagleDrafter(tiny_head(model), target)
+    by_graphs(head.lm)
+    assert opt(target, head, OptTree(9, 0.0, 4)).generate(prompt(20), 60).tokens == expected
+    assert head.lm.engine._calls and target.engine.layers == (-1,)
+    assert plain(target).generate(prompt(20), 60).tokens == expected
+
+
+@pytest.mark.parametrize("architecture", ["llama", "gemma3"])
+def test_a_replayed_forward_reads_nothing_on_the_host(architecture, monkeypatch):
+    lm = captured(tiny(architecture))
+    run, reads = lm.engine.run, HostReads()
+
+    def watched(forward: Any) -> Any:
+        with reads:
+            return run(forward)
+
+    monkeypatch.setattr(lm.engine, "run", watched)
+    for _ in range(2):
+        scored(lm, prompt(20), 4)
+    assert not reads.found
+
+
+def test_a_warm_up_outside_inference_mode_leaves_the_cache_alone():
+    lm, taken = captured(tiny("llama")), []
+    run = lm.engine.run
+    lm.engine.run = lambda forward: taken.append(forward) or run(forward)  # type: ignore[method-assign]
+    scored(lm, prompt(20), 4)
+    before = [view.clone() for view in lm.cache.views]
+    with torch.no_grad():
+        warm_up(Body(lm.model, ()), _Buffers(taken[-1]).inputs(lm.cache.views))
+    assert all(torch.equal(one, other) for one, other in zip(before, lm.cache.views, strict=True))
+
+
+def test_a_copy_makes_its_own_and_a_watched_layer_begins_anew():
+    lm = captured(tiny("llama"))
+    expected = scored(lm, prompt(20), 4)
+    again = copy.deepcopy(lm)
+    assert not again.engine._calls and torch.equal(scored(again, prompt(20), 4), expected)
+    lm.watch((0,))
+    lm.cache.reserve(40)
+    assert lm.append([1]).features.keys() == {0} and lm.engine.layers == (0,)
+    assert len(lm.engine._calls) == 1, "what was captured before lacks the layer"
+
+
+def test_a_model_that_is_moved_by_hooks_is_refused():
+    model = build(ARCHITECTURES["llama"]())
+    model.model.layers[0]._hf_hook = object()
+    with pytest.raises(CompileError, match="moved by hooks"):
+        Captured(CausalLM(model).eager, (1,))

@@ -1,0 +1,199 @@
+"""The cache against a naive one: a list of rows per layer, from which rows are picked one by one."""
+
+import itertools
+from collections.abc import Iterator
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from opt_tree.engines.kv_cache import KVCache, LayerShape
+
+CPU = torch.device("cpu")
+SHAPES = [
+    LayerShape(2, 4, 4, torch.float64, CPU),
+    LayerShape(2, 4, 3, torch.float64, CPU),
+    LayerShape(1, 4, 4, torch.float64, CPU),
+    LayerShape(2, 4, 4, torch.float32, CPU),
+]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def inference() -> Iterator[None]:
+    """The storage is made of inference tensors: only a forward in inference mode may write them."""
+    with torch.inference_mode():
+        yield
+
+
+class NaiveCache:
+    """What KVCache promises, said row by row: `rows[layer]` lists (key, value) of the committed and pending rows."""
+
+    def __init__(self) -> None:
+        self.rows: list[list[tuple[torch.Tensor, torch.Tensor]]] = [[] for _ in SHAPES]
+        self.length = 0
+
+    def commit(self, kept: list[int]) -> None:
+        self.rows = [rows[: self.length] + [rows[self.length + offset] for offset in kept] for rows in self.rows]
+        self.length += len(kept)
+
+    def truncate(self, length: int) -> None:
+        self.rows = [rows[:length] for rows in self.rows]
+        self.length = length
+
+
+def write(cache: KVCache, naive: NaiveCache, rows: int, generator: torch.Generator, padded: bool) -> None:
+    """One forward of `rows` rows through both caches; what the model would attend to is compared on the way."""
+    start = cache.length + cache.pending
+    slots = rows + 3 if padded else rows
+    cache.open(rows, start + slots + 5 if padded else None, torch.arange(start, start + slots) if padded else None)
+    for layer, shape in enumerate(SHAPES):
+        new = [
+            torch.randn(1, shape.heads, slots, dim, generator=generator, dtype=shape.dtype)
+            for dim in (shape.key_dim, shape.value_dim)
+        ]
+        naive.rows[layer] += [(new[0][:, :, row], new[1][:, :, row]) for row in range(rows)]
+        read = cache.update(*new, layer)
+        assert_rows(read, naive.rows[layer])
+        assert read[0].shape[2] == read[1].shape[2] == (start + slots + 5 if padded else start + rows)
+
+
+def assert_rows(read: tuple[torch.Tensor, torch.Tensor], expected: list[tuple[torch.Tensor, torch.Tensor]]) -> None:
+    for kind in range(2 if expected else 0):
+        rows = torch.stack([row[kind] for row in expected], 2)
+        assert torch.equal(read[kind][:, :, : len(expected)], rows)
+
+
+def contents(cache: KVCache, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
+    return cache._keys_of[layer], cache._values_of[layer]
+
+
+write_op = st.tuples(st.just("write"), st.sampled_from([1, 2, 5, 9, 150]), st.booleans())
+commit_op = st.tuples(st.just("commit"), st.integers(0, 2**9 - 1), st.just(False))
+truncate_op = st.tuples(st.just("truncate"), st.integers(0, 100), st.just(False))
+
+
+@given(st.lists(st.one_of(write_op, write_op, commit_op, truncate_op), max_size=14))
+def test_any_sequence_of_forwards_commits_and_truncations_equals_a_list_of_rows(operations):
+    cache, naive, generator = KVCache(SHAPES), NaiveCache(), torch.Generator().manual_seed(0)
+    for kind, number, padded in operations:
+        if kind == "write":
+            write(cache, naive, number, generator, padded)
+        elif kind == "commit":
+            kept = [offset for offset in range(cache.pending) if number >> offset % 9 & 1]
+            cache.commit(kept)
+            naive.commit(kept)
+        else:
+            length = number % (cache.length + 1)
+            cache.truncate(length)
+            naive.truncate(length)
+        assert cache.length == naive.length
+        assert cache.length + cache.pending == len(naive.rows[0])
+        if cache.capacity:
+            for layer in range(len(SHAPES)):
+                assert_rows(contents(cache, layer), naive.rows[layer])
+
+
+def test_growth_keeps_committed_and_pending_rows():
+    cache, naive, generator = KVCache(SHAPES), NaiveCache(), torch.Generator().manual_seed(0)
+    write(cache, naive, 200, generator, padded=False)
+    cache.commit(list(range(200)))
+    naive.commit(list(range(200)))
+    write(cache, naive, 50, generator, padded=False)
+    small = cache.capacity
+    write(cache, naive, 300, generator, padded=False)
+    assert cache.capacity > small >= 250, "the test should make the cache grow with rows pending"
+    for layer in range(len(SHAPES)):
+        assert_rows(contents(cache, layer), naive.rows[layer])
+
+
+def test_storage_grows_with_need_by_doubling_and_is_never_uninitialised():
+    cache = KVCache(SHAPES[:1])
+    assert cache.capacity == 0
+    cache.reserve(10)
+    first = cache.capacity
+    cache.reserve(first)
+    assert cache.capacity == first
+    cache.reserve(first + 1)
+    assert cache.capacity == 2 * first
+    cache.reserve(5 * first)
+    assert cache.capacity == 5 * first
+    assert all((storage == 0).all() for storage in cache._groups)
+
+
+def test_layers_of_one_shape_share_a_tensor_and_others_get_their_own():
+    cache = KVCache(SHAPES)
+    cache.reserve(1)
+    # Keys and values of the first layer and keys of the second; values of the second; the third; the fourth.
+    assert sorted(len(storage) for storage in cache._groups) == [1, 2, 2, 3]
+    assert len(cache) == 4 and bool(KVCache([]))
+
+
+@pytest.mark.parametrize("kept", [[0, 2, 3, 7], [1, 2, 3, 4, 5, 6, 7], [7], [4, 5], []])
+def test_commit_moves_overlapping_rows(kept):
+    """Sources and destinations overlap: copying row by row in place would read what it has just written."""
+    cache, naive, generator = KVCache(SHAPES), NaiveCache(), torch.Generator().manual_seed(1)
+    write(cache, naive, 3, generator, padded=False)
+    cache.commit([0, 1, 2])
+    naive.commit([0, 1, 2])
+    write(cache, naive, 8, generator, padded=False)
+    cache.commit(kept)
+    naive.commit(kept)
+    assert (cache.length, cache.pending) == (3 + len(kept), 0)
+    for layer in range(len(SHAPES)):
+        assert_rows(contents(cache, layer), naive.rows[layer])
+
+
+@pytest.mark.parametrize("kept", [[3], [0, 0], [1, 0], [-1], [-1, 0], [0, 1, 2, 3]])
+def test_rows_that_are_not_pending_cannot_be_kept(kept):
+    cache, naive, generator = KVCache(SHAPES), NaiveCache(), torch.Generator().manual_seed(1)
+    write(cache, naive, 4, generator, padded=False)
+    cache.commit([0])
+    naive.commit([0])
+    write(cache, naive, 3, generator, padded=False)
+    with pytest.raises(ValueError, match="pending"):
+        cache.commit(kept)
+    assert (cache.length, cache.pending) == (1, 3)
+
+
+@pytest.mark.parametrize("length", [-1, 5])
+def test_truncating_to_rows_that_do_not_exist_is_refused(length):
+    cache, naive, generator = KVCache(SHAPES), NaiveCache(), torch.Generator().manual_seed(1)
+    write(cache, naive, 6, generator, padded=False)
+    cache.commit([0, 1, 2, 3])
+    with pytest.raises(ValueError, match=f"truncate 4 rows to {length}"):
+        cache.truncate(length)
+
+
+def test_reset_forgets_the_rows_and_keeps_the_storage():
+    cache, naive, generator = KVCache(SHAPES), NaiveCache(), torch.Generator().manual_seed(1)
+    write(cache, naive, 6, generator, padded=False)
+    cache.commit([0, 1])
+    version, capacity = cache.storage_version, cache.capacity
+    cache.reset()
+    assert (cache.length, cache.pending, cache.capacity) == (0, 0, capacity)
+    assert cache.storage_version == version
+
+
+def test_every_move_of_the_storage_is_counted():
+    """Whoever captured addresses, as a CUDA graph does, must not replay them afterwards."""
+    cache = KVCache(SHAPES)
+    versions, addresses = [], []
+    for rows in (10, 200, 300, 301, 2000):
+        cache.reserve(rows)
+        versions.append(cache.storage_version)
+        addresses.append(cache._groups[0].data_ptr())
+    moved = [a != b for a, b in itertools.pairwise(addresses)]
+    assert [a != b for a, b in itertools.pairwise(versions)] == moved == [False, True, False, True]
+
+
+def test_commit_leaves_the_rows_committed_before_where_they_are():
+    cache = KVCache(SHAPES[:1])
+    cache.open(5)
+    rows = torch.arange(5.0, dtype=torch.float64)[None, None, :, None].expand(1, 2, 5, 4)
+    cache.update(rows, rows, 0)
+    cache.commit([0, 1])
+    cache.open(3)
+    cache.update(rows[:, :, :3] + 10, rows[:, :, :3] + 10, 0)
+    cache.commit([0, 2])
+    assert cache._keys_of[0][0, 0, :4, 0].tolist() == [0.0, 1.0, 10.0, 12.0]

@@ -1,0 +1,517 @@
+"""The comparison: what a line says, what is refused, what a killed run leaves, and that no budget is exceeded."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import matplotlib.pyplot as plt
+import numpy as np
+import pytest
+from conftest import TableDrafter, TableTarget, hashed_laws, written_laws
+from tiny_models import save_pair
+
+from evaluation.answers.record import seed_of
+from evaluation.compare import command as compare
+from evaluation.compare import expectation, measure
+from evaluation.compare.combinations import SIBLINGS, VERIFIERS, Combination, Grid
+from evaluation.compare.expectation import Expectation
+from evaluation.compare.figures import counts, difference, promise, summarise
+from evaluation.compare.frontier import best_of, frontiers
+from evaluation.compare.studies import DRAFTERS, STUDIES, study
+from evaluation.compare.weights import footprint
+from opt_tree import Decoder, OptTree, Sampling, load_pair
+from opt_tree.models.checkpoints import CheckpointError
+from opt_tree.policies import Sampled, registry
+from opt_tree.verifiers import multi_round
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny target, its drafter, and six questions."""
+    root = save_pair(tmp_path_factory.mktemp("pair"))
+    prompts = ("aabbcc", "hcgafb", "aaabac", "cbcacb", "bbbaac", "fafbfc")
+    (root / "prompts.jsonl").write_text("".join(json.dumps({"turns": [text, "aa"]}) + "\n" for text in prompts))
+    return root
+
+
+def command(folder: Path, output: Path, *more: str) -> int:
+    files = (
+        f"--base-model-path {folder}/target --draft-model-path {folder}/draft --question-file {folder}/prompts.jsonl"
+    )
+    sizes = (
+        "--limit 2 --max-new-tokens 12 --budgets 6 --sharpening bare --rates-questions 2 --dtype float64 --device cpu"
+    )
+    return compare.main([*f"{files} {sizes} --output {output}".split(), *more])
+
+
+DRAWN_FROM_TIMES = {"speed_up", "draft_ms_per_step", "overhead"}
+
+
+def lines(output: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in output.read_text().splitlines()]
+
+
+def test_a_line_says_what_the_decoder_did(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert command(folder, tmp_path / "a.jsonl", "--policies", "opt:0.1,binary", "--json") == 0
+    opt, binary = lines(tmp_path / "a.jsonl")
+    pair = load_pair(f"{folder}/target", f"{folder}/draft", dtype="float64", device="cpu")
+    decoder = Decoder(pair.target, pair.drafter, OptTree(6, 0.1, 10))
+    for answer, text in zip(opt["answers"], ("aabbcc", "hcgafb"), strict=True):
+        direct = decoder.generate(pair.encode(text), 12, stop=pair.stop, seed=seed_of(0, answer["question_id"], 0, 0))
+        (choice,) = answer["choices"]
+        assert choice["accept_lengths"] == direct.accept_lengths
+        assert choice["expected_lengths"] == pytest.approx(direct.expected_lengths, abs=1e-4)
+        assert choice["draft_forwards"] == [sum(step.draft_forwards for step in direct.steps)]
+    tokens, steps = counts(opt["answers"]).sum(0)
+    figures = opt["figures"]
+    assert figures["tokens_per_step"] == tokens / steps > 1
+    assert figures["interval"][0] <= figures["tokens_per_step"] <= figures["interval"][1]
+    assert figures["same_as_plain"] == binary["figures"]["same_as_plain"] == [1, 1]
+    assert figures["verified_tokens_per_step"] <= 7
+    assert figures["block_efficiency"] == {}
+    assert len(opt["plain"]) == 1
+    # The table's difference is the one of the lines, question by question.
+    (row,) = [row for row in summarise([opt, binary]) if row["policy"] == "binary"]
+    assert row["minus_opt"]["bare"]["difference"] == pytest.approx(
+        binary["figures"]["tokens_per_step"] - figures["tokens_per_step"]
+    )
+    printed = capsys.readouterr().out
+    assert json.loads(printed.splitlines()[-1])["cells"][0]["tokens_per_step"] in (
+        figures["tokens_per_step"],
+        binary["figures"]["tokens_per_step"],
+    )
+    header = json.loads((tmp_path / "a.jsonl.run.json").read_text())
+    assert header["settings"]["target_dtype"] == "float64" and header["sessions"][0]["environment"]["threads"] == 1
+
+
+def test_questions_side_by_side_give_the_same_rows(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """But for their times, which are a batch's and not shown."""
+    asked = ("--policies", "opt:0.1,chain", "--temperatures", "0,0.8", "--expect-every", "0", "--limit", "3")
+    one, many = tmp_path / "one.jsonl", tmp_path / "many.jsonl"
+    assert command(folder, one, *asked) == 0
+    assert "speed-up" in capsys.readouterr().out
+    assert command(folder, many, *asked, "--batch-size", "2") == 0
+    assert "speed-up" not in (said := capsys.readouterr().out) and "tokens/step" in said
+
+    def untimed(known: Any) -> Any:
+        if isinstance(known, dict):
+            own = {key: untimed(value) for key, value in known.items() if "time" not in key and key != "lanes"}
+            return {key: value for key, value in own.items() if "second" not in key and key not in DRAWN_FROM_TIMES}
+        return [untimed(value) for value in known] if isinstance(known, list) else known
+
+    def near(known: Any) -> Any:
+        """E(A) is written to four decimals, and a batch's forwards differ in their last bits."""
+        if isinstance(known, dict):
+            return {key: near(value) for key, value in known.items()}
+        if isinstance(known, list):
+            return [near(value) for value in known]
+        return pytest.approx(known, abs=2e-4) if isinstance(known, float) else known
+
+    assert untimed(lines(many)) == near(untimed(lines(one))) and lines(many)[0]["figures"]["speed_up"] is None
+    assert command(folder, one, *asked, "--batch-size", "2") == 2, "files do not mix"
+    assert command(folder, tmp_path / "b.jsonl", "--policies", "opt", "--temperatures", "1", "--batch-size", "2") == 2
+    assert "block efficiency is computed one by one" in capsys.readouterr().err
+
+
+def test_the_invalid_is_listed_once_and_not_run(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output = tmp_path / "a.jsonl"
+    asked = ["--policies", "opt:0.1,chains:2", "--verifiers", "multi_round,match", "--temperatures", "0.7,1"]
+    asked += ["--limit", "1", "--max-new-tokens", "8"]
+    assert command(folder, output, *asked) == 0
+    refused, *run = lines(output)
+    assert "not exact for children of type TopK" in refused["refused"] and refused["policy"] == "opt:0.1"
+    kept = {(r["cell"]["policy"], r["cell"]["verifier"], r["cell"]["temperature"]) for r in run}
+    valid = [("opt:0.1", "match"), ("chains:2", "multi_round"), ("chains:2", "match")]
+    assert kept == {(*pair, temperature) for pair in valid for temperature in (0.7, 1.0)} and len(run) == 6
+    printed = capsys.readouterr().out.splitlines()
+    assert [line for line in printed if line.startswith("refused: ")] == [refused["question_id"]]
+    exact = {"k_seq", "khisti", "match", "multi_round", "naive", "traversal"}
+    assert {frozenset(r["figures"]["block_efficiency"]) for r in run} == {frozenset(exact), frozenset({"match"})}
+    assert (
+        command(folder, tmp_path / "b.jsonl", "--policies", "opt", "--verifiers", "block", "--temperatures", "1") == 2
+    )
+    assert "every combination asked for is refused" in capsys.readouterr().err
+
+
+def test_a_killed_run_goes_on(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output = tmp_path / "a.jsonl"
+    asked = ("--policies", "opt:0.1,binary,sequoia")
+    assert command(folder, output, *asked) == 0
+    whole = output.read_bytes()
+    before = [record["question_id"] for record in lines(output)]
+    output.write_bytes(whole[:-200])
+    measured: list[str] = []
+    original = measure.Bench.measure
+    monkeypatch.setattr(measure.Bench, "measure", lambda self, one: (measured.append(one.key), original(self, one))[1])
+    monkeypatch.setattr(measure, "count_acceptance", None)  # the rates are there already
+    assert command(folder, output, *asked) == 0
+    assert measured == before[-1:] and [record["question_id"] for record in lines(output)] == before
+    assert output.read_bytes()[:1000] == whole[:1000]
+    assert command(folder, output, *asked, "--max-new-tokens", "9") == 2
+    error = capsys.readouterr().err.strip().splitlines()[-1]
+    assert "belongs to another configuration (max_new_tokens 12 there, 9 now)" in error
+    # Another grid is no other configuration: it adds cells.
+    assert command(folder, output, "--policies", "chain") == 0
+    assert len(lines(output)) == len(before) + 1
+
+
+def test_rates_are_measured_on_other_questions(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output = tmp_path / "a.jsonl"
+    judges = ("--verifiers", "without_replacement", "--temperatures", "1")
+    assert command(folder, output, "--policies", "sequoia,medusa", *judges) == 0
+    settings = json.loads((tmp_path / "a.jsonl.run.json").read_text())["settings"]
+    assert settings["ids"] == [0, 1] and settings["rates_ids"] == [4, 5]
+    (rates,) = lines(tmp_path / "a.jsonl.rates")
+    assert rates["question_id"] == f"lm:{folder}/draft, T 1, WithoutReplacement"
+    assert 0 < rates["rates"]["by_rank"][0] <= 1
+    assert command(folder, tmp_path / "b.jsonl", "--policies", "sequoia", "--limit", "6") == 2
+    assert "all 6 questions are compared" in capsys.readouterr().err
+    monkeypatch.setattr(measure, "LEAST_TRIALS", 10**6)
+    assert command(folder, tmp_path / "c.jsonl", "--policies", "sequoia") == 2
+    assert "2 questions are too few to measure acceptance rates for sequoia" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "name", [*registry.POLICIES, "delayed:2:1:3", "chains:4", "kary:3", "opt:0:4", "eagle2:3:2", "dynamic_depth:0"]
+)
+def test_no_budget_is_exceeded(name: str) -> None:
+    """And it is spent, but for what does not divide, by policies that do not stop early."""
+    laws, seen = hashed_laws(3, 12), set()
+    for budget in (1, 3, 8):
+        for children in SIBLINGS:
+            cell = Combination(name, budget, "lm:demo", "bare", 0.0, children, "greedy")
+            if cell.refusal(lossy=False) is not None:
+                assert name in ("delayed:2:1:3", "chains:4", "chains") and budget < 8
+                continue
+            decoder = Decoder(TableTarget(laws, 12), TableDrafter(laws), cell.build())
+            nodes = [step.tree.nodes for step in decoder.generate([1, 2], 12).steps]
+            assert max(nodes) <= budget, (budget, children, nodes)
+            seen.add(max(nodes) / budget)
+    assert max(seen) > 0.8 or name == "plain"
+
+
+@pytest.mark.parametrize("quick", [True, False])
+@pytest.mark.parametrize("name", STUDIES)
+def test_studies_ask_for_valid_combinations_only(name: str, quick: bool) -> None:
+    cells = study(name, quick)
+    assert len(cells) == len({cell.key for cell in cells}) > 6
+    assert [cell.key for cell in cells if cell.refusal(lossy=False) is not None] == []
+
+
+def test_the_grid_knows_judges_children_and_sharpening() -> None:
+    cells = Grid(
+        ("opt", "binary", "dyspec"), ("match", "traversal"), (0, 1), (9,), sharpening=("bare", "fitted")
+    ).combinations()
+    greedy = [(c.policy, c.children, c.sharpening) for c in cells if c.temperature == 0]
+    assert {c.verifier for c in cells if c.temperature == 0} == {"greedy"}
+    assert greedy == [
+        ("opt", "TopK", "bare"),
+        ("binary", "TopK", "either"),
+        ("dyspec", "WithoutReplacement", "bare"),
+        ("opt", "TopK", "fitted"),
+    ]
+    drawn = [(c.policy, c.children, c.verifier) for c in cells if c.temperature == 1]
+    assert drawn == [
+        ("opt", "TopK", "match"),
+        ("opt", "TopK", "traversal"),
+        ("binary", "TopK", "match"),
+        ("binary", "IID", "traversal"),
+        ("binary", "WithoutReplacement", "traversal"),
+        ("dyspec", "WithoutReplacement", "match"),
+        ("dyspec", "WithoutReplacement", "traversal"),
+    ]
+    assert {c.sharpening for c in cells if c.temperature == 1} == {"bare"}
+
+
+def test_a_policy_that_is_only_registered_is_run(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(registry.POLICIES, "shallow", lambda nodes: OptTree(nodes, 0.0, max_depth=2))
+    assert command(folder, tmp_path / "a.jsonl", "--policies", "shallow") == 0
+    (record,) = lines(tmp_path / "a.jsonl")
+    assert record["cell"]["policy"] == "shallow"
+    assert max(record["answers"][0]["choices"][0]["tree_depths"]) == 2
+
+
+def test_lossy_verifiers_must_be_asked_for() -> None:
+    (cell,) = Grid(("opt",), ("typical",), (1,), (9,)).combinations()
+    assert "lossy=True" in (cell.refusal(lossy=False) or "") and cell.refusal(lossy=True) is None
+
+
+def test_expectation_is_what_happens_where_nothing_is_random() -> None:
+    """A target of point masses: every verifier's expected tokens are the emitted ones."""
+    target = written_laws({(): (0.0, 1.0, 0.0), (1, 1): (0.0, 0.0, 1.0), (2,): (1.0, 0.0, 0.0)})
+    policy = Sampled.chains(2, 3)
+    watch = Expectation(multi_round, policy.children, every=1)
+    decoder = Decoder(TableTarget(target, 3), TableDrafter(hashed_laws(5, 3)), policy, watch)
+    steps = decoder.generate([1, 2], 24, Sampling(1.0)).steps
+    values = watch.take()
+    assert set(values) == {"k_seq", "khisti", "match", "multi_round", "naive", "traversal"}
+    for name, expected in values.items():
+        assert expected == pytest.approx([len(step.tokens) for step in steps], abs=1e-4), name
+    assert len({len(step.tokens) for step in steps}) > 1 and watch.take()["match"] == []
+
+
+def test_expectation_agrees_with_what_is_accepted() -> None:
+    """Over many steps, within four standard errors; on every third step only."""
+    policy = Sampled.chains(2, 3)
+    watch = Expectation(multi_round, policy.children, every=3)
+    watch.judges = {"multi_round": multi_round}
+    watch.take()
+    decoder = Decoder(TableTarget(hashed_laws(1, 4), 4), TableDrafter(hashed_laws(2, 4)), policy, watch)
+    emitted = [len(s.tokens) for seed in range(4) for s in decoder.generate([1], 60, Sampling(1.0), seed=seed).steps]
+    values = watch.take()["multi_round"]
+    assert len(values) == -(-len(emitted) // 3)
+    error = (np.var(emitted) / len(emitted) + np.var(values) / len(values)) ** 0.5
+    assert abs(np.mean(emitted) - np.mean(values)) < 4 * error < 0.8
+
+
+def test_the_time_of_expectations_is_not_the_decoders(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = [0.0]
+
+    def look() -> float:
+        clock[0] += 0.001
+        return clock[0]
+
+    def slow(*known: Any) -> float:
+        clock[0] += 1000
+        return 1.0
+
+    monkeypatch.setattr(expectation.time, "perf_counter", look)
+    monkeypatch.setattr(expectation, "block_efficiency", slow)
+    asked = ("--policies", "chains:2", "--verifiers", "naive", "--temperatures", "1", "--limit", "1")
+    assert command(folder, tmp_path / "a.jsonl", *asked) == 0
+    (record,) = lines(tmp_path / "a.jsonl")
+    assert clock[0] > 1000 and record["answers"][0]["choices"][0]["wall_time"][0] < 1
+
+
+def test_what_was_promised_is_compared_step_by_step() -> None:
+    """Steps that a stop may have trimmed are left out, and of one question there is no interval."""
+
+    def answer(accepted: list[int], expected: list[float], reason: str) -> dict[str, Any]:
+        one = {
+            "accept_lengths": [length + 1 for length in accepted],
+            "expected_lengths": [length + 1 for length in expected],
+            "decoding_steps": [len(accepted)],
+            "finish_reason": [reason],
+        }
+        return {"choices": [one]}
+
+    one, other = answer([1, 3, 0], [2.0, 3.0, 9.0], "stop"), answer([2, 2], [1.0, 2.0], "length")
+    assert promise([one]) == {"ratio": 5 / 4, "interval": None}
+    both = promise([one, other])
+    assert both is not None and both["ratio"] == 1 and both["interval"] == pytest.approx([3 / 4, 5 / 4])
+    assert promise([answer([0, 0], [1.0, 1.0], "length")]) is None
+
+
+def test_plots_come_from_the_file_alone(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output = tmp_path / "a.jsonl"
+    assert command(folder, output, "--policies", "opt:0.1") == 0
+    sampled = ("--policies", "chains:2", "--verifiers", "naive", "--temperatures", "1")
+    assert command(folder, output, *sampled, "--limit", "2") == 0
+    greedy, drawn = lines(output)
+
+    def like(record: dict[str, Any], **changes: Any) -> dict[str, Any]:
+        cell = Combination(**{**record["cell"], **changes})
+        return {**record, "question_id": cell.key, "cell": vars(cell)}
+
+    records = [like(greedy, policy=f"opt:{t}", budget=n) for t in (0.1, 0.3, 0.6) for n in (5, 25)]
+    records += [like(greedy, policy=name, sharpening="either", budget=25) for name in ("binary", "sequoia")]
+    records += [like(greedy, policy="opt:0.1", temperature=t, verifier="match", budget=25) for t in (0.5, 1.0)]
+    records += [like(drawn, temperature=t, budget=n) for t in (0.5, 1.0) for n in (4, 6)]
+    output.write_text("".join(json.dumps(record) + "\n" for record in records))
+    capsys.readouterr()
+    monkeypatch.setattr(compare, "Bench", None)
+    assert compare.main(["--output", str(output), "--plots", str(tmp_path / "plots")]) == 0
+    found = {path.name for path in (tmp_path / "plots").iterdir()}
+    wanted = (
+        "length_by_budget",
+        "thresholds",
+        "temperatures",
+        "structures_" + re.sub(r"\W+", "_", f"lm:{folder}/draft"),
+    )
+    wanted += ("depth", "verifiers_by_temperature", "verifiers_by_rollout")
+    assert found == {f"compare_{name}.png" for name in wanted}
+    assert compare.main(["--output", str(tmp_path / "absent.jsonl")]) == 2
+
+
+def test_both_drafters_of_the_embedded_pair_bare_and_fitted(tmp_path: Path) -> None:
+    output = tmp_path / "a.jsonl"
+    sizes = f"--limit 1 --max-new-tokens 6 --budgets 5 --dtype float32 --device cpu --output {output}".split()
+    asked = ["--policies", "opt:0.1", "--drafter", "eagle:demo,lm:demo", "--sharpening", "bare,fitted"]
+    assert compare.main([*sizes, *asked]) == 0
+    cells = [(record["cell"]["drafter"], record["cell"]["sharpening"]) for record in lines(output)]
+    assert cells == [(drafter, how) for drafter in ("eagle:demo", "lm:demo") for how in ("bare", "fitted")]
+    assert all(record["figures"]["same_as_plain"] == [1, 1] for record in lines(output))
+    lengths = [record["answers"][0]["choices"][0]["expected_lengths"][0] for record in lines(output)]
+    assert lengths[0] < lengths[1] and lengths[2] < lengths[3]
+
+
+@pytest.mark.parametrize("flag", [["--drafter", "lm:demo"], ["--temperatures", "0"], ["--policies", "binary"]])
+def test_a_preset_does_not_swallow_the_flags_of_a_grid(flag, capsys):
+    assert compare.main(["--preset", "rules", *flag]) == 2
+    assert f"leave out {flag[0]}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("more", "named"),
+    [
+        (("--policies", "opt,beam"), "unknown policy 'beam'; there are opt, "),
+        (("--policies", "opt", "--verifiers", "best"), "unknown 'best'; there are block"),
+        (("--policies", "opt:0.2:3:4"), "opt takes threshold, max_depth, got 3 numbers"),
+        (("--policies", "chains:two"), "must be numbers: k"),
+        (("--policies", "opt", "--budgets", "0"), "at least 1 node, got 0"),
+        (("--policies", "opt", "--budgets", "6,x"), "not a comma list of numbers: '6,x'"),
+        (("--policies", "opt", "--budgets", "6,4.5"), "not a whole number: 4.5"),
+        (("--policies", "opt", "--budgets", "1000000000"), "at most 65536, got 1000000000"),
+        (("--policies", "opt", "--temperatures", "-1"), "got -1"),
+        (("--policies", "opt", "--sharpening", "fitted"), "no calibration is stored"),
+        (("--policies", "opt", "--sharpening", "sharpened"), "unknown 'sharpened'; there are bare, fitted"),
+        (("--policies", "opt", "--limit", "0"), "--limit must be at least 1"),
+        ((), "nothing to do"),
+    ],
+)
+def test_bad_input_is_one_line(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], more: tuple[str, ...], named: str
+) -> None:
+    assert command(folder, tmp_path / "a.jsonl", *more) == 2
+    error = capsys.readouterr().err.strip().splitlines()[-1]
+    assert error.startswith("error: ") and named in error
+
+
+def test_every_verifier_is_known_by_its_name() -> None:
+    assert all(verifier.__name__ == name for name, verifier in VERIFIERS.items()) and len(VERIFIERS) >= 11
+
+
+def test_a_difference_is_paired() -> None:
+    """Two cells that differ by the same step count on every question: the interval is a point where lengths are."""
+
+    def record(steps: list[int]) -> dict[str, Any]:
+        choices = [{"new_tokens": [12], "decoding_steps": [n]} for n in steps]
+        return {"answers": [{"question_id": i, "choices": [choice]} for i, choice in enumerate(choices)]}
+
+    found = difference(record([3, 3, 3]), record([4, 4, 4]))
+    assert found == {"difference": 1.0, "interval": [1.0, 1.0]}
+    mixed = difference(record([3, 6, 2]), record([4, 6, 3]))
+    assert mixed["difference"] == pytest.approx(36 / 11 - 36 / 13)
+    assert mixed["interval"][0] == 0 and mixed["interval"][1] == pytest.approx(2.0)
+
+
+def test_the_frontier_of_drafters(tmp_path: Path) -> None:
+    """What another point beats in both is not on it; fewer than three drafters draw nothing."""
+    assert best_of([(2.0, 3.0), (1.0, 2.0), (3.0, 2.5), (0.0, 1.5), (1.0, 2.2)]) == [(0.0, 1.5), (1.0, 2.2), (2.0, 3.0)]
+
+    def line(drafter: str, temperature: float, ms: float, policy: str = "opt:0.2") -> dict[str, Any]:
+        cell = {"drafter": drafter, "temperature": temperature, "budget": round(4 * ms), "policy": policy}
+        return {"cell": cell, "figures": {"draft_ms_per_step": ms, "tokens_per_step": 2 + ms}}
+
+    drawn = [line(name, t, ms) for name, ms in (("a", 0.5), ("b", 1.0), ("c", 2.0)) for t in (0.0, 1.0)]
+    drawn += [line("a", 0.0, 3.0), line("a", 0.0, 1.5), line("a", 0.0, 4.0, "eagle2")]
+    ((name, figure),) = frontiers(drawn)
+    assert name == "frontier" and len(figure.axes) == 2
+    joined, hollow, *_ = figure.axes[0].lines
+    assert joined.get_xdata().tolist() == [0.5, 1.5, 3.0], "the first drafter, by budget"
+    assert hollow.get_xdata().tolist() == [4.0] and hollow.get_linewidth() == 0
+    figure.savefig(tmp_path / "frontier.png")
+    plt.close(figure)
+    assert not list(frontiers(drawn[:4]))
+
+
+def test_every_drafter_of_the_study_is_there_under_opt_tree_and_at_both_temperatures() -> None:
+    cells = study("drafters", quick=False)
+    for drafter, trees in DRAFTERS.items():
+        own = {(cell.policy, cell.budget, cell.temperature) for cell in cells if cell.drafter == drafter}
+        assert any(tree.startswith("opt") for tree in trees)
+        assert own == {(tree, n, 0.0) for tree in trees for n in (8, 12, 24, 60)} | {
+            (tree, n, 1.0) for tree in trees for n in (8, 60)
+        }
+    assert all(cell.refusal(lossy=False) is None for cell in cells)
+
+
+def test_many_drafters_are_one_table_beside_transformers(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Every drafter, plain decoding and transformers' own ways, with what each weighs; a killed run keeps its peers."""
+    output, drafters = tmp_path / "a.jsonl", f"lm:{folder}/draft,ngram,recycling"
+    (folder / "draft" / "training.json").write_text('{"minutes": 2.5}')
+    files = f"--base-model-path {folder}/target --question-file {folder}/prompts.jsonl --drafter {drafters}"
+    sizes = "--limit 2 --max-new-tokens 8 --budgets 6 --sharpening bare --dtype float64 --device cpu --temperatures 0,1"
+    asked = [*f"{files} {sizes} --output {output}".split(), "--policies", "opt:0.1", "--peers", "--json"]
+    assert compare.main(asked) == 0
+    *printed, machine = capsys.readouterr().out.splitlines()
+    heads = [line for line in printed if line.startswith("drafter ")]
+    assert len(heads) == 2 and all("x plain" in head and "trained min" in head for head in heads)
+    rows = {row.split("  ")[0]: row for row in "\n".join(printed).partition("temperature 1")[0].splitlines()}
+    assert rows[f"lm:{folder}/draft"].endswith(" 2.5") and rows["recycling"].endswith(" 0.0")
+    names = {peer["name"] for peer in json.loads(machine)["peers"]}
+    assert names == {"plain decoding", "transformers", "transformers, prompt lookup", "transformers, assisted"}
+    assert names <= rows.keys()
+    # At temperature 0 whatever decodes says the same.
+    said = [record["peers"] for record in lines(output) if "peers" in record and record["temperature"] == 0]
+    texts = {name: [answer["choices"][0]["turns"] for answer in answers] for name, answers in said[0].items()}
+    assert all(text == texts["plain decoding"] for text in texts.values())
+    draft = next(record for record in lines(output) if record.get("cell", {}).get("drafter", "").startswith("lm:"))
+    size = (folder / "draft" / "model.safetensors").stat().st_size
+    assert (draft["figures"]["weights_bytes"], draft["figures"]["training_minutes"]) == (size, 2.5)
+    before = output.read_bytes()
+    assert compare.main(asked) == 0 and output.read_bytes() == before
+
+
+def test_what_a_drafter_weighs_is_the_sum_of_its_parts(tmp_path: Path) -> None:
+    for name, size in (("a", 5), ("b", 7)):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "model.safetensors").write_bytes(b"0" * size)
+        (tmp_path / name / "config.json").write_text("{}")
+    (tmp_path / "a" / "training.json").write_text('{"minutes": 3}')
+    pair = f"eagle:{tmp_path}/a+store:{tmp_path}/b"
+    assert footprint(f"eagle:{tmp_path}/a") == {"weights_bytes": 5, "training_minutes": 3.0}
+    for spec in (f"graft:2:{pair}", f"rasd:{pair}", f"product:{pair}", f"product:1,0.5:{pair}"):
+        assert footprint(spec) == {"weights_bytes": 12, "training_minutes": None}
+    assert footprint("ngram") == {"weights_bytes": 0, "training_minutes": 0.0}
+    assert footprint(f"lm:{tmp_path}/absent")["weights_bytes"] is None
+    (tmp_path / "a" / "training.json").write_text('{"minutes": "long"}')
+    with pytest.raises(CheckpointError, match=r"training.json does not say the minutes"):
+        footprint(pair.partition("+")[0])
+
+
+@pytest.mark.parametrize("drafter", ["graft:1:lm:demo+recycling", "product:lm:demo+ngram-recycling"])
+def test_a_table_that_learns_begins_each_line_with_nothing(drafter: str, tmp_path: Path) -> None:
+    """The same questions come in every line: what was learnt of their answers in one would be known in the next."""
+    asked = f"--policies opt:0 --drafter {drafter} --sharpening bare --dtype float32 --limit 1 --max-new-tokens 16"
+
+    def lines(budgets: str, *more: str) -> dict[str, list]:
+        output = tmp_path / f"{budgets}{len(more)}.jsonl"
+        assert compare.main([*asked.split(), "--budgets", budgets, *more, "--output", str(output)]) == 0
+        found = map(json.loads, output.read_text().splitlines())
+        return {line["question_id"]: [a["choices"][0]["accept_lengths"] for a in line["answers"]] for line in found}
+
+    assert lines("4,6") == lines("6,4")
+
+
+def test_what_learns_may_be_warmed_on_other_questions(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    questions = {name: tmp_path / f"{name}.jsonl" for name in ("asked", "others")}
+    for name, text in (("asked", "What is a garden?"), ("others", "What is a garden for?")):
+        questions[name].write_text(json.dumps({"question_id": 1, "turns": [text]}) + "\n")
+    asked = "--policies opt:0 --drafter recycling --sharpening bare --dtype float32 --max-new-tokens 12 --budgets 6"
+    steps = []
+    for warm in ([], ["--warm-set", str(questions["others"])]):
+        output = tmp_path / f"{len(warm)}.out"
+        given = [*asked.split(), "--question-file", str(questions["asked"]), *warm, "--output", str(output)]
+        assert compare.main(given) == 0
+        (line,) = map(json.loads, output.read_text().splitlines())
+        steps.append(line["figures"]["steps"])
+    assert steps[1] < steps[0]
+    given = [*asked.split(), "--question-file", str(questions["asked"]), "--warm-set", str(questions["asked"])]
+    assert compare.main([*given, "--output", str(tmp_path / "refused.out")]) == 2
+    assert "are compared themselves" in capsys.readouterr().err

@@ -1,0 +1,973 @@
+"""The evaluation commands on tiny random models: what they write, that a death loses nothing, and what they refuse."""
+
+import dataclasses
+import itertools
+import json
+import multiprocessing
+import os
+import re
+import signal
+import socket
+import time
+import types
+from collections.abc import Callable
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from tqdm import tqdm
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+from evaluation.answers.file import AnswerFile
+from evaluation.answers.record import seed_of
+from evaluation.command_line import parse
+from evaluation.demo import pages
+from evaluation.questions import sets as questions
+from evaluation.questions.prompts import Prompter
+from evaluation.run import models as loading
+from evaluation.run import runner
+from evaluation.run.options import EagleOptions, Options
+from evaluation.run.processes import Processes
+from evaluation.run.works import Work, finish
+from opt_tree import EagleHead, OptTree, Stop
+from opt_tree.training.embedded_family.data import Document
+
+CONTEXT = 160
+CHAT = "{% for m in messages %}<{{ m.role[0] }}>{{ m.content }}{% endfor %}{% if add_generation_prompt %}<a>{% endif %}"
+PER_TURN = (
+    *("idxs", "new_tokens", "wall_time", "decoding_steps", "draft_forwards", "draft_tokens", "verified_tokens"),
+    *("draft_time", "verify_time", "prefill_time", "finish_reason"),
+)
+PER_STEP = ("accept_lengths", "expected_lengths", "tree_nodes", "tree_depths", "step_times")
+TIMES = {
+    "wall_time",
+    "step_times",
+    "tstamp",
+    "draft_time",
+    "verify_time",
+    "commit_time",
+    "draft_forward_time",
+    "target_forward_time",
+    "prefill_time",
+}
+
+
+def make_tokenizer(chat: bool = True) -> PreTrainedTokenizerFast:
+    """A byte a token, and two special ones."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocab = {token: index for index, token in enumerate(["<pad>", "<end>", *alphabet])}
+    inner = Tokenizer(models.BPE(vocab, []))
+    inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    inner.decoder = decoders.ByteLevel()
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=inner, eos_token="<end>", pad_token="<pad>")
+    if chat:
+        tokenizer.chat_template = CHAT
+    return tokenizer
+
+
+@pytest.fixture(scope="session")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Target, drafter (its first layer) and EAGLE head, three questions of one or two turns."""
+    root = tmp_path_factory.mktemp("models")
+    tokenizer = make_tokenizer()
+    config = LlamaConfig(
+        vocab_size=len(tokenizer), hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, max_position_embeddings=CONTEXT, initializer_range=0.3, bos_token_id=None,
+        eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id,
+    )  # fmt: skip
+    torch.manual_seed(3)
+    target = LlamaForCausalLM(config)
+    drafter = LlamaForCausalLM(LlamaConfig(**{**config.to_dict(), "num_hidden_layers": 1}))
+    weights = target.state_dict()
+    drafter.load_state_dict({name: weights[name] for name in drafter.state_dict()})
+    for name, model in (("target", target), ("draft", drafter)):
+        model.save_pretrained(root / name)
+        tokenizer.save_pretrained(root / name)
+    head = EagleHead(LlamaConfig(**{**config.to_dict(), "num_hidden_layers": 1}))
+    (root / "eagle").mkdir()
+    save_file(head.state_dict(), root / "eagle" / "model.safetensors")
+    (root / "eagle" / "config.json").write_text(json.dumps({**config.to_dict(), "num_hidden_layers": 1}))
+    write_questions(root / "q.jsonl", 3)
+    return root
+
+
+def write_questions(path: Path, count: int) -> Path:
+    lines = [
+        {
+            "question_id": 81 + i,
+            "category": "math" if i % 2 else "writing",
+            "turns": [f"What is {i}?", "Why?"][: 1 + (i != 1)],
+        }
+        for i in range(count)
+    ]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return path
+
+
+def arguments(folder: Path, answers: Path | str, *more: str, kind: str = "classic") -> list[str]:
+    drafter = ["--draft-model-path", f"{folder}/draft"] if kind == "classic" else ["--ea-model-path", f"{folder}/eagle"]
+    options = "--dtype float64 --device cpu --max-new-token 12 --nodes 8 --threshold 0.1 --max_depth 4"
+    asked = ["--base-model-path", f"{folder}/target", "--question-file", f"{folder}/q.jsonl"]
+    return [*drafter, *asked, "--answer-file", str(answers), *options.split(), *more]
+
+
+def main(given: list[str], kind: str = "classic") -> int:
+    return runner.main(kind, EagleOptions if kind == "eagle" else Options, None, given)
+
+
+def command(folder: Path, answers: Path | str, *more: str, kind: str = "classic") -> int:
+    return main(arguments(folder, answers, *more, kind=kind), kind)
+
+
+def lines_of(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def but_for_times(record: Any) -> Any:
+    if isinstance(record, dict):
+        return {key: but_for_times(value) for key, value in record.items() if key not in TIMES}
+    return [but_for_times(item) for item in record] if isinstance(record, list) else record
+
+
+def turns_of(path: Path) -> list[list[str]]:
+    return [choice["turns"] for line in lines_of(path) for choice in line["choices"]]
+
+
+# What is written
+
+
+@pytest.mark.parametrize("kind", ["classic", "eagle"])
+def test_the_answer_file_holds_every_field_and_the_fields_agree(folder: Path, tmp_path: Path, kind: str) -> None:
+    path = tmp_path / "a.jsonl"
+    assert command(folder, path, "--baseline", kind=kind) == 0
+    lines = lines_of(path)
+    assert [line["question_id"] for line in lines] == [81, 82, 83]
+    for line in lines:
+        assert {"question_id", "answer_id", "model_id", "choices", "tstamp", "category"} == line.keys()
+        assert line["model_id"] == "target-temperature-0.0"
+        (choice,) = line["choices"]
+        turns = len(choice["turns"])
+        assert all(isinstance(choice[key], list) and len(choice[key]) == turns for key in PER_TURN)
+        assert [i + 1 for i in choice["idxs"]] == choice["decoding_steps"]
+        steps = sum(choice["decoding_steps"])
+        assert all(len(choice[key]) == steps for key in PER_STEP)
+        assert sum(choice["accept_lengths"]) == sum(choice["new_tokens"]) == sum(map(len, choice["token_ids"]))
+        assert sum(choice["verified_tokens"]) == sum(choice["tree_nodes"]) + steps
+        assert (
+            min(choice["expected_lengths"]) >= 1 and max(choice["tree_depths"]) <= 4 and max(choice["tree_nodes"]) <= 8
+        )
+    if kind == "classic":
+        # The drafter is the target's first layer: something is accepted, or the test sees no trees.
+        assert max(max(line["choices"][0]["accept_lengths"]) for line in lines) > 1
+    for name in ("plain", "transformers"):
+        baseline = lines_of(tmp_path / f"a.{name}.jsonl")
+        assert [but_for_times(line["choices"][0]["token_ids"]) for line in baseline] == [
+            line["choices"][0]["token_ids"] for line in lines
+        ]
+        assert all(set(line["choices"][0]["accept_lengths"]) == {1} for line in baseline)
+
+
+def test_the_header_says_what_made_the_file(folder: Path, tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    assert command(folder, path, "--temperature", "0.7", "--seed", "5") == 0
+    header = json.loads((tmp_path / "a.jsonl.run.json").read_text())
+    (session,) = header["sessions"]
+    settings = header["settings"]
+    assert settings["target_dtype"] == "float64" and settings["draft_dtype"] == "float32"
+    assert settings["seed"] == 5 and settings["temperature"] == 0.7
+    fields = {field.name for field in dataclasses.fields(Options)}
+    assert session["options"].keys() == (fields - {"drafter"}) | {"draft_model_path"}
+    assert {"torch", "transformers", "device", "threads", "commit"} <= session["environment"].keys()
+
+
+def test_fastchat_finds_what_its_judge_reads(folder: Path, tmp_path: Path) -> None:
+    path = tmp_path / "model_answer" / "tiny.jsonl"
+    assert command(folder, path) == 0
+    # What fastchat.llm_judge does with a folder of answers: every *.jsonl in it is a model, every line has a
+    # question_id; an answer's first choice gives the two turns.
+    answers = {
+        file.name[:-6]: {line["question_id"]: line for line in lines_of(file)}
+        for file in sorted(path.parent.glob("*.jsonl"))
+    }
+    assert answers.keys() == {"tiny"}
+    for question in lines_of(folder / "q.jsonl"):
+        turns = answers["tiny"][question["question_id"]]["choices"][0]["turns"]
+        assert len(turns) == len(question["turns"]) and all(isinstance(turn, str) for turn in turns)
+
+
+def test_more_choices_differ_only_above_temperature_zero(folder: Path, tmp_path: Path) -> None:
+    assert command(folder, tmp_path / "cold.jsonl", "--num-choices", "2") == 0
+    assert command(folder, tmp_path / "warm.jsonl", "--num-choices", "2", "--temperature", "1") == 0
+    cold, warm = (lines_of(tmp_path / f"{name}.jsonl") for name in ("cold", "warm"))
+    assert all([choice["index"] for choice in line["choices"]] == [0, 1] for line in cold + warm)
+    assert all(line["choices"][0]["token_ids"] == line["choices"][1]["token_ids"] for line in cold)
+    assert all(line["choices"][0]["token_ids"] != line["choices"][1]["token_ids"] for line in warm)
+
+
+def test_a_seed_gives_the_same_text_whatever_the_tree_and_the_order(folder: Path, tmp_path: Path) -> None:
+    assert command(folder, tmp_path / "a.jsonl", "--temperature", "1", "--baseline") == 0
+    assert (
+        command(folder, tmp_path / "b.jsonl", "--temperature", "1", "--method", "chain", "--question-begin", "2") == 0
+    )
+    assert turns_of(tmp_path / "a.jsonl") == turns_of(tmp_path / "a.plain.jsonl")
+    assert turns_of(tmp_path / "b.jsonl") == turns_of(tmp_path / "a.jsonl")[2:]
+
+
+@pytest.mark.parametrize("kind", ["classic", "eagle"])
+def test_a_batch_answers_as_its_questions_do_alone(folder: Path, tmp_path: Path, capsys: Any, kind: str) -> None:
+    """Questions of one and of two turns, one too long, two lanes: the file is the same but for times and `lanes`."""
+    asked = write_questions(tmp_path / "q.jsonl", 4)
+    with asked.open("a") as file:
+        file.write(json.dumps({"question_id": 99, "turns": ["a" * CONTEXT]}) + "\n")
+    more = ["--question-file", str(asked), "--temperature", "0.7"]
+    one, two = tmp_path / "one.jsonl", tmp_path / "two.jsonl"
+    assert command(folder, one, *more, kind=kind) == 1
+    capsys.readouterr()
+    assert command(folder, two, *more, "--batch-size", "2", "--json", kind=kind) == 1
+    answers = lines_of(two)
+    assert [choice.pop("lanes") for line in answers for choice in line["choices"]] == [[2, 2], [2], [2, 2], [2, 2]]
+    for line, alone in zip(answers, lines_of(one), strict=True):
+        assert line.pop("answer_id") != alone["answer_id"]  # another setting
+        assert but_for_times(line) == but_for_times({k: v for k, v in alone.items() if k != "answer_id"})
+    assert [failed["question_id"] for failed in AnswerFile(two).read_failed()] == [99]
+    told = capsys.readouterr().out
+    assert "questions were decoded side by side; its times are a batch's, hence no speed is shown" in told
+    figures = json.loads(told.splitlines()[-1])
+    assert figures["overall"]["tokens_per_second"] is None is figures["step_milliseconds"]
+    assert figures["overall"]["tokens_per_step"] >= 1 and "a step takes" not in told
+    # Times of two kinds do not go into one file.
+    assert command(folder, one, *more, "--batch-size", "2", kind=kind) == 2
+    assert "batch_size None there, 2 now" in capsys.readouterr().err
+
+
+def test_chain_and_none_draft_what_they_say(folder: Path, tmp_path: Path) -> None:
+    assert command(folder, tmp_path / "chain.jsonl", "--method", "chain") == 0
+    assert command(folder, tmp_path / "none.jsonl", "--method", "none") == 0
+    chains = [choice for line in lines_of(tmp_path / "chain.jsonl") for choice in line["choices"]]
+    assert max(max(choice["tree_nodes"]) for choice in chains) == 4
+    assert all(choice["tree_nodes"] == choice["tree_depths"] for choice in chains)
+    assert all(set(c["tree_nodes"]) == {0} for line in lines_of(tmp_path / "none.jsonl") for c in line["choices"])
+
+
+def test_history_is_anothers_answers(folder: Path, tmp_path: Path) -> None:
+    history = tmp_path / "h.jsonl"
+    fixed = [
+        {"question_id": q["question_id"], "choices": [{"index": 0, "turns": ["Forty-two.", ""][: len(q["turns"])]}]}
+        for q in lines_of(folder / "q.jsonl")
+    ]
+    history.write_text("".join(json.dumps(line) + "\n" for line in fixed))
+    assert command(folder, tmp_path / "a.jsonl", "--history", str(history)) == 0
+    tokenizer = make_tokenizer()
+    prompts = lines_of(tmp_path / "a.jsonl")[0]["choices"][0]["prompt_ids"]
+    assert [tokenizer.decode(ids) for ids in prompts] == ["<u>What is 0?<a>", "<u>What is 0?<a>Forty-two.<u>Why?<a>"]
+
+
+def test_own_history_is_the_own_answer(folder: Path, tmp_path: Path) -> None:
+    assert command(folder, tmp_path / "a.jsonl") == 0
+    choice = lines_of(tmp_path / "a.jsonl")[0]["choices"][0]
+    assert make_tokenizer().decode(choice["prompt_ids"][1]) == f"<u>What is 0?<a>{choice['turns'][0]}<u>Why?<a>"
+
+
+def test_slices_and_limit_choose_questions_and_extend_a_file(folder: Path, tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    assert command(folder, path, "--question-begin", "1", "--question-end", "2") == 0
+    assert [line["question_id"] for line in lines_of(path)] == [82]
+    assert command(folder, path, "--limit", "1") == 0
+    assert [line["question_id"] for line in lines_of(path)] == [81, 82]
+
+
+@pytest.mark.parametrize("kind", ["classic", "eagle"])
+def test_inflation_gives_the_same_text(folder: Path, tmp_path: Path, kind: str) -> None:
+    assert command(folder, tmp_path / "a.jsonl", "--limit", "1", kind=kind) == 0
+    assert command(folder, tmp_path / "b.jsonl", "--limit", "1", "--inflate", "64x4", kind=kind) == 0
+    assert turns_of(tmp_path / "a.jsonl") == turns_of(tmp_path / "b.jsonl")
+    assert "inflated" in AnswerFile(tmp_path / "b.jsonl").header()["sessions"][0]["target"]
+
+
+def test_threads_are_used_and_written_down(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    chosen = [1]
+    monkeypatch.setattr(torch, "set_num_threads", chosen.append)  # a real pool of threads would not outlive a fork
+    monkeypatch.setattr(torch, "get_num_threads", lambda: chosen[-1])
+    assert command(folder, tmp_path / "a.jsonl", "--limit", "1", "--threads", "2") == 0
+    assert chosen == [1, 2]
+    header = AnswerFile(tmp_path / "a.jsonl").header()
+    (session,) = header["sessions"]
+    assert session["options"]["threads"] == session["environment"]["threads"] == 2
+    assert "threads" not in header["settings"]  # another number goes on with the file
+
+
+# Deaths and processes
+
+
+def in_child(work: Callable[[], int]) -> multiprocessing.Process:
+    """Run a command in a forked process: everything is imported there already."""
+    process = multiprocessing.get_context("fork").Process(target=lambda: os._exit(work()))
+    process.start()
+    return process
+
+
+def lines_in(path: Path) -> int:
+    """Whole lines of a file that another process writes; it comes and goes while that one tries whether it may."""
+    try:
+        return path.read_bytes().count(b"\n")
+    except FileNotFoundError:
+        return 0
+
+
+def test_a_child_that_is_killed_while_it_draws_holds_up_nobody() -> None:
+    """tqdm's usual lock is one for all forked processes; these tests would wait for ever, once in many runs."""
+    ready = multiprocessing.get_context("fork").Event()
+
+    def draw() -> int:
+        with tqdm.get_lock():
+            ready.set()
+            time.sleep(60)
+        return 0
+
+    child = in_child(draw)
+    assert ready.wait(60)
+    os.kill(child.pid, signal.SIGKILL)
+    child.join()
+    assert tqdm.get_lock().acquire(timeout=5)
+    tqdm.get_lock().release()
+
+
+def test_kill_9_at_three_moments_loses_and_doubles_nothing(folder: Path, tmp_path: Path) -> None:
+    asked = write_questions(tmp_path / "q.jsonl", 16)
+    whole, killed = tmp_path / "whole.jsonl", tmp_path / "killed.jsonl"
+    assert command(folder, whole, "--question-file", str(asked), "--baseline") == 0
+    for answers in (2, 5, 7):
+        child = in_child(lambda: command(folder, killed, "--question-file", str(asked), "--baseline"))
+        give_up = time.monotonic() + 60
+        while child.is_alive() and time.monotonic() < give_up:
+            if lines_in(killed) >= answers:
+                break
+            time.sleep(0.002)
+        os.kill(child.pid, signal.SIGKILL)
+        child.join()
+        assert child.exitcode == -signal.SIGKILL, "it was done before it could be killed"
+    # And the death in the middle of a line, which no test can time.
+    with killed.open("ab") as file:
+        file.write(b'{"question_id": 90, "answer_id": "0')
+    assert command(folder, killed, "--question-file", str(asked), "--baseline") == 0
+    for name in ("", ".plain", ".transformers"):
+        one, other = (lines_of(path.with_name(f"{path.stem}{name}.jsonl")) for path in (whole, killed))
+        assert but_for_times(one) == but_for_times(other)
+    assert len(AnswerFile(killed).header()["sessions"]) == 4
+
+
+def free_port() -> int:
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return sock.getsockname()[1]
+
+
+def begin(folder: Path, paths: list[Path], *more: str, own: tuple[str, ...] = ()) -> list[multiprocessing.Process]:
+    """What `accelerate launch` or torchrun sets up on one machine or several: a process for each answer file.
+
+    `own`: what only the last one is told.
+    """
+    port, size = str(free_port()), len(paths)
+
+    def work(rank: int) -> int:
+        os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(size), "MASTER_PORT": port}
+        os.environ |= {"MASTER_ADDR": "127.0.0.1"}
+        return command(folder, paths[rank], *more, *(own if rank == size - 1 else ()))
+
+    return [in_child(lambda rank=rank: work(rank)) for rank in range(size)]
+
+
+def ended(children: list[multiprocessing.Process]) -> list[int | None]:
+    """The exit statuses; None for one that hangs."""
+    for child in children:
+        child.join(60)
+    return [child.exitcode for child in children]
+
+
+def launch(folder: Path, path: Path, processes: int, *more: str) -> list[int | None]:
+    return ended(begin(folder, [path] * processes, *more))
+
+
+def test_two_processes_merge_to_what_one_writes_failures_included(folder: Path, tmp_path: Path) -> None:
+    asked = write_questions(tmp_path / "q.jsonl", 5)
+    with asked.open("a") as file:
+        file.write(json.dumps({"question_id": 99, "turns": ["a" * CONTEXT]}) + "\n")
+    one, two = tmp_path / "one.jsonl", tmp_path / "two.jsonl"
+    assert command(folder, one, "--question-file", str(asked)) == 1
+    # The second process has the question that fails; the leader, which merges, says so.
+    assert launch(folder, two, 2, "--question-file", str(asked)) == [1, 0]
+    assert but_for_times(lines_of(two)) == but_for_times(lines_of(one))
+    assert but_for_times(AnswerFile(two).read_failed()) == but_for_times(AnswerFile(one).read_failed())
+    beside = {path.name for path in tmp_path.iterdir() if path.name.startswith("two")}
+    assert beside == {"two.jsonl", "two.jsonl.run.json", "two.jsonl.failed"}
+
+
+@pytest.fixture
+def machines(tmp_path: Path) -> list[Path]:
+    """Answer files on two machines that see nothing of each other; the second one's folder is not there yet."""
+    (tmp_path / "first").mkdir()
+    return [tmp_path / "first" / "a.jsonl", tmp_path / "second" / "a.jsonl"]
+
+
+def test_machines_without_a_shared_folder_lose_nothing(folder: Path, tmp_path: Path, machines: list[Path]) -> None:
+    asked = ("--question-file", str(write_questions(tmp_path / "q.jsonl", 4)))
+    assert command(folder, tmp_path / "one.jsonl", *asked) == 0
+    assert ended(begin(folder, machines, *asked, "--limit", "2")) == [0, 0]
+    before = lines_of(machines[0])
+    assert ended(begin(folder, machines, *asked)) == [0, 0]
+    found = lines_of(machines[0])
+    assert but_for_times(found) == but_for_times(lines_of(tmp_path / "one.jsonl"))
+    assert found[:2] == before, "an answer was computed again"
+    assert {path.name for path in machines[0].parent.iterdir()} == {"a.jsonl", "a.jsonl.run.json"}
+    assert list(machines[1].parent.iterdir()) == []
+
+
+@pytest.mark.parametrize("shared", [True, False], ids=["shared", "separate"])
+def test_a_machine_that_is_killed_and_started_again(
+    folder: Path, tmp_path: Path, machines: list[Path], shared: bool, capfd: Any
+) -> None:
+    """The leader keeps its own answers, names what it lacks and fails; the same command brings the rest together."""
+    paths = [machines[0], machines[0] if shared else machines[1]]
+    # Many, so that the other machine still has some to answer when it is killed, however busy this one is.
+    asked = ("--question-file", str(write_questions(tmp_path / "q.jsonl", 24)))
+    assert command(folder, tmp_path / "one.jsonl", *asked) == 0
+    children, part = begin(folder, paths, *asked), paths[1].with_name("a.jsonl.part1")
+    give_up = time.monotonic() + 60
+    while time.monotonic() < give_up and not lines_in(part):
+        time.sleep(0.002)
+    os.kill(children[1].pid, signal.SIGKILL)
+    assert ended(children) == [1, -signal.SIGKILL]
+    said, before, lay = capfd.readouterr().err, lines_of(paths[0]), AnswerFile(part).read()
+    whole = lines_of(tmp_path / "one.jsonl")
+    there = {line["question_id"] for line in before}
+    missing = [str(line["question_id"]) for line in whole if line["question_id"] not in there]
+    assert f"{len(missing)} have no answer in {paths[0]}: {', '.join(missing)}; the same command goes on" in said
+    assert "another process of this run has ended" in said
+    assert missing and len(before) >= (13 if shared else 12)
+    assert ended(begin(folder, paths, *asked)) == [0, 0]
+    found = lines_of(paths[0])
+    assert but_for_times(found) == but_for_times(whole)
+    assert len(lay) >= (0 if shared else 1)
+    assert all(line in found for line in [*before, *lay]), "an answer was computed again"
+
+
+def test_what_a_machine_has_of_another_configuration_is_not_mixed_in(
+    folder: Path, machines: list[Path], capfd: Any
+) -> None:
+    machines[1].parent.mkdir()
+    other = machines[1].parent / "other.jsonl"
+    assert command(folder, other, "--limit", "2", "--nodes", "5") == 0
+    AnswerFile(machines[1]).part(1).append(lines_of(other)[1])
+    assert ended(begin(folder, machines)) == [2, 2]
+    assert "a.jsonl.part1 on " in (said := capfd.readouterr().err) and "answers of another configuration" in said
+    assert not machines[0].exists() and machines[1].with_name("a.jsonl.part1").exists()
+    assert ended(begin(folder, machines, "--overwrite")) == [0, 0]
+    assert len(lines_of(machines[0])) == 3
+
+
+def test_machines_that_would_answer_otherwise_are_refused(folder: Path, machines: list[Path], capfd: Any) -> None:
+    """Such as by what "auto" comes to on another machine."""
+    assert ended(begin(folder, machines, own=("--nodes", "9"))) == [2, 2]
+    assert "process 1 on " in (said := capfd.readouterr().err) and "other settings than the leader: nodes 9" in said
+    assert not machines[0].exists()
+
+
+def test_what_has_no_answer_is_named(folder: Path, tmp_path: Path, capsys: Any) -> None:
+    assert command(folder, tmp_path / "a.jsonl", "--question-end", "2") == 0
+    work = Work("opt", AnswerFile(tmp_path / "a.jsonl"), {})
+    assert finish([work], [81, 82, 83], {81, 82}) == 0
+    assert finish([work], [81, 82, 83], {81, 82, 83}) == 1
+    assert f"1 have no answer in {tmp_path}/a.jsonl: 83;" in capsys.readouterr().err
+
+
+def test_parts_of_a_killed_parallel_run_are_taken_over(folder: Path, tmp_path: Path) -> None:
+    asked = str(write_questions(tmp_path / "q.jsonl", 4))
+    one, two = tmp_path / "one.jsonl", tmp_path / "two.jsonl"
+    assert command(folder, one, "--question-file", asked) == 0
+    done = lines_of(one)
+    # Rank 1 of two died while it wrote its second answer; the leader never came to merge.
+    AnswerFile(two).part(1).append(done[1])
+    with (tmp_path / "two.jsonl.part1").open("ab") as file:
+        file.write(json.dumps(done[3]).encode()[:40])
+    (tmp_path / "two.jsonl.run.json").write_text((tmp_path / "one.jsonl.run.json").read_text())
+    assert launch(folder, two, 3, "--question-file", asked) == [0, 0, 0]
+    lines = lines_of(two)
+    assert but_for_times(lines) == but_for_times(done)
+    assert lines[1]["tstamp"] == done[1]["tstamp"], "an answer that was there was not computed again"
+
+
+def test_all_processes_refuse_what_the_leader_refuses(folder: Path, tmp_path: Path) -> None:
+    assert command(folder, tmp_path / "a.jsonl", "--limit", "1") == 0
+    assert launch(folder, tmp_path / "a.jsonl", 2, "--nodes", "9") == [2, 2]
+
+
+def test_shares_cover_every_question_once() -> None:
+    shares = [Processes(rank, rank, 3).share(list(range(10))) for rank in range(3)]
+    assert sorted(item for share in shares for item in share) == list(range(10))
+    assert max(map(len, shares)) - min(map(len, shares)) <= 1
+
+
+# Bad input: one clear line, the right exit status, nothing lost
+
+
+def error_of(capsys: pytest.CaptureFixture[str]) -> str:
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error:")]
+    return line
+
+
+@pytest.fixture
+def no_loading(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fail if a model is loaded: what is wrong is known before."""
+
+    def refuse(*_: Any) -> None:
+        pytest.fail("models were loaded first")
+
+    monkeypatch.setattr(runner, "load_run", refuse)
+
+
+@pytest.fixture
+def nowhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """No data folder, no cache, no network."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.delenv(questions.DATA_VARIABLE, raising=False)
+
+    def refuse(*_: Any, **__: Any) -> None:
+        raise questions.urllib.error.URLError("no network here")
+
+    monkeypatch.setattr(questions.urllib.request, "urlopen", refuse)
+    return tmp_path
+
+
+def test_an_unknown_set_is_named_with_those_that_are_known(nowhere: Path, no_loading: None, capsys: Any) -> None:
+    assert main(["--bench-name", "nt_bench"]) == 2
+    error = error_of(capsys)
+    assert "'nt_bench'" in error and "mt_bench" in error and "--question-file" in error
+
+
+def test_an_absent_set_is_named_with_its_file_folder_and_source(nowhere: Path, no_loading: None, capsys: Any) -> None:
+    assert main(["--bench-name", "mt_bench", "--data-dir", "benches"]) == 2
+    error = error_of(capsys)
+    assert "benches/mt_bench/question.jsonl" in error and "lm-sys/FastChat" in error and "--fetch" in error
+    assert main(["--bench-name", "mt_bench", "--fetch"]) == 2
+    error = error_of(capsys)
+    assert "no network here" in error and ".cache/opt_tree/questions/mt_bench/question.jsonl" in error
+
+
+def test_fetch_checks_what_it_got(nowhere: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = b'{"question_id": 1, "turns": ["Hello?"]}\n'
+    monkeypatch.setattr(questions.urllib.request, "urlopen", lambda *_, **__: BytesIO(data))
+    with pytest.raises(ValueError, match="not the file known here"):
+        questions.load_set("mt_bench", fetch=True)
+    source = questions.Source("https://example.org/q", questions.hashlib.sha256(data).hexdigest(), "")
+    monkeypatch.setitem(questions.SOURCES, "mt_bench", source)
+    assert questions.load_set("mt_bench", fetch=True).questions[0].turns == ("Hello?",)
+    monkeypatch.setattr(questions.urllib.request, "urlopen", lambda *_, **__: pytest.fail("fetched twice"))
+    assert questions.load_set("mt_bench", fetch=True).questions[0].category == "mt_bench"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('{"turns": ["a"]}\n{"turns": ["b"\n', "line 2: broken JSON"),
+        ('{"turns": ["a"]}\n\n{"prompt": "b"}\n', "line 3: needs `turns`"),
+        ('{"turns": []}\n', "line 1: needs `turns`"),
+        ('["a"]\n', "line 1: expected a JSON object"),
+        ('{"question_id": 7, "turns": ["a"]}\n' * 2, "line 2: question_id 7 is already that of line 1"),
+        ('{"question_id": true, "turns": ["a"]}\n', "line 1: question_id must be a number or a text, got True"),
+        ("", "the question set is empty"),
+    ],
+)  # fmt: skip
+def test_a_broken_question_file_names_the_line(
+    folder: Path, tmp_path: Path, no_loading: None, capsys: Any, text: str, message: str
+) -> None:
+    (tmp_path / "q.jsonl").write_text(text)
+    assert command(folder, tmp_path / "a.jsonl", "--question-file", str(tmp_path / "q.jsonl")) == 2
+    assert message in error_of(capsys)
+
+
+def test_an_answer_file_that_cannot_be_written_is_refused_first(
+    folder: Path, tmp_path: Path, no_loading: None, capsys: Any
+) -> None:
+    (tmp_path / "file").write_text("")
+    for path in (tmp_path, tmp_path / "file" / "a.jsonl"):
+        assert command(folder, path) == 2
+        error = error_of(capsys)
+        assert "cannot write the answer file" in error and str(path) in error
+
+
+def test_a_bare_file_name_and_a_new_folder_will_do(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("bare.jsonl", "new/folder/a.jsonl"):
+        assert command(folder, name, "--limit", "1") == 0
+        assert len(lines_of(tmp_path / name)) == 1
+
+
+@pytest.mark.parametrize(
+    "change",
+    [("--nodes", "9"), ("--temperature", "1"), ("--max-new-token", "13"), ("--dtype", "float32"), ("--seed", "1")],
+)
+def test_another_configuration_is_refused_not_mixed(
+    folder: Path, tmp_path: Path, capsys: Any, change: tuple[str, str]
+) -> None:
+    path = tmp_path / "a.jsonl"
+    assert command(folder, path, "--limit", "1") == 0
+    before = path.read_bytes()
+    capsys.readouterr()
+    assert command(folder, path, *change) == 2
+    error = error_of(capsys)
+    name = "target_dtype" if change[0] == "--dtype" else change[0].lstrip("-").replace("-", "_")
+    assert f"another configuration ({name} " in error and change[1] in error and "--overwrite" in error
+    assert path.read_bytes() == before
+    assert command(folder, path, *change, "--overwrite") == 0
+    assert len(lines_of(path)) == 3
+
+
+def test_answers_without_a_header_are_refused(folder: Path, tmp_path: Path, no_loading: None, capsys: Any) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"question_id": 81, "choices": []}\n')
+    assert command(folder, path) == 2
+    assert "no header a.jsonl.run.json" in error_of(capsys)
+    assert path.read_text() == '{"question_id": 81, "choices": []}\n'
+
+
+def test_a_broken_line_in_the_middle_of_an_answer_file_is_named(folder: Path, tmp_path: Path, capsys: Any) -> None:
+    path = tmp_path / "a.jsonl"
+    assert command(folder, path) == 0
+    lines = path.read_text().splitlines()
+    path.write_text("\n".join([lines[0], lines[1][:50], lines[2]]) + "\n")
+    capsys.readouterr()
+    assert command(folder, path) == 2
+    assert f"{path}, line 2" in error_of(capsys)
+
+
+def test_a_question_longer_than_the_context_fails_alone(folder: Path, tmp_path: Path, capsys: Any) -> None:
+    asked = tmp_path / "long.jsonl"
+    long = {"question_id": 84, "category": "writing", "turns": ["a" * CONTEXT]}
+    asked.write_text(json.dumps(long) + "\n" + (folder / "q.jsonl").read_text())
+    path = tmp_path / "a.jsonl"
+    assert command(folder, path, "--question-file", str(asked), "--baseline", "--json") == 1
+    assert [line["question_id"] for line in lines_of(path)] == [81, 82, 83]
+    (failure,) = AnswerFile(path).read_failed()
+    assert failure["question_id"] == 84 and f"leaves no room in {CONTEXT} of context" in failure["failed"]
+    output = capsys.readouterr()
+    assert "failed: opt, question 84: ValueError: the prompt has" in output.err
+    report = json.loads(output.out.splitlines()[-1])["reports"][0]
+    assert report["failed"] == 1 and report["overall"]["questions"] == 3
+
+
+def test_an_exception_in_one_question_is_recorded_and_tried_again(
+    folder: Path, tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "a.jsonl"
+    make = loading.make_method
+
+    def fragile(*args: Any) -> Callable:
+        method = make(*args)
+
+        def answer(prompt: list[int], limit: int, seed: int) -> Any:
+            if seed == seed_of(0, 83, 0, 1):
+                raise RuntimeError("out of\nmemory")
+            return method(prompt, limit, seed)
+
+        return answer
+
+    with monkeypatch.context() as patch:
+        patch.setattr(runner, "make_method", fragile)
+        assert command(folder, path) == 1
+    assert [line["question_id"] for line in lines_of(path)] == [81, 82]
+    assert [record["failed"] for record in AnswerFile(path).read_failed()] == ["RuntimeError: out of memory"]
+    assert "1 failed" in capsys.readouterr().err
+    assert command(folder, path) == 0
+    assert [line["question_id"] for line in lines_of(path)] == [81, 82, 83]
+    assert not AnswerFile(path).failed_path.exists()
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (("--limit", "0"), "--limit must be at least 1"),
+        (("--num-choices", "0"), "--num-choices must be at least 1"),
+        (("--question-begin", "7"), "no questions left"),
+        (("--answer-file", ""), "is a folder: name an answer file"),
+        (("--question-file", "absent.jsonl"), "no question file at absent.jsonl"),
+        (("--history", "absent.jsonl"), "no answer file absent.jsonl"),
+        (("--inflate", "3b"), "unknown shape '3b'"),
+        (("--threads", "0"), "--threads must be at least 1, got 0"),
+        (("--conv-template", "vicuna"), "no FastChat conversation is called 'vicuna'"),
+        (("--num-gpus-total", "3", "--num-gpus-per-model", "2"), "not a multiple"),
+        (("--num-gpus-total", "2"), "but the device is cpu"),
+        (("--max-gpu-memory", "20GiB"), "but the device is cpu"),
+        (("--device", "tpu0"), "no device 'tpu0' here"),
+    ],
+)
+def test_options_that_cannot_be_are_refused(
+    folder: Path, tmp_path: Path, no_loading: None, capsys: Any, more: tuple[str, ...], message: str
+) -> None:
+    assert command(folder, tmp_path / "a.jsonl", *more) == 2
+    assert message in error_of(capsys)
+
+
+def test_overwriting_waits_until_the_models_are_there(folder: Path, tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    assert command(folder, path, "--limit", "1") == 0
+    before = path.read_bytes()
+    assert command(folder, path, "--overwrite", "--base-model-path", "./absent") == 2
+    assert path.read_bytes() == before
+
+
+def test_a_model_that_is_not_there_is_one_line(folder: Path, tmp_path: Path, capsys: Any) -> None:
+    assert command(folder, tmp_path / "a.jsonl", "--base-model-path", "./absent") == 2
+    assert "no model folder at ./absent" in error_of(capsys)
+    assert not (tmp_path / "a.jsonl").exists()
+
+
+# Parts
+
+
+def test_the_shipped_set_has_five_questions_of_two_turns_in_each_of_eight_categories() -> None:
+    shipped = questions.load_set("demo").questions
+    categories = [question.category for question in shipped]
+    eight = {"writing", "roleplay", "reasoning", "math", "coding", "extraction", "stem", "humanities"}
+    assert set(categories) == eight
+    assert all(categories.count(category) == 5 for category in categories)
+    assert all(len(question.turns) == 2 for question in shipped)
+
+
+def test_the_held_out_prompts_are_those_that_figures_were_made_on() -> None:
+    """The first 40 that the training data's split held out, in the order in which they were drawn."""
+    heldout = questions.load_set("heldout").questions
+    assert [question.id for question in heldout] == list(range(40))
+    assert [question.category for question in heldout[:8]] == [question.category for question in heldout[-8:]]
+    texts = "\n".join(question.turns[0] for question in heldout)
+    assert (
+        questions.hashlib.sha256(texts.encode()).hexdigest()
+        == "f50aff55762163f883ba9f2707219c35a100ff536df6116eb3085b7f1a31e8f3"
+    )
+    assert {Document(messages=({"role": "user", "content": q.turns[0]},)).split for q in heldout} == {"heldout"}
+
+
+def test_sets_are_found_in_the_folders_in_order(nowhere: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for folder in ("home/.cache/opt_tree/questions", "data", "variable", "option"):
+        (nowhere / folder / "gsm8k").mkdir(parents=True)
+    monkeypatch.setenv(questions.DATA_VARIABLE, "variable")
+    for folder in ("home/.cache/opt_tree/questions", "data", "variable", "option"):
+        line = {"question": f"How many in {folder}?", "answer": "#### 3"}
+        (nowhere / folder / "gsm8k" / "question.jsonl").write_text(json.dumps(line) + "\n")
+        (question,) = questions.load_set("gsm8k", data_dir="option").questions
+        assert question == questions.Question(0, "gsm8k", (f"How many in {folder}?",))
+
+
+def test_every_published_flag_is_taken_in_both_spellings() -> None:
+    published = (
+        "--draft-model-path d --base-model-path b --bench-name mt_bench --answer-file ./a.jsonl --temperature 0 "
+        "--nodes 60 --threshold 0.5 --max_depth 10 --model-id m --question-begin 1 --question-end 2 --num-choices 3 "
+        "--max-new-token 4 --num-gpus-per-model 1 --num-gpus-total 1 --max-gpu-memory 20GiB"
+    )
+    options = parse(Options, "", None, published.split())
+    assert options == parse(Options, "", None, re.sub(r"(?<=\w)-(?=\w)", "_", published).split())
+    assert (options.drafter, options.max_depth, options.question_end, options.num_choices) == ("lm:d", 10, 2, 3)
+    assert options.as_dict()["draft_model_path"] == "d" and "drafter" not in options.as_dict()
+    head = parse(EagleOptions, "", None, ["--ea-model-path", "e"])
+    assert OptTree(head.nodes, head.threshold, head.max_depth) == OptTree()
+    assert head.drafter == parse(Options, "", None, ["--drafter", "eagle:e"]).drafter == "eagle:e"
+    assert parse(EagleOptions, "", None, []).as_dict()["ea_model_path"] == "demo"
+    with pytest.raises(ValueError, match="not allowed with argument"):
+        parse(EagleOptions, "", None, ["--draft-model-path", "d", "--ea-model-path", "e"])
+
+
+def test_gpu_options_place_the_target_on_the_processes_own_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda index: (100 + index, 200))
+    options = Options(num_gpus_per_model=2, num_gpus_total=4)
+    assert [loading.place(options, Processes(rank, rank, 2)) for rank in range(2)] == ["cuda:0", "cuda:2"]
+    assert loading._placement(options, "cuda:2") == {"device_map": "auto", "max_memory": {2: 102, 3: 103}}
+    assert loading._placement(Options(max_gpu_memory="9GiB"), "cuda:0")["max_memory"] == {0: "9GiB"}
+    assert loading._placement(Options(), "cuda:0") == {}
+    with pytest.raises(ValueError, match="means 2 processes, 1 were launched"):
+        loading.place(options, Processes())
+    with pytest.raises(ValueError, match="needs 6 GPUs on this machine, which has 4"):
+        loading.place(Options(num_gpus_per_model=2), Processes(2, 2, 3))
+
+
+def test_gpus_in_all_launch_the_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    became = []
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
+    monkeypatch.setattr(os, "execv", lambda path, argv: became.append(argv))
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    loading.relaunch("classic", Options(num_gpus_total=4, num_gpus_per_model=2), ["--nodes", "8"])
+    (argv,) = became
+    assert argv[argv.index("--num_processes") + 1] == "2" and argv[-3:] == [
+        "evaluation.eval_opt_classic",
+        "--nodes",
+        "8",
+    ]
+    loading.relaunch("classic", Options(num_gpus_total=1), [])
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    loading.relaunch("classic", Options(num_gpus_total=4), [])
+    assert len(became) == 1
+    monkeypatch.delenv("WORLD_SIZE")
+    with pytest.raises(ValueError, match="--num-gpus-total 8: this machine has 4 GPUs"):
+        loading.relaunch("classic", Options(num_gpus_total=8), [])
+
+
+def test_a_tokenizer_without_a_chat_template_needs_one_named() -> None:
+    bare = make_tokenizer(chat=False)
+    with pytest.raises(ValueError, match="--conv-template"):
+        Prompter(bare, Stop())
+    pytest.importorskip("fastchat")
+    prompter = Prompter(bare, Stop(), "vicuna_v1.1", "Be brief.")
+    assert bare.decode(prompter.encode(["Who?"], [])) == "Be brief. USER: Who? ASSISTANT:"
+    two = bare.decode(prompter.encode(["Who?", "Why?"], ["I."]))
+    assert two == "Be brief. USER: Who? ASSISTANT: I.</s>USER: Why? ASSISTANT:"
+
+
+def test_an_explicit_template_wins_and_brings_its_stop_strings() -> None:
+    pytest.importorskip("fastchat")
+    tokenizer = make_tokenizer()
+    prompter = Prompter(tokenizer, Stop(frozenset({tokenizer.eos_token_id})), "zero_shot")
+    assert "### Human: Who?" in tokenizer.decode(prompter.encode(["Who?"], []))
+    ids = tokenizer("I am.\n###  Human: more").input_ids
+    kept = prompter.trim(ids)
+    assert prompter.stop(kept) == "stop_string" and prompter.stop(kept[:-1]) is None
+    assert prompter.text(kept) == "I am."
+
+
+def test_an_answer_loses_its_stop_token_and_nothing_else() -> None:
+    tokenizer = make_tokenizer()
+    end = tokenizer.eos_token_id
+    prompter = Prompter(tokenizer, Stop(frozenset({end})))
+    ids = tokenizer(" a  , b \n").input_ids
+    assert prompter.trim([*ids, end, *ids]) == [*ids, end]
+    assert prompter.text([*ids, end]) == prompter.text(ids) == "a  , b"
+
+
+def test_thinking_is_switched_off() -> None:
+    tokenizer = make_tokenizer()
+    tokenizer.chat_template = "{{ messages[0].content }}{% if enable_thinking is false %}!{% endif %}"
+    assert tokenizer.decode(Prompter(tokenizer, Stop()).encode(["Who?"], [])) == "Who?!"
+
+
+def test_a_set_without_drafter_loads_no_drafter(folder: Path, tmp_path: Path) -> None:
+    assert command(folder, tmp_path / "a.jsonl", "--method", "none", "--draft-model-path", "./absent") == 0
+
+
+def test_resuming_elsewhere_is_said(folder: Path, tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert command(folder, tmp_path / "a.jsonl", "--limit", "1") == 0
+    here = runner.environment
+    monkeypatch.setattr(runner, "environment", lambda device: here(device) | {"threads": 64})
+    assert command(folder, tmp_path / "a.jsonl") == 0
+    assert "threads 1 then, 64 now" in capsys.readouterr().err
+
+
+def test_seeds_differ_in_every_respect() -> None:
+    seeds = {seed_of(*key) for key in [(0, 81, 0, 0), (1, 81, 0, 0), (0, 82, 0, 0), (0, 81, 1, 0), (0, 81, 0, 1)]}
+    assert len(seeds) == 5 and all(0 <= seed < 2**63 for seed in seeds)
+
+
+def test_fastchat_is_imported_only_for_its_templates(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(runner.sys.modules, "fastchat", types.ModuleType("fastchat"))
+    monkeypatch.delitem(runner.sys.modules, "fastchat.conversation", raising=False)
+    assert command(folder, tmp_path / "a.jsonl", "--limit", "1") == 0
+    assert command(folder, tmp_path / "b.jsonl", "--limit", "1", "--conv-template", "llama-2") == 2
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--nodes", "1000000000"], "--nodes must be at most 65536, got 1000000000"),
+        (["--threads", "999999"], "--threads must be at most 1024, got 999999"),
+        (["--temperature", "-1"], "temperature must be 0 .greedy. or more"),
+        (["--temperature", "nan"], "temperature must be 0 .greedy. or more, and finite, got nan"),
+        (["--threshold", "-1"], "threshold must be 0 or more"),
+        (["--dtype", "float8_e4m3fn"], "unknown dtype 'float8_e4m3fn'"),
+    ],
+)
+def test_bad_flags_leave_the_answers_alone(flags, message, tmp_path, capsys):
+    """--overwrite among them: what is there goes when the first new answer is there, and no sooner."""
+    answers = tmp_path / "a.jsonl"
+    answers.write_text('{"question_id": 1, "choices": []}\n')
+    before = sorted(path.name for path in tmp_path.iterdir())
+    asked = ["--answer-file", str(answers), "--overwrite", "--limit", "1", *flags]
+    assert runner.main("classic", Options, "", asked) == 2
+    assert re.search(message, capsys.readouterr().err)
+    assert sorted(path.name for path in tmp_path.iterdir()) == before
+    assert answers.read_text() == '{"question_id": 1, "choices": []}\n'
+
+
+@pytest.mark.parametrize("kind", ["classic", "eagle"])
+def test_turns_that_keep_the_cache_are_answered_alike(kind: str, folder: Path, tmp_path: Path) -> None:
+    for name, more in (("anew", []), ("kept", ["--reuse"]), ("lanes", ["--reuse", "--batch-size", "3"])):
+        assert command(folder, tmp_path / f"{name}.jsonl", *more, kind=kind) == 0
+    names = ("anew", "kept", "lanes")
+    anew, kept, lanes = (
+        [but_for_times(line["choices"][0]) for line in lines_of(tmp_path / f"{n}.jsonl")] for n in names
+    )
+    assert [choice["token_ids"] for choice in lanes] == [choice["token_ids"] for choice in anew]
+    for more, less in zip(anew, kept, strict=True):
+        taken_in = zip(more.pop("draft_tokens"), less.pop("draft_tokens"), strict=True)
+        assert more == less and [a > b for a, b in taken_in] == [False, True][: len(more["turns"])]
+    header = json.loads((tmp_path / "kept.jsonl.run.json").read_text())
+    assert header["settings"]["reuse"] is True
+
+
+@pytest.fixture
+def drawn(folder: Path, tmp_path: Path) -> Path:
+    """Two drawn answers to each question."""
+    assert command(folder, tmp_path / "a.jsonl", "--temperature", "0.8", "--num-choices", "2", kind="eagle") == 0
+    return tmp_path / "a.jsonl"
+
+
+def test_pages_of_an_answer_file(drawn: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A question is decoded again for its trees: its text and its steps are the file's."""
+    assert pages.main([str(drawn), "--html", str(tmp_path / "pages"), "--question", "83"]) == 0
+    (record,) = [line for line in lines_of(drawn) if line["question_id"] == 83]
+    names = [f"a-question-83-choice-{choice}-turn-{turn}.html" for choice in (0, 1) for turn in (1, 2)]
+    assert sorted(path.name for path in (tmp_path / "pages").iterdir()) == names
+    assert capsys.readouterr().out.count("written: ") == 4
+    for name, (choice, turn) in zip(names, itertools.product((0, 1), (0, 1)), strict=True):
+        page = (tmp_path / "pages" / name).read_text()
+        data = json.loads(page.split('id="data">')[1].split("</script>")[0])
+        assert len(data["steps"]) == record["choices"][choice]["decoding_steps"][turn]
+        assert "as accepted in the file" in page and "OptTree(nodes=8" in page
+    assert pages.main([str(drawn), "--html", str(tmp_path / "first")]) == 0
+    assert all("question-81-" in path.name for path in (tmp_path / "first").iterdir())
+
+
+def test_a_page_shows_no_other_text_than_the_file(
+    drawn: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = lines_of(drawn)
+    tokens = lines[2]["choices"][1]["token_ids"][0]
+    tokens[-1] = 7 if tokens[-1] != 7 else 8
+    drawn.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert pages.main([str(drawn), "--html", str(tmp_path / "pages"), "--question", "83"]) == 2
+    said = f"question 83, turn 1: decoded again the text is another one from token {len(tokens) - 1} on"
+    assert said in capsys.readouterr().err
+
+
+def test_files_without_a_page(drawn: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    header = json.loads((tmp_path / "a.jsonl.run.json").read_text())
+
+    def said(*more: str) -> str:
+        assert pages.main([str(drawn), "--html", str(tmp_path / "pages"), *more]) == 2
+        return capsys.readouterr().err
+
+    assert "no answer to question 7" in said("--question", "7")
+    for change, what in (
+        ({"settings": header["settings"] | {"method": "transformers"}}, "written by transformers"),
+        ({"sessions": [{"options": header["sessions"][0]["options"] | {"warp": 9}}]}, "not known here: warp"),
+        ({"sessions": []}, "no header beside it that says how it was made"),
+    ):
+        (tmp_path / "a.jsonl.run.json").write_text(json.dumps(header | change))
+        assert what in said()
+    assert not (tmp_path / "pages").exists()

@@ -1,0 +1,343 @@
+"""The report's figures on answer files written by hand, where every one of them is known."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from evaluation.answers import metrics
+from evaluation.answers.match import exact_match
+from evaluation.answers.metrics import METRICS, Metric
+from evaluation.answers.steps import acceptance_by_depth, by_position, calibration, step_time, steps_of
+from evaluation.report import command as report
+
+
+def choice(emitted: list[list[int]], seconds: list[float], **more: Any) -> dict[str, Any]:
+    """A choice whose turns emitted the given tokens step by step; each drafted four nodes, two layers deep."""
+    steps = [length for turn in emitted for length in turn]
+    count = len(emitted)
+    return {
+        "index": 0,
+        "turns": [f"turn {i}" for i in range(count)],
+        "idxs": [len(turn) - 1 for turn in emitted],
+        "new_tokens": [sum(turn) for turn in emitted],
+        "wall_time": seconds,
+        "decoding_steps": [len(turn) for turn in emitted],
+        "draft_forwards": [2 * len(turn) for turn in emitted],
+        "draft_tokens": [5 * len(turn) for turn in emitted],
+        "verified_tokens": [5 * len(turn) for turn in emitted],
+        "draft_time": [0.3 * s for s in seconds],
+        "verify_time": [0.4 * s for s in seconds],
+        "commit_time": [0.1 * s for s in seconds],
+        "draft_forward_time": [0.2 * s for s in seconds],
+        "target_forward_time": [0.35 * s for s in seconds],
+        "prefill_time": [0.1 * s for s in seconds],
+        "finish_reason": ["length"] * count,
+        "prompt_ids": [[1, 2]] * count,
+        "token_ids": [list(range(sum(turn))) for turn in emitted],
+        "accept_lengths": steps,
+        "expected_lengths": [1.0 + length / 2 for length in steps],
+        "tree_nodes": [4] * len(steps),
+        "tree_depths": [2] * len(steps),
+    } | more
+
+
+def answer(key: int, category: str, *choices: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "question_id": key,
+        "answer_id": f"a{key}",
+        "model_id": "m",
+        "category": category,
+        "choices": list(choices),
+        "tstamp": 0,
+    }
+
+
+def write(path: Path, answers: list[dict[str, Any]]) -> Path:
+    path.write_text("".join(json.dumps(line) + "\n" for line in answers))
+    return path
+
+
+ANSWERS = [
+    answer(1, "math", choice([[3, 1, 2], [2, 2]], [1.0, 1.0])),
+    answer(2, "writing", choice([[1, 1, 1]], [3.0])),
+]
+BASELINE = [
+    answer(1, "math", choice([[1] * 6, [1] * 4], [5.0, 5.0])),
+    answer(2, "writing", choice([[1] * 3], [3.0])),
+    answer(3, "writing", choice([[1] * 9], [1.0])),
+]
+
+
+def test_speeds_are_those_of_the_definitions() -> None:
+    figures = metrics.summary(ANSWERS)
+    assert figures["tokens_per_second"] == pytest.approx(13 / 5)
+    assert figures["tokens_per_second_macro"] == pytest.approx((10 / 2 + 3 / 3) / 2)
+    assert figures["decode_tokens_per_second"] == pytest.approx(13 / 4.5)
+    assert figures["tokens_per_step"] == pytest.approx(13 / 8) and figures["steps"] == 8
+    assert figures["draft_forwards_per_step"] == 2 and figures["verified_tokens_per_step"] == 5
+    assert figures["nodes_accepted"] == pytest.approx(5 / 32)
+
+
+def test_speed_up_is_paired_by_question() -> None:
+    figures = metrics.speed_up(ANSWERS, BASELINE)
+    assert figures is not None
+    assert figures["questions"] == 2
+    assert figures["micro"] == pytest.approx((13 / 5) / (13 / 13))
+    assert figures["macro"] == pytest.approx(((5 + 1) / 2) / ((1 + 1) / 2))
+    assert figures["decode"] == pytest.approx((13 / 4.5) / (13 / 11.7))
+    # Two questions: a resample has both, the first twice (5 times as fast) or the second twice (equally fast).
+    assert figures["interval"] == pytest.approx([1, 5])
+    assert metrics.speed_up(ANSWERS[:1], BASELINE)["interval"] is None  # type: ignore[index]
+    assert metrics.speed_up(ANSWERS, BASELINE[2:]) is None
+
+
+def test_the_published_spec_bench_formula_gives_the_same_figures(tmp_path: Path) -> None:
+    # As its evaluation/speed.py reads a file: all accept_lengths in one list; rates per question from sums over turns.
+    lines = [json.loads(line) for line in write(tmp_path / "a.jsonl", ANSWERS).read_text().splitlines()]
+    accepted = [length for line in lines for length in line["choices"][0]["accept_lengths"]]
+    speeds = [sum(line["choices"][0]["new_tokens"]) / sum(line["choices"][0]["wall_time"]) for line in lines]
+    figures = metrics.summary(lines)
+    assert figures["tokens_per_step"] == pytest.approx(np.mean(accepted))
+    assert figures["tokens_per_second_macro"] == pytest.approx(np.mean(speeds))
+
+
+def test_files_of_other_tools_are_reported_as_far_as_they_go(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    known = ("index", "turns", "decoding_steps", "new_tokens", "wall_time", "accept_lengths")
+    spec_bench = [a | {"choices": [{k: v for k, v in a["choices"][0].items() if k in known}]} for a in ANSWERS]
+    eagle = [
+        a | {"choices": [{k: v for k, v in a["choices"][0].items() if k in known[:2] + known[3:5]}]} for a in ANSWERS
+    ]
+    for name, answers in (("spec_bench", spec_bench), ("eagle", eagle)):
+        assert (
+            report.main(
+                [
+                    str(write(tmp_path / f"{name}.jsonl", answers)),
+                    "--baseline",
+                    str(write(tmp_path / "b.jsonl", BASELINE)),
+                    "--json",
+                ]
+            )
+            == 0
+        )
+        ours = json.loads(capsys.readouterr().out.splitlines()[-1])["reports"][0]["overall"]
+        assert ours["speed_up"]["micro"] == pytest.approx(2.6)
+        assert ours["tokens_per_step"] == (pytest.approx(13 / 8) if name == "spec_bench" else None)
+
+
+def test_exact_match_compares_tokens_and_shows_the_first_difference() -> None:
+    one = choice([[2], [2]], [1, 1], token_ids=[[5, 6], [7, 8]], turns=["abcd", "efgh"])
+    other = choice([[2], [2]], [1, 1], token_ids=[[5, 9], [7, 8]], turns=["abXd", "efgh"], prompt_ids=[[1, 2], [3]])
+    match = exact_match([answer(1, "math", one)], [answer(1, "math", other)])
+    assert (match["compared"], match["equal"], match["other_prompt"]) == (1, 0, 1)
+    (where,) = match["divergences"]
+    assert (where["question_id"], where["turn"], where["position"], where["unit"]) == (1, 0, 1, "token")
+    assert where["texts"] == ["abcd", "abXd"]
+    # Without token ids the texts are compared, and without prompts every turn behind a difference has another one.
+    for c in (one, other):
+        del c["token_ids"], c["prompt_ids"]
+    match = exact_match([answer(1, "math", one)], [answer(1, "math", other)])
+    assert (match["compared"], match["equal"], match["other_prompt"]) == (1, 0, 1)
+    assert match["divergences"][0]["position"] == 2 and match["divergences"][0]["unit"] == "character"
+
+
+def test_an_answer_that_ends_early_differs_where_it_ends() -> None:
+    match = exact_match(
+        [answer(1, "math", choice([[2]], [1], token_ids=[[5, 6]]))],
+        [answer(1, "math", choice([[3]], [1], token_ids=[[5, 6, 7]]))],
+    )
+    assert match["rate"] == 0 and match["divergences"][0]["position"] == 2
+
+
+def test_the_trimmed_step_counts_in_the_mean_and_in_nothing_else() -> None:
+    stopped = choice([[3, 3], [3, 1]], [1, 1], finish_reason=["length", "stop_token"])
+    figures = metrics.summary([answer(1, "math", stopped)])
+    assert figures["tokens_per_step"] == pytest.approx(10 / 4)
+    assert figures["tokens_per_step_untrimmed"] == pytest.approx(9 / 3)
+    taken = steps_of([answer(1, "math", stopped)])
+    assert taken is not None and taken.whole.tolist() == [True, True, True, False]
+    assert acceptance_by_depth(taken)[1] == {"depth": 2, "drafted": 3, "accepted": 3, "rate": 1.0, "reach": 1.0}
+
+
+def test_positions_count_the_prompt_and_fall_into_blocks() -> None:
+    """A prompt of 250 tokens: three steps of 4 begin at 250, 254 and 258; the other turn begins anew."""
+    given = {"prompt_ids": [[0] * 250, [0] * 3], "step_times": [0.1, 0.1, 0.2, 0.5]}
+    first, second = by_position([answer(1, "math", choice([[4, 4, 4], [1]], [1.0, 1.0], **given))])
+    assert first == {
+        "context_up_to": 256,
+        "steps": 3,
+        "tokens_per_step": 3.0,
+        "tokens_per_second": pytest.approx(9 / 0.7),
+    }
+    assert second == {"context_up_to": 512, "steps": 1, "tokens_per_step": 4.0, "tokens_per_second": pytest.approx(20)}
+    del given["step_times"]
+    untimed = by_position([answer(1, "math", choice([[4, 4, 4], [1]], [1.0, 1.0], **given))])
+    assert [block["tokens_per_second"] for block in untimed] == [None, None]
+    batch = by_position([answer(1, "math", choice([[4, 4], [1]], [1.0, 1.0], step_times=[1.0] * 3, lanes=[2, 2]))])
+    assert [block["tokens_per_second"] for block in batch] == [None]
+
+
+def test_acceptance_by_depth_counts_only_steps_that_drafted_it() -> None:
+    made = choice([[1, 2, 3, 3]], [1], tree_depths=[0, 1, 2, 3])
+    taken = steps_of([answer(1, "math", made)])
+    assert taken is not None
+    table = acceptance_by_depth(taken)
+    assert [row["drafted"] for row in table] == [3, 2, 1]
+    assert [row["accepted"] for row in table] == [3, 2, 0]
+    assert [row["rate"] for row in table] == [1, 1, 0]
+    assert [row["reach"] for row in table] == [0.75, 0.5, 0]
+
+
+def drawn_steps(law: str, seed: int = 0) -> dict[str, Any]:
+    """2,000 steps whose E(A) is uniform on [0.5, 4] and whose A is binomial around it, or around another line."""
+    random = np.random.default_rng(seed)
+    expected = random.uniform(0.5, 4, 2000)
+    mean = {"right": expected, "timid": 2 * expected, "shifted": expected + 1.5}[law]
+    accepted = random.binomial(10, np.clip(mean / 10, 0, 1))
+    lengths = (accepted + 1).tolist()
+    return choice([lengths], [10.0], expected_lengths=(expected + 1).tolist(), tree_depths=[10] * 2000)
+
+
+@pytest.mark.parametrize(
+    ("law", "slope", "wrong"), [("right", 1, []), ("timid", 2, ["slope", "mean"]), ("shifted", 1, ["mean"])]
+)
+def test_calibration_finds_the_slope_and_says_what_is_wrong(law: str, slope: float, wrong: list[str]) -> None:
+    taken = steps_of([answer(1, "math", drawn_steps(law))])
+    assert taken is not None
+    figures = calibration(taken)
+    assert figures is not None
+    assert figures["slope"] == pytest.approx(slope, abs=4 * figures["slope_error"])
+    assert figures["slope_error"] < 0.06
+    assert figures["miscalibrated"] == wrong
+    assert figures["pearson"] == pytest.approx(np.corrcoef(taken.expected, taken.lengths)[0, 1])
+    scipy_stats = pytest.importorskip("scipy.stats")
+    assert figures["spearman"] == pytest.approx(scipy_stats.spearmanr(taken.expected, taken.lengths).statistic)
+
+
+def test_few_steps_say_nothing_about_calibration() -> None:
+    wild = choice([[1, 3, 1]], [1.0], expected_lengths=[2.0, 2.1, 2.3])
+    taken = steps_of([answer(1, "math", wild)])
+    assert taken is not None
+    assert calibration(taken)["miscalibrated"] == []  # type: ignore[index]
+    plain = steps_of([answer(1, "math", choice([[1, 1, 1]], [1.0], expected_lengths=[1.0, 1.0, 1.0]))])
+    assert plain is not None and calibration(plain) is None
+
+
+@pytest.mark.parametrize(
+    ("settings", "advice"),
+    [
+        ({}, "fit it, and trees are chosen by what the target will say: python -m opt_tree.training.fitting.calibrate"),
+        ({"base_model_path": "T", "draft_model_path": "D"}, "calibrate --target T --drafter D"),
+        ({"ea_model_path": "demo"}, "calibrate --eagle demo"),
+        ({"sharpening": 0.5}, "its stored temperature 0.5 was fitted elsewhere"),
+        ({"temperature": 1.0}, "serves greedy decoding only"),
+    ],
+)
+def test_a_miscalibrated_law_is_named_with_the_command_that_fits_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], settings: dict[str, Any], advice: str
+) -> None:
+    path = write(tmp_path / "a.jsonl", [answer(1, "math", drawn_steps("timid"))])
+    header = {"settings": settings, "sessions": []}
+    (tmp_path / "a.jsonl.run.json").write_text(json.dumps(header))
+    assert report.main([str(path)]) == 0
+    text = capsys.readouterr().out
+    assert "the drafter is miscalibrated: the slope is far from 1" in text and advice in text
+    assert re.search(r"slope (1\.9|2\.0|2\.1)\d \(standard error 0\.0\d\)", text)
+
+
+def test_a_step_is_the_sum_of_its_parts() -> None:
+    times = step_time(ANSWERS)
+    assert times is not None
+    # 5 s in all, 10 % of them prefill, over 8 steps.
+    assert sum(times.values()) == pytest.approx(1000 * 4.5 / 8)
+    assert times["draft forwards"] == pytest.approx(1000 * 1.0 / 8) and times["tree building"] == pytest.approx(
+        1000 * 0.5 / 8
+    )
+    unknown = [answer(1, "math", choice([[1]], [1.0], draft_time=[None]))]
+    assert step_time(unknown) is None
+
+
+def test_the_table_the_json_line_and_the_plots(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("matplotlib")
+    path, base = write(tmp_path / "a.jsonl", ANSWERS), write(tmp_path / "b.jsonl", BASELINE)
+    assert report.main([str(path), "--baseline", str(base), "--plots", str(tmp_path / "plots"), "--json"]) == 0
+    *text, last = capsys.readouterr().out.splitlines()
+    figures = json.loads(last)["reports"][0]
+    assert figures["categories"].keys() == {"math", "writing"}
+    assert figures["overall"]["exact_match"]["rate"] == 1
+    row = next(line for line in text if line.startswith("a "))
+    assert "2.60 [1.00, 5.00]" in row and "100.0 %" in row and "1.62" in row
+    drawn = {name.name for name in (tmp_path / "plots").iterdir()}
+    assert drawn == {"a-expected.png", "a-depth.png", "a-lengths.png", "a-time.png"}
+    assert all((tmp_path / "plots" / name).read_bytes()[:4] == b"\x89PNG" for name in drawn)
+
+
+def test_the_first_file_is_set_against_every_other(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    other = [
+        a | {"choices": [a["choices"][0] | {"wall_time": [2 * s for s in a["choices"][0]["wall_time"]]}]}
+        for a in BASELINE
+    ]
+    files = [
+        str(write(tmp_path / f"{name}.jsonl", lines)) for name, lines in (("a", ANSWERS), ("b", BASELINE), ("c", other))
+    ]
+    assert report.main([*files, "--baseline", files[1], "--json"]) == 0
+    *text, last = capsys.readouterr().out.splitlines()
+    assert json.loads(last)["reports"][0]["speed_up_over"]["c"]["micro"] == pytest.approx(5.2)
+    assert "a is 5.20 [2.00, 10.00] times as fast as c" in text
+
+
+def test_without_json_nothing_but_the_report_is_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert report.main([str(write(tmp_path / "a.jsonl", ANSWERS))]) == 0
+    assert not [line for line in capsys.readouterr().out.splitlines() if line.startswith("{")]
+
+
+def test_a_metric_is_one_function_and_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The report's table and its JSON have it, in every row."""
+
+    def longest_step(answers: metrics.Records) -> int:
+        return max(max(choice["accept_lengths"]) for line in answers for choice in line["choices"])
+
+    monkeypatch.setattr(metrics, "METRICS", (*METRICS, Metric(longest_step, "longest")))
+    assert report.main([str(write(tmp_path / "a.jsonl", ANSWERS)), "--json"]) == 0
+    *text, last = capsys.readouterr().out.splitlines()
+    assert [line.split()[-1] for line in text[:2]] == ["longest", "3"]
+    assert json.loads(last)["categories"]["writing"]["longest_step"] == 1
+
+
+def test_loops_and_ends_are_counted() -> None:
+    looping = choice(
+        [[4], [4]], [1, 1], token_ids=[[1, 2] * 8, list(range(16))], finish_reason=["length", "stop_token"]
+    )
+    figures = metrics.summary([answer(1, "math", looping)])
+    # Nine runs of eight tokens, two of them different; the other turn repeats nothing.
+    assert figures["repeated_8grams"] == pytest.approx((7 / 9 + 0) / 2)
+    assert (figures["turns_ended"], figures["turns"]) == (1, 2)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (None, "no answer file"),
+        ("", "has no answers"),
+        ('{"question_id": 1}\n{"question_id": \n', "line 2"),
+        ('{"question_id": 1, "choices": [{"turns": ["a"]}]}\n', "question 1 has no new_tokens"),
+        ('{"question_id": 1, "choices": []}\n', "question 1 has no turns"),
+        ('{"question": 1}\n', "line 1: not an answer: no question_id"),
+    ],
+)
+def test_files_that_are_no_answer_files_are_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str | None, message: str
+) -> None:
+    path = tmp_path / "a.jsonl"
+    if text is not None:
+        path.write_text(text)
+    assert report.main([str(path)]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: ") and error.count("\n") == 1 and message in error and str(path) in error

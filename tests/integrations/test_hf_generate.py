@@ -1,0 +1,166 @@
+"""`model.generate(custom_generate=decoder)`: lengths, sampling, streams and what is bound to it.
+
+`test_door.py` has each argument: the ids of plain generate, or a refusal.
+"""
+
+from typing import Any
+
+import pytest
+import torch
+from tiny_models import ARCHITECTURES, VOCAB, build, prompt, tiny, tiny_drafter, tiny_tokenizer
+from torch import Tensor
+from transformers import LogitsProcessor, LogitsProcessorList
+from transformers.generation import GenerateDecoderOnlyOutput
+from transformers.generation.streamers import BaseStreamer
+
+from opt_tree.decoding.decoder import Decoder
+from opt_tree.drafters import CausalLMDrafter, Sharpened
+from opt_tree.models.causal_lm import CausalLM
+from opt_tree.policies import OptTree, Static
+
+PROMPT = prompt(12)
+IDS = torch.tensor([PROMPT])
+INPUTS = {"input_ids": IDS, "attention_mask": torch.ones_like(IDS)}
+NEW_TOKENS = 30
+
+
+@pytest.fixture(scope="module")
+def model() -> Any:
+    return tiny("llama")
+
+
+@pytest.fixture(scope="module")
+def decoder(model: Any) -> Decoder:
+    drafter = CausalLMDrafter(CausalLM(tiny_drafter("llama")), VOCAB)
+    return Decoder(CausalLM(model), Sharpened(drafter, 0.5), OptTree(nodes=10, threshold=0.1, max_depth=5))
+
+
+@pytest.fixture(scope="module")
+def text(model: Any) -> list[int]:
+    return model.generate(**INPUTS, max_new_tokens=NEW_TOKENS, do_sample=False)[0, len(PROMPT) :].tolist()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"max_length": 31}, {"max_length": 13}, {}, {"max_new_tokens": 1}, {"max_length": 14, "max_new_tokens": 9}],
+)
+def test_lengths_are_those_of_plain_generate(model, decoder, options):
+    expected = model.generate(**INPUTS, **options, do_sample=False)
+    torch.testing.assert_close(model.generate(**INPUTS, **options, do_sample=False, custom_generate=decoder), expected)
+
+
+def test_processors_are_asked_with_the_history_of_their_node(model, decoder):
+    """Not only the accepted rows: a processor that saw a wrong history anywhere in the tree is noticed here."""
+    seen = []
+
+    class Witness(LogitsProcessor):
+        def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+            seen.append((input_ids[0].tolist(), scores.clone()))
+            return scores
+
+    model.generate(
+        **INPUTS,
+        max_new_tokens=8,
+        do_sample=False,
+        logits_processor=LogitsProcessorList([Witness()]),
+        custom_generate=decoder,
+    )
+    assert len(seen) > 12
+    for history, scores in seen:
+        with torch.no_grad():
+            expected = model(torch.tensor([history]), use_cache=False).logits[0, -1]
+        assert (scores[0] - expected).abs().max() < 1e-9
+
+
+SAMPLED = {"do_sample": True, "temperature": 0.8, "top_p": 0.9, "top_k": 20, "max_new_tokens": NEW_TOKENS}
+
+
+class TestSampling:
+    def text(self, model: Any, decoder: Any, seed: int, **changes: Any) -> list[int]:
+        torch.manual_seed(seed)
+        return model.generate(**INPUTS, **(SAMPLED | changes), custom_generate=decoder)[0].tolist()
+
+    def test_torch_s_seed_governs_it(self, model, decoder):
+        assert self.text(model, decoder, 1) == self.text(model, decoder, 1) != self.text(model, decoder, 2)
+
+    def test_two_texts_in_a_row_differ(self, model, decoder):
+        torch.manual_seed(1)
+        texts = [model.generate(**INPUTS, **SAMPLED, custom_generate=decoder).tolist() for _ in range(2)]
+        assert texts[0] != texts[1]
+
+    def test_a_bound_seed_is_independent_of_torch_s(self, model, decoder):
+        bound = decoder.bind(seed=7)
+        assert self.text(model, bound, 1) == self.text(model, bound, 2)
+
+    def test_it_is_the_text_of_plain_decoding_with_the_same_warpers(self, model, decoder):
+        plain = Decoder(decoder.target, None, Static.empty())
+        for changes in ({}, {"min_p": 0.05}, {"typical_p": 0.9}, {"repetition_penalty": 1.4}, {"top_k": 3}):
+            assert self.text(model, decoder, 3, **changes) == self.text(model, plain, 3, **changes)
+
+    def test_top_k_of_one_is_greedy(self, model, decoder, text):
+        assert self.text(model, decoder, 3, top_k=1)[len(PROMPT) :] == text
+
+    def test_greedy_decoding_leaves_torch_s_generator_alone(self, model, decoder):
+        state = torch.random.get_rng_state()
+        model.generate(**INPUTS, max_new_tokens=5, do_sample=False, custom_generate=decoder)
+        assert torch.equal(torch.random.get_rng_state(), state)
+
+
+def test_an_output_object_where_it_is_asked_for(model, decoder):
+    options = {"max_new_tokens": 9, "do_sample": False, "return_dict_in_generate": True}
+    output = model.generate(**INPUTS, **options, custom_generate=decoder)
+    assert isinstance(output, GenerateDecoderOnlyOutput)
+    torch.testing.assert_close(output.sequences, model.generate(**INPUTS, **options).sequences)
+
+
+class Recorder(BaseStreamer):
+    def __init__(self) -> None:
+        self.received: list[int] = []
+        self.ended = 0
+
+    def put(self, value: Tensor) -> None:
+        self.received += value.flatten().tolist()
+
+    def end(self) -> None:
+        self.ended += 1
+
+
+class TestBinding:
+    def test_a_bound_streamer_receives_what_a_plain_one_does(self, model, decoder):
+        plain, bound = Recorder(), Recorder()
+        model.generate(**INPUTS, max_new_tokens=15, do_sample=False, streamer=plain)
+        model.generate(**INPUTS, max_new_tokens=15, do_sample=False, custom_generate=decoder.bind(streamer=bound))
+        assert (bound.received, bound.ended) == (plain.received, 1)
+
+    @pytest.mark.parametrize("start", [3, 8, 17, 30])
+    def test_bound_stop_strings_stop_where_transformers_does(self, model, decoder, text, start):
+        letters = tiny_tokenizer()
+        string = letters.decode(text)[start : start + 3]
+        options = {"max_new_tokens": NEW_TOKENS, "do_sample": False}
+        expected = model.generate(**INPUTS, **options, stop_strings=[string, "zz"], tokenizer=letters)
+        assert expected.shape[1] < len(PROMPT) + NEW_TOKENS
+        for strings in ([string, "zz"], string):
+            bound = decoder.bind(tokenizer=letters, stop_strings=strings)
+            torch.testing.assert_close(model.generate(**INPUTS, **options, custom_generate=bound), expected)
+
+    def test_stop_strings_without_a_tokenizer_are_refused(self, model, decoder):
+        with pytest.raises(ValueError, match="tokenizer"):
+            model.generate(**INPUTS, max_new_tokens=5, custom_generate=decoder.bind(stop_strings="a"))
+
+
+class TestRefusals:
+    def refused(
+        self, model: Any, decoder: Any, message: str, inputs: dict[str, Any] | None = None, **options: Any
+    ) -> None:
+        with pytest.raises(ValueError, match=message) as error:
+            model.generate(**(inputs or INPUTS), max_new_tokens=5, **options, custom_generate=decoder)
+        assert "\n" not in str(error.value)
+
+    @pytest.mark.parametrize("hidden", [[5], [-1], [0, 3], slice(None)])
+    def test_padding_anywhere_but_on_the_left(self, model, decoder, hidden):
+        mask = torch.ones(1, len(PROMPT), dtype=torch.long)
+        mask[0, hidden] = 0
+        self.refused(model, decoder, "attention mask hides", {"input_ids": IDS, "attention_mask": mask})
+
+    def test_another_model(self, decoder):
+        self.refused(build(ARCHITECTURES["llama"]()), decoder, "not for the model that generates")

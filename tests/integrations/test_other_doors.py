@@ -1,0 +1,116 @@
+"""The other doors: a custom_generate repository as the Hub lays it out, and a model for lm-eval."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from tiny_models import prompt, tiny, tiny_drafter
+
+from opt_tree import CausalLM, Decoder, Static
+
+REPOSITORY = Path(__file__).parents[2] / "examples" / "custom_generate_repo"
+IDS = torch.tensor([prompt(12)])
+
+
+@pytest.fixture
+def copied(tmp_path, monkeypatch) -> str:
+    """The repository, with a cache of its own for the code that transformers copies."""
+    monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path))
+    return str(REPOSITORY)
+
+
+@pytest.mark.parametrize("drafter", ["model", "ngram"])
+def test_the_repository_generates_what_the_model_does(copied, drafter):
+    model = tiny("llama")
+    given = {"input_ids": IDS, "max_new_tokens": 20, "do_sample": False}
+    chosen = tiny_drafter("llama") if drafter == "model" else drafter
+    calls = []
+    hook = model.register_forward_hook(lambda *_: calls.append(1))
+    for _ in range(2):
+        found = model.generate(**given, custom_generate=copied, trust_remote_code=True, drafter=chosen, nodes=8)
+    drafted = len(calls) / 2
+    expected = model.generate(**given)
+    hook.remove()
+    assert torch.equal(found, expected)
+    assert drafter == "ngram" or drafted < 20
+
+
+def test_the_repository_samples_by_seed_and_names_what_it_lacks(copied):
+    model = tiny("llama")
+    given = {"custom_generate": copied, "trust_remote_code": True, "max_new_tokens": 12, "do_sample": True}
+    one, same = (model.generate(IDS, **given, drafter="ngram", seed=3) for _ in range(2))
+    assert torch.equal(one, same) and one.shape[1] == IDS.shape[1] + 12
+    with pytest.raises(ValueError, match="no drafter named"):
+        model.generate(IDS, **given)
+    with pytest.raises(ValueError, match="trust_remote_code"):
+        model.generate(IDS, custom_generate=copied, trust_remote_code=False, drafter="ngram")
+
+
+def test_the_repository_is_laid_out_as_the_hub_asks():
+    assert "tags:\n  - custom_generate\n" in (REPOSITORY / "README.md").read_text()
+    assert (REPOSITORY / "custom_generate" / "requirements.txt").read_text().split() == [
+        "torch>=2.11",
+        "transformers>=5.17",
+    ]
+
+
+def test_a_criterion_may_answer_with_a_plain_bool():
+    """lm-eval's does, and transformers takes it."""
+    model = tiny("llama")
+    long = model.generate(IDS, max_new_tokens=12, do_sample=False)
+    decoder = Decoder(CausalLM(model), None, Static.empty())
+    given = {"max_new_tokens": 12, "do_sample": False, "stopping_criteria": [lambda ids, _: ids.shape[1] > 16]}
+    found = model.generate(IDS, **given, custom_generate=decoder)
+    assert torch.equal(found, long[:, :17])
+
+
+def documents(**_):
+    """A data set of two questions, in place of a download."""
+    from datasets import Dataset
+
+    questions = [("Once upon a time", " there was"), ("The king went to", " the sea")]
+    rows = [{"question": question, "answers": [right, " no more"]} for question, right in questions]
+    return {"test": Dataset.from_list(rows)}
+
+
+def tasks() -> list[dict]:
+    """A task that generates and one that compares log-likelihoods."""
+    common = {"custom_dataset": documents, "test_split": "test", "doc_to_text": "{{question}}"}
+    return [
+        common
+        | {
+            "task": "answer",
+            "output_type": "generate_until",
+            "doc_to_target": "{{answers[0]}}",
+            "generation_kwargs": {"max_gen_toks": 16, "until": ["<|end|>"], "do_sample": False},
+            "metric_list": [{"metric": "exact_match", "aggregation": "mean", "higher_is_better": True}],
+        },
+        common
+        | {
+            "task": "choose",
+            "output_type": "multiple_choice",
+            "doc_to_target": 0,
+            "doc_to_choice": "{{answers}}",
+            "metric_list": [{"metric": "acc", "aggregation": "mean", "higher_is_better": True}],
+        },
+    ]
+
+
+def test_lm_eval_scores_and_texts_are_the_same_with_and_without_trees():
+    lm_eval = pytest.importorskip("lm_eval", reason="no lm-eval here: pip install -r requirements/doors.txt")
+    from opt_tree.integrations.lm_eval_model import register
+
+    assert register() is register()
+    found = {}
+    for nodes in (0, 8, None):
+        options = {"pretrained": "demo", "dtype": "float32", "nodes": nodes or 0, "threshold": 0.2, "batch_size": 2}
+        model = register()(**options)
+        if nodes is None:
+            model._model_generate = super(type(model), model)._model_generate  # lm-eval's own model
+        results = lm_eval.simple_evaluate(model, tasks=tasks(), bootstrap_iters=0, log_samples=True)
+        samples = [sample["resps"] for task in ("answer", "choose") for sample in results["samples"][task]]
+        assert len(samples) == 4 and all(len(text) > 20 for ((text,),) in samples[:2])
+        found[nodes] = samples, results["results"], model.decoder.target.work.forwards
+    assert found[None][0] == found[0][0] == found[8][0], "texts and log-likelihoods"
+    assert found[None][1] == found[0][1] == found[8][1], "scores"
+    assert found[8][2] < found[0][2], "the drafts saved no forward"

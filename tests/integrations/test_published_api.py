@@ -1,0 +1,151 @@
+"""The published classes: their signatures, and what they return."""
+
+import inspect
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from tiny_models import ARCHITECTURES, VOCAB, build, perturbed, prompt, tiny_head, tiny_tokenizer
+from transformers import PreTrainedTokenizerBase
+
+from opt_tree import EaModel, SPModel
+from opt_tree.drafters import CausalLMDrafter, EagleDrafter
+
+NEW_TOKENS = 20
+IDS = torch.tensor([prompt(12)])
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A float32 target, a drafter and a head, as the published `from_pretrained` takes them."""
+    folder = tmp_path_factory.mktemp("published")
+    target = build(ARCHITECTURES["llama"](), dtype=torch.float32)
+    for name, model in (("target", target), ("draft", perturbed(target, 0.1))):
+        model.save_pretrained(folder / name)
+        tiny_tokenizer().save_pretrained(folder / name)
+    head = tiny_head(target)
+    (folder / "eagle").mkdir()
+    torch.save(head.state_dict(), folder / "eagle" / "pytorch_model.bin")
+    (folder / "eagle" / "config.json").write_text(json.dumps(head.config.to_dict() | {"model_type": "llama"}))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def published(folder: Path) -> dict[str, SPModel | EaModel]:
+    options = {"torch_dtype": torch.float32, "low_cpu_mem_usage": True, "device_map": "cpu"}
+    target = str(folder / "target")
+    return {
+        "classic": SPModel.from_pretrained(
+            base_model_path=target, draft_model_path=str(folder / "draft"), **options
+        ).eval(),
+        "eagle": EaModel.from_pretrained(base_model_path=target, ea_model_path=str(folder / "eagle"), **options).eval(),
+    }
+
+
+def generate(model: SPModel | EaModel, *arguments: object, **options: object) -> torch.Tensor:
+    return (model.spgenerate if isinstance(model, SPModel) else model.eagenerate)(*arguments, **options)
+
+
+@pytest.mark.parametrize("function", [SPModel.spgenerate, EaModel.eagenerate], ids=["spgenerate", "eagenerate"])
+def test_generate_has_the_published_arguments(function):
+    """Names, order and defaults, as a caller of the published code relies on them."""
+    parameters = list(inspect.signature(function).parameters.values())
+    assert [(p.name, p.default) for p in parameters[1:]] == [
+        ("input_ids", inspect.Parameter.empty),
+        ("temperature", 0.0),
+        ("top_p", 0.0),
+        ("top_k", 0.0),
+        ("max_new_tokens", 512),
+        ("max_length", 2048),
+        ("nodes", 50),
+        ("threshold", 0.5),
+        ("max_depth", 10),
+        ("print_time", False),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("function", "second"), [(SPModel.from_pretrained, "draft_model_path"), (EaModel.from_pretrained, "ea_model_path")]
+)
+def test_loading_has_the_published_arguments(function, second):
+    """`Type` comes first and is ignored; any other keyword goes to transformers."""
+    parameters = list(inspect.signature(function).parameters.values())
+    assert [p.name for p in parameters[:3]] == ["Type", "base_model_path", second]
+    assert parameters[0].default == "LLaMA"
+    assert parameters[-1].kind is inspect.Parameter.VAR_KEYWORD
+
+
+def test_both_take_the_type_by_position(folder):
+    target = str(folder / "target")
+    SPModel.from_pretrained("LLaMA", target, str(folder / "draft"), torch_dtype=torch.float32)
+    EaModel.from_pretrained("LLaMA", target, str(folder / "eagle"), torch_dtype=torch.float32)
+
+
+class TestGeneration:
+    @pytest.mark.parametrize("kind", ["classic", "eagle"])
+    def test_the_ids_are_prompt_and_greedy_text(self, published, kind):
+        model = published[kind]
+        expected = model.base_model.generate(IDS, max_new_tokens=NEW_TOKENS, do_sample=False, pad_token_id=0)
+        ids = generate(model, IDS, temperature=0, max_new_tokens=NEW_TOKENS, nodes=20, threshold=0.1, max_depth=6)
+        assert ids.dtype == torch.int64 and ids.device == IDS.device
+        torch.testing.assert_close(ids, expected)
+
+    @pytest.mark.parametrize("kind", ["classic", "eagle"])
+    def test_arguments_by_position(self, published, kind):
+        by_name = generate(
+            published[kind], IDS, temperature=0.0, top_p=0.0, top_k=0.0, max_new_tokens=9, max_length=64, nodes=5
+        )
+        torch.testing.assert_close(generate(published[kind], IDS, 0.0, 0.0, 0.0, 9, 64, 5), by_name)
+        assert by_name.shape == (1, 12 + 9)
+
+    def test_max_length_counts_the_prompt(self, published):
+        assert published["classic"].spgenerate(IDS, max_length=17).shape == (1, 17)
+        with pytest.raises(ValueError, match="max_length=12"):
+            published["classic"].spgenerate(IDS, max_length=12)
+
+    def test_it_ends_at_the_tokenizer_s_end_of_text(self, published):
+        """The published code went on to the end of the path."""
+        model = published["classic"]
+        text = model.spgenerate(IDS, max_new_tokens=60)[0, 12:].tolist()
+        assert VOCAB - 1 not in text[:-1]
+        stopped = model.pair.tokenizer.eos_token
+        try:
+            model.pair.tokenizer.eos_token = model.pair.tokenizer.convert_ids_to_tokens(text[7])
+            assert model.spgenerate(IDS, max_new_tokens=60)[0, 12:].tolist() == text[: text.index(text[7]) + 1]
+        finally:
+            model.pair.tokenizer.eos_token = stopped
+
+    def test_zero_means_off_for_top_p_and_top_k(self, published):
+        model = published["classic"]
+        texts = []
+        for options in ({}, {"top_p": 1.0, "top_k": VOCAB}, {"top_k": 1}):
+            torch.manual_seed(3)
+            texts.append(model.spgenerate(IDS, temperature=1.0, max_new_tokens=NEW_TOKENS, **options).tolist())
+        assert texts[0] == texts[1]
+        assert texts[2] == model.spgenerate(IDS, max_new_tokens=NEW_TOKENS).tolist() != texts[0]
+
+    def test_sampling_follows_torch_s_seed(self, published):
+        def sampled(seed: int) -> list[int]:
+            torch.manual_seed(seed)
+            return published["classic"].spgenerate(IDS, temperature=0.9, top_p=0.8, max_new_tokens=NEW_TOKENS).tolist()
+
+        assert sampled(1) == sampled(1) != sampled(2)
+
+    def test_print_time_prints_a_line_a_step(self, published, capsys):
+        published["classic"].spgenerate(IDS, max_new_tokens=10, print_time=True)
+        lines = capsys.readouterr().out.splitlines()
+        assert 1 < len(lines) <= 10 and all("accepted" in line for line in lines)
+        published["classic"].spgenerate(IDS, max_new_tokens=10)
+        assert capsys.readouterr().out == ""
+
+
+def test_attributes_of_the_published_models(published):
+    classic, eagle = published["classic"], published["eagle"]
+    assert isinstance(classic.pair.drafter, CausalLMDrafter) and isinstance(eagle.pair.drafter, EagleDrafter)
+    for model in (classic, eagle):
+        assert isinstance(model.tokenizer, PreTrainedTokenizerBase)
+        assert model.get_tokenizer() is model.tokenizer
+        assert model.base_model.config.vocab_size == VOCAB
+        assert model.eval() is model
+        assert model.base_model.dtype == model.pair.drafter.lm.dtype == torch.float32

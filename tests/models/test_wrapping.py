@@ -1,0 +1,125 @@
+"""What may be wrapped, and what may happen to it afterwards: it works, or one line says what to do."""
+
+import copy
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from tiny_models import ARCHITECTURES, build, prompt, tiny
+
+from opt_tree.decoding.decoder import Decoder
+from opt_tree.models.causal_lm import CausalLM, UnsupportedModelError
+from opt_tree.policies import Static
+
+
+def one_line(error: pytest.ExceptionInfo) -> str:
+    message = str(error.value)
+    assert "\n" not in message
+    return message
+
+
+CHANGES: dict[str, tuple[Callable[[Any], Any], str]] = {
+    "dtype": (lambda model: model.float(), "was float64 on cpu when it was wrapped and is float32 on cpu now"),
+    "device": (lambda model: model.to("meta"), "was float64 on cpu when it was wrapped and is float64 on meta now"),
+    "training": (lambda model: model.train(), "is in training mode"),
+    "checkpointing": (
+        lambda model: (model.train(), model.gradient_checkpointing_enable()),
+        "is in training mode",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_a_model_that_changed_after_wrapping_is_refused_when_a_generation_begins(name):
+    model = build(ARCHITECTURES["llama"]())
+    decoder = Decoder(CausalLM(model), None, Static.empty())
+    decoder.generate(prompt(5), 2)
+    change, message = CHANGES[name]
+    change(model)
+    with pytest.raises(UnsupportedModelError, match=message) as error:
+        decoder.generate(prompt(5), 2)
+    assert "LlamaForCausalLM" in one_line(error)
+
+
+def test_gradient_checkpointing_is_harmless_outside_training():
+    model = build(ARCHITECTURES["llama"]())
+    model.train()
+    model.gradient_checkpointing_enable()
+    expected = Decoder(CausalLM(tiny("llama")), None, Static.empty()).generate(prompt(9), 12).tokens
+    assert Decoder(CausalLM(model), None, Static.empty()).generate(prompt(9), 12).tokens == expected
+
+
+def test_a_data_parallel_model_is_refused():
+    with pytest.raises(UnsupportedModelError, match=r"DataParallel.*\.module") as error:
+        CausalLM(torch.nn.DataParallel(tiny("llama")))
+    one_line(error)
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_a_dynamically_quantised_model_is_refused_with_the_reason():
+    """Its activations are scaled by the largest of all rows: a row's logits depend on the rows beside it."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        model = torch.ao.quantization.quantize_dynamic(
+            copy.deepcopy(tiny("llama")).float(), {torch.nn.Linear}, dtype=torch.qint8
+        )
+    with pytest.raises(UnsupportedModelError, match="quantises activations") as error:
+        CausalLM(model)
+    one_line(error)
+
+
+def test_something_that_is_no_model_is_refused():
+    with pytest.raises(UnsupportedModelError, match="Linear has no config"):
+        CausalLM(torch.nn.Linear(2, 2))
+
+
+def test_a_compiled_model_is_recognised_through_the_door():
+    """As it was wrapped, and as the one that generates."""
+    model = tiny("llama")
+    compiled = torch.compile(model)
+    ids = torch.tensor([prompt(9)])
+    options = {"attention_mask": torch.ones_like(ids), "max_new_tokens": 8, "do_sample": False}
+    expected = model.generate(ids, **options)
+    with torch.compiler.set_stance("force_eager"):  # the wrapper is what matters here; compiling takes minutes
+        for wrapped in (model, compiled):
+            decoder = Decoder(CausalLM(wrapped), None, Static.empty())
+            for generating in (model, compiled):
+                torch.testing.assert_close(generating.generate(ids, **options, custom_generate=decoder), expected)
+
+
+class TestPeft:
+    def adapted(self, **options: Any) -> Any:
+        peft = pytest.importorskip("peft")
+        model = build(ARCHITECTURES["llama"]())
+        if options:
+            config = peft.PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=4, **options)
+        else:
+            config = peft.LoraConfig(
+                task_type="CAUSAL_LM", target_modules=["q_proj", "v_proj"], init_lora_weights=False
+            )
+        return peft.get_peft_model(model, config).double().eval()
+
+    def test_an_adapter_is_recognised_through_the_door(self):
+        adapted = self.adapted()
+        ids = torch.tensor([prompt(9)])
+        options = {"attention_mask": torch.ones_like(ids), "max_new_tokens": 8, "do_sample": False}
+        expected = adapted.generate(input_ids=ids, **options)
+        assert expected.tolist() != tiny("llama").generate(ids, **options).tolist()
+        for wrapped in (adapted, adapted.get_base_model()):
+            decoder = Decoder(CausalLM(wrapped), None, Static.empty())
+            for generating in (adapted, adapted.get_base_model()):
+                result = generating.generate(input_ids=ids, **options, custom_generate=decoder)
+                torch.testing.assert_close(result, expected)
+
+    def test_virtual_tokens_are_refused(self):
+        adapted = self.adapted(token_dim=32, num_transformer_submodules=1, num_layers=2, num_attention_heads=4)
+        ids = torch.tensor([prompt(9)])
+        with pytest.raises(UnsupportedModelError, match="virtual tokens") as error:
+            CausalLM(adapted)
+        one_line(error)
+        decoder = Decoder(CausalLM(adapted.get_base_model()), None, Static.empty())
+        with pytest.raises(ValueError, match="virtual tokens") as error:
+            adapted.generate(input_ids=ids, max_new_tokens=5, custom_generate=decoder)
+        one_line(error)

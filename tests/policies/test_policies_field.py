@@ -1,0 +1,406 @@
+"""The field's deterministic trees: each by its paper's rule written out plainly, the fixed ones against brute force."""
+
+import doctest
+import json
+import math
+from collections.abc import Callable, Iterator
+from functools import cache
+from itertools import product
+from math import inf, log, prod
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from conftest import Laws, TableDrafter, TableTarget, hashed_laws, log_rows, written_laws
+from hypothesis import given
+from hypothesis import strategies as st
+
+from opt_tree import Decoder, Random, Static, TopK, Tree, TreePolicy, match
+from opt_tree.core.children import IID, WithoutReplacement
+from opt_tree.decoding.draft import draft
+from opt_tree.policies import (
+    AcceptanceRates,
+    DynamicDepth,
+    Eagle2,
+    SequoiaTree,
+    Talon,
+    ThresholdChain,
+    greedy_static_tree,
+)
+from opt_tree.policies import greedy_static as greedy_static_module
+from opt_tree.policies import sequoia as sequoia_module
+
+Branch = tuple[int, ...]
+Node = tuple[float, Branch]
+CONTEXT = [8, 9]
+DEEP = 99
+
+# The laws of the docstrings' drawn trees.
+DRAWN = written_laws({(8, 9): (0.6, 0.3, 0.1), (): (0.7, 0.2, 0.1)})
+
+seeds = st.integers(0, 10_000)
+cells = st.sampled_from([None, 1, 2, 3, 4])
+rates_of = st.lists(st.floats(0, 1), min_size=1, max_size=3).map(tuple)
+
+
+def branches(tree: Tree) -> list[Branch]:
+    """The tokens below the root on the way to every node."""
+    return sorted(tuple(tree.tokens[tree.path_to(row)[1:]].tolist()) for row in range(1, len(tree)))
+
+
+def grow(laws: Laws, policy: TreePolicy) -> tuple[list[Branch], TableDrafter]:
+    """The branches of one drafted tree, and the drafter that knows what it was asked."""
+    drafter = TableDrafter(laws)
+    return branches(draft(drafter, policy, CONTEXT, policy.max_depth)), drafter
+
+
+def proposals(laws: Laws, parents: list[Node], top_k: int) -> list[Node]:
+    """The `top_k` most probable children of every parent, with their path probabilities."""
+    found = []
+    for value, branch in parents:
+        law = laws((*CONTEXT, *branch)).tolist()
+        best = sorted(range(len(law)), key=lambda token: -law[token])[:top_k]
+        found += [(value * law[token], (*branch, token)) for token in best if law[token] > 0]
+    return found
+
+
+def largest(nodes: list[Node], count: int) -> list[Node]:
+    return sorted(nodes, key=lambda node: -node[0])[:count]
+
+
+def beams(laws: Laws, top_k: int, rounds: int) -> tuple[list[list[Node]], list[Node]]:
+    """EAGLE-2's expansion as published: the beam of every layer, and everything that was ever proposed."""
+    proposed = proposals(laws, [(1.0, ())], top_k)
+    found, everything = [proposed], list(proposed)
+    for _ in range(rounds):
+        proposed = proposals(laws, found[-1], top_k)
+        found.append(largest(proposed, top_k))
+        everything += proposed
+    return found, everything
+
+
+@given(seeds, st.sampled_from([3, 4, 9]), st.integers(1, 5), st.integers(0, 4), st.integers(1, 20))
+def test_eagle2_is_a_beam_and_the_best_of_all_it_saw(seed: int, vocab: int, top_k: int, depth: int, nodes: int) -> None:
+    laws = hashed_laws(seed, vocab)
+    expected, everything = beams(laws, top_k, depth)
+    tree, drafter = grow(laws, Eagle2(top_k, depth, nodes))
+    assert tree == sorted(branch for _, branch in largest(everything, nodes))
+    assert drafter.forwards == 1 + depth
+    assert [sorted(layer) for layer in drafter.expanded] == [
+        sorted(branch for _, branch in beam) for beam in expected[:depth]
+    ]
+
+
+@given(seeds, cells, st.integers(1, 3), st.integers(0, 3), st.integers(1, 12))
+def test_eagle2_is_a_tree_whatever_is_equal(seed: int, cells: int | None, top_k: int, depth: int, nodes: int) -> None:
+    """With ties at the cut, and with probabilities of 1 and 0, what is selected still hangs together."""
+    tree, drafter = grow(hashed_laws(seed, 4, cells), Eagle2(top_k, depth, nodes))
+    assert len(tree) <= nodes and all(branch[:-1] in tree for branch in tree if len(branch) > 1)
+    assert all(len(layer) <= top_k for layer in drafter.expanded)
+
+
+@given(
+    seeds,
+    st.integers(1, 4),
+    st.integers(0, 5),
+    st.integers(1, 12),
+    st.floats(-3, 0),
+    st.sets(st.integers(1, 6)).map(sorted).map(tuple),
+)
+def test_dynamic_depth_is_eagle2_of_the_depth_at_which_the_beam_becomes_unlikely(
+    seed: int, top_k: int, depth: int, nodes: int, threshold: float, checks: tuple[int, ...]
+) -> None:
+    laws = hashed_laws(seed, 5)
+    found, _ = beams(laws, top_k, depth)
+    likely = [log(sum(value for value, _ in beam)) for beam in found]
+    stops = [layer for layer in checks if layer <= depth and likely[layer - 1] < threshold]
+    layers = min([*stops, 1 + depth])
+    tree, drafter = grow(laws, DynamicDepth(top_k, depth, nodes, threshold, checks))
+    assert drafter.forwards == layers
+    assert tree == grow(laws, Eagle2(top_k, layers - 1, nodes))[0]
+
+
+@given(seeds, cells, st.integers(1, 4), st.integers(0, 5))
+def test_dynamic_depth_that_never_stops_is_eagle2(seed: int, cells: int | None, top_k: int, depth: int) -> None:
+    laws = hashed_laws(seed, 5, cells)
+    never = DynamicDepth(top_k, depth, 9, -inf, tuple(range(1, depth + 1)))
+    assert grow(laws, never)[0] == grow(laws, Eagle2(top_k, depth, 9))[0]
+
+
+@given(seeds, st.sampled_from([3, 4, 9]), st.floats(0, 1), st.integers(1, 25), st.integers(1, 5), st.integers(1, 6))
+def test_talon_keeps_what_is_not_much_less_likely_than_its_layers_best(
+    seed: int, vocab: int, ratio: float, nodes: int, top_k: int, max_depth: int
+) -> None:
+    laws = hashed_laws(seed, vocab)
+    layers = [largest(proposals(laws, [(1.0, ())], top_k), nodes)]  # all others: every token of the vocabulary
+    while (left := nodes - sum(map(len, layers))) and len(layers) < max_depth:
+        proposed = proposals(laws, layers[-1], vocab)
+        best = max(value for value, _ in proposed)
+        layers.append(largest([node for node in proposed if node[0] >= ratio * best * (1 - 1e-12)], left))
+    tree, drafter = grow(laws, Talon(ratio, nodes, top_k, max_depth))
+    assert tree == sorted(branch for layer in layers for _, branch in layer)
+    assert drafter.forwards == len(layers)
+
+
+@given(seeds, cells, st.floats(0, 1), st.integers(1, 20), st.integers(1, 3))
+def test_talon_spends_its_budget(seed: int, cells: int | None, ratio: float, nodes: int, top_k: int) -> None:
+    """Ties and zero probabilities included; every layer keeps at least one node, so there are at most `nodes`."""
+    tree, drafter = grow(hashed_laws(seed, 4, cells), Talon(ratio, nodes, top_k))
+    assert len(tree) == nodes and drafter.forwards <= nodes
+
+
+def shapes(budget: int, depth: int, ranks: int) -> Iterator[frozenset[Branch]]:
+    """Every tree of at most `budget` nodes whose siblings have the ranks 0, 1, ... without a gap, once each."""
+
+    def siblings(path: Branch, rank: int, budget: int) -> Iterator[frozenset[Branch]]:
+        yield frozenset()
+        if rank == ranks or not budget or len(path) == depth:
+            return
+        child = (*path, rank)
+        for below in siblings(child, 0, budget - 1):
+            for others in siblings(path, rank + 1, budget - 1 - len(below)):
+                yield frozenset([child]) | below | others
+
+    return siblings((), 0, budget)
+
+
+@cache
+def all_shapes(budget: int, depth: int, ranks: int) -> tuple[frozenset[Branch], ...]:
+    return tuple(shapes(budget, depth, ranks))
+
+
+@given(rates_of, st.integers(1, 6), st.integers(1, 4))
+def test_sequoia_has_the_largest_value_of_all_trees(acceptance: tuple[float, ...], nodes: int, depth: int) -> None:
+    """Rising rates included: the second child may be the likelier one, and still needs the first."""
+    tree = SequoiaTree(acceptance, nodes, depth)
+    best = max(
+        1 + sum(prod(acceptance[rank] for rank in path) for path in shape)
+        for shape in all_shapes(nodes, depth, len(acceptance))
+    )
+    assert tree.value == pytest.approx(best, abs=1e-12)
+    assert len(tree.paths) <= nodes and tree.max_depth <= depth
+    assert all((*path[:-1], path[-1] - 1) in tree.paths for path in tree.paths if path[-1])
+
+
+@given(rates_of, st.lists(rates_of, min_size=1, max_size=2).map(tuple), st.integers(1, 6), st.integers(1, 4))
+def test_sequoia_of_rates_by_depth_has_the_largest_value(
+    by_rank: tuple[float, ...], by_depth: tuple[tuple[float, ...], ...], nodes: int, depth: int
+) -> None:
+    rates = AcceptanceRates(by_rank, by_depth)
+    tree = SequoiaTree(rates, nodes, depth)
+    best = max(rates.expected_accepted(shape) for shape in all_shapes(nodes, depth, 3))
+    assert tree.value == pytest.approx(1 + best, abs=1e-12)
+    assert len(tree.paths) <= nodes and tree.max_depth <= depth
+
+
+def test_brute_force_meets_every_shape_once() -> None:
+    """Ordered trees of up to four nodes below the root: 1 + 1 + 2 + 5 + 14 (Catalan numbers)."""
+    found = list(shapes(4, 4, 4))
+    assert len(found) == len(set(found)) == 23
+
+
+@given(st.lists(st.floats(0.01, 1), min_size=1, max_size=5), st.integers(1, 40), st.integers(1, 7))
+def test_sequoia_and_greedy_trees_are_equally_good_for_falling_rates(
+    rates: list[float], nodes: int, depth: int
+) -> None:
+    falling = AcceptanceRates(tuple(sorted(rates, reverse=True)))
+    greedy_tree = greedy_static_tree(falling, nodes, depth)
+    sequoia = SequoiaTree(falling.by_rank, nodes, depth)
+    assert sequoia.value == pytest.approx(1 + falling.expected_accepted(greedy_tree.paths), abs=1e-9)
+    assert len(sequoia.paths) == greedy_tree.nodes
+
+
+def closed_sets(rates: AcceptanceRates, budget: int, depth: int) -> float:
+    """The largest sum of rates' products over all sets of at most `budget` paths that contain their parents."""
+
+    def best(waiting: list[Node], budget: int) -> float:
+        if not waiting or not budget:
+            return 0.0
+        (value, path), *others = waiting
+        below = [(value * rate, (*path, rank)) for rank, rate in enumerate(rates.below(len(path)))]
+        taken = value + best(others + (below if len(path) < depth else []), budget - 1)
+        return max(taken, best(others, budget))
+
+    return best([(rate, (rank,)) for rank, rate in enumerate(rates.below(0))], budget)
+
+
+@given(rates_of, st.lists(rates_of, max_size=2).map(tuple), st.integers(1, 5), st.integers(1, 3))
+def test_greedy_tree_is_the_best_of_its_size(
+    by_rank: tuple[float, ...], by_depth: tuple[tuple[float, ...], ...], nodes: int, depth: int
+) -> None:
+    """With rates that differ from depth to depth, and with ranks left out where a later one is better."""
+    rates = AcceptanceRates(by_rank, by_depth)
+    tree = greedy_static_tree(rates, nodes, depth)
+    assert rates.expected_accepted(tree.paths) == pytest.approx(closed_sets(rates, nodes, depth), abs=1e-12)
+    assert tree.nodes <= nodes and tree.max_depth <= depth
+
+
+def test_greedy_tree_without_a_depth_uses_the_whole_budget() -> None:
+    assert greedy_static_tree(AcceptanceRates((1.0,)), 7) == Static.chain(7)
+    assert greedy_static_tree(AcceptanceRates((0.9, 0.1)), 63).nodes == 63
+
+
+@given(seeds, st.integers(1, 12), st.integers(1, 4))
+def test_sequoia_drafts_its_paths(seed: int, nodes: int, depth: int) -> None:
+    """The k-th path of ranks is the token path on which every token has that rank in the drafter's law."""
+    laws = hashed_laws(seed, 5)
+    policy = SequoiaTree((0.5, 0.25, 0.125), nodes, depth)
+    expected = []
+    for path in policy.paths:
+        branch: Branch = ()
+        for rank in path:
+            branch += (int(np.argsort(-laws((*CONTEXT, *branch)))[rank]),)
+        expected.append(branch)
+    tree, drafter = grow(laws, policy)
+    assert tree == sorted(expected) and drafter.forwards == policy.max_depth
+
+
+@pytest.mark.parametrize("siblings", [IID, WithoutReplacement])
+@given(seeds, st.integers(1, 12), st.integers(1, 4))
+def test_sequoia_draws_its_shape(siblings: type, seed: int, nodes: int, depth: int) -> None:
+    """Of sampled siblings the rank is the place in the order of the draws; which tokens come out changes no shape."""
+    policy = SequoiaTree((0.5, 0.25, 0.125), nodes, depth, siblings)
+    tree = draft(TableDrafter(hashed_laws(seed, 5)), policy, CONTEXT, DEEP, random=Random(seed))
+    paths: list[Branch] = [()]
+    for row in range(1, len(tree)):
+        siblings_before = int((tree.parents[1:row] == tree.parents[row]).sum())
+        paths.append((*paths[tree.parents[row]], siblings_before))
+    assert sorted(paths[1:]) == sorted(policy.paths)
+    assert isinstance(policy.children, siblings) and tree.draft_log_probs is not None
+
+
+def test_drawn_siblings_leave_no_rank_out() -> None:
+    with pytest.raises(ValueError, match=r"\(1,\) is listed without the sibling"):
+        Static(((1,),), WithoutReplacement)
+    assert Static(((1,),)).nodes == 1
+
+
+@pytest.mark.parametrize(
+    ("policy", "tree", "forwards"),
+    [
+        (Eagle2(2, 2, 6), [(0,), (0, 0), (0, 0, 0), (1,), (1, 0), (1, 0, 0)], 3),
+        (DynamicDepth(2, 2, 6, log(0.7), (1, 2)), [(0,), (0, 0), (0, 1), (1,), (1, 0), (1, 1)], 2),
+        (Talon(0.3, 7, 2), [(0,), (0, 0), (0, 0, 0), (0, 0, 0, 0), (1,), (1, 0), (1, 0, 0)], 4),
+        (ThresholdChain(8, 0.4), [(0,), (0, 0), (0, 0, 0)], 3),
+        (ThresholdChain(8, 0.4, 5), [(0,), (0, 0), (0, 0, 0), (0, 0, 0, 0), (0, 0, 0, 0, 0)], 5),
+        (ThresholdChain(2, 0.0), [(0,), (0, 0)], 2),
+        (ThresholdChain(8, 1.0), [(0,)], 1),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_drawn_examples(policy: TreePolicy, tree: list[Branch], forwards: int) -> None:
+    found, drafter = grow(DRAWN, policy)
+    assert found == tree and drafter.forwards == forwards
+
+
+@pytest.mark.parametrize("module", [sequoia_module, greedy_static_module])
+def test_docstring_examples_run(module: object) -> None:
+    results = doctest.testmod(module)  # type: ignore[arg-type]
+    assert results.attempted and not results.failed
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ((0,), "nodes must be at least 1 and least in 0..nodes, got 0 and 0"),
+        ((4, 0.5, 5), "got 4 and 5"),
+        ((4, 1.5), "threshold must be a probability, got 1.5"),
+    ],
+)
+def test_bad_settings_of_a_threshold_chain(given: tuple, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        ThresholdChain(*given)
+
+
+POLICIES: list[TreePolicy] = [
+    Eagle2(2, 1, 5),
+    DynamicDepth(2, 2, 5, log(0.8), (1, 2)),
+    Talon(0.4, 5, 2),
+    SequoiaTree((0.5, 0.3, 0.1), 5, 3),
+    greedy_static_tree(AcceptanceRates((0.3, 0.6)), 5, 2),
+    ThresholdChain(4, 0.3),
+]
+
+
+class Drawn(Random):
+    """Hands out the tokens it was made with, whatever the law."""
+
+    def __init__(self, tokens: tuple[int, ...]) -> None:
+        self.tokens = tokens
+
+    def draw(self, probs: torch.Tensor, depths: np.ndarray) -> torch.Tensor:
+        return torch.tensor(self.tokens)
+
+
+@pytest.mark.parametrize("zeros", [False, True])
+@pytest.mark.parametrize("policy", POLICIES, ids=lambda policy: type(policy).__name__)
+def test_matched_draws_have_the_targets_law(policy: TreePolicy, zeros: bool) -> None:
+    """Every outcome of the draws at every node of the tree, with its probability; what a step emits, continued by the
+    target itself to one common length, must have the target's law. The drafter's law is another one."""
+    target = hashed_laws(2, 3, 2 if zeros else None)
+    tree = draft(TableDrafter(hashed_laws(1, 3)), policy, CONTEXT, policy.max_depth)
+    length = int(tree.depths.max()) + 1
+    at_rows = [(*CONTEXT, *tree.tokens[tree.path_to(row)[1:]].tolist()) for row in range(len(tree))]
+    scores = log_rows(target, at_rows)
+    law = scores.exp().numpy()
+    emitted: dict[Branch, float] = {}
+    for tokens in product(*(np.flatnonzero(row).tolist() for row in law)):
+        verdict = match(tree, scores, Drawn(tokens))
+        text = (*tree.tokens[verdict.path[1:]].tolist(), verdict.token)
+        emitted[text] = emitted.get(text, 0.0) + prod(law[row, token] for row, token in enumerate(tokens))
+    assert len(set(map(len, emitted))) > 1
+    for text in product(range(3), repeat=length):
+        steps = [target((*CONTEXT, *text[:i]))[text[i]] for i in range(length)]
+        found = sum(
+            probability * prod(steps[len(start) :])
+            for start, probability in emitted.items()
+            if text[: len(start)] == start
+        )
+        assert found == pytest.approx(prod(steps), abs=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("make", "named"),
+    [
+        (lambda: Eagle2(top_k=0), "0"),
+        (lambda: Eagle2(depth=-1), "-1"),
+        (lambda: Eagle2(nodes=0), "0"),
+        (lambda: DynamicDepth(threshold=math.nan), "nan"),
+        (lambda: DynamicDepth(checks=(3, 0)), r"\(3, 0\)"),
+        (lambda: DynamicDepth(top_k=0), "0"),
+        (lambda: Talon(ratio=1.5), "1.5"),
+        (lambda: Talon(nodes=0), "0"),
+        (lambda: SequoiaTree((0.5, 1.5)), "1.5"),
+        (lambda: SequoiaTree(()), "empty"),
+        (lambda: SequoiaTree((0.5,), depth=0), "0"),
+        (lambda: greedy_static_tree(AcceptanceRates((0.5,)), 0), "0"),
+        (lambda: greedy_static_tree(AcceptanceRates((0.5,)), 3, depth=0), "0"),
+        (lambda: AcceptanceRates((0.5,), ((math.nan,),)), "nan"),
+    ],
+)
+def test_impossible_options_are_refused(make: Callable[[], object], named: str) -> None:
+    with pytest.raises(ValueError, match=named):
+        make()
+
+
+def test_sequoia_of_rates_that_are_all_zero_is_the_empty_tree() -> None:
+    policy = SequoiaTree((0.0, 0.0), 5, 3)
+    assert policy.paths == () and policy.value == 1 and isinstance(policy.children, TopK)
+    target = TableTarget(hashed_laws(0, 12), 12)
+    assert Decoder(target, None, policy).generate(CONTEXT, 4).accept_lengths == [1] * 4
+
+
+def test_rates_are_read_by_kind_of_children(tmp_path: Path) -> None:
+    file = tmp_path / "acceptance.json"
+    rates = AcceptanceRates((0.6, 0.2), ((0.7, 0.1), (0.5, 0.3)))
+    file.write_text(json.dumps({"drafter": "any", "rates": {"TopK": rates.to_dict()}}))
+    assert AcceptanceRates.load(file) == rates
+    with pytest.raises(ValueError, match=r"no rates of IID children, only of TopK"):
+        AcceptanceRates.load(file, "IID")
+    for broken in ("[1]", "{", '{"rates": {"TopK": [0.5]}}', '{"rates": {"TopK": {"by_rank": [0.5]}}}'):
+        file.write_text(broken)
+        with pytest.raises(ValueError, match=str(file)):
+            AcceptanceRates.load(file)
+    with pytest.raises(FileNotFoundError):
+        AcceptanceRates.load(tmp_path / "absent.json")

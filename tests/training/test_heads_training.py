@@ -1,0 +1,402 @@
+"""Heads trained from hidden states on disk: what lies there, what is judged, and that a run learns and goes on."""
+
+import copy
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+from test_eagle3 import KNOWN, Reducing, target_of
+from tiny_models import VOCAB, prompt, tiny_tokenizer
+from torch import nn
+from transformers import LlamaConfig
+
+from opt_tree import Decoder, OptTree, load_drafter
+from opt_tree.core.children import Reduced
+from opt_tree.drafters import EagleDrafter, EagleHead
+from opt_tree.drafters.heads.eagle3 import Eagle3Drafter, Eagle3Head, published_layers
+from opt_tree.models.causal_lm import CausalLM
+from opt_tree.training.embedded_family.eagle import new_head, passes, save_head
+from opt_tree.training.heads import features, heads
+from opt_tree.training.heads.batches import Batch, Documents, most_frequent
+from opt_tree.training.heads.eagle3 import new_eagle3_head
+from opt_tree.training.heads.features import COUNTS, load_part
+from opt_tree.training.heads.head_loss import Goal, HeadLoss, Judged
+from opt_tree.training.heads.train import Plan
+
+
+@pytest.fixture(scope="module")
+def target() -> CausalLM:
+    return target_of()
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory, target) -> Path:
+    """A tiny target's folder, answers to it, and the hidden states of both kinds of head."""
+    path = tmp_path_factory.mktemp("heads")
+    target.model.float().save_pretrained(path / "target")
+    target.model.double()
+    tiny_tokenizer().save_pretrained(path / "target")
+    random = np.random.default_rng(0)
+    with (path / "answers.jsonl").open("w") as file:
+        for _ in range(60):
+            words = ["".join(chr(97 + x) for x in divmod(int(token), 8)) for token in random.integers(0, 40, 30)]
+            row = {"prompt": "".join(words[:6]), "answer": "".join(words[6:]), "finished": bool(random.random() < 0.5)}
+            file.write(json.dumps(row) + "\n")
+    tokenizer = json.loads((path / "target" / "tokenizer_config.json").read_text())
+    tokenizer["chat_template"] = "{{ messages[0]['content'] }}"
+    (path / "target" / "tokenizer_config.json").write_text(json.dumps(tokenizer))
+    command(path)
+    return path
+
+
+def command(path: Path) -> None:
+    layers = ",".join(map(str, (-1, *published_layers(4))))
+    files = ["--target", f"{path}/target", "--answers", f"{path}/answers.jsonl", "--output", f"{path}/features"]
+    sizes = ["--part-tokens", "600", "--batch-tokens", "100", "--prompt-tokens", "4"]
+    features.main([*files, *sizes, f"--layers={layers}"])
+
+
+def test_the_hidden_states_of_every_document_are_kept(folder, target):
+    paths = sorted((folder / "features").glob("part-*.safetensors"))
+    assert len(paths) > 2
+    stop = tiny_tokenizer().eos_token_id
+    documents = 0
+    for path in paths:
+        part = load_part(path)
+        documents += len(part.answers)
+        for i in (0, len(part.answers) - 1):
+            tokens = part.tokens[part.starts[i] : part.starts[i + 1]].long()
+            assert part.answers[i] == 4 and len(tokens) == 28 + (tokens[-1] == stop)
+            states = target.model.model(tokens[None], output_hidden_states=True)
+            expected = {-1: states.last_hidden_state} | {k: states.hidden_states[k + 1] for k in published_layers(4)}
+            for layer, kept in part.features.items():
+                apart = (kept[part.starts[i] : part.starts[i + 1]] - expected[layer][0]).norm()
+                assert apart < 0.1 * expected[layer].norm(), "bf16 of the same forward"
+    assert documents == 60
+
+
+def test_what_is_there_is_not_made_again(folder):
+    paths = sorted((folder / "features").glob("part-*.safetensors"))
+    paths[1].unlink()
+    before = {path: path.stat().st_mtime_ns for path in paths[:1] + paths[2:]}
+    command(folder)
+    assert paths[1].exists() and all(path.stat().st_mtime_ns == time for path, time in before.items())
+
+
+def test_rows_without_an_answer_are_refused(folder, tmp_path, capsys):
+    (tmp_path / "rows.jsonl").write_text('{"prompt": "aa"}\n')
+    with pytest.raises(SystemExit):
+        features.main(
+            ["--target", f"{folder}/target", "--answers", f"{tmp_path}/rows.jsonl", "--output", f"{tmp_path}/out"]
+        )
+    assert 'rows.jsonl:1 has no "prompt" and "answer"' in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+def test_batches_hold_every_document_once_and_judge_answers_alone(folder):
+    documents = Documents(folder / "features", 100, (-1,))
+    assert documents.heldout and not set(documents.heldout) & set(documents.train)
+    rows = 0
+    for group in documents.heldout + documents.train:
+        batch = documents[group]
+        rows += len(batch.ids)
+        assert batch.ids.numel() <= 100 or len(batch.ids) == 1
+        assert not batch.judged[:, :3].any() and batch.judged[:, 3:28].all()
+    assert rows == 60
+    assert documents.refresh() == []
+
+
+def test_the_draft_vocabulary_is_the_most_frequent_tokens(folder):
+    counts = np.load(folder / "features" / "counts.npy")
+    kept = most_frequent(np.load(folder / "features" / COUNTS), 16, "target")
+    assert len(kept) == 16 and (kept.diff() > 0).all()
+    assert counts[kept].min() >= np.delete(counts, kept).max()
+    with pytest.raises(ValueError, match=f"a draft vocabulary of {VOCAB + 1} tokens, where the target has {VOCAB}"):
+        most_frequent(np.load(folder / "features" / COUNTS), VOCAB + 1, "target")
+
+
+@pytest.mark.parametrize("hard", [0.0, 0.3])
+def test_the_judgement_is_the_cross_entropy_of_whole_laws(hard):
+    torch.manual_seed(0)
+    estimates, states = torch.randn(2, 300, 8, requires_grad=True), torch.randn(300, 8)
+    output, weights = torch.randn(20, 8), (torch.rand(2, 300) < 0.7).float()
+    loss, equal = Judged.apply(estimates, states, weights, output, hard)
+    law = (states @ output.T).softmax(-1)
+    goal = (1 - hard) * law + hard * nn.functional.one_hot(law.argmax(-1), 20)
+    logits = estimates @ output.T
+    each = -(goal * logits.log_softmax(-1)).sum(-1)
+    expected = (each * weights).sum(1) / weights.sum(1)
+    assert torch.allclose(loss, expected, atol=1e-5)
+    hits = (logits.argmax(-1) == law.argmax(-1)).float()
+    assert torch.allclose(equal, (hits * weights).sum(1) / weights.sum(1), atol=1e-6)
+    (ours,) = torch.autograd.grad((loss * torch.tensor([1.0, 0.5])).sum(), estimates)
+    (theirs,) = torch.autograd.grad((expected * torch.tensor([1.0, 0.5])).sum(), estimates)
+    assert torch.allclose(ours, theirs, atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["eagle", "eagle3"])
+def test_pass_s_is_what_the_head_computes_s_levels_below_the_root(kind, target):
+    """Pair i of pass s, recomputed: its own estimates for the last s pairs, true features before them."""
+    head = (new_head(target.model) if kind == "eagle" else new_eagle3_head(target.model, VOCAB)).double().eval()
+    torch.manual_seed(1)
+    nn.init.normal_(head.layer.self_attn.o_proj.weight, std=0.3)
+    ids, given = torch.randint(0, VOCAB, (1, 9)), torch.randn(1, 9, target.hidden).double()
+    estimates = passes(head, ids, given, 3)
+    for last in (5, 8):
+        rows = given[:, : last + 1].clone()
+        positions = torch.arange(last + 1)[None]
+        for level in range(3):
+            seen = last - 2 + level + 1
+            out = head(ids[:, :seen], rows[:, :seen], positions[:, :seen])[0]
+            assert torch.allclose(out[0, -1], estimates[level][0, seen - 1], rtol=1e-4, atol=1e-4)  # softmax: float32
+            rows[:, seen : seen + 1] = out[:, -1:]
+
+
+@pytest.mark.parametrize("normed", [False, True])
+@pytest.mark.parametrize("kind", ["eagle", "eagle3"])
+def test_what_enters_a_head_is_the_same_with_the_embeddings_share_computed_first(kind, normed, target):
+    """For biases everywhere too, and for features of another dtype than the head's."""
+    config = LlamaConfig(
+        **{**target.model.config.to_dict(), "num_hidden_layers": 1, "attention_bias": True, "bias": True},
+        norm_before_residual=normed,
+    )
+    torch.manual_seed(0)
+    head = (EagleHead if kind == "eagle" else Eagle3Head)(config).double().requires_grad_(False)
+    for parameter in head.parameters():
+        parameter.copy_(torch.randn_like(parameter) / 4)
+    embedded = torch.randn(2, 5, target.hidden).double()
+    enter, attention = head.entered(embedded), head.layer.self_attn
+    for dtype in (torch.float64, torch.float32):
+        features = torch.randn(2, 5, target.hidden).to(dtype)
+        read, residual = head.enter(embedded, features.double())
+        expected = [attention.q_proj(read), attention.k_proj(read), attention.v_proj(read), residual]
+        for ours, theirs in zip(enter(features), expected, strict=True):
+            assert torch.allclose(ours.double(), theirs, atol=1e-6)
+
+
+def test_the_share_of_the_embedding_is_computed_once_for_all_passes(target):
+    head = new_eagle3_head(target.model, VOCAB).double()
+    seen = []
+    head.layer.input_layernorm.register_forward_hook(lambda *_: seen.append("embedding"))
+    head.layer.hidden_norm.register_forward_hook(lambda *_: seen.append("feature"))
+    passes(head, torch.randint(0, VOCAB, (1, 9)), torch.randn(1, 9, target.hidden).double(), 4)
+    assert seen == ["embedding"] + 4 * ["feature"]
+
+
+@pytest.mark.parametrize("kind", ["eagle", "eagle3"])
+def test_the_feature_loss_is_on_what_the_output_layer_reads(kind, folder, target):
+    """EAGLE-3: on the output behind its norm, as the target's last state stands behind its own."""
+    layers = () if kind == "eagle" else published_layers(4)
+    documents = Documents(folder / "features", 200, (-1, *layers))
+    batch = documents[documents.train[0]]
+    head = (new_head(target.model) if kind == "eagle" else new_eagle3_head(target.model, VOCAB)).float()
+    output = target.model.get_output_embeddings().weight.detach().to(torch.bfloat16)
+    weighted, bare = (HeadLoss(head, output, Goal(feature=weight)) for weight in (0.3, 0.0))
+    near = (weighted(batch, 3)[0] - bare(batch, 3)[0]).detach() / 0.3
+    goals = batch.features[-1][:, 1:].float()
+    for number, estimate in enumerate(bare.estimates(batch, 3)):
+        chosen = batch.judged[:, 1:].clone()
+        chosen[:, :number] = False
+        own = head.norm(estimate) if kind == "eagle3" else estimate
+        assert torch.allclose(near[number], nn.functional.smooth_l1_loss(own[chosen], goals[chosen]), atol=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["eagle", "eagle3"])
+def test_the_laws_of_the_passes_are_those_of_the_drafter(kind):
+    """Pass s of training on the context and s drafted tokens, and what the drafter says there with its cache."""
+    target = CausalLM(target_of().model.float())
+    layers, sizes = ((), ()) if kind == "eagle" else ((0, 1, 3), (0.5, 2.0, 3.0))
+    head = new_head(target.model) if kind == "eagle" else new_eagle3_head(target.model, len(KNOWN), size=3.0)
+    nn.init.normal_(head.fc.weight, std=0.3, generator=torch.Generator().manual_seed(1))
+    output = target.model.get_output_embeddings().weight.detach()[KNOWN].clone()
+    model = HeadLoss(head.eval().requires_grad_(False), output, sizes=sizes)
+    folded = copy.deepcopy(model)
+    folded.fold()
+    if kind == "eagle":
+        drafter: EagleDrafter = EagleDrafter(folded.head, target, tokens=KNOWN)
+    else:
+        folded.head.lm_head.weight.data.copy_(output)
+        drafter = Eagle3Drafter(folded.head, target, tokens=KNOWN, layers=layers)
+    witness = Reducing(drafter)
+    list(Decoder(target, witness, OptTree(20, 0.0, 4)).steps(prompt(9), 12))
+    depths = set()
+    for context, path, law in witness.laws[:30] + witness.laws[-30:]:
+        ids = torch.tensor([context + path])
+        states = features.hidden_states(target.model, ids, (-1, *layers))
+        batch = Batch(ids, torch.ones_like(ids).bool(), states, (-1, *layers))
+        estimate = model.estimates(batch, len(path) + 1)[-1][0, -1]
+        assert torch.allclose((head.read(estimate) @ output.T).log_softmax(-1), law, atol=1e-3)
+        depths.add(len(path))
+    assert depths >= {0, 1, 2}
+
+
+def test_a_head_begins_alike_whatever_its_features_are_divided_by(target):
+    ids, given = torch.randint(0, VOCAB, (1, 9)), torch.randn(1, 9, target.hidden)
+    heads_of = []
+    for size in (1.0, 4.0):
+        torch.manual_seed(0)
+        heads_of.append(new_eagle3_head(target.model, VOCAB, size=size).float())
+    one, other = heads_of
+    laws = one.read(one(ids, given, torch.arange(9)[None])[0])
+    assert torch.allclose(other.read(other(ids, given / 4, torch.arange(9)[None])[0]), laws, atol=1e-3)
+
+
+def test_a_head_begins_alike_whether_its_residual_is_normed_or_not():
+    """On features of size 1, as those of training are."""
+    model = target_of().model
+    nn.init.uniform_(model.model.layers[-1].input_layernorm.weight, 0.5, 1.5, generator=torch.manual_seed(2))
+    ids, given = torch.randint(0, VOCAB, (1, 9)), torch.randn(1, 9, model.config.hidden_size)
+    given /= given.square().mean(-1, keepdim=True).sqrt()
+    outputs = []
+    for normed in (False, True):
+        torch.manual_seed(0)
+        head = new_eagle3_head(model, VOCAB, size=2.0, normed=normed).float()
+        assert head.residual_normed == normed
+        outputs.append(head(ids, given, torch.arange(9)[None])[0])
+    assert torch.allclose(*outputs, atol=1e-4)
+    larger = head(ids, 3 * given, torch.arange(9)[None])[0]
+    assert torch.allclose(larger, outputs[1], atol=1e-4), "a normed residual does not carry the feature's size on"
+
+
+def test_a_pair_begins_by_seeing_its_own_token(target):
+    torch.manual_seed(0)
+    head = new_eagle3_head(target.model, VOCAB)
+    width, attention = target.hidden, head.layer.self_attn
+    read = head.layer.input_layernorm(head.embed_tokens.weight)
+    split = (VOCAB, -1, attention.head_dim)
+    query = (read @ attention.q_proj.weight[:, :width].T).view(split)
+    key = (read @ attention.k_proj.weight[:, :width].T).view(split).repeat_interleave(attention.num_key_value_groups, 1)
+    scores = torch.einsum("ihd,jhd->hij", query, key) * attention.scaling
+    own = scores.diagonal(dim1=1, dim2=2)
+    assert 3 < own.mean() < 7 and scores.mean().abs() < 1
+
+
+@pytest.mark.parametrize("kind", ["eagle", "eagle3"])
+def test_a_run_goes_on_and_leaves_a_head(folder, tmp_path, kind, target):
+    arguments = ["--kind", kind, "--target", f"{folder}/target", "--features", f"{folder}/features", "--vocab", "40"]
+    if kind == "eagle3":
+        arguments += ["--layers", "0,1,1", "--norm-before-residual"]
+    arguments += ["--output", str(tmp_path), "--tokens", "200", "--unroll", "0.5:1,0.5:2", "--save-minutes", "0.02"]
+    heads.main([*arguments, "--minutes", "0.02"])
+    heads.main([*arguments, "--minutes", "0.04", "--resume"])
+    records = [json.loads(line) for line in (tmp_path / "heldout.jsonl").read_text().splitlines()]
+    # How many steps fit in a second is the machine's affair: that the loss falls is the next test's.
+    assert records[-1]["steps"] > records[0]["steps"] and records[-1]["seconds"] > records[0]["seconds"]
+    assert len(records[-1]["loss"]) == 2 and np.isfinite(records[-1]["loss"]).all()
+    drafter = load_drafter(f"eagle:{tmp_path}/final", target)
+    assert drafter.features == ((-1,) if kind == "eagle" else (0, 1, 1))
+    assert getattr(drafter.lm.model.base_model, "residual_normed", False) == (kind == "eagle3")
+    drafter.reset([7], None)
+    answer = drafter.root([7])
+    assert isinstance(answer, Reduced) and answer.scores.shape == (1, 40)
+
+
+def test_features_are_divided_by_their_size_in_training_alone(folder, tmp_path):
+    arguments = ["--target", f"{folder}/target", "--features", f"{folder}/features", "--vocab", "40"]
+    arguments += ["--output", str(tmp_path), "--tokens", "200", "--unroll", "1:1"]
+    heads.main([*arguments, "--minutes", "0.01"])
+    state = torch.load(tmp_path / "checkpoint.pt", weights_only=True)
+    states = load_part(min((folder / "features").glob("part-*.safetensors"))).features
+    sizes = torch.tensor([states[layer].float().square().mean(-1).sqrt().median() for layer in published_layers(4)])
+    assert torch.allclose(torch.tensor(state["sizes"]), sizes) and not torch.allclose(sizes, torch.ones(3), rtol=0.1)
+    trained, width = state["head"]["fc.weight"], state["head"]["fc.weight"].shape[0]
+    saved = load_file(tmp_path / "final" / "model.safetensors")["fc.weight"].float()
+    assert torch.allclose(saved * sizes.repeat_interleave(width), trained, rtol=0.01)
+    del state["sizes"]  # as an earlier version left it
+    torch.save(state, tmp_path / "checkpoint.pt")
+    heads.main([*arguments, "--minutes", "0.02", "--resume"])
+    assert torch.load(tmp_path / "checkpoint.pt", weights_only=True)["sizes"] == [1.0, 1.0, 1.0]
+
+
+def test_a_head_goes_on_and_is_saved_with_its_embedding(folder, tmp_path, target):
+    (tmp_path / "given").mkdir()
+    head = new_head(target.model)
+    nn.init.normal_(head.embed_tokens.weight)
+    save_head(head, tmp_path / "given")
+    arguments = [
+        "--kind",
+        "eagle",
+        "--target",
+        f"{folder}/target",
+        "--features",
+        f"{folder}/features",
+        "--tokens",
+        "200",
+    ]
+    arguments += ["--vocab", str(VOCAB), "--init", f"{tmp_path}/given", "--unroll", "1:1", "--lr", "1e-4"]
+    given = load_file(tmp_path / "given" / "model.safetensors")
+    for name, more in (("still", []), ("moved", ["--embedding"])):
+        heads.main([*arguments, "--output", str(tmp_path / name), "--minutes", "0.01", *more])
+        saved = load_file(tmp_path / name / "final" / "model.safetensors")
+        assert saved.keys() == given.keys()
+        assert torch.equal(saved["embed_tokens.weight"], given["embed_tokens.weight"]) == (name == "still")
+        assert 0 < (saved["fc.weight"] - given["fc.weight"]).float().norm() < 0.2 * given["fc.weight"].float().norm()
+
+
+def test_the_mean_of_the_weights_is_what_is_kept(folder, tmp_path, target):
+    head = new_head(target.model).float()
+    output = target.model.get_output_embeddings().weight.detach().to(torch.bfloat16)
+    documents = Documents(folder / "features", 200, (-1,))
+    plan = Plan(lr=1e-2, average=0.5)
+    training = heads.Training(HeadLoss(head, output), documents, plan, tmp_path)
+    mean = head.fc.weight.detach().clone()
+    for step in range(1, 13):
+        training.step(documents[documents.train[0]])
+        mean = torch.lerp(mean, head.fc.weight.detach(), 1 - min(0.5, step / (step + 10)))
+    assert torch.allclose(training.kept.head.fc.weight, mean, atol=1e-6)
+    assert not torch.allclose(head.fc.weight, mean, atol=1e-3)
+    training.save()
+    other = heads.Training(HeadLoss(new_head(target.model).float(), output), documents, plan, tmp_path)
+    other.resume()
+    assert torch.equal(other.kept.head.fc.weight, training.kept.head.fc.weight)
+    assert torch.equal(other.model.head.fc.weight, head.fc.weight)
+
+
+def test_a_batch_is_judged_over_frequent_tokens_and_others_drawn_anew(target):
+    output = torch.arange(40.0)[:, None]
+    model = HeadLoss(new_head(target.model), output, Goal(often=torch.tensor([3, 7, 30]), drawn=9))
+    draws = [model.judging()[:, 0].int().tolist() for _ in range(20)]
+    assert all(draw[:3] == [3, 7, 30] and len(set(draw)) == 12 for draw in draws)
+    assert len({tuple(draw) for draw in draws}) == 20 and {x for draw in draws for x in draw} == set(range(40))
+    assert torch.equal(model.eval().judging(), output)
+
+
+def test_the_loss_falls_on_what_is_seen_again(folder, target):
+    documents = Documents(folder / "features", 200, (-1, *published_layers(4)))
+    kept = most_frequent(np.load(folder / "features" / COUNTS), 40, "target")
+    output = target.model.get_output_embeddings().weight.detach()[kept].to(torch.bfloat16)
+    head = new_eagle3_head(target.model, 40).float()
+    training = heads.Training(HeadLoss(head, output), documents, Plan(lr=1e-2), Path())
+    batch = documents[documents.train[0]]
+    losses = [float(training.step(batch)[0][0]) for _ in range(25)]
+    assert losses[-1] < losses[0] - 0.05
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (["--unroll", "0.5:1"], "the shares of '0.5:1' must sum to 1"),
+        (["--resume"], "no checkpoint in .* to go on from"),
+        (["--layers", "0,1"], r"reads three of the target's 4 layers, not \(0, 1\)"),
+        (["--layers", "0,1,4"], r"reads three of the target's 4 layers, not \(0, 1, 4\)"),
+        (["--layers", "0,1,1", "--kind", "eagle"], "--norm-before-residual are for EAGLE-3 heads"),
+        (["--norm-before-residual", "--kind", "eagle"], "--norm-before-residual are for EAGLE-3 heads"),
+        (["--features", "."], "No such file|no features"),
+        (["--hard", "1.5"], "--hard goes up to 1"),
+        (["--average", "1"], "--average stays below it"),
+        (["--drawn", "8"], "--frequent 0 and --drawn 8 of a draft vocabulary of 40"),
+        (["--frequent", "33", "--drawn", "8"], "--frequent 33 and --drawn 8 of a draft vocabulary of 40"),
+        (["--embedding"], "--init and --embedding are for EAGLE-1 heads"),
+        (["--embedding", "--kind", "eagle"], f"--embedding goes with the whole vocabulary, --vocab {VOCAB}"),
+        (["--vocab", "0"], "--vocab must be above 0, got 0"),
+    ],
+)
+def test_what_is_asked_wrongly_is_refused(folder, tmp_path, capsys, more, message):
+    arguments = ["--target", f"{folder}/target", "--features", f"{folder}/features", "--output", f"{tmp_path}/x"]
+    with pytest.raises(SystemExit):
+        heads.main([*arguments, "--vocab", "40", *more])
+    assert re.search(message, capsys.readouterr().err)

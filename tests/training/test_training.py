@@ -1,0 +1,484 @@
+"""Training code on tiny models and a synthetic corpus: seconds on a CPU."""
+
+import errno
+import importlib
+import json
+import lzma
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch.utils.data import Dataset
+from transformers import AutoModelForCausalLM, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers.cache_utils import DynamicCache
+
+from opt_tree.drafters.heads.eagle_head import EagleHead
+from opt_tree.training.command_line import from_fields, parse_epochs
+from opt_tree.training.embedded_family import data, recipe, sizes
+from opt_tree.training.embedded_family.data import Document, heldout_prompts, read_corpus, render
+from opt_tree.training.embedded_family.distil import distillation_loss, load_teacher
+from opt_tree.training.embedded_family.distil import make_loss as distil_loss
+from opt_tree.training.embedded_family.eagle import Objective, Unrolled, new_head, passes, save_head
+from opt_tree.training.embedded_family.eagle import make_loss as eagle_loss
+from opt_tree.training.embedded_family.lm import Shape, save_model
+from opt_tree.training.embedded_family.outputs import answer, load_documents, save_documents
+from opt_tree.training.embedded_family.tokenizer import train_tokenizer, training_texts
+from opt_tree.training.embedded_family.unlikelihood import Contrast, repeats
+from opt_tree.training.embedded_family.unlikelihood import make_loss as unlikelihood
+from opt_tree.training.files import last_checkpoint, whole
+from opt_tree.training.fitting import calibrate
+from opt_tree.training.optimizer import MuonAdamW
+from opt_tree.training.stream import OWN, Blocks, Mixture, TokenDocuments, build_stream, collate
+from opt_tree.training.trainer import Examples, Run, Schedule, Source, Streams, fit, load_streams
+
+TINY = Shape(layers=2, hidden=32, heads=2, kv_heads=1, head_dim=16, intermediate=48)
+SCHEDULE = Schedule(
+    batch=128,
+    micro_batch=128,
+    block=64,
+    rows="0.5:32,0.5:64",
+    lr=1e-2,
+    warmup=2,
+    save_steps=4,
+    eval_steps=20,
+    eval_blocks=2,
+)
+ANIMALS = ["cat", "dog", "owl", "fox", "cow", "hen", "bee", "ant", "elk", "yak"]
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("corpus")
+    things = [(animal, i) for i in range(60) for animal in ANIMALS]
+    question, reply = "What does {} number {} eat?", "A {} eats {} cakes.{}"
+    chat = [
+        [("user", question.format(animal, i)), ("assistant", reply.format(animal, i % 7, " Yes." * (i % 3)))]
+        for animal, i in things
+    ]
+    # The same prompt with another answer, and with other spelling: both sides of a split must not see it.
+    more = [("user", "Why?"), ("assistant", "Who knows.")]
+    chat += [[("user", turns[0][1].upper()), turns[1], *more] for turns in chat[:200]]
+    with lzma.open(folder / "chat_oasst_sampled.jsonl.xz", "wt") as lines:
+        for turns in chat:
+            lines.write(json.dumps({"messages": [{"role": role, "content": text} for role, text in turns]}) + "\n")
+    with lzma.open(folder / "text_tales.jsonl.xz", "wt") as lines:
+        for i in range(200):
+            tale = f"Tale {i}. Once a {ANIMALS[i % 10]} met a {ANIMALS[i // 10 % 10]}. "
+            lines.write(json.dumps({"text": tale * 3}) + "\n")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def tokenizer(corpus: Path) -> PreTrainedTokenizerFast:
+    return train_tokenizer(training_texts(corpus), 400)
+
+
+@pytest.fixture(scope="module")
+def streams(corpus: Path, tokenizer: PreTrainedTokenizerFast) -> Streams:
+    return load_streams(tokenizer, Source(corpus, corpus / "cache"), Mixture(parse_epochs("", _names())))
+
+
+@pytest.fixture(scope="module")
+def target(tokenizer: PreTrainedTokenizerFast, streams: Streams, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("target")
+    torch.manual_seed(0)
+    model = TINY.build(tokenizer)
+    fit(model, streams.blocks(_steps(40)), _steps(40), Run(folder))
+    save_model(model, tokenizer, folder / "final")
+    return folder / "final"
+
+
+def _names() -> list[str]:
+    return ["chat_oasst_sampled", "text_tales"]
+
+
+def _steps(count: int) -> Schedule:
+    return Schedule(**{**vars(SCHEDULE), "tokens": count * SCHEDULE.batch})
+
+
+def test_split_puts_a_prompt_on_one_side_whatever_its_answers_and_spelling(corpus: Path) -> None:
+    sides: dict[str, set[str]] = {}
+    for document in read_corpus(corpus, "chat_oasst_sampled"):
+        assert document.messages
+        sides.setdefault(document.messages[0]["content"].lower(), set()).add(document.split)
+    assert all(len(side) == 1 for side in sides.values())
+    held_out = sum("heldout" in side for side in sides.values())
+    assert 0 < held_out < 0.06 * len(sides)
+
+
+def test_heldout_prompts_are_held_out_repeatable_and_distinct(corpus: Path, tokenizer: PreTrainedTokenizerFast) -> None:
+    prompts = heldout_prompts(tokenizer, corpus, 5)
+    assert prompts == heldout_prompts(tokenizer, corpus, 5)
+    assert len(set(prompts)) == len(prompts) > 0
+    for prompt in prompts:
+        assert Document(messages=({"role": "user", "content": prompt},)).split == "heldout"
+
+
+def test_a_stream_holds_every_token_of_every_document_once(
+    corpus: Path, tokenizer: PreTrainedTokenizerFast, streams: Streams
+) -> None:
+    documents = [document for name in _names() for document in read_corpus(corpus, name) if document.split == "train"]
+    texts = [tokenizer(render(document, tokenizer), add_special_tokens=False)["input_ids"] for document in documents]
+    starts = np.flatnonzero(streams.train == tokenizer.bos_token_id)
+    cut = sorted(piece.tolist() for piece in np.split(np.asarray(streams.train), starts)[1:])
+    assert cut == sorted(texts)
+
+
+def test_slope_moves_prose_to_the_front(corpus: Path, tokenizer: PreTrainedTokenizerFast) -> None:
+    mixture = Mixture(dict.fromkeys(_names(), 1.0), slope=1.0)
+    stream = build_stream(tokenizer, corpus, "train", mixture, corpus / "cache")
+    first, last = np.array_split(np.asarray(stream), 2)
+    assert (first == tokenizer.eos_token_id).sum() < 0.7 * (last == tokenizer.eos_token_id).sum()
+
+
+def test_own_outputs_join_a_mixture_in_whole_passes(corpus: Path, tokenizer: PreTrainedTokenizerFast) -> None:
+    own = TokenDocuments(np.array([0, 390, 0, 391, 392], np.uint16), np.array([0, 2, 5]))
+    stream = build_stream(tokenizer, corpus, "train", Mixture({OWN: 2.5}), corpus / "cache", own)
+    assert (stream == 390).sum() + (stream == 391).sum() == 5
+
+
+def test_blocks_cover_a_stream_whose_length_is_no_multiple() -> None:
+    stream = np.arange(1000, dtype=np.uint16)
+    blocks = Blocks(stream, 64, [(0.5, 16), (0.5, 64)])
+    assert {int(token) for block in blocks for token in block["input_ids"].flatten()} == set(range(1000))
+    assert blocks[0]["input_ids"].shape == (4, 16)
+    assert blocks[len(blocks) - 1]["input_ids"].shape == (1, 64)
+    with pytest.raises(ValueError, match="divide the block length"):
+        Blocks(stream, 64, [(1.0, 48)])
+
+
+def test_chat_template_opens_the_user_turn_with_the_system_message(tokenizer: PreTrainedTokenizerFast) -> None:
+    messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi 42"}]
+    text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    assert text == "<|begin|><|user|>Be brief.\n\nHi 42<|end|><|assistant|>"
+    ids = tokenizer("Hi 42")["input_ids"]
+    assert ids[0] == tokenizer.bos_token_id
+    assert tokenizer.convert_ids_to_tokens(ids)[-2:] == ["4", "2"]
+
+
+def test_training_lowers_the_loss(target: Path, streams: Streams) -> None:
+    history = json.loads((target.parent / "checkpoint-40" / "trainer_state.json").read_text())["log_history"]
+    losses = [row["loss"] for row in history if "loss" in row]
+    assert losses[-1] < 0.75 * losses[0]
+    assert {"eval_chat_loss", "eval_prose_loss"} <= {key for row in history for key in row}
+    reloaded = AutoModelForCausalLM.from_pretrained(target)
+    assert reloaded.dtype == torch.bfloat16
+    assert reloaded.generation_config.eos_token_id == 1
+
+
+def test_a_resumed_run_ends_like_an_unbroken_one(
+    tokenizer: PreTrainedTokenizerFast, streams: Streams, tmp_path: Path
+) -> None:
+    def build() -> LlamaForCausalLM:
+        torch.manual_seed(1)
+        return TINY.build(tokenizer)
+
+    whole = build()
+    fit(whole, streams.blocks(_steps(8)), _steps(8), Run(tmp_path / "whole"))
+    (tmp_path / "broken").mkdir()
+    with pytest.raises(ValueError, match=r"no checkpoint in .*broken to go on from"):
+        fit(build(), streams.blocks(_steps(8)), _steps(8), Run(tmp_path / "broken", resume=True))
+    (tmp_path / "whole" / "checkpoint-4").rename(tmp_path / "broken" / "checkpoint-4")
+    (tmp_path / "broken" / "checkpoint-6").mkdir()  # killed while it was written: the Trainer's state comes last
+    assert last_checkpoint(tmp_path / "broken") == tmp_path / "broken" / "checkpoint-4"
+    with pytest.raises(ValueError, match="checkpoint-4 is another run's: --resume goes on from it"):
+        fit(build(), streams.blocks(_steps(8)), _steps(8), Run(tmp_path / "broken"))
+    again = build()
+    fit(again, streams.blocks(_steps(8)), _steps(8), Run(tmp_path / "broken", resume=True))
+    for (name, expected), got in zip(whole.named_parameters(), again.parameters(), strict=True):
+        torch.testing.assert_close(got, expected, msg=name)
+
+
+def test_the_optimizer_gives_matrices_to_muon_and_follows_the_scheduler(tokenizer: PreTrainedTokenizerFast) -> None:
+    model = TINY.build(tokenizer)
+    optimizer = MuonAdamW(model, 1e-2)
+    counts = [sum(len(group["params"]) for group in inner.param_groups) for inner in (optimizer.muon, optimizer.adamw)]
+    assert counts == [7 * TINY.layers, 2 + 2 * TINY.layers]
+    optimizer.load_state_dict(optimizer.state_dict())
+    for group in optimizer.param_groups:
+        group["lr"] = 0.5
+    assert {group["lr"] for inner in (optimizer.muon, optimizer.adamw) for group in inner.param_groups} == {0.5}
+
+
+def test_uneven_batches_are_named(tokenizer: PreTrainedTokenizerFast, streams: Streams, tmp_path: Path) -> None:
+    uneven = Schedule(**{**vars(SCHEDULE), "batch": 100})
+    with pytest.raises(ValueError, match="batch 100 must be a multiple"):
+        fit(TINY.build(tokenizer), streams.blocks(uneven), uneven, Run(tmp_path))
+    with pytest.raises(ValueError, match="no such corpus: chat_x"):
+        parse_epochs("chat_x=1", _names())
+
+
+def test_own_outputs_are_the_targets_greedy_answers(
+    target: Path, tokenizer: PreTrainedTokenizerFast, tmp_path: Path
+) -> None:
+    model = AutoModelForCausalLM.from_pretrained(target, dtype=torch.float64)
+    prompts = ["What does cat number 3 eat?", "Why?", "What does the very old yak number 15 eat on Sundays?"]
+    documents = answer(model, tokenizer, prompts, 12, batch=2)
+    for prompt, document in zip(prompts, documents, strict=True):
+        start = tokenizer.apply_chat_template(
+            [{"role": "user", "content": prompt}], add_generation_prompt=True, return_dict=False
+        )
+        assert document[: len(start)] == start
+        greedy = model(torch.tensor([document])).logits[0].argmax(-1).tolist()
+        assert document[len(start) :] == greedy[len(start) - 1 : -1]
+    save_documents(documents[:1], tmp_path / "part-0-of-2.npz")
+    save_documents(documents[1:], tmp_path / "part-1-of-2.npz")
+    assert [row.tolist() for row in map(load_documents(tmp_path).__getitem__, range(3))] == documents
+
+
+def test_tokens_beyond_16_bits_are_kept(tmp_path: Path) -> None:
+    for last, size in ((65_535, 2), (151_935, 4)):
+        save_documents([[3, last], [65_535]], tmp_path / f"{last}" / "part.npz")
+        documents = load_documents(tmp_path / f"{last}")
+        assert documents[0].tolist() == [3, last] and documents.tokens.itemsize == size
+
+
+def test_distillation_loss_is_least_at_the_targets_law() -> None:
+    # Every row has a clear argmax: sharpening a near tie would leave the hard loss near log 2.
+    target = torch.stack([torch.randperm(7).double() for _ in range(5)])
+    entropy = torch.distributions.Categorical(logits=target).entropy().mean()
+    assert distillation_loss(target, target, 0.0).item() == pytest.approx(entropy.item(), rel=1e-5)
+    assert distillation_loss(target + torch.randn_like(target), target, 0.0) > entropy
+    assert distillation_loss(target * 100, target, 1.0) < 0.1 * distillation_loss(target, target, 1.0)
+
+
+def test_distilling_brings_the_drafter_to_the_target(
+    target: Path, tokenizer: PreTrainedTokenizerFast, streams: Streams, tmp_path: Path
+) -> None:
+    teacher = load_teacher(target, compiled=False)
+    torch.manual_seed(2)
+    drafter = Shape(layers=1, hidden=16, heads=1, kv_heads=1, head_dim=16, intermediate=32).build(tokenizer)
+    loss = distil_loss(teacher, 0.5, compiled=False)
+    rows = {"input_ids": torch.from_numpy(streams.heldout["chat"][:64].astype(np.int64))[None]}
+    before = loss(drafter, rows).item()
+    fit(drafter, streams.blocks(_steps(40)), _steps(40), Run(tmp_path), loss)
+    assert loss(drafter, rows).item() < 0.8 * before
+
+
+def _unrolled(target: Path, objective: Objective) -> Unrolled:
+    teacher = load_teacher(target, compiled=False).float()
+    torch.manual_seed(3)
+    return Unrolled(new_head(teacher), teacher.get_output_embeddings().weight.detach(), objective)
+
+
+def test_unrolled_passes_are_what_the_head_computes_while_drafting(target: Path) -> None:
+    """Pass s of pair i must equal a draft of s levels: true features up to pair i - s, own estimates after it."""
+    model = _unrolled(target, Objective(unroll=3)).double()
+    ids, features = torch.randint(5, 300, (1, 9)), torch.randn(1, 9, TINY.hidden, dtype=torch.float64)
+    with torch.no_grad():
+        estimates = passes(model.head, ids, features, 3)
+        for pair in range(2, 9):
+            cache, known = DynamicCache(config=model.head.config), pair - 2
+            positions = torch.arange(9)[None]
+            (estimate,) = model.head(
+                ids[:, : known + 1], features[:, : known + 1], positions[:, : known + 1], None, cache
+            )
+            torch.testing.assert_close(estimates[0][:, known], estimate[:, -1])
+            for step in (1, 2):
+                row = slice(known + step, known + step + 1)
+                (estimate,) = model.head(ids[:, row], estimate[:, -1:], positions[:, row], None, cache)
+                torch.testing.assert_close(estimates[step][:, known + step], estimate[:, 0])
+
+
+@pytest.mark.parametrize("unroll", [1, 2])
+def test_an_eagle_head_learns_and_is_saved_as_published(
+    target: Path, streams: Streams, tmp_path: Path, unroll: int
+) -> None:
+    model = _unrolled(target, Objective(logit=1.0, unroll=unroll))
+    teacher = load_teacher(target, compiled=False)
+    embedding = model.head.embed_tokens.weight.clone()
+    rows = {"input_ids": torch.from_numpy(streams.heldout["chat"][:64].astype(np.int64))[None]}
+    loss = eagle_loss(teacher, compiled=False)
+    before = loss(model, rows).item()
+    fit(model, streams.blocks(_steps(20)), _steps(20), Run(tmp_path), loss)
+    assert loss(model, rows).item() < 0.8 * before
+    assert torch.equal(model.head.embed_tokens.weight, embedding)
+    save_head(model.head, tmp_path / "final")
+    tensors = load_file(tmp_path / "final" / "model.safetensors")
+    assert {"embed_tokens.weight", "fc.weight", "fc.bias", "layers.0.post_attention_layernorm.weight"} <= set(tensors)
+    assert not [name for name in tensors if "input_layernorm" in name or "lm_head" in name or name == "norm.weight"]
+    EagleHead(model.head.config).load_published(tensors, "the saved head")
+
+
+def test_repeats_marks_what_completes_an_earlier_ngram_of_the_answer() -> None:
+    assistant = 3
+    document = np.array([0, 7, 8, 7, 8, assistant, 7, 8, 9, 7, 8, 5], np.uint16)
+    assert np.flatnonzero(repeats(document, assistant, 2)).tolist() == [10]
+    loop = np.array([0, 7, assistant, *[assistant] * 5], np.uint16)
+    assert np.flatnonzero(repeats(loop, assistant, 2)).tolist() == [5, 6, 7]
+
+
+def test_unlikelihood_unlearns_a_loop_and_keeps_the_corpus(
+    target: Path, tokenizer: PreTrainedTokenizerFast, streams: Streams, tmp_path: Path
+) -> None:
+    model = AutoModelForCausalLM.from_pretrained(target, dtype=torch.float32)
+    start = tokenizer.apply_chat_template(
+        [{"role": "user", "content": "Why?"}], add_generation_prompt=True, return_dict=False
+    )
+    document = start + [300, 301, 302] * 12
+    own = TokenDocuments(np.array(document * 2, np.uint16), np.array([0, len(document), 2 * len(document)]))
+    blocks = streams.blocks(SCHEDULE)
+    contrast = Contrast(blocks.train, own, start[-1], 3)
+    assert contrast[0]["unwanted"].sum() > 0
+    loss = unlikelihood(1.0, compiled=False)
+
+    def probability() -> float:
+        with torch.no_grad():
+            logits = model(torch.tensor([document])).logits[0, len(start) + 8 : -1]
+        return logits.softmax(-1).gather(-1, torch.tensor(document[len(start) + 9 :])[:, None]).mean().item()
+
+    fit(model, Examples(_Loop(document), {}), _steps(30), Run(tmp_path / "loop"))
+    looping, known = probability(), loss(model, collate([blocks.train[0]])).item()
+    fit(model, Examples(contrast, {}), _steps(20), Run(tmp_path / "cured"), loss)
+    assert looping > 0.2  # the loop is there to be unlearnt: an untrained model gives its tokens less than 0.01
+    assert probability() < 0.5 * looping
+    assert loss(model, collate([blocks.train[0]])).item() < known
+
+
+class _Loop(Dataset):
+    """Thirty batches of one looping document."""
+
+    def __init__(self, document: list[int]) -> None:
+        self.row = torch.tensor(document * 4)[: SCHEDULE.block][None]
+
+    def __len__(self) -> int:
+        return 60
+
+    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+        return {"input_ids": self.row}
+
+
+def test_what_has_its_own_name_is_whole(tmp_path: Path) -> None:
+    folder = tmp_path / "new" / "final"
+    for text in ("first", "second"):
+        with whole(folder) as partial:
+            partial.mkdir()
+            (partial / text).touch()
+            (partial / "config.json").touch()
+    assert {path.name for path in folder.iterdir()} == {"second", "config.json"}
+    with pytest.raises(KeyboardInterrupt), whole(folder) as partial:
+        partial.mkdir()
+        raise KeyboardInterrupt
+    assert {path.name for path in folder.iterdir()} == {"second", "config.json"}
+    (folder / "pictures").mkdir()
+    with pytest.raises(ValueError, match="which would be deleted: name a new folder"), whole(folder):
+        raise AssertionError("asked before anything is made")
+    with pytest.raises(OSError, match=r"No space.*a.npz"), whole(tmp_path / "a.npz") as partial:
+        partial.write_text("half")
+        raise OSError(errno.ENOSPC, "No space left on device")
+    assert not list(tmp_path.glob("*.partial"))
+    with whole(tmp_path / "a.npz") as partial:
+        partial.write_text("whole")
+        assert not list(tmp_path.glob("*.npz"))
+    assert (tmp_path / "a.npz").read_text() == "whole"
+
+
+@pytest.mark.parametrize("preset", recipe.SIZES)
+def test_every_stage_of_a_preset_is_a_command_line_that_its_command_takes(preset: str, tmp_path: Path) -> None:
+    made: set[Path] = set()
+    for stage in recipe.stages(recipe.SIZES[preset], tmp_path):
+        command = importlib.import_module(f"opt_tree.training.{stage.module}")
+        args = command.new_parser().parse_args([*stage.arguments.split(), "--data", corpora(tmp_path)])
+        read = [getattr(args, name) for name in ("tokenizer", "model", "target") if hasattr(args, name)]
+        assert set(read) <= made, stage.name
+        if hasattr(args, "own"):
+            assert any(product.parent == args.own for product in made), stage.name
+        assert args.output in (stage.product, stage.product.parent)
+        if stage.trains:
+            schedule = from_fields(Schedule, args)
+            processes = recipe.SIZES[preset].processes
+            assert schedule.batch % (schedule.micro_batch * processes) == schedule.micro_batch % schedule.block == 0
+            assert sum(share for share, _ in schedule.row_lengths) == pytest.approx(1)
+            assert all(schedule.block % length == 0 for _, length in schedule.row_lengths)
+        made.add(stage.product)
+
+
+def test_a_recipe_that_was_stopped_goes_on_where_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plan = recipe.stages(sizes.TINY, tmp_path)
+    commands: list[list[str]] = []
+    dies: set[str] = {"cured-1"}
+
+    def fake(command: list[str], **_: object) -> None:
+        commands.append(command)
+        stage = plan[[stage.arguments.split() for stage in plan].index(_own_arguments(command))]
+        if stage.name in dies:
+            for name, files in (("checkpoint-2", ["trainer_state.json"]), ("checkpoint-4", [])):
+                (stage.product.parent / name).mkdir(parents=True)
+                for file in files:
+                    (stage.product.parent / name / file).touch()
+            raise subprocess.CalledProcessError(-9, command)
+        stage.product.mkdir(parents=True)
+        (stage.product / "made-by").write_text(stage.name)
+
+    monkeypatch.setattr(recipe.subprocess, "run", fake)
+    line = [
+        "--data",
+        corpora(tmp_path),
+        "--work",
+        str(tmp_path),
+        "--preset",
+        "tiny",
+        "--install",
+        str(tmp_path / "family"),
+    ]
+    with pytest.raises(SystemExit, match="2"):
+        recipe.main(line)
+    assert "stage cured-1 failed with exit status -9" in capsys.readouterr().err
+    assert [("--resume" in command, "--nproc-per-node" in command) for command in commands] == [
+        (False, False), (False, True), (False, False), (False, True)
+    ]  # fmt: skip
+    commands.clear()
+    dies.clear()
+    recipe.main(line)
+    assert len(commands) == len(plan) - 3
+    assert [stage.name for stage, command in zip(plan[3:], commands, strict=True) if "--resume" in command] == [
+        "cured-1"
+    ]
+    made_by = {part.name: (part / "made-by").read_text() for part in (tmp_path / "family").iterdir()}
+    assert made_by == {"target": "cured-2", "draft": "draft", "eagle": "eagle"}
+    commands.clear()
+    recipe.main(line)
+    assert commands == []
+
+
+def _own_arguments(command: list[str]) -> list[str]:
+    """The part of a stage's command that the plan wrote: between the module and what the recipe adds."""
+    start = next(index for index, word in enumerate(command) if word.startswith("opt_tree.training."))
+    return command[start + 1 : command.index("--data")]
+
+
+def test_the_recipe_refuses_what_cannot_be(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for more, message in (
+        (["--until", "end"], "no stage called end; there are tokenizer, base, "),
+        (["--until", "own", "--install", "x"], "--until own stops before it is there"),
+    ):
+        with pytest.raises(SystemExit, match="2"):
+            recipe.main(["--data", corpora(tmp_path), "--work", str(tmp_path), *more])
+        assert message in capsys.readouterr().err
+
+
+def corpora(folder: Path) -> str:
+    """A folder that looks like one of corpora."""
+    (folder / "corpora").mkdir(exist_ok=True)
+    (folder / "corpora" / "chat_x.jsonl.xz").touch()
+    return str(folder / "corpora")
+
+
+def test_corpora_that_are_not_here_are_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv(data.VARIABLE, raising=False)
+    for main, given in ((recipe.main, ["--work", str(tmp_path)]), (calibrate.main, [])):
+        with pytest.raises(SystemExit, match="2"):
+            main(given)
+        error = capsys.readouterr().err.splitlines()[-1]
+        assert "opt_tree/models/embedded/README.md" in error and "error: " in error
+    monkeypatch.setenv(data.VARIABLE, str(tmp_path))
+    with pytest.raises(SystemExit, match="2"):
+        recipe.main(["--work", str(tmp_path)])
+    assert f"no chat_*.jsonl.xz or text_*.jsonl.xz in {tmp_path}" in capsys.readouterr().err

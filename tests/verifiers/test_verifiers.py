@@ -1,0 +1,272 @@
+"""Verifiers, by exact enumeration: the emitted law is the target's, to rounding, for every tree and every draft law.
+
+Here `greedy` and `match`, on whole generations; `test_verifiers_field.py` has the verifiers of sampled children.
+"""
+
+import sys
+from collections import defaultdict
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import torch
+from conftest import Laws, TableDrafter, TableTarget, hashed_laws
+from enumeration import (
+    LAWS,
+    VOCAB,
+    EnumeratingRandom,
+    InvertingRandom,
+    assert_lossless,
+    assert_same,
+    emitted_law,
+    law_of,
+    target_law,
+    warped,
+)
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from jaxtyping import Int
+
+from opt_tree import Decoder, OptTree, Random, Sampling, Static, TopK, Tree, TreePolicy, Verifier, greedy, match
+from opt_tree.core.children import Layer, Picked
+from opt_tree.core.pool import CandidatePool
+
+# Policy and verifier. The lossless law holds for every row and all of LAWS.
+PAIRS: dict[str, tuple[TreePolicy, Verifier]] = {
+    "opt": (OptTree(nodes=4, threshold=0.0, max_depth=3), match),
+    "opt, early stop": (OptTree(nodes=3, threshold=0.6, max_depth=3), match),
+    "chain": (Static.chain(3), match),
+    "wide": (Static.kary(3, 1), match),
+    "paths": (Static(((0,), (1,), (1, 0), (1, 1))), match),
+    "second best only": (Static(((1,), (1, 1))), match),
+    "empty": (Static.empty(), match),
+}
+
+
+def decoder_of(target: Laws, drafter: Laws, policy: TreePolicy, verifier: Verifier) -> Decoder:
+    return Decoder(TableTarget(target, VOCAB), TableDrafter(drafter), policy, verifier)
+
+
+@pytest.mark.parametrize("laws", LAWS)
+@pytest.mark.parametrize("pair", PAIRS)
+def test_the_emitted_law_is_the_targets(pair: str, laws: str) -> None:
+    target, drafter = LAWS[laws]
+    decoder = decoder_of(target, drafter, *PAIRS[pair])
+    assert_lossless(decoder, target, (0,), 3)
+
+
+@pytest.mark.parametrize("laws", ["zeros", "disjoint"])
+def test_the_emitted_law_is_the_targets_on_a_binary_tree(laws: str) -> None:
+    """Seven rows; laws with zeros keep the number of branches down."""
+    target, drafter = LAWS[laws]
+    decoder = decoder_of(target, drafter, Static.kary(2, 2), match)
+    assert_lossless(decoder, target, (0,), 3)
+
+
+SAMPLINGS = [Sampling(0.5), Sampling(1.7), Sampling(1.0, top_p=0.75), Sampling(1.0, top_k=2), Sampling(0.8, 0.9, 2)]
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS, ids=str)
+@pytest.mark.parametrize("pair", ["opt", "paths", "empty"])
+def test_the_emitted_law_is_the_processed_targets(pair: str, sampling: Sampling) -> None:
+    target, drafter = LAWS["random"]
+    decoder = decoder_of(target, drafter, *PAIRS[pair])
+    expected = target_law(warped(target, sampling), (0,), 3)
+    assert expected != target_law(target, (0,), 3)
+    assert_same(emitted_law(decoder, sampling, (0,), 3), expected)
+
+
+@pytest.mark.parametrize("policy", [OptTree(4, 0.0, 3), Static.chain(3), Static.kary(2, 2), Static.empty()], ids=str)
+def test_one_draw_a_position_gives_the_targets_law_and_the_same_text_for_every_tree(policy: TreePolicy) -> None:
+    """All of three numbers on a grid fine enough for laws in sixths: the emitted counts are exact, step after step.
+
+    This is the coupling that `Random` makes: one draw a position, shared by all nodes of a depth and kept for the next
+    step where it was not reached. That its race has the law is shown in test_random.py.
+    """
+    grid = 6
+    target = hashed_laws(11, VOCAB, grid)
+    decoder = decoder_of(target, hashed_laws(12, VOCAB), policy, match)
+    counts: dict[tuple[int, ...], int] = defaultdict(int)
+    for cells in np.ndindex(grid, grid, grid):
+        random = InvertingRandom([(cell + 0.5) / grid for cell in cells])
+        text: list[int] = []
+        for step in decoder.steps([0], 3, Sampling(1.0), random):
+            text += step.tokens
+        plain: list[int] = [0]
+        for cell in cells:
+            plain.append(int((target(tuple(plain)).cumsum() * grid).round().searchsorted(cell, side="right")))
+        assert text == plain[1:]
+        counts[tuple(text)] += 1
+    expected = target_law(target, (0,), 3)
+    assert {outcome: count / grid**3 for outcome, count in counts.items()} == pytest.approx(expected, abs=1e-12)
+
+
+def test_the_enumeration_visits_every_outcome_once() -> None:
+    """A die and, after a six only, a coin."""
+
+    def die_and_coin(random: EnumeratingRandom) -> tuple[int, int]:
+        face = random.choose([1 / 6] * 6)
+        return face, random.choose([0.25, 0.0, 0.75]) if face == 5 else -1
+
+    expected = {(face, -1): 1 / 6 for face in range(5)} | {(5, 0): 1 / 24, (5, 2): 1 / 8}
+    assert law_of(die_and_coin) == pytest.approx(expected)
+
+
+# ---- why the kind of children is checked
+
+
+def specinfer(children: list[int], target: np.ndarray, drafter: np.ndarray, random: EnumeratingRandom) -> int:
+    """The accept/residual rule of SpecInfer (arXiv:2305.09781) at one node: exact for i.i.d. children only."""
+    for token in children:
+        accept = min(1.0, target[token] / drafter[token])
+        if random.choose([accept, 1 - accept]) == 0:
+            return token
+        residual = np.maximum(target - drafter, 0)
+        target = residual / residual.sum()
+    return random.choose(target.tolist())
+
+
+def test_a_rule_for_sampled_children_is_wrong_on_the_most_probable_ones() -> None:
+    """docs/design.md, "Why the kind of children is a type": no figure of speed or acceptance shows it; this does."""
+    target, drafter = np.array([0.2, 0.5, 0.3]), np.array([0.6, 0.3, 0.1])
+
+    def on_top_two(random: EnumeratingRandom) -> int:
+        return specinfer(np.argsort(-drafter)[:2].tolist(), target, drafter, random)
+
+    def on_samples(random: EnumeratingRandom) -> int:
+        return specinfer([random.choose(drafter.tolist()) for _ in range(2)], target, drafter, random)
+
+    assert law_of(on_samples) == pytest.approx(dict(enumerate(target)), abs=1e-12)
+    assert law_of(on_top_two) == pytest.approx({0: 1 / 3, 1: 2 / 3}, abs=1e-12)
+
+
+@dataclass(frozen=True)
+class Dice:
+    """Children of a kind that no verifier knows."""
+
+    budget: None = None
+    sampled: bool = False
+
+    def pick(self, layer: Layer, random: Random) -> Picked:
+        return TopK(per_node=1).pick(layer, random)
+
+
+@dataclass(frozen=True)
+class DicePolicy:
+    """A chain whose children are drawn in a way of its own."""
+
+    children: Dice = Dice()
+    max_depth: int = 1
+
+    def expand(self, pool: CandidatePool) -> None:
+        return None
+
+    def select(self, pool: CandidatePool) -> Int[np.ndarray, " rows"]:
+        return np.arange(len(pool.tokens))
+
+
+@pytest.mark.parametrize("verifier", [greedy, match])
+def test_a_decoder_refuses_children_its_verifier_is_not_exact_for(verifier: Verifier) -> None:
+    assert TopK in verifier.valid_for and Dice not in verifier.valid_for
+    with pytest.raises(TypeError, match="greedy is not exact for children of type Dice; it is for TopK"):
+        decoder_of(hashed_laws(1, VOCAB), hashed_laws(2, VOCAB), DicePolicy(), verifier)
+
+
+def test_a_decoder_asks_the_verifier_it_was_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Even where greedy would do: above temperature 0 it is the other one that judges."""
+    monkeypatch.setattr(greedy, "valid_for", (TopK, Dice))
+    with pytest.raises(TypeError, match="match is not exact for children of type Dice"):
+        decoder_of(hashed_laws(1, VOCAB), hashed_laws(2, VOCAB), DicePolicy(), match)
+    monkeypatch.setattr(match, "valid_for", (Dice,))
+    decoder_of(hashed_laws(1, VOCAB), hashed_laws(2, VOCAB), DicePolicy(), match)
+
+
+def test_a_policy_that_drafts_needs_a_drafter() -> None:
+    target = TableTarget(hashed_laws(1, VOCAB), VOCAB)
+    with pytest.raises(TypeError, match="OptTree needs a drafter"):
+        Decoder(target, None, OptTree())
+    assert next(Decoder(target, None, Static.empty()).steps([0], 1)).accepted == 0
+
+
+# ---- one verdict at a time
+
+
+@st.composite
+def trees(draw: st.DrawFn) -> Tree:
+    """Any tree of up to 12 rows over five tokens, siblings distinct."""
+    tokens, parents = [draw(st.integers(0, 4))], [-1]
+    for _ in range(draw(st.integers(0, 11))):
+        parent, token = draw(st.integers(0, len(tokens) - 1)), draw(st.integers(0, 4))
+        if (parent, token) not in zip(parents, tokens, strict=True):
+            tokens.append(token)
+            parents.append(parent)
+    return Tree(np.array(tokens), np.array(parents), np.zeros(len(tokens)), np.full(len(tokens), -1))
+
+
+def walk(tree: Tree, choice: list[int]) -> tuple[list[int], int]:
+    """From the root to the child that carries the chosen token, as long as there is one."""
+    path = [0]
+    while True:
+        wanted = choice[path[-1]]
+        following = [row for row in range(1, len(tree)) if tree.parents[row] == path[-1] and tree.tokens[row] == wanted]
+        if not following:
+            return path, wanted
+        path += following
+
+
+@given(trees(), st.data(), st.booleans())
+def test_greedy_follows_the_argmax(tree: Tree, data: st.DataObject, on_host: bool) -> None:
+    """Scores that a softmax in float32 would merge still decide; of equal ones the first token wins."""
+    level = st.sampled_from([0.0, 1.0, 1.0 + 1e-12, -np.inf])
+    rows = data.draw(st.lists(st.lists(level, min_size=5, max_size=5), min_size=len(tree), max_size=len(tree)))
+    choice = [row.index(max(row)) for row in rows]
+    with pytest.MonkeyPatch.context() as patch:
+        # The package re-exports the function `greedy` under the name of its module.
+        patch.setattr(sys.modules["opt_tree.verifiers.greedy"], "on_host", lambda scores: on_host)
+        verdict = greedy(tree, torch.tensor(rows, dtype=torch.float64), Random())
+    assert (verdict.path, verdict.token) == walk(tree, choice)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_greedy_takes_every_dtype(dtype: torch.dtype) -> None:
+    tree = Tree(np.array([0, 2, 1]), np.array([-1, 0, 1]), np.zeros(3), np.full(3, -1))
+    scores = torch.tensor([[0.0, 1.0, 2.0], [0.0, 3.0, 3.0], [5.0, -1.0, 5.0]], dtype=dtype)
+    verdict = greedy(tree, scores, Random())
+    assert (verdict.path, verdict.token) == ([0, 1, 2], 0)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_greedy_on_the_host_is_the_argmax_of_half_precision(dtype: torch.dtype) -> None:
+    """Read as integers: ties, zeros of both signs, infinities, rows without a positive number."""
+    alone = Tree(np.array([0]), np.array([-1]), np.zeros(1), np.full(1, -1))
+    numbers = [-np.inf, -3.0, -2.0, -1e-6, -0.0, 0.0, 1e-6, 1.0, 2.0, 3.0, np.inf]
+    rng = np.random.default_rng(0)
+    for greatest in range(1, len(numbers) + 1):
+        for _ in range(20):
+            row = torch.tensor(rng.choice(numbers[:greatest], (1, 40)), dtype=dtype)
+            assert greedy(alone, row, Random()).token == int(row.double().argmax())
+
+
+@given(trees(), st.data())
+def test_match_follows_its_draws(tree: Tree, data: st.DataObject) -> None:
+    draws = data.draw(st.lists(st.integers(0, 4), min_size=len(tree), max_size=len(tree)))
+    verdict = match(tree, torch.zeros(len(tree), 5), EnumeratingRandom(draws))
+    assert (verdict.path, verdict.token) == walk(tree, draws)
+
+
+POLICIES = [OptTree(5, 0.0, 4), Static.kary(2, 3), Static.chain(4), Static.empty()]
+
+
+@settings(max_examples=40)
+@given(st.integers(0, 10_000), st.sampled_from(POLICIES))
+def test_greedy_decoding_is_the_argmax_text(seed: int, policy: TreePolicy) -> None:
+    """Token for token, whatever the tree; and the steps say how it came about."""
+    target = hashed_laws(seed, VOCAB)
+    decoder = decoder_of(target, hashed_laws(seed // 2, VOCAB), policy, match)
+    text, steps = [0], list(decoder.steps([0], 9))
+    for step in steps:
+        assert step.tree.tokens[0] == text[-1] and len(step.tokens) == step.accepted + 1
+        for token in step.tokens:
+            assert token == target(tuple(text)).argmax()
+            text.append(token)
+    assert len(text) == 10

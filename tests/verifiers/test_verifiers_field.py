@@ -1,0 +1,832 @@
+"""The field's verifiers over every kind of tree they take: the emitted law is the target's, by exact enumeration.
+
+`PYTHONPATH=. python tests/verifiers/test_verifiers_field.py` prints the matrix of verifiers and
+policies, with the largest error of each pair.
+"""
+
+import dataclasses
+import functools
+import heapq
+import itertools
+import sys
+import time
+import zlib
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import pytest
+import torch
+from conftest import Laws, TableDrafter, TableTarget, hashed_laws, written_laws
+from enumeration import LAWS as PLAIN_LAWS
+from enumeration import (
+    VOCAB,
+    Text,
+    continued,
+    distance,
+    drawn_trees,
+    emitted_law,
+    law_of,
+    scored,
+    unchecked,
+    verdicts,
+    warped,
+)
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from jaxtyping import Float, Int
+from tiny_models import causal_logits, prompt, tiny, tiny_drafter
+from torch import Tensor
+
+from opt_tree import (
+    CausalLM,
+    CausalLMDrafter,
+    Decoder,
+    OptTree,
+    Random,
+    Sampling,
+    Static,
+    TopK,
+    Tree,
+    TreePolicy,
+    Verifier,
+    greedy,
+    match,
+)
+from opt_tree.core.children import IID, BestAndDraw, Children, WithoutReplacement
+from opt_tree.core.pool import CandidatePool
+from opt_tree.core.probabilities import probs_of
+from opt_tree.core.random import Among
+from opt_tree.decoding.draft import draft
+from opt_tree.policies import Delayed, DySpec, Rheo, Sampled, SequoiaTree
+from opt_tree.verifiers import (
+    block,
+    block_efficiency,
+    check,
+    k_seq,
+    khisti,
+    multi_round,
+    naive,
+    rheo,
+    traversal,
+    typical,
+    without_replacement,
+)
+from opt_tree.verifiers.base import Branching
+from opt_tree.verifiers.k_seq import threshold
+from opt_tree.verifiers.khisti import tournament
+
+khisti_module = sys.modules["opt_tree.verifiers.khisti"]  # the package's attribute of that name is the function
+
+CONTEXT = (0,)
+LOSSLESS: list[Verifier] = [
+    greedy,
+    match,
+    naive,
+    k_seq,
+    multi_round,
+    khisti,
+    without_replacement,
+    traversal,
+    block,
+    rheo,
+]
+VERIFIERS = [*LOSSLESS, typical]
+
+POLICIES: dict[str, TreePolicy] = {
+    "chain": Sampled.chain(3),
+    "parallel chains": Sampled.chains(2, 2),
+    "three siblings": Sampled.kary(3, 1),
+    "delayed": Delayed(trunk=1, branches=2, length=1),
+    "uneven": Static(((0,), (1,), (0, 0), (0, 1)), IID),
+    "binary, distinct": Sampled.kary(2, 2, replacement=False),
+    "all, distinct": Sampled.kary(3, 1, replacement=False),
+    "chain, distinct": Sampled((1, 1), replacement=False),
+    "sequoia": SequoiaTree((0.6, 0.3), nodes=3, depth=3, siblings=WithoutReplacement),
+    "dyspec": DySpec(nodes=3, max_depth=3),
+    "dyspec, threshold": DySpec(nodes=4, threshold=0.3, max_depth=2),
+    "rheo": Rheo(nodes=3, threshold=0.0, max_depth=3),
+    "rheo, wide": Rheo(nodes=4, threshold=0.3, max_depth=2),
+    "opt": OptTree(nodes=3, threshold=0.0, max_depth=3),
+}
+# Hundreds of trees each, or thousands: not with every law.
+LARGE: dict[str, TreePolicy] = {
+    "binary": Sampled.kary(2, 2),
+    "three chains": Sampled.chains(3, 2),
+    "long chains": Sampled.chains(2, 3),
+    "long delayed": Delayed(trunk=1, branches=2, length=2),
+    "deep, distinct": Sampled((2, 2, 1), replacement=False),
+}
+
+
+T1 = Sampling(1.0)
+# The target's law, the drafter's, and what is made of both.
+LAWS: dict[str, tuple[Laws, Laws, Sampling]] = {
+    **{name: (*both, T1) for name, both in PLAIN_LAWS.items() if name != "certain drafter"},
+    "warped": (hashed_laws(6, VOCAB), hashed_laws(7, VOCAB), Sampling(0.7, top_p=0.8)),
+}
+CASES = [(policy, laws) for policy in POLICIES for laws in LAWS]
+CASES += [(policy, laws) for policy in LARGE for laws in ("zeros", "disjoint", "warped")]
+CASES += [(policy, "random") for policy in ("binary", "long delayed")]
+
+
+def allowed(verifier: Verifier, children: Children) -> bool:
+    try:
+        check(verifier, children)
+    except TypeError:
+        return False
+    return True
+
+
+@functools.cache
+def trees_of(policy: str, laws: str) -> list[tuple[Tree, float, Float[Tensor, "rows vocab"]]]:
+    """Every tree, its probability and its scores."""
+    target, drafter, sampling = LAWS[laws]
+    trees = drawn_trees((POLICIES | LARGE)[policy], drafter, CONTEXT, sampling)
+    return [(tree, probability, scored(tree, target, CONTEXT, sampling)) for tree, probability in trees]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def solved_once() -> Iterator[None]:
+    """A linear programme depends on the laws only: the same ones come back thousands of times here."""
+    with remembered_weights():
+        yield
+
+
+class remembered_weights:
+    def __enter__(self) -> None:
+        self.solve, known = khisti_module._best_weights, {}
+
+        def remembered(*arrays: np.ndarray) -> np.ndarray | None:
+            key = b"".join(array.tobytes() for array in arrays)
+            if key not in known:
+                known[key] = self.solve(*arrays)
+            return known[key]
+
+        khisti_module._best_weights = remembered
+
+    def __exit__(self, *_: object) -> None:
+        khisti_module._best_weights = self.solve
+
+
+def emitted(verifier: Verifier, policy: str, laws: str) -> tuple[dict[Text, float], float]:
+    """The law of what one step emits, and the largest error of the expected block efficiency on any tree."""
+    law: dict[Text, float] = defaultdict(float)
+    error = 0.0
+    for tree, probability, scores in trees_of(policy, laws):
+        expected = 0.0
+        for (path, token), chance in verdicts(verifier, tree, scores).items():
+            law[(*tree.tokens[list(path[1:])].tolist(), token)] += probability * chance
+            expected += chance * len(path)
+        with unchecked():
+            error = max(error, abs(expected - block_efficiency(tree, scores.softmax(-1), verifier)))
+    return law, error
+
+
+def target_of(laws: str) -> Callable[[Text], np.ndarray]:
+    """The processed law of the target behind a text that follows the context."""
+    target, _, sampling = LAWS[laws]
+    processed = warped(target, sampling)
+    return lambda text: processed((*CONTEXT, *text))
+
+
+def draws_of(policy: str, laws: str) -> int:
+    """How many combinations of draws `match` makes over all trees: one a row."""
+    return sum(int((scores.softmax(-1) > 0).sum(-1).prod()) for _, _, scores in trees_of(policy, laws))
+
+
+def error_of(verifier: Verifier, policy: str, laws: str) -> float:
+    """The largest error in the law of the next depth + 1 tokens. Nothing outside the target's support is emitted."""
+    got, error = emitted(verifier, policy, laws)
+    assert error < 1e-12
+    length = (POLICIES | LARGE)[policy].max_depth + 1
+    target = target_of(laws)
+    law, expected = continued(got, target, length), continued({(): 1.0}, target, length)
+    assert law.keys() <= expected.keys()
+    return distance(law, expected)
+
+
+def pairs_of(policy: str, laws: str) -> list[Verifier]:
+    """The verifiers of random targets that are exact for the policy; `match` where its draws can be counted out."""
+    children = (POLICIES | LARGE)[policy].children
+    return [
+        verifier
+        for verifier in LOSSLESS[1:]
+        if allowed(verifier, children) and (verifier is not match or draws_of(policy, laws) < 10_000)
+    ]
+
+
+@pytest.mark.parametrize(("policy", "laws"), CASES)
+def test_the_emitted_law_is_the_targets(policy: str, laws: str) -> None:
+    """And the expected block efficiency of every tree is what its verdicts come to."""
+    assert sum(probability for _, probability, _ in trees_of(policy, laws)) == pytest.approx(1, abs=1e-12)
+    for verifier in pairs_of(policy, laws):
+        assert error_of(verifier, policy, laws) < 1e-12, verifier.__name__
+
+
+@pytest.mark.parametrize("policy", ["parallel chains", "binary, distinct", "dyspec", "rheo"])
+def test_at_temperature_0_every_tree_gives_the_argmax(policy: str) -> None:
+    """Drawn at temperature 0 from the drafter's own law."""
+    target, drafter, greedily = hashed_laws(1, VOCAB), hashed_laws(2, VOCAB), Sampling()
+    plain: Text = CONTEXT
+    for _ in range(4):
+        plain = (*plain, int(target(plain).argmax()))
+    for tree, _ in drawn_trees(POLICIES[policy], drafter, CONTEXT, greedily):
+        scores = scored(tree, target, CONTEXT, greedily)
+        (((path, token), chance),) = verdicts(greedy, tree, scores).items()
+        assert (*tree.tokens[list(path)].tolist(), token) == plain[: len(path) + 1] and chance == 1
+        assert block_efficiency(tree, scores.softmax(-1), greedy) == len(path)
+
+
+@pytest.mark.parametrize(
+    ("policy", "verifier"),
+    [
+        (Delayed(1, 2, 1), multi_round),
+        (DySpec(nodes=2, max_depth=2), without_replacement),
+        (Rheo(nodes=2, threshold=0.0, max_depth=2), rheo),
+        (Sampled.chain(2), block),
+    ],
+    ids=lambda value: getattr(value, "__name__", repr(value)),
+)
+def test_the_loop_emits_the_processed_targets_law(policy: TreePolicy, verifier: Verifier) -> None:
+    """Two tokens through `Decoder.steps`, which may take two steps: temperature and top-p on both sides."""
+    target, drafter, sampling = LAWS["warped"]
+    decoder = Decoder(TableTarget(target, VOCAB), TableDrafter(drafter), policy, verifier)
+
+    with unchecked():
+        got = emitted_law(decoder, sampling, CONTEXT, 2)
+    assert distance(got, continued({(): 1.0}, target_of("warped"), 2)) < 1e-12
+
+
+# ---- one node at a time: more tokens, more children
+
+
+BRANCHING: dict[str, tuple[Branching, bool]] = {
+    verifier.__name__: (verifier.branching, verifier is not without_replacement)
+    for verifier in (naive, k_seq, multi_round, khisti, without_replacement)
+    if verifier.branching is not None
+}
+SHAPES = st.sampled_from([(2, 1), (2, 3), (4, 2), (3, 3), (6, 2)])
+
+
+def random_law(rng: np.random.Generator, vocab: int) -> np.ndarray:
+    """A law with a few zeros, or a coarse one, where ties and equal probabilities abound."""
+    if rng.random() < 0.5:
+        return np.bincount(rng.integers(vocab, size=4), minlength=vocab) / 4
+    probs = rng.dirichlet(np.full(vocab, 0.7)) * (rng.random(vocab) < 0.8)
+    return probs / probs.sum() if probs.sum() > 0 else np.eye(vocab)[0]
+
+
+def children_of(draft: np.ndarray, k: int, replacement: bool) -> Iterator[tuple[Text, float]]:
+    """Every list of children that can be drawn, with its probability; shorter where nothing is left to draw from."""
+    if not k or not draft.sum() > 0:
+        yield (), 1.0
+        return
+    for token in draft.nonzero()[0].tolist():
+        left = draft if replacement else draft * (np.arange(len(draft)) != token)
+        for rest, probability in children_of(left, k - 1, replacement):
+            yield (token, *rest), probability * draft[token] / draft.sum()
+
+
+@pytest.mark.parametrize("name", BRANCHING)
+@settings(max_examples=25)
+@given(st.integers(0, 10_000), SHAPES)
+def test_a_branching_law_has_the_target_as_its_mean(name: str, seed: int, shape: tuple[int, int]) -> None:
+    branching, replacement = BRANCHING[name]
+    vocab, k = shape
+    rng = np.random.default_rng(seed)
+    target, draft = random_law(rng, vocab), random_law(rng, vocab)
+    mean = np.zeros(vocab)
+    with unchecked():
+        for children, probability in children_of(draft, k, replacement):
+            emitted = branching(target, draft, np.array(children))
+            assert (emitted >= 0).all() and emitted.sum() == pytest.approx(1, abs=1e-12)
+            mean += probability * emitted
+    assert mean == pytest.approx(target, abs=1e-12)
+
+
+def acceptance(name: str, target: np.ndarray, draft: np.ndarray, k: int) -> float:
+    """The probability that the emitted token is one of the children."""
+    branching, replacement = BRANCHING[name]
+    with unchecked():
+        return sum(
+            probability * branching(target, draft, np.array(children))[list(set(children))].sum()
+            for children, probability in children_of(draft, k, replacement)
+        )
+
+
+@settings(max_examples=30)
+@given(st.integers(0, 10_000), st.integers(2, 5))
+def test_khisti_is_optimal_for_two_children_and_nobody_is_better(seed: int, vocab: int) -> None:
+    """Optimal transport: min over sets S of p(S) + P(a child outside S) (arXiv:2410.18234, Thm 3)."""
+    rng = np.random.default_rng(seed)
+    target, draft = random_law(rng, vocab), random_law(rng, vocab)
+    sets = [list(chosen) for size in range(vocab + 1) for chosen in itertools.combinations(range(vocab), size)]
+    optimum = min(target[chosen].sum() + 1 - draft[chosen].sum() ** 2 for chosen in sets)
+    assert acceptance("khisti", target, draft, 2) == pytest.approx(optimum, abs=1e-7)
+    for name in ("naive", "k_seq", "multi_round"):
+        assert acceptance(name, target, draft, 2) <= optimum + 1e-12
+
+
+@pytest.mark.parametrize("failure", ["gives up", "raises nothing useful"])
+def test_a_failing_solver_costs_acceptance_and_nothing_else(failure: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As published, a failed programme selects a child whose law is not the one it is then judged by."""
+    rng = np.random.default_rng(3)
+    wild = None if failure == "gives up" else rng.random((5, 5))
+    target, draft = rng.dirichlet(np.ones(5)), rng.dirichlet(np.ones(5))
+    best = acceptance("khisti", target, draft, 3)
+    monkeypatch.setattr(khisti_module, "_best_weights", lambda *_: wild)
+    mean = np.zeros(5)
+    for children, probability in children_of(draft, 3, replacement=True):
+        mean += probability * tournament(target, draft, np.array(children))
+    assert mean == pytest.approx(target, abs=1e-12)
+    assert acceptance("khisti", target, draft, 3) < best
+
+
+@given(st.integers(0, 10_000), st.integers(1, 5))
+def test_the_threshold_of_k_seq_is_on_the_valid_side(seed: int, k: int) -> None:
+    """What the children take together is at most p; with a threshold a thousandth lower it would not be."""
+    rng = np.random.default_rng(seed)
+    target, draft = random_law(rng, 4), random_law(rng, 4)
+    rho = threshold(target, draft, k)
+    assert 1 <= rho <= k
+
+    def excess(rho: float) -> float:
+        beta = np.minimum(target / rho, draft).sum()
+        return 1 - (1 - beta) ** k - rho * beta
+
+    assert excess(rho) <= 1e-15
+    assert rho == 1 or excess(rho - 1e-3) > -1e-12 or np.minimum(target, draft).sum() == 0
+
+
+# ---- bottom-up
+
+
+def chain_of(drafter: Laws, tokens: Text) -> Tree:
+    """The chain that a drafter would have drawn if these tokens came out."""
+    rows = len(tokens) + 1
+    laws = np.stack([drafter((*CONTEXT, *tokens[:depth])) for depth in range(rows - 1)])
+    return Tree(
+        np.array([*CONTEXT, *tokens]),
+        np.arange(-1, rows - 1),
+        np.zeros(rows),
+        np.arange(rows),
+        torch.from_numpy(laws).log(),
+    )
+
+
+@pytest.mark.parametrize("laws", LAWS)
+def test_on_a_chain_traversal_is_block_verification(laws: str) -> None:
+    """Same verdicts with the same probabilities, by two different computations (arXiv:2505.12398, section 3)."""
+    better = 0.0
+    for tree, probability, scores in trees_of("chain", laws):
+        one, other = verdicts(block, tree, scores), verdicts(traversal, tree, scores)
+        assert max(abs(one.get(key, 0.0) - other.get(key, 0.0)) for key in one.keys() | other.keys()) < 1e-12
+        probs = scores.softmax(-1)
+        better += probability * (block_efficiency(tree, probs, block) - block_efficiency(tree, probs, naive))
+    assert better > -1e-12  # token by token is never better on average
+    if laws in ("random", "by hand"):
+        assert better > 1e-3
+
+
+def test_the_examples_of_the_docstrings() -> None:
+    target, drafter = written_laws({(): (0.3, 0.4, 0.3)}), written_laws({(): (0.6, 0.3, 0.1)})
+    tree = chain_of(drafter, (0, 1))
+    attempts = list(traversal.attempts(tree, scored(tree, target, CONTEXT, T1)))
+    assert [attempt.row for attempt in attempts] == [2, 1, 0]
+    assert [attempt.probability for attempt in attempts] == pytest.approx([2 / 3, 0.05 / 0.55, 1])
+    assert attempts[1].token_probs == pytest.approx([0, 0, 1]) and attempts[2].token_probs == pytest.approx(
+        [0, 1 / 3, 2 / 3]
+    )
+    fair, biased = written_laws({(): (1 / 3, 2 / 3)}), written_laws({(): (2 / 3, 1 / 3)})
+    tree = chain_of(biased, (0, 1))
+    assert next(iter(block.attempts(tree, scored(tree, fair, CONTEXT, T1)))).probability == pytest.approx(1)
+    p, q = np.array([0.2, 0.5, 0.3]), np.array([0.6, 0.3, 0.1])
+    ab, ac = np.array([0, 1]), np.array([0, 2])
+    assert naive.branching(p, q, ab) == pytest.approx([1 / 3, 1 / 3, 1 / 3])
+    assert multi_round.branching(p, q, ab) == pytest.approx([1 / 3, 2 / 3, 0])
+    assert without_replacement.branching(p, q, ab) == pytest.approx([1 / 3, 4 / 9, 2 / 9])
+    assert rheo.branching(p, q, ac) == pytest.approx([0.2, 0, 0.8])
+    assert rheo.branching(p, q, ab) == pytest.approx([0.2, 2 / 3, 2 / 15])
+    assert threshold(p, q, 2) == pytest.approx(1.463, abs=5e-4)
+    assert acceptance("khisti", p, q, 2) == pytest.approx(0.84)
+
+
+def test_block_verification_refuses_a_tree_with_branches() -> None:
+    tree, _, scores = trees_of("binary, distinct", "by hand")[0]
+    with pytest.raises(ValueError, match="block verification is for chains"):
+        block(tree, scores, Random())
+
+
+# ---- which pairs are refused, and why
+
+
+KINDS: dict[type, TreePolicy] = {
+    TopK: Static.kary(2, 1),
+    IID: Sampled.kary(2, 1),
+    WithoutReplacement: Sampled.kary(2, 1, replacement=False),
+    BestAndDraw: Rheo(nodes=2, threshold=1.0, max_depth=1),
+}
+INVALID = [
+    (verifier, kind)
+    for verifier in LOSSLESS
+    for kind in KINDS
+    if verifier is not block and not issubclass(kind, verifier.valid_for)
+]
+
+
+def test_the_pairs_that_are_refused() -> None:
+    assert {
+        verifier.__name__: {kind.__name__ for other, kind in INVALID if other is verifier} for verifier, _ in INVALID
+    } == {
+        "naive": {"TopK", "BestAndDraw"},
+        "k_seq": {"TopK", "WithoutReplacement", "BestAndDraw"},
+        "multi_round": {"TopK", "WithoutReplacement", "BestAndDraw"},
+        "khisti": {"TopK", "WithoutReplacement", "BestAndDraw"},
+        "without_replacement": {"TopK", "IID", "BestAndDraw"},
+        "traversal": {"TopK", "BestAndDraw"},
+        "rheo": {"TopK", "IID"},
+    }
+
+
+@pytest.mark.parametrize(("verifier", "kind"), INVALID, ids=lambda item: item.__name__)
+def test_an_invalid_pair_is_refused_and_would_have_been_wrong(verifier: Verifier, kind: type) -> None:
+    """p > q on two tokens: laws with one such token hide some of the wrong pairs."""
+    policy, (target, drafter, sampling) = KINDS[kind], LAWS["by hand"]
+    with pytest.raises(TypeError, match=f"{verifier.__name__} is not exact for children of type {kind.__name__}"):
+        Decoder(TableTarget(target, VOCAB), TableDrafter(drafter), policy, verifier)
+    law: dict[Text, float] = defaultdict(float)
+    told = torch.from_numpy(drafter(CONTEXT))[None].log()
+    for tree, probability in drawn_trees(policy, drafter, CONTEXT, sampling):
+        tree = dataclasses.replace(tree, draft_log_probs=told)  # deterministic trees come without
+        with np.errstate(divide="ignore", invalid="ignore"):
+            outcomes = verdicts(verifier, tree, scored(tree, target, CONTEXT, sampling))
+        for (path, token), chance in outcomes.items():
+            law[(*tree.tokens[list(path[1:])].tolist(), token)[:1]] += probability * chance
+    assert distance(law, continued({(): 1.0}, target_of("by hand"), 1)) > 0.005
+
+
+@pytest.mark.parametrize(
+    "policy", [Sampled.chains(2, 2), Sampled.kary(2, 2, False), DySpec(3), Delayed(1, 2, 1)], ids=str
+)
+def test_block_verification_is_refused_where_there_are_siblings(policy: TreePolicy) -> None:
+    with pytest.raises(TypeError, match="block judges chains, one child a node"):
+        check(block, policy.children)
+
+
+@pytest.mark.parametrize("policy", [Sampled.chain(3), Delayed(2, 1, 1), Sampled((1, 1), False)], ids=str)
+def test_block_verification_takes_every_chain(policy: TreePolicy) -> None:
+    check(block, policy.children)
+
+
+def test_typical_acceptance_is_refused_unless_asked_for_and_is_lossy() -> None:
+    target, drafter, sampling = LAWS["by hand"]
+    with pytest.raises(TypeError, match="typical does not keep the target's distribution; say lossy=True"):
+        Decoder(TableTarget(target, VOCAB), TableDrafter(drafter), Sampled.chain(1), typical)
+    decoder = Decoder(TableTarget(target, VOCAB), TableDrafter(drafter), Sampled.chain(1), typical, lossy=True)
+    law = law_of(lambda random: next(decoder.steps([0], 2, sampling, random)).tokens[0])
+    assert law == pytest.approx({0: 0.6, 1: 0.3, 2: 0.1})  # the drafter's: all three tokens are plausible
+
+
+def test_typical_acceptance_keeps_the_longest_plausible_path() -> None:
+    """Below a certain token nothing else is plausible; a flat law lets everything through."""
+    target = written_laws({(0,): (0.05, 0.95, 0), (0, 1): (0.98, 0.02, 0), (): (0.3, 0.3, 0.4)})
+    tree = Tree(np.array([0, 0, 1, 1, 0]), np.array([-1, 0, 0, 2, 2]), np.zeros(5), np.full(5, -1))
+    assert {path for path, _ in verdicts(typical, tree, scored(tree, target, CONTEXT, T1))} == {(0, 2, 4)}
+    assert block_efficiency(tree, scored(tree, target, CONTEXT, T1).softmax(-1), typical) == 3
+
+
+def test_a_verifier_of_sampled_children_needs_their_laws() -> None:
+    tree = Tree(np.array([0, 1]), np.array([-1, 0]), np.zeros(2), np.array([0, -1]))
+    for verifier in (naive, traversal):
+        with pytest.raises(ValueError, match="does not hold the distributions"):
+            verifier(tree, torch.zeros(2, VOCAB), Random())
+        with pytest.raises(ValueError, match="does not hold the distributions"):
+            block_efficiency(tree, torch.ones(2, VOCAB) / VOCAB, verifier)
+    assert block_efficiency(tree, torch.ones(2, VOCAB) / VOCAB, match) == pytest.approx(1 + 1 / 3)
+
+
+# ---- drafters of another vocabulary or precision
+
+
+@pytest.mark.parametrize("verifier", [naive, k_seq, multi_round, khisti, traversal], ids=lambda v: v.__name__)
+def test_a_drafter_may_lack_tokens(verifier: Verifier) -> None:
+    target, drafter = hashed_laws(1, VOCAB), hashed_laws(8, 2)
+    law: dict[Text, float] = defaultdict(float)
+    for tree, probability in drawn_trees(Sampled.chains(2, 1), drafter, CONTEXT, T1):
+        assert tree.draft_log_probs is not None and tree.draft_log_probs.shape[1] == 2
+        for (path, token), chance in verdicts(verifier, tree, scored(tree, target, CONTEXT, T1)).items():
+            law[(*tree.tokens[list(path[1:])].tolist(), token)] += probability * chance
+    expected = continued({(): 1.0}, lambda text: target((*CONTEXT, *text)), 2)
+    assert distance(continued(law, lambda text: target((*CONTEXT, *text)), 2), expected) < 1e-12
+
+
+@pytest.mark.parametrize("name", BRANCHING)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_laws_are_reproduced_exactly(name: str, dtype: torch.dtype) -> None:
+    """Their residuals are taken in float64: no law is renormalised in the precision it came in."""
+    branching, replacement = BRANCHING[name]
+    rows = (torch.randn(2, 5, generator=torch.Generator().manual_seed(1)) * 3).to(dtype)
+    tree = Tree(np.array([0]), np.array([-1]), np.zeros(1), np.zeros(1, dtype=np.int64))
+    target = probs_of(T1.process(rows[:1], tree, [0]))[0].numpy()
+    draft = probs_of(T1.warp(rows[1:].float().log_softmax(-1)))[0].numpy()
+    mean = np.zeros(5)
+    for children, probability in children_of(draft, 2, replacement):
+        mean += probability * branching(target, draft, np.array(children))
+    assert mean == pytest.approx(rows[0].double().softmax(-1).numpy(), abs=1e-12)
+
+
+# ---- trees of sampled children
+
+
+def test_the_tree_keeps_the_law_that_every_child_was_drawn_from() -> None:
+    """As it was warped, at every node that was expanded, in the drafter's order."""
+    drafter, sampling = hashed_laws(2, VOCAB), Sampling(0.7, top_p=0.8)
+    expected = warped(drafter, sampling)
+    for policy in (Sampled((2, 1, 1)), Sampled.kary(2, 2, False), DySpec(5, max_depth=3), Rheo(5, 0.0, 3)):
+        tree = draft(TableDrafter(drafter), policy, list(CONTEXT), 3, sampling, Random(4))
+        assert tree.draft_log_probs is not None and len(tree.draft_log_probs) > 1
+        for parent in set(tree.parents[1:].tolist()):
+            branch = tree.tokens[tree.path_to(parent)].tolist()
+            got = probs_of(tree.draft_log_probs[tree.draft_rows[parent]])
+            assert got.numpy() == pytest.approx(expected(tuple(branch)), abs=1e-12)
+    plain = draft(TableDrafter(drafter), OptTree(4, 0.0, 3), list(CONTEXT), 3, sampling, Random(4))
+    assert plain.draft_log_probs is None
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_equal_siblings_are_one_row_of_the_drafter(seed: int) -> None:
+    """Two roundings of one law would be two laws, and a row costs a forward's share."""
+    drafter = TableDrafter(hashed_laws(2, 2))
+    tree = draft(drafter, Sampled.chains(4, 3), list(CONTEXT), 3, T1, Random(seed))
+    assert tree.nodes == 12 and tree.draft_log_probs is not None
+    assert all(len(set(layer)) == len(layer) for layer in drafter.expanded)
+    assert len(tree.draft_log_probs) == 1 + sum(map(len, drafter.expanded)) < 1 + 4 + 4
+
+
+MODEL_TREES = [Sampled.chains(3, 3), Sampled.kary(2, 3, replacement=False), DySpec(8), Rheo(8, threshold=0.2)]
+
+
+@pytest.mark.parametrize("policy", MODEL_TREES, ids=str)
+def test_with_models_the_laws_are_those_of_the_drafters_own_text(policy: TreePolicy) -> None:
+    """Equal siblings share a row of its cache; every law is that of a plain forward over the branch."""
+    context, model = prompt(7), tiny_drafter("llama")
+    drafter = CausalLMDrafter(CausalLM(model))
+    drafter.reset(context, None)
+    tree = draft(drafter, policy, context, 3, Sampling(0.3), Random(1))
+    assert tree.draft_log_probs is not None and tree.depths.max() == 3
+    for parent in set(tree.parents[1:].tolist()):
+        branch = tree.tokens[tree.path_to(parent)[1:]].tolist()
+        expected = (causal_logits(model, [*context, *branch])[-1] / 0.3).softmax(-1)
+        assert torch.allclose(probs_of(tree.draft_log_probs[tree.draft_rows[parent]]), expected, atol=1e-9)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.3])
+@pytest.mark.parametrize("policy", MODEL_TREES, ids=str)
+def test_with_models_the_text_is_that_of_plain_decoding(policy: TreePolicy, temperature: float) -> None:
+    target, sampling = CausalLM(tiny("llama")), Sampling(temperature)
+    plain = Decoder(target, None, Static.empty()).generate(prompt(7), 20, sampling)
+    decoder = Decoder(target, CausalLMDrafter(CausalLM(tiny_drafter("llama"))), policy)
+    answer = decoder.generate(prompt(7), 20, sampling)
+    assert answer.tokens == plain.tokens and len(answer.steps) < 20
+
+
+@pytest.mark.parametrize(
+    ("policy", "widths"),
+    [
+        (Sampled.chain(3), [1, 1, 1]),
+        (Sampled.chains(3, 2), [3, 3]),
+        (Sampled.kary(2, 3), [2, 4, 8]),
+        (Sampled.kary(2, 2, replacement=False), [2, 4]),
+        (Delayed(trunk=2, branches=3, length=2), [1, 1, 3, 3]),
+        (Delayed(trunk=0, branches=2, length=1), [2]),
+        (Delayed(trunk=2, branches=3, length=0), [1, 1]),
+    ],
+    ids=str,
+)
+def test_shapes(policy: Sampled | Delayed, widths: list[int]) -> None:
+    tree = draft(TableDrafter(hashed_laws(2, 9)), policy, list(CONTEXT), 9, T1, Random())
+    assert np.bincount(tree.depths).tolist() == [1, *widths]
+    assert policy.nodes == tree.nodes == sum(widths) and policy.max_depth == len(widths)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: Sampled(()),
+        lambda: Sampled((2, 0)),
+        lambda: Delayed(0, 2, 0),
+        lambda: Delayed(1, 0, 1),
+        lambda: Delayed(-1, 2, 3),
+        lambda: DySpec(nodes=0),
+        lambda: DySpec(threshold=1.0),
+        lambda: Rheo(threshold=float("nan")),
+        lambda: IID(0),
+        lambda: WithoutReplacement(2, total=3),
+        lambda: CandidatePool(0, IID(2)),
+    ],
+)
+def test_bad_numbers_are_refused(make: Callable[[], object]) -> None:
+    with pytest.raises(ValueError):
+        make()
+
+
+class ByLaw(Random):
+    """A `Random` whose draws are a function of the law they are made from: every run draws the same below a path."""
+
+    def distinct(self, probs: Float[Tensor, "rows vocab"], k: int, among: Among | None = None) -> Int[Tensor, "rows k"]:
+        orders = []
+        for row in probs.numpy():
+            noise = np.random.default_rng(zlib.crc32(row.round(6).tobytes())).exponential(size=len(row))
+            orders.append(np.argsort(noise / row)[:k])
+        return torch.from_numpy(np.stack(orders))
+
+
+def popped(drafter: Laws, nodes: int, depth: int) -> set[Text]:
+    """The paper's heap: pop the slot of the highest value, draw its token, push its child's slot and its sibling's."""
+    heap: list[tuple[float, int, Text, Text]] = [(-1.0, 0, (), ())]
+    chosen: set[Text] = set()
+    for count in range(1, nodes + 1):
+        if not heap:
+            break
+        value, _, above, before = heapq.heappop(heap)
+        probs = probs_of(torch.from_numpy(drafter((*CONTEXT, *above))).log())
+        token = int(ByLaw().distinct(probs[None], len(before) + 1)[0, -1])
+        chosen.add((*above, token))
+        left = 1 - float(probs[list(before)].sum())
+        share = float(probs[token]) / left
+        if len(above) + 1 < depth:
+            heapq.heappush(heap, (value * share, 2 * count, (*above, token), ()))
+        if len(before) + 1 < len(probs):
+            heapq.heappush(heap, (value * (1 - share), 2 * count + 1, above, (*before, token)))
+    return chosen
+
+
+@settings(max_examples=25)
+@given(st.integers(0, 10_000), st.integers(1, 12), st.integers(1, 4))
+def test_dyspec_drafts_what_the_papers_heap_pops(seed: int, nodes: int, depth: int) -> None:
+    drafter = hashed_laws(seed, 4)
+    with unchecked():
+        tree = draft(TableDrafter(drafter), DySpec(nodes, max_depth=depth), list(CONTEXT), depth, T1, ByLaw())
+        expected = popped(drafter, nodes, depth)
+    assert {tuple(tree.tokens[tree.path_to(row)[1:]].tolist()) for row in range(1, len(tree))} == expected
+
+
+def test_dyspecs_threshold_leaves_the_worst_slots_empty() -> None:
+    drafter = hashed_laws(3, 6)
+    whole, part = (
+        draft(TableDrafter(drafter), DySpec(30, least, 4), list(CONTEXT), 4, T1, ByLaw()) for least in (0.0, 0.2)
+    )
+    assert 1 < part.nodes < whole.nodes
+
+    def slots(tree: Tree) -> list[float]:
+        """The value of every node's slot: its parent's path probability times what the siblings before it left."""
+        values = []
+        for row in range(1, len(tree)):
+            elder = (tree.parents == tree.parents[row]).nonzero()[0]
+            above = np.exp(tree.path_log_probs[tree.parents[row]])
+            values.append(float(above - np.exp(tree.path_log_probs[elder[elder < row]]).sum()))
+        return values
+
+    assert min(slots(part)) > 0.2
+    assert sum(value > 0.2 for value in slots(whole)) == part.nodes
+
+
+def test_a_sampled_node_is_never_dropped_for_what_it_is() -> None:
+    """Ranked by what was known before: the unlikely first child stays, the likely second one goes."""
+    pool = CandidatePool(0, WithoutReplacement(total=2), ByLaw())
+    pool.add(torch.tensor([[0.05, 0.05, 0.9]], dtype=torch.float64).log())
+    first, second = pool.tokens[1:3].tolist()
+    assert pool.best(1).tolist() == [0, 1]
+    assert np.exp(pool.reach[1:3]) == pytest.approx([1, 1 - [0.05, 0.05, 0.9][first]])
+    assert np.exp(pool.path_log_probs[2]) == pytest.approx([0.05, 0.05, 0.9][second])
+    with pytest.raises(ValueError, match="candidate 2 was selected without a sibling drawn before it"):
+        pool.tree(np.array([0, 2]))
+
+
+def test_rheos_draw_is_ranked_whatever_comes_out() -> None:
+    """Best first, then the draw at min(q_best, 1 - q_best), then the others by their own probability."""
+    for probs in ([0.1, 0.5, 0.25, 0.15], [0.05, 0.8, 0.1, 0.05], [0.3, 0.4, 0.3, 0.0]):
+        best = max(probs)
+        for token in (0, 2, 3):
+            if not probs[token]:
+                continue
+            pool = CandidatePool(0, BestAndDraw(4), Random())
+            pool._random.iid = lambda rest, k, token=token: torch.full((len(rest), k), token)  # type: ignore[method-assign,union-attr]
+            pool.add(torch.tensor([probs], dtype=torch.float64).log())
+            others = sorted((p for t, p in enumerate(probs) if t not in (1, token) and p), reverse=True)
+            assert pool.tokens[1:3].tolist() == [1, token]
+            assert np.exp(pool.reach[1:]) == pytest.approx([best, min(best, 1 - best), *others])
+            assert np.exp(pool.path_log_probs[2]) == pytest.approx(probs[token])
+
+
+@pytest.mark.parametrize(("threshold", "layers"), [(1.4, 1), (1.1, 2)])
+def test_rheo_stops_when_a_layer_does_not_pay(threshold: float, layers: int) -> None:
+    """Root law (.5, .3, .2): the first group's ranks sum to .5 + .5 and .3 or .2, whichever was not drawn."""
+    drafter = TableDrafter(lambda path: np.array([0.5, 0.3, 0.2]))
+    tree = draft(drafter, Rheo(3, threshold, 2), [0], 2, Sampling(1.0), Random())
+    assert 1 + len(drafter.expanded) == layers and tree.nodes == 3
+
+
+def test_a_law_of_one_token_has_one_distinct_child() -> None:
+    certain = torch.tensor([[0.0, 1.0, 0.0]], dtype=torch.float64).log()
+    for children in (WithoutReplacement(3), WithoutReplacement(total=3), BestAndDraw(3)):
+        pool = CandidatePool(0, children, Random())
+        pool.add(certain)
+        assert pool.tokens.tolist() == [0, 1]
+    pool = CandidatePool(0, IID(3), Random())
+    pool.add(certain)
+    assert pool.tokens.tolist() == [0, 1, 1, 1]
+
+
+def test_equal_siblings_cost_the_drafter_one_row() -> None:
+    """Two of three chains begin alike: their next tokens are drawn from one and the same law; all three are kept."""
+    drafter = TableDrafter(hashed_laws(2, VOCAB))
+    random = Random()
+    layers = iter([[[1, 2, 1]], [[0], [2], [0]], [[1], [1], [2]]])
+    random.iid = lambda probs, k: torch.tensor(next(layers))  # type: ignore[method-assign]
+    tree = draft(drafter, Sampled.chains(3, 3), list(CONTEXT), 3, T1, random)
+    assert tree.parents.tolist() == [-1, 0, 0, 0, 1, 2, 3, 4, 5, 6]
+    assert drafter.expanded == [[(1,), (2,)], [(1, 0), (2, 2)]]
+    assert tree.draft_rows.tolist() == [0, 1, 2, 1, 3, 4, 3, -1, -1, -1]
+    assert drafter.tokens == len(tree.draft_log_probs) == 5
+
+
+def test_equal_siblings_share_the_first_ones_row() -> None:
+    """Rows of equal text can differ by rounding; whichever branch went deepest must not decide which one counts."""
+    tree = Tree(np.array([0, 1, 1, 2, 0]), np.array([-1, 0, 0, 1, 2]), np.zeros(5), np.full(5, -1))
+    rows = torch.tensor([[0.0, 1, 0], [1, 0, 0], [0, 0, 1], [0, 1, 0], [0, 0, 1]])  # the two rows of 1 disagree: 0 or 2
+    verdict = greedy(tree, rows, Random())
+    assert (verdict.path, verdict.token) == ([0, 2, 4], 2)
+
+
+# ---- randomness
+
+
+@pytest.mark.parametrize("policy", [Sampled.chains(2, 3), Sampled.kary(2, 2, False), DySpec(6), Rheo(6)], ids=str)
+def test_the_text_of_a_seed_is_the_same_for_sampled_trees(policy: TreePolicy) -> None:
+    """`match` draws by position; drafting takes its numbers from elsewhere."""
+    target, drafter = hashed_laws(31, 5), hashed_laws(32, 5)
+    for seed in range(3):
+        plain = Decoder(TableTarget(target, 5), None, Static.empty()).generate([0], 12, Sampling(0.9), seed=seed)
+        tree = Decoder(TableTarget(target, 5), TableDrafter(drafter), policy).generate(
+            [0], 12, Sampling(0.9), seed=seed
+        )
+        assert tree.tokens == plain.tokens and len(tree.steps) < 12
+
+
+def test_fresh_numbers_are_used_once() -> None:
+    """The noise of a step must not come back in the next one."""
+    probs = torch.full((2, 50), 0.02, dtype=torch.float64)
+    random = Random(1)
+    for method in (random.iid, random.distinct):
+        first, again = method(probs, 20), method(probs, 20)
+        assert not torch.equal(first, again) and not torch.equal(first[0], first[1])
+    assert torch.equal(Random(1).iid(probs, 20), Random(1).iid(probs, 20))
+    assert torch.equal(Random(1).distinct(probs, 20), Random(1).distinct(probs, 20))
+
+
+PROBS = [0.35, 0.0, 0.2, 0.05, 0.4]
+
+
+def within(counts: np.ndarray, probs: np.ndarray) -> bool:
+    """Counts of fixed seeds, within five standard deviations of their laws."""
+    total = counts.sum()
+    return bool((np.abs(counts - total * probs) <= 5 * np.sqrt(total * probs * (1 - probs))).all())
+
+
+def test_the_noise_has_the_laws_it_stands_for() -> None:
+    """The only figures here that are sampled: what turns a generator's bits into draws."""
+    rows, random = torch.tensor([PROBS] * 20_000, dtype=torch.float64), Random(0)
+    probs = np.array(PROBS)
+    for draws in random.iid(rows, 2).T.numpy():
+        assert within(np.bincount(draws, minlength=5), probs)
+    first, second, third, fourth = random.distinct(rows, 4).T.numpy()
+    assert within(np.bincount(first, minlength=5), probs)
+    joint = np.outer(probs, probs / 1.0) / (1 - probs[:, None])
+    np.fill_diagonal(joint, 0)
+    assert within(np.bincount(first * 5 + second, minlength=25), joint.flatten())
+    assert all(len({*row}) == 4 and 1 not in row for row in zip(first, second, third, fourth, strict=True))
+    assert random.distinct(rows[:3], 5)[:, 4].tolist() == [1, 1, 1]  # the impossible one comes last
+    assert within(np.bincount([random.choose(probs * 3) for _ in range(4000)], minlength=5), probs)
+    assert within(np.bincount([random.accept(0.3) for _ in range(4000)], minlength=2), np.array([0.7, 0.3]))
+    assert not any(random.accept(0.0) for _ in range(100)) and all(random.accept(1.0) for _ in range(100))
+
+
+def print_matrix() -> None:
+    """Every verifier over every policy: the largest error over all laws, or why there is none."""
+    with remembered_weights():
+        for name, policy in (POLICIES | LARGE).items():
+            for verifier in LOSSLESS[1:]:
+                begin, cases = time.process_time(), [laws for chosen, laws in CASES if chosen == name]
+                if not allowed(verifier, policy.children):
+                    print(f"{name:20} {verifier.__name__:20} refused", flush=True)
+                    continue
+                errors = [error_of(verifier, name, laws) for laws in cases if verifier in pairs_of(name, laws)]
+                worst = f"{max(errors):.1e}" if errors else "too many draws"
+                seconds = time.process_time() - begin
+                print(f"{name:20} {verifier.__name__:20} {worst}  {len(errors)} laws  {seconds:.1f} s", flush=True)
+
+
+if __name__ == "__main__":
+    print_matrix()
