@@ -4,9 +4,10 @@ Which tokens may follow (`Drafter`), which of them to draft (`TreePolicy`) and h
 are three independent questions; `Decoder` puts one answer to each into one loop.
 """
 
-import opt_tree.core.interrupted  # noqa: F401
+import opt_tree.core.interrupted
 
 # isort: split
+import opt_tree.integrations.hf_generate  # noqa: F401 - lets decoders serve `model.generate`
 from opt_tree.controllers import Controller, Fixed, Scheduled
 from opt_tree.core.children import Few, TopK
 from opt_tree.core.random import Random

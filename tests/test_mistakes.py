@@ -27,7 +27,7 @@ from opt_tree.training import command_line
 from opt_tree.training.controllers import draft_length, tree_values
 from opt_tree.training.embedded_family import distil, lm, outputs, tokenizer
 from opt_tree.training.fitting import calibrate, store, trim
-from opt_tree.training.heads import features, heads
+from opt_tree.training.heads import features, train
 
 TARGET = DEMO / "target"
 
@@ -95,18 +95,18 @@ CASES: list[tuple[object, str, str]] = [
     (features, "--target {target} --answers {empty} --output {new}", "no answers in {empty}"),
     (features, "--target {cut} --answers {rows} --output {new}", "the weights in {cut} are corrupt"),
     (features, "--target {bare} --answers {rows} --output {new}", "cannot load {bare}: "),
-    (heads, "--target {target} --features {full} --output {new}", "no features (part-*.safetensors) in {full}"),
+    (train, "--target {target} --features {full} --output {new}", "no features (part-*.safetensors) in {full}"),
     (
-        heads,
+        train,
         "--target {target} --features {full} --output {new} --minutes 0",
         "--minutes must be above 0, got 0.0",
     ),
     (
-        heads,
+        train,
         "--target {target} --features {full} --output {new} --minutes nan",
         "--minutes must be above 0, got nan",
     ),
-    (heads, "--target {target} --features {full} --output {new} --unroll x", "'x' is no list of pairs"),
+    (train, "--target {target} --features {full} --output {new} --unroll x", "'x' is no list of pairs"),
     (draft_length, "--answers {rows} --output {full}", "which would be deleted: name a new folder"),
     (tree_values, "--answers {rows} --output {new} --trunks x", "'x' is no comma list of whole numbers"),
     (calibrate, "--prompts {file}", "{file} is no JSONL, line 1"),

@@ -232,9 +232,12 @@ class Decoder(SideBySide):
         Arguments and errors are those of `generate`; the last step may go beyond `max_new_tokens`.
         """
         context = check_prompt(prompt, self.target)
-        steps = self._steps(self._run(context, max_new_tokens, sampling, random or Random(), reuse))
+        return self._in_turns(self._steps(self._run(context, max_new_tokens, sampling, random or Random(), reuse)))
+
+    def _in_turns(self, steps: Iterator[Step]) -> Iterator[Step]:
+        """Take each step in a turn of its own: between two of them the caller may do anything."""
         while True:
-            with self.turn():  # each step in a turn of its own: between two of them the caller may do anything
+            with self.turn():
                 step = next(steps, None)
             if step is None:
                 return

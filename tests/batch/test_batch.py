@@ -10,7 +10,7 @@ from conftest import TableDrafter, TableTarget, hashed_laws
 from side_by_side import BUCKETS, METHODS, OPT, PLACES, PROMPTS, TREES, compare, decoder_of, trace
 from tiny_models import VOCAB, prompt, tiny, tiny_drafter
 
-from opt_tree import batch
+from opt_tree.batch import shared_forwards as batch
 from opt_tree.batch.kv_lanes import Storage
 from opt_tree.batch.merge_tensors import cheapest_split
 from opt_tree.controllers import Scheduled

@@ -20,7 +20,8 @@ from evaluation.replay.controllers import CHAINS, CONTROLLERS, TREES, Setting
 from evaluation.replay.recording import record
 from evaluation.replay.recording import replay as replay_texts
 from evaluation.run.options import Options as Run
-from opt_tree import CausalLM, CausalLMDrafter, Decoder, OptTree, Sampling, Static, batch, load_pair
+from opt_tree import CausalLM, CausalLMDrafter, Decoder, OptTree, Sampling, Static, load_pair
+from opt_tree.batch import shared_forwards as batch
 from opt_tree.controllers import Auto, Controller, Thompson, in_lanes
 from opt_tree.controllers.auto import PATIENCE
 from opt_tree.controllers.in_lanes import InLanes

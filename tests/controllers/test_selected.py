@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import torch
 from conftest import TableDrafter, hashed_laws
+from controllers.test_predicted import Features
 from enumeration import EnumeratingRandom, Text, drawn_trees, law_of, unchecked
-from test_predicted import Features
 from tiny_models import ARCHITECTURES, HIDDEN, build, prompt, publish, tiny_head, tiny_tokenizer
 
 from opt_tree import CausalLM, Decoder, EagleDrafter, Sampling

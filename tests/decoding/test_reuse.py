@@ -4,12 +4,12 @@ import functools
 
 import pytest
 import torch
-from test_dflash import model as tiny_dflash
-from test_eagle3 import KNOWN, tiny_head3
-from test_early_exit import deep, exit_of
-from test_longrope import BORDER, CONFIGS
-from test_one_pass import medusa, residual
-from test_store import documents
+from drafters.test_dflash import model as tiny_dflash
+from drafters.test_eagle3 import KNOWN, tiny_head3
+from drafters.test_early_exit import deep, exit_of
+from drafters.test_one_pass import medusa, residual
+from drafters.test_store import documents
+from models.test_longrope import BORDER, CONFIGS
 from tiny_models import ARCHITECTURES, CONTEXT, VOCAB, prompt, tiny, tiny_drafter, tiny_head
 from transformers import AutoModelForCausalLM, DynamicCache
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import TableDrafter, hashed_laws
-from test_store import documents
+from drafters.test_store import documents
 from tiny_models import VOCAB, prompt, tiny, tiny_head
 
 from opt_tree import OptTree

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 from conftest import TableDrafter, TableTarget, hashed_laws, written_laws
+from drafters.test_ngram import probs_of
 from enumeration import LAWS, assert_lossless
-from test_ngram import probs_of
 from tiny_models import VOCAB, prompt, tiny, tiny_drafter, tiny_head
 
 from opt_tree import Decoder, OptTree, Sampling, Static

@@ -7,10 +7,10 @@ import pickle
 import numpy as np
 import pytest
 from conftest import TableDrafter, hashed_laws
-from test_native import built  # noqa: F401
-from test_ngram import outcome_of
-from test_node_by_node import drawn
-from test_store import documents
+from core.test_native import built  # noqa: F401
+from decoding.test_table_trees import drawn
+from drafters.test_ngram import outcome_of
+from drafters.test_store import documents
 from tiny_models import VOCAB, prompt
 
 from opt_tree import OptTree, load_pair

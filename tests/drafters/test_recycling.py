@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 from conftest import TableTarget, hashed_laws, log_rows
+from drafters.test_ngram import probs_of
 from enumeration import LAWS, assert_lossless
-from test_ngram import probs_of
 from tiny_models import VOCAB, prompt, tiny
 
 from opt_tree import Decoder, OptTree, Sampling, Static

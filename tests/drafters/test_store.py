@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import TableTarget, hashed_laws
-from test_ngram import outcome_of, probs_of
+from drafters.test_ngram import outcome_of, probs_of
 from tiny_models import VOCAB, prompt, tiny, tiny_tokenizer
 
 from opt_tree import Decoder, OptTree, Sampling, Static

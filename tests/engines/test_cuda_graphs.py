@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from test_graph_lint import HostReads
+from engines.test_graph_lint import HostReads
 from tiny_models import ARCHITECTURES, TOLERANCE, build, prompt, random_tree, tiny, tiny_drafter, tiny_head
 from torch import Tensor
 

@@ -10,7 +10,7 @@ from types import ModuleType, SimpleNamespace
 import gguf
 import pytest
 import torch
-from test_models import model, write_gguf  # noqa: F401 - a fixture
+from models.test_named import model, write_gguf  # noqa: F401 - a fixture
 from tiny_models import prompt, tiny, tiny_tokenizer
 
 from evaluation.peers import command, measuring

@@ -7,7 +7,7 @@ import pytest
 from conftest import TableDrafter, TableTarget, hashed_laws, written_laws
 from hypothesis import given
 from hypothesis import strategies as st
-from test_policies import brute_force
+from policies.test_policies import brute_force
 from tiny_models import VOCAB, prompt, tiny, tiny_drafter
 
 from opt_tree.core.sampling import Sampling

@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from drafters.test_eagle3 import KNOWN, Reducing, target_of
 from safetensors.torch import load_file
-from test_eagle3 import KNOWN, Reducing, target_of
 from tiny_models import VOCAB, prompt, tiny_tokenizer
 from torch import nn
 from transformers import LlamaConfig
@@ -20,7 +20,7 @@ from opt_tree.drafters import EagleDrafter, EagleHead
 from opt_tree.drafters.heads.eagle3 import Eagle3Drafter, Eagle3Head, published_layers
 from opt_tree.models.causal_lm import CausalLM
 from opt_tree.training.embedded_family.eagle import new_head, passes, save_head
-from opt_tree.training.heads import features, heads
+from opt_tree.training.heads import features, train
 from opt_tree.training.heads.batches import Batch, Documents, most_frequent
 from opt_tree.training.heads.eagle3 import new_eagle3_head
 from opt_tree.training.heads.features import COUNTS, load_part
@@ -281,8 +281,8 @@ def test_a_run_goes_on_and_leaves_a_head(folder, tmp_path, kind, target):
     if kind == "eagle3":
         arguments += ["--layers", "0,1,1", "--norm-before-residual"]
     arguments += ["--output", str(tmp_path), "--tokens", "200", "--unroll", "0.5:1,0.5:2", "--save-minutes", "0.02"]
-    heads.main([*arguments, "--minutes", "0.02"])
-    heads.main([*arguments, "--minutes", "0.04", "--resume"])
+    train.main([*arguments, "--minutes", "0.02"])
+    train.main([*arguments, "--minutes", "0.04", "--resume"])
     records = [json.loads(line) for line in (tmp_path / "heldout.jsonl").read_text().splitlines()]
     # How many steps fit in a second is the machine's affair: that the loss falls is the next test's.
     assert records[-1]["steps"] > records[0]["steps"] and records[-1]["seconds"] > records[0]["seconds"]
@@ -298,7 +298,7 @@ def test_a_run_goes_on_and_leaves_a_head(folder, tmp_path, kind, target):
 def test_features_are_divided_by_their_size_in_training_alone(folder, tmp_path):
     arguments = ["--target", f"{folder}/target", "--features", f"{folder}/features", "--vocab", "40"]
     arguments += ["--output", str(tmp_path), "--tokens", "200", "--unroll", "1:1"]
-    heads.main([*arguments, "--minutes", "0.01"])
+    train.main([*arguments, "--minutes", "0.01"])
     state = torch.load(tmp_path / "checkpoint.pt", weights_only=True)
     states = load_part(min((folder / "features").glob("part-*.safetensors"))).features
     sizes = torch.tensor([states[layer].float().square().mean(-1).sqrt().median() for layer in published_layers(4)])
@@ -308,7 +308,7 @@ def test_features_are_divided_by_their_size_in_training_alone(folder, tmp_path):
     assert torch.allclose(saved * sizes.repeat_interleave(width), trained, rtol=0.01)
     del state["sizes"]  # as an earlier version left it
     torch.save(state, tmp_path / "checkpoint.pt")
-    heads.main([*arguments, "--minutes", "0.02", "--resume"])
+    train.main([*arguments, "--minutes", "0.02", "--resume"])
     assert torch.load(tmp_path / "checkpoint.pt", weights_only=True)["sizes"] == [1.0, 1.0, 1.0]
 
 
@@ -330,7 +330,7 @@ def test_a_head_goes_on_and_is_saved_with_its_embedding(folder, tmp_path, target
     arguments += ["--vocab", str(VOCAB), "--init", f"{tmp_path}/given", "--unroll", "1:1", "--lr", "1e-4"]
     given = load_file(tmp_path / "given" / "model.safetensors")
     for name, more in (("still", []), ("moved", ["--embedding"])):
-        heads.main([*arguments, "--output", str(tmp_path / name), "--minutes", "0.01", *more])
+        train.main([*arguments, "--output", str(tmp_path / name), "--minutes", "0.01", *more])
         saved = load_file(tmp_path / name / "final" / "model.safetensors")
         assert saved.keys() == given.keys()
         assert torch.equal(saved["embed_tokens.weight"], given["embed_tokens.weight"]) == (name == "still")
@@ -342,7 +342,7 @@ def test_the_mean_of_the_weights_is_what_is_kept(folder, tmp_path, target):
     output = target.model.get_output_embeddings().weight.detach().to(torch.bfloat16)
     documents = Documents(folder / "features", 200, (-1,))
     plan = Plan(lr=1e-2, average=0.5)
-    training = heads.Training(HeadLoss(head, output), documents, plan, tmp_path)
+    training = train.Training(HeadLoss(head, output), documents, plan, tmp_path)
     mean = head.fc.weight.detach().clone()
     for step in range(1, 13):
         training.step(documents[documents.train[0]])
@@ -350,7 +350,7 @@ def test_the_mean_of_the_weights_is_what_is_kept(folder, tmp_path, target):
     assert torch.allclose(training.kept.head.fc.weight, mean, atol=1e-6)
     assert not torch.allclose(head.fc.weight, mean, atol=1e-3)
     training.save()
-    other = heads.Training(HeadLoss(new_head(target.model).float(), output), documents, plan, tmp_path)
+    other = train.Training(HeadLoss(new_head(target.model).float(), output), documents, plan, tmp_path)
     other.resume()
     assert torch.equal(other.kept.head.fc.weight, training.kept.head.fc.weight)
     assert torch.equal(other.model.head.fc.weight, head.fc.weight)
@@ -370,7 +370,7 @@ def test_the_loss_falls_on_what_is_seen_again(folder, target):
     kept = most_frequent(np.load(folder / "features" / COUNTS), 40, "target")
     output = target.model.get_output_embeddings().weight.detach()[kept].to(torch.bfloat16)
     head = new_eagle3_head(target.model, 40).float()
-    training = heads.Training(HeadLoss(head, output), documents, Plan(lr=1e-2), Path())
+    training = train.Training(HeadLoss(head, output), documents, Plan(lr=1e-2), Path())
     batch = documents[documents.train[0]]
     losses = [float(training.step(batch)[0][0]) for _ in range(25)]
     assert losses[-1] < losses[0] - 0.05
@@ -398,5 +398,5 @@ def test_the_loss_falls_on_what_is_seen_again(folder, target):
 def test_what_is_asked_wrongly_is_refused(folder, tmp_path, capsys, more, message):
     arguments = ["--target", f"{folder}/target", "--features", f"{folder}/features", "--output", f"{tmp_path}/x"]
     with pytest.raises(SystemExit):
-        heads.main([*arguments, "--vocab", "40", *more])
+        train.main([*arguments, "--vocab", "40", *more])
     assert re.search(message, capsys.readouterr().err)
