@@ -40,25 +40,26 @@ class Storage(Cache):
 
     @inference
     def reserve(self, slots: int) -> None:
-        """Make room for `slots` slots in each lane."""
+        """Make room for `slots` slots in each lane. Out of memory the storage stays as it was."""
         if slots < self.slots:
             return
         self.flush()
         old, used = self._groups, max(self.slots - 1, 0)
-        self.slots = max(slots + 1, 2 * self.slots, 128)
+        size = max(slots + 1, 2 * self.slots, 128)
         members: dict[tuple, list[tuple[int, int]]] = {}
         for layer, s in enumerate(self._shapes):
             for kind, dim in enumerate((s.key_dim, s.value_dim)):
                 members.setdefault((s.heads, dim, s.dtype, s.device), []).append((layer, kind))
-        self._groups, views = [], [[torch.empty(0)] * 2 for _ in self._shapes]
+        groups, views = [], [[torch.empty(0)] * 2 for _ in self._shapes]
         for index, ((heads, dim, dtype, device), places) in enumerate(members.items()):
-            shape = (len(places), len(self.lanes), heads, self.slots, dim)
+            shape = (len(places), len(self.lanes), heads, size, dim)
             group = torch.zeros(shape, dtype=dtype, device=device)
             if used:
                 group[..., :used, :] = old[index][..., :used, :]
-            self._groups.append(group)
+            groups.append(group)
             for view, (layer, kind) in zip(group, places, strict=True):
                 views[layer][kind] = view
+        self.slots, self._groups = size, groups
         self._views = [tuple((view.flatten(0, 2), view) for view in layer) for layer in views]
         for lane in self.lanes:
             lane.capacity = self.slots - 1

@@ -82,17 +82,20 @@ class KVCache(Cache):
         self._place(max(rows, 2 * self.capacity, 256), self._groups, self.length + self.pending)
 
     def _place(self, capacity: int, old: list[Tensor], used: int) -> None:
-        """Make storage of `capacity` slots, copy the first `used` ones of the old one, point the views at it."""
+        """Make storage of `capacity` slots, copy the first `used` ones of the old one, point the views at it.
+
+        Out of memory the cache stays as it was: nothing of it is assigned before all of the new storage is there.
+        """
         groups = []
-        self._keys_of, self._values_of = [torch.empty(0)] * self._layers, [torch.empty(0)] * self._layers
+        keys_of, values_of = [torch.empty(0)] * self._layers, [torch.empty(0)] * self._layers
         for index, ((heads, dim, dtype, device), members) in enumerate(self._members.items()):
             storage = torch.zeros(len(members), 1, heads, capacity, dim, dtype=dtype, device=device)
             if used:
                 storage[..., :used, :] = old[index][..., :used, :]
             groups.append(storage)
             for view, (layer, kind) in zip(storage, members, strict=True):
-                (self._keys_of if kind == "key" else self._values_of)[layer] = view
-        self._groups, self.capacity = groups, capacity
+                (keys_of if kind == "key" else values_of)[layer] = view
+        self._groups, self._keys_of, self._values_of, self.capacity = groups, keys_of, values_of, capacity
         self.storage_version += 1
 
     @property

@@ -8,6 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from opt_tree.batch.kv_lanes import Storage
 from opt_tree.engines.kv_cache import KVCache, LayerShape
 
 CPU = torch.device("cpu")
@@ -119,6 +120,55 @@ def test_storage_grows_with_need_by_doubling_and_is_never_uninitialised():
     cache.reserve(5 * first)
     assert cache.capacity == 5 * first
     assert all((storage == 0).all() for storage in cache._groups)
+
+
+@pytest.mark.parametrize("allocation", [0, 2])
+def test_a_cache_that_cannot_grow_stays_as_it_was(allocation, monkeypatch):
+    """Out of memory in any of its tensors: the text after a long one finds the rows, the views and the capacity."""
+    cache, naive, generator = KVCache(SHAPES), NaiveCache(), torch.Generator().manual_seed(0)
+    write(cache, naive, 9, generator, padded=False)
+    cache.commit(list(range(9)))
+    naive.commit(list(range(9)))
+    before, left = (cache.capacity, cache.storage_version, cache.views), [allocation]
+    zeros = torch.zeros
+
+    def full(*size: int, **more: object) -> torch.Tensor:
+        left[0] -= 1
+        if left[0] < 0:
+            raise torch.OutOfMemoryError
+        return zeros(*size, **more)
+
+    with monkeypatch.context() as little:
+        little.setattr(torch, "zeros", full)
+        with pytest.raises(torch.OutOfMemoryError):
+            cache.open(5000)
+    assert (cache.capacity, cache.storage_version) == before[:2] and cache.pending == 0
+    assert all(found is known for found, known in zip(cache.views, before[2], strict=True))
+    write(cache, naive, 400, generator, padded=False)
+    cache.commit([0, 7])
+    naive.commit([0, 7])
+    for layer in range(len(SHAPES)):
+        assert_rows(contents(cache, layer), naive.rows[layer])
+
+
+def test_lanes_that_cannot_grow_stay_as_they_were(monkeypatch):
+    storage = Storage(SHAPES, 2)
+    storage.reserve(10)
+    slots, views, zeros = storage.slots, storage.views(range(2)), torch.zeros
+
+    def full(size: tuple[int, ...], **more: object) -> torch.Tensor:
+        if more["dtype"] == torch.float32:
+            raise torch.OutOfMemoryError
+        return zeros(size, **more)
+
+    with monkeypatch.context() as little:
+        little.setattr(torch, "zeros", full)
+        with pytest.raises(torch.OutOfMemoryError):
+            storage.reserve(1000)
+    assert storage.slots == slots and [lane.capacity for lane in storage.lanes] == [slots - 1] * 2
+    assert [view.shape for view in storage.views(range(2))] == [view.shape for view in views]
+    storage.reserve(1000)
+    assert storage.slots == 1001 and all(view.shape[2] == 1001 for view in storage.views(range(2)))
 
 
 def test_layers_of_one_shape_share_a_tensor_and_others_get_their_own():
