@@ -1,7 +1,7 @@
 """Native code for what runs between two forwards: the same numbers as numpy's, in one call instead of dozens.
 
-Owns the calls of `native.cpp` and `native_tables.cpp`, which `opt_tree.models.compiling` has built where it builds
-packages. numpy, or plain Python over a table, is the reference and does the same wherever nothing was built.
+Owns the calls of `native.cpp`, which `opt_tree.models.compiling` has built where it builds packages. numpy is the
+reference and does the same wherever nothing was built.
 """
 
 import ctypes
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from opt_tree.core.target import Laws
 
-SOURCES = tuple(Path(__file__).with_name(name) for name in ("native.cpp", "native_tables.cpp"))
+SOURCES = (Path(__file__).with_name("native.cpp"),)
 OPTIONS = ("-O3", "-std=c++17", "-shared", "-fPIC", "-ffp-contract=off")
 """Of the compiler: IEEE arithmetic to the letter, as numpy's is."""
 
@@ -24,7 +24,7 @@ _STORAGE = [_ADDRESS, _NUMBER]  # of a pool: where its candidates are, and how m
 
 
 class Code:
-    """The functions of both files."""
+    """Its functions."""
 
     def __init__(self, file: Path) -> None:
         """Load them. Raises OSError where they do not load here."""
@@ -63,11 +63,6 @@ class Code:
             _ADDRESS,
         )
         self.take = typed("take", ctypes.c_bool, _ADDRESS, _NUMBER, _ADDRESS, _NUMBER, _NUMBER, _ADDRESS)
-        self.new_table = typed("new_table", _ADDRESS, _ADDRESS, _NUMBER, real, *[_ADDRESS] * 3)
-        self.free_table = typed("free_table", None, _ADDRESS)
-        self.count_text = typed("count_text", None, _ADDRESS, _ADDRESS, _NUMBER)
-        about = [_NUMBER, *[_ADDRESS] * 5, _NUMBER, real, _NUMBER, _NUMBER]
-        self.grow_over_table = typed("grow_over_table", _NUMBER, _ADDRESS, _ADDRESS, _NUMBER, *about, *[_ADDRESS] * 2)
         self.follow = typed("follow", _NUMBER, _ADDRESS, _ADDRESS, _NUMBER, _ADDRESS, _NUMBER)
 
 

@@ -15,13 +15,9 @@ import numpy as np
 
 from opt_tree.core.pool import CandidatePool
 from opt_tree.core.tree import Tree
-from opt_tree.drafters import Drafter, Grafted, NGramDrafter, Product, StoreDrafter
+from opt_tree.drafters import Drafter, Grafted, Product
 from opt_tree.drafters.tables.lookup import Lookup, Tail
-from opt_tree.drafters.tables.native_table import NativeTable
 from opt_tree.policies import OptTree, TreePolicy
-
-_MOST = 1000
-"""Nodes up to which native code is asked: room is made for a whole tree before it grows."""
 
 Path = tuple[int, ...]
 Node = tuple[float, int, Path, Tail]
@@ -36,8 +32,6 @@ class Below(NamedTuple):
     order: int
     first: int
     policy: OptTree
-    native: NativeTable | None = None
-    """Who grows the tree in native code, where that is there and made for the table."""
 
 
 def looked_up(drafter: Drafter | None, policy: TreePolicy, context: list[int]) -> Below | None:
@@ -52,17 +46,12 @@ def looked_up(drafter: Drafter | None, policy: TreePolicy, context: list[int]) -
 
 
 def _of(table: Lookup, first: int, policy: OptTree) -> Below:
-    native = None
-    if (type(table) is NGramDrafter or type(table) is StoreDrafter) and policy.nodes <= _MOST:
-        native = table.native()
-    return Below(lambda tail, depth: table.law(tail), table.order, first, policy, native)
+    return Below(lambda tail, depth: table.law(tail), table.order, first, policy)
 
 
 def grow(below: Below, context: list[int], limit: int, above: CandidatePool | None = None) -> Tree:
     """Return the tree that the loop would grow, at most `limit` layers deep; `above` is what it has grown so far."""
-    law, order, depth, policy, native = below
-    if native is not None:
-        return native.grow(context, above, policy.nodes, policy.threshold, depth, limit)
+    law, order, depth, policy = below
     nodes, rows = _begin(context, order, above, policy.nodes)
     numbers = count(max(rows.values(), default=-1) + 1)
     # With a threshold, layer by layer: each has to raise E(A) by more. Without one they all do, the best node first.

@@ -104,7 +104,7 @@ def use_native_code(make: bool = True, heard: bool = True) -> None:
 
 
 def _build(package: Package) -> None:
-    """Compile both files of native code, in two seconds."""
+    """Compile the native code, in two seconds."""
     with TemporaryDirectory() as folder:
         made = Path(folder) / package.file.name
         command = [aot.cpp_compiler(), *native.OPTIONS, *map(str, native.SOURCES), "-o", str(made)]

@@ -10,11 +10,9 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from opt_tree.core import native
 from opt_tree.core.step import Outcome
 from opt_tree.core.target import Output
 from opt_tree.drafters.tables.lookup import Lookup, Tail
-from opt_tree.drafters.tables.native_table import Elsewhere, NativeTable
 
 BETA = (4.0, 2.5, 1.25, 0.75)
 """How many observations a shorter match is worth, by the length of the longer one (1, 2, ... tokens)."""
@@ -113,12 +111,7 @@ def interpolate(tail: Tail, text: Text, beta: Sequence[float], rows: Sequence[Ro
 
 
 class Interpolated(Lookup):
-    """A drafter by `interpolate`: from the text at hand, and from whatever `rows` adds.
-
-    The text is counted when somebody asks: here, or in native code.
-    """
-
-    _native: NativeTable | None
+    """A drafter by `interpolate`: from the text at hand, counted when somebody asks, and from whatever `rows` adds."""
 
     def __init__(self, beta: Sequence[float], weight: float = 1.0) -> None:
         if not beta or min(beta) < 0 or weight < 0:
@@ -152,32 +145,12 @@ class Interpolated(Lookup):
             law = answers[tail] = interpolate(tail, self._text, self.beta, self.rows(tail))
         return law
 
-    def elsewhere(self) -> Elsewhere | None:
-        """What `rows` reads, for native code to read it; None where native code cannot."""
-        return None
-
-    def native(self) -> NativeTable | None:
-        """The same table in native code, with all of the text counted; None where there is none."""
-        code, elsewhere = native.code, self.elsewhere()
-        if code is None or elsewhere is None:
-            return None
-        if self._native is None or self._native.code is not code:
-            self._native = NativeTable(code, self.beta, self.weight, elsewhere)
-        if self.weight:
-            self._native.count(self._said)
-        return self._native
-
     @property
     def settings(self) -> dict[str, Any]:
         return {"beta": list(self.beta), "weight": self.weight}
 
-    def __getstate__(self) -> dict[str, Any]:
-        """All but the native table: a copy has one of its own, as soon as it is asked for."""
-        return vars(self) | {"_native": None}
-
     def _forget(self, prompt: list[int]) -> None:
         self._said, self._counted = list(prompt), 0
-        self._native = None
         self._text = Text(Counts(self.order if self.weight else 0), self.weight)
         # A branch that was rejected is often drafted again: answers are kept until a count of theirs has changed,
         # which only those of the same last token can.
@@ -201,9 +174,6 @@ class NGramDrafter(Interpolated):
 
     def rows(self, tail: Tail) -> Sequence[Row]:
         return ()
-
-    def elsewhere(self) -> Elsewhere:
-        return Elsewhere()
 
     def describe(self) -> str:
         return "n-grams of the text at hand"

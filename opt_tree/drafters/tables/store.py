@@ -18,7 +18,6 @@ from jaxtyping import UInt
 
 from opt_tree.drafters.tables.file_format import Table, load_table
 from opt_tree.drafters.tables.lookup import Tail
-from opt_tree.drafters.tables.native_table import Elsewhere
 from opt_tree.drafters.tables.ngram import Interpolated, Row
 from opt_tree.models.checkpoints import CheckpointError
 
@@ -94,7 +93,7 @@ class Store:
         return found
 
     def _fits(self) -> bool:
-        """Whether native code may read the arrays: all are there, of unsigned integers, and as long as each other."""
+        """Whether rows can be read: all arrays are there, of unsigned integers, and as long as each other."""
         if any(array.ndim != 1 or array.dtype.kind != "u" or not array.flags.c_contiguous for array in self.arrays):
             return False
         lengths, runs = [len(array) for array in self.arrays], len(self.arrays[0]) if self.arrays else 0
@@ -131,9 +130,6 @@ class StoreDrafter(Interpolated):
 
     def rows(self, tail: Tail) -> Sequence[Row]:
         return self.store.rows(tail)
-
-    def elsewhere(self) -> Elsewhere:
-        return Elsewhere(self.store.arrays, self.store.bits, self.store.vocab)
 
     def describe(self) -> str:
         text = " and the text at hand" if self.weight else ""
