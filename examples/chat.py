@@ -1,6 +1,6 @@
 """A chat page: each answer drafted by a tree and, beside it, decoded plainly, each with a clock of its own.
 
-    pip install -r requirements/doors.txt
+    pip install -r requirements/integrations.txt
     python -m examples.chat [--base-model-path smollm2] [--drafter SPEC ...]
 
 The two sides take turns by their clocks: the one that has spent less time makes the next step. So one core shows a fair
@@ -233,7 +233,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         for spec in arguments.drafter or ():
             parse_spec(spec)
         if importlib.util.find_spec("gradio") is None:
-            sys.exit("the page needs gradio: pip install -r requirements/doors.txt")
+            sys.exit("the page needs gradio: pip install -r requirements/integrations.txt")
         blocks = page(load(arguments), KNOWN.get(arguments.base_model_path))
     except (CheckpointError, ValueError) as error:
         sys.exit(str(error))

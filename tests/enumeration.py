@@ -37,7 +37,7 @@ def disjoint_laws(side: int) -> Laws:
     return law
 
 
-# Target and drafter; the last is what docs/design.md works out by hand, with p > q on two tokens.
+# Target and drafter; the last is what docs/sampling.md works out by hand, with p > q on two tokens.
 LAWS: dict[str, tuple[Laws, Laws]] = {
     "random": (hashed_laws(1, VOCAB), hashed_laws(2, VOCAB)),
     "zeros": (hashed_laws(3, VOCAB, 3), hashed_laws(4, VOCAB, 3)),

@@ -53,11 +53,15 @@ def test_a_link_leads_somewhere(page: Path, link: str) -> None:
         assert anchor in slugs(target), f"{name_of(page)} links to #{anchor}; there are {sorted(slugs(target))}"
 
 
-def test_the_readme_is_short_and_says_how_to_begin() -> None:
+def test_the_readme_says_how_to_begin() -> None:
     text = (ROOT / "README.md").read_bytes()
-    assert len(text) < 8000
     for needed in (b"pip install", b"python demo_opt_classic.py", b"python -m pytest", b"transcript.png"):
         assert needed in text
+
+
+@pytest.mark.parametrize(("name", "size"), [("README.md", 8000), ("RESULTS.md", 8000), ("docs/design.md", 10240)])
+def test_a_page_that_is_read_first_stays_short(name: str, size: int) -> None:
+    assert len((ROOT / name).read_bytes()) <= size
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
@@ -196,7 +200,6 @@ def test_a_page_of_results_shows_the_figures_beside_it(page: Path) -> None:
 def test_every_page_of_results_is_in_the_summary() -> None:
     linked = set(re.findall(r"\]\(results/(\w+\.md)\)", (ROOT / "RESULTS.md").read_text()))
     assert linked == {page.name for page in MEASURED}
-    assert len((ROOT / "RESULTS.md").read_bytes()) < 8000
 
 
 def statements(page: Path) -> Iterator[str]:
@@ -206,7 +209,7 @@ def statements(page: Path) -> Iterator[str]:
         yield from [section] if whole else re.split(r"\n\n|^(?=- |\d+\. |\|)", section, flags=re.M)
 
 
-@pytest.mark.parametrize("page", [ROOT / "RESULTS.md", ROOT / "docs" / "claims.md"], ids=name_of)
+@pytest.mark.parametrize("page", [ROOT / "README.md", ROOT / "RESULTS.md", ROOT / "docs" / "claims.md"], ids=name_of)
 def test_a_figure_stands_on_a_page_that_is_linked(page: Path) -> None:
     checked = 0
     for statement in statements(page):
@@ -219,7 +222,7 @@ def test_a_figure_stands_on_a_page_that_is_linked(page: Path) -> None:
         figures = set(re.findall(r"\d*\.\d+", re.sub(r"\]\([^)]*\)", "", statement)))
         assert figures <= known, f"{name_of(page)}: {sorted(figures - known)} in {statement[:80]}"
         checked += len(figures)
-    assert checked > 30
+    assert checked > 10
 
 
 BLOCKS = [

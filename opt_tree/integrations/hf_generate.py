@@ -2,7 +2,7 @@
 
 Translates what transformers prepared (processors, stopping criteria, generation config, cache, media) into the loop's
 words and the result back. Decodes nothing itself. An argument is honoured or refused in one line, never swallowed:
-docs/door.md has the table, tests/integrations/test_hf_options.py goes through it.
+docs/generate.md has the table, tests/integrations/test_hf_options.py goes through it.
 """
 
 import functools

@@ -1,6 +1,6 @@
 """Every argument of `generate` and every field of a GenerationConfig, through the door: the same text, or a refusal.
 
-The table in docs/door.md is held against these cases, and these against what the installed transformers has.
+The table in docs/generate.md is held against these cases, and these against what the installed transformers has.
 """
 
 import copy
@@ -39,7 +39,7 @@ MASK = torch.ones_like(IDS)
 NEW = 20
 # Greedy text of the tiny Llama behind PROMPT, filled in by the fixture; cases name its tokens by place.
 TEXT: list[int] = []
-TABLE = Path(__file__).parents[2] / "docs" / "door.md"
+TABLE = Path(__file__).parents[2] / "docs" / "generate.md"
 
 
 class NoSevens(LogitsProcessor):

@@ -97,7 +97,7 @@ def tasks() -> list[dict]:
 
 
 def test_lm_eval_scores_and_texts_are_the_same_with_and_without_trees():
-    lm_eval = pytest.importorskip("lm_eval", reason="no lm-eval here: pip install -r requirements/doors.txt")
+    lm_eval = pytest.importorskip("lm_eval", reason="no lm-eval here: pip install -r requirements/integrations.txt")
     from opt_tree.integrations.lm_eval_model import register
 
     assert register() is register()

@@ -127,7 +127,7 @@ def specinfer(children: list[int], target: np.ndarray, drafter: np.ndarray, rand
 
 
 def test_a_rule_for_sampled_children_is_wrong_on_the_most_probable_ones() -> None:
-    """docs/design.md, "Why the kind of children is a type": no figure of speed or acceptance shows it; this does."""
+    """docs/sampling.md, "Why the kind of children is a type": no figure of speed or acceptance shows it; this does."""
     target, drafter = np.array([0.2, 0.5, 0.3]), np.array([0.6, 0.3, 0.1])
 
     def on_top_two(random: EnumeratingRandom) -> int:
