@@ -22,7 +22,8 @@ PAGES = [
     *(ROOT / name for name in ("README.md", "RESULTS.md", "CONTRIBUTING.md", "CHANGELOG.md")),
     *sorted((ROOT / "docs").glob("*.md")),
     *sorted((ROOT / "results").glob("*.md")),
-    ROOT / "opt_tree" / "models" / "embedded" / "README.md",
+    *sorted((ROOT / "opt_tree" / "models" / "embedded").rglob("*.md")),
+    ROOT / "evaluation" / "questions" / "README.md",
 ]
 
 
