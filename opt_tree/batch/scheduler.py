@@ -6,7 +6,9 @@ answers. Verifiers, drafters and the loop know nothing of it; a policy may ask a
 """
 
 import contextvars
+import threading
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, TypeVar
 
 import greenlet
@@ -19,20 +21,44 @@ from opt_tree.engines.kv_cache import inference
 T = TypeVar("T")
 
 
-def side_by_side(jobs: Iterable[Callable[[int], T]], lanes: int) -> Iterator[tuple[int, T]]:
+_abandoned: "list[_Hub]" = []
+"""Those that another thread than their own ended. Their lanes are kept for that one: only it can unwind them."""
+
+
+def side_by_side(
+    jobs: Iterable[Callable[[int], T]],
+    lanes: int,
+    turn: Callable[[], AbstractContextManager[Any]] = nullcontext,
+) -> Iterator[tuple[int, T]]:
     """Run jobs, each in a lane of its own as long as it lasts; yield each one's place and result as it ends.
 
     A job is told the number of its lane, from 0; another one begins there as soon as it is free. An error in one ends
-    all, and says which it was in a note; closing the iterator ends them, too.
+    all, and says which it was in a note; closing the iterator ends them, too. Jobs run inside a `turn`, which is over
+    while a result is out. RuntimeError in another thread than the one that they began in, which ends them as well.
     """
+    _unwind_abandoned()
     hub = _Hub(jobs, lanes)
     try:
-        while hub.fill():
-            hub.forward()
-            yield from hub.ended()
-        yield from hub.ended()
+        under_way = True
+        while under_way:
+            with turn():
+                under_way = hub.fill()
+                if under_way:
+                    hub.forward()
+            for found in hub.ended():
+                yield found
+                if not hub.here:
+                    return  # which closes the hub: it says so
     finally:
         hub.close()
+
+
+def _unwind_abandoned() -> None:
+    """End the lanes that others abandoned for this thread, and forget those of threads that are over."""
+    for hub in list(_abandoned):
+        if hub.here:
+            hub.close()
+    _abandoned[:] = [hub for hub in _abandoned if hub.live and hub.thread.is_alive()]
 
 
 class _Hub:
@@ -44,9 +70,17 @@ class _Hub:
     def __init__(self, jobs: Iterable[Callable[[int], Any]], lanes: int) -> None:
         self._jobs = enumerate(jobs)
         self._free = list(range(lanes))[::-1]
-        self._live: dict[int, tuple[int, greenlet.greenlet]] = {}
+        self.thread = threading.current_thread()
+        """The one that its lanes can run in."""
+        self.live: dict[int, tuple[int, greenlet.greenlet]] = {}
+        """By lane, the job's place and what runs it."""
         self._asked: dict[int, Ask | Meeting] = {}
         self._ended: list[tuple[int, Any]] = []
+
+    @property
+    def here(self) -> bool:
+        """Whether this is the lanes' thread."""
+        return threading.current_thread() is self.thread
 
     @inference
     def fill(self) -> bool:
@@ -56,9 +90,9 @@ class _Hub:
             thread = LaneThread(job)
             thread.gr_context = contextvars.copy_context()
             lane = self._free.pop()
-            self._live[lane] = place, thread
+            self.live[lane] = place, thread
             self._resume(lane, lane)
-        return bool(self._live)
+        return bool(self.live)
 
     @inference
     def forward(self) -> None:
@@ -90,7 +124,7 @@ class _Hub:
 
     def _resume(self, lane: int, answer: Any) -> None:
         """Let a lane go on until it asks for a forward or ends."""
-        place, thread = self._live[lane]
+        place, thread = self.live[lane]
         self._asked.pop(lane, None)
         try:
             found = thread.switch(answer)
@@ -101,7 +135,7 @@ class _Hub:
             self._asked[lane] = found
             return
         self._ended.append((place, found))
-        del self._live[lane]
+        del self.live[lane]
         self._free.append(lane)
 
     def ended(self) -> list[tuple[int, Any]]:
@@ -110,8 +144,15 @@ class _Hub:
         return ended
 
     def close(self) -> None:
-        """End what is under way."""
-        for _, thread in self._live.values():
+        """End what is under way. In another thread that is left to the lanes' own: RuntimeError."""
+        if not self.here:
+            _abandoned.append(self)
+            raise RuntimeError(
+                f"sequences side by side belong to the thread that began them ({self.thread.name}): go on and close "
+                "there; they end now"
+            )
+        for _, thread in self.live.values():
             while not thread.dead:
                 with torch.inference_mode():
                     thread.throw()
+        self.live.clear()

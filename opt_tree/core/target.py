@@ -77,6 +77,11 @@ def turn_of(shared: object) -> Turn:
     return vars(shared).setdefault("_turn", Turn())
 
 
+def own_turn(twin: object) -> None:
+    """Give a shallow copy, which has a state of its own, a turn of its own."""
+    vars(twin).pop("_turn", None)
+
+
 def shared(one: list[int], other: list[int]) -> int:
     """Return how many tokens two texts begin with alike."""
     pairs = zip(one, other, strict=False)

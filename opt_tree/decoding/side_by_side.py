@@ -7,6 +7,7 @@ runs them; the loop knows nothing of it.
 import copy
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from numbers import Integral
 from typing import Any, Self, TypeVar
 
@@ -35,6 +36,7 @@ class SideBySide:
     lanes: int
     """How many sequences share this decoder's forwards."""
     generate: Callable[..., Generation]
+    turn: Callable[[], AbstractContextManager[Any]]
 
     @at_every_rank
     def generate_batch(
@@ -78,6 +80,9 @@ class SideBySide:
         one; each has a context, a drafter and a controller of its own, copied from this decoder's, and what they learn
         ends with this call. Where the models do not take several sequences, the jobs run one after the other, and a
         warning says why. The times of a generation then have the others' work in them: see `Generation.lanes`.
+
+        Between two results other threads may decode with this decoder. The jobs belong to the thread that asked for
+        the first result: RuntimeError in another one that goes on or closes the iterator, which ends it.
         """
         require(Integral, width=width)
         if width < 1:
@@ -87,7 +92,8 @@ class SideBySide:
         decoders, why = [], shared_forwards.why_alone(models) or alone
         if width > 1 and why is None:
             memos, shared = shared_forwards.lanes_of(models, width), self.controller.in_lanes(width)
-            decoders = [self._copied(memo, shared, width) for memo in memos]
+            with self.turn():
+                decoders = [self._copied(memo, shared, width) for memo in memos]
             why = shared_forwards.why_not_copied(memos[0])
         if width == 1 or why is not None:
             if width > 1:
@@ -96,7 +102,7 @@ class SideBySide:
                 yield place, job(self)
             return
         bound = ((lambda lane, job=job: job(decoders[lane])) for job in jobs)
-        yield from scheduler.side_by_side(bound, width)
+        yield from scheduler.side_by_side(bound, width, self.turn)
 
     def _copied(self, memo: dict[int, Any], shared: Controller | None, lanes: int) -> Self:
         """The same decoder for one lane, with the controller that the lanes share, if they do."""

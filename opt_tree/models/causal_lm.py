@@ -19,7 +19,7 @@ from torch import Tensor
 from transformers import Cache, DynamicCache, PreTrainedModel
 
 from opt_tree.core.errors import UnsupportedModelError, one_line, require
-from opt_tree.core.target import Laws, Output, Target, Work, shared
+from opt_tree.core.target import Laws, Output, Target, Work, own_turn, shared
 from opt_tree.core.tree import Tree
 from opt_tree.engines import Eager, Engine, Forward
 from opt_tree.engines.body import takes
@@ -163,6 +163,7 @@ class CausalLM(Target):
         twin = copy.copy(self)
         twin.cache, twin.engine, twin.work = cache, engine, Work()
         twin._pending, twin._given, twin._tokens, twin._staging = [], None, [], Staging()
+        own_turn(twin)
         return twin
 
     @property

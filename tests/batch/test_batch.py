@@ -1,6 +1,9 @@
 """Sequences side by side: every answer is the one that its prompt gets alone, and no lane hears of another."""
 
+import copy
 import itertools
+import threading
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -10,6 +13,7 @@ from conftest import TableDrafter, TableTarget, hashed_laws
 from side_by_side import BUCKETS, METHODS, OPT, PLACES, PROMPTS, TREES, compare, decoder_of, trace
 from tiny_models import VOCAB, prompt, tiny, tiny_drafter
 
+from opt_tree.batch import scheduler
 from opt_tree.batch import shared_forwards as batch
 from opt_tree.batch.kv_lanes import Storage
 from opt_tree.batch.merge_tensors import cheapest_split
@@ -197,6 +201,95 @@ def test_closing_early_ends_every_lane(decoder):
     assert len(begun) == 3 and len(ended) == 1 and not torch.is_inference_mode_enabled()
     running.close()
     assert len(begun) == 3 and ended == [True] * 3 and not torch.is_inference_mode_enabled()
+
+
+def in_thread(call: Callable[[], Any]) -> list[Any]:
+    """What another thread finds, an error included; nothing of one that hangs."""
+    found: list[Any] = []
+
+    def work() -> None:
+        try:
+            found.append(call())
+        except RuntimeError as error:
+            found.append(error)
+
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    thread.join(20)
+    return found
+
+
+def test_another_thread_decodes_between_two_results(alone):
+    """Whether or not there was a generation before the batch: its lanes have turns of their own."""
+    for used in (False, True):
+        decoder = decoder_of("draft")
+        if used:
+            decoder.generate(PROMPTS[0], NEW)
+        running = decoder.side_by_side([lambda own, ids=ids: own.generate(ids, NEW) for ids in PROMPTS], 3)
+        first = next(running)
+        [between] = in_thread(lambda decoder=decoder: decoder.generate(PROMPTS[0], NEW))
+        assert trace([between]) == alone[:1]
+        found = dict([first, *running])
+        assert trace([found[place] for place in range(len(PROMPTS))]) == alone
+
+
+def test_a_batch_and_a_text_at_once_take_turns(alone):
+    """Else the one thread runs the model in the middle of the other's forward."""
+    decoder = decoder_of("draft")
+    inside, most, begun = [0], [0], threading.Event()
+
+    def enter(*_: object) -> None:
+        inside.append(1)
+        most.append(sum(inside))
+        if not begun.is_set():  # the batch's first forward lasts until the other thread would be in one
+            begun.set()
+            time.sleep(0.2)
+
+    for lm in (decoder.target, *decoder.drafter.models):
+        lm.model = copy.deepcopy(lm.model)
+        lm.eager.model = lm.model
+        lm.model.register_forward_pre_hook(enter)
+        lm.model.register_forward_hook(lambda *_: inside.append(-1))
+    batches: list[Any] = []
+    thread = threading.Thread(target=lambda: batches.append(trace(decoder.generate_batch(PROMPTS, 3, NEW))))
+    thread.start()
+    begun.wait()
+    single = [trace([decoder.generate(PROMPTS[0], NEW)]) for _ in range(5)]
+    thread.join()
+    assert batches == [alone] and single == [alone[:1]] * 5 and max(most) == 1
+
+
+@pytest.mark.parametrize("how", ["go on", "close"])
+def test_lanes_belong_to_the_thread_that_began_them(how, decoder, alone):
+    """Elsewhere there is one clear error, nobody waits, and their own thread ends them when it decodes next."""
+    ended: list[bool] = []
+
+    def job(own: Decoder, new: int) -> list[int]:
+        try:
+            return own.generate(PROMPTS[1], new).tokens
+        finally:
+            ended.append(torch.is_inference_mode_enabled())
+
+    running = decoder.side_by_side([lambda own, new=new: job(own, new) for new in (1, 200, 200, 1)], 3)
+    next(running)
+    elsewhere = (lambda: next(running)) if how == "go on" else running.close
+    [error] = in_thread(elsewhere)
+    assert isinstance(error, RuntimeError) and "belong to the thread that began them (MainThread)" in str(error)
+    assert "\n" not in str(error) and in_thread(lambda: list(running)) == [[]]
+    assert trace(in_thread(lambda: decoder.generate(PROMPTS[0], NEW))) == alone[:1]
+    assert len(ended) == 1
+    assert trace(decoder.generate_batch(PROMPTS, 3, NEW)) == alone
+    assert ended == [True] * 3 and not torch.is_inference_mode_enabled()
+
+
+def test_lanes_of_a_thread_that_is_over_are_forgotten(decoder, alone):
+    jobs = [lambda own: own.generate(PROMPTS[0], 1), lambda own: own.generate(PROMPTS[1], 200)]
+    running = decoder.side_by_side(jobs, 2)
+    assert len(in_thread(lambda: next(running))) == 1
+    with pytest.raises(RuntimeError, match="belong to the thread that began them"):
+        running.close()
+    assert trace(decoder.generate_batch(PROMPTS, 3, NEW)) == alone
+    assert not scheduler._abandoned and not torch.is_inference_mode_enabled()
 
 
 def test_the_decoder_itself_is_left_as_it_was(decoder, alone):
