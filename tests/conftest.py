@@ -26,7 +26,6 @@ os.environ["OPT_TREE_CACHE"] = os.path.join(os.path.abspath(__file__), "no-packa
 shapes.install()
 
 import opt_tree  # noqa: E402
-from opt_tree.core import native  # noqa: E402
 from opt_tree.core.pool import Frontier  # noqa: E402
 from opt_tree.core.step import Outcome  # noqa: E402
 from opt_tree.core.target import Output, Target, Work  # noqa: E402
@@ -59,14 +58,6 @@ def shared_models_stay_as_they_are() -> Iterator[None]:
     models = sys.modules.get("models")
     changed = models.changed_models() if models else []
     assert not changed, f"a test of this file changed what all tests share: {', '.join(changed)}. Copy it first"
-
-
-@pytest.fixture(autouse=True, scope="module")
-def native_code_is_used_on_purpose() -> Iterator[None]:
-    """Python is the reference, whatever another file of the process has built."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(native, "code", None)
-        yield
 
 
 def hashed_laws(seed: int, vocab: int, cells: int | None = None) -> Laws:

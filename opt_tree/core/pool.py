@@ -11,8 +11,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from opt_tree.core import native
-from opt_tree.core.children import Children, EqualSiblings, Few, Layer, TopK
+from opt_tree.core.children import Children, EqualSiblings, Few, Layer
 from opt_tree.core.random import Random
 from opt_tree.core.target import Laws
 from opt_tree.core.tree import Tree
@@ -61,8 +60,6 @@ class CandidatePool:
         self.size = 1
         """Candidates so far, the root among them."""
         self._budget = children.budget
-        best = self._budget if type(children) is TopK else None
-        self._native = native.Growing(native.code, best) if native.code is not None and best is not None else None
         self._store(np.zeros((5, 128), dtype=np.int64))
         self._storage[0, 0], self._storage[1, 0] = root, -1
         self._reach: Float[np.ndarray, " pool"] | None = None
@@ -70,21 +67,14 @@ class CandidatePool:
         self._sums: dict[tuple[int, int], float] = {}
         self._order: Int[np.ndarray, " pool"] | None = None
         self._frontier = _ROOT
-        self._see(_ITSELF.copy())
+        self._seen = _ITSELF.copy()
+        """What expanded nodes may see, by draft row and column; every node sees itself."""
         self._expanded = 0
         self._equal = EqualSiblings() if children.sampled else None
 
     def _store(self, storage: Int[np.ndarray, "5 capacity"]) -> None:
         """Keep candidates here from now on: four rows of integers, and one whose bits are path log-probabilities."""
         self._storage, self._paths = storage, storage[4].view(np.float64)
-        if self._native is not None:
-            self._native.store(storage)
-
-    def _see(self, seen: Bool[np.ndarray, "width width"]) -> None:
-        """Keep here what expanded nodes may see, by draft row and column; every node sees itself."""
-        self._seen = seen
-        if self._native is not None:
-            self._native.see(seen)
 
     def _reserve(self, size: int) -> None:
         """Make room for so many candidates. Grown by doubling: an assignment costs a third of a concatenation."""
@@ -115,25 +105,8 @@ class CandidatePool:
 
         `answer`: log-probabilities of the next token behind each of those nodes, or the few tokens known there.
         """
-        laws = Laws(answer) if isinstance(answer, Tensor) else Laws(*answer)
-        if not self._grow(laws):
-            self._pick(laws)
+        log_probs, tokens, peaks = Laws(answer) if isinstance(answer, Tensor) else Laws(*answer)
         self._order = None
-
-    def _grow(self, laws: Laws) -> bool:
-        """Do what `_pick` does by native code, where it is there and made for this; return whether it was done."""
-        if self._native is None:
-            return False
-        size, asked = self.size, len(self._frontier)
-        self._reserve(size + self._native.best)
-        grown = self._native.grow(laws, asked, size, self._expanded + 1 - asked, self.depth + 1, self.floor)
-        if grown is None:
-            return False
-        self.layer, self.depth, self.size = size, self.depth + 1, grown
-        return True
-
-    def _pick(self, laws: Laws) -> None:
-        log_probs, tokens, peaks = laws
         if self._equal is not None:
             log_probs = self._equal.spread(log_probs)
         above = self.path_log_probs.take(self._frontier)
@@ -178,8 +151,6 @@ class CandidatePool:
 
     def best(self, nodes: int) -> Int[np.ndarray, " best"]:
         """The root and the `nodes` best candidates, best first; equal ones in the order they were stored."""
-        if self._native is not None:
-            return self._native.best_of(self.size, nodes + 1)
         if self._order is None:
             self._order = (-self.reach).argsort(kind="stable")
         return self._order[: nodes + 1]
@@ -200,12 +171,8 @@ class CandidatePool:
         while len(self._seen) <= last:
             grown = np.eye(2 * len(self._seen), k=-1, dtype=bool)
             grown[: len(self._seen), : len(self._seen)] = self._seen
-            self._see(grown)
+            self._seen = grown
         self._expanded, seen = last, self._seen[first + 1 : last + 1, :last]
-        if self._native is not None:
-            told = self._native.frontier(self.size, rows, first + 1)
-            if told is not None:
-                return Frontier(told[0], told[1], told[2], seen)
         parents = self.draft_rows.take(self.parents.take(rows))
         self._seen[first + 1 : last + 1, :first] = self._seen[parents, :first]
         self.draft_rows[rows] = np.arange(first + 1, last + 1)
@@ -219,10 +186,6 @@ class CandidatePool:
         Sampled siblings are kept up to some one of them, in the order they were drawn. Whether there is another one may
         depend on those before it; a gap would mean that the token itself decided, which no verifier corrects for.
         """
-        if self._native is not None and (found := self._native.tree(self.size, rows)) is not None:
-            (tokens, parents, depths, draft_rows, bits), seen = found
-            about = {"path_log_probs": bits.view(np.float64), "draft_rows": draft_rows, "depths": depths}
-            return Tree.sound(tokens=tokens, parents=parents, ancestors=seen, **about)
         rows = rows.copy()
         rows.sort()
         above = self.parents.take(rows)

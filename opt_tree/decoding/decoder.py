@@ -30,7 +30,6 @@ from opt_tree.decoding.generation import Generation, check_prompt
 from opt_tree.decoding.side_by_side import SideBySide
 from opt_tree.drafters import Drafter
 from opt_tree.engines.kv_cache import inference
-from opt_tree.models.forward_layout import take
 from opt_tree.models.tensor_parallel import at_every_rank
 from opt_tree.policies import TreePolicy
 from opt_tree.verifiers import Verifier, check, greedy, match
@@ -49,7 +48,7 @@ def decode_step(run: "Run", drafter: Drafter | None, policy: TreePolicy, verify:
     run.lap()
     drafted = tree.tokens.tolist()
     tokens = [*(drafted[row] for row in verdict.path[1:]), verdict.token]
-    features = {layer: take(states, verdict.path) for layer, states in output.features.items()}  # outlive the forward
+    features = {layer: states[verdict.path] for layer, states in output.features.items()}  # outlive the forward
     outcome = Outcome(tree, verdict.path, tokens, features, output.logits)
     run.target.commit(verdict.path)
     run.random.advance(len(tokens))

@@ -1,9 +1,5 @@
 """A target and a drafter that belong together, loaded in one call."""
 
-import os
-import platform
-import shutil
-from contextlib import suppress
 from dataclasses import dataclass
 from os import PathLike, fspath
 from types import NoneType
@@ -26,7 +22,7 @@ from opt_tree.models.checkpoints import (
     load_tokenizer,
     require_device,
 )
-from opt_tree.models.compiling import compile_forwards, use_native_code
+from opt_tree.models.compiling import compile_forwards
 from opt_tree.models.named import drafter_of, resolve
 
 
@@ -131,16 +127,4 @@ def load_pair(
     pair = Pair(lm, tokenizer, load_drafter(spec, lm, options))
     if compile:
         pair.compile(any_dtype=draft_dtype == "auto")
-    _use_native_code()
     return pair
-
-
-def _use_native_code() -> None:
-    """Have eager forwards take native code as well. Nobody asked for it: where it cannot be had, nothing is said.
-
-    It is built, in two seconds, where a compiler lies on the path of a Linux machine. Elsewhere to ask for one may
-    open a window.
-    """
-    compiler = platform.system() == "Linux" and shutil.which(os.environ.get("CXX") or "g++") is not None
-    with suppress(OSError, RuntimeError):  # no home folder, a cache that cannot be written or locked
-        use_native_code(make=compiler, heard=False)

@@ -22,6 +22,7 @@ from opt_tree.core.errors import UnsupportedModelError, one_line, require
 from opt_tree.core.target import Laws, Output, Target, Work, own_turn, shared
 from opt_tree.core.tree import Tree
 from opt_tree.engines import Eager, Engine, Forward
+from opt_tree.engines.base import Mask
 from opt_tree.engines.body import takes
 from opt_tree.engines.kv_cache import KVCache, LayerShape, inference
 from opt_tree.engines.masks import chunked, tree_mask, windowed
@@ -36,7 +37,6 @@ from opt_tree.models.capabilities import (
     logits_per_row,
     size_of,
 )
-from opt_tree.models.forward_layout import Staged, Staging, Wanted
 from opt_tree.models.tensor_parallel import LedCache, ranks_of, tell
 
 _PREFILL_ROWS = 512
@@ -76,14 +76,32 @@ class Buckets:
         return rows, size
 
 
+class Wanted(NamedTuple):
+    """The rows of a forward, as they are asked for."""
+
+    tokens: Int[np.ndarray, " rows"]
+    positions: Int[np.ndarray, " rows"]
+    visible: Bool[np.ndarray, "rows columns"]
+    """The columns are all pending rows, these included; every row sees the whole committed context."""
+    features: Float[Tensor, "states hidden"] | None = None
+    """Inputs of a head that drafts in the target's feature space."""
+    places: Int[np.ndarray, " rows"] | None = None
+    """Columns of the rows, where other layers ran these rows before; None: they are the last ones, and new."""
+    scale: float | None = None
+    """Laws are wanted: of the logits times this."""
+    behind: int = 0
+    """What is added to the positions."""
+    taken: Int[np.ndarray, " rows"] | None = None
+    """Which rows of `features` these take; None: they are as many, in their order."""
+
+
 class Pending(NamedTuple):
     """What a forward added to the pending rows."""
 
     before: int
     """How many of them there were."""
     tokens: Int[np.ndarray, " rows"]
-    positions: Int[np.ndarray, " rows"] | None
-    """None where no mask asks for them."""
+    positions: Int[np.ndarray, " rows"]
 
 
 class Ahead(Protocol):
@@ -135,9 +153,6 @@ class CausalLM(Target):
         embeddings = cast(Tensor, model.get_input_embeddings().weight)
         self.device, self.dtype = embeddings.device, embeddings.dtype
         self._on_host = self.device.type == "cpu"
-        self._plain = self._on_host and not self._numbered
-        """Whether native code can lay out its forwards."""
-        self._staging = Staging()
         self.ranks = ranks_of(model)
         self.cache = (LedCache if self.ranks else KVCache)(_layer_shapes(self))
         self._tokens: list[int] = []
@@ -162,7 +177,7 @@ class CausalLM(Target):
         """The same model for another sequence, with rows and a context of its own, run by another engine."""
         twin = copy.copy(self)
         twin.cache, twin.engine, twin.work = cache, engine, Work()
-        twin._pending, twin._given, twin._tokens, twin._staging = [], None, [], Staging()
+        twin._pending, twin._given, twin._tokens = [], None, []
         own_turn(twin)
         return twin
 
@@ -365,8 +380,8 @@ class CausalLM(Target):
                 f"{self.name} is not causal beyond {self._key_limit} keys (its keep_window_size), and a forward over "
                 f"{length} tokens and a tree has {keys}"
             )
-        ints, slots, masks, features = self._lay_out(wanted, padded, keys, far)
-        given = None if places is None and self.buckets is None and padded == rows else slots
+        ints, masks, features = self._lay_out(wanted, padded, keys, far)
+        given = None if places is None and self.buckets is None and padded == rows else ints[2]
         self.cache.open(rows if places is None else 0, keys, given)
         scaled = None if scale is None else self._scale_tensor(scale)
         forward = Forward(ints, masks, given, features, last_only, scaled, 0 if scale is None else self.columns)
@@ -378,14 +393,11 @@ class CausalLM(Target):
             return output
         return _rows(output, slice(rows), {layer: states[:rows] for layer, states in output.features.items()})
 
-    def _lay_out(self, wanted: Wanted, padded: int, keys: int, far: int) -> Staged:
+    def _lay_out(
+        self, wanted: Wanted, padded: int, keys: int, far: int
+    ) -> tuple[Int[Tensor, "3 padded"], Mask | dict[str, Mask], Float[Tensor, "padded hidden"] | None]:
         """Return the tensors of a forward, and note its rows as pending ones. A pad row stands at `far`."""
         (rows, columns), features = wanted.visible.shape, wanted.features
-        if self._plain and wanted.places is None:
-            staged = self._staging.lay_out(wanted, self.length, padded, keys, far)
-            if staged is not None:
-                self._note(Pending(columns - rows, wanted.tokens, None))
-                return staged
         numbers = self._numbers(wanted, self.length + columns - rows, padded, far)
         if wanted.places is None:
             self._note(Pending(columns - rows, numbers[0], numbers[1]))
@@ -396,7 +408,7 @@ class CausalLM(Target):
             features = features.index_select(0, torch.from_numpy(wanted.taken).to(features.device))
         if features is not None and padded > rows:
             features = torch.constant_pad_nd(features, (0, 0, 0, padded - rows))
-        return Staged(ints, ints[2], self._masks(ints, wanted.visible, keys), features)
+        return ints, self._masks(ints, wanted.visible, keys), features
 
     def _note(self, rows: Pending) -> None:
         """These rows are pending from now on, behind the first `before` of those that are."""
@@ -435,7 +447,6 @@ class CausalLM(Target):
         numbers = np.arange(keys)
         pending: list[int] = []
         for before, _, more in self._pending:
-            assert more is not None
             pending[before:] = more.tolist()
         numbers[self.length : self.length + len(pending)] = pending
         positions, key_positions, masks = ints[1], torch.from_numpy(numbers).to(self.device), {}

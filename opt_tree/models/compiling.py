@@ -7,25 +7,19 @@ code is `engines.aot`'s.
 import contextlib
 import copy
 import functools
-import platform
-import subprocess
 import warnings
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
 import torch
 
-from opt_tree.core import native
 from opt_tree.core.errors import require
 from opt_tree.core.target import Work
 from opt_tree.core.tree import Tree
-from opt_tree.engines import compiled as aot
 from opt_tree.engines.body import Body, takes
 from opt_tree.engines.compiled import Compiled, CompileError, example, median_seconds
 from opt_tree.engines.cuda_graphs import Captured
-from opt_tree.engines.package_cache import Package, facts_of, package_of, remember, remembered
+from opt_tree.engines.package_cache import facts_of, remember, remembered
 from opt_tree.models.capabilities import cast_weights
 from opt_tree.models.causal_lm import Buckets, CausalLM, UnsupportedModelError, check_tree_mask
 from opt_tree.models.chain_lm import AnyLM, ChainLM
@@ -76,42 +70,7 @@ def compile_forwards(lm: AnyLM, make: bool = True, dtypes: tuple[torch.dtype, ..
             warnings.warn(f"{lm.name} is not compiled: {why}", stacklevel=2)
     if isinstance(lm.engine, Compiled):
         lm.pack(False)  # its package has them
-        use_native_code(make)
     return lm.engine is not lm.eager
-
-
-def use_native_code(make: bool = True, heard: bool = True) -> None:
-    """Grow trees by native code from now on, built once where packages are; numpy does it where that cannot be.
-
-    With `heard`, a warning says why.
-    """
-    if native.code is not None:
-        return
-    sources = [source.read_text() for source in native.SOURCES]
-    facts = {"source": sources, "options": native.OPTIONS, "machine": platform.machine()}
-    package = package_of(facts, "native.so")
-    try:
-        if make and package.about() is None:
-            with package.lock():
-                if package.about() is None:  # another process may have built it meanwhile
-                    _build(package)
-        if package.about() is not None:
-            native.use(package.file)
-    except (CompileError, OSError) as why:
-        package.remove()
-        if make and heard:
-            warnings.warn(f"trees grow by numpy, which native code would do sooner: {why}", stacklevel=3)
-
-
-def _build(package: Package) -> None:
-    """Compile the native code, in two seconds."""
-    with TemporaryDirectory() as folder:
-        made = Path(folder) / package.file.name
-        command = [aot.cpp_compiler(), *native.OPTIONS, *map(str, native.SOURCES), "-o", str(made)]
-        built = subprocess.run(command, capture_output=True, text=True)
-        if built.returncode:
-            raise CompileError(" ".join(built.stderr.split())[:300])
-        package.write(made, {})
 
 
 def _cast_to_fastest(lm: CausalLM, make: bool, dtypes: tuple[torch.dtype, ...]) -> None:

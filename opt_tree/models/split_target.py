@@ -19,8 +19,7 @@ from opt_tree.core.tree import Tree
 from opt_tree.engines import Eager, Engine
 from opt_tree.engines.kv_cache import inference
 from opt_tree.models.capabilities import border, layer_windows
-from opt_tree.models.causal_lm import CausalLM
-from opt_tree.models.forward_layout import Wanted
+from opt_tree.models.causal_lm import CausalLM, Wanted
 from opt_tree.models.tensor_parallel import check_whole
 
 

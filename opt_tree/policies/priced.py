@@ -1,6 +1,5 @@
 """The tree that is worth its seconds: every node and every layer has to earn what it costs on this machine."""
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
@@ -9,9 +8,8 @@ from typing import NamedTuple, Self
 import numpy as np
 from jaxtyping import Float, Int
 
-from opt_tree.core import native
 from opt_tree.core.children import TopK
-from opt_tree.core.meeting import Table, alone, meet
+from opt_tree.core.meeting import Table, meet
 from opt_tree.core.pool import CandidatePool
 from opt_tree.policies.costs import LARGEST, Costs
 
@@ -102,15 +100,9 @@ class Priced(Table):
         """Of each row added to a tree of 1, 2, ... rows, in tokens."""
         return self.rate * self._now.further(LARGEST)
 
-    @property
-    def _paying(self) -> native.Paying | None:
-        """Native code that decides as numpy does here, but not for lanes; None: there is none."""
-        return None if native.code is None or not alone() else _paying(native.code, self.trust)
-
     def worth(self, path_log_probs: Float[np.ndarray, " nodes"]) -> Float[np.ndarray, " nodes"]:
         """The probabilities that nodes of these path log-probabilities have turned out to have."""
-        found = np.interp(path_log_probs, *_map(self.trust))
-        return np.array([math.exp(log) for log in found.tolist()])  # numpy's differs in a last bit from native code's
+        return np.exp(np.interp(path_log_probs, *_map(self.trust)))
 
     def surplus(self, path_log_probs: Float[np.ndarray, " nodes"]) -> Float[np.ndarray, " nodes"]:
         """What nodes of these path log-probabilities are worth, less the price of a row of a small tree."""
@@ -138,12 +130,6 @@ class Priced(Table):
         beyond what its row costs in the tree as it is: a further row, or the last node, which it pushes out.
         """
         carry = self.carry[pool.depth - 1] if pool.depth <= len(self.carry) else CARRY
-        if (paying := self._paying) is not None:
-            limits = pool.layer, pool.floor, self.nodes
-            prices = self._tree_prices, self._further_prices, self._layer_prices
-            rows = paying.layer(pool.path_log_probs, limits, (carry, self._price), prices)
-            if rows is not None:
-                return rows if len(rows) else None
         newest = pool.path_log_probs[pool.layer :]
         able = (newest > pool.floor).nonzero()[0]
         if not len(able):
@@ -174,10 +160,6 @@ class Priced(Table):
 
     def select(self, pool: CandidatePool) -> Int[np.ndarray, " rows"]:
         """Keep as many of the best as together are worth most beyond the price of scoring them; maybe none."""
-        if (paying := self._paying) is not None:
-            rows = paying.nodes(pool.path_log_probs, self.nodes, self._tree_prices)
-            if rows is not None:
-                return rows
         best, worth = self._best(pool)
         return best[: meet(self, Offer(False, worth.cumsum()), last=True)]
 
@@ -186,8 +168,3 @@ class Priced(Table):
 def _map(trust: tuple[float, ...]) -> tuple[Float[np.ndarray, " knots"], Float[np.ndarray, " knots"]]:
     """From path log-probabilities to those that they have turned out to be, as points of a line."""
     return np.array((KNOTS[0] + FAR, *KNOTS)), np.array((trust[0] + FAR, *trust))
-
-
-@lru_cache(maxsize=64)
-def _paying(code: native.Code, trust: tuple[float, ...]) -> native.Paying:
-    return native.Paying(code, _map(trust))

@@ -7,7 +7,6 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from opt_tree.core import native
 from opt_tree.core.children import IID, BestAndDraw, TopK, WithoutReplacement
 from opt_tree.core.random import Random
 from opt_tree.core.sampling import LazyLogits, Logits
@@ -28,9 +27,7 @@ def greedy(tree: Tree, logits: Logits, random: Random) -> Verdict:
     if isinstance(logits, LazyLogits):
         return follow(tree, lambda row: int(logits[row].numpy().argmax()))
     if on_host(logits):
-        half = logits.dtype.itemsize == 2
-        found = native.follow(tree.tokens, tree.parents, logits) if half else None
-        return follow(tree, _chooser(logits)) if found is None else Verdict(*found)
+        return follow(tree, _chooser(logits))
     (choice,) = fetch(logits.argmax(-1))
     return follow(tree, choice.tolist().__getitem__)
 

@@ -206,13 +206,16 @@ def test_deep_products_do_not_underflow() -> None:
     assert pool.tree(pool.best(5)).depths.tolist() == [0, 1, 1, 2, 2, 3]
 
 
-def test_selecting_a_child_without_its_parent_is_refused() -> None:
+def test_selecting_what_is_no_tree_is_refused() -> None:
     pool = CandidatePool(ROOT, TopK(per_node=1))
     pool.add(torch.tensor([[0.0]]))
     pool.frontier(pool.newest)
     pool.add(torch.tensor([[0.0]]))
     with pytest.raises(ValueError, match="candidate 2 was selected without its parent 1"):
         pool.tree(np.array([0, 2]))
+    for wrong in (np.array([0, 9]), np.array([0, 1 << 40])):
+        with pytest.raises(IndexError):
+            pool.tree(wrong)
 
 
 @given(

@@ -466,7 +466,6 @@ class TestReadBacks:
     @pytest.mark.parametrize("kind", ["draft", "eagle"])
     @pytest.mark.parametrize("sampling", [Sampling(), Sampling(temperature=0.8)], ids=["greedy", "sampled"])
     def test_one_read_back_a_draft_layer_and_one_a_step(self, monkeypatch, target, kind, sampling):
-        monkeypatch.setattr("opt_tree.core.native.code", None)  # which reads what lies on the host where it is
         reads = []
 
         def counted(*tensors):

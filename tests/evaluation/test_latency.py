@@ -22,7 +22,7 @@ from evaluation.latency.decoding import beside_grid
 from evaluation.latency.forwards import ForwardTime, Probe, curve, measure
 from evaluation.timing import Timed, Timings, interleave
 from opt_tree.controllers import Auto
-from opt_tree.models.forward_layout import Wanted
+from opt_tree.models.causal_lm import Wanted
 from opt_tree.policies import Costs
 
 

@@ -20,9 +20,8 @@ from opt_tree.drafters.base import OfModel
 from opt_tree.drafters.draft_vocabulary import take_vocabulary, trimmed_further
 from opt_tree.drafters.heads.eagle_head import EagleHead, HeadedEagle, rows_of
 from opt_tree.models.capabilities import cast_weights
-from opt_tree.models.causal_lm import Buckets, CausalLM
+from opt_tree.models.causal_lm import Buckets, CausalLM, Wanted
 from opt_tree.models.checkpoints import CheckpointError, load_tensors, read_config, refused
-from opt_tree.models.forward_layout import Wanted, put
 from opt_tree.models.tensor_parallel import replicated, whole
 
 _ROOM = 64
@@ -145,7 +144,7 @@ class EagleDrafter(OfModel):
         known, self._rows = self._rows, self._rows + states.shape[0] - first
         while self._rows > self._drafted.shape[0]:
             self._drafted = torch.cat([self._drafted, torch.empty_like(self._drafted)])
-        put(states, self._drafted, known, first)
+        self._drafted[known : self._rows] = states[first:]
 
     @property
     def estimate(self) -> Float[Tensor, "1 hidden"]:

@@ -11,8 +11,7 @@ from opt_tree.core.pool import Frontier
 from opt_tree.core.step import Outcome
 from opt_tree.core.target import Output
 from opt_tree.drafters.base import OfModel
-from opt_tree.models.causal_lm import CausalLM
-from opt_tree.models.forward_layout import Wanted
+from opt_tree.models.causal_lm import CausalLM, Wanted
 
 
 class CausalLMDrafter(OfModel):
