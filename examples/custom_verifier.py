@@ -18,8 +18,8 @@ from opt_tree.core.random import Random
 from opt_tree.core.sampling import Logits
 from opt_tree.policies import Sampled
 from opt_tree.verifiers.base import Branching, Probs, valid_for, walk_down
-from opt_tree.verifiers.multi_round import in_rounds
-from opt_tree.verifiers.naive import first_child
+from opt_tree.verifiers.multi_round_rejection import in_rounds
+from opt_tree.verifiers.naive_tree import first_child
 
 
 def either(target: Probs, draft: Probs, tokens: Int[np.ndarray, " children"]) -> Probs:

@@ -12,11 +12,10 @@ from pathlib import Path
 import pytest
 
 import opt_tree
-from opt_tree import verifiers
 from opt_tree.drafters.registry import KINDS
 from opt_tree.policies.registry import POLICIES
+from opt_tree.verifiers import VERIFIERS
 
-VERIFIERS = [name for name in verifiers.__all__ if hasattr(getattr(verifiers, name), "valid_for")]
 ROOT = Path(__file__).parents[1]
 PAGES = [
     *(ROOT / name for name in ("README.md", "RESULTS.md", "CONTRIBUTING.md", "CHANGELOG.md")),

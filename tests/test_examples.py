@@ -10,6 +10,7 @@ import pytest
 from nbclient import NotebookClient
 
 import opt_tree
+from opt_tree.core.registry import Method
 from opt_tree.drafters.registry import KINDS, Kind
 from opt_tree.policies import Sampled
 from opt_tree.policies.registry import POLICIES, make_policy
@@ -81,7 +82,7 @@ def test_the_trunk_is_a_trunk_and_changes_nothing() -> None:
 
 def test_the_trunk_is_one_line_in_the_registry(monkeypatch: pytest.MonkeyPatch) -> None:
     trunk = example("policy")["Trunk"]
-    monkeypatch.setitem(POLICIES, "trunk", trunk)
+    monkeypatch.setitem(POLICIES, "trunk", Method("trunk", trunk, "a trunk and the runners-up of its nodes"))
     assert make_policy("trunk", nodes=20) == trunk(nodes=20)
     assert make_policy("trunk:2:0.3", nodes=20) == trunk(nodes=20, width=2, least=0.3)
 

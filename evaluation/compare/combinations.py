@@ -14,9 +14,7 @@ from opt_tree.core.children import IID, Children, TopK, WithoutReplacement
 from opt_tree.policies.acceptance_rates import HALVING, AcceptanceRates
 from opt_tree.policies.registry import make_policy, takes
 
-VERIFIERS: dict[str, Verifier] = {
-    name: found for name in verifiers.__all__ if hasattr(found := getattr(verifiers, name), "valid_for")
-}
+VERIFIERS: dict[str, Verifier] = {name: method.make for name, method in verifiers.VERIFIERS.items()}
 SIBLINGS: dict[str, Callable[[int], Children]] = {"TopK": TopK, "IID": IID, "WithoutReplacement": WithoutReplacement}
 WANTED = {
     "greedy": ("TopK",),

@@ -17,7 +17,6 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from opt_tree import verifiers
 from opt_tree.controllers.base import Controller
 from opt_tree.core.children import Few
 from opt_tree.core.probabilities import log_probs_of
@@ -27,7 +26,7 @@ from opt_tree.core.tree import fetch
 from opt_tree.models.causal_lm import CausalLM
 from opt_tree.models.checkpoints import CheckpointError, load_named, load_tensors, read_own_config, refused
 from opt_tree.policies import Costs, Delayed, Static, TreePolicy
-from opt_tree.verifiers import Verifier
+from opt_tree.verifiers import VERIFIERS, Verifier
 
 KIND = "opt_tree tree values"
 """What `config.json` beside the network says that it is."""
@@ -52,7 +51,7 @@ class Action(NamedTuple):
 
     @property
     def judge(self) -> Verifier:
-        return getattr(verifiers, self.verifier)
+        return VERIFIERS.named(self.verifier).make
 
     @property
     def nodes(self) -> int:

@@ -10,7 +10,7 @@ from opt_tree.policies.eagle2 import Eagle2
 from opt_tree.policies.greedy_static import greedy_static_tree
 from opt_tree.policies.opt import OptTree
 from opt_tree.policies.priced import Priced
-from opt_tree.policies.registry import POLICIES, make_policy
+from opt_tree.policies.registry import POLICIES, make_policy, register
 from opt_tree.policies.rheo import Rheo
 from opt_tree.policies.sampled import Sampled
 from opt_tree.policies.sequoia import SequoiaTree
@@ -18,6 +18,8 @@ from opt_tree.policies.shared import Shared
 from opt_tree.policies.static import Static
 from opt_tree.policies.talon import Talon
 from opt_tree.policies.threshold_chain import ThresholdChain
+
+POLICIES.discover(__name__, __path__)
 
 __all__ = [
     "HALVING",
@@ -40,4 +42,5 @@ __all__ = [
     "TreePolicy",
     "greedy_static_tree",
     "make_policy",
+    "register",
 ]

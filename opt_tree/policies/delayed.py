@@ -7,6 +7,7 @@ from jaxtyping import Int
 
 from opt_tree.core.children import IID
 from opt_tree.core.pool import CandidatePool
+from opt_tree.policies.registry import DEPTH, register
 
 
 @dataclass(frozen=True)
@@ -58,3 +59,10 @@ class Delayed:
 
     def select(self, pool: CandidatePool) -> Int[np.ndarray, " rows"]:
         return np.arange(len(pool.tokens))
+
+
+@register("delayed", about="one path first, then branches", paper="2602.16994")
+def _at_budget(nodes: int, branches: int = 3, trunk: int = 2, length: int | None = None) -> Delayed:
+    """Without a length, branches as long as the budget allows."""
+    trunk = min(trunk, nodes)
+    return Delayed(trunk, branches, min((nodes - trunk) // branches, DEPTH - trunk) if length is None else length)

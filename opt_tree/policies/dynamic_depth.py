@@ -10,6 +10,7 @@ from jaxtyping import Int
 from opt_tree.core.children import TopK
 from opt_tree.core.pool import CandidatePool
 from opt_tree.policies.eagle2 import Eagle2
+from opt_tree.policies.registry import DEPTH, register
 
 
 @dataclass(frozen=True)
@@ -74,3 +75,9 @@ class DynamicDepth:
 
     def select(self, pool: CandidatePool) -> Int[np.ndarray, " rows"]:
         return self._eagle2.select(pool)
+
+
+@register("dynamic_depth", about="`eagle2` until the beam becomes unlikely (DDD)", paper="2409.00142")
+def _at_budget(nodes: int, threshold: float = 0.2) -> DynamicDepth:
+    """The threshold is a probability here: the paper's H is its logarithm."""
+    return DynamicDepth(depth=DEPTH - 1, nodes=nodes, threshold=math.log(threshold) if threshold else -math.inf)

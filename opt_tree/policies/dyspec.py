@@ -8,8 +8,10 @@ from jaxtyping import Int
 
 from opt_tree.core.children import WithoutReplacement
 from opt_tree.core.pool import CandidatePool
+from opt_tree.policies.registry import register
 
 
+@register("dyspec", about="distinct draws where they are likely to be reached", paper="2410.11744")
 @dataclass(frozen=True)
 class DySpec:
     """Fill the `nodes` slots that verification is most likely to get to, each with a token drawn without replacement.

@@ -1,9 +1,12 @@
 """The fixed trees of Medusa and EAGLE-1, computed from measured acceptance rates instead of copied."""
 
 import heapq
+from itertools import accumulate
 from math import inf
 
-from opt_tree.policies.acceptance_rates import AcceptanceRates
+from opt_tree.core.children import TopK
+from opt_tree.policies.acceptance_rates import AcceptanceRates, Rates
+from opt_tree.policies.registry import Siblings, register
 from opt_tree.policies.static import Static
 
 
@@ -49,3 +52,20 @@ def greedy_static_tree(rates: AcceptanceRates, nodes: int, depth: int | None = N
             for rank, rate in enumerate(rates.below(length)):
                 heapq.heappush(waiting, (value * rate, length + 1, (*path, rank)))
     return Static.of(paths[1:])
+
+
+@register("medusa", about="a fixed shape grown greedily from acceptance rates", paper="2401.10774")
+def _medusa(nodes: int, siblings: Siblings, rates: AcceptanceRates, depth: int = 4) -> Static:
+    if siblings is not TopK:  # drawn siblings come one after another: no rank can be skipped
+        rates = AcceptanceRates(_falling(rates.by_rank), tuple(map(_falling, map(rates.below, range(rates.depths)))))
+    return Static(greedy_static_tree(rates, nodes, depth).paths, siblings)
+
+
+@register("eagle1", about="the same, as deep as EAGLE-1's tree", paper="2401.15077")
+def _eagle1(nodes: int, siblings: Siblings, rates: AcceptanceRates, depth: int = 5) -> Static:
+    return _medusa(nodes, siblings, rates, depth)
+
+
+def _falling(rates: Rates) -> Rates:
+    """The rates, none above an earlier rank's."""
+    return tuple(accumulate(rates, min))

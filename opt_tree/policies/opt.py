@@ -10,8 +10,10 @@ from jaxtyping import Int
 from opt_tree.core.children import TopK
 from opt_tree.core.errors import require
 from opt_tree.core.pool import CandidatePool
+from opt_tree.policies.registry import register
 
 
+@register("opt", about="OPT-Tree: the most expected tokens at this budget", paper="2406.17276")
 @dataclass(frozen=True)
 class OptTree:
     """Maximise E(A) under a node budget; draft another layer while it pays (arXiv:2406.17276, Alg. 1).

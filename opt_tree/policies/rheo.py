@@ -7,8 +7,10 @@ from jaxtyping import Int
 
 from opt_tree.core.children import BestAndDraw
 from opt_tree.core.pool import CandidatePool
+from opt_tree.policies.registry import register
 
 
+@register("rheo", about="the best token and one draw in every group of siblings", paper="2609.21827")
 @dataclass(frozen=True)
 class Rheo:
     """Keep the `nodes` best candidates where one token of every sibling group is drawn instead of chosen.

@@ -8,6 +8,7 @@ from jaxtyping import Int
 
 from opt_tree.core.children import IID, Children, WithoutReplacement
 from opt_tree.core.pool import CandidatePool
+from opt_tree.policies.registry import DEPTH, register
 
 
 @dataclass(frozen=True)
@@ -68,3 +69,10 @@ class Sampled:
 
     def select(self, pool: CandidatePool) -> Int[np.ndarray, " rows"]:
         return np.arange(len(pool.tokens))
+
+
+@register("chains", about="k independent paths", paper="2305.09781")
+def _at_budget(nodes: int, k: int = 3) -> Sampled:
+    if k > nodes:
+        raise ValueError(f"{k} chains need at least {k} nodes, the budget is {nodes}")
+    return Sampled.chains(k, min(nodes // k, DEPTH))

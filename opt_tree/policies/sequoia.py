@@ -11,6 +11,7 @@ from numpy.lib.stride_tricks import sliding_window_view
 from opt_tree.core.children import Children, TopK
 from opt_tree.core.pool import CandidatePool
 from opt_tree.policies.acceptance_rates import AcceptanceRates, Rates
+from opt_tree.policies.registry import DEPTH, Siblings, register
 from opt_tree.policies.static import Static
 
 
@@ -130,3 +131,8 @@ def _best_paths(rates: AcceptanceRates, nodes: int, depth: int) -> list[tuple[in
 
     walk((), int(below.argmax()), len(layers) - 1)
     return paths
+
+
+@register("sequoia", about="the best fixed shape for measured acceptance rates", paper="2402.12374")
+def _at_budget(nodes: int, siblings: Siblings, rates: AcceptanceRates, depth: int = DEPTH) -> SequoiaTree:
+    return SequoiaTree(rates, nodes, depth, siblings)

@@ -9,8 +9,14 @@ from jaxtyping import Int
 from opt_tree.core.children import TopK
 from opt_tree.core.meeting import Table, meet
 from opt_tree.core.pool import CandidatePool
+from opt_tree.policies.registry import register
 
 
+@register(
+    "shared",
+    about="OPT-Tree with one price of a node in all lanes; the budget is their average",
+    paper="2406.17276",
+)
 @dataclass(frozen=True)
 class Shared(Table):
     """Maximise the sum of E(A) over all lanes under the sum of their budgets (OPT-Tree, arXiv:2406.17276, jointly).

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import product
+from itertools import chain, count, islice, product
 from numbers import Integral
 
 import numpy as np
@@ -12,6 +12,7 @@ from jaxtyping import Int
 from opt_tree.core.children import Children, TopK
 from opt_tree.core.errors import require
 from opt_tree.core.pool import CandidatePool
+from opt_tree.policies.registry import DEPTH, Siblings, register
 
 
 @dataclass(frozen=True)
@@ -113,3 +114,24 @@ class Static:
 
     def select(self, pool: CandidatePool) -> Int[np.ndarray, " rows"]:
         return (self._places(pool) >= 0).nonzero()[0]
+
+
+@register("plain", about="the empty tree: plain decoding")
+def _plain(nodes: int) -> Static:
+    return Static.empty()
+
+
+@register("chain", about="one path: classic speculative decoding", paper="2211.17192")
+def _chain(nodes: int, siblings: Siblings) -> Static:
+    return Static(Static.chain(min(nodes, DEPTH)).paths, siblings)
+
+
+@register("kary", about="every node has k children, breadth first until the budget is spent")
+def _kary(nodes: int, siblings: Siblings, k: int = 2) -> Static:
+    layers = (product(range(k), repeat=depth) for depth in count(1))
+    return Static(tuple(islice(chain.from_iterable(layers), nodes)), siblings)
+
+
+@register("binary", about="every node has two children, breadth first until the budget is spent")
+def _binary(nodes: int, siblings: Siblings) -> Static:
+    return _kary(nodes, siblings)

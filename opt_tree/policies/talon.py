@@ -8,6 +8,7 @@ from jaxtyping import Int
 
 from opt_tree.core.children import TopK
 from opt_tree.core.pool import CandidatePool
+from opt_tree.policies.registry import DEPTH, register
 
 
 @dataclass(frozen=True)
@@ -93,3 +94,8 @@ class Talon:
 
     def select(self, pool: CandidatePool) -> Int[np.ndarray, " rows"]:
         return np.concatenate([[0], *self._layers(pool)])
+
+
+@register("talon", about="what is not much less likely than its layer's best", paper="2601.07353")
+def _at_budget(nodes: int, ratio: float = Talon.ratio) -> Talon:
+    return Talon(ratio, nodes, max_depth=DEPTH)

@@ -8,6 +8,7 @@ from jaxtyping import Int
 
 from opt_tree.core.children import TopK
 from opt_tree.core.pool import CandidatePool
+from opt_tree.policies.registry import DEPTH, register
 
 
 @dataclass(frozen=True)
@@ -51,3 +52,8 @@ class ThresholdChain:
 
     def select(self, pool: CandidatePool) -> Int[np.ndarray, " rows"]:
         return np.arange(len(pool.tokens))
+
+
+@register("threshold_chain", about="one path, while its probability is above a threshold", paper="2412.18910")
+def _at_budget(nodes: int, threshold: float = ThresholdChain.threshold, least: int = 0) -> ThresholdChain:
+    return ThresholdChain(min(nodes, DEPTH), threshold, least)

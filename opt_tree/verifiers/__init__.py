@@ -1,19 +1,23 @@
 """Verifiers: what survives of a scored tree, and what comes next."""
 
 from opt_tree.verifiers.base import Verdict, Verifier, block_efficiency, check, valid_for
-from opt_tree.verifiers.block import block
-from opt_tree.verifiers.greedy import greedy
-from opt_tree.verifiers.k_seq import k_seq
-from opt_tree.verifiers.khisti import khisti
-from opt_tree.verifiers.match import match
-from opt_tree.verifiers.multi_round import multi_round
-from opt_tree.verifiers.naive import naive
-from opt_tree.verifiers.rheo import rheo
-from opt_tree.verifiers.traversal import traversal
-from opt_tree.verifiers.typical import typical
-from opt_tree.verifiers.without_replacement import without_replacement
+from opt_tree.verifiers.block_verification import block
+from opt_tree.verifiers.greedy_walk import greedy
+from opt_tree.verifiers.importance_weighted import khisti
+from opt_tree.verifiers.k_sequential import k_seq
+from opt_tree.verifiers.multi_round_rejection import multi_round
+from opt_tree.verifiers.naive_tree import naive
+from opt_tree.verifiers.recursive_rejection import without_replacement
+from opt_tree.verifiers.registry import VERIFIERS, register
+from opt_tree.verifiers.rheo_sampling import rheo
+from opt_tree.verifiers.sample_and_match import match
+from opt_tree.verifiers.traversal_verification import traversal
+from opt_tree.verifiers.typical_acceptance import typical
+
+VERIFIERS.discover(__name__, __path__)
 
 __all__ = [
+    "VERIFIERS",
     "Verdict",
     "Verifier",
     "block",
@@ -25,6 +29,7 @@ __all__ = [
     "match",
     "multi_round",
     "naive",
+    "register",
     "rheo",
     "traversal",
     "typical",

@@ -472,10 +472,13 @@ class TestReadBacks:
             reads.append(len(tensors))
             return fetch(*tensors)
 
-        # The package re-exports the functions `greedy` and `match` under the names of their modules.
-        for module in ("opt_tree.core.children.top_k", "opt_tree.verifiers.greedy", "opt_tree.verifiers.match"):
+        for module in (
+            "opt_tree.core.children.top_k",
+            "opt_tree.verifiers.greedy_walk",
+            "opt_tree.verifiers.sample_and_match",
+        ):
             monkeypatch.setattr(sys.modules[module], "fetch", counted)
-        for module in ("opt_tree.core.children.top_k", "opt_tree.verifiers.greedy", "opt_tree.core.sampling"):
+        for module in ("opt_tree.core.children.top_k", "opt_tree.verifiers.greedy_walk", "opt_tree.core.sampling"):
             monkeypatch.setattr(sys.modules[module], "on_host", lambda tensor: False)
         target = CausalLM(build(ARCHITECTURES["llama"]()))
         drafter: Drafter = (

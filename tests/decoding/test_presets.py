@@ -61,7 +61,7 @@ def test_parameters_follow_the_name():
 @pytest.mark.parametrize(
     ("spec", "nodes", "message"),
     [
-        ("medusa_tree", 8, "unknown policy 'medusa_tree'; there are opt, eagle2"),
+        ("medusa_tree", 8, "unknown policy 'medusa_tree'; there are binary, chain"),
         ("opt:a", 8, "opt:a: what follows opt must be numbers: threshold, max_depth"),
         ("binary:2", 8, "binary:2: binary takes no parameters, got 1 numbers"),
         ("chains:9", 8, "9 chains need at least 9 nodes, the budget is 8"),

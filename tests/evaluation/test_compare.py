@@ -22,6 +22,7 @@ from evaluation.compare.studies import DRAFTERS, STUDIES, study
 from evaluation.compare.weights import footprint
 from opt_tree import Decoder, OptTree, Sampling, load_pair
 from opt_tree.models.checkpoints import CheckpointError
+from opt_tree.core.registry import Method
 from opt_tree.policies import Sampled, registry
 from opt_tree.verifiers import multi_round
 
@@ -233,7 +234,8 @@ def test_the_grid_knows_judges_children_and_sharpening() -> None:
 
 
 def test_a_policy_that_is_only_registered_is_run(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(registry.POLICIES, "shallow", lambda nodes: OptTree(nodes, 0.0, max_depth=2))
+    shallow = Method("shallow", lambda nodes: OptTree(nodes, 0.0, max_depth=2), "two layers")
+    monkeypatch.setitem(registry.POLICIES, "shallow", shallow)
     assert command(folder, tmp_path / "a.jsonl", "--policies", "shallow") == 0
     (record,) = lines(tmp_path / "a.jsonl")
     assert record["cell"]["policy"] == "shallow"

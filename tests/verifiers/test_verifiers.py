@@ -3,7 +3,6 @@
 Here `greedy` and `match`, on whole generations; `test_verifiers_field.py` has the verifiers of sampled children.
 """
 
-import sys
 from collections import defaultdict
 from dataclasses import dataclass
 
@@ -221,8 +220,7 @@ def test_greedy_follows_the_argmax(tree: Tree, data: st.DataObject, on_host: boo
     rows = data.draw(st.lists(st.lists(level, min_size=5, max_size=5), min_size=len(tree), max_size=len(tree)))
     choice = [row.index(max(row)) for row in rows]
     with pytest.MonkeyPatch.context() as patch:
-        # The package re-exports the function `greedy` under the name of its module.
-        patch.setattr(sys.modules["opt_tree.verifiers.greedy"], "on_host", lambda scores: on_host)
+        patch.setattr("opt_tree.verifiers.greedy_walk.on_host", lambda scores: on_host)
         verdict = greedy(tree, torch.tensor(rows, dtype=torch.float64), Random())
     assert (verdict.path, verdict.token) == walk(tree, choice)
 

@@ -25,7 +25,6 @@ from scipy.optimize import nnls
 from torch import Tensor
 from tqdm import tqdm
 
-from opt_tree import verifiers
 from opt_tree.controllers.selected import KIND, Action, Choice, Informed, TreeValues
 from opt_tree.core.children import IID, Few
 from opt_tree.core.probabilities import probs_of
@@ -71,10 +70,10 @@ class Plan:
         """Everything that can be chosen; ValueError for a verifier that is not exact for drawn trees."""
         names = self.verifiers.split(",")
         for name in names:
-            if not hasattr(verifiers, name) or name == "greedy":
+            if name not in VERIFIERS or name == "greedy":
                 raise ValueError(f"no verifier {name} for drawn children")
             try:
-                check(getattr(verifiers, name), IID((2,)))
+                check(VERIFIERS[name].make, IID((2,)))
             except TypeError as error:
                 raise ValueError(str(error)) from error
         trunks, branches, lengths, chains = (
@@ -147,7 +146,7 @@ class Survey(Informed):
         """Judge as the verifier whose turn it is does, and note the expectations of all."""
         name = self.names[(self.turn // len(self.policies)) % len(self.names)]
         begin = time.process_time()
-        verdict = getattr(verifiers, name)(tree, logits, random)
+        verdict = VERIFIERS[name].make(tree, logits, random)
         self.timed.append((name, tree.nodes, time.process_time() - begin))
         probs = probs_of(whole(logits))
         policy = self.policies[self.turn % len(self.policies)]
@@ -165,7 +164,7 @@ class Survey(Informed):
     def verdict_of(self) -> Verifier:
         """The judge as the loop takes it: exact where each of those that take turns is."""
         judge = lambda tree, logits, random: self.judge(tree, logits, random)  # noqa: E731
-        judge.__dict__.update(vars(getattr(verifiers, self.names[0])))
+        judge.__dict__.update(vars(VERIFIERS[self.names[0]].make))
         return judge  # type: ignore[return-value]
 
 

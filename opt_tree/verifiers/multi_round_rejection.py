@@ -10,6 +10,7 @@ from opt_tree.core.random import Random
 from opt_tree.core.sampling import Logits
 from opt_tree.core.tree import Tree
 from opt_tree.verifiers.base import Probs, Verdict, in_turn, valid_for, walk_down
+from opt_tree.verifiers.registry import register
 
 
 def in_rounds(target: Probs, draft: Probs, tokens: Int[np.ndarray, " children"]) -> Probs:
@@ -20,6 +21,11 @@ def in_rounds(target: Probs, draft: Probs, tokens: Int[np.ndarray, " children"])
     return in_turn(target, tokens, itertools.repeat(draft))
 
 
+@register(
+    "multi_round",
+    about="one child after the other, each against what the rejections before it left over (SpecInfer)",
+    paper="2305.09781",
+)
 @valid_for(IID, branching=in_rounds)
 def multi_round(tree: Tree, logits: Logits, random: Random) -> Verdict:
     """Try the children in the order they were drawn, each against the residual of the ones before it (SpecInfer).

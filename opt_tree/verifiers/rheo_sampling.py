@@ -8,7 +8,8 @@ from opt_tree.core.random import Random
 from opt_tree.core.sampling import Logits
 from opt_tree.core.tree import Tree
 from opt_tree.verifiers.base import Probs, Verdict, in_turn, valid_for, walk_down
-from opt_tree.verifiers.without_replacement import without
+from opt_tree.verifiers.recursive_rejection import without
+from opt_tree.verifiers.registry import register
 
 
 def by_proposal(target: Probs, draft: Probs, tokens: Int[np.ndarray, " children"]) -> Probs:
@@ -23,6 +24,11 @@ def by_proposal(target: Probs, draft: Probs, tokens: Int[np.ndarray, " children"
     return in_turn(target, tokens, proposals)
 
 
+@register(
+    "rheo",
+    about="recursive rejection of one drawn child among the most probable ones (RheoSampling)",
+    paper="2609.21827",
+)
 @valid_for(BestAndDraw, WithoutReplacement, branching=by_proposal)
 def rheo(tree: Tree, logits: Logits, random: Random) -> Verdict:
     """Try the best token, the one that was drawn, then the others, each against the distribution that proposed it.

@@ -9,6 +9,7 @@ from opt_tree.core.random import Random
 from opt_tree.core.sampling import Logits
 from opt_tree.core.tree import Tree
 from opt_tree.verifiers.base import Attempt, Verdict, target_probs_at, valid_for, walk_up
+from opt_tree.verifiers.registry import register
 
 EPSILON, DELTA = 0.09, 0.3
 """The paper's epsilon (a hard threshold) and delta (one that falls with the entropy), as in its experiments."""
@@ -28,6 +29,7 @@ def longest_typical(tree: Tree, logits: Logits) -> Iterator[Attempt]:
     yield Attempt(row, 1.0, target_probs[row])
 
 
+@register("typical", about="keeps what the target finds plausible (Medusa's rule); not lossless", paper="2401.10774")
 @valid_for(TopK, IID, WithoutReplacement, BestAndDraw, attempts=longest_typical, lossy=True)
 def typical(tree: Tree, logits: Logits, random: Random) -> Verdict:
     """Accept the longest path whose every token the target finds plausible, then draw from the target (Medusa).

@@ -10,6 +10,7 @@ from opt_tree.core.random import Random
 from opt_tree.core.sampling import Logits
 from opt_tree.core.tree import Tree
 from opt_tree.verifiers.base import Probs, Verdict, in_turn, valid_for, walk_down
+from opt_tree.verifiers.registry import register
 
 
 def shrinking(target: Probs, draft: Probs, tokens: Int[np.ndarray, " children"]) -> Probs:
@@ -28,6 +29,11 @@ def without(draft: Probs, token: int | np.integer) -> Probs:
     return rest / total if total > 0 else rest
 
 
+@register(
+    "without_replacement",
+    about="recursive rejection of distinct children, each against what it was drawn from",
+    paper="2402.12374",
+)
 @valid_for(WithoutReplacement, branching=shrinking)
 def without_replacement(tree: Tree, logits: Logits, random: Random) -> Verdict:
     """Try distinct children in the order they were drawn (Sequoia's verification; RRSw).

@@ -13,12 +13,18 @@ from opt_tree.core.random import Random
 from opt_tree.core.sampling import LazyLogits, Logits
 from opt_tree.core.tree import Tree, fetch
 from opt_tree.verifiers.base import Probs, Verdict, follow, valid_for
+from opt_tree.verifiers.registry import register
 
 
 def _as_target(target: Probs, draft: Float[np.ndarray, " any"], tokens: Int[np.ndarray, " children"]) -> Probs:
     return target
 
 
+@register(
+    "match",
+    about="draws the target's token at every node and follows the draws; exact for every tree",
+    paper="2406.17276",
+)
 @valid_for(TopK, IID, WithoutReplacement, BestAndDraw, branching=_as_target)
 def match(tree: Tree, logits: Logits, random: Random) -> Verdict:
     """Draw the target's next token at every node and follow the draws. One read-back.

@@ -12,12 +12,16 @@ from opt_tree.core.random import Random
 from opt_tree.core.sampling import LazyLogits, Logits
 from opt_tree.core.tree import Tree, fetch, on_host
 from opt_tree.verifiers.base import Probs, Verdict, follow, valid_for
+from opt_tree.verifiers.registry import register
 
 
 def _argmax(target: Probs, draft: Float[np.ndarray, " any"], tokens: Int[np.ndarray, " children"]) -> Probs:
     return np.eye(1, len(target), int(target.argmax()))[0]
 
 
+@register(
+    "greedy", about="keeps the path that agrees with the target's argmax; judges at temperature 0", paper="2406.17276"
+)
 @valid_for(TopK, IID, WithoutReplacement, BestAndDraw, branching=_argmax)
 def greedy(tree: Tree, logits: Logits, random: Random) -> Verdict:
     """Follow the target's argmax from the root as far as the tree reaches. One read-back.

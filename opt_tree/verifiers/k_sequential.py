@@ -8,6 +8,7 @@ from opt_tree.core.random import Random
 from opt_tree.core.sampling import Logits
 from opt_tree.core.tree import Tree
 from opt_tree.verifiers.base import Probs, Verdict, valid_for, walk_down
+from opt_tree.verifiers.registry import register
 
 
 def sequential(target: Probs, draft: Probs, tokens: Int[np.ndarray, " children"]) -> Probs:
@@ -45,6 +46,7 @@ def threshold(target: Probs, draft: Probs, k: int) -> float:
     return high
 
 
+@register("k_seq", about="k-sequential selection: all children against one threshold (SpecTr)", paper="2310.15141")
 @valid_for(IID, branching=sequential)
 def k_seq(tree: Tree, logits: Logits, random: Random) -> Verdict:
     """Try independent children one after the other at a common discount rho (SpecTr).

@@ -9,6 +9,7 @@ from opt_tree.core.random import Random
 from opt_tree.core.sampling import Logits
 from opt_tree.core.tree import Tree
 from opt_tree.verifiers.base import Attempt, Verdict, drafted_from, node_at, residual, valid_for, walk_up
+from opt_tree.verifiers.registry import register
 
 
 def longest_first(tree: Tree, logits: Logits) -> Iterator[Attempt]:
@@ -35,6 +36,7 @@ def longest_first(tree: Tree, logits: Logits) -> Iterator[Attempt]:
         yield Attempt(row, chance, residual(weights[row] * target, draft), tokens)
 
 
+@register("block", about="judges a chain as a whole instead of token by token", paper="2403.10444")
 @valid_for(IID, WithoutReplacement, attempts=longest_first, chains_only=True)
 def block(tree: Tree, logits: Logits, random: Random) -> Verdict:
     """Accept the longest prefix that passes its own coin; no verifier of a single chain accepts more on average.

@@ -10,7 +10,8 @@ from opt_tree.core.random import Random
 from opt_tree.core.sampling import Logits
 from opt_tree.core.tree import Tree
 from opt_tree.verifiers.base import Attempt, Verdict, below, drafted_from, node_at, valid_for, walk_up
-from opt_tree.verifiers.without_replacement import without
+from opt_tree.verifiers.recursive_rejection import without
+from opt_tree.verifiers.registry import register
 
 
 def leaves_first(tree: Tree, logits: Logits) -> Iterator[Attempt]:
@@ -45,6 +46,7 @@ def _attempts(tree: Tree, logits: Logits, rows: Int[np.ndarray, " equal"], weigh
     yield Attempt(int(rows[0]), weight, target, tokens)
 
 
+@register("traversal", about="judges from the leaves to the root, so that a path counts as a whole", paper="2505.12398")
 @valid_for(IID, WithoutReplacement, attempts=leaves_first)
 def traversal(tree: Tree, logits: Logits, random: Random) -> Verdict:
     """Accept the first path that survives, leaves before their parents.

@@ -8,6 +8,7 @@ from opt_tree.core.random import Random
 from opt_tree.core.sampling import Logits
 from opt_tree.core.tree import Tree
 from opt_tree.verifiers.base import Probs, Verdict, residual, valid_for, walk_down
+from opt_tree.verifiers.registry import register
 
 
 def first_child(target: Probs, draft: Probs, tokens: Int[np.ndarray, " children"]) -> Probs:
@@ -22,6 +23,7 @@ def first_child(target: Probs, draft: Probs, tokens: Int[np.ndarray, " children"
     return emitted
 
 
+@register("naive", about="speculative sampling of the first child, the others only by luck", paper="2211.17192")
 @valid_for(IID, WithoutReplacement, branching=first_child)
 def naive(tree: Tree, logits: Logits, random: Random) -> Verdict:
     """Judge the first child by speculative sampling; a rejection's residual draw may still hit one of its siblings.

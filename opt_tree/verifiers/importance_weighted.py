@@ -11,7 +11,8 @@ from opt_tree.core.random import Random
 from opt_tree.core.sampling import Logits
 from opt_tree.core.tree import Tree
 from opt_tree.verifiers.base import Probs, Verdict, valid_for, walk_down
-from opt_tree.verifiers.naive import first_child
+from opt_tree.verifiers.naive_tree import first_child
+from opt_tree.verifiers.registry import register
 
 CONTESTED = 5
 """Tokens whose pairs are settled by the linear programme; the others by the order of their need."""
@@ -112,6 +113,7 @@ def tournament(target: Probs, draft: Probs, tokens: Int[np.ndarray, " children"]
     )
 
 
+@register("khisti", about="selects one child by importance weights, then judges that one", paper="2410.18234")
 @valid_for(IID, branching=tournament)
 def khisti(tree: Tree, logits: Logits, random: Random) -> Verdict:
     """Select one of several independent children by a linear programme, then judge it by speculative sampling.

@@ -1,0 +1,83 @@
+"""Methods by name: each is registered beside its class or function, and found because its file is in the folder.
+
+Owns the mechanism only. Each family of methods has one `Registry`, from which commands, tests and docs/methods.md take
+their lists.
+"""
+
+import importlib
+import pkgutil
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+Made = TypeVar("Made")
+Given = TypeVar("Given")
+
+
+@dataclass(frozen=True)
+class Method(Generic[Made]):
+    """A method of a family, and what a page says of it."""
+
+    name: str
+    make: Made
+    """The method, or the function that makes it."""
+    about: str
+    """One line, which begins like a row of a table: lower case, no full stop."""
+    paper: str = ""
+    """The arXiv number; empty where there is no paper."""
+    part: str | None = None
+    """The folder of the embedded model that "demo" stands for; None for a method that reads no files."""
+
+
+class Registry(dict[str, Method[Made]]):
+    """The methods of one family by name.
+
+    OPTIONS: Registry[type] = Registry("option")
+
+    @OPTIONS.register("sum", about="adds up")
+    class Sum: ...
+    """
+
+    def __init__(self, family: str, entry: type[Method] = Method) -> None:
+        """`family` is what a message calls one of them: "policy". `entry`: a `Method` with more fields."""
+        super().__init__()
+        self.family, self._entry = family, entry
+
+    def register(
+        self, name: str, about: str, paper: str = "", part: str | None = None, **more: Any
+    ) -> Callable[[Given], Given]:
+        """Return a decorator that lists what it decorates and leaves it as it is.
+
+        Args: those of `Method`; `more` are the fields that a family adds to it.
+        Raises ValueError for a name that another method has.
+        """
+
+        def add(made: Given) -> Given:
+            method = self._entry(name, made, about, paper, part, **more)
+            if (known := self.get(name)) and _place(known.make) != _place(made):  # a module may be loaded again
+                raise ValueError(f"two {self.family} methods are called {name}: {_place(known.make)}, {_place(made)}")
+            self[name] = method
+            return made
+
+        return add
+
+    def named(self, name: str) -> Method[Made]:
+        """Return the method of a name. Raises ValueError with the names that there are."""
+        if name not in self:
+            raise ValueError(f"unknown {self.family} {name!r}; there are {', '.join(self)}")
+        return self[name]
+
+    def discover(self, package: str, path: Iterable[str]) -> None:
+        """Import all modules of a package, at any depth, so that what they register is here; sorted by name then.
+
+        Args: `package`, its name; `path`, its `__path__`.
+        """
+        for module in pkgutil.walk_packages(path, f"{package}."):
+            importlib.import_module(module.name)
+        methods = sorted(self.items())
+        self.clear()
+        self.update(methods)
+
+
+def _place(made: Any) -> str:
+    return f"{made.__module__}.{made.__qualname__}"
