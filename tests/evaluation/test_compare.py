@@ -21,8 +21,8 @@ from evaluation.compare.frontier import best_of, frontiers
 from evaluation.compare.studies import DRAFTERS, STUDIES, study
 from evaluation.compare.weights import footprint
 from opt_tree import Decoder, OptTree, Sampling, load_pair
-from opt_tree.models.checkpoints import CheckpointError
 from opt_tree.core.registry import Method
+from opt_tree.models.checkpoints import CheckpointError
 from opt_tree.policies import Sampled, registry
 from opt_tree.verifiers import multi_round
 

@@ -37,7 +37,7 @@ from opt_tree.policies import Delayed, TreePolicy
 from opt_tree.training.answers import Cut, read_examples
 from opt_tree.training.command_line import Parser, from_fields, pair_parser, run_command, whole_numbers
 from opt_tree.training.files import write_checkpoint
-from opt_tree.verifiers import Verdict, Verifier, block_efficiency, check
+from opt_tree.verifiers import VERIFIERS, Verdict, Verifier, block_efficiency, check
 
 HELD_OUT = 8
 
