@@ -55,7 +55,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def shared_models_stay_as_they_are() -> Iterator[None]:
     """Fail the file that changed a tiny model which all tests of the process share: others would fail in its place."""
     yield
-    models = sys.modules.get("models")
+    models = sys.modules.get("tiny_models")
     changed = models.changed_models() if models else []
     assert not changed, f"a test of this file changed what all tests share: {', '.join(changed)}. Copy it first"
 
