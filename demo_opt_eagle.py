@@ -5,7 +5,7 @@
 
 import sys
 
-from evaluation.demo.command import main
+from evaluation.demo.__main__ import main
 from evaluation.demo.options import EagleOptions
 
 if __name__ == "__main__":

@@ -11,19 +11,131 @@ compared on (`--question-begin`, `--question-end`): rates fitted to the test set
 import json
 import platform
 import sys
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import transformers
+from jaxtyping import Int
+from tqdm import tqdm
 
 from evaluation.command_line import at_least, check_writable, main_of, option, table
+from evaluation.questions.sets import Question
 from evaluation.run.conversation import Conversation
-from evaluation.run.material import gather
+from evaluation.run.models import gather
 from evaluation.run.options import MOST_NODES, Asked
-from evaluation.run.rates import KINDS, Counting, Counts, measure
-from opt_tree import Sampling
+from opt_tree import Decoder, Generation, Pair, Sampling, Static, match
+from opt_tree.core.children import IID, Children, TopK, WithoutReplacement
+from opt_tree.policies import AcceptanceRates
+from opt_tree.verifiers import Verifier, multi_round, without_replacement
+
+KINDS: dict[str, tuple[Callable[[int], Children], Verifier]] = {
+    "TopK": (TopK, match),
+    "WithoutReplacement": (WithoutReplacement, without_replacement),
+    "IID": (IID, multi_round),
+}
+"""The kinds of siblings, each with the verifier that its papers judge it by (at temperature 0: `greedy`)."""
+
+
+def measuring_tree(width: int, depth: int, siblings: Callable[[int], Children] = TopK) -> Static:
+    """Return the tree that rates are counted on: the paths of ranks r1, ..., rd with (r1 + 1) ... (rd + 1) <= width.
+
+    So the root has `width` children, and so has every node on the path of best ones. Every rank is tried at every
+    depth, more often where it is more often met. That takes about width * log(width) ** (depth - 1) nodes instead of
+    width ** depth. A shape, not a policy that looks at probabilities: those would choose which parents are counted.
+
+              root                width 4, depth 2
+          /    |   |  \\
+         0     1   2   3
+       / | | \\  | \\  |   |
+      0  1 2 3  0 1  0   0
+    """
+
+    def below(path: tuple[int, ...], width: int) -> Iterator[tuple[int, ...]]:
+        for rank in range(width if len(path) < depth else 0):
+            yield (*path, rank)
+            yield from below((*path, rank), width // (rank + 1))
+
+    return Static(tuple(below((), width)), siblings)
+
+
+@dataclass
+class Counts:
+    """Of the accepted nodes of each depth: how many had a child of each rank, and how often it was accepted."""
+
+    tried: Int[np.ndarray, "depths ranks"]
+    accepted: Int[np.ndarray, "depths ranks"]
+
+    @classmethod
+    def none(cls, depths: int, ranks: int) -> "Counts":
+        """Nothing counted yet."""
+        return cls(np.zeros((depths, ranks), dtype=np.int64), np.zeros((depths, ranks), dtype=np.int64))
+
+    def add(self, generation: Generation) -> None:
+        """Count every node whose next token was emitted: of the last step, those before the generation's end."""
+        for step, emitted in zip(generation.steps, generation.accept_lengths, strict=True):
+            for depth, row in enumerate(step.path[:emitted]):
+                children = (step.tree.parents == row).nonzero()[0]
+                if not len(children):
+                    continue  # a leaf, or where the token budget cut the tree off
+                self.tried[depth, : len(children)] += 1
+                if depth < step.accepted:
+                    self.accepted[depth, np.searchsorted(children, step.path[depth + 1])] += 1
+
+    def rates(self, least: int) -> AcceptanceRates:
+        """Return the rates of ranks and depths that were tried at least that often.
+
+        Raises ValueError where not even the first rank was.
+        """
+        by_rank = _rates(self.tried.sum(0), self.accepted.sum(0), least)
+        if not by_rank:
+            raise ValueError(
+                f"the first rank was tried {self.tried[:, 0].sum()} times, fewer than {least}: generate more, or lower "
+                "--least-trials"
+            )
+        by_depth = []
+        for tried, accepted in zip(self.tried, self.accepted, strict=True):
+            rates = _rates(tried, accepted, least)
+            if not rates:
+                break
+            by_depth.append(rates)
+        return AcceptanceRates(by_rank, tuple(by_depth))
+
+
+def _rates(tried: Int[np.ndarray, " ranks"], accepted: Int[np.ndarray, " ranks"], least: int) -> tuple[float, ...]:
+    """The rates of the ranks before the first that was tried too seldom."""
+    enough = int(np.argmin(np.append(tried >= least, False)))
+    return tuple((accepted[:enough] / tried[:enough]).tolist())
+
+
+@dataclass(frozen=True)
+class Counting:
+    """How trials are made: the measuring tree, and the conversations that it answers."""
+
+    conversation: Conversation
+    width: int = 12
+    depth: int = 4
+
+
+def measure(pair: Pair, kind: str, sampling: Sampling, questions: Sequence[Question], counting: Counting) -> Counts:
+    """Let the library's loop answer the questions with the measuring tree, and count."""
+    siblings, verifier = KINDS[kind]
+    tree = measuring_tree(counting.width, counting.depth, siblings)
+    decoder = Decoder(pair.target, pair.drafter, tree, verifier)
+    conversation = counting.conversation
+    counts = Counts.none(counting.depth, counting.width)
+
+    def answer(prompt: list[int], limit: int, seed: int) -> Generation:
+        generation = decoder.generate(prompt, limit, sampling, conversation.prompter.stop, seed=seed)
+        counts.add(generation)
+        return generation
+
+    for question in tqdm(questions, desc=f"{kind}, {tree.nodes} nodes a step", unit="question", leave=False):
+        conversation.answer(question, answer)
+    return counts
 
 
 def rows(counts: Counts) -> list[dict[str, str]]:
@@ -96,7 +208,7 @@ def run(options: Options) -> dict[str, Any]:
     return document
 
 
-main = main_of("acceptance", Options, __doc__, run)
+main = main_of("evaluation.acceptance", Options, __doc__, run)
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -1,7 +1,7 @@
 """How a command reads its options, reports a mistake, and says its figures: to people as a table, to machines as JSON.
 
-Options are the fields of a dataclass: a default is written once, and commands share options by sharing a base class.
-Knows nothing of what the options mean.
+Options are the fields of a dataclass, read by transformers' `HfArgumentParser`: a default is written once, and commands
+share options by sharing a base class. Knows nothing of what the options mean.
 """
 
 import argparse
@@ -12,13 +12,13 @@ import re
 import signal
 import sys
 import threading
-import types
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import field, fields
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar, get_args, get_type_hints
+from typing import Any, NoReturn, TypeVar
+
+from transformers import HfArgumentParser
 
 Options = TypeVar("Options")
 Value = float | int | str | None
@@ -27,50 +27,13 @@ _NUMBER = re.compile(r"[-+]?[\d.]|-$")
 
 
 def option(default: Any, help: str, **metadata: Any) -> Any:
-    """Make a field that `add_options` can turn into an option; `metadata` goes to argparse.
+    """Return a dataclass field that is an option of a command; `metadata` goes to argparse.
 
-    `aliases` maps other flags to the text that is put before what they are given: {"--draft-model-path": "lm:"}.
+    The option is spelled with hyphens or underscores: --max-depth, --max_depth. Several values are a list, whose
+    default is a tuple.
     """
-    return field(default=default, metadata={"help": help, **metadata})
-
-
-def add_options(parser: argparse.ArgumentParser, options: type) -> None:
-    """Add an option for each field of a dataclass made of `option`s."""
-    hints = get_type_hints(options)
-    for known in fields(options):
-        given: dict[str, Any] = {**known.metadata, "default": known.default}
-        aliases: Mapping[str, str] = given.pop("aliases", {})
-        if hints[known.name] is bool:
-            given["action"] = "store_true"
-        else:
-            given.setdefault("type", _scalar(hints[known.name]))
-            given["metavar"] = None if "choices" in given else known.name.rpartition("_")[2].upper()
-            if known.default is not None and known.default != ():
-                given["help"] += " (default: %(default)s)"
-        group = parser.add_mutually_exclusive_group() if aliases else parser
-        group.add_argument(*_spellings(f"--{known.name}"), **given)
-        for flag, before in aliases.items():
-            group.add_argument(
-                *_spellings(flag),
-                dest=known.name,
-                type=before.__add__,
-                default=argparse.SUPPRESS,
-                metavar="PATH",
-                help=f"--{known.name} {before}PATH",
-            )
-
-
-def _spellings(flag: str) -> list[str]:
-    """Published: --max_depth but --bench-name. Both spellings of every name are taken."""
-    name = flag.removeprefix("--")
-    return list(dict.fromkeys((f"--{name.replace('_', '-')}", f"--{name.replace('-', '_')}")))
-
-
-def _scalar(hint: Any) -> type:
-    """int from `int | None`, str from `str`."""
-    if isinstance(hint, types.UnionType):
-        return next(kind for kind in get_args(hint) if kind is not types.NoneType)
-    return hint
+    made = {"default_factory": lambda: list(default)} if isinstance(default, tuple) else {"default": default}
+    return dataclasses.field(metadata={"help": help, **metadata}, **made)
 
 
 def numbers(text: str) -> tuple[float, ...]:
@@ -119,21 +82,32 @@ def check_writable(path: Path) -> None:
         path.unlink()
 
 
-class _Parser(argparse.ArgumentParser):
+class _Help(argparse.ArgumentDefaultsHelpFormatter):
+    def _get_help_string(self, action: argparse.Action) -> str | None:
+        shown = action.default not in (None, "", []) and action.default is not False
+        return super()._get_help_string(action) if shown else action.help
+
+
+class Parser(HfArgumentParser):
+    """A command line of dataclasses; its mistakes are ValueErrors of one line.
+
+    Args:
+        program: How the command is called, for its help.
+        about: Its documentation; the first line is the help's description.
+        options: Dataclasses whose fields are made by `option`.
+    """
+
+    def __init__(self, program: str, about: str | None, *options: type) -> None:
+        description = (about or "").partition("\n")[0]
+        super().__init__(options, prog=program, description=description, allow_abbrev=False, formatter_class=_Help)
+
     def error(self, message: str) -> NoReturn:
         raise ValueError(message)  # one line, like every other mistake, instead of the usage and then the line
 
 
-def make_parser(program: str, about: str | None) -> argparse.ArgumentParser:
-    """A parser whose mistakes are ValueErrors; the first line of `about` is the help's description."""
-    return _Parser(program, description=(about or "").partition("\n")[0], allow_abbrev=False)
-
-
 def parse(options: type[Options], program: str, about: str | None, arguments: list[str] | None) -> Options:
     """Read a command line that is made of a dataclass's fields alone."""
-    parser = make_parser(program, about)
-    add_options(parser, options)
-    return options(**vars(parser.parse_args(arguments)))
+    return options(**vars(Parser(program, about, options).parse_args(arguments)))
 
 
 def _terminated(*_: object) -> NoReturn:
@@ -156,7 +130,7 @@ def as_command() -> Iterator[None]:
             signal.signal(signal.SIGTERM, before)
 
 
-def run_command(command: Callable[[], int]) -> int:
+def run_command(command: Callable[[], int], stopped: str = "stopped") -> int:
     """Return a command's exit status; what the caller got wrong is one line on stderr and status 2."""
     try:
         with as_command():
@@ -165,21 +139,21 @@ def run_command(command: Callable[[], int]) -> int:
         print(f"error: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        print("stopped", file=sys.stderr)
+        print(stopped, file=sys.stderr)
         return 130
 
 
 def main_of(
     program: str, options: type[Options], about: str | None, run: Callable[[Options], Any]
 ) -> Callable[..., int]:
-    """Return the `main` of a command: options are read, `run` does the work, --json prints what it returned.
+    """Return the `main` of `python -m program`: options are read, `run` does the work, --json prints what it returned.
 
     `main` returns 0, or 2 for bad input; without arguments it reads the command line.
     """
 
     def main(arguments: list[str] | None = None) -> int:
         def command() -> int:
-            given = parse(options, f"python -m evaluation.{program}", about, arguments)
+            given = parse(options, f"python -m {program}", about, arguments)
             print_json(getattr(given, "json", False), run(given))
             return 0
 

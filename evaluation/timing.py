@@ -1,24 +1,33 @@
-"""The one interleaved clock: several ways to do something take turns, so that a busy machine hurts them alike.
+"""The one interleaved measurement: several ways to do something take turns, so that a busy machine hurts them alike.
 
-Owns who goes when, and what the runs add up to. Knows nothing of models.
+Owns who goes when, what the runs add up to, and on which machine it was. Knows nothing of models and questions.
 """
 
 import itertools
 import math
+import os
+import platform
 import random
 import statistics
+import subprocess
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TypeVar
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any, TypeVar
 
+import torch
 from tqdm import tqdm
 
+import opt_tree
 from opt_tree import Generation
 
 Task = TypeVar("Task")
 Place = TypeVar("Place")
 _WARM_UP = 16
+_COLD = 2
+"""Steps at a generation's beginning that pay for cold memory."""
 
 
 def in_turn(tasks: Sequence[Task], turn: int) -> list[Task]:
@@ -64,8 +73,8 @@ class Timed:
     """Of all threads of this process, where `interleave` ran it: what a busy machine distorts less."""
 
 
-Method = Callable[[list[int], int], Timed]
-"""A way to decode: from a prompt and the number of new tokens at most."""
+Method = Callable[[list[int], int, int], Generation | Timed]
+"""A way to decode: from a prompt, the number of new tokens at most and a seed to the new tokens and their cost."""
 
 
 @dataclass(frozen=True)
@@ -75,7 +84,7 @@ class Timings:
     runs: dict[str, list[list[Timed]]]
 
     def spent(self, method: str, clock: str = "seconds") -> list[tuple[int, float]]:
-        """Of each prompt the new tokens and the time they took, by the median of its repetitions.
+        """Return the new tokens of each prompt and the time they took, by the median of its repetitions.
 
         `clock`: "seconds" by the wall, or "cpu_seconds".
         """
@@ -104,16 +113,104 @@ def interleave(
     max_new_tokens: int,
     rounds: int = 1,
     limit: float = math.inf,
+    seed: int = 0,
 ) -> Timings:
     """Run every method on every prompt, `rounds` times, after one short warm-up each; see `schedule` for `limit`."""
     for method in methods.values():
-        method(prompts[0], _WARM_UP)
+        method(prompts[0], _WARM_UP, seed)
     runs: dict[str, list[list[Timed]]] = {name: [[] for _ in prompts] for name in methods}
     places = [index for _, index in itertools.product(range(rounds), range(len(prompts)))]
     with tqdm(total=len(places) * len(methods), desc="comparing", unit="answer", leave=False, disable=None) as bar:
         for name, index in schedule(list(methods), places, limit):
             begin = time.process_time()
-            run = methods[name](prompts[index], max_new_tokens)
-            runs[name][index].append(replace(run, cpu_seconds=time.process_time() - begin))
+            run = methods[name](prompts[index], max_new_tokens, seed)
+            spent = time.process_time() - begin
+            timed = Timed(run.tokens, run.seconds, run) if isinstance(run, Generation) else run
+            runs[name][index].append(replace(timed, cpu_seconds=spent))
             bar.update()
     return Timings({name: [repeated for repeated in by_prompt if repeated] for name, by_prompt in runs.items()})
+
+
+def emitted_per_step(generations: Sequence[Generation]) -> float:
+    """Mean acceptance length: tokens over steps, the target's own token included."""
+    return sum(len(g.tokens) for g in generations) / sum(len(g.steps) for g in generations)
+
+
+def step_milliseconds(generations: Sequence[Generation]) -> dict[str, float]:
+    """Medians over the steps of where their time goes, in milliseconds, and the share outside the models' forwards.
+
+    A generation's first steps pay for cold memory; they are left out where there are others.
+    """
+    times = [step.times for generation in generations for step in generation.steps[_COLD:] or generation.steps]
+    parts = ("draft", "verify", "commit", "draft_forward", "target_forward", "other", "total")
+    found = {part: 1000 * statistics.median(getattr(time, part) for time in times) for part in parts}
+    found["growing"] = 1000 * statistics.median(time.draft - time.draft_forward for time in times)
+    return found | {"other_share": statistics.median(time.other / time.total for time in times)}
+
+
+def step_figures(generations: Sequence[Generation]) -> dict[str, Any]:
+    """Tokens a step, and medians over the steps of where their time goes; nothing for what has no trace."""
+    if not generations:
+        return {}
+    times = step_milliseconds(generations)
+    return {
+        "tokens/step": emitted_per_step(generations),
+        "step ms": times["total"],
+        "draft forwards ms": times["draft_forward"],
+        "target forward ms": times["target_forward"],
+        "growing the tree ms": times["growing"],
+        "outside the forwards ms": times["other"],
+        "outside %": 100 * times["other_share"],
+    }
+
+
+def environment(device: torch.device) -> dict[str, Any]:
+    """Describe this process's software and hardware: in every header, so that figures can be judged later."""
+    return {
+        "opt_tree": opt_tree.__version__,
+        "commit": commit(),
+        "python": platform.python_version(),
+        **{name: _version(name) for name in ("torch", "transformers", "accelerate", "numpy")},
+        "cuda": torch.version.cuda if device.type == "cuda" else None,
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else processor(),
+        "threads": torch.get_num_threads(),
+        "system": platform.system(),
+    }
+
+
+def commit() -> str | None:
+    """The commit of this checkout, with `+` for uncommitted changes; None outside a checkout."""
+    folder = Path(__file__).parent
+
+    def git(*arguments: str) -> str:
+        return subprocess.run(
+            ["git", "-C", str(folder), *arguments], capture_output=True, text=True, check=True, timeout=20
+        ).stdout.strip()
+
+    try:
+        # An installed copy may lie inside some other project's checkout: only a tracked file's commit is ours.
+        if not git("ls-files", "__init__.py", Path(__file__).name):
+            return None
+        return git("rev-parse", "HEAD") + ("+" if git("status", "--porcelain", "--untracked-files=no") else "")
+    except (OSError, subprocess.SubprocessError):
+        return None
+
+
+def processor() -> str:
+    """The CPU's name and how many of its cores this process may use."""
+    name = platform.processor() or platform.machine()
+    info = Path("/proc/cpuinfo")
+    if info.is_file():
+        models = [
+            line.partition(":")[2].strip() for line in info.read_text().splitlines() if line.startswith("model name")
+        ]
+        name = models[0] if models else name
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return f"{name}, {cores} cores"
+
+
+def _version(name: str) -> str | None:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None

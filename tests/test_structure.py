@@ -11,7 +11,7 @@ import opt_tree
 
 PACKAGE = Path(opt_tree.__file__).parent
 SOURCES = sorted(PACKAGE.rglob("*.py"))
-SCRIPTS = sorted((PACKAGE.parent / "evaluation").rglob("*.py"))
+SCRIPTS = sorted(path for top in ("evaluation", "experiments") for path in (PACKAGE.parent / top).rglob("*.py"))
 
 # docs/design.md, "The folders": what each folder may import, in functions too, besides itself.
 ROOMS: dict[str, set[str]] = {
@@ -129,20 +129,21 @@ def test_the_rules_above_see_something() -> None:
     assert SCRIPTS
 
 
-# The evaluation: commands, and behind each a room (a folder, or a module beside them).
+# The evaluation: commands, and behind each a room (a folder, or a module beside them). The experiments stand on it.
 
-EVALUATION = PACKAGE.parent / "evaluation"
-EVALUATION_FLOORS, ARROWS = 5, 40
+ROOT = PACKAGE.parent
+EVALUATION_FLOORS, ARROWS = 5, 35
 
 
 def place(path: Path) -> str:
-    """The room of a file: evaluation/compare/plots.py is in compare."""
-    return path.relative_to(EVALUATION).with_suffix("").parts[0]
+    """The room of a file: evaluation/compare/plots.py is in compare, all experiments are in one."""
+    top, room, *_ = path.relative_to(ROOT).with_suffix("").parts
+    return room if top == "evaluation" else top
 
 
 def arrows(name: Callable[[Path], str]) -> dict[str, set[str]]:
-    """Who imports whom in the evaluation, wherever in a file it does; `name` says what is taken for one."""
-    modules = {f"evaluation.{'.'.join(path.relative_to(EVALUATION).with_suffix('').parts)}": path for path in SCRIPTS}
+    """Who imports whom among the scripts, wherever in a file it does; `name` says what is taken for one."""
+    modules = {".".join(path.relative_to(ROOT).with_suffix("").parts): path for path in SCRIPTS}
     found: dict[str, set[str]] = {name(path): set() for path in SCRIPTS}
     for path in SCRIPTS:
         for node in ast.walk(ast.parse(path.read_text())):
@@ -169,6 +170,8 @@ def test_no_module_of_the_evaluation_is_in_a_circle() -> None:
 
 def test_the_rooms_stand_on_few_floors_and_know_few_others() -> None:
     rooms = arrows(place)
+    assert not any("experiments" in others for others in rooms.values()), "the evaluation knows no experiment"
+    del rooms["experiments"]
     assert max(floors(rooms).values()) <= EVALUATION_FLOORS
     assert sum(map(len, rooms.values())) <= ARROWS
     assert {"run", "questions", "answers", "report", "compare", "exactness", "latency", "demo"} <= rooms.keys()
@@ -186,7 +189,10 @@ def test_nothing_outside_the_repository_is_named(path: Path) -> None:
 
 PUBLISHED = "the signature is that of another library or of the published code"
 LONG_MODULES = {
-    "evaluation/answers/file.py": "all that keeps an answer file whole: lock, parts, set aside, resume",
+    "evaluation/answers/file.py": "all that keeps an answer file whole: lock, header, parts, resume",
+    "evaluation/compare/measure.py": "one combination: what is loaded, what decodes in which order, what is expected",
+    "evaluation/compare/plots.py": "every picture of a comparison, from one kind of lines",
+    "evaluation/report.py": "one command: the figures of answer files in tables and words",
     "opt_tree/models/checkpoints.py": "whatever is read from files, and one line for everything that is wrong with one",
     "opt_tree/models/chain_lm.py": "a model path by path, and the probe that refuses it; the probe needs its inside",
     "opt_tree/decoding/decoder.py": "the one loop and its decoder",
@@ -203,7 +209,7 @@ LONG_FUNCTIONS = {
 }
 WIDE_FUNCTIONS = {
     "evaluation/run/baselines.py: transformers_assisted": "a decoding method with an assistant, for functools.partial",
-    "evaluation/run/runner.py: answer_all": "what a run has put together by then",
+    "evaluation/timing.py: interleave": "what a measurement may choose",
     "opt_tree/integrations/published_api.py: _generate": PUBLISHED,
     "opt_tree/decoding/draft.py: draft": "everything that a draft depends on, so that it is a function",
     "opt_tree/decoding/decoder.py: generate": "what a user of the loop may choose",

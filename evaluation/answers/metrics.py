@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float, Int
 
-from evaluation.answers.match import exact_match, paired
+from evaluation.answers.record import exact_match, paired
 from evaluation.answers.steps import Record, alone, choices, steps_of, total
 
 RESAMPLES = 2000

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
+from scipy import stats
 
 Record = Mapping[str, Any]
 
@@ -142,11 +143,8 @@ def calibration(taken: Steps) -> dict[str, Any] | None:
     count = len(expected)
     if count < 3 or expected.std() < 1e-9:
         return None
-    spread = ((expected - expected.mean()) ** 2).sum()
-    slope = float(((expected - expected.mean()) * accepted).sum() / spread)
-    intercept = float(accepted.mean() - slope * expected.mean())
-    residuals = accepted - intercept - slope * expected
-    error = float(np.sqrt((residuals**2).sum() / (count - 2) / spread))
+    fit = stats.linregress(expected, accepted)
+    slope, error, constant = float(fit.slope), float(fit.stderr), accepted.std() == 0
     ratio = (accepted.mean() - 1) / (expected.mean() - 1)
     ratio_error = accepted.std() / np.sqrt(count) / (expected.mean() - 1)
     wrong = [
@@ -158,23 +156,13 @@ def calibration(taken: Steps) -> dict[str, Any] | None:
         "steps": count,
         "slope": slope,
         "slope_error": error,
-        "intercept": intercept,
-        "pearson": _correlation(expected, accepted),
-        "spearman": _correlation(_ranks(expected), _ranks(accepted)),
+        "intercept": float(fit.intercept),
+        "pearson": None if constant else float(fit.rvalue),
+        "spearman": None if constant else float(stats.spearmanr(expected, accepted).statistic),
         "expected_length": float(expected.mean()),
         "accepted_length": float(accepted.mean()),
         "miscalibrated": wrong,
     }
-
-
-def _correlation(a: Float[np.ndarray, " steps"], b: Float[np.ndarray, " steps"]) -> float | None:
-    return None if a.std() == 0 or b.std() == 0 else float(np.corrcoef(a, b)[0, 1])
-
-
-def _ranks(values: Float[np.ndarray, " steps"]) -> Float[np.ndarray, " steps"]:
-    """Ranks, equal values sharing the mean of theirs."""
-    _, inverse, counts = np.unique(values, return_inverse=True, return_counts=True)
-    return (np.cumsum(counts) - (counts - 1) / 2)[inverse]
 
 
 PARTS: dict[str, Callable[[Mapping[str, float]], float]] = {

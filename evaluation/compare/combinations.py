@@ -7,7 +7,7 @@ Decodes nothing. In the output and in its keys a combination is called a cell.
 import itertools
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from opt_tree import TreePolicy, Verifier, verifiers
 from opt_tree.core.children import IID, Children, TopK, WithoutReplacement
@@ -115,3 +115,134 @@ class Grid:
                     one = Combination(policy, budget, drafter, sharpening, float(temperature), children, judge)
                     found[one] = None
         return list(found)
+
+
+DRAFT, HEAD = "lm:demo", "eagle:demo"
+
+
+def paper(quick: bool) -> list[Grid]:
+    """The OPT-Tree paper's: its trees at equal budgets, the scaling figure, the threshold and temperature sweeps."""
+    trees = ("opt:0.2", "eagle2", "sequoia", "eagle1", "binary")
+    if quick:
+        return [
+            Grid(trees, budgets=(25, 60), sharpening=("fitted",)),
+            Grid(("opt:0.2", "opt:0.5", "opt:0.9"), budgets=(50,), sharpening=("fitted",)),
+            Grid(("opt:0.2",), temperatures=(0.5, 1), budgets=(50,), sharpening=("fitted",)),
+        ]
+    both = (DRAFT, HEAD)
+    sweep = [f"opt:{threshold}" for threshold in (0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 0.9)]
+    return [
+        Grid(trees, budgets=(25, 30, 50, 60, 130), drafters=both, sharpening=("bare", "fitted")),
+        Grid(("opt:0.2", "sequoia"), budgets=(10, 25, 60, 130, 250, 500), sharpening=("fitted",)),
+        Grid(sweep, budgets=(50,), drafters=both, sharpening=("fitted",)),
+        Grid(("opt:0.2",), ("match",), (0, 0.2, 0.4, 0.6, 0.8, 1), (50,), both, ("fitted",)),
+    ]
+
+
+def verification(quick: bool) -> list[Grid]:
+    """The verification study's: i.i.d. rollouts by K and L, all verifiers at equal budget, temperatures, delay.
+
+    One judge suffices for the rollouts and the temperatures: on a cell's trees the expectation of all is computed.
+    """
+    judges: tuple[str, ...] = ("multi_round", "k_seq", "khisti", "naive", "match", "traversal")
+    temperatures: tuple[float, ...] = (0.2, 0.6, 1, 1.2)
+    ks, lengths, drafters, budget = (1, 2, 3, 4), (1, 2, 4, 6, 8), (DRAFT, HEAD), (24,)
+    if quick:
+        judges, temperatures, ks, lengths, drafters = ("multi_round", "traversal"), (0.4, 1), (1, 3), (2, 6), (DRAFT,)
+    chains, rollouts = ("multi_round",), ("chains:3", "delayed:3:2")
+    best = {"dyspec": "without_replacement", "rheo:0.2": "rheo", "opt:0.2": "match", "chain": "block"}
+    grids = [Grid((f"chains:{k}",), chains, (1,), (k * length,)) for k, length in itertools.product(ks, lengths)]
+    grids += [Grid(rollouts, judges, (1,), budget, drafters), Grid(rollouts, chains, temperatures, budget)]
+    for policy, judge in best.items():
+        grids.append(Grid((policy,), (judge,), temperatures, budget))
+        grids.append(Grid((policy,), (judge,), (1,), budget, drafters))
+    grids.append(Grid(("sequoia",), ("without_replacement", "traversal"), (1,), budget, drafters))
+    if not quick:
+        pair = ("multi_round", "traversal")
+        grids.append(Grid(("delayed:3:1", "delayed:3:4"), pair, (1,), budget, drafters))
+        grids.append(Grid(("kary:2", "kary:3"), pair, (1,), budget))
+        grids.append(Grid(("chain", "dyspec"), ("naive", "traversal"), (1,), budget))
+    return grids
+
+
+def rules(quick: bool) -> list[Grid]:
+    """OPT-Tree's rule against the published code's, thresholds, and the fitted sharpening; small trees beside them."""
+    both = (DRAFT,) if quick else (DRAFT, HEAD)
+    return [
+        Grid(("published:0.5", "opt:0.5", "opt:0.2"), drafters=both),
+        Grid(("opt:0.5", "opt:0.2"), drafters=both, sharpening=("fitted",)),
+        Grid(("binary",), budgets=(30,), drafters=both),
+        Grid(("chain",), budgets=(4,), drafters=both),
+    ]
+
+
+RASD, GRAFT = f"rasd:{HEAD}+store:demo", f"{HEAD}+store:demo"
+PRODUCT = "product:1.33,0.1,0.4,0.8:onepass:demo+store:demo"
+"""One pass times the store; the exponents were chosen on Vicuna-Bench."""
+DRAFTERS: dict[str, tuple[str, ...]] = {
+    DRAFT: ("opt:0.2", "binary"),
+    HEAD: ("opt:0.2", "eagle2"),
+    "eagle3:demo": ("opt:0.2", "eagle2"),
+    "ngram": ("opt:0", "chain"),
+    "store:demo": ("opt:0",),
+    "recycling": ("opt:0", "medusa"),
+    "ngram-recycling": ("opt:0",),
+    f"graft:1:{GRAFT}": ("opt:0.05",),
+    f"graft:2:{GRAFT}": ("opt:0.05",),
+    PRODUCT: ("opt:0.02",),
+    RASD: ("opt:0.2", "eagle2"),
+    "exit:demo": ("opt:0.05", "chain"),
+}
+"""What drafts, and under which trees: OPT-Tree, whose threshold is about what a layer costs, then its paper's."""
+FITTED = (DRAFT, HEAD, "eagle3:demo", f"graft:1:{GRAFT}", f"graft:2:{GRAFT}", RASD, "exit:demo")
+"""Those that bring a fitted sharpening."""
+
+
+def drafters(quick: bool) -> list[Grid]:
+    """What drafts: models, tables, and a model above a table, each under OPT-Tree and under its paper's tree.
+
+    Tables that learn from prompt to prompt (recycling) are as warm as the combinations before have made them.
+    """
+    sizes = {0: (12,), 1: (12,)} if quick else {0: (8, 12, 24, 60), 1: (8, 60)}
+    grids = []
+    for (temperature, budgets), (drafter, trees) in itertools.product(sizes.items(), DRAFTERS.items()):
+        read = ("fitted",) if drafter in FITTED else ("bare",)
+        grids.append(Grid(trees, temperatures=(temperature,), budgets=budgets, drafters=(drafter,), sharpening=read))
+    return grids
+
+
+STUDIES: dict[str, Callable[[bool], list[Grid]]] = {
+    "paper": paper,
+    "verification": verification,
+    "rules": rules,
+    "drafters": drafters,
+}
+
+
+@dataclass(frozen=True)
+class Size:
+    """How much is decoded, where the command line does not say it."""
+
+    questions: int = 8
+    tokens: int = 64
+    """New tokens a question, at most."""
+    plain_every: int = 2
+    """Of so many questions one is decoded plainly, too: before the combination's own answer or after it, by turns."""
+    peers: bool = False
+    """Whether `transformers` decodes the questions, too."""
+
+
+QUICK = Size(3, 32)
+SIZES = {"drafters": Size(24, 32, plain_every=8, peers=True)}
+"""Of the studies that are not of the usual size: that of drafters has some hundred combinations."""
+
+
+def size_of(name: str | None, quick: bool) -> Size:
+    """The size of a study, or of a grid where `name` is None."""
+    usual = SIZES.get(name or "", Size())
+    return replace(QUICK, plain_every=min(usual.plain_every, 3), peers=usual.peers) if quick else usual
+
+
+def study(name: str, quick: bool) -> list[Combination]:
+    """The combinations of a study, each once."""
+    return list(dict.fromkeys(one for grid in STUDIES[name](quick) for one in grid.combinations()))

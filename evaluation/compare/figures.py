@@ -3,15 +3,15 @@
 A combination's answers are those of an answer file, so that `evaluation.answers` reads them.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from jaxtyping import Float, Int
 
 from evaluation.answers.file import Record
-from evaluation.answers.match import exact_match, paired
-from evaluation.answers.metrics import bootstrap, speed_up, summary
+from evaluation.answers.metrics import bootstrap, speed_up, summary, tokens_per_second
+from evaluation.answers.record import exact_match, paired
 from evaluation.answers.steps import alone, steps_of, total
 from evaluation.compare.combinations import SHARPENING
 
@@ -122,8 +122,43 @@ def summarise(records: Sequence[Record]) -> list[dict[str, Any]]:
 
 
 def brief(line: Mapping[str, Any]) -> dict[str, Any]:
-    """What a machine wants to know of a cell; the rest is in its line of the output."""
-    asked = ("policy", "budget", "drafter", "sharpening", "temperature", "children", "verifier")
-    found = ("tokens_per_step", "interval", "block_efficiency", "tokens_per_second", "minus_opt")
-    known = {key: line[key] for key in (*asked, *found)} | {key: line.get(key) for key in WEIGHED}
-    return {**known, "speed_up": line["speed_up"] and line["speed_up"]["micro"]}
+    """What a machine wants to know of a cell: all that the table shows; the answers are in its line of the output."""
+    known = {**dict.fromkeys(WEIGHED), **{key: value for key, value in line.items() if key != "answers"}}
+    speed = line["speed_up"] or {"micro": None, "interval": None}
+    return {**known, "speed_up": speed["micro"], "speed_up_interval": speed["interval"]}
+
+
+def speeds(records: Sequence[Record]) -> list[dict[str, Any]]:
+    """Tokens a second of plain decoding and of transformers' own, for a machine."""
+    return [
+        {"name": name, "temperature": record["temperature"], "tokens_per_second": tokens_per_second(answers)}
+        for record in records
+        for name, answers in record.get("peers", {}).items()
+    ]
+
+
+def of_policy(records: Iterable[Record], family: str) -> Iterator[Record]:
+    """The cells of a policy, whatever its parameters."""
+    return (record for record in records if record["cell"]["policy"].partition(":")[0] == family)
+
+
+def of_opt_tree(records: Iterable[Record]) -> list[Record]:
+    return list(of_policy(records, REFERENCE))
+
+
+def grouped(records: Iterable[Record], *keys: str) -> dict[tuple, list[Record]]:
+    """Records that agree in these parts of their cells."""
+    groups: dict[tuple, list[Record]] = {}
+    for record in records:
+        groups.setdefault(tuple(record["cell"][key] for key in keys), []).append(record)
+    return groups
+
+
+def series(records: Iterable[Record], along: str, *keys: str) -> dict[tuple, list[Record]]:
+    """Groups of `grouped` in the order of a number of the cell, where it takes two values at least."""
+    groups = {}
+    for key, members in grouped(records, *keys).items():
+        at = {record["cell"][along]: record for record in members}
+        if len(at) > 1:
+            groups[key] = [at[value] for value in sorted(at)]
+    return groups

@@ -5,32 +5,80 @@ Owns what is loaded and in which order things are decoded. Knows nothing of file
 
 import dataclasses
 import functools
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from tqdm import tqdm
 
+from evaluation.acceptance import Counting
+from evaluation.acceptance import measure as count_acceptance
 from evaluation.answers.file import AnswerFile, Record
 from evaluation.compare.combinations import VERIFIERS, Combination
-from evaluation.compare.expectation import Expectation
 from evaluation.compare.figures import figures
 from evaluation.compare.options import Options
-from evaluation.compare.peers import PLAIN, own_methods, peers_key
-from evaluation.compare.weights import footprint
 from evaluation.questions.prompts import Prompter
 from evaluation.questions.sets import Question, load_set, select
-from evaluation.run.conversation import Answer, Conversation, InLoop, side_by_side
-from evaluation.run.models import check_device, load_assistant, load_several, resolved
-from evaluation.run.rates import Counting
-from evaluation.run.rates import measure as count_acceptance
-from evaluation.timing import in_turn
-from opt_tree import Decoder, Generation, OptTree, Pair, Sampling, Step
+from evaluation.run.baselines import InLoop, transformers_methods
+from evaluation.run.conversation import Conversation, side_by_side
+from evaluation.run.models import load_assistant, load_several, resolved
+from evaluation.timing import Method, in_turn, schedule
+from opt_tree import Decoder, Generation, OptTree, Pair, Random, Sampling, Step, Tree, Verdict, Verifier
+from opt_tree.core.children import Children
+from opt_tree.core.probabilities import probs_of
+from opt_tree.core.sampling import Logits, whole
 from opt_tree.decoding.presets import plain
+from opt_tree.drafters.registry import folders_of
+from opt_tree.models.checkpoints import read_minutes
 from opt_tree.policies import AcceptanceRates
+from opt_tree.verifiers import block_efficiency, check
 
 RATES_TOKENS, LEAST_TRIALS = 64, 20
 """New tokens a question that acceptance rates are counted on; ranks and depths tried less often have none."""
+PLAIN = "plain decoding"
+
+
+def peers_key(temperature: float) -> str:
+    """The name of the line of plain decoding and of transformers' own decoding, which take turns."""
+    return f"{PLAIN} and transformers, T {temperature:g}"
+
+
+class Expectation:
+    """A verifier that also computes, on every n-th tree it judges, how many tokens each valid verifier would emit.
+
+    The same trees for all, and no noise of accepting and rejecting (arXiv:2602.16994). Its own time is in `seconds`.
+    """
+
+    def __init__(self, verifier: Verifier, children: Children, every: int) -> None:
+        self.__dict__.update(vars(verifier))
+        self.__name__ = verifier.__name__
+        self.verifier, self.every, self.calls, self.seconds = verifier, every, 0, 0.0
+        self.judges = {name: judge for name, judge in VERIFIERS.items() if name != "greedy" and _exact(judge, children)}
+        self.values: dict[str, list[float]] = {name: [] for name in self.judges}
+
+    def __call__(self, tree: Tree, logits: Logits, random: Random) -> Verdict:
+        if self.calls % self.every == 0:
+            begin = time.perf_counter()
+            probs = probs_of(whole(logits))
+            for name, judge in self.judges.items():
+                self.values[name].append(round(block_efficiency(tree, probs, judge), 4))
+            self.seconds += time.perf_counter() - begin
+        self.calls += 1
+        return self.verifier(tree, logits, random)
+
+    def take(self) -> dict[str, list[float]]:
+        """Hand out what was computed since the last time."""
+        values, self.values = self.values, {name: [] for name in self.judges}
+        return values
+
+
+def _exact(verifier: Verifier, children: Children) -> bool:
+    try:
+        check(verifier, children)
+    except TypeError:
+        return False
+    return True
 
 
 class Bench:
@@ -69,7 +117,7 @@ class Bench:
         }
 
     def measure(self, one: Combination) -> Record:
-        """Answer the questions as the combination says, every second one plainly, too; return its line."""
+        """Method the questions as the combination says, every second one plainly, too; return its line."""
         pair, sampling = self._pair(one), Sampling(one.temperature)
         policy = one.build(self.rates(one)) if one.needs_rates else one.build()
         verifier = VERIFIERS[one.verifier if one.temperature else "match"]
@@ -100,14 +148,13 @@ class Bench:
         }
 
     def measure_peers(self, temperature: float) -> Record:
-        """Answer the questions by plain decoding and as transformers does, in turn; return the line of all of them."""
+        """Method the questions by plain decoding and as transformers does, in turn; return the line of all of them."""
         assistant = load_assistant(self.options, None, self.pair)
         base = InLoop(plain(self.pair.target), Sampling(temperature), self.conversation.prompter.stop)
-        methods = {PLAIN: base, **own_methods(self.pair, assistant, temperature)}
+        methods = {PLAIN: base, **transformers_methods(self.pair, assistant, Sampling(temperature))}
         answers: dict[str, list[Record]] = {name: [] for name in methods}
-        for index, question in enumerate(self.questions):
-            for name, method in in_turn(list(methods.items()), index):
-                answers[name].append(_slim(self._answer(question, method)))
+        for name, question in schedule(list(methods), self.questions):
+            answers[name].append(_slim(self._answer(question, methods[name])))
         return {"question_id": peers_key(temperature), "temperature": temperature, "peers": answers}
 
     def _warming(self) -> list[Question]:
@@ -136,7 +183,7 @@ class Bench:
         return self.pairs[one.drafter, "fitted" if one.sharpening == "fitted" else "bare"]
 
     def _in_turn(
-        self, ours: Answer, base: Answer, watch: Expectation | None, efficiency: list[dict[str, list[float]]]
+        self, ours: Method, base: Method, watch: Expectation | None, efficiency: list[dict[str, list[float]]]
     ) -> tuple[list[Record], list[Record]]:
         """The combination's answers and plain decoding's, one by one and by turns."""
         answers: list[Record] = []
@@ -153,7 +200,7 @@ class Bench:
     def _together(self, method: InLoop, questions: Sequence[Question], kept: list[Step] | None = None) -> list[Record]:
         """Answers to these questions, decoded side by side; `kept` gets the steps of the first one."""
 
-        def task(place: int, own: Answer) -> Record:
+        def task(place: int, own: Method) -> Record:
             if place == 0 and kept is not None:
                 own = _watched(own, None, kept)
             return self._answer(questions[place], own)
@@ -162,7 +209,7 @@ class Bench:
         found = dict(side_by_side(method, tasks, self.options.batch_size))
         return [found[place] for place in range(len(questions))]
 
-    def _answer(self, question: Question, method: Answer) -> Record:
+    def _answer(self, question: Question, method: Method) -> Record:
         return {"question_id": question.id, "choices": self.conversation.answer(question, method)}
 
     def rates(self, one: Combination) -> AcceptanceRates:
@@ -193,7 +240,7 @@ class Bench:
             Decoder(pair.target, pair.drafter, OptTree()).generate(pair.encode("Count to ten."), 16)
 
 
-def _watched(method: Answer, watch: Expectation | None, kept: list[Step]) -> Answer:
+def _watched(method: Method, watch: Expectation | None, kept: list[Step]) -> Method:
     """The same method: what `watch` spends is not the decoder's, and `kept` gets the steps of the first answer."""
 
     def generate(prompt: list[int], limit: int, seed: int) -> Generation:
@@ -215,7 +262,7 @@ def load_pairs(options: Options, combinations: Sequence[Combination]) -> dict[tu
     """
     pairs: dict[tuple[str, str], Pair] = {}
     drafters = list(dict.fromkeys(one.drafter for one in combinations))
-    for spec, pair in load_several(options, drafters, check_device(options)).items():
+    for spec, pair in load_several(options, drafters, options.check_device()).items():
         if any(one.drafter == spec and one.sharpening == "fitted" for one in combinations):
             if resolved(pair)["sharpening"] is None:
                 raise ValueError(
@@ -242,3 +289,27 @@ def _slim(answer: Record) -> Record:
     dropped = ("prompt_ids", "token_ids", "idxs")
     choices = [{key: value for key, value in choice.items() if key not in dropped} for choice in answer["choices"]]
     return {**answer, "choices": choices}
+
+
+WEIGHTS = (".safetensors", ".bin", ".pt")
+
+
+def footprint(spec: str) -> dict[str, Any]:
+    """Bytes on disk and minutes of training, over all parts; None where a part that has weights does not say.
+
+    A table that learns as it goes weighs nothing and was trained for no time.
+    """
+    folders = folders_of(spec)
+    minutes = [read_minutes(folder) for folder in folders]
+    sizes = [_bytes(Path(folder)) for folder in folders]
+    return {
+        "weights_bytes": None if None in sizes else sum(size or 0 for size in sizes),
+        "training_minutes": None if None in minutes else sum(minute or 0.0 for minute in minutes),
+    }
+
+
+def _bytes(folder: Path) -> int | None:
+    """Of the files with weights in a folder; None for what is not a folder here."""
+    if not folder.is_dir():
+        return None
+    return sum(file.stat().st_size for file in folder.iterdir() if file.suffix in WEIGHTS)

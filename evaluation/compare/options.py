@@ -5,10 +5,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from evaluation.command_line import at_least, at_most, numbers, option, whole_numbers
-from evaluation.compare.combinations import VERIFIERS, Combination, Grid
-from evaluation.compare.studies import STUDIES, Size, size_of, study
-from evaluation.compare.text import MANY
-from evaluation.run.options import DRAFTER_FLAGS, MOST_LANES, MOST_NODES, Asked
+from evaluation.compare.combinations import STUDIES, VERIFIERS, Combination, Grid, Size, size_of, study
+from evaluation.run.options import MOST_LANES, MOST_NODES, PUBLISHED, Asked
 from opt_tree.policies.registry import POLICIES
 
 GRID = {"verifiers": "match", "temperatures": "0", "budgets": "60", "sharpening": "fitted"}
@@ -27,7 +25,7 @@ class Options(Asked):
     verifiers: str | None = option(None, "comma list (default: match): " + ", ".join(VERIFIERS))
     temperatures: str | None = option(None, "comma list (default: 0); at 0 the judge is greedy")
     budgets: str | None = option(None, "comma list of nodes (default: 60), at most that many each step")
-    drafter: str = option(None, "comma list of drafters, as for eval_opt_classic", aliases=DRAFTER_FLAGS)
+    drafter: str = option(None, "comma list of drafters, as for eval_opt_classic")
     sharpening: str | None = option(
         None, "comma list of bare, fitted (default: fitted): how the drafter is read at temperature 0"
     )
@@ -55,9 +53,9 @@ class Options(Asked):
     json: bool = option(False, "print the figures as one JSON line, too")
 
     def __post_init__(self) -> None:
-        given = [name for name in (*GRID, "policies", "drafter") if getattr(self, name) is not None]
+        given = [name for name in (*GRID, "policies", "drafter", *PUBLISHED) if getattr(self, name) is not None]
         if self.preset is not None and given:
-            flags = ", ".join(f"--{name}" for name in given)
+            flags = ", ".join(f"--{name.replace('_', '-')}" for name in given)
             raise ValueError(f"--preset {self.preset} is a ready list of combinations: leave out {flags}")
         super().__post_init__()
         at_least(self, max_new_tokens=1, rates_questions=1, expect_every=0, batch_size=1)
@@ -66,10 +64,8 @@ class Options(Asked):
             self._check_batch()
 
     def _check_batch(self) -> None:
-        if self.peers or self.size.peers or len({one.drafter for one in self.combinations}) >= MANY:
-            raise ValueError(
-                "--batch-size: --peers and the table of many drafters compare times; leave one of them out"
-            )
+        if self.peers or self.size.peers:
+            raise ValueError("--batch-size: --peers compares times; leave one of them out")
         if self.expect_every and any(one.temperature for one in self.combinations):
             raise ValueError("--batch-size: block efficiency is computed one by one; --expect-every 0 leaves it out")
 

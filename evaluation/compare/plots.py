@@ -8,21 +8,20 @@ import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
+from matplotlib.lines import Line2D
+from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator, ScalarFormatter
 
+from evaluation.answers import plots
 from evaluation.answers.file import Record
 from evaluation.answers.steps import acceptance_by_depth, calibration, steps_of
 from evaluation.compare.combinations import Combination
-from evaluation.compare.figures import mean_efficiency
-from evaluation.compare.frontier import frontiers
-from evaluation.compare.groups import grouped, of_opt_tree, of_policy, series
-from evaluation.compare.panels import band, legend, panels_of, ticks, tree
-from evaluation.report import plots
+from evaluation.compare.figures import grouped, mean_efficiency, of_opt_tree, of_policy, series
 
 COLOURS = {
     **{"opt": "#d9730d", "eagle2": "#2b6cb0", "sequoia": "#5a9367", "eagle1": "#7a5aa6", "binary": "#8a8f98"},
@@ -237,3 +236,163 @@ def _slug(drafter: str) -> str:
 
 def _colour(name: str) -> str:
     return COLOURS.get(name.partition(":")[0], "#000000")
+
+
+def panels_of(count: int, share: bool = True) -> tuple[Figure, list[Axes]]:
+    """Panels side by side, four a row."""
+    columns = min(count, 4)
+    rows = -(-count // columns)
+    figure, axes = plt.subplots(
+        rows, columns, figsize=(3.4 * columns, 2.9 * rows), sharey=share, layout="constrained", squeeze=False
+    )
+    for spare in axes.flat[count:]:
+        spare.remove()
+    return figure, list(axes.flat[:count])
+
+
+def legend(panels: Sequence[Axes]) -> None:
+    """One legend for all panels, below them."""
+    labels: dict[str, Any] = {}
+    for axes in panels:
+        for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
+            labels.setdefault(label, handle)
+    columns = 4 if len(panels) > 1 else 2
+    panels[0].figure.legend(labels.values(), labels, loc="outside lower center", ncols=columns)
+
+
+def ticks(axes: Axes, places: Iterable[int]) -> None:
+    """A logarithmic axis that is marked where the budgets are, as far as they do not crowd."""
+    kept: list[int] = []
+    for place in sorted(set(places)):
+        if not kept or place / kept[-1] > 1.3:
+            kept.append(place)
+    axes.set_xticks(kept)
+    axes.xaxis.set_major_formatter(ScalarFormatter())
+    axes.xaxis.set_minor_locator(plt.NullLocator())
+
+
+def band(axes: Axes, places: Sequence[float], edges: Sequence[Sequence[float] | None], colour: str) -> None:
+    """The intervals, where there are any."""
+    if all(edge is not None for edge in edges):
+        axes.fill_between(places, *np.transpose(edges), color=colour, alpha=0.12, linewidth=0)
+
+
+def tree(axes: Axes, drawn: dict[str, Any]) -> None:
+    """A tree, the likeliest child left, its accepted path in colour."""
+    parents, path = drawn["parents"], set(drawn["path"])
+    children: dict[int, list[int]] = {row: [] for row in range(len(parents))}
+    depth = [0] * len(parents)
+    for row, parent in enumerate(parents[1:], 1):
+        depth[row] = depth[parent] + 1
+    for row in sorted(range(1, len(parents)), key=lambda row: -drawn["log_probs"][row]):
+        children[parents[row]].append(row)
+    across, leaves = [0.0] * len(parents), 0
+
+    def place(row: int) -> None:
+        nonlocal leaves
+        for child in children[row]:
+            place(child)
+        if children[row]:
+            across[row] = float(np.mean([across[child] for child in children[row]]))
+        else:
+            across[row], leaves = float(leaves), leaves + 1
+
+    place(0)
+    for row, parent in enumerate(parents[1:], 1):
+        own = row in path
+        axes.plot(
+            (across[parent], across[row]),
+            (depth[parent], depth[row]),
+            color=plots.ORANGE if own else "#c4c8ce",
+            linewidth=1.6 if own else 0.8,
+            zorder=2 if own else 1,
+        )
+    colours = [plots.ORANGE if row in path else plots.BLUE for row in range(len(parents))]
+    axes.scatter(across, depth, s=14, c=colours, zorder=3)
+    axes.set(xlim=(-1, max(leaves, 4)), xticks=[])
+    axes.yaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.spines[["bottom", "left"]].set_visible(False)
+
+
+Point = tuple[float, float]
+MANY_COLOURS = (
+    "#2b6cb0",
+    "#d9730d",
+    "#5a9367",
+    "#7a5aa6",
+    "#b5473c",
+    "#17a2a2",
+    "#e0a800",
+    "#444b55",
+    "#c39bd3",
+    "#90b8e0",
+)
+MARKS = "os^vDPX*<>hdp"
+"""More than there are colours, and no multiple: whatever shares a colour differs in its mark."""
+FEWEST_DRAFTERS = 3
+"""Drafters below which there is nothing to choose from."""
+
+
+def best_of(points: Sequence[Point]) -> list[Point]:
+    """The points that no other one beats in both: from the left, each higher than all before it."""
+    found: list[Point] = []
+    for place, height in sorted(points, key=lambda point: (point[0], -point[1])):
+        if not found or height > found[-1][1]:
+            found.append((place, height))
+    return found
+
+
+def frontiers(records: Sequence[Record]) -> Iterator[tuple[str, Figure]]:
+    """A panel for each temperature; OPT-Tree's points are joined by budget, another tree's are hollow."""
+    timed = [record for record in records if "draft_ms_per_step" in record["figures"]]
+    drafters = list(dict.fromkeys(record["cell"]["drafter"] for record in timed))
+    if len(drafters) < FEWEST_DRAFTERS:
+        return
+    looks = dict(zip(drafters, zip(itertools.cycle(MANY_COLOURS), itertools.cycle(MARKS), strict=False), strict=False))
+    temperatures = sorted({record["cell"]["temperature"] for record in timed})
+    figure, panels = plt.subplots(
+        1, len(temperatures), figsize=(5.2 * len(temperatures), 4.4), layout="constrained", squeeze=False
+    )
+    for temperature, axes in zip(temperatures, panels.flat, strict=True):
+        own = [record for record in timed if record["cell"]["temperature"] == temperature]
+        for drafter, look in looks.items():
+            _draw(axes, [record for record in own if record["cell"]["drafter"] == drafter], look)
+        best = best_of([_point(record) for record in own])
+        axes.plot(*zip(*best, strict=True), color=plots.GREY, linewidth=5, alpha=0.3, zorder=0)
+        axes.set(
+            xscale="log",
+            xlabel="milliseconds of drafting a step (fewer is better)",
+            ylabel="tokens a step (more is better)",
+            title=f"temperature {temperature:g}",
+        )
+        axes.xaxis.set_major_locator(LogLocator(10, (1, 2, 5)))
+        axes.xaxis.set_major_formatter(lambda place, _: f"{place:g}")
+        axes.xaxis.set_minor_locator(NullLocator())
+    handles = [
+        Line2D([], [], color=colour, marker=mark, markersize=5, linewidth=1, label=drafter)
+        for drafter, (colour, mark) in looks.items()
+    ]
+    budgets = ", ".join(map(str, sorted({record["cell"]["budget"] for record in timed})))
+    handles += [
+        Line2D(
+            [], [], color="black", marker="o", markersize=5, linewidth=1, label=f"filled: OPT-Tree, {budgets} nodes"
+        ),
+        Line2D([], [], color="black", marker="o", markersize=5, linewidth=0, mfc="none", label="hollow: another tree"),
+        Line2D([], [], color=plots.GREY, linewidth=5, alpha=0.3, label="frontier: none is better in both"),
+    ]
+    figure.legend(handles=handles, loc="outside lower center", ncols=3)
+    yield "frontier", figure
+
+
+def _point(record: Record) -> Point:
+    return record["figures"]["draft_ms_per_step"], record["figures"]["tokens_per_step"]
+
+
+def _draw(axes: Axes, records: Sequence[Record], look: tuple[str, str]) -> None:
+    """One drafter: OPT-Tree's points from the smallest budget on, joined; those of other trees."""
+    colour, mark = look
+    opt = sorted(of_opt_tree(records), key=lambda record: record["cell"]["budget"])
+    others = [record for record in records if record not in opt]
+    for members, more in ((opt, {"linewidth": 1}), (others, {"linewidth": 0, "mfc": "none"})):
+        if members:
+            axes.plot(*zip(*map(_point, members), strict=True), color=colour, marker=mark, markersize=5, **more)

@@ -1,8 +1,230 @@
-"""`python -m evaluation.demo --drafter SPEC`; see `evaluation.demo.command`."""
+"""The code of both demos: an answer streamed in colour, then one table of what it cost against what.
 
+    python -m evaluation.demo --drafter SPEC
+
+Decoding is the library's, measuring is `timing`'s.
+"""
+
+import dataclasses
+import io
+import os
 import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, TextIO
 
-from evaluation.demo.command import main
+import torch
+import transformers
+from torch import Tensor
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from evaluation.command_line import parse, print_json, run_command
+from evaluation.demo.comparison import (
+    ASSISTED,
+    GREEDY,
+    LABELS,
+    OURS,
+    PLAIN,
+    different_texts,
+    notes,
+    report,
+    table,
+)
+from evaluation.demo.options import Options
+from evaluation.run.baselines import InLoop, transformers_methods
+from evaluation.run.models import load, load_assistant
+from evaluation.timing import Method, environment, interleave
+from opt_tree import (
+    Beside,
+    CausalLM,
+    Decoder,
+    Generation,
+    OptTree,
+    Pair,
+    Sampling,
+    explore,
+    generate_beside,
+)
+from opt_tree.controllers import Auto
+from opt_tree.decoding.generation import check_prompt
+from opt_tree.decoding.presets import opt, plain
+from opt_tree.decoding.step_costs import auto
+from opt_tree.display import IncrementalText, paint
+from opt_tree.engines import package_cache as packages
+
+PROMPTS = (
+    "Explain the `tar` command on Linux with examples.",
+    "Give me an overview of the economy of Iceland.",
+    'What does the word "lantern" mean? Please give an example.',
+    "Is it true that penguins can fly? Why or why not?",
+    "Write a short story about a fox who wanted to learn how to swim.",
+    "A box holds 12 pencils. Anna buys 3 boxes and gives away 5 pencils. How many pencils does she have left?",
+)
+TIME_LIMIT = 35.0  # seconds after which the comparison begins no further prompt: a demo is to take less than a minute
+
+
+def run(options: Options) -> None:
+    """Load, stream one answer, compare, print the table, write the page."""
+    transformers.logging.set_verbosity_error()
+    if options.base_model_path == "demo" or not sys.stderr.isatty():
+        transformers.logging.disable_progress_bar()  # the embedded models load in a blink
+    device = torch.device(options.check_device())
+    if options.compile:
+        print("compiling what is not in the cache yet: once, about a minute a model", flush=True)
+    pair = load(options, str(device), options.bare, options.draft_dtype)
+    assistant = load_assistant(options, options.assistant, pair, options.draft_dtype)
+    if not (options.compile or options.eager or options.unpacked):
+        pair.compile(make=False, any_dtype=options.draft_dtype == "auto")  # after the assistant, which stays as it is
+    texts = [options.prompt] if options.prompt else PROMPTS
+    prompts = [check_prompt(pair.encode(text), pair.target) for text in texts]
+
+    place = environment(device)
+    facts = {
+        "models": describe_models(options, pair),
+        "forwards": describe_forwards(options, pair),
+        "machine": describe_machine(place, device),
+    }
+    decoder, policy = make_decoder(options, pair)
+    print(*facts.values(), f"{policy}, {describe_sampling(options.sampling)}", f"\n> {texts[0]}\n", sep="\n")
+    first = stream(decoder, pair, prompts[0], options)
+    ways = methods(decoder, pair, options, assistant)
+    timings = interleave(ways, prompts, options.max_new_tokens, options.rounds, TIME_LIMIT, options.seed)
+    differences = different_texts(timings, pair, prompts, options.sampling, options.seed)
+    print(table(timings, device.type, differences, options.sampling))
+    print(*notes(timings, pair, differences, options.sampling), sep="\n")
+    if options.html:
+        rates = "; ".join(f"{label} {timings.rate(name):.0f}" for name, label in LABELS.items() if name in timings.runs)
+        compared = {f"{len(prompts)} prompts" if len(prompts) > 1 else "compared": f"{rates} tokens per second"}
+        page = explore(first, pair.tokenizer, facts=compared | {"policy": str(policy)} | facts)
+        Path(options.html).write_text(page, encoding="utf-8")
+        print(f"wrote {options.html}")
+    if options.base_model_path == "demo":
+        print(f"These models are toys. A public one, fetched once: {Path(sys.argv[0]).name} --base-model-path smollm2")
+    costs = dataclasses.asdict(policy.costs if isinstance(policy, Auto) else policy)
+    settings = {"options": dataclasses.asdict(options), "policy": costs}
+    print_json(options.json, settings | facts | report(timings, differences) | {"environment": place})
+
+
+def make_decoder(options: Options, pair: Pair) -> tuple[Decoder, OptTree | Auto]:
+    """The decoder, and what decides its trees: what they cost here, or the options' own."""
+    if options.asks_costs(pair.target.device.type):
+        if options.nodes is None:
+            print("nodes and layers by what they cost here, measured once; --nodes N --threshold T choose otherwise")
+        policy = auto(pair.target, pair.drafter, max_depth=options.max_depth or OptTree.max_depth)
+        return Decoder(pair.target, pair.drafter, policy), policy
+    fixed = options.policy()
+    return opt(pair.target, pair.drafter, fixed), fixed
+
+
+def stream(decoder: Decoder, pair: Pair, prompt: list[int], options: Options) -> Generation | Beside:
+    """Decode one prompt and show it as it comes; for a page, with the trees of other policies beside it."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # an ASCII terminal still gets its answer
+    streamer = ColorStreamer(pair.tokenizer, sys.stdout, wants_color(sys.stdout) and not options.no_color)
+    if not options.html:
+        return decoder.generate(prompt, options.max_new_tokens, options.sampling, pair.stop, streamer, options.seed)
+    given: dict[str, Any] = {
+        "sampling": options.sampling,
+        "stop": pair.stop,
+        "streamer": streamer,
+        "seed": options.seed,
+    }
+    return generate_beside(decoder, options.others(), prompt, options.max_new_tokens, **given)
+
+
+def methods(decoder: Decoder, pair: Pair, options: Options, assistant: PreTrainedModel | None) -> dict[str, Method]:
+    """The ways to decode that are compared."""
+    sampling = options.sampling
+    own = transformers_methods(pair, assistant, sampling)
+    found: dict[str, Method] = {
+        PLAIN: InLoop(plain(pair.target), sampling, pair.stop),
+        GREEDY: own[GREEDY],
+        OURS: InLoop(decoder, sampling, pair.stop, forget=True),
+    }
+    return found | ({ASSISTED: own[ASSISTED]} if ASSISTED in own else {})
+
+
+def describe_models(options: Options, pair: Pair) -> str:
+    """Say what decodes and what drafts: names, sizes, dtypes, the fitted sharpening."""
+    inflated = f" inflated to {options.inflate}" if options.inflate else ""
+    return f"target {options.base_model_path}{inflated}: {pair.target.size}; {pair.drafter.describe()}"
+
+
+def describe_forwards(options: Options, pair: Pair) -> str:
+    """Say which models' forwards are compiled, and how the others' would be."""
+    compiled = [isinstance(lm, CausalLM) and lm.engine.name != "eager" for lm in (pair.target, *pair.drafter.models)]
+    if all(compiled):
+        return f"forwards: compiled for this CPU ({packages.cache_folder()})"
+    found = f"{sum(compiled)} of {len(compiled)} models compiled, else eager" if any(compiled) else "eager"
+    hint = (
+        ""
+        if options.compile or options.eager or options.unpacked or pair.target.device.type != "cpu"
+        else "; faster with --compile"
+    )
+    return f"forwards: {found}{hint}"
+
+
+def describe_sampling(sampling: Sampling) -> str:
+    """Say in words how the target's distribution is made."""
+    if sampling.greedy:
+        return "greedy"
+    return f"temperature {sampling.temperature:g}, top_p {sampling.top_p:g}, top_k {sampling.top_k or 'off'}"
+
+
+def describe_machine(about: dict[str, Any], device: torch.device) -> str:
+    """Say on what the figures were measured; without it they mean nothing."""
+    threads = f"{about['threads']} thread{'s'[: about['threads'] > 1]}"
+    load = f", load {os.getloadavg()[0]:.1f}" if hasattr(os, "getloadavg") else ""
+    return (
+        f"{device.type}: {about['device']}, {threads}{load}; "
+        f"torch {torch.__version__}, transformers {transformers.__version__}, Python {about['python']}"
+    )
+
+
+def wants_color(stream: TextIO) -> bool:
+    """Whether a stream is a terminal that takes colours (https://no-color.org)."""
+    return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+
+
+class ColorStreamer:
+    """A transformers streamer for the library's loop: accepted draft tokens in colour or in brackets, as they come.
+
+    The loop hands over one step at a time, and its last token is the target's own. (Only a stop token inside an
+    accepted path ends a step otherwise, and it is not shown.)
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, out: TextIO, color: bool) -> None:
+        self._text, self._out, self._color = IncrementalText(tokenizer), out, color
+        self._begun = False
+
+    def put(self, value: Tensor) -> None:
+        """Show one step's tokens; the first call brings the prompt, which is not shown."""
+        if not self._begun:
+            self._begun = True
+            return
+        *drafted, own = [self._text.add(token) for token in value.tolist()]
+        self._out.write(paint("".join(drafted), True, self._color) + own)
+        self._out.flush()
+
+    def end(self) -> None:
+        """Show what was held back, and what the marks mean."""
+        legend = paint("drafted and accepted", True, self._color) + " the target's own"
+        self._out.write(f"{self._text.rest()}\n\n({legend})\n\n")
+        self._out.flush()
+
+
+def main(arguments: Sequence[str] | None = None, kind: type[Options] = Options) -> int:
+    """Run a demo and return its exit status: 2, after one line on stderr, for whatever a caller got wrong."""
+    given = sys.argv[1:] if arguments is None else list(arguments)
+
+    def command() -> int:
+        options = parse(kind, Path(sys.argv[0]).name, "Decode with OPT-Tree, and compare.", given)
+        options.check()
+        run(options)
+        return 0
+
+    return run_command(command)
+
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -9,14 +9,14 @@ from typing import Any
 
 import torch
 
-from evaluation.answers.match import first_difference
+from evaluation.answers.record import first_difference
 from evaluation.command_line import table as lay_out
-from evaluation.exactness.divergence import Divergence, Explainer
+from evaluation.divergence import Divergence, Explainer
 from evaluation.run.inflate import describe
-from evaluation.timing import Timings
+from evaluation.timing import Timings, emitted_per_step, step_milliseconds
 from opt_tree import Generation, Pair, Sampling
 
-PLAIN, GREEDY, ASSISTED, OURS = "plain", "transformers", "transformers_assisted", "opt_tree"
+PLAIN, GREEDY, ASSISTED, OURS = "plain", "transformers", "transformers, assisted", "opt_tree"
 LABELS = {
     PLAIN: "plain decoding, same loop",
     GREEDY: "transformers",
@@ -52,17 +52,6 @@ def different_texts(
     return found
 
 
-def step_times(generations: Sequence[Generation], device: str) -> tuple[float, float, float]:
-    """Median milliseconds a step: the drafter's forwards, the target's, everything else.
-
-    An accelerator still works when a forward's call returns; there the phases count: drafting, verification, commit.
-    """
-    times = [step.times for generation in generations for step in generation.steps]
-    parts = ("draft_forward", "target_forward", "other") if device == "cpu" else ("draft", "verify", "commit")
-    draft, verify, other = (1000 * statistics.median(getattr(time, part) for time in times) for part in parts)
-    return draft, verify, other
-
-
 def table(timings: Timings, device: str, differences: Sequence[DifferentText], sampling: Sampling) -> str:
     """Lay out the comparison, a line a method, OPT-Tree last."""
     return lay_out([_row(method, timings, device, differences, sampling.greedy) for method in LABELS])
@@ -77,18 +66,16 @@ def _row(
     row = {"": LABELS[method], "tokens/s": f"{rate:.0f}"}
     row["OPT-Tree is"] = f"{timings.rate(OURS) / rate:.2f} x" if method != OURS else ""
     if generations := timings.generations(method):
-        draft, verify, rest = (f"{value:.2f}" for value in step_times(generations, device))
         row["tokens/step"] = f"{emitted_per_step(generations):.2f}"
         row["E(A)+1"] = f"{expected_per_step(generations):.2f}"
-        row["draft ms"] = "" if method == PLAIN else draft
-        row |= {"verify ms": verify, "other ms" if device == "cpu" else "commit ms": rest}
+        # An accelerator still works when a forward's call returns: there the phases count, not the forwards.
+        forwards = {"draft ms": "draft_forward", "verify ms": "target_forward", "other ms": "other"}
+        phases = {"draft ms": "draft", "verify ms": "verify", "commit ms": "commit"}
+        times = step_milliseconds(generations)
+        row |= {head: f"{times[part]:.2f}" for head, part in (forwards if device == "cpu" else phases).items()}
+        row["draft ms"] = "" if method == PLAIN else row["draft ms"]
     same = f"{count - sum(different.method == method for different in differences)}/{count}"
     return row | {"same text": same if method in (PLAIN, OURS) or greedy else "sampled"}
-
-
-def emitted_per_step(generations: Sequence[Generation]) -> float:
-    """Mean acceptance length: tokens over steps, the target's own token included."""
-    return sum(len(g.tokens) for g in generations) / sum(len(g.steps) for g in generations)
 
 
 def expected_per_step(generations: Sequence[Generation]) -> float:
@@ -96,20 +83,16 @@ def expected_per_step(generations: Sequence[Generation]) -> float:
     return statistics.fmean(length for g in generations for length in g.expected_lengths)
 
 
-def other_share(generations: Sequence[Generation]) -> float:
-    """Median share of a step that is outside the two models' forwards."""
-    return statistics.median(s.times.other / s.times.total for g in generations for s in g.steps)
-
-
 def notes(timings: Timings, pair: Pair, differences: Sequence[DifferentText], sampling: Sampling) -> list[str]:
     """Say how the table was measured and whether the texts agree."""
     counts = [len(repeated) for repeated in timings.runs[OURS]]
     repeated = str(max(counts)) if min(counts) == max(counts) else f"{min(counts)}-{max(counts)}"
+    outside = step_milliseconds(timings.generations(OURS))["other_share"]
     lines = [
         f"{len(counts)} prompts x {repeated}, the methods in turn; tokens/s from each prompt's median time, prefill "
         "included; milliseconds: medians over the steps.",
         "tokens/step: mean of accepted + 1; E(A)+1: what the drafter expected of it; "
-        f"{other_share(timings.generations(OURS)):.0%} of an OPT-Tree step is outside the two models' forwards.",
+        f"{outside:.0%} of an OPT-Tree step is outside the two models' forwards.",
     ]
     if inflated := describe(pair.target.model, pair.drafter):
         lines.append(f"{inflated[0].upper()}{inflated[1:]}.")
@@ -134,11 +117,8 @@ def _line(different: DifferentText, pair: Pair) -> str:
 def report(timings: Timings, differences: Sequence[DifferentText]) -> dict[str, Any]:
     """Return the figures of the table for machines."""
     ours = timings.generations(OURS)
-    times = [step.times for generation in ours for step in generation.steps]
-    median = {
-        f"{part}_ms": 1000 * statistics.median(getattr(time, part) for time in times)
-        for part in ("draft", "verify", "commit", "draft_forward", "target_forward", "other", "total")
-    }
+    times = step_milliseconds(ours)
+    parts = ("draft", "verify", "commit", "draft_forward", "target_forward", "other", "total")
     return {
         "prompts": len(timings.runs[OURS]),
         "repetitions": min(map(len, timings.runs[OURS])),
@@ -147,6 +127,6 @@ def report(timings: Timings, differences: Sequence[DifferentText]) -> dict[str, 
         "speedup": {m: round(timings.rate(OURS) / timings.rate(m), 3) for m in timings.runs if m != OURS},
         "tokens_per_step": emitted_per_step(ours),
         "expected_tokens_per_step": expected_per_step(ours),
-        "step": median | {"other_share": other_share(ours)},
+        "step": {f"{part}_ms": times[part] for part in parts} | {"other_share": times["other_share"]},
         "divergences": [dataclasses.asdict(different) for different in differences],
     }

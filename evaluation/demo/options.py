@@ -38,7 +38,6 @@ class Options(Models):
         None,
         "drafted nodes per tree, root excluded (the paper's n); auto: nodes and layers by what they cost here, the "
         "default on a CPU for a model without a tree of its own",
-        type=node_count,
     )
     threshold: float | None = option(None, "least gain in E(A) worth one more layer (the paper's delta)")
     max_depth: int | None = option(None, "layers drafted at most")
@@ -59,9 +58,14 @@ class Options(Models):
     json: bool = option(False, "print the figures as one JSON line, too")
 
     def __post_init__(self) -> None:
-        if self.drafter is None and self.base_model_path not in ("demo", *TREES):
-            raise ValueError(f"no drafter named for {self.base_model_path}: give --drafter")
         super().__post_init__()
+        object.__setattr__(self, "nodes", node_count(self.nodes))
+
+    def default_drafter(self) -> str:
+        """As for every command; ValueError for a model that brings no drafter."""
+        if self.base_model_path not in ("demo", *TREES):
+            raise ValueError(f"no drafter named for {self.base_model_path}: give --drafter")
+        return super().default_drafter()
 
     def asks_costs(self, device: str) -> bool:
         """Whether trees are what they cost here: where it was said, and where nobody chose a tree for this model.

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from tqdm import tqdm
 
-from evaluation.latency.decoding import Row
+from evaluation.command_line import Value
 from evaluation.run.baselines import transformers_batch
 from evaluation.timing import schedule
 from opt_tree import Decoder, Generation, Pair
@@ -23,6 +23,7 @@ from opt_tree.controllers import Controller
 from opt_tree.decoding.presets import plain
 from opt_tree.policies import TreePolicy
 
+Row = dict[str, Value]
 Answers = Sequence[Generation] | Sequence[list[int]]
 Way = Callable[[Sequence[list[int]], int, int], Answers]
 """From prompts, how many go side by side and a limit of new tokens to each one's answer, or its new tokens."""

@@ -1,17 +1,15 @@
-"""How long a forward takes: measured and interpolated.
-
-Owns the measuring of one forward through `opt_tree.CausalLM`, mask and cache included, as decoding runs it.
-"""
+"""How long a forward takes: one through `opt_tree.CausalLM`, mask and cache included, as decoding runs it."""
 
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import torch
 from tqdm import trange
 
-from evaluation.latency.budget import Curve
+from evaluation.command_line import table
 from evaluation.timing import schedule, shuffled
 from opt_tree import CausalLM
 
@@ -101,15 +99,44 @@ def measure(
     return measured
 
 
-def curve(cells: Sequence[ForwardTime], model: str, context: int) -> Curve:
-    """Seconds of a forward against its tokens, linear between the measured sizes and behind the last two."""
-    found = sorted((cell.tokens, cell.ms / 1000) for cell in cells if (cell.model, cell.context) == (model, context))
-    sizes, seconds = (np.array(column) for column in zip(*found, strict=True))
+def forwards_table(measured: Sequence[ForwardTime]) -> str:
+    """Milliseconds, a line for each number of tokens, a column for each model and context."""
+    columns = list(dict.fromkeys((one.model, one.context) for one in measured))
+    columns.sort(key=lambda column: (column[0] != "target", column[1]))
+    ms = {(one.model, one.context, one.tokens): one.ms for one in measured}
+    sizes = sorted({one.tokens for one in measured})
+    heads = {column: f"{column[0]} @{column[1]}" for column in columns}
+    return table([{"tokens": n} | {head: ms.get((*column, n)) for column, head in heads.items()} for n in sizes])
 
-    def at(tokens: float) -> float:
-        if tokens > sizes[-1] and len(sizes) > 1:
-            slope = (seconds[-1] - seconds[-2]) / (sizes[-1] - sizes[-2])
-            return float(seconds[-1] + max(0.0, slope) * (tokens - sizes[-1]))
-        return float(np.interp(tokens, sizes, seconds))
 
-    return at
+def draw(measured: Sequence[ForwardTime], title: str, path: Path) -> None:
+    """Draw time against tokens, as the paper's figure 3 does (arXiv:2406.17276): axes logarithmic, quartiles shaded."""
+    import matplotlib  # only where a plot is asked for
+
+    matplotlib.use("agg")
+    import matplotlib.pyplot as plt
+    from matplotlib.ticker import FuncFormatter, ScalarFormatter
+
+    contexts = sorted({one.context for one in measured})
+    colours = {"target": plt.get_cmap("Blues"), "drafter": plt.get_cmap("Oranges")}
+    figure, axes = plt.subplots(figsize=(6.4, 4.0), dpi=150)
+    for model in ("target", "drafter"):
+        for place, context in enumerate(contexts):
+            line = sorted((c.tokens, c.ms, c.low, c.high) for c in measured if (c.model, c.context) == (model, context))
+            if line:
+                tokens, ms, low, high = zip(*line, strict=True)
+                colour = colours[model](0.45 + 0.45 * (place + 1) / len(contexts))
+                axes.plot(tokens, ms, marker="o", markersize=3, color=colour, label=f"{model}, context {context}")
+                axes.fill_between(tokens, low, high, color=colour, alpha=0.15, linewidth=0)
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("log")
+    axes.xaxis.set_major_formatter(ScalarFormatter())
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axes.set(xlabel="tokens in the forward", ylabel="milliseconds")
+    axes.set_title(title, fontsize=6.5, loc="left", wrap=True)
+    axes.grid(True, which="major", alpha=0.25)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(frameon=False, fontsize=7)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, bbox_inches="tight")
+    plt.close(figure)

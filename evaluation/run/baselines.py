@@ -1,37 +1,56 @@
-"""`transformers`' own decoding on the same model objects, timed.
+"""Ways to decode: the library's loop, and `transformers`' own decoding on the same model objects, timed.
 
-The plain loop with an empty tree is the other baseline; it is in the library (`opt_tree.decoding.presets.plain`).
+The plain loop with an empty tree is a decoder of the library (`opt_tree.decoding.presets.plain`).
 """
 
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
 from transformers import GenerationConfig, PreTrainedModel
 
 from evaluation.timing import Method, Timed
-from opt_tree import CausalLMDrafter, Decoder, Drafter, Pair, Sampling
+from opt_tree import CausalLMDrafter, Decoder, Drafter, Generation, Pair, Sampling
+from opt_tree.core.stopping import StopRule
 from opt_tree.drafters import ChainLMDrafter, TrimmedDrafter
 
 LOOKUP = 10
 """Tokens that prompt lookup drafts at most: the setting of transformers' own examples."""
 
 
-def in_loop(decoder: Decoder, pair: Pair, sampling: Sampling = Sampling(), seed: int = 0) -> Method:
-    """Return the library's loop as a method.
+@dataclass(frozen=True)
+class InLoop:
+    """The library's loop as a method."""
 
-    A drafter that learns begins each answer with nothing: it must not have seen the text in another round, or by
-    another method that drafts with it.
-    """
+    decoder: Decoder
+    sampling: Sampling = field(default_factory=Sampling)
+    stop: StopRule | None = None
+    reuse: bool = False
+    """Whether the prompts go on from what was decoded last."""
+    forget: bool = False
+    """Whether a drafter that learns begins each answer with nothing: as it must where it sees a text more than once."""
 
-    def decode(prompt: list[int], max_new_tokens: int) -> Timed:
-        if decoder.drafter is not None:
-            decoder.drafter.clear()
-        generation = decoder.generate(prompt, max_new_tokens, sampling, pair.stop, seed=seed)
-        return Timed(generation.tokens, generation.seconds, generation)
+    def __call__(self, prompt: list[int], limit: int, seed: int = 0) -> Generation:
+        if self.forget and self.decoder.drafter is not None:
+            self.decoder.drafter.clear()
+        return self.decoder.generate(prompt, limit, self.sampling, self.stop, seed=seed, reuse=self.reuse)
 
-    return decode
+
+def transformers_methods(
+    pair: Pair, assistant: PreTrainedModel | None, sampling: Sampling = Sampling()
+) -> dict[str, Method]:
+    """Return what transformers can do with this target, by name; assisted only where there is an assistant."""
+    known: dict[str, Any] = {"transformers": transformers_greedy, "transformers, prompt lookup": transformers_lookup}
+    if assistant is not None:
+        known["transformers, assisted"] = partial(transformers_assisted, assistant=assistant)
+
+    def method(decode: Any) -> Method:
+        return lambda prompt, limit, seed: decode(pair, prompt, limit, sampling, seed)
+
+    return {name: method(decode) for name, decode in known.items()}
 
 
 def transformers_greedy(

@@ -1,40 +1,25 @@
 """One question answered by one method, its turns in order.
 
-Knows no files and no loop: a method is a function from a prompt to new tokens.
+Knows no loop: a method is a function from a prompt to new tokens.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, TypeVar
 
+from evaluation.answers.file import AnswerFile
 from evaluation.answers.record import add_turn, seed_of
 from evaluation.questions.prompts import Prompter
 from evaluation.questions.sets import Question
-from evaluation.timing import Timed
-from opt_tree import Decoder, Generation, Sampling
-from opt_tree.core.stopping import StopRule
+from evaluation.run.baselines import InLoop
+from evaluation.timing import Method, Timed
+from opt_tree import Generation
 
 T = TypeVar("T")
 
-Answer = Callable[[list[int], int, int], Generation | Timed]
-"""From a prompt, a limit of new tokens and a seed to new tokens and what they cost."""
 
-
-@dataclass(frozen=True)
-class InLoop:
-    """A decoder as an `Answer`."""
-
-    decoder: Decoder
-    sampling: Sampling
-    stop: StopRule | None
-    reuse: bool = False
-    """Whether the prompts go on from what was decoded last."""
-
-    def __call__(self, prompt: list[int], limit: int, seed: int) -> Generation:
-        return self.decoder.generate(prompt, limit, self.sampling, self.stop, seed=seed, reuse=self.reuse)
-
-
-def side_by_side(method: Answer, tasks: Iterable[Callable[[Answer], T]], width: int) -> Iterator[tuple[int, T]]:
+def side_by_side(method: Method, tasks: Iterable[Callable[[Method], T]], width: int) -> Iterator[tuple[int, T]]:
     """Give each task the method; yield its place and what it returns as it ends.
 
     With a `width` above 1 so many run side by side, each with a decoder of its own, where the library's loop decodes.
@@ -63,7 +48,7 @@ class Conversation:
     reuse: bool = False
     """Whether a turn behind the first keeps the cache of those before, where the library's loop decodes."""
 
-    def answer(self, question: Question, method: Answer) -> list[dict[str, Any]]:
+    def answer(self, question: Question, method: Method) -> list[dict[str, Any]]:
         """Return every choice of one question. Whatever goes wrong in one turn goes wrong for the question."""
         choices = []
         for index in range(self.choices):
@@ -85,3 +70,20 @@ class Conversation:
             return result.finish_reason
         stopped = self.prompter.stop(result.tokens)
         return stopped or ("length" if len(result.tokens) == self.max_new_tokens else "context")
+
+
+def read_history(file: str | None, chosen: Sequence[Question], choices: int) -> History | None:
+    """Read the turns of another answer file; ValueError if it lacks any that are needed."""
+    if file is None:
+        return None
+    path = Path(file).expanduser()
+    if not path.is_file():
+        raise FileNotFoundError(f"no answer file {file} to take the history from")
+    turns = {
+        record["question_id"]: [choice["turns"] for choice in record["choices"]] for record in AnswerFile(path).read()
+    }
+    for question in chosen:
+        there, needed = turns.get(question.id, []), len(question.turns) - 1
+        if needed and (len(there) < choices or any(len(choice) < needed for choice in there)):
+            raise ValueError(f"--history {file} lacks answers to question {question.id}")
+    return turns

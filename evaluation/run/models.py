@@ -1,88 +1,28 @@
-"""From options to models and methods: devices, GPUs of a process, inflation.
+"""From options to models, methods, and what they are asked.
 
-Loads through `opt_tree.load_pair`, decodes through presets; owns what the GPU options mean.
+Loads through `opt_tree.load_pair`, decodes through presets; owns what the GPU options mean for a target's layers.
 """
 
-import os
-import sys
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from transformers import PreTrainedModel
 
 from evaluation.questions.prompts import Prompter
-from evaluation.run.baselines import assistant_of, transformers_greedy
-from evaluation.run.conversation import Answer, InLoop
+from evaluation.questions.sets import Question, QuestionSet, load_set, select
+from evaluation.run.baselines import InLoop, assistant_of, transformers_greedy
 from evaluation.run.inflate import inflate_pair
-from evaluation.run.options import Machine, Models, Options
-from evaluation.run.processes import Processes
-from evaluation.timing import Timed
+from evaluation.run.options import Asked, Models, Options
+from evaluation.timing import Method, Timed
 from opt_tree import Decoder, OptTree, Pair, Sampling, load_pair
 from opt_tree.decoding.presets import chain, opt, plain
 from opt_tree.decoding.step_costs import auto
 from opt_tree.drafters import model_drafter
 from opt_tree.drafters.registry import DrafterOptions, load_drafter
-from opt_tree.models.checkpoints import as_dtype, check_same_tokenizer, load_causal_lm, load_tokenizer, require_device
+from opt_tree.models.checkpoints import as_dtype, check_same_tokenizer, load_causal_lm, load_tokenizer
 from opt_tree.models.named import resolve
-
-
-def check_device(options: Machine) -> str:
-    """The device asked for, or the default; ValueError where this machine or this build of torch has none such.
-
-    Also gives this process its threads.
-    """
-    device = options.device or ("cuda" if torch.cuda.device_count() else "cpu")
-    require_device(device)
-    options.set_threads(torch.device(device))
-    return device
-
-
-def place(options: Options, processes: Processes) -> str:
-    """The device of this process; ValueError when the GPU options ask for what is not there."""
-    count = torch.cuda.device_count()
-    device = options.device or ("cuda" if count else "cpu")
-    if not device.startswith("cuda"):
-        if options.max_gpu_memory or options.num_gpus_per_model > 1 or options.processes not in (None, 1):
-            raise ValueError(
-                f"--num-gpus-total, --num-gpus-per-model and --max-gpu-memory speak of GPUs, but the device is {device}"
-                "; on a CPU several processes are: accelerate launch --multi_gpu --num_processes N"
-            )
-        return check_device(options)
-    needed = (processes.local_rank + 1) * options.num_gpus_per_model
-    if needed > count:
-        raise ValueError(f"process {processes.rank} needs {needed} GPUs on this machine, which has {count}")
-    if options.processes not in (None, processes.size):
-        raise ValueError(
-            f"--num-gpus-total {options.num_gpus_total} with {options.num_gpus_per_model} a model means "
-            f"{options.processes} processes, {processes.size} were launched"
-        )
-    if device == "cuda":
-        device = f"cuda:{processes.local_rank * options.num_gpus_per_model}"
-    torch.cuda.set_device(device)
-    return device
-
-
-def relaunch(command: str, options: Options, arguments: Sequence[str]) -> None:
-    """Become `accelerate launch` of as many processes as --num-gpus-total asks for; return if that is one."""
-    count = torch.cuda.device_count()
-    if "WORLD_SIZE" in os.environ or options.processes in (None, 1) or options.device == "cpu" or not count:
-        return
-    if options.num_gpus_total > count:  # type: ignore[operator]
-        raise ValueError(
-            f"--num-gpus-total {options.num_gpus_total}: this machine has {count} GPUs; over several machines use "
-            "accelerate launch --num_machines"
-        )
-    os.execv(sys.executable, [sys.executable, *launcher(command, options.processes or 1), *arguments])
-
-
-def launcher(command: str, processes: int) -> list[str]:
-    """The part of the command line that launches."""
-    # Its other flags start one process, however many are asked for.
-    several = ["--multi_gpu", "--num_machines", "1", "--mixed_precision", "no", "--dynamo_backend", "no"]
-    count = ["--num_processes", str(processes)]
-    return ["-m", "accelerate.commands.launch", *several, *count, "-m", f"evaluation.eval_opt_{command}"]
 
 
 def load(options: Models, device: str, bare: bool = False, draft_dtype: str | None = None) -> Pair:
@@ -181,7 +121,7 @@ def _placement(options: Options, device: str) -> dict[str, Any]:
     }
 
 
-def make_method(name: str, options: Options, pair: Pair, prompter: Prompter) -> Answer:
+def make_method(name: str, options: Options, pair: Pair, prompter: Prompter) -> Method:
     """The method of this name as a function from a prompt to new tokens."""
     sampling = Sampling(options.temperature if options.temperature > 1e-5 else 0.0)
     if name == "transformers":
@@ -210,3 +150,28 @@ def resolved(pair: Pair) -> dict[str, Any]:
     dtype = str(pair.target.dtype).removeprefix("torch.")
     engine = {} if pair.target.engine.name == "eager" else {"engine": pair.target.engine.name}
     return engine | {"target_dtype": dtype, "draft_dtype": None, "sharpening": None} | pair.drafter.settings
+
+
+@dataclass(frozen=True)
+class Material:
+    """A pair that is loaded, the question set, and those of its questions that were asked for."""
+
+    pair: Pair
+    questions: QuestionSet
+    chosen: list[Question]
+    prompter: Prompter
+
+    def first_prompts(self) -> list[list[int]]:
+        """Token ids of the chosen questions' first turns."""
+        return [self.prompter.encode(question.turns[:1], []) for question in self.chosen]
+
+
+def gather(options: Asked, bare: bool = False) -> Material:
+    """Read the questions, then load the models; `bare`: without the stored sharpening.
+
+    Raises ValueError and OSError for questions and models that are not there.
+    """
+    questions = load_set(options.bench_name, options.question_file, options.data_dir, options.fetch)
+    chosen = select(questions.questions, options.question_begin, options.question_end, options.limit)
+    pair = load(options, options.check_device(), bare)
+    return Material(pair, questions, chosen, Prompter(pair.tokenizer, pair.stop, options.conv_template))

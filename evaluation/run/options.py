@@ -1,6 +1,5 @@
 """The options that commands share, each group a dataclass: the machine, the models, the questions; and a run's own."""
 
-import argparse
 import os
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar
@@ -11,27 +10,24 @@ from evaluation.command_line import at_least, at_most, option
 from evaluation.run.inflate import parse_shape
 from opt_tree import OptTree, Sampling
 from opt_tree.drafters.registry import KINDS, parse_spec
+from opt_tree.models.checkpoints import require_device
 from opt_tree.models.named import KNOWN, drafter_of
 
 METHODS = ("opt", "chain", "none")
-DRAFTER_FLAGS = {"--draft-model-path": "lm:", "--ea-model-path": "eagle:"}
+PUBLISHED = {"draft_model_path": "lm", "ea_model_path": "eagle"}
 """The published flags of the two commands, and what kind of drafter each names."""
-
-
 MOST_THREADS, MOST_NODES, MOST_LANES = 1024, 65_536, 1024
 """Beyond these a number is a slip of the keyboard, and would take the machine's memory before it failed."""
-
-
 AUTO = "auto"
 """Instead of a number of nodes: the tree that what steps cost on this machine says (`opt_tree.Auto`)."""
 
 
-def node_count(text: str) -> int | str:
-    """Read a number of nodes, or `auto`."""
+def node_count(given: int | str | None) -> int | str | None:
+    """Return --nodes as a number or as `auto`; None where it was not given."""
     try:
-        return AUTO if text == AUTO else int(text)
+        return given if given in (None, AUTO) else int(given)
     except ValueError:
-        raise argparse.ArgumentTypeError(f"neither a number nor {AUTO}: {text!r}") from None
+        raise ValueError(f"--nodes: neither a number nor {AUTO}: {given!r}") from None
 
 
 @dataclass(frozen=True)
@@ -54,6 +50,16 @@ class Machine:
         if self.inflate is not None:
             parse_shape(self.inflate)
 
+    def check_device(self) -> str:
+        """Return the device asked for, or the default, and give this process its threads.
+
+        Raises ValueError where this machine or this build of torch has no such device.
+        """
+        device = self.device or ("cuda" if torch.cuda.device_count() else "cpu")
+        require_device(device)
+        self.set_threads(torch.device(device))
+        return device
+
     def set_threads(self, device: torch.device) -> None:
         """Give this process the threads it was told to use on a device, or the default."""
         if self.threads is not None:
@@ -75,8 +81,9 @@ class Models(Machine):
         None,
         "what drafts: KIND:PATH, PATH a folder, a Hub id or 'demo'; by default a known model's own, else the embedded "
         "one; " + ", ".join(f"{k}: {v.about}" for k, v in KINDS.items()),
-        aliases=DRAFTER_FLAGS,
     )
+    draft_model_path: str | None = option(None, "a causal LM that drafts: --drafter lm:PATH")
+    ea_model_path: str | None = option(None, "an EAGLE head that drafts: --drafter eagle:PATH")
     dtype: str = option(
         "auto", "of the target: auto, float32, bfloat16, float16; on an accelerator also of an independent drafter"
     )
@@ -92,10 +99,14 @@ class Models(Machine):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        for key, kind in PUBLISHED.items():
+            if (path := getattr(self, key)) is not None:
+                if self.drafter is not None:
+                    raise ValueError("--drafter, --draft-model-path and --ea-model-path each say what drafts: give one")
+                object.__setattr__(self, "drafter", f"{kind}:{path}")
+                object.__setattr__(self, key, None)
         if self.drafter is None:
-            # The embedded drafters are of no use to another model: a known one brings its own.
-            own = drafter_of(self.base_model_path) if self.base_model_path in KNOWN else None
-            object.__setattr__(self, "drafter", own or self.embedded)
+            object.__setattr__(self, "drafter", self.default_drafter())
         if self.unpacked and self.compile:
             raise ValueError("--unpacked is for eager forwards, --compile for others: give one of them")
         for spec in self.drafters:
@@ -106,19 +117,16 @@ class Models(Machine):
         """The specs that are named: one, but for commands that take a list."""
         return [self.drafter]
 
+    def default_drafter(self) -> str:
+        """What drafts where no flag says it: a known model brings its own drafter; the embedded ones fit no other."""
+        own = drafter_of(self.base_model_path) if self.base_model_path in KNOWN else None
+        return own or self.embedded
+
     @property
     def named_drafter(self) -> dict[str, str]:
-        """The drafter under the key that headers have always had for its kind."""
-        return named_drafter(self.drafter)
-
-
-def named_drafter(spec: str) -> dict[str, str]:
-    """`{"draft_model_path": PATH}` for lm:PATH, `{"ea_model_path": PATH}` for eagle:PATH, else `{"drafter": spec}`."""
-    kind, path = parse_spec(spec)
-    for flag, prefix in DRAFTER_FLAGS.items():
-        if prefix == f"{kind}:":
-            return {flag.removeprefix("--").replace("-", "_"): path}
-    return {"drafter": spec}
+        """The drafter under the key that headers have for its kind: draft_model_path, ea_model_path or drafter."""
+        kind, path = parse_spec(self.drafter)
+        return next(({key: path} for key, own in PUBLISHED.items() if own == kind), {"drafter": self.drafter})
 
 
 @dataclass(frozen=True)
@@ -150,10 +158,9 @@ class Options(Asked):
     """Everything a run can be asked for. An underscore in a name is a hyphen on the command line, or an underscore."""
 
     method: str = option("opt", "OPT-Tree, a chain of the drafter's best tokens, or plain decoding", choices=METHODS)
-    nodes: int | str = option(
+    nodes: int | str | None = option(
         OptTree.nodes,
         "drafted nodes sent to the target each step, root excluded; auto: nodes and layers by what they cost here",
-        type=node_count,
     )
     threshold: float = option(
         None,
@@ -190,9 +197,7 @@ class Options(Asked):
     system_message: str | None = option(None, "system message; by default the template's own")
     num_gpus_per_model: int = option(1, "GPUs that hold one copy of the target, layers spread over them")
     num_gpus_total: int | None = option(
-        None,
-        "GPUs in all: the questions are split over num-gpus-total / num-gpus-per-model processes, which are launched "
-        "here unless `accelerate launch` already did",
+        None, "GPUs in all: so many processes share the questions, launched here unless `accelerate launch` did it"
     )
     max_gpu_memory: str | None = option(
         None, "of each GPU for the target's weights, such as 20GiB; refused if they do not fit"
@@ -203,6 +208,7 @@ class Options(Asked):
         super().__post_init__()
         at_least(self, max_new_token=1, num_choices=1, batch_size=1, num_gpus_per_model=1)
         at_most(self, batch_size=MOST_LANES)
+        object.__setattr__(self, "nodes", node_count(self.nodes))
         if isinstance(self.nodes, str):
             self._check_auto()
         else:
@@ -229,7 +235,7 @@ class Options(Asked):
     def as_dict(self) -> dict[str, Any]:
         """Every option, for the header; the drafter under its published name."""
         known = {field.name: getattr(self, field.name) for field in fields(self)}
-        return {key: value for key, value in known.items() if key != "drafter"} | self.named_drafter
+        return {key: value for key, value in known.items() if key not in ("drafter", *PUBLISHED)} | self.named_drafter
 
 
 @dataclass(frozen=True)

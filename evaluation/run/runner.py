@@ -7,23 +7,23 @@ import hashlib
 import sys
 import time
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 from tqdm import tqdm
 
-from evaluation.answers.file import AnswerFile, Record
-from evaluation.command_line import as_command, parse
+from evaluation.answers.file import PATIENCE, AnswerFile, Record
+from evaluation.command_line import parse, print_json, run_command
 from evaluation.questions.prompts import Prompter, get_template
 from evaluation.questions.sets import Question, QuestionSet, load_set, select
-from evaluation.run.conversation import Answer, Conversation, History, side_by_side
+from evaluation.report import print_report
+from evaluation.run.conversation import Conversation, read_history, side_by_side
 from evaluation.run.inflate import describe
-from evaluation.run.machine import environment
-from evaluation.run.models import load_run, make_method, place, relaunch, resolved
+from evaluation.run.models import load_run, make_method, resolved
 from evaluation.run.options import Options
-from evaluation.run.processes import LostProcess, Processes
-from evaluation.run.works import DRAFTING, Work, begin, check_parts, check_same, collect, finish, held, prepare
-from evaluation.timing import schedule
+from evaluation.run.processes import DRAFTING, Processes, Work, place, relaunch
+from evaluation.timing import Method, environment, schedule
 from opt_tree import Pair
 
 PLACE = {
@@ -36,26 +36,14 @@ _WARM_UP = "Count from one to ten."
 
 
 def main(command: str, kind: type[Options], about: str | None, arguments: list[str] | None = None) -> int:
-    """Run eval_opt_`command`. Returns 0 when every question is answered, 1 when some failed, 2 for bad input."""
-    processes = Processes()
-    try:
+    """Run eval_opt_`command`. Returns 0 when its questions are answered, 1 when some failed, 2 for bad input."""
+
+    def work() -> int:
         options = parse(kind, f"python -m evaluation.eval_opt_{command}", about, arguments)
         relaunch(command, options, sys.argv[1:] if arguments is None else arguments)
-        processes = Processes.join()
-        with as_command():
-            return run(command, options, processes)
-    except (ValueError, OSError) as error:
-        if processes.leads:
-            print(f"error: {error}", file=sys.stderr)
-        return 2
-    except LostProcess as error:
-        print(f"error: {error}; the same command goes on from here", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        print("stopped; the same command goes on from here", file=sys.stderr)
-        return 130
-    finally:
-        processes.leave()
+        return run(command, options, Processes.launched())
+
+    return run_command(work, "stopped; the same command goes on from here")
 
 
 def run(command: str, options: Options, processes: Processes = Processes()) -> int:
@@ -66,32 +54,28 @@ def run(command: str, options: Options, processes: Processes = Processes()) -> i
     if options.conv_template:
         get_template(options.conv_template)
     history = read_history(options.history, chosen, options.num_choices)
-    works = plan(command, options, questions, device.partition(":")[0])
+    works = plan(command, options, questions, device.partition(":")[0], processes)
     order = [question.id for question in questions.questions]
-    with held(works, processes):
-        processes.lead(lambda: prepare(works, order, options.overwrite))
-        processes.agree(lambda: check_parts(works, processes.rank))
+    with ExitStack() as locks:
+        for work in works:
+            work.file.check_writable()
+            locks.enter_context(work.held())
+            if not options.overwrite:
+                work.whole.check_settings(work.settings)
+                if processes.size == 1:
+                    work.whole.fold(order)
         pair = load_run(options, device)
         prompter = Prompter(pair.tokenizer, pair.stop, options.conv_template, options.system_message)
         works = [work.resolve(resolved(pair)) for work in works]
         methods = {work.method: make_method(work.method, options, pair, prompter) for work in works}
-        settings = processes.told(lambda: [work.settings for work in works])
-        processes.agree(lambda: check_same(works, settings))
-        session = describe_session(options, questions, pair, processes)
-        asked = f"{questions.name}, {len(chosen)} questions of {questions.path}"
-        processes.lead(lambda: begin(works, options.overwrite, session, asked))
-        collect(works, order, processes, drop=options.overwrite)
+        begin(works, describe_session(options, questions, pair, processes), processes)
+        print(f"{questions.name}, {len(chosen)} questions of {questions.path}", file=sys.stderr)
         conversation = Conversation(
             prompter, options.max_new_token, options.num_choices, options.seed, history, options.reuse
         )
-        answer_all(processes, works, methods, chosen, conversation, options.batch_size)
-        failed = 0
-        try:
-            collect(works, order, processes)
-        finally:  # also where others are lost: what is missing has a name
-            if processes.leads:
-                failed = finish(works, order, {question.id for question in chosen}, options.json)
-    return 1 if failed else 0
+        share = processes.share(chosen)
+        answer_all(works, methods, share, conversation, options.batch_size)
+    return finish(works, order, chosen, share, options.json)
 
 
 def describe_session(options: Options, questions: QuestionSet, pair: Pair, processes: Processes) -> dict[str, Any]:
@@ -107,7 +91,7 @@ def describe_session(options: Options, questions: QuestionSet, pair: Pair, proce
     }
 
 
-def plan(command: str, options: Options, questions: QuestionSet, device: str) -> list[Work]:
+def plan(command: str, options: Options, questions: QuestionSet, device: str, processes: Processes) -> list[Work]:
     """The method asked for and, with --baseline, plain decoding and transformers' generate beside it."""
     default = f"{questions.name}-{command}-{options.method}.jsonl"
     path = Path(default if options.answer_file is None else options.answer_file).expanduser()
@@ -125,20 +109,36 @@ def plan(command: str, options: Options, questions: QuestionSet, device: str) ->
         else None,
     }
     bare = {key: value for key, value in settings.items() if key not in DRAFTING}
-    works = [Work(options.method, AnswerFile(path), bare if options.method == "none" else settings)]
+
+    def work(method: str, path: Path, settings: dict[str, Any]) -> Work:
+        whole = AnswerFile(path)
+        own = whole if processes.size == 1 else whole.part(processes.rank)
+        return Work(method, whole, settings, own, options.overwrite)
+
+    works = [work(options.method, path, bare if options.method == "none" else settings)]
     baselines = ("transformers",) if options.method == "none" else ("plain", "transformers")
     for name in baselines if options.baseline else ():
         beside = path.with_name(f"{path.name.removesuffix('.jsonl')}.{name}.jsonl")
-        named = {"model_id": f"{settings['model_id']}-{name}", "method": name}
-        works.append(Work(name, AnswerFile(beside), bare | named))
+        works.append(work(name, beside, bare | {"model_id": f"{settings['model_id']}-{name}", "method": name}))
     return works
 
 
+def begin(works: Sequence[Work], session: dict[str, Any], processes: Processes) -> None:
+    """Begin a session of every file, now that the models are there, and say what runs where."""
+    for work in works:
+        if not work.overwrite:
+            work.whole.check_settings(work.settings)
+        for difference in work.file.begin(work.settings, session, work.replaced(processes)):
+            print(f"note: {work.file.path} goes on elsewhere ({difference}): times are not comparable", file=sys.stderr)
+    where = session["environment"]
+    told = f"{session['target']}, {works[0].settings['target_dtype']}; {where['device']}, {where['threads']} threads"
+    print(f"{told}, process {processes.rank + 1} of {processes.size}", file=sys.stderr)
+
+
 def answer_all(
-    processes: Processes,
     works: Sequence[Work],
-    methods: dict[str, Answer],
-    chosen: Sequence[Question],
+    methods: dict[str, Method],
+    share: Sequence[Question],
     conversation: Conversation,
     batch_size: int = 1,
 ) -> None:
@@ -146,22 +146,17 @@ def answer_all(
 
     A question that fails is recorded, and the next one begun.
     """
-    done = processes.told(
-        lambda: {work.method: {record["question_id"] for record in work.file.read()} for work in works}
-    )
-    share = processes.share(chosen)
+    done = {work.method: work.done() for work in works}
     todo = [question for question in share if any(question.id not in done[work.method] for work in works)]
     if todo:
         for method in methods.values():  # untimed: first calls pay for what later ones find ready
             method(conversation.prompter.encode([_WARM_UP], []), min(16, conversation.max_new_tokens), 0)
 
-    def task(work: Work, question: Question) -> Callable[[Answer], None]:
-        file = work.file if processes.size == 1 else work.file.part(processes.rank)
-        return lambda method: answer_one(file, work, method, question, conversation)
+    def task(work: Work, question: Question) -> Callable[[Method], None]:
+        return lambda method: answer_one(work, method, question, conversation)
 
-    shown: dict[str, Any] = {"desc": "questions", "disable": not processes.leads}
     if batch_size == 1:
-        progress = tqdm(todo, total=len(share), initial=len(share) - len(todo), **shown)
+        progress = tqdm(todo, total=len(share), initial=len(share) - len(todo), desc="questions")
         for work, question in schedule(works, progress):
             if question.id not in done[work.method]:
                 task(work, question)(methods[work.method])
@@ -169,11 +164,11 @@ def answer_all(
     for work in works:
         tasks = [task(work, question) for question in todo if question.id not in done[work.method]]
         ended = side_by_side(methods[work.method], tasks, batch_size)
-        for _ in tqdm(ended, total=len(share), initial=len(share) - len(tasks), **shown):
+        for _ in tqdm(ended, total=len(share), initial=len(share) - len(tasks), desc="questions"):
             pass
 
 
-def answer_one(file: AnswerFile, work: Work, method: Answer, question: Question, conversation: Conversation) -> None:
+def answer_one(work: Work, method: Method, question: Question, conversation: Conversation) -> None:
     """Answer one question by one method and write the answer, or the failure, down."""
     record: Record = {
         "question_id": question.id,
@@ -185,25 +180,45 @@ def answer_one(file: AnswerFile, work: Work, method: Answer, question: Question,
         choices = conversation.answer(question, method)
     except Exception as error:  # out of memory, a prompt too long: the other questions still count
         why = " ".join(str(error).split()) or "no message"
-        file.append_failed(record | {"failed": f"{type(error).__name__}: {why}", "tstamp": time.time()})
+        work.file.append_failed(record | {"failed": f"{type(error).__name__}: {why}", "tstamp": time.time()})
         tqdm.write(f"failed: {work.method}, question {question.id}: {type(error).__name__}: {why}", sys.stderr)
     else:
-        file.append(record | {"choices": choices, "tstamp": time.time()})
-        work.file.drop_aside()
+        work.file.append(record | {"choices": choices, "tstamp": time.time()})
 
 
-def read_history(file: str | None, chosen: Sequence[Question], choices: int) -> History | None:
-    """Read the turns of another answer file; ValueError if it lacks any that are needed."""
-    if file is None:
-        return None
-    path = Path(file).expanduser()
-    if not path.is_file():
-        raise FileNotFoundError(f"no answer file {file} to take the history from")
-    turns = {
-        record["question_id"]: [choice["turns"] for choice in record["choices"]] for record in AnswerFile(path).read()
-    }
-    for question in chosen:
-        there, needed = turns.get(question.id, []), len(question.turns) - 1
-        if needed and (len(there) < choices or any(len(choice) < needed for choice in there)):
-            raise ValueError(f"--history {file} lacks answers to question {question.id}")
-    return turns
+def finish(
+    works: Sequence[Work],
+    order: Sequence[int | str],
+    asked: Sequence[Question],
+    share: Sequence[Question],
+    json_line: bool = False,
+) -> int:
+    """Say what failed of this process's share. The last process makes one file of all parts and prints the table.
+
+    Returns 1 where a question of the share failed or has no answer, else 0.
+    """
+    status, whole = 0, True
+    for work in works:
+        with work.whole.lock(PATIENCE):
+            answered = {record["question_id"] for record in work.whole.read()}
+            failed = {record["question_id"] for record in work.whole.read_failed()}
+            missing = [str(question.id) for question in asked if question.id not in answered | failed]
+            status |= any(question.id not in answered for question in share)
+            last = not missing and not any(part.busy for part in work.whole.parts())
+            if last:
+                work.whole.fold(order)
+            whole = whole and last
+        print(f"{len(answered)} answers in {work.whole.path}", file=sys.stderr)
+        if failures := [question for question in asked if question.id in failed]:
+            where = work.whole.failed_path
+            print(f"{len(failures)} failed ({where}); the same command tries them again", file=sys.stderr)
+        if missing:
+            print(
+                f"{len(missing)} have no answer in {work.whole.path} and its parts: {', '.join(missing)}; other "
+                "processes answer them, or the same command goes on",
+                file=sys.stderr,
+            )
+    paths = [work.whole.path for work in works if work.whole.path.is_file()]
+    if whole and paths:
+        print_json(json_line, print_report(paths, paths[1] if len(paths) > 1 else None))
+    return status

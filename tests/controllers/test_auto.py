@@ -14,12 +14,12 @@ from enumeration import first_token, target_law
 from tiny_models import ARCHITECTURES, build, prompt, tiny_drafter
 
 from evaluation.command_line import parse
-from evaluation.demo.command import Options as Demo
-from evaluation.replay.command import main as replay
-from evaluation.replay.controllers import CHAINS, CONTROLLERS, TREES, Setting
-from evaluation.replay.recording import record
-from evaluation.replay.recording import replay as replay_texts
+from evaluation.demo.__main__ import Options as Demo
 from evaluation.run.options import Options as Run
+from experiments.replay.__main__ import main as replay
+from experiments.replay.controllers import CHAINS, CONTROLLERS, TREES, Setting
+from experiments.replay.recording import record
+from experiments.replay.recording import replay as replay_texts
 from opt_tree import CausalLM, CausalLMDrafter, Decoder, OptTree, Sampling, Static, load_pair
 from opt_tree.batch import shared_forwards as batch
 from opt_tree.controllers import Auto, Controller, Thompson, in_lanes
@@ -600,7 +600,7 @@ def test_the_command_line_takes_auto():
         with pytest.raises(ValueError, match=message):
             options = parse(kind, "run", "", ["--nodes", "auto", *more])
             options.check()
-    with pytest.raises(ValueError, match="argument --nodes: neither a number nor auto: 'many'"):
+    with pytest.raises(ValueError, match="--nodes: neither a number nor auto: 'many'"):
         parse(Run, "run", "", ["--nodes", "many"])
     with pytest.raises(ValueError, match="takes no --threshold"):  # also where it is the default's number
         parse(Run, "run", "", ["--nodes", "auto", "--threshold", str(OptTree.threshold)])

@@ -11,7 +11,7 @@ from conftest import Laws, TableDrafter, TableTarget
 from tiny_models import save_pair
 
 from evaluation import acceptance
-from evaluation.run.rates import KINDS, Counts, measuring_tree
+from evaluation.acceptance import KINDS, Counts, measuring_tree
 from opt_tree import Decoder, Generation, Sampling, Stop, TreePolicy, Verifier, match
 from opt_tree.policies import AcceptanceRates, SequoiaTree, greedy_static_tree
 

@@ -2,12 +2,14 @@
 
 import json
 import multiprocessing
+import threading
 import time
 from pathlib import Path
 
 import pytest
 
-from evaluation.answers.file import AnswerFile, AnswerSet, read_lines
+from evaluation.answers.file import AnswerFile, read_lines
+from evaluation.answers.reading import AnswerSet
 
 SESSION = {"environment": {"machine": "here"}}
 
@@ -20,7 +22,7 @@ def answers(*keys: int) -> list[dict]:
 def file(tmp_path: Path) -> AnswerFile:
     """Two answers with their header."""
     file = AnswerFile(tmp_path / "a.jsonl")
-    file.write_header({"nodes": 60}, SESSION)
+    file.begin({"nodes": 60}, SESSION)
     for record in answers(1, 2):
         file.append(record)
     return file
@@ -67,31 +69,92 @@ def test_a_dead_process_holds_nothing(file, holder):
 
 
 def test_what_is_overwritten_stays_until_there_is_an_answer(file):
-    file.set_aside()
-    assert not file.path.exists() and file.header() is None
-    file.check_settings({"nodes": 8})
-    file.write_header({"nodes": 8}, SESSION)
-    file.restore()  # the run failed before its first answer
-    assert [r["question_id"] for r in file.read()] == [1, 2] and file.header()["settings"] == {"nodes": 60}
+    """A run that fails before its first answer leaves no trace, whatever it had to say of failures."""
+    old = file.path.read_bytes()
+    new = AnswerFile(file.path)
+    new.begin({"nodes": 8}, SESSION, replaces=[new])
+    new.append_failed({"question_id": 7, "failed": "OSError"})
+    assert file.path.read_bytes() == old and file.header()["settings"] == {"nodes": 60} and not file.read_failed()
 
-    file.set_aside()
-    file.write_header({"nodes": 8}, SESSION)
-    file.part(1).append(answers(7)[0])
-    file.restore()  # it failed after an answer, in one of its processes
-    file.fold([])
-    assert [r["question_id"] for r in file.read()] == [7] and file.header()["settings"] == {"nodes": 8}
-    assert not list(file.path.parent.glob("*.old"))
+    new.append(answers(8)[0])
+    assert [r["question_id"] for r in file.read()] == [8] and file.header()["settings"] == {"nodes": 8}
+    assert [r["question_id"] for r in file.read_failed()] == [7]
+    assert len(file.header()["sessions"]) == 1
+
+
+def test_a_session_is_in_the_header_from_its_first_answer_on(file):
+    again = AnswerFile(file.path)
+    assert again.begin({"nodes": 60}, {"environment": {"machine": "there"}}) == ["machine here then, there now"]
+    assert len(file.header()["sessions"]) == 1
+    again.append(answers(3)[0])
+    again.append(answers(4)[0])
+    assert [session["environment"]["machine"] for session in file.header()["sessions"]] == ["here", "there"]
 
 
 def test_a_header_without_answers_binds_nobody(tmp_path):
     file = AnswerFile(tmp_path / "a.jsonl")
-    file.write_header({"nodes": 60}, SESSION)
-    file.check_settings({"nodes": 8})
-    file.write_header({"nodes": 8}, SESSION)
-    assert len(file.header()["sessions"]) == 1
+    file.begin({"nodes": 60}, SESSION)
+    assert not file.header_path.exists()
     file.append(answers(1)[0])
-    with pytest.raises(ValueError, match=r"another configuration \(nodes 8 there, 60 now"):
-        file.check_settings({"nodes": 60})
+    with pytest.raises(ValueError, match=r"another configuration \(nodes 60 there, 8 now"):
+        file.check_settings({"nodes": 8})
+    file.path.unlink()
+    file.check_settings({"nodes": 8})
+
+
+def test_parts_are_read_as_one_file_and_folded_into_one(file):
+    part = file.part(1)
+    part.begin({"nodes": 60}, {"environment": {"machine": "there"}})
+    part.append(answers(7)[0])
+    part.append(answers(1)[0] | {"choices": ["another"]})
+    part.append_failed({"question_id": 9, "failed": "OSError"})
+    assert [r["question_id"] for r in AnswerSet.read(file.path).answers] == [1, 2, 7]
+    assert [r["question_id"] for r in file.read_failed()] == [9] and len(file.header()["sessions"]) == 2
+    with part.lock():
+        assert file.part(1).busy
+    assert not part.busy
+    file.fold([7, 2, 1, 9])
+    assert read_lines(file.path) == answers(7, 2, 1), "the first answer to a question stands"
+    assert [r["question_id"] for r in file.read_failed()] == [9] and len(file.header()["sessions"]) == 2
+    assert sorted(path.name for path in file.path.parent.iterdir()) == ["a.jsonl", "a.jsonl.failed", "a.jsonl.run.json"]
+
+
+def test_parts_of_two_configurations_are_not_folded(file):
+    part = file.part(0)
+    part.begin({"nodes": 8}, SESSION)
+    part.append(answers(7)[0])
+    for action in (file.fold, file.header):
+        with pytest.raises(ValueError, match=r"part0 is of another configuration than the rest \(nodes 60 in other"):
+            action()
+    assert read_lines(file.path) == answers(1, 2) and read_lines(part.path) == answers(7)
+
+
+def _write(path: Path, first: int, ready, fold: bool) -> None:
+    file = AnswerFile(path)
+    ready.wait(30)
+    for key in range(first, first + 100):
+        file.append({"question_id": key})
+        if fold and key % 10 == 0:
+            file.fold()
+
+
+def test_writers_at_once_lose_nothing(tmp_path):
+    """Three processes, one of which keeps putting the file in order, and two threads, with objects of their own."""
+    path, context = tmp_path / "a.jsonl", multiprocessing.get_context("fork")
+    ready = context.Event()
+    children = [context.Process(target=_write, args=(path, 1000 * n, ready, n == 0)) for n in range(3)]
+    for child in children:
+        child.start()
+    threads = [threading.Thread(target=_write, args=(path, 1000 * n, ready, False)) for n in (3, 4)]
+    for thread in threads:
+        thread.start()
+    ready.set()
+    for one in [*children, *threads]:
+        one.join(120)
+    assert [child.exitcode for child in children] == [0, 0, 0]
+    keys = [record["question_id"] for record in read_lines(path)]
+    assert sorted(keys) == [1000 * n + i for n in range(5) for i in range(100)]
+    assert [file.name for file in tmp_path.iterdir()] == ["a.jsonl"]
 
 
 def test_a_torn_line_is_left_out_with_a_note(file, capsys):
@@ -99,8 +162,8 @@ def test_a_torn_line_is_left_out_with_a_note(file, capsys):
         stream.write(json.dumps(answers(3)[0])[:20])
     assert len(AnswerSet.read(file.path).answers) == 2
     assert f"note: the last line of {file.path} is half-written and left out" in capsys.readouterr().err
-    file.fold([])
-    assert not file.torn and len(read_lines(file.path)) == 2
+    file.append(answers(4)[0])
+    assert not file.torn and read_lines(file.path) == answers(1, 2, 4), "the next line takes its place"
 
 
 def test_a_lock_is_asked_for_once(file):

@@ -11,15 +11,14 @@ import pytest
 from conftest import TableDrafter, TableTarget, hashed_laws, written_laws
 from tiny_models import save_pair
 
+from evaluation import report
 from evaluation.answers.record import seed_of
-from evaluation.compare import command as compare
-from evaluation.compare import expectation, measure
-from evaluation.compare.combinations import SIBLINGS, VERIFIERS, Combination, Grid
-from evaluation.compare.expectation import Expectation
+from evaluation.compare import __main__ as compare
+from evaluation.compare import measure
+from evaluation.compare.combinations import DRAFTERS, SIBLINGS, STUDIES, VERIFIERS, Combination, Grid, study
 from evaluation.compare.figures import counts, difference, promise, summarise
-from evaluation.compare.frontier import best_of, frontiers
-from evaluation.compare.studies import DRAFTERS, STUDIES, study
-from evaluation.compare.weights import footprint
+from evaluation.compare.measure import Expectation, footprint
+from evaluation.compare.plots import best_of, frontiers
 from opt_tree import Decoder, OptTree, Sampling, load_pair
 from opt_tree.core.registry import Method
 from opt_tree.models.checkpoints import CheckpointError
@@ -78,10 +77,15 @@ def test_a_line_says_what_the_decoder_did(folder: Path, tmp_path: Path, capsys: 
         binary["figures"]["tokens_per_step"] - figures["tokens_per_step"]
     )
     printed = capsys.readouterr().out
-    assert json.loads(printed.splitlines()[-1])["cells"][0]["tokens_per_step"] in (
-        figures["tokens_per_step"],
-        binary["figures"]["tokens_per_step"],
-    )
+    cells = {cell["policy"]: cell for cell in json.loads(printed.splitlines()[-1])["cells"]}
+    # All that the table shows is in the JSON line, too.
+    shown = ("tokens_per_step", "interval", "expected_length", "promise", "draft_forwards_per_step")
+    shown += ("draft_tokens_per_step", "draft_ms_per_step", "verified_tokens_per_step", "nodes_accepted")
+    shown += ("repeated_8grams", "turns_ended", "turns", "tokens_per_second", "same_as_plain", "block_efficiency")
+    assert {key: cells["opt:0.1"][key] for key in shown} == {key: figures[key] for key in shown}
+    assert cells["binary"]["minus_opt"] == row["minus_opt"]
+    speed = (cells["opt:0.1"]["speed_up"], cells["opt:0.1"]["speed_up_interval"])
+    assert speed == (figures["speed_up"]["micro"], figures["speed_up"]["interval"])
     header = json.loads((tmp_path / "a.jsonl.run.json").read_text())
     assert header["settings"]["target_dtype"] == "float64" and header["sessions"][0]["environment"]["threads"] == 1
 
@@ -288,8 +292,8 @@ def test_the_time_of_expectations_is_not_the_decoders(
         clock[0] += 1000
         return 1.0
 
-    monkeypatch.setattr(expectation.time, "perf_counter", look)
-    monkeypatch.setattr(expectation, "block_efficiency", slow)
+    monkeypatch.setattr(measure.time, "perf_counter", look)
+    monkeypatch.setattr(measure, "block_efficiency", slow)
     asked = ("--policies", "chains:2", "--verifiers", "naive", "--temperatures", "1", "--limit", "1")
     assert command(folder, tmp_path / "a.jsonl", *asked) == 0
     (record,) = lines(tmp_path / "a.jsonl")
@@ -441,7 +445,7 @@ def test_every_drafter_of_the_study_is_there_under_opt_tree_and_at_both_temperat
     assert all(cell.refusal(lossy=False) is None for cell in cells)
 
 
-def test_many_drafters_are_one_table_beside_transformers(
+def test_the_report_sets_all_drafters_beside_transformers(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Every drafter, plain decoding and transformers' own ways, with what each weighs; a killed run keeps its peers."""
@@ -452,10 +456,17 @@ def test_many_drafters_are_one_table_beside_transformers(
     asked = [*f"{files} {sizes} --output {output}".split(), "--policies", "opt:0.1", "--peers", "--json"]
     assert compare.main(asked) == 0
     *printed, machine = capsys.readouterr().out.splitlines()
-    heads = [line for line in printed if line.startswith("drafter ")]
-    assert len(heads) == 2 and all("x plain" in head and "trained min" in head for head in heads)
-    rows = {row.split("  ")[0]: row for row in "\n".join(printed).partition("temperature 1")[0].splitlines()}
-    assert rows[f"lm:{folder}/draft"].endswith(" 2.5") and rows["recycling"].endswith(" 0.0")
+    assert f"python -m evaluation.report {output}" in printed[-1]
+    assert report.main([str(output), "--json"]) == 0
+    *told, figures = capsys.readouterr().out.splitlines()
+    heads = [line for line in told if "speed-up" in line]
+    assert len(heads) == 2 and all("same text" in head and "trained min" in head for head in heads)
+    rows = {row.split("  ")[0]: row for row in "\n".join(told).partition("temperature 1:")[0].splitlines()}
+    ours = f"lm:{folder}/draft bare, opt:0.1, 6 nodes, TopK, greedy"
+    assert rows[ours].endswith(" 2.5") and rows["recycling bare, opt:0.1, 6 nodes, TopK, greedy"].endswith(" 0.0")
+    found = {line["name"]: line for line in json.loads(figures)["lines"] if line["temperature"] == 0}
+    assert all(line["exact_match"]["rate"] == 1 and line["speed_up"]["micro"] > 0 for line in found.values())
+    assert found["plain decoding"]["tokens_per_step"] == 1
     names = {peer["name"] for peer in json.loads(machine)["peers"]}
     assert names == {"plain decoding", "transformers", "transformers, prompt lookup", "transformers, assisted"}
     assert names <= rows.keys()

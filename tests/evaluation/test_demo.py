@@ -19,13 +19,13 @@ from tiny_models import ARCHITECTURES, build, perturbed, tiny_head
 from torch.nn.modules.module import register_module_forward_pre_hook
 from transformers import LlamaModel
 
-from evaluation.answers.match import first_difference
+from evaluation.answers.record import first_difference
 from evaluation.command_line import check_writable, parse
-from evaluation.demo import command as demo
+from evaluation.demo import __main__ as demo
+from evaluation.demo.__main__ import ColorStreamer, wants_color
 from evaluation.demo.comparison import ASSISTED, GREEDY, LABELS, OURS, PLAIN, different_texts, notes, table
 from evaluation.demo.options import ABOVE_A_TABLE, ALONE, EagleOptions
-from evaluation.demo.streaming import ColorStreamer, wants_color
-from evaluation.run.baselines import assistant_of, in_loop, transformers_assisted, transformers_greedy
+from evaluation.run.baselines import InLoop, assistant_of, transformers_assisted, transformers_greedy
 from evaluation.timing import Timed, Timings, interleave
 from opt_tree import OptTree, Pair, Sampling, Sharpened, load_causal_lm, load_pair
 from opt_tree.controllers import Auto
@@ -161,7 +161,7 @@ def test_every_row_of_the_table_decodes_with_the_inflated_target(kind, classic, 
                     seen.add(module.config.hidden_size) if isinstance(module, LlamaModel) else None
                 )
             )
-            method(prompts[0], 4)
+            method(prompts[0], 4, 0)
             hook.remove()
         return interleave(methods, prompts, *rest)
 
@@ -212,7 +212,7 @@ def test_sampled_texts_are_the_same_with_and_without_a_tree(classic, capsys):
     ("arguments", "line"),
     [
         (["--nodes", "0"], "nodes must be at least 1, got 0"),
-        (["--nodes", "many"], "argument --nodes: neither a number nor auto: 'many'"),
+        (["--nodes", "many"], "--nodes: neither a number nor auto: 'many'"),
         (["--threshold", "-0.5"], "threshold must be 0 or more, got -0.5"),
         (["--max-depth", "0"], "max_depth must be at least 1, got 0"),
         (["--temperature", "-1"], "temperature must be 0 (greedy) or more, and finite, got -1.0"),
@@ -230,7 +230,7 @@ def test_sampled_texts_are_the_same_with_and_without_a_tree(classic, capsys):
         (["--beside", "chain"], "--beside says what a page shows: give --html FILE"),
         (["--html", "page.html", "--beside", "chains"], "--beside chains: it draws its children"),
         (["--html", "page.html", "--beside", "oak"], "unknown policy 'oak'"),
-        (["--ea-model-path", "head"], "not allowed with argument"),
+        (["--ea-model-path", "head"], "each say what drafts"),
         (["--base-model-path", "./nowhere"], "no model folder at ./nowhere"),
         (["--colour"], "unrecognized arguments: --colour"),
         (["--eager", "--compile"], "--compile makes what --eager leaves alone"),
@@ -451,7 +451,7 @@ def test_methods_take_turns_and_stop_at_the_limit():
     calls = []
 
     def method(name: str):
-        return lambda prompt, count: calls.append((name, prompt[0], count)) or Timed([1] * count, 1.0)
+        return lambda prompt, count, seed: calls.append((name, prompt[0], count)) or Timed([1] * count, 1.0)
 
     methods = {"a": method("a"), "b": method("b")}
     compared = interleave(methods, [[7], [8], [9]], 5, rounds=2)
@@ -475,7 +475,7 @@ def test_rates_are_sums_over_sums_of_medians():
 def test_a_text_that_differs_is_counted_and_judged(pair):
     prompt = pair.encode("hello")
     decoder = opt(pair.target, pair.drafter, OptTree(8, 0.1, 4))
-    compared = interleave({PLAIN: in_loop(plain(pair.target), pair), OURS: in_loop(decoder, pair)}, [prompt], 12, 1)
+    compared = interleave({PLAIN: InLoop(plain(pair.target)), OURS: InLoop(decoder)}, [prompt], 12, 1)
     assert different_texts(compared, pair, [prompt], Sampling()) == []
     timed = compared.runs[OURS][0][0]
     wrong = [*timed.tokens[:7], (timed.tokens[7] + 1) % 200, *timed.tokens[8:]]

@@ -22,6 +22,8 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from tqdm import tqdm
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
+from evaluation import __main__ as listing
+from evaluation import report
 from evaluation.answers.file import AnswerFile
 from evaluation.answers.record import seed_of
 from evaluation.command_line import parse
@@ -29,10 +31,10 @@ from evaluation.demo import pages
 from evaluation.questions import sets as questions
 from evaluation.questions.prompts import Prompter
 from evaluation.run import models as loading
+from evaluation.run import processes as launching
 from evaluation.run import runner
 from evaluation.run.options import EagleOptions, Options
 from evaluation.run.processes import Processes
-from evaluation.run.works import Work, finish
 from opt_tree import EagleHead, OptTree, Stop
 from opt_tree.training.embedded_family.data import Document
 
@@ -180,7 +182,7 @@ def test_the_header_says_what_made_the_file(folder: Path, tmp_path: Path) -> Non
     assert settings["target_dtype"] == "float64" and settings["draft_dtype"] == "float32"
     assert settings["seed"] == 5 and settings["temperature"] == 0.7
     fields = {field.name for field in dataclasses.fields(Options)}
-    assert session["options"].keys() == (fields - {"drafter"}) | {"draft_model_path"}
+    assert session["options"].keys() == fields - {"drafter", "ea_model_path"}
     assert {"torch", "transformers", "device", "threads", "commit"} <= session["environment"].keys()
 
 
@@ -398,8 +400,8 @@ def test_two_processes_merge_to_what_one_writes_failures_included(folder: Path, 
         file.write(json.dumps({"question_id": 99, "turns": ["a" * CONTEXT]}) + "\n")
     one, two = tmp_path / "one.jsonl", tmp_path / "two.jsonl"
     assert command(folder, one, "--question-file", str(asked)) == 1
-    # The second process has the question that fails; the leader, which merges, says so.
-    assert launch(folder, two, 2, "--question-file", str(asked)) == [1, 0]
+    # The second process has the question that fails, and says so; whoever is the last makes one file.
+    assert launch(folder, two, 2, "--question-file", str(asked)) == [0, 1]
     assert but_for_times(lines_of(two)) == but_for_times(lines_of(one))
     assert but_for_times(AnswerFile(two).read_failed()) == but_for_times(AnswerFile(one).read_failed())
     beside = {path.name for path in tmp_path.iterdir() if path.name.startswith("two")}
@@ -413,24 +415,31 @@ def machines(tmp_path: Path) -> list[Path]:
     return [tmp_path / "first" / "a.jsonl", tmp_path / "second" / "a.jsonl"]
 
 
-def test_machines_without_a_shared_folder_lose_nothing(folder: Path, tmp_path: Path, machines: list[Path]) -> None:
+def test_machines_without_a_shared_folder_keep_their_parts(folder: Path, tmp_path: Path, machines: list[Path]) -> None:
+    """Brought together, the report makes one file of them; what is there is not answered again."""
     asked = ("--question-file", str(write_questions(tmp_path / "q.jsonl", 4)))
     assert command(folder, tmp_path / "one.jsonl", *asked) == 0
     assert ended(begin(folder, machines, *asked, "--limit", "2")) == [0, 0]
-    before = lines_of(machines[0])
+    parts = [machines[rank].with_name(f"a.jsonl.part{rank}") for rank in (0, 1)]
+    before = [lines_of(part) for part in parts]
     assert ended(begin(folder, machines, *asked)) == [0, 0]
-    found = lines_of(machines[0])
-    assert but_for_times(found) == but_for_times(lines_of(tmp_path / "one.jsonl"))
-    assert found[:2] == before, "an answer was computed again"
+    assert [lines_of(part)[:1] for part in parts] == before, "an answer was computed again"
+    for beside in ("", ".run.json"):
+        (parts[1].parent / f"{parts[1].name}{beside}").rename(machines[0].parent / f"{parts[1].name}{beside}")
+    assert report.main([str(machines[0])]) == 0
+    whole, found = (sorted(lines_of(path), key=lambda line: line["question_id"]) for path in (
+        tmp_path / "one.jsonl", machines[0]
+    ))  # fmt: skip
+    assert but_for_times(found) == but_for_times(whole)
     assert {path.name for path in machines[0].parent.iterdir()} == {"a.jsonl", "a.jsonl.run.json"}
-    assert list(machines[1].parent.iterdir()) == []
+    assert len(AnswerFile(machines[0]).header()["sessions"]) == 4
 
 
 @pytest.mark.parametrize("shared", [True, False], ids=["shared", "separate"])
 def test_a_machine_that_is_killed_and_started_again(
     folder: Path, tmp_path: Path, machines: list[Path], shared: bool, capfd: Any
 ) -> None:
-    """The leader keeps its own answers, names what it lacks and fails; the same command brings the rest together."""
+    """The other one names what has no answer; the same command brings the rest together."""
     paths = [machines[0], machines[0] if shared else machines[1]]
     # Many, so that the other machine still has some to answer when it is killed, however busy this one is.
     asked = ("--question-file", str(write_questions(tmp_path / "q.jsonl", 24)))
@@ -440,18 +449,17 @@ def test_a_machine_that_is_killed_and_started_again(
     while time.monotonic() < give_up and not lines_in(part):
         time.sleep(0.002)
     os.kill(children[1].pid, signal.SIGKILL)
-    assert ended(children) == [1, -signal.SIGKILL]
-    said, before, lay = capfd.readouterr().err, lines_of(paths[0]), AnswerFile(part).read()
+    assert ended(children) == [0, -signal.SIGKILL]
+    said, before, lay = capfd.readouterr().err, AnswerFile(paths[0]).read(), AnswerFile(part).read()
     whole = lines_of(tmp_path / "one.jsonl")
     there = {line["question_id"] for line in before}
     missing = [str(line["question_id"]) for line in whole if line["question_id"] not in there]
-    assert f"{len(missing)} have no answer in {paths[0]}: {', '.join(missing)}; the same command goes on" in said
-    assert "another process of this run has ended" in said
+    assert f"{len(missing)} have no answer in {paths[0]} and its parts: {', '.join(missing)}; other processes" in said
     assert missing and len(before) >= (13 if shared else 12)
     assert ended(begin(folder, paths, *asked)) == [0, 0]
-    found = lines_of(paths[0])
+    assert paths[0].exists() == shared, "the last one sees all parts"
+    found = sorted([*AnswerFile(paths[0]).read(), *AnswerFile(part).read()], key=lambda line: line["question_id"])
     assert but_for_times(found) == but_for_times(whole)
-    assert len(lay) >= (0 if shared else 1)
     assert all(line in found for line in [*before, *lay]), "an answer was computed again"
 
 
@@ -461,27 +469,46 @@ def test_what_a_machine_has_of_another_configuration_is_not_mixed_in(
     machines[1].parent.mkdir()
     other = machines[1].parent / "other.jsonl"
     assert command(folder, other, "--limit", "2", "--nodes", "5") == 0
-    AnswerFile(machines[1]).part(1).append(lines_of(other)[1])
-    assert ended(begin(folder, machines)) == [2, 2]
-    assert "a.jsonl.part1 on " in (said := capfd.readouterr().err) and "answers of another configuration" in said
-    assert not machines[0].exists() and machines[1].with_name("a.jsonl.part1").exists()
+    part = machines[1].with_name("a.jsonl.part1")
+    for beside in ("", ".run.json"):
+        other.with_name(f"other.jsonl{beside}").rename(part.with_name(f"{part.name}{beside}"))
+    assert ended(begin(folder, machines)) == [0, 2]
+    assert "belongs to another configuration (nodes 5 there, 8 now)" in capfd.readouterr().err
+    assert len(lines_of(part)) == 2
     assert ended(begin(folder, machines, "--overwrite")) == [0, 0]
-    assert len(lines_of(machines[0])) == 3
+    assert [line["question_id"] for line in lines_of(part)] == [82]
 
 
-def test_machines_that_would_answer_otherwise_are_refused(folder: Path, machines: list[Path], capfd: Any) -> None:
+def test_processes_that_answer_otherwise_make_no_file(folder: Path, tmp_path: Path, capfd: Any) -> None:
     """Such as by what "auto" comes to on another machine."""
-    assert ended(begin(folder, machines, own=("--nodes", "9"))) == [2, 2]
-    assert "process 1 on " in (said := capfd.readouterr().err) and "other settings than the leader: nodes 9" in said
-    assert not machines[0].exists()
+    path = tmp_path / "a.jsonl"
+    assert 2 in ended(begin(folder, [path, path], own=("--nodes", "9")))
+    assert "another configuration" in capfd.readouterr().err
+    assert not path.exists() and AnswerFile(path).parts()
+    assert report.main([str(path)]) == 2
+    assert "is of another configuration than the rest (nodes" in capfd.readouterr().err
+
+
+def test_a_run_alone_is_kept_away_from_a_part_that_is_written(folder: Path, tmp_path: Path, capsys: Any) -> None:
+    path = tmp_path / "a.jsonl"
+    part = AnswerFile(path).part(1)
+    part.append({"question_id": 1})
+    with part.lock():
+        assert command(folder, path, "--overwrite") == 2
+    assert "a.jsonl.part1 is being written by process" in error_of(capsys)
+    assert part.read() == [{"question_id": 1}] and not path.exists()
+    assert command(folder, path, "--overwrite") == 0
+    assert len(lines_of(path)) == 3 and not part.path.exists()
 
 
 def test_what_has_no_answer_is_named(folder: Path, tmp_path: Path, capsys: Any) -> None:
     assert command(folder, tmp_path / "a.jsonl", "--question-end", "2") == 0
-    work = Work("opt", AnswerFile(tmp_path / "a.jsonl"), {})
-    assert finish([work], [81, 82, 83], {81, 82}) == 0
-    assert finish([work], [81, 82, 83], {81, 82, 83}) == 1
-    assert f"1 have no answer in {tmp_path}/a.jsonl: 83;" in capsys.readouterr().err
+    file, asked = AnswerFile(tmp_path / "a.jsonl"), questions.load_set("q", str(folder / "q.jsonl")).questions
+    work = runner.Work("opt", file, {}, file)
+    assert runner.finish([work], [81, 82, 83], asked[:2], asked[:2]) == 0
+    assert runner.finish([work], [81, 82, 83], asked, asked[:2]) == 0, "the others' are not this one's fault"
+    assert f"1 have no answer in {tmp_path}/a.jsonl and its parts: 83;" in capsys.readouterr().err
+    assert runner.finish([work], [81, 82, 83], asked, asked) == 1
 
 
 def test_parts_of_a_killed_parallel_run_are_taken_over(folder: Path, tmp_path: Path) -> None:
@@ -493,7 +520,7 @@ def test_parts_of_a_killed_parallel_run_are_taken_over(folder: Path, tmp_path: P
     AnswerFile(two).part(1).append(done[1])
     with (tmp_path / "two.jsonl.part1").open("ab") as file:
         file.write(json.dumps(done[3]).encode()[:40])
-    (tmp_path / "two.jsonl.run.json").write_text((tmp_path / "one.jsonl.run.json").read_text())
+    (tmp_path / "two.jsonl.part1.run.json").write_text((tmp_path / "one.jsonl.run.json").read_text())
     assert launch(folder, two, 3, "--question-file", asked) == [0, 0, 0]
     lines = lines_of(two)
     assert but_for_times(lines) == but_for_times(done)
@@ -778,7 +805,7 @@ def test_every_published_flag_is_taken_in_both_spellings() -> None:
     assert OptTree(head.nodes, head.threshold, head.max_depth) == OptTree()
     assert head.drafter == parse(Options, "", None, ["--drafter", "eagle:e"]).drafter == "eagle:e"
     assert parse(EagleOptions, "", None, []).as_dict()["ea_model_path"] == "demo"
-    with pytest.raises(ValueError, match="not allowed with argument"):
+    with pytest.raises(ValueError, match="each say what drafts"):
         parse(EagleOptions, "", None, ["--draft-model-path", "d", "--ea-model-path", "e"])
 
 
@@ -787,14 +814,14 @@ def test_gpu_options_place_the_target_on_the_processes_own_gpus(monkeypatch: pyt
     monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda index: (100 + index, 200))
     options = Options(num_gpus_per_model=2, num_gpus_total=4)
-    assert [loading.place(options, Processes(rank, rank, 2)) for rank in range(2)] == ["cuda:0", "cuda:2"]
+    assert [launching.place(options, Processes(rank, rank, 2)) for rank in range(2)] == ["cuda:0", "cuda:2"]
     assert loading._placement(options, "cuda:2") == {"device_map": "auto", "max_memory": {2: 102, 3: 103}}
     assert loading._placement(Options(max_gpu_memory="9GiB"), "cuda:0")["max_memory"] == {0: "9GiB"}
     assert loading._placement(Options(), "cuda:0") == {}
     with pytest.raises(ValueError, match="means 2 processes, 1 were launched"):
-        loading.place(options, Processes())
+        launching.place(options, Processes())
     with pytest.raises(ValueError, match="needs 6 GPUs on this machine, which has 4"):
-        loading.place(Options(num_gpus_per_model=2), Processes(2, 2, 3))
+        launching.place(Options(num_gpus_per_model=2), Processes(2, 2, 3))
 
 
 def test_gpus_in_all_launch_the_processes(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -802,20 +829,20 @@ def test_gpus_in_all_launch_the_processes(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
     monkeypatch.setattr(os, "execv", lambda path, argv: became.append(argv))
     monkeypatch.delenv("WORLD_SIZE", raising=False)
-    loading.relaunch("classic", Options(num_gpus_total=4, num_gpus_per_model=2), ["--nodes", "8"])
+    launching.relaunch("classic", Options(num_gpus_total=4, num_gpus_per_model=2), ["--nodes", "8"])
     (argv,) = became
     assert argv[argv.index("--num_processes") + 1] == "2" and argv[-3:] == [
         "evaluation.eval_opt_classic",
         "--nodes",
         "8",
     ]
-    loading.relaunch("classic", Options(num_gpus_total=1), [])
+    launching.relaunch("classic", Options(num_gpus_total=1), [])
     monkeypatch.setenv("WORLD_SIZE", "2")
-    loading.relaunch("classic", Options(num_gpus_total=4), [])
+    launching.relaunch("classic", Options(num_gpus_total=4), [])
     assert len(became) == 1
     monkeypatch.delenv("WORLD_SIZE")
     with pytest.raises(ValueError, match="--num-gpus-total 8: this machine has 4 GPUs"):
-        loading.relaunch("classic", Options(num_gpus_total=8), [])
+        launching.relaunch("classic", Options(num_gpus_total=8), [])
 
 
 def test_a_tokenizer_without_a_chat_template_needs_one_named() -> None:
@@ -971,3 +998,14 @@ def test_files_without_a_page(drawn: Path, tmp_path: Path, capsys: pytest.Captur
         (tmp_path / "a.jsonl.run.json").write_text(json.dumps(header | change))
         assert what in said()
     assert not (tmp_path / "pages").exists()
+
+
+def test_every_command_is_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    listing.main()
+    said = capsys.readouterr().out
+    folder = Path(listing.__file__).parent
+    scripts = [path for path in folder.rglob("*.py") if "\nif __name__ ==" in path.read_text()]
+    names = [path.relative_to(folder).with_suffix("").as_posix().removesuffix("/__main__") for path in scripts]
+    commands = {name.replace("/", ".") for name in names} - {"__main__"}
+    assert commands == set(listing.COMMANDS) and len(commands) == 9
+    assert all(f"python -m evaluation.{name}\n    " in said for name in commands)

@@ -13,9 +13,9 @@ from tokenizers.models import WordLevel
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 import opt_tree
+from evaluation import exactness
 from evaluation.answers.record import seed_of
-from evaluation.exactness import command as exactness
-from evaluation.exactness.divergence import LIMIT, Explainer
+from evaluation.divergence import LIMIT, Explainer
 from opt_tree.decoding import presets
 from opt_tree.engines.kv_cache import KVCache
 

@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from evaluation.gpu_first_light import command as first_light
-from evaluation.gpu_first_light.parts import PARTS, Place, Row
+from experiments.gpu_first_light import __main__ as first_light
+from experiments.gpu_first_light.parts import PARTS, Place, Row
 
 
 def test_each_part_is_on_disk_before_the_next_begins(tmp_path, monkeypatch, capsys):

@@ -13,7 +13,7 @@ from tiny_models import build, perturbed, prompt, save_pair, tiny, tiny_head
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 import opt_tree
-from evaluation.latency import command as latency
+from evaluation.latency import __main__ as latency
 from evaluation.run.inflate import SHAPES, Shape, describe, inflate, inflate_pair, parse_shape, rounding_shift
 from opt_tree.decoding import presets
 
@@ -254,8 +254,8 @@ def test_a_head_is_measured_beside_assisted_generation_with_an_inflated_target(
         assert {name: row.get("tokens/step") for name, row in plain.items()} == {
             name: row.get("tokens/step") for name, row in large.items()
         }
-        assert set(large) == {"plain", "OPT-Tree 6/0.1", "transformers", "transformers assisted"}
-        assert all(row["x transformers assisted"] > 0 for row in large.values())
+        assert set(large) == {"plain", "OPT-Tree 6/0.1", "transformers", "transformers, assisted"}
+        assert all(row["x transformers, assisted"] > 0 for row in large.values())
         parts = ("draft forwards ms", "target forward ms", "outside the forwards ms")
         assert all(large["OPT-Tree 6/0.1"][part] > 0 for part in parts)
 

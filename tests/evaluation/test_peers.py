@@ -13,12 +13,12 @@ import torch
 from models.test_named import model, write_gguf  # noqa: F401 - a fixture
 from tiny_models import prompt, tiny, tiny_tokenizer
 
-from evaluation.peers import command, measuring
-from evaluation.peers.engines import ENGINES, Clock, Settings, bf16_gguf
-from evaluation.peers.measuring import Measured, Run, measure
-from evaluation.peers.process import PeerError, Process
-from evaluation.peers.registry import BASE, GROUPS, REFERENCE, Peer, parse_drafter, peers_of
-from evaluation.peers.text import figures, lay_out
+from experiments.other_engines import __main__ as command
+from experiments.other_engines import measuring
+from experiments.other_engines.__main__ import figures, lay_out
+from experiments.other_engines.engines import ENGINES, Clock, Settings, bf16_gguf
+from experiments.other_engines.measuring import Measured, PeerError, Process, Run, measure
+from experiments.other_engines.registry import BASE, GROUPS, REFERENCE, Peer, parse_drafter, peers_of
 from opt_tree.models.checkpoints import DEMO, load_tokenizer
 
 

@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from evaluation import report
 from evaluation.answers import metrics
-from evaluation.answers.match import exact_match
 from evaluation.answers.metrics import METRICS, Metric
+from evaluation.answers.record import exact_match
 from evaluation.answers.steps import acceptance_by_depth, by_position, calibration, step_time, steps_of
-from evaluation.report import command as report
 
 
 def choice(emitted: list[list[int]], seconds: list[float], **more: Any) -> dict[str, Any]:
@@ -330,6 +330,18 @@ def test_loops_and_ends_are_counted() -> None:
         ('{"question_id": 1, "choices": [{"turns": ["a"]}]}\n', "question 1 has no new_tokens"),
         ('{"question_id": 1, "choices": []}\n', "question 1 has no turns"),
         ('{"question": 1}\n', "line 1: not an answer: no question_id"),
+        *(
+            (json.dumps(answer(1, "math", choice([[3, 1], [2]], [1.0, 1.0], **changed))) + "\n", f"question 1: {why}")
+            for changed, why in (
+                ({"decoding_steps": None}, "decoding_steps is no list of numbers"),
+                ({"decoding_steps": [None, 1]}, "has accept_lengths, but decoding_steps does not say"),
+                ({"decoding_steps": [1, 1]}, "accept_lengths has 3 entries for 2 steps"),
+                ({"tree_depths": [2]}, "tree_depths has 1 entries for 3 steps"),
+                ({"new_tokens": [4]}, "new_tokens has 1 entries for 2 turns"),
+                ({"wall_time": ["1.0", "1.0"]}, "wall_time is no list of numbers"),
+                ({"turns": "text"}, "turns is no list"),
+            )
+        ),
     ],
 )
 def test_files_that_are_no_answer_files_are_named(

@@ -17,7 +17,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from evaluation.command_line import parse
 from evaluation.compare.options import Options as CompareOptions
-from evaluation.demo.command import Options as DemoOptions
+from evaluation.demo.__main__ import Options as DemoOptions
 from evaluation.run.options import EagleOptions, Options
 from opt_tree import Decoder, OptTree, load_pair
 from opt_tree.decoding.presets import plain

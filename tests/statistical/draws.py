@@ -30,7 +30,7 @@ import transformers
 from tqdm import tqdm
 
 from evaluation.command_line import option, parse, run_command, table
-from evaluation.run.models import check_device, load
+from evaluation.run.models import load
 from evaluation.run.options import Models
 from opt_tree import CausalLM, Decoder, Drafter, OptTree, Random, Sampling, Static, Tree, TreePolicy
 from opt_tree import verifiers as judges
@@ -156,7 +156,7 @@ class Options(Models):
 def run(options: Options) -> dict[str, Any]:
     """Draw from every verifier asked for; print a table, write the file, and return what it holds."""
     sampling, names = options.sampling, options.verifiers.split(",")
-    pair = load(options, check_device(options))
+    pair = load(options, options.check_device())
     prompt = check_prompt(pair.encode(options.prompt), pair.target)
     if len(prompt) + 2 > pair.target.max_context:
         raise ValueError(f"a prompt of {len(prompt)} tokens leaves no room for two in {pair.target.max_context}")

@@ -1,0 +1,196 @@
+"""The pictures of an answer file: E(A) against A, acceptance by depth, accepted lengths, where a step's time goes.
+
+Needs matplotlib; the figures are those of `evaluation.answers`.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+
+matplotlib.use("agg")
+import matplotlib.pyplot as plt
+import numpy as np
+from jaxtyping import Float
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator, PercentFormatter
+
+from evaluation.answers.metrics import summary
+from evaluation.answers.reading import AnswerSet
+from evaluation.answers.steps import Steps, acceptance_by_depth, calibration, step_time, steps_of, total
+
+BLUE, ORANGE, GREY = "#2b6cb0", "#d9730d", "#8a8f98"
+PARTS = ("#2b6cb0", "#90b8e0", "#d9730d", "#f2b880", "#5a9367", "#c4c8ce")
+PERCENT = PercentFormatter(1.0, decimals=0, symbol=" %")
+_FEWEST = 8
+"""Steps below which a share is not drawn."""
+STYLE: dict[str, Any] = {
+    "figure.dpi": 150,
+    "font.size": 9,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.titlesize": 9,
+    "axes.titlelocation": "left",
+    "legend.frameon": False,
+}
+
+
+def draw_all(runs: Sequence[AnswerSet], folder: Path) -> list[Path]:
+    """Draw what the files have data for and return the paths. Runs that draft nothing appear in the time only."""
+    folder.mkdir(parents=True, exist_ok=True)
+    drawn = []
+
+    def save(figure: Figure, name: str) -> None:
+        path = folder / f"{name}.png"
+        figure.savefig(path, bbox_inches="tight")
+        plt.close(figure)
+        drawn.append(path)
+
+    with plt.rc_context(STYLE):
+        for run in runs:
+            taken = steps_of(run.answers)
+            if taken is None or taken.lengths.max(initial=1) == 1:
+                continue
+            if calibration(taken) is not None:
+                save(expected_against_accepted(taken, run.name), f"{run.name}-expected")
+            save(depths(taken, run.name), f"{run.name}-depth")
+            save(lengths(taken, run.name), f"{run.name}-lengths")
+        timed = [(run, times) for run in runs if (times := step_time(run.answers)) is not None]
+        if timed:
+            save(time_of_a_step(timed), f"{runs[0].name}-time")
+    return drawn
+
+
+def expected_against_accepted(taken: Steps, title: str) -> Figure:
+    """A heat map: for steps of each E(A) + 1, how often each A + 1 was emitted, as shares of a column."""
+    fit = calibration(taken)
+    assert fit is not None and taken.expected is not None
+    expected, accepted = taken.expected[taken.whole], taken.lengths[taken.whole]
+    longest = float(np.ceil(max(expected.max(), accepted.max())))
+    # Rows are the whole numbers that a step can emit; columns are half as wide.
+    across, up = np.arange(0.75, longest + 1, 0.5), np.arange(0.5, longest + 1)
+    counts, _, _ = np.histogram2d(expected, accepted, bins=(across, up))
+    column = counts.sum(1, keepdims=True)
+    # Shares of a handful of steps would be the darkest cells of the picture: they are left out, and what lies beyond.
+    shown = (counts > 0) & (column >= min(_FEWEST, column.max()))
+    share = np.divide(counts, column, out=np.full_like(counts, np.nan), where=shown)
+    columns, rows = (shown.any(axis).nonzero()[0].max() + 2 for axis in (1, 0))
+    end = max(across[: columns + 1][-1], up[: rows + 1][-1])
+
+    figure, (top, axes) = plt.subplots(
+        2, 1, figsize=(4.6, 5.0), sharex=True, height_ratios=(1, 5), gridspec_kw={"hspace": 0.06}
+    )
+    top.bar(across[:-1], column[:, 0], width=0.5, align="edge", color=GREY)
+    top.set_ylabel("steps")
+    top.set_title(f"{title}: expected and accepted", pad=24)
+    image = axes.pcolormesh(across, up, share.T, cmap="Blues", vmin=0)
+    axes.plot((1.0, end), (1.0, end), color=GREY, linestyle=":", linewidth=1.2, label="A = E(A)")
+    _draw_fit(axes, fit, np.array([expected.min(), min(expected.max(), across[columns - 1])]))
+    axes.set(
+        xlim=(0.75, end),
+        ylim=(0.5, end),
+        xlabel="E(A) + 1, expected tokens of a step",
+        ylabel="A + 1, emitted tokens of a step",
+    )
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_locator(MaxNLocator(12, integer=True))
+    axes.legend(loc="lower left", bbox_to_anchor=(0, 1.24), ncols=2, borderaxespad=0)
+    figure.colorbar(
+        image,
+        ax=[top, axes],
+        label="share of the steps with that E(A)",
+        shrink=0.83,
+        anchor=(0, 0),
+        pad=0.03,
+        format=PERCENT,
+    )
+    return figure
+
+
+def _draw_fit(axes: Axes, fit: dict[str, Any], ends: Float[np.ndarray, " 2"]) -> None:
+    """The least-squares line of A on E(A), from one of its ends to the other."""
+    pearson = fit["pearson"]
+    label = "fit" if pearson is None else f"fit: slope {fit['slope']:.2f}, Pearson {pearson:.2f}"
+    axes.plot(ends, fit["intercept"] + fit["slope"] * ends, color=ORANGE, linewidth=1.8, label=label)
+
+
+def depths(taken: Steps, title: str) -> Figure:
+    """How often a path of each depth is drafted, and how often accepted."""
+    table = acceptance_by_depth(taken)
+    depth = [row["depth"] for row in table]
+    figure, axes = plt.subplots(figsize=(4.8, 3.2))
+    whole = int(taken.whole.sum())
+    if all(row["drafted"] is not None for row in table):
+        axes.bar(
+            depth,
+            [row["drafted"] / whole for row in table],
+            width=0.75,
+            color="#dfe3e8",
+            label="steps that drafted this deep",
+        )
+        rated = [row for row in table if row["drafted"] >= min(_FEWEST, whole)]
+        axes.plot(
+            [row["depth"] for row in rated],
+            [row["rate"] for row in rated],
+            color=ORANGE,
+            marker="o",
+            markersize=4,
+            label="accepted, of those that drafted it",
+        )
+    axes.bar(depth, [row["reach"] for row in table], width=0.45, color=BLUE, label="accepted, of all steps")
+    axes.set(xlabel="depth in the tree", ylabel="share of steps", ylim=(0, 1.02), xticks=depth)
+    axes.set_title(f"{title}: acceptance by depth", pad=50)
+    _percent_axis(axes)
+    axes.legend(loc="lower left", bbox_to_anchor=(0, 1.0), borderaxespad=0.2)
+    return figure
+
+
+def lengths(taken: Steps, title: str) -> Figure:
+    """How many tokens a step emits."""
+    values, counts = np.unique(taken.lengths, return_counts=True)
+    mean = taken.lengths.mean()
+    figure, axes = plt.subplots(figsize=(4.8, 3.0))
+    shares = counts / counts.sum()
+    bars = axes.bar(values, shares, width=0.8, color=BLUE)
+    axes.bar_label(bars, [f"{100 * s:.0f}" if s >= 0.005 else "<1" for s in shares], fontsize=7, padding=1)
+    axes.axvline(mean, color=ORANGE, linewidth=1.5)
+    axes.text(mean, 0.93, f" mean {mean:.2f}", color=ORANGE, transform=axes.get_xaxis_transform(), va="top")
+    axes.set(
+        xlabel="A + 1, tokens emitted by a step",
+        ylabel=f"share of {len(taken.lengths)} steps",
+        xticks=np.arange(1, values.max() + 1),
+        title=f"{title}: accepted lengths",
+    )
+    _percent_axis(axes)
+    return figure
+
+
+def time_of_a_step(timed: Sequence[tuple[AnswerSet, dict[str, float]]]) -> Figure:
+    """One bar a file: milliseconds of a step, divided by what they are spent on; at its end, what a token costs."""
+    figure, axes = plt.subplots(figsize=(6.4, 0.9 + 0.55 * len(timed)))
+    for place, (run, times) in enumerate(timed):
+        left = 0.0
+        for (name, value), colour in zip(times.items(), PARTS, strict=True):
+            axes.barh(place, value, left=left, height=0.6, color=colour, label=name if place == 0 else None)
+            left += value
+        tokens = summary(run.answers)["new_tokens"] / (total(run.answers, "decoding_steps") or 1)
+        axes.text(
+            left,
+            place,
+            f"  {left:.1f} ms, {tokens:.2f} tokens:\n  {left / tokens:.1f} ms a token",
+            va="center",
+            fontsize=8,
+        )
+    axes.set_yticks(range(len(timed)), [run.name for run, _ in timed])
+    axes.invert_yaxis()
+    axes.set_xlabel("milliseconds of a step, prefill excluded")
+    axes.set_xlim(0, 1.35 * max(sum(times.values()) for _, times in timed))
+    axes.legend(loc="lower center", bbox_to_anchor=(0.45, 1.0), ncols=3)
+    return figure
+
+
+def _percent_axis(axes: Axes) -> None:
+    axes.yaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 5, 10]))
+    axes.yaxis.set_major_formatter(PERCENT)

@@ -1,0 +1,91 @@
+"""An answer file as read: its lines, those of its parts, and what the header beside it says of them."""
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from evaluation.answers.file import AnswerFile, Record
+
+
+@dataclass(frozen=True)
+class AnswerSet:
+    """An answer file as read, with what its header says of it; no header for a file that others made."""
+
+    path: Path
+    answers: list[Record]
+    failed: list[Record]
+    header: Record | None
+
+    @classmethod
+    def read(cls, path: str | Path) -> "AnswerSet":
+        """Read an answer file with its parts. Raises OSError without a file, ValueError without answers."""
+        file = AnswerFile(path)
+        if not file.path.is_file() and not file.parts():
+            raise FileNotFoundError(f"no answer file {path}")
+        answers = file.read()
+        if file.torn:
+            print(f"note: the last line of {path} is half-written and left out", file=sys.stderr)
+        if not answers:
+            raise ValueError(f"{path} has no answers")
+        return cls(file.path, answers, file.read_failed(), file.header())
+
+    def require(self, keys: Sequence[str], why: str) -> "AnswerSet":
+        """Return this set; ValueError, with `why`, unless every choice has these fields."""
+        for answer in self.answers:
+            for choice in answer.get("choices") or [{}]:
+                for key in keys:
+                    if not choice.get(key):
+                        raise ValueError(f"{self.path}: question {answer['question_id']} has no {key}: {why}")
+        return self
+
+    @property
+    def name(self) -> str:
+        return self.path.name.removesuffix(".jsonl")
+
+    @property
+    def settings(self) -> Record:
+        """What the answers were made with; empty without a header."""
+        return self.header["settings"] if self.header else {}
+
+    @property
+    def session(self) -> Record:
+        """The newest session of the header; empty without one."""
+        return self.header["sessions"][-1] if self.header and self.header["sessions"] else {}
+
+
+def read_timed(path: str | Path) -> AnswerSet:
+    """Read an answer file; ValueError where a line lacks tokens and times, or its lists do not fit together."""
+    run = AnswerSet.read(path).require(("turns", "new_tokens", "wall_time"), "nothing to report")
+    for answer in run.answers:
+        for choice in answer["choices"]:
+            if why := _misfit(choice):
+                raise ValueError(f"{run.path}: question {answer['question_id']}: {why}")
+    return run
+
+
+PER_TURN = {
+    *("new_tokens", "wall_time", "decoding_steps", "draft_forwards", "draft_tokens", "verified_tokens", "lanes"),
+    *("draft_time", "verify_time", "commit_time", "draft_forward_time", "target_forward_time", "prefill_time"),
+}
+PER_STEP = {"accept_lengths", "expected_lengths", "tree_nodes", "tree_depths", "step_times"}
+
+
+def _misfit(choice: Record) -> str | None:
+    """What is wrong with the lists of a choice, of which one has an entry a turn and another one a step."""
+    turns = choice["turns"]
+    if not isinstance(turns, list):
+        return "turns is no list"
+    for key in (PER_TURN | PER_STEP) & choice.keys():
+        values = choice[key]
+        if not isinstance(values, list) or not all(v is None or isinstance(v, (int, float)) for v in values):
+            return f"{key} is no list of numbers"
+        if key in PER_TURN and len(values) != len(turns):
+            return f"{key} has {len(values)} entries for {len(turns)} turns"
+    if known := sorted(PER_STEP & choice.keys()):
+        if None in (counts := choice.get("decoding_steps", [None])):
+            return f"has {known[0]}, but decoding_steps does not say how many are of each turn"
+        for key in known:
+            if len(choice[key]) != sum(counts):
+                return f"{key} has {len(choice[key])} entries for {sum(counts)} steps"
+    return None

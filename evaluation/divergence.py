@@ -1,0 +1,186 @@
+"""Why do two generations differ? Where they part, and whether rounding explains it.
+
+Owns the verdict on two generations of one target after one prompt; knows nothing of files and of drafting.
+
+How a rounding tie is told from a defect: the logits at that position are computed anew from the shared tokens. The
+exact ones are float32 (for a float32 target float64). In the target's own dtype they are computed in three shapes: one
+row at a time as plain decoding does, in blocks as large as a tree, in one prefill. Their spread around the exact ones
+is the noise. A token whose exact logit lies within a few times that noise of the best one may win by rounding, and no
+other token may.
+"""
+
+import copy
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from evaluation.answers.record import first_difference
+from opt_tree import Random, Sampling, Tree
+from opt_tree.decoding.generation import check_prompt
+from opt_tree.models.chain_lm import AnyLM
+
+Why = Literal["rounding tie", "different settings", "different prompt", "different length", "defect"]
+
+LIMIT = 4.0
+"""How many times the noise a gap may be and still count as a tie; a normal error exceeds that once in 30,000 times."""
+EXACT = "exact"
+_LEADERS = 64
+_BLOCK = 16
+
+
+@dataclass(frozen=True)
+class Divergence:
+    """Where two generations after one prompt part, and why.
+
+    `scores` are the two tokens' exact logits, `gap` is how far the worse lies below the best logit, `noise` the
+    standard deviation of the rounding error of a difference between two leading logits. Of sampling the same, of
+    logarithms of arrivals instead of logits: the token that is drawn is the first to arrive in a race (`Random.draw`),
+    which is the one whose log-probability is greatest after its own noise was added. A gap of g is a ratio of e^g; it
+    is 0 where rounding decides whether top-k or top-p lets one of the two through.
+    """
+
+    position: int
+    """Index of the first differing token among the generated ones."""
+    tokens: tuple[int | None, int | None]
+    """The two tokens there; None for a generation that has ended."""
+    verdict: Why
+    reason: str
+    scores: tuple[float, float] | None = None
+    best: int | None = None
+    """The token that the exact computation chooses."""
+    gap: float | None = None
+    noise: float | None = None
+    choices: dict[str, int] | None = None
+    """The token that the target chooses in its own dtype, by the shape of its forwards."""
+
+    @property
+    def reproduced(self) -> bool:
+        """Whether either token was seen to win in the target's own dtype, where nothing but shapes differed."""
+        return set(self.tokens) <= set((self.choices or {}).values())
+
+
+@dataclass(frozen=True)
+class _Measured:
+    """What both kinds of decoding are judged by; see `Divergence`."""
+
+    scores: tuple[float, float]
+    best: int
+    gap: float
+    noise: float
+    choices: dict[str, int]
+
+
+class Explainer:
+    """Explains pairs of generations of one target. Keeps an exact copy of its weights, so it needs memory for both.
+
+    `explain` runs the target and so ends a generation under way on it.
+    """
+
+    def __init__(self, target: AnyLM) -> None:
+        self.target = target
+        self.exact_dtype = torch.float32 if target.dtype in (torch.float16, torch.bfloat16) else torch.float64
+        self._exact = copy.deepcopy(target.model).to(self.exact_dtype)
+
+    def explain(
+        self,
+        prompt: Sequence[int] | Tensor,
+        tokens_a: Sequence[int],
+        tokens_b: Sequence[int],
+        sampling: Sampling = Sampling(),
+        seed: int = 0,
+    ) -> Divergence | None:
+        """Say where and why two generations after `prompt` part; None where they are equal.
+
+        `sampling` and `seed` are what both were generated with.
+        """
+        context = check_prompt(prompt, self.target)
+        position = first_difference(list(tokens_a), list(tokens_b))
+        if position is None:
+            return None
+        one, other = _token(tokens_a, position), _token(tokens_b, position)
+        if one is None or other is None:
+            why = f"{'a' if one is None else 'b'} ends after {position} tokens, {'b' if one is None else 'a'} goes on"
+            return Divergence(position, (one, other), "different length", why)
+        pair = (one, other)
+        rest = [*context, *tokens_a[:position]]
+        rows = {EXACT: self._exact_row(rest), **self._own_rows(rest, len(context) - 1)}
+        root = Tree(np.array([rest[-1]]), np.array([-1]), np.zeros(1), np.array([0]))
+        scores = {name: sampling.process(row[None], root, rest) for name, row in rows.items()}
+        if not sampling.greedy:
+            scores = {name: _raced(row, Random(seed), position) for name, row in scores.items()}
+        measured = _measure(scores, pair)
+        return _verdict(position, pair, measured, str(self.target.dtype).removeprefix("torch."))
+
+    @torch.inference_mode()
+    def _exact_row(self, tokens: list[int]) -> Float[Tensor, " vocab"]:
+        """Logits behind `tokens` by the exact copy: one causal forward without cache, mask or positions of ours."""
+        ids = torch.tensor([tokens], device=self.target.device)
+        return self._exact(input_ids=ids, use_cache=False).logits[0, -1]
+
+    @torch.inference_mode()
+    def _own_rows(self, tokens: list[int], prefilled: int) -> dict[str, Float[Tensor, " vocab"]]:
+        """Logits behind `tokens` in the target's own dtype, by the shape of the forwards after the prefill."""
+        target, rest = self.target, tokens[prefilled:]
+        rows = {}
+        for name, block in (("row by row", 1), (f"{_BLOCK} rows at a time", _BLOCK), ("one prefill", len(rest))):
+            target.reset()
+            if prefilled:
+                target.append(tokens[:prefilled])
+            for start in range(0, len(rest), block):
+                output = target.append(rest[start : start + block])
+            rows[name] = output.logits[-1].clone()
+        target.reset()
+        return rows
+
+
+def _token(tokens: Sequence[int], position: int) -> int | None:
+    return int(tokens[position]) if position < len(tokens) else None
+
+
+def _verdict(position: int, pair: tuple[int, int], m: _Measured, dtype: str) -> Divergence:
+    times = (
+        f"{m.gap / m.noise:.1f} times the {dtype} noise of {m.noise:.2g}" if m.noise else f"and {dtype} shows no noise"
+    )
+    if m.gap <= LIMIT * m.noise:
+        verdict: Why = "rounding tie"
+        reason = f"a gap of {m.gap:.2g}, {times}"
+    else:
+        verdict = "defect"
+        reason = f"rounding cannot explain it: a gap of {m.gap:.2g}, {times}"
+        reason += f"; the exact computation chooses {m.best}, which is {_whose(pair, m.best)}"
+    return Divergence(position, pair, verdict, reason, m.scores, m.best, m.gap, m.noise, m.choices)
+
+
+def _whose(pair: tuple[int, int], token: int) -> str:
+    return f"{'ab'[pair.index(token)]}'s" if token in pair else "neither's"
+
+
+def _measure(rows: dict[str, Float[Tensor, "1 vocab"]], pair: tuple[int, int]) -> _Measured:
+    """The largest score wins. What the errors of all leading scores have in common moves no choice and is no noise."""
+    exact = rows[EXACT][0].double()
+    own = torch.stack([row[0].double() for row in _own(rows).values()])
+    possible = torch.where(own.isfinite().all(0), exact, -torch.inf)
+    leaders = possible.topk(min(_LEADERS, int(possible.isfinite().sum())))
+    errors = own[:, leaders.indices] - leaders.values
+    errors = errors - errors.mean(1, keepdim=True)
+    noise = float(errors.square().mean().sqrt()) * 2**0.5
+    scores = (float(exact[pair[0]]), float(exact[pair[1]]))
+    choices = {name: int(row.argmax()) for name, row in _own(rows).items()}
+    some = any(len({bool(row[0, token].isfinite()) for row in rows.values()}) > 1 for token in pair)
+    gap = 0.0 if some else float(exact.max()) - min(scores)
+    return _Measured(scores, int(exact.argmax()), gap, noise, choices)
+
+
+def _raced(scores: Float[Tensor, "1 vocab"], random: Random, position: int) -> Float[Tensor, "1 vocab"]:
+    """Return what `Random.draw` takes the greatest of, `position` tokens ahead: minus the logarithms of arrivals."""
+    noise = random.noise(np.array([position]), scores.shape[1], scores.device)
+    return scores.log_softmax(-1, dtype=torch.float64) - noise.log()
+
+
+def _own(rows: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {name: row for name, row in rows.items() if name != EXACT}

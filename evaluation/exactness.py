@@ -1,0 +1,199 @@
+"""Why do two answer files differ? For every answer, the first token at which they part, and a verdict.
+
+Run as `python -m evaluation.exactness a.jsonl b.jsonl`. A verdict is a rounding tie (with the gap and the noise),
+different settings (which), or a defect; `divergence` tells ties from defects. Turns whose prompts differ
+because the answer before them did are counted, not judged.
+"""
+
+import argparse
+import sys
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+
+import torch
+from tqdm import tqdm
+
+from evaluation.answers.file import Record
+from evaluation.answers.reading import AnswerSet
+from evaluation.answers.record import first_difference, paired, seed_of
+from evaluation.command_line import Parser, print_json, run_command, table
+from evaluation.divergence import Divergence, Explainer
+from evaluation.run import models
+from evaluation.run.inflate import describe
+from evaluation.run.options import Models
+from opt_tree import Pair, Sampling
+
+ASKED = ("base_model_path", "temperature", "conv_template", "system_message", "questions_sha256", "history_sha256")
+"""Settings that change what is asked, or the distribution it is answered from; the others: rounding or length."""
+ROUNDING = ("target_dtype", "inflate", "device")
+
+
+def read_tokens(path: str) -> AnswerSet:
+    """Read an answer file. Raises ValueError unless its answers are there as token ids."""
+    why = "only answer files of this project's commands can be judged, text does not tell which tokens made it"
+    return AnswerSet.read(path).require(("prompt_ids", "token_ids"), why)
+
+
+@dataclass(frozen=True)
+class DifferentTurn:
+    """One turn that two answer files answer differently."""
+
+    question: int | str
+    choice: int
+    turn: int
+    prompts: tuple[list[int], list[int]]
+    answers: tuple[list[int], list[int]]
+    follows: bool
+    """Whether an earlier turn of the same conversation differs, too."""
+
+
+def differences(a: AnswerSet, b: AnswerSet) -> tuple[int, list[DifferentTurn]]:
+    """Return how many turns both files answer, and those that differ in answer or prompt."""
+    count, found = 0, []
+    for ours, theirs in zip(*paired(a.answers, b.answers), strict=True):
+        key = ours["question_id"]
+        for one, other in zip(ours["choices"], theirs["choices"], strict=False):
+            parted = False
+            for turn, values in enumerate(_turns(one, other)):
+                count += 1
+                difference = DifferentTurn(key, one["index"], turn, *values, parted)
+                if difference.prompts[0] != difference.prompts[1] or difference.answers[0] != difference.answers[1]:
+                    found.append(difference)
+                    parted = True
+    return count, found
+
+
+def _turns(one: Record, other: Record) -> Iterator[tuple[tuple[list[int], list[int]], tuple[list[int], list[int]]]]:
+    prompts = zip(one["prompt_ids"], other["prompt_ids"], strict=False)
+    return zip(prompts, zip(one["token_ids"], other["token_ids"], strict=False), strict=True)
+
+
+def settings_apart(a: AnswerSet, b: AnswerSet, keys: Sequence[str]) -> list[str]:
+    """Name those of `keys` that differ between two headers; nothing where a header is missing."""
+    if not a.settings or not b.settings:
+        return []
+    return [
+        f"{key} {a.settings.get(key)!r} and {b.settings.get(key)!r}"
+        for key in keys
+        if a.settings.get(key) != b.settings.get(key)
+    ]
+
+
+def judge(explainer: Explainer, a: AnswerSet, b: AnswerSet, difference: DifferentTurn) -> Divergence:
+    """Give one difference its verdict: by the prompts, then the settings, then the logits."""
+    position = first_difference(*difference.answers) or 0
+    pair = (_at(difference.answers[0], position), _at(difference.answers[1], position))
+    temperature = max(float(run.settings.get("temperature") or 0.0) for run in (a, b))
+    asked = settings_apart(a, b, ASKED if temperature == 0 else (*ASKED, "seed"))
+    if temperature > 0 and "transformers" in (a.settings.get("method"), b.settings.get("method")):
+        asked.append("transformers draws with random numbers of its own")
+    if asked:
+        return Divergence(position, pair, "different settings", "; ".join(asked))
+    if difference.prompts[0] != difference.prompts[1]:
+        why = (
+            "an earlier turn of the conversation differs"
+            if difference.follows
+            else "the prompts differ, the settings do not"
+        )
+        return Divergence(position, pair, "different prompt" if difference.follows else "defect", why)
+    if None in pair:
+        apart = settings_apart(a, b, ("max_new_token",))
+        ended = "a" if pair[0] is None else "b"
+        why = "; ".join(apart) or f"{ended} ended after {position} tokens with no setting that says so"
+        return Divergence(position, pair, "different settings" if apart else "defect", why)
+    seed = seed_of(a.settings.get("seed", 0), difference.question, difference.choice, difference.turn)
+    sampling = Sampling(temperature if temperature > 1e-5 else 0.0)
+    found = explainer.explain(difference.prompts[0], *difference.answers, sampling, seed)
+    assert found is not None
+    apart = settings_apart(a, b, ROUNDING)
+    if found.verdict == "defect" and apart:
+        return replace(found, verdict="different settings", reason=f"{'; '.join(apart)}; {found.reason}")
+    return found
+
+
+def _at(tokens: list[int], position: int) -> int | None:
+    return tokens[position] if position < len(tokens) else None
+
+
+def load_target(a: AnswerSet, b: AnswerSet, arguments: argparse.Namespace) -> Pair:
+    """Load the target that the headers name, in the coarser of their dtypes."""
+    named = {str(run.settings["base_model_path"]) for run in (a, b) if "base_model_path" in run.settings}
+    path = arguments.base_model_path or a.settings.get("base_model_path") or b.settings.get("base_model_path")
+    if path is None:
+        raise ValueError(f"neither {a.path} nor {b.path} has a header that names the target: pass --base-model-path")
+    if len(named) > 1 and not arguments.base_model_path:
+        print(f"note: the files have different targets ({', '.join(sorted(named))}); {path} is loaded", file=sys.stderr)
+    dtypes = [run.settings["target_dtype"] for run in (a, b) if "target_dtype" in run.settings]
+    dtype = arguments.dtype or max(dtypes, key=lambda name: torch.finfo(getattr(torch, name)).eps, default="auto")
+    inflated = a.settings.get("inflate") or b.settings.get("inflate")
+    device = arguments.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    options = Models(base_model_path=path, dtype=dtype, device=device, inflate=inflated)
+    return models.load_target(options, device)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Judge two answer files and print the result."""
+    a, b = read_tokens(arguments.a), read_tokens(arguments.b)
+    count, found = differences(a, b)
+    if not count:
+        raise ValueError(f"{a.path} and {b.path} have no question in common")
+    judged: list[tuple[DifferentTurn, Divergence]] = []
+    if found:
+        pair = load_target(a, b, arguments)
+        explainer = Explainer(pair.target)
+        judged = [(one, judge(explainer, a, b, one)) for one in tqdm(found, desc="judging", disable=None)]
+        print(describe(pair.target.model) or f"target {pair.target.name}", f"in {_plain(pair.target.dtype)},", end=" ")
+        print(f"exact logits in {_plain(explainer.exact_dtype)}")
+        print(_table(judged, pair))
+    verdicts = Counter(divergence.verdict for _, divergence in judged)
+    compared = count - verdicts["different prompt"]
+    equal = count - len(judged)
+    print(
+        f"{equal} of {compared} turns with the same prompt are equal token for token ({equal / max(compared, 1):.1%})",
+        end="",
+    )
+    print("".join(f"; {number} {verdict}" for verdict, number in verdicts.most_common()))
+    listed = [{"question_id": d.question, "choice": d.choice, "turn": d.turn, **asdict(v)} for d, v in judged]
+    figures = {"turns": count, "equal": equal, "verdicts": dict(verdicts), "divergences": listed}
+    print_json(arguments.json, figures)
+    return 1 if verdicts["defect"] else 0
+
+
+def _table(judged: Sequence[tuple[DifferentTurn, Divergence]], pair: Pair) -> str:
+    return table([_row(where, why, pair) for where, why in judged])
+
+
+def _row(where: DifferentTurn, why: Divergence, pair: Pair) -> dict[str, str]:
+    one, other = ("(ended)" if token is None else repr(pair.tokenizer.decode([token])) for token in why.tokens)
+    numbers = ["" if v is None else f"{v:.4g}" for v in (*(why.scores or (None, None)), why.gap, why.noise)]
+    verdict = f"{why.verdict}, seen both ways" if why.verdict == "rounding tie" and why.reproduced else why.verdict
+    if why.gap is None or why.verdict not in ("rounding tie", "different prompt"):
+        verdict += f": {why.reason}"
+    place = {
+        "question": f"{where.question}/{where.choice}" if where.choice else f"{where.question}",
+        "turn": str(where.turn + 1),
+        "token": str(why.position),
+    }
+    measured = dict(zip(("logit a", "logit b", "gap", "noise"), numbers, strict=True))
+    return place | {"a": one, "b": other} | measured | {"verdict": verdict}
+
+
+def _plain(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Return 0 if every difference is explained, 1 if one is a defect, 2 for bad input."""
+    parser = Parser("python -m evaluation.exactness", __doc__)
+    parser.add_argument("a", help="answer file")
+    parser.add_argument("b", help="answer file to compare it with")
+    parser.add_argument("--base-model-path", help="target; default: the one that the headers name")
+    parser.add_argument("--dtype", help="of the target; default: the coarser one of the two headers")
+    parser.add_argument("--device", help="default: cuda where there is one, else cpu")
+    parser.add_argument("--json", action="store_true", help="print the figures as one JSON line, too")
+    return run_command(lambda: run(parser.parse_args(arguments)))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

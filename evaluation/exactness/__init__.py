@@ -1,1 +1,0 @@
-"""Why two answer files differ: `python -m evaluation.exactness`."""

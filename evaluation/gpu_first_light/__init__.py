@@ -1,1 +1,0 @@
-"""What a first GPU should answer: `python -m evaluation.gpu_first_light`."""

@@ -1,1 +1,0 @@
-"""The same model and prompts in other people's engines, beside this library: `python -m evaluation.peers`."""

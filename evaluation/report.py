@@ -1,0 +1,276 @@
+"""Read answer files and say how fast they were written, how much was accepted, and whether the text is the baseline's.
+
+    python -m evaluation.report a.jsonl [more.jsonl] [--baseline b.jsonl] [--plots DIR]
+    python -m evaluation.report compare.jsonl
+
+Parts that several processes left beside a file are taken into it. Reads the output of `evaluation.compare`, a line for
+each combination, and Spec-Bench's files, as far as they go. `--json` prints all figures as one line, the last one.
+"""
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from evaluation.answers.file import AnswerFile, Record
+from evaluation.answers.metrics import by_category, number, percent, ratio, row, speed_up, summary
+from evaluation.answers.reading import AnswerSet, read_timed
+from evaluation.answers.steps import acceptance_by_depth, alone, by_position, calibration, step_time, steps_of
+from evaluation.command_line import Parser, print_json, run_command, table
+
+
+def figures_of(run: AnswerSet, baseline: AnswerSet | None) -> dict[str, Any]:
+    """Every figure of one file, as a JSON object."""
+    base = None if baseline is None else baseline.answers
+    taken = steps_of(run.answers)
+    figures: dict[str, Any] = {
+        "file": str(run.path),
+        "settings": run.settings or None,
+        "target": run.session.get("target"),
+        "environment": run.session.get("environment"),
+        "failed": len(run.failed),
+        "overall": summary(run.answers, base),
+        "categories": {name: summary(answers, base) for name, answers in by_category(run.answers).items()},
+        "acceptance_by_depth": None if taken is None else acceptance_by_depth(taken),
+        "calibration": None if taken is None else calibration(taken),
+        "by_position": by_position(run.answers),
+        "step_milliseconds": step_time(run.answers),
+    }
+    if baseline is not None:
+        figures["baseline"] = str(baseline.path)
+    return figures
+
+
+def print_report(
+    paths: Sequence[str | Path], baseline: str | Path | None, plots: str | Path | None = None
+) -> dict[str, Any]:
+    """Print tables of all files, draw the plots, return the figures. Raises ValueError and OSError for bad files."""
+    base = None if baseline is None else read_timed(baseline)
+    runs = [read_timed(path) for path in paths]
+    if base is not None and all(run.path.resolve() != base.path.resolve() for run in runs):
+        runs.append(base)
+    others = [run for run in runs if base is None or run.path.resolve() != base.path.resolve()]
+    reports = {run.path: figures_of(run, base) for run in runs}
+    print_heads(runs)
+    print_overview([(run.name, reports[run.path]["overall"]) for run in runs])
+    for other in runs[1:]:
+        if base is not None and other in others:
+            over = speed_up(runs[0].answers, other.answers)
+            reports[runs[0].path].setdefault("speed_up_over", {})[other.name] = over
+            if over is not None:
+                print(f"{runs[0].name} is {ratio(over)} times as fast as {other.name}")
+    for run in others or runs:
+        print_details(run, reports[run.path], base)
+    if plots is not None:
+        from evaluation.answers.plots import draw_all  # matplotlib only where a plot is asked for
+
+        for path in draw_all(runs, Path(plots)):
+            print(f"drawn: {path}")
+    return next(iter(reports.values())) if len(reports) == 1 else {"reports": list(reports.values())}
+
+
+def is_comparison(path: str | Path) -> bool:
+    """Whether a file is the output of `evaluation.compare`."""
+    return any({"cell", "peers"} & record.keys() for record in AnswerFile(path).read())
+
+
+def print_comparison(path: str | Path) -> dict[str, Any]:
+    """Print what `evaluation.compare` measured, fastest first: a table for each temperature; return the figures.
+
+    Each combination, and each of transformers' ways where they took turns, is set beside plain decoding of the same
+    questions: the mean of all answers that the file has of it.
+    """
+    records = [record for record in AnswerFile(path).read() if "refused" not in record]
+    lines: list[dict[str, Any]] = []
+    for record in records:
+        temperature = record.get("cell", record)["temperature"]
+        plain, known = _plain(records, temperature), record.get("figures", {})
+        parts = record.get("peers") or {record["question_id"]: record["answers"]}
+        for name, answers in parts.items():
+            line = {"name": name, "temperature": temperature, "cell": record.get("cell"), **summary(answers, plain)}
+            lines.append(line | {key: known.get(key) for key in _OF_DRAFTERS})
+    for temperature in sorted({line["temperature"] for line in lines}):
+        own = [line for line in lines if line["temperature"] == temperature]
+        own.sort(key=lambda line: -(line["tokens_per_second"] or line["tokens_per_step"]))
+        shown = [row(_short(line), line) | {head: show(line) for head, show in _OF_DRAFTERS.values()} for line in own]
+        print(f"temperature {temperature:g}:\n{table(shown)}\n")
+    return {"file": str(path), "lines": lines}
+
+
+def _plain(records: Sequence[Record], temperature: float) -> list[Record]:
+    """Plain decoding's answer to each question: the first one, its seconds the mean of all."""
+    found: dict[int | str, list[Record]] = {}
+    for record in records:
+        if record.get("cell", record)["temperature"] == temperature:
+            for answer in record.get("plain") or record.get("peers", {}).get("plain decoding", []):
+                found.setdefault(answer["question_id"], []).append(answer)
+    answers = []
+    for same in found.values():
+        seconds = sum(sum(choice["wall_time"]) for answer in same for choice in answer["choices"]) / len(same)
+        first, *_ = same[0]["choices"]
+        turns = len(first["wall_time"])
+        answers.append({**same[0], "choices": [{**first, "wall_time": [seconds / turns] * turns}]})
+    return answers
+
+
+def _short(line: dict[str, Any]) -> str:
+    """A combination without the temperature, which its table has above it."""
+    return str(line["name"]).replace(f", T {line['temperature']:g}", "")
+
+
+def _figure(key: str, digits: int, scale: float = 1.0) -> Callable[[dict[str, Any]], str]:
+    return lambda line: "" if line[key] is None else f"{line[key] / scale:.{digits}f}"
+
+
+_OF_DRAFTERS: dict[str, tuple[str, Callable[[dict[str, Any]], str]]] = {
+    "draft_ms_per_step": ("draft ms", _figure("draft_ms_per_step", 2)),
+    "weights_bytes": ("weights MB", _figure("weights_bytes", 1, 1e6)),
+    "training_minutes": ("trained min", _figure("training_minutes", 1)),
+}
+"""What the lines of a comparison know of a drafter besides its answers: the head of a column, and how it is shown."""
+
+_SHOWN_DIVERGENCES = 5
+_LEAST_STEPS = 20
+
+
+def print_heads(runs: Sequence[AnswerSet]) -> None:
+    """Say once what was measured where."""
+    seen = set()
+    for run in runs:
+        if not run.session:
+            continue
+        place = run.session["environment"]
+        dtype = run.settings.get("target_dtype")
+        head = f"{run.session['target']}, {dtype}; {place['device']}, {place['threads']} threads"
+        if head not in seen:
+            seen.add(head)
+            print(head)
+
+
+def print_overview(named: Sequence[tuple[str, dict[str, Any]]], head: str = "") -> None:
+    """A line for each of some summaries."""
+    print(table([row(name, figures, head) for name, figures in named]))
+
+
+def print_details(run: AnswerSet, figures: dict[str, Any], base: AnswerSet | None) -> None:
+    """Categories, failures, divergences, acceptance, calibration and time of one file."""
+    print()
+    if not alone(run.answers):
+        print(f"{run.name}: questions were decoded side by side; its times are a batch's, hence no speed is shown")
+    if len(figures["categories"]) > 1:
+        print_overview([*figures["categories"].items(), ("all", figures["overall"])], run.name)
+    if run.failed:
+        failed = ", ".join(str(record["question_id"]) for record in run.failed)
+        print(f"{len(run.failed)} questions failed and are in no figure: {failed}")
+    if base is not None:
+        _print_match(figures["overall"]["exact_match"], base)
+    depths = figures["acceptance_by_depth"]
+    if depths:
+        print("acceptance by depth (of the steps that drafted it): " + _by_depth(depths))
+    _print_positions(figures["by_position"])
+    _print_calibration(figures["calibration"], run)
+    times = figures["step_milliseconds"]
+    if times:
+        parts = ", ".join(f"{name} {value:.2f}" for name, value in times.items() if value >= 0.005)
+        print(f"a step takes {sum(times.values()):.2f} ms: {parts}")
+
+
+def _by_depth(depths: Sequence[dict[str, Any]]) -> str:
+    return "  ".join(
+        f"{row['depth']}: {percent(row['rate'] if row['drafted'] is not None else row['reach'])}" for row in depths
+    )
+
+
+def _print_positions(blocks: Sequence[dict[str, Any]]) -> None:
+    """Say how steps change as the context grows, where it grows far enough to tell."""
+    blocks = [block for block in blocks if block["steps"] >= _LEAST_STEPS]
+    if len(blocks) > 1:
+        told = (
+            f"{block['context_up_to']}: {number(2)(block['tokens_per_step'])}"
+            + (f" ({number(1)(block['tokens_per_second'])}/s)" if block["tokens_per_second"] else "")
+            for block in blocks
+        )
+        print("tokens a step (a second) while the context is up to so many tokens: " + "  ".join(told))
+
+
+def _print_match(match: dict[str, Any], base: AnswerSet) -> None:
+    if match["rate"] is None:
+        return
+    line = f"exact match with {base.name}: {match['equal']} of {match['compared']} turns ({percent(match['rate'])})"
+    if match["other_prompt"]:
+        line += f"; {match['other_prompt']} more had another prompt, because an earlier turn differed"
+    print(line)
+    for where in match["divergences"][:_SHOWN_DIVERGENCES]:
+        ours, theirs = (json.dumps(text, ensure_ascii=False) for text in where["texts"])
+        print(
+            f"  question {where['question_id']}, choice {where['choice']}, turn {where['turn'] + 1}: first differs at "
+            f"{where['unit']} {where['position']}: {ours} here, {theirs} there"
+        )
+    if len(match["divergences"]) > _SHOWN_DIVERGENCES:
+        print(f"  and {len(match['divergences']) - _SHOWN_DIVERGENCES} more (all of them with --json)")
+
+
+def _print_calibration(figures: dict[str, Any] | None, run: AnswerSet) -> None:
+    if figures is None:
+        return
+    print(
+        f"E(A) + 1 was {figures['expected_length']:.2f}, A + 1 came to {figures['accepted_length']:.2f}: slope "
+        f"{figures['slope']:.2f} (standard error {figures['slope_error']:.2f}), Pearson "
+        f"{number(2)(figures['pearson'])}, Spearman {number(2)(figures['spearman'])}, "
+        f"over {figures['steps']} untrimmed steps"
+    )
+    if not figures["miscalibrated"]:
+        return
+    what = {"slope": "the slope is far from 1", "mean": "the means are far apart"}
+    settings = run.settings
+    stored = settings.get("sharpening")
+    if settings.get("temperature", 0) > 0:
+        advice = "above temperature 0 it is used as it is, a fitted temperature serves greedy decoding only"
+    elif stored:
+        advice = (
+            f"its stored temperature {stored:.3g} was fitted elsewhere, fit it on prompts like these: {_fit(settings)}"
+        )
+    else:
+        advice = f"fit it, and trees are chosen by what the target will say: {_fit(settings)}"
+    print(f"the drafter is miscalibrated: {' and '.join(what[name] for name in figures['miscalibrated'])}; {advice}")
+
+
+def _fit(settings: dict[str, Any]) -> str:
+    """The command that fits the drafter of a run."""
+    command = "python -m opt_tree.training.fitting.calibrate"
+    for option, key in (("target", "base_model_path"), ("drafter", "draft_model_path"), ("eagle", "ea_model_path")):
+        if settings.get(key, "demo") != "demo" or (option == "eagle" and key in settings):
+            command += f" --{option} {settings[key]}"
+    return command
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the command. Returns 2 for files that cannot be read."""
+
+    def command() -> int:
+        parser = Parser("python -m evaluation.report", __doc__)
+        parser.add_argument("answers", nargs="+", help="answer files")
+        parser.add_argument(
+            "--baseline", help="answer file to compare with, such as a.plain.jsonl of a run with --baseline"
+        )
+        parser.add_argument("--plots", metavar="DIR", help="draw the plots into this folder")
+        parser.add_argument("--json", action="store_true", help="print all figures as one JSON line, too")
+        options: argparse.Namespace = parser.parse_args(arguments)
+        for path in map(AnswerFile, options.answers):
+            if path.parts() and not any(file.busy for file in (path, *path.parts())):
+                path.fold()
+        compared = [path for path in options.answers if is_comparison(path)]
+        others = [path for path in options.answers if path not in compared]
+        figures = [print_comparison(path) for path in compared]
+        if others:
+            figures.append(print_report(others, options.baseline, options.plots))
+        print_json(options.json, figures[0] if len(figures) == 1 else {"reports": figures})
+        return 0
+
+    return run_command(command)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

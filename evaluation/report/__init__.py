@@ -1,1 +1,0 @@
-"""What answer files say of speed and acceptance: `python -m evaluation.report`."""

@@ -1,0 +1,1 @@
+"""What a first GPU should answer: `python -m experiments.gpu_first_light`."""

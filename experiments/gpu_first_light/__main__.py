@@ -1,0 +1,94 @@
+"""What a first GPU should answer, in one call of under ten minutes.
+
+    python -m experiments.gpu_first_light                  # all parts, in order of value a minute
+    python -m experiments.gpu_first_light --parts exact,buckets
+    python -m experiments.gpu_first_light --dry-run        # on a CPU: the same code, graphs called instead of replayed
+
+Nothing is downloaded: the embedded pair, as it is and inflated to the shapes of 7B and 8B models. After each part what
+is known so far is written to FILE.json, and as tables to FILE.md; a part that fails says why, and the next one begins.
+"""
+
+import json
+import sys
+import time
+import traceback
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from tqdm import tqdm
+
+from evaluation.command_line import option, parse, run_command, table
+from evaluation.timing import environment
+from experiments.gpu_first_light.parts import PARTS, Place
+
+
+@dataclass(frozen=True)
+class Options:
+    """What is tried, and where it is noted."""
+
+    dry_run: bool = option(False, "on a CPU, with small sizes: shows that everything runs, its times mean nothing")
+    parts: str = option("", "comma list of parts; by default all")
+    output: str = option("gpu_first_light", "writes this name with .json and .md")
+    minutes: float = option(10.0, "no part is begun after this long")
+
+    def __post_init__(self) -> None:
+        for part in self.chosen:
+            if part not in PARTS:
+                raise ValueError(f"--parts: no part {part!r}; there are {', '.join(PARTS)}")
+        if not self.dry_run and not torch.cuda.is_available():
+            raise ValueError("there is no CUDA device here; --dry-run tries the code on a CPU")
+
+    @property
+    def chosen(self) -> tuple[str, ...]:
+        return tuple(self.parts.split(",")) if self.parts else tuple(PARTS)
+
+
+def attempt(part: str, place: Place) -> dict[str, Any]:
+    """Run a part and print its table; where it fails, say so: the others are still worth their minutes."""
+    try:
+        rows = PARTS[part](place)
+    except Exception as error:
+        found = {"error": f"{type(error).__name__}: {error}", "trace": traceback.format_exc()}
+        print(f"{part} failed: {found['error']}\n", flush=True)
+        return found
+    print(f"{part}\n{table(rows)}\n", flush=True)
+    return {"rows": rows}
+
+
+def write(name: str, found: dict[str, dict[str, Any]], place: Place) -> None:
+    """Write what is known so far, whole, in both forms."""
+    figures = {"dry_run": place.dry, "environment": environment(place.device), "parts": found}
+    lines = [f"{'A dry run on a CPU: its times mean nothing. ' if place.dry else ''}{figures['environment']}", ""]
+    for part, what in found.items():
+        lines += [f"## {part}: {PARTS[part].__doc__}", "", "```", what.get("error") or table(what["rows"]), "```", ""]
+    Path(f"{name}.json").write_text(json.dumps(figures, indent=1) + "\n")
+    Path(f"{name}.md").write_text("\n".join(lines))
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Try the parts in turn. Returns 0; 1 where a part failed; 2 for bad input."""
+
+    def command() -> int:
+        options = parse(Options, "python -m experiments.gpu_first_light", __doc__, arguments)
+        place, begin = Place(options.dry_run), time.perf_counter()
+        found: dict[str, dict[str, Any]] = {}
+        if options.dry_run:
+            torch.set_num_threads(1)
+        for part in tqdm(options.chosen, desc="first light", unit="part", leave=False, disable=None):
+            started = time.perf_counter()
+            if started - begin > 60 * options.minutes:
+                found[part] = {"error": f"not begun: {options.minutes:g} minutes were over"}
+            else:
+                found[part] = attempt(part, place)
+            found[part]["seconds"] = round(time.perf_counter() - started, 1)
+            write(options.output, found, place)
+        print(f"written: {options.output}.json, {options.output}.md")
+        return int(any("trace" in what for what in found.values()))
+
+    return run_command(command)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,240 @@
+"""What is asked of a first GPU, part by part: each is a function from the place to rows of a table."""
+
+import statistics
+import subprocess
+import sys
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+
+from evaluation.command_line import Value
+from evaluation.latency.forwards import Probe
+from evaluation.run.baselines import InLoop, assistant_of, transformers_methods
+from evaluation.run.inflate import inflate_pair
+from evaluation.timing import Method, Timed, environment, interleave, step_figures
+from opt_tree import Buckets, CausalLM, Decoder, Generation, OptTree, Pair, load_pair
+from opt_tree.decoding.presets import plain
+from opt_tree.engines import Captured
+
+Row = dict[str, Value]
+
+
+QUESTIONS = ("Why is the sky blue?", "What does the word lantern mean?", "Name three uses of a brick.")
+
+
+ENGINES = ("eager", "captured")
+
+
+SHAPES = ("demo", "7b", "8b")
+
+
+@dataclass
+class Place:
+    """The machine, how much of everything is tried on it, and the pair that is loaded."""
+
+    dry: bool
+    _engines: dict[str, list[tuple[CausalLM, Captured]]] = field(default_factory=dict)
+
+    @property
+    def device(self) -> torch.device:
+        return torch.device("cpu" if self.dry else "cuda")
+
+    @property
+    def shapes(self) -> tuple[str, ...]:
+        return SHAPES[:1] if self.dry else SHAPES
+
+    @property
+    def buckets(self) -> Buckets:
+        return Buckets((1, 8), (128,)) if self.dry else Buckets()
+
+    @property
+    def new_tokens(self) -> int:
+        return 12 if self.dry else 128
+
+    def pair(self, shape: str = "demo", dtype: str = "float32") -> Pair:
+        """Load the embedded pair, its target inflated to a shape."""
+        torch.backends.cuda.matmul.allow_tf32 = False
+        pair = load_pair("demo", dtype=dtype, device=self.device.type)
+        pair = pair if shape == "demo" else inflate_pair(pair, shape)
+        pair.target.watch(pair.drafter.features)
+        self._engines = {shape: [(lm, Captured(lm.eager, self.buckets.rows)) for lm in models_of(pair)]}
+        return pair
+
+    @contextmanager
+    def engine(self, name: str) -> Iterator[None]:
+        """Compute forwards of the pair loaded last by one engine or the other."""
+        (models,) = self._engines.values()
+        for lm, captured in models:
+            lm.engine, lm.buckets = (captured, self.buckets) if name == "captured" else (lm.eager, None)
+        try:
+            yield
+        finally:
+            for lm, _ in models:
+                lm.engine, lm.buckets = lm.eager, None
+
+    def seconds(self, call: Callable[[], object], times: int) -> float:
+        """The median time of a call, the device's work included."""
+        found = []
+        for _ in range(times + 2):
+            self.wait()
+            begin = time.perf_counter()
+            call()
+            self.wait()
+            found.append(time.perf_counter() - begin)
+        return statistics.median(found[2:])
+
+    def wait(self) -> None:
+        if not self.dry:
+            torch.accelerator.synchronize(self.device)
+
+
+def models_of(pair: Pair) -> list[CausalLM]:
+    return [lm for lm in (pair.target, *pair.drafter.models) if isinstance(lm, CausalLM)]
+
+
+def machine(place: Place) -> list[Row]:
+    """What a launch, a read-back, a copy and a product cost."""
+    size = 256 if place.dry else 8192
+    one, large = torch.zeros(256, device=place.device), torch.randn(size, size, device=place.device)
+    half = large.to(torch.bfloat16)
+
+    def launches() -> None:
+        for _ in range(100):
+            one.add_(1)
+
+    times = 3 if place.dry else 20
+    row: Row = {"device": str(environment(place.device)["device"]), "torch": torch.__version__}
+    row["launch us"] = 1e4 * place.seconds(launches, times)
+    row["read-back us"] = 1e6 * place.seconds(one.cpu, times)
+    row["copy GB/s"] = 2e-9 * large.numel() * 4 / place.seconds(large.clone, times)
+    row["bf16 product TFLOP/s"] = 2e-12 * size**3 / place.seconds(lambda: half @ half, times)
+    return [row]
+
+
+def tests(place: Place) -> list[Row]:
+    """The tests that need a GPU."""
+    if place.dry:
+        return [{"tests": "left out: no GPU"}]
+    call = [sys.executable, "-m", "pytest", "-q", "-n", "0", "-m", "gpu", "tests/test_gpu.py"]
+    done = subprocess.run(call, cwd=Path(__file__).parents[2], capture_output=True, text=True, timeout=240)
+    if done.returncode:
+        raise RuntimeError(done.stdout[-3000:])
+    return [{"tests": done.stdout.strip().splitlines()[-1]}]
+
+
+def exact(place: Place) -> list[Row]:
+    """Float32 texts: both engines, plain and by trees, against plain eager decoding."""
+    pair = place.pair()
+    rows: list[Row] = []
+    prompts = [pair.encode(question) for question in QUESTIONS]
+    expected = [plain(pair.target).generate(prompt, place.new_tokens).tokens for prompt in prompts]
+    for name in ENGINES:
+        with place.engine(name):
+            for method, decoder in (("plain", plain(pair.target)), ("OPT-Tree", _trees(pair))):
+                found = [decoder.generate(prompt, place.new_tokens).tokens for prompt in prompts]
+                equal = sum(one == other for one, other in zip(found, expected, strict=True))
+                rows.append({"engine": name, "method": method, "equal texts": f"{equal} of {len(prompts)}"})
+                if equal < len(prompts):
+                    raise RuntimeError(f"{name}, {method}: {equal} of {len(prompts)} texts are those of plain decoding")
+    return rows
+
+
+def buckets(place: Place) -> list[Row]:
+    """A forward of each bucket, eager and captured, and what the first call (the capture) took."""
+    rows: list[Row] = []
+    for shape in place.shapes:
+        pair = place.pair(shape, "auto")
+        for role, lm in zip(("target", "drafter"), models_of(pair), strict=False):
+            probe = Probe(role, lm, role == "drafter" and bool(pair.drafter.features))
+            for count in place.buckets.rows:
+                row: Row = {"shape": shape, "model": role, "rows": count}
+                for name in ENGINES:
+                    with place.engine(name):
+                        probe.fill(64)
+                        row[f"{name}, first ms"] = 1000 * probe.time(count)
+                        times = [probe.time(count) for _ in range(3 if place.dry else 20)]
+                        row[f"{name} ms"] = 1000 * statistics.median(times)
+                rows.append(row)
+    return rows
+
+
+def steps(place: Place) -> list[Row]:
+    """Where a step's time goes, and how often it waits for the device."""
+    rows: list[Row] = []
+    for shape in place.shapes:
+        pair = place.pair(shape, "auto")
+        for name in ENGINES:
+            with place.engine(name):
+                prompt = pair.encode(QUESTIONS[0])
+                _trees(pair).generate(prompt, place.new_tokens)
+                generation = _trees(pair).generate(prompt, place.new_tokens)
+                waits = _waits(_trees(pair), prompt) if not place.dry else None
+            rows.append({"shape": shape, "engine": name, "waits/step": waits} | step_figures([generation]))
+    return rows
+
+
+def decoding(place: Place) -> list[Row]:
+    """Tokens a second of OPT-Tree and of plain decoding with either engine, and of transformers, in turn."""
+    rows: list[Row] = []
+    for shape in place.shapes:
+        pair = place.pair(shape, "auto")
+        methods: dict[str, Method] = {}
+        for name in ENGINES:
+            for method, decoder in (("plain", plain(pair.target)), ("OPT-Tree", _trees(pair))):
+                methods[f"{method}, {name}"] = _with(place, name, InLoop(decoder, stop=pair.stop, forget=True))
+        others = transformers_methods(pair, assistant_of(pair.drafter))
+        methods |= {name: others[name] for name in ("transformers", "transformers, assisted")}
+        prompts = [pair.encode(question) for question in QUESTIONS[: 1 if place.dry else None]]
+        timings = interleave(methods, prompts, place.new_tokens)
+        for name in methods:
+            row: Row = {"shape": shape, "method": name, "tokens/s": timings.rate(name)}
+            others = ("plain, eager", "plain, captured", "transformers, assisted")
+            row |= {f"x {other}": timings.rate(name) / timings.rate(other) for other in others}
+            equal = [a == b for a, b in zip(timings.texts(name), timings.texts("plain, eager"), strict=True)]
+            rows.append(row | {"equal texts": f"{sum(equal)} of {len(equal)}"})
+    return rows
+
+
+def _trees(pair: Pair) -> Decoder:
+    return Decoder(pair.target, pair.drafter, OptTree(15, 0.2))
+
+
+def _with(place: Place, name: str, method: Method) -> Method:
+    """A method whose forwards are computed by one engine."""
+
+    def decode(prompt: list[int], limit: int, seed: int) -> Generation | Timed:
+        with place.engine(name):
+            return method(prompt, limit, seed)
+
+    return decode
+
+
+def _waits(decoder: Decoder, prompt: list[int]) -> float:
+    """How often a step waits for the device, on average over a few."""
+    taken, waits = decoder.steps(prompt, 64), []
+    next(taken)
+    for _ in range(5):
+        torch.cuda.set_sync_debug_mode("warn")
+        try:
+            with warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter("always")
+                next(taken)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+        waits.append(sum("synchronizing CUDA operation" in str(warning.message) for warning in caught))
+    return statistics.mean(waits)
+
+
+PARTS: dict[str, Callable[[Place], list[Row]]] = {
+    "machine": machine,
+    "exact": exact,
+    "buckets": buckets,
+    "decoding": decoding,
+    "steps": steps,
+    "tests": tests,
+}

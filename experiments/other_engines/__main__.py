@@ -1,0 +1,210 @@
+"""The same model, prompts and cores in other people's engines and in this library, taking turns.
+
+    python -m experiments.other_engines --bench-name mt_bench --limit 16 --drafters ngram,store:smollm2@8/0.03
+
+Each engine runs in a process of its own, so that one that crashes is one line. A peer that is not installed is left out
+with a line. Speeds count new tokens over the time of an answer, its prompt included.
+"""
+
+import os
+import statistics
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from evaluation.command_line import at_least, option, parse, print_json, run_command, table, whole_numbers
+from evaluation.questions.prompts import Prompter
+from evaluation.questions.sets import load_set, select
+from evaluation.timing import processor
+from experiments.other_engines.engines import Settings, bf16_gguf
+from experiments.other_engines.measuring import Measured, Run, measure
+from experiments.other_engines.registry import BASE, GROUPS, REFERENCE, parse_drafter, peers_of
+from opt_tree.core.stopping import Stop
+from opt_tree.drafters.registry import parse_spec
+from opt_tree.models.checkpoints import as_dtype, load_tokenizer
+from opt_tree.models.named import KNOWN, drafters_of, resolve
+
+
+@dataclass(frozen=True)
+class Options:
+    """The command's options."""
+
+    base_model_path: str = option("smollm2", "the model: a known name, a folder, a .gguf file or 'demo'")
+    gguf: str | None = option(None, "the same model for llama.cpp and OpenVINO; by default what it was converted from")
+    assistant: str | None = option(None, "folder of a causal LM that assists transformers")
+    drafters: str | None = option(
+        None, "comma list of what drafts for opt_tree, SPEC or SPEC@NODES/THRESHOLD; by default what belongs to it"
+    )
+    peers: str = option(",".join(GROUPS), "comma list of groups of peers")
+    cores: str = option("1,2", "comma list: how many cores, one measurement each")
+    eager: bool = option(False, "leave out opt_tree with compiled forwards, which are made once, in minutes")
+    dtype: str = option("auto", "of transformers and opt_tree")
+    bench_name: str = option("mt_bench", "question set; the first turns are asked")
+    question_file: str | None = option(None, "any JSONL with `turns` or `question`, instead of --bench-name")
+    data_dir: str | None = option(None, "where question sets lie, looked in first")
+    fetch: bool = option(False, "download the question set to the user cache if it is in none of these")
+    limit: int = option(16, "this many questions, spread over the set")
+    max_new_tokens: int = option(96, "new tokens an answer, at most")
+    timeout: float = option(900.0, "seconds after which a peer that does not answer is left out")
+    output: str = option("peers.jsonl", "the answers, a line each, as they come")
+    overwrite: bool = option(False, "replace the output file")
+    json: bool = option(False, "print the figures as one JSON line, too")
+
+    def __post_init__(self) -> None:
+        at_least(self, limit=1, max_new_tokens=1)
+        if unknown := set(self.groups) - set(GROUPS):
+            raise ValueError(f"--peers {', '.join(sorted(unknown))}: there are {', '.join(GROUPS)}")
+        for named in self.named_drafters:
+            parse_spec(parse_drafter(named)[0])
+        there = len(os.sched_getaffinity(0))
+        if any(not 1 <= count <= there for count in whole_numbers(self.cores)):
+            raise ValueError(f"--cores {self.cores}: this machine has {there}")
+        if Path(self.output).exists() and not self.overwrite:
+            raise ValueError(f"{self.output} is there already: name another --output, or --overwrite")
+
+    @property
+    def groups(self) -> list[str]:
+        return self.peers.split(",")
+
+    @property
+    def named_drafters(self) -> list[str]:
+        """What is named, else what belongs to the model."""
+        return self.drafters.split(",") if self.drafters else drafters_of(self.base_model_path) or ["ngram"]
+
+    @property
+    def tree(self) -> dict[str, float]:
+        """What OPT-Tree grows where a drafter does not say it."""
+        known = KNOWN.get(self.base_model_path)
+        return {"nodes": known.nodes, "threshold": known.threshold} if known else {}
+
+
+def main(arguments: list[str] | None = None) -> int:
+    return run_command(lambda: run(parse(Options, "python -m experiments.other_engines", __doc__, arguments)))
+
+
+def run(options: Options) -> int:
+    """Measure, print the table; 1 where not even the reference ran."""
+    questions = load_set(options.bench_name, options.question_file, options.data_dir, options.fetch)
+    step = max(1, len(questions.questions) // options.limit)
+    chosen = select(questions.questions[::step], None, None, options.limit)
+    folder = resolve(options.base_model_path, "target")
+    tokenizer = load_tokenizer(folder)
+    ends = tokenizer.eos_token_id
+    stops = frozenset() if ends is None else frozenset([ends])
+    prompter = Prompter(tokenizer, Stop(stops))
+    prompts = [prompter.encode(question.turns[:1], []) for question in chosen]
+    context = max(map(len, prompts)) + options.max_new_tokens + 64
+    dtype = str(as_dtype(options.dtype, "cpu")).removeprefix("torch.")
+    common = Settings(
+        folder,
+        1,
+        context,
+        sorted(stops),
+        dtype,
+        _gguf_of(options, folder),
+        assistant=options.assistant or "",
+        tree=options.tree,
+    )
+    output = Path(options.output)
+    output.write_text("")
+    run = Run(prompts, options.max_new_tokens, stops, options.timeout, output)
+    measured = []
+    with _bf16(common.gguf, options.groups) as bf16:
+        for count in whole_numbers(options.cores):
+            cores = sorted(os.sched_getaffinity(0))[:count]
+            peers = peers_of(replace(common, threads=count), bf16, options.named_drafters, options.groups)
+            peers = [peer for peer in peers if not (options.eager and peer.settings.compile)]
+            measured += measure(peers, cores, run)
+    found = figures(measured)
+    load = f", load {os.getloadavg()[0]:.1f}"
+    print(f"{options.base_model_path}, {dtype}; {len(prompts)} prompts of {questions.name}, at most "
+          f"{options.max_new_tokens} tokens each; {processor()}{load}")  # fmt: skip
+    print(lay_out(found), f"answers in {output}", sep="\n")
+    print_json(options.json, {"options": asdict(options), "machine": processor(), "peers": found})
+    return int(all(one.failed for one in measured))
+
+
+def _gguf_of(options: Options, folder: str) -> str:
+    """The GGUF file of the same weights, or nothing."""
+    if options.gguf is not None:
+        if not Path(options.gguf).is_file():
+            raise ValueError(f"no GGUF file at {options.gguf}")
+        return options.gguf
+    if options.base_model_path.endswith(".gguf"):
+        return options.base_model_path
+    source = Path(folder) / "source.gguf"
+    return str(source) if source.is_file() else ""
+
+
+@contextmanager
+def _bf16(gguf: str, groups: list[str]) -> Iterator[str]:
+    """The GGUF file unpacked to bfloat16 for as long as the measurement takes, where somebody reads it."""
+    if not gguf or "llama.cpp" not in groups:
+        yield ""
+        return
+    with tempfile.TemporaryDirectory(prefix="peers.") as folder:
+        print("unpacking the GGUF file to bfloat16 for llama.cpp", file=sys.stderr)
+        yield str(bf16_gguf(Path(gguf), Path(folder) / "bf16.gguf"))
+
+
+def figures(measured: Sequence[Measured]) -> list[dict[str, Any]]:
+    """The figures of each peer; `equal` counts the texts that are those of float32 greedy decoding."""
+    found = []
+    for one in measured:
+        line: dict[str, Any] = {"peer": one.name, "cores": one.cores, "failed": one.failed}
+        if one.answers:
+            base = _of(measured, BASE, one.cores)
+            reference = _of(measured, REFERENCE, one.cores)
+            line |= {
+                "tokens_per_second": _rate(one),
+                "times_transformers": _rate(one) / _rate(base) if base else None,
+                "first_token_seconds": statistics.median(answer["first_seconds"] or 0 for answer in one.answers),
+                "load_seconds": one.load_seconds,
+                "peak_mb": max(answer["peak_mb"] for answer in one.answers),
+                "tokens": sum(len(answer["tokens"]) for answer in one.answers),
+                "answers": len(one.answers),
+                "equal": _equal(one, reference) if reference else None,
+            }
+        found.append(line)
+    return found
+
+
+def _of(measured: Sequence[Measured], name: str, cores: int) -> Measured | None:
+    return next((one for one in measured if (one.name, one.cores) == (name, cores) and one.answers), None)
+
+
+def _rate(one: Measured) -> float:
+    return sum(len(answer["tokens"]) for answer in one.answers) / sum(answer["seconds"] for answer in one.answers)
+
+
+def _equal(one: Measured, reference: Measured) -> int:
+    pairs = zip(one.answers, reference.answers, strict=True)
+    return sum(answer["tokens"] == expected["tokens"] for answer, expected in pairs)
+
+
+def lay_out(found: Sequence[dict[str, Any]]) -> str:
+    """The table, fastest first for each number of cores, and a line for each peer that is not in it."""
+    ran = [line for line in found if not line["failed"]]
+    rows = [
+        {
+            "peer": line["peer"],
+            "cores": line["cores"],
+            "tokens/s": f"{line['tokens_per_second']:.1f}",
+            "x transformers": None if line["times_transformers"] is None else f"{line['times_transformers']:.2f}",
+            "first token ms": f"{1000 * line['first_token_seconds']:.0f}",
+            "load s": f"{line['load_seconds']:.1f}",
+            "peak MB": f"{line['peak_mb']:.0f}",
+            "float32's text": "" if line["equal"] is None else f"{line['equal']}/{line['answers']}",
+        }
+        for line in sorted(ran, key=lambda line: (line["cores"], -line["tokens_per_second"]))
+    ]
+    out = [f"{line['peer']}, {line['cores']} cores: left out, {line['failed']}" for line in found if line["failed"]]
+    return "\n".join([table(rows), "", *out]).rstrip()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,38 @@
+"""The process of one peer: started, told its engine in one line, then a line a prompt and a line an answer.
+
+Foreign engines crash, print and keep threads. Here they do it alone; `measuring` is the other end.
+"""
+
+import json
+import os
+import resource
+import sys
+import time
+from typing import Any, TextIO
+
+
+def serve(questions: TextIO, answers: TextIO) -> None:
+    """Start the engine that the first line names, then answer a prompt a line until the input ends."""
+    begin = time.perf_counter()
+    told = json.loads(questions.readline())
+    os.sched_setaffinity(0, told["cores"])  # before any library counts the cores
+    from experiments.other_engines.engines import ENGINES, Clock, Settings
+
+    def say(found: dict[str, Any]) -> None:
+        answers.write(json.dumps(found | {"peak_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024}) + "\n")
+        answers.flush()
+
+    answer = ENGINES[told["engine"]](Settings(**told["settings"]))
+    say({"load_seconds": time.perf_counter() - begin})
+    for line in questions:
+        asked, clock = json.loads(line), Clock()
+        tokens = list(answer(asked["prompt"], asked["limit"], clock))
+        seconds = time.perf_counter() - clock.begin
+        say({"tokens": tokens, "seconds": seconds, "first_seconds": clock.first})
+
+
+if __name__ == "__main__":
+    # Whatever an engine prints goes to stderr: stdout is the line to the parent.
+    with os.fdopen(os.dup(sys.stdout.fileno()), "w") as stdout:
+        os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+        serve(sys.stdin, stdout)

@@ -1,0 +1,105 @@
+"""How long the first tokens of each turn of a conversation take: the whole prompt taken in anew, or its cache kept.
+
+    python -m experiments.turns --base-model-path smollm2 [--limit 3] [--max-new-tokens 256]
+
+The first turns of the questions are put one after the other, as one conversation. Times are medians over `--rounds`, by
+the wall clock and, for a busy machine, by the process's own. The texts must be the same, and are compared.
+"""
+
+import statistics
+import sys
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from evaluation.command_line import Value, at_least, main_of, option, table
+from evaluation.run.models import Material, gather
+from evaluation.run.options import Asked
+from evaluation.timing import environment
+from opt_tree import Decoder, OptTree
+
+
+@dataclass(frozen=True)
+class Options(Asked):
+    """The pair, the questions, and the trees."""
+
+    nodes: int = option(8, "drafted nodes a step")
+    threshold: float = option(0.45, "draft another layer while the newest raised E(A) by more than this")
+    max_new_tokens: int = option(256, "of a turn, at most")
+    rounds: int = option(3, "how often the conversation is held, each way by turns")
+    json: bool = option(False, "print the figures as one JSON line, too")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        at_least(self, nodes=1, max_new_tokens=1, rounds=1)
+        if self.limit is None:
+            object.__setattr__(self, "limit", 3)
+
+
+@dataclass(frozen=True)
+class First:
+    """One turn: its tokens, and what it took until the first step was done."""
+
+    prompt: list[int]
+    tokens: list[int]
+    seconds: float
+    own: float
+    """Of the process, in seconds."""
+
+
+def talk(given: Material, decoder: Decoder, limit: int, reuse: bool) -> list[First]:
+    """Hold the conversation once."""
+    asked: list[str] = []
+    said: list[str] = []
+    found = []
+    for question in given.chosen:
+        asked.append(question.turns[0])
+        prompt = given.prompter.encode(asked, said)
+        begin, own = time.perf_counter(), time.process_time()
+        steps = decoder.steps(prompt, limit, reuse=reuse)
+        tokens = list(next(steps).tokens)
+        took = time.perf_counter() - begin, time.process_time() - own
+        for step in steps:
+            tokens += step.tokens
+        tokens = given.prompter.trim(tokens)
+        said.append(given.prompter.text(tokens))
+        found.append(First(prompt, tokens, *took))
+    return found
+
+
+def measure(given: Material, options: Options) -> list[dict[str, Value]]:
+    """Hold the conversation both ways by turns; a row a turn. Raises ValueError where the texts differ."""
+    decoder = Decoder(given.pair.target, given.pair.drafter, OptTree(options.nodes, options.threshold))
+    talk(given, decoder, 8, False)  # first forwards of their kinds
+    ways: dict[bool, list[list[First]]] = {False: [], True: []}
+    for _ in range(options.rounds):
+        for reuse, held in ways.items():
+            given.pair.target.reset()  # the conversation before is another one
+            held.append(talk(given, decoder, options.max_new_tokens, reuse))
+    texts = [[turn.tokens for turn in held] for held in (*ways[False], *ways[True])]
+    if any(text != texts[0] for text in texts):
+        raise ValueError(f"the texts differ, which rounding does in {given.pair.target.dtype}: pass --dtype float32")
+    rows = []
+    for turn, known in enumerate(ways[False][0]):
+        row: dict[str, Value] = {"turn": turn + 1, "prompt": len(known.prompt)}
+        for name, reuse in (("anew", False), ("kept", True)):
+            for clock, field in (("ms", "seconds"), ("CPU ms", "own")):
+                row[f"{name}, {clock}"] = 1000 * statistics.median(getattr(held[turn], field) for held in ways[reuse])
+        rows.append(row)
+    return rows
+
+
+def run(options: Options) -> dict[str, Any]:
+    """Measure, print the table and return it."""
+    given = gather(options)
+    rows, place = measure(given, options), environment(given.pair.target.device)
+    drafter = given.pair.drafter.describe()
+    print(f"{given.pair.target.name}; {drafter}; {place['device']}, {place['threads']} threads")
+    print(f"until the first step of a turn is done, {options.rounds} rounds, same texts", table(rows), sep="\n")
+    return {"environment": place, "rows": rows}
+
+
+main = main_of("experiments.turns", Options, __doc__, run)
+
+if __name__ == "__main__":
+    sys.exit(main())
