@@ -1,10 +1,8 @@
-"""How a command reads its options, reports a mistake, and says its figures: to people as a table, to machines as JSON.
+"""How a command reports a mistake and says its figures: to people as a table, to machines as JSON.
 
-Options are the fields of a dataclass, read by transformers' `HfArgumentParser`: a default is written once, and commands
-share options by sharing a base class. Knows nothing of what the options mean.
+Options are dataclass fields made by `option`; how they are read is the library's (`opt_tree.core.command_line`).
 """
 
-import argparse
 import dataclasses
 import json
 import os
@@ -18,55 +16,17 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
-from transformers import HfArgumentParser
+from opt_tree.core.command_line import Parser, at_least, at_most, numbers, option, parse, whole_numbers
+
+__all__ = [
+    "Parser", "Value", "as_command", "at_least", "at_most", "check_writable", "main_of", "numbers", "option", "parse",
+    "print_json", "run_command", "table", "whole_numbers",
+]  # fmt: skip
 
 Options = TypeVar("Options")
 Value = float | int | str | None
 """What a cell of a table may hold."""
 _NUMBER = re.compile(r"[-+]?[\d.]|-$")
-
-
-def option(default: Any, help: str, **metadata: Any) -> Any:
-    """Return a dataclass field that is an option of a command; `metadata` goes to argparse.
-
-    The option is spelled with hyphens or underscores: --max-depth, --max_depth. Several values are a list, whose
-    default is a tuple.
-    """
-    made = {"default_factory": lambda: list(default)} if isinstance(default, tuple) else {"default": default}
-    return dataclasses.field(metadata={"help": help, **metadata}, **made)
-
-
-def numbers(text: str) -> tuple[float, ...]:
-    """Read a comma list of numbers."""
-    try:
-        return tuple(float(part) if "." in part or "e" in part else int(part) for part in text.split(","))
-    except ValueError as error:
-        raise ValueError(f"not a comma list of numbers: {text!r}") from error
-
-
-def whole_numbers(text: str, most: int | None = None) -> tuple[int, ...]:
-    """Read a comma list of whole numbers, none above `most`."""
-    found = numbers(text)
-    for number in found:
-        if number != int(number):
-            raise ValueError(f"not a whole number: {number:g} in {text!r}")
-        if most is not None and number > most:
-            raise ValueError(f"at most {most}, got {int(number)} in {text!r}")
-    return tuple(map(int, found))
-
-
-def at_least(options: Any, **least: int) -> None:
-    """Raise ValueError for a field that is given and below its least value."""
-    for name, value in least.items():
-        if (given := getattr(options, name)) is not None and given < value:
-            raise ValueError(f"--{name.replace('_', '-')} must be at least {value}, got {given}")
-
-
-def at_most(options: Any, **most: int) -> None:
-    """Raise ValueError for a field that is given and above its greatest value."""
-    for name, value in most.items():
-        if (given := getattr(options, name)) is not None and given > value:
-            raise ValueError(f"--{name.replace('_', '-')} must be at most {value}, got {given}")
 
 
 def check_writable(path: Path) -> None:
@@ -80,34 +40,6 @@ def check_writable(path: Path) -> None:
         raise ValueError(f"cannot write {path}: {error.strerror}") from error
     if not existed:
         path.unlink()
-
-
-class _Help(argparse.ArgumentDefaultsHelpFormatter):
-    def _get_help_string(self, action: argparse.Action) -> str | None:
-        shown = action.default not in (None, "", []) and action.default is not False
-        return super()._get_help_string(action) if shown else action.help
-
-
-class Parser(HfArgumentParser):
-    """A command line of dataclasses; its mistakes are ValueErrors of one line.
-
-    Args:
-        program: How the command is called, for its help.
-        about: Its documentation; the first line is the help's description.
-        options: Dataclasses whose fields are made by `option`.
-    """
-
-    def __init__(self, program: str, about: str | None, *options: type) -> None:
-        description = (about or "").partition("\n")[0]
-        super().__init__(options, prog=program, description=description, allow_abbrev=False, formatter_class=_Help)
-
-    def error(self, message: str) -> NoReturn:
-        raise ValueError(message)  # one line, like every other mistake, instead of the usage and then the line
-
-
-def parse(options: type[Options], program: str, about: str | None, arguments: list[str] | None) -> Options:
-    """Read a command line that is made of a dataclass's fields alone."""
-    return options(**vars(Parser(program, about, options).parse_args(arguments)))
 
 
 def _terminated(*_: object) -> NoReturn:

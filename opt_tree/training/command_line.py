@@ -6,14 +6,15 @@ Owns what a mistake looks like: one line, exit status 2, and nothing on disk has
 import argparse
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import fields
 from pathlib import Path
-from typing import NoReturn, TypeVar
+from typing import NoReturn
 
 import torch
 from torch import nn
 from transformers import PreTrainedTokenizerBase, set_seed
 
+from opt_tree.core import command_line
+from opt_tree.core.command_line import from_fields
 from opt_tree.models.checkpoints import check_is_folder
 from opt_tree.models.named import resolve
 from opt_tree.training.embedded_family.data import add_data, corpus_names
@@ -21,7 +22,6 @@ from opt_tree.training.files import check_replaceable, check_writable
 from opt_tree.training.stream import OWN, Mixture, TokenDocuments
 from opt_tree.training.trainer import Examples, Loss, Run, Schedule, Source, fit, load_streams, read_pairs
 
-T = TypeVar("T")
 _MAY_BE_ZERO = {"dropout", "feature", "hard", "logit", "noise", "slope", "threshold", "warmup", "weight"}
 
 
@@ -35,11 +35,11 @@ def model_path(text: str) -> Path:
     return Path(text)
 
 
-class Parser(argparse.ArgumentParser):
-    """A parser whose mistakes are one line."""
+class Parser(command_line.Parser):
+    """A parser that ends the command at a mistake: one line, exit status 2."""
 
     def __init__(self, description: str) -> None:
-        super().__init__(description=description)
+        super().__init__(None, description)
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"error: {' '.join(message.split())}\n")
@@ -92,18 +92,6 @@ def parse_epochs(text: str, names: list[str]) -> dict[str, float]:
     return epochs
 
 
-def add_fields(parser: argparse.ArgumentParser, options: object) -> None:
-    """Add one argument per field of a dataclass instance, whose values are the defaults."""
-    for field in fields(options):  # type: ignore[arg-type]
-        default = getattr(options, field.name)
-        parser.add_argument("--" + field.name.replace("_", "-"), type=type(default), default=default, help=str(default))
-
-
-def from_fields(options: type[T], args: argparse.Namespace) -> T:
-    """Build a dataclass from the arguments that `add_fields` made."""
-    return options(**{field.name: getattr(args, field.name) for field in fields(options)})  # type: ignore[arg-type]
-
-
 def training_parser(description: str, schedule: Schedule) -> Parser:
     """Return a command line with what every training command takes; `schedule` gives the defaults of its fields."""
     parser = Parser(description)
@@ -115,7 +103,7 @@ def training_parser(description: str, schedule: Schedule) -> Parser:
     )
     parser.add_argument("--resume", action="store_true", help="go on from the last checkpoint in OUTPUT")
     parser.add_argument("--compile", action="store_true", help="torch.compile models and loss")
-    add_fields(parser, schedule)
+    parser.add_fields(schedule)
     return parser
 
 
@@ -129,7 +117,7 @@ def pair_parser(description: str, plan: object) -> Parser:
     parser.add_argument("--output", type=Path, required=True, help="folder of what is trained")
     parser.set_defaults(replaces=True)
     parser.add_argument("--threads", type=int, default=1, help="CPU threads")
-    add_fields(parser, plan)
+    parser.add_fields(plan)
     return parser
 
 

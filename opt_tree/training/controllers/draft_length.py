@@ -25,10 +25,11 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from opt_tree.controllers.predicted import KIND, LAST, LengthPredictor
+from opt_tree.core.command_line import from_fields
 from opt_tree.decoding.pair import Pair, load_pair
 from opt_tree.drafters import EagleDrafter
 from opt_tree.training.answers import Cut, Example, read_examples
-from opt_tree.training.command_line import Parser, from_fields, pair_parser, run_command
+from opt_tree.training.command_line import Parser, pair_parser, run_command
 from opt_tree.training.embedded_family.eagle import passes
 from opt_tree.training.files import write_checkpoint
 from opt_tree.training.heads.features import hidden_states

@@ -27,6 +27,7 @@ from tqdm import tqdm
 
 from opt_tree.controllers.selected import KIND, Action, Choice, Informed, TreeValues
 from opt_tree.core.children import IID, Few
+from opt_tree.core.command_line import from_fields
 from opt_tree.core.probabilities import probs_of
 from opt_tree.core.random import Random
 from opt_tree.core.sampling import Logits, Sampling, whole
@@ -35,7 +36,7 @@ from opt_tree.decoding.decoder import Decoder
 from opt_tree.decoding.pair import Pair, load_pair
 from opt_tree.policies import Delayed, TreePolicy
 from opt_tree.training.answers import Cut, read_examples
-from opt_tree.training.command_line import Parser, from_fields, pair_parser, run_command, whole_numbers
+from opt_tree.training.command_line import Parser, pair_parser, run_command, whole_numbers
 from opt_tree.training.files import write_checkpoint
 from opt_tree.verifiers import VERIFIERS, Verdict, Verifier, block_efficiency, check
 

@@ -18,7 +18,6 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from opt_tree.models.checkpoints import load_tokenizer, load_weights
 from opt_tree.training.command_line import (
     Parser,
-    add_fields,
     existing,
     fit_as_told,
     load_examples,
@@ -67,7 +66,7 @@ def teacher_parser(description: str, schedule: Schedule, objective: object) -> P
     parser.add_argument("--target", type=model_path, required=True, help="model folder, with its tokenizer")
     parser.add_argument("--own", type=existing, required=True, help="folder of the target's own outputs")
     parser.add_argument("--init", type=existing, help="continue from this drafter instead of from scratch")
-    add_fields(parser, objective)
+    parser.add_fields(objective)
     return parser
 
 

@@ -19,9 +19,10 @@ from torch import Tensor, nn
 from transformers import LlamaConfig, PreTrainedModel
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb, repeat_kv
 
+from opt_tree.core.command_line import from_fields
 from opt_tree.drafters.draft_vocabulary import vocabulary_tensors
 from opt_tree.drafters.heads.eagle_head import EagleHead, OneLayerHead
-from opt_tree.training.command_line import Parser, fit_as_told, from_fields, run_command
+from opt_tree.training.command_line import Parser, fit_as_told, run_command
 from opt_tree.training.embedded_family.distil import distillation_loss, load_lesson, teacher_parser
 from opt_tree.training.files import write_checkpoint
 from opt_tree.training.trainer import Loss, Schedule

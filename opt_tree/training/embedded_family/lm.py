@@ -21,12 +21,11 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
+from opt_tree.core.command_line import from_fields
 from opt_tree.models.checkpoints import load_tokenizer, load_weights
 from opt_tree.training.command_line import (
     Parser,
-    add_fields,
     fit_as_told,
-    from_fields,
     load_examples,
     model_path,
     run_command,
@@ -97,7 +96,7 @@ def new_parser() -> Parser:
     parser.add_argument("--tokenizer", type=model_path, required=True, help="tokenizer folder")
     parser.add_argument("--init", type=model_path, help="continue from this model instead of from scratch")
     parser.add_argument("--slope", type=float, default=0.8, help="how far prose moves to the front, chat to the end")
-    add_fields(parser, Shape())
+    parser.add_fields(Shape())
     return parser
 
 

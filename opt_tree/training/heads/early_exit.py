@@ -17,9 +17,10 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from opt_tree.core.command_line import from_fields
 from opt_tree.drafters.heads.early_exit import KIND, ExitLayer
 from opt_tree.models.checkpoints import load_tensors
-from opt_tree.training.command_line import Parser, fit_as_told, from_fields, run_command
+from opt_tree.training.command_line import Parser, fit_as_told, run_command
 from opt_tree.training.embedded_family.distil import distillation_loss, load_lesson, teacher_parser
 from opt_tree.training.files import write_checkpoint
 from opt_tree.training.trainer import Loss, Schedule

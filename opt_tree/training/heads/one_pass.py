@@ -21,6 +21,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from opt_tree.core.command_line import from_fields
 from opt_tree.drafters.draft_vocabulary import vocabulary_tensors
 from opt_tree.drafters.heads.eagle import EagleDrafter
 from opt_tree.drafters.heads.eagle_head import EagleHead
@@ -30,7 +31,7 @@ from opt_tree.drafters.registry import load_drafter
 from opt_tree.models.causal_lm import CausalLM
 from opt_tree.models.checkpoints import load_tensors, load_tokenizer
 from opt_tree.training.answers import documents, files_of
-from opt_tree.training.command_line import Parser, fit_as_told, from_fields, run_command
+from opt_tree.training.command_line import Parser, fit_as_told, run_command
 from opt_tree.training.embedded_family.distil import distillation_loss, load_lesson, teacher_parser
 from opt_tree.training.files import write_checkpoint
 from opt_tree.training.heads.batches import most_frequent

@@ -27,13 +27,12 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 from tqdm import tqdm
 
+from opt_tree.core.command_line import from_fields
 from opt_tree.drafters.heads.eagle3 import Eagle3Head, chosen_layers
 from opt_tree.models.checkpoints import TRAINING, load_weights
 from opt_tree.training.command_line import (
     Parser,
-    add_fields,
     existing,
-    from_fields,
     model_path,
     run_command,
     whole_numbers,
@@ -201,7 +200,7 @@ def new_parser() -> Parser:
     parser.add_argument("--norm-before-residual", action="store_true", help="in an EAGLE-3 head; it learns faster")
     parser.add_argument("--resume", action="store_true", help="go on from the checkpoint in OUTPUT")
     parser.add_argument("--threads", type=int, default=1, help="CPU threads")
-    add_fields(parser, Plan())
+    parser.add_fields(Plan())
     return parser
 
 
