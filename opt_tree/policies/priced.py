@@ -1,15 +1,13 @@
 """The tree that is worth its seconds: every node and every layer has to earn what it costs on this machine."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
-from typing import NamedTuple, Self
+from typing import Self
 
 import numpy as np
 from jaxtyping import Float, Int
 
 from opt_tree.core.children import TopK
-from opt_tree.core.meeting import Table, meet
 from opt_tree.core.pool import CandidatePool
 from opt_tree.policies.costs import LARGEST, Costs
 
@@ -22,15 +20,8 @@ CARRY = 0.7
 """The surplus of a layer in parts of the one above it, where nothing is known."""
 
 
-class Offer(NamedTuple):
-    """What a lane brings: tokens that it expects from its best 1, 2, ... rows, of a further layer or of the tree."""
-
-    layer: bool
-    tokens: Float[np.ndarray, " sizes"]
-
-
 @dataclass(frozen=True)
-class Priced(Table):
+class Priced:
     """Maximise E(A) less the price of the step's seconds, at `rate` tokens a second.
 
     Tokens a second in the long run is a sum over a sum. Where it is at its maximum, a second is worth `rate` tokens,
@@ -40,8 +31,7 @@ class Priced(Table):
     its rows, and g_i what the children of the i-th best of the newest layer are expected to bring beyond their rows,
     a layer is drafted where some k has g_1 + ... + g_k > rate * D(k), from the k of the largest difference.
 
-    Lanes of a batch decide together. A forward is as long as its longest lane, so they have one number of rows, which
-    pays with what it brings on average of all; `rate` is a lane's, the seconds are the batch's.
+    In a batch `rate` is a lane's and the seconds are the batch's.
 
     What is learned from step to step (`rate`, `trust`, `carry`, `context`) is `Auto`'s; policies that differ in
     nothing else are equal. Example, rate * (a row) = .1: of .6 .3 .08 the first two are kept, with a surplus of .7.
@@ -108,21 +98,6 @@ class Priced(Table):
         """What nodes of these path log-probabilities are worth, less the price of a row of a small tree."""
         return self.worth(path_log_probs) - self._price
 
-    def decide(self, brought: Sequence[Offer]) -> list[int]:
-        """From all lanes' offers to the rows that pay, the same for all: 0 for a layer that is not to be drafted.
-
-        While some lanes offer a layer it is about that; to the others it brings nothing.
-        """
-        layer = any(offer.layer for offer in brought)
-        offers = [offer.tokens for offer in brought if offer.layer == layer]
-        most, whole = len(offers[0]), offers[0]
-        if len(offers) > 1:  # alone nothing is added up, which takes longer than all else here
-            most = max(map(len, offers))
-            whole = np.sum([np.append(own, np.full(most - len(own), own[-1])) for own in offers], axis=0)
-        worth = whole / len(brought) - (self._layer_prices if layer else self._tree_prices)[:most]
-        best = int(worth.argmax())
-        return [0 if layer and not worth[best] > 0 else best + 1] * len(brought)
-
     def expand(self, pool: CandidatePool) -> Int[np.ndarray, " frontier"] | None:
         """Expand as many of the newest nodes as their children are expected to earn most with, the layer's price paid.
 
@@ -140,9 +115,13 @@ class Priced(Table):
         most = int(earned.argmax()) + 1  # further rows would earn less, whatever the layer costs
         if not earned[most - 1] > 0:
             return None
-        rows = able[order[: min(most, meet(self, Offer(True, earned[:most]), last=False))]]
+        gain = earned[:most] - self._layer_prices[:most]
+        best = int(gain.argmax())
+        if not gain[best] > 0:
+            return None
+        rows = able[order[: best + 1]]
         rows.sort()
-        return pool.layer + rows if len(rows) else None
+        return pool.layer + rows
 
     def _row_now(self, pool: CandidatePool) -> float:
         """The price of one more row of the tree that would be selected now: the last node's worth, if that is less."""
@@ -161,7 +140,8 @@ class Priced(Table):
     def select(self, pool: CandidatePool) -> Int[np.ndarray, " rows"]:
         """Keep as many of the best as together are worth most beyond the price of scoring them; maybe none."""
         best, worth = self._best(pool)
-        return best[: meet(self, Offer(False, worth.cumsum()), last=True)]
+        gain = worth.cumsum() - self._tree_prices[: len(best)]
+        return best[: int(gain.argmax()) + 1]
 
 
 @lru_cache(maxsize=64)

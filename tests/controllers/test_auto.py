@@ -33,7 +33,7 @@ from opt_tree.decoding.presets import plain
 from opt_tree.decoding.step_costs import Timed, costs_of, fit
 from opt_tree.drafters import TokenRecycling
 from opt_tree.policies import Costs, Priced, TreePolicy
-from opt_tree.policies.priced import KNOTS, Offer
+from opt_tree.policies.priced import KNOTS
 
 EAGER = Costs.straight(plain=5.4e-3, step=5.5e-3, row=1e-4, layer=1e-3, draft_row=3e-5, growth=3e-4, draft_growth=2e-4)
 COMPILED = Costs.straight(plain=1.9e-3, step=2e-3, row=7e-5, layer=5.5e-4, draft_row=2e-5)
@@ -377,24 +377,6 @@ def test_a_batch_is_about_as_fast_as_the_best_it_could_choose(pays, rounds):
     assert ours < 1.06 * best
     sizes = [{step.tree.nodes for step in steps} for _, steps in rounds if isinstance(steps[0].policy, Priced)]
     assert bool(sizes) == pays
-    assert sum(len(size) == 1 for size in sizes) >= len(sizes) / 2  # one number of rows, but for a text's end
-
-
-def test_lanes_have_the_number_of_rows_that_pays_for_all():
-    """Against brute force: tokens of all lanes, the longest lane's rows in everybody's forward."""
-    policy, draw = Priced(POOR, rate=200.0), np.random.default_rng(0)
-    for _ in range(50):
-        offers = [np.sort(draw.random(draw.integers(1, 9)) * 0.6)[::-1].cumsum() for _ in range(3)]
-        for layer, seconds in ((True, POOR.layers(9)), (False, POOR.scores(9))):
-            worth = [
-                sum(own[min(rows, len(own)) - 1] for own in offers) / 3 - 200 * seconds[rows - 1]
-                for rows in range(1, max(map(len, offers)) + 1)
-            ]
-            best = int(np.argmax(worth)) + 1
-            found = policy.decide([Offer(layer, own) for own in offers])
-            assert found == [0 if layer and max(worth) <= 0 else best] * 3
-    mixed = policy.decide([Offer(True, offers[0]), Offer(False, offers[1]), Offer(False, offers[2])])
-    assert mixed == policy.decide([Offer(True, offers[0]), *[Offer(True, np.zeros(1))] * 2])
 
 
 def test_what_a_batch_costs_is_measured_in_a_batch(tmp_path, monkeypatch):
