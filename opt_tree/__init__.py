@@ -23,7 +23,9 @@ from opt_tree.decoding.pair import Pair, load_pair
 from opt_tree.display import draw_tree, explore, to_html, transcript
 from opt_tree.drafters import CausalLMDrafter, Drafter, EagleDrafter, EagleHead, Sharpened, load_drafter
 from opt_tree.drafters.heads.eagle import load_eagle
+from opt_tree.engines.canonical import NotCanonicalError
 from opt_tree.integrations.published_api import EaModel, SPModel
+from opt_tree.models.canonical import make_canonical
 from opt_tree.models.causal_lm import Buckets, CausalLM, UnsupportedModelError
 from opt_tree.models.chain_lm import ChainLM, wrap
 from opt_tree.models.checkpoints import CheckpointError, load_causal_lm, load_tokenizer
@@ -49,6 +51,7 @@ __all__ = [
     "Few",
     "Fixed",
     "Generation",
+    "NotCanonicalError",
     "OptTree",
     "Outcome",
     "Output",
@@ -78,6 +81,7 @@ __all__ = [
     "load_eagle",
     "load_pair",
     "load_tokenizer",
+    "make_canonical",
     "match",
     "to_html",
     "transcript",

@@ -214,6 +214,7 @@ WIDE_FUNCTIONS = {
     "opt_tree/decoding/draft.py: draft": "everything that a draft depends on, so that it is a function",
     "opt_tree/decoding/decoder.py: generate": "what a user of the loop may choose",
     "opt_tree/decoding/side_by_side.py: generate_batch": "the same for several prompts",
+    "opt_tree/engines/canonical.py: __call__": "an attention function, as transformers calls it",
     "opt_tree/engines/grouped_attention.py: __call__": "an attention function, as transformers calls it",
     "opt_tree/integrations/lm_eval_model.py: __init__": PUBLISHED,
     "opt_tree/integrations/hf_generate.py: custom_generate": PUBLISHED,

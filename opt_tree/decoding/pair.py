@@ -13,6 +13,7 @@ from opt_tree.core.stopping import Stop
 from opt_tree.drafters import Drafter
 from opt_tree.drafters.registry import DrafterOptions, load_drafter
 from opt_tree.engines.body import takes
+from opt_tree.models.canonical import make_canonical
 from opt_tree.models.causal_lm import Buckets, CausalLM
 from opt_tree.models.chain_lm import AnyLM
 from opt_tree.models.checkpoints import (
@@ -95,21 +96,20 @@ def load_pair(
     bare: bool = False,
     buckets: Buckets | None = None,
     compile: bool = False,
+    canonical: bool = False,
     **model_options: Any,
 ) -> Pair:
     """Load a target and a drafter by its spec (`opt_tree.drafters.registry`).
 
     `target`: a folder, a .gguf file, a Hub id, "demo", or a name that `python -m opt_tree.models` lists ("smollm2"),
-    which is fetched and converted once.
-
-    `drafter`: `lm:PATH`, `eagle:PATH`, ...; a bare path is a draft model's. `eagle=PATH` is short for
-    `drafter="eagle:PATH"`. With nothing named, what belongs to the target is taken: the embedded draft model for
-    "demo", the package's best drafter for a known model. A temperature that calibration stored beside the drafter
-    sharpens it at temperature 0, unless `bare`.
+    which is fetched and converted once. `drafter`: `lm:PATH`, `eagle:PATH`, ...; a bare path is a draft model's.
+    `eagle=PATH` is short for `drafter="eagle:PATH"`. With nothing named, what belongs to the target is taken. A
+    temperature that calibration stored beside the drafter sharpens it at temperature 0, unless `bare`.
     dtype "auto", on a CPU that multiplies bfloat16 (avx512_bf16, amx): the target is bfloat16 and an independent
-    drafter float32, as measured in RESULTS.md. On another CPU it is float32, on an accelerator the checkpoint's own.
+    drafter float32. On another CPU it is float32, on an accelerator the checkpoint's own.
     `compile`: on a CPU, makes packages of both models' forwards, once, or takes those that are there, 2 to 3 times
     faster. On CUDA it captures graphs (see `Pair.compile`; a draft dtype of "auto" may become bfloat16).
+    `canonical`: in bfloat16, too, a tree changes no text; NotCanonicalError says why where that cannot be.
     `model_options` go to transformers (`device_map=`, `quantization_config=`, ...).
     """
     target = _named(target, drafter, eagle, buckets)
@@ -122,6 +122,7 @@ def load_pair(
     require_device(device)
     folder = resolve(target, "target")
     lm = load_causal_lm(folder, dtype, device, buckets, **model_options)
+    make_canonical(lm, canonical)
     tokenizer = load_tokenizer(folder)
     options = DrafterOptions(tokenizer, draft_dtype, device, buckets, bare)
     pair = Pair(lm, tokenizer, load_drafter(spec, lm, options))

@@ -22,6 +22,7 @@ from opt_tree.core.errors import one_line
 from opt_tree.core.target import Laws, Output
 from opt_tree.engines.base import Engine, Forward, Mask
 from opt_tree.engines.body import Body, laws_of, takes
+from opt_tree.engines.canonical import SOURCE
 from opt_tree.engines.eager import Eager
 from opt_tree.engines.kv_cache import LayerShape
 from opt_tree.engines.package_cache import Package, facts_of, package_of
@@ -63,7 +64,8 @@ class Compiled(Engine):
         of the laws that its graph makes of its logits; 0: it makes none.
         """
         self.eager, self.kinds, self.layers, self.columns = eager, kinds, eager.layers, columns
-        traced = Traced(kinds, tuple(sorted({-1, *eager.layers})), columns)
+        self.canonical = eager.packed.canonical
+        traced = Traced(kinds, tuple(sorted({-1, *eager.layers})), columns, self.canonical)
         self.traced = traced.layers
         _check_model(eager.model)
         self._watched = self._places()
@@ -106,8 +108,11 @@ class Compiled(Engine):
         return self.output([one[0] for one in found], forward)
 
     def takes(self, rows: int) -> bool:
-        """Whether the package is for forwards of so many rows, those of all lanes together."""
-        return rows <= LARGEST and self.name != "eager"
+        """Whether the package is for forwards of so many rows, those of all lanes together.
+
+        A canonical one is for any: eager forwards have other bits.
+        """
+        return (rows <= LARGEST or self.canonical) and self.name != "eager"
 
     def call(
         self,
@@ -151,6 +156,7 @@ class Traced(NamedTuple):
     kinds: tuple[str, ...]
     layers: tuple[int, ...]
     columns: int
+    canonical: bool = False
 
     @property
     def options(self) -> dict[str, Any]:
@@ -160,7 +166,8 @@ class Traced(NamedTuple):
 
 def _facts(model: Any, traced: Traced) -> dict[str, Any]:
     epilogue = {"masks": traced.kinds, "layers": traced.layers, "columns": traced.columns}
-    return facts_of(model) | epilogue | {"options": traced.options, "format": 4}
+    kernel = {"canonical": SOURCE.read_text()} if traced.canonical else {}
+    return facts_of(model) | epilogue | kernel | {"options": traced.options, "format": 4}
 
 
 def _load_or_make(
@@ -204,7 +211,7 @@ def _make(package: Package, eager: Eager, traced: Traced) -> None:
     with TemporaryDirectory() as folder, _quiet():
         file = Path(folder) / package.file.name
         try:
-            with torch.no_grad():
+            with torch.no_grad(), eager.packed.attention():
                 body = Body(model, traced.layers, traced.columns)
                 program = export(body, example(model, cache.shapes, traced.kinds, traced.columns))
                 exported = time.perf_counter()

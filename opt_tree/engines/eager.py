@@ -29,6 +29,11 @@ class Eager(Engine):
         self._keeps_logits = takes(model, "logits_to_keep")
         self.layers: tuple[int, ...] = ()
 
+    @property
+    def least_rows(self) -> int:  # type: ignore[override]
+        """Two for a canonical model, whose linear layers would each double one row."""
+        return 2 if self.packed.canonical else 1
+
     def watch(self, layers: tuple[int, ...]) -> None:
         for layer in layers:
             watched_module(self.model, layer)

@@ -5,7 +5,7 @@ shares it, or has the kernel take the queries apart, which is slow for few rows 
 """
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -15,22 +15,33 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 _here, _lock, _bodies = threading.local(), threading.Lock(), 0
-"""The `Grouped` of the body that this thread runs; how many bodies run in all threads."""
+"""What computes attention in the body that this thread runs; how many bodies run in all threads."""
 
 
 @contextmanager
 def grouped_attention() -> Iterator[None]:
     """Inside, this thread's models of `sdpa` attention compute it by `Grouped`; other threads notice nothing.
 
-    Where somebody else has put another function in the place of transformers', that one is left there.
+    Inside `attention_by` they compute it by what that names. Where somebody else has put another function in the place
+    of transformers', that one is left there.
     """
     _count(1)
-    before, _here.grouped = getattr(_here, "grouped", None), Grouped()
+    before, _here.grouped = getattr(_here, "grouped", None), (getattr(_here, "kind", None) or Grouped)()
     try:
         yield
     finally:
         _here.grouped = before
         _count(-1)
+
+
+@contextmanager
+def attention_by(kind: Callable[[], Callable[..., tuple[Tensor, None]]] | None) -> Iterator[None]:
+    """Inside, bodies that this thread runs have their attention computed by one of these each; None: by `Grouped`."""
+    before, _here.kind = getattr(_here, "kind", None), kind
+    try:
+        yield
+    finally:
+        _here.kind = before
 
 
 def _count(more: int) -> None:

@@ -24,8 +24,10 @@ from opt_tree.core.tree import Tree
 from opt_tree.engines import Eager, Engine, Forward
 from opt_tree.engines.base import Mask
 from opt_tree.engines.body import takes
+from opt_tree.engines.canonical import NotCanonicalError
 from opt_tree.engines.kv_cache import KVCache, LayerShape, inference
 from opt_tree.engines.masks import chunked, tree_mask, windowed
+from opt_tree.models.canonical import check
 from opt_tree.models.capabilities import (
     border,
     cause,
@@ -161,6 +163,7 @@ class CausalLM(Target):
         wanted = self.ranks is None if before is None else before.packed.wanted
         self.eager: Eager = Eager(model, self.cache)
         self.pack(wanted)
+        self.eager.packed.make_canonical(before is not None and before.packed.canonical)
         self.eager.watch(layers)
         self.engine: Engine = self.eager
         """Computes every forward; see `opt_tree.engines`."""
@@ -170,8 +173,21 @@ class CausalLM(Target):
 
         A tree's rows are scored in about half the time, in as much memory again. A weight that was changed is packed
         anew; one that was changed through `.data`, when a sample of it shows that at the beginning of a text.
+        A canonical target is checked again, which forgets its context: NotCanonicalError says what is not then.
         """
+        before = self.eager.packed.wanted
         self.eager.packed.pack(wanted)
+        if self.canonical and wanted != before:
+            try:
+                check(self)
+            except NotCanonicalError:
+                self.eager.packed.pack(before)
+                raise
+
+    @property
+    def canonical(self) -> bool:
+        """Whether a token's logits are a function of the tokens before it alone; see `opt_tree.models.canonical`."""
+        return self.eager.packed.canonical
 
     def in_lane(self, cache: KVCache, engine: Engine) -> "CausalLM":
         """The same model for another sequence, with rows and a context of its own, run by another engine."""

@@ -17,9 +17,11 @@ from opt_tree.core.errors import require
 from opt_tree.core.target import Work
 from opt_tree.core.tree import Tree
 from opt_tree.engines.body import Body, takes
+from opt_tree.engines.canonical import NotCanonicalError
 from opt_tree.engines.compiled import Compiled, CompileError, example, median_seconds
 from opt_tree.engines.cuda_graphs import Captured
 from opt_tree.engines.package_cache import facts_of, remember, remembered
+from opt_tree.models.canonical import check
 from opt_tree.models.capabilities import cast_weights
 from opt_tree.models.causal_lm import Buckets, CausalLM, UnsupportedModelError, check_tree_mask
 from opt_tree.models.chain_lm import AnyLM, ChainLM
@@ -64,12 +66,14 @@ def compile_forwards(lm: AnyLM, make: bool = True, dtypes: tuple[torch.dtype, ..
         else:  # one kind of layer means one mask, as `CausalLM` makes it
             lm.engine = Compiled(lm.eager, lm.mask_kinds, make, lm.columns)
         _check_engine(lm)
-    except (CompileError, OSError) as why:  # a full disk, a cache that cannot be written
+        if lm.canonical:
+            check(lm)
+    except (CompileError, NotCanonicalError, OSError) as why:  # a full disk, a cache that cannot be written
         lm.engine = lm.eager
         if make:
             warnings.warn(f"{lm.name} is not compiled: {why}", stacklevel=2)
     if isinstance(lm.engine, Compiled):
-        lm.pack(False)  # its package has them
+        lm.eager.packed.pack(False)  # its package has them
     return lm.engine is not lm.eager
 
 

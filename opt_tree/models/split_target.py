@@ -96,6 +96,11 @@ class Split:
 
     def begin(self, root: int) -> Float[Tensor, "1 hidden"]:
         """Forget what was drafted; run the root and return its hidden state behind the lower half."""
+        if self.target.canonical and self.target.engine is not self.target.eager:
+            raise UnsupportedModelError(
+                f"{self.target.name} is canonical and compiled, and an early exit scores by eager halves, whose logits "
+                "have other bits: leave one of them out"
+            )
         self.target.cache.truncate(self.target.length)
         self._hidden, self._below = [], {}
         return self.extend(np.array([root]), np.array([self.target.length]), np.ones((1, 1), dtype=bool))

@@ -1,0 +1,226 @@
+"""A canonical target: a token's logits are a function of the tokens before it alone, bit for bit, also in bfloat16.
+
+Owns the switch and its check: whatever is computed beside a row (a tree of any shape, the rest of a prompt, other
+lanes) and wherever its keys lie, its logits are those of one prefill. What does not pass is refused by name.
+"""
+
+import functools
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from opt_tree.core.tree import Tree
+from opt_tree.engines import Compiled
+from opt_tree.engines.body import Rows, compute_batch, model_inputs
+from opt_tree.engines.canonical import DTYPES, NotCanonicalError, layers_seen, load_kernel
+
+if TYPE_CHECKING:
+    from opt_tree.models.causal_lm import CausalLM
+
+_LENGTH, _LAST = 130, 8
+"""Tokens of the prefill that all is compared with; the last ones are scored as one row and as a tree, too."""
+
+
+def make_canonical(lm: Any, on: bool = True) -> None:
+    """Compute a target's forwards canonically from now on, or as before. Its context is forgotten.
+
+    The attention kernel is built once (five seconds) and kept where packages are. On a CPU, in bfloat16 and float32.
+    Raises NotCanonicalError, and leaves the target as it was, where it does not pass `check`.
+    """
+    if on == getattr(lm, "canonical", False):
+        return
+    if not hasattr(lm, "eager"):
+        raise NotCanonicalError(f"{lm.name} is not canonical: it is scored path by path, from a cache of its own")
+    if not on:
+        lm.eager.packed.make_canonical(False)
+        return lm.reset()
+    if lm.device.type != "cpu" or lm.dtype not in DTYPES:
+        what = f"{str(lm.dtype).removeprefix('torch.')} on {lm.device.type}"
+        raise NotCanonicalError(f"{lm.name} is not canonical in {what}: only in bfloat16 and float32 on a CPU")
+    if lm.ranks is not None:
+        raise NotCanonicalError(f"{lm.name} is not canonical: it is spread over processes")
+    if lm.changes_at_border:
+        raise NotCanonicalError(f"{lm.name} is not canonical: its position factors change with the context (LongRoPE)")
+    if lm.max_context < 4 * _LAST:
+        raise NotCanonicalError(f"{lm.name} is not canonical: {lm.max_context} tokens of context are too few")
+    load_kernel()
+    lm.eager.packed.make_canonical(True)
+    try:
+        check(lm)
+    except BaseException:
+        lm.eager.packed.make_canonical(False)
+        raise
+
+
+class _Trial(NamedTuple):
+    """A forward that has to give the bits of the prefill."""
+
+    what: str
+    run: Callable[[], Tensor]
+    rows: list[int]
+    """Of its logits, those that are compared, and with which tokens' of the prefill."""
+    tokens: list[int]
+
+
+@torch.inference_mode()
+def check(lm: "CausalLM") -> None:
+    """Compare one row, a prefill in uneven chunks, a tree and two lanes with one prefill. Forgets the context.
+
+    Raises NotCanonicalError with the first layer whose numbers differ in a bit.
+    """
+    work = lm.work
+    ids = [(7 * i + 3) % lm.vocab for i in range(min(_LENGTH, lm.max_context - _LAST))]
+    try:
+        before = layers_seen()
+        expected = _prefill(lm, ids).clone()
+        layers, seen = len(lm.cache.shapes), layers_seen() - before
+        if lm.engine is lm.eager and seen != layers:
+            attention = lm.model.config.get_text_config()._attn_implementation
+            raise NotCanonicalError(
+                f"{lm.name} is not canonical: {seen} of its {layers} layers ask transformers' interface for 'sdpa' "
+                f"attention, the others compute their own (it was loaded with {attention!r})"
+            )
+        _check_gelu(lm, ids)
+        for number, trial in enumerate(_trials(lm, ids)):
+            if not _same(trial.run()[trial.rows], expected[trial.tokens]):
+                culprit = _culprit(lm, ids, number)
+                first = "" if culprit is None else f", and {culprit} is the first layer to differ"
+                raise NotCanonicalError(
+                    f"{lm.name} is not canonical: {trial.what} has other logits than one prefill{first}"
+                )
+        one, two = (_lanes(lm, ids[: len(ids) // 2], lanes) for lanes in (1, 2))
+        if not _same(two, one):
+            raise NotCanonicalError(
+                f"{lm.name} is not canonical: the second of two lanes has other logits than one alone"
+            )
+    finally:
+        lm.reset()
+        lm.work = work
+
+
+def _check_gelu(lm: "CausalLM", ids: list[int]) -> None:
+    """Refuse torch's GELU of other widths than multiples of 64: the rest of a row is computed by other instructions,
+    with other results in bfloat16 for few numbers, which the trials need not meet.
+    """
+    names = [name for name, module in lm.model.named_modules() if "gelu" in type(module).__name__.lower()]
+    for name, rows in _record(lm, lambda: _prefill(lm, ids), [0]) if names else ():
+        if name in names and rows.shape[-1] % 64:
+            raise NotCanonicalError(
+                f"{lm.name} is not canonical: {name} has {rows.shape[-1]} columns, and torch computes GELU the same in "
+                "all rows for multiples of 64 only"
+            )
+
+
+def _same(one: Tensor, other: Tensor) -> bool:
+    """Whether these are the same bits: +0.0 and -0.0 are not, and a NaN is like itself."""
+    kind = {2: torch.int16, 4: torch.int32}[one.element_size()]
+    return torch.equal(one.contiguous().view(kind), other.contiguous().view(kind))
+
+
+def _prefill(lm: "CausalLM", ids: list[int]) -> Tensor:
+    lm.reset()
+    return _appended(lm, ids)
+
+
+def _appended(lm: "CausalLM", ids: list[int]) -> Tensor:
+    return lm.append(ids, all_logits=True).logits
+
+
+def _trials(lm: "CausalLM", ids: list[int]) -> Iterator[_Trial]:
+    """Each is to be run before the next one is asked for, which prepares the context."""
+    lm.reset()
+    start = len(ids) - _LAST
+    begin = 0
+    for end in (1, 3, start // 3, len(ids)):
+        chunk = ids[begin:end]
+        tokens = list(range(begin, end))
+        run = functools.partial(_appended, lm, chunk)
+        yield _Trial(f"a prefill of {len(chunk)} rows", run, [*range(len(chunk))], tokens)
+        begin = end
+    lm.reset()
+    yield _Trial("the last row of a prefill", lambda: lm.append(ids[:start]).logits, [-1], [start - 1])
+    root = np.array(ids[start : start + 1]), np.array([start]), np.ones((1, 1), dtype=bool)
+    yield _Trial("one row", lambda: lm.extend(*root).logits, [0], [start])
+    # Each node of the path has a sibling before it: the path's rows and slots lie apart.
+    tokens, parents, path = ids[start : start + 1], [-1], [0]
+    for token in ids[start + 1 :]:
+        parents += [path[-1], path[-1]]
+        tokens += [(token + 1) % lm.vocab, token]
+        path.append(len(tokens) - 1)
+    zeros = np.zeros(len(tokens))
+    tree = Tree(np.array(tokens), np.array(parents), zeros, zeros.astype(np.int64))
+    yield _Trial("a tree", lambda: lm.score(tree).logits, path, list(range(start, len(ids))))
+
+
+def _lanes(lm: "CausalLM", ids: list[int], lanes: int) -> Tensor:
+    """Logits of a prefill in the last of some lanes; the others hold the text backwards."""
+    places = torch.arange(len(ids))
+    text = [ids[::-1]] * (lanes - 1) + [ids]
+    ints = torch.stack([torch.tensor(text), *[places.expand(lanes, -1)] * 2])
+    mask: Any = torch.ones(lanes, 1, len(ids), len(ids), dtype=torch.bool).tril()
+    if lm.mask_kinds:
+        mask = dict.fromkeys(lm.mask_kinds, mask)
+    kv = [
+        torch.zeros(lanes, shape.heads, len(ids), dim, dtype=shape.dtype)
+        for shape in lm.cache.shapes
+        for dim in (shape.key_dim, shape.value_dim)
+    ]
+    if isinstance(lm.engine, Compiled):
+        return lm.engine.call(ints, mask, kv, [], [None] * lanes)[0][-1]
+    with lm.eager.packed:
+        return compute_batch(lm.model, model_inputs(lm.model, ints, mask), Rows(kv, ints[2], len(ids)))[0][-1]
+
+
+def _culprit(lm: "CausalLM", ids: list[int], number: int) -> str | None:
+    """The first layer of a trial whose numbers are not those of the prefill; None: no layer can be watched."""
+    expected = dict(_record(lm, lambda: _prefill(lm, ids), list(range(len(ids)))))
+    for place, trial in enumerate(_trials(lm, ids)):
+        if place < number:
+            trial.run()
+            continue
+        for name, rows in _record(lm, trial.run, trial.rows):
+            if name in expected and not _same(rows, expected[name][trial.tokens]):
+                return name
+        break
+    return None
+
+
+def _record(lm: "CausalLM", run: Callable[[], Tensor], rows: list[int]) -> list[tuple[str, Tensor]]:
+    """What the modules of a model take in and give back in a forward, in order, as far as it has a row for each row.
+
+    What a module takes in is what its parent's own code computed, so that it goes by the parent's name.
+    """
+    found: list[tuple[str, Tensor]] = []
+    count: list[int] = []
+
+    def keep(name: str, what: Any) -> None:
+        if isinstance(what, tuple):
+            what = next((one for one in what if isinstance(one, Tensor)), None)
+        if isinstance(what, Tensor) and what.is_floating_point() and what.ndim > 1 and len(what) == 1:
+            if what.shape[1] != count[0] and rows != [-1]:  # of the last row a module may be asked alone
+                return
+            found.append((name, what[0, rows].clone()))
+
+    def before(name: str) -> Callable[..., None]:
+        return lambda _, args, given: keep(name, (*args, *given.values()))
+
+    def after(name: str) -> Callable[..., None]:
+        return lambda _, args, output: keep(name, output)
+
+    def counted(_: nn.Module, args: tuple[Any, ...], given: dict[str, Any]) -> None:
+        count[:] = [given["input_ids"].shape[1]]
+
+    handles = [lm.model.register_forward_pre_hook(counted, with_kwargs=True)]
+    for name, module in lm.model.named_modules():
+        parent = name.rpartition(".")[0]
+        handles.append(module.register_forward_pre_hook(before(f"{parent}, before {name}"), with_kwargs=True))
+        handles.append(module.register_forward_hook(after(name)))
+    try:
+        run()
+    finally:
+        for handle in handles:
+            handle.remove()
+    return found

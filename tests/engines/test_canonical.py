@@ -1,0 +1,240 @@
+"""Canonical arithmetic: what the attention kernel computes, bit by bit, and what leaves no trace in it."""
+
+import math
+import subprocess
+from collections.abc import Callable, Iterator
+from fractions import Fraction
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from opt_tree.engines import canonical
+from opt_tree.engines.canonical import attend, load_kernel
+
+Attend = Callable[[Tensor, Tensor, Tensor, Tensor, float], Tensor]
+DTYPES = [torch.float32, torch.bfloat16]
+HIDDEN = -3e38
+
+
+@pytest.fixture(scope="module", autouse=True)
+def kernel(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Built once for these tests, unless this process has it already."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("OPT_TREE_CACHE", str(tmp_path_factory.mktemp("packages")))
+        load_kernel()
+        yield
+
+
+def bits(numbers: Tensor) -> Tensor:
+    return numbers.contiguous().view(torch.int16 if numbers.dtype == torch.bfloat16 else torch.int32)
+
+
+def problem(
+    seed: int,
+    dtype: torch.dtype,
+    lanes: int = 1,
+    groups: int = 2,
+    shared: int = 2,
+    rows: int = 5,
+    keys: int = 37,
+    dim: int = 16,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Queries, keys, values and a mask in which every row sees its first key and two thirds of the others."""
+    numbers = torch.Generator().manual_seed(seed)
+
+    def normal(*size: int) -> Tensor:
+        return (2 * torch.randn(*size, generator=numbers)).to(dtype)
+
+    seen = torch.rand(lanes, 1, rows, keys, generator=numbers) < 0.7
+    seen[..., 0] = True
+    mask = torch.zeros(seen.shape, dtype=dtype).masked_fill_(~seen, HIDDEN)
+    query = normal(lanes, groups * shared, rows, dim)
+    return query, normal(lanes, groups, keys, dim), normal(lanes, groups, keys, dim), mask
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        {"rows": 1, "keys": 1},
+        {"lanes": 3, "groups": 3, "shared": 3, "rows": 7, "keys": 133, "dim": 64},
+        {"lanes": 2, "groups": 1, "shared": 5, "rows": 3, "keys": 16, "dim": 40},
+        {"groups": 4, "shared": 1, "rows": 30, "keys": 61, "dim": 5},
+        {"groups": 1, "shared": 2, "rows": 2, "keys": 300, "dim": 256},
+    ],
+)
+def test_the_kernel_against_float64(dtype: torch.dtype, sizes: dict[str, int]) -> None:
+    query, key, value, mask = problem(0, dtype, **sizes)
+    value = value[..., : max(1, value.shape[-1] - 3)]  # a head of values may have another size
+    groups = query.shape[1] // key.shape[1]
+    keys, values = (one.double().repeat_interleave(groups, 1) for one in (key, value))
+    scale = query.shape[-1] ** -0.5
+    scores = scale * query.double() @ keys.transpose(2, 3)
+    expected = (scores.masked_fill(mask != 0, -math.inf).softmax(-1) @ values).transpose(1, 2)
+    error = (attend(query, key, value, mask, scale).double() - expected).abs().max()
+    assert error < (1e-5 if dtype == torch.float32 else 4e-2)
+
+
+def single(exact: Fraction) -> Fraction:
+    """The float32 next to an exact number, of two the even one."""
+    near = np.float32(float(exact))
+    candidates = [near, np.nextafter(near, np.float32(np.inf)), np.nextafter(near, np.float32(-np.inf))]
+    best = min(candidates, key=lambda one: (abs(Fraction(float(one)) - exact), int(one.view(np.int32)) & 1))
+    return Fraction(float(best))
+
+
+def exponential(x: Fraction) -> Fraction:
+    """The kernel's polynomial, in exact arithmetic rounded where the kernel rounds."""
+    if x < -87:
+        return Fraction(0)
+    literal = [Fraction(float(np.float32(one))) for one in (1.44269504088896341, -0.693359375, 2.12194440e-4)]
+    n = single(x * literal[0] + Fraction(12582912)) - 12582912
+    r = single(n * literal[2] + single(n * literal[1] + x))
+    terms = (1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1, 5.0000001201e-1)
+    y = Fraction(float(np.float32(1.9875691500e-4)))
+    for term in terms:
+        y = single(y * r + Fraction(float(np.float32(term))))
+    y = single(single(y * single(r * r) + r) + 1)
+    return y * Fraction(2) ** int(n)
+
+
+def as_defined(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scale: float) -> Tensor:
+    """One row and one head by the definition at the head of `canonical.cpp`."""
+    scale = Fraction(float(np.float32(scale)))
+    asked, keys, values = (
+        [[Fraction(x) for x in row] for row in one.double().tolist()] for one in (query[0, 0], key[0, 0], value[0, 0])
+    )
+    seen = [number for number, hidden in enumerate(mask[0, 0, 0].tolist()) if hidden == 0]
+    scores = {}
+    for k in seen:
+        chain = Fraction(0)
+        for a, b in zip(asked[0], keys[k], strict=True):
+            chain = single(a * b + chain)
+        scores[k] = single(chain * scale)
+    top = max(scores.values())
+    total, sums = Fraction(0), [Fraction(0)] * len(values[0])
+    for k in seen:
+        weight = exponential(single(scores[k] - top))
+        total = single(total + weight)
+        sums = [single(weight * v + one) for v, one in zip(values[k], sums, strict=True)]
+    return torch.tensor([[[[float(single(one / total)) for one in sums]]]]).to(query.dtype)
+
+
+def agrees_with_the_definition(attend: Attend) -> bool:
+    for seed, dtype in enumerate(DTYPES):
+        given = problem(seed, dtype, groups=1, shared=1, rows=1, keys=45, dim=16)
+        if not torch.equal(bits(attend(*given, 0.06)), bits(as_defined(*given, 0.06))):
+            return False
+    return True
+
+
+def leaves_no_trace(attend: Attend, dtype: torch.dtype) -> bool:
+    """Whether rows keep their bits in other company: other rows, lanes and slots, and junk in the hidden ones."""
+    query, key, value, mask = given = problem(3, dtype, rows=9, keys=83)
+    whole = bits(attend(*given, 0.25))
+    order = torch.randperm(9, generator=torch.Generator().manual_seed(0))
+    if not torch.equal(bits(attend(query[:, :, order], key, value, mask[:, :, order], 0.25)), whole[:, order]):
+        return False
+    for rows in (slice(0, 1), slice(1, 6), slice(6, 9)):
+        if not torch.equal(bits(attend(query[:, :, rows], key, value, mask[:, :, rows], 0.25)), whole[:, rows]):
+            return False
+    # The same keys in other slots, in the same order, with junk between and behind them.
+    slots, apart = torch.arange(83) + torch.arange(83) // 5 * 3 + 1, 160
+    for junk in (0.0, 7e3, math.inf, math.nan):
+        far_key, far_value = (torch.full((*one.shape[:2], apart, 16), junk, dtype=dtype) for one in (key, value))
+        hidden = torch.full((1, 1, 9, apart), HIDDEN, dtype=dtype)
+        far_key[:, :, slots], far_value[:, :, slots], hidden[..., slots] = key, value, mask
+        lanes = (torch.cat([torch.zeros_like(one), one]) for one in (query, far_key, far_value, hidden))
+        if not torch.equal(bits(attend(*lanes, 0.25))[1:], whole):
+            return False
+    return True
+
+
+def test_the_kernel_does_what_its_definition_says_bit_by_bit() -> None:
+    assert agrees_with_the_definition(attend)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_other_rows_lanes_slots_and_junk_leave_no_trace(dtype: torch.dtype) -> None:
+    assert leaves_no_trace(attend, dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_threads_leave_no_trace(dtype: torch.dtype) -> None:
+    given = problem(4, dtype, lanes=2, groups=3, rows=6)
+    whole, threads = attend(*given, 0.25), torch.get_num_threads()
+    try:
+        torch.set_num_threads(2)
+        assert torch.equal(bits(attend(*given, 0.25)), bits(whole))
+    finally:
+        torch.set_num_threads(threads)
+
+
+def test_what_is_not_a_number_is_not_made_one() -> None:
+    """In a key that is seen; a row that sees no key is 0."""
+    query, key, value, mask = problem(5, torch.float32, rows=3)
+    mask[0, 0, 0], mask[0, 0, 1, 1:] = -math.inf, -math.inf
+    key[..., 4, :] = math.nan
+    mask[0, 0, 2, 4] = 0
+    found = attend(query, key, value, mask, 0.25)
+    assert (found[0, 0] == 0).all() and found[0, 1].isfinite().all() and found[0, 2].isnan().all()
+
+
+def test_other_masks_and_shapes_are_refused() -> None:
+    query, key, value, mask = problem(6, torch.float32)
+    with pytest.raises(RuntimeError, match="adds other numbers to scores"):
+        attend(query, key, value, torch.full_like(mask, -1.0), 0.25)
+    with pytest.raises(RuntimeError, match="shapes"):
+        torch.ops.opt_tree.canonical_attention(query, key, value[:, :1], mask, 0.25)
+    with pytest.raises(RuntimeError, match="different dtypes"):
+        attend(query, key.bfloat16(), value, mask, 0.25)
+    with pytest.raises(RuntimeError, match="for bfloat16 and float32"):
+        attend(query.double(), key.double(), value.double(), mask.double(), 0.25)
+
+
+def built_otherwise(folder: Path, name: str, old: str, new: str, *options: str) -> Attend:
+    """The kernel with some words changed, under a name of its own."""
+    source = canonical.SOURCE.read_text()
+    assert source.count(old) == 1
+    file, made = folder / f"{name}.cpp", folder / f"{name}.so"
+    file.write_text(
+        source.replace(old, new).replace("LIBRARY(opt_tree", f"LIBRARY({name}").replace("IMPL(opt_tree", f"IMPL({name}")
+    )
+    subprocess.run([*canonical.command(file, made), *options], check=True)
+    torch.ops.load_library(str(made))
+    return getattr(torch.ops, name).canonical_attention.default
+
+
+SUM = "for (int64_t k = begin; k < end; ++k) {"
+WEIGHTS = "scores[tile] = x == all(-INFINITY) ? Vec{} : exp(x - most);"
+BY_BLOCKS = """float own = -INFINITY;
+            for (int j = 0; j < W; ++j) own = std::max(own, x[j]);
+            scores[tile] = x == all(-INFINITY) ? Vec{} : exp(x - own) * exp(all(own - most));"""
+
+
+def test_a_sum_from_the_right_is_noticed(tmp_path: Path) -> None:
+    other = built_otherwise(tmp_path, "from_the_right", SUM, "for (int64_t k = end - 1; k >= begin; --k) {")
+    assert not agrees_with_the_definition(other)
+
+
+def test_a_softmax_by_blocks_is_noticed(tmp_path: Path) -> None:
+    """As an online softmax is one: what is scaled by the largest score of a block, then by that of all."""
+    other = built_otherwise(tmp_path, "by_blocks", WEIGHTS, BY_BLOCKS)
+    assert not leaves_no_trace(other, torch.float32)
+    assert not agrees_with_the_definition(other)
+
+
+def test_hidden_keys_that_count_with_weight_zero_are_noticed(tmp_path: Path) -> None:
+    other = built_otherwise(tmp_path, "unskipped", "if (weight == 0) continue;", "")
+    assert agrees_with_the_definition(other) and not leaves_no_trace(other, torch.bfloat16)
+
+
+def test_the_width_of_vectors_decides_nothing(tmp_path: Path) -> None:
+    """Not even their fused multiply-adds, which are functions of the library without the processor's."""
+    other = built_otherwise(tmp_path, "narrow", SUM, SUM, "-march=x86-64")
+    for dtype in DTYPES:
+        given = problem(7, dtype, groups=1, rows=6, keys=70, dim=72)
+        assert torch.equal(bits(other(*given, 0.25)), bits(attend(*given, 0.25)))

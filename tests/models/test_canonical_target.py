@@ -1,0 +1,271 @@
+"""A canonical target: in bfloat16, too, a tree changes nothing, and what cannot be canonical is refused by name."""
+
+import copy
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from tiny_models import prompt, random_tree, tiny, tiny_drafter
+from torch import Tensor, nn
+
+from opt_tree import CausalLMDrafter, Decoder, OptTree, Output, Pair, Sampling, Tree, load_drafter, load_pair
+from opt_tree.decoding.presets import plain
+from opt_tree.drafters.registry import DrafterOptions
+from opt_tree.engines import compiled as aot
+from opt_tree.engines import prepacked as packed
+from opt_tree.engines.canonical import NotCanonicalError, load_kernel
+from opt_tree.models.canonical import check, make_canonical
+from opt_tree.models.causal_lm import CausalLM, UnsupportedModelError
+from opt_tree.models.chain_lm import ChainLM
+from opt_tree.models.compiling import compile_forwards
+
+NEW = 24
+MESSAGES = [
+    "Who built the first lighthouse?",
+    "Write a short poem about rain.",
+    "Explain why the sky is blue, in detail.",
+]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def kernel(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("OPT_TREE_CACHE", str(tmp_path_factory.mktemp("packages")))
+        load_kernel()
+        yield
+
+
+def wrapped(kind: str = "llama", dtype: torch.dtype = torch.bfloat16) -> CausalLM:
+    return CausalLM(copy.deepcopy(tiny(kind)).to(dtype))
+
+
+def bits(logits: Tensor) -> Tensor:
+    return logits.contiguous().view(torch.int16)
+
+
+@pytest.mark.parametrize(
+    "kind",
+    ["llama", "qwen2-window", "qwen3-window", "mistral", "phi3", "opt", "llama4", "mixtral"],
+)
+def test_random_trees_have_the_logits_of_one_prefill(kind: str) -> None:
+    """Of each architecture, windows and chunks among them."""
+    lm = wrapped(kind)
+    make_canonical(lm)
+    assert lm.canonical
+    context = prompt(50)
+    for seed in range(4):
+        tree = random_tree(12, seed, seed)
+        lm.reset()
+        lm.append(context)
+        rows = lm.score(tree).logits.clone()
+        for row in range(len(tree)):
+            path = tree.path_to(row)
+            lm.reset()
+            whole = lm.append([*context, *tree.tokens[path].tolist()], all_logits=True).logits
+            assert torch.equal(bits(rows[path]), bits(whole[len(context) :]))
+
+
+def test_without_it_a_tree_has_other_logits() -> None:
+    """What the other tests see is not there by itself."""
+    lm = load_pair("demo", "ngram", dtype="bfloat16").target
+    make_canonical(lm)
+    lm.eager.packed.make_canonical(False)
+    with pytest.raises(NotCanonicalError, match="0 of its 12 layers"):
+        check(lm)
+
+
+class Mixed(nn.Module):
+    """An activation in which a row depends on how many there are."""
+
+    def forward(self, rows: Tensor) -> Tensor:
+        return rows + 0.05 * rows.shape[1]
+
+
+def test_what_depends_on_other_rows_is_refused_with_the_layers_name() -> None:
+    lm = wrapped()
+    lm.model.model.layers[1].mlp.act_fn = Mixed()
+    with pytest.raises(NotCanonicalError, match=r"a prefill of 1 rows .* model\.layers\.1\.mlp\.act_fn is the first"):
+        make_canonical(lm)
+    assert not lm.canonical
+
+
+def test_one_row_goes_as_two(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a CPU whose library has a kernel of its own for one row; packed or not."""
+    compute, linear = packed._Linear._compute, nn.functional.linear
+
+    def special(self: Any, rows: Tensor) -> Tensor:
+        return compute(self, rows) * (1.5 if rows.numel() == rows.shape[-1] else 1)
+
+    lm = wrapped()
+    monkeypatch.setattr(packed._Linear, "_compute", special)
+    make_canonical(lm)
+    lm.pack(False)
+    assert lm.canonical and not lm.eager.packed and nn.functional.linear is linear
+    lm.pack()
+    monkeypatch.setattr(packed, "at_least_two", lambda compute, rows: compute(rows))
+    with pytest.raises(NotCanonicalError, match=r"the last row of a prefill .* lm_head is the first layer to differ"):
+        check(lm)
+
+
+def test_what_cannot_be_canonical_is_refused() -> None:
+    for lm, why in (
+        (wrapped("gemma2"), "0 of its 3 layers ask transformers' interface for 'sdpa'"),
+        (wrapped(dtype=torch.float64), "not canonical in float64 on cpu: only in bfloat16 and float32 on a CPU"),
+        (ChainLM(tiny("llama")), "scored path by path"),
+    ):
+        with pytest.raises(NotCanonicalError, match=why):
+            make_canonical(lm)
+    with pytest.raises(NotCanonicalError, match="columns, and torch computes GELU the same in all rows"):
+        make_canonical(wrapped("gpt-neox"))
+
+
+def test_float32_needs_packed_weights() -> None:
+    lm = load_pair("demo", "ngram", dtype="float32", canonical=True).target
+    with pytest.raises(NotCanonicalError, match="in float32 with packed weights only"):
+        lm.pack(False)
+    assert lm.canonical and lm.eager.packed
+    check(lm)
+
+
+def test_it_is_turned_off_again_and_copied() -> None:
+    lm, before = wrapped(), wrapped().append(prompt(40)).logits
+    make_canonical(lm)
+    twin = copy.deepcopy(lm)
+    assert twin.canonical
+    check(twin)
+    make_canonical(lm, False)
+    assert not lm.canonical and torch.equal(lm.append(prompt(40)).logits, before)
+
+
+def test_two_threads_in_one_model_are_noticed() -> None:
+    """The other one has taken the layers back."""
+    lm = wrapped()
+    make_canonical(lm)
+    with pytest.raises(RuntimeError, match="another thread ran it at the same time"), lm.eager.packed:
+        lm.eager.packed.__enter__()
+        lm.eager.packed.__exit__(None)
+    assert not any("forward" in module.__dict__ for module in lm.model.modules())
+
+
+@pytest.fixture(scope="module")
+def pair() -> Pair:
+    return load_pair("demo", dtype="bfloat16", canonical=True)
+
+
+@pytest.fixture(scope="module")
+def texts(pair: Pair) -> dict[str, list[list[int]]]:
+    """What plain decoding says to each message: greedily, and at temperature 1 with a seed."""
+    decoder, prompts = plain(pair.target), [pair.encode(message) for message in MESSAGES]
+    sampled = [decoder.generate(one, NEW, Sampling(1.0), seed=3).tokens for one in prompts]
+    return {"prompts": prompts, "greedy": [decoder.generate(one, NEW).tokens for one in prompts], "sampled": sampled}
+
+
+def drafted(pair: Pair, spec: str, nodes: int = 12) -> Decoder:
+    drafter = pair.drafter if spec == "own" else load_drafter(spec, pair.target, DrafterOptions(pair.tokenizer))
+    return Decoder(pair.target, drafter, OptTree(nodes, 0.2))
+
+
+class Recorded:
+    """Keeps the logits of every row that a target commits."""
+
+    def __init__(self, lm: CausalLM, patch: pytest.MonkeyPatch) -> None:
+        self.rows: list[Tensor] = []
+        score, commit, last = lm.score, lm.commit, [torch.empty(0)]
+
+        def scored(tree: Tree) -> Output:
+            output = score(tree)
+            last[0] = output.logits
+            return output
+
+        def committed(path: list[int]) -> None:
+            if len(last[0]):
+                self.rows.append(last[0][path].clone())
+            last[0] = torch.empty(0)
+            commit(path)
+
+        patch.setattr(lm, "score", scored)
+        patch.setattr(lm, "commit", committed)
+
+
+@pytest.mark.parametrize(
+    "spec, nodes",
+    [("own", 12), ("own", 60), ("eagle:demo", 12), ("eagle3:demo", 12), ("store:demo", 12), ("exit:demo", 12)],
+)
+def test_every_drafters_text_is_plain_decodings_and_every_row_one_prefills(
+    pair: Pair, texts: dict[str, Any], monkeypatch: pytest.MonkeyPatch, spec: str, nodes: int
+) -> None:
+    decoder, lm = drafted(pair, spec, nodes), pair.target
+    for asked, expected in zip(texts["prompts"], texts["greedy"], strict=True):
+        with monkeypatch.context() as patch:
+            recorded = Recorded(lm, patch)
+            assert decoder.generate(asked, NEW).tokens == expected
+        rows = torch.cat(recorded.rows)[:NEW]
+        lm.reset()
+        whole = lm.append(asked + expected[:-1], all_logits=True).logits[len(asked) - 1 :]
+        assert len(rows) == NEW and torch.equal(bits(rows), bits(whole))
+
+
+def test_sampled_with_a_seed_trees_give_the_same_text(pair: Pair, texts: dict[str, Any]) -> None:
+    decoder = drafted(pair, "own")
+    found = [decoder.generate(one, NEW, Sampling(1.0), seed=3).tokens for one in texts["prompts"]]
+    assert found == texts["sampled"] != texts["greedy"]
+
+
+@pytest.mark.parametrize("spec", ["own", "eagle:demo", "store:demo"])
+def test_ragged_lanes_give_the_same_texts(pair: Pair, texts: dict[str, Any], spec: str) -> None:
+    decoder = drafted(pair, spec)
+    found = decoder.generate_batch(texts["prompts"], 2, NEW)
+    assert [one.tokens for one in found] == texts["greedy"]
+    sampled = decoder.generate_batch(texts["prompts"], 3, NEW, Sampling(1.0), seed=3)
+    assert [one.tokens for one in sampled] == texts["sampled"]
+
+
+def test_a_reused_beginning_gives_the_same_text(pair: Pair, texts: dict[str, Any]) -> None:
+    decoder = drafted(pair, "own")
+    for asked, expected in zip(texts["prompts"], texts["greedy"], strict=True):
+        decoder.generate(asked[: len(asked) * 2 // 3], 9)
+        found = decoder.generate(asked, NEW, reuse=True)
+        assert found.reused and found.tokens == expected
+        conversation = asked + expected + asked
+        assert decoder.generate(conversation, 9, reuse=True).reused
+        decoder.target.reset()
+        assert decoder.generate(conversation, 9).tokens == plain(pair.target).generate(conversation, 9).tokens
+
+
+def test_generate_of_transformers_gives_the_same_text(pair: Pair, texts: dict[str, Any]) -> None:
+    decoder, model = drafted(pair, "own"), pair.target.model
+    for asked, expected in zip(texts["prompts"], texts["greedy"], strict=True):
+        ids = model.generate(
+            torch.tensor([asked]),
+            attention_mask=torch.ones(1, len(asked), dtype=torch.long),
+            max_new_tokens=NEW,
+            do_sample=False,
+            eos_token_id=None,
+            custom_generate=decoder,
+        )
+        assert ids[0, len(asked) :].tolist() == expected
+
+
+def test_compiled_forwards_are_canonical_among_themselves(
+    tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of any number of rows: a package takes the long prefills, too. An early exit would score by eager halves."""
+    monkeypatch.setenv("OPT_TREE_CACHE", str(tmp_path_factory.mktemp("compiled")))
+    lm = wrapped()
+    make_canonical(lm)
+    assert compile_forwards(lm) and lm.engine.name == "aot" and lm.canonical
+    check(lm)
+    drafter = CausalLMDrafter(CausalLM(tiny_drafter("llama")))
+    decoder = Decoder(lm, drafter, OptTree(9, 0.0))
+    for seed in range(3):
+        asked = prompt(20 + 5 * seed, seed)
+        assert decoder.generate(asked, NEW).tokens == plain(lm).generate(asked, NEW).tokens
+    assert lm.engine.takes(10 * aot.LARGEST)
+
+
+def test_an_early_exit_of_a_compiled_target_is_refused(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    decoder = drafted(pair, "exit:demo")
+    monkeypatch.setattr(pair.target, "engine", copy.copy(pair.target.eager))
+    with pytest.raises(UnsupportedModelError, match="canonical and compiled, and an early exit scores by eager halves"):
+        decoder.generate([1, 2, 3], 4)
