@@ -10,7 +10,6 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from numbers import Real
 from typing import Any
 
 import torch
@@ -26,7 +25,7 @@ from opt_tree.core.step import Outcome, Step, StepTimes
 from opt_tree.core.stopping import StopRule
 from opt_tree.core.target import Target, Work, turn_of
 from opt_tree.decoding.draft import RootKnown, draft, layers_left
-from opt_tree.decoding.generation import Generation, check_prompt
+from opt_tree.decoding.generation import Generation, check_new_tokens, check_prompt
 from opt_tree.decoding.side_by_side import SideBySide
 from opt_tree.drafters import Drafter
 from opt_tree.engines.kv_cache import inference
@@ -175,9 +174,7 @@ class Decoder(SideBySide):
         and TypeError for an argument of another kind.
         """
         try:
-            require(Real, max_new_tokens=max_new_tokens)
-            if max_new_tokens < 1 or not float(max_new_tokens).is_integer():
-                raise ValueError(f"max_new_tokens must be at least 1, got {max_new_tokens}: whole tokens")
+            most = check_new_tokens(max_new_tokens)
             if not isinstance(sampling, Sampling):
                 raise TypeError(f"sampling must be a Sampling, such as Sampling(temperature=0.7), got {sampling!r}")
             if stop is not None and not callable(stop):
@@ -186,8 +183,8 @@ class Decoder(SideBySide):
                 raise TypeError(f"streamer must be one of transformers', with put and end, got {streamer!r:.80}")
             context = check_prompt(prompt, self.target)
             with self.turn():
-                run = self._run(context, int(max_new_tokens), sampling, Random(seed), reuse)
-                return self._generate(run, int(max_new_tokens), stop, streamer)
+                run = self._run(context, most, sampling, Random(seed), reuse)
+                return self._generate(run, most, stop, streamer)
         finally:  # whoever reads the stream in another thread would wait for ever
             if callable(getattr(streamer, "end", None)):
                 streamer.end()
@@ -231,7 +228,8 @@ class Decoder(SideBySide):
         Arguments and errors are those of `generate`; the last step may go beyond `max_new_tokens`.
         """
         context = check_prompt(prompt, self.target)
-        return self._in_turns(self._steps(self._run(context, max_new_tokens, sampling, random or Random(), reuse)))
+        most = None if max_new_tokens is None else check_new_tokens(max_new_tokens)
+        return self._in_turns(self._steps(self._run(context, most, sampling, random or Random(), reuse)))
 
     def _in_turns(self, steps: Iterator[Step]) -> Iterator[Step]:
         """Take each step in a turn of its own: between two of them the caller may do anything."""

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from numbers import Real
 from typing import Any
 
 import numpy as np
@@ -70,3 +71,11 @@ def check_prompt(prompt: Any, target: Target) -> list[int]:
     if min(ids) < 0 or max(ids) >= target.vocab:
         raise ValueError(f"token {max(ids) if min(ids) >= 0 else min(ids)} is outside the vocabulary of {target.vocab}")
     return [int(token) for token in ids]
+
+
+def check_new_tokens(most: Any) -> int:
+    """Return a number of new tokens as an int, 8.0 likewise. TypeError or ValueError for what is none."""
+    require(Real, max_new_tokens=most)
+    if most < 1 or not float(most).is_integer():
+        raise ValueError(f"max_new_tokens must be at least 1, got {most}: whole tokens")
+    return int(most)

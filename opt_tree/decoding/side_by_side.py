@@ -20,7 +20,7 @@ from opt_tree.core.errors import require
 from opt_tree.core.sampling import Sampling
 from opt_tree.core.stopping import StopRule
 from opt_tree.core.target import Target
-from opt_tree.decoding.generation import Generation, check_prompt
+from opt_tree.decoding.generation import Generation, check_new_tokens, check_prompt
 from opt_tree.drafters import Drafter
 from opt_tree.models.tensor_parallel import at_every_rank
 
@@ -63,10 +63,10 @@ class SideBySide:
         seeds = list(seed) if isinstance(seed, Sequence) else [seed] * len(prompts)
         if not len(prompts) == len(rules) == len(seeds):
             raise ValueError(f"{len(prompts)} prompts, but {len(rules)} stop rules and {len(seeds)} seeds")
-        jobs = []
+        jobs, most = [], check_new_tokens(max_new_tokens)
         for number, (prompt, rule, own) in enumerate(zip(prompts, rules, seeds, strict=True)):
             try:
-                options = (check_prompt(prompt, self.target), max_new_tokens, sampling, rule, None, own)
+                options = (check_prompt(prompt, self.target), most, sampling, rule, None, own)
             except ValueError as error:
                 raise ValueError(f"prompt {number} of the batch: {error}") from None
             jobs.append(lambda decoder, options=options: decoder.generate(*options))

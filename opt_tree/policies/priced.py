@@ -2,12 +2,14 @@
 
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
+from numbers import Integral
 from typing import Self
 
 import numpy as np
 from jaxtyping import Float, Int
 
 from opt_tree.core.children import TopK
+from opt_tree.core.errors import require
 from opt_tree.core.pool import CandidatePool
 from opt_tree.policies.costs import LARGEST, Costs
 
@@ -39,7 +41,7 @@ class Priced:
 
     costs: Costs
     nodes: int = 64
-    """Drafted nodes sent to the target at most."""
+    """Drafted nodes sent to the target at most: below `costs.LARGEST`."""
     max_depth: int = 10
     """Layers drafted at most."""
     rate: float = field(default=0.0, compare=False)
@@ -52,6 +54,9 @@ class Priced:
     """By depth, from 1: the surplus of the layer below in parts of this one's; `CARRY` where nothing is known."""
 
     def __post_init__(self) -> None:
+        require(Integral, nodes=self.nodes, max_depth=self.max_depth)
+        if self.nodes >= LARGEST:
+            raise ValueError(f"nodes must be below {LARGEST}, the rows that costs are known of, got {self.nodes}")
         if self.nodes < 1 or self.max_depth < 1:
             raise ValueError(f"nodes and max_depth must be at least 1, got {self.nodes} and {self.max_depth}")
 

@@ -491,12 +491,21 @@ def test_a_policy_with_what_was_learned_is_the_same_one():
         (lambda: Costs(((1, 1.0),), 1, ()), "drafting must have points"),
         (lambda: Costs(((1, 1.0),), -1, ((1, 1.0),)), "first must be 0 or more, and finite, got -1"),
         (lambda: Priced(EAGER, nodes=0), "nodes and max_depth must be at least 1, got 0 and 10"),
+        (lambda: Priced(EAGER, nodes=256), "nodes must be below 256, the rows that costs are known of, got 256"),
+        (lambda: Auto(EAGER, nodes=300), "nodes must be below 256, the rows that costs are known of, got 300"),
         (lambda: Auto(EAGER, decay=0.0), r"decay must be in \(0, 1\], got 0"),
     ],
 )
 def test_bad_settings(make, message):
     with pytest.raises(ValueError, match=message):
         make()
+
+
+def test_the_largest_tree_that_costs_are_known_of_is_drafted():
+    laws = hashed_laws(1, 300)
+    policy = Priced(EAGER, nodes=255, max_depth=2, rate=1.0)
+    step = next(Decoder(TableTarget(laws, 300), TableDrafter(laws), policy).steps([1], 9))
+    assert step.tree.nodes == 255
 
 
 def test_a_replay_needs_no_clock(capsys):

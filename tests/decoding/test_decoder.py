@@ -113,6 +113,18 @@ class TestLengths:
         with pytest.raises(ValueError, match="max_new_tokens must be at least 1, got 0"):
             decoder.generate(PROMPT, 0)
 
+    def test_a_whole_number_may_be_a_float(self, decoder, text):
+        """As 8.0 or numpy's it comes out of arithmetic; batches and steps take it as `generate` does."""
+        call = inspect.unwrap  # the tests' own type checks left out
+        for many in (8.0, np.int64(8), np.float64(8)):
+            assert call(Decoder.generate)(decoder, PROMPT, many).tokens == text[:8]
+            [answer] = call(Decoder.generate_batch)(decoder, [PROMPT], 1, many)
+            assert answer.tokens == text[:8] and answer.finish_reason == "length"
+            assert [token for step in call(Decoder.steps)(decoder, PROMPT, many) for token in step.tokens] == text[:8]
+        for many in (0, -5, 2.5):
+            with pytest.raises(ValueError, match=f"max_new_tokens must be at least 1, got {many}: whole tokens"):
+                call(Decoder.steps)(decoder, PROMPT, many)
+
     def test_no_tree_is_deeper_than_what_may_still_be_emitted(self, decoder):
         """The last step of a budget drafts no layer that could only be thrown away."""
         left = 7
@@ -555,6 +567,8 @@ def test_what_is_of_another_kind_is_said_before_anything_runs(target, drafter, d
             inspect.unwrap(Decoder.__init__)(object.__new__(Decoder), *parts)  # the tests' own type checks left out
     for options, named in (
         ({"max_new_tokens": 2.5}, "got 2.5: whole tokens"),
+        ({"max_new_tokens": float("nan")}, "got nan: whole tokens"),
+        ({"max_new_tokens": "8"}, "max_new_tokens must be a number, got '8'"),
         ({"sampling": 0.7}, "must be a Sampling"),
         ({"stop": "."}, "must be a rule"),
     ):
