@@ -58,7 +58,7 @@ def test_the_bigram_drafter_says_what_it_counted() -> None:
 
 def test_the_bigram_drafter_is_one_line_in_the_registry(monkeypatch: pytest.MonkeyPatch) -> None:
     bigrams = example("drafter")["Bigrams"]
-    monkeypatch.setitem(KINDS, "bigrams", Kind("a table of bigrams", lambda path, target, options: bigrams(), None))
+    monkeypatch.setitem(KINDS, "bigrams", Kind("bigrams", lambda path, target, options: bigrams(), "a table"))
     assert isinstance(opt_tree.load_pair("demo", drafter="bigrams").drafter, bigrams)
 
 

@@ -13,6 +13,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from opt_tree.controllers.base import Controller
+from opt_tree.controllers.registry import Wanted, register
 from opt_tree.core.children import Few
 from opt_tree.core.step import Outcome, Step
 from opt_tree.core.target import Output
@@ -207,3 +208,8 @@ class Auto(Controller):
         self._layers *= self.decay ** (layers[:, None] > np.arange(1, most + 1)).sum(0)
         self._layers[0] += np.bincount(depths[below], surplus[below], minlength=most + 1)[1 : most + 1]
         self._layers[1] += np.bincount(depths, surplus, minlength=most + 2)[2 : most + 2]
+
+
+@register("auto", about="nodes and layers by what they cost on this machine, no tree where drafting does not pay")
+def _make(path: str, wanted: Wanted) -> Auto:
+    return Auto(wanted.costs(1), wanted.tree.nodes, wanted.tree.max_depth, in_lanes=wanted.costs)

@@ -4,6 +4,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from opt_tree.controllers.base import Controller
+from opt_tree.controllers.registry import Wanted, register
 from opt_tree.core.children import Few
 from opt_tree.core.errors import require
 from opt_tree.policies import TreePolicy
@@ -18,3 +19,8 @@ class Fixed(Controller):
 
     def choose(self, context: list[int], root: Float[Tensor, "1 vocab"] | Few | None) -> TreePolicy:
         return self.policies[0]
+
+
+@register("fixed", about="the same tree in every step")
+def _make(path: str, wanted: Wanted) -> Fixed:
+    return Fixed(wanted.tree)

@@ -15,6 +15,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from opt_tree.controllers.base import Controller
+from opt_tree.controllers.registry import Wanted, register
 from opt_tree.core.children import Few
 from opt_tree.core.step import Outcome, Step
 from opt_tree.core.target import Output
@@ -146,3 +147,13 @@ class PredictedLength(Controller):
         if isinstance(self.price, Costs):
             self._tokens = self.decay * self._tokens + len(step.tokens)
             self._seconds = self.decay * self._seconds + self._now.of(step)
+
+
+@register(
+    "predicted",
+    about="the length of a chain, by a predictor that reads the target's newest feature (AdaEAGLE)",
+    paper="2412.18910",
+    part="length",
+)
+def _make(path: str, wanted: Wanted) -> PredictedLength:
+    return PredictedLength(LengthPredictor.load(path, wanted.features), wanted.features, wanted.costs(1))

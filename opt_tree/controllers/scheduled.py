@@ -6,11 +6,12 @@ from jaxtyping import Float
 from torch import Tensor
 
 from opt_tree.controllers.base import Controller
+from opt_tree.controllers.registry import Wanted, register
 from opt_tree.core.children import Few
 from opt_tree.core.errors import require
 from opt_tree.core.step import Outcome, Step
 from opt_tree.core.target import Output
-from opt_tree.policies import TreePolicy
+from opt_tree.policies import Static, TreePolicy
 
 
 class Scheduled(Controller):
@@ -40,3 +41,8 @@ class Scheduled(Controller):
 
     def observe(self, step: Step, outcome: Outcome) -> None:
         self._steps += 1
+
+
+@register("scheduled", about="a step with the tree, a step without, by turns: for measuring")
+def _make(path: str, wanted: Wanted) -> Scheduled:
+    return Scheduled([wanted.tree, Static.empty()])

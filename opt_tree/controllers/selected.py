@@ -18,6 +18,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from opt_tree.controllers.base import Controller
+from opt_tree.controllers.registry import Wanted, register
 from opt_tree.core.children import Few
 from opt_tree.core.probabilities import log_probs_of
 from opt_tree.core.step import Outcome, Step
@@ -213,3 +214,13 @@ class SelectedTree(Informed):
         super().observe(step, outcome)
         self._tokens = self.decay * self._tokens + len(step.tokens)
         self._seconds = self.decay * self._seconds + self._chosen.seconds(self._now, self._values.choice.judging)
+
+
+@register(
+    "selected",
+    about="a delayed tree and its verifier, by a network that reads the drafter's law at the root",
+    paper="2602.16994",
+    part="trees",
+)
+def _make(path: str, wanted: Wanted) -> SelectedTree:
+    return SelectedTree(TreeValues.load(path, wanted.features), wanted.costs(1))

@@ -5,6 +5,7 @@ tokens are drawn with, so the output stays exact, and with `match` or `greedy` i
 """
 
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 
 import numpy as np
 from jaxtyping import Float
@@ -12,6 +13,7 @@ from torch import Tensor
 
 from opt_tree.controllers.base import Controller
 from opt_tree.controllers.hindsight import tells_of, tokens_of
+from opt_tree.controllers.registry import Wanted, register
 from opt_tree.core.children import Few
 from opt_tree.core.step import Outcome, Step
 from opt_tree.core.target import Output
@@ -151,3 +153,15 @@ class Thompson(Controller):
             base = self._base[arm]
             more = brought - (1 if base is None else tokens[base])
             self._added[:, arm] += 1, more, more**2
+
+
+@register("beta", about="the length of a chain, by a posterior of the acceptance rate (EESD)", paper="2406.03853")
+def _make_beta(path: str, wanted: Wanted) -> BetaLength:
+    return BetaLength(wanted.tree.max_depth, seed=wanted.seed)
+
+
+@register("thompson", about="no tree, a quarter of the tree, half of it or all, by tokens over seconds drawn")
+def _make_thompson(path: str, wanted: Wanted) -> Thompson:
+    sizes = sorted({max(wanted.tree.nodes // part, 1) for part in (4, 2, 1)})
+    trees = [replace(wanted.tree, nodes=nodes) for nodes in sizes]
+    return Thompson([Static.empty(), *trees], wanted.seed, costs=wanted.costs(1))

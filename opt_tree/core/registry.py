@@ -12,6 +12,7 @@ from typing import Any, Generic, TypeVar
 
 Made = TypeVar("Made")
 Given = TypeVar("Given")
+Entry = TypeVar("Entry", bound="Method[Any]")
 
 
 @dataclass(frozen=True)
@@ -29,17 +30,17 @@ class Method(Generic[Made]):
     """The folder of the embedded model that "demo" stands for; None for a method that reads no files."""
 
 
-class Registry(dict[str, Method[Made]]):
+class Registry(dict[str, Entry]):
     """The methods of one family by name.
 
-    OPTIONS: Registry[type] = Registry("option")
+    OPTIONS = Registry("option", Method[type])
 
     @OPTIONS.register("sum", about="adds up")
     class Sum: ...
     """
 
-    def __init__(self, family: str, entry: type[Method] = Method) -> None:
-        """`family` is what a message calls one of them: "policy". `entry`: a `Method` with more fields."""
+    def __init__(self, family: str, entry: Callable[..., Entry]) -> None:
+        """`family` is what a message calls one of them: "policy". `entry`: `Method`, or one with more fields."""
         super().__init__()
         self.family, self._entry = family, entry
 
@@ -61,7 +62,7 @@ class Registry(dict[str, Method[Made]]):
 
         return add
 
-    def named(self, name: str) -> Method[Made]:
+    def named(self, name: str) -> Entry:
         """Return the method of a name. Raises ValueError with the names that there are."""
         if name not in self:
             raise ValueError(f"unknown {self.family} {name!r}; there are {', '.join(self)}")

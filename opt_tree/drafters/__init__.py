@@ -12,7 +12,7 @@ from opt_tree.drafters.heads.eagle_head import EagleHead
 from opt_tree.drafters.heads.early_exit import EarlyExit, ExitLayer
 from opt_tree.drafters.heads.one_pass import MedusaDrafter, MedusaHeads, OnePass
 from opt_tree.drafters.heads.residual import ResidualDrafter, ResidualHeads
-from opt_tree.drafters.registry import load_drafter
+from opt_tree.drafters.registry import KINDS, load_drafter, register
 from opt_tree.drafters.small_models.causal_lm import CausalLMDrafter
 from opt_tree.drafters.small_models.chain_lm import ChainLMDrafter, model_drafter
 from opt_tree.drafters.small_models.trimmed import TrimmedDrafter
@@ -21,7 +21,10 @@ from opt_tree.drafters.tables.ngram_recycling import NGramRecycling
 from opt_tree.drafters.tables.recycling import TokenRecycling
 from opt_tree.drafters.tables.store import Store, StoreDrafter
 
+KINDS.discover(__name__, __path__)
+
 __all__ = [
+    "KINDS",
     "CausalLMDrafter",
     "ChainLMDrafter",
     "Copying",
@@ -49,4 +52,5 @@ __all__ = [
     "TrimmedDrafter",
     "load_drafter",
     "model_drafter",
+    "register",
 ]

@@ -61,7 +61,7 @@ def _medusa(nodes: int, siblings: Siblings, rates: AcceptanceRates, depth: int =
     return Static(greedy_static_tree(rates, nodes, depth).paths, siblings)
 
 
-@register("eagle1", about="the same, as deep as EAGLE-1's tree", paper="2401.15077")
+@register("eagle1", about="the shape of `medusa`, as deep as EAGLE-1's tree", paper="2401.15077")
 def _eagle1(nodes: int, siblings: Siblings, rates: AcceptanceRates, depth: int = 5) -> Static:
     return _medusa(nodes, siblings, rates, depth)
 

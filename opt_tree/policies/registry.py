@@ -7,7 +7,7 @@ import inspect
 from collections.abc import Callable
 
 from opt_tree.core.children import Children, TopK
-from opt_tree.core.registry import Registry
+from opt_tree.core.registry import Method, Registry
 from opt_tree.policies.acceptance_rates import HALVING, AcceptanceRates
 from opt_tree.policies.base import TreePolicy
 
@@ -16,7 +16,7 @@ DEPTH = 10
 
 Siblings = Callable[[int], Children]
 
-POLICIES: Registry[Callable[..., TreePolicy]] = Registry("policy")
+POLICIES = Registry("policy", Method[Callable[..., TreePolicy]])
 """A policy, or how to make one, from `nodes`. One that takes `siblings` has a fixed shape, and any kind of children;
 `rates` are acceptance rates; what else it takes can be given behind colons."""
 register = POLICIES.register

@@ -1,8 +1,8 @@
 """Verifiers by name: `@register` stands above each in its file."""
 
-from opt_tree.core.registry import Registry
+from opt_tree.core.registry import Method, Registry
 from opt_tree.verifiers.base import Verifier
 
-VERIFIERS: Registry[Verifier] = Registry("verifier")
+VERIFIERS = Registry("verifier", Method[Verifier])
 """Every verifier of this folder; `VERIFIERS["block"].make` is the function."""
 register = VERIFIERS.register

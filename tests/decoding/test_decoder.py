@@ -82,7 +82,7 @@ class TestPresets:
             "eagle": lambda: EagleDrafter(tiny_head(target.model), target),
             "unrelated": lambda: CausalLMDrafter(CausalLM(tiny("gpt2"))),
         }
-        decoder = PRESETS[preset](target, drafters[kind]())
+        decoder = PRESETS[preset].make(target, drafters[kind]())
         result = decoder.generate(PROMPT, self.SHORT)
         assert result.tokens == text[: self.SHORT]
         if preset == "plain":
@@ -94,7 +94,7 @@ class TestPresets:
     @pytest.mark.parametrize("preset", PRESETS)
     def test_every_preset_samples_the_text_of_its_seed(self, preset, target, drafter, plain):
         sampling = Sampling(temperature=0.9, top_k=20, top_p=0.95)
-        decoder = PRESETS[preset](target, drafter)
+        decoder = PRESETS[preset].make(target, drafter)
         texts = [decoder.generate(PROMPT, self.SHORT, sampling, seed=seed).tokens for seed in (0, 1, 0)]
         assert texts[0] == texts[2] != texts[1]
         if decoder.verifier is match:  # the others have the target's law, but draws of their own

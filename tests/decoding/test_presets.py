@@ -89,10 +89,13 @@ def test_drawn_siblings_skip_no_rank():
         assert all(path[-1] == 0 or (*path[:-1], path[-1] - 1) in paths for path in paths)
 
 
-def test_presets_use_the_same_names():
+def test_presets_use_the_same_names(target):
     """One name each: a tree that both know is called alike; presets add verifiers, the registry shapes and batches."""
-    assert set(POLICIES) - set(PRESETS) == {"binary", "chains", "published", "shared", "threshold_chain"}
-    assert set(PRESETS) - set(POLICIES) == {"specinfer", "spectr", "block_verification", "traversal_verification"}
+    common = set(POLICIES) & set(PRESETS)
+    assert {"opt", "chain", "eagle2", "delayed"} <= common
+    for name in common:
+        (policy,) = PRESETS[name].make(target, CausalLMDrafter(CausalLM(tiny_drafter("llama")))).controller.policies
+        assert type(policy) is type(make_policy(name, 60)), name
 
 
 @pytest.mark.parametrize(
@@ -114,7 +117,7 @@ def test_specs_of_drafters(text, kind, path):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("egale:demo", "unknown kind of drafter 'egale' in 'egale:demo'; there are lm, eagle"),
+        ("egale:demo", "unknown kind of drafter 'egale' in 'egale:demo'; there are copy, dflash, eagle"),
         ("eagle", "'eagle' does not say where it lies: eagle:PATH, or eagle:demo"),
         ("lm:", "'lm:' does not say where it lies"),
         ("eagle:./nowhere", "nowhere"),

@@ -70,7 +70,7 @@ def test_a_wrong_spec_is_one_line(spec, complaint, pair):
 
 
 def test_another_targets_store_is_refused(pair, monkeypatch):
-    monkeypatch.setattr("opt_tree.drafters.registry.fingerprint", lambda tokenizer: "beef")
+    monkeypatch.setattr("opt_tree.drafters.tables.store.fingerprint", lambda tokenizer: "beef")
     with pytest.raises(CheckpointError, match="made with another tokenizer"):
         load("store:demo", pair)
 

@@ -17,7 +17,10 @@ from opt_tree.core.probabilities import log_probs_of
 from opt_tree.core.step import Outcome
 from opt_tree.drafters.base import Drafter, DrafterAround
 from opt_tree.drafters.combined.grafted import join
+from opt_tree.drafters.registry import DrafterOptions, load_drafter, register
 from opt_tree.drafters.tables.ngram import BETA, NGramDrafter
+from opt_tree.models.chain_lm import AnyLM
+from opt_tree.models.checkpoints import refused
 
 COPY_BETA = tuple(4 * beta for beta in BETA)
 """Four times what n-grams alone take: a model is a better guess than nothing. Chosen with the head of smollm2, on
@@ -81,3 +84,9 @@ def mixed(scores: Float[Tensor, "rows vocab"] | Few | Reduced, known: Few) -> Fe
     probs = probs + (same * copied[:, None, :]).sum(2)
     copied = copied.masked_fill(same.any(1), 0.0)
     return Few(torch.cat([probs, copied], 1).log(), torch.cat([model, tokens], 1))
+
+
+@register("copy", about="a model that also copies from the text at hand: copy:eagle:demo", others=lambda path: [path])
+def _load(path: str, target: AnyLM, options: DrafterOptions) -> Drafter:
+    with refused(f"copy:{path}"):
+        return Copying(load_drafter(path, target, options))

@@ -15,7 +15,10 @@ from opt_tree.core.pool import Frontier
 from opt_tree.core.step import Outcome
 from opt_tree.core.target import Laws
 from opt_tree.drafters.base import Drafter, DrafterAround, normalised
-from opt_tree.drafters.tables.lookup import Lookup, Tails
+from opt_tree.drafters.registry import DrafterOptions, register, two_specs
+from opt_tree.drafters.tables.lookup import Lookup, Tails, load_with_table
+from opt_tree.models.chain_lm import AnyLM
+from opt_tree.models.checkpoints import CheckpointError, refused
 
 
 class Grafted(DrafterAround):
@@ -96,3 +99,17 @@ def join(whole: DrafterAround, *parts: Drafter) -> None:
     whole.learns = any(part.learns for part in parts)
     whole.max_context = min(part.max_context for part in parts)
     whole.sparse = True
+
+
+@register(
+    "graft",
+    about="a model for the first layers, a table below: graft:1:eagle:demo+store:demo",
+    others=lambda path: two_specs("graft", path.partition(":")[2]),
+)
+def _load(path: str, target: AnyLM, options: DrafterOptions) -> Drafter:
+    depth, _, pair = path.partition(":")
+    if not depth.isdigit():
+        raise CheckpointError(f"graft:DEPTH:SPEC+SPEC names the model's layers, the model, the table; got graft:{path}")
+    model, table = load_with_table(f"graft:{depth}", pair, target, options)
+    with refused(f"graft:{path}"):
+        return Grafted(model, table, int(depth))

@@ -5,7 +5,9 @@ right; a one-pass drafter knows the context and not the path, a table knows the 
 """
 
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -19,7 +21,10 @@ from opt_tree.core.step import Outcome
 from opt_tree.drafters.base import Drafter, DrafterAround
 from opt_tree.drafters.combined.grafted import join
 from opt_tree.drafters.heads.one_pass import OnePass
-from opt_tree.drafters.tables.lookup import Lookup, Tail
+from opt_tree.drafters.registry import DrafterOptions, register, two_specs
+from opt_tree.drafters.tables.lookup import Lookup, Tail, load_with_table
+from opt_tree.models.chain_lm import AnyLM
+from opt_tree.models.checkpoints import refused
 
 EXPONENTS = (1.0, 0.5)
 """Of the model's law and of the table's, at every depth."""
@@ -186,3 +191,21 @@ def product(
     log_probs = torch.cat([both, alone], 1) - mass.log()
     as_it_stands = torch.nn.functional.pad(known.log_probs.to(log_probs), (0, alone.shape[1]), value=-torch.inf)
     return Few(torch.where(unknown, as_it_stands, log_probs), torch.cat([tokens, names], 1))
+
+
+def _exponents(path: str) -> tuple[Sequence[float], str]:
+    """The exponents that a spec begins with, else the default ones; and what follows them."""
+    given = re.match(r"([\d.]+(?:,[\d.]+)+):", path)
+    return ([float(number) for number in given[1].split(",")], path[given.end() :]) if given else (EXPONENTS, path)
+
+
+@register(
+    "product",
+    about="a model's law times a table's: product:eagle:demo+store:demo",
+    others=lambda path: two_specs("product", _exponents(path)[1]),
+)
+def _load(path: str, target: AnyLM, options: DrafterOptions) -> Drafter:
+    exponents, pair = _exponents(path)
+    model, table = load_with_table("product", pair, target, replace(options, bare=True))
+    with refused(f"product:{path}"):
+        return Product(model, table, exponents)

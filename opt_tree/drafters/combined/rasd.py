@@ -15,8 +15,11 @@ from opt_tree.core.probabilities import log_probs_of
 from opt_tree.core.step import Outcome
 from opt_tree.drafters.base import Drafter, DrafterAround
 from opt_tree.drafters.combined.grafted import join
-from opt_tree.drafters.tables.lookup import Lookup, Tails, few
+from opt_tree.drafters.registry import DrafterOptions, register, two_specs
+from opt_tree.drafters.tables.lookup import Lookup, Tails, few, load_with_table
 from opt_tree.drafters.tables.recycling import best_tokens
+from opt_tree.drafters.tables.store import StoreDrafter
+from opt_tree.models.chain_lm import AnyLM
 
 _COLUMNS = 64
 """The model's best tokens that are named below a node: the published budget of a whole tree."""
@@ -143,3 +146,16 @@ def _probs(scores: Float[Tensor, "rows vocab"] | Few | Reduced) -> list[dict[int
         {token: prob for token, prob in zip(*row, strict=True) if prob > 0}
         for row in zip(tokens.tolist(), log_probs.exp().tolist(), strict=True)
     ]
+
+
+@register(
+    "rasd",
+    about="retrieved branches grafted by RASD's rules: rasd:eagle:demo+store:demo",
+    paper="2503.03434",
+    others=lambda path: two_specs("rasd", path),
+)
+def _load(path: str, target: AnyLM, options: DrafterOptions) -> Drafter:
+    model, table = load_with_table("rasd", path, target, options)
+    if isinstance(table, StoreDrafter):  # as published: the longest match alone
+        table = StoreDrafter(table.store, longest=True)
+    return Rasd(model, table)

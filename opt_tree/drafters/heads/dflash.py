@@ -15,10 +15,13 @@ from transformers.cache_utils import DFlashCache
 
 from opt_tree.core.step import Outcome
 from opt_tree.core.target import Output
+from opt_tree.drafters.base import Drafter
 from opt_tree.drafters.heads.eagle import LAST, read_by
 from opt_tree.drafters.heads.one_pass import OnePass
+from opt_tree.drafters.registry import DrafterOptions, feature_target, register
 from opt_tree.models.capabilities import size_of
 from opt_tree.models.causal_lm import CausalLM
+from opt_tree.models.chain_lm import AnyLM
 from opt_tree.models.checkpoints import check_finite, load_config, load_model, refused
 
 _NUMBERS = ("block_size", "mask_token_id", "target_layer_ids", "hidden_size")
@@ -115,3 +118,8 @@ def load_dflash(path: str, target: CausalLM) -> DFlashDrafter:
         model = load_model(path, target.dtype, str(target.device))
         check_finite(path, dict(model.named_parameters()))
         return DFlashDrafter(model.eval().requires_grad_(False), target)
+
+
+@register("dflash", about="a DFlash model of transformers, one pass a block", part="dflash")
+def _load(path: str, target: AnyLM, options: DrafterOptions) -> Drafter:
+    return load_dflash(path, feature_target(target))

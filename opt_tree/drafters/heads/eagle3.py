@@ -17,11 +17,14 @@ from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRMSNorm
 
 from opt_tree.core.errors import one_line
+from opt_tree.drafters.base import Drafter
 from opt_tree.drafters.draft_vocabulary import take_vocabulary, trimmed_further
-from opt_tree.drafters.heads.eagle import EagleDrafter, lend_embeddings
+from opt_tree.drafters.heads.eagle import EagleDrafter, lend_embeddings, load_eagle
 from opt_tree.drafters.heads.eagle_head import HeadedEagle, OneLayerHead, rows_of
+from opt_tree.drafters.registry import DrafterOptions, feature_target, register
 from opt_tree.models.capabilities import cast_weights
 from opt_tree.models.causal_lm import Buckets, CausalLM
+from opt_tree.models.chain_lm import AnyLM
 from opt_tree.models.checkpoints import CheckpointError, load_named, load_tensors, read_config, refused
 from opt_tree.models.tensor_parallel import replicated
 
@@ -194,3 +197,17 @@ def _understood(raw: dict[str, Any]) -> tuple[LlamaConfig, list[int] | None]:
         return LlamaConfig(**own), layers
     except Exception as error:  # strict configs raise errors of their own kind
         raise ValueError(f"its config is not one of a Llama layer: {one_line(error)}") from error
+
+
+@register(
+    "eagle", about="an EAGLE head of this target; which EAGLE, its tensors tell", paper="2401.15077", part="eagle"
+)
+def _load_either(path: str, target: AnyLM, options: DrafterOptions) -> Drafter:
+    tensors = load_tensors(path)
+    load = load_eagle3 if is_eagle3(tensors) else load_eagle
+    return load(path, feature_target(target), options.buckets, tensors)
+
+
+@register("eagle3", about="an EAGLE-3 head of this target, and nothing else", paper="2503.01840", part="eagle3")
+def _load(path: str, target: AnyLM, options: DrafterOptions) -> Drafter:
+    return load_eagle3(path, feature_target(target), options.buckets)

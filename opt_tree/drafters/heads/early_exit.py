@@ -20,8 +20,10 @@ from opt_tree.core.pool import Frontier
 from opt_tree.core.step import Outcome
 from opt_tree.core.target import Output, Work, shared
 from opt_tree.drafters.base import Drafter
+from opt_tree.drafters.registry import DrafterOptions, feature_target, register
 from opt_tree.models.capabilities import size_of
 from opt_tree.models.causal_lm import Buckets, CausalLM
+from opt_tree.models.chain_lm import AnyLM
 from opt_tree.models.checkpoints import CheckpointError, load_named, load_tensors, read_own_config
 from opt_tree.models.split_target import Split, check_cut
 
@@ -186,3 +188,10 @@ def load_early_exit(path: str, target: CausalLM, buckets: Buckets | None = None)
         return EarlyExit(layer.to(target.device, target.dtype).eval().requires_grad_(False), target, buckets)
     except (ValueError, KeyError) as error:  # UnsupportedModelError is a ValueError
         raise CheckpointError(f"cannot use {path}: {one_line(error)}") from error
+
+
+@register(
+    "exit", about="the target's first layers and a trained one, in the target's cache", paper="2406.03853", part="exit"
+)
+def _load(path: str, target: AnyLM, options: DrafterOptions) -> Drafter:
+    return load_early_exit(path, feature_target(target), options.buckets)

@@ -21,8 +21,10 @@ from opt_tree.core.step import Outcome
 from opt_tree.core.target import Output, Work
 from opt_tree.drafters.base import Drafter
 from opt_tree.drafters.heads.eagle import LAST, read_by
+from opt_tree.drafters.registry import DrafterOptions, feature_target, register
 from opt_tree.models.capabilities import size_of
 from opt_tree.models.causal_lm import CausalLM
+from opt_tree.models.chain_lm import AnyLM
 from opt_tree.models.checkpoints import CheckpointError, load_named, load_tensors, read_config
 from opt_tree.models.tensor_parallel import check_whole
 
@@ -164,3 +166,10 @@ def fill(module: nn.Module, tensors: dict[str, Tensor], what: str) -> None:
         load_named(module, tensors, what)
     except ValueError as error:
         raise CheckpointError(str(error)) from error
+
+
+@register(
+    "medusa", about="Medusa's heads on the target's last feature, one pass a draft", paper="2401.10774", part="medusa"
+)
+def _load(path: str, target: AnyLM, options: DrafterOptions) -> Drafter:
+    return load_medusa(path, feature_target(target))

@@ -17,8 +17,10 @@ from opt_tree.drafters.base import Drafter
 from opt_tree.drafters.draft_vocabulary import take_vocabulary
 from opt_tree.drafters.heads.eagle import EagleDrafter, read_by
 from opt_tree.drafters.heads.one_pass import OnePass, fill, one_pass_config
+from opt_tree.drafters.registry import DrafterOptions, feature_target, load_drafter, register
 from opt_tree.models.capabilities import size_of
 from opt_tree.models.causal_lm import CausalLM
+from opt_tree.models.chain_lm import AnyLM
 from opt_tree.models.checkpoints import CheckpointError, load_tensors, refused
 
 
@@ -123,3 +125,14 @@ def read_base(path: str) -> str:
     if not isinstance(base, str):
         raise CheckpointError(f"{path}/config.json does not name the EAGLE head that these heads stand behind")
     return base
+
+
+@register(
+    "onepass",
+    about="residual heads behind one forward of an EAGLE head (after ParallelSpec)",
+    paper="2410.05589",
+    part="onepass",
+    others=lambda folder: [read_base(folder)],
+)
+def _load(path: str, target: AnyLM, options: DrafterOptions) -> Drafter:
+    return load_residual_heads(path, load_drafter(read_base(path), target, options).bare, feature_target(target))

@@ -5,14 +5,21 @@
 worth it.
 """
 
+import torch
 from jaxtyping import Int
 from torch import Tensor, nn
 
 from opt_tree.core.children import Reduced
 from opt_tree.core.target import Output
+from opt_tree.drafters.base import Drafter
+from opt_tree.drafters.draft_vocabulary import read_vocabulary
 from opt_tree.drafters.heads.eagle_head import rows_of
+from opt_tree.drafters.registry import DrafterOptions, register
 from opt_tree.drafters.small_models.causal_lm import CausalLMDrafter
+from opt_tree.drafters.small_models.chain_lm import model_drafter
 from opt_tree.models.causal_lm import CausalLM
+from opt_tree.models.chain_lm import AnyLM
+from opt_tree.models.checkpoints import check_finite, check_same_tokenizer, load_causal_lm, load_tokenizer, refused
 
 
 class TrimmedDrafter(CausalLMDrafter):
@@ -41,3 +48,21 @@ class TrimmedDrafter(CausalLMDrafter):
 
     def describe(self) -> str:
         return f"{super().describe()}, {len(self.tokens)} tokens of {self._whole}"
+
+
+@register("lm", about="an independent draft model with the target's tokenizer", paper="2406.17276", part="draft")
+def _load(path: str, target: AnyLM, options: DrafterOptions) -> Drafter:
+    if options.tokenizer is not None:
+        check_same_tokenizer(options.tokenizer, load_tokenizer(path), target.name, path)
+    dtype = options.dtype
+    if dtype == "auto" and torch.device(options.device).type == "cpu":
+        dtype = torch.float32
+    lm = load_causal_lm(path, dtype, options.device, options.buckets)
+    check_finite(path, dict(lm.model.named_parameters()))
+    tokens = read_vocabulary(path, lm.vocab)
+    if tokens is None:
+        return model_drafter(lm, target.vocab)
+    with refused(f"cannot trim {path}"):
+        if not isinstance(lm, CausalLM):
+            raise ValueError("it is scored path by path, with the whole vocabulary only")
+        return TrimmedDrafter(lm, tokens, target.vocab)

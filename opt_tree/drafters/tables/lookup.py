@@ -13,6 +13,9 @@ import torch
 from opt_tree.core.children import Few
 from opt_tree.core.pool import Frontier
 from opt_tree.drafters.base import Drafter
+from opt_tree.drafters.registry import DrafterOptions, load_drafter, two_specs
+from opt_tree.models.chain_lm import AnyLM
+from opt_tree.models.checkpoints import CheckpointError
 
 Tail = tuple[int, ...]
 """The last tokens before the one that is to be drafted, the newest last; shorter where the text is."""
@@ -90,3 +93,12 @@ def few(rows: Sequence[Mapping[int, float]]) -> Few:
     # torch's logarithm, which takes 0 for what it is: silencing numpy costs as much as all the rest.
     log_probs = torch.from_numpy(np.array(probs, dtype=np.float64).reshape(shape)).log_()
     return Few(log_probs, torch.from_numpy(np.array(tokens, dtype=np.int64).reshape(shape)))
+
+
+def load_with_table(kind: str, pair: str, target: AnyLM, options: DrafterOptions) -> tuple[Drafter, Lookup]:
+    """Load the two drafters of "SPEC+SPEC", of which the second one looks up. CheckpointError where it does not."""
+    first, second = two_specs(kind, pair)
+    table = load_drafter(second, target, options)
+    if not isinstance(table, Lookup):
+        raise CheckpointError(f"{kind}: {second} is no table; below a model stand ngram, store, recycling")
+    return load_drafter(first, target, options), table

@@ -12,7 +12,9 @@ from typing import Any, NamedTuple
 
 from opt_tree.core.step import Outcome
 from opt_tree.core.target import Output
+from opt_tree.drafters.registry import DrafterOptions, register
 from opt_tree.drafters.tables.lookup import Lookup, Tail
+from opt_tree.models.chain_lm import AnyLM
 
 BETA = (4.0, 2.5, 1.25, 0.75)
 """How many observations a shorter match is worth, by the length of the longer one (1, 2, ... tokens)."""
@@ -177,3 +179,8 @@ class NGramDrafter(Interpolated):
 
     def describe(self) -> str:
         return "n-grams of the text at hand"
+
+
+@register("ngram", about="what followed the same tokens before, in this text (prompt lookup)")
+def _load(path: str, target: AnyLM, options: DrafterOptions) -> NGramDrafter:
+    return NGramDrafter()

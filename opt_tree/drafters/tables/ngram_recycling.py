@@ -18,9 +18,11 @@ from opt_tree.core.probabilities import log_probs_of
 from opt_tree.core.step import Outcome
 from opt_tree.core.target import Output
 from opt_tree.core.tree import fetch
+from opt_tree.drafters.registry import DrafterOptions, register
 from opt_tree.drafters.tables.file_format import Table, load_table, save_table
 from opt_tree.drafters.tables.lookup import Lookup, Tail, Tails
 from opt_tree.drafters.tables.recycling import best_tokens
+from opt_tree.models.chain_lm import AnyLM
 
 
 class Calibration(NamedTuple):
@@ -173,3 +175,8 @@ class NGramRecycling(Lookup):
             for oldest in list(islice(rows, max(self.capacity // 64, 1))):
                 del rows[oldest]
         rows[run] = row
+
+
+@register("ngram-recycling", about="Token Recycling by the last one to three tokens", paper="2408.08696")
+def _load(path: str, target: AnyLM, options: DrafterOptions) -> NGramRecycling:
+    return NGramRecycling()

@@ -15,8 +15,10 @@ from torch import Tensor
 from opt_tree.core.step import Outcome
 from opt_tree.core.target import Output
 from opt_tree.core.tree import fetch
+from opt_tree.drafters.registry import DrafterOptions, register
 from opt_tree.drafters.tables.file_format import Table, load_table, save_table
 from opt_tree.drafters.tables.lookup import Lookup, Tail
+from opt_tree.models.chain_lm import AnyLM
 
 RANK_RATES = (0.33, 0.08, 0.05, 0.03, 0.03, 0.02, 0.01, 0.01)
 """How often the target's 1st, 2nd, ... candidate after a token is right the next time: the demo target's, measured."""
@@ -137,3 +139,8 @@ class TokenRecycling(Lookup):
         # A rank that the file does not know keeps its rate.
         self._asked, self._right = asked, asked * self._rates
         self._right[:columns] = right[:columns]
+
+
+@register("recycling", about="Token Recycling, as published", paper="2408.08696")
+def _load(path: str, target: AnyLM, options: DrafterOptions) -> TokenRecycling:
+    return TokenRecycling(target.vocab)

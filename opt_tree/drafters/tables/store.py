@@ -16,9 +16,11 @@ from typing import Any
 import numpy as np
 from jaxtyping import UInt
 
-from opt_tree.drafters.tables.file_format import Table, load_table
+from opt_tree.drafters.registry import DrafterOptions, register
+from opt_tree.drafters.tables.file_format import Table, fingerprint, load_table
 from opt_tree.drafters.tables.lookup import Tail
 from opt_tree.drafters.tables.ngram import Interpolated, Row
+from opt_tree.models.chain_lm import AnyLM
 from opt_tree.models.checkpoints import CheckpointError
 
 FILE = "store.safetensors"
@@ -134,3 +136,11 @@ class StoreDrafter(Interpolated):
     def describe(self) -> str:
         text = " and the text at hand" if self.weight else ""
         return f"a store of {self.store.header['text_tokens']} tokens{text}"
+
+
+@register(
+    "store", about="what followed the same tokens in a store of the target's answers, and in this text", part="store"
+)
+def _load(path: str, target: AnyLM, options: DrafterOptions) -> StoreDrafter:
+    known = None if options.tokenizer is None else fingerprint(options.tokenizer)
+    return StoreDrafter(Store.load(path, target.vocab, known))

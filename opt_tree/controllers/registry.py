@@ -1,0 +1,59 @@
+"""Controllers by name: `@register` stands in each one's file, above the function that makes it for a pair of models."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from opt_tree.controllers.base import Controller
+from opt_tree.core.registry import Method, Registry
+from opt_tree.models.causal_lm import CausalLM
+from opt_tree.models.chain_lm import AnyLM
+from opt_tree.models.checkpoints import CheckpointError
+from opt_tree.models.named import resolve
+from opt_tree.policies import Costs, OptTree
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What a controller by name is made of."""
+
+    target: AnyLM
+    tree: OptTree
+    """The largest tree it may choose: its nodes, its threshold, its layers."""
+    costs: Callable[[int], Costs]
+    """What steps of so many sequences side by side cost here. Asking may measure, which takes a minute."""
+    seed: int = 0
+    """Of what it draws; the text has a seed of its own."""
+
+    @property
+    def features(self) -> CausalLM:
+        """The target, if its hidden states can be read; CheckpointError otherwise."""
+        if not isinstance(self.target, CausalLM):
+            raise CheckpointError(f"{self.target.name} is scored path by path: no controller can read its features")
+        return self.target
+
+
+Make = Callable[[str, Wanted], Controller]
+"""From the folder that a spec names, empty for a controller that reads no files."""
+
+CONTROLLERS = Registry("controller", Method[Make])
+"""Every controller that a command can be told by name."""
+register = CONTROLLERS.register
+
+
+def parse_controller(spec: str) -> tuple[str, str]:
+    """Read `NAME` or `NAME:PATH`. Raises ValueError for an unknown name, and a path that is missing or not wanted."""
+    name, _, path = spec.partition(":")
+    reads = CONTROLLERS.named(name).part is not None
+    if reads != bool(path):
+        raise ValueError(f"controller {name} reads {f'a folder: {name}:PATH' if reads else 'no files'}, got {spec!r}")
+    return name, path
+
+
+def make_controller(spec: str, wanted: Wanted) -> Controller:
+    """Make the controller of a spec: `auto`, `thompson`, `predicted:demo`.
+
+    Raises ValueError as `parse_controller` does, and CheckpointError for a folder that holds nothing for this target.
+    """
+    name, path = parse_controller(spec)
+    method = CONTROLLERS[name]
+    return method.make(path if method.part is None else resolve(path, method.part), wanted)

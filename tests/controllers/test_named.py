@@ -1,0 +1,57 @@
+"""Controllers by name: each decodes plain decoding's text, and what is not understood is one line."""
+
+import pytest
+
+from opt_tree import CheckpointError, Decoder, OptTree, Static, load_pair
+from opt_tree.controllers import CONTROLLERS
+from opt_tree.controllers.registry import parse_controller
+from opt_tree.decoding import presets
+from opt_tree.models.named.places import DEMO
+from opt_tree.policies import Costs
+
+TREE = OptTree(24, 0.3, 8)
+# Those whose folder the package does not have are made in tests of their own.
+EMBEDDED = [name for name, method in CONTROLLERS.items() if method.part is None or (DEMO / method.part).is_dir()]
+
+
+@pytest.fixture(scope="module")
+def pair():
+    return load_pair("demo", "eagle:demo", dtype="float32")
+
+
+@pytest.fixture(autouse=True)
+def costs(monkeypatch):
+    """Written down, so that nothing is measured and every run chooses alike."""
+    straight = Costs.straight(5.4e-3, 5.5e-3, 1e-4, 1e-3, 3e-5)
+    monkeypatch.setattr(presets, "costs_of", lambda target, drafter, lanes: straight)
+
+
+@pytest.mark.parametrize("name", EMBEDDED)
+def test_a_controller_by_name_changes_no_text(name, pair):
+    spec = name if CONTROLLERS[name].part is None else f"{name}:demo"
+    controller = presets.controller(spec, pair.target, pair.drafter, TREE)
+    prompt = pair.encode("Why is the sky blue?")
+    answer = Decoder(pair.target, pair.drafter, controller).generate(prompt, 32)
+    assert answer.tokens == Decoder(pair.target, None, Static.empty()).generate(prompt, 32).tokens
+    assert 0 < max(step.tree.nodes for step in answer.steps) <= TREE.nodes
+    assert max(policy.max_depth for policy in controller.policies) <= TREE.max_depth
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ("autom", "unknown controller 'autom'; there are auto, beta, fixed"),
+        ("auto:demo", "controller auto reads no files, got 'auto:demo'"),
+        ("predicted", "controller predicted reads a folder: predicted:PATH, got 'predicted'"),
+    ],
+)
+def test_what_is_not_understood_is_one_line(spec, message):
+    with pytest.raises(ValueError, match=message):
+        parse_controller(spec)
+
+
+def test_a_folder_that_holds_nothing_is_refused(pair):
+    with pytest.raises(CheckpointError, match="nowhere"):
+        presets.controller("predicted:nowhere", pair.target, pair.drafter, TREE)
+    with pytest.raises(CheckpointError, match="the package has no trees for demo"):
+        presets.controller("selected:demo", pair.target, pair.drafter, TREE)
