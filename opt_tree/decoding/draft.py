@@ -4,12 +4,12 @@ from jaxtyping import Float
 from torch import Tensor
 
 from opt_tree.core.children import Few, Reduced
+from opt_tree.core.continuations import GrowsOverContinuations
 from opt_tree.core.pool import CandidatePool, Frontier
 from opt_tree.core.random import Random
 from opt_tree.core.sampling import Sampling
 from opt_tree.core.target import Laws, Target
 from opt_tree.core.tree import Tree, alone
-from opt_tree.decoding.table_trees import grow, looked_up
 from opt_tree.drafters import Drafter, DrafterAround
 from opt_tree.policies import TreePolicy
 
@@ -28,9 +28,10 @@ def draft(
     """
     if limit <= 0 or drafter is None:
         return alone(context[-1])
-    below = looked_up(drafter, policy, context)
-    if below is not None and not below.first:
-        return grow(below, context, limit)
+    shortcut = policy if isinstance(policy, GrowsOverContinuations) else None
+    below = drafter.continuations(context) if shortcut else None
+    if shortcut and below and not below.first:
+        return shortcut.grow(below, context, limit)
     children = policy.children
     pool = CandidatePool(context[-1], children, random)
     sampled = children.sampled
@@ -40,8 +41,8 @@ def draft(
         rows = policy.expand(pool) if pool.depth < limit else None
         if rows is None or not len(rows):
             return pool.tree(policy.select(pool))
-        if below is not None and below.first == pool.depth:
-            return grow(below, context, limit, pool)
+        if shortcut and below and below.first == pool.depth:
+            return shortcut.grow(below, context, limit, pool)
         frontier = pool.frontier(rows)
         answer = drafter.expand(frontier) if sampled else drafter.expand_laws(frontier)
 

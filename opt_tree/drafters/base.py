@@ -14,6 +14,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from opt_tree.core.children import Few, Reduced
+from opt_tree.core.continuations import Continuations
 from opt_tree.core.pool import Frontier
 from opt_tree.core.probabilities import log_probs_of
 from opt_tree.core.step import Outcome
@@ -88,6 +89,13 @@ class Drafter(ABC):
     def expand_laws(self, frontier: Frontier, scale: float = 1.0) -> Laws:
         """The same of `expand`."""
         return normalised(self.expand(frontier), scale)
+
+    def continuations(self, context: list[int]) -> Continuations | None:
+        """Begin a step, and return what the last tokens of a node alone say of what follows it; None: nothing.
+
+        Whoever offers this must draft the same by `root` and `expand`.
+        """
+        return None
 
     @abstractmethod
     def observe(self, outcome: Outcome) -> None:

@@ -11,6 +11,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from opt_tree.core.children import Few, Reduced
+from opt_tree.core.continuations import Continuations
 from opt_tree.core.pool import Frontier
 from opt_tree.core.step import Outcome
 from opt_tree.core.target import Laws
@@ -57,6 +58,9 @@ class Grafted(DrafterAround):
     def expand_laws(self, frontier: Frontier, scale: float = 1.0) -> Laws:
         few = self._looked_up(frontier)
         return self.drafter.expand_laws(frontier, scale) if few is None else normalised(few, scale)
+
+    def continuations(self, context: list[int]) -> Continuations | None:
+        return Continuations(lambda tail, depth: self.table.law(tail), self.table.order, self.depth)
 
     def _begin(self, context: list[int]) -> None:
         self._tails.root(context)

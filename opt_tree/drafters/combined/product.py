@@ -15,6 +15,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from opt_tree.core.children import Few, Reduced
+from opt_tree.core.continuations import Continuations, Tail
 from opt_tree.core.pool import Frontier
 from opt_tree.core.probabilities import log_probs_of
 from opt_tree.core.step import Outcome
@@ -22,7 +23,7 @@ from opt_tree.drafters.base import Drafter, DrafterAround
 from opt_tree.drafters.combined.grafted import join
 from opt_tree.drafters.heads.one_pass import OnePass
 from opt_tree.drafters.registry import DrafterOptions, register, two_specs
-from opt_tree.drafters.tables.lookup import Lookup, Tail, load_with_table
+from opt_tree.drafters.tables.lookup import Lookup, load_with_table
 from opt_tree.models.chain_lm import AnyLM
 from opt_tree.models.checkpoints import refused
 
@@ -68,26 +69,26 @@ class Product(DrafterAround):
         known = self.table.expand(frontier)
         return self._product(self.drafter.expand(frontier), known, self.exponents[-2:])
 
-    @property
-    def in_one_pass(self) -> bool:
-        """Whether what follows a node depends on its last tokens and its depth alone, and is asked for on the host."""
-        return isinstance(self.drafter, OnePass) and self.drafter.target.device.type == "cpu"
+    def continuations(self, context: list[int]) -> Continuations | None:
+        """Of a one-pass drafter on the host: what follows a node then depends on its last tokens and its depth."""
+        if isinstance(self.drafter, OnePass) and self.drafter.target.device.type == "cpu":
+            return Continuations(self._in_one_pass(self.drafter, context), self.table.order)
+        return None
 
-    def begin(self, context: list[int]) -> Callable[[Tail, int], Mapping[int, float]]:
+    def _in_one_pass(self, drafter: OnePass, context: list[int]) -> Callable[[Tail, int], Mapping[int, float]]:
         """Run a one-pass drafter, and return what follows a tail at a depth: `product`, of one node."""
-        assert isinstance(self.drafter, OnePass)
-        self.drafter.root(context)
-        laws = log_probs_of(self.drafter.scores)
+        drafter.root(context)
+        laws = log_probs_of(drafter.scores)
         depths, columns = laws.shape
         exponents = [self.exponents[:2], *[self.exponents[-2:]] * (depths - 1)]
         powered = (laws * torch.tensor([[a] for a, _ in exponents], dtype=laws.dtype)).exp_()
         totals, (best, places) = powered.sum(1, dtype=torch.float64).tolist(), powered.topk(min(_WIDTH, columns))
         models = list(zip(powered.numpy(), totals, best.tolist(), exponents, strict=True))
-        if (tokens := self.drafter.tokens) is None:
+        if (tokens := drafter.tokens) is None:
             vocab, names = columns, places.tolist()
             place: Sequence[int] = range(columns)
         else:
-            vocab, names = self.drafter.target.vocab, tokens[places].tolist()
+            vocab, names = drafter.target.vocab, tokens[places].tolist()
             place = self._places(tokens, vocab)
         # What each token without a column has of the model, before it is raised to a.
         missing = _LEAST / (1 - _LEAST) / max(vocab - columns, 1)

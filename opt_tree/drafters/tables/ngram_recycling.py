@@ -14,13 +14,14 @@ import numpy as np
 from jaxtyping import Float
 from torch import Tensor
 
+from opt_tree.core.continuations import Tail
 from opt_tree.core.probabilities import log_probs_of
 from opt_tree.core.step import Outcome
 from opt_tree.core.target import Output
 from opt_tree.core.tree import fetch
 from opt_tree.drafters.registry import DrafterOptions, register
 from opt_tree.drafters.tables.file_format import Table, load_table, save_table
-from opt_tree.drafters.tables.lookup import Lookup, Tail, Tails
+from opt_tree.drafters.tables.lookup import Lookup, Tails
 from opt_tree.drafters.tables.recycling import best_tokens
 from opt_tree.models.chain_lm import AnyLM
 

@@ -8,9 +8,9 @@ from drafters.test_store import documents
 from tiny_models import VOCAB, prompt, tiny, tiny_head
 
 from opt_tree import OptTree
+from opt_tree.core.continuations import GrowsOverContinuations
 from opt_tree.core.target import Output
 from opt_tree.decoding.draft import draft
-from opt_tree.decoding.table_trees import looked_up
 from opt_tree.drafters import (
     EagleDrafter,
     Grafted,
@@ -26,6 +26,7 @@ from opt_tree.drafters import (
 )
 from opt_tree.drafters.heads.one_pass import MedusaDrafter, MedusaHeads
 from opt_tree.models.causal_lm import CausalLM
+from opt_tree.policies import Eagle2
 from opt_tree.training.fitting.store import Recipe, build
 
 
@@ -163,8 +164,9 @@ def test_a_models_rows_come_first(threshold):
 
 def test_whatever_else_takes_the_loop():
     table, model = NGramDrafter(), TableDrafter(hashed_laws(1, VOCAB))
-    assert looked_up(table, OptTree(3, 0.0), [1]).first == 0 == looked_up(table, OptTree(3, 0.1), [1]).first
-    assert looked_up(Grafted(model, table, 2), OptTree(3, 0.1), [1]).first == 2
-    assert looked_up(table, Layered(3, 0.0), [1]) is None
-    assert looked_up(model, OptTree(3, 0.0), [1]) is None is looked_up(Sharpened(model, 0.5), OptTree(3), [1])
-    assert looked_up(None, OptTree(3, 0.0), [1]) is None
+    assert table.continuations([1]).first == 0
+    assert Grafted(model, table, 2).continuations([1]).first == 2
+    assert model.continuations([1]) is None is Sharpened(model, 0.5).continuations([1])
+    assert isinstance(OptTree(3), GrowsOverContinuations)
+    assert not isinstance(Layered(3), GrowsOverContinuations)  # it may expand in another way
+    assert not isinstance(Eagle2(nodes=3), GrowsOverContinuations)

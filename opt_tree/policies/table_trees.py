@@ -6,18 +6,15 @@ of a logarithm: of a table alone, of one below the layers of a model, of one tim
 """
 
 from bisect import insort
-from collections.abc import Callable, Mapping
 from itertools import count
 from math import exp, inf, log
 from typing import NamedTuple
 
 import numpy as np
 
+from opt_tree.core.continuations import Continuations, Tail
 from opt_tree.core.pool import CandidatePool
 from opt_tree.core.tree import Tree
-from opt_tree.drafters import Drafter, Grafted, Product
-from opt_tree.drafters.tables.lookup import Lookup, Tail
-from opt_tree.policies import OptTree, TreePolicy
 
 Path = tuple[int, ...]
 Node = tuple[float, int, Path, Tail]
@@ -25,55 +22,40 @@ Node = tuple[float, int, Path, Tail]
 of its path. The less comes first: a better one, and of equals the one that the loop drafts first."""
 
 
-class Below(NamedTuple):
-    """What follows a tail of `order` tokens at a depth, from depth `first` on, without another forward."""
+class Budget(NamedTuple):
+    """Of a tree: how many nodes, and how much E(A) has to rise for another layer."""
 
-    law: Callable[[Tail, int], Mapping[int, float]]
-    order: int
-    first: int
-    policy: OptTree
+    nodes: int
+    threshold: float
 
 
-def looked_up(drafter: Drafter | None, policy: TreePolicy, context: list[int]) -> Below | None:
-    """From where on `grow` draws the tree; None where the loop does: nothing is looked up, or by another policy."""
-    if type(policy) is not OptTree:
-        return None
-    if isinstance(drafter, Product) and drafter.in_one_pass:
-        return Below(drafter.begin(context), drafter.table.order, 0, policy)
-    if isinstance(drafter, Grafted):
-        return _of(drafter.table, drafter.depth, policy)
-    return _of(drafter, 0, policy) if isinstance(drafter, Lookup) else None
-
-
-def _of(table: Lookup, first: int, policy: OptTree) -> Below:
-    return Below(lambda tail, depth: table.law(tail), table.order, first, policy)
-
-
-def grow(below: Below, context: list[int], limit: int, above: CandidatePool | None = None) -> Tree:
+def grow(
+    budget: Budget, continuations: Continuations, context: list[int], limit: int, above: CandidatePool | None = None
+) -> Tree:
     """Return the tree that the loop would grow, at most `limit` layers deep; `above` is what it has grown so far."""
-    law, order, depth, policy = below
-    nodes, rows = _begin(context, order, above, policy.nodes)
+    probs, order, depth = continuations
+    nodes, rows = _begin(context, order, above, budget.nodes)
     numbers = count(max(rows.values(), default=-1) + 1)
     # With a threshold, layer by layer: each has to raise E(A) by more. Without one they all do, the best node first.
-    spans = [(layer, layer + 1) for layer in range(depth, limit)] if policy.threshold else [(depth, limit)]
+    spans = [(layer, layer + 1) for layer in range(depth, limit)] if budget.threshold else [(depth, limit)]
     for first, last in spans:
         before, place = _expected(nodes), 0
         # What an asked node adds stands behind it. Behind the last one of a full tree there is no room.
-        while place < min(len(nodes), policy.nodes):
+        while place < min(len(nodes), budget.nodes):
             cost, at, path, tail = nodes[place]
             place += 1
             if not first <= at < last:
                 continue
             rows[path] = next(numbers)
-            most = nodes[-1][0] if len(nodes) > policy.nodes else inf
+            most = nodes[-1][0] if len(nodes) > budget.nodes else inf
             least = exp(cost - most) * (1 - 1e-9)
             kept = tail[1 - order :] if order > 1 else ()
-            for child, (token, prob) in enumerate(law(tail, at).items()):
+            for child, (token, prob) in enumerate(probs(tail, at).items()):
                 if prob > least:
                     insort(nodes, (max(cost - log(prob), cost), at + 1, (*path, child), (*kept, token)))
-                    if len(nodes) > policy.nodes + 1:
+                    if len(nodes) > budget.nodes + 1:
                         nodes.pop()
-        if _expected(nodes) - before <= policy.threshold:
+        if _expected(nodes) - before <= budget.threshold:
             break
     return _tree(nodes, rows)
 
