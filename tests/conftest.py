@@ -33,7 +33,7 @@ from opt_tree.core.target import Output, Target, Work  # noqa: E402
 # tqdm's own lock is shared with forked children: one that is killed while it draws would keep it for ever.
 tqdm.set_lock(threading.RLock())
 torch.set_num_threads(1)
-settings.register_profile("opt_tree", deadline=None, derandomize=True, database=None, max_examples=60)
+settings.register_profile("opt_tree", deadline=None, derandomize=True, database=None, max_examples=30)
 settings.load_profile("opt_tree")
 
 Laws = Callable[[tuple[int, ...]], np.ndarray]

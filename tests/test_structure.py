@@ -1,6 +1,7 @@
 """The architecture, read from the source: who may import whom, and what the package must not contain."""
 
 import ast
+import functools
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -31,6 +32,11 @@ ROOMS: dict[str, set[str]] = {
 FLOORS = 9
 
 
+@functools.cache
+def parsed(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
+
+
 def part(path: Path) -> str:
     """The folder of a file: opt_tree/policies/opt.py is part of policies."""
     return path.relative_to(PACKAGE).with_suffix("").parts[0]
@@ -38,7 +44,7 @@ def part(path: Path) -> str:
 
 def imported(path: Path) -> Iterator[str]:
     """The modules that a file imports, wherever in the file it does."""
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(parsed(path)):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -65,9 +71,10 @@ def test_the_package_has_twelve_folders() -> None:
     assert entries == {*ROOMS, "__init__.py", "py.typed"}
 
 
-@pytest.mark.parametrize("path", [path for path in SOURCES if path.parent != PACKAGE], ids=name_of)
-def test_a_folder_imports_what_it_may(path: Path) -> None:
-    assert rooms_of(path) <= ROOMS[part(path)], f"{name_of(path)}: see ROOMS"
+def test_a_folder_imports_what_it_may() -> None:
+    inside = [path for path in SOURCES if path.parent != PACKAGE]
+    found = {name_of(path): more for path in inside if (more := rooms_of(path) - ROOMS[part(path)])}
+    assert not found, "see ROOMS"
 
 
 def test_no_folder_is_in_a_circle() -> None:
@@ -78,34 +85,37 @@ def test_no_folder_is_in_a_circle() -> None:
     assert max(floors(graph).values()) <= FLOORS
 
 
-@pytest.mark.parametrize("path", SOURCES + SCRIPTS, ids=name_of)
-def test_no_device_is_written_down(path: Path) -> None:
+def test_no_device_is_written_down_and_nothing_outside_the_repository() -> None:
     """A tensor's device decides (docs/design.md, what always holds, 6)."""
-    found = re.findall(r"\.cuda\(|[\"']cuda:\d+[\"']", path.read_text())
-    assert not found, f"{name_of(path)}: {found}"
+    pattern = re.compile(r"\.cuda\(|[\"']cuda:\d+[\"']|\.\./")
+    assert pattern.search('x.cuda("cuda:0")') and pattern.search("../x")
+    assert not {name_of(path): found for path in SOURCES + SCRIPTS if (found := pattern.findall(path.read_text()))}
 
 
-@pytest.mark.parametrize("path", SOURCES, ids=name_of)
-def test_the_library_prints_nothing(path: Path) -> None:
-    """Training scripts and commands talk, `print_time` of the published interface asks for it; nothing else does."""
-    if part(path) == "training" or name_of(path) == "opt_tree/models/__main__.py":
-        return
-    tree = ast.parse(path.read_text())
+def prints(path: Path) -> set[int]:
+    """The lines in which a file prints, unless `print_time` of the published interface asks for it."""
+    tree = parsed(path)
     calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
     lines = {node.lineno for node in calls if isinstance(node.func, ast.Name) and node.func.id == "print"}
     if name_of(path) == "opt_tree/integrations/published_api.py":
         asked = [node for node in ast.walk(tree) if isinstance(node, ast.If) and ast.unparse(node.test) == "print_time"]
         lines -= {node.lineno for branch in asked for node in ast.walk(branch) if isinstance(node, ast.Call)}
-    assert not lines, f"{name_of(path)} prints in lines {sorted(lines)}"
+    return lines
 
 
-@pytest.mark.parametrize("path", SOURCES, ids=name_of)
-def test_modules_say_what_they_own(path: Path) -> None:
-    tree = ast.parse(path.read_text())
-    assert ast.get_docstring(tree)
-    assert not {"utils", "helpers", "common", "misc"} & {*path.relative_to(PACKAGE).with_suffix("").parts}
-    # jaxtyping needs real annotations, not strings.
-    assert not any(isinstance(node, ast.ImportFrom) and node.module == "__future__" for node in tree.body)
+def test_training_scripts_and_commands_print_and_nothing_else_does() -> None:
+    found = {name_of(path): lines for path in SOURCES if part(path) != "training" and (lines := prints(path))}
+    assert found.keys() == {"opt_tree/models/__main__.py"}, found
+
+
+def test_modules_say_what_they_own() -> None:
+    for path in SOURCES:
+        assert ast.get_docstring(parsed(path)), name_of(path)
+        assert not {"utils", "helpers", "common", "misc"} & {*path.relative_to(PACKAGE).with_suffix("").parts}
+        future = [
+            node for node in parsed(path).body if isinstance(node, ast.ImportFrom) and node.module == "__future__"
+        ]
+        assert not future, f"{name_of(path)}: jaxtyping needs real annotations, not strings"
 
 
 def test_the_public_names_are_those_imported_for_it() -> None:
@@ -114,11 +124,11 @@ def test_the_public_names_are_those_imported_for_it() -> None:
     assert sorted(names) == sorted(opt_tree.__all__)
 
 
-@pytest.mark.parametrize("name", opt_tree.__all__)
-def test_public_names_have_a_docstring(name: str) -> None:
-    doc = getattr(opt_tree, name).__doc__ or ""
-    assert len(doc.split()) > 3
-    assert not doc.startswith(f"{name}("), "the signature that dataclass fills in is not a docstring"
+def test_public_names_have_a_docstring() -> None:
+    for name in opt_tree.__all__:
+        doc = getattr(opt_tree, name).__doc__ or ""
+        assert len(doc.split()) > 3, name
+        assert not doc.startswith(f"{name}("), "the signature that dataclass fills in is not a docstring"
 
 
 def test_the_rules_above_see_something() -> None:
@@ -146,7 +156,7 @@ def arrows(name: Callable[[Path], str]) -> dict[str, set[str]]:
     modules = {".".join(path.relative_to(ROOT).with_suffix("").parts): path for path in SCRIPTS}
     found: dict[str, set[str]] = {name(path): set() for path in SCRIPTS}
     for path in SCRIPTS:
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in ast.walk(parsed(path)):
             if isinstance(node, ast.ImportFrom) and node.module:
                 taken = [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
                 found[name(path)] |= {name(modules[module]) for module in taken if module in modules}
@@ -177,11 +187,6 @@ def test_the_rooms_stand_on_few_floors_and_know_few_others() -> None:
     assert {"run", "questions", "answers", "report", "compare", "exactness", "latency", "demo"} <= rooms.keys()
     with pytest.raises(ValueError, match="a circle: a -> b -> a"):
         floors({"a": {"b"}, "b": {"a"}})
-
-
-@pytest.mark.parametrize("path", SOURCES + SCRIPTS, ids=name_of)
-def test_nothing_outside_the_repository_is_named(path: Path) -> None:
-    assert "../" not in path.read_text()
 
 
 # What is longer than the aim (modules of 250 lines, functions of 45 lines, five parameters), each with its reason.

@@ -151,8 +151,7 @@ def test_prompts_of_different_lengths_are_taken_in_one_behind_the_other(architec
     assert shapes[True][0] == (1, rows) and (1, rows) in shapes[False]
 
 
-@pytest.mark.parametrize("buckets", BUCKETS, ids=["exact", "buckets"])
-@pytest.mark.parametrize("architecture", ["llama", "mistral", "gemma3"])
+@pytest.mark.parametrize(("architecture", "buckets"), [("llama", BUCKETS[1]), ("gemma3", None)])
 def test_a_prompt_begins_in_the_forward_of_the_others(architecture, buckets, monkeypatch):
     """Without padding, though those see keys of their own: a forward saved for each prompt that begins later."""
     decoder = decoder_of("eagle", architecture=architecture, buckets=buckets)

@@ -30,7 +30,7 @@ from opt_tree.decoding.generation import check_prompt
 from opt_tree.decoding.presets import PRESETS
 from opt_tree.drafters import CausalLMDrafter, Drafter, EagleDrafter, Sharpened
 from opt_tree.models.causal_lm import CausalLM
-from opt_tree.policies import OptTree, Static
+from opt_tree.policies import POLICIES, OptTree, Static
 from opt_tree.verifiers import match
 
 NEW_TOKENS = 40
@@ -64,10 +64,10 @@ def text(plain: Decoder) -> list[int]:
     return plain.generate(PROMPT, 80).tokens
 
 
-# Every preset on a draft model; on other drafters one of each way to pick children and of each shape of a layer.
-VARIED = ("opt", "chain", "eagle2", "talon", "specinfer", "dyspec", "rheo")
-PAIRS = [("draft", preset) for preset in PRESETS]
-PAIRS += [(kind, preset) for kind in ("sharpened", "eagle", "unrelated") for preset in VARIED]
+# test_presets.py decodes with every policy that is listed; here those with a verifier of their own, and other drafters.
+PRESETS_HERE = ["opt", *(name for name in PRESETS if name not in POLICIES)]
+PAIRS = [("draft", preset) for preset in ("plain", *PRESETS_HERE)]
+PAIRS += [(kind, preset) for kind in ("sharpened", "eagle", "unrelated") for preset in ("opt", "specinfer")]
 
 
 class TestPresets:
@@ -91,7 +91,7 @@ class TestPresets:
             # What a flat law draws is seldom the target's argmax.
             assert result.mean_acceptance_length > (1.0 if decoder.controller.policies[0].children.sampled else 1.3)
 
-    @pytest.mark.parametrize("preset", PRESETS)
+    @pytest.mark.parametrize("preset", PRESETS_HERE)
     def test_every_preset_samples_the_text_of_its_seed(self, preset, target, drafter, plain):
         sampling = Sampling(temperature=0.9, top_k=20, top_p=0.95)
         decoder = PRESETS[preset].make(target, drafter)
@@ -102,7 +102,7 @@ class TestPresets:
 
 
 class TestLengths:
-    @pytest.mark.parametrize("new_tokens", range(1, 13))
+    @pytest.mark.parametrize("new_tokens", [1, 2, 3, 7, 12])
     def test_exactly_max_new_tokens(self, decoder, text, new_tokens):
         result = decoder.generate(PROMPT, new_tokens)
         assert result.tokens == text[:new_tokens]
@@ -232,7 +232,7 @@ class TestStreaming:
 
 
 class TestContextLimit:
-    @pytest.fixture(scope="class", params=["llama", "mistral", "gpt2", "opt"])
+    @pytest.fixture(scope="class", params=["llama", "gpt2", "opt"])
     def short(self, request: pytest.FixtureRequest) -> tuple[CausalLM, CausalLM]:
         """A target and a drafter with room for 32 positions."""
         config = ARCHITECTURES[request.param]()

@@ -24,19 +24,28 @@ from opt_tree.policies import POLICIES, AcceptanceRates, Delayed, SequoiaTree, S
 from opt_tree.policies.registry import takes
 from opt_tree.verifiers import match
 
+SAMPLINGS = (Sampling(), Sampling(1.0))
+
 
 @pytest.fixture(scope="module")
 def target():
     return CausalLM(build(ARCHITECTURES["llama"]()))
 
 
+@pytest.fixture(scope="module")
+def plain_texts(target):
+    """What plain decoding says, greedy and drawn."""
+    decoder = plain(target)
+    return {sampling: decoder.generate(prompt(12), 20, sampling, seed=3).tokens for sampling in SAMPLINGS}
+
+
 @pytest.mark.parametrize("name", POLICIES)
-def test_whatever_is_listed_decodes_as_plain_decoding_does(name, target):
+def test_whatever_is_listed_decodes_as_plain_decoding_does(name, target, plain_texts):
     decoder = Decoder(target, CausalLMDrafter(CausalLM(tiny_drafter("llama"))), make_policy(name, nodes=9))
-    for sampling in (Sampling(), Sampling(1.0)):
+    for sampling in SAMPLINGS:
         answer = decoder.generate(prompt(12), 20, sampling, seed=3)
         if decoder.verifier is match or not sampling.temperature:  # the others draw for themselves, by the same law
-            assert answer.tokens == plain(target).generate(prompt(12), 20, sampling, seed=3).tokens
+            assert answer.tokens == plain_texts[sampling]
         sizes = {step.tree.nodes for step in answer.steps}
         assert max(sizes) <= 9 and (name == "plain" or max(sizes) > 0)
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import TableDrafter, hashed_laws
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from opt_tree import Random, TopK
@@ -40,6 +40,7 @@ def layer(log_probs: torch.Tensor, floor: float = -np.inf) -> Layer:
 
 @pytest.mark.parametrize("children", KINDS, ids=repr)
 @pytest.mark.parametrize("floor", [-np.inf, -3.0])
+@settings(max_examples=20)
 @given(unknown=st.lists(st.booleans(), min_size=1, max_size=5), seed=st.integers(0, 9))
 def test_picking_is_as_if_the_unknown_rows_were_not_there(children, floor, unknown, seed):
     scores = torch.from_numpy(np.random.default_rng(seed).normal(size=(len(unknown), VOCAB)))
@@ -56,6 +57,7 @@ def test_picking_is_as_if_the_unknown_rows_were_not_there(children, floor, unkno
 
 
 @pytest.mark.parametrize("policy", TREES, ids=repr)
+@settings(max_examples=15)
 @given(unknown=st.sets(st.integers(0, 9)), seed=st.integers(0, 9))
 def test_a_node_that_nothing_is_known_about_is_a_leaf(policy, unknown, seed):
     """By the last two tokens of the path: the root among them, and nodes of every depth."""

@@ -37,6 +37,11 @@ LENGTH = WINDOW + 19
 NEW_TOKENS = 30
 POLICY = OptTree(nodes=12, threshold=0.1, max_depth=5)
 BUCKETS = Buckets(rows=(1, 8, 32), keys=(64, 128))
+# Padded forwards: one mask, one with a window, two kinds of layers, chunks.
+PADDED = ("llama", "mistral", "gemma3", "llama4")
+architectures_and_buckets = pytest.mark.parametrize(
+    ("architecture", "buckets"), [*((name, None) for name in ARCHITECTURES), *((name, BUCKETS) for name in PADDED)]
+)
 
 
 @functools.cache
@@ -64,8 +69,7 @@ def assert_tree_is_causal(lm: CausalLM, context: list[int], tree: Tree, toleranc
         assert error < tolerance, f"row {row} of parents {tree.parents.tolist()}: {error}"
 
 
-@architectures
-@pytest.mark.parametrize("buckets", [None, BUCKETS], ids=["exact", "padded"])
+@architectures_and_buckets
 def test_tree_logits_are_causal_logits(architecture, buckets):
     """Bushy trees, and a comb deeper than the window: there a row may not see the first rows of its own path."""
     lm, context = target(architecture, buckets), prompt(LENGTH)
@@ -96,8 +100,7 @@ def test_decoding_goes_on_from_a_committed_branch(architecture):
         assert (kept[..., : lm.length, :] - new[..., : lm.length, :]).abs().max() < TOLERANCE[architecture]
 
 
-@architectures
-@pytest.mark.parametrize("buckets", [None, BUCKETS], ids=["exact", "padded"])
+@architectures_and_buckets
 def test_greedy_text_is_plain_text_and_that_of_transformers(architecture, buckets):
     result = decoder(architecture, buckets).generate(prompt(LENGTH), NEW_TOKENS)
     assert sum(step.accepted for step in result.steps) > 5, "the drafter should sometimes be right"
@@ -110,7 +113,7 @@ def test_greedy_text_is_plain_text_and_that_of_transformers(architecture, bucket
     assert result.tokens == expected[0, LENGTH:].tolist()
 
 
-@architectures
+@pytest.mark.parametrize("architecture", ["llama", "gemma3", "gpt2"])
 def test_sampled_text_does_not_depend_on_the_tree(architecture):
     sampling = Sampling(temperature=0.8, top_p=0.9)
     plain = Decoder(target(architecture), None, Static.empty())
@@ -124,13 +127,13 @@ def test_sampled_text_does_not_depend_on_the_tree(architecture):
 
 
 @pytest.mark.parametrize("spread", [0.02, 0.4])
-@pytest.mark.parametrize("architecture", ["llama", "qwen3-window", "mistral", "gemma2", "gemma3", "gpt2", "opt"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=["bf16", "fp16", "fp32"])
-def test_rounding_is_not_taken_for_an_ignored_mask(architecture, dtype, spread):
-    config = ARCHITECTURES[architecture]()
-    setattr(config, "init_std" if architecture == "opt" else "initializer_range", spread)
-    for seed in range(2):
-        CausalLM(build(config, seed, dtype))
+def test_rounding_is_not_taken_for_an_ignored_mask(dtype, spread):
+    architectures = ["llama", "qwen3-window", "mistral", "gemma2", "gemma3", "gpt2", "opt"]
+    for architecture in architectures if dtype == torch.bfloat16 else architectures[:1]:
+        config = ARCHITECTURES[architecture]()
+        setattr(config, "init_std" if architecture == "opt" else "initializer_range", spread)
+        CausalLM(build(config, dtype=dtype))
 
 
 _SMALL = {"vocab_size": VOCAB, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
@@ -239,7 +242,7 @@ def test_experts_that_do_not_run_in_the_dtype_are_refused_with_their_own_error()
 
 
 @pytest.mark.parametrize("architecture", ["llama", "gpt2", "opt", "gemma3"])
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=["fp64", "fp32", "bf16"])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16], ids=["fp64", "bf16"])
 def test_the_probe_catches_an_attention_that_ignores_the_mask(monkeypatch, architecture, dtype):
     """It is causal by row, so plain forwards are right: only siblings, which must not see each other, tell.
 
@@ -253,9 +256,8 @@ def test_the_probe_catches_an_attention_that_ignores_the_mask(monkeypatch, archi
         return sdpa(module, query, key, value, causal[None, None], **options)
 
     monkeypatch.setitem(ALL_ATTENTION_FUNCTIONS, "sdpa", blind)
-    for seed in range(2):
-        message = refusal(build(ARCHITECTURES[architecture](), seed, dtype))
-        assert "does not honour a tree mask" in message and "sdpa" in message
+    message = refusal(build(ARCHITECTURES[architecture](), dtype=dtype))
+    assert "does not honour a tree mask" in message and "sdpa" in message
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16], ids=["fp64", "bf16"])

@@ -1,14 +1,9 @@
-"""The field's verifiers over every kind of tree they take: the emitted law is the target's, by exact enumeration.
-
-`PYTHONPATH=. python tests/verifiers/test_verifiers_field.py` prints the matrix of verifiers and
-policies, with the largest error of each pair.
-"""
+"""The field's verifiers over every kind of tree they take: the emitted law is the target's, by exact enumeration."""
 
 import dataclasses
 import functools
 import heapq
 import itertools
-import time
 import zlib
 from collections import defaultdict
 from collections.abc import Callable, Iterator
@@ -98,7 +93,7 @@ POLICIES: dict[str, TreePolicy] = {
     "rheo, wide": Rheo(nodes=4, threshold=0.3, max_depth=2),
     "opt": OptTree(nodes=3, threshold=0.0, max_depth=3),
 }
-# Hundreds of trees each, or thousands: not with every law.
+# Hundreds of trees each, or thousands: with laws of many zeros.
 LARGE: dict[str, TreePolicy] = {
     "binary": Sampled.kary(2, 2),
     "three chains": Sampled.chains(3, 2),
@@ -114,9 +109,11 @@ LAWS: dict[str, tuple[Laws, Laws, Sampling]] = {
     **{name: (*both, T1) for name, both in PLAIN_LAWS.items() if name != "certain drafter"},
     "warped": (hashed_laws(6, VOCAB), hashed_laws(7, VOCAB), Sampling(0.7, top_p=0.8)),
 }
-CASES = [(policy, laws) for policy in POLICIES for laws in LAWS]
-CASES += [(policy, laws) for policy in LARGE for laws in ("zeros", "disjoint", "warped")]
-CASES += [(policy, "random") for policy in ("binary", "long delayed")]
+# Laws of a drafter that is the target, and those worked out by hand, say no more on a wide tree than on these.
+NARROW = ("chain", "three siblings", "delayed", "sequoia")
+CASES = [(policy, laws) for policy in POLICIES for laws in LAWS if policy in NARROW or laws not in ("equal", "by hand")]
+CASES += [(policy, laws) for policy in LARGE for laws in ("disjoint", "warped")]
+CASES.append(("long delayed", "zeros"))
 
 
 def allowed(verifier: Verifier, children: Children) -> bool:
@@ -138,24 +135,17 @@ def trees_of(policy: str, laws: str) -> list[tuple[Tree, float, Float[Tensor, "r
 @pytest.fixture(autouse=True, scope="module")
 def solved_once() -> Iterator[None]:
     """A linear programme depends on the laws only: the same ones come back thousands of times here."""
-    with remembered_weights():
+    solve, known = importance_weighted._best_weights, {}
+
+    def remembered(*arrays: np.ndarray) -> np.ndarray | None:
+        key = b"".join(array.tobytes() for array in arrays)
+        if key not in known:
+            known[key] = solve(*arrays)
+        return known[key]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(importance_weighted, "_best_weights", remembered)
         yield
-
-
-class remembered_weights:
-    def __enter__(self) -> None:
-        self.solve, known = importance_weighted._best_weights, {}
-
-        def remembered(*arrays: np.ndarray) -> np.ndarray | None:
-            key = b"".join(array.tobytes() for array in arrays)
-            if key not in known:
-                known[key] = self.solve(*arrays)
-            return known[key]
-
-        importance_weighted._best_weights = remembered
-
-    def __exit__(self, *_: object) -> None:
-        importance_weighted._best_weights = self.solve
 
 
 def emitted(verifier: Verifier, policy: str, laws: str) -> tuple[dict[Text, float], float]:
@@ -611,6 +601,7 @@ def test_shapes(policy: Sampled | Delayed, widths: list[int]) -> None:
         lambda: DySpec(threshold=1.0),
         lambda: Rheo(threshold=float("nan")),
         lambda: IID(0),
+        lambda: BestAndDraw(0),
         lambda: WithoutReplacement(2, total=3),
         lambda: CandidatePool(0, IID(2)),
     ],
@@ -800,22 +791,3 @@ def test_the_noise_has_the_laws_it_stands_for() -> None:
     assert within(np.bincount([random.choose(probs * 3) for _ in range(4000)], minlength=5), probs)
     assert within(np.bincount([random.accept(0.3) for _ in range(4000)], minlength=2), np.array([0.7, 0.3]))
     assert not any(random.accept(0.0) for _ in range(100)) and all(random.accept(1.0) for _ in range(100))
-
-
-def print_matrix() -> None:
-    """Every verifier over every policy: the largest error over all laws, or why there is none."""
-    with remembered_weights():
-        for name, policy in (POLICIES | LARGE).items():
-            for verifier in OF_DRAWS:
-                begin, cases = time.process_time(), [laws for chosen, laws in CASES if chosen == name]
-                if not allowed(verifier, policy.children):
-                    print(f"{name:20} {verifier.__name__:20} refused", flush=True)
-                    continue
-                errors = [error_of(verifier, name, laws) for laws in cases if verifier in pairs_of(name, laws)]
-                worst = f"{max(errors):.1e}" if errors else "too many draws"
-                seconds = time.process_time() - begin
-                print(f"{name:20} {verifier.__name__:20} {worst}  {len(errors)} laws  {seconds:.1f} s", flush=True)
-
-
-if __name__ == "__main__":
-    print_matrix()
