@@ -288,7 +288,7 @@ def test_an_argument_of_a_wrong_type_is_named() -> None:
     assert done.returncode == 0, done.stderr[-600:]
 
 
-COMMANDS = [("-m", "opt_tree.models.named"), ("demo_opt_classic.py", "--help")]
+COMMANDS = [("-m", "opt_tree.models"), ("demo_opt_classic.py", "--help")]
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=" ".join)

@@ -167,7 +167,7 @@ def test_what_is_inexact_path_by_path_too_is_refused_with_both_reasons(name, rea
     assert reason in str(error.value) and "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_an_encoder_is_refused_however_little_its_later_tokens_weigh(seed, dtype):
     """With the weights a model begins with, a later token moves an earlier row by a thousandth of it."""

@@ -49,7 +49,7 @@ CONFIGS = {
     "llama": lambda: transformers.LlamaConfig(**_WIDTH, rope_parameters=dict(ROPE)),
 }
 # Below the border, up to it by one row more or less, and above it from the start.
-LENGTHS = [1, 30, 31, 32, 33, 60]
+LENGTHS = [1, 31, 32, 33]
 POLICY = OptTree(nodes=12, threshold=0.0, max_depth=5)
 BUCKETS = Buckets((1, 8, 32), (64, 128))
 
