@@ -380,7 +380,7 @@ def test_what_has_its_own_name_is_whole(tmp_path: Path) -> None:
 def test_every_stage_of_a_preset_is_a_command_line_that_its_command_takes(preset: str, tmp_path: Path) -> None:
     made: set[Path] = set()
     for stage in recipe.stages(recipe.SIZES[preset], tmp_path):
-        command = importlib.import_module(f"opt_tree.training.{stage.module}")
+        command = importlib.import_module(f"{recipe.__package__}.{stage.module}")
         args = command.new_parser().parse_args([*stage.arguments.split(), "--data", corpora(tmp_path)])
         read = [getattr(args, name) for name in ("tokenizer", "model", "target") if hasattr(args, name)]
         assert set(read) <= made, stage.name

@@ -102,7 +102,7 @@ def run(stage: Stage, args: argparse.Namespace, size: Size) -> None:
             command += ["-m", "torch.distributed.run", "--nproc-per-node", str(processes)]
     # One thread a process: two OpenMP threads that share a busy machine wait for each other at every barrier.
     environment = {**os.environ, "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}
-    subprocess.run([*command, "-m", f"opt_tree.training.{stage.module}", *arguments], check=True, env=environment)
+    subprocess.run([*command, "-m", f"{__package__}.{stage.module}", *arguments], check=True, env=environment)
 
 
 def install(products: dict[str, Path], folder: Path) -> None:
