@@ -1,14 +1,7 @@
-"""What decodes side by side as it does alone: the cases that tests/batch/test_batch.py takes some of.
-
-    python tests/side_by_side.py
-
-A script, too: all of them, 3 architectures x exact and bucketed shapes x 15 methods x 2 widths, in about a minute.
-"""
+"""What decodes side by side as it does alone: methods, models, and how a batch is compared with its prompts alone."""
 
 import itertools
-import sys
 
-import torch
 from tiny_models import VOCAB, prompt, tiny, tiny_drafter, tiny_head
 
 from opt_tree.core.sampling import Sampling
@@ -68,18 +61,3 @@ def compare(decoder: Decoder, sampling: Sampling, prompts: list[list[int]], widt
     for width in widths:
         found = trace(decoder.generate_batch(prompts, width, new, sampling, seed=range(len(prompts))))
         assert found == alone, f"width {width}"
-
-
-if __name__ == "__main__":
-    torch.set_num_threads(1)
-    different = 0
-    for (architecture, buckets), (drafter, tree) in itertools.product(PLACES, METHODS):
-        for width in (3, 7):
-            decoder = decoder_of(drafter, tree, architecture, buckets)
-            try:
-                compare(decoder, TREES[tree][2], PROMPTS, (width,), 16)
-            except AssertionError as error:
-                different += 1
-                print("DIFFERENT", architecture, buckets is not None, drafter, tree, error)
-    print(f"{different} of {2 * len(PLACES) * len(METHODS)} cases differ")
-    sys.exit(different > 0)

@@ -32,7 +32,7 @@ NEW = 8
 
 @pytest.mark.parametrize("number", range(len(METHODS)), ids=["-".join(method) for method in METHODS])
 def test_every_answer_is_its_prompt_s_own(number):
-    """With two lanes, prompts begin in lanes that others left. tests/side_by_side.py has all 180 cases."""
+    """With two lanes, prompts begin in lanes that others left."""
     (drafter, tree), (architecture, buckets) = METHODS[number], PLACES[number % len(PLACES)]
     decoder = decoder_of(drafter, tree, architecture, buckets)
     compare(decoder, TREES[tree][2], PROMPTS[:4], (2 if number % 2 else 4,), NEW)
