@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import opt_tree
+from opt_tree.controllers import CONTROLLERS
 from opt_tree.drafters.registry import KINDS
 from opt_tree.policies.registry import POLICIES
 from opt_tree.verifiers import VERIFIERS
@@ -142,12 +143,17 @@ def test_a_public_name_is_in_the_pages(name: str) -> None:
     assert re.search(rf"\b{name}\b", pages), f"{name} is public, and no page says what it is for"
 
 
-@pytest.mark.parametrize("name", [*KINDS, *POLICIES, *VERIFIERS])
+@pytest.mark.parametrize("name", [*KINDS, *POLICIES, *VERIFIERS, *CONTROLLERS])
 def test_what_a_command_can_be_told_by_name_is_in_the_pages(name: str) -> None:
     pages = "\n".join(page.read_text() for page in (ROOT / "docs").glob("*.md"))
     assert re.search(rf"`{name}(:[^`]*)?`", pages), (
-        f"--drafter, --policies or --verifiers take {name}; no page says what it is"
+        f"--drafter, --policies, --verifiers or --controller take {name}; no page says what it is"
     )
+
+
+def test_the_page_of_methods_is_what_the_registries_say() -> None:
+    written = runpy.run_path(str(ROOT / "docs" / "methods.py"))["page"]()
+    assert (ROOT / "docs" / "methods.md").read_text() == written, "python docs/methods.py writes it anew"
 
 
 MEASURED = sorted((ROOT / "results").glob("*.md"))

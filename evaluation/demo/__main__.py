@@ -47,7 +47,7 @@ from opt_tree import (
 )
 from opt_tree.controllers import Auto
 from opt_tree.decoding.generation import check_prompt
-from opt_tree.decoding.presets import opt, plain
+from opt_tree.decoding.presets import controller, opt, plain
 from opt_tree.decoding.step_costs import auto
 from opt_tree.display import IncrementalText, paint
 from opt_tree.engines import package_cache as packages
@@ -107,6 +107,9 @@ def run(options: Options) -> None:
 
 def make_decoder(options: Options, pair: Pair) -> tuple[Decoder, OptTree | Auto]:
     """The decoder, and what decides its trees: what they cost here, or the options' own."""
+    if options.controller is not None:
+        chosen = controller(options.controller, pair.target, pair.drafter, options.policy(), options.seed)
+        return Decoder(pair.target, pair.drafter, chosen), options.policy()
     if options.asks_costs(pair.target.device.type):
         if options.nodes is None:
             print("nodes and layers by what they cost here, measured once; --nodes N --threshold T choose otherwise")

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from evaluation.command_line import at_least, at_most, check_writable, option
-from evaluation.run.options import AUTO, MOST_NODES, Models, node_count
+from evaluation.run.options import AUTO, CONTROLLER, MOST_NODES, Models, check_controller, node_count
 from opt_tree import (
     OptTree,
     Sampling,
@@ -41,6 +41,7 @@ class Options(Models):
     )
     threshold: float | None = option(None, "least gain in E(A) worth one more layer (the paper's delta)")
     max_depth: int | None = option(None, "layers drafted at most")
+    controller: str | None = option(None, CONTROLLER)
     temperature: float = option(0.0, "0: greedy")
     top_p: float = option(1.0, "nucleus, at temperature > 0")
     top_k: int = option(0, "0: off")
@@ -96,6 +97,7 @@ class Options(Models):
 
     def check(self) -> None:
         """Raise ValueError for whatever is wrong before any model is looked at."""
+        check_controller(self.controller, self.nodes)
         if isinstance(self.nodes, str):
             if self.threshold is not None:
                 raise ValueError("--nodes auto takes no --threshold: what a layer must bring is what it costs here")

@@ -17,7 +17,7 @@ from evaluation.run.inflate import inflate_pair
 from evaluation.run.options import Asked, Models, Options
 from evaluation.timing import Method, Timed
 from opt_tree import Decoder, OptTree, Pair, Sampling, load_pair
-from opt_tree.decoding.presets import chain, opt, plain
+from opt_tree.decoding.presets import chain, controller, opt, plain
 from opt_tree.decoding.step_costs import auto
 from opt_tree.drafters import model_drafter
 from opt_tree.drafters.registry import DrafterOptions, load_drafter
@@ -139,7 +139,11 @@ def _decoder(name: str, options: Options, pair: Pair) -> Decoder:
     if name == "opt" and isinstance(options.nodes, str):
         return Decoder(pair.target, pair.drafter, auto(pair.target, pair.drafter, max_depth=options.max_depth))
     if name == "opt":
-        return opt(pair.target, pair.drafter, OptTree(int(options.nodes), options.threshold, options.max_depth))
+        tree = OptTree(int(options.nodes), options.threshold, options.max_depth)
+        if options.controller is None:
+            return opt(pair.target, pair.drafter, tree)
+        chosen = controller(options.controller, pair.target, pair.drafter, tree, options.seed)
+        return Decoder(pair.target, pair.drafter, chosen)
     if name == "chain":
         return chain(pair.target, pair.drafter, min(options.max_depth, int(options.nodes)))
     return plain(pair.target)

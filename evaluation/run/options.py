@@ -9,6 +9,7 @@ import torch
 from evaluation.command_line import at_least, at_most, option
 from evaluation.run.inflate import parse_shape
 from opt_tree import OptTree, Sampling
+from opt_tree.controllers.registry import CONTROLLERS, parse_controller
 from opt_tree.drafters.registry import KINDS, parse_spec
 from opt_tree.models.checkpoints import require_device
 from opt_tree.models.named import KNOWN, drafter_of
@@ -153,6 +154,19 @@ class Asked(Models):
         at_least(self, limit=1)
 
 
+CONTROLLER = "which tree each step gets, of those within the tree options: NAME or NAME:PATH, of " + ", ".join(
+    CONTROLLERS
+)
+
+
+def check_controller(spec: str | None, nodes: int | str | None) -> None:
+    """Raise ValueError for a controller that there is not, and for one beside --nodes auto, which is a controller."""
+    if spec is not None:
+        parse_controller(spec)
+        if nodes == AUTO:
+            raise ValueError(f"--nodes auto is --controller auto: leave it out beside --controller {spec}")
+
+
 @dataclass(frozen=True)
 class Options(Asked):
     """Everything a run can be asked for. An underscore in a name is a hyphen on the command line, or an underscore."""
@@ -168,6 +182,7 @@ class Options(Asked):
         "--nodes auto)",
     )
     max_depth: int = option(OptTree.max_depth, "drafted layers at most; with --method chain, the chain's length")
+    controller: str | None = option(None, CONTROLLER)
     temperature: float = option(0.0, "0 decodes greedily, above 0 samples")
     max_new_token: int = option(1024, "new tokens a turn, at most")
     num_choices: int = option(1, "answers to each question; they differ above temperature 0")
@@ -209,6 +224,9 @@ class Options(Asked):
         at_least(self, max_new_token=1, num_choices=1, batch_size=1, num_gpus_per_model=1)
         at_most(self, batch_size=MOST_LANES)
         object.__setattr__(self, "nodes", node_count(self.nodes))
+        check_controller(self.controller, self.nodes)
+        if self.controller is not None and self.method != "opt":
+            raise ValueError(f"--controller chooses among OPT-Tree's trees: leave out --method {self.method}")
         if isinstance(self.nodes, str):
             self._check_auto()
         else:

@@ -2,8 +2,11 @@
 
 import pytest
 
+from evaluation.demo.options import Options as DemoOptions
+from evaluation.run.models import _decoder
+from evaluation.run.options import Options
 from opt_tree import CheckpointError, Decoder, OptTree, Static, load_pair
-from opt_tree.controllers import CONTROLLERS
+from opt_tree.controllers import CONTROLLERS, BetaLength
 from opt_tree.controllers.registry import parse_controller
 from opt_tree.decoding import presets
 from opt_tree.models.named.places import DEMO
@@ -55,3 +58,14 @@ def test_a_folder_that_holds_nothing_is_refused(pair):
         presets.controller("predicted:nowhere", pair.target, pair.drafter, TREE)
     with pytest.raises(CheckpointError, match="the package has no trees for demo"):
         presets.controller("selected:demo", pair.target, pair.drafter, TREE)
+
+
+def test_commands_take_the_name(pair):
+    decoder = _decoder("opt", Options(controller="beta", max_depth=3), pair)
+    assert isinstance(decoder.controller, BetaLength) and len(decoder.controller.policies) == 3
+    with pytest.raises(ValueError, match="leave out --method chain"):
+        Options(controller="beta", method="chain")
+    with pytest.raises(ValueError, match="leave it out beside --controller beta"):
+        Options(controller="beta", nodes="auto")
+    with pytest.raises(ValueError, match="unknown controller 'bet'"):
+        DemoOptions(controller="bet").check()
