@@ -74,8 +74,8 @@ def page() -> str:
         [
             HEAD,
             "## Drafters\n",
-            "`--drafter SPEC`. PATH is a folder, a Hub id, `demo` (the embedded one) or a known model; of a drafter that",
-            "is made of others it is their specs.\n",
+            "`--drafter SPEC`. PATH is a folder, a Hub id, `demo` (the embedded one) or a known model; of a drafter",
+            "that is made of others it is their specs.\n",
             table(KINDS.values(), {}),
             "## Policies\n",
             "`--policies NAME:NUMBER:...`, the numbers in the order of the parameters. *Any kind*: the shape is fixed,",
