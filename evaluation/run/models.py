@@ -16,7 +16,7 @@ from evaluation.run.baselines import InLoop, assistant_of, transformers_greedy
 from evaluation.run.inflate import inflate_pair
 from evaluation.run.options import Asked, Models, Options
 from evaluation.timing import Method, Timed
-from opt_tree import Decoder, OptTree, Pair, Sampling, load_pair
+from opt_tree import Decoder, OptTree, Pair, Sampling, load_pair, make_canonical
 from opt_tree.decoding.presets import chain, controller, opt, plain
 from opt_tree.decoding.step_costs import auto
 from opt_tree.drafters import model_drafter
@@ -104,6 +104,7 @@ def _ready(pair: Pair, options: Models, large: PreTrainedModel | None = None, dr
         pair = inflate_pair(pair, options.inflate, large=large)
     if options.unpacked:
         pair.pack(False)
+    make_canonical(pair.target, options.canonical)
     if options.compile:
         pair.compile(any_dtype=draft_dtype == "auto")
     return pair

@@ -94,6 +94,9 @@ class Models(Machine):
     unpacked: bool = option(
         False, "eager forwards by the weights as they are, not by copies packed for this CPU: less memory, slower trees"
     )
+    canonical: bool = option(
+        False, "on a CPU: in bfloat16, too, a tree changes no bit of the target's logits; refused where it cannot be so"
+    )
 
     embedded: ClassVar[str] = "lm:demo"
     """What drafts where neither a flag nor the model says so."""
