@@ -251,8 +251,11 @@ def test_the_host_picks_the_children_that_a_device_would(
         grouped_ours = children.pick(in_groups, Random())
         patch.setattr("opt_tree.core.children.top_k.on_host", lambda tensor: False)
         theirs = children.pick(layer, Random())
-    assert sorted(ours.path_log_probs.tolist()) == sorted(theirs.path_log_probs.tolist())
-    assert sorted(grouped_ours.path_log_probs.tolist()) == sorted(theirs.path_log_probs.tolist())
+    # The floor is a child's own value here: whether that child is above it is a matter of rounding.
+    above_it = [
+        sorted(x for x in one.path_log_probs.tolist() if x > floor + 1e-5) for one in (ours, grouped_ours, theirs)
+    ]
+    assert above_it[0] == above_it[1] == above_it[2]
     assert len(ours.path_log_probs) <= total and (ours.path_log_probs > floor - 1e-6).all()
     for picked in (ours, grouped_ours, theirs):
         assert len({*zip(picked.rows, picked.tokens, strict=True)}) == len(picked.tokens)
