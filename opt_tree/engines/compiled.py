@@ -73,7 +73,7 @@ class Compiled(Engine):
         self._version = -1
         self._unscaled = torch.ones((), dtype=law_dtype(eager.model))
         self.package = package_of(_facts(eager.model, traced))
-        self._call, self.about = _load_or_make(self.package, eager, traced, make)
+        self._call = _load_or_make(self.package, eager, traced, make)
 
     def __getstate__(self) -> dict[str, Any]:
         """Everything but the loaded code and the addresses: a copy loads its package again."""
@@ -170,22 +170,17 @@ def _facts(model: Any, traced: Traced) -> dict[str, Any]:
     return facts_of(model) | epilogue | kernel | {"options": traced.options, "format": 4}
 
 
-def _load_or_make(
-    package: Package, eager: Eager, traced: Traced, make: bool
-) -> tuple[Callable[[list[Tensor]], list[Tensor]], dict[str, Any]]:
-    """Return the package's call and what is known of it; a damaged one is made again."""
+def _load_or_make(package: Package, eager: Eager, traced: Traced, make: bool) -> Callable[[list[Tensor]], list[Tensor]]:
+    """Return the package's call; a damaged one is made again."""
     for attempt in range(2):
-        about = package.about()
-        if about is None:
+        if package.about() is None:
             if not make:
                 raise CompileError("there is no package for it yet")
             with package.lock():
-                about = package.about()  # another process may have made it meanwhile
-                if about is None:
+                if package.about() is None:  # another process may have made it meanwhile
                     _make(package, eager, traced)
-            about = package.about()
         try:
-            return _load(package.file), about or {}
+            return _load(package.file)
         except RuntimeError as error:
             package.remove()
             if attempt or not make:
