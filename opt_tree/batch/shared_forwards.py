@@ -189,8 +189,6 @@ def why_alone(models: Sequence[Any]) -> str | None:
             continue
         if lm.ranks is not None:
             return f"{lm.name} is spread over processes, which follow one sequence"
-        if lm.changes_at_border:
-            return f"{lm.name} changes its position factors with the context (LongRoPE): one forward takes one kind"
         if type(lm.cache) is not KVCache:
             return f"{lm.name} keeps {type(lm.cache).__name__}, of which there is one for one sequence"
         if lm.engine is not lm.eager and not isinstance(lm.engine, Compiled):

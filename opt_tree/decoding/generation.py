@@ -67,7 +67,8 @@ def check_prompt(prompt: Any, target: Target) -> list[int]:
     if not all(isinstance(token, (int, np.integer)) for token in ids):
         raise ValueError("the prompt must be token ids; run the tokenizer on text first")
     if len(ids) >= target.max_context:
-        raise ValueError(f"the prompt has {len(ids)} tokens, which leaves no room in {target.max_context} of context")
+        room = f"{target.max_context} of context{target.context_note}"
+        raise ValueError(f"the prompt has {len(ids)} tokens, which leaves no room in {room}")
     if min(ids) < 0 or max(ids) >= target.vocab:
         raise ValueError(f"token {max(ids) if min(ids) >= 0 else min(ids)} is outside the vocabulary of {target.vocab}")
     return [int(token) for token in ids]

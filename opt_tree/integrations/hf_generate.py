@@ -129,8 +129,8 @@ def custom_generate(
     for result in results:
         if result.finish_reason == "context":
             _log.warning(
-                f"stopped after {len(result.tokens)} new tokens (finish reason: context): {target.max_context} tokens "
-                f"are all that {target.name} has room for; plain generate would go on past them"
+                f"stopped after {len(result.tokens)} new tokens (finish reason: context): {target.max_context} tokens"
+                f"{target.context_note} are all that {target.name} has room for; plain generate would go on past them"
             )
     if config.return_dict_in_generate:
         reasons = [result.finish_reason for result in results]

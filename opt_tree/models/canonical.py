@@ -16,6 +16,7 @@ from opt_tree.core.tree import Tree
 from opt_tree.engines import Compiled
 from opt_tree.engines.body import Rows, compute_batch, model_inputs
 from opt_tree.engines.canonical import DTYPES, NotCanonicalError, layers_seen, load_kernel
+from opt_tree.models.capabilities import rope_border
 
 if TYPE_CHECKING:
     from opt_tree.models.causal_lm import CausalLM
@@ -42,7 +43,7 @@ def make_canonical(lm: Any, on: bool = True) -> None:
         raise NotCanonicalError(f"{lm.name} is not canonical in {what}: only in bfloat16 and float32 on a CPU")
     if lm.ranks is not None:
         raise NotCanonicalError(f"{lm.name} is not canonical: it is spread over processes")
-    if lm.changes_at_border:
+    if rope_border(lm.model) is not None:
         raise NotCanonicalError(f"{lm.name} is not canonical: its position factors change with the context (LongRoPE)")
     if lm.max_context < 4 * _LAST:
         raise NotCanonicalError(f"{lm.name} is not canonical: {lm.max_context} tokens of context are too few")

@@ -12,7 +12,6 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from opt_tree.core.errors import UnsupportedModelError, one_line
-from opt_tree.models.longrope import Border, border_of
 
 Module = TypeVar("Module", bound=nn.Module)
 _RECURRENT = "one running state for the whole text, where siblings need one each and rejected rows cannot be taken out"
@@ -91,12 +90,20 @@ def _at(weight: torch.Tensor) -> tuple[torch.dtype, torch.device]:
     return weight.dtype, weight.device
 
 
-def border(model: Any) -> Border | None:
-    """Return where LongRoPE changes its factors, or None; see `opt_tree.models.longrope`."""
-    try:
-        return border_of(model)
-    except ValueError as error:
-        raise UnsupportedModelError(f"{type(model).__name__} cannot score a tree: {error}") from error
+def rope_border(model: Any) -> int | None:
+    """Return the first position that takes the long factors of LongRoPE; None for a model of another `rope_type`.
+
+    transformers rotates all rows of a forward by one set of factors, as the largest position in it says
+    (`modeling_rope_utils.dynamic_rope_update`): a tree that reached across would rotate its first rows wrongly.
+    """
+    rope = getattr(model.config.get_text_config(), "rope_parameters", None) or {}
+    kinds = [rope, *rope.values()]  # one set for all layers, or one for each kind of layer
+    positions = [
+        int(kind["original_max_position_embeddings"])
+        for kind in kinds
+        if isinstance(kind, dict) and kind.get("rope_type") == "longrope"
+    ]
+    return min(positions, default=None)
 
 
 def layer_windows(model: Any) -> dict[str, int]:
@@ -159,9 +166,15 @@ def logits_per_row(model: Any) -> int:
 
 
 def context_limit(model: Any) -> int:
-    """Return how many tokens of context the model has positions for."""
+    """Return how many tokens of context the model has positions for; with LongRoPE those of the short factors."""
     limit = getattr(model.config.get_text_config(), "max_position_embeddings", None) or 0
-    return limit if limit > 0 else 1 << 30  # -1 stands for none
+    limit = limit if limit > 0 else 1 << 30  # -1 stands for none
+    return min(limit, rope_border(model) or limit)
+
+
+def context_note(model: Any) -> str:
+    """Why the context ends before the model's own, for a message; empty where it does not."""
+    return " (LongRoPE: the factors of its positions change there)" if rope_border(model) is not None else ""
 
 
 def key_limit(model: Any) -> int:

@@ -29,14 +29,15 @@ from opt_tree.engines.kv_cache import KVCache, LayerShape, inference
 from opt_tree.engines.masks import chunked, tree_mask, windowed
 from opt_tree.models.canonical import check
 from opt_tree.models.capabilities import (
-    border,
     cause,
     check_model,
     check_unchanged,
     context_limit,
+    context_note,
     key_limit,
     layer_windows,
     logits_per_row,
+    rope_border,
     size_of,
 )
 from opt_tree.models.tensor_parallel import LedCache, ranks_of, tell
@@ -127,6 +128,7 @@ class CausalLM(Target):
         self.buckets = buckets
         self.name = model.config.name_or_path or type(model).__name__
         self.vocab, self.max_context = logits_per_row(model), context_limit(model)
+        self.context_note = context_note(model)
         self.columns = 0
         """Of a drafter's model: how many tokens its laws are over. Its graphs make them then, so set it beforehand."""
         self.hidden: int = model.get_input_embeddings().weight.shape[1]
@@ -136,7 +138,6 @@ class CausalLM(Target):
         self._key_limit = key_limit(model)
         self._pending: list[Pending] = []
         """What was added to the context last and is not committed, in order."""
-        self._border, self._long = border(model), False
         self._given: Cache | None = None
         self.ahead: Ahead | None = None
         """Who scores the next tree, having drafted it in this cache; None: nobody has."""
@@ -203,11 +204,6 @@ class CausalLM(Target):
         return self.cache.length
 
     @property
-    def changes_at_border(self) -> bool:
-        """Whether its position factors change with the context (LongRoPE): no one graph holds both."""
-        return self._border is not None
-
-    @property
     def mask_kinds(self) -> tuple[str, ...]:
         """The kinds of attention layers, where there are several: every forward then brings a mask for each."""
         return tuple(sorted(self._windows)) if len(self._windows) > 1 else ()
@@ -223,14 +219,13 @@ class CausalLM(Target):
         self.eager.packed.check()
         super().reset()
         self.cache.reset()
-        self._tokens, self._long = [], False
+        self._tokens = []
         self.ahead = self.places = None
 
     def keep(self, prompt: list[int], most: int) -> int:
-        """See `Target.keep`. With LongRoPE nothing is kept beyond its border: a prefill has other factors there."""
+        """See `Target.keep`."""
         length = min(shared(self._tokens, prompt), most, self.length)
-        crossed = self._border is not None and (self._long or len(prompt) > self._border.position)
-        if length < 1 or crossed or self._given is not None or self.ranks is not None:
+        if length < 1 or self._given is not None or self.ranks is not None:
             return super().keep(prompt, most)
         check_unchanged(self.model, self.dtype, self.device)
         self.eager.packed.check()
@@ -241,20 +236,13 @@ class CausalLM(Target):
     def begins_with(self, past: Cache, tokens: list[int]) -> bool:
         """Whether a transformers cache holds the first rows of this context, which are those of these tokens."""
         length = past.get_seq_length()
-        same = self._border is None and shared(self._tokens, tokens) >= length
-        return same and self.cache.begins_with(past)
+        return shared(self._tokens, tokens) >= length and self.cache.begins_with(past)
 
     def cut(self, length: int) -> None:
         """Forget every row from `length` on."""
         self.cache.truncate(length)
         del self._tokens[length:]
         self.ahead = self.places = None
-
-    def room(self, length: int) -> int:
-        """See `Target.room`: with LongRoPE no tree reaches across the border."""
-        if self._border is None or length >= self._border.position:
-            return super().room(length)
-        return self._border.position - 1 - length
 
     def watch(self, layers: tuple[int, ...]) -> None:
         """See `Target.watch`. Raises ValueError for a layer that the model does not have."""
@@ -269,8 +257,7 @@ class CausalLM(Target):
     ) -> Output:
         """See `Target.append`. `features` are inputs of a head that drafts in the target's feature space.
 
-        With a `scale` there are laws beside the logits (see `extend`). With LongRoPE a first `append` is rotated like
-        the forward of one token more: the prompt with its last token.
+        With a `scale` there are laws beside the logits (see `extend`).
         """
         if not tokens:
             raise ValueError("nothing to append: the token list is empty")
@@ -280,8 +267,6 @@ class CausalLM(Target):
             tokens = tokens[self.length :]
             if not tokens:
                 return Output(torch.zeros(0, self.vocab, dtype=self.dtype, device=self.device))
-        length = self.length
-        long = self._border is not None and self._rotate(length + len(tokens) + (length == 0))
         outputs = []
         for start in range(0, len(tokens), _PREFILL_ROWS):
             chunk = np.array(tokens[start : start + _PREFILL_ROWS])
@@ -289,7 +274,7 @@ class CausalLM(Target):
             inputs = None if features is None else features[start : start + len(chunk)]
             visible = _CAUSAL[: len(chunk), : len(chunk)]
             wanted = Wanted(chunk, positions, visible, inputs, scale=scale)
-            output = self.run(wanted, last_only=not all_logits, long=long)
+            output = self.run(wanted, last_only=not all_logits)
             self.commit(list(range(len(chunk))))
             if not all_logits and output.logits.shape[0] > 1:
                 output = _rows(output, slice(-1, None), output.features)
@@ -307,7 +292,7 @@ class CausalLM(Target):
 
         The first `append` then has logits and features of the other tokens only.
         """
-        if self._border is not None:
+        if rope_border(self.model) is not None:
             raise ValueError(
                 f"{self.name} may have rotated these rows by other factors (LongRoPE): pass the text alone"
             )
@@ -317,33 +302,12 @@ class CausalLM(Target):
         finally:
             self._given = None
 
-    def _rotate(self, length: int) -> bool:
-        """Whether rows up to `length` take the long factors of LongRoPE. Runs the context anew where the model does."""
-        if self._border is None or length <= self._border.position:
-            return False
-        short, self._long = self.length > 0 and not self._long, True
-        if short and self._border.drops_cache:
-            tokens, self._tokens = self._tokens, []
-            self.cache.reset()
-            self.append(tokens)
-        return True
-
     def score(self, tree: Tree) -> Output:
-        """Score every row of a tree whose root is the next token of the context. Its rows are pending afterwards.
-
-        Raises ValueError for a tree deeper than `room`.
-        """
+        """Score every row of a tree whose root is the next token of the context. Its rows are pending afterwards."""
         ahead, self.ahead, self.places = self.ahead, None, None
         if ahead is not None:
             return ahead.score(tree)
         self.cache.truncate(self.length)
-        if self._border is not None:
-            self._rotate(self.length + 1)
-            if tree.depths.max() > self.room(self.length):
-                raise ValueError(
-                    f"the tree is {tree.depths.max()} deep below token {self.length}: it crosses the position "
-                    f"{self._border.position}, where the rotary factors change; at most {self.room(self.length)}"
-                )
         return self.run(Wanted(tree.tokens, tree.depths, tree.ancestors, behind=self.length))
 
     def extend(
@@ -373,21 +337,19 @@ class CausalLM(Target):
             self._tokens += [tokens[row] for row in path]
 
     @inference
-    def run(self, wanted: Wanted, engine: Engine | None = None, last_only: bool = False, long: bool = False) -> Output:
+    def run(self, wanted: Wanted, engine: Engine | None = None, last_only: bool = False) -> Output:
         """The one place where rows become a forward: padding, mask, slots, the engine, the slice of real rows.
 
         `engine`: another than the model's own, which computes some of its layers. `last_only`: logits of the last row
-        will do. `long`: they take the long factors of LongRoPE, wherever they stand.
+        will do.
         """
         if self.ranks is not None:
-            tell(self, wanted, last_only, long)
-        _, positions, visible, _, places, scale, behind, _ = wanted
+            tell(self, wanted, last_only)
+        _, _, visible, _, places, scale, _, _ = wanted
         engine = engine or self.engine
         (rows, columns), length = visible.shape, self.length
         start = length + columns - rows
-        # The largest position of a forward decides on the factors: a pad row behind the border makes them long.
-        far = self._border.position if self._border and long and positions.max() + behind < self._border.position else 0
-        padded = max(rows + (far > 0), engine.least_rows)
+        padded = max(rows, engine.least_rows)
         keys = start + padded
         if self.buckets is not None:
             padded, keys = self.buckets.pad(padded, start)
@@ -396,7 +358,7 @@ class CausalLM(Target):
                 f"{self.name} is not causal beyond {self._key_limit} keys (its keep_window_size), and a forward over "
                 f"{length} tokens and a tree has {keys}"
             )
-        ints, masks, features = self._lay_out(wanted, padded, keys, far)
+        ints, masks, features = self._lay_out(wanted, padded, keys)
         given = None if places is None and self.buckets is None and padded == rows else ints[2]
         self.cache.open(rows if places is None else 0, keys, given)
         scaled = None if scale is None else self._scale_tensor(scale)
@@ -410,11 +372,11 @@ class CausalLM(Target):
         return _rows(output, slice(rows), {layer: states[:rows] for layer, states in output.features.items()})
 
     def _lay_out(
-        self, wanted: Wanted, padded: int, keys: int, far: int
+        self, wanted: Wanted, padded: int, keys: int
     ) -> tuple[Int[Tensor, "3 padded"], Mask | dict[str, Mask], Float[Tensor, "padded hidden"] | None]:
-        """Return the tensors of a forward, and note its rows as pending ones. A pad row stands at `far`."""
+        """Return the tensors of a forward, and note its rows as pending ones."""
         (rows, columns), features = wanted.visible.shape, wanted.features
-        numbers = self._numbers(wanted, self.length + columns - rows, padded, far)
+        numbers = self._numbers(wanted, self.length + columns - rows, padded)
         if wanted.places is None:
             self._note(Pending(columns - rows, numbers[0], numbers[1]))
         ints = torch.from_numpy(numbers)
@@ -433,8 +395,8 @@ class CausalLM(Target):
         else:
             self._pending = [rows]
 
-    def _numbers(self, wanted: Wanted, start: int, padded: int, far: int) -> Int[np.ndarray, "3 padded"]:
-        """Tokens, positions and slots. A pad row is token 0 at `far`, in a slot of its own behind all columns."""
+    def _numbers(self, wanted: Wanted, start: int, padded: int) -> Int[np.ndarray, "3 padded"]:
+        """Tokens, positions and slots. A pad row is token 0 at position 0, in a slot of its own behind all columns."""
         rows, slots = len(wanted.tokens), np.arange(start, start + padded)
         if wanted.places is not None:
             slots[:rows] = self.length + wanted.places
@@ -442,7 +404,7 @@ class CausalLM(Target):
         if padded == rows:
             return np.array([wanted.tokens, positions, slots])
         numbers = np.zeros((3, padded), dtype=np.int64)
-        numbers[0, :rows], numbers[1, :rows], numbers[1, rows:] = wanted.tokens, positions, far
+        numbers[0, :rows], numbers[1, :rows] = wanted.tokens, positions
         numbers[2] = slots
         return numbers
 

@@ -24,11 +24,11 @@ from opt_tree.engines.kv_cache import inference
 from opt_tree.models.cache_snapshot import State, restore, state_of
 from opt_tree.models.capabilities import (
     TREE_ATTENTION,
-    border,
     cache_name,
     check_model,
     check_unchanged,
     context_limit,
+    context_note,
     logits_per_row,
     past_fault,
     sees_later,
@@ -56,13 +56,12 @@ class ChainLM(Target):
         check_model(model)
         if model.config.is_encoder_decoder:
             raise UnsupportedModelError(f"{type(model).__name__} is an encoder-decoder; a decoder-only model is needed")
-        if border(model) is not None:
-            raise UnsupportedModelError(f"{type(model).__name__} changes its factors with the context (LongRoPE)")
         if ranks_of(model) is not None:
             raise UnsupportedModelError(f"{type(model).__name__} is spread over processes, which follow trees alone")
         self.model = model.eval()
         self.name = model.config.name_or_path or type(model).__name__
         self.vocab, self.max_context = logits_per_row(model), context_limit(model)
+        self.context_note = context_note(model)
         weight = cast(Tensor, model.get_input_embeddings().weight)
         self.device, self.dtype, self.hidden = weight.device, weight.dtype, weight.shape[1]
         bare = unwrapped(model)  # whose signature names what it takes

@@ -22,7 +22,7 @@ from opt_tree.engines.compiled import Compiled, CompileError, example, median_se
 from opt_tree.engines.cuda_graphs import Captured
 from opt_tree.engines.package_cache import facts_of, remember, remembered
 from opt_tree.models.canonical import check
-from opt_tree.models.capabilities import cast_weights
+from opt_tree.models.capabilities import cast_weights, rope_border
 from opt_tree.models.causal_lm import Buckets, CausalLM, UnsupportedModelError, check_tree_mask
 from opt_tree.models.chain_lm import AnyLM, ChainLM
 
@@ -58,7 +58,7 @@ def compile_forwards(lm: AnyLM, make: bool = True, dtypes: tuple[torch.dtype, ..
     try:
         if lm.ranks is not None:
             raise CompileError("it is spread over processes, and a graph is one process's")
-        if lm.changes_at_border:
+        if rope_border(lm.model) is not None:
             raise CompileError("its position factors change with the context (LongRoPE), and one graph holds one set")
         if lm.device.type == "cuda":
             lm.buckets = lm.buckets or Buckets()

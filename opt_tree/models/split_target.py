@@ -18,7 +18,7 @@ from opt_tree.core.target import Output, Work
 from opt_tree.core.tree import Tree
 from opt_tree.engines import Eager, Engine
 from opt_tree.engines.kv_cache import inference
-from opt_tree.models.capabilities import border, layer_windows
+from opt_tree.models.capabilities import layer_windows
 from opt_tree.models.causal_lm import CausalLM, Wanted
 from opt_tree.models.tensor_parallel import check_whole
 
@@ -193,9 +193,8 @@ def check_cut(model: Any, depth: int) -> None:
     if not 0 < depth < len(layers):
         raise UnsupportedModelError(f"{name} has {len(layers)} layers: it cannot be cut behind {depth}")
     kinds = layer_windows(model).keys() - {"full_attention"}
-    if kinds or border(model) is not None:
-        why = f"layers of kind {', '.join(sorted(kinds))}" if kinds else "position factors that change (LongRoPE)"
-        raise UnsupportedModelError(f"{name} cannot be cut in two: it has {why}")
+    if kinds:
+        raise UnsupportedModelError(f"{name} cannot be cut in two: it has layers of kind {', '.join(sorted(kinds))}")
 
 
 def _copied(module: Any) -> Any:

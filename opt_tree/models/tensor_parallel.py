@@ -120,10 +120,10 @@ def check_whole(lm: Any, what: str) -> None:
         raise UnsupportedModelError(f"{what} runs a part of {lm.name} by itself, which is spread over processes")
 
 
-def tell(lm: Any, wanted: tuple, last_only: bool, long: bool) -> None:
+def tell(lm: Any, wanted: tuple, last_only: bool) -> None:
     """At rank 0, in `together`: have the others run the same forward. Arguments are those of `CausalLM.run`."""
     if lm.ranks.leads and lm.ranks.leading is not None:
-        lm.ranks.send(("run", (lm.ranks.leading, lm.cache.take_told(), wanted, last_only, long)))
+        lm.ranks.send(("run", (lm.ranks.leading, lm.cache.take_told(), wanted, last_only)))
 
 
 def together(models: Sequence[Any], action: Callable[[], T]) -> T:
@@ -166,12 +166,12 @@ def _follow(spread: Sequence[Any]) -> Any:
             return content
         if kind == "failed":
             raise content
-        number, told, wanted, last_only, long = content
+        number, told, wanted, last_only = content
         lm = spread[number]
         try:
             for name, arguments in told:
                 getattr(lm.cache, name)(*arguments)
-            lm.run(wanted, last_only=last_only, long=long)
+            lm.run(wanted, last_only=last_only)
         except BaseException:
             torch.distributed.destroy_process_group()  # the others wait for this rank's part: let them hear of it
             raise

@@ -9,9 +9,8 @@ from drafters.test_eagle3 import KNOWN, tiny_head3
 from drafters.test_early_exit import deep, exit_of
 from drafters.test_one_pass import medusa, residual
 from drafters.test_store import documents
-from models.test_longrope import BORDER, CONFIGS
 from tiny_models import CONTEXT, VOCAB, prompt, tiny, tiny_drafter, tiny_head
-from transformers import AutoModelForCausalLM, DynamicCache
+from transformers import DynamicCache
 
 from opt_tree import Decoder, OptTree, Sampling, Sharpened, Static
 from opt_tree.core.target import shared
@@ -166,22 +165,6 @@ def test_path_by_path_begins_anew():
     targets = [ChainLM(tiny("llama")) for _ in range(2)]
     pair = [Decoder(target, small(), POLICY) for target in targets]
     assert not any(compare(*pair))
-
-
-@pytest.mark.parametrize("name", CONFIGS)
-def test_longrope_keeps_nothing_across_its_border(name):
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        model = AutoModelForCausalLM.from_config(CONFIGS[name](), dtype=torch.float64).eval()
-    plain, reusing = [Decoder(CausalLM(model), None, Static.empty()) for _ in range(2)]
-    text, found = prompt(12), []
-    for _ in range(5):  # up to 12, 22, 32, 42, 52 tokens, and then back
-        expected, result = plain.generate(text, 5), reusing.generate(text, 5, reuse=True)
-        assert result.tokens == expected.tokens
-        found.append(result.reused)
-        text = [*text, *result.tokens, *prompt(5, seed=len(text))]
-    assert found == [0, 16, 26, 0, 0] and BORDER == 32
-    assert reusing.generate(text[:22], 5, reuse=True).tokens == plain.generate(text[:22], 5).tokens
 
 
 def test_another_drafter_in_between():

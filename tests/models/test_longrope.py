@@ -1,22 +1,24 @@
 """LongRoPE: one forward rotates all its rows by short or by long factors, as its largest position says.
 
-The reference is `model.generate`, never our own plain decoding, which could be wrong in the same way.
+The context ends at the position where the factors change. The reference is `model.generate`, never our own plain
+decoding, which could be wrong in the same way.
 """
 
 import functools
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 import transformers
 from tiny_models import VOCAB, WIDTH, perturbed, prompt
 
-from opt_tree.core.tree import Tree
 from opt_tree.decoding.decoder import Decoder
+from opt_tree.decoding.generation import Generation
 from opt_tree.drafters import CausalLMDrafter
 from opt_tree.models import causal_lm as lm_module
-from opt_tree.models.causal_lm import Buckets, CausalLM, UnsupportedModelError
+from opt_tree.models.capabilities import context_limit, rope_border
+from opt_tree.models.causal_lm import Buckets, CausalLM
+from opt_tree.models.chain_lm import ChainLM
 from opt_tree.policies import OptTree, Static
 
 BORDER = 32
@@ -48,8 +50,7 @@ CONFIGS = {
     # Keeps its cache, whose rows stay rotated by the short ones.
     "llama": lambda: transformers.LlamaConfig(**_WIDTH, rope_parameters=dict(ROPE)),
 }
-# Below the border, up to it by one row more or less, and above it from the start.
-LENGTHS = [1, 31, 32, 33]
+LENGTHS = [1, 12, 20, 30, 31]
 POLICY = OptTree(nodes=12, threshold=0.0, max_depth=5)
 BUCKETS = Buckets((1, 8, 32), (64, 128))
 
@@ -78,67 +79,64 @@ def test_the_factors_matter(model):
     assert (short - long).abs().max() > 0.1
 
 
+def until_the_border(decoder: Decoder, model: Any, length: int) -> Generation:
+    """Its answer, which is that of transformers as far as there is room."""
+    result = decoder.generate(prompt(length), NEW_TOKENS)
+    room = min(NEW_TOKENS, BORDER - length)
+    assert result.tokens == generated(model, length)[:room], f"{length} tokens"
+    assert result.finish_reason == ("context" if room < NEW_TOKENS else "length")
+    return result
+
+
 @pytest.mark.parametrize(("rows", "buckets"), [(512, None), (7, None), (7, BUCKETS)])
-def test_plain_decoding_is_that_of_transformers(model, rows, buckets, monkeypatch):
-    """A prefill in pieces takes the factors that the whole prompt's own forward has."""
+def test_plain_decoding_is_that_of_transformers_up_to_the_border(model, rows, buckets, monkeypatch):
     monkeypatch.setattr(lm_module, "_PREFILL_ROWS", rows)
     decoder = Decoder(CausalLM(model, buckets), None, Static.empty())
     for length in LENGTHS:
-        assert decoder.generate(prompt(length), NEW_TOKENS).tokens == generated(model, length), f"{length} tokens"
+        until_the_border(decoder, model, length)
 
 
 @pytest.mark.parametrize("buckets", [None, BUCKETS], ids=["exact", "padded"])
-def test_a_tree_across_the_border_changes_nothing(model, buckets):
+def test_trees_end_at_the_border_and_change_nothing(model, buckets):
     drafter = CausalLMDrafter(CausalLM(perturbed(model, 0.05), buckets), VOCAB)
     decoder = Decoder(CausalLM(model, buckets), drafter, POLICY)
     for length in LENGTHS:
-        result = decoder.generate(prompt(length), NEW_TOKENS)
-        assert result.tokens == generated(model, length), f"{length} tokens"
-        assert any(step.accepted for step in result.steps), "the drafter should sometimes be right"
+        result = until_the_border(decoder, model, length)
+        assert length > 20 or any(step.accepted for step in result.steps), "the drafter should sometimes be right"
+    many = decoder.generate_batch([prompt(length) for length in LENGTHS], 3, NEW_TOKENS)
+    assert [one.tokens for one in many] == [decoder.generate(prompt(n), NEW_TOKENS).tokens for n in LENGTHS]
 
 
-def test_a_drafter_of_another_border_only_drafts_less(model):
-    """The drafter's factors change near its own border, which is not the target's."""
-    target = CausalLM(model)
+def test_path_by_path_ends_there_as_well(model):
+    decoder = Decoder(ChainLM(model), None, Static.empty())
+    for length in LENGTHS:
+        until_the_border(decoder, model, length)
+
+
+def test_a_drafter_drafts_up_to_its_own_border(model):
     config = CONFIGS["llama"]()
-    config.rope_parameters["original_max_position_embeddings"] = BORDER + 9
+    config.rope_parameters["original_max_position_embeddings"] = BORDER - 9
     with torch.random.fork_rng():
         torch.manual_seed(1)
         drafter = CausalLMDrafter(
             CausalLM(transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float64)), VOCAB
         )
-    result = Decoder(target, drafter, POLICY).generate(prompt(20), NEW_TOKENS)
-    assert result.tokens == generated(model, 20)
-    for step, start in zip(result.steps, _starts(20, result.accept_lengths), strict=True):
-        deepest = start - 1 + int(step.tree.depths.max())
-        for border in (BORDER, BORDER + 9):
-            assert not start - 1 < border <= deepest, f"a tree from {start - 1} to {deepest} crosses {border}"
+    result = until_the_border(Decoder(CausalLM(model), drafter, POLICY), model, 12)
+    starts = [12 + sum(result.accept_lengths[:index]) for index in range(len(result.steps))]
+    drafted = [start + int(step.tree.depths.max()) for step, start in zip(result.steps, starts, strict=True)]
+    assert all(end <= max(start, BORDER - 9) for start, end in zip(starts, drafted, strict=True)) and starts != drafted
 
 
-def _starts(length: int, lengths: list[int]) -> list[int]:
-    return [length + sum(lengths[:index]) for index in range(len(lengths))]
-
-
-def test_a_second_prompt_begins_with_its_own_factors(model):
-    """A long text before a short one, and the other way round, on the same wrapper."""
+@pytest.mark.parametrize("length", [BORDER, BORDER + 20])
+def test_a_prompt_beyond_the_border_is_refused(model, length):
     decoder = Decoder(CausalLM(model), None, Static.empty())
-    for length in (60, 31, 60, 30):
-        assert decoder.generate(prompt(length), NEW_TOKENS).tokens == generated(model, length)
+    with pytest.raises(ValueError, match=f"{length} tokens, which leaves no room in {BORDER} of context .LongRoPE"):
+        decoder.generate(prompt(length), NEW_TOKENS)
 
 
-def test_a_tree_across_the_border_is_refused(model):
-    lm = CausalLM(model)
-    lm.append(prompt(BORDER - 2))
-    assert lm.room(lm.length) == 1
-    with pytest.raises(ValueError, match=f"2 deep below token 30: it crosses the position {BORDER}"):
-        lm.score(Tree(np.array([1, 2, 3]), np.array([-1, 0, 1]), np.zeros(3), np.full(3, -1)))
-
-
-def test_layers_that_change_at_several_positions_are_refused():
-    config = transformers.LlamaConfig(**_WIDTH)
-    model = transformers.AutoModelForCausalLM.from_config(config)
+def test_of_several_borders_the_first_one_counts():
+    model = transformers.AutoModelForCausalLM.from_config(transformers.LlamaConfig(**_WIDTH))
     model.config.rope_parameters = {
-        kind: ROPE | {"original_max_position_embeddings": border} for kind, border in (("a", 8), ("b", 16))
+        kind: ROPE | {"original_max_position_embeddings": border} for kind, border in (("a", 16), ("b", 8))
     }
-    with pytest.raises(UnsupportedModelError, match=r"several positions: \[8, 16\]"):
-        CausalLM(model)
+    assert rope_border(model) == context_limit(model) == 8
