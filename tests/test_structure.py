@@ -201,6 +201,7 @@ LONG_MODULES = {
     "opt_tree/models/checkpoints.py": "whatever is read from files, and one line for everything that is wrong with one",
     "opt_tree/models/chain_lm.py": "a model path by path, and the probe that refuses it; the probe needs its inside",
     "opt_tree/decoding/decoder.py": "the one loop and its decoder",
+    "opt_tree/engines/prepacked.py": "packed copies, and what stands in for a layer in one thread alone",
     "opt_tree/engines/compiled.py": "what is exported and how it is called must change together",
     "opt_tree/integrations/hf_generate.py": "every option of `generate` is either honoured or refused here",
     "evaluation/run/inflate.py": "one construction, with the proof that it computes the same function",

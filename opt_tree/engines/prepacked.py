@@ -8,9 +8,10 @@ none of it, and is left as it is, so that plain decoding is not slower. Results 
 import threading
 import warnings
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager
 from math import inf
+from types import MappingProxyType
 from typing import Any
 
 import psutil
@@ -29,11 +30,25 @@ _SAMPLE = 16
 """Numbers of a weight that are compared before a text, to notice what was changed behind PyTorch's back (`.data`)."""
 _copies: "weakref.WeakValueDictionary[int, _Copy]" = weakref.WeakValueDictionary()
 """By the weight's id: a head that borrows the target's output layer takes its copy as well."""
+_lock = threading.Lock()
+"""Held while layers get their stand-ins or are given back."""
+
+
+class _Here(threading.local):
+    """What forwards of this thread compute otherwise than the layers themselves."""
+
+    linears: "Mapping[_StandIn, _Linear]" = MappingProxyType({})
+    entered: tuple[Any, ...] = ()
+    """Of each `PackedWeights` under way: its layers, their stand-ins, what was here before, and its attention."""
+
+
+_here = _Here()
 
 
 class PackedWeights:
-    """The packed linear layers of a model. As a context, they stand in for its own, for one forward.
+    """The packed linear layers of a model. As a context, they stand in for its own, for one forward of this thread.
 
+    Whoever runs the model in another thread meanwhile has the layers themselves, as under autocast everybody has.
     Weights are packed when a forward first needs them. What is not a plain `nn.Linear` with its weight on the CPU stays
     as it is, and so does a model for whose copies there is no room, which a warning says.
     """
@@ -44,7 +59,6 @@ class PackedWeights:
         self.canonical = False
         """Whether linear layers and attention are computed so that a row's bits do not depend on other rows."""
         self._linears: list[_Linear] | None = None
-        self._here = threading.local()
 
     def __bool__(self) -> bool:
         """Whether forwards take packed weights."""
@@ -68,23 +82,33 @@ class PackedWeights:
             linear.check()
 
     def __enter__(self) -> None:
-        for linear in self._layers():
-            linear.names.setdefault("forward", linear.call)
-        self._here.attention = [*getattr(self._here, "attention", ()), self.attention()]
-        self._here.attention[-1].__enter__()
+        layers = self._layers()
+        if torch.is_autocast_enabled("cpu"):  # which multiplies in another dtype than the weights'
+            if self.canonical:
+                raise RuntimeError(
+                    f"{type(self.model).__name__} is canonical, which autocast undoes: decode outside it"
+                )
+            layers = []
+        with _lock:
+            stand_ins = {one: linear for linear in layers if (one := linear.stand_in())}
+        attention = self.attention()
+        _here.entered = (*_here.entered, (layers, stand_ins, _here.linears, attention))
+        _here.linears = {**_here.linears, **stand_ins} if _here.linears else stand_ins
+        attention.__enter__()
 
     def __exit__(self, error: type[BaseException] | None, *_: object) -> None:
-        self._here.attention.pop().__exit__(None, None, None)
+        *entered, (layers, stand_ins, before, attention) = _here.entered
+        attention.__exit__(None, None, None)
+        _here.entered, _here.linears = tuple(entered), before
         missing = 0
-        for linear in self._layers():
-            if linear.names.get("forward") is linear.call:
-                linear.names.pop("forward", None)
-            else:
-                missing += 1
+        with _lock:
+            for stand_in, linear in stand_ins.items():
+                missing += not linear.give_back(stand_in)
+        missing += len(layers) - len(stand_ins)
         if missing and self.canonical and error is None:
             raise RuntimeError(
-                f"{missing} linear layers of {type(self.model).__name__} were not computed canonically: another thread "
-                "ran it at the same time, or something was put in their place. Give each thread a copy of the model"
+                f"{missing} linear layers of {type(self.model).__name__} were not computed canonically: something was "
+                "put in their place. Give each user of the model a copy of it"
             )
 
     def __getstate__(self) -> dict[str, Any]:
@@ -105,13 +129,29 @@ class _Copy:
     """A weight as it was at some time, and packed."""
 
     def __init__(self, weight: Tensor) -> None:
-        self.weight, self.version, self.sample = weight, weight._version, _sample(weight)
+        self.weight, self.version, self.sample = weight, _version(weight), _sample(weight)
         with torch.inference_mode():
             self.packed: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight, None)
 
     def fits(self, weight: Tensor) -> bool:
         """Whether it is this weight, unchanged as far as PyTorch knows."""
-        return weight is self.weight and weight._version == self.version
+        return weight is self.weight and _version(weight) == self.version
+
+
+class _StandIn:
+    """What a layer has in the place of its `forward` while some thread is in a forward of packed weights.
+
+    It looks up what that thread asked for; any other thread gets what the layer itself computes, gradients included.
+    """
+
+    def __init__(self, parameters: dict[str, Any]) -> None:
+        self.parameters, self.users = parameters, 0
+
+    def __call__(self, rows: Tensor) -> Tensor:
+        linear = _here.linears.get(self)
+        if linear is None:
+            return nn.functional.linear(rows, self.parameters["weight"], self.parameters["bias"])
+        return linear(rows)
 
 
 class _Linear:
@@ -122,10 +162,25 @@ class _Linear:
         self.names: dict[str, Any] = module.__dict__
         self.parameters = module._parameters
         self.copy: _Copy | None = None
-        self.call: Callable[[Tensor], Tensor] = self._call
-        """One object, to know it again: a method is made anew whenever it is asked for."""
+        self._own = _StandIn(self.parameters)
 
-    def _call(self, rows: Tensor) -> Tensor:
+    def stand_in(self) -> _StandIn | None:
+        """What is called in the place of the layer from now on, one for all threads; None: others put theirs there."""
+        found = self.names.setdefault("forward", self._own)
+        if type(found) is not _StandIn:
+            return None
+        found.users += 1
+        return found
+
+    def give_back(self, stand_in: _StandIn) -> bool:
+        """Leave the layer to itself, unless another thread goes on; whether it was the stand-in that was called."""
+        ours = self.names.get("forward") is stand_in
+        stand_in.users -= 1
+        if ours and not stand_in.users:
+            del self.names["forward"]
+        return ours
+
+    def __call__(self, rows: Tensor) -> Tensor:
         return at_least_two(self._compute, rows) if self.canonical else self._compute(rows)
 
     def _compute(self, rows: Tensor) -> Tensor:
@@ -143,6 +198,11 @@ class _Linear:
         if self.copy is not None and not torch.equal(self.copy.sample, _sample(self.copy.weight)):
             _copies.pop(id(self.copy.weight), None)
             self.copy = None
+
+
+def _version(weight: Tensor) -> int:
+    """How often PyTorch has seen it change; of weights made in inference mode nobody counts that."""
+    return -1 if weight.is_inference() else weight._version
 
 
 def _copy_of(weight: Tensor) -> _Copy:
@@ -191,12 +251,8 @@ def _least(weight: Tensor) -> float:
 def _is_plain(module: nn.Linear) -> bool:
     weight = module.weight
     plain = type(weight) is nn.Parameter and weight.device.type == "cpu" and weight.is_contiguous()
-    return plain and not ("forward" in module.__dict__ and not _is_ours(module.forward))
-
-
-def _is_ours(forward: Any) -> bool:
-    """Whether it stands in for a layer's own just now: another thread is in a forward."""
-    return isinstance(getattr(forward, "__self__", None), _Linear)
+    others = type(module.__dict__.get("forward", None)) not in (type(None), _StandIn)  # another thread's is ours
+    return plain and not others
 
 
 def _apart(weights: Iterable[Tensor]) -> list[Tensor]:

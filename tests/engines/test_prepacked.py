@@ -5,6 +5,8 @@ import gc
 import pickle
 import threading
 import types
+import weakref
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -17,6 +19,7 @@ from evaluation.run.options import Models
 from opt_tree import load_pair
 from opt_tree.decoding.presets import plain
 from opt_tree.decoding.step_costs import _engine
+from opt_tree.drafters.small_models.trimmed import TrimmedDrafter
 from opt_tree.engines import prepacked as packed
 from opt_tree.engines.prepacked import PackedWeights
 from opt_tree.models.causal_lm import CausalLM
@@ -218,6 +221,100 @@ def test_a_model_is_packed_while_another_thread_is_in_a_forward(lm):
     with lm.eager.packed:
         second = PackedWeights(lm.model)
         assert len(second._layers()) == len(lm.eager.packed._linears) > 4
+
+
+def during(lm: CausalLM, what: Callable[[], None]) -> None:
+    """Do something in another thread while this one is in the middle of a forward."""
+    errors: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            what()
+        except BaseException as error:
+            errors.append(error)
+
+    def start(*_: object) -> None:
+        handle.remove()
+        thread = threading.Thread(target=work)
+        thread.start()
+        thread.join()
+
+    handle = lm.model.model.layers[0].register_forward_hook(start)
+    lm.append(prompt(9), all_logits=True)
+    assert not errors, errors
+
+
+def patched(lm: CausalLM) -> int:
+    return sum("forward" in module.__dict__ for module in lm.model.modules())
+
+
+def test_another_thread_trains_the_model_meanwhile(lm):
+    """Its forwards and gradients are the layers' own."""
+    ids = torch.tensor([prompt(12)])
+    weights = list(lm.model.parameters())
+
+    def gradients() -> tuple[torch.Tensor, ...]:
+        return torch.autograd.grad(lm.model(ids, labels=ids).loss, weights)
+
+    expected, found = gradients(), []
+    logits(lm)
+    during(lm, lambda: found.extend(gradients()))
+    assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True)) and len(found) == len(weights)
+    assert not patched(lm)
+
+
+@pytest.mark.parametrize("wanted", [True, False])
+def test_another_thread_packs_meanwhile(lm, wanted):
+    """The forward under way goes on with what it began with, and gives that back."""
+    expected = logits(lm)
+    lm.reset()
+    during(lm, lambda: lm.pack(wanted))
+    assert not patched(lm)
+    assert torch.equal(logits(lm), expected if wanted else own(lm)) and not patched(lm)
+
+
+def test_another_thread_decodes_with_the_same_model_meanwhile(lm):
+    """Both take packed weights, though one gives them back first: the bits are those of one thread alone."""
+    second, expected, found = CausalLM(lm.model), logits(lm), []
+    lm.reset()
+    during(lm, lambda: found.append(logits(second)))
+    assert torch.equal(found[0], expected) and torch.equal(logits(lm), expected) and not patched(lm)
+
+
+def test_autocast_multiplies_in_its_own_dtype(lm):
+    """As transformers' forward does under it; packed weights are of another dtype."""
+    expected, ids = logits(lm)[:9], torch.tensor([prompt(9)])
+    with torch.autocast("cpu", torch.bfloat16):
+        found, theirs = logits(lm)[:9], lm.model(ids).logits[0]
+        with pytest.raises(RuntimeError, match="is canonical, which autocast undoes"):
+            lm.eager.packed.canonical = True
+            logits(lm)
+    lm.eager.packed.canonical = False
+    assert (found - theirs).abs().max() < 0.02 * theirs.abs().max() and not torch.equal(found, expected)
+    assert torch.equal(logits(lm)[:9], expected)
+
+
+def test_weights_made_in_inference_mode_are_packed_as_well(lm):
+    """Nobody counts what changes in them; the samples do."""
+    with torch.inference_mode():
+        model = copy.deepcopy(lm.model)
+    made = CausalLM(model)
+    assert torch.equal(logits(made), logits(lm))
+    with torch.inference_mode():
+        model.lm_head.weight.mul_(2)
+    assert torch.allclose(logits(made), 2 * logits(lm), atol=1e-5)
+
+
+def test_a_trimmed_output_layer_is_packed_in_the_place_of_the_whole_one(lm):
+    lm.reset()
+    logits(lm)
+    whole = weakref.ref(lm.model.lm_head.weight)
+    drafter = TrimmedDrafter(lm, torch.arange(8))
+    drafter.reset(prompt(5), None)
+    drafter.root(prompt(5))
+    gc.collect()
+    assert whole() is None
+    assert lm.model.lm_head.__dict__ in [linear.names for linear in lm.eager.packed._linears]
 
 
 def test_unpacked_is_refused_beside_compile():

@@ -38,6 +38,7 @@ class TrimmedDrafter(CausalLMDrafter):
             raise ValueError(f"a draft vocabulary of tokens {tokens.tolist()[:3]}..., of which there are {self.vocab}")
         self.tokens, self._whole = tokens.sort().values, vocab or lm.vocab
         lm.model.set_output_embeddings(rows_of(output, self.tokens))
+        lm.pack(lm.eager.packed.wanted)  # the layers of now: the whole output layer is given back
         lm.columns = len(tokens)
 
     def _scores(self, output: Output) -> Reduced:
