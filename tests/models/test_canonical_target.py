@@ -143,7 +143,7 @@ def test_what_takes_a_layer_s_place_is_noticed() -> None:
     lm = wrapped()
     make_canonical(lm)
     layer = next(module for module in lm.model.modules() if type(module) is torch.nn.Linear)
-    with pytest.raises(RuntimeError, match="1 linear layers of .* were not computed canonically"), lm.eager.packed:
+    with pytest.raises(RuntimeError, match=r"1 linear layers of .* were not computed canonically"), lm.eager.packed:
         with lm.eager.packed:
             pass
         layer.forward = lambda rows: torch.nn.Linear.forward(layer, rows)
