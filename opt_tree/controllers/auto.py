@@ -66,7 +66,8 @@ class Auto(Controller):
         self._now, self._need = costs, 8.0
         # Discounted sums; before anything was seen, 6 steps at half again plain decoding's speed.
         self._tokens, self._seconds = 9.0, 6 * costs.plain
-        self._accepted, self._expected = np.zeros((2, len(KNOTS)))
+        self._accepted, self._expected = np.zeros((2, len(KNOTS)))  # nodes by knot: accepted, and as trees promised
+        # Column d - 1, over the steps that drafted a layer below layer d: the surplus of layer d, and of that one.
         self._layers = np.repeat(LAYER_PRIOR, max_depth, 1)
         self._drafted = (1.0, 0.0, 1.0)  # steps with a tree, what they brought beyond plain decoding, its squares
         self._patience, self._waited = PATIENCE[0], 0
@@ -187,24 +188,28 @@ class Auto(Controller):
             self._seen, self._lesson, self._stale = [], min(self._learned // 4 + 1, LESSON), True
 
     def _digest(self, seen: list[Step], policy: Priced) -> None:
-        """Compare what trees said with what was accepted, and each layer with the one above it."""
+        """Add to the sums what these steps say: which nodes were accepted, and what each layer and the next was worth.
+
+        The nodes of all trees stand in one row, tree behind tree, roots left out.
+        """
         trees = [step.tree for step in seen]
         sizes = np.array([tree.nodes for tree in trees])
         logs = np.concatenate([tree.path_log_probs[1:] for tree in trees])
         depths = np.concatenate([tree.depths[1:] for tree in trees])
         accepted = np.zeros(len(logs))
-        above = sizes.cumsum() - sizes - 1  # of a tree's nodes, row 1 is the first
-        accepted[[int(begin) + row for begin, step in zip(above, seen, strict=True) for row in step.path[1:]]] = 1
+        offsets = sizes.cumsum() - sizes - 1  # row 1 of a tree, behind its root, is its first node
+        accepted[[int(offset) + row for offset, step in zip(offsets, seen, strict=True) for row in step.path[1:]]] = 1
         decay = self.decay ** len(seen)
         knots = _BETWEEN.searchsorted(logs)
         for sums, values in ((self._expected, np.exp(logs)), (self._accepted, accepted)):
             sums *= decay
             sums += np.bincount(knots, values, minlength=len(KNOTS))
         surplus = np.maximum(policy.surplus(logs), 0)
-        # A table's layers are no forwards.
+        # Layers that were drafted: also those of which no node was selected, and a table's, which are no forwards.
         layers = np.array([max(step.draft_forwards, *step.tree.depths.tolist()) for step in seen])
-        below = np.repeat(layers, sizes) > depths
+        below = np.repeat(layers, sizes) > depths  # nodes of a layer that had another one below it
         most = self._layers.shape[1]
+        # A layer's sums fade by the steps alone that say something of it.
         self._layers *= self.decay ** (layers[:, None] > np.arange(1, most + 1)).sum(0)
         self._layers[0] += np.bincount(depths[below], surplus[below], minlength=most + 1)[1 : most + 1]
         self._layers[1] += np.bincount(depths, surplus, minlength=most + 2)[2 : most + 2]

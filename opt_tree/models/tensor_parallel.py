@@ -132,7 +132,7 @@ def together(models: Sequence[Any], action: Callable[[], T]) -> T:
     Without a model that is spread this is a plain call. A rank that is lost ends all others with an error.
     """
     spread = [lm for lm in models if getattr(lm, "ranks", None) is not None]
-    if not spread or spread[0].ranks.leading is not None:
+    if not spread or spread[0].ranks.leading is not None:  # inside another call of this, the others follow already
         return action()
     if not spread[0].ranks.leads:
         return _follow(spread)

@@ -45,7 +45,7 @@ def greedy_static_tree(rates: AcceptanceRates, nodes: int, depth: int | None = N
     deepest = inf if depth is None else depth
     paths: list[tuple[int, ...]] = []
     waiting: list[tuple[float, int, tuple[int, ...]]] = [(-1.0, 0, ())]
-    while waiting and len(paths) <= nodes:
+    while waiting and len(paths) <= nodes:  # the root is a path, too, and no node
         value, length, path = heapq.heappop(waiting)
         paths.append(path)
         if length < deepest:

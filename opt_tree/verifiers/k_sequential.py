@@ -51,11 +51,13 @@ def threshold(target: Probs, draft: Probs, k: int) -> float:
 def k_seq(tree: Tree, logits: Logits, random: Random) -> Verdict:
     """Try independent children one after the other at a common discount rho (SpecTr).
 
-    Accepts at least 1 - 1/e of what is possible. rho = 1 accepts too much as soon as there are two children; rho = k is
-    always valid and accepts the least. Example, p = (.2, .5, .3), q = (.6, .3, .1), two children:
+    Child x is accepted with probability min(1, p(x) / (rho q(x))), p the target's law and q the drafter's. Accepts at
+    least 1 - 1/e of what any rule can. rho = 1 accepts too much as soon as there are two children; rho = k, their
+    number, is always valid and accepts the least. `sequential` has the rule, `threshold` the rho. Example, p = (.2, .5,
+    .3), q = (.6, .3, .1), two children; beta = sum min(p / rho, q) is what one child is accepted with:
 
         rho = 1.4, beta = .143 + .3 + .1 = .543: together they would emit .791 > 1.4 * .543 = .760, too much
-        rho = 1.46 is the first valid one: beta = .537, and .786 of the mass comes from the children
+        rho = 1.463 is the first valid one, beta = .537: .785 of the mass comes from the children, 1.463 * .537 = .785
 
         Decoder(pair.target, pair.drafter, Delayed(trunk=2, branches=3, length=4), k_seq).generate(
             ids, sampling=Sampling(1.0)

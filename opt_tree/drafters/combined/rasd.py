@@ -93,16 +93,16 @@ class Rasd(DrafterAround):
         return self._fuse([model], [{token: share for token, share in found.items() if token in best}])
 
     def expand(self, frontier: Frontier) -> Few:
+        """Ask the model below the nodes that it proposed, the retrieval below those on its branches; some are both."""
         tails = self._tails.expand(frontier)
         nodes = list(zip(frontier.parents.tolist(), frontier.tokens.tolist(), strict=True))
         own = np.array([token not in self._grafts[parent] for parent, token in nodes])
-        inner = self._rows.take(frontier, own)
-        answers = iter(_probs(self.drafter.expand(inner)) if own.any() else [])
-        model = [next(answers) if mine else {} for mine in own.tolist()]
-        going = [tail for tail, (parent, token) in zip(tails, nodes, strict=True) if token in self._retrieved[parent]]
-        found = iter(_probs(self.retrieval.look_up(going)) if going else [])
-        retrieved = [next(found) if token in self._retrieved[parent] else {} for parent, token in nodes]
-        return self._fuse(model, retrieved)
+        inner = self._rows.take(frontier, own)  # numbers the rows, so also where none is the model's
+        answers = _probs(self.drafter.expand(inner)) if own.any() else []
+        on_branch = [token in self._retrieved[parent] for parent, token in nodes]
+        branches = [tail for tail, on in zip(tails, on_branch, strict=True) if on]
+        found = _probs(self.retrieval.look_up(branches)) if branches else []
+        return self._fuse(_spread(answers, own.tolist()), _spread(found, on_branch))
 
     def observe(self, outcome: Outcome) -> None:
         self.drafter.observe(self._rows.share_of(outcome))
@@ -124,12 +124,19 @@ class Rasd(DrafterAround):
         }
 
     def _fuse(self, model: list[dict[int, float]], retrieved: list[dict[int, float]]) -> Few:
+        """Return the greater probability of each token, and note of these draft rows what the retrieval said."""
         for answer, found in zip(model, retrieved, strict=True):
             grafts = {token for token, share in found.items() if share > answer.get(token, 0.0)}
             answer.update((token, found[token]) for token in grafts)
             self._grafts.append(grafts)
             self._retrieved.append(found)
         return few(model)
+
+
+def _spread(answers: list[dict[int, float]], asked: list[bool]) -> list[dict[int, float]]:
+    """Return one answer a node, in the nodes' order: empty for those that were not asked about."""
+    following = iter(answers)
+    return [next(following) if one else {} for one in asked]
 
 
 def _probs(scores: Float[Tensor, "rows vocab"] | Few | Reduced) -> list[dict[int, float]]:

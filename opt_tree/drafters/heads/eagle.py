@@ -75,6 +75,7 @@ class EagleDrafter(OfModel):
         self.models = (self.lm,)
         self.max_context = min(self.lm.max_context, target.max_context)
         self._vocab, self._whole, self._tokens = config.vocab_size, target.vocab, tokens
+        """How many tokens the head embeds, and how many the target has; the draft vocabulary, None: all of the head."""
         self._ready: Tensor = torch.zeros(0)
         """The head's inputs for tokens whose pair is not in its cache yet, from the target's features."""
         self._first = 1
@@ -160,9 +161,14 @@ class EagleDrafter(OfModel):
         return [token if token < self._vocab else 0 for token in tokens]
 
     def _scores(self, output: Output) -> Float[Tensor, "rows vocab"] | Reduced:
+        """Return the logits of the tokens that the head drafts.
+
+        Where the forward has normalised them, the result is left for `root_laws` and `expand_laws` (see `OfModel`).
+        """
         if self._tokens is not None:
             answer: Tensor | Reduced = Reduced(output.logits, self._tokens, self._whole)
-        else:  # tokens that only the target knows (a padded vocabulary) have no embedding here: never propose them
+        else:
+            # Tokens that only the target knows (a padded vocabulary) have no embedding here: never propose them.
             answer = output.logits if self._vocab == self._whole else output.logits[:, : self._vocab]
         if output.laws is not None:
             log_probs, _, peaks = output.laws

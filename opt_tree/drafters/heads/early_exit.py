@@ -44,7 +44,7 @@ class ExitLayer(nn.Module):
         body = model.base_model
         self.depth = depth
         self.layer = copy.deepcopy(body.layers[-1])  # where training begins
-        self.layer.self_attn.layer_idx = 0
+        self.layer.self_attn.layer_idx = 0  # its place in a cache of its own, which has this one layer
         self.config = copy.copy(body.config)
         self.config.num_hidden_layers = 1
         # In a list, so that the target's modules do not become submodules (they are not ours to move or to save).
