@@ -194,6 +194,7 @@ def test_the_rooms_stand_on_few_floors_and_know_few_others() -> None:
 
 PUBLISHED = "the signature is that of another library or of the published code"
 LONG_MODULES = {
+    "evaluation/run/options.py": "every option that the evaluation's commands share, one field each",
     "evaluation/answers/file.py": "all that keeps an answer file whole: lock, header, parts, resume",
     "evaluation/compare/measure.py": "one combination: what is loaded, what decodes in which order, what is expected",
     "evaluation/compare/plots.py": "every picture of a comparison, from one kind of lines",
