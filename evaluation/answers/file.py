@@ -117,9 +117,8 @@ class AnswerFile:
                 ):
                     raise ValueError(f"{file.path} is of another configuration than the rest ({differences})")
         sessions: list[Record] = []
-        for session in (session for header in headers for session in header["sessions"]):
-            if session not in sessions:
-                sessions.append(session)
+        for header in headers:  # a part may have what the file has already; two of one file may begin in one second
+            sessions += [session for session in header["sessions"] if session not in sessions]
         return {"settings": headers[0]["settings"], "sessions": sessions} if headers else None
 
     def check_settings(self, settings: Mapping[str, Any]) -> None:

@@ -373,7 +373,7 @@ def test_a_preset_does_not_swallow_the_flags_of_a_grid(flag, capsys):
 @pytest.mark.parametrize(
     ("more", "named"),
     [
-        (("--policies", "opt,beam"), "unknown policy 'beam'; there are opt, "),
+        (("--policies", "opt,beam"), "unknown policy 'beam'; there are binary, "),
         (("--policies", "opt", "--verifiers", "best"), "unknown 'best'; there are block"),
         (("--policies", "opt:0.2:3:4"), "opt takes threshold, max_depth, got 3 numbers"),
         (("--policies", "chains:two"), "must be numbers: k"),
