@@ -27,7 +27,7 @@ COSTS = {
     "344M, compiled": Costs.straight(28e-3, 28e-3, 6e-4, 5.5e-4, 1.5e-5, 3e-4, 2e-4),
     "dear drafter": Costs.straight(5e-3, 5e-3, 8e-4, 4e-3, 1e-4),
 }
-"""About what was measured on one CPU core (RESULTS.md), and a drafter that does not pay."""
+"""Costs of the size of one CPU core's, and of a drafter that does not pay."""
 
 
 def read_costs(path: str | None) -> Mapping[str, Costs]:

@@ -97,7 +97,7 @@ class Auto(Controller):
     def trust(self) -> tuple[float, ...]:
         """What the path log-probabilities of `KNOTS` have turned out to be.
 
-        By probability, not by depth: that is what the demo drafters are wrong by (RESULTS.md).
+        By probability, not by depth: that is what the demo drafters are wrong by.
         """
         factor, factors = 1.0, []
         for accepted, expected in zip(self._accepted[::-1].tolist(), self._expected[::-1].tolist(), strict=True):

@@ -41,7 +41,7 @@ class Known:
     nodes: int
     threshold: float
     """The tree for it on a CPU core, compiled: drafted nodes, and the least gain that is worth another layer. A forward
-    of seven rows costs a sixth more than one of six there (RESULTS.md)."""
+    of seven rows costs more than one of six there."""
 
 
 KNOWN: dict[str, Known] = {
