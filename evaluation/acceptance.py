@@ -26,10 +26,11 @@ from evaluation.command_line import at_least, check_writable, main_of, option, t
 from evaluation.questions.sets import Question
 from evaluation.run.conversation import Conversation
 from evaluation.run.models import gather
-from evaluation.run.options import MOST_NODES, Asked
+from evaluation.run.options import Asked
 from opt_tree import Decoder, Generation, Pair, Sampling, Static, match
 from opt_tree.core.children import IID, Children, TopK, WithoutReplacement
 from opt_tree.policies import AcceptanceRates
+from opt_tree.policies.base import MOST_NODES
 from opt_tree.verifiers import Verifier, multi_round, without_replacement
 
 KINDS: dict[str, tuple[Callable[[int], Children], Verifier]] = {

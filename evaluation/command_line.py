@@ -5,18 +5,24 @@ Options are dataclass fields made by `option`; how they are read is the library'
 
 import dataclasses
 import json
-import os
 import re
-import signal
 import sys
-import threading
-import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar
+from typing import Any, TypeVar
 
-from opt_tree.core.command_line import Parser, at_least, at_most, numbers, option, parse, whole_numbers
+from opt_tree.core.command_line import (
+    Parser,
+    at_least,
+    at_most,
+    no_bars_in_logs,
+    numbers,
+    option,
+    parse,
+    whole_numbers,
+)
+from opt_tree.core.errors import out_of_memory
+from opt_tree.core.interrupted import as_command
 
 __all__ = [
     "Parser", "Value", "as_command", "at_least", "at_most", "check_writable", "main_of", "numbers", "option", "parse",
@@ -42,33 +48,19 @@ def check_writable(path: Path) -> None:
         path.unlink()
 
 
-def _terminated(*_: object) -> NoReturn:
-    sys.exit(128 + signal.SIGTERM)
-
-
-@contextmanager
-def as_command() -> Iterator[None]:
-    """Let SIGTERM end what runs as Ctrl-C does (locks and temporary files go), and make each warning one line."""
-    formatting = warnings.formatwarning
-    warnings.formatwarning = lambda message, *_, **__: f"note: {message}\n"
-    # Of several processes the launcher ends all, and none waits for the others then. Threads get no signals.
-    alone = "WORLD_SIZE" not in os.environ and threading.current_thread() is threading.main_thread()
-    before = signal.signal(signal.SIGTERM, _terminated) if alone else None
-    try:
-        yield
-    finally:
-        warnings.formatwarning = formatting
-        if alone:
-            signal.signal(signal.SIGTERM, before)
-
-
 def run_command(command: Callable[[], int], stopped: str = "stopped") -> int:
     """Return a command's exit status; what the caller got wrong is one line on stderr and status 2."""
     try:
+        no_bars_in_logs(wanted=True)
         with as_command():
             return command()
     except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
+        return 2
+    except (RuntimeError, MemoryError) as error:
+        if (told := out_of_memory(error)) is None:
+            raise
+        print(f"error: {told}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print(stopped, file=sys.stderr)

@@ -25,7 +25,7 @@ from evaluation.command_line import Parser, print_json, run_command, table
 from evaluation.divergence import Divergence, Explainer
 from evaluation.run import models
 from evaluation.run.inflate import describe
-from evaluation.run.options import Models
+from evaluation.run.options import PUBLISHED, Models
 from opt_tree import CausalLM, Pair, Sampling
 
 ASKED = ("base_model_path", "temperature", "conv_template", "system_message", "questions_sha256", "history_sha256")
@@ -111,9 +111,17 @@ def judge(explainer: Explainer, a: AnswerSet, b: AnswerSet, difference: Differen
     found = explainer.explain(difference.prompts[0], *difference.answers, sampling, seed)
     assert found is not None
     apart = settings_apart(a, b, ROUNDING)
+    if found.verdict == "rounding tie" and not apart and _both_canonical(a, b):
+        return replace(found, verdict="defect", reason="both runs are canonical, where nothing rounds otherwise")
     if found.verdict == "defect" and apart:
         return replace(found, verdict="different settings", reason=f"{'; '.join(apart)}; {found.reason}")
     return found
+
+
+def _both_canonical(a: AnswerSet, b: AnswerSet) -> bool:
+    """Whether this project's loop decoded both in canonical arithmetic, by the same engine."""
+    ours = all(run.settings.get("canonical") and run.settings.get("method") != "transformers" for run in (a, b))
+    return ours and not settings_apart(a, b, ("engine",))
 
 
 def _at(tokens: list[int], position: int) -> int | None:
@@ -132,10 +140,12 @@ def load_target(a: AnswerSet, b: AnswerSet, arguments: argparse.Namespace) -> Pa
     dtype = arguments.dtype or max(dtypes, key=lambda name: torch.finfo(getattr(torch, name)).eps, default="auto")
     inflated = a.settings.get("inflate") or b.settings.get("inflate")
     device = arguments.device or ("cuda" if torch.cuda.is_available() else "cpu")
-    canonical, compiled = (bool(arguments.certify and a.settings.get(key)) for key in ("canonical", "compile"))
-    own = {"canonical": canonical, "compile": compiled}
+    canonical, compiled = (bool(arguments.certify and a.settings.get(key)) for key in ("canonical", "engine"))
+    own = {"canonical": canonical, "no_exact": not canonical, "compile": compiled}
+    if compiled:  # the same package as the answers', which watches what the drafter reads
+        own |= {key: a.settings[key] for key in (*PUBLISHED, "drafter") if a.settings.get(key)}
     options = Models(base_model_path=path, dtype=dtype, device=device, inflate=inflated, **own)
-    return models.load_target(options, device)
+    return models.load(options, device) if compiled else models.load_target(options, device)
 
 
 def run_certify(arguments: argparse.Namespace) -> int:

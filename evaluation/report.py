@@ -1,6 +1,6 @@
 """Read answer files and say how fast they were written, how much was accepted, and whether the text is the baseline's.
 
-    python -m evaluation.report a.jsonl [more.jsonl] [--baseline b.jsonl] [--plots DIR]
+    python -m evaluation.report a.jsonl [more.jsonl] [--baseline b.jsonl] [--plots DIR] [--format csv|latex|markdown]
     python -m evaluation.report compare.jsonl
 
 Parts that several processes left beside a file are taken into it. Reads the output of `evaluation.compare`, a line for
@@ -12,13 +12,17 @@ import json
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from evaluation.answers.file import AnswerFile, Record
+from evaluation.answers.frames import FORMATS, Labelled, figures_frame, formatted
 from evaluation.answers.metrics import by_category, number, percent, ratio, row, speed_up, summary
 from evaluation.answers.reading import AnswerSet, read_timed
 from evaluation.answers.steps import acceptance_by_depth, alone, by_position, calibration, step_time, steps_of
 from evaluation.command_line import Parser, print_json, run_command, table
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
 
 
 def figures_of(run: AnswerSet, baseline: AnswerSet | None) -> dict[str, Any]:
@@ -63,12 +67,46 @@ def print_report(
                 print(f"{runs[0].name} is {ratio(over)} times as fast as {other.name}")
     for run in others or runs:
         print_details(run, reports[run.path], base)
+    _draw(runs, plots)
+    return next(iter(reports.values())) if len(reports) == 1 else {"reports": list(reports.values())}
+
+
+def _draw(runs: Sequence[AnswerSet], plots: str | Path | None) -> None:
     if plots is not None:
         from evaluation.answers.plots import draw_all  # matplotlib only where a plot is asked for
 
         for path in draw_all(runs, Path(plots)):
-            print(f"drawn: {path}")
-    return next(iter(reports.values())) if len(reports) == 1 else {"reports": list(reports.values())}
+            print(f"drawn: {path}", file=sys.stderr)
+
+
+def rows_of(paths: Sequence[str | Path], baseline: str | Path | None = None) -> list[Labelled]:
+    """The figures of each file, by category and of all, the baseline's last; of a comparison, those of its lines."""
+    answers, rows = [read_timed(path) for path in paths if not is_comparison(path)], list[Labelled]()
+    base = None if baseline is None else read_timed(baseline)
+    if base is not None and all(run.path.resolve() != base.path.resolve() for run in answers):
+        answers.append(base)
+    for run in answers:
+        groups = by_category(run.answers)
+        for category, group in [*groups.items(), ("all", run.answers)] if len(groups) > 1 else [("all", run.answers)]:
+            rows.append(({"file": run.name, "category": category}, summary(group, base and base.answers)))
+    for path in filter(is_comparison, paths):
+        for line in lines_of(path):
+            about = {"file": Path(path).stem, "method": _short(line), "temperature": line["temperature"]}
+            rows.append((about, {key: value for key, value in line.items() if key not in ("name", "cell", *about)}))
+    return rows
+
+
+def figures(*files: str | Path, baseline: str | Path | None = None) -> "DataFrame":
+    """Read answer files, or files of `evaluation.compare`, into a row of figures for each category and for all.
+
+    Columns: file, category (or method and temperature), and every figure of the report by name. With a baseline's file
+    also speed_up (micro), its 95 % interval (speed_up_low, speed_up_high), same_text.
+
+        evaluation.figures("a.jsonl", baseline="a.plain.jsonl").to_latex()
+
+    Raises ValueError and OSError for files that cannot be read.
+    """
+    return figures_frame(rows_of(files, baseline))
 
 
 def is_comparison(path: str | Path) -> bool:
@@ -77,7 +115,17 @@ def is_comparison(path: str | Path) -> bool:
 
 
 def print_comparison(path: str | Path) -> dict[str, Any]:
-    """Print what `evaluation.compare` measured, fastest first: a table for each temperature; return the figures.
+    """Print what `evaluation.compare` measured, fastest first: a table for each temperature; return the figures."""
+    lines = lines_of(path)
+    for temperature in sorted({line["temperature"] for line in lines}):
+        own = [line for line in lines if line["temperature"] == temperature]
+        shown = [row(_short(line), line) | {head: show(line) for head, show in _OF_DRAFTERS.values()} for line in own]
+        print(f"temperature {temperature:g}:\n{table(shown)}\n")
+    return {"file": str(path), "lines": lines}
+
+
+def lines_of(path: str | Path) -> list[dict[str, Any]]:
+    """Every figure of what a comparison measured, by temperature, fastest first.
 
     Each combination, and each of transformers' ways where they took turns, is set beside plain decoding of the same
     questions: the mean of all answers that the file has of it.
@@ -91,12 +139,9 @@ def print_comparison(path: str | Path) -> dict[str, Any]:
         for name, answers in parts.items():
             line = {"name": name, "temperature": temperature, "cell": record.get("cell"), **summary(answers, plain)}
             lines.append(line | {key: known.get(key) for key in _OF_DRAFTERS})
-    for temperature in sorted({line["temperature"] for line in lines}):
-        own = [line for line in lines if line["temperature"] == temperature]
-        own.sort(key=lambda line: -(line["tokens_per_second"] or line["tokens_per_step"]))
-        shown = [row(_short(line), line) | {head: show(line) for head, show in _OF_DRAFTERS.values()} for line in own]
-        print(f"temperature {temperature:g}:\n{table(shown)}\n")
-    return {"file": str(path), "lines": lines}
+    return sorted(
+        lines, key=lambda line: (line["temperature"], -(line["tokens_per_second"] or line["tokens_per_step"]))
+    )
 
 
 def _plain(records: Sequence[Record], temperature: float) -> list[Record]:
@@ -257,10 +302,17 @@ def main(arguments: list[str] | None = None) -> int:
         )
         parser.add_argument("--plots", metavar="DIR", help="draw the plots into this folder")
         parser.add_argument("--json", action="store_true", help="print all figures as one JSON line, too")
+        parser.add_argument("--format", choices=FORMATS, help="print one table for a paper instead: a line a category")
         options: argparse.Namespace = parser.parse_args(arguments)
         for path in map(AnswerFile, options.answers):
             if path.parts() and not any(file.busy for file in (path, *path.parts())):
                 path.fold()
+        if options.format is not None:
+            if options.json:
+                raise ValueError("--format is a table by itself: leave out --json")
+            print(formatted(rows_of(options.answers, options.baseline), options.format))
+            _draw([read_timed(path) for path in options.answers if not is_comparison(path)], options.plots)
+            return 0
         compared = [path for path in options.answers if is_comparison(path)]
         others = [path for path in options.answers if path not in compared]
         figures = [print_comparison(path) for path in compared]

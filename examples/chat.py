@@ -1,7 +1,7 @@
 """A chat page: each answer drafted by a tree and, beside it, decoded plainly, each with a clock of its own.
 
     pip install -r requirements/integrations.txt
-    python -m examples.chat [--base-model-path smollm2] [--drafter SPEC ...]
+    python -m examples.chat [--base-model-path smollm2] [--drafter SPEC ...] [--host 0.0.0.0] [--port N] [--share]
 
 The two sides take turns by their clocks: the one that has spent less time makes the next step. So one core shows a fair
 race: a side that is twice as fast is twice as far at any moment. `race` and `Room` know nothing of the page, which is
@@ -12,14 +12,31 @@ import argparse
 import dataclasses
 import html
 import importlib.util
+import random
+import socket
 import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from typing import Any
 
-from opt_tree import CausalLM, CheckpointError, Decoder, Generation, OptTree, Pair, Sampling, Static, explore, load_pair
+from opt_tree import (
+    CausalLM,
+    CheckpointError,
+    Decoder,
+    Generation,
+    NotCanonicalError,
+    OptTree,
+    Pair,
+    Sampling,
+    Static,
+    explore,
+    load_pair,
+    make_canonical,
+)
+from opt_tree.core.command_line import no_bars_in_logs
 from opt_tree.core.random import Random
 from opt_tree.core.step import Step
 from opt_tree.core.stopping import StopRule
@@ -39,6 +56,11 @@ TURNS = """
 .opt-tree .user { color: var(--faint); border-left: 3px solid var(--line); padding-left: .8rem; }
 .opt-tree .answer:not(.ended)::after { content: "▌"; }
 """
+KEY = (
+    f'<style>{STYLE}</style><div class="opt-tree" style="max-width:none;padding:0"><p class="legend" style="margin:0">'
+    '<span class="drafted">drafted and accepted</span> <span class="own">the target\'s own</span></p></div>'
+)
+ANSWERING = '<p class="answer">'
 Message = dict[str, str]
 
 
@@ -56,6 +78,8 @@ class Chosen:
     """Tokens of an answer at most."""
     beside: bool = True
     """Whether plain decoding runs too."""
+    seed: str = ""
+    """Of the sampling, a whole number; empty: another one for each answer."""
 
     @property
     def policy(self) -> TreePolicy:
@@ -72,6 +96,7 @@ class Runner:
     length: int
     sampling: Sampling
     stop: StopRule
+    seed: int = 0
     seconds: float = 0.0
     ended: str | None = None
     """Why it is over, in the words of `Generation.finish_reason`; None while it is not."""
@@ -80,7 +105,7 @@ class Runner:
     _lengths: list[int] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self._steps = self.decoder.steps(self.prompt, self.length, self.sampling, Random(), reuse=True)
+        self._steps = self.decoder.steps(self.prompt, self.length, self.sampling, Random(self.seed), reuse=True)
 
     def advance(self) -> None:
         """Make one step; the first one takes in the prompt."""
@@ -120,6 +145,7 @@ class Room:
         """`make`: make compiled packages that are not there yet."""
         self.name, self.pair, self.drafters, self._make = name, pair, drafters, make
         self._beside = CausalLM(pair.target.model)
+        make_canonical(self._beside, getattr(pair.target, "canonical", False))
         compile_forwards(self._beside, make)  # or the race would not be fair
         self._ready: str | None = None
         """The drafter for which the target's compiled package was looked up."""
@@ -134,12 +160,43 @@ class Room:
             self._ready = chosen.drafter
         if chosen.beside:
             sides["plain decoding"] = Decoder(self._beside, None, Static.empty())
-        sampling, stop = Sampling(chosen.temperature), self.pair.stop
-        return [Runner(label, side, prompt, chosen.length, sampling, stop) for label, side in sides.items()]
+        given = (prompt, chosen.length, Sampling(chosen.temperature), self.pair.stop)
+        seed = int(chosen.seed) if chosen.seed.strip() else random.randrange(2**31)
+        return [Runner(label, side, *given, seed) for label, side in sides.items()]
 
     def text(self, runner: Runner) -> str:
         """An answer as the next turn's prompt has it."""
         return str(self.pair.tokenizer.decode(runner.tokens, skip_special_tokens=True))
+
+
+def ended(side: str) -> str:
+    """One side as HTML, without the caret of an answer that is being written."""
+    return side.replace(ANSWERING, '<p class="answer ended">')
+
+
+def stopped(*shown: str) -> list[str]:
+    """What the page shows after Stop: the sides, and what is said of them."""
+    *sides, note = shown
+    return [*map(ended, sides), "Stopped." if any(ANSWERING in side for side in sides) else note]
+
+
+def compared(runners: Sequence[Runner]) -> str:
+    """What there is to say of an answer when both sides are over: the speed-up, the seed, where the texts part."""
+    lines = []
+    if len(runners) == 2 and all(runner.seconds and runner.tokens for runner in runners):
+        ours, plain = (len(runner.tokens) / runner.seconds for runner in runners)
+        lines.append(f"**{ours / plain:.2f} times** as fast as plain decoding: {ours:.1f} and {plain:.1f} tokens/s.")
+        pairs = enumerate(zip_longest(*(runner.tokens for runner in runners)))
+        apart = next((place for place, (one, other) in pairs if one != other), None)
+        if apart is not None:
+            dtype = str(getattr(runners[0].decoder.target, "dtype", "this dtype")).removeprefix("torch.")
+            lines.append(
+                f"The texts part at token {apart + 1}: in {dtype} rounding can decide between two tokens that are "
+                "nearly equally good. Both texts are the target's; `--canonical` or `--dtype float32` makes them one."
+            )
+    if not runners[0].sampling.greedy:
+        lines.append(f"Seed {runners[0].seed} gives this text again.")
+    return " ".join(lines)
 
 
 def drawn(room: Room, messages: Sequence[Message], runner: Runner) -> str:
@@ -151,20 +208,26 @@ def drawn(room: Room, messages: Sequence[Message], runner: Runner) -> str:
     head = f'<p class="legend"><b>{escape(runner.label)}</b> {runner.seconds:.2f} s · {speed} · {length}</p>'
     return (
         f'<style>{STYLE}{TURNS}</style><div class="opt-tree">{head}{said}'
-        f'<p class="answer{" ended" if runner.ended else ""}">{answer_spans(found, room.pair.tokenizer)}</p></div>'
+        f"{ANSWERING}{answer_spans(found, room.pair.tokenizer)}</p></div>"
     )
 
 
-def answers(room: Room, messages: list[Message], chosen: Chosen) -> Iterator[tuple[list[Message], list[str], str]]:
-    """Answer the last message. After each step: the conversation so far, both sides; in the end, the page of trees."""
+Shown = tuple[list[Message], list[str], str, str]
+"""The conversation so far, both sides, what there is to say of them, the page of trees."""
+
+
+def answers(room: Room, messages: list[Message], chosen: Chosen) -> Iterator[Shown]:
+    """Answer the last message. Yields what there is after each step; in the end, all of it."""
     runners = room.runners(messages, chosen)
     sides = [drawn(room, messages, runner) for runner in runners]
     for runner in race(runners):
-        sides[runners.index(runner)] = drawn(room, messages, runner)
+        side = drawn(room, messages, runner)
+        sides[runners.index(runner)] = ended(side) if runner.ended else side
         so_far = [*messages, {"role": "assistant", "content": room.text(runners[0])}]
-        yield so_far, sides, ""
+        yield so_far, sides, "Answering.", ""
     page = explore(runners[0].generation, room.pair.tokenizer)
-    yield so_far, sides, f'<iframe srcdoc="{escape(page)}" style="width:100%;height:720px;border:0"></iframe>'
+    frame = f'<iframe srcdoc="{html.escape(page)}" style="width:100%;height:720px;border:0"></iframe>'
+    yield so_far, sides, compared(runners), frame
 
 
 def page(room: Room, known: Any) -> Any:
@@ -176,10 +239,16 @@ def page(room: Room, known: Any) -> Any:
             raise gr.Error("There is no message.")
         turns = [*turns, {"role": "user", "content": message.strip()}]
         try:
-            for so_far, sides, trees in answers(room, turns, Chosen(*settings)):
-                yield "", so_far, sides[0], sides[1] if len(sides) > 1 else "", trees
+            for so_far, sides, note, trees in answers(room, turns, Chosen(*settings)):
+                yield "", so_far, *(sides if len(sides) > 1 else [*sides, ""]), note, so_far[-1]["content"], trees
         except ValueError as error:  # a context that is full, a tree that does not fit its nodes
             raise gr.Error(str(error)) from error
+
+    def again(_: str, turns: list[Message], *settings: Any) -> Iterator[tuple[Any, ...]]:
+        asked = [place for place, turn in enumerate(turns) if turn["role"] == "user"]
+        if not asked:
+            raise gr.Error("There is no answer yet.")
+        yield from reply(turns[asked[-1]]["content"], turns[: asked[-1]], *settings)
 
     with gr.Blocks(title="opt_tree chat", fill_width=True) as blocks:
         gr.Markdown(f"### {room.name}: drafted by a tree, and plainly beside it")
@@ -188,26 +257,42 @@ def page(room: Room, known: Any) -> Any:
             settings = [
                 gr.Dropdown(names, value=names[0], label="drafter"),
                 gr.Dropdown(list(TREES), value="opt", label="tree"),
-                gr.Slider(1, 64, known.nodes if known else 12, step=1, label="nodes"),
-                gr.Slider(0, 1, known.threshold if known else 0.3, step=0.01, label="threshold"),
-                gr.Slider(0, 1.5, 0, step=0.1, label="temperature"),
-                gr.Slider(16, 1024, 200, step=8, label="tokens"),
-                gr.Checkbox(True, label="beside: plain decoding"),
+                gr.Slider(1, 64, known.nodes if known else 12, step=1, label="nodes", min_width=240),
+                gr.Slider(0, 1, known.threshold if known else 0.3, step=0.01, label="threshold", min_width=240),
             ]
         with gr.Row():
-            panes = [gr.HTML(elem_id="drafted"), gr.HTML(elem_id="plain")]
+            settings += [
+                gr.Slider(0, 1.5, 0, step=0.1, label="temperature", min_width=240),
+                gr.Slider(16, 1024, 200, step=8, label="tokens", min_width=240),
+                gr.Checkbox(True, label="beside: plain decoding", min_width=240),
+                gr.Textbox(label="seed", placeholder="empty: another for each answer"),
+            ]
+        gr.HTML(KEY)
+        with gr.Row():
+            panes = []
+            for side in ("drafted", "plain"):
+                with gr.Column(min_width=300):
+                    panes.append(gr.HTML(elem_id=side))
+        note = gr.Markdown(elem_id="note", min_height=80)  # what says the queue needs as much
         turns = gr.State([])
         with gr.Row():
-            message = gr.Textbox(label="message", scale=6, elem_id="message")
-            send, stop, new = gr.Button("Send", variant="primary"), gr.Button("Stop"), gr.Button("New conversation")
+            message = gr.Textbox(label="message", scale=6, min_width=300, elem_id="message")
+            send = gr.Button("Send", variant="primary", min_width=90)
+            stop, repeat = gr.Button("Stop", min_width=90), gr.Button("Regenerate", min_width=130)
+            new = gr.Button("New", min_width=90)
+        with gr.Accordion("The last answer as Markdown", open=False):
+            text = gr.Markdown(elem_id="markdown")
         with gr.Accordion("The trees of the last answer", open=False):
             trees = gr.HTML(elem_id="trees")
-        # One answer at a time: all visitors share the target's cache.
-        shared = {"concurrency_limit": 1, "concurrency_id": "target", "show_progress": "hidden"}
-        shown = [message, turns, *panes, trees]
-        runs = [act(reply, [message, turns, *settings], shown, **shared) for act in (send.click, message.submit)]
-        stop.click(None, cancels=runs)
-        new.click(lambda: ("", [], "", "", ""), None, shown, cancels=runs)
+        # One answer at a time: all visitors share the target's cache. Who waits sees his place in the queue.
+        shared = {"concurrency_limit": 1, "concurrency_id": "target"}
+        shared |= {"show_progress": "full", "show_progress_on": note}
+        shown = [message, turns, *panes, note, text, trees]
+        given = [message, turns, *settings]
+        runs = [act(reply, given, shown, **shared) for act in (send.click, message.submit)]
+        runs.append(repeat.click(again, given, shown, **shared))
+        stop.click(stopped, [*panes, note], [*panes, note], cancels=runs)
+        new.click(lambda: ("", [], "", "", "", "", ""), None, shown, cancels=runs)
     return blocks
 
 
@@ -215,10 +300,19 @@ def load(arguments: argparse.Namespace) -> Room:
     """Load the target and every drafter now: what cannot be had is said before the page opens."""
     path = arguments.base_model_path
     specs = arguments.drafter or (DEMO if path == "demo" else (*drafters_of(path), "ngram"))
-    pair = load_pair(path, specs[0], dtype=arguments.dtype)
+    pair = load_pair(path, specs[0], dtype=arguments.dtype, canonical=arguments.canonical)
     options = DrafterOptions(pair.tokenizer)
     others = {spec: load_drafter(spec, pair.target, options) for spec in specs[1:]}
     return Room(path, pair, {specs[0]: pair.drafter, **others}, arguments.compile)
+
+
+def check_port(host: str, port: int) -> None:
+    """Raise ValueError where a page cannot be served: before minutes of loading."""
+    try:
+        with socket.create_server((host, port)):
+            pass
+    except OSError as error:
+        raise ValueError(f"cannot serve at {host}:{port}: {error.strerror}; --port names another") from None
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -226,18 +320,24 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--base-model-path", default="demo", help="a folder, a Hub id, or a name such as smollm2")
     parser.add_argument("--drafter", action="append", metavar="SPEC", help="may be given several times")
     parser.add_argument("--dtype", default="auto", help="of the target")
+    parser.add_argument("--canonical", action="store_true", help="in bfloat16, too, both sides write the same")
     parser.add_argument("--compile", action="store_true", help="make compiled packages; those there are taken anyway")
+    parser.add_argument("--host", default="127.0.0.1", help="0.0.0.0: for other machines, too")
     parser.add_argument("--port", type=int, default=7860)
+    parser.add_argument("--share", action="store_true", help="a public address for a week, by gradio's servers")
     arguments = parser.parse_args(argv)
+    no_bars_in_logs(wanted=arguments.base_model_path != "demo")
     try:  # what is missing is said before a model is loaded
         for spec in arguments.drafter or ():
             parse_spec(spec)
         if importlib.util.find_spec("gradio") is None:
             sys.exit("the page needs gradio: pip install -r requirements/integrations.txt")
+        check_port(arguments.host, arguments.port)
         blocks = page(load(arguments), KNOWN.get(arguments.base_model_path))
-    except (CheckpointError, ValueError) as error:
+    except (CheckpointError, NotCanonicalError, ValueError) as error:
         sys.exit(str(error))
-    blocks.launch(server_port=arguments.port, prevent_thread_lock=True)
+    place = {"server_name": arguments.host, "server_port": arguments.port, "share": arguments.share}
+    blocks.launch(**place, prevent_thread_lock=True)
     try:  # gradio's own wait ends with status 0 on Ctrl-C
         threading.Event().wait()
     except KeyboardInterrupt:

@@ -4,10 +4,8 @@
 
 A verifier is a function, tagged with the kinds of children that it is exact for. Most are made of a rule for one node:
 from the target's probabilities, the drafter's, and the children that were drawn, to the probabilities of the token
-emitted there. The rule is exact if its mean over the children is the target's distribution. That can be computed.
+emitted there. The rule is exact if its mean over the children is the target's distribution. `prove` computes that.
 """
-
-import itertools
 
 import numpy as np
 from jaxtyping import Int
@@ -17,7 +15,7 @@ from opt_tree.core.children import IID
 from opt_tree.core.random import Random
 from opt_tree.core.sampling import Logits
 from opt_tree.policies import Sampled
-from opt_tree.verifiers.base import Branching, Probs, valid_for, walk_down
+from opt_tree.verifiers.base import Probs, valid_for, walk_down
 from opt_tree.verifiers.multi_round_rejection import in_rounds
 from opt_tree.verifiers.naive_tree import first_child
 
@@ -33,20 +31,10 @@ def coin(tree: opt_tree.Tree, logits: Logits, random: Random) -> opt_tree.Verdic
     return walk_down(tree, logits, random, either)
 
 
-def emitted(rule: Branching, target: Probs, draft: Probs, children: int) -> Probs:
-    """What a rule emits at one node: its mean over every way to draw the children independently. Nothing is sampled."""
-    return sum(
-        (draft[list(tokens)].prod() * rule(target, draft, np.array(tokens)))
-        for tokens in itertools.product(np.flatnonzero(draft), repeat=children)
-    )
-
-
 def main() -> opt_tree.Generation:
-    target, draft = np.array([0.2, 0.5, 0.3]), np.array([0.6, 0.3, 0.1])
-    print("the target's distribution", target)
-    print("emitted, two draws       ", emitted(either, target, draft, 2).round(12))
+    print(opt_tree.prove(coin, IID(2), depth=1))
     # The two most probable children are always the same two. That is not what the rule is exact for.
-    print("emitted, the best two    ", either(target, draft, np.array([0, 1])).round(3))
+    print(opt_tree.prove(coin, opt_tree.TopK(2), depth=1))
 
     pair = opt_tree.load_pair("demo", dtype="float32")
     decoder = opt_tree.Decoder(pair.target, pair.drafter, Sampled.chains(3, 4), coin)

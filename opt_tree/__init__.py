@@ -5,9 +5,10 @@ are three independent questions; `Decoder` puts one answer to each into one loop
 """
 
 import opt_tree.core.interrupted
+import opt_tree.core.versions
 
 # isort: split
-import opt_tree.integrations.hf_generate  # noqa: F401 - lets decoders serve `model.generate`
+import opt_tree.integrations.hf_generate  # lets decoders serve `model.generate`
 from opt_tree.controllers import Controller, Fixed, Scheduled
 from opt_tree.core.children import Few, TopK
 from opt_tree.core.random import Random
@@ -16,11 +17,13 @@ from opt_tree.core.step import Outcome, Step
 from opt_tree.core.stopping import Stop
 from opt_tree.core.target import Output, Target
 from opt_tree.core.tree import Tree
+from opt_tree.decoding.advising import advise
 from opt_tree.decoding.counterfactual import Beside, generate_beside
 from opt_tree.decoding.decoder import Decoder
 from opt_tree.decoding.generation import Generation
 from opt_tree.decoding.pair import Pair, load_pair
 from opt_tree.display import draw_tree, explore, to_html, transcript
+from opt_tree.display.prove import Proof, prove
 from opt_tree.drafters import CausalLMDrafter, Drafter, EagleDrafter, EagleHead, Sharpened, load_drafter
 from opt_tree.drafters.heads.eagle import load_eagle
 from opt_tree.engines.canonical import NotCanonicalError
@@ -34,6 +37,8 @@ from opt_tree.policies import OptTree, Static, TreePolicy
 from opt_tree.verifiers import Verdict, Verifier, greedy, match
 
 __version__ = "0.1.0"
+
+opt_tree.core.versions.check_versions()
 
 __all__ = [
     "Beside",
@@ -56,6 +61,7 @@ __all__ = [
     "Outcome",
     "Output",
     "Pair",
+    "Proof",
     "Random",
     "SPModel",
     "Sampling",
@@ -71,6 +77,7 @@ __all__ = [
     "UnsupportedModelError",
     "Verdict",
     "Verifier",
+    "advise",
     "compile_forwards",
     "draw_tree",
     "explore",
@@ -83,6 +90,7 @@ __all__ = [
     "load_tokenizer",
     "make_canonical",
     "match",
+    "prove",
     "to_html",
     "transcript",
     "wrap",

@@ -3,11 +3,12 @@
 Laws are functions of the whole token path (context and branch), so nothing here needs a network, a file or a GPU.
 """
 
-import functools
 import os
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -27,17 +28,17 @@ shapes.install()
 
 import opt_tree  # noqa: E402
 from opt_tree.core.pool import Frontier  # noqa: E402
-from opt_tree.core.step import Outcome  # noqa: E402
 from opt_tree.core.target import Output, Target, Work  # noqa: E402
+from opt_tree.decoding import enumeration  # noqa: E402
+from opt_tree.decoding.enumeration import Laws, hashed_laws, log_rows  # noqa: E402, F401
+from opt_tree.engines import compiled as aot  # noqa: E402
+from opt_tree.engines.canonical import load_kernel  # noqa: E402
 
 # tqdm's own lock is shared with forked children: one that is killed while it draws would keep it for ever.
 tqdm.set_lock(threading.RLock())
 torch.set_num_threads(1)
 settings.register_profile("opt_tree", deadline=None, derandomize=True, database=None, max_examples=30)
 settings.load_profile("opt_tree")
-
-Laws = Callable[[tuple[int, ...]], np.ndarray]
-"""From a token path, the context first, to the probabilities of the token behind it."""
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -60,18 +61,12 @@ def shared_models_stay_as_they_are() -> Iterator[None]:
     assert not changed, f"a test of this file changed what all tests share: {', '.join(changed)}. Copy it first"
 
 
-def hashed_laws(seed: int, vocab: int, cells: int | None = None) -> Laws:
-    """Pseudo-random laws, fixed by (seed, path). With `cells`, multiples of 1 / cells: zeros and exact ties abound."""
-
-    @functools.cache
-    def law(path: tuple[int, ...]) -> np.ndarray:
-        # The length keeps (0,) and (0, 0) apart: numpy's seeds ignore trailing zeros.
-        rng = np.random.default_rng((seed, len(path), *path))
-        if cells is None:
-            return rng.dirichlet(np.full(vocab, 0.7))
-        return np.bincount(rng.integers(vocab, size=cells), minlength=vocab) / cells
-
-    return law
+@pytest.fixture(scope="session")
+def kernel(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """The canonical attention kernel, built once for the tests that name it."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("OPT_TREE_CACHE", str(tmp_path_factory.mktemp("kernel")))
+        load_kernel()
 
 
 def written_laws(table: Mapping[tuple[int, ...], tuple[float, ...]]) -> Laws:
@@ -83,51 +78,32 @@ def written_laws(table: Mapping[tuple[int, ...], tuple[float, ...]]) -> Laws:
     return law
 
 
-def log_rows(laws: Laws, paths: list[tuple[int, ...]]) -> Float[Tensor, "rows vocab"]:
-    """The logarithms of the laws behind each path, in float64; a probability of 0 becomes -inf."""
-    with np.errstate(divide="ignore"):
-        return torch.from_numpy(np.log(np.stack([laws(path) for path in paths])))
-
-
-class TableDrafter(opt_tree.Drafter):
+class TableDrafter(enumeration.TableDrafter):
     """Drafts from laws given as a function of the token path; `expanded` lists what it was asked to expand."""
 
     def __init__(self, laws: Laws) -> None:
-        self.laws = laws
+        super().__init__(laws)
         self.forwards = self.tokens = 0
         self.expanded: list[list[tuple[int, ...]]] = []
         """Branches below the root, one list a layer, of the current step."""
-        self._paths: list[tuple[int, ...]] = []
-
-    def reset(self, prompt: list[int], output: Output | None) -> None:
-        self._paths = []
 
     def root(self, context: list[int]) -> Float[Tensor, "1 vocab"]:
-        self._base = len(context)
-        self._paths, self.expanded = [tuple(context)], []
-        return self._answer(self._paths)
+        self._base, self.expanded = len(context), []
+        return self._counted(super().root(context))
 
     def expand(self, frontier: Frontier) -> Float[Tensor, "frontier vocab"]:
-        # By draft rows alone, as a drafter with a cache does it: a wrong parent gives the law of a wrong path.
-        paths = [
-            (*self._paths[parent], token)
-            for parent, token in zip(frontier.parents.tolist(), frontier.tokens.tolist(), strict=True)
-        ]
-        self._paths += paths
-        self.expanded.append([path[self._base :] for path in paths])
-        return self._answer(paths)
-
-    def observe(self, outcome: Outcome) -> None:
-        self._paths = []
+        answer = self._counted(super().expand(frontier))
+        self.expanded.append([path[self._base :] for path in self._paths[-len(answer) :]])
+        return answer
 
     @property
     def work(self) -> Work:
         return Work(self.forwards, self.tokens)
 
-    def _answer(self, paths: list[tuple[int, ...]]) -> Float[Tensor, "rows vocab"]:
+    def _counted(self, answer: Float[Tensor, "rows vocab"]) -> Float[Tensor, "rows vocab"]:
         self.forwards += 1
-        self.tokens += len(paths)
-        return log_rows(self.laws, paths)
+        self.tokens += len(answer)
+        return answer
 
 
 class TableTarget(Target):
@@ -155,3 +131,32 @@ class TableTarget(Target):
 
     def commit(self, path: list[int]) -> None:
         self._context += [self._scored[row] for row in path]
+
+
+@pytest.fixture
+def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """Compile nothing: a package is a note, its call the exported program. Lists what was "compiled"."""
+    made: list[str] = []
+    programs: dict[str, Any] = {}
+    monkeypatch.setenv("OPT_TREE_CACHE", str(tmp_path / "cache"))
+
+    def compile_nothing(program: torch.export.ExportedProgram, file: Path, options: dict[str, Any]) -> None:
+        laws = any("scale" in str(name) for name in program.graph_signature.user_inputs)
+        assert options == (aot.OPTIONS | aot.TIMED if laws else aot.OPTIONS), "drafters' products are timed"
+        made.append(str(file))
+        programs[made[-1]] = program
+        file.write_text(made[-1])
+
+    def load(file: Path) -> Callable[[list[Tensor]], list[Tensor]]:
+        program = programs[file.read_text()]
+        graph = program.module()
+
+        def call(flat: list[Tensor]) -> list[Tensor]:
+            inputs, _ = torch.utils._pytree.tree_unflatten(flat, program.call_spec.in_spec)
+            return list(graph(*inputs))
+
+        return call
+
+    monkeypatch.setattr(aot, "_compile", compile_nothing)
+    monkeypatch.setattr(aot, "_load", load)
+    yield made

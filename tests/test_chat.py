@@ -2,7 +2,9 @@
 
 import importlib.util
 import shutil
+import socket
 import sys
+import time
 import types
 from pathlib import Path
 
@@ -57,8 +59,8 @@ def test_both_sides_are_compiled_alike(chat, room, monkeypatch):
 
 def test_a_conversation_goes_on_and_its_turns_are_shown_as_text(chat, room):
     chosen = chat.Chosen("eagle:demo", nodes=5, length=12, beside=False)
-    *_, (turns, sides, trees) = chat.answers(room, ask("Is 3 < 4 & 5 > 4?"), chosen)
-    assert turns[-1] == {"role": "assistant", "content": turns[-1]["content"]} and len(sides) == 1
+    *_, (turns, sides, note, trees) = chat.answers(room, ask("Is 3 < 4 & 5 > 4?"), chosen)
+    assert turns[-1] == {"role": "assistant", "content": turns[-1]["content"]} and len(sides) == 1 and note == ""
     assert "Is 3 &lt; 4 &amp; 5 &gt; 4?" in sides[0] and "<iframe srcdoc=" in trees
     longer = room.runners([*turns, *ask("Why?")], chosen)[0]
     assert len(longer.prompt) > len(room.runners(ask("Why?"), chosen)[0].prompt) + len(turns[-1]["content"].split())
@@ -68,6 +70,49 @@ def test_a_conversation_goes_on_and_its_turns_are_shown_as_text(chat, room):
     while longer.ended is None:
         longer.advance()
     assert longer.tokens == longer.decoder.generate(longer.prompt, 12, stop=room.pair.stop).tokens
+
+
+def test_above_temperature_0_an_answer_has_a_seed_of_its_own_and_both_sides_share_it(chat, room):
+    def texts(seed: str) -> list[list[int]]:
+        chosen = chat.Chosen("ngram", nodes=3, length=12, temperature=1.0, seed=seed)
+        *_, last = chat.race(runners := room.runners(ask("What is a fox?"), chosen))
+        assert last.ended and f"Seed {runners[0].seed} gives this text again." in chat.compared(runners)
+        assert runners[0].tokens == runners[1].tokens
+        return runners[0].tokens
+
+    assert texts("") != texts("") and texts("3") == texts("3")
+
+
+def test_the_end_says_how_much_faster_it_was_and_where_texts_part(chat, room):
+    runners = room.runners(ask("What is a fox?"), chat.Chosen("ngram", length=4))
+    list(chat.race(runners))
+    for runner, seconds in zip(runners, (1.0, 1.5), strict=True):
+        runner.seconds = seconds
+    assert chat.compared(runners).startswith("**1.50 times** as fast as plain decoding: 4.0 and 2.7 tokens/s.")
+    assert "part at" not in chat.compared(runners)
+    runners[1].tokens[2] += 1
+    assert "The texts part at token 3: in float32 rounding" in chat.compared(runners)
+    assert chat.compared(runners[:1]) == ""
+
+
+def test_a_stopped_answer_has_no_caret(chat, room):
+    turns = ask("What is a fox?")
+    (runner,) = room.runners(turns, chat.Chosen("ngram", length=9, beside=False))
+    runner.advance()
+    side = chat.drawn(room, turns, runner)
+    assert 'class="answer"' in side
+    left, right, note = chat.stopped(side, "", "Answering.")
+    assert 'class="answer ended"' in left and right == "" and note == "Stopped."
+    assert chat.stopped(left, "", "1.3 times") == [left, "", "1.3 times"], "it was over already"
+
+
+def test_a_port_in_use_is_said_in_one_line_before_anything_is_loaded(chat, monkeypatch):
+    monkeypatch.setattr(chat.importlib.util, "find_spec", lambda name: name)
+    monkeypatch.setattr(chat, "load", lambda arguments: pytest.fail("a model was loaded"))
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(SystemExit, match=f"cannot serve at 127.0.0.1:{port}: .*; --port names another"):
+            chat.main(["--port", str(port)])
 
 
 def test_every_tree_of_the_list_can_be_made_and_what_is_wrong_is_said(chat):
@@ -84,40 +129,68 @@ def test_ctrl_c_closes_the_page_and_says_so_in_its_status(chat, monkeypatch):
 
     done = []
     page = types.SimpleNamespace(
-        launch=lambda server_port, prevent_thread_lock: done.append((server_port, prevent_thread_lock)),
+        launch=lambda **given: done.append(given),
         close=lambda verbose: done.append("closed"),
     )
     monkeypatch.setattr(chat.importlib.util, "find_spec", lambda name: name)
     monkeypatch.setattr(chat, "load", lambda arguments: None)
+    monkeypatch.setattr(chat, "check_port", lambda host, port: None)
     monkeypatch.setattr(chat, "page", lambda room, known: page)
     monkeypatch.setattr(chat, "threading", types.SimpleNamespace(Event=Interrupted))
     with pytest.raises(SystemExit) as ended:
-        chat.main(["--port", "7"])
-    assert (ended.value.code, done) == (130, [(7, True), "closed"])
+        chat.main(["--port", "7", "--host", "0.0.0.0", "--share"])
+    launched = {"server_name": "0.0.0.0", "server_port": 7, "share": True, "prevent_thread_lock": True}
+    assert (ended.value.code, done) == (130, [launched, "closed"])
 
 
-def test_in_a_browser(chat, room, tmp_path):
-    """With gradio, selenium and chromium: ask, and see both sides end with the same text."""
+def test_in_a_browser(chat, room, tmp_path, monkeypatch):
+    """With gradio, selenium and chromium: two visitors ask, one waits and stops, one sees the end and the trees."""
     pytest.importorskip("gradio")
     webdriver = pytest.importorskip("selenium.webdriver")
-    if not (chromium := shutil.which("chromium")) or not (service := shutil.which("chromedriver")):
+    browsers = ("chromium", "chromium-browser", "google-chrome")
+    chromium, service = next(filter(None, map(shutil.which, browsers)), None), shutil.which("chromedriver")
+    if not chromium or not service:
         pytest.skip("needs chromium and its driver")
     options = webdriver.ChromeOptions()
     options.binary_location = chromium
     for flag in ("headless", "no-sandbox", "disable-background-networking", f"user-data-dir={tmp_path}"):
         options.add_argument(f"--{flag}")
+    monkeypatch.setattr(chat.Runner, "advance", slowly(chat.Runner.advance))
     blocks = chat.page(room, None)
     _, address, _ = blocks.launch(prevent_thread_lock=True, quiet=True)
     driver = webdriver.Chrome(options, webdriver.ChromeService(service))
     try:
-        driver.get(address)
         driver.implicitly_wait(60)
-        driver.find_element("css selector", "#message textarea").send_keys("What is a fox?\n")
+        for place in range(2):  # two visitors: the second one waits
+            driver.switch_to.window(driver.window_handles[0]) if not place else driver.switch_to.new_window("tab")
+            driver.get(address)
+            driver.find_element("css selector", "#message textarea").send_keys("What is a fox?\n")
+        driver.find_element("xpath", "//*[@id='note'][contains(., 'queue: 1/1')]")
+        driver.find_element("css selector", "#plain .answer")
+        driver.find_element("xpath", "//button[contains(., 'Stop')]").click()
+        driver.find_element("xpath", "//*[@id='note'][contains(., 'Stopped.')]")
+        assert driver.find_element("css selector", "#drafted .answer").get_attribute("class") == "answer ended"
+        driver.switch_to.window(driver.window_handles[0])
         drafted, plain = (driver.find_element("css selector", f"#{side} .ended").text for side in ("drafted", "plain"))
         assert drafted == plain and len(drafted.split()) > 3
+        driver.find_element("xpath", "//*[@id='note'][contains(., 'as fast as plain decoding')]")
         driver.find_element("xpath", "//button[contains(., 'The trees of')]").click()
-        assert driver.find_element("css selector", "#trees iframe").is_displayed()
+        driver.switch_to.frame(driver.find_element("css selector", "#trees iframe"))
+        text = driver.find_element("css selector", ".explorer .answer").text
+        assert text.split()[:3] == drafted.split()[:3]
+        assert len(driver.find_elements("css selector", "#tree svg circle")) > 1, "no tree is drawn"
+        driver.switch_to.default_content()
         driver.save_screenshot(str(tmp_path / "chat.png"))
     finally:
         driver.quit()
         blocks.close()
+
+
+def slowly(advance):
+    """Time for a second visitor to come."""
+
+    def slow(runner):
+        time.sleep(0.2)
+        advance(runner)
+
+    return slow

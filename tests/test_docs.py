@@ -77,7 +77,8 @@ def test_every_row_of_a_table_has_a_cell_for_every_column(page: Path) -> None:
 def commands(page: Path) -> Iterator[tuple[str, list[str]]]:
     """Every command of this repository that a page names: the module or script, and the options given to it."""
     text = page.read_text().replace("\\\n", " ")
-    blocks = [line for block in re.findall(r"^```\n(.*?)^```", text, flags=re.M | re.S) for line in block.splitlines()]
+    found = re.findall(r"^```(\w*)\n(.*?)^```", text, flags=re.M | re.S)
+    blocks = [line for language, block in found if not language for line in block.splitlines()]
     spans = [" ".join(span.split()) for span in re.findall(r"`([^`]+)`", prose(page).replace("\\\n", " "))]
     for line in [*blocks, *spans]:
         for part in line.partition("  #")[0].split("&&"):
@@ -122,6 +123,7 @@ def test_a_command_and_its_options_exist(command: tuple) -> None:
         "pytest",
         "tests/verifiers/test_verifiers_field.py",
         "opt_tree.integrations.lm_eval_model",
+        "tests/pretend/waits.py",  # it would have this process believe in a device
     ) or name.startswith("examples."):
         return  # not ours (the harness is lm-eval's command line), or run by a test of its own
     known = set(re.findall(r"--[\w-]+", help_of(name)))
@@ -157,6 +159,37 @@ def test_the_page_of_methods_is_what_the_registries_say() -> None:
 
 
 MEASURED = sorted((ROOT / "results").glob("*.md"))
+CLAIMS = runpy.run_path(str(ROOT / "docs" / "claims.py"))
+
+
+def test_the_page_of_claims_has_the_figures_of_the_results() -> None:
+    assert (ROOT / "docs" / "claims.md").read_text() == CLAIMS["page"](), "python docs/claims.py writes it anew"
+
+
+def test_what_is_said_to_be_found_here_is_cited_not_typed() -> None:
+    rows = [
+        cells(line) for line in (ROOT / "docs" / "claims.template").read_text().splitlines() if line.startswith("|")
+    ]
+    found = [re.sub(CLAIMS["CITED"], "", row[2]) for row in rows]
+    assert len(found) > 20
+    for text in found:
+        assert not re.search(r"\.\d\d", re.sub(r"\]\([^)]*\)", "", text)), text
+
+
+@pytest.mark.parametrize(
+    ("cited", "message"),
+    [
+        ("demos > 1", "a figure is page > table > row > column"),
+        ("dreams > 1 > a > b", "there is no results/dreams.json"),
+        ("demos > 9 > a > b", "0 such tables"),
+        ("demos > 1 > a > tokens a step", "0 such rows"),
+        ("demos > 1 > draft model and store > tokens a step", "2 such rows"),
+        ("demos > 1 > draft model and store, eager > tokens", "0 such columns"),
+    ],
+)
+def test_a_figure_that_is_not_there_is_refused(cited: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        CLAIMS["figure"](cited)
 
 
 def cells(line: str) -> list[str]:

@@ -10,6 +10,7 @@ import pytest
 from nbclient import NotebookClient
 
 import opt_tree
+from opt_tree.core.children import IID
 from opt_tree.core.registry import Method
 from opt_tree.drafters.registry import KINDS, Kind
 from opt_tree.policies import Sampled
@@ -33,7 +34,14 @@ def example(name: str) -> dict:
 
 def test_every_example_is_tested() -> None:
     files = {path.name for path in EXAMPLES.iterdir() if path.suffix in (".py", ".ipynb")}
-    scripts = {"custom_drafter.py", "custom_policy.py", "custom_verifier.py", "custom_controller.py", "chat.py"}
+    scripts = {
+        "custom_drafter.py",
+        "custom_policy.py",
+        "custom_verifier.py",
+        "custom_controller.py",
+        "chat.py",
+        "prove.py",
+    }
     assert files == scripts | {f"{name}.ipynb" for name in NOTEBOOKS}
 
 
@@ -89,17 +97,14 @@ def test_the_trunk_is_one_line_in_the_registry(monkeypatch: pytest.MonkeyPatch) 
 
 def test_the_coin_between_two_exact_rules_is_exact() -> None:
     found = example("verifier")
-    for target, draft in (
-        ([0.2, 0.5, 0.3], [0.6, 0.3, 0.1]),
-        ([0.0, 0.5, 0.5], [0.5, 0.5, 0.0]),
-        ([0.1, 0.2, 0.3, 0.4], [0.4, 0.3, 0.2, 0.1]),
-    ):
-        for children in (1, 2, 3):
-            emitted = found["emitted"](found["either"], np.array(target), np.array(draft), children)
-            np.testing.assert_allclose(emitted, target, atol=1e-12)
-    best_two = found["either"](np.array([0.2, 0.5, 0.3]), np.array([0.6, 0.3, 0.1]), np.array([0, 1]))
-    assert np.abs(best_two - [0.2, 0.5, 0.3]).max() > 0.1, "the two most probable children are not two draws"
+    assert opt_tree.prove(found["coin"], IID(3), depth=1)
+    assert not opt_tree.prove(found["coin"], opt_tree.TopK(2), depth=1)
     assert found["main"]().mean_acceptance_length > 1
+
+
+def test_the_published_rule_is_proved_and_the_wrong_one_refuted() -> None:
+    published, on_the_best, equality = runpy.run_path(str(EXAMPLES / "prove.py"))["main"]()
+    assert published and equality and not on_the_best
 
 
 def test_the_stages_follow_their_plan_and_change_nothing() -> None:
@@ -110,13 +115,14 @@ def test_the_stages_follow_their_plan_and_change_nothing() -> None:
 
 
 @pytest.mark.parametrize("name", NOTEBOOKS)
-def test_the_notebook_runs(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_notebook_runs(name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """In a kernel of its own, from the folder it lies in. A cell that raises fails the test."""
     monkeypatch.setenv("OMP_NUM_THREADS", os.environ.get("OMP_NUM_THREADS", "1"))
+    monkeypatch.setenv("OPT_TREE_CACHE", str(tmp_path))  # without the public model, which one machine has, another not
     notebook = nbformat.read(EXAMPLES / f"{name}.ipynb", as_version=4)
     stored = [cell.outputs for cell in notebook.cells if cell.cell_type == "code"]
-    assert len(str(stored)) < 8000, "keep the stored outputs small"
-    NotebookClient(notebook, timeout=300, resources={"metadata": {"path": str(EXAMPLES)}}).execute()
+    assert len(str(stored)) < 150_000, "keep the stored outputs small"
+    NotebookClient(notebook, timeout=500, resources={"metadata": {"path": str(EXAMPLES)}}).execute()
     printed = [output for cell in notebook.cells if cell.cell_type == "code" for output in cell.outputs]
     assert any("tokens a step" in output.get("text", "") for output in printed)
     if name == "quickstart":

@@ -4,8 +4,10 @@ Training commands, full disks, signals.
 """
 
 import argparse
+import copy
 import json
 import os
+import re
 import resource
 import shutil
 import signal
@@ -14,15 +16,32 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
+import torch
 from safetensors.torch import load_file, save_file
+from tiny_models import tiny
 
 from evaluation.answers.file import AnswerFile
 from evaluation.command_line import run_command
-from opt_tree import CheckpointError, compile_forwards, load_drafter, load_pair
+from opt_tree import (
+    CausalLM,
+    CausalLMDrafter,
+    CheckpointError,
+    Decoder,
+    OptTree,
+    UnsupportedModelError,
+    compile_forwards,
+    load_drafter,
+    load_pair,
+    wrap,
+)
+from opt_tree.decoding import step_costs
 from opt_tree.engines import package_cache as packages
 from opt_tree.models.checkpoints import DEMO
+from opt_tree.policies import Costs
 from opt_tree.training import command_line
 from opt_tree.training.controllers import draft_length, tree_values
 from opt_tree.training.embedded_family import distil, lm, outputs, tokenizer
@@ -211,6 +230,52 @@ def test_a_cache_that_cannot_be_written_leaves_forwards_eager(tmp_path: Path, mo
     assert lm.engine.name == "eager"
 
 
+def test_costs_that_cannot_be_kept_are_used_all_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "cache").touch()
+    monkeypatch.setenv("OPT_TREE_CACHE", str(tmp_path / "cache"))
+    measured = Costs(((1, 0.01),), 0.001, ((1, 0.001),))
+    monkeypatch.setattr(step_costs, "measure_costs", lambda *_: measured)
+    pair = load_pair("demo", dtype="float32")
+    with pytest.warns(UserWarning, match=r"cannot be kept, and is measured again next time: .*cache"):
+        assert step_costs.costs_of(pair.target, pair.drafter) == measured
+
+
+@pytest.mark.parametrize(
+    ("raised", "says"),
+    [
+        (
+            lambda: torch.empty(1 << 50),
+            r"4503599.63 GB more were asked for; this process has .* are free",
+        ),
+        (lambda: np.empty(1 << 50), r"8.00 PiB more were asked for; this process has"),
+        (
+            lambda: raise_(
+                torch.OutOfMemoryError(
+                    "CUDA out of memory. Tried to allocate 2.50 GiB. GPU 0 has a total capacity of 139.80 GiB of which "
+                    "1.25 GiB is free. Including non-PyTorch memory, this process has 138 GiB memory in use."
+                )
+            ),
+            r"2.50 GiB more were asked for; GPU 0 has a total capacity of 139.80 GiB of which 1.25 GiB is free\.",
+        ),
+    ],
+    ids=["torch", "numpy", "cuda"],
+)
+def test_too_little_memory_is_one_line(raised: Any, says: str, capsys: pytest.CaptureFixture) -> None:
+    assert run_command(raised) == 2
+    told = capsys.readouterr().err
+    assert re.match("error: out of memory: " + says, told) and told.count("\n") == 1
+    assert "What needs less: a smaller model, bfloat16" in told
+
+
+def test_an_error_that_is_not_of_memory_stays_what_it_is() -> None:
+    with pytest.raises(RuntimeError, match="no such thing"):
+        run_command(lambda: raise_(RuntimeError("no such thing")))
+
+
+def raise_(error: Exception) -> Any:
+    raise error
+
+
 WRONG_TYPES = """
 import pathlib, sys
 before = sys.excepthook
@@ -302,6 +367,38 @@ def test_ctrl_c_while_a_command_imports_is_no_traceback(command: tuple[str, str]
             break
     rest = process.communicate(timeout=120)[1]
     assert process.returncode == 130 and b"Traceback" not in rest and b"KeyboardInterrupt" not in rest
+
+
+@pytest.mark.parametrize(
+    ("message", "kind", "said"),
+    [
+        ([], ValueError, "there is no message to answer"),
+        ([{"role": "alien", "content": "x"}], ValueError, "the chat template refuses .* unknown role: alien"),
+        ([{"content": "x"}], ValueError, "the chat template refuses .* no attribute 'role'"),
+        ([{"role": "user", "content": None}], ValueError, "the chat template refuses"),
+        ("\ud800abc", ValueError, "half of a surrogate pair"),
+        ([{"role": "user", "content": "\udfff"}], ValueError, "half of a surrogate pair"),
+    ],
+)
+def test_messages_that_cannot_be_encoded_are_one_line(message: Any, kind: type, said: str) -> None:
+    with pytest.raises(kind, match=said) as refusal:
+        load_pair("demo", "ngram", dtype="float32").encode(message)
+    assert "\n" not in str(refusal.value)
+
+
+def test_one_object_is_not_target_and_drafter() -> None:
+    """They would append to one cache."""
+    lm = CausalLM(tiny("llama"))
+    with pytest.raises(ValueError, match="is the target and drafts, too, and one object has one cache: wrap"):
+        Decoder(lm, CausalLMDrafter(lm), OptTree(4))
+
+
+def test_a_model_that_overflows_in_float16_is_told_so() -> None:
+    model = copy.deepcopy(tiny("llama")).half()
+    model.model.layers[0].mlp.down_proj.weight.data.fill_(6e4)
+    model.model.layers[0].mlp.up_proj.weight.data.fill_(6e4)
+    with pytest.raises(UnsupportedModelError, match="float16 ends at 65,504: load it in bfloat16"):
+        wrap(model)
 
 
 def test_weights_that_are_no_numbers_are_refused(tmp_path: Path) -> None:

@@ -25,11 +25,23 @@ ROOMS: dict[str, set[str]] = {
     "controllers": {"core", "policies", "verifiers", "models"},
     "batch": {"core", "engines", "models"},
     "decoding": {"core", "policies", "verifiers", "engines", "models", "drafters", "controllers", "batch"},
-    "display": {"core", "decoding"},
+    "display": {"core", "policies", "verifiers", "decoding"},
     "integrations": {"core", "policies", "models", "decoding"},
-    "training": {"core", "policies", "verifiers", "engines", "models", "drafters", "controllers", "decoding"},
+    "training": {
+        "core",
+        "policies",
+        "verifiers",
+        "engines",
+        "models",
+        "drafters",
+        "controllers",
+        "decoding",
+        "display",
+    },
 }
 FLOORS = 9
+DOORS = ("advise.py", "train_drafter.py")
+"""Files beside the folders that only start a command: `python -m opt_tree.advise`."""
 
 
 @functools.cache
@@ -68,7 +80,7 @@ def name_of(path: Path) -> str:
 
 def test_the_package_has_twelve_folders() -> None:
     entries = {path.name for path in PACKAGE.iterdir() if path.name != "__pycache__"}
-    assert entries == {*ROOMS, "__init__.py", "py.typed"}
+    assert entries == {*ROOMS, "__init__.py", "__main__.py", "py.typed", *DOORS}
 
 
 def test_a_folder_imports_what_it_may() -> None:
@@ -105,7 +117,7 @@ def prints(path: Path) -> set[int]:
 
 def test_training_scripts_and_commands_print_and_nothing_else_does() -> None:
     found = {name_of(path): lines for path in SOURCES if part(path) != "training" and (lines := prints(path))}
-    assert found.keys() == {"opt_tree/models/__main__.py"}, found
+    assert found.keys() == {f"opt_tree/{name}.py" for name in ("__main__", "models/__main__", "display/prove")}, found
 
 
 def test_modules_say_what_they_own() -> None:
@@ -133,7 +145,7 @@ def test_public_names_have_a_docstring() -> None:
 
 def test_the_rules_above_see_something() -> None:
     """A parser that found nothing would pass everything."""
-    assert {part(path) for path in SOURCES} == {*ROOMS, "__init__"}
+    assert {part(path) for path in SOURCES} == {*ROOMS, "__init__", "__main__", *(Path(door).stem for door in DOORS)}
     assert rooms_of(PACKAGE / "policies" / "opt.py") == {"core"}
     assert "batch" in rooms_of(PACKAGE / "decoding" / "side_by_side.py")
     assert SCRIPTS
@@ -194,6 +206,7 @@ def test_the_rooms_stand_on_few_floors_and_know_few_others() -> None:
 
 PUBLISHED = "the signature is that of another library or of the published code"
 LONG_MODULES = {
+    "experiments/gpu_first_light/parts.py": "all that a first GPU is asked, one function a part",
     "evaluation/run/options.py": "every option that the evaluation's commands share, one field each",
     "evaluation/answers/file.py": "all that keeps an answer file whole: lock, header, parts, resume",
     "evaluation/compare/measure.py": "one combination: what is loaded, what decodes in which order, what is expected",
@@ -221,10 +234,14 @@ WIDE_FUNCTIONS = {
     "opt_tree/decoding/draft.py: draft": "everything that a draft depends on, so that it is a function",
     "opt_tree/decoding/decoder.py: generate": "what a user of the loop may choose",
     "opt_tree/decoding/side_by_side.py: generate_batch": "the same for several prompts",
+    "opt_tree/engines/canonical_cuda.py: _score": "a kernel takes pointers, strides and sizes, each a number",
+    "opt_tree/engines/canonical_cuda.py: _weigh": "a kernel takes pointers, strides and sizes, each a number",
     "opt_tree/engines/canonical.py: __call__": "an attention function, as transformers calls it",
+    "opt_tree/engines/delta_net.py: follow": "the delta rule of a model's module, as transformers calls it",
     "opt_tree/engines/grouped_attention.py: __call__": "an attention function, as transformers calls it",
     "opt_tree/integrations/lm_eval_model.py: __init__": PUBLISHED,
     "opt_tree/integrations/hf_generate.py: custom_generate": PUBLISHED,
+    "opt_tree/decoding/advising.py: advise": "a front door: two that are needed, all else with a default",
     "opt_tree/decoding/pair.py: load_pair": "the front door: all by name, all with a default",
     "opt_tree/policies/costs.py: straight": "the numbers of two straight lines, by name",
     "opt_tree/training/heads/eagle3.py: save_eagle3": "two layouts, with and without an output layer, in any dtype",

@@ -135,10 +135,13 @@ rotates in it."""
 
 
 def build(config: transformers.PretrainedConfig, seed: int = 0, dtype: torch.dtype = torch.float64) -> PreTrainedModel:
-    """Return a new random causal LM of this config; the caller's random state is left alone."""
+    """Return a new random causal LM of a copy of this config; the caller's random state is left alone.
+
+    A model keeps the config it is given and writes into it: one that is resized would resize every later one.
+    """
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        return transformers.AutoModelForCausalLM.from_config(config, dtype=dtype).eval()
+        return transformers.AutoModelForCausalLM.from_config(copy.deepcopy(config), dtype=dtype).eval()
 
 
 @functools.cache

@@ -4,6 +4,7 @@ The mean of `accepted + 1` over all steps is what the literature calls mean acce
 figure is a function here and its line in `METRICS`: then the report's table and its JSON have it. None: unknown.
 """
 
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,6 +16,8 @@ from evaluation.answers.record import exact_match, paired
 from evaluation.answers.steps import Record, alone, choices, steps_of, total
 
 RESAMPLES = 2000
+FEW = 10
+"""Questions below which an interval by resampling is too narrow to be one (three have ten samples in all)."""
 Records = Sequence[Record]
 
 
@@ -137,6 +140,8 @@ def bootstrap(statistic: Callable[[Any], Any], count: int, seed: int = 0) -> lis
     """A 95 % interval by resampling `count` questions; None for a single one."""
     if count < 2:
         return None
+    if count < FEW:
+        warnings.warn(f"95 % intervals over {count} questions are too narrow: take {FEW} or more", stacklevel=2)
     draws = np.random.default_rng(seed).integers(count, size=(RESAMPLES, count))
     return [float(edge) for edge in np.percentile(statistic(draws), (2.5, 97.5))]
 

@@ -37,16 +37,18 @@ STYLE: dict[str, Any] = {
 }
 
 
+def save(figure: Figure, path: Path) -> Path:
+    """Write a picture as PNG and, beside it, as SVG; return the PNG's path."""
+    for kind in (".png", ".svg"):
+        figure.savefig(path.with_name(path.name + kind), bbox_inches="tight")
+    plt.close(figure)
+    return path.with_name(path.name + ".png")
+
+
 def draw_all(runs: Sequence[AnswerSet], folder: Path) -> list[Path]:
     """Draw what the files have data for and return the paths. Runs that draft nothing appear in the time only."""
     folder.mkdir(parents=True, exist_ok=True)
     drawn = []
-
-    def save(figure: Figure, name: str) -> None:
-        path = folder / f"{name}.png"
-        figure.savefig(path, bbox_inches="tight")
-        plt.close(figure)
-        drawn.append(path)
 
     with plt.rc_context(STYLE):
         for run in runs:
@@ -54,12 +56,12 @@ def draw_all(runs: Sequence[AnswerSet], folder: Path) -> list[Path]:
             if taken is None or taken.lengths.max(initial=1) == 1:
                 continue
             if calibration(taken) is not None:
-                save(expected_against_accepted(taken, run.name), f"{run.name}-expected")
-            save(depths(taken, run.name), f"{run.name}-depth")
-            save(lengths(taken, run.name), f"{run.name}-lengths")
+                drawn.append(save(expected_against_accepted(taken, run.name), folder / f"{run.name}-expected"))
+            drawn.append(save(depths(taken, run.name), folder / f"{run.name}-depth"))
+            drawn.append(save(lengths(taken, run.name), folder / f"{run.name}-lengths"))
         timed = [(run, times) for run in runs if (times := step_time(run.answers)) is not None]
         if timed:
-            save(time_of_a_step(timed), f"{runs[0].name}-time")
+            drawn.append(save(time_of_a_step(timed), folder / f"{runs[0].name}-time"))
     return drawn
 
 
@@ -156,7 +158,9 @@ def lengths(taken: Steps, title: str) -> Figure:
     bars = axes.bar(values, shares, width=0.8, color=BLUE)
     axes.bar_label(bars, [f"{100 * s:.0f}" if s >= 0.005 else "<1" for s in shares], fontsize=7, padding=1)
     axes.axvline(mean, color=ORANGE, linewidth=1.5)
-    axes.text(mean, 0.93, f" mean {mean:.2f}", color=ORANGE, transform=axes.get_xaxis_transform(), va="top")
+    paper = {"facecolor": "white", "edgecolor": ORANGE, "linewidth": 0.6, "boxstyle": "round,pad=0.25"}
+    where = {"transform": axes.get_xaxis_transform(), "va": "top", "ha": "center"}
+    axes.text(mean, 0.93, f"mean {mean:.2f}", color="#8a4500", bbox=paper, **where)
     axes.set(
         xlabel="A + 1, tokens emitted by a step",
         ylabel=f"share of {len(taken.lengths)} steps",

@@ -4,6 +4,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from evaluation.answers.file import AnswerFile, Record
 
@@ -33,7 +34,10 @@ class AnswerSet:
     def require(self, keys: Sequence[str], why: str) -> "AnswerSet":
         """Return this set; ValueError, with `why`, unless every choice has these fields."""
         for answer in self.answers:
-            for choice in answer.get("choices") or [{}]:
+            choices = answer.get("choices") or [{}]
+            if not isinstance(choices, list) or not all(isinstance(choice, dict) for choice in choices):
+                raise ValueError(f"{self.path}: question {answer['question_id']}: choices is no list of objects")
+            for choice in choices:
                 for key in keys:
                     if not choice.get(key):
                         raise ValueError(f"{self.path}: question {answer['question_id']} has no {key}: {why}")
@@ -69,19 +73,23 @@ PER_TURN = {
     *("draft_time", "verify_time", "commit_time", "draft_forward_time", "target_forward_time", "prefill_time"),
 }
 PER_STEP = {"accept_lengths", "expected_lengths", "tree_nodes", "tree_depths", "step_times"}
+LISTS = {"token_ids", "prompt_ids"}
+"""A list of whole numbers for each turn."""
+TEXTS = {"turns", "finish_reason"}
+_LARGEST = 1e15
+"""Beyond this a number counts and times nothing."""
 
 
 def _misfit(choice: Record) -> str | None:
     """What is wrong with the lists of a choice, of which one has an entry a turn and another one a step."""
-    turns = choice["turns"]
-    if not isinstance(turns, list):
-        return "turns is no list"
-    for key in (PER_TURN | PER_STEP) & choice.keys():
-        values = choice[key]
-        if not isinstance(values, list) or not all(v is None or isinstance(v, (int, float)) for v in values):
-            return f"{key} is no list of numbers"
-        if key in PER_TURN and len(values) != len(turns):
-            return f"{key} has {len(values)} entries for {len(turns)} turns"
+    kinds = ((TEXTS, _is_text, "texts"), (LISTS, _are_ids, "lists of ids"), (PER_TURN | PER_STEP, _counts, "numbers"))
+    for keys, fine, what in kinds:
+        for key in sorted(keys & choice.keys(), reverse=True):  # the turns before what is counted by them
+            values = choice[key]
+            if not isinstance(values, list) or not all(map(fine, values)):
+                return f"{key} is no list of {what}"
+            if key not in PER_STEP and len(values) != len(choice["turns"]):
+                return f"{key} has {len(values)} entries for {len(choice['turns'])} turns"
     if known := sorted(PER_STEP & choice.keys()):
         if None in (counts := choice.get("decoding_steps", [None])):
             return f"has {known[0]}, but decoding_steps does not say how many are of each turn"
@@ -89,3 +97,16 @@ def _misfit(choice: Record) -> str | None:
             if len(choice[key]) != sum(counts):
                 return f"{key} has {len(choice[key])} entries for {sum(counts)} steps"
     return None
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str)
+
+
+def _are_ids(value: Any) -> bool:
+    return isinstance(value, list) and all(type(token) is int for token in value)
+
+
+def _counts(value: Any) -> bool:
+    """Whether a number counts or times something; None: it is not known."""
+    return value is None or (type(value) in (int, float) and 0 <= value < _LARGEST)

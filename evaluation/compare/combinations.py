@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from opt_tree import TreePolicy, Verifier, verifiers
 from opt_tree.core.children import IID, Children, TopK, WithoutReplacement
 from opt_tree.policies.acceptance_rates import HALVING, AcceptanceRates
+from opt_tree.policies.base import MOST_NODES
 from opt_tree.policies.registry import make_policy, takes
 
 VERIFIERS: dict[str, Verifier] = {name: method.make for name, method in verifiers.VERIFIERS.items()}
@@ -105,7 +106,7 @@ class Grid:
             self.drafters, self.temperatures, self.budgets, self.sharpening, self.policies
         ):
             shaped = takes(policy.partition(":")[0], "siblings")
-            own = "" if shaped else type(make_policy(policy, max(budget, 10**6)).children).__name__
+            own = "" if shaped else type(make_policy(policy, max(budget, MOST_NODES)).children).__name__
             if temperature > 0 or own not in ("", "TopK", "LayerBest"):
                 sharpening = "bare"
             elif shaped:
@@ -185,7 +186,7 @@ DRAFTERS: dict[str, tuple[str, ...]] = {
     "eagle3:demo": ("opt:0.2", "eagle2"),
     "ngram": ("opt:0", "chain"),
     "store:demo": ("opt:0",),
-    "recycling": ("opt:0", "medusa"),
+    "recycling": ("opt:0", "recycling_tree"),
     "ngram-recycling": ("opt:0",),
     f"graft:1:{GRAFT}": ("opt:0.05",),
     f"graft:2:{GRAFT}": ("opt:0.05",),

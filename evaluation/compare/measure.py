@@ -106,6 +106,7 @@ class Bench:
             "rates_ids": [question.id for question in self.others],
             "max_new_tokens": self.max_new_tokens,
             "target_dtype": resolved(self.pair)["target_dtype"],
+            "canonical": resolved(self.pair).get("canonical"),
             "device_type": self.pair.target.device.type,
             "inflate": options.inflate,
             "batch_size": options.batch_size if options.batch_size > 1 else None,  # None for the headers of before

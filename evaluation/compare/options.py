@@ -6,7 +6,8 @@ from typing import Any
 
 from evaluation.command_line import at_least, at_most, numbers, option, whole_numbers
 from evaluation.compare.combinations import STUDIES, VERIFIERS, Combination, Grid, Size, size_of, study
-from evaluation.run.options import MOST_LANES, MOST_NODES, PUBLISHED, Asked
+from evaluation.run.options import MOST_LANES, PUBLISHED, Asked
+from opt_tree.policies.base import MOST_NODES
 from opt_tree.policies.registry import POLICIES
 
 GRID = {"verifiers": "match", "temperatures": "0", "budgets": "60", "sharpening": "fitted"}

@@ -22,15 +22,36 @@ from evaluation.answers.file import Record
 from evaluation.answers.steps import acceptance_by_depth, calibration, steps_of
 from evaluation.compare.combinations import Combination
 from evaluation.compare.figures import grouped, mean_efficiency, of_opt_tree, of_policy, series
+from opt_tree.policies.registry import POLICIES
+from opt_tree.verifiers import VERIFIERS
 
 COLOURS = {
     **{"opt": "#d9730d", "eagle2": "#2b6cb0", "sequoia": "#5a9367", "eagle1": "#7a5aa6", "binary": "#8a8f98"},
     **{"dynamic_depth": "#90b8e0", "talon": "#b5473c", "medusa": "#c39bd3", "chain": "#444b55", "chains": "#8a6d3b"},
-    **{"delayed": "#17a2a2", "dyspec": "#b5473c", "rheo": "#e0a800", "kary": "#b8bcc4"},
+    **{"delayed": "#17a2a2", "dyspec": "#e377a2", "rheo": "#e0a800", "kary": "#b8bcc4", "threshold_chain": "#1b4d3e"},
+    **{"shared": "#7f9c00", "published": "#5c2018"},
     **{"traversal": "#b5473c", "khisti": "#7a5aa6", "k_seq": "#2b6cb0", "multi_round": "#5a9367", "naive": "#8a8f98"},
-    **{"match": "#d9730d", "block": "#444b55", "without_replacement": "#17a2a2"},
+    **{"match": "#d9730d", "block": "#444b55", "without_replacement": "#17a2a2", "typical": "#c39bd3"},
+    **{"greedy": "#90b8e0"},
 }
-"""Of policies and of verifiers: the same in every picture."""
+"""Of policies and of verifiers: the same in every picture. Those that are not named here share out the rest."""
+for _methods in (POLICIES, VERIFIERS):
+    _spare = ("#6b8e23", "#8b4789", "#00688b", "#ff8c69", "#2f4f4f", "#cd5c5c", "#4169e1", "#9acd32")
+    COLOURS |= dict(zip([name for name in _methods if name not in COLOURS], _spare, strict=False))
+MANY_COLOURS = (
+    "#2b6cb0",
+    "#d9730d",
+    "#5a9367",
+    "#7a5aa6",
+    "#b5473c",
+    "#17a2a2",
+    "#e0a800",
+    "#444b55",
+    "#c39bd3",
+    "#90b8e0",
+)
+MARKS = "os^vDPX*<>hdp"
+"""More than there are colours, and no multiple: whatever shares a colour differs in its mark."""
 FEWEST = 60
 """Steps below which no map of E(A) and A is drawn."""
 Pictures = Iterator[tuple[str, Figure]]
@@ -43,9 +64,7 @@ def draw_all(records: Sequence[Record], folder: Path) -> list[Path]:
     with plt.rc_context(plots.STYLE):
         for maker in makers:
             for name, figure in maker(records):
-                drawn.append(folder / f"compare_{name}.png")
-                figure.savefig(drawn[-1], bbox_inches="tight")
-                plt.close(figure)
+                drawn.append(plots.save(figure, folder / f"compare_{name}"))
     return drawn
 
 
@@ -56,11 +75,10 @@ def lengths(records: Sequence[Record]) -> Pictures:
     if drafters := sorted({drafter for drafter, _, _ in curves}):
         figure, panels = panels_of(len(drafters))
         for drafter, axes in zip(drafters, panels, strict=True):
-            for (owner, policy, sharpening), curve in curves.items():
-                if owner == drafter:
-                    _curve(
-                        axes, curve, _label(policy, sharpening), _colour(policy), "--" if sharpening == "bare" else "-"
-                    )
+            own = {key[1:]: curve for key, curve in curves.items() if key[0] == drafter}
+            for ((policy, sharpening), curve), mark in zip(own.items(), itertools.cycle(MARKS), strict=False):
+                line = "--" if sharpening == "bare" else "-"
+                _curve(axes, curve, _label(policy, sharpening), _colour(policy), f"{line}{mark}")
             axes.set(xscale="log", xlabel="nodes", title=f"{drafter}, temperature 0", ylabel="tokens a step")
             ticks(axes, [record["cell"]["budget"] for record in greedy])
         legend(panels)
@@ -101,7 +119,7 @@ def _lengths_and_speeds(groups: dict[tuple, list[Record]], place: Callable[[Reco
     figure, panels = panels_of(2, share=False)
     drafters = list(dict.fromkeys(key[0] for key in groups))
     lines = {drafter: itertools.cycle(("-", "--", ":", "-.")) for drafter in drafters}
-    colours = dict(zip(drafters, itertools.cycle((plots.BLUE, plots.ORANGE, *plots.PARTS)), strict=False))
+    colours = dict(zip(drafters, itertools.cycle(MANY_COLOURS), strict=False))
     for key, members in groups.items():
         members.sort(key=place)
         places = [place(record) for record in members]
@@ -217,12 +235,11 @@ def _judges(axes: Axes, curve: Sequence[Record], places: Sequence[float]) -> Non
 
 
 def _curve(axes: Axes, curve: Sequence[Record], label: str, colour: str, line: str) -> None:
-    """Tokens a step against the budget; intervals of OPT-Tree only, as they would hide each other."""
+    """Tokens a step against the budget, with its interval."""
     places = [record["cell"]["budget"] for record in curve]
     values = [record["figures"]["tokens_per_step"] for record in curve]
-    axes.plot(places, values, line, marker="o", markersize=3, color=colour, label=label)
-    if of_opt_tree(curve) and line == "-":
-        band(axes, places, [record["figures"]["interval"] for record in curve], colour)
+    axes.plot(places, values, line, markersize=3, color=colour, label=label)
+    band(axes, places, [record["figures"]["interval"] for record in curve], colour)
 
 
 def _label(policy: str, sharpening: str) -> str:
@@ -274,7 +291,7 @@ def ticks(axes: Axes, places: Iterable[int]) -> None:
 def band(axes: Axes, places: Sequence[float], edges: Sequence[Sequence[float] | None], colour: str) -> None:
     """The intervals, where there are any."""
     if all(edge is not None for edge in edges):
-        axes.fill_between(places, *np.transpose(edges), color=colour, alpha=0.12, linewidth=0)
+        axes.fill_between(places, *np.transpose(edges), color=colour, alpha=0.1, linewidth=0)
 
 
 def tree(axes: Axes, drawn: dict[str, Any]) -> None:
@@ -315,20 +332,6 @@ def tree(axes: Axes, drawn: dict[str, Any]) -> None:
 
 
 Point = tuple[float, float]
-MANY_COLOURS = (
-    "#2b6cb0",
-    "#d9730d",
-    "#5a9367",
-    "#7a5aa6",
-    "#b5473c",
-    "#17a2a2",
-    "#e0a800",
-    "#444b55",
-    "#c39bd3",
-    "#90b8e0",
-)
-MARKS = "os^vDPX*<>hdp"
-"""More than there are colours, and no multiple: whatever shares a colour differs in its mark."""
 FEWEST_DRAFTERS = 3
 """Drafters below which there is nothing to choose from."""
 

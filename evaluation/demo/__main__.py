@@ -46,6 +46,7 @@ from opt_tree import (
     generate_beside,
 )
 from opt_tree.controllers import Auto
+from opt_tree.core.command_line import no_bars_in_logs
 from opt_tree.decoding.generation import check_prompt
 from opt_tree.decoding.presets import controller, opt, plain
 from opt_tree.decoding.step_costs import auto
@@ -65,14 +66,11 @@ TIME_LIMIT = 35.0  # seconds after which the comparison begins no further prompt
 
 def run(options: Options) -> None:
     """Load, stream one answer, compare, print the table, write the page."""
-    transformers.logging.set_verbosity_error()
-    if options.base_model_path == "demo" or not sys.stderr.isatty():
-        transformers.logging.disable_progress_bar()  # the embedded models load in a blink
+    no_bars_in_logs(wanted=options.base_model_path != "demo")  # the embedded models load in a blink
     device = torch.device(options.check_device())
-    if options.compile:
-        print("compiling what is not in the cache yet: once, about a minute a model", flush=True)
     pair = load(options, str(device), options.bare, options.draft_dtype)
     assistant = load_assistant(options, options.assistant, pair, options.draft_dtype)
+    transformers.logging.set_verbosity_error()  # from here on: its assisted generation warns of itself
     if not (options.compile or options.eager or options.unpacked):
         pair.compile(make=False, any_dtype=options.draft_dtype == "auto")  # after the assistant, which stays as it is
     texts = [options.prompt] if options.prompt else PROMPTS

@@ -6,13 +6,14 @@ from pathlib import Path
 from typing import ClassVar
 
 from evaluation.command_line import at_least, at_most, check_writable, option
-from evaluation.run.options import AUTO, CONTROLLER, MOST_NODES, Models, check_controller, node_count
+from evaluation.run.options import AUTO, CONTROLLER, Models, check_controller, node_count
 from opt_tree import (
     OptTree,
     Sampling,
     TreePolicy,
 )
 from opt_tree.models.named import KNOWN
+from opt_tree.policies.base import MOST_NODES
 from opt_tree.policies.registry import make_policy
 
 # The best trees for the embedded models on one CPU core, not the paper's: there a node costs more than on a GPU. Below

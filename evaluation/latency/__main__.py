@@ -1,6 +1,6 @@
 """Milliseconds of a forward against the tokens in it; with --nodes or --lanes, how fast trees decode on this machine.
 
-    python -m evaluation.latency [--plot latency.png]
+    python -m evaluation.latency [--plots DIR]
     python -m evaluation.latency --nodes 8,16,24,60,auto --thresholds 0.45 --bench-name heldout --limit 10
     python -m evaluation.latency --nodes 6,15 --lanes 1,2,4,8
 
@@ -28,12 +28,13 @@ from evaluation.latency.forwards import ForwardTime, Probe, draw, forwards_table
 from evaluation.run.baselines import InLoop, transformers_methods
 from evaluation.run.inflate import describe
 from evaluation.run.models import gather, load, load_assistant, resolved
-from evaluation.run.options import AUTO, MOST_LANES, MOST_NODES, Asked
+from evaluation.run.options import AUTO, MOST_LANES, Asked
 from evaluation.timing import Method, Timings, environment, interleave, step_figures
 from opt_tree import CausalLM, Controller, Decoder, OptTree, Pair, TreePolicy
 from opt_tree.decoding.presets import plain
 from opt_tree.decoding.step_costs import auto
 from opt_tree.policies import Shared
+from opt_tree.policies.base import MOST_NODES
 
 BASELINES = ("plain", "transformers", "transformers, assisted")
 Row = batches.Row
@@ -51,7 +52,7 @@ class Options(Asked):
     repeats: int = option(30, "of every size, after a warm-up")
     patience: float = option(5.0, "seconds after which a size is not repeated further")
     output: str = option("latency.json", "where the measurement goes")
-    plot: str | None = option(None, "draw it to this file (.png, .pdf, .svg)")
+    plots: str | None = option(None, "draw it into this folder, or to this file (.png, .pdf, .svg)", aliases=["--plot"])
     nodes: str | None = option(
         None, "comma list of budgets, or auto among them: decode with them, instead of measuring forwards"
     )
@@ -90,9 +91,9 @@ def forwards(options: Options) -> dict[str, Any]:
     output.write_text(json.dumps(document, indent=1) + "\n")
     title = f"{models['target']}; drafter {models['drafter']}; {place['device']}, {place['threads']} threads"
     print(title, "milliseconds of a forward, medians:", forwards_table(measured), sep="\n")
-    if options.plot:
-        draw(measured, title.replace("; ", ";\n"), Path(options.plot).expanduser())
-    return {"measured": options.output, "plot": options.plot}
+    if options.plots:
+        draw(measured, title.replace("; ", ";\n"), Path(options.plots).expanduser())
+    return {"measured": options.output, "plots": options.plots}
 
 
 def measure_forwards(options: Options) -> tuple[list[ForwardTime], dict[str, Any], dict[str, Any]]:

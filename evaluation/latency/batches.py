@@ -76,7 +76,7 @@ def measure(
         for tokens in transformers_batch(pair, group[start : start + width], limit)
     ]
     for way, count in itertools.product(ways.values(), lanes):
-        way(prompts[:2], count, 4)  # `Auto` measures what so many lanes cost, where it is not known yet
+        way(prompts[: max(count, 2)], count, 4)  # `Auto` measures what so many lanes cost, where it is not known yet
     cells = [(name, count) for name in ways for count in lanes]
     found = {}
     for (name, count), _ in schedule(cells, tqdm([0], desc="batches", leave=False, disable=None)):

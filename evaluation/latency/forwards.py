@@ -110,7 +110,10 @@ def forwards_table(measured: Sequence[ForwardTime]) -> str:
 
 
 def draw(measured: Sequence[ForwardTime], title: str, path: Path) -> None:
-    """Draw time against tokens, as the paper's figure 3 does (arXiv:2406.17276): axes logarithmic, quartiles shaded."""
+    """Draw time against tokens, as the paper's figure 3 does (arXiv:2406.17276): axes logarithmic, quartiles shaded.
+
+    `path`: a file, or a folder for latency.png and latency.svg.
+    """
     import matplotlib  # only where a plot is asked for
 
     matplotlib.use("agg")
@@ -137,6 +140,8 @@ def draw(measured: Sequence[ForwardTime], title: str, path: Path) -> None:
     axes.grid(True, which="major", alpha=0.25)
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(frameon=False, fontsize=7)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, bbox_inches="tight")
+    files = [path] if path.suffix else [path / "latency.png", path / "latency.svg"]
+    for file in files:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        figure.savefig(file, bbox_inches="tight")
     plt.close(figure)

@@ -13,14 +13,16 @@ from transformers import PreTrainedModel
 from evaluation.questions.prompts import Prompter
 from evaluation.questions.sets import Question, QuestionSet, load_set, select
 from evaluation.run.baselines import InLoop, assistant_of, transformers_greedy
+from evaluation.run.compile_time import compile_with_a_bar
 from evaluation.run.inflate import inflate_pair
 from evaluation.run.options import Asked, Models, Options
 from evaluation.timing import Method, Timed
-from opt_tree import Decoder, OptTree, Pair, Sampling, load_pair, make_canonical
+from opt_tree import Decoder, Pair, Sampling, load_pair, make_canonical
 from opt_tree.decoding.presets import chain, controller, opt, plain
 from opt_tree.decoding.step_costs import auto
 from opt_tree.drafters import model_drafter
 from opt_tree.drafters.registry import DrafterOptions, load_drafter
+from opt_tree.models.canonical import make_exact
 from opt_tree.models.checkpoints import as_dtype, check_same_tokenizer, load_causal_lm, load_tokenizer
 from opt_tree.models.named import resolve
 
@@ -50,7 +52,8 @@ def load_target(options: Models, device: str) -> Pair:
 def load_run(options: Options, device: str) -> Pair:
     """Load what a run's method needs, on the GPUs that are this process's."""
     placement = _placement(options, device)
-    alone = options.method == "none"
+    # Compiled, it takes the pair's package: one that watches other layers may round otherwise.
+    alone = options.method == "none" and not options.compile
     pair = _load_alone(options, device, **placement) if alone else _load_pair(options, device, **placement)
     homes = {str(home) for home in (getattr(pair.target.model, "hf_device_map", None) or {}).values()}
     if placement and homes & {"cpu", "disk"}:
@@ -83,7 +86,7 @@ def load_assistant(options: Models, path: str | None, pair: Pair, draft_dtype: s
 
 def _load_pair(options: Models, device: str, draft_dtype: str | None = None, **more: Any) -> Pair:
     given = {"dtype": options.dtype, "draft_dtype": draft_dtype or _draft_dtype(options, device)}
-    given |= {"drafter": options.drafter, "device": device} | more
+    given |= {"drafter": options.drafter, "device": device, "exact": False} | more  # it may be inflated first
     return load_pair(options.base_model_path, **given)
 
 
@@ -104,9 +107,12 @@ def _ready(pair: Pair, options: Models, large: PreTrainedModel | None = None, dr
         pair = inflate_pair(pair, options.inflate, large=large)
     if options.unpacked:
         pair.pack(False)
-    make_canonical(pair.target, options.canonical)
+    if options.canonical:
+        make_canonical(pair.target)
+    elif not options.no_exact:
+        make_exact(pair.target)
     if options.compile:
-        pair.compile(any_dtype=draft_dtype == "auto")
+        compile_with_a_bar(pair, any_dtype=draft_dtype == "auto")
     return pair
 
 
@@ -140,13 +146,13 @@ def _decoder(name: str, options: Options, pair: Pair) -> Decoder:
     if name == "opt" and isinstance(options.nodes, str):
         return Decoder(pair.target, pair.drafter, auto(pair.target, pair.drafter, max_depth=options.max_depth))
     if name == "opt":
-        tree = OptTree(int(options.nodes), options.threshold, options.max_depth)
+        tree = options.tree()
         if options.controller is None:
             return opt(pair.target, pair.drafter, tree)
         chosen = controller(options.controller, pair.target, pair.drafter, tree, options.seed)
         return Decoder(pair.target, pair.drafter, chosen)
     if name == "chain":
-        return chain(pair.target, pair.drafter, min(options.max_depth, int(options.nodes)))
+        return chain(pair.target, pair.drafter, min(options.max_depth, options.tree().nodes))
     return plain(pair.target)
 
 
@@ -154,7 +160,8 @@ def resolved(pair: Pair) -> dict[str, Any]:
     """What "auto" and a stored calibration came to."""
     dtype = str(pair.target.dtype).removeprefix("torch.")
     engine = {} if pair.target.engine.name == "eager" else {"engine": pair.target.engine.name}
-    return engine | {"target_dtype": dtype, "draft_dtype": None, "sharpening": None} | pair.drafter.settings
+    canonical = {"canonical": True} if pair.target.canonical else {}
+    return engine | canonical | {"target_dtype": dtype, "draft_dtype": None, "sharpening": None} | pair.drafter.settings
 
 
 @dataclass(frozen=True)

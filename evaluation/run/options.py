@@ -1,7 +1,7 @@
 """The options that commands share, each group a dataclass: the machine, the models, the questions; and a run's own."""
 
 import os
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar
 
 import torch
@@ -13,11 +13,12 @@ from opt_tree.controllers.registry import CONTROLLERS, parse_controller
 from opt_tree.drafters.registry import KINDS, parse_spec
 from opt_tree.models.checkpoints import require_device
 from opt_tree.models.named import KNOWN, drafter_of
+from opt_tree.policies.base import MOST_NODES
 
 METHODS = ("opt", "chain", "none")
 PUBLISHED = {"draft_model_path": "lm", "ea_model_path": "eagle"}
 """The published flags of the two commands, and what kind of drafter each names."""
-MOST_THREADS, MOST_NODES, MOST_LANES = 1024, 65_536, 1024
+MOST_THREADS, MOST_LANES = 1024, 1024
 """Beyond these a number is a slip of the keyboard, and would take the machine's memory before it failed."""
 AUTO = "auto"
 """Instead of a number of nodes: the tree that what steps cost on this machine says (`opt_tree.Auto`)."""
@@ -89,13 +90,16 @@ class Models(Machine):
         "auto", "of the target: auto, float32, bfloat16, float16; on an accelerator also of an independent drafter"
     )
     compile: bool = option(
-        False, "compile the models' forwards for this CPU: once, in about a minute, kept in the user's cache"
+        False, "compile the models' forwards for this CPU: once, in minutes, kept in the user's cache"
     )
     unpacked: bool = option(
         False, "eager forwards by the weights as they are, not by copies packed for this CPU: less memory, slower trees"
     )
     canonical: bool = option(
-        False, "on a CPU: in bfloat16, too, a tree changes no bit of the target's logits; refused where it cannot be so"
+        False, "on a CPU a tree changes no bit of the target's logits; refused where it cannot be so"
+    )
+    no_exact: bool = option(
+        False, "let the target round as in transformers, where in bfloat16 on a CPU it is --canonical if it can be"
     )
 
     embedded: ClassVar[str] = "lm:demo"
@@ -111,6 +115,8 @@ class Models(Machine):
                 object.__setattr__(self, key, None)
         if self.drafter is None:
             object.__setattr__(self, "drafter", self.default_drafter())
+        if self.canonical and self.no_exact:
+            raise ValueError("--canonical asks for what --no-exact turns off: give one of them")
         if self.unpacked and self.compile:
             raise ValueError("--unpacked is for eager forwards, --compile for others: give one of them")
         for spec in self.drafters:
@@ -176,10 +182,11 @@ class Options(Asked):
 
     method: str = option("opt", "OPT-Tree, a chain of the drafter's best tokens, or plain decoding", choices=METHODS)
     nodes: int | str | None = option(
-        OptTree.nodes,
-        "drafted nodes sent to the target each step, root excluded; auto: nodes and layers by what they cost here",
+        None,
+        "drafted nodes sent to the target each step, root excluded; auto: nodes and layers by what they cost here; by "
+        f"default {OptTree.nodes}, but on a CPU auto, if neither a threshold nor a controller nor a chain is asked for",
     )
-    threshold: float = option(
+    threshold: float | None = option(
         None,
         f"draft another layer while the newest raised E(A) by more than this (default: {OptTree.threshold}; none with "
         "--nodes auto)",
@@ -187,14 +194,14 @@ class Options(Asked):
     max_depth: int = option(OptTree.max_depth, "drafted layers at most; with --method chain, the chain's length")
     controller: str | None = option(None, CONTROLLER)
     temperature: float = option(0.0, "0 decodes greedily, above 0 samples")
-    max_new_token: int = option(1024, "new tokens a turn, at most")
+    max_new_token: int = option(1024, "new tokens a turn, at most", aliases=["--max-new-tokens", "--max_new_tokens"])
     num_choices: int = option(1, "answers to each question; they differ above temperature 0")
     batch_size: int = option(
         1,
         "questions that are decoded side by side; answers are the same, times are the batch's and tell of no speed",
     )
     seed: int = option(0, "of sampling; each turn's own follows from it, the question, the choice and the turn")
-    answer_file: str | None = option(None, "by default BENCH-COMMAND-METHOD.jsonl here")
+    answer_file: str | None = option(None, "by default BENCH-COMMAND-METHOD.jsonl here", aliases=["--output"])
     model_id: str | None = option(
         None, "model_id in the answers, -temperature-T appended; by default the target's name"
     )
@@ -234,9 +241,7 @@ class Options(Asked):
             self._check_auto()
         else:
             at_most(self, nodes=MOST_NODES)
-            if self.threshold is None:
-                object.__setattr__(self, "threshold", OptTree.threshold)
-            OptTree(self.nodes, self.threshold, self.max_depth)  # refuses what is no tree
+            self.tree()  # refuses what is no tree
         Sampling(self.temperature)
         total, each = self.num_gpus_total, self.num_gpus_per_model
         if total is not None and (total < 1 or total % each):
@@ -247,6 +252,22 @@ class Options(Asked):
             raise ValueError("--nodes auto is OPT-Tree's; a chain takes --max-depth")
         if self.threshold is not None:
             raise ValueError("--nodes auto takes no --threshold: what a layer must bring is what it costs here")
+
+    def tree(self) -> OptTree:
+        """The tree of numbers: those that were given, else the paper's."""
+        given = {name: getattr(self, name) for name in ("nodes", "threshold", "max_depth")}
+        return OptTree(**{name: value for name, value in given.items() if value is not None})
+
+    def on(self, device: str) -> "Options":
+        """The same with its tree said. Where nobody chose one, a CPU's is what its steps cost: the paper's, meant for a
+        GPU, can be slower there than none at all."""
+        if isinstance(self.nodes, str):
+            return self
+        unsaid = self.method == "opt" and (self.nodes, self.threshold, self.controller) == (None, None, None)
+        if unsaid and torch.device(device).type == "cpu":
+            return replace(self, nodes=AUTO)
+        tree = self.tree()
+        return replace(self, nodes=tree.nodes, threshold=tree.threshold)
 
     @property
     def processes(self) -> int | None:

@@ -25,11 +25,13 @@ from evaluation.run.options import Options
 from evaluation.run.processes import DRAFTING, Processes, Work, place, relaunch
 from evaluation.timing import Method, environment, schedule
 from opt_tree import Pair
+from opt_tree.core.errors import out_of_memory
 
 PLACE = {
     *("bench_name", "question_file", "data_dir", "fetch", "question_begin", "question_end", "limit", "history"),
     *("answer_file", "overwrite", "baseline", "json"),
-    *("device", "threads", "dtype", "compile", "unpacked", "num_gpus_per_model", "num_gpus_total", "max_gpu_memory"),
+    *("device", "threads", "dtype", "compile", "unpacked", "canonical", "no_exact"),
+    *("num_gpus_per_model", "num_gpus_total", "max_gpu_memory"),
 }
 """Options that say where, or which part, or are settings under another name: they change no answer themselves."""
 _WARM_UP = "Count from one to ten."
@@ -46,15 +48,21 @@ def main(command: str, kind: type[Options], about: str | None, arguments: list[s
     return run_command(work, "stopped; the same command goes on from here")
 
 
-def run(command: str, options: Options, processes: Processes = Processes()) -> int:
-    """Answer what has no answer yet and put the files in order. Raises ValueError and OSError for bad input."""
+def run(command: str, options: Options, processes: Processes = Processes(), pair: Pair | None = None) -> int:
+    """Answer what has no answer yet and put the files in order. Raises ValueError and OSError for bad input.
+
+    A `pair` that is given is decoded with as it is, instead of one that the options name.
+    """
     questions = load_set(options.bench_name, options.question_file, options.data_dir, options.fetch)
     chosen = select(questions.questions, options.question_begin, options.question_end, options.limit)
     device = place(options, processes)
+    options = options.on(device)
     if options.conv_template:
         get_template(options.conv_template)
     history = read_history(options.history, chosen, options.num_choices)
     works = plan(command, options, questions, device.partition(":")[0], processes)
+    if pair is not None:
+        works = [work.resolve({"drafter": pair.drafter.describe()}) for work in works]
     order = [question.id for question in questions.questions]
     with ExitStack() as locks:
         for work in works:
@@ -64,7 +72,7 @@ def run(command: str, options: Options, processes: Processes = Processes()) -> i
                 work.whole.check_settings(work.settings)
                 if processes.size == 1:
                     work.whole.fold(order)
-        pair = load_run(options, device)
+        pair = pair or load_run(options, device)
         prompter = Prompter(pair.tokenizer, pair.stop, options.conv_template, options.system_message)
         works = [work.resolve(resolved(pair)) for work in works]
         methods = {work.method: make_method(work.method, options, pair, prompter) for work in works}
@@ -116,11 +124,16 @@ def plan(command: str, options: Options, questions: QuestionSet, device: str, pr
         return Work(method, whole, settings, own, options.overwrite)
 
     works = [work(options.method, path, bare if options.method == "none" else settings)]
-    baselines = ("transformers",) if options.method == "none" else ("plain", "transformers")
-    for name in baselines if options.baseline else ():
-        beside = path.with_name(f"{path.name.removesuffix('.jsonl')}.{name}.jsonl")
+    for name, beside in files_beside(path, options).items():
         works.append(work(name, beside, bare | {"model_id": f"{settings['model_id']}-{name}", "method": name}))
     return works
+
+
+def files_beside(path: Path, options: Options) -> dict[str, Path]:
+    """The answer files of the baselines beside one, by their method."""
+    baselines = ("transformers",) if options.method == "none" else ("plain", "transformers")
+    stem = path.name.removesuffix(".jsonl")
+    return {name: path.with_name(f"{stem}.{name}.jsonl") for name in (baselines if options.baseline else ())}
 
 
 def begin(works: Sequence[Work], session: dict[str, Any], processes: Processes) -> None:
@@ -179,7 +192,7 @@ def answer_one(work: Work, method: Method, question: Question, conversation: Con
     try:
         choices = conversation.answer(question, method)
     except Exception as error:  # out of memory, a prompt too long: the other questions still count
-        why = " ".join(str(error).split()) or "no message"
+        why = out_of_memory(error) or " ".join(str(error).split()) or "no message"
         work.file.append_failed(record | {"failed": f"{type(error).__name__}: {why}", "tstamp": time.time()})
         tqdm.write(f"failed: {work.method}, question {question.id}: {type(error).__name__}: {why}", sys.stderr)
     else:

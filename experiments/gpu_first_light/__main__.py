@@ -2,7 +2,7 @@
 
     python -m experiments.gpu_first_light                  # all parts, in order of value a minute
     python -m experiments.gpu_first_light --parts exact,buckets
-    python -m experiments.gpu_first_light --dry-run        # on a CPU: the same code, graphs called instead of replayed
+    python -m experiments.gpu_first_light --dry-run        # the same code, small; on a CPU graphs are called
 
 Nothing is downloaded: the embedded pair, as it is and inflated to the shapes of 7B and 8B models. After each part what
 is known so far is written to FILE.json, and as tables to FILE.md; a part that fails says why, and the next one begins.
@@ -28,7 +28,7 @@ from experiments.gpu_first_light.parts import PARTS, Place
 class Options:
     """What is tried, and where it is noted."""
 
-    dry_run: bool = option(False, "on a CPU, with small sizes: shows that everything runs, its times mean nothing")
+    dry_run: bool = option(False, "with small sizes, also on a CPU: shows that all runs, its times mean nothing")
     parts: str = option("", "comma list of parts; by default all")
     output: str = option("gpu_first_light", "writes this name with .json and .md")
     minutes: float = option(10.0, "no part is begun after this long")
@@ -60,7 +60,7 @@ def attempt(part: str, place: Place) -> dict[str, Any]:
 def write(name: str, found: dict[str, dict[str, Any]], place: Place) -> None:
     """Write what is known so far, whole, in both forms."""
     figures = {"dry_run": place.dry, "environment": environment(place.device), "parts": found}
-    lines = [f"{'A dry run on a CPU: its times mean nothing. ' if place.dry else ''}{figures['environment']}", ""]
+    lines = [f"{'A dry run: its times mean nothing. ' if place.dry else ''}{figures['environment']}", ""]
     for part, what in found.items():
         lines += [f"## {part}: {PARTS[part].__doc__}", "", "```", what.get("error") or table(what["rows"]), "```", ""]
     Path(f"{name}.json").write_text(json.dumps(figures, indent=1) + "\n")

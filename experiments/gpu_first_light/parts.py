@@ -17,7 +17,7 @@ from evaluation.latency.forwards import Probe
 from evaluation.run.baselines import InLoop, assistant_of, transformers_methods
 from evaluation.run.inflate import inflate_pair
 from evaluation.timing import Method, Timed, environment, interleave, step_figures
-from opt_tree import Buckets, CausalLM, Decoder, Generation, OptTree, Pair, load_pair
+from opt_tree import Buckets, CausalLM, Decoder, Generation, OptTree, Pair, load_pair, make_canonical
 from opt_tree.decoding.presets import plain
 from opt_tree.engines import Captured
 
@@ -42,7 +42,8 @@ class Place:
 
     @property
     def device(self) -> torch.device:
-        return torch.device("cpu" if self.dry else "cuda")
+        """A dry run takes a GPU, too, where there is one, or a pretended one (`tests/pretend`)."""
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
     @property
     def shapes(self) -> tuple[str, ...]:
@@ -89,8 +90,8 @@ class Place:
         return statistics.median(found[2:])
 
     def wait(self) -> None:
-        if not self.dry:
-            torch.accelerator.synchronize(self.device)
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
 
 
 def models_of(pair: Pair) -> list[CausalLM]:
@@ -119,8 +120,8 @@ def machine(place: Place) -> list[Row]:
 def tests(place: Place) -> list[Row]:
     """The tests that need a GPU."""
     if place.dry:
-        return [{"tests": "left out: no GPU"}]
-    call = [sys.executable, "-m", "pytest", "-q", "-n", "0", "-m", "gpu", "tests/test_gpu.py"]
+        return [{"tests": "left out of a dry run"}]
+    call = [sys.executable, "-m", "pytest", "-q", "-n", "0", "-m", "gpu", "tests/decoding/test_gpu.py"]
     done = subprocess.run(call, cwd=Path(__file__).parents[2], capture_output=True, text=True, timeout=240)
     if done.returncode:
         raise RuntimeError(done.stdout[-3000:])
@@ -141,6 +142,28 @@ def exact(place: Place) -> list[Row]:
                 rows.append({"engine": name, "method": method, "equal texts": f"{equal} of {len(prompts)}"})
                 if equal < len(prompts):
                     raise RuntimeError(f"{name}, {method}: {equal} of {len(prompts)} texts are those of plain decoding")
+    return rows
+
+
+def canonical(place: Place) -> list[Row]:
+    """Bfloat16 with canonical arithmetic and without: tokens a second, texts of trees that are plain decoding's."""
+    rows: list[Row] = []
+    for shape in place.shapes:
+        pair = place.pair(shape, "bfloat16")
+        prompts = [pair.encode(question) for question in QUESTIONS]
+        for on in (False, True):
+            make_canonical(pair.target, on)
+            row: Row = {"shape": shape, "canonical": "yes" if on else "no"}
+            texts: list[list[list[int]]] = []
+            for method, decoder in (("plain", plain(pair.target)), ("OPT-Tree", _trees(pair))):
+                decoder.generate(prompts[0], 2)
+                begin = time.perf_counter()
+                texts.append([decoder.generate(prompt, place.new_tokens).tokens for prompt in prompts])
+                row[f"{method} tokens/s"] = sum(map(len, texts[-1])) / (time.perf_counter() - begin)
+            equal = sum(one == other for one, other in zip(*texts, strict=True))
+            rows.append(row | {"equal texts": f"{equal} of {len(prompts)}"})
+            if on and equal < len(prompts):
+                raise RuntimeError(f"{shape}, canonical: {equal} of {len(prompts)} texts are those of plain decoding")
     return rows
 
 
@@ -173,7 +196,7 @@ def steps(place: Place) -> list[Row]:
                 prompt = pair.encode(QUESTIONS[0])
                 _trees(pair).generate(prompt, place.new_tokens)
                 generation = _trees(pair).generate(prompt, place.new_tokens)
-                waits = _waits(_trees(pair), prompt) if not place.dry else None
+                waits = _waits(_trees(pair), prompt) if place.device.type == "cuda" else None
             rows.append({"shape": shape, "engine": name, "waits/step": waits} | step_figures([generation]))
     return rows
 
@@ -233,6 +256,7 @@ def _waits(decoder: Decoder, prompt: list[int]) -> float:
 PARTS: dict[str, Callable[[Place], list[Row]]] = {
     "machine": machine,
     "exact": exact,
+    "canonical": canonical,
     "buckets": buckets,
     "decoding": decoding,
     "steps": steps,

@@ -37,7 +37,9 @@ class Options:
     gguf: str | None = option(None, "the same model for llama.cpp and OpenVINO; by default what it was converted from")
     assistant: str | None = option(None, "folder of a causal LM that assists transformers")
     drafters: str | None = option(
-        None, "comma list of what drafts for opt_tree, SPEC or SPEC@NODES/THRESHOLD; by default what belongs to it"
+        None,
+        "comma list of what drafts for opt_tree, SPEC or SPEC@NODES/THRESHOLD; by default what belongs to it",
+        aliases=["--drafter"],
     )
     peers: str = option(",".join(GROUPS), "comma list of groups of peers")
     cores: str = option("1,2", "comma list: how many cores, one measurement each")

@@ -108,11 +108,12 @@ def measure(peers: Sequence[Peer], cores: list[int], run: Run) -> list[Measured]
     """Start the peers on these cores, put every prompt to each of them in turn, and write the answers down."""
     found = {peer.name: Measured(peer.name, len(cores)) for peer in peers}
     running: dict[str, Process] = {}
+    shown = {"leave": False, "mininterval": 0.1 if sys.stderr.isatty() else 30.0}  # a log gets two lines a minute
     try:
-        for peer in tqdm(peers, desc=f"starting, {len(cores)} cores", leave=False, disable=None):
+        for peer in tqdm(peers, desc=f"starting, {len(cores)} cores", **shown):
             _try(found[peer.name], running, peer, cores, run)
         places = [(name, index) for name, index in schedule(list(running), range(len(run.prompts)))] if running else []
-        for name, index in tqdm(places, desc=f"asking, {len(cores)} cores", leave=False, disable=None):
+        for name, index in tqdm(places, desc=f"asking, {len(cores)} cores", **shown):
             if name in running:
                 _ask(found[name], running, index, run)
     finally:

@@ -22,9 +22,9 @@ from evaluation.command_line import at_least, main_of, numbers, option, table, w
 from evaluation.run.models import gather
 from evaluation.run.options import Asked
 from experiments.replay.controllers import Setting, compare_controllers, read_costs, seconds
-from experiments.replay.recording import LARGEST, record, replay
 from opt_tree import CausalLM, OptTree, Pair, Static, TreePolicy
 from opt_tree.controllers import Auto, LengthPredictor
+from opt_tree.decoding.recording import LARGEST, record, replay
 from opt_tree.models.named import resolve
 from opt_tree.policies import Costs
 

@@ -14,9 +14,9 @@ from typing import Any
 
 from tqdm import tqdm
 
-from experiments.replay.recording import record, replay
 from opt_tree import CausalLM, Controller, Decoder, Generation, OptTree, Pair, Static, TreePolicy
 from opt_tree.controllers import Auto, BetaLength, LengthPredictor, PredictedLength, Thompson
+from opt_tree.decoding.recording import record, replay, seconds_of
 from opt_tree.models.chain_lm import AnyLM
 from opt_tree.policies import Costs, ThresholdChain
 
@@ -42,13 +42,7 @@ def read_costs(path: str | None) -> Mapping[str, Costs]:
 
 def seconds(generations: Sequence[Generation], costs: Costs) -> float:
     """What the steps of these generations cost."""
-    total = 0.0
-    for generation in generations:
-        context = len(generation.prompt)
-        for step, emitted in zip(generation.steps, generation.accept_lengths, strict=True):
-            total += costs.at(context).of(step)
-            context += emitted
-    return total
+    return sum(seconds_of(generation, costs) for generation in generations)
 
 
 LONGEST = 8

@@ -62,6 +62,9 @@ class LaneEngine(Engine):
     def run(self, forward: Forward) -> Output:
         return greenlet.getcurrent().parent.switch(Ask(self, forward))
 
+    def changed(self, what: str) -> None:
+        self.packed.lm.engine.changed(what)
+
     def watch(self, layers: tuple[int, ...]) -> None:
         self.packed.lm.watch(layers)
 
@@ -70,6 +73,7 @@ class Packed:
     """One model for all lanes: its storage, and forwards of several lanes as one."""
 
     def __init__(self, lm: CausalLM, lanes: int, last: bool) -> None:
+        lm.begin()  # once for all lanes
         self.lm, self.storage, self.last = lm, Storage(lm.cache.shapes, lanes), last
         self._keeps_logits = takes(lm.model, "logits_to_keep")
         self._call = _CALL.get(lm.device.type, _CALL_ELSEWHERE)
@@ -189,6 +193,8 @@ def why_alone(models: Sequence[Any]) -> str | None:
             continue
         if lm.ranks is not None:
             return f"{lm.name} is spread over processes, which follow one sequence"
+        if lm.fixed_rows:
+            return f"{lm.name} is canonical by forwards of {lm.fixed_rows} rows of one sequence"
         if type(lm.cache) is not KVCache:
             return f"{lm.name} keeps {type(lm.cache).__name__}, of which there is one for one sequence"
         if lm.engine is not lm.eager and not isinstance(lm.engine, Compiled):

@@ -76,6 +76,9 @@ class Thompson(Controller):
     run to run, and its distribution does not. With `costs` the seconds are modelled ones, and nothing depends on the
     clock.
 
+    Bandits choose elsewhere, too: a configuration in BanditSpec (arXiv:2505.15141), a rule for the draft length in
+    TapOut (arXiv:2511.02017).
+
         arms = [Static.empty(), OptTree(6, 0.45), OptTree(12, 0.45), OptTree(24, 0.3)]
         answer = Decoder(pair.target, pair.drafter, Thompson(arms)).generate(pair.encode("Why is the sky blue?"))
         collections.Counter(step.policy.nodes for step in answer.steps)

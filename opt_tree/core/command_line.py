@@ -6,9 +6,12 @@ of what the options mean.
 
 import argparse
 import dataclasses
+import difflib
+import sys
 from typing import Any, NoReturn, TypeVar
 
 from transformers import HfArgumentParser
+from transformers.utils import logging
 
 Options = TypeVar("Options")
 
@@ -52,7 +55,14 @@ class Parser(HfArgumentParser):
             action.help = action.help or "%(default)s"
 
     def error(self, message: str) -> NoReturn:
-        raise ValueError(message)  # one line, like every other mistake, instead of the usage and then the line
+        raise ValueError(self.hinted(message))  # one line, like every other mistake, without the usage
+
+    def hinted(self, message: str) -> str:
+        """Return a message, with the option that was meant where one of its words is nearly one."""
+        wrong = [word.partition("=")[0] for word in message.split() if word.startswith("--")]
+        known = [option for option in self._option_string_actions if "_" not in option]
+        near = difflib.get_close_matches(wrong[0], known, 1) if wrong and wrong[0] not in known else []
+        return f"{message}; did you mean {near[0]}?" if near else message
 
 
 def parse(options: type[Options], program: str, about: str | None, arguments: list[str] | None) -> Options:
@@ -63,6 +73,12 @@ def parse(options: type[Options], program: str, about: str | None, arguments: li
 def from_fields(options: type[Options], given: argparse.Namespace) -> Options:
     """Build a dataclass from the options that its fields made."""
     return options(**{field.name: getattr(given, field.name) for field in dataclasses.fields(options)})  # type: ignore[arg-type]
+
+
+def no_bars_in_logs(wanted: bool = False) -> None:
+    """Leave out transformers' bars of loading weights where stderr is no terminal, and where they are not `wanted`."""
+    if not (wanted and sys.stderr.isatty()):
+        logging.disable_progress_bar()
 
 
 def numbers(text: str) -> tuple[float, ...]:

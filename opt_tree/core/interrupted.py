@@ -1,12 +1,19 @@
-"""Ctrl-C in the first seconds of a command, while it still imports: status 130 and no traceback, as later.
+"""How a command ends that somebody stops: Ctrl-C while it still imports, and SIGTERM at any time.
 
-Owns nothing but Python's hook for what nobody caught, and that in a process that is a command of ours only. Imported
-before everything else, so it imports nothing of the package.
+Owns Python's hook for what nobody caught, in a process that is a command of ours only: in its first seconds Ctrl-C is
+status 130 and no traceback, as later. Imported before everything else, so it imports nothing of the package.
 """
 
+import os
+import signal
 import sys
+import threading
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
+from typing import NoReturn
 
 
 def is_command() -> bool:
@@ -23,6 +30,26 @@ def _hook(kind: type[BaseException], error: BaseException, trace: TracebackType 
     if issubclass(kind, KeyboardInterrupt):
         raise SystemExit(130)
     sys.__excepthook__(kind, error, trace)
+
+
+def _terminated(*_: object) -> NoReturn:
+    sys.exit(128 + signal.SIGTERM)
+
+
+@contextmanager
+def as_command() -> Iterator[None]:
+    """Let SIGTERM end what runs as Ctrl-C does (locks and temporary files go), and make each warning one line."""
+    formatting = warnings.formatwarning
+    warnings.formatwarning = lambda message, *_, **__: f"note: {message}\n"
+    # Of several processes the launcher ends all, and none waits for the others then. Threads get no signals.
+    alone = "WORLD_SIZE" not in os.environ and threading.current_thread() is threading.main_thread()
+    before = signal.signal(signal.SIGTERM, _terminated) if alone else None
+    try:
+        yield
+    finally:
+        warnings.formatwarning = formatting
+        if alone:
+            signal.signal(signal.SIGTERM, before)
 
 
 if is_command():

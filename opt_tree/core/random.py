@@ -12,7 +12,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from opt_tree.core.errors import require
-from opt_tree.core.tree import on_host
+from opt_tree.core.tree import on_host, send
 
 
 class Among(NamedTuple):
@@ -62,7 +62,7 @@ class Random:
         # Rows of one depth share their noise, so it is made once a depth.
         once, which = np.unique(depths, return_inverse=True)
         noise = self.noise(once, probs.shape[1], probs.device)
-        arrivals = (noise if len(once) == 1 else noise[torch.from_numpy(which)]) / probs
+        arrivals = (noise if len(once) == 1 else noise[send(which, noise.device)]) / probs
         return torch.from_numpy(arrivals.numpy().argmin(-1)) if on_host(arrivals) else arrivals.argmin(-1)
 
     def noise(
@@ -78,7 +78,7 @@ class Random:
         starts = np.concatenate([seed.generate_state(1, np.uint64) for seed in seeds]).view(np.int64)
         if self._strides.device != device or len(self._strides) < vocab:
             self._strides = torch.arange(1, vocab + 1, device=device) * _GAMMA
-        states = torch.from_numpy(starts).to(device)[:, None] + self._strides[:vocab]
+        states = send(starts, device)[:, None] + self._strides[:vocab]
         return torch.from_numpy(_exponential(states.numpy())) if on_host(states) else _exponential(states)
 
     def advance(self, tokens: int) -> None:
@@ -95,7 +95,7 @@ class Random:
 
     def iid(self, probs: Float[Tensor, "rows vocab"], k: int) -> Int[Tensor, "rows k"]:
         """Draw `k` tokens a row, independently."""
-        return _invert(probs, torch.from_numpy(self._fresh.random((len(probs), k))).to(probs.device))
+        return _invert(probs, send(self._fresh.random((len(probs), k)), probs.device))
 
     def distinct(
         self, probs: Float[Tensor, "rows columns"], k: int, among: Among | None = None

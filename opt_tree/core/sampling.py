@@ -16,6 +16,7 @@ from transformers.generation import logits_process
 
 from opt_tree.core.errors import require
 from opt_tree.core.grammar import FromHistory
+from opt_tree.core.history import History
 from opt_tree.core.probabilities import log_probs_of
 from opt_tree.core.top_p import cut
 from opt_tree.core.tree import Tree, on_host
@@ -114,18 +115,19 @@ class Sampling:
         return log_probs_of(scores)
 
     def process(
-        self, logits: Float[Tensor, "rows vocab"], tree: Tree, context: list[int]
+        self, logits: Float[Tensor, "rows vocab"], tree: Tree, context: list[int] | History
     ) -> Float[Tensor, "rows vocab"]:
         """Return the processed logits of every row of `tree`; their softmax is the target's distribution there.
 
-        `context` ends with the root. Half-precision logits are widened to float32 when they are to be sampled from
-        or processed, as in `transformers.generate`; at temperature 0 without processors they pass through untouched.
+        `context` ends with the root; a `History` of it is made a tensor once, not in every step. Half-precision logits
+        are widened to float32 when they are to be sampled from or processed, as in `transformers.generate`; at
+        temperature 0 without processors they pass through untouched.
         """
         if self.greedy and not self.processors:
             return logits
         return self._process(logits, _Histories(tree, context, logits.device), range(len(tree)))
 
-    def processed(self, logits: Float[Tensor, "rows vocab"], tree: Tree, context: list[int]) -> "Logits":
+    def processed(self, logits: Float[Tensor, "rows vocab"], tree: Tree, context: list[int] | History) -> "Logits":
         """Return the same for a verifier, which may need few of the rows: on the host each when it is asked for.
 
         On a device every row that is asked for would wait for it, so there all are processed in one go. So they are for
@@ -161,7 +163,9 @@ class LazyLogits:
     four of them.
     """
 
-    def __init__(self, sampling: Sampling, logits: Float[Tensor, "rows vocab"], tree: Tree, context: list[int]) -> None:
+    def __init__(
+        self, sampling: Sampling, logits: Float[Tensor, "rows vocab"], tree: Tree, context: list[int] | History
+    ) -> None:
         self.shape = logits.shape
         self._sampling, self._logits = sampling, logits
         self._histories = _Histories(tree, context, logits.device)
@@ -191,20 +195,14 @@ def whole(logits: Logits) -> Float[Tensor, "rows vocab"]:
 
 
 class _Histories:
-    """The token history of each row: the context (which ends with the root) and the path down to the row.
+    """The token history of each row: the context and the path down to the row; valid until another one is asked for."""
 
-    One buffer holds the context for all rows; a history is valid until the next one is asked for.
-    """
-
-    def __init__(self, tree: Tree, context: list[int], device: torch.device) -> None:
-        self._tree, self._length = tree, len(context)
-        self._ids = torch.tensor([*context, *[0] * int(tree.depths.max())], device=device)
+    def __init__(self, tree: Tree, context: list[int] | History, device: torch.device) -> None:
+        self._tree, self._device = tree, device
+        self._context = context if isinstance(context, History) else History(context)
 
     def __getitem__(self, row: int) -> Int[Tensor, "1 length"]:
-        branch = self._tree.tokens[self._tree.path_to(row)[1:]]
-        end = self._length + len(branch)
-        self._ids[self._length : end] = torch.from_numpy(branch).to(self._ids.device)
-        return self._ids[None, :end]
+        return self._context.ids(self._device, self._tree.tokens[self._tree.path_to(row)[1:]].tolist())
 
 
 def _by_row(process: Callable, logits: Float[Tensor, "rows vocab"]) -> Float[Tensor, "rows vocab"]:

@@ -19,6 +19,11 @@ class StopRule(Protocol):
         ...
 
 
+def ends_of(rule: StopRule | None) -> frozenset[int]:
+    """The tokens that a rule is known to stop at, by its `tokens`; nothing has to be drafted below these."""
+    return frozenset(getattr(rule, "tokens", ()))
+
+
 @dataclass(frozen=True)
 class Stop:
     """Stop after any of `tokens`, or as soon as the text contains any of `strings` (these need the tokenizer)."""

@@ -5,11 +5,13 @@ the tree was grown. Trees are small integers, so they live on the host as numpy 
 tensor, on the drafter's device.
 """
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 import numpy as np
+import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
@@ -55,6 +57,20 @@ class Tree:
     def __len__(self) -> int:
         """Rows of the tree, the root included."""
         return len(self.tokens)
+
+    def ending_at(self, tokens: Collection[int]) -> "Tree":
+        """Return the tree without what lies below nodes of these tokens, at which a text ends."""
+        if not tokens or set(tokens).isdisjoint(self.tokens[1:].tolist()):
+            return self
+        kept, over = [0], {0: False}
+        for row, (token, parent) in enumerate(zip(self.tokens.tolist(), self.parents.tolist(), strict=True)):
+            if row and not over.get(parent, True):
+                kept.append(row)
+                over[row] = token in tokens
+        rows = np.array(kept)
+        parents = np.append(-1, rows.searchsorted(self.parents[rows[1:]]))
+        drafted = self.draft_rows[rows], self.draft_log_probs
+        return Tree(self.tokens[rows], parents, self.path_log_probs[rows], *drafted)
 
     @property
     def nodes(self) -> int:
@@ -108,5 +124,29 @@ def on_host(tensor: Tensor) -> bool:
 
 
 def fetch(*tensors: Tensor) -> list[np.ndarray]:
-    """Copy tensors to the host. Every read-back from a device goes through here, so that they can be counted."""
-    return [tensor.cpu().numpy() for tensor in tensors]
+    """Copy tensors to the host: those of one device in one read, for which the host waits once.
+
+    Every read-back goes through here, so that they can be counted.
+    """
+    if len(tensors) == 1 or len({tensor.device for tensor in tensors}) > 1 or on_host(tensors[0]):
+        return [tensor.cpu().numpy() for tensor in tensors]
+    # The widest numbers first: each part then begins at a multiple of its numbers' size.
+    order = sorted(range(len(tensors)), key=lambda place: -tensors[place].element_size())
+    block = torch.cat([tensors[place].contiguous().view(-1).view(torch.uint8) for place in order]).cpu()
+    found, begin = list[np.ndarray](tensors), 0  # type: ignore[arg-type]
+    for place in order:
+        tensor = tensors[place]
+        end = begin + tensor.numel() * tensor.element_size()
+        found[place], begin = block[begin:end].view(tensor.dtype).reshape(tensor.shape).numpy(), end
+    return found
+
+
+def send(array: np.ndarray | Tensor, device: torch.device, dtype: torch.dtype | None = None) -> Tensor:
+    """Return what lies on the host as a tensor of a device, cast before; on the host itself the numbers are shared.
+
+    The host does not wait for a device: what is not pinned is staged before the call returns.
+    """
+    tensor = torch.as_tensor(array)
+    if dtype is not None:
+        tensor = tensor.to(dtype)
+    return tensor if device.type == "cpu" else tensor.to(device, non_blocking=True)

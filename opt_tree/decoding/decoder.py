@@ -12,20 +12,25 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from opt_tree.controllers import Controller, Fixed
 from opt_tree.core.children import Few, Reduced
+from opt_tree.core.emitted import refusal, without_choice
 from opt_tree.core.errors import require
+from opt_tree.core.history import History
+from opt_tree.core.log_probs import Recorder, recorder_of
 from opt_tree.core.random import Random
 from opt_tree.core.sampling import Sampling
 from opt_tree.core.step import Outcome, Step, StepTimes
-from opt_tree.core.stopping import StopRule
+from opt_tree.core.stopping import StopRule, ends_of
 from opt_tree.core.target import Target, Work, turn_of
+from opt_tree.core.tree import send
 from opt_tree.decoding.draft import RootKnown, draft, layers_left
-from opt_tree.decoding.generation import Generation, check_new_tokens, check_prompt
+from opt_tree.decoding.generation import Generation, check_new_tokens, check_others, check_prompt
 from opt_tree.decoding.side_by_side import SideBySide
 from opt_tree.drafters import Drafter
 from opt_tree.engines.kv_cache import inference
@@ -40,14 +45,21 @@ def decode_step(run: "Run", drafter: Drafter | None, policy: TreePolicy, verify:
     Source: arXiv:2406.17276, Algorithm 1, with the verifier left open.
     """
     tree = draft(drafter, policy, run.context, min(policy.max_depth, run.layers), run.sampling, run.random)
+    tree = tree.ending_at(run.ends)
     run.lap()
     output = run.target.score(tree)
-    scores = run.sampling.processed(output.logits, tree, run.context)
+    scores = run.sampling.processed(output.logits, tree, run.history)
     verdict = verify(tree, scores, run.random)
     run.lap()
     drafted = tree.tokens.tolist()
     tokens = [*(drafted[row] for row in verdict.path[1:]), verdict.token]
-    features = {layer: states[verdict.path] for layer, states in output.features.items()}  # outlive the forward
+    row = without_choice(scores, zip(verdict.path, tokens, strict=True), run.sampling.greedy)
+    if row is not None:
+        raise refusal(run.sampling, output.logits, tree, run.history, row)
+    if run.recorder is not None:
+        run.recorder.add(output.logits, scores, verdict.path, tokens)
+    path = np.array(verdict.path)
+    features = {layer: states[send(path, states.device)] for layer, states in output.features.items()}  # outlive it
     outcome = Outcome(tree, verdict.path, tokens, features, output.logits)
     run.target.commit(verdict.path)
     run.random.advance(len(tokens))
@@ -75,8 +87,15 @@ class Run:
     """How many tokens of the prompt these are."""
     prefill: float = 0.0
     """Seconds of the prompt's prefill, until a step has told of them."""
+    ends: frozenset[int] = frozenset()
+    """The tokens at which the generation is known to stop."""
+    recorder: Recorder | None = None
+    """Keeps what the target says of the emitted tokens; None: nobody asked."""
     laps: list[float] = field(default_factory=list)
     """When the step began, and when each of its parts ended, in seconds of `time.perf_counter`."""
+
+    def __post_init__(self) -> None:
+        self.history = History(self.context)
 
     @property
     def layers(self) -> int:
@@ -108,7 +127,7 @@ class Decoder(SideBySide):
     call `generate` take turns; to decode at once, give each a copy.
 
     Raises TypeError for what is no target, drafter, policy or verifier, and for a policy whose children the verifier
-    cannot judge or the drafter cannot give.
+    cannot judge or the drafter cannot give; ValueError for a drafter that runs the target object itself.
     """
 
     def __init__(
@@ -127,6 +146,10 @@ class Decoder(SideBySide):
             raise TypeError(f"{policy!r} is neither a tree policy, such as OptTree(nodes=16), nor a controller")
         if not isinstance(verifier, Verifier):
             raise TypeError(f"{verifier!r} is no verifier: opt_tree.match is one, opt_tree.verifiers has more")
+        if drafter is not None and any(model is target for model in drafter.models):
+            raise ValueError(
+                f"{target.name} is the target and drafts, too, and one object has one cache: wrap the model twice"
+            )
         require(bool, lossy=lossy)
         self.controller = policy if isinstance(policy, Controller) else Fixed(policy)
         for known in self.controller.policies:
@@ -157,6 +180,8 @@ class Decoder(SideBySide):
         streamer: Any = None,
         seed: int = 0,
         reuse: bool = False,
+        log_probs: bool | int | Recorder | None = False,
+        **others: Any,
     ) -> Generation:
         """Generate after `prompt` until `max_new_tokens`, a stop rule or the end of the target's context.
 
@@ -169,11 +194,13 @@ class Decoder(SideBySide):
             seed: the same one gives the same tokens; judged by `greedy` or `match`, whatever the tree.
             reuse: keep what the target holds of the text that it decoded last, as far as `prompt` begins like it
                 (`Generation.reused` tokens), for the turns of a conversation. The text is the same, to rounding.
+            log_probs: True: those of the new tokens; a number: also those of so many of the likeliest at each place.
 
         Raises ValueError for an empty prompt, a batch, a token outside the vocabulary or a prompt that leaves no room,
         and TypeError for an argument of another kind.
         """
         try:
+            check_others(others)
             most = check_new_tokens(max_new_tokens)
             if not isinstance(sampling, Sampling):
                 raise TypeError(f"sampling must be a Sampling, such as Sampling(temperature=0.7), got {sampling!r}")
@@ -181,9 +208,10 @@ class Decoder(SideBySide):
                 raise TypeError(f"stop must be a rule, such as Stop(strings=..., tokenizer=...), got {stop!r}")
             if streamer is not None and not callable(getattr(streamer, "put", None)):
                 raise TypeError(f"streamer must be one of transformers', with put and end, got {streamer!r:.80}")
-            context = check_prompt(prompt, self.target)
+            context, recorder = check_prompt(prompt, self.target), recorder_of(log_probs, self.target.vocab)
             with self.turn():
                 run = self._run(context, most, sampling, Random(seed), reuse)
+                run.ends, run.recorder = ends_of(stop), recorder
                 return self._generate(run, most, stop, streamer)
         finally:  # whoever reads the stream in another thread would wait for ever
             if callable(getattr(streamer, "end", None)):
@@ -212,8 +240,9 @@ class Decoder(SideBySide):
                 break
         if reason is None:
             reason = "length" if len(tokens) == max_new_tokens else "context"
+        told = (None, None) if run.recorder is None else run.recorder.told(len(tokens))
         seconds = time.perf_counter() - begin
-        return Generation(context, tokens, reason, steps, lengths, seconds, self.lanes, run.kept)
+        return Generation(context, tokens, reason, steps, lengths, seconds, self.lanes, run.kept, *told)
 
     def steps(
         self,

@@ -1,7 +1,7 @@
 """What goes into a generation and what comes out: a checked prompt, a finished `Generation`."""
 
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, fields
 from numbers import Real
 from typing import Any
 
@@ -9,6 +9,7 @@ import numpy as np
 from torch import Tensor
 
 from opt_tree.core.errors import require
+from opt_tree.core.sampling import Sampling
 from opt_tree.core.step import Step
 from opt_tree.core.target import Target
 
@@ -30,6 +31,10 @@ class Generation:
     """How many sequences were decoded side by side. Above 1 all times are of the batch: others' work is in them."""
     reused: int = 0
     """Tokens of the prompt that the target did not take in, as its cache held them already (`reuse=True`)."""
+    log_probs: list[float] | None = field(default=None, repr=False)
+    """Of each token, its log-probability in the target's processed distribution (`log_probs=True`; see `Recorder`)."""
+    top_log_probs: list[dict[int, float]] | None = field(default=None, repr=False)
+    """Of each place, the likeliest tokens with their log-probabilities, the likeliest first (`log_probs=5`)."""
 
     @property
     def mean_acceptance_length(self) -> float:
@@ -72,6 +77,14 @@ def check_prompt(prompt: Any, target: Target) -> list[int]:
     if min(ids) < 0 or max(ids) >= target.vocab:
         raise ValueError(f"token {max(ids) if min(ids) >= 0 else min(ids)} is outside the vocabulary of {target.vocab}")
     return [int(token) for token in ids]
+
+
+def check_others(given: Mapping[str, Any]) -> None:
+    """Raise TypeError for arguments that are not `generate`'s; those of a `Sampling` are told where they belong."""
+    known = {item.name for item in fields(Sampling)}
+    for name, value in given.items():
+        where = f"pass sampling=Sampling({name}={value!r})" if name in known else "help(Decoder.generate) lists all"
+        raise TypeError(f"generate() takes no {name}: {where}")
 
 
 def check_new_tokens(most: Any) -> int:

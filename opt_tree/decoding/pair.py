@@ -1,19 +1,22 @@
 """A target and a drafter that belong together, loaded in one call."""
 
+import re
 from dataclasses import dataclass
+from numbers import Integral
 from os import PathLike, fspath
 from types import NoneType
 from typing import Any
 
 import torch
+from tqdm import tqdm
 from transformers import PreTrainedTokenizerBase
 
-from opt_tree.core.errors import require
+from opt_tree.core.errors import one_line, require
 from opt_tree.core.stopping import Stop
 from opt_tree.drafters import Drafter
 from opt_tree.drafters.registry import DrafterOptions, load_drafter
 from opt_tree.engines.body import takes
-from opt_tree.models.canonical import make_canonical
+from opt_tree.models.canonical import make_canonical, make_exact
 from opt_tree.models.causal_lm import Buckets, CausalLM
 from opt_tree.models.chain_lm import AnyLM
 from opt_tree.models.checkpoints import (
@@ -23,8 +26,8 @@ from opt_tree.models.checkpoints import (
     load_tokenizer,
     require_device,
 )
-from opt_tree.models.compiling import compile_forwards
-from opt_tree.models.named import drafter_of, resolve
+from opt_tree.models.compiling import captured_shapes, compile_forwards, warm_up
+from opt_tree.models.named import check_target, drafter_of, resolve
 
 
 @dataclass(frozen=True)
@@ -49,7 +52,7 @@ class Pair:
 
         See `opt_tree.models.compiling.compile_forwards`: made once where `make`, else taken where they are there. With
         `any_dtype` an independent drafter may be cast to bfloat16, where a measurement says that it pays; what is
-        decoded greedily does not depend on it.
+        decoded greedily does not depend on it. On CUDA the graphs of usual sizes are captured at once (`warm_up`).
         """
         self.target.watch(self.drafter.features)  # first, so that its package has them
         done = [compile_forwards(self.target, make)]
@@ -57,7 +60,27 @@ class Pair:
             # A head stays as it is: it reads and writes the target's features.
             free = any_dtype and fast_bfloat16() and not takes(lm.model, "features")
             done.append(compile_forwards(lm, make, (torch.bfloat16,) if free and lm.dtype == torch.float32 else ()))
+        if make:
+            self.warm_up()
         return all(done)
+
+    def warm_up(self, nodes: int = 60, context: int = 1024) -> int:
+        """Capture the graphs of trees of up to `nodes` nodes behind up to `context` tokens; return how many there are.
+
+        What was not captured is when it first comes, in the middle of a text. 0 where no model's forwards are captured:
+        on a CPU, and before `compile`.
+        """
+        require(Integral, nodes=nodes, context=context)
+        if min(nodes, context) < 1:
+            raise ValueError(f"graphs are captured for a node and a token at least, got {nodes} and {context}")
+        models = [lm for lm in (self.target, *self.drafter.models) if isinstance(lm, CausalLM)]
+        shapes = [(lm, captured_shapes(lm, nodes, context)) for lm in models]
+        count = sum(len(some) for _, some in shapes)
+        with tqdm(total=count, desc="capturing graphs", unit="graph", disable=None if count else True) as bar:
+            for lm, some in shapes:
+                for _ in warm_up(lm, some) if some else ():
+                    bar.update()
+        return count
 
     def pack(self, wanted: bool = True) -> None:
         """Have eager forwards of all its models take packed weights, as they do by themselves; see `CausalLM.pack`."""
@@ -69,20 +92,50 @@ class Pair:
         """Token ids of a user's message, or of a conversation that is to be answered.
 
         By the tokenizer's chat template; where it has none, the bare text of the last message.
+
+        Args:
+            message: A text, or messages of a "role" and a "content".
+
+        Raises TypeError for anything else, and ValueError for no message, for text that UTF-8 has no form for (half of
+        a surrogate pair) and for messages that the chat template refuses.
         """
+        require((str, list), message=message)
         messages = [{"role": "user", "content": message}] if isinstance(message, str) else message
-        if getattr(self.tokenizer, "chat_template", None):
+        if not messages:
+            raise ValueError("there is no message to answer")
+        for one in messages:
+            require(dict, message=one)
+            if re.search("[\ud800-\udfff]", str(one.get("content"))):
+                raise ValueError("the text has half of a surrogate pair, which UTF-8 has no form for: decode it anew")
+        if not getattr(self.tokenizer, "chat_template", None):
+            require(str, content=messages[-1].get("content"))
+            return self.tokenizer(messages[-1]["content"]).input_ids
+        try:
             text = self.tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
-            return self.tokenizer(text, add_special_tokens=False).input_ids
-        return self.tokenizer(messages[-1]["content"]).input_ids
+        except Exception as error:  # the template's own, and jinja's
+            raise ValueError(f"the chat template refuses these messages: {one_line(error)}") from error
+        return self.tokenizer(text, add_special_tokens=False).input_ids
 
 
 def _named(target: Any, drafter: Any, eagle: Any, buckets: Any) -> str:
-    """The target's name; TypeError where one of these is no name or no buckets."""
+    """The target's name; TypeError where one of these is no name or no buckets, CheckpointError for two drafters."""
     require((str, PathLike), target=target)
     require((str, NoneType), drafter=drafter, eagle=eagle)
     require((Buckets, NoneType), buckets=buckets)
+    if drafter and eagle:
+        raise CheckpointError("name a drafter or an EAGLE head, not both")
     return fspath(target)
+
+
+def _spec(target: str, named: str | None) -> str:
+    """The spec of what drafts for a target: what is named, else what belongs to it. CheckpointError for none."""
+    check_target(target)
+    if spec := named or drafter_of(target):
+        return spec
+    raise CheckpointError(
+        f"no drafter named, and none belongs to {target}: name one, drafter='ngram' (learns from the text, needs "
+        "no file), 'lm:PATH' (a small model with the same tokenizer), 'eagle:PATH' (a head trained for it)"
+    )
 
 
 def load_pair(
@@ -97,6 +150,7 @@ def load_pair(
     buckets: Buckets | None = None,
     compile: bool = False,
     canonical: bool = False,
+    exact: bool = True,
     **model_options: Any,
 ) -> Pair:
     """Load a target and a drafter by its spec (`opt_tree.drafters.registry`).
@@ -109,20 +163,18 @@ def load_pair(
     drafter float32. On another CPU it is float32, on an accelerator the checkpoint's own.
     `compile`: on a CPU, makes packages of both models' forwards, once, or takes those that are there, 2 to 3 times
     faster. On CUDA it captures graphs (see `Pair.compile`; a draft dtype of "auto" may become bfloat16).
-    `canonical`: in bfloat16, too, a tree changes no text; NotCanonicalError says why where that cannot be.
+    `exact`: in bfloat16 on a CPU, too, a tree changes no text, where the target can be canonical; else a warning and
+    `target.not_canonical` say why. `canonical`: in float32, too, and NotCanonicalError where that cannot be.
     `model_options` go to transformers (`device_map=`, `quantization_config=`, ...).
     """
     target = _named(target, drafter, eagle, buckets)
-    if drafter and eagle:
-        raise CheckpointError("name a drafter or an EAGLE head, not both")
-    spec = f"eagle:{eagle}" if eagle else drafter or drafter_of(target)
-    if spec is None:
-        raise CheckpointError(f"no drafter named for {target}")
+    spec = _spec(target, f"eagle:{eagle}" if eagle else drafter)
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     require_device(device)
     folder = resolve(target, "target")
     lm = load_causal_lm(folder, dtype, device, buckets, **model_options)
-    make_canonical(lm, canonical)
+    if canonical or exact:
+        (make_canonical if canonical else make_exact)(lm)
     tokenizer = load_tokenizer(folder)
     options = DrafterOptions(tokenizer, draft_dtype, device, buckets, bare)
     pair = Pair(lm, tokenizer, load_drafter(spec, lm, options))

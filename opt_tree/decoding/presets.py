@@ -27,6 +27,7 @@ from opt_tree.policies import (
     Talon,
     greedy_static_tree,
 )
+from opt_tree.policies.static import TOKEN_RECYCLING
 from opt_tree.verifiers import block, k_seq, multi_round, traversal, without_replacement
 from opt_tree.verifiers import rheo as rheo_verifier
 
@@ -104,6 +105,12 @@ def eagle1(
 ) -> Decoder:
     """The fixed tree of EAGLE-1 (arXiv:2401.15077), by Medusa's rule at its size: the OPT-Tree tables' "EAGLE" tree."""
     return Decoder(target, drafter, greedy_static_tree(rates, nodes, depth))
+
+
+@_preset("2408.08696")
+def token_recycling(target: Target, drafter: Drafter) -> Decoder:
+    """Token Recycling (arXiv:2408.08696) with its fixed tree of 80 nodes, on the drafter `TokenRecycling`."""
+    return Decoder(target, drafter, Static.of_widths(TOKEN_RECYCLING))
 
 
 @_preset("2305.09781")

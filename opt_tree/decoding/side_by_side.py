@@ -8,6 +8,7 @@ import copy
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
+from itertools import chain, islice
 from numbers import Integral
 from typing import Any, Self, TypeVar
 
@@ -17,10 +18,11 @@ from torch import Tensor
 from opt_tree.batch import scheduler, shared_forwards
 from opt_tree.controllers import Controller
 from opt_tree.core.errors import require
+from opt_tree.core.log_probs import recorder_of
 from opt_tree.core.sampling import Sampling
 from opt_tree.core.stopping import StopRule
 from opt_tree.core.target import Target
-from opt_tree.decoding.generation import Generation, check_new_tokens, check_prompt
+from opt_tree.decoding.generation import Generation, check_new_tokens, check_others, check_prompt
 from opt_tree.drafters import Drafter
 from opt_tree.models.tensor_parallel import at_every_rank
 
@@ -47,17 +49,21 @@ class SideBySide:
         sampling: Sampling = Sampling(),
         stop: StopRule | Sequence[StopRule | None] | None = None,
         seed: int | Sequence[int] = 0,
+        log_probs: bool | int = False,
+        **others: Any,
     ) -> list[Generation]:
         """Generate after each prompt what `generate` would have, `width` of them at a time: their forwards are one.
 
         Arguments:
             prompts: token ids of each prompt. All are checked before anything is decoded.
-            width: how many sequences are decoded at a time, at least 1.
-            max_new_tokens, sampling: see `generate`.
+            width: how many sequences are decoded at a time at most, at least 1.
+            max_new_tokens, sampling, log_probs: see `generate`.
             stop, seed: one for all prompts, or a list with one for each.
 
         An error in one ends all; its note says which prompt it was. See `side_by_side` for the rest.
         """
+        check_others(others)
+        recorder_of(log_probs, self.target.vocab)
         require((Sequence, Tensor, np.ndarray), prompts=prompts)
         rules = list(stop) if isinstance(stop, Sequence) else [stop] * len(prompts)
         seeds = list(seed) if isinstance(seed, Sequence) else [seed] * len(prompts)
@@ -66,7 +72,7 @@ class SideBySide:
         jobs, most = [], check_new_tokens(max_new_tokens)
         for number, (prompt, rule, own) in enumerate(zip(prompts, rules, seeds, strict=True)):
             try:
-                options = (check_prompt(prompt, self.target), most, sampling, rule, None, own)
+                options = (check_prompt(prompt, self.target), most, sampling, rule, None, own, False, log_probs)
             except ValueError as error:
                 raise ValueError(f"prompt {number} of the batch: {error}") from None
             jobs.append(lambda decoder, options=options: decoder.generate(*options))
@@ -87,6 +93,9 @@ class SideBySide:
         require(Integral, width=width)
         if width < 1:
             raise ValueError(f"width must be at least 1, got {width}")
+        jobs = iter(jobs)
+        first = list(islice(jobs, width))  # as many lanes as there are jobs: a lane has a cache of its own
+        jobs, width = chain(first, jobs), max(len(first), 1)
         models = (self.target, *(self.drafter.models if self.drafter is not None else ()))
         alone = self.drafter.alone if self.drafter is not None else None
         decoders, why = [], shared_forwards.why_alone(models) or alone

@@ -30,7 +30,9 @@ def take_vocabulary(tensors: dict[str, Tensor], vocab: int) -> Int[Tensor, " col
     if offsets.ndim != 1 or offsets.is_floating_point():
         raise ValueError(f"d2t is {tuple(offsets.shape)} of {offsets.dtype}, expected a row of integers")
     tokens = offsets.long() + torch.arange(len(offsets))
-    if not len(tokens) or tokens.min() < 0 or tokens.max() >= vocab:
+    if not len(tokens):
+        raise ValueError("d2t is empty: no token has a column")
+    if tokens.min() < 0 or tokens.max() >= vocab:
         raise ValueError(f"d2t leads to tokens {tokens.min()} to {tokens.max()}, the target has {vocab}")
     if len(tokens.unique()) < len(tokens):
         raise ValueError("d2t leads to some tokens twice")

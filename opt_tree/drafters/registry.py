@@ -3,6 +3,7 @@
 Owns what a spec is: a kind and, behind a colon, where it lies (`lm:JackFram/llama-68m`, `eagle:./head`, `eagle:demo`).
 """
 
+import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import NamedTuple
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from opt_tree.core.errors import require
+from opt_tree.core.errors import nearest, one_line, require
 from opt_tree.core.registry import Method, Registry
 from opt_tree.drafters.base import Drafter
 from opt_tree.drafters.combined.sharpened import Sharpened
@@ -62,6 +63,8 @@ class Kind(Method[Load]):
         return self.part is not None or self.others is not None
 
 
+MADE = "drafter.json"
+"""A folder with this file is a drafter of several parts: its "spec", with {here} for the folder."""
 KINDS = Registry("drafter", Kind)
 """Every kind of drafter, by the word in front of the colon."""
 register = KINDS.register
@@ -82,15 +85,30 @@ def two_specs(kind: str, pair: str) -> list[str]:
     return [first, second]
 
 
+def made_spec(folder: str) -> str:
+    """Return the spec that `opt_tree.train_drafter` noted in a folder. CheckpointError for a note that is none."""
+    try:
+        noted = json.loads((Path(folder) / MADE).read_text(encoding="utf-8"))["spec"]
+        if not isinstance(noted, str) or parse_spec(noted.replace("{here}", "x")).kind not in KINDS:
+            raise ValueError(f"spec {noted!r}")
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise CheckpointError(f"{Path(folder) / MADE} does not say what drafts: {one_line(error)}") from error
+    return noted.replace("{here}", str(folder))
+
+
 def parse_spec(text: str) -> Spec:
     """Read a spec. What names no kind is the path of a draft model; "demo" is the embedded one.
 
     Raises CheckpointError for a kind that there is not, and for a path that is missing or not wanted.
     """
     kind, colon, path = text.partition(":")
+    if kind not in KINDS and (Path(text) / MADE).is_file():
+        return parse_spec(made_spec(text))
     if kind not in KINDS:
         if colon and "/" not in kind and not Path(text).exists():
             raise CheckpointError(f"unknown kind of drafter {kind!r} in {text!r}; there are {', '.join(KINDS)}")
+        if "/" not in text and not Path(text).exists() and (near := nearest(text, [*KINDS, "demo"])) and near != text:
+            raise CheckpointError(f"no drafter is called {text!r}; did you mean {near!r}?")
         kind, path = "lm", text
     if path and not KINDS[kind].needs_path:
         raise CheckpointError(f"a drafter of kind {kind} reads no files, got {text!r}")

@@ -47,6 +47,10 @@ class Engine(ABC):
     """The layers whose hidden states are returned."""
 
     @abstractmethod
+    def changed(self, what: str) -> None:
+        """The model was changed, as a text that begins found: keep nothing of what it was. `what`: a clause."""
+
+    @abstractmethod
     def run(self, forward: Forward) -> Output:
         """Write the rows into the cache; return their logits (or the last row's) and the watched features."""
 

@@ -1,13 +1,17 @@
-"""Canonical arithmetic on a CPU: a token's logits are a function of the tokens before it alone, bit for bit.
+"""Canonical arithmetic: a token's logits are a function of the tokens before it alone, bit for bit.
 
 Owns the attention kernel (`canonical.cpp`), what stands in the place of transformers' attention function while a body
-runs, and the rule for one row. `opt_tree.models.canonical` switches a model over and checks it.
+runs, the rule for one row on a CPU, and that for all rows on CUDA. `opt_tree.models.canonical` switches a model over
+and checks it.
 """
 
+import importlib
 import os
 import shutil
 import subprocess
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, cast
@@ -22,6 +26,8 @@ SOURCE = Path(__file__).with_name("canonical.cpp")
 OPTIONS = ("-O3", "-std=c++20", "-march=native", "-shared", "-fPIC", "-ffp-contract=off", "-fno-math-errno")
 """Of the compiler. Nothing may be fused or reordered beyond what the source says."""
 DTYPES = (torch.bfloat16, torch.float32)
+ROWS = 64
+"""Of each canonical forward on CUDA, where libraries choose their kernels by the number of rows."""
 
 _lock = threading.Lock()
 _here = threading.local()
@@ -31,11 +37,17 @@ class NotCanonicalError(ValueError):
     """A model's forwards cannot be canonical here; the message says why in one line."""
 
 
-def load_kernel() -> None:
-    """Have `torch.ops.opt_tree.canonical_attention`: build it once for this CPU and this torch, and load it.
+def load_kernel(device: str = "cpu") -> None:
+    """Have the attention kernel. On a CPU it is built once for it and this torch, then loaded; on CUDA it is in Triton.
 
-    Raises NotCanonicalError where there is no C++ compiler, and where the kernel does not build or load.
+    Raises NotCanonicalError where there is no C++ compiler or no Triton, and where the kernel does not build or load.
     """
+    if device == "cuda":
+        try:
+            importlib.import_module("opt_tree.engines.canonical_cuda")
+        except ImportError as error:
+            raise NotCanonicalError(f"its attention kernel on CUDA is written in Triton: {error}") from error
+        return
     with _lock:
         if hasattr(torch.ops.opt_tree, "canonical_attention"):
             return
@@ -93,8 +105,12 @@ def attend(
 
     Raises RuntimeError for shapes, dtypes and masks that it is not made for.
     """
-    tensors = (one if one.stride(-1) == 1 else one.contiguous() for one in (query, key, value, mask))
-    return cast(Any, torch.ops.opt_tree.canonical_attention).default(*tensors, scale)
+    q, k, v, seen = (one if one.stride(-1) == 1 else one.contiguous() for one in (query, key, value, mask))
+    if query.device.type == "cuda":
+        from opt_tree.engines import canonical_cuda  # where there is Triton
+
+        return canonical_cuda.attend(q, k, v, seen, scale)
+    return cast(Any, torch.ops.opt_tree.canonical_attention).default(q, k, v, seen, scale)
 
 
 class Canonical:
@@ -120,17 +136,49 @@ class Canonical:
         return attend(query, key, value, attention_mask, scale), None
 
 
+@contextmanager
+def whole_sums() -> Iterator[None]:
+    """Inside, products in bfloat16 on CUDA are not split along their sums."""
+    settings: Any = torch.backends.cuda.matmul
+    name = "allow_bf16_reduced_precision_reduction"
+    before = getattr(settings, name), getattr(settings, f"{name}_split_k")
+    setattr(settings, name, (False, False))
+    try:
+        yield
+    finally:
+        setattr(settings, name, before)
+
+
 def layers_seen() -> int:
     """How many layers this thread has computed by canonical attention."""
     return getattr(_here, "layers", 0)
 
 
-def at_least_two(compute: Any, rows: Tensor) -> Tensor:
-    """Compute a linear layer of one row as that of two equal ones: one alone would go to another kernel.
+def as_two(compute: Any, row: Tensor) -> Tensor:
+    """Compute a linear layer of one row as that of two equal ones.
 
     From two rows on the library sums a row's products in the same order, however many there are.
     """
-    if rows.numel() != rows.shape[-1]:
-        return compute(rows)
-    one = rows.reshape(1, -1)
-    return compute(torch.cat([one, one]))[:1].view(*rows.shape[:-1], -1)
+    one = row.reshape(1, -1)
+    return compute(torch.cat([one, one]))[:1].view(*row.shape[:-1], -1)
+
+
+def sums_one_otherwise(compute: Any, weight: Tensor) -> bool:
+    """Whether a linear layer without a bias computes one row by another kernel than several.
+
+    It is asked for sums that are exactly zero: a row takes a weight's numbers with those of each random pair swapped,
+    and one of the two negated. What comes out is rounding alone, which the order of a sum decides, in all its bits.
+    """
+    outputs, inputs = weight.shape
+    numbers = torch.Generator().manual_seed(0)
+    pairs = torch.randperm(inputs, generator=numbers)[: inputs // 2 * 2].view(-1, 2)
+    rows = torch.randn(6, inputs, generator=numbers).to(weight.dtype)  # the last one stays as it is
+    for row, output in enumerate((0, outputs // 4, outputs // 2, 3 * outputs // 4, outputs - 1)):
+        rows[row, pairs.T] = torch.stack([weight[output, pairs[:, 1]], -weight[output, pairs[:, 0]]])
+    return not all(same_bits(compute(row[None])[0], one) for row, one in zip(rows, compute(rows), strict=True))
+
+
+def same_bits(one: Tensor, other: Tensor) -> bool:
+    """Whether these are the same bits: +0.0 and -0.0 are not, and a NaN is like itself."""
+    kind = {2: torch.int16, 4: torch.int32}[one.element_size()]
+    return torch.equal(one.contiguous().view(kind), other.contiguous().view(kind))

@@ -50,7 +50,7 @@ class Compiled(Engine):
     """Calls a package. Forwards of more than `LARGEST` rows (a prefill's) go through the eager engine.
 
     The final hidden states are always returned: they cost nothing, and a target has one package for all its drafters.
-    Where another layer is watched later, forwards are eager until the model is compiled again.
+    Where another layer is watched later, or the model is changed, forwards are eager until it is compiled again.
     """
 
     name = "aot"
@@ -64,7 +64,7 @@ class Compiled(Engine):
         of the laws that its graph makes of its logits; 0: it makes none.
         """
         self.eager, self.kinds, self.layers, self.columns = eager, kinds, eager.layers, columns
-        self.canonical = eager.packed.canonical
+        self.canonical, self.packed = eager.packed.canonical, eager.packed.wanted
         traced = Traced(kinds, tuple(sorted({-1, *eager.layers})), columns, self.canonical)
         self.traced = traced.layers
         _check_model(eager.model)
@@ -81,18 +81,29 @@ class Compiled(Engine):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        self._call, self._views, self._version = _load(self.package.file), [], -1
+        self._views, self._version = [], -1
+        try:
+            self._call = _load(self.package.file)
+        except RuntimeError as error:
+            self._give_up(f"its compiled package is gone ({one_line(error)})")
 
     def watch(self, layers: tuple[int, ...]) -> None:
         self.eager.watch(layers)
         self.layers = self.eager.layers
         self._watched = self._places()
-        missing = [layer for layer in self.layers if layer not in self.traced]
-        if missing and self.name != "eager":
+        if missing := [layer for layer in self.layers if layer not in self.traced]:
+            self._give_up(f"layers {missing} are watched, which its package lacks")
+
+    def changed(self, what: str) -> None:
+        self._give_up(f"{what} since its forwards were compiled")
+        self.eager.changed(what)
+
+    def _give_up(self, why: str) -> None:
+        """Run eager forwards from now on, with packed weights if they had been; say so once."""
+        if self.name != "eager":
             self.name = "eager"
-            warnings.warn(
-                f"layers {missing} are watched, which its package lacks: eager until compiled again", stacklevel=3
-            )
+            self.eager.packed.pack(self.packed)
+            warnings.warn(f"{type(self.eager.model).__name__}: {why}; eager until compiled again", stacklevel=5)
 
     def _places(self) -> list[tuple[int, int]]:
         """The layers that are watched, and which of the package's outputs behind the logits has their states."""

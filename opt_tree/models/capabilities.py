@@ -1,7 +1,6 @@
 """Which models can hold a draft tree, and why the others cannot: what is known before anything is run.
 
-What is not known is probed when a model is wrapped (`opt_tree.models.causal_lm`). Every refusal is one line with its
-true cause.
+What is not known is probed when a model is wrapped (`opt_tree.models.causal_lm`). Every refusal is one true line.
 """
 
 import inspect
@@ -12,6 +11,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from opt_tree.core.errors import UnsupportedModelError, one_line
+from opt_tree.engines.delta_layers import delta_nets
 
 Module = TypeVar("Module", bound=nn.Module)
 _RECURRENT = "one running state for the whole text, where siblings need one each and rejected rows cannot be taken out"
@@ -53,9 +53,9 @@ def check_model(model: Any) -> None:
     if not hasattr(model, "config"):
         raise UnsupportedModelError(f"{name} has no config: is it an AutoModelForCausalLM?")
     if virtual_tokens(model):
+        kind = model.active_peft_config.peft_type.value
         raise UnsupportedModelError(
-            f"{name} puts virtual tokens before the prompt (PEFT {model.active_peft_config.peft_type.value}), which a "
-            "tree's forward would not see"
+            f"{name} puts virtual tokens before the prompt (PEFT {kind}), which no tree's row sees"
         )
     for module in model.modules():
         if "quantized.dynamic" in type(module).__module__:
@@ -68,8 +68,8 @@ def check_model(model: Any) -> None:
 def check_unchanged(model: Any, dtype: torch.dtype, device: torch.device) -> None:
     """Raise for a model that was moved since it was wrapped, or is being trained."""
     weight = model.get_input_embeddings().weight
-    if (weight.dtype, weight.device) != (dtype, device):
-        was, now = (f"{str(kind).removeprefix('torch.')} on {place}" for kind, place in ((dtype, device), _at(weight)))
+    if (found := (weight.dtype, weight.device)) != (dtype, device):
+        was, now = (f"{str(kind).removeprefix('torch.')} on {place}" for kind, place in ((dtype, device), found))
         raise UnsupportedModelError(
             f"{type(model).__name__} was {was} when it was wrapped and is {now} now: wrap it again"
         )
@@ -84,10 +84,6 @@ def check_unchanged(model: Any, dtype: torch.dtype, device: torch.device) -> Non
             f"{type(model).__name__} is in training mode, where dropout or gradient checkpointing change its answers: "
             "call eval() on it"
         )
-
-
-def _at(weight: torch.Tensor) -> tuple[torch.dtype, torch.device]:
-    return weight.dtype, weight.device
 
 
 def rope_border(model: Any) -> int | None:
@@ -128,14 +124,13 @@ def layer_windows(model: Any) -> dict[str, int]:
         )
     window = getattr(config, "sliding_window", None)
     kinds = getattr(config, "layer_types", None) or ["sliding_attention" if window else "full_attention"]
-    unknown = sorted(set(kinds) - {"full_attention", "sliding_attention", "chunked_attention"})
-    if unknown:
+    delta = kinds.count("linear_attention") == len(delta_nets(model)) > 0
+    held = {"full_attention", "sliding_attention", "chunked_attention", "linear_attention" if delta else ""}
+    if unknown := sorted(set(kinds) - held):
         recurrent = {"linear_attention", "mamba", "conv", "recurrent", "rglru"} & set(unknown)
-        raise UnsupportedModelError(
-            f"{name} has layers of kind {', '.join(unknown)}: "
-            + (_RECURRENT if recurrent else "only full, windowed and chunked attention are known to hold a tree")
-        )
-    if getattr(model, "_is_stateful", False):
+        why = _RECURRENT if recurrent else "only full, windowed and chunked attention are known to hold a tree"
+        raise UnsupportedModelError(f"{name} has layers of kind {', '.join(unknown)}: {why}")
+    if getattr(model, "_is_stateful", False) and not delta:
         raise UnsupportedModelError(f"{name} is recurrent: {_RECURRENT}")
     if not getattr(model, "_supports_default_dynamic_cache", lambda: True)():
         raise UnsupportedModelError(f"{name} keeps its past in a form of its own, not in rows that can be taken back")
@@ -165,16 +160,19 @@ def logits_per_row(model: Any) -> int:
     return output.weight.shape[0]
 
 
-def context_limit(model: Any) -> int:
-    """Return how many tokens of context the model has positions for; with LongRoPE those of the short factors."""
-    limit = getattr(model.config.get_text_config(), "max_position_embeddings", None) or 0
+def context_limit(model: Any) -> tuple[int, str]:
+    """Return how many tokens of context the model can be given; and, for a message, why not all it has positions for.
+
+    Behind the ends that are named here transformers disagrees with itself: with a cache, and without.
+    """
+    config = model.config.get_text_config()
+    limit = getattr(config, "max_position_embeddings", None) or 0
     limit = limit if limit > 0 else 1 << 30  # -1 stands for none
-    return min(limit, rope_border(model) or limit)
-
-
-def context_note(model: Any) -> str:
-    """Why the context ends before the model's own, for a message; empty where it does not."""
-    return " (LongRoPE: the factors of its positions change there)" if rope_border(model) is not None else ""
+    if (first_long := rope_border(model) or limit + 1) <= limit:
+        return first_long, " (LongRoPE: the factors of its positions change there)"
+    if config.model_type == "moshi" and config.sliding_window < limit:
+        return config.sliding_window, " (its window: behind it a cache changes its answers)"
+    return limit, ""
 
 
 def key_limit(model: Any) -> int:
@@ -221,7 +219,8 @@ def sees_later(model: Any, ids: list[int], device: torch.device) -> str | None:
         for tokens in (ids, [*ids[:-1], last])
     )
     if one.isnan().any():
-        return "its logits are not numbers (nor are its weights?)"
+        half = "float16 ends at 65,504: load it in bfloat16 or float32" if model.dtype == torch.float16 else ""
+        return f"its logits are not numbers ({half or 'nor are its weights?'})"
     fine = model.dtype in (torch.float32, torch.float64)
     return None if (one - other).abs().max() <= (1e-5 if fine else 1e-3) * one.abs().max() else _LATER
 

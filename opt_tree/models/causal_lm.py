@@ -20,20 +20,22 @@ from transformers import Cache, DynamicCache, PreTrainedModel
 
 from opt_tree.core.errors import UnsupportedModelError, one_line, require
 from opt_tree.core.target import Laws, Output, Target, Work, own_turn, shared
-from opt_tree.core.tree import Tree
+from opt_tree.core.tree import Tree, send
 from opt_tree.engines import Eager, Engine, Forward
 from opt_tree.engines.base import Mask
 from opt_tree.engines.body import takes
-from opt_tree.engines.canonical import NotCanonicalError
+from opt_tree.engines.canonical import ROWS, NotCanonicalError
+from opt_tree.engines.delta_layers import delta_nets
+from opt_tree.engines.delta_net import DeltaCache
 from opt_tree.engines.kv_cache import KVCache, LayerShape, inference
 from opt_tree.engines.masks import chunked, tree_mask, windowed
+from opt_tree.engines.snapshot import Snapshot
 from opt_tree.models.canonical import check
 from opt_tree.models.capabilities import (
     cause,
     check_model,
     check_unchanged,
     context_limit,
-    context_note,
     key_limit,
     layer_windows,
     logits_per_row,
@@ -123,12 +125,14 @@ class CausalLM(Target):
     forwards, otherwise `UnsupportedModelError` says why.
     """
 
+    not_canonical = ""
+    """Why it is not `canonical` where it was to be, if it could."""
+
     def __init__(self, model: Any, buckets: Buckets | None = None, probe: bool = True) -> None:
         check_model(model)
         self.buckets = buckets
         self.name = model.config.name_or_path or type(model).__name__
-        self.vocab, self.max_context = logits_per_row(model), context_limit(model)
-        self.context_note = context_note(model)
+        self.vocab, (self.max_context, self.context_note) = logits_per_row(model), context_limit(model)
         self.columns = 0
         """Of a drafter's model: how many tokens its laws are over. Its graphs make them then, so set it beforehand."""
         self.hidden: int = model.get_input_embeddings().weight.shape[1]
@@ -157,7 +161,7 @@ class CausalLM(Target):
         self.device, self.dtype = embeddings.device, embeddings.dtype
         self._on_host = self.device.type == "cpu"
         self.ranks = ranks_of(model)
-        self.cache = (LedCache if self.ranks else KVCache)(_layer_shapes(self))
+        self.cache = _new_cache(self)
         self._tokens: list[int] = []
         """The context, a token a row; -1 where it was given as rows."""
         before: Eager | None = getattr(self, "eager", None)
@@ -168,12 +172,18 @@ class CausalLM(Target):
         self.eager.watch(layers)
         self.engine: Engine = self.eager
         """Computes every forward; see `opt_tree.engines`."""
+        self.renew()
+
+    def renew(self) -> None:
+        """Take the model as it is now for the one that was wrapped, as whoever replaces a layer of it on purpose."""
+        self.eager.packed.forget()
+        self._snapshot, self._logits = Snapshot(self.model), logits_per_row(self.model)
 
     def pack(self, wanted: bool = True) -> None:
         """Have eager forwards on a CPU take packed copies of the weights, as they do by themselves; or not.
 
         A tree's rows are scored in about half the time, in as much memory again. A weight that was changed is packed
-        anew; one that was changed through `.data`, when a sample of it shows that at the beginning of a text.
+        anew: at once, or before the next text where it was changed through `.data` (see `Snapshot`).
         A canonical target is checked again, which forgets its context: NotCanonicalError says what is not then.
         """
         before = self.eager.packed.wanted
@@ -190,6 +200,11 @@ class CausalLM(Target):
         """Whether a token's logits are a function of the tokens before it alone; see `opt_tree.models.canonical`."""
         return self.eager.packed.canonical
 
+    @property
+    def fixed_rows(self) -> int | None:
+        """How many rows every forward of a canonical target has on CUDA; None: as many as are asked for."""
+        return ROWS if self.canonical and self.device.type == "cuda" else None
+
     def in_lane(self, cache: KVCache, engine: Engine) -> "CausalLM":
         """The same model for another sequence, with rows and a context of its own, run by another engine."""
         twin = copy.copy(self)
@@ -204,6 +219,11 @@ class CausalLM(Target):
         return self.cache.length
 
     @property
+    def recurrent(self) -> bool:
+        """Whether some layers keep a state of the whole context (gated delta nets), which cannot be taken back."""
+        return isinstance(self.cache, DeltaCache)
+
+    @property
     def mask_kinds(self) -> tuple[str, ...]:
         """The kinds of attention layers, where there are several: every forward then brings a mask for each."""
         return tuple(sorted(self._windows)) if len(self._windows) > 1 else ()
@@ -215,8 +235,7 @@ class CausalLM(Target):
 
     def reset(self) -> None:
         """Forget the context. Raises UnsupportedModelError where the model is no longer what was wrapped."""
-        check_unchanged(self.model, self.dtype, self.device)
-        self.eager.packed.check()
+        self.begin()
         super().reset()
         self.cache.reset()
         self._tokens = []
@@ -225,13 +244,34 @@ class CausalLM(Target):
     def keep(self, prompt: list[int], most: int) -> int:
         """See `Target.keep`."""
         length = min(shared(self._tokens, prompt), most, self.length)
-        if length < 1 or self._given is not None or self.ranks is not None:
+        stays = length == self.length or not self.recurrent
+        if length < 1 or self._given is not None or self.ranks is not None or not stays:
             return super().keep(prompt, most)
-        check_unchanged(self.model, self.dtype, self.device)
-        self.eager.packed.check()
+        if not self.begin():  # the rows are another model's
+            return super().keep(prompt, most)
         self.generation += 1
         self.cut(length)
         return length
+
+    def begin(self) -> bool:
+        """Look at the model before a text; return whether it is what it was before the last one.
+
+        If not, nothing is computed as it was: neither by packed weights nor by compiled forwards. Raises
+        UnsupportedModelError where it is no longer the kind of model that was wrapped.
+        """
+        check_unchanged(self.model, self.dtype, self.device)
+        change = self._snapshot.change()
+        if change is None:
+            return True
+        if (logits := logits_per_row(self.model)) != self._logits:
+            raise UnsupportedModelError(
+                f"{self.name} had {self._logits} logits a row when it was wrapped and has {logits} now: wrap it again"
+            )
+        self.renew()
+        self.engine.changed(change.what)
+        if change.rebuilt and self.canonical:
+            check(self)
+        return False
 
     def begins_with(self, past: Cache, tokens: list[int]) -> bool:
         """Whether a transformers cache holds the first rows of this context, which are those of these tokens."""
@@ -347,9 +387,11 @@ class CausalLM(Target):
             tell(self, wanted, last_only)
         _, _, visible, _, places, scale, _, _ = wanted
         engine = engine or self.engine
-        (rows, columns), length = visible.shape, self.length
+        (rows, columns), length, most = visible.shape, self.length, self.fixed_rows or 0
+        if rows > most > 0:
+            return self._in_parts(wanted, engine, most)
         start = length + columns - rows
-        padded = max(rows, engine.least_rows)
+        padded = max(rows, most, engine.least_rows)
         keys = start + padded
         if self.buckets is not None:
             padded, keys = self.buckets.pad(padded, start)
@@ -361,6 +403,8 @@ class CausalLM(Target):
         ints, masks, features = self._lay_out(wanted, padded, keys)
         given = None if places is None and self.buckets is None and padded == rows else ints[2]
         self.cache.open(rows if places is None else 0, keys, given)
+        if isinstance(self.cache, DeltaCache):
+            self.cache.see(visible, self.device)
         scaled = None if scale is None else self._scale_tensor(scale)
         forward = Forward(ints, masks, given, features, last_only, scaled, 0 if scale is None else self.columns)
         begin = time.perf_counter()
@@ -371,6 +415,18 @@ class CausalLM(Target):
             return output
         return _rows(output, slice(rows), {layer: states[:rows] for layer, states in output.features.items()})
 
+    def _in_parts(self, wanted: Wanted, engine: Engine, most: int) -> Output:
+        """Run new rows `most` at a time: the later ones see those before them, which see none of the later ones."""
+        (rows, columns), outputs = wanted.visible.shape, list[Output]()
+        assert wanted.places is None and wanted.features is None and wanted.scale is None, "a target's own rows"
+        for begin in range(0, rows, most):
+            part = slice(begin, min(begin + most, rows))
+            visible = wanted.visible[part, : columns - rows + part.stop]
+            given = wanted._replace(tokens=wanted.tokens[part], positions=wanted.positions[part], visible=visible)
+            outputs.append(_cloned(self.run(given, engine)))
+        states = {layer: torch.cat([one.features[layer] for one in outputs]) for layer in outputs[0].features}
+        return Output(torch.cat([one.logits for one in outputs]), states)
+
     def _lay_out(
         self, wanted: Wanted, padded: int, keys: int
     ) -> tuple[Int[Tensor, "3 padded"], Mask | dict[str, Mask], Float[Tensor, "padded hidden"] | None]:
@@ -379,11 +435,9 @@ class CausalLM(Target):
         numbers = self._numbers(wanted, self.length + columns - rows, padded)
         if wanted.places is None:
             self._note(Pending(columns - rows, numbers[0], numbers[1]))
-        ints = torch.from_numpy(numbers)
-        if not self._on_host:
-            ints = ints.to(self.device, non_blocking=True)
+        ints = send(numbers, self.device)
         if features is not None and wanted.taken is not None:
-            features = features.index_select(0, torch.from_numpy(wanted.taken).to(features.device))
+            features = features.index_select(0, send(wanted.taken, features.device))
         if features is not None and padded > rows:
             features = torch.constant_pad_nd(features, (0, 0, 0, padded - rows))
         return ints, self._masks(ints, wanted.visible, keys), features
@@ -421,13 +475,13 @@ class CausalLM(Target):
         """One mask where all layers are of one kind; a dict of masks where they differ."""
         full = tree_mask(visible, self.length, ints.shape[1], keys, self.device)
         if not self._numbered:
-            return full
+            return dict.fromkeys(self._windows, full) if len(self._windows) > 1 else full
         numbers = np.arange(keys)
         pending: list[int] = []
         for before, _, more in self._pending:
             pending[before:] = more.tolist()
         numbers[self.length : self.length + len(pending)] = pending
-        positions, key_positions, masks = ints[1], torch.from_numpy(numbers).to(self.device), {}
+        positions, key_positions, masks = ints[1], send(numbers, self.device), {}
         for kind, size in self._windows.items():
             hide = {"sliding_attention": windowed, "chunked_attention": chunked}.get(kind)
             masks[kind] = full if hide is None else hide(full, positions, key_positions, size)
@@ -457,10 +511,20 @@ def _keep_freed_memory() -> None:
     torch.empty(31 << 20, dtype=torch.uint8)
 
 
+def _new_cache(lm: CausalLM) -> KVCache:
+    shapes, nets = _layer_shapes(lm), delta_nets(lm.model)
+    if not nets:
+        return (LedCache if lm.ranks else KVCache)(shapes)
+    if lm.ranks or lm.buckets is not None:
+        what = "is spread over processes" if lm.ranks else "pads its forwards to buckets"
+        raise UnsupportedModelError(f"{lm.name} {what}, and has gated delta nets, which score a tree as it is")
+    return DeltaCache(shapes, {layer: int(cast(Any, net).conv_kernel_size) for layer, net in nets.items()})
+
+
 @torch.inference_mode()
 def _layer_shapes(lm: CausalLM) -> list[LayerShape]:
-    """Ask the model itself what each layer stores: one token through transformers' own cache."""
-    cache = DynamicCache()
+    """Ask the model itself what each layer stores for a token: one through transformers' own cache."""
+    cache = DynamicCache(config=lm.model.config.get_text_config()) if delta_nets(lm.model) else DynamicCache()
     inputs: dict[str, object] = {
         "input_ids": torch.zeros(1, 1, dtype=torch.long, device=lm.device),
         "position_ids": torch.zeros(1, 1, dtype=torch.long, device=lm.device),
@@ -471,7 +535,10 @@ def _layer_shapes(lm: CausalLM) -> list[LayerShape]:
         inputs["features"] = torch.zeros(1, 1, lm.hidden, dtype=lm.dtype, device=lm.device)
     try:
         lm.model(**inputs)
-        layers: list[Any] = [(layer.keys, layer.values) for layer in cast(Any, cache.layers)]
+        none = torch.empty(1, 0, 1, 0, dtype=lm.dtype, device=lm.device)  # of a layer that keeps a state instead
+        layers: list[Any] = [
+            (getattr(layer, "keys", none), getattr(layer, "values", none)) for layer in cast(Any, cache.layers)
+        ]
         return [LayerShape(k.shape[1], k.shape[3], v.shape[3], k.dtype, k.device) for k, v in layers]
     except Exception as error:
         raise UnsupportedModelError(

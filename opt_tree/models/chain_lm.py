@@ -28,7 +28,6 @@ from opt_tree.models.capabilities import (
     check_model,
     check_unchanged,
     context_limit,
-    context_note,
     logits_per_row,
     past_fault,
     sees_later,
@@ -52,6 +51,9 @@ class ChainLM(Target):
     Probed when it is wrapped: chains, cut short and gone on from, must give the logits of plain forwards.
     """
 
+    canonical, not_canonical = False, ""
+    """As of `CausalLM`."""
+
     def __init__(self, model: Any, probe: bool = True) -> None:
         check_model(model)
         if model.config.is_encoder_decoder:
@@ -60,8 +62,7 @@ class ChainLM(Target):
             raise UnsupportedModelError(f"{type(model).__name__} is spread over processes, which follow trees alone")
         self.model = model.eval()
         self.name = model.config.name_or_path or type(model).__name__
-        self.vocab, self.max_context = logits_per_row(model), context_limit(model)
-        self.context_note = context_note(model)
+        self.vocab, (self.max_context, self.context_note) = logits_per_row(model), context_limit(model)
         weight = cast(Tensor, model.get_input_embeddings().weight)
         self.device, self.dtype, self.hidden = weight.device, weight.dtype, weight.shape[1]
         bare = unwrapped(model)  # whose signature names what it takes

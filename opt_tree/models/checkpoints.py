@@ -3,20 +3,25 @@
 Owns the files: what is missing, corrupt or of another family is named in one line (`CheckpointError`).
 """
 
+import functools
 import json
+import socket
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
+from urllib.request import getproxies
 
 import torch
+from huggingface_hub import constants
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
 from transformers.utils import cached_file
 
-from opt_tree.core.errors import one_line, require
+from opt_tree.core.errors import one_line, out_of_memory, require
 from opt_tree.models.causal_lm import Buckets
 from opt_tree.models.chain_lm import AnyLM, wrap
 
@@ -40,6 +45,8 @@ def refused(what: str) -> Iterator[None]:
         raise
     except (ValueError, TypeError) as error:
         raise CheckpointError(f"{what}: {error}") from error
+    except KeyError as error:  # transformers' for the name of an activation
+        raise CheckpointError(f"{what}: {one_line(error)}") from error
 
 
 class MissingFileError(CheckpointError, FileNotFoundError):
@@ -57,12 +64,12 @@ def load_causal_lm(
     if not model_options.keys() & {"device_map", "tp_plan", "distributed_config"}:
         model_options["device_map"] = device
     model_options.setdefault("attn_implementation", None)
-    return wrap(_load(AutoModelForCausalLM, path, dtype=as_dtype(dtype, device), **model_options), buckets)
+    return wrap(_load_whole(AutoModelForCausalLM, path, dtype=as_dtype(dtype, device), **model_options), buckets)
 
 
 def load_weights(path: str, dtype: torch.dtype) -> Any:
     """Load a causal LM as `transformers` knows it, to train it or on it."""
-    return _load(AutoModelForCausalLM, path, dtype=dtype)
+    return _load_whole(AutoModelForCausalLM, path, dtype=dtype)
 
 
 def load_config(path: str) -> Any:
@@ -72,7 +79,7 @@ def load_config(path: str) -> Any:
 
 def load_model(path: str, dtype: torch.dtype, device: str) -> Any:
     """Load a model that is no causal LM, as `transformers` knows it."""
-    return _load(AutoModel, path, dtype=dtype, device_map=device)
+    return _load_whole(AutoModel, path, dtype=dtype, device_map=device)
 
 
 def load_tokenizer(path: str) -> PreTrainedTokenizerBase:
@@ -122,7 +129,7 @@ def find_file(path: str, name: str, wanted: str | None = None) -> Path:
         return file
     check_is_folder(path)
     try:
-        found = cached_file(path, name)
+        found = cached_file(path, name, local_files_only=_hub_is_away())
         assert found is not None
         return Path(found)
     except (OSError, ValueError) as error:
@@ -135,19 +142,48 @@ def _load(factory: Any, path: str, **options: Any) -> Any:
     """Call `factory.from_pretrained`, turning its many errors into one line with the path in it."""
     require(str, path=path)
     check_is_folder(path)
+    if not Path(path).is_dir() and _hub_is_away():
+        options["local_files_only"] = True
     try:
         return factory.from_pretrained(path, **{key: value for key, value in options.items() if value is not None})
     except SafetensorError as error:
         raise CheckpointError(f"the weights in {path} are corrupt: {one_line(error)}") from error
-    except (OSError, ValueError, RuntimeError, KeyError, TypeError, ImportError) as error:
+    except Exception as error:  # of whatever kind: a config may hold anything
         missing = not Path(path).is_dir() and isinstance(error, OSError)
-        raise CheckpointError(_absent(path) if missing else f"cannot load {path}: {one_line(error)}") from error
+        why = out_of_memory(error) or one_line(error)
+        raise CheckpointError(_absent(path) if missing else f"cannot load {path}: {why}") from error
+
+
+def _load_whole(factory: Any, path: str, **options: Any) -> Any:
+    """Load a model of which every weight is there: transformers makes up those that are missing, by chance."""
+    model, told = _load(factory, path, output_loading_info=True, **options)
+    if missing := sorted(told["missing_keys"]):
+        raise CheckpointError(
+            f"{path} lacks {len(missing)} of the weights of {type(model).__name__}, {missing[0]} among them: is the "
+            "checkpoint whole, and of this class?"
+        )
+    if shapes := sorted(str(one) for one in told.get("mismatched_keys", ())):
+        raise CheckpointError(f"{path} has weights of other shapes than its config says: {shapes[0]}")
+    return model
 
 
 def check_is_folder(path: str) -> None:
     """Raise CheckpointError for what can only be a path, where there is no folder."""
     if not Path(path).is_dir() and (Path(path).exists() or path.startswith((".", "/", "~")) or path.count("/") > 1):
         raise CheckpointError(f"no model folder at {path}")
+
+
+@functools.cache
+def _hub_is_away() -> bool:
+    """Whether nothing answers at the Hub's address. Asked once: its library tries again for minutes, file by file."""
+    if constants.HF_HUB_OFFLINE or getproxies():  # a proxy may know the way
+        return bool(constants.HF_HUB_OFFLINE)
+    address = urlsplit(constants.ENDPOINT)
+    try:
+        socket.create_connection((address.hostname or "", address.port or 443), timeout=5).close()
+        return False
+    except OSError:
+        return True
 
 
 def _absent(path: str) -> str:

@@ -1,13 +1,13 @@
 """From an eager model to a compiled one: finds or makes its package, checks it, and says why where that fails.
 
-Owns the decision: an engine is taken only when it computes what the eager one does. Files are `engines.packages`',
-code is `engines.aot`'s.
+Owns the decision: an engine is taken only when it computes what the eager one does. Files are
+`engines.package_cache`'s, code is `engines.compiled`'s.
 """
 
-import contextlib
 import copy
 import functools
 import warnings
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -30,18 +30,17 @@ _NOISE = {torch.float64: 1e-5, torch.float32: 1e-3}
 """How far another engine's logits may be off, as a part of the largest (eager attention's softmax is float32 in any
 dtype)."""
 _ROW, _WHOLE = 0.3, 0.05
-"""The same in narrower dtypes: as a part of a row, and of all of them, by their norms. A wrong row is off by all of
-it."""
+"""The same in narrower dtypes: as a part of a row, and of all of them, by their norms. A wrong row is off by 1."""
 
 
 def compile_forwards(lm: AnyLM, make: bool = True, dtypes: tuple[torch.dtype, ...] = ()) -> bool:
     """Compute a model's forwards by compiled code from now on; return whether that is so.
 
-    Its context is forgotten. A package is made once, in a minute or less, and kept in the user's cache (see
+    Its context is forgotten. A package is made once, in minutes, and kept in the user's cache (see
     `opt_tree.engines.package_cache`); with make=False only one that is there is taken. On CUDA forwards are captured as
-    graphs instead, one for each shape of the model's `Buckets`, when it first comes (`opt_tree.engines.cuda_graphs`).
+    graphs instead, one for each shape of the model's `Buckets`, when it first comes or in `warm_up`.
     Where a model cannot be compiled it stays eager, and a warning says why in one line. The weights are those of now:
-    compile again after a change.
+    a text that begins after a change of the model is computed eagerly, with a warning, until it is compiled again.
 
     `dtypes` are others that the model may be cast to, which changes its answers a little: the one that is fastest once
     compiled is taken, by a measurement that is remembered. `lm.model` is a copy then.
@@ -53,28 +52,67 @@ def compile_forwards(lm: AnyLM, make: bool = True, dtypes: tuple[torch.dtype, ..
         return False
     if dtypes and lm.device.type == "cpu":
         _cast_to_fastest(lm, make, dtypes)
-    lm.engine = lm.eager
+    if isinstance(lm.engine, Compiled):
+        lm.eager.packed.pack(lm.engine.packed)  # as it was before
+    lm.engine, buckets = lm.eager, lm.buckets
     lm.reset()
     try:
         if lm.ranks is not None:
             raise CompileError("it is spread over processes, and a graph is one process's")
-        if rope_border(lm.model) is not None:
-            raise CompileError("its position factors change with the context (LongRoPE), and one graph holds one set")
+        if what := "gated delta nets" if lm.recurrent else rope_border(lm.model) and "LongRoPE":
+            raise CompileError(f"it has {what}, and a graph holds nothing that changes with the context")
         if lm.device.type == "cuda":
             lm.buckets = lm.buckets or Buckets()
             lm.engine = Captured(lm.eager, lm.buckets.rows)
+        elif lm.device.type != "cpu":
+            raise CompileError(f"packages are for CPUs and graphs for CUDA, and it is on {lm.device.type}")
         else:  # one kind of layer means one mask, as `CausalLM` makes it
             lm.engine = Compiled(lm.eager, lm.mask_kinds, make, lm.columns)
         _check_engine(lm)
         if lm.canonical:
             check(lm)
     except (CompileError, NotCanonicalError, OSError) as why:  # a full disk, a cache that cannot be written
-        lm.engine = lm.eager
+        lm.engine, lm.buckets = lm.eager, buckets
         if make:
             warnings.warn(f"{lm.name} is not compiled: {why}", stacklevel=2)
     if isinstance(lm.engine, Compiled):
         lm.eager.packed.pack(False)  # its package has them
     return lm.engine is not lm.eager
+
+
+def captured_shapes(lm: AnyLM, nodes: int, context: int) -> list[tuple[int, int]]:
+    """Return the shapes, rows and keys, that trees of up to so many nodes take behind so many tokens of context.
+
+    Those of a model whose forwards are captured as graphs; none for every other one.
+    """
+    if not isinstance(lm, CausalLM) or not isinstance(lm.engine, Captured) or lm.buckets is None:
+        return []
+    rows, keys = lm.buckets.pad(nodes + 1, min(context, lm.max_context - nodes - 1))
+    sizes = [size for size in lm.buckets.keys if size < keys] + [keys]
+    return [(few, many) for few in lm.buckets.rows if few <= rows for many in sizes if few < many]
+
+
+@torch.inference_mode()
+def warm_up(lm: CausalLM, shapes: list[tuple[int, int]]) -> Iterator[tuple[int, int]]:
+    """Capture these shapes and yield each when it is there. Room for the longest is reserved first, so that none moves.
+
+    Of a drafter's model with laws, as it is asked at temperature 0. The context is forgotten.
+    """
+    work, scale = lm.work, 1.0 if lm.columns else None
+    lm.reset()
+    lm.cache.reserve(max((keys for _, keys in shapes), default=0))
+    try:
+        for rows, keys in shapes:
+            lm.cache.length = keys - rows
+            features = torch.zeros(rows, lm.hidden, dtype=lm.dtype, device=lm.device)
+            given = features if takes(lm.model, "features") else None
+            nothing = np.zeros(rows, dtype=np.int64)
+            lm.extend(nothing, nothing, np.eye(rows, dtype=bool), given, scale)
+            lm.cache.pending = 0
+            yield rows, keys
+    finally:
+        lm.reset()
+        lm.work = work
 
 
 def _cast_to_fastest(lm: CausalLM, make: bool, dtypes: tuple[torch.dtype, ...]) -> None:
@@ -99,8 +137,7 @@ def _cast_to_fastest(lm: CausalLM, make: bool, dtypes: tuple[torch.dtype, ...]) 
                 seconds[name] = _seconds(lm)
         chosen = min(seconds, key=lambda name: seconds[name], default=str(own))
         if make and seconds:
-            with contextlib.suppress(OSError):  # then it is measured again
-                remember(facts, chosen)
+            remember(facts, chosen)
     if lm.dtype != choices[chosen]:
         cast(choices[chosen])
 
@@ -192,7 +229,7 @@ def _answers(lm: CausalLM) -> torch.Tensor:
     tree = Tree(np.array(tokens[:5]), np.array([-1, 0, 0, 1, 2]), np.zeros(5), np.zeros(5, dtype=np.int64))
     states = None
     if takes(lm.model, "features"):
-        states = torch.randn(300, lm.hidden, generator=torch.Generator().manual_seed(0)).to(lm.dtype)
+        states = torch.randn(300, lm.hidden, generator=torch.Generator().manual_seed(0)).to(lm.device, lm.dtype)
 
     def given(begin: int, end: int) -> torch.Tensor | None:
         return None if states is None else states[begin:end]

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from opt_tree.core.errors import UnsupportedModelError
 from opt_tree.core.target import Output, Work
-from opt_tree.core.tree import Tree
+from opt_tree.core.tree import Tree, send
 from opt_tree.engines import Eager, Engine
 from opt_tree.engines.kv_cache import inference
 from opt_tree.models.capabilities import layer_windows
@@ -96,11 +96,6 @@ class Split:
 
     def begin(self, root: int) -> Float[Tensor, "1 hidden"]:
         """Forget what was drafted; run the root and return its hidden state behind the lower half."""
-        if self.target.canonical and self.target.engine is not self.target.eager:
-            raise UnsupportedModelError(
-                f"{self.target.name} is canonical and compiled, and an early exit scores by eager halves, whose logits "
-                "have other bits: leave one of them out"
-            )
         self.target.cache.truncate(self.target.length)
         self._hidden, self._below = [], {}
         return self.extend(np.array([root]), np.array([self.target.length]), np.ones((1, 1), dtype=bool))
@@ -115,7 +110,10 @@ class Split:
         target, before = self.target, self.target.work
         hidden = self._run_lower(tokens, positions, visible)
         self.work, target.work = self.work + (target.work - before), before
-        target.ahead = self
+        # A canonical package has other bits than eager halves: its trees are scored by the whole of it. On CUDA halves
+        # have other numbers of rows.
+        whole = target.canonical and (target.engine is not target.eager or target.fixed_rows)
+        target.ahead = None if whole else self
         return hidden
 
     def score(self, tree: Tree) -> Output:
@@ -131,7 +129,7 @@ class Split:
         positions = target.length + tree.depths
         if len(leaves):
             self._run_lower(tree.tokens[leaves], positions[leaves], visible[leaves])
-        index = torch.from_numpy(places).to(target.device)
+        index = send(places, target.device)
         hidden = torch.cat(self._hidden).index_select(0, index)
         output = target.run(Wanted(tree.tokens, positions, visible, hidden, places), self.upper)
         features = {layer + self.depth if layer >= 0 else layer: rows for layer, rows in output.features.items()}

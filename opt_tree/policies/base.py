@@ -1,12 +1,27 @@
 """What a tree policy answers: which candidates to draft below next, and which go to the target."""
 
+from numbers import Real
 from typing import Protocol, runtime_checkable
 
 import numpy as np
 from jaxtyping import Int
 
 from opt_tree.core.children import Children
+from opt_tree.core.errors import require
 from opt_tree.core.pool import CandidatePool
+
+MOST_NODES = 4096
+"""Drafted nodes of a tree at most. Attention takes a number for each pair of rows: 64 MiB a head at this size."""
+
+
+def check_sizes(**sizes: float) -> None:
+    """Raise TypeError or ValueError unless all are numbers of at least 1 and `nodes`, of them, at most `MOST_NODES`."""
+    require(Real, **sizes)
+    for name, size in sizes.items():
+        if not size >= 1:
+            raise ValueError(f"{name} must be at least 1, got {size}")
+    if sizes.get("nodes", 1) > MOST_NODES:
+        raise ValueError(f"nodes must be at most {MOST_NODES}, got {sizes['nodes']}")
 
 
 @runtime_checkable

@@ -8,6 +8,7 @@ from jaxtyping import Int
 
 from opt_tree.core.children import WithoutReplacement
 from opt_tree.core.pool import CandidatePool
+from opt_tree.policies.base import check_sizes
 from opt_tree.policies.registry import register
 
 
@@ -42,8 +43,7 @@ class DySpec:
     """Layers drafted at most."""
 
     def __post_init__(self) -> None:
-        if self.nodes < 1 or self.max_depth < 1:
-            raise ValueError(f"nodes and max_depth must be at least 1, got {self.nodes} and {self.max_depth}")
+        check_sizes(nodes=self.nodes, max_depth=self.max_depth)
         if not 0 <= self.threshold < 1:
             raise ValueError(f"threshold must lie in [0, 1), got {self.threshold}")
 

@@ -7,6 +7,7 @@ from jaxtyping import Int
 
 from opt_tree.core.children import TopK
 from opt_tree.core.pool import CandidatePool
+from opt_tree.policies.base import check_sizes
 from opt_tree.policies.registry import register
 
 
@@ -45,11 +46,9 @@ class Eagle2:
     """Drafted nodes sent to the target, root excluded. The published code's `total_token` counts the root."""
 
     def __post_init__(self) -> None:
-        if self.top_k < 1 or self.depth < 0 or self.nodes < 1:
-            raise ValueError(
-                "top_k and nodes must be at least 1 and depth at least 0, "
-                f"got {self.top_k}, {self.nodes} and {self.depth}"
-            )
+        check_sizes(top_k=self.top_k, nodes=self.nodes)
+        if self.depth < 0:
+            raise ValueError(f"depth must be at least 0, got {self.depth}")
 
     @property
     def children(self) -> TopK:

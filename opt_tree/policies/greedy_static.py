@@ -6,6 +6,7 @@ from math import inf
 
 from opt_tree.core.children import TopK
 from opt_tree.policies.acceptance_rates import AcceptanceRates, Rates
+from opt_tree.policies.base import check_sizes
 from opt_tree.policies.registry import Siblings, register
 from opt_tree.policies.static import Static
 
@@ -38,10 +39,7 @@ def greedy_static_tree(rates: AcceptanceRates, nodes: int, depth: int | None = N
         rates = AcceptanceRates.load("acceptance.json")
         Decoder(pair.target, pair.drafter, greedy_static_tree(rates, 25, depth=5))
     """
-    if nodes < 1:
-        raise ValueError(f"nodes must be at least 1, got {nodes}")
-    if depth is not None and depth < 1:
-        raise ValueError(f"depth must be at least 1, got {depth}")
+    check_sizes(nodes=nodes, **({} if depth is None else {"depth": depth}))
     deepest = inf if depth is None else depth
     paths: list[tuple[int, ...]] = []
     waiting: list[tuple[float, int, tuple[int, ...]]] = [(-1.0, 0, ())]

@@ -11,6 +11,7 @@ from jaxtyping import Float, Int
 from opt_tree.core.children import TopK
 from opt_tree.core.errors import require
 from opt_tree.core.pool import CandidatePool
+from opt_tree.policies.base import check_sizes
 from opt_tree.policies.costs import LARGEST, Costs
 
 KNOTS = tuple(np.log((0.02, 0.05, 0.1, 0.2, 0.4, 0.6, 0.8, 0.95, 1.0)).tolist())
@@ -37,6 +38,11 @@ class Priced:
 
     What is learned from step to step (`rate`, `trust`, `carry`, `context`) is `Auto`'s; policies that differ in
     nothing else are equal. Example, rate * (a row) = .1: of .6 .3 .08 the first two are kept, with a surplus of .7.
+
+    Others weigh a tree against its cost, too: SMART expands a node while its benefit over its cost exceeds the tree's
+    speed-up (arXiv:2604.09731), CaDDTree searches the budget of most tokens a second (arXiv:2606.01813), Yggdrasil and
+    CAST choose a tree by latency (arXiv:2512.23858, 2510.26577), and EAGLE-4's harness sizes its trees by a cost model
+    (github.com/eagle-hq/EAGLE-4).
     """
 
     costs: Costs
@@ -57,8 +63,7 @@ class Priced:
         require(Integral, nodes=self.nodes, max_depth=self.max_depth)
         if self.nodes >= LARGEST:
             raise ValueError(f"nodes must be below {LARGEST}, the rows that costs are known of, got {self.nodes}")
-        if self.nodes < 1 or self.max_depth < 1:
-            raise ValueError(f"nodes and max_depth must be at least 1, got {self.nodes} and {self.max_depth}")
+        check_sizes(nodes=self.nodes, max_depth=self.max_depth)
 
     @property
     def children(self) -> TopK:

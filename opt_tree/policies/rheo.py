@@ -7,6 +7,7 @@ from jaxtyping import Int
 
 from opt_tree.core.children import BestAndDraw
 from opt_tree.core.pool import CandidatePool
+from opt_tree.policies.base import check_sizes
 from opt_tree.policies.registry import register
 
 
@@ -39,8 +40,7 @@ class Rheo:
     """Layers drafted at most."""
 
     def __post_init__(self) -> None:
-        if self.nodes < 1 or self.max_depth < 1:
-            raise ValueError(f"nodes and max_depth must be at least 1, got {self.nodes} and {self.max_depth}")
+        check_sizes(nodes=self.nodes, max_depth=self.max_depth)
         if not self.threshold >= 0:
             raise ValueError(f"threshold must be 0 or more, got {self.threshold}")
 

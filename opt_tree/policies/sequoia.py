@@ -11,6 +11,7 @@ from numpy.lib.stride_tricks import sliding_window_view
 from opt_tree.core.children import Children, TopK
 from opt_tree.core.pool import CandidatePool
 from opt_tree.policies.acceptance_rates import AcceptanceRates, Rates
+from opt_tree.policies.base import check_sizes
 from opt_tree.policies.registry import DEPTH, Siblings, register
 from opt_tree.policies.static import Static
 
@@ -56,8 +57,7 @@ class SequoiaTree:
     """How that many siblings are picked: `TopK` for `greedy` and `match`; a sampled kind for a verifier of it."""
 
     def __post_init__(self) -> None:
-        if self.nodes < 1 or self.depth < 1:
-            raise ValueError(f"nodes and depth must be at least 1, got {self.nodes} and {self.depth}")
+        check_sizes(nodes=self.nodes, depth=self.depth)
         self.rates.below(0)  # checks them
 
     @property

@@ -9,6 +9,7 @@ from jaxtyping import Int
 from opt_tree.core.children import TopK
 from opt_tree.core.meeting import Table, meet
 from opt_tree.core.pool import CandidatePool
+from opt_tree.policies.base import MOST_NODES, check_sizes
 from opt_tree.policies.registry import register
 
 
@@ -39,11 +40,9 @@ class Shared(Table):
     """Nodes of one lane at most."""
 
     def __post_init__(self) -> None:
-        if self.nodes < 1 or self.max_depth < 1 or self.most < self.nodes:
-            raise ValueError(
-                f"nodes and max_depth must be at least 1 and most at least nodes, got {self.nodes}, {self.max_depth} "
-                f"and {self.most}"
-            )
+        check_sizes(nodes=self.nodes, max_depth=self.max_depth)
+        if not self.nodes <= self.most <= MOST_NODES:
+            raise ValueError(f"most must lie in nodes..{MOST_NODES}, got {self.most} for {self.nodes} nodes")
         if not self.threshold >= 0:
             raise ValueError(f"threshold must be 0 or more, got {self.threshold}")
 

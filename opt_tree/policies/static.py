@@ -14,6 +14,17 @@ from opt_tree.core.errors import require
 from opt_tree.core.pool import CandidatePool
 from opt_tree.policies.registry import DEPTH, Siblings, register
 
+TOKEN_RECYCLING = (
+    (8,),
+    (8, 4, 3, 2, 1, 1, 1, 1),
+    (8, 3, 2, 1, 1, 1, 1, 1, 2, 1, 0, 0, 1, 0, 0, 1, 0, 1, 1, 0, 0),
+    (5, 2, 1, 1, 1, 0, 0, 0, 1, 0, 0, 1, 0, 0, 0, 0, 0, 0, 1, 0, 0, 1, 1, 0, 0),
+    (3, 1, 1, 0, 0, 1, 0, 0, 0, 0, 1, 0, 1, 0, 0),
+    (2, 0, 0, 1, 0, 0, 0, 0),
+)
+"""How many children each node of Token Recycling's tree has (arXiv:2408.08696), layer by layer: its official repository
+calls it "2.2.2". 80 nodes, six layers."""
+
 
 @dataclass(frozen=True)
 class Static:
@@ -58,6 +69,20 @@ class Static:
     def kary(cls, arity: int, depth: int) -> "Static":
         """Every node has its `arity` best children, `depth` layers deep."""
         return cls(tuple(path for d in range(1, depth + 1) for path in product(range(arity), repeat=d)))
+
+    @classmethod
+    def of_widths(cls, widths: Iterable[Iterable[int]]) -> "Static":
+        """A tree from the number of children of each node, layer by layer, the root's layer first.
+
+        >>> Static.of_widths(((2,), (1, 0))).paths
+        ((0,), (1,), (0, 0))
+        """
+        paths: list[tuple[int, ...]] = []
+        layer: list[tuple[int, ...]] = [()]
+        for counts in widths:
+            layer = [(*path, rank) for path, count in zip(layer, counts, strict=True) for rank in range(count)]
+            paths += layer
+        return cls(tuple(paths))
 
     @classmethod
     def empty(cls) -> "Static":
@@ -135,3 +160,8 @@ def _kary(nodes: int, siblings: Siblings, k: int = 2) -> Static:
 @register("binary", about="every node has two children, breadth first until the budget is spent")
 def _binary(nodes: int, siblings: Siblings) -> Static:
     return _kary(nodes, siblings)
+
+
+@register("recycling_tree", about="Token Recycling's fixed tree of 80 nodes, or the first of them", paper="2408.08696")
+def _recycling_tree(nodes: int, siblings: Siblings) -> Static:
+    return Static(Static.of_widths(TOKEN_RECYCLING).paths[:nodes], siblings)

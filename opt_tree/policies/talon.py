@@ -8,6 +8,7 @@ from jaxtyping import Int
 
 from opt_tree.core.children import TopK
 from opt_tree.core.pool import CandidatePool
+from opt_tree.policies.base import check_sizes
 from opt_tree.policies.registry import DEPTH, register
 
 
@@ -60,10 +61,7 @@ class Talon:
     def __post_init__(self) -> None:
         if not 0 <= self.ratio <= 1:
             raise ValueError(f"ratio must lie in [0, 1], got {self.ratio}")
-        if self.nodes < 1 or self.top_k < 1 or self.max_depth < 1:
-            raise ValueError(
-                f"nodes, top_k and max_depth must be at least 1, got {self.nodes}, {self.top_k} and {self.max_depth}"
-            )
+        check_sizes(nodes=self.nodes, top_k=self.top_k, max_depth=self.max_depth)
 
     @property
     def children(self) -> LayerBest:

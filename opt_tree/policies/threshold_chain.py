@@ -8,6 +8,7 @@ from jaxtyping import Int
 
 from opt_tree.core.children import TopK
 from opt_tree.core.pool import CandidatePool
+from opt_tree.policies.base import check_sizes
 from opt_tree.policies.registry import DEPTH, register
 
 
@@ -32,8 +33,9 @@ class ThresholdChain:
     """Tokens that are drafted whatever their probability."""
 
     def __post_init__(self) -> None:
-        if self.nodes < 1 or not 0 <= self.least <= self.nodes:
-            raise ValueError(f"nodes must be at least 1 and least in 0..nodes, got {self.nodes} and {self.least}")
+        check_sizes(nodes=self.nodes)
+        if not 0 <= self.least <= self.nodes:
+            raise ValueError(f"least must lie in 0..nodes, got {self.least} of {self.nodes}")
         if not 0 <= self.threshold <= 1:
             raise ValueError(f"threshold must be a probability, got {self.threshold}")
 

@@ -15,6 +15,7 @@ from transformers import PreTrainedTokenizerBase, set_seed
 
 from opt_tree.core import command_line
 from opt_tree.core.command_line import from_fields
+from opt_tree.core.errors import out_of_memory
 from opt_tree.models.checkpoints import check_is_folder
 from opt_tree.models.named import resolve
 from opt_tree.training.embedded_family.data import add_data, corpus_names
@@ -42,7 +43,7 @@ class Parser(command_line.Parser):
         super().__init__(None, description)
 
     def error(self, message: str) -> NoReturn:
-        self.exit(2, f"error: {' '.join(message.split())}\n")
+        self.exit(2, f"error: {' '.join(self.hinted(message).split())}\n")
 
     def check(self, args: argparse.Namespace) -> None:
         """Find models and files; numbers are finite and above 0, or 0 where that means something. Else ValueError."""
@@ -131,6 +132,7 @@ def run_command(
     `replaces` among the defaults of the parser: the folder --output is replaced as a whole.
     """
     args = parser.parse_args(arguments)
+    command_line.no_bars_in_logs(wanted=True)
     try:
         parser.check(args)
         if getattr(args, "output", None) is not None:
@@ -144,6 +146,10 @@ def run_command(
         train(args)
     except (ValueError, OSError) as error:
         parser.error(str(error))
+    except (RuntimeError, MemoryError) as error:
+        if (told := out_of_memory(error)) is None:
+            raise
+        parser.error(told)
     except KeyboardInterrupt:
         parser.exit(130, "stopped\n")
 

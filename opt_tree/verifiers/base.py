@@ -146,8 +146,7 @@ def node_at(
     if drawn:
         laws.append(drafted_from(tree)[tree.draft_rows[tree.parents[children[0]]]])
     if not on_host(laws[0]):
-        both = torch.from_numpy(fetch(torch.cat([law.double() for law in laws]))[0])
-        laws = list(both.split([len(law) for law in laws]))
+        laws = list(map(torch.from_numpy, fetch(*(law.double() for law in laws))))
     tokens = _possible(laws, tree.tokens[children])
     target, *draft = (fetch(probs_of(_columns(law, tokens)))[0] for law in laws)
     return Node(tokens, target, draft[0] if drawn else np.zeros(0), tokens.searchsorted(tree.tokens[children]))
@@ -258,7 +257,7 @@ def walk_up(tree: Tree, logits: Logits, random: Random, attempts: Attempts) -> V
             token = random.choose(attempt.token_probs)
             token = token if attempt.tokens is None else int(attempt.tokens[token])
             return Verdict(tree.path_to(attempt.row).tolist(), token)
-    raise AssertionError("the last attempt is accepted with probability 1")
+    raise ValueError("no token can be drawn: the logits are not numbers (NaN), or no token is allowed")
 
 
 def block_efficiency(tree: Tree, target_probs: Float[Tensor, "rows vocab"], verifier: Verifier) -> float:

@@ -15,20 +15,21 @@ from opt_tree.verifiers.naive_tree import first_child
 from opt_tree.verifiers.registry import register
 
 CONTESTED = 5
-"""Tokens whose pairs are settled by the linear programme; the others by the order of their need."""
+"""Tokens whose pairs are settled by the linear programme; the others by the order of their need. n of them are
+n (n - 1) / 2 variables. `khisti` accepts more with more of them: `python -m experiments.contested`."""
 
 
 class Duel:
     """Which of two tokens survives, one drawn from `first`, the other from `second`; and how the winner is distributed.
 
     Tokens are ordered by need, p - first * second: how much of p is missing if they only ever meet themselves. The
-    needier of two wins, except between the `CONTESTED` neediest, where a coin is tossed whose weights maximise
+    needier of two wins, except between the `contested` neediest, where a coin is tossed whose weights maximise
     sum min(p, winner), the probability of accepting the winner (the truncated linear programme of arXiv:2410.18234).
     Whatever the coins, `winner` is the distribution that they lead to: the solver decides how good the selection is,
     not whether it is exact.
     """
 
-    def __init__(self, target: Probs, first: Probs, second: Probs) -> None:
+    def __init__(self, target: Probs, first: Probs, second: Probs, contested: int = CONTESTED) -> None:
         order = np.argsort(second * first - target, kind="stable")
         self._place = np.empty_like(order)
         self._place[order] = np.arange(len(order))
@@ -36,7 +37,7 @@ class Duel:
         # A token meets itself, or wins against everything behind it in the order.
         behind_a, behind_b = (np.append(probs[::-1].cumsum()[::-1][1:], 0.0) for probs in (a, b))
         winner = a * b + a * behind_b + b * behind_a
-        size = min(CONTESTED, len(order))
+        size = min(contested, len(order))
         meet = np.outer(a[:size], b[:size])
         meet = np.triu(meet + meet.T, 1)
         self._wins = np.triu(np.ones((size, size)), 1)
@@ -118,7 +119,8 @@ def tournament(target: Probs, draft: Probs, tokens: Int[np.ndarray, " children"]
 def khisti(tree: Tree, logits: Logits, random: Random) -> Verdict:
     """Select one of several independent children by a linear programme, then judge it by speculative sampling.
 
-    With two children and the programme over all pairs no rule accepts more. Where the solver fails the needier of two
+    With two children and the programme over all pairs no rule accepts more; it is over the pairs of `CONTESTED` tokens.
+    Where the solver fails the needier of two
     tokens wins: less is accepted, the distribution stays exact. Example, p = (.2, .5, .3), q = (.6, .3, .1), two
     children:
 

@@ -334,6 +334,15 @@ def test_bad_input_is_refused_before_anything_is_decoded(decoder):
     assert decoder.target.work == work and decoder.generate_batch([]) == []
 
 
+def test_there_are_as_many_lanes_as_prompts(decoder, alone, monkeypatch):
+    """A width of 20,000 took 2.5 GB for two prompts."""
+    made, lanes_of = [], batch.lanes_of
+    monkeypatch.setattr(batch, "lanes_of", lambda models, width: made.append(width) or lanes_of(models, width))
+    assert trace(decoder.generate_batch(PROMPTS[:2], 20_000, NEW)) == alone[:2]
+    assert trace(decoder.generate_batch(PROMPTS[:1], 20_000, NEW)) == alone[:1]
+    assert made == [2]
+
+
 @torch.inference_mode()
 def test_rows_of_a_storage_are_moved_before_they_are_needed():
     """Commits of two lanes, one of them overlapping itself; the storage grows before the next forward."""

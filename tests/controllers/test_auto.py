@@ -18,8 +18,6 @@ from evaluation.demo.__main__ import Options as Demo
 from evaluation.run.options import Options as Run
 from experiments.replay.__main__ import main as replay
 from experiments.replay.controllers import CHAINS, CONTROLLERS, TREES, Setting
-from experiments.replay.recording import record
-from experiments.replay.recording import replay as replay_texts
 from opt_tree import CausalLM, CausalLMDrafter, Decoder, OptTree, Sampling, Static, load_pair
 from opt_tree.batch import shared_forwards as batch
 from opt_tree.controllers import Auto, Controller, Thompson, in_lanes
@@ -30,6 +28,8 @@ from opt_tree.core.pool import CandidatePool
 from opt_tree.core.step import Step
 from opt_tree.decoding import step_costs as pricing
 from opt_tree.decoding.presets import plain
+from opt_tree.decoding.recording import record
+from opt_tree.decoding.recording import replay as replay_texts
 from opt_tree.decoding.step_costs import Timed, costs_of, fit
 from opt_tree.drafters import TokenRecycling
 from opt_tree.policies import Costs, Priced, TreePolicy
@@ -265,7 +265,7 @@ def test_a_batch_is_decoded_by_its_own_costs(monkeypatch):
         Decoder(TableTarget(laws[0], 12), TableDrafter(laws[1]), policy).generate_batch([[1], [2], [3]], 8, 60)
         for policy in (Static.empty(), Auto(EAGER), auto)
     )
-    assert asked == [8] and auto.rate == Auto(EAGER).rate  # the decoder's own is as it was
+    assert asked == [3] and auto.rate == Auto(EAGER).rate  # the decoder's own is as it was
     assert [one.tokens for one in fixed] == [one.tokens for one in priced] == [one.tokens for one in plainly]
     nodes = [sum(step.tree.nodes for one in answers for step in one.steps) for answers in (fixed, priced)]
     assert nodes[1] < nodes[0]
@@ -490,7 +490,7 @@ def test_a_policy_with_what_was_learned_is_the_same_one():
         (lambda: Costs(((1, 1.0),), 1, ((1, float("nan")),)), "drafting must have points of 0 seconds or more"),
         (lambda: Costs(((1, 1.0),), 1, ()), "drafting must have points"),
         (lambda: Costs(((1, 1.0),), -1, ((1, 1.0),)), "first must be 0 or more, and finite, got -1"),
-        (lambda: Priced(EAGER, nodes=0), "nodes and max_depth must be at least 1, got 0 and 10"),
+        (lambda: Priced(EAGER, nodes=0), "nodes must be at least 1, got 0"),
         (lambda: Priced(EAGER, nodes=256), "nodes must be below 256, the rows that costs are known of, got 256"),
         (lambda: Auto(EAGER, nodes=300), "nodes must be below 256, the rows that costs are known of, got 300"),
         (lambda: Auto(EAGER, decay=0.0), r"decay must be in \(0, 1\], got 0"),

@@ -232,8 +232,8 @@ class Bigrams(TableDrafter):
 
     sparse = True
 
-    def _answer(self, paths):
-        probs, tokens = super()._answer(paths).exp().topk(2)
+    def _counted(self, answer):
+        probs, tokens = super()._counted(answer).exp().topk(2)
         return Few((0.7 * probs).log(), tokens)
 
 

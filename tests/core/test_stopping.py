@@ -135,7 +135,7 @@ def test_a_generation_stops_inside_an_accepted_path() -> None:
     """Tokens behind the stop token are neither returned nor counted."""
     result = generate(Stop(frozenset({0})), 20)
     assert result.tokens == [1, 2, 0] and result.finish_reason == "stop_token"
-    assert len(result.steps[0].tokens) == 6 and result.accept_lengths == [3]
+    assert len(result.steps[0].tokens) == 4 and result.accept_lengths == [3], "nothing is drafted below a stop token"
     assert result.mean_acceptance_length == 3
     # Tokens 1 2 0 spell "b", "ab", "a" here.
     result = generate(Stop(strings=("babab",), tokenizer=Toy()), 20)

@@ -71,10 +71,12 @@ MAKERS = {
     "product": lambda target: Product(small(), store()),
     "rasd": lambda target: Rasd(small(), NGramDrafter()),
 }
+OWN_TEST = {"mtp"}
+"""Kinds that read files though no path is given: the target's. Their conversations are in their own tests."""
 MAKERS |= {
     name: lambda target, kind=kind: kind.make("", target, DrafterOptions())
     for name, kind in KINDS.items()
-    if name not in MAKERS and not kind.needs_path
+    if name not in {*MAKERS, *OWN_TEST} and not kind.needs_path
 }
 ANEW = {"dflash"}
 """Kinds that begin every prompt anew."""

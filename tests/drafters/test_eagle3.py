@@ -21,7 +21,7 @@ from opt_tree.decoding.draft import draft
 from opt_tree.drafters import EagleDrafter, Sharpened
 from opt_tree.drafters.draft_vocabulary import VOCABULARY, take_vocabulary, vocabulary_tensors
 from opt_tree.drafters.heads.eagle import load_eagle
-from opt_tree.drafters.heads.eagle3 import Eagle3Drafter, Eagle3Head, load_eagle3
+from opt_tree.drafters.heads.eagle3 import NORMS, Eagle3Drafter, Eagle3Head, load_eagle3
 from opt_tree.models.causal_lm import CausalLM
 from opt_tree.models.checkpoints import DEMO, CheckpointError
 from opt_tree.policies import Sampled, Static
@@ -40,8 +40,14 @@ def target_of() -> CausalLM:
     return CausalLM(build(config))
 
 
+NORMED = [(), ("fc_norm",), ("norm_output",), ("fc_norm", "norm_output"), ("norm_before_fc", "norm_output")]
+"""Settings of EAGLE-3.1 that heads come with."""
+
+
 def tiny_head3(target: CausalLM, columns: int = len(KNOWN), seed: int = 3, **changes: Any) -> Eagle3Head:
+    norms = {name: changes.pop(name) for name in NORMS if name in changes}
     config = tiny_head(target.model, **changes).config
+    config.update(norms)
     config.draft_vocab_size = columns
     with torch.random.fork_rng(), torch.no_grad():
         torch.manual_seed(seed)
@@ -58,12 +64,18 @@ def law_without_a_cache(head: Eagle3Head, target: CausalLM, context: list[int], 
     """Log-probabilities over the draft vocabulary behind the context and a drafted path, everything recomputed."""
     w, c = head.state_dict(), head.config
     states = target.model.model(torch.tensor([context]), output_hidden_states=True, use_cache=False).hidden_states
-    wide = torch.cat([states[layer + 1][0] for layer in LAYERS], -1)
-    features, tokens = list(wide[:-1] @ w["fc.weight"].T), list(context[1:])
 
     def normed(x: Tensor, name: str) -> Tensor:
         y = x.float() * torch.rsqrt(x.float().pow(2).mean(-1, keepdim=True) + c.rms_norm_eps)
         return w[name] * y.to(x.dtype)
+
+    read = [states[layer + 1][0] for layer in LAYERS]
+    if getattr(c, "fc_norm", False):
+        read = [normed(one, f"fc_norm.{i}.weight") for i, one in enumerate(read)]
+    wide = torch.cat(read, -1)
+    if getattr(c, "norm_before_fc", False):
+        wide = normed(wide, "input_norm.weight")
+    features, tokens = list(wide[:-1] @ w["fc.weight"].T), list(context[1:])
 
     def last_output() -> Tensor:
         given = torch.stack(features)
@@ -88,7 +100,8 @@ def law_without_a_cache(head: Eagle3Head, target: CausalLM, context: list[int], 
         return (x + (torch.nn.functional.silu(y @ gate.T) * (y @ up.T)) @ down.T)[-1]
 
     for token in path:
-        features.append(last_output())
+        out = last_output()
+        features.append(normed(out, "norm.weight") if getattr(c, "norm_output", False) else out)
         tokens.append(token)
     return (normed(last_output(), "norm.weight") @ w["lm_head.weight"].T).log_softmax(-1)
 
@@ -111,10 +124,11 @@ class Reducing(Witness):
         return answer
 
 
+@pytest.mark.parametrize("norms", NORMED, ids="-".join)
 @pytest.mark.parametrize("before", [False, True], ids=["residual-as-it-is", "residual-normed"])
-def test_every_law_is_that_of_a_head_without_a_cache(before):
+def test_every_law_is_that_of_a_head_without_a_cache(before, norms):
     target = target_of()
-    head = tiny_head3(target, norm_before_residual=before)
+    head = tiny_head3(target, norm_before_residual=before, **dict.fromkeys(norms, True))
     witness = Reducing(Eagle3Drafter(head, target, tokens=KNOWN, layers=LAYERS))
     steps = list(Decoder(target, witness, OptTree(40, 0.0, 3)).steps(prompt(9), 16))
     assert any(step.accepted for step in steps), "features of accepted tokens should be seen again"
@@ -182,16 +196,22 @@ def drafted(drafter: EagleDrafter, target: CausalLM) -> list[Any]:
 
 @pytest.mark.parametrize("layout", ["published", "speculators"])
 @pytest.mark.parametrize("before", [False, True], ids=["residual-as-it-is", "residual-normed"])
-@pytest.mark.parametrize("shared", [False, True], ids=["own-output", "target-s-output"])
-def test_a_head_drafts_as_the_one_that_was_saved(tmp_path, layout, before, shared):
+@pytest.mark.parametrize(
+    ("shared", "norms"), [(False, ()), (True, ()), *((False, some) for some in NORMED[1:])], ids=str
+)
+def test_a_head_drafts_as_the_one_that_was_saved(tmp_path, layout, before, shared, norms):
     target = target_of()
-    head = tiny_head3(target, norm_before_residual=before)
+    head = tiny_head3(target, norm_before_residual=before, **dict.fromkeys(norms, True))
     if shared:
         head.lm_head.weight.data.copy_(target.model.get_output_embeddings().weight[KNOWN])
     save_eagle3(head, KNOWN, tmp_path, layout, shared, torch.float64)
     names = set(load_file(tmp_path / "model.safetensors"))
     assert ("lm_head.weight" in names) != shared and "embed_tokens.weight" not in names
     assert any(name.startswith("midlayer." if layout == "published" else "layers.0.") for name in names)
+    assert ("fc_norm.2.weight" in names, "input_norm.weight" in names) == (
+        "fc_norm" in norms,
+        "norm_before_fc" in norms,
+    )
     loaded = load_drafter(f"eagle:{tmp_path}", target)
     assert isinstance(loaded, Eagle3Drafter) and loaded.features == (1, 1, 0)
     ours = Eagle3Drafter(head, target, tokens=KNOWN)
@@ -209,6 +229,21 @@ def test_the_residual_s_default_is_each_layout_s_own(tmp_path):
         del config["norm_before_residual"]
         (folder / "config.json").write_text(json.dumps(config))
         assert load_eagle3(str(folder), target).lm.model.base_model.residual_normed is normed
+
+
+def test_norms_may_be_named_apart(tmp_path):
+    target = target_of()
+    save_eagle3(tiny_head3(target, norm_before_fc=True), KNOWN, tmp_path)
+    folder = spoilt(tmp_path, {"norm_before_fc": None, "eagle_config": {"use_aux_hidden_state": True}})
+    with pytest.raises(CheckpointError, match=r"unexpected input_norm\.weight"):
+        load_eagle3(folder, target)
+    path = tmp_path / "config.json"
+    config = json.loads(path.read_text())
+    del config["norm_before_fc"]
+    config["eagle_config"]["norm_before_fc"] = True
+    path.write_text(json.dumps(config))
+    head = load_eagle3(folder, target).lm.model.base_model
+    assert head.input_norm.weight.shape == (3 * HIDDEN,) and not head.output_normed
 
 
 @pytest.mark.parametrize("layout", ["published", "speculators"])
@@ -261,7 +296,11 @@ def spoilt(folder: Path, config: dict[str, Any] | None = None, **tensors: Tensor
 @pytest.mark.parametrize(
     ("config", "tensors", "message"),
     [
-        ({"norm_before_fc": True}, {}, "its config sets norm_before_fc, which this EAGLE-3 head does not have"),
+        ({"norm_before_fc": True}, {}, "missing input_norm.weight"),
+        ({"fc_norm": True}, {}, "missing fc_norm.0.weight; missing fc_norm.1.weight; missing fc"),
+        ({"fc_norm": True, "norm_before_fc": True}, {}, "its config sets both fc_norm and norm_before_fc"),
+        ({"eagle_config": {"use_mtp_layernorm": True}}, {}, "its config sets eagle_config.use_mtp_layernorm, which is"),
+        ({"eagle_config": {"use_aux_hidden_state": False}}, {}, "its config sets eagle_config.use_aux_hidden_state"),
         ({"num_hidden_layers": 2}, {}, "one layer, this config has 2"),
         ({"draft_vocab_size": 9}, {}, f"draft_vocab_size is 9, d2t has {len(KNOWN)}"),
         ({}, {"d2t": None, "t2d": None}, f"draft_vocab_size is {len(KNOWN)}, d2t has none"),

@@ -130,33 +130,38 @@ class TestRasd:
 
     def test_branches_that_the_model_does_not_begin_with_are_pruned(self):
         law = (0.5, 0.3, 0.1, 0.06, 0.04)
-        answer, _ = self.fused(law, {1: 0.7, 4: 0.3}, top=2)
-        assert answer == {0: pytest.approx(0.5), 1: pytest.approx(0.7), **{t: pytest.approx(law[t]) for t in (2, 3, 4)}}
+        answer, drafter = self.fused(law, {1: 0.7, 4: 0.3}, top=2)
+        assert answer == pytest.approx(dict(enumerate(law)))
+        assert drafter._retrieved == [{1: 0.7}], "4 is pruned, 1 goes on"
 
-    def test_branches_share_what_agrees_and_hang_below(self):
-        """Token 1 is the retrieval's more than the model's: what follows it costs no forward."""
+    def test_both_trees_are_merged(self):
+        """The model proposes 0 and 1. Both stay its own, also 1, which the retrieval thinks more of."""
         law = (0.5, 0.3, 0.1, 0.06, 0.04)
-        _, drafter = self.fused(law, {1: 0.7, 0: 0.2})
+        _, drafter = self.fused(law, {1: 0.7, 3: 0.2}, top=2)
+        alone, merged = dict(enumerate(law)), {0: 0.5, 1: 0.3, 2: 0.1, 3: 0.2, 4: 0.04}
         pool = CandidatePool(0, TopK(per_node=5))
         drafter.reset([0], None)
         pool.add(drafter.root([0]))
-        rows = {int(pool.tokens[row]): row for row in range(1, 6)}
-        forwards = drafter.drafter.forwards
-        below = drafter.expand(pool.frontier(np.array([rows[0], rows[1], rows[2]])))
-        assert drafter.drafter.forwards == forwards + 1
-        assert drafter.drafter.expanded[-1] == [(0,), (2,)]
-        shared, grafted, other = probs_of(below)
-        # 0 was retrieved, too, so the retrieval goes on there, beside the model.
-        assert (
-            shared == {0: pytest.approx(0.5), 1: pytest.approx(0.7), 2: 0.1, 3: 0.06, 4: pytest.approx(0.04)} or shared
-        )
-        assert shared[1] == pytest.approx(0.7) and shared[0] == pytest.approx(0.5)
-        assert grafted == {1: pytest.approx(0.7), 0: pytest.approx(0.2)}
-        assert other == {t: pytest.approx(p) for t, p in enumerate(law)}
+        below = drafter.expand(pool.frontier(np.array([row_of(pool, path) for path in ((0,), (1,), (2,))])))
+        assert drafter.drafter.expanded[-1] == [(0,), (1,), (2,)]
+        # Nothing that was retrieved goes on below 0 and 2. Below 1 the branch does, with 3 beside the model's own.
+        assert probs_of(below) == [pytest.approx(expected) for expected in (alone, merged, alone)]
+        pool.add(below)
+        below = drafter.expand(pool.frontier(np.array([row_of(pool, path) for path in ((1, 1), (1, 3))])))
+        assert drafter.drafter.expanded[-1] == [(1, 1)], "3 hangs there at no forward"
+        assert probs_of(below) == [pytest.approx(expected) for expected in (merged, {1: 0.7, 3: 0.2})]
 
     def test_no_top_is_refused(self):
         with pytest.raises(ValueError, match="got top 0"):
             Rasd(TableDrafter(hashed_laws(2, 5)), NGramDrafter(), 0)
+
+
+def row_of(pool, path):
+    """The place of a path of tokens in a pool."""
+    row = 0
+    for token in path:
+        (row,) = np.flatnonzero((pool.parents == row) & (pool.tokens == token))
+    return int(row)
 
 
 def models_of(kind, target):

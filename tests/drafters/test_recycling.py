@@ -135,6 +135,22 @@ class TestAsPublished:
             TokenRecycling(9).load(tmp_path / "table")
         assert "\n" not in str(refusal.value)
 
+    @pytest.mark.parametrize(
+        "change, complaint",
+        [
+            ({"table": np.full((9, 8), 10**6, np.int32)}, "token ids of 1000000 to 1000000, for 9 tokens"),
+            ({"table": np.zeros((12, 8), np.int32)}, r"a table of shape \(12, 8\) with 9 counts"),
+            ({"table": np.zeros(5, np.int32)}, r"array table is of int32 and shape \(5,\)"),
+            ({"counts": np.zeros(0)}, r"a table of shape \(9, 8\) with 0 counts"),
+            ({"counts": np.full(9, np.nan)}, "counts are .nan"),
+        ],
+    )
+    def test_wrong_arrays_are_refused(self, change, complaint, tmp_path):
+        arrays = {"table": np.zeros((9, 8), np.int32), "counts": np.ones(9)} | change
+        save_table(tmp_path / "table", "token recycling table", Table({"vocab": 9, "tokenizer": None}, arrays), 2)
+        with pytest.raises(CheckpointError, match=f"is corrupt: .*{complaint}"):
+            TokenRecycling(9).load(tmp_path / "table")
+
     @pytest.mark.parametrize("rates", [(), (-0.1,), (0.6, 0.6)])
     def test_wrong_rates_are_refused(self, rates):
         with pytest.raises(ValueError, match="rates of the ranks"):
@@ -218,6 +234,23 @@ class TestByNGrams:
         (tmp_path / "table").write_bytes((tmp_path / "table").read_bytes()[:-5])
         with pytest.raises(CheckpointError, match="corrupt"):
             other.load(tmp_path / "table", 9)
+
+    @pytest.mark.parametrize(
+        "change, complaint",
+        [
+            ({"tokens": np.full((3, 2), 10**6, np.int32)}, "token ids of 1000000 to 1000000, for 9 tokens"),
+            ({"runs": None}, "array runs is missing"),
+            ({"tokens": np.zeros((2, 2), np.int32)}, r"the shapes \[\(3, 3\), \(2, 2\), \(3, 2\)\]"),
+            ({"log_probs": np.full((3, 2), np.nan)}, "a log-probability in it"),
+        ],
+    )
+    def test_wrong_arrays_are_refused(self, change, complaint, tmp_path):
+        arrays = {"runs": np.zeros((3, 3), np.int32), "tokens": np.zeros((3, 2), np.int32)}
+        arrays = arrays | {"log_probs": np.zeros((3, 2))} | change
+        arrays = {name: array for name, array in arrays.items() if array is not None}
+        save_table(tmp_path / "table", "n-gram recycling table", Table({"vocab": 9, "tokenizer": None}, arrays))
+        with pytest.raises(CheckpointError, match=f"is corrupt: .*{complaint}"):
+            NGramRecycling().load(tmp_path / "table", 9)
 
 
 KINDS = {

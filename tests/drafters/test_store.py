@@ -8,12 +8,15 @@ import pytest
 import torch
 from conftest import TableTarget, hashed_laws
 from drafters.test_ngram import outcome_of, probs_of
+from safetensors.numpy import save_file
 from tiny_models import VOCAB, prompt, tiny, tiny_tokenizer
 
 from opt_tree import Decoder, OptTree, Sampling, Static
 from opt_tree.drafters import Store, StoreDrafter
+from opt_tree.drafters.tables import file_format
 from opt_tree.drafters.tables.file_format import Table, fingerprint, load_table, save_table
-from opt_tree.drafters.tables.store import BETA, FILE, hashes
+from opt_tree.drafters.tables.ngram import Counts, Text, interpolate
+from opt_tree.drafters.tables.store import BETA, FILE, FOLLOWERS, hashes
 from opt_tree.models.causal_lm import CausalLM
 from opt_tree.models.checkpoints import CheckpointError
 from opt_tree.training.answers import Example, opening
@@ -123,8 +126,6 @@ class TestFile:
             Store.load(tmp_path, VOCAB)
 
     def test_anothers_safetensors_file_is_refused(self, tmp_path):
-        from safetensors.numpy import save_file
-
         save_file({"weight": np.zeros(3, np.float32)}, tmp_path / FILE)
         with pytest.raises(CheckpointError, match="is not a store of this library but something else"):
             Store.load(tmp_path, VOCAB)
@@ -146,6 +147,67 @@ class TestFile:
     def test_a_larger_vocabulary_is_refused(self, folder):
         with pytest.raises(CheckpointError, match=f"has {VOCAB} tokens, this target 7"):
             Store.load(folder, 7)
+
+    @pytest.mark.parametrize(
+        "field, value, complaint",
+        [
+            ("vocab", None, "vocab is 'missing'"),
+            ("vocab", "x", "vocab is 'x'"),
+            ("vocab", float("nan"), "vocab is nan"),
+            ("sum", None, "sum is 'missing'"),
+            ("tokenizer", 5, "tokenizer is 5"),
+            ("order", None, "order is 'missing'"),
+            ("order", 10**12, "order is 1000000000000"),
+            ("bits", "32", "bits is '32'"),
+            ("beta", [float("nan")] * 3, r"beta is \[nan, nan, nan\], not 3 numbers"),
+            ("beta", 5, "beta is 5, not 3 numbers"),
+        ],
+    )
+    def test_a_wrong_header_is_refused_before_the_contents_are_read(self, field, value, complaint, folder, monkeypatch):
+        header, arrays = load_table(folder / FILE, "store", VOCAB)
+        header = {**header, field: value} if value is not None else {n: v for n, v in header.items() if n != field}
+        save_file(
+            {name: np.array(one) for name, one in arrays.items()}, folder / FILE, {"opt_tree": json.dumps(header)}
+        )
+        if field in ("vocab", "sum", "tokenizer"):
+            monkeypatch.setattr(file_format, "_map", lambda path: pytest.fail("the contents were read"))
+        with pytest.raises(CheckpointError, match=f"is corrupt: its {complaint}"):
+            Store.load(folder, VOCAB)
+
+    @pytest.mark.parametrize("header", ["[]", "3", "[" * 10**5], ids=["a list", "a number", "deep"])
+    def test_a_header_that_is_no_object_is_refused(self, header, folder):
+        save_file({"keys": np.zeros(1, np.uint32)}, folder / FILE, {"opt_tree": header})
+        with pytest.raises(CheckpointError, match=r"is not a store|is corrupt"):
+            Store.load(folder, VOCAB)
+
+    def test_a_run_that_claims_all_entries_is_read_as_far_as_one_of_this_library(self):
+        """A file of 1 MiB held up each node by a sixth of a second, and gave probabilities above 1."""
+        count, (key,) = 2**17, hashes((7,), 32)
+        arrays = {
+            "keys": np.array([key], np.uint32),
+            "first": np.array([0, count], np.uint32),
+            "totals": np.array([1], np.uint32),
+            "tokens": np.arange(count, dtype=np.uint32),
+            "counts": np.full(count, 1000, np.uint32),
+        }
+        store = Store(Table({"order": 1, "bits": 32, "vocab": count}, arrays))
+        (row,) = store.rows((7,))
+        assert row == (FOLLOWERS * 1000, [(token, 1000) for token in range(FOLLOWERS)])
+        assert sum(interpolate((7,), Text(Counts(0)), (0.0,), [row]).values()) == pytest.approx(1)
+
+    @pytest.mark.parametrize(
+        "change, complaint",
+        [
+            ({"first": np.zeros(1, np.uint32)}, "do not fit each other"),
+            ({"counts": np.zeros(3, np.float32)}, "array counts is of float32"),
+            ({"keys": None}, "array keys is missing"),
+        ],
+    )
+    def test_arrays_that_are_no_stores_are_refused(self, change, complaint):
+        header, arrays = build(documents([1, 2, 3]), Recipe(5, order=2))
+        arrays = {name: array for name, array in (arrays | change).items() if array is not None}
+        with pytest.raises(CheckpointError, match=complaint):
+            Store(Table(header, arrays))
 
     def test_writing_is_all_or_nothing(self, folder, monkeypatch):
         """A death while writing leaves the file that was there."""

@@ -2,7 +2,7 @@
 
 import math
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from fractions import Fraction
 from pathlib import Path
 
@@ -12,20 +12,14 @@ import torch
 from torch import Tensor
 
 from opt_tree.engines import canonical
-from opt_tree.engines.canonical import attend, load_kernel
+from opt_tree.engines.canonical import attend, sums_one_otherwise
 
 Attend = Callable[[Tensor, Tensor, Tensor, Tensor, float], Tensor]
 DTYPES = [torch.float32, torch.bfloat16]
 HIDDEN = -3e38
 
 
-@pytest.fixture(scope="module", autouse=True)
-def kernel(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Built once for these tests, unless this process has it already."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("OPT_TREE_CACHE", str(tmp_path_factory.mktemp("packages")))
-        load_kernel()
-        yield
+pytestmark = pytest.mark.usefixtures("kernel")
 
 
 def bits(numbers: Tensor) -> Tensor:
@@ -238,3 +232,20 @@ def test_the_width_of_vectors_decides_nothing(tmp_path: Path) -> None:
     for dtype in DTYPES:
         given = problem(7, dtype, groups=1, rows=6, keys=70, dim=72)
         assert torch.equal(bits(other(*given, 0.25)), bits(attend(*given, 0.25)))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_another_order_of_sums_is_seen_for_one_row(dtype: torch.dtype) -> None:
+    """Where a row of random numbers shows it in few of its outputs, or in none."""
+    weight = torch.randn(24, 96, generator=torch.Generator().manual_seed(1)).to(dtype)
+
+    def whole(rows: Tensor) -> Tensor:
+        return torch.stack([row.float() @ weight.T.float() for row in rows]).to(dtype)
+
+    def halved(rows: Tensor) -> Tensor:
+        if len(rows) > 1:
+            return whole(rows)
+        (row,), wide = rows.float(), weight.T.float()
+        return (row[:48] @ wide[:48] + row[48:] @ wide[48:]).to(dtype)[None]
+
+    assert sums_one_otherwise(halved, weight) and not sums_one_otherwise(whole, weight)

@@ -6,8 +6,9 @@ runs the exported graph as it is: the families, their masks, and the handling of
 
 import copy
 import multiprocessing
+import pickle
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -57,35 +58,6 @@ def compiled(kept: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[CausalLM]
         return lm
 
     return compiled_model
-
-
-@pytest.fixture
-def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
-    """Compile nothing: a package is a note, its call the exported program. Lists what was "compiled"."""
-    made: list[str] = []
-    programs: dict[str, Any] = {}
-    monkeypatch.setenv("OPT_TREE_CACHE", str(tmp_path / "cache"))
-
-    def compile_nothing(program: torch.export.ExportedProgram, file: Path, options: dict[str, Any]) -> None:
-        laws = any("scale" in str(name) for name in program.graph_signature.user_inputs)
-        assert options == (aot.OPTIONS | aot.TIMED if laws else aot.OPTIONS), "drafters' products are timed"
-        made.append(str(file))
-        programs[made[-1]] = program
-        file.write_text(made[-1])
-
-    def load(file: Path) -> Callable[[list[Tensor]], list[Tensor]]:
-        program = programs[file.read_text()]
-        graph = program.module()
-
-        def call(flat: list[Tensor]) -> list[Tensor]:
-            inputs, _ = torch.utils._pytree.tree_unflatten(flat, program.call_spec.in_spec)
-            return list(graph(*inputs))
-
-        return call
-
-    monkeypatch.setattr(aot, "_compile", compile_nothing)
-    monkeypatch.setattr(aot, "_load", load)
-    yield made
 
 
 def long_llama(seed: int = 0) -> torch.nn.Module:
@@ -219,6 +191,21 @@ def test_a_copy_of_a_compiled_model_runs_its_package(compiled):
     tree = random_tree(5, seed=0, root=3)
     assert again.engine is not lm.engine and again.engine.name == "aot"
     assert torch.equal(again.score(tree).logits, lm.score(tree).logits)
+
+
+def test_a_copy_whose_package_is_gone_is_eager(compiled):
+    lm = compiled(CausalLM(long_llama()))
+    lm.append(prompt(9))
+    blob, tree = pickle.dumps(lm), random_tree(5, seed=0, root=3)
+    package = lm.engine.package.file
+    kept = package.rename(package.with_suffix(".kept"))
+    try:
+        with pytest.warns(UserWarning, match="its compiled package is gone .*; eager until compiled again"):
+            again = pickle.loads(blob)
+    finally:
+        kept.rename(package)
+    assert again.engine.name == "eager"
+    assert (again.score(tree).logits - lm.score(tree).logits).abs().max() < CLOSE
 
 
 def test_buckets_and_a_large_prefill(compiled):

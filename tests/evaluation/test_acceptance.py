@@ -101,7 +101,7 @@ def test_nothing_is_counted_behind_the_end_of_a_generation() -> None:
     generation = decoder.generate(CONTEXT, 9, stop=Stop(frozenset({1})))
     counts = Counts.none(4, 2)
     counts.add(generation)
-    assert len(generation.tokens) == 1 and generation.steps[0].accepted == 4
+    assert len(generation.tokens) == 1 and generation.steps[0].accepted == 1
     # The token of rank 1 has probability 0: it is no child, and so was not tried.
     assert counts.tried.tolist() == [[1, 0], [0, 0], [0, 0], [0, 0]]
     assert counts.accepted.tolist() == [[1, 0], [0, 0], [0, 0], [0, 0]]
@@ -170,7 +170,7 @@ def test_at_temperature_0_the_rates_are_those_of_the_targets_argmax(folder: Path
     [
         (["--children", "TopK,Beam"], "unknown children Beam"),
         (["--width", "0"], "--width must be at least 1, got 0"),
-        (["--width", "99999"], "--width 99999 times --depth 2 must be at most 65536"),
+        (["--width", "99999"], "--width 99999 times --depth 2 must be at most 4096"),
         (["--least-trials", "100000"], "fewer than 100000"),
         (["--question-file", "absent.jsonl"], "absent.jsonl"),
         (["--output", "absent/folder/a.json"], "no folder absent/folder"),

@@ -348,7 +348,7 @@ def test_plots_come_from_the_file_alone(
         "structures_" + re.sub(r"\W+", "_", f"lm:{folder}/draft"),
     )
     wanted += ("depth", "verifiers_by_temperature", "verifiers_by_rollout")
-    assert found == {f"compare_{name}.png" for name in wanted}
+    assert found == {f"compare_{name}{kind}" for name in wanted for kind in (".png", ".svg")}
     assert compare.main(["--output", str(tmp_path / "absent.jsonl")]) == 2
 
 
@@ -380,7 +380,7 @@ def test_a_preset_does_not_swallow_the_flags_of_a_grid(flag, capsys):
         (("--policies", "opt", "--budgets", "0"), "at least 1 node, got 0"),
         (("--policies", "opt", "--budgets", "6,x"), "not a comma list of numbers: '6,x'"),
         (("--policies", "opt", "--budgets", "6,4.5"), "not a whole number: 4.5"),
-        (("--policies", "opt", "--budgets", "1000000000"), "at most 65536, got 1000000000"),
+        (("--policies", "opt", "--budgets", "1000000000"), "at most 4096, got 1000000000"),
         (("--policies", "opt", "--temperatures", "-1"), "got -1"),
         (("--policies", "opt", "--sharpening", "fitted"), "no calibration is stored"),
         (("--policies", "opt", "--sharpening", "sharpened"), "unknown 'sharpened'; there are bare, fitted"),

@@ -13,6 +13,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+import transformers
 from byte_tokenizer import byte_tokenizer
 from safetensors.torch import save_file
 from tiny_models import ARCHITECTURES, build, perturbed, tiny_head
@@ -129,6 +130,19 @@ def test_a_mistake_is_one_line_and_status_two(monkeypatch, capsys):
 def eagle(folders) -> list[str]:
     return ["--base-model-path", folders["target"], "--ea-model-path", folders["head"], "--dtype", "float32",
             "--device", "cpu", "--prompt", "hello", *QUICK]  # fmt: skip
+
+
+def test_what_transformers_says_of_a_checkpoint_is_shown(classic, monkeypatch):
+    """Of weights that no layer takes, say: the demo is silent about transformers' own generate only."""
+    heard: list[int] = []
+
+    def load(*_: object) -> None:
+        heard.append(transformers.logging.get_verbosity())
+        raise ValueError("enough")
+
+    transformers.logging.set_verbosity_warning()
+    monkeypatch.setattr(demo, "load", load)
+    assert run_demo("classic", classic) == 2 and heard == [transformers.logging.WARNING]
 
 
 def test_the_eagle_demo_says_that_a_head_cannot_assist_and_writes_its_page(eagle, tmp_path, capsys):
@@ -249,7 +263,11 @@ def test_mistakes_of_the_classic_demo(classic, capsys, arguments, line):
         ([], [{"make": False, "any_dtype": True}], "forwards: eager; faster with --compile\n"),
         (["--draft-dtype", "float32"], [{"make": False, "any_dtype": False}], "; faster with --compile\n"),
         (["--eager"], [], "forwards: eager\n"),
-        (["--compile"], [{"any_dtype": True}], "compiling what is not in the cache yet"),
+        (
+            ["--compile"],
+            [{"make": False, "any_dtype": True}, {"any_dtype": True}],
+            "layers for this CPU, once: minutes",
+        ),
     ],
 )
 def test_when_forwards_are_compiled(classic, capsys, monkeypatch, given, asked, line):

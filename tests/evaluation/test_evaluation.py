@@ -22,6 +22,8 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from tqdm import tqdm
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
+import evaluation
+import opt_tree
 from evaluation import __main__ as listing
 from evaluation import report
 from evaluation.answers.file import AnswerFile
@@ -272,6 +274,41 @@ def test_own_history_is_the_own_answer(folder: Path, tmp_path: Path) -> None:
     assert command(folder, tmp_path / "a.jsonl") == 0
     choice = lines_of(tmp_path / "a.jsonl")[0]["choices"][0]
     assert make_tokenizer().decode(choice["prompt_ids"][1]) == f"<u>What is 0?<a>{choice['turns'][0]}<u>Why?<a>"
+
+
+def test_a_notebook_does_what_the_command_does(folder: Path, tmp_path: Path) -> None:
+    assert command(folder, tmp_path / "a.jsonl") == 0
+    given = {"drafter": f"lm:{folder}/draft", "dtype": "float64", "device": "cpu", "max_new_tokens": 12, "nodes": 8}
+    table = evaluation.evaluate(
+        f"{folder}/target", folder / "q.jsonl", tmp_path / "b.jsonl", threshold=0.1, max_depth=4, baseline=True, **given
+    )
+    assert set(table.file) == {"b", "b.plain", "b.transformers"} and set(table.category) == {"math", "writing", "all"}
+    assert set(table.same_text) == {1.0}
+    ours, theirs = evaluation.load(tmp_path / "b.jsonl"), evaluation.load(tmp_path / "a.jsonl")
+    assert ours.token_ids.tolist() == theirs.token_ids.tolist()
+    assert (
+        AnswerFile(tmp_path / "b.jsonl").header()["settings"] == AnswerFile(tmp_path / "a.jsonl").header()["settings"]
+    )
+
+
+def test_a_notebooks_own_pair_and_prompts(folder: Path, tmp_path: Path) -> None:
+    pair = opt_tree.load_pair(f"{folder}/target", f"lm:{folder}/draft", dtype="float64", device="cpu")
+    prompts, file = ["Name a fish.", "Why?"], tmp_path / "a.jsonl"
+    for _ in range(2):  # the second time nothing is left to do
+        table = evaluation.evaluate(pair, prompts, file, nodes=8, max_new_tokens=12)
+        turns = evaluation.load(file)
+        assert table.questions.tolist() == [2] and table.new_tokens.tolist() == [turns.new_tokens.sum()]
+    plain = opt_tree.Decoder(pair.target, None, opt_tree.Static.empty()).generate(
+        turns.prompt_ids[0], 12, stop=pair.stop
+    )
+    assert turns.token_ids[0] == plain.tokens and turns.text[1]
+    other = dataclasses.replace(pair, drafter=opt_tree.load_drafter("ngram", pair.target))
+    with pytest.raises(ValueError, match=r"another configuration .drafter .*n-grams"):
+        evaluation.evaluate(other, prompts, file, nodes=8, max_new_tokens=12)
+    with pytest.raises(ValueError, match="the pair is loaded: dtype cannot be chosen any more"):
+        evaluation.evaluate(pair, prompts, dtype="float32")
+    with pytest.raises(ValueError, match="no option is called node; there are "):
+        evaluation.evaluate(pair, prompts, node=8)
 
 
 def test_slices_and_limit_choose_questions_and_extend_a_file(folder: Path, tmp_path: Path) -> None:
@@ -802,11 +839,31 @@ def test_every_published_flag_is_taken_in_both_spellings() -> None:
     assert (options.drafter, options.max_depth, options.question_end, options.num_choices) == ("lm:d", 10, 2, 3)
     assert options.as_dict()["draft_model_path"] == "d" and "drafter" not in options.as_dict()
     head = parse(EagleOptions, "", None, ["--ea-model-path", "e"])
-    assert OptTree(head.nodes, head.threshold, head.max_depth) == OptTree()
+    assert head.tree() == head.on("cuda:0").tree() == OptTree()
     assert head.drafter == parse(Options, "", None, ["--drafter", "eagle:e"]).drafter == "eagle:e"
     assert parse(EagleOptions, "", None, []).as_dict()["ea_model_path"] == "demo"
     with pytest.raises(ValueError, match="each say what drafts"):
         parse(EagleOptions, "", None, ["--draft-model-path", "d", "--ea-model-path", "e"])
+
+
+@pytest.mark.parametrize(
+    ("given", "device", "nodes", "threshold"),
+    [
+        ({}, "cpu", "auto", None),
+        ({}, "cuda:1", 60, 0.5),
+        ({"nodes": 25}, "cpu", 25, 0.5),
+        ({"threshold": 0.2}, "cpu", 60, 0.2),
+        ({"controller": "thompson"}, "cpu", 60, 0.5),
+        ({"method": "chain"}, "cpu", 60, 0.5),
+        ({"nodes": "auto"}, "cuda", "auto", None),
+    ],
+)
+def test_the_tree_is_the_machines_where_nobody_chose_one(
+    given: dict[str, Any], device: str, nodes: int | str, threshold: float | None
+) -> None:
+    told = Options(**given).on(device)
+    assert (told.nodes, told.threshold) == (nodes, threshold)
+    assert told.on(device) == told, "a header's numbers are its run's"
 
 
 def test_gpu_options_place_the_target_on_the_processes_own_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -911,7 +968,7 @@ def test_fastchat_is_imported_only_for_its_templates(
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--nodes", "1000000000"], "--nodes must be at most 65536, got 1000000000"),
+        (["--nodes", "1000000000"], "--nodes must be at most 4096, got 1000000000"),
         (["--threads", "999999"], "--threads must be at most 1024, got 999999"),
         (["--temperature", "-1"], "temperature must be 0 .greedy. or more"),
         (["--temperature", "nan"], "temperature must be 0 .greedy. or more, and finite, got nan"),

@@ -1,10 +1,13 @@
 """The one-off studies that have no test file of their own."""
 
 import json
+from pathlib import Path
 
+import numpy as np
 import pytest
+from torch import Tensor
 
-from experiments import turns, vocabulary
+from experiments import canonical_price, certificates, contested, hybrids, turns, vocabulary
 
 
 def test_the_turns_of_a_conversation(capsys: pytest.CaptureFixture) -> None:
@@ -24,3 +27,76 @@ def test_what_sampling_costs_at_a_vocabulary(capsys: pytest.CaptureFixture) -> N
     assert all(0 < row["nodes"] <= 12 and row["outside the forwards ms"] > 0 for row in rows)
     assert vocabulary.main(["--temperature", "0"]) == 2
     assert "greedy decoding draws nothing" in capsys.readouterr().err
+
+
+def test_a_hybrid_scores_a_tree_in_one_forward(capsys: pytest.CaptureFixture) -> None:
+    small = ["--hidden", "128", "--layers", "4", "--vocabulary", "200", "--context", "9", "--rows", "1,7"]
+    assert hybrids.main([*small, "--repeats", "1", "--json"]) == 0
+    one, seven = json.loads(capsys.readouterr().out.splitlines()[-1])["rows"]
+    assert one["paths"] == 1 and seven["paths"] > 1 and float(seven["logits off by"]) < 1e-3
+    assert hybrids.main(["--rows", "1,x"]) == 2
+    assert "--rows takes sizes like 1,6,13" in capsys.readouterr().err
+
+
+def test_how_much_the_linear_programme_is_worth(capsys: pytest.CaptureFixture) -> None:
+    short = ["--dtype", "float32", "--limit", "1", "--max-new-tokens", "6", "--laws", "2", "--contested", "2,8"]
+    assert contested.main([*short, "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out.splitlines()[-1])["rows"]
+    rounds, two, eight, most = (row["accepted"] for row in rows)
+    assert 0 < two <= eight + 1e-9 <= most + 2e-9 and 0 < rounds <= most + 1e-9
+    assert contested.main(["--laws", "0"]) == 2
+    assert "laws must be at least 1" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_over_all_pairs_the_programme_reaches_the_bound(seed: int) -> None:
+    """With two children no rule accepts more (arXiv:2410.18234)."""
+    target, draft = np.random.default_rng(seed).dirichlet(np.full(6, 0.5), 2)
+    most = contested.bound(target, draft)
+    assert contested.by_duel(target, draft, 6) == pytest.approx(most, abs=1e-6)
+    assert contested.by_duel(target, draft, 2) <= most + 1e-9 and contested.by_rounds(target, draft) <= most + 1e-9
+
+
+@pytest.mark.usefixtures("kernel")
+def test_the_price_of_canonical_arithmetic(capsys: pytest.CaptureFixture) -> None:
+    short = ["--max-new-tokens", "6", "--prompts", "2", "--trees", "5", "--contexts", "20,5000", "--json"]
+    assert canonical_price.main(short) == 0
+    said = capsys.readouterr()
+    first, second = json.loads(said.out.splitlines()[-1])["rows"]
+    assert (first["nodes"], second["nodes"]) == ("plain", 5) and second["as plain, canonical"] == "2 of 2"
+    assert second["tokens/step, canonical"] > 1 == first["tokens/step, canonical"]
+    ratio = second["step ms, canonical"] / second["step ms, today"]
+    assert second["step ms, canonical / today"] == pytest.approx(ratio)
+    assert "5000 tokens: " in said.err
+    assert canonical_price.main(["--trees", "0"]) == 2
+    assert "of at least 1 token" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("kernel")
+def test_certificates_of_every_way(
+    capsys: pytest.CaptureFixture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All equal, and one bit of one row is seen."""
+    output = tmp_path / "certificates.json"
+    short = ["--limit", "2", "--max-new-tokens", "5", "--lanes", "2", "--output", str(output)]
+    assert certificates.main([*short, "--also", "store:demo"]) == 0
+    rows = {row["way"]: row for row in json.loads(output.read_text())["rows"]}
+    assert {"plain", "lm:demo, 60 nodes", "store:demo, 12 nodes", "2 lanes, 12 nodes"} < rows.keys()
+    assert all(row["texts as plain"] == 2 for row in rows.values())
+    assert all(row["rows as one prefill"] == row["rows"] == 10 for way, row in rows.items() if "lanes" not in way)
+
+    digests, seen = certificates.digests, [0]
+
+    def other(logits: Tensor) -> list[bytes]:
+        seen[0] += 1
+        return digests(-logits if seen[0] == 1 else logits)
+
+    monkeypatch.setattr(certificates, "digests", other)
+    assert certificates.main([*short, "--also", "store:demo"]) == 1, "the other ways are not repeated"
+    assert seen[0] == 2 * 2 * (1 + 5), "rows of plain decoding, one by one, and of one prefill each"
+    first = json.loads(output.read_text())["rows"][0]
+    assert (first["way"], first["rows"], first["rows as one prefill"]) == ("plain", 10, 9)
+    assert certificates.main([*short, "--max-new-tokens", "6"]) == 2
+    assert "is another run's" in capsys.readouterr().err
+    assert certificates.main([*short, "--no-exact"]) == 2
+    assert "not canonical" in capsys.readouterr().err

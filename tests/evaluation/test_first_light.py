@@ -24,7 +24,7 @@ def test_each_part_is_on_disk_before_the_next_begins(tmp_path, monkeypatch, caps
     assert found["dry_run"] and found["parts"].keys() == {"machine", "exact", "tests"}
     assert found["parts"]["exact"]["error"] == "RuntimeError: no such kernel"
     text = output.with_suffix(".md").read_text()
-    assert "A dry run on a CPU" in text and "no such kernel" in text and "launch us" in text
+    assert "A dry run: its times mean nothing" in text and "no such kernel" in text and "launch us" in text
     assert "exact failed: RuntimeError: no such kernel" in capsys.readouterr().out
 
 

@@ -102,10 +102,10 @@ def test_what_lanes_cost_is_measured_before_the_clock_runs(
     monkeypatch.setattr(latency, "auto", lambda target, drafter: auto)
     schedule = batches.schedule
     monkeypatch.setattr(batches, "schedule", lambda cells, pairs: then.extend(asked) or schedule(cells, pairs))
-    flags = "--lanes 1,3 --nodes auto --limit 2 --max-new-tokens 4 --dtype float32 --device cpu --json"
+    flags = "--lanes 1,3 --nodes auto --limit 3 --max-new-tokens 4 --dtype float32 --device cpu --json"
     assert latency.main(flags.split()) == 0 and then == [3]
     rows = json.loads(capsys.readouterr().out.splitlines()[-1])["rows"]
-    assert [(row["lanes"], row["same text"]) for row in rows if row["method"] == "auto"] == [(1, "2/2"), (3, "2/2")]
+    assert [(row["lanes"], row["same text"]) for row in rows if row["method"] == "auto"] == [(1, "3/3"), (3, "3/3")]
 
 
 # The measuring.
@@ -171,8 +171,8 @@ def test_measure_and_draw(folder: Path, tmp_path: Path, capsys: pytest.CaptureFi
     made, picture = tmp_path / "latency.json", tmp_path / "latency.png"
     models = ["--base-model-path", folder, "--draft-model-path", folder, "--dtype", "float32", "--inflate", "64x3"]
     sizes = ["--tokens", 1, 4, 16, "--contexts", 8, 32, "--repeats", 3]
-    status, result, printed = call(capsys, *models, *sizes, "--device", "cpu", "--output", made, "--plot", picture)
-    assert status == 0 and result == {"measured": str(made), "plot": str(picture)}
+    status, result, printed = call(capsys, *models, *sizes, "--device", "cpu", "--output", made, "--plots", picture)
+    assert status == 0 and result == {"measured": str(made), "plots": str(picture)}
     measured = json.loads(made.read_text())
     assert {(c["model"], c["context"], c["tokens"]) for c in measured["cells"]} == {
         (model, context, tokens) for model in ("target", "drafter") for context in (8, 32) for tokens in (1, 4, 16)

@@ -1,13 +1,16 @@
 """The report's figures on answer files written by hand, where every one of them is known."""
 
+import csv
 import json
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+import evaluation
 from evaluation import report
 from evaluation.answers import metrics
 from evaluation.answers.metrics import METRICS, Metric
@@ -273,8 +276,9 @@ def test_the_table_the_json_line_and_the_plots(tmp_path: Path, capsys: pytest.Ca
     row = next(line for line in text if line.startswith("a "))
     assert "2.60 [1.00, 5.00]" in row and "100.0 %" in row and "1.62" in row
     drawn = {name.name for name in (tmp_path / "plots").iterdir()}
-    assert drawn == {"a-expected.png", "a-depth.png", "a-lengths.png", "a-time.png"}
-    assert all((tmp_path / "plots" / name).read_bytes()[:4] == b"\x89PNG" for name in drawn)
+    assert drawn == {f"a-{name}.{kind}" for name in ("expected", "depth", "lengths", "time") for kind in ("png", "svg")}
+    begins = {".png": b"\x89PNG", ".svg": b"<?xm"}
+    assert all((tmp_path / "plots" / name).read_bytes()[:4] == begins[Path(name).suffix] for name in drawn)
 
 
 def test_the_first_file_is_set_against_every_other(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -330,6 +334,8 @@ def test_loops_and_ends_are_counted() -> None:
         ('{"question_id": 1, "choices": [{"turns": ["a"]}]}\n', "question 1 has no new_tokens"),
         ('{"question_id": 1, "choices": []}\n', "question 1 has no turns"),
         ('{"question": 1}\n', "line 1: not an answer: no question_id"),
+        ('{"question_id": []}\n', "line 1: not an answer: no question_id"),
+        ('{"question_id": 1, "choices": "x"}\n', "question 1: choices is no list of objects"),
         *(
             (json.dumps(answer(1, "math", choice([[3, 1], [2]], [1.0, 1.0], **changed))) + "\n", f"question 1: {why}")
             for changed, why in (
@@ -339,7 +345,14 @@ def test_loops_and_ends_are_counted() -> None:
                 ({"tree_depths": [2]}, "tree_depths has 1 entries for 3 steps"),
                 ({"new_tokens": [4]}, "new_tokens has 1 entries for 2 turns"),
                 ({"wall_time": ["1.0", "1.0"]}, "wall_time is no list of numbers"),
-                ({"turns": "text"}, "turns is no list"),
+                ({"turns": "text"}, "turns is no list of texts"),
+                ({"turns": -1}, "turns is no list of texts"),
+                ({"finish_reason": [None, "length"]}, "finish_reason is no list of texts"),
+                ({"token_ids": [[1], ["x"]]}, "token_ids is no list of lists of ids"),
+                ({"prompt_ids": [1, 2]}, "prompt_ids is no list of lists of ids"),
+                ({"prompt_ids": [[1]]}, "prompt_ids has 1 entries for 2 turns"),
+                ({"new_tokens": [1e308, 1e308]}, "new_tokens is no list of numbers"),
+                ({"wall_time": [float("nan"), 1.0]}, "wall_time is no list of numbers"),
             )
         ),
     ],
@@ -353,3 +366,84 @@ def test_files_that_are_no_answer_files_are_named(
     assert report.main([str(path)]) == 2
     error = capsys.readouterr().err
     assert error.startswith("error: ") and error.count("\n") == 1 and message in error and str(path) in error
+
+
+# --- tables for pandas and for papers --------------------------------------------------------------------------------
+
+
+def test_an_answer_file_is_a_row_a_turn(tmp_path: Path) -> None:
+    turns = evaluation.load(write(tmp_path / "a.jsonl", ANSWERS), write(tmp_path / "b.jsonl", BASELINE))
+    assert list(turns.file.value_counts().items()) == [("b", 4), ("a", 3)]
+    second = turns.iloc[1]
+    assert (second.question_id, second.turn, second.category, second.text) == (1, 1, "math", "turn 1")
+    assert second.accept_lengths == [2, 2] and second.token_ids == [0, 1, 2, 3], "the steps of this turn alone"
+    assert (second.tokens_per_step, second.tokens_per_second, second.prefill_time) == (2, 4, 0.1)
+    assert turns[turns.file == "a"].groupby("category").new_tokens.sum().to_dict() == {"math": 10, "writing": 3}
+
+
+def test_times_of_a_batch_are_no_speed(tmp_path: Path) -> None:
+    batch = [answer(1, "math", choice([[3, 1]], [1.0], lanes=[4]))]
+    assert evaluation.load(write(tmp_path / "a.jsonl", batch)).tokens_per_second.isna().all()
+
+
+def test_files_of_others_have_fewer_columns(tmp_path: Path) -> None:
+    bare = {"index": 0, "turns": ["x"], "new_tokens": [8], "wall_time": [2.0]}
+    turns = evaluation.load(write(tmp_path / "a.jsonl", [answer(1, "math", bare)]))
+    assert turns.tokens_per_second.tolist() == [4] and "accept_lengths" not in turns and turns.tokens_per_step.isna()[0]
+
+
+def test_figures_are_the_reports(tmp_path: Path) -> None:
+    file, base = write(tmp_path / "a.jsonl", ANSWERS), write(tmp_path / "b.jsonl", BASELINE)
+    table = evaluation.figures(file, baseline=base)
+    assert list(zip(table.file, table.category, strict=True)) == [
+        *(("a", "math"), ("a", "writing"), ("a", "all"), ("b", "math"), ("b", "writing"), ("b", "all"))
+    ]
+    whole = metrics.summary(ANSWERS, BASELINE)
+    row = table.iloc[2]
+    assert row.tokens_per_step == whole["tokens_per_step"] and row.speed_up == whole["speed_up"]["micro"]
+    assert [row.speed_up_low, row.speed_up_high] == whole["speed_up"]["interval"]
+    assert row.same_text == whole["exact_match"]["rate"] and row.turns_compared == whole["exact_match"]["compared"]
+
+
+def test_formats(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    given = [str(write(tmp_path / "a_1.jsonl", ANSWERS)), "--baseline", str(write(tmp_path / "b.jsonl", BASELINE))]
+
+    def printed(form: str) -> list[str]:
+        assert report.main([*given, "--format", form]) == 0
+        return capsys.readouterr().out.splitlines()
+
+    head, *lines = csv.reader(printed("csv"))
+    assert [line[:2] for line in lines] == [["a_1", "math"], ["a_1", "writing"], ["a_1", "all"]] + [
+        ["b", name] for name in ("math", "writing", "all")
+    ]
+    assert dict(zip(head, lines[2], strict=True))["tokens_per_step"] == str(13 / 8)
+    latex = printed("latex")
+    assert latex[0].startswith(r"\begin{tabular}{llrr") and latex[1] == r"\toprule"
+    assert latex[6].startswith(r"a\_1 & all & 2 & 13 & 1.62 & ") and latex[6].endswith(r"\% \\")
+    markdown = printed("markdown")
+    assert len(markdown) == 8 and re.match(r"\| a_1 +\| all +\| +2 \| +13 \| +1.62 \|", markdown[4])
+    for form in ("latex", "markdown"):
+        assert not any("nan" in line.lower() for line in printed(form))
+    assert report.main([*given, "--format", "csv", "--json"]) == 2 and "leave out --json" in capsys.readouterr().err
+
+
+def test_a_comparison_is_a_table_too(tmp_path: Path) -> None:
+    cell = {"temperature": 0.0, "policy": "opt"}
+    line = {"question_id": "opt, T 0", "cell": cell, "answers": ANSWERS, "plain": BASELINE, "figures": {}}
+    table = evaluation.figures(write(tmp_path / "compare.jsonl", [line]))
+    assert table.method.tolist() == ["opt"] and table.temperature.tolist() == [0.0]
+    assert table.speed_up[0] == metrics.speed_up(ANSWERS, BASELINE)["micro"]
+
+
+def test_without_pandas_one_line_says_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    assert report.main([str(write(tmp_path / "a.jsonl", ANSWERS)), "--format", "latex"]) == 2
+    assert "error: tables need pandas: pip install pandas tabulate jinja2" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("call", [evaluation.load, evaluation.figures])
+def test_files_that_are_not_there(tmp_path: Path, call: Any) -> None:
+    with pytest.raises(FileNotFoundError, match="no answer file"):
+        call(tmp_path / "none.jsonl")

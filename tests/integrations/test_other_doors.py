@@ -1,5 +1,7 @@
 """The other doors: a custom_generate repository as the Hub lays it out, and a model for lm-eval."""
 
+import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -114,3 +116,33 @@ def test_lm_eval_scores_and_texts_are_the_same_with_and_without_trees():
     assert found[None][0] == found[0][0] == found[8][0], "texts and log-likelihoods"
     assert found[None][1] == found[0][1] == found[8][1], "scores"
     assert found[8][2] < found[0][2], "the drafts saved no forward"
+
+
+TASK = """
+task: own_questions
+dataset_path: json
+dataset_kwargs: {data_files: {test: QUESTIONS}}
+test_split: test
+output_type: generate_until
+doc_to_text: "{{question}}"
+doc_to_target: "{{answer}}"
+generation_kwargs: {max_gen_toks: 16, until: ["<|end|>"], do_sample: false}
+metric_list: [{metric: exact_match, aggregation: mean, higher_is_better: true}]
+"""
+
+
+def test_lm_evals_command_line_runs_a_task_of_ones_own(tmp_path, monkeypatch):
+    """As documented, without --device: lm-eval's default is cuda:0, wherever it runs."""
+    pytest.importorskip("lm_eval", reason="no lm-eval here: pip install -r requirements/integrations.txt")
+    from opt_tree.integrations.lm_eval_model import main
+
+    (tmp_path / "questions.jsonl").write_text('{"question": "Once upon a time", "answer": "there was"}\n')
+    (tmp_path / "own.yaml").write_text(TASK.replace("QUESTIONS", str(tmp_path / "questions.jsonl")))
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
+    command = "lm-eval run --model opt-tree --model_args pretrained=demo,nodes=8 --tasks own_questions --include_path "
+    command += f"{tmp_path} --output_path {tmp_path / 'out'} --log_samples"
+    monkeypatch.setattr(sys, "argv", command.split())
+    main()
+    (samples,) = tmp_path.glob("out/**/samples_own_questions_*.jsonl")
+    ((text,),) = json.loads(samples.read_text())["resps"]
+    assert len(text) > 20

@@ -1,10 +1,11 @@
 """Every causal LM of the installed transformers, tiny and random: does it decode trees exactly, and if not, why?
 
     python tests/models/sweep_architectures.py [type ...] [--seconds 60] [--log sweep.jsonl] [--write docs/models.md]
+    python tests/models/sweep_architectures.py --canonical [type ...] [--log canonical.jsonl] [--write docs/models.md]
 
 A script, not a test: it takes minutes. Exact means: the tokens of `model.generate` in float64, from a prompt shorter
-and from one longer than every window. Each type runs in a process of its own. What a log holds already is not run
-again: begun anew after an interruption, the sweep goes on.
+and from one longer than every window. With --canonical: is it canonical in bfloat16, and if not, why? Each type runs in
+a process of its own. What a log holds already is not run again: begun anew after an interruption, the sweep goes on.
 """
 
 import argparse
@@ -17,6 +18,7 @@ import os
 import re
 import resource
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +28,9 @@ import torch
 import transformers
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-from opt_tree import CausalLM, Decoder, OptTree, UnsupportedModelError
+from opt_tree import CausalLM, Decoder, NotCanonicalError, OptTree, UnsupportedModelError, make_canonical
 from opt_tree.drafters import model_drafter
+from opt_tree.engines.canonical import load_kernel
 from opt_tree.models.chain_lm import wrap
 
 KINDS = ("exact", "path by path", "refused", "wrong", "not built")
@@ -99,7 +102,7 @@ SPECIAL: dict[str, dict[str, Any]] = {
         "zero_expert_num": 2,
     },
     "mamba2": {"num_heads": 4, "head_dim": 16, "n_groups": 2},
-    "moshi": {"sliding_window": 256},  # as long as its context, as in the published config; beyond, it has none
+    "moshi": {"sliding_window": 256},  # as long as its context, as in the published config: behind it a context ends
     "reformer": {
         "axial_pos_embds_dim": [16, 16],
         "axial_pos_shape": [16, 16],
@@ -239,24 +242,44 @@ def _why_path_by_path(model: Any) -> str:
     return ""
 
 
-def _child(name: str, pipe: Any, seconds: int) -> None:
+def canonical_verdict(name: str) -> tuple[str, str]:
+    """Whether a type is canonical in bfloat16, or why not; of types that hold a tree."""
+    if name in NOT_BUILT:
+        return "no tree", NOT_BUILT[name]
+    wide = {key: 64 for key, size in SMALL.items() if size in (32, 48) or key == "hidden_size_per_layer_input"}
+    SMALL.update(wide)  # GELU is asked for multiples of 64
+    SPECIAL["gemma3n_text"]["intermediate_size"] = [64] * 4
+    try:
+        lm = CausalLM(built(name).to(torch.bfloat16))
+    except Exception as error:
+        return "no tree", " ".join(str(error).split())[:150]
+    try:
+        make_canonical(lm)
+    except NotCanonicalError as why:
+        return "refused", str(why).partition(" is not canonical: ")[2] or str(why)
+    except Exception as error:
+        return "refused", f"{type(error).__name__}: {' '.join(str(error).split())[:150]}"
+    return "canonical", ""
+
+
+def _child(name: str, pipe: Any, seconds: int, judge: Callable[[str], tuple[str, str]]) -> None:
     resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds))
     warnings.simplefilter("ignore")
     transformers.logging.set_verbosity(50)
     torch.set_num_threads(1)
-    pipe.send(verdict(name))
+    pipe.send(judge(name))
 
 
-def alone(name: str, seconds: int) -> tuple[str, str]:
+def alone(name: str, seconds: int, judge: Callable[[str], tuple[str, str]] = verdict) -> tuple[str, str]:
     """Judge a type in a process of its own, so that a crash or a hang is one row of the table."""
     ours, theirs = multiprocessing.Pipe()
-    process = multiprocessing.get_context("fork").Process(target=_child, args=(name, theirs, seconds))
+    process = multiprocessing.get_context("fork").Process(target=_child, args=(name, theirs, seconds, judge))
     process.start()
     theirs.close()  # so that the end of the process is the end of the pipe
     try:
         found = ours.recv()
     except EOFError:
-        found = ("not built", f"nothing within {seconds} seconds")
+        found = (KINDS[-1] if judge is verdict else "refused", f"nothing within {seconds} seconds")
     process.kill()
     process.join()
     return found
@@ -273,28 +296,43 @@ def table(rows: dict[str, tuple[str, str]]) -> str:
     return "\n".join(lines)
 
 
+def canonical_table(rows: dict[str, tuple[str, str]]) -> str:
+    """Markdown: which types are canonical, and why the others that hold a tree are not."""
+    judged = {name: row for name, row in rows.items() if row[0] != "no tree"}
+    passing = [name for name, (kind, _) in judged.items() if kind == "canonical"]
+    lines = [f"Of {len(judged)} types that hold a tree, tiny and random, bfloat16, {len(passing)} are canonical:", ""]
+    lines += [", ".join(passing) + ".", "", "| type | why it is refused |", "|---|---|"]
+    lines += [f"| {name} | {why} |" for name, (kind, why) in judged.items() if kind == "refused"]
+    return "\n".join(lines)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("types", nargs="*", help="types of model; all where none is named")
+    parser.add_argument("--canonical", action="store_true", help="say which types are canonical in bfloat16 instead")
     parser.add_argument("--seconds", type=int, default=60, help="of processor time for each type")
     parser.add_argument("--log", type=Path, help="a line for each type that is done; types in it are not run again")
     parser.add_argument("--write", type=Path, help="put the table between the marks of this file, or into a new one")
     options = parser.parse_args()
     lines = options.log.read_text().splitlines() if options.log and options.log.exists() else []
     done, rows = {name: (kind, why) for name, kind, why in map(json.loads, lines)}, {}
+    mark, judge = ("canonical", canonical_verdict) if options.canonical else ("sweep", verdict)
+    if options.canonical:
+        load_kernel()
     for name in options.types or sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES):
-        rows[name] = done.get(name) or alone(name, options.seconds)
+        rows[name] = done.get(name) or alone(name, options.seconds, judge)
         print(f"{name:28} {rows[name][0]:10} {rows[name][1]}", flush=True)
         if options.log and name not in done:
             with options.log.open("a") as log:
                 log.write(json.dumps([name, *rows[name]]) + "\n")
-    text = f"<!-- sweep -->\n{table(rows)}\n<!-- /sweep -->"
+    begin, end = f"<!-- {mark} -->", f"<!-- /{mark} -->"
+    text = f"{begin}\n{canonical_table(rows) if options.canonical else table(rows)}\n{end}"
     if options.write is None:
         print("\n" + text)
     elif options.write.exists():
         old = options.write.read_text()
-        old = old if "<!-- sweep -->" in old else f"{old}\n<!-- sweep --><!-- /sweep -->\n"
-        options.write.write_text(re.sub(r"<!-- sweep -->.*<!-- /sweep -->", lambda _: text, old, flags=re.DOTALL))
+        old = old if begin in old else f"{old}\n{begin}{end}\n"
+        options.write.write_text(re.sub(f"{begin}.*{end}", lambda _: text, old, flags=re.DOTALL))
     else:
         options.write.write_text(f"# Models\n\n{text}\n")
 

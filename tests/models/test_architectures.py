@@ -14,6 +14,7 @@ from tiny_models import (
     CONTEXT,
     TOLERANCE,
     VOCAB,
+    WIDTH,
     WINDOW,
     build,
     causal_logits,
@@ -151,10 +152,6 @@ REFUSED = {
         lambda: transformers.MambaConfig(vocab_size=VOCAB, hidden_size=32, num_hidden_layers=2),
         "linear_attention: one running state",
     ),
-    "qwen3-next": (
-        lambda: transformers.Qwen3NextConfig(**(_SMALL | {"num_hidden_layers": 4})),
-        "linear_attention: one running state",
-    ),
     "rwkv": (
         lambda: transformers.RwkvConfig(vocab_size=VOCAB, hidden_size=32, num_hidden_layers=2),
         "is recurrent: one running state",
@@ -233,6 +230,20 @@ def test_doge_is_refused_past_its_window(buckets):
     assert decoder.generate(ids, 10).tokens == expected[0, 20:].tolist()
     with pytest.raises(UnsupportedModelError, match="not causal beyond 40 keys"):
         decoder.generate(ids, 30)
+
+
+def test_moshi_ends_at_its_window():
+    """Behind it transformers answers otherwise with a cache than without; before it a tree changes nothing."""
+    sizes = {"ffn_dim": 48, "head_dim": 8, "sliding_window": 150, "initializer_range": 0.4}
+    config = transformers.MoshiConfig(**WIDTH | sizes | {"max_position_embeddings": 512, "pad_token_id": 0})
+    lm = CausalLM(build(config))
+    assert lm.max_context == 150
+    ids = torch.tensor([prompt(100)])
+    plain = lm.model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=20, do_sample=False)[0, 100:]
+    drafter = CausalLMDrafter(CausalLM(build(config, seed=1)), VOCAB)
+    assert Decoder(lm, drafter, POLICY).generate(prompt(100), 20).tokens == plain.tolist()
+    with pytest.raises(ValueError, match=r"leaves no room in 150 of context \(its window"):
+        Decoder(lm, None, Static.empty()).generate(prompt(170), NEW_TOKENS)
 
 
 def test_experts_that_do_not_run_in_the_dtype_are_refused_with_their_own_error():

@@ -1,7 +1,6 @@
 """A canonical target: in bfloat16, too, a tree changes nothing, and what cannot be canonical is refused by name."""
 
 import copy
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -12,11 +11,12 @@ from torch import Tensor, nn
 from opt_tree import CausalLMDrafter, Decoder, OptTree, Output, Pair, Sampling, Tree, load_drafter, load_pair
 from opt_tree.decoding.presets import plain
 from opt_tree.drafters.registry import DrafterOptions
+from opt_tree.engines import Captured
 from opt_tree.engines import compiled as aot
 from opt_tree.engines import prepacked as packed
-from opt_tree.engines.canonical import NotCanonicalError, load_kernel
-from opt_tree.models.canonical import check, make_canonical
-from opt_tree.models.causal_lm import CausalLM, UnsupportedModelError
+from opt_tree.engines.canonical import NotCanonicalError
+from opt_tree.models.canonical import check, make_canonical, make_exact
+from opt_tree.models.causal_lm import CausalLM
 from opt_tree.models.chain_lm import ChainLM
 from opt_tree.models.compiling import compile_forwards
 
@@ -28,12 +28,7 @@ MESSAGES = [
 ]
 
 
-@pytest.fixture(scope="module", autouse=True)
-def kernel(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("OPT_TREE_CACHE", str(tmp_path_factory.mktemp("packages")))
-        load_kernel()
-        yield
+pytestmark = pytest.mark.usefixtures("kernel")
 
 
 def wrapped(kind: str = "llama", dtype: torch.dtype = torch.bfloat16) -> CausalLM:
@@ -90,28 +85,35 @@ def test_what_depends_on_other_rows_is_refused_with_the_layers_name() -> None:
     assert not lm.canonical
 
 
-def test_one_row_goes_as_two(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a CPU whose library has a kernel of its own for one row; packed or not."""
+def test_one_row_goes_as_two_where_the_library_has_another_kernel_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Packed or not; the other layers compute one row as it is."""
     compute, linear = packed._Linear._compute, nn.functional.linear
 
-    def special(self: Any, rows: Tensor) -> Tensor:
-        return compute(self, rows) * (1.5 if rows.numel() == rows.shape[-1] else 1)
+    def special(self: Any, rows: Tensor, bias: Tensor | None) -> Tensor:
+        down = self.parameters["weight"].shape[1] == lm.model.config.intermediate_size
+        return compute(self, rows, bias) * (1.5 if down and rows.numel() == rows.shape[-1] else 1)
 
     lm = wrapped()
     monkeypatch.setattr(packed._Linear, "_compute", special)
     make_canonical(lm)
+    layers = lm.eager.packed._layers()
+    assert 1 < sum(layer._doubles() for layer in layers) == lm.model.config.num_hidden_layers < len(layers)
     lm.pack(False)
     assert lm.canonical and not lm.eager.packed and nn.functional.linear is linear
     lm.pack()
-    monkeypatch.setattr(packed, "at_least_two", lambda compute, rows: compute(rows))
-    with pytest.raises(NotCanonicalError, match=r"the last row of a prefill .* lm_head is the first layer to differ"):
-        check(lm)
+    monkeypatch.setattr(packed, "sums_one_otherwise", lambda compute, weight: False)
+    with pytest.raises(NotCanonicalError, match=r"a prefill of 1 rows .*layers\.0\.mlp\.down_proj is the first layer"):
+        lm.pack(False)
+    lm.eager.packed.make_canonical(False)
 
 
 def test_what_cannot_be_canonical_is_refused() -> None:
     for lm, why in (
         (wrapped("gemma2"), "0 of its 3 layers ask transformers' interface for 'sdpa'"),
-        (wrapped(dtype=torch.float64), "not canonical in float64 on cpu: only in bfloat16 and float32 on a CPU"),
+        (
+            wrapped(dtype=torch.float64),
+            "float64 on cpu: only in bfloat16 and float32 on a CPU or CUDA",
+        ),
         (ChainLM(tiny("llama")), "scored path by path"),
     ):
         with pytest.raises(NotCanonicalError, match=why):
@@ -126,6 +128,33 @@ def test_float32_needs_packed_weights() -> None:
         lm.pack(False)
     assert lm.canonical and lm.eager.packed
     check(lm)
+
+
+def test_rows_of_one_number_have_the_logits_of_one_prefill(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on CUDA: smaller forwards are padded, larger ones go in parts, and so do prompts and trees."""
+    lm, tree, context = wrapped(), random_tree(45, 1, 1), prompt(50)
+    shapes: list[int] = []
+    run = type(lm.eager).run
+    monkeypatch.setattr(CausalLM, "fixed_rows", property(lambda lm: 32 if lm.canonical else None))
+    monkeypatch.setattr(lm.eager, "run", lambda given: shapes.append(given.ints.shape[1]) or run(lm.eager, given))
+    make_canonical(lm)
+    lm.append(context)
+    rows = lm.score(tree).logits.clone()
+    assert len(rows) == len(tree) > 32
+    for row in range(0, len(tree), 7):
+        path = tree.path_to(row)
+        lm.reset()
+        whole = lm.append([*context, *tree.tokens[path].tolist()], all_logits=True).logits
+        assert torch.equal(bits(rows[path]), bits(whole[len(context) :]))
+    assert set(shapes) == {32}
+    asked = prompt(20)
+    decoder = Decoder(lm, CausalLMDrafter(CausalLM(tiny_drafter("llama"))), OptTree(40, 0.0))
+    expected = plain(lm).generate(asked, NEW).tokens
+    assert decoder.generate(asked, NEW).tokens == expected
+    with pytest.warns(UserWarning, match="is canonical by forwards of 32 rows of one sequence"):
+        assert [one.tokens for one in decoder.generate_batch([asked] * 2, 2, NEW)] == [expected] * 2
+    with pytest.raises(aot.CompileError, match="it is canonical, and what computes it so is not captured"):
+        Captured(lm.eager, (32,))
 
 
 def test_it_is_turned_off_again_and_copied() -> None:
@@ -267,8 +296,41 @@ def test_compiled_forwards_are_canonical_among_themselves(
     assert lm.engine.takes(10 * aot.LARGEST)
 
 
-def test_an_early_exit_of_a_compiled_target_is_refused(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_early_exit_of_a_compiled_target_is_scored_by_the_whole_of_it(
+    pair: Pair, texts: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its package has other bits than the eager halves."""
     decoder = drafted(pair, "exit:demo")
-    monkeypatch.setattr(pair.target, "engine", copy.copy(pair.target.eager))
-    with pytest.raises(UnsupportedModelError, match="canonical and compiled, and an early exit scores by eager halves"):
-        decoder.generate([1, 2, 3], 4)
+    whole = copy.copy(pair.target.eager)
+    monkeypatch.setattr(pair.target, "engine", whole)
+    forwards: list[int] = []
+    monkeypatch.setattr(whole, "run", lambda forward: forwards.append(1) or pair.target.eager.run(forward))
+    found = decoder.generate(texts["prompts"][0], NEW)
+    assert found.tokens == texts["greedy"][0] and len(forwards) == len(found.steps) + 1 < NEW
+
+
+def test_load_pair_makes_a_target_canonical_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In bfloat16 on a CPU, unless it is told not to; what cannot be so is warned of, and says why."""
+    assert load_pair("demo", "ngram", dtype="bfloat16").target.canonical
+    assert not load_pair("demo", "ngram", dtype="bfloat16", exact=False).target.canonical
+    assert not load_pair("demo", "ngram", dtype="float32").target.canonical
+
+    def fails(lm: CausalLM) -> None:
+        raise NotCanonicalError(f"{lm.name} is not canonical: so it is")
+
+    monkeypatch.setattr("opt_tree.models.canonical.check", fails)
+    with pytest.warns(UserWarning, match=r"is not canonical: so it is\. A tree may change its text"):
+        target = load_pair("demo", "ngram", dtype="bfloat16").target
+    assert not target.canonical and target.not_canonical.endswith("so it is")
+    with pytest.raises(NotCanonicalError, match="so it is"):
+        load_pair("demo", "ngram", dtype="bfloat16", canonical=True)
+
+
+def test_other_dtypes_and_devices_stay_as_they_are() -> None:
+    lm = wrapped(dtype=torch.float32)
+    make_exact(lm)
+    assert not lm.canonical and not lm.not_canonical
+    paths = ChainLM(copy.deepcopy(tiny("llama")).bfloat16())
+    with pytest.warns(UserWarning, match="scored path by path"):
+        make_exact(paths)
+    assert "scored path by path" in paths.not_canonical and not paths.canonical

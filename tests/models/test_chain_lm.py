@@ -20,7 +20,7 @@ from opt_tree.models.compiling import compile_forwards
 from opt_tree.policies import Sampled
 from opt_tree.verifiers import traversal
 
-TYPES = ["qwen3_next", "falcon_h1", "lfm2", "zamba2", "bloom", "deepseek_v32"]
+TYPES = ["kimi_linear", "falcon_h1", "lfm2", "zamba2", "bloom", "deepseek_v32"]
 """Running states of several kinds, ALiBi, keys chosen by an index; sweep_architectures.py has all."""
 LENGTH, NEW_TOKENS = 29, 14
 
@@ -219,7 +219,7 @@ def test_a_model_that_can_hold_a_tree_is_wrapped_for_it_without_a_word():
 def test_the_probe_catches_a_state_that_is_not_put_back(monkeypatch):
     monkeypatch.setattr("opt_tree.models.chain_lm.restore", lambda cache, state: None)
     with pytest.raises(UnsupportedModelError, match="does not go on from its own cache"):
-        ChainLM(model_of("qwen3_next"))
+        ChainLM(model_of("kimi_linear"))
 
 
 def test_the_probe_leaves_no_trace_and_tells_rounding_from_errors():

@@ -18,8 +18,9 @@ from opt_tree.decoding.decoder import Decoder
 from opt_tree.decoding.pair import load_pair
 from opt_tree.drafters import CausalLMDrafter, EagleDrafter, Sharpened
 from opt_tree.drafters.heads.eagle import load_eagle
+from opt_tree.drafters.registry import load_drafter
 from opt_tree.models import checkpoints
-from opt_tree.models.causal_lm import UnsupportedModelError
+from opt_tree.models.causal_lm import CausalLM, UnsupportedModelError
 from opt_tree.models.checkpoints import CheckpointError, load_causal_lm, load_tokenizer
 from opt_tree.policies import OptTree
 
@@ -202,6 +203,26 @@ class TestCorruptFiles:
         (folder / part / "config.json").write_text(text)
         failure(folder / part, target=folder / "target", eagle=folder / "eagle")
 
+    @pytest.mark.parametrize(
+        ("wrong", "says"),
+        [
+            ({"hidden_size": "big"}, "Field 'hidden_size' expected int"),
+            ({"num_hidden_layers": None}, "Field 'num_hidden_layers' expected int"),
+            ({"rope_parameters": 3}, "Field 'rope_parameters' with value 3"),
+            ({"vocab_size": -1}, "RuntimeError: Trying to create tensor with negative dimension"),
+            ({"num_key_value_heads": 0}, "ZeroDivisionError: "),
+            ({"dtype": "float12"}, "'torch' has no attribute 'float12'"),
+        ],
+        ids=lambda given: next(iter(given)) if isinstance(given, dict) else "",
+    )
+    @pytest.mark.parametrize("part", ["target", "draft"])
+    def test_a_config_with_a_wrong_value(self, folder, part, wrong, says):
+        file = folder / part / "config.json"
+        file.write_text(json.dumps(json.loads(file.read_text()) | wrong))
+        with pytest.raises(CheckpointError, match=f"^cannot load .*{part}: .*{re.escape(says)}") as raised:
+            load_pair(str(folder / "target"), drafter=f"lm:{folder / 'draft'}")
+        assert "\n" not in str(raised.value)
+
     def test_a_config_that_is_not_a_head_s(self, folder):
         (folder / "eagle" / "config.json").write_text('{"kind": "something else"}')
         with pytest.raises(CheckpointError, match=r"not the config of an EAGLE head: .*num_hidden_layers"):
@@ -347,3 +368,16 @@ def test_a_head_of_another_width_is_refused_at_loading(originals, tmp_path):
     build(config).save_pretrained(tmp_path)
     with pytest.raises(CheckpointError, match="wrong head for this target"):
         load_eagle(str(originals / "eagle"), load_causal_lm(str(tmp_path), "float64"))
+
+
+@pytest.mark.parametrize("part", ["target", "drafter"])
+def test_a_checkpoint_that_lacks_weights_is_refused(part, tmp_path):
+    """transformers would make them up, by chance; the name in the message is one that is missing."""
+    model = build(tiny("llama").config, dtype=torch.float32)
+    weights = {name: weight for name, weight in model.state_dict().items() if "layers.1." not in name}
+    model.save_pretrained(tmp_path, state_dict=weights)
+    call = load_causal_lm if part == "target" else (lambda path: load_drafter(f"lm:{path}", CausalLM(model)))
+    with pytest.raises(
+        CheckpointError, match=r"lacks \d+ of the weights of LlamaForCausalLM, model.layers.1.input_lay"
+    ):
+        call(str(tmp_path))

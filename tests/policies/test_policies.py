@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from opt_tree import Decoder, OptTree, Sharpened, Static, Tree, TreePolicy
 from opt_tree.decoding.draft import draft
+from opt_tree.policies.registry import make_policy
 
 Branch = tuple[int, ...]
 CONTEXT = [0, 1]
@@ -223,6 +224,7 @@ def test_sharpening_reorders_what_opt_tree_sees(seed: int, nodes: int, temperatu
     [
         ({"nodes": 0}, "nodes must be at least 1, got 0"),
         ({"nodes": -3}, "nodes must be at least 1, got -3"),
+        ({"nodes": 10**9}, "nodes must be at most 4096, got 1000000000"),
         ({"threshold": -0.1}, "threshold must be 0 or more, got -0.1"),
         ({"threshold": float("nan")}, "threshold must be 0 or more, got nan"),
         ({"max_depth": 0}, "max_depth must be at least 1, got 0"),
@@ -329,3 +331,14 @@ def test_a_limit_cuts_every_tree(seed: int, policy: TreePolicy, limit: int) -> N
 def test_static_refuses_paths_that_are_no_tree(paths: tuple[Branch, ...], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         Static(paths)
+
+
+def test_the_tree_of_token_recycling_is_the_published_one():
+    """Six levels of 8, 21, 25, 15, 8 and 3 nodes, and these paths: the README of the official repository."""
+    tree = make_policy("recycling_tree", 80)
+    levels = [{path for path in tree.paths if len(path) == length} for length in range(1, 7)]
+    assert [len(level) for level in levels] == [8, 21, 25, 15, 8, 3] and tree.max_depth == 6
+    assert levels[5] == {(0, 0, 0, 0, 0, 0), (0, 0, 0, 0, 0, 1), (0, 0, 0, 1, 0, 0)}
+    for level, last in zip(levels, ((7,), (7, 0), (5, 0, 0), (3, 0, 0, 0), (1, 0, 0, 0, 0)), strict=False):
+        assert max(level) == last
+    assert make_policy("recycling_tree", 12).paths == tree.paths[:12]

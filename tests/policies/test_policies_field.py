@@ -303,8 +303,8 @@ def test_docstring_examples_run(module: object) -> None:
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ((0,), "nodes must be at least 1 and least in 0..nodes, got 0 and 0"),
-        ((4, 0.5, 5), "got 4 and 5"),
+        ((0,), "nodes must be at least 1, got 0"),
+        ((4, 0.5, 5), "least must lie in 0..nodes, got 5 of 4"),
         ((4, 1.5), "threshold must be a probability, got 1.5"),
     ],
 )

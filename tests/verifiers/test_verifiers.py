@@ -114,31 +114,6 @@ def test_the_enumeration_visits_every_outcome_once() -> None:
 # ---- why the kind of children is checked
 
 
-def specinfer(children: list[int], target: np.ndarray, drafter: np.ndarray, random: EnumeratingRandom) -> int:
-    """The accept/residual rule of SpecInfer (arXiv:2305.09781) at one node: exact for i.i.d. children only."""
-    for token in children:
-        accept = min(1.0, target[token] / drafter[token])
-        if random.choose([accept, 1 - accept]) == 0:
-            return token
-        residual = np.maximum(target - drafter, 0)
-        target = residual / residual.sum()
-    return random.choose(target.tolist())
-
-
-def test_a_rule_for_sampled_children_is_wrong_on_the_most_probable_ones() -> None:
-    """docs/sampling.md, "Why the kind of children is a type": no figure of speed or acceptance shows it; this does."""
-    target, drafter = np.array([0.2, 0.5, 0.3]), np.array([0.6, 0.3, 0.1])
-
-    def on_top_two(random: EnumeratingRandom) -> int:
-        return specinfer(np.argsort(-drafter)[:2].tolist(), target, drafter, random)
-
-    def on_samples(random: EnumeratingRandom) -> int:
-        return specinfer([random.choose(drafter.tolist()) for _ in range(2)], target, drafter, random)
-
-    assert law_of(on_samples) == pytest.approx(dict(enumerate(target)), abs=1e-12)
-    assert law_of(on_top_two) == pytest.approx({0: 1 / 3, 1: 2 / 3}, abs=1e-12)
-
-
 @dataclass(frozen=True)
 class Dice:
     """Children of a kind that no verifier knows."""

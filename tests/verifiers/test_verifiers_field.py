@@ -16,14 +16,10 @@ from enumeration import LAWS as PLAIN_LAWS
 from enumeration import (
     VOCAB,
     Text,
-    continued,
-    distance,
     drawn_trees,
     emitted_law,
-    law_of,
     scored,
     unchecked,
-    verdicts,
     warped,
 )
 from hypothesis import given, settings
@@ -52,6 +48,7 @@ from opt_tree.core.pool import CandidatePool
 from opt_tree.core.probabilities import probs_of
 from opt_tree.core.random import Among
 from opt_tree.decoding.draft import draft
+from opt_tree.decoding.enumeration import continued, distance, law_of, verdicts
 from opt_tree.policies import Delayed, DySpec, Rheo, Sampled, SequoiaTree
 from opt_tree.verifiers import (
     VERIFIERS,
@@ -152,12 +149,12 @@ def emitted(verifier: Verifier, policy: str, laws: str) -> tuple[dict[Text, floa
     """The law of what one step emits, and the largest error of the expected block efficiency on any tree."""
     law: dict[Text, float] = defaultdict(float)
     error = 0.0
-    for tree, probability, scores in trees_of(policy, laws):
-        expected = 0.0
-        for (path, token), chance in verdicts(verifier, tree, scores).items():
-            law[(*tree.tokens[list(path[1:])].tolist(), token)] += probability * chance
-            expected += chance * len(path)
-        with unchecked():
+    with unchecked():
+        for tree, probability, scores in trees_of(policy, laws):
+            expected = 0.0
+            for (path, token), chance in verdicts(verifier, tree, scores).items():
+                law[(*tree.tokens[list(path[1:])].tolist(), token)] += probability * chance
+                expected += chance * len(path)
             error = max(error, abs(expected - block_efficiency(tree, scores.softmax(-1), verifier)))
     return law, error
 

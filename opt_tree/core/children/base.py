@@ -7,11 +7,11 @@ from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from opt_tree.core.random import Among, Random
-from opt_tree.core.tree import on_host
+from opt_tree.core.tree import fetch, on_host, send
 
 
 class Few(NamedTuple):
@@ -35,14 +35,14 @@ class Reduced(NamedTuple):
 
     scores: Float[Tensor, "frontier columns"]
     tokens: Int[Tensor, " columns"]
-    """The target's ids of the columns, in rising order."""
+    """The target's ids of the columns, in rising order; beside the scores."""
     vocab: int
     """Tokens of the target."""
 
     def whole(self) -> Float[Tensor, "frontier vocab"]:
         """Return the same scores with a column a token of the vocabulary."""
         wide = self.scores.new_full((len(self.scores), self.vocab), -torch.inf)
-        return wide.index_copy_(1, self.tokens.to(wide.device), self.scores)
+        return wide.index_copy_(1, self.tokens, self.scores)
 
 
 class Layer(NamedTuple):
@@ -113,15 +113,33 @@ class Known(NamedTuple):
 
 
 def known(layer: Layer) -> Known:
-    """Leave out the rows of -inf; and the tokens that are -inf everywhere, where few are not (behind a top-p cut)."""
+    """Leave out the rows of -inf; and the tokens that are -inf everywhere, where few are not (behind a top-p cut).
+
+    On a device all stays, since the host would wait for what is left: `read` drops the children of such rows.
+    """
     log_probs, among = layer.log_probs, few_possible(layer.log_probs)
-    above = torch.from_numpy(layer.above).to(log_probs)
+    above = send(layer.above, log_probs.device, log_probs.dtype)
+    if not on_host(log_probs):
+        return Known(log_probs, above[:, None], torch.arange(len(log_probs), device=above.device)[:, None], None)
     if among is not None:
         log_probs = log_probs.index_select(1, among.tokens)
     rows = log_probs.isneginf().all(1).logical_not_().nonzero().squeeze(1)
     if len(rows) < len(log_probs):
         log_probs, above = log_probs[rows], above[rows]
     return Known(log_probs, above[:, None], rows[:, None], among)
+
+
+def read(
+    values: Float[Tensor, "known children"],
+    tokens: Int[Tensor, "known children"],
+    rows: Int[Tensor, "known children"],
+    reach: Float[Tensor, "known children"],
+    real: Bool[Tensor, "known children"],
+) -> Picked:
+    """Return the possible ones among the `real` children, row after row. The host waits once."""
+    *found, kept = fetch(values, tokens, rows, reach, real)
+    kept &= found[0] > -np.inf
+    return Picked(*(column[kept] for column in found))
 
 
 def few_possible(log_probs: Float[Tensor, "rows vocab"]) -> Among | None:

@@ -5,10 +5,9 @@ from typing import ClassVar
 
 import torch
 
-from opt_tree.core.children.base import Layer, Picked, check_siblings, known
+from opt_tree.core.children.base import Layer, Picked, check_siblings, known, read
 from opt_tree.core.probabilities import probs_of
 from opt_tree.core.random import Random
-from opt_tree.core.tree import fetch
 
 
 @dataclass(frozen=True)
@@ -46,6 +45,4 @@ class BestAndDraw:
         # In the order of judgement: the best, the draw, the others by falling reach (log-probabilities, none above 0).
         order = reach.scatter(1, drawn, 1.0).scatter(1, best, 2.0).topk(min(self.total, probs.shape[1])).indices
         reach, values = reach.gather(1, order), values.gather(1, order)
-        real = (values > -torch.inf) & (reach > layer.floor)
-        rows = rows.expand_as(order)
-        return Picked(*fetch(values[real], facts.tokens(order)[real], rows[real], reach[real]))
+        return read(values, facts.tokens(order), rows.expand_as(order), reach, reach > layer.floor)

@@ -8,6 +8,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from opt_tree.core.tree import send
+
 _FIRST = np.array([0])
 
 
@@ -27,7 +29,7 @@ class EqualSiblings:
     def spread(self, log_probs: Float[Tensor, "expanded vocab"]) -> Float[Tensor, "frontier vocab"]:
         """Keep a layer's answer and return it with a row for every row of the frontier."""
         self._answers.append(log_probs)
-        return log_probs[torch.from_numpy(self._answer_row).to(log_probs.device)]
+        return log_probs[send(self._answer_row, log_probs.device)]
 
     def add(self, parents: Int[np.ndarray, " layer"], tokens: Int[np.ndarray, " layer"]) -> None:
         """Note a layer of new candidates."""

@@ -3,10 +3,11 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from opt_tree.core.children.base import Layer, Picked, check_siblings, known, siblings_at
+import torch
+
+from opt_tree.core.children.base import Layer, Picked, check_siblings, known, read, siblings_at
 from opt_tree.core.probabilities import probs_of
 from opt_tree.core.random import Random
-from opt_tree.core.tree import fetch
 
 
 @dataclass(frozen=True)
@@ -27,4 +28,4 @@ class IID:
         columns = random.iid(probs_of(facts.log_probs), siblings_at(self.per_node, layer.depth))
         above, rows = facts.above.expand_as(columns), facts.rows.expand_as(columns)
         values, tokens = facts.log_probs.gather(1, columns) + above, facts.tokens(columns)
-        return Picked(*fetch(values.flatten(), tokens.flatten(), rows.flatten(), above.flatten()))
+        return read(values, tokens, rows, above, values > -torch.inf)

@@ -12,7 +12,7 @@ from jaxtyping import Float
 from opt_tree.core.children.base import Layer, Picked
 from opt_tree.core.errors import require
 from opt_tree.core.random import Random
-from opt_tree.core.tree import fetch, on_host
+from opt_tree.core.tree import fetch, on_host, send
 
 
 @dataclass(frozen=True)
@@ -36,41 +36,39 @@ class TopK:
 
     def pick(self, layer: Layer, random: Random) -> Picked:
         """See `Children.pick`; nothing here is random."""
-        if not layer.log_probs.numel():
+        log_probs, names = layer.log_probs, layer.tokens
+        if not log_probs.numel():
             return _NOTHING
-        picked = self._columns(layer)
-        if layer.tokens is None:
-            return picked
-        (names,) = fetch(layer.tokens)
-        return picked._replace(tokens=names[picked.tokens] if names.ndim == 1 else names[picked.rows, picked.tokens])
-
-    def _columns(self, layer: Layer) -> Picked:
-        """Pick, with the columns of the layer for tokens."""
-        log_probs, floor = layer.log_probs, layer.floor
-        width, vocab = log_probs.shape
-        if self.total is not None and on_host(log_probs):
+        if self.per_node is None and on_host(log_probs):
+            assert self.total is not None
             peaks = log_probs if layer.peaks is None else layer.peaks
-            return _survivors(log_probs.numpy(), peaks.numpy(), layer, self.total)
-        above = torch.from_numpy(layer.above).to(log_probs)
+            picked = _survivors(log_probs.numpy(), peaks.numpy(), layer, self.total)
+            if names is None:
+                return picked
+            (known,) = fetch(names)
+            return picked._replace(
+                tokens=known[picked.tokens] if known.ndim == 1 else known[picked.rows, picked.tokens]
+            )
+        return self._read_once(layer)
+
+    def _read_once(self, layer: Layer) -> Picked:
+        """Pick where the layer lies. What comes back has one size, whatever is in it: the host waits once."""
+        log_probs, names = layer.log_probs, layer.tokens
+        width, vocab = log_probs.shape
+        above = send(layer.above, log_probs.device, log_probs.dtype)[:, None]
         if self.per_node is not None:
-            best, tokens = log_probs.topk(min(self.per_node, vocab))
-            values = best + above[:, None]
-            rows = torch.arange(width, device=values.device)[:, None].expand_as(tokens)
-            real = values > -torch.inf
-            return Picked(*fetch(values[real], tokens[real], rows[real]))
-        assert self.total is not None
-        if floor > -np.inf:
-            # Comparing against a bound a row and listing the few survivors is cheaper than a top-k of all.
-            flat = (log_probs > (floor - above)[:, None]).flatten().nonzero().squeeze(-1)
-            values = log_probs.flatten()[flat] + above[flat // vocab]
+            best, columns = log_probs.topk(min(self.per_node, vocab))
+            values, rows = best + above, torch.arange(width, device=columns.device)[:, None].expand_as(columns)
         else:
-            values, flat = (log_probs + above[:, None]).flatten().topk(min(self.total, log_probs.numel()))
-        if len(values) > self.total:
-            keep = values.topk(self.total).indices.sort().values
-            values, flat = values[keep], flat[keep]
-        host_values, host_flat = fetch(values, flat)
-        possible = host_values > -np.inf
-        return Picked(host_values[possible], host_flat[possible] % vocab, host_flat[possible] // vocab)
+            assert self.total is not None
+            values, flat = (log_probs + above).flatten().topk(min(self.total, log_probs.numel()))
+            columns, rows = flat % vocab, flat // vocab
+        tokens = columns if names is None else names[columns] if names.ndim == 1 else names[rows, columns]
+        found_values, found_tokens, found_columns, found_rows = fetch(values, tokens, columns, rows)
+        # Below a node the greatest first; of a layer, in the order in which the host would find them.
+        order = np.arange(values.numel()) if self.total is None else np.lexsort((found_columns, found_rows))
+        order = order[found_values.take(order) > layer.floor]
+        return Picked(found_values.take(order), found_tokens.take(order), found_rows.take(order))
 
 
 _LEAST = float(np.finfo(np.float32).min) / 2  # above -inf, which nobody is to pick

@@ -3,10 +3,9 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from opt_tree.core.children.base import Layer, Picked, check_siblings, known, siblings_at
+from opt_tree.core.children.base import Layer, Picked, check_siblings, known, read, siblings_at
 from opt_tree.core.probabilities import probs_of
 from opt_tree.core.random import Random
-from opt_tree.core.tree import fetch
 
 
 @dataclass(frozen=True)
@@ -51,4 +50,4 @@ class WithoutReplacement:
         if self.total is not None:
             real &= reach > layer.floor
         values = facts.log_probs.gather(1, columns) + facts.above
-        return Picked(*fetch(values[real], tokens[real], rows[real], reach[real]))
+        return read(values, tokens, rows, reach, real)

@@ -15,6 +15,7 @@ from opt_tree.core.children import Few, Reduced
 from opt_tree.core.pool import Frontier
 from opt_tree.core.probabilities import log_probs_of
 from opt_tree.core.step import Outcome
+from opt_tree.core.tree import send
 from opt_tree.drafters.base import Drafter, DrafterAround
 from opt_tree.drafters.combined.grafted import join
 from opt_tree.drafters.registry import DrafterOptions, load_drafter, register
@@ -77,8 +78,8 @@ def mixed(scores: Float[Tensor, "rows vocab"] | Few | Reduced, known: Few) -> Fe
     columns, names = (scores.scores, scores.tokens) if isinstance(scores, Reduced) else (scores, None)
     law = log_probs_of(columns)
     best, places = law.topk(min(_WIDTH, law.shape[1]))
-    model = places if names is None else names.to(places.device)[places]
-    copied, tokens = known.log_probs.to(best.device).exp(), known.tokens.to(best.device)
+    model = places if names is None else names[places]
+    copied, tokens = send(known.log_probs, best.device).exp(), send(known.tokens, best.device)
     probs = best.double().exp() * (1 - copied.sum(1, keepdim=True)).clamp_min(0)
     same = model[:, :, None] == tokens[:, None, :]
     probs = probs + (same * copied[:, None, :]).sum(2)

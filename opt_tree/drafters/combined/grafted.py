@@ -27,11 +27,14 @@ class Grafted(DrafterAround):
 
     `depth` is the number of layers, hence the most forwards that a step costs: 1 means one forward behind the root, 2
     another one behind its best children. Which nodes of both are worth verifying, OPT-Tree's ranking decides, so that
-    weak branches of the table are pruned by the model's probabilities above them. Compare `Rasd`, which does the same
-    by rule (arXiv:2503.03434). Two layers of the model, one of the table:
+    weak branches of the table are pruned by the model's probabilities above them. Two layers of the model, one of the
+    table:
 
         draft row   0 root   1 a   2 b   3 below a   4 below b
         answers     model    model model table       table
+
+    Others prune a whole tree of the model and put retrieved tokens into the room (Graft, arXiv:2605.20104), or merge
+    two whole trees (`Rasd`, arXiv:2503.03434); there the model still pays for every layer.
     """
 
     def __init__(self, drafter: Drafter, table: Lookup, depth: int = 1) -> None:

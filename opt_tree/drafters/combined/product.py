@@ -19,6 +19,7 @@ from opt_tree.core.continuations import Continuations, Tail
 from opt_tree.core.pool import Frontier
 from opt_tree.core.probabilities import log_probs_of
 from opt_tree.core.step import Outcome
+from opt_tree.core.tree import send
 from opt_tree.drafters.base import Drafter, DrafterAround
 from opt_tree.drafters.combined.grafted import join
 from opt_tree.drafters.heads.one_pass import OnePass
@@ -134,7 +135,7 @@ class Product(DrafterAround):
         shared = not columns.stride(0)  # one law for all rows, as a one-pass drafter answers: normalised once
         law, tokens = log_probs_of(columns[:1] if shared else columns), None
         if isinstance(scores, Reduced):
-            law, tokens = _spread(scores._replace(scores=law)), scores.tokens.to(law.device)
+            law, tokens = _spread(scores._replace(scores=law)), scores.tokens
         return product(law.expand(len(columns), -1), known, exponents, tokens)
 
     def at_temperature(self, temperature: float) -> "Product":
@@ -157,7 +158,7 @@ def _spread(law: Reduced) -> Float[Tensor, "rows vocab"]:
     if not (missing := law.vocab - len(law.tokens)):
         return law.whole()
     wide = law.scores.new_full((len(law.scores), law.vocab), math.log(_LEAST / missing))
-    return wide.index_copy_(1, law.tokens.to(wide.device), law.scores + math.log1p(-_LEAST))
+    return wide.index_copy_(1, law.tokens, law.scores + math.log1p(-_LEAST))
 
 
 def product(
@@ -174,9 +175,9 @@ def product(
     rows, vocab = law.shape
     unknown = law.isneginf().all(1, keepdim=True)
     shared = law[:1] if not law.stride(0) else law
-    tokens = known.tokens.to(law.device)
+    tokens, listed_log_probs = send(known.tokens, law.device), send(known.log_probs, law.device)
     listed = (tokens >= 0) & (tokens < vocab)
-    probs = known.log_probs.to(law.device).exp().masked_fill(~listed, 0.0)
+    probs = listed_log_probs.exp().masked_fill(~listed, 0.0)
     rest = (1 - probs.sum(1, keepdim=True)).clamp_min(_LEAST) / vocab
     # In float64: what the listed tokens have of the sum is taken out of it again.
     powered = (a * shared).double()
@@ -190,7 +191,7 @@ def product(
     alone = (best + b * rest.log()).masked_fill((names[:, :, None] == tokens[:, None, :]).any(2), -torch.inf)
     mass = both.exp().sum(1, keepdim=True) + unlisted * rest**b
     log_probs = torch.cat([both, alone], 1) - mass.log()
-    as_it_stands = torch.nn.functional.pad(known.log_probs.to(log_probs), (0, alone.shape[1]), value=-torch.inf)
+    as_it_stands = torch.nn.functional.pad(listed_log_probs.to(log_probs), (0, alone.shape[1]), value=-torch.inf)
     return Few(torch.where(unknown, as_it_stands, log_probs), torch.cat([tokens, names], 1))
 
 

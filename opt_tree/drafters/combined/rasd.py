@@ -1,6 +1,6 @@
-"""RASD: retrieved continuations, pruned by the draft model and grafted on its tree (arXiv:2503.03434).
+"""RASD: a tree of retrieved continuations, pruned by the draft model and merged with its tree (arXiv:2503.03434).
 
-Owns the published rules. `Grafted` is the form to prefer; this one is here to be compared with it.
+Owns the published rules, pruning and fusion. Which nodes of the merged tree are verified is the policy's.
 """
 
 from typing import Any
@@ -13,6 +13,7 @@ from opt_tree.core.children import Few, Reduced
 from opt_tree.core.pool import Frontier
 from opt_tree.core.probabilities import log_probs_of
 from opt_tree.core.step import Outcome
+from opt_tree.core.tree import fetch
 from opt_tree.drafters.base import Drafter, DrafterAround
 from opt_tree.drafters.combined.grafted import join
 from opt_tree.drafters.registry import DrafterOptions, register, two_specs
@@ -59,16 +60,21 @@ class Rows:
 
 
 class Rasd(DrafterAround):
-    """A model's draft with the continuations grafted on it that `retrieval` finds, best with `longest` matches.
+    """A model's tree merged with the tree of the continuations that `retrieval` finds, best with `longest` matches.
 
-    Of what was retrieved behind the context only branches remain whose first token is among the model's `top` best
-    there (pruning). A branch then shares the model's nodes as long as their tokens agree (longest prefix), and what is
-    left of it hangs below, at no forward. A node that both propose has the greater probability of the two; one that
-    the model thinks less of than the retrieval does is the retrieval's, and the model is not asked what follows it.
+    What the model proposes below a node are its `top` best tokens. Of what was retrieved behind the context only
+    branches remain whose first token the model proposes (pruning). A branch then shares the model's nodes as long as
+    their tokens agree (longest prefix), and what is left of it hangs below, at no forward (fusion):
 
-        model:  the -> cat -> sat      retrieved:  cat sat on a mat       model's 10 best behind "the": cat, dog, ...
+        model:  the -> cat -> sat      retrieved:  cat sat on a mat       the model proposes behind "the": cat, dog, ...
                                                    ox was here
         fused:  the -> cat -> sat -> on -> a -> mat     (the second branch is pruned)
+
+    A node of both trees is the model's: it has the model's probability, and the model is asked what follows. Only what
+    hangs below has the probabilities of the retrieval.
+
+    The paper verifies both trees whole. Here a policy picks the nodes from the merged tree, so a budget means the same
+    as for any other drafter. The paper's full text was not at hand: how many tokens `top` is there is not known here.
     """
 
     def __init__(self, drafter: Drafter, retrieval: Lookup, top: int = 10) -> None:
@@ -113,7 +119,7 @@ class Rasd(DrafterAround):
         return self if drafter is self.drafter else Rasd(drafter, self.retrieval, self.top)
 
     def describe(self) -> str:
-        return f"{self.drafter.describe()} with branches of {self.retrieval.describe()} grafted on"
+        return f"{self.drafter.describe()} merged with branches of {self.retrieval.describe()}"
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -124,11 +130,12 @@ class Rasd(DrafterAround):
         }
 
     def _fuse(self, model: list[dict[int, float]], retrieved: list[dict[int, float]]) -> Few:
-        """Return the greater probability of each token, and note of these draft rows what the retrieval said."""
+        """Return both answers of each draft row merged, and note the branches there and the grafts among them."""
         for answer, found in zip(model, retrieved, strict=True):
-            grafts = {token for token, share in found.items() if share > answer.get(token, 0.0)}
-            answer.update((token, found[token]) for token in grafts)
-            self._grafts.append(grafts)
+            proposed = list(answer)[: self.top]
+            grafts = {token: share for token, share in found.items() if token not in proposed}
+            answer.update(grafts)
+            self._grafts.append(set(grafts))
             self._retrieved.append(found)
         return few(model)
 
@@ -146,23 +153,24 @@ def _probs(scores: Float[Tensor, "rows vocab"] | Few | Reduced) -> list[dict[int
         tokens = scores.tokens.gather(1, order)
     elif isinstance(scores, Reduced):
         log_probs, columns = best_tokens(log_probs_of(scores.scores), _COLUMNS)
-        tokens = scores.tokens.to(columns.device)[columns]
+        tokens = scores.tokens[columns]
     else:
         log_probs, tokens = best_tokens(log_probs_of(scores), _COLUMNS)
+    names, probs = fetch(tokens, log_probs.exp())
     return [
         {token: prob for token, prob in zip(*row, strict=True) if prob > 0}
-        for row in zip(tokens.tolist(), log_probs.exp().tolist(), strict=True)
+        for row in zip(names.tolist(), probs.tolist(), strict=True)
     ]
 
 
 @register(
     "rasd",
-    about="retrieved branches grafted by RASD's rules: rasd:eagle:demo+store:demo",
+    about="a model's tree merged with a tree of retrieved branches (RASD): rasd:eagle:demo+store:demo",
     paper="2503.03434",
     others=lambda path: two_specs("rasd", path),
 )
 def _load(path: str, target: AnyLM, options: DrafterOptions) -> Drafter:
     model, table = load_with_table("rasd", path, target, options)
-    if isinstance(table, StoreDrafter):  # as published: the longest match alone
+    if isinstance(table, StoreDrafter):  # as REST looks up, one of the paper's two retrievals: the longest match alone
         table = StoreDrafter(table.store, longest=True)
     return Rasd(model, table)

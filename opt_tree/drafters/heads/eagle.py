@@ -74,8 +74,10 @@ class EagleDrafter(OfModel):
         self.lm.columns = config.vocab_size if tokens is None else len(tokens)
         self.models = (self.lm,)
         self.max_context = min(self.lm.max_context, target.max_context)
-        self._vocab, self._whole, self._tokens = config.vocab_size, target.vocab, tokens
-        """How many tokens the head embeds, and how many the target has; the draft vocabulary, None: all of the head."""
+        self._vocab, self._whole = config.vocab_size, target.vocab
+        """How many tokens the head embeds, and how many the target has."""
+        self._tokens = None if tokens is None else tokens.to(self.lm.device)
+        """The draft vocabulary; None: all tokens of the head."""
         self._ready: Tensor = torch.zeros(0)
         """The head's inputs for tokens whose pair is not in its cache yet, from the target's features."""
         self._first = 1
@@ -96,7 +98,7 @@ class EagleDrafter(OfModel):
         output: Any = self.lm.model.get_output_embeddings()
         head: Any = self.lm.model.base_model
         found = output(head.read(estimates)).argmax(-1)
-        return found if self._tokens is None else self._tokens.to(found.device)[found]
+        return found if self._tokens is None else self._tokens[found]
 
     def reset(self, prompt: list[int], output: Output | None) -> None:
         self.lm.reset()

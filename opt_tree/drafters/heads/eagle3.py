@@ -1,9 +1,10 @@
-"""EAGLE-3: a one-layer head on features of three of the target's layers (arXiv:2503.01840).
+"""EAGLE-3: a one-layer head on features of three of the target's layers (arXiv:2503.01840), and its form 3.1.
 
 Owns the head (`Eagle3Head`), the drafter, and both checkpoint layouts, the published one and that of `speculators`.
 Pair i of the head's input is (feature of token i, embedding of token i + 1), as in EAGLE-1. `fc` makes the first
 feature from three hidden states of the target. Deeper ones are the head's own outputs; nothing asks them to look like
-the target's. A norm and an output layer over the draft vocabulary read them.
+the target's. A norm and an output layer over the draft vocabulary read them. EAGLE-3.1 (arXiv:2605.09992) norms what
+goes into `fc`, and passes on the output behind that last norm.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -30,8 +31,10 @@ from opt_tree.models.tensor_parallel import replicated
 
 ENTERED = "eagle_aux_hidden_state_layer_ids"
 """The setting that names the layers a head reads, each by what enters it."""
-_UNKNOWN = ("norm_before_fc", "fc_norm", "norm_output", "eagle_config")
-"""Settings of later variants that change what a head computes, and that this one does not have."""
+NORMS = ("fc_norm", "norm_before_fc", "norm_output")
+"""Settings of EAGLE-3.1: a norm of each state before `fc`, one of all of them, the last norm inside the recurrence."""
+_NESTED = "eagle_config"
+"""Under which some checkpoints keep `NORMS`."""
 _READERS = ("q_proj", "k_proj", "v_proj")
 """The parts of the attention that read embedding and feature."""
 
@@ -66,14 +69,21 @@ class Eagle3Head(OneLayerHead):
 
     `embed_tokens.weight`, `fc.weight`, `midlayer.*`, `norm.weight`, `lm_head.weight` [draft vocabulary, hidden]; with
     `output=False` without the last one: the target's own rows then score. Config beside Llama's: `draft_vocab_size`,
-    `target_hidden_size`, `norm_before_residual` (whether the attention's output is added to the normed feature).
+    `target_hidden_size`, `norm_before_residual` (whether the attention's output is added to the normed feature), and
+    `NORMS`: with `fc_norm` there are `fc_norm.{0,1,2}.weight`, with `norm_before_fc` there is `input_norm.weight`.
     """
 
     def __init__(self, config: LlamaConfig, output: bool = True) -> None:
         super().__init__(config)
         hidden = config.hidden_size
         self.residual_normed = bool(getattr(config, "norm_before_residual", False))
-        self.fc = nn.Linear(3 * (getattr(config, "target_hidden_size", None) or hidden), hidden, bias=False)
+        width = getattr(config, "target_hidden_size", None) or hidden
+        of_each, of_all, self.output_normed = (bool(getattr(config, name, False)) for name in NORMS)
+        if of_each and of_all:
+            raise ValueError("its config sets both fc_norm and norm_before_fc, which norm the same states")
+        self.fc_norm = nn.ModuleList(LlamaRMSNorm(width, config.rms_norm_eps) for _ in range(3 * of_each))
+        self.input_norm = LlamaRMSNorm(3 * width, config.rms_norm_eps) if of_all else nn.Identity()
+        self.fc = nn.Linear(3 * width, hidden, bias=False)
         self.midlayer = Eagle3Layer(config)
         self.norm = LlamaRMSNorm(hidden, config.rms_norm_eps)
         if output:
@@ -104,9 +114,20 @@ class Eagle3Head(OneLayerHead):
 
         return enter
 
+    def fuse(self, states: Sequence[Float[Tensor, "*rows width"]]) -> Float[Tensor, "*rows hidden"]:
+        """Return the features that three of the target's hidden states make."""
+        if self.fc_norm:
+            states = [norm(state) for norm, state in zip(self.fc_norm, states, strict=True)]
+        return self.fc(self.input_norm(torch.cat(list(states), -1)))
+
+    def forward(self, *inputs: Any, **more: Any) -> tuple[Float[Tensor, "batch tokens hidden"]]:
+        """Return the features of the next tokens, behind the last norm where `norm_output` says so."""
+        (hidden,) = super().forward(*inputs, **more)
+        return (self.norm(hidden) if self.output_normed else hidden,)
+
     def read(self, hidden: Float[Tensor, "*rows hidden"]) -> Float[Tensor, "*rows hidden"]:
-        """Return what the output layer reads of the head's output."""
-        return self.norm(hidden)
+        """Return what the output layer reads of the head's output: it is normed once."""
+        return hidden if self.output_normed else self.norm(hidden)
 
 
 class Eagle3Drafter(EagleDrafter):
@@ -136,8 +157,7 @@ class Eagle3Drafter(EagleDrafter):
 
     def inputs(self, features: Mapping[int, Float[Tensor, "tokens hidden"]]) -> Float[Tensor, "tokens hidden"]:
         head: Any = self.lm.model.base_model
-        states = [features[layer].to(self.lm.device, self.lm.dtype) for layer in self.features]
-        return head.fc(torch.cat(states, -1))
+        return head.fuse([features[layer].to(self.lm.device, self.lm.dtype) for layer in self.features])
 
     def describe(self) -> str:
         return f"EAGLE-3 head {self.name}: {self.lm.size}{self._columns()}"
@@ -181,18 +201,21 @@ def _understood(raw: dict[str, Any]) -> tuple[LlamaConfig, list[int] | None]:
     Layers are named by what enters them. `speculators` puts Llama's words under `transformer_layer_config`, and norms
     before the residual unless told otherwise.
     """
-    foreign = [name for name in _UNKNOWN if raw.get(name)]
-    if foreign:
-        raise ValueError(f"its config sets {', '.join(foreign)}, which this EAGLE-3 head does not have")
+    apart = dict(raw.get(_NESTED) or {})
+    if apart.get("use_aux_hidden_state"):  # as every EAGLE-3 head does
+        del apart["use_aux_hidden_state"]
+    if foreign := [f"{_NESTED}.{name}" for name in apart if name not in NORMS]:
+        raise ValueError(f"its config sets {', '.join(foreign)}, which is not understood")
+    raw = {**apart, **raw}
     entered = raw.get(ENTERED)
     layers = None if entered is None else [layer - 1 for layer in entered]
     if (nested := raw.get("transformer_layer_config")) is not None:
         own = dict(nested) | {"norm_before_residual": raw.get("norm_before_residual", True)}
-        own |= {name: raw[name] for name in ("draft_vocab_size", "target_hidden_size") if name in raw}
+        own |= {name: raw[name] for name in ("draft_vocab_size", "target_hidden_size", *NORMS) if name in raw}
         own["num_hidden_layers"] = own.get("num_hidden_layers", 1)
     else:
         own = dict(raw)
-    own = {key: value for key, value in own.items() if key not in ("architectures", "model_type", ENTERED)}
+    own = {key: value for key, value in own.items() if key not in ("architectures", "model_type", ENTERED, _NESTED)}
     try:
         return LlamaConfig(**own), layers
     except Exception as error:  # strict configs raise errors of their own kind
@@ -208,6 +231,8 @@ def _load_either(path: str, target: AnyLM, options: DrafterOptions) -> Drafter:
     return load(path, feature_target(target), options.buckets, tensors)
 
 
-@register("eagle3", about="an EAGLE-3 head of this target, and nothing else", paper="2503.01840", part="eagle3")
+@register(
+    "eagle3", about="an EAGLE-3 or EAGLE-3.1 head of this target, and nothing else", paper="2503.01840", part="eagle3"
+)
 def _load(path: str, target: AnyLM, options: DrafterOptions) -> Drafter:
     return load_eagle3(path, feature_target(target), options.buckets)

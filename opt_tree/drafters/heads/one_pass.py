@@ -59,7 +59,7 @@ class OnePass(Drafter):
 
     def root(self, context: list[int]) -> Float[Tensor, "1 vocab"] | Reduced:
         begin = time.perf_counter()
-        self.scores = self.laws(context)
+        self.scores = self.laws(context).cpu()  # all depths in one read: what follows needs no device
         self._done += Work(1, self.rows, time.perf_counter() - begin)
         return self._answer(self.scores[:1])
 

@@ -5,6 +5,7 @@ Owns the heads (`ResidualHeads`), the drafter around them, and their files. The 
 
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 from opt_tree.core.children import Reduced
 from opt_tree.core.step import Outcome
 from opt_tree.core.target import Output, Work
+from opt_tree.core.tree import send
 from opt_tree.drafters.base import Drafter
 from opt_tree.drafters.draft_vocabulary import take_vocabulary
 from opt_tree.drafters.heads.eagle import EagleDrafter, read_by
@@ -71,7 +73,7 @@ class ResidualDrafter(OnePass):
 
     def laws(self, context: list[int]) -> Float[Tensor, "depths columns"]:
         first = self.eagle.root(context)
-        root = torch.tensor(context[-1:], device=self.target.device)
+        root = send(np.array(context[-1:]), self.target.device)
         embedded = self.target.model.get_input_embeddings()(root)
         states = self.heads(self.eagle.estimate, embedded, self._feature)[:, 0]
         if self.tokens is not None:

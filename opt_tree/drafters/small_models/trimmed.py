@@ -36,9 +36,9 @@ class TrimmedDrafter(CausalLMDrafter):
             raise ValueError(f"the output layer of {lm.name} is a {type(output).__name__}, which cannot be trimmed")
         if not len(tokens) or tokens.min() < 0 or tokens.max() >= self.vocab:
             raise ValueError(f"a draft vocabulary of tokens {tokens.tolist()[:3]}..., of which there are {self.vocab}")
-        self.tokens, self._whole = tokens.sort().values, vocab or lm.vocab
+        self.tokens, self._whole = tokens.sort().values.to(lm.device), vocab or lm.vocab
         lm.model.set_output_embeddings(rows_of(output, self.tokens))
-        lm.pack(lm.eager.packed.wanted)  # the layers of now: the whole output layer is given back
+        lm.renew()  # the whole output layer is given back
         lm.columns = len(tokens)
 
     def _scores(self, output: Output) -> Reduced:

@@ -18,6 +18,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 from transformers import PreTrainedTokenizerBase
 
+from opt_tree.core.errors import one_line
 from opt_tree.models.checkpoints import CheckpointError
 
 VERSION = 1
@@ -61,33 +62,65 @@ def save_table(path: Path, kind: str, table: Table, version: int = VERSION) -> N
 def load_table(path: Path, kind: str, vocab: int, tokenizer: str | None = None, version: int = VERSION) -> Table:
     """Map the table of a kind at `path`, for a target of `vocab` logits and the tokenizer of that fingerprint.
 
-    Raises CheckpointError for whatever is wrong with it.
+    Its header is checked before any of its contents is read. Raises CheckpointError for whatever is wrong with it.
     """
     if not path.is_file():
         raise CheckpointError(f"no {kind} at {path}")
     try:
         with safe_open(path, framework="np") as file:  # refuses what is torn or no safetensors file
             header = json.loads((file.metadata() or {}).get("opt_tree", "{}"))
-        arrays = _map(path)
-    except (SafetensorError, OSError, ValueError, KeyError) as error:
-        raise CheckpointError(f"{path} is corrupt: {type(error).__name__}: {error}") from error
-    found = header.get("kind")
+    except (SafetensorError, OSError, ValueError, RecursionError) as error:
+        raise CheckpointError(f"{path} is corrupt: {one_line(error)}") from error
+    found = header.get("kind") if isinstance(header, dict) else None
     if found != kind:
         raise CheckpointError(f"{path} is not a {kind} of this library but {found or 'something else'}")
     if header.get("version") != version:
         raise CheckpointError(
             f"{path} has version {header.get('version')}, this library reads {version}: build it anew"
         )
+    whole_number(path, header, "vocab", 1, 2**32)
+    whole_number(path, header, "sum", 0, 2**32 - 1)
+    if not isinstance(header.get("tokenizer", 0), str | None):
+        raise CheckpointError(f"{path} is corrupt: its tokenizer is {header.get('tokenizer', 'missing')!r:.40}")
     if header["vocab"] > vocab:
         raise CheckpointError(f"{path} has {header['vocab']} tokens, this target {vocab}: it is another target's")
     if tokenizer is not None and header["tokenizer"] not in (None, tokenizer):
         raise CheckpointError(
             f"{path} was made with another tokenizer (fingerprint {header['tokenizer']}, the target's is {tokenizer})"
         )
+    try:
+        arrays = _map(path)
+    except (OSError, ValueError, KeyError) as error:
+        raise CheckpointError(f"{path} is corrupt: {one_line(error)}") from error
     table = Table(header, arrays)
     if table.nbytes <= _CHECKED and _sum(arrays) != header["sum"]:
         raise CheckpointError(f"{path} is corrupt: its contents do not add up to what its header says")
     return table
+
+
+def whole_number(path: str | Path, header: Mapping[str, Any], name: str, least: int, most: int) -> int:
+    """Return a number of a header. Raises CheckpointError where it is missing or none of `least` to `most`."""
+    value = header.get(name, "missing")
+    if type(value) is not int or not least <= value <= most:
+        raise CheckpointError(
+            f"{path} is corrupt: its {name} is {value!r:.40}, not a whole number of {least} to {most}"
+        )
+    return value
+
+
+def expect(path: str | Path, arrays: Mapping[str, np.ndarray], **wanted: tuple[str, int]) -> None:
+    """Raise CheckpointError unless these arrays are there, each with its kind of number (as numpy's) and dimensions."""
+    for name, (kind, dimensions) in wanted.items():
+        array = arrays.get(name)
+        if array is None or array.dtype.kind != kind or array.ndim != dimensions:
+            found = "missing" if array is None else f"of {array.dtype} and shape {array.shape}"
+            raise CheckpointError(f"{path} is corrupt: its array {name} is {found}")
+
+
+def check_tokens(path: str | Path, tokens: np.ndarray, vocab: int) -> None:
+    """Raise CheckpointError for a token id outside the vocabulary; -1 stands for none."""
+    if tokens.size and not -1 <= tokens.min() <= tokens.max() < vocab:
+        raise CheckpointError(f"{path} is corrupt: token ids of {tokens.min()} to {tokens.max()}, for {vocab} tokens")
 
 
 def _map(path: Path) -> dict[str, np.ndarray]:

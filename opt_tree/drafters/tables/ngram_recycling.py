@@ -20,10 +20,11 @@ from opt_tree.core.step import Outcome
 from opt_tree.core.target import Output
 from opt_tree.core.tree import fetch
 from opt_tree.drafters.registry import DrafterOptions, register
-from opt_tree.drafters.tables.file_format import Table, load_table, save_table
+from opt_tree.drafters.tables.file_format import Table, check_tokens, expect, load_table, save_table
 from opt_tree.drafters.tables.lookup import Lookup, Tails
 from opt_tree.drafters.tables.recycling import best_tokens
 from opt_tree.models.chain_lm import AnyLM
+from opt_tree.models.checkpoints import CheckpointError
 
 
 class Calibration(NamedTuple):
@@ -144,13 +145,20 @@ class NGramRecycling(Lookup):
 
     def load(self, path: str | Path, vocab: int, tokenizer: str | None = None) -> None:
         """Take over what was saved; CheckpointError for a file of another kind, target or tokenizer."""
-        arrays = load_table(Path(path), _KIND, vocab, tokenizer).arrays
+        header, arrays = load_table(Path(path), _KIND, vocab, tokenizer)
+        expect(path, arrays, runs=("i", 2), tokens=("i", 2), log_probs=("f", 2))
+        parts = [arrays[name] for name in ("runs", "tokens", "log_probs")]
+        for tokens in parts[:2]:
+            check_tokens(path, tokens, header["vocab"])
+        if len({len(part) for part in parts}) > 1 or parts[1].shape != parts[2].shape:
+            raise CheckpointError(f"{path} is corrupt: its arrays have the shapes {[part.shape for part in parts]}")
+        if not (np.isfinite(parts[2]).all() and (parts[2] <= 1e-3).all()):
+            raise CheckpointError(f"{path} is corrupt: a log-probability in it is above 0 or no number")
         self.clear()
-        parts = (arrays[name].tolist() for name in ("runs", "tokens", "log_probs"))
-        for run, tokens, log_probs in zip(*parts, strict=True):
+        for run, tokens, log_probs in zip(*(part.tolist() for part in parts), strict=True):
             known = tuple(token for token in run if token >= 0)
             row = {token: log_prob for token, log_prob in zip(tokens[: self.k], log_probs, strict=False) if token >= 0}
-            if len(known) <= self.order:
+            if 0 < len(known) <= self.order:
                 self._remember(known, row)
 
     def _advance(self, tokens: Sequence[int]) -> list[Tail]:

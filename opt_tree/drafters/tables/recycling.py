@@ -1,6 +1,6 @@
 """Token Recycling: the candidates that the target named and did not choose, kept for the next time (arXiv:2408.08696).
 
-Owns the table by the last token, as published; `ngram_recycling` keeps more of each row, and by more tokens.
+Owns the paper's table, by the last token; `ngram_recycling` keeps more of each row, and by more tokens.
 """
 
 from collections.abc import Sequence
@@ -17,9 +17,10 @@ from opt_tree.core.step import Outcome
 from opt_tree.core.target import Output
 from opt_tree.core.tree import fetch
 from opt_tree.drafters.registry import DrafterOptions, register
-from opt_tree.drafters.tables.file_format import Table, load_table, save_table
+from opt_tree.drafters.tables.file_format import Table, check_tokens, expect, load_table, save_table
 from opt_tree.drafters.tables.lookup import Lookup
 from opt_tree.models.chain_lm import AnyLM
+from opt_tree.models.checkpoints import CheckpointError
 
 RANK_RATES = (0.33, 0.08, 0.05, 0.03, 0.03, 0.02, 0.01, 0.01)
 """How often the target's 1st, 2nd, ... candidate after a token is right the next time: the demo target's, measured."""
@@ -48,12 +49,15 @@ def best_tokens(logits: Float[Tensor, "rows vocab"], k: int) -> tuple[Float[Tens
 
 
 class TokenRecycling(Lookup):
-    """The published form: a table of the target's `k` best tokens after each token, the newest row of each.
+    """The published matrix: a table of the target's `k` best tokens after each token, the newest row of each.
 
     It is filled from every row that the target scores, rejected ones and the prompt's included (the published code
-    leaves the prompt out). The table knows ranks only, hence a probability is a rank's rate, the same after every
-    token: OPT-Tree on it *is* the best static tree of its size. The rates begin as `rates` and are counted on: along
-    every accepted path the table is asked which of its ranks was right, as one that has learnt more is more often.
+    leaves the prompt out). The paper drafts a fixed tree of 80 nodes on it; `presets.token_recycling` does.
+
+    Any other policy may draft on it, too. The table knows ranks only, hence a probability is a rank's rate, the same
+    after every token: OPT-Tree on it is the best static tree of its size. The rates begin as `rates` and are counted
+    on: along every accepted path the table is asked which of its ranks was right, as one that has learnt more is more
+    often. Neither the rates nor OPT-Tree above them are the paper's.
 
     What was learnt stays from prompt to prompt until `clear`, unless `keep=False`.
     """
@@ -132,9 +136,16 @@ class TokenRecycling(Lookup):
 
     def load(self, path: str | Path, tokenizer: str | None = None) -> None:
         """Take over what was saved, with its rates; CheckpointError for any other file."""
-        arrays = load_table(Path(path), _KIND, self.vocab, tokenizer, _VERSION).arrays
-        table = arrays["table"][:, : self.table.shape[1]]
-        columns, (asked, *right) = table.shape[1], arrays["counts"].tolist()
+        header, arrays = load_table(Path(path), _KIND, self.vocab, tokenizer, _VERSION)
+        expect(path, arrays, table=("i", 2), counts=("f", 1))
+        whole, counts = arrays["table"], arrays["counts"]
+        check_tokens(path, whole, header["vocab"])
+        if len(whole) > header["vocab"] or len(counts) != whole.shape[1] + 1:
+            raise CheckpointError(f"{path} is corrupt: a table of shape {whole.shape} with {len(counts)} counts")
+        if not (np.isfinite(counts).all() and (counts >= 0).all() and counts[0] > 0):
+            raise CheckpointError(f"{path} is corrupt: its counts are {counts.tolist()!r:.80}")
+        table = whole[:, : self.table.shape[1]]
+        columns, (asked, *right) = table.shape[1], counts.tolist()
         self.clear()
         self.table[: len(table), :columns] = table
         # A rank that the file does not know keeps its rate.
@@ -142,6 +153,6 @@ class TokenRecycling(Lookup):
         self._right[:columns] = right[:columns]
 
 
-@register("recycling", about="Token Recycling, as published", paper="2408.08696")
+@register("recycling", about="Token Recycling's matrix: the target's candidates after each token", paper="2408.08696")
 def _load(path: str, target: AnyLM, options: DrafterOptions) -> TokenRecycling:
     return TokenRecycling(target.vocab)

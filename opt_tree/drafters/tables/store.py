@@ -8,6 +8,7 @@ the entries of run i are those from `first[i]` to `first[i + 1]`). Runs are foun
 sorted `keys`. A false match costs a draft and never a text: the target judges all the same.
 """
 
+import math
 from bisect import bisect_left
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,7 +19,7 @@ from jaxtyping import UInt
 
 from opt_tree.core.continuations import Tail
 from opt_tree.drafters.registry import DrafterOptions, register
-from opt_tree.drafters.tables.file_format import Table, fingerprint, load_table
+from opt_tree.drafters.tables.file_format import Table, expect, fingerprint, load_table, whole_number
 from opt_tree.drafters.tables.ngram import Interpolated, Row
 from opt_tree.models.chain_lm import AnyLM
 from opt_tree.models.checkpoints import CheckpointError
@@ -28,7 +29,12 @@ BETA = (30.0, 20.0, 10.0, 6.0, 4.0)
 """See `interpolate`. A store may have its own, under which E(A) comes out as A for its target (`--fit`)."""
 WEIGHT = 8.0
 """How many observations in other texts one in the text at hand is worth."""
+FOLLOWERS = 24
+"""Kept of each run at most: a tree of 60 nodes has hardly more than that below its root."""
 
+_ARRAYS = "keys", "first", "totals", "tokens", "counts"
+_LONGEST = 64
+"""Tokens of the longest runs: a store of more is none of this library's."""
 _FACTOR = 0x9E3779B97F4A7C15
 _ALL = (1 << 64) - 1
 _REMEMBERED = 1 << 17
@@ -56,16 +62,26 @@ _NOTHING = Row(0, [])
 class Store:
     """A store as it lies on disk. Read-only: several drafters and processes may share one."""
 
-    def __init__(self, table: Table) -> None:
-        """Read a table from now on. Raises CheckpointError where its arrays do not fit each other."""
+    def __init__(self, table: Table, name: str | Path = "this store") -> None:
+        """Read a table from now on.
+
+        Raises CheckpointError where its header is not a store's or its arrays do not fit each other; `name` is the
+        store's in the message.
+        """
         header, arrays = table
-        self.order, self.bits, self.vocab = int(header["order"]), int(header["bits"]), int(header["vocab"])
+        self.order = whole_number(name, header, "order", 1, _LONGEST)
+        self.bits = whole_number(name, header, "bits", 1, 64)
+        self.vocab = whole_number(name, header, "vocab", 1, 2**32)
+        _check_beta(name, header.get("beta"), self.order)
         self.header, self.nbytes = header, table.nbytes
-        names = "keys", "first", "totals", "tokens", "counts"
+        expect(name, arrays, **dict.fromkeys(_ARRAYS, ("u", 1)))
         # Where a number may begin: a file's arrays may begin anywhere.
-        self.arrays = [np.require(arrays[name], requirements="A") for name in names if name in arrays]
-        if not self._fits():
-            raise CheckpointError("this is no store: its arrays do not fit each other")
+        self.arrays = [np.require(arrays[name], requirements=["A", "C"]) for name in _ARRAYS]
+        runs, *lengths, entries, same = map(len, self.arrays)
+        if lengths != [runs + 1, runs] or entries != same:
+            raise CheckpointError(
+                f"{name} is corrupt: its arrays have {[*map(len, self.arrays)]} numbers, which do not fit each other"
+            )
         self._keys, *self._values = (array.data for array in self.arrays)
         self._rows: dict[int, Row] = {}
 
@@ -76,11 +92,8 @@ class Store:
     @classmethod
     def load(cls, folder: str | Path, vocab: int, tokenizer: str | None = None) -> "Store":
         """Open the store in a folder; CheckpointError says in one line why it cannot be used."""
-        table = load_table(Path(folder) / FILE, "store", vocab, tokenizer)
-        try:
-            return cls(table)
-        except CheckpointError as why:
-            raise CheckpointError(f"{folder}: {why}") from None
+        path = Path(folder) / FILE
+        return cls(load_table(path, "store", vocab, tokenizer), path)
 
     def rows(self, tail: Tail) -> Sequence[Row]:
         """What followed the last 1, 2, ... `order` tokens of a tail."""
@@ -94,23 +107,27 @@ class Store:
             found.append(row)
         return found
 
-    def _fits(self) -> bool:
-        """Whether rows can be read: all arrays are there, of unsigned integers, and as long as each other."""
-        if any(array.ndim != 1 or array.dtype.kind != "u" or not array.flags.c_contiguous for array in self.arrays):
-            return False
-        lengths, runs = [len(array) for array in self.arrays], len(self.arrays[0]) if self.arrays else 0
-        fit = len(lengths) == 5 and lengths == [runs, runs + 1, runs, lengths[3], lengths[3]]
-        return fit and 0 < self.bits <= 64 and self.vocab >= 0
-
     def _read(self, key: int) -> Row:
         """Fetch a row from disk. A step reads some twenty: one by one through views, which is faster than by arrays."""
         keys, (first, totals, tokens, counts) = self._keys, self._values
         place = bisect_left(keys, key)
         if place == len(keys) or keys[place] != key:
             return _NOTHING
-        begin, end, vocab = first[place], first[place + 1], self.vocab
-        entries = zip(tokens[begin:end].tolist(), counts[begin:end].tolist(), strict=True)
-        return Row(totals[place], [entry for entry in entries if entry[0] < vocab])
+        begin, vocab = first[place], self.vocab
+        # A run of this library's stores has no more, and a file that claims more would hold up every step.
+        end = min(first[place + 1], begin + FOLLOWERS)
+        seen = counts[begin:end].tolist()
+        entries = [entry for entry in zip(tokens[begin:end].tolist(), seen, strict=True) if entry[0] < vocab]
+        return Row(max(totals[place], sum(seen)), entries)
+
+
+def _check_beta(name: str | Path, beta: Any, order: int) -> None:
+    """Raise CheckpointError unless a header's beta is left out or one number of 0 or more for each length of a run."""
+    if beta is None:
+        return
+    numbers = isinstance(beta, list) and all(isinstance(one, int | float) and 0 <= one < math.inf for one in beta)
+    if not numbers or len(beta) != order:
+        raise CheckpointError(f"{name} is corrupt: its beta is {beta!r:.60}, not {order} numbers of 0 or more")
 
 
 class StoreDrafter(Interpolated):
@@ -135,7 +152,7 @@ class StoreDrafter(Interpolated):
 
     def describe(self) -> str:
         text = " and the text at hand" if self.weight else ""
-        return f"a store of {self.store.header['text_tokens']} tokens{text}"
+        return f"a store of {self.store.header.get('text_tokens', 'unknown')} tokens{text}"
 
 
 @register(

@@ -5,6 +5,6 @@ Owns what "smollm2" means (`known`), where its weights come from (`sources`) and
 """
 
 from opt_tree.models.named.known import KNOWN, Known, drafter_of, drafters_of
-from opt_tree.models.named.places import cached, fetch, folder_of, resolve
+from opt_tree.models.named.places import cached, check_target, fetch, folder_of, resolve
 
-__all__ = ["KNOWN", "Known", "cached", "drafter_of", "drafters_of", "fetch", "folder_of", "resolve"]
+__all__ = ["KNOWN", "Known", "cached", "check_target", "drafter_of", "drafters_of", "fetch", "folder_of", "resolve"]

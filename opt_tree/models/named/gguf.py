@@ -5,6 +5,7 @@ much of it the tokenizer), so it is done once. A folder is made beside its place
 """
 
 import contextlib
+import functools
 import hashlib
 import json
 import shutil
@@ -23,6 +24,8 @@ from opt_tree.engines.package_cache import cache_folder, file_digest
 from opt_tree.models.checkpoints import CheckpointError
 
 ABOUT = "about.json"
+SOURCE = "source.gguf"
+"""A GGUF file beside what was made of it: other engines read it."""
 _WEIGHTS = "model.safetensors"
 
 
@@ -32,12 +35,22 @@ def place_of(name: str) -> Path:
 
 
 def about(folder: Path) -> dict[str, Any] | None:
-    """What was noted when the folder was made; None where there is none, or half of one."""
+    """What was noted when the folder was made; None where there is none, or where its weights are others now."""
     try:
         noted = json.loads((folder / ABOUT).read_text())
-        return noted if (folder / _WEIGHTS).stat().st_size == noted["bytes"] else None
+        stat = (folder / _WEIGHTS).stat()
+        whole = stat.st_size == noted["bytes"]
+        if whole and "weights_sha256" in noted:  # older folders do not say it
+            whole = _digest(folder / _WEIGHTS, stat.st_mtime_ns) == noted["weights_sha256"]
+        return noted if whole else None
     except (OSError, ValueError, KeyError, TypeError):
         return None
+
+
+@functools.lru_cache(maxsize=8)
+def _digest(file: Path, changed: int) -> str:
+    """The SHA-256 of a file that was last changed then: read once a process, in half a second a gigabyte."""
+    return file_digest(file)
 
 
 @contextlib.contextmanager
@@ -61,12 +74,25 @@ def gguf_folder(file: Path) -> Path:
     return folder
 
 
-def make(folder: Path, source: Path, facts: dict[str, Any], check: Callable[[Any], None] | None = None) -> None:
-    """Write `source`, a GGUF file or a folder, to `folder` in bfloat16; `check` may refuse its config."""
+def make(
+    folder: Path,
+    source: Path,
+    facts: dict[str, Any],
+    check: Callable[[Any], None] | None = None,
+    keep: bool = False,
+) -> None:
+    """Write `source`, a GGUF file or a folder, to `folder` in bfloat16; `check` may refuse its config.
+
+    With `keep` a GGUF file is copied beside it. It may lie in the folder, which is replaced at the end.
+    """
     fresh = Path(tempfile.mkdtemp(prefix=f"{folder.name}.", dir=folder.parent))
     try:
         _save(source, fresh, check)
-        noted = facts | {"bytes": (fresh / _WEIGHTS).stat().st_size, "transformers": transformers.__version__}
+        if keep and source.is_file():
+            shutil.copyfile(source, fresh / SOURCE)
+        weights = fresh / _WEIGHTS
+        noted = facts | {"bytes": weights.stat().st_size, "weights_sha256": file_digest(weights)}
+        noted["transformers"] = transformers.__version__
         (fresh / ABOUT).write_text(json.dumps(noted, indent=1))
         fresh.chmod(0o755)
         shutil.rmtree(folder, ignore_errors=True)
@@ -76,19 +102,26 @@ def make(folder: Path, source: Path, facts: dict[str, Any], check: Callable[[Any
 
 
 def _save(source: Path, fresh: Path, check: Callable[[Any], None] | None) -> None:
-    """Load with transformers and save; whatever is wrong with the source is one line."""
+    """Load with transformers and save; whatever is wrong with the source is one line.
+
+    A GGUF file is loaded from a folder in which it is alone: transformers takes a tokenizer that lies beside it for
+    its own.
+    """
     options: dict[str, Any] = {}
     if source.is_file():
         with source.open("rb") as file:
             if file.read(4) != b"GGUF":
                 raise CheckpointError(f"{source} is no GGUF file")
-        options["gguf_file"] = source.name
-    folder = str(source.parent if source.is_file() else source)
+        options["gguf_file"] = SOURCE
     unpacked = {"quantization_config": GgufConfig(dequantize=True)} if options else {}
     try:
-        tokenizer = AutoTokenizer.from_pretrained(folder, **options)
-        options |= {"dtype": torch.bfloat16, "output_loading_info": True}
-        loaded: Any = AutoModelForCausalLM.from_pretrained(folder, **options, **unpacked)
+        with tempfile.TemporaryDirectory(prefix=f"{fresh.name}.", dir=fresh.parent) as alone:
+            if options:
+                (Path(alone) / SOURCE).symlink_to(source.resolve())
+            folder = alone if options else str(source)
+            tokenizer = AutoTokenizer.from_pretrained(folder, **options)
+            options |= {"dtype": torch.bfloat16, "output_loading_info": True}
+            loaded: Any = AutoModelForCausalLM.from_pretrained(folder, **options, **unpacked)
         model, info = loaded
     except Exception as error:  # the reader of a damaged file fails in whatever way its bytes lead it
         raise CheckpointError(f"transformers cannot load {source}: {one_line(error)}") from error

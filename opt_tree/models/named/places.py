@@ -12,8 +12,9 @@ from typing import Any
 
 from tqdm import tqdm
 
+from opt_tree.core.errors import nearest
 from opt_tree.engines.package_cache import file_digest
-from opt_tree.models.checkpoints import DEMO, CheckpointError
+from opt_tree.models.checkpoints import DEMO, CheckpointError, check_is_folder
 from opt_tree.models.named import download as sources
 from opt_tree.models.named import gguf as converted
 from opt_tree.models.named.known import KNOWN, part_of
@@ -23,7 +24,8 @@ def resolve(path: str, part: str) -> str:
     """The folder or Hub id that a path stands for, as a model ("target", "draft") or as another part of the package.
 
     "demo" is the embedded model's folder of that part, a known name (`KNOWN`) that model or the package's drafter for
-    it, a .gguf file its converted copy; anything else is itself. Raises CheckpointError where it cannot be had.
+    it, a .gguf file its converted copy, a training command's --output what was trained; anything else is itself.
+    Raises CheckpointError where it cannot be had.
     """
     if path == "demo":
         if part and not (DEMO / part).is_dir():
@@ -36,7 +38,20 @@ def resolve(path: str, part: str) -> str:
         if not (folder := part_of(path, part)).is_dir():
             raise CheckpointError(f"the package has no {part} for {path}")
         return str(folder)
-    return str(converted.gguf_folder(Path(path).expanduser())) if model and path.endswith(".gguf") else path
+    if model and path.endswith(".gguf"):
+        return str(converted.gguf_folder(Path(path).expanduser()))
+    final = Path(path) / "final"  # the --output of a training command
+    return str(final) if (final / "config.json").is_file() and not (Path(path) / "config.json").is_file() else path
+
+
+def check_target(path: str) -> None:
+    """Raise CheckpointError for what is no target: a folder that is not there, a name that is nearly a known one."""
+    if not path.endswith(".gguf"):
+        check_is_folder(path)
+    if path in ("demo", *KNOWN) or Path(path).exists() or "/" in path:
+        return
+    if near := nearest(path, ["demo", *KNOWN]):
+        raise CheckpointError(f"no model is called {path!r}; did you mean {near!r}? A folder or a Hub id does as well")
 
 
 def cached(name: str) -> tuple[Path, dict[str, Any]] | None:
@@ -101,6 +116,8 @@ def _fetch_into(folder: Path, name: str, source: str, scratch: Path) -> None:
         file = sources.from_index(known, scratch)
     else:
         where, file = source, sources.from_path(source, known, scratch)
+        if file.resolve() == folder.resolve():
+            raise CheckpointError(f"{source} is the folder that would be replaced; it is {name} already")
     digest = file_digest(file) if file.is_file() else None
     _say(f"{name}: converting to bfloat16 safetensors, once, in about half a minute")
 
@@ -110,9 +127,7 @@ def _fetch_into(folder: Path, name: str, source: str, scratch: Path) -> None:
             raise CheckpointError(f"{source} is not {name}: it has {wrong}, expected {known.shape}")
 
     facts = {"source": where, "sha256": digest, "licence": known.licence}
-    converted.make(folder, file, facts, check)
-    if file.is_file():
-        sources.keep(file, folder)
+    converted.make(folder, file, facts, check, keep=True)
     checked = f", sha256 {digest[:12]}" if digest else ""
     _say(f"{name}: {known.about}; licence {known.licence}; from {where}{checked}, in {folder}")
 

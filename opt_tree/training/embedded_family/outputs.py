@@ -1,11 +1,17 @@
 """Write a target's own greedy answers to training prompts: the text on which a drafter has to agree with it.
 
     python -m opt_tree.training.embedded_family.outputs --target DIR --output DIR --prompts 6000 [--part 0/2]
+    python -m opt_tree.training.embedded_family.outputs --target DIR --output DIR --questions FILE --minutes 20
 
-Each part is one `.npz` file; parts are independent, so one process a core may write one each.
+Each part is one `.npz` file; parts are independent, so one process a core may write one each. With `--questions` every
+batch is a file, those that are there are not written again, and the run ends after its minutes or tokens.
 """
 
 import argparse
+import math
+import os
+import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -14,9 +20,10 @@ from tqdm import tqdm
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from opt_tree.models.checkpoints import load_tokenizer, load_weights
-from opt_tree.training.command_line import Parser, model_path, read_part, run_command
-from opt_tree.training.embedded_family.data import Draw, add_data, draw_prompts, read_prompts
+from opt_tree.training.command_line import Parser, existing, model_path, read_part, run_command
+from opt_tree.training.embedded_family.data import VARIABLE, Draw, add_data, draw_prompts, read_prompts
 from opt_tree.training.files import whole
+from opt_tree.training.prompts import read_prompts as read_questions
 from opt_tree.training.stream import TokenDocuments, load_part, narrow
 
 
@@ -28,12 +35,10 @@ def answer(
 
     Documents come back in the order of `prompts`. Prompts of like length share a batch, so little of it is padding.
     """
-    rows = [
-        tokenizer.apply_chat_template(
-            [{"role": "user", "content": prompt}], add_generation_prompt=True, return_dict=False
-        )
-        for prompt in prompts
-    ]
+    rows = [question(prompt, tokenizer) for prompt in prompts]
+    stops = stop_tokens(target, tokenizer)
+    if tokenizer.pad_token_id is None:
+        tokenizer.pad_token = tokenizer.convert_ids_to_tokens(min(stops, default=0))  # behind the mask, whatever it is
     order = sorted(range(len(rows)), key=lambda index: len(rows[index]))
     documents: dict[int, list[int]] = {}
     for start in tqdm(range(0, len(order), batch), desc="own outputs", unit="batch"):
@@ -45,14 +50,29 @@ def answer(
             **padded.to(target.device),
             max_new_tokens=new_tokens,
             do_sample=False,
-            eos_token_id=tokenizer.eos_token_id,
+            eos_token_id=sorted(stops) or None,
             pad_token_id=tokenizer.pad_token_id,
         )
         for index, tokens in zip(chosen, generated[:, padded["input_ids"].shape[1] :].tolist(), strict=True):
-            if tokenizer.eos_token_id in tokens:
-                tokens = tokens[: tokens.index(tokenizer.eos_token_id) + 1]
+            ends = [place for place, token in enumerate(tokens) if token in stops]
+            tokens = tokens[: ends[0] + 1] if ends else tokens
             documents[index] = rows[index] + tokens
     return [documents[index] for index in range(len(rows))]
+
+
+def question(prompt: str, tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    """Return a prompt's tokens: by the chat template, or the bare text where there is none, as `Pair.encode` does."""
+    if not getattr(tokenizer, "chat_template", None):
+        return list(tokenizer(prompt)["input_ids"])
+    message = [{"role": "user", "content": prompt}]
+    return list(tokenizer.apply_chat_template(message, add_generation_prompt=True, return_dict=False))
+
+
+def stop_tokens(target: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> set[int]:
+    """Return the tokens that end an answer, as model and tokenizer name them."""
+    named = getattr(target.generation_config, "eos_token_id", None)
+    found = set(named if isinstance(named, list) else [] if named is None else [named])
+    return found | ({tokenizer.eos_token_id} if tokenizer.eos_token_id is not None else set())
 
 
 def save_documents(documents: list[list[int]], path: Path) -> None:
@@ -79,10 +99,15 @@ def load_documents(folder: Path) -> TokenDocuments:
 def new_parser() -> Parser:
     parser = Parser("Write a target's own greedy answers to training prompts.")
     add_data(parser)
+    parser.set_defaults(data=os.environ.get(VARIABLE))  # where there is none, --questions may do
     parser.add_argument("--target", type=model_path, required=True, help="model folder, with its tokenizer")
     parser.add_argument("--output", type=Path, required=True, help="folder of the parts")
     parser.add_argument("--prompts", type=int, default=6000, help="prompts in all parts together")
-    parser.add_argument("--new-tokens", type=int, default=144, help="longest answer")
+    parser.add_argument("--questions", type=existing, nargs="+", help="answer these instead: .jsonl, or a line each")
+    parser.add_argument("--minutes", type=float, help="with --questions: begin no batch after so many")
+    parser.add_argument("--tokens", type=int, help="with --questions: begin no batch after so many tokens")
+    parser.add_argument("--threads", type=int, default=1, help="CPU threads")
+    parser.add_argument("--max-new-tokens", "--new-tokens", type=int, default=144, help="longest answer")
     parser.add_argument("--batch", type=int, default=64, help="prompts answered at once")
     parser.add_argument("--split", choices=("train", "heldout"), default="train", help="side of the corpus split")
     parser.add_argument("--seed", type=int, default=0, help="seed of the draw of prompts")
@@ -91,15 +116,41 @@ def new_parser() -> Parser:
 
 
 def write(args: argparse.Namespace) -> None:
-    """Answer one part of the prompts and store it."""
+    """Answer one part of the prompts, or batch after batch of the questions, and store the documents."""
+    if args.questions:
+        _write_batches(args)
+        return
+    if not args.data:
+        raise ValueError(f"name a folder of corpora with --data or ${VARIABLE}, or a file of --questions")
     part, parts = args.part
     tokenizer = load_tokenizer(str(args.target))
     prompts = draw_prompts(tokenizer, read_prompts(args.data, args.split), Draw(args.prompts, seed=args.seed))
     device = "cuda" if torch.cuda.is_available() else "cpu"
     target = load_weights(str(args.target), torch.bfloat16).to(device).eval()
-    documents = answer(target, tokenizer, prompts[part::parts], args.new_tokens, args.batch)
+    documents = answer(target, tokenizer, prompts[part::parts], args.max_new_tokens, args.batch)
     save_documents(documents, args.output / f"seed-{args.seed}-part-{part}-of-{parts}.npz")
 
 
+def _write_batches(args: argparse.Namespace) -> None:
+    tokenizer, prompts = load_tokenizer(str(args.target)), read_questions(args.questions)
+    target = load_weights(str(args.target), torch.bfloat16).eval()
+    target = target.to("cuda" if torch.cuda.is_available() else "cpu")
+    begin, tokens = time.monotonic(), 0
+    for start in range(0, len(prompts), args.batch):
+        path = args.output / f"questions-{start:06d}.npz"
+        late = time.monotonic() - begin > 60 * (args.minutes or math.inf)
+        if tokens >= (args.tokens or math.inf) or (late and tokens):
+            break
+        if not path.exists():
+            batch = answer(target, tokenizer, prompts[start : start + args.batch], args.max_new_tokens, args.batch)
+            save_documents(batch, path)
+        tokens += len(load_part(path).tokens)
+    print(f"{tokens} tokens in {args.output}")
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    run_command(new_parser(), write, arguments)
+
+
 if __name__ == "__main__":
-    run_command(new_parser(), write)
+    main()

@@ -25,15 +25,12 @@ from jaxtyping import Bool, Float, Int, UInt
 from transformers import PreTrainedTokenizerBase
 
 from opt_tree.drafters.tables.file_format import Table, fingerprint, load_table, save_table
-from opt_tree.drafters.tables.store import BETA, FILE, extend_hashes
+from opt_tree.drafters.tables.store import BETA, FILE, FOLLOWERS, extend_hashes
 from opt_tree.models.checkpoints import load_tokenizer
 from opt_tree.training.command_line import Parser, existing, model_path, run_command
 from opt_tree.training.embedded_family.documents import join, read_answers, read_texts
 from opt_tree.training.fitting.interpolation import fitted
 from opt_tree.training.stream import TokenDocuments
-
-_FOLLOWERS = 24
-"""Kept of each run at most: a tree of 60 nodes has hardly more than that below its root."""
 
 
 @dataclass(frozen=True)
@@ -93,12 +90,12 @@ def count(documents: TokenDocuments, recipe: Recipe) -> Iterator[Entries]:
 
 
 def prune(entries: Entries, max_bytes: int | None) -> Entries:
-    """Keep the entries of greatest value that fit; of every run the `_FOLLOWERS` most frequent at most."""
+    """Keep the entries of greatest value that fit; of every run the `FOLLOWERS` most frequent at most."""
     order = np.lexsort((-entries.counts, entries.runs))
     entries = Entries(*(array[order] for array in entries))
     first = _firsts(entries.runs)
     rank = np.arange(len(first)) - np.repeat(first.nonzero()[0], np.diff([*first.nonzero()[0], len(first)]))
-    entries = Entries(*(array[rank < _FOLLOWERS] for array in entries))
+    entries = Entries(*(array[rank < FOLLOWERS] for array in entries))
     if max_bytes is None:
         return entries
     order = np.argsort(-entries.values, kind="stable")

@@ -10,7 +10,7 @@ from transformers import LlamaConfig, PreTrainedModel
 from transformers.models.llama.modeling_llama import LlamaAttention
 
 from opt_tree.drafters.draft_vocabulary import vocabulary_tensors
-from opt_tree.drafters.heads.eagle3 import ENTERED, Eagle3Head
+from opt_tree.drafters.heads.eagle3 import ENTERED, NORMS, Eagle3Head
 from opt_tree.training.files import write_checkpoint
 
 LAYOUTS = ("published", "speculators")
@@ -82,7 +82,7 @@ def save_eagle3(
     left = ("embed_tokens.", "lm_head.") if shared else ("embed_tokens.",)
     tensors = {n: t for n, t in head.state_dict().items() if not n.startswith(left)}
     config = {**head.config.to_diff_dict(), "dtype": str(dtype).removeprefix("torch.")}
-    extra = {name: config.pop(name, None) for name in ("draft_vocab_size", "target_hidden_size")}
+    extra = {name: config.pop(name, None) for name in ("draft_vocab_size", "target_hidden_size", *NORMS)}
     extra["norm_before_residual"] = head.residual_normed
     extra[ENTERED] = None if layers is None else [layer + 1 for layer in layers]
     config.pop("norm_before_residual", None)

@@ -5,7 +5,8 @@
 
 The target is frozen, and so is the EAGLE head. Head d learns what the target itself says d tokens ahead, along its own
 answers: a law of its own for each depth, given the root alone. All read through the target's output layer; a share of
-the positions, drawn anew for every batch, is judged.
+the positions, drawn anew for every batch, is judged. Drafters that are trained for it with mask tokens or a shared
+hidden state are others: ParallelSpec (arXiv:2410.05589), P-EAGLE (arXiv:2602.01469).
 """
 
 import argparse

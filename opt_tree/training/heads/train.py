@@ -4,11 +4,11 @@
 
 The features are those of `opt_tree.training.heads.features`; the target itself never runs. The draft vocabulary holds
 the tokens that are most frequent in its answers (FR-Spec, arXiv:2502.14856). Every pass is judged by the cross-entropy
-with the target's law over that vocabulary, or over its most frequent tokens and a few others (`--frequent`, `--drawn`),
-on answers alone; with `--feature` also by how far what the output layer reads lies from the target's last state behind
+with the target's law over that vocabulary, or over frequent tokens and a few others (`--frequent`, `--drawn`), on
+answers alone; with `--feature` also by how far what the output layer reads lies from the target's last state behind
 its norm (EAGLE-3 as published does without). Where the draft vocabulary is the whole one, an EAGLE-1 head is saved with
-its embedding. Passes, rotary positions and attention are those of `opt_tree.training.embedded_family.eagle`.
-
+its embedding. Passes, rotary positions and attention are those of `opt_tree.training.embedded_family.eagle`. Others
+align training with drafting by EAGLE-3's test (arXiv:2503.01840), HASS (2408.15766) or GRIFFIN (2502.11018).
 The run is as long as its minutes: learning rate and number of passes follow the clock. It is resumed by `--resume`.
 """
 
@@ -232,13 +232,14 @@ def train(args: argparse.Namespace) -> None:
         training.resume()
     training.run()
     training.kept.fold()
-    head, whole_vocabulary = training.kept.head, args.vocab == target.config.vocab_size
+    head = training.kept.head
     if isinstance(head, Eagle3Head):
         save_eagle3(head, kept, args.output / "final", args.layout, shared=True, layers=args.layers)
     else:
-        save_head(head, args.output / "final", None if whole_vocabulary else kept)
+        save_head(head, args.output / "final", None if args.vocab == target.config.vocab_size else kept)
     note = {"minutes": round(training.seconds / 60, 2), "on": f"{args.threads} CPU threads, {training.steps} steps"}
     (args.output / "final" / TRAINING).write_text(json.dumps(note) + "\n")
+    print(f"done; to decode with it: --target {args.target} --drafter eagle:{args.output}")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -1,8 +1,11 @@
 """Texts recorded with all that a drafter says beside them, and a target and a drafter that play them again.
 
-Owns the recording and the replaying. Knows nothing of what steps cost.
+Owns the recording, the replaying and the price of what was replayed: what `opt_tree.advise` and `experiments.replay`
+stand on.
 """
 
+import math
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,34 +16,26 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from tqdm import tqdm
 
-from opt_tree import (
-    Controller,
-    Decoder,
-    Drafter,
-    Few,
-    Generation,
-    OptTree,
-    Output,
-    Pair,
-    Target,
-    TopK,
-    Tree,
-    TreePolicy,
-)
-from opt_tree.core.children import Reduced
+from opt_tree.controllers import Controller
+from opt_tree.core.children import Few, Reduced, TopK
 from opt_tree.core.pool import CandidatePool, Frontier
 from opt_tree.core.probabilities import log_probs_of
 from opt_tree.core.step import Outcome
 from opt_tree.core.stopping import StopRule
-from opt_tree.core.target import Work
-from opt_tree.drafters import DrafterAround
+from opt_tree.core.target import Output, Target, Work
+from opt_tree.core.tree import Tree
+from opt_tree.decoding.decoder import Decoder
+from opt_tree.decoding.generation import Generation
+from opt_tree.decoding.pair import Pair
+from opt_tree.drafters import Drafter, DrafterAround
+from opt_tree.policies import Costs, TreePolicy
 
 Branch = tuple[int, ...]
 Known = tuple[Float[np.ndarray, " columns"], Int[np.ndarray, " columns"]]
 LARGEST = 32
 CATCHING_UP = 2  # tokens that the drafter reads at the root, about
 UNKNOWN: Known = (np.log(np.full(LARGEST, 1e-6)) - 1e-3 * np.arange(LARGEST), np.arange(LARGEST))
-"""Below what no tree of 32 nodes would have expanded, which only chains ask for."""
+"""Below what no tree of 32 nodes and no chain would have expanded, which trees of a fixed shape ask for."""
 
 
 @dataclass
@@ -90,25 +85,42 @@ def grown(branches: list[Branch], frontier: Frontier) -> list[Branch]:
 
 @dataclass(frozen=True)
 class Survey:
-    """Drafts all that a tree of 32 nodes may ask for, and sends nothing to the target."""
+    """Drafts all that a tree of 32 nodes or a chain may ask for, and sends nothing to the target."""
 
     max_depth: int = 10
 
     @property
     def children(self) -> TopK:
-        return TopK(total=LARGEST)
+        return TopK(per_node=LARGEST)
 
     def expand(self, pool: CandidatePool) -> Int[np.ndarray, " frontier"] | None:
-        return OptTree(LARGEST, 0.0, self.max_depth).expand(pool)
+        """Expand what only 31 candidates or fewer surpass, and the best child of the best child of ... the root."""
+        paths, newest = pool.path_log_probs, pool.newest
+        floor = np.partition(paths, -LARGEST - 1)[-LARGEST - 1] if len(paths) > LARGEST else -np.inf
+        kept = (paths[newest] > floor) | (newest == _chain_end(pool))
+        return newest[kept & (paths[newest] > -np.inf)] if kept.any() else None
 
     def select(self, pool: CandidatePool) -> Int[np.ndarray, " rows"]:
         return np.array([0])
 
 
-def record(pair: Pair, prompts: Sequence[list[int]], max_new_tokens: int) -> list[Recorded]:
-    """Decode plainly, a token a step, and ask the drafter at each of them."""
-    found = []
+def _chain_end(pool: CandidatePool) -> int:
+    """The last node of the chain of best tokens; -1 where it ended above the newest layer."""
+    node = 0
+    for _ in range(pool.depth):
+        below = (pool.parents[1:] == node).nonzero()[0] + 1
+        if not len(below):
+            return -1
+        node = int(below[pool.path_log_probs[below].argmax()])
+    return node
+
+
+def record(pair: Pair, prompts: Sequence[list[int]], max_new_tokens: int, seconds: float = math.inf) -> list[Recorded]:
+    """Decode plainly, a token a step, and ask the drafter at each of them; no text is begun after so many seconds."""
+    found, begin = list[Recorded](), time.perf_counter()
     for prompt in tqdm(prompts, desc="recording", unit="text", leave=False, disable=None):
+        if found and time.perf_counter() - begin > seconds:
+            break
         recorder = Recorder(pair.drafter)
         answer = Decoder(pair.target, recorder, Survey()).generate(prompt, max_new_tokens, stop=pair.stop)
         found.append(Recorded(prompt, answer.tokens, recorder.said, max_new_tokens))
@@ -187,3 +199,12 @@ def replay(texts: Sequence[Recorded], policy: TreePolicy | Controller, vocab: in
         decoder, end = Decoder(Rerun(text, vocab), Replayed(text), policy), len(text.tokens)
         found.append(decoder.generate(text.prompt, text.asked, stop=_at(end)))
     return found
+
+
+def seconds_of(generation: Generation, costs: Costs) -> float:
+    """What the steps of a generation cost."""
+    total, context = 0.0, len(generation.prompt)
+    for step, emitted in zip(generation.steps, generation.accept_lengths, strict=True):
+        total += costs.at(context).of(step)
+        context += emitted
+    return total

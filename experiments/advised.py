@@ -1,0 +1,108 @@
+"""Does the advice hold? The advised tree against a grid that is measured afterwards, in turn, on other prompts.
+
+    python -m experiments.advised --bench-name heldout --limit 16
+    python -m experiments.advised --base-model-path smollm2 --compile --bench-name heldout --limit 10
+
+`opt_tree.advise` is asked with the package's own prompts. Then its setting, `auto`, the fixed trees of a small grid and
+plain decoding answer the questions of the set by turns, timed in seconds of the processor. Within 3 % of the best of
+them is what is hoped for.
+"""
+
+import sys
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from evaluation.answers.metrics import bootstrap
+from evaluation.command_line import at_least, main_of, numbers, option, table, whole_numbers
+from evaluation.run.baselines import InLoop
+from evaluation.run.models import gather
+from evaluation.run.options import Asked
+from evaluation.timing import Method, Timings, environment, interleave
+from opt_tree import Controller, Decoder, OptTree, TreePolicy, advise
+from opt_tree.decoding import advising
+from opt_tree.decoding.advice import AUTO
+from opt_tree.decoding.presets import plain
+from opt_tree.decoding.step_costs import auto
+from opt_tree.training.prompts import default_prompts
+
+
+@dataclass(frozen=True)
+class Options(Asked):
+    """What is advised on, and what is measured."""
+
+    max_new_tokens: int = option(64, "new tokens a question, at most")
+    nodes: str = option("4,5,8,12,16", "comma list of the grid's budgets")
+    thresholds: str = option("0.12,0.3,0.6", "comma list of the grid's thresholds")
+    rounds: int = option(1, "times that each answers each question")
+    seconds: float = option(90.0, "of recording")
+    json: bool = option(False, "print the figures as one JSON line, too")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        at_least(self, max_new_tokens=2, rounds=1)
+
+
+def run(options: Options) -> dict[str, Any]:
+    """Ask, measure, compare."""
+    given = gather(options)
+    pair = given.pair
+    found = advise(pair, default_prompts(heldout=True)[:24], options.max_new_tokens, options.seconds, 1)
+    print(found)
+    trees: dict[str, TreePolicy | Controller] = {
+        f"OptTree({n}, {t:g})": OptTree(n, t) for n in whole_numbers(options.nodes) for t in numbers(options.thresholds)
+    }
+    best = found.here.best.name
+    trees = {best: advising.grid()[best], **trees, AUTO: auto(pair.target, pair.drafter)}
+    decoders = {name: Decoder(pair.target, pair.drafter, tree) for name, tree in trees.items()}
+    methods: dict[str, Method] = {
+        name: InLoop(decoder, stop=pair.stop, forget=True)
+        for name, decoder in {**decoders, "plain": plain(pair.target)}.items()
+    }
+    prompts = given.first_prompts()
+    timings = interleave(methods, prompts, options.max_new_tokens, options.rounds)
+    rows = [
+        {"setting": name, "x plain": over(timings, name, "plain")[0], "expected": found.here.grid.get(name, np.nan)}
+        for name in trees
+    ]
+    rows.sort(key=lambda row: -row["x plain"])
+    print(table(rows))
+    fastest = rows[0]["setting"]
+    lines = {}
+    for name in (best, AUTO):
+        rate, low, high = over(timings, name, fastest)
+        expected = found.here.grid[name]
+        lines[name] = {"over the best": rate, "from": low, "to": high, "x plain": over(timings, name, "plain")[0]}
+        lines[name] |= {"expected": expected}
+        print(f"{name}: {rate:.3f} of the best, {fastest} (95 % {low:.3f} to {high:.3f}); expected {expected:.2f}")
+    return {
+        "advised": found.setting.name,
+        "verdict": found.verdict,
+        "interval": [found.setting.low, found.setting.high],
+        "best": fastest,
+        "grid": len(trees),
+        "lines": lines,
+        "rows": rows,
+        "environment": environment(pair.target.device),
+    }
+
+
+def over(timings: Timings, one: str, other: str) -> tuple[float, float, float]:
+    """How many times as fast one is as the other, with a 95 % interval over prompts, drawn together."""
+    clock = "cpu_seconds" if torch.get_num_threads() == 1 else "seconds"  # what a neighbour takes is none's
+    spent = [np.array(timings.spent(name, clock)) for name in (one, other)]
+
+    def ratio(rows: Any) -> Any:
+        mine, theirs = (each[rows].sum(-2) for each in spent)
+        return mine[..., 0] / mine[..., 1] * theirs[..., 1] / theirs[..., 0]
+
+    low, high = bootstrap(ratio, len(spent[0])) or (np.nan, np.nan)
+    return float(ratio(np.arange(len(spent[0])))), low, high
+
+
+main = main_of("experiments.advised", Options, __doc__, run)
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,142 @@
+"""What canonical arithmetic costs: the same decoding with and without it, in turn, plainly and by trees.
+
+    python -m experiments.canonical_price --base-model-path smollm2 [--compile] [--contexts 100,1000,4000]
+
+Prompts are the questions' texts one after the other, cut to each context, each prompt from another question on. The two
+take turns step by step. Times are medians, that of the first step has the prefill; tokens a second are over whole
+texts. Texts differ where today's arithmetic leaves plain decoding's, and tokens a step with them, so that a step's time
+is the figure of the price.
+"""
+
+import statistics
+import sys
+import time
+from dataclasses import dataclass, replace
+from itertools import chain, count
+from typing import Any, NamedTuple
+
+from evaluation.command_line import Value, at_least, main_of, option, table, whole_numbers
+from evaluation.run.models import Material, gather, load
+from evaluation.run.options import Asked
+from evaluation.timing import environment, in_turn
+from opt_tree import Decoder, OptTree, Pair
+from opt_tree.decoding.presets import plain
+
+WAYS = ("today", "canonical")
+RATIOS = ("first ms", "step ms", "tokens/s")
+
+
+class Run(NamedTuple):
+    """A text, and the seconds of each of its steps; the first one has the prefill."""
+
+    tokens: list[int]
+    seconds: list[float]
+
+
+@dataclass(frozen=True)
+class Options(Asked):
+    """The pair, the trees, and the contexts."""
+
+    dtype: str = option("bfloat16", "of the target: bfloat16 or float32")
+    trees: str = option("5,12,60", "comma list: drafted nodes a step, beside plain decoding")
+    threshold: float = option(0.2, "draft another layer while the newest raised E(A) by more than this")
+    contexts: str = option("100,1000,4000", "comma list: tokens of the prompts; those that the models do not hold drop")
+    prompts: int = option(3, "of each context")
+    max_new_tokens: int = option(48, "behind each prompt")
+    json: bool = option(False, "print the figures as one JSON line, too")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        at_least(self, prompts=1, max_new_tokens=1)
+        if min(whole_numbers(f"{self.trees},{self.contexts}")) < 1:
+            raise ValueError(f"trees and contexts are of at least 1 token, got {self.trees} and {self.contexts}")
+
+
+def prompts_of(given: Material, length: int, number: int) -> list[list[int]]:
+    """Prompts of one length: the questions one after the other, each prompt from another one on."""
+    asked = given.first_prompts()
+    turns = [[*asked[first:], *asked[:first]] for first in (7 * place % len(asked) for place in range(number))]
+    return [(list(chain(*turn)) * (1 + length // sum(map(len, turn))))[:length] for turn in turns]
+
+
+def in_lockstep(decoders: dict[str, Decoder], prompt: list[int], limit: int) -> dict[str, Run]:
+    """Decode by each, a step of one after a step of the other, so that a busy machine hurts them alike."""
+    runs = {way: Run([], []) for way in decoders}
+    going = {way: decoder.steps(prompt, limit) for way, decoder in decoders.items()}
+    for turn in count():
+        for way in in_turn(list(going), turn):
+            begin = time.perf_counter()
+            step = next(going[way], None)
+            if step is None:
+                del going[way]
+                continue
+            runs[way].seconds.append(time.perf_counter() - begin)
+            runs[way].tokens.extend(step.tokens)
+        if not going:
+            return {way: run._replace(tokens=run.tokens[:limit]) for way, run in runs.items()}
+    raise AssertionError("not reached")
+
+
+def measured(pairs: dict[str, Pair], nodes: int, prompts: list[list[int]], options: Options) -> dict[str, list[Run]]:
+    """Decode all prompts by trees of so many nodes, plainly for 0; the first one once more, which does not count."""
+
+    def decoder(pair: Pair) -> Decoder:
+        return Decoder(pair.target, pair.drafter, OptTree(nodes, options.threshold)) if nodes else plain(pair.target)
+
+    decoders = {way: decoder(pair) for way, pair in pairs.items()}
+    in_lockstep(decoders, prompts[0][:100], 8)
+    runs = [in_lockstep(decoders, prompt, options.max_new_tokens) for prompt in prompts]
+    return {way: [run[way] for run in runs] for way in decoders}
+
+
+def figures(runs: list[Run], plainly: list[Run]) -> dict[str, Value]:
+    """What the runs of one way come to; `plainly`: those of plain decoding in the same way."""
+    tokens, seconds = sum(len(run.tokens) for run in runs), sum(sum(run.seconds) for run in runs)
+    same = sum(run.tokens == one.tokens for run, one in zip(runs, plainly, strict=True))
+    return {
+        "first ms": 1000 * statistics.median(run.seconds[0] for run in runs),
+        "step ms": 1000 * statistics.median(chain(*(run.seconds[1:] for run in runs))),
+        "tokens/s": tokens / seconds,
+        "tokens/step": tokens / sum(len(run.seconds) for run in runs),
+        "as plain": f"{same} of {len(runs)}",
+    }
+
+
+def row_of(found: dict[str, dict[str, Value]]) -> dict[str, Value]:
+    """Canonical beside today, and their ratios."""
+    row: dict[str, Value] = {}
+    for name in found["today"]:
+        values = [found[way][name] for way in WAYS]
+        row |= {f"{name}, {way}": value for way, value in zip(WAYS, values, strict=True)}
+        if name in RATIOS:
+            row[f"{name}, canonical / today"] = values[1] / values[0]  # type: ignore[operator]
+    return row
+
+
+def run(options: Options) -> dict[str, Any]:
+    """Measure, print the table and return it."""
+    device = options.check_device()
+    given = gather(replace(options, canonical=True))
+    pairs = dict(zip(WAYS, (load(replace(options, no_exact=True), device), given.pair), strict=True))
+    target = given.pair.target
+    print(f"{target.name}, {target.engine.name}; {given.pair.drafter.describe()}")
+    rows = []
+    for context in whole_numbers(options.contexts):
+        if context + options.max_new_tokens + max(whole_numbers(options.trees)) > target.max_context:
+            print(f"{context} tokens: {target.name} holds {target.max_context}", file=sys.stderr)
+            continue
+        prompts = prompts_of(given, context, options.prompts)
+        runs = {nodes: measured(pairs, nodes, prompts, options) for nodes in (0, *whole_numbers(options.trees))}
+        found: list[dict[str, Value]] = []
+        for nodes, by_way in runs.items():
+            sides = {way: figures(by_way[way], runs[0][way]) for way in WAYS}
+            found.append({"context": context, "nodes": nodes or "plain", **row_of(sides)})
+        print(table(found), flush=True)
+        rows += found
+    return {"environment": environment(target.device), "engine": target.engine.name, "rows": rows}
+
+
+main = main_of("experiments.canonical_price", Options, __doc__, run)
+
+if __name__ == "__main__":
+    sys.exit(main())

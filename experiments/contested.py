@@ -1,0 +1,123 @@
+"""How often `khisti` accepts one of two drawn children, by how many tokens its linear programme settles.
+
+    python -m experiments.contested [--drafter eagle:demo] [--limit 6] [--laws 60]
+
+Questions are answered at temperature 1, and what target and drafter say at the nodes is kept. At each of them the
+probability that one of two independent children is accepted is computed exactly: by `khisti` at several sizes of its
+programme, by `multi_round`, and the bound that no rule can pass (arXiv:2410.18234, section 3).
+"""
+
+import sys
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from jaxtyping import Int
+
+from evaluation.command_line import Value, at_least, main_of, option, table, whole_numbers
+from evaluation.run.models import Material, gather
+from evaluation.run.options import Asked
+from opt_tree import Decoder, Random, Sampling, Tree, Verdict
+from opt_tree.core.children import IID
+from opt_tree.core.sampling import Logits
+from opt_tree.policies import Sampled
+from opt_tree.verifiers.base import Probs, valid_for, walk_down
+from opt_tree.verifiers.importance_weighted import Duel
+from opt_tree.verifiers.multi_round_rejection import in_rounds
+
+MOST = 200
+"""Tokens that the programme may settle: beyond, it takes minutes a node."""
+
+
+@dataclass(frozen=True)
+class Options(Asked):
+    """The pair, the questions, and how many nodes are looked at."""
+
+    contested: str = option("5,10,20,40", "comma list: tokens that the linear programme settles")
+    laws: int = option(60, "nodes that are looked at, drawn from all that were met")
+    max_new_tokens: int = option(40, "of an answer, at most")
+    seed: int = option(0, "of sampling, and of which nodes are looked at")
+    json: bool = option(False, "print the figures as one JSON line, too")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        at_least(self, laws=1, max_new_tokens=1)
+        whole_numbers(self.contested, MOST)
+        if self.limit is None:
+            object.__setattr__(self, "limit", 6)
+
+
+def met(given: Material, options: Options) -> list[tuple[Probs, Probs]]:
+    """What target and drafter say at the nodes of sampled answers."""
+    laws: list[tuple[Probs, Probs]] = []
+
+    def rule(target: Probs, draft: Probs, tokens: Int[np.ndarray, " children"]) -> Probs:
+        laws.append((target.copy(), draft.copy()))
+        return in_rounds(target, draft, tokens)
+
+    @valid_for(IID, branching=rule)
+    def watched(tree: Tree, logits: Logits, random: Random) -> Verdict:
+        return walk_down(tree, logits, random, rule)
+
+    decoder = Decoder(given.pair.target, given.pair.drafter.at_temperature(1.0), Sampled.chains(2, 4), watched)
+    for number, question in enumerate(given.chosen):
+        prompt = given.prompter.encode([question.turns[0]], [])
+        decoder.generate(prompt, options.max_new_tokens, Sampling(1.0), given.pair.stop, seed=options.seed + number)
+    return laws
+
+
+def by_rounds(target: Probs, draft: Probs) -> float:
+    """The probability that `multi_round` accepts one of two children.
+
+    >>> round(by_rounds(np.array([0.2, 0.5, 0.3]), np.array([0.6, 0.3, 0.1])), 2)
+    0.76
+    """
+    first = np.minimum(target, draft).sum()
+    left = np.maximum(target - draft, 0)
+    return float(first + np.minimum(left, (1 - first) * draft).sum())
+
+
+def by_duel(target: Probs, draft: Probs, contested: int) -> float:
+    """The probability that `khisti` accepts one of two children.
+
+    >>> round(by_duel(np.array([0.2, 0.5, 0.3]), np.array([0.6, 0.3, 0.1]), 3), 2)
+    0.84
+    """
+    return float(np.minimum(target, Duel(target, draft, draft, contested).winner).sum())
+
+
+def bound(target: Probs, draft: Probs) -> float:
+    """What no rule accepts more than, with two children: the least of p(S) + 1 - q(S)^2 over sets S of tokens.
+
+    The sets that matter have the tokens of largest q / p.
+
+    >>> round(bound(np.array([0.2, 0.5, 0.3]), np.array([0.6, 0.3, 0.1])), 2)
+    0.84
+    """
+    order = np.argsort(-draft / np.maximum(target, 1e-300), kind="stable")
+    return float(min(1.0, (target[order].cumsum() + 1 - draft[order].cumsum() ** 2).min()))
+
+
+def run(options: Options) -> dict[str, Any]:
+    """Measure, print the table and return it."""
+    given = gather(options)
+    known = met(given, options)
+    chosen = np.random.default_rng(options.seed).permutation(len(known))[: options.laws]
+    pairs = [known[place] for place in chosen]
+
+    def row(name: str, accepted: list[float]) -> dict[str, Value]:
+        return {"rule": name, "accepted": float(np.mean(accepted))}
+
+    rows = [row("multi_round", [by_rounds(*pair) for pair in pairs])]
+    for size in whole_numbers(options.contested, MOST):
+        rows.append(row(f"khisti, {size} tokens", [by_duel(target, draft, size) for target, draft in pairs]))
+    rows.append(row("the bound", [bound(*pair) for pair in pairs]))
+    print(f"{given.pair.target.name}; {given.pair.drafter.describe()}; {len(pairs)} of {len(known)} nodes")
+    print(table(rows, ".4f"))
+    return {"nodes": len(pairs), "rows": rows}
+
+
+main = main_of("experiments.contested", Options, __doc__, run)
+
+if __name__ == "__main__":
+    sys.exit(main())

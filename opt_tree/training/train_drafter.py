@@ -1,0 +1,213 @@
+"""Make a drafter for a model: its own answers, a store of them, a head, calibration, and a verdict.
+
+    python -m opt_tree.train_drafter MODEL --output DIR [--data FILES] [--kind eagle3] [--minutes 60] [--disk 5GB]
+
+Then `load_pair(MODEL, drafter=DIR)`. Each stage is a command of this package in a process of its own; what it has done
+lies in DIR, so a run that was killed goes on by the same command. Owns the order, the time each stage gets, and which
+of the drafters that came out is taken. docs/train_drafter.md is the page.
+"""
+
+import argparse
+import hashlib
+import json
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from tqdm import tqdm
+from transformers import AutoConfig
+
+from opt_tree.core.interrupted import as_command
+from opt_tree.drafters.heads.eagle3 import chosen_layers
+from opt_tree.drafters.registry import MADE
+from opt_tree.models.checkpoints import check_is_folder
+from opt_tree.models.named import resolve
+from opt_tree.training.command_line import Parser, existing, run_command
+from opt_tree.training.prompts import default_prompts, read_prompts
+from opt_tree.training.stages import STATE, Work, alone_in
+
+SHARES = {"eagle3": (0.33, 0.2), "eagle": (0.33, 0.2), "store": (0.7, 0.15)}
+"""Of the minutes, by kind: for the answers, and for calibration and verdict. Features and head have the rest."""
+CALIBRATED, JUDGED = 20, 24
+"""Held-out prompts: the first ones calibrate, those behind them are the verdict's."""
+VOCAB = 8192
+BYTES = 2
+"""Of a number among the features."""
+UNITS = {"": 1, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
+
+
+def parse_size(text: str) -> int:
+    """Read 5GB, 800MB, 1.5G: bytes, above 0."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?) ?([KMGT]?)B?", text.upper())
+    if not found or not float(found[1]):
+        raise argparse.ArgumentTypeError(f"takes a size such as 5GB or 800MB, got {text}")
+    return int(float(found[1]) * UNITS[found[2]])
+
+
+def new_parser() -> Parser:
+    parser = Parser("Make a drafter for a model, from the model's own answers.")
+    parser.add_argument("model", help="folder, Hub id or known name")
+    parser.add_argument("--data", type=existing, nargs="+", help="prompts, .jsonl or a line each (default: our own)")
+    parser.add_argument("--kind", choices=tuple(SHARES), default="eagle3", help="what is trained (%(default)s)")
+    parser.add_argument("--minutes", type=float, default=60.0, help="of the whole, about (%(default)s)")
+    parser.add_argument("--disk", type=parse_size, default="5GB", help="for answers and features (%(default)s)")
+    parser.add_argument("--max-new-tokens", type=int, default=192, help="of each answer (%(default)s)")
+    parser.add_argument("--output", type=Path, required=True, help="folder of all that is made")
+    parser.add_argument("--threads", type=int, default=1, help="CPU threads")
+    return parser
+
+
+def train(args: argparse.Namespace) -> None:
+    """Make what is not there yet, weigh what came out, and say which drafter it is."""
+    if re.search(r"[:+]", str(args.output)):
+        raise ValueError(f"--output must have no ':' and no '+', which separate the parts of a drafter: {args.output}")
+    given, args.model = args.model, resolve(args.model, "target")
+    check_is_folder(args.model)
+    config = AutoConfig.from_pretrained(args.model)
+    prompts = _prompts(args)
+    state = _state(args, prompts)
+    args.output.mkdir(parents=True, exist_ok=True)
+    total, spent = round(60 * args.minutes), round(state["seconds"])
+    shown = "{desc} |{bar}| {percentage:3.0f} %"
+    bar = tqdm(total=total, initial=min(spent, total), bar_format=shown, disable=None)
+    with as_command(), alone_in(args.output), bar:
+        work = Work(args, state, bar)
+        work.save()
+        for name, some in prompts.items():
+            (args.output / f"{name}.jsonl").write_text("".join(json.dumps({"prompt": text}) + "\n" for text in some))
+        specs = [*_head(work, config), "store:{here}/store"]
+        found = [_judge(work, spec) for spec in _combined(specs)]
+    _conclude(args, given, found)
+
+
+def _prompts(args: argparse.Namespace) -> dict[str, list[str]]:
+    """By what they are for: "train", "calibrate" and "judge"."""
+    if args.data:
+        given = read_prompts(args.data)
+        apart = min(CALIBRATED + JUDGED, len(given) // 4)
+        if apart < 6:
+            raise ValueError(f"{len(given)} prompts are too few: a quarter is held out, of which 6 are the least")
+        held, train = given[:apart], given[apart:]
+    else:
+        held, train = default_prompts(heldout=True), default_prompts()
+    first = min(CALIBRATED, len(held) // 2)
+    return {"train": train, "calibrate": held[:first], "judge": held[first : first + JUDGED]}
+
+
+def _state(args: argparse.Namespace, prompts: dict[str, list[str]]) -> dict[str, Any]:
+    """What an earlier run of the same command left; ValueError for that of another command."""
+    asked = {"model": str(args.model), "kind": args.kind, "max_new_tokens": args.max_new_tokens}
+    asked["prompts"] = hashlib.sha256(json.dumps(prompts).encode()).hexdigest()[:16]
+    path = args.output / STATE
+    if not path.exists():
+        if args.output.is_dir() and any(args.output.iterdir()):
+            raise ValueError(f"{args.output} holds other things: name a new folder")
+        return {"asked": asked, "seconds": 0.0, "verdicts": {}}
+    try:
+        known = dict(json.loads(path.read_text()))
+        other = [name for name, value in known["asked"].items() if asked.get(name) != value]
+    except (ValueError, KeyError, AttributeError) as error:
+        raise ValueError(f"{path} is damaged: name a new folder") from error
+    if other:
+        raise ValueError(f"{args.output} was begun with another {' and '.join(other)}: name a new folder")
+    return known
+
+
+def _head(work: Work, config: Any) -> list[str]:
+    """Answers, the store, features, the head and its calibration; return the head's spec, if one was asked for."""
+    args, output = work.args, work.args.output
+    target = ("--target", args.model, "--threads", args.threads)
+    answers, kept = SHARES[args.kind]
+    total = 60 * args.minutes
+    layers = [] if args.kind != "eagle3" else [*chosen_layers(None, config.num_hidden_layers)]
+    a_token = BYTES * config.hidden_size * (len({-1, *layers}) if args.kind != "store" else 0) + 8
+
+    def ready(name: str, make: Callable[[], object]) -> None:
+        if not work.state.get(name):
+            make()
+            work.state[name] = True
+            work.save()
+
+    seconds = max(answers * total - work.state["seconds"], 30.0)
+    words = (*target, "--questions", output / "train.jsonl", "--output", output / "answers", "--batch", 32)
+    room = ("--minutes", seconds / 60, "--tokens", args.disk // a_token, "--max-new-tokens", args.max_new_tokens)
+    outputs = "training.embedded_family.outputs"
+    ready("answers", lambda: work.run("the model's own answers", seconds, outputs, *words, *room))
+    words = (*target[:2], "--answers", output / "answers", "--output", output / "store", "--max-mib", 8)
+    words += ("--vocab", config.vocab_size)
+    ready("store", lambda: work.run("a store of its answers", 20, "training.fitting.store", *words))
+    if args.kind == "store":
+        return []
+    words = (*target, "--answers", output / "answers", "--output", output / "features")
+    words += (f"--layers={','.join(map(str, [-1, *layers]))}",)
+    ready("features", lambda: work.run("its hidden states", 0.15 * total, "training.heads.features", *words))
+    if "head_minutes" not in work.state:
+        work.state["head_minutes"] = max((1 - kept) * total - work.state["seconds"], 0.2 * total) / 60
+        work.save()
+    words = (*target, "--features", output / "features", "--output", output / "head", "--kind", args.kind)
+    words += ("--minutes", work.state["head_minutes"], "--save-minutes", max(args.minutes / 20, 0.2))
+    vocab = min(VOCAB, config.vocab_size)
+    words += ("--vocab", vocab, "--average", 0.98, "--feature", 0.1)
+    words += ("--frequent", 1024, "--drawn", 256) if vocab >= 2048 else ()  # most of a step is the output layer
+    words += ("--layout", "speculators", "--norm-before-residual") if args.kind == "eagle3" else ()
+    words += ("--resume",) if (output / "head" / "checkpoint.pt").exists() else ()
+    ready("head", lambda: work.run("the head", 60 * work.state["head_minutes"], "training.heads.train", *words))
+    words = (*target, "--drafter", f"eagle:{output / 'head'}", "--prompts", output / "calibrate.jsonl")
+    words += ("--nodes", 16, "--threshold", 0.1, "--max-new-tokens", 64, "--count", CALIBRATED)
+    ready("calibrated", lambda: _calibrate(work, words))
+    return ["eagle:{here}/head"]
+
+
+def _calibrate(work: Work, words: Sequence[object]) -> None:
+    """A head that learned too little for any temperature to fit stays bare."""
+    try:
+        work.run("calibration", 60, "training.fitting.calibrate", *words)
+    except ValueError as error:
+        tqdm.write(f"not calibrated: {error}")
+
+
+def _combined(specs: Sequence[str]) -> list[str]:
+    """The drafters that the parts make: the store alone, the head alone, and the head's layer above the store's."""
+    if len(specs) == 1:
+        return list(specs)
+    head, store = specs
+    return [store, head, f"graft:1:copy:{head}+{store}"]
+
+
+def _judge(work: Work, spec: str) -> dict[str, Any]:
+    """What `advise` says of a drafter on the held-out prompts."""
+    if spec not in work.state["verdicts"]:
+        args, seconds = work.args, max(10.0, min(60 * work.args.minutes / 40, 90.0))
+        words = (args.model, "--drafter", spec.replace("{here}", str(args.output)), "--prompts")
+        words += (args.output / "judge.jsonl", "--side-by-side", 1, "--seconds", seconds, "--threads", args.threads)
+        said = work.run(f"verdict on {spec.partition(':')[0]}", 2 * seconds, "training.advise", *words, "--json")
+        work.state["verdicts"][spec] = json.loads(said.strip().splitlines()[-1])
+        work.save()
+    return {"spec": spec, **work.state["verdicts"][spec]}
+
+
+def _conclude(args: argparse.Namespace, given: str, found: Sequence[dict[str, Any]]) -> None:
+    """Print what came out, and note in the folder which drafter is taken."""
+    curve = args.output / "head" / "heldout.jsonl"
+    if curve.exists():
+        print("held out, by minutes of the head's training: share of equal argmaxes, pass by pass")
+        for line in curve.read_text().splitlines():
+            row = json.loads(line)
+            print(f"  {row['seconds'] / 60:5.1f}  " + " ".join(f"{share:.3f}" for share in row["equal"]))
+    best = max(found, key=lambda one: one["setting"]["speed_up"])
+    for one in found:
+        setting, here = one["setting"], one["prospects"]["here"]
+        interval = f"{setting['low']:.2f} to {setting['high']:.2f}"
+        tokens, speed = f"{here['emitted']:.2f} tokens a step", f"{setting['speed_up']:.2f} x plain ({interval})"
+        print(f"{one['spec']:<55} {speed}, {tokens}, {setting['name']}")
+    (args.output / MADE).write_text(json.dumps({"spec": best["spec"], "setting": best["setting"]["name"]}) + "\n")
+    print(f"{best['verdict']}\nload_pair({given!r}, drafter={str(args.output)!r}) takes {best['spec']}")
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    run_command(new_parser(), train, arguments)
+
+
+if __name__ == "__main__":
+    main()

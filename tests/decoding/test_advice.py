@@ -1,0 +1,133 @@
+"""What is advised, from recorded texts and given costs: no clock."""
+
+import dataclasses
+import json
+
+import numpy as np
+import pytest
+
+import opt_tree
+from opt_tree import Decoder, OptTree, Sharpened, load_pair
+from opt_tree.decoding import advising
+from opt_tree.decoding.advising import break_even, grid, weigh
+from opt_tree.decoding.cost_files import read_costs
+from opt_tree.decoding.recording import CATCHING_UP, record, replay, seconds_of
+from opt_tree.display import draw_advice
+from opt_tree.drafters import model_drafter
+from opt_tree.policies import Costs
+from opt_tree.training import advise as command
+
+CHEAP = Costs.straight(plain=5e-3, step=5e-3, row=1e-4, layer=1e-4, draft_row=0)
+DEAR = Costs.straight(plain=5e-3, step=5e-3, row=1e-3, layer=2e-2, draft_row=0)
+PROMPTS = ["Why is the sky blue?", "Name three colours.", "What is bread made of?"]
+
+
+@pytest.fixture(scope="module")
+def pair():
+    return load_pair("demo", dtype="float32")
+
+
+@pytest.fixture(scope="module")
+def texts(pair):
+    return record(pair, [pair.encode(prompt) for prompt in PROMPTS], 16)
+
+
+def test_the_best_tree_is_that_of_the_cheapest_decoding(pair, texts):
+    """The grid's seconds are those of decoding with each setting, steps priced by the same table."""
+    found = weigh(pair, texts, {"here": CHEAP, "dear": DEAR})
+    few = {name: policy for name, policy in grid().items() if name in (found.here.best.name, "OptTree(2, 0.3)")}
+    plain = sum(seconds_of(one, CHEAP) for one in replay(texts, opt_tree.Static.empty(), pair.target.vocab))
+    for name, policy in few.items():
+        decoder = Decoder(pair.target, pair.drafter, policy)
+        decoded = [decoder.generate(text.prompt, 16, stop=pair.stop) for text in texts]
+        assert [one.tokens for one in decoded] == [text.tokens for text in texts]
+        assert plain / sum(seconds_of(one, CHEAP) for one in decoded) == pytest.approx(found.here.grid[name], rel=0.02)
+    assert found.here.best.speed_up == max(rate for name, rate in found.here.grid.items() if name != "auto")
+    assert found.use and found.verdict.startswith("Use it: with") and found.tokens == sum(len(t.tokens) for t in texts)
+    assert found.here.best.low <= found.here.best.speed_up <= found.here.best.high
+    assert found.prospects["dear"].best.speed_up < 1 and found.prospects["dear"].emitted < found.prospects["dear"].step
+
+
+def test_a_chain_is_replayed_as_it_decodes_where_the_drafter_is_unsure(pair):
+    """The target drafts for itself, flattened: a chain is accepted whole, further than trees of 32 nodes go."""
+    twin = load_pair("demo", dtype="float32").target
+    flat = dataclasses.replace(pair, drafter=Sharpened(model_drafter(twin), 4.0))
+    prompts = [pair.encode(prompt) for prompt in PROMPTS[:2]]
+    recorded = record(pair=flat, prompts=prompts, max_new_tokens=12)
+    (again, _) = replay(recorded, opt_tree.Static.chain(8), pair.target.vocab)
+    decoder = Decoder(flat.target, flat.drafter, opt_tree.Static.chain(8))
+    decoded = decoder.generate(prompts[0], 12, stop=pair.stop)
+    assert again.accept_lengths == decoded.accept_lengths and max(decoded.accept_lengths) >= 8
+
+
+def test_do_not_use_it_where_its_layers_cost_more_than_they_bring(pair, texts):
+    found = weigh(pair, texts, {"here": DEAR})
+    assert found.use is False and found.verdict.startswith("Do not use this drafter here") and "\n" not in found.verdict
+    assert found.here.auto.speed_up <= 1 and found.here.break_even is None
+    assert found.verdict in str(found) and json.dumps(found.to_dict())
+
+
+def test_break_even_is_where_the_best_chain_is_as_fast_as_plain_decoding():
+    costs = Costs.straight(plain=1.0, step=1.0, row=0.0, layer=0.5, draft_row=0.0)
+    share = break_even(costs)  # a chain of one: 1 + a tokens for 1.5 seconds
+    chains = {k: sum(share**i for i in range(k + 1)) / (1 + costs.draft(k, CATCHING_UP + k - 1)) for k in range(1, 17)}
+    assert max(chains.values()) == pytest.approx(1) and share == pytest.approx(0.5, abs=1e-6)
+    assert break_even(Costs.straight(1.0, 1.0, 0.0, 1.5, 0.0)) is None
+
+
+def test_accepted_by_position_is_counted(pair, texts):
+    found = weigh(pair, texts, {"here": CHEAP})
+    generations = replay(texts, grid()[found.here.best.name], pair.target.vocab)
+    steps = [step.accepted for one in generations for step in one.steps[:-1]]
+    assert found.accepted[0] == pytest.approx(np.mean([accepted >= 1 for accepted in steps]))
+    assert sum(found.accepted) == pytest.approx(np.mean(steps)) == pytest.approx(np.mean(found.found))
+
+
+def test_costs_of_another_machine_are_read(tmp_path):
+    path = tmp_path / "gpu.json"
+    path.write_text(json.dumps(dataclasses.asdict(CHEAP)))
+    assert read_costs(path, DEAR) == {"gpu": CHEAP}
+    path.write_text(json.dumps({"a": dataclasses.asdict(CHEAP), "b": dataclasses.asdict(DEAR)}))
+    assert read_costs(path, DEAR) == {"a": CHEAP, "b": DEAR}
+    rates = {"sample_batch_tokens": [1, 4, 16], "sample_steps_per_sec": [100.0, 80.0, 50.0], "max_batch_tokens": 16}
+    path.write_text(json.dumps(rates))
+    found = read_costs(path, CHEAP)["gpu"]
+    assert [found.score(rows) for rows in (1, 3, 4, 15, 16)] == pytest.approx([0.01, 0.01, 0.0125, 0.0125, 0.02])
+    assert found.draft(3, 6) / found.plain == pytest.approx(CHEAP.draft(3, 6) / CHEAP.plain)
+    for bad in ("no json", "[]", '{"alpha_seconds": [1]}', '{"scoring": [[2, 1]], "first": 0, "drafting": [[1, 0]]}'):
+        path.write_text(bad)
+        with pytest.raises(ValueError, match=r"gpu\.json"):
+            read_costs(path, CHEAP)
+    path.write_text(json.dumps(rates | {"sample_steps_per_sec": [100.0]}))
+    with pytest.raises(ValueError, match="SGLang's"):
+        read_costs(path, CHEAP)
+
+
+def test_the_command_and_its_pictures(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(advising, "costs_of", lambda target, drafter, lanes=1: CHEAP)
+    asked = tmp_path / "mine.txt"
+    asked.write_text("\n".join(PROMPTS))
+    few = ["--prompts", str(asked), "--max-new-tokens", "8", "--plots", str(tmp_path / "plots"), "--json"]
+    command.main(["demo", *few])
+    *_, last = capsys.readouterr().out.splitlines()
+    figures = json.loads(last)
+    assert figures["texts"] == 3 and figures["prospects"].keys() == {"here", "8 side by side"}
+    assert {path.name for path in (tmp_path / "plots").iterdir()} == {"costs.png", "accepted.png"}
+
+
+def test_mistakes_are_one_line(pair, capsys, tmp_path):
+    with pytest.raises(ValueError, match="2 prompts at least, got 1"):
+        opt_tree.advise(pair, ["one"])
+    with pytest.raises(ValueError, match="2 prompts at least"):
+        opt_tree.advise(pair, "one text")
+    (tmp_path / "empty.jsonl").write_text("")
+    for wrong in (["--prompts", str(tmp_path / "none.txt")], ["--prompts", str(tmp_path / "empty.jsonl")], ["nosuch"]):
+        with pytest.raises(SystemExit) as ended:
+            command.main([*wrong, "--limit", "2"])
+        assert ended.value.code == 2 and capsys.readouterr().err.count("\n") == 1
+
+
+def test_a_draw_needs_few_steps(pair, texts, tmp_path):
+    found = dataclasses.replace(weigh(pair, texts, {"here": DEAR}), expected=[0.5], found=[1], accepted=[1.0])
+    assert len(draw_advice(found, tmp_path)) == 2
+    assert OptTree(1, 0.05) == grid()["OptTree(1, 0.05)"]

@@ -1,0 +1,105 @@
+"""Where a text ends, and where it cannot go on: no drafts below a stop token, no draw from nothing."""
+
+import copy
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tiny_models import prompt, tiny, tiny_drafter
+from transformers import LogitsProcessor
+
+from opt_tree import Sampling, Stop
+from opt_tree.core.tree import Tree
+from opt_tree.decoding.decoder import Decoder
+from opt_tree.decoding.presets import opt
+from opt_tree.drafters import CausalLMDrafter, NGramDrafter
+from opt_tree.models.causal_lm import CausalLM
+from opt_tree.policies import OptTree
+
+
+def decoder_of(drafter: str = "lm", **how: Any) -> Decoder:
+    lm = CausalLM(copy.deepcopy(tiny("llama")).float())
+    drafts = CausalLMDrafter(CausalLM(tiny_drafter("llama")), lm.vocab) if drafter == "lm" else NGramDrafter()
+    return opt(lm, drafts, OptTree(20, 0.0, 5), **how)
+
+
+@pytest.mark.parametrize("drafter", ["lm", "ngram"])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_nothing_is_drafted_below_a_stop_token(drafter, temperature):
+    """The text is the same; E(A) is that of the tree that is left."""
+    text = [*prompt(9), *prompt(9), *prompt(9)]
+    sampling = Sampling(temperature)
+    decoder = decoder_of(drafter)
+    whole = decoder.generate(text, 40, sampling)
+    first = {token: place for place, token in reversed([*enumerate(whole.tokens)])}
+    inner: set[int] = set()
+    emitted = 0
+    for step in whole.steps:  # tokens with something below, which the text has not come to yet
+        emitted += len(step.tokens)
+        above = step.tree.parents[1:]
+        inner |= {token for token in step.tree.tokens[above[above > 0]].tolist() if first.get(token, 99) >= emitted}
+    ends = frozenset({max(inner, key=lambda token: first.get(token, 99))})
+    length = next((place for place, token in enumerate(whole.tokens, 1) if token in ends), 40)
+    found = decoder.generate(text, 40, sampling, Stop(ends))
+    assert found.tokens == whole.tokens[:length]
+    [rows] = [decoder.generate_batch([text], 2, 40, sampling, Stop(ends))]
+    assert rows[0].tokens == found.tokens
+    cut = 0
+    for step, other in zip(found.steps, whole.steps, strict=False):
+        parents = step.tree.parents[1:]
+        assert not {*step.tree.tokens[parents[parents > 0]].tolist()} & ends
+        assert step.expected_accepted <= other.expected_accepted + 1e-9
+        cut += other.tree.nodes - step.tree.nodes
+    assert cut > 0, "there was something to leave out"
+
+
+def test_a_tree_without_what_lies_below_an_end():
+    tree = Tree(
+        np.array([7, 1, 7, 2, 3, 4, 5]),
+        np.array([-1, 0, 0, 1, 2, 4, 3]),
+        -np.arange(7.0),
+        np.array([0, 1, 2, 3, 4, -1, -1]),
+    )
+    cut = tree.ending_at({7})
+    assert cut.tokens.tolist() == [7, 1, 7, 2, 5] and cut.parents.tolist() == [-1, 0, 0, 1, 3]
+    assert cut.draft_rows.tolist() == [0, 1, 2, 3, -1] and cut.path_log_probs.tolist() == [0, -1, -2, -3, -6]
+    assert tree.ending_at(()) is tree and tree.ending_at({9}) is tree, "the root has been emitted before"
+
+
+class Answers(LogitsProcessor):
+    """Says the same of every token, once the text is so long."""
+
+    def __init__(self, value: float, length: int = 0) -> None:
+        self.value, self.length = value, length
+
+    def __call__(self, ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        return scores.clone() if ids.shape[1] < self.length else torch.full_like(scores, self.value)
+
+
+@pytest.mark.parametrize(("value", "says"), [(float("-inf"), "allows no token"), (float("nan"), "answers NaN")])
+@pytest.mark.parametrize("length", [0, 13])
+def test_nothing_to_draw_from_is_refused_with_the_processors_name(value, says, length):
+    sampling = Sampling(1.0, processors=(Answers(value, length),))
+    with pytest.raises(ValueError, match=rf"no token can be drawn at row \d+ of a tree of \d+: .*Answers {says}"):
+        decoder_of().generate(prompt(9), 20, sampling)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_weights_that_turn_nan_are_refused(temperature):
+    decoder = decoder_of()
+    decoder.generate(prompt(9), 4)
+    with torch.no_grad():
+        decoder.target.model.model.norm.weight.fill_(float("nan"))
+    with pytest.raises(ValueError, match="the model's logits are not numbers"):
+        decoder.generate(prompt(9), 20, Sampling(temperature))
+
+
+@pytest.mark.parametrize("generate", ["generate", "generate_batch"])
+def test_what_belongs_to_sampling_is_told_so(generate):
+    decoder = decoder_of()
+    given = prompt(9) if generate == "generate" else [prompt(9)]
+    with pytest.raises(TypeError, match=r"takes no temperature: pass sampling=Sampling\(temperature=0.7\)"):
+        getattr(decoder, generate)(given, temperature=0.7)
+    with pytest.raises(TypeError, match=r"takes no top: help\(Decoder.generate\) lists all"):
+        getattr(decoder, generate)(given, top=3)

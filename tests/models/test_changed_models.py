@@ -1,0 +1,269 @@
+"""A model that is changed after it was wrapped, packed or compiled: the next text is the changed model's."""
+
+import copy
+import pickle
+import warnings
+from typing import Any
+
+import pytest
+import torch
+from tiny_models import build, prompt, tiny, tiny_drafter
+from torch import nn
+from torch.nn.utils import parametrizations, prune
+
+from opt_tree.decoding.presets import opt, plain
+from opt_tree.drafters import CausalLMDrafter
+from opt_tree.engines import prepacked as packed
+from opt_tree.engines.snapshot import Snapshot, fits, sample
+from opt_tree.models.causal_lm import CausalLM, UnsupportedModelError
+from opt_tree.models.compiling import compile_forwards
+from opt_tree.policies import OptTree
+
+
+@pytest.fixture(autouse=True)
+def small_weights_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(packed, "_LEAST", dict.fromkeys(packed._LEAST, 1))
+
+
+def negated(model: Any) -> None:
+    with torch.no_grad():
+        model.lm_head.weight.mul_(-1)
+
+
+def loaded(model: Any) -> None:
+    model.load_state_dict({**model.state_dict(), "lm_head.weight": -model.lm_head.weight})
+
+
+def stepped(model: Any) -> None:
+    optimizer = torch.optim.SGD(model.parameters(), lr=5.0)
+    ids = torch.tensor([prompt(12)])
+    model(ids, labels=ids).loss.backward()
+    optimizer.step()
+    model.zero_grad()
+
+
+def another_head(model: Any) -> None:
+    head = nn.Linear(model.lm_head.in_features, model.lm_head.out_features, bias=False, dtype=model.dtype)
+    head.weight = nn.Parameter(-model.lm_head.weight.detach())
+    model.lm_head = head
+
+
+def hooked(model: Any) -> None:
+    model.lm_head.register_forward_hook(lambda _, args, output: -output)
+
+
+def another_forward(model: Any) -> None:
+    own = model.lm_head.forward
+    model.lm_head.forward = lambda rows: -own(rows)
+
+
+class Adapted(nn.Module):
+    """As PEFT puts an adapter of low rank around a layer."""
+
+    def __init__(self, base: nn.Linear) -> None:
+        super().__init__()
+        self.base = base
+        numbers = torch.Generator().manual_seed(0)
+        self.down = nn.Parameter(torch.randn(2, base.in_features, generator=numbers).to(base.weight.dtype))
+        self.up = nn.Parameter(torch.randn(base.out_features, 2, generator=numbers).to(base.weight.dtype))
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        return self.base(rows) + rows @ self.down.T @ self.up.T
+
+
+def adapted(model: Any) -> None:
+    for layer in model.model.layers:
+        layer.mlp.down_proj = Adapted(layer.mlp.down_proj)
+
+
+def rows_by_data(model: Any) -> None:
+    """As new tokens get the mean of the others."""
+    model.lm_head.weight.data[7:9] = 40 * model.lm_head.weight.data.mean(0)
+
+
+def column_by_data(model: Any) -> None:
+    model.model.layers[0].mlp.down_proj.weight.data[:, 5] = 30
+
+
+def pruned(model: Any) -> None:
+    for layer in model.model.layers:
+        prune.l1_unstructured(layer.mlp.down_proj, "weight", amount=0.7)
+
+
+def normalised(model: Any) -> None:
+    parametrizations.weight_norm(model.lm_head)
+    with torch.no_grad():
+        model.lm_head.parametrizations.weight.original0.mul_(-1)
+
+
+class Quantised(nn.Parameter):
+    """A parameter of another kind, as quantisers put it into a layer; it multiplies by itself."""
+
+    @classmethod
+    def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        plain = [one.as_subclass(torch.Tensor) if isinstance(one, cls) else one for one in args]
+        if function is nn.functional.linear:
+            plain[1] = plain[1].round(decimals=1)
+        return function(*plain, **(kwargs or {}))
+
+
+def quantised(model: Any) -> None:
+    for module in model.modules():
+        if type(module) is nn.Linear:
+            module.weight = Quantised(module.weight.detach(), False)
+
+
+CHANGES = [
+    negated,
+    loaded,
+    stepped,
+    another_head,
+    hooked,
+    another_forward,
+    adapted,
+    rows_by_data,
+    column_by_data,
+    pruned,
+    normalised,
+    quantised,
+]
+
+
+def decoder_of(lm: CausalLM) -> Any:
+    drafter = CausalLM(copy.deepcopy(tiny_drafter("llama")).float())
+    return opt(lm, CausalLMDrafter(drafter, lm.vocab), OptTree(7, 0.0, 3))
+
+
+def text_of(model: Any) -> list[int]:
+    """What transformers writes."""
+    ids = torch.tensor([prompt(9)])
+    whole = model.generate(ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=16, pad_token_id=0)
+    return whole[0, 9:].tolist()
+
+
+@pytest.fixture
+def lm() -> CausalLM:
+    model = build(tiny("llama").config, dtype=torch.float32)
+    model.generation_config.eos_token_id = None
+    return CausalLM(model)
+
+
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("compiled", [True, False])
+def test_the_next_text_is_the_changed_models(change, compiled, lm, fake):
+    """By trees and plainly, by a copy, with kept rows and side by side, from packed weights and from a package."""
+    decoder = decoder_of(lm)
+    before = decoder.generate(prompt(9), 16).tokens
+    assert before == text_of(lm.model)
+    if compiled:
+        assert compile_forwards(lm) and decoder.generate(prompt(9), 16).tokens == before
+    change(lm.model)
+    expected = text_of(lm.model)
+    assert expected != before, "a change that changes the text"
+    twin = None if change in (hooked, another_forward, quantised, normalised) else copy.deepcopy(decoder)
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        assert decoder.generate(prompt(9), 16, reuse=True).tokens == expected
+        assert plain(lm).generate(prompt(9), 16).tokens == expected
+        assert [one.tokens for one in decoder.generate_batch([prompt(9)] * 2, 2, 16)] == [expected] * 2
+    lines = [str(one.message) for one in told if "since its forwards were compiled" in str(one.message)]
+    assert len(lines) == compiled and all("eager until compiled again" in line for line in lines)
+    assert bool(lm.eager.packed) == (change is not quantised), "as before it was compiled"
+    if twin is not None:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            assert twin.generate(prompt(9), 16).tokens == expected
+
+
+@pytest.mark.parametrize("change", [negated, adapted, rows_by_data])
+def test_a_change_is_seen_by_a_batch_first(change, lm, fake):
+    decoder = decoder_of(lm)
+    assert compile_forwards(lm)
+    decoder.generate(prompt(9), 16)
+    change(lm.model)
+    expected = text_of(lm.model)
+    with pytest.warns(UserWarning, match="since its forwards were compiled; eager until compiled again"):
+        found = decoder.generate_batch([prompt(9)] * 3, 2, 16)
+    assert [one.tokens for one in found] == [expected] * 3
+
+
+def test_compiled_again_it_is_fast_again(lm, fake):
+    assert compile_forwards(lm)
+    negated(lm.model)
+    with pytest.warns(UserWarning, match=r"LlamaForCausalLM: lm_head.weight was changed since its forwards"):
+        lm.reset()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        lm.reset()
+        assert compile_forwards(lm) and lm.engine.name == "aot" and len(fake) == 2
+        assert plain(lm).generate(prompt(9), 16).tokens == text_of(lm.model)
+    negated(lm.model)
+    with pytest.warns(UserWarning, match="lm_head.weight was changed"):
+        lm.reset()
+    assert lm.eager.packed, "as before it was compiled first"
+
+
+def test_another_vocabulary_is_refused(lm):
+    lm.model.resize_token_embeddings(70)
+    with pytest.raises(UnsupportedModelError, match="had 61 logits a row when it was wrapped and has 70 now"):
+        plain(lm).generate(prompt(9), 4)
+
+
+def test_a_model_wrapped_again_takes_no_copy_of_yesterday(lm):
+    plain(lm).generate(prompt(9), 4)
+    rows_by_data(lm.model)
+    assert decoder_of(CausalLM(lm.model)).generate(prompt(9), 16).tokens == text_of(lm.model)
+
+
+def test_nothing_has_changed_where_nothing_has(lm):
+    """Not by forwards, gradients that are only computed, pickling, a hook that came and went, or threads' stand-ins."""
+    snapshot = Snapshot(lm.model)
+    plain(lm).generate(prompt(9), 4)
+    ids = torch.tensor([prompt(9)])
+    lm.model(ids, labels=ids).loss.backward()
+    pickle.dumps(lm)
+    lm.model.lm_head.register_forward_hook(lambda *_: None).remove()
+    assert snapshot.change() is None
+    seen: list[Any] = []
+    lm.watch((0,))
+    lm.model.model.norm.register_forward_hook(lambda *_: seen.append(Snapshot(lm.model).change()))
+    within = Snapshot(lm.model)
+    lm.model.lm_head.register_forward_pre_hook(lambda *_: seen.append(within.change()))
+    lm.reset()
+    within = Snapshot(lm.model)
+    lm.append(prompt(9), all_logits=True)
+    assert seen == [None, None]
+
+
+def test_a_copy_knows_what_had_changed(lm):
+    snapshot = Snapshot(lm.model)
+    assert copy.deepcopy(snapshot).change() is None
+    negated(lm.model)
+    twin = pickle.loads(pickle.dumps(snapshot))
+    assert twin.model is not lm.model and twin.change() == snapshot.change() == ("lm_head.weight was changed", False)
+
+
+@pytest.mark.parametrize("shape", [(61, 32), (32, 61), (32, 32), (7, 1), (1, 7), (5,), (), (2, 3, 4), (64, 32), (3, 2)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8, torch.bool])
+def test_a_sample_meets_every_row_and_every_column(shape, dtype):
+    weight = torch.zeros(shape, dtype=dtype)
+    known = sample(weight)
+    assert known is not None and fits(known, weight)
+    if known.dtype.is_floating_point or len(shape) < 2:
+        return
+    flat = weight.view(shape[0], -1)
+    for place in range(flat.shape[0]):
+        flat[place] = 1
+        assert not fits(known, weight)
+        flat[place] = 0
+    for place in range(flat.shape[1]):
+        flat[:, place] = 1
+        assert not fits(known, weight)
+        flat[:, place] = 0
+    assert len(known) <= 2 * sum(flat.shape)
+
+
+def test_weights_that_are_not_numbers_are_equal_to_themselves(lm):
+    with torch.no_grad():
+        lm.model.lm_head.weight[3] = float("nan")
+    assert Snapshot(lm.model).change() is None

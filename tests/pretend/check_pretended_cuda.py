@@ -1,0 +1,189 @@
+"""The library on a pretended CUDA device: texts, waits and graphs. Run by tests/engines/test_pretended_cuda.py.
+
+In a process of its own, with `-p pretend.plugin`.
+"""
+
+import copy
+import warnings
+from typing import Any
+
+import pytest
+import torch
+from drafters.test_mtp import model_at, publish, small_numbers
+from tiny_models import ARCHITECTURES, build, perturbed, prompt, tiny_head
+
+import opt_tree
+from opt_tree.core.sampling import Sampling
+from opt_tree.decoding.presets import PRESETS, plain
+from opt_tree.decoding.step_costs import auto
+from opt_tree.drafters import CausalLMDrafter, EagleDrafter
+from opt_tree.models.causal_lm import Buckets, CausalLM
+from opt_tree.models.compiling import captured_shapes, compile_forwards, warm_up
+from opt_tree.policies import OptTree
+from pretend import graphs
+from pretend.device import logged
+from pretend.waits import DRAFTERS, STEPS, counted, measure, pair_with
+
+BUCKETS = Buckets((1, 8, 32), (64, 128))
+POLICY = OptTree(nodes=12, threshold=0.1, max_depth=5)
+DRAWN = Sampling(temperature=0.8, top_p=0.9)
+LAYERS = {"exit": 1, "onepass": 1, "graft": 1}
+TABLES = ("store", "ngram", "recycling", "ngram-recycling")
+
+
+def decoder(device: str, kind: str, architecture: str = "llama", buckets: Buckets | None = None) -> opt_tree.Decoder:
+    model = build(ARCHITECTURES[architecture](), dtype=torch.float64)
+    draft, head = perturbed(model, 0.1).to(device), tiny_head(model).to(device)
+    target = CausalLM(copy.deepcopy(model).to(device), buckets)
+    if kind == "eagle":
+        return opt_tree.Decoder(target, EagleDrafter(head, target, buckets), POLICY)
+    return opt_tree.Decoder(target, CausalLMDrafter(CausalLM(draft, buckets), target.vocab), POLICY)
+
+
+def captured(kind: str, architecture: str = "llama") -> opt_tree.Decoder:
+    made = decoder("cuda", kind, architecture, BUCKETS)
+    for lm in (made.target, *made.drafter.models):
+        assert compile_forwards(lm)
+    return made
+
+
+def same(one: Any, other: Any) -> None:
+    assert one.tokens == other.tokens and one.accept_lengths == other.accept_lengths
+    for mine, theirs in zip(one.steps, other.steps, strict=True):
+        assert mine.tree.tokens.tolist() == theirs.tree.tokens.tolist(), "also the nodes, in their order"
+
+
+@pytest.mark.parametrize("kind", ["draft", "eagle"])
+@pytest.mark.parametrize("sampling", [Sampling(), DRAWN], ids=["greedy", "sampled"])
+@pytest.mark.parametrize("architecture", ["llama", "qwen3-window", "gemma2", "gpt2", "opt"])
+def test_texts_and_trees_are_those_of_the_cpu(architecture, sampling, kind):
+    if kind == "eagle" and architecture not in ("llama", "qwen3-window"):
+        pytest.skip("a head of these is tried on the CPU")
+    same(*(decoder(device, kind, architecture).generate(prompt(20), 16, sampling) for device in ("cuda", "cpu")))
+
+
+@pytest.mark.parametrize("preset", sorted(PRESETS))
+def test_presets(preset):
+    texts = []
+    for device in ("cpu", "cuda"):
+        made = decoder(device, "draft")
+        ready = PRESETS[preset].make(made.target, made.drafter)
+        texts.append(ready.generate(prompt(20), 10, DRAWN, seed=1).tokens)
+    assert len(texts[0]) == len(texts[1])
+    if not getattr(ready, "policy", POLICY).children.sampled:
+        assert texts[0] == texts[1]
+
+
+@pytest.mark.parametrize("name", sorted(DRAFTERS))
+def test_every_drafter_waits_once_a_layer_and_once_a_step(name):
+    found = measure(pair_with(DRAFTERS[name]))
+    extra = {"recycling": 1, "ngram-recycling": 1}.get(name, 0)  # what they learn of is read beside the verdict
+    assert found.waits <= found.layers + 1 + extra
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_mtp_layers_wait_once_each(tmp_path, monkeypatch, count):
+    small_numbers(monkeypatch)
+    folder = publish(tmp_path, "deepseek_v3", count)
+    target = CausalLM(model_at(folder, torch.float32, "batched_mm", device_map={"": "cuda"}))
+    ready = opt_tree.Decoder(target, opt_tree.load_drafter("mtp", target), OptTree(60, 0.0, 5))
+    layers, log = counted(ready, prompt(20), Sampling())
+    assert log.waits / STEPS <= layers + 1
+    texts = (each.generate(prompt(20), 12).tokens for each in (ready, plain(target)))
+    assert next(texts) == next(texts)
+
+
+def test_plain_decoding_waits_once_a_step():
+    steps = plain(decoder("cuda", "draft").target).steps(prompt(20), 20)
+    next(steps)
+    with logged() as log:
+        next(steps)
+    assert log.waits == 1 and log.uploads.total() <= 2
+
+
+@pytest.mark.parametrize("sampling", [Sampling(), DRAWN], ids=["greedy", "sampled"])
+def test_log_probs_are_read_once_at_the_end(sampling):
+    made, found, waits = decoder("cuda", "draft"), [], []
+    made.generate(prompt(20), 16, sampling)  # the first text makes a few tables
+    for asked in (False, True, 3):
+        with logged() as log:
+            found.append(made.generate(prompt(20), 16, sampling, log_probs=asked))
+        waits.append(log.waits)
+    assert waits == [waits[0], waits[0] + 1, waits[0] + 1]
+    expected = decoder("cpu", "draft").generate(prompt(20), 16, sampling, log_probs=3)
+    assert found[2].log_probs == pytest.approx(expected.log_probs) and found[1].log_probs == found[2].log_probs
+    assert [list(place) for place in found[2].top_log_probs] == [list(place) for place in expected.top_log_probs]
+
+
+def test_a_batch_and_a_kept_context():
+    made, here = decoder("cuda", "draft"), decoder("cpu", "draft")
+    prompts = [prompt(20), prompt(13, seed=3), prompt(20, seed=4)]
+    both = [one.generate_batch(prompts, 10) for one in (made, here)]
+    assert [one.tokens for one in both[0]] == [one.tokens for one in both[1]]
+    first = made.generate(prompts[0], 8)
+    longer = [*prompts[0], *first.tokens]
+    assert made.generate(longer, 8, reuse=True).tokens == here.generate(longer, 8).tokens
+
+
+@pytest.mark.parametrize("kind", ["draft", "eagle"])
+@pytest.mark.parametrize("architecture", ["llama", "gemma3"])
+def test_replayed_graphs_decode_the_same(architecture, kind):
+    """Every replay spoils what the other graphs of the pool left; a graph reads no host and no memory given back."""
+    if kind == "eagle" and architecture != "llama":
+        pytest.skip("one kind of layer is enough for the head")
+    graphs.counts.clear()
+    made = captured(kind, architecture)
+    found = made.generate(prompt(20), 20)
+    assert graphs.counts["replays"]
+    same(found, decoder("cpu", kind, architecture).generate(prompt(20), 20))
+
+
+def test_a_shape_that_cannot_be_captured_runs_eagerly(monkeypatch):
+    made = captured("draft")
+    expected = decoder("cpu", "draft").generate(prompt(20), 12).tokens
+
+    def full(*_: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr("opt_tree.engines.cuda_graphs.warm_up", full)
+    made.target.engine._calls.clear()
+    with pytest.warns(UserWarning, match="run eagerly: its forward cannot be .*: CUDA out of memory"):
+        assert made.generate(prompt(20), 12).tokens == expected
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # said once
+        assert made.generate(prompt(20), 12).tokens == expected
+
+
+@pytest.mark.filterwarnings("ignore:.*is not compiled")
+def test_a_refused_model_is_as_before():
+    lm = CausalLM(build(ARCHITECTURES["mixtral"]()).to("cuda"))
+    assert not compile_forwards(lm) and lm.buckets is None
+
+
+def test_shapes_are_captured_beforehand():
+    made = captured("draft")
+    models = [made.target, *made.drafter.models]
+    for lm in models:
+        shapes = captured_shapes(lm, POLICY.nodes, 90)
+        assert list(warm_up(lm, shapes)) == shapes == [(r, k) for r in (1, 8, 32) for k in (64, 128)]
+    before = graphs.counts["captures"]
+    assert made.generate(prompt(20), 20).tokens == decoder("cpu", "draft").generate(prompt(20), 20).tokens
+    assert graphs.counts["captures"] == before
+
+
+def test_a_compiled_pair():
+    options = {"dtype": "float32", "draft_dtype": "float32", "buckets": Buckets((1, 16), (512,))}
+    pair = opt_tree.load_pair("demo", device="cuda", compile=True, **options)
+    assert {lm.engine.name for lm in (pair.target, *pair.drafter.models)} == {"captured"}
+    question = pair.encode("Why is the sky blue?")
+    here = opt_tree.load_pair("demo", dtype="float32", draft_dtype="float32")
+    policy = OptTree(nodes=8, threshold=0.2)
+    texts = [opt_tree.Decoder(one.target, one.drafter, policy).generate(question, 12).tokens for one in (pair, here)]
+    assert texts[0] == texts[1]
+
+
+def test_costs_are_measured_on_the_device(tmp_path, monkeypatch):
+    monkeypatch.setenv("OPT_TREE_CACHE", str(tmp_path))
+    made = decoder("cuda", "draft")
+    measured = opt_tree.Decoder(made.target, made.drafter, auto(made.target, made.drafter))
+    assert measured.generate(prompt(20), 8).tokens == decoder("cpu", "draft").generate(prompt(20), 8).tokens

@@ -1,0 +1,124 @@
+"""Captured graphs on the pretended CUDA device: what a capture refuses, what a replay reads and writes.
+
+A capture runs and records every operation. A replay runs them again over the addresses of then: inputs are read where
+they were, results are written where they lay. A graph owns what was made during its capture and nothing else, so a
+replay fails where an input's memory has been given back. Graphs of one pool share memory: a replay spoils the results
+of the others (a real one may; this one always does). A number of the host that an operation took is what it was.
+"""
+
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._pytree import tree_map
+
+from pretend import device
+
+counts: Counter[str] = Counter()
+"""Captures, replays, and recorded operations."""
+_pools: dict[int, list["Graph"]] = {}
+
+
+class _Elsewhere:
+    """A tensor that a graph does not own: its address."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.storage = StorageWeakRef(tensor.untyped_storage())
+        self.form = tensor.storage_offset(), tensor.size(), tensor.stride()
+        self.dtype = tensor.dtype
+
+    def tensor(self) -> torch.Tensor:
+        storage = torch.UntypedStorage._new_with_weak_ptr(self.storage.cdata)
+        if storage is None:
+            raise RuntimeError("CUDA error: an illegal memory access was encountered (a graph reads memory given back)")
+        return torch.empty(0, dtype=self.dtype).set_(storage, *self.form)
+
+
+def _tensors(tree: Any) -> list[torch.Tensor]:
+    found: list[torch.Tensor] = []
+    tree_map(lambda x: found.append(x) if isinstance(x, torch.Tensor) else None, tree)
+    return found
+
+
+class Graph:
+    """`torch.cuda.CUDAGraph`."""
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        self.operations: list[tuple[Any, Any, list[torch.Tensor | None]]] = []
+        self.results: list[torch.Tensor] = []
+        self.own: set[int] = set()
+        self.pool = -1
+
+    def record(self, func: Any, given: Any, found: Any, view: bool) -> None:
+        """Note an operation on inner tensors. A view is an address only: whoever reads it is described by its own."""
+        if view:
+            return
+        inputs, results = _tensors(given), _tensors(found)
+        described = tree_map(self._described, given)
+        new = [x for x in results if not any(x is y for y in inputs)]
+        storages = {x.untyped_storage()._cdata for x in inputs}
+        for x in new:
+            if x.untyped_storage()._cdata not in storages:
+                self.own.add(x.untyped_storage()._cdata)
+                self.results.append(x)
+        if func.overloadpacket.__name__ not in device._NO_KERNEL:
+            self.operations.append((func, described, [x if any(x is y for y in new) else None for x in results]))
+
+    def _described(self, x: Any) -> Any:
+        owned = isinstance(x, torch.Tensor) and x.untyped_storage()._cdata not in self.own
+        return _Elsewhere(x) if owned else x
+
+    def refuse(self, why: str) -> None:
+        """Raise what CUDA raises for what a capture cannot hold."""
+        raise RuntimeError(f"CUDA error: operation not permitted when stream is capturing ({why})")
+
+    def replay(self) -> None:
+        """Run everything again, over the addresses of then."""
+        counts["replays"] += 1
+        device.note("kernels", "graph replay")
+        with torch.inference_mode():
+            for other in _pools[self.pool]:
+                for x in other.results if other is not self else ():
+                    x.fill_(float("nan") if x.is_floating_point() else 0)
+            for func, given, outs in self.operations:
+                args, kwargs = tree_map(lambda x: x.tensor() if isinstance(x, _Elsewhere) else x, given)
+                for out, x in zip(outs, _tensors(func(*args, **kwargs)), strict=True):
+                    if out is not None and out is not x:
+                        out.copy_(x)
+
+
+class _Stream:
+    def __init__(self, *_: Any, **__: Any) -> None: ...
+
+    def wait_stream(self, other: Any) -> None: ...
+
+    def synchronize(self) -> None: ...
+
+
+@contextmanager
+def _capture(graph: Graph, pool: Any = None, stream: Any = None, **_: Any) -> Iterator[None]:
+    graph.pool = pool if pool is not None else id(graph)
+    _pools.setdefault(graph.pool, []).append(graph)
+    counts["captures"] += 1
+    device.captures.append(graph)
+    try:
+        yield
+    finally:
+        device.captures.pop()
+        counts["operations"] += len(graph.operations)
+
+
+@contextmanager
+def _on(stream: Any) -> Iterator[None]:
+    yield
+
+
+def install() -> None:
+    """Put graphs and streams into `torch.cuda`."""
+    main, handles = _Stream(), iter(range(1 << 30))
+    cuda: Any = torch.cuda
+    cuda.CUDAGraph, cuda.graph, cuda.Stream, cuda.stream = Graph, _capture, _Stream, _on
+    cuda.current_stream, cuda.graph_pool_handle = (lambda *_: main), (lambda: next(handles))

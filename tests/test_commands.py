@@ -1,0 +1,127 @@
+"""What commands there are, what they are called, what they write where nothing is said, how long they say they take."""
+
+import dataclasses
+import re
+import runpy
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+
+import pytest
+
+import opt_tree.__main__ as library
+from evaluation import acceptance
+from evaluation.answers.metrics import bootstrap
+from evaluation.command_line import parse
+from evaluation.compare import options as compare
+from evaluation.latency import __main__ as latency
+from evaluation.run.compile_time import compile_with_a_bar
+from evaluation.run.options import Options
+from experiments.gpu_first_light import __main__ as first_light
+from experiments.other_engines import __main__ as other_engines
+from opt_tree import Pair, load_pair
+from opt_tree.policies.registry import POLICIES
+from opt_tree.training.command_line import Parser
+from opt_tree.verifiers import VERIFIERS
+
+ROOT = Path(__file__).parents[1]
+
+
+def test_every_command_of_the_library_is_listed_and_runs_by_its_short_name(monkeypatch, capsys):
+    package = ROOT / "opt_tree"
+    scripts = {path for path in package.rglob("*.py") if "\nif __name__ ==" in path.read_text()}
+    named = {package / f"{module.replace('.', '/')}.py" for module in library.COMMANDS.values()}
+    doors = {path for path in scripts if path.parent == package and path.name != "__main__.py"}
+    assert named == scripts - {package / "__main__.py"} - doors
+    for door in doors:  # `python -m opt_tree.advise` is `opt-tree advise`
+        command = library.COMMANDS[door.stem.replace("_", "-")]
+        assert f"from opt_tree.{command} import main\n" in door.read_text() and len(door.read_text().splitlines()) < 10
+    assert 'opt-tree = "opt_tree.__main__:main"' in (ROOT / "pyproject.toml").read_text()
+    monkeypatch.setattr(sys, "argv", ["opt-tree"])
+    assert library.main() == 0
+    said = capsys.readouterr().out
+    assert all(re.search(rf"^opt-tree {name} +\w+", said, flags=re.M) for name in library.COMMANDS)
+    monkeypatch.setattr(sys, "argv", ["opt-tree", "models"])
+    assert library.main() == 0 and "smollm2" in capsys.readouterr().out
+    monkeypatch.setattr(sys, "argv", ["opt-tree", "calibrat"])
+    assert library.main() == 2
+    assert capsys.readouterr().err == "error: no command 'calibrat'; did you mean calibrate?\n"
+
+
+def test_one_word_for_one_thing_and_the_published_ones_are_taken():
+    for length, output in (("--max-new-tokens", "--output"), ("--max_new_token", "--answer-file")):
+        given = parse(Options, "command", "", [length, "7", output, "a.jsonl"])
+        assert (given.max_new_token, given.answer_file) == (7, "a.jsonl")
+    assert parse(latency.Options, "command", "", ["--plot", "a.png"]).plots == "a.png"
+    assert parse(other_engines.Options, "command", "", ["--drafter", "ngram", "--cores", "1"]).drafters == "ngram"
+
+
+def test_a_mistyped_flag_is_told_what_was_meant(capsys):
+    with pytest.raises(ValueError, match="unrecognized arguments: --max-new-tokns=5; did you mean --max-new-tokens"):
+        parse(Options, "command", "", ["--max-new-tokns=5"])
+    with pytest.raises(ValueError, match=r"unrecognized arguments: --zzz$"):
+        parse(Options, "command", "", ["--zzz"])
+    with pytest.raises(SystemExit):
+        Parser("trains").parse_args(["--hlp"])
+    assert capsys.readouterr().err == "error: unrecognized arguments: --hlp; did you mean --help?\n"
+
+
+def ignored(name: str) -> bool:
+    asked = ["git", "check-ignore", "--no-index", "-q", name]
+    return subprocess.run(asked, cwd=ROOT, check=False).returncode == 0
+
+
+@pytest.mark.skipif(not (ROOT / ".git").exists(), reason="no clone")
+def test_git_ignores_what_commands_write_by_default():
+    commands = [compare.Options, acceptance.Options, latency.Options, first_light.Options, other_engines.Options]
+    fields = [field for options in commands for field in dataclasses.fields(options) if field.name == "output"]
+    outputs = [field.default if "." in field.default else f"{field.default}.md" for field in fields]
+    assert len(outputs) == len(commands) and all(map(ignored, outputs)), outputs
+    for name in ("demo-classic-opt.jsonl", "answers.jsonl.run.json", "answers.jsonl.part0", "answer.html"):
+        assert ignored(name), name
+    assert not ignored("evaluation/questions/more.jsonl") and not ignored("README.md")
+
+
+def test_compiling_says_how_long_it_takes_by_the_last_time(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("OPT_TREE_CACHE", str(tmp_path))
+    pair = load_pair("demo", "ngram", dtype="float32")
+    monkeypatch.setattr(Pair, "compile", lambda pair, make=True, any_dtype=False: make)
+    compile_with_a_bar(pair)
+    layers = pair.target.model.config.num_hidden_layers
+    said = capsys.readouterr().out
+    assert f"compiling {layers} layers for this CPU, once: minutes\ncompiled in 0 s" in said
+    (remembered,) = tmp_path.glob("*.txt")
+    remembered.write_text("3.5")
+    compile_with_a_bar(pair)
+    assert f"about {3.5 * layers:.0f} s\n" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("methods", [POLICIES, VERIFIERS], ids=["policies", "verifiers"])
+def test_every_method_has_a_colour_of_its_own_in_the_pictures(methods):
+    plots = pytest.importorskip("evaluation.compare.plots")
+    colours = [plots.COLOURS[name] for name in methods if name != "plain"]
+    assert len({*colours}) == len(colours)
+    assert len({*plots.MANY_COLOURS}) == len(plots.MANY_COLOURS)
+
+
+def test_an_interval_over_a_few_questions_is_noted():
+    with pytest.warns(UserWarning, match="over 3 questions are too narrow: take 10 or more"):
+        bootstrap(lambda rows: rows.mean(-1), 3)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert len(bootstrap(lambda rows: rows.mean(-1), 10)) == 2
+
+
+def test_what_the_pages_ask_to_run_is_found_and_each_reason_to_leave_something_out_is_needed():
+    """docs/run_commands.py runs them, in minutes."""
+    script = runpy.run_path(str(ROOT / "docs" / "run_commands.py"))
+    found = [piece for page in script["PAGES"] for piece in script["pieces"](page)]
+    texts = [piece.text for piece in found if piece.kind == "command"]
+    assert (
+        "python demo_opt_classic.py" in texts and "python -m evaluation.report answers.jsonl --plots figures" in texts
+    )
+    assert {piece.kind for piece in found} == {"command", "python", "notebook", "script"}
+    for pattern in script["LEFT_OUT"]:
+        assert any(re.search(pattern, text) for text in texts), pattern
+    assert sum(piece.reason is None for piece in found) > 15
