@@ -4,6 +4,7 @@ import importlib.util
 import shutil
 import socket
 import sys
+import threading
 import time
 import types
 from pathlib import Path
@@ -155,7 +156,8 @@ def test_in_a_browser(chat, room, tmp_path, monkeypatch):
     options.binary_location = chromium
     for flag in ("headless", "no-sandbox", "disable-background-networking", f"user-data-dir={tmp_path}"):
         options.add_argument(f"--{flag}")
-    monkeypatch.setattr(chat.Runner, "advance", slowly(chat.Runner.advance))
+    waited, looked_at = threading.Event(), threading.Event()
+    monkeypatch.setattr(chat.Runner, "advance", held_back(chat.Runner.advance, waited, looked_at))
     blocks = chat.page(room, None)
     _, address, _ = blocks.launch(prevent_thread_lock=True, quiet=True)
     driver = webdriver.Chrome(options, webdriver.ChromeService(service))
@@ -166,8 +168,10 @@ def test_in_a_browser(chat, room, tmp_path, monkeypatch):
             driver.get(address)
             driver.find_element("css selector", "#message textarea").send_keys("What is a fox?\n")
         driver.find_element("xpath", "//*[@id='note'][contains(., 'queue: 1/1')]")
+        waited.set()
         driver.find_element("css selector", "#plain .answer")
         driver.find_element("xpath", "//button[contains(., 'Stop')]").click()
+        looked_at.set()
         driver.find_element("xpath", "//*[@id='note'][contains(., 'Stopped.')]")
         assert driver.find_element("css selector", "#drafted .answer").get_attribute("class") == "answer ended"
         driver.switch_to.window(driver.window_handles[0])
@@ -186,11 +190,20 @@ def test_in_a_browser(chat, room, tmp_path, monkeypatch):
         blocks.close()
 
 
-def slowly(advance):
-    """Time for a second visitor to come."""
+def held_back(advance, waited, looked_at):
+    """Steps that wait for the test: the first visitor's until another one was seen to wait, and then the other one's
+    second steps until Stop was pressed. From then on they take their time, so that Stop comes before the end."""
+    runners = []
 
-    def slow(runner):
-        time.sleep(0.2)
+    def step(runner):
+        if not any(runner is known for known in runners):
+            runners.append(runner)
+        place = [runner is known for known in runners].index(True)
+        if place < 2:
+            waited.wait(300)
+        elif runner.tokens:
+            looked_at.wait(300)
+            time.sleep(0.2)
         advance(runner)
 
-    return slow
+    return step
