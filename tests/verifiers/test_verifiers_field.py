@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import heapq
 import itertools
+import operator
 import zlib
 from collections import defaultdict
 from collections.abc import Callable, Iterator
@@ -71,7 +72,7 @@ from opt_tree.verifiers import (
 from opt_tree.verifiers.base import Branching
 from opt_tree.verifiers.importance_weighted import tournament
 from opt_tree.verifiers.k_sequential import threshold
-from opt_tree.verifiers.multipath_block_verification import Turn, skewed
+from opt_tree.verifiers.multipath_block_verification import chosen_from
 
 CONTEXT = (0,)
 JUDGES = [method.make for method in VERIFIERS.values()]
@@ -399,14 +400,14 @@ def test_on_a_chain_multipath_block_is_block_verification(laws: str) -> None:
         assert max(abs(one.get(key, 0.0) - other.get(key, 0.0)) for key in one.keys() | other.keys()) < 1e-12
 
 
-def test_the_greatest_of_several_paths_comes_from_the_skewed_law() -> None:
+def test_which_of_several_paths_is_chosen_is_in_its_law() -> None:
     """The docstring's example; with a third path b is so likely that only 6 of 7 times it is accepted."""
     target, drafter = written_laws({(): (1 / 4, 3 / 4)}), written_laws({(): (1 / 2, 1 / 2)})
     for paths, accepted, left in ((2, (1, 1), (1 / 4, 3 / 4)), (3, (1, 6 / 7), (1, 0))):
         for tree, _ in drawn_trees(Sampled.chains(paths, 1), drafter, CONTEXT, T1):
             first, last = multipath_block.attempts(tree, scored(tree, target, CONTEXT, T1))
             token = int(tree.tokens[first.row])
-            assert token == max(tree.tokens[1:]), "b ranks above a"
+            assert token == max(tree.tokens[1:]), "b has the greater ratio"
             assert first.probability == pytest.approx(accepted[token])
             assert last.token_probs == pytest.approx(left)
 
@@ -422,16 +423,20 @@ def test_multipath_block_is_proven_for_every_shape_it_takes(policy: TreePolicy) 
 
 
 def test_many_paths_are_exact_where_powers_of_distributions_cancel() -> None:
-    """Differences of 40th powers: what the drafter hardly ever says is judged by its own skewed probability."""
-    rng = np.random.default_rng(5)
-    draft, lower = rng.dirichlet(np.full(6, 0.05)), np.zeros(6)
-    lower[1:] = draft.cumsum()[:-1]
-    exact = [Fraction(float(q)) for q in draft]
-    sums = [sum(exact[:place], Fraction(0)) for place in range(7)]
-    powers = [(Fraction(1, 4) + total / 2) ** 40 for total in sums]
-    changes = [high - low for low, high in itertools.pairwise(powers)]
-    expected = [float(change / sum(changes)) for change in changes]
-    assert skewed(draft, lower, 1, [Turn(0.25, 0.5, 40)]) == pytest.approx(expected, rel=1e-12)
+    """Differences of 40th powers: also what the drafter hardly ever says has its probability to the last digits."""
+    draft, ratio = np.random.default_rng(5).dirichlet(np.full(6, 0.05)), np.array([3, 1, 2, 2, 3, 0], np.float32) / 3
+    drawn = np.eye(41)[40]
+    q = [Fraction(float(probability)) for probability in draft]
+    less, most = (
+        [sum((p for p, r in zip(q, ratio, strict=True) if before(r, own)), Fraction(0)) for own in ratio]
+        for before in (operator.lt, operator.le)
+    )
+    expected = [p * (c**40 - a**40) / (c - a) for p, a, c in zip(q, less, most, strict=True)]
+    law, carrying = chosen_from(draft, ratio, drawn, 2)
+    assert law == pytest.approx([float(chance / sum(expected)) for chance in expected], rel=1e-12)
+    # How many of the 40 are token 2: by the paths' generating function, differentiated: P(carrying = 1).
+    once = sum(less[2] ** i * (most[2] - q[2]) ** (39 - i) for i in range(40)) * q[2] / expected[2]
+    assert carrying[1] == pytest.approx(float(once), rel=1e-12) and carrying.sum() == pytest.approx(1)
 
 
 @pytest.mark.parametrize("policy", ["parallel chains", "delayed", "binary"])
@@ -458,14 +463,14 @@ def test_multipath_block_refuses_trees_whose_widths_are_not_fixed_by_depth(polic
 
 
 def test_equal_ratios_have_to_be_ordered_as_they_are_chosen() -> None:
-    """Ratios above 1 made equal, the first drawn of them chosen: then the path is not drawn from the skewed law."""
+    """The first drawn is chosen, but the law takes them by their tokens: as the paper's authors' code does it."""
 
     def first_of_equals(tree: Tree, target: np.ndarray, draft: np.ndarray, random: Random) -> tuple[list[int], int]:
         p, q = target[0], draft[0]
         ratio = np.minimum(1, np.divide(p, q, out=np.zeros_like(p), where=q > 0))
         order = ratio.argsort(kind="stable")
-        lower = np.append(0.0, q[order].cumsum())[order.argsort()]
-        law = skewed(q, lower, len(tree) - 1, [])
+        upto = np.append(0.0, q[order].cumsum()) ** (len(tree) - 1)
+        law = np.diff(upto)[order.argsort()]
         row = max(range(1, len(tree)), key=lambda row: (ratio[tree.tokens[row]], -row))
         if random.accept(min(1, p[tree.tokens[row]] / law[tree.tokens[row]])):
             return [0, row], random.choose(target[row])
