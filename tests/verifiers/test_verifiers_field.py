@@ -422,6 +422,16 @@ def test_multipath_block_is_proven_for_every_shape_it_takes(policy: TreePolicy) 
     assert proof and proof.error < 1e-15, proof
 
 
+@pytest.mark.parametrize("policy", ["parallel chains", "delayed"])
+def test_all_of_a_path_is_accepted_where_the_drafter_is_the_target(policy: str) -> None:
+    """All ratios are 1 then, however p and q were rounded, and the first path that was drawn comes from q itself."""
+    target, _, _ = LAWS["equal"]
+    noise = torch.tensor([1 - 2**-50, 1, 1 - 2**-49], dtype=torch.float64)
+    for tree, _, _ in trees_of(policy, "equal"):
+        rounded = scored(tree, target, CONTEXT, T1).softmax(-1) * noise
+        assert block_efficiency(tree, rounded, multipath_block) == pytest.approx(POLICIES[policy].max_depth + 1)
+
+
 def test_many_paths_are_exact_where_powers_of_distributions_cancel() -> None:
     """Differences of 40th powers: also what the drafter hardly ever says has its probability to the last digits."""
     draft, ratio = np.random.default_rng(5).dirichlet(np.full(6, 0.05)), np.array([3, 1, 2, 2, 3, 0], np.float32) / 3
