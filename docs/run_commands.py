@@ -37,7 +37,7 @@ LEFT_OUT = {
     r"-m pytest": "the test suite, which is run by itself",
     r"examples\.chat": "serves until it is stopped; tests/test_chat.py opens it in a browser",
     r"--tasks TASKS": "tasks are one's own choice; tests/integrations/test_other_doors.py runs one",
-    r"mt_bench|mt\.jsonl": "a question set of other people's, which is fetched first; an hour",
+    r"mt_bench|mt\.jsonl|speed_bench": "a question set of other people's, which is fetched first; an hour",
     r"opt_tree\.training\.": "names files that training wrote before; hours",
     r"^python [\w./ -]*\.\.\.": "an outline",
     r"path/or/hub-id": "names models of one's own; tests/integrations/test_other_doors.py runs it",

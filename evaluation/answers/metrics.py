@@ -42,6 +42,13 @@ def tokens_per_step(answers: Records) -> float | None:
     return None if taken is None else float(taken.lengths.mean())
 
 
+def tokens_per_step_macro(answers: Records) -> float | None:
+    """The mean of each question's, which SPEED-Bench calls acceptance length."""
+    each = [tokens_per_step([answer]) for answer in answers]
+    known = [length for length in each if length is not None]
+    return sum(known) / len(known) if each and len(known) == len(each) else None
+
+
 def tokens_per_step_untrimmed(answers: Records) -> float | None:
     taken = steps_of(answers)
     return None if taken is None or not taken.whole.any() else float(taken.lengths[taken.whole].mean())
@@ -199,6 +206,7 @@ METRICS = (
     Metric(new_tokens, "tokens"),
     Metric(steps),
     Metric(tokens_per_step, "tokens/step", number(2)),
+    Metric(tokens_per_step_macro),
     Metric(tokens_per_step_untrimmed),
     Metric(draft_forwards_per_step),
     Metric(verified_tokens_per_step, "nodes/step", lambda value: "" if value is None else f"{value - 1:.1f}"),

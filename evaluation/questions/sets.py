@@ -1,17 +1,19 @@
-"""Question sets: found by name in data folders, fetched on request, or read from any JSONL.
+"""Question sets: found by name in data folders, fetched on request, or read from any JSONL or parquet file.
 
 Owns where the files are and what a line may look like. Knows nothing of models and prompts.
 """
 
 import codecs
 import hashlib
+import io
 import json
 import os
 import urllib.error
 import urllib.request
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 SHIPPED = {name: Path(__file__).parent / f"{name}.jsonl" for name in ("demo", "heldout")}
 """`heldout`: what figures of the embedded models are made on; README.md beside it says where its prompts are from."""
@@ -52,6 +54,22 @@ SOURCES = {
     ),
 }
 
+SPEED_BENCH = {
+    "qualitative": "880 questions, 80 in each of eleven categories",
+    **{
+        f"throughput_{length}": f"1,536 prompts of about {length} tokens, as many of low, mixed and high entropy"
+        for length in ("1k", "2k", "8k", "16k", "32k")
+    },
+}
+"""Its parts (arXiv:2604.09557), called speed_bench/PART here. Licences forbid to ship or to fetch them as one file."""
+PREPARE = (
+    "curl -LsSf https://raw.githubusercontent.com/NVIDIA-NeMo/Skills/refs/heads/main/nemo_skills/dataset/speed-bench/"
+    "prepare.py | python3 - --config {part} --output_dir {folder}"
+)
+"""NVIDIA's script: it needs `datasets`, `pandas`, `tiktoken`, and a token of the Hub for a source that is gated."""
+PLACEHOLDER = "FULL BENCHMARK DATA SHOULD BE FETCHED FROM THE SOURCE"
+"""How a prompt of the Hub's files begins where the script has to put in another data set's text."""
+
 
 @dataclass(frozen=True)
 class Question:
@@ -77,7 +95,8 @@ def load_set(name: str, file: str | None = None, data_dir: str | None = None, fe
     path = Path(file).expanduser() if file else find(name, data_dir, fetch)
     if not path.is_file():
         raise FileNotFoundError(f"no question file at {path}")
-    name = name if file is None else path.stem if path.stem != "question" else path.parent.name
+    if file is not None:
+        name = path.parent.name if path.stem.split("-")[0] in ("question", "test") else path.stem
     data = path.read_bytes()
     return QuestionSet(name, path, hashlib.sha256(data).hexdigest(), tuple(read(data, path, name)))
 
@@ -93,11 +112,18 @@ def find(name: str, data_dir: str | None = None, fetch: bool = False) -> Path:
             if path.is_file():
                 return path
     looked = ", ".join(str(folder) for folder in folders)
+    whole, _, part = name.partition("/")
+    if whole == "speed_bench" and part in SPEED_BENCH:
+        raise FileNotFoundError(
+            f"question set {name} ({SPEED_BENCH[part]}) is not here (looked in {looked}), and --fetch cannot bring it: "
+            "NVIDIA's script makes it of data sets with licences of their own: "
+            + PREPARE.format(part=part, folder=folders[0] / whole)
+        )
     if name not in SOURCES:
         raise ValueError(
-            f"unknown question set {name!r}: not one of {', '.join((*SHIPPED, *SOURCES))}, and no "
-            f"{name}/question.jsonl or {name}.jsonl in {looked}; any JSONL with `turns` or `question` runs with "
-            "--question-file"
+            f"unknown question set {name!r}: not one of {', '.join((*SHIPPED, *SOURCES))}, speed_bench/PART with PART "
+            f"of {', '.join(SPEED_BENCH)}, and no {name}/question.jsonl or {name}.jsonl in {looked}; any JSONL with "
+            "`turns` or `question` runs with --question-file"
         )
     source, target = SOURCES[name], folders[-1] / name / "question.jsonl"
     if not fetch:
@@ -130,8 +156,25 @@ def download(source: Source, target: Path) -> Path:
 
 
 def read(data: bytes, path: Path, name: str) -> Iterable[Question]:
-    """Parse JSONL: `turns` (a list) or `question` (a text), `question_id` (else the line's index), `category`."""
-    seen: dict[int | str, int] = {}
+    """Parse JSONL, or parquet where the file is called so.
+
+    A line has `turns` (a list of texts), or `question` (a text), or `messages` (the user's, as chat messages); also
+    `question_id` (else the line's index) and `category`. ValueError names the line that has not.
+    """
+    seen: dict[int | str, str] = {}
+    for where, line in _rows(data, path) if path.suffix == ".parquet" else _lines(data, path):
+        turns = _turns(line, f"{path}, {where}")
+        key = line.get("question_id", len(seen))
+        if not isinstance(key, (int, str)) or isinstance(key, bool):
+            raise ValueError(f"{path}, {where}: question_id must be a number or a text, got {key!r}")
+        if key in seen:
+            raise ValueError(f"{path}, {where}: question_id {key!r} is already that of {seen[key]}")
+        seen[key] = where
+        yield Question(key, str(line.get("category", name)), tuple(turns))
+
+
+def _lines(data: bytes, path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The objects of JSONL, each with the number of its line."""
     for number, raw in enumerate(data.removeprefix(codecs.BOM_UTF8).splitlines(), 1):
         if not raw.strip():
             continue
@@ -141,18 +184,39 @@ def read(data: bytes, path: Path, name: str) -> Iterable[Question]:
             raise ValueError(f"{path}, line {number}: broken JSON: {error}") from error
         if not isinstance(line, dict):
             raise ValueError(f"{path}, line {number}: expected a JSON object, found {type(line).__name__}")
-        turns = line.get("turns", [line["question"]] if "question" in line else None)
-        if not isinstance(turns, list) or not turns or not all(isinstance(t, str) and t.strip() for t in turns):
-            raise ValueError(
-                f"{path}, line {number}: needs `turns` (a list of texts) or `question` (a text), none empty"
-            )
-        key = line.get("question_id", len(seen))
-        if not isinstance(key, (int, str)) or isinstance(key, bool):
-            raise ValueError(f"{path}, line {number}: question_id must be a number or a text, got {key!r}")
-        if key in seen:
-            raise ValueError(f"{path}, line {number}: question_id {key!r} is already that of line {seen[key]}")
-        seen[key] = number
-        yield Question(key, str(line.get("category", name)), tuple(turns))
+        yield f"line {number}", line
+
+
+def _rows(data: bytes, path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The rows of a parquet file. pyarrow is imported here only."""
+    try:
+        from pyarrow import ArrowException, parquet
+    except ImportError as error:
+        raise ValueError(f"{path}: reading parquet needs pyarrow: pip install pyarrow ({error})") from error
+    try:
+        rows = parquet.read_table(io.BytesIO(data)).to_pylist()
+    except ArrowException as error:
+        raise ValueError(f"{path} is not parquet: {error}") from error
+    return ((f"row {number}", row) for number, row in enumerate(rows, 1))
+
+
+def _turns(line: dict[str, Any], where: str) -> list[str]:
+    """What the user says in each turn of a question."""
+    turns = line.get("turns", [line["question"]] if "question" in line else None)
+    if turns is None and isinstance(messages := line.get("messages"), list):
+        roles = {message.get("role") if isinstance(message, dict) else None for message in messages}
+        if roles - {"user"}:
+            others = ", ".join(sorted(map(str, roles - {"user"})))
+            raise ValueError(f"{where}: only a user's `messages` are questions, found {others}")
+        turns = [message.get("content") for message in messages]
+    if not isinstance(turns, list) or not turns or not all(isinstance(t, str) and t.strip() for t in turns):
+        raise ValueError(f"{where}: needs `turns` (a list of texts) or `question` (a text), none empty")
+    if any(turn.startswith(PLACEHOLDER) for turn in turns):
+        command = PREPARE.format(part="PART", folder="data/speed_bench")
+        raise ValueError(
+            f"{where}: a placeholder stands for another data set's text; NVIDIA's script puts it in: {command}"
+        )
+    return turns
 
 
 def select(questions: tuple[Question, ...], begin: int | None, end: int | None, limit: int | None) -> list[Question]:

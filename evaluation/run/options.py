@@ -144,9 +144,13 @@ class Asked(Models):
     """The questions that are put."""
 
     bench_name: str = option(
-        "demo", "question set: demo, heldout, mt_bench, gsm8k, humaneval, spec_bench, or a file in the data folder"
+        "demo",
+        "question set: demo, heldout, mt_bench, gsm8k, humaneval, spec_bench, speed_bench/qualitative, "
+        "speed_bench/throughput_1k (2k, 8k, 16k, 32k), or a file in the data folder",
     )
-    question_file: str | None = option(None, "any JSONL with `turns` or `question`, instead of --bench-name")
+    question_file: str | None = option(
+        None, "any JSONL or parquet file with `turns` or `question`, instead of --bench-name"
+    )
     data_dir: str | None = option(
         None, "where question sets lie, looked in first; then $OPT_TREE_DATA, ./data and the user cache"
     )

@@ -6,6 +6,7 @@ from opt_tree.verifiers.greedy_walk import greedy
 from opt_tree.verifiers.importance_weighted import khisti
 from opt_tree.verifiers.k_sequential import k_seq
 from opt_tree.verifiers.multi_round_rejection import multi_round
+from opt_tree.verifiers.multipath_block_verification import multipath_block
 from opt_tree.verifiers.naive_tree import naive
 from opt_tree.verifiers.recursive_rejection import without_replacement
 from opt_tree.verifiers.registry import VERIFIERS, register
@@ -28,6 +29,7 @@ __all__ = [
     "khisti",
     "match",
     "multi_round",
+    "multipath_block",
     "naive",
     "register",
     "rheo",

@@ -63,6 +63,7 @@ class Verifier(Protocol):
     branching: Branching | None
     attempts: Attempts | None
     chains_only: bool
+    even_only: bool
     lossy: bool
     __name__: str
 
@@ -74,16 +75,23 @@ def valid_for(
     branching: Branching | None = None,
     attempts: Attempts | None = None,
     chains_only: bool = False,
+    even_only: bool = False,
     lossy: bool = False,
 ) -> Callable[[Callable], Verifier]:
     """Tag a verifier with the kinds of children it is exact for, and with how to compute what it does.
 
-    `lossy`: it reproduces nobody's distribution, and the kinds are those that it accepts.
+    `chains_only`: it judges one child a node. `even_only`: it judges trees whose nodes have as many children as all
+    others of their depth. `lossy`: it reproduces nobody's distribution, and the kinds are those that it accepts.
     """
 
     def tag(verifier: Callable) -> Verifier:
         verifier.__dict__.update(
-            valid_for=kinds, branching=branching, attempts=attempts, chains_only=chains_only, lossy=lossy
+            valid_for=kinds,
+            branching=branching,
+            attempts=attempts,
+            chains_only=chains_only,
+            even_only=even_only,
+            lossy=lossy,
         )
         return verifier  # type: ignore[return-value]
 
@@ -99,6 +107,8 @@ def check(verifier: Verifier, children: Children, lossy: bool = False) -> None:
             f"it is for {', '.join(known.__name__ for known in verifier.valid_for)}"
         )
     per_node = getattr(children, "per_node", None)
+    if verifier.even_only and per_node != 1 and not isinstance(per_node, tuple):
+        raise TypeError(f"verifier {name} judges trees with so many children by depth; got {children}")
     if verifier.chains_only and per_node != 1 and not (isinstance(per_node, tuple) and max(per_node) == 1):
         raise TypeError(f"verifier {name} judges chains, one child a node; got {children}")
     if verifier.lossy and not lossy:

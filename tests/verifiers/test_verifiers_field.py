@@ -4,9 +4,11 @@ import dataclasses
 import functools
 import heapq
 import itertools
+import operator
 import zlib
 from collections import defaultdict
 from collections.abc import Callable, Iterator
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -42,6 +44,7 @@ from opt_tree import (
     Verifier,
     greedy,
     match,
+    prove,
 )
 from opt_tree.core.children import IID, BestAndDraw, Children, WithoutReplacement
 from opt_tree.core.pool import CandidatePool
@@ -59,6 +62,7 @@ from opt_tree.verifiers import (
     k_seq,
     khisti,
     multi_round,
+    multipath_block,
     naive,
     rheo,
     traversal,
@@ -68,6 +72,7 @@ from opt_tree.verifiers import (
 from opt_tree.verifiers.base import Branching
 from opt_tree.verifiers.importance_weighted import tournament
 from opt_tree.verifiers.k_sequential import threshold
+from opt_tree.verifiers.multipath_block_verification import chosen_from
 
 CONTEXT = (0,)
 JUDGES = [method.make for method in VERIFIERS.values()]
@@ -388,6 +393,105 @@ def test_the_examples_of_the_docstrings() -> None:
     assert acceptance("khisti", p, q, 2) == pytest.approx(0.84)
 
 
+@pytest.mark.parametrize("laws", LAWS)
+def test_on_a_chain_multipath_block_is_block_verification(laws: str) -> None:
+    for tree, _, scores in trees_of("chain", laws):
+        one, other = verdicts(block, tree, scores), verdicts(multipath_block, tree, scores)
+        assert max(abs(one.get(key, 0.0) - other.get(key, 0.0)) for key in one.keys() | other.keys()) < 1e-12
+
+
+def test_which_of_several_paths_is_chosen_is_in_its_law() -> None:
+    """The docstring's example; with a third path b is so likely that only 6 of 7 times it is accepted."""
+    target, drafter = written_laws({(): (1 / 4, 3 / 4)}), written_laws({(): (1 / 2, 1 / 2)})
+    for paths, accepted, left in ((2, (1, 1), (1 / 4, 3 / 4)), (3, (1, 6 / 7), (1, 0))):
+        for tree, _ in drawn_trees(Sampled.chains(paths, 1), drafter, CONTEXT, T1):
+            first, last = multipath_block.attempts(tree, scored(tree, target, CONTEXT, T1))
+            token = int(tree.tokens[first.row])
+            assert token == max(tree.tokens[1:]), "b has the greater ratio"
+            assert first.probability == pytest.approx(accepted[token])
+            assert last.token_probs == pytest.approx(left)
+
+
+@pytest.mark.parametrize(
+    "policy", [Sampled.chains(3, 2), Sampled.chains(2, 3), Sampled.kary(2, 2), Delayed(1, 2, 2)], ids=str
+)
+def test_multipath_block_is_proven_for_every_shape_it_takes(policy: TreePolicy) -> None:
+    pairs = {f"random {n}": (hashed_laws(2 * n, 2), hashed_laws(2 * n + 1, 2)) for n in (10, 11)}
+    with unchecked():
+        proof = prove(multipath_block, policy, vocab=2, depth=policy.max_depth, laws=pairs)
+    assert proof and proof.error < 1e-15, proof
+
+
+@pytest.mark.parametrize("policy", ["parallel chains", "delayed"])
+def test_all_of_a_path_is_accepted_where_the_drafter_is_the_target(policy: str) -> None:
+    """All ratios are 1 then, however p and q were rounded, and the first path that was drawn comes from q itself."""
+    target, _, _ = LAWS["equal"]
+    noise = torch.tensor([1 - 2**-50, 1, 1 - 2**-49], dtype=torch.float64)
+    for tree, _, _ in trees_of(policy, "equal"):
+        rounded = scored(tree, target, CONTEXT, T1).softmax(-1) * noise
+        assert block_efficiency(tree, rounded, multipath_block) == pytest.approx(POLICIES[policy].max_depth + 1)
+
+
+def test_many_paths_are_exact_where_powers_of_distributions_cancel() -> None:
+    """Differences of 40th powers: also what the drafter hardly ever says has its probability to the last digits."""
+    draft, ratio = np.random.default_rng(5).dirichlet(np.full(6, 0.05)), np.array([3, 1, 2, 2, 3, 0], np.float32) / 3
+    drawn = np.eye(41)[40]
+    q = [Fraction(float(probability)) for probability in draft]
+    less, most = (
+        [sum((p for p, r in zip(q, ratio, strict=True) if before(r, own)), Fraction(0)) for own in ratio]
+        for before in (operator.lt, operator.le)
+    )
+    expected = [p * (c**40 - a**40) / (c - a) for p, a, c in zip(q, less, most, strict=True)]
+    law, carrying = chosen_from(draft, ratio, drawn, 2)
+    assert law == pytest.approx([float(chance / sum(expected)) for chance in expected], rel=1e-12)
+    # How many of the 40 are token 2: by the paths' generating function, differentiated: P(carrying = 1).
+    once = sum(less[2] ** i * (most[2] - q[2]) ** (39 - i) for i in range(40)) * q[2] / expected[2]
+    assert carrying[1] == pytest.approx(float(once), rel=1e-12) and carrying.sum() == pytest.approx(1)
+
+
+@pytest.mark.parametrize("policy", ["parallel chains", "delayed", "binary"])
+def test_a_path_may_end_at_a_token_that_ends_the_text(policy: str) -> None:
+    """The loop cuts a tree below such tokens: what is cut depends on what was drawn, the emitted law does not."""
+    laws = "disjoint" if policy == "binary" else "random"
+    target, law = target_of(laws), defaultdict[Text, float](float)
+    cut = 0
+    with unchecked():
+        for tree, probability, _ in trees_of(policy, laws):
+            shorter = tree.ending_at({1})
+            cut += len(shorter) < len(tree)
+            scores = scored(shorter, LAWS[laws][0], CONTEXT, T1)
+            for (path, token), chance in verdicts(multipath_block, shorter, scores).items():
+                law[(*shorter.tokens[list(path[1:])].tolist(), token)] += probability * chance
+    length = (POLICIES | LARGE)[policy].max_depth + 1
+    assert cut and distance(continued(law, target, length), continued({(): 1.0}, target, length)) < 1e-12
+
+
+@pytest.mark.parametrize("policy", [POLICIES["uneven"], SequoiaTree((0.6, 0.3), 3, 3, IID)], ids=["static", "sequoia"])
+def test_multipath_block_refuses_trees_whose_widths_are_not_fixed_by_depth(policy: TreePolicy) -> None:
+    with pytest.raises(TypeError, match="multipath_block judges trees with so many children by depth; got IID"):
+        check(multipath_block, policy.children)
+
+
+def test_equal_ratios_have_to_be_ordered_as_they_are_chosen() -> None:
+    """The first drawn is chosen, but the law takes them by their tokens: as the paper's authors' code does it."""
+
+    def first_of_equals(tree: Tree, target: np.ndarray, draft: np.ndarray, random: Random) -> tuple[list[int], int]:
+        p, q = target[0], draft[0]
+        ratio = np.minimum(1, np.divide(p, q, out=np.zeros_like(p), where=q > 0))
+        order = ratio.argsort(kind="stable")
+        upto = np.append(0.0, q[order].cumsum()) ** (len(tree) - 1)
+        law = np.diff(upto)[order.argsort()]
+        row = max(range(1, len(tree)), key=lambda row: (ratio[tree.tokens[row]], -row))
+        if random.accept(min(1, p[tree.tokens[row]] / law[tree.tokens[row]])):
+            return [0, row], random.choose(target[row])
+        return [0], random.choose(np.maximum(p - law, 0))
+
+    laws = {"by hand": (PLAIN_LAWS["by hand"][0], PLAIN_LAWS["by hand"][1])}
+    assert prove(first_of_equals, IID(1), depth=1, laws=laws)
+    case = prove(first_of_equals, IID(2), depth=1, laws=laws).counterexample
+    assert case is not None and case.error > 0.01
+
+
 def test_block_verification_refuses_a_tree_with_branches() -> None:
     tree, _, scores = trees_of("binary, distinct", "by hand")[0]
     with pytest.raises(ValueError, match="block verification is for chains"):
@@ -420,6 +524,7 @@ def test_the_pairs_that_are_refused() -> None:
         "khisti": {"TopK", "WithoutReplacement", "BestAndDraw"},
         "without_replacement": {"TopK", "IID", "BestAndDraw"},
         "traversal": {"TopK", "BestAndDraw"},
+        "multipath_block": {"TopK", "WithoutReplacement", "BestAndDraw"},
         "rheo": {"TopK", "IID"},
     }
     assert known.items() <= found.items()
@@ -485,7 +590,9 @@ def test_a_verifier_of_sampled_children_needs_their_laws() -> None:
 # ---- drafters of another vocabulary or precision
 
 
-@pytest.mark.parametrize("verifier", [naive, k_seq, multi_round, khisti, traversal], ids=lambda v: v.__name__)
+@pytest.mark.parametrize(
+    "verifier", [naive, k_seq, multi_round, khisti, traversal, multipath_block], ids=lambda v: v.__name__
+)
 def test_a_drafter_may_lack_tokens(verifier: Verifier) -> None:
     target, drafter = hashed_laws(1, VOCAB), hashed_laws(8, 2)
     law: dict[Text, float] = defaultdict(float)
