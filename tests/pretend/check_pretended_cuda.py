@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from drafters.test_mtp import model_at, publish, small_numbers
-from tiny_models import ARCHITECTURES, build, perturbed, prompt, tiny_head
+from tiny_models import ARCHITECTURES, build, perturbed, prompt, random_tree, tiny_head
 
 import opt_tree
 from opt_tree.core.sampling import Sampling
@@ -79,6 +79,32 @@ def test_every_drafter_waits_once_a_layer_and_once_a_step(name):
     found = measure(pair_with(DRAFTERS[name]))
     extra = {"recycling": 1, "ngram-recycling": 1}.get(name, 0)  # what they learn of is read beside the verdict
     assert found.waits <= found.layers + 1 + extra
+
+
+LAUNCHES = {"lm": 6, "eagle": 10}
+"""Of a captured draft layer: the replay, and what brings its inputs to their places."""
+
+
+@pytest.mark.parametrize("name", sorted(LAUNCHES))
+def test_a_captured_draft_layer_is_one_replay(name):
+    """Forward, normalisation, picking and path sums: nothing else of a layer depends on the model or the budget."""
+    found = measure(pair_with(DRAFTERS[name], captured=True))
+    assert found.waits <= found.layers + 1
+    assert found.draft_launches <= LAUNCHES[name] * found.layers + 2
+
+
+def test_no_key_is_copied_for_grouped_queries(monkeypatch):
+    """In float32 the logits are those of eager attention, which copies them."""
+    monkeypatch.setattr("transformers.integrations.sdpa_attention.repeat_kv", None)
+    logits = []
+    for attention in ("sdpa", "eager"):
+        model = build(ARCHITECTURES["llama"](), dtype=torch.float32)
+        model.set_attn_implementation(attention)
+        lm = CausalLM(model.to("cuda"))
+        lm.append(prompt(20))
+        logits.append(lm.score(random_tree(9, seed=1, root=4)).logits.cpu())
+    assert model.config.num_key_value_heads < model.config.num_attention_heads
+    assert (logits[0] - logits[1]).abs().max() < 1e-5 * logits[1].abs().max()
 
 
 @pytest.mark.parametrize("count", [1, 3])
@@ -165,7 +191,7 @@ def test_shapes_are_captured_beforehand():
     models = [made.target, *made.drafter.models]
     for lm in models:
         shapes = captured_shapes(lm, POLICY.nodes, 90)
-        assert list(warm_up(lm, shapes)) == shapes == [(r, k) for r in (1, 8, 32) for k in (64, 128)]
+        assert list(warm_up(lm, shapes, POLICY.children)) == shapes == [(r, k) for r in (1, 8, 32) for k in (64, 128)]
     before = graphs.counts["captures"]
     assert made.generate(prompt(20), 20).tokens == decoder("cpu", "draft").generate(prompt(20), 20).tokens
     assert graphs.counts["captures"] == before
