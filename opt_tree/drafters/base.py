@@ -25,8 +25,8 @@ from opt_tree.models.chain_lm import AnyLM
 class Drafter(ABC):
     """Proposes continuations. Knows nothing of budgets or of verification.
 
-    Per prompt: `reset`, then per step `root`, any number of `expand`, and `observe`. A step without drafting calls
-    neither `root` nor `expand`, but `observe` still.
+    Per prompt: `reset`, then per step `root`, any number of `expand`, `scored` and `observe`. A step without drafting
+    calls neither `root` nor `expand`, but the others still.
     """
 
     features: tuple[int, ...] = ()
@@ -97,6 +97,9 @@ class Drafter(ABC):
         Whoever offers this must draft the same by `root` and `expand`.
         """
         return None
+
+    def scored(self, output: Output) -> None:  # noqa: B027 - most read it in `observe`
+        """Meet what the target says of the tree, before the verdict is read: copies that `observe` needs begin here."""
 
     @abstractmethod
     def observe(self, outcome: Outcome) -> None:
@@ -211,6 +214,10 @@ class DrafterAround(Drafter):
 
     def expand(self, frontier: Frontier) -> Float[Tensor, "frontier vocab"] | Few | Reduced:
         return self.drafter.expand(frontier)
+
+    def scored(self, output: Output) -> None:
+        for part in self.parts:
+            part.scored(output)
 
     def observe(self, outcome: Outcome) -> None:
         self.drafter.observe(outcome)
