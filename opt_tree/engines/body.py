@@ -122,7 +122,7 @@ class Body(nn.Module):
         self, model: Any, layers: tuple[int, ...] = (), columns: int = 0, children: TopK | None = None
     ) -> None:
         super().__init__()
-        self.model, self.layers, self.columns, self.children = model, layers, columns, children
+        self.model, self.layers, self.columns, self.picked_by = model, layers, columns, children
         output = model.get_output_embeddings()
         if output is not None and all(output is not module for module in model.modules()):
             self.output = output  # a head borrows the target's output layer: its weights have to be found here
@@ -143,7 +143,7 @@ class Body(nn.Module):
         inputs = model_inputs(self.model, ints, mask, more.get("features"))
         logits, states = compute_batch(self.model, inputs, Rows(kv, ints[2], keys), self.layers)
         laws = grouped_log_probs(logits, more["scale"][:, None, None], self.columns) if self.columns else ()
-        picked = () if self.children is None else (self.children.best(laws[0][0], more["above"][0])[None],)
+        picked = () if self.picked_by is None else (self.picked_by.best(laws[0][0], more["above"][0])[None],)
         return (logits, *(states[layer] for layer in self.layers), *laws, *picked)
 
 

@@ -4,6 +4,7 @@ In a process of its own, with `-p pretend.plugin`.
 """
 
 import copy
+import json
 import warnings
 from typing import Any
 
@@ -13,6 +14,14 @@ from drafters.test_mtp import model_at, publish, small_numbers
 from tiny_models import ARCHITECTURES, build, perturbed, prompt, random_tree, tiny_head
 
 import opt_tree
+from evaluation.demo import __main__ as demo
+from evaluation.demo.options import EagleOptions as EagleDemoOptions
+from evaluation.demo.options import Options as DemoOptions
+from evaluation.run import runner
+from evaluation.run.options import EagleOptions as EagleEvalOptions
+from evaluation.run.options import Options as EvalOptions
+from evaluation.timing import interleave
+from examples import chat
 from opt_tree.core.sampling import Sampling
 from opt_tree.decoding.presets import PRESETS, plain
 from opt_tree.decoding.step_costs import auto
@@ -219,3 +228,36 @@ def test_costs_are_measured_on_the_device(tmp_path, monkeypatch):
     made = decoder("cuda", "draft")
     measured = opt_tree.Decoder(made.target, made.drafter, auto(made.target, made.drafter))
     assert measured.generate(prompt(20), 8).tokens == decoder("cpu", "draft").generate(prompt(20), 8).tokens
+
+
+SMALL = ["--dtype", "float32", "--draft-dtype", "float32", "--nodes", "8", "--threshold", "0.2"]
+
+
+@pytest.mark.parametrize("kind", [DemoOptions, EagleDemoOptions])
+def test_demos_write_what_they_write_on_the_cpu(kind, monkeypatch, capsys):
+    """By every method that they compare, transformers' among them."""
+    kept = []
+    monkeypatch.setattr(demo, "interleave", lambda *args: kept.append(interleave(*args)) or kept[-1])
+    words = [*SMALL, "--prompt", "Why is the sky blue?", "--max-new-tokens", "6", "--rounds", "1", "--eager"]
+    for device in ("cpu", "cuda"):
+        assert demo.main([*words, "--device", device], kind) == 0, capsys.readouterr().err
+    texts = [[timings.texts(method) for method in sorted(timings.runs)] for timings in kept]
+    assert texts[0] == texts[1] and all(text == texts[0][0] for text in texts[0])
+
+
+@pytest.mark.parametrize("command, kind", [("classic", EvalOptions), ("eagle", EagleEvalOptions)])
+def test_evaluations_answer_what_they_answer_on_the_cpu(command, kind, tmp_path):
+    turns = []
+    for device in ("cpu", "cuda"):
+        file = tmp_path / f"{device}.jsonl"
+        words = [*SMALL, "--bench-name", "demo", "--question-end", "1", "--max-new-tokens", "6", "--device", device]
+        assert runner.main(command, kind, None, [*words, "--answer-file", str(file)]) == 0
+        turns.append([json.loads(line)["choices"][0]["turns"] for line in file.read_text().splitlines()])
+    assert turns[0] == turns[1] and turns[0]
+
+
+def test_the_chat_page_s_two_sides_write_the_same():
+    pair = pair_with("eagle:demo")
+    room = chat.Room("demo", pair, {"eagle:demo": pair.drafter})
+    sides = room.runners([{"role": "user", "content": "What is a fox?"}], chat.Chosen("eagle:demo", length=8))
+    assert list(chat.race(sides)) and sides[0].tokens == sides[1].tokens
