@@ -4,8 +4,9 @@
     python -m experiments.gpu_first_light --parts exact,buckets
     python -m experiments.gpu_first_light --dry-run        # the same code, small; on a CPU graphs are called
 
-Nothing is downloaded: the embedded pair, as it is and inflated to the shapes of 7B and 8B models. After each part what
-is known so far is written to FILE.json, and as tables to FILE.md; a part that fails says why, and the next one begins.
+Nothing is downloaded: the embedded pair, as it is and inflated to the shapes of 1B and 7B models, and the public model
+`smollm2` where it is on this machine already. After each part what is known so far is written to FILE.json, and as
+tables to FILE.md; a part that fails says why, and the next one begins.
 """
 
 import json
@@ -21,7 +22,7 @@ from tqdm import tqdm
 
 from evaluation.command_line import option, parse, run_command, table
 from evaluation.timing import environment
-from experiments.gpu_first_light.parts import PARTS, Place
+from experiments.gpu_first_light.parts import ESTIMATES, PARTS, Place
 
 
 @dataclass(frozen=True)
@@ -74,6 +75,8 @@ def main(arguments: list[str] | None = None) -> int:
         options = parse(Options, "python -m experiments.gpu_first_light", __doc__, arguments)
         place, begin = Place(options.dry_run), time.perf_counter()
         found: dict[str, dict[str, Any]] = {}
+        if not options.dry_run:
+            print(f"about {sum(ESTIMATES[part] for part in options.chosen) / 60:.0f} minutes, by a guess", flush=True)
         if options.dry_run:
             torch.set_num_threads(1)
         for part in tqdm(options.chosen, desc="first light", unit="part", leave=False, disable=None):

@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from opt_tree.core.children import Children, EqualSiblings, Few, Layer
+from opt_tree.core.children import Children, EqualSiblings, Few, Layer, Picking
 from opt_tree.core.random import Random
 from opt_tree.core.target import Laws
 from opt_tree.core.tree import Tree
@@ -66,7 +66,7 @@ class CandidatePool:
         self._ranked: dict[int, list[float]] = {}
         self._sums: dict[tuple[int, int], float] = {}
         self._order: Int[np.ndarray, " pool"] | None = None
-        self._frontier = _ROOT
+        self._frontier, self._above = _ROOT, np.zeros(1)
         self._seen = _ITSELF.copy()
         """What expanded nodes may see, by draft row and column; every node sees itself."""
         self._expanded = 0
@@ -105,12 +105,12 @@ class CandidatePool:
 
         `answer`: log-probabilities of the next token behind each of those nodes, or the few tokens known there.
         """
-        log_probs, tokens, peaks = Laws(answer) if isinstance(answer, Tensor) else Laws(*answer)
+        log_probs, tokens, peaks, best = Laws(answer) if isinstance(answer, Tensor) else Laws(*answer)
         self._order = None
         if self._equal is not None:
             log_probs = self._equal.spread(log_probs)
-        above = self.path_log_probs.take(self._frontier)
-        picked = self.children.pick(Layer(log_probs, above, self.depth, self.floor, tokens, peaks), self._random)
+        above = self._above
+        picked = self.children.pick(Layer(log_probs, above, self.depth, self.floor, tokens, peaks, best), self._random)
         reach, self.layer = self.reach, self.size
         self.depth += 1
         self._reserve(self.layer + len(picked.tokens))
@@ -126,6 +126,11 @@ class CandidatePool:
         if picked.reach is not None:
             bounded = np.minimum(picked.reach, reach[self.parents[self.layer :]])
             self._reach = np.concatenate([reach, bounded])
+
+    @property
+    def picking(self) -> Picking:
+        """How the children of the nodes last handed out will be picked."""
+        return Picking(children=self.children, above=self._above)
 
     @property
     def floor(self) -> float:
@@ -164,7 +169,7 @@ class CandidatePool:
 
         Sampled candidates of the same text are one row there (see `EqualSiblings`).
         """
-        self._frontier = rows
+        self._frontier, self._above = rows, self.path_log_probs.take(rows)
         if self._equal is not None:
             rows = self._equal.merge(rows)
         first, last = self._expanded, self._expanded + len(rows)

@@ -14,6 +14,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from opt_tree.core.children import Best
 from opt_tree.core.tree import Tree
 
 NO_FEATURES: Mapping[int, Tensor] = MappingProxyType({})
@@ -28,6 +29,16 @@ class Laws(NamedTuple):
     """The tokens of the columns, by row or of all rows; None: a column a token of the vocabulary."""
     peaks: Float[Tensor, "rows groups"] | None = None
     """The greatest of every `probabilities.GROUP` columns, where they are known: most groups need not be looked at."""
+    best: Best | None = None
+    """The children of these rows, where the model has picked them itself; see `Picking`."""
+
+    def some(self, rows: slice) -> "Laws":
+        """Of some of the rows, one behind the other."""
+        first = rows.indices(len(self.log_probs))[0]
+        tokens = self.tokens if self.tokens is None or self.tokens.ndim == 1 else self.tokens[rows]
+        peaks = None if self.peaks is None else self.peaks[rows]
+        best = None if self.best is None else self.best._replace(first=self.best.first + first)
+        return Laws(self.log_probs[rows], tokens, peaks, best)
 
 
 class Output(NamedTuple):

@@ -48,6 +48,8 @@ def decode_step(run: "Run", drafter: Drafter | None, policy: TreePolicy, verify:
     tree = tree.ending_at(run.ends)
     run.lap()
     output = run.target.score(tree)
+    if run.drafter is not None:
+        run.drafter.scored(output)
     scores = run.sampling.processed(output.logits, tree, run.history)
     verdict = verify(tree, scores, run.random)
     run.lap()

@@ -3,7 +3,7 @@
 from jaxtyping import Float
 from torch import Tensor
 
-from opt_tree.core.children import Few, Reduced
+from opt_tree.core.children import Few, Picking, Reduced
 from opt_tree.core.continuations import GrowsOverContinuations
 from opt_tree.core.pool import CandidatePool, Frontier
 from opt_tree.core.random import Random
@@ -35,7 +35,7 @@ def draft(
     children = policy.children
     pool = CandidatePool(context[-1], children, random)
     sampled = children.sampled
-    answer = drafter.root(context) if sampled else drafter.root_laws(context)
+    answer = drafter.root(context) if sampled else drafter.root_laws(context, pool.picking)
     while True:
         pool.add(answer if isinstance(answer, Laws) else _drawn_from(answer, sampling))
         rows = policy.expand(pool) if pool.depth < limit else None
@@ -44,7 +44,7 @@ def draft(
         if shortcut and below and below.first == pool.depth:
             return shortcut.grow(below, context, limit, pool)
         frontier = pool.frontier(rows)
-        answer = drafter.expand(frontier) if sampled else drafter.expand_laws(frontier)
+        answer = drafter.expand(frontier) if sampled else drafter.expand_laws(frontier, pool.picking)
 
 
 def _drawn_from(answer: Float[Tensor, "rows vocab"] | Few | Reduced, sampling: Sampling) -> Laws:
@@ -71,5 +71,5 @@ class RootKnown(DrafterAround):
     def root(self, context: list[int]) -> Float[Tensor, "1 vocab"] | Few | Reduced:
         return self._root
 
-    def expand_laws(self, frontier: Frontier, scale: float = 1.0) -> Laws:
-        return self.drafter.expand_laws(frontier, scale)
+    def expand_laws(self, frontier: Frontier, picking: Picking = Picking()) -> Laws:
+        return self.drafter.expand_laws(frontier, picking)

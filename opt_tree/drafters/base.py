@@ -13,7 +13,7 @@ from typing import Any
 from jaxtyping import Float
 from torch import Tensor
 
-from opt_tree.core.children import Few, Reduced
+from opt_tree.core.children import Few, Picking, Reduced
 from opt_tree.core.continuations import Continuations
 from opt_tree.core.pool import Frontier
 from opt_tree.core.probabilities import log_probs_of
@@ -25,8 +25,8 @@ from opt_tree.models.chain_lm import AnyLM
 class Drafter(ABC):
     """Proposes continuations. Knows nothing of budgets or of verification.
 
-    Per prompt: `reset`, then per step `root`, any number of `expand`, and `observe`. A step without drafting calls
-    neither `root` nor `expand`, but `observe` still.
+    Per prompt: `reset`, then per step `root`, any number of `expand`, `scored` and `observe`. A step without drafting
+    calls neither `root` nor `expand`, but the others still.
     """
 
     features: tuple[int, ...] = ()
@@ -79,16 +79,17 @@ class Drafter(ABC):
     def expand(self, frontier: Frontier) -> Float[Tensor, "frontier vocab"] | Few | Reduced:
         """Return the scores of the token after each node of the frontier."""
 
-    def root_laws(self, context: list[int], scale: float = 1.0) -> Laws:
-        """Return `root`'s scores times `scale`, normalised: what deterministic children are picked from.
+    def root_laws(self, context: list[int], picking: Picking = Picking()) -> Laws:
+        """Return `root`'s scores times `picking.scale`, normalised: what deterministic children are picked from.
 
-        A drafter whose model does that where it computes (see `CausalLM.extend`) answers by it.
+        A drafter whose model does that where it computes (see `CausalLM.extend`) answers by it, and with the children
+        where its model picks them, too.
         """
-        return normalised(self.root(context), scale)
+        return normalised(self.root(context), picking.scale)
 
-    def expand_laws(self, frontier: Frontier, scale: float = 1.0) -> Laws:
+    def expand_laws(self, frontier: Frontier, picking: Picking = Picking()) -> Laws:
         """The same of `expand`."""
-        return normalised(self.expand(frontier), scale)
+        return normalised(self.expand(frontier), picking.scale)
 
     def continuations(self, context: list[int]) -> Continuations | None:
         """Begin a step, and return what the last tokens of a node alone say of what follows it; None: nothing.
@@ -96,6 +97,9 @@ class Drafter(ABC):
         Whoever offers this must draft the same by `root` and `expand`.
         """
         return None
+
+    def scored(self, output: Output) -> None:  # noqa: B027 - most read it in `observe`
+        """Meet what the target says of the tree, before the verdict is read: copies that `observe` needs begin here."""
 
     @abstractmethod
     def observe(self, outcome: Outcome) -> None:
@@ -141,28 +145,28 @@ def normalised(answer: Float[Tensor, "rows vocab"] | Few | Reduced, scale: float
 class OfModel(Drafter):
     """A drafter that answers by one forward of a `CausalLM`, which normalises its scores where it computes them.
 
-    A subclass passes `_scale` to that forward, and notes in `_said` what it answers and the laws of just this. Who
+    A subclass passes `_picking` to that forward, and notes in `_said` what it answers and the laws of just this. Who
     changes an answer on its way (a subclass of it) is heard: laws of another one are not taken.
     """
 
-    _scale: float | None = None
+    _picking: Picking | None = None
     """Of the laws that are wanted now; None: none are."""
     _said: tuple[Any, Laws | None] = (None, None)
 
-    def root_laws(self, context: list[int], scale: float = 1.0) -> Laws:
-        return self._laws(self.root, context, scale)
+    def root_laws(self, context: list[int], picking: Picking = Picking()) -> Laws:
+        return self._laws(self.root, context, picking)
 
-    def expand_laws(self, frontier: Frontier, scale: float = 1.0) -> Laws:
-        return self._laws(self.expand, frontier, scale)
+    def expand_laws(self, frontier: Frontier, picking: Picking = Picking()) -> Laws:
+        return self._laws(self.expand, frontier, picking)
 
-    def _laws(self, ask: Callable[[Any], Any], about: Any, scale: float) -> Laws:
-        self._scale = scale
+    def _laws(self, ask: Callable[[Any], Any], about: Any, picking: Picking) -> Laws:
+        self._picking = picking
         try:
             answer = ask(about)
             said, laws = self._said
         finally:
-            self._scale, self._said = None, (None, None)
-        return laws if laws is not None and said is answer else normalised(answer, scale)
+            self._picking, self._said = None, (None, None)
+        return laws if laws is not None and said is answer else normalised(answer, picking.scale)
 
 
 def scaled(scores: Float[Tensor, "rows columns"], scale: float) -> Float[Tensor, "rows columns"]:
@@ -210,6 +214,10 @@ class DrafterAround(Drafter):
 
     def expand(self, frontier: Frontier) -> Float[Tensor, "frontier vocab"] | Few | Reduced:
         return self.drafter.expand(frontier)
+
+    def scored(self, output: Output) -> None:
+        for part in self.parts:
+            part.scored(output)
 
     def observe(self, outcome: Outcome) -> None:
         self.drafter.observe(outcome)

@@ -9,6 +9,7 @@ from typing import NamedTuple
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from opt_tree.core.children import TopK
 from opt_tree.core.target import Output
 
 Mask = Bool[Tensor, "lanes 1 rows keys"]
@@ -34,6 +35,10 @@ class Forward(NamedTuple):
     """Laws are asked for: of the logits times this; see `probabilities.grouped_log_probs`."""
     columns: int = 0
     """Of the laws: the tokens that the asker knows."""
+    children: TopK | None = None
+    """The children to pick from the laws, where the engine `picks`."""
+    above: Float[Tensor, " rows"] | None = None
+    """Path log-probabilities of the rows, for them; -inf: none are picked there."""
 
 
 class Engine(ABC):
@@ -43,6 +48,8 @@ class Engine(ABC):
     """In a word, for a reader: "eager", "aot"."""
     least_rows: int = 1
     """Forwards of fewer rows are padded to this many before they get here."""
+    picks: bool = False
+    """Whether it picks the children of a draft layer in its forward (`Forward.children`)."""
     layers: tuple[int, ...] = ()
     """The layers whose hidden states are returned."""
 

@@ -15,6 +15,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from transformers.cache_utils import Cache
 
+from opt_tree.core.children import TopK
 from opt_tree.core.probabilities import grouped_log_probs
 from opt_tree.core.target import Laws, Output
 from opt_tree.engines.base import Forward, Mask
@@ -113,12 +114,15 @@ class Body(nn.Module):
     """A forward of some lanes as a pure function of tensors, their storage among them; it reads nothing on the host.
 
     Returns a tuple, a batch row for each lane: the logits, then the hidden states of each of `layers`; then, where
-    `columns` are named, the epilogue: `grouped_log_probs` of so many.
+    `columns` are named, the epilogue: `grouped_log_probs` of so many; then, where `children` are named, the best of
+    them, for a single lane.
     """
 
-    def __init__(self, model: Any, layers: tuple[int, ...] = (), columns: int = 0) -> None:
+    def __init__(
+        self, model: Any, layers: tuple[int, ...] = (), columns: int = 0, children: TopK | None = None
+    ) -> None:
         super().__init__()
-        self.model, self.layers, self.columns = model, layers, columns
+        self.model, self.layers, self.columns, self.picked_by = model, layers, columns, children
         output = model.get_output_embeddings()
         if output is not None and all(output is not module for module in model.modules()):
             self.output = output  # a head borrows the target's output layer: its weights have to be found here
@@ -132,14 +136,15 @@ class Body(nn.Module):
     ) -> tuple[Tensor, ...]:
         """`kv`: keys and values of each layer in turn, `[lanes, heads, capacity, dim]`, written in place.
 
-        `more`: `features`, `[lanes, rows, hidden]`, and `scale`, `[lanes]`, of each lane's `Forward`, where the model
-        and the epilogue take them.
+        `more`: `features`, `[lanes, rows, hidden]`, `scale`, `[lanes]`, and `above`, `[lanes, rows]`, of each lane's
+        `Forward`, where the model and the epilogue take them.
         """
         keys = (next(iter(mask.values())) if isinstance(mask, dict) else mask).shape[-1]
         inputs = model_inputs(self.model, ints, mask, more.get("features"))
         logits, states = compute_batch(self.model, inputs, Rows(kv, ints[2], keys), self.layers)
         laws = grouped_log_probs(logits, more["scale"][:, None, None], self.columns) if self.columns else ()
-        return (logits, *(states[layer] for layer in self.layers), *laws)
+        picked = () if self.picked_by is None else (self.picked_by.best(laws[0][0], more["above"][0])[None],)
+        return (logits, *(states[layer] for layer in self.layers), *laws, *picked)
 
 
 def watched_module(model: Any, layer: int) -> nn.Module:

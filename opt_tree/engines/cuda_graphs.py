@@ -12,6 +12,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
+from opt_tree.core.children import Best, TopK
 from opt_tree.core.errors import one_line
 from opt_tree.core.target import Laws, Output
 from opt_tree.engines.base import Engine, Forward, Mask
@@ -33,6 +34,7 @@ class Captured(Engine):
     """
 
     name = "captured"
+    picks = True
 
     def __init__(self, eager: Eager, rows: tuple[int, ...]) -> None:
         """`rows`: the row buckets. Raises CompileError for a canonical model, one spread over devices or offloaded."""
@@ -53,7 +55,7 @@ class Captured(Engine):
         self._forget()
 
     def _forget(self) -> None:
-        self._calls: dict[tuple[int, int, int], Callable[[Forward], tuple[Tensor, ...]] | None] = {}
+        self._calls: dict[tuple[int, int, int, TopK | None], Callable[[Forward], tuple[Tensor, ...]] | None] = {}
         self._version, self._pool, self._stream = -1, cast(Any, None), cast(Any, None)
 
     def changed(self, what: str) -> None:
@@ -69,14 +71,17 @@ class Captured(Engine):
         if (self._version, self.layers) != (cache.storage_version, self.eager.layers):
             self._forget()
             self._version, self.layers = cache.storage_version, self.eager.layers
-        shape = rows, _keys(forward.mask), forward.columns
+        if forward.children is not None:
+            forward = forward._replace(children=forward.children.rounded)
+        shape = rows, _keys(forward.mask), forward.columns, forward.children
         if shape not in self._calls:
             self._calls[shape] = self._prepared(forward)
         call = self._calls[shape]
         if call is None:
             return self.eager.run(forward)
         logits, *hidden = (found[0] for found in call(forward))
-        laws = None if forward.scale is None else Laws(hidden[-2], peaks=hidden[-1])
+        best = None if forward.children is None else Best(hidden.pop())
+        laws = None if forward.scale is None else Laws(hidden[-2], peaks=hidden[-1], best=best)
         return Output(logits, dict(zip(self.layers, hidden, strict=False)), laws)
 
     def _prepared(self, forward: Forward) -> Callable[[Forward], tuple[Tensor, ...]] | None:
@@ -94,7 +99,7 @@ class Captured(Engine):
 
     def _prepare(self, buffers: "_Buffers") -> Callable[[Forward], tuple[Tensor, ...]]:
         """Return what computes a forward of this shape over these buffers."""
-        body, views = Body(self.eager.model, self.layers, buffers.columns), self.eager.cache.views
+        body, views = Body(self.eager.model, self.layers, *buffers.epilogue), self.eager.cache.views
         outputs: tuple[Tensor, ...] = ()
         if buffers.ints.device.type == "cuda":
             try:
@@ -150,7 +155,7 @@ class _Buffers:
     """The inputs of one shape, at addresses that stay."""
 
     def __init__(self, forward: Forward) -> None:
-        self.ints, self.columns = forward.ints[:, None].clone(), forward.columns
+        self.ints, self.epilogue = forward.ints[:, None].clone(), (forward.columns, forward.children)
         self.masks = {kind: mask.clone() for kind, mask in _masks(forward.mask).items()}
         self.more = {name: tensor.clone() for name, tensor in _more(forward).items()}
 
@@ -169,7 +174,7 @@ class _Buffers:
 
 def _more(forward: Forward) -> dict[str, Tensor]:
     """What a body takes beside the rows and the cache, for its one lane."""
-    more = {"features": forward.features, "scale": forward.scale}
+    more = {"features": forward.features, "scale": forward.scale, "above": forward.above}
     return {name: tensor[None] for name, tensor in more.items() if tensor is not None}
 
 

@@ -1,7 +1,8 @@
-"""Attention of grouped queries on a CPU: the queries that share a key are rows of one product.
+"""Attention of grouped queries: the queries that share a key are rows of one product, and no key is copied.
 
 Owns what the engines put in place of transformers' `sdpa` while a body runs. It copies each key for every query that
-shares it, or has the kernel take the queries apart, which is slow for few rows in bfloat16. Results differ by rounding.
+shares it, or has the kernel take the queries apart, which on a CPU is slow for few rows in bfloat16. Results differ by
+rounding.
 """
 
 import threading
@@ -82,13 +83,7 @@ class Grouped:
         lanes, heads, rows, _ = query.shape
         groups = heads // key.shape[1]
         special = dropout or more.get("softcap") or more.get("position_bias") is not None
-        if (
-            groups == 1
-            or special
-            or attention_mask is None
-            or attention_mask.shape[1] > 1
-            or query.device.type != "cpu"
-        ):
+        if groups == 1 or special or attention_mask is None or attention_mask.shape[1] > 1:
             return sdpa_attention_forward(module, query, key, value, attention_mask, dropout, scaling, **more)
         if self._masks[0] is not attention_mask:
             self._masks = attention_mask, torch.cat([attention_mask] * groups, 2)

@@ -18,8 +18,9 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from transformers import Cache, DynamicCache, PreTrainedModel
 
+from opt_tree.core.children import Picking, TopK
 from opt_tree.core.errors import UnsupportedModelError, one_line, require
-from opt_tree.core.target import Laws, Output, Target, Work, own_turn, shared
+from opt_tree.core.target import Output, Target, Work, own_turn, shared
 from opt_tree.core.tree import Tree, send
 from opt_tree.engines import Eager, Engine, Forward
 from opt_tree.engines.base import Mask
@@ -92,8 +93,8 @@ class Wanted(NamedTuple):
     """Inputs of a head that drafts in the target's feature space."""
     places: Int[np.ndarray, " rows"] | None = None
     """Columns of the rows, where other layers ran these rows before; None: they are the last ones, and new."""
-    scale: float | None = None
-    """Laws are wanted: of the logits times this."""
+    picking: Picking | None = None
+    """Laws are wanted, for children that are picked so from the last rows; see `extend`."""
     behind: int = 0
     """What is added to the positions."""
     taken: Int[np.ndarray, " rows"] | None = None
@@ -293,11 +294,11 @@ class CausalLM(Target):
         tokens: list[int],
         all_logits: bool = False,
         features: Float[Tensor, "tokens hidden"] | None = None,
-        scale: float | None = None,
+        picking: Picking | None = None,
     ) -> Output:
         """See `Target.append`. `features` are inputs of a head that drafts in the target's feature space.
 
-        With a `scale` there are laws beside the logits (see `extend`).
+        With a `picking` there are laws beside the logits (see `extend`).
         """
         if not tokens:
             raise ValueError("nothing to append: the token list is empty")
@@ -313,7 +314,7 @@ class CausalLM(Target):
             positions = np.arange(self.length, self.length + len(chunk))
             inputs = None if features is None else features[start : start + len(chunk)]
             visible = _CAUSAL[: len(chunk), : len(chunk)]
-            wanted = Wanted(chunk, positions, visible, inputs, scale=scale)
+            wanted = Wanted(chunk, positions, visible, inputs, picking=picking)
             output = self.run(wanted, last_only=not all_logits)
             self.commit(list(range(len(chunk))))
             if not all_logits and output.logits.shape[0] > 1:
@@ -356,14 +357,15 @@ class CausalLM(Target):
         positions: Int[np.ndarray, " rows"],
         visible: Bool[np.ndarray, "rows columns"],
         features: Float[Tensor, "rows hidden"] | None = None,
-        scale: float | None = None,
+        picking: Picking | None = None,
     ) -> Output:
         """Add pending rows and return their logits.
 
         The columns of `visible` are all pending rows, these included; every row sees the whole committed context. With
-        a `scale` there are laws as well: the logits of the first `columns` tokens times this, normalised.
+        a `picking` there are laws as well: the logits of the first `columns` tokens times its scale, normalised; and,
+        from an engine that `picks`, the children that it names.
         """
-        return self.run(Wanted(tokens, positions, visible, features, scale=scale))
+        return self.run(Wanted(tokens, positions, visible, features, picking=picking))
 
     def commit(self, path: list[int]) -> None:
         """Keep these pending rows (of a tree: a path, root first) as the next rows of the context; drop the others."""
@@ -385,7 +387,7 @@ class CausalLM(Target):
         """
         if self.ranks is not None:
             tell(self, wanted, last_only)
-        _, _, visible, _, places, scale, _, _ = wanted
+        _, _, visible, _, places, picking, _, _ = wanted
         engine = engine or self.engine
         (rows, columns), length, most = visible.shape, self.length, self.fixed_rows or 0
         if rows > most > 0:
@@ -405,8 +407,8 @@ class CausalLM(Target):
         self.cache.open(rows if places is None else 0, keys, given)
         if isinstance(self.cache, DeltaCache):
             self.cache.see(visible, self.device)
-        scaled = None if scale is None else self._scale_tensor(scale)
-        forward = Forward(ints, masks, given, features, last_only, scaled, 0 if scale is None else self.columns)
+        epilogue = () if picking is None else self._epilogue(picking, engine.picks, rows, padded)
+        forward = Forward(ints, masks, given, features, last_only, *epilogue)
         begin = time.perf_counter()
         output = engine.run(forward)
         seconds, done = time.perf_counter() - begin, self.work
@@ -418,7 +420,7 @@ class CausalLM(Target):
     def _in_parts(self, wanted: Wanted, engine: Engine, most: int) -> Output:
         """Run new rows `most` at a time: the later ones see those before them, which see none of the later ones."""
         (rows, columns), outputs = wanted.visible.shape, list[Output]()
-        assert wanted.places is None and wanted.features is None and wanted.scale is None, "a target's own rows"
+        assert wanted.places is None and wanted.features is None and wanted.picking is None, "a target's own rows"
         for begin in range(0, rows, most):
             part = slice(begin, min(begin + most, rows))
             visible = wanted.visible[part, : columns - rows + part.stop]
@@ -462,6 +464,16 @@ class CausalLM(Target):
         numbers[2] = slots
         return numbers
 
+    def _epilogue(self, picking: Picking, picks: bool, rows: int, padded: int) -> tuple[Any, ...]:
+        """What a forward brings for its laws: scale, columns, and the children and paths that an engine picks by."""
+        scale, children, above = picking
+        scaled = self._scale_tensor(scale)
+        if not picks or above is None or not isinstance(children, TopK):
+            return scaled, self.columns
+        paths = np.full(padded, -np.inf)
+        paths[rows - len(above) : rows] = above
+        return scaled, self.columns, children, send(paths, self.device, scaled.dtype)
+
     def _scale_tensor(self, scale: float) -> Float[Tensor, ""]:
         """A scale where the model is, in the dtype of its laws: made once, as it seldom changes."""
         if self._scale is None or self._scale[0] != scale:
@@ -492,8 +504,7 @@ def _rows(output: Output, rows: slice, features: Mapping[int, Tensor]) -> Output
     """Some rows of what a forward says, with these features."""
     laws = output.laws
     if laws is not None:
-        log_probs, tokens, peaks = laws
-        laws = Laws(log_probs[rows], tokens, None if peaks is None else peaks[rows])
+        laws = laws.some(rows)
     return Output(output.logits[rows], features, laws)
 
 

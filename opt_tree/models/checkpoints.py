@@ -229,7 +229,11 @@ def as_dtype(dtype: str | torch.dtype, device: str) -> str | torch.dtype:
 
 
 def require_device(device: str) -> None:
-    """Raise CheckpointError where this machine, or this build of torch, has no such device."""
+    """Raise CheckpointError where this machine, or this build of torch, has no such device, and for MPS."""
+    if device.partition(":")[0] == "mps":
+        raise CheckpointError(
+            "device 'mps' has no float64, in which texts are drawn and models are checked: take 'cpu'"
+        )
     try:
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError) as error:  # torch asserts that it was compiled with CUDA

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from opt_tree.core.children import Picking, TopK
 from opt_tree.core.errors import require
 from opt_tree.core.target import Work
 from opt_tree.core.tree import Tree
@@ -93,12 +94,12 @@ def captured_shapes(lm: AnyLM, nodes: int, context: int) -> list[tuple[int, int]
 
 
 @torch.inference_mode()
-def warm_up(lm: CausalLM, shapes: list[tuple[int, int]]) -> Iterator[tuple[int, int]]:
+def warm_up(lm: CausalLM, shapes: list[tuple[int, int]], children: TopK) -> Iterator[tuple[int, int]]:
     """Capture these shapes and yield each when it is there. Room for the longest is reserved first, so that none moves.
 
-    Of a drafter's model with laws, as it is asked at temperature 0. The context is forgotten.
+    Of a drafter's model with laws and such children, as it is asked at temperature 0. The context is forgotten.
     """
-    work, scale = lm.work, 1.0 if lm.columns else None
+    work = lm.work
     lm.reset()
     lm.cache.reserve(max((keys for _, keys in shapes), default=0))
     try:
@@ -107,7 +108,8 @@ def warm_up(lm: CausalLM, shapes: list[tuple[int, int]]) -> Iterator[tuple[int, 
             features = torch.zeros(rows, lm.hidden, dtype=lm.dtype, device=lm.device)
             given = features if takes(lm.model, "features") else None
             nothing = np.zeros(rows, dtype=np.int64)
-            lm.extend(nothing, nothing, np.eye(rows, dtype=bool), given, scale)
+            picking = Picking(1.0, children, np.zeros(rows)) if lm.columns else None
+            lm.extend(nothing, nothing, np.eye(rows, dtype=bool), given, picking)
             lm.cache.pending = 0
             yield rows, keys
     finally:

@@ -13,10 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from opt_tree import TopK
-from opt_tree.core.children import Layer
+from opt_tree.core.children import Best, Layer
 from opt_tree.core.pool import CandidatePool, Frontier
 from opt_tree.core.probabilities import GROUP, grouped_log_probs
 from opt_tree.core.random import Random
+from opt_tree.core.target import Laws
 
 Branch = tuple[int, ...]
 ROOT = 7
@@ -261,6 +262,22 @@ def test_the_host_picks_the_children_that_a_device_would(
         assert len({*zip(picked.rows, picked.tokens, strict=True)}) == len(picked.tokens)
         values = log_probs.numpy()[picked.rows, picked.tokens] + above[picked.rows].astype(log_probs.numpy().dtype)
         assert values.tolist() == picked.path_log_probs.tolist()
+
+
+@given(seeds, st.sampled_from([TopK(per_node=3), TopK(total=1), TopK(total=7), TopK(total=90)]), st.integers(0, 3))
+def test_children_found_by_the_model_are_those_of_the_host(seed: int, children: TopK, first: int) -> None:
+    """Found among more rows than the layer has, more than are asked for; of a draft vocabulary that the host knows."""
+    rng, columns = np.random.default_rng(seed), 20
+    computed = torch.from_numpy(rng.normal(size=(first + 5, columns))).log_softmax(-1)
+    above, names = -rng.random(3), torch.from_numpy(rng.permutation(99)[:columns].copy())
+    paths = np.full(first + 5, -np.inf)  # pad rows and rows of the context: none of theirs
+    paths[first : first + 3] = above
+    found = children.rounded.best(computed, torch.from_numpy(paths))
+    laws = Laws(computed, names, best=Best(found)).some(slice(first, first + 3))
+    layer = Layer(laws.log_probs, above, 1, -1.5, laws.tokens)
+    expected, picked = children.pick(layer, Random()), children.pick(layer._replace(best=laws.best), Random())
+    for one, other in zip(expected[:3], picked[:3], strict=True):
+        assert one.tolist() == other.tolist()
 
 
 @pytest.mark.parametrize("arguments", [{}, {"per_node": 2, "total": 3}])

@@ -12,13 +12,14 @@ from engines.test_graph_lint import HostReads
 from tiny_models import ARCHITECTURES, TOLERANCE, build, prompt, random_tree, tiny, tiny_drafter, tiny_head
 from torch import Tensor
 
+from opt_tree.decoding.decoder import Decoder
 from opt_tree.decoding.presets import opt, plain
 from opt_tree.drafters import CausalLMDrafter, EagleDrafter
 from opt_tree.engines import Captured, CompileError
 from opt_tree.engines.body import Body
 from opt_tree.engines.cuda_graphs import _Buffers, warm_up
 from opt_tree.models.causal_lm import Buckets, CausalLM
-from opt_tree.policies import OptTree
+from opt_tree.policies import Eagle2, OptTree
 
 BUCKETS = Buckets(rows=(1, 4, 16), keys=(32, 64))
 
@@ -74,6 +75,29 @@ def test_texts_of_both_models():
     assert opt(target, head, OptTree(9, 0.0, 4)).generate(prompt(20), 60).tokens == expected
     assert head.lm.engine._calls and target.engine.layers == (-1,)
     assert plain(target).generate(prompt(20), 60).tokens == expected
+
+
+@pytest.mark.parametrize("policy", [OptTree(9, 0.0, 4), Eagle2(3, 3, 9)], ids=["of a layer", "of a node"])
+@pytest.mark.parametrize("kind", ["draft", "head", "trimmed head"])
+def test_children_are_picked_in_the_forward(kind, policy, monkeypatch):
+    """All of them, with the values that the host finds; one graph for many budgets."""
+    model, found = build(ARCHITECTURES["llama"]()), []
+    for graphs in (False, True):
+        target = CausalLM(model)
+        if kind == "draft":
+            drafter: CausalLMDrafter | EagleDrafter = CausalLMDrafter(CausalLM(tiny_drafter("llama")), target.vocab)
+        else:
+            known = None if kind == "head" else torch.arange(1, target.vocab, 2)
+            drafter = EagleDrafter(tiny_head(model), target, tokens=known)
+        if graphs:
+            by_graphs(drafter.lm)
+            for name in ("_survivors", "send"):  # what whoever picks elsewhere needs
+                monkeypatch.setattr(f"opt_tree.core.children.top_k.{name}", None)
+        found.append(Decoder(target, drafter, policy).generate(prompt(9), 30))
+    for one, other in zip(found[0].steps, found[1].steps, strict=True):
+        assert one.tree.tokens.tolist() == other.tree.tokens.tolist()
+        assert one.tree.path_log_probs == pytest.approx(other.tree.path_log_probs, abs=1e-12)
+    assert {children for *_, children in drafter.lm.engine._calls} == {policy.children.rounded}
 
 
 @pytest.mark.parametrize("architecture", ["llama", "gemma3"])

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from experiments.gpu_first_light import __main__ as first_light
-from experiments.gpu_first_light.parts import PARTS, Place, Row
+from experiments.gpu_first_light.parts import ESTIMATES, PARTS, Place, Row
 
 
 def test_each_part_is_on_disk_before_the_next_begins(tmp_path, monkeypatch, capsys):
@@ -26,6 +26,11 @@ def test_each_part_is_on_disk_before_the_next_begins(tmp_path, monkeypatch, caps
     text = output.with_suffix(".md").read_text()
     assert "A dry run: its times mean nothing" in text and "no such kernel" in text and "launch us" in text
     assert "exact failed: RuntimeError: no such kernel" in capsys.readouterr().out
+
+
+def test_all_parts_fit_into_the_time():
+    assert next(iter(PARTS)) == "exact" and ESTIMATES.keys() == PARTS.keys()
+    assert sum(ESTIMATES.values()) < 600
 
 
 def test_no_part_begins_when_the_time_is_over(tmp_path):

@@ -345,6 +345,7 @@ class TestDtypes:
     ("options", "named"),
     [
         ({"device": "nowhere"}, "no device 'nowhere' here"),
+        ({"device": "mps"}, "device 'mps' has no float64"),
         ({"nonsense": 3}, "TypeError: .*'nonsense'"),
         ({"drafter": "medusa:demo"}, "the package has no medusa for demo"),
     ],

@@ -1,9 +1,10 @@
 """How often the host waits in a step, and what it launches, by drafter: the table of docs/devices.md.
 
-    python tests/pretend/waits.py
+    python tests/pretend/waits.py [DRAFTER ...]
 
 On the pretended device, with the embedded models in float32, greedy, OPT-Tree of 60 nodes. A wait is a read by the host
-or an upload that blocks; each costs a round trip, during which the device has nothing to do.
+or an upload that blocks; each costs a round trip, during which the device has nothing to do. A launch is a kernel, a
+copy or the replay of a graph; captured, as `compile=True` makes the pair, a forward is one replay.
 """
 
 import sys
@@ -14,6 +15,8 @@ from typing import Any, NamedTuple
 
 sys.path[:0] = [str(Path(__file__).parents[2]), str(Path(__file__).parents[1])]
 import opt_tree  # noqa: E402
+from opt_tree.decoding.presets import plain  # noqa: E402
+from opt_tree.models.compiling import compile_forwards  # noqa: E402
 from pretend import plugin  # noqa: E402, F401
 from pretend.device import Log, logged  # noqa: E402
 
@@ -24,6 +27,7 @@ DRAFTERS = {
     **{"product": "product:eagle:demo+store:demo", "rasd": "rasd:eagle:demo+store:demo"},
 }
 STEPS = 4
+BUCKETS = opt_tree.Buckets((1, 8, 16, 32, 64), (512,))
 
 
 class Waits(NamedTuple):
@@ -36,11 +40,15 @@ class Waits(NamedTuple):
     verify_launches: float
 
 
-def pair_with(spec: str) -> Any:
-    """The embedded target on the device, with a drafter."""
+def pair_with(spec: str, captured: bool = False) -> Any:
+    """The embedded target on the device, with a drafter; their forwards captured, or not."""
+    kinds = {"dtype": "float32", "draft_dtype": "float32", "device": "cuda", "buckets": BUCKETS if captured else None}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return opt_tree.load_pair("demo", drafter=spec, dtype="float32", draft_dtype="float32", device="cuda")
+        pair = opt_tree.load_pair("demo", drafter=spec, **kinds)
+        for lm in (pair.target, *pair.drafter.models) if captured else ():
+            compile_forwards(lm)
+    return pair
 
 
 def measure(pair: Any, sampling: Any = None) -> Waits:
@@ -48,9 +56,12 @@ def measure(pair: Any, sampling: Any = None) -> Waits:
     sampling = sampling or opt_tree.Sampling()
     prompt = pair.encode("Tell me a short story about a fox and a lantern.")
     policy = opt_tree.OptTree(nodes=60, threshold=0.2)
-    layers, log = counted(opt_tree.Decoder(pair.target, pair.drafter, policy), prompt, sampling)
-    _, plain = counted(opt_tree.Decoder(pair.target, None, opt_tree.Static.empty()), prompt, sampling)
-    launches, verify = log.kernels.total() / STEPS, plain.kernels.total() / STEPS
+    decoder, plainly = opt_tree.Decoder(pair.target, pair.drafter, policy), plain(pair.target)
+    if pair.target.buckets:  # a shape is captured when it first comes
+        counted(decoder, prompt, sampling), counted(plainly, prompt, sampling)
+    layers, log = counted(decoder, prompt, sampling)
+    _, alone = counted(plainly, prompt, sampling)
+    launches, verify = log.kernels.total() / STEPS, alone.kernels.total() / STEPS
     return Waits(layers, log.waits / STEPS, log.uploads.total() / STEPS, max(launches - verify, 0), verify)
 
 
@@ -65,11 +76,14 @@ def counted(decoder: Any, prompt: list[int], sampling: Any) -> tuple[float, Log]
 
 def main() -> None:
     """Print all drafters, as markdown, each when it is known."""
-    print("| drafter | draft forwards | waits | uploads | launches: draft | verify |\n|---|---|---|---|---|---|")
-    for name, spec in DRAFTERS.items():
-        found = measure(pair_with(spec))
-        numbers = f"{found.layers:.1f} | {found.waits:.1f} | {found.uploads:.1f}"
-        print(f"| {name} | {numbers} | {found.draft_launches:.0f} | {found.verify_launches:.0f} |", flush=True)
+    heads = ["drafter", "draft forwards", "waits", "uploads", "launches: draft", "verify", "captured: draft", "verify"]
+    print(f"| {' | '.join(heads)} |\n{'|---' * len(heads)}|")
+    for name in sys.argv[1:] or DRAFTERS:
+        found, captured = (measure(pair_with(DRAFTERS[name], kind)) for kind in (False, True))
+        numbers = [f"{number:.1f}" for number in found[:3]] + [
+            f"{number:.0f}" for number in (*found[3:], *captured[3:])
+        ]
+        print(f"| {name} | {' | '.join(numbers)} |", flush=True)
 
 
 if __name__ == "__main__":

@@ -45,6 +45,14 @@ class Reduced(NamedTuple):
         return wide.index_copy_(1, self.tokens, self.scores)
 
 
+class Best(NamedTuple):
+    """The children of a layer, found where it was computed and not read yet: see `TopK.best`."""
+
+    found: Int[Tensor, "parts *children"]
+    first: int = 0
+    """The row, of those that were computed, with which the layer begins."""
+
+
 class Layer(NamedTuple):
     """What the drafter said of a frontier, and what a child of it must be to matter."""
 
@@ -60,6 +68,8 @@ class Layer(NamedTuple):
     """The tokens of the columns, by row or of all rows; None: a column a token of the vocabulary."""
     peaks: Float[Tensor, "frontier groups"] | None = None
     """The greatest of each group of columns; see `Laws`."""
+    best: Best | None = None
+    """Its children, where whoever computed it has found them."""
 
 
 class Picked(NamedTuple):
@@ -95,6 +105,17 @@ class Children(Protocol):
     def budget(self) -> int | None:
         """How many candidates of the whole pool can matter; None: all of them."""
         ...
+
+
+class Picking(NamedTuple):
+    """How the children of a layer will be picked, for a drafter whose model answers with them; see `Laws.best`."""
+
+    scale: float = 1.0
+    """The drafter's scores are taken times this."""
+    children: Children | None = None
+    """None: whoever asks picks them."""
+    above: Float[np.ndarray, " frontier"] | None = None
+    """Path log-probabilities of the frontier, where the children are named."""
 
 
 class Known(NamedTuple):

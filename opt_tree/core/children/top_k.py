@@ -7,9 +7,10 @@ from typing import ClassVar
 
 import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
+from torch import Tensor
 
-from opt_tree.core.children.base import Layer, Picked
+from opt_tree.core.children.base import Best, Layer, Picked
 from opt_tree.core.errors import require
 from opt_tree.core.random import Random
 from opt_tree.core.tree import fetch, on_host, send
@@ -39,7 +40,7 @@ class TopK:
         log_probs, names = layer.log_probs, layer.tokens
         if not log_probs.numel():
             return _NOTHING
-        if self.per_node is None and on_host(log_probs):
+        if layer.best is None and self.per_node is None and on_host(log_probs):
             assert self.total is not None
             peaks = log_probs if layer.peaks is None else layer.peaks
             picked = _survivors(log_probs.numpy(), peaks.numpy(), layer, self.total)
@@ -53,22 +54,65 @@ class TopK:
 
     def _read_once(self, layer: Layer) -> Picked:
         """Pick where the layer lies. What comes back has one size, whatever is in it: the host waits once."""
-        log_probs, names = layer.log_probs, layer.tokens
-        width, vocab = log_probs.shape
-        above = send(layer.above, log_probs.device, log_probs.dtype)[:, None]
+        log_probs, names, best = layer.log_probs, layer.tokens, layer.best
+        listed = names is not None and names.ndim == 1 and on_host(names)
+        if best is None:
+            above = send(layer.above, log_probs.device, log_probs.dtype)
+            best = Best(self.best(log_probs, above, None if listed else names))
+        (found,) = fetch(best.found)
+        if self.per_node is not None:  # of each node the greatest first
+            found = found[:, best.first : best.first + len(log_probs), : self.per_node]
+            rows = np.arange(found.shape[1]).repeat(found.shape[2])
+            values, columns, *tokens = found.reshape(len(found), -1)
+            order = np.arange(values.size)
+        else:
+            values, places, *tokens = found[:, : self.total]
+            order = places.argsort()  # as the host would find them
+            rows, columns = np.divmod(places, log_probs.shape[1])
+            rows = rows - best.first
+        values = np.ascontiguousarray(values).view(f"f{values.itemsize}")
+        order = order[values.take(order) > layer.floor]
+        named = tokens[0].take(order) if tokens else columns.take(order)
+        if listed:
+            named = names.numpy().take(named)  # type: ignore[union-attr]
+        return Picked(values.take(order), named.astype(np.int64), rows.take(order))
+
+    def best(
+        self,
+        log_probs: Float[Tensor, "frontier columns"],
+        above: Float[Tensor, " frontier"],
+        names: Int[Tensor, "frontier columns"] | Int[Tensor, " columns"] | None = None,
+    ) -> Int[Tensor, "parts *children"]:
+        """Return the children of a layer in one tensor, for one read: path values as bits, columns, tokens if named.
+
+        Per node: a row for each node. Else they are the best of all, the best first, and a place counts through the
+        columns row after row. There are as many whatever the values are, so a graph may hold this.
+        """
+        vocab = log_probs.shape[1]
         if self.per_node is not None:
-            best, columns = log_probs.topk(min(self.per_node, vocab))
-            values, rows = best + above, torch.arange(width, device=columns.device)[:, None].expand_as(columns)
+            values, places = log_probs.topk(min(self.per_node, vocab))
+            values = values + above[:, None]
+            columns = places
         else:
             assert self.total is not None
-            values, flat = (log_probs + above).flatten().topk(min(self.total, log_probs.numel()))
-            columns, rows = flat % vocab, flat // vocab
-        tokens = columns if names is None else names[columns] if names.ndim == 1 else names[rows, columns]
-        found_values, found_tokens, found_columns, found_rows = fetch(values, tokens, columns, rows)
-        # Below a node the greatest first; of a layer, in the order in which the host would find them.
-        order = np.arange(values.numel()) if self.total is None else np.lexsort((found_columns, found_rows))
-        order = order[found_values.take(order) > layer.floor]
-        return Picked(found_values.take(order), found_tokens.take(order), found_rows.take(order))
+            values, places = (log_probs + above[:, None]).flatten().topk(min(self.total, log_probs.numel()))
+            columns = places % vocab if names is not None and names.ndim == 1 else places
+        values = values.to(torch.promote_types(values.dtype, torch.float32))
+        bits = torch.int32 if values.dtype == torch.float32 else torch.int64
+        parts = [values.view(bits), places.to(bits)]
+        if names is not None:
+            whole = names.ndim == 2 and self.per_node is not None
+            tokens = names.gather(1, columns) if whole else names.flatten()[columns]
+            parts.append(tokens.to(bits))
+        return torch.stack(parts)
+
+    @property
+    def rounded(self) -> "TopK":
+        """The same for as many children or more: one for many, as each is a graph of its own."""
+        if self.per_node is not None:
+            return TopK(per_node=max(16, 1 << (self.per_node - 1).bit_length()))
+        assert self.total is not None
+        return TopK(total=max(64, 1 << (self.total - 1).bit_length()))
 
 
 _LEAST = float(np.finfo(np.float32).min) / 2  # above -inf, which nobody is to pick

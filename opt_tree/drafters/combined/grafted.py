@@ -10,7 +10,7 @@ import numpy as np
 from jaxtyping import Float
 from torch import Tensor
 
-from opt_tree.core.children import Few, Reduced
+from opt_tree.core.children import Few, Picking, Reduced
 from opt_tree.core.continuations import Continuations
 from opt_tree.core.pool import Frontier
 from opt_tree.core.step import Outcome
@@ -51,16 +51,16 @@ class Grafted(DrafterAround):
         self._begin(context)
         return self.drafter.root(context)
 
-    def root_laws(self, context: list[int], scale: float = 1.0) -> Laws:
+    def root_laws(self, context: list[int], picking: Picking = Picking()) -> Laws:
         self._begin(context)
-        return self.drafter.root_laws(context, scale)
+        return self.drafter.root_laws(context, picking)
 
     def expand(self, frontier: Frontier) -> Float[Tensor, "frontier vocab"] | Few | Reduced:
         return self._looked_up(frontier) or self.drafter.expand(frontier)
 
-    def expand_laws(self, frontier: Frontier, scale: float = 1.0) -> Laws:
+    def expand_laws(self, frontier: Frontier, picking: Picking = Picking()) -> Laws:
         few = self._looked_up(frontier)
-        return self.drafter.expand_laws(frontier, scale) if few is None else normalised(few, scale)
+        return self.drafter.expand_laws(frontier, picking) if few is None else normalised(few, picking.scale)
 
     def continuations(self, context: list[int]) -> Continuations | None:
         return Continuations(lambda tail, depth: self.table.law(tail), self.table.order, self.depth)

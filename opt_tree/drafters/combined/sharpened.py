@@ -11,7 +11,7 @@ from typing import Any
 from jaxtyping import Float
 from torch import Tensor
 
-from opt_tree.core.children import Few, Reduced
+from opt_tree.core.children import Few, Picking, Reduced
 from opt_tree.core.errors import require
 from opt_tree.core.pool import Frontier
 from opt_tree.core.target import Laws
@@ -41,11 +41,11 @@ class Sharpened(DrafterAround):
     def expand(self, frontier: Frontier) -> Float[Tensor, "frontier vocab"] | Reduced:
         return self._sharpen(self.drafter.expand(frontier))
 
-    def root_laws(self, context: list[int], scale: float = 1.0) -> Laws:
-        return self.drafter.root_laws(context, scale / self.temperature)
+    def root_laws(self, context: list[int], picking: Picking = Picking()) -> Laws:
+        return self.drafter.root_laws(context, picking._replace(scale=picking.scale / self.temperature))
 
-    def expand_laws(self, frontier: Frontier, scale: float = 1.0) -> Laws:
-        return self.drafter.expand_laws(frontier, scale / self.temperature)
+    def expand_laws(self, frontier: Frontier, picking: Picking = Picking()) -> Laws:
+        return self.drafter.expand_laws(frontier, picking._replace(scale=picking.scale / self.temperature))
 
     def _sharpen(self, scores: Float[Tensor, "rows vocab"] | Few | Reduced) -> Float[Tensor, "rows vocab"] | Reduced:
         if isinstance(scores, Reduced):

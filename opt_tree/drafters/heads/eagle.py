@@ -15,7 +15,7 @@ from opt_tree.core.children import Reduced
 from opt_tree.core.errors import one_line, require
 from opt_tree.core.pool import Frontier
 from opt_tree.core.step import Outcome
-from opt_tree.core.target import Laws, Output, shared
+from opt_tree.core.target import Output, shared
 from opt_tree.drafters.base import OfModel
 from opt_tree.drafters.draft_vocabulary import take_vocabulary, trimmed_further
 from opt_tree.drafters.heads.eagle_head import EagleHead, HeadedEagle, rows_of
@@ -78,6 +78,8 @@ class EagleDrafter(OfModel):
         """How many tokens the head embeds, and how many the target has."""
         self._tokens = None if tokens is None else tokens.to(self.lm.device)
         """The draft vocabulary; None: all tokens of the head."""
+        self._names = None if tokens is None else tokens.cpu()
+        """The same where children are read."""
         self._ready: Tensor = torch.zeros(0)
         """The head's inputs for tokens whose pair is not in its cache yet, from the target's features."""
         self._first = 1
@@ -126,7 +128,7 @@ class EagleDrafter(OfModel):
     def root(self, context: list[int]) -> Float[Tensor, "1 vocab"] | Reduced:
         """Run the pairs that the last step completed, with the target's features."""
         tokens = self._embeddable(context[self._first + self.lm.length :])
-        output = self.lm.append(tokens, features=self._ready, scale=self._scale)
+        output = self.lm.append(tokens, features=self._ready, picking=self._picking)
         self._ready = self._ready[:0]
         states = output.features[LAST]
         if self._drafted.dtype != states.dtype or self._drafted.shape[1] != states.shape[1]:
@@ -138,7 +140,7 @@ class EagleDrafter(OfModel):
     def expand(self, frontier: Frontier) -> Float[Tensor, "frontier vocab"] | Reduced:
         tokens, parents, depths, visible = frontier
         states, behind = self._drafted, self.lm.length - 1
-        output = self.lm.run(Wanted(tokens, depths, visible, states, None, self._scale, behind, parents))
+        output = self.lm.run(Wanted(tokens, depths, visible, states, None, self._picking, behind, parents))
         self._draft(output.features[LAST])
         return self._scores(output)
 
@@ -173,8 +175,7 @@ class EagleDrafter(OfModel):
             # Tokens that only the target knows (a padded vocabulary) have no embedding here: never propose them.
             answer = output.logits if self._vocab == self._whole else output.logits[:, : self._vocab]
         if output.laws is not None:
-            log_probs, _, peaks = output.laws
-            self._said = answer, Laws(log_probs, self._tokens, peaks)
+            self._said = answer, output.laws._replace(tokens=self._names)
         return answer
 
     def _columns(self) -> str:

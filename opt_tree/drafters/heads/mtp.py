@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from opt_tree.core.children import Reduced
+from opt_tree.core.children import Picking, Reduced
 from opt_tree.core.pool import Frontier
 from opt_tree.core.step import Outcome
 from opt_tree.core.target import Output
@@ -49,11 +49,13 @@ class _Deeper:
         """Take what the layer above made of the next committed tokens; copied, as it lives until the next forward."""
         self.ready = torch.cat([self.ready.to(states), states])
 
-    def run(self, text: list[int], nodes: Frontier, above: Float[Tensor, "rows hidden"], scale: float | None) -> Output:
+    def run(
+        self, text: list[int], nodes: Frontier, above: Float[Tensor, "rows hidden"], picking: Picking | None
+    ) -> Output:
         """Run the committed tokens that are missing, and all nodes of this step, which read rows of `above`."""
         left = self._catch_up(text)
         inputs = torch.cat([self.ready[:left], above])
-        output = self._forward(text[len(text) - left :], nodes, inputs, scale)
+        output = self._forward(text[len(text) - left :], nodes, inputs, picking)
         states = output.features[LAST]
         root = states[left - 1 : left] if left else states.new_zeros(1, states.shape[1])
         self.made = torch.cat([root, states[left:]])
@@ -61,9 +63,9 @@ class _Deeper:
         self.fresh = left
         return output
 
-    def run_on(self, nodes: Frontier, scale: float | None) -> Output:
+    def run_on(self, nodes: Frontier, picking: Picking | None) -> Output:
         """Run more nodes, which read what this layer made of their parents."""
-        output = self._forward([], nodes, self.made, scale)
+        output = self._forward([], nodes, self.made, picking)
         self.made = torch.cat([self.made, output.features[LAST]])
         return output
 
@@ -81,7 +83,7 @@ class _Deeper:
         if self.below is not None:
             self.below.take(states)
 
-    def _forward(self, text: list[int], nodes: Frontier, inputs: Tensor, scale: float | None) -> Output:
+    def _forward(self, text: list[int], nodes: Frontier, inputs: Tensor, picking: Picking | None) -> Output:
         """Run tokens of the text and nodes behind them; `inputs` are those of the tokens, then what nodes choose of."""
         left, behind = len(text), self.fresh + len(text)
         seen = np.pad(nodes.visible, ((left, 0), (behind, 0)), constant_values=True)
@@ -89,7 +91,7 @@ class _Deeper:
         tokens = np.concatenate([np.array(text, dtype=np.int64), nodes.tokens])
         positions = np.concatenate([np.arange(left), nodes.depths + (behind - 1)])
         taken = np.concatenate([np.arange(left), nodes.parents + left])
-        return self.lm.run(Wanted(tokens, positions, seen, inputs, None, scale, self.lm.length, taken))
+        return self.lm.run(Wanted(tokens, positions, seen, inputs, None, picking, self.lm.length, taken))
 
     def commit(self) -> None:
         """Keep the committed tokens, drop the nodes."""
@@ -143,12 +145,12 @@ class MtpDrafter(EagleDrafter):
         self._layers.append(frontier)
         depth = len(self._layers)
         if depth > len(self._deeper):
-            output = self._deeper[-1].run_on(frontier, self._scale)
+            output = self._deeper[-1].run_on(frontier, self._picking)
         else:
             each, above = self._deeper[depth - 1], self._drafted[:1] if depth == 1 else self._deeper[depth - 2].made
             if not len(each.ready):  # the prompt is too short for this layer
                 return torch.full((len(frontier.tokens), self._whole), -torch.inf, device=self.lm.device)
-            output = each.run(self._text, self._all(), above, self._scale)
+            output = each.run(self._text, self._all(), above, self._picking)
         return self._scores(_last(output, len(frontier.tokens)))
 
     def _all(self) -> Frontier:
@@ -171,8 +173,7 @@ def _last(output: Output, rows: int) -> Output:
     """The last rows of what a forward says."""
     laws = output.laws
     if laws is not None:
-        peaks = None if laws.peaks is None else laws.peaks[-rows:]
-        laws = laws._replace(log_probs=laws.log_probs[-rows:], peaks=peaks)
+        laws = laws.some(slice(len(output.logits) - rows, None))
     return Output(output.logits[-rows:], {}, laws)
 
 

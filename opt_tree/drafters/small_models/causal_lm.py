@@ -42,12 +42,12 @@ class CausalLMDrafter(OfModel):
 
     def root(self, context: list[int]) -> Float[Tensor, "1 vocab"] | Reduced:
         """Catch up with the context; between steps that is the target's own token and at most one accepted one."""
-        return self._scores(self.lm.append(self._known(context[self.lm.length :]), scale=self._scale))
+        return self._scores(self.lm.append(self._known(context[self.lm.length :]), picking=self._picking))
 
     def expand(self, frontier: Frontier) -> Float[Tensor, "frontier vocab"] | Reduced:
         tokens, _, depths, visible = frontier
         # Depth 1 follows the root, which is the last committed row here.
-        wanted = Wanted(tokens, depths, visible, scale=self._scale, behind=self.lm.length - 1)
+        wanted = Wanted(tokens, depths, visible, picking=self._picking, behind=self.lm.length - 1)
         return self._scores(self.lm.run(wanted))
 
     def observe(self, outcome: Outcome) -> None:

@@ -36,7 +36,8 @@ class TrimmedDrafter(CausalLMDrafter):
             raise ValueError(f"the output layer of {lm.name} is a {type(output).__name__}, which cannot be trimmed")
         if not len(tokens) or tokens.min() < 0 or tokens.max() >= self.vocab:
             raise ValueError(f"a draft vocabulary of tokens {tokens.tolist()[:3]}..., of which there are {self.vocab}")
-        self.tokens, self._whole = tokens.sort().values.to(lm.device), vocab or lm.vocab
+        self._names, self._whole = tokens.sort().values.cpu(), vocab or lm.vocab
+        self.tokens = self._names.to(lm.device)
         lm.model.set_output_embeddings(rows_of(output, self.tokens))
         lm.renew()  # the whole output layer is given back
         lm.columns = len(tokens)
@@ -44,7 +45,7 @@ class TrimmedDrafter(CausalLMDrafter):
     def _scores(self, output: Output) -> Reduced:
         answer = Reduced(output.logits, self.tokens, self._whole)
         if output.laws is not None:
-            self._said = answer, output.laws._replace(tokens=self.tokens)
+            self._said = answer, output.laws._replace(tokens=self._names)
         return answer
 
     def describe(self) -> str:

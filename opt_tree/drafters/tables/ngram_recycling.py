@@ -4,7 +4,7 @@ Owns the table of `NGramRecycling` and how its entries become probabilities (`Ca
 """
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import islice
 from math import exp
 from pathlib import Path
@@ -18,7 +18,7 @@ from opt_tree.core.continuations import Tail
 from opt_tree.core.probabilities import log_probs_of
 from opt_tree.core.step import Outcome
 from opt_tree.core.target import Output
-from opt_tree.core.tree import fetch
+from opt_tree.core.tree import fetch_later
 from opt_tree.drafters.registry import DrafterOptions, register
 from opt_tree.drafters.tables.file_format import Table, check_tokens, expect, load_table, save_table
 from opt_tree.drafters.tables.lookup import Lookup, Tails
@@ -69,6 +69,8 @@ class NGramRecycling(Lookup):
         if k < 1 or capacity < 1:
             raise ValueError(f"at least one token of at least one run must be remembered, got {k} of {capacity}")
         self.k, self.capacity, self.keep, self.learns = k, capacity, keep, keep
+        self._coming: Callable[[], list[np.ndarray]] | None = None
+        """The candidates of the tree that was scored last, on their way to the host."""
         self.calibration = tuple(Calibration(*map(float, row)) for row in calibration)
         self.clear()
 
@@ -87,7 +89,7 @@ class NGramRecycling(Lookup):
     def reset(self, prompt: list[int], output: Output | None) -> None:
         if not self.keep:
             self.clear()
-        self._tail = ()
+        self._tail, self._coming = (), None
         if output is not None:
             self._learn(self._advance(prompt[:-1]), output.logits)
         self._advance(prompt[-1:])
@@ -100,6 +102,9 @@ class NGramRecycling(Lookup):
         self._tail = tuple(prompt[:kept][-self.order :])
         self._learn(self._advance(prompt[kept:-1]), output.logits)
         self._advance(prompt[-1:])
+
+    def scored(self, output: Output) -> None:
+        self._coming = self._named(output.logits)
 
     def observe(self, outcome: Outcome) -> None:
         assert outcome.logits is not None
@@ -170,11 +175,15 @@ class NGramRecycling(Lookup):
         return tails
 
     def _learn(self, tails: list[Tail], logits: Float[Tensor, "rows vocab"]) -> None:
-        log_probs, tokens = fetch(*best_tokens(log_probs_of(logits), self.k))
+        coming, self._coming = self._coming or self._named(logits), None
+        log_probs, tokens = coming()
         for tail, row in zip(tails, zip(tokens.tolist(), log_probs.tolist(), strict=True), strict=True):
             learnt = dict(zip(*row, strict=True))
             for start in range(len(tail)):
                 self._remember(tail[start:], learnt)
+
+    def _named(self, logits: Float[Tensor, "rows vocab"]) -> Callable[[], list[np.ndarray]]:
+        return fetch_later(*best_tokens(log_probs_of(logits), self.k))
 
     def _remember(self, run: Tail, row: dict[int, float]) -> None:
         """Note the row of a run. One that is known keeps its age; where there is no room, the oldest ones go."""

@@ -3,7 +3,7 @@
 Owns the paper's table, by the last token; `ngram_recycling` keeps more of each row, and by more tokens.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from torch import Tensor
 from opt_tree.core.continuations import Tail
 from opt_tree.core.step import Outcome
 from opt_tree.core.target import Output
-from opt_tree.core.tree import fetch
+from opt_tree.core.tree import fetch_later
 from opt_tree.drafters.registry import DrafterOptions, register
 from opt_tree.drafters.tables.file_format import Table, check_tokens, expect, load_table, save_table
 from opt_tree.drafters.tables.lookup import Lookup
@@ -69,6 +69,8 @@ class TokenRecycling(Lookup):
         if not rates or min(rates) < 0 or sum(rates) > 1:
             raise ValueError(f"the rates of the ranks are 0 or more each and at most 1 together, got {tuple(rates)}")
         self.vocab, self.keep, self.learns = vocab, keep, keep
+        self._coming: Callable[[], list[np.ndarray]] | None = None
+        """The candidates of the tree that was scored last, on their way to the host."""
         self._rates = np.array(rates, dtype=np.float64)
         self.clear()
 
@@ -82,6 +84,7 @@ class TokenRecycling(Lookup):
     def reset(self, prompt: list[int], output: Output | None) -> None:
         if not self.keep:
             self.clear()
+        self._coming = None
         if output is not None:
             self._learn(np.array(prompt[:-1]), output.logits)
 
@@ -91,6 +94,9 @@ class TokenRecycling(Lookup):
     def resume(self, prompt: list[int], kept: int, output: Output) -> None:
         """Learn from what is new; what the turns before have taught stays, also where `keep` is off."""
         self._learn(np.array(prompt[kept:-1]), output.logits)
+
+    def scored(self, output: Output) -> None:
+        self._coming = self._named(output.logits)
 
     def observe(self, outcome: Outcome) -> None:
         assert outcome.logits is not None
@@ -105,8 +111,12 @@ class TokenRecycling(Lookup):
         self._now = None
 
     def _learn(self, tokens: Int[np.ndarray, " rows"], logits: Float[Tensor, "rows vocab"]) -> None:
-        (best,) = fetch(best_tokens(logits, self.table.shape[1])[1])
+        coming, self._coming = self._coming or self._named(logits), None
+        (best,) = coming()
         self.table[tokens, : best.shape[1]] = best  # of a token's rows the last one stays
+
+    def _named(self, logits: Float[Tensor, "rows vocab"]) -> Callable[[], list[np.ndarray]]:
+        return fetch_later(best_tokens(logits, self.table.shape[1])[1])
 
     def law(self, tail: Tail) -> dict[int, float]:
         if self._now is None:
