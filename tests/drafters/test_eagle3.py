@@ -1,5 +1,6 @@
 """EAGLE-3 heads and reduced vocabularies: the law against a head without a cache, both layouts, what is refused."""
 
+import copy
 import json
 from pathlib import Path
 from typing import Any
@@ -63,7 +64,8 @@ def tiny_head3(target: CausalLM, columns: int = len(KNOWN), seed: int = 3, **cha
 def law_without_a_cache(head: Eagle3Head, target: CausalLM, context: list[int], path: list[int]) -> Tensor:
     """Log-probabilities over the draft vocabulary behind the context and a drafted path, everything recomputed."""
     w, c = head.state_dict(), head.config
-    states = target.model.model(torch.tensor([context]), output_hidden_states=True, use_cache=False).hidden_states
+    model = copy.deepcopy(target.model.model)  # transformers hooks into what it asks for hidden states
+    states = model(torch.tensor([context]), output_hidden_states=True, use_cache=False).hidden_states
 
     def normed(x: Tensor, name: str) -> Tensor:
         y = x.float() * torch.rsqrt(x.float().pow(2).mean(-1, keepdim=True) + c.rms_norm_eps)

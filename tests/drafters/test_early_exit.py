@@ -1,5 +1,6 @@
 """Early exit: drafted in the target's own cache. Its laws, its texts, which rows run, the files, what is refused."""
 
+import copy
 import json
 
 import numpy as np
@@ -86,7 +87,8 @@ class Witness(DrafterAround):
 @torch.no_grad()
 def naive_law(layer, model, text):
     """All layers over all tokens: no cache, no mask, no tree."""
-    states = model.base_model(torch.tensor([text]), use_cache=False, output_hidden_states=True).hidden_states
+    hooked = copy.deepcopy(model.base_model)  # transformers hooks into what it asks for hidden states
+    states = hooked(torch.tensor([text]), use_cache=False, output_hidden_states=True).hidden_states
     hidden = layer.hidden(states[layer.depth], torch.arange(len(text))[None])
     return model.get_output_embeddings()(hidden)[0, -1].log_softmax(-1)
 

@@ -1,5 +1,7 @@
 """The wrapper around a model: padding is exact, prefill may be cut, outputs live until the next forward."""
 
+import copy
+
 import numpy as np
 import pytest
 import torch
@@ -147,7 +149,10 @@ def test_features_of_a_layer_are_what_it_puts_out(architecture):
     lm, context = CausalLM(tiny(architecture)), prompt(20)
     layers = tuple(range(lm.model.config.num_hidden_layers - 1))  # transformers norms what the last one puts out
     with torch.no_grad():
-        states = lm.model(torch.tensor([context]), use_cache=False, output_hidden_states=True).hidden_states
+        # A copy: transformers hooks into what it asks for hidden states.
+        states = copy.deepcopy(lm.model)(
+            torch.tensor([context]), use_cache=False, output_hidden_states=True
+        ).hidden_states
     lm.watch(layers)
     lm.watch((-1,))
     features = lm.append(context).features

@@ -230,7 +230,7 @@ def test_costs_are_measured_on_the_device(tmp_path, monkeypatch):
     assert measured.generate(prompt(20), 8).tokens == decoder("cpu", "draft").generate(prompt(20), 8).tokens
 
 
-SMALL = ["--dtype", "float32", "--draft-dtype", "float32", "--nodes", "8", "--threshold", "0.2"]
+SMALL = ["--dtype", "float32", "--nodes", "8", "--threshold", "0.2"]
 
 
 @pytest.mark.parametrize("kind", [DemoOptions, EagleDemoOptions])
@@ -238,7 +238,18 @@ def test_demos_write_what_they_write_on_the_cpu(kind, monkeypatch, capsys):
     """By every method that they compare, transformers' among them."""
     kept = []
     monkeypatch.setattr(demo, "interleave", lambda *args: kept.append(interleave(*args)) or kept[-1])
-    words = [*SMALL, "--prompt", "Why is the sky blue?", "--max-new-tokens", "6", "--rounds", "1", "--eager"]
+    words = [
+        *SMALL,
+        "--draft-dtype",
+        "float32",
+        "--prompt",
+        "Why is the sky blue?",
+        "--max-new-tokens",
+        "6",
+        "--rounds",
+        "1",
+        "--eager",
+    ]
     for device in ("cpu", "cuda"):
         assert demo.main([*words, "--device", device], kind) == 0, capsys.readouterr().err
     texts = [[timings.texts(method) for method in sorted(timings.runs)] for timings in kept]
