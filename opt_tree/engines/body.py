@@ -142,7 +142,9 @@ class Body(nn.Module):
         keys = (next(iter(mask.values())) if isinstance(mask, dict) else mask).shape[-1]
         inputs = model_inputs(self.model, ints, mask, more.get("features"))
         logits, states = compute_batch(self.model, inputs, Rows(kv, ints[2], keys), self.layers)
-        laws = grouped_log_probs(logits, more["scale"][:, None, None], self.columns) if self.columns else ()
+        laws: tuple[Tensor, ...] = ()
+        if self.columns:
+            laws = grouped_log_probs(logits, more["scale"][:, None, None], self.columns)
         picked = () if self.picked_by is None else (self.picked_by.best(laws[0][0], more["above"][0])[None],)
         return (logits, *(states[layer] for layer in self.layers), *laws, *picked)
 

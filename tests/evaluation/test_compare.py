@@ -135,7 +135,7 @@ def test_the_invalid_is_listed_once_and_not_run(
     assert kept == {(*pair, temperature) for pair in valid for temperature in (0.7, 1.0)} and len(run) == 6
     printed = capsys.readouterr().out.splitlines()
     assert [line for line in printed if line.startswith("refused: ")] == [refused["question_id"]]
-    exact = {"k_seq", "khisti", "match", "multi_round", "naive", "traversal"}
+    exact = {"k_seq", "khisti", "match", "multi_round", "multipath_block", "naive", "traversal"}
     assert {frozenset(r["figures"]["block_efficiency"]) for r in run} == {frozenset(exact), frozenset({"match"})}
     assert (
         command(folder, tmp_path / "b.jsonl", "--policies", "opt", "--verifiers", "block", "--temperatures", "1") == 2
@@ -259,7 +259,7 @@ def test_expectation_is_what_happens_where_nothing_is_random() -> None:
     decoder = Decoder(TableTarget(target, 3), TableDrafter(hashed_laws(5, 3)), policy, watch)
     steps = decoder.generate([1, 2], 24, Sampling(1.0)).steps
     values = watch.take()
-    assert set(values) == {"k_seq", "khisti", "match", "multi_round", "naive", "traversal"}
+    assert set(values) == {"k_seq", "khisti", "match", "multi_round", "multipath_block", "naive", "traversal"}
     for name, expected in values.items():
         assert expected == pytest.approx([len(step.tokens) for step in steps], abs=1e-4), name
     assert len({len(step.tokens) for step in steps}) > 1 and watch.take()["match"] == []
