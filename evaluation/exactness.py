@@ -30,7 +30,7 @@ from opt_tree import CausalLM, Pair, Sampling
 
 ASKED = ("base_model_path", "temperature", "conv_template", "system_message", "questions_sha256", "history_sha256")
 """Settings that change what is asked, or the distribution it is answered from; the others: rounding or length."""
-ROUNDING = ("target_dtype", "inflate", "device")
+ROUNDING = ("target_dtype", "weights", "inflate", "device")
 
 
 def read_tokens(path: str) -> AnswerSet:
@@ -106,11 +106,14 @@ def judge(explainer: Explainer, a: AnswerSet, b: AnswerSet, difference: Differen
         ended = "a" if pair[0] is None else "b"
         why = "; ".join(apart) or f"{ended} ended after {position} tokens with no setting that says so"
         return Divergence(position, pair, "different settings" if apart else "defect", why)
+    apart = settings_apart(a, b, ROUNDING)
+    if any(run.settings.get("weights") for run in (a, b)):  # no logits tell: those of full weights are others
+        why = "; ".join(apart) or "the same quantised target, in the same arithmetic"
+        return Divergence(position, pair, "different settings" if apart else "defect", why)
     seed = seed_of(a.settings.get("seed", 0), difference.question, difference.choice, difference.turn)
     sampling = Sampling(temperature if temperature > 1e-5 else 0.0)
     found = explainer.explain(difference.prompts[0], *difference.answers, sampling, seed)
     assert found is not None
-    apart = settings_apart(a, b, ROUNDING)
     if found.verdict == "rounding tie" and not apart and _both_canonical(a, b):
         return replace(found, verdict="defect", reason="both runs are canonical, where nothing rounds otherwise")
     if found.verdict == "defect" and apart:
@@ -142,6 +145,8 @@ def load_target(a: AnswerSet, b: AnswerSet, arguments: argparse.Namespace) -> Pa
     device = arguments.device or ("cuda" if torch.cuda.is_available() else "cpu")
     canonical, compiled = (bool(arguments.certify and a.settings.get(key)) for key in ("canonical", "engine"))
     own = {"canonical": canonical, "no_exact": not canonical, "compile": compiled}
+    if arguments.certify:
+        own["weights"] = a.settings.get("weights")
     if compiled:  # the same package as the answers', which watches what the drafter reads
         own |= {key: a.settings[key] for key in (*PUBLISHED, "drafter") if a.settings.get(key)}
     options = Models(base_model_path=path, dtype=dtype, device=device, inflate=inflated, **own)

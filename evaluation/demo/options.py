@@ -19,9 +19,6 @@ from opt_tree.policies.registry import make_policy
 # The best trees for the embedded models on one CPU core, not the paper's: there a node costs more than on a GPU. Below
 # one forward of a model the layers are a table's, which cost no forward: they are worth drafting for less.
 ALONE, ABOVE_A_TABLE = OptTree(12, 0.45, 10), OptTree(6, 0.1, 10)
-TREES = {name: OptTree(known.nodes, known.threshold, 10) for name, known in KNOWN.items()}
-
-
 BESIDE = ("eagle2", "binary", "chain")
 
 
@@ -65,7 +62,7 @@ class Options(Models):
 
     def default_drafter(self) -> str:
         """As for every command; ValueError for a model that brings no drafter."""
-        if self.base_model_path not in ("demo", *TREES):
+        if self.base_model_path not in ("demo", *KNOWN):
             raise ValueError(f"no drafter named for {self.base_model_path}: give --drafter")
         return super().default_drafter()
 
@@ -74,12 +71,13 @@ class Options(Models):
 
         The paper's are meant for a GPU; on a CPU they can be slower than no tree at all.
         """
-        chosen = self.base_model_path in ("demo", *TREES) or (self.nodes, self.threshold) != (None, None)
+        chosen = self.base_model_path in ("demo", *KNOWN) or (self.nodes, self.threshold) != (None, None)
         return self.nodes == AUTO or (device == "cpu" and not chosen)
 
     def policy(self) -> OptTree:
         """The tree: the demo's own for a known model, else the paper's; numbers that were named replace its own."""
-        default = TREES.get(self.base_model_path, OptTree())
+        known = KNOWN.get(self.base_model_path)
+        default = OptTree(*known.tree(self.weights), 10) if known else OptTree()
         if self.base_model_path == "demo":
             default = ABOVE_A_TABLE if self.drafter == self.embedded else ALONE
         named = {name: getattr(self, name) for name in ("nodes", "threshold", "max_depth")}

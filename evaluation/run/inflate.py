@@ -37,7 +37,9 @@ from opt_tree.core.step import Outcome
 from opt_tree.core.target import Output
 from opt_tree.decoding.pair import Pair
 from opt_tree.drafters import Drafter, DrafterAround, EagleDrafter, Sharpened
+from opt_tree.engines.quantised import quantise
 from opt_tree.models.causal_lm import CausalLM
+from opt_tree.models.quantised_layers import count_of
 
 _ROWS_AT_ONCE = 8192
 _STD = 0.02
@@ -111,16 +113,21 @@ def inflate(model: PreTrainedModel, spec: str, seed: int = 0) -> LlamaForCausalL
     return large
 
 
-def inflate_pair(pair: Pair, spec: str, seed: int = 0, large: PreTrainedModel | None = None) -> Pair:
+def inflate_pair(
+    pair: Pair, spec: str, seed: int = 0, large: PreTrainedModel | None = None, weights: str | None = None
+) -> Pair:
     """Return the pair with its target inflated, and the drafter as it was; an EAGLE head gets the small features.
 
     `large`: what became of the same target, with the same shape and seed, in another pair; the two then share its
-    weights. The small target is not kept: `pair` should not be used any more where memory counts.
+    weights. `weights`: the bits that the large one's are quantised to. The small target is not kept: `pair` should not
+    be used any more where memory counts.
     """
     small = pair.target.model
     if large is None:
         large = inflate(small, spec, seed)
         large.config.inflation_rounding = _rounding(small, large, seed)
+        if weights is not None:
+            quantise(large, weights)
     target = CausalLM(large, getattr(pair.target, "buckets", None))
     drafter = pair.drafter
     if drafter.features:
@@ -323,5 +330,5 @@ def _heads(small: Any, large: Any) -> tuple[list[tuple[int, int]], list[tuple[in
 
 
 def _millions(model: nn.Module) -> str:
-    count = sum(parameter.numel() for parameter in {id(p): p for p in model.parameters()}.values())
+    count = count_of(model)
     return f"{count / 1e9:.2f}B" if count >= 1e9 else f"{count / 1e6:.1f}M" if count >= 1e5 else f"{count} parameters"

@@ -25,6 +25,7 @@ from opt_tree.drafters.registry import DrafterOptions, load_drafter
 from opt_tree.models.canonical import make_exact
 from opt_tree.models.checkpoints import as_dtype, check_same_tokenizer, load_causal_lm, load_tokenizer
 from opt_tree.models.named import resolve
+from opt_tree.models.quantised_layers import weights_of
 
 
 def load(options: Models, device: str, bare: bool = False, draft_dtype: str | None = None) -> Pair:
@@ -86,6 +87,7 @@ def load_assistant(options: Models, path: str | None, pair: Pair, draft_dtype: s
 
 def _load_pair(options: Models, device: str, draft_dtype: str | None = None, **more: Any) -> Pair:
     given = {"dtype": options.dtype, "draft_dtype": draft_dtype or _draft_dtype(options, device)}
+    given["weights"] = None if options.inflate else options.weights
     given |= {"drafter": options.drafter, "device": device, "exact": False} | more  # it may be inflated first
     return load_pair(options.base_model_path, **given)
 
@@ -97,14 +99,14 @@ def _draft_dtype(options: Models, device: str) -> str:
 
 def _load_alone(options: Models, device: str, **more: Any) -> Pair:
     path = resolve(options.base_model_path, "target")
-    target = load_causal_lm(path, options.dtype, device, **more)
+    target = load_causal_lm(path, options.dtype, device, weights=None if options.inflate else options.weights, **more)
     return Pair(target, load_tokenizer(path), model_drafter(target))
 
 
 def _ready(pair: Pair, options: Models, large: PreTrainedModel | None = None, draft_dtype: str | None = None) -> Pair:
     """The pair inflated and compiled, where that is asked for."""
     if options.inflate:
-        pair = inflate_pair(pair, options.inflate, large=large)
+        pair = inflate_pair(pair, options.inflate, large=large, weights=options.weights)
     if options.unpacked:
         pair.pack(False)
     if options.canonical:
@@ -161,7 +163,15 @@ def resolved(pair: Pair) -> dict[str, Any]:
     dtype = str(pair.target.dtype).removeprefix("torch.")
     engine = {} if pair.target.engine.name == "eager" else {"engine": pair.target.engine.name}
     canonical = {"canonical": True} if pair.target.canonical else {}
-    return engine | canonical | {"target_dtype": dtype, "draft_dtype": None, "sharpening": None} | pair.drafter.settings
+    weights = weights_of(pair.target.model)
+    quantised = {"weights": weights} if weights else {}
+    return (
+        engine
+        | canonical
+        | quantised
+        | {"target_dtype": dtype, "draft_dtype": None, "sharpening": None}
+        | pair.drafter.settings
+    )
 
 
 @dataclass(frozen=True)

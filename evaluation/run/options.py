@@ -11,6 +11,7 @@ from evaluation.run.inflate import parse_shape
 from opt_tree import OptTree, Sampling
 from opt_tree.controllers.registry import CONTROLLERS, parse_controller
 from opt_tree.drafters.registry import KINDS, parse_spec
+from opt_tree.engines.quantised import BITS
 from opt_tree.models.checkpoints import require_device
 from opt_tree.models.named import KNOWN, drafter_of
 from opt_tree.policies.base import MOST_NODES
@@ -88,6 +89,11 @@ class Models(Machine):
     ea_model_path: str | None = option(None, "an EAGLE head that drafts: --drafter eagle:PATH")
     dtype: str = option(
         "auto", "of the target: auto, float32, bfloat16, float16; on an accelerator also of an independent drafter"
+    )
+    weights: str | None = option(
+        None,
+        "of the target and of a draft model, on a CPU: int8 or int4; by default as --dtype says",
+        choices=tuple(BITS),
     )
     compile: bool = option(
         False, "compile the models' forwards for this CPU: once, in minutes, kept in the user's cache"

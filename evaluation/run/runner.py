@@ -26,11 +26,12 @@ from evaluation.run.processes import DRAFTING, Processes, Work, place, relaunch
 from evaluation.timing import Method, environment, schedule
 from opt_tree import Pair
 from opt_tree.core.errors import out_of_memory
+from opt_tree.models.quantised_layers import count_of
 
 PLACE = {
     *("bench_name", "question_file", "data_dir", "fetch", "question_begin", "question_end", "limit", "history"),
     *("answer_file", "overwrite", "baseline", "json"),
-    *("device", "threads", "dtype", "compile", "unpacked", "canonical", "no_exact"),
+    *("device", "threads", "dtype", "weights", "compile", "unpacked", "canonical", "no_exact"),
     *("num_gpus_per_model", "num_gpus_total", "max_gpu_memory"),
 }
 """Options that say where, or which part, or are settings under another name: they change no answer themselves."""
@@ -93,7 +94,7 @@ def describe_session(options: Options, questions: QuestionSet, pair: Pair, proce
         "options": options.as_dict(),
         "questions": str(questions.path),
         "target": describe(pair.target.model, pair.drafter)
-        or f"{pair.target.name}, {pair.target.model.num_parameters() / 1e6:.1f}M parameters",
+        or f"{pair.target.name}, {count_of(pair.target.model) / 1e6:.1f}M parameters",
         "processes": processes.size,
         "environment": environment(pair.target.device),
     }

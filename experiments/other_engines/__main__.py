@@ -23,8 +23,10 @@ from evaluation.timing import processor
 from experiments.other_engines.engines import Settings, bf16_gguf
 from experiments.other_engines.measuring import Measured, Run, measure
 from experiments.other_engines.registry import BASE, GROUPS, REFERENCE, parse_drafter, peers_of
+from experiments.other_engines.texts import KINDS, repeated
 from opt_tree.core.stopping import Stop
 from opt_tree.drafters.registry import parse_spec
+from opt_tree.engines.quantised import BITS
 from opt_tree.models.checkpoints import as_dtype, load_tokenizer
 from opt_tree.models.named import KNOWN, drafters_of, resolve
 
@@ -42,6 +44,8 @@ class Options:
         aliases=["--drafter"],
     )
     peers: str = option(",".join(GROUPS), "comma list of groups of peers")
+    texts: str = option("chat", "comma list: chat is --bench-name; repeated is made of spec_bench and humaneval")
+    weights: str = option("full,int8,int4", "comma list: what opt_tree's weights have; full is --dtype")
     cores: str = option("1,2", "comma list: how many cores, one measurement each")
     eager: bool = option(False, "leave out opt_tree with compiled forwards, which are made once, in minutes")
     dtype: str = option("auto", "of transformers and opt_tree")
@@ -60,6 +64,10 @@ class Options:
         at_least(self, limit=1, max_new_tokens=1)
         if unknown := set(self.groups) - set(GROUPS):
             raise ValueError(f"--peers {', '.join(sorted(unknown))}: there are {', '.join(GROUPS)}")
+        if unknown := set(self.texts.split(",")) - set(KINDS):
+            raise ValueError(f"--texts {', '.join(sorted(unknown))}: there are {', '.join(KINDS)}")
+        if unknown := set(self.weights.split(",")) - {"full", *BITS}:
+            raise ValueError(f"--weights {', '.join(sorted(unknown))}: there are full, {', '.join(BITS)}")
         for named in self.named_drafters:
             parse_spec(parse_drafter(named)[0])
         there = len(os.sched_getaffinity(0))
@@ -78,10 +86,13 @@ class Options:
         return self.drafters.split(",") if self.drafters else drafters_of(self.base_model_path) or ["ngram"]
 
     @property
-    def tree(self) -> dict[str, float]:
-        """What OPT-Tree grows where a drafter does not say it."""
+    def trees(self) -> dict[str | None, dict[str, float]]:
+        """What OPT-Tree grows where a drafter does not say it, for each kind of weights that is asked for."""
         known = KNOWN.get(self.base_model_path)
-        return {"nodes": known.nodes, "threshold": known.threshold} if known else {}
+        kinds = [None if kind == "full" else kind for kind in self.weights.split(",")]
+        return {
+            kind: dict(zip(("nodes", "threshold"), known.tree(kind), strict=True)) if known else {} for kind in kinds
+        }
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -98,8 +109,11 @@ def run(options: Options) -> int:
     ends = tokenizer.eos_token_id
     stops = frozenset() if ends is None else frozenset([ends])
     prompter = Prompter(tokenizer, Stop(stops))
-    prompts = [prompter.encode(question.turns[:1], []) for question in chosen]
-    context = max(map(len, prompts)) + options.max_new_tokens + 64
+    asked = {"chat": [question.turns[0] for question in chosen]}
+    if "repeated" in options.texts:
+        asked["repeated"] = repeated(options.limit, options.data_dir, options.fetch)
+    prompts = {kind: [prompter.encode([one], []) for one in asked[kind]] for kind in options.texts.split(",")}
+    context = max(len(one) for some in prompts.values() for one in some) + options.max_new_tokens + 64
     dtype = str(as_dtype(options.dtype, "cpu")).removeprefix("torch.")
     common = Settings(
         folder,
@@ -109,21 +123,23 @@ def run(options: Options) -> int:
         dtype,
         _gguf_of(options, folder),
         assistant=options.assistant or "",
-        tree=options.tree,
     )
     output = Path(options.output)
     output.write_text("")
-    run = Run(prompts, options.max_new_tokens, stops, options.timeout, output)
     measured = []
     with _bf16(common.gguf, options.groups) as bf16:
         for count in whole_numbers(options.cores):
             cores = sorted(os.sched_getaffinity(0))[:count]
-            peers = peers_of(replace(common, threads=count), bf16, options.named_drafters, options.groups)
+            peers = peers_of(
+                replace(common, threads=count), bf16, options.named_drafters, options.groups, options.trees
+            )
             peers = [peer for peer in peers if not (options.eager and peer.settings.compile)]
-            measured += measure(peers, cores, run)
+            for kind, some in prompts.items():
+                run = Run(some, options.max_new_tokens, stops, options.timeout, output, kind)
+                measured += measure(peers, cores, run)
     found = figures(measured)
     load = f", load {os.getloadavg()[0]:.1f}"
-    print(f"{options.base_model_path}, {dtype}; {len(prompts)} prompts of {questions.name}, at most "
+    print(f"{options.base_model_path}, {dtype}; {options.limit} prompts of each kind, at most "
           f"{options.max_new_tokens} tokens each; {processor()}{load}")  # fmt: skip
     print(lay_out(found), f"answers in {output}", sep="\n")
     print_json(options.json, {"options": asdict(options), "machine": processor(), "peers": found})
@@ -157,10 +173,10 @@ def figures(measured: Sequence[Measured]) -> list[dict[str, Any]]:
     """The figures of each peer; `equal` counts the texts that are those of float32 greedy decoding."""
     found = []
     for one in measured:
-        line: dict[str, Any] = {"peer": one.name, "cores": one.cores, "failed": one.failed}
+        where = {"cores": one.cores, "texts": one.texts}
+        line: dict[str, Any] = {"peer": one.name, "weights": one.weights, **where, "failed": one.failed}
         if one.answers:
-            base = _of(measured, BASE, one.cores)
-            reference = _of(measured, REFERENCE, one.cores)
+            base, reference = (_beside(one, measured, name) for name in (BASE, REFERENCE))
             line |= {
                 "tokens_per_second": _rate(one),
                 "times_transformers": _rate(one) / _rate(base) if base else None,
@@ -175,8 +191,10 @@ def figures(measured: Sequence[Measured]) -> list[dict[str, Any]]:
     return found
 
 
-def _of(measured: Sequence[Measured], name: str, cores: int) -> Measured | None:
-    return next((one for one in measured if (one.name, one.cores) == (name, cores) and one.answers), None)
+def _beside(one: Measured, measured: Sequence[Measured], name: str) -> Measured | None:
+    """What a peer of this name did on the same cores and texts."""
+    place = (name, one.cores, one.texts)
+    return next((each for each in measured if (each.name, each.cores, each.texts) == place and each.answers), None)
 
 
 def _rate(one: Measured) -> float:
@@ -193,7 +211,9 @@ def lay_out(found: Sequence[dict[str, Any]]) -> str:
     ran = [line for line in found if not line["failed"]]
     rows = [
         {
+            "texts": line["texts"],
             "peer": line["peer"],
+            "weights": line["weights"],
             "cores": line["cores"],
             "tokens/s": f"{line['tokens_per_second']:.1f}",
             "x transformers": None if line["times_transformers"] is None else f"{line['times_transformers']:.2f}",
@@ -202,7 +222,7 @@ def lay_out(found: Sequence[dict[str, Any]]) -> str:
             "peak MB": f"{line['peak_mb']:.0f}",
             "float32's text": "" if line["equal"] is None else f"{line['equal']}/{line['answers']}",
         }
-        for line in sorted(ran, key=lambda line: (line["cores"], -line["tokens_per_second"]))
+        for line in sorted(ran, key=lambda line: (line["cores"], line["texts"], -line["tokens_per_second"]))
     ]
     out = [f"{line['peer']}, {line['cores']} cores: left out, {line['failed']}" for line in found if line["failed"]]
     return "\n".join([table(rows), "", *out]).rstrip()

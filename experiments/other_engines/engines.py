@@ -32,6 +32,8 @@ class Settings:
     drafter: str = ""
     tree: dict[str, Any] = field(default_factory=dict)
     compile: bool = False
+    weights: str | None = None
+    """What opt_tree quantises the weights to; None: they have the dtype."""
 
 
 @dataclass
@@ -94,8 +96,9 @@ def opt_tree(settings: Settings) -> Answer:
     from opt_tree.decoding.presets import plain
 
     torch.set_num_threads(settings.threads)
+    how: dict[str, Any] = {"compile": settings.compile, "weights": settings.weights}
     # Plain decoding asks no drafter; the one that is named needs no files.
-    pair = load_pair(settings.folder, settings.drafter or "ngram", dtype=settings.dtype, compile=settings.compile)
+    pair = load_pair(settings.folder, settings.drafter or "ngram", dtype=settings.dtype, **how)
     tree = OptTree(**settings.tree) if settings.tree else OptTree()
     decoder = Decoder(pair.target, pair.drafter, tree) if settings.drafter else plain(pair.target)
     stop = Stop(frozenset(settings.stops))
@@ -133,6 +136,26 @@ def llama_cpp(settings: Settings) -> Answer:
         asked = {"prompt": prompt, "n_predict": limit, "temperature": 0.0, "stream": True, "cache_prompt": False}
         server.handle_completions(asked, take)
         return tokenizer.encode("".join(texts), add_special_tokens=False)  # it tells no tokens
+
+    return answer
+
+
+def llama_cpp_built_here(settings: Settings) -> Answer:
+    """llama.cpp in the build of llama-cpp-python, which its compiler made for this CPU."""
+    import llama_cpp
+
+    threads = {"n_threads": settings.threads, "n_threads_batch": settings.threads}
+    model = llama_cpp.Llama(settings.gguf, n_ctx=settings.context, verbose=False, **threads)
+
+    def answer(prompt: list[int], limit: int, clock: Clock) -> Sequence[int]:
+        tokens: list[int] = []
+        model.reset()  # else it keeps what two prompts begin with
+        for token in model.generate(prompt, temp=0.0, repeat_penalty=1.0):
+            clock.mark()
+            tokens.append(token)
+            if token in settings.stops or len(tokens) == limit:
+                break
+        return tokens
 
     return answer
 
@@ -188,6 +211,7 @@ ENGINES: dict[str, Callable[[Settings], Answer]] = {
     "transformers": transformers,
     "opt_tree": opt_tree,
     "xllamacpp": llama_cpp,
+    "llama_cpp": llama_cpp_built_here,
     "openvino_genai": openvino,
 }
 """Every engine by the module that it needs."""

@@ -90,6 +90,8 @@ class Run:
     stops: frozenset[int]
     timeout: float
     output: Path
+    texts: str = "chat"
+    """Of what kind the prompts are."""
 
 
 @dataclass
@@ -98,6 +100,8 @@ class Measured:
 
     name: str
     cores: int
+    texts: str = "chat"
+    weights: str = ""
     load_seconds: float | None = None
     answers: list[dict[str, Any]] = field(default_factory=list)
     """By prompt: `tokens` without the stop token, `seconds`, `first_seconds`, `peak_mb`."""
@@ -106,7 +110,7 @@ class Measured:
 
 def measure(peers: Sequence[Peer], cores: list[int], run: Run) -> list[Measured]:
     """Start the peers on these cores, put every prompt to each of them in turn, and write the answers down."""
-    found = {peer.name: Measured(peer.name, len(cores)) for peer in peers}
+    found = {peer.name: Measured(peer.name, len(cores), run.texts, peer.weights) for peer in peers}
     running: dict[str, Process] = {}
     shown = {"leave": False, "mininterval": 0.1 if sys.stderr.isatty() else 30.0}  # a log gets two lines a minute
     try:
@@ -144,7 +148,8 @@ def _ask(measured: Measured, running: dict[str, Process], index: int, run: Run) 
     end = next((i for i, token in enumerate(answer["tokens"]) if token in run.stops), len(answer["tokens"]))
     answer["tokens"] = answer["tokens"][: min(end, run.limit)]
     measured.answers.append(answer)
-    line = {"peer": measured.name, "cores": measured.cores, "prompt": index, "load_seconds": measured.load_seconds}
+    where = {"cores": measured.cores, "texts": measured.texts}
+    line = {"peer": measured.name, **where, "prompt": index, "load_seconds": measured.load_seconds}
     with run.output.open("a", encoding="utf-8") as file:
         file.write(json.dumps(line | answer) + "\n")
     return None

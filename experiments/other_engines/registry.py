@@ -1,6 +1,6 @@
 """The peers: which engine each is, how it is set, and what it needs."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 
@@ -8,7 +8,13 @@ from experiments.other_engines.engines import Settings
 
 REFERENCE, BASE = "transformers-float32", "transformers"
 """Whose text is compared with, and whose speed."""
-_INSTALL = {"xllamacpp": "xllamacpp", "openvino_genai": "openvino-genai"}
+_INSTALL = {
+    "xllamacpp": "xllamacpp",
+    "llama_cpp": "llama-cpp-python --no-binary llama-cpp-python, which builds llama.cpp for this CPU",
+    "openvino_genai": "openvino-genai",
+}
+Trees = Mapping[str | None, dict[str, float]]
+"""What OPT-Tree grows where a drafter does not say it, by what the weights are quantised to."""
 GROUPS = ("transformers", "llama.cpp", "openvino", "opt_tree")
 """What --peers takes: a peer belongs to the group that its name begins with."""
 
@@ -20,6 +26,8 @@ class Peer:
     name: str
     engine: str
     settings: Settings
+    weights: str = "bfloat16"
+    """In what form it has them, for a reader."""
 
     @property
     def missing(self) -> str | None:
@@ -31,41 +39,46 @@ class Peer:
         return None
 
 
-def peers_of(settings: Settings, bf16: str, drafters: Sequence[str], groups: Sequence[str]) -> list[Peer]:
+def peers_of(settings: Settings, bf16: str, drafters: Sequence[str], groups: Sequence[str], trees: Trees) -> list[Peer]:
     """Every peer of the groups, with the reference first whatever is asked for.
 
     `settings` has the model's files and what all have in common; `bf16` is its GGUF file in bfloat16, or empty.
-    `drafters`: "SPEC" or "SPEC@NODES/THRESHOLD".
+    `drafters`: "SPEC" or "SPEC@NODES/THRESHOLD". `trees`: those of each kind of weights that
+    opt_tree has, None for the dtype.
     """
-    reference = Peer(REFERENCE, "transformers", replace(settings, dtype="float32"))
-    found = [*_foreign(settings, bf16), *_own(settings, drafters)]
+    reference = Peer(REFERENCE, "transformers", replace(settings, dtype="float32"), "float32")
+    found = [*_foreign(settings, bf16), *_own(settings, drafters, trees)]
     return [reference, *(peer for peer in found if any(peer.name.startswith(group) for group in groups))]
 
 
 def _foreign(settings: Settings, bf16: str) -> Iterator[Peer]:
     look = replace(settings, lookup=True, assistant="")
-    yield Peer(BASE, "transformers", replace(settings, assistant=""))
-    yield Peer("transformers, prompt lookup", "transformers", look)
+    dtype, few = settings.dtype, "the GGUF file's"
+    yield Peer(BASE, "transformers", replace(settings, assistant=""), dtype)
+    yield Peer("transformers, prompt lookup", "transformers", look, dtype)
     if settings.assistant:
-        yield Peer("transformers, assisted", "transformers", settings)
-    yield Peer("llama.cpp", "xllamacpp", settings)
-    yield Peer("llama.cpp, lookup", "xllamacpp", look)
+        yield Peer("transformers, assisted", "transformers", settings, dtype)
+    yield Peer("llama.cpp", "xllamacpp", settings, few)
+    yield Peer("llama.cpp, lookup", "xllamacpp", look, few)
     yield Peer("llama.cpp bf16", "xllamacpp", replace(settings, gguf=bf16))
     yield Peer("llama.cpp bf16, lookup", "xllamacpp", replace(look, gguf=bf16))
-    yield Peer("openvino", "openvino_genai", settings)
-    yield Peer("openvino, prompt lookup", "openvino_genai", look)
+    yield Peer("llama.cpp, built here", "llama_cpp", settings, few)
+    yield Peer("openvino", "openvino_genai", settings, few)
+    yield Peer("openvino, prompt lookup", "openvino_genai", look, few)
 
 
-def _own(settings: Settings, drafters: Sequence[str]) -> Iterator[Peer]:
-    for compiled in (False, True):
-        how = replace(settings, compile=compiled)
-        end = ", compiled" if compiled else ""
-        yield Peer(f"opt_tree plain{end}", "opt_tree", how)
-        for named in drafters:
-            spec, tree = parse_drafter(named)
-            tree = tree or settings.tree
-            name = f"{spec}@{tree['nodes']}/{tree['threshold']}" if tree else spec
-            yield Peer(f"opt_tree {name}{end}", "opt_tree", replace(how, drafter=spec, tree=tree))
+def _own(settings: Settings, drafters: Sequence[str], trees: Trees) -> Iterator[Peer]:
+    for kind, usual in trees.items():
+        said = kind or settings.dtype
+        for compiled in (False, True) if kind is None else (True,):
+            how = replace(settings, compile=compiled, weights=kind)
+            end = f"{f', {kind}' if kind else ''}{', compiled' if compiled else ''}"
+            yield Peer(f"opt_tree plain{end}", "opt_tree", how, said)
+            for named in drafters:
+                spec, tree = parse_drafter(named)
+                tree = tree or usual
+                name = f"{spec}@{tree['nodes']}/{tree['threshold']}" if tree else spec
+                yield Peer(f"opt_tree {name}{end}", "opt_tree", replace(how, drafter=spec, tree=tree), said)
 
 
 def parse_drafter(named: str) -> tuple[str, dict[str, float]]:

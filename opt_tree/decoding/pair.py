@@ -144,6 +144,7 @@ def load_pair(
     drafter: str | None = None,
     eagle: str | None = None,
     *,
+    weights: str | None = None,
     dtype: str | torch.dtype = "auto",
     draft_dtype: str | torch.dtype = "auto",
     device: str | None = None,
@@ -158,14 +159,14 @@ def load_pair(
 
     `target`: a folder, a .gguf file, a Hub id, "demo", or a name that `python -m opt_tree.models` lists ("smollm2"),
     which is fetched and converted once. `drafter`: `lm:PATH`, `eagle:PATH`, ...; a bare path is a draft model's.
-    `eagle=PATH` is short for `drafter="eagle:PATH"`. With nothing named, what belongs to the target is taken. A
-    temperature that calibration stored beside the drafter sharpens it at temperature 0, unless `bare`.
+    `eagle=PATH`: short for `drafter="eagle:PATH"`. With nothing named, what belongs to the target is taken. `bare`:
+    without the temperature that calibration stored beside the drafter, which sharpens it at temperature 0.
     dtype "auto", on a CPU that multiplies bfloat16 (avx512_bf16, amx): the target is bfloat16 and an independent
-    drafter float32. On another CPU it is float32, on an accelerator the checkpoint's own.
-    `compile`: on a CPU, makes packages of both models' forwards, once, or takes those that are there, 2 to 3 times
-    faster. On CUDA it captures graphs (see `Pair.compile`; a draft dtype of "auto" may become bfloat16).
-    `exact`: in bfloat16 on a CPU, too, a tree changes no text, where the target can be canonical; else a warning and
-    `target.not_canonical` say why. `canonical`: in float32, too, and NotCanonicalError where that cannot be.
+    drafter float32. On another CPU it is float32, on an accelerator the checkpoint's own. `weights`: "int8" or "int4",
+    of the target and of an independent drafter, on a CPU. `compile`: on a CPU, makes packages of both models' forwards,
+    once, or takes those that are there. On CUDA it captures graphs (`Pair.compile`; "auto" may become bfloat16).
+    `exact`: in bfloat16 and quantised, too, a tree changes no text on a CPU, if the target can be canonical; else a
+    warning and `target.not_canonical` say why. `canonical`: in float32, too, and NotCanonicalError if it cannot be.
     `model_options` go to transformers (`device_map=`, `quantization_config=`, ...).
     """
     target = _named(target, drafter, eagle, buckets)
@@ -173,11 +174,11 @@ def load_pair(
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     require_device(device)
     folder = resolve(target, "target")
-    lm = load_causal_lm(folder, dtype, device, buckets, **model_options)
+    lm = load_causal_lm(folder, dtype, device, buckets, weights, **model_options)
     if canonical or exact:
         (make_canonical if canonical else make_exact)(lm)
     tokenizer = load_tokenizer(folder)
-    options = DrafterOptions(tokenizer, draft_dtype, device, buckets, bare)
+    options = DrafterOptions(tokenizer, draft_dtype, device, buckets, bare, weights)
     pair = Pair(lm, tokenizer, load_drafter(spec, lm, options))
     if compile:
         pair.compile(any_dtype=draft_dtype == "auto")

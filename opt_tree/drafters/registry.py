@@ -34,6 +34,8 @@ class DrafterOptions:
     buckets: Buckets | None = None
     bare: bool = False
     """Leave out the temperature that calibration stored beside the drafter."""
+    weights: str | None = None
+    """Of an independent model, on a CPU: "int8" or "int4"; None: as the dtype says."""
 
 
 class Spec(NamedTuple):

@@ -6,30 +6,23 @@ and checks it.
 """
 
 import importlib
-import os
-import shutil
-import subprocess
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any, cast
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from opt_tree.engines.package_cache import Package, package_of, processor
+from opt_tree.engines import kernels
 
 SOURCE = Path(__file__).with_name("canonical.cpp")
-OPTIONS = ("-O3", "-std=c++20", "-march=native", "-shared", "-fPIC", "-ffp-contract=off", "-fno-math-errno")
-"""Of the compiler. Nothing may be fused or reordered beyond what the source says."""
 DTYPES = (torch.bfloat16, torch.float32)
 ROWS = 64
 """Of each canonical forward on CUDA, where libraries choose their kernels by the number of rows."""
 
-_lock = threading.Lock()
 _here = threading.local()
 
 
@@ -48,40 +41,11 @@ def load_kernel(device: str = "cpu") -> None:
         except ImportError as error:
             raise NotCanonicalError(f"its attention kernel on CUDA is written in Triton: {error}") from error
         return
-    with _lock:
-        if hasattr(torch.ops.opt_tree, "canonical_attention"):
-            return
-        facts = {"source": SOURCE.read_text(), "options": OPTIONS, "torch": torch.__version__, "processor": processor()}
-        package = package_of(facts, "canonical.so")
-        try:
-            if package.about() is None:
-                with package.lock():
-                    if package.about() is None:  # another process may have built it meanwhile
-                        _build(package)
-            torch.ops.load_library(str(package.file))
-        except OSError as error:
-            raise NotCanonicalError(f"the canonical attention kernel does not load: {error}") from error
-        torch.library.register_fake("opt_tree::canonical_attention", _fake)
-
-
-def _build(package: Package) -> None:
-    """Compile the kernel, in five seconds."""
-    with TemporaryDirectory() as folder:
-        made = Path(folder) / package.file.name
-        built = subprocess.run(command(SOURCE, made), capture_output=True, text=True)
-        if built.returncode:
-            raise NotCanonicalError(f"its attention kernel does not build: {' '.join(built.stderr.split())[:300]}")
-        package.write(made, {})
-
-
-def command(source: Path, made: Path) -> list[str]:
-    """How a source is compiled against torch's stable interface. Raises NotCanonicalError without a C++ compiler."""
-    compiler = shutil.which(os.environ.get("CXX") or "g++")
-    if compiler is None:
-        raise NotCanonicalError("its attention kernel has to be built, and there is no C++ compiler ($CXX or g++)")
-    torch_folder = Path(torch.__file__).parent
-    libraries = [f"-L{torch_folder / 'lib'}", "-ltorch", "-ltorch_cpu", "-lc10"]
-    return [compiler, *OPTIONS, f"-I{torch_folder / 'include'}", str(source), *libraries, "-o", str(made)]
+    try:
+        if kernels.load(SOURCE, "canonical_attention"):
+            torch.library.register_fake("opt_tree::canonical_attention", _fake)
+    except kernels.KernelError as error:
+        raise NotCanonicalError(str(error)) from error
 
 
 def _fake(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scale: float) -> Tensor:

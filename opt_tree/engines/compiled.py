@@ -26,6 +26,8 @@ from opt_tree.engines.canonical import SOURCE
 from opt_tree.engines.eager import Eager
 from opt_tree.engines.kv_cache import LayerShape
 from opt_tree.engines.package_cache import Package, facts_of, package_of
+from opt_tree.engines.quantised import SOURCE as QUANTISED
+from opt_tree.engines.quantised import QuantisedLinear
 
 OPTIONS: dict[str, Any] = {"freezing": True, "cpp.enable_concat_linear": True}
 """Weights packed when the package is made, and projections of the same input in one product."""
@@ -37,6 +39,8 @@ TIMED: dict[str, Any] = {
 }
 """Beside these for drafters: each product by the library or by generated code, whichever is faster for a few rows. Most
 of a small drafter's are done before the library has found out what it is asked for; a target's are not."""
+APART = "aot_inductor.package_constants_in_so"
+"""Whether a package has the weights in it. Quantised ones stay where the model has them, in large pages."""
 LARGEST = 256
 """Rows of a forward above which eager is as good: its products dominate, and it computes the last row's logits only."""
 _ROWS, _PREFIX = 4, 40  # of the example that is traced, in each of two lanes
@@ -65,7 +69,7 @@ class Compiled(Engine):
         """
         self.eager, self.kinds, self.layers, self.columns = eager, kinds, eager.layers, columns
         self.canonical, self.packed = eager.packed.canonical, eager.packed.wanted
-        traced = Traced(kinds, tuple(sorted({-1, *eager.layers})), columns, self.canonical)
+        traced = Traced(kinds, tuple(sorted({-1, *eager.layers})), columns, self.canonical, bool(_shared(eager.model)))
         self.traced = traced.layers
         _check_model(eager.model)
         self._watched = self._places()
@@ -83,7 +87,7 @@ class Compiled(Engine):
         self.__dict__.update(state)
         self._views, self._version = [], -1
         try:
-            self._call = _load(self.package.file)
+            self._call = _load(self.package.file, _shared(self.eager.model))
         except RuntimeError as error:
             self._give_up(f"its compiled package is gone ({one_line(error)})")
 
@@ -168,16 +172,21 @@ class Traced(NamedTuple):
     layers: tuple[int, ...]
     columns: int
     canonical: bool = False
+    quantised: bool = False
 
     @property
     def options(self) -> dict[str, Any]:
         """What the compiler is told; a body with laws is a drafter's."""
+        if self.quantised:  # their products are operators, and there is nothing to pack
+            return {APART: False}
         return OPTIONS | TIMED if self.columns else OPTIONS
 
 
 def _facts(model: Any, traced: Traced) -> dict[str, Any]:
     epilogue = {"masks": traced.kinds, "layers": traced.layers, "columns": traced.columns}
     kernel = {"canonical": SOURCE.read_text()} if traced.canonical else {}
+    if traced.quantised:
+        kernel["quantised"] = QUANTISED.read_text()
     return facts_of(model) | epilogue | kernel | {"options": traced.options, "format": 4}
 
 
@@ -191,7 +200,7 @@ def _load_or_make(package: Package, eager: Eager, traced: Traced, make: bool) ->
                 if package.about() is None:  # another process may have made it meanwhile
                     _make(package, eager, traced)
         try:
-            return _load(package.file)
+            return _load(package.file, _shared(eager.model))
         except RuntimeError as error:
             package.remove()
             if attempt or not make:
@@ -199,14 +208,34 @@ def _load_or_make(package: Package, eager: Eager, traced: Traced, make: bool) ->
     raise AssertionError("not reached")
 
 
-def _load(file: Path) -> Callable[[list[Tensor]], list[Tensor]]:
-    """Return a package's call, from a flat list of tensors to another.
+def _shared(model: Any) -> dict[str, Tensor]:
+    """The tensors that a package takes from its model instead of having them: all, where all weights are quantised."""
+    body = Body(model)
+    kinds = [type(module) for module in body.modules()]
+    if QuantisedLinear not in kinds or nn.Linear in kinds:
+        return {}
+    named = [*body.named_parameters(remove_duplicate=False), *body.named_buffers(remove_duplicate=False)]
+    return {name: tensor.detach() for name, tensor in named}
+
+
+def _load(file: Path, shared: dict[str, Tensor]) -> Callable[[list[Tensor]], list[Tensor]]:
+    """Return a package's call, from a flat list of tensors to another; weights that are `shared` are not copied.
 
     `aoti_load_package` wraps the same loader; but it asks the C++ compiler what the processor can do (half a minute
     where the answer is not cached; a package runs without a compiler), and reads the structure of the inputs from JSON
     again at every call.
     """
-    return torch._C._aoti.AOTIModelPackageLoader(str(file), "model", True, 1, -1).boxed_run  # type: ignore[attr-defined]
+    loader = torch._C._aoti.AOTIModelPackageLoader(str(file), "model", True, 1, -1)  # type: ignore[attr-defined]
+    if not shared:
+        return loader.boxed_run
+    given = {name: shared[name] for name in loader.get_constant_fqns() if name in shared}
+    loader.load_constants(given, False, False, True)
+
+    def call(inputs: list[Tensor]) -> list[Tensor]:
+        assert given, "they have to live as long as the package"
+        return loader.boxed_run(inputs)
+
+    return call
 
 
 def _make(package: Package, eager: Eager, traced: Traced) -> None:
@@ -221,7 +250,10 @@ def _make(package: Package, eager: Eager, traced: Traced) -> None:
                 body = Body(model, traced.layers, traced.columns)
                 program = export(body, example(model, cache.shapes, traced.kinds, traced.columns))
                 exported = time.perf_counter()
-                _compile(program, file, traced.options)
+                options = traced.options
+                if options.get(APART) is False and program.constants.keys() - _shared(model).keys():
+                    options[APART] = True  # numbers in the model's code
+                _compile(program, file, options)
         except Exception as error:  # whatever a model's code does that a graph cannot hold
             raise CompileError(one_line(error)) from error
         about = {

@@ -62,11 +62,12 @@ def make_canonical(lm: Any, on: bool = True) -> None:
 
 
 def make_exact(lm: Any) -> None:
-    """Make a target canonical where it can be, if it is in bfloat16 on a CPU: what `load_pair` does by itself.
+    """Make a target canonical where it can be, if it is in bfloat16 or quantised, on a CPU: what `load_pair` does.
 
     Where it cannot be, `lm.not_canonical` says why, and so does a warning.
     """
-    if lm.device.type != "cpu" or lm.dtype != torch.bfloat16:
+    coarse = lm.dtype == torch.bfloat16 or getattr(lm, "quantised", False)
+    if lm.device.type != "cpu" or not coarse:
         return
     try:
         make_canonical(lm)

@@ -12,6 +12,7 @@ from transformers import PreTrainedModel
 
 from opt_tree.core.errors import UnsupportedModelError, one_line
 from opt_tree.engines.delta_layers import delta_nets
+from opt_tree.models.quantised_layers import columns_of, count_of, weights_of
 
 Module = TypeVar("Module", bound=nn.Module)
 _RECURRENT = "one running state for the whole text, where siblings need one each and rejected rows cannot be taken out"
@@ -157,7 +158,7 @@ def logits_per_row(model: Any) -> int:
     """Return the number of logits a row, or refuse a model without an output layer."""
     if (output := model.get_output_embeddings()) is None:
         raise UnsupportedModelError(f"{type(model).__name__} has no output layer: is it an AutoModelForCausalLM?")
-    return output.weight.shape[0]
+    return columns_of(output)
 
 
 def context_limit(model: Any) -> tuple[int, str]:
@@ -201,8 +202,8 @@ def cast_weights(module: Module, device: torch.device, dtype: torch.dtype) -> Mo
 
 def size_of(module: nn.Module, dtype: torch.dtype | None = None) -> str:
     """Parameters and, where it is given, dtype, for a reader."""
-    count = f"{sum(weight.numel() for weight in module.parameters()) / 1e6:.1f} M parameters"
-    return count if dtype is None else f"{count}, {str(dtype).removeprefix('torch.')}"
+    said = [f"{count_of(module) / 1e6:.1f} M parameters", *([str(dtype).removeprefix("torch.")] if dtype else [])]
+    return ", ".join([*said, weights] if (weights := weights_of(module)) else said)
 
 
 _LATER = "its rows see later ones, so it is no decoder (an encoder? is_decoder=False in its config?)"

@@ -43,6 +43,7 @@ from opt_tree.models.capabilities import (
     rope_border,
     size_of,
 )
+from opt_tree.models.quantised_layers import weights_of
 from opt_tree.models.tensor_parallel import LedCache, ranks_of, tell
 
 _PREFILL_ROWS = 512
@@ -200,6 +201,11 @@ class CausalLM(Target):
     def canonical(self) -> bool:
         """Whether a token's logits are a function of the tokens before it alone; see `opt_tree.models.canonical`."""
         return self.eager.packed.canonical
+
+    @property
+    def quantised(self) -> bool:
+        """Whether some weights have eight or four bits. Rows are then rounded coarsely, in float32, too."""
+        return weights_of(self.model) is not None
 
     @property
     def fixed_rows(self) -> int | None:
@@ -592,7 +598,7 @@ def check_tree_mask(lm: CausalLM) -> None:
     finally:
         lm.reset()
         lm.work = Work()
-    share = 0.02 if lm.dtype in (torch.float32, torch.float64) else 0.3
+    share = 0.02 if lm.dtype in (torch.float32, torch.float64) and not lm.quantised else 0.3
     if not error <= share * yardstick:
         if known := cause(lm.model, ids, lm.device):
             raise UnsupportedModelError(f"{name} cannot score a tree: {known}")

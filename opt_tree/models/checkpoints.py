@@ -22,6 +22,8 @@ from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoTokeni
 from transformers.utils import cached_file
 
 from opt_tree.core.errors import one_line, out_of_memory, require
+from opt_tree.engines.kernels import KernelError
+from opt_tree.engines.quantised import check_weights, quantise
 from opt_tree.models.causal_lm import Buckets
 from opt_tree.models.chain_lm import AnyLM, wrap
 
@@ -43,7 +45,7 @@ def refused(what: str) -> Iterator[None]:
         yield
     except CheckpointError:
         raise
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, KernelError) as error:
         raise CheckpointError(f"{what}: {error}") from error
     except KeyError as error:  # transformers' for the name of an activation
         raise CheckpointError(f"{what}: {one_line(error)}") from error
@@ -58,13 +60,24 @@ def load_causal_lm(
     dtype: str | torch.dtype = "auto",
     device: str = "cpu",
     buckets: Buckets | None = None,
+    weights: str | None = None,
     **model_options: Any,
 ) -> AnyLM:
-    """Load any transformers causal LM and wrap it as what it can be (see `opt_tree.models.chain_lm.wrap`)."""
+    """Load any transformers causal LM and wrap it as what it can be (see `opt_tree.models.chain_lm.wrap`).
+
+    `weights`: "int8" or "int4", on a CPU; None: as the dtype says.
+    """
     if not model_options.keys() & {"device_map", "tp_plan", "distributed_config"}:
         model_options["device_map"] = device
     model_options.setdefault("attn_implementation", None)
-    return wrap(_load_whole(AutoModelForCausalLM, path, dtype=as_dtype(dtype, device), **model_options), buckets)
+    if weights is not None:
+        with refused(path):
+            check_weights(weights)
+    model = _load_whole(AutoModelForCausalLM, path, dtype=as_dtype(dtype, device), **model_options)
+    if weights is not None:
+        with refused(f"cannot quantise {path}"):
+            quantise(model, weights)
+    return wrap(model, buckets)
 
 
 def load_weights(path: str, dtype: torch.dtype) -> Any:

@@ -17,6 +17,7 @@ from transformers.cache_utils import Cache
 
 from opt_tree.core.errors import UnsupportedModelError
 from opt_tree.engines.kv_cache import KVCache
+from opt_tree.engines.quantised import QuantisedLinear
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -105,7 +106,7 @@ def whole(weight: Tensor) -> Tensor:
 
 def replicated(layer: Any) -> Any:
     """An output layer that any rank can call alone: the layer itself, or a whole copy of one that is spread."""
-    if whole(layer.weight) is layer.weight:
+    if isinstance(layer, QuantisedLinear) or whole(layer.weight) is layer.weight:
         return layer
     copied = nn.Linear(layer.weight.shape[1], layer.weight.shape[0], layer.bias is not None, device="meta")
     copied.weight = nn.Parameter(whole(layer.weight.detach()), requires_grad=False)

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from opt_tree.engines import canonical
+from opt_tree.engines import canonical, kernels
 from opt_tree.engines.canonical import attend, sums_one_otherwise
 
 Attend = Callable[[Tensor, Tensor, Tensor, Tensor, float], Tensor]
@@ -197,7 +197,7 @@ def built_otherwise(folder: Path, name: str, old: str, new: str, *options: str) 
     file.write_text(
         source.replace(old, new).replace("LIBRARY(opt_tree", f"LIBRARY({name}").replace("IMPL(opt_tree", f"IMPL({name}")
     )
-    subprocess.run([*canonical.command(file, made), *options], check=True)
+    subprocess.run([*kernels.command(file, made), *options], check=True)
     torch.ops.load_library(str(made))
     return getattr(torch.ops, name).canonical_attention.default
 

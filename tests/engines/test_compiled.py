@@ -173,8 +173,8 @@ def test_in_a_narrow_dtype_a_row_is_compared_as_a_whole():
 def test_a_body_that_is_wrong_for_several_lanes_is_not_used(fake, monkeypatch):
     good = aot._load
 
-    def off(file: Path) -> Callable[[list[Tensor]], list[Tensor]]:
-        call = good(file)
+    def off(file: Path, shared: dict[str, torch.Tensor]) -> Callable[[list[Tensor]], list[Tensor]]:
+        call = good(file, shared)
         return lambda flat: [output.flip(0) for output in call(flat)]
 
     monkeypatch.setattr(aot, "_load", off)
@@ -344,7 +344,7 @@ def test_a_damaged_package_is_made_again(fake):
 
 
 def test_a_package_that_does_not_load_is_made_again_once(fake, monkeypatch):
-    def refuse(file: Path) -> None:
+    def refuse(file: Path, shared: dict[str, torch.Tensor]) -> None:
         raise RuntimeError("bad library")
 
     monkeypatch.setattr(aot, "_load", refuse)
@@ -357,8 +357,8 @@ def test_a_package_that_does_not_load_is_made_again_once(fake, monkeypatch):
 def test_a_body_that_computes_something_else_is_not_used(fake, monkeypatch):
     good = aot._load
 
-    def off(file: Path) -> Callable[[list[Tensor]], list[Tensor]]:
-        call = good(file)
+    def off(file: Path, shared: dict[str, torch.Tensor]) -> Callable[[list[Tensor]], list[Tensor]]:
+        call = good(file, shared)
         return lambda flat: [1.01 * output for output in call(flat)]
 
     monkeypatch.setattr(aot, "_load", off)

@@ -7,7 +7,9 @@ import numpy as np
 import pytest
 from torch import Tensor
 
-from experiments import canonical_price, certificates, contested, hybrids, turns, vocabulary
+from evaluation.run import runner
+from evaluation.run.options import Options
+from experiments import canonical_price, certificates, contested, hybrids, linear_kernels, quantised, turns, vocabulary
 
 
 def test_the_turns_of_a_conversation(capsys: pytest.CaptureFixture) -> None:
@@ -100,3 +102,30 @@ def test_certificates_of_every_way(
     assert "is another run's" in capsys.readouterr().err
     assert certificates.main([*short, "--no-exact"]) == 2
     assert "not canonical" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("kernel", "quantised_kernel")
+def test_what_a_target_of_fewer_bits_costs_and_says(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    text, answers = tmp_path / "text.jsonl", tmp_path / "plain.jsonl"
+    text.write_text(json.dumps({"text": "The sky is blue because of the light. " * 80}))
+    ask = ["--bench-name", "demo", "--limit", "2", "--dtype", "bfloat16", "--max-new-tokens", "24", "--method", "none"]
+    assert runner.main("classic", Options, None, [*ask, "--output", str(answers)]) == 0
+    few = ["--rows", "1,3", "--rounds", "3", "--prefill", "20", "--windows", "1", "--limit", "2"]
+    assert quantised.main([*few, "--text", str(text), "--answers", str(answers), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert [line["weights"] for line in found["times"]] == ["bfloat16", "int8", "int4"]
+    assert all(line["3 rows, ms"] > 0 and line["3: times the limit"] > 0.5 for line in found["times"])
+    full, eight, four = found["quality"]
+    assert full["of bfloat16's tokens"] == 1 and full["tokens"] == eight["tokens"]
+    assert 0.7 < four["of bfloat16's tokens"] <= 1 and abs(eight["perplexity"] / full["perplexity"] - 1) < 0.05
+    assert quantised.main([*few, "--text", str(tmp_path / "absent")]) == 2
+    assert "no file at" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("quantised_kernel")
+def test_kernels_are_compared(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> None:
+    monkeypatch.setattr(linear_kernels, "SHAPES", {"smollm2": [(128, 64, 2)]})
+    monkeypatch.setattr(linear_kernels, "_COLD", 1e4)
+    assert linear_kernels.main(["--rows", "1,6", "--rounds", "1", "--json"]) == 0
+    lines = json.loads(capsys.readouterr().out.splitlines()[-1])["kernels"]
+    assert len(lines) == len(linear_kernels.KERNELS) and all(line["6 rows, ms"] > 0 for line in lines)

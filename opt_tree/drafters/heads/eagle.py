@@ -18,10 +18,11 @@ from opt_tree.core.step import Outcome
 from opt_tree.core.target import Output, shared
 from opt_tree.drafters.base import OfModel
 from opt_tree.drafters.draft_vocabulary import take_vocabulary, trimmed_further
-from opt_tree.drafters.heads.eagle_head import EagleHead, HeadedEagle, rows_of
+from opt_tree.drafters.heads.eagle_head import EagleHead, HeadedEagle
 from opt_tree.models.capabilities import cast_weights
 from opt_tree.models.causal_lm import Buckets, CausalLM, Wanted
 from opt_tree.models.checkpoints import CheckpointError, load_tensors, read_config, refused
+from opt_tree.models.quantised_layers import follow, home_of, rows_of
 from opt_tree.models.tensor_parallel import replicated, whole
 
 _ROOM = 64
@@ -69,6 +70,7 @@ class EagleDrafter(OfModel):
             raise ValueError(
                 f"wrong head for this target: the head has {config.vocab_size} tokens, {target.name} {target.vocab}"
             )
+        follow(model.base_model, model.get_output_embeddings())
         self.lm = CausalLM(model, buckets, probe=False)
         self.lm.watch((LAST,))
         self.lm.columns = config.vocab_size if tokens is None else len(tokens)
@@ -209,15 +211,15 @@ def load_eagle(
         lend_embeddings(tensors, target, config.vocab_size)
         head = EagleHead(config)
         head.load_published(tensors, "it")
-        output = target.model.get_output_embeddings().weight
-        cast_weights(head, output.device, target.dtype).eval().requires_grad_(False)
+        device, _ = home_of(target.model.get_output_embeddings())
+        cast_weights(head, device, target.dtype).eval().requires_grad_(False)
         return EagleDrafter(head, target, buckets, tokens)
 
 
 def read_by(target: CausalLM, states: Float[Tensor, "rows hidden"]) -> Float[Tensor, "rows vocab"]:
     """Return what the target's output layer says of some states."""
     output: Any = target.model.get_output_embeddings()
-    return output(states.to(output.weight.device, output.weight.dtype))
+    return output(states.to(*home_of(output)))
 
 
 def lend_embeddings(tensors: dict[str, Tensor], target: CausalLM, vocab: int) -> None:

@@ -21,12 +21,13 @@ from opt_tree.core.errors import one_line
 from opt_tree.drafters.base import Drafter
 from opt_tree.drafters.draft_vocabulary import take_vocabulary, trimmed_further
 from opt_tree.drafters.heads.eagle import EagleDrafter, lend_embeddings, load_eagle
-from opt_tree.drafters.heads.eagle_head import HeadedEagle, OneLayerHead, rows_of
+from opt_tree.drafters.heads.eagle_head import HeadedEagle, OneLayerHead
 from opt_tree.drafters.registry import DrafterOptions, feature_target, register
 from opt_tree.models.capabilities import cast_weights
 from opt_tree.models.causal_lm import Buckets, CausalLM
 from opt_tree.models.chain_lm import AnyLM
 from opt_tree.models.checkpoints import CheckpointError, load_named, load_tensors, read_config, refused
+from opt_tree.models.quantised_layers import rows_of
 from opt_tree.models.tensor_parallel import replicated
 
 ENTERED = "eagle_aux_hidden_state_layer_ids"

@@ -18,6 +18,7 @@ from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRotaryEmbedding
 
 from opt_tree.models.checkpoints import load_named
+from opt_tree.models.quantised_layers import home_of
 
 
 class OneLayerHead(nn.Module, ABC):
@@ -146,7 +147,7 @@ class HeadedEagle(nn.Module):
         output = self._output[0]
         kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
         read = self.base_model.read(hidden[:, kept])
-        logits = output(read.to(output.weight.device, output.weight.dtype))
+        logits = output(read.to(*home_of(output)))
         if self._cap:
             logits = torch.tanh(logits / self._cap) * self._cap
         return SimpleNamespace(logits=logits)
@@ -156,13 +157,3 @@ class HeadedEagle(nn.Module):
 
     def get_output_embeddings(self) -> nn.Module:
         return self._output[0]
-
-
-def rows_of(output: Any, tokens: Int[Tensor, " columns"]) -> nn.Linear:
-    """Return the output layer over some tokens only, its rows copied."""
-    index = tokens.to(output.weight.device)
-    rows = nn.Linear(output.weight.shape[1], len(tokens), output.bias is not None, device="meta")
-    rows.weight = nn.Parameter(output.weight.detach()[index], False)
-    if output.bias is not None:
-        rows.bias = nn.Parameter(output.bias.detach()[index], False)
-    return rows

@@ -25,6 +25,7 @@ from opt_tree.models.capabilities import size_of
 from opt_tree.models.causal_lm import Buckets, CausalLM
 from opt_tree.models.chain_lm import AnyLM
 from opt_tree.models.checkpoints import CheckpointError, load_named, load_tensors, read_own_config
+from opt_tree.models.quantised_layers import follow, plain_copy
 from opt_tree.models.split_target import Split, check_cut
 
 KIND = "opt_tree early exit"
@@ -43,8 +44,9 @@ class ExitLayer(nn.Module):
         check_cut(model, depth)
         body = model.base_model
         self.depth = depth
-        self.layer = copy.deepcopy(body.layers[-1])  # where training begins
-        self.layer.self_attn.layer_idx = 0  # its place in a cache of its own, which has this one layer
+        layer: Any = plain_copy(body.layers[-1])  # where training begins
+        layer.self_attn.layer_idx = 0  # its place in a cache of its own, which has this one layer
+        self.layer = layer
         self.config = copy.copy(body.config)
         self.config.num_hidden_layers = 1
         # In a list, so that the target's modules do not become submodules (they are not ours to move or to save).
@@ -185,7 +187,9 @@ def load_early_exit(path: str, target: CausalLM, buckets: Buckets | None = None)
     try:
         layer = ExitLayer(target.model, config["depth"])
         layer.load(load_tensors(path))
-        return EarlyExit(layer.to(target.device, target.dtype).eval().requires_grad_(False), target, buckets)
+        layer.to(target.device, target.dtype).eval().requires_grad_(False)
+        follow(layer, layer.get_output_embeddings())
+        return EarlyExit(layer, target, buckets)
     except (ValueError, KeyError) as error:  # UnsupportedModelError is a ValueError
         raise CheckpointError(f"cannot use {path}: {one_line(error)}") from error
 

@@ -24,6 +24,7 @@ from opt_tree.models.capabilities import size_of
 from opt_tree.models.causal_lm import CausalLM
 from opt_tree.models.chain_lm import AnyLM
 from opt_tree.models.checkpoints import CheckpointError, load_tensors, refused
+from opt_tree.models.quantised_layers import home_of
 
 
 class ResidualHeads(nn.Module):
@@ -80,7 +81,7 @@ class ResidualDrafter(OnePass):
             assert isinstance(first, Reduced)
             output: Any = self.eagle.lm.model.get_output_embeddings()
             with self.eagle.lm.eager.packed:
-                return torch.cat([first.scores, output(states.to(output.weight.dtype))])
+                return torch.cat([first.scores, output(states.to(*home_of(output)))])
         first = first.whole() if isinstance(first, Reduced) else first
         return torch.cat([first, read_by(self.target, states)[:, : first.shape[1]]])
 

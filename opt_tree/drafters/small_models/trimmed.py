@@ -7,19 +7,19 @@ worth it.
 
 import torch
 from jaxtyping import Int
-from torch import Tensor, nn
+from torch import Tensor
 
 from opt_tree.core.children import Reduced
 from opt_tree.core.target import Output
 from opt_tree.drafters.base import Drafter
 from opt_tree.drafters.draft_vocabulary import read_vocabulary
-from opt_tree.drafters.heads.eagle_head import rows_of
 from opt_tree.drafters.registry import DrafterOptions, register
 from opt_tree.drafters.small_models.causal_lm import CausalLMDrafter
 from opt_tree.drafters.small_models.chain_lm import model_drafter
 from opt_tree.models.causal_lm import CausalLM
 from opt_tree.models.chain_lm import AnyLM
 from opt_tree.models.checkpoints import check_finite, check_same_tokenizer, load_causal_lm, load_tokenizer, refused
+from opt_tree.models.quantised_layers import is_linear, rows_of
 
 
 class TrimmedDrafter(CausalLMDrafter):
@@ -32,7 +32,7 @@ class TrimmedDrafter(CausalLMDrafter):
     def __init__(self, lm: CausalLM, tokens: Int[Tensor, " columns"], vocab: int | None = None) -> None:
         super().__init__(lm, vocab)
         output = lm.model.get_output_embeddings()
-        if type(output) is not nn.Linear:
+        if not is_linear(output):
             raise ValueError(f"the output layer of {lm.name} is a {type(output).__name__}, which cannot be trimmed")
         if not len(tokens) or tokens.min() < 0 or tokens.max() >= self.vocab:
             raise ValueError(f"a draft vocabulary of tokens {tokens.tolist()[:3]}..., of which there are {self.vocab}")
@@ -59,7 +59,7 @@ def _load(path: str, target: AnyLM, options: DrafterOptions) -> Drafter:
     dtype = options.dtype
     if dtype == "auto" and torch.device(options.device).type == "cpu":
         dtype = torch.float32
-    lm = load_causal_lm(path, dtype, options.device, options.buckets)
+    lm = load_causal_lm(path, dtype, options.device, options.buckets, options.weights)
     check_finite(path, dict(lm.model.named_parameters()))
     tokens = read_vocabulary(path, lm.vocab)
     if tokens is None:

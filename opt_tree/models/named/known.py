@@ -42,6 +42,12 @@ class Known:
     threshold: float
     """The tree for it on a CPU core, compiled: drafted nodes, and the least gain that is worth another layer. A forward
     of seven rows costs more than one of six there."""
+    quantised: tuple[int, float]
+    """The same with weights of eight or four bits: rows cost products then, where they had cost memory."""
+
+    def tree(self, weights: str | None = None) -> tuple[int, float]:
+        """Nodes and threshold for weights as `load_pair` takes them."""
+        return (self.nodes, self.threshold) if weights is None else self.quantised
 
 
 KNOWN: dict[str, Known] = {
@@ -60,6 +66,7 @@ KNOWN: dict[str, Known] = {
         drafters=("graft:1:copy:eagle:smollm2+store:smollm2", "store:smollm2", "ngram"),
         nodes=5,
         threshold=0.12,
+        quantised=(3, 0.3),
     ),
 }
 """Every model by its name."""

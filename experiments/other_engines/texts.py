@@ -1,0 +1,35 @@
+"""The kinds of text that engines are compared on: chat, and text that the model repeats from its prompt.
+
+Repeated text is summaries and corrections of passages, and code that is written out again. Passages are Spec-Bench's
+for retrieval, code is HumanEval's: nothing here was trained or tuned on them.
+"""
+
+from collections.abc import Sequence
+
+from evaluation.questions.sets import Question, load_set
+
+KINDS = ("chat", "repeated")
+_ASKED = (
+    "Summarize this text in the words that it uses:\n\n{passage}",
+    "Correct the spelling and write the whole text again:\n\n{passage}",
+    "Write this Python function again, whole, with one comment more:\n\n```python\n{code}\n```",
+    "Write this text again, with 'many' instead of 'some':\n\n{passage}",
+)
+_WORDS = 120
+"""Of a passage, at most."""
+
+
+def repeated(number: int, data_dir: str | None, fetch: bool) -> list[str]:
+    """Prompts whose answers repeat them; each task in turn. Raises ValueError and OSError without the question sets."""
+    passages = [one for one in _questions("spec_bench", data_dir, fetch) if one.category == "rag"]
+    codes = _questions("humaneval", data_dir, fetch)
+    prompts = []
+    for place in range(number):
+        words = passages[place * len(passages) // number].turns[0].split()[:_WORDS]
+        code = codes[place * len(codes) // number].turns[0].split("\n", 1)[-1].strip()
+        prompts.append(_ASKED[place % len(_ASKED)].format(passage=" ".join(words), code=code))
+    return prompts
+
+
+def _questions(name: str, data_dir: str | None, fetch: bool) -> Sequence[Question]:
+    return load_set(name, None, data_dir, fetch).questions

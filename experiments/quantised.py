@@ -1,0 +1,201 @@
+"""What a target with weights of fewer bits costs and says: forwards beside what the machine allows, and its quality.
+
+    python -m experiments.quantised --base-model-path smollm2 --text corpus.jsonl.xz --answers plain.bf16.jsonl
+
+Times: one forward of so many rows behind 128 tokens, every kind of weights and engine in turn, medians; and a prefill.
+Their limit is the larger of two times: weights over the memory's bandwidth, products over the processor's peak. Both
+are given, as a loop of loads and a loop of dot-product instructions measure them.
+Quality: perplexity of text, and how often the most likely token is the one that bfloat16 chose in its own answers.
+"""
+
+import json
+import lzma
+import math
+import statistics
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from tqdm import trange
+
+from evaluation.answers.reading import AnswerSet
+from evaluation.command_line import Value, at_least, main_of, option, table, whole_numbers
+from evaluation.run.models import load
+from evaluation.run.options import Models
+from evaluation.timing import environment, in_turn
+from opt_tree import CausalLM, Pair
+
+KINDS = (None, "int8", "int4")
+_BEHIND = 128
+
+
+@dataclass(frozen=True)
+class Options(Models):
+    """The target, the forwards, the machine's limits, and what the quality is measured on."""
+
+    dtype: str = option("bfloat16", "of the target: bfloat16 or float32")
+    rows: str = option("1,6,8,16,61", "comma list: rows of the forwards that are timed")
+    prefill: int = option(500, "tokens of the prefill that is timed")
+    rounds: int = option(15, "forwards of each kind")
+    bandwidth: float = option(24.0, "of the memory to one core, in GB a second")
+    peak: float = option(116.0, "products of bfloat16 a second, in 10^9; of bytes there are twice as many")
+    text: str | None = option(None, "JSONL, or JSONL.xz, with a `text` a line: its perplexity")
+    answers: str | None = option(None, "an answer file of the bfloat16 target, by plain decoding")
+    windows: int = option(40, "pieces of the text of 512 tokens")
+    limit: int = option(40, "answers, spread over the file")
+    json: bool = option(False, "print the figures as one JSON line, too")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        at_least(self, rounds=3, prefill=2, windows=1, limit=1)
+        whole_numbers(self.rows)
+
+
+def pairs_of(options: Options, device: str) -> Iterator[tuple[dict[str, str], Pair]]:
+    """Every kind of weights, eager and, with --compile, compiled."""
+    for kind in KINDS:
+        for compiled in (False, True) if options.compile else (False,):
+            names = {"weights": kind or options.dtype, "forwards": "compiled" if compiled else "eager"}
+            yield names, load(replace(options, weights=kind, compile=compiled, drafter="ngram"), device)
+
+
+def limit_ms(lm: CausalLM, rows: int, options: Options) -> float:
+    """The least time of a forward of so many rows: its linear layers' alone."""
+    loaded = products = 0.0
+    few = False
+    output: Any = lm.model.get_output_embeddings()
+    for layer in {id(one): one for one in (*lm.model.modules(), output)}.values():
+        if hasattr(layer, "packed"):
+            few, size, count = True, layer.packed.numel(), layer.in_features * layer.out_features
+        elif isinstance(layer, torch.nn.Linear):
+            size, count = layer.weight.numel() * layer.weight.element_size(), layer.weight.numel()
+        else:
+            continue
+        loaded, products = loaded + size, products + count
+    peak = options.peak * (2 if few else 1)
+    return max(loaded / options.bandwidth, rows * products / peak) / 1e6
+
+
+@torch.inference_mode()
+def forward_ms(lm: CausalLM, rows: int) -> float:
+    """Time one forward behind the context; its rows are dropped again."""
+    tokens, positions = np.arange(rows) % lm.vocab, np.full(rows, lm.length)
+    begin = time.perf_counter()
+    lm.extend(tokens, positions, np.eye(rows, dtype=bool))
+    seconds = time.perf_counter() - begin
+    lm.cache.truncate(lm.length)
+    return 1000 * seconds
+
+
+def prefill_ms(lm: CausalLM, tokens: int) -> float:
+    """Time a prefill of so many tokens, of whose logits the last row's are wanted."""
+    lm.reset()
+    begin = time.perf_counter()
+    lm.append([7 * place % lm.vocab for place in range(tokens)])
+    return 1000 * (time.perf_counter() - begin)
+
+
+def times(found: list[tuple[dict[str, str], Pair]], options: Options) -> list[dict[str, Value]]:
+    """Forwards and prefills of all targets in turn; a line each."""
+    targets = [pair.target for _, pair in found]
+    columns = [str(rows) for rows in whole_numbers(options.rows)]
+    taken: dict[tuple[int, str], list[float]] = {}
+    for name in [*columns, "prefill"]:
+        for turn in trange(options.rounds + 2 if name != "prefill" else 5, desc=name, leave=False, disable=None):
+            for place in in_turn(list(range(len(targets))), turn):
+                lm = targets[place]
+                assert isinstance(lm, CausalLM)
+                if name != "prefill" and lm.length != _BEHIND:
+                    lm.reset()
+                    lm.append([5] * _BEHIND)
+                ms = prefill_ms(lm, options.prefill) if name == "prefill" else forward_ms(lm, int(name))
+                if turn > 1:
+                    taken.setdefault((place, name), []).append(ms)
+    lines: list[dict[str, Value]] = []
+    for place, (names, pair) in enumerate(found):
+        line: dict[str, Value] = {**names}
+        for name in columns:
+            median = statistics.median(taken[place, name])
+            line[f"{name} rows, ms"] = median
+            line[f"{name}: times the limit"] = median / limit_ms(pair.target, int(name), options)
+        lines.append(line | {f"prefill of {options.prefill}, ms": statistics.median(taken[place, "prefill"])})
+    return lines
+
+
+def pieces_of(options: Options, pair: Pair) -> list[list[int]]:
+    """Windows of the text, 512 tokens each."""
+    if options.text is None:
+        return []
+    opened: Any = lzma.open if options.text.endswith(".xz") else open
+    tokens: list[int] = []
+    with opened(options.text, "rt", encoding="utf-8") as lines:
+        for line in lines:
+            tokens += pair.tokenizer(json.loads(line)["text"] + "\n\n").input_ids
+            if len(tokens) >= 512 * options.windows:
+                break
+    return [tokens[begin : begin + 512] for begin in range(0, len(tokens) - 511, 512)][: options.windows]
+
+
+def turns_of(options: Options) -> list[tuple[list[int], list[int]]]:
+    """First turns of the answer file: prompt and answer."""
+    if options.answers is None:
+        return []
+    answers = AnswerSet.read(options.answers).require(("prompt_ids", "token_ids"), "answers are compared by token")
+    if answers.settings.get("weights") or answers.settings.get("method") != "none":
+        raise ValueError(f"{options.answers}: answers of the target as it is, by plain decoding, are wanted")
+    chosen = answers.answers[:: max(1, len(answers.answers) // options.limit)][: options.limit]
+    return [(record["choices"][0]["prompt_ids"][0], record["choices"][0]["token_ids"][0]) for record in chosen]
+
+
+@torch.inference_mode()
+def quality(names: dict[str, str], pair: Pair, options: Options) -> dict[str, Value]:
+    """Perplexity of the text, and the share of the answers' tokens that are the target's most likely ones."""
+    lm, line = pair.target, dict[str, Value](names)
+    assert isinstance(lm, CausalLM)
+
+    def rows(tokens: list[int]) -> torch.Tensor:
+        lm.reset()
+        return lm.append(tokens[:-1], all_logits=True).logits.float()
+
+    if pieces := pieces_of(options, pair):
+        loss = [torch.nn.functional.cross_entropy(rows(one), torch.tensor(one[1:])) for one in pieces]
+        line["perplexity"] = math.exp(float(torch.stack(loss).mean()))
+    if turns := turns_of(options):
+        same = total = 0
+        for prompt, answer in turns:
+            best = rows([*prompt, *answer])[len(prompt) - 1 :].argmax(-1)
+            hits = int((best == torch.tensor(answer)).sum())
+            same, total = same + hits, total + len(answer)
+        line |= {"of bfloat16's tokens": same / total, "tokens": total}
+    lm.reset()
+    return line
+
+
+def run(options: Options) -> dict[str, Any]:
+    """Measure, print the tables and return them."""
+    device = options.check_device()
+    for path in (options.text, options.answers):
+        if path is not None and not Path(path).is_file():
+            raise ValueError(f"no file at {path}")
+    found = list(pairs_of(options, device))
+    lines = times(found, options)
+    target = found[0][1].target
+    peaks = f"{options.peak:g} and {2 * options.peak:g} x 10^9 products a second"
+    print(
+        f"{target.name}, {target.size}; limits: {options.bandwidth:g} GB/s, {peaks}", table(lines), sep="\n", flush=True
+    )
+    kinds = [(names, pair) for names, pair in found if names["forwards"] == "eager"]
+    said = [quality(names, pair, options) for names, pair in kinds] if options.text or options.answers else []
+    print(table(said, ".4f"))
+    return {"environment": environment(target.device), "times": lines, "quality": said}
+
+
+main = main_of("experiments.quantised", Options, __doc__, run)
+
+if __name__ == "__main__":
+    sys.exit(main())

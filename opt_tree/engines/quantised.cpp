@@ -1,0 +1,294 @@
+// Linear layers whose weights have eight or four bits. Every output bit is a function of a row and of the weights: not of
+// how many rows there are, nor of threads.
+//
+//   numbers   of a row, in groups of 32: q = round(x / s) with s = (the group's largest |x|) / 127
+//   weights   of an output and a group: w = d * (u - 128) with eight bits, w = d * u + m with four; d and m are half precision
+//   sums      of a group: whole numbers, exact in any order
+//   output    for groups ascending: y = fma((float)(sum of u * q), s * d, y), and y = fma(s * (sum of q), m, y) with four bits
+//
+// A weight lies as the instruction reads it (`packed`, made in `quantised.py`): of each panel of 64 outputs and each group
+// four inputs of 64 outputs, then the next four; with four bits these in the low halves of the bytes, the next in the high.
+// Behind them the d of the outputs, then their m.
+#include <torch/csrc/stable/library.h>
+#include <torch/csrc/stable/ops.h>
+#include <torch/csrc/stable/tensor.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <optional>
+#include <vector>
+#if defined(__AVX512F__) || defined(__FMA__)
+#include <immintrin.h>
+#endif
+
+namespace {
+using torch::stable::Tensor;
+
+constexpr int W = 16, VECTORS = 4, PANEL = VECTORS * W, GROUP = 32;  // outputs of a vector and of a panel, inputs of a group
+constexpr int STEP = 4, MOST = 6, LINE = 64;  // inputs and rows that are multiplied at once, bytes that memory brings at once
+typedef float Vec __attribute__((vector_size(64), aligned(4), may_alias));
+typedef int32_t Ints __attribute__((vector_size(64), aligned(4), may_alias));
+typedef uint8_t Bytes __attribute__((vector_size(64), aligned(1), may_alias));
+
+template <class To, class From>
+inline To as(From from) {
+    To to;
+    static_assert(sizeof to == sizeof from);
+    std::memcpy(&to, &from, sizeof to);
+    return to;
+}
+
+inline Vec all(float x) {
+#ifdef __AVX512F__
+    return (Vec)_mm512_set1_ps(x);
+#else
+    return Vec{} + x;
+#endif
+}
+
+inline Vec fma(Vec a, Vec b, Vec c) {
+#ifdef __AVX512F__
+    return (Vec)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
+#else
+    for (int i = 0; i < W; ++i) c[i] = __builtin_fmaf(a[i], b[i], c[i]);
+    return c;
+#endif
+}
+
+// In each lane: sum + the four products of an unsigned byte and a signed one.
+inline Ints dot(Ints sum, Bytes weights, int32_t four) {
+#ifdef __AVX512VNNI__
+    return (Ints)_mm512_dpbusd_epi32((__m512i)sum, (__m512i)weights, _mm512_set1_epi32(four));
+#else
+    int8_t q[STEP];
+    std::memcpy(q, &four, STEP);
+    const Ints w = as<Ints>(weights);
+    for (int j = 0; j < STEP; ++j) sum += (w >> (8 * j) & 255) * q[j];
+    return sum;
+#endif
+}
+
+inline Vec halves(const uint16_t* from) {
+#ifdef __AVX512F__
+    return (Vec)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)from));
+#else
+    Vec v;
+    for (int i = 0; i < W; ++i) {
+        _Float16 half;
+        std::memcpy(&half, from + i, 2);
+        v[i] = (float)half;
+    }
+    return v;
+#endif
+}
+
+struct Half {  // bfloat16
+    uint16_t bits;
+};
+inline float wide(float x) { return x; }
+inline float wide(Half x) { return as<float>(uint32_t(x.bits) << 16); }
+template <class Real>
+inline Vec load(const Real* from, int64_t count) {  // the first of W, the others 0
+    Vec v{};
+    if (count >= W)
+        for (int i = 0; i < W; ++i) v[i] = wide(from[i]);
+    else
+        for (int64_t i = 0; i < count; ++i) v[i] = wide(from[i]);
+    return v;
+}
+inline void narrow(float x, float& to) { to = x; }
+inline void narrow(float x, Half& to) {  // to the nearest, ties to even
+    const uint32_t bits = as<uint32_t>(x);
+    to.bits = x == x ? (bits + 0x7fff + (bits >> 16 & 1)) >> 16 : 0x7fc0;
+}
+
+constexpr int64_t group_bytes(int bits) { return PANEL * GROUP * bits / 8 + PANEL * (bits == 4 ? 4 : 2); }
+
+// Some rows, quantised.
+struct Rows {
+    int64_t groups;
+    std::vector<int8_t> numbers;
+    std::vector<float> scales, shares;  // shares: scale times sum
+    std::vector<int32_t> sums;
+
+    Rows(int64_t rows, int64_t groups)
+        : groups(groups), numbers(rows * groups * GROUP), scales(rows * groups), shares(rows * groups), sums(rows * groups) {}
+
+    template <class Real>
+    void take(int64_t row, const Real* from, int64_t inputs) {
+        for (int64_t group = 0; group < groups; ++group) {
+            const int64_t begin = group * GROUP, at = row * groups + group;
+            quantise(load(from + begin, inputs - begin), load(from + begin + W, inputs - begin - W), at);
+        }
+    }
+
+    void quantise(Vec one, Vec two, int64_t at) {
+        // Magnitudes as bits: infinity and what is no number are above all others.
+        const Ints first = as<Ints>(one) & 0x7fffffff, second = as<Ints>(two) & 0x7fffffff;
+        const float most = as<float>(largest(first > second ? first : second));
+        const bool finite = most < INFINITY;
+        const Vec inverse = all(most > 0 && finite ? 127.f / most : 0.f), magic = all(12582912.f);
+        // A sum with 1.5 * 2^23 is rounded to whole numbers.
+        const Ints low = as<Ints>(one * inverse + magic) - as<Ints>(magic);
+        const Ints high = as<Ints>(two * inverse + magic) - as<Ints>(magic);
+        typedef int8_t Few __attribute__((vector_size(W)));
+        const Few q[2] = {__builtin_convertvector(low, Few), __builtin_convertvector(high, Few)};
+        std::memcpy(numbers.data() + at * GROUP, q, sizeof q);
+        const Ints both = low + high;
+        int32_t sum = 0;
+        for (int i = 0; i < W; ++i) sum += both[i];
+        scales[at] = finite ? most / 127.f : NAN;
+        sums[at] = finite ? sum : 0;
+        shares[at] = scales[at] * float(sums[at]);
+    }
+
+    static int32_t largest(Ints x) {
+#ifdef __AVX512F__
+        return _mm512_reduce_max_epi32((__m512i)x);
+#else
+        int32_t most = 0;
+        for (int i = 0; i < W; ++i) most = std::max(most, x[i]);
+        return most;
+#endif
+    }
+};
+
+// The products of R rows and the outputs of a panel. Of what lies `ahead` a share is fetched meanwhile, `lines` of each group.
+template <int BITS, int R>
+void block(const uint8_t* panel, const Rows& rows, int64_t first, Vec (*out)[VECTORS], const uint8_t* ahead, int lines) {
+    const int64_t groups = rows.groups, bytes = group_bytes(BITS);
+    const int8_t* numbers = rows.numbers.data() + first * groups * GROUP;
+    const float *scales = rows.scales.data() + first * groups, *shares = rows.shares.data() + first * groups;
+    const int32_t* sums = rows.sums.data() + first * groups;
+    Vec total[R][VECTORS] = {};
+    for (int64_t g = 0; g < groups; ++g, panel += bytes, ahead += bytes) {
+        for (int line = 0; line < lines; ++line) __builtin_prefetch(ahead + line * LINE, 0, 2);
+        Ints sum[R][VECTORS];
+#pragma GCC unroll 8
+        for (int r = 0; r < R; ++r)
+#pragma GCC unroll 4
+            for (int c = 0; c < VECTORS; ++c) sum[r][c] = BITS == 8 ? Ints{} - 128 * sums[r * groups + g] : Ints{};
+        for (int k = 0; k < GROUP / STEP; k += 8 / BITS) {
+            Bytes packed[VECTORS];
+#pragma GCC unroll 4
+            for (int c = 0; c < VECTORS; ++c)
+                packed[c] = *(const Bytes*)(panel + (k * BITS / 8 * PANEL + c * W) * STEP);
+#pragma GCC unroll 2
+            for (int half = 0; half < 8 / BITS; ++half) {
+                Bytes u[VECTORS];
+#pragma GCC unroll 4
+                for (int c = 0; c < VECTORS; ++c)
+                    u[c] = BITS == 8 ? packed[c] : as<Bytes>(as<Ints>(packed[c]) >> (4 * half) & 0x0f0f0f0f);
+#pragma GCC unroll 8
+                for (int r = 0; r < R; ++r) {
+                    int32_t four;
+                    std::memcpy(&four, numbers + (r * groups + g) * GROUP + (k + half) * STEP, STEP);
+#pragma GCC unroll 4
+                    for (int c = 0; c < VECTORS; ++c) sum[r][c] = dot(sum[r][c], u[c], four);
+                }
+            }
+        }
+        const uint16_t* d = (const uint16_t*)(panel + PANEL * GROUP * BITS / 8);
+#pragma GCC unroll 4
+        for (int c = 0; c < VECTORS; ++c) {
+            const Vec scale = halves(d + c * W), least = BITS == 4 ? halves(d + PANEL + c * W) : Vec{};
+#pragma GCC unroll 8
+            for (int r = 0; r < R; ++r) {
+                const Vec found = __builtin_convertvector(sum[r][c], Vec);
+                total[r][c] = fma(found, all(scales[r * groups + g]) * scale, total[r][c]);
+                if (BITS == 4) total[r][c] = fma(all(shares[r * groups + g]), least, total[r][c]);
+            }
+        }
+    }
+    for (int r = 0; r < R; ++r)
+        for (int c = 0; c < VECTORS; ++c) out[r][c] = total[r][c];
+}
+
+template <class Real>
+struct Product {
+    const Rows& rows;
+    const uint8_t* packed;
+    const Real* bias;
+    Real* out;
+    int64_t count, outputs, panels;
+
+    // All rows' outputs of a panel. While its blocks of rows are computed the next panel comes from memory, a part with
+    // each block: else the first block would wait for memory, and the others would leave it idle.
+    template <int BITS>
+    void panel(int64_t p) const {
+        const int64_t blocks = (count + MOST - 1) / MOST, lines = group_bytes(BITS) / LINE;
+        for (int64_t b = 0; b < blocks; ++b) {
+            const int64_t begin = count * b / blocks, from = lines * b / blocks, until = lines * (b + 1) / blocks;
+            some<BITS, 1>(p, begin, count * (b + 1) / blocks - begin, from, p + 1 < panels ? until - from : 0);
+        }
+    }
+
+    template <int BITS, int R>
+    void some(int64_t p, int64_t first, int64_t number, int64_t line, int64_t lines) const {
+        if constexpr (R < MOST)
+            if (number > R) return some<BITS, R + 1>(p, first, number, line, lines);
+        const int64_t size = rows.groups * group_bytes(BITS), column = p * PANEL;
+        const uint8_t* from = packed + p * size;
+        Vec found[R][VECTORS];
+        block<BITS, R>(from, rows, first, found, from + size + line * LINE, int(lines));
+        const int64_t n = std::min<int64_t>(PANEL, outputs - column);
+        for (int r = 0; r < R; ++r) {
+            const float* y = (const float*)found[r];
+            Real* to = out + (first + r) * outputs + column;
+            for (int64_t i = 0; i < n; ++i) narrow(bias ? y[i] + wide(bias[column + i]) : y[i], to[i]);
+        }
+    }
+};
+
+template <class Real>
+void multiply(const Tensor& x, const Tensor& packed, const std::optional<Tensor>& bias, Tensor& out) {
+    const int64_t inputs = x.size(-1), outputs = out.size(-1), count = x.numel() / std::max<int64_t>(inputs, 1);
+    Rows rows(count, packed.size(1));
+    torch::stable::parallel_for(0, count, 16, [&](int64_t begin, int64_t end) {
+        for (int64_t row = begin; row < end; ++row) rows.take(row, (const Real*)x.const_data_ptr() + row * inputs, inputs);
+    });
+    const Product<Real> product{rows,
+                                (const uint8_t*)packed.const_data_ptr(),
+                                bias ? (const Real*)bias->const_data_ptr() : nullptr,
+                                (Real*)out.mutable_data_ptr(),
+                                count,
+                                outputs,
+                                packed.size(0)};
+    const bool eight = packed.size(2) == group_bytes(8);
+    torch::stable::parallel_for(0, packed.size(0), 1, [&](int64_t begin, int64_t end) {
+        for (int64_t p = begin; p < end; ++p) eight ? product.template panel<8>(p) : product.template panel<4>(p);
+    });
+}
+
+// x [..., inputs], bfloat16 or float32; packed [panels, groups, bytes]; bias [outputs] of x's dtype. Returns [..., outputs].
+Tensor quantised_linear(Tensor x, Tensor packed, std::optional<Tensor> bias, int64_t outputs) {
+    using torch::headeronly::ScalarType;
+    const auto dtype = x.scalar_type();
+    STD_TORCH_CHECK(dtype == ScalarType::BFloat16 || dtype == ScalarType::Float,
+                    "quantised linear layers are for bfloat16 and float32");
+    STD_TORCH_CHECK(packed.dim() == 3 && packed.is_contiguous() && packed.scalar_type() == ScalarType::Byte &&
+                        (packed.size(2) == group_bytes(8) || packed.size(2) == group_bytes(4)) &&
+                        packed.size(0) == (outputs + PANEL - 1) / PANEL &&
+                        packed.size(1) == (x.size(-1) + GROUP - 1) / GROUP,
+                    "quantised linear layer: the packed weight does not fit rows and outputs");
+    STD_TORCH_CHECK(!bias || (bias->scalar_type() == dtype && bias->is_contiguous() && bias->numel() == outputs),
+                    "quantised linear layer: the bias does not fit");
+    if (!x.is_contiguous()) x = torch::stable::contiguous(x);
+    std::vector<int64_t> sizes;
+    for (int64_t d = 0; d + 1 < x.dim(); ++d) sizes.push_back(x.size(d));
+    sizes.push_back(outputs);
+    Tensor out = torch::stable::new_empty(x, sizes);
+    dtype == ScalarType::Float ? multiply<float>(x, packed, bias, out) : multiply<Half>(x, packed, bias, out);
+    return out;
+}
+}  // namespace
+
+STABLE_TORCH_LIBRARY_FRAGMENT(opt_tree, library) {
+    library.def("quantised_linear(Tensor x, Tensor packed, Tensor? bias, int outputs) -> Tensor");
+}
+
+STABLE_TORCH_LIBRARY_IMPL(opt_tree, CPU, library) {
+    library.impl("quantised_linear", TORCH_BOX(&quantised_linear));
+}

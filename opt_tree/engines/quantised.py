@@ -1,0 +1,211 @@
+"""Linear layers whose weights have eight or four bits, on a CPU.
+
+Owns the form of such weights and what stands in the place of a model's layers; `quantised.cpp` multiplies. Weights are
+quantised in groups of 32 inputs, as GGUF's Q8_0 and Q4_1 are, and rows while a forward runs, each group by itself: so a
+row's result has the same bits whatever is computed beside it.
+"""
+
+import mmap
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int, UInt8
+from torch import Tensor, nn
+
+from opt_tree.engines import kernels
+
+SOURCE = Path(__file__).with_name("quantised.cpp")
+BITS = {"int8": 8, "int4": 4}
+"""Of a number, by the name that callers give."""
+PANEL, GROUP, STEP = 64, 32, 4  # outputs that lie together, inputs of a group, and those that are multiplied at once
+_LEVELS = {8: 127, 4: 15}
+_ROWS = 4096
+"""Outputs that are packed at once."""
+_HUGE = 1 << 21
+
+
+def quantise(model: nn.Module, weights: str) -> None:
+    """Replace a model's linear layers by quantised ones, in place. `weights`: "int8" or "int4".
+
+    With "int4" the output layer gets eight bits, as in GGUF's files: its errors are the logits'. Layers of fewer than
+    64 outputs (a router's) stay as they are. Raises ValueError for a model that cannot be quantised, and KernelError.
+    """
+    check_weights(weights)
+    places = [place for place in _linears(model) if place[2].out_features >= PANEL]
+    if not places:
+        raise ValueError(f"{type(model).__name__} has no plain linear layers to quantise")
+    if devices := {str(layer.weight.device) for *_, layer in places} - {"cpu"}:
+        raise ValueError(f"weights are quantised to {weights} on a CPU, and these are on {', '.join(sorted(devices))}")
+    if dtypes := {layer.weight.dtype for *_, layer in places} - {torch.bfloat16, torch.float32}:
+        names = ", ".join(sorted(str(dtype).removeprefix("torch.") for dtype in dtypes))
+        raise ValueError(f"rows are multiplied by {weights} weights in bfloat16 or float32, and these are {names}")
+    if any(hasattr(module, "_hf_hook") for module in model.modules()):
+        raise ValueError("its weights are moved by hooks while it runs (offloading)")
+    load_kernel()
+    output = getattr(model, "get_output_embeddings", lambda: None)()
+    held = {id(one) for module in model.modules() if type(module) is not nn.Linear for one in module.parameters(False)}
+    room = _room([_size(layer.weight.shape, _bits(weights, layer is output)) for *_, layer in places])
+    for (parent, name, layer), place in zip(places, room, strict=True):
+        if not layer.weight.isfinite().all():
+            raise ValueError(f"{name} has weights that are not finite numbers")
+        packed = pack(layer.weight.detach(), _bits(weights, layer is output), place)
+        setattr(parent, name, QuantisedLinear(packed, layer, id(layer.weight) in held))
+
+
+def check_weights(weights: str) -> None:
+    """Raise ValueError for another name than those of `BITS`."""
+    if weights not in BITS:
+        raise ValueError(f"weights are quantised to {' or '.join(BITS)}, got {weights!r}")
+
+
+def load_kernel() -> None:
+    """Have the kernel, which is built once, in some seconds. Raises KernelError."""
+    if kernels.load(SOURCE, "quantised_linear"):
+        torch.library.register_fake("opt_tree::quantised_linear", _fake)
+
+
+def _fake(x: Tensor, packed: Tensor, bias: Tensor | None, outputs: int) -> Tensor:
+    """The shape of what the kernel returns, for tracing."""
+    return x.new_empty((*x.shape[:-1], outputs))
+
+
+class QuantisedLinear(nn.Module):
+    """A linear layer of packed weights. It takes rows in bfloat16 or float32 and answers in kind."""
+
+    packed: Tensor
+    bias: Tensor | None
+
+    def __init__(self, packed: UInt8[Tensor, "panels groups bytes"], layer: nn.Linear, tied: bool = False) -> None:
+        """`layer`: what it stands for. `tied`: whether another module of the model keeps the weight as it was."""
+        super().__init__()
+        self.in_features, self.out_features, self.tied = layer.in_features, layer.out_features, tied
+        self.dtype = layer.weight.dtype
+        self.register_buffer("packed", packed)
+        self.register_buffer("bias", None if layer.bias is None else layer.bias.detach())
+
+    @property
+    def weight(self) -> Float[Tensor, "outputs inputs"]:
+        """The weight that it computes with, unpacked anew at every call."""
+        return unpack(self.packed, self.out_features, self.in_features).to(self.dtype)
+
+    @property
+    def bits(self) -> int:
+        """Of each number."""
+        return bits_of(self.packed)
+
+    @property
+    def numbers(self) -> int:
+        """How many weights it has that nothing else keeps."""
+        return 0 if self.tied else self.in_features * self.out_features
+
+    def rows(self, outputs: Int[Tensor, " columns"]) -> "QuantisedLinear":
+        """The same layer over some of its outputs, with the same numbers."""
+        weight = unpack(self.packed, self.out_features, self.in_features)[outputs]
+        few = nn.Linear(self.in_features, len(outputs), self.bias is not None, device="meta", dtype=self.dtype)
+        if self.bias is not None:
+            few.bias = nn.Parameter(self.bias[outputs], False)
+        return QuantisedLinear(pack(weight, self.bits), few)
+
+    def forward(self, rows: Float[Tensor, "*rows inputs"]) -> Float[Tensor, "*rows outputs"]:
+        multiply: Any = torch.ops.opt_tree.quantised_linear
+        return multiply.default(rows, self.packed, self.bias, self.out_features)
+
+    def extra_repr(self) -> str:
+        return f"in_features={self.in_features}, out_features={self.out_features}, bits={self.bits}"
+
+
+def bits_of(packed: Tensor) -> int:
+    """How many bits a packed weight's numbers have."""
+    return next(bits for bits in (8, 4) if packed.shape[2] == _bytes(bits))
+
+
+def pack(weight: Float[Tensor, "outputs inputs"], bits: int, place: Tensor | None = None) -> Tensor:
+    """Quantise a weight; return it as the kernel reads it, `[panels, groups, bytes]`, in `place` where that is given.
+
+    With eight bits w = d * q, where the largest |q| of a group is 127; with four w = d * q + m, where m is the least
+    number of a group and the largest q is 15. d and m are half precision.
+    """
+    outputs, inputs = weight.shape
+    panels, groups = -(-outputs // PANEL), -(-inputs // GROUP)
+    packed = torch.empty(panels, groups, _bytes(bits), dtype=torch.uint8) if place is None else place
+    packed = packed.view(panels, groups, _bytes(bits))
+    for begin in range(0, panels, _ROWS // PANEL):
+        some = weight[begin * PANEL : begin * PANEL + _ROWS].float()
+        count = -(-len(some) // PANEL)
+        padded = nn.functional.pad(some, (0, groups * GROUP - inputs, 0, count * PANEL - len(some)))
+        packed[begin : begin + count] = _packed(padded.view(count, PANEL, groups, GROUP), bits)
+    return packed
+
+
+def _packed(w: Float[Tensor, "panels outputs groups inputs"], bits: int) -> Tensor:
+    panels, _, groups, _ = w.shape
+    if bits == 8:
+        d, m = (w.abs().amax(-1) / _LEVELS[bits]).half(), torch.zeros(())
+    else:
+        m = w.amin(-1).half()
+        d = ((w.amax(-1) - w.amin(-1)) / _LEVELS[bits]).half()
+    step = torch.where(d > 0, d, 1).float()[..., None]
+    q = ((w - m.float()[..., None]) / step).round()
+    q = (q.clamp(-127, 127) + 128 if bits == 8 else q.clamp(0, 15)).to(torch.uint8)
+    if bits == 4:  # the next four inputs in the high halves
+        q = q.view(panels, PANEL, groups, -1, 2, STEP)
+        q = q[..., 0, :] | q[..., 1, :] << 4
+    q = q.view(panels, PANEL, groups, -1, STEP).permute(0, 2, 3, 1, 4).reshape(panels, groups, -1)
+    ends = [d] if bits == 8 else [d, m]
+    return torch.cat([q, *(one.transpose(1, 2).contiguous().view(torch.uint8) for one in ends)], -1)
+
+
+def unpack(packed: UInt8[Tensor, "panels groups bytes"], outputs: int, inputs: int) -> Float[Tensor, "outputs inputs"]:
+    """Return the numbers of a packed weight, in float32."""
+    bits, (panels, groups, _) = bits_of(packed), packed.shape
+    numbers = PANEL * GROUP * bits // 8
+    q = packed[..., :numbers].view(panels, groups, -1, PANEL, STEP).permute(0, 3, 1, 2, 4)
+    ends = packed[..., numbers:].contiguous().view(torch.float16).view(panels, groups, -1, PANEL).float()
+    d = ends[:, :, 0].transpose(1, 2)[..., None]
+    if bits == 8:
+        w = (q.float() - 128).reshape(panels, PANEL, groups, GROUP) * d
+    else:
+        q = torch.stack([q & 15, q >> 4], -2).reshape(panels, PANEL, groups, GROUP)
+        w = q.float() * d + ends[:, :, 1].transpose(1, 2)[..., None]
+    return w.reshape(panels * PANEL, groups * GROUP)[:outputs, :inputs]
+
+
+def _linears(model: nn.Module) -> Iterator[tuple[nn.Module, str, nn.Linear]]:
+    """Every plain linear layer, with the module that has it and its name there."""
+    for parent in model.modules():
+        for name, layer in parent.named_children():
+            if type(layer) is nn.Linear and type(layer.weight) is nn.Parameter:
+                yield parent, name, layer
+
+
+def _bits(weights: str, last: bool) -> int:
+    return 8 if last else BITS[weights]
+
+
+def _bytes(bits: int) -> int:
+    """Of a panel's group: the numbers, d of each output, and m with four bits."""
+    return PANEL * GROUP * bits // 8 + 2 * PANEL * (1 if bits == 8 else 2)
+
+
+def _size(shape: torch.Size, bits: int) -> int:
+    outputs, inputs = shape
+    return -(-outputs // PANEL) * -(-inputs // GROUP) * _bytes(bits)
+
+
+def _room(sizes: list[int]) -> list[Tensor]:
+    """Return memory for packed weights in large pages, where the system has them: a quarter less time of a forward.
+
+    A forward reads all weights once. With pages of 4 KB the processor looks up addresses all the time, and fetches
+    ahead to the end of a page at most.
+    """
+    held = mmap.mmap(-1, sum(sizes) + _HUGE)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        held.madvise(mmap.MADV_HUGEPAGE)
+    begin = -torch.frombuffer(held, dtype=torch.uint8, count=1).data_ptr() % _HUGE
+    found = []
+    for size in sizes:
+        found.append(torch.frombuffer(held, dtype=torch.uint8, count=size, offset=begin))
+        begin += size
+    return found

@@ -1,0 +1,75 @@
+"""What is asked of layers that may be quantised: where an output layer computes, some of its rows, a model's size.
+
+Asking a quantised layer for its weight unpacks all numbers, so that nobody else does.
+"""
+
+import copy
+from typing import Any
+
+import torch
+from jaxtyping import Int
+from torch import Tensor, nn
+
+from opt_tree.engines.quantised import QuantisedLinear, quantise
+
+
+def home_of(output: Any) -> tuple[torch.device, torch.dtype]:
+    """Where an output layer computes, and in which dtype."""
+    if isinstance(output, QuantisedLinear):
+        return output.packed.device, output.dtype
+    return output.weight.device, output.weight.dtype
+
+
+def columns_of(output: Any) -> int:
+    """How many logits an output layer gives."""
+    return output.out_features if isinstance(output, QuantisedLinear) else output.weight.shape[0]
+
+
+def is_linear(output: Any) -> bool:
+    """Whether an output layer is a plain linear one, whose rows `rows_of` takes without loss."""
+    return type(output) in (nn.Linear, QuantisedLinear)
+
+
+def rows_of(output: Any, tokens: Int[Tensor, " columns"]) -> nn.Module:
+    """Return the output layer over some tokens only, its rows copied."""
+    if isinstance(output, QuantisedLinear):
+        return output.rows(tokens)
+    index = tokens.to(output.weight.device)
+    rows = nn.Linear(output.weight.shape[1], len(tokens), output.bias is not None, device="meta")
+    rows.weight = nn.Parameter(output.weight.detach()[index], False)
+    if output.bias is not None:
+        rows.bias = nn.Parameter(output.bias.detach()[index], False)
+    return rows
+
+
+def plain_copy(module: nn.Module) -> nn.Module:
+    """Return a copy of a module in which quantised layers are plain ones, with the numbers that they compute with."""
+    copied = copy.deepcopy(module)
+    for parent in [*copied.modules()]:
+        for name, layer in parent.named_children():
+            if isinstance(layer, QuantisedLinear):
+                plain: Any = nn.Linear(layer.in_features, layer.out_features, layer.bias is not None, device="meta")
+                plain.weight = nn.Parameter(layer.weight)
+                plain.bias = None if layer.bias is None else nn.Parameter(layer.bias)
+                setattr(parent, name, plain)
+    return copied
+
+
+def follow(head: nn.Module, output: Any) -> None:
+    """Quantise a head whose borrowed output layer is quantised, in place: to eight bits, whatever the target has."""
+    if isinstance(output, QuantisedLinear):
+        quantise(head, "int8")
+
+
+def weights_of(model: nn.Module) -> str | None:
+    """Return what a model's weights were quantised to, "int8" or "int4"; None: they were not."""
+    return min((f"int{layer.bits}" for layer in _quantised(model)), default=None)
+
+
+def count_of(model: nn.Module) -> int:
+    """Return how many weights a model has, quantised or not."""
+    return sum(weight.numel() for weight in model.parameters()) + sum(layer.numbers for layer in _quantised(model))
+
+
+def _quantised(model: nn.Module) -> list[QuantisedLinear]:
+    return [layer for layer in model.modules() if isinstance(layer, QuantisedLinear)]

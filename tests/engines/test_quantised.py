@@ -1,0 +1,219 @@
+"""Quantised linear layers: what the kernel computes, bit by bit, and how weights are packed."""
+
+import copy
+import math
+import subprocess
+from collections.abc import Callable
+from fractions import Fraction
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from test_canonical import bits as bits_of
+from test_canonical import single
+from torch import Tensor, nn
+
+from opt_tree.engines import kernels, quantised
+from opt_tree.engines.quantised import GROUP, PANEL, QuantisedLinear, load_kernel, pack, quantise, unpack
+
+pytestmark = pytest.mark.usefixtures("quantised_kernel")
+Multiply = Callable[[Tensor, Tensor, Tensor | None, int], Tensor]
+
+
+def multiply(x: Tensor, packed: Tensor, bias: Tensor | None, outputs: int) -> Tensor:
+    return torch.ops.opt_tree.quantised_linear.default(x, packed, bias, outputs)
+
+
+def problem(seed: int, bits: int, rows: int = 5, inputs: int = 72, outputs: int = 70) -> tuple[Tensor, Tensor]:
+    """Rows with a few large numbers, and a packed weight."""
+    numbers = torch.Generator().manual_seed(seed)
+    x = torch.randn(rows, inputs, generator=numbers)
+    x[:, ::17] *= 30
+    return x, pack(0.1 * torch.randn(outputs, inputs, generator=numbers), bits)
+
+
+def as_defined(x: Tensor, packed: Tensor, outputs: list[int]) -> Tensor:
+    """Some outputs of one row by the definition at the head of `quantised.cpp`, in exact arithmetic."""
+    bits, groups = quantised.bits_of(packed), packed.shape[1]
+    padded = nn.functional.pad(x.float(), (0, groups * GROUP - len(x))).view(groups, GROUP).numpy()
+    y = {output: Fraction(0) for output in outputs}
+    for group, numbers in enumerate(padded):
+        most = np.abs(numbers).max()
+        scaled = numbers * (np.float32(127) / most if most else np.float32(0))
+        q = [int(one) for one in np.rint(scaled)]
+        s = Fraction(float(most / np.float32(127)))
+        for output in outputs:
+            panel, place = divmod(output, PANEL)
+            lies = packed[panel, group].numpy()
+            step = lies[: PANEL * GROUP * bits // 8].reshape(-1, PANEL, 4)[:, place]
+            u = step.reshape(-1) if bits == 8 else np.stack([step & 15, step >> 4], 1).reshape(-1)
+            d, m = (
+                Fraction(float(lies[begin : begin + 2 * PANEL].view(np.float16)[place])) if begin < len(lies) else None
+                for begin in (PANEL * GROUP * bits // 8, PANEL * GROUP * bits // 8 + 2 * PANEL)
+            )
+            total = sum((int(a) - (128 if bits == 8 else 0)) * b for a, b in zip(u, q, strict=True))
+            y[output] = single(Fraction(total) * single(s * d) + y[output])
+            if m is not None:
+                y[output] = single(single(s * sum(q)) * m + y[output])
+    return torch.tensor([float(y[output]) for output in outputs])
+
+
+def agrees_with_the_definition(multiply: Multiply) -> bool:
+    some = [0, 1, 37, 63, 64, 69]
+    for bits in (8, 4):
+        x, packed = problem(bits, bits)
+        found = multiply(x, packed, None, 70)
+        for row in (0, 4):
+            if not torch.equal(bits_of(found[row, some]), bits_of(as_defined(x[row], packed, some))):
+                return False
+    return True
+
+
+def test_the_kernel_does_what_its_definition_says_bit_by_bit() -> None:
+    assert agrees_with_the_definition(multiply)
+
+
+def test_another_kernel_is_noticed(tmp_path: Path) -> None:
+    name, old, new = "no_offset", "Ints{} - 128 * sums", "Ints{} - 127 * sums"
+    source = quantised.SOURCE.read_text()
+    assert source.count(old) == 1
+    file, made = tmp_path / f"{name}.cpp", tmp_path / f"{name}.so"
+    source = source.replace(old, new).replace("FRAGMENT(opt_tree", f"FRAGMENT({name}")
+    file.write_text(source.replace("IMPL(opt_tree", f"IMPL({name}"))
+    subprocess.run([*kernels.command(file, made), "-O0"], check=True)
+    torch.ops.load_library(str(made))
+    assert not agrees_with_the_definition(getattr(torch.ops, name).quantised_linear.default)
+
+
+def test_a_processor_without_its_instructions_computes_the_same(tmp_path: Path) -> None:
+    file, made = tmp_path / "portable.cpp", tmp_path / "portable.so"
+    source = quantised.SOURCE.read_text().replace("FRAGMENT(opt_tree", "FRAGMENT(portable")
+    file.write_text(source.replace("IMPL(opt_tree", "IMPL(portable"))
+    subprocess.run([*kernels.command(file, made), "-march=x86-64-v2", "-mf16c", "-O1"], check=True)
+    torch.ops.load_library(str(made))
+    for bits in (8, 4):
+        for rows in (1, 7):
+            x, packed = problem(rows, bits, rows)
+            found = torch.ops.portable.quantised_linear(x, packed, None, 70)
+            assert torch.equal(bits_of(found), bits_of(multiply(x, packed, None, 70)))
+
+
+@pytest.mark.parametrize("bits", [8, 4])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_other_rows_and_threads_leave_no_trace(bits: int, dtype: torch.dtype) -> None:
+    x, packed = problem(1, bits, rows=40, inputs=96, outputs=200)
+    x = x.to(dtype)
+    whole, threads = multiply(x, packed, None, 200), torch.get_num_threads()
+    assert whole.dtype == dtype
+    for begin in (0, 3, 17):
+        for rows in range(1, 15):
+            some = multiply(x[begin : begin + rows], packed, None, 200)
+            assert torch.equal(bits_of(some), bits_of(whole[begin : begin + rows]))
+    lanes = multiply(x.view(2, 20, 96).transpose(0, 1), packed, None, 200)
+    assert torch.equal(bits_of(lanes.transpose(0, 1).reshape(40, 200)), bits_of(whole))
+    try:
+        torch.set_num_threads(2)
+        assert torch.equal(bits_of(multiply(x, packed, None, 200)), bits_of(whole))
+    finally:
+        torch.set_num_threads(threads)
+
+
+@pytest.mark.parametrize("bits", [8, 4])
+def test_numbers_that_these_bits_hold_are_kept(bits: int) -> None:
+    """As those of a GGUF file: a group's d and m are half precision, and its largest levels are there."""
+    numbers = torch.Generator().manual_seed(bits)
+    low, high = (-127, 128) if bits == 8 else (0, 16)
+    q = torch.randint(low, high, (70, 3, GROUP), generator=numbers)
+    q[..., 0], q[..., 1] = low, high - 1
+    d = (0.01 * torch.rand(70, 3, 1, generator=numbers) + 1e-3).half().float()
+    m = torch.randn(70, 3, 1, generator=numbers).half().float() if bits == 4 else torch.zeros(())
+    weight = (q * d + m).view(70, 96)
+    found = unpack(pack(weight, bits), 70, 96)
+    # m is the group's least number, exactly; d is the span by 15, which may round to a neighbour.
+    assert torch.equal(found, weight) if bits == 8 else torch.allclose(found, weight, atol=2e-5)
+
+
+@pytest.mark.parametrize("bits", [8, 4])
+def test_weights_are_off_by_half_a_step_at_most(bits: int) -> None:
+    weight = torch.randn(130, 100, generator=torch.Generator().manual_seed(0))
+    found = unpack(pack(weight.bfloat16(), bits), 130, 100)
+    groups = nn.functional.pad(weight.bfloat16().float(), (0, 28)).view(130, 4, GROUP)
+    span = groups.abs().amax(-1) / 127 if bits == 8 else (groups.amax(-1) - groups.amin(-1)) / 15
+    off = nn.functional.pad(found - weight.bfloat16().float(), (0, 28)).view(130, 4, GROUP).abs()
+    assert (off <= 0.51 * span[..., None] + 1e-3 * groups.abs().amax(-1, True)).all()
+
+
+def test_zeros_stay_zeros_and_what_is_no_number_is_not_made_one() -> None:
+    for bits in (8, 4):
+        x, packed = problem(2, bits, rows=4)
+        x[0], x[1, 3], x[2, 40] = 0, math.nan, -math.inf
+        found = multiply(x, packed, None, 70)
+        assert (found[0] == 0).all() and found[1:3].isnan().all() and found[3].isfinite().all()
+    assert (unpack(pack(torch.zeros(64, 32), 8), 64, 32) == 0).all()
+    assert (multiply(torch.ones(1, 32), pack(torch.zeros(64, 32), 4), None, 64) == 0).all()
+
+
+def test_a_bias_is_added() -> None:
+    x, packed = problem(3, 8)
+    bias = torch.randn(70, generator=torch.Generator().manual_seed(1))
+    assert torch.equal(multiply(x, packed, bias, 70), multiply(x, packed, None, 70) + bias)
+
+
+def test_what_does_not_fit_is_refused() -> None:
+    x, packed = problem(4, 8)
+    with pytest.raises(RuntimeError, match="does not fit rows and outputs"):
+        multiply(x[:, :30], packed, None, 70)
+    with pytest.raises(RuntimeError, match="does not fit rows and outputs"):
+        multiply(x, packed, None, 129)
+    with pytest.raises(RuntimeError, match="the bias does not fit"):
+        multiply(x, packed, torch.zeros(69), 70)
+    with pytest.raises(RuntimeError, match="for bfloat16 and float32"):
+        multiply(x.double(), packed, None, 70)
+
+
+class Two(nn.Module):
+    """An embedding, a layer that is tied to it, one with a bias, and one that is too small."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding, self.output = nn.Embedding(100, 64), nn.Linear(64, 100, bias=False)
+        self.output.weight = self.embedding.weight
+        self.layer, self.router = nn.Linear(64, 96), nn.Linear(64, 8)
+
+    def get_output_embeddings(self) -> nn.Module:
+        return self.output
+
+
+def test_a_models_layers_are_replaced() -> None:
+    torch.manual_seed(0)
+    model = Two().requires_grad_(False)
+    before = copy.deepcopy(model)
+    quantise(model, "int4")
+    assert isinstance(model.output, QuantisedLinear) and isinstance(model.layer, QuantisedLinear)
+    assert (model.output.bits, model.layer.bits) == (8, 4), "the output layer has eight bits in any case"
+    assert type(model.router) is nn.Linear and model.embedding.weight.dtype == torch.float32
+    assert model.output.tied and not model.output.numbers and model.layer.numbers == 64 * 96
+    x = torch.randn(3, 64)
+    assert (model.layer(x) - before.layer(x)).norm() < 0.15 * before.layer(x).norm()
+    assert torch.equal(model.output.weight, unpack(model.output.packed, 100, 64))
+    twin = copy.deepcopy(model)
+    assert torch.equal(twin.layer(x), model.layer(x))
+    few = model.output.rows(torch.tensor([5, 99, 0]))
+    assert torch.equal(few(x), model.output(x)[:, [5, 99, 0]]), "the same numbers, packed anew"
+
+
+def test_a_model_that_cannot_be_quantised_says_why() -> None:
+    with pytest.raises(ValueError, match="quantised to int8 or int4, got 'int2'"):
+        quantise(Two(), "int2")
+    with pytest.raises(ValueError, match="these are float64"):
+        quantise(Two().double(), "int8")
+    with pytest.raises(ValueError, match="no plain linear layers"):
+        quantise(nn.Sequential(nn.Linear(8, 8)), "int8")
+    with pytest.raises(ValueError, match="on a CPU, and these are on meta"):
+        quantise(Two().to("meta"), "int8")
+    spoilt = Two().requires_grad_(False)
+    spoilt.layer.weight[3, 4] = math.inf
+    with pytest.raises(ValueError, match="layer has weights that are not finite"):
+        quantise(spoilt, "int8")
+    load_kernel()  # is there already

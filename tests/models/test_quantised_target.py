@@ -1,0 +1,131 @@
+"""A target with quantised weights is a target like any other: canonical, its trees exact, its heads along with it."""
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from tiny_models import build, prompt, tiny
+from torch import nn
+from transformers import LlamaConfig
+
+from evaluation.run.models import load
+from evaluation.run.options import Models
+from opt_tree import CausalLMDrafter, Decoder, OptTree, load_pair
+from opt_tree.decoding.presets import plain
+from opt_tree.drafters.small_models.trimmed import TrimmedDrafter
+from opt_tree.engines import compiled as aot
+from opt_tree.engines.quantised import QuantisedLinear, quantise
+from opt_tree.models.canonical import make_canonical
+from opt_tree.models.causal_lm import CausalLM
+from opt_tree.models.checkpoints import CheckpointError
+from opt_tree.models.compiling import compile_forwards
+
+NEW = 32
+QUESTION = "Why is the sky blue?"
+
+pytestmark = pytest.mark.usefixtures("kernel", "quantised_kernel")
+
+
+def model(weights: str, dtype: torch.dtype = torch.bfloat16, **changes: Any) -> Any:
+    """A model wide enough for each of its layers to be quantised."""
+    wide = {"vocab_size": 97, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2} | changes
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 4, "max_position_embeddings": 256}
+    made = build(LlamaConfig(**wide, **heads, initializer_range=0.3, eos_token_id=None), 5).to(dtype)
+    quantise(made, weights)
+    return made
+
+
+@pytest.mark.parametrize("weights", ["int8", "int4"])
+@pytest.mark.parametrize("spec", ["lm:demo", "eagle:demo", "store:demo", "exit:demo"])
+def test_a_trees_text_is_plain_decodings(weights: str, spec: str) -> None:
+    """In bfloat16 activations, with every kind of drafter: models of their own, heads, tables, the target's layers."""
+    pair = load_pair("demo", spec, weights=weights, dtype="bfloat16")
+    assert pair.target.canonical and weights in pair.target.size
+    asked = pair.encode(QUESTION)
+    expected = plain(pair.target).generate(asked, NEW).tokens
+    found = Decoder(pair.target, pair.drafter, OptTree(nodes=12, threshold=0.1)).generate(asked, NEW)
+    assert found.tokens == expected and found.mean_acceptance_length > 1.2
+
+
+def test_a_quantised_text_is_not_the_other_one() -> None:
+    """Else nothing was quantised."""
+    logits = {}
+    for weights in (None, "int8", "int4"):
+        pair = load_pair("demo", "ngram", weights=weights, dtype="float32")
+        logits[weights] = pair.target.append(pair.encode(QUESTION)).logits.clone()
+    off = [float((logits[weights] - logits[None]).norm() / logits[None].norm()) for weights in ("int8", "int4")]
+    assert 0 < off[0] < 0.05 and off[0] < off[1] < 0.5
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_it_is_canonical(dtype: torch.dtype) -> None:
+    lm = CausalLM(model("int8", dtype))
+    make_canonical(lm)
+    assert lm.canonical
+
+
+def test_its_size_counts_each_weight_once() -> None:
+    plainly = CausalLM(copy.deepcopy(tiny("llama")).float()).size
+    assert plainly.endswith("float32")
+    for tied in (False, True):
+        made = model("int8", tie_word_embeddings=tied)
+        count = sum(weight.numel() for weight in made.parameters())
+        count += sum(layer.numbers for layer in made.modules() if isinstance(layer, QuantisedLinear))
+        own = build(made.config, 5)
+        assert count == sum(weight.numel() for weight in own.parameters())
+        assert CausalLM(made).size.endswith("bfloat16, int8")
+
+
+def test_a_head_is_quantised_with_its_target() -> None:
+    head: Any = load_pair("demo", "eagle:demo", weights="int4", dtype="bfloat16").drafter
+    layers = {type(layer) for layer in head.models[0].model.modules()}
+    assert QuantisedLinear in layers and nn.Linear not in layers
+    other: Any = load_pair("demo", "eagle:demo", dtype="bfloat16").drafter
+    assert QuantisedLinear not in {type(layer) for layer in other.models[0].model.modules()}
+
+
+def test_a_quantised_draft_model_is_trimmed() -> None:
+    lm = CausalLM(model("int8"))
+    expected = lm.append([1, 2, 3]).logits[:, [2, 5, 90]].clone()
+    drafter = TrimmedDrafter(CausalLM(lm.model), torch.tensor([2, 5, 90]))
+    assert torch.equal(drafter.lm.append([1, 2, 3]).logits, expected)
+
+
+def test_a_weight_that_is_changed_is_noticed() -> None:
+    lm = CausalLM(model("int8"))
+    before = lm.append(prompt(5)).logits.clone()
+    lm.reset()
+    lm.model.model.layers[0].mlp.up_proj.packed[:, :, 5] += 3
+    assert not lm.begin()
+    assert not torch.equal(lm.append(prompt(5)).logits, before)
+
+
+def test_its_package_takes_the_weights_from_the_model(fake: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are there once; those of a model in which other layers are left are in its package."""
+    given: list[dict[str, torch.Tensor]] = []
+    good = aot._load
+    monkeypatch.setattr(aot, "_load", lambda file, shared: given.append(shared) or good(file, shared))
+    lm = CausalLM(model("int8"))
+    make_canonical(lm)
+    text = Decoder(lm, CausalLMDrafter(CausalLM(lm.model)), OptTree(nodes=6)).generate(prompt(9), NEW).tokens
+    assert compile_forwards(lm) and len(fake) == 1
+    shared = given[-1]["model.model.layers.0.mlp.up_proj.packed"]
+    assert shared.data_ptr() == lm.model.model.layers[0].mlp.up_proj.packed.data_ptr()
+    assert Decoder(lm, CausalLMDrafter(CausalLM(lm.model)), OptTree(nodes=6)).generate(prompt(9), NEW).tokens == text
+    mixed = model("int8")
+    mixed.model.layers[0].mlp.up_proj = nn.Linear(64, 96, bias=False).bfloat16().requires_grad_(False)
+    assert compile_forwards(CausalLM(mixed)) and not given[-1]
+
+
+def test_what_cannot_be_quantised_is_one_line() -> None:
+    with pytest.raises(CheckpointError, match="weights are quantised to int8 or int4, got 'int3'"):
+        load_pair("demo", weights="int3")
+    with pytest.raises(CheckpointError, match=r"cannot quantise .*: .* these are float16"):
+        load_pair("demo", "ngram", weights="int8", dtype="float16")
+
+
+def test_commands_quantise_a_target_that_was_inflated_first() -> None:
+    for more in ({}, {"inflate": "384x14"}):
+        pair = load(Models(drafter="ngram", weights="int8", dtype="bfloat16", **more), "cpu")
+        assert pair.target.size.endswith("bfloat16, int8") and pair.target.canonical
