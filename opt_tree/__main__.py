@@ -19,6 +19,8 @@ COMMANDS = {
     "train-head": "training.heads.train",
     "train-early-exit": "training.heads.early_exit",
     "train-one-pass": "training.heads.one_pass",
+    "train-parallel-spec": "training.heads.parallel_spec",
+    "train-dspark": "training.heads.dspark",
     "train-draft-length": "training.controllers.draft_length",
     "train-tree-values": "training.controllers.tree_values",
     "tokenizer": "training.embedded_family.tokenizer",

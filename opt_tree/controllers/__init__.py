@@ -2,6 +2,7 @@
 
 from opt_tree.controllers.auto import Auto
 from opt_tree.controllers.base import Controller
+from opt_tree.controllers.calibrated_length import CalibratedLength
 from opt_tree.controllers.fixed import Fixed
 from opt_tree.controllers.predicted import LengthPredictor, PredictedLength
 from opt_tree.controllers.registry import CONTROLLERS, make_controller, register
@@ -15,6 +16,7 @@ __all__ = [
     "CONTROLLERS",
     "Auto",
     "BetaLength",
+    "CalibratedLength",
     "Controller",
     "Fixed",
     "LengthPredictor",

@@ -28,7 +28,8 @@ class BetaLength(Controller):
 
     Before each further token a rate is drawn from Beta(a, b), and drafting goes on with that probability; one token is
     drafted at least, `longest` at most. After a step with r of K tokens accepted, a grows by r, and b by 1 if r < K:
-    what follows the first rejected token was never judged. Every prompt begins at Beta(1, 1).
+    what follows the first rejected token was never judged. Every prompt begins at Beta(1, 1). The paper's text could be
+    had to its first page alone, so that its own update may be another one.
 
         decoder = Decoder(pair.target, pair.drafter, BetaLength(longest=8))
         [step.tree.nodes for step in decoder.generate(pair.encode("Why is the sky blue?")).steps]

@@ -59,7 +59,7 @@ class EnumeratingRandom(Random):
         return torch.tensor([self.choose(row) for row in probs.tolist()])
 
     def iid(self, probs: Float[Tensor, "rows vocab"], k: int) -> Int[Tensor, "rows k"]:
-        return torch.tensor([[self.choose(row) for _ in range(k)] for row in probs.tolist()])
+        return torch.tensor([[self.choose(row) for _ in range(k)] for row in probs.tolist()]).long().view(-1, k)
 
     def distinct(self, probs: Float[Tensor, "rows vocab"], k: int, among: Among | None = None) -> Int[Tensor, "rows k"]:
         return torch.tensor([self._without_replacement(row, k) for row in probs.tolist()])

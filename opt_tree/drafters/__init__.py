@@ -7,10 +7,12 @@ from opt_tree.drafters.combined.product import Product
 from opt_tree.drafters.combined.rasd import Rasd
 from opt_tree.drafters.combined.sharpened import Sharpened
 from opt_tree.drafters.heads.dflash import DFlashDrafter
+from opt_tree.drafters.heads.dspark import DSparkDrafter
 from opt_tree.drafters.heads.eagle import EagleDrafter
 from opt_tree.drafters.heads.eagle_head import EagleHead
 from opt_tree.drafters.heads.early_exit import EarlyExit, ExitLayer
 from opt_tree.drafters.heads.one_pass import MedusaDrafter, MedusaHeads, OnePass
+from opt_tree.drafters.heads.parallel_spec import ParallelHead, ParallelSpecDrafter
 from opt_tree.drafters.heads.residual import ResidualDrafter, ResidualHeads
 from opt_tree.drafters.registry import KINDS, load_drafter, register
 from opt_tree.drafters.small_models.causal_lm import CausalLMDrafter
@@ -29,6 +31,7 @@ __all__ = [
     "ChainLMDrafter",
     "Copying",
     "DFlashDrafter",
+    "DSparkDrafter",
     "Drafter",
     "DrafterAround",
     "EagleDrafter",
@@ -41,6 +44,8 @@ __all__ = [
     "NGramDrafter",
     "NGramRecycling",
     "OnePass",
+    "ParallelHead",
+    "ParallelSpecDrafter",
     "Product",
     "Rasd",
     "ResidualDrafter",

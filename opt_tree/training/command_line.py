@@ -14,7 +14,7 @@ from torch import nn
 from transformers import PreTrainedTokenizerBase, set_seed
 
 from opt_tree.core import command_line
-from opt_tree.core.command_line import from_fields
+from opt_tree.core.command_line import from_fields, numbers
 from opt_tree.core.errors import out_of_memory
 from opt_tree.models.checkpoints import check_is_folder
 from opt_tree.models.named import resolve
@@ -117,6 +117,20 @@ def pair_parser(description: str, plan: object) -> Parser:
     parser.add_argument("--dtype", default="auto", help="of target and head, as `load_pair` takes it")
     parser.add_argument("--output", type=Path, required=True, help="folder of what is trained")
     parser.set_defaults(replaces=True)
+    parser.add_argument("--threads", type=int, default=1, help="CPU threads")
+    parser.add_fields(plan)
+    return parser
+
+
+def stream_parser(description: str, plan: object) -> Parser:
+    """Return a parser of the options that training from hidden states on disk has; `plan` gives the other fields."""
+    parser = Parser(description)
+    parser.add_argument("--target", type=model_path, required=True, help="model folder; its weights only are read")
+    parser.add_argument("--features", type=existing, required=True, help="folder of `opt_tree.training.heads.features`")
+    parser.add_argument("--output", type=Path, required=True, help="folder of the checkpoint and, in final/, the head")
+    parser.add_argument("--vocab", type=int, default=8192, help="tokens of the draft vocabulary (%(default)s)")
+    parser.add_argument("--marks", type=numbers, default=(), help="keep the head after so many minutes, too: 3,6")
+    parser.add_argument("--resume", action="store_true", help="go on from the checkpoint in OUTPUT")
     parser.add_argument("--threads", type=int, default=1, help="CPU threads")
     parser.add_fields(plan)
     return parser

@@ -9,6 +9,9 @@ from typing import Any
 import torch
 from torch import nn
 
+_READ = ("embed", "lm_head", "markov_w2", "confidence")
+"""In the names of matrices that look up tokens or read them, and of one row: AdamW has them, as it has vectors."""
+
 
 class MuonAdamW(torch.optim.Optimizer):
     """Step two optimizers over disjoint parameters.
@@ -19,7 +22,12 @@ class MuonAdamW(torch.optim.Optimizer):
 
     def __init__(self, model: nn.Module, lr: float, weight_decay: float = 0.05) -> None:
         trainable = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
-        hidden = [p for name, p in trainable.items() if p.ndim == 2 and "embed" not in name and "lm_head" not in name]
+        tables = {p for module in model.modules() if isinstance(module, nn.Embedding) for p in module.parameters()}
+        hidden = [
+            parameter
+            for name, parameter in trainable.items()
+            if parameter.ndim == 2 and parameter not in tables and not any(word in name for word in _READ)
+        ]
         others = [p for p in trainable.values() if all(p is not q for q in hidden)]
         # match_rms_adamw: one learning rate serves both, because a Muon update is scaled to AdamW's size.
         self.muon = torch.optim.Muon(hidden, lr=lr, weight_decay=weight_decay, adjust_lr_fn="match_rms_adamw")

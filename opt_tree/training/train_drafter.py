@@ -32,6 +32,8 @@ SHARES = {"eagle3": (0.33, 0.2), "eagle": (0.33, 0.2), "store": (0.7, 0.15)}
 CALIBRATED, JUDGED = 20, 24
 """Held-out prompts: the first ones calibrate, those behind them are the verdict's."""
 VOCAB = 8192
+UNROLL = "0.2:1,0.3:2,0.5:4"
+"""Share of the head's training:passes on its own estimates; the published seven are for more than minutes."""
 BYTES = 2
 """Of a number among the features."""
 UNITS = {"": 1, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
@@ -148,9 +150,9 @@ def _head(work: Work, config: Any) -> list[str]:
     words = (*target, "--features", output / "features", "--output", output / "head", "--kind", args.kind)
     words += ("--minutes", work.state["head_minutes"], "--save-minutes", max(args.minutes / 20, 0.2))
     vocab = min(VOCAB, config.vocab_size)
-    words += ("--vocab", vocab, "--average", 0.98, "--feature", 0.1)
+    words += ("--vocab", vocab, "--average", 0.98, "--feature", 0.1, "--noise", 0, "--unroll", UNROLL)
     words += ("--frequent", 1024, "--drawn", 256) if vocab >= 2048 else ()  # most of a step is the output layer
-    words += ("--layout", "speculators", "--norm-before-residual") if args.kind == "eagle3" else ()
+    words += ("--layout", "speculators", "--norm-before-residual", "--warm") if args.kind == "eagle3" else ()
     words += ("--resume",) if (output / "head" / "checkpoint.pt").exists() else ()
     ready("head", lambda: work.run("the head", 60 * work.state["head_minutes"], "training.heads.train", *words))
     words = (*target, "--drafter", f"eagle:{output / 'head'}", "--prompts", output / "calibrate.jsonl")

@@ -43,7 +43,7 @@ def test_a_controller_by_name_changes_no_text(name, pair):
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
-        ("autom", "unknown controller 'autom'; there are auto, beta, fixed"),
+        ("autom", "unknown controller 'autom'; there are auto, beta, calibrated"),
         ("auto:demo", "controller auto reads no files, got 'auto:demo'"),
         ("predicted", "controller predicted reads a folder: predicted:PATH, got 'predicted'"),
     ],

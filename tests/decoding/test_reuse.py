@@ -5,9 +5,11 @@ import functools
 import pytest
 import torch
 from drafters.test_dflash import model as tiny_dflash
+from drafters.test_dspark import drafter_of as dspark
 from drafters.test_eagle3 import KNOWN, tiny_head3
 from drafters.test_early_exit import deep, exit_of
 from drafters.test_one_pass import medusa, residual
+from drafters.test_parallel_spec import drafter_of as parallel_spec
 from drafters.test_store import documents
 from tiny_models import CONTEXT, VOCAB, prompt, tiny, tiny_drafter, tiny_head
 from transformers import DynamicCache
@@ -61,6 +63,8 @@ MAKERS = {
     "exit": lambda target: EarlyExit(exit_of(target), target),
     "medusa": medusa,
     "onepass": residual,
+    "parallelspec": parallel_spec,
+    "dspark": dspark,
     "dflash": lambda target: DFlashDrafter(tiny_dflash(), target),
     "ngram": lambda target: NGramDrafter(),
     "store": store,
@@ -78,7 +82,7 @@ MAKERS |= {
     for name, kind in KINDS.items()
     if name not in {*MAKERS, *OWN_TEST} and not kind.needs_path
 }
-ANEW = {"dflash"}
+ANEW = {"dflash", "dspark"}
 """Kinds that begin every prompt anew."""
 LEARNT = {"recycling", "ngram-recycling"}
 """Kinds that have seen the rows of a prompt once where it is reused, and twice where it is not: other trees."""

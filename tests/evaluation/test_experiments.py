@@ -9,7 +9,19 @@ from torch import Tensor
 
 from evaluation.run import runner
 from evaluation.run.options import Options
-from experiments import canonical_price, certificates, contested, hybrids, linear_kernels, quantised, turns, vocabulary
+from experiments import (
+    canonical_price,
+    certificates,
+    contested,
+    early_exit,
+    hybrids,
+    linear_kernels,
+    quantised,
+    training_minutes,
+    turns,
+    vocabulary,
+)
+from opt_tree.models.checkpoints import CALIBRATION, TRAINING
 
 
 def test_the_turns_of_a_conversation(capsys: pytest.CaptureFixture) -> None:
@@ -129,3 +141,62 @@ def test_kernels_are_compared(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Ca
     assert linear_kernels.main(["--rows", "1,6", "--rounds", "1", "--json"]) == 0
     lines = json.loads(capsys.readouterr().out.splitlines()[-1])["kernels"]
     assert len(lines) == len(linear_kernels.KERNELS) and all(line["6 rows, ms"] > 0 for line in lines)
+
+
+def test_an_early_exits_chains_and_its_posteriors(capsys: pytest.CaptureFixture) -> None:
+    """A step of k tokens costs k (depth + 1) layers and all of the target's; plain decoding's texts are cut alike."""
+    short = ["--dtype", "float32", "--limit", "2", "--max-new-tokens", "12", "--longest", "3", "--seeds", "2"]
+    assert early_exit.main([*short, "--depths", "4/12", "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out.splitlines()[-1])["rows"]
+    assert [row["chain"] for row in rows] == ["of 1", "of 2", "of 3", "Beta", "calibrated"]
+    for row in rows:
+        tokens, nodes = row["tokens/step"], row["nodes/step"]
+        if row["chain"].startswith("of"):
+            assert row["x plain, 4/12"] == pytest.approx(tokens * 12 / (nodes * 5 + 12))
+            assert int(row["chain"][3:]) - 1 < nodes <= int(row["chain"][3:])  # less at a text's end
+        assert 1 < tokens <= nodes + 1
+    assert rows[0]["tokens/step"] <= rows[1]["tokens/step"] <= rows[2]["tokens/step"]
+    assert early_exit.main(["--drafter", "eagle:demo", "--limit", "1"]) == 2
+    assert "--drafter eagle:demo is no early exit" in capsys.readouterr().err
+
+
+def test_what_minutes_of_training_bring(
+    capsys: pytest.CaptureFixture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Heads that are there are not trained again; each gets a temperature and its cells, the last one of two sets."""
+    trained: list[list[str]] = []
+
+    def trains(words: list[str], **_: object) -> None:
+        trained.append(words)
+        folder = Path(words[words.index("--output") + 1])
+        for name in ("minutes-0.5", "final"):
+            (folder / name).mkdir()
+            (folder / name / TRAINING).write_text('{"minutes": 1, "on": "1 CPU threads"}')
+            (folder / name / CALIBRATION).write_text('{"temperature": 0.5}')
+
+    def cells(asked: training_minutes.Compared) -> dict[str, list[dict[str, object]]]:
+        head = Path(asked.drafter.partition(":")[2])
+        tokens = 2.0 + int(head.parent.name[-1]) + (head.name == "final")
+        each = [(n, how) for n in (12, 60) for how in ("bare", "fitted")]
+        return {"cells": [{"budget": n, "sharpening": how, "tokens_per_step": tokens} for n, how in each]}
+
+    monkeypatch.setattr(training_minutes.subprocess, "run", trains)
+    monkeypatch.setattr(training_minutes, "compare", cells)
+    asked = ["--features", "F", "--output", str(tmp_path), "--seeds", "0,1", "--minutes", "0.5,1"]
+    for kinds in ("EAGLE-1", "EAGLE-1;EAGLE-3, warm"):
+        assert training_minutes.main([*asked, "--kinds", kinds, "--plot", str(tmp_path / "curve"), "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out.splitlines()[-1])["rows"]
+    assert len(trained) == 4 and [words[words.index("--seed") + 1] for words in trained] == ["0", "1", "0", "1"]
+    assert all(words[words.index("--marks") + 1] == "0.5" for words in trained) and "--warm" in trained[-1]
+    assert len(rows) == 2 * 2 * (1 + 2) * 4 and {row["temperature"] for row in rows} == {0.5}
+    (line,) = (
+        line
+        for line in training_minutes.means(rows)
+        if (line["set"], line["minutes"], line["kind"]) == ("mt_bench", 1.0, "EAGLE-1")
+    )
+    assert line["12 nodes, bare"] == "3.50 [3.00, 4.00]" and line["seeds"] == 2
+    assert (tmp_path / "curve.png").stat().st_size > 5000
+    assert training_minutes.main([*asked, "--kinds", "EAGLE-9"]) == 2
+    assert "unknown kind 'EAGLE-9'; there are EAGLE-1; EAGLE-3" in capsys.readouterr().err
+    assert training_minutes.main([*asked[:-1], "3,1"]) == 2
+    assert "--minutes must rise from above 0, got 3,1" in capsys.readouterr().err

@@ -24,7 +24,8 @@ from opt_tree.training.heads import features, train
 from opt_tree.training.heads.batches import Batch, Documents, most_frequent
 from opt_tree.training.heads.eagle3 import new_eagle3_head
 from opt_tree.training.heads.features import COUNTS, load_part
-from opt_tree.training.heads.head_loss import Goal, HeadLoss, Judged
+from opt_tree.training.heads.head_loss import Goal, HeadLoss, Judged, Wanted
+from opt_tree.training.heads.run import Training
 from opt_tree.training.heads.train import Plan
 
 
@@ -120,22 +121,26 @@ def test_the_draft_vocabulary_is_the_most_frequent_tokens(folder):
 
 
 @pytest.mark.parametrize("hard", [0.0, 0.3])
-def test_the_judgement_is_the_cross_entropy_of_whole_laws(hard):
+@pytest.mark.parametrize("shared", [True, False])
+def test_the_judgement_is_the_cross_entropy_of_whole_laws(hard, shared):
+    """Through the target's rows, which stay, and through rows of the head's own, which learn."""
     torch.manual_seed(0)
     estimates, states = torch.randn(2, 300, 8, requires_grad=True), torch.randn(300, 8)
     output, weights = torch.randn(20, 8), (torch.rand(2, 300) < 0.7).float()
-    loss, equal = Judged.apply(estimates, states, weights, output, hard)
+    own = output if shared else torch.randn(20, 8, requires_grad=True)
+    loss, equal = Judged.apply(estimates, weights, own, Wanted(states, output, hard))
     law = (states @ output.T).softmax(-1)
     goal = (1 - hard) * law + hard * nn.functional.one_hot(law.argmax(-1), 20)
-    logits = estimates @ output.T
+    logits = estimates @ own.T
     each = -(goal * logits.log_softmax(-1)).sum(-1)
     expected = (each * weights).sum(1) / weights.sum(1)
     assert torch.allclose(loss, expected, atol=1e-5)
     hits = (logits.argmax(-1) == law.argmax(-1)).float()
     assert torch.allclose(equal, (hits * weights).sum(1) / weights.sum(1), atol=1e-6)
-    (ours,) = torch.autograd.grad((loss * torch.tensor([1.0, 0.5])).sum(), estimates)
-    (theirs,) = torch.autograd.grad((expected * torch.tensor([1.0, 0.5])).sum(), estimates)
-    assert torch.allclose(ours, theirs, atol=1e-6)
+    learn = [estimates] if shared else [estimates, own]
+    ours, theirs = (torch.autograd.grad((x * torch.tensor([1.0, 0.5])).sum(), learn) for x in (loss, expected))
+    for mine, other in zip(ours, theirs, strict=True):
+        assert torch.allclose(mine, other, atol=1e-6)
 
 
 @pytest.mark.parametrize("kind", ["eagle", "eagle3"])
@@ -210,7 +215,7 @@ def test_the_laws_of_the_passes_are_those_of_the_drafter(kind):
     """Pass s of training on the context and s drafted tokens, and what the drafter says there with its cache."""
     target = CausalLM(target_of().model.float())
     layers, sizes = ((), ()) if kind == "eagle" else ((0, 1, 3), (0.5, 2.0, 3.0))
-    head = new_head(target.model) if kind == "eagle" else new_eagle3_head(target.model, len(KNOWN), size=3.0)
+    head = new_head(target.model) if kind == "eagle" else new_eagle3_head(target.model, len(KNOWN), True, 3.0)
     nn.init.normal_(head.fc.weight, std=0.3, generator=torch.Generator().manual_seed(1))
     output = target.model.get_output_embeddings().weight.detach()[KNOWN].clone()
     model = HeadLoss(head.eval().requires_grad_(False), output, sizes=sizes)
@@ -239,7 +244,7 @@ def test_a_head_begins_alike_whatever_its_features_are_divided_by(target):
     heads_of = []
     for size in (1.0, 4.0):
         torch.manual_seed(0)
-        heads_of.append(new_eagle3_head(target.model, VOCAB, size=size).float())
+        heads_of.append(new_eagle3_head(target.model, VOCAB, True, size).float())
     one, other = heads_of
     laws = one.read(one(ids, given, torch.arange(9)[None])[0])
     assert torch.allclose(other.read(other(ids, given / 4, torch.arange(9)[None])[0]), laws, atol=1e-3)
@@ -254,7 +259,7 @@ def test_a_head_begins_alike_whether_its_residual_is_normed_or_not():
     outputs = []
     for normed in (False, True):
         torch.manual_seed(0)
-        head = new_eagle3_head(model, VOCAB, size=2.0, normed=normed).float()
+        head = new_eagle3_head(model, VOCAB, True, 2.0, normed).float()
         assert head.residual_normed == normed
         outputs.append(head(ids, given, torch.arange(9)[None])[0])
     assert torch.allclose(*outputs, atol=1e-4)
@@ -264,7 +269,7 @@ def test_a_head_begins_alike_whether_its_residual_is_normed_or_not():
 
 def test_a_pair_begins_by_seeing_its_own_token(target):
     torch.manual_seed(0)
-    head = new_eagle3_head(target.model, VOCAB)
+    head = new_eagle3_head(target.model, VOCAB, warm=True)
     width, attention = target.hidden, head.layer.self_attn
     read = head.layer.input_layernorm(head.embed_tokens.weight)
     split = (VOCAB, -1, attention.head_dim)
@@ -275,29 +280,69 @@ def test_a_pair_begins_by_seeing_its_own_token(target):
     assert 3 < own.mean() < 7 and scores.mean().abs() < 1
 
 
-@pytest.mark.parametrize("kind", ["eagle", "eagle3"])
-def test_a_run_goes_on_and_leaves_a_head(folder, tmp_path, kind, target):
+@pytest.mark.parametrize("kind", ["eagle", "eagle3", "warm"])
+def test_a_run_goes_on_and_leaves_heads(folder, tmp_path, kind, target):
     arguments = ["--kind", kind, "--target", f"{folder}/target", "--features", f"{folder}/features", "--vocab", "40"]
-    if kind == "eagle3":
-        arguments += ["--layers", "0,1,1", "--norm-before-residual"]
+    if kind == "warm":
+        arguments[1:2] = ["eagle3", "--warm", "--layers", "0,1,1", "--norm-before-residual"]
     arguments += ["--output", str(tmp_path), "--tokens", "200", "--unroll", "0.5:1,0.5:2", "--save-minutes", "0.02"]
     train.main([*arguments, "--minutes", "0.02"])
-    train.main([*arguments, "--minutes", "0.04", "--resume"])
+    train.main([*arguments, "--minutes", "0.05", "--resume", "--marks", "0.01,0.03,0.04"])
     records = [json.loads(line) for line in (tmp_path / "heldout.jsonl").read_text().splitlines()]
-    # How many steps fit in a second is the machine's affair: that the loss falls is the next test's.
+    # How many steps fit in a second is the machine's affair: that the loss falls is another test's.
     assert records[-1]["steps"] > records[0]["steps"] and records[-1]["seconds"] > records[0]["seconds"]
     assert len(records[-1]["loss"]) == 2 and np.isfinite(records[-1]["loss"]).all()
-    drafter = load_drafter(f"eagle:{tmp_path}/final", target)
-    assert drafter.features == ((-1,) if kind == "eagle" else (0, 1, 1))
-    assert getattr(drafter.lm.model.base_model, "residual_normed", False) == (kind == "eagle3")
-    drafter.reset([7], None)
-    answer = drafter.root([7])
-    assert isinstance(answer, Reduced) and answer.scores.shape == (1, 40)
+    made = [json.loads((path / "training.json").read_text()) for path in sorted(tmp_path.glob("minutes-*"))]
+    assert [path.name for path in sorted(tmp_path.glob("minutes-*"))] == ["minutes-0.03", "minutes-0.04"]
+    assert 0.03 <= made[0]["minutes"] <= made[1]["minutes"] <= records[-1]["seconds"] / 60
+    for name in ("final", "minutes-0.03"):
+        saved = load_file(tmp_path / name / "model.safetensors")
+        assert ("lm_head.weight" in saved) == (kind == "eagle3"), "EAGLE-3's output layer is its own"
+        drafter = load_drafter(f"eagle:{tmp_path}/{name}", target)
+        assert drafter.features == {"eagle": (-1,), "eagle3": published_layers(4), "warm": (0, 1, 1)}[kind]
+        assert getattr(drafter.lm.model.base_model, "residual_normed", False) == (kind == "warm")
+        drafter.reset([7], None)
+        answer = drafter.root([7])
+        assert isinstance(answer, Reduced) and answer.scores.shape == (1, 40)
+
+
+def test_each_kind_is_trained_by_its_papers_recipe_unless_told_otherwise(folder, tmp_path, monkeypatch):
+    """EAGLE-1: feature loss ten times the cross-entropy, noise, one pass. EAGLE-3: neither, seven, all of it learns."""
+    seen = []
+    monkeypatch.setattr(Training, "run", lambda training, *_: seen.append(training))
+    arguments = ["--target", f"{folder}/target", "--features", f"{folder}/features", "--output", f"{tmp_path}/x"]
+    arguments += ["--vocab", "40"]
+    for more in (["--kind", "eagle"], ["--kind", "eagle3"], ["--kind", "eagle", "--noise", "0", "--unroll", "1:2"]):
+        train.main([*arguments, *more])
+    one, three, other = seen
+    assert (one.plan.passes(0.5), one.model.goal.feature, one.model.goal.noise) == (1, 10.0, 0.1)
+    assert (three.plan.passes(0.5), three.model.goal.feature, three.model.goal.noise) == (7, 0.0, 0.0)
+    assert (other.plan.passes(0.5), other.model.goal.feature, other.model.goal.noise) == (2, 10.0, 0.0)
+    still = {name for name, weight in three.model.head.named_parameters() if not weight.requires_grad}
+    assert still == {"embed_tokens.weight"} and three.documents.layers == (-1, *published_layers(4))
+    target_rows = one.model.output
+    assert torch.equal(three.model.output, target_rows), "both are judged by the target's distribution"
+    assert not torch.allclose(three.model.head.lm_head.weight.to(target_rows.dtype), target_rows, atol=0.1)
+
+
+def test_nothing_is_judged_where_the_answer_leaves_the_draft_vocabulary(folder, target):
+    documents = Documents(folder / "features", 200, (-1,))
+    batch = documents[documents.train[0]]
+    known = torch.tensor(sorted(set(batch.ids[:, 2::2].flatten().tolist())))
+    assert 0 < len(known) < VOCAB
+    output = target.model.get_output_embeddings().weight.detach().to(torch.bfloat16)
+    head = new_head(target.model).float().eval()
+    told = HeadLoss(head, output[known], tokens=known)(batch, 1)[0]
+    follower = torch.full_like(batch.ids, int(known[0]))
+    follower[:, :-1] = batch.ids[:, 1:]
+    fewer = Batch(batch.ids, batch.judged & torch.isin(follower, known), batch.features, batch.layers)
+    assert fewer.judged[:, 1:].sum() < batch.judged[:, 1:].sum()
+    assert torch.allclose(told, HeadLoss(head, output[known])(fewer, 1)[0])
 
 
 def test_features_are_divided_by_their_size_in_training_alone(folder, tmp_path):
     arguments = ["--target", f"{folder}/target", "--features", f"{folder}/features", "--vocab", "40"]
-    arguments += ["--output", str(tmp_path), "--tokens", "200", "--unroll", "1:1"]
+    arguments += ["--output", str(tmp_path), "--tokens", "200", "--unroll", "1:1", "--warm"]
     train.main([*arguments, "--minutes", "0.01"])
     state = torch.load(tmp_path / "checkpoint.pt", weights_only=True)
     states = load_part(min((folder / "features").glob("part-*.safetensors"))).features
@@ -342,7 +387,7 @@ def test_the_mean_of_the_weights_is_what_is_kept(folder, tmp_path, target):
     output = target.model.get_output_embeddings().weight.detach().to(torch.bfloat16)
     documents = Documents(folder / "features", 200, (-1,))
     plan = Plan(lr=1e-2, average=0.5)
-    training = train.Training(HeadLoss(head, output), documents, plan, tmp_path)
+    training = Training(HeadLoss(head, output), documents, plan, tmp_path)
     mean = head.fc.weight.detach().clone()
     for step in range(1, 13):
         training.step(documents[documents.train[0]])
@@ -350,19 +395,25 @@ def test_the_mean_of_the_weights_is_what_is_kept(folder, tmp_path, target):
     assert torch.allclose(training.kept.head.fc.weight, mean, atol=1e-6)
     assert not torch.allclose(head.fc.weight, mean, atol=1e-3)
     training.save()
-    other = train.Training(HeadLoss(new_head(target.model).float(), output), documents, plan, tmp_path)
+    other = Training(HeadLoss(new_head(target.model).float(), output), documents, plan, tmp_path)
     other.resume()
     assert torch.equal(other.kept.head.fc.weight, training.kept.head.fc.weight)
     assert torch.equal(other.model.head.fc.weight, head.fc.weight)
 
 
 def test_a_batch_is_judged_over_frequent_tokens_and_others_drawn_anew(target):
+    """The same rows of the head's output layer and of the target's."""
     output = torch.arange(40.0)[:, None]
-    model = HeadLoss(new_head(target.model), output, Goal(often=torch.tensor([3, 7, 30]), drawn=9))
-    draws = [model.judging()[:, 0].int().tolist() for _ in range(20)]
+    head = new_eagle3_head(target.model, 40)
+    head.lm_head.weight = nn.Parameter(output + 100)
+    model = HeadLoss(head, output, Goal(often=torch.tensor([3, 7, 30]), drawn=9))
+    pairs = [model.judging() for _ in range(20)]
+    assert all(torch.equal(own, theirs + 100) and own.requires_grad for own, theirs in pairs)
+    draws = [theirs[:, 0].int().tolist() for _, theirs in pairs]
     assert all(draw[:3] == [3, 7, 30] and len(set(draw)) == 12 for draw in draws)
     assert len({tuple(draw) for draw in draws}) == 20 and {x for draw in draws for x in draw} == set(range(40))
-    assert torch.equal(model.eval().judging(), output)
+    head.lm_head.requires_grad_(False)
+    assert all(torch.equal(rows, output) for rows in model.eval().judging()), "rows that stay are the target's"
 
 
 def test_the_loss_falls_on_what_is_seen_again(folder, target):
@@ -370,10 +421,12 @@ def test_the_loss_falls_on_what_is_seen_again(folder, target):
     kept = most_frequent(np.load(folder / "features" / COUNTS), 40, "target")
     output = target.model.get_output_embeddings().weight.detach()[kept].to(torch.bfloat16)
     head = new_eagle3_head(target.model, 40).float()
-    training = train.Training(HeadLoss(head, output), documents, Plan(lr=1e-2), Path())
+    training = Training(HeadLoss(head, output, tokens=kept), documents, Plan(lr=1e-2), Path())
     batch = documents[documents.train[0]]
-    losses = [float(training.step(batch)[0][0]) for _ in range(25)]
-    assert losses[-1] < losses[0] - 0.05
+    before = head.lm_head.weight.detach().clone()
+    losses = [float(training.step(batch)[0][-1]) for _ in range(25)]
+    assert len(training.step(batch)[0]) == 7 and losses[-1] < losses[0] - 0.05
+    assert not torch.allclose(head.lm_head.weight, before, atol=1e-2)
 
 
 @pytest.mark.parametrize(
@@ -383,8 +436,8 @@ def test_the_loss_falls_on_what_is_seen_again(folder, target):
         (["--resume"], "no checkpoint in .* to go on from"),
         (["--layers", "0,1"], r"reads three of the target's 4 layers, not \(0, 1\)"),
         (["--layers", "0,1,4"], r"reads three of the target's 4 layers, not \(0, 1, 4\)"),
-        (["--layers", "0,1,1", "--kind", "eagle"], "--norm-before-residual are for EAGLE-3 heads"),
-        (["--norm-before-residual", "--kind", "eagle"], "--norm-before-residual are for EAGLE-3 heads"),
+        (["--layers", "0,1,1", "--kind", "eagle"], "--norm-before-residual and --warm are for EAGLE-3 heads"),
+        (["--norm-before-residual", "--kind", "eagle"], "--norm-before-residual and --warm are for EAGLE-3 heads"),
         (["--features", "."], "No such file|no features"),
         (["--hard", "1.5"], "--hard goes up to 1"),
         (["--average", "1"], "--average stays below it"),

@@ -17,12 +17,13 @@ from opt_tree.core.step import Outcome
 from opt_tree.core.target import Output
 from opt_tree.drafters.base import Drafter
 from opt_tree.drafters.heads.eagle import LAST, read_by
+from opt_tree.drafters.heads.families import refuse_others
 from opt_tree.drafters.heads.one_pass import OnePass
 from opt_tree.drafters.registry import DrafterOptions, feature_target, register
 from opt_tree.models.capabilities import size_of
 from opt_tree.models.causal_lm import CausalLM
 from opt_tree.models.chain_lm import AnyLM
-from opt_tree.models.checkpoints import check_finite, load_config, load_model, refused
+from opt_tree.models.checkpoints import check_finite, load_config, load_model, read_config, refused
 
 _NUMBERS = ("block_size", "mask_token_id", "target_layer_ids", "hidden_size")
 
@@ -64,7 +65,10 @@ class DFlashDrafter(OnePass):
         self._begin(self._nothing() if output is None else self._inputs(output.features))
 
     def laws(self, context: list[int]) -> Float[Tensor, "depths vocab"]:
-        """One forward: the states that came since the last one, then the block behind them."""
+        return read_by(self.target, self.states(context)[1:])
+
+    def states(self, context: list[int]) -> Float[Tensor, "block hidden"]:
+        """Run the states that came since the last forward, and the block behind them; return what the block became."""
         count = len(self._waiting)
         masks = [self.model.config.mask_token_id] * (self.block - 1)
         root = torch.tensor([[context[-1], *masks]], device=self.target.device)
@@ -81,7 +85,7 @@ class DFlashDrafter(OnePass):
         ).last_hidden_state
         self._cache.crop(-self.block)
         self._waiting = self._nothing()
-        return read_by(self.target, states[0, 1:])
+        return states[0]
 
     def observe(self, outcome: Outcome) -> None:
         self._waiting = torch.cat([self._waiting, self._inputs(outcome.features)])
@@ -112,6 +116,7 @@ def _check(config: Any, target: CausalLM) -> int:
 
 def load_dflash(path: str, target: CausalLM) -> DFlashDrafter:
     """Load a DFlash model as transformers does, in the target's dtype and on its device. Raises CheckpointError."""
+    refuse_others(path, read_config(path, "a DFlash model"))
     with refused(f"cannot use {path}"):
         # Before its weights are made: a folder of something else may be large.
         _check(load_config(path), target)

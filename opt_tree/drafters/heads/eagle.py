@@ -19,6 +19,7 @@ from opt_tree.core.target import Output, shared
 from opt_tree.drafters.base import OfModel
 from opt_tree.drafters.draft_vocabulary import take_vocabulary, trimmed_further
 from opt_tree.drafters.heads.eagle_head import EagleHead, HeadedEagle
+from opt_tree.drafters.heads.families import refuse_others
 from opt_tree.models.capabilities import cast_weights
 from opt_tree.models.causal_lm import Buckets, CausalLM, Wanted
 from opt_tree.models.checkpoints import CheckpointError, load_tensors, read_config, refused
@@ -129,15 +130,19 @@ class EagleDrafter(OfModel):
 
     def root(self, context: list[int]) -> Float[Tensor, "1 vocab"] | Reduced:
         """Run the pairs that the last step completed, with the target's features."""
-        tokens = self._embeddable(context[self._first + self.lm.length :])
-        output = self.lm.append(tokens, features=self._ready, picking=self._picking)
-        self._ready = self._ready[:0]
+        tokens, features = self.take_pairs(context)
+        output = self.lm.append(tokens, features=features, picking=self._picking)
         states = output.features[LAST]
         if self._drafted.dtype != states.dtype or self._drafted.shape[1] != states.shape[1]:
             self._drafted = states.new_empty((_ROOM, states.shape[1]))
         self._rows = 0
         self._draft(states, states.shape[0] - 1)
         return self._scores(output)
+
+    def take_pairs(self, context: list[int]) -> tuple[list[int], Float[Tensor, "pairs hidden"]]:
+        """Return the pairs that are not in the head's cache yet, tokens and features; whoever takes them runs them."""
+        features, self._ready = self._ready, self._ready[:0]
+        return self._embeddable(context[self._first + self.lm.length :]), features
 
     def expand(self, frontier: Frontier) -> Float[Tensor, "frontier vocab"] | Reduced:
         tokens, parents, depths, visible = frontier
@@ -232,6 +237,7 @@ def lend_embeddings(tensors: dict[str, Tensor], target: CausalLM, vocab: int) ->
 def head_config(path: str) -> LlamaConfig:
     """Read a head's config.json. Heads name no model type of their own: all are one Llama layer."""
     raw = read_config(path, "an EAGLE head")
+    refuse_others(path, raw)
     try:
         own = {key: value for key, value in raw.items() if key not in ("architectures", "model_type")}
         if "num_hidden_layers" not in own:

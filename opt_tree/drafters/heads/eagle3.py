@@ -22,6 +22,7 @@ from opt_tree.drafters.base import Drafter
 from opt_tree.drafters.draft_vocabulary import take_vocabulary, trimmed_further
 from opt_tree.drafters.heads.eagle import EagleDrafter, lend_embeddings, load_eagle
 from opt_tree.drafters.heads.eagle_head import HeadedEagle, OneLayerHead
+from opt_tree.drafters.heads.families import refuse_others
 from opt_tree.drafters.registry import DrafterOptions, feature_target, register
 from opt_tree.models.capabilities import cast_weights
 from opt_tree.models.causal_lm import Buckets, CausalLM
@@ -174,6 +175,7 @@ def load_eagle3(
     weights. `tensors`: those of the checkpoint, if they are read already.
     """
     tensors, raw = load_tensors(path) if tensors is None else tensors, read_config(path, "an EAGLE head")
+    refuse_others(path, raw)
     if not is_eagle3(tensors):
         raise CheckpointError(f"{path} is no EAGLE-3 head: it has neither midlayer.* nor layers.0.hidden_norm.weight")
     with refused(f"cannot use {path}"):

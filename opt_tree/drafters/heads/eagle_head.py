@@ -55,6 +55,10 @@ class OneLayerHead(nn.Module, ABC):
         The share of the embedding is computed here, once for all features that follow: training unrolls with it.
         """
 
+    def embed(self, input_ids: Int[Tensor, "*rows"]) -> Float[Tensor, "*rows hidden"]:
+        """Return the embeddings of tokens."""
+        return self.embed_tokens(input_ids)
+
     def forward(
         self,
         input_ids: Int[Tensor, "batch tokens"],
@@ -64,7 +68,7 @@ class OneLayerHead(nn.Module, ABC):
         past_key_values: object | None = None,
     ) -> tuple[Float[Tensor, "batch tokens hidden"]]:
         """Return the estimated features. Row i gets the embedding of token i + 1 and the feature of token i."""
-        embedded = self.embed_tokens(input_ids)
+        embedded = self.embed(input_ids)
         read, residual = self.enter(embedded, features.to(embedded.dtype))
         attended, _ = self.layer.self_attn(
             hidden_states=read,

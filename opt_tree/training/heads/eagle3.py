@@ -19,13 +19,14 @@ _OWN = 5.0
 
 
 def new_eagle3_head(
-    target: PreTrainedModel, vocab: int, warm: bool = True, size: float = 1.0, normed: bool = False
+    target: PreTrainedModel, vocab: int, warm: bool = False, size: float = 1.0, normed: bool = False
 ) -> Eagle3Head:
-    """Return an EAGLE-3 head in the target's width that begins as a layer of the target on the uppermost feature.
+    """Return an EAGLE-3 head in the target's width: random weights, an output layer of its own, the target's embedding.
 
-    Embedding and final norm are the target's. `fc` passes on the last of the three features, the last layer gives its
-    weights; what reads the two other features is small. Queries and keys read the embedding alike, so that every pair
-    begins by seeing its own token: attention alone tells the head of it. `size`: what the last feature is divided by.
+    With `warm` it begins as a layer of the target on the uppermost feature, with the target's last norm, and its output
+    rows stay the target's. `fc` passes on the last of the three features, the last layer gives its weights; what reads
+    the two other features is small. Queries and keys read the embedding alike, so that every pair begins by seeing its
+    own token: attention alone tells the head of it. `size`: what the last feature is divided by.
     Norms do not see it; what the layer adds to the feature is divided by it too. `normed`: `norm_before_residual`. Then
     the norm begins without weights, and queries, keys and values have them: the residual is the feature at size 1.
     """
@@ -34,10 +35,10 @@ def new_eagle3_head(
     head = Eagle3Head(config)
     head.embed_tokens.weight.data.copy_(target.get_input_embeddings().weight.float())
     head.embed_tokens.requires_grad_(False)
-    head.lm_head.requires_grad_(False)
-    head.norm.weight.data.copy_(target.base_model.norm.weight.float())
     if not warm:
         return head
+    head.lm_head.requires_grad_(False)
+    head.norm.weight.data.copy_(target.base_model.norm.weight.float())
     source, width = target.base_model.layers[-1], config.hidden_size
     own, weights = head.midlayer, source.input_layernorm.weight
     with torch.no_grad():

@@ -1,8 +1,9 @@
-"""What judges an EAGLE head on hidden states from disk: the cross-entropy with the law that the target has there."""
+"""What judges an EAGLE head on hidden states from disk: the cross-entropy with the target's distribution there."""
 
+from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -18,46 +19,58 @@ _CHUNK = 128
 """Rows of logits held at once: what fits a core's cache with the loss and its gradient."""
 
 
-class Judged(torch.autograd.Function):
-    """Cross-entropy through an output layer with the law that other states have there, a few rows at a time.
+class Wanted(NamedTuple):
+    """The target's side: the states behind its last norm, what reads them, and the share of its best token alone."""
 
-    Logits and their gradient are never held for more than `_CHUNK` rows. `hard` is the share of each law that
-    its best token gets for itself. Returns (loss, share of equal argmaxes), each by pass.
+    states: Float[Tensor, "rows hidden"]
+    output: Float[Tensor, "tokens hidden"]
+    hard: float = 0.0
+
+
+class Judged(torch.autograd.Function):
+    """Cross-entropy of what an output layer reads in estimates, with what the target says of the same rows.
+
+    Logits and their gradient are never held for more than `_CHUNK` rows. `output` gets a gradient where it wants one:
+    EAGLE-3's is its own. Returns (loss, share of equal argmaxes), each by pass.
     """
 
     @staticmethod
     def forward(
         ctx: Any,
         estimates: Float[Tensor, "passes rows hidden"],
-        states: Float[Tensor, "rows hidden"],
         weights: Float[Tensor, "passes rows"],
         output: Float[Tensor, "tokens hidden"],
-        hard: float,
+        wanted: Wanted,
     ) -> tuple[Float[Tensor, " passes"], Float[Tensor, " passes"]]:
         losses, equal = torch.zeros(len(estimates)), torch.zeros(len(estimates))
         gradient = torch.empty_like(estimates)
+        of_output = torch.zeros(len(estimates) * ctx.needs_input_grad[2], *output.shape)
         norm = weights.sum(1).clamp_min(1)
-        for start in range(0, len(states), _CHUNK):
+        for start in range(0, len(wanted.states), _CHUNK):
             rows = slice(start, start + _CHUNK)
-            law = (states[rows] @ output.T).float().softmax(-1)
-            best = law.argmax(-1)
-            if hard:
-                law.mul_(1 - hard).scatter_add_(1, best[:, None], torch.full((len(best), 1), hard))
+            probs = (wanted.states[rows] @ wanted.output.T).float().softmax(-1)
+            best = probs.argmax(-1)
+            if wanted.hard:
+                probs.mul_(1 - wanted.hard)
+                probs.scatter_add_(1, best[:, None], torch.full((len(best), 1), wanted.hard))
             for number, estimate in enumerate(estimates[:, rows]):
                 weight = weights[number, rows] / norm[number]
                 log_probs = (estimate @ output.T).float().log_softmax(-1)
-                losses[number] -= (torch.einsum("rv,rv->r", law, log_probs) * weight).sum()
+                losses[number] -= (torch.einsum("rv,rv->r", probs, log_probs) * weight).sum()
                 equal[number] += ((log_probs.argmax(-1) == best) * weight).sum()
-                apart = log_probs.exp_().sub_(law).mul_(weight[:, None])
-                gradient[number, rows] = apart.to(output.dtype) @ output
-        ctx.save_for_backward(gradient)
+                apart = log_probs.exp_().sub_(probs).mul_(weight[:, None]).to(output.dtype)
+                gradient[number, rows] = apart @ output
+                if len(of_output):
+                    of_output[number] += apart.T @ estimate
+        ctx.save_for_backward(gradient, of_output)
         ctx.mark_non_differentiable(equal)
         return losses, equal
 
     @staticmethod
     def backward(ctx: Any, losses: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
-        (gradient,) = ctx.saved_tensors
-        return gradient * losses[:, None, None].to(gradient.dtype), None, None, None, None
+        gradient, of_output = ctx.saved_tensors
+        read = torch.einsum("p,pvh->vh", losses, of_output).to(gradient.dtype) if len(of_output) else None
+        return gradient * losses[:, None, None].to(gradient.dtype), None, read, None
 
 
 @dataclass(frozen=True)
@@ -66,28 +79,52 @@ class Goal:
 
     feature: float = 0.0  # weight of SmoothL1 between what the output layer reads here and in the target
     noise: float = 0.0  # half-width of uniform noise on the features
-    hard: float = 0.0  # share that the target's best token alone gets of the law
+    hard: float = 0.0  # share that the target's best token alone gets of what is wanted
     often: Int[Tensor, " rows"] | None = None  # rows of the output layer that each batch is judged over; None: all
     drawn: int = 0  # other rows that it is judged over, drawn anew
 
 
-class HeadLoss(nn.Module):
-    """A head with what judges it: `forward` gives the loss and the share of equal argmaxes, by pass.
+class Judge(nn.Module):
+    """What is trained, with what judges it: `forward` gives the loss and the share of equal argmaxes, by pass."""
 
+    head: nn.Module
+    sizes: Sequence[float] = (1.0,)
+    """What features are divided by; it is kept with a checkpoint."""
+
+    @abstractmethod
+    def forward(self, batch: Batch, unroll: int) -> tuple[Float[Tensor, " passes"], Float[Tensor, " passes"]]:
+        """Judge the head on a batch in so many passes."""
+
+
+class HeadLoss(Judge):
+    """An EAGLE head with what judges it.
+
+    `output`: the target's output rows of the draft vocabulary. They read an EAGLE-3 head too, unless its own are
+    trained. `tokens`: which tokens these are; None: all. Where the answer goes on with another one nothing is judged;
+    EAGLE-3 leaves out where the target's best token is another one, which is the same along greedy answers.
     `sizes`: what an EAGLE-3 head's features are divided by, a number a layer. `fold` puts them into its `fc`.
     """
+
+    passes = staticmethod(passes)
 
     def __init__(
         self,
         head: EagleHead | Eagle3Head,
-        output: Float[Tensor, "tokens hidden"],
+        output: Float[Tensor, "columns hidden"],
         goal: Goal = Goal(),
         sizes: Sequence[float] = (1.0, 1.0, 1.0),
+        tokens: Int[Tensor, " columns"] | None = None,
     ) -> None:
         super().__init__()
         self.output: Tensor
-        self.head, self.goal, self.sizes = head, goal, list(sizes)
+        self.known: Tensor
+        self.head: Any = head
+        self.goal, self.sizes = goal, list(sizes)
         self.register_buffer("output", output, persistent=False)
+        known = torch.ones(head.config.vocab_size, dtype=torch.bool)
+        if tokens is not None:
+            known = torch.zeros_like(known).index_fill_(0, tokens, True)
+        self.register_buffer("known", known, persistent=False)
 
     def fold(self) -> None:
         """Let the head read features as they are."""
@@ -96,13 +133,17 @@ class HeadLoss(nn.Module):
                 columns.div_(size)
             self.sizes = [1.0, 1.0, 1.0]
 
-    def judging(self) -> Float[Tensor, "some_tokens hidden"]:
-        """Return the rows of the output layer that a batch is judged over."""
+    def judging(self) -> tuple[Float[Tensor, "some hidden"], Float[Tensor, "some hidden"]]:
+        """Return the rows of the head's output layer that a batch is judged over, and the target's."""
+        own = self.head.lm_head.weight if isinstance(self.head, Eagle3Head) else self.output
+        own = own.to(self.output.dtype) if own.requires_grad else self.output
         often = self.goal.often
         if often is None or not self.training:
-            return self.output
+            return own, self.output
         others = torch.ones(len(self.output), dtype=torch.bool).index_fill_(0, often, False).nonzero()[:, 0]
-        return self.output[torch.cat([often, others[torch.randperm(len(others))[: self.goal.drawn]]])]
+        some = torch.cat([often, others[torch.randperm(len(others))[: self.goal.drawn]]])
+        theirs = self.output[some]
+        return own[some] if own.requires_grad else theirs, theirs
 
     def estimates(self, batch: Batch, unroll: int) -> list[Float[Tensor, "rows pairs hidden"]]:
         """Return the head's output by pass; pair i has feature i and token i + 1."""
@@ -113,20 +154,21 @@ class HeadLoss(nn.Module):
             inputs = batch.features[-1][:, :-1].float()
         if self.training and self.goal.noise:
             inputs = inputs + (torch.rand_like(inputs) - 0.5) * (2 * self.goal.noise)
-        return passes(self.head, batch.ids[:, 1:], inputs, unroll)
+        return self.passes(self.head, batch.ids[:, 1:], inputs, unroll)
 
     def forward(self, batch: Batch, unroll: int) -> tuple[Float[Tensor, " passes"], Float[Tensor, " passes"]]:
         goals = batch.features[-1][:, 1:]
         estimates = self.estimates(batch, unroll)
-        judged = batch.judged[:, 1:]
+        follower = F.pad(batch.ids[:, 2:], (0, 1), value=int(self.known.nonzero()[0]))  # unknown at the end: judged
+        judged = batch.judged[:, 1:] & self.known[follower]
         # Pass s speaks of pairs with s earlier ones; before that it has seen true features only.
         place = torch.arange(judged.shape[1]).expand_as(judged)[judged]
         weights = torch.stack([place >= number for number in range(unroll)]).float()
         picked = torch.stack([estimate[judged] for estimate in estimates])
         states = goals[judged]
-        output = self.judging()
+        own, theirs = self.judging()
         read = self.head.read(picked)
-        loss, equal = Judged.apply(read.to(output.dtype), states, weights, output, self.goal.hard)
+        loss, equal = Judged.apply(read.to(own.dtype), weights, own, Wanted(states, theirs, self.goal.hard))
         if self.goal.feature:
             near = F.smooth_l1_loss(read.float(), states.float().expand_as(picked), reduction="none").mean(-1)
             loss = loss + self.goal.feature * (near * weights).sum(1) / weights.sum(1).clamp_min(1)

@@ -1,0 +1,110 @@
+"""EESD as a whole: an early exit drafts a chain, whose length is fixed, or drawn from its two posteriors.
+
+    python -m experiments.early_exit [--bench-name demo] [--limit 40] [--longest 8] [--seeds 8]
+
+Plain decoding's texts are recorded once, greedily, with the exit's chain behind every token; each fixed length and each
+controller is replayed on them, those that draw with several seeds. Times plain decoding count layers, as if a forward's
+time were that of its layers whatever its rows: a chain of k tokens costs k (depth + 1) layers to draft, and all layers
+of the target to score, whose lower ones run for the last token alone. Beside the exit's own depth, as if it stood
+elsewhere (`--depths`).
+"""
+
+import statistics
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from jaxtyping import Int
+
+from evaluation.command_line import at_least, main_of, option, table
+from evaluation.run.models import gather
+from evaluation.run.options import Asked
+from opt_tree import Controller, Generation, Static, TreePolicy
+from opt_tree.controllers import BetaLength, CalibratedLength
+from opt_tree.core.children import TopK
+from opt_tree.core.pool import CandidatePool
+from opt_tree.decoding.recording import record, replay
+from opt_tree.drafters.heads.early_exit import EarlyExit
+
+
+@dataclass(frozen=True)
+class Options(Asked):
+    """What is recorded, and what is replayed on it."""
+
+    drafter: str = option("exit:demo", "an early exit")
+    max_new_tokens: int = option(64, "new tokens a question, at most")
+    longest: int = option(8, "longest chain")
+    seeds: int = option(8, "that each controller is replayed with")
+    depths: str = option("4/12,5/80", "comma list: layers below the exit / layers of the target, to count by")
+    json: bool = option(False, "print the figures as one JSON line, too")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        at_least(self, max_new_tokens=1, longest=1, seeds=1)
+
+    @property
+    def places(self) -> list[tuple[int, int]]:
+        """Depth and layers."""
+        return [(int(depth), int(layers)) for depth, layers in (part.split("/") for part in self.depths.split(","))]
+
+
+@dataclass(frozen=True)
+class Chains:
+    """Drafts the whole chain behind every token, and sends nothing to the target."""
+
+    max_depth: int
+
+    @property
+    def children(self) -> TopK:
+        return TopK(1)
+
+    def expand(self, pool: CandidatePool) -> Int[np.ndarray, " frontier"] | None:
+        return pool.newest if pool.depth < self.max_depth else None
+
+    def select(self, pool: CandidatePool) -> Int[np.ndarray, " rows"]:
+        return np.array([0])
+
+
+def figures(generations: Sequence[Generation], places: Sequence[tuple[int, int]]) -> dict[str, float]:
+    """Tokens and nodes a step, and how many times faster than plain decoding that is by layers.
+
+    A step without a draft, at a text's end, costs the target's layers alone.
+    """
+    steps = [step for generation in generations for step in generation.steps]
+    tokens, drafted = sum(len(step.tokens) for step in steps), sum(step.tree.nodes for step in steps)
+    found = {"tokens/step": tokens / len(steps), "nodes/step": drafted / len(steps)}
+    for depth, layers in places:
+        found[f"x plain, {depth}/{layers}"] = tokens * layers / (drafted * (depth + 1) + len(steps) * layers)
+    return found
+
+
+def run(options: Options) -> dict[str, Any]:
+    """Print a line for each length and each controller; return them."""
+    given = gather(options)
+    pair = given.pair
+    if not isinstance(pair.drafter.bare, EarlyExit):
+        raise ValueError(f"--drafter {options.drafter} is no early exit")
+    texts = record(pair, given.first_prompts(), options.max_new_tokens, survey=Chains(options.longest))
+
+    def replayed(policy: TreePolicy | Controller) -> dict[str, float]:
+        return figures(replay(texts, policy, pair.target.vocab), options.places)
+
+    rows: list[dict[str, Any]] = []
+    for length in range(1, options.longest + 1):
+        rows.append({"chain": f"of {length}", **replayed(Static.chain(length))})
+    for name, kind in (("Beta", BetaLength), ("calibrated", CalibratedLength)):
+        each = [replayed(kind(options.longest, seed=seed)) for seed in range(options.seeds)]
+        row = {"chain": name, **{key: statistics.fmean(one[key] for one in each) for key in each[0]}}
+        rows.append(
+            row | {"from": min(one["tokens/step"] for one in each), "to": max(one["tokens/step"] for one in each)}
+        )
+    print(f"{options.drafter}, {len(texts)} texts of {given.questions.name}, greedy; mean of {options.seeds} seeds")
+    print(table(rows))
+    return {"rows": rows, "drafter": options.drafter, "questions": given.questions.name, "texts": len(texts)}
+
+
+main = main_of("experiments.early_exit", Options, __doc__, run)
+if __name__ == "__main__":
+    sys.exit(main())

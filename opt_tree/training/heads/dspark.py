@@ -1,0 +1,210 @@
+"""Train a DSpark model from hidden states on disk (arXiv:2607.05147, section 3.3).
+
+    python -m opt_tree.training.heads.dspark --target DIR --features DIR --output DIR --minutes 12
+
+Anchors are drawn from the answers anew for each batch. A block behind an anchor sees the target's hidden states before
+it and its own places, never another block's. Embedding and output layer are the target's and stay as they are. The loss
+of place k is 0.1 times the cross-entropy of the token that follows, 0.9 times the L1 distance to the target's law, and
+the cross-entropy of the confidence with 1 - L1 / 2, weighed by exp(-(k - 1) / 4) as in the released configuration. Each
+place has a mean of its own here; a draft vocabulary is judged as if the target had no other tokens. Stream, clock and
+files are those of `opt_tree.training.heads.train`.
+"""
+
+import argparse
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from opt_tree.core.command_line import from_fields
+from opt_tree.drafters.draft_vocabulary import vocabulary_tensors
+from opt_tree.drafters.heads.dspark import KINDS, DSparkHeads, backbone, published_names
+from opt_tree.models.checkpoints import load_weights
+from opt_tree.training.command_line import run_command, stream_parser, whole_numbers
+from opt_tree.training.files import write_checkpoint
+from opt_tree.training.heads.batches import Batch, Documents, most_frequent
+from opt_tree.training.heads.features import COUNTS
+from opt_tree.training.heads.head_loss import Judge
+from opt_tree.training.heads.run import Pace, Training
+
+
+@dataclass(frozen=True)
+class DSparkPlan(Pace):
+    """The model, and how many blocks a batch has."""
+
+    lr: float = 3e-3  # highest learning rate; it falls linearly to nothing
+    decay: float = math.exp(-1 / 4)  # weight of each place relative to the one before
+    block: int = 7  # places of a block, the anchor's included: layers of a draft
+    depth: int = 5  # layers of the block's network
+    rank: int = 256  # of the Markov head
+    anchors: float = 0.125  # blocks, as a share of the answers' tokens
+    apart: float = 0.9  # weight of the L1 distance; the cross-entropy of what follows has the rest of 1
+
+    def passes(self, progress: float) -> int:
+        return self.block
+
+
+class DSparkModel(nn.Module):
+    """A block and its heads under the published names: what is trained and saved."""
+
+    def __init__(self, config: dict[str, Any], columns: int) -> None:
+        super().__init__()
+        self.config, self.block, self.heads = config, backbone(config), DSparkHeads(config, columns)
+
+
+class DSparkLoss(Judge):
+    """A DSpark model with what judges it; pass k is place k.
+
+    `tokens` are the columns. Embedding and output layer are the target's, and no part of what is trained.
+    """
+
+    def __init__(
+        self,
+        head: DSparkModel,
+        target: PreTrainedModel,
+        tokens: Int[Tensor, " columns"],
+        plan: DSparkPlan,
+    ) -> None:
+        super().__init__()
+        self.head: DSparkModel = head
+        self.plan = plan
+        self.embedding: Tensor = target.get_input_embeddings().weight.detach()
+        self.output: Tensor = target.get_output_embeddings().weight.detach()[tokens]
+        self.columns = torch.full((len(self.embedding),), -1)
+        self.columns[tokens] = torch.arange(len(tokens))
+
+    def draw(self, batch: Batch) -> tuple[Int[Tensor, "rows anchors"], Bool[Tensor, "rows anchors"]]:
+        """Draw anchors in each document, among the tokens whose follower belongs to the answer; mark those that are."""
+        able = batch.judged.clone()
+        able[:, 0] = False  # nothing of the context comes before it
+        count = max(1, round(self.plan.anchors * int(able.sum(1).max())))
+        chances = torch.rand(able.shape).masked_fill(~able, -1.0)
+        best, places = chances.topk(min(count, able.shape[1]), 1)
+        return places, best >= 0
+
+    def states(self, batch: Batch, anchors: Int[Tensor, "rows anchors"]) -> Float[Tensor, "rows anchors block hidden"]:
+        """Run the blocks behind some anchors; all of a document in one forward."""
+        size, (rows, length) = self.head.config["block_size"], batch.ids.shape
+        context = torch.cat([batch.features[layer].float() for layer in batch.layers[1:]], -1)
+        ids = torch.full((*anchors.shape, size), self.head.config["mask_token_id"])
+        ids[..., 0] = batch.ids.gather(1, anchors)
+        places = anchors[..., None] + torch.arange(size)
+        own = torch.arange(anchors.shape[1]).repeat_interleave(size)
+        before = torch.arange(length) < anchors.repeat_interleave(size, 1)[..., None]
+        seen = torch.cat([before, (own[:, None] == own).expand(rows, -1, -1)], -1)[:, None]
+        states = self.head.block(
+            noise_embeds=self.embedding[ids.flatten(1)].float(),
+            context_hidden_states=context,
+            position_ids=torch.cat([torch.arange(length).expand(rows, -1), places.flatten(1)], 1),
+            attention_mask={"full_attention": seen},
+        ).last_hidden_state
+        return states.view(*ids.shape, -1)
+
+    def forward(self, batch: Batch, unroll: int) -> tuple[Float[Tensor, " places"], Float[Tensor, " places"]]:
+        anchors, real = self.draw(batch)
+        states, length = self.states(batch, anchors), batch.ids.shape[1]
+        asked = anchors[..., None] + torch.arange(unroll)  # where the target says what place k should
+        able = real[..., None] & (asked < length - 1)
+        asked = asked.clamp(max=length - 2)
+        able &= batch.judged.gather(1, (asked + 1).flatten(1)).view_as(asked)  # a token that is there
+        parents, follower = (batch.ids.gather(1, (asked + ahead).flatten(1)).view_as(asked) for ahead in (0, 1))
+        goals = batch.features[-1].gather(1, asked.flatten(1)[..., None].expand(-1, -1, states.shape[-1]))
+        logits, confidence = self.score(states[able], parents[able])
+        law = (goals.view_as(states)[able].to(self.output.dtype) @ self.output.T).float().softmax(-1)
+        losses = losses_of(logits, confidence, law, self.columns[follower[able]], self.plan.apart)
+        place = torch.arange(unroll).expand_as(able)[able]
+        counts = torch.bincount(place, minlength=unroll).clamp(min=1)
+        equal = (logits.argmax(-1) == law.argmax(-1)).float()
+        return tuple(torch.zeros(unroll).index_add(0, place, each) / counts for each in (losses, equal))
+
+    def score(
+        self, states: Float[Tensor, "rows hidden"], parents: Int[Tensor, " rows"]
+    ) -> tuple[Float[Tensor, "rows columns"], Float[Tensor, " rows"]]:
+        """Return the logits of children and of the confidence, below parents whose children have these states."""
+        markov, confidence = self.head.heads.markov_head, self.head.heads.confidence(states, parents)
+        assert confidence is not None
+        unary = states.to(self.output.dtype) @ self.output.T
+        return (unary + markov.markov_w2(markov.latent(states, parents))).float(), confidence.float()
+
+
+def losses_of(
+    logits: Float[Tensor, "rows columns"],
+    confidence: Float[Tensor, " rows"],
+    law: Float[Tensor, "rows columns"],
+    follower: Int[Tensor, " rows"],
+    weight: float,
+) -> Float[Tensor, " rows"]:
+    """Return the sum of the three losses, `weight` being that of L1; a follower of -1 has no column to be asked for."""
+    log_probs = logits.log_softmax(-1)
+    hard = -log_probs.gather(1, follower.clamp(min=0)[:, None])[:, 0] * (follower >= 0)
+    apart = (log_probs.exp() - law).abs().sum(-1)
+    sure = F.binary_cross_entropy_with_logits(confidence, (1 - apart.detach() / 2).clamp(0, 1), reduction="none")
+    return (1 - weight) * hard + weight * apart + sure
+
+
+def spread(count: int, depth: int) -> list[int]:
+    """Return `depth` of the target's `count` layers, evenly from the second to the third last, as DFlash does."""
+    last = max(count - 3, 1)
+    return sorted({round(1 + (last - 1) * place / max(depth - 1, 1)) for place in range(depth)})
+
+
+def new_config(
+    target: PreTrainedModel, plan: DSparkPlan, layers: Sequence[int], kind: str, mask: int
+) -> dict[str, Any]:
+    """Return the config of a model for this target, in DeepSpec's words."""
+    text = target.config.get_text_config().to_dict()
+    names = ("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim", "hidden_act")
+    names += ("rms_norm_eps", "rope_parameters", "max_position_embeddings", "vocab_size")
+    own = {name: text[name] for name in names if text.get(name) is not None}
+    own |= {"architectures": ["Qwen3DSparkModel"], "model_type": "qwen3", "dtype": "bfloat16"}
+    own |= {"num_hidden_layers": plan.depth, "num_target_layers": text["num_hidden_layers"]}
+    own |= {"block_size": plan.block, "mask_token_id": mask, "target_layer_ids": list(layers)}
+    own |= {"markov_rank": plan.rank, "markov_head_type": kind, "enable_confidence_head": True}
+    return own | {"confidence_head_with_markov": True}
+
+
+def save_dspark(model: DSparkModel, folder: Path, tokens: Int[Tensor, " columns"]) -> None:
+    """Save a model in bf16 as DeepSpec does, but for the target's layers; with its draft vocabulary."""
+    vocabulary = vocabulary_tensors(tokens, model.config["vocab_size"])
+    write_checkpoint(model.config, published_names(model.block, model.heads) | dict(vocabulary), folder)
+
+
+def train(args: argparse.Namespace) -> None:
+    plan, target = from_fields(DSparkPlan, args), load_weights(str(args.target), torch.bfloat16)
+    count = target.config.get_text_config().num_hidden_layers
+    layers = args.layers or spread(count, plan.depth)
+    mask = target.config.pad_token_id if args.mask is None else args.mask
+    if mask is None or not 0 <= mask < target.config.vocab_size:
+        raise ValueError(f"--mask is a token of the target that no text has, got {mask}")
+    kept = most_frequent(np.load(args.features / COUNTS), args.vocab, "target")
+    head = DSparkModel(new_config(target, plan, layers, args.markov, mask), len(kept))
+    nn.init.normal_(head.heads.markov_head.markov_w1.weight, std=0.02)
+    read = [-1 if layer == count - 1 else layer for layer in layers]  # the drafter has the last one behind its norm
+    documents = Documents(args.features, plan.tokens, (-1, *read))
+    training = Training(DSparkLoss(head.float(), target, kept, plan), documents, plan, args.output)
+    if args.resume:
+        training.resume()
+    training.run(lambda loss, folder: save_dspark(loss.head, folder, kept), args.marks)
+    print(f"done; to decode with it: --target {args.target} --drafter dspark:{args.output / 'final'}")
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = stream_parser("Train a DSpark model from hidden states on disk.", DSparkPlan())
+    parser.add_argument(
+        "--layers", type=whole_numbers, help="layers that it reads (default: as many as it has, spread)"
+    )
+    parser.add_argument("--markov", choices=KINDS, default=KINDS[0], help="Markov head (%(default)s)")
+    parser.add_argument("--mask", type=int, help="token that stands for a mask (default: the target's padding)")
+    run_command(parser, train, arguments)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,148 @@
+"""Train a ParallelSpec head, group by group, from hidden states on disk (arXiv:2410.05589).
+
+    python -m opt_tree.training.heads.parallel_spec --target DIR --features DIR --output DIR --minutes 12
+
+Every token of a document is a root once: its group is its own pair, which sees the true pairs before it, and the masks
+behind it, which see the same pairs and the masks before them, never those of another group. So one pass trains every
+depth of every group. The law that the target has at a token judges all groups that speak of it, as in
+`opt_tree.training.heads.train`, whose stream, clock and files these are. `--init` begins as an EAGLE-1 head.
+"""
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from jaxtyping import Bool, Float, Int
+from safetensors.torch import load_file
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+from transformers.models.llama.modeling_llama import apply_rotary_pos_emb, repeat_kv
+
+from opt_tree.core.command_line import from_fields
+from opt_tree.drafters.draft_vocabulary import vocabulary_tensors
+from opt_tree.drafters.heads.parallel_spec import ParallelHead
+from opt_tree.models.checkpoints import load_weights
+from opt_tree.training.command_line import existing, run_command, stream_parser
+from opt_tree.training.embedded_family.eagle import new_head
+from opt_tree.training.files import write_checkpoint
+from opt_tree.training.heads.batches import Documents, most_frequent
+from opt_tree.training.heads.features import COUNTS
+from opt_tree.training.heads.head_loss import Goal, HeadLoss
+from opt_tree.training.heads.run import Pace, Training
+
+
+@dataclass(frozen=True)
+class ParallelPlan(Pace):
+    """How deep, and judged by what."""
+
+    depths: int = 5  # layers of a draft: the root's pair and the masks
+    hard: float = 0.0  # share that the target's best token alone gets of the law that judges
+    frequent: int = 0  # most frequent tokens over which each step is judged; 0: the whole draft vocabulary
+    drawn: int = 0  # others, drawn anew for each step
+
+    def passes(self, progress: float) -> int:
+        return self.depths
+
+
+class ParallelLoss(HeadLoss):
+    """A parallel head with what judges it; pass d is depth d + 1."""
+
+    @staticmethod
+    def passes(
+        head: ParallelHead,
+        ids: Int[Tensor, "rows pairs"],
+        features: Float[Tensor, "rows pairs hidden"],
+        depths: int,
+    ) -> list[Float[Tensor, "rows pairs hidden"]]:
+        """Return the estimates by depth, each where the token is that it speaks of: by the group `depth` pairs back."""
+        layer, attention, count = head.layer, head.layer.self_attn, ids.shape[1]
+        positions, split = torch.arange(count)[None], (*ids.shape, -1, attention.head_dim)
+        before = torch.ones(count, count, dtype=torch.bool).tril()
+        keys: list[Tensor] = []
+        values: list[Tensor] = []
+        found: list[Tensor] = []
+        for depth in range(depths):
+            embedded = head.embed_tokens(ids) if depth == 0 else head.masks.weight[depth - 1].expand(1, 1, -1)
+            *read, residual = head.entered(embedded)(features)
+            query, key, value = (each.view(split).transpose(1, 2) for each in read)
+            query, key = apply_rotary_pos_emb(query, key, *head.rotary(residual, positions + depth))
+            keys.append(repeat_kv(key, attention.num_key_value_groups))
+            values.append(repeat_kv(value, attention.num_key_value_groups))
+            mixed = see(query * attention.scaling, keys, values, before)
+            hidden = residual + attention.o_proj(mixed.transpose(1, 2).flatten(2))
+            hidden = hidden + layer.mlp(layer.post_attention_layernorm(hidden))
+            found.append(F.pad(hidden, (0, 0, depth, 0))[:, :count])
+        return found
+
+
+def see(
+    query: Float[Tensor, "rows heads groups head_dim"],
+    keys: list[Tensor],
+    values: list[Tensor],
+    before: Bool[Tensor, "groups pairs"],
+) -> Float[Tensor, "rows heads groups head_dim"]:
+    """Attend to the pairs up to a group's own, and to what else the group has: the masks up to this one."""
+    pairs = keys[0].shape[2]
+    scores = [(query @ keys[0].mT).masked_fill(~before, -torch.inf)]
+    scores += [(query * key).sum(-1, keepdim=True) for key in keys[1:]]
+    probs = torch.cat(scores, -1).float().softmax(-1).to(query.dtype)
+    mixed = probs[..., :pairs] @ values[0]
+    for place, value in enumerate(values[1:], pairs):
+        mixed = mixed + probs[..., place : place + 1] * value
+    return mixed
+
+
+def new_parallel_head(target: PreTrainedModel, depths: int, init: Path | None = None) -> ParallelHead:
+    """Return an untrained head, its embedding the target's and frozen; or one that begins as an EAGLE-1 head."""
+    own = new_head(target)
+    head = ParallelHead(own.config, depths)
+    tensors = own.state_dict()
+    if init is not None:
+        tensors |= {n: t for n, t in load_file(init / "model.safetensors").items() if n in tensors}
+        tensors["embed_tokens.weight"] = own.embed_tokens.weight
+    nn.init.normal_(head.masks.weight, std=own.embed_tokens.weight.std().item())
+    head.load_published(tensors | {"masks.weight": head.masks.weight.detach()}, str(init or "a new head"))
+    head.embed_tokens.requires_grad_(False)
+    return head.float()
+
+
+def save_parallel(head: ParallelHead, folder: Path, tokens: Int[Tensor, " columns"]) -> None:
+    """Save a head in bf16 with its draft vocabulary; its embedding is the target's and stays there."""
+    config = {**head.config.to_diff_dict(), "architectures": ["LlamaForCausalLMParallelSpec"], "dtype": "bfloat16"}
+    tensors = {name: tensor for name, tensor in head.state_dict().items() if name != "embed_tokens.weight"}
+    write_checkpoint(config, tensors | dict(vocabulary_tensors(tokens, head.config.vocab_size)), folder)
+
+
+def train(args: argparse.Namespace) -> None:
+    plan = from_fields(ParallelPlan, args)
+    if plan.depths < 2 or plan.hard > 1:
+        raise ValueError(f"--depths is at least 2, --hard at most 1, got {plan.depths} and {plan.hard}")
+    if (plan.drawn and not plan.frequent) or plan.frequent + plan.drawn > args.vocab:
+        raise ValueError(f"--frequent {plan.frequent} and --drawn {plan.drawn} of a draft vocabulary of {args.vocab}")
+    target = load_weights(str(args.target), torch.bfloat16)
+    counts = np.load(args.features / COUNTS)
+    kept = most_frequent(counts, args.vocab, "target")
+    often = torch.from_numpy(np.argsort(-counts[kept], kind="stable")[: plan.frequent]) if plan.frequent else None
+    output = target.get_output_embeddings().weight.detach()[kept].clone()
+    model = ParallelLoss(
+        new_parallel_head(target, plan.depths, args.init), output, Goal(hard=plan.hard, often=often, drawn=plan.drawn)
+    )
+    training = Training(model, Documents(args.features, plan.tokens, (-1,)), plan, args.output)
+    if args.resume:
+        training.resume()
+    training.run(lambda loss, folder: save_parallel(loss.head, folder, kept), args.marks)
+    print(f"done; to decode with it: --target {args.target} --drafter parallelspec:{args.output / 'final'}")
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = stream_parser("Train a ParallelSpec head from hidden states on disk.", ParallelPlan())
+    parser.add_argument("--init", type=existing, help="EAGLE-1 head to begin as, but for its embedding")
+    run_command(parser, train, arguments)
+
+
+if __name__ == "__main__":
+    main()

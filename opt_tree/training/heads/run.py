@@ -1,0 +1,155 @@
+"""A run that trains a head from hidden states on disk, of any kind: its pace, its step, its checkpoints.
+
+Owns the clock, the learning rate and the running mean; what is trained and what judges it is a `Judge`.
+"""
+
+import copy
+import json
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from tqdm import tqdm
+
+from opt_tree.models.checkpoints import TRAINING
+from opt_tree.training.files import whole
+from opt_tree.training.heads.batches import Batch, Documents, Group
+from opt_tree.training.heads.head_loss import Judge
+from opt_tree.training.optimizer import MuonAdamW
+
+
+@dataclass(frozen=True)
+class Pace(ABC):
+    """How long and how fast; a subclass says how deep."""
+
+    minutes: float = 45.0  # of the whole run, resumed parts included
+    lr: float = 5e-3  # highest learning rate; it falls linearly to nothing
+    tokens: int = 3072  # of a batch, padding included
+    decay: float = 0.8  # weight of each pass relative to the one before
+    average: float = 0.0  # decay a step of a running mean of the weights, which is what is kept; 0: the last ones
+    save_minutes: float = 4.0  # between checkpoints
+    seed: int = 0
+
+    @abstractmethod
+    def passes(self, progress: float) -> int:
+        """Return the number of passes, or of layers of a draft, at a share of the run."""
+
+
+class Training:
+    """One run: what a checkpoint holds, and the step."""
+
+    def __init__(self, model: Judge, documents: Documents, plan: Pace, output: Path) -> None:
+        self.model, self.documents, self.plan, self.output = model, documents, plan, output
+        self.kept = copy.deepcopy(model) if plan.average else model
+        self.optimizer = MuonAdamW(model, plan.lr)
+        self.seconds, self.steps, self.tokens = 0.0, 0, 0
+
+    def order(self) -> Iterator[Group]:
+        """Yield groups of documents for ever, each epoch in another order; parts that are new come first."""
+        rng = np.random.default_rng((self.plan.seed, self.steps))
+        waiting: list[Group] = []
+        while True:
+            new = self.documents.refresh()
+            waiting += [new[index] for index in rng.permutation(len(new))]
+            if not waiting:
+                train = self.documents.train
+                waiting = [train[index] for index in rng.permutation(len(train))]
+            yield waiting.pop()
+
+    def step(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Take one optimizer step; return loss and share of equal argmaxes by pass."""
+        progress = min(self.seconds / (60 * self.plan.minutes), 1.0)
+        unroll = self.plan.passes(progress)
+        for group in self.optimizer.param_groups:
+            group["lr"] = self.plan.lr * min(1.0, (self.steps + 1) / 20) * (1 - progress)
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            loss, equal = self.model(batch, unroll)
+        weights = self.plan.decay ** torch.arange(unroll)
+        (loss * weights).sum().backward()
+        nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        self.steps += 1
+        self.tokens += int(batch.judged.sum())
+        self._average()
+        return loss.detach(), equal
+
+    @torch.no_grad()
+    def _average(self) -> None:
+        share = 1 - min(self.plan.average, self.steps / (self.steps + 10))  # the first weights are soon forgotten
+        for mean, last in zip(self.kept.parameters(), self.model.parameters(), strict=True):
+            if mean is not last and last.requires_grad:
+                mean.lerp_(last, share)
+
+    @torch.no_grad()
+    def heldout(self, unroll: int) -> tuple[list[float], list[float]]:
+        """Return loss and share of equal argmaxes by pass on the held-out batches."""
+        self.kept.eval()
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            results = [self.kept(self.documents[group], unroll) for group in self.documents.heldout]
+        self.kept.train()
+        loss, equal = (torch.stack(each).mean(0).tolist() for each in zip(*results, strict=True))
+        return loss, equal
+
+    def save(self) -> None:
+        """Write a checkpoint, and what is held out beside it."""
+        state: dict[str, Any] = {"head": self.model.head.state_dict(), "optimizer": self.optimizer.state_dict()}
+        state["kept"], state["sizes"] = self.kept.head.state_dict(), self.model.sizes
+        counts = {"seconds": self.seconds, "steps": self.steps, "tokens": self.tokens}
+        with whole(self.output / "checkpoint.pt") as partial:
+            torch.save({**state, **counts}, partial)
+        loss, equal = self.heldout(self.plan.passes(1.0))
+        record = {**counts, "loss": [round(x, 4) for x in loss], "equal": [round(x, 4) for x in equal]}
+        tqdm.write(json.dumps(record))
+        with (self.output / "heldout.jsonl").open("a") as log:
+            log.write(json.dumps(record) + "\n")
+
+    def resume(self) -> None:
+        """Load the checkpoint; FileNotFoundError if there is none."""
+        path = self.output / "checkpoint.pt"
+        if not path.exists():
+            raise FileNotFoundError(f"no checkpoint in {self.output} to go on from")
+        state = torch.load(path, weights_only=True)
+        self.model.head.load_state_dict(state["head"])
+        self.kept.head.load_state_dict(state.get("kept", state["head"]))
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.model.sizes = self.kept.sizes = state.get("sizes", [1.0] * 3)  # earlier ones: features as they are
+        self.seconds, self.steps, self.tokens = state["seconds"], state["steps"], state["tokens"]
+
+    def run(self, save: Callable[[Any, Path], None], marks: Sequence[float] = ()) -> None:
+        """Train until the minutes are over; let `save` write the head then (`final`), and when a mark is passed.
+
+        It gets a copy of what is kept, to do with as it likes.
+        """
+
+        def keep(name: str) -> None:
+            save(copy.deepcopy(self.kept), self.output / name)
+            note = f"{torch.get_num_threads()} CPU threads, {self.steps} steps, {self.tokens} tokens"
+            made = {"minutes": round(self.seconds / 60, 2), "on": note}
+            (self.output / name / TRAINING).write_text(json.dumps(made) + "\n")
+
+        end, saved, mean = 60 * self.plan.minutes, self.seconds, torch.zeros(0)
+        bar = tqdm(total=round(end), initial=round(self.seconds), unit="s")
+        waiting = sorted(mark for mark in marks if 60 * mark > self.seconds)
+        for group in self.order():
+            begin = time.process_time()
+            _, equal = self.step(self.documents[group])
+            self.seconds += time.process_time() - begin
+            if waiting and self.seconds >= 60 * waiting[0]:
+                keep(f"minutes-{waiting.pop(0):g}")
+            mean = equal if len(mean) != len(equal) else 0.97 * mean + 0.03 * equal
+            bar.update(round(self.seconds) - bar.n)
+            shown = " ".join(f"{share:.3f}" for share in mean.tolist())
+            bar.set_postfix_str(f"{self.steps} steps, {self.tokens / 1e3:.0f}k tokens, equal {shown}")
+            over = self.seconds >= end
+            if over or self.seconds - saved > 60 * self.plan.save_minutes:
+                self.save()
+                saved = self.seconds
+            if over:
+                return keep("final")

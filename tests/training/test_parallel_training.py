@@ -1,0 +1,199 @@
+"""Heads that draft in one pass, trained from hidden states on disk: what each group sees, and that a run learns."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from drafters.test_dspark import BLOCK, config_of, parts_of
+from drafters.test_parallel_spec import DEPTHS, head_of
+from tiny_models import HIDDEN, VOCAB, tiny
+from training import test_heads_training
+
+from opt_tree import Decoder, OptTree, Static, load_drafter
+from opt_tree.models.causal_lm import CausalLM
+from opt_tree.training.heads import dspark, parallel_spec
+from opt_tree.training.heads.batches import Documents
+from opt_tree.training.heads.head_loss import Goal
+from opt_tree.training.heads.parallel_spec import ParallelLoss, ParallelPlan, new_parallel_head
+from opt_tree.training.heads.run import Training
+
+folder, target = test_heads_training.folder, test_heads_training.target
+
+
+def test_a_group_sees_its_pairs_and_its_own_masks():
+    """Every depth of every group, in one pass, is what the head says of that group alone."""
+    head = head_of(CausalLM(tiny("llama")))
+    torch.manual_seed(1)
+    ids, given = torch.randint(0, VOCAB, (1, 7)), torch.randn(1, 7, HIDDEN).double()
+    estimates = ParallelLoss.passes(head, ids, given, DEPTHS)
+    assert [estimate.shape for estimate in estimates] == [(1, 7, HIDDEN)] * DEPTHS
+    for root in range(7):
+        own = VOCAB + torch.arange(DEPTHS - 1)[None]
+        tokens = torch.cat([ids[:, : root + 1], own], 1)
+        features = torch.cat([given[:, : root + 1], given[:, root : root + 1].expand(-1, DEPTHS - 1, -1)], 1)
+        seen = torch.full((tokens.shape[1],) * 2, -torch.inf).double().triu(1)[None, None]
+        (expected,) = head(tokens, features, torch.arange(tokens.shape[1])[None], attention_mask=seen)
+        for depth in range(min(DEPTHS, 7 - root)):
+            assert torch.allclose(estimates[depth][:, root + depth], expected[:, root + depth], atol=1e-5)
+
+
+def test_every_depth_learns(folder, target, tmp_path):
+    plan = ParallelPlan(minutes=1e9, lr=3e-3, tokens=200, depths=3)
+    torch.manual_seed(0)
+    head = new_parallel_head(target.model, plan.depths)
+    output = target.model.get_output_embeddings().weight.detach().float()
+    run = Training(ParallelLoss(head, output, Goal()), Documents(folder / "features", 200, (-1,)), plan, tmp_path)
+    before, _ = run.heldout(3)
+    order = run.order()
+    masks = head.masks.weight.detach().clone()
+    for _ in range(40):
+        run.step(run.documents[next(order)])
+    after, _ = run.heldout(3)
+    assert all(late < early - 0.05 for early, late in zip(before, after, strict=True))
+    assert not torch.equal(masks, head.masks.weight)
+
+
+def test_a_run_goes_on_and_leaves_a_parallel_head(folder, tmp_path, target):
+    arguments = ["--target", f"{folder}/target", "--features", f"{folder}/features", "--vocab", "40", "--depths", "3"]
+    arguments += ["--output", str(tmp_path), "--tokens", "200", "--save-minutes", "0.02"]
+    parallel_spec.main([*arguments, "--minutes", "0.01"])
+    parallel_spec.main([*arguments, "--minutes", "0.02", "--resume"])
+    records = [json.loads(line) for line in (tmp_path / "heldout.jsonl").read_text().splitlines()]
+    assert records[-1]["steps"] > records[0]["steps"]
+    assert len(records[-1]["loss"]) == 3 and np.isfinite(records[-1]["loss"]).all()
+    drafter = load_drafter(f"parallelspec:{tmp_path}/final", target)
+    drafter.reset([7], None)
+    drafter.root([7])
+    assert drafter.scores.shape == (3, 40)
+    begun = new_parallel_head(target.model, 4, tmp_path / "final")
+    saved = load_drafter(f"parallelspec:{tmp_path}/final", target).eagle.lm.model.base_model
+    assert torch.allclose(begun.fc.weight.double(), saved.fc.weight.double(), atol=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("options", "complaint"),
+    [
+        (["--depths", "1"], "--depths is at least 2"),
+        (["--frequent", "30", "--drawn", "20"], "--frequent 30 and --drawn 20 of a draft vocabulary of 40"),
+    ],
+)
+def test_what_cannot_be_trained_is_one_line(folder, tmp_path, capsys, options, complaint):
+    arguments = ["--target", f"{folder}/target", "--features", f"{folder}/features", "--vocab", "40"]
+    with pytest.raises(SystemExit):
+        parallel_spec.main([*arguments, "--output", str(tmp_path), *options])
+    assert complaint in capsys.readouterr().err and not list(tmp_path.iterdir())
+
+
+def dspark_of(target, columns=VOCAB, **changes):
+    head = dspark.DSparkModel(config_of(num_hidden_layers=2, **changes), columns)
+    head.block, head.heads = parts_of(head.config, columns)
+    return head
+
+
+def batch_of(folder, layers):
+    documents = Documents(folder / "features", 200, (-1, *layers))
+    return documents[documents.train[0]]
+
+
+def test_a_block_sees_what_was_before_it_and_itself(folder, target):
+    """Each of a batch's blocks, in one forward, is what the drafter's model says behind that anchor alone."""
+    layers = (0, 1)
+    batch = batch_of(folder, layers)
+    head = dspark_of(target).float()
+    loss = dspark.DSparkLoss(head, target.model.float(), torch.arange(VOCAB), dspark.DSparkPlan(anchors=0.5))
+    anchors, real = loss.draw(batch)
+    assert real.any() and batch.judged.gather(1, anchors)[real].all()
+    states = loss.states(batch, anchors)
+    embedding, size = target.model.get_input_embeddings(), head.config["block_size"]
+    for row, anchor in ((0, int(anchors[0, 0])), (len(batch.ids) - 1, int(anchors[-1, 1]))):
+        given = torch.cat([batch.features[layer][row : row + 1, :anchor].float() for layer in layers], -1)
+        noise = embedding(torch.tensor([[int(batch.ids[row, anchor]), *[0] * (size - 1)]]))
+        places = torch.arange(anchor + size)[None]
+        alone = head.block(noise_embeds=noise, context_hidden_states=given, position_ids=places).last_hidden_state[0]
+        column = (anchors[row] == anchor).nonzero()[0, 0]
+        assert torch.allclose(states[row, column], alone, atol=1e-4)
+    target.model.double()
+
+
+def test_the_losses_are_those_of_equations_8_to_10():
+    torch.manual_seed(0)
+    logits, sure = torch.randn(5, 7).double(), torch.randn(5).double()
+    law, follower = torch.randn(5, 7).double().softmax(-1), torch.tensor([0, 3, 6, -1, 2])
+    found = dspark.losses_of(logits, sure, law, follower, 0.9)
+    for row in range(5):
+        drafted, wanted = logits[row].softmax(0), law[row]
+        accepted = torch.minimum(drafted, wanted).sum()  # which is 1 - L1 / 2
+        confidence = torch.sigmoid(sure[row])
+        expected = 0.9 * (drafted - wanted).abs().sum()
+        expected -= accepted * confidence.log() + (1 - accepted) * (1 - confidence).log()
+        if follower[row] >= 0:
+            expected -= 0.1 * drafted[follower[row]].log()
+        assert found[row] == pytest.approx(float(expected), abs=1e-9)
+
+
+def test_every_place_of_a_block_is_asked_what_follows_its_parent(folder, target, monkeypatch):
+    batch, size = batch_of(folder, (0, 1)), BLOCK
+    head = dspark_of(target).float()
+    loss = dspark.DSparkLoss(head, target.model.float(), torch.arange(VOCAB), dspark.DSparkPlan(anchors=0.5))
+    anchors, real = loss.draw(batch)
+    monkeypatch.setattr(loss, "draw", lambda _: (anchors, real))
+    taken = []
+    monkeypatch.setattr(dspark, "losses_of", lambda *given: taken.append(given) or given[1])
+    score = loss.score
+
+    def scored(states, parents):
+        taken.append(parents)
+        return score(states, parents)
+
+    monkeypatch.setattr(loss, "score", scored)
+    loss(batch, size)
+    parents, (_, _, law, follower, _) = taken
+    expected = []
+    output = target.model.get_output_embeddings().weight
+    for row, anchor in ((row, anchor) for row, drawn in enumerate(anchors.tolist()) for anchor in drawn):
+        length = int(batch.judged[row].nonzero().max()) + 1
+        expected += [(row, place) for place in range(anchor, min(anchor + size, length - 1))]
+    rows, places = torch.tensor(expected).T
+    assert real.all() and len(expected) > 20
+    assert torch.equal(parents, batch.ids[rows, places]) and torch.equal(follower, batch.ids[rows, places + 1])
+    goals = (batch.features[-1][rows, places].float() @ output.T).softmax(-1)
+    assert torch.allclose(law, goals, atol=1e-3)
+    target.model.double()
+
+
+@pytest.mark.parametrize("kind", ["vanilla", "gated"])
+def test_a_dspark_run_goes_on_and_leaves_a_model(folder, tmp_path, target, kind):
+    arguments = ["--target", f"{folder}/target", "--features", f"{folder}/features", "--vocab", "40", "--block", "3"]
+    arguments += ["--output", str(tmp_path), "--tokens", "200", "--layers", "0,1", "--depth", "1", "--rank", "8"]
+    arguments += ["--markov", kind, "--mask", "60", "--anchors", "0.5", "--save-minutes", "0.02"]
+    dspark.main([*arguments, "--minutes", "0.01"])
+    dspark.main([*arguments, "--minutes", "0.02", "--resume"])
+    records = [json.loads(line) for line in (tmp_path / "heldout.jsonl").read_text().splitlines()]
+    assert records[-1]["steps"] > records[0]["steps"]
+    assert len(records[-1]["loss"]) == 3 and np.isfinite(records[-1]["loss"]).all()
+    drafter = load_drafter(f"dspark:{tmp_path}/final", target)
+    text = Decoder(target, drafter, OptTree(6, 0.0)).generate([3, 9, 7], 8)
+    assert text.tokens == Decoder(target, None, Static.empty()).generate([3, 9, 7], 8).tokens
+    assert max(step.tree.nodes for step in text.steps) > 0 and len(drafter.tokens) == 40
+
+
+def test_every_place_of_a_block_learns(folder, target, tmp_path):
+    plan = dspark.DSparkPlan(minutes=1e9, block=BLOCK, anchors=0.5)
+    torch.manual_seed(0)
+    head = dspark.DSparkModel(config_of(), VOCAB).float()
+    documents = Documents(folder / "features", 200, (-1, 0, 1))
+    loss = dspark.DSparkLoss(head, target.model.float(), torch.arange(VOCAB), plan)
+    run = Training(loss, documents, plan, tmp_path)
+    before, _ = run.heldout(BLOCK)
+    order = run.order()
+    for _ in range(40):
+        run.step(run.documents[next(order)])
+    after, _ = run.heldout(BLOCK)
+    assert all(late < early - 0.02 for early, late in zip(before, after, strict=True))
+    target.model.double()
+
+
+def test_layers_are_spread_as_dflash_spreads_them():
+    assert dspark.spread(36, 5) == [1, 9, 17, 25, 33]
+    assert dspark.spread(12, 3) == [1, 5, 9] and dspark.spread(12, 1) == [1]
