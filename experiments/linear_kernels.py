@@ -86,7 +86,7 @@ def _qlinear(weight: Tensor) -> Product:
     q, scale = _rounded(weight)
     packed, zeros = torch.ops.onednn.qlinear_prepack(q, None), torch.zeros(len(q), dtype=torch.int32)
     multiply: Any = torch.ops.onednn.qlinear_pointwise.default
-    given = (packed, scale, zeros, None, 1.0, 0, torch.bfloat16, "none", [], "")
+    given: Any = (packed, scale, zeros, None, 1.0, 0, torch.bfloat16, "none", [], "")
     return lambda x: multiply(x, 1.0, 128, *given)
 
 

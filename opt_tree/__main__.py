@@ -18,7 +18,7 @@ COMMANDS = {
     "features": "training.heads.features",
     "train-head": "training.heads.train",
     "train-early-exit": "training.heads.early_exit",
-    "train-one-pass": "training.heads.one_pass",
+    "train-medusa": "training.heads.medusa",
     "train-parallel-spec": "training.heads.parallel_spec",
     "train-dspark": "training.heads.dspark",
     "train-draft-length": "training.controllers.draft_length",

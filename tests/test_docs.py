@@ -276,7 +276,7 @@ def test_the_code_in_the_pages_runs(
     page: Path, number: int, code: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    if "canonical" in code:
+    if "canonical" in code or "weights=" in code:
         monkeypatch.setenv("OPT_TREE_CACHE", str(tmp_path / "packages"))  # its kernel is built there
     exec(compile(code, f"{name_of(page)}, block {number}", "exec"), {"__name__": "__main__"})
     if page.name == "README.md":

@@ -178,8 +178,8 @@ def rules(quick: bool) -> list[Grid]:
 
 
 RASD, GRAFT = f"rasd:{HEAD}+store:demo", f"{HEAD}+store:demo"
-PRODUCT = "product:1.33,0.1,0.4,0.8:onepass:demo+store:demo"
-"""One pass times the store; the exponents were chosen on Vicuna-Bench."""
+PRODUCT = "product:1.33,0.1,0.4,0.8:parallelspec:demo+store:demo"
+"""One pass times the store; the exponents were chosen on Vicuna-Bench, for other heads."""
 DRAFTERS: dict[str, tuple[str, ...]] = {
     DRAFT: ("opt:0.2", "binary"),
     HEAD: ("opt:0.2", "eagle2"),
@@ -192,10 +192,10 @@ DRAFTERS: dict[str, tuple[str, ...]] = {
     f"graft:2:{GRAFT}": ("opt:0.05",),
     PRODUCT: ("opt:0.02",),
     RASD: ("opt:0.2", "eagle2"),
-    "exit:demo": ("opt:0.05", "chain"),
+    **dict.fromkeys(SMALL := ("exit:demo", "parallelspec:demo", "dspark:demo"), ("opt:0.05", "chain")),
 }
 """What drafts, and under which trees: OPT-Tree, whose threshold is about what a layer costs, then its paper's."""
-FITTED = (DRAFT, HEAD, "eagle3:demo", f"graft:1:{GRAFT}", f"graft:2:{GRAFT}", RASD, "exit:demo")
+FITTED = (DRAFT, HEAD, "eagle3:demo", f"graft:1:{GRAFT}", f"graft:2:{GRAFT}", RASD, *SMALL)
 """Those that bring a fitted sharpening."""
 
 

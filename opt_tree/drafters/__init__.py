@@ -13,7 +13,6 @@ from opt_tree.drafters.heads.eagle_head import EagleHead
 from opt_tree.drafters.heads.early_exit import EarlyExit, ExitLayer
 from opt_tree.drafters.heads.one_pass import MedusaDrafter, MedusaHeads, OnePass
 from opt_tree.drafters.heads.parallel_spec import ParallelHead, ParallelSpecDrafter
-from opt_tree.drafters.heads.residual import ResidualDrafter, ResidualHeads
 from opt_tree.drafters.registry import KINDS, load_drafter, register
 from opt_tree.drafters.small_models.causal_lm import CausalLMDrafter
 from opt_tree.drafters.small_models.chain_lm import ChainLMDrafter, model_drafter
@@ -48,8 +47,6 @@ __all__ = [
     "ParallelSpecDrafter",
     "Product",
     "Rasd",
-    "ResidualDrafter",
-    "ResidualHeads",
     "Sharpened",
     "Store",
     "StoreDrafter",

@@ -126,7 +126,7 @@ def test_specs_of_drafters(text, kind, path):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("egale:demo", "unknown kind of drafter 'egale' in 'egale:demo'; there are copy, dflash, eagle"),
+        ("egale:demo", "unknown kind of drafter 'egale' in 'egale:demo'; there are copy, dflash, dspark, eagle"),
         ("eagle", "'eagle' does not say where it lies: eagle:PATH, or eagle:demo"),
         ("lm:", "'lm:' does not say where it lies"),
         ("eagle:./nowhere", "nowhere"),

@@ -8,7 +8,7 @@ from drafters.test_dflash import model as tiny_dflash
 from drafters.test_dspark import drafter_of as dspark
 from drafters.test_eagle3 import KNOWN, tiny_head3
 from drafters.test_early_exit import deep, exit_of
-from drafters.test_one_pass import medusa, residual
+from drafters.test_one_pass import medusa
 from drafters.test_parallel_spec import drafter_of as parallel_spec
 from drafters.test_store import documents
 from tiny_models import CONTEXT, VOCAB, prompt, tiny, tiny_drafter, tiny_head
@@ -62,7 +62,6 @@ MAKERS = {
     "eagle3": lambda target: Eagle3Drafter(tiny_head3(target), target, tokens=KNOWN, layers=(0, 1, 2)),
     "exit": lambda target: EarlyExit(exit_of(target), target),
     "medusa": medusa,
-    "onepass": residual,
     "parallelspec": parallel_spec,
     "dspark": dspark,
     "dflash": lambda target: DFlashDrafter(tiny_dflash(), target),

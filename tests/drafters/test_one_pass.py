@@ -6,33 +6,26 @@ import numpy as np
 import pytest
 import torch
 from conftest import TableDrafter, TableTarget, hashed_laws, log_rows
+from drafters.test_parallel_spec import SOME
+from drafters.test_parallel_spec import drafter_of as parallel_spec
 from enumeration import LAWS, assert_lossless, first_token
 from safetensors.torch import save_file
-from tiny_models import ARCHITECTURES, HIDDEN, VOCAB, build, prompt, tiny, tiny_head
+from tiny_models import ARCHITECTURES, HIDDEN, VOCAB, build, prompt, tiny
 
 from opt_tree import CheckpointError, Decoder, OptTree, Sampling, Static, load_drafter, load_pair
 from opt_tree.core.children import Few, Reduced
 from opt_tree.core.pool import Frontier
 from opt_tree.drafters import (
-    EagleDrafter,
     MedusaDrafter,
     MedusaHeads,
     NGramDrafter,
     NGramRecycling,
     Product,
-    ResidualDrafter,
-    ResidualHeads,
 )
 from opt_tree.drafters.combined.product import product
-from opt_tree.drafters.draft_vocabulary import vocabulary_tensors
 from opt_tree.drafters.tables.lookup import few
 from opt_tree.models.causal_lm import CausalLM
-from opt_tree.models.checkpoints import load_tokenizer
-from opt_tree.models.named import resolve
 from opt_tree.policies import Sampled
-from opt_tree.training.answers import opening
-from opt_tree.training.embedded_family.outputs import save_documents
-from opt_tree.training.heads.one_pass import draft_vocabulary
 from opt_tree.verifiers import multi_round
 
 POLICY = OptTree(nodes=9, threshold=0.0, max_depth=6)
@@ -57,23 +50,12 @@ def medusa(target, own_output=True, layers=1):
     return MedusaDrafter(noisy(MedusaHeads(target.hidden, target.vocab, 3, layers, own_output)), target)
 
 
-def residual(target, tokens=None):
-    heads = noisy(ResidualHeads(HIDDEN, 4, 8))
-    return ResidualDrafter(heads, EagleDrafter(tiny_head(target.model), target), target, tokens)
-
-
-SOME = torch.arange(VOCAB - 1, 0, -2)
-"""A draft vocabulary, in falling order."""
-
-
 MAKERS = {
     "medusa": medusa,
     "medusa, the target's output layer": lambda target: medusa(target, False),
-    "residual": residual,
-    "residual, some tokens": lambda target: residual(target, SOME),
-    "residual, some tokens x n-grams": lambda target: Product(residual(target, SOME), NGramDrafter()),
+    "parallelspec, some tokens x n-grams": lambda target: Product(parallel_spec(target, SOME), NGramDrafter()),
     "medusa x n-grams": lambda target: Product(medusa(target), NGramDrafter()),
-    "residual x recycling": lambda target: Product(residual(target), NGramRecycling(), (0.7, 0.7)),
+    "parallelspec x recycling": lambda target: Product(parallel_spec(target), NGramRecycling(), (0.7, 0.7)),
 }
 
 
@@ -114,42 +96,6 @@ def test_medusa_s_heads_read_the_feature_that_chose_the_root(layers, monkeypatch
                 for block in head[:-1]:
                     x = x + torch.nn.functional.silu(block.linear(x))
                 assert torch.allclose(law, head[-1].weight @ x, atol=1e-9)
-
-
-def test_residual_heads_behind_the_eagle_head():
-    target = target_of()
-    drafter = residual(target)
-    context = prompt(8)
-    target.watch((-1,))
-    drafter.reset(context, target.append(context[:-1]))
-    first = drafter.root(context).clone()
-    alone = EagleDrafter(tiny_head(target.model), target)
-    fresh = target_of()
-    fresh.watch((-1,))
-    output = fresh.append(context[:-1])
-    feature = output.features[-1][-1:].clone()
-    alone.reset(context, output)
-    assert torch.allclose(first, alone.root(context), atol=1e-10)
-    inputs = torch.cat([alone.estimate, target.model.get_input_embeddings().weight[context[-1:]], feature], -1)
-    for depth in (2, 3, 4):
-        up, down = drafter.heads.up[depth - 2], drafter.heads.down[depth - 2]
-        estimate = alone.estimate + down(torch.nn.functional.silu(up(inputs)))
-        expected = target.model.get_output_embeddings()(estimate)
-        assert torch.allclose(drafter.scores[depth - 1 : depth], expected, atol=1e-10)
-    assert drafter.work.forwards == 1
-
-
-def test_a_draft_vocabulary_holds_for_every_depth():
-    laws = []
-    for tokens in (None, SOME):
-        target = target_of()
-        drafter, context = residual(target, tokens), prompt(8)
-        target.watch((-1,))
-        drafter.reset(context, target.append(context[:-1]))
-        answer = drafter.root(context)
-        laws.append(drafter.scores.clone())
-    assert torch.allclose(laws[1], laws[0][:, SOME.flip(0)], atol=1e-10)
-    assert answer.tokens.tolist() == SOME.tolist()[::-1] and answer.vocab == VOCAB
 
 
 def test_nothing_is_known_beyond_the_last_head():
@@ -321,49 +267,14 @@ class TestFiles:
         with pytest.raises(CheckpointError, match=r"medusa_lm_head.pt is corrupt"):
             load_drafter(spec, target_of())
 
-    def test_residual_heads(self, tmp_path):
-        target = CausalLM(demo_like())
-        heads = ResidualHeads(256, 3, 8)
-        save_file(heads.state_dict(), tmp_path / "model.safetensors")
-        config = {"depths": 3, "inner": 8, "eagle": "eagle:demo"}
-        (tmp_path / "config.json").write_text(json.dumps(config))
-        drafter = load_drafter(f"onepass:{tmp_path}", target)
-        assert isinstance(drafter, ResidualDrafter)
-        assert drafter.describe().startswith(f"2 residual heads {tmp_path}: 0.0 M parameters, behind EAGLE head")
-        trimmed = heads.state_dict() | dict(vocabulary_tensors(torch.tensor([3, 8000]), 8192))
-        save_file(trimmed, tmp_path / "model.safetensors")
-        assert load_drafter(f"onepass:{tmp_path}", target).tokens.tolist() == [3, 8000]
-        save_file(trimmed | {"d2t": torch.tensor([0, 9000])}, tmp_path / "model.safetensors")
-        with pytest.raises(CheckpointError, match=r"cannot use .*: t2d marks|d2t leads to tokens 0 to 9001"):
-            load_drafter(f"onepass:{tmp_path}", target)
-        save_file(heads.state_dict(), tmp_path / "model.safetensors")
-        (tmp_path / "config.json").write_text(json.dumps(config | {"inner": 9}))
-        with pytest.raises(CheckpointError, match=r"up.0.weight is \(8, 768\), expected \(9, 768\)"):
-            load_drafter(f"onepass:{tmp_path}", target)
-        (tmp_path / "config.json").write_text(json.dumps(config | {"eagle": "ngram"}))
-        with pytest.raises(CheckpointError, match="stand behind an EAGLE head, not behind n-grams"):
-            load_drafter(f"onepass:{tmp_path}", target)
-        (tmp_path / "config.json").write_text(json.dumps({"depths": 3, "inner": 8}))
-        with pytest.raises(CheckpointError, match="does not name the EAGLE head"):
-            load_drafter(f"onepass:{tmp_path}", target)
-
 
 def test_the_embedded_heads_draft_the_target_s_text():
-    pair = load_pair("demo", "product:1.33,0.1,0.4,0.8:onepass:demo+store:demo", dtype="float32")
+    pair = load_pair("demo", "product:1.33,0.1,0.4,0.8:parallelspec:demo+store:demo", dtype="float32")
     text = pair.encode("Tell me about a river.")
     answer = Decoder(pair.target, pair.drafter, OptTree(12, 0.02)).generate(text, 48)
     assert answer.tokens == Decoder(pair.target, None, Static.empty()).generate(text, 48).tokens
     assert answer.mean_acceptance_length > 2
     assert {step.draft_forwards for step in answer.steps} <= {0, 1}
-
-
-def test_the_draft_vocabulary_is_that_of_the_answers(tmp_path):
-    tokenizer = load_tokenizer(resolve("demo", "target"))
-    opened = opening(tokenizer)
-    save_documents([[5, 5, 5, 5, *opened, 6, 7, 7], [5, 5, *opened, 7, 8, 6]], tmp_path / "own.npz")
-    tensors = draft_vocabulary(tmp_path, tokenizer, 2)
-    assert tensors["d2t"].tolist() == [6, 6] and tensors["t2d"].nonzero().flatten().tolist() == [6, 7]
-    assert len(tensors["t2d"]) == 8192
 
 
 def test_a_whole_law_is_no_few():

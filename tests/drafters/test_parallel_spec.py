@@ -10,6 +10,7 @@ from tiny_models import ARCHITECTURES, VOCAB, build, prompt, tiny, tiny_head
 from opt_tree import CheckpointError, Decoder, OptTree, Sampling, Static, load_drafter
 from opt_tree.controllers import Scheduled
 from opt_tree.drafters.draft_vocabulary import vocabulary_tensors
+from opt_tree.drafters.heads import parallel_spec
 from opt_tree.drafters.heads.parallel_spec import ParallelHead, ParallelSpecDrafter
 from opt_tree.models.causal_lm import CausalLM
 
@@ -74,12 +75,14 @@ def test_text_is_the_target_s_own(tokens):
     for text, sampling in ((prompt(7) * 5, Sampling()), ([7], Sampling()), (prompt(9), Sampling(0.8))):
         result = decoder.generate(text, 16, sampling, seed=1)
         assert result.tokens == plain.generate(text, 16, sampling, seed=1).tokens
-        assert {step.draft_forwards for step in result.steps[1:]} <= {0, 1}
+        assert {step.draft_forwards for step in result.steps} <= {0, 1}
         assert max(step.tree.depths.max() for step in result.steps) == DEPTHS
 
 
-def test_a_mask_sees_the_true_pairs_and_the_masks_before_it(monkeypatch):
+@pytest.mark.parametrize("pairs", [512, 3])
+def test_a_mask_sees_the_true_pairs_and_the_masks_before_it(pairs, monkeypatch):
     """What a step's one forward says, over steps that accept and steps that do not, is what fresh forwards say."""
+    monkeypatch.setattr(parallel_spec, "_PAIRS", pairs)
     target = target_of()
     drafter = drafter_of(target)
     found = recorded(drafter, monkeypatch)

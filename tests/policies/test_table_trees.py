@@ -4,21 +4,19 @@ import numpy as np
 import pytest
 import torch
 from conftest import TableDrafter, hashed_laws
+from drafters.test_parallel_spec import drafter_of
 from drafters.test_store import documents
-from tiny_models import VOCAB, prompt, tiny, tiny_head
+from tiny_models import VOCAB, prompt, tiny
 
 from opt_tree import OptTree
 from opt_tree.core.continuations import GrowsOverContinuations
 from opt_tree.core.target import Output
 from opt_tree.decoding.draft import draft
 from opt_tree.drafters import (
-    EagleDrafter,
     Grafted,
     NGramDrafter,
     NGramRecycling,
     Product,
-    ResidualDrafter,
-    ResidualHeads,
     Sharpened,
     Store,
     StoreDrafter,
@@ -87,23 +85,23 @@ def medusa(target):
     return MedusaDrafter(MedusaHeads(target.hidden, VOCAB, 3), target)
 
 
-def residual(target):
+def parallel_spec(target):
     """Only some tokens have a column."""
-    eagle = EagleDrafter(tiny_head(target.model), target)
-    return ResidualDrafter(ResidualHeads(target.hidden, 4, 8).double(), eagle, target, torch.arange(1, VOCAB, 2))
+    return drafter_of(target, torch.arange(1, VOCAB, 2))
 
 
 @pytest.mark.parametrize("threshold", [0.0, 0.005])
 @pytest.mark.parametrize("exponents", [(0.7, 0.7), (1.4, 0.1, 0.5, 0.7)])
-@pytest.mark.parametrize("maker", [medusa, residual])
+@pytest.mark.parametrize("maker", [medusa, parallel_spec])
 @torch.inference_mode()
 def test_a_product_in_one_pass(threshold, exponents, maker):
     """Behind a table that knows little the model decides, below its last head the table alone."""
     target = CausalLM(tiny("llama"))
     target.watch((-1,))
     model = maker(target)
-    for weight in model.heads.requires_grad_(False).parameters():
-        weight.normal_(0, 0.3, generator=torch.Generator().manual_seed(0))
+    if maker is medusa:
+        for weight in model.heads.requires_grad_(False).parameters():
+            weight.normal_(0, 0.3, generator=torch.Generator().manual_seed(0))
     drafter = Product(model, NGramDrafter((0.4, 0.2)), exponents)
     depths = set()
     for seed in range(8):

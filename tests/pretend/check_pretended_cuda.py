@@ -36,7 +36,7 @@ from pretend.waits import DRAFTERS, STEPS, counted, measure, pair_with
 BUCKETS = Buckets((1, 8, 32), (64, 128))
 POLICY = OptTree(nodes=12, threshold=0.1, max_depth=5)
 DRAWN = Sampling(temperature=0.8, top_p=0.9)
-LAYERS = {"exit": 1, "onepass": 1, "graft": 1}
+LAYERS = {"exit": 1, "parallelspec": 1, "graft": 1}
 TABLES = ("store", "ngram", "recycling", "ngram-recycling")
 
 
@@ -85,8 +85,11 @@ def test_presets(preset):
 
 @pytest.mark.parametrize("name", sorted(DRAFTERS))
 def test_every_drafter_waits_once_a_layer_and_once_a_step(name):
-    found = measure(pair_with(DRAFTERS[name]))
-    assert found.waits <= found.layers + 1
+    pair = pair_with(DRAFTERS[name])
+    found = measure(pair)
+    # One forward drafts a block; the Markov head then reads the parents of each place.
+    layers = pair.drafter.drafter.block.block if name == "dspark" else found.layers
+    assert found.waits <= layers + 1
     assert name not in TABLES or found.waits == 1
 
 

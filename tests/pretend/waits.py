@@ -22,7 +22,8 @@ from pretend.device import Log, logged  # noqa: E402
 
 DRAFTERS = {
     **{"lm": "lm:demo", "eagle": "eagle:demo", "eagle3": "eagle3:demo", "exit": "exit:demo"},
-    **{"onepass": "onepass:demo", "store": "store:demo", "ngram": "ngram", "recycling": "recycling"},
+    **{"parallelspec": "parallelspec:demo", "dspark": "dspark:demo"},
+    **{"store": "store:demo", "ngram": "ngram", "recycling": "recycling"},
     **{"ngram-recycling": "ngram-recycling", "copy": "copy:eagle:demo", "graft": "graft:1:eagle:demo+store:demo"},
     **{"product": "product:eagle:demo+store:demo", "rasd": "rasd:eagle:demo+store:demo"},
 }

@@ -16,6 +16,7 @@ from transformers import AutoModelForCausalLM, LlamaForCausalLM, PreTrainedToken
 from transformers.cache_utils import DynamicCache
 
 from opt_tree.drafters.heads.eagle_head import EagleHead
+from opt_tree.drafters.heads.one_pass import MedusaHeads
 from opt_tree.training.command_line import from_fields, parse_epochs
 from opt_tree.training.embedded_family import data, recipe, sizes
 from opt_tree.training.embedded_family.data import Document, heldout_prompts, read_corpus, render
@@ -30,6 +31,7 @@ from opt_tree.training.embedded_family.unlikelihood import Contrast, repeats
 from opt_tree.training.embedded_family.unlikelihood import make_loss as unlikelihood
 from opt_tree.training.files import last_checkpoint, whole
 from opt_tree.training.fitting import calibrate
+from opt_tree.training.heads import medusa
 from opt_tree.training.optimizer import MuonAdamW
 from opt_tree.training.stream import OWN, Blocks, Mixture, TokenDocuments, build_stream, collate
 from opt_tree.training.trainer import Examples, Run, Schedule, Source, Streams, fit, load_streams
@@ -301,6 +303,33 @@ def test_an_eagle_head_learns_and_is_saved_as_published(
     assert {"embed_tokens.weight", "fc.weight", "fc.bias", "layers.0.post_attention_layernorm.weight"} <= set(tensors)
     assert not [name for name in tensors if "input_layernorm" in name or "lm_head" in name or name == "norm.weight"]
     EagleHead(model.head.config).load_published(tensors, "the saved head")
+
+
+def test_medusa_s_heads_learn_each_its_own_depth(target: Path) -> None:
+    """On one batch, judged whole: the loss falls, and head d falls short of what is d tokens further on."""
+    model = load_teacher(target, compiled=False).float()
+    output = model.get_output_embeddings()
+    output.weight.data *= 100  # laws that differ from place to place
+    heads = MedusaHeads(model.config.hidden_size, model.config.vocab_size, 3, own_output=False)
+    learner = medusa.Heads(heads, model, medusa.Objective(depths=3, judged=1.0))
+    loss, optimizer = medusa.make_loss(model, False), torch.optim.Adam(heads.parameters(), 3e-3)
+    batch = {
+        "input_ids": torch.randint(0, model.config.vocab_size, (2, 12), generator=torch.Generator().manual_seed(0))
+    }
+    losses = []
+    for seed in range(100):
+        torch.manual_seed(seed)
+        value = loss(learner, batch)
+        value.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(value.item())
+    assert sum(losses[-10:]) < 0.9 * sum(losses[:10])
+    states = model.base_model(batch["input_ids"], use_cache=False).last_hidden_state
+    for depth, ours in enumerate(heads(states[:, :-4])):
+        law = output(ours).log_softmax(-1)
+        apart = [-(output(states[:, d : d + 8]).softmax(-1) * law).sum(-1).mean().item() for d in (1, 2, 3)]
+        assert apart[depth] == min(apart)
 
 
 def test_repeats_marks_what_completes_an_earlier_ngram_of_the_answer() -> None:

@@ -172,9 +172,10 @@ class DSparkDrafter(Drafter):
 
 def backbone(config: dict[str, Any]) -> MuseGlimmerAssistantModel:
     """Return the untrained DFlash block of a published config, as transformers has it."""
-    names = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads")
-    names += ("head_dim", "rms_norm_eps", "rope_parameters", "rope_theta", "rope_scaling", "max_position_embeddings")
-    names += ("hidden_act", "block_size", "mask_token_id", "target_layer_ids", "layer_types", "sliding_window")
+    names: tuple[str, ...] = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
+    names += ("num_key_value_heads", "head_dim", "rms_norm_eps", "rope_parameters", "rope_theta", "rope_scaling")
+    names += ("max_position_embeddings", "hidden_act", "block_size", "mask_token_id")
+    names += ("target_layer_ids", "layer_types", "sliding_window")
     own = {name: config[name] for name in names if config.get(name) is not None}
     own.setdefault("layer_types", ["full_attention"] * own["num_hidden_layers"])
     return MuseGlimmerAssistantModel(MuseGlimmerAssistantConfig(**own))
@@ -222,7 +223,8 @@ def load_dspark(path: str, target: CausalLM) -> DSparkDrafter:
             tensors = {n.replace(theirs, ours, 1) if n.startswith(theirs) else n: t for n, t in tensors.items()}
         load_named(block, tensors, "it is not the block of this config")
         load_named(heads, own, "these are not the heads of this config")
-        both = [module.to(target.device, target.dtype).eval().requires_grad_(False) for module in (block, heads)]
+        models: list[Any] = [block, heads]
+        both = [module.to(target.device, target.dtype).eval().requires_grad_(False) for module in models]
         drafter = DFlashDrafter(both[0], target)
         return DSparkDrafter(drafter, both[1], tokens, float(config.get("confidence_threshold", 0.0)))
 

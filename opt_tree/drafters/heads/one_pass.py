@@ -1,7 +1,7 @@
 """One pass drafts every layer: a law for each depth from one forward, shared by all nodes of that depth.
 
 Owns the look-up (`OnePass`) and a maker of such laws: Medusa's heads on the target's last feature (`MedusaHeads`,
-arXiv:2401.10774, the published layout). `residual.py`, `parallel_spec.py` and `dflash.py` have others. A tree over
+arXiv:2401.10774, the published layout). `parallel_spec.py` and `dflash.py` have others. A tree over
 marginals is the product of their probabilities along each path; its n best paths are a tree, by OPT-Tree's argument
 (arXiv:2604.12989 finds the same one by a heap).
 """

@@ -24,8 +24,8 @@ from opt_tree.models.causal_lm import Buckets, CausalLM, Wanted
 from opt_tree.models.chain_lm import AnyLM
 from opt_tree.models.checkpoints import CheckpointError, load_tensors, refused
 
-_PAIRS = 16
-"""With more new pairs than this, all but the last run in a forward of their own: only the last has a law to read."""
+_PAIRS = 512
+"""With more new pairs than this, all but the last run before."""
 
 
 class ParallelHead(EagleHead):

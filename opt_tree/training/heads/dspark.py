@@ -123,7 +123,8 @@ class DSparkLoss(Judge):
         place = torch.arange(unroll).expand_as(able)[able]
         counts = torch.bincount(place, minlength=unroll).clamp(min=1)
         equal = (logits.argmax(-1) == law.argmax(-1)).float()
-        return tuple(torch.zeros(unroll).index_add(0, place, each) / counts for each in (losses, equal))
+        loss, hits = (torch.zeros(unroll).index_add(0, place, each) / counts for each in (losses, equal))
+        return loss, hits
 
     def score(
         self, states: Float[Tensor, "rows hidden"], parents: Int[Tensor, " rows"]
