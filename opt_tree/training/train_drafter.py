@@ -177,11 +177,16 @@ def _combined(specs: Sequence[str]) -> list[str]:
     return [store, head, f"graft:1:copy:{head}+{store}"]
 
 
+def _placed(args: argparse.Namespace, spec: str) -> str:
+    """A spec of `drafter.json` with its folder in it."""
+    return spec.replace("{here}", str(args.output))
+
+
 def _judge(work: Work, spec: str) -> dict[str, Any]:
     """What `advise` says of a drafter on the held-out prompts."""
     if spec not in work.state["verdicts"]:
         args, seconds = work.args, max(10.0, min(60 * work.args.minutes / 40, 90.0))
-        words = (args.model, "--drafter", spec.replace("{here}", str(args.output)), "--prompts")
+        words = (args.model, "--drafter", _placed(args, spec), "--prompts")
         words += (args.output / "judge.jsonl", "--side-by-side", 1, "--seconds", seconds, "--threads", args.threads)
         said = work.run(f"verdict on {spec.partition(':')[0]}", 2 * seconds, "training.advise", *words, "--json")
         work.state["verdicts"][spec] = json.loads(said.strip().splitlines()[-1])
@@ -202,9 +207,9 @@ def _conclude(args: argparse.Namespace, given: str, found: Sequence[dict[str, An
         setting, here = one["setting"], one["prospects"]["here"]
         interval = f"{setting['low']:.2f} to {setting['high']:.2f}"
         tokens, speed = f"{here['emitted']:.2f} tokens a step", f"{setting['speed_up']:.2f} x plain ({interval})"
-        print(f"{one['spec']:<55} {speed}, {tokens}, {setting['name']}")
+        print(f"{_placed(args, one['spec']):<55} {speed}, {tokens}, {setting['name']}")
     (args.output / MADE).write_text(json.dumps({"spec": best["spec"], "setting": best["setting"]["name"]}) + "\n")
-    print(f"{best['verdict']}\nload_pair({given!r}, drafter={str(args.output)!r}) takes {best['spec']}")
+    print(f"{best['verdict']}\nload_pair({given!r}, drafter={str(args.output)!r}) takes {_placed(args, best['spec'])}")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -50,7 +50,7 @@ def asked(folder, *more):
 def test_what_it_makes_is_a_drafter_and_it_goes_on_where_it_was(tmp_path, stages, capsys):
     conductor.main(asked(tmp_path))
     assert stages == ["training.embedded_family.outputs", "training.fitting.store", "training.advise"]
-    assert capsys.readouterr().out.splitlines()[-1].endswith("takes store:{here}/store")
+    assert capsys.readouterr().out.splitlines()[-1].endswith(f"takes store:{tmp_path / 'made'}/store")
     pair = load_pair("demo", drafter=str(tmp_path / "made"), dtype="float32")
     prompt = pair.encode(default_prompts()[0])
     alone = plain(pair.target).generate(prompt, 24, stop=pair.stop)
