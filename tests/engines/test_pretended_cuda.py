@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
+pytestmark = pytest.mark.timeout(1800)  # two minutes alone on a core, and another suite inside
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
