@@ -42,7 +42,7 @@ def test_other_arithmetic_is_not_certified() -> None:
 
 def test_a_file_is_certified_and_others_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     file = tmp_path / "a.jsonl"
-    asked = ["--limit", "1", "--max-new-token", "12", "--dtype", "bfloat16", "--answer-file", str(file)]
+    asked = ["--limit", "1", "--nodes", "6", "--max-new-token", "12", "--dtype", "bfloat16", "--answer-file", str(file)]
     assert answer([*asked, "--canonical"]) == 0
     capsys.readouterr()
     assert exactness.main(["--certify", str(file), "--json"]) == 0
