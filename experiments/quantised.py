@@ -179,6 +179,8 @@ def quality(names: dict[str, str], pair: Pair, options: Options) -> dict[str, Va
 def run(options: Options) -> dict[str, Any]:
     """Measure, print the tables and return them."""
     device = options.check_device()
+    if options.weights is not None or options.drafter != options.default_drafter():
+        raise ValueError("every kind of weights is measured, and nothing is drafted: no --weights, no --drafter")
     for path in (options.text, options.answers):
         if path is not None and not Path(path).is_file():
             raise ValueError(f"no file at {path}")

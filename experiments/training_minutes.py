@@ -156,6 +156,8 @@ def rows_of(options: Options) -> list[dict[str, Any]]:
             if not (head / TRAINING).exists():
                 continue  # with --no-train
             spec, note = f"{KINDS[kind].spec}:{head}", json.loads((head / TRAINING).read_text())
+            if abs(note["minutes"] - float(minutes)) > 0.1 * float(minutes) + 0.1:
+                raise ValueError(f"{head} was trained for {note['minutes']} minutes, not {minutes}: another --output")
             temperature = fitted(spec, head, options)
             for bench in sets if name == "final" else sets[:1]:
                 for cell in measure(spec, head, bench, options):

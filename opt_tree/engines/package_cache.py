@@ -142,7 +142,7 @@ def weights_digest(model: nn.Module) -> str:
     tensors = [*model.named_parameters(), *model.named_buffers()]
     output = getattr(model, "get_output_embeddings", lambda: None)()
     if output is not None:  # a head borrows the target's
-        tensors += [(f"output.{name}", weight) for name, weight in output.named_parameters()]
+        tensors += [(f"output.{name}", one) for name, one in (*output.named_parameters(), *output.named_buffers())]
     for name, tensor in tensors:
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)} ".encode())
         for chunk in _bytes_of(tensor.detach()):

@@ -37,19 +37,22 @@ def quantise(model: nn.Module, weights: str) -> None:
     if not places:
         raise ValueError(f"{type(model).__name__} has no plain linear layers to quantise")
     if devices := {str(layer.weight.device) for *_, layer in places} - {"cpu"}:
-        raise ValueError(f"weights are quantised to {weights} on a CPU, and these are on {', '.join(sorted(devices))}")
+        raise ValueError(
+            f'weights are quantised to {weights} on a CPU, and these are on {", ".join(sorted(devices))}: device="cpu"'
+        )
     if dtypes := {layer.weight.dtype for *_, layer in places} - {torch.bfloat16, torch.float32}:
         names = ", ".join(sorted(str(dtype).removeprefix("torch.") for dtype in dtypes))
         raise ValueError(f"rows are multiplied by {weights} weights in bfloat16 or float32, and these are {names}")
     if any(hasattr(module, "_hf_hook") for module in model.modules()):
         raise ValueError("its weights are moved by hooks while it runs (offloading)")
+    paths = {id(module): path for path, module in model.named_modules()}
+    if bad := [paths[id(layer)] for *_, layer in places if not layer.weight.isfinite().all()]:
+        raise ValueError(f"{bad[0]} has weights that are not finite numbers")
     load_kernel()
     output = getattr(model, "get_output_embeddings", lambda: None)()
     held = {id(one) for module in model.modules() if type(module) is not nn.Linear for one in module.parameters(False)}
     room = _room([_size(layer.weight.shape, _bits(weights, layer is output)) for *_, layer in places])
     for (parent, name, layer), place in zip(places, room, strict=True):
-        if not layer.weight.isfinite().all():
-            raise ValueError(f"{name} has weights that are not finite numbers")
         packed = pack(layer.weight.detach(), _bits(weights, layer is output), place)
         setattr(parent, name, QuantisedLinear(packed, layer, id(layer.weight) in held))
 
@@ -200,7 +203,9 @@ def _room(sizes: list[int]) -> list[Tensor]:
     A forward reads all weights once. With pages of 4 KB the processor looks up addresses all the time, and fetches
     ahead to the end of a page at most.
     """
-    held = mmap.mmap(-1, sum(sizes) + _HUGE)
+    # Private: a system seldom gives large pages to shared memory, which is what there is without the flags.
+    private = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_PRIVATE") else {}
+    held = mmap.mmap(-1, sum(sizes) + _HUGE, **private)
     if hasattr(mmap, "MADV_HUGEPAGE"):
         held.madvise(mmap.MADV_HUGEPAGE)
     begin = -torch.frombuffer(held, dtype=torch.uint8, count=1).data_ptr() % _HUGE

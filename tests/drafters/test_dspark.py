@@ -197,6 +197,7 @@ class TestFiles:
             ({"mask_token_id": None}, "it names no mask_token_id"),
             ({"mask_token_id": VOCAB}, f"its mask is token {VOCAB}"),
             ({"target_layer_ids": [0, 5]}, "it reads layer 5"),
+            ({"target_layer_ids": []}, "does not say which layers of the target it reads"),
             ({"vocab_size": VOCAB + 1}, f"it is for {VOCAB + 1} tokens"),
             ({"transformer_layer_config": {}}, "in speculators' layout"),
             ({"markov_rank": RANK, "drop": ("fc.weight",)}, "missing encoder.fc.weight"),

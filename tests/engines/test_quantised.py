@@ -203,6 +203,21 @@ def test_a_models_layers_are_replaced() -> None:
     assert torch.equal(few(x), model.output(x)[:, [5, 99, 0]]), "the same numbers, packed anew"
 
 
+@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="a system without /proc")
+def test_weights_lie_where_large_pages_can_be() -> None:
+    """Shared memory seldom gets them."""
+    model = Two().requires_grad_(False)
+    quantise(model, "int8")
+    place = model.layer.packed.data_ptr()
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        begin, end = (int(number, 16) for number in line.split()[0].split("-"))
+        if begin <= place < end:
+            assert line.split()[1] == "rw-p"
+            break
+    else:
+        raise AssertionError("its weights lie nowhere")
+
+
 def test_a_model_that_cannot_be_quantised_says_why() -> None:
     with pytest.raises(ValueError, match="quantised to int8 or int4, got 'int2'"):
         quantise(Two(), "int2")

@@ -253,6 +253,20 @@ def test_settings_are_named(write: Write, capsys: pytest.CaptureFixture) -> None
     assert (status, result["verdicts"]) == (1, {"defect": 1})
 
 
+def test_quantised_targets_are_judged_where_both_runs_are_canonical(
+    write: Write, capsys: pytest.CaptureFixture
+) -> None:
+    """No copy of full weights says what rounding may do to weights of eight bits."""
+    turns = [[[(prompt(5), [1, 2, token])]] for token in (3, 4)]
+    for canonical, status, verdict in ((True, 1, "defect"), (False, 0, "different settings")):
+        files = [
+            write(name, turn, weights="int8", canonical=canonical)
+            for name, turn in zip(("a.jsonl", "b.jsonl"), turns, strict=True)
+        ]
+        found, result, _ = judge(capsys, *files)
+        assert (found, result["verdicts"]) == (status, {verdict: 1})
+
+
 def test_sampled_files_take_the_seed_of_each_turn(write: Write, capsys: pytest.CaptureFixture) -> None:
     target, sampling = opt_tree.CausalLM(llama()), opt_tree.Sampling(0.8)
     seeds = [seed_of(5, 81, 0, turn) for turn in range(2)]

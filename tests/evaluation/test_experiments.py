@@ -169,9 +169,9 @@ def test_what_minutes_of_training_bring(
     def trains(words: list[str], **_: object) -> None:
         trained.append(words)
         folder = Path(words[words.index("--output") + 1])
-        for name in ("minutes-0.5", "final"):
+        for name, minutes in (("minutes-0.5", 0.5), ("final", 1)):
             (folder / name).mkdir()
-            (folder / name / TRAINING).write_text('{"minutes": 1, "on": "1 CPU threads"}')
+            (folder / name / TRAINING).write_text(json.dumps({"minutes": minutes, "on": "1 CPU threads"}))
             (folder / name / CALIBRATION).write_text('{"temperature": 0.5}')
 
     def cells(asked: training_minutes.Compared) -> dict[str, list[dict[str, object]]]:
@@ -196,6 +196,8 @@ def test_what_minutes_of_training_bring(
     )
     assert line["12 nodes, bare"] == "3.50 [3.00, 4.00]" and line["seeds"] == 2
     assert (tmp_path / "curve.png").stat().st_size > 5000
+    assert training_minutes.main([*asked[:-1], "0.5,2", "--kinds", "EAGLE-1"]) == 2
+    assert "was trained for 1 minutes, not 2" in capsys.readouterr().err
     assert training_minutes.main([*asked, "--kinds", "EAGLE-9"]) == 2
     assert "unknown kind 'EAGLE-9'; there are EAGLE-1; EAGLE-3" in capsys.readouterr().err
     assert training_minutes.main([*asked[:-1], "3,1"]) == 2

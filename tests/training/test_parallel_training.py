@@ -7,6 +7,7 @@ import pytest
 import torch
 from drafters.test_dspark import BLOCK, config_of, parts_of
 from drafters.test_parallel_spec import DEPTHS, head_of
+from safetensors.torch import save_file
 from tiny_models import HIDDEN, VOCAB, tiny
 from training import test_heads_training
 
@@ -69,6 +70,10 @@ def test_a_run_goes_on_and_leaves_a_parallel_head(folder, tmp_path, target):
     begun = new_parallel_head(target.model, 4, tmp_path / "final")
     saved = load_drafter(f"parallelspec:{tmp_path}/final", target).eagle.lm.model.base_model
     assert torch.allclose(begun.fc.weight.double(), saved.fc.weight.double(), atol=1e-3)
+    (tmp_path / "other").mkdir()
+    save_file({"fc.weight": saved.fc.weight}, tmp_path / "other" / "model.safetensors")
+    with pytest.raises(ValueError, match=r"other is no EAGLE-1 head: it has no fc\.bias"):
+        new_parallel_head(target.model, 4, tmp_path / "other")
 
 
 @pytest.mark.parametrize(

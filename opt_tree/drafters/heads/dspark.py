@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 from transformers import MuseGlimmerAssistantConfig, MuseGlimmerAssistantModel
@@ -29,6 +28,8 @@ from opt_tree.models.capabilities import size_of
 from opt_tree.models.causal_lm import CausalLM
 from opt_tree.models.chain_lm import AnyLM
 from opt_tree.models.checkpoints import CheckpointError, load_named, load_tensors, read_config, refused
+from opt_tree.models.quantised_layers import home_of, rows_of
+from opt_tree.models.tensor_parallel import replicated
 
 KINDS = ("vanilla", "gated")
 """Markov heads. The paper's RNN head remembers the path above the parent, and is not here."""
@@ -120,17 +121,17 @@ class DSparkDrafter(Drafter):
             raise ValueError("the tokens of its columns are not in rising order")
         self.block, self.heads, self.least, self.tokens = block, heads, least, tokens
         self.target, self.features, self.max_context = target, block.features, block.max_context
-        output: Any = target.model.get_output_embeddings()
-        weight = output.weight.detach()
-        self._rows = weight if tokens is None else weight[tokens.to(weight.device)]
-        self._states, self._unary = weight[:0], weight[:0, :0]
+        output: Any = replicated(target.model.get_output_embeddings())
+        self._output: Any = output if tokens is None else rows_of(output, tokens)
+        self._device, self._dtype = home_of(self._output)
+        self._states = self._unary = torch.zeros(0, 0, device=self._device, dtype=self._dtype)
         self._done = Work()
 
     def root(self, context: list[int]) -> Float[Tensor, "1 vocab"] | Reduced:
         begin = time.perf_counter()
         self._states = self.block.states(context)
-        self._unary = F.linear(self._states.to(self._rows.dtype), self._rows)
-        answer = self._below(0, send(np.array(context[-1:]), self._rows.device))
+        self._unary = self._output(self._states.to(self._device, self._dtype))
+        answer = self._below(0, send(np.array(context[-1:]), self._device))
         self._done += Work(1, len(self._states), time.perf_counter() - begin)
         return answer
 
@@ -139,7 +140,7 @@ class DSparkDrafter(Drafter):
         depth = int(frontier.depths[0])
         if depth >= len(self._states):
             return self._unary.new_full((1, self.target.vocab), -torch.inf).expand(len(frontier.tokens), -1)
-        return self._below(depth, send(frontier.tokens, self._rows.device))
+        return self._below(depth, send(frontier.tokens, self._device))
 
     def _below(self, depth: int, tokens: Int[Tensor, " rows"]) -> Float[Tensor, "rows vocab"] | Reduced:
         """Return the scores of children at place `depth` of the block, below these parents."""
@@ -200,6 +201,8 @@ def _read_config(path: str) -> dict[str, Any]:
         raise CheckpointError(f"{path}/config.json is not that of a DSpark model: it names no {', '.join(missing)}")
     if (kind := config.get("markov_head_type", KINDS[0])) not in KINDS or config["markov_rank"] < 1:
         raise CheckpointError(f"{path} has a Markov head {kind} of rank {config['markov_rank']}: {KINDS} are read here")
+    if not config.get("target_layer_ids"):
+        raise CheckpointError(f"{path}/config.json does not say which layers of the target it reads (target_layer_ids)")
     if config.get("attention_bias"):
         raise CheckpointError(f"{path} has biases in its attention, which DFlash blocks of transformers have not")
     return config

@@ -23,6 +23,7 @@ from opt_tree.models.capabilities import cast_weights, size_of
 from opt_tree.models.causal_lm import Buckets, CausalLM, Wanted
 from opt_tree.models.chain_lm import AnyLM
 from opt_tree.models.checkpoints import CheckpointError, load_tensors, refused
+from opt_tree.models.quantised_layers import home_of
 
 _PAIRS = 512
 """With more new pairs than this, all but the last run before."""
@@ -81,7 +82,7 @@ class ParallelSpecDrafter(OnePass):
         lm.commit(list(range(len(pairs))))
         states, layer = output.features[LAST][-count - 1 : -1], self._output
         with lm.eager.packed:
-            return torch.cat([layer(states.to(layer.weight.dtype)), output.logits])
+            return torch.cat([layer(states.to(*home_of(layer))), output.logits])
 
     @property
     def _output(self) -> Any:

@@ -102,7 +102,10 @@ def new_parallel_head(target: PreTrainedModel, depths: int, init: Path | None = 
     head = ParallelHead(own.config, depths)
     tensors = own.state_dict()
     if init is not None:
-        tensors |= {n: t for n, t in load_file(init / "model.safetensors").items() if n in tensors}
+        given = load_file(init / "model.safetensors")
+        if missing := sorted(tensors.keys() - given.keys() - {"embed_tokens.weight"}):
+            raise ValueError(f"--init {init} is no EAGLE-1 head: it has no {', '.join(missing)}")
+        tensors |= {name: tensor for name, tensor in given.items() if name in tensors}
         tensors["embed_tokens.weight"] = own.embed_tokens.weight
     nn.init.normal_(head.masks.weight, std=own.embed_tokens.weight.std().item())
     head.load_published(tensors | {"masks.weight": head.masks.weight.detach()}, str(init or "a new head"))
