@@ -162,7 +162,7 @@ def rows_of(options: Options) -> list[dict[str, Any]]:
             for bench in sets if name == "final" else sets[:1]:
                 for cell in measure(spec, head, bench, options):
                     row = {"kind": kind, "seed": seed, "minutes": float(minutes), "set": bench, "made on": note["on"]}
-                    keys = ("budget", "sharpening", "tokens_per_step", "expected_length", "draft_forwards")
+                    keys = ("budget", "sharpening", "tokens_per_step", "expected_length", "draft_forwards_per_step")
                     found.append({**row, "temperature": temperature, **{key: cell.get(key) for key in keys}})
     return found
 

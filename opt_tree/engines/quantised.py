@@ -198,7 +198,7 @@ def _size(shape: torch.Size, bits: int) -> int:
 
 
 def _room(sizes: list[int]) -> list[Tensor]:
-    """Return memory for packed weights in large pages, where the system has them: a quarter less time of a forward.
+    """Return memory for packed weights in large pages, where the system has them.
 
     A forward reads all weights once. With pages of 4 KB the processor looks up addresses all the time, and fetches
     ahead to the end of a page at most.
