@@ -108,10 +108,9 @@ def judge(explainer: Explainer, a: AnswerSet, b: AnswerSet, difference: Differen
         return Divergence(position, pair, "different settings" if apart else "defect", why)
     apart = settings_apart(a, b, ROUNDING)
     if any(run.settings.get("weights") for run in (a, b)):  # no logits tell: those of full weights are others
-        if not apart and _both_canonical(a, b):
-            return Divergence(position, pair, "defect", "the same quantised target, canonical in both runs")
-        why = "; ".join(apart) or "quantised weights, and not canonical in both runs: rounding looks like a defect"
-        return Divergence(position, pair, "different settings", why)
+        defect = not apart and _both_canonical(a, b)
+        why = "; ".join(apart) or f"the same quantised target, {'' if defect else 'not '}canonical in both runs"
+        return Divergence(position, pair, "defect" if defect else "different settings", why)
     seed = seed_of(a.settings.get("seed", 0), difference.question, difference.choice, difference.turn)
     sampling = Sampling(temperature if temperature > 1e-5 else 0.0)
     found = explainer.explain(difference.prompts[0], *difference.answers, sampling, seed)

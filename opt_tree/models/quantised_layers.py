@@ -17,12 +17,21 @@ def home_of(output: Any) -> tuple[torch.device, torch.dtype]:
     """Where an output layer computes, and in which dtype."""
     if isinstance(output, QuantisedLinear):
         return output.packed.device, output.dtype
-    return output.weight.device, output.weight.dtype
+    weight = _weight_of(output)
+    return weight.device, weight.dtype
 
 
 def columns_of(output: Any) -> int:
     """How many logits an output layer gives."""
-    return output.out_features if isinstance(output, QuantisedLinear) else output.weight.shape[0]
+    return output.out_features if isinstance(output, QuantisedLinear) else _weight_of(output).shape[0]
+
+
+def _weight_of(output: Any) -> Tensor:
+    """Return the weight of an output layer; ValueError for one that hides it (`quantize_dynamic`)."""
+    if not isinstance(output.weight, Tensor):
+        kind = f"{type(output).__module__}.{type(output).__name__}"
+        raise ValueError(f"its output layer, a {kind}, has no weight to read; load_pair(weights=...) quantises")
+    return output.weight
 
 
 def is_linear(output: Any) -> bool:

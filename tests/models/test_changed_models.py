@@ -267,3 +267,10 @@ def test_weights_that_are_not_numbers_are_equal_to_themselves(lm):
     with torch.no_grad():
         lm.model.lm_head.weight[3] = float("nan")
     assert Snapshot(lm.model).change() is None
+
+
+def test_a_model_that_is_quantised_dynamically_afterwards_is_refused() -> None:
+    lm = CausalLM(copy.deepcopy(tiny("llama")))
+    torch.ao.quantization.quantize_dynamic(lm.model, {nn.Linear}, dtype=torch.qint8, inplace=True)
+    with pytest.raises(ValueError, match="its output layer, a torch.ao.* has no weight to read"):
+        plain(lm).generate(prompt(4), 4)
