@@ -407,11 +407,11 @@ def test_a_batch_is_judged_over_frequent_tokens_and_others_drawn_anew(target):
     head = new_eagle3_head(target.model, 40)
     head.lm_head.weight = nn.Parameter(output + 100)
     model = HeadLoss(head, output, Goal(often=torch.tensor([3, 7, 30]), drawn=9))
-    pairs = [model.judging() for _ in range(20)]
+    pairs = [model.judging() for _ in range(80)]
     assert all(torch.equal(own, theirs + 100) and own.requires_grad for own, theirs in pairs)
     draws = [theirs[:, 0].int().tolist() for _, theirs in pairs]
     assert all(draw[:3] == [3, 7, 30] and len(set(draw)) == 12 for draw in draws)
-    assert len({tuple(draw) for draw in draws}) == 20 and {x for draw in draws for x in draw} == set(range(40))
+    assert len({tuple(draw) for draw in draws}) == 80 and {x for draw in draws for x in draw} == set(range(40))
     head.lm_head.requires_grad_(False)
     assert all(torch.equal(rows, output) for rows in model.eval().judging()), "rows that stay are the target's"
 
