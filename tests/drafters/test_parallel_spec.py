@@ -4,6 +4,7 @@ import json
 
 import pytest
 import torch
+from drafters.test_dflash import recorded
 from safetensors.torch import save_file
 from tiny_models import ARCHITECTURES, VOCAB, build, prompt, tiny, tiny_head
 
@@ -52,18 +53,6 @@ def expected(head, context):
         (states,) = head(tokens, given, torch.arange(tokens.shape[1])[None], attention_mask=seen)
         laws.append(model.get_output_embeddings()(states[0, -1]))
     return torch.stack(laws)
-
-
-def recorded(drafter, monkeypatch):
-    """The laws of every context that is drafted for."""
-    asked, found = drafter.laws, {}
-
-    def laws(context):
-        found[tuple(context)] = answer = asked(context)
-        return answer
-
-    monkeypatch.setattr(drafter, "laws", laws)
-    return found
 
 
 @pytest.mark.parametrize("tokens", [None, SOME])

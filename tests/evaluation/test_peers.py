@@ -4,7 +4,9 @@ import copy
 import json
 import os
 import signal
+import subprocess
 import sys
+from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
 import gguf
@@ -231,3 +233,15 @@ def test_prompts_whose_answers_repeat_them(tmp_path):
     assert len(found) == 8 and found[0] == found[4] and found[0] != found[1]
     assert all("0 1 2" in one and "119" in one and "120" not in one for one in (*found[:2], found[3]))
     assert "def f(x):" in found[2] and "Complete" not in found[2]
+
+
+def test_peak_memory_is_the_process_s_own_and_stays_when_memory_is_given_back() -> None:
+    """`getrusage` says the parent's peak where that is larger, as this process's is; the present size is no peak."""
+    code = "from experiments.other_engines.worker import peak_mb; {}; print(peak_mb())"
+    root = Path(__file__).parents[2]
+
+    def said(line: str) -> float:
+        command = [sys.executable, "-c", code.format(line)]
+        return float(subprocess.run(command, cwd=root, capture_output=True, text=True, check=True).stdout)
+
+    assert said("pass") < 100 < 200 < said("x = b'x' * (200 << 20); del x")

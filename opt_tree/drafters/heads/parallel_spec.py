@@ -126,8 +126,8 @@ def load_parallel_spec(path: str, target: CausalLM, buckets: Buckets | None = No
         lend_embeddings(tensors, target, config.vocab_size)
         head = ParallelHead(config, len(tensors["masks.weight"]) + 1)
         head.load_published(tensors, "it")
-        output: Any = target.model.get_output_embeddings()
-        cast_weights(head, output.weight.device, target.dtype).eval().requires_grad_(False)
+        device, _ = home_of(target.model.get_output_embeddings())
+        cast_weights(head, device, target.dtype).eval().requires_grad_(False)
         return ParallelSpecDrafter(head, target, buckets, tokens)
 
 
