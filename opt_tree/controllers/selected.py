@@ -1,8 +1,8 @@
 """A delayed tree and its verifier, chosen before each step by a small network (arXiv:2602.16994, Appendix E).
 
 Owns the actions, the network, its files, and the controller. The paper's selector puts out the action itself, trained
-for one machine's seconds. This one says how many tokens each action is expected to bring, and the seconds are counted
-when it chooses: the same weights serve every machine.
+for one machine's seconds, and reads the drafter's hidden states, too. This one says how many tokens each action is
+expected to bring, and the seconds are counted when it chooses: the same weights serve every machine.
 """
 
 import copy

@@ -103,7 +103,7 @@ def medusa(
 def eagle1(
     target: Target, drafter: Drafter, rates: AcceptanceRates = HALVING, nodes: int = 25, depth: int | None = 5
 ) -> Decoder:
-    """The fixed tree of EAGLE-1 (arXiv:2401.15077), by Medusa's rule at its size: the OPT-Tree tables' "EAGLE" tree."""
+    """A fixed tree of EAGLE-1's size (arXiv:2401.15077), by Medusa's rule; OPT-Tree's tables have the released one."""
     return Decoder(target, drafter, greedy_static_tree(rates, nodes, depth))
 
 

@@ -19,8 +19,9 @@ class DynamicDepth:
 
     After some layers the beam is asked how likely it is as a whole, H = log sum_i exp(log-probability of beam path i),
     and drafting stops when H falls below `threshold`. The paper drafts at most 11 times and asks after the fifth, the
-    seventh and the ninth only (as later work quotes it). Asking costs it a synchronisation with the GPU. Here a layer
-    is read back anyway, and `checks=tuple(range(1, 11))` costs no more. The threshold is the pair's: sweep it.
+    seventh and the ninth only, against -0.3. Asking costs it a synchronisation with the GPU. Here a layer is read back
+    anyway, and `checks=tuple(range(1, 11))` costs no more. The threshold is the pair's, and ours is not the paper's:
+    sweep it.
 
     Example, the distributions of `Eagle2`'s, top_k = 2, nodes = 6, checks after layers 1 and 2, threshold log .7:
 
@@ -38,7 +39,7 @@ class DynamicDepth:
 
     top_k: int = 10
     depth: int = 10
-    """Rounds after the root's own, at most; the paper's 11 draft forwards."""
+    """Rounds after the root's own, at most; the paper's 11 draft forwards (Alg. 1, n)."""
     nodes: int = 60
     """Drafted nodes sent to the target, root excluded."""
     threshold: float = math.log(0.2)

@@ -41,9 +41,10 @@ class Eagle2:
     top_k: int = 10
     """Width of the beam, and tokens proposed by each of its nodes."""
     depth: int = 5
-    """Rounds after the root's own; the paper's tree depth is one more."""
+    """Rounds after the root's own; the paper's tree depth, 6, is one more."""
     nodes: int = 60
-    """Drafted nodes sent to the target, root excluded. The published code's `total_token` counts the root."""
+    """Drafted nodes sent to the target, root excluded: the paper's 60 for targets of 7B, 50 for 13B and 48 for 70B. The
+    published code's `total_token` counts the root."""
 
     def __post_init__(self) -> None:
         check_sizes(top_k=self.top_k, nodes=self.nodes)

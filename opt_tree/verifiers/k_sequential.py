@@ -14,7 +14,7 @@ from opt_tree.verifiers.registry import register
 def sequential(target: Probs, draft: Probs, tokens: Int[np.ndarray, " children"]) -> Probs:
     """Accept each child x in turn with probability min(1, p(x) / (rho q(x))); at the end draw from the residual.
 
-    arXiv:2310.15141, Alg. 2. With beta = sum min(p / rho, q), the k children together emit min(p / rho, q) * gamma,
+    arXiv:2310.15141, Alg. 3. With beta = sum min(p / rho, q), the k children together emit min(p / rho, q) * gamma,
     gamma = (1 - (1 - beta)^k) / beta; it is at most p exactly if gamma <= rho, and the residual is the rest of p.
     """
     k = len(tokens)

@@ -16,7 +16,7 @@ from opt_tree.verifiers.registry import register
 def shrinking(target: Probs, draft: Probs, tokens: Int[np.ndarray, " children"]) -> Probs:
     """Accept child x with probability min(1, p(x) / q(x)); on rejection p becomes norm(p - q)+ and q forgets x.
 
-    arXiv:2402.12374, section 3.2.
+    arXiv:2402.12374, Alg. 2, but for its end: where q has no tokens left the paper draws among the others uniformly.
     """
     return in_turn(target, tokens, itertools.accumulate(tokens[:-1], without, initial=draft))
 

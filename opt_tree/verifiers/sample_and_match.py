@@ -1,8 +1,8 @@
 """Sample and match: one draw from the target's distribution at every node, shared by all paths through it.
 
 Exact for every tree that does not depend on the draws: the emitted token is the target's own draw, whatever was drafted
-and however (NSS in arXiv:2602.16994, table 1; the sampling mode of arXiv:2406.17276). The only one that is exact for
-deterministic children.
+and however. It is NSS in table 1 of arXiv:2602.16994, which has it from SpecInfer (arXiv:2305.09781), and OPT-Tree's
+sampling mode (arXiv:2406.17276). The only one that is exact for deterministic children.
 """
 
 import numpy as np
@@ -23,7 +23,7 @@ def _as_target(target: Probs, draft: Float[np.ndarray, " any"], tokens: Int[np.n
 @register(
     "match",
     about="draws the target's token at every node and follows the draws; exact for every tree",
-    paper="2406.17276",
+    paper="2305.09781",
 )
 @valid_for(TopK, IID, WithoutReplacement, BestAndDraw, branching=_as_target)
 def match(tree: Tree, logits: Logits, random: Random) -> Verdict:

@@ -1,6 +1,7 @@
 """RASD: a tree of retrieved continuations, pruned by the draft model and merged with its tree (arXiv:2503.03434).
 
-Owns the published rules, pruning and fusion. Which nodes of the merged tree are verified is the policy's.
+Owns its two rules, pruning and fusion, as the abstract and reports have them. Which nodes of the merged tree are
+verified is the policy's.
 """
 
 from typing import Any
@@ -23,7 +24,7 @@ from opt_tree.drafters.tables.store import StoreDrafter
 from opt_tree.models.chain_lm import AnyLM
 
 _COLUMNS = 64
-"""The model's best tokens that are named below a node: the published budget of a whole tree."""
+"""The model's best tokens that are named below a node: as many as REST drafts in a whole tree."""
 
 
 class Rows:

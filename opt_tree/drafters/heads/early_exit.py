@@ -35,8 +35,9 @@ KIND = "opt_tree early exit"
 class ExitLayer(nn.Module):
     """One more layer of the target's own kind behind its first `depth` layers, then the target's norm and output layer.
 
-    Its only weights of its own are the layer's. A causal LM in shape, whose inputs are the hidden states behind the
-    lower half, so that `CausalLM` can run it on a cache of its own.
+    Its only weights of its own are the layer's. By reports of the paper its exit has a norm and an output layer of its
+    own, too, which begin as the target's. A causal LM in shape, whose inputs are the hidden states behind the lower
+    half, so that `CausalLM` can run it on a cache of its own.
     """
 
     def __init__(self, model: Any, depth: int) -> None:

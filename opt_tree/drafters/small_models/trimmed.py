@@ -52,7 +52,7 @@ class TrimmedDrafter(CausalLMDrafter):
         return f"{super().describe()}, {len(self.tokens)} tokens of {self._whole}"
 
 
-@register("lm", about="an independent draft model with the target's tokenizer", paper="2406.17276", part="draft")
+@register("lm", about="an independent draft model with the target's tokenizer", paper="2211.17192", part="draft")
 def _load(path: str, target: AnyLM, options: DrafterOptions) -> Drafter:
     if options.tokenizer is not None:
         check_same_tokenizer(options.tokenizer, load_tokenizer(path), target.name, path)

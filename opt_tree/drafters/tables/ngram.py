@@ -168,8 +168,9 @@ class Interpolated(Lookup):
 class NGramDrafter(Interpolated):
     """Drafts what followed the same tokens before, in prompt and answer: prompt lookup with probabilities.
 
-    `beta` has a constant for each length of a match, hence also says how long matches may be. `beta=(0, 0, 0)` is
-    prompt lookup as published, with matches of at most three tokens: the longest one alone counts.
+    `beta` has a constant for each length of a match, hence also says how long matches may be. With `beta=(0, 0, 0)` the
+    longest match alone counts, of at most three tokens, as in prompt lookup's code; that drafts one chain of ten, what
+    followed the first such match, and here all such matches count.
     """
 
     def __init__(self, beta: Sequence[float] = BETA) -> None:

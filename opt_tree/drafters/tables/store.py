@@ -133,8 +133,9 @@ def _check_beta(name: str | Path, beta: Any, order: int) -> None:
 class StoreDrafter(Interpolated):
     """Drafts from a store and from the text at hand, by `interpolate`: calibrated as it is, E(A) comes out as A.
 
-    `longest=True` trusts the longest match alone (beta 0), which is how REST (arXiv:2311.08252) and SuffixDecoding
-    (arXiv:2411.04975) use a store: what lies below a node are whole continuations, by their relative frequency.
+    `longest=True` trusts the longest match alone (beta 0), which is how REST (arXiv:2311.08252) uses a store, and
+    on the whole SuffixDecoding (arXiv:2411.04975): what lies below a node are whole continuations, by their relative
+    frequency. REST's matches have up to 16 tokens, these at most the store's order.
     `weight=0` leaves the text at hand out.
     """
 
