@@ -69,13 +69,13 @@ class Options(Models):
     def asks_costs(self, device: str) -> bool:
         """Whether trees are what they cost here: where it was said, and where nobody chose a tree for this model.
 
-        The paper's are meant for a GPU; on a CPU they can be slower than no tree at all.
+        The published numbers are meant for a GPU; on a CPU they can be slower than no tree at all.
         """
         chosen = self.base_model_path in ("demo", *KNOWN) or (self.nodes, self.threshold) != (None, None)
         return self.nodes == AUTO or (device == "cpu" and not chosen)
 
     def policy(self) -> OptTree:
-        """The tree: the demo's own for a known model, else the paper's; numbers that were named replace its own."""
+        """The tree: the demo's own for a known model, else the published one; named numbers replace its own."""
         known = KNOWN.get(self.base_model_path)
         default = OptTree(*known.tree(self.weights), 10) if known else OptTree()
         if self.base_model_path == "demo":

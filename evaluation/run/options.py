@@ -264,13 +264,13 @@ class Options(Asked):
             raise ValueError("--nodes auto takes no --threshold: what a layer must bring is what it costs here")
 
     def tree(self) -> OptTree:
-        """The tree of numbers: those that were given, else the paper's."""
+        """The tree of numbers: those that were given, else the published commands'."""
         given = {name: getattr(self, name) for name in ("nodes", "threshold", "max_depth")}
         return OptTree(**{name: value for name, value in given.items() if value is not None})
 
     def on(self, device: str) -> "Options":
-        """The same with its tree said. Where nobody chose one, a CPU's is what its steps cost: the paper's, meant for a
-        GPU, can be slower there than none at all."""
+        """The same with its tree said. Where nobody chose one, a CPU's is what its steps cost: the published
+        one, meant for a GPU, can be slower there than none at all."""
         if isinstance(self.nodes, str):
             return self
         unsaid = self.method == "opt" and (self.nodes, self.threshold, self.controller) == (None, None, None)

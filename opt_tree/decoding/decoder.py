@@ -42,7 +42,7 @@ from opt_tree.verifiers import Verifier, check, greedy, match
 def decode_step(run: "Run", drafter: Drafter | None, policy: TreePolicy, verify: Verifier) -> Outcome:
     """Emit the tokens of one step: an accepted path of drafted tokens and one token of the target's own.
 
-    Source: arXiv:2406.17276, Algorithm 1, with the verifier left open.
+    Source: arXiv:2406.17276, Algorithm 2, with the verifier left open.
     """
     tree = draft(drafter, policy, run.context, min(policy.max_depth, run.layers), run.sampling, run.random)
     tree = tree.ending_at(run.ends)

@@ -17,7 +17,7 @@ class Sampled:
 
     What is drafted never depends on which tokens come out, so that every verifier of such children is exact.
     `Sampled((3, 1))`, three parallel chains of two, might come out like this; equal siblings stay separate nodes, and
-    verifiers treat them as one node with the children of both (arXiv:2602.16994, section 2):
+    verifiers treat them as one node with the children of both (arXiv:2602.16994, section 3.2):
 
               root
             /   |  \\

@@ -273,7 +273,7 @@ def walk_up(tree: Tree, logits: Logits, random: Random, attempts: Attempts) -> V
 def block_efficiency(tree: Tree, target_probs: Float[Tensor, "rows vocab"], verifier: Verifier) -> float:
     """Return the expected number of tokens that a verifier emits on this tree, the target's own token included.
 
-    Exact, by summing over the verifier's randomness (arXiv:2602.16994, eq. for E[tau + 1 | T]): averaged over steps it
+    Exact, by summing over the verifier's randomness (arXiv:2602.16994, eq. 3): averaged over steps it
     estimates the mean acceptance length without the noise of accepting and rejecting. Takes one evaluation of the
     verifier's rule at every node. `target_probs`: the target's distribution behind every row of the tree.
     """

@@ -8,8 +8,8 @@ next feature, a tenth as much cross-entropy through the target's own output laye
 estimates. EAGLE-3 (arXiv:2503.01840): cross-entropy alone, over a draft vocabulary, through an output layer of its
 own; random weights; seven passes, each on the estimates of the one before, weighed by powers of 0.8. Other options are
 HASS's (2408.15766), GRIFFIN's (2502.11018), FR-Spec's draft vocabulary (2502.14856) for EAGLE-1, and what the embedded
-heads were trained by. From the papers differ: the optimizer (Muon beside AdamW) and its rate, which suit minutes, and
-the noise, whose width the released code of EAGLE-1 multiplies by 512 over a text's length.
+heads were trained by. From the papers differ: the optimizer (Muon beside AdamW) and its rate, which suit minutes. The
+released code of EAGLE-1 multiplies the noise by 512 over a text's length; here it does not depend on it.
 Passes, rotary positions and attention are those of `opt_tree.training.embedded_family.eagle`.
 The run is as long as its minutes, of process time: learning rate and number of passes follow it. `--resume` goes on.
 """
