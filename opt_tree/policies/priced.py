@@ -41,8 +41,8 @@ class Priced:
 
     Others weigh a tree against its cost, too: SMART expands a node while its benefit over its cost exceeds the tree's
     speed-up (arXiv:2604.09731), CaDDTree searches the budget of most tokens a second (arXiv:2606.01813), Yggdrasil and
-    CAST choose a tree by latency (arXiv:2512.23858, 2510.26577), and EAGLE-4's harness sizes its trees by a cost model
-    (github.com/eagle-hq/EAGLE-4).
+    CAST choose a tree by latency (arXiv:2512.23858, 2510.26577). EAGLE-4 is said to size its trees by a cost model; its
+    text could not be read.
     """
 
     costs: Costs
