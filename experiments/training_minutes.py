@@ -69,7 +69,6 @@ class Options:
     limit: int = option(24, "questions of each set")
     max_new_tokens: int = option(64, "of an answer, at most")
     prompts: int = option(16, "held-out prompts that fit each temperature")
-    plot: str | None = option(None, "name of a picture of the first set, without its ending")
     json: bool = option(False, "print the figures as one JSON line, too")
 
     def __post_init__(self) -> None:
@@ -183,40 +182,10 @@ def means(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     return [lines[place] for place in sorted(lines)]
 
 
-def draw(rows: Sequence[Mapping[str, Any]], options: Options) -> Path:
-    """Draw accepted tokens a step against minutes: a line a kind, a band over its seeds, a panel a budget."""
-    from evaluation.answers.plots import STYLE, plt, save
-
-    first, budgets = options.sets.split(",")[0], whole_numbers(options.budgets)
-    with plt.rc_context(STYLE):
-        figure, panels = plt.subplots(1, len(budgets), figsize=(3.6 * len(budgets), 2.9), squeeze=False)
-        for panel, budget in zip(panels[0], budgets, strict=True):
-            chosen = [row for row in rows if row["set"] == first and row["budget"] == budget]
-            for number, kind in enumerate(options.named):
-                for sharpening, line in (("fitted", "-"), ("bare", ":")):
-                    drawn: dict[float, list[float]] = {}
-                    for row in chosen:
-                        if row["kind"] == kind and row["sharpening"] == sharpening:
-                            drawn.setdefault(row["minutes"], []).append(row["tokens_per_step"] - 1)
-                    times = sorted(drawn)
-                    means_of = [statistics.fmean(drawn[time]) for time in times]
-                    label = kind if sharpening == "fitted" else None
-                    panel.plot(times, means_of, line, marker="o", markersize=3, color=f"C{number}", label=label)
-                    low, high = ([each(drawn[time]) for time in times] for each in (min, max))
-                    panel.fill_between(times, low, high, color=f"C{number}", alpha=0.15, linewidth=0)
-            panel.set(title=f"OPT-Tree, {budget} nodes", xlabel="minutes of training, one core", ylim=(0, None))
-            panel.set_xlim(0, None)
-        panels[0][0].set_ylabel("accepted tokens a step")
-        panels[0][0].legend(title="fitted; dotted: bare", loc="lower right")
-        return save(figure, Path(options.plot or ""))
-
-
 def run(options: Options) -> dict[str, Any]:
-    """Print the table, draw the picture; return the rows."""
+    """Print the table; return the rows."""
     rows = rows_of(options)
     print(table(means(rows)))
-    if options.plot is not None:
-        print(f"drawn: {draw(rows, options)}")
     return {"rows": rows}
 
 

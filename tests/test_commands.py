@@ -53,7 +53,6 @@ def test_one_word_for_one_thing_and_the_published_ones_are_taken():
     for length, output in (("--max-new-tokens", "--output"), ("--max_new_token", "--answer-file")):
         given = parse(Options, "command", "", [length, "7", output, "a.jsonl"])
         assert (given.max_new_token, given.answer_file) == (7, "a.jsonl")
-    assert parse(latency.Options, "command", "", ["--plot", "a.png"]).plots == "a.png"
     assert parse(other_engines.Options, "command", "", ["--drafter", "ngram", "--cores", "1"]).drafters == "ngram"
 
 

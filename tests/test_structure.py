@@ -210,7 +210,6 @@ LONG_MODULES = {
     "evaluation/run/options.py": "every option that the evaluation's commands share, one field each",
     "evaluation/answers/file.py": "all that keeps an answer file whole: lock, header, parts, resume",
     "evaluation/compare/measure.py": "one combination: what is loaded, what decodes in which order, what is expected",
-    "evaluation/compare/plots.py": "every picture of a comparison, from one kind of lines",
     "evaluation/report.py": "one command: the figures of answer files in tables and words",
     "opt_tree/models/checkpoints.py": "whatever is read from files, and one line for everything that is wrong with one",
     "opt_tree/models/chain_lm.py": "a model path by path, and the probe that refuses it; the probe needs its inside",

@@ -1,4 +1,4 @@
-"""The pictures of an answer file: E(A) against A, acceptance by depth, accepted lengths, where a step's time goes.
+"""The pictures of an answer file: E(A) against A, and acceptance by depth.
 
 Needs matplotlib; the figures are those of `evaluation.answers`.
 """
@@ -17,12 +17,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
-from evaluation.answers.metrics import summary
 from evaluation.answers.reading import AnswerSet
-from evaluation.answers.steps import Steps, acceptance_by_depth, calibration, step_time, steps_of, total
+from evaluation.answers.steps import Steps, acceptance_by_depth, calibration, steps_of
 
 BLUE, ORANGE, GREY = "#2b6cb0", "#d9730d", "#8a8f98"
-PARTS = ("#2b6cb0", "#90b8e0", "#d9730d", "#f2b880", "#5a9367", "#c4c8ce")
 PERCENT = PercentFormatter(1.0, decimals=0, symbol=" %")
 _FEWEST = 8
 """Steps below which a share is not drawn."""
@@ -46,7 +44,7 @@ def save(figure: Figure, path: Path) -> Path:
 
 
 def draw_all(runs: Sequence[AnswerSet], folder: Path) -> list[Path]:
-    """Draw what the files have data for and return the paths. Runs that draft nothing appear in the time only."""
+    """Draw what the files have data for and return the paths. Runs that draft nothing have none."""
     folder.mkdir(parents=True, exist_ok=True)
     drawn = []
 
@@ -58,10 +56,6 @@ def draw_all(runs: Sequence[AnswerSet], folder: Path) -> list[Path]:
             if calibration(taken) is not None:
                 drawn.append(save(expected_against_accepted(taken, run.name), folder / f"{run.name}-expected"))
             drawn.append(save(depths(taken, run.name), folder / f"{run.name}-depth"))
-            drawn.append(save(lengths(taken, run.name), folder / f"{run.name}-lengths"))
-        timed = [(run, times) for run in runs if (times := step_time(run.answers)) is not None]
-        if timed:
-            drawn.append(save(time_of_a_step(timed), folder / f"{runs[0].name}-time"))
     return drawn
 
 
@@ -144,57 +138,7 @@ def depths(taken: Steps, title: str) -> Figure:
     axes.bar(depth, [row["reach"] for row in table], width=0.45, color=BLUE, label="accepted, of all steps")
     axes.set(xlabel="depth in the tree", ylabel="share of steps", ylim=(0, 1.02), xticks=depth)
     axes.set_title(f"{title}: acceptance by depth", pad=50)
-    _percent_axis(axes)
-    axes.legend(loc="lower left", bbox_to_anchor=(0, 1.0), borderaxespad=0.2)
-    return figure
-
-
-def lengths(taken: Steps, title: str) -> Figure:
-    """How many tokens a step emits."""
-    values, counts = np.unique(taken.lengths, return_counts=True)
-    mean = taken.lengths.mean()
-    figure, axes = plt.subplots(figsize=(4.8, 3.0))
-    shares = counts / counts.sum()
-    bars = axes.bar(values, shares, width=0.8, color=BLUE)
-    axes.bar_label(bars, [f"{100 * s:.0f}" if s >= 0.005 else "<1" for s in shares], fontsize=7, padding=1)
-    axes.axvline(mean, color=ORANGE, linewidth=1.5)
-    paper = {"facecolor": "white", "edgecolor": ORANGE, "linewidth": 0.6, "boxstyle": "round,pad=0.25"}
-    where = {"transform": axes.get_xaxis_transform(), "va": "top", "ha": "center"}
-    axes.text(mean, 0.93, f"mean {mean:.2f}", color="#8a4500", bbox=paper, **where)
-    axes.set(
-        xlabel="A + 1, tokens emitted by a step",
-        ylabel=f"share of {len(taken.lengths)} steps",
-        xticks=np.arange(1, values.max() + 1),
-        title=f"{title}: accepted lengths",
-    )
-    _percent_axis(axes)
-    return figure
-
-
-def time_of_a_step(timed: Sequence[tuple[AnswerSet, dict[str, float]]]) -> Figure:
-    """One bar a file: milliseconds of a step, divided by what they are spent on; at its end, what a token costs."""
-    figure, axes = plt.subplots(figsize=(6.4, 0.9 + 0.55 * len(timed)))
-    for place, (run, times) in enumerate(timed):
-        left = 0.0
-        for (name, value), colour in zip(times.items(), PARTS, strict=True):
-            axes.barh(place, value, left=left, height=0.6, color=colour, label=name if place == 0 else None)
-            left += value
-        tokens = summary(run.answers)["new_tokens"] / (total(run.answers, "decoding_steps") or 1)
-        axes.text(
-            left,
-            place,
-            f"  {left:.1f} ms, {tokens:.2f} tokens:\n  {left / tokens:.1f} ms a token",
-            va="center",
-            fontsize=8,
-        )
-    axes.set_yticks(range(len(timed)), [run.name for run, _ in timed])
-    axes.invert_yaxis()
-    axes.set_xlabel("milliseconds of a step, prefill excluded")
-    axes.set_xlim(0, 1.35 * max(sum(times.values()) for _, times in timed))
-    axes.legend(loc="lower center", bbox_to_anchor=(0.45, 1.0), ncols=3)
-    return figure
-
-
-def _percent_axis(axes: Axes) -> None:
     axes.yaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 5, 10]))
     axes.yaxis.set_major_formatter(PERCENT)
+    axes.legend(loc="lower left", bbox_to_anchor=(0, 1.0), borderaxespad=0.2)
+    return figure

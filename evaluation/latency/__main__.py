@@ -1,6 +1,6 @@
 """Milliseconds of a forward against the tokens in it; with --nodes or --lanes, how fast trees decode on this machine.
 
-    python -m evaluation.latency [--plots DIR]
+    python -m evaluation.latency [--output FILE]
     python -m evaluation.latency --nodes 8,16,24,60,auto --thresholds 0.45 --bench-name heldout --limit 10
     python -m evaluation.latency --nodes 6,15 --lanes 1,2,4,8
 
@@ -24,7 +24,7 @@ from transformers import PreTrainedModel
 from evaluation.answers.metrics import bootstrap, with_interval
 from evaluation.command_line import at_least, check_writable, main_of, numbers, option, table, whole_numbers
 from evaluation.latency import batches
-from evaluation.latency.forwards import ForwardTime, Probe, draw, forwards_table, measure
+from evaluation.latency.forwards import ForwardTime, Probe, forwards_table, measure
 from evaluation.run.baselines import InLoop, transformers_methods
 from evaluation.run.inflate import describe
 from evaluation.run.models import gather, load, load_assistant, resolved
@@ -52,7 +52,6 @@ class Options(Asked):
     repeats: int = option(30, "of every size, after a warm-up")
     patience: float = option(5.0, "seconds after which a size is not repeated further")
     output: str = option("latency.json", "where the measurement goes")
-    plots: str | None = option(None, "draw it into this folder, or to this file (.png, .pdf, .svg)", aliases=["--plot"])
     nodes: str | None = option(
         None, "comma list of budgets, or auto among them: decode with them, instead of measuring forwards"
     )
@@ -83,7 +82,7 @@ class Options(Asked):
 
 
 def forwards(options: Options) -> dict[str, Any]:
-    """Measure forwards, print the table, draw it; return where the measurement is."""
+    """Measure forwards and print the table; return where the measurement is."""
     output = Path(options.output).expanduser()
     check_writable(output)  # before minutes of measuring
     measured, models, place = measure_forwards(options)
@@ -91,9 +90,7 @@ def forwards(options: Options) -> dict[str, Any]:
     output.write_text(json.dumps(document, indent=1) + "\n")
     title = f"{models['target']}; drafter {models['drafter']}; {place['device']}, {place['threads']} threads"
     print(title, "milliseconds of a forward, medians:", forwards_table(measured), sep="\n")
-    if options.plots:
-        draw(measured, title.replace("; ", ";\n"), Path(options.plots).expanduser())
-    return {"measured": options.output, "plots": options.plots}
+    return {"measured": options.output}
 
 
 def measure_forwards(options: Options) -> tuple[list[ForwardTime], dict[str, Any], dict[str, Any]]:

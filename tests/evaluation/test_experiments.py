@@ -184,7 +184,7 @@ def test_what_minutes_of_training_bring(
     monkeypatch.setattr(training_minutes, "compare", cells)
     asked = ["--features", "F", "--output", str(tmp_path), "--seeds", "0,1", "--minutes", "0.5,1"]
     for kinds in ("EAGLE-1", "EAGLE-1;EAGLE-3, warm"):
-        assert training_minutes.main([*asked, "--kinds", kinds, "--plot", str(tmp_path / "curve"), "--json"]) == 0
+        assert training_minutes.main([*asked, "--kinds", kinds, "--json"]) == 0
     rows = json.loads(capsys.readouterr().out.splitlines()[-1])["rows"]
     assert len(trained) == 4 and [words[words.index("--seed") + 1] for words in trained] == ["0", "1", "0", "1"]
     assert all(words[words.index("--marks") + 1] == "0.5" for words in trained) and "--warm" in trained[-1]
@@ -195,7 +195,6 @@ def test_what_minutes_of_training_bring(
         if (line["set"], line["minutes"], line["kind"]) == ("mt_bench", 1.0, "EAGLE-1")
     )
     assert line["12 nodes, bare"] == "3.50 [3.00, 4.00]" and line["seeds"] == 2
-    assert (tmp_path / "curve.png").stat().st_size > 5000
     assert training_minutes.main([*asked[:-1], "0.5,2", "--kinds", "EAGLE-1"]) == 2
     assert "was trained for 1 minutes, not 2" in capsys.readouterr().err
     assert training_minutes.main([*asked, "--kinds", "EAGLE-9"]) == 2

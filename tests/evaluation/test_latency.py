@@ -167,19 +167,18 @@ def call(capsys: pytest.CaptureFixture, *arguments: object) -> tuple[int, dict, 
     return status, json.loads(last) if last.startswith("{") else {}, captured.out + captured.err
 
 
-def test_measure_and_draw(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
-    made, picture = tmp_path / "latency.json", tmp_path / "latency.png"
+def test_forwards_are_measured(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    made = tmp_path / "latency.json"
     models = ["--base-model-path", folder, "--draft-model-path", folder, "--dtype", "float32", "--inflate", "64x3"]
     sizes = ["--tokens", 1, 4, 16, "--contexts", 8, 32, "--repeats", 3]
-    status, result, printed = call(capsys, *models, *sizes, "--device", "cpu", "--output", made, "--plots", picture)
-    assert status == 0 and result == {"measured": str(made), "plots": str(picture)}
+    status, result, printed = call(capsys, *models, *sizes, "--device", "cpu", "--output", made)
+    assert status == 0 and result == {"measured": str(made)}
     measured = json.loads(made.read_text())
     assert {(c["model"], c["context"], c["tokens"]) for c in measured["cells"]} == {
         (model, context, tokens) for model in ("target", "drafter") for context in (8, 32) for tokens in (1, 4, 16)
     }
     assert measured["models"]["inflate"] == "64x3" and measured["environment"]["threads"] == 1
     assert "inflated target" in printed and "target @8" in printed and "drafter @32" in printed
-    assert picture.stat().st_size > 5000
 
 
 def test_an_eagle_head_is_timed_with_features() -> None:

@@ -276,7 +276,7 @@ def test_the_table_the_json_line_and_the_plots(tmp_path: Path, capsys: pytest.Ca
     row = next(line for line in text if line.startswith("a "))
     assert "2.60 [1.00, 5.00]" in row and "100.0 %" in row and "1.62" in row
     drawn = {name.name for name in (tmp_path / "plots").iterdir()}
-    assert drawn == {f"a-{name}.{kind}" for name in ("expected", "depth", "lengths", "time") for kind in ("png", "svg")}
+    assert drawn == {f"a-{name}.{kind}" for name in ("expected", "depth") for kind in ("png", "svg")}
     begins = {".png": b"\x89PNG", ".svg": b"<?xm"}
     assert all((tmp_path / "plots" / name).read_bytes()[:4] == begins[Path(name).suffix] for name in drawn)
 
