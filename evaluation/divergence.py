@@ -64,17 +64,6 @@ class Divergence:
         return set(self.tokens) <= set((self.choices or {}).values())
 
 
-@dataclass(frozen=True)
-class _Measured:
-    """What both kinds of decoding are judged by; see `Divergence`."""
-
-    scores: tuple[float, float]
-    best: int
-    gap: float
-    noise: float
-    choices: dict[str, int]
-
-
 class Explainer:
     """Explains pairs of generations of one target. Keeps an exact copy of its weights, so it needs memory for both.
 
@@ -113,8 +102,7 @@ class Explainer:
         scores = {name: sampling.process(row[None], root, rest) for name, row in rows.items()}
         if not sampling.greedy:
             scores = {name: _raced(row, Random(seed), position) for name, row in scores.items()}
-        measured = _measure(scores, pair)
-        return _verdict(position, pair, measured, str(self.target.dtype).removeprefix("torch."))
+        return _verdict(position, pair, scores, str(self.target.dtype).removeprefix("torch."))
 
     @torch.inference_mode()
     def _exact_row(self, tokens: list[int]) -> Float[Tensor, " vocab"]:
@@ -142,45 +130,31 @@ def _token(tokens: Sequence[int], position: int) -> int | None:
     return int(tokens[position]) if position < len(tokens) else None
 
 
-def _verdict(position: int, pair: tuple[int, int], m: _Measured, dtype: str) -> Divergence:
-    times = (
-        f"{m.gap / m.noise:.1f} times the {dtype} noise of {m.noise:.2g}" if m.noise else f"and {dtype} shows no noise"
-    )
-    if m.gap <= LIMIT * m.noise:
-        verdict: Why = "rounding tie"
-        reason = f"a gap of {m.gap:.2g}, {times}"
-    else:
-        verdict = "defect"
-        reason = f"rounding cannot explain it: a gap of {m.gap:.2g}, {times}"
-        reason += f"; the exact computation chooses {m.best}, which is {_whose(pair, m.best)}"
-    return Divergence(position, pair, verdict, reason, m.scores, m.best, m.gap, m.noise, m.choices)
-
-
-def _whose(pair: tuple[int, int], token: int) -> str:
-    return f"{'ab'[pair.index(token)]}'s" if token in pair else "neither's"
-
-
-def _measure(rows: dict[str, Float[Tensor, "1 vocab"]], pair: tuple[int, int]) -> _Measured:
+def _verdict(position: int, pair: tuple[int, int], rows: dict[str, Float[Tensor, "1 vocab"]], dtype: str) -> Divergence:
     """The largest score wins. What the errors of all leading scores have in common moves no choice and is no noise."""
     exact = rows[EXACT][0].double()
-    own = torch.stack([row[0].double() for row in _own(rows).values()])
-    possible = torch.where(own.isfinite().all(0), exact, -torch.inf)
+    own = {name: row[0].double() for name, row in rows.items() if name != EXACT}
+    known = torch.stack(list(own.values()))
+    possible = torch.where(known.isfinite().all(0), exact, -torch.inf)
     leaders = possible.topk(min(_LEADERS, int(possible.isfinite().sum())))
-    errors = own[:, leaders.indices] - leaders.values
+    errors = known[:, leaders.indices] - leaders.values
     errors = errors - errors.mean(1, keepdim=True)
     noise = float(errors.square().mean().sqrt()) * 2**0.5
-    scores = (float(exact[pair[0]]), float(exact[pair[1]]))
-    choices = {name: int(row.argmax()) for name, row in _own(rows).items()}
+    scores, best = (float(exact[pair[0]]), float(exact[pair[1]])), int(exact.argmax())
+    choices = {name: int(row.argmax()) for name, row in own.items()}
     some = any(len({bool(row[0, token].isfinite()) for row in rows.values()}) > 1 for token in pair)
     gap = 0.0 if some else float(exact.max()) - min(scores)
-    return _Measured(scores, int(exact.argmax()), gap, noise, choices)
+
+    times = f"{gap / noise:.1f} times the {dtype} noise of {noise:.2g}" if noise else f"and {dtype} shows no noise"
+    verdict: Why = "rounding tie" if gap <= LIMIT * noise else "defect"
+    reason = f"a gap of {gap:.2g}, {times}"
+    if verdict == "defect":
+        whose = f"{'ab'[pair.index(best)]}'s" if best in pair else "neither's"
+        reason = f"rounding cannot explain it: {reason}; the exact computation chooses {best}, which is {whose}"
+    return Divergence(position, pair, verdict, reason, scores, best, gap, noise, choices)
 
 
 def _raced(scores: Float[Tensor, "1 vocab"], random: Random, position: int) -> Float[Tensor, "1 vocab"]:
     """Return what `Random.draw` takes the greatest of, `position` tokens ahead: minus the logarithms of arrivals."""
     noise = random.noise(np.array([position]), scores.shape[1], scores.device)
     return scores.log_softmax(-1, dtype=torch.float64) - noise.log()
-
-
-def _own(rows: dict[str, Tensor]) -> dict[str, Tensor]:
-    return {name: row for name, row in rows.items() if name != EXACT}

@@ -193,7 +193,7 @@ def run(arguments: argparse.Namespace) -> int:
         judged = [(one, judge(explainer, a, b, one)) for one in tqdm(found, desc="judging", disable=None)]
         print(describe(pair.target.model) or f"target {pair.target.name}", f"in {_plain(pair.target.dtype)},", end=" ")
         print(f"exact logits in {_plain(explainer.exact_dtype)}")
-        print(_table(judged, pair))
+        print(table([_row(where, why, pair) for where, why in judged]))
     verdicts = Counter(divergence.verdict for _, divergence in judged)
     compared = count - verdicts["different prompt"]
     equal = count - len(judged)
@@ -206,10 +206,6 @@ def run(arguments: argparse.Namespace) -> int:
     figures = {"turns": count, "equal": equal, "verdicts": dict(verdicts), "divergences": listed}
     print_json(arguments.json, figures)
     return 1 if verdicts["defect"] else 0
-
-
-def _table(judged: Sequence[tuple[DifferentTurn, Divergence]], pair: Pair) -> str:
-    return table([_row(where, why, pair) for where, why in judged])
 
 
 def _row(where: DifferentTurn, why: Divergence, pair: Pair) -> dict[str, str]:

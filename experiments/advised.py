@@ -8,14 +8,14 @@ plain decoding answer the questions of the set by turns, timed in seconds of the
 them is what is hoped for.
 """
 
+import math
 import sys
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 
-from evaluation.answers.metrics import bootstrap
+from evaluation.answers.metrics import times_as_fast
 from evaluation.command_line import at_least, main_of, numbers, option, table, whole_numbers
 from evaluation.run.baselines import InLoop
 from evaluation.run.models import gather
@@ -38,7 +38,6 @@ class Options(Asked):
     thresholds: str = option("0.12,0.3,0.6", "comma list of the grid's thresholds")
     rounds: int = option(1, "times that each answers each question")
     seconds: float = option(90.0, "of recording")
-    json: bool = option(False, "print the figures as one JSON line, too")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -64,7 +63,7 @@ def run(options: Options) -> dict[str, Any]:
     prompts = given.first_prompts()
     timings = interleave(methods, prompts, options.max_new_tokens, options.rounds)
     rows = [
-        {"setting": name, "x plain": over(timings, name, "plain")[0], "expected": found.here.grid.get(name, np.nan)}
+        {"setting": name, "x plain": over(timings, name, "plain")[0], "expected": found.here.grid.get(name, math.nan)}
         for name in trees
     ]
     rows.sort(key=lambda row: -row["x plain"])
@@ -92,14 +91,9 @@ def run(options: Options) -> dict[str, Any]:
 def over(timings: Timings, one: str, other: str) -> tuple[float, float, float]:
     """How many times as fast one is as the other, with a 95 % interval over prompts, drawn together."""
     clock = "cpu_seconds" if torch.get_num_threads() == 1 else "seconds"  # what a neighbour takes is none's
-    spent = [np.array(timings.spent(name, clock)) for name in (one, other)]
-
-    def ratio(rows: Any) -> Any:
-        mine, theirs = (each[rows].sum(-2) for each in spent)
-        return mine[..., 0] / mine[..., 1] * theirs[..., 1] / theirs[..., 0]
-
-    low, high = bootstrap(ratio, len(spent[0])) or (np.nan, np.nan)
-    return float(ratio(np.arange(len(spent[0])))), low, high
+    ratio, interval = times_as_fast(timings.spent(one, clock), timings.spent(other, clock))
+    low, high = interval or (math.nan, math.nan)
+    return ratio, low, high
 
 
 main = main_of("experiments.advised", Options, __doc__, run)

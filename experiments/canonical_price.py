@@ -43,7 +43,6 @@ class Options(Asked):
     contexts: str = option("100,1000,4000", "comma list: tokens of the prompts; those that the models do not hold drop")
     prompts: int = option(3, "of each context")
     max_new_tokens: int = option(48, "behind each prompt")
-    json: bool = option(False, "print the figures as one JSON line, too")
 
     def __post_init__(self) -> None:
         super().__post_init__()

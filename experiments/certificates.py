@@ -14,6 +14,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +24,7 @@ from tqdm import tqdm
 
 from evaluation.command_line import Value, at_least, check_writable, option, parse, print_json, run_command, table
 from evaluation.questions.prompts import Prompter
-from evaluation.questions.sets import load_set, select
-from evaluation.run.models import load_several
+from evaluation.run.models import load_several, read_questions
 from evaluation.run.options import Asked
 from evaluation.timing import environment
 from opt_tree import Decoder, OptTree, Output, Pair, Sampling, Target, Tree
@@ -33,13 +33,14 @@ from opt_tree.decoding.presets import plain
 EMBEDDED = ("eagle:demo", "eagle3:demo", "store:demo", "graft:1:eagle:demo+store:demo", "exit:demo")
 """What else drafts for the embedded target."""
 SEED = 3
-DRAWN = Sampling(1.0)
+GREEDY, DRAWN = Sampling(), Sampling(1.0)
 
 
 @dataclass(frozen=True)
 class Options(Asked):
     """The pair, its other drafters, and how much is decoded."""
 
+    limit: int = option(24, "this many questions at most")
     dtype: str = option("bfloat16", "of the target: bfloat16 or float32")
     also: list[str] = option(  # noqa: RUF009
         (), f"further drafters, several specs; for the embedded target by default {' '.join(EMBEDDED)}"
@@ -48,13 +49,10 @@ class Options(Asked):
     lanes: int = option(8, "of the batch")
     max_new_tokens: int = option(128, "of each text")
     output: str = option("certificates.json", "where the counts go, as they grow; ways that are there are not repeated")
-    json: bool = option(False, "print the figures as one JSON line, too")
 
     def __post_init__(self) -> None:
         super().__post_init__()
         at_least(self, lanes=1, max_new_tokens=1)
-        if self.limit is None:
-            object.__setattr__(self, "limit", 24)
         if not self.also and self.base_model_path == "demo":
             object.__setattr__(self, "also", list(EMBEDDED))
 
@@ -107,82 +105,69 @@ def prefilled(lm: Target, prompt: list[int], tokens: list[int]) -> list[bytes]:
 class Certifying:
     """Decodes all prompts in every way and counts what is plain decoding's."""
 
-    def __init__(
-        self, pairs: dict[str, Pair], prompts: Sequence[list[int]], options: Options, done: dict[str, dict[str, Value]]
-    ) -> None:
-        """`done`: rows of an earlier call by their ways, which are left out; all are compared with plain decoding."""
-        self.pairs, self.prompts, self.options, self.done = pairs, prompts, options, done
+    def __init__(self, pairs: dict[str, Pair], prompts: Sequence[list[int]], options: Options) -> None:
+        self.pairs, self.prompts, self.options = pairs, prompts, options
         self.own = next(iter(pairs))
+        self.target = pairs[self.own].target
         self.known: dict[float, list[Recorded]] = {}
         """By temperature: plain decoding's texts, and the rows of one prefill of each."""
 
-    def rows(self) -> Iterator[dict[str, Value]]:
-        """A row a way, as soon as it is done."""
-        options = self.options
-        for name, sampling in (("plain", Sampling()), ("plain, temperature 1", DRAWN)):
-            found = [self._decoded(plain(self.pairs[self.own].target), prompt, sampling) for prompt in self._each(name)]
-            pairs = zip(self.prompts, found, strict=True)
-            whole = [
-                Recorded(one.tokens, prefilled(self.pairs[self.own].target, prompt, one.tokens))
-                for prompt, one in pairs
+    def rows(self, done: dict[str, dict[str, Value]]) -> Iterator[dict[str, Value]]:
+        """A row a way, as soon as it is done; those of an earlier call, by their ways, are taken as they are.
+
+        All are compared with plain decoding, which is always done.
+        """
+        for name, sampling in (("plain", GREEDY), ("plain, temperature 1", DRAWN)):
+            found = self._decoded(name, plain(self.target), sampling)
+            self.known[sampling.temperature] = [
+                Recorded(one.tokens, prefilled(self.target, prompt, one.tokens))
+                for prompt, one in zip(self.prompts, found, strict=True)
             ]
-            self.known[sampling.temperature] = whole
             yield self._counted(name, found, sampling)
-        ways = {f"{self.own}, {nodes} nodes": self._way(self.own, nodes) for nodes in (12, 60)}
-        ways |= {f"{spec}, 12 nodes": self._way(spec) for spec in options.also}
-        ways["temperature 1, 12 nodes"] = self._way(self.own, sampling=DRAWN)
-        ways["reused beginning, 12 nodes"] = self._way(self.own, reuse=True)
-        lanes = f"{options.lanes} lanes, 12 nodes"
-        ways |= {lanes: self._lanes(Sampling()), f"{lanes}, temperature 1": self._lanes(DRAWN)}
-        for name, way in ways.items():
-            yield self.done.get(name) or way(name)
+        for name, (spec, nodes, sampling, decoded) in self._ways().items():
+            if name in done:
+                yield done[name]
+                continue
+            pair = self.pairs[spec]
+            decoder = Decoder(pair.target, pair.drafter, OptTree(nodes, self.options.threshold))
+            yield self._counted(name, decoded(name, decoder, sampling), sampling)
 
-    def _decoder(self, spec: str, nodes: int = 12) -> Decoder:
-        return Decoder(self.pairs[spec].target, self.pairs[spec].drafter, OptTree(nodes, self.options.threshold))
+    def _ways(self) -> dict[str, tuple[str, int, Sampling, Callable[[str, Decoder, Sampling], list[Recorded]]]]:
+        """What drafts, nodes, how tokens are chosen and how prompts are decoded, by the name of the way."""
+        own, lanes = self.own, f"{self.options.lanes} lanes, 12 nodes"
+        return {
+            **{f"{own}, {nodes} nodes": (own, nodes, GREEDY, self._decoded) for nodes in (12, 60)},
+            **{f"{spec}, 12 nodes": (spec, 12, GREEDY, self._decoded) for spec in self.options.also},
+            "temperature 1, 12 nodes": (own, 12, DRAWN, self._decoded),
+            "reused beginning, 12 nodes": (own, 12, GREEDY, partial(self._decoded, reuse=True)),
+            lanes: (own, 12, GREEDY, self._side_by_side),
+            f"{lanes}, temperature 1": (own, 12, DRAWN, self._side_by_side),
+        }
 
-    def _each(self, name: str) -> Any:
-        return tqdm(self.prompts, desc=name, disable=None)
+    def _side_by_side(self, name: str, decoder: Decoder, sampling: Sampling) -> list[Recorded]:
+        lanes, most = self.options.lanes, self.options.max_new_tokens
+        batch = decoder.generate_batch(self.prompts, lanes, most, sampling, seed=SEED)
+        return [Recorded(one.tokens) for one in batch]
 
-    def _way(
-        self, spec: str, nodes: int = 12, sampling: Sampling = Sampling(), reuse: bool = False
-    ) -> Callable[[str], dict[str, Value]]:
-        """What decodes one prompt after the other by trees, and counts."""
-
-        def decode(name: str) -> dict[str, Value]:
-            decoder = self._decoder(spec, nodes)
-            found = [self._decoded(decoder, prompt, sampling, reuse) for prompt in self._each(name)]
-            return self._counted(name, found, sampling)
-
-        return decode
-
-    def _lanes(self, sampling: Sampling) -> Callable[[str], dict[str, Value]]:
-        """What decodes the prompts side by side, and counts."""
-
-        def decode(name: str) -> dict[str, Value]:
-            lanes, most = self.options.lanes, self.options.max_new_tokens
-            batch = self._decoder(self.own).generate_batch(self.prompts, lanes, most, sampling, seed=SEED)
-            return self._counted(name, [Recorded(one.tokens) for one in batch], sampling)
-
-        return decode
-
-    def _decoded(self, decoder: Decoder, prompt: list[int], sampling: Sampling, reuse: bool = False) -> Recorded:
-        if reuse:
-            decoder.generate(prompt[: len(prompt) * 2 // 3], 9)
-        most = self.options.max_new_tokens
-        with recording(decoder.target) as rows:
-            tokens = decoder.generate(prompt, most, sampling, seed=SEED, reuse=reuse).tokens
-        return Recorded(tokens, rows[: len(tokens)])
+    def _decoded(self, name: str, decoder: Decoder, sampling: Sampling, reuse: bool = False) -> list[Recorded]:
+        """One prompt after the other, with `reuse` behind a beginning of it that is decoded before."""
+        found, most = [], self.options.max_new_tokens
+        for prompt in tqdm(self.prompts, desc=name, disable=None):
+            if reuse:
+                decoder.generate(prompt[: len(prompt) * 2 // 3], 9)
+            with recording(decoder.target) as rows:
+                tokens = decoder.generate(prompt, most, sampling, seed=SEED, reuse=reuse).tokens
+            found.append(Recorded(tokens, rows[: len(tokens)]))
+        return found
 
     def _counted(self, name: str, found: list[Recorded], sampling: Sampling) -> dict[str, Value]:
-        texts = rows = equal = 0
-        for one, known in zip(found, self.known[sampling.temperature], strict=True):
-            texts += one.tokens == known.tokens
-            rows += len(one.rows)
-            equal += sum(a == b for a, b in zip(one.rows, known.rows, strict=False))
+        pairs = list(zip(found, self.known[sampling.temperature], strict=True))
+        rows = sum(len(one.rows) for one, _ in pairs)
+        equal = sum(a == b for one, known in pairs for a, b in zip(one.rows, known.rows, strict=False))
         return {
             "way": name,
             "texts": len(found),
-            "texts as plain": texts,
+            "texts as plain": sum(one.tokens == known.tokens for one, known in pairs),
             "rows": rows or None,
             "rows as one prefill": equal if rows else None,
         }
@@ -192,25 +177,23 @@ def run(options: Options) -> dict[str, Any]:
     """Decode, write what is counted as it grows, print the table and return it."""
     output = Path(options.output)
     check_writable(output)
-    questions = load_set(options.bench_name, options.question_file, options.data_dir, options.fetch)
-    chosen = select(questions.questions, options.question_begin, options.question_end, options.limit)
+    _, chosen = read_questions(options)
     pairs = load_several(options, list(dict.fromkeys((options.drafter, *options.also))), options.check_device())
     pair = next(iter(pairs.values()))
-    prompter = Prompter(pair.tokenizer, pair.stop, options.conv_template)
-    prompts = [prompter.encode(question.turns[:1], []) for question in chosen]
-    target = pair.target
+    prompter, target = Prompter(pair.tokenizer, pair.stop, options.conv_template), pair.target
     if not target.canonical:
         raise ValueError(target.not_canonical or f"{target.name} is not canonical by itself here: pass --canonical")
     found: dict[str, Any] = {
         "environment": environment(target.device),
         "target": target.name,
         "engine": target.engine.name,
-        "prompts": len(prompts),
+        "prompts": len(chosen),
         "max_new_tokens": options.max_new_tokens,
         "rows": [],
     }
+    prompts = [prompter.encode(question.turns[:1], []) for question in chosen]
     done = _done(output, found)
-    for row in Certifying(pairs, prompts, options, done.copy()).rows():
+    for row in Certifying(pairs, prompts, options).rows(done.copy()):
         done[row["way"]] = row
         found["rows"] = list(done.values())
         output.write_text(json.dumps(found, indent=1) + "\n")

@@ -33,18 +33,16 @@ MOST = 200
 class Options(Asked):
     """The pair, the questions, and how many nodes are looked at."""
 
+    limit: int = option(6, "this many questions at most")
     contested: str = option("5,10,20,40", "comma list: tokens that the linear programme settles")
     laws: int = option(60, "nodes that are looked at, drawn from all that were met")
     max_new_tokens: int = option(40, "of an answer, at most")
     seed: int = option(0, "of sampling, and of which nodes are looked at")
-    json: bool = option(False, "print the figures as one JSON line, too")
 
     def __post_init__(self) -> None:
         super().__post_init__()
         at_least(self, laws=1, max_new_tokens=1)
         whole_numbers(self.contested, MOST)
-        if self.limit is None:
-            object.__setattr__(self, "limit", 6)
 
 
 def met(given: Material, options: Options) -> list[tuple[Probs, Probs]]:

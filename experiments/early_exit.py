@@ -38,7 +38,6 @@ class Options(Asked):
     longest: int = option(8, "longest chain")
     seeds: int = option(8, "that each controller is replayed with")
     depths: str = option("4/12,5/80", "comma list: layers below the exit / layers of the target, to count by")
-    json: bool = option(False, "print the figures as one JSON line, too")
 
     def __post_init__(self) -> None:
         super().__post_init__()

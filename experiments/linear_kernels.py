@@ -41,7 +41,6 @@ class Options(Machine):
     rounds: int = option(3, "over all copies; the fastest one counts")
     bandwidth: float = option(24.0, "of the memory to one core, in GB a second")
     peak: float = option(116.0, "products of bfloat16 a second, in 10^9; of bytes there are twice as many")
-    json: bool = option(False, "print the figures as one JSON line, too")
 
     def __post_init__(self) -> None:
         super().__post_init__()

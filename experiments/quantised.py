@@ -19,15 +19,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from tqdm import trange
 
 from evaluation.answers.reading import AnswerSet
 from evaluation.command_line import Value, at_least, main_of, option, table, whole_numbers
+from evaluation.latency.forwards import Probe, measure
 from evaluation.run.models import load
 from evaluation.run.options import Models
-from evaluation.timing import environment, in_turn
+from evaluation.timing import environment, schedule
 from opt_tree import CausalLM, Pair
 
 KINDS = (None, "int8", "int4")
@@ -48,7 +48,6 @@ class Options(Models):
     answers: str | None = option(None, "an answer file of the bfloat16 target, by plain decoding")
     windows: int = option(40, "pieces of the text of 512 tokens")
     limit: int = option(40, "answers, spread over the file")
-    json: bool = option(False, "print the figures as one JSON line, too")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -81,49 +80,26 @@ def limit_ms(lm: CausalLM, rows: int, options: Options) -> float:
     return max(loaded / options.bandwidth, rows * products / peak) / 1e6
 
 
-@torch.inference_mode()
-def forward_ms(lm: CausalLM, rows: int) -> float:
-    """Time one forward behind the context; its rows are dropped again."""
-    tokens, positions = np.arange(rows) % lm.vocab, np.full(rows, lm.length)
-    begin = time.perf_counter()
-    lm.extend(tokens, positions, np.eye(rows, dtype=bool))
-    seconds = time.perf_counter() - begin
-    lm.cache.truncate(lm.length)
-    return 1000 * seconds
-
-
-def prefill_ms(lm: CausalLM, tokens: int) -> float:
-    """Time a prefill of so many tokens, of whose logits the last row's are wanted."""
-    lm.reset()
-    begin = time.perf_counter()
-    lm.append([7 * place % lm.vocab for place in range(tokens)])
-    return 1000 * (time.perf_counter() - begin)
-
-
 def times(found: list[tuple[dict[str, str], Pair]], options: Options) -> list[dict[str, Value]]:
     """Forwards and prefills of all targets in turn; a line each."""
-    targets = [pair.target for _, pair in found]
-    columns = [str(rows) for rows in whole_numbers(options.rows)]
-    taken: dict[tuple[int, str], list[float]] = {}
-    for name in [*columns, "prefill"]:
-        for turn in trange(options.rounds + 2 if name != "prefill" else 5, desc=name, leave=False, disable=None):
-            for place in in_turn(list(range(len(targets))), turn):
-                lm = targets[place]
-                assert isinstance(lm, CausalLM)
-                if name != "prefill" and lm.length != _BEHIND:
-                    lm.reset()
-                    lm.append([5] * _BEHIND)
-                ms = prefill_ms(lm, options.prefill) if name == "prefill" else forward_ms(lm, int(name))
-                if turn > 1:
-                    taken.setdefault((place, name), []).append(ms)
+    sizes, probes = whole_numbers(options.rows), []
+    for place, (_, pair) in enumerate(found):
+        assert isinstance(pair.target, CausalLM)
+        probes.append(Probe(str(place), pair.target))
+    prefills: dict[str, list[float]] = {probe.name: [] for probe in probes}
+    for probe, _ in schedule(probes, trange(5, desc="prefill", leave=False, disable=None)):
+        begin = time.perf_counter()
+        probe.fill(options.prefill)
+        prefills[probe.name].append(1000 * (time.perf_counter() - begin))
+    measured = measure(probes, [_BEHIND], sizes, options.rounds, math.inf)
+    ms = {(one.model, one.tokens): one.ms for one in measured}
     lines: list[dict[str, Value]] = []
-    for place, (names, pair) in enumerate(found):
+    for probe, (names, _) in zip(probes, found, strict=True):
         line: dict[str, Value] = {**names}
-        for name in columns:
-            median = statistics.median(taken[place, name])
-            line[f"{name} rows, ms"] = median
-            line[f"{name}: times the limit"] = median / limit_ms(pair.target, int(name), options)
-        lines.append(line | {f"prefill of {options.prefill}, ms": statistics.median(taken[place, "prefill"])})
+        for rows in sizes:
+            median = ms[probe.name, rows]
+            line |= {f"{rows} rows, ms": median, f"{rows}: times the limit": median / limit_ms(probe.lm, rows, options)}
+        lines.append(line | {f"prefill of {options.prefill}, ms": statistics.median(prefills[probe.name][2:])})
     return lines
 
 

@@ -60,7 +60,6 @@ class Options:
     seeds: str = option("0,1,2", "a head each")
     minutes: str = option("3,6,12", "of process time at which a head is kept")
     jobs: int = option(1, "heads that are trained side by side, on the cores that this process may use")
-    no_train: bool = option(False, "measure the heads that are there, train none")
     average: float = option(0.98, "decay a step of the running mean of the weights that is kept, for every kind")
     budgets: str = option("12,60", "nodes of OPT-Tree's trees")
     threshold: float = option(0.05, "of OPT-Tree")
@@ -143,17 +142,14 @@ def measure(spec: str, head: Path, bench: str, options: Options) -> list[dict[st
 
 def rows_of(options: Options) -> list[dict[str, Any]]:
     """Train what is missing, then measure what is missing; return a row for each measured line."""
-    if not options.no_train:
-        with ThreadPoolExecutor(options.jobs) as pool:
-            for done in [pool.submit(train, *one, options) for one in runs(options)]:
-                done.result()
+    with ThreadPoolExecutor(options.jobs) as pool:
+        for done in [pool.submit(train, *one, options) for one in runs(options)]:
+            done.result()
     *marks, last = options.minutes.split(",")
     sets, found = options.sets.split(","), []
     for kind, seed, folder in tqdm(list(runs(options)), desc="heads", disable=None):
         for minutes, name in [*((mark, f"minutes-{float(mark):g}") for mark in marks), (last, "final")]:
             head = folder / name
-            if not (head / TRAINING).exists():
-                continue  # with --no-train
             spec, note = f"{KINDS[kind].spec}:{head}", json.loads((head / TRAINING).read_text())
             if abs(note["minutes"] - float(minutes)) > 0.1 * float(minutes) + 0.1:
                 raise ValueError(f"{head} was trained for {note['minutes']} minutes, not {minutes}: another --output")

@@ -23,17 +23,15 @@ from opt_tree import Decoder, OptTree
 class Options(Asked):
     """The pair, the questions, and the trees."""
 
+    limit: int = option(3, "this many questions at most")
     nodes: int = option(8, "drafted nodes a step")
     threshold: float = option(0.45, "draft another layer while the newest raised E(A) by more than this")
     max_new_tokens: int = option(256, "of a turn, at most")
     rounds: int = option(3, "how often the conversation is held, each way by turns")
-    json: bool = option(False, "print the figures as one JSON line, too")
 
     def __post_init__(self) -> None:
         super().__post_init__()
         at_least(self, nodes=1, max_new_tokens=1, rounds=1)
-        if self.limit is None:
-            object.__setattr__(self, "limit", 3)
 
 
 @dataclass(frozen=True)

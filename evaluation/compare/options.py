@@ -51,7 +51,6 @@ class Options(Asked):
     output: str = option("compare.jsonl", "one JSON line a combination; its header and the rates lie beside it")
     overwrite: bool = option(False, "delete the output instead of going on with it")
     plots: str | None = option(None, "draw what the output has data for into this folder")
-    json: bool = option(False, "print the figures as one JSON line, too")
 
     def __post_init__(self) -> None:
         given = [name for name in (*GRID, "policies", "drafter", *PUBLISHED) if getattr(self, name) is not None]

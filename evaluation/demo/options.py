@@ -54,7 +54,6 @@ class Options(Models):
         None, f"policies with commas whose trees the page shows beside (default: {','.join(BESIDE)}; '' for none)"
     )
     no_color: bool = option(False, "mark accepted draft tokens by brackets instead of colour")
-    json: bool = option(False, "print the figures as one JSON line, too")
 
     def __post_init__(self) -> None:
         super().__post_init__()

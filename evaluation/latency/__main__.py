@@ -17,11 +17,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from jaxtyping import Float, Int
 from transformers import PreTrainedModel
 
-from evaluation.answers.metrics import bootstrap, with_interval
+from evaluation.answers.metrics import times_as_fast, with_interval
 from evaluation.command_line import at_least, check_writable, main_of, numbers, option, table, whole_numbers
 from evaluation.latency import batches
 from evaluation.latency.forwards import ForwardTime, Probe, forwards_table, measure
@@ -64,7 +62,6 @@ class Options(Asked):
     assistant: str | None = option(
         None, "with --nodes: causal LM that assists transformers; by default the draft model, or the embedded one"
     )
-    json: bool = option(False, "print the figures as one JSON line, too")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -199,13 +196,7 @@ def beside_grid(timings: Timings) -> list[Row]:
 
 def _over(timings: Timings, other: str, clock: str) -> str:
     """How many times as fast `auto` is, and its interval."""
-    ours, theirs = (np.array(timings.spent(name, clock)) for name in (AUTO, other))
-
-    def ratio(rows: Int[np.ndarray, "... rows"]) -> Float[np.ndarray, "..."]:
-        one, two = ours[rows].sum(-2), theirs[rows].sum(-2)
-        return one[..., 0] / one[..., 1] * two[..., 1] / two[..., 0]
-
-    return with_interval(float(ratio(np.arange(len(ours)))), bootstrap(ratio, len(ours)))
+    return with_interval(*times_as_fast(timings.spent(AUTO, clock), timings.spent(other, clock)))
 
 
 def run(options: Options) -> dict[str, Any]:

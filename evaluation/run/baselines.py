@@ -4,7 +4,7 @@ The plain loop with an empty tree is a decoder of the library (`opt_tree.decodin
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -43,25 +43,40 @@ def transformers_methods(
     pair: Pair, assistant: PreTrainedModel | None, sampling: Sampling = Sampling()
 ) -> dict[str, Method]:
     """Return what transformers can do with this target, by name; assisted only where there is an assistant."""
-    known: dict[str, Any] = {"transformers": transformers_greedy, "transformers, prompt lookup": transformers_lookup}
+    known: dict[str, Callable[..., Timed]] = {
+        "transformers": transformers_greedy,
+        "transformers, prompt lookup": partial(transformers_greedy, prompt_lookup_num_tokens=LOOKUP),
+    }
     if assistant is not None:
         known["transformers, assisted"] = partial(transformers_assisted, assistant=assistant)
 
-    def method(decode: Any) -> Method:
+    def method(decode: Callable[..., Timed]) -> Method:
         return lambda prompt, limit, seed: decode(pair, prompt, limit, sampling, seed)
 
     return {name: method(decode) for name, decode in known.items()}
 
 
 def transformers_greedy(
-    pair: Pair, prompt: list[int], max_new_tokens: int, sampling: Sampling = Sampling(), seed: int = 0
+    pair: Pair,
+    prompt: list[int],
+    max_new_tokens: int,
+    sampling: Sampling = Sampling(),
+    seed: int = 0,
+    **options: Any,
 ) -> Timed:
-    """Decode with unmodified `model.generate`: greedy, or sampled where `sampling` says so.
+    """Decode with unmodified `model.generate`: greedy, or sampled where `sampling` says so; `options` are its own.
 
     Same model object, stop tokens and context limit as the library's loop; whatever the checkpoint's own generation
     defaults would change (a repetition penalty, say) is switched off, as it is there.
     """
-    return _generate(pair, prompt, max_new_tokens, sampling, seed)
+    config = _config(pair, len(prompt), max_new_tokens, sampling)
+    if not sampling.greedy:
+        torch.manual_seed(seed)
+    ids = torch.tensor([prompt], device=pair.target.device)
+    begin = time.perf_counter()
+    output = pair.target.model.generate(ids, attention_mask=torch.ones_like(ids), generation_config=config, **options)
+    tokens = output[0, len(prompt) :].tolist()  # type: ignore[index]
+    return Timed(tokens, time.perf_counter() - begin)
 
 
 def transformers_assisted(
@@ -89,14 +104,7 @@ def transformers_assisted(
             raise ValueError(f"transformers samples no assistant of {theirs} tokens for a target of {ours}")
         # The same tokenizer padded to another size: transformers then insists on its re-encoding path.
         options |= {"tokenizer": pair.tokenizer, "assistant_tokenizer": pair.tokenizer}
-    return _generate(pair, prompt, max_new_tokens, sampling, seed, **options)
-
-
-def transformers_lookup(
-    pair: Pair, prompt: list[int], max_new_tokens: int, sampling: Sampling = Sampling(), seed: int = 0
-) -> Timed:
-    """Decode with `model.generate(prompt_lookup_num_tokens=10)`: transformers' own n-grams of the context."""
-    return _generate(pair, prompt, max_new_tokens, sampling, seed, prompt_lookup_num_tokens=LOOKUP)
+    return transformers_greedy(pair, prompt, max_new_tokens, sampling, seed, **options)
 
 
 def assistant_of(drafter: Drafter) -> PreTrainedModel | None:
@@ -124,20 +132,6 @@ def transformers_batch(pair: Pair, prompts: Sequence[list[int]], max_new_tokens:
 def _until_stop(tokens: list[int], pair: Pair) -> list[int]:
     end = next((place for place, token in enumerate(tokens) if token in pair.stop.tokens), len(tokens))
     return tokens[: end + 1]
-
-
-def _generate(
-    pair: Pair, prompt: list[int], max_new_tokens: int, sampling: Sampling, seed: int, **options: Any
-) -> Timed:
-    target = pair.target
-    config = _config(pair, len(prompt), max_new_tokens, sampling)
-    if not sampling.greedy:
-        torch.manual_seed(seed)
-    ids = torch.tensor([prompt], device=target.device)
-    begin = time.perf_counter()
-    output = target.model.generate(ids, attention_mask=torch.ones_like(ids), generation_config=config, **options)
-    tokens = output[0, len(prompt) :].tolist()  # type: ignore[index]
-    return Timed(tokens, time.perf_counter() - begin)
 
 
 def _config(pair: Pair, length: int, max_new_tokens: int, sampling: Sampling) -> GenerationConfig:

@@ -188,12 +188,17 @@ class Material:
         return [self.prompter.encode(question.turns[:1], []) for question in self.chosen]
 
 
+def read_questions(options: Asked) -> tuple[QuestionSet, list[Question]]:
+    """Read the question set, and choose from it what is asked. Raises ValueError and OSError as `load_set` does."""
+    questions = load_set(options.bench_name, options.question_file, options.data_dir, options.fetch)
+    return questions, select(questions.questions, options.question_begin, options.question_end, options.limit)
+
+
 def gather(options: Asked, bare: bool = False) -> Material:
     """Read the questions, then load the models; `bare`: without the stored sharpening.
 
     Raises ValueError and OSError for questions and models that are not there.
     """
-    questions = load_set(options.bench_name, options.question_file, options.data_dir, options.fetch)
-    chosen = select(questions.questions, options.question_begin, options.question_end, options.limit)
+    questions, chosen = read_questions(options)
     pair = load(options, options.check_device(), bare)
     return Material(pair, questions, chosen, Prompter(pair.tokenizer, pair.stop, options.conv_template))

@@ -35,7 +35,7 @@ def node_count(given: int | str | None) -> int | str | None:
 
 @dataclass(frozen=True)
 class Machine:
-    """On what a command runs, and how large a target it is to stand for."""
+    """On what a command runs, how large a target it is to stand for, and whether a machine reads what it prints."""
 
     device: str | None = option(None, "by default cuda where there is one, else cpu")
     threads: int | None = option(
@@ -46,6 +46,7 @@ class Machine:
     inflate: str | None = option(
         None, "replace the target by a larger one of the same function: 350m, 1b, 7b, 8b, 13b, HIDDENxLAYERS"
     )
+    json: bool = option(False, "print the figures as one JSON line, too")
 
     def __post_init__(self) -> None:
         at_least(self, threads=1)
@@ -237,7 +238,6 @@ class Options(Asked):
     max_gpu_memory: str | None = option(
         None, "of each GPU for the target's weights, such as 20GiB; refused if they do not fit"
     )
-    json: bool = option(False, "print the comparison's figures as one JSON line, too")
 
     def __post_init__(self) -> None:
         super().__post_init__()

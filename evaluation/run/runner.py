@@ -16,11 +16,11 @@ from tqdm import tqdm
 from evaluation.answers.file import PATIENCE, AnswerFile, Record
 from evaluation.command_line import parse, print_json, run_command
 from evaluation.questions.prompts import Prompter, get_template
-from evaluation.questions.sets import Question, QuestionSet, load_set, select
+from evaluation.questions.sets import Question, QuestionSet
 from evaluation.report import print_report
 from evaluation.run.conversation import Conversation, read_history, side_by_side
 from evaluation.run.inflate import describe
-from evaluation.run.models import load_run, make_method, resolved
+from evaluation.run.models import load_run, make_method, read_questions, resolved
 from evaluation.run.options import Options
 from evaluation.run.processes import DRAFTING, Processes, Work, place, relaunch
 from evaluation.timing import Method, environment, schedule
@@ -54,8 +54,7 @@ def run(command: str, options: Options, processes: Processes = Processes(), pair
 
     A `pair` that is given is decoded with as it is, instead of one that the options name.
     """
-    questions = load_set(options.bench_name, options.question_file, options.data_dir, options.fetch)
-    chosen = select(questions.questions, options.question_begin, options.question_end, options.limit)
+    questions, chosen = read_questions(options)
     device = place(options, processes)
     options = options.on(device)
     if options.conv_template:

@@ -43,7 +43,6 @@ class Options(Asked):
         None, "with --controllers: folder of a predictor of draft lengths; by default the embedded one for eagle:demo"
     )
     seeds: int = option(8, "with --controllers: seeds that a controller which draws is replayed with")
-    json: bool = option(False, "print the figures as one JSON line, too")
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -29,7 +29,7 @@ import torch
 import transformers
 from tqdm import tqdm
 
-from evaluation.command_line import option, parse, run_command, table
+from evaluation.command_line import option, parse, print_json, run_command, table
 from evaluation.run.models import load
 from evaluation.run.options import Models
 from opt_tree import CausalLM, Decoder, Drafter, OptTree, Random, Sampling, Static, Tree, TreePolicy
@@ -214,7 +214,9 @@ def main(arguments: list[str] | None = None) -> int:
 
     def command() -> int:
         options = parse(Options, "python -m tests.statistical.draws", __doc__, arguments)
-        return 0 if all(result["ok"] for result in run(options)["results"]) else 1
+        found = run(options)
+        print_json(options.json, found)
+        return 0 if all(result["ok"] for result in found["results"]) else 1
 
     return run_command(command)
 
