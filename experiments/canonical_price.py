@@ -12,13 +12,13 @@ import statistics
 import sys
 import time
 from dataclasses import dataclass, replace
-from itertools import chain, count
+from itertools import chain
 from typing import Any, NamedTuple
 
 from evaluation.command_line import Value, at_least, main_of, option, table, whole_numbers
 from evaluation.run.models import Material, gather, load
 from evaluation.run.options import Asked
-from evaluation.timing import environment, in_turn
+from evaluation.timing import environment, schedule
 from opt_tree import Decoder, OptTree, Pair
 from opt_tree.decoding.presets import plain
 
@@ -62,18 +62,12 @@ def in_lockstep(decoders: dict[str, Decoder], prompt: list[int], limit: int) -> 
     """Decode by each, a step of one after a step of the other, so that a busy machine hurts them alike."""
     runs = {way: Run([], []) for way in decoders}
     going = {way: decoder.steps(prompt, limit) for way, decoder in decoders.items()}
-    for turn in count():
-        for way in in_turn(list(going), turn):
-            begin = time.perf_counter()
-            step = next(going[way], None)
-            if step is None:
-                del going[way]
-                continue
+    for way, _ in schedule(WAYS, range(limit + 1)):  # a step has a token at least; one more ends the generators
+        begin = time.perf_counter()
+        if (step := next(going[way], None)) is not None:
             runs[way].seconds.append(time.perf_counter() - begin)
             runs[way].tokens.extend(step.tokens)
-        if not going:
-            return {way: run._replace(tokens=run.tokens[:limit]) for way, run in runs.items()}
-    raise AssertionError("not reached")
+    return {way: run._replace(tokens=run.tokens[:limit]) for way, run in runs.items()}
 
 
 def measured(pairs: dict[str, Pair], nodes: int, prompts: list[list[int]], options: Options) -> dict[str, list[Run]]:

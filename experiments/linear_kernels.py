@@ -19,7 +19,7 @@ from tqdm import tqdm
 
 from evaluation.command_line import Value, at_least, main_of, option, table, whole_numbers
 from evaluation.run.options import Machine
-from evaluation.timing import environment, in_turn
+from evaluation.timing import environment, schedule
 from opt_tree.engines.quantised import load_kernel, pack
 
 Product = Callable[[Tensor], Tensor]
@@ -143,10 +143,9 @@ def run(options: Options) -> dict[str, Any]:
     load_kernel()
     rows, shapes = whole_numbers(options.rows), SHAPES[options.shapes]
     total = {kernel: [0.0] * len(rows) for kernel in KERNELS}
-    for turn, shape in enumerate(tqdm(shapes, desc="products", disable=None)):
-        for kernel in in_turn(list(KERNELS), turn):
-            times = microseconds(kernel, shape, rows, options.rounds)
-            total[kernel] = [sum_ + shape[2] * one / 1000 for sum_, one in zip(total[kernel], times, strict=True)]
+    for kernel, shape in schedule(list(KERNELS), tqdm(shapes, desc="products", disable=None)):
+        times = microseconds(kernel, shape, rows, options.rounds)
+        total[kernel] = [sum_ + shape[2] * one / 1000 for sum_, one in zip(total[kernel], times, strict=True)]
     numbers = sum(outputs * inputs * count for outputs, inputs, count in shapes)
     lines: list[dict[str, Value]] = []
     for kernel, sums in total.items():

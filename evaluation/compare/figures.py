@@ -28,10 +28,10 @@ def figures(answers: Sequence[Record], plain: Sequence[Record], efficiency: Sequ
     drafted = total(answers, "draft_tokens") or 0
     taken = steps_of(answers)
     assert taken is not None and taken.expected is not None
-    equal, timed = exact_match(answers, plain), alone(answers)
+    equal, timed, of = exact_match(answers, plain), alone(answers), counts(answers)
     return {
         **known,
-        "interval": length_interval(answers),
+        "interval": bootstrap(lambda rows: length(of, rows), len(of)),
         "expected_length": float(taken.expected.mean()),
         "promise": promise(answers),
         "draft_tokens_per_step": drafted / known["steps"],
@@ -80,11 +80,6 @@ def length(of: Counts, rows: Int[np.ndarray, "... rows"]) -> Float[np.ndarray, "
     """Mean acceptance length over some of the questions."""
     sums = of[rows].sum(-2)
     return sums[..., 0] / sums[..., 1]
-
-
-def length_interval(answers: Sequence[Record]) -> list[float] | None:
-    of = counts(answers)
-    return bootstrap(lambda rows: length(of, rows), len(of))
 
 
 def difference(ours: Record, theirs: Record) -> dict[str, Any]:
@@ -140,10 +135,6 @@ def speeds(records: Sequence[Record]) -> list[dict[str, Any]]:
 def of_policy(records: Iterable[Record], family: str) -> Iterator[Record]:
     """The cells of a policy, whatever its parameters."""
     return (record for record in records if record["cell"]["policy"].partition(":")[0] == family)
-
-
-def of_opt_tree(records: Iterable[Record]) -> list[Record]:
-    return list(of_policy(records, REFERENCE))
 
 
 def grouped(records: Iterable[Record], *keys: str) -> dict[tuple, list[Record]]:

@@ -300,17 +300,11 @@ def footprint(spec: str) -> dict[str, Any]:
 
     A table that learns as it goes weighs nothing and was trained for no time.
     """
-    folders = folders_of(spec)
-    minutes = [read_minutes(folder) for folder in folders]
-    sizes = [_bytes(Path(folder)) for folder in folders]
+    folders = [Path(folder) for folder in folders_of(spec)]
+    minutes = [read_minutes(str(folder)) for folder in folders]
+    files = [file for folder in folders if folder.is_dir() for file in folder.iterdir() if file.suffix in WEIGHTS]
+    known = all(folder.is_dir() for folder in folders)
     return {
-        "weights_bytes": None if None in sizes else sum(size or 0 for size in sizes),
+        "weights_bytes": sum(file.stat().st_size for file in files) if known else None,
         "training_minutes": None if None in minutes else sum(minute or 0.0 for minute in minutes),
     }
-
-
-def _bytes(folder: Path) -> int | None:
-    """Of the files with weights in a folder; None for what is not a folder here."""
-    if not folder.is_dir():
-        return None
-    return sum(file.stat().st_size for file in folder.iterdir() if file.suffix in WEIGHTS)

@@ -21,7 +21,7 @@ from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator, ScalarFormat
 from evaluation.answers import plots
 from evaluation.answers.file import Record
 from evaluation.compare.combinations import Combination
-from evaluation.compare.figures import grouped, mean_efficiency, of_opt_tree, of_policy, series
+from evaluation.compare.figures import REFERENCE, grouped, mean_efficiency, of_policy, series
 from opt_tree.policies.registry import POLICIES
 from opt_tree.verifiers import VERIFIERS
 
@@ -241,7 +241,7 @@ def _point(record: Record) -> Point:
 def _draw(axes: Axes, records: Sequence[Record], look: tuple[str, str]) -> None:
     """One drafter: OPT-Tree's points from the smallest budget on, joined; those of other trees."""
     colour, mark = look
-    opt = sorted(of_opt_tree(records), key=lambda record: record["cell"]["budget"])
+    opt = sorted(of_policy(records, REFERENCE), key=lambda record: record["cell"]["budget"])
     others = [record for record in records if record not in opt]
     for members, more in ((opt, {"linewidth": 1}), (others, {"linewidth": 0, "mfc": "none"})):
         if members:

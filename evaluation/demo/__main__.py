@@ -19,32 +19,12 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from evaluation.command_line import parse, print_json, run_command
-from evaluation.demo.comparison import (
-    ASSISTED,
-    GREEDY,
-    LABELS,
-    OURS,
-    PLAIN,
-    different_texts,
-    notes,
-    report,
-    table,
-)
+from evaluation.demo.comparison import ASSISTED, GREEDY, LABELS, OURS, PLAIN, different_texts, notes, report, table
 from evaluation.demo.options import Options
 from evaluation.run.baselines import InLoop, transformers_methods
 from evaluation.run.models import load, load_assistant
 from evaluation.timing import Method, environment, interleave
-from opt_tree import (
-    Beside,
-    CausalLM,
-    Decoder,
-    Generation,
-    OptTree,
-    Pair,
-    Sampling,
-    explore,
-    generate_beside,
-)
+from opt_tree import Beside, CausalLM, Decoder, Generation, OptTree, Pair, Sampling, explore, generate_beside
 from opt_tree.controllers import Auto
 from opt_tree.core.command_line import no_bars_in_logs
 from opt_tree.decoding.generation import check_prompt

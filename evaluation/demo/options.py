@@ -7,11 +7,7 @@ from typing import ClassVar
 
 from evaluation.command_line import at_least, at_most, check_writable, option
 from evaluation.run.options import AUTO, CONTROLLER, Models, check_controller, node_count
-from opt_tree import (
-    OptTree,
-    Sampling,
-    TreePolicy,
-)
+from opt_tree import OptTree, Sampling, TreePolicy
 from opt_tree.models.named import KNOWN
 from opt_tree.policies.base import MOST_NODES
 from opt_tree.policies.registry import make_policy

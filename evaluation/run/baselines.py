@@ -57,12 +57,7 @@ def transformers_methods(
 
 
 def transformers_greedy(
-    pair: Pair,
-    prompt: list[int],
-    max_new_tokens: int,
-    sampling: Sampling = Sampling(),
-    seed: int = 0,
-    **options: Any,
+    pair: Pair, prompt: list[int], max_new_tokens: int, sampling: Sampling = Sampling(), seed: int = 0, **options: Any
 ) -> Timed:
     """Decode with unmodified `model.generate`: greedy, or sampled where `sampling` says so; `options` are its own.
 
@@ -126,12 +121,11 @@ def transformers_batch(pair: Pair, prompts: Sequence[list[int]], max_new_tokens:
     mask = torch.tensor([[0] * n + [1] * len(prompt) for n, prompt in zip(empty, prompts, strict=True)])
     device = pair.target.device
     output = pair.target.model.generate(ids.to(device), attention_mask=mask.to(device), generation_config=config)
-    return [_until_stop(row, pair) for row in output[:, longest:].tolist()]  # type: ignore[index]
-
-
-def _until_stop(tokens: list[int], pair: Pair) -> list[int]:
-    end = next((place for place, token in enumerate(tokens) if token in pair.stop.tokens), len(tokens))
-    return tokens[: end + 1]
+    found = []
+    for tokens in output[:, longest:].tolist():  # type: ignore[index]
+        end = next((place for place, token in enumerate(tokens) if token in pair.stop.tokens), len(tokens))
+        found.append(tokens[: end + 1])
+    return found
 
 
 def _config(pair: Pair, length: int, max_new_tokens: int, sampling: Sampling) -> GenerationConfig:

@@ -20,9 +20,8 @@ def compile_with_a_bar(pair: Pair, any_dtype: bool = False) -> None:
     if pair.compile(make=False, any_dtype=any_dtype):
         return
     models = [lm for lm in (pair.target, *pair.drafter.models) if isinstance(lm, CausalLM)]  # others are not compiled
-    layers = 0
-    for lm in models:
-        layers += _layers(lm.model) if lm.engine.name == "eager" else 0
+    configs = [lm.model.config.get_text_config() for lm in models if lm.engine.name == "eager"]
+    layers = sum(int(getattr(config, "num_hidden_layers", 1)) for config in configs)
     facts = {"compiling": "seconds a layer", "torch": torch.__version__, "processor": package_cache.processor()}
     known = package_cache.remembered(facts)
     expected = layers * float(known) if known else None
@@ -35,10 +34,6 @@ def compile_with_a_bar(pair: Pair, any_dtype: bool = False) -> None:
     if done:
         print(f"compiled in {seconds:.0f} s; kept in {package_cache.cache_folder()}", flush=True)
         package_cache.remember(facts, f"{seconds / layers:.2f}")
-
-
-def _layers(model: torch.nn.Module) -> int:
-    return int(getattr(model.config.get_text_config(), "num_hidden_layers", 1))
 
 
 @contextmanager

@@ -208,8 +208,7 @@ class Options(Asked):
     max_new_token: int = option(1024, "new tokens a turn, at most", aliases=["--max-new-tokens", "--max_new_tokens"])
     num_choices: int = option(1, "answers to each question; they differ above temperature 0")
     batch_size: int = option(
-        1,
-        "questions that are decoded side by side; answers are the same, times are the batch's and tell of no speed",
+        1, "questions that are decoded side by side; answers are the same, times are the batch's and tell of no speed"
     )
     seed: int = option(0, "of sampling; each turn's own follows from it, the question, the choice and the turn")
     answer_file: str | None = option(None, "by default BENCH-COMMAND-METHOD.jsonl here", aliases=["--output"])

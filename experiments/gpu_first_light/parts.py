@@ -28,16 +28,9 @@ from opt_tree.models.named.places import cached
 
 Row = dict[str, Value]
 
-
 QUESTIONS = ("Why is the sky blue?", "What does the word lantern mean?", "Name three uses of a brick.")
-
-
 ENGINES = ("eager", "captured")
-
-
 OTHERS = ("transformers", "transformers, assisted", "transformers, prompt lookup")
-
-
 SHAPES = ("demo", "smollm2", "1b", "7b")
 """The embedded pair, the public model where it is on this machine, and the embedded pair inflated."""
 DRY_SHAPES = ("256x13",)
@@ -181,13 +174,10 @@ def canonical(place: Place) -> list[Row]:
             except NotCanonicalError as why:  # a dry run without Triton
                 rows.append({"shape": shape, "canonical": one_line(why)})
                 continue
-            texts: list[list[list[int]]] = []
-            for method, decoder in (("plain", plain(pair.target)), ("OPT-Tree", _trees(pair))):
-                decoder.generate(prompts[0], 2)
-                begin = time.perf_counter()
-                texts.append([decoder.generate(prompt, place.new_tokens).tokens for prompt in prompts])
-                row[f"{method} tokens/s"] = sum(map(len, texts[-1])) / (time.perf_counter() - begin)
-            equal = sum(one == other for one, other in zip(*texts, strict=True))
+            methods = {"plain": InLoop(plain(pair.target)), "OPT-Tree": InLoop(_trees(pair))}
+            timings = interleave(methods, prompts, place.new_tokens)
+            row |= {f"{method} tokens/s": timings.rate(method) for method in methods}
+            equal = sum(one == other for one, other in zip(*map(timings.texts, methods), strict=True))
             rows.append(row | {"equal texts": f"{equal} of {len(prompts)}"})
             if on and equal < len(prompts):
                 raise RuntimeError(f"{shape}, canonical: {equal} of {len(prompts)} texts are those of plain decoding")

@@ -116,13 +116,7 @@ def run(options: Options) -> int:
     context = max(len(one) for some in prompts.values() for one in some) + options.max_new_tokens + 64
     dtype = str(as_dtype(options.dtype, "cpu")).removeprefix("torch.")
     common = Settings(
-        folder,
-        1,
-        context,
-        sorted(stops),
-        dtype,
-        _gguf_of(options, folder),
-        assistant=options.assistant or "",
+        folder, 1, context, sorted(stops), dtype, _gguf_of(options, folder), assistant=options.assistant or ""
     )
     output = Path(options.output)
     output.write_text("")
