@@ -164,18 +164,16 @@ def rows_of(options: Options) -> list[dict[str, Any]]:
 
 def means(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Return a line for each kind, set and minutes: tokens a step, the mean over seeds and from where to where."""
-    lines: dict[tuple[Any, ...], dict[str, Any]] = {}
     values: dict[tuple[Any, ...], dict[str, list[float]]] = {}
     for row in rows:
-        place = (row["set"], row["minutes"], row["kind"])
-        column = f"{row['budget']} nodes, {row['sharpening']}"
-        values.setdefault(place, {}).setdefault(column, []).append(row["tokens_per_step"])
-    for place, columns in values.items():
-        lines[place] = dict(zip(("set", "minutes", "kind"), place, strict=True))
-        lines[place]["seeds"] = max(map(len, columns.values()))
-        for column, each in columns.items():
-            lines[place][column] = f"{statistics.fmean(each):.2f} [{min(each):.2f}, {max(each):.2f}]"
-    return [lines[place] for place in sorted(lines)]
+        columns = values.setdefault((row["set"], row["minutes"], row["kind"]), {})
+        columns.setdefault(f"{row['budget']} nodes, {row['sharpening']}", []).append(row["tokens_per_step"])
+    lines = []
+    for place, columns in sorted(values.items(), key=lambda one: one[0]):
+        line = dict(zip(("set", "minutes", "kind"), place, strict=True)) | {"seeds": max(map(len, columns.values()))}
+        shown = {column: (statistics.fmean(each), min(each), max(each)) for column, each in columns.items()}
+        lines.append(line | {column: "{:.2f} [{:.2f}, {:.2f}]".format(*known) for column, known in shown.items()})
+    return lines
 
 
 def run(options: Options) -> dict[str, Any]:

@@ -91,11 +91,8 @@ class Options(Models):
 
     def check(self) -> None:
         """Raise ValueError for whatever is wrong before any model is looked at."""
-        check_controller(self.controller, self.nodes)
-        if isinstance(self.nodes, str):
-            if self.threshold is not None:
-                raise ValueError("--nodes auto takes no --threshold: what a layer must bring is what it costs here")
-        else:
+        check_controller(self.controller, self.nodes, self.threshold)
+        if not isinstance(self.nodes, str):
             at_most(self, nodes=MOST_NODES)
             self.policy()
         if self.sampling.greedy and (self.top_p < 1 or self.top_k):

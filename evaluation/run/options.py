@@ -179,8 +179,10 @@ CONTROLLER = "which tree each step gets, of those within the tree options: NAME 
 )
 
 
-def check_controller(spec: str | None, nodes: int | str | None) -> None:
-    """Raise ValueError for a controller that there is not, and for one beside --nodes auto, which is a controller."""
+def check_controller(spec: str | None, nodes: int | str | None, threshold: float | None) -> None:
+    """Raise ValueError for a controller that there is not, and for what --nodes auto, which is one, decides itself."""
+    if nodes == AUTO and threshold is not None:
+        raise ValueError("--nodes auto takes no --threshold: what a layer must bring is what it costs here")
     if spec is not None:
         parse_controller(spec)
         if nodes == AUTO:
@@ -243,24 +245,18 @@ class Options(Asked):
         at_least(self, max_new_token=1, num_choices=1, batch_size=1, num_gpus_per_model=1)
         at_most(self, batch_size=MOST_LANES)
         object.__setattr__(self, "nodes", node_count(self.nodes))
-        check_controller(self.controller, self.nodes)
+        check_controller(self.controller, self.nodes, self.threshold)
         if self.controller is not None and self.method != "opt":
             raise ValueError(f"--controller chooses among OPT-Tree's trees: leave out --method {self.method}")
-        if isinstance(self.nodes, str):
-            self._check_auto()
-        else:
+        if not isinstance(self.nodes, str):
             at_most(self, nodes=MOST_NODES)
             self.tree()  # refuses what is no tree
+        elif self.method == "chain":
+            raise ValueError("--nodes auto is OPT-Tree's; a chain takes --max-depth")
         Sampling(self.temperature)
         total, each = self.num_gpus_total, self.num_gpus_per_model
         if total is not None and (total < 1 or total % each):
             raise ValueError(f"--num-gpus-total {total} is not a multiple of --num-gpus-per-model {each}")
-
-    def _check_auto(self) -> None:
-        if self.method == "chain":
-            raise ValueError("--nodes auto is OPT-Tree's; a chain takes --max-depth")
-        if self.threshold is not None:
-            raise ValueError("--nodes auto takes no --threshold: what a layer must bring is what it costs here")
 
     def tree(self) -> OptTree:
         """The tree of numbers: those that were given, else the published commands'."""
