@@ -36,7 +36,7 @@ from opt_tree import (
     load_pair,
     make_canonical,
 )
-from opt_tree.core.command_line import no_bars_in_logs
+from opt_tree.core.command_line import Parser, no_bars_in_logs
 from opt_tree.core.random import Random
 from opt_tree.core.step import Step
 from opt_tree.core.stopping import StopRule
@@ -316,7 +316,7 @@ def check_port(host: str, port: int) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser = Parser(None, __doc__)
     parser.add_argument("--base-model-path", default="demo", help="a folder, a Hub id, or a name such as smollm2")
     parser.add_argument("--drafter", action="append", metavar="SPEC", help="may be given several times")
     parser.add_argument("--dtype", default="auto", help="of the target")
@@ -325,9 +325,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--host", default="127.0.0.1", help="0.0.0.0: for other machines, too")
     parser.add_argument("--port", type=int, default=7860)
     parser.add_argument("--share", action="store_true", help="a public address for a week, by gradio's servers")
-    arguments = parser.parse_args(argv)
-    no_bars_in_logs(wanted=arguments.base_model_path != "demo")
     try:  # what is missing is said before a model is loaded
+        arguments = parser.parse_args(argv)
+        no_bars_in_logs(wanted=arguments.base_model_path != "demo")
         for spec in arguments.drafter or ():
             parse_spec(spec)
         if importlib.util.find_spec("gradio") is None:

@@ -4,94 +4,28 @@ Which tokens may follow (`Drafter`), which of them to draft (`TreePolicy`) and h
 are three independent questions; `Decoder` puts one answer to each into one loop.
 """
 
+import importlib
+from typing import TYPE_CHECKING, Any
+
 import opt_tree.core.interrupted
 import opt_tree.core.versions
-
-# isort: split
-import opt_tree.integrations.hf_generate  # lets decoders serve `model.generate`
-from opt_tree.controllers import Controller, Fixed, Scheduled
-from opt_tree.core.children import Few, TopK
-from opt_tree.core.random import Random
-from opt_tree.core.sampling import Sampling
-from opt_tree.core.step import Outcome, Step
-from opt_tree.core.stopping import Stop
-from opt_tree.core.target import Output, Target
-from opt_tree.core.tree import Tree
-from opt_tree.decoding.advising import advise
-from opt_tree.decoding.counterfactual import Beside, generate_beside
-from opt_tree.decoding.decoder import Decoder
-from opt_tree.decoding.generation import Generation
-from opt_tree.decoding.pair import Pair, load_pair
-from opt_tree.display import draw_tree, explore, to_html, transcript
-from opt_tree.display.prove import Proof, prove
-from opt_tree.drafters import CausalLMDrafter, Drafter, EagleDrafter, EagleHead, Sharpened, load_drafter
-from opt_tree.drafters.heads.eagle import load_eagle
-from opt_tree.engines.canonical import NotCanonicalError
-from opt_tree.integrations.published_api import EaModel, SPModel
-from opt_tree.models.canonical import make_canonical
-from opt_tree.models.causal_lm import Buckets, CausalLM, UnsupportedModelError
-from opt_tree.models.chain_lm import ChainLM, wrap
-from opt_tree.models.checkpoints import CheckpointError, load_causal_lm, load_tokenizer
-from opt_tree.models.compiling import compile_forwards
-from opt_tree.policies import OptTree, Static, TreePolicy
-from opt_tree.verifiers import Verdict, Verifier, greedy, match
 
 __version__ = "0.1.0"
 
 opt_tree.core.versions.check_versions()
 
-__all__ = [
-    "Beside",
-    "Buckets",
-    "CausalLM",
-    "CausalLMDrafter",
-    "ChainLM",
-    "CheckpointError",
-    "Controller",
-    "Decoder",
-    "Drafter",
-    "EaModel",
-    "EagleDrafter",
-    "EagleHead",
-    "Few",
-    "Fixed",
-    "Generation",
-    "NotCanonicalError",
-    "OptTree",
-    "Outcome",
-    "Output",
-    "Pair",
-    "Proof",
-    "Random",
-    "SPModel",
-    "Sampling",
-    "Scheduled",
-    "Sharpened",
-    "Static",
-    "Step",
-    "Stop",
-    "Target",
-    "TopK",
-    "Tree",
-    "TreePolicy",
-    "UnsupportedModelError",
-    "Verdict",
-    "Verifier",
-    "advise",
-    "compile_forwards",
-    "draw_tree",
-    "explore",
-    "generate_beside",
-    "greedy",
-    "load_causal_lm",
-    "load_drafter",
-    "load_eagle",
-    "load_pair",
-    "load_tokenizer",
-    "make_canonical",
-    "match",
-    "prove",
-    "to_html",
-    "transcript",
-    "wrap",
-]
+if TYPE_CHECKING:
+    from opt_tree.public import *  # noqa: F403
+else:
+
+    def __getattr__(name: str) -> Any:
+        """Import the library when a name of it is first asked for: a command says its --help without torch."""
+        if name == "__all__" or not name.startswith("__"):
+            public = importlib.import_module("opt_tree.public")
+            globals().update({known: getattr(public, known) for known in public.__all__}, __all__=public.__all__)
+            if name in globals():  # a public name, or a folder that came with them
+                return globals()[name]
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+    def __dir__() -> list[str]:
+        return sorted({*globals(), *__getattr__("__all__")})

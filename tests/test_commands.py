@@ -11,16 +11,19 @@ from pathlib import Path
 import pytest
 
 import opt_tree.__main__ as library
-from evaluation import acceptance
+from evaluation import acceptance, report
 from evaluation.answers.metrics import bootstrap
 from evaluation.command_line import parse
 from evaluation.compare import options as compare
 from evaluation.latency import __main__ as latency
 from evaluation.run.compile_time import compile_with_a_bar
 from evaluation.run.options import Options
+from examples import chat
 from experiments.gpu_first_light import __main__ as first_light
 from experiments.other_engines import __main__ as other_engines
 from opt_tree import Pair, load_pair
+from opt_tree.display import prove
+from opt_tree.models import __main__ as models
 from opt_tree.policies.registry import POLICIES
 from opt_tree.training.command_line import Parser
 from opt_tree.verifiers import VERIFIERS
@@ -49,6 +52,17 @@ def test_every_command_of_the_library_is_listed_and_runs_by_its_short_name(monke
     assert capsys.readouterr().err == "error: no command 'calibrat'; did you mean calibrate?\n"
 
 
+@pytest.mark.parametrize(
+    "command", ["opt_tree", "opt_tree --help", "opt_tree calibrat", "evaluation", "evaluation.report --help"]
+)
+def test_a_list_of_commands_and_a_typo_wait_for_no_torch(command):
+    asked = [sys.executable, "-X", "importtime", "-m", *command.split()]
+    run = subprocess.run(asked, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert run.returncode == 2 * command.endswith("calibrat")
+    imported = re.findall(r"^import time:.*\| +(\S+)$", run.stderr, flags=re.M)
+    assert "opt_tree" in imported and "torch" not in imported
+
+
 def test_one_word_for_one_thing_and_the_published_ones_are_taken():
     for length, output in (("--max-new-tokens", "--output"), ("--max_new_token", "--answer-file")):
         given = parse(Options, "command", "", [length, "7", output, "a.jsonl"])
@@ -61,9 +75,21 @@ def test_a_mistyped_flag_is_told_what_was_meant(capsys):
         parse(Options, "command", "", ["--max-new-tokns=5"])
     with pytest.raises(ValueError, match=r"unrecognized arguments: --zzz$"):
         parse(Options, "command", "", ["--zzz"])
+    with pytest.raises(ValueError, match=r"expected one argument$"):
+        parse(Options, "command", "", ["--max-new-tokens"])
     with pytest.raises(SystemExit):
         Parser("trains").parse_args(["--hlp"])
     assert capsys.readouterr().err == "error: unrecognized arguments: --hlp; did you mean --help?\n"
+    for main, wrong, meant in (
+        (models.main, "--form", "--from"),
+        (prove.main, "--childern", "--children"),  # and its verifier is missing
+        (report.main, "--plos", "--plots"),
+    ):
+        assert main([wrong, "x"]) == 2
+        told = capsys.readouterr().err
+        assert told.endswith(f"; did you mean {meant}?\n") and told.count("\n") == 1
+    with pytest.raises(SystemExit, match="did you mean --port"):
+        chat.main(["--prot", "1"])
 
 
 def ignored(name: str) -> bool:

@@ -3,6 +3,8 @@
 import ast
 import functools
 import re
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -80,7 +82,7 @@ def name_of(path: Path) -> str:
 
 def test_the_package_has_twelve_folders() -> None:
     entries = {path.name for path in PACKAGE.iterdir() if path.name != "__pycache__"}
-    assert entries == {*ROOMS, "__init__.py", "__main__.py", "py.typed", *DOORS}
+    assert entries == {*ROOMS, "__init__.py", "__main__.py", "public.py", "py.typed", *DOORS}
 
 
 def test_a_folder_imports_what_it_may() -> None:
@@ -131,9 +133,28 @@ def test_modules_say_what_they_own() -> None:
 
 
 def test_the_public_names_are_those_imported_for_it() -> None:
-    body = ast.parse((PACKAGE / "__init__.py").read_text()).body
+    body = ast.parse((PACKAGE / "public.py").read_text()).body
     names = [alias.asname or alias.name for node in body if isinstance(node, ast.ImportFrom) for alias in node.names]
     assert sorted(names) == sorted(opt_tree.__all__)
+
+
+LAZY = """
+import pickle, sys, opt_tree
+for name in ("__version__", "__wrapped__", "__signature__"):
+    getattr(opt_tree, name, None)
+assert "torch" not in sys.modules
+policy = opt_tree.OptTree(3)
+assert pickle.loads(pickle.dumps(policy)) == policy and opt_tree.policies.OptTree is opt_tree.OptTree
+assert {*opt_tree.__all__, "policies", "__version__"} <= {*dir(opt_tree)}
+assert "Opttree" not in dir(opt_tree) and not hasattr(opt_tree, "Opttree")
+from opt_tree import *
+from opt_tree import training, verifiers
+assert not {*opt_tree.__all__} - {*globals()}
+"""
+
+
+def test_a_public_name_is_imported_when_it_is_asked_for() -> None:
+    subprocess.run([sys.executable, "-c", LAZY], cwd=PACKAGE.parent, check=True)
 
 
 def test_public_names_have_a_docstring() -> None:
@@ -145,7 +166,13 @@ def test_public_names_have_a_docstring() -> None:
 
 def test_the_rules_above_see_something() -> None:
     """A parser that found nothing would pass everything."""
-    assert {part(path) for path in SOURCES} == {*ROOMS, "__init__", "__main__", *(Path(door).stem for door in DOORS)}
+    assert {part(path) for path in SOURCES} == {
+        *ROOMS,
+        "__init__",
+        "__main__",
+        "public",
+        *(Path(door).stem for door in DOORS),
+    }
     assert rooms_of(PACKAGE / "policies" / "opt.py") == {"core"}
     assert "batch" in rooms_of(PACKAGE / "decoding" / "side_by_side.py")
     assert SCRIPTS

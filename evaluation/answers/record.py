@@ -7,9 +7,9 @@ import hashlib
 from collections.abc import Sequence
 from typing import Any, Protocol
 
+import opt_tree
 from evaluation.answers.file import Record
 from evaluation.answers.steps import TIMES
-from opt_tree import Generation
 
 
 class Answered(Protocol):
@@ -23,7 +23,7 @@ class Answered(Protocol):
 
 def add_turn(choice: Record, prompt: list[int], result: Answered, text: str, reason: str) -> None:
     """Add one turn to a choice: what was asked and answered, why it ended, and what it cost."""
-    if isinstance(result, Generation):
+    if isinstance(result, opt_tree.Generation):
         per_turn, per_step = _totals(result), _steps(result)
         if result.lanes > 1:
             per_turn["lanes"] = result.lanes  # without it every time below is of this turn alone
@@ -54,7 +54,7 @@ def _untraced(tokens: int) -> tuple[dict[str, Any], dict[str, list[Any]]]:
     return per_turn, {**ones, "tree_nodes": nothing, "tree_depths": nothing}
 
 
-def _totals(generation: Generation) -> dict[str, Any]:
+def _totals(generation: "opt_tree.Generation") -> dict[str, Any]:
     """Sums over a turn's steps. A verified token is a row of a tree, the root included."""
     steps = generation.steps
     seconds = {
@@ -74,7 +74,7 @@ def _totals(generation: Generation) -> dict[str, Any]:
     }
 
 
-def _steps(generation: Generation) -> dict[str, list[Any]]:
+def _steps(generation: "opt_tree.Generation") -> dict[str, list[Any]]:
     """One entry a step: emitted tokens (accepted + 1, the last trimmed), E(A) + 1, nodes, depth, seconds."""
     return {
         "accept_lengths": generation.accept_lengths,

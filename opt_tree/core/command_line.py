@@ -44,6 +44,7 @@ class Parser(HfArgumentParser):
     def __init__(self, program: str | None, about: str | None, *options: type) -> None:
         description = (about or "").partition("\n")[0]
         kinds: Any = options
+        self._given: list[str] = []
         super().__init__(kinds, prog=program, description=description, allow_abbrev=False, formatter_class=_Help)
 
     def add_fields(self, defaults: object) -> None:
@@ -54,14 +55,20 @@ class Parser(HfArgumentParser):
         for action in self._actions:
             action.help = action.help or "%(default)s"
 
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """As argparse does, and remember what was given."""
+        self._given = list(sys.argv[1:] if args is None else args)
+        return super().parse_known_args(self._given, namespace)
+
     def error(self, message: str) -> NoReturn:
         raise ValueError(self.hinted(message))  # one line, like every other mistake, without the usage
 
     def hinted(self, message: str) -> str:
-        """Return a message, with the option that was meant where one of its words is nearly one."""
-        wrong = [word.partition("=")[0] for word in message.split() if word.startswith("--")]
+        """Return a message, with the option that was meant where a word that was given is nearly one."""
+        given = [word.partition("=")[0] for word in self._given if word.startswith("--")]
+        wrong = [word for word in given if word not in self._option_string_actions]
         known = [option for option in self._option_string_actions if "_" not in option]
-        near = difflib.get_close_matches(wrong[0], known, 1) if wrong and wrong[0] not in known else []
+        near = difflib.get_close_matches(wrong[0], known, 1) if wrong else []
         return f"{message}; did you mean {near[0]}?" if near else message
 
 

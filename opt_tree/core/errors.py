@@ -1,6 +1,7 @@
 """Errors in one line: of an argument's type, of a model that cannot decode a tree, of another library."""
 
 import re
+import sys
 from collections.abc import Collection, Iterable, Sequence
 from difflib import get_close_matches
 from numbers import Integral, Real
@@ -10,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import psutil
-import torch
 
 _WORDS: dict[type, str] = {
     **dict.fromkeys((Collection, Iterable, Sequence), "a list"),
@@ -55,13 +55,15 @@ def one_line(error: BaseException) -> str:
 def out_of_memory(error: BaseException) -> str | None:
     """Say in one line how much memory was asked for, how much there is, and what needs less; None for another error."""
     text = str(error)
+    torch: Any = sys.modules.get("torch")  # what has not been imported has asked for nothing
+    on_device = torch is not None and isinstance(error, torch.OutOfMemoryError)
     asked = re.search(r"(?:tried|unable) to allocate ([\d.]+ ?\w+)", text, flags=re.IGNORECASE)
-    if not (isinstance(error, MemoryError | torch.OutOfMemoryError) or (asked and "can't allocate memory" in text)):
+    if not (isinstance(error, MemoryError) or on_device or (asked and "can't allocate memory" in text)):
         return None
     amount = asked[1] if asked else "an array"
     if amount.endswith(" bytes"):
         amount = f"{int(amount.removesuffix(' bytes')) / 1e9:.2f} GB"
-    if isinstance(error, torch.OutOfMemoryError):
+    if on_device:
         free = re.search(r"GPU \d+ has a total capacity of .*? is free", text)
         there = free[0] if free else "the device has no room for it"
     else:

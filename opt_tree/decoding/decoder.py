@@ -6,8 +6,10 @@ are served by `side_by_side.py`.
 """
 
 import dataclasses
+import functools
+import importlib
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
@@ -270,6 +272,29 @@ class Decoder(SideBySide):
             if step is None:
                 return
             yield step
+
+    @at_every_rank
+    def __call__(
+        self,
+        model: Any,
+        input_ids: Tensor,
+        stop_strings: str | list[str] | None = None,
+        seed: int | None = None,
+        **prepared: Any,
+    ) -> Any:
+        """Serve `model.generate(**inputs, custom_generate=decoder)`; see `opt_tree.integrations.hf_generate`.
+
+        transformers hands over what this signature names, so `generate(..., seed=7)` reaches it.
+        """
+        door = importlib.import_module("opt_tree.integrations.hf_generate")  # it stands on this module
+        return door.custom_generate(self, model, input_ids, stop_strings=stop_strings, seed=seed, **prepared)
+
+    def bind(self, **options: Any) -> Callable:
+        """Return a `custom_generate` with `tokenizer=`, `stop_strings=`, `streamer=` or `seed=` given beforehand.
+
+        transformers passes a callable no tokenizer, which stop strings need.
+        """
+        return functools.partial(self, **options)
 
     def turn(self) -> ExitStack:
         """Wait until no other thread uses the target or the drafter, and keep them while this is open."""

