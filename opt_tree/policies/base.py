@@ -14,14 +14,17 @@ MOST_NODES = 4096
 """Drafted nodes of a tree at most. Attention takes a number for each pair of rows: 64 MiB a head at this size."""
 
 
-def check_sizes(**sizes: float) -> None:
-    """Raise TypeError or ValueError unless all are numbers of at least 1 and `nodes`, of them, at most `MOST_NODES`."""
+def check_sizes(least: int = 1, /, **sizes: float) -> None:
+    """Raise TypeError or ValueError unless all are numbers from `least` to `MOST_NODES`.
+
+    A tree of so many nodes has no more layers, and no node in it more children.
+    """
     require(Real, **sizes)
     for name, size in sizes.items():
-        if not size >= 1:
-            raise ValueError(f"{name} must be at least 1, got {size}")
-    if sizes.get("nodes", 1) > MOST_NODES:
-        raise ValueError(f"nodes must be at most {MOST_NODES}, got {sizes['nodes']}")
+        if not size >= least:
+            raise ValueError(f"{name} must be at least {least}, got {size}")
+        if size > MOST_NODES:
+            raise ValueError(f"{name} must be at most {MOST_NODES}, got {size}")
 
 
 @runtime_checkable

@@ -7,6 +7,7 @@ from jaxtyping import Int
 
 from opt_tree.core.children import IID
 from opt_tree.core.pool import CandidatePool
+from opt_tree.policies.base import check_sizes
 from opt_tree.policies.registry import DEPTH, register
 
 
@@ -40,7 +41,8 @@ class Delayed:
                 "trunk and length must be 0 or more and branches at least 1, "
                 f"got {self.trunk}, {self.length} and {self.branches}"
             )
-        _ = self.children  # which refuses an empty tree
+        _ = self.children if self.nodes == 0 else None  # which refuses an empty tree
+        check_sizes(nodes=self.nodes)
 
     @property
     def nodes(self) -> int:

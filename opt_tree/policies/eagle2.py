@@ -48,8 +48,7 @@ class Eagle2:
 
     def __post_init__(self) -> None:
         check_sizes(top_k=self.top_k, nodes=self.nodes)
-        if self.depth < 0:
-            raise ValueError(f"depth must be at least 0, got {self.depth}")
+        check_sizes(0, depth=self.depth)
 
     @property
     def children(self) -> TopK:

@@ -48,13 +48,13 @@ class OptTree:
 
     def __post_init__(self) -> None:
         require(Real, nodes=self.nodes, threshold=self.threshold, max_depth=self.max_depth)
-        if self.nodes != int(self.nodes) or self.max_depth != int(self.max_depth):
-            raise ValueError(f"nodes and max_depth must be whole numbers, got {self.nodes} and {self.max_depth}")
         if self.nodes < 1:
             raise ValueError(f"nodes must be at least 1, got {self.nodes} (for plain decoding use Static.empty())")
         if not self.threshold >= 0:
             raise ValueError(f"threshold must be 0 or more, got {self.threshold}")
         check_sizes(nodes=self.nodes, max_depth=self.max_depth)
+        if self.nodes != int(self.nodes) or self.max_depth != int(self.max_depth):
+            raise ValueError(f"nodes and max_depth must be whole numbers, got {self.nodes} and {self.max_depth}")
 
     @cached_property
     def children(self) -> TopK:

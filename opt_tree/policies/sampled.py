@@ -8,6 +8,7 @@ from jaxtyping import Int
 
 from opt_tree.core.children import IID, Children, WithoutReplacement
 from opt_tree.core.pool import CandidatePool
+from opt_tree.policies.base import check_sizes
 from opt_tree.policies.registry import DEPTH, register
 
 
@@ -35,20 +36,24 @@ class Sampled:
 
     def __post_init__(self) -> None:
         _ = self.children  # which checks the widths
+        check_sizes(nodes=self.nodes)
 
     @classmethod
     def chain(cls, length: int) -> "Sampled":
         """One sampled path: classic speculative sampling, or block verification."""
+        check_sizes(0, length=length)
         return cls((1,) * length)
 
     @classmethod
     def chains(cls, k: int, length: int) -> "Sampled":
         """`k` independent paths, as in the comparison of arXiv:2602.16994."""
+        check_sizes(0, length=length)
         return cls((k,) + (1,) * (length - 1))
 
     @classmethod
     def kary(cls, k: int, depth: int, replacement: bool = True) -> "Sampled":
         """Every node has `k` children, `depth` layers deep."""
+        check_sizes(0, depth=depth)
         return cls((k,) * depth, replacement)
 
     @property

@@ -12,6 +12,7 @@ from jaxtyping import Int
 from opt_tree.core.children import Children, TopK
 from opt_tree.core.errors import require
 from opt_tree.core.pool import CandidatePool
+from opt_tree.policies.base import check_sizes
 from opt_tree.policies.registry import DEPTH, Siblings, register
 
 TOKEN_RECYCLING = (
@@ -45,6 +46,7 @@ class Static:
 
     def __post_init__(self) -> None:
         require(Sequence, paths=self.paths)
+        check_sizes(0, nodes=len(self.paths))
         for path in self.paths:
             require(Sequence, path=path)
             for rank in path:
@@ -63,11 +65,14 @@ class Static:
     @classmethod
     def chain(cls, length: int) -> "Static":
         """One path of the best tokens: classic speculative decoding."""
+        check_sizes(0, length=length)
         return cls(tuple((0,) * depth for depth in range(1, length + 1)))
 
     @classmethod
     def kary(cls, arity: int, depth: int) -> "Static":
         """Every node has its `arity` best children, `depth` layers deep."""
+        check_sizes(0, arity=arity, depth=depth)
+        check_sizes(0, nodes=sum(arity**d for d in range(1, depth + 1)))
         return cls(tuple(path for d in range(1, depth + 1) for path in product(range(arity), repeat=d)))
 
     @classmethod
@@ -80,6 +85,7 @@ class Static:
         paths: list[tuple[int, ...]] = []
         layer: list[tuple[int, ...]] = [()]
         for counts in widths:
+            check_sizes(0, nodes=sum(counts := tuple(counts)))
             layer = [(*path, rank) for path, count in zip(layer, counts, strict=True) for rank in range(count)]
             paths += layer
         return cls(tuple(paths))

@@ -1,5 +1,6 @@
 """Tree policies: OPT-Tree against brute force and its paper's own, unpruned algorithm; static trees as listed."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import product
 
@@ -11,6 +12,21 @@ from hypothesis import strategies as st
 
 from opt_tree import Decoder, OptTree, Sharpened, Static, Tree, TreePolicy
 from opt_tree.decoding.draft import draft
+from opt_tree.policies import (
+    HALVING,
+    Costs,
+    Delayed,
+    DynamicDepth,
+    DySpec,
+    Eagle2,
+    Priced,
+    Rheo,
+    Sampled,
+    SequoiaTree,
+    Shared,
+    Talon,
+    ThresholdChain,
+)
 from opt_tree.policies.registry import make_policy
 
 Branch = tuple[int, ...]
@@ -233,6 +249,38 @@ def test_sharpening_reorders_what_opt_tree_sees(seed: int, nodes: int, temperatu
 def test_opt_tree_refuses_bad_numbers(arguments: dict[str, float], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         OptTree(**arguments)
+
+
+HUGE = 10**9
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: OptTree(max_depth=HUGE),
+        lambda: Eagle2(top_k=HUGE),
+        lambda: Eagle2(depth=HUGE),
+        lambda: DynamicDepth(depth=HUGE),
+        lambda: DySpec(max_depth=HUGE),
+        lambda: Talon(top_k=HUGE),
+        lambda: ThresholdChain(nodes=HUGE),
+        lambda: Rheo(max_depth=HUGE),
+        lambda: Shared(max_depth=HUGE),
+        lambda: Priced(Costs.straight(1.0, 1.0, 1.0, 1.0, 1.0), max_depth=HUGE),
+        lambda: SequoiaTree(HALVING, depth=HUGE),
+        lambda: Delayed(length=HUGE),
+        lambda: Sampled.chain(HUGE),
+        lambda: Sampled.chains(2, HUGE),
+        lambda: Sampled.kary(HUGE, 1),
+        lambda: Static.chain(HUGE),
+        lambda: Static.kary(2, HUGE),
+        lambda: Static.kary(64, 5),
+        lambda: Static.of_widths(((HUGE,),)),
+    ],
+)
+def test_a_policy_refuses_what_no_tree_can_have(make: Callable[[], TreePolicy]) -> None:
+    with pytest.raises(ValueError, match=r"^\w+ must be at most 4096, got \d{9,}$"):
+        make()
 
 
 def naive_static(laws: Laws, paths: tuple[Branch, ...]) -> set[Branch]:
