@@ -7,7 +7,7 @@ import inspect
 from typing import Any, TypeVar
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from opt_tree.core.errors import UnsupportedModelError, one_line
@@ -64,11 +64,24 @@ def check_model(model: Any) -> None:
                 f"{name} quantises activations while it runs ({type(module).__name__}): one scale for all rows of a "
                 "forward, so a row's logits depend on the rows beside it"
             )
+    _embedding_of(model)
+
+
+def _embedding_of(model: Any) -> Tensor:
+    """Return the weight of the input embeddings; UnsupportedModelError for one that hides it (`quantize_dynamic`)."""
+    layer = model.get_input_embeddings()
+    if not isinstance(layer.weight, Tensor):
+        kind = f"{type(layer).__module__}.{type(layer).__name__}"
+        raise UnsupportedModelError(
+            f"the embeddings of {type(model).__name__}, a {kind}, have no weight to read; load_pair(weights=...) "
+            "quantises"
+        )
+    return layer.weight
 
 
 def check_unchanged(model: Any, dtype: torch.dtype, device: torch.device) -> None:
     """Raise for a model that was moved since it was wrapped, or is being trained."""
-    weight = model.get_input_embeddings().weight
+    weight = _embedding_of(model)
     if (found := (weight.dtype, weight.device)) != (dtype, device):
         was, now = (f"{str(kind).removeprefix('torch.')} on {place}" for kind, place in ((dtype, device), found))
         raise UnsupportedModelError(

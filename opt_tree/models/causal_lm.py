@@ -270,6 +270,7 @@ class CausalLM(Target):
         change = self._snapshot.change()
         if change is None:
             return True
+        check_model(self.model)
         if (logits := logits_per_row(self.model)) != self._logits:
             raise UnsupportedModelError(
                 f"{self.name} had {self._logits} logits a row when it was wrapped and has {logits} now: wrap it again"

@@ -269,8 +269,21 @@ def test_weights_that_are_not_numbers_are_equal_to_themselves(lm):
     assert Snapshot(lm.model).change() is None
 
 
-def test_a_model_that_is_quantised_dynamically_afterwards_is_refused() -> None:
-    lm = CausalLM(copy.deepcopy(tiny("llama")))
-    torch.ao.quantization.quantize_dynamic(lm.model, {nn.Linear}, dtype=torch.qint8, inplace=True)
-    with pytest.raises(ValueError, match=r"its output layer, a torch\.ao.* has no weight to read"):
-        plain(lm).generate(prompt(4), 4)
+@pytest.mark.parametrize(
+    ("what", "dtype", "told"),
+    [
+        ({nn.Linear}, torch.qint8, r"LlamaForCausalLM quantises activations while it runs \(Linear\)"),
+        ({"model.layers.0.mlp.down_proj"}, torch.qint8, "LlamaForCausalLM quantises activations while it runs"),
+        (
+            {nn.Embedding: torch.ao.quantization.float_qparams_weight_only_qconfig},
+            torch.quint8,
+            r"the embeddings of LlamaForCausalLM, a torch\.ao\.\S+, have no weight to read",
+        ),
+    ],
+)
+def test_a_model_that_is_quantised_dynamically_is_refused(what, dtype, told, lm) -> None:
+    plain(lm).generate(prompt(4), 4)
+    torch.ao.quantization.quantize_dynamic(lm.model, what, dtype=dtype, inplace=True)
+    for again in (plain(lm).generate, plain(lm).generate, lambda *_: CausalLM(lm.model)):
+        with pytest.raises(UnsupportedModelError, match=told):
+            again(prompt(4), 4)
