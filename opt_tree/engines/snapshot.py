@@ -1,7 +1,7 @@
 """What a model was at some time: its weights, its modules and their hooks, and what of it has changed since.
 
 Owns the comparison at the beginning of every text. Packed weights, compiled packages and kept rows of a context are the
-model's as it was; who holds them asks here whether it still is. It takes a part of a forward's time.
+model's as it was; who holds them asks here whether it still is. It takes about half the time of a plain forward.
 """
 
 import math
@@ -51,7 +51,7 @@ class Snapshot:
         """What has changed since, the first of it; None: nothing that shows.
 
         PyTorch counts changes of a weight, but for those through `.data` and under inference mode. These are looked for
-        on a CPU: one number of every row and of every column of each weight is compared.
+        on a CPU, where any one number that is another is seen; see `Sample`.
         """
         if self._before is not None:
             return self._before
@@ -96,16 +96,34 @@ def version(tensor: Tensor) -> int:
     return -1 if tensor.is_inference() else tensor._version
 
 
-def sample(tensor: Tensor) -> Tensor | None:
-    """The bits of one number of every row and every column; None for what is not a plain tensor of the CPU's."""
+class Sample(NamedTuple):
+    """What a tensor is known by. One number that changes changes the sum; rows or columns that change places do not."""
+
+    numbers: Tensor
+    """The bits of one number of every row and every column."""
+    total: int
+    """The sum of all bits, 64 at a time: 15 ms for 270 MB on one core, where one row's forward takes 25 to 37."""
+
+
+def sample(tensor: Tensor) -> Sample | None:
+    """Note what a tensor is known by; None for what is not a plain tensor of the CPU's."""
     if type(tensor) not in _PLAIN or tensor.device.type != "cpu" or not tensor.numel():
         return None
-    return _strided(tensor).clone()
+    return Sample(_strided(tensor).clone(), _total(tensor))
 
 
-def fits(known: Tensor, tensor: Tensor) -> bool:
+def fits(known: Sample, tensor: Tensor) -> bool:
     """Whether a tensor that had this sample has it still."""
-    return torch.equal(known, _strided(tensor))
+    return torch.equal(known.numbers, _strided(tensor)) and known.total == _total(tensor)
+
+
+def _total(tensor: Tensor) -> int:
+    parts = tensor.detach().reshape(-1).view(torch.uint8)
+    rest = parts.numel() % 8
+    eights = parts[: parts.numel() - rest]
+    if eights.storage_offset() % 8:  # a view of a larger tensor
+        eights = eights.clone()
+    return int(eights.view(torch.int64).sum()) + int(parts[parts.numel() - rest :].sum())
 
 
 def _strided(tensor: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ from torch.nn.utils import parametrizations, prune
 from opt_tree.decoding.presets import opt, plain
 from opt_tree.drafters import CausalLMDrafter
 from opt_tree.engines import prepacked as packed
-from opt_tree.engines.snapshot import Snapshot, fits, sample
+from opt_tree.engines.snapshot import Snapshot, _strided, fits, sample
 from opt_tree.models.causal_lm import CausalLM, UnsupportedModelError
 from opt_tree.models.compiling import compile_forwards
 from opt_tree.policies import OptTree
@@ -85,6 +85,11 @@ def column_by_data(model: Any) -> None:
     model.model.layers[0].mlp.down_proj.weight.data[:, 5] = 30
 
 
+def number_by_data(model: Any) -> None:
+    """One that lies in no sample of rows and columns."""
+    model.lm_head.weight.data[5, 7] += 100
+
+
 def pruned(model: Any) -> None:
     for layer in model.model.layers:
         prune.l1_unstructured(layer.mlp.down_proj, "weight", amount=0.7)
@@ -123,6 +128,7 @@ CHANGES = [
     adapted,
     rows_by_data,
     column_by_data,
+    number_by_data,
     pruned,
     normalised,
     quantised,
@@ -245,22 +251,32 @@ def test_a_copy_knows_what_had_changed(lm):
 
 @pytest.mark.parametrize("shape", [(61, 32), (32, 61), (32, 32), (7, 1), (1, 7), (5,), (), (2, 3, 4), (64, 32), (3, 2)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8, torch.bool])
-def test_a_sample_meets_every_row_and_every_column(shape, dtype):
+def test_a_sample_meets_every_row_and_every_column_and_its_sum_every_number(shape, dtype):
     weight = torch.zeros(shape, dtype=dtype)
     known = sample(weight)
     assert known is not None and fits(known, weight)
-    if known.dtype.is_floating_point or len(shape) < 2:
-        return
-    flat = weight.view(shape[0], -1)
-    for place in range(flat.shape[0]):
+    flat = weight.view(-1)
+    for place in range(flat.numel()):
         flat[place] = 1
         assert not fits(known, weight)
         flat[place] = 0
-    for place in range(flat.shape[1]):
-        flat[:, place] = 1
-        assert not fits(known, weight)
-        flat[:, place] = 0
-    assert len(known) <= 2 * sum(flat.shape)
+    assert fits(known, weight)
+    if len(shape) < 2:
+        return
+    rows = weight.view(shape[0], -1)
+    met = {divmod(int(place), rows.shape[1]) for place in _strided(torch.arange(rows.numel()).view_as(rows))}
+    for places, count in zip(zip(*met, strict=True), rows.shape, strict=True):
+        assert {*places} == {*range(count)}
+    assert len(known.numbers) <= 2 * sum(rows.shape)
+
+
+def test_a_part_of_a_tensor_is_known_wherever_it_begins():
+    whole = torch.arange(41, dtype=torch.int16)
+    for start in range(5):
+        known = sample(whole[start:])
+        assert known is not None and known.total == sample(whole[start:].clone()).total
+        whole[17] += 1
+        assert not fits(known, whole[start:])
 
 
 def test_weights_that_are_not_numbers_are_equal_to_themselves(lm):
