@@ -9,6 +9,7 @@ import socket
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from traceback import walk_tb
 from typing import Any
 from urllib.parse import urlsplit
 from urllib.request import getproxies
@@ -19,6 +20,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
+from transformers.activations import ACT2FN
 from transformers.utils import cached_file
 
 from opt_tree.core.errors import one_line, out_of_memory, require
@@ -47,8 +49,22 @@ def refused(what: str) -> Iterator[None]:
         raise
     except (ValueError, TypeError, KernelError) as error:
         raise CheckpointError(f"{what}: {error}") from error
-    except KeyError as error:  # transformers' for the name of an activation
-        raise CheckpointError(f"{what}: {one_line(error)}") from error
+    except KeyError as error:
+        raise CheckpointError(f"{what}: {_cause(error)}") from error
+
+
+def _cause(error: BaseException, path: str = "") -> str:
+    """An error of transformers' as part of one line; for the name of an activation it is a bare KeyError.
+
+    `path`: a folder whose config.json says which field the name is in; without one it is `hidden_act`, as in a head.
+    """
+    if not any(frame.f_locals.get("self") is ACT2FN for frame, _ in walk_tb(error.__traceback__)):
+        return one_line(error)
+    name, file = error.args[0], Path(path) / "config.json"
+    told = json.loads(file.read_text()) if path and file.is_file() else {}
+    parts = [part for part in (told, *told.values()) if isinstance(part, dict)]  # of the text, of images
+    fields = [field for part in parts for field, value in part.items() if value == name]
+    return f"{fields[0] if fields else 'hidden_act'} {name!r} is no activation that transformers knows"
 
 
 class MissingFileError(CheckpointError, FileNotFoundError):
@@ -163,7 +179,7 @@ def _load(factory: Any, path: str, **options: Any) -> Any:
         raise CheckpointError(f"the weights in {path} are corrupt: {one_line(error)}") from error
     except Exception as error:  # of whatever kind: a config may hold anything
         missing = not Path(path).is_dir() and isinstance(error, OSError)
-        why = out_of_memory(error) or one_line(error)
+        why = out_of_memory(error) or _cause(error, path)
         raise CheckpointError(_absent(path) if missing else f"cannot load {path}: {why}") from error
 
 

@@ -356,6 +356,22 @@ def test_what_cannot_be_loaded_is_one_line(originals, options, named):
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.parametrize("part", ["target", "eagle"])
+def test_an_unknown_activation_is_named_with_its_field(folder, part):
+    file = folder / part / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"hidden_act": "nonsense"}))
+    with pytest.raises(CheckpointError, match=r"hidden_act 'nonsense' is no activation that transformers knows$"):
+        load_pair(str(folder / "target"), f"eagle:{folder / 'eagle'}", **FP64)
+
+
+def test_the_field_of_an_unknown_activation_is_the_configs(tmp_path):
+    tiny("gpt2").save_pretrained(tmp_path)
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"activation_function": "nonsense"}))
+    with pytest.raises(CheckpointError, match="activation_function 'nonsense' is no activation"):
+        load_causal_lm(str(tmp_path))
+
+
 def test_a_model_that_cannot_be_scored_either_way_is_refused_at_loading(tmp_path):
     config = transformers.MambaConfig(vocab_size=VOCAB, hidden_size=32, num_hidden_layers=2)
     build(config, dtype=torch.float32).save_pretrained(tmp_path)
