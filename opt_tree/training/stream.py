@@ -18,7 +18,7 @@ from tqdm import tqdm
 from transformers import PreTrainedTokenizerBase
 
 from opt_tree.core.errors import one_line
-from opt_tree.training.embedded_family.data import Split, read_corpus, render
+from opt_tree.training.embedded_family.data import HELD_OUT_PER_MILLE, Split, read_corpus, render
 from opt_tree.training.files import whole
 
 FORMAT = 1  # part of every cache key: raise it when the split, the rendering or the order of a stream changes
@@ -116,11 +116,21 @@ def build_stream(
             pieces += [documents[index] for index in chosen[:count]]
             places.append(_places(rng.random(count), mixture.slope * (-1 if name.startswith("text_") else 1)))
         if not pieces:
-            raise ValueError(f"there are no {split} documents in what was asked for of {', '.join(names)}")
+            raise ValueError(_nothing(folder, split, [name for name in names if name != OWN]))
         order = np.argsort(np.concatenate(places), kind="stable")
         with whole(path) as partial, partial.open("wb") as file:
             np.save(file, np.concatenate([pieces[index] for index in order]))
     return np.load(path, mmap_mode="r")
+
+
+def _nothing(folder: Path, split: Split, names: list[str]) -> str:
+    """Say how many documents there are of these corpora, and why none of them is on this side."""
+    sides = [document.split for name in names for document in read_corpus(folder, name)]
+    return (
+        f"there are no {split} documents in what was asked for of {', '.join(names)}: {sides.count(split)} of its "
+        f"{len(sides)} are {split}. A hash of a text, or of a conversation's first turn, says which are held out, "
+        f"{HELD_OUT_PER_MILLE} in 1000: give some hundreds that differ"
+    )
 
 
 def _size(folder: Path, name: str) -> int:

@@ -101,6 +101,15 @@ def _steps(count: int) -> Schedule:
     return Schedule(**{**vars(SCHEDULE), "tokens": count * SCHEDULE.batch})
 
 
+def test_a_corpus_without_a_heldout_document_is_told_why(tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> None:
+    with lzma.open(tmp_path / "text_mine.jsonl.xz", "wt") as lines:
+        lines.write(json.dumps({"text": "A cat sat. " * 40}) + "\n")
+        lines.write((json.dumps({"text": "A dog ran. " * 40}) + "\n") * 6)
+    told = r"no heldout documents .* text_mine: 0 of its 7 are heldout\. A hash .* 15 in 1000: give some hundreds"
+    with pytest.raises(ValueError, match=told):
+        load_streams(tokenizer, Source(tmp_path, tmp_path / "cache"), Mixture({"text_mine": 1.0}))
+
+
 def test_split_puts_a_prompt_on_one_side_whatever_its_answers_and_spelling(corpus: Path) -> None:
     sides: dict[str, set[str]] = {}
     for document in read_corpus(corpus, "chat_oasst_sampled"):
