@@ -8,6 +8,7 @@ import sys
 import warnings
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import opt_tree.__main__ as library
@@ -136,6 +137,18 @@ def test_an_interval_over_a_few_questions_is_noted():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert len(bootstrap(lambda rows: rows.mean(-1), 10)) == 2
+    assert bootstrap(lambda rows: rows.mean(-1), 1) is None
+
+
+def test_an_interval_is_that_of_the_published_figures():
+    """Question numbers are drawn, and percentiles taken, as when results/ was measured."""
+    spent = np.random.default_rng(3).lognormal(size=(30, 2))
+
+    def ratio(rows):
+        return np.divide(*np.moveaxis(spent[rows].sum(-2), -1, 0))
+
+    draws = np.random.default_rng(7).integers(30, size=(2000, 30))
+    assert bootstrap(ratio, 30, 7) == pytest.approx(np.percentile(ratio(draws), (2.5, 97.5)), rel=1e-12)
 
 
 def test_what_the_pages_ask_to_run_is_found_and_each_reason_to_leave_something_out_is_needed():
