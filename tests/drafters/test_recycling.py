@@ -15,11 +15,9 @@ from opt_tree.core.step import Outcome
 from opt_tree.core.target import Output
 from opt_tree.core.tree import Tree
 from opt_tree.drafters import NGramRecycling, TokenRecycling
-from opt_tree.drafters.tables.file_format import Table, save_table
 from opt_tree.drafters.tables.ngram_recycling import Calibration
 from opt_tree.drafters.tables.recycling import RANK_RATES, best_tokens
 from opt_tree.models.causal_lm import CausalLM
-from opt_tree.models.checkpoints import CheckpointError
 from opt_tree.policies import AcceptanceRates, greedy_static_tree
 
 SURE = (Calibration(0.0, 1.0, 0.0),) * 3
@@ -105,52 +103,6 @@ class TestAsPublished:
         )
         assert {(rank,) for rank in range(8)} <= set(greedy_static_tree(AcceptanceRates(RANK_RATES), 80, 6).paths)
 
-    def test_saved_and_loaded(self, tmp_path):
-        drafter = TokenRecycling(9, (0.5, 0.25))
-        drafter.reset([1, 2, 3], Output(logits_of([4, 5], [6, 7])))
-        drafter.observe(outcome([1, 4, 5], [-1, 0, 0], [0, 1], 2, logits_of([8, 7], [8, 7], [8, 7])))
-        drafter.save(tmp_path / "table", "ours")
-        other = TokenRecycling(9, (0.5, 0.25))
-        other.load(tmp_path / "table", "ours")
-        assert np.array_equal(other.table, drafter.table)
-        assert other.rates.tolist() == drafter.rates.tolist() != [0.5, 0.25]
-        wider = TokenRecycling(9, (0.4, 0.2, 0.1))
-        wider.load(tmp_path / "table", "ours")
-        assert wider.rates == pytest.approx([*drafter.rates, 0.1])
-        narrower = TokenRecycling(9, (0.4,))
-        narrower.load(tmp_path / "table", "ours")
-        assert narrower.rates.tolist() == drafter.rates[:1].tolist()
-        assert probs_of(narrower.look_up([(1,)])) == [{8: pytest.approx(drafter.rates[0])}]
-        with pytest.raises(CheckpointError, match="another tokenizer"):
-            other.load(tmp_path / "table", "theirs")
-        with pytest.raises(CheckpointError, match="has 9 tokens, this target 5"):
-            TokenRecycling(5).load(tmp_path / "table")
-        with pytest.raises(CheckpointError, match=r"not a n-gram recycling table .* but token recycling table"):
-            NGramRecycling().load(tmp_path / "table", 9)
-
-    def test_a_file_without_rates_is_refused(self, tmp_path):
-        table = Table({"vocab": 9, "tokenizer": None}, {"table": np.zeros((9, 8), np.int32)})
-        save_table(tmp_path / "table", "token recycling table", table)  # as it was in version 1
-        with pytest.raises(CheckpointError, match="has version 1, this library reads 2: build it anew") as refusal:
-            TokenRecycling(9).load(tmp_path / "table")
-        assert "\n" not in str(refusal.value)
-
-    @pytest.mark.parametrize(
-        "change, complaint",
-        [
-            ({"table": np.full((9, 8), 10**6, np.int32)}, "token ids of 1000000 to 1000000, for 9 tokens"),
-            ({"table": np.zeros((12, 8), np.int32)}, r"a table of shape \(12, 8\) with 9 counts"),
-            ({"table": np.zeros(5, np.int32)}, r"array table is of int32 and shape \(5,\)"),
-            ({"counts": np.zeros(0)}, r"a table of shape \(9, 8\) with 0 counts"),
-            ({"counts": np.full(9, np.nan)}, "counts are .nan"),
-        ],
-    )
-    def test_wrong_arrays_are_refused(self, change, complaint, tmp_path):
-        arrays = {"table": np.zeros((9, 8), np.int32), "counts": np.ones(9)} | change
-        save_table(tmp_path / "table", "token recycling table", Table({"vocab": 9, "tokenizer": None}, arrays), 2)
-        with pytest.raises(CheckpointError, match=f"is corrupt: .*{complaint}"):
-            TokenRecycling(9).load(tmp_path / "table")
-
     @pytest.mark.parametrize("rates", [(), (-0.1,), (0.6, 0.6)])
     def test_wrong_rates_are_refused(self, rates):
         with pytest.raises(ValueError, match="rates of the ranks"):
@@ -221,36 +173,6 @@ class TestByNGrams:
         logits = torch.eye(3000).roll(1, 1)
         drafter.reset([*tokens, 0], Output(logits))
         assert [set(row) for row in probs_of(drafter.look_up([(7,), (2500,)]))] == [{8}, {2501}]
-
-    def test_saved_and_loaded(self, tmp_path):
-        drafter = NGramRecycling(SURE, k=2)
-        drafter.reset(prompt(30, vocab=9), Output(torch.randn(29, 9, generator=torch.Generator().manual_seed(0))))
-        drafter.save(tmp_path / "table", 9, "ours")
-        other = NGramRecycling(SURE, k=2)
-        other.load(tmp_path / "table", 9, "ours")
-        tails = [tuple(prompt(30, vocab=9)[at : at + 3]) for at in range(26)]
-        ours, theirs = drafter.look_up(tails), other.look_up(tails)
-        assert torch.equal(ours.tokens, theirs.tokens) and torch.allclose(ours.log_probs, theirs.log_probs)
-        (tmp_path / "table").write_bytes((tmp_path / "table").read_bytes()[:-5])
-        with pytest.raises(CheckpointError, match="corrupt"):
-            other.load(tmp_path / "table", 9)
-
-    @pytest.mark.parametrize(
-        "change, complaint",
-        [
-            ({"tokens": np.full((3, 2), 10**6, np.int32)}, "token ids of 1000000 to 1000000, for 9 tokens"),
-            ({"runs": None}, "array runs is missing"),
-            ({"tokens": np.zeros((2, 2), np.int32)}, r"the shapes \[\(3, 3\), \(2, 2\), \(3, 2\)\]"),
-            ({"log_probs": np.full((3, 2), np.nan)}, "a log-probability in it"),
-        ],
-    )
-    def test_wrong_arrays_are_refused(self, change, complaint, tmp_path):
-        arrays = {"runs": np.zeros((3, 3), np.int32), "tokens": np.zeros((3, 2), np.int32)}
-        arrays = arrays | {"log_probs": np.zeros((3, 2))} | change
-        arrays = {name: array for name, array in arrays.items() if array is not None}
-        save_table(tmp_path / "table", "n-gram recycling table", Table({"vocab": 9, "tokenizer": None}, arrays))
-        with pytest.raises(CheckpointError, match=f"is corrupt: .*{complaint}"):
-            NGramRecycling().load(tmp_path / "table", 9)
 
 
 KINDS = {

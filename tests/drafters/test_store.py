@@ -135,8 +135,11 @@ class TestFile:
         with pytest.raises(CheckpointError, match="is not a store of this library but recycling"):
             Store.load(tmp_path, VOCAB)
 
-    def test_another_version_is_refused(self, folder):
-        save_table(folder / FILE, "store", load_table(folder / FILE, "store", VOCAB), 2)
+    def test_another_version_is_refused(self, folder, monkeypatch):
+        table = load_table(folder / FILE, "store", VOCAB)
+        with monkeypatch.context() as later:
+            later.setattr(file_format, "VERSION", 2)
+            save_table(folder / FILE, "store", table)
         with pytest.raises(CheckpointError, match="has version 2, this library reads 1"):
             Store.load(folder, VOCAB)
 

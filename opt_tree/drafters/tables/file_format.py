@@ -45,11 +45,11 @@ def fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:
     return hashlib.blake2b(json.dumps(entries).encode(), digest_size=8).hexdigest()
 
 
-def save_table(path: Path, kind: str, table: Table, version: int = VERSION) -> None:
-    """Write a table; whatever lies at `path` is whole at every moment. `version`: of the arrays of this kind."""
+def save_table(path: Path, kind: str, table: Table) -> None:
+    """Write a table; whatever lies at `path` is whole at every moment."""
     path.parent.mkdir(parents=True, exist_ok=True)
     arrays = {name: np.ascontiguousarray(array) for name, array in table.arrays.items()}
-    header = table.header | {"kind": kind, "version": version, "sum": _sum(arrays)}
+    header = table.header | {"kind": kind, "version": VERSION, "sum": _sum(arrays)}
     partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
     try:
         save_file(arrays, partial, metadata={"opt_tree": json.dumps(header)})
@@ -59,7 +59,7 @@ def save_table(path: Path, kind: str, table: Table, version: int = VERSION) -> N
         partial.unlink(missing_ok=True)
 
 
-def load_table(path: Path, kind: str, vocab: int, tokenizer: str | None = None, version: int = VERSION) -> Table:
+def load_table(path: Path, kind: str, vocab: int, tokenizer: str | None = None) -> Table:
     """Map the table of a kind at `path`, for a target of `vocab` logits and the tokenizer of that fingerprint.
 
     Its header is checked before any of its contents is read. Raises CheckpointError for whatever is wrong with it.
@@ -74,9 +74,9 @@ def load_table(path: Path, kind: str, vocab: int, tokenizer: str | None = None, 
     found = header.get("kind") if isinstance(header, dict) else None
     if found != kind:
         raise CheckpointError(f"{path} is not a {kind} of this library but {found or 'something else'}")
-    if header.get("version") != version:
+    if header.get("version") != VERSION:
         raise CheckpointError(
-            f"{path} has version {header.get('version')}, this library reads {version}: build it anew"
+            f"{path} has version {header.get('version')}, this library reads {VERSION}: build it anew"
         )
     whole_number(path, header, "vocab", 1, 2**32)
     whole_number(path, header, "sum", 0, 2**32 - 1)
@@ -115,12 +115,6 @@ def expect(path: str | Path, arrays: Mapping[str, np.ndarray], **wanted: tuple[s
         if array is None or array.dtype.kind != kind or array.ndim != dimensions:
             found = "missing" if array is None else f"of {array.dtype} and shape {array.shape}"
             raise CheckpointError(f"{path} is corrupt: its array {name} is {found}")
-
-
-def check_tokens(path: str | Path, tokens: np.ndarray, vocab: int) -> None:
-    """Raise CheckpointError for a token id outside the vocabulary; -1 stands for none."""
-    if tokens.size and not -1 <= tokens.min() <= tokens.max() < vocab:
-        raise CheckpointError(f"{path} is corrupt: token ids of {tokens.min()} to {tokens.max()}, for {vocab} tokens")
 
 
 def _map(path: Path) -> dict[str, np.ndarray]:

@@ -7,7 +7,6 @@ import copy
 from collections.abc import Callable, Sequence
 from itertools import islice
 from math import exp
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,11 +19,9 @@ from opt_tree.core.step import Outcome
 from opt_tree.core.target import Output
 from opt_tree.core.tree import fetch_later
 from opt_tree.drafters.registry import DrafterOptions, register
-from opt_tree.drafters.tables.file_format import Table, check_tokens, expect, load_table, save_table
 from opt_tree.drafters.tables.lookup import Lookup, Tails
 from opt_tree.drafters.tables.recycling import best_tokens
 from opt_tree.models.chain_lm import AnyLM
-from opt_tree.models.checkpoints import CheckpointError
 
 
 class Calibration(NamedTuple):
@@ -41,8 +38,6 @@ CALIBRATION = (
     Calibration(0.863, 0.566, -0.792),
 )
 """For entries found by the last 1, 2, 3 tokens: the demo target's, fitted by maximum likelihood."""
-
-_KIND = "n-gram recycling table"
 
 
 class NGramRecycling(Lookup):
@@ -135,36 +130,6 @@ class NGramRecycling(Lookup):
     @property
     def settings(self) -> dict[str, Any]:
         return {"calibration": [list(row) for row in self.calibration], "k": self.k, "keep": self.keep}
-
-    def save(self, path: str | Path, vocab: int, tokenizer: str | None = None) -> None:
-        """Write what was learnt; `tokenizer` is its fingerprint (`tables.fingerprint`), `vocab` the target's."""
-        runs = np.full((len(self._rows), self.order), -1, dtype=np.int32)
-        tokens = np.full((len(self._rows), self.k), -1, dtype=np.int32)
-        log_probs = np.zeros((len(self._rows), self.k), dtype=np.float32)
-        for place, (run, row) in enumerate(self._rows.items()):
-            runs[place, : len(run)] = run
-            tokens[place, : len(row)] = list(row)
-            log_probs[place, : len(row)] = list(row.values())
-        arrays = {"runs": runs, "tokens": tokens, "log_probs": log_probs}
-        save_table(Path(path), _KIND, Table({"vocab": vocab, "tokenizer": tokenizer}, arrays))
-
-    def load(self, path: str | Path, vocab: int, tokenizer: str | None = None) -> None:
-        """Take over what was saved; CheckpointError for a file of another kind, target or tokenizer."""
-        header, arrays = load_table(Path(path), _KIND, vocab, tokenizer)
-        expect(path, arrays, runs=("i", 2), tokens=("i", 2), log_probs=("f", 2))
-        parts = [arrays[name] for name in ("runs", "tokens", "log_probs")]
-        for tokens in parts[:2]:
-            check_tokens(path, tokens, header["vocab"])
-        if len({len(part) for part in parts}) > 1 or parts[1].shape != parts[2].shape:
-            raise CheckpointError(f"{path} is corrupt: its arrays have the shapes {[part.shape for part in parts]}")
-        if not (np.isfinite(parts[2]).all() and (parts[2] <= 1e-3).all()):
-            raise CheckpointError(f"{path} is corrupt: a log-probability in it is above 0 or no number")
-        self.clear()
-        for run, tokens, log_probs in zip(*(part.tolist() for part in parts), strict=True):
-            known = tuple(token for token in run if token >= 0)
-            row = {token: log_prob for token, log_prob in zip(tokens[: self.k], log_probs, strict=False) if token >= 0}
-            if 0 < len(known) <= self.order:
-                self._remember(known, row)
 
     def _advance(self, tokens: Sequence[int]) -> list[Tail]:
         """Append committed tokens; return the tail at each of them."""

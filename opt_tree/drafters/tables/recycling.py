@@ -4,7 +4,6 @@ Owns the paper's table, by the last token; `ngram_recycling` keeps more of each 
 """
 
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,18 +16,13 @@ from opt_tree.core.step import Outcome
 from opt_tree.core.target import Output
 from opt_tree.core.tree import fetch_later
 from opt_tree.drafters.registry import DrafterOptions, register
-from opt_tree.drafters.tables.file_format import Table, check_tokens, expect, load_table, save_table
 from opt_tree.drafters.tables.lookup import Lookup
 from opt_tree.models.chain_lm import AnyLM
-from opt_tree.models.checkpoints import CheckpointError
 
 RANK_RATES = (0.33, 0.08, 0.05, 0.03, 0.03, 0.02, 0.01, 0.01)
 """How often the target's 1st, 2nd, ... candidate after a token is right the next time: the demo target's, measured."""
 _PRIOR = 200
 """How many observations `RANK_RATES` are worth beside those that a table makes itself."""
-_KIND = "token recycling table"
-_VERSION = 2
-"""Of its files: 1 had no counts of the ranks."""
 
 
 def best_tokens(logits: Float[Tensor, "rows vocab"], k: int) -> tuple[Float[Tensor, "rows k"], Int[Tensor, "rows k"]]:
@@ -135,32 +129,6 @@ class TokenRecycling(Lookup):
     @property
     def settings(self) -> dict[str, Any]:
         return {"rates": self._rates.tolist(), "keep": self.keep}
-
-    def save(self, path: str | Path, tokenizer: str | None = None) -> None:
-        """Write the table and its rates; `tokenizer` is its fingerprint (`tables.fingerprint`)."""
-        arrays: dict[str, np.ndarray] = {
-            "table": self.table[:-1],
-            "counts": np.array([self._asked, *self._right], dtype=np.float64),
-        }
-        save_table(Path(path), _KIND, Table({"vocab": self.vocab, "tokenizer": tokenizer}, arrays), _VERSION)
-
-    def load(self, path: str | Path, tokenizer: str | None = None) -> None:
-        """Take over what was saved, with its rates; CheckpointError for any other file."""
-        header, arrays = load_table(Path(path), _KIND, self.vocab, tokenizer, _VERSION)
-        expect(path, arrays, table=("i", 2), counts=("f", 1))
-        whole, counts = arrays["table"], arrays["counts"]
-        check_tokens(path, whole, header["vocab"])
-        if len(whole) > header["vocab"] or len(counts) != whole.shape[1] + 1:
-            raise CheckpointError(f"{path} is corrupt: a table of shape {whole.shape} with {len(counts)} counts")
-        if not (np.isfinite(counts).all() and (counts >= 0).all() and counts[0] > 0):
-            raise CheckpointError(f"{path} is corrupt: its counts are {counts.tolist()!r:.80}")
-        table = whole[:, : self.table.shape[1]]
-        columns, (asked, *right) = table.shape[1], counts.tolist()
-        self.clear()
-        self.table[: len(table), :columns] = table
-        # A rank that the file does not know keeps its rate.
-        self._asked, self._right = asked, asked * self._rates
-        self._right[:columns] = right[:columns]
 
 
 @register("recycling", about="Token Recycling's matrix: the target's candidates after each token", paper="2408.08696")
