@@ -230,13 +230,8 @@ def read_config(path: str, what: str) -> dict[str, Any]:
 
 def read_own_config(path: str, kind: str, complaint: str) -> dict[str, Any]:
     """Read config.json of a folder that this library wrote. CheckpointError, with `complaint`, for another kind."""
-    file = find_file(path, "config.json")
-    try:
-        config = json.loads(file.read_text())
-        found = config.get("kind") if isinstance(config, dict) else None
-    except ValueError as error:
-        raise CheckpointError(f"{file} is corrupt: {one_line(error)}") from error
-    if found != kind:
+    config = read_config(path, f"an {kind}")
+    if (found := config.get("kind")) != kind:
         raise CheckpointError(f"{path} {complaint}: config.json names {found or 'another kind'}")
     return config
 

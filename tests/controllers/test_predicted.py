@@ -240,7 +240,7 @@ def test_the_command_trains_and_the_controller_loads(tmp_path, capsys, monkeypat
 def test_other_files_are_refused_in_one_line(tmp_path):
     lm = target()
     (tmp_path / "config.json").write_text("{")
-    with pytest.raises(CheckpointError, match=r"config.json is corrupt"):
+    with pytest.raises(CheckpointError, match=r"config.json is not the config of"):
         LengthPredictor.load(str(tmp_path), lm)
     (tmp_path / "config.json").write_text('{"kind": "a head"}')
     with pytest.raises(CheckpointError, match=r"is no predictor of draft lengths: config.json names a head"):

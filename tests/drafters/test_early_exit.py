@@ -286,7 +286,11 @@ class TestFiles:
 
     @pytest.mark.parametrize(
         ("config", "why"),
-        [("{", "config.json is corrupt"), ("[]", "is no early exit"), ('{"model_type": "llama"}', "is no early exit")],
+        [
+            ("{", "config.json is not the config of"),
+            ("[]", "is no early exit"),
+            ('{"model_type": "llama"}', "is no early exit"),
+        ],
     )
     def test_what_is_no_exit(self, folder, target, config, why):
         (folder / "config.json").write_text(config)

@@ -257,7 +257,7 @@ class TestFiles:
     def test_a_config_that_is_none(self, tmp_path, config):
         spec = self.publish(tmp_path, MedusaHeads(HIDDEN, VOCAB, 3))
         (tmp_path / "config.json").write_text(config)
-        with pytest.raises(CheckpointError, match="is not the config of such heads"):
+        with pytest.raises(CheckpointError, match="is not the config of Medusa heads"):
             load_drafter(spec, target_of())
 
     def test_torn_weights(self, tmp_path):

@@ -15,7 +15,6 @@ from transformers.cache_utils import DFlashCache
 
 from opt_tree.core.step import Outcome
 from opt_tree.core.target import Output
-from opt_tree.drafters.base import Drafter
 from opt_tree.drafters.heads.eagle import LAST, read_by
 from opt_tree.drafters.heads.families import refuse_others
 from opt_tree.drafters.heads.one_pass import OnePass
@@ -114,8 +113,10 @@ def _check(config: Any, target: CausalLM) -> int:
     return count
 
 
-def load_dflash(path: str, target: CausalLM) -> DFlashDrafter:
+@register("dflash", about="a DFlash model of transformers, one pass a block", part="dflash")
+def load_dflash(path: str, target: AnyLM, options: DrafterOptions) -> DFlashDrafter:
     """Load a DFlash model as transformers does, in the target's dtype and on its device. Raises CheckpointError."""
+    target = feature_target(target)
     refuse_others(path, read_config(path, "a DFlash model"))
     with refused(f"cannot use {path}"):
         # Before its weights are made: a folder of something else may be large.
@@ -123,8 +124,3 @@ def load_dflash(path: str, target: CausalLM) -> DFlashDrafter:
         model = load_model(path, target.dtype, str(target.device))
         check_finite(path, dict(model.named_parameters()))
         return DFlashDrafter(model.eval().requires_grad_(False), target)
-
-
-@register("dflash", about="a DFlash model of transformers, one pass a block", part="dflash")
-def _load(path: str, target: AnyLM, options: DrafterOptions) -> Drafter:
-    return load_dflash(path, feature_target(target))

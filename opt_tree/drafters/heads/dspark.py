@@ -25,7 +25,6 @@ from opt_tree.drafters.heads.dflash import DFlashDrafter
 from opt_tree.drafters.heads.families import DSPARK, refuse_others
 from opt_tree.drafters.registry import DrafterOptions, feature_target, register
 from opt_tree.models.capabilities import size_of
-from opt_tree.models.causal_lm import CausalLM
 from opt_tree.models.chain_lm import AnyLM
 from opt_tree.models.checkpoints import CheckpointError, load_named, load_tensors, read_config, refused
 from opt_tree.models.quantised_layers import home_of, rows_of
@@ -208,13 +207,19 @@ def _read_config(path: str) -> dict[str, Any]:
     return config
 
 
-def load_dspark(path: str, target: CausalLM) -> DSparkDrafter:
+@register(
+    "dspark",
+    about="a DFlash block whose laws know the parent's token, one pass a block (DSpark)",
+    paper="2607.05147",
+    part="dspark",
+)
+def load_dspark(path: str, target: AnyLM, options: DrafterOptions) -> DSparkDrafter:
     """Load a DSpark model as DeepSpec writes it, in the target's dtype and on its device. Raises CheckpointError.
 
     The embedding and the output layer are the target's. `d2t` and `t2d` may be there: then the columns of `markov_w2`
     are these tokens.
     """
-    config = _read_config(path)
+    target, config = feature_target(target), _read_config(path)
     with refused(f"cannot use {path}"):
         if config["vocab_size"] != target.vocab:
             raise ValueError(f"it is for {config['vocab_size']} tokens, {target.name} has {target.vocab}")
@@ -230,13 +235,3 @@ def load_dspark(path: str, target: CausalLM) -> DSparkDrafter:
         both = [module.to(target.device, target.dtype).eval().requires_grad_(False) for module in models]
         drafter = DFlashDrafter(both[0], target)
         return DSparkDrafter(drafter, both[1], tokens, float(config.get("confidence_threshold", 0.0)))
-
-
-@register(
-    "dspark",
-    about="a DFlash block whose laws know the parent's token, one pass a block (DSpark)",
-    paper="2607.05147",
-    part="dspark",
-)
-def _load(path: str, target: AnyLM, options: DrafterOptions) -> Drafter:
-    return load_dspark(path, feature_target(target))

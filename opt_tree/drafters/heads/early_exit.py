@@ -15,7 +15,6 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from opt_tree.core.errors import one_line
 from opt_tree.core.pool import Frontier
 from opt_tree.core.step import Outcome
 from opt_tree.core.target import Output, Work, shared
@@ -24,7 +23,7 @@ from opt_tree.drafters.registry import DrafterOptions, feature_target, register
 from opt_tree.models.capabilities import size_of
 from opt_tree.models.causal_lm import Buckets, CausalLM
 from opt_tree.models.chain_lm import AnyLM
-from opt_tree.models.checkpoints import CheckpointError, load_named, load_tensors, read_own_config
+from opt_tree.models.checkpoints import CheckpointError, load_named, load_tensors, read_own_config, refused
 from opt_tree.models.quantised_layers import follow, plain_copy
 from opt_tree.models.split_target import Split, check_cut
 
@@ -171,12 +170,15 @@ class EarlyExit(Drafter):
         return {"exit_after": self.split.depth}
 
 
-def load_early_exit(path: str, target: CausalLM, buckets: Buckets | None = None) -> EarlyExit:
+@register(
+    "exit", about="the target's first layers and a trained one, in the target's cache", paper="2406.03853", part="exit"
+)
+def load_early_exit(path: str, target: AnyLM, options: DrafterOptions) -> EarlyExit:
     """Load an exit layer: `config.json` (which says behind how many layers it belongs) and `model.safetensors`.
 
     Weights come to the target's dtype and device. Raises CheckpointError for what is no exit layer or another target's.
     """
-    config = read_own_config(path, KIND, "is no early exit of this library")
+    target, config = feature_target(target), read_own_config(path, KIND, "is no early exit of this library")
     text = target.model.config.get_text_config()
     wrong = [
         f"{name} is {getattr(text, name, None)}, it wants {wanted}"
@@ -185,18 +187,9 @@ def load_early_exit(path: str, target: CausalLM, buckets: Buckets | None = None)
     ]
     if wrong:
         raise CheckpointError(f"{path} is the exit of another target than {target.name}: {'; '.join(wrong)}")
-    try:
+    with refused(f"cannot use {path}"):
         layer = ExitLayer(target.model, config["depth"])
         layer.load(load_tensors(path))
         layer.to(target.device, target.dtype).eval().requires_grad_(False)
         follow(layer, layer.get_output_embeddings())
-        return EarlyExit(layer, target, buckets)
-    except (ValueError, KeyError) as error:  # UnsupportedModelError is a ValueError
-        raise CheckpointError(f"cannot use {path}: {one_line(error)}") from error
-
-
-@register(
-    "exit", about="the target's first layers and a trained one, in the target's cache", paper="2406.03853", part="exit"
-)
-def _load(path: str, target: AnyLM, options: DrafterOptions) -> Drafter:
-    return load_early_exit(path, feature_target(target), options.buckets)
+        return EarlyExit(layer, target, options.buckets)

@@ -8,7 +8,6 @@ marginals is the product of their probabilities along each path; its n best path
 
 import time
 from abc import abstractmethod
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -25,7 +24,7 @@ from opt_tree.drafters.registry import DrafterOptions, feature_target, register
 from opt_tree.models.capabilities import size_of
 from opt_tree.models.causal_lm import CausalLM
 from opt_tree.models.chain_lm import AnyLM
-from opt_tree.models.checkpoints import CheckpointError, load_named, load_tensors, read_config
+from opt_tree.models.checkpoints import CheckpointError, load_named, load_tensors, read_config, refused
 from opt_tree.models.tensor_parallel import check_whole
 
 
@@ -133,43 +132,22 @@ class MedusaDrafter(OnePass):
         return f"{len(self.heads.heads)} Medusa heads {self.name}: {size_of(self.heads)}"
 
 
-def load_medusa(path: str, target: CausalLM) -> MedusaDrafter:
+@register(
+    "medusa", about="Medusa's heads on the target's last feature, one pass a draft", paper="2401.10774", part="medusa"
+)
+def load_medusa(path: str, target: AnyLM, options: DrafterOptions) -> MedusaDrafter:
     """Load Medusa heads as published: `config.json` and `medusa_lm_head.pt` (or `.safetensors`, `model.safetensors`).
 
     Names may begin with `medusa_head.`, as in checkpoints that hold the base model too. Raises CheckpointError.
     """
-    config = one_pass_config(path, ("medusa_num_heads",))
+    target, config = feature_target(target), read_config(path, "Medusa heads")
+    count, layers = config.get("medusa_num_heads"), int(config.get("medusa_num_layers", 1))
+    if not isinstance(count, int) or count < 1:
+        raise CheckpointError(f"{path}/config.json is not the config of Medusa heads: medusa_num_heads is {count}")
     tensors = load_tensors(path, ("model.safetensors", "medusa_lm_head.safetensors"), "medusa_lm_head.pt")
     if any(name.startswith("medusa_head.") for name in tensors):
         tensors = {n.removeprefix("medusa_head."): t for n, t in tensors.items() if n.startswith("medusa_head.")}
-    layers = int(config.get("medusa_num_layers", 1))
-    heads = MedusaHeads(
-        target.hidden, target.vocab, int(config["medusa_num_heads"]), layers, f"0.{layers}.weight" in tensors
-    )
-    fill(heads.heads, tensors, f"{path} has no Medusa heads for {target.name}")
+    heads = MedusaHeads(target.hidden, target.vocab, count, layers, f"0.{layers}.weight" in tensors)
+    with refused(f"cannot use {path}"):
+        load_named(heads.heads, tensors, f"it has no Medusa heads for {target.name}")
     return MedusaDrafter(heads.to(target.device, target.dtype).eval().requires_grad_(False), target)
-
-
-def one_pass_config(path: str, names: tuple[str, ...]) -> dict[str, Any]:
-    """Read a config that must have these numbers."""
-    config = read_config(path, "such heads")
-    if missing := [name for name in names if not isinstance(config.get(name), int) or config[name] < 1]:
-        raise CheckpointError(
-            f"{path}/config.json is not the config of such heads: {', '.join(missing)} must be positive numbers"
-        )
-    return config
-
-
-def fill(module: nn.Module, tensors: dict[str, Tensor], what: str) -> None:
-    """Load tensors; what is wrong with them is one line."""
-    try:
-        load_named(module, tensors, what)
-    except ValueError as error:
-        raise CheckpointError(str(error)) from error
-
-
-@register(
-    "medusa", about="Medusa's heads on the target's last feature, one pass a draft", paper="2401.10774", part="medusa"
-)
-def _load(path: str, target: AnyLM, options: DrafterOptions) -> Drafter:
-    return load_medusa(path, feature_target(target))

@@ -13,7 +13,6 @@ from transformers import LlamaConfig
 
 from opt_tree.core.step import Outcome
 from opt_tree.core.target import Output, Work
-from opt_tree.drafters.base import Drafter
 from opt_tree.drafters.draft_vocabulary import take_vocabulary
 from opt_tree.drafters.heads.eagle import LAST, EagleDrafter, head_config, lend_embeddings
 from opt_tree.drafters.heads.eagle_head import EagleHead
@@ -112,12 +111,18 @@ class ParallelSpecDrafter(OnePass):
         return f"parallel head {self.name}: {size_of(head)}, {len(self._masks) + 1} layers a pass{columns}"
 
 
-def load_parallel_spec(path: str, target: CausalLM, buckets: Buckets | None = None) -> ParallelSpecDrafter:
+@register(
+    "parallelspec",
+    about="mask tokens behind the root of an EAGLE head, one pass a draft (ParallelSpec)",
+    paper="2410.05589",
+    part="parallelspec",
+)
+def load_parallel_spec(path: str, target: AnyLM, options: DrafterOptions) -> ParallelSpecDrafter:
     """Load a parallel head: an EAGLE-1 head's `config.json` and tensors, `masks.weight` among them.
 
     `embed_tokens`, `d2t` and `t2d` are as `load_eagle` reads them. Raises CheckpointError.
     """
-    tensors = load_tensors(path)
+    target, tensors = feature_target(target), load_tensors(path)
     if "masks.weight" not in tensors:
         raise CheckpointError(f"{path} is no parallel head: it has no masks.weight")
     config = head_config(path)
@@ -128,14 +133,4 @@ def load_parallel_spec(path: str, target: CausalLM, buckets: Buckets | None = No
         head.load_published(tensors, "it")
         device, _ = home_of(target.model.get_output_embeddings())
         cast_weights(head, device, target.dtype).eval().requires_grad_(False)
-        return ParallelSpecDrafter(head, target, buckets, tokens)
-
-
-@register(
-    "parallelspec",
-    about="mask tokens behind the root of an EAGLE head, one pass a draft (ParallelSpec)",
-    paper="2410.05589",
-    part="parallelspec",
-)
-def _load(path: str, target: AnyLM, options: DrafterOptions) -> Drafter:
-    return load_parallel_spec(path, feature_target(target), options.buckets)
+        return ParallelSpecDrafter(head, target, options.buckets, tokens)
