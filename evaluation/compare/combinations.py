@@ -178,8 +178,6 @@ def rules(quick: bool) -> list[Grid]:
 
 
 RASD, GRAFT = f"rasd:{HEAD}+store:demo", f"{HEAD}+store:demo"
-PRODUCT = "product:1.33,0.1,0.4,0.8:parallelspec:demo+store:demo"
-"""One pass times the store; the exponents were chosen on Vicuna-Bench, for other heads."""
 DRAFTERS: dict[str, tuple[str, ...]] = {
     DRAFT: ("opt:0.2", "binary"),
     HEAD: ("opt:0.2", "eagle2"),
@@ -190,7 +188,6 @@ DRAFTERS: dict[str, tuple[str, ...]] = {
     "ngram-recycling": ("opt:0",),
     f"graft:1:{GRAFT}": ("opt:0.05",),
     f"graft:2:{GRAFT}": ("opt:0.05",),
-    PRODUCT: ("opt:0.02",),
     RASD: ("opt:0.2", "eagle2"),
     **dict.fromkeys(SMALL := ("exit:demo", "parallelspec:demo", "dspark:demo"), ("opt:0.05", "chain")),
 }

@@ -15,10 +15,10 @@ Tail = tuple[int, ...]
 
 
 class Continuations(NamedTuple):
-    """What a drafter says of a node by its last tokens and its depth alone, from some depth on."""
+    """What a drafter says of a node by its last tokens alone, from some depth on."""
 
-    probs: Callable[[Tail, int], Mapping[int, float]]
-    """From a tail and a depth to {token: probability}. They are meant: a mass below 1 stays below 1."""
+    probs: Callable[[Tail], Mapping[int, float]]
+    """From a tail to {token: probability}. They are meant: a mass below 1 stays below 1."""
     order: int
     """How many tokens a tail has."""
     first: int = 0

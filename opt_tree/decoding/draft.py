@@ -29,7 +29,7 @@ def draft(
     if limit <= 0 or drafter is None:
         return alone(context[-1])
     shortcut = policy if isinstance(policy, GrowsOverContinuations) else None
-    below = drafter.continuations(context) if shortcut else None
+    below = drafter.continuations() if shortcut else None
     if shortcut and below and not below.first:
         return shortcut.grow(below, context, limit)
     children = policy.children

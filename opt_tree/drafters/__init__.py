@@ -3,7 +3,6 @@
 from opt_tree.drafters.base import Drafter, DrafterAround
 from opt_tree.drafters.combined.copying import Copying
 from opt_tree.drafters.combined.grafted import Grafted
-from opt_tree.drafters.combined.product import Product
 from opt_tree.drafters.combined.rasd import Rasd
 from opt_tree.drafters.combined.sharpened import Sharpened
 from opt_tree.drafters.heads.dflash import DFlashDrafter
@@ -45,7 +44,6 @@ __all__ = [
     "OnePass",
     "ParallelHead",
     "ParallelSpecDrafter",
-    "Product",
     "Rasd",
     "Sharpened",
     "Store",

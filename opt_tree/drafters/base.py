@@ -91,8 +91,8 @@ class Drafter(ABC):
         """The same of `expand`."""
         return normalised(self.expand(frontier), picking.scale)
 
-    def continuations(self, context: list[int]) -> Continuations | None:
-        """Begin a step, and return what the last tokens of a node alone say of what follows it; None: nothing.
+    def continuations(self) -> Continuations | None:
+        """Return what the last tokens of a node alone say of what follows it; None: nothing.
 
         Whoever offers this must draft the same by `root` and `expand`.
         """

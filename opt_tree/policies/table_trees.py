@@ -2,7 +2,7 @@
 
 A model is asked layer by layer, as a forward over many nodes costs what one over a single node does. A table is asked
 node by node, and below nodes of the tree only; plain Python is all that runs. The tree is the loop's, to the rounding
-of a logarithm: of a table alone, of one below the layers of a model, of one times a model that answers in one pass.
+of a logarithm: of a table alone, of one below the layers of a model.
 """
 
 from bisect import insort
@@ -50,7 +50,7 @@ def grow(
             most = nodes[-1][0] if len(nodes) > budget.nodes else inf
             least = exp(cost - most) * (1 - 1e-9)
             kept = tail[1 - order :] if order > 1 else ()
-            for child, (token, prob) in enumerate(probs(tail, at).items()):
+            for child, (token, prob) in enumerate(probs(tail).items()):
                 if prob > least:
                     insort(nodes, (max(cost - log(prob), cost), at + 1, (*path, child), (*kept, token)))
                     if len(nodes) > budget.nodes + 1:

@@ -27,7 +27,6 @@ from opt_tree.drafters import (
     Grafted,
     NGramDrafter,
     NGramRecycling,
-    Product,
     Rasd,
     Store,
     StoreDrafter,
@@ -71,7 +70,6 @@ MAKERS = {
     "ngram-recycling": lambda target: NGramRecycling(keep=False),
     "graft": lambda target: Grafted(head(target), NGramDrafter(), 2),
     "copy": lambda target: Copying(head(target)),
-    "product": lambda target: Product(small(), store()),
     "rasd": lambda target: Rasd(small(), NGramDrafter()),
 }
 OWN_TEST = {"mtp"}

@@ -484,7 +484,7 @@ def test_what_a_drafter_weighs_is_the_sum_of_its_parts(tmp_path: Path) -> None:
     (tmp_path / "a" / "training.json").write_text('{"minutes": 3}')
     pair = f"eagle:{tmp_path}/a+store:{tmp_path}/b"
     assert footprint(f"eagle:{tmp_path}/a") == {"weights_bytes": 5, "training_minutes": 3.0}
-    for spec in (f"graft:2:{pair}", f"rasd:{pair}", f"product:{pair}", f"product:1,0.5:{pair}"):
+    for spec in (f"graft:2:{pair}", f"rasd:{pair}"):
         assert footprint(spec) == {"weights_bytes": 12, "training_minutes": None}
     assert footprint("ngram") == {"weights_bytes": 0, "training_minutes": 0.0}
     assert footprint(f"lm:{tmp_path}/absent")["weights_bytes"] is None
@@ -493,7 +493,7 @@ def test_what_a_drafter_weighs_is_the_sum_of_its_parts(tmp_path: Path) -> None:
         footprint(pair.partition("+")[0])
 
 
-@pytest.mark.parametrize("drafter", ["graft:1:lm:demo+recycling", "product:lm:demo+ngram-recycling"])
+@pytest.mark.parametrize("drafter", ["graft:1:lm:demo+recycling", "rasd:lm:demo+ngram-recycling"])
 def test_a_table_that_learns_begins_each_line_with_nothing(drafter: str, tmp_path: Path) -> None:
     """The same questions come in every line: what was learnt of their answers in one would be known in the next."""
     asked = f"--policies opt:0 --drafter {drafter} --sharpening bare --dtype float32 --limit 1 --max-new-tokens 16"

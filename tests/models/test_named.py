@@ -325,13 +325,6 @@ def test_a_drafter_that_is_named_is_taken_also_where_it_is_the_default(kind, spe
     assert given.drafter == spec and given.drafters == [spec]
 
 
-@pytest.mark.parametrize("exponents", ["1,0.5", "1.5,0.1,0.5,0.7"])
-def test_exponents_are_no_list_of_drafters(exponents):
-    spec = f"product:{exponents}:eagle:demo+store:demo"
-    assert Options(drafter=spec).drafters == [spec]
-    assert CompareOptions(drafter=f"lm:demo,{spec},ngram").drafters == ["lm:demo", spec, "ngram"]
-
-
 def test_mistakes_on_the_command_line_are_one_line(capsys):
     assert main(["nothing"]) == 2 and main(["--from", "hub"]) == 2
     errors = capsys.readouterr().err.splitlines()

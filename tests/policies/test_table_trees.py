@@ -4,9 +4,8 @@ import numpy as np
 import pytest
 import torch
 from conftest import TableDrafter, hashed_laws
-from drafters.test_parallel_spec import drafter_of
 from drafters.test_store import documents
-from tiny_models import VOCAB, prompt, tiny
+from tiny_models import VOCAB, prompt
 
 from opt_tree import OptTree
 from opt_tree.core.continuations import GrowsOverContinuations
@@ -16,14 +15,11 @@ from opt_tree.drafters import (
     Grafted,
     NGramDrafter,
     NGramRecycling,
-    Product,
     Sharpened,
     Store,
     StoreDrafter,
     TokenRecycling,
 )
-from opt_tree.drafters.heads.one_pass import MedusaDrafter, MedusaHeads
-from opt_tree.models.causal_lm import CausalLM
 from opt_tree.policies import Eagle2
 from opt_tree.training.fitting.store import Recipe, build
 
@@ -81,45 +77,6 @@ def test_the_tree_is_the_loops(nodes, limit, threshold):
     assert max(depths) > min(limit - 1, nodes // 7, 3)
 
 
-def medusa(target):
-    return MedusaDrafter(MedusaHeads(target.hidden, VOCAB, 3), target)
-
-
-def parallel_spec(target):
-    """Only some tokens have a column."""
-    return drafter_of(target, torch.arange(1, VOCAB, 2))
-
-
-@pytest.mark.parametrize("threshold", [0.0, 0.005])
-@pytest.mark.parametrize("exponents", [(0.7, 0.7), (1.4, 0.1, 0.5, 0.7)])
-@pytest.mark.parametrize("maker", [medusa, parallel_spec])
-@torch.inference_mode()
-def test_a_product_in_one_pass(threshold, exponents, maker):
-    """Behind a table that knows little the model decides, below its last head the table alone."""
-    target = CausalLM(tiny("llama"))
-    target.watch((-1,))
-    model = maker(target)
-    if maker is medusa:
-        for weight in model.heads.requires_grad_(False).parameters():
-            weight.normal_(0, 0.3, generator=torch.Generator().manual_seed(0))
-    drafter = Product(model, NGramDrafter((0.4, 0.2)), exponents)
-    depths = set()
-    for seed in range(8):
-        text = prompt(60, seed=seed, vocab=(6, VOCAB)[seed % 2])
-        output = target.append(text[:-1])
-        target.reset()
-        for nodes in (1, 5, 24):
-            trees = []
-            for kind in (OptTree, Layered):
-                drafter.reset(text, output)
-                trees.append(draft(drafter, kind(nodes, threshold, 7), text, 7))
-            quick, loops = trees
-            assert drawn(quick) == drawn(loops)
-            assert quick.path_log_probs == pytest.approx(loops.path_log_probs, abs=1e-5)
-            depths.add(quick.depths.max())
-    assert min(depths) < 3 < max(depths)
-
-
 def test_of_equals_the_one_that_the_loop_drafts_first_is_taken():
     """Always 1, and then half the time 1 or 2: paths of 1, 1/2, 1/2, 1/2, 1/2, ... of every length."""
     text = [1, 1, 2, 1, 3, 4, 3, 5, 4, 5, 5, 3]
@@ -163,9 +120,9 @@ def test_a_models_rows_come_first(threshold):
 
 def test_whatever_else_takes_the_loop():
     table, model = NGramDrafter(), TableDrafter(hashed_laws(1, VOCAB))
-    assert table.continuations([1]).first == 0
-    assert Grafted(model, table, 2).continuations([1]).first == 2
-    assert model.continuations([1]) is None is Sharpened(model, 0.5).continuations([1])
+    assert table.continuations().first == 0
+    assert Grafted(model, table, 2).continuations().first == 2
+    assert model.continuations() is None is Sharpened(model, 0.5).continuations()
     assert isinstance(OptTree(3), GrowsOverContinuations)
     assert not isinstance(Layered(3), GrowsOverContinuations)  # it may expand in another way
     assert not isinstance(Eagle2(nodes=3), GrowsOverContinuations)

@@ -25,7 +25,7 @@ DRAFTERS = {
     **{"parallelspec": "parallelspec:demo", "dspark": "dspark:demo"},
     **{"store": "store:demo", "ngram": "ngram", "recycling": "recycling"},
     **{"ngram-recycling": "ngram-recycling", "copy": "copy:eagle:demo", "graft": "graft:1:eagle:demo+store:demo"},
-    **{"product": "product:eagle:demo+store:demo", "rasd": "rasd:eagle:demo+store:demo"},
+    **{"rasd": "rasd:eagle:demo+store:demo"},
 }
 STEPS = 4
 BUCKETS = opt_tree.Buckets((1, 8, 16, 32, 64), (512,))

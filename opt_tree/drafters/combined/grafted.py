@@ -62,8 +62,8 @@ class Grafted(DrafterAround):
         few = self._looked_up(frontier)
         return self.drafter.expand_laws(frontier, picking) if few is None else normalised(few, picking.scale)
 
-    def continuations(self, context: list[int]) -> Continuations | None:
-        return Continuations(lambda tail, depth: self.table.law(tail), self.table.order, self.depth)
+    def continuations(self) -> Continuations | None:
+        return Continuations(self.table.law, self.table.order, self.depth)
 
     def _begin(self, context: list[int]) -> None:
         self._tails.root(context)

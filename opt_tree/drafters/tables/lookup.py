@@ -71,8 +71,8 @@ class Lookup(Drafter):
     def expand(self, frontier: Frontier) -> Few:
         return self.look_up(self._tails.expand(frontier))
 
-    def continuations(self, context: list[int]) -> Continuations:
-        return Continuations(lambda tail, depth: self.law(tail), self.order)
+    def continuations(self) -> Continuations:
+        return Continuations(self.law, self.order)
 
 
 def few(rows: Sequence[Mapping[int, float]]) -> Few:
