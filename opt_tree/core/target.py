@@ -50,6 +50,10 @@ class Output(NamedTuple):
     laws: Laws | None = None
     """Of the rows whose logits are there, where they were asked for."""
 
+    def some(self, rows: slice, features: Mapping[int, Tensor] = NO_FEATURES) -> "Output":
+        """Logits and laws of some rows, one behind the other, with these features."""
+        return Output(self.logits[rows], features, None if self.laws is None else self.laws.some(rows))
+
 
 class Work(NamedTuple):
     """What a model has done so far. Only differences are read."""

@@ -8,8 +8,7 @@ symbols of the graph, so that nothing is compiled twice, however long a text bec
 import statistics
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
@@ -193,12 +192,10 @@ def _facts(model: Any, traced: Traced) -> dict[str, Any]:
 def _load_or_make(package: Package, eager: Eager, traced: Traced, make: bool) -> Callable[[list[Tensor]], list[Tensor]]:
     """Return the package's call; a damaged one is made again."""
     for attempt in range(2):
-        if package.about() is None:
-            if not make:
-                raise CompileError("there is no package for it yet")
-            with package.lock():
-                if package.about() is None:  # another process may have made it meanwhile
-                    _make(package, eager, traced)
+        if make:
+            package.ensure(lambda: _make(package, eager, traced))
+        elif package.about() is None:
+            raise CompileError("there is no package for it yet")
         try:
             return _load(package.file, _shared(eager.model))
         except RuntimeError as error:
@@ -243,7 +240,8 @@ def _make(package: Package, eager: Eager, traced: Traced) -> None:
     begin = time.perf_counter()
     model, cache = eager.model, eager.cache
     cpp_compiler()
-    with TemporaryDirectory() as folder, _quiet():
+    # What the compiler warns of itself is nothing to whoever only wants tokens.
+    with TemporaryDirectory() as folder, warnings.catch_warnings(action="ignore"):
         file = Path(folder) / package.file.name
         try:
             with torch.no_grad(), eager.packed.attention():
@@ -335,11 +333,3 @@ def median_seconds(call: Callable[[], Any], times: int = 30) -> float:
         if turn >= 3:
             seconds.append(time.perf_counter() - begin)
     return statistics.median(seconds)
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Keep the compiler's warnings about itself from whoever only wants tokens."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield

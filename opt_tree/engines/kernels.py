@@ -35,10 +35,7 @@ def load(source: Path, operator: str) -> bool:
         facts = {"source": source.read_text(), "options": OPTIONS, "torch": torch.__version__, "processor": processor()}
         package = package_of(facts, f"{source.stem}.so")
         try:
-            if package.about() is None:
-                with package.lock():
-                    if package.about() is None:  # another process may have built it meanwhile
-                        _build(source, package)
+            package.ensure(lambda: _build(source, package))
             torch.ops.load_library(str(package.file))
         except OSError as error:
             raise KernelError(f"the kernel {source.name} does not load: {error}") from error

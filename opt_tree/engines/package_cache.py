@@ -13,7 +13,7 @@ import platform
 import shutil
 import tempfile
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -60,39 +60,51 @@ class Package:
         except (OSError, ValueError, KeyError, TypeError):
             return None
 
-    @contextmanager
-    def lock(self) -> Iterator[None]:
-        """Hold off other processes that would make the same package; they find it when they get their turn."""
-        self.folder.parent.mkdir(parents=True, exist_ok=True)
-        with FileLock(f"{self.folder}.lock"):
-            yield
+    def ensure(self, make: Callable[[], None]) -> None:
+        """Have it made where there is none. Another process that makes the same one is waited for."""
+        if self.about() is None:
+            with locked(self.folder):
+                if self.about() is None:
+                    make()
 
     def write(self, made: Path, about: dict[str, Any]) -> None:
         """Move the file `made` into its place, with what there is to say about it."""
-        self.folder.parent.mkdir(parents=True, exist_ok=True)
-        fresh = Path(tempfile.mkdtemp(prefix=f"{self.folder.name}.", dir=self.folder.parent))
-        try:
+        with replaced(self.folder) as fresh:
             shutil.move(made, fresh / self.file.name)
             noted = about | {"sha256": file_digest(fresh / self.file.name)}
             (fresh / "about.json").write_text(json.dumps(noted, indent=1))
-            self._replace_by(fresh)
-        finally:
-            shutil.rmtree(fresh, ignore_errors=True)
-
-    def _replace_by(self, fresh: Path) -> None:
-        # Another process may put its own here between the two calls, and take it away again: then once more.
-        for tries_left in reversed(range(_TRIES)):
-            self.remove()
-            try:
-                fresh.rename(self.folder)
-                return
-            except OSError as error:
-                if error.errno not in (errno.ENOTEMPTY, errno.EEXIST) or not tries_left:
-                    raise
 
     def remove(self) -> None:
         """Drop what is there, whole or damaged."""
         shutil.rmtree(self.folder, ignore_errors=True)
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Hold off other processes that would make the same folder; they find it when they get their turn."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(f"{folder}.lock"):
+        yield
+
+
+@contextmanager
+def replaced(folder: Path) -> Iterator[Path]:
+    """Yield a fresh folder, which takes the place of `folder` at the end: nobody sees half of one."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    fresh = Path(tempfile.mkdtemp(prefix=f"{folder.name}.", dir=folder.parent))
+    try:
+        yield fresh
+        # Another process may put its own here between the two calls, and take it away again: then once more.
+        for tries_left in reversed(range(_TRIES)):
+            shutil.rmtree(folder, ignore_errors=True)
+            try:
+                fresh.rename(folder)
+                return
+            except OSError as error:
+                if error.errno not in (errno.ENOTEMPTY, errno.EEXIST) or not tries_left:
+                    raise
+    finally:
+        shutil.rmtree(fresh, ignore_errors=True)
 
 
 def package_of(facts: dict[str, Any], name: str = "body.pt2") -> Package:

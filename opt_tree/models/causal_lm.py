@@ -6,7 +6,7 @@ refuses models that cannot decode a tree exactly. Knows nothing of policies, ver
 
 import copy
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from numbers import Integral
@@ -325,7 +325,7 @@ class CausalLM(Target):
             output = self.run(wanted, last_only=not all_logits)
             self.commit(list(range(len(chunk))))
             if not all_logits and output.logits.shape[0] > 1:
-                output = _rows(output, slice(-1, None), output.features)
+                output = output.some(slice(-1, None), output.features)
             # An Output lives until the next forward, which the next chunk is.
             outputs.append(_cloned(output) if len(tokens) > _PREFILL_ROWS else output)
         if len(outputs) == 1:
@@ -422,7 +422,7 @@ class CausalLM(Target):
         self.work = Work(done.forwards + 1, done.tokens + rows, done.seconds + seconds)
         if padded == rows:
             return output
-        return _rows(output, slice(rows), {layer: states[:rows] for layer, states in output.features.items()})
+        return output.some(slice(rows), {layer: states[:rows] for layer, states in output.features.items()})
 
     def _in_parts(self, wanted: Wanted, engine: Engine, most: int) -> Output:
         """Run new rows `most` at a time: the later ones see those before them, which see none of the later ones."""
@@ -505,14 +505,6 @@ class CausalLM(Target):
             hide = {"sliding_attention": windowed, "chunked_attention": chunked}.get(kind)
             masks[kind] = full if hide is None else hide(full, positions, key_positions, size)
         return masks if len(masks) > 1 else next(iter(masks.values()))
-
-
-def _rows(output: Output, rows: slice, features: Mapping[int, Tensor]) -> Output:
-    """Some rows of what a forward says, with these features."""
-    laws = output.laws
-    if laws is not None:
-        laws = laws.some(rows)
-    return Output(output.logits[rows], features, laws)
 
 
 def _cloned(output: Output) -> Output:

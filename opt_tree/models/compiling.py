@@ -132,8 +132,7 @@ def _cast_to_fastest(lm: CausalLM, make: bool, dtypes: tuple[torch.dtype, ...]) 
         seconds: dict[str, float] = {}
         for name, dtype in choices.items():
             cast(dtype)
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # what cannot be compiled at all says so below
+            with warnings.catch_warnings(action="ignore"):  # what cannot be compiled at all says so below
                 compiled = compile_forwards(lm, make)
             if compiled:
                 seconds[name] = _seconds(lm)

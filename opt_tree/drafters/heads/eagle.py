@@ -158,11 +158,6 @@ class EagleDrafter(OfModel):
             self._drafted = torch.cat([self._drafted, torch.empty_like(self._drafted)])
         self._drafted[known : self._rows] = states[first:]
 
-    @property
-    def estimate(self) -> Float[Tensor, "1 hidden"]:
-        """What the head estimated of the feature at the root, once `root` was asked."""
-        return self._drafted[:1]
-
     def observe(self, outcome: Outcome) -> None:
         self.lm.commit([])
         new = self.inputs(outcome.features)

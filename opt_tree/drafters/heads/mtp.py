@@ -16,7 +16,6 @@ from opt_tree.core.children import Picking, Reduced
 from opt_tree.core.pool import Frontier
 from opt_tree.core.step import Outcome
 from opt_tree.core.target import Output
-from opt_tree.drafters.base import Drafter
 from opt_tree.drafters.heads.eagle import LAST, EagleDrafter
 from opt_tree.drafters.heads.eagle_head import HeadedEagle
 from opt_tree.drafters.heads.mtp_layers import MtpLayer, read_layers
@@ -151,7 +150,7 @@ class MtpDrafter(EagleDrafter):
             if not len(each.ready):  # the prompt is too short for this layer
                 return torch.full((len(frontier.tokens), self._whole), -torch.inf, device=self.lm.device)
             output = each.run(self._text, self._all(), above, self._picking)
-        return self._scores(_last(output, len(frontier.tokens)))
+        return self._scores(output.some(slice(len(output.logits) - len(frontier.tokens), None)))
 
     def _all(self) -> Frontier:
         """All nodes of this step as one frontier."""
@@ -169,21 +168,10 @@ class MtpDrafter(EagleDrafter):
         return f"{count} MTP layer{'s' if count > 1 else ''} of the target, {self.lm.size} each"
 
 
-def _last(output: Output, rows: int) -> Output:
-    """The last rows of what a forward says."""
-    laws = output.laws
-    if laws is not None:
-        laws = laws.some(slice(len(output.logits) - rows, None))
-    return Output(output.logits[-rows:], {}, laws)
-
-
-def load_mtp(target: CausalLM, buckets: Buckets | None = None) -> MtpDrafter:
+@register("mtp", about="the multi-token-prediction layers of the target's own checkpoint", paper="2412.19437")
+def load_mtp(path: str, target: AnyLM, options: DrafterOptions) -> MtpDrafter:
     """Load the MTP layers that lie in the target's own checkpoint (see `read_layers`)."""
+    target = feature_target(target)
     model = read_layers(target)
     with refused(f"cannot draft by the MTP layers of {target.name}"):
-        return MtpDrafter(model, target, buckets)
-
-
-@register("mtp", about="the multi-token-prediction layers of the target's own checkpoint", paper="2412.19437")
-def _load(path: str, target: AnyLM, options: DrafterOptions) -> Drafter:
-    return load_mtp(feature_target(target), options.buckets)
+        return MtpDrafter(model, target, options.buckets)

@@ -1,26 +1,24 @@
 """A GGUF file as a folder that transformers loads at once: bfloat16 safetensors, tokenizer, what it was made from.
 
 Owns the conversion and the folders in the user's cache. transformers reads GGUF itself, but slowly (tens of seconds,
-much of it the tokenizer), so it is done once. A folder is made beside its place and renamed: nobody sees half of one.
+much of it the tokenizer), so it is done once.
 """
 
-import contextlib
 import functools
 import hashlib
 import json
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
-from filelock import FileLock
 from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 
 from opt_tree.core.errors import one_line
-from opt_tree.engines.package_cache import cache_folder, file_digest
+from opt_tree.engines.package_cache import cache_folder, file_digest, locked, replaced
 from opt_tree.models.checkpoints import CheckpointError
 
 ABOUT = "about.json"
@@ -53,14 +51,6 @@ def _digest(file: Path, changed: int) -> str:
     return file_digest(file)
 
 
-@contextlib.contextmanager
-def locked(folder: Path) -> Iterator[None]:
-    """Hold off other processes that would make the same folder; they find it when they get their turn."""
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with FileLock(f"{folder}.lock"):
-        yield
-
-
 def gguf_folder(file: Path) -> Path:
     """The converted copy of a GGUF file, made if it is not there. A file that has changed is another one."""
     if not file.is_file():
@@ -85,8 +75,7 @@ def make(
 
     With `keep` a GGUF file is copied beside it. It may lie in the folder, which is replaced at the end.
     """
-    fresh = Path(tempfile.mkdtemp(prefix=f"{folder.name}.", dir=folder.parent))
-    try:
+    with replaced(folder) as fresh:
         _save(source, fresh, check)
         if keep and source.is_file():
             shutil.copyfile(source, fresh / SOURCE)
@@ -95,10 +84,6 @@ def make(
         noted["transformers"] = transformers.__version__
         (fresh / ABOUT).write_text(json.dumps(noted, indent=1))
         fresh.chmod(0o755)
-        shutil.rmtree(folder, ignore_errors=True)
-        fresh.rename(folder)
-    finally:
-        shutil.rmtree(fresh, ignore_errors=True)
 
 
 def _save(source: Path, fresh: Path, check: Callable[[Any], None] | None) -> None:

