@@ -48,12 +48,13 @@ def holder(file: AnswerFile):
 
 
 def test_a_second_process_is_kept_away_and_told_by_whom(file, holder):
+    """At once: nobody waits."""
     process, leave = holder
-    with (
-        pytest.raises(ValueError, match=f"a.jsonl is being written by process {process.pid} on .* since 20"),
-        file.lock(),
-    ):
+    begin = time.monotonic()
+    refusal = f"a.jsonl is being written by process {process.pid} on .* since 20"
+    with pytest.raises(ValueError, match=refusal), file.lock():
         pytest.fail("two at once")
+    assert time.monotonic() - begin < 5
     leave.set()
     process.join(30)
     with file.lock():
@@ -164,12 +165,3 @@ def test_a_torn_line_is_left_out_with_a_note(file, capsys):
     assert f"note: the last line of {file.path} is half-written and left out" in capsys.readouterr().err
     file.append(answers(4)[0])
     assert not file.torn and read_lines(file.path) == answers(1, 2, 4), "the next line takes its place"
-
-
-def test_a_lock_is_asked_for_once(file):
-    """No waiting: the second run says so at once."""
-    with file.lock():
-        begin = time.monotonic()
-        with pytest.raises(ValueError, match="is being written by"), AnswerFile(file.path).lock():
-            pass
-        assert time.monotonic() - begin < 5

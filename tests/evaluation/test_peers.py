@@ -66,13 +66,8 @@ def test_llama_cpp_is_told_the_same_and_its_text_is_read_back(monkeypatch):
             made.append(told)
 
         def handle_completions(self, asked, take):
-            assert asked == {
-                "prompt": [1, 2],
-                "n_predict": 3,
-                "temperature": 0.0,
-                "stream": True,
-                "cache_prompt": False,
-            }
+            told = {"prompt": [1, 2], "n_predict": 3, "temperature": 0.0, "stream": True, "cache_prompt": False}
+            assert asked == told
             for text in ("The", " fox", ""):
                 assert take({"choices": [{"text": text, "finish_reason": None}]}) is False
 
@@ -155,18 +150,12 @@ class Fake:
 def test_the_table_has_who_ran_and_a_line_for_who_did_not(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(measuring, "Process", Fake)
     common = Settings("here", 1, 99, [2])
-    peers = [
-        peer
-        for peer in peers_of(common, "", ["ngram@4/0.1"], GROUPS, {None: {}, "int8": {}})
-        if not peer.settings.compile
-    ]
+    found = peers_of(common, "", ["ngram@4/0.1"], GROUPS, {None: {}, "int8": {}})
+    peers = [peer for peer in found if not peer.settings.compile]
     assert [peer.name for peer in peers][-2:] == ["opt_tree plain", "opt_tree ngram@4/0.1"]
     assert peers[-1].settings.tree == {"nodes": 4, "threshold": 0.1}
-    few = [
-        peer
-        for peer in peers_of(common, "", ["ngram"], ["opt_tree"], {"int8": {"nodes": 3, "threshold": 0.3}})
-        if peer.settings.weights
-    ]
+    found = peers_of(common, "", ["ngram"], ["opt_tree"], {"int8": {"nodes": 3, "threshold": 0.3}})
+    few = [peer for peer in found if peer.settings.weights]
     assert [peer.name for peer in few] == ["opt_tree plain, int8, compiled", "opt_tree ngram@3/0.3, int8, compiled"]
     peers.append(Peer("lost", "transformers", Settings("absent", 1, 99, [2])))
     peers.append(Peer("foreign", "no_such_module", common))
@@ -179,17 +168,14 @@ def test_the_table_has_who_ran_and_a_line_for_who_did_not(monkeypatch, tmp_path,
     assert found["lost"]["failed"] == "no model folder"
     assert found["foreign"]["failed"] == "not installed: pip install no_such_module"
     assert "GGUF" in found["llama.cpp"]["failed"] or "not installed" in found["llama.cpp"]["failed"]
+    assert figures([Measured("a", 1, failed="why")]) == [
+        {"peer": "a", "weights": "", "cores": 1, "texts": "chat", "failed": "why"}
+    ]
     text = lay_out(list(found.values()))
     assert "1/2" in text and "lost, 1 cores: left out, no model folder" in text
     lines = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
     assert [line["tokens"] for line in lines if line["peer"] == REFERENCE] == [[7, 7, 3], [9, 9, 9, 3]]
     assert "lost is left out" in capsys.readouterr().err
-
-
-def test_a_peer_without_answers_has_no_figures():
-    assert figures([Measured("a", 1, failed="why")]) == [
-        {"peer": "a", "weights": "", "cores": 1, "texts": "chat", "failed": "why"}
-    ]
 
 
 def test_a_drafter_may_bring_its_tree():

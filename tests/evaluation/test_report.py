@@ -49,14 +49,7 @@ def choice(emitted: list[list[int]], seconds: list[float], **more: Any) -> dict[
 
 
 def answer(key: int, category: str, *choices: dict[str, Any]) -> dict[str, Any]:
-    return {
-        "question_id": key,
-        "answer_id": f"a{key}",
-        "model_id": "m",
-        "category": category,
-        "choices": list(choices),
-        "tstamp": 0,
-    }
+    return {"question_id": key, "answer_id": f"a{key}", "category": category, "choices": list(choices)}
 
 
 def write(path: Path, answers: list[dict[str, Any]]) -> Path:
@@ -87,50 +80,27 @@ def test_speeds_are_those_of_the_definitions() -> None:
 
 def test_speed_up_is_paired_by_question() -> None:
     figures = metrics.speed_up(ANSWERS, BASELINE)
-    assert figures is not None
     assert figures["questions"] == 2
     assert figures["micro"] == pytest.approx((13 / 5) / (13 / 13))
     assert figures["macro"] == pytest.approx(((5 + 1) / 2) / ((1 + 1) / 2))
     assert figures["decode"] == pytest.approx((13 / 4.5) / (13 / 11.7))
     # Two questions: a resample has both, the first twice (5 times as fast) or the second twice (equally fast).
     assert figures["interval"] == pytest.approx([1, 5])
-    assert metrics.speed_up(ANSWERS[:1], BASELINE)["interval"] is None  # type: ignore[index]
+    assert metrics.speed_up(ANSWERS[:1], BASELINE)["interval"] is None
     assert metrics.speed_up(ANSWERS, BASELINE[2:]) is None
 
 
-def test_the_published_spec_bench_formula_gives_the_same_figures(tmp_path: Path) -> None:
-    # As its evaluation/speed.py reads a file: all accept_lengths in one list; rates per question from sums over turns.
-    lines = [json.loads(line) for line in write(tmp_path / "a.jsonl", ANSWERS).read_text().splitlines()]
-    accepted = [length for line in lines for length in line["choices"][0]["accept_lengths"]]
-    speeds = [sum(line["choices"][0]["new_tokens"]) / sum(line["choices"][0]["wall_time"]) for line in lines]
-    figures = metrics.summary(lines)
-    assert figures["tokens_per_step"] == pytest.approx(np.mean(accepted))
-    assert figures["tokens_per_second_macro"] == pytest.approx(np.mean(speeds))
-
-
-def test_files_of_other_tools_are_reported_as_far_as_they_go(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    known = ("index", "turns", "decoding_steps", "new_tokens", "wall_time", "accept_lengths")
-    spec_bench = [a | {"choices": [{k: v for k, v in a["choices"][0].items() if k in known}]} for a in ANSWERS]
-    eagle = [
-        a | {"choices": [{k: v for k, v in a["choices"][0].items() if k in known[:2] + known[3:5]}]} for a in ANSWERS
-    ]
-    for name, answers in (("spec_bench", spec_bench), ("eagle", eagle)):
-        assert (
-            report.main(
-                [
-                    str(write(tmp_path / f"{name}.jsonl", answers)),
-                    "--baseline",
-                    str(write(tmp_path / "b.jsonl", BASELINE)),
-                    "--json",
-                ]
-            )
-            == 0
-        )
+def test_files_of_other_tools_are_reported_as_far_as_they_go(tmp_path, capsys):
+    eagle = ["index", "turns", "new_tokens", "wall_time"]
+    spec_bench = [*eagle, "decoding_steps", "accept_lengths"]
+    base = write(tmp_path / "b.jsonl", BASELINE)
+    for known, tokens_per_step in ((spec_bench, pytest.approx(13 / 8)), (eagle, None)):
+        answers = [a | {"choices": [{key: a["choices"][0][key] for key in known}]} for a in ANSWERS]
+        path = write(tmp_path / "a.jsonl", answers)
+        assert report.main([str(path), "--baseline", str(base), "--json"]) == 0
         ours = json.loads(capsys.readouterr().out.splitlines()[-1])["reports"][0]["overall"]
         assert ours["speed_up"]["micro"] == pytest.approx(2.6)
-        assert ours["tokens_per_step"] == (pytest.approx(13 / 8) if name == "spec_bench" else None)
+        assert ours["tokens_per_step"] == tokens_per_step
 
 
 def test_exact_match_compares_tokens_and_shows_the_first_difference() -> None:
@@ -147,13 +117,9 @@ def test_exact_match_compares_tokens_and_shows_the_first_difference() -> None:
     match = exact_match([answer(1, "math", one)], [answer(1, "math", other)])
     assert (match["compared"], match["equal"], match["other_prompt"]) == (1, 0, 1)
     assert match["divergences"][0]["position"] == 2 and match["divergences"][0]["unit"] == "character"
-
-
-def test_an_answer_that_ends_early_differs_where_it_ends() -> None:
-    match = exact_match(
-        [answer(1, "math", choice([[2]], [1], token_ids=[[5, 6]]))],
-        [answer(1, "math", choice([[3]], [1], token_ids=[[5, 6, 7]]))],
-    )
+    # One that ends early differs where it ends.
+    short, long = (choice([[len(ids)]], [1], token_ids=[ids]) for ids in ([5, 6], [5, 6, 7]))
+    match = exact_match([answer(1, "math", short)], [answer(1, "math", long)])
     assert match["rate"] == 0 and match["divergences"][0]["position"] == 2
 
 
@@ -163,7 +129,7 @@ def test_the_trimmed_step_counts_in_the_mean_and_in_nothing_else() -> None:
     assert figures["tokens_per_step"] == pytest.approx(10 / 4)
     assert figures["tokens_per_step_untrimmed"] == pytest.approx(9 / 3)
     taken = steps_of([answer(1, "math", stopped)])
-    assert taken is not None and taken.whole.tolist() == [True, True, True, False]
+    assert taken.whole.tolist() == [True, True, True, False]
     assert acceptance_by_depth(taken)[1] == {"depth": 2, "drafted": 3, "accepted": 3, "rate": 1.0, "reach": 1.0}
 
 
@@ -171,13 +137,9 @@ def test_positions_count_the_prompt_and_fall_into_blocks() -> None:
     """A prompt of 250 tokens: three steps of 4 begin at 250, 254 and 258; the other turn begins anew."""
     given = {"prompt_ids": [[0] * 250, [0] * 3], "step_times": [0.1, 0.1, 0.2, 0.5]}
     first, second = by_position([answer(1, "math", choice([[4, 4, 4], [1]], [1.0, 1.0], **given))])
-    assert first == {
-        "context_up_to": 256,
-        "steps": 3,
-        "tokens_per_step": 3.0,
-        "tokens_per_second": pytest.approx(9 / 0.7),
-    }
-    assert second == {"context_up_to": 512, "steps": 1, "tokens_per_step": 4.0, "tokens_per_second": pytest.approx(20)}
+    assert [*first] == [*second] == ["context_up_to", "steps", "tokens_per_step", "tokens_per_second"]
+    assert [*first.values()] == [256, 3, 3.0, pytest.approx(9 / 0.7)]
+    assert [*second.values()] == [512, 1, 4.0, pytest.approx(20)]
     del given["step_times"]
     untimed = by_position([answer(1, "math", choice([[4, 4, 4], [1]], [1.0, 1.0], **given))])
     assert [block["tokens_per_second"] for block in untimed] == [None, None]
@@ -188,7 +150,6 @@ def test_positions_count_the_prompt_and_fall_into_blocks() -> None:
 def test_acceptance_by_depth_counts_only_steps_that_drafted_it() -> None:
     made = choice([[1, 2, 3, 3]], [1], tree_depths=[0, 1, 2, 3])
     taken = steps_of([answer(1, "math", made)])
-    assert taken is not None
     table = acceptance_by_depth(taken)
     assert [row["drafted"] for row in table] == [3, 2, 1]
     assert [row["accepted"] for row in table] == [3, 2, 0]
@@ -211,9 +172,7 @@ def drawn_steps(law: str, seed: int = 0) -> dict[str, Any]:
 )
 def test_calibration_finds_the_slope_and_says_what_is_wrong(law: str, slope: float, wrong: list[str]) -> None:
     taken = steps_of([answer(1, "math", drawn_steps(law))])
-    assert taken is not None
     figures = calibration(taken)
-    assert figures is not None
     assert figures["slope"] == pytest.approx(slope, abs=4 * figures["slope_error"])
     assert figures["slope_error"] < 0.06
     assert figures["miscalibrated"] == wrong
@@ -225,10 +184,9 @@ def test_calibration_finds_the_slope_and_says_what_is_wrong(law: str, slope: flo
 def test_few_steps_say_nothing_about_calibration() -> None:
     wild = choice([[1, 3, 1]], [1.0], expected_lengths=[2.0, 2.1, 2.3])
     taken = steps_of([answer(1, "math", wild)])
-    assert taken is not None
-    assert calibration(taken)["miscalibrated"] == []  # type: ignore[index]
+    assert calibration(taken)["miscalibrated"] == []
     plain = steps_of([answer(1, "math", choice([[1, 1, 1]], [1.0], expected_lengths=[1.0, 1.0, 1.0]))])
-    assert plain is not None and calibration(plain) is None
+    assert calibration(plain) is None
 
 
 @pytest.mark.parametrize(
@@ -241,9 +199,7 @@ def test_few_steps_say_nothing_about_calibration() -> None:
         ({"temperature": 1.0}, "serves greedy decoding only"),
     ],
 )
-def test_a_miscalibrated_law_is_named_with_the_command_that_fits_it(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], settings: dict[str, Any], advice: str
-) -> None:
+def test_a_miscalibrated_law_is_named_with_the_command_that_fits_it(tmp_path, capsys, settings, advice):
     path = write(tmp_path / "a.jsonl", [answer(1, "math", drawn_steps("timid"))])
     header = {"settings": settings, "sessions": []}
     (tmp_path / "a.jsonl.run.json").write_text(json.dumps(header))
@@ -300,9 +256,7 @@ def test_without_json_nothing_but_the_report_is_printed(tmp_path: Path, capsys: 
     assert not [line for line in capsys.readouterr().out.splitlines() if line.startswith("{")]
 
 
-def test_a_metric_is_one_function_and_one_line(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_metric_is_one_function_and_one_line(tmp_path, capsys, monkeypatch):
     """The report's table and its JSON have it, in every row."""
 
     def longest_step(answers: metrics.Records) -> int:
@@ -357,9 +311,7 @@ def test_loops_and_ends_are_counted() -> None:
         ),
     ],
 )
-def test_files_that_are_no_answer_files_are_named(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str | None, message: str
-) -> None:
+def test_files_that_are_no_answer_files_are_named(tmp_path, capsys, text, message):
     path = tmp_path / "a.jsonl"
     if text is not None:
         path.write_text(text)
@@ -381,12 +333,9 @@ def test_an_answer_file_is_a_row_a_turn(tmp_path: Path) -> None:
     assert turns[turns.file == "a"].groupby("category").new_tokens.sum().to_dict() == {"math": 10, "writing": 3}
 
 
-def test_times_of_a_batch_are_no_speed(tmp_path: Path) -> None:
+def test_files_of_batches_have_no_speed_and_those_of_others_fewer_columns(tmp_path: Path) -> None:
     batch = [answer(1, "math", choice([[3, 1]], [1.0], lanes=[4]))]
     assert evaluation.load(write(tmp_path / "a.jsonl", batch)).tokens_per_second.isna().all()
-
-
-def test_files_of_others_have_fewer_columns(tmp_path: Path) -> None:
     bare = {"index": 0, "turns": ["x"], "new_tokens": [8], "wall_time": [2.0]}
     turns = evaluation.load(write(tmp_path / "a.jsonl", [answer(1, "math", bare)]))
     assert turns.tokens_per_second.tolist() == [4] and "accept_lengths" not in turns and turns.tokens_per_step.isna()[0]
@@ -435,9 +384,7 @@ def test_a_comparison_is_a_table_too(tmp_path: Path) -> None:
     assert table.speed_up[0] == metrics.speed_up(ANSWERS, BASELINE)["micro"]
 
 
-def test_without_pandas_one_line_says_what_to_install(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_without_pandas_one_line_says_what_to_install(tmp_path, monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "pandas", None)
     assert report.main([str(write(tmp_path / "a.jsonl", ANSWERS)), "--format", "latex"]) == 2
     assert "error: tables need pandas: pip install pandas tabulate jinja2" in capsys.readouterr().err
