@@ -1,7 +1,5 @@
 """The race by which `Random` draws: its numbers, its law, what it depends on, and how little rounding moves it."""
 
-import sys
-
 import numpy as np
 import pytest
 import torch
@@ -106,6 +104,9 @@ def test_a_draw_is_the_first_arrival(seed: int, dtype: torch.dtype, vocab: int) 
 def test_a_draw_has_the_law_it_is_drawn_from(scale: float) -> None:
     """Along the positions of a seed and along seeds, alone and with the next draw; the law need not be normalised."""
     probs, joint = LAW.numpy(), np.outer(LAW, LAW).ravel()
+    for law in (LAW, LAW.flip(0)):  # each position's noise is shared: both laws are drawn from all the same
+        drawn = Random(9).draw((law * scale).expand(len(POSITIONS), -1), POSITIONS).numpy()
+        assert agree(np.bincount(drawn, minlength=5), law.numpy())
     along = Random(3).draw((LAW * scale).expand(len(POSITIONS), -1), POSITIONS).numpy()
     assert agree(np.bincount(along, minlength=5), probs)
     assert agree(np.bincount(along[::2] * 5 + along[1::2], minlength=25), joint)
@@ -115,14 +116,6 @@ def test_a_draw_has_the_law_it_is_drawn_from(scale: float) -> None:
     )
     assert agree(np.bincount(torch.cat([first, second]).numpy(), minlength=5), probs)
     assert agree(np.bincount((first * 5 + second).numpy(), minlength=25), joint)
-
-
-def test_draws_of_two_laws_at_one_position_are_their_own_draws() -> None:
-    """What shares its noise is not independent, and each has its law: so of the nodes of a depth."""
-    other = LAW.flip(0)
-    for law in (LAW, other):
-        drawn = Random(9).draw(law.expand(len(POSITIONS), -1), POSITIONS).numpy()
-        assert agree(np.bincount(drawn, minlength=5), law.numpy())
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
@@ -189,16 +182,13 @@ def test_fresh_numbers_and_draws_leave_each_other_alone() -> None:
     assert Random(5).accept(0.5) == Random(5).accept(0.5)
 
 
-def test_a_seed_fixes_the_draws() -> None:
+def test_a_seed_fixes_the_draws_and_fits_into_64_bits() -> None:
     law = torch.full((8, 1000), 1e-3, dtype=torch.float64)
     first, again, other = (Random(seed).draw(law, np.arange(8)).tolist() for seed in (1, 1, 2))
     assert first == again != other
-
-
-@pytest.mark.parametrize("seed", [2**64, -(2**63) - 1])
-def test_a_seed_of_more_than_64_bits_is_refused(seed: int) -> None:
-    with pytest.raises(ValueError, match=f"seed must fit into 64 bits, got {seed}"):
-        Random(seed)
+    for seed in (2**64, -(2**63) - 1):
+        with pytest.raises(ValueError, match=f"seed must fit into 64 bits, got {seed}"):
+            Random(seed)
 
 
 # ---- rounding
@@ -227,7 +217,3 @@ def test_a_race_turns_no_oftener_than_its_two_fastest_are_near(error: float) -> 
     one, other = (Random(7).draw(law.expand(len(POSITIONS), -1), POSITIONS) for law in (probs, moved))
     turned, bound = float((one != other).double().mean()), 2 * error * (1 - float(probs.square().sum()))
     assert 0.3 * bound < turned < bound + 4 * (bound / len(POSITIONS)) ** 0.5
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__, "-v"]))

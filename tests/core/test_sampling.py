@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import TableDrafter, TableTarget, hashed_laws
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 from transformers import (
@@ -64,9 +64,7 @@ def row_by_row(process: Callable[[Tensor, Tensor], Tensor], logits: Tensor) -> T
 @pytest.mark.parametrize("temperature", [0.3, 1.0, 1.7])
 @pytest.mark.parametrize("top_k", [0, 1, 4, 50])
 @pytest.mark.parametrize("top_p", [0.05, 0.6, 0.95, 1.0])
-def test_the_warpers_are_those_of_transformers(
-    model: LlamaForCausalLM, temperature: float, top_k: int, top_p: float
-) -> None:
+def test_the_warpers_are_those_of_transformers(model, temperature, top_k, top_p):
     built = processors_of(model, temperature=temperature, top_k=top_k, top_p=top_p)
     sampling = Sampling(temperature, top_p, top_k)
     assert [type(warper) for warper in sampling.warpers()] == [type(warper) for warper in built]
@@ -89,9 +87,7 @@ HISTORY_OPTIONS: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize("options", HISTORY_OPTIONS, ids=str)
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
-def test_processors_see_the_context_and_the_nodes_own_path(
-    model: LlamaForCausalLM, options: dict[str, Any], temperature: float
-) -> None:
+def test_processors_see_the_context_and_the_nodes_own_path(model, options, temperature):
     """EAGLE#178: a penalty that only the baseline applies. Here every node is judged as if it had been generated."""
     processors = tuple(processors_of(model, **options))
     row = logits_of(2)[:1]
@@ -177,6 +173,7 @@ def test_dtypes(dtype: torch.dtype) -> None:
     """At temperature 0 nothing is copied; half precision is widened before it is divided or exponentiated."""
     logits = logits_of(5, dtype)
     assert Sampling().process(logits, TREE, CONTEXT) is logits
+    assert Sampling().processed(logits, TREE, CONTEXT) is logits
     assert Sampling(top_k=1, top_p=0.1).process(logits, TREE, CONTEXT) is logits  # an argmax needs no warper
     wide = torch.float64 if dtype == torch.float64 else torch.float32
     assert Sampling(1.0).process(logits, TREE, CONTEXT).dtype == wide
@@ -217,9 +214,7 @@ def test_a_penalty_gives_the_same_text_with_and_without_a_tree(policy: OptTree |
 
 
 @given(st.integers(0, 10_000), st.integers(1, 4), st.integers(1, 12), st.sampled_from([None, 2, 3]), st.booleans())
-def test_top_k_keeps_the_best_above_the_floor(
-    seed: int, width: int, total: int, cells: int | None, first: bool
-) -> None:
+def test_top_k_keeps_the_best_above_the_floor(seed, width, total, cells, first):
     """`total`: the best of all rows together, those at or below the floor optional; never one of probability 0."""
     rng = np.random.default_rng(seed)
     with np.errstate(divide="ignore"):
@@ -249,16 +244,7 @@ def test_top_k_per_node_ranks_every_row(seed: int, width: int, per_node: int) ->
     assert values.tolist() == (laws[rows, tokens] + above[rows]).tolist()
 
 
-# ---- trees and seeds; `Random` itself is in test_random.py
-
-
-@settings(max_examples=20)
-@given(st.integers(0, 10_000), st.sampled_from([OptTree(6, 0.0, 4), Static.chain(4), Static.kary(3, 2)]))
-def test_the_text_of_a_seed_is_the_same_for_every_tree(seed: int, policy: OptTree | Static) -> None:
-    target, drafter = hashed_laws(31, 5), TableDrafter(hashed_laws(32, 5))
-    plain = Decoder(TableTarget(target, 5), None, Static.empty()).generate([0], 12, Sampling(0.9), seed=seed)
-    tree = Decoder(TableTarget(target, 5), drafter, policy).generate([0], 12, Sampling(0.9), seed=seed)
-    assert tree.tokens == plain.tokens and len(plain.steps) == 12
+# ---- rows one by one
 
 
 SETTINGS = [
@@ -293,17 +279,9 @@ def test_a_row_nobody_asks_for_is_never_processed(monkeypatch):
     assert not seen
     lazy[4], lazy[4]
     assert seen == [[*CONTEXT, *TREE.tokens[TREE.path_to(4)[1:]].tolist()]]
-
-
-def test_a_processor_that_nothing_is_known_of_is_asked_about_all_rows_at_once():
-    """One that keeps state shows it then, and is refused."""
-    processed = Sampling(1.0, processors=(lambda ids, scores: scores,)).processed(logits_of(0), TREE, CONTEXT)
-    assert isinstance(processed, Tensor)
-
-
-def test_what_needs_no_processing_is_handed_on():
-    logits = logits_of(0)
-    assert Sampling().processed(logits, TREE, CONTEXT) is logits
+    # One that nothing is known of is asked about all rows at once: if it keeps state, it shows it then.
+    unknown = Sampling(1.0, processors=(lambda ids, scores: scores,))
+    assert isinstance(unknown.processed(logits_of(0), TREE, CONTEXT), Tensor)
 
 
 @pytest.mark.parametrize("sampling", SETTINGS, ids=["top-p", "bare", "penalty", "greedy"])

@@ -40,15 +40,9 @@ def test_any_of_the_stop_tokens_stops() -> None:
     assert stops_at(stop, [1, 3, 2, 7]) == (3, "stop_token")
     assert stops_at(stop, [7]) == (1, "stop_token")
     assert stops_at(stop, [1, 3, 4]) is None
-
-
-def test_only_the_last_token_is_looked_at() -> None:
-    """The rule is asked after every token; an earlier stop token was let pass on purpose, or by another rule."""
-    assert Stop(frozenset({7}))([7, 1]) is None
-
-
-def test_nothing_to_stop_at() -> None:
     assert stops_at(Stop(), [1, 2, 3]) is None
+    # It is asked after every token: an earlier stop token was let pass on purpose, or by another rule.
+    assert stop([7, 1]) is None
 
 
 @pytest.mark.parametrize(
@@ -66,17 +60,12 @@ def test_nothing_to_stop_at() -> None:
         ("z", [9], 1),  # inside one long token
         ("x", [0, 1, 2, 3], None),
         (" ", [4], 1),
+        (" .", [4, 100 + ord(".")], 2),  # no space is cleaned up
     ],
 )
 def test_strings_stop_as_soon_as_the_text_has_them(string: str, tokens: list[int], expected: int | None) -> None:
     stop = Stop(strings=(string,), tokenizer=Toy())
     assert stops_at(stop, tokens) == (None if expected is None else (expected, "stop_string"))
-
-
-def test_spaces_are_not_cleaned_up() -> None:
-    tokens = [4, 100 + ord(".")]
-    assert Toy().decode(tokens) == "."
-    assert stops_at(Stop(strings=(" .",), tokenizer=Toy()), tokens) == (2, "stop_string")
 
 
 @given(st.lists(st.integers(0, len(PIECES) - 1), min_size=1, max_size=60), st.text("ab é</s>", min_size=1, max_size=9))
@@ -104,14 +93,11 @@ def test_several_strings_and_tokens() -> None:
     assert stops_at(stop, [0, 5, 6]) == (3, "stop_string")
 
 
-def test_strings_need_a_tokenizer() -> None:
-    with pytest.raises(ValueError, match="stop strings need the tokenizer"):
-        Stop(strings=("x",))
-
-
-def test_an_empty_string_is_refused() -> None:
+def test_strings_need_a_tokenizer_and_a_character() -> None:
     with pytest.raises(ValueError, match="empty stop string"):
         Stop(strings=("a", ""), tokenizer=Toy())
+    with pytest.raises(ValueError, match="stop strings need the tokenizer"):
+        Stop(strings=("x",))
 
 
 CYCLE = written_laws({(): (1.0, 0.0, 0.0), (0,): (0.0, 1.0, 0.0), (1,): (0.0, 0.0, 1.0)})  # 0 1 2 0 1 2 ...

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from opt_tree import Tree
-from opt_tree.core.tree import ancestor_mask, fetch
+from opt_tree.core.tree import fetch
 
 
 @st.composite
@@ -43,36 +43,13 @@ def test_a_tree_is_what_a_walk_along_the_parents_finds(parents: list[int]) -> No
         assert tree.path_to(row).tolist() == path
 
 
-@given(parent_arrays())
-def test_the_mask_needs_parents_only(parents: list[int]) -> None:
-    tree = grow(parents)
-    mask = ancestor_mask(tree.parents)
-    assert mask.diagonal().all() and mask[:, 0].all()
-    assert not np.triu(mask, 1).any()
-
-
-def test_the_tree_of_the_docstring() -> None:
-    tree = grow([-1, 0, 0, 1, 1])
-    assert tree.depths.tolist() == [0, 1, 1, 2, 2]
-    assert tree.ancestors.astype(int).tolist() == [
-        [1, 0, 0, 0, 0],
-        [1, 1, 0, 0, 0],
-        [1, 0, 1, 0, 0],
-        [1, 1, 0, 1, 0],
-        [1, 1, 0, 0, 1],
-    ]
-
-
-def test_expected_accepted_leaves_the_root_out() -> None:
+def test_expected_accepted_leaves_the_root_out_and_is_summed_in_double_precision() -> None:
+    values = np.log(np.array([1.0] + [1e-4] * 10_000)).astype(np.float32)
+    wide = grow([-1] + [0] * 10_000, values)
+    assert wide.expected_accepted == pytest.approx(10_000 * np.exp(float(values[1])), rel=1e-12)
     tree = grow([-1, 0, 0, 1], np.log([1.0, 0.5, 0.25, 0.125]))
     assert tree.expected_accepted == pytest.approx(0.875, abs=1e-15)
     assert grow([-1]).expected_accepted == 0
-
-
-def test_expected_accepted_is_summed_in_double_precision() -> None:
-    values = np.log(np.array([1.0] + [1e-4] * 10_000)).astype(np.float32)
-    tree = grow([-1] + [0] * 10_000, values)
-    assert tree.expected_accepted == pytest.approx(10_000 * np.exp(float(values[1])), rel=1e-12)
 
 
 @pytest.mark.parametrize(
