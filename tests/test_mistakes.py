@@ -70,6 +70,8 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     found |= {"target": TARGET, "draft": DEMO / "draft"}
     found["rows"] = root / "rows.jsonl"
     found["rows"].write_text('{"prompt": "hi", "answer": "one two three four five six seven eight nine ten of them"}\n')
+    found["other"] = root / "other.json"
+    found["other"].write_text('{"a": 1}\n')
     found["empty"] = root / "empty.jsonl"
     found["empty"].touch()
     return found
@@ -93,6 +95,8 @@ CASES: list[tuple[object, str, str]] = [
     (store, "--target {bare} --answers {own} --output {new}", "part.npz holds no documents"),
     (store, "--target {bare} --answers {empty} --output {new}", "there is no text to build a store o"),
     (store, "--target {bare} --text {rows} --output {new}", 'rows.jsonl has a row without "text"'),
+    (store, "--target {bare} --text {empty} --output {new}", "there is no text to build a store o"),
+    (store, "--target {bare} --answers {other} --output {new}", "choices"),
     (store, "--target {bare} --answers {rows} --output {file}", "cannot write to {file}: {file} is a file"),
     (store, "--target {bare} --answers {rows} --output {new} --max-mib nan", "--max-mib must be above 0, got nan"),
     (store, "--target {bare} --answers {rows} --output {new} --beta x", "--beta takes 5 positive numbers"),
@@ -101,30 +105,15 @@ CASES: list[tuple[object, str, str]] = [
     (trim, "--draft {draft} --answers {rows} --output {draft}", "is the draft model itsel"),
     (features, f"--target {TARGET} --answers {{rows}} --output {{new}} --layers 99", "has no layer 99"),
     (features, "--target {target} --answers {rows} --output {new} --layers x", "--layers: invalid"),
-    (
-        features,
-        "--target {target} --answers {rows} --output {new} --share 2/2",
-        "--share: takes a part of how many",
-    ),
-    (
-        features,
-        "--target {target} --answers {rows} --output {new} --prompt-tokens 0",
-        "--prompt-tokens must be above",
-    ),
+    (features, "--target {target} --answers {rows} --output {new} --share 2/2", "--share: takes a part of how many"),
+    (features, "--target {target} --answers {rows} --output {new} --prompt-tokens 0", "--prompt-tokens must be above"),
     (features, "--target {target} --answers {empty} --output {new}", "no answers in {empty}"),
+    (features, "--target {target} --answers {other} --output {new}", 'other.json:1 has no "prompt" and "answer"'),
     (features, "--target {cut} --answers {rows} --output {new}", "the weights in {cut} are corrupt"),
     (features, "--target {bare} --answers {rows} --output {new}", "cannot load {bare}: "),
     (train, "--target {target} --features {full} --output {new}", "no features (part-*.safetensors) in {full}"),
-    (
-        train,
-        "--target {target} --features {full} --output {new} --minutes 0",
-        "--minutes must be above 0, got 0.0",
-    ),
-    (
-        train,
-        "--target {target} --features {full} --output {new} --minutes nan",
-        "--minutes must be above 0, got nan",
-    ),
+    (train, "--target {target} --features {full} --output {new} --minutes 0", "--minutes must be above 0, got 0.0"),
+    (train, "--target {target} --features {full} --output {new} --minutes nan", "--minutes must be above 0, got nan"),
     (train, "--target {target} --features {full} --output {new} --unroll x", "'x' is no list of pairs"),
     (draft_length, "--answers {rows} --output {full}", "which would be deleted: name a new folder"),
     (tree_values, "--answers {rows} --output {new} --trunks x", "'x' is no comma list of whole numbers"),
@@ -141,9 +130,7 @@ CASES: list[tuple[object, str, str]] = [
 
 
 @pytest.mark.parametrize(("module", "line", "message"), CASES, ids=[f"{c[0].__name__[18:]}-{c[2][:30]}" for c in CASES])
-def test_a_mistake_is_one_line_and_changes_nothing(
-    module: object, line: str, message: str, place: dict[str, Path], capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_mistake_is_one_line_and_changes_nothing(module, line, message, place, capfd):
     before = everything(place)
     capfd.readouterr()
     with pytest.raises(SystemExit, match="2"):
@@ -153,9 +140,7 @@ def test_a_mistake_is_one_line_and_changes_nothing(
     assert everything(place) == before
 
 
-def test_what_cannot_be_written_is_said_before_anything_is_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_cannot_be_written_is_said_before_anything_is_read(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "access", lambda path, mode: False)  # root may write anywhere
     with pytest.raises(PermissionError, match=f"{tmp_path} is read-only"):
         command_line.check_writable(tmp_path / "new" / "folder")
@@ -243,10 +228,7 @@ def test_costs_that_cannot_be_kept_are_used_all_the_same(tmp_path: Path, monkeyp
 @pytest.mark.parametrize(
     ("raised", "says"),
     [
-        (
-            lambda: torch.empty(1 << 50),
-            r"4503599.63 GB more were asked for; this process has .* are free",
-        ),
+        (lambda: torch.empty(1 << 50), r"4503599.63 GB more were asked for; this process has .* are free"),
         (lambda: np.empty(1 << 50), r"8.00 PiB more were asked for; this process has"),
         (
             lambda: raise_(

@@ -57,10 +57,7 @@ def write(path: Path, answers: list[dict[str, Any]]) -> Path:
     return path
 
 
-ANSWERS = [
-    answer(1, "math", choice([[3, 1, 2], [2, 2]], [1.0, 1.0])),
-    answer(2, "writing", choice([[1, 1, 1]], [3.0])),
-]
+ANSWERS = [answer(1, "math", choice([[3, 1, 2], [2, 2]], [1.0, 1.0])), answer(2, "writing", choice([[1, 1, 1]], [3.0]))]
 BASELINE = [
     answer(1, "math", choice([[1] * 6, [1] * 4], [5.0, 5.0])),
     answer(2, "writing", choice([[1] * 3], [3.0])),
@@ -74,6 +71,7 @@ def test_speeds_are_those_of_the_definitions() -> None:
     assert figures["tokens_per_second_macro"] == pytest.approx((10 / 2 + 3 / 3) / 2)
     assert figures["decode_tokens_per_second"] == pytest.approx(13 / 4.5)
     assert figures["tokens_per_step"] == pytest.approx(13 / 8) and figures["steps"] == 8
+    assert figures["tokens_per_step_macro"] == pytest.approx((10 / 5 + 3 / 3) / 2), "SPEED-Bench's mean"
     assert figures["draft_forwards_per_step"] == 2 and figures["verified_tokens_per_step"] == 5
     assert figures["nodes_accepted"] == pytest.approx(5 / 32)
 
@@ -228,6 +226,8 @@ def test_the_table_the_json_line_and_the_plots(tmp_path: Path, capsys: pytest.Ca
     *text, last = capsys.readouterr().out.splitlines()
     figures = json.loads(last)["reports"][0]
     assert figures["categories"].keys() == {"math", "writing"}
+    rows = [line.strip() for line in text if line.strip().startswith(("math", "writing"))]
+    assert [row.split()[0] for row in rows] == ["math", "writing"], "a line for each category"
     assert figures["overall"]["exact_match"]["rate"] == 1
     row = next(line for line in text if line.startswith("a "))
     assert "2.60 [1.00, 5.00]" in row and "100.0 %" in row and "1.62" in row

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from evaluation import report
 from evaluation.questions import sets
 from evaluation.questions.sets import PLACEHOLDER, SPEED_BENCH, load_set
 
@@ -96,24 +95,3 @@ def test_what_is_no_question_is_refused(nowhere: Path, lines: str, message: str)
     (nowhere / "q.jsonl").write_text(lines)
     with pytest.raises(ValueError, match=message):
         load_set("", "q.jsonl")
-
-
-def test_the_report_has_a_line_for_each_category(nowhere: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """As for every other set; SPEED-Bench's own mean, that of the questions' means, is in the JSON."""
-    answers = []
-    for index, line in enumerate(ROWS):
-        lengths = [1 + index % 3] * (1 + index)
-        taken = {"accept_lengths": lengths, "decoding_steps": [len(lengths)], "new_tokens": [sum(lengths)]}
-        choice = {"turns": ["text"], "wall_time": [1.0]} | taken
-        answers.append({"question_id": line["question_id"], "category": line["category"], "choices": [choice]})
-    (nowhere / "a.jsonl").write_text("".join(json.dumps(answer) + "\n" for answer in answers))
-    assert report.main(["a.jsonl", "--json"]) == 0
-    *text, last = capsys.readouterr().out.splitlines()
-    assert [word for word in (line.split()[0] for line in text if line) if word in CATEGORIES] == CATEGORIES
-    figures = json.loads(last)
-    assert {name: of["tokens_per_step"] for name, of in figures["categories"].items()} == {
-        name: 1 + index % 3 for index, name in enumerate(CATEGORIES)
-    }
-    pooled = sum((1 + i % 3) * (1 + i) for i in range(11)) / sum(range(1, 12))
-    assert figures["overall"]["tokens_per_step"] == pytest.approx(pooled)
-    assert figures["overall"]["tokens_per_step_macro"] == pytest.approx(sum(1 + i % 3 for i in range(11)) / 11)

@@ -13,7 +13,6 @@ import torch
 from safetensors.torch import load_file
 from torch.utils.data import Dataset
 from transformers import AutoModelForCausalLM, LlamaForCausalLM, PreTrainedTokenizerFast
-from transformers.cache_utils import DynamicCache
 
 from opt_tree.drafters.heads.eagle_head import EagleHead
 from opt_tree.drafters.heads.one_pass import MedusaHeads
@@ -22,7 +21,7 @@ from opt_tree.training.embedded_family import data, recipe, sizes
 from opt_tree.training.embedded_family.data import Document, heldout_prompts, read_corpus, render
 from opt_tree.training.embedded_family.distil import distillation_loss, load_teacher
 from opt_tree.training.embedded_family.distil import make_loss as distil_loss
-from opt_tree.training.embedded_family.eagle import Objective, Unrolled, new_head, passes, save_head
+from opt_tree.training.embedded_family.eagle import Objective, Unrolled, new_head, save_head
 from opt_tree.training.embedded_family.eagle import make_loss as eagle_loss
 from opt_tree.training.embedded_family.lm import Shape, save_model
 from opt_tree.training.embedded_family.outputs import answer, load_documents, save_documents
@@ -38,16 +37,9 @@ from opt_tree.training.trainer import Examples, Run, Schedule, Source, Streams, 
 
 TINY = Shape(layers=2, hidden=32, heads=2, kv_heads=1, head_dim=16, intermediate=48)
 SCHEDULE = Schedule(
-    batch=128,
-    micro_batch=128,
-    block=64,
-    rows="0.5:32,0.5:64",
-    lr=1e-2,
-    warmup=2,
-    save_steps=4,
-    eval_steps=20,
-    eval_blocks=2,
-)
+    batch=128, micro_batch=128, block=64, rows="0.5:32,0.5:64", lr=1e-2, warmup=2,
+    save_steps=4, eval_steps=20, eval_blocks=2,
+)  # fmt: skip
 ANIMALS = ["cat", "dog", "owl", "fox", "cow", "hen", "bee", "ant", "elk", "yak"]
 
 
@@ -128,9 +120,7 @@ def test_heldout_prompts_are_held_out_repeatable_and_distinct(corpus: Path, toke
         assert Document(messages=({"role": "user", "content": prompt},)).split == "heldout"
 
 
-def test_a_stream_holds_every_token_of_every_document_once(
-    corpus: Path, tokenizer: PreTrainedTokenizerFast, streams: Streams
-) -> None:
+def test_a_stream_holds_every_token_of_every_document_once(corpus, tokenizer, streams):
     documents = [document for name in _names() for document in read_corpus(corpus, name) if document.split == "train"]
     texts = [tokenizer(render(document, tokenizer), add_special_tokens=False)["input_ids"] for document in documents]
     starts = np.flatnonzero(streams.train == tokenizer.bos_token_id)
@@ -180,9 +170,7 @@ def test_training_lowers_the_loss(target: Path, streams: Streams) -> None:
     assert reloaded.generation_config.eos_token_id == 1
 
 
-def test_a_resumed_run_ends_like_an_unbroken_one(
-    tokenizer: PreTrainedTokenizerFast, streams: Streams, tmp_path: Path
-) -> None:
+def test_a_resumed_run_ends_like_an_unbroken_one(tokenizer, streams, tmp_path):
     def build() -> LlamaForCausalLM:
         torch.manual_seed(1)
         return TINY.build(tokenizer)
@@ -222,9 +210,7 @@ def test_uneven_batches_are_named(tokenizer: PreTrainedTokenizerFast, streams: S
         parse_epochs("chat_x=1", _names())
 
 
-def test_own_outputs_are_the_targets_greedy_answers(
-    target: Path, tokenizer: PreTrainedTokenizerFast, tmp_path: Path
-) -> None:
+def test_own_outputs_are_the_targets_greedy_answers(target, tokenizer, tmp_path):
     model = AutoModelForCausalLM.from_pretrained(target, dtype=torch.float64)
     prompts = ["What does cat number 3 eat?", "Why?", "What does the very old yak number 15 eat on Sundays?"]
     documents = answer(model, tokenizer, prompts, 12, batch=2)
@@ -256,9 +242,7 @@ def test_distillation_loss_is_least_at_the_targets_law() -> None:
     assert distillation_loss(target * 100, target, 1.0) < 0.1 * distillation_loss(target, target, 1.0)
 
 
-def test_distilling_brings_the_drafter_to_the_target(
-    target: Path, tokenizer: PreTrainedTokenizerFast, streams: Streams, tmp_path: Path
-) -> None:
+def test_distilling_brings_the_drafter_to_the_target(target, tokenizer, streams, tmp_path):
     teacher = load_teacher(target, compiled=False)
     torch.manual_seed(2)
     drafter = Shape(layers=1, hidden=16, heads=1, kv_heads=1, head_dim=16, intermediate=32).build(tokenizer)
@@ -275,29 +259,8 @@ def _unrolled(target: Path, objective: Objective) -> Unrolled:
     return Unrolled(new_head(teacher), teacher.get_output_embeddings().weight.detach(), objective)
 
 
-def test_unrolled_passes_are_what_the_head_computes_while_drafting(target: Path) -> None:
-    """Pass s of pair i must equal a draft of s levels: true features up to pair i - s, own estimates after it."""
-    model = _unrolled(target, Objective(unroll=3)).double()
-    ids, features = torch.randint(5, 300, (1, 9)), torch.randn(1, 9, TINY.hidden, dtype=torch.float64)
-    with torch.no_grad():
-        estimates = passes(model.head, ids, features, 3)
-        for pair in range(2, 9):
-            cache, known = DynamicCache(config=model.head.config), pair - 2
-            positions = torch.arange(9)[None]
-            (estimate,) = model.head(
-                ids[:, : known + 1], features[:, : known + 1], positions[:, : known + 1], None, cache
-            )
-            torch.testing.assert_close(estimates[0][:, known], estimate[:, -1])
-            for step in (1, 2):
-                row = slice(known + step, known + step + 1)
-                (estimate,) = model.head(ids[:, row], estimate[:, -1:], positions[:, row], None, cache)
-                torch.testing.assert_close(estimates[step][:, known + step], estimate[:, 0])
-
-
 @pytest.mark.parametrize("unroll", [1, 2])
-def test_an_eagle_head_learns_and_is_saved_as_published(
-    target: Path, streams: Streams, tmp_path: Path, unroll: int
-) -> None:
+def test_an_eagle_head_learns_and_is_saved_as_published(target, streams, tmp_path, unroll):
     model = _unrolled(target, Objective(logit=1.0, unroll=unroll))
     teacher = load_teacher(target, compiled=False)
     embedding = model.head.embed_tokens.weight.clone()
@@ -350,9 +313,7 @@ def test_repeats_marks_what_completes_an_earlier_ngram_of_the_answer() -> None:
     assert np.flatnonzero(repeats(loop, assistant, 2)).tolist() == [5, 6, 7]
 
 
-def test_unlikelihood_unlearns_a_loop_and_keeps_the_corpus(
-    target: Path, tokenizer: PreTrainedTokenizerFast, streams: Streams, tmp_path: Path
-) -> None:
+def test_unlikelihood_unlearns_a_loop_and_keeps_the_corpus(target, tokenizer, streams, tmp_path):
     model = AutoModelForCausalLM.from_pretrained(target, dtype=torch.float32)
     start = tokenizer.apply_chat_template(
         [{"role": "user", "content": "Why?"}], add_generation_prompt=True, return_dict=False
@@ -435,9 +396,7 @@ def test_every_stage_of_a_preset_is_a_command_line_that_its_command_takes(preset
         made.add(stage.product)
 
 
-def test_a_recipe_that_was_stopped_goes_on_where_it_was(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_recipe_that_was_stopped_goes_on_where_it_was(tmp_path, monkeypatch, capsys):
     plan = recipe.stages(sizes.TINY, tmp_path)
     commands: list[list[str]] = []
     dies: set[str] = {"cured-1"}
@@ -455,16 +414,8 @@ def test_a_recipe_that_was_stopped_goes_on_where_it_was(
         (stage.product / "made-by").write_text(stage.name)
 
     monkeypatch.setattr(recipe.subprocess, "run", fake)
-    line = [
-        "--data",
-        corpora(tmp_path),
-        "--work",
-        str(tmp_path),
-        "--preset",
-        "tiny",
-        "--install",
-        str(tmp_path / "family"),
-    ]
+    line = ["--data", corpora(tmp_path), "--work", str(tmp_path), "--preset", "tiny"]
+    line += ["--install", str(tmp_path / "family")]
     with pytest.raises(SystemExit, match="2"):
         recipe.main(line)
     assert "stage cured-1 failed with exit status -9" in capsys.readouterr().err
@@ -508,9 +459,7 @@ def corpora(folder: Path) -> str:
     return str(folder / "corpora")
 
 
-def test_corpora_that_are_not_here_are_one_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_corpora_that_are_not_here_are_one_line(tmp_path, monkeypatch, capsys):
     monkeypatch.delenv(data.VARIABLE, raising=False)
     for main, given in ((recipe.main, ["--work", str(tmp_path)]), (calibrate.main, [])):
         with pytest.raises(SystemExit, match="2"):
