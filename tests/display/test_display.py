@@ -3,14 +3,13 @@
 import html
 import re
 
-import numpy as np
 import pytest
 import transformers
-from byte_tokenizer import BYTES, STOP, byte_tokenizer
+from by_hand import WORDS, generation_of, step_of, tree_of, word
+from byte_tokenizer import STOP, byte_tokenizer
 from pages import Page
 
-from opt_tree import Generation, OptTree, Step, Tree
-from opt_tree.core.step import StepTimes
+from opt_tree import Tree
 from opt_tree.display import (
     IncrementalText,
     draw_tree,
@@ -24,43 +23,16 @@ from opt_tree.display import (
 )
 from opt_tree.display.notebook import rich
 
-WORDS = ["the", " cat", " dog", " sat", " ran", "\n", "<b>&", "\x1b[31m", " ☃"]
-
 
 @pytest.fixture(scope="module")
 def tokenizer() -> transformers.PreTrainedTokenizerFast:
     return byte_tokenizer(WORDS)
 
 
-def word(text: str) -> int:
-    """The token of one of WORDS."""
-    return BYTES + WORDS.index(text)
-
-
-def tree_of(tokens: list[int], parents: list[int], probs: list[float]) -> Tree:
-    return Tree(np.array(tokens), np.array(parents), np.log(probs), np.zeros(len(tokens), dtype=np.int64))
-
-
-def step_of(tree: Tree, path: list[int], own: int) -> Step:
-    tokens = [*tree.tokens[path[1:]].tolist(), own]
-    return Step(tree, path, tokens, OptTree(), 1, 1, StepTimes(0.004, 0.005, 0.001, 0.003, 0.004))
-
-
-def generation_of(steps: list[Step], kept: int | None = None, prompt: list[int] | None = None) -> Generation:
-    """A generation of these steps, the last one cut to `kept` tokens."""
-    lengths = [len(step.tokens) for step in steps]
-    if kept is not None:
-        lengths[-1] = kept
-    tokens = [token for step, length in zip(steps, lengths, strict=True) for token in step.tokens[:length]]
-    return Generation(prompt or [word("the")], tokens, "length", steps, lengths, 0.5)
-
-
 @pytest.fixture
 def tree() -> Tree:
     """the -> cat (.6) -> sat (.4), ran (.1); the -> dog (.3). Stored so that the better sibling is not the first."""
-    return tree_of(
-        [word("the"), word(" dog"), word(" cat"), word(" ran"), word(" sat")], [-1, 0, 0, 2, 2], [1, 0.3, 0.6, 0.1, 0.4]
-    )
+    return tree_of(["the", " dog", " cat", " ran", " sat"], [-1, 0, 0, 2, 2], [1, 0.3, 0.6, 0.1, 0.4])
 
 
 def test_a_drawn_tree_lists_the_best_sibling_first_and_stars_the_path(tokenizer, tree):
@@ -72,9 +44,6 @@ def test_a_drawn_tree_lists_the_best_sibling_first_and_stars_the_path(tokenizer,
         "└─ ␣dog 0.30",
     ]
     assert "*" not in draw_tree(tree, tokenizer)
-
-
-def test_the_empty_tree_is_drawn_as_its_root(tokenizer):
     assert draw_tree(tree_of([word("the")], [-1], [1.0]), tokenizer) == "the    0 nodes, E(A) 0.00"
 
 
@@ -91,7 +60,7 @@ def test_token_labels_fit_on_a_line(tokenizer, text, label):
     assert token_label(tokenizer, word(text)) == label
 
 
-def test_a_part_of_a_character_is_labelled_by_its_number(tokenizer):
+def test_what_is_no_text_is_labelled_by_its_number_or_its_name(tokenizer):
     first = tokenizer("☃").input_ids[0]
     assert token_label(tokenizer, first) == f"#{first}"
     assert token_label(tokenizer, tokenizer.eos_token_id) == STOP
@@ -106,16 +75,11 @@ def test_the_transcript_tells_drafted_from_own_tokens(tokenizer, tree):
         (" ran", False, 0),
         ("\n", False, 1),
     ]
-
-
-def test_a_step_cut_inside_its_path_ends_in_a_drafted_token(tokenizer, tree):
-    generation = generation_of([step_of(tree, [0, 2, 4], word(" ran"))], kept=1)
-    assert transcript(generation, tokenizer, color=False) == "[ cat]"
-    assert "1 in 1 steps, 1 of them drafted" in summary(generation)["tokens"]
-
-
-def test_a_stop_token_is_not_shown(tokenizer, tree):
-    assert transcript(generation_of([step_of(tree, [0], tokenizer.eos_token_id)]), tokenizer, color=False) == ""
+    cut = generation_of([step_of(tree, [0, 2, 4], word(" ran"))], kept=1)
+    assert transcript(cut, tokenizer, color=False) == "[ cat]", "it ends inside an accepted path"
+    assert "1 in 1 steps, 1 of them drafted" in summary(cut)["tokens"]
+    ended = generation_of([step_of(tree, [0], tokenizer.eos_token_id)])
+    assert transcript(ended, tokenizer, color=False) == "", "a stop token is not shown"
 
 
 def test_control_characters_of_the_model_do_not_reach_the_terminal(tokenizer, tree):
@@ -125,7 +89,7 @@ def test_control_characters_of_the_model_do_not_reach_the_terminal(tokenizer, tr
         assert "␛[31m" in text
 
 
-def test_a_character_split_over_two_steps_goes_to_its_last_token(tokenizer):
+def test_a_character_split_over_two_steps_goes_to_its_last_token(tokenizer, tree):
     start, middle, last = tokenizer("☃").input_ids
     drafted = tree_of([word("the"), start], [-1, 0], [1, 0.5])
     generation = generation_of(
@@ -133,11 +97,8 @@ def test_a_character_split_over_two_steps_goes_to_its_last_token(tokenizer):
     )
     assert transcript(generation, tokenizer, color=False) == "[☃] sat"
     assert "☃" in to_html(generation, tokenizer)
-
-
-def test_a_character_that_is_never_finished_shows_as_a_replacement_sign(tokenizer, tree):
-    start = tokenizer("☃").input_ids[0]
-    assert transcript(generation_of([step_of(tree, [0, 2], start)]), tokenizer, color=False) == "[ cat]\ufffd"
+    never_whole = generation_of([step_of(tree, [0, 2], start)])
+    assert transcript(never_whole, tokenizer, color=False) == "[ cat]\ufffd"
 
 
 @pytest.mark.parametrize("text", ["naïve ☃ 🙂 Ünïcödé\n\ttab", " leading space", "🙂🙂"])
@@ -196,11 +157,8 @@ def test_the_telling_steps_are_the_best_the_median_and_the_worst(tokenizer, tree
     assert telling_steps(generation_of(steps)) == [3, 2, 1]
     assert telling_steps(generation_of(steps[-1:])) == []
     assert "<figure>" not in to_html(generation_of(steps[-1:]), tokenizer)
-
-
-def test_a_step_that_is_not_there_is_named(tokenizer, tree):
     with pytest.raises(ValueError, match="no step 3: the generation has 1 steps"):
-        to_html(generation_of([step_of(tree, [0], word("\n"))]), tokenizer, steps=[3])
+        to_html(generation_of(steps[-1:]), tokenizer, steps=[3])
 
 
 def test_a_notebook_shows_trees_steps_and_generations_with_numbers_for_tokens(tokenizer, tree):

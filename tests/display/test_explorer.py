@@ -3,35 +3,18 @@
 import json
 import re
 
-import numpy as np
 import pytest
 import transformers
-from byte_tokenizer import BYTES, byte_tokenizer
+from by_hand import WORDS, generation_of, step_of, tree_of, word
+from byte_tokenizer import byte_tokenizer
 from pages import Page
 
-from opt_tree import Beside, Generation, OptTree, Step, Tree, explore
-from opt_tree.core.step import StepTimes
-
-WORDS = ["the", " cat", " dog", " sat", "</script><b>", "&amp;\u2028", " ran"]
-
-
-def word(text: str) -> int:
-    return BYTES + WORDS.index(text)
+from opt_tree import Beside, Generation, explore
 
 
 @pytest.fixture(scope="module")
 def tokenizer() -> transformers.PreTrainedTokenizerFast:
     return byte_tokenizer(WORDS)
-
-
-def tree_of(tokens: list[str], parents: list[int], probs: list[float]) -> Tree:
-    rows = np.zeros(len(tokens), dtype=np.int64)
-    return Tree(np.array([word(text) for text in tokens]), np.array(parents), np.log(probs), rows)
-
-
-def step_of(tree: Tree, path: list[int], own: str) -> Step:
-    times = StepTimes(0.004, 0.005, 0.001, 0.003, 0.0045, 0.002)
-    return Step(tree, path, [*tree.tokens[path[1:]].tolist(), word(own)], OptTree(), 1, 1, times)
 
 
 @pytest.fixture
@@ -41,8 +24,7 @@ def beside() -> Beside:
         step_of(tree_of(["the", " dog", " cat", " sat"], [-1, 0, 0, 2], [1, 0.3, 0.6, 0.4]), [0, 2], "</script><b>"),
         step_of(tree_of(["</script><b>", "&amp;\u2028"], [-1, 0], [1, 0.25]), [0], " ran"),
     ]
-    tokens = [token for step in steps for token in step.tokens]
-    run = Generation([word("the")], tokens, "length", steps, [2, 1], 0.5)
+    run = generation_of(steps)
     chain = tree_of(["the", " cat", "</script><b>"], [-1, 0, 1], [1, 0.6, 0.1])
     return Beside(
         run, [{"chain": chain, "<i>": tree_of(["the", " sat"], [-1, 0], [1, 0.1])}, {}], [{"chain": 2, "<i>": 0}, {}]
@@ -67,6 +49,7 @@ def test_the_page_parses_holds_its_steps_and_escapes_tokens(beside, tokenizer):
     assert [data["labels"][label] for label in run["tokens"]] == ["the", "␣dog", "␣cat", "␣sat", "</script><b>"]
     assert run["parents"] == [-1, 0, 0, 2, 2] and run["path"] == [0, 2]
     assert run["probs"] == [1, 0.3, 0.6, 0.4] and run["expected"] == 1.3
+    assert run["lines"] == [1.25, 2, 0.5, 0, 1], "siblings one below the other, parents between"
     assert first["times"] == [3.0, 1.0, 4.5, 0.5, 1.0]
     assert first["kept"] == 2 and second["kept"] == 1
     assert list(second["trees"]) == ["this run"]
@@ -90,15 +73,8 @@ def test_the_target_s_own_token_is_not_drawn_where_it_is_not_known(beside, token
     assert "<td>A</td>" not in page
 
 
-def test_a_generation_alone_has_no_other_policies(beside, tokenizer):
+def test_a_generation_alone_has_no_other_policies_and_an_empty_one_no_stage(beside, tokenizer):
     page = explore(beside.generation, tokenizer)
     assert data_of(page)["policies"] == ["this run"] and "Other policies" not in page
-
-
-def test_siblings_stand_one_below_the_other_and_parents_between(beside, tokenizer):
-    assert data_of(explore(beside, tokenizer))["steps"][0]["trees"]["this run"]["lines"] == [1.25, 2, 0.5, 0, 1]
-
-
-def test_an_empty_generation_has_no_stage(tokenizer):
     page = explore(Generation([word("the")], [], "stop", [], [], 0.1), tokenizer)
     assert data_of(page)["steps"] == [] and 'id="stage"' not in page
