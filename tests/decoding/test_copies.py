@@ -92,26 +92,31 @@ def test_a_pickle_holds_the_rows_in_use_only():
     assert len(pickle.dumps(lm.cache)) - empty < 4 * 10 * 2 * 2 * 8 * 8
 
 
-def test_two_eagle_decoders_in_two_threads_on_one_model():
-    """The hooks of one must not catch what the other's forwards leave: same text, and no step more."""
-    target = tiny("llama")
-    pairs = [CausalLM(target), CausalLM(target)]
-    decoders = [Decoder(lm, EagleDrafter(tiny_head(target), lm), POLICY) for lm in pairs]
-    expected = [decoders[0].generate(prompt(20, seed), NEW_TOKENS) for seed in (0, 1)]
-    found: dict[int, list[Generation]] = {0: [], 1: []}
+def in_two_threads(decoders: list[Decoder], tokens: int, times: int) -> list[list[Generation]]:
+    """What two decoders say to a prompt each, several times, at the same time."""
+    found: list[list[Generation]] = [[], []]
 
     def work(seed: int) -> None:
-        found[seed] = [decoders[seed].generate(prompt(20, seed), NEW_TOKENS) for _ in range(3)]
+        found[seed] = [decoders[seed].generate(prompt(20, seed), tokens) for _ in range(times)]
 
     threads = [threading.Thread(target=work, args=(seed,)) for seed in (0, 1)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    for seed in (0, 1):
-        assert len(found[seed]) == 3
-        for result in found[seed]:
-            assert (result.tokens, lengths(result)) == (expected[seed].tokens, lengths(expected[seed]))
+    return found
+
+
+def test_two_eagle_decoders_in_two_threads_on_one_model():
+    """The hooks of one must not catch what the other's forwards leave: same text, and no step more."""
+    target = tiny("llama")
+    pairs = [CausalLM(target), CausalLM(target)]
+    decoders = [Decoder(lm, EagleDrafter(tiny_head(target), lm), POLICY) for lm in pairs]
+    expected = [decoders[0].generate(prompt(20, seed), NEW_TOKENS) for seed in (0, 1)]
+    for results, known in zip(in_two_threads(decoders, NEW_TOKENS, 3), expected, strict=True):
+        assert len(results) == 3
+        for result in results:
+            assert (result.tokens, lengths(result)) == (known.tokens, lengths(known))
 
 
 @pytest.mark.parametrize("shared", ["decoder", "drafter"])
@@ -121,17 +126,8 @@ def test_threads_that_share_a_decoder_or_a_drafter_take_turns(shared):
     first = Decoder(CausalLM(tiny("llama")), drafter, POLICY)
     decoders = [first, first if shared == "decoder" else Decoder(CausalLM(tiny("llama")), drafter, POLICY)]
     expected = [first.generate(prompt(20, seed), 40).tokens for seed in (0, 1)]
-    found: dict[int, list[list[int]]] = {}
-
-    def work(seed: int) -> None:
-        found[seed] = [decoders[seed].generate(prompt(20, seed), 40).tokens for _ in range(2)]
-
-    threads = [threading.Thread(target=work, args=(seed,)) for seed in (0, 1)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert found == {seed: [expected[seed]] * 2 for seed in (0, 1)}
+    for results, known in zip(in_two_threads(decoders, 40, 2), expected, strict=True):
+        assert [result.tokens for result in results] == [known] * 2
 
 
 @pytest.mark.parametrize("wrapped", [False, True])
@@ -150,10 +146,3 @@ def test_one_drafter_in_two_interleaved_decoders_is_noticed(wrapped):
         next(first)
     assert "\n" not in str(error.value)
     next(second)
-
-
-def test_one_drafter_in_two_decoders_one_after_the_other_is_fine():
-    drafter = CausalLMDrafter(CausalLM(tiny_drafter("llama")), VOCAB)
-    decoders = [Decoder(CausalLM(tiny("llama")), drafter, POLICY) for _ in range(2)]
-    texts = [decoder.generate(prompt(20), NEW_TOKENS) for decoder in (*decoders, decoders[0])]
-    assert len({(*text.tokens, *text.accept_lengths) for text in texts}) == 1

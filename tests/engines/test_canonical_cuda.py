@@ -46,9 +46,7 @@ def test_all_that_is_interpreted() -> None:
         {"groups": 3, "shared": 3, "rows": 7, "keys": 70, "dim": 64},
     ],
 )
-def test_the_interpreter_computes_what_the_kernel_for_cpus_does(
-    interpreted: ModuleType, dtype: torch.dtype, sizes: dict[str, int]
-) -> None:
+def test_the_interpreter_computes_what_the_kernel_for_cpus_does(interpreted, dtype, sizes):
     """To rounding: the interpreter rounds a fused multiply-add twice."""
     query, key, value, mask = problem(0, dtype, **sizes)
     mask[0, 0, 0] = -3e38  # a row that sees no key

@@ -43,6 +43,28 @@ class NaiveCache:
         self.length = length
 
 
+class Caches:
+    """The cache and the naive one, which do the same."""
+
+    def __init__(self, seed: int = 0) -> None:
+        self.cache, self.naive, self.generator = KVCache(SHAPES), NaiveCache(), torch.Generator().manual_seed(seed)
+
+    def write(self, rows: int, padded: bool = False) -> None:
+        write(self.cache, self.naive, rows, self.generator, padded)
+
+    def commit(self, kept: list[int]) -> None:
+        self.cache.commit(kept)
+        self.naive.commit(kept)
+
+    def truncate(self, length: int) -> None:
+        self.cache.truncate(length)
+        self.naive.truncate(length)
+
+    def assert_same_rows(self) -> None:
+        for layer in range(len(SHAPES)):
+            assert_rows((self.cache._keys_of[layer], self.cache._values_of[layer]), self.naive.rows[layer])
+
+
 def write(cache: KVCache, naive: NaiveCache, rows: int, generator: torch.Generator, padded: bool) -> None:
     """One forward of `rows` rows through both caches; what the model would attend to is compared on the way."""
     start = cache.length + cache.pending
@@ -65,10 +87,6 @@ def assert_rows(read: tuple[torch.Tensor, torch.Tensor], expected: list[tuple[to
         assert torch.equal(read[kind][:, :, : len(expected)], rows)
 
 
-def contents(cache: KVCache, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
-    return cache._keys_of[layer], cache._values_of[layer]
-
-
 write_op = st.tuples(st.just("write"), st.sampled_from([1, 2, 5, 9, 150]), st.booleans())
 commit_op = st.tuples(st.just("commit"), st.integers(0, 2**9 - 1), st.just(False))
 truncate_op = st.tuples(st.just("truncate"), st.integers(0, 100), st.just(False))
@@ -76,36 +94,19 @@ truncate_op = st.tuples(st.just("truncate"), st.integers(0, 100), st.just(False)
 
 @given(st.lists(st.one_of(write_op, write_op, commit_op, truncate_op), max_size=14))
 def test_any_sequence_of_forwards_commits_and_truncations_equals_a_list_of_rows(operations):
-    cache, naive, generator = KVCache(SHAPES), NaiveCache(), torch.Generator().manual_seed(0)
+    caches = Caches()
+    cache, naive = caches.cache, caches.naive
     for kind, number, padded in operations:
         if kind == "write":
-            write(cache, naive, number, generator, padded)
+            caches.write(number, padded)
         elif kind == "commit":
-            kept = [offset for offset in range(cache.pending) if number >> offset % 9 & 1]
-            cache.commit(kept)
-            naive.commit(kept)
+            caches.commit([offset for offset in range(cache.pending) if number >> offset % 9 & 1])
         else:
-            length = number % (cache.length + 1)
-            cache.truncate(length)
-            naive.truncate(length)
+            caches.truncate(number % (cache.length + 1))
         assert cache.length == naive.length
         assert cache.length + cache.pending == len(naive.rows[0])
         if cache.capacity:
-            for layer in range(len(SHAPES)):
-                assert_rows(contents(cache, layer), naive.rows[layer])
-
-
-def test_growth_keeps_committed_and_pending_rows():
-    cache, naive, generator = KVCache(SHAPES), NaiveCache(), torch.Generator().manual_seed(0)
-    write(cache, naive, 200, generator, padded=False)
-    cache.commit(list(range(200)))
-    naive.commit(list(range(200)))
-    write(cache, naive, 50, generator, padded=False)
-    small = cache.capacity
-    write(cache, naive, 300, generator, padded=False)
-    assert cache.capacity > small >= 250, "the test should make the cache grow with rows pending"
-    for layer in range(len(SHAPES)):
-        assert_rows(contents(cache, layer), naive.rows[layer])
+            caches.assert_same_rows()
 
 
 def test_storage_grows_with_need_by_doubling_and_is_never_uninitialised():
@@ -125,10 +126,10 @@ def test_storage_grows_with_need_by_doubling_and_is_never_uninitialised():
 @pytest.mark.parametrize("allocation", [0, 2])
 def test_a_cache_that_cannot_grow_stays_as_it_was(allocation, monkeypatch):
     """Out of memory in any of its tensors: the text after a long one finds the rows, the views and the capacity."""
-    cache, naive, generator = KVCache(SHAPES), NaiveCache(), torch.Generator().manual_seed(0)
-    write(cache, naive, 9, generator, padded=False)
-    cache.commit(list(range(9)))
-    naive.commit(list(range(9)))
+    caches = Caches()
+    cache = caches.cache
+    caches.write(9)
+    caches.commit([*range(9)])
     before, left = (cache.capacity, cache.storage_version, cache.views), [allocation]
     zeros = torch.zeros
 
@@ -144,11 +145,9 @@ def test_a_cache_that_cannot_grow_stays_as_it_was(allocation, monkeypatch):
             cache.open(5000)
     assert (cache.capacity, cache.storage_version) == before[:2] and cache.pending == 0
     assert all(found is known for found, known in zip(cache.views, before[2], strict=True))
-    write(cache, naive, 400, generator, padded=False)
-    cache.commit([0, 7])
-    naive.commit([0, 7])
-    for layer in range(len(SHAPES)):
-        assert_rows(contents(cache, layer), naive.rows[layer])
+    caches.write(400)
+    caches.commit([0, 7])
+    caches.assert_same_rows()
 
 
 def test_lanes_that_cannot_grow_stay_as_they_were(monkeypatch):
@@ -182,43 +181,40 @@ def test_layers_of_one_shape_share_a_tensor_and_others_get_their_own():
 @pytest.mark.parametrize("kept", [[0, 2, 3, 7], [1, 2, 3, 4, 5, 6, 7], [7], [4, 5], []])
 def test_commit_moves_overlapping_rows(kept):
     """Sources and destinations overlap: copying row by row in place would read what it has just written."""
-    cache, naive, generator = KVCache(SHAPES), NaiveCache(), torch.Generator().manual_seed(1)
-    write(cache, naive, 3, generator, padded=False)
-    cache.commit([0, 1, 2])
-    naive.commit([0, 1, 2])
-    write(cache, naive, 8, generator, padded=False)
-    cache.commit(kept)
-    naive.commit(kept)
-    assert (cache.length, cache.pending) == (3 + len(kept), 0)
-    for layer in range(len(SHAPES)):
-        assert_rows(contents(cache, layer), naive.rows[layer])
+    caches = Caches(1)
+    caches.write(3)
+    caches.commit([0, 1, 2])
+    caches.write(8)
+    caches.commit(kept)
+    assert (caches.cache.length, caches.cache.pending) == (3 + len(kept), 0)
+    caches.assert_same_rows()
 
 
 @pytest.mark.parametrize("kept", [[3], [0, 0], [1, 0], [-1], [-1, 0], [0, 1, 2, 3]])
 def test_rows_that_are_not_pending_cannot_be_kept(kept):
-    cache, naive, generator = KVCache(SHAPES), NaiveCache(), torch.Generator().manual_seed(1)
-    write(cache, naive, 4, generator, padded=False)
-    cache.commit([0])
-    naive.commit([0])
-    write(cache, naive, 3, generator, padded=False)
+    caches = Caches(1)
+    caches.write(4)
+    caches.commit([0])
+    caches.write(3)
     with pytest.raises(ValueError, match="pending"):
-        cache.commit(kept)
-    assert (cache.length, cache.pending) == (1, 3)
+        caches.cache.commit(kept)
+    assert (caches.cache.length, caches.cache.pending) == (1, 3)
 
 
 @pytest.mark.parametrize("length", [-1, 5])
 def test_truncating_to_rows_that_do_not_exist_is_refused(length):
-    cache, naive, generator = KVCache(SHAPES), NaiveCache(), torch.Generator().manual_seed(1)
-    write(cache, naive, 6, generator, padded=False)
-    cache.commit([0, 1, 2, 3])
+    caches = Caches(1)
+    caches.write(6)
+    caches.commit([0, 1, 2, 3])
     with pytest.raises(ValueError, match=f"truncate 4 rows to {length}"):
-        cache.truncate(length)
+        caches.cache.truncate(length)
 
 
 def test_reset_forgets_the_rows_and_keeps_the_storage():
-    cache, naive, generator = KVCache(SHAPES), NaiveCache(), torch.Generator().manual_seed(1)
-    write(cache, naive, 6, generator, padded=False)
-    cache.commit([0, 1])
+    caches = Caches(1)
+    cache = caches.cache
+    caches.write(6)
+    caches.commit([0, 1])
     version, capacity = cache.storage_version, cache.capacity
     cache.reset()
     assert (cache.length, cache.pending, cache.capacity) == (0, 0, capacity)
@@ -235,15 +231,3 @@ def test_every_move_of_the_storage_is_counted():
         addresses.append(cache._groups[0].data_ptr())
     moved = [a != b for a, b in itertools.pairwise(addresses)]
     assert [a != b for a, b in itertools.pairwise(versions)] == moved == [False, True, False, True]
-
-
-def test_commit_leaves_the_rows_committed_before_where_they_are():
-    cache = KVCache(SHAPES[:1])
-    cache.open(5)
-    rows = torch.arange(5.0, dtype=torch.float64)[None, None, :, None].expand(1, 2, 5, 4)
-    cache.update(rows, rows, 0)
-    cache.commit([0, 1])
-    cache.open(3)
-    cache.update(rows[:, :, :3] + 10, rows[:, :, :3] + 10, 0)
-    cache.commit([0, 2])
-    assert cache._keys_of[0][0, 0, :4, 0].tolist() == [0.0, 1.0, 10.0, 12.0]

@@ -17,7 +17,6 @@ from torch import nn
 from evaluation.run.models import load
 from evaluation.run.options import Models
 from opt_tree import load_pair
-from opt_tree.decoding.presets import plain
 from opt_tree.decoding.step_costs import _engine
 from opt_tree.drafters.small_models.trimmed import TrimmedDrafter
 from opt_tree.engines import prepacked as packed
@@ -197,23 +196,6 @@ def test_what_cannot_be_packed_is_left(monkeypatch):
     monkeypatch.setattr(torch.ops.mkldnn, "_reorder_linear_weight", unknown)
     assert not PackedWeights(copy.deepcopy(model))
     assert lm.eager.packed  # was found before
-
-
-def test_threads_decode_with_one_model(lm):
-    """A thread that ends its forward gives the layers back while another is in its own: it goes on all the same."""
-    expected = [plain(lm).generate(prompt(5, seed), 12).tokens for seed in range(4)]
-    found: dict[int, list[int]] = {}
-
-    def decode(seed: int) -> None:
-        found[seed] = plain(CausalLM(lm.model)).generate(prompt(5, seed), 12).tokens
-
-    threads = [threading.Thread(target=decode, args=(seed,)) for seed in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert [found[seed] for seed in range(4)] == expected
-    assert not any("forward" in module.__dict__ for module in lm.model.modules())
 
 
 def test_a_model_is_packed_while_another_thread_is_in_a_forward(lm):
