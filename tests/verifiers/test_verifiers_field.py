@@ -7,7 +7,7 @@ import itertools
 import operator
 import zlib
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from fractions import Fraction
 
 import numpy as np
@@ -140,6 +140,20 @@ def solved_once() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(importance_weighted, "_best_weights", remembered)
         yield
+
+
+def law_over(verifier: Verifier, trees: Iterable[tuple[Tree, float, Float[Tensor, "rows vocab"]]]) -> dict[Text, float]:
+    """The law of what one step emits, over trees with their probabilities and scores."""
+    law: dict[Text, float] = defaultdict(float)
+    for tree, probability, scores in trees:
+        for (path, token), chance in verdicts(verifier, tree, scores).items():
+            law[(*tree.tokens[list(path[1:])].tolist(), token)] += probability * chance
+    return law
+
+
+def distance_from(law: dict[Text, float], target: Callable[[Text], np.ndarray], length: int) -> float:
+    """How far a law of texts, continued to a length by the target, is from the target's own."""
+    return distance(continued(law, target, length), continued({(): 1.0}, target, length))
 
 
 def emitted(verifier: Verifier, policy: str, laws: str) -> tuple[dict[Text, float], float]:
@@ -429,17 +443,14 @@ def test_many_paths_are_exact_where_powers_of_distributions_cancel() -> None:
 def test_a_path_may_end_at_a_token_that_ends_the_text(policy: str) -> None:
     """The loop cuts a tree below such tokens: what is cut depends on what was drawn, the emitted law does not."""
     laws = "disjoint" if policy == "binary" else "random"
-    target, law = target_of(laws), defaultdict[Text, float](float)
-    cut = 0
+    cut = []
+    for tree, probability, _ in trees_of(policy, laws):
+        shorter = tree.ending_at({1})
+        cut.append((shorter, probability, scored(shorter, LAWS[laws][0], CONTEXT, T1)))
+    assert any(len(shorter) < len(tree) for (shorter, *_), (tree, *_) in zip(cut, trees_of(policy, laws), strict=True))
     with unchecked():
-        for tree, probability, _ in trees_of(policy, laws):
-            shorter = tree.ending_at({1})
-            cut += len(shorter) < len(tree)
-            scores = scored(shorter, LAWS[laws][0], CONTEXT, T1)
-            for (path, token), chance in verdicts(multipath_block, shorter, scores).items():
-                law[(*shorter.tokens[list(path[1:])].tolist(), token)] += probability * chance
-    length = (POLICIES | LARGE)[policy].max_depth + 1
-    assert cut and distance(continued(law, target, length), continued({(): 1.0}, target, length)) < 1e-12
+        law = law_over(multipath_block, cut)
+    assert distance_from(law, target_of(laws), (POLICIES | LARGE)[policy].max_depth + 1) < 1e-12
 
 
 def test_equal_ratios_have_to_be_ordered_as_they_are_chosen() -> None:
@@ -525,14 +536,14 @@ def test_an_invalid_pair_is_refused_and_would_have_been_wrong(verifier: Verifier
     policy, (target, drafter, sampling) = KINDS[kind], LAWS["by hand"]
     with pytest.raises(TypeError, match=f"{verifier.__name__} is not exact for children of type {kind.__name__}"):
         Decoder(TableTarget(target, VOCAB), TableDrafter(drafter), policy, verifier)
+    told = torch.from_numpy(drafter(CONTEXT))[None].log()  # deterministic trees come without
+    trees = drawn_trees(policy, drafter, CONTEXT, sampling)
+    known = [(dataclasses.replace(tree, draft_log_probs=told), probability) for tree, probability in trees]
+    with np.errstate(divide="ignore", invalid="ignore"):
+        found = law_over(verifier, [(*one, scored(one[0], target, CONTEXT, sampling)) for one in known])
     law: dict[Text, float] = defaultdict(float)
-    told = torch.from_numpy(drafter(CONTEXT))[None].log()
-    for tree, probability in drawn_trees(policy, drafter, CONTEXT, sampling):
-        tree = dataclasses.replace(tree, draft_log_probs=told)  # deterministic trees come without
-        with np.errstate(divide="ignore", invalid="ignore"):
-            outcomes = verdicts(verifier, tree, scored(tree, target, CONTEXT, sampling))
-        for (path, token), chance in outcomes.items():
-            law[(*tree.tokens[list(path[1:])].tolist(), token)[:1]] += probability * chance
+    for text, probability in found.items():
+        law[text[:1]] += probability
     assert distance(law, continued({(): 1.0}, target_of("by hand"), 1)) > 0.005
 
 
@@ -571,13 +582,10 @@ def test_a_verifier_of_sampled_children_needs_their_laws() -> None:
 )
 def test_a_drafter_may_lack_tokens(verifier: Verifier) -> None:
     target, drafter = hashed_laws(1, VOCAB), hashed_laws(8, 2)
-    law: dict[Text, float] = defaultdict(float)
-    for tree, probability in drawn_trees(Sampled.chains(2, 1), drafter, CONTEXT, T1):
-        assert tree.draft_log_probs is not None and tree.draft_log_probs.shape[1] == 2
-        for (path, token), chance in verdicts(verifier, tree, scored(tree, target, CONTEXT, T1)).items():
-            law[(*tree.tokens[list(path[1:])].tolist(), token)] += probability * chance
-    expected = continued({(): 1.0}, lambda text: target((*CONTEXT, *text)), 2)
-    assert distance(continued(law, lambda text: target((*CONTEXT, *text)), 2), expected) < 1e-12
+    trees = drawn_trees(Sampled.chains(2, 1), drafter, CONTEXT, T1)
+    assert all(tree.draft_log_probs.shape[1] == 2 for tree, _ in trees)
+    law = law_over(verifier, [(*one, scored(one[0], target, CONTEXT, T1)) for one in trees])
+    assert distance_from(law, lambda text: target((*CONTEXT, *text)), 2) < 1e-12
 
 
 @pytest.mark.parametrize("name", BRANCHING)
