@@ -40,8 +40,7 @@ def bits(logits: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize(
-    "kind",
-    ["llama", "qwen2-window", "qwen3-window", "mistral", "phi3", "opt", "llama4", "mixtral"],
+    "kind", ["llama", "qwen2-window", "qwen3-window", "mistral", "phi3", "opt", "llama4", "mixtral"]
 )
 def test_random_trees_have_the_logits_of_one_prefill(kind: str) -> None:
     """Of each architecture, windows and chunks among them."""
@@ -110,10 +109,7 @@ def test_one_row_goes_as_two_where_the_library_has_another_kernel_for_it(monkeyp
 def test_what_cannot_be_canonical_is_refused() -> None:
     for lm, why in (
         (wrapped("gemma2"), "0 of its 3 layers ask transformers' interface for 'sdpa'"),
-        (
-            wrapped(dtype=torch.float64),
-            "float64 on cpu: only in bfloat16 and float32 on a CPU or CUDA",
-        ),
+        (wrapped(dtype=torch.float64), "float64 on cpu: only in bfloat16 and float32 on a CPU or CUDA"),
         (ChainLM(tiny("llama")), "scored path by path"),
     ):
         with pytest.raises(NotCanonicalError, match=why):
@@ -224,9 +220,7 @@ class Recorded:
     "spec, nodes",
     [("own", 12), ("own", 60), ("eagle:demo", 12), ("eagle3:demo", 12), ("store:demo", 12), ("exit:demo", 12)],
 )
-def test_every_drafters_text_is_plain_decodings_and_every_row_one_prefills(
-    pair: Pair, texts: dict[str, Any], monkeypatch: pytest.MonkeyPatch, spec: str, nodes: int
-) -> None:
+def test_every_drafters_text_is_plain_decodings_and_every_row_one_prefills(pair, texts, monkeypatch, spec, nodes):
     decoder, lm = drafted(pair, spec, nodes), pair.target
     for asked, expected in zip(texts["prompts"], texts["greedy"], strict=True):
         with monkeypatch.context() as patch:
@@ -279,9 +273,7 @@ def test_generate_of_transformers_gives_the_same_text(pair: Pair, texts: dict[st
         assert ids[0, len(asked) :].tolist() == expected
 
 
-def test_compiled_forwards_are_canonical_among_themselves(
-    tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_compiled_forwards_are_canonical_among_themselves(tmp_path_factory, monkeypatch):
     """Of any number of rows: a package takes the long prefills, too. An early exit would score by eager halves."""
     monkeypatch.setenv("OPT_TREE_CACHE", str(tmp_path_factory.mktemp("compiled")))
     lm = wrapped()
@@ -296,9 +288,7 @@ def test_compiled_forwards_are_canonical_among_themselves(
     assert lm.engine.takes(10 * aot.LARGEST)
 
 
-def test_an_early_exit_of_a_compiled_target_is_scored_by_the_whole_of_it(
-    pair: Pair, texts: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_early_exit_of_a_compiled_target_is_scored_by_the_whole_of_it(pair, texts, monkeypatch):
     """Its package has other bits than the eager halves."""
     decoder = drafted(pair, "exit:demo")
     whole = copy.copy(pair.target.eager)

@@ -29,24 +29,17 @@ def scored(lm: CausalLM, context: list[int], tree: Tree) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("kv_heads", [1, 2, 4])
-def test_padding_is_exact(kv_heads):
-    """Stale rows of an earlier, longer text lie in the unused slots: nothing may see them."""
+def test_padding_is_exact_whatever_lies_in_unused_slots(kv_heads):
+    """Stale rows of an earlier, longer text as well."""
     model = grouped(kv_heads)
     exact, padded = CausalLM(model), CausalLM(model, SMALL)
-    padded.append(prompt(60))
-    for rows, length in [(1, 5), (3, 5), (8, 5), (9, 20), (20, 40)]:
-        tree, context = random_tree(rows, seed=rows, root=4), prompt(length)
-        assert (scored(exact, context, tree) - scored(padded, context, tree)).abs().max() < 1e-12
-
-
-def test_garbage_in_unused_slots_is_never_seen():
-    padded, exact = CausalLM(tiny("llama"), SMALL), CausalLM(tiny("llama"))
     padded.cache.reserve(100)
     with torch.inference_mode():
         for storage in padded.cache._groups:
             storage.fill_(1e3)
-    tree, context = random_tree(6, seed=1, root=4), prompt(20)
-    assert (scored(exact, context, tree) - scored(padded, context, tree)).abs().max() < 1e-12
+    for rows, length in [(1, 5), (6, 20), (3, 60), (9, 20), (20, 40)]:
+        tree, context = random_tree(rows, seed=rows, root=4), prompt(length)
+        assert (scored(exact, context, tree) - scored(padded, context, tree)).abs().max() < 1e-12
 
 
 @pytest.mark.parametrize("architecture", ["llama", "mistral", "gemma3"])

@@ -187,9 +187,16 @@ def test_a_model_that_computes_one_token_otherwise_says_so():
         wrap(model_of("nemotron_h"))
 
 
-def test_a_model_without_a_cache_is_told_so():
+def test_the_probe_catches_what_goes_wrong_path_by_path(monkeypatch):
+    """No cache at all; a state that hardly matters, of barely spread weights, and is lost; one that is not put back."""
     with pytest.raises(UnsupportedModelError, match="takes no key/value cache"):
         wrap(model_of("openai-gpt"))
+    config = transformers.MambaConfig(vocab_size=VOCAB, hidden_size=32, num_hidden_layers=2)
+    with pytest.raises(UnsupportedModelError, match="does not go on from its own cache by several tokens"):
+        ChainLM(build(config, dtype=torch.float32))
+    monkeypatch.setattr("opt_tree.models.chain_lm.restore", lambda cache, state: None)
+    with pytest.raises(UnsupportedModelError, match="does not go on from its own cache"):
+        ChainLM(model_of("kimi_linear"))
 
 
 def test_a_hybrid_model_with_adapters_is_the_model_inside():
@@ -203,23 +210,10 @@ def test_a_hybrid_model_with_adapters_is_the_model_inside():
     assert Decoder(lm, None, Static.empty()).generate(ids, 6).tokens == generated(model_of("lfm2"), ids, 6)
 
 
-def test_a_state_that_hardly_matters_is_not_lost_either():
-    """Barely spread weights: what a broken cache loses is then a small part of what a context gives."""
-    config = transformers.MambaConfig(vocab_size=VOCAB, hidden_size=32, num_hidden_layers=2)
-    with pytest.raises(UnsupportedModelError, match="does not go on from its own cache by several tokens"):
-        ChainLM(build(config, dtype=torch.float32))
-
-
 def test_a_model_that_can_hold_a_tree_is_wrapped_for_it_without_a_word():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert isinstance(wrap(model_of("llama")), CausalLM)
-
-
-def test_the_probe_catches_a_state_that_is_not_put_back(monkeypatch):
-    monkeypatch.setattr("opt_tree.models.chain_lm.restore", lambda cache, state: None)
-    with pytest.raises(UnsupportedModelError, match="does not go on from its own cache"):
-        ChainLM(model_of("kimi_linear"))
 
 
 def test_the_probe_leaves_no_trace_and_tells_rounding_from_errors():

@@ -239,6 +239,9 @@ def test_nothing_has_changed_where_nothing_has(lm):
     within = Snapshot(lm.model)
     lm.append(prompt(9), all_logits=True)
     assert seen == [None, None]
+    with torch.no_grad():
+        lm.model.lm_head.weight[3] = float("nan")
+    assert Snapshot(lm.model).change() is None, "what is no number is equal to itself"
 
 
 def test_a_copy_knows_what_had_changed(lm):

@@ -5,7 +5,6 @@ import functools
 import pickle
 import threading
 
-import numpy as np
 import pytest
 import torch
 from accelerate.hooks import ModelHook
@@ -233,13 +232,3 @@ def test_where_accelerate_moves_the_weights_paths_are_scored():
     assert not delta_nets(model)
     with pytest.warns(UserWarning, match="path by path"):
         assert isinstance(wrap(model), ChainLM)
-
-
-def test_siblings_of_one_token_and_a_tree_of_one_row():
-    lm, ids = target("olmo_hybrid"), prompt(LENGTH, vocab=VOCAB)
-    lm.reset()
-    lm.append(ids)
-    tree = random_tree(1, 0, root=3, vocab=VOCAB)
-    assert (lm.score(tree).logits[0] - causal_logits(lm.model, [*ids, 3])[-1]).abs().max() < 2e-4
-    lm.commit([0])
-    assert lm.length == LENGTH + 1 and np.isfinite(lm.append([4]).logits.numpy()).all()

@@ -24,10 +24,6 @@ CHANGES: dict[str, tuple[Callable[[Any], Any], str]] = {
     "dtype": (lambda model: model.float(), "was float64 on cpu when it was wrapped and is float32 on cpu now"),
     "device": (lambda model: model.to("meta"), "was float64 on cpu when it was wrapped and is float64 on meta now"),
     "training": (lambda model: model.train(), "is in training mode"),
-    "checkpointing": (
-        lambda model: (model.train(), model.gradient_checkpointing_enable()),
-        "is in training mode",
-    ),
 }
 
 
@@ -51,7 +47,9 @@ def test_gradient_checkpointing_is_harmless_outside_training():
     assert Decoder(CausalLM(model), None, Static.empty()).generate(prompt(9), 12).tokens == expected
 
 
-def test_a_data_parallel_model_is_refused():
+def test_a_data_parallel_model_and_what_is_no_model_are_refused():
+    with pytest.raises(UnsupportedModelError, match="Linear has no config"):
+        CausalLM(torch.nn.Linear(2, 2))
     with pytest.raises(UnsupportedModelError, match=r"DataParallel.*\.module") as error:
         CausalLM(torch.nn.DataParallel(tiny("llama")))
     one_line(error)
@@ -68,11 +66,6 @@ def test_a_dynamically_quantised_model_is_refused_with_the_reason():
     with pytest.raises(UnsupportedModelError, match="quantises activations") as error:
         CausalLM(model)
     one_line(error)
-
-
-def test_something_that_is_no_model_is_refused():
-    with pytest.raises(UnsupportedModelError, match="Linear has no config"):
-        CausalLM(torch.nn.Linear(2, 2))
 
 
 def test_a_compiled_model_is_recognised_through_the_door():
