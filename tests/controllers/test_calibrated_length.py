@@ -4,12 +4,10 @@ import numpy as np
 import pytest
 import torch
 from conftest import TableDrafter, TableTarget, hashed_laws
-from enumeration import first_token, target_law
 
 from opt_tree import Decoder, Static, Tree
 from opt_tree.controllers.calibrated_length import CalibratedLength, ScoredChain
 from opt_tree.core.step import Outcome, Step, StepTimes
-from opt_tree.verifiers import multi_round
 
 VOCAB = 3
 TARGET, DRAFTER = hashed_laws(1, VOCAB), hashed_laws(2, VOCAB)
@@ -92,16 +90,6 @@ def test_it_changes_no_text_and_one_token_is_drafted_at_least():
     assert {step.tree.nodes for step in answer.steps[:-1]} >= {1, 2, 3}
     twice = Decoder(target, drafter, CalibratedLength(3, seed=1)).generate([0, 2], 40)
     assert [step.tree.nodes for step in twice.steps] == [step.tree.nodes for step in answer.steps]
-
-
-def test_the_law_of_what_is_emitted_is_the_targets():
-    """Best tokens are judged by a draw of the target; a verifier of drawn children is refused."""
-    found = first_token(
-        lambda random: Decoder(TableTarget(TARGET, VOCAB), TableDrafter(DRAFTER), CalibratedLength(2, seed=5)), (0, 2)
-    )
-    assert found == pytest.approx(target_law(TARGET, (0, 2), 1), abs=1e-12)
-    with pytest.raises(TypeError, match="multi_round is not exact for children of type TopK"):
-        Decoder(TableTarget(TARGET, VOCAB), TableDrafter(DRAFTER), CalibratedLength(2), multi_round)
 
 
 def test_a_length_below_one_is_refused():

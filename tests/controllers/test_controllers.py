@@ -25,7 +25,7 @@ from opt_tree import (
     Tree,
     TreePolicy,
 )
-from opt_tree.controllers import BetaLength, Thompson
+from opt_tree.controllers import BetaLength, CalibratedLength, Thompson
 from opt_tree.controllers.hindsight import tells_of, tokens_of
 from opt_tree.core.children import IID, Few
 from opt_tree.core.step import Outcome, Step, StepTimes
@@ -33,7 +33,7 @@ from opt_tree.core.target import Output
 from opt_tree.core.tree import alone
 from opt_tree.decoding.presets import plain
 from opt_tree.policies import Costs, Delayed, Eagle2, Sampled
-from opt_tree.verifiers import multi_round, naive, traversal, without_replacement
+from opt_tree.verifiers import match, multi_round, naive, traversal, without_replacement
 
 VOCAB = 3
 CONTEXT = (0, 2)
@@ -86,6 +86,9 @@ def target_probs() -> dict[Text, float]:
         (lambda random: Surest(Sampled.chain(2), Sampled.chains(2, 2)), multi_round),
         (lambda random: Surest(Delayed(1, 2, 1), Sampled.chain(1)), naive),
         (lambda random: Scheduled([Static.empty(), Sampled.chains(2, 1)]), multi_round),
+        (lambda random: BetaLength(3, Sampled.chain, seed=2), naive),
+        (lambda random: Thompson([Static.empty(), Sampled.chains(2, 1), Sampled.chain(2)], seed=1, trials=1), naive),
+        (lambda random: CalibratedLength(2, seed=5), match),
     ],
 )
 def test_a_choice_from_the_past_keeps_the_distribution(controller, verifier):
@@ -315,17 +318,6 @@ def test_the_length_of_a_chain_follows_acceptance(target):
 
 
 @pytest.mark.parametrize(
-    "controller",
-    [
-        lambda random: BetaLength(3, Sampled.chain, seed=2),
-        lambda random: Thompson([Static.empty(), Sampled.chains(2, 1), Sampled.chain(2)], seed=1, trials=1),
-    ],
-)
-def test_thompson_sampling_keeps_the_distribution(controller):
-    assert emitted(controller, naive) == pytest.approx(target_probs(), abs=1e-12)
-
-
-@pytest.mark.parametrize(
     ("drawn", "smaller"),
     [
         (Static.chain(6), [Static.empty(), *map(Static.chain, range(1, 7))]),
@@ -414,16 +406,6 @@ def test_thompson_keeps_apart_what_does_not_lie_inside_one_another():
     controller = Thompson([OptTree(12), Static.chain(2), Static.empty(), Static.chain(4)])
     assert controller._base == [2, 2, None, 1]
     assert Thompson([OptTree(12), OptTree(12), Static.chain(2)])._base == [None] * 3
-
-
-def test_thompson_sampling_changes_no_text(target):
-    drafter = CausalLMDrafter(CausalLM(tiny_drafter("llama")))
-    controller = Thompson([Static.empty(), OptTree(5, 0.0, 2), Static.chain(4)])
-    decoder = Decoder(target, drafter, controller)
-    for sampling in (Sampling(), Sampling(0.9)):
-        text = plain(target).generate(prompt(9), 40, sampling, seed=3).tokens
-        assert decoder.generate(prompt(9), 40, sampling, seed=3).tokens == text
-    assert set(map(type, (step.policy for step in decoder.generate(prompt(9), 40).steps))) <= {Static, OptTree}
 
 
 @pytest.mark.parametrize(

@@ -217,16 +217,9 @@ def test_the_command_trains_and_the_controller_loads(tmp_path, capsys, monkeypat
     starts = np.cumsum([0, *(len(one.prompt + one.tokens) for one in documents)])
     tokens = np.concatenate([one.prompt + one.tokens for one in documents]).astype(np.uint16)
     np.savez(tmp_path / "answers.npz", tokens=tokens, starts=starts)
-    given = [
-        "--target",
-        str(tmp_path / "target"),
-        "--drafter",
-        f"eagle:{tmp_path / 'head'}",
-        "--longest",
-        "3",
-        "--width",
-    ]
-    given += ["8", "--epochs", "1", "--answers", str(tmp_path / "answers.npz"), "--output", str(tmp_path / "length")]
+    given = ["--target", str(tmp_path / "target"), "--drafter", f"eagle:{tmp_path / 'head'}"]
+    given += ["--answers", str(tmp_path / "answers.npz"), "--output", str(tmp_path / "length")]
+    given += ["--longest", "3", "--width", "8", "--epochs", "1"]
     draft_length.main(given)
     facts = json.loads(capsys.readouterr().out)
     assert facts["labels"] > 200 and facts["heldout"] > 10 and facts["nats"] > 0

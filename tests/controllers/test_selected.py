@@ -150,20 +150,8 @@ def test_the_command_trains_and_the_controller_loads(tmp_path, capsys):
     starts = np.arange(0, 61, 10)
     np.savez(tmp_path / "answers.npz", tokens=np.array(prompt(60), dtype=np.uint16), starts=starts)
     given = ["--target", str(tmp_path / "target"), "--drafter", f"eagle:{tmp_path / 'head'}", "--trunks", "0,1"]
-    given += [
-        "--branches",
-        "2",
-        "--lengths",
-        "1",
-        "--chains",
-        "0,1,2",
-        "--steps",
-        "24",
-        "--tokens",
-        "12",
-        "--epochs",
-        "1",
-    ]
+    given += ["--branches", "2", "--lengths", "1", "--chains", "0,1,2"]
+    given += ["--steps", "24", "--tokens", "12", "--epochs", "1"]
     output = ["--answers", str(tmp_path / "answers.npz"), "--output", str(tmp_path / "trees")]
     with pytest.raises(SystemExit):
         tree_values.main([*given, *output, "--verifiers", "without_replacement"])

@@ -7,7 +7,7 @@ from itertools import product
 import numpy as np
 import pytest
 from conftest import Laws, TableDrafter, TableTarget, hashed_laws, written_laws
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from opt_tree import Decoder, OptTree, Sharpened, Static, Tree, TreePolicy
@@ -102,33 +102,16 @@ class Algorithm1:
         return sum(value for value, _ in self.tree)
 
 
-@given(seeds, st.sampled_from([3, 4]), st.integers(1, 5), cells)
-def test_opt_tree_has_the_largest_expected_acceptance(seed: int, vocab: int, nodes: int, cells: int | None) -> None:
-    """With threshold 0 it ends by itself, at the optimum over all trees of any depth (n nodes are at most n deep)."""
-    laws = hashed_laws(seed, vocab, cells)
-    drafter = TableDrafter(laws)
-    tree = draft(drafter, OptTree(nodes, 0.0, DEEP), CONTEXT, DEEP)
-    assert tree.nodes <= nodes
-    assert tree.expected_accepted == pytest.approx(brute_force(laws, nodes, nodes), abs=1e-12)
-    assert drafter.forwards <= nodes + 1
-
-
-@pytest.mark.parametrize("cells", [None, 2, 4])
-@pytest.mark.parametrize("nodes", [6, 7])
-def test_opt_tree_has_the_largest_expected_acceptance_of_seven_nodes(nodes: int, cells: int | None) -> None:
-    for seed in range(3):
-        laws = hashed_laws(seed, 3, cells)
-        tree = draft(TableDrafter(laws), OptTree(nodes, 0.0, DEEP), CONTEXT, DEEP)
-        assert tree.expected_accepted == pytest.approx(brute_force(laws, nodes, nodes), abs=1e-12)
-
-
-@given(seeds, st.sampled_from([3, 4]), st.integers(1, 5), cells, st.integers(1, 4))
-def test_opt_tree_is_optimal_within_a_depth(seed: int, vocab: int, nodes: int, cells: int | None, depth: int) -> None:
+@settings(max_examples=50)
+@given(seeds, st.sampled_from([2, 3, 4]), st.integers(1, 6), cells, st.sampled_from([1, 2, 3, 4, DEEP, DEEP]))
+def test_opt_tree_has_the_largest_expected_acceptance(seed, vocab, nodes, cells, depth):
+    """With threshold 0 it ends by itself, at the optimum over all trees of that depth (n nodes are at most n deep)."""
     laws = hashed_laws(seed, vocab, cells)
     drafter = TableDrafter(laws)
     tree = draft(drafter, OptTree(nodes, 0.0, DEEP), CONTEXT, depth)
-    assert tree.expected_accepted == pytest.approx(brute_force(laws, nodes, depth), abs=1e-12)
-    assert tree.depths.max() <= depth and drafter.forwards <= depth
+    assert tree.nodes <= nodes and tree.depths.max() <= depth
+    assert tree.expected_accepted == pytest.approx(brute_force(laws, nodes, min(nodes, depth)), abs=1e-12)
+    assert drafter.forwards <= min(nodes + 1, depth)
 
 
 @given(seeds, st.sampled_from([3, 4, 9]), st.integers(1, 12), st.floats(0, 1), st.integers(1, 6))
@@ -146,9 +129,7 @@ def test_opt_tree_is_algorithm_1(seed: int, vocab: int, nodes: int, threshold: f
 
 
 @given(seeds, st.sampled_from([3, 4]), st.integers(1, 9), st.floats(0, 1), cells)
-def test_opt_tree_with_ties_is_as_good_as_algorithm_1(
-    seed: int, vocab: int, nodes: int, threshold: float, cells: int | None
-) -> None:
+def test_opt_tree_with_ties_is_as_good_as_algorithm_1(seed, vocab, nodes, threshold, cells):
     """Which of several equal nodes is taken is free; what they add up to and what they cost is not."""
     # Log-probabilities round differently from products: keep the threshold off the gains, which are few round numbers.
     threshold += 1e-9
@@ -214,12 +195,6 @@ def test_max_depth_counts_layers_that_can_be_used(max_depth: int) -> None:
     assert step.tree.depths.tolist() == list(range(max_depth + 1))
     assert drafter.forwards == max_depth == step.draft_forwards
     assert step.accepted == max_depth
-
-
-def test_fewer_nodes_than_the_budget_are_no_error() -> None:
-    """Two tokens of vocabulary and one layer leave two candidates for a budget of sixty."""
-    tree = draft(TableDrafter(hashed_laws(1, 2)), OptTree(), CONTEXT, 1)
-    assert sorted(branches(tree)) == [(), (0,), (1,)]
 
 
 @given(seeds, st.integers(1, 4), st.sampled_from([0.2, 0.5, 2.0]))

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterator
 from functools import cache
 from itertools import product
-from math import inf, log, prod
+from math import log, prod
 from pathlib import Path
 
 import numpy as np
@@ -121,17 +121,8 @@ def test_dynamic_depth_is_eagle2_of_the_depth_at_which_the_beam_becomes_unlikely
     assert tree == grow(laws, Eagle2(top_k, layers - 1, nodes))[0]
 
 
-@given(seeds, cells, st.integers(1, 4), st.integers(0, 5))
-def test_dynamic_depth_that_never_stops_is_eagle2(seed: int, cells: int | None, top_k: int, depth: int) -> None:
-    laws = hashed_laws(seed, 5, cells)
-    never = DynamicDepth(top_k, depth, 9, -inf, tuple(range(1, depth + 1)))
-    assert grow(laws, never)[0] == grow(laws, Eagle2(top_k, depth, 9))[0]
-
-
 @given(seeds, st.sampled_from([3, 4, 9]), st.floats(0, 1), st.integers(1, 25), st.integers(1, 5), st.integers(1, 6))
-def test_talon_keeps_what_is_not_much_less_likely_than_its_layers_best(
-    seed: int, vocab: int, ratio: float, nodes: int, top_k: int, max_depth: int
-) -> None:
+def test_talon_keeps_what_is_not_much_less_likely_than_its_layers_best(seed, vocab, ratio, nodes, top_k, max_depth):
     laws = hashed_laws(seed, vocab)
     layers = [largest(proposals(laws, [(1.0, ())], top_k), nodes)]  # all others: every token of the vocabulary
     while (left := nodes - sum(map(len, layers))) and len(layers) < max_depth:
@@ -184,9 +175,7 @@ def test_sequoia_has_the_largest_value_of_all_trees(acceptance: tuple[float, ...
 
 
 @given(rates_of, st.lists(rates_of, min_size=1, max_size=2).map(tuple), st.integers(1, 6), st.integers(1, 4))
-def test_sequoia_of_rates_by_depth_has_the_largest_value(
-    by_rank: tuple[float, ...], by_depth: tuple[tuple[float, ...], ...], nodes: int, depth: int
-) -> None:
+def test_sequoia_of_rates_by_depth_has_the_largest_value(by_rank, by_depth, nodes, depth):
     rates = AcceptanceRates(by_rank, by_depth)
     tree = SequoiaTree(rates, nodes, depth)
     best = max(rates.expected_accepted(shape) for shape in all_shapes(nodes, depth, 3))
@@ -201,9 +190,7 @@ def test_brute_force_meets_every_shape_once() -> None:
 
 
 @given(st.lists(st.floats(0.01, 1), min_size=1, max_size=5), st.integers(1, 40), st.integers(1, 7))
-def test_sequoia_and_greedy_trees_are_equally_good_for_falling_rates(
-    rates: list[float], nodes: int, depth: int
-) -> None:
+def test_sequoia_and_greedy_trees_are_equally_good_for_falling_rates(rates, nodes, depth):
     falling = AcceptanceRates(tuple(sorted(rates, reverse=True)))
     greedy_tree = greedy_static_tree(falling, nodes, depth)
     sequoia = SequoiaTree(falling.by_rank, nodes, depth)
@@ -226,9 +213,7 @@ def closed_sets(rates: AcceptanceRates, budget: int, depth: int) -> float:
 
 
 @given(rates_of, st.lists(rates_of, max_size=2).map(tuple), st.integers(1, 5), st.integers(1, 3))
-def test_greedy_tree_is_the_best_of_its_size(
-    by_rank: tuple[float, ...], by_depth: tuple[tuple[float, ...], ...], nodes: int, depth: int
-) -> None:
+def test_greedy_tree_is_the_best_of_its_size(by_rank, by_depth, nodes, depth):
     """With rates that differ from depth to depth, and with ranks left out where a later one is better."""
     rates = AcceptanceRates(by_rank, by_depth)
     tree = greedy_static_tree(rates, nodes, depth)
@@ -300,19 +285,6 @@ def test_docstring_examples_run(module: object) -> None:
     assert results.attempted and not results.failed
 
 
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        ((0,), "nodes must be at least 1, got 0"),
-        ((4, 0.5, 5), "least must lie in 0..nodes, got 5 of 4"),
-        ((4, 1.5), "threshold must be a probability, got 1.5"),
-    ],
-)
-def test_bad_settings_of_a_threshold_chain(given: tuple, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        ThresholdChain(*given)
-
-
 POLICIES: list[TreePolicy] = [
     Eagle2(2, 1, 5),
     DynamicDepth(2, 2, 5, log(0.8), (1, 2)),
@@ -377,6 +349,9 @@ def test_matched_draws_have_the_targets_law(policy: TreePolicy, zeros: bool) -> 
         (lambda: greedy_static_tree(AcceptanceRates((0.5,)), 0), "0"),
         (lambda: greedy_static_tree(AcceptanceRates((0.5,)), 3, depth=0), "0"),
         (lambda: AcceptanceRates((0.5,), ((math.nan,),)), "nan"),
+        (lambda: ThresholdChain(0), "nodes must be at least 1, got 0"),
+        (lambda: ThresholdChain(4, 0.5, 5), "least must lie in 0..nodes, got 5 of 4"),
+        (lambda: ThresholdChain(4, 1.5), "threshold must be a probability, got 1.5"),
     ],
 )
 def test_impossible_options_are_refused(make: Callable[[], object], named: str) -> None:
