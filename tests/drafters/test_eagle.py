@@ -4,12 +4,12 @@ from typing import Any
 
 import pytest
 import torch
-from tiny_models import ARCHITECTURES, CONTEXT, HIDDEN, VOCAB, build, prompt, publish, tiny, tiny_head
+from texts import plain_texts
+from tiny_models import ARCHITECTURES, HIDDEN, VOCAB, build, prompt, publish, tiny, tiny_head
 from torch import Tensor
 
 from opt_tree.core.pool import Frontier
 from opt_tree.core.probabilities import log_probs_of
-from opt_tree.core.sampling import Sampling
 from opt_tree.decoding.decoder import Decoder
 from opt_tree.drafters import DrafterAround, EagleDrafter, EagleHead
 from opt_tree.drafters.heads import eagle
@@ -177,9 +177,7 @@ class TestText:
     def test_text_is_the_target_s_own(self, architecture):
         target = target_of(architecture)
         decoder = Decoder(target, EagleDrafter(tiny_head(target.model), target), POLICY)
-        plain = Decoder(CausalLM(tiny(architecture)), None, Static.empty())
-        for sampling in (Sampling(), Sampling(temperature=0.8)):
-            assert decoder.generate(prompt(20), 20, sampling).tokens == plain.generate(prompt(20), 20, sampling).tokens
+        plain_texts(decoder, [prompt(20)], 20, model=tiny(architecture))
 
     def test_context_beyond_the_head_s_positions_is_decoded_plainly(self):
         target = target_of()
@@ -268,14 +266,12 @@ class TestFiles:
         assert torch.equal(loaded.rotary.inv_freq, frequencies)
 
     def test_embeddings_may_be_absent_then_the_target_s_are_used(self, tmp_path, target, head):
-        tensors = {name: tensor for name, tensor in head.state_dict().items() if name != "embed_tokens.weight"}
+        """Rotary buffers of old checkpoints are ignored."""
+        tensors = head.state_dict() | {"layers.0.self_attn.rotary_emb.inv_freq": torch.zeros(4)}
+        del tensors["embed_tokens.weight"]
         loaded = load_eagle(publish(tmp_path, head, tensors=tensors), target)
         embeddings = target.model.get_input_embeddings().weight
         assert torch.allclose(loaded.lm.model.base_model.embed_tokens.weight, embeddings)
-
-    def test_rotary_buffers_of_old_checkpoints_are_ignored(self, tmp_path, target, head):
-        tensors = head.state_dict() | {"layers.0.self_attn.rotary_emb.inv_freq": torch.zeros(4)}
-        load_eagle(publish(tmp_path, head, tensors=tensors), target)
 
     def test_every_missing_unexpected_and_misshapen_tensor_is_named(self, tmp_path, target, head):
         tensors = dict(head.state_dict())
@@ -297,10 +293,7 @@ class TestFiles:
 
     @pytest.mark.parametrize(
         ("changes", "message"),
-        [
-            ({"hidden_size": 2 * HIDDEN}, f"{2 * HIDDEN} wide"),
-            ({"vocab_size": VOCAB + 3}, f"{VOCAB + 3} tokens"),
-        ],
+        [({"hidden_size": 2 * HIDDEN}, f"{2 * HIDDEN} wide"), ({"vocab_size": VOCAB + 3}, f"{VOCAB + 3} tokens")],
     )
     def test_a_head_of_another_target_is_refused(self, target, changes, message):
         config = tiny_head(target.model).config.to_dict() | changes
@@ -308,21 +301,9 @@ class TestFiles:
         with pytest.raises(ValueError, match=f"wrong head for this target.*{message}"):
             EagleDrafter(head, target)
 
-    def test_it_is_refused_as_a_file_too(self, tmp_path, head):
-        config = ARCHITECTURES["llama"]()
-        config.hidden_size, config.intermediate_size = 2 * HIDDEN, 96
-        wider = CausalLM(build(config))
-        with pytest.raises(CheckpointError, match=f"the head is {HIDDEN} wide"):
-            load_eagle(publish(tmp_path, head), wider)
-
     def test_more_than_one_layer_is_refused(self, tmp_path, target, head):
         with pytest.raises(CheckpointError, match="one layer, this config has 2"):
             load_eagle(publish(tmp_path, head, num_hidden_layers=2), target)
-
-    def test_a_causal_lm_is_no_head(self, tmp_path, target):
-        tiny("llama").save_pretrained(tmp_path)
+        tiny("llama").save_pretrained(tmp_path / "causal")
         with pytest.raises(CheckpointError, match="one layer, this config has 2"):
-            load_eagle(str(tmp_path), target)
-
-    def test_context_of_the_pair_is_the_shorter_of_both(self, target, head):
-        assert EagleDrafter(head, target).max_context == CONTEXT
+            load_eagle(str(tmp_path / "causal"), target)

@@ -6,9 +6,11 @@ import json
 import numpy as np
 import pytest
 import torch
+from drafters.test_eagle import Witness
 from enumeration import first_token
 from safetensors.torch import save_file
-from tiny_models import ARCHITECTURES, VOCAB, build, perturbed, prompt
+from texts import plain_texts
+from tiny_models import ARCHITECTURES, build, perturbed, prompt
 
 from opt_tree import (
     CheckpointError,
@@ -21,9 +23,8 @@ from opt_tree import (
     load_drafter,
     load_pair,
 )
-from opt_tree.core.probabilities import log_probs_of
 from opt_tree.core.tree import Tree
-from opt_tree.drafters import DrafterAround, EarlyExit, ExitLayer, Grafted, NGramDrafter
+from opt_tree.drafters import EarlyExit, ExitLayer, Grafted, NGramDrafter
 from opt_tree.models.causal_lm import Buckets, CausalLM
 from opt_tree.models.split_target import Split
 from opt_tree.policies import Sampled
@@ -62,28 +63,6 @@ def pair_of(architecture="llama", depth=2, buckets=None, **changes):
     return target, EarlyExit(exit_of(target, depth), target, buckets)
 
 
-class Witness(DrafterAround):
-    """Keeps every law that was asked for, with the text before it."""
-
-    def __init__(self, drafter):
-        super().__init__(drafter)
-        self.laws = []
-
-    def root(self, context):
-        self.texts = [list(context)]
-        scores = self.drafter.root(context)
-        self.laws.append((self.texts[0], log_probs_of(scores)[0]))
-        return scores
-
-    def expand(self, frontier):
-        scores = self.drafter.expand(frontier)
-        pairs = zip(frontier.parents.tolist(), frontier.tokens.tolist(), strict=True)
-        new = [[*self.texts[parent], token] for parent, token in pairs]
-        self.texts += new
-        self.laws += zip(new, log_probs_of(scores), strict=True)
-        return scores
-
-
 @torch.no_grad()
 def naive_law(layer, model, text):
     """All layers over all tokens: no cache, no mask, no tree."""
@@ -104,8 +83,8 @@ def test_every_law_is_that_of_the_lower_layers_and_the_exit(architecture, depth,
     assert 1.5 < result.mean_acceptance_length < 5, "steps should accept some and reject some"
     assert len(witness.laws) > 2 * len(result.steps)
     layer = drafter.lm.model
-    for text, law in witness.laws[::3]:
-        assert (law - naive_law(layer, target.model, text)).abs().max() < 1e-9
+    for context, path, law in witness.laws[::3]:
+        assert (law - naive_law(layer, target.model, [*context, *path])).abs().max() < 1e-9
 
 
 @pytest.mark.parametrize(
@@ -115,13 +94,10 @@ def test_every_law_is_that_of_the_lower_layers_and_the_exit(architecture, depth,
 def test_text_is_the_target_s_own(architecture, sampling):
     """Several prompts with the same drafter, one of a single token."""
     target, drafter = pair_of(architecture)
-    plain = Decoder(CausalLM(deep(architecture)), None, Static.empty())
-    decoder = Decoder(target, drafter, POLICY)
-    for length in (20, 1, 9):
-        expected = plain.generate(prompt(length), 24, sampling)
-        assert decoder.generate(prompt(length), 24, sampling).tokens == expected.tokens
+    texts, model = [prompt(length) for length in (20, 1, 9)], deep(architecture)
+    plain_texts(Decoder(target, drafter, POLICY), texts, 24, [sampling], model)
     # The target is as good as before for whoever decodes without a draft.
-    assert Decoder(target, None, Static.empty()).generate(prompt(9), 24, sampling).tokens == expected.tokens
+    plain_texts(Decoder(target, None, Static.empty()), texts[-1:], 24, [sampling], model)
 
 
 def test_drafted_rows_are_not_run_again(monkeypatch):
@@ -316,8 +292,3 @@ def test_the_embedded_exit():
     result = Decoder(pair.target, pair.drafter, OptTree(12, 0.05)).generate(text, 24)
     assert result.tokens == Decoder(pair.target, None, Static.empty()).generate(text, 24).tokens
     assert result.mean_acceptance_length > 1.5
-
-
-def test_vocabulary_is_the_target_s():
-    _, drafter = pair_of()
-    assert drafter.lm.vocab == VOCAB and not drafter.sparse

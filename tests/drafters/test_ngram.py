@@ -4,15 +4,15 @@ import numpy as np
 import pytest
 import torch
 from conftest import TableTarget, written_laws
-from tiny_models import VOCAB, prompt, tiny
+from texts import plain_texts
+from tiny_models import prompt, tiny
 
-from opt_tree import Decoder, OptTree, Sampling, Static
+from opt_tree import Decoder, OptTree, Sampling
 from opt_tree.core.pool import Frontier
 from opt_tree.drafters import NGramDrafter
 from opt_tree.drafters.tables.lookup import Tails, few
 from opt_tree.drafters.tables.ngram import Counts, Row, Text, interpolate
 from opt_tree.models.causal_lm import CausalLM
-from opt_tree.verifiers import multi_round
 
 
 def probs_of(answer) -> list[dict[int, float]]:
@@ -23,6 +23,7 @@ def probs_of(answer) -> list[dict[int, float]]:
 
 class TestTails:
     def test_the_tail_of_a_node_goes_on_from_its_parents(self):
+        assert Tails(1).root([7, 8]) == [(8,)]
         tails = Tails(2)
         assert tails.root([7, 8, 9]) == [(8, 9)]
         see = np.ones((2, 2), bool)
@@ -30,11 +31,6 @@ class TestTails:
         assert tails.expand(Frontier(np.array([3, 4]), np.array([2, 1]), np.array([2, 2]), see)) == [(2, 3), (1, 4)]
         assert tails.root([5]) == [(5,)]
         assert tails.expand(Frontier(np.array([6]), np.array([0]), np.array([1]), see)) == [(5, 6)]
-
-    def test_a_tail_of_one_token(self):
-        tails = Tails(1)
-        assert tails.root([7, 8]) == [(8,)]
-        assert tails.expand(Frontier(np.array([3]), np.array([0]), np.array([1]), np.ones((1, 1), bool))) == [(3,)]
 
 
 def test_few_keeps_the_mass_and_pads_with_nothing():
@@ -56,10 +52,7 @@ class TestCounts:
             assert counts.after((2, 1, 2)) == [{1: 1, 3: 1}, {1: 1, 3: 1}, {3: 1}]
             assert counts.after((3, 2)) == [{1: 1, 3: 1}]
             assert counts.after((3,)) == [] and counts.after((9, 9)) == []
-
-    def test_of_no_length_count_nothing(self):
-        counts = Counts(0, [1, 2, 1, 2])
-        assert counts.after((1,)) == []
+        assert Counts(0, [1, 2, 1, 2]).after((1,)) == []
 
 
 class TestInterpolation:
@@ -134,27 +127,8 @@ class TestDrafter:
         assert all(step.draft_forwards == 0 for step in result.steps)
 
     def test_the_text_of_a_model_is_its_own(self):
-        target = CausalLM(tiny("llama"))
-        text = prompt(9) * 4
-        for sampling in (Sampling(), Sampling(temperature=0.7, top_k=5)):
-            plain = Decoder(target, None, Static.empty()).generate(text, 40, sampling, seed=3)
-            drafted = Decoder(target, NGramDrafter(), OptTree(12, 0.0, 6)).generate(text, 40, sampling, seed=3)
-            assert drafted.tokens == plain.tokens
-        assert max(text) < VOCAB
-
-    def test_a_mass_below_one_stays_below_one(self):
-        drafter = NGramDrafter()
-        drafter.reset([1, 2, 1], None)
-        target = TableTarget(written_laws({(): (0.2, 0.5, 0.3)}), 3)
-        step = next(Decoder(target, drafter, OptTree(2, 0.0, 1)).steps([1, 2, 1], 5))
-        assert np.exp(step.tree.path_log_probs[1:]) == pytest.approx([1 / 5])
-
-    def test_sampled_children_are_refused(self):
-        from opt_tree.policies import Sampled
-
-        target = TableTarget(written_laws({(): (0.2, 0.5, 0.3)}), 3)
-        with pytest.raises(TypeError, match="NGramDrafter"):
-            Decoder(target, NGramDrafter(), Sampled.chains(2, 2), multi_round)
+        decoder = Decoder(CausalLM(tiny("llama")), NGramDrafter(), OptTree(12, 0.0, 6))
+        plain_texts(decoder, [prompt(9) * 4], 40)
 
     @pytest.mark.parametrize("beta", [(), (-1.0,)])
     def test_a_wrong_beta_is_refused(self, beta):

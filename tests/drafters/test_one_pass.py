@@ -6,14 +6,11 @@ import pytest
 import torch
 from enumeration import first_token
 from safetensors.torch import save_file
+from texts import plain_texts
 from tiny_models import ARCHITECTURES, HIDDEN, VOCAB, build, prompt, tiny
 
-from opt_tree import CheckpointError, Decoder, OptTree, Sampling, Static, load_drafter, load_pair
-from opt_tree.core.children import Few
-from opt_tree.drafters import (
-    MedusaDrafter,
-    MedusaHeads,
-)
+from opt_tree import CheckpointError, Decoder, OptTree, Static, load_drafter, load_pair
+from opt_tree.drafters import MedusaDrafter, MedusaHeads
 from opt_tree.models.causal_lm import CausalLM
 from opt_tree.policies import Sampled
 from opt_tree.verifiers import multi_round
@@ -51,10 +48,7 @@ def test_text_is_the_target_s_own(maker):
     """Greedy and drawn, several prompts with the same drafter, one of a single token; one pass a step at most."""
     target = target_of()
     decoder = Decoder(target, MAKERS[maker](target), POLICY)
-    plain = Decoder(CausalLM(tiny("llama")), None, Static.empty())
-    for text, sampling in ((prompt(7) * 3, Sampling()), ([7], Sampling()), (prompt(9), Sampling(0.8))):
-        result = decoder.generate(text, 16, sampling, seed=1)
-        assert result.tokens == plain.generate(text, 16, sampling, seed=1).tokens
+    for result in plain_texts(decoder, (prompt(7) * 3, [7])):
         assert {step.draft_forwards for step in result.steps} <= {0, 1}
         assert max(step.tree.nodes for step in result.steps) > 0
 
@@ -136,7 +130,7 @@ class TestFiles:
         plain = Decoder(CausalLM(tiny("llama")), None, Static.empty()).generate(prompt(9), 12)
         assert Decoder(target, loaded, POLICY).generate(prompt(9), 12).tokens == plain.tokens
 
-    def test_heads_of_another_target(self, tmp_path):
+    def test_heads_of_another_target_and_torn_ones(self, tmp_path):
         target = target_of()
         spec = self.publish(tmp_path, MedusaHeads(HIDDEN, VOCAB + 3, 3))
         with pytest.raises(
@@ -146,19 +140,16 @@ class TestFiles:
         spec = self.publish(tmp_path, MedusaHeads(HIDDEN, VOCAB, 2))
         with pytest.raises(CheckpointError, match=r"missing 2.0.linear.weight"):
             load_drafter(spec, target)
+        file = tmp_path / "medusa_lm_head.pt"
+        file.write_bytes(file.read_bytes()[:-200])
+        with pytest.raises(CheckpointError, match=r"medusa_lm_head.pt is corrupt"):
+            load_drafter(spec, target)
 
     @pytest.mark.parametrize("config", ["{", "[]", "{}", '{"medusa_num_heads": 0}'])
     def test_a_config_that_is_none(self, tmp_path, config):
         spec = self.publish(tmp_path, MedusaHeads(HIDDEN, VOCAB, 3))
         (tmp_path / "config.json").write_text(config)
         with pytest.raises(CheckpointError, match="is not the config of Medusa heads"):
-            load_drafter(spec, target_of())
-
-    def test_torn_weights(self, tmp_path):
-        spec = self.publish(tmp_path, MedusaHeads(HIDDEN, VOCAB, 3))
-        file = tmp_path / "medusa_lm_head.pt"
-        file.write_bytes(file.read_bytes()[:-200])
-        with pytest.raises(CheckpointError, match=r"medusa_lm_head.pt is corrupt"):
             load_drafter(spec, target_of())
 
 
@@ -169,10 +160,3 @@ def test_the_embedded_heads_draft_the_target_s_text():
     assert answer.tokens == Decoder(pair.target, None, Static.empty()).generate(text, 48).tokens
     assert answer.mean_acceptance_length > 1.5
     assert {step.draft_forwards for step in answer.steps} <= {0, 1}
-
-
-def test_a_whole_law_is_no_few():
-    target = target_of()
-    drafter = medusa(target)
-    drafter.reset([1], None)
-    assert not drafter.sparse and not isinstance(drafter.root([1]), Few)

@@ -6,9 +6,10 @@ import pytest
 import torch
 from drafters.test_dflash import recorded
 from safetensors.torch import save_file
+from texts import plain_texts
 from tiny_models import ARCHITECTURES, VOCAB, build, prompt, tiny, tiny_head
 
-from opt_tree import CheckpointError, Decoder, OptTree, Sampling, Static, load_drafter
+from opt_tree import CheckpointError, Decoder, OptTree, Static, load_drafter
 from opt_tree.controllers import Scheduled
 from opt_tree.drafters.draft_vocabulary import vocabulary_tensors
 from opt_tree.drafters.heads import parallel_spec
@@ -60,10 +61,7 @@ def test_text_is_the_target_s_own(tokens):
     """Greedy and drawn, several prompts with the same drafter, a long one and one of a token; one pass a step."""
     target = target_of()
     decoder = Decoder(target, drafter_of(target, tokens), POLICY)
-    plain = Decoder(CausalLM(tiny("llama")), None, Static.empty())
-    for text, sampling in ((prompt(7) * 5, Sampling()), ([7], Sampling()), (prompt(9), Sampling(0.8))):
-        result = decoder.generate(text, 16, sampling, seed=1)
-        assert result.tokens == plain.generate(text, 16, sampling, seed=1).tokens
+    for result in plain_texts(decoder, (prompt(7) * 5, [7])):
         assert {step.draft_forwards for step in result.steps} <= {0, 1}
         assert max(step.tree.depths.max() for step in result.steps) == DEPTHS
 

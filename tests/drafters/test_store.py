@@ -53,10 +53,8 @@ class TestBuilding:
             assert dict(followers) == counted(rows, run), run
             assert total == sum(counted(rows, run).values())
             assert [count for _, count in followers] == sorted((count for _, count in followers), reverse=True)
-
-    def test_what_is_not_there(self):
         store = Store(build(documents([1, 2, 3]), Recipe(5, order=2)))
-        assert [store.rows(tail) for tail in ((9, 4), (3,))] == [[(0, []), (0, [])], [(0, [])]]
+        assert [store.rows(tail) for tail in ((9, 4), (3,))] == [[(0, []), (0, [])], [(0, [])]], "what is not there"
 
     def test_hashes_read_a_tail_from_its_end(self):
         assert hashes((1, 2, 3), 32)[:2] == hashes((7, 2, 3), 32)[:2]
@@ -72,14 +70,12 @@ class TestBuilding:
         # Fifty times the same is worth more than any of the noise.
         assert store.rows((201, 202))[1].followers == [(203, 50)]
 
-    def test_a_token_outside_the_vocabulary_is_named(self):
+    def test_a_token_outside_the_vocabulary_and_an_impossible_order_are_named(self):
+        for order in (0, 6):
+            with pytest.raises(ValueError, match=rf"must lie in 1..5 .*got {order}"):
+                Recipe(5, order=order)
         with pytest.raises(ValueError, match="token 9 is outside the vocabulary of 5"):
             build(documents([1, 9]), Recipe(5))
-
-    @pytest.mark.parametrize("order", [0, 6])
-    def test_an_impossible_order_is_refused(self, order):
-        with pytest.raises(ValueError, match=rf"must lie in 1..5 .*got {order}"):
-            Recipe(5, order=order)
 
 
 @pytest.fixture
@@ -106,50 +102,35 @@ class TestFile:
                 array = array.base
             assert isinstance(array, np.memmap)
 
-    def test_a_torn_one_is_refused(self, folder):
+    def test_a_torn_and_an_altered_one_are_refused(self, folder):
         data = (folder / FILE).read_bytes()
+        (folder / FILE).write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+        with pytest.raises(CheckpointError, match="do not add up"):
+            Store.load(folder, VOCAB)
         for length in (0, 4, 100, len(data) // 2, len(data) - 1):
             (folder / FILE).write_bytes(data[:length])
             with pytest.raises(CheckpointError, match="is corrupt") as refusal:
                 Store.load(folder, VOCAB)
             assert "\n" not in str(refusal.value)
 
-    def test_an_altered_one_is_refused(self, folder):
-        data = bytearray((folder / FILE).read_bytes())
-        data[-1] ^= 1
-        (folder / FILE).write_bytes(data)
-        with pytest.raises(CheckpointError, match="do not add up"):
-            Store.load(folder, VOCAB)
+    def test_what_is_no_store_of_this_target_is_refused(self, folder, monkeypatch):
+        def refused(complaint, *given):
+            with pytest.raises(CheckpointError, match=complaint):
+                Store.load(folder, *given)
 
-    def test_no_file(self, tmp_path):
-        with pytest.raises(CheckpointError, match=f"no store at {tmp_path}"):
-            Store.load(tmp_path, VOCAB)
-
-    def test_anothers_safetensors_file_is_refused(self, tmp_path):
-        save_file({"weight": np.zeros(3, np.float32)}, tmp_path / FILE)
-        with pytest.raises(CheckpointError, match="is not a store of this library but something else"):
-            Store.load(tmp_path, VOCAB)
-
-    def test_a_table_of_another_kind_is_refused(self, tmp_path):
-        save_table(tmp_path / FILE, "recycling", Table({"vocab": 3, "tokenizer": None}, {"a": np.zeros(1, np.uint8)}))
-        with pytest.raises(CheckpointError, match="is not a store of this library but recycling"):
-            Store.load(tmp_path, VOCAB)
-
-    def test_another_version_is_refused(self, folder, monkeypatch):
+        refused(r"was made with another tokenizer .*the target's is beef", VOCAB, "beef")
+        refused(f"has {VOCAB} tokens, this target 7", 7)
         table = load_table(folder / FILE, "store", VOCAB)
         with monkeypatch.context() as later:
             later.setattr(file_format, "VERSION", 2)
             save_table(folder / FILE, "store", table)
-        with pytest.raises(CheckpointError, match="has version 2, this library reads 1"):
-            Store.load(folder, VOCAB)
-
-    def test_another_tokenizers_is_refused(self, folder):
-        with pytest.raises(CheckpointError, match=r"was made with another tokenizer .*the target's is beef"):
-            Store.load(folder, VOCAB, "beef")
-
-    def test_a_larger_vocabulary_is_refused(self, folder):
-        with pytest.raises(CheckpointError, match=f"has {VOCAB} tokens, this target 7"):
-            Store.load(folder, 7)
+        refused("has version 2, this library reads 1", VOCAB)
+        save_table(folder / FILE, "recycling", Table({"vocab": 3, "tokenizer": None}, {"a": np.zeros(1, np.uint8)}))
+        refused("is not a store of this library but recycling", VOCAB)
+        save_file({"weight": np.zeros(3, np.float32)}, folder / FILE)
+        refused("is not a store of this library but something else", VOCAB)
+        (folder / FILE).unlink()
+        refused(f"no store at {folder}", VOCAB)
 
     @pytest.mark.parametrize(
         "field, value, complaint",
@@ -393,26 +374,6 @@ class TestCommand:
             assert f"in {documents} documents" in capsys.readouterr().out
             store = Store.load(tmp_path / "store", VOCAB, fingerprint(tokenizer))
             assert store.rows((0,))[0].followers == [(1, 2 if documents == 4 else 1)]
-
-    @pytest.mark.parametrize(
-        "change, complaint",
-        [
-            (["--answers", "{}/nothing"], "no file or folder"),
-            (["--answers", "{}"], "no answers"),
-            (["--text", "{}/empty.txt"], "there is no text"),
-            (["--answers", "{}/other.json"], "choices"),
-        ],
-    )
-    def test_bad_input_is_one_line(self, change, complaint, tmp_path, capsys):
-        tiny_tokenizer().save_pretrained(tmp_path / "target")
-        (tmp_path / "empty.txt").write_text("")
-        (tmp_path / "other.json").write_text('{"a": 1}\n')
-        change = [part.format(tmp_path) for part in change]
-        with pytest.raises(SystemExit) as stop:
-            main(["--target", str(tmp_path / "target"), "--output", str(tmp_path / "store"), *change])
-        assert stop.value.code == 2
-        assert complaint in capsys.readouterr().err.splitlines()[-1]
-        assert not (tmp_path / "store").exists()
 
     def test_answers_begin_where_the_template_opens_them(self, tmp_path):
         tokenizer = tiny_tokenizer()

@@ -1,0 +1,40 @@
+"""Drafters that name a few tokens of each node: the emitted law is the target's, and drawn children are refused."""
+
+import pytest
+from conftest import TableDrafter, TableTarget, hashed_laws
+from enumeration import LAWS, assert_lossless
+
+from opt_tree import Decoder, OptTree
+from opt_tree.drafters import Copying, Grafted, NGramDrafter, NGramRecycling, Rasd, TokenRecycling
+from opt_tree.policies import Sampled
+from opt_tree.verifiers import multi_round
+
+# Tables alone, and joined with a model of the given laws; `keep=False`, so that every outcome meets the same table.
+TABLES = {
+    "token recycling": lambda model: TokenRecycling(3, keep=False),
+    "n-gram recycling": lambda model: NGramRecycling(keep=False),
+}
+JOINED = {
+    "1 forward": lambda model: Grafted(TableDrafter(model), NGramRecycling(keep=False), 1),
+    "3 forwards": lambda model: Grafted(TableDrafter(model), NGramRecycling(keep=False), 3),
+    "rasd": lambda model: Rasd(TableDrafter(model), NGramRecycling(keep=False), 3),
+    "copying": lambda model: Copying(TableDrafter(model)),
+}
+MAKERS = TABLES | JOINED
+CASES = [(name, laws) for name in TABLES for laws in ("random", "zeros", "disjoint")]
+CASES += [(name, laws) for name in JOINED for laws in ("random", "zeros", "certain drafter")]
+
+
+@pytest.mark.parametrize(("name", "laws"), CASES)
+def test_the_emitted_law_is_the_targets(name, laws):
+    target, model = LAWS[laws]
+    decoder = Decoder(TableTarget(target, 3), MAKERS[name](model), OptTree(4, 0.0, 2))
+    assert_lossless(decoder, target)
+    assert next(decoder.steps([0, 1, 0], 3)).tree.nodes > 0
+
+
+@pytest.mark.parametrize("make", [*MAKERS.values(), lambda model: NGramDrafter()], ids=[*MAKERS, "n-grams"])
+def test_drawn_children_are_refused(make):
+    drafter = make(hashed_laws(2, 3))
+    with pytest.raises(TypeError, match=f"{type(drafter).__name__} names a few tokens of each node only"):
+        Decoder(TableTarget(hashed_laws(1, 3), 3), drafter, Sampled.chains(2, 2), multi_round)

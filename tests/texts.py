@@ -1,0 +1,31 @@
+"""What every drafter must keep: the text of plain decoding, greedy and drawn."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from tiny_models import tiny
+
+from opt_tree import CausalLM, Decoder, Generation, Sampling
+from opt_tree.decoding.presets import plain
+
+GREEDY_AND_DRAWN = (Sampling(), Sampling(0.8))
+
+
+def plain_texts(
+    decoder: Decoder,
+    prompts: Sequence[list[int]],
+    tokens: int = 16,
+    samplings: Sequence[Sampling] = GREEDY_AND_DRAWN,
+    model: Any = None,
+) -> list[Generation]:
+    """Decode prompts one after the other; each text must be that of plain decoding with the target's model.
+
+    `model`: an object of the same weights that no drafter has hooked; by default the tiny Llama.
+    """
+    alone = plain(CausalLM(model or tiny("llama")))
+    found = []
+    for sampling in samplings:
+        for text in prompts:
+            found.append(decoder.generate(text, tokens, sampling, seed=1))
+            assert found[-1].tokens == alone.generate(text, tokens, sampling, seed=1).tokens
+    return found
