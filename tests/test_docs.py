@@ -272,9 +272,7 @@ BLOCKS = [
 
 
 @pytest.mark.parametrize(("page", "number", "code"), BLOCKS, ids=lambda value: name_of(value)[:30].splitlines()[0])
-def test_the_code_in_the_pages_runs(
-    page: Path, number: int, code: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_code_in_the_pages_runs(page, number, code, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     if "canonical" in code or "weights=" in code:
         monkeypatch.setenv("OPT_TREE_CACHE", str(tmp_path / "packages"))  # its kernel is built there

@@ -148,9 +148,7 @@ def test_the_command_tells_right_from_wrong(folder: Path, capsys: pytest.Capture
     ("case", "said"),
     [(replace(CASES["mismatched"], lossless=True), "BIASED"), (replace(CASES["match"], lossless=False), "MISSED")],
 )
-def test_the_command_fails_where_a_verdict_is_not_the_expected_one(
-    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, case: Case, said: str
-) -> None:
+def test_the_command_fails_where_a_verdict_is_not_the_expected_one(folder, capsys, monkeypatch, case, said):
     monkeypatch.setitem(CASES, "naive", case)
     assert command(folder, "--verifiers", "naive") == 1
     assert said in capsys.readouterr().out
