@@ -70,6 +70,8 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     found |= {"target": TARGET, "draft": DEMO / "draft"}
     found["rows"] = root / "rows.jsonl"
     found["rows"].write_text('{"prompt": "hi", "answer": "one two three four five six seven eight nine ten of them"}\n')
+    found["half"] = root / "half.jsonl"
+    found["half"].write_text('{"prompt": "aa"}\n')
     found["other"] = root / "other.json"
     found["other"].write_text('{"a": 1}\n')
     found["empty"] = root / "empty.jsonl"
@@ -97,6 +99,7 @@ CASES: list[tuple[object, str, str]] = [
     (store, "--target {bare} --text {rows} --output {new}", 'rows.jsonl has a row without "text"'),
     (store, "--target {bare} --text {empty} --output {new}", "there is no text to build a store o"),
     (store, "--target {bare} --answers {other} --output {new}", "choices"),
+    (store, "--target {bare} --answers {full} --output {new}", "no answers (*.npz, *.jsonl, *.jsonl.xz) in {full}"),
     (store, "--target {bare} --answers {rows} --output {file}", "cannot write to {file}: {file} is a file"),
     (store, "--target {bare} --answers {rows} --output {new} --max-mib nan", "--max-mib must be above 0, got nan"),
     (store, "--target {bare} --answers {rows} --output {new} --beta x", "--beta takes 5 positive numbers"),
@@ -108,7 +111,7 @@ CASES: list[tuple[object, str, str]] = [
     (features, "--target {target} --answers {rows} --output {new} --share 2/2", "--share: takes a part of how many"),
     (features, "--target {target} --answers {rows} --output {new} --prompt-tokens 0", "--prompt-tokens must be above"),
     (features, "--target {target} --answers {empty} --output {new}", "no answers in {empty}"),
-    (features, "--target {target} --answers {other} --output {new}", 'other.json:1 has no "prompt" and "answer"'),
+    (features, "--target {target} --answers {half} --output {new}", 'half.jsonl:1 has no "prompt" and "answer"'),
     (features, "--target {cut} --answers {rows} --output {new}", "the weights in {cut} are corrupt"),
     (features, "--target {bare} --answers {rows} --output {new}", "cannot load {bare}: "),
     (train, "--target {target} --features {full} --output {new}", "no features (part-*.safetensors) in {full}"),

@@ -109,6 +109,17 @@ def test_any_sequence_of_forwards_commits_and_truncations_equals_a_list_of_rows(
             caches.assert_same_rows()
 
 
+def test_growth_keeps_committed_and_pending_rows():
+    caches = Caches()
+    caches.write(200)
+    caches.commit([*range(200)])
+    caches.write(50)
+    small = caches.cache.capacity
+    caches.write(300)
+    assert caches.cache.capacity > small >= 250, "the test should make the cache grow with rows pending"
+    caches.assert_same_rows()
+
+
 def test_storage_grows_with_need_by_doubling_and_is_never_uninitialised():
     cache = KVCache(SHAPES[:1])
     assert cache.capacity == 0

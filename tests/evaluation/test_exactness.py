@@ -34,7 +34,9 @@ def test_a_wrong_token_is_a_defect_of_whoever_wrote_it() -> None:
     model = llama(torch.bfloat16)
     tokens = plain(model, prompt(7))
     wrong = [*tokens[:11], (tokens[11] + 1) % VOCAB, *tokens[12:]]
-    explainer = Explainer(opt_tree.CausalLM(model))
+    target = opt_tree.CausalLM(model)
+    target.watch((-1,))
+    explainer = Explainer(target)
     found = explainer.explain(torch.tensor([prompt(7)]), wrong, tokens)
     assert (found.position, found.verdict, found.tokens) == (11, "defect", (wrong[11], tokens[11]))
     assert found.best == tokens[11]
@@ -45,17 +47,14 @@ def test_a_wrong_token_is_a_defect_of_whoever_wrote_it() -> None:
     short = explainer.explain(prompt(7), tokens[:9], tokens)
     assert (short.verdict, short.position, short.tokens) == ("different length", 9, (None, tokens[9]))
     assert "a ends after 9 tokens" in short.reason
+    assert target.append(prompt(7)).features[-1].dtype == torch.bfloat16, "an EAGLE head's hook stays with the target"
 
 
 def test_logits_are_recomputed_along_the_shared_prefix() -> None:
-    """Of a target that an EAGLE head watches, which goes on as before."""
     model = llama(torch.float64)
     tokens = plain(model, prompt(7))
     other = [*tokens[:5], (tokens[5] + 1) % VOCAB]
-    target = opt_tree.CausalLM(model)
-    target.watch((-1,))
-    found = Explainer(target).explain(prompt(7), tokens, other)
-    assert target.append(prompt(7)).features[-1].dtype == torch.float64
+    found = Explainer(opt_tree.CausalLM(model)).explain(prompt(7), tokens, other)
     with torch.no_grad():
         logits = model(torch.tensor([prompt(7) + tokens[:5]])).logits[0, -1]
     assert found.scores == pytest.approx((float(logits[tokens[5]]), float(logits[other[5]])), abs=1e-9)

@@ -20,7 +20,7 @@ from opt_tree.drafters import CausalLMDrafter, EagleDrafter, Sharpened
 from opt_tree.drafters.heads.eagle import load_eagle
 from opt_tree.drafters.registry import load_drafter
 from opt_tree.models import checkpoints
-from opt_tree.models.causal_lm import CausalLM
+from opt_tree.models.causal_lm import CausalLM, UnsupportedModelError
 from opt_tree.models.checkpoints import CheckpointError, load_causal_lm
 from opt_tree.policies import OptTree
 
@@ -241,6 +241,9 @@ class TestCorruptFiles:
         failure(folder / "eagle", target=folder / "target", eagle=folder / "eagle")
         file.write_bytes(whole[:1000])
         assert "corrupt" in failure(file, target=folder / "target", eagle=folder / "eagle")
+        file.unlink()
+        with pytest.raises((CheckpointError, OSError), match=r"no model.safetensors or pytorch_model.bin"):
+            load_pair(str(folder / "target"), eagle=str(folder / "eagle"), **FP64)
 
 
 class TestTokenizers:
@@ -342,6 +345,13 @@ def test_the_field_of_an_unknown_activation_is_the_configs(tmp_path):
     file.write_text(json.dumps(json.loads(file.read_text()) | {"activation_function": "nonsense"}))
     with pytest.raises(CheckpointError, match="activation_function 'nonsense' is no activation"):
         load_causal_lm(str(tmp_path))
+
+
+def test_a_model_that_cannot_be_scored_either_way_is_refused_at_loading(tmp_path):
+    config = transformers.MambaConfig(vocab_size=VOCAB, hidden_size=32, num_hidden_layers=2)
+    build(config, dtype=torch.float32).save_pretrained(tmp_path)
+    with pytest.raises(UnsupportedModelError, match=r"one running state.*nor path by path"):
+        load_causal_lm(str(tmp_path), "float32")
 
 
 def test_a_head_of_another_width_is_refused_at_loading(originals, tmp_path):

@@ -173,6 +173,15 @@ def test_what_enters_a_head_is_the_same_with_the_embeddings_share_computed_first
             assert torch.allclose(ours.double(), theirs, atol=1e-6)
 
 
+def test_the_share_of_the_embedding_is_computed_once_for_all_passes(target):
+    head = new_eagle3_head(target.model, VOCAB).double()
+    seen = []
+    head.layer.input_layernorm.register_forward_hook(lambda *_: seen.append("embedding"))
+    head.layer.hidden_norm.register_forward_hook(lambda *_: seen.append("feature"))
+    passes(head, torch.randint(0, VOCAB, (1, 9)), torch.randn(1, 9, target.hidden).double(), 4)
+    assert seen == ["embedding"] + 4 * ["feature"]
+
+
 @pytest.mark.parametrize("kind", ["eagle", "eagle3"])
 def test_the_feature_loss_is_on_what_the_output_layer_reads(kind, folder, target):
     """EAGLE-3: on the output behind its norm, as the target's last state stands behind its own."""
