@@ -15,7 +15,7 @@ from typing import Any
 from tqdm import tqdm
 
 from opt_tree import CausalLM, Controller, Decoder, Generation, OptTree, Pair, Static, TreePolicy
-from opt_tree.controllers import Auto, BetaLength, CalibratedLength, LengthPredictor, PredictedLength, Thompson
+from opt_tree.controllers import Auto, BetaLength, CalibratedLength, LengthPredictor, PredictedLength
 from opt_tree.decoding.recording import record, replay, seconds_of
 from opt_tree.models.chain_lm import AnyLM
 from opt_tree.policies import Costs, ThresholdChain
@@ -97,12 +97,6 @@ CONTROLLERS: dict[str, Candidate] = {
     "threshold": Candidate(lambda known: ThresholdChain(LONGEST, THRESHOLD), CHAINS),
     "beta": Candidate(lambda known: BetaLength(LONGEST, seed=known.seed), CHAINS, draws=True),
     "calibrated": Candidate(lambda known: CalibratedLength(LONGEST, known.seed), CHAINS, draws=True),
-    "thompson, chains": Candidate(
-        lambda known: Thompson(CHAINS.values(), known.seed, costs=known.costs), CHAINS, True, True
-    ),
-    "thompson, trees": Candidate(
-        lambda known: Thompson(TREES.values(), known.seed, costs=known.costs), TREES, True, True
-    ),
     "auto": Candidate(lambda known: Auto(known.costs, 32), TREES, True),
 }
 

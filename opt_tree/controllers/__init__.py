@@ -2,13 +2,13 @@
 
 from opt_tree.controllers.auto import Auto
 from opt_tree.controllers.base import Controller
+from opt_tree.controllers.beta_length import BetaLength
 from opt_tree.controllers.calibrated_length import CalibratedLength
 from opt_tree.controllers.fixed import Fixed
 from opt_tree.controllers.predicted import LengthPredictor, PredictedLength
 from opt_tree.controllers.registry import CONTROLLERS, make_controller, register
 from opt_tree.controllers.scheduled import Scheduled
 from opt_tree.controllers.selected import SelectedTree, TreeValues
-from opt_tree.controllers.thompson import BetaLength, Thompson
 
 CONTROLLERS.discover(__name__, __path__)
 
@@ -23,7 +23,6 @@ __all__ = [
     "PredictedLength",
     "Scheduled",
     "SelectedTree",
-    "Thompson",
     "TreeValues",
     "make_controller",
     "register",

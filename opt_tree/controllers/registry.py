@@ -50,7 +50,7 @@ def parse_controller(spec: str) -> tuple[str, str]:
 
 
 def make_controller(spec: str, wanted: Wanted) -> Controller:
-    """Make the controller of a spec: `auto`, `thompson`, `predicted:demo`.
+    """Make the controller of a spec: `auto`, `beta`, `predicted:demo`.
 
     Raises ValueError as `parse_controller` does, and CheckpointError for a folder that holds nothing for this target.
     """

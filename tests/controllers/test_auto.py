@@ -17,10 +17,10 @@ from evaluation.command_line import parse
 from evaluation.demo.__main__ import Options as Demo
 from evaluation.run.options import Options as Run
 from experiments.replay.__main__ import main as replay
-from experiments.replay.controllers import CHAINS, CONTROLLERS, TREES, Setting
+from experiments.replay.controllers import CONTROLLERS, Setting
 from opt_tree import CausalLM, CausalLMDrafter, Decoder, OptTree, Sampling, Static, load_pair
 from opt_tree.batch import shared_forwards as batch
-from opt_tree.controllers import Auto, Controller, Thompson, in_lanes
+from opt_tree.controllers import Auto, BetaLength, CalibratedLength, Controller, in_lanes
 from opt_tree.controllers.auto import PATIENCE
 from opt_tree.controllers.in_lanes import InLanes
 from opt_tree.core.children import Few
@@ -562,18 +562,17 @@ def test_every_controller_stands_beside_the_best_that_it_could_have_chosen(tmp_p
 
 
 def test_a_controller_that_draws_is_replayed_as_it_decodes():
-    """The same draws, the same trees, the same tokens of each, where rows that the drafter catches up with are free."""
-    costs = dataclasses.replace(EAGER, first=1e-3, drafting=((1, 1e-3),))
+    """The same draws, the same trees, the same tokens of each."""
     eagle = load_pair("demo", drafter="eagle:demo", dtype=torch.float32)
     asked = ("Explain how a car engine works.", "Describe a day at the beach.", "Why is the sky blue?")
     prompts = [eagle.encode(text) for text in asked]
     setting = Setting(eagle, prompts, 24)
     texts = record(eagle, prompts, 24)
-    for arms in (CHAINS, TREES):
+    for kind in (BetaLength, CalibratedLength):
         for seed in range(2):
-            ours = setting.decode(Thompson(arms.values(), seed, costs=costs))
+            ours = setting.decode(kind(8, seed=seed))
             assert [one.finish_reason for one in ours] == ["length", "length", "stop_token"]
-            again = replay_texts(texts, Thompson(arms.values(), seed, costs=costs), eagle.target.vocab)
+            again = replay_texts(texts, kind(8, seed=seed), eagle.target.vocab)
             assert [one.tokens for one in again] == [one.tokens for one in ours]
             assert [one.accept_lengths for one in again] == [one.accept_lengths for one in ours]
             chosen = [[[step.policy for step in one.steps] for one in side] for side in (ours, again)]
