@@ -1,6 +1,7 @@
 """What commands there are, what they are called, what they write where nothing is said, how long they say they take."""
 
 import dataclasses
+import importlib
 import re
 import runpy
 import subprocess
@@ -48,6 +49,10 @@ def test_every_command_of_the_library_is_listed_and_runs_by_its_short_name(monke
     assert all(re.search(rf"^opt-tree {name} +\w+", said, flags=re.M) for name in library.COMMANDS)
     monkeypatch.setattr(sys, "argv", ["opt-tree", "models"])
     assert library.main() == 0 and "smollm2" in capsys.readouterr().out
+    mains = [
+        getattr(importlib.import_module(f"opt_tree.{module}"), "main", None) for module in library.COMMANDS.values()
+    ]
+    assert all(map(callable, mains))
     monkeypatch.setattr(sys, "argv", ["opt-tree", "calibrat"])
     assert library.main() == 2
     assert capsys.readouterr().err == "error: no command 'calibrat'; did you mean calibrate?\n"

@@ -9,7 +9,6 @@ sentence: use it, with these settings, or do not. `opt_tree.advise` is the funct
 
 import argparse
 import json
-from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -19,7 +18,7 @@ from opt_tree.decoding.cost_files import read_costs
 from opt_tree.decoding.pair import load_pair
 from opt_tree.decoding.step_costs import costs_of
 from opt_tree.display import draw_advice
-from opt_tree.training.command_line import Parser, existing, run_command
+from opt_tree.training.command_line import Parser, command, existing
 from opt_tree.training.files import check_writable
 from opt_tree.training.prompts import default_prompts, read_prompts
 
@@ -59,9 +58,7 @@ def run(args: argparse.Namespace) -> None:
         print(json.dumps(found.to_dict()))
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    run_command(new_parser(), run, arguments)
-
+main = command(new_parser, run)
 
 if __name__ == "__main__":
     main()

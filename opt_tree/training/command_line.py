@@ -136,6 +136,11 @@ def stream_parser(description: str, plan: object) -> Parser:
     return parser
 
 
+def command(new_parser: Callable[[], Parser], train: Callable[[argparse.Namespace], None]) -> Callable[..., None]:
+    """Return the `main` of a command: a function of its arguments, by default those of the process."""
+    return lambda arguments=None: run_command(new_parser(), train, arguments)
+
+
 def run_command(
     parser: Parser,
     train: Callable[[argparse.Namespace], None],

@@ -23,7 +23,7 @@ from opt_tree.drafters.heads.eagle3 import chosen_layers
 from opt_tree.drafters.registry import MADE
 from opt_tree.models.checkpoints import check_is_folder
 from opt_tree.models.named import resolve
-from opt_tree.training.command_line import Parser, existing, run_command
+from opt_tree.training.command_line import Parser, command, existing
 from opt_tree.training.prompts import default_prompts, read_prompts
 from opt_tree.training.stages import STATE, Work, alone_in
 
@@ -212,9 +212,7 @@ def _conclude(args: argparse.Namespace, given: str, found: Sequence[dict[str, An
     print(f"{best['verdict']}\nload_pair({given!r}, drafter={str(args.output)!r}) takes {_placed(args, best['spec'])}")
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    run_command(new_parser(), train, arguments)
-
+main = command(new_parser, train)
 
 if __name__ == "__main__":
     main()

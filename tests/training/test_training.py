@@ -19,10 +19,9 @@ from opt_tree.drafters.heads.one_pass import MedusaHeads
 from opt_tree.training.command_line import from_fields, parse_epochs
 from opt_tree.training.embedded_family import data, recipe, sizes
 from opt_tree.training.embedded_family.data import Document, heldout_prompts, read_corpus, render
-from opt_tree.training.embedded_family.distil import distillation_loss, load_teacher
+from opt_tree.training.embedded_family.distil import body_loss, distillation_loss, load_teacher
 from opt_tree.training.embedded_family.distil import make_loss as distil_loss
-from opt_tree.training.embedded_family.eagle import Objective, Unrolled, new_head, save_head
-from opt_tree.training.embedded_family.eagle import make_loss as eagle_loss
+from opt_tree.training.embedded_family.eagle import Objective, Unrolled, new_head, passes, save_head
 from opt_tree.training.embedded_family.lm import Shape, save_model
 from opt_tree.training.embedded_family.outputs import answer, load_documents, save_documents
 from opt_tree.training.embedded_family.tokenizer import train_tokenizer, training_texts
@@ -265,7 +264,7 @@ def test_an_eagle_head_learns_and_is_saved_as_published(target, streams, tmp_pat
     teacher = load_teacher(target, compiled=False)
     embedding = model.head.embed_tokens.weight.clone()
     rows = {"input_ids": torch.from_numpy(streams.heldout["chat"][:64].astype(np.int64))[None]}
-    loss = eagle_loss(teacher, compiled=False)
+    loss = body_loss(teacher, compiled=False)
     before = loss(model, rows).item()
     fit(model, streams.blocks(_steps(20)), _steps(20), Run(tmp_path), loss)
     assert loss(model, rows).item() < 0.8 * before
@@ -285,7 +284,7 @@ def test_medusa_s_heads_learn_each_its_own_depth(target: Path) -> None:
     output.weight.data *= 100  # laws that differ from place to place
     heads = MedusaHeads(model.config.hidden_size, model.config.vocab_size, 3, own_output=False)
     learner = medusa.Heads(heads, model, medusa.Objective(depths=3, judged=1.0))
-    loss, optimizer = medusa.make_loss(model, False), torch.optim.Adam(heads.parameters(), 3e-3)
+    loss, optimizer = body_loss(model, False), torch.optim.Adam(heads.parameters(), 3e-3)
     batch = {
         "input_ids": torch.randint(0, model.config.vocab_size, (2, 12), generator=torch.Generator().manual_seed(0))
     }

@@ -13,7 +13,7 @@ is held out.
 
 import argparse
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -29,7 +29,7 @@ from opt_tree.core.command_line import from_fields
 from opt_tree.decoding.pair import Pair, load_pair
 from opt_tree.drafters import EagleDrafter
 from opt_tree.training.answers import Cut, Example, read_examples
-from opt_tree.training.command_line import Parser, pair_parser, run_command
+from opt_tree.training.command_line import Parser, command, pair_parser
 from opt_tree.training.embedded_family.eagle import passes
 from opt_tree.training.files import write_checkpoint
 from opt_tree.training.heads.features import hidden_states
@@ -187,9 +187,7 @@ def train(args: argparse.Namespace) -> None:
     print(json.dumps(facts))
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    run_command(new_parser(), train, arguments)
-
+main = command(new_parser, train)
 
 if __name__ == "__main__":
     main()

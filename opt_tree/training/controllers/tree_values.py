@@ -36,7 +36,7 @@ from opt_tree.decoding.decoder import Decoder
 from opt_tree.decoding.pair import Pair, load_pair
 from opt_tree.policies import Delayed, TreePolicy
 from opt_tree.training.answers import Cut, read_examples
-from opt_tree.training.command_line import Parser, pair_parser, run_command, whole_numbers
+from opt_tree.training.command_line import Parser, command, pair_parser, whole_numbers
 from opt_tree.training.files import write_checkpoint
 from opt_tree.verifiers import VERIFIERS, Verdict, Verifier, block_efficiency, check
 
@@ -276,9 +276,7 @@ def train(args: argparse.Namespace) -> None:
     print(json.dumps(facts | {"judging": judging}))
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    run_command(new_parser(), train, arguments)
-
+main = command(new_parser, train)
 
 if __name__ == "__main__":
     main()

@@ -18,11 +18,11 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from opt_tree.models.checkpoints import load_tokenizer, load_weights
 from opt_tree.training.command_line import (
     Parser,
+    command,
     existing,
     fit_as_told,
     load_examples,
     model_path,
-    run_command,
     training_parser,
 )
 from opt_tree.training.embedded_family.lm import Shape, new_model, save_model, set_attention
@@ -60,6 +60,21 @@ def make_loss(target: PreTrainedModel, hard: float, compiled: bool) -> Loss:
     return loss
 
 
+def body_loss(target: PreTrainedModel, compiled: bool) -> Loss:
+    """Return the loss of a head with its objective: a module of a batch's tokens and what the target makes of them.
+
+    That is one tensor a layer, its inputs first, the last one behind the target's final norm.
+    """
+    body = torch.compile(target.base_model) if compiled else target.base_model
+
+    def loss(model: nn.Module, inputs: dict[str, Tensor]) -> Tensor:
+        with torch.no_grad():
+            states = body(input_ids=inputs["input_ids"], use_cache=False, output_hidden_states=True)
+        return model(inputs["input_ids"], (*states.hidden_states[:-1], states.last_hidden_state))
+
+    return loss
+
+
 def teacher_parser(description: str, schedule: Schedule, objective: object) -> Parser:
     """Return a command line with what every drafter that learns from a target takes, and its objective's fields."""
     parser = training_parser(description, schedule)
@@ -92,5 +107,7 @@ def train(args: argparse.Namespace) -> None:
         save_model(drafter, tokenizer, args.output / "final")
 
 
+main = command(new_parser, train)
+
 if __name__ == "__main__":
-    run_command(new_parser(), train)
+    main()

@@ -8,6 +8,7 @@ does so too (arXiv:2408.15766; "training-time test" in arXiv:2503.01840): pass s
 """
 
 import argparse
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,10 +23,10 @@ from transformers.models.llama.modeling_llama import apply_rotary_pos_emb, repea
 from opt_tree.core.command_line import from_fields
 from opt_tree.drafters.draft_vocabulary import vocabulary_tensors
 from opt_tree.drafters.heads.eagle_head import EagleHead, OneLayerHead
-from opt_tree.training.command_line import Parser, fit_as_told, run_command
-from opt_tree.training.embedded_family.distil import distillation_loss, load_lesson, teacher_parser
+from opt_tree.training.command_line import Parser, command, fit_as_told
+from opt_tree.training.embedded_family.distil import body_loss, distillation_loss, load_lesson, teacher_parser
 from opt_tree.training.files import write_checkpoint
-from opt_tree.training.trainer import Loss, Schedule
+from opt_tree.training.trainer import Schedule
 
 
 @dataclass(frozen=True)
@@ -57,9 +58,9 @@ class Unrolled(nn.Module):
         self.head, self.objective = head, objective
         self.register_buffer("output", output, persistent=False)
 
-    def forward(self, ids: Int[Tensor, "rows length"], features: Float[Tensor, "rows length hidden"]) -> Tensor:
+    def forward(self, ids: Int[Tensor, "rows length"], states: tuple[Tensor, ...]) -> Float[Tensor, ""]:
         """Return the mean loss over passes; pass s is judged on the pairs that have s earlier ones."""
-        weights = self.objective
+        weights, features = self.objective, states[-1]
         goals = features[:, 1:].float()
         logits = features[:, 1:].to(self.output.dtype) @ self.output.T
         spread = weights.noise * 512 / ids.shape[1]
@@ -73,6 +74,51 @@ class Unrolled(nn.Module):
         return total / weights.unroll
 
 
+class LayerPasses:
+    """The one layer of a head, run pass after pass over the same pairs; keys and values of every pass are kept.
+
+    A pair attends to those of the first pass where that is `visible`, and to one pair of each later pass: of the s-th
+    last one to the pair s places back (`backwards`), or to the pair of its own place in every one.
+    """
+
+    def __init__(self, head: OneLayerHead, backwards: bool) -> None:
+        self.head, self.backwards = head, backwards
+        self._seen: list[list[Tensor]] = []
+
+    def run(
+        self, read: Sequence[Tensor], rotary: tuple[Tensor, Tensor], visible: Bool[Tensor, "pairs pairs"]
+    ) -> Float[Tensor, "rows pairs hidden"]:
+        """Return what the layer makes of queries, keys, values and a residual, as `entered` gives them."""
+        layer, attention = self.head.layer, self.head.layer.self_attn
+        *parts, residual = read
+        split = (*residual.shape[:2], -1, attention.head_dim)
+        query, key, value = (each.view(split).transpose(1, 2) for each in parts)
+        query, key = apply_rotary_pos_emb(query, key, *rotary)
+        self._seen.append([repeat_kv(each, attention.num_key_value_groups) for each in (key, value)])
+        mixed = self._attend(query * attention.scaling, visible)
+        hidden = residual + attention.o_proj(mixed.transpose(1, 2).flatten(2))
+        return hidden + layer.mlp(layer.post_attention_layernorm(hidden))
+
+    def _attend(
+        self, query: Float[Tensor, "rows heads pairs head_dim"], visible: Bool[Tensor, "pairs pairs"]
+    ) -> Float[Tensor, "rows heads pairs head_dim"]:
+        pairs, (first, *later) = query.shape[2], self._seen
+        scores = [(query @ first[0].mT).masked_fill(~visible, -1e4)]
+        if self.backwards:
+            later = [
+                [F.pad(each, (0, 0, back, 0))[:, :, :pairs] for each in kept] for back, kept in enumerate(later[::-1])
+            ]
+        for back, (key, _) in enumerate(later):
+            score = (query * key).sum(-1, keepdim=True)
+            missing = torch.arange(pairs, device=query.device)[:, None] < back * self.backwards
+            scores.append(score.masked_fill(missing, -1e4))
+        probs = torch.cat(scores, -1).float().softmax(-1).to(query.dtype)
+        mixed = probs[..., :pairs] @ first[1]
+        for place, (_, value) in enumerate(later, pairs):
+            mixed = mixed + probs[..., place : place + 1] * value
+        return mixed
+
+
 def passes(
     head: OneLayerHead,
     ids: Int[Tensor, "rows pairs"],
@@ -84,61 +130,15 @@ def passes(
     In pass s, pair i attends to itself and to the s pairs before it as passes s, s - 1, ... computed them, and to
     all earlier pairs as the first pass did, on true features: what the head's cache holds s levels below the root.
     """
-    layer = head.layer
-    attention = layer.self_attn
     positions = torch.arange(ids.shape[1], device=ids.device)[None]
     embedded = head.embed_tokens(ids)
     enter, rotary = head.entered(embedded), head.rotary(embedded, positions)
-    distance = positions.mT - positions
-    split = (*ids.shape, -1, attention.head_dim)
-    keys: list[Tensor] = []
-    values: list[Tensor] = []
-    estimates: list[Tensor] = []
+    layer, estimates = LayerPasses(head, backwards=True), list[Tensor]()
     for step in range(unroll):
-        *read, residual = enter(features)
-        query, key, value = (each.view(split).transpose(1, 2) for each in read)
-        query, key = apply_rotary_pos_emb(query, key, *rotary)
-        keys.append(repeat_kv(key, attention.num_key_value_groups))
-        values.append(repeat_kv(value, attention.num_key_value_groups))
-        mixed = _attend(query * attention.scaling, keys, values, distance >= step)
-        hidden = residual + attention.o_proj(mixed.transpose(1, 2).flatten(2))
-        hidden = hidden + layer.mlp(layer.post_attention_layernorm(hidden))
-        estimates.append(hidden)
+        estimates.append(layer.run(enter(features), rotary, positions.mT - positions >= step))
         # Pair i reads feature i, which pair i - 1 estimated; pair 0 has no estimate and keeps the true feature.
-        features = torch.cat([features[:, :1], hidden[:, :-1].to(features.dtype)], 1)
+        features = torch.cat([features[:, :1], estimates[-1][:, :-1].to(features.dtype)], 1)
     return estimates
-
-
-def _attend(
-    query: Float[Tensor, "rows heads pairs head_dim"],
-    keys: list[Tensor],
-    values: list[Tensor],
-    visible: Bool[Tensor, "pairs pairs"],
-) -> Float[Tensor, "rows heads pairs head_dim"]:
-    """Attend to the first pass's pairs where `visible`, and to the pair s places back as the s-th last pass made it."""
-    pairs = query.shape[2]
-    scores = [(query @ keys[0].mT).masked_fill(~visible, -1e4)]
-    recent = [(F.pad(key, (0, 0, back, 0))[:, :, :pairs], back) for back, key in enumerate(reversed(keys[1:]))]
-    for key, back in recent:
-        score = (query * key).sum(-1, keepdim=True)
-        scores.append(score.masked_fill(torch.arange(pairs, device=query.device)[:, None] < back, -1e4))
-    probs = torch.cat(scores, -1).float().softmax(-1).to(query.dtype)
-    mixed = probs[..., :pairs] @ values[0]
-    for back, value in enumerate(reversed(values[1:])):
-        mixed = mixed + probs[..., pairs + back : pairs + back + 1] * F.pad(value, (0, 0, back, 0))[:, :, :pairs]
-    return mixed
-
-
-def make_loss(target: PreTrainedModel, compiled: bool) -> Loss:
-    """Return the loss of an `Unrolled` head on a batch of token rows, the features being the target's."""
-    body = torch.compile(target.base_model) if compiled else target.base_model
-
-    def loss(model: nn.Module, inputs: dict[str, Tensor]) -> Tensor:
-        with torch.no_grad():
-            features = body(input_ids=inputs["input_ids"], use_cache=False).last_hidden_state
-        return model(inputs["input_ids"], features)
-
-    return loss
 
 
 def save_head(head: EagleHead, folder: Path, tokens: Int[Tensor, " columns"] | None = None) -> None:
@@ -166,9 +166,11 @@ def train(args: argparse.Namespace) -> None:
     if args.init:
         head.load_published(load_file(args.init / "model.safetensors"), str(args.init))
     model = Unrolled(head, target.get_output_embeddings().weight.detach(), from_fields(Objective, args))
-    if fit_as_told(args, model, examples, make_loss(target, args.compile)):
+    if fit_as_told(args, model, examples, body_loss(target, args.compile)):
         save_head(head, args.output / "final")
 
 
+main = command(new_parser, train)
+
 if __name__ == "__main__":
-    run_command(new_parser(), train)
+    main()

@@ -25,10 +25,10 @@ from opt_tree.core.command_line import from_fields
 from opt_tree.models.checkpoints import load_tokenizer, load_weights
 from opt_tree.training.command_line import (
     Parser,
+    command,
     fit_as_told,
     load_examples,
     model_path,
-    run_command,
     training_parser,
 )
 from opt_tree.training.files import whole
@@ -115,5 +115,7 @@ def train(args: argparse.Namespace) -> None:
         save_model(model, tokenizer, args.output / "final")
 
 
+main = command(new_parser, train)
+
 if __name__ == "__main__":
-    run_command(new_parser(), train)
+    main()

@@ -11,7 +11,6 @@ import argparse
 import math
 import os
 import time
-from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +19,7 @@ from tqdm import tqdm
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from opt_tree.models.checkpoints import load_tokenizer, load_weights
-from opt_tree.training.command_line import Parser, existing, model_path, read_part, run_command
+from opt_tree.training.command_line import Parser, command, existing, model_path, read_part
 from opt_tree.training.embedded_family.data import VARIABLE, Draw, add_data, draw_prompts, read_prompts
 from opt_tree.training.files import whole
 from opt_tree.training.prompts import read_prompts as read_questions
@@ -148,9 +147,7 @@ def _write_batches(args: argparse.Namespace) -> None:
     print(f"{tokens} tokens in {args.output}")
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    run_command(new_parser(), write, arguments)
-
+main = command(new_parser, write)
 
 if __name__ == "__main__":
     main()

@@ -10,7 +10,7 @@ from pathlib import Path
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
 
-from opt_tree.training.command_line import Parser, run_command
+from opt_tree.training.command_line import Parser, command
 from opt_tree.training.embedded_family.data import add_data, corpus_names, read_corpus
 from opt_tree.training.files import whole
 
@@ -88,5 +88,7 @@ def write(args: argparse.Namespace) -> None:
         train_tokenizer(training_texts(args.data), args.vocab).save_pretrained(partial)
 
 
+main = command(new_parser, write)
+
 if __name__ == "__main__":
-    run_command(new_parser(), write)
+    main()

@@ -18,11 +18,11 @@ from torch.utils.data import Dataset
 from opt_tree.models.checkpoints import load_tokenizer, load_weights
 from opt_tree.training.command_line import (
     Parser,
+    command,
     existing,
     fit_as_told,
     load_examples,
     model_path,
-    run_command,
     training_parser,
 )
 from opt_tree.training.embedded_family.lm import save_model, set_attention
@@ -125,5 +125,7 @@ def train(args: argparse.Namespace) -> None:
         save_model(model, tokenizer, args.output / "final")
 
 
+main = command(new_parser, train)
+
 if __name__ == "__main__":
-    run_command(new_parser(), train)
+    main()

@@ -36,7 +36,7 @@ from opt_tree.models.checkpoints import CALIBRATION
 from opt_tree.models.named import resolve
 from opt_tree.policies import OptTree
 from opt_tree.training.answers import lines
-from opt_tree.training.command_line import Parser, existing, run_command
+from opt_tree.training.command_line import Parser, command, existing
 from opt_tree.training.embedded_family.data import VARIABLE, heldout_prompts
 from opt_tree.training.fitting.reliability import fit_balance, reliability
 
@@ -120,7 +120,7 @@ def fit(pair: Pair, prompts: list[list[int]], policy: OptTree, max_new_tokens: i
     return likelihood.temperature()
 
 
-def main(arguments: list[str] | None = None) -> None:
+def new_parser() -> Parser:
     parser = Parser(__doc__.split("\n\n")[0])
     parser.add_argument("--target", default="demo")
     named = parser.add_mutually_exclusive_group()
@@ -142,7 +142,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--device")
     parser.add_argument("--threads", type=int, default=1, help="CPU threads")
     parser.add_argument("--output", help="folder for calibration.json; default: the drafter's own")
-    run_command(parser, _run, arguments)
+    return parser
 
 
 def _run(options: argparse.Namespace) -> None:
@@ -210,6 +210,8 @@ def _prompts(options: argparse.Namespace, pair: Pair) -> list[str]:
         raise ValueError(f"{len(texts)} prompts are too few to fit on one half and check on the other")
     return texts
 
+
+main = command(new_parser, _run)
 
 if __name__ == "__main__":
     main()

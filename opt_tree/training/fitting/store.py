@@ -15,7 +15,7 @@ text it was counted in loses without it (weighted difference pruning, Seymore an
 
 import argparse
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -27,7 +27,7 @@ from transformers import PreTrainedTokenizerBase
 from opt_tree.drafters.tables.file_format import Table, fingerprint, load_table, save_table
 from opt_tree.drafters.tables.store import BETA, FILE, FOLLOWERS, extend_hashes
 from opt_tree.models.checkpoints import load_tokenizer
-from opt_tree.training.command_line import Parser, existing, model_path, run_command
+from opt_tree.training.command_line import Parser, command, existing, model_path
 from opt_tree.training.embedded_family.documents import join, read_answers, read_texts
 from opt_tree.training.fitting.interpolation import fitted
 from opt_tree.training.stream import TokenDocuments
@@ -222,9 +222,7 @@ def _known(args: argparse.Namespace, tokenizer: PreTrainedTokenizerBase) -> Tabl
     return Table(own | {"beta": list(beta)}, {name: np.array(array) for name, array in arrays.items()})
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    run_command(new_parser(), write, arguments)
-
+main = command(new_parser, write)
 
 if __name__ == "__main__":
     main()

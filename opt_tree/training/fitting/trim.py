@@ -19,7 +19,7 @@ from safetensors.torch import save_file
 from opt_tree.drafters.draft_vocabulary import VOCABULARY, vocabulary_tensors
 from opt_tree.models.checkpoints import load_config, load_tokenizer
 from opt_tree.training.answers import Cut, read_examples
-from opt_tree.training.command_line import Parser, existing, run_command
+from opt_tree.training.command_line import Parser, command, existing
 from opt_tree.training.files import whole
 from opt_tree.training.heads.batches import most_frequent
 
@@ -59,9 +59,7 @@ def write(args: argparse.Namespace) -> None:
     trim(args.draft, args.answers, args.vocab, args.output, args.tokenizer)
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    run_command(new_parser(), write, arguments)
-
+main = command(new_parser, write)
 
 if __name__ == "__main__":
     main()

@@ -28,12 +28,12 @@ from opt_tree.core.command_line import from_fields
 from opt_tree.drafters.draft_vocabulary import vocabulary_tensors
 from opt_tree.drafters.heads.dspark import KINDS, DSparkHeads, backbone, published_names
 from opt_tree.models.checkpoints import load_weights
-from opt_tree.training.command_line import run_command, stream_parser, whole_numbers
+from opt_tree.training.command_line import Parser, command, stream_parser, whole_numbers
 from opt_tree.training.files import write_checkpoint
 from opt_tree.training.heads.batches import Batch, Documents, most_frequent
 from opt_tree.training.heads.features import COUNTS
 from opt_tree.training.heads.head_loss import Judge
-from opt_tree.training.heads.run import Pace, Training
+from opt_tree.training.heads.run import Pace, Training, train_as_told
 
 
 @dataclass(frozen=True)
@@ -191,21 +191,20 @@ def train(args: argparse.Namespace) -> None:
     read = [-1 if layer == count - 1 else layer for layer in layers]  # the drafter has the last one behind its norm
     documents = Documents(args.features, plan.tokens, (-1, *read))
     training = Training(DSparkLoss(head.float(), target, kept, plan), documents, plan, args.output)
-    if args.resume:
-        training.resume()
-    training.run(lambda loss, folder: save_dspark(loss.head, folder, kept), args.marks)
-    print(f"done; to decode with it: --target {args.target} --drafter dspark:{args.output / 'final'}")
+    train_as_told(training, args, "dspark", lambda loss, folder: save_dspark(loss.head, folder, kept))
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
+def new_parser() -> Parser:
     parser = stream_parser("Train a DSpark model from hidden states on disk.", DSparkPlan())
     parser.add_argument(
         "--layers", type=whole_numbers, help="layers that it reads (default: as many as it has, spread)"
     )
     parser.add_argument("--markov", choices=KINDS, default=KINDS[0], help="Markov head (%(default)s)")
     parser.add_argument("--mask", type=int, help="token that stands for a mask (default: the target's padding)")
-    run_command(parser, train, arguments)
+    return parser
 
+
+main = command(new_parser, train)
 
 if __name__ == "__main__":
     main()

@@ -13,17 +13,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from opt_tree.core.command_line import from_fields
 from opt_tree.drafters.heads.early_exit import KIND, ExitLayer
 from opt_tree.models.checkpoints import load_tensors
-from opt_tree.training.command_line import Parser, fit_as_told, run_command
-from opt_tree.training.embedded_family.distil import distillation_loss, load_lesson, teacher_parser
+from opt_tree.training.command_line import Parser, command, fit_as_told
+from opt_tree.training.embedded_family.distil import body_loss, distillation_loss, load_lesson, teacher_parser
 from opt_tree.training.files import write_checkpoint
-from opt_tree.training.trainer import Loss, Schedule
+from opt_tree.training.trainer import Schedule
 
 SAME = ("model_type", "hidden_size", "intermediate_size", "num_hidden_layers", "vocab_size")
 """What of a target's config an exit layer is tied to."""
@@ -44,13 +44,9 @@ class Distilled(nn.Module):
         super().__init__()
         self.layer, self.objective = layer, objective
 
-    def forward(
-        self, features: Float[Tensor, "rows length hidden"], goals: Float[Tensor, "rows length hidden"]
-    ) -> Float[Tensor, ""]:
-        """Return the distance to the target's logits at some positions.
-
-        `features` are the hidden states behind the lower half, `goals` those that the target's output layer reads.
-        """
+    def forward(self, ids: Int[Tensor, "rows length"], states: tuple[Tensor, ...]) -> Float[Tensor, ""]:
+        """Return the distance to the target's logits at some positions; `states` are the target's, by layer."""
+        features, goals = states[self.layer.depth], states[-1]  # behind the lower half, and what the output layer reads
         positions = torch.arange(features.shape[1], device=features.device)[None]
         hidden = self.layer.hidden(features.float(), positions)
         count = max(1, round(self.objective.judged * positions.numel() * len(features)))
@@ -58,18 +54,6 @@ class Distilled(nn.Module):
         output = self.layer.get_output_embeddings().weight
         ours, theirs = (states.flatten(0, 1)[judged].to(output.dtype) @ output.T for states in (hidden, goals))
         return distillation_loss(ours, theirs, self.objective.hard)
-
-
-def make_loss(target: PreTrainedModel, depth: int, compiled: bool) -> Loss:
-    """Return the loss on a batch of token rows: the target's layers run once for what goes in and what is wanted."""
-    body = torch.compile(target.base_model) if compiled else target.base_model
-
-    def loss(model: nn.Module, inputs: dict[str, Tensor]) -> Tensor:
-        with torch.no_grad():
-            states = body(input_ids=inputs["input_ids"], use_cache=False, output_hidden_states=True)
-        return model(states.hidden_states[depth], states.last_hidden_state)
-
-    return loss
 
 
 def save_exit(layer: ExitLayer, target: PreTrainedModel, folder: Path) -> None:
@@ -95,9 +79,11 @@ def train(args: argparse.Namespace) -> None:
     if args.init:
         layer.load(load_tensors(str(args.init)))
     model = Distilled(layer, from_fields(Objective, args))
-    if fit_as_told(args, model, examples, make_loss(target, args.depth, args.compile)):
+    if fit_as_told(args, model, examples, body_loss(target, args.compile)):
         save_exit(layer, target, args.output / "final")
 
 
+main = command(new_parser, train)
+
 if __name__ == "__main__":
-    run_command(new_parser(), train)
+    main()

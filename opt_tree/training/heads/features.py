@@ -28,7 +28,7 @@ from transformers import PreTrainedModel
 from opt_tree.engines.body import watched_module
 from opt_tree.models.checkpoints import load_tokenizer, load_weights
 from opt_tree.training.answers import Cut, Example, read_examples
-from opt_tree.training.command_line import Parser, existing, model_path, read_part, run_command, whole_numbers
+from opt_tree.training.command_line import Parser, command, existing, model_path, read_part, whole_numbers
 from opt_tree.training.files import whole
 
 COUNTS = "counts.npy"
@@ -158,9 +158,7 @@ def write(args: argparse.Namespace) -> None:
             bar.update(sum(len(example.tokens) for example in parts[index]))
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    run_command(new_parser(), write, arguments)
-
+main = command(new_parser, write)
 
 if __name__ == "__main__":
     main()

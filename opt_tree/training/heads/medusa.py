@@ -19,10 +19,10 @@ from transformers import PreTrainedModel
 from opt_tree.core.command_line import from_fields
 from opt_tree.drafters.heads.one_pass import MedusaHeads
 from opt_tree.models.checkpoints import load_tensors
-from opt_tree.training.command_line import Parser, fit_as_told, run_command
-from opt_tree.training.embedded_family.distil import distillation_loss, load_lesson, teacher_parser
+from opt_tree.training.command_line import Parser, command, fit_as_told
+from opt_tree.training.embedded_family.distil import body_loss, distillation_loss, load_lesson, teacher_parser
 from opt_tree.training.files import write_checkpoint
-from opt_tree.training.trainer import Loss, Schedule
+from opt_tree.training.trainer import Schedule
 
 
 @dataclass(frozen=True)
@@ -43,13 +43,12 @@ class Heads(nn.Module):
         self.heads, self.objective = heads, objective
         self._target = [target]  # in a list, so that its weights are not saved with the heads
 
-    def forward(
-        self, features: Float[Tensor, "rows length hidden"], goals: Float[Tensor, "rows length hidden"]
-    ) -> Float[Tensor, ""]:
+    def forward(self, ids: Int[Tensor, "rows length"], states: tuple[Tensor, ...]) -> Float[Tensor, ""]:
         """Return the mean distance over depths; position i of the features belongs to the root at token i + 1.
 
         `goals` are the states that the target's output layer reads: at i + d - 1 it says what depth d should.
         """
+        features, goals = states[-1][:, :-1], states[-1][:, 1:]
         last = goals.shape[1] - self.objective.depths + 1
         count = max(1, round(self.objective.judged * last * len(goals)))
         rows = torch.randint(len(goals), (count,), device=goals.device)
@@ -65,19 +64,6 @@ class Heads(nn.Module):
         return total / weights
 
 
-def make_loss(target: PreTrainedModel, compiled: bool) -> Loss:
-    """Return the loss on a batch of token rows; the root at token i comes behind the feature of token i - 1."""
-    body = torch.compile(target.base_model) if compiled else target.base_model
-
-    def loss(model: nn.Module, inputs: dict[str, Tensor]) -> Tensor:
-        ids: Int[Tensor, "rows length"] = inputs["input_ids"]
-        with torch.no_grad():
-            features = body(input_ids=ids, use_cache=False).last_hidden_state
-        return model(features[:, :-1], features[:, 1:])
-
-    return loss
-
-
 def new_parser() -> Parser:
     return teacher_parser("Train Medusa's heads.", Schedule(rows="0.9:512,0.1:2048"), Objective())
 
@@ -89,10 +75,12 @@ def train(args: argparse.Namespace) -> None:
     heads = MedusaHeads(text.hidden_size, text.vocab_size, objective.depths, own_output=False)
     if args.init:
         heads.heads.load_state_dict(load_tensors(str(args.init)))
-    if fit_as_told(args, Heads(heads.float(), target, objective), examples, make_loss(target, args.compile)):
+    if fit_as_told(args, Heads(heads.float(), target, objective), examples, body_loss(target, args.compile)):
         config = {"medusa_num_heads": objective.depths, "medusa_num_layers": 1}
         write_checkpoint(config, heads.heads.state_dict(), args.output / "final")
 
 
+main = command(new_parser, train)
+
 if __name__ == "__main__":
-    run_command(new_parser(), train)
+    main()

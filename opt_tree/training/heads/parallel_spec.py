@@ -9,30 +9,28 @@ depth of every group. The law that the target has at a token judges all groups t
 """
 
 import argparse
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import torch
 import torch.nn.functional as F
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from safetensors.torch import load_file
 from torch import Tensor, nn
 from transformers import PreTrainedModel
-from transformers.models.llama.modeling_llama import apply_rotary_pos_emb, repeat_kv
 
 from opt_tree.core.command_line import from_fields
 from opt_tree.drafters.draft_vocabulary import vocabulary_tensors
 from opt_tree.drafters.heads.parallel_spec import ParallelHead
 from opt_tree.models.checkpoints import load_weights
-from opt_tree.training.command_line import existing, run_command, stream_parser
-from opt_tree.training.embedded_family.eagle import new_head
+from opt_tree.training.command_line import Parser, command, existing, stream_parser
+from opt_tree.training.embedded_family.eagle import LayerPasses, new_head
 from opt_tree.training.files import write_checkpoint
 from opt_tree.training.heads.batches import Documents, most_frequent
 from opt_tree.training.heads.features import COUNTS
 from opt_tree.training.heads.head_loss import Goal, HeadLoss
-from opt_tree.training.heads.run import Pace, Training
+from opt_tree.training.heads.run import Pace, Training, train_as_told
 
 
 @dataclass(frozen=True)
@@ -59,41 +57,15 @@ class ParallelLoss(HeadLoss):
         depths: int,
     ) -> list[Float[Tensor, "rows pairs hidden"]]:
         """Return the estimates by depth, each where the token is that it speaks of: by the group `depth` pairs back."""
-        layer, attention, count = head.layer, head.layer.self_attn, ids.shape[1]
-        positions, split = torch.arange(count)[None], (*ids.shape, -1, attention.head_dim)
-        before = torch.ones(count, count, dtype=torch.bool).tril()
-        keys: list[Tensor] = []
-        values: list[Tensor] = []
-        found: list[Tensor] = []
+        count = ids.shape[1]
+        positions, before = torch.arange(count)[None], torch.ones(count, count, dtype=torch.bool).tril()
+        layer, found = LayerPasses(head, backwards=False), list[Tensor]()
         for depth in range(depths):
             embedded = head.embed_tokens(ids) if depth == 0 else head.masks.weight[depth - 1].expand(1, 1, -1)
-            *read, residual = head.entered(embedded)(features)
-            query, key, value = (each.view(split).transpose(1, 2) for each in read)
-            query, key = apply_rotary_pos_emb(query, key, *head.rotary(residual, positions + depth))
-            keys.append(repeat_kv(key, attention.num_key_value_groups))
-            values.append(repeat_kv(value, attention.num_key_value_groups))
-            mixed = see(query * attention.scaling, keys, values, before)
-            hidden = residual + attention.o_proj(mixed.transpose(1, 2).flatten(2))
-            hidden = hidden + layer.mlp(layer.post_attention_layernorm(hidden))
+            read = head.entered(embedded)(features)
+            hidden = layer.run(read, head.rotary(read[-1], positions + depth), before)
             found.append(F.pad(hidden, (0, 0, depth, 0))[:, :count])
         return found
-
-
-def see(
-    query: Float[Tensor, "rows heads groups head_dim"],
-    keys: list[Tensor],
-    values: list[Tensor],
-    before: Bool[Tensor, "groups pairs"],
-) -> Float[Tensor, "rows heads groups head_dim"]:
-    """Attend to the pairs up to a group's own, and to what else the group has: the masks up to this one."""
-    pairs = keys[0].shape[2]
-    scores = [(query @ keys[0].mT).masked_fill(~before, -torch.inf)]
-    scores += [(query * key).sum(-1, keepdim=True) for key in keys[1:]]
-    probs = torch.cat(scores, -1).float().softmax(-1).to(query.dtype)
-    mixed = probs[..., :pairs] @ values[0]
-    for place, value in enumerate(values[1:], pairs):
-        mixed = mixed + probs[..., place : place + 1] * value
-    return mixed
 
 
 def new_parallel_head(target: PreTrainedModel, depths: int, init: Path | None = None) -> ParallelHead:
@@ -135,17 +107,16 @@ def train(args: argparse.Namespace) -> None:
         new_parallel_head(target, plan.depths, args.init), output, Goal(hard=plan.hard, often=often, drawn=plan.drawn)
     )
     training = Training(model, Documents(args.features, plan.tokens, (-1,)), plan, args.output)
-    if args.resume:
-        training.resume()
-    training.run(lambda loss, folder: save_parallel(loss.head, folder, kept), args.marks)
-    print(f"done; to decode with it: --target {args.target} --drafter parallelspec:{args.output / 'final'}")
+    train_as_told(training, args, "parallelspec", lambda loss, folder: save_parallel(loss.head, folder, kept))
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
+def new_parser() -> Parser:
     parser = stream_parser("Train a ParallelSpec head from hidden states on disk.", ParallelPlan())
     parser.add_argument("--init", type=existing, help="EAGLE-1 head to begin as, but for its embedding")
-    run_command(parser, train, arguments)
+    return parser
 
+
+main = command(new_parser, train)
 
 if __name__ == "__main__":
     main()

@@ -3,6 +3,7 @@
 Owns the clock, the learning rate and the running mean; what is trained and what judges it is a `Judge`.
 """
 
+import argparse
 import copy
 import json
 import time
@@ -22,6 +23,9 @@ from opt_tree.training.files import whole
 from opt_tree.training.heads.batches import Batch, Documents, Group
 from opt_tree.training.heads.head_loss import Judge
 from opt_tree.training.optimizer import MuonAdamW
+
+Save = Callable[[Any, Path], None]
+"""Writes a trained `Judge`'s head to a folder."""
 
 
 @dataclass(frozen=True)
@@ -122,7 +126,7 @@ class Training:
         self.model.sizes = self.kept.sizes = state.get("sizes", [1.0] * 3)  # earlier ones: features as they are
         self.seconds, self.steps, self.tokens = state["seconds"], state["steps"], state["tokens"]
 
-    def run(self, save: Callable[[Any, Path], None], marks: Sequence[float] = ()) -> None:
+    def run(self, save: Save, marks: Sequence[float] = ()) -> None:
         """Train until the minutes are over; let `save` write the head then (`final`), and when a mark is passed.
 
         It gets a copy of what is kept, to do with as it likes.
@@ -153,3 +157,11 @@ class Training:
                 saved = self.seconds
             if over:
                 return keep("final")
+
+
+def train_as_told(training: Training, args: argparse.Namespace, kind: str, save: Save) -> None:
+    """Train as a command line of `stream_parser` says, and name the drafter, whose spec is of this `kind`."""
+    if args.resume:
+        training.resume()
+    training.run(save, args.marks)
+    print(f"done; to decode with it: --target {args.target} --drafter {kind}:{args.output / 'final'}")

@@ -15,7 +15,6 @@ The run is as long as its minutes, of process time: learning rate and number of 
 """
 
 import argparse
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,13 +27,13 @@ from opt_tree.core.command_line import from_fields
 from opt_tree.drafters.heads.eagle3 import Eagle3Head, chosen_layers
 from opt_tree.drafters.heads.eagle_head import EagleHead
 from opt_tree.models.checkpoints import load_weights
-from opt_tree.training.command_line import Parser, existing, run_command, stream_parser, whole_numbers
+from opt_tree.training.command_line import Parser, command, existing, stream_parser, whole_numbers
 from opt_tree.training.embedded_family.eagle import new_head, save_head
 from opt_tree.training.heads.batches import Documents, most_frequent
 from opt_tree.training.heads.eagle3 import LAYOUTS, new_eagle3_head, save_eagle3
 from opt_tree.training.heads.features import COUNTS
 from opt_tree.training.heads.head_loss import Goal, HeadLoss
-from opt_tree.training.heads.run import Pace, Training
+from opt_tree.training.heads.run import Pace, Training, train_as_told
 from opt_tree.training.trainer import read_pairs
 
 PUBLISHED = {
@@ -112,8 +111,6 @@ def train(args: argparse.Namespace) -> None:
     often = torch.from_numpy(np.argsort(-counts[kept], kind="stable")[: plan.frequent]) if plan.frequent else None
     goal = Goal(plan.feature, plan.noise, plan.hard, often, plan.drawn)
     training = Training(HeadLoss(head.float(), output, goal, sizes, kept), documents, plan, args.output)
-    if args.resume:
-        training.resume()
 
     def save(loss: HeadLoss, folder: Path) -> None:
         loss.fold()
@@ -122,8 +119,7 @@ def train(args: argparse.Namespace) -> None:
         else:
             save_head(loss.head, folder, None if args.vocab == loss.head.config.vocab_size else kept)
 
-    training.run(save, args.marks)
-    print(f"done; to decode with it: --target {args.target} --drafter eagle:{args.output}")
+    train_as_told(training, args, "eagle", save)
 
 
 def _layers(args: argparse.Namespace, target: PreTrainedModel) -> tuple[int, ...]:
@@ -139,9 +135,7 @@ def _layers(args: argparse.Namespace, target: PreTrainedModel) -> tuple[int, ...
     return chosen_layers(args.layers, target.config.num_hidden_layers)
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    run_command(new_parser(), train, arguments)
-
+main = command(new_parser, train)
 
 if __name__ == "__main__":
     main()
