@@ -1,13 +1,15 @@
 """Muon for the hidden matrices, AdamW for everything else, as one optimizer that `Trainer` can step, save and resume.
 
+Also how the small networks of controllers are trained, by AdamW alone.
 Muon: Jordan et al. 2024, "Muon: an optimizer for hidden layers in neural networks".
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from tqdm import tqdm
 
 _READ = ("embed", "lm_head", "markov_w2", "confidence")
 """In the names of matrices that look up tokens or read them, and of one row: AdamW has them, as it has vectors."""
@@ -40,8 +42,6 @@ class MuonAdamW(torch.optim.Optimizer):
 
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
         """Update all parameters from their gradients."""
-        if closure is not None:
-            raise ValueError("MuonAdamW takes no closure")
         self.muon.step()
         self.adamw.step()
 
@@ -53,3 +53,21 @@ class MuonAdamW(torch.optim.Optimizer):
         self.muon.load_state_dict(state_dict["muon"])
         self.adamw.load_state_dict(state_dict["adamw"])
         self._link()
+
+
+def epochs(
+    model: nn.Module, loss_of: Callable[[Tensor], Tensor], count: int, batch: int, plan: Any, weight_decay: float
+) -> Iterator[None]:
+    """Train on `count` examples, in another order in each of `plan.epochs`; yield after each.
+
+    `loss_of` gives the loss of the examples of some numbers. The rate falls from `plan.lr` to nothing by a cosine.
+    """
+    optimizer = torch.optim.AdamW(model.parameters(), plan.lr, weight_decay=weight_decay)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, plan.epochs * -(-count // batch))
+    for _ in tqdm(range(plan.epochs), desc="training", unit="epoch", disable=None):
+        for rows in torch.randperm(count).split(batch):
+            optimizer.zero_grad()
+            loss_of(rows).backward()
+            optimizer.step()
+            schedule.step()
+        yield

@@ -33,6 +33,7 @@ from opt_tree.training.command_line import Parser, command, pair_parser
 from opt_tree.training.embedded_family.eagle import passes
 from opt_tree.training.files import write_checkpoint
 from opt_tree.training.heads.features import hidden_states
+from opt_tree.training.optimizer import epochs
 
 HELD_OUT = 10
 """One document in so many."""
@@ -122,24 +123,14 @@ class Plan:
 def fit(labels: Labels, embed: nn.Module, plan: Plan) -> LengthPredictor:
     torch.manual_seed(plan.seed)
     predictor = LengthPredictor(labels.features.shape[1], plan.longest, plan.width)
-    optimizer = torch.optim.AdamW(predictor.parameters(), plan.lr, weight_decay=0.05)
-    steps = plan.epochs * -(-len(labels.lengths) // plan.batch)
-    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
-    with tqdm(total=steps, desc="training", unit="step", disable=None) as bar:
-        for _ in range(plan.epochs):
-            for rows in torch.randperm(len(labels.lengths)).split(plan.batch):
-                batch = Labels(*(part[rows] for part in labels))
-                known = (
-                    F.dropout(batch.features.float(), plan.dropout),
-                    F.dropout(embed(batch.tokens).float(), plan.dropout),
-                )
-                loss = likelihood(predictor(*known), batch).mean()
-                optimizer.zero_grad()
-                loss.backward()
-                optimizer.step()
-                schedule.step()
-                bar.update()
-                bar.set_postfix_str(f"{loss.item():.3f} nats")
+
+    def loss_of(rows: Tensor) -> Tensor:
+        batch = Labels(*(part[rows] for part in labels))
+        known = F.dropout(batch.features.float(), plan.dropout), F.dropout(embed(batch.tokens).float(), plan.dropout)
+        return likelihood(predictor(*known), batch).mean()
+
+    for _ in epochs(predictor, loss_of, len(labels.lengths), plan.batch, plan, 0.05):
+        pass
     return predictor.eval()
 
 

@@ -38,6 +38,7 @@ from opt_tree.policies import Delayed, TreePolicy
 from opt_tree.training.answers import Cut, read_examples
 from opt_tree.training.command_line import Parser, command, pair_parser, whole_numbers
 from opt_tree.training.files import write_checkpoint
+from opt_tree.training.optimizer import epochs
 from opt_tree.verifiers import VERIFIERS, Verdict, Verifier, block_efficiency, check
 
 HELD_OUT = 8
@@ -217,18 +218,13 @@ def fit(seen: Surveyed, heldout: Surveyed, choice: Choice, plan: Plan) -> TreeVa
     with torch.no_grad():
         values.leave.weight.mul_(0.1)
         values.leave.bias.copy_((means - 1).clamp_min(1e-3).expm1().log())
-    steps = plan.epochs * -(-len(seen.facts) // 256)
-    optimizer = torch.optim.AdamW(values.parameters(), plan.lr, weight_decay=0.1)
-    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
+
+    def loss_of_rows(rows: Tensor) -> Tensor:
+        features = torch.nn.functional.dropout(seen.features[rows], 0.5)
+        return loss_of(values(seen.facts[rows], features), seen.tokens[rows])
+
     least, best = error_of(values, heldout), copy.deepcopy(values.state_dict())
-    for _ in tqdm(range(plan.epochs), desc="training", unit="epoch", disable=None):
-        for rows in torch.randperm(len(seen.facts)).split(256):
-            features = torch.nn.functional.dropout(seen.features[rows], 0.5)
-            loss = loss_of(values(seen.facts[rows], features), seen.tokens[rows])
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-            schedule.step()
+    for _ in epochs(values, loss_of_rows, len(seen.facts), 256, plan, 0.1):
         if (error := error_of(values, heldout)) < least:
             least, best = error, copy.deepcopy(values.state_dict())
     values.load_state_dict(best)

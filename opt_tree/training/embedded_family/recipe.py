@@ -1,7 +1,6 @@
 """Train the whole demo family, stage by stage: tokenizer, target, own outputs, drafter, EAGLE head.
 
-    python -m opt_tree.training.embedded_family.recipe --data CORPORA --work DIR \\
-        [--preset cpu|gpu|tiny] [--until STAGE] [--install DIR]
+    python -m opt_tree.training.embedded_family.recipe --data CORPORA --work DIR [--preset cpu|gpu|tiny]
 
 A stage whose product exists is skipped and a training stage that was stopped goes on from its last checkpoint, so the
 same command may be run again at any time. `cpu` is what made the embedded models (two busy cores, about four hours).
@@ -18,13 +17,12 @@ but the first with `--init` from the one before. Own answers read, by run, in to
 
 import argparse
 import os
-import shutil
 import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from opt_tree.training.command_line import Parser
+from opt_tree.training.command_line import Parser, command
 from opt_tree.training.embedded_family.data import add_data
 from opt_tree.training.embedded_family.sizes import CHAT_EPOCHS, SIZES, TARGET_EPOCHS, Size
 from opt_tree.training.files import last_checkpoint
@@ -90,7 +88,7 @@ def _epochs(units: dict[str, float], factor: float) -> str:
 
 def run(stage: Stage, args: argparse.Namespace, size: Size) -> None:
     """Run one stage; raise CalledProcessError if it fails."""
-    command = [sys.executable]
+    words = [sys.executable]
     arguments = [*stage.arguments.split(), "--data", str(args.data)]
     if stage.trains:
         arguments += ["--cache", str(args.work / "cache")]
@@ -98,39 +96,24 @@ def run(stage: Stage, args: argparse.Namespace, size: Size) -> None:
             arguments.append("--compile")
         if last_checkpoint(stage.product.parent):
             arguments.append("--resume")
-        if (processes := args.processes or size.processes) > 1:
-            command += ["-m", "torch.distributed.run", "--nproc-per-node", str(processes)]
+        if size.processes > 1:
+            words += ["-m", "torch.distributed.run", "--nproc-per-node", str(size.processes)]
     # One thread a process: two OpenMP threads that share a busy machine wait for each other at every barrier.
     environment = {**os.environ, "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}
-    subprocess.run([*command, "-m", f"{__package__}.{stage.module}", *arguments], check=True, env=environment)
+    subprocess.run([*words, "-m", f"{__package__}.{stage.module}", *arguments], check=True, env=environment)
 
 
-def install(products: dict[str, Path], folder: Path) -> None:
-    """Copy the family to `folder` as target/, draft/ and eagle/; `products` are the stages' by name."""
-    target = products[max(name for name in products if name.startswith("cured-"))]
-    for source, name in ((target, "target"), (products["draft"], "draft"), (products["eagle"], "eagle")):
-        shutil.copytree(source, folder / name, dirs_exist_ok=True)
-
-
-def main(arguments: list[str] | None = None) -> None:
+def new_parser() -> Parser:
     parser = Parser("Train the demo family, stage by stage.")
     add_data(parser)
     parser.add_argument("--work", type=Path, required=True, help="folder of all stages; give it again to go on")
     parser.add_argument("--preset", choices=sorted(SIZES), default="cpu", help="size of the run")
-    parser.add_argument("--processes", type=int, help="training processes, one thread each (default: the preset's)")
-    parser.add_argument("--until", default="eagle", help="last stage to run")
-    parser.add_argument("--install", type=Path, help="copy target, draft and eagle to this folder at the end")
-    args = parser.parse_args(arguments)
-    if args.processes is not None and args.processes < 1:
-        parser.error(f"--processes must be at least 1, got {args.processes}")
+    return parser
+
+
+def run_all(args: argparse.Namespace) -> None:
     size = SIZES[args.preset]
-    plan = stages(size, args.work)
-    names = [stage.name for stage in plan]
-    if args.until not in names:
-        parser.error(f"no stage called {args.until}; there are {', '.join(names)}")
-    if args.install and args.until != names[-1]:
-        parser.error(f"--install wants the whole family, --until {args.until} stops before it is there")
-    for stage in plan[: names.index(args.until) + 1]:
+    for stage in stages(size, args.work):
         if stage.product.exists():
             print(f"{stage.name}: done before ({stage.product})", flush=True)
             continue
@@ -138,10 +121,12 @@ def main(arguments: list[str] | None = None) -> None:
         try:
             run(stage, args, size)
         except subprocess.CalledProcessError as error:
-            parser.error(f"stage {stage.name} failed with exit status {error.returncode}; its output is above")
-    if args.install:
-        install({stage.name: stage.product for stage in plan}, args.install)
+            raise ValueError(
+                f"stage {stage.name} failed with exit status {error.returncode}; its output is above"
+            ) from error
 
+
+main = command(new_parser, run_all)
 
 if __name__ == "__main__":
     main()

@@ -12,7 +12,6 @@ The result goes beside the drafter as `calibration.json`, where `load_pair` pick
 """
 
 import argparse
-import itertools
 import json
 import os
 from dataclasses import dataclass, field
@@ -35,10 +34,10 @@ from opt_tree.drafters.registry import KINDS, parse_spec
 from opt_tree.models.checkpoints import CALIBRATION
 from opt_tree.models.named import resolve
 from opt_tree.policies import OptTree
-from opt_tree.training.answers import lines
 from opt_tree.training.command_line import Parser, command, existing
 from opt_tree.training.embedded_family.data import VARIABLE, heldout_prompts
 from opt_tree.training.fitting.reliability import fit_balance, reliability
+from opt_tree.training.prompts import read_prompts
 
 REPORT_PROMPTS = 40
 """The first held-out prompts are kept for figures that are reported; fitting and checking use those behind them."""
@@ -127,7 +126,9 @@ def new_parser() -> Parser:
     named.add_argument("--drafter", default="lm:demo", help="a spec: lm:MODEL, eagle:HEAD, ... (default: %(default)s)")
     named.add_argument("--eagle", dest="drafter", type="eagle:".__add__, metavar="HEAD", help="--drafter eagle:HEAD")
     parser.add_argument(
-        "--prompts", type=existing, help="JSONL with `prompt`, `text` or `turns`; default: held-out prompts"
+        "--prompts",
+        type=existing,
+        help="prompts, .jsonl or a line each; default: held-out prompts",
     )
     parser.add_argument(
         "--data", default=os.environ.get(VARIABLE), help=f"corpus folder, where --prompts is not given (${VARIABLE})"
@@ -199,13 +200,10 @@ def _drafter_folder(spec: str, output: str | None) -> Path:
 
 def _prompts(options: argparse.Namespace, pair: Pair) -> list[str]:
     """Read the prompts that the calibration may use."""
-    if not options.prompts:
-        texts = heldout_prompts(pair.tokenizer, Path(options.data), REPORT_PROMPTS + options.count)[REPORT_PROMPTS:]
+    if options.prompts:
+        texts = read_prompts([options.prompts])[: options.count]
     else:
-        rows = list(itertools.islice(lines(options.prompts), options.count))
-        texts = [row.get("prompt") or row.get("text") or next(iter(row.get("turns", [])), "") for row in rows]
-        if not all(isinstance(text, str) and text for text in texts):
-            raise ValueError(f"{options.prompts} has rows without a prompt, text or turns")
+        texts = heldout_prompts(pair.tokenizer, Path(options.data), REPORT_PROMPTS + options.count)[REPORT_PROMPTS:]
     if len(texts) < 2:
         raise ValueError(f"{len(texts)} prompts are too few to fit on one half and check on the other")
     return texts

@@ -121,9 +121,9 @@ class Training:
             raise FileNotFoundError(f"no checkpoint in {self.output} to go on from")
         state = torch.load(path, weights_only=True)
         self.model.head.load_state_dict(state["head"])
-        self.kept.head.load_state_dict(state.get("kept", state["head"]))
+        self.kept.head.load_state_dict(state["kept"])
         self.optimizer.load_state_dict(state["optimizer"])
-        self.model.sizes = self.kept.sizes = state.get("sizes", [1.0] * 3)  # earlier ones: features as they are
+        self.model.sizes = self.kept.sizes = state["sizes"]
         self.seconds, self.steps, self.tokens = state["seconds"], state["steps"], state["tokens"]
 
     def run(self, save: Save, marks: Sequence[float] = ()) -> None:
