@@ -119,7 +119,7 @@ CASES: list[tuple[object, str, str]] = [
     (train, "--target {target} --features {full} --output {new} --minutes nan", "--minutes must be above 0, got nan"),
     (train, "--target {target} --features {full} --output {new} --unroll x", "'x' is no list of pairs"),
     (draft_length, "--answers {rows} --output {full}", "which would be deleted: name a new folder"),
-    (tree_values, "--answers {rows} --output {new} --trunks x", "'x' is no comma list of whole numbers"),
+    (tree_values, "--answers {rows} --output {new} --trunks x", "not a comma list of numbers: 'x'"),
     (calibrate, "--prompts {file}", "1 prompts are too few"),
     (calibrate, "--prompts {empty} --output {new}", "no prompts in {empty}"),
     (calibrate, "--prompts {rows} --output {new} --device xpu", "no device 'xpu' here"),

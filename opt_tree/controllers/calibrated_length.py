@@ -10,54 +10,35 @@ import math
 from dataclasses import dataclass, field, replace
 
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
 from opt_tree.controllers.base import Controller
 from opt_tree.controllers.registry import Wanted, register
-from opt_tree.core.children import Few, TopK
+from opt_tree.core.children import Few
 from opt_tree.core.pool import CandidatePool
 from opt_tree.core.step import Outcome, Step
 from opt_tree.core.target import Output
 from opt_tree.policies import TreePolicy
-from opt_tree.policies.base import check_sizes
+from opt_tree.policies.threshold_chain import Chain
 
 
 @dataclass(frozen=True)
-class ScoredChain:
-    """One path, drafted on while the drafter gives its newest token enough probability, depth by depth.
+class ScoredChain(Chain):
+    """Draft on while the drafter gives its newest token enough probability, depth by depth.
 
     `ScoredChain(4, (0.3, 0.8, 0.1))`, probabilities of the tokens (not of their paths):
 
         root - .6 - .7        .6 >= .3: on; .7 < .8: nothing is drafted below it
     """
 
-    nodes: int = 8
-    """The longest chain."""
     least: tuple[float, ...] = field(default=(), compare=False)
     """Least probability of the token at depth 1, 2, ... for one more below it; what is not named is 0."""
 
-    def __post_init__(self) -> None:
-        check_sizes(nodes=self.nodes)
-
-    @property
-    def children(self) -> TopK:
-        return TopK(1)
-
-    @property
-    def max_depth(self) -> int:
-        return self.nodes
-
-    def expand(self, pool: CandidatePool) -> Int[np.ndarray, " frontier"] | None:
-        rows = pool.newest
-        if not len(rows) or pool.depth >= self.nodes:
-            return None
+    def goes_on(self, pool: CandidatePool) -> bool:
+        row = pool.newest[0]
         least = self.least[pool.depth - 1] if pool.depth <= len(self.least) else 0.0
-        said = math.exp(pool.path_log_probs[rows[0]] - pool.path_log_probs[pool.parents[rows[0]]])
-        return rows if said >= least else None
-
-    def select(self, pool: CandidatePool) -> Int[np.ndarray, " rows"]:
-        return np.arange(len(pool.tokens))
+        return math.exp(pool.path_log_probs[row] - pool.path_log_probs[pool.parents[row]]) >= least
 
 
 class CalibratedLength(Controller):

@@ -65,11 +65,6 @@ class Parser(command_line.Parser):
                 setattr(args, action.dest, Path(folder))
 
 
-def whole_numbers(text: str) -> list[int]:
-    """Read a comma list of whole numbers."""
-    return [int(part) for part in text.split(",")]
-
-
 def read_part(text: str) -> tuple[int, int]:
     """Read `which/of how many`, from 0."""
     try:

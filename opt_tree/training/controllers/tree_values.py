@@ -27,7 +27,7 @@ from tqdm import tqdm
 
 from opt_tree.controllers.selected import KIND, Action, Choice, Informed, TreeValues
 from opt_tree.core.children import IID, Few
-from opt_tree.core.command_line import from_fields
+from opt_tree.core.command_line import from_fields, whole_numbers
 from opt_tree.core.probabilities import probs_of
 from opt_tree.core.random import Random
 from opt_tree.core.sampling import Logits, Sampling, whole
@@ -36,19 +36,12 @@ from opt_tree.decoding.decoder import Decoder
 from opt_tree.decoding.pair import Pair, load_pair
 from opt_tree.policies import Delayed, TreePolicy
 from opt_tree.training.answers import Cut, read_examples
-from opt_tree.training.command_line import Parser, command, pair_parser, whole_numbers
+from opt_tree.training.command_line import Parser, command, pair_parser
 from opt_tree.training.files import write_checkpoint
 from opt_tree.training.optimizer import epochs
 from opt_tree.verifiers import VERIFIERS, Verdict, Verifier, block_efficiency, check
 
 HELD_OUT = 8
-
-
-def _numbers(text: str) -> list[int]:
-    try:
-        return whole_numbers(text)
-    except ValueError as error:
-        raise ValueError(f"{text!r} is no comma list of whole numbers") from error
 
 
 @dataclass(frozen=True)
@@ -79,7 +72,7 @@ class Plan:
             except TypeError as error:
                 raise ValueError(str(error)) from error
         trunks, branches, lengths, chains = (
-            _numbers(text) for text in (self.trunks, self.branches, self.lengths, self.chains)
+            whole_numbers(text) for text in (self.trunks, self.branches, self.lengths, self.chains)
         )
         shapes = [(1, chain, 0) for chain in chains]
         shapes += [(k, trunk, length) for trunk in trunks for k in branches for length in lengths]
@@ -88,9 +81,9 @@ class Plan:
 
     def surveys(self) -> list[Delayed]:
         """The trees that are drawn: for each trunk the largest, and the longest chain."""
-        branches, length = (max(_numbers(text)) for text in (self.branches, self.lengths))
-        longest = max(_numbers(self.chains))
-        return [Delayed(trunk, branches, length) for trunk in _numbers(self.trunks)] + [Delayed(longest, 1, 0)]
+        branches, length = (max(whole_numbers(text)) for text in (self.branches, self.lengths))
+        longest = max(whole_numbers(self.chains))
+        return [Delayed(trunk, branches, length) for trunk in whole_numbers(self.trunks)] + [Delayed(longest, 1, 0)]
 
 
 def inside(tree: Tree, trunk: int, action: Action) -> Bool[np.ndarray, " rows"] | None:

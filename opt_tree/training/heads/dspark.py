@@ -24,11 +24,11 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from opt_tree.core.command_line import from_fields
+from opt_tree.core.command_line import from_fields, whole_numbers
 from opt_tree.drafters.draft_vocabulary import vocabulary_tensors
 from opt_tree.drafters.heads.dspark import KINDS, DSparkHeads, backbone, published_names
 from opt_tree.models.checkpoints import load_weights
-from opt_tree.training.command_line import Parser, command, stream_parser, whole_numbers
+from opt_tree.training.command_line import Parser, command, stream_parser
 from opt_tree.training.files import write_checkpoint
 from opt_tree.training.heads.batches import Batch, Documents, most_frequent
 from opt_tree.training.heads.features import COUNTS

@@ -23,11 +23,11 @@ import torch
 from safetensors.torch import load_file
 from transformers import PreTrainedModel
 
-from opt_tree.core.command_line import from_fields
+from opt_tree.core.command_line import from_fields, whole_numbers
 from opt_tree.drafters.heads.eagle3 import Eagle3Head, chosen_layers
 from opt_tree.drafters.heads.eagle_head import EagleHead
 from opt_tree.models.checkpoints import load_weights
-from opt_tree.training.command_line import Parser, command, existing, stream_parser, whole_numbers
+from opt_tree.training.command_line import Parser, command, existing, stream_parser
 from opt_tree.training.embedded_family.eagle import new_head, save_head
 from opt_tree.training.heads.batches import Documents, most_frequent
 from opt_tree.training.heads.eagle3 import LAYOUTS, new_eagle3_head, save_eagle3
