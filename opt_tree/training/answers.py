@@ -69,9 +69,15 @@ def _rows(file: Path, tokenizer: PreTrainedTokenizerBase) -> Iterator[tuple[list
     for number, row in enumerate(lines(file), 1):
         if not {"prompt", "answer"} <= row.keys():
             raise ValueError(f'{file}:{number} has no "prompt" and "answer"')
-        message = [{"role": "user", "content": row["prompt"]}]
-        prompt = tokenizer.apply_chat_template(message, add_generation_prompt=True, return_dict=False)
-        yield list(prompt), answer_of(row, tokenizer)
+        yield question(row["prompt"], tokenizer), answer_of(row, tokenizer)
+
+
+def question(prompt: str, tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    """Return a prompt's tokens: by the chat template, or the bare text where there is none, as `Pair.encode` does."""
+    if not getattr(tokenizer, "chat_template", None):
+        return list(tokenizer(prompt)["input_ids"])
+    message = [{"role": "user", "content": prompt}]
+    return list(tokenizer.apply_chat_template(message, add_generation_prompt=True, return_dict=False))
 
 
 def answer_of(row: dict[str, Any], tokenizer: PreTrainedTokenizerBase) -> list[int]:

@@ -1,6 +1,6 @@
 """Muon for the hidden matrices, AdamW for everything else, as one optimizer that `Trainer` can step, save and resume.
 
-Also how the small networks of controllers are trained, by AdamW alone.
+Also the loop that trains the small networks of controllers.
 Muon: Jordan et al. 2024, "Muon: an optimizer for hidden layers in neural networks".
 """
 
@@ -56,15 +56,14 @@ class MuonAdamW(torch.optim.Optimizer):
 
 
 def epochs(
-    model: nn.Module, loss_of: Callable[[Tensor], Tensor], count: int, batch: int, plan: Any, weight_decay: float
+    optimizer: torch.optim.Optimizer, loss_of: Callable[[Tensor], Tensor], count: int, batch: int, most: int
 ) -> Iterator[None]:
-    """Train on `count` examples, in another order in each of `plan.epochs`; yield after each.
+    """Train on `count` examples, in another order in each of `most` epochs; yield after each.
 
-    `loss_of` gives the loss of the examples of some numbers. The rate falls from `plan.lr` to nothing by a cosine.
+    `loss_of` gives the loss of the examples of some numbers. The learning rate falls to nothing by a cosine.
     """
-    optimizer = torch.optim.AdamW(model.parameters(), plan.lr, weight_decay=weight_decay)
-    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, plan.epochs * -(-count // batch))
-    for _ in tqdm(range(plan.epochs), desc="training", unit="epoch", disable=None):
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, most * -(-count // batch))
+    for _ in tqdm(range(most), desc="training", unit="epoch", disable=None):
         for rows in torch.randperm(count).split(batch):
             optimizer.zero_grad()
             loss_of(rows).backward()

@@ -18,7 +18,7 @@ from opt_tree.drafters.heads.eagle_head import EagleHead
 from opt_tree.drafters.heads.one_pass import MedusaHeads
 from opt_tree.training.command_line import from_fields, parse_epochs
 from opt_tree.training.embedded_family import data, recipe, sizes
-from opt_tree.training.embedded_family.data import Document, heldout_prompts, read_corpus, render
+from opt_tree.training.embedded_family.data import Document, draw_prompts, read_corpus, read_prompts, render
 from opt_tree.training.embedded_family.distil import body_loss, distillation_loss, load_teacher
 from opt_tree.training.embedded_family.distil import make_loss as distil_loss
 from opt_tree.training.embedded_family.eagle import Objective, Unrolled, new_head, passes, save_head
@@ -112,8 +112,8 @@ def test_split_puts_a_prompt_on_one_side_whatever_its_answers_and_spelling(corpu
 
 
 def test_heldout_prompts_are_held_out_repeatable_and_distinct(corpus: Path, tokenizer: PreTrainedTokenizerFast) -> None:
-    prompts = heldout_prompts(tokenizer, corpus, 5)
-    assert prompts == heldout_prompts(tokenizer, corpus, 5)
+    prompts, again = (draw_prompts(tokenizer, read_prompts(corpus, "heldout"), 5) for _ in range(2))
+    assert prompts == again
     assert len(set(prompts)) == len(prompts) > 0
     for prompt in prompts:
         assert Document(messages=({"role": "user", "content": prompt},)).split == "heldout"

@@ -129,7 +129,8 @@ def fit(labels: Labels, embed: nn.Module, plan: Plan) -> LengthPredictor:
         known = F.dropout(batch.features.float(), plan.dropout), F.dropout(embed(batch.tokens).float(), plan.dropout)
         return likelihood(predictor(*known), batch).mean()
 
-    for _ in epochs(predictor, loss_of, len(labels.lengths), plan.batch, plan, 0.05):
+    optimizer = torch.optim.AdamW(predictor.parameters(), plan.lr, weight_decay=0.05)
+    for _ in epochs(optimizer, loss_of, len(labels.lengths), plan.batch, plan.epochs):
         pass
     return predictor.eval()
 

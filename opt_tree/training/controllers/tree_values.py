@@ -217,7 +217,8 @@ def fit(seen: Surveyed, heldout: Surveyed, choice: Choice, plan: Plan) -> TreeVa
         return loss_of(values(seen.facts[rows], features), seen.tokens[rows])
 
     least, best = error_of(values, heldout), copy.deepcopy(values.state_dict())
-    for _ in epochs(values, loss_of_rows, len(seen.facts), 256, plan, 0.1):
+    optimizer = torch.optim.AdamW(values.parameters(), plan.lr, weight_decay=0.1)
+    for _ in epochs(optimizer, loss_of_rows, len(seen.facts), 256, plan.epochs):
         if (error := error_of(values, heldout)) < least:
             least, best = error, copy.deepcopy(values.state_dict())
     values.load_state_dict(best)

@@ -101,13 +101,6 @@ def render(document: Document, tokenizer: PreTrainedTokenizerBase) -> str:
     return f"{tokenizer.bos_token}{document.text}"
 
 
-def heldout_prompts(
-    tokenizer: PreTrainedTokenizerBase, folder: Path, count: int, max_tokens: int = 300, seed: int = 0
-) -> list[str]:
-    """Return `count` held-out first user turns shorter than `max_tokens`, from each of `PROMPT_CORPORA` in turn."""
-    return draw_prompts(tokenizer, read_prompts(folder, "heldout"), Draw(count, max_tokens, seed))
-
-
 def read_prompts(folder: Path, split: Split) -> list[list[str]]:
     """Return the distinct first user turns of one side of the split, one sorted list per corpus.
 
@@ -128,25 +121,18 @@ def read_prompts(folder: Path, split: Split) -> list[list[str]]:
     return pools
 
 
-@dataclass(frozen=True)
-class Draw:
-    """How many prompts to draw, how long they may be, and by which seed."""
-
-    count: int
-    max_tokens: int = 300
-    seed: int = 0
-
-
-def draw_prompts(tokenizer: PreTrainedTokenizerBase, pools: list[list[str]], draw: Draw) -> list[str]:
-    """Draw prompts from each pool in turn, without replacement, until there are enough or all pools are empty."""
-    rng = np.random.default_rng(draw.seed)
+def draw_prompts(
+    tokenizer: PreTrainedTokenizerBase, pools: list[list[str]], count: int, max_tokens: int = 300, seed: int = 0
+) -> list[str]:
+    """Draw prompts shorter than `max_tokens` from each pool in turn, each once, until there are enough or no more."""
+    rng = np.random.default_rng(seed)
     pools = [[pool[index] for index in rng.permutation(len(pool))] for pool in pools]
     chosen: list[str] = []
-    while len(chosen) < draw.count and any(pools):
+    while len(chosen) < count and any(pools):
         for pool in pools:
-            while pool and len(chosen) < draw.count:
+            while pool and len(chosen) < count:
                 turn = pool.pop()
-                if len(tokenizer(turn)["input_ids"]) < draw.max_tokens:
+                if len(tokenizer(turn)["input_ids"]) < max_tokens:
                     chosen.append(turn)
                     break
     return chosen

@@ -19,8 +19,9 @@ from tqdm import tqdm
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from opt_tree.models.checkpoints import load_tokenizer, load_weights
+from opt_tree.training.answers import question
 from opt_tree.training.command_line import Parser, command, existing, model_path, read_part
-from opt_tree.training.embedded_family.data import VARIABLE, Draw, add_data, draw_prompts, read_prompts
+from opt_tree.training.embedded_family.data import VARIABLE, add_data, draw_prompts, read_prompts
 from opt_tree.training.files import whole
 from opt_tree.training.prompts import read_prompts as read_questions
 from opt_tree.training.stream import TokenDocuments, load_part, narrow
@@ -57,14 +58,6 @@ def answer(
             tokens = tokens[: ends[0] + 1] if ends else tokens
             documents[index] = rows[index] + tokens
     return [documents[index] for index in range(len(rows))]
-
-
-def question(prompt: str, tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    """Return a prompt's tokens: by the chat template, or the bare text where there is none, as `Pair.encode` does."""
-    if not getattr(tokenizer, "chat_template", None):
-        return list(tokenizer(prompt)["input_ids"])
-    message = [{"role": "user", "content": prompt}]
-    return list(tokenizer.apply_chat_template(message, add_generation_prompt=True, return_dict=False))
 
 
 def stop_tokens(target: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> set[int]:
@@ -123,7 +116,7 @@ def write(args: argparse.Namespace) -> None:
         raise ValueError(f"name a folder of corpora with --data or ${VARIABLE}, or a file of --questions")
     part, parts = args.part
     tokenizer = load_tokenizer(str(args.target))
-    prompts = draw_prompts(tokenizer, read_prompts(args.data, args.split), Draw(args.prompts, seed=args.seed))
+    prompts = draw_prompts(tokenizer, read_prompts(args.data, args.split), args.prompts, seed=args.seed)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     target = load_weights(str(args.target), torch.bfloat16).to(device).eval()
     documents = answer(target, tokenizer, prompts[part::parts], args.max_new_tokens, args.batch)

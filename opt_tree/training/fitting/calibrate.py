@@ -35,7 +35,8 @@ from opt_tree.models.checkpoints import CALIBRATION
 from opt_tree.models.named import resolve
 from opt_tree.policies import OptTree
 from opt_tree.training.command_line import Parser, command, existing
-from opt_tree.training.embedded_family.data import VARIABLE, heldout_prompts
+from opt_tree.training.embedded_family.data import VARIABLE, draw_prompts
+from opt_tree.training.embedded_family.data import read_prompts as read_pools
 from opt_tree.training.fitting.reliability import fit_balance, reliability
 from opt_tree.training.prompts import read_prompts
 
@@ -203,7 +204,8 @@ def _prompts(options: argparse.Namespace, pair: Pair) -> list[str]:
     if options.prompts:
         texts = read_prompts([options.prompts])[: options.count]
     else:
-        texts = heldout_prompts(pair.tokenizer, Path(options.data), REPORT_PROMPTS + options.count)[REPORT_PROMPTS:]
+        pools = read_pools(Path(options.data), "heldout")
+        texts = draw_prompts(pair.tokenizer, pools, REPORT_PROMPTS + options.count)[REPORT_PROMPTS:]
     if len(texts) < 2:
         raise ValueError(f"{len(texts)} prompts are too few to fit on one half and check on the other")
     return texts

@@ -3,7 +3,7 @@
 Owns which documents are trained on and which are held out. Parts may still be written while others are read.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from opt_tree.training.heads.features import Part, load_part
+from opt_tree.training.heads.features import Part, load_part, neighbours
 
 Group = tuple[int, int, int]
 """Documents of a batch: the part, the first of them, and the one behind the last."""
@@ -50,7 +50,7 @@ class Documents:
             part = load_part(path)
             if missing := set(self.layers) - part.features.keys():
                 raise ValueError(f"{path} has no hidden states of layers {sorted(missing)}")
-            groups = [(len(self.parts), first, last) for first, last in self._groups(part, self.tokens)]
+            groups = [(len(self.parts), *ends) for ends in neighbours(part.starts.diff().tolist(), self.tokens)]
             if not self.parts:
                 self.heldout = groups[::4]
             new += [group for group in groups if group not in self.heldout]
@@ -61,14 +61,6 @@ class Documents:
     def size(self, layer: int) -> float:
         """Return the root mean square of a layer's states: the median over the tokens of the first part."""
         return self.parts[0].features[layer].float().square().mean(-1).sqrt().median().item()
-
-    @staticmethod
-    def _groups(part: Part, tokens: int) -> Iterator[tuple[int, int]]:
-        lengths, first = part.starts.diff().tolist(), 0
-        for last in range(1, len(lengths) + 1):
-            if last == len(lengths) or lengths[last] * (last + 1 - first) > tokens:
-                yield first, last
-                first = last
 
     def __getitem__(self, group: Group) -> Batch:
         part, first, last = self.parts[group[0]], group[1], group[2]

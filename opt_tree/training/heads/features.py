@@ -12,7 +12,7 @@ others are outputs of that layer), document i being rows `starts[i]:starts[i + 1
 """
 
 import argparse
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -84,21 +84,25 @@ def hidden_states(
     return {layer: caught[layer] for layer in layers}
 
 
+def neighbours(lengths: Sequence[int], tokens: int) -> Iterator[tuple[int, int]]:
+    """Yield first and last of the documents, which stand by length, that are padded to at most so many tokens."""
+    first = 0
+    for last in range(1, len(lengths) + 1):
+        if last == len(lengths) or lengths[last] * (last + 1 - first) > tokens:
+            yield first, last
+            first = last
+
+
 def run_part(
     target: PreTrainedModel, part: Sequence[Example], layers: Sequence[int], batch_tokens: int
 ) -> dict[str, Tensor]:
     """Return the tensors of one part: its documents in order, batched with their neighbours."""
     kept: dict[int, list[Tensor]] = {layer: [] for layer in layers}
-    first = 0
-    while first < len(part):
-        last = first + 1
-        while last < len(part) and len(part[last].tokens) * (last + 1 - first) <= batch_tokens:
-            last += 1
+    for first, last in neighbours([len(example.tokens) for example in part], batch_tokens):
         group = [torch.tensor(example.tokens) for example in part[first:last]]
         rows = torch.nn.utils.rnn.pad_sequence(group, batch_first=True).to(target.device)
         for layer, states in hidden_states(target, rows, layers).items():
             kept[layer] += [state[: len(own)].cpu() for state, own in zip(states, group, strict=True)]
-        first = last
     lengths = torch.tensor([0, *(len(example.tokens) for example in part)])
     return {
         "tokens": torch.tensor([token for example in part for token in example.tokens], dtype=torch.int32),
