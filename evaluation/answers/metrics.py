@@ -146,23 +146,15 @@ def speed_up_macro(answers: Records, baseline: Records) -> float | None:
 
 
 def bootstrap(statistic: Callable[[Any], Any], count: int, seed: int = 0) -> list[float] | None:
-    """A 95 % interval by resampling `count` questions (percentiles); None for a single one.
-
-    `statistic` takes rows of question numbers: so what belongs together in a question is drawn together.
-    """
+    """A 95 % interval by resampling `count` questions (percentiles); None for a single one."""
     if count < 2:
         return None
     if count < FEW:
         warnings.warn(f"95 % intervals over {count} questions are too narrow: take {FEW} or more", stacklevel=2)
     found = stats.bootstrap(
-        (np.arange(count),),
-        lambda rows, axis: statistic(np.moveaxis(rows, axis, -1)),
-        n_resamples=RESAMPLES,
-        vectorized=True,
-        method="percentile",
-        rng=np.random.default_rng(seed),
+        (np.arange(count),), lambda rows, axis: statistic(rows), n_resamples=RESAMPLES, method="percentile", rng=seed
     )
-    return [float(edge) for edge in found.confidence_interval]
+    return list(map(float, found.confidence_interval))
 
 
 def rates(answers: Sequence[Record]) -> Float[np.ndarray, "answers 2"]:

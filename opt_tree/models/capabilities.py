@@ -7,12 +7,12 @@ import inspect
 from typing import Any, TypeVar
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from transformers import PreTrainedModel
 
 from opt_tree.core.errors import UnsupportedModelError, one_line
 from opt_tree.engines.delta_layers import delta_nets
-from opt_tree.models.quantised_layers import columns_of, count_of, weights_of
+from opt_tree.models.quantised_layers import columns_of, count_of, readable_weight, weights_of
 
 Module = TypeVar("Module", bound=nn.Module)
 _RECURRENT = "one running state for the whole text, where siblings need one each and rejected rows cannot be taken out"
@@ -64,39 +64,24 @@ def check_model(model: Any) -> None:
                 f"{name} quantises activations while it runs ({type(module).__name__}): one scale for all rows of a "
                 "forward, so a row's logits depend on the rows beside it"
             )
-    _embedding_of(model)
-
-
-def _embedding_of(model: Any) -> Tensor:
-    """Return the weight of the input embeddings; UnsupportedModelError for one that hides it (`quantize_dynamic`)."""
-    layer = model.get_input_embeddings()
-    if not isinstance(layer.weight, Tensor):
-        kind = f"{type(layer).__module__}.{type(layer).__name__}"
-        raise UnsupportedModelError(
-            f"the embeddings of {type(model).__name__}, a {kind}, have no weight to read; load_pair(weights=...) "
-            "quantises"
-        )
-    return layer.weight
+    readable_weight(model.get_input_embeddings(), "input layer")
 
 
 def check_unchanged(model: Any, dtype: torch.dtype, device: torch.device) -> None:
     """Raise for a model that was moved since it was wrapped, or is being trained."""
-    weight = _embedding_of(model)
+    weight, name = readable_weight(model.get_input_embeddings(), "input layer"), type(model).__name__
     if (found := (weight.dtype, weight.device)) != (dtype, device):
         was, now = (f"{str(kind).removeprefix('torch.')} on {place}" for kind, place in ((dtype, device), found))
-        raise UnsupportedModelError(
-            f"{type(model).__name__} was {was} when it was wrapped and is {now} now: wrap it again"
-        )
+        raise UnsupportedModelError(f"{name} was {was} when it was wrapped and is {now} now: wrap it again")
     attention = model.config.get_text_config()._attn_implementation
     if attention not in TREE_ATTENTION:
         raise UnsupportedModelError(
-            f"{type(model).__name__} was switched to {attention!r} attention since it was wrapped, which takes no tree "
+            f"{name} was switched to {attention!r} attention since it was wrapped, which takes no tree "
             "mask: wrap it again"
         )
     if model.training:
         raise UnsupportedModelError(
-            f"{type(model).__name__} is in training mode, where dropout or gradient checkpointing change its answers: "
-            "call eval() on it"
+            f"{name} is in training mode, where dropout or gradient checkpointing change its answers: call eval() on it"
         )
 
 

@@ -10,6 +10,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor, nn
 
+from opt_tree.core.errors import UnsupportedModelError
 from opt_tree.engines.quantised import QuantisedLinear, quantise
 
 
@@ -17,21 +18,21 @@ def home_of(output: Any) -> tuple[torch.device, torch.dtype]:
     """Where an output layer computes, and in which dtype."""
     if isinstance(output, QuantisedLinear):
         return output.packed.device, output.dtype
-    weight = _weight_of(output)
+    weight = readable_weight(output)
     return weight.device, weight.dtype
 
 
 def columns_of(output: Any) -> int:
     """How many logits an output layer gives."""
-    return output.out_features if isinstance(output, QuantisedLinear) else _weight_of(output).shape[0]
+    return output.out_features if isinstance(output, QuantisedLinear) else readable_weight(output).shape[0]
 
 
-def _weight_of(output: Any) -> Tensor:
-    """Return the weight of an output layer; ValueError for one that hides it (`quantize_dynamic`)."""
-    if not isinstance(output.weight, Tensor):
-        kind = f"{type(output).__module__}.{type(output).__name__}"
-        raise ValueError(f"its output layer, a {kind}, has no weight to read; load_pair(weights=...) quantises")
-    return output.weight
+def readable_weight(layer: Any, what: str = "output layer") -> Tensor:
+    """Return the weight of a layer; UnsupportedModelError for one that hides it (`quantize_dynamic`)."""
+    if not isinstance(layer.weight, Tensor):
+        kind = f"{type(layer).__module__}.{type(layer).__name__}"
+        raise UnsupportedModelError(f"its {what}, a {kind}, has no weight to read; load_pair(weights=...) quantises")
+    return layer.weight
 
 
 def is_linear(output: Any) -> bool:

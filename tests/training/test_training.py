@@ -21,7 +21,7 @@ from opt_tree.training.embedded_family import data, recipe, sizes
 from opt_tree.training.embedded_family.data import Document, draw_prompts, read_corpus, read_prompts, render
 from opt_tree.training.embedded_family.distil import body_loss, distillation_loss, load_teacher
 from opt_tree.training.embedded_family.distil import make_loss as distil_loss
-from opt_tree.training.embedded_family.eagle import Objective, Unrolled, new_head, passes, save_head
+from opt_tree.training.embedded_family.eagle import Objective, Unrolled, new_head, save_head
 from opt_tree.training.embedded_family.lm import Shape, save_model
 from opt_tree.training.embedded_family.outputs import answer, load_documents, save_documents
 from opt_tree.training.embedded_family.tokenizer import train_tokenizer, training_texts
