@@ -40,7 +40,7 @@ from opt_tree.core.command_line import Parser, no_bars_in_logs
 from opt_tree.core.random import Random
 from opt_tree.core.step import Step
 from opt_tree.core.stopping import StopRule
-from opt_tree.display.page import STYLE, answer_spans
+from opt_tree.display.page import DARK, LIGHT, STYLE, answer_spans
 from opt_tree.display.trees import escape
 from opt_tree.drafters import Drafter
 from opt_tree.drafters.registry import DrafterOptions, load_drafter, parse_spec
@@ -51,15 +51,22 @@ from opt_tree.policies.registry import make_policy
 
 DEMO = ("eagle:demo", "lm:demo", "exit:demo", "graft:1:eagle:demo+store:demo", "store:demo", "ngram")
 TREES = ("opt", "eagle2", "binary", "chain")
-TURNS = """
-.opt-tree .user, .opt-tree .assistant { white-space: pre-wrap; overflow-wrap: anywhere; }
-.opt-tree .user { color: var(--faint); border-left: 3px solid var(--line); padding-left: .8rem; }
-.opt-tree .answer:not(.ended)::after { content: "▌"; }
+# gradio has a dark mode of its own, `?__theme=dark`; what a frame holds follows the colour scheme of the frame.
+LOOK = f"""{STYLE}
+.gradio-container .opt-tree {{ {LIGHT} max-width: none; padding: .5rem 0; background: none; }}
+.dark .gradio-container .opt-tree, .gradio-container.dark .opt-tree {{ {DARK} }}
+#trees iframe {{ width: 100%; height: 720px; border: 0; color-scheme: light; }}
+.dark #trees iframe {{ color-scheme: dark; }}
+#beside {{ min-width: min(240px, 100%) !important; }}
+.opt-tree .user, .opt-tree .assistant {{ white-space: pre-wrap; overflow-wrap: anywhere; }}
+.opt-tree .user {{ color: var(--faint); border-left: 3px solid var(--line); padding-left: .8rem; }}
+.opt-tree .answer:not(.ended)::after {{ content: "▌"; }}
 """
 KEY = (
-    f'<style>{STYLE}</style><div class="opt-tree" style="max-width:none;padding:0"><p class="legend" style="margin:0">'
+    f'<style>{LOOK}</style><div class="opt-tree"><p class="legend" style="margin:0">'
     '<span class="drafted">drafted and accepted</span> <span class="own">the target\'s own</span></p></div>'
 )
+HINT = "Ask below: both sides answer, each with a clock of its own."
 ANSWERING = '<p class="answer">'
 Message = dict[str, str]
 
@@ -206,10 +213,7 @@ def drawn(room: Room, messages: Sequence[Message], runner: Runner) -> str:
     speed = f"{len(found.tokens) / runner.seconds:.0f} tokens/s" if runner.seconds else ""
     length = f"{len(found.tokens)} tokens · {found.mean_acceptance_length:.2f} a step"
     head = f'<p class="legend"><b>{escape(runner.label)}</b> {runner.seconds:.2f} s · {speed} · {length}</p>'
-    return (
-        f'<style>{STYLE}{TURNS}</style><div class="opt-tree">{head}{said}'
-        f"{ANSWERING}{answer_spans(found, room.pair.tokenizer)}</p></div>"
-    )
+    return f'<div class="opt-tree">{head}{said}{ANSWERING}{answer_spans(found, room.pair.tokenizer)}</p></div>'
 
 
 Shown = tuple[list[Message], list[str], str, str]
@@ -226,7 +230,7 @@ def answers(room: Room, messages: list[Message], chosen: Chosen) -> Iterator[Sho
         so_far = [*messages, {"role": "assistant", "content": room.text(runners[0])}]
         yield so_far, sides, "Answering.", ""
     page = explore(runners[0].generation, room.pair.tokenizer)
-    frame = f'<iframe srcdoc="{html.escape(page)}" style="width:100%;height:720px;border:0"></iframe>'
+    frame = f'<iframe srcdoc="{html.escape(page)}"></iframe>'
     yield so_far, sides, compared(runners), frame
 
 
@@ -264,7 +268,7 @@ def page(room: Room, known: Any) -> Any:
             settings += [
                 gr.Slider(0, 1.5, 0, step=0.1, label="temperature", min_width=240),
                 gr.Slider(16, 1024, 200, step=8, label="tokens", min_width=240),
-                gr.Checkbox(True, label="beside: plain decoding", min_width=240),
+                gr.Checkbox(True, label="beside: plain decoding", elem_id="beside"),
                 gr.Textbox(label="seed", placeholder="empty: another for each answer"),
             ]
         gr.HTML(KEY)
@@ -273,7 +277,7 @@ def page(room: Room, known: Any) -> Any:
             for side in ("drafted", "plain"):
                 with gr.Column(min_width=300):
                     panes.append(gr.HTML(elem_id=side))
-        note = gr.Markdown(elem_id="note", min_height=80)  # what says the queue needs as much
+        note = gr.Markdown(HINT, elem_id="note", min_height=80)  # what says the queue needs as much
         turns = gr.State([])
         with gr.Row():
             message = gr.Textbox(label="message", scale=6, min_width=300, elem_id="message")
@@ -292,7 +296,7 @@ def page(room: Room, known: Any) -> Any:
         runs = [act(reply, given, shown, **shared) for act in (send.click, message.submit)]
         runs.append(repeat.click(again, given, shown, **shared))
         stop.click(stopped, [*panes, note], [*panes, note], cancels=runs)
-        new.click(lambda: ("", [], "", "", "", "", ""), None, shown, cancels=runs)
+        new.click(lambda: ("", [], "", "", HINT, "", ""), None, shown, cancels=runs)
     return blocks
 
 

@@ -145,7 +145,10 @@ def test_ctrl_c_closes_the_page_and_says_so_in_its_status(chat, monkeypatch):
 
 
 def test_in_a_browser(chat, room, tmp_path, monkeypatch):
-    """With gradio, selenium and chromium: two visitors ask, one waits and stops, one sees the end and the trees."""
+    """With gradio, selenium and chromium: two visitors ask, one waits and stops, one sees the end and the trees.
+
+    The one chose gradio's dark mode: what is ours follows it, in the frame too.
+    """
     pytest.importorskip("gradio")
     webdriver = pytest.importorskip("selenium.webdriver")
     browsers = ("chromium", "chromium-browser", "google-chrome")
@@ -165,7 +168,7 @@ def test_in_a_browser(chat, room, tmp_path, monkeypatch):
         driver.implicitly_wait(60)
         for place in range(2):  # two visitors: the second one waits
             driver.switch_to.window(driver.window_handles[0]) if not place else driver.switch_to.new_window("tab")
-            driver.get(address)
+            driver.get(f"{address}?__theme={'light' if place else 'dark'}")
             driver.find_element("css selector", "#message textarea").send_keys("What is a fox?\n")
         driver.find_element("xpath", "//*[@id='note'][contains(., 'queue: 1/1')]")
         waited.set()
@@ -178,16 +181,34 @@ def test_in_a_browser(chat, room, tmp_path, monkeypatch):
         drafted, plain = (driver.find_element("css selector", f"#{side} .ended").text for side in ("drafted", "plain"))
         assert drafted == plain and len(drafted.split()) > 3
         driver.find_element("xpath", "//*[@id='note'][contains(., 'as fast as plain decoding')]")
+        assert styled(driver, "#drafted .drafted", "backgroundColor") == BLUE
         driver.find_element("xpath", "//button[contains(., 'The trees of')]").click()
         driver.switch_to.frame(driver.find_element("css selector", "#trees iframe"))
+        assert (
+            styled(driver, "body", "backgroundColor") == PAPER
+            and styled(driver, ".legend .drafted", "backgroundColor") == BLUE
+        )
         text = driver.find_element("css selector", ".explorer .answer").text
         assert text.split()[:3] == drafted.split()[:3]
         assert len(driver.find_elements("css selector", "#tree svg circle")) > 1, "no tree is drawn"
         driver.switch_to.default_content()
+        narrow = {"width": 400, "height": 800, "deviceScaleFactor": 1, "mobile": False}  # windows are 500 wide at least
+        driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", narrow)
+        box, label = (driver.find_element("css selector", f"#beside {part}") for part in ("input", "span"))
+        assert label.rect["height"] < 2 * box.rect["height"], "the label has no room"
         driver.save_screenshot(str(tmp_path / "chat.png"))
     finally:
         driver.quit()
         blocks.close()
+
+
+PAPER, BLUE = "rgb(13, 17, 23)", "rgb(16, 41, 74)"
+"""Of the dark mode: the background of a frame, and of what was drafted."""
+
+
+def styled(driver, selector, name):
+    script = "return getComputedStyle(document.querySelector(arguments[0]))[arguments[1]]"
+    return driver.execute_script(script, selector, name)
 
 
 def held_back(advance, waited, looked_at):

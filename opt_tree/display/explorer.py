@@ -20,7 +20,7 @@ from opt_tree.core.step import Step
 from opt_tree.core.tree import Tree
 from opt_tree.decoding.counterfactual import Beside, follow
 from opt_tree.decoding.generation import Generation
-from opt_tree.display.page import STYLE, answer_spans, summary, table
+from opt_tree.display.page import STYLE, answer_spans, asked, summary, table
 from opt_tree.display.transcripts import Texts, token_label
 from opt_tree.display.trees import children_of, escape, lines_of
 
@@ -45,8 +45,7 @@ def explore(generation: Generation | Beside, tokenizer: Texts, facts: Mapping[st
         "prefill": _ms(run.prefill_seconds),
         "labels": labels.texts,
     }
-    prompt = tokenizer.decode(run.prompt, skip_special_tokens=True, clean_up_tokenization_spaces=False)
-    assert isinstance(prompt, str)
+    prompt = escape(asked(run.prompt, tokenizer))
     script, style = ((_HERE / f"explorer.{kind}").read_text(encoding="utf-8") for kind in ("js", "css"))
     allowed = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     rules = f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{allowed}'"
@@ -55,7 +54,7 @@ def explore(generation: Generation | Beside, tokenizer: Texts, facts: Mapping[st
         f'<meta http-equiv="Content-Security-Policy" content="{rules}">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         f'<style>{STYLE}{style}</style></head><body><div class="opt-tree explorer">'
-        f'<p class="prompt">{escape(prompt)}</p><p class="answer">{answer_spans(run, tokenizer)}</p>'
+        f'<p class="prompt">{prompt}</p><p class="answer">{answer_spans(run, tokenizer)}</p>'
         '<p class="legend"><span class="drafted">drafted and accepted</span> <span class="own">the target\'s own</span>'
         " Click on the text to go to its step.</p>"
         f"{_STAGE if run.steps else ''}{_compared(beside)}{table(summary(run) | dict(facts or {}))}</div>"

@@ -32,14 +32,13 @@ def to_html(
     for index in steps:
         if not 0 <= index < len(generation.steps):
             raise ValueError(f"there is no step {index}: the generation has {len(generation.steps)} steps")
-    prompt = tokenizer.decode(generation.prompt, skip_special_tokens=True, clean_up_tokenization_spaces=False)
-    assert isinstance(prompt, str)
+    prompt = escape(asked(generation.prompt, tokenizer))
     drawings = "".join(_figure(generation, tokenizer, index) for index in steps)
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8"><title>OPT-Tree transcript</title>'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         f'<style>{STYLE}</style></head><body><div class="opt-tree">'
-        f'<p class="prompt">{escape(prompt)}</p><p class="answer">{answer_spans(generation, tokenizer)}</p>'
+        f'<p class="prompt">{prompt}</p><p class="answer">{answer_spans(generation, tokenizer)}</p>'
         '<p class="legend"><span class="drafted">drafted and accepted</span> <span class="own">the target\'s own</span>'
         " Point at the text to see its step.</p>"
         f"{table(summary(generation) | dict(facts or {}))}{_DRAWN if steps else ''}{drawings}</div></body></html>"
@@ -51,6 +50,14 @@ _DRAWN = (
     "it, and the disc grows with it. The accepted path is thick and ends in the target's own token. A is the number of "
     "accepted draft tokens, E(A) the number that the drafter expected.</p>"
 )
+
+
+def asked(prompt: Sequence[int], tokenizer: Texts) -> str:
+    """Return a prompt's text without special tokens. What they part, such as a chat's turns, has lines of its own."""
+    special = set(getattr(tokenizer, "all_special_ids", ()))
+    parts = [list(part) for apart, part in itertools.groupby(prompt, key=special.__contains__) if not apart]
+    texts = (str(tokenizer.decode(part, clean_up_tokenization_spaces=False)) for part in parts)
+    return "\n".join(text for text in (text.strip() for text in texts) if text)
 
 
 def table(rows: Mapping[str, str]) -> str:
@@ -131,13 +138,15 @@ def _figure(generation: Generation, tokenizer: Texts, index: int) -> str:
     )
 
 
+LIGHT = """--paper: #ffffff; --ink: #24292f; --faint: #6e7781; --line: #d0d7de;
+  --drafted: #0550ae; --drafted-paper: #ddeeff; --own: #953800; --own-paper: #ffe3cc; --hover: #fff3b0;"""
+DARK = """--paper: #0d1117; --ink: #d9dfe6; --faint: #8b949e; --line: #30363d;
+  --drafted: #8ec5ff; --drafted-paper: #10294a; --own: #ffb77c; --own-paper: #47290f; --hover: #4b4413;"""
 # Everything hangs below .opt-tree, so that a notebook's own styles stay as they are; body only where it is our page.
-STYLE = """
-.opt-tree, body:has(> .opt-tree) { --paper: #ffffff; --ink: #24292f; --faint: #6e7781; --line: #d0d7de;
-  --drafted: #0550ae; --drafted-paper: #ddeeff; --own: #953800; --own-paper: #ffe3cc; --hover: #fff3b0; }
-@media (prefers-color-scheme: dark) { .opt-tree, body:has(> .opt-tree) { --paper: #0d1117; --ink: #d9dfe6;
-  --faint: #8b949e; --line: #30363d; --drafted: #8ec5ff; --drafted-paper: #10294a; --own: #ffb77c;
-  --own-paper: #47290f; --hover: #4b4413; } }
+STYLE = f"""
+.opt-tree, body:has(> .opt-tree) {{ {LIGHT} }}
+@media (prefers-color-scheme: dark) {{ .opt-tree, body:has(> .opt-tree) {{ {DARK} }} }}"""
+STYLE += """
 body:has(> .opt-tree) { margin: 0; background: var(--paper); }
 .opt-tree { max-width: 60rem; margin: 0 auto; padding: 1.5rem; background: var(--paper); color: var(--ink);
   font: 15px/1.5 system-ui, sans-serif; }

@@ -9,7 +9,7 @@ from by_hand import WORDS, generation_of, step_of, tree_of, word
 from byte_tokenizer import STOP, byte_tokenizer
 from pages import Page
 
-from opt_tree import Tree
+from opt_tree import Tree, explore
 from opt_tree.display import (
     IncrementalText,
     draw_tree,
@@ -22,6 +22,8 @@ from opt_tree.display import (
     transcript,
 )
 from opt_tree.display.notebook import rich
+from opt_tree.display.page import asked
+from opt_tree.display.trees import escape
 
 
 @pytest.fixture(scope="module")
@@ -119,6 +121,15 @@ def test_the_page_is_whole_self_contained_and_escaped(tokenizer, tree):
     assert "step 2: A 0, E(A) 1.40, 4 nodes, 10.0 ms" in parsed.titles
     assert html.escape("<b>&") in page
     assert "prefers-color-scheme: dark" in page
+
+
+def test_the_turns_of_a_prompt_stand_apart(tokenizer, tree):
+    special = tokenizer.all_special_ids[0]
+    prompt = [special, special, word("the"), special, word(" cat"), word("\n"), special, word("<b>&"), special]
+    assert asked(prompt, tokenizer) == "the\ncat\n<b>&"
+    generation = generation_of([step_of(tree, [0], word("\n"))], prompt=prompt)
+    pages = to_html(generation, tokenizer), explore(generation, tokenizer)
+    assert all(f'<p class="prompt">{escape(asked(prompt, tokenizer))}</p>' in page for page in pages)
 
 
 def test_every_style_is_scoped_so_that_a_notebook_keeps_its_own(tokenizer, tree):
