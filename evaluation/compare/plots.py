@@ -11,9 +11,8 @@ from typing import Any
 
 import matplotlib.pyplot as plt
 import numpy as np
-from matplotlib import colormaps
 from matplotlib.axes import Axes
-from matplotlib.colors import to_hex
+from matplotlib.colors import to_hex, to_rgb
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator, ScalarFormatter
@@ -25,12 +24,28 @@ from evaluation.compare.figures import REFERENCE, grouped, mean_efficiency, of_p
 from opt_tree.policies.registry import POLICIES
 from opt_tree.verifiers import VERIFIERS
 
-_SPARE = [to_hex(colour) for name in ("tab20", "tab20b") for colour in colormaps[name].colors]  # type: ignore[attr-defined]
-COLOURS = dict(zip(dict.fromkeys([*POLICIES, *VERIFIERS]), _SPARE, strict=False))
-"""Of policies and of verifiers: the same in every picture."""
-MANY_COLOURS = [f"C{place}" for place in range(10)]
+COLOURS = {
+    **{"opt": "#d9730d", "eagle2": "#2b6cb0", "sequoia": "#5a9367", "eagle1": "#7a5aa6", "binary": "#8a8f98"},
+    **{"dynamic_depth": "#90b8e0", "talon": "#b5473c", "medusa": "#c39bd3", "chain": "#444b55", "chains": "#8a6d3b"},
+    **{"delayed": "#17a2a2", "dyspec": "#e377a2", "rheo": "#e0a800", "kary": "#d8c3a5", "threshold_chain": "#1b4d3e"},
+    **{"shared": "#7f9c00", "published": "#5c2018", "plain": "#000000"},
+    **{"traversal": "#b5473c", "khisti": "#7a5aa6", "k_seq": "#2b6cb0", "multi_round": "#5a9367", "naive": "#8a8f98"},
+    **{"match": "#d9730d", "block": "#444b55", "without_replacement": "#17a2a2", "typical": "#c39bd3"},
+    **{"greedy": "#90b8e0"},
+}
+"""Of policies and of verifiers: the same in every picture. Those that are not named here share out the rest."""
+for _methods in (POLICIES, VERIFIERS):
+    _spare = ("#d0006f", "#6b8e23", "#00688b", "#ff8c69", "#2f4f4f", "#cd5c5c", "#4169e1", "#9acd32")
+    COLOURS |= dict(zip([name for name in _methods if name not in COLOURS], _spare, strict=False))
+MANY_COLOURS = (
+    *("#2b6cb0", "#d9730d", "#5a9367", "#7a5aa6", "#b5473c", "#17a2a2"),
+    *("#e0a800", "#444b55", "#c39bd3", "#90b8e0", "#5c2018", "#7f9c00"),
+    *("#e377a2", "#0b6623", "#8a6d3b", "#d8c3a5", "#000000"),
+)
 MARKS = "os^vDPX*<>hdp"
-"""More than there are colours, and no multiple: whatever shares a colour differs in its mark."""
+"""Their number and that of the colours have no divisor in common: whatever shares a colour differs in its mark."""
+FEWEST = 60
+"""Steps below which no map of E(A) and A is drawn."""
 Pictures = Iterator[tuple[str, Figure]]
 
 
@@ -52,11 +67,12 @@ def lengths(records: Sequence[Record]) -> Pictures:
         figure, panels = panels_of(len(drafters))
         for drafter, axes in zip(drafters, panels, strict=True):
             own = {key[1:]: curve for key, curve in curves.items() if key[0] == drafter}
+            shades = _shades([policy for policy, _ in own])
             for ((policy, sharpening), curve), mark in zip(own.items(), itertools.cycle(MARKS), strict=False):
                 line = "--" if sharpening == "bare" else "-"
                 places = [record["cell"]["budget"] for record in curve]
                 values = [record["figures"]["tokens_per_step"] for record in curve]
-                looks: dict[str, Any] = {"color": _colour(policy), "label": _label(policy, sharpening)}
+                looks: dict[str, Any] = {"color": shades[policy], "label": _label(policy, sharpening)}
                 axes.plot(places, values, f"{line}{mark}", markersize=3, **looks)
                 edges = [record["figures"]["interval"] for record in curve]
                 if None not in edges:
@@ -124,6 +140,18 @@ def _colour(name: str) -> str:
     return COLOURS.get(name.partition(":")[0], "#000000")
 
 
+def _shades(policies: Sequence[str]) -> dict[str, str]:
+    """Return a colour for each: several of one kind, as opt:0.2 and opt:0.7, grow darker."""
+    kinds: dict[str, list[str]] = {}
+    for policy in dict.fromkeys(policies):
+        kinds.setdefault(policy.partition(":")[0], []).append(policy)
+    return {
+        policy: to_hex(np.array(to_rgb(_colour(kind))) * (1 - 0.7 * place / len(own)))
+        for kind, own in kinds.items()
+        for place, policy in enumerate(own)
+    }
+
+
 def panels_of(count: int) -> tuple[Figure, list[Axes]]:
     """Panels side by side, four a row."""
     columns = min(count, 4)
@@ -137,9 +165,11 @@ def panels_of(count: int) -> tuple[Figure, list[Axes]]:
 
 
 def legend(panels: Sequence[Axes]) -> None:
-    """One legend for all panels, below them."""
+    """One legend for all panels, below them. Of panels that share an axis, the left one says what it shows."""
     labels: dict[str, Any] = {}
     for axes in panels:
+        if panels[0].get_shared_y_axes().joined(panels[0], axes) and not axes.get_subplotspec().is_first_col():
+            axes.set_ylabel("")
         for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
             labels.setdefault(label, handle)
     columns = 4 if len(panels) > 1 else 2

@@ -12,13 +12,15 @@ import numpy as np
 from opt_tree.decoding.advice import Advice
 
 COLOURS = ("#2b6cb0", "#d9730d", "#5a9367", "#7a5aa6", "#b5473c", "#17a2a2")
+LIGHT = "#90b8e0"
+"""Of bars that a line crosses."""
 ROWS = 33
 FEWEST = 5
 """Steps behind a point of E(A) against A."""
 
 
 def draw_advice(advice: Advice, folder: str | Path) -> list[Path]:
-    """Write `costs.png` and `accepted.png` to a folder, which is made; return their paths.
+    """Write `costs` and `accepted` to a folder, which is made, each as PNG and as SVG; return the paths of the former.
 
     Raises ValueError where matplotlib is not installed.
     """
@@ -37,7 +39,8 @@ def draw_advice(advice: Advice, folder: str | Path) -> list[Path]:
             axes.spines[["top", "right"]].set_visible(False)
             draw(axes, advice)
         drawn.append(folder / f"{name}.png")
-        figure.savefig(drawn[-1])
+        for kind in (".png", ".svg"):
+            figure.savefig(drawn[-1].with_suffix(kind))
     return drawn
 
 
@@ -74,7 +77,7 @@ def _speed_ups(axes: Any, advice: Advice) -> None:
 def _accepted(axes: Any, advice: Advice) -> None:
     """By position, of the best tree and of a chain."""
     shares = np.cumprod(advice.chain)
-    axes.bar(np.arange(1, len(advice.accepted) + 1), advice.accepted, color=COLOURS[0], label=advice.here.best.name)
+    axes.bar(np.arange(1, len(advice.accepted) + 1), advice.accepted, color=LIGHT, label=advice.here.best.name)
     axes.plot(np.arange(1, len(shares) + 1), shares, "o-", color=COLOURS[1], markersize=3, label="a chain")
     axes.set_xlabel("position of the drafted token")
     axes.set_ylabel("share of steps that accept it")

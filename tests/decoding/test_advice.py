@@ -112,7 +112,9 @@ def test_the_command_and_its_pictures(tmp_path, capsys, monkeypatch):
     *_, last = capsys.readouterr().out.splitlines()
     figures = json.loads(last)
     assert figures["texts"] == 3 and figures["prospects"].keys() == {"here", "8 side by side"}
-    assert {path.name for path in (tmp_path / "plots").iterdir()} == {"costs.png", "accepted.png"}
+    assert {path.name for path in (tmp_path / "plots").iterdir()} == {
+        f"{name}.{kind}" for name in ("costs", "accepted") for kind in ("png", "svg")
+    }
 
 
 def test_mistakes_are_one_line(pair, capsys, tmp_path):

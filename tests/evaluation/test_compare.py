@@ -1,5 +1,6 @@
 """The comparison: what a line says, what is refused, what a killed run leaves, and that no budget is exceeded."""
 
+import itertools
 import json
 import re
 from pathlib import Path
@@ -9,6 +10,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pytest
 from conftest import TableDrafter, TableTarget, hashed_laws, written_laws
+from matplotlib.colors import to_rgb
 from tiny_models import save_pair
 
 from evaluation import report
@@ -18,7 +20,7 @@ from evaluation.compare import measure
 from evaluation.compare.combinations import DRAFTERS, SIBLINGS, STUDIES, VERIFIERS, Combination, Grid, study
 from evaluation.compare.figures import counts, difference, promise, summarise
 from evaluation.compare.measure import Expectation, footprint
-from evaluation.compare.plots import best_of, frontiers
+from evaluation.compare.plots import COLOURS, MANY_COLOURS, _shades, best_of, frontiers
 from opt_tree import Decoder, OptTree, Sampling, load_pair
 from opt_tree.core.registry import Method
 from opt_tree.models.checkpoints import CheckpointError
@@ -345,6 +347,28 @@ def test_plots_come_from_the_file_alone(
     wanted = ("length_by_budget", structures, "verifiers_by_temperature")
     assert found == {f"compare_{name}{kind}" for name in wanted for kind in (".png", ".svg")}
     assert compare.main(["--output", str(tmp_path / "absent.jsonl")]) == 2
+
+
+def lab(colour: str) -> np.ndarray:
+    """A colour where distances are what an eye sees: CIE L*a*b*."""
+    share = np.array(to_rgb(colour))
+    light = np.where(share <= 0.04045, share / 12.92, ((share + 0.055) / 1.055) ** 2.4)
+    seen = light @ np.array([[0.4339, 0.2126, 0.0177], [0.3762, 0.7152, 0.1095], [0.1899, 0.0722, 0.8729]])
+    root = np.cbrt(np.maximum(seen, 1e-9))
+    return np.array([116 * root[1] - 16, 500 * (root[0] - root[1]), 200 * (root[1] - root[2])])
+
+
+@pytest.mark.parametrize("names", [registry.POLICIES, VERIFIERS, MANY_COLOURS])
+def test_no_two_lines_of_a_picture_look_alike(names) -> None:
+    colours = [lab(COLOURS.get(name, name)) for name in names]
+    assert min(np.linalg.norm(a - b) for a, b in itertools.combinations(colours, 2)) > 20
+
+
+def test_several_of_one_kind_grow_darker() -> None:
+    shades = _shades(["opt:0.2", "binary", "opt:0.4", "opt:0.7"])
+    assert shades["opt:0.2"] == COLOURS["opt"] and shades["binary"] == COLOURS["binary"]
+    light = [lab(shades[f"opt:{threshold}"])[0] for threshold in (0.2, 0.4, 0.7)]
+    assert light[0] > light[1] + 10 > light[2] + 20
 
 
 def test_both_drafters_of_the_embedded_pair_bare_and_fitted(tmp_path: Path) -> None:
