@@ -125,3 +125,9 @@ def test_the_notebook_runs(name: str, monkeypatch: pytest.MonkeyPatch, tmp_path:
     if name == "quickstart":
         shown = [output.data["text/html"] for output in printed if "text/html" in output.get("data", {})]
         assert len(shown) == 2 and all("␣means" in html and "<svg" in html for html in shown)
+        rows = [
+            line.split() for output in printed for line in output.get("text", "").splitlines() if " a second" in line
+        ]
+        lengths = {row[0]: [float(value) for value in row[1:5]] for row in rows}
+        gains = np.subtract(lengths["OPT-Tree"], lengths["EAGLE-2"])
+        assert gains.min() >= 0 and gains[-1] > 0.3, "nobody would come for that"
