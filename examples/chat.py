@@ -168,7 +168,10 @@ class Room:
         if chosen.beside:
             sides["plain decoding"] = Decoder(self._beside, None, Static.empty())
         given = (prompt, chosen.length, Sampling(chosen.temperature), self.pair.stop)
-        seed = int(chosen.seed) if chosen.seed.strip() else random.randrange(2**31)
+        typed = chosen.seed.strip()
+        if typed and not typed.isdecimal():
+            raise ValueError(f"the seed is a whole number or empty, not {typed!r}")
+        seed = int(typed) if typed else random.randrange(2**31)
         return [Runner(label, side, *given, seed) for label, side in sides.items()]
 
     def text(self, runner: Runner) -> str:

@@ -82,6 +82,8 @@ def test_above_temperature_0_an_answer_has_a_seed_of_its_own_and_both_sides_shar
         return runners[0].tokens
 
     assert texts("") != texts("") and texts("3") == texts("3")
+    with pytest.raises(ValueError, match="the seed is a whole number or empty, not '3x'"):
+        texts("3x")
 
 
 def test_the_end_says_how_much_faster_it_was_and_where_texts_part(chat, room):
