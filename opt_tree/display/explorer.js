@@ -181,10 +181,10 @@
     at("back").disabled = step === 0;
     at("next").disabled = step === data.steps.length - 1;
     const own = one.trees[RUN];
-    const cut = one.kept < own.path.length ? `, cut to ${one.kept}` : "";
+    const emitted = one.kept < own.path.length ? `${one.kept} of ${own.path.length}` : one.kept;
     at("said").textContent =
       `step ${step + 1} of ${data.steps.length}: A ${own.path.length - 1}, E(A) ${own.expected.toFixed(2)}, ` +
-      `${own.path.length} tokens emitted${cut}, ${one.times.reduce((sum, part) => sum + part, 0).toFixed(1)} ms. ${one.policy}`;
+      `${emitted} tokens emitted, ${one.times.reduce((sum, part) => sum + part, 0).toFixed(1)} ms. ${one.policy}`;
     const bar = at("policies");
     bar.replaceChildren();
     data.policies.forEach((name, index) => {

@@ -97,7 +97,8 @@ def _step(beside: Beside, index: int, labels: _Labels) -> dict[str, Any]:
     run = beside.generation
     step = run.steps[index]
     rest = run.tokens[sum(run.accept_lengths[:index]) :]
-    trees = {RUN: _tree(step.tree, step.path, step.tokens[-1], labels)}
+    ended = run.accept_lengths[index] < len(step.tokens)  # before the target's own token
+    trees = {RUN: _tree(step.tree, step.path, None if ended else step.tokens[-1], labels)}
     for name, tree in beside.trees[index].items():
         accepted = beside.accepted[index].get(name) if beside.accepted else None
         path = follow(tree, rest[:accepted]) if accepted is not None else None

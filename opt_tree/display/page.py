@@ -131,10 +131,12 @@ def _figure(generation: Generation, tokenizer: Texts, index: int) -> str:
     """One step: what stood before it, its figures, its tree."""
     before = "".join(piece.text for piece in pieces(generation, tokenizer) if piece.step < index)
     context = "…" + before[-70:] if len(before) > 70 else before or "the answer begins"
+    step = generation.steps[index]
+    whole = generation.accept_lengths[index] == len(step.tokens)
     return (
         f'<figure><figcaption><span class="context">{escape(context)}</span>'
-        f"{escape(caption(generation.steps[index], index))}</figcaption>"
-        f'<div class="tree">{svg_tree(generation.steps[index], tokenizer)}</div></figure>'
+        f"{escape(caption(step, index))}</figcaption>"
+        f'<div class="tree">{svg_tree(step, tokenizer, own=whole)}</div></figure>'
     )
 
 

@@ -54,12 +54,13 @@ def children_of(parents: Sequence[int] | np.ndarray, values: Sequence[float] | n
 _ROW, _LETTER, _GAP, _LONGEST = 22, 7.3, 62, 16  # pixels, pixels, pixels; letters of a label
 
 
-def svg_tree(step: Step | Tree, tokenizer: Texts) -> str:
+def svg_tree(step: Step | Tree, tokenizer: Texts, own: bool = True) -> str:
     """Draw a tree from left to right; a node's disc grows with its path probability.
 
     Of a step, the accepted path is highlighted and ends in the target's own token, which is not part of the tree.
+    `own`: whether that token is drawn; False where the text ended before it.
     """
-    places = _places(step, tokenizer)
+    places = _places(step, tokenizer, own)
     edges = [_edge(places[place.parent], place) for place in places[1:]]
     nodes = [_node(place, _node_title(step, tokenizer, row)) for row, place in enumerate(places)]
     width = max(place.x + _LETTER * len(place.label) for place in places) + 50
@@ -89,13 +90,15 @@ class _Place:
         return self.x + 12 + _LETTER * len(self.label) + (0 if self.prob is None else 28)
 
 
-def _places(step: Step | Tree, tokenizer: Texts) -> list[_Place]:
-    """Return the places of all rows of the tree and, of a step, last that of the target's own token."""
+def _places(step: Step | Tree, tokenizer: Texts, with_own: bool) -> list[_Place]:
+    """Return the places of all rows of the tree and, of a step, last that of the target's own token, if it is drawn."""
     tree = step.tree if isinstance(step, Step) else step
     own, parents, depths = len(tree), tree.parents.tolist(), tree.depths.tolist()
     path_log_probs, tokens, accepted = tree.path_log_probs.tolist(), tree.tokens.tolist(), set[int]()
     if isinstance(step, Step):
-        last, accepted = step.path[-1], set(step.path)
+        accepted = set(step.path)
+    if isinstance(step, Step) and with_own:
+        last = step.path[-1]
         parents, depths = [*parents, last], [*depths, depths[last] + 1]
         path_log_probs, tokens = [*path_log_probs, -np.inf], [*tokens, step.tokens[-1]]
     labels = [shorten(token_label(tokenizer, token)) for token in tokens]

@@ -153,6 +153,16 @@ def test_a_drawing_has_a_disc_per_row_and_the_targets_own_token(tokenizer, tree)
     assert max(coordinates[::2]) < width and max(coordinates[1::2]) < height
 
 
+def test_nothing_is_drawn_behind_the_end(tokenizer, tree):
+    """The target's own token of a step that was cut is not of the text."""
+    ended = generation_of([step_of(tree, [0, 2], word(" ran"))], kept=1)
+    figure = to_html(ended, tokenizer, steps=[0]).split("<figure>")[1]
+    assert figure.count("<circle") == len(tree) and 'class="own"' not in figure
+    assert figure.count('<path class="drafted"') == 1
+    drawn = ",".join(map(str, range(len(tree))))
+    assert f'"tokens":[{drawn}],' in explore(ended, tokenizer)
+
+
 def test_the_telling_steps_are_the_best_the_median_and_the_worst(tokenizer, tree):
     small = tree_of([word("the"), word(" cat")], [-1, 0], [1, 0.6])
     empty = tree_of([word("the")], [-1], [1.0])
