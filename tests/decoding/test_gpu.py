@@ -15,8 +15,8 @@ from opt_tree.policies import OptTree, Static
 
 pytestmark = pytest.mark.gpu
 
-PROMPT = prompt(30)
-NEW_TOKENS = 30
+PROMPT = prompt(46)
+NEW_TOKENS = 16
 POLICY = OptTree(nodes=12, threshold=0.1, max_depth=5)
 BUCKETS = Buckets(rows=(1, 8, 32), keys=(64, 128))
 CONFIGURATIONS = ["llama", "qwen3-window", "mistral", "gemma2", "gemma3", "gpt2", "opt"]

@@ -1,6 +1,6 @@
 """The library on a pretended CUDA device: texts, waits and graphs. Run by tests/engines/test_pretended_cuda.py.
 
-In a process of its own, with `-p pretend.plugin`.
+In a process of its own, with `-p pretend.plugin`, beside the tests that are marked `gpu`.
 """
 
 import copy
@@ -22,6 +22,7 @@ from evaluation.run.options import EagleOptions as EagleEvalOptions
 from evaluation.run.options import Options as EvalOptions
 from evaluation.timing import interleave
 from examples import chat
+from experiments.gpu_first_light import __main__ as first_light
 from opt_tree.core.sampling import Sampling
 from opt_tree.decoding.presets import PRESETS, plain
 from opt_tree.decoding.step_costs import auto
@@ -62,13 +63,10 @@ def same(one: Any, other: Any) -> None:
         assert mine.tree.tokens.tolist() == theirs.tree.tokens.tolist(), "also the nodes, in their order"
 
 
-@pytest.mark.parametrize("kind", ["draft", "eagle"])
-@pytest.mark.parametrize("sampling", [Sampling(), DRAWN], ids=["greedy", "sampled"])
-@pytest.mark.parametrize("architecture", ["llama", "qwen3-window", "gemma2", "gpt2", "opt"])
-def test_texts_and_trees_are_those_of_the_cpu(architecture, sampling, kind):
-    if kind == "eagle" and architecture not in ("llama", "qwen3-window"):
-        pytest.skip("a head of these is tried on the CPU")
-    same(*(decoder(device, kind, architecture).generate(prompt(20), 16, sampling) for device in ("cuda", "cpu")))
+@pytest.mark.parametrize("architecture, sampling", [("llama", DRAWN), ("qwen3-window", Sampling())])
+def test_texts_and_trees_of_a_head_are_those_of_the_cpu(architecture, sampling):
+    """Of a draft model: tests/decoding/test_gpu.py."""
+    same(*(decoder(device, "eagle", architecture).generate(prompt(20), 12, sampling) for device in ("cuda", "cpu")))
 
 
 @pytest.mark.parametrize("preset", sorted(PRESETS))
@@ -137,7 +135,7 @@ def test_mtp_layers_wait_once_each(tmp_path, monkeypatch, count):
     assert next(texts) == next(texts)
 
 
-def test_plain_decoding_waits_once_a_step():
+def test_plain_decoding_uploads_two_tensors_a_step():
     steps = plain(decoder("cuda", "draft").target).steps(prompt(20), 20)
     next(steps)
     with logged() as log:
@@ -148,13 +146,13 @@ def test_plain_decoding_waits_once_a_step():
 @pytest.mark.parametrize("sampling", [Sampling(), DRAWN], ids=["greedy", "sampled"])
 def test_log_probs_are_read_once_at_the_end(sampling):
     made, found, waits = decoder("cuda", "draft"), [], []
-    made.generate(prompt(20), 16, sampling)  # the first text makes a few tables
+    made.generate(prompt(20), 8, sampling)  # the first text makes a few tables
     for asked in (False, True, 3):
         with logged() as log:
-            found.append(made.generate(prompt(20), 16, sampling, log_probs=asked))
+            found.append(made.generate(prompt(20), 8, sampling, log_probs=asked))
         waits.append(log.waits)
     assert waits == [waits[0], waits[0] + 1, waits[0] + 1]
-    expected = decoder("cpu", "draft").generate(prompt(20), 16, sampling, log_probs=3)
+    expected = decoder("cpu", "draft").generate(prompt(20), 8, sampling, log_probs=3)
     assert found[2].log_probs == pytest.approx(expected.log_probs) and found[1].log_probs == found[2].log_probs
     assert [list(place) for place in found[2].top_log_probs] == [list(place) for place in expected.top_log_probs]
 
@@ -169,17 +167,14 @@ def test_a_batch_and_a_kept_context():
     assert made.generate(longer, 8, reuse=True).tokens == here.generate(longer, 8).tokens
 
 
-@pytest.mark.parametrize("kind", ["draft", "eagle"])
-@pytest.mark.parametrize("architecture", ["llama", "gemma3"])
+@pytest.mark.parametrize("architecture, kind", [("llama", "draft"), ("gemma3", "draft"), ("llama", "eagle")])
 def test_replayed_graphs_decode_the_same(architecture, kind):
     """Every replay spoils what the other graphs of the pool left; a graph reads no host and no memory given back."""
-    if kind == "eagle" and architecture != "llama":
-        pytest.skip("one kind of layer is enough for the head")
     graphs.counts.clear()
     made = captured(kind, architecture)
-    found = made.generate(prompt(20), 20)
+    found = made.generate(prompt(20), 12)
     assert graphs.counts["replays"]
-    same(found, decoder("cpu", kind, architecture).generate(prompt(20), 20))
+    same(found, decoder("cpu", kind, architecture).generate(prompt(20), 12))
 
 
 def test_a_shape_that_cannot_be_captured_runs_eagerly(monkeypatch):
@@ -241,18 +236,8 @@ def test_demos_write_what_they_write_on_the_cpu(kind, monkeypatch, capsys):
     """By every method that they compare, transformers' among them."""
     kept = []
     monkeypatch.setattr(demo, "interleave", lambda *args: kept.append(interleave(*args)) or kept[-1])
-    words = [
-        *SMALL,
-        "--draft-dtype",
-        "float32",
-        "--prompt",
-        "Why is the sky blue?",
-        "--max-new-tokens",
-        "6",
-        "--rounds",
-        "1",
-        "--eager",
-    ]
+    words = [*SMALL, "--draft-dtype", "float32", "--prompt", "Why is the sky blue?", "--max-new-tokens", "6"]
+    words += ["--rounds", "1", "--eager"]
     for device in ("cpu", "cuda"):
         assert demo.main([*words, "--device", device], kind) == 0, capsys.readouterr().err
     texts = [[timings.texts(method) for method in sorted(timings.runs)] for timings in kept]
@@ -275,3 +260,13 @@ def test_the_chat_page_s_two_sides_write_the_same():
     room = chat.Room("demo", pair, {"eagle:demo": pair.drafter})
     sides = room.runners([{"role": "user", "content": "What is a fox?"}], chat.Chosen("eagle:demo", length=8))
     assert list(chat.race(sides)) and sides[0].tokens == sides[1].tokens
+
+
+def test_a_first_gpu_s_command_runs_on_it(tmp_path):
+    """The parts that ask the device for something of their own, with small sizes."""
+    written = tmp_path / "first"
+    options = ["--dry-run", "--parts", "machine,buckets,steps", "--output", str(written)]
+    assert first_light.main(options) == 0
+    parts = json.loads(written.with_suffix(".json").read_text())["parts"]
+    assert parts["machine"]["rows"] and parts["buckets"]["rows"]
+    assert all(row["waits/step"] >= 1 for row in parts["steps"]["rows"])

@@ -11,18 +11,20 @@ One process has one such device: `install` before anything is asked of CUDA. It 
 
 import contextlib
 import ctypes
+import functools
 import sys
 import warnings
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_map
 
 ROOT = Path(__file__).parents[2]
+NO_PLACE = 77
+"""The status of a process that cannot be made to believe."""
 LIBRARY = ("opt_tree", "examples", "evaluation", "experiments")
 
 _aten = torch.ops.aten
@@ -159,11 +161,33 @@ def _inner(x: Any) -> Any:
     return x.inner if isinstance(x, OnDevice) else x
 
 
+def mapped(change: Callable[[Any], Any], tree: Any, kind: type = torch.Tensor) -> Any:
+    """Change every `kind` in what an operation takes or returns: torch's own walk takes longer than the operation."""
+    if isinstance(tree, kind):
+        return change(tree)
+    if isinstance(tree, tuple | list):
+        return type(tree)([mapped(change, one, kind) for one in tree])
+    return {key: mapped(change, one, kind) for key, one in tree.items()} if isinstance(tree, dict) else tree
+
+
+def tensors_of(tree: Any) -> list[torch.Tensor]:
+    """List the tensors of what an operation takes or returns."""
+    found: list[torch.Tensor] = []
+    mapped(found.append, tree)
+    return found
+
+
+@functools.cache
+def _taken_apart(func: Any) -> bool:
+    composite = torch._C.DispatchKey.CompositeImplicitAutograd
+    apart = torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), composite)
+    return apart and func.overloadpacket.__name__ not in _ONE_KERNEL
+
+
 def _run(func: Any, args: tuple, kwargs: dict) -> Any:
     """Run one operation, some tensors of which are the device's."""
     name = func.overloadpacket.__name__
-    composite = torch._C.DispatchKey.CompositeImplicitAutograd
-    if name not in _ONE_KERNEL and torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), composite):
+    if _taken_apart(func):
         return func.decompose(*args, **kwargs)
     if name in _COPIES or name == "_copy_from":
         return _copy(name, args, kwargs)
@@ -172,8 +196,7 @@ def _run(func: Any, args: tuple, kwargs: dict) -> Any:
         return func(args[0].inner)
     if name == "_fused_sdp_choice":
         return 0
-    tensors: list[torch.Tensor] = []
-    tree_map(lambda x: tensors.append(x) if isinstance(x, torch.Tensor) else None, (args, kwargs))
+    tensors = tensors_of((args, kwargs))
     _refuse_mixed(func, name, args, [x for x in tensors if not isinstance(x, OnDevice)])
     if name in _SIZED_BY_VALUES or (name == "repeat_interleave" and kwargs.get("output_size") is None):
         note("reads")
@@ -181,7 +204,7 @@ def _run(func: Any, args: tuple, kwargs: dict) -> Any:
         note("reads")
     if _meant(kwargs.get("device")):
         kwargs = kwargs | {"device": _HOST}
-    given = tree_map(_inner, (args, kwargs))
+    given = mapped(_inner, (args, kwargs))
     if name in ("_softmax", "_log_softmax") and args[2]:  # in float32 of half numbers: a CPU does it in two steps
         given = (given[0][0].float(), given[0][1], False), {}
     found = func(*given[0], **given[1])
@@ -193,9 +216,7 @@ def _run(func: Any, args: tuple, kwargs: dict) -> Any:
         return found
     known = {id(x.inner): x for x in tensors if isinstance(x, OnDevice)}
 
-    def outer(x: Any) -> Any:
-        if not isinstance(x, torch.Tensor):
-            return x
+    def outer(x: torch.Tensor) -> OnDevice:
         own = known.get(id(x))
         if own is None:
             return OnDevice(x)
@@ -203,7 +224,7 @@ def _run(func: Any, args: tuple, kwargs: dict) -> Any:
             raise NotImplementedError(f"the pretended device cannot change a tensor's shape in place: {func}")
         return own
 
-    return tree_map(outer, found)
+    return mapped(outer, found)
 
 
 def _refuse_mixed(func: Any, name: str, args: tuple, hosts: list[torch.Tensor]) -> None:

@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
-from torch.utils._pytree import tree_map
 
 from pretend import device
 
@@ -37,12 +36,6 @@ class _Elsewhere:
         return torch.empty(0, dtype=self.dtype).set_(storage, *self.form)
 
 
-def _tensors(tree: Any) -> list[torch.Tensor]:
-    found: list[torch.Tensor] = []
-    tree_map(lambda x: found.append(x) if isinstance(x, torch.Tensor) else None, tree)
-    return found
-
-
 class Graph:
     """`torch.cuda.CUDAGraph`."""
 
@@ -56,8 +49,8 @@ class Graph:
         """Note an operation on inner tensors. A view is an address only: whoever reads it is described by its own."""
         if view:
             return
-        inputs, results = _tensors(given), _tensors(found)
-        described = tree_map(self._described, given)
+        inputs, results = device.tensors_of(given), device.tensors_of(found)
+        described = device.mapped(self._described, given)
         new = [x for x in results if not any(x is y for y in inputs)]
         storages = {x.untyped_storage()._cdata for x in inputs}
         for x in new:
@@ -67,9 +60,8 @@ class Graph:
         if func.overloadpacket.__name__ not in device._NO_KERNEL:
             self.operations.append((func, described, [x if any(x is y for y in new) else None for x in results]))
 
-    def _described(self, x: Any) -> Any:
-        owned = isinstance(x, torch.Tensor) and x.untyped_storage()._cdata not in self.own
-        return _Elsewhere(x) if owned else x
+    def _described(self, x: torch.Tensor) -> Any:
+        return x if x.untyped_storage()._cdata in self.own else _Elsewhere(x)
 
     def refuse(self, why: str) -> None:
         """Raise what CUDA raises for what a capture cannot hold."""
@@ -84,8 +76,8 @@ class Graph:
                 for x in other.results if other is not self else ():
                     x.fill_(float("nan") if x.is_floating_point() else 0)
             for func, given, outs in self.operations:
-                args, kwargs = tree_map(lambda x: x.tensor() if isinstance(x, _Elsewhere) else x, given)
-                for out, x in zip(outs, _tensors(func(*args, **kwargs)), strict=True):
+                args, kwargs = device.mapped(_Elsewhere.tensor, given, _Elsewhere)
+                for out, x in zip(outs, device.tensors_of(func(*args, **kwargs)), strict=True):
                     if out is not None and out is not x:
                         out.copy_(x)
 
