@@ -39,7 +39,7 @@ from opt_tree.models.chain_lm import ChainLM
 from opt_tree.training.fitting.store import Recipe, build
 
 POLICY = OptTree(nodes=7, threshold=0.0, max_depth=4)
-NEW = 8
+NEW = 5
 
 
 def small(target=None):
@@ -153,7 +153,7 @@ def test_every_kind_of_drafter(kind):
 def test_drawn_texts_up_to_the_end_of_the_context():
     targets = [CausalLM(target_model()) for _ in range(2)]
     plain, reusing = [Decoder(target, head(target), POLICY) for target in targets]
-    assert sum(compare(plain, reusing, Sampling(0.9, top_p=0.9), context=True)) > 90
+    assert sum(compare(plain, reusing, Sampling(0.9, top_p=0.9), context=True)) > 80
 
 
 @pytest.mark.parametrize("architecture", ["llama", "mistral", "gemma3", "gpt2", "llama4"])
