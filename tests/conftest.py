@@ -33,6 +33,7 @@ from opt_tree.decoding import enumeration  # noqa: E402
 from opt_tree.decoding.enumeration import Laws, hashed_laws, log_rows  # noqa: E402, F401
 from opt_tree.engines import compiled as aot  # noqa: E402
 from opt_tree.engines import quantised  # noqa: E402
+from opt_tree.engines.body import Body  # noqa: E402
 from opt_tree.engines.canonical import load_kernel  # noqa: E402
 
 # tqdm's own lock is shared with forked children: one that is killed while it draws would keep it for ever.
@@ -142,10 +143,20 @@ class TableTarget(Target):
         self._context += [self._scored[row] for row in path]
 
 
+_EXPORTED: dict[tuple[Any, ...], torch.export.ExportedProgram] = {}
+"""The programs of the tiny models that all tests share."""
+
+
 @pytest.fixture
 def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
-    """Compile nothing: a package is a note, its call the exported program. Lists what was "compiled"."""
+    """Compile nothing: a package is a note, its call the exported program. Lists what was "compiled".
+
+    What all tests share is exported once.
+    """
+    import tiny_models
+
     made: list[str] = []
+    export = aot.export
     programs: dict[str, Any] = {}
     monkeypatch.setenv("OPT_TREE_CACHE", str(tmp_path / "cache"))
 
@@ -167,6 +178,15 @@ def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]
 
         return call
 
+    def export_once(body: Body, inputs: tuple[Any, ...]) -> torch.export.ExportedProgram:
+        asked = body.model, body.layers, body.columns
+        if all(body.model is not model for model, _ in tiny_models._SHARED.values()):
+            return export(body, inputs)
+        if asked not in _EXPORTED:
+            _EXPORTED[asked] = export(body, inputs)
+        return _EXPORTED[asked]
+
+    monkeypatch.setattr(aot, "export", export_once)
     monkeypatch.setattr(aot, "_compile", compile_nothing)
     monkeypatch.setattr(aot, "_load", load)
     yield made

@@ -74,13 +74,13 @@ def scored(lm: CausalLM, context: list[int], rows: int) -> Tensor:
 
 
 def test_a_compiled_model_writes_the_same_text_while_its_cache_grows(compiled):
-    """Plain and by trees, from a prompt of one token to 600: one package, however large the cache."""
-    expected = plain(CausalLM(long_llama())).generate(prompt(1), 600).tokens
+    """Plain and by trees, from a prompt of one token to 530: one package, however large the cache."""
+    expected = plain(CausalLM(long_llama())).generate(prompt(1), 530).tokens
     lm = compiled(CausalLM(long_llama()))
-    assert plain(lm).generate(prompt(1), 600).tokens == expected
+    assert plain(lm).generate(prompt(1), 530).tokens == expected
     assert lm.cache.capacity > 512
     drafter = CausalLMDrafter(CausalLM(tiny_drafter("llama")), lm.vocab)
-    assert opt(lm, drafter, OptTree(9, 0.1, 4)).generate(prompt(1), 600).tokens == expected
+    assert opt(lm, drafter, OptTree(9, 0.1, 4)).generate(prompt(1), 530).tokens == expected
     made = lm.engine.package.folder
     assert compiled(CausalLM(long_llama())).engine.package.folder == made, "the next one takes the same package"
 
@@ -146,15 +146,14 @@ def _long_only(model: Any, inputs: dict[str, Any], *more: Any) -> Any:
     return compute_batch(model, inputs, *more)
 
 
-@pytest.mark.parametrize(("drafter", "architecture"), [("draft", "llama"), ("eagle", "llama"), ("draft", "gemma3")])
+@pytest.mark.parametrize(("drafter", "architecture"), [("eagle", "llama"), ("draft", "gemma3")])
 def test_a_compiled_pair_side_by_side(drafter, architecture, fake):
     """Both models' graphs, of one and of several kinds of layers: unequal trees, laws, features, lanes that pause."""
     decoder = decoder_of(drafter, "opt", architecture)
     alone = trace([decoder.generate(ids, 8) for ids in PROMPTS])
     for lm in (decoder.target, *decoder.drafter.models):
         assert compile_forwards(lm)
-    for width in (2, 4):
-        assert trace(decoder.generate_batch(PROMPTS, width, 8)) == alone
+    assert trace(decoder.generate_batch(PROMPTS, 3, 8)) == alone
     assert len(fake) == 2
 
 
@@ -329,18 +328,22 @@ def test_a_damaged_package_is_made_again(fake):
     assert compile_forwards(lm)
     package = lm.engine.package
     note = package.folder / "about.json"
+    whole, about = package.file.read_bytes(), note.read_text()
     damages = [
-        lambda: package.file.write_bytes(package.file.read_bytes()[:5]),
-        lambda: package.file.write_bytes(b"x" + package.file.read_bytes()[1:]),
         note.unlink,
         package.file.unlink,
         lambda: note.write_text("[]"),
+        lambda: package.file.write_bytes(whole[:5]),
+        lambda: package.file.write_bytes(b"x" + whole[1:]),
     ]
-    for made, damage in enumerate(damages, 2):
+    for damage in damages:
+        package.file.write_bytes(whole)
+        note.write_text(about)
+        assert package.about() is not None
         damage()
         assert package.about() is None
-        assert compile_forwards(CausalLM(tiny("llama"))) and len(fake) == made
-        assert package.about() is not None
+    assert compile_forwards(CausalLM(tiny("llama"))) and len(fake) == 2
+    assert package.about() is not None
 
 
 def test_a_package_that_does_not_load_is_made_again_once(fake, monkeypatch):
