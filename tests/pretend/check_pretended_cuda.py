@@ -24,6 +24,7 @@ from evaluation.timing import interleave
 from examples import chat
 from experiments.gpu_first_light import __main__ as first_light
 from opt_tree.core.sampling import Sampling
+from opt_tree.decoding import step_costs
 from opt_tree.decoding.presets import PRESETS, plain
 from opt_tree.decoding.step_costs import auto
 from opt_tree.drafters import CausalLMDrafter, EagleDrafter
@@ -160,7 +161,7 @@ def test_log_probs_are_read_once_at_the_end(sampling):
 def test_a_batch_and_a_kept_context():
     made, here = decoder("cuda", "draft"), decoder("cpu", "draft")
     prompts = [prompt(20), prompt(13, seed=3), prompt(20, seed=4)]
-    both = [one.generate_batch(prompts, 10) for one in (made, here)]
+    both = [one.generate_batch(prompts, 5) for one in (made, here)]
     assert [one.tokens for one in both[0]] == [one.tokens for one in both[1]]
     first = made.generate(prompts[0], 8)
     longer = [*prompts[0], *first.tokens]
@@ -217,12 +218,14 @@ def test_a_compiled_pair():
     question = pair.encode("Why is the sky blue?")
     here = opt_tree.load_pair("demo", dtype="float32", draft_dtype="float32")
     policy = OptTree(nodes=8, threshold=0.2)
-    texts = [opt_tree.Decoder(one.target, one.drafter, policy).generate(question, 12).tokens for one in (pair, here)]
+    texts = [opt_tree.Decoder(one.target, one.drafter, policy).generate(question, 6).tokens for one in (pair, here)]
     assert texts[0] == texts[1]
 
 
 def test_costs_are_measured_on_the_device(tmp_path, monkeypatch):
     monkeypatch.setenv("OPT_TREE_CACHE", str(tmp_path))
+    for name, few in (("ROUNDS", 1), ("SIZES", (0, 1, 4)), ("CONTEXTS", (8,))):
+        monkeypatch.setattr(step_costs, name, few)
     made = decoder("cuda", "draft")
     measured = opt_tree.Decoder(made.target, made.drafter, auto(made.target, made.drafter))
     assert measured.generate(prompt(20), 8).tokens == decoder("cpu", "draft").generate(prompt(20), 8).tokens
@@ -236,7 +239,7 @@ def test_demos_write_what_they_write_on_the_cpu(kind, monkeypatch, capsys):
     """By every method that they compare, transformers' among them."""
     kept = []
     monkeypatch.setattr(demo, "interleave", lambda *args: kept.append(interleave(*args)) or kept[-1])
-    words = [*SMALL, "--draft-dtype", "float32", "--prompt", "Why is the sky blue?", "--max-new-tokens", "6"]
+    words = [*SMALL, "--draft-dtype", "float32", "--prompt", "Why is the sky blue?", "--max-new-tokens", "4"]
     words += ["--rounds", "1", "--eager"]
     for device in ("cpu", "cuda"):
         assert demo.main([*words, "--device", device], kind) == 0, capsys.readouterr().err
@@ -258,7 +261,7 @@ def test_evaluations_answer_what_they_answer_on_the_cpu(command, kind, tmp_path)
 def test_the_chat_page_s_two_sides_write_the_same():
     pair = pair_with("eagle:demo")
     room = chat.Room("demo", pair, {"eagle:demo": pair.drafter})
-    sides = room.runners([{"role": "user", "content": "What is a fox?"}], chat.Chosen("eagle:demo", length=8))
+    sides = room.runners([{"role": "user", "content": "What is a fox?"}], chat.Chosen("eagle:demo", length=5))
     assert list(chat.race(sides)) and sides[0].tokens == sides[1].tokens
 
 
