@@ -32,9 +32,18 @@ def texts(pair):
     return record(pair, [pair.encode(prompt) for prompt in PROMPTS], 16)
 
 
-def test_the_best_tree_is_that_of_the_cheapest_decoding(pair, texts):
+@pytest.fixture(scope="module")
+def found(pair, texts):
+    return weigh(pair, texts, {"here": CHEAP, "dear": DEAR})
+
+
+@pytest.fixture(scope="module")
+def refused(pair, texts):
+    return weigh(pair, texts, {"here": DEAR})
+
+
+def test_the_best_tree_is_that_of_the_cheapest_decoding(pair, texts, found):
     """The grid's seconds are those of decoding with each setting, steps priced by the same table."""
-    found = weigh(pair, texts, {"here": CHEAP, "dear": DEAR})
     few = {name: policy for name, policy in grid().items() if name in (found.here.best.name, "OptTree(2, 0.3)")}
     plain = sum(seconds_of(one, CHEAP) for one in replay(texts, opt_tree.Static.empty(), pair.target.vocab))
     for name, policy in few.items():
@@ -60,11 +69,11 @@ def test_a_chain_is_replayed_as_it_decodes_where_the_drafter_is_unsure(pair):
     assert again.accept_lengths == decoded.accept_lengths and max(decoded.accept_lengths) >= 8
 
 
-def test_do_not_use_it_where_its_layers_cost_more_than_they_bring(pair, texts):
-    found = weigh(pair, texts, {"here": DEAR})
-    assert found.use is False and found.verdict.startswith("Do not use this drafter here") and "\n" not in found.verdict
-    assert found.here.auto.speed_up <= 1 and found.here.break_even is None
-    assert found.verdict in str(found) and json.dumps(found.to_dict())
+def test_do_not_use_it_where_its_layers_cost_more_than_they_bring(refused):
+    verdict = refused.verdict
+    assert refused.use is False and verdict.startswith("Do not use this drafter here") and "\n" not in verdict
+    assert refused.here.auto.speed_up <= 1 and refused.here.break_even is None
+    assert verdict in str(refused) and json.dumps(refused.to_dict())
 
 
 def test_break_even_is_where_the_best_chain_is_as_fast_as_plain_decoding():
@@ -75,8 +84,7 @@ def test_break_even_is_where_the_best_chain_is_as_fast_as_plain_decoding():
     assert break_even(Costs.straight(1.0, 1.0, 0.0, 1.5, 0.0)) is None
 
 
-def test_accepted_by_position_is_counted(pair, texts):
-    found = weigh(pair, texts, {"here": CHEAP})
+def test_accepted_by_position_is_counted(pair, texts, found):
     generations = replay(texts, grid()[found.here.best.name], pair.target.vocab)
     steps = [step.accepted for one in generations for step in one.steps[:-1]]
     assert found.accepted[0] == pytest.approx(np.mean([accepted >= 1 for accepted in steps]))
@@ -129,7 +137,7 @@ def test_mistakes_are_one_line(pair, capsys, tmp_path):
         assert ended.value.code == 2 and capsys.readouterr().err.count("\n") == 1
 
 
-def test_a_draw_needs_few_steps(pair, texts, tmp_path):
-    found = dataclasses.replace(weigh(pair, texts, {"here": DEAR}), expected=[0.5], found=[1], accepted=[1.0])
-    assert len(draw_advice(found, tmp_path)) == 2
+def test_a_draw_needs_few_steps(refused, tmp_path):
+    few = dataclasses.replace(refused, expected=[0.5], found=[1], accepted=[1.0])
+    assert len(draw_advice(few, tmp_path)) == 2
     assert OptTree(1, 0.05) == grid()["OptTree(1, 0.05)"]

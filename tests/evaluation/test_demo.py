@@ -274,7 +274,7 @@ def test_when_forwards_are_compiled(classic, capsys, monkeypatch, given, asked, 
     """Without a flag only packages that are there are taken, silently."""
     calls: list[dict[str, bool]] = []
     monkeypatch.setattr(Pair, "compile", lambda self, **options: calls.append(options))
-    assert run_demo("classic", [*classic, *QUICK, "--rounds", "1", *given]) == 0
+    assert run_demo("classic", [*classic, *QUICK, "--rounds", "1", "--max-new-tokens", "2", *given]) == 0
     assert calls == asked
     assert line in capsys.readouterr().out
 
