@@ -483,7 +483,7 @@ UNEVEN = [POLICIES["uneven"], SequoiaTree((0.6, 0.3), 3, 3, IID)]
         *((block, policy, "block judges chains, one child a node") for policy in NO_CHAINS),
         *((multipath_block, policy, "multipath_block judges trees .* by depth; got IID") for policy in UNEVEN),
     ],
-    ids=str,
+    ids=lambda value: getattr(value, "__name__", str(value)),
 )
 def test_shapes_that_a_verifier_does_not_judge_are_refused(verifier: Verifier, policy: TreePolicy, why: str) -> None:
     with pytest.raises(TypeError, match=why):
