@@ -174,7 +174,10 @@ def overview(timings: Timings) -> list[Row]:
 def _row(name: str, timings: Timings) -> Row:
     rate = timings.rate(name)
     row: Row = {"method": name, "tokens/s": rate, "tokens/CPU s": timings.rate(name, "cpu_seconds")}
-    row |= {f"x {other}": rate / timings.rate(other) for other in BASELINES if other in timings.runs}
+    for other in BASELINES:
+        if other in timings.runs:
+            row[f"x {other}"], edges = times_as_fast(timings.spent(name), timings.spent(other))
+            row[f"x {other}, 95 %"] = None if edges is None or other == name else f"{edges[0]:.2f} to {edges[1]:.2f}"
     return row | step_figures(timings.generations(name))
 
 

@@ -14,7 +14,7 @@ from transformers import PreTrainedTokenizerFast
 import opt_tree
 from evaluation.latency import __main__ as latency
 from evaluation.latency import batches
-from evaluation.latency.__main__ import beside_grid
+from evaluation.latency.__main__ import beside_grid, overview
 from evaluation.latency.forwards import Probe, measure
 from evaluation.timing import Timed, Timings, interleave
 from opt_tree.controllers import Auto
@@ -39,6 +39,13 @@ def test_lanes_are_compared_with_transformers_padded_batch(capsys: pytest.Captur
 
 
 # Auto beside a grid.
+
+
+def test_every_ratio_has_an_interval_over_prompts() -> None:
+    ours, plain = ([[Timed([1] * 60, wall)] for wall in walls] for walls in ((1.0, 2.0), (3.0, 3.0)))
+    tree, alone = overview(Timings({"OPT-Tree 4/0.2": ours, "plain": plain}))
+    assert tree["x plain"] == 2 and tree["x plain, 95 %"] == "1.50 to 3.00"
+    assert alone["x plain"] == 1 and alone["x plain, 95 %"] is None
 
 
 def test_auto_is_set_beside_the_best_of_the_grid_by_either_clock() -> None:
