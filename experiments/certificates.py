@@ -32,6 +32,8 @@ from opt_tree.decoding.presets import plain
 
 EMBEDDED = ("eagle:demo", "eagle3:demo", "store:demo", "graft:1:eagle:demo+store:demo", "exit:demo")
 """What else drafts for the embedded target."""
+INFLATED = ("eagle:demo", "store:demo")
+"""What else drafts for it with --inflate, which knows no hidden states but the last."""
 SEED = 3
 GREEDY, DRAWN = Sampling(), Sampling(1.0)
 
@@ -54,7 +56,7 @@ class Options(Asked):
         super().__post_init__()
         at_least(self, lanes=1, max_new_tokens=1)
         if not self.also and self.base_model_path == "demo":
-            object.__setattr__(self, "also", list(EMBEDDED))
+            object.__setattr__(self, "also", list(INFLATED if self.inflate else EMBEDDED))
 
 
 @dataclass

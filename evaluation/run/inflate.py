@@ -122,16 +122,21 @@ def inflate_pair(
     weights. `weights`: the bits that the large one's are quantised to. The small target is not kept: `pair` should not
     be used any more where memory counts.
     """
-    small = pair.target.model
+    small, drafter = pair.target.model, pair.drafter
+    bare = drafter.drafter if isinstance(drafter, Sharpened) else drafter
+    if drafter.features and not (isinstance(bare, EagleDrafter) and tuple(drafter.features) == (-1,)):
+        read = ", ".join(map(str, drafter.features))
+        raise ValueError(
+            f"{drafter.describe()} reads hidden states of the target (layers {read}): of these, --inflate {spec} knows "
+            "only what an EAGLE-1 head reads; take eagle:, or a drafter that reads none, as lm: and store:"
+        )
     if large is None:
         large = inflate(small, spec, seed)
         large.config.inflation_rounding = _rounding(small, large, seed)
         if weights is not None:
             quantise(large, weights)
     target = CausalLM(large, getattr(pair.target, "buckets", None))
-    drafter = pair.drafter
     if drafter.features:
-        bare = drafter.drafter if isinstance(drafter, Sharpened) else drafter
         assert isinstance(bare, EagleDrafter)
         deflated = DeflatedFeatures(bare, _deflation(small, target.hidden, seed))
         drafter = Sharpened(deflated, drafter.temperature) if isinstance(drafter, Sharpened) else deflated

@@ -217,6 +217,13 @@ def test_an_inflated_pair_keeps_the_heads_size_and_frees_the_small_target() -> N
     assert "head keeps" not in describe(pair.target.model)
 
 
+@pytest.mark.parametrize("drafter", ["eagle3:demo", "graft:1:eagle:demo+store:demo", "exit:demo"])
+def test_what_reads_other_hidden_states_is_refused_before_anything_is_made(drafter: str) -> None:
+    pair = opt_tree.load_pair("demo", drafter=drafter)
+    with pytest.raises(ValueError, match=r"reads hidden states of the target \(layers .*--inflate 350m knows only"):
+        inflate_pair(pair, "350m")
+
+
 def test_two_pairs_share_an_inflated_target() -> None:
     first = inflate_pair(eagle_pair(small()), "64x4")
     second = inflate_pair(eagle_pair(small()), "64x4", large=first.target.model)
