@@ -156,12 +156,12 @@ def rheo(target: Target, drafter: Drafter, policy: Rheo = Rheo()) -> Decoder:
 
 
 def controller(spec: str, target: AnyLM, drafter: Drafter, tree: OptTree, seed: int = 0) -> Controller:
-    """Make the controller of a name for a pair: `auto`, `thompson`, `predicted:PATH`; see `CONTROLLERS`.
+    """Make the controller of a name for a pair: `auto`, `beta`, `predicted:PATH`; see `CONTROLLERS`.
 
     Args: `tree`, the largest it may choose; `seed`, of what it draws. One that weighs costs measures them, once.
     Raises ValueError for an unknown name, CheckpointError for a PATH that holds nothing for this target.
 
-        policy = controller("thompson", pair.target, pair.drafter, OptTree(24, 0.3))
+        policy = controller("beta", pair.target, pair.drafter, OptTree(24, 0.3))
         Decoder(pair.target, pair.drafter, policy).generate(pair.encode("Why is the sky blue?"))
     """
     costs = functools.cache(functools.partial(costs_of, target, drafter))  # to look at all weights takes a while
