@@ -63,11 +63,17 @@ def shared_models_stay_as_they_are() -> Iterator[None]:
     assert not changed, f"a test of this file changed what all tests share: {', '.join(changed)}. Copy it first"
 
 
+def kernels(factory: pytest.TempPathFactory) -> Path:
+    """Where kernels are built: one folder for all workers of a run."""
+    own = factory.getbasetemp()
+    return (own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "kernels"
+
+
 @pytest.fixture(scope="session")
 def kernel(tmp_path_factory: pytest.TempPathFactory) -> None:
     """The canonical attention kernel, built once for the tests that name it."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("OPT_TREE_CACHE", str(tmp_path_factory.mktemp("kernel")))
+        patch.setenv("OPT_TREE_CACHE", str(kernels(tmp_path_factory)))
         load_kernel()
 
 
@@ -75,7 +81,7 @@ def kernel(tmp_path_factory: pytest.TempPathFactory) -> None:
 def quantised_kernel(tmp_path_factory: pytest.TempPathFactory) -> None:
     """The kernel of quantised layers, built once for the tests that name it."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("OPT_TREE_CACHE", str(tmp_path_factory.mktemp("quantised")))
+        patch.setenv("OPT_TREE_CACHE", str(kernels(tmp_path_factory)))
         quantised.load_kernel()
 
 
