@@ -28,7 +28,7 @@ COLOURS = {
     **{"opt": "#d9730d", "eagle2": "#2b6cb0", "sequoia": "#5a9367", "eagle1": "#7a5aa6", "binary": "#8a8f98"},
     **{"dynamic_depth": "#90b8e0", "talon": "#b5473c", "medusa": "#c39bd3", "chain": "#444b55", "chains": "#8a6d3b"},
     **{"delayed": "#17a2a2", "dyspec": "#e377a2", "rheo": "#e0a800", "kary": "#d8c3a5", "threshold_chain": "#1b4d3e"},
-    **{"shared": "#7f9c00", "published": "#5c2018", "plain": "#000000"},
+    **{"published": "#5c2018", "plain": "#000000"},
     **{"traversal": "#b5473c", "khisti": "#7a5aa6", "k_seq": "#2b6cb0", "multi_round": "#5a9367", "naive": "#8a8f98"},
     **{"match": "#d9730d", "block": "#444b55", "without_replacement": "#17a2a2", "typical": "#c39bd3"},
     **{"greedy": "#90b8e0"},

@@ -31,7 +31,6 @@ from evaluation.timing import Method, Timings, environment, interleave, step_fig
 from opt_tree import CausalLM, Controller, Decoder, OptTree, Pair, TreePolicy
 from opt_tree.decoding.presets import plain
 from opt_tree.decoding.step_costs import auto
-from opt_tree.policies import Shared
 from opt_tree.policies.base import MOST_NODES
 
 BASELINES = ("plain", "transformers", "transformers, assisted")
@@ -56,7 +55,6 @@ class Options(Asked):
     lanes: str | None = option(
         None, "comma list: decode the questions plainly, with --nodes and by transformers, so many side by side"
     )
-    shared: bool = option(False, "with --lanes: also share the nodes of --nodes over all lanes, at one price of a node")
     thresholds: str = option("0.2", "with --nodes: comma list, each tried at each budget")
     max_new_tokens: int = option(96, "with --nodes: new tokens a question, at most")
     assistant: str | None = option(
@@ -66,8 +64,6 @@ class Options(Asked):
     def __post_init__(self) -> None:
         super().__post_init__()
         at_least(self, repeats=1, max_new_tokens=1)
-        if self.shared and not (self.lanes and self.nodes):
-            raise ValueError("--shared shares the --nodes of several --lanes: name both")
         if self.lanes and min(whole_numbers(self.lanes, MOST_LANES)) < 1:
             raise ValueError(f"--lanes must be at least 1 each, got {self.lanes}")
         for name in ("tokens", "contexts"):
@@ -146,14 +142,12 @@ def decode(options: Options) -> dict[str, Any]:
 
 
 def trees_of(options: Options, pair: Pair) -> Trees:
-    """Every tree that --nodes, --thresholds and --shared ask for, by its name."""
+    """Every tree that --nodes and --thresholds ask for, by its name."""
     budgets = options.nodes.split(",") if options.nodes else []
     fixed = [budget for budget in budgets if budget != AUTO]
     sizes = whole_numbers(",".join(fixed), MOST_NODES) if fixed else ()
     pairs = [(n, t) for n in sizes for t in numbers(options.thresholds)]
     trees: dict[str, TreePolicy | Controller] = {f"OPT-Tree {n}/{t:g}": OptTree(n, t) for n, t in pairs}
-    if options.shared:
-        trees |= {f"shared {n}/{t:g}": Shared(n, t, most=8 * n) for n, t in pairs}
     return trees | ({AUTO: auto(pair.target, pair.drafter)} if AUTO in budgets else {})
 
 

@@ -14,7 +14,6 @@ from opt_tree.policies.registry import POLICIES, make_policy, register
 from opt_tree.policies.rheo import Rheo
 from opt_tree.policies.sampled import Sampled
 from opt_tree.policies.sequoia import SequoiaTree
-from opt_tree.policies.shared import Shared
 from opt_tree.policies.static import Static
 from opt_tree.policies.talon import Talon
 from opt_tree.policies.threshold_chain import ThresholdChain
@@ -35,7 +34,6 @@ __all__ = [
     "Rheo",
     "Sampled",
     "SequoiaTree",
-    "Shared",
     "Static",
     "Talon",
     "ThresholdChain",

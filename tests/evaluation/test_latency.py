@@ -23,19 +23,18 @@ from opt_tree.policies import Costs
 
 
 def test_lanes_are_compared_with_transformers_padded_batch(capsys: pytest.CaptureFixture) -> None:
-    flags = "--lanes 1,2 --nodes 4 --shared --limit 3 --max-new-tokens 5 --dtype float32 --device cpu --json"
+    flags = "--lanes 1,2 --nodes 4 --limit 3 --max-new-tokens 5 --dtype float32 --device cpu --json"
     assert latency.main(flags.split()) == 0
     rows = json.loads(capsys.readouterr().out.splitlines()[-1])["rows"]
     assert [(row["method"], row["lanes"]) for row in rows] == [
-        (method, lanes) for method in ("plain", "OPT-Tree 4/0.2", "shared 4/0.2", "transformers") for lanes in (1, 2)
+        (method, lanes) for method in ("plain", "OPT-Tree 4/0.2", "transformers") for lanes in (1, 2)
     ]
     assert all(row["same text"] == "3/3" for row in rows) and rows[0]["x plain"] == rows[0]["x lanes 1"] == 1
-    plain, _, tree, _, alone, shared, *_ = rows
+    plain, _, tree, alone, *_ = rows
     assert plain["nodes/step"] == 0 and plain["tokens/step"] == 1 and rows[-1]["nodes/step"] is None
     assert alone["nodes/step"] == tree["nodes/step"] and alone["tokens/step"] == tree["tokens/step"]
-    assert 0 < shared["nodes/step"] <= 4 and all(row["MB more"] is None or row["MB more"] >= 0 for row in rows)
-    for refused in (["--lanes", "0"], ["--shared", "--lanes", "2"]):
-        assert latency.main(refused) == 2
+    assert all(row["MB more"] is None or row["MB more"] >= 0 for row in rows)
+    assert latency.main(["--lanes", "0"]) == 2
 
 
 # Auto beside a grid.

@@ -23,7 +23,6 @@ from opt_tree.policies import (
     Rheo,
     Sampled,
     SequoiaTree,
-    Shared,
     Talon,
     ThresholdChain,
 )
@@ -240,7 +239,6 @@ HUGE = 10**9
         lambda: Talon(top_k=HUGE),
         lambda: ThresholdChain(nodes=HUGE),
         lambda: Rheo(max_depth=HUGE),
-        lambda: Shared(max_depth=HUGE),
         lambda: Priced(Costs.straight(1.0, 1.0, 1.0, 1.0, 1.0), max_depth=HUGE),
         lambda: SequoiaTree(HALVING, depth=HUGE),
         lambda: Delayed(length=HUGE),
