@@ -2,7 +2,7 @@
 
 Owns who runs when. A sequence is a greenlet: a forward of its models switches to the hub (`side_by_side`), which waits
 until every lane asks for something, runs the forwards of one model together (`batch.py`) and switches back with the
-answers. Verifiers, drafters and the loop know nothing of it; a policy may ask all lanes to decide together (`meet`).
+answers. Verifiers, drafters and the loop know nothing of it; a controller may ask all lanes to decide together.
 """
 
 import contextvars
@@ -15,7 +15,7 @@ import greenlet
 import torch
 
 from opt_tree.batch.shared_forwards import Ask
-from opt_tree.core.meeting import LaneThread, Meeting
+from opt_tree.core.meeting import Meeting
 from opt_tree.engines.kv_cache import inference
 
 T = TypeVar("T")
@@ -87,7 +87,7 @@ class _Hub:
         """Begin jobs while there are lanes for them; whether any is under way then."""
         while self._free and (new := next(self._jobs, None)) is not None:
             place, job = new
-            thread = LaneThread(job)
+            thread = greenlet.greenlet(job)
             thread.gr_context = contextvars.copy_context()
             lane = self._free.pop()
             self.live[lane] = place, thread
@@ -112,15 +112,12 @@ class _Hub:
                 self._resume(lanes[id(ask)], output)
 
     def _meet(self) -> None:
-        """Decide for the lanes that meet; those that have come to stay until the end wait for the others."""
-        meetings = {lane: ask for lane, ask in self._asked.items() if isinstance(ask, Meeting)}
-        under_way = any(not meeting.last for meeting in meetings.values())
-        for table in dict.fromkeys(meeting.table for meeting in meetings.values()):
-            lanes = [lane for lane in sorted(meetings) if meetings[lane].table == table]
-            answers = table.decide([meetings[lane].brings for lane in lanes])
-            for lane, answer in zip(lanes, answers, strict=True):
-                if not (under_way and meetings[lane].last):
-                    self._resume(lane, answer)
+        """Decide for the lanes that meet, and let them go on."""
+        meetings = {lane: ask for lane, ask in sorted(self._asked.items()) if isinstance(ask, Meeting)}
+        decide = next(iter(meetings.values())).decide
+        answer = decide([meeting.brings for meeting in meetings.values()])
+        for lane in meetings:
+            self._resume(lane, answer)
 
     def _resume(self, lane: int, answer: Any) -> None:
         """Let a lane go on until it asks for a forward or ends."""

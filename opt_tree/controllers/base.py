@@ -53,7 +53,7 @@ class Controller(ABC):
         """
 
     def in_lanes(self, lanes: int) -> "Controller | None":
-        """One that several sequences side by side share, to decide together (`opt_tree.batch.scheduler.meet`).
+        """One that several sequences side by side share, to decide together (`opt_tree.core.meeting`).
 
         None, which is the default: each has a copy of this one.
         """

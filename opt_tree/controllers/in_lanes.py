@@ -9,14 +9,13 @@ import time
 from collections import deque
 from collections.abc import Sequence
 
-import greenlet
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from opt_tree.controllers.auto import Auto
 from opt_tree.core.children import Few
-from opt_tree.core.meeting import Table, meet
+from opt_tree.core.meeting import meet
 from opt_tree.core.step import Outcome, Step
 from opt_tree.core.target import Output
 from opt_tree.policies import Costs, Priced, TreePolicy
@@ -32,13 +31,11 @@ ACCEPTED, STEPS = 0.5, 4.0
 """How probable a drafted token is thought to be before any was seen, and for how many steps this counts."""
 TEXT = 32.0
 """Rounds that share what drafters take to read the texts, before more is known."""
-HOLD = 7
-"""Further rounds without a tree that one decision is for: to meet takes time. At first, and between trees, one."""
 PLAIN = 24
 """Rounds with trees after which one goes without, as the clock tells what that takes."""
 
 
-class InLanes(Auto, Table):
+class InLanes(Auto):
     """What lanes share: in each round all draft, or none.
 
     It pays for a batch's step: where all lanes draft a row, that is a row of each in the forward. Seconds are the
@@ -62,8 +59,6 @@ class InLanes(Auto, Table):
         self._lost, self._spent, self._stake = 0.0, 0.0, STAKE
         """Plain steps: what drafting lost so far, what all rounds took, and the most that a trial lost."""
         self._drafting, self._since = False, PLAIN
-        self._held: dict[greenlet.greenlet, int] = {}
-        """In how many further rounds a lane goes without a tree, unasked."""
         self._clocked: tuple[deque[float], deque[float]] = deque(maxlen=15), deque(maxlen=15)
         """Seconds of the clock in parts of modelled ones: of rounds without trees and with them."""
         self._began: float | None = None
@@ -73,32 +68,21 @@ class InLanes(Auto, Table):
     def reset(self, prompt: list[int], output: Output | None) -> None:
         """A text was taken in by one of the round's forwards."""
         self._began = None
-        self._held.pop(greenlet.getcurrent(), None)
 
     def choose(self, context: list[int], root: Float[Tensor, "1 vocab"] | Few | None) -> TreePolicy:
-        lane = greenlet.getcurrent()
-        if self._held.get(lane):
-            self._held[lane] -= 1
-            return self._empty
-        policy, self._held[lane] = meet(self, (lane, len(context)), last=False)
-        return policy
+        return meet(self.decide, len(context))
 
-    def decide(self, brought: Sequence[tuple[greenlet.greenlet, int]]) -> list[tuple[TreePolicy, int]]:
-        """From all lanes and the lengths of their contexts to the next step's policy, and how many more it is for."""
-        lanes = {lane for lane, _ in brought}
-        others = [rounds for lane, rounds in self._held.items() if lane not in lanes and not lane.dead]
-        if others:  # texts that begin while the others go without a tree
-            return [(self._empty, max(others))] * len(brought)
+    def decide(self, lengths: Sequence[int]) -> TreePolicy:
+        """From the lengths of all lanes' contexts to the policy of their next step."""
         self._time()
-        before, self._held, self._lanes = self._lanes, {}, len(brought)
-        context = sum(length for _, length in brought) // len(brought)
+        before, self._lanes = self._lanes, len(lengths)
+        context = sum(lengths) // len(lengths)
         self._now = self._costs(max(before, self._lanes)).at(context)  # some may be reading a text just now
         self._unit = self.costs.at(context).plain / self._now.plain
-        policy, hold = self._next(), 0
+        policy = self._next()
         if not isinstance(policy, Priced):
-            hold = min(HOLD, 1 if self._since >= PLAIN else HOLD)
-            self._go_without(hold + 1)
-        return [(policy, hold)] * len(brought)
+            self._go_without()
+        return policy
 
     def _costs(self, lanes: int) -> Costs:
         """Of so many lanes: between those of one and those of the most."""
@@ -114,16 +98,15 @@ class InLanes(Auto, Table):
             self._clocked[self._drafting].append((now - self._began) / self._modelled)
         self._began, self._modelled = now, 0.0
 
-    def _go_without(self, rounds: int) -> None:
-        """Keep account of so many rounds without a tree."""
-        steps = rounds * self._lanes
-        self._spent += rounds
+    def _go_without(self) -> None:
+        """Keep account of a round without a tree."""
+        self._spent += 1
         self._since = 0
-        self._modelled = rounds * self._now.plain
-        fading = self.decay**steps
-        self._tokens = fading * self._tokens + steps
-        self._seconds = fading * self._seconds + steps * self._now.plain * self._unit
-        self._fade(steps)
+        self._modelled = self._now.plain
+        fading = self.decay**self._lanes
+        self._tokens = fading * self._tokens + self._lanes
+        self._seconds = fading * self._seconds + self._lanes * self._now.plain * self._unit
+        self._fade(self._lanes)
 
     @property
     def _one_node(self) -> float:

@@ -5,7 +5,6 @@ import dataclasses
 import itertools
 import json
 
-import greenlet
 import numpy as np
 import pytest
 import torch
@@ -229,8 +228,7 @@ def costs_in_lanes(costs: Costs, lanes: int) -> Costs:
 
 def drafted(auto: InLanes, lanes: int) -> TreePolicy:
     """What so many lanes decide to draft by, once a round has gone without trees."""
-    brought = [(greenlet.getcurrent(), 1)] * lanes
-    return next(policy for policy, _ in iter(lambda: auto.decide(brought)[0], None) if isinstance(policy, Priced))
+    return next(policy for policy in iter(lambda: auto.decide([1] * lanes), None) if isinstance(policy, Priced))
 
 
 @pytest.mark.parametrize("lanes", [4, 8])
@@ -280,7 +278,6 @@ def rounds(monkeypatch) -> list[tuple[int, list[Step]]]:
     monkeypatch.setattr(
         InLanes, "observe", lambda self, step, outcome: found[-1][1].append(step) or observe(self, step, outcome)
     )
-    monkeypatch.setattr(in_lanes, "HOLD", 0)
     monkeypatch.setattr(in_lanes, "_clock", lambda: 0.0)  # says nothing
     return found
 
@@ -325,9 +322,9 @@ def test_the_clock_has_a_say_in_whether_lanes_draft(dearer, rounds, monkeypatch)
     """Where rounds with trees take longer than modelled, next to plain ones, they end; a slow machine is no matter."""
     now, decide = [0.0], InLanes.decide
 
-    def timed(self: InLanes, brought: list) -> list:
+    def timed(self: InLanes, lengths: list[int]) -> TreePolicy:
         now[0] += 7 * self._modelled * (dearer if self._drafting else 1)
-        return decide(self, brought)
+        return decide(self, lengths)
 
     monkeypatch.setattr(InLanes, "decide", timed)
     monkeypatch.setattr(in_lanes, "_clock", lambda: now[0])
@@ -336,23 +333,6 @@ def test_the_clock_has_a_say_in_whether_lanes_draft(dearer, rounds, monkeypatch)
     drafted = [isinstance(steps[0].policy, Priced) for _, steps in rounds]
     assert drafted[0] is False and drafted[1] is True
     assert np.mean(drafted[9:]) > 0.9 if dearer == 1 else np.mean(drafted[9:]) < 0.1
-
-
-def test_lanes_meet_seldom_while_they_go_without_trees(monkeypatch):
-    """Also those that begin then; and all texts are plain decoding's."""
-    target = CausalLM(build(ARCHITECTURES["llama"]()))
-    drafter = CausalLMDrafter(CausalLM(tiny_drafter("llama")))
-    met: list[int] = []
-    decide = InLanes.decide
-    monkeypatch.setattr(InLanes, "decide", lambda self, lanes: met.append(len(lanes)) or decide(self, lanes))
-    monkeypatch.setattr(InLanes, "_drafts", lambda self: False)
-    prompts = [prompt(length, seed=length) for length in (1, 30, 11, 47, 2)]
-    rules = [lambda tokens, n=n: "stop" if len(tokens) == n else None for n in (7, 16, 10, 9, 16)]
-    many = Decoder(target, drafter, Auto(EAGER)).generate_batch(prompts, 3, 16, stop=rules)
-    assert [one.tokens for one in many] == [
-        one.tokens for one in plain(target).generate_batch(prompts, 3, 16, stop=rules)
-    ]
-    assert {1, 3} <= set(met) and sum(met) < sum(len(one.steps) for one in many) / 3
 
 
 @pytest.mark.parametrize("pays", [True, False])
