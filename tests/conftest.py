@@ -1,4 +1,4 @@
-"""What the tests share: drafters and targets without a model, and shape checks on the annotated calls of the library.
+"""What the tests share: drafters and targets without a model.
 
 Laws are functions of the whole token path (context and branch), so nothing here needs a network, a file or a GPU.
 """
@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import shapes
 import torch
 from hypothesis import settings
 from jaxtyping import Float
@@ -23,18 +22,21 @@ from tqdm import tqdm
 os.environ["HF_HUB_OFFLINE"] = "1"
 # Whatever the user has compiled is not for the tests, and nothing is built for all of them: no folder can be there.
 os.environ["OPT_TREE_CACHE"] = os.path.join(os.path.abspath(__file__), "no-packages")
-# Before the first import of opt_tree: from here on calls into it are checked, shapes included.
-shapes.install()
+# Before the first import of opt_tree: what is imported from here on is checked at every call, shapes included.
+if os.environ.get("CHECK_SHAPES"):
+    import shapes
 
-import opt_tree  # noqa: E402
-from opt_tree.core.pool import Frontier  # noqa: E402
-from opt_tree.core.target import Output, Target, Work  # noqa: E402
-from opt_tree.decoding import enumeration  # noqa: E402
-from opt_tree.decoding.enumeration import Laws, hashed_laws, log_rows  # noqa: E402, F401
-from opt_tree.engines import compiled as aot  # noqa: E402
-from opt_tree.engines import quantised  # noqa: E402
-from opt_tree.engines.body import Body  # noqa: E402
-from opt_tree.engines.canonical import load_kernel  # noqa: E402
+    shapes.install()
+
+import opt_tree
+from opt_tree.core.pool import Frontier
+from opt_tree.core.target import Output, Target, Work
+from opt_tree.decoding import enumeration
+from opt_tree.decoding.enumeration import Laws, hashed_laws, log_rows  # noqa: F401
+from opt_tree.engines import compiled as aot
+from opt_tree.engines import quantised
+from opt_tree.engines.body import Body
+from opt_tree.engines.canonical import load_kernel
 
 # tqdm's own lock is shared with forked children: one that is killed while it draws would keep it for ever.
 tqdm.set_lock(threading.RLock())

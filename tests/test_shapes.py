@@ -1,68 +1,29 @@
-"""Wrong shapes are noticed: at the first call, and after calls that were right."""
+"""Calls of the library have the shapes that it annotates: quick test files that call most of it run with checks on."""
 
-import pytest
-import shapes
-import torch
-from jaxtyping import Float, TypeCheckError
-from torch import Tensor
+import os
+import subprocess
+import sys
+from pathlib import Path
 
-
-def noticed(annotated):
-    return shapes.remembering(annotated, typechecker=shapes.checked)
-
-
-def product(
-    left: Float[Tensor, "rows inner"], right: Float[Tensor, "inner columns"], out: Float[Tensor, "..."] | None = None
-) -> Float[Tensor, "rows columns"]:
-    return left @ right if out is None else out
-
-
-def test_equal_sizes_are_asked_for_whatever_they_are() -> None:
-    call = noticed(product)
-    for rows, inner, columns in ((20, 30, 40), (21, 31, 41), (30, 30, 30), (1, 2, 3)):
-        assert call(torch.ones(rows, inner), torch.ones(inner, columns)).shape == (rows, columns)
-        with pytest.raises(TypeCheckError, match="right"):
-            call(torch.ones(rows, inner), torch.ones(inner + 1, columns))
-        with pytest.raises(TypeCheckError, match="return value"):
-            call(torch.ones(rows, inner), torch.ones(inner, columns), torch.ones(rows + 1, columns))
+ROOT = Path(__file__).parents[1]
+FILES = """
+check_wrong_shapes.py
+controllers/test_selected.py
+core/test_registry.py
+decoding/test_presets.py
+display/test_display.py
+drafters/test_few.py
+integrations/test_hf_batch.py
+models/test_devices.py
+models/test_named.py
+models/test_wrapping.py
+policies/test_policies_field.py
+"""
 
 
-def test_what_is_returned_is_looked_at_at_every_call() -> None:
-    answers = iter([torch.ones(20, 9), torch.ones(20, 9), torch.ones(9, 20), torch.ones(20, 9, dtype=torch.int64)])
-
-    @noticed
-    def answer(rows: Float[Tensor, " rows"]) -> Float[Tensor, "rows 9"]:
-        return next(answers)
-
-    for _ in range(2):
-        answer(torch.ones(20))
-    for _ in range(2):
-        with pytest.raises(TypeCheckError, match="return value"):
-            answer(torch.ones(20))
-
-
-def test_types_and_values_that_decide_are_looked_at() -> None:
-    @noticed
-    def columns(count: int, names: tuple[int, str], out: Tensor) -> Float[Tensor, "{count}"]:
-        return out
-
-    assert len(columns(3, (1, "a"), torch.ones(3))) == 3
-    with pytest.raises(TypeCheckError):
-        columns(4, (1, "a"), torch.ones(3))
-    with pytest.raises(TypeCheckError):
-        columns(3, (1, 2), torch.ones(3))
-    with pytest.raises(TypeCheckError):
-        columns(3.0, (1, "a"), torch.ones(3))
-
-
-def test_an_error_of_the_function_is_its_own() -> None:
-    @noticed
-    def half(number: int) -> int:
-        if number % 2:
-            raise KeyError(number)
-        return number // 2
-
-    assert half(4) == 2
-    for _ in range(2):
-        with pytest.raises(KeyError, match="3"):
-            half(3)
+def test_calls_have_the_shapes_that_are_annotated() -> None:
+    """In a process of its own: the checks are put in where the library is imported."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST")}
+    command = [sys.executable, "-m", "pytest", "-n", "0", "-q", *(f"tests/{name}" for name in FILES.split())]
+    found = subprocess.run(command, cwd=ROOT, env=environment | {"CHECK_SHAPES": "1"}, capture_output=True, text=True)
+    assert found.returncode == 0, found.stdout[-5000:] + found.stderr[-2000:]
