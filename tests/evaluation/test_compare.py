@@ -37,14 +37,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
+def grid(folder: Path, output: Path, *more: str) -> int:
+    files = f"--base-model-path {folder}/target --question-file {folder}/prompts.jsonl --output {output}"
+    sizes = "--limit 2 --max-new-tokens 12 --budgets 6 --sharpening bare --dtype float64 --device cpu"
+    return compare.main([*files.split(), *sizes.split(), *more])
+
+
 def command(folder: Path, output: Path, *more: str) -> int:
-    files = (
-        f"--base-model-path {folder}/target --draft-model-path {folder}/draft --question-file {folder}/prompts.jsonl"
-    )
-    sizes = (
-        "--limit 2 --max-new-tokens 12 --budgets 6 --sharpening bare --rates-questions 2 --dtype float64 --device cpu"
-    )
-    return compare.main([*f"{files} {sizes} --output {output}".split(), *more])
+    return grid(folder, output, "--draft-model-path", f"{folder}/draft", "--rates-questions", "2", *more)
 
 
 DRAWN_FROM_TIMES = {"speed_up", "draft_ms_per_step", "overhead"}
@@ -415,10 +415,6 @@ def test_bad_input_is_one_line(
     assert error.startswith("error: ") and named in error
 
 
-def test_every_verifier_is_known_by_its_name() -> None:
-    assert all(verifier.__name__ == name for name, verifier in VERIFIERS.items()) and len(VERIFIERS) >= 11
-
-
 def test_a_difference_is_paired() -> None:
     """Two cells that differ by the same step count on every question: the interval is a point where lengths are."""
 
@@ -517,33 +513,34 @@ def test_what_a_drafter_weighs_is_the_sum_of_its_parts(tmp_path: Path) -> None:
         footprint(pair.partition("+")[0])
 
 
-@pytest.mark.parametrize("drafter", ["graft:1:lm:demo+recycling", "rasd:lm:demo+ngram-recycling"])
-def test_a_table_that_learns_begins_each_line_with_nothing(drafter: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("drafter", ["graft:1:lm:{}/draft+recycling", "rasd:lm:{}/draft+ngram-recycling"])
+def test_a_table_that_learns_begins_each_line_with_nothing(drafter: str, folder: Path, tmp_path: Path) -> None:
     """The same questions come in every line: what was learnt of their answers in one would be known in the next."""
-    asked = f"--policies opt:0 --drafter {drafter} --sharpening bare --dtype float32 --limit 1 --max-new-tokens 16"
 
-    def lines(budgets: str, *more: str) -> dict[str, list]:
-        output = tmp_path / f"{budgets}{len(more)}.jsonl"
-        assert compare.main([*asked.split(), "--budgets", budgets, *more, "--output", str(output)]) == 0
-        found = map(json.loads, output.read_text().splitlines())
-        return {line["question_id"]: [a["choices"][0]["accept_lengths"] for a in line["answers"]] for line in found}
+    def lengths(budgets: str) -> dict[str, list]:
+        output = tmp_path / f"{budgets}.jsonl"
+        asked = ("--policies", "opt:0", "--drafter", drafter.format(folder), "--budgets", budgets)
+        assert grid(folder, output, *asked, "--max-new-tokens", "24") == 0
+        return {
+            line["question_id"]: [answer["choices"][0]["accept_lengths"] for answer in line["answers"]]
+            for line in lines(output)
+        }
 
-    assert lines("4,6") == lines("6,4")
+    assert lengths("4,6") == lengths("6,4")
 
 
-def test_what_learns_may_be_warmed_on_other_questions(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    questions = {name: tmp_path / f"{name}.jsonl" for name in ("asked", "others")}
-    for name, text in (("asked", "What is a garden?"), ("others", "What is a garden for?")):
-        questions[name].write_text(json.dumps({"question_id": 1, "turns": [text]}) + "\n")
-    asked = "--policies opt:0 --drafter recycling --sharpening bare --dtype float32 --max-new-tokens 12 --budgets 6"
+def test_what_learns_may_be_warmed_on_other_questions(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, text in (("asked", "aabbcc"), ("others", "bbbbcc")):
+        (tmp_path / name).write_text(json.dumps({"question_id": 1, "turns": [text]}) + "\n")
+    asked = ("--policies", "opt:0", "--drafter", "recycling", "--question-file", f"{tmp_path}/asked")
     steps = []
-    for warm in ([], ["--warm-set", str(questions["others"])]):
+    for warm in ((), ("--warm-set", f"{tmp_path}/others")):
         output = tmp_path / f"{len(warm)}.out"
-        given = [*asked.split(), "--question-file", str(questions["asked"]), *warm, "--output", str(output)]
-        assert compare.main(given) == 0
-        (line,) = map(json.loads, output.read_text().splitlines())
+        assert grid(folder, output, *asked, *warm, "--max-new-tokens", "24") == 0
+        (line,) = lines(output)
         steps.append(line["figures"]["steps"])
     assert steps[1] < steps[0]
-    given = [*asked.split(), "--question-file", str(questions["asked"]), "--warm-set", str(questions["asked"])]
-    assert compare.main([*given, "--output", str(tmp_path / "refused.out")]) == 2
+    assert grid(folder, tmp_path / "refused.out", *asked, "--warm-set", f"{tmp_path}/asked") == 2
     assert "are compared themselves" in capsys.readouterr().err

@@ -6,7 +6,6 @@ import io
 import json
 import os
 import runpy
-import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -95,29 +94,33 @@ def report_of(output: str) -> dict:
 # --- the scripts ---------------------------------------------------------------------------------------------------
 
 
-def test_the_classic_demo_prints_a_transcript_a_table_and_a_json_line(classic):
-    """As a user runs it, from another folder."""
-    command = [sys.executable, str(ROOT / "demo_opt_classic.py"), *classic, *QUICK, "--prompt", "hello", "--json"]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT.parent, timeout=300)
-    assert done.returncode == 0, done.stderr
-    report = report_of(done.stdout)
+def run_script(name: str, arguments: list[str], monkeypatch) -> int:
+    """Run a script as a user does, from another folder; return its exit status."""
+    monkeypatch.setattr(sys, "argv", [name, *arguments])
+    monkeypatch.chdir(ROOT.parent)
+    with pytest.raises(SystemExit) as exited:
+        runpy.run_path(str(ROOT / name), run_name="__main__")
+    return exited.value.code
+
+
+def test_the_classic_demo_prints_a_transcript_a_table_and_a_json_line(classic, monkeypatch, capsys):
+    assert run_script("demo_opt_classic.py", [*classic, *QUICK, "--prompt", "hello", "--json"], monkeypatch) == 0
+    out = capsys.readouterr().out
+    report = report_of(out)
     assert report["options"]["drafter"].startswith("lm:")
     assert report["policy"] == {"nodes": 8, "threshold": 0.1, "max_depth": 4}
     assert report["tokens"] == dict.fromkeys([PLAIN, GREEDY, OURS, ASSISTED], report["tokens"][PLAIN])
     assert report["divergences"] == []
     assert set(report["speedup"]) == {PLAIN, GREEDY, ASSISTED}
     assert report["tokens_per_step"] > 1.5  # the draft model is the target with little noise
-    assert all(label in done.stdout for label in LABELS.values())
-    assert "\x1b" not in done.stdout  # a pipe is no terminal
-    assert "([drafted and accepted] the target's own)" in done.stdout
-    assert "1 thread" in done.stdout
+    assert all(label in out for label in LABELS.values())
+    assert "\x1b" not in out  # a pipe is no terminal
+    assert "([drafted and accepted] the target's own)" in out
+    assert "1 thread" in out
 
 
 def test_a_mistake_is_one_line_and_status_two(monkeypatch, capsys):
-    monkeypatch.setattr(sys, "argv", ["demo_opt_eagle.py", "--nodes", "0"])
-    with pytest.raises(SystemExit) as exited:
-        runpy.run_path(str(ROOT / "demo_opt_eagle.py"), run_name="__main__")
-    assert exited.value.code == 2
+    assert run_script("demo_opt_eagle.py", ["--nodes", "0"], monkeypatch) == 2
     out, err = capsys.readouterr()
     assert err.startswith("error: nodes must be at least 1, got 0")
     assert len(err.splitlines()) == 1 and out == ""

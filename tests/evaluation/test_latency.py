@@ -5,11 +5,7 @@ import time
 from pathlib import Path
 
 import pytest
-import torch
-from tiny_models import build, tiny, tiny_head
-from tokenizers import Tokenizer
-from tokenizers.models import WordLevel
-from transformers import PreTrainedTokenizerFast
+from tiny_models import save_pair, tiny, tiny_head
 
 import opt_tree
 from evaluation.latency import __main__ as latency
@@ -22,9 +18,22 @@ from opt_tree.models.causal_lm import Wanted
 from opt_tree.policies import Costs
 
 
-def test_lanes_are_compared_with_transformers_padded_batch(capsys: pytest.CaptureFixture) -> None:
-    flags = "--lanes 1,2 --nodes 4 --limit 3 --max-new-tokens 5 --dtype float32 --device cpu --json"
-    assert latency.main(flags.split()) == 0
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny target, its drafter, and three questions."""
+    root = save_pair(tmp_path_factory.mktemp("pair"))
+    (root / "q.jsonl").write_text("".join(f'{{"question": "{text}"}}\n' for text in ("aabbcc", "hcgafb", "aa")))
+    return root
+
+
+def decode(folder: Path, flags: str) -> int:
+    """Decode the questions as the flags say."""
+    models = f"--base-model-path {folder}/target --draft-model-path {folder}/draft --question-file {folder}/q.jsonl"
+    return latency.main(f"{models} --max-new-tokens 5 --dtype float64 --device cpu --json {flags}".split())
+
+
+def test_lanes_are_compared_with_transformers_padded_batch(folder: Path, capsys: pytest.CaptureFixture) -> None:
+    assert decode(folder, "--lanes 1,2 --nodes 4") == 0
     rows = json.loads(capsys.readouterr().out.splitlines()[-1])["rows"]
     assert [(row["method"], row["lanes"]) for row in rows] == [
         (method, lanes) for method in ("plain", "OPT-Tree 4/0.2", "transformers") for lanes in (1, 2)
@@ -71,10 +80,9 @@ def test_auto_is_set_beside_the_best_of_the_grid_by_either_clock() -> None:
     assert beside_grid(Timings({name: found[name] for name in ("auto", "plain")})) == []
 
 
-def test_the_command_ends_with_it(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> None:
+def test_the_command_ends_with_it(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> None:
     monkeypatch.setattr(latency, "auto", lambda *_: Auto(Costs.straight(5e-3, 5e-3, 1e-4, 1e-3, 3e-5)))
-    flags = "--nodes 3,auto --thresholds 0.1,0.5 --limit 2 --max-new-tokens 5 --dtype float32 --device cpu --json"
-    assert latency.main(flags.split()) == 0
+    assert decode(folder, "--nodes 3,auto --thresholds 0.1,0.5 --limit 2") == 0
     printed = capsys.readouterr().out.splitlines()
     best, plain = json.loads(printed[-1])["auto"]
     grid = {"OPT-Tree 3/0.1", "OPT-Tree 3/0.5"}
@@ -101,15 +109,14 @@ def test_the_process_time_of_a_method_is_its_own() -> None:
 
 
 def test_what_lanes_cost_is_measured_before_the_clock_runs(
-    capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
+    folder: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     costs, asked, then = Costs.straight(5e-3, 5e-3, 1e-4, 1e-3, 1e-5), [], []
     auto = Auto(costs, in_lanes=lambda lanes: asked.append(lanes) or costs)
     monkeypatch.setattr(latency, "auto", lambda target, drafter: auto)
     schedule = batches.schedule
     monkeypatch.setattr(batches, "schedule", lambda cells, pairs: then.extend(asked) or schedule(cells, pairs))
-    flags = "--lanes 1,3 --nodes auto --limit 3 --max-new-tokens 4 --dtype float32 --device cpu --json"
-    assert latency.main(flags.split()) == 0 and then == [3]
+    assert decode(folder, "--lanes 1,3 --nodes auto") == 0 and then == [3]
     rows = json.loads(capsys.readouterr().out.splitlines()[-1])["rows"]
     assert [(row["lanes"], row["same text"]) for row in rows if row["method"] == "auto"] == [(1, "3/3"), (3, "3/3")]
 
@@ -155,16 +162,6 @@ def test_forwards_are_those_of_decoding(monkeypatch: pytest.MonkeyPatch) -> None
 # The command.
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A checkpoint on disk: the tiny Llama and a tokenizer of numbers."""
-    path = tmp_path_factory.mktemp("target")
-    build(tiny("llama").config, dtype=torch.float32).save_pretrained(path)
-    words = Tokenizer(WordLevel({f"w{i}": i for i in range(61)}, unk_token="w0"))
-    PreTrainedTokenizerFast(tokenizer_object=words).save_pretrained(path)
-    return path
-
-
 def call(capsys: pytest.CaptureFixture, *arguments: object) -> tuple[int, dict, str]:
     """Run the command; return its exit status, its JSON line and everything it printed."""
     status = latency.main([*map(str, arguments), "--json"])
@@ -175,9 +172,9 @@ def call(capsys: pytest.CaptureFixture, *arguments: object) -> tuple[int, dict, 
 
 def test_forwards_are_measured(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     made = tmp_path / "latency.json"
-    models = ["--base-model-path", folder, "--draft-model-path", folder, "--dtype", "float32", "--inflate", "64x3"]
-    sizes = ["--tokens", 1, 4, 16, "--contexts", 8, 32, "--repeats", 3]
-    status, result, printed = call(capsys, *models, *sizes, "--device", "cpu", "--output", made)
+    models = f"--base-model-path {folder}/target --draft-model-path {folder}/draft --dtype float32 --inflate 64x3"
+    sizes = "--tokens 1 4 16 --contexts 8 32 --repeats 3 --device cpu"
+    status, result, printed = call(capsys, *models.split(), *sizes.split(), "--output", made)
     assert status == 0 and result == {"measured": str(made)}
     measured = json.loads(made.read_text())
     assert {(c["model"], c["context"], c["tokens"]) for c in measured["cells"]} == {
@@ -202,19 +199,11 @@ def test_bad_input_gives_one_line(folder: Path, tmp_path: Path, capsys: pytest.C
         assert len(errors) == 1
         return errors[0]
 
-    models = [
-        "--base-model-path",
-        folder,
-        "--draft-model-path",
-        folder,
-        "--output",
-        tmp_path / "l.json",
-        "--device",
-        "cpu",
-    ]
+    models = ["--base-model-path", f"{folder}/target", "--draft-model-path", f"{folder}/draft"]
+    models += ["--output", tmp_path / "l.json", "--device", "cpu"]
     assert "--threads must be at least 1, got 0" in complaint(*models, "--threads", 0)
     assert "--contexts 300 and one token more are beyond the target's 256" in complaint(*models, "--contexts", 300)
-    ngram = ["--base-model-path", folder, "--drafter", "ngram", *models[4:]]
+    ngram = [*models[:2], "--drafter", "ngram", *models[4:]]
     assert "ngram runs no model" in complaint(*ngram)
     assert "unknown shape 'huge'" in complaint(*models, "--inflate", "huge")
     assert "nowhere" in complaint("--base-model-path", tmp_path / "nowhere", "--output", tmp_path / "l.json")
