@@ -11,14 +11,14 @@ from opt_tree import Decoder, OptTree, Sharpened, load_pair
 from opt_tree.decoding import advising
 from opt_tree.decoding.advising import break_even, grid, weigh
 from opt_tree.decoding.cost_files import read_costs
-from opt_tree.decoding.recording import CATCHING_UP, record, replay, seconds_of
+from opt_tree.decoding.recording import record, replay, seconds_of
 from opt_tree.display import draw_advice
 from opt_tree.drafters import model_drafter
 from opt_tree.policies import Costs
 from opt_tree.training import advise as command
 
 CHEAP = Costs.straight(plain=5e-3, step=5e-3, row=1e-4, layer=1e-4, draft_row=0)
-DEAR = Costs.straight(plain=5e-3, step=5e-3, row=1e-3, layer=2e-2, draft_row=0)
+DEAR = Costs.straight(plain=5e-3, step=5e-3, row=1e-3, layer=2e-2, draft_row=1e-4)
 PROMPTS = ["Why is the sky blue?", "Name three colours.", "What is bread made of?"]
 
 
@@ -37,9 +37,15 @@ def found(pair, texts):
     return weigh(pair, texts, {"here": CHEAP, "dear": DEAR})
 
 
+FEW = {"Static.chain(3)": opt_tree.Static.chain(3), "OptTree(2, 0.3)": OptTree(2, 0.3)}
+"""A grid where the settings do not matter."""
+
+
 @pytest.fixture(scope="module")
 def refused(pair, texts):
-    return weigh(pair, texts, {"here": DEAR})
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(advising, "grid", lambda: FEW)
+        return weigh(pair, texts, {"here": DEAR})
 
 
 def test_the_best_tree_is_that_of_the_cheapest_decoding(pair, texts, found):
@@ -74,14 +80,27 @@ def test_do_not_use_it_where_its_layers_cost_more_than_they_bring(refused):
     assert refused.use is False and verdict.startswith("Do not use this drafter here") and "\n" not in verdict
     assert refused.here.auto.speed_up <= 1 and refused.here.break_even is None
     assert verdict in str(refused) and json.dumps(refused.to_dict())
+    assert "the first layer 20.10, each further one of 5 rows 20.50" in str(refused)
 
 
 def test_break_even_is_where_the_best_chain_is_as_fast_as_plain_decoding():
     costs = Costs.straight(plain=1.0, step=1.0, row=0.0, layer=0.5, draft_row=0.0)
-    share = break_even(costs)  # a chain of one: 1 + a tokens for 1.5 seconds
-    chains = {k: sum(share**i for i in range(k + 1)) / (1 + costs.draft(k, CATCHING_UP + k - 1)) for k in range(1, 17)}
-    assert max(chains.values()) == pytest.approx(1) and share == pytest.approx(0.5, abs=1e-6)
+    assert break_even(costs) == pytest.approx(0.5, abs=1e-6)  # a chain of one: 1 + a tokens for 1.5 seconds
+    costs = Costs(((1, 1.0), (2, 1.0)), 0.5, ((1, 0.1), (2, 0.2)))  # longer chains are better
+    share = break_even(costs)
+    chains = [sum(share**i for i in range(k + 1)) / (costs.score(k + 1) + costs.draft(k, k + 1)) for k in range(1, 17)]
+    assert max(chains) == pytest.approx(1) and chains[0] < 0.99
     assert break_even(Costs.straight(1.0, 1.0, 0.0, 1.5, 0.0)) is None
+
+
+def test_what_a_replay_costs(pair, texts):
+    """The root reads two tokens, each layer of a chain one more; every step is paid behind the text so far."""
+    (plainly,) = replay(texts[:1], opt_tree.Static.empty(), pair.target.vocab)
+    contexts = len(plainly.prompt) + np.arange(len(plainly.tokens))
+    growing = Costs.straight(plain=1.0, step=1.0, row=0.0, layer=0.0, draft_row=0.0, growth=0.5)
+    assert seconds_of(plainly, growing) == pytest.approx((1 + 0.5 * contexts).sum())
+    (chain,) = replay(texts[:1], opt_tree.Static.chain(3), pair.target.vocab)
+    assert (chain.steps[0].draft_forwards, chain.steps[0].draft_tokens) == (3, 2 + 1 + 1)
 
 
 def test_accepted_by_position_is_counted(pair, texts, found):
@@ -113,6 +132,7 @@ def test_costs_of_another_machine_are_read(tmp_path):
 
 def test_the_command_and_its_pictures(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(advising, "costs_of", lambda target, drafter, lanes=1: CHEAP)
+    monkeypatch.setattr(advising, "grid", lambda: FEW)
     asked = tmp_path / "mine.txt"
     asked.write_text("\n".join(PROMPTS))
     few = ["--prompts", str(asked), "--max-new-tokens", "8", "--plots", str(tmp_path / "plots"), "--json"]

@@ -8,6 +8,7 @@ from texts import plain_texts
 from tiny_models import ARCHITECTURES, HIDDEN, VOCAB, build, prompt, publish, tiny, tiny_head
 from torch import Tensor
 
+from opt_tree.core.children import Reduced
 from opt_tree.core.pool import Frontier
 from opt_tree.core.probabilities import log_probs_of
 from opt_tree.decoding.decoder import Decoder
@@ -97,21 +98,19 @@ class Witness(DrafterAround):
         super().__init__(drafter)
         self.laws: list[tuple[list[int], list[int], Tensor]] = []
 
-    def root(self, context: list[int]) -> Tensor:
-        self.context, self.paths = list(context), [[]]
-        scores = self.drafter.root(context)
-        self.laws.append((self.context, [], log_probs_of(scores)[0]))
-        return scores
+    def root(self, context: list[int]) -> Tensor | Reduced:
+        self.context, self.paths = list(context), []
+        return self._kept([[]], self.drafter.root(context))
 
-    def expand(self, frontier: Frontier) -> Tensor:
-        scores = self.drafter.expand(frontier)
-        paths = [
-            [*self.paths[parent], token]
-            for parent, token in zip(frontier.parents.tolist(), frontier.tokens.tolist(), strict=True)
-        ]
+    def expand(self, frontier: Frontier) -> Tensor | Reduced:
+        nodes = zip(frontier.parents.tolist(), frontier.tokens.tolist(), strict=True)
+        return self._kept([[*self.paths[parent], token] for parent, token in nodes], self.drafter.expand(frontier))
+
+    def _kept(self, paths: list[list[int]], answer: Tensor | Reduced) -> Tensor | Reduced:
         self.paths += paths
-        self.laws += [(self.context, path, law) for path, law in zip(paths, log_probs_of(scores), strict=True)]
-        return scores
+        laws = log_probs_of(answer.scores if isinstance(answer, Reduced) else answer)
+        self.laws += [(self.context, path, law) for path, law in zip(paths, laws, strict=True)]
+        return answer
 
 
 class TestLaw:

@@ -210,25 +210,25 @@ BY_BLOCKS = """float own = -INFINITY;
 
 
 def test_a_sum_from_the_right_is_noticed(tmp_path: Path) -> None:
-    other = built_otherwise(tmp_path, "from_the_right", SUM, "for (int64_t k = end - 1; k >= begin; --k) {")
+    other = built_otherwise(tmp_path, "from_the_right", SUM, "for (int64_t k = end - 1; k >= begin; --k) {", "-O0")
     assert not agrees_with_the_definition(other)
 
 
 def test_a_softmax_by_blocks_is_noticed(tmp_path: Path) -> None:
     """As an online softmax is one: what is scaled by the largest score of a block, then by that of all."""
-    other = built_otherwise(tmp_path, "by_blocks", WEIGHTS, BY_BLOCKS)
+    other = built_otherwise(tmp_path, "by_blocks", WEIGHTS, BY_BLOCKS, "-O0")
     assert not leaves_no_trace(other, torch.float32)
     assert not agrees_with_the_definition(other)
 
 
 def test_hidden_keys_that_count_with_weight_zero_are_noticed(tmp_path: Path) -> None:
-    other = built_otherwise(tmp_path, "unskipped", "if (weight == 0) continue;", "")
+    other = built_otherwise(tmp_path, "unskipped", "if (weight == 0) continue;", "", "-O0")
     assert agrees_with_the_definition(other) and not leaves_no_trace(other, torch.bfloat16)
 
 
 def test_the_width_of_vectors_decides_nothing(tmp_path: Path) -> None:
     """Not even their fused multiply-adds, which are functions of the library without the processor's."""
-    other = built_otherwise(tmp_path, "narrow", SUM, SUM, "-march=x86-64")
+    other = built_otherwise(tmp_path, "narrow", SUM, SUM, "-march=x86-64", "-O1")
     for dtype in DTYPES:
         given = problem(7, dtype, groups=1, rows=6, keys=70, dim=72)
         assert torch.equal(bits(other(*given, 0.25)), bits(attend(*given, 0.25)))

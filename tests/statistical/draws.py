@@ -1,50 +1,45 @@
-"""Whether the tokens that each verifier emits have the target's distribution: draws from real models, tested.
+"""Whether the tokens that each verifier emits have the target's distribution: draws from the embedded pair, tested.
 
-    python -m tests.statistical.draws   # the embedded pair, 20,000 draws each
-    python -m tests.statistical.draws --drafter eagle:demo --verifiers block,traversal --output draws.json
+    PYTHONPATH=.:tests python -m statistical.draws                     # 2,000 draws each
+    PYTHONPATH=.:tests python -m statistical.draws --verifiers block,traversal --draws 20000
 
-Draw i is the first two tokens of the generation with seed `--seed` + i. The loop, trees, verifiers and randomness are
-the library's; only the models are memoised (`memoised`). The target's own probabilities of the two tokens come from
-plain causal forwards, and a chi-square test compares. Two pairs that are wrong on purpose are drawn from as well, to
-show that the test would have noticed.
+Draw i is the first two tokens of the generation with seed i, by the loop, trees, verifiers and randomness of the
+library. The models are asked once for each path, by plain causal forwards. A chi-square test compares the draws with
+the target's own probabilities. Two pairs that are wrong on purpose are drawn from as well, to show that the test would
+have noticed.
 
 Exit status 1 if a lossless verifier's p-value is below 0.001 / (number of lossless verifiers), or a wrong pair's is
-not. Divided (Bonferroni), because many tests are many chances of bad luck: where all verifiers are exact, at most one
-choice of `--seed` in 1000 fails, however the tests depend on each other (they share their seeds). A seed keeps its
-verdict.
+not. Divided (Bonferroni), because many tests are many chances of bad luck.
 """
 
-import dataclasses
-import json
-import platform
+import argparse
+import functools
 import sys
-import time
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
-import numpy as np
-import torch
-import transformers
+from conftest import Laws, TableDrafter, TableTarget
+from enumeration import target_law, unchecked, warped
+from scipy.stats import chisquare
+from tiny_models import causal_logits
 from tqdm import tqdm
+from transformers import PreTrainedModel
 
-from evaluation.command_line import option, parse, print_json, run_command, table
-from evaluation.run.models import load
-from evaluation.run.options import Models
-from opt_tree import CausalLM, Decoder, Drafter, OptTree, Random, Sampling, Static, Tree, TreePolicy
+from opt_tree import Decoder, OptTree, Random, Sampling, Static, TreePolicy, load_pair
 from opt_tree import verifiers as judges
 from opt_tree.core.children import IID, Layer, Picked, TopK
-from opt_tree.core.probabilities import probs_of
-from opt_tree.decoding.generation import check_prompt
 from opt_tree.policies import DySpec, Rheo, Sampled
-from tests.statistical.chi_square import cells, fit
-from tests.statistical.memoised import MemoisedDrafter, MemoisedTarget, Text
+
+Text = tuple[int, ...]
 
 PROMPT = "Explain the `tar` command on Linux with examples."
 """One behind which the embedded drafters have none, one, two and three tokens accepted."""
+SAMPLING = Sampling(1.0, top_k=8)
 LEVEL = 0.001
 """How often a run in which every verifier is exact may say otherwise."""
+LEAST = 5.0
+"""Draws that a cell must expect: fewer are too coarse for the chi-square distribution. Rarer texts share a cell."""
 
 
 class BestAsDrawn(IID):
@@ -79,146 +74,64 @@ CASES: dict[str, Case] = {
     "typical": Case(judges.typical, OptTree(nodes=8, threshold=0.0, max_depth=3), lossless=False),
     "mismatched": Case(judges.multi_round, Static(Static.kary(2, 2).paths, BestAsDrawn), lossless=False),
 }
-DEEPEST = max(case.policy.max_depth for case in CASES.values())
 
 
-@dataclass(frozen=True)
-class Draws:
-    """How often each text of two tokens was emitted, and how many drafted tokens the first steps accepted."""
-
-    texts: Counter[Text]
-    accepted: Counter[int]
-
-
-def draw(
-    case: Case, target: CausalLM, drafter: Drafter, prompt: list[int], sampling: Sampling, seeds: range, name: str = ""
-) -> Draws:
+def draw(case: Case, laws: tuple[Laws, Laws], prompt: list[int], draws: int, sampling: Sampling) -> Counter[Text]:
     """Begin a generation for each seed, as `Decoder.generate` would, and stop it behind its second token."""
-    decoder = Decoder(target, drafter, case.policy, case.verifier, lossy=not case.lossless)
-    drawn = Draws(Counter(), Counter())
-    for seed in tqdm(seeds, desc=name, unit="draw", leave=False, disable=not name):
-        tokens: list[int] = []
-        for step in decoder.steps(prompt, None, sampling, Random(seed)):
-            if not tokens:
-                drawn.accepted[step.accepted] += 1
-            tokens += step.tokens
-            if len(tokens) > 1:
-                break
-        drawn.texts[tokens[0], tokens[1]] += 1
+    target = TableTarget(laws[0], len(laws[0](tuple(prompt))))
+    decoder = Decoder(target, TableDrafter(laws[1]), case.policy, case.verifier, lossy=not case.lossless)
+    drawn: Counter[Text] = Counter()
+    with unchecked():
+        for seed in tqdm(range(draws), unit="draw", leave=False, disable=None):
+            tokens: list[int] = []
+            steps = decoder.steps(prompt, None, sampling, Random(seed))
+            while len(tokens) < 2:
+                tokens += next(steps).tokens
+            drawn[tokens[0], tokens[1]] += 1
     return drawn
 
 
-def target_probs(target: CausalLM, prompt: list[int], sampling: Sampling) -> dict[Text, float]:
-    """Return the probabilities of two tokens behind the prompt, from plain forwards: no tree, no cache, no loop."""
-
-    @torch.inference_mode()
-    def after(text: Text) -> dict[int, float]:
-        context = [*prompt, *text]
-        logits = target.model(torch.tensor([context], device=target.device), use_cache=False).logits[0, -1:]
-        alone = Tree(np.array(context[-1:]), np.array([-1]), np.zeros(1), np.zeros(1, dtype=np.int64))
-        probs = probs_of(sampling.process(logits, alone, context))[0].tolist()
-        return {token: prob for token, prob in enumerate(probs) if prob > 0}
-
-    first = tqdm(after(()).items(), desc="the target's probabilities", unit="token", leave=False)
-    return {(one, two): p * q for one, p in first for two, q in after((one,)).items()}
+def laws_of(model: PreTrainedModel) -> Laws:
+    """What a model says behind a path: no tree, no cache, no loop."""
+    return functools.cache(lambda path: causal_logits(model, list(path))[-1].double().softmax(-1).numpy())
 
 
-@dataclass(frozen=True)
-class Options(Models):
-    """What is drawn from, and how often."""
-
-    prompt: str = option(PROMPT, "a user's message; its answer's tokens are drawn")
-    draws: int = option(20_000, "generations a verifier")
-    temperature: float = option(1.0, "above 0")
-    top_k: int = option(8, "0 for all tokens: many texts, few draws of each")
-    top_p: float = option(1.0, "nucleus")
-    verifiers: str = option(",".join(CASES), "comma list; by default all, the wrong ones too")
-    seed: int = option(0, "the first draw's; the next ones' follow")
-    dtype: str = option("float32", "of the target; half precision rounds a row in a tree and alone differently")
-    output: str | None = option(None, "a JSON file of all results, written anew after every verifier")
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if unknown := sorted(set(self.verifiers.split(",")) - set(CASES)):
-            raise ValueError(f"unknown verifiers {', '.join(unknown)}; there are {', '.join(CASES)}")
-        if self.draws < 1 or self.sampling.greedy:
-            raise ValueError(
-                f"--draws must be at least 1 and --temperature above 0, got {self.draws} and {self.temperature:g}"
-            )
-        if self.output and not Path(self.output).parent.is_dir():
-            raise FileNotFoundError(f"no folder {Path(self.output).parent} for --output {self.output}")
-
-    @property
-    def sampling(self) -> Sampling:
-        return Sampling(self.temperature, self.top_p, self.top_k)
-
-
-def run(options: Options) -> dict[str, Any]:
-    """Draw from every verifier asked for; print a table, write the file, and return what it holds."""
-    sampling, names = options.sampling, options.verifiers.split(",")
-    pair = load(options, options.check_device())
-    prompt = check_prompt(pair.encode(options.prompt), pair.target)
-    if len(prompt) + 2 > pair.target.max_context:
-        raise ValueError(f"a prompt of {len(prompt)} tokens leaves no room for two in {pair.target.max_context}")
-    expected = target_probs(pair.target, prompt, sampling)
-    cells(expected, options.draws)  # before minutes of drawing, not after
-    target = MemoisedTarget(pair.target)
-    drafter = MemoisedDrafter(pair.drafter.at_temperature(sampling.temperature), pair.target)
-    level = LEVEL / max(sum(CASES[name].lossless for name in names), 1)
-    results: list[dict[str, Any]] = []
-    document: dict[str, Any] = {
-        **{"target": options.base_model_path, "drafter": options.drafter, "prompt": options.prompt},
-        "sampling": {"temperature": sampling.temperature, "top_k": sampling.top_k, "top_p": sampling.top_p},
-        **{"draws": options.draws, "seed": options.seed, "texts": len(expected), "level": level},
-        "machine": f"torch {torch.__version__}, transformers {transformers.__version__}, {platform.machine()}",
-        "results": results,
-    }
-    seeds = range(options.seed, options.seed + options.draws)
-    for name in names:
-        begin = time.perf_counter()
-        drawn = draw(CASES[name], target, drafter, prompt, sampling, seeds, name)
-        results.append(judged(name, drawn, expected, level) | {"seconds": time.perf_counter() - begin})
-        if options.output:  # minutes of drawing are on disk before the next ones begin
-            Path(options.output).write_text(json.dumps(document) + "\n")
-    print(f"\n{options.draws} draws of two tokens out of {len(expected)} texts; refuted by p < {level:.1e}\n")
-    print(table([row(result) for result in results]))
-    return document
-
-
-def judged(name: str, drawn: Draws, expected: dict[Text, float], level: float) -> dict[str, Any]:
-    """What draws say of a case; `ok`: as was expected of it."""
-    case, found = CASES[name], fit(drawn.texts, expected)
-    return {
-        **{"verifier": name, "tree": type(case.policy).__name__, "depth": case.policy.max_depth},
-        **{"children": repr(case.policy.children), "lossless": case.lossless},
-        **dataclasses.asdict(found),
-        **{"accepted": dict(sorted(drawn.accepted.items())), "ok": (found.p_value >= level) == case.lossless},
-    }
-
-
-def row(result: dict[str, Any]) -> dict[str, float | int | str]:
-    """A result for people."""
-    total = sum(result["accepted"].values())
-    verdict = {(True, True): "agrees", (True, False): "BIASED", (False, True): "refuted", (False, False): "MISSED"}
-    return (
-        {"verifier": result["verifier"], "tree": f"{result['tree']}, depth {result['depth']}"}
-        | {"children": result["children"]}
-        | {f"accepted {n}": f"{result['accepted'].get(n, 0) / total:.3f}" for n in range(DEEPEST + 1)}
-        | {"chi-square": f"{result['statistic']:.1f}", "cells": result["cells"], "p": f"{result['p_value']:.2g}"}
-        | {"verdict": verdict[result["lossless"], result["ok"]], "seconds": f"{result['seconds']:.0f}"}
-    )
+def p_value(drawn: Counter[Text], probs: Mapping[Text, float]) -> float:
+    """How often chance alone strays as far from `probs`: Pearson's test. A draw of probability 0 refutes them."""
+    if drawn.keys() - probs.keys():
+        return 0.0
+    draws = drawn.total()
+    common = [text for text, prob in probs.items() if draws * prob >= LEAST]
+    seen, expected = [drawn[text] for text in common], [draws * probs[text] for text in common]
+    seen, expected = [*seen, draws - sum(seen)], [*expected, draws - sum(expected)]
+    if expected[-1] < LEAST:  # too rare even together
+        seen[-2:], expected[-2:] = [sum(seen[-2:])], [sum(expected[-2:])]
+    if len(seen) < 2:
+        raise ValueError(
+            f"{draws} draws over {len(probs)} texts make fewer than two cells that expect {LEAST:g} of them"
+        )
+    return float(chisquare(seen, expected).pvalue)
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Return 0 if every case is as it should be, 1 if one is not, 2 for bad input."""
-
-    def command() -> int:
-        options = parse(Options, "python -m tests.statistical.draws", __doc__, arguments)
-        found = run(options)
-        print_json(options.json, found)
-        return 0 if all(result["ok"] for result in found["results"]) else 1
-
-    return run_command(command)
+    """Print a line for every verifier; return 0 if every case is as it should be, else 1."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--draws", type=int, default=2000)
+    parser.add_argument("--verifiers", default=",".join(CASES))
+    options = parser.parse_args(arguments)
+    cases = {name: CASES[name] for name in options.verifiers.split(",")}
+    pair = load_pair("demo", dtype="float32")
+    laws = laws_of(pair.target.model), laws_of(pair.drafter.models[0].model)
+    prompt = pair.encode(PROMPT)
+    probs = target_law(warped(laws[0], SAMPLING), tuple(prompt), 2)
+    level, failed = LEVEL / max(sum(case.lossless for case in cases.values()), 1), False
+    for name, case in cases.items():
+        found = p_value(draw(case, laws, prompt, options.draws, SAMPLING), probs)
+        expected = (found >= level) == case.lossless
+        failed |= not expected
+        said = "as it should be" if expected else "BIASED" if case.lossless else "NOT NOTICED"
+        print(f"{name:20} p = {found:.2g}: {said}", flush=True)
+    return int(failed)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from drafters.test_eagle3 import KNOWN, Reducing, target_of
+from drafters.test_eagle import Witness
+from drafters.test_eagle3 import KNOWN, target_of
 from safetensors.torch import load_file
 from tiny_models import VOCAB, prompt, tiny_tokenizer
 from torch import nn
@@ -216,7 +217,7 @@ def test_the_laws_of_the_passes_are_those_of_the_drafter(kind):
     else:
         folded.head.lm_head.weight.data.copy_(output)
         drafter = Eagle3Drafter(folded.head, target, tokens=KNOWN, layers=layers)
-    witness = Reducing(drafter)
+    witness = Witness(drafter)
     list(Decoder(target, witness, OptTree(20, 0.0, 4)).steps(prompt(9), 12))
     depths = set()
     for context, path, law in witness.laws[:30] + witness.laws[-30:]:
