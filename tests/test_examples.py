@@ -17,8 +17,8 @@ from opt_tree.policies import Sampled
 from opt_tree.policies.registry import POLICIES, make_policy
 
 NOTEBOOKS = {
-    "quickstart": {"[::4]": "[::8]", "(pair.encode(question), 48": "(pair.encode(question), 24", "most=64": "most=16"},
-    "your_model": {"NEW_TOKENS = 24": "NEW_TOKENS = 12"},
+    "quickstart": {"[::4]": "[::16]", "(pair.encode(question), 48": "(pair.encode(question), 24", "most=64": "most=16"},
+    "your_model": {"NEW_TOKENS = 24": "NEW_TOKENS = 12", "to_fit + to_check": "to_check"},
 }
 """What a test reads instead: fewer and shorter texts. `python docs/run_commands.py` runs the notebooks as they are."""
 EXAMPLES = Path(__file__).parent.parent / "examples"

@@ -415,6 +415,10 @@ def test_bad_input_is_one_line(
     assert error.startswith("error: ") and named in error
 
 
+def test_every_verifier_is_known_by_its_name() -> None:
+    assert all(verifier.__name__ == name for name, verifier in VERIFIERS.items()) and len(VERIFIERS) >= 11
+
+
 def test_a_difference_is_paired() -> None:
     """Two cells that differ by the same step count on every question: the interval is a point where lengths are."""
 
