@@ -3,6 +3,7 @@
 Laws are functions of the whole token path (context and branch), so nothing here needs a network, a file or a GPU.
 """
 
+import gc
 import os
 import sys
 import threading
@@ -18,6 +19,8 @@ from jaxtyping import Float
 from torch import Tensor
 from tqdm import tqdm
 
+# What imports and collection make stays: looking through it for garbage takes as long as a third of them.
+gc.disable()
 # Before the first import of transformers: asking an unreachable Hub for a wrong path costs half a minute of retries.
 os.environ["HF_HUB_OFFLINE"] = "1"
 # Whatever the user has compiled is not for the tests, and nothing is built for all of them: no folder can be there.
@@ -28,15 +31,15 @@ if os.environ.get("CHECK_SHAPES"):
 
     shapes.install()
 
-import opt_tree
-from opt_tree.core.pool import Frontier
-from opt_tree.core.target import Output, Target, Work
-from opt_tree.decoding import enumeration
-from opt_tree.decoding.enumeration import Laws, hashed_laws, log_rows  # noqa: F401
-from opt_tree.engines import compiled as aot
-from opt_tree.engines import quantised
-from opt_tree.engines.body import Body
-from opt_tree.engines.canonical import load_kernel
+import opt_tree  # noqa: E402
+from opt_tree.core.pool import Frontier  # noqa: E402
+from opt_tree.core.target import Output, Target, Work  # noqa: E402
+from opt_tree.decoding import enumeration  # noqa: E402
+from opt_tree.decoding.enumeration import Laws, hashed_laws, log_rows  # noqa: E402, F401
+from opt_tree.engines import compiled as aot  # noqa: E402
+from opt_tree.engines import quantised  # noqa: E402
+from opt_tree.engines.body import Body  # noqa: E402
+from opt_tree.engines.canonical import load_kernel  # noqa: E402
 
 # tqdm's own lock is shared with forked children: one that is killed while it draws would keep it for ever.
 tqdm.set_lock(threading.RLock())
@@ -54,6 +57,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for item in items:
             if item.get_closest_marker("gpu"):
                 item.add_marker(pytest.mark.skip(reason="no CUDA device"))
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(autouse=True, scope="module")
