@@ -168,6 +168,8 @@ class _Asked:
 def _pad_token(config: GenerationConfig, criteria: StoppingCriteriaList, rows: int) -> int:
     """The token behind shorter answers. Raises ValueError where there is none and answers may differ in length."""
     pad = config.pad_token_id
+    if pad is None and (chosen := getattr(config, "_pad_token_tensor", None)) is not None:
+        pad = int(chosen)  # by transformers: the first stop token
     if pad is None and rows > 1 and any(not isinstance(criterion, MaxLengthCriteria) for criterion in criteria):
         raise ValueError(f"{rows} prompts may end at different lengths: pass pad_token_id")
     return pad or 0

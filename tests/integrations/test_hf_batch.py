@@ -51,6 +51,31 @@ def test_a_ragged_batch_is_decoded_as_transformers_does(architecture):
     assert (expected[1, 20 + 7 :] == PAD).all() and (expected[:, -1] != PAD).any()
 
 
+def test_without_a_padding_token_the_first_stop_token_pads_as_in_transformers(llama):
+    text = both(*llama)[0]
+    stops = [int(text[1, 26]), 3]
+    expected, found = both(*llama, eos_token_id=stops, pad_token_id=None)
+    assert (expected[1, 27:] == stops[0]).all() and expected.shape[1] > 27
+    torch.testing.assert_close(found, expected)
+
+
+class Ends(StoppingCriteria):
+    """Ends each row by its own newest token."""
+
+    def __call__(self, input_ids: Tensor, scores: Tensor | None, **options: Any) -> Tensor:
+        return input_ids[:, -1] % 5 == 0
+
+
+def test_without_stop_tokens_rows_that_a_criterion_ended_are_padded(llama):
+    """transformers goes on writing there; up to each row's end the texts are the same (docs/generate.md)."""
+    expected, found = both(*llama, stopping_criteria=StoppingCriteriaList([Ends()]))
+    own = range(IDS.shape[1], expected.shape[1])
+    ends = [next((p + 1 for p in own if row[p] % 5 == 0), len(row)) for row in expected]
+    assert min(ends) < found.shape[1] and not torch.equal(expected, found)
+    for row, plain, end in zip(found, expected, ends, strict=True):
+        assert torch.equal(row[:end], plain[:end]) and (row[end:] == PAD).all()
+
+
 class Sum(StoppingCriteria):
     """Ends each row by its own tokens, the padding among them."""
 
