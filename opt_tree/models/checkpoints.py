@@ -277,10 +277,11 @@ def check_same_tokenizer(
     if ours == theirs:
         return
     different = sum(theirs.get(token) != index for token, index in ours.items())
-    extra = len(theirs.keys() - ours.keys())
+    extra = sorted(theirs.keys() - ours.keys(), key=lambda token: theirs[token])
+    such = f" (such as {extra[0]!r})" if extra else ""
     raise CheckpointError(
         f"different tokenizers: {different} of the {len(ours)} tokens of {target_name} have another id or none in "
-        f"{drafter_name}, which has {extra} tokens of its own; a drafter must share its target's tokenizer"
+        f"{drafter_name}, which has {len(extra)} tokens of its own{such}; a drafter must share its target's tokenizer"
     )
 
 
