@@ -211,6 +211,8 @@ def _turns(line: dict[str, Any], where: str) -> list[str]:
         turns = [message.get("content") for message in messages]
     if not isinstance(turns, list) or not turns or not all(isinstance(t, str) and t.strip() for t in turns):
         raise ValueError(f"{where}: needs `turns` (a list of texts) or `question` (a text), none empty")
+    if lone := [character for turn in turns for character in turn if "\ud800" <= character <= "\udfff"]:
+        raise ValueError(f"{where}: \\u{ord(lone[0]):04x} is half of a character, which no tokenizer takes")
     if any(turn.startswith(PLACEHOLDER) for turn in turns):
         command = PREPARE.format(part="PART", folder="data/speed_bench")
         raise ValueError(
