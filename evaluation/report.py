@@ -210,7 +210,7 @@ def print_details(run: AnswerSet, figures: dict[str, Any], base: AnswerSet | Non
         failed = ", ".join(str(record["question_id"]) for record in run.failed)
         print(f"{len(run.failed)} questions failed and are in no figure: {failed}")
     if base is not None:
-        _print_match(figures["overall"]["exact_match"], base)
+        _print_match(figures["overall"]["exact_match"], run, base)
     depths = figures["acceptance_by_depth"]
     if depths:
         print("acceptance by depth (of the steps that drafted it): " + _by_depth(depths))
@@ -240,10 +240,11 @@ def _print_positions(blocks: Sequence[dict[str, Any]]) -> None:
         print("tokens a step (a second) while the context is up to so many tokens: " + "  ".join(told))
 
 
-def _print_match(match: dict[str, Any], base: AnswerSet) -> None:
+def _print_match(match: dict[str, Any], run: AnswerSet, base: AnswerSet) -> None:
     if match["rate"] is None:
         return
-    line = f"exact match with {base.name}: {match['equal']} of {match['compared']} turns ({percent(match['rate'])})"
+    line = f"{match['equal']} of {match['compared']} turns ({percent(match['rate'])})"
+    line = f"exact match of {run.name} with {base.name}: {line}"
     if match["other_prompt"]:
         line += f"; {match['other_prompt']} more had another prompt, because an earlier turn differed"
     print(line)
@@ -260,10 +261,14 @@ def _print_match(match: dict[str, Any], base: AnswerSet) -> None:
 def _print_calibration(figures: dict[str, Any] | None, run: AnswerSet) -> None:
     if figures is None:
         return
+    follows = "the same at every step"
+    if figures["pearson"] is not None:
+        follows = (
+            f"slope {figures['slope']:.2f} (standard error {figures['slope_error']:.2f}), Pearson "
+            f"{number(2)(figures['pearson'])}, Spearman {number(2)(figures['spearman'])}"
+        )
     print(
-        f"E(A) + 1 was {figures['expected_length']:.2f}, A + 1 came to {figures['accepted_length']:.2f}: slope "
-        f"{figures['slope']:.2f} (standard error {figures['slope_error']:.2f}), Pearson "
-        f"{number(2)(figures['pearson'])}, Spearman {number(2)(figures['spearman'])}, "
+        f"E(A) + 1 was {figures['expected_length']:.2f}, A + 1 came to {figures['accepted_length']:.2f}: {follows}, "
         f"over {figures['steps']} untrimmed steps"
     )
     if not figures["miscalibrated"]:

@@ -187,6 +187,18 @@ def test_few_steps_say_nothing_about_calibration() -> None:
     assert calibration(plain) is None
 
 
+def test_steps_that_all_accept_nothing_have_no_slope_and_few_of_them_no_verdict(tmp_path, capsys) -> None:
+    """NaN would be no JSON; a drafter that expected a thirtieth of a token in six steps may have been right."""
+    for count, wrong in ((6, []), (600, ["mean"])):
+        laid = choice([[1] * count], [1.0], expected_lengths=[1.03, 1.04] * (count // 2), tree_depths=[1] * count)
+        figures = calibration(steps_of([answer(1, "math", laid)]))
+        assert figures["miscalibrated"] == wrong and figures["slope_error"] == 0.0
+        assert report.main([str(write(tmp_path / f"{count}.jsonl", [answer(1, "math", laid)]))]) == 0
+        told = capsys.readouterr().out
+        assert "A + 1 came to 1.00: the same at every step, over" in told and "nan" not in told
+        assert ("the drafter is miscalibrated: the means" in told) == bool(wrong)
+
+
 @pytest.mark.parametrize(
     ("settings", "advice"),
     [
@@ -249,6 +261,10 @@ def test_the_first_file_is_set_against_every_other(tmp_path: Path, capsys: pytes
     *text, last = capsys.readouterr().out.splitlines()
     assert json.loads(last)["reports"][0]["speed_up_over"]["c"]["micro"] == pytest.approx(5.2)
     assert "a is 5.20 [2.00, 10.00] times as fast as c" in text
+    assert [line.split(" with b: ")[0] for line in text if line.startswith("exact")] == [
+        "exact match of a",
+        "exact match of c",
+    ]
 
 
 def test_without_json_nothing_but_the_report_is_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
