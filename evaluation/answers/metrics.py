@@ -17,8 +17,8 @@ from evaluation.answers.record import exact_match, paired
 from evaluation.answers.steps import Record, alone, choices, steps_of, total
 
 RESAMPLES = 2000
-FEW = 10
-"""Questions below which an interval by resampling is too narrow to be one (three have ten samples in all)."""
+FEW = 10  # questions below which an interval by resampling is too narrow to be one (three have ten samples in all)
+_SAID: dict[Any, Any] = {}  # by which Python warns once
 Records = Sequence[Record]
 
 
@@ -140,9 +140,8 @@ def times_as_fast(ours: Any, theirs: Any, seed: int = 0) -> tuple[float, list[fl
 
 
 def speed_up_macro(answers: Records, baseline: Records) -> float | None:
-    ours, theirs = paired(answers, baseline)
-    one, other = (tokens_per_second_macro(of) if of else None for of in (ours, theirs))
-    return None if one is None or other is None else one / other
+    ours, theirs = (tokens_per_second_macro(of) if of else None for of in paired(answers, baseline))
+    return None if ours is None or theirs is None else ours / theirs
 
 
 def bootstrap(statistic: Callable[[Any], Any], count: int, seed: int = 0) -> list[float] | None:
@@ -150,7 +149,8 @@ def bootstrap(statistic: Callable[[Any], Any], count: int, seed: int = 0) -> lis
     if count < 2:
         return None
     if count < FEW:
-        warnings.warn(f"95 % intervals over {count} questions are too narrow: take {FEW} or more", stacklevel=2)
+        message = f"95 % intervals over {count} questions are too narrow: take {FEW} or more"
+        warnings.warn_explicit(message, UserWarning, "evaluation", 0, registry=_SAID)  # of no line, so none is shown
     found = stats.bootstrap(
         (np.arange(count),), lambda rows, axis: statistic(rows), n_resamples=RESAMPLES, method="percentile", rng=seed
     )

@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from transformers import GenerationConfig, PreTrainedModel
+from transformers import GenerationConfig, PreTrainedModel, logging
 
 from evaluation.timing import Method, Timed
 from opt_tree import CausalLMDrafter, Decoder, Drafter, Generation, Pair, Sampling
@@ -48,6 +48,7 @@ def transformers_methods(
         "transformers, prompt lookup": partial(transformers_greedy, prompt_lookup_num_tokens=LOOKUP),
     }
     if assistant is not None:
+        logging.set_verbosity_error()  # from here on: transformers' assisted generation warns of its own configuration
         known["transformers, assisted"] = partial(transformers_assisted, assistant=assistant)
 
     def method(decode: Callable[..., Timed]) -> Method:

@@ -113,6 +113,7 @@ def train(args: argparse.Namespace) -> None:
     model = new_model(args, tokenizer)
     if fit_as_told(args, model, examples):
         save_model(model, tokenizer, args.output / "final")
+        print(f"done; to make a drafter for it: opt-tree train-drafter {args.output / 'final'} --output FOLDER")
 
 
 main = command(new_parser, train)
