@@ -5,7 +5,7 @@
 
 import sys
 
-from evaluation.demo.__main__ import main
+from evaluation.demo.options import main
 
 if __name__ == "__main__":
     sys.exit(main())

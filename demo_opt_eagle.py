@@ -5,8 +5,7 @@
 
 import sys
 
-from evaluation.demo.__main__ import main
-from evaluation.demo.options import EagleOptions
+from evaluation.demo.options import EagleOptions, main
 
 if __name__ == "__main__":
     sys.exit(main(kind=EagleOptions))

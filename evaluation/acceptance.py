@@ -8,12 +8,42 @@ Writes a JSON file for `opt_tree.policies.AcceptanceRates.load`. Measure on othe
 compared on (`--question-begin`, `--question-end`): rates fitted to the test set flatter the trees made of them.
 """
 
-import json
-import platform
 import sys
-from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+from evaluation.command_line import at_least, check_writable, main_of, option
+from evaluation.run.options import Asked
+
+
+@dataclass(frozen=True)
+class Options(Asked):
+    """What is measured, on what."""
+
+    bare: bool = option(False, "without the sharpening stored beside the drafter")
+    children: str = option("TopK", "comma list of TopK, WithoutReplacement, IID")
+    temperature: float = option(0.0, "0: greedy")
+    max_new_tokens: int = option(128, "new tokens a turn, at most")
+    seed: int = option(0, "of sampling")
+    width: int = option(12, "ranks that are measured")
+    depth: int = option(4, "layers that are measured")
+    least_trials: int = option(50, "ranks and depths tried less often are left out")
+    output: str = option("acceptance.json", "where the rates go")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        at_least(self, max_new_tokens=1, width=1, depth=1, least_trials=1)
+        check_writable(Path(self.output))
+
+
+main = main_of("evaluation.acceptance", Options, __doc__, "evaluation.acceptance:run")
+
+if __name__ == "__main__":
+    sys.exit(main())
+
+import json
+import platform
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -22,11 +52,10 @@ import transformers
 from jaxtyping import Int
 from tqdm import tqdm
 
-from evaluation.command_line import at_least, check_writable, main_of, option, table
+from evaluation.command_line import table
 from evaluation.questions.sets import Question
 from evaluation.run.conversation import Conversation
 from evaluation.run.models import gather
-from evaluation.run.options import Asked
 from opt_tree import Decoder, Generation, Pair, Sampling, Static, match
 from opt_tree.core.children import IID, Children, TopK, WithoutReplacement
 from opt_tree.policies import AcceptanceRates
@@ -156,32 +185,12 @@ def rows(counts: Counts) -> list[dict[str, str]]:
     return lines
 
 
-@dataclass(frozen=True)
-class Options(Asked):
-    """What is measured, on what."""
-
-    bare: bool = option(False, "without the sharpening stored beside the drafter")
-    children: str = option("TopK", "comma list of " + ", ".join(KINDS))
-    temperature: float = option(0.0, "0: greedy")
-    max_new_tokens: int = option(128, "new tokens a turn, at most")
-    seed: int = option(0, "of sampling")
-    width: int = option(12, "ranks that are measured")
-    depth: int = option(4, "layers that are measured")
-    least_trials: int = option(50, "ranks and depths tried less often are left out")
-    output: str = option("acceptance.json", "where the rates go")
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        at_least(self, max_new_tokens=1, width=1, depth=1, least_trials=1)
-        if self.width * self.depth > MOST_NODES:
-            raise ValueError(f"--width {self.width} times --depth {self.depth} must be at most {MOST_NODES}")
-        if unknown := sorted(set(self.children.split(",")) - set(KINDS)):
-            raise ValueError(f"unknown children {', '.join(unknown)}; there are {', '.join(KINDS)}")
-        check_writable(Path(self.output))
-
-
 def run(options: Options) -> dict[str, Any]:
     """Measure every kind of siblings asked for; print tables, write the file, and return what it holds."""
+    if options.width * options.depth > MOST_NODES:
+        raise ValueError(f"--width {options.width} times --depth {options.depth} must be at most {MOST_NODES}")
+    if unknown := sorted(set(options.children.split(",")) - set(KINDS)):
+        raise ValueError(f"unknown children {', '.join(unknown)}; there are {', '.join(KINDS)}")
     sampling = Sampling(options.temperature)
     given = gather(options, options.bare)
     questions, chosen = given.questions, given.chosen
@@ -207,9 +216,3 @@ def run(options: Options) -> dict[str, Any]:
     Path(options.output).write_text(json.dumps(document) + "\n")
     print(f"\nwritten: {options.output}")
     return document
-
-
-main = main_of("evaluation.acceptance", Options, __doc__, run)
-
-if __name__ == "__main__":
-    sys.exit(main())

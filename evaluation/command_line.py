@@ -15,18 +15,17 @@ from opt_tree.core.command_line import (
     Parser,
     at_least,
     at_most,
-    no_bars_in_logs,
     numbers,
     option,
     parse,
     whole_numbers,
+    work_of,
 )
-from opt_tree.core.errors import out_of_memory
 from opt_tree.core.interrupted import as_command
 
 __all__ = [
     "Parser", "Value", "as_command", "at_least", "at_most", "check_writable", "main_of", "numbers", "option", "parse",
-    "print_json", "run_command", "table", "whole_numbers",
+    "print_json", "run_command", "table", "whole_numbers", "work_of",
 ]  # fmt: skip
 
 Options = TypeVar("Options")
@@ -51,13 +50,14 @@ def check_writable(path: Path) -> None:
 def run_command(command: Callable[[], int], stopped: str = "stopped") -> int:
     """Return a command's exit status; what the caller got wrong is one line on stderr and status 2."""
     try:
-        no_bars_in_logs(wanted=True)
         with as_command():
             return command()
     except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     except (RuntimeError, MemoryError) as error:
+        from opt_tree.core.errors import out_of_memory  # which imports numpy
+
         if (told := out_of_memory(error)) is None:
             raise
         print(f"error: {told}", file=sys.stderr)
@@ -67,18 +67,17 @@ def run_command(command: Callable[[], int], stopped: str = "stopped") -> int:
         return 130
 
 
-def main_of(
-    program: str, options: type[Options], about: str | None, run: Callable[[Options], Any]
-) -> Callable[..., int]:
-    """Return the `main` of `python -m program`: options are read, `run` does the work, --json prints what it returned.
+def main_of(program: str, options: type[Options], about: str | None, work: str) -> Callable[..., int]:
+    """Return the `main` of `python -m program`: options are read, `work` is done, --json prints what it returned.
 
-    `main` returns 0, or 2 for bad input; without arguments it reads the command line.
+    `work` is a function of the options by name, "module:function", which is imported when they are understood. `main`
+    returns 0, or 2 for bad input; without arguments it reads the command line.
     """
 
     def main(arguments: list[str] | None = None) -> int:
         def command() -> int:
             given = parse(options, f"python -m {program}", about, arguments)
-            print_json(getattr(given, "json", False), run(given))
+            print_json(getattr(given, "json", False), work_of(work)(given))
             return 0
 
         return run_command(command)

@@ -12,8 +12,8 @@ Each writes its own part; the answer file must be in a folder that all of them s
 
 import sys
 
+from evaluation.run.command import main
 from evaluation.run.options import EagleOptions
-from evaluation.run.runner import main
 
 if __name__ == "__main__":
     sys.exit(main("eagle", EagleOptions, __doc__))

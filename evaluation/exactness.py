@@ -8,8 +8,28 @@ With `--certify a.jsonl`, greedy answers of a `--canonical` run are computed ane
 token is to be what the prefill's logits choose, and every row of a tree to have its bits. Else there is a defect.
 """
 
-import argparse
 import sys
+
+from evaluation.command_line import Parser, run_command, work_of
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Return 0 if every difference is explained, 1 if one is a defect, 2 for bad input."""
+    parser = Parser("python -m evaluation.exactness", __doc__)
+    parser.add_argument("a", help="answer file")
+    parser.add_argument("b", nargs="?", help="answer file to compare it with")
+    parser.add_argument("--certify", action="store_true", help="compute a --canonical run's answers anew, bit by bit")
+    parser.add_argument("--base-model-path", help="target; default: the one that the headers name")
+    parser.add_argument("--dtype", help="of the target; default: the coarser one of the two headers")
+    parser.add_argument("--device", help="default: cuda where there is one, else cpu")
+    parser.add_argument("--json", action="store_true", help="print the figures as one JSON line, too")
+    return run_command(lambda: work_of("evaluation.exactness:run")(parser.parse_args(arguments)))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
+
+import argparse
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -21,7 +41,7 @@ from evaluation.answers.file import Record
 from evaluation.answers.reading import AnswerSet
 from evaluation.answers.record import first_difference, paired, seed_of
 from evaluation.certify import Certificate, certify
-from evaluation.command_line import Parser, print_json, run_command, table
+from evaluation.command_line import print_json, table
 from evaluation.divergence import Divergence, Explainer
 from evaluation.run import models
 from evaluation.run.inflate import describe
@@ -225,22 +245,3 @@ def _row(where: DifferentTurn, why: Divergence, pair: Pair) -> dict[str, str]:
 
 def _plain(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
-
-
-def main(arguments: list[str] | None = None) -> int:
-    """Return 0 if every difference is explained, 1 if one is a defect, 2 for bad input."""
-    parser = Parser("python -m evaluation.exactness", __doc__)
-    parser.add_argument("a", help="answer file")
-    parser.add_argument("b", nargs="?", help="answer file to compare it with")
-    parser.add_argument(
-        "--certify", action="store_true", help="compute the answers of a --canonical run anew, bit by bit"
-    )
-    parser.add_argument("--base-model-path", help="target; default: the one that the headers name")
-    parser.add_argument("--dtype", help="of the target; default: the coarser one of the two headers")
-    parser.add_argument("--device", help="default: cuda where there is one, else cpu")
-    parser.add_argument("--json", action="store_true", help="print the figures as one JSON line, too")
-    return run_command(lambda: run(parser.parse_args(arguments)))
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -7,19 +7,49 @@ Parts that several processes left beside a file are taken into it. Reads the out
 each combination, and Spec-Bench's files, as far as they go. `--json` prints all figures as one line, the last one.
 """
 
+import sys
+
+from evaluation.command_line import Parser, run_command, work_of
+
+FORMATS = ("csv", "latex", "markdown")
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the command. Returns 2 for files that cannot be read."""
+
+    def command() -> int:
+        parser = Parser("python -m evaluation.report", __doc__)
+        parser.add_argument("answers", nargs="+", help="answer files")
+        parser.add_argument(
+            "--baseline", help="answer file to compare with, such as a.plain.jsonl of a run with --baseline"
+        )
+        parser.add_argument("--plots", metavar="DIR", help="draw the plots into this folder")
+        parser.add_argument("--json", action="store_true", help="print all figures as one JSON line, too")
+        parser.add_argument(
+            "--format",
+            choices=FORMATS,
+            help="print one table for a paper instead: a line a category",
+        )
+        return work_of("evaluation.report:run")(parser.parse_args(arguments))
+
+    return run_command(command)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
+
 import argparse
 import json
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from evaluation.answers.file import AnswerFile, Record
-from evaluation.answers.frames import FORMATS, Labelled, figures_frame, formatted
+from evaluation.answers.frames import Labelled, figures_frame, formatted
 from evaluation.answers.metrics import by_category, number, percent, ratio, row, speed_up, summary
 from evaluation.answers.reading import AnswerSet, read_timed
 from evaluation.answers.steps import acceptance_by_depth, alone, by_position, calibration, step_time, steps_of
-from evaluation.command_line import Parser, print_json, run_command, table
+from evaluation.command_line import print_json, table
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -296,38 +326,21 @@ def _fit(settings: dict[str, Any]) -> str:
     return command
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """Run the command. Returns 2 for files that cannot be read."""
-
-    def command() -> int:
-        parser = Parser("python -m evaluation.report", __doc__)
-        parser.add_argument("answers", nargs="+", help="answer files")
-        parser.add_argument(
-            "--baseline", help="answer file to compare with, such as a.plain.jsonl of a run with --baseline"
-        )
-        parser.add_argument("--plots", metavar="DIR", help="draw the plots into this folder")
-        parser.add_argument("--json", action="store_true", help="print all figures as one JSON line, too")
-        parser.add_argument("--format", choices=FORMATS, help="print one table for a paper instead: a line a category")
-        options: argparse.Namespace = parser.parse_args(arguments)
-        for path in map(AnswerFile, options.answers):
-            if path.parts() and not any(file.busy for file in (path, *path.parts())):
-                path.fold()
-        if options.format is not None:
-            if options.json:
-                raise ValueError("--format is a table by itself: leave out --json")
-            print(formatted(rows_of(options.answers, options.baseline), options.format))
-            _draw([read_timed(path) for path in options.answers if not is_comparison(path)], options.plots)
-            return 0
-        compared = [path for path in options.answers if is_comparison(path)]
-        others = [path for path in options.answers if path not in compared]
-        figures = [print_comparison(path) for path in compared]
-        if others:
-            figures.append(print_report(others, options.baseline, options.plots))
-        print_json(options.json, figures[0] if len(figures) == 1 else {"reports": figures})
+def run(options: argparse.Namespace) -> int:
+    """Print what is asked for of these files."""
+    for path in map(AnswerFile, options.answers):
+        if path.parts() and not any(file.busy for file in (path, *path.parts())):
+            path.fold()
+    if options.format is not None:
+        if options.json:
+            raise ValueError("--format is a table by itself: leave out --json")
+        print(formatted(rows_of(options.answers, options.baseline), options.format))
+        _draw([read_timed(path) for path in options.answers if not is_comparison(path)], options.plots)
         return 0
-
-    return run_command(command)
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    compared = [path for path in options.answers if is_comparison(path)]
+    others = [path for path in options.answers if path not in compared]
+    figures = [print_comparison(path) for path in compared]
+    if others:
+        figures.append(print_report(others, options.baseline, options.plots))
+    print_json(options.json, figures[0] if len(figures) == 1 else {"reports": figures})
+    return 0

@@ -45,7 +45,7 @@ from opt_tree.display.trees import escape
 from opt_tree.drafters import Drafter
 from opt_tree.drafters.registry import DrafterOptions, load_drafter, parse_spec
 from opt_tree.models.compiling import compile_forwards
-from opt_tree.models.named.known import KNOWN, drafters_of
+from opt_tree.models.known import KNOWN, drafters_of
 from opt_tree.policies import TreePolicy
 from opt_tree.policies.registry import make_policy
 

@@ -8,25 +8,11 @@ plain decoding answer the questions of the set by turns, timed in seconds of the
 them is what is hoped for.
 """
 
-import math
 import sys
 from dataclasses import dataclass
-from typing import Any
 
-import torch
-
-from evaluation.answers.metrics import times_as_fast
-from evaluation.command_line import at_least, main_of, numbers, option, table, whole_numbers
-from evaluation.run.baselines import InLoop
-from evaluation.run.models import gather
+from evaluation.command_line import at_least, main_of, option
 from evaluation.run.options import Asked
-from evaluation.timing import Method, Timings, environment, interleave
-from opt_tree import Controller, Decoder, OptTree, TreePolicy, advise
-from opt_tree.decoding import advising
-from opt_tree.decoding.advice import AUTO
-from opt_tree.decoding.presets import plain
-from opt_tree.decoding.step_costs import auto
-from opt_tree.training.prompts import default_prompts
 
 
 @dataclass(frozen=True)
@@ -42,6 +28,29 @@ class Options(Asked):
     def __post_init__(self) -> None:
         super().__post_init__()
         at_least(self, max_new_tokens=2, rounds=1)
+
+
+main = main_of("experiments.advised", Options, __doc__, "experiments.advised:run")
+
+if __name__ == "__main__":
+    sys.exit(main())
+
+import math
+from typing import Any
+
+import torch
+
+from evaluation.answers.metrics import times_as_fast
+from evaluation.command_line import numbers, table, whole_numbers
+from evaluation.run.baselines import InLoop
+from evaluation.run.models import gather
+from evaluation.timing import Method, Timings, environment, interleave
+from opt_tree import Controller, Decoder, OptTree, TreePolicy, advise
+from opt_tree.decoding import advising
+from opt_tree.decoding.advice import AUTO
+from opt_tree.decoding.presets import plain
+from opt_tree.decoding.step_costs import auto
+from opt_tree.training.prompts import default_prompts
 
 
 def run(options: Options) -> dict[str, Any]:
@@ -94,9 +103,3 @@ def over(timings: Timings, one: str, other: str) -> tuple[float, float, float]:
     ratio, interval = times_as_fast(timings.spent(one, clock), timings.spent(other, clock))
     low, high = interval or (math.nan, math.nan)
     return ratio, low, high
-
-
-main = main_of("experiments.advised", Options, __doc__, run)
-
-if __name__ == "__main__":
-    sys.exit(main())

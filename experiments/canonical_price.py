@@ -8,29 +8,11 @@ texts. Texts differ where today's arithmetic leaves plain decoding's, and tokens
 is the figure of the price.
 """
 
-import statistics
 import sys
-import time
-from dataclasses import dataclass, replace
-from itertools import chain
-from typing import Any, NamedTuple
+from dataclasses import dataclass
 
-from evaluation.command_line import Value, at_least, main_of, option, table, whole_numbers
-from evaluation.run.models import Material, gather, load
+from evaluation.command_line import at_least, main_of, option, whole_numbers
 from evaluation.run.options import Asked
-from evaluation.timing import environment, schedule
-from opt_tree import Decoder, OptTree, Pair
-from opt_tree.decoding.presets import plain
-
-WAYS = ("today", "canonical")
-RATIOS = ("first ms", "step ms", "tokens/s")
-
-
-class Run(NamedTuple):
-    """A text, and the seconds of each of its steps; the first one has the prefill."""
-
-    tokens: list[int]
-    seconds: list[float]
 
 
 @dataclass(frozen=True)
@@ -49,6 +31,34 @@ class Options(Asked):
         at_least(self, prompts=1, max_new_tokens=1)
         if min(whole_numbers(f"{self.trees},{self.contexts}")) < 1:
             raise ValueError(f"trees and contexts are of at least 1 token, got {self.trees} and {self.contexts}")
+
+
+main = main_of("experiments.canonical_price", Options, __doc__, "experiments.canonical_price:run")
+
+if __name__ == "__main__":
+    sys.exit(main())
+
+import statistics
+import time
+from dataclasses import replace
+from itertools import chain
+from typing import Any, NamedTuple
+
+from evaluation.command_line import Value, table
+from evaluation.run.models import Material, gather, load
+from evaluation.timing import environment, schedule
+from opt_tree import Decoder, OptTree, Pair
+from opt_tree.decoding.presets import plain
+
+WAYS = ("today", "canonical")
+RATIOS = ("first ms", "step ms", "tokens/s")
+
+
+class Run(NamedTuple):
+    """A text, and the seconds of each of its steps; the first one has the prefill."""
+
+    tokens: list[int]
+    seconds: list[float]
 
 
 def prompts_of(given: Material, length: int, number: int) -> list[list[int]]:
@@ -127,9 +137,3 @@ def run(options: Options) -> dict[str, Any]:
         print(table(found), flush=True)
         rows += found
     return {"environment": environment(target.device), "engine": target.engine.name, "rows": rows}
-
-
-main = main_of("experiments.canonical_price", Options, __doc__, run)
-
-if __name__ == "__main__":
-    sys.exit(main())

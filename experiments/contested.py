@@ -9,21 +9,9 @@ programme, by `multi_round`, and the bound that no rule can pass (arXiv:2410.182
 
 import sys
 from dataclasses import dataclass
-from typing import Any
 
-import numpy as np
-from jaxtyping import Int
-
-from evaluation.command_line import Value, at_least, main_of, option, table, whole_numbers
-from evaluation.run.models import Material, gather
+from evaluation.command_line import at_least, main_of, option, whole_numbers
 from evaluation.run.options import Asked
-from opt_tree import Decoder, Random, Sampling, Tree, Verdict
-from opt_tree.core.children import IID
-from opt_tree.core.sampling import Logits
-from opt_tree.policies import Sampled
-from opt_tree.verifiers.base import Probs, valid_for, walk_down
-from opt_tree.verifiers.importance_weighted import Duel
-from opt_tree.verifiers.multi_round_rejection import in_rounds
 
 MOST = 200
 """Tokens that the programme may settle: beyond, it takes minutes a node."""
@@ -43,6 +31,27 @@ class Options(Asked):
         super().__post_init__()
         at_least(self, laws=1, max_new_tokens=1)
         whole_numbers(self.contested, MOST)
+
+
+main = main_of("experiments.contested", Options, __doc__, "experiments.contested:run")
+
+if __name__ == "__main__":
+    sys.exit(main())
+
+from typing import Any
+
+import numpy as np
+from jaxtyping import Int
+
+from evaluation.command_line import Value, table
+from evaluation.run.models import Material, gather
+from opt_tree import Decoder, Random, Sampling, Tree, Verdict
+from opt_tree.core.children import IID
+from opt_tree.core.sampling import Logits
+from opt_tree.policies import Sampled
+from opt_tree.verifiers.base import Probs, valid_for, walk_down
+from opt_tree.verifiers.importance_weighted import Duel
+from opt_tree.verifiers.multi_round_rejection import in_rounds
 
 
 def met(given: Material, options: Options) -> list[tuple[Probs, Probs]]:
@@ -113,9 +122,3 @@ def run(options: Options) -> dict[str, Any]:
     print(f"{given.pair.target.name}; {given.pair.drafter.describe()}; {len(pairs)} of {len(known)} nodes")
     print(table(rows, ".4f"))
     return {"nodes": len(pairs), "rows": rows}
-
-
-main = main_of("experiments.contested", Options, __doc__, run)
-
-if __name__ == "__main__":
-    sys.exit(main())

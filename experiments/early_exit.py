@@ -9,24 +9,11 @@ of the target to score, whose lower ones run for the last token alone. Beside th
 elsewhere (`--depths`).
 """
 
-import statistics
 import sys
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
-import numpy as np
-from jaxtyping import Int
-
-from evaluation.command_line import at_least, main_of, option, table
-from evaluation.run.models import gather
+from evaluation.command_line import at_least, main_of, option
 from evaluation.run.options import Asked
-from opt_tree import Controller, Generation, Static, TreePolicy
-from opt_tree.controllers import BetaLength, CalibratedLength
-from opt_tree.core.children import TopK
-from opt_tree.core.pool import CandidatePool
-from opt_tree.decoding.recording import record, replay
-from opt_tree.drafters.heads.early_exit import EarlyExit
 
 
 @dataclass(frozen=True)
@@ -47,6 +34,27 @@ class Options(Asked):
     def places(self) -> list[tuple[int, int]]:
         """Depth and layers."""
         return [(int(depth), int(layers)) for depth, layers in (part.split("/") for part in self.depths.split(","))]
+
+
+main = main_of("experiments.early_exit", Options, __doc__, "experiments.early_exit:run")
+if __name__ == "__main__":
+    sys.exit(main())
+
+import statistics
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from jaxtyping import Int
+
+from evaluation.command_line import table
+from evaluation.run.models import gather
+from opt_tree import Controller, Generation, Static, TreePolicy
+from opt_tree.controllers import BetaLength, CalibratedLength
+from opt_tree.core.children import TopK
+from opt_tree.core.pool import CandidatePool
+from opt_tree.decoding.recording import record, replay
+from opt_tree.drafters.heads.early_exit import EarlyExit
 
 
 @dataclass(frozen=True)
@@ -102,8 +110,3 @@ def run(options: Options) -> dict[str, Any]:
     print(f"{options.drafter}, {len(texts)} texts of {given.questions.name}, greedy; mean of {options.seeds} seeds")
     print(table(rows))
     return {"rows": rows, "drafter": options.drafter, "questions": given.questions.name, "texts": len(texts)}
-
-
-main = main_of("experiments.early_exit", Options, __doc__, run)
-if __name__ == "__main__":
-    sys.exit(main())

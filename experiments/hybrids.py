@@ -6,21 +6,10 @@ A Qwen3-Next of random weights, three layers in four gated delta nets. The same 
 turns, in process time; the logits are compared, too.
 """
 
-import statistics
 import sys
-import time
-import warnings
 from dataclasses import dataclass
-from typing import Any
 
-import numpy as np
-import torch
-from tqdm import tqdm
-from transformers import Qwen3NextConfig, Qwen3NextForCausalLM
-
-from evaluation.command_line import at_least, main_of, option, table
-from evaluation.timing import environment
-from opt_tree import CausalLM, ChainLM, Tree
+from evaluation.command_line import at_least, main_of, option
 
 
 @dataclass(frozen=True)
@@ -46,6 +35,25 @@ class Options:
             raise ValueError(f"--dtype must be float32 or bfloat16, got {self.dtype}")
         if not all(size.isdigit() and int(size) > 0 for size in self.rows.split(",")):
             raise ValueError(f"--rows takes sizes like 1,6,13, got {self.rows}")
+
+
+main = main_of("experiments.hybrids", Options, __doc__, "experiments.hybrids:run")
+if __name__ == "__main__":
+    sys.exit(main())
+
+import statistics
+import time
+import warnings
+from typing import Any
+
+import numpy as np
+import torch
+from tqdm import tqdm
+from transformers import Qwen3NextConfig, Qwen3NextForCausalLM
+
+from evaluation.command_line import table
+from evaluation.timing import environment
+from opt_tree import CausalLM, ChainLM, Tree
 
 
 def model(options: Options) -> Qwen3NextForCausalLM:
@@ -113,8 +121,3 @@ def run(options: Options) -> dict[str, Any]:
     print(f"{size_of:.0f} M parameters, {options.dtype}, behind {options.context} tokens; {place['device']}")
     print(table(rows))
     return {"rows": rows, "environment": place}
-
-
-main = main_of("experiments.hybrids", Options, __doc__, run)
-if __name__ == "__main__":
-    sys.exit(main())

@@ -8,28 +8,16 @@ result are left to the caller: both are in its favour.
 """
 
 import sys
-import time
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
-import torch
-from torch import Tensor
-from tqdm import tqdm
-
-from evaluation.command_line import Value, at_least, main_of, option, table, whole_numbers
+from evaluation.command_line import at_least, main_of, option
 from evaluation.run.options import Machine
-from evaluation.timing import environment, schedule
-from opt_tree.engines.quantised import load_kernel, pack
 
-Product = Callable[[Tensor], Tensor]
 SHAPES = {
     "smollm2": [(576, 576, 60), (192, 576, 60), (1536, 576, 60), (576, 1536, 30), (49152, 576, 1)],
     "344m": [(1024, 1024, 96), (3072, 1024, 48), (1024, 3072, 24), (4096, 1024, 2)],
 }
 """Outputs, inputs, and how many such products a forward has."""
-_COLD = 120e6
-"""Bytes of the copies of a weight: several times the last cache."""
 
 
 @dataclass(frozen=True)
@@ -45,6 +33,28 @@ class Options(Machine):
     def __post_init__(self) -> None:
         super().__post_init__()
         at_least(self, rounds=1)
+
+
+main = main_of("experiments.linear_kernels", Options, __doc__, "experiments.linear_kernels:run")
+
+if __name__ == "__main__":
+    sys.exit(main())
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from tqdm import tqdm
+
+from evaluation.command_line import Value, table, whole_numbers
+from evaluation.timing import environment, schedule
+from opt_tree.engines.quantised import load_kernel, pack
+
+Product = Callable[[Tensor], Tensor]
+_COLD = 120e6
+"""Bytes of the copies of a weight: several times the last cache."""
 
 
 def _own(bits: int) -> Callable[[Tensor], Product]:
@@ -157,9 +167,3 @@ def run(options: Options) -> dict[str, Any]:
         lines.append(line)
     print(table(lines))
     return {"environment": environment(torch.device("cpu")), "kernels": lines}
-
-
-main = main_of("experiments.linear_kernels", Options, __doc__, run)
-
-if __name__ == "__main__":
-    sys.exit(main())

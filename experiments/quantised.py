@@ -8,30 +8,11 @@ are given, as a loop of loads and a loop of dot-product instructions measure the
 Quality: perplexity of text, and how often the most likely token is the one that bfloat16 chose in its own answers.
 """
 
-import json
-import lzma
-import math
-import statistics
 import sys
-import time
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any
+from dataclasses import dataclass
 
-import torch
-from tqdm import trange
-
-from evaluation.answers.reading import AnswerSet
-from evaluation.command_line import Value, at_least, main_of, option, table, whole_numbers
-from evaluation.latency.forwards import Probe, measure
-from evaluation.run.models import load
+from evaluation.command_line import at_least, main_of, option, whole_numbers
 from evaluation.run.options import Models
-from evaluation.timing import environment, schedule
-from opt_tree import CausalLM, Pair
-
-KINDS = (None, "int8", "int4")
-_BEHIND = 128
 
 
 @dataclass(frozen=True)
@@ -53,6 +34,35 @@ class Options(Models):
         super().__post_init__()
         at_least(self, rounds=3, prefill=2, windows=1, limit=1)
         whole_numbers(self.rows)
+
+
+main = main_of("experiments.quantised", Options, __doc__, "experiments.quantised:run")
+
+if __name__ == "__main__":
+    sys.exit(main())
+
+import json
+import lzma
+import math
+import statistics
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from tqdm import trange
+
+from evaluation.answers.reading import AnswerSet
+from evaluation.command_line import Value, table
+from evaluation.latency.forwards import Probe, measure
+from evaluation.run.models import load
+from evaluation.timing import environment, schedule
+from opt_tree import CausalLM, Pair
+
+KINDS = (None, "int8", "int4")
+_BEHIND = 128
 
 
 def pairs_of(options: Options, device: str) -> Iterator[tuple[dict[str, str], Pair]]:
@@ -171,9 +181,3 @@ def run(options: Options) -> dict[str, Any]:
     said = [quality(names, pair, options) for names, pair in kinds] if options.text or options.answers else []
     print(table(said, ".4f"))
     return {"environment": environment(target.device), "times": lines, "quality": said}
-
-
-main = main_of("experiments.quantised", Options, __doc__, run)
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -25,8 +25,8 @@ from tqdm import tqdm
 from evaluation.command_line import at_least, main_of, numbers, option, table, whole_numbers
 from evaluation.compare.__main__ import run as compare
 from evaluation.compare.options import Options as Compared
+from opt_tree.models import DEMO
 from opt_tree.models.checkpoints import CALIBRATION, TRAINING
-from opt_tree.models.named.places import DEMO
 from opt_tree.training.fitting import calibrate
 
 PROMPTS = Path(__file__).parents[1] / "evaluation" / "questions" / "heldout.jsonl"
@@ -183,6 +183,6 @@ def run(options: Options) -> dict[str, Any]:
     return {"rows": rows}
 
 
-main = main_of("experiments.training_minutes", Options, __doc__, run)
+main = main_of("experiments.training_minutes", Options, __doc__, "experiments.training_minutes:run")
 if __name__ == "__main__":
     sys.exit(main())

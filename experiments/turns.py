@@ -6,17 +6,11 @@ The first turns of the questions are put one after the other, as one conversatio
 the wall clock and, for a busy machine, by the process's own. The texts must be the same, and are compared.
 """
 
-import statistics
 import sys
-import time
 from dataclasses import dataclass
-from typing import Any
 
-from evaluation.command_line import Value, at_least, main_of, option, table
-from evaluation.run.models import Material, gather
+from evaluation.command_line import at_least, main_of, option
 from evaluation.run.options import Asked
-from evaluation.timing import environment
-from opt_tree import Decoder, OptTree
 
 
 @dataclass(frozen=True)
@@ -32,6 +26,21 @@ class Options(Asked):
     def __post_init__(self) -> None:
         super().__post_init__()
         at_least(self, nodes=1, max_new_tokens=1, rounds=1)
+
+
+main = main_of("experiments.turns", Options, __doc__, "experiments.turns:run")
+
+if __name__ == "__main__":
+    sys.exit(main())
+
+import statistics
+import time
+from typing import Any
+
+from evaluation.command_line import Value, table
+from evaluation.run.models import Material, gather
+from evaluation.timing import environment
+from opt_tree import Decoder, OptTree
 
 
 @dataclass(frozen=True)
@@ -95,9 +104,3 @@ def run(options: Options) -> dict[str, Any]:
     print(f"{given.pair.target.name}; {drafter}; {place['device']}, {place['threads']} threads")
     print(f"until the first step of a turn is done, {options.rounds} rounds, same texts", table(rows), sep="\n")
     return {"environment": place, "rows": rows}
-
-
-main = main_of("experiments.turns", Options, __doc__, run)
-
-if __name__ == "__main__":
-    sys.exit(main())

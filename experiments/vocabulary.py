@@ -118,7 +118,7 @@ def run(options: Options) -> dict[str, Any]:
     return {"environment": place, "rows": rows}
 
 
-main = main_of("experiments.vocabulary", Options, __doc__, run)
+main = main_of("experiments.vocabulary", Options, __doc__, "experiments.vocabulary:run")
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -2,6 +2,7 @@
 
 import dataclasses
 import importlib
+import json
 import re
 import runpy
 import subprocess
@@ -14,17 +15,24 @@ import pytest
 
 import opt_tree.__main__ as library
 from evaluation import acceptance, report
+from evaluation.answers.frames import FORMATS
 from evaluation.answers.metrics import bootstrap
 from evaluation.command_line import parse
 from evaluation.compare import options as compare
+from evaluation.compare.combinations import STUDIES
 from evaluation.latency import __main__ as latency
+from evaluation.run import options as run_options
 from evaluation.run.compile_time import compile_with_a_bar
 from evaluation.run.options import Options
 from examples import chat
 from experiments.gpu_first_light import __main__ as first_light
 from experiments.other_engines import __main__ as other_engines
-from opt_tree import Pair, load_pair
+from opt_tree import OptTree, Pair, load_pair
+from opt_tree.controllers.registry import CONTROLLERS
+from opt_tree.core.registry import listed
 from opt_tree.display import prove
+from opt_tree.drafters.registry import KINDS
+from opt_tree.engines.quantised import BITS
 from opt_tree.models import __main__ as models
 from opt_tree.policies.registry import POLICIES
 from opt_tree.training.command_line import Parser
@@ -58,15 +66,87 @@ def test_every_command_of_the_library_is_listed_and_runs_by_its_short_name(monke
     assert capsys.readouterr().err == "error: no command 'calibrat'; did you mean calibrate?\n"
 
 
-@pytest.mark.parametrize(
-    "command", ["opt_tree", "opt_tree --help", "opt_tree calibrat", "evaluation", "evaluation.report --help"]
-)
-def test_a_list_of_commands_and_a_typo_wait_for_no_torch(command):
-    asked = [sys.executable, "-X", "importtime", "-m", *command.split()]
-    run = subprocess.run(asked, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert run.returncode == 2 * command.endswith("calibrat")
-    imported = re.findall(r"^import time:.*\| +(\S+)$", run.stderr, flags=re.M)
-    assert "opt_tree" in imported and "torch" not in imported
+HEAVY = ("torch", "transformers", "scipy", "pandas", "matplotlib")
+HEAVY_ALL_THE_SAME = {
+    "experiments.certificates": "what it decodes by default is made of the library's classes",
+    "experiments.gpu_first_light": "its parts are functions, listed beside what they measure",
+    "experiments.other_engines": "its groups of peers are listed beside the engines",
+    "experiments.other_engines.worker": "no command of a person's: it reads a line from another process",
+    "experiments.replay": "its grid is made of the library's policies",
+    "experiments.training_minutes": "its kinds are listed beside how they are trained",
+    "experiments.vocabulary": "its cases are the library's verifiers and policies",
+}
+"""Commands that import what they need before they read their command line, and why."""
+LIGHT = """
+import importlib.abc, io, json, runpy, sys
+from contextlib import redirect_stderr, redirect_stdout
+
+class Refuse(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path, target=None):
+        if name.partition(".")[0] in {heavy}:
+            raise ImportError(f"{{name}} is imported")
+
+sys.meta_path.insert(0, Refuse())
+for words in {commands}:
+    module, *arguments = words.split()
+    sys.argv = [module, *arguments]
+    out, err = io.StringIO(), io.StringIO()
+    try:
+        with redirect_stdout(out), redirect_stderr(err):
+            runpy.run_module(module, run_name="__main__")
+        status = 0
+    except SystemExit as error:
+        status = error.code or 0
+    except BaseException as error:
+        status = repr(error)
+    print(json.dumps([words, status, out.getvalue(), err.getvalue()]))
+"""
+
+
+def commands() -> list[str]:
+    """Every module of the evaluation and the experiments that is a command, and both demos."""
+    found = ["demo_opt_classic", "demo_opt_eagle"]
+    for path in sorted(path for top in ("evaluation", "experiments") for path in (ROOT / top).rglob("*.py")):
+        if "\nif __name__ ==" in path.read_text():
+            parts = path.relative_to(ROOT).with_suffix("").parts
+            found.append(".".join(parts[:-1] if parts[-1] == "__main__" else parts))
+    return [name for name in found if name not in HEAVY_ALL_THE_SAME]
+
+
+def test_help_and_a_mistyped_flag_wait_for_no_torch():
+    """One process for all of them: what is heavy cannot be imported there."""
+    listing = ["opt_tree", "opt_tree --help", "opt_tree calibrat", "evaluation"]
+    own = [name for name in commands() if name != "evaluation"]
+    asked = [*listing, *(f"{name} {flag}" for name in own for flag in ("--help", "--halp"))]
+    script = LIGHT.format(heavy=HEAVY, commands=asked)
+    run = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=False)
+    found = {words: tuple(rest) for words, *rest in map(json.loads, run.stdout.splitlines())}
+    assert found.keys() == {*asked}, run.stderr
+    for words, (status, out, err) in found.items():
+        if words.endswith("--halp"):
+            assert status == 2 and err.startswith("error: ") and err.endswith("; did you mean --help?\n"), (words, err)
+            assert err.count("\n") == 1
+        else:
+            assert status == 2 * words.endswith("calibrat"), (words, status, err)
+            assert "usage: " in out if words.endswith(" --help") and words not in listing else out or err
+
+
+def test_help_lists_what_the_library_has():
+    """Help is written without the library; nothing in it is out of date."""
+    for family, methods in (
+        ("policies", POLICIES),
+        ("verifiers", VERIFIERS),
+        ("controllers", CONTROLLERS),
+        ("drafters", KINDS),
+    ):
+        assert listed(ROOT / "opt_tree" / family) == {name: method.about for name, method in methods.items()}, family
+    assert (OptTree.nodes, OptTree.threshold, OptTree.max_depth) == run_options.DEFAULTS
+    fields = {field.name: field for field in dataclasses.fields(compare.Options)}
+    assert {*fields["weights"].metadata["choices"]} == {*BITS}
+    assert {*fields["preset"].metadata["choices"]} == {*STUDIES}
+    assert report.FORMATS == FORMATS
+    children = next(field for field in dataclasses.fields(acceptance.Options) if field.name == "children")
+    assert all(name in children.metadata["help"] for name in acceptance.KINDS)
 
 
 def test_one_word_for_one_thing_and_the_published_ones_are_taken():

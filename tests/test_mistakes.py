@@ -40,7 +40,7 @@ from opt_tree import (
 )
 from opt_tree.decoding import step_costs
 from opt_tree.engines import package_cache as packages
-from opt_tree.models.checkpoints import DEMO
+from opt_tree.models import DEMO
 from opt_tree.policies import Costs
 from opt_tree.training import command_line
 from opt_tree.training.controllers import draft_length, tree_values

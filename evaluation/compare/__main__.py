@@ -8,8 +8,17 @@ Goes on where a killed run stopped; combinations that would not be exact are lis
 acceptance length (tokens/step) is mean(accepted + 1) over steps, the last one trimmed where the answer stops.
 """
 
-import dataclasses
 import sys
+
+from evaluation.command_line import main_of
+from evaluation.compare.options import Options
+
+main = main_of("evaluation.compare", Options, __doc__, "evaluation.compare.__main__:run")
+
+if __name__ == "__main__":
+    sys.exit(main())
+
+import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -19,11 +28,10 @@ from tqdm import tqdm
 
 from evaluation.answers.file import AnswerFile, Record
 from evaluation.answers.metrics import percent, with_interval
-from evaluation.command_line import main_of, table
+from evaluation.command_line import table
 from evaluation.compare.combinations import Combination
 from evaluation.compare.figures import brief, speeds, summarise
 from evaluation.compare.measure import Bench, peers_key
-from evaluation.compare.options import Options
 from evaluation.timing import environment
 
 
@@ -165,9 +173,3 @@ def _speeds(line: Mapping[str, Any]) -> dict[str, str]:
         "tokens/s": f"{line['tokens_per_second']:.0f}",
         "speed-up": with_interval(speed["micro"], speed["interval"]),
     }
-
-
-main = main_of("evaluation.compare", Options, __doc__, run)
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,13 +1,13 @@
 """What `evaluation.compare` can be asked for: the command line, and the combinations that it spells."""
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from evaluation.command_line import at_least, at_most, numbers, option, whole_numbers
-from evaluation.compare.combinations import STUDIES, VERIFIERS, Combination, Grid, Size, size_of, study
-from evaluation.run.options import MOST_LANES, PUBLISHED, Asked
-from opt_tree.policies.base import MOST_NODES
-from opt_tree.policies.registry import POLICIES
+from evaluation.run.options import MOST_LANES, PUBLISHED, Asked, known
+
+if TYPE_CHECKING:
+    from evaluation.compare.combinations import Combination, Size
 
 GRID = {"verifiers": "match", "temperatures": "0", "budgets": "60", "sharpening": "fitted"}
 """What a grid is made of, besides policies and drafters, where nothing else is said."""
@@ -17,12 +17,14 @@ GRID = {"verifiers": "match", "temperatures": "0", "budgets": "60", "sharpening"
 class Options(Asked):
     """What is compared, on what."""
 
-    preset: str | None = option(None, "a ready list of combinations instead of a grid", choices=tuple(STUDIES))
+    preset: str | None = option(
+        None, "a ready list of combinations instead of a grid", choices=("paper", "verification", "rules", "drafters")
+    )
     quick: bool = option(False, "with --preset: fewer combinations and questions")
     policies: str | None = option(
-        None, "comma list of trees, parameters behind colons: opt:0.2,kary:3; of " + ", ".join(POLICIES)
+        None, known("policies", "comma list of trees, parameters behind colons: opt:0.2,kary:3; of ")
     )
-    verifiers: str | None = option(None, "comma list (default: match): " + ", ".join(VERIFIERS))
+    verifiers: str | None = option(None, known("verifiers", "comma list (default: match): "))
     temperatures: str | None = option(None, "comma list (default: 0); at 0 the judge is greedy")
     budgets: str | None = option(None, "comma list of nodes (default: 60), at most that many each step")
     drafter: str = option(None, "comma list of drafters, as for eval_opt_classic")
@@ -74,13 +76,18 @@ class Options(Asked):
         return self.drafter.split(",")
 
     @property
-    def size(self) -> Size:
+    def size(self) -> "Size":
         """How much is decoded where nothing else says it."""
+        from evaluation.compare.combinations import size_of
+
         return size_of(self.preset, self.quick)
 
     @property
-    def combinations(self) -> list[Combination]:
+    def combinations(self) -> "list[Combination]":
         """What is asked for, valid or not."""
+        from evaluation.compare.combinations import Grid, study
+        from opt_tree.policies.base import MOST_NODES
+
         if self.preset is not None:
             return study(self.preset, self.quick)
         if self.policies is None:

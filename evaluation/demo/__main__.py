@@ -5,11 +5,16 @@
 Decoding is the library's, measuring is `timing`'s.
 """
 
+import sys
+
+from evaluation.demo.options import main
+
+if __name__ == "__main__":
+    sys.exit(main())
+
 import dataclasses
 import io
 import os
-import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -18,7 +23,7 @@ import transformers
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from evaluation.command_line import parse, print_json, run_command
+from evaluation.command_line import print_json
 from evaluation.demo.comparison import ASSISTED, GREEDY, LABELS, OURS, PLAIN, different_texts, notes, report, table
 from evaluation.demo.options import Options
 from evaluation.run.baselines import InLoop, transformers_methods
@@ -50,7 +55,6 @@ def run(options: Options) -> None:
     device = torch.device(options.check_device())
     pair = load(options, str(device), options.bare, options.draft_dtype)
     assistant = load_assistant(options, options.assistant, pair, options.draft_dtype)
-    transformers.logging.set_verbosity_error()  # from here on: its assisted generation warns of itself
     if not (options.compile or options.eager or options.unpacked):
         pair.compile(make=False, any_dtype=options.draft_dtype == "auto")  # after the assistant, which stays as it is
     texts = [options.prompt] if options.prompt else PROMPTS
@@ -192,20 +196,3 @@ class ColorStreamer:
         legend = paint("drafted and accepted", True, self._color) + " the target's own"
         self._out.write(f"{self._text.rest()}\n\n({legend})\n\n")
         self._out.flush()
-
-
-def main(arguments: Sequence[str] | None = None, kind: type[Options] = Options) -> int:
-    """Run a demo and return its exit status: 2, after one line on stderr, for whatever a caller got wrong."""
-    given = sys.argv[1:] if arguments is None else list(arguments)
-
-    def command() -> int:
-        options = parse(kind, Path(sys.argv[0]).name, "Decode with OPT-Tree, and compare.", given)
-        options.check()
-        run(options)
-        return 0
-
-    return run_command(command)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,20 +1,20 @@
 """What a demo can be told: its options, and their defaults for the models that are known by name."""
 
 import dataclasses
+import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
-from evaluation.command_line import at_least, at_most, check_writable, option
-from evaluation.run.options import AUTO, CONTROLLER, Models, check_controller, node_count
-from opt_tree import OptTree, Sampling, TreePolicy
-from opt_tree.models.named import KNOWN
-from opt_tree.policies.base import MOST_NODES
-from opt_tree.policies.registry import make_policy
+import opt_tree
+from evaluation.command_line import at_least, check_writable, option, parse, run_command, work_of
+from evaluation.run.options import AUTO, CONTROLLER, Models, check_controller, check_nodes, node_count
+from opt_tree.models.known import KNOWN
 
 # The best trees for the embedded models on one CPU core, not the paper's: there a node costs more than on a GPU. Below
 # one forward of a model the layers are a table's, which cost no forward: they are worth drafting for less.
-ALONE, ABOVE_A_TABLE = OptTree(12, 0.45, 10), OptTree(6, 0.1, 10)
+ALONE, ABOVE_A_TABLE = (12, 0.45, 10), (6, 0.1, 10)
 BESIDE = ("eagle2", "binary", "chain")
 
 
@@ -69,31 +69,33 @@ class Options(Models):
         chosen = self.base_model_path in ("demo", *KNOWN) or (self.nodes, self.threshold) != (None, None)
         return self.nodes == AUTO or (device == "cpu" and not chosen)
 
-    def policy(self) -> OptTree:
+    def policy(self) -> "opt_tree.OptTree":
         """The tree: the demo's own for a known model, else the published one; named numbers replace its own."""
         known = KNOWN.get(self.base_model_path)
-        default = OptTree(*known.tree(self.weights), 10) if known else OptTree()
+        default = opt_tree.OptTree(*known.tree(self.weights), 10) if known else opt_tree.OptTree()
         if self.base_model_path == "demo":
-            default = ABOVE_A_TABLE if self.drafter == self.embedded else ALONE
+            default = opt_tree.OptTree(*(ABOVE_A_TABLE if self.drafter == self.embedded else ALONE))
         named = {name: getattr(self, name) for name in ("nodes", "threshold", "max_depth")}
         return dataclasses.replace(
             default, **{name: value for name, value in named.items() if value not in (None, AUTO)}
         )
 
-    def others(self) -> dict[str, TreePolicy]:
+    def others(self) -> "dict[str, opt_tree.TreePolicy]":
         """The policies whose trees the page shows beside the run's, at the same budget."""
+        from opt_tree.policies.registry import make_policy
+
         names = BESIDE if self.beside is None else [name for name in self.beside.split(",") if name]
         return {name: make_policy(name, self.policy().nodes) for name in names}
 
     @property
-    def sampling(self) -> Sampling:
-        return Sampling(self.temperature, self.top_p, self.top_k)
+    def sampling(self) -> "opt_tree.Sampling":
+        return opt_tree.Sampling(self.temperature, self.top_p, self.top_k)
 
     def check(self) -> None:
         """Raise ValueError for whatever is wrong before any model is looked at."""
         check_controller(self.controller, self.nodes, self.threshold)
         if not isinstance(self.nodes, str):
-            at_most(self, nodes=MOST_NODES)
+            check_nodes(self)
             self.policy()
         if self.sampling.greedy and (self.top_p < 1 or self.top_k):
             raise ValueError("top_p and top_k act at temperature > 0 only; give --temperature")
@@ -123,3 +125,16 @@ class EagleOptions(Options):
     """The same with another default: the embedded EAGLE head drafts the first layer, the store those below."""
 
     embedded: ClassVar[str] = "graft:1:eagle:demo+store:demo"
+
+
+def main(arguments: Sequence[str] | None = None, kind: type[Options] = Options) -> int:
+    """Run a demo and return its exit status: 2, after one line on stderr, for whatever a caller got wrong."""
+    given = sys.argv[1:] if arguments is None else list(arguments)
+
+    def command() -> int:
+        options = parse(kind, Path(sys.argv[0]).name, "Decode with OPT-Tree, and compare.", given)
+        options.check()
+        work_of("evaluation.demo.__main__:run")(options)
+        return 0
+
+    return run_command(command)

@@ -6,9 +6,29 @@ Files hold no trees: a question (by default the first one) is decoded again by t
 its text compared with the file's. Where it is another one, nothing is shown.
 """
 
+import sys
+
+from evaluation.command_line import Parser, run_command, work_of
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the command. Returns 2 for files that cannot be read or decoded again."""
+
+    def command() -> int:
+        parser = Parser("python -m evaluation.demo.pages", __doc__)
+        parser.add_argument("answers", help="answer file")
+        parser.add_argument("--html", metavar="DIR", required=True, help="write the pages into this folder")
+        parser.add_argument("--question", metavar="ID", action="append", help="this one; may be given several times")
+        return work_of("evaluation.demo.pages:run")(parser.parse_args(arguments))
+
+    return run_command(command)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
+
 import argparse
 import re
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
 from itertools import accumulate
@@ -18,7 +38,6 @@ from typing import Any
 from evaluation.answers.file import Record
 from evaluation.answers.reading import AnswerSet
 from evaluation.answers.record import seed_of
-from evaluation.command_line import Parser, run_command
 from evaluation.questions.prompts import Prompter
 from evaluation.run.models import load_run, make_method
 from evaluation.run.options import Options
@@ -117,6 +136,13 @@ def write_pages(run: AnswerSet, folder: Path, questions: Sequence[str]) -> Itera
         yield path
 
 
+def run(options: argparse.Namespace) -> int:
+    """Write the pages that are asked for."""
+    for path in write_pages(AnswerSet.read(options.answers), Path(options.html), options.question or ()):
+        print(f"written: {path}")
+    return 0
+
+
 def facts(run: AnswerSet, again: Again, turn: Turn) -> dict[str, str]:
     """What the page says beside the figures."""
     steps = turn.generation.steps
@@ -128,23 +154,3 @@ def facts(run: AnswerSet, again: Again, turn: Turn) -> dict[str, str]:
         "drafter": again.pair.drafter.describe(),
     }
     return said | ({"policy": str(steps[0].policy)} if steps else {})
-
-
-def main(arguments: list[str] | None = None) -> int:
-    """Run the command. Returns 2 for files that cannot be read or decoded again."""
-
-    def command() -> int:
-        parser = Parser("python -m evaluation.demo.pages", __doc__)
-        parser.add_argument("answers", help="answer file")
-        parser.add_argument("--html", metavar="DIR", required=True, help="write the pages into this folder")
-        parser.add_argument("--question", metavar="ID", action="append", help="this one; may be given several times")
-        options: argparse.Namespace = parser.parse_args(arguments)
-        for path in write_pages(AnswerSet.read(options.answers), Path(options.html), options.question or ()):
-            print(f"written: {path}")
-        return 0
-
-    return run_command(command)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -9,33 +9,11 @@ budgets, in turn with plain decoding and transformers' own: tokens/s, and where 
 many questions side by side (`batches`).
 """
 
-import functools
-import json
 import sys
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from pathlib import Path
-from typing import Any
+from dataclasses import dataclass
 
-from transformers import PreTrainedModel
-
-from evaluation.answers.metrics import times_as_fast, with_interval
-from evaluation.command_line import at_least, check_writable, main_of, numbers, option, table, whole_numbers
-from evaluation.latency import batches
-from evaluation.latency.forwards import ForwardTime, Probe, forwards_table, measure
-from evaluation.run.baselines import InLoop, transformers_methods
-from evaluation.run.inflate import describe
-from evaluation.run.models import gather, load, load_assistant, resolved
-from evaluation.run.options import AUTO, MOST_LANES, Asked
-from evaluation.timing import Method, Timings, environment, interleave, step_figures
-from opt_tree import CausalLM, Controller, Decoder, OptTree, Pair, TreePolicy
-from opt_tree.decoding.presets import plain
-from opt_tree.decoding.step_costs import auto
-from opt_tree.policies.base import MOST_NODES
-
-BASELINES = ("plain", "transformers", "transformers, assisted")
-Row = batches.Row
-Trees = Mapping[str, TreePolicy | Controller]
+from evaluation.command_line import at_least, main_of, option, whole_numbers
+from evaluation.run.options import MOST_LANES, Asked
 
 
 @dataclass(frozen=True)
@@ -69,6 +47,39 @@ class Options(Asked):
         for name in ("tokens", "contexts"):
             if min(getattr(self, name)) < 1:
                 raise ValueError(f"--{name} must be at least 1, got {min(getattr(self, name))}")
+
+
+main = main_of("evaluation.latency", Options, __doc__, "evaluation.latency.__main__:run")
+
+if __name__ == "__main__":
+    sys.exit(main())
+
+import functools
+import json
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from transformers import PreTrainedModel
+
+from evaluation.answers.metrics import times_as_fast, with_interval
+from evaluation.command_line import check_writable, numbers, table
+from evaluation.latency import batches
+from evaluation.latency.forwards import ForwardTime, Probe, forwards_table, measure
+from evaluation.run.baselines import InLoop, transformers_methods
+from evaluation.run.inflate import describe
+from evaluation.run.models import gather, load, load_assistant, resolved
+from evaluation.run.options import AUTO
+from evaluation.timing import Method, Timings, environment, interleave, step_figures
+from opt_tree import CausalLM, Controller, Decoder, OptTree, Pair, TreePolicy
+from opt_tree.decoding.presets import plain
+from opt_tree.decoding.step_costs import auto
+from opt_tree.policies.base import MOST_NODES
+
+BASELINES = ("plain", "transformers", "transformers, assisted")
+Row = batches.Row
+Trees = Mapping[str, TreePolicy | Controller]
 
 
 # Forwards.
@@ -199,9 +210,3 @@ def _over(timings: Timings, other: str, clock: str) -> str:
 def run(options: Options) -> dict[str, Any]:
     """Measure what was asked for."""
     return (decode if options.nodes or options.lanes else forwards)(options)
-
-
-main = main_of("evaluation.latency", Options, __doc__, run)
-
-if __name__ == "__main__":
-    sys.exit(main())

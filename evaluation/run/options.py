@@ -1,28 +1,37 @@
-"""The options that commands share, each group a dataclass: the machine, the models, the questions; and a run's own."""
+"""The options that commands share, each group a dataclass: the machine, the models, the questions; and a run's own.
+
+What they are checked against is the library's, which is imported where options are made: --help imports none of it.
+"""
 
 import os
+from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
-from typing import Any, ClassVar
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
 
-import torch
-
+import opt_tree
 from evaluation.command_line import at_least, at_most, option
-from evaluation.run.inflate import parse_shape
-from opt_tree import OptTree, Sampling
-from opt_tree.controllers.registry import CONTROLLERS, parse_controller
-from opt_tree.drafters.registry import KINDS, parse_spec
-from opt_tree.engines.quantised import BITS
-from opt_tree.models.checkpoints import require_device
-from opt_tree.models.named import KNOWN, drafter_of
-from opt_tree.policies.base import MOST_NODES
+from opt_tree.core.registry import listed
+from opt_tree.models.known import KNOWN, drafter_of
+
+if TYPE_CHECKING:
+    import torch
 
 METHODS = ("opt", "chain", "none")
+DEFAULTS = NODES, THRESHOLD, DEPTH = 60, 0.5, 10
+"""What `opt_tree.OptTree` has by default; a test compares them."""
+DRAFTERS = Path(opt_tree.__file__).parent / "drafters"
 PUBLISHED = {"draft_model_path": "lm", "ea_model_path": "eagle"}
 """The published flags of the two commands, and what kind of drafter each names."""
 MOST_THREADS, MOST_LANES = 1024, 1024
 """Beyond these a number is a slip of the keyboard, and would take the machine's memory before it failed."""
 AUTO = "auto"
 """Instead of a number of nodes: the tree that what steps cost on this machine says (`opt_tree.Auto`)."""
+
+
+def known(family: str, text: str) -> Callable[[], str]:
+    """Return the help of an option that names a method of a family: drafters, policies, verifiers, controllers."""
+    return lambda: text + ", ".join(listed(Path(opt_tree.__file__).parent / family))
 
 
 def node_count(given: int | str | None) -> int | str | None:
@@ -52,6 +61,8 @@ class Machine:
         at_least(self, threads=1)
         at_most(self, threads=MOST_THREADS)
         if self.inflate is not None:
+            from evaluation.run.inflate import parse_shape
+
             parse_shape(self.inflate)
 
     def check_device(self) -> str:
@@ -59,13 +70,19 @@ class Machine:
 
         Raises ValueError where this machine or this build of torch has no such device.
         """
+        import torch
+
+        from opt_tree.models.checkpoints import require_device
+
         device = self.device or ("cuda" if torch.cuda.device_count() else "cpu")
         require_device(device)
         self.set_threads(torch.device(device))
         return device
 
-    def set_threads(self, device: torch.device) -> None:
+    def set_threads(self, device: "torch.device") -> None:
         """Give this process the threads it was told to use on a device, or the default."""
+        import torch
+
         if self.threads is not None:
             torch.set_num_threads(self.threads)
         elif device.type == "cpu" and "OMP_NUM_THREADS" not in os.environ:
@@ -83,8 +100,10 @@ class Models(Machine):
     )
     drafter: str = option(
         None,
-        "what drafts: KIND:PATH, PATH a folder, a Hub id or 'demo'; by default a known model's own, else the embedded "
-        "one; " + ", ".join(f"{k}: {v.about}" for k, v in KINDS.items()),
+        lambda: (
+            "what drafts: KIND:PATH, PATH a folder, a Hub id or 'demo'; by default a known model's own, else the "
+            "embedded one; " + ", ".join(f"{kind}: {about}" for kind, about in listed(DRAFTERS).items())
+        ),
     )
     draft_model_path: str | None = option(None, "a causal LM that drafts: --drafter lm:PATH")
     ea_model_path: str | None = option(None, "an EAGLE head that drafts: --drafter eagle:PATH")
@@ -94,7 +113,7 @@ class Models(Machine):
     weights: str | None = option(
         None,
         "of the target and of a draft model, on a CPU: int8 or int4; by default as --dtype says",
-        choices=tuple(BITS),
+        choices=("int8", "int4"),
     )
     compile: bool = option(
         False, "compile the models' forwards for this CPU: once, in minutes, kept in the user's cache"
@@ -126,6 +145,8 @@ class Models(Machine):
             raise ValueError("--canonical asks for what --no-exact turns off: give one of them")
         if self.unpacked and self.compile:
             raise ValueError("--unpacked is for eager forwards, --compile for others: give one of them")
+        from opt_tree.drafters.registry import parse_spec
+
         for spec in self.drafters:
             parse_spec(spec)
 
@@ -142,6 +163,8 @@ class Models(Machine):
     @property
     def named_drafter(self) -> dict[str, str]:
         """The drafter under the key that headers have for its kind: draft_model_path, ea_model_path or drafter."""
+        from opt_tree.drafters.registry import parse_spec
+
         kind, path = parse_spec(self.drafter)
         return next(({key: path} for key, own in PUBLISHED.items() if own == kind), {"drafter": self.drafter})
 
@@ -174,9 +197,14 @@ class Asked(Models):
         at_least(self, limit=1)
 
 
-CONTROLLER = "which tree each step gets, of those within the tree options: NAME or NAME:PATH, of " + ", ".join(
-    CONTROLLERS
-)
+CONTROLLER = known("controllers", "which tree each step gets, of those within the tree options: NAME or NAME:PATH, of ")
+
+
+def check_nodes(options: Any) -> None:
+    """Raise ValueError for more nodes than a tree may have."""
+    from opt_tree.policies.base import MOST_NODES
+
+    at_most(options, nodes=MOST_NODES)
 
 
 def check_controller(spec: str | None, nodes: int | str | None, threshold: float | None) -> None:
@@ -184,6 +212,8 @@ def check_controller(spec: str | None, nodes: int | str | None, threshold: float
     if nodes == AUTO and threshold is not None:
         raise ValueError("--nodes auto takes no --threshold: what a layer must bring is what it costs here")
     if spec is not None:
+        from opt_tree.controllers.registry import parse_controller
+
         parse_controller(spec)
         if nodes == AUTO:
             raise ValueError(f"--nodes auto is --controller auto: leave it out beside --controller {spec}")
@@ -197,14 +227,14 @@ class Options(Asked):
     nodes: int | str | None = option(
         None,
         "drafted nodes sent to the target each step, root excluded; auto: nodes and layers by what they cost here; by "
-        f"default {OptTree.nodes}, but on a CPU auto, if neither a threshold nor a controller nor a chain is asked for",
+        f"default {NODES}, but on a CPU auto, if neither a threshold nor a controller nor a chain is asked for",
     )
     threshold: float | None = option(
         None,
-        f"draft another layer while the newest raised E(A) by more than this (default: {OptTree.threshold}; none with "
+        f"draft another layer while the newest raised E(A) by more than this (default: {THRESHOLD}; none with "
         "--nodes auto)",
     )
-    max_depth: int = option(OptTree.max_depth, "drafted layers at most; with --method chain, the chain's length")
+    max_depth: int = option(DEPTH, "drafted layers at most; with --method chain, the chain's length")
     controller: str | None = option(None, CONTROLLER)
     temperature: float = option(0.0, "0 decodes greedily, above 0 samples")
     max_new_token: int = option(1024, "new tokens a turn, at most", aliases=["--max-new-tokens", "--max_new_tokens"])
@@ -249,19 +279,19 @@ class Options(Asked):
         if self.controller is not None and self.method != "opt":
             raise ValueError(f"--controller chooses among OPT-Tree's trees: leave out --method {self.method}")
         if not isinstance(self.nodes, str):
-            at_most(self, nodes=MOST_NODES)
+            check_nodes(self)
             self.tree()  # refuses what is no tree
         elif self.method == "chain":
             raise ValueError("--nodes auto is OPT-Tree's; a chain takes --max-depth")
-        Sampling(self.temperature)
+        opt_tree.Sampling(self.temperature)
         total, each = self.num_gpus_total, self.num_gpus_per_model
         if total is not None and (total < 1 or total % each):
             raise ValueError(f"--num-gpus-total {total} is not a multiple of --num-gpus-per-model {each}")
 
-    def tree(self) -> OptTree:
+    def tree(self) -> "opt_tree.OptTree":
         """The tree of numbers: those that were given, else the published commands'."""
         given = {name: getattr(self, name) for name in ("nodes", "threshold", "max_depth")}
-        return OptTree(**{name: value for name, value in given.items() if value is not None})
+        return opt_tree.OptTree(**{name: value for name, value in given.items() if value is not None})
 
     def on(self, device: str) -> "Options":
         """The same with its tree said. Where nobody chose one, a CPU's is what its steps cost: the published
@@ -269,7 +299,7 @@ class Options(Asked):
         if isinstance(self.nodes, str):
             return self
         unsaid = self.method == "opt" and (self.nodes, self.threshold, self.controller) == (None, None, None)
-        if unsaid and torch.device(device).type == "cpu":
+        if unsaid and device.partition(":")[0] == "cpu":
             return replace(self, nodes=AUTO)
         tree = self.tree()
         return replace(self, nodes=tree.nodes, threshold=tree.threshold)

@@ -14,10 +14,11 @@ from typing import Any
 from tqdm import tqdm
 
 from evaluation.answers.file import PATIENCE, AnswerFile, Record
-from evaluation.command_line import parse, print_json, run_command
+from evaluation.command_line import print_json
 from evaluation.questions.prompts import Prompter, get_template
 from evaluation.questions.sets import Question, QuestionSet
 from evaluation.report import print_report
+from evaluation.run.command import main as main
 from evaluation.run.conversation import Conversation, read_history, side_by_side
 from evaluation.run.inflate import describe
 from evaluation.run.models import load_run, make_method, read_questions, resolved
@@ -38,15 +39,10 @@ PLACE = {
 _WARM_UP = "Count from one to ten."
 
 
-def main(command: str, kind: type[Options], about: str | None, arguments: list[str] | None = None) -> int:
-    """Run eval_opt_`command`. Returns 0 when its questions are answered, 1 when some failed, 2 for bad input."""
-
-    def work() -> int:
-        options = parse(kind, f"python -m evaluation.eval_opt_{command}", about, arguments)
-        relaunch(command, options, sys.argv[1:] if arguments is None else arguments)
-        return run(command, options, Processes.launched())
-
-    return run_command(work, "stopped; the same command goes on from here")
+def answer(command: str, options: Options, arguments: Sequence[str]) -> int:
+    """Run eval_opt_`command`, in as many processes as are asked for. Returns 1 when some questions failed, else 0."""
+    relaunch(command, options, arguments)
+    return run(command, options, Processes.launched())
 
 
 def run(command: str, options: Options, processes: Processes = Processes(), pair: Pair | None = None) -> int:

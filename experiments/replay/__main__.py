@@ -114,7 +114,7 @@ def load_predictor(options: Options, pair: Pair) -> LengthPredictor | None:
     return LengthPredictor.load(resolve(path, "length"), pair.target)
 
 
-main = main_of("experiments.replay", Options, __doc__, compare)
+main = main_of("experiments.replay", Options, __doc__, "experiments.replay.__main__:compare")
 
 
 if __name__ == "__main__":

@@ -1,26 +1,30 @@
-"""Options of a command as the fields of dataclasses, read by transformers' `HfArgumentParser`.
+"""Options of a command as the fields of dataclasses, read by argparse.
 
 A default is written once, and commands share options by sharing a base class. Every mistake is one line. Knows nothing
-of what the options mean.
+of what the options mean, and imports the standard library alone: --help and a mistyped flag wait for nothing.
+
+A command's file is therefore in two parts. First comes what can be asked, and `main`; below it what the work needs is
+imported. Run as a command, the file ends at `main`, which names the work as "module:function" and imports it once the
+command line is understood.
 """
 
 import argparse
 import dataclasses
 import difflib
+import pkgutil
 import sys
-from typing import Any, NoReturn, TypeVar
-
-from transformers import HfArgumentParser
-from transformers.utils import logging
+from collections.abc import Callable
+from types import NoneType
+from typing import Any, NoReturn, TypeVar, get_args, get_origin, get_type_hints
 
 Options = TypeVar("Options")
 
 
-def option(default: Any, help: str, **metadata: Any) -> Any:
-    """Return a dataclass field that is an option of a command; `metadata` goes to argparse.
+def option(default: Any, help: str | Callable[[], str], **metadata: Any) -> Any:
+    """Return a dataclass field that is an option of a command; `metadata` goes to argparse, `aliases` are more names.
 
     The option is spelled with hyphens or underscores: --max-depth, --max_depth. Several values are a list, whose
-    default is a tuple.
+    default is a tuple. `help` is a function where a list must be looked up for it.
     """
     made = {"default_factory": lambda: list(default)} if isinstance(default, tuple) else {"default": default}
     return dataclasses.field(metadata={"help": help, **metadata}, **made)
@@ -32,7 +36,7 @@ class _Help(argparse.ArgumentDefaultsHelpFormatter):
         return super()._get_help_string(action) if shown else action.help
 
 
-class Parser(HfArgumentParser):
+class Parser(argparse.ArgumentParser):
     """A command line of dataclasses; its mistakes are ValueErrors of one line.
 
     Args:
@@ -43,17 +47,46 @@ class Parser(HfArgumentParser):
 
     def __init__(self, program: str | None, about: str | None, *options: type) -> None:
         description = (about or "").partition("\n")[0]
-        kinds: Any = options
         self._given: list[str] = []
-        super().__init__(kinds, prog=program, description=description, allow_abbrev=False, formatter_class=_Help)
+        self._looked_up: dict[argparse.Action, Callable[[], str]] = {}
+        super().__init__(prog=program, description=description, allow_abbrev=False, formatter_class=_Help)
+        for kind in options:
+            self._add_options(kind)
 
     def add_fields(self, defaults: object) -> None:
         """Add an option for each field of a dataclass instance, whose values are the defaults."""
-        kind: Any = type(defaults)
-        self._add_dataclass_arguments(kind)
+        self._add_options(type(defaults))
         self.set_defaults(**vars(defaults))
         for action in self._actions:
             action.help = action.help or "%(default)s"
+
+    def _add_options(self, kind: Any) -> None:
+        """Add an option for each field: a switch for a bool, else what its type says, None aside."""
+        types = get_type_hints(kind)
+        for field in dataclasses.fields(kind):
+            given = dict(field.metadata)
+            names = [f"--{field.name.replace('_', '-')}", f"--{field.name}", *given.pop("aliases", ())]
+            of = types[field.name]
+            found = [one for one in get_args(of) if one is not NoneType]
+            if of is bool:
+                given |= {"action": "store_true"}
+            elif get_origin(of) is list:
+                given |= {"type": found[0], "nargs": "+"}
+            else:  # int | str is read as text: the field's class makes a number of it
+                given |= {"type": str if str in found else found[0] if found else of}
+            given["default"] = field.default
+            if field.default_factory is not dataclasses.MISSING:
+                given["default"] = field.default_factory()
+            looked_up = given.pop("help") if callable(given.get("help")) else None
+            action = self.add_argument(*dict.fromkeys(names), **given)
+            if looked_up:
+                self._looked_up[action] = looked_up
+
+    def format_help(self) -> str:
+        """As argparse does, and look up what is listed in it."""
+        for action, listed in self._looked_up.items():
+            action.help = listed()
+        return super().format_help()
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """As argparse does, and remember what was given."""
@@ -82,8 +115,22 @@ def from_fields(options: type[Options], given: argparse.Namespace) -> Options:
     return options(**{field.name: getattr(given, field.name) for field in dataclasses.fields(options)})  # type: ignore[arg-type]
 
 
+def work_of(name: str) -> Callable[..., Any]:
+    """Return what a command does, "module:function". It is imported when it is called, behind the command line."""
+
+    def work(*given: Any) -> Any:
+        found = pkgutil.resolve_name(name)
+        if "transformers" in sys.modules:
+            no_bars_in_logs(wanted=True)
+        return found(*given)
+
+    return work
+
+
 def no_bars_in_logs(wanted: bool = False) -> None:
     """Leave out transformers' bars of loading weights where stderr is no terminal, and where they are not `wanted`."""
+    from transformers.utils import logging  # here: a command line alone needs no transformers
+
     if not (wanted and sys.stderr.isatty()):
         logging.disable_progress_bar()
 

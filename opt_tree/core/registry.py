@@ -4,10 +4,12 @@ Owns the mechanism only. Each family of methods has one `Registry`, from which c
 their lists.
 """
 
+import ast
 import importlib
 import pkgutil
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 Made = TypeVar("Made")
@@ -78,6 +80,23 @@ class Registry(dict[str, Entry]):
         methods = sorted(self.items())
         self.clear()
         self.update(methods)
+
+
+def listed(folder: Path) -> dict[str, str]:
+    """Return what a folder's files register, sorted by name, each with what is said of it.
+
+    The files are read and not imported: --help lists methods before anything is loaded.
+    """
+    found: dict[str, str] = {}
+    for file in folder.rglob("*.py"):
+        if "@register(" not in (text := file.read_text(encoding="utf-8")):
+            continue
+        for node in ast.walk(ast.parse(text)):
+            for call in getattr(node, "decorator_list", ()):
+                if isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id == "register":
+                    given = {keyword.arg: keyword.value for keyword in call.keywords}
+                    found[ast.literal_eval(call.args[0])] = ast.literal_eval(given["about"])
+    return dict(sorted(found.items()))
 
 
 def _place(made: Any) -> str:

@@ -29,7 +29,6 @@ from opt_tree.engines.quantised import check_weights, quantise
 from opt_tree.models.causal_lm import Buckets
 from opt_tree.models.chain_lm import AnyLM, wrap
 
-DEMO = Path(__file__).parent / "embedded"
 CALIBRATION = "calibration.json"
 TRAINING = "training.json"
 """Beside weights: how many minutes they were trained for, and on what."""

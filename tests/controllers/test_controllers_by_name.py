@@ -9,7 +9,7 @@ from opt_tree import CheckpointError, Decoder, OptTree, Static, load_pair
 from opt_tree.controllers import CONTROLLERS, BetaLength
 from opt_tree.controllers.registry import parse_controller
 from opt_tree.decoding import presets
-from opt_tree.models.named.places import DEMO
+from opt_tree.models import DEMO
 from opt_tree.policies import Costs
 
 TREE = OptTree(24, 0.3, 8)

@@ -22,8 +22,9 @@ from opt_tree.drafters import EagleDrafter, Sharpened
 from opt_tree.drafters.draft_vocabulary import VOCABULARY, take_vocabulary, vocabulary_tensors
 from opt_tree.drafters.heads.eagle import load_eagle
 from opt_tree.drafters.heads.eagle3 import NORMS, Eagle3Drafter, Eagle3Head, load_eagle3
+from opt_tree.models import DEMO
 from opt_tree.models.causal_lm import CausalLM
-from opt_tree.models.checkpoints import DEMO, CheckpointError
+from opt_tree.models.checkpoints import CheckpointError
 from opt_tree.policies import Sampled, Static
 from opt_tree.training.heads.eagle3 import save_eagle3
 from opt_tree.verifiers import multi_round

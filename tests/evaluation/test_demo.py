@@ -323,9 +323,9 @@ def test_the_check_of_the_page_leaves_no_file(tmp_path):
 
 
 def test_options_replace_single_fields_of_the_default_tree():
-    assert options_of().policy() == ABOVE_A_TABLE
-    assert options_of("--nodes=9").policy() == dataclasses.replace(ABOVE_A_TABLE, nodes=9)
-    assert options_of("--drafter", "lm:demo").policy() == ALONE  # each further layer costs a forward
+    assert options_of().policy() == OptTree(*ABOVE_A_TABLE)
+    assert options_of("--nodes=9").policy() == dataclasses.replace(OptTree(*ABOVE_A_TABLE), nodes=9)
+    assert options_of("--drafter", "lm:demo").policy() == OptTree(*ALONE)  # each further layer costs a forward
     named = options_of("--base_model_path", "some/model", "--drafter", "ngram", "--max_depth", "3")
     assert named.policy() == OptTree(max_depth=3)
 

@@ -22,7 +22,8 @@ from experiments.other_engines.engines import ENGINES, Clock, Settings, bf16_ggu
 from experiments.other_engines.measuring import Measured, PeerError, Process, Run, measure
 from experiments.other_engines.registry import BASE, GROUPS, REFERENCE, Peer, parse_drafter, peers_of
 from experiments.other_engines.texts import repeated
-from opt_tree.models.checkpoints import DEMO, load_tokenizer
+from opt_tree.models import DEMO
+from opt_tree.models.checkpoints import load_tokenizer
 
 
 @pytest.fixture(scope="module")

@@ -23,9 +23,10 @@ from evaluation.demo.__main__ import Options as DemoOptions
 from evaluation.run.options import EagleOptions, Options
 from opt_tree import Decoder, OptTree, load_pair
 from opt_tree.decoding.presets import plain
+from opt_tree.models import DEMO, known
 from opt_tree.models.__main__ import main
-from opt_tree.models.checkpoints import DEMO, CheckpointError, load_tokenizer
-from opt_tree.models.named import KNOWN, cached, drafter_of, fetch, folder_of, known, resolve
+from opt_tree.models.checkpoints import CheckpointError, load_tokenizer
+from opt_tree.models.named import KNOWN, cached, drafter_of, fetch, folder_of, resolve
 from opt_tree.models.named import download as sources
 from opt_tree.models.named import gguf as converted
 

@@ -17,7 +17,7 @@ from tqdm import tqdm
 
 from opt_tree.core.errors import one_line
 from opt_tree.models.checkpoints import CheckpointError
-from opt_tree.models.named.known import Known, Wheel
+from opt_tree.models.known import Known, Wheel
 
 _HUB_FILES = ["*.json", "*.safetensors", "*.jinja", "*.txt"]
 _NEEDED = ("config.json", "tokenizer.json")

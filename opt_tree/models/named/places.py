@@ -14,10 +14,11 @@ from tqdm import tqdm
 
 from opt_tree.core.errors import nearest
 from opt_tree.engines.package_cache import file_digest, locked
-from opt_tree.models.checkpoints import DEMO, CheckpointError, check_is_folder
+from opt_tree.models import DEMO
+from opt_tree.models.checkpoints import CheckpointError, check_is_folder
+from opt_tree.models.known import KNOWN, part_of
 from opt_tree.models.named import download as sources
 from opt_tree.models.named import gguf as converted
-from opt_tree.models.named.known import KNOWN, part_of
 
 
 def resolve(path: str, part: str) -> str:

@@ -4,7 +4,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from opt_tree.models.checkpoints import DEMO
+from opt_tree.models import DEMO
 
 
 @dataclass(frozen=True)
