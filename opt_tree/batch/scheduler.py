@@ -1,8 +1,8 @@
 """Several sequences side by side: each runs the loop as it is, and waits where it needs what others have a part in.
 
 Owns who runs when. A sequence is a greenlet: a forward of its models switches to the hub (`side_by_side`), which waits
-until every lane asks for something, runs the forwards of one model together (`batch.py`) and switches back with the
-answers. Verifiers, drafters and the loop know nothing of it; a controller may ask all lanes to decide together.
+until every lane asks for something, runs the forwards of one model together (`shared_forwards.py`) and switches back
+with the answers. Verifiers, drafters and the loop know nothing of it; a controller may ask all lanes to decide at once.
 """
 
 import contextvars

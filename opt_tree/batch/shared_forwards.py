@@ -1,7 +1,7 @@
 """Forwards of several sequences as one: which go together, and how they are packed.
 
-Owns what a lane has of a model; `packing.py` makes the tensors. Who runs when is `hub.py`'s: a forward of a lane
-switches to it.
+Owns what a lane has of a model; `merge_tensors.py` makes the tensors. Who runs when is `scheduler.py`'s: a forward of
+a lane switches to it.
 """
 
 from collections.abc import Mapping, Sequence
