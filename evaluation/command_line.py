@@ -15,6 +15,7 @@ from opt_tree.core.command_line import (
     Parser,
     at_least,
     at_most,
+    no_bars_in_logs,
     numbers,
     option,
     parse,
@@ -50,6 +51,8 @@ def check_writable(path: Path) -> None:
 def run_command(command: Callable[[], int], stopped: str = "stopped") -> int:
     """Return a command's exit status; what the caller got wrong is one line on stderr and status 2."""
     try:
+        if "transformers" in sys.modules:
+            no_bars_in_logs(wanted=True)
         with as_command():
             return command()
     except (ValueError, OSError) as error:
