@@ -12,12 +12,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from transformers.utils import logging
 
 import opt_tree.__main__ as library
 from evaluation import acceptance, report
 from evaluation.answers.frames import FORMATS
 from evaluation.answers.metrics import bootstrap
-from evaluation.command_line import parse
+from evaluation.command_line import parse, run_command
 from evaluation.compare import options as compare
 from evaluation.compare.combinations import STUDIES
 from evaluation.latency import __main__ as latency
@@ -129,6 +130,12 @@ def test_help_and_a_mistyped_flag_wait_for_no_torch():
         else:
             assert status == 2 * words.endswith("calibrat"), (words, status, err)
             assert "usage: " in out if words.endswith(" --help") and words not in listing else out or err
+
+
+def test_a_log_has_no_bars_of_loading_weights(capsys):
+    logging.enable_progress_bar()
+    assert run_command(lambda: 0) == 0
+    assert not logging.is_progress_bar_enabled()
 
 
 def test_help_lists_what_the_library_has():
