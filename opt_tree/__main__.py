@@ -28,7 +28,6 @@ COMMANDS = {
     "train-lm": "training.embedded_family.lm",
     "unlikelihood": "training.embedded_family.unlikelihood",
     "distil": "training.embedded_family.distil",
-    "train-eagle": "training.embedded_family.eagle",
     "recipe": "training.embedded_family.recipe",
 }
 """What a command is called here, and its module."""

@@ -20,9 +20,9 @@ from opt_tree.core.children import Reduced
 from opt_tree.drafters import EagleDrafter, EagleHead
 from opt_tree.drafters.heads.eagle3 import Eagle3Drafter, Eagle3Head, published_layers
 from opt_tree.models.causal_lm import CausalLM
-from opt_tree.training.embedded_family.eagle import new_head, passes, save_head
 from opt_tree.training.heads import features, train
 from opt_tree.training.heads.batches import Batch, Documents, most_frequent
+from opt_tree.training.heads.eagle import new_head, passes, save_head
 from opt_tree.training.heads.eagle3 import new_eagle3_head
 from opt_tree.training.heads.features import COUNTS, load_part
 from opt_tree.training.heads.head_loss import Goal, HeadLoss, Judged, Wanted
@@ -354,6 +354,8 @@ def test_a_head_goes_on_and_is_saved_with_its_embedding(folder, tmp_path, target
     arguments = ["--target", f"{folder}/target", "--features", f"{folder}/features", "--init", f"{tmp_path}/given"]
     arguments += ["--kind", "eagle", "--tokens", "200", "--vocab", str(VOCAB), "--unroll", "1:1", "--lr", "1e-4"]
     given = load_file(tmp_path / "given" / "model.safetensors")
+    assert {"embed_tokens.weight", "fc.weight", "fc.bias", "layers.0.post_attention_layernorm.weight"} <= given.keys()
+    assert not [name for name in given if "input_layernorm" in name or "lm_head" in name or name == "norm.weight"]
     for name, more in (("still", []), ("moved", ["--embedding"])):
         train.main([*arguments, "--output", str(tmp_path / name), "--minutes", "0.01", *more])
         saved = load_file(tmp_path / name / "final" / "model.safetensors")

@@ -10,18 +10,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file
 from torch.utils.data import Dataset
 from transformers import AutoModelForCausalLM, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from opt_tree.drafters.heads.eagle_head import EagleHead
 from opt_tree.drafters.heads.one_pass import MedusaHeads
 from opt_tree.training.command_line import from_fields, parse_epochs
 from opt_tree.training.embedded_family import data, recipe, sizes
 from opt_tree.training.embedded_family.data import Document, draw_prompts, read_corpus, read_prompts, render
 from opt_tree.training.embedded_family.distil import body_loss, distillation_loss, load_teacher
 from opt_tree.training.embedded_family.distil import make_loss as distil_loss
-from opt_tree.training.embedded_family.eagle import Objective, Unrolled, new_head, save_head
 from opt_tree.training.embedded_family.lm import Shape, save_model
 from opt_tree.training.embedded_family.outputs import answer, load_documents, save_documents
 from opt_tree.training.embedded_family.tokenizer import train_tokenizer, training_texts
@@ -252,30 +249,6 @@ def test_distilling_brings_the_drafter_to_the_target(target, tokenizer, streams,
     assert loss(drafter, rows).item() < 0.8 * before
 
 
-def _unrolled(target: Path, objective: Objective) -> Unrolled:
-    teacher = load_teacher(target, compiled=False).float()
-    torch.manual_seed(3)
-    return Unrolled(new_head(teacher), teacher.get_output_embeddings().weight.detach(), objective)
-
-
-@pytest.mark.parametrize("unroll", [1, 2])
-def test_an_eagle_head_learns_and_is_saved_as_published(target, streams, tmp_path, unroll):
-    model = _unrolled(target, Objective(logit=1.0, unroll=unroll))
-    teacher = load_teacher(target, compiled=False)
-    embedding = model.head.embed_tokens.weight.clone()
-    rows = {"input_ids": torch.from_numpy(streams.heldout["chat"][:64].astype(np.int64))[None]}
-    loss = body_loss(teacher, compiled=False)
-    before = loss(model, rows).item()
-    fit(model, streams.blocks(_steps(20)), _steps(20), Run(tmp_path), loss)
-    assert loss(model, rows).item() < 0.8 * before
-    assert torch.equal(model.head.embed_tokens.weight, embedding)
-    save_head(model.head, tmp_path / "final")
-    tensors = load_file(tmp_path / "final" / "model.safetensors")
-    assert {"embed_tokens.weight", "fc.weight", "fc.bias", "layers.0.post_attention_layernorm.weight"} <= set(tensors)
-    assert not [name for name in tensors if "input_layernorm" in name or "lm_head" in name or name == "norm.weight"]
-    EagleHead(model.head.config).load_published(tensors, "the saved head")
-
-
 def test_medusa_s_heads_learn_each_its_own_depth(target: Path) -> None:
     """On one batch, judged whole: the loss falls, and head d falls short of what is d tokens further on."""
     torch.manual_seed(0)
@@ -388,8 +361,9 @@ def test_every_stage_of_a_preset_is_a_command_line_that_its_command_takes(preset
         assert args.output in (stage.product, stage.product.parent)
         if stage.trains:
             schedule = from_fields(Schedule, args)
-            processes = recipe.SIZES[preset].processes
-            assert schedule.batch % (schedule.micro_batch * processes) == schedule.micro_batch % schedule.block == 0
+            assert (
+                schedule.batch % (schedule.micro_batch * recipe.PROCESSES) == schedule.micro_batch % schedule.block == 0
+            )
             assert sum(share for share, _ in schedule.row_lengths) == pytest.approx(1)
             assert all(schedule.block % length == 0 for _, length in schedule.row_lengths)
         made.add(stage.product)

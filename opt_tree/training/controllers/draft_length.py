@@ -5,7 +5,7 @@
 
 The labels are the target's own answers unrolled: behind every token of an answer, how many tokens of the head's best
 chain the answer goes on with. Every position of a document is unrolled in one batch, as deep as `--longest`
-(`opt_tree.training.embedded_family.eagle.passes`). Use answers to prompts that the head was not trained on: to others
+(`opt_tree.training.heads.eagle.passes`). Use answers to prompts that the head was not trained on: to others
 its chains are longer. The predictor says of each further token whether it is accepted, given that all before it are, so
 that a chain that outlives its answer counts as far as it can be judged. Target and head are frozen; one document in ten
 is held out.
@@ -30,8 +30,8 @@ from opt_tree.decoding.pair import Pair, load_pair
 from opt_tree.drafters import EagleDrafter
 from opt_tree.training.answers import Cut, Example, read_examples
 from opt_tree.training.command_line import Parser, command, pair_parser
-from opt_tree.training.embedded_family.eagle import passes
 from opt_tree.training.files import write_checkpoint
+from opt_tree.training.heads.eagle import passes
 from opt_tree.training.heads.features import hidden_states
 from opt_tree.training.optimizer import epochs
 

@@ -1,18 +1,14 @@
-"""Train the whole demo family, stage by stage: tokenizer, target, own outputs, drafter, EAGLE head.
+"""Train the whole demo family, stage by stage: tokenizer, target, own outputs, drafter.
 
-    python -m opt_tree.training.embedded_family.recipe --data CORPORA --work DIR [--preset cpu|gpu|tiny]
+    python -m opt_tree.training.embedded_family.recipe --data CORPORA --work DIR [--preset cpu|tiny]
 
 A stage whose product exists is skipped and a training stage that was stopped goes on from its last checkpoint, so the
 same command may be run again at any time. `cpu` is what made the embedded models (two busy cores, about four hours).
-`gpu` is the same family at twenty times the tokens, for one GPU. `tiny` makes useless models in a few minutes on two
-cores, to see that every stage fits the next one. Calibration is a command of its own and comes after.
+`tiny` makes useless models in a few minutes, to see that every stage fits the next one. A head, calibration and a store
+are `opt_tree.train_drafter`'s.
 
-Where the embedded models differ from `cpu`: their stages were run one by one, drafter and head in several runs, each
-but the first with `--init` from the one before. Own answers read, by run, in tokens:
-
-    run            1 (5,000 answers, rows of 512)   2 (15,000)               3, 4 (25,000)
-    draft model    2.2M                             3.2M, at 4e-3
-    head           1.4M, feature weight 1.0         5M                       3.2M and 2.9M, at 2.5e-3
+Where the embedded models differ from `cpu`: their stages were run one by one, the drafter in two runs, the second with
+`--init` from the first. They read 2.2M tokens of 5,000 own answers (rows of 512), then 3.2M of 15,000 (at 4e-3).
 """
 
 import argparse
@@ -26,6 +22,9 @@ from opt_tree.training.command_line import Parser, command
 from opt_tree.training.embedded_family.data import add_data
 from opt_tree.training.embedded_family.sizes import CHAT_EPOCHS, SIZES, TARGET_EPOCHS, Size
 from opt_tree.training.files import last_checkpoint
+
+PROCESSES = 2
+"""Of a training stage, a thread each."""
 
 
 @dataclass(frozen=True)
@@ -69,11 +68,9 @@ def stages(size: Size, work: Path) -> list[Stage]:
     own = work / "own"
     plan.append(_answers("own", model, own, size, 0))
     epochs = f"{_epochs(CHAT_EPOCHS, size.corpus_passes)},own={size.own_passes}"
-    for name, module, options in (("draft", "distil", size.draft), ("eagle", "eagle", size.eagle)):
-        output = work / name
-        arguments = f"--target {model} --own {own} --output {output} --epochs {epochs} {sizes} {options}"
-        plan.append(Stage(name, module, arguments, output / "final"))
-    return plan
+    draft = work / "draft"
+    arguments = f"--target {model} --own {own} --output {draft} --epochs {epochs} {sizes} {size.draft}"
+    return [*plan, Stage("draft", "distil", arguments, draft / "final")]
 
 
 def _answers(name: str, model: Path, folder: Path, size: Size, seed: int) -> Stage:
@@ -96,8 +93,7 @@ def run(stage: Stage, args: argparse.Namespace, size: Size) -> None:
             arguments.append("--compile")
         if last_checkpoint(stage.product.parent):
             arguments.append("--resume")
-        if size.processes > 1:
-            words += ["-m", "torch.distributed.run", "--nproc-per-node", str(size.processes)]
+        words += ["-m", "torch.distributed.run", "--nproc-per-node", str(PROCESSES)]
     # One thread a process: two OpenMP threads that share a busy machine wait for each other at every barrier.
     environment = {**os.environ, "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}
     subprocess.run([*words, "-m", f"{__package__}.{stage.module}", *arguments], check=True, env=environment)

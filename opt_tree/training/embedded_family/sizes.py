@@ -64,12 +64,10 @@ class Size:
     own_prompts: int
     answer_batch: int
     own_passes: float
-    corpus_passes: float  # units of CHAT_EPOCHS for the drafter and the head
+    corpus_passes: float  # units of CHAT_EPOCHS for the drafter
     draft: str
-    eagle: str
     tokenizer: str = ""
     rounds: tuple[Round, ...] = ROUNDS
-    processes: int = 1
     compile: bool = True
 
 
@@ -84,25 +82,6 @@ CPU = Size(
     own_passes=4.0,
     corpus_passes=1.0,
     draft="--lr 5e-3 --warmup 30 --hard 0.5 --rows 0.96:256,0.04:1024 --tokens 5400000",
-    eagle="--lr 3e-3 --warmup 20 --feature 0.1 --logit 1.0 --hard 0.5 --unroll 3 --noise 0.05"
-    " --rows 0.94:256,0.06:1024 --tokens 12500000",
-    processes=2,
-)
-
-
-GPU = Size(
-    epochs=20.0,
-    target="--batch 65536 --micro-batch 65536 --lr 6e-3 --warmup 200 --rows 0.8:512,0.2:2048 --save-steps 500",
-    batch=32768,
-    micro_batch=32768,
-    loop_prompts=8000,
-    own_prompts=40000,
-    answer_batch=1024,
-    own_passes=10.0,
-    corpus_passes=15.0,
-    draft="--lr 6e-3 --hard 0.5 --rows 0.9:512,0.1:2048 --save-steps 1000",
-    eagle="--lr 3e-3 --feature 1.0 --logit 1.0 --hard 0.5 --unroll 4 --noise 0.05 --rows 0.9:512,0.1:2048"
-    " --save-steps 1000",
 )
 
 
@@ -119,13 +98,10 @@ TINY = Size(
     corpus_passes=0.05,
     draft="--layers 1 --hidden 32 --heads 1 --kv-heads 1 --head-dim 32 --intermediate 64 --lr 5e-3 --warmup 10"
     " --rows 0.9:256,0.1:512 --save-steps 10 --eval-blocks 2",
-    eagle="--lr 3e-3 --warmup 10 --feature 0.1 --logit 1.0 --hard 0.5 --unroll 3 --noise 0.05 --rows 0.9:256,0.1:512"
-    " --save-steps 10 --eval-blocks 2",
     tokenizer="--vocab 1024",
     rounds=(Round(seed=0, order=6, lr=5e-4, steps=4), Round(seed=1, order=5, lr=5e-4, steps=4)),
-    processes=2,
     compile=False,  # compiling takes longer than all of it
 )
 
 
-SIZES = {"cpu": CPU, "gpu": GPU, "tiny": TINY}
+SIZES = {"cpu": CPU, "tiny": TINY}

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from opt_tree.drafters.heads.eagle3 import Eagle3Head
 from opt_tree.drafters.heads.eagle_head import EagleHead
-from opt_tree.training.embedded_family.eagle import passes
 from opt_tree.training.heads.batches import Batch
+from opt_tree.training.heads.eagle import passes
 
 _CHUNK = 128
 """Rows of logits held at once: what fits a core's cache with the loss and its gradient."""

@@ -25,9 +25,9 @@ from opt_tree.drafters.draft_vocabulary import vocabulary_tensors
 from opt_tree.drafters.heads.parallel_spec import ParallelHead
 from opt_tree.models.checkpoints import load_weights
 from opt_tree.training.command_line import Parser, command, existing, stream_parser
-from opt_tree.training.embedded_family.eagle import LayerPasses, new_head
 from opt_tree.training.files import write_checkpoint
 from opt_tree.training.heads.batches import Documents, most_frequent
+from opt_tree.training.heads.eagle import LayerPasses, new_head
 from opt_tree.training.heads.features import COUNTS
 from opt_tree.training.heads.head_loss import Goal, HeadLoss
 from opt_tree.training.heads.run import Pace, Training, train_as_told

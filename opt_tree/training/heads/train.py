@@ -10,7 +10,7 @@ own; random weights; seven passes, each on the estimates of the one before, weig
 HASS's (2408.15766), GRIFFIN's (2502.11018), FR-Spec's draft vocabulary (2502.14856) for EAGLE-1, and what the embedded
 heads were trained by. From the papers differ: the optimizer (Muon beside AdamW) and its rate, which suit minutes. The
 released code of EAGLE-1 multiplies the noise by 512 over a text's length; here it does not depend on it.
-Passes, rotary positions and attention are those of `opt_tree.training.embedded_family.eagle`.
+Passes, rotary positions and attention are those of `opt_tree.training.heads.eagle`.
 The run is as long as its minutes, of process time: learning rate and number of passes follow it. `--resume` goes on.
 """
 
@@ -28,8 +28,8 @@ from opt_tree.drafters.heads.eagle3 import Eagle3Head, chosen_layers
 from opt_tree.drafters.heads.eagle_head import EagleHead
 from opt_tree.models.checkpoints import load_weights
 from opt_tree.training.command_line import Parser, command, existing, stream_parser
-from opt_tree.training.embedded_family.eagle import new_head, save_head
 from opt_tree.training.heads.batches import Documents, most_frequent
+from opt_tree.training.heads.eagle import new_head, save_head
 from opt_tree.training.heads.eagle3 import LAYOUTS, new_eagle3_head, save_eagle3
 from opt_tree.training.heads.features import COUNTS
 from opt_tree.training.heads.head_loss import Goal, HeadLoss

@@ -1,43 +1,23 @@
-"""Train an EAGLE-1 head for a frozen target (arXiv:2401.15077), optionally unrolled over its own estimates.
-
-    python -m opt_tree.training.embedded_family.eagle --target DIR --own DIR --output DIR [--unroll 3]
+"""An EAGLE-1 head in training (arXiv:2401.15077): a new one, its passes over its own estimates, and what is saved.
 
 Pair i of the input is (the target's feature of token i, the embedding of token i + 1); the output estimates feature
-i + 1. While drafting, the deeper levels see the head's own estimates instead of features. With `--unroll k` training
-does so too (arXiv:2408.15766; "training-time test" in arXiv:2503.01840): pass s reads the estimates of pass s - 1.
+i + 1. While drafting, the deeper levels see the head's own estimates instead of features. So does training in several
+passes (arXiv:2408.15766; "training-time test" in arXiv:2503.01840): pass s reads the estimates of pass s - 1.
 """
 
-import argparse
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
-from safetensors.torch import load_file
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import LlamaConfig, PreTrainedModel
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb, repeat_kv
 
-from opt_tree.core.command_line import from_fields
 from opt_tree.drafters.draft_vocabulary import vocabulary_tensors
 from opt_tree.drafters.heads.eagle_head import EagleHead, OneLayerHead
-from opt_tree.training.command_line import Parser, command, fit_as_told
-from opt_tree.training.embedded_family.distil import body_loss, distillation_loss, load_lesson, teacher_parser
 from opt_tree.training.files import write_checkpoint
-from opt_tree.training.trainer import Schedule
-
-
-@dataclass(frozen=True)
-class Objective:
-    """The weights of the loss; the published ones are feature 1.0, logit 0.1, hard 0, unroll 1, noise 0.1."""
-
-    feature: float = 1.0  # SmoothL1 to the target's feature
-    logit: float = 0.1  # cross-entropy through the target's output layer
-    hard: float = 0.0  # share of the target's argmax in that cross-entropy
-    unroll: int = 1  # passes, each on the estimates of the one before
-    noise: float = 0.1  # half-width of the uniform feature noise in rows of 512 tokens
 
 
 def new_head(target: PreTrainedModel) -> EagleHead:
@@ -48,30 +28,6 @@ def new_head(target: PreTrainedModel) -> EagleHead:
     head.embed_tokens.weight.data.copy_(target.get_input_embeddings().weight.float())
     head.embed_tokens.requires_grad_(False)
     return head
-
-
-class Unrolled(nn.Module):
-    """A head together with its objective: `forward` is the loss of a batch, so any wrapper of modules may run it."""
-
-    def __init__(self, head: EagleHead, output: Float[Tensor, "vocab hidden"], objective: Objective) -> None:
-        super().__init__()
-        self.head, self.objective = head, objective
-        self.register_buffer("output", output, persistent=False)
-
-    def forward(self, ids: Int[Tensor, "rows length"], states: tuple[Tensor, ...]) -> Float[Tensor, ""]:
-        """Return the mean loss over passes; pass s is judged on the pairs that have s earlier ones."""
-        weights, features = self.objective, states[-1]
-        goals = features[:, 1:].float()
-        logits = features[:, 1:].to(self.output.dtype) @ self.output.T
-        spread = weights.noise * 512 / ids.shape[1]
-        inputs = features[:, :-1].float() + (torch.rand_like(goals) - 0.5) * 2 * spread
-        total = torch.zeros((), device=ids.device)
-        for step, estimate in enumerate(passes(self.head, ids[:, 1:], inputs, weights.unroll)):
-            near = F.smooth_l1_loss(estimate[:, step:].float(), goals[:, step:])
-            drafted = estimate[:, step:].to(self.output.dtype) @ self.output.T
-            apart = distillation_loss(drafted, logits[:, step:], weights.hard)
-            total = total + weights.feature * near + weights.logit * apart
-        return total / weights.unroll
 
 
 class LayerPasses:
@@ -153,24 +109,3 @@ def save_head(head: EagleHead, folder: Path, tokens: Int[Tensor, " columns"] | N
         del tensors["embed_tokens.weight"]
         tensors |= vocabulary_tensors(tokens, head.config.vocab_size)
     write_checkpoint(config, tensors, folder)
-
-
-def new_parser() -> Parser:
-    schedule = Schedule(rows="0.9:512,0.1:2048", lr=2e-3, warmup=50)
-    return teacher_parser("Train an EAGLE-1 head for a frozen target.", schedule, Objective())
-
-
-def train(args: argparse.Namespace) -> None:
-    target, _, examples = load_lesson(args)
-    head = new_head(target)
-    if args.init:
-        head.load_published(load_file(args.init / "model.safetensors"), str(args.init))
-    model = Unrolled(head, target.get_output_embeddings().weight.detach(), from_fields(Objective, args))
-    if fit_as_told(args, model, examples, body_loss(target, args.compile)):
-        save_head(head, args.output / "final")
-
-
-main = command(new_parser, train)
-
-if __name__ == "__main__":
-    main()
