@@ -50,6 +50,7 @@ from evaluation.answers.metrics import by_category, number, percent, ratio, row,
 from evaluation.answers.reading import AnswerSet, read_timed
 from evaluation.answers.steps import acceptance_by_depth, alone, by_position, calibration, step_time, steps_of
 from evaluation.command_line import print_json, table
+from evaluation.run.options import PUBLISHED
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -320,9 +321,11 @@ def _print_calibration(figures: dict[str, Any] | None, run: AnswerSet) -> None:
 def _fit(settings: dict[str, Any]) -> str:
     """The command that fits the drafter of a run."""
     command = "python -m opt_tree.training.fitting.calibrate"
-    for option, key in (("target", "base_model_path"), ("drafter", "draft_model_path"), ("eagle", "ea_model_path")):
-        if settings.get(key, "demo") != "demo" or (option == "eagle" and key in settings):
-            command += f" --{option} {settings[key]}"
+    if settings.get("base_model_path", "demo") != "demo":
+        command += f" --target {settings['base_model_path']}"
+    for key, kind in {**PUBLISHED, "drafter": ""}.items():
+        if key in settings:
+            command += f" --drafter {kind}{kind and ':'}{settings[key]}"
     return command
 
 

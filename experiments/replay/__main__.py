@@ -21,9 +21,10 @@ from tqdm import tqdm
 from evaluation.command_line import at_least, main_of, numbers, option, table, whole_numbers
 from evaluation.run.models import gather
 from evaluation.run.options import Asked
-from experiments.replay.controllers import Setting, compare_controllers, read_costs, seconds
+from experiments.replay.controllers import COSTS, Setting, compare_controllers, seconds
 from opt_tree import CausalLM, OptTree, Pair, Static, TreePolicy
 from opt_tree.controllers import Auto, LengthPredictor
+from opt_tree.decoding.cost_files import read_costs
 from opt_tree.decoding.recording import LARGEST, record, replay
 from opt_tree.models.named import resolve
 from opt_tree.policies import Costs
@@ -59,7 +60,7 @@ class Options(Asked):
 
 def compare(options: Options) -> dict[str, Any]:
     """Print a line for each table of costs, with `--controllers` for each controller under it, and return them."""
-    tables = read_costs(options.costs)
+    tables = read_costs(options.costs) if options.costs else COSTS
     given = gather(options)
     pair, prompts, questions = given.pair, given.first_prompts(), given.questions
     if options.controllers:

@@ -5,11 +5,9 @@ figures do not depend on the machine's load. A controller that reads the costs i
 draws is replayed with several seeds beside replayed settings, and decoded with once, for its texts.
 """
 
-import json
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from tqdm import tqdm
@@ -28,16 +26,6 @@ COSTS = {
     "dear drafter": Costs.straight(5e-3, 5e-3, 8e-4, 4e-3, 1e-4),
 }
 """Costs of the size of one CPU core's, and of a drafter that does not pay."""
-
-
-def read_costs(path: str | None) -> Mapping[str, Costs]:
-    """The tables of a JSON file; without one, those above. ValueError for a file that holds none."""
-    if path is None:
-        return COSTS
-    try:
-        return {name: Costs.read(known) for name, known in json.loads(Path(path).read_text()).items()}
-    except (TypeError, AttributeError) as error:
-        raise ValueError(f"{path} is no table of costs: {error}") from error
 
 
 def seconds(generations: Sequence[Generation], costs: Costs) -> float:

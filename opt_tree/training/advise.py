@@ -16,7 +16,6 @@ import torch
 from opt_tree.decoding.advising import advise
 from opt_tree.decoding.cost_files import read_costs
 from opt_tree.decoding.pair import load_pair
-from opt_tree.decoding.step_costs import costs_of
 from opt_tree.display import draw_advice
 from opt_tree.training.command_line import Parser, command, existing
 from opt_tree.training.files import check_writable
@@ -32,7 +31,7 @@ def new_parser() -> Parser:
     parser.add_argument("--max-new-tokens", type=int, default=64, help="of each text (%(default)s)")
     parser.add_argument("--seconds", type=float, default=120.0, help="no text is begun after so many (%(default)s)")
     parser.add_argument("--side-by-side", type=int, default=8, help="also for so many sequences at once; 1: do not")
-    parser.add_argument("--costs", type=existing, nargs="+", help="other machines' costs, .json: ours or SGLang's")
+    parser.add_argument("--costs", type=existing, nargs="+", help="other machines' costs, .json")
     parser.add_argument("--compile", action="store_true", help="with compiled forwards, as you would use them")
     parser.add_argument("--dtype", default="auto", help="of the target, as `load_pair` takes it")
     parser.add_argument("--threads", type=int, default=1, help="CPU threads")
@@ -47,8 +46,7 @@ def run(args: argparse.Namespace) -> None:
         check_writable(args.plots)
     asked = read_prompts(args.prompts) if args.prompts else default_prompts(heldout=True)
     pair = load_pair(str(args.model), args.drafter, dtype=args.dtype, compile=args.compile)
-    own = costs_of(pair.target, pair.drafter) if args.costs else None
-    others = {name: costs for path in args.costs or () for name, costs in read_costs(path, own).items()}
+    others = {name: costs for path in args.costs or () for name, costs in read_costs(path).items()}
     found = advise(pair, asked[: args.limit], args.max_new_tokens, args.seconds, args.side_by_side, others)
     forwards = "compiled" if args.compile else "eager"
     print(f"{forwards} forwards, {torch.get_num_threads()} threads", found, sep="\n")

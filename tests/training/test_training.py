@@ -25,7 +25,6 @@ from opt_tree.training.embedded_family.tokenizer import train_tokenizer, trainin
 from opt_tree.training.embedded_family.unlikelihood import Contrast, repeats
 from opt_tree.training.embedded_family.unlikelihood import make_loss as unlikelihood
 from opt_tree.training.files import last_checkpoint, whole
-from opt_tree.training.fitting import calibrate
 from opt_tree.training.heads import medusa
 from opt_tree.training.optimizer import MuonAdamW
 from opt_tree.training.stream import OWN, Blocks, Mixture, TokenDocuments, build_stream, collate
@@ -422,11 +421,10 @@ def corpora(folder: Path) -> str:
 
 def test_corpora_that_are_not_here_are_one_line(tmp_path, monkeypatch, capsys):
     monkeypatch.delenv(data.VARIABLE, raising=False)
-    for main, given in ((recipe.main, ["--work", str(tmp_path)]), (calibrate.main, [])):
-        with pytest.raises(SystemExit, match="2"):
-            main(given)
-        error = capsys.readouterr().err.splitlines()[-1]
-        assert "opt_tree/models/embedded/README.md" in error and "error: " in error
+    with pytest.raises(SystemExit, match="2"):
+        recipe.main(["--work", str(tmp_path)])
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert "opt_tree/models/embedded/README.md" in error and "error: " in error
     monkeypatch.setenv(data.VARIABLE, str(tmp_path))
     with pytest.raises(SystemExit, match="2"):
         recipe.main(["--work", str(tmp_path)])

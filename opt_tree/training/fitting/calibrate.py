@@ -6,14 +6,11 @@ With `--balance` it is the temperature under which E(A) is A: the best nodes of 
 that the likeliest one promises too much of them.
 The result goes beside the drafter as `calibration.json`, where `load_pair` picks it up for temperature 0.
 
-    python -m opt_tree.training.fitting.calibrate --data CORPORA                         # the embedded pair
-    python -m opt_tree.training.fitting.calibrate --data CORPORA --drafter eagle:demo
-    python -m opt_tree.training.fitting.calibrate --target T --drafter lm:D --prompts my_prompts.jsonl
+    python -m opt_tree.training.fitting.calibrate --target T --drafter lm:D [--prompts my_prompts.jsonl]
 """
 
 import argparse
 import json
-import os
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -35,13 +32,9 @@ from opt_tree.models.checkpoints import CALIBRATION
 from opt_tree.models.named import resolve
 from opt_tree.policies import OptTree
 from opt_tree.training.command_line import Parser, command, existing
-from opt_tree.training.embedded_family.data import VARIABLE, draw_prompts
-from opt_tree.training.embedded_family.data import read_prompts as read_pools
 from opt_tree.training.fitting.reliability import fit_balance, reliability
-from opt_tree.training.prompts import read_prompts
+from opt_tree.training.prompts import default_prompts, read_prompts
 
-REPORT_PROMPTS = 40
-"""The first held-out prompts are kept for figures that are reported; fitting and checking use those behind them."""
 _INVERSE = np.geomspace(0.2, 20, 141)
 
 
@@ -123,17 +116,8 @@ def fit(pair: Pair, prompts: list[list[int]], policy: OptTree, max_new_tokens: i
 def new_parser() -> Parser:
     parser = Parser(__doc__.split("\n\n")[0])
     parser.add_argument("--target", default="demo")
-    named = parser.add_mutually_exclusive_group()
-    named.add_argument("--drafter", default="lm:demo", help="a spec: lm:MODEL, eagle:HEAD, ... (default: %(default)s)")
-    named.add_argument("--eagle", dest="drafter", type="eagle:".__add__, metavar="HEAD", help="--drafter eagle:HEAD")
-    parser.add_argument(
-        "--prompts",
-        type=existing,
-        help="prompts, .jsonl or a line each; default: held-out prompts",
-    )
-    parser.add_argument(
-        "--data", default=os.environ.get(VARIABLE), help=f"corpus folder, where --prompts is not given (${VARIABLE})"
-    )
+    parser.add_argument("--drafter", default="lm:demo", help="a spec: lm:MODEL, eagle:HEAD, ... (default: %(default)s)")
+    parser.add_argument("--prompts", type=existing, nargs="+", help="prompts, .jsonl or a line each (default: our own)")
     parser.add_argument("--count", type=int, default=80, help="prompts to use, half to fit and half to check")
     parser.add_argument("--balance", action="store_true", help="fit E(A) to A, not the likelihood")
     parser.add_argument("--nodes", type=int, default=60)
@@ -151,14 +135,12 @@ def _run(options: argparse.Namespace) -> None:
     if options.count < 2:
         raise ValueError(f"--count must be at least 2, got {options.count}")
     policy = OptTree(options.nodes, options.threshold, options.max_depth)
-    if not options.prompts and not options.data:
-        raise ValueError(
-            "fitting needs prompts: --prompts FILE.jsonl, or --data with the corpora whose held-out prompts are meant "
-            "(opt_tree/models/embedded/README.md names them)"
-        )
+    texts = read_prompts(options.prompts) if options.prompts else default_prompts(heldout=True)
+    if len(texts) < 2:
+        raise ValueError(f"{len(texts)} prompts are too few to fit on one half and check on the other")
     folder = _drafter_folder(options.drafter, options.output)
     pair = load_pair(options.target, options.drafter, dtype=options.dtype, device=options.device, bare=True)
-    prompts = [pair.encode(text) for text in _prompts(options, pair)]
+    prompts = [pair.encode(text) for text in texts[: options.count]]
     half = len(prompts) // 2
     by = fit_balance if options.balance else fit
     temperature = by(pair, prompts[:half], policy, options.max_new_tokens)
@@ -197,18 +179,6 @@ def _drafter_folder(spec: str, output: str | None) -> Path:
     if not path or not folder.is_dir():
         raise ValueError(f"{spec} is not a local folder; say with --output where the calibration should go")
     return folder
-
-
-def _prompts(options: argparse.Namespace, pair: Pair) -> list[str]:
-    """Read the prompts that the calibration may use."""
-    if options.prompts:
-        texts = read_prompts([options.prompts])[: options.count]
-    else:
-        pools = read_pools(Path(options.data), "heldout")
-        texts = draw_prompts(pair.tokenizer, pools, REPORT_PROMPTS + options.count)[REPORT_PROMPTS:]
-    if len(texts) < 2:
-        raise ValueError(f"{len(texts)} prompts are too few to fit on one half and check on the other")
-    return texts
 
 
 main = command(new_parser, _run)

@@ -6,12 +6,11 @@ likeliest constants are another thing: they answer for tokens that no tree holds
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
-from jaxtyping import Float
 from tqdm import tqdm
 from transformers import PreTrainedTokenizerBase
 
@@ -23,36 +22,14 @@ from opt_tree.policies import OptTree
 from opt_tree.training.answers import Cut, Example, read_examples
 
 
-@dataclass(frozen=True)
-class Replayed:
-    """What trees promised and gave along some answers."""
+class Replayed(NamedTuple):
+    """What trees promised and gave along some answers: means of all steps."""
 
-    sums: Float[np.ndarray, "answers 3"]
-    """E(A), A and the number of steps, each summed over the steps of one answer."""
-
-    @property
-    def expected(self) -> float:
-        """E(A), mean of all steps."""
-        return float(self.sums[:, 0].sum() / self.steps)
-
-    @property
-    def accepted(self) -> float:
-        """A, mean of all steps."""
-        return float(self.sums[:, 1].sum() / self.steps)
-
-    @property
-    def steps(self) -> int:
-        return int(self.sums[:, 2].sum())
-
-    def interval(self, draws: int = 2000) -> tuple[float, float]:
-        """Where E(A) / A lies with 95 %, had other prompts been drawn: a bootstrap over answers, seed fixed.
-
-        Steps of one answer are alike, and E(A) and A of one step go together, so neither is drawn by itself.
-        """
-        rows = np.random.default_rng(0).integers(0, len(self.sums), (draws, len(self.sums)))
-        expected, accepted, _ = np.moveaxis(self.sums[rows].sum(1), -1, 0)
-        low, high = np.quantile(expected / np.maximum(accepted, 1e-9), (0.025, 0.975))
-        return float(low), float(high)
+    expected: float
+    """E(A)."""
+    accepted: float
+    """A."""
+    steps: int
 
 
 def replay(drafter: StoreDrafter, policy: OptTree, examples: Sequence[Example]) -> Replayed:
@@ -60,8 +37,8 @@ def replay(drafter: StoreDrafter, policy: OptTree, examples: Sequence[Example]) 
 
     As in the loop, no tree is deeper than the tokens that are left but one, so that all it could be judged by is known.
     """
-    sums = np.zeros((len(examples), 3))
-    for example, own in zip(examples, sums, strict=True):
+    sums = np.zeros(3)
+    for example in examples:
         context, known = list(example.tokens[: example.answer]), list(example.tokens[example.answer :])
         drafter.reset(context, None)
         while len(known) > 1:
@@ -75,10 +52,11 @@ def replay(drafter: StoreDrafter, policy: OptTree, examples: Sequence[Example]) 
             tokens, known = known[: len(path)], known[len(path) :]
             drafter.observe(Outcome(tree, path, tokens, {}, torch.zeros(0, 0)))
             context += tokens
-            own += tree.expected_accepted, len(path) - 1, 1
-    if not sums[:, 2].any():
+            sums += tree.expected_accepted, len(path) - 1, 1
+    if not sums[2]:
         raise ValueError(f"{len(examples)} answers are too short to draft along: two tokens at least")
-    return Replayed(sums)
+    expected, accepted, steps = sums.tolist()
+    return Replayed(expected / steps, accepted / steps, int(steps))
 
 
 def fit_beta(store: Store, beta: Sequence[float], examples: Sequence[Example], nodes: int = 8) -> tuple[float, ...]:
@@ -102,9 +80,8 @@ def fitted(table: Table, answers: Sequence[Path], tokenizer: PreTrainedTokenizer
     before, store = table.header["beta"], Store(table)
     beta = fit_beta(store, before, examples)
     found = replay(StoreDrafter(store, beta), OptTree(8, 0.0), examples)
-    low, high = found.interval()
     print(
         f"beta {before} -> {list(beta)}, fitted on {len(examples)} answers, {found.steps} steps: "
-        f"E(A) {found.expected:.3f}, A {found.accepted:.3f}, E(A) / A in [{low:.3f}, {high:.3f}] (95 %, over answers)"
+        f"E(A) {found.expected:.3f}, A {found.accepted:.3f}"
     )
     return table._replace(header=table.header | {"beta": list(beta)})
