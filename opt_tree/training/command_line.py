@@ -23,7 +23,7 @@ from opt_tree.training.files import check_replaceable, check_writable
 from opt_tree.training.stream import OWN, Mixture, TokenDocuments
 from opt_tree.training.trainer import Examples, Loss, Run, Schedule, Source, fit, load_streams, read_pairs
 
-_MAY_BE_ZERO = {"dropout", "feature", "hard", "logit", "noise", "slope", "threshold", "warmup", "weight"}
+_MAY_BE_ZERO = {"feature", "hard", "noise", "threshold", "warmup"}
 
 
 def existing(text: str) -> Path:

@@ -48,8 +48,7 @@ class Schedule:
     rows: str = "0.62:256,0.34:512,0.04:2048"
     lr: float = 4e-3
     warmup: int = 100
-    save_steps: int = 250
-    eval_steps: int = 250
+    save_steps: int = 250  # between checkpoints, each with what is held out judged
     eval_blocks: int = 12
     seed: int = 0
 
@@ -171,7 +170,7 @@ def _arguments(schedule: Schedule, steps: int, run: Run) -> TrainingArguments:
         torch_compile=run.compile,
         logging_steps=10,
         eval_strategy="steps",
-        eval_steps=schedule.eval_steps,
+        eval_steps=schedule.save_steps,
         prediction_loss_only=True,
         save_steps=schedule.save_steps,
         save_total_limit=3,

@@ -72,8 +72,8 @@ def corpus(folder: Path, name: str, rows: list[dict[str, object]]) -> None:
 def test_ones_own_conversations_have_prompts(tmp_path):
     """Whatever their file is called; a folder without any is refused, with the form."""
     corpus(tmp_path, "text_mine", [{"text": "Once upon a time."}])
-    with pytest.raises(ValueError, match=r"no train prompts: .*chat_\*.jsonl.xz.*it has text_mine"):
-        read_prompts(tmp_path, "train")
+    with pytest.raises(ValueError, match=r"no prompts to train on: .*chat_\*.jsonl.xz.*it has text_mine"):
+        read_prompts(tmp_path)
     rows = [{"messages": [{"role": "user", "content": f"What is {n}?"}]} for n in range(20)]
     corpus(tmp_path, "chat_mine", rows)
-    assert len(read_prompts(tmp_path, "train")[0]) >= 18
+    assert len(read_prompts(tmp_path)[0]) >= 18

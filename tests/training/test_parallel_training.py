@@ -125,7 +125,7 @@ def test_the_losses_are_those_of_equations_8_to_10():
     torch.manual_seed(0)
     logits, sure = torch.randn(5, 7).double(), torch.randn(5).double()
     law, follower = torch.randn(5, 7).double().softmax(-1), torch.tensor([0, 3, 6, -1, 2])
-    found = dspark.losses_of(logits, sure, law, follower, 0.9)
+    found = dspark.losses_of(logits, sure, law, follower)
     for row in range(5):
         drafted, wanted = logits[row].softmax(0), law[row]
         accepted = torch.minimum(drafted, wanted).sum()  # which is 1 - L1 / 2
@@ -153,7 +153,7 @@ def test_every_place_of_a_block_is_asked_what_follows_its_parent(folder, target,
 
     monkeypatch.setattr(loss, "score", scored)
     loss(batch, size)
-    parents, (_, _, law, follower, _) = taken
+    parents, (_, _, law, follower) = taken
     expected = []
     output = target.model.get_output_embeddings().weight
     for row, anchor in ((row, anchor) for row, drawn in enumerate(anchors.tolist()) for anchor in drawn):

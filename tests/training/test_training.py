@@ -33,7 +33,7 @@ from opt_tree.training.trainer import Examples, Run, Schedule, Source, Streams, 
 TINY = Shape(layers=2, hidden=32, heads=2, kv_heads=1, head_dim=16, intermediate=48)
 SCHEDULE = Schedule(
     batch=128, micro_batch=128, block=64, rows="0.5:32,0.5:64", lr=1e-2, warmup=2,
-    save_steps=4, eval_steps=20, eval_blocks=2,
+    save_steps=4, eval_blocks=2,
 )  # fmt: skip
 ANIMALS = ["cat", "dog", "owl", "fox", "cow", "hen", "bee", "ant", "elk", "yak"]
 
@@ -107,12 +107,12 @@ def test_split_puts_a_prompt_on_one_side_whatever_its_answers_and_spelling(corpu
     assert 0 < held_out < 0.06 * len(sides)
 
 
-def test_heldout_prompts_are_held_out_repeatable_and_distinct(corpus: Path, tokenizer: PreTrainedTokenizerFast) -> None:
-    prompts, again = (draw_prompts(tokenizer, read_prompts(corpus, "heldout"), 5) for _ in range(2))
+def test_prompts_to_train_on_are_repeatable_and_distinct(corpus: Path, tokenizer: PreTrainedTokenizerFast) -> None:
+    prompts, again = (draw_prompts(tokenizer, read_prompts(corpus), 5) for _ in range(2))
     assert prompts == again
     assert len(set(prompts)) == len(prompts) > 0
     for prompt in prompts:
-        assert Document(messages=({"role": "user", "content": prompt},)).split == "heldout"
+        assert Document(messages=({"role": "user", "content": prompt},)).split == "train"
 
 
 def test_a_stream_holds_every_token_of_every_document_once(corpus, tokenizer, streams):
@@ -294,7 +294,7 @@ def test_unlikelihood_unlearns_a_loop_and_keeps_the_corpus(target, tokenizer, st
     blocks = streams.blocks(SCHEDULE)
     contrast = Contrast(blocks.train, own, start[-1], 3)
     assert contrast[0]["unwanted"].sum() > 0
-    loss = unlikelihood(1.0, compiled=False)
+    loss = unlikelihood(compiled=False)
 
     def probability() -> float:
         with torch.no_grad():

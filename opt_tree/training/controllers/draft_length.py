@@ -37,6 +37,8 @@ from opt_tree.training.optimizer import epochs
 
 HELD_OUT = 10
 """One document in so many."""
+DROPOUT = 0.5
+"""Of what goes in: with less, the predictor learns the tokens by heart."""
 
 
 class Labels(NamedTuple):
@@ -116,7 +118,6 @@ class Plan:
     epochs: int = 3
     batch: int = 512  # labels of a step
     lr: float = 2e-3  # highest learning rate; it falls to nothing by a cosine
-    dropout: float = 0.5  # of what goes in: with less, it learns the tokens by heart
     seed: int = 0
 
 
@@ -126,7 +127,7 @@ def fit(labels: Labels, embed: nn.Module, plan: Plan) -> LengthPredictor:
 
     def loss_of(rows: Tensor) -> Tensor:
         batch = Labels(*(part[rows] for part in labels))
-        known = F.dropout(batch.features.float(), plan.dropout), F.dropout(embed(batch.tokens).float(), plan.dropout)
+        known = (F.dropout(part.float(), DROPOUT) for part in (batch.features, embed(batch.tokens)))
         return likelihood(predictor(*known), batch).mean()
 
     optimizer = torch.optim.AdamW(predictor.parameters(), plan.lr, weight_decay=0.05)
@@ -151,16 +152,14 @@ def save(predictor: LengthPredictor, facts: dict[str, Any], folder: Path) -> Non
 
 
 def new_parser() -> Parser:
-    parser = pair_parser("Train a predictor of draft lengths for a target and its EAGLE head.", Plan())
-    parser.add_argument("--skip", type=int, default=0, help="answers to leave out, the first ones (%(default)s)")
-    return parser
+    return pair_parser("Train a predictor of draft lengths for a target and its EAGLE head.", Plan())
 
 
 def train(args: argparse.Namespace) -> None:
     """Make labels, train, say what came of it, and write."""
     plan = from_fields(Plan, args)
     pair = load_pair(args.target, args.drafter, dtype=args.dtype)
-    examples = list(read_examples(args.answers, pair.tokenizer, Cut(shortest=2)))[args.skip :]
+    examples = list(read_examples(args.answers, pair.tokenizer, Cut(shortest=2)))
     kept = [example for place, example in enumerate(examples) if place % HELD_OUT]
     labels, heldout = (label(pair, some, plan.longest) for some in (kept, examples[::HELD_OUT]))
     embed = pair.target.model.get_input_embeddings()

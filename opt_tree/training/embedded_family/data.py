@@ -101,20 +101,20 @@ def render(document: Document, tokenizer: PreTrainedTokenizerBase) -> str:
     return f"{tokenizer.bos_token}{document.text}"
 
 
-def read_prompts(folder: Path, split: Split) -> list[list[str]]:
-    """Return the distinct first user turns of one side of the split, one sorted list per corpus.
+def read_prompts(folder: Path) -> list[list[str]]:
+    """Return the distinct first user turns of the training side, one sorted list per corpus.
 
     Of the corpora in `PROMPT_CORPORA`; of a folder without any of these, of every `chat_` corpus. Raises ValueError
-    where there is no prompt on that side.
+    where there is none.
     """
     pools, names = [], corpus_names(folder)
     chats = [name for name in PROMPT_CORPORA if name in names] or [name for name in names if name.startswith("chat_")]
     for name in chats:
-        documents = (document for document in read_corpus(folder, name) if document.split == split)
+        documents = (document for document in read_corpus(folder, name) if document.split == "train")
         pools.append(sorted({document.messages[0]["content"] for document in documents if document.messages}))
     if not any(pools):
         raise ValueError(
-            f"{folder} has no {split} prompts: they are the first turns of chat_*.jsonl.xz, a line a conversation "
+            f"{folder} has no prompts to train on: they are the first turns of chat_*.jsonl.xz, a line a conversation "
             f'({{"messages": [{{"role": "user", "content": ...}}, ...]}}), of which {HELD_OUT_PER_MILLE} in 1000 are '
             f"held out; it has {', '.join(names)}"
         )

@@ -80,7 +80,6 @@ def teacher_parser(description: str, schedule: Schedule, objective: object) -> P
     parser = training_parser(description, schedule)
     parser.add_argument("--target", type=model_path, required=True, help="model folder, with its tokenizer")
     parser.add_argument("--own", type=existing, required=True, help="folder of the target's own outputs")
-    parser.add_argument("--init", type=existing, help="continue from this drafter instead of from scratch")
     parser.add_fields(objective)
     return parser
 
@@ -96,6 +95,7 @@ def new_parser() -> Parser:
     schedule = Schedule(rows="0.9:512,0.1:2048", warmup=50)
     shape = Shape(layers=2, hidden=128, heads=2, kv_heads=2, intermediate=320)
     parser = teacher_parser("Distil a drafter from a target.", schedule, shape)
+    parser.add_argument("--init", type=existing, help="continue from this drafter instead of from scratch")
     parser.add_argument("--hard", type=float, default=0.5, help="weight of the target's argmax in the loss")
     return parser
 

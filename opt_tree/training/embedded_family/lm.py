@@ -95,7 +95,6 @@ def new_parser() -> Parser:
     parser = training_parser("Train a small language model.", Schedule())
     parser.add_argument("--tokenizer", type=model_path, required=True, help="tokenizer folder")
     parser.add_argument("--init", type=model_path, help="continue from this model instead of from scratch")
-    parser.add_argument("--slope", type=float, default=0.8, help="how far prose moves to the front, chat to the end")
     parser.add_fields(Shape())
     return parser
 
@@ -109,7 +108,7 @@ def new_model(args: argparse.Namespace, tokenizer: PreTrainedTokenizerBase) -> P
 
 def train(args: argparse.Namespace) -> None:
     tokenizer = load_tokenizer(str(args.tokenizer))
-    examples = load_examples(args, tokenizer, args.slope)
+    examples = load_examples(args, tokenizer, 0.8)
     model = new_model(args, tokenizer)
     if fit_as_told(args, model, examples):
         save_model(model, tokenizer, args.output / "final")

@@ -101,7 +101,6 @@ def new_parser() -> Parser:
     parser.add_argument("--threads", type=int, default=1, help="CPU threads")
     parser.add_argument("--max-new-tokens", "--new-tokens", type=int, default=144, help="longest answer")
     parser.add_argument("--batch", type=int, default=64, help="prompts answered at once")
-    parser.add_argument("--split", choices=("train", "heldout"), default="train", help="side of the corpus split")
     parser.add_argument("--seed", type=int, default=0, help="seed of the draw of prompts")
     parser.add_argument("--part", type=read_part, default="0/1", help="which part of how many, from 0")
     return parser
@@ -116,7 +115,7 @@ def write(args: argparse.Namespace) -> None:
         raise ValueError(f"name a folder of corpora with --data or ${VARIABLE}, or a file of --questions")
     part, parts = args.part
     tokenizer = load_tokenizer(str(args.target))
-    prompts = draw_prompts(tokenizer, read_prompts(args.data, args.split), args.prompts, seed=args.seed)
+    prompts = draw_prompts(tokenizer, read_prompts(args.data), args.prompts, seed=args.seed)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     target = load_weights(str(args.target), torch.bfloat16).to(device).eval()
     documents = answer(target, tokenizer, prompts[part::parts], args.max_new_tokens, args.batch)

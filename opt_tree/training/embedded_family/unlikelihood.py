@@ -78,10 +78,8 @@ class Contrast(Dataset[dict[str, Tensor]]):
         }
 
 
-def unlikelihood_loss(
-    logits: Float[Tensor, "rows length vocab"], inputs: dict[str, Tensor], weight: float
-) -> Float[Tensor, ""]:
-    """Return the cross-entropy of the labels plus `weight` x the mean -log(1 - p) of the unwanted tokens, if any."""
+def unlikelihood_loss(logits: Float[Tensor, "rows length vocab"], inputs: dict[str, Tensor]) -> Float[Tensor, ""]:
+    """Return the cross-entropy of the labels plus the mean -log(1 - p) of the unwanted tokens, if any."""
     logits = logits[:, :-1].float()
     loss = F.cross_entropy(logits.flatten(0, 1), inputs["labels"][:, 1:].flatten())
     if "unwanted" not in inputs:
@@ -90,26 +88,25 @@ def unlikelihood_loss(
     log_probs = logits.log_softmax(-1).gather(-1, inputs["input_ids"][:, 1:, None]).squeeze(-1)
     # A certain token has 1 - p = 0: the clamp keeps its logarithm and its gradient finite.
     pushed = -torch.log((1 - log_probs.exp()).clamp_min(1e-6)) * unwanted
-    return loss + weight * pushed.sum() / unwanted.sum().clamp_min(1)
+    return loss + pushed.sum() / unwanted.sum().clamp_min(1)
 
 
-def make_loss(weight: float, compiled: bool) -> Loss:
+def make_loss(compiled: bool) -> Loss:
     """Return the loss of a batch; held-out batches, which have nothing unwanted, get the cross-entropy alone."""
     distance = torch.compile(unlikelihood_loss) if compiled else unlikelihood_loss
 
     def loss(model: nn.Module, inputs: dict[str, Tensor]) -> Tensor:
-        return distance(model(input_ids=inputs["input_ids"], use_cache=False).logits, inputs, weight)
+        return distance(model(input_ids=inputs["input_ids"], use_cache=False).logits, inputs)
 
     return loss
 
 
 def new_parser() -> Parser:
-    schedule = Schedule(rows="1:512", lr=5e-4, warmup=10, eval_steps=50)
+    schedule = Schedule(rows="1:512", lr=5e-4, warmup=10, save_steps=50)
     parser = training_parser("Teach a language model not to repeat itself.", schedule)
     parser.add_argument("--model", type=model_path, required=True, help="model folder, with its tokenizer")
     parser.add_argument("--own", type=existing, required=True, help="folder of the model's own outputs")
     parser.add_argument("--order", type=int, default=6, help="length of the n-grams that must not come twice")
-    parser.add_argument("--weight", type=float, default=1.0, help="weight of the unlikelihood term")
     return parser
 
 
@@ -120,7 +117,7 @@ def train(args: argparse.Namespace) -> None:
     contrast = Contrast(examples.train, load_documents(args.own), assistant, args.order)
     model = load_weights(str(args.model), torch.float32)
     set_attention(model, args.compile)
-    loss = make_loss(args.weight, args.compile)
+    loss = make_loss(args.compile)
     if fit_as_told(args, model, Examples(contrast, examples.heldout), loss):
         save_model(model, tokenizer, args.output / "final")
 

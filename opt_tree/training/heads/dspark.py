@@ -46,7 +46,6 @@ class DSparkPlan(Pace):
     depth: int = 5  # layers of the block's network
     rank: int = 256  # of the Markov head
     anchors: float = 0.125  # blocks, as a share of the answers' tokens
-    apart: float = 0.9  # weight of the L1 distance; the cross-entropy of what follows has the rest of 1
 
     def passes(self, progress: float) -> int:
         return self.block
@@ -119,7 +118,7 @@ class DSparkLoss(Judge):
         goals = batch.features[-1].gather(1, asked.flatten(1)[..., None].expand(-1, -1, states.shape[-1]))
         logits, confidence = self.score(states[able], parents[able])
         law = (goals.view_as(states)[able].to(self.output.dtype) @ self.output.T).float().softmax(-1)
-        losses = losses_of(logits, confidence, law, self.columns[follower[able]], self.plan.apart)
+        losses = losses_of(logits, confidence, law, self.columns[follower[able]])
         place = torch.arange(unroll).expand_as(able)[able]
         counts = torch.bincount(place, minlength=unroll).clamp(min=1)
         equal = (logits.argmax(-1) == law.argmax(-1)).float()
@@ -141,14 +140,13 @@ def losses_of(
     confidence: Float[Tensor, " rows"],
     law: Float[Tensor, "rows columns"],
     follower: Int[Tensor, " rows"],
-    weight: float,
 ) -> Float[Tensor, " rows"]:
-    """Return the sum of the three losses, `weight` being that of L1; a follower of -1 has no column to be asked for."""
+    """Return the weighed sum of the three losses; a follower of -1 has no column to be asked for."""
     log_probs = logits.log_softmax(-1)
     hard = -log_probs.gather(1, follower.clamp(min=0)[:, None])[:, 0] * (follower >= 0)
     apart = (log_probs.exp() - law).abs().sum(-1)
     sure = F.binary_cross_entropy_with_logits(confidence, (1 - apart.detach() / 2).clamp(0, 1), reduction="none")
-    return (1 - weight) * hard + weight * apart + sure
+    return 0.1 * hard + 0.9 * apart + sure
 
 
 def spread(count: int, depth: int) -> list[int]:

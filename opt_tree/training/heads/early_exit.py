@@ -19,7 +19,6 @@ from transformers import PreTrainedModel
 
 from opt_tree.core.command_line import from_fields
 from opt_tree.drafters.heads.early_exit import KIND, ExitLayer
-from opt_tree.models.checkpoints import load_tensors
 from opt_tree.training.command_line import Parser, command, fit_as_told
 from opt_tree.training.embedded_family.distil import body_loss, distillation_loss, load_lesson, teacher_parser
 from opt_tree.training.files import write_checkpoint
@@ -76,8 +75,6 @@ def train(args: argparse.Namespace) -> None:
     if not 0 < args.depth < layers:
         raise ValueError(f"--depth must be between 1 and {layers - 1}, the target has {layers} layers")
     layer = ExitLayer(target, args.depth).float().requires_grad_(True)
-    if args.init:
-        layer.load(load_tensors(str(args.init)))
     model = Distilled(layer, from_fields(Objective, args))
     if fit_as_told(args, model, examples, body_loss(target, args.compile)):
         save_exit(layer, target, args.output / "final")

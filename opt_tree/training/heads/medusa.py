@@ -18,7 +18,6 @@ from transformers import PreTrainedModel
 
 from opt_tree.core.command_line import from_fields
 from opt_tree.drafters.heads.one_pass import MedusaHeads
-from opt_tree.models.checkpoints import load_tensors
 from opt_tree.training.command_line import Parser, command, fit_as_told
 from opt_tree.training.embedded_family.distil import body_loss, distillation_loss, load_lesson, teacher_parser
 from opt_tree.training.files import write_checkpoint
@@ -73,8 +72,6 @@ def train(args: argparse.Namespace) -> None:
     target, _, examples = load_lesson(args)
     text = target.config.get_text_config()
     heads = MedusaHeads(text.hidden_size, text.vocab_size, objective.depths, own_output=False)
-    if args.init:
-        heads.heads.load_state_dict(load_tensors(str(args.init)))
     if fit_as_told(args, Heads(heads.float(), target, objective), examples, body_loss(target, args.compile)):
         config = {"medusa_num_heads": objective.depths, "medusa_num_layers": 1}
         write_checkpoint(config, heads.heads.state_dict(), args.output / "final")
