@@ -122,7 +122,7 @@ CASES: list[tuple[object, str, str]] = [
     (tree_values, "--answers {rows} --output {new} --trunks x", "not a comma list of numbers: 'x'"),
     (calibrate, "--prompts {file}", "1 prompts are too few"),
     (calibrate, "--prompts {empty} --output {new}", "no prompts in {empty}"),
-    (calibrate, "--prompts {rows} --output {new} --device xpu", "no device 'xpu' here"),
+    (calibrate, "--output {new} --device xpu", "no device 'xpu' here"),
     (outputs, "--data {data} --target {target} --output {new} --part 2/2", "--part: takes a part of how many"),
     (tokenizer, "--data {data} --output {new} --vocab 5", "--vocab must be at least 26"),
     (lm, "--data {data} --tokenizer {target} --output {new} --rows x", "'x' is no list of pairs, such as 1:2,3:4"),
