@@ -50,7 +50,6 @@ from evaluation.answers.metrics import by_category, number, percent, ratio, row,
 from evaluation.answers.reading import AnswerSet, read_timed
 from evaluation.answers.steps import acceptance_by_depth, alone, by_position, calibration, step_time, steps_of
 from evaluation.command_line import print_json, table
-from evaluation.run.options import PUBLISHED
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -323,9 +322,9 @@ def _fit(settings: dict[str, Any]) -> str:
     command = "python -m opt_tree.training.fitting.calibrate"
     if settings.get("base_model_path", "demo") != "demo":
         command += f" --target {settings['base_model_path']}"
-    for key, kind in {**PUBLISHED, "drafter": ""}.items():
+    for key, kind in (("draft_model_path", "lm:"), ("ea_model_path", "eagle:"), ("drafter", "")):
         if key in settings:
-            command += f" --drafter {kind}{kind and ':'}{settings[key]}"
+            command += f" --drafter {kind}{settings[key]}"
     return command
 
 
