@@ -58,6 +58,7 @@ from evaluation.run.conversation import Conversation
 from evaluation.run.models import gather
 from opt_tree import Decoder, Generation, Pair, Sampling, Static, match
 from opt_tree.core.children import IID, Children, TopK, WithoutReplacement
+from opt_tree.core.files import write_text
 from opt_tree.policies import AcceptanceRates
 from opt_tree.policies.base import MOST_NODES
 from opt_tree.verifiers import Verifier, multi_round, without_replacement
@@ -213,6 +214,6 @@ def run(options: Options) -> dict[str, Any]:
         document["tried"][kind], document["accepted"][kind] = counts.tried.tolist(), counts.accepted.tolist()
         print(f"\n{kind}: how often the child of each rank is the accepted one, given that its parent was")
         print(table(rows(counts)))
-    Path(options.output).write_text(json.dumps(document) + "\n")
+    write_text(Path(options.output), json.dumps(document) + "\n")
     print(f"\nwritten: {options.output}")
     return document

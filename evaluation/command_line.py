@@ -8,7 +8,6 @@ import json
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any, TypeVar
 
 from opt_tree.core.command_line import (
@@ -22,6 +21,7 @@ from opt_tree.core.command_line import (
     whole_numbers,
     work_of,
 )
+from opt_tree.core.files import check_writable
 from opt_tree.core.interrupted import as_command
 
 __all__ = [
@@ -33,19 +33,6 @@ Options = TypeVar("Options")
 Value = float | int | str | None
 """What a cell of a table may hold."""
 _NUMBER = re.compile(r"[-+]?[\d.]|-$")
-
-
-def check_writable(path: Path) -> None:
-    """Raise ValueError unless `path` can be written."""
-    if not path.parent.is_dir():
-        raise ValueError(f"cannot write {path}: there is no folder {path.parent}")
-    existed = path.exists()
-    try:
-        path.open("a").close()
-    except OSError as error:
-        raise ValueError(f"cannot write {path}: {error.strerror}") from error
-    if not existed:
-        path.unlink()
 
 
 def run_command(command: Callable[[], int], stopped: str = "stopped") -> int:

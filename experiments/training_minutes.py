@@ -25,6 +25,7 @@ from tqdm import tqdm
 from evaluation.command_line import at_least, main_of, numbers, option, table, whole_numbers
 from evaluation.compare.__main__ import run as compare
 from evaluation.compare.options import Options as Compared
+from opt_tree.core.files import write_text
 from opt_tree.models import DEMO
 from opt_tree.models.checkpoints import CALIBRATION, TRAINING
 from opt_tree.training.fitting import calibrate
@@ -117,7 +118,7 @@ def fitted(spec: str, head: Path, options: Options) -> float:
         rows = [json.loads(line) for line in PROMPTS.read_text().splitlines()[: options.prompts]]
         prompts = [pair.encode(row["turns"][0]) for row in rows]
         found = calibrate.fit(pair, prompts, calibrate.OptTree(16, options.threshold), options.max_new_tokens)
-        (head / CALIBRATION).write_text(json.dumps({"temperature": round(found, 4), "prompts": len(prompts)}) + "\n")
+        write_text(head / CALIBRATION, json.dumps({"temperature": round(found, 4), "prompts": len(prompts)}) + "\n")
     return float(json.loads((head / CALIBRATION).read_text())["temperature"])
 
 

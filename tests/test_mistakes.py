@@ -8,19 +8,17 @@ import copy
 import json
 import os
 import re
-import resource
 import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from full_disk import full_after
 from safetensors.torch import load_file, save_file
 from tiny_models import tiny
 
@@ -161,17 +159,6 @@ def test_ctrl_c_in_training_is_one_line(capsys: pytest.CaptureFixture[str]) -> N
 # Evaluation and packages.
 
 
-@contextmanager
-def full_after(size: int) -> Iterator[None]:
-    """A disk on which no file grows beyond `size` bytes."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
-
-
 def test_answers_outlive_a_full_disk(tmp_path: Path) -> None:
     file = AnswerFile(tmp_path / "a.jsonl")
     file.append({"question_id": 1})
@@ -180,7 +167,7 @@ def test_answers_outlive_a_full_disk(tmp_path: Path) -> None:
     assert file.torn and file.read() == [{"question_id": 1}]
     with full_after(10), pytest.raises(OSError, match=r"File too large: '.*a\.jsonl'"):
         file.fold([1, 2])
-    assert file.read() == [{"question_id": 1}] and not list(tmp_path.glob("*.tmp"))
+    assert file.read() == [{"question_id": 1}] and not list(tmp_path.glob("*.partial"))
     file.fold([1, 2])
     assert not file.torn and file.read() == [{"question_id": 1}]
 

@@ -19,6 +19,8 @@ from typing import Any
 
 import filelock
 
+from opt_tree.core.files import write_text
+
 Record = dict[str, Any]
 
 PATIENCE = 30.0
@@ -91,17 +93,6 @@ class AnswerFile:
         except ValueError:
             return True
 
-    def check_writable(self) -> None:
-        """Raise OSError with the path in it if nothing can be written there; leave no trace."""
-        existed = self.path.exists()
-        try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            self.path.open("ab").close()
-        except OSError as error:
-            raise OSError(f"cannot write the answer file {self.path}: {error.strerror or error}") from error
-        if not existed:
-            self.path.unlink()
-
     def header(self) -> Record | None:
         """What made the answers here and in the parts, or None; ValueError where two configurations did."""
         headers: list[Record] = []
@@ -170,7 +161,7 @@ class AnswerFile:
             _append(self.failed_path, record)
 
     def _write_header(self, header: Record) -> None:
-        _write_whole(self.header_path, json.dumps(header, indent=1) + "\n")
+        write_text(self.header_path, json.dumps(header, indent=1) + "\n")
 
     def read(self) -> list[Record]:
         """The answers here and in the parts, each once. Half-written lines are ignored, other broken lines named."""
@@ -240,31 +231,25 @@ def read_lines(path: Path) -> list[Record]:
     return records
 
 
-@contextmanager
-def _written(path: Path) -> Iterator[None]:
-    """Name the file in an error of a write; a full disk's does not."""
-    try:
-        yield
-    except OSError as error:
-        error.filename = error.filename or str(path)
-        raise
-
-
 def _append(path: Path, record: Record) -> None:
     """Add a line, behind the last whole one."""
     line = json.dumps(record).encode() + b"\n"
-    with _written(path), path.open("ab+") as file:
-        if file.tell():
-            file.seek(-1, os.SEEK_END)
-            if file.read(1) != b"\n":
-                file.truncate(path.read_bytes().rfind(b"\n") + 1)
-        file.write(line)
-        file.flush()
-        os.fsync(file.fileno())
+    try:
+        with path.open("ab+") as file:
+            if file.tell():
+                file.seek(-1, os.SEEK_END)
+                if file.read(1) != b"\n":
+                    file.truncate(path.read_bytes().rfind(b"\n") + 1)
+            file.write(line)
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:
+        error.filename = error.filename or str(path)  # a full disk's error names no file
+        raise
 
 
 def _replace(path: Path, records: Iterable[Record]) -> None:
-    _write_whole(path, "".join(json.dumps(record) + "\n" for record in records))
+    write_text(path, "".join(json.dumps(record) + "\n" for record in records))
 
 
 def _differences(one: Mapping[str, Any], other: Mapping[str, Any], here: str, there: str) -> str:
@@ -277,16 +262,3 @@ def _brief(value: Any) -> str:
     """A setting as part of one line: a list of all questions or a checksum would fill a screen."""
     text = repr(value)
     return text if len(text) <= 40 else f"{text[:37]}..."
-
-
-def _write_whole(path: Path, text: str) -> None:
-    """Write a file so that a death leaves the old one or the new one."""
-    partial = path.with_name(path.name + ".tmp")
-    try:
-        with _written(path), partial.open("w") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)

@@ -19,6 +19,7 @@ from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from evaluation.answers.reading import AnswerSet
 from evaluation.answers.steps import Steps, acceptance_by_depth, calibration, steps_of
+from opt_tree.core.files import whole
 
 BLUE, ORANGE, GREY = "#2b6cb0", "#d9730d", "#8a8f98"
 PERCENT = PercentFormatter(1.0, decimals=0, symbol=" %")
@@ -38,7 +39,8 @@ STYLE: dict[str, Any] = {
 def save(figure: Figure, path: Path) -> Path:
     """Write a picture as PNG and, beside it, as SVG; return the PNG's path."""
     for kind in (".png", ".svg"):
-        figure.savefig(path.with_name(path.name + kind), bbox_inches="tight")
+        with whole(path.with_name(path.name + kind)) as partial:
+            figure.savefig(partial, format=kind[1:], bbox_inches="tight")
     plt.close(figure)
     return path.with_name(path.name + ".png")
 

@@ -33,6 +33,7 @@ from evaluation.compare.combinations import Combination
 from evaluation.compare.figures import brief, speeds, summarise
 from evaluation.compare.measure import Bench, peers_key
 from evaluation.timing import environment
+from opt_tree.core.files import check_writable
 
 
 def run(options: Options) -> dict[str, Any]:
@@ -73,7 +74,7 @@ def run(options: Options) -> dict[str, Any]:
 def measure(options: Options, cells: Sequence[Combination], refused: Sequence[Record], file: AnswerFile) -> None:
     """Append a line for each cell that has none yet, on disk before the next one begins."""
     bench = Bench(options, cells)
-    file.check_writable()
+    check_writable(file.path)
     with file.lock():
         if options.overwrite:
             bench.rates_file.remove()

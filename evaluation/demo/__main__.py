@@ -32,6 +32,7 @@ from evaluation.timing import Method, environment, interleave
 from opt_tree import Beside, CausalLM, Decoder, Generation, OptTree, Pair, Sampling, explore, generate_beside
 from opt_tree.controllers import Auto
 from opt_tree.core.command_line import no_bars_in_logs
+from opt_tree.core.files import write_text
 from opt_tree.decoding.generation import check_prompt
 from opt_tree.decoding.presets import controller, opt, plain
 from opt_tree.decoding.step_costs import auto
@@ -78,7 +79,7 @@ def run(options: Options) -> None:
         rates = "; ".join(f"{label} {timings.rate(name):.0f}" for name, label in LABELS.items() if name in timings.runs)
         compared = {f"{len(prompts)} prompts" if len(prompts) > 1 else "compared": f"{rates} tokens per second"}
         page = explore(first, pair.tokenizer, facts=compared | {"policy": str(policy)} | facts)
-        Path(options.html).write_text(page, encoding="utf-8")
+        write_text(Path(options.html), page)
         print(f"wrote {options.html}")
     if options.base_model_path == "demo":
         print(f"These models are toys. A public one, fetched once: {Path(sys.argv[0]).name} --base-model-path smollm2")

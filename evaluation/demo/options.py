@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import ClassVar
 
 import opt_tree
-from evaluation.command_line import at_least, check_writable, option, parse, run_command, work_of
+from evaluation.command_line import at_least, option, parse, run_command, work_of
 from evaluation.run.options import AUTO, CONTROLLER, Models, check_controller, check_nodes, node_count
+from opt_tree.core.files import check_writable
 from opt_tree.models.known import KNOWN
 
 # The best trees for the embedded models on one CPU core, not the paper's: there a node costs more than on a GPU. Below

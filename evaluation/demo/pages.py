@@ -42,6 +42,7 @@ from evaluation.questions.prompts import Prompter
 from evaluation.run.models import load_run, make_method
 from evaluation.run.options import Options
 from opt_tree import Generation, Pair, explore
+from opt_tree.core.files import write_text
 from opt_tree.core.target import shared
 
 NEEDED = ("prompt_ids", "token_ids", "decoding_steps", "accept_lengths")
@@ -131,8 +132,7 @@ def write_pages(run: AnswerSet, folder: Path, questions: Sequence[str]) -> Itera
         name = re.sub(r"[^\w.-]", "_", str(turn.question))
         path = folder / f"{run.name}-question-{name}{choice}-turn-{turn.number}.html"
         page = explore(turn.generation, again.pair.tokenizer, facts=facts(run, again, turn))
-        folder.mkdir(parents=True, exist_ok=True)
-        path.write_text(page, encoding="utf-8")
+        write_text(path, page)
         yield path
 
 

@@ -64,7 +64,7 @@ from typing import Any
 from transformers import PreTrainedModel
 
 from evaluation.answers.metrics import times_as_fast, with_interval
-from evaluation.command_line import check_writable, numbers, table
+from evaluation.command_line import numbers, table
 from evaluation.latency import batches
 from evaluation.latency.forwards import ForwardTime, Probe, forwards_table, measure
 from evaluation.run.baselines import InLoop, transformers_methods
@@ -73,6 +73,7 @@ from evaluation.run.models import gather, load, load_assistant, resolved
 from evaluation.run.options import AUTO
 from evaluation.timing import Method, Timings, environment, interleave, step_figures
 from opt_tree import CausalLM, Controller, Decoder, OptTree, Pair, TreePolicy
+from opt_tree.core.files import check_writable, write_text
 from opt_tree.decoding.presets import plain
 from opt_tree.decoding.step_costs import auto
 from opt_tree.policies.base import MOST_NODES
@@ -91,7 +92,7 @@ def forwards(options: Options) -> dict[str, Any]:
     check_writable(output)  # before minutes of measuring
     measured, models, place = measure_forwards(options)
     document = {"models": models, "environment": place, "cells": [asdict(one) for one in measured]}
-    output.write_text(json.dumps(document, indent=1) + "\n")
+    write_text(output, json.dumps(document, indent=1) + "\n")
     title = f"{models['target']}; drafter {models['drafter']}; {place['device']}, {place['threads']} threads"
     print(title, "milliseconds of a forward, medians:", forwards_table(measured), sep="\n")
     return {"measured": options.output}

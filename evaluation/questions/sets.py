@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from opt_tree.core.files import whole
+
 SHIPPED = {name: Path(__file__).parent / f"{name}.jsonl" for name in ("demo", "heldout")}
 """`heldout`: what figures of the embedded models are made on; README.md beside it says where its prompts are from."""
 DATA_VARIABLE = "OPT_TREE_DATA"
@@ -148,10 +150,8 @@ def download(source: Source, target: Path) -> Path:
             f"{source.url} is not the file known here (sha256 {found[:12]}, expected {source.sha256[:12]}); if its "
             "new text is wanted, save it and name it with --question-file"
         )
-    target.parent.mkdir(parents=True, exist_ok=True)
-    partial = target.with_suffix(".tmp")
-    partial.write_bytes(data)
-    partial.replace(target)
+    with whole(target) as partial:
+        partial.write_bytes(data)
     return target
 
 

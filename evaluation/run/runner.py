@@ -27,6 +27,7 @@ from evaluation.run.processes import DRAFTING, Processes, Work, place, relaunch
 from evaluation.timing import Method, environment, schedule
 from opt_tree import Pair
 from opt_tree.core.errors import out_of_memory
+from opt_tree.core.files import check_writable
 from opt_tree.models.quantised_layers import count_of
 
 PLACE = {
@@ -62,7 +63,7 @@ def run(command: str, options: Options, processes: Processes = Processes(), pair
     order = [question.id for question in questions.questions]
     with ExitStack() as locks:
         for work in works:
-            work.file.check_writable()
+            check_writable(work.file.path)
             locks.enter_context(work.held())
             if not options.overwrite:
                 work.whole.check_settings(work.settings)

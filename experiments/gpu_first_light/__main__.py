@@ -23,6 +23,7 @@ from tqdm import tqdm
 from evaluation.command_line import option, parse, run_command, table
 from evaluation.timing import environment
 from experiments.gpu_first_light.parts import ESTIMATES, PARTS, Place
+from opt_tree.core.files import write_text
 
 
 @dataclass(frozen=True)
@@ -64,8 +65,8 @@ def write(name: str, found: dict[str, dict[str, Any]], place: Place) -> None:
     lines = [f"{'A dry run: its times mean nothing. ' if place.dry else ''}{figures['environment']}", ""]
     for part, what in found.items():
         lines += [f"## {part}: {PARTS[part].__doc__}", "", "```", what.get("error") or table(what["rows"]), "```", ""]
-    Path(f"{name}.json").write_text(json.dumps(figures, indent=1) + "\n")
-    Path(f"{name}.md").write_text("\n".join(lines))
+    write_text(Path(f"{name}.json"), json.dumps(figures, indent=1) + "\n")
+    write_text(Path(f"{name}.md"), "\n".join(lines))
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from opt_tree.core.files import whole
 from opt_tree.decoding.advice import Advice
 
 COLOURS = ("#2b6cb0", "#d9730d", "#5a9367", "#7a5aa6", "#b5473c", "#17a2a2")
@@ -30,7 +31,6 @@ def draw_advice(advice: Advice, folder: str | Path) -> list[Path]:
     except ImportError as error:
         raise ValueError("pictures need matplotlib: pip install 'opt_tree[plots]'") from error
     folder = Path(folder).expanduser()
-    folder.mkdir(parents=True, exist_ok=True)
     drawn = []
     for name, halves in (("costs", (_costs, _speed_ups)), ("accepted", (_accepted, _expected))):
         figure = Figure(figsize=(9, 3.4), dpi=110, layout="constrained")
@@ -40,7 +40,8 @@ def draw_advice(advice: Advice, folder: str | Path) -> list[Path]:
             draw(axes, advice)
         drawn.append(folder / f"{name}.png")
         for kind in (".png", ".svg"):
-            figure.savefig(drawn[-1].with_suffix(kind))
+            with whole(drawn[-1].with_suffix(kind)) as partial:
+                figure.savefig(partial, format=kind[1:])
     return drawn
 
 

@@ -24,6 +24,8 @@ import transformers
 from filelock import FileLock
 from torch import Tensor, nn
 
+from opt_tree.core.files import write_text
+
 _CHUNK = 1 << 26  # bytes hashed at once
 _TRIES = 100  # a folder that cannot be removed ends in an error
 _PACKAGE = Path(__file__).parent.parent
@@ -72,7 +74,7 @@ class Package:
         with replaced(self.folder) as fresh:
             shutil.move(made, fresh / self.file.name)
             noted = about | {"sha256": file_digest(fresh / self.file.name)}
-            (fresh / "about.json").write_text(json.dumps(noted, indent=1))
+            write_text(fresh / "about.json", json.dumps(noted, indent=1))
 
     def remove(self) -> None:
         """Drop what is there, whole or damaged."""
@@ -125,10 +127,7 @@ def remember(facts: dict[str, Any], found: str) -> None:
     """Keep what was found out about these facts; a warning where that cannot be: it is found out again next time."""
     place = package_of(facts).folder.with_suffix(".txt")
     try:
-        place.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile("w", dir=place.parent, delete=False) as file:
-            file.write(found)
-        os.replace(file.name, place)
+        write_text(place, found)
     except OSError as error:
         warnings.warn(f"what was measured here cannot be kept, and is measured again next time: {error}", stacklevel=3)
 

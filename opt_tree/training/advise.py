@@ -13,12 +13,12 @@ from pathlib import Path
 
 import torch
 
+from opt_tree.core.files import check_writable
 from opt_tree.decoding.advising import advise
 from opt_tree.decoding.cost_files import read_costs
 from opt_tree.decoding.pair import load_pair
 from opt_tree.display import draw_advice
 from opt_tree.training.command_line import Parser, command, existing
-from opt_tree.training.files import check_writable
 from opt_tree.training.prompts import default_prompts, read_prompts
 
 
@@ -43,7 +43,7 @@ def new_parser() -> Parser:
 def run(args: argparse.Namespace) -> None:
     """Load, ask, print."""
     if args.plots:
-        check_writable(args.plots)
+        check_writable(args.plots, folder=True)
     asked = read_prompts(args.prompts) if args.prompts else default_prompts(heldout=True)
     pair = load_pair(str(args.model), args.drafter, dtype=args.dtype, compile=args.compile)
     others = {name: costs for path in args.costs or () for name, costs in read_costs(path).items()}

@@ -16,10 +16,10 @@ from transformers import PreTrainedTokenizerBase, set_seed
 from opt_tree.core import command_line
 from opt_tree.core.command_line import from_fields, numbers
 from opt_tree.core.errors import out_of_memory
+from opt_tree.core.files import check_replaceable, check_writable
 from opt_tree.models.checkpoints import check_is_folder
 from opt_tree.models.named import resolve
 from opt_tree.training.embedded_family.data import add_data, corpus_names
-from opt_tree.training.files import check_replaceable, check_writable
 from opt_tree.training.stream import OWN, Mixture, TokenDocuments
 from opt_tree.training.trainer import Examples, Loss, Run, Schedule, Source, fit, load_streams, read_pairs
 
@@ -150,7 +150,7 @@ def run_command(
     try:
         parser.check(args)
         if getattr(args, "output", None) is not None:
-            check_writable(Path(args.output))
+            check_writable(Path(args.output), folder=True)
             if getattr(args, "replaces", False):
                 check_replaceable(Path(args.output))
         if "threads" in args:

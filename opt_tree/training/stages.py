@@ -17,6 +17,8 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
+from opt_tree.core.files import write_text
+
 STATE, LOG = "run.json", "log.txt"
 
 
@@ -48,9 +50,7 @@ class Work:
         return 60 * self.args.minutes - self.state["seconds"]
 
     def save(self) -> None:
-        partial = self.args.output / f"{STATE}.partial"
-        partial.write_text(json.dumps(self.state, indent=1) + "\n")
-        partial.replace(self.args.output / STATE)
+        write_text(self.args.output / STATE, json.dumps(self.state, indent=1) + "\n")
 
     def run(self, what: str, seconds: float, module: str, *words: object) -> str:
         """Run one of the package's commands; show what it does and until when; return what it said.

@@ -18,8 +18,8 @@ from tqdm import tqdm
 from transformers import PreTrainedTokenizerBase
 
 from opt_tree.core.errors import one_line
+from opt_tree.core.files import whole
 from opt_tree.training.embedded_family.data import HELD_OUT_PER_MILLE, Split, read_corpus, render
-from opt_tree.training.files import whole
 
 FORMAT = 1  # part of every cache key: raise it when the split, the rendering or the order of a stream changes
 OWN = "own"

@@ -18,6 +18,7 @@ from typing import Any
 from tqdm import tqdm
 from transformers import AutoConfig
 
+from opt_tree.core.files import write_text
 from opt_tree.core.interrupted import as_command
 from opt_tree.drafters.heads.eagle3 import chosen_layers
 from opt_tree.drafters.registry import MADE
@@ -77,7 +78,7 @@ def train(args: argparse.Namespace) -> None:
         work = Work(args, state, bar)
         work.save()
         for name, some in prompts.items():
-            (args.output / f"{name}.jsonl").write_text("".join(json.dumps({"prompt": text}) + "\n" for text in some))
+            write_text(args.output / f"{name}.jsonl", "".join(json.dumps({"prompt": text}) + "\n" for text in some))
         specs = [*_head(work, config), "store:{here}/store"]
         found = [_judge(work, spec) for spec in _combined(specs)]
     _conclude(args, given, found)
@@ -208,7 +209,7 @@ def _conclude(args: argparse.Namespace, given: str, found: Sequence[dict[str, An
         interval = f"{setting['low']:.2f} to {setting['high']:.2f}"
         tokens, speed = f"{here['emitted']:.2f} tokens a step", f"{setting['speed_up']:.2f} x plain ({interval})"
         print(f"{_placed(args, one['spec']):<55} {speed}, {tokens}, {setting['name']}")
-    (args.output / MADE).write_text(json.dumps({"spec": best["spec"], "setting": best["setting"]["name"]}) + "\n")
+    write_text(args.output / MADE, json.dumps({"spec": best["spec"], "setting": best["setting"]["name"]}) + "\n")
     print(f"{best['verdict']}\nload_pair({given!r}, drafter={str(args.output)!r}) takes {_placed(args, best['spec'])}")
 
 

@@ -676,7 +676,7 @@ def test_an_answer_file_that_cannot_be_written_is_refused_first(
     for path in (tmp_path, tmp_path / "file" / "a.jsonl"):
         assert command(folder, path) == 2
         error = error_of(capsys)
-        assert "cannot write the answer file" in error and str(path) in error
+        assert f"cannot write to {path}" in error
 
 
 def test_another_configuration_is_refused_not_mixed(folder: Path, answers: Path, capsys: Any) -> None:

@@ -1,6 +1,5 @@
 """Training code on tiny models and a synthetic corpus: seconds on a CPU."""
 
-import errno
 import importlib
 import json
 import lzma
@@ -24,7 +23,7 @@ from opt_tree.training.embedded_family.outputs import answer, load_documents, sa
 from opt_tree.training.embedded_family.tokenizer import train_tokenizer, training_texts
 from opt_tree.training.embedded_family.unlikelihood import Contrast, repeats
 from opt_tree.training.embedded_family.unlikelihood import make_loss as unlikelihood
-from opt_tree.training.files import last_checkpoint, whole
+from opt_tree.training.files import last_checkpoint
 from opt_tree.training.heads import medusa
 from opt_tree.training.optimizer import MuonAdamW
 from opt_tree.training.stream import OWN, Blocks, Mixture, TokenDocuments, build_stream, collate
@@ -320,31 +319,6 @@ class _Loop(Dataset):
 
     def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
         return {"input_ids": self.row}
-
-
-def test_what_has_its_own_name_is_whole(tmp_path: Path) -> None:
-    folder = tmp_path / "new" / "final"
-    for text in ("first", "second"):
-        with whole(folder) as partial:
-            partial.mkdir()
-            (partial / text).touch()
-            (partial / "config.json").touch()
-    assert {path.name for path in folder.iterdir()} == {"second", "config.json"}
-    with pytest.raises(KeyboardInterrupt), whole(folder) as partial:
-        partial.mkdir()
-        raise KeyboardInterrupt
-    assert {path.name for path in folder.iterdir()} == {"second", "config.json"}
-    (folder / "pictures").mkdir()
-    with pytest.raises(ValueError, match="which would be deleted: name a new folder"), whole(folder):
-        raise AssertionError("asked before anything is made")
-    with pytest.raises(OSError, match=r"No space.*a.npz"), whole(tmp_path / "a.npz") as partial:
-        partial.write_text("half")
-        raise OSError(errno.ENOSPC, "No space left on device")
-    assert not list(tmp_path.glob("*.partial"))
-    with whole(tmp_path / "a.npz") as partial:
-        partial.write_text("whole")
-        assert not list(tmp_path.glob("*.npz"))
-    assert (tmp_path / "a.npz").read_text() == "whole"
 
 
 @pytest.mark.parametrize("preset", recipe.SIZES)

@@ -7,7 +7,6 @@ refused in one line where it is torn, altered or somebody else's. Knows nothing 
 import hashlib
 import json
 import math
-import os
 import zlib
 from collections.abc import Mapping
 from pathlib import Path
@@ -19,6 +18,7 @@ from safetensors.numpy import save_file
 from transformers import PreTrainedTokenizerBase
 
 from opt_tree.core.errors import one_line
+from opt_tree.core.files import whole
 from opt_tree.models.checkpoints import CheckpointError
 
 VERSION = 1
@@ -47,16 +47,11 @@ def fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:
 
 def save_table(path: Path, kind: str, table: Table) -> None:
     """Write a table; whatever lies at `path` is whole at every moment."""
-    path.parent.mkdir(parents=True, exist_ok=True)
     arrays = {name: np.ascontiguousarray(array) for name, array in table.arrays.items()}
     header = table.header | {"kind": kind, "version": VERSION, "sum": _sum(arrays)}
-    partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
-    try:
+    with whole(path) as partial:
         save_file(arrays, partial, metadata={"opt_tree": json.dumps(header)})
         partial.chmod(0o644)  # safetensors' files are the owner's alone
-        os.replace(partial, path)
-    finally:
-        partial.unlink(missing_ok=True)
 
 
 def load_table(path: Path, kind: str, vocab: int, tokenizer: str | None = None) -> Table:

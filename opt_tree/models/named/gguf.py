@@ -18,6 +18,7 @@ import transformers
 from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 
 from opt_tree.core.errors import one_line
+from opt_tree.core.files import write_text
 from opt_tree.engines.package_cache import cache_folder, file_digest, locked, replaced
 from opt_tree.models.checkpoints import CheckpointError
 
@@ -82,7 +83,7 @@ def make(
         weights = fresh / _WEIGHTS
         noted = facts | {"bytes": weights.stat().st_size, "weights_sha256": file_digest(weights)}
         noted["transformers"] = transformers.__version__
-        (fresh / ABOUT).write_text(json.dumps(noted, indent=1))
+        write_text(fresh / ABOUT, json.dumps(noted, indent=1))
         fresh.chmod(0o755)
 
 

@@ -22,6 +22,7 @@ from transformers import (
 )
 
 from opt_tree.core.command_line import from_fields
+from opt_tree.core.files import whole
 from opt_tree.models.checkpoints import load_tokenizer, load_weights
 from opt_tree.training.command_line import (
     Parser,
@@ -31,7 +32,6 @@ from opt_tree.training.command_line import (
     model_path,
     training_parser,
 )
-from opt_tree.training.files import whole
 from opt_tree.training.trainer import Schedule
 
 SHARD = "15MB"  # files of a published model stay under 16 MiB

@@ -18,11 +18,11 @@ import torch
 from tqdm import tqdm
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from opt_tree.core.files import whole
 from opt_tree.models.checkpoints import load_tokenizer, load_weights
 from opt_tree.training.answers import question
 from opt_tree.training.command_line import Parser, command, existing, model_path, read_part
 from opt_tree.training.embedded_family.data import VARIABLE, add_data, draw_prompts, read_prompts
-from opt_tree.training.files import whole
 from opt_tree.training.prompts import read_prompts as read_questions
 from opt_tree.training.stream import TokenDocuments, load_part, narrow
 

@@ -10,9 +10,9 @@ from pathlib import Path
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
 
+from opt_tree.core.files import whole
 from opt_tree.training.command_line import Parser, command
 from opt_tree.training.embedded_family.data import add_data, corpus_names, read_corpus
-from opt_tree.training.files import whole
 
 BOS, EOS, USER, ASSISTANT, PAD = "<|begin|>", "<|end|>", "<|user|>", "<|assistant|>", "<|pad|>"
 SPECIALS = [BOS, EOS, USER, ASSISTANT, PAD]

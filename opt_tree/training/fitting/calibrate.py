@@ -21,6 +21,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from opt_tree.core.children import Few, Reduced
+from opt_tree.core.files import write_text
 from opt_tree.core.pool import Frontier
 from opt_tree.core.probabilities import log_probs_of
 from opt_tree.core.step import Outcome
@@ -165,8 +166,7 @@ def _run(options: argparse.Namespace) -> None:
         "by": "balance" if options.balance else "likelihood",
         **{title: {k: round(float(v), 4) for k, v in vars(row).items()} for title, row in rows.items()},
     }
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / CALIBRATION).write_text(json.dumps(record, indent=2) + "\n")
+    write_text(folder / CALIBRATION, json.dumps(record, indent=2) + "\n")
     print(f"written: {folder / CALIBRATION}")
 
 

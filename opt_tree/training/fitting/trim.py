@@ -16,11 +16,11 @@ from pathlib import Path
 import numpy as np
 from safetensors.torch import save_file
 
+from opt_tree.core.files import whole
 from opt_tree.drafters.draft_vocabulary import VOCABULARY, vocabulary_tensors
 from opt_tree.models.checkpoints import load_config, load_tokenizer
 from opt_tree.training.answers import Cut, read_examples
 from opt_tree.training.command_line import Parser, command, existing
-from opt_tree.training.files import whole
 from opt_tree.training.heads.batches import most_frequent
 
 

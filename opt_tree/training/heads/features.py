@@ -26,11 +26,11 @@ from tqdm import tqdm
 from transformers import PreTrainedModel
 
 from opt_tree.core.command_line import whole_numbers
+from opt_tree.core.files import whole
 from opt_tree.engines.body import watched_module
 from opt_tree.models.checkpoints import load_tokenizer, load_weights
 from opt_tree.training.answers import Cut, Example, read_examples
 from opt_tree.training.command_line import Parser, command, existing, model_path, read_part
-from opt_tree.training.files import whole
 
 COUNTS = "counts.npy"
 """How often each token stands in the answers of all parts: what a draft vocabulary is chosen by."""

@@ -18,8 +18,8 @@ import torch
 from torch import Tensor, nn
 from tqdm import tqdm
 
+from opt_tree.core.files import whole, write_text
 from opt_tree.models.checkpoints import TRAINING
-from opt_tree.training.files import whole
 from opt_tree.training.heads.batches import Batch, Documents, Group
 from opt_tree.training.heads.head_loss import Judge
 from opt_tree.training.optimizer import MuonAdamW
@@ -136,7 +136,7 @@ class Training:
             save(copy.deepcopy(self.kept), self.output / name)
             note = f"{torch.get_num_threads()} CPU threads, {self.steps} steps, {self.tokens} tokens"
             made = {"minutes": round(self.seconds / 60, 2), "on": note}
-            (self.output / name / TRAINING).write_text(json.dumps(made) + "\n")
+            write_text(self.output / name / TRAINING, json.dumps(made) + "\n")
 
         end, saved, mean = 60 * self.plan.minutes, self.seconds, torch.zeros(0)
         bar = tqdm(total=round(end), initial=round(self.seconds), unit="s")
