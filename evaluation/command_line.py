@@ -6,7 +6,6 @@ Options are dataclass fields made by `option`; how they are read is the library'
 import dataclasses
 import json
 import re
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -14,18 +13,17 @@ from opt_tree.core.command_line import (
     Parser,
     at_least,
     at_most,
-    no_bars_in_logs,
     numbers,
     option,
     parse,
+    run_command,
     whole_numbers,
     work_of,
 )
 from opt_tree.core.files import check_writable
-from opt_tree.core.interrupted import as_command
 
 __all__ = [
-    "Parser", "Value", "as_command", "at_least", "at_most", "check_writable", "main_of", "numbers", "option", "parse",
+    "Parser", "Value", "at_least", "at_most", "check_writable", "main_of", "numbers", "option", "parse",
     "print_json", "run_command", "table", "whole_numbers", "work_of",
 ]  # fmt: skip
 
@@ -33,28 +31,6 @@ Options = TypeVar("Options")
 Value = float | int | str | None
 """What a cell of a table may hold."""
 _NUMBER = re.compile(r"[-+]?[\d.]|-$")
-
-
-def run_command(command: Callable[[], int], stopped: str = "stopped") -> int:
-    """Return a command's exit status; what the caller got wrong is one line on stderr and status 2."""
-    try:
-        if "transformers" in sys.modules:
-            no_bars_in_logs(wanted=True)
-        with as_command():
-            return command()
-    except (ValueError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    except (RuntimeError, MemoryError) as error:
-        from opt_tree.core.errors import out_of_memory  # which imports numpy
-
-        if (told := out_of_memory(error)) is None:
-            raise
-        print(f"error: {told}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        print(stopped, file=sys.stderr)
-        return 130
 
 
 def main_of(program: str, options: type[Options], about: str | None, work: str) -> Callable[..., int]:

@@ -2,7 +2,7 @@
 
 import ast
 import difflib
-import importlib
+import runpy
 import sys
 from pathlib import Path
 
@@ -52,7 +52,8 @@ def main() -> int:
         print(f"error: no command {name!r}" + (f"; did you mean {near[0]}?" if near else ""), file=sys.stderr)
         return 2
     sys.argv = [f"opt-tree {name}", *rest]
-    return importlib.import_module(f"opt_tree.{COMMANDS[name]}").main() or 0
+    runpy.run_module(f"opt_tree.{COMMANDS[name]}", run_name="__main__")  # up to the command's `main`, and no further
+    return 0
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """`python -m opt_tree.advise MODEL`: the command of `opt_tree.training.advise`. The function is `opt_tree.advise`."""
 
-from opt_tree.training.advise import main
+import runpy
 
 if __name__ == "__main__":
-    main()
+    runpy.run_module("opt_tree.training.advise", run_name="__main__")

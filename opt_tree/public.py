@@ -13,8 +13,11 @@ from opt_tree.decoding.counterfactual import Beside, generate_beside
 from opt_tree.decoding.decoder import Decoder
 from opt_tree.decoding.generation import Generation
 from opt_tree.decoding.pair import Pair, load_pair
-from opt_tree.display import draw_tree, explore, to_html, transcript
+from opt_tree.display.explorer import explore
+from opt_tree.display.page import to_html
 from opt_tree.display.prove import Proof, prove
+from opt_tree.display.transcripts import transcript
+from opt_tree.display.trees import draw_tree
 from opt_tree.drafters import CausalLMDrafter, Drafter, EagleDrafter, EagleHead, Sharpened, load_drafter
 from opt_tree.drafters.heads.eagle import load_eagle
 from opt_tree.engines.canonical import NotCanonicalError

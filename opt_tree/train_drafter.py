@@ -1,6 +1,6 @@
 """`python -m opt_tree.train_drafter MODEL --output DIR`: the command of `opt_tree.training.train_drafter`."""
 
-from opt_tree.training.train_drafter import main
+import runpy
 
 if __name__ == "__main__":
-    main()
+    runpy.run_module("opt_tree.training.train_drafter", run_name="__main__")

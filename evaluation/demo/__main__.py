@@ -36,7 +36,7 @@ from opt_tree.core.files import write_text
 from opt_tree.decoding.generation import check_prompt
 from opt_tree.decoding.presets import controller, opt, plain
 from opt_tree.decoding.step_costs import auto
-from opt_tree.display import IncrementalText, paint
+from opt_tree.display.transcripts import IncrementalText, paint
 from opt_tree.engines import package_cache as packages
 
 PROMPTS = (

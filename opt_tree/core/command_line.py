@@ -1,7 +1,7 @@
 """Options of a command as the fields of dataclasses, read by argparse.
 
 A default is written once, and commands share options by sharing a base class. Every mistake is one line. Knows nothing
-of what the options mean, and imports the standard library alone: --help and a mistyped flag wait for nothing.
+of what the options mean, and needs the standard library alone: --help and a mistyped flag wait for nothing.
 
 A command's file is therefore in two parts. First comes what can be asked, and `main`; below it what the work needs is
 imported. Run as a command, the file ends at `main`, which names the work as "module:function" and imports it once the
@@ -16,6 +16,8 @@ import sys
 from collections.abc import Callable
 from types import NoneType
 from typing import Any, NoReturn, TypeVar, get_args, get_origin, get_type_hints
+
+from opt_tree.core.interrupted import as_command
 
 Options = TypeVar("Options")
 
@@ -77,10 +79,15 @@ class Parser(argparse.ArgumentParser):
             given["default"] = field.default
             if field.default_factory is not dataclasses.MISSING:
                 given["default"] = field.default_factory()
-            looked_up = given.pop("help") if callable(given.get("help")) else None
-            action = self.add_argument(*dict.fromkeys(names), **given)
-            if looked_up:
-                self._looked_up[action] = looked_up
+            self.add_argument(*dict.fromkeys(names), **given)
+
+    def add_argument(self, *names: Any, **given: Any) -> argparse.Action:
+        """As argparse does; `help` may be a function, which is called where help is asked for."""
+        looked_up = given.pop("help") if callable(given.get("help")) else None
+        action = super().add_argument(*names, **given)
+        if looked_up:
+            self._looked_up[action] = looked_up
+        return action
 
     def format_help(self) -> str:
         """As argparse does, and look up what is listed in it."""
@@ -125,6 +132,28 @@ def work_of(name: str) -> Callable[..., Any]:
         return found(*given)
 
     return work
+
+
+def run_command(command: Callable[[], int], stopped: str = "stopped") -> int:
+    """Return a command's exit status; what the caller got wrong is one line on stderr and status 2."""
+    try:
+        if "transformers" in sys.modules:
+            no_bars_in_logs(wanted=True)
+        with as_command():
+            return command()
+    except (ValueError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except (RuntimeError, MemoryError) as error:
+        from opt_tree.core.errors import out_of_memory  # here: it imports numpy
+
+        if (told := out_of_memory(error)) is None:
+            raise
+        print(f"error: {told}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print(stopped, file=sys.stderr)
+        return 130
 
 
 def no_bars_in_logs(wanted: bool = False) -> None:

@@ -55,7 +55,7 @@ class Prospect:
 
 @dataclass(frozen=True)
 class Advice:
-    """A verdict on a drafter: `print` it; `opt_tree.display.draw_advice` draws it."""
+    """A verdict on a drafter: `print` it; `opt_tree.display.advice.draw_advice` draws it."""
 
     target: str
     drafter: str

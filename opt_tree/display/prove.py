@@ -4,6 +4,33 @@ Owns what a proof looks like. What is enumerated in it is `opt_tree.decoding.cas
 """
 
 import sys
+from pathlib import Path
+
+from opt_tree.core.command_line import Parser, run_command, work_of
+from opt_tree.core.registry import listed
+
+CHILDREN = ("top_k", "iid", "without_replacement", "best_and_draw")
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Print a proof; return 0 for one, 1 for a counterexample, 2 after one line on stderr for what cannot be done."""
+
+    def command() -> int:
+        verifiers = Path(__file__).parents[1] / "verifiers"
+        parser = Parser("opt-tree prove", __doc__)
+        parser.add_argument("verifier", help=lambda: f"one of {', '.join(listed(verifiers))}")
+        parser.add_argument("--children", default="iid:2", metavar="KIND:COUNT", help=f"{', '.join(CHILDREN)}")
+        parser.add_argument("--vocab", type=int, default=3, help="tokens at most")
+        parser.add_argument("--depth", type=int, default=2, help="layers of draft at most")
+        return work_of("opt_tree.display.prove:print_proof")(parser.parse_args(arguments))
+
+    return run_command(command)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
+
+import argparse
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -12,7 +39,6 @@ from typing import Any
 import numpy as np
 
 from opt_tree.core.children import IID, BestAndDraw, Children, TopK, WithoutReplacement
-from opt_tree.core.command_line import Parser
 from opt_tree.core.errors import require
 from opt_tree.decoding.cases import Case, Layers, Rule, enumerated, law_pairs, sizes
 from opt_tree.decoding.enumeration import Laws
@@ -20,12 +46,9 @@ from opt_tree.display.trees import draw_tree
 from opt_tree.policies import TreePolicy
 from opt_tree.verifiers import VERIFIERS, Verifier
 
-KINDS: dict[str, Callable[[int], Children]] = {
-    "top_k": TopK,
-    "iid": IID,
-    "without_replacement": WithoutReplacement,
-    "best_and_draw": BestAndDraw,
-}
+KINDS: dict[str, Callable[[int], Children]] = dict(
+    zip(CHILDREN, (TopK, IID, WithoutReplacement, BestAndDraw), strict=True)
+)
 ROUNDING = 1e-12
 """The largest difference of two probabilities that counts as rounding."""
 
@@ -149,25 +172,14 @@ class _Letters:
         return self.decode([ids])
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """Print a proof; return 0 for one, 1 for a counterexample, 2 after one line on stderr for what cannot be done."""
-    parser = Parser("opt-tree prove", __doc__)
-    parser.add_argument("verifier", help=f"one of {', '.join(VERIFIERS)}")
-    parser.add_argument("--children", default="iid:2", metavar="KIND:COUNT", help=f"{', '.join(KINDS)}; %(default)s")
-    parser.add_argument("--vocab", type=int, default=3, help="tokens at most; %(default)s")
-    parser.add_argument("--depth", type=int, default=2, help="layers of draft at most; %(default)s")
+def print_proof(given: argparse.Namespace) -> int:
+    """Prove what was asked for; return 0 for a proof and 1 for a counterexample."""
+    kind, _, count = given.children.partition(":")
+    if kind not in KINDS or not (count or "2").isdecimal():
+        raise ValueError(f"--children {given.children}: KIND:COUNT, with one of {', '.join(KINDS)}")
     try:
-        given = parser.parse_args(arguments)
-        kind, _, count = given.children.partition(":")
-        if kind not in KINDS or not (count or "2").isdecimal():
-            raise ValueError(f"--children {given.children}: KIND:COUNT, with one of {', '.join(KINDS)}")
         proof = prove(VERIFIERS.named(given.verifier).make, KINDS[kind](int(count or 2)), given.vocab, given.depth)
-    except (TypeError, ValueError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+    except TypeError as error:
+        raise ValueError(str(error)) from error
     print(proof)
     return 0 if proof else 1
-
-
-if __name__ == "__main__":
-    sys.exit(main())

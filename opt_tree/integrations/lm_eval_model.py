@@ -9,66 +9,16 @@ The answers are those of `--model hf`; they come sooner. lm-eval is no dependenc
 """
 
 import sys
-from typing import Any
-
-import torch
-
-from opt_tree.decoding.decoder import Decoder
-from opt_tree.decoding.pair import load_pair
-from opt_tree.policies import OptTree, Static
 
 NAME = "opt-tree"
 
 
-def register() -> type:
-    """Make `opt-tree` known to lm-eval and return its class. Raises ImportError where lm-eval is not installed."""
-    from lm_eval.api.registry import model_registry, register_model
-    from lm_eval.models.huggingface import HFLM
+def register() -> None:
+    """Make `opt-tree` known to lm-eval, which imports it when it is asked for. ImportError where lm-eval is missing."""
+    from lm_eval.api.registry import model_registry
 
-    if NAME in model_registry:
-        return model_registry.get(NAME)
-
-    @register_model(NAME)
-    class TreeLM(HFLM):
-        """`hf` with a drafter: `pretrained`, `drafter`, `dtype` as for `load_pair`; `nodes=0` decodes plainly.
-
-        Requests that generate are decoded one by one; `batch_size` is of log-likelihoods. What else `hf` takes is its.
-        """
-
-        batch_size_per_gpu: Any
-
-        def __init__(
-            self,
-            pretrained: str = "demo",
-            drafter: str | None = None,
-            dtype: str = "auto",
-            nodes: int = OptTree.nodes,
-            threshold: float = OptTree.threshold,
-            max_depth: int = OptTree.max_depth,
-            device: str | None = None,
-            **options: Any,
-        ) -> None:
-            pair = load_pair(pretrained, drafter, dtype=dtype, device=_device(device))
-            super().__init__(pretrained=pair.target.model, tokenizer=pair.tokenizer, backend="causal", **options)
-            policy = OptTree(nodes, threshold, max_depth) if nodes else Static.empty()
-            self.decoder = Decoder(pair.target, pair.drafter, policy)
-
-        def generate_until(self, requests: Any, disable_tqdm: bool = False) -> Any:
-            kept, self.batch_size_per_gpu = self.batch_size_per_gpu, 1
-            try:
-                return super().generate_until(requests, disable_tqdm)
-            finally:
-                self.batch_size_per_gpu = kept
-
-        def _model_generate(self, context: Any, max_length: int, stop: list[str], **generation_kwargs: Any) -> Any:
-            return super()._model_generate(context, max_length, stop, custom_generate=self.decoder, **generation_kwargs)
-
-    return TreeLM
-
-
-def _device(given: str | None) -> str | None:
-    """Leave out the command line's default, the first GPU, where there is none: `hf` takes the CPU then as well."""
-    return given if given != str(torch.device("cuda", 0)) or torch.cuda.is_available() else None
+    if NAME not in model_registry:
+        model_registry.register(NAME, target="opt_tree.integrations.tree_lm:TreeLM")
 
 
 def main() -> None:

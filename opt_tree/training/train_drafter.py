@@ -8,35 +8,15 @@ of the drafters that came out is taken. docs/train_drafter.md is the page.
 """
 
 import argparse
-import hashlib
-import json
 import re
-from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
-from tqdm import tqdm
-from transformers import AutoConfig
-
-from opt_tree.core.files import write_text
-from opt_tree.core.interrupted import as_command
-from opt_tree.drafters.heads.eagle3 import chosen_layers
-from opt_tree.drafters.registry import MADE
-from opt_tree.models.checkpoints import check_is_folder
-from opt_tree.models.named import resolve
 from opt_tree.training.command_line import Parser, command, existing
-from opt_tree.training.prompts import default_prompts, read_prompts
-from opt_tree.training.stages import STATE, Work, alone_in
 
 SHARES = {"eagle3": (0.33, 0.2), "eagle": (0.33, 0.2), "store": (0.7, 0.15)}
 """Of the minutes, by kind: for the answers, and for calibration and verdict. Features and head have the rest."""
-CALIBRATED, JUDGED = 20, 24
-"""Held-out prompts: the first ones calibrate, those behind them are the verdict's."""
-VOCAB = 8192
-UNROLL = "0.2:1,0.3:2,0.5:4"
-"""Share of the head's training:passes on its own estimates; the published seven are for more than minutes."""
-BYTES = 2
-"""Of a number among the features."""
+
+
 UNITS = {"": 1, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
 
 
@@ -61,6 +41,36 @@ def new_parser() -> Parser:
     return parser
 
 
+main = command(new_parser, "opt_tree.training.train_drafter:train")
+
+if __name__ == "__main__":
+    main()
+
+import hashlib
+import json
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from tqdm import tqdm
+from transformers import AutoConfig
+
+from opt_tree.core.files import write_text
+from opt_tree.drafters.heads.eagle3 import chosen_layers
+from opt_tree.drafters.registry import MADE
+from opt_tree.models.checkpoints import check_is_folder
+from opt_tree.models.named import resolve
+from opt_tree.training.prompts import default_prompts, read_prompts
+from opt_tree.training.stages import STATE, Work, alone_in
+
+CALIBRATED, JUDGED = 20, 24
+"""Held-out prompts: the first ones calibrate, those behind them are the verdict's."""
+VOCAB = 8192
+UNROLL = "0.2:1,0.3:2,0.5:4"
+"""Share of the head's training:passes on its own estimates; the published seven are for more than minutes."""
+BYTES = 2
+"""Of a number among the features."""
+
+
 def train(args: argparse.Namespace) -> None:
     """Make what is not there yet, weigh what came out, and say which drafter it is."""
     if re.search(r"[:+]", str(args.output)):
@@ -74,7 +84,7 @@ def train(args: argparse.Namespace) -> None:
     total, spent = round(60 * args.minutes), round(state["seconds"])
     shown = "{desc} |{bar}| {percentage:3.0f} %"
     bar = tqdm(total=total, initial=min(spent, total), bar_format=shown, disable=None)
-    with as_command(), alone_in(args.output), bar:
+    with alone_in(args.output), bar:
         work = Work(args, state, bar)
         work.save()
         for name, some in prompts.items():
@@ -211,9 +221,3 @@ def _conclude(args: argparse.Namespace, given: str, found: Sequence[dict[str, An
         print(f"{_placed(args, one['spec']):<55} {speed}, {tokens}, {setting['name']}")
     write_text(args.output / MADE, json.dumps({"spec": best["spec"], "setting": best["setting"]["name"]}) + "\n")
     print(f"{best['verdict']}\nload_pair({given!r}, drafter={str(args.output)!r}) takes {_placed(args, best['spec'])}")
-
-
-main = command(new_parser, train)
-
-if __name__ == "__main__":
-    main()

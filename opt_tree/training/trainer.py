@@ -3,11 +3,13 @@
 Owns the schedule and the held-out evaluation; knows no loss but a causal LM's own.
 """
 
+import argparse
+import math
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,49 +18,13 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset, Sampler, SequentialSampler
 from transformers import PreTrainedTokenizerBase, Trainer, TrainingArguments
 
-from opt_tree.training.embedded_family.data import corpus_names
+from opt_tree.core.command_line import from_fields
 from opt_tree.training.files import last_checkpoint
 from opt_tree.training.optimizer import MuonAdamW
+from opt_tree.training.plans import OWN, Schedule, corpus_names, read_pairs
 from opt_tree.training.stream import Blocks, Mixture, TokenDocuments, build_stream, collate
 
-A = TypeVar("A")
-B = TypeVar("B")
 Loss = Callable[[nn.Module, dict[str, Tensor]], Tensor]
-
-
-def read_pairs(text: str, between: str, first: Callable[[str], A], second: Callable[[str], B]) -> list[tuple[A, B]]:
-    """Read `a:b,c:d` where `between` is a colon; ValueError for anything else."""
-    try:
-        return [(first(one), second(other)) for one, other in (part.split(between) for part in text.split(","))]
-    except ValueError as error:
-        raise ValueError(f"{text!r} is no list of pairs, such as 1{between}2,3{between}4") from error
-
-
-@dataclass(frozen=True)
-class Schedule:
-    """How long, how fast and in which portions a model is trained; `batch` and `micro_batch` count tokens.
-
-    `rows` lists share:row length, in order: short rows are cheap on a CPU, long ones teach the late positions.
-    """
-
-    tokens: int = 0  # 0: the whole stream
-    batch: int = 8192
-    micro_batch: int = 2048  # of one forward pass of one process
-    block: int = 2048
-    rows: str = "0.62:256,0.34:512,0.04:2048"
-    lr: float = 4e-3
-    warmup: int = 100
-    save_steps: int = 250  # between checkpoints, each with what is held out judged
-    eval_blocks: int = 12
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        _ = self.row_lengths  # refused before anything is read
-
-    @property
-    def row_lengths(self) -> list[tuple[float, int]]:
-        """Return `rows` as (share, length) pairs."""
-        return read_pairs(self.rows, ":", float, int)
 
 
 @dataclass(frozen=True)
@@ -205,3 +171,32 @@ def load_streams(tokenizer: PreTrainedTokenizerBase, source: Source, mixture: Mi
             if names
         }
     return Streams(train, heldout)
+
+
+def parse_epochs(text: str, names: list[str]) -> dict[str, float]:
+    """Read `corpus=passes,...`; the empty text means every corpus once. Raise ValueError for an unknown corpus."""
+    if not text:
+        return dict.fromkeys(names, 1.0)
+    epochs = dict(read_pairs(text, "=", str, float))
+    if unknown := sorted(set(epochs) - set(names)):
+        raise ValueError(f"no such corpus: {', '.join(unknown)}; there are {', '.join(names)}")
+    if not all(0 <= passes < math.inf for passes in epochs.values()):
+        raise ValueError(f"passes through a corpus must be finite and at least 0, got {text!r}")
+    return epochs
+
+
+def load_examples(
+    args: argparse.Namespace, tokenizer: PreTrainedTokenizerBase, slope: float, own: TokenDocuments | None = None
+) -> Examples:
+    """Return what a command line asks to train on; `own` is what its mixture calls "own"."""
+    schedule = from_fields(Schedule, args)
+    names = corpus_names(args.data) if own is None else [OWN, *corpus_names(args.data)]
+    source = Source(args.data, args.cache or args.output / "cache", own)
+    streams = load_streams(tokenizer, source, Mixture(parse_epochs(args.epochs, names), slope, args.seed))
+    return streams.blocks(schedule)
+
+
+def fit_as_told(args: argparse.Namespace, model: nn.Module, examples: Examples, loss: Loss | None = None) -> bool:
+    """Train `model` as a command line says; return whether this process is the one that saves it."""
+    run = Run(args.output, args.resume, args.compile)
+    return fit(model, examples, from_fields(Schedule, args), run, loss).is_world_process_zero()

@@ -12,7 +12,7 @@ from opt_tree.decoding import advising
 from opt_tree.decoding.advising import break_even, grid, weigh
 from opt_tree.decoding.cost_files import read_costs
 from opt_tree.decoding.recording import record, replay, seconds_of
-from opt_tree.display import draw_advice
+from opt_tree.display.advice import draw_advice
 from opt_tree.drafters import model_drafter
 from opt_tree.policies import Costs
 from opt_tree.training import advise as command

@@ -10,20 +10,10 @@ from byte_tokenizer import STOP, byte_tokenizer
 from pages import Page
 
 from opt_tree import Tree, explore
-from opt_tree.display import (
-    IncrementalText,
-    draw_tree,
-    in_notebook,
-    pieces,
-    summary,
-    telling_steps,
-    to_html,
-    token_label,
-    transcript,
-)
-from opt_tree.display.notebook import rich
-from opt_tree.display.page import asked
-from opt_tree.display.trees import escape
+from opt_tree.display.notebook import in_notebook, rich
+from opt_tree.display.page import asked, summary, telling_steps, to_html
+from opt_tree.display.transcripts import IncrementalText, pieces, token_label, transcript
+from opt_tree.display.trees import draw_tree, escape
 
 
 @pytest.fixture(scope="module")

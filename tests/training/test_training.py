@@ -12,13 +12,14 @@ import torch
 from torch.utils.data import Dataset
 from transformers import AutoModelForCausalLM, LlamaForCausalLM, PreTrainedTokenizerFast
 
+from opt_tree.core.command_line import from_fields
 from opt_tree.drafters.heads.one_pass import MedusaHeads
-from opt_tree.training.command_line import from_fields, parse_epochs
-from opt_tree.training.embedded_family import data, recipe, sizes
+from opt_tree.training import plans
+from opt_tree.training.embedded_family import recipe, sizes
 from opt_tree.training.embedded_family.data import Document, draw_prompts, read_corpus, read_prompts, render
 from opt_tree.training.embedded_family.distil import body_loss, distillation_loss, load_teacher
 from opt_tree.training.embedded_family.distil import make_loss as distil_loss
-from opt_tree.training.embedded_family.lm import Shape, save_model
+from opt_tree.training.embedded_family.lm import new_llama, save_model
 from opt_tree.training.embedded_family.outputs import answer, load_documents, save_documents
 from opt_tree.training.embedded_family.tokenizer import train_tokenizer, training_texts
 from opt_tree.training.embedded_family.unlikelihood import Contrast, repeats
@@ -26,8 +27,9 @@ from opt_tree.training.embedded_family.unlikelihood import make_loss as unlikeli
 from opt_tree.training.files import last_checkpoint
 from opt_tree.training.heads import medusa
 from opt_tree.training.optimizer import MuonAdamW
-from opt_tree.training.stream import OWN, Blocks, Mixture, TokenDocuments, build_stream, collate
-from opt_tree.training.trainer import Examples, Run, Schedule, Source, Streams, fit, load_streams
+from opt_tree.training.plans import OWN, Schedule, Shape
+from opt_tree.training.stream import Blocks, Mixture, TokenDocuments, build_stream, collate
+from opt_tree.training.trainer import Examples, Run, Source, Streams, fit, load_streams, parse_epochs
 
 TINY = Shape(layers=2, hidden=32, heads=2, kv_heads=1, head_dim=16, intermediate=48)
 SCHEDULE = Schedule(
@@ -73,7 +75,7 @@ def streams(corpus: Path, tokenizer: PreTrainedTokenizerFast) -> Streams:
 def target(tokenizer: PreTrainedTokenizerFast, streams: Streams, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("target")
     torch.manual_seed(0)
-    model = TINY.build(tokenizer)
+    model = new_llama(TINY, tokenizer)
     fit(model, streams.blocks(_steps(40)), _steps(40), Run(folder))
     save_model(model, tokenizer, folder / "final")
     return folder / "final"
@@ -167,7 +169,7 @@ def test_training_lowers_the_loss(target: Path, streams: Streams) -> None:
 def test_a_resumed_run_ends_like_an_unbroken_one(tokenizer, streams, tmp_path):
     def build() -> LlamaForCausalLM:
         torch.manual_seed(1)
-        return TINY.build(tokenizer)
+        return new_llama(TINY, tokenizer)
 
     whole = build()
     fit(whole, streams.blocks(_steps(8)), _steps(8), Run(tmp_path / "whole"))
@@ -186,7 +188,7 @@ def test_a_resumed_run_ends_like_an_unbroken_one(tokenizer, streams, tmp_path):
 
 
 def test_the_optimizer_gives_matrices_to_muon_and_follows_the_scheduler(tokenizer: PreTrainedTokenizerFast) -> None:
-    model = TINY.build(tokenizer)
+    model = new_llama(TINY, tokenizer)
     optimizer = MuonAdamW(model, 1e-2)
     counts = [sum(len(group["params"]) for group in inner.param_groups) for inner in (optimizer.muon, optimizer.adamw)]
     assert counts == [7 * TINY.layers, 2 + 2 * TINY.layers]
@@ -199,7 +201,7 @@ def test_the_optimizer_gives_matrices_to_muon_and_follows_the_scheduler(tokenize
 def test_uneven_batches_are_named(tokenizer: PreTrainedTokenizerFast, streams: Streams, tmp_path: Path) -> None:
     uneven = Schedule(**{**vars(SCHEDULE), "batch": 100})
     with pytest.raises(ValueError, match="batch 100 must be a multiple"):
-        fit(TINY.build(tokenizer), streams.blocks(uneven), uneven, Run(tmp_path))
+        fit(new_llama(TINY, tokenizer), streams.blocks(uneven), uneven, Run(tmp_path))
     with pytest.raises(ValueError, match="no such corpus: chat_x"):
         parse_epochs("chat_x=1", _names())
 
@@ -239,7 +241,7 @@ def test_distillation_loss_is_least_at_the_targets_law() -> None:
 def test_distilling_brings_the_drafter_to_the_target(target, tokenizer, streams, tmp_path):
     teacher = load_teacher(target, compiled=False)
     torch.manual_seed(2)
-    drafter = Shape(layers=1, hidden=16, heads=1, kv_heads=1, head_dim=16, intermediate=32).build(tokenizer)
+    drafter = new_llama(Shape(layers=1, hidden=16, heads=1, kv_heads=1, head_dim=16, intermediate=32), tokenizer)
     loss = distil_loss(teacher, 0.5, compiled=False)
     rows = {"input_ids": torch.from_numpy(streams.heldout["chat"][:64].astype(np.int64))[None]}
     before = loss(drafter, rows).item()
@@ -394,12 +396,12 @@ def corpora(folder: Path) -> str:
 
 
 def test_corpora_that_are_not_here_are_one_line(tmp_path, monkeypatch, capsys):
-    monkeypatch.delenv(data.VARIABLE, raising=False)
+    monkeypatch.delenv(plans.VARIABLE, raising=False)
     with pytest.raises(SystemExit, match="2"):
         recipe.main(["--work", str(tmp_path)])
     error = capsys.readouterr().err.splitlines()[-1]
     assert "opt_tree/models/embedded/README.md" in error and "error: " in error
-    monkeypatch.setenv(data.VARIABLE, str(tmp_path))
+    monkeypatch.setenv(plans.VARIABLE, str(tmp_path))
     with pytest.raises(SystemExit, match="2"):
         recipe.main(["--work", str(tmp_path)])
     assert f"no chat_*.jsonl.xz or text_*.jsonl.xz in {tmp_path}" in capsys.readouterr().err

@@ -11,10 +11,35 @@ that a chain that outlives its answer counts as far as it can be judged. Target 
 is held out.
 """
 
+from dataclasses import dataclass
+
+from opt_tree.training.command_line import Parser, command, pair_parser
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How a predictor is trained."""
+
+    longest: int = 8  # tokens of the longest chain
+    width: int = 96  # of the perceptron
+    epochs: int = 3
+    batch: int = 512  # labels of a step
+    lr: float = 2e-3  # highest learning rate; it falls to nothing by a cosine
+    seed: int = 0
+
+
+def new_parser() -> Parser:
+    return pair_parser("Train a predictor of draft lengths for a target and its EAGLE head.", Plan())
+
+
+main = command(new_parser, "opt_tree.training.controllers.draft_length:train")
+
+if __name__ == "__main__":
+    main()
+
 import argparse
 import json
 from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -28,12 +53,12 @@ from opt_tree.controllers.predicted import KIND, LAST, LengthPredictor
 from opt_tree.core.command_line import from_fields
 from opt_tree.decoding.pair import Pair, load_pair
 from opt_tree.drafters import EagleDrafter
-from opt_tree.training.answers import Cut, Example, read_examples
-from opt_tree.training.command_line import Parser, command, pair_parser
+from opt_tree.training.answers import Example, read_examples
 from opt_tree.training.files import write_checkpoint
 from opt_tree.training.heads.eagle import passes
 from opt_tree.training.heads.features import hidden_states
 from opt_tree.training.optimizer import epochs
+from opt_tree.training.plans import Cut
 
 HELD_OUT = 10
 """One document in so many."""
@@ -109,18 +134,6 @@ def constant(labels: Labels, longest: int) -> Float[Tensor, "1 longest"]:
     return torch.logit((accepted + 1) / (judged.sum(0) + 2))[None]
 
 
-@dataclass(frozen=True)
-class Plan:
-    """How a predictor is trained."""
-
-    longest: int = 8  # tokens of the longest chain
-    width: int = 96  # of the perceptron
-    epochs: int = 3
-    batch: int = 512  # labels of a step
-    lr: float = 2e-3  # highest learning rate; it falls to nothing by a cosine
-    seed: int = 0
-
-
 def fit(labels: Labels, embed: nn.Module, plan: Plan) -> LengthPredictor:
     torch.manual_seed(plan.seed)
     predictor = LengthPredictor(labels.features.shape[1], plan.longest, plan.width)
@@ -151,10 +164,6 @@ def save(predictor: LengthPredictor, facts: dict[str, Any], folder: Path) -> Non
     write_checkpoint(config | facts, predictor.state_dict(), folder)
 
 
-def new_parser() -> Parser:
-    return pair_parser("Train a predictor of draft lengths for a target and its EAGLE head.", Plan())
-
-
 def train(args: argparse.Namespace) -> None:
     """Make labels, train, say what came of it, and write."""
     plan = from_fields(Plan, args)
@@ -176,9 +185,3 @@ def train(args: argparse.Namespace) -> None:
     }
     save(predictor, facts, args.output)
     print(json.dumps(facts))
-
-
-main = command(new_parser, train)
-
-if __name__ == "__main__":
-    main()

@@ -9,12 +9,43 @@ tree itself and for each smaller one inside it (fewer branches, shorter ones, a 
 its tree contains. What a verifier costs is measured on the way. One step in eight is held out.
 """
 
+from dataclasses import dataclass
+
+from opt_tree.training.command_line import Parser, command, pair_parser
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is chosen from, how many steps are surveyed, and how the network is trained."""
+
+    trunks: str = "0,1,2,4"  # tokens before the branching point
+    branches: str = "2,4"  # branches of a tree
+    lengths: str = "2,4"  # tokens of a branch
+    chains: str = "0,1,2,3,4,6,8"  # chains beside them; 0: no tree
+    verifiers: str = "traversal,multi_round"
+    temperature: float = 1.0
+    steps: int = 3000
+    tokens: int = 64  # a prompt
+    width: int = 32
+    epochs: int = 30
+    lr: float = 1e-3
+    seed: int = 0
+
+
+def new_parser() -> Parser:
+    return pair_parser("Train the network that chooses delayed trees and their verifiers.", Plan())
+
+
+main = command(new_parser, "opt_tree.training.controllers.tree_values:train")
+
+if __name__ == "__main__":
+    main()
+
 import argparse
 import copy
 import json
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -35,55 +66,39 @@ from opt_tree.core.tree import Tree
 from opt_tree.decoding.decoder import Decoder
 from opt_tree.decoding.pair import Pair, load_pair
 from opt_tree.policies import Delayed, TreePolicy
-from opt_tree.training.answers import Cut, read_examples
-from opt_tree.training.command_line import Parser, command, pair_parser
+from opt_tree.training.answers import read_examples
 from opt_tree.training.files import write_checkpoint
 from opt_tree.training.optimizer import epochs
+from opt_tree.training.plans import Cut
 from opt_tree.verifiers import VERIFIERS, Verdict, Verifier, block_efficiency, check
 
 HELD_OUT = 8
 
 
-@dataclass(frozen=True)
-class Plan:
-    """What is chosen from, how many steps are surveyed, and how the network is trained."""
+def choice_of(plan: Plan, judging: dict[str, tuple[float, float]]) -> Choice:
+    """Everything that can be chosen; ValueError for a verifier that is not exact for drawn trees."""
+    names = plan.verifiers.split(",")
+    for name in names:
+        if name not in VERIFIERS or name == "greedy":
+            raise ValueError(f"no verifier {name} for drawn children")
+        try:
+            check(VERIFIERS[name].make, IID((2,)))
+        except TypeError as error:
+            raise ValueError(str(error)) from error
+    trunks, branches, lengths, chains = (
+        whole_numbers(text) for text in (plan.trunks, plan.branches, plan.lengths, plan.chains)
+    )
+    shapes = [(1, chain, 0) for chain in chains]
+    shapes += [(k, trunk, length) for trunk in trunks for k in branches for length in lengths]
+    actions = [Action(*shape, name) for shape in shapes for name in names if sum(shape[1:]) or name == names[0]]
+    return Choice(tuple(actions), judging, plan.temperature)
 
-    trunks: str = "0,1,2,4"  # tokens before the branching point
-    branches: str = "2,4"  # branches of a tree
-    lengths: str = "2,4"  # tokens of a branch
-    chains: str = "0,1,2,3,4,6,8"  # chains beside them; 0: no tree
-    verifiers: str = "traversal,multi_round"
-    temperature: float = 1.0
-    steps: int = 3000
-    tokens: int = 64  # a prompt
-    width: int = 32
-    epochs: int = 30
-    lr: float = 1e-3
-    seed: int = 0
 
-    def choice(self, judging: dict[str, tuple[float, float]]) -> Choice:
-        """Everything that can be chosen; ValueError for a verifier that is not exact for drawn trees."""
-        names = self.verifiers.split(",")
-        for name in names:
-            if name not in VERIFIERS or name == "greedy":
-                raise ValueError(f"no verifier {name} for drawn children")
-            try:
-                check(VERIFIERS[name].make, IID((2,)))
-            except TypeError as error:
-                raise ValueError(str(error)) from error
-        trunks, branches, lengths, chains = (
-            whole_numbers(text) for text in (self.trunks, self.branches, self.lengths, self.chains)
-        )
-        shapes = [(1, chain, 0) for chain in chains]
-        shapes += [(k, trunk, length) for trunk in trunks for k in branches for length in lengths]
-        actions = [Action(*shape, name) for shape in shapes for name in names if sum(shape[1:]) or name == names[0]]
-        return Choice(tuple(actions), judging, self.temperature)
-
-    def surveys(self) -> list[Delayed]:
-        """The trees that are drawn: for each trunk the largest, and the longest chain."""
-        branches, length = (max(whole_numbers(text)) for text in (self.branches, self.lengths))
-        longest = max(whole_numbers(self.chains))
-        return [Delayed(trunk, branches, length) for trunk in whole_numbers(self.trunks)] + [Delayed(longest, 1, 0)]
+def surveys_of(plan: Plan) -> list[Delayed]:
+    """The trees that are drawn: for each trunk the largest, and the longest chain."""
+    branches, length = (max(whole_numbers(text)) for text in (plan.branches, plan.lengths))
+    longest = max(whole_numbers(plan.chains))
+    return [Delayed(trunk, branches, length) for trunk in whole_numbers(plan.trunks)] + [Delayed(longest, 1, 0)]
 
 
 def inside(tree: Tree, trunk: int, action: Action) -> Bool[np.ndarray, " rows"] | None:
@@ -124,7 +139,7 @@ class Survey(Informed):
 
     def __init__(self, hidden: int, plan: Plan, actions: Sequence[Action]) -> None:
         super().__init__(hidden, plan.temperature)
-        self.policies: tuple[TreePolicy, ...] = tuple(plan.surveys())
+        self.policies: tuple[TreePolicy, ...] = tuple(surveys_of(plan))
         self.actions = actions
         self.names = tuple(dict.fromkeys(action.verifier for action in actions))
         self.found: list[tuple[Tensor, Tensor, Tensor]] = []
@@ -166,7 +181,7 @@ class Survey(Informed):
 def survey(pair: Pair, prompts: Sequence[list[int]], plan: Plan) -> tuple[Surveyed, dict[str, tuple[float, float]]]:
     """Sample behind the prompts until there are steps enough; return what was seen, and what each verifier costs."""
     free = dict.fromkeys(plan.verifiers.split(","), (0.0, 0.0))
-    seen = Survey(pair.target.hidden, plan, plan.choice(free).actions)  # type: ignore[union-attr]
+    seen = Survey(pair.target.hidden, plan, choice_of(plan, free).actions)  # type: ignore[union-attr]
     decoder = Decoder(pair.target, pair.drafter, seen, seen.verdict_of())
     with tqdm(total=plan.steps, desc="survey", unit="step", disable=None) as bar:
         for seed, prompt in enumerate(prompts):
@@ -239,21 +254,18 @@ def save(values: TreeValues, facts: dict[str, Any], folder: Path) -> None:
     write_checkpoint(config | facts, values.state_dict(), folder, torch.float32)
 
 
-def new_parser() -> Parser:
-    return pair_parser("Train the network that chooses delayed trees and their verifiers.", Plan())
-
-
 def train(args: argparse.Namespace) -> None:
     """Survey, train, say what came of it, and write."""
     plan = from_fields(Plan, args)
-    plan.choice(dict.fromkeys(plan.verifiers.split(","), (0.0, 0.0)))  # refuses what is wrong before anything is loaded
+    # Refuses what is wrong before anything is loaded.
+    choice_of(plan, dict.fromkeys(plan.verifiers.split(","), (0.0, 0.0)))
     pair = load_pair(args.target, args.drafter, dtype=args.dtype)
     examples = read_examples(args.answers, pair.tokenizer, Cut(shortest=2))
     prompts = [example.tokens[: max(example.answer, 1)] for example in examples]
     seen, judging = survey(pair, prompts, plan)
     held = torch.arange(len(seen.facts)) % HELD_OUT == 0
     kept, heldout = (Surveyed(*(part[rows] for part in seen)) for rows in (~held, held))
-    values = fit(kept, heldout, plan.choice(judging), plan)
+    values = fit(kept, heldout, choice_of(plan, judging), plan)
     means = kept.tokens.nanmean(0)
     facts = {
         "drafter": args.drafter,
@@ -264,9 +276,3 @@ def train(args: argparse.Namespace) -> None:
     }
     save(values, facts, args.output)
     print(json.dumps(facts | {"judging": judging}))
-
-
-main = command(new_parser, train)
-
-if __name__ == "__main__":
-    main()

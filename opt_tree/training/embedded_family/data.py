@@ -4,11 +4,9 @@ A corpus folder holds `chat_*.jsonl.xz` (`{"messages": [...]}`) and `text_*.json
 owns what a document is and on which side of the split it lies; it knows nothing of token streams (`stream.py`).
 """
 
-import argparse
 import hashlib
 import json
 import lzma
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +15,8 @@ from typing import Literal
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
-VARIABLE = "OPT_TREE_CORPUS"
+from opt_tree.training.plans import corpus_names
+
 HELD_OUT_PER_MILLE = 15
 Split = Literal["train", "heldout"]
 
@@ -52,35 +51,6 @@ class Document:
         plain = "".join(filter(str.isalnum, key.lower()))
         digest = hashlib.blake2b(plain.encode(), digest_size=8).digest()
         return "heldout" if int.from_bytes(digest) % 1000 < HELD_OUT_PER_MILLE else "train"
-
-
-def add_data(parser: argparse.ArgumentParser) -> None:
-    """Add --data, which must name a corpus folder; $OPT_TREE_CORPUS does as well."""
-    parser.add_argument(
-        "--data", type=_folder, default=os.environ.get(VARIABLE, ""), help=f"corpus folder (default: ${VARIABLE})"
-    )
-
-
-def _folder(text: str) -> Path:
-    if not text:
-        raise argparse.ArgumentTypeError(
-            f'name a folder of corpora, here or in ${VARIABLE}: chat_*.jsonl.xz with {{"messages": [...]}} and '
-            'text_*.jsonl.xz with {"text": ...} a line; '
-            "opt_tree/models/embedded/README.md says where to get those used here"
-        )
-    try:
-        corpus_names(Path(text))
-    except FileNotFoundError as error:
-        raise argparse.ArgumentTypeError(str(error)) from error
-    return Path(text)
-
-
-def corpus_names(folder: Path) -> list[str]:
-    """Return the corpora of a folder, sorted; raise FileNotFoundError if there is none."""
-    names = sorted(path.name.removesuffix(".jsonl.xz") for path in folder.glob("*_*.jsonl.xz"))
-    if not names:
-        raise FileNotFoundError(f"no chat_*.jsonl.xz or text_*.jsonl.xz in {folder}")
-    return names
 
 
 def read_corpus(folder: Path, name: str) -> Iterator[Document]:

@@ -7,6 +7,24 @@ accepts a drafted token only if it is the target's argmax, so the second term ma
 of acceptance, which is what a tree's expected acceptance sums; the first carries more signal per token.
 """
 
+from opt_tree.training.command_line import Parser, command, existing, teacher_parser
+from opt_tree.training.plans import Schedule, Shape
+
+
+def new_parser() -> Parser:
+    schedule = Schedule(rows="0.9:512,0.1:2048", warmup=50)
+    shape = Shape(layers=2, hidden=128, heads=2, kv_heads=2, intermediate=320)
+    parser = teacher_parser("Distil a drafter from a target.", schedule, shape)
+    parser.add_argument("--init", type=existing, help="continue from this drafter instead of from scratch")
+    parser.add_argument("--hard", type=float, default=0.5, help="weight of the target's argmax in the loss")
+    return parser
+
+
+main = command(new_parser, "opt_tree.training.embedded_family.distil:train")
+
+if __name__ == "__main__":
+    main()
+
 import argparse
 from pathlib import Path
 
@@ -16,18 +34,9 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from opt_tree.models.checkpoints import load_tokenizer, load_weights
-from opt_tree.training.command_line import (
-    Parser,
-    command,
-    existing,
-    fit_as_told,
-    load_examples,
-    model_path,
-    training_parser,
-)
-from opt_tree.training.embedded_family.lm import Shape, new_model, save_model, set_attention
+from opt_tree.training.embedded_family.lm import new_model, save_model, set_attention
 from opt_tree.training.embedded_family.outputs import load_documents
-from opt_tree.training.trainer import Examples, Loss, Schedule
+from opt_tree.training.trainer import Examples, Loss, fit_as_told, load_examples
 
 
 def distillation_loss(
@@ -75,15 +84,6 @@ def body_loss(target: PreTrainedModel, compiled: bool) -> Loss:
     return loss
 
 
-def teacher_parser(description: str, schedule: Schedule, objective: object) -> Parser:
-    """Return a command line with what every drafter that learns from a target takes, and its objective's fields."""
-    parser = training_parser(description, schedule)
-    parser.add_argument("--target", type=model_path, required=True, help="model folder, with its tokenizer")
-    parser.add_argument("--own", type=existing, required=True, help="folder of the target's own outputs")
-    parser.add_fields(objective)
-    return parser
-
-
 def load_lesson(args: argparse.Namespace) -> tuple[PreTrainedModel, PreTrainedTokenizerBase, Examples]:
     """Load what such a command line names: the frozen target, its tokenizer, and what to train on."""
     tokenizer = load_tokenizer(str(args.target))
@@ -91,23 +91,8 @@ def load_lesson(args: argparse.Namespace) -> tuple[PreTrainedModel, PreTrainedTo
     return load_teacher(args.target, args.compile), tokenizer, examples
 
 
-def new_parser() -> Parser:
-    schedule = Schedule(rows="0.9:512,0.1:2048", warmup=50)
-    shape = Shape(layers=2, hidden=128, heads=2, kv_heads=2, intermediate=320)
-    parser = teacher_parser("Distil a drafter from a target.", schedule, shape)
-    parser.add_argument("--init", type=existing, help="continue from this drafter instead of from scratch")
-    parser.add_argument("--hard", type=float, default=0.5, help="weight of the target's argmax in the loss")
-    return parser
-
-
 def train(args: argparse.Namespace) -> None:
     target, tokenizer, examples = load_lesson(args)
     drafter = new_model(args, tokenizer)
     if fit_as_told(args, drafter, examples, make_loss(target, args.hard, args.compile)):
         save_model(drafter, tokenizer, args.output / "final")
-
-
-main = command(new_parser, train)
-
-if __name__ == "__main__":
-    main()

@@ -7,64 +7,55 @@
 Stopped runs go on from the last checkpoint in OUTPUT with `--resume`. The finished model lies in OUTPUT/final (bf16).
 """
 
+from opt_tree.training.command_line import Parser, command, model_path, training_parser
+from opt_tree.training.plans import Schedule, Shape
+
+
+def new_parser() -> Parser:
+    parser = training_parser("Train a small language model.", Schedule())
+    parser.add_argument("--tokenizer", type=model_path, required=True, help="tokenizer folder")
+    parser.add_argument("--init", type=model_path, help="continue from this model instead of from scratch")
+    parser.add_fields(Shape())
+    return parser
+
+
+main = command(new_parser, "opt_tree.training.embedded_family.lm:train")
+
+if __name__ == "__main__":
+    main()
+
 import argparse
 import json
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from transformers import (
-    GenerationConfig,
-    LlamaConfig,
-    LlamaForCausalLM,
-    PreTrainedModel,
-    PreTrainedTokenizerBase,
-)
+from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
 
 from opt_tree.core.command_line import from_fields
 from opt_tree.core.files import whole
 from opt_tree.models.checkpoints import load_tokenizer, load_weights
-from opt_tree.training.command_line import (
-    Parser,
-    command,
-    fit_as_told,
-    load_examples,
-    model_path,
-    training_parser,
-)
-from opt_tree.training.trainer import Schedule
+from opt_tree.training.trainer import fit_as_told, load_examples
 
 SHARD = "15MB"  # files of a published model stay under 16 MiB
 
 
-@dataclass(frozen=True)
-class Shape:
-    """The architecture of a new model; heads are `head_dim` wide whatever `hidden` is."""
-
-    layers: int = 12
-    hidden: int = 256
-    heads: int = 4
-    kv_heads: int = 2
-    head_dim: int = 64
-    intermediate: int = 512
-
-    def build(self, tokenizer: PreTrainedTokenizerBase) -> LlamaForCausalLM:
-        """Return a randomly initialised model with tied embeddings and the positions that the tokenizer allows."""
-        config = LlamaConfig(
-            vocab_size=len(tokenizer),
-            hidden_size=self.hidden,
-            intermediate_size=self.intermediate,
-            num_hidden_layers=self.layers,
-            num_attention_heads=self.heads,
-            num_key_value_heads=self.kv_heads,
-            head_dim=self.head_dim,
-            max_position_embeddings=tokenizer.model_max_length,
-            tie_word_embeddings=True,
-            bos_token_id=tokenizer.bos_token_id,
-            eos_token_id=tokenizer.eos_token_id,
-            pad_token_id=tokenizer.pad_token_id,
-        )
-        return LlamaForCausalLM(config)
+def new_llama(shape: Shape, tokenizer: PreTrainedTokenizerBase) -> LlamaForCausalLM:
+    """Return a randomly initialised model with tied embeddings and the positions that the tokenizer allows."""
+    config = LlamaConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=shape.hidden,
+        intermediate_size=shape.intermediate,
+        num_hidden_layers=shape.layers,
+        num_attention_heads=shape.heads,
+        num_key_value_heads=shape.kv_heads,
+        head_dim=shape.head_dim,
+        max_position_embeddings=tokenizer.model_max_length,
+        tie_word_embeddings=True,
+        bos_token_id=tokenizer.bos_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+    )
+    return LlamaForCausalLM(config)
 
 
 def set_attention(model: PreTrainedModel, compiled: bool) -> None:
@@ -91,17 +82,9 @@ def save_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folde
         (partial / "tokenizer_config.json").write_text(json.dumps(settings, indent=2) + "\n")
 
 
-def new_parser() -> Parser:
-    parser = training_parser("Train a small language model.", Schedule())
-    parser.add_argument("--tokenizer", type=model_path, required=True, help="tokenizer folder")
-    parser.add_argument("--init", type=model_path, help="continue from this model instead of from scratch")
-    parser.add_fields(Shape())
-    return parser
-
-
 def new_model(args: argparse.Namespace, tokenizer: PreTrainedTokenizerBase) -> PreTrainedModel:
     """Return the model to train: the one in `args.init`, or a new one of the shape that `args` describe."""
-    model = load_weights(str(args.init), torch.float32) if args.init else from_fields(Shape, args).build(tokenizer)
+    model = load_weights(str(args.init), torch.float32) if args.init else new_llama(from_fields(Shape, args), tokenizer)
     set_attention(model, args.compile)
     return model
 
@@ -113,9 +96,3 @@ def train(args: argparse.Namespace) -> None:
     if fit_as_told(args, model, examples):
         save_model(model, tokenizer, args.output / "final")
         print(f"done; to make a drafter for it: opt-tree train-drafter {args.output / 'final'} --output FOLDER")
-
-
-main = command(new_parser, train)
-
-if __name__ == "__main__":
-    main()

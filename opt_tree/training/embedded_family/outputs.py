@@ -7,11 +7,39 @@ Each part is one `.npz` file; parts are independent, so one process a core may w
 batch is a file, those that are there are not written again, and the run ends after its minutes or tokens.
 """
 
+import os
+from pathlib import Path
+
+from opt_tree.training.command_line import Parser, command, existing, model_path, read_part
+from opt_tree.training.plans import VARIABLE, add_data
+
+
+def new_parser() -> Parser:
+    parser = Parser("Write a target's own greedy answers to training prompts.")
+    add_data(parser)
+    parser.set_defaults(data=os.environ.get(VARIABLE))  # where there is none, --questions may do
+    parser.add_argument("--target", type=model_path, required=True, help="model folder, with its tokenizer")
+    parser.add_argument("--output", type=Path, required=True, help="folder of the parts")
+    parser.add_argument("--prompts", type=int, default=6000, help="prompts in all parts together")
+    parser.add_argument("--questions", type=existing, nargs="+", help="answer these instead: .jsonl, or a line each")
+    parser.add_argument("--minutes", type=float, help="with --questions: begin no batch after so many")
+    parser.add_argument("--tokens", type=int, help="with --questions: begin no batch after so many tokens")
+    parser.add_argument("--threads", type=int, default=1, help="CPU threads")
+    parser.add_argument("--max-new-tokens", "--new-tokens", type=int, default=144, help="longest answer")
+    parser.add_argument("--batch", type=int, default=64, help="prompts answered at once")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the draw of prompts")
+    parser.add_argument("--part", type=read_part, default="0/1", help="which part of how many, from 0")
+    return parser
+
+
+main = command(new_parser, "opt_tree.training.embedded_family.outputs:write")
+
+if __name__ == "__main__":
+    main()
+
 import argparse
 import math
-import os
 import time
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -21,8 +49,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from opt_tree.core.files import whole
 from opt_tree.models.checkpoints import load_tokenizer, load_weights
 from opt_tree.training.answers import question
-from opt_tree.training.command_line import Parser, command, existing, model_path, read_part
-from opt_tree.training.embedded_family.data import VARIABLE, add_data, draw_prompts, read_prompts
+from opt_tree.training.embedded_family.data import draw_prompts, read_prompts
 from opt_tree.training.prompts import read_prompts as read_questions
 from opt_tree.training.stream import TokenDocuments, load_part, narrow
 
@@ -88,24 +115,6 @@ def load_documents(folder: Path) -> TokenDocuments:
     return TokenDocuments(np.concatenate(tokens), np.concatenate(starts))
 
 
-def new_parser() -> Parser:
-    parser = Parser("Write a target's own greedy answers to training prompts.")
-    add_data(parser)
-    parser.set_defaults(data=os.environ.get(VARIABLE))  # where there is none, --questions may do
-    parser.add_argument("--target", type=model_path, required=True, help="model folder, with its tokenizer")
-    parser.add_argument("--output", type=Path, required=True, help="folder of the parts")
-    parser.add_argument("--prompts", type=int, default=6000, help="prompts in all parts together")
-    parser.add_argument("--questions", type=existing, nargs="+", help="answer these instead: .jsonl, or a line each")
-    parser.add_argument("--minutes", type=float, help="with --questions: begin no batch after so many")
-    parser.add_argument("--tokens", type=int, help="with --questions: begin no batch after so many tokens")
-    parser.add_argument("--threads", type=int, default=1, help="CPU threads")
-    parser.add_argument("--max-new-tokens", "--new-tokens", type=int, default=144, help="longest answer")
-    parser.add_argument("--batch", type=int, default=64, help="prompts answered at once")
-    parser.add_argument("--seed", type=int, default=0, help="seed of the draw of prompts")
-    parser.add_argument("--part", type=read_part, default="0/1", help="which part of how many, from 0")
-    return parser
-
-
 def write(args: argparse.Namespace) -> None:
     """Answer one part of the prompts, or batch after batch of the questions, and store the documents."""
     if args.questions:
@@ -137,9 +146,3 @@ def _write_batches(args: argparse.Namespace) -> None:
             save_documents(batch, path)
         tokens += len(load_part(path).tokens)
     print(f"{tokens} tokens in {args.output}")
-
-
-main = command(new_parser, write)
-
-if __name__ == "__main__":
-    main()

@@ -11,16 +11,32 @@ Where the embedded models differ from `cpu`: their stages were run one by one, t
 `--init` from the first. They read 2.2M tokens of 5,000 own answers (rows of 512), then 3.2M of 15,000 (at 4e-3).
 """
 
+from pathlib import Path
+
+from opt_tree.training.command_line import Parser, command
+from opt_tree.training.embedded_family.sizes import CHAT_EPOCHS, SIZES, TARGET_EPOCHS, Size
+from opt_tree.training.plans import add_data
+
+
+def new_parser() -> Parser:
+    parser = Parser("Train the demo family, stage by stage.")
+    add_data(parser)
+    parser.add_argument("--work", type=Path, required=True, help="folder of all stages; give it again to go on")
+    parser.add_argument("--preset", choices=sorted(SIZES), default="cpu", help="size of the run")
+    return parser
+
+
+main = command(new_parser, "opt_tree.training.embedded_family.recipe:run_all")
+
+if __name__ == "__main__":
+    main()
+
 import argparse
 import os
 import subprocess
 import sys
 from dataclasses import dataclass
-from pathlib import Path
 
-from opt_tree.training.command_line import Parser, command
-from opt_tree.training.embedded_family.data import add_data
-from opt_tree.training.embedded_family.sizes import CHAT_EPOCHS, SIZES, TARGET_EPOCHS, Size
 from opt_tree.training.files import last_checkpoint
 
 PROCESSES = 2
@@ -99,14 +115,6 @@ def run(stage: Stage, args: argparse.Namespace, size: Size) -> None:
     subprocess.run([*words, "-m", f"{__package__}.{stage.module}", *arguments], check=True, env=environment)
 
 
-def new_parser() -> Parser:
-    parser = Parser("Train the demo family, stage by stage.")
-    add_data(parser)
-    parser.add_argument("--work", type=Path, required=True, help="folder of all stages; give it again to go on")
-    parser.add_argument("--preset", choices=sorted(SIZES), default="cpu", help="size of the run")
-    return parser
-
-
 def run_all(args: argparse.Namespace) -> None:
     size = SIZES[args.preset]
     for stage in stages(size, args.work):
@@ -120,9 +128,3 @@ def run_all(args: argparse.Namespace) -> None:
             raise ValueError(
                 f"stage {stage.name} failed with exit status {error.returncode}; its output is above"
             ) from error
-
-
-main = command(new_parser, run_all)
-
-if __name__ == "__main__":
-    main()

@@ -3,21 +3,38 @@
 python -m opt_tree.training.embedded_family.tokenizer --output DIR [--data DIR] [--vocab 8192]
 """
 
+from pathlib import Path
+
+from opt_tree.training.command_line import Parser, command
+from opt_tree.training.plans import add_data, corpus_names
+
+
+def new_parser() -> Parser:
+    parser = Parser("Train the demo models' tokenizer.")
+    add_data(parser)
+    parser.add_argument("--output", type=Path, required=True, help="folder of the tokenizer")
+    parser.set_defaults(replaces=True)
+    parser.add_argument("--vocab", type=int, default=8192, help="tokens, specials included")
+    return parser
+
+
+main = command(new_parser, "opt_tree.training.embedded_family.tokenizer:write")
+
+if __name__ == "__main__":
+    main()
+
 import argparse
 from collections.abc import Iterator
-from pathlib import Path
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
 
 from opt_tree.core.files import whole
-from opt_tree.training.command_line import Parser, command
-from opt_tree.training.embedded_family.data import add_data, corpus_names, read_corpus
+from opt_tree.training.embedded_family.data import read_corpus
 
 BOS, EOS, USER, ASSISTANT, PAD = "<|begin|>", "<|end|>", "<|user|>", "<|assistant|>", "<|pad|>"
 SPECIALS = [BOS, EOS, USER, ASSISTANT, PAD]
 MAX_LENGTH = 2048
-
 # <|begin|><|user|>question<|end|><|assistant|>answer<|end|>...; a system message opens the next user turn.
 CHAT_TEMPLATE = (
     "{{- bos_token -}}{%- set held = namespace(system='') -%}"
@@ -70,15 +87,6 @@ def train_tokenizer(texts: Iterator[str], vocab: int) -> PreTrainedTokenizerFast
     )
 
 
-def new_parser() -> Parser:
-    parser = Parser("Train the demo models' tokenizer.")
-    add_data(parser)
-    parser.add_argument("--output", type=Path, required=True, help="folder of the tokenizer")
-    parser.set_defaults(replaces=True)
-    parser.add_argument("--vocab", type=int, default=8192, help="tokens, specials included")
-    return parser
-
-
 def write(args: argparse.Namespace) -> None:
     """Train the tokenizer on a corpus folder and save it."""
     least = len(SPECIALS) + 256  # every byte is a token
@@ -86,9 +94,3 @@ def write(args: argparse.Namespace) -> None:
         raise ValueError(f"--vocab must be at least {least}, got {args.vocab}")
     with whole(args.output) as partial:
         train_tokenizer(training_texts(args.data), args.vocab).save_pretrained(partial)
-
-
-main = command(new_parser, write)
-
-if __name__ == "__main__":
-    main()

@@ -6,6 +6,24 @@ Small models decoded greedily fall into loops. The next token of an answer is un
 the answer already had; its probability is pushed down by -log(1 - p), beside the ordinary loss on the corpus.
 """
 
+from opt_tree.training.command_line import Parser, command, existing, model_path, training_parser
+from opt_tree.training.plans import Schedule
+
+
+def new_parser() -> Parser:
+    schedule = Schedule(rows="1:512", lr=5e-4, warmup=10, save_steps=50)
+    parser = training_parser("Teach a language model not to repeat itself.", schedule)
+    parser.add_argument("--model", type=model_path, required=True, help="model folder, with its tokenizer")
+    parser.add_argument("--own", type=existing, required=True, help="folder of the model's own outputs")
+    parser.add_argument("--order", type=int, default=6, help="length of the n-grams that must not come twice")
+    return parser
+
+
+main = command(new_parser, "opt_tree.training.embedded_family.unlikelihood:train")
+
+if __name__ == "__main__":
+    main()
+
 import argparse
 
 import numpy as np
@@ -16,20 +34,11 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from opt_tree.models.checkpoints import load_tokenizer, load_weights
-from opt_tree.training.command_line import (
-    Parser,
-    command,
-    existing,
-    fit_as_told,
-    load_examples,
-    model_path,
-    training_parser,
-)
 from opt_tree.training.embedded_family.lm import save_model, set_attention
 from opt_tree.training.embedded_family.outputs import load_documents
 from opt_tree.training.embedded_family.tokenizer import ASSISTANT
 from opt_tree.training.stream import Blocks, TokenDocuments
-from opt_tree.training.trainer import Examples, Loss, Schedule
+from opt_tree.training.trainer import Examples, Loss, fit_as_told, load_examples
 
 
 def repeats(document: np.ndarray, assistant: int, order: int) -> np.ndarray:
@@ -101,15 +110,6 @@ def make_loss(compiled: bool) -> Loss:
     return loss
 
 
-def new_parser() -> Parser:
-    schedule = Schedule(rows="1:512", lr=5e-4, warmup=10, save_steps=50)
-    parser = training_parser("Teach a language model not to repeat itself.", schedule)
-    parser.add_argument("--model", type=model_path, required=True, help="model folder, with its tokenizer")
-    parser.add_argument("--own", type=existing, required=True, help="folder of the model's own outputs")
-    parser.add_argument("--order", type=int, default=6, help="length of the n-grams that must not come twice")
-    return parser
-
-
 def train(args: argparse.Namespace) -> None:
     tokenizer = load_tokenizer(str(args.model))
     examples = load_examples(args, tokenizer, 0.5)
@@ -120,9 +120,3 @@ def train(args: argparse.Namespace) -> None:
     loss = make_loss(args.compile)
     if fit_as_told(args, model, Examples(contrast, examples.heldout), loss):
         save_model(model, tokenizer, args.output / "final")
-
-
-main = command(new_parser, train)
-
-if __name__ == "__main__":
-    main()

@@ -9,6 +9,32 @@ The result goes beside the drafter as `calibration.json`, where `load_pair` pick
     python -m opt_tree.training.fitting.calibrate --target T --drafter lm:D [--prompts my_prompts.jsonl]
 """
 
+from opt_tree.training.command_line import Parser, command, existing
+
+
+def new_parser() -> Parser:
+    parser = Parser(__doc__.split("\n\n")[0])
+    parser.add_argument("--target", default="demo")
+    parser.add_argument("--drafter", default="lm:demo", help="a spec: lm:MODEL, eagle:HEAD, ... (default: %(default)s)")
+    parser.add_argument("--prompts", type=existing, nargs="+", help="prompts, .jsonl or a line each (default: our own)")
+    parser.add_argument("--count", type=int, default=80, help="prompts to use, half to fit and half to check")
+    parser.add_argument("--balance", action="store_true", help="fit E(A) to A, not the likelihood")
+    parser.add_argument("--nodes", type=int, default=60)
+    parser.add_argument("--threshold", type=float, default=0.2)
+    parser.add_argument("--max-depth", type=int, default=10)
+    parser.add_argument("--max-new-tokens", type=int, default=128)
+    parser.add_argument("--dtype", default="auto")
+    parser.add_argument("--device")
+    parser.add_argument("--threads", type=int, default=1, help="CPU threads")
+    parser.add_argument("--output", help="folder for calibration.json; default: the drafter's own")
+    return parser
+
+
+main = command(new_parser, "opt_tree.training.fitting.calibrate:run")
+
+if __name__ == "__main__":
+    main()
+
 import argparse
 import json
 from dataclasses import dataclass, field
@@ -32,7 +58,6 @@ from opt_tree.drafters.registry import KINDS, parse_spec
 from opt_tree.models.checkpoints import CALIBRATION
 from opt_tree.models.named import resolve
 from opt_tree.policies import OptTree
-from opt_tree.training.command_line import Parser, command, existing
 from opt_tree.training.fitting.reliability import fit_balance, reliability
 from opt_tree.training.prompts import default_prompts, read_prompts
 
@@ -114,25 +139,7 @@ def fit(pair: Pair, prompts: list[list[int]], policy: OptTree, max_new_tokens: i
     return likelihood.temperature()
 
 
-def new_parser() -> Parser:
-    parser = Parser(__doc__.split("\n\n")[0])
-    parser.add_argument("--target", default="demo")
-    parser.add_argument("--drafter", default="lm:demo", help="a spec: lm:MODEL, eagle:HEAD, ... (default: %(default)s)")
-    parser.add_argument("--prompts", type=existing, nargs="+", help="prompts, .jsonl or a line each (default: our own)")
-    parser.add_argument("--count", type=int, default=80, help="prompts to use, half to fit and half to check")
-    parser.add_argument("--balance", action="store_true", help="fit E(A) to A, not the likelihood")
-    parser.add_argument("--nodes", type=int, default=60)
-    parser.add_argument("--threshold", type=float, default=0.2)
-    parser.add_argument("--max-depth", type=int, default=10)
-    parser.add_argument("--max-new-tokens", type=int, default=128)
-    parser.add_argument("--dtype", default="auto")
-    parser.add_argument("--device")
-    parser.add_argument("--threads", type=int, default=1, help="CPU threads")
-    parser.add_argument("--output", help="folder for calibration.json; default: the drafter's own")
-    return parser
-
-
-def _run(options: argparse.Namespace) -> None:
+def run(options: argparse.Namespace) -> None:
     if options.count < 2:
         raise ValueError(f"--count must be at least 2, got {options.count}")
     policy = OptTree(options.nodes, options.threshold, options.max_depth)
@@ -179,9 +186,3 @@ def _drafter_folder(spec: str, output: str | None) -> Path:
     if not path or not folder.is_dir():
         raise ValueError(f"{spec} is not a local folder; say with --output where the calibration should go")
     return folder
-
-
-main = command(new_parser, _run)
-
-if __name__ == "__main__":
-    main()

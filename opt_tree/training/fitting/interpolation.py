@@ -19,7 +19,8 @@ from opt_tree.decoding.draft import draft
 from opt_tree.drafters.tables.file_format import Table
 from opt_tree.drafters.tables.store import Store, StoreDrafter
 from opt_tree.policies import OptTree
-from opt_tree.training.answers import Cut, Example, read_examples
+from opt_tree.training.answers import Example, read_examples
+from opt_tree.training.plans import Cut
 
 
 class Replayed(NamedTuple):

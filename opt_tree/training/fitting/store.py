@@ -13,11 +13,38 @@ A store is pruned to its size by what an entry is worth: c log(1 + c / (beta_k p
 text it was counted in loses without it (weighted difference pruning, Seymore and Rosenfeld, 1996).
 """
 
+from pathlib import Path
+
+from opt_tree.training.command_line import Parser, command, existing, model_path
+
+
+def new_parser() -> Parser:
+    parser = Parser("Build a store of what followed what, for drafting without a model.")
+    parser.add_argument("--target", type=model_path, required=True, help="model or tokenizer: whose tokens these are")
+    source = parser.add_mutually_exclusive_group(required=True)
+    source.add_argument("--answers", type=existing, nargs="+", help="the target's own answers: .jsonl, .npz, folders")
+    source.add_argument("--text", type=existing, nargs="+", help='any text: .txt, or .jsonl with a "text" a row')
+    source.add_argument("--store", type=existing, help="a store there is, for other constants: --fit or --beta")
+    parser.add_argument("--output", type=Path, required=True, help="folder of the store")
+    parser.add_argument("--order", type=int, default=5, help="longest match, in tokens")
+    parser.add_argument("--max-mib", type=float, default=64, help="size to prune to")
+    parser.add_argument("--vocab", type=int, help="logits of the target, where it has more than its tokenizer tokens")
+    parser.add_argument("--beta", help="what a shorter match is worth, by length: 30,20,10,6,4 (default: these)")
+    parser.add_argument(
+        "--fit", type=existing, nargs="+", help="fit beta on these answers instead: prompts unlike the store's"
+    )
+    return parser
+
+
+main = command(new_parser, "opt_tree.training.fitting.store:write")
+
+if __name__ == "__main__":
+    main()
+
 import argparse
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -27,7 +54,6 @@ from transformers import PreTrainedTokenizerBase
 from opt_tree.drafters.tables.file_format import Table, fingerprint, load_table, save_table
 from opt_tree.drafters.tables.store import BETA, FILE, FOLLOWERS, extend_hashes
 from opt_tree.models.checkpoints import load_tokenizer
-from opt_tree.training.command_line import Parser, command, existing, model_path
 from opt_tree.training.embedded_family.documents import join, read_answers, read_texts
 from opt_tree.training.fitting.interpolation import fitted
 from opt_tree.training.stream import TokenDocuments
@@ -162,24 +188,6 @@ def _narrow(values: np.ndarray) -> np.ndarray:
     return values.astype(np.min_scalar_type(int(values.max(initial=0))))
 
 
-def new_parser() -> Parser:
-    parser = Parser("Build a store of what followed what, for drafting without a model.")
-    parser.add_argument("--target", type=model_path, required=True, help="model or tokenizer: whose tokens these are")
-    source = parser.add_mutually_exclusive_group(required=True)
-    source.add_argument("--answers", type=existing, nargs="+", help="the target's own answers: .jsonl, .npz, folders")
-    source.add_argument("--text", type=existing, nargs="+", help='any text: .txt, or .jsonl with a "text" a row')
-    source.add_argument("--store", type=existing, help="a store there is, for other constants: --fit or --beta")
-    parser.add_argument("--output", type=Path, required=True, help="folder of the store")
-    parser.add_argument("--order", type=int, default=5, help="longest match, in tokens")
-    parser.add_argument("--max-mib", type=float, default=64, help="size to prune to")
-    parser.add_argument("--vocab", type=int, help="logits of the target, where it has more than its tokenizer tokens")
-    parser.add_argument("--beta", help="what a shorter match is worth, by length: 30,20,10,6,4 (default: these)")
-    parser.add_argument(
-        "--fit", type=existing, nargs="+", help="fit beta on these answers instead: prompts unlike the store's"
-    )
-    return parser
-
-
 def parse_beta(text: str | None, order: int) -> tuple[float, ...]:
     """Read constants by length; ValueError unless there is one a length, all of them positive."""
     try:
@@ -220,9 +228,3 @@ def _known(args: argparse.Namespace, tokenizer: PreTrainedTokenizerBase) -> Tabl
     beta = parse_beta(args.beta, header["order"]) if args.beta else header["beta"]
     own = {name: value for name, value in header.items() if name not in ("kind", "version", "sum")}
     return Table(own | {"beta": list(beta)}, {name: np.array(array) for name, array in arrays.items()})
-
-
-main = command(new_parser, write)
-
-if __name__ == "__main__":
-    main()

@@ -8,10 +8,30 @@ heads have none. `--answers` are the target's own, as for `opt_tree.training.hea
 temperature stored beside the model is copied; `opt_tree.training.fitting.calibrate` fits it again.
 """
 
+from pathlib import Path
+
+from opt_tree.training.command_line import Parser, command, existing
+
+
+def new_parser() -> Parser:
+    parser = Parser("Trim the output layer of a draft model or head to frequent tokens.")
+    parser.add_argument("--draft", type=existing, required=True, help="folder of the draft model or head")
+    parser.add_argument("--tokenizer", type=existing, help="folder of the tokenizer (default: the draft model's own)")
+    parser.add_argument("--answers", type=existing, nargs="+", required=True, help=".jsonl, .jsonl.xz, .npz, folders")
+    parser.add_argument("--vocab", type=int, default=2048, help="tokens that are kept (%(default)s)")
+    parser.add_argument("--output", type=Path, required=True, help="folder of the trimmed model")
+    parser.set_defaults(replaces=True)
+    return parser
+
+
+main = command(new_parser, "opt_tree.training.fitting.trim:write")
+
+if __name__ == "__main__":
+    main()
+
 import argparse
 import shutil
 from collections.abc import Sequence
-from pathlib import Path
 
 import numpy as np
 from safetensors.torch import save_file
@@ -19,9 +39,9 @@ from safetensors.torch import save_file
 from opt_tree.core.files import whole
 from opt_tree.drafters.draft_vocabulary import VOCABULARY, vocabulary_tensors
 from opt_tree.models.checkpoints import load_config, load_tokenizer
-from opt_tree.training.answers import Cut, read_examples
-from opt_tree.training.command_line import Parser, command, existing
+from opt_tree.training.answers import read_examples
 from opt_tree.training.heads.batches import most_frequent
+from opt_tree.training.plans import Cut
 
 
 def trim(draft: Path, answers: Sequence[Path], count: int, output: Path, tokenizer: Path | None = None) -> None:
@@ -44,22 +64,5 @@ def trim(draft: Path, answers: Sequence[Path], count: int, output: Path, tokeniz
         save_file(dict(vocabulary_tensors(kept, vocab)), partial / VOCABULARY)
 
 
-def new_parser() -> Parser:
-    parser = Parser("Trim the output layer of a draft model or head to frequent tokens.")
-    parser.add_argument("--draft", type=existing, required=True, help="folder of the draft model or head")
-    parser.add_argument("--tokenizer", type=existing, help="folder of the tokenizer (default: the draft model's own)")
-    parser.add_argument("--answers", type=existing, nargs="+", required=True, help=".jsonl, .jsonl.xz, .npz, folders")
-    parser.add_argument("--vocab", type=int, default=2048, help="tokens that are kept (%(default)s)")
-    parser.add_argument("--output", type=Path, required=True, help="folder of the trimmed model")
-    parser.set_defaults(replaces=True)
-    return parser
-
-
 def write(args: argparse.Namespace) -> None:
     trim(args.draft, args.answers, args.vocab, args.output, args.tokenizer)
-
-
-main = command(new_parser, write)
-
-if __name__ == "__main__":
-    main()

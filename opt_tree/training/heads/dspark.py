@@ -10,30 +10,12 @@ place has a mean of its own here; a draft vocabulary is judged as if the target 
 files are those of `opt_tree.training.heads.train`.
 """
 
-import argparse
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
-import numpy as np
-import torch
-import torch.nn.functional as F
-from jaxtyping import Bool, Float, Int
-from torch import Tensor, nn
-from transformers import PreTrainedModel
-
-from opt_tree.core.command_line import from_fields, whole_numbers
-from opt_tree.drafters.draft_vocabulary import vocabulary_tensors
-from opt_tree.drafters.heads.dspark import KINDS, DSparkHeads, backbone, published_names
-from opt_tree.models.checkpoints import load_weights
+from opt_tree.core.command_line import whole_numbers
 from opt_tree.training.command_line import Parser, command, stream_parser
-from opt_tree.training.files import write_checkpoint
-from opt_tree.training.heads.batches import Batch, Documents, most_frequent
-from opt_tree.training.heads.features import COUNTS
-from opt_tree.training.heads.head_loss import Judge
-from opt_tree.training.heads.run import Pace, Training, train_as_told
+from opt_tree.training.plans import Pace
 
 
 @dataclass(frozen=True)
@@ -49,6 +31,48 @@ class DSparkPlan(Pace):
 
     def passes(self, progress: float) -> int:
         return self.block
+
+
+MARKOV = ("vanilla", "gated")
+"""Kinds of Markov heads, as `opt_tree.drafters.heads.dspark` reads them; a test compares them."""
+
+
+def new_parser() -> Parser:
+    parser = stream_parser("Train a DSpark model from hidden states on disk.", DSparkPlan())
+    parser.add_argument(
+        "--layers", type=whole_numbers, help="layers that it reads (default: as many as it has, spread)"
+    )
+    parser.add_argument("--markov", choices=MARKOV, default=MARKOV[0], help="Markov head (%(default)s)")
+    parser.add_argument("--mask", type=int, help="token that stands for a mask (default: the target's padding)")
+    return parser
+
+
+main = command(new_parser, "opt_tree.training.heads.dspark:train")
+
+if __name__ == "__main__":
+    main()
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from opt_tree.core.command_line import from_fields
+from opt_tree.drafters.draft_vocabulary import vocabulary_tensors
+from opt_tree.drafters.heads.dspark import DSparkHeads, backbone, published_names
+from opt_tree.models.checkpoints import load_weights
+from opt_tree.training.files import write_checkpoint
+from opt_tree.training.heads.batches import Batch, Documents, most_frequent
+from opt_tree.training.heads.features import COUNTS
+from opt_tree.training.heads.head_loss import Judge
+from opt_tree.training.heads.run import Training, train_as_told
 
 
 class DSparkModel(nn.Module):
@@ -190,19 +214,3 @@ def train(args: argparse.Namespace) -> None:
     documents = Documents(args.features, plan.tokens, (-1, *read))
     training = Training(DSparkLoss(head.float(), target, kept, plan), documents, plan, args.output)
     train_as_told(training, args, "dspark", lambda loss, folder: save_dspark(loss.head, folder, kept))
-
-
-def new_parser() -> Parser:
-    parser = stream_parser("Train a DSpark model from hidden states on disk.", DSparkPlan())
-    parser.add_argument(
-        "--layers", type=whole_numbers, help="layers that it reads (default: as many as it has, spread)"
-    )
-    parser.add_argument("--markov", choices=KINDS, default=KINDS[0], help="Markov head (%(default)s)")
-    parser.add_argument("--mask", type=int, help="token that stands for a mask (default: the target's padding)")
-    return parser
-
-
-main = command(new_parser, train)
-
-if __name__ == "__main__":
-    main()

@@ -12,8 +12,8 @@ from transformers.models.llama.modeling_llama import LlamaAttention
 from opt_tree.drafters.draft_vocabulary import vocabulary_tensors
 from opt_tree.drafters.heads.eagle3 import ENTERED, NORMS, Eagle3Head
 from opt_tree.training.files import write_checkpoint
+from opt_tree.training.plans import LAYOUTS
 
-LAYOUTS = ("published", "speculators")
 _OWN = 5.0
 """The attention's score of a pair with itself when training begins; that with another token lies around 0."""
 

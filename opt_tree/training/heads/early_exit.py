@@ -8,8 +8,33 @@ what drafting does, and no unrolling is needed. The output layer is most of the 
 anew for every batch, is judged.
 """
 
-import argparse
 from dataclasses import dataclass
+
+from opt_tree.training.command_line import Parser, command, teacher_parser
+from opt_tree.training.plans import Schedule
+
+
+@dataclass(frozen=True)
+class Objective:
+    """What the loss weighs."""
+
+    hard: float = 0.5  # share of the target's argmax in the cross-entropy
+    judged: float = 0.25  # share of the positions that are judged
+
+
+def new_parser() -> Parser:
+    schedule = Schedule(rows="0.9:512,0.1:2048")
+    parser = teacher_parser("Train the exit layer of an early-exit drafter.", schedule, Objective())
+    parser.add_argument("--depth", type=int, default=4, help="layers of the target below the exit")
+    return parser
+
+
+main = command(new_parser, "opt_tree.training.heads.early_exit:train")
+
+if __name__ == "__main__":
+    main()
+
+import argparse
 from pathlib import Path
 
 import torch
@@ -19,21 +44,12 @@ from transformers import PreTrainedModel
 
 from opt_tree.core.command_line import from_fields
 from opt_tree.drafters.heads.early_exit import KIND, ExitLayer
-from opt_tree.training.command_line import Parser, command, fit_as_told
-from opt_tree.training.embedded_family.distil import body_loss, distillation_loss, load_lesson, teacher_parser
+from opt_tree.training.embedded_family.distil import body_loss, distillation_loss, load_lesson
 from opt_tree.training.files import write_checkpoint
-from opt_tree.training.trainer import Schedule
+from opt_tree.training.trainer import fit_as_told
 
 SAME = ("model_type", "hidden_size", "intermediate_size", "num_hidden_layers", "vocab_size")
 """What of a target's config an exit layer is tied to."""
-
-
-@dataclass(frozen=True)
-class Objective:
-    """What the loss weighs."""
-
-    hard: float = 0.5  # share of the target's argmax in the cross-entropy
-    judged: float = 0.25  # share of the positions that are judged
 
 
 class Distilled(nn.Module):
@@ -62,13 +78,6 @@ def save_exit(layer: ExitLayer, target: PreTrainedModel, folder: Path) -> None:
     write_checkpoint(config, layer.layer.state_dict(), folder)
 
 
-def new_parser() -> Parser:
-    schedule = Schedule(rows="0.9:512,0.1:2048")
-    parser = teacher_parser("Train the exit layer of an early-exit drafter.", schedule, Objective())
-    parser.add_argument("--depth", type=int, default=4, help="layers of the target below the exit")
-    return parser
-
-
 def train(args: argparse.Namespace) -> None:
     target, _, examples = load_lesson(args)
     layers = target.config.get_text_config().num_hidden_layers
@@ -78,9 +87,3 @@ def train(args: argparse.Namespace) -> None:
     model = Distilled(layer, from_fields(Objective, args))
     if fit_as_told(args, model, examples, body_loss(target, args.compile)):
         save_exit(layer, target, args.output / "final")
-
-
-main = command(new_parser, train)
-
-if __name__ == "__main__":
-    main()

@@ -11,9 +11,37 @@ A part holds `tokens` and `features.LAYER` [tokens, hidden] (bf16; layer -1 is t
 others are outputs of that layer), document i being rows `starts[i]:starts[i + 1]`, its answer from `answers[i]` on.
 """
 
+from pathlib import Path
+
+from opt_tree.core.command_line import whole_numbers
+from opt_tree.training.command_line import Parser, command, existing, model_path, read_part
+from opt_tree.training.plans import Cut
+
+
+def new_parser() -> Parser:
+    parser = Parser("Keep a target's hidden states of its own answers on disk.")
+    parser.add_argument("--target", type=model_path, required=True, help="model folder, with its tokenizer")
+    parser.add_argument("--answers", type=existing, nargs="+", required=True, help=".jsonl, .jsonl.xz, .npz, folders")
+    parser.add_argument("--output", type=Path, required=True, help="folder of the parts")
+    parser.add_argument("--layers", type=whole_numbers, default="-1", help="hidden states to keep (%(default)s)")
+    parser.add_argument("--prompt-tokens", type=int, default=Cut.prompt, help="kept of a prompt (%(default)s)")
+    parser.add_argument("--part-tokens", type=int, default=60_000, help="tokens a file (%(default)s)")
+    parser.add_argument("--batch-tokens", type=int, default=2048, help="tokens a forward (%(default)s)")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the shuffle")
+    parser.add_argument(
+        "--share", type=read_part, default="0/1", help="which share of the parts this one makes, from 0"
+    )
+    parser.add_argument("--threads", type=int, default=1, help="CPU threads")
+    return parser
+
+
+main = command(new_parser, "opt_tree.training.heads.features:write")
+
+if __name__ == "__main__":
+    main()
+
 import argparse
 from collections.abc import Iterable, Iterator, Sequence
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -25,12 +53,10 @@ from torch import Tensor
 from tqdm import tqdm
 from transformers import PreTrainedModel
 
-from opt_tree.core.command_line import whole_numbers
 from opt_tree.core.files import whole
 from opt_tree.engines.body import watched_module
 from opt_tree.models.checkpoints import load_tokenizer, load_weights
-from opt_tree.training.answers import Cut, Example, read_examples
-from opt_tree.training.command_line import Parser, command, existing, model_path, read_part
+from opt_tree.training.answers import Example, read_examples
 
 COUNTS = "counts.npy"
 """How often each token stands in the answers of all parts: what a draft vocabulary is chosen by."""
@@ -123,23 +149,6 @@ def load_part(path: Path) -> Part:
     return Part(tensors["tokens"], tensors["starts"], tensors["answers"], features)
 
 
-def new_parser() -> Parser:
-    parser = Parser("Keep a target's hidden states of its own answers on disk.")
-    parser.add_argument("--target", type=model_path, required=True, help="model folder, with its tokenizer")
-    parser.add_argument("--answers", type=existing, nargs="+", required=True, help=".jsonl, .jsonl.xz, .npz, folders")
-    parser.add_argument("--output", type=Path, required=True, help="folder of the parts")
-    parser.add_argument("--layers", type=whole_numbers, default="-1", help="hidden states to keep (%(default)s)")
-    parser.add_argument("--prompt-tokens", type=int, default=Cut.prompt, help="kept of a prompt (%(default)s)")
-    parser.add_argument("--part-tokens", type=int, default=60_000, help="tokens a file (%(default)s)")
-    parser.add_argument("--batch-tokens", type=int, default=2048, help="tokens a forward (%(default)s)")
-    parser.add_argument("--seed", type=int, default=0, help="seed of the shuffle")
-    parser.add_argument(
-        "--share", type=read_part, default="0/1", help="which share of the parts this one makes, from 0"
-    )
-    parser.add_argument("--threads", type=int, default=1, help="CPU threads")
-    return parser
-
-
 def write(args: argparse.Namespace) -> None:
     """Write the parts that are not there yet."""
     share, shares = args.share
@@ -161,9 +170,3 @@ def write(args: argparse.Namespace) -> None:
                 with whole(path) as partial:
                     save_file(run_part(target, parts[index], args.layers, args.batch_tokens), partial)
             bar.update(sum(len(example.tokens) for example in parts[index]))
-
-
-main = command(new_parser, write)
-
-if __name__ == "__main__":
-    main()

@@ -7,21 +7,10 @@ read through the target's output layer; a share of the positions, drawn anew for
 the root, and each other, are ParallelSpec's and DSpark's (`parallel_spec.py`, `dspark.py`).
 """
 
-import argparse
 from dataclasses import dataclass
-from typing import Any
 
-import torch
-from jaxtyping import Float, Int
-from torch import Tensor, nn
-from transformers import PreTrainedModel
-
-from opt_tree.core.command_line import from_fields
-from opt_tree.drafters.heads.one_pass import MedusaHeads
-from opt_tree.training.command_line import Parser, command, fit_as_told
-from opt_tree.training.embedded_family.distil import body_loss, distillation_loss, load_lesson, teacher_parser
-from opt_tree.training.files import write_checkpoint
-from opt_tree.training.trainer import Schedule
+from opt_tree.training.command_line import Parser, command, teacher_parser
+from opt_tree.training.plans import Schedule
 
 
 @dataclass(frozen=True)
@@ -32,6 +21,30 @@ class Objective:
     hard: float = 0.5  # share of the target's argmax in the cross-entropy
     judged: float = 0.06  # share of the positions that are judged
     decay: float = 0.8  # weight of each depth relative to the one before
+
+
+def new_parser() -> Parser:
+    return teacher_parser("Train Medusa's heads.", Schedule(rows="0.9:512,0.1:2048"), Objective())
+
+
+main = command(new_parser, "opt_tree.training.heads.medusa:train")
+
+if __name__ == "__main__":
+    main()
+
+import argparse
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from opt_tree.core.command_line import from_fields
+from opt_tree.drafters.heads.one_pass import MedusaHeads
+from opt_tree.training.embedded_family.distil import body_loss, distillation_loss, load_lesson
+from opt_tree.training.files import write_checkpoint
+from opt_tree.training.trainer import fit_as_told
 
 
 class Heads(nn.Module):
@@ -63,10 +76,6 @@ class Heads(nn.Module):
         return total / weights
 
 
-def new_parser() -> Parser:
-    return teacher_parser("Train Medusa's heads.", Schedule(rows="0.9:512,0.1:2048"), Objective())
-
-
 def train(args: argparse.Namespace) -> None:
     objective = from_fields(Objective, args)
     target, _, examples = load_lesson(args)
@@ -75,9 +84,3 @@ def train(args: argparse.Namespace) -> None:
     if fit_as_told(args, Heads(heads.float(), target, objective), examples, body_loss(target, args.compile)):
         config = {"medusa_num_heads": objective.depths, "medusa_num_layers": 1}
         write_checkpoint(config, heads.heads.state_dict(), args.output / "final")
-
-
-main = command(new_parser, train)
-
-if __name__ == "__main__":
-    main()

@@ -8,8 +8,37 @@ depth of every group. The law that the target has at a token judges all groups t
 `opt_tree.training.heads.train`, whose stream, clock and files these are. `--init` begins as an EAGLE-1 head.
 """
 
-import argparse
 from dataclasses import dataclass
+
+from opt_tree.training.command_line import Parser, command, existing, stream_parser
+from opt_tree.training.plans import Pace
+
+
+@dataclass(frozen=True)
+class ParallelPlan(Pace):
+    """How deep, and judged by what."""
+
+    depths: int = 5  # layers of a draft: the root's pair and the masks
+    hard: float = 0.0  # share that the target's best token alone gets of the law that judges
+    frequent: int = 0  # most frequent tokens over which each step is judged; 0: the whole draft vocabulary
+    drawn: int = 0  # others, drawn anew for each step
+
+    def passes(self, progress: float) -> int:
+        return self.depths
+
+
+def new_parser() -> Parser:
+    parser = stream_parser("Train a ParallelSpec head from hidden states on disk.", ParallelPlan())
+    parser.add_argument("--init", type=existing, help="EAGLE-1 head to begin as, but for its embedding")
+    return parser
+
+
+main = command(new_parser, "opt_tree.training.heads.parallel_spec:train")
+
+if __name__ == "__main__":
+    main()
+
+import argparse
 from pathlib import Path
 
 import numpy as np
@@ -24,26 +53,12 @@ from opt_tree.core.command_line import from_fields
 from opt_tree.drafters.draft_vocabulary import vocabulary_tensors
 from opt_tree.drafters.heads.parallel_spec import ParallelHead
 from opt_tree.models.checkpoints import load_weights
-from opt_tree.training.command_line import Parser, command, existing, stream_parser
 from opt_tree.training.files import write_checkpoint
 from opt_tree.training.heads.batches import Documents, most_frequent
 from opt_tree.training.heads.eagle import LayerPasses, new_head
 from opt_tree.training.heads.features import COUNTS
 from opt_tree.training.heads.head_loss import Goal, HeadLoss
-from opt_tree.training.heads.run import Pace, Training, train_as_told
-
-
-@dataclass(frozen=True)
-class ParallelPlan(Pace):
-    """How deep, and judged by what."""
-
-    depths: int = 5  # layers of a draft: the root's pair and the masks
-    hard: float = 0.0  # share that the target's best token alone gets of the law that judges
-    frequent: int = 0  # most frequent tokens over which each step is judged; 0: the whole draft vocabulary
-    drawn: int = 0  # others, drawn anew for each step
-
-    def passes(self, progress: float) -> int:
-        return self.depths
+from opt_tree.training.heads.run import Training, train_as_told
 
 
 class ParallelLoss(HeadLoss):
@@ -108,15 +123,3 @@ def train(args: argparse.Namespace) -> None:
     )
     training = Training(model, Documents(args.features, plan.tokens, (-1,)), plan, args.output)
     train_as_told(training, args, "parallelspec", lambda loss, folder: save_parallel(loss.head, folder, kept))
-
-
-def new_parser() -> Parser:
-    parser = stream_parser("Train a ParallelSpec head from hidden states on disk.", ParallelPlan())
-    parser.add_argument("--init", type=existing, help="EAGLE-1 head to begin as, but for its embedding")
-    return parser
-
-
-main = command(new_parser, train)
-
-if __name__ == "__main__":
-    main()

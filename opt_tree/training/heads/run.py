@@ -7,9 +7,7 @@ import argparse
 import copy
 import json
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,26 +21,10 @@ from opt_tree.models.checkpoints import TRAINING
 from opt_tree.training.heads.batches import Batch, Documents, Group
 from opt_tree.training.heads.head_loss import Judge
 from opt_tree.training.optimizer import MuonAdamW
+from opt_tree.training.plans import Pace
 
 Save = Callable[[Any, Path], None]
 """Writes a trained `Judge`'s head to a folder."""
-
-
-@dataclass(frozen=True)
-class Pace(ABC):
-    """How long and how fast; a subclass says how deep."""
-
-    minutes: float = 45.0  # of the whole run, resumed parts included
-    lr: float = 5e-3  # highest learning rate; it falls linearly to nothing
-    tokens: int = 3072  # of a batch, padding included
-    decay: float = 0.8  # weight of each pass relative to the one before
-    average: float = 0.0  # decay a step of a running mean of the weights, which is what is kept; 0: the last ones
-    save_minutes: float = 4.0  # between checkpoints
-    seed: int = 0
-
-    @abstractmethod
-    def passes(self, progress: float) -> int:
-        """Return the number of passes, or of layers of a draft, at a share of the run."""
 
 
 class Training:

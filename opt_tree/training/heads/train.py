@@ -14,27 +14,13 @@ Passes, rotary positions and attention are those of `opt_tree.training.heads.eag
 The run is as long as its minutes, of process time: learning rate and number of passes follow it. `--resume` goes on.
 """
 
-import argparse
+from bisect import bisect_right
 from dataclasses import dataclass
-from pathlib import Path
+from itertools import accumulate
 
-import numpy as np
-import torch
-from safetensors.torch import load_file
-from transformers import PreTrainedModel
-
-from opt_tree.core.command_line import from_fields, whole_numbers
-from opt_tree.drafters.heads.eagle3 import Eagle3Head, chosen_layers
-from opt_tree.drafters.heads.eagle_head import EagleHead
-from opt_tree.models.checkpoints import load_weights
+from opt_tree.core.command_line import whole_numbers
 from opt_tree.training.command_line import Parser, command, existing, stream_parser
-from opt_tree.training.heads.batches import Documents, most_frequent
-from opt_tree.training.heads.eagle import new_head, save_head
-from opt_tree.training.heads.eagle3 import LAYOUTS, new_eagle3_head, save_eagle3
-from opt_tree.training.heads.features import COUNTS
-from opt_tree.training.heads.head_loss import Goal, HeadLoss
-from opt_tree.training.heads.run import Pace, Training, train_as_told
-from opt_tree.training.trainer import read_pairs
+from opt_tree.training.plans import LAYOUTS, Pace, read_pairs
 
 PUBLISHED = {
     "eagle": {"unroll": "1:1", "feature": 10.0, "noise": 0.1},
@@ -64,10 +50,10 @@ class Plan(Pace):
 
     def passes(self, progress: float) -> int:
         stages = read_pairs(self.unroll, ":", float, int)
-        ends = np.cumsum([share for share, _ in stages])
+        ends = list(accumulate(share for share, _ in stages))
         if abs(ends[-1] - 1) > 1e-6:
             raise ValueError(f"the shares of {self.unroll!r} must sum to 1")
-        return stages[min(int(np.searchsorted(ends, progress, side="right")), len(stages) - 1)][1]
+        return stages[min(bisect_right(ends, progress), len(stages) - 1)][1]
 
 
 def new_parser() -> Parser:
@@ -85,6 +71,31 @@ def new_parser() -> Parser:
     parser.add_argument("--norm-before-residual", action="store_true", help="in an EAGLE-3 head, as in `speculators`")
     parser.set_defaults(**dict.fromkeys(PUBLISHED["eagle"]))
     return parser
+
+
+main = command(new_parser, "opt_tree.training.heads.train:train")
+
+if __name__ == "__main__":
+    main()
+
+import argparse
+from pathlib import Path
+
+import numpy as np
+import torch
+from safetensors.torch import load_file
+from transformers import PreTrainedModel
+
+from opt_tree.core.command_line import from_fields
+from opt_tree.drafters.heads.eagle3 import Eagle3Head, chosen_layers
+from opt_tree.drafters.heads.eagle_head import EagleHead
+from opt_tree.models.checkpoints import load_weights
+from opt_tree.training.heads.batches import Documents, most_frequent
+from opt_tree.training.heads.eagle import new_head, save_head
+from opt_tree.training.heads.eagle3 import new_eagle3_head, save_eagle3
+from opt_tree.training.heads.features import COUNTS
+from opt_tree.training.heads.head_loss import Goal, HeadLoss
+from opt_tree.training.heads.run import Training, train_as_told
 
 
 def train(args: argparse.Namespace) -> None:
@@ -133,9 +144,3 @@ def _layers(args: argparse.Namespace, target: PreTrainedModel) -> tuple[int, ...
     if args.init or args.embedding:
         raise ValueError("--init and --embedding are for EAGLE-1 heads")
     return chosen_layers(args.layers, target.config.num_hidden_layers)
-
-
-main = command(new_parser, train)
-
-if __name__ == "__main__":
-    main()
