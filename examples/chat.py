@@ -43,7 +43,7 @@ from opt_tree.core.stopping import StopRule
 from opt_tree.display.page import DARK, LIGHT, STYLE, answer_spans
 from opt_tree.display.trees import escape
 from opt_tree.drafters import Drafter
-from opt_tree.drafters.registry import DrafterOptions, load_drafter, parse_spec
+from opt_tree.drafters.registry import DrafterOptions, check_drafter, load_drafter
 from opt_tree.models.compiling import compile_forwards
 from opt_tree.models.known import KNOWN, drafters_of
 from opt_tree.policies import TreePolicy
@@ -336,7 +336,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         arguments = parser.parse_args(argv)
         no_bars_in_logs(wanted=arguments.base_model_path != "demo")
         for spec in arguments.drafter or ():
-            parse_spec(spec)
+            check_drafter(spec)
         if importlib.util.find_spec("gradio") is None:
             sys.exit("the page needs gradio: pip install -r requirements/integrations.txt")
         check_port(arguments.host, arguments.port)

@@ -21,7 +21,7 @@ from opt_tree import Decoder, Pair, Sampling, load_pair, make_canonical
 from opt_tree.decoding.presets import chain, controller, opt, plain
 from opt_tree.decoding.step_costs import auto
 from opt_tree.drafters import model_drafter
-from opt_tree.drafters.registry import DrafterOptions, load_drafter
+from opt_tree.drafters.registry import DrafterOptions, check_drafter, load_drafter
 from opt_tree.models.canonical import make_exact
 from opt_tree.models.checkpoints import as_dtype, check_same_tokenizer, load_causal_lm, load_tokenizer
 from opt_tree.models.named import resolve
@@ -35,6 +35,8 @@ def load(options: Models, device: str, bare: bool = False, draft_dtype: str | No
 
 def load_several(options: Models, drafters: Sequence[str], device: str) -> dict[str, Pair]:
     """Load one target and several drafters for it, by their specs; they share it, inflated, compiled or neither."""
+    for spec in drafters:
+        check_drafter(spec)
     small = _load_pair(options, device, drafter=drafters[0])
     settings = DrafterOptions(small.tokenizer, _draft_dtype(options, device), device)
     pairs: dict[str, Pair] = {}

@@ -15,7 +15,7 @@ from opt_tree.core.children import TopK
 from opt_tree.core.errors import one_line, require
 from opt_tree.core.stopping import Stop
 from opt_tree.drafters import Drafter
-from opt_tree.drafters.registry import DrafterOptions, load_drafter
+from opt_tree.drafters.registry import DrafterOptions, check_drafter, load_drafter
 from opt_tree.engines.body import takes
 from opt_tree.models.canonical import make_canonical, make_exact
 from opt_tree.models.causal_lm import Buckets, CausalLM
@@ -28,7 +28,7 @@ from opt_tree.models.checkpoints import (
     require_device,
 )
 from opt_tree.models.compiling import captured_shapes, compile_forwards, warm_up
-from opt_tree.models.named import check_target, drafter_of, resolve
+from opt_tree.models.named import check_model, drafter_of, resolve
 
 
 @dataclass(frozen=True)
@@ -130,7 +130,7 @@ def _named(target: Any, drafter: Any, eagle: Any, buckets: Any) -> str:
 
 def _spec(target: str, named: str | None) -> str:
     """The spec of what drafts for a target: what is named, else what belongs to it. CheckpointError for none."""
-    check_target(target)
+    check_model(target)
     if spec := named or drafter_of(target):
         return spec
     raise CheckpointError(
@@ -173,6 +173,7 @@ def load_pair(
     spec = _spec(target, f"eagle:{eagle}" if eagle else drafter)
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     require_device(device)
+    check_drafter(spec)  # before the target is loaded
     folder = resolve(target, "target")
     lm = load_causal_lm(folder, dtype, device, buckets, weights, **model_options)
     if canonical or exact:

@@ -18,8 +18,8 @@ from opt_tree.drafters.base import Drafter
 from opt_tree.drafters.combined.sharpened import Sharpened
 from opt_tree.models.causal_lm import Buckets, CausalLM
 from opt_tree.models.chain_lm import AnyLM, ChainLM
-from opt_tree.models.checkpoints import CheckpointError, read_calibration
-from opt_tree.models.named import resolve
+from opt_tree.models.checkpoints import CheckpointError, check_is_there, read_calibration
+from opt_tree.models.named import check_model, resolve
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,9 @@ def parse_spec(text: str) -> Spec:
         return parse_spec(made_spec(text))
     if kind not in KINDS:
         if colon and "/" not in kind and not Path(text).exists():
-            raise CheckpointError(f"unknown kind of drafter {kind!r} in {text!r}; there are {', '.join(KINDS)}")
+            near = nearest(kind, KINDS)
+            meant = f"; did you mean {near}:{path}?" if near else ""
+            raise CheckpointError(f"unknown kind of drafter {kind!r} in {text!r}; there are {', '.join(KINDS)}{meant}")
         if "/" not in text and not Path(text).exists() and (near := nearest(text, [*KINDS, "demo"])) and near != text:
             raise CheckpointError(f"no drafter is called {text!r}; did you mean {near!r}?")
         kind, path = "lm", text
@@ -126,6 +128,13 @@ def folders_of(spec: str) -> list[str]:
     own = [] if kind.part is None else [resolve(path, kind.part)]
     others = kind.others(own[0] if own else path) if kind.others else []
     return [*(folder for other in others for folder in folders_of(other)), *own]
+
+
+def check_drafter(spec: str) -> None:
+    """Raise CheckpointError for a drafter of which anything is not there; nothing is loaded."""
+    for folder in folders_of(spec):
+        check_model(folder)
+        check_is_there(folder)
 
 
 def load_drafter(spec: str, target: AnyLM, options: DrafterOptions = DrafterOptions()) -> Drafter:

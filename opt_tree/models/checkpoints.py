@@ -5,14 +5,16 @@ Owns the files: what is missing, corrupt or of another family is named in one li
 
 import functools
 import json
-import socket
+import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from http.client import HTTPException
 from pathlib import Path
+from ssl import SSLError
 from traceback import walk_tb
 from typing import Any
-from urllib.parse import urlsplit
-from urllib.request import getproxies
+from urllib.error import HTTPError
+from urllib.request import Request, urlopen
 
 import torch
 from huggingface_hub import constants
@@ -23,7 +25,7 @@ from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoTokeni
 from transformers.activations import ACT2FN
 from transformers.utils import cached_file
 
-from opt_tree.core.errors import one_line, out_of_memory, require
+from opt_tree.core.errors import nearest, one_line, out_of_memory, require
 from opt_tree.engines.kernels import KernelError
 from opt_tree.engines.quantised import check_weights, quantise
 from opt_tree.models.causal_lm import Buckets
@@ -32,6 +34,7 @@ from opt_tree.models.chain_lm import AnyLM, wrap
 CALIBRATION = "calibration.json"
 TRAINING = "training.json"
 """Beside weights: how many minutes they were trained for, and on what."""
+_PATIENCE = 5.0  # seconds, for the Hub
 _TOKENIZERS = ("tokenizer*", "vocab*", "*.model")
 
 
@@ -157,7 +160,7 @@ def find_file(path: str, name: str, wanted: str | None = None) -> Path:
         return file
     check_is_folder(path)
     try:
-        found = cached_file(path, name, local_files_only=_hub_is_away())
+        found = cached_file(path, name, local_files_only=hub_is_away())
         assert found is not None
         return Path(found)
     except (OSError, ValueError) as error:
@@ -170,7 +173,7 @@ def _load(factory: Any, path: str, **options: Any) -> Any:
     """Call `factory.from_pretrained`, turning its many errors into one line with the path in it."""
     require(str, path=path)
     check_is_folder(path)
-    if not Path(path).is_dir() and _hub_is_away():
+    if not Path(path).is_dir() and hub_is_away():
         options["local_files_only"] = True
     try:
         return factory.from_pretrained(path, **{key: value for key, value in options.items() if value is not None})
@@ -197,21 +200,49 @@ def _load_whole(factory: Any, path: str, **options: Any) -> Any:
 
 def check_is_folder(path: str) -> None:
     """Raise CheckpointError for what can only be a path, where there is no folder."""
-    if not Path(path).is_dir() and (Path(path).exists() or path.startswith((".", "/", "~")) or path.count("/") > 1):
-        raise CheckpointError(f"no model folder at {path}")
+    if Path(path).is_dir() or not (Path(path).exists() or path.startswith((".", "/", "~")) or path.count("/") > 1):
+        return
+    beside = [one.name for one in Path(path).parent.glob("*/")] if Path(path).parent.is_dir() else []
+    near = None if Path(path).exists() else nearest(Path(path).name, beside)
+    raise CheckpointError(f"no model folder at {path}{f'; did you mean {Path(path).with_name(near)}?' if near else ''}")
+
+
+def check_is_there(path: str) -> None:
+    """Raise CheckpointError for a folder that is not there, and for a model that the Hub does not have."""
+    check_is_folder(path)
+    if Path(path).is_dir() or (hub_is_away() and (Path(constants.HF_HUB_CACHE) / _in_the_cache(path)).is_dir()):
+        return
+    with suppress(MissingFileError):  # a store has none
+        find_file(path, "config.json")
+
+
+def _in_the_cache(path: str) -> str:
+    return f"models--{path.replace('/', '--')}"
 
 
 @functools.cache
-def _hub_is_away() -> bool:
-    """Whether nothing answers at the Hub's address. Asked once: its library tries again for minutes, file by file."""
-    if constants.HF_HUB_OFFLINE or getproxies():  # a proxy may know the way
-        return bool(constants.HF_HUB_OFFLINE)
-    address = urlsplit(constants.ENDPOINT)
-    try:
-        socket.create_connection((address.hostname or "", address.port or 443), timeout=5).close()
-        return False
-    except OSError:
+def hub_is_away() -> bool:
+    """Whether nothing answers for the Hub, through a proxy or not, within seconds.
+
+    Asked once: its library tries again for minutes, file by file.
+    """
+    if constants.HF_HUB_OFFLINE:
         return True
+    answers: list[bool] = []
+    asking = threading.Thread(target=lambda: answers.append(_hub_answers()), daemon=True)
+    asking.start()
+    asking.join(_PATIENCE + 1)  # names are looked up without a limit of time
+    return not any(answers)
+
+
+def _hub_answers() -> bool:
+    try:
+        urlopen(Request(constants.ENDPOINT, method="HEAD"), timeout=_PATIENCE).close()
+    except HTTPError:
+        return True
+    except (OSError, HTTPException) as error:  # its library may have certificates that Python has not
+        return isinstance(getattr(error, "reason", None), SSLError)
+    return True
 
 
 def _absent(path: str) -> str:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from opt_tree import load_pair
+from opt_tree.decoding import pair
 from opt_tree.drafters.registry import parse_spec
 from opt_tree.models import DEMO, checkpoints
 from opt_tree.models.checkpoints import CheckpointError, load_config
@@ -36,25 +37,49 @@ def test_a_drafter_that_is_nearly_right(spec, meant):
     assert parse_spec("gpt2").kind == parse_spec("demo").kind == "lm"
 
 
+@pytest.mark.parametrize(
+    ("spec", "says"),
+    [
+        ("lm:dmeo", "no model is called 'dmeo'; did you mean 'demo'"),
+        ("graft:1:copy:eagle:demo+store:smolm2", "no model is called 'smolm2'; did you mean 'smollm2'"),
+        ("eagel:demo", "unknown kind of drafter 'eagel' .*; did you mean eagle:demo?"),
+        ("eagle:{here}/my_haed", "no model folder at {here}/my_haed; did you mean {here}/my_head?"),
+        ("lm:{here}/draft.gguf", "no GGUF file at {here}/draft.gguf"),
+        ("store:nobody/nothing", "no model called nobody/nothing: not a local folder"),
+    ],
+)
+def test_a_drafter_that_is_not_there_is_said_before_the_target_is_loaded(spec, says, tmp_path, monkeypatch):
+    def load(*_: object) -> None:
+        raise AssertionError("the target is loaded")
+
+    monkeypatch.setattr(pair, "load_causal_lm", load)
+    monkeypatch.setattr(checkpoints.constants, "HF_HUB_OFFLINE", True)
+    checkpoints.hub_is_away.cache_clear()
+    (tmp_path / "my_head").mkdir()
+    with pytest.raises(CheckpointError, match=says.format(here=tmp_path).replace("?", r"\?")):
+        load_pair("demo", spec.format(here=tmp_path))
+    with pytest.raises(CheckpointError, match=f"no GGUF file at {tmp_path}/absent.gguf"):
+        load_pair(str(tmp_path / "absent.gguf"))
+    checkpoints.hub_is_away.cache_clear()
+
+
 def test_a_hub_that_is_away_is_asked_once(monkeypatch):
     asked: list[object] = []
 
-    def away(*address: object, **_: object) -> None:
-        if len(address) == 1:  # transformers looks as well, and gives two
-            asked.append(address)
-        raise OSError("no route")
+    def away(address: object, **_: object) -> None:
+        asked.append(address)
+        raise OSError("Tunnel connection failed: 503 Service Unavailable")  # a proxy's, or no route
 
     monkeypatch.setattr(checkpoints.constants, "HF_HUB_OFFLINE", False)
-    monkeypatch.setattr(checkpoints, "getproxies", dict)
-    monkeypatch.setattr(checkpoints.socket, "create_connection", away)
-    checkpoints._hub_is_away.cache_clear()
+    monkeypatch.setattr(checkpoints, "urlopen", away)
+    checkpoints.hub_is_away.cache_clear()
     try:
         for _ in range(2):
             with pytest.raises(CheckpointError, match="no model called nobody/nothing: not a local folder"):
                 load_config("nobody/nothing")
         assert len(asked) == 1
     finally:
-        checkpoints._hub_is_away.cache_clear()
+        checkpoints.hub_is_away.cache_clear()
 
 
 def test_the_output_of_training_stands_for_what_was_trained(tmp_path):

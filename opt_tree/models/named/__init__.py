@@ -5,6 +5,6 @@ Owns where the weights of a known model come from (`download`) and the copy in t
 """
 
 from opt_tree.models.known import KNOWN, Known, drafter_of, drafters_of
-from opt_tree.models.named.places import cached, check_target, fetch, folder_of, resolve
+from opt_tree.models.named.places import cached, check_model, fetch, folder_of, resolve
 
-__all__ = ["KNOWN", "Known", "cached", "check_target", "drafter_of", "drafters_of", "fetch", "folder_of", "resolve"]
+__all__ = ["KNOWN", "Known", "cached", "check_model", "drafter_of", "drafters_of", "fetch", "folder_of", "resolve"]

@@ -16,7 +16,7 @@ from huggingface_hub.errors import LocalEntryNotFoundError
 from tqdm import tqdm
 
 from opt_tree.core.errors import one_line
-from opt_tree.models.checkpoints import CheckpointError
+from opt_tree.models.checkpoints import CheckpointError, hub_is_away
 from opt_tree.models.known import Known, Wheel
 
 _HUB_FILES = ["*.json", "*.safetensors", "*.jinja", "*.txt"]
@@ -26,7 +26,9 @@ _NEEDED = ("config.json", "tokenizer.json")
 def from_hub(known: Known, network: bool = True) -> Path:
     """The folder of its Hub repository's files, fetched if need be. CheckpointError where they cannot be had."""
     try:
-        folder = Path(snapshot_download(known.hub, allow_patterns=_HUB_FILES, local_files_only=not network))
+        folder = Path(
+            snapshot_download(known.hub, allow_patterns=_HUB_FILES, local_files_only=not network or hub_is_away())
+        )
     except LocalEntryNotFoundError as error:
         raise CheckpointError(f"{known.hub} is not in the Hub's cache, and the Hub cannot be reached") from error
     except Exception as error:  # the Hub's client raises its own, its HTTP library's and the system's

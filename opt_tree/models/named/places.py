@@ -45,10 +45,12 @@ def resolve(path: str, part: str) -> str:
     return str(final) if (final / "config.json").is_file() and not (Path(path) / "config.json").is_file() else path
 
 
-def check_target(path: str) -> None:
-    """Raise CheckpointError for what is no target: a folder that is not there, a name that is nearly a known one."""
+def check_model(path: str) -> None:
+    """Raise CheckpointError for a file or folder that is not there, and for a name that is nearly a known one."""
     if not path.endswith(".gguf"):
         check_is_folder(path)
+    elif not Path(path).expanduser().is_file():
+        raise CheckpointError(f"no GGUF file at {path}")
     if path in ("demo", *KNOWN) or Path(path).exists() or "/" in path:
         return
     if near := nearest(path, ["demo", *KNOWN]):
