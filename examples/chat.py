@@ -8,26 +8,45 @@ race: a side that is twice as fast is twice as far at any moment. `race` and `Ro
 gradio's.
 """
 
+import sys
+
+from opt_tree.core.command_line import Parser, run_command, work_of
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Serve the page until somebody stops it. Returns 2 for bad input."""
+    parser = Parser("python -m examples.chat", __doc__)
+    parser.add_argument("--base-model-path", default="demo", help="a folder, a Hub id, or a name such as smollm2")
+    parser.add_argument("--drafter", action="append", metavar="SPEC", help="may be given several times")
+    parser.add_argument("--dtype", default="auto", help="of the target")
+    parser.add_argument("--canonical", action="store_true", help="in bfloat16, too, both sides write the same")
+    parser.add_argument("--compile", action="store_true", help="make compiled packages; those there are taken anyway")
+    parser.add_argument("--host", default="127.0.0.1", help="0.0.0.0: for other machines, too")
+    parser.add_argument("--port", type=int, default=7860)
+    parser.add_argument("--share", action="store_true", help="a public address for a week, by gradio's servers")
+    return run_command(lambda: work_of("examples.chat:serve")(parser.parse_args(arguments)))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
+
 import argparse
 import dataclasses
 import html
 import importlib.util
 import random
 import socket
-import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import zip_longest
-from typing import Any
+from typing import Any, NoReturn
 
 from opt_tree import (
     CausalLM,
-    CheckpointError,
     Decoder,
     Generation,
-    NotCanonicalError,
     OptTree,
     Pair,
     Sampling,
@@ -36,7 +55,7 @@ from opt_tree import (
     load_pair,
     make_canonical,
 )
-from opt_tree.core.command_line import Parser, no_bars_in_logs
+from opt_tree.core.command_line import no_bars_in_logs
 from opt_tree.core.random import Random
 from opt_tree.core.step import Step
 from opt_tree.core.stopping import StopRule
@@ -322,35 +341,19 @@ def check_port(host: str, port: int) -> None:
         raise ValueError(f"cannot serve at {host}:{port}: {error.strerror}; --port names another") from None
 
 
-def main(argv: Sequence[str] | None = None) -> None:
-    parser = Parser(None, __doc__)
-    parser.add_argument("--base-model-path", default="demo", help="a folder, a Hub id, or a name such as smollm2")
-    parser.add_argument("--drafter", action="append", metavar="SPEC", help="may be given several times")
-    parser.add_argument("--dtype", default="auto", help="of the target")
-    parser.add_argument("--canonical", action="store_true", help="in bfloat16, too, both sides write the same")
-    parser.add_argument("--compile", action="store_true", help="make compiled packages; those there are taken anyway")
-    parser.add_argument("--host", default="127.0.0.1", help="0.0.0.0: for other machines, too")
-    parser.add_argument("--port", type=int, default=7860)
-    parser.add_argument("--share", action="store_true", help="a public address for a week, by gradio's servers")
-    try:  # what is missing is said before a model is loaded
-        arguments = parser.parse_args(argv)
-        no_bars_in_logs(wanted=arguments.base_model_path != "demo")
-        for spec in arguments.drafter or ():
-            check_drafter(spec)
-        if importlib.util.find_spec("gradio") is None:
-            sys.exit("the page needs gradio: pip install -r requirements/integrations.txt")
-        check_port(arguments.host, arguments.port)
-        blocks = page(load(arguments), KNOWN.get(arguments.base_model_path))
-    except (CheckpointError, NotCanonicalError, ValueError) as error:
-        sys.exit(str(error))
+def serve(arguments: argparse.Namespace) -> NoReturn:
+    """Serve the page until somebody stops it. Raises ValueError, before a model is loaded, for what is missing."""
+    no_bars_in_logs(wanted=arguments.base_model_path != "demo")
+    for spec in arguments.drafter or ():
+        check_drafter(spec)
+    if importlib.util.find_spec("gradio") is None:
+        raise ValueError("the page needs gradio: pip install -r requirements/integrations.txt")
+    check_port(arguments.host, arguments.port)
+    blocks = page(load(arguments), KNOWN.get(arguments.base_model_path))
     place = {"server_name": arguments.host, "server_port": arguments.port, "share": arguments.share}
     blocks.launch(**place, prevent_thread_lock=True)
     try:  # gradio's own wait ends with status 0 on Ctrl-C
-        threading.Event().wait()
-    except KeyboardInterrupt:
+        while True:
+            threading.Event().wait()
+    finally:
         blocks.close(verbose=False)
-        sys.exit(130)
-
-
-if __name__ == "__main__":
-    main()

@@ -8,29 +8,11 @@ nothing is reported on, and answers the question sets under OPT-Tree, bare and f
 there is not made again: the same command goes on, and one with more kinds adds them.
 """
 
-import contextlib
-import io
-import json
-import statistics
-import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from tqdm import tqdm
-
-from evaluation.command_line import at_least, main_of, numbers, option, table, whole_numbers
-from evaluation.compare.__main__ import run as compare
-from evaluation.compare.options import Options as Compared
-from opt_tree.core.files import write_text
-from opt_tree.models import DEMO
-from opt_tree.models.checkpoints import CALIBRATION, TRAINING
-from opt_tree.training.fitting import calibrate
-
-PROMPTS = Path(__file__).parents[1] / "evaluation" / "questions" / "heldout.jsonl"
+from evaluation.command_line import at_least, main_of, numbers, option
 
 
 class Kind(NamedTuple):
@@ -41,6 +23,8 @@ class Kind(NamedTuple):
 
 
 EAGLE = ("opt_tree.training.heads.train", "--kind")
+
+
 KINDS = {
     "EAGLE-1": Kind((*EAGLE, "eagle"), "eagle"),
     "EAGLE-3": Kind((*EAGLE, "eagle3", "--vocab", "4096"), "eagle"),
@@ -86,6 +70,34 @@ class Options:
     def named(self) -> list[str]:
         """The kinds; a name may have a comma of its own."""
         return [name.strip() for name in self.kinds.split(";" if ";" in self.kinds else ",")]
+
+
+main = main_of("experiments.training_minutes", Options, __doc__, "experiments.training_minutes:run")
+
+if __name__ == "__main__":
+    sys.exit(main())
+
+import contextlib
+import io
+import json
+import statistics
+import subprocess
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from tqdm import tqdm
+
+from evaluation.command_line import table, whole_numbers
+from evaluation.compare.__main__ import run as compare
+from evaluation.compare.options import Options as Compared
+from opt_tree.core.files import write_text
+from opt_tree.models import DEMO
+from opt_tree.models.checkpoints import CALIBRATION, TRAINING
+from opt_tree.training.fitting import calibrate
+
+PROMPTS = Path(__file__).parents[1] / "evaluation" / "questions" / "heldout.jsonl"
 
 
 def runs(options: Options) -> Iterator[tuple[str, int, Path]]:
@@ -182,8 +194,3 @@ def run(options: Options) -> dict[str, Any]:
     rows = rows_of(options)
     print(table(means(rows)))
     return {"rows": rows}
-
-
-main = main_of("experiments.training_minutes", Options, __doc__, "experiments.training_minutes:run")
-if __name__ == "__main__":
-    sys.exit(main())

@@ -7,26 +7,10 @@ language model's own logits have some 3 to 6; 1 is nearly flat, the worst case).
 kind: the most probable children for `match`, parallel chains for `traversal`, distinct draws for `without_replacement`.
 """
 
-import copy
-import itertools
-import statistics
 import sys
 from dataclasses import dataclass
-from typing import Any
 
-import torch
-from tqdm import tqdm
-from transformers import LlamaConfig, LlamaForCausalLM
-
-from evaluation.command_line import Value, at_least, main_of, option, table
-from evaluation.timing import environment
-from opt_tree import CausalLM, CausalLMDrafter, Decoder, OptTree, Random, Sampling, TreePolicy, Verifier, match
-from opt_tree.policies import DySpec, Sampled
-from opt_tree.verifiers import traversal, without_replacement
-
-_PROMPT = [3, 1, 4, 1, 5, 9, 2, 6]
-_COLD = 2
-"""Steps that pay for cold memory."""
+from evaluation.command_line import at_least, main_of, option
 
 
 @dataclass(frozen=True)
@@ -47,18 +31,31 @@ class Options:
         at_least(self, vocabulary=64, nodes=4, steps=1, threads=1)
         if not 0 < self.spread <= 100:
             raise ValueError(f"--spread must lie in (0, 100], got {self.spread}")
-        if Sampling(self.temperature, self.top_p).greedy:
-            raise ValueError("--temperature must be above 0: greedy decoding draws nothing")
 
-    @property
-    def cases(self) -> list[tuple[Verifier, TreePolicy]]:
-        """Verifiers with trees that they are meant for."""
-        chains = max(1, self.nodes // 10)
-        return [
-            (match, OptTree(self.nodes, 0.0)),
-            (traversal, Sampled.chains(chains, max(1, self.nodes // chains))),
-            (without_replacement, DySpec(self.nodes)),
-        ]
+
+main = main_of("experiments.vocabulary", Options, __doc__, "experiments.vocabulary:run")
+
+if __name__ == "__main__":
+    sys.exit(main())
+
+import copy
+import itertools
+import statistics
+from typing import Any
+
+import torch
+from tqdm import tqdm
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from evaluation.command_line import Value, table
+from evaluation.timing import environment
+from opt_tree import CausalLM, CausalLMDrafter, Decoder, OptTree, Random, Sampling, TreePolicy, Verifier, match
+from opt_tree.policies import DySpec, Sampled
+from opt_tree.verifiers import traversal, without_replacement
+
+_PROMPT = [3, 1, 4, 1, 5, 9, 2, 6]
+_COLD = 2
+"""Steps that pay for cold memory."""
 
 
 @torch.no_grad()
@@ -84,11 +81,23 @@ def models(vocabulary: int, spread: float, seed: int) -> tuple[LlamaForCausalLM,
     return target, drafter
 
 
+def cases(nodes: int) -> list[tuple[Verifier, TreePolicy]]:
+    """Verifiers with trees that they are meant for."""
+    chains = max(1, nodes // 10)
+    return [
+        (match, OptTree(nodes, 0.0)),
+        (traversal, Sampled.chains(chains, max(1, nodes // chains))),
+        (without_replacement, DySpec(nodes)),
+    ]
+
+
 def measure(options: Options) -> list[dict[str, Value]]:
     """Decode with each verifier; a line each, medians over the steps."""
-    target, drafter = models(options.vocabulary, options.spread, options.seed)
     sampling, rows = Sampling(options.temperature, options.top_p), []
-    for verifier, policy in tqdm(options.cases, desc="verifiers", leave=False, disable=None):
+    if sampling.greedy:
+        raise ValueError("--temperature must be above 0: greedy decoding draws nothing")
+    target, drafter = models(options.vocabulary, options.spread, options.seed)
+    for verifier, policy in tqdm(cases(options.nodes), desc="verifiers", leave=False, disable=None):
         lm = CausalLM(target)
         decoder = Decoder(lm, CausalLMDrafter(CausalLM(drafter), lm.vocab), policy, verifier)
         decoding = decoder.steps(_PROMPT, None, sampling, Random(options.seed))
@@ -116,9 +125,3 @@ def run(options: Options) -> dict[str, Any]:
     laws = f"spread {options.spread:g}, temperature {options.temperature:g}, top-p {options.top_p:g}"
     print(f"{options.vocabulary} tokens, {laws}; {place['device']}, {place['threads']} threads", table(rows), sep="\n")
     return {"environment": place, "rows": rows}
-
-
-main = main_of("experiments.vocabulary", Options, __doc__, "experiments.vocabulary:run")
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -25,6 +25,8 @@ PUBLISHED = {"draft_model_path": "lm", "ea_model_path": "eagle"}
 """The published flags of the two commands, and what kind of drafter each names."""
 MOST_THREADS, MOST_LANES = 1024, 1024
 """Beyond these a number is a slip of the keyboard, and would take the machine's memory before it failed."""
+WEIGHTS = ("int8", "int4")
+"""What weights may be quantised to: `opt_tree.engines.quantised.BITS`."""
 AUTO = "auto"
 """Instead of a number of nodes: the tree that what steps cost on this machine says (`opt_tree.Auto`)."""
 
@@ -113,7 +115,7 @@ class Models(Machine):
     weights: str | None = option(
         None,
         "of the target and of a draft model, on a CPU: int8 or int4; by default as --dtype says",
-        choices=("int8", "int4"),
+        choices=WEIGHTS,
     )
     compile: bool = option(
         False, "compile the models' forwards for this CPU: once, in minutes, kept in the user's cache"

@@ -18,7 +18,6 @@ from evaluation.command_line import print_json
 from evaluation.questions.prompts import Prompter, get_template
 from evaluation.questions.sets import Question, QuestionSet
 from evaluation.report import print_report
-from evaluation.run.command import main as main
 from evaluation.run.conversation import Conversation, read_history, side_by_side
 from evaluation.run.inflate import describe
 from evaluation.run.models import load_run, make_method, read_questions, resolved

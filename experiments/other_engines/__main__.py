@@ -7,28 +7,15 @@ with a line. Speeds count new tokens over the time of an answer, its prompt incl
 """
 
 import os
-import statistics
 import sys
-import tempfile
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from evaluation.command_line import at_least, option, parse, print_json, run_command, table, whole_numbers
-from evaluation.questions.prompts import Prompter
-from evaluation.questions.sets import load_set, select
-from evaluation.timing import processor
-from experiments.other_engines.engines import Settings, bf16_gguf
-from experiments.other_engines.measuring import Measured, Run, measure
-from experiments.other_engines.registry import BASE, GROUPS, REFERENCE, parse_drafter, peers_of
-from experiments.other_engines.texts import KINDS, repeated
-from opt_tree.core.stopping import Stop
-from opt_tree.drafters.registry import parse_spec
-from opt_tree.engines.quantised import BITS
-from opt_tree.models.checkpoints import as_dtype, load_tokenizer
-from opt_tree.models.named import KNOWN, drafters_of, resolve
+from evaluation.command_line import at_least, option, parse, run_command, whole_numbers, work_of
+from evaluation.run.options import WEIGHTS
+from experiments.other_engines.registry import GROUPS, parse_drafter
+from experiments.other_engines.texts import KINDS
+from opt_tree.models.known import KNOWN, drafters_of
 
 
 @dataclass(frozen=True)
@@ -66,8 +53,11 @@ class Options:
             raise ValueError(f"--peers {', '.join(sorted(unknown))}: there are {', '.join(GROUPS)}")
         if unknown := set(self.texts.split(",")) - set(KINDS):
             raise ValueError(f"--texts {', '.join(sorted(unknown))}: there are {', '.join(KINDS)}")
-        if unknown := set(self.weights.split(",")) - {"full", *BITS}:
-            raise ValueError(f"--weights {', '.join(sorted(unknown))}: there are full, {', '.join(BITS)}")
+        if unknown := set(self.weights.split(",")) - {"full", *WEIGHTS}:
+            raise ValueError(f"--weights {', '.join(sorted(unknown))}: there are full, {', '.join(WEIGHTS)}")
+
+        from opt_tree.drafters.registry import parse_spec
+
         for named in self.named_drafters:
             parse_spec(parse_drafter(named)[0])
         there = len(os.sched_getaffinity(0))
@@ -96,7 +86,36 @@ class Options:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    return run_command(lambda: run(parse(Options, "python -m experiments.other_engines", __doc__, arguments)))
+    """Return 0; 1 where not even the reference ran; 2 for bad input."""
+
+    def command() -> int:
+        options = parse(Options, "python -m experiments.other_engines", __doc__, arguments)
+        return work_of("experiments.other_engines.__main__:run")(options)
+
+    return run_command(command)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
+
+import statistics
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, replace
+from typing import Any
+
+from evaluation.command_line import print_json, table
+from evaluation.questions.prompts import Prompter
+from evaluation.questions.sets import load_set, select
+from evaluation.timing import processor
+from experiments.other_engines.engines import Settings, bf16_gguf
+from experiments.other_engines.measuring import Measured, Run, measure
+from experiments.other_engines.registry import BASE, REFERENCE, peers_of
+from experiments.other_engines.texts import repeated
+from opt_tree.core.stopping import Stop
+from opt_tree.models.checkpoints import as_dtype, load_tokenizer
+from opt_tree.models.named import resolve
 
 
 def run(options: Options) -> int:
@@ -220,7 +239,3 @@ def lay_out(found: Sequence[dict[str, Any]]) -> str:
     ]
     out = [f"{line['peer']}, {line['cores']} cores: left out, {line['failed']}" for line in found if line["failed"]]
     return "\n".join([table(rows), "", *out]).rstrip()
-
-
-if __name__ == "__main__":
-    sys.exit(main())

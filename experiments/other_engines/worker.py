@@ -11,6 +11,8 @@ import time
 from pathlib import Path
 from typing import Any, TextIO
 
+from evaluation.command_line import Parser, run_command
+
 
 def peak_mb() -> float:
     """Peak memory of this process, in MB of 1,024 kB. `getrusage` would say its parent's where that is larger."""
@@ -39,8 +41,18 @@ def serve(questions: TextIO, answers: TextIO) -> None:
         say({"tokens": tokens, "seconds": seconds, "first_seconds": clock.first})
 
 
+def main(arguments: list[str] | None = None) -> int:
+    """Serve who started this process. Whatever an engine prints goes to stderr: stdout is the line to the parent."""
+
+    def command() -> int:
+        Parser("python -m experiments.other_engines.worker", __doc__).parse_args(arguments)
+        with os.fdopen(os.dup(sys.stdout.fileno()), "w") as stdout:
+            os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+            serve(sys.stdin, stdout)
+        return 0
+
+    return run_command(command)
+
+
 if __name__ == "__main__":
-    # Whatever an engine prints goes to stderr: stdout is the line to the parent.
-    with os.fdopen(os.dup(sys.stdout.fileno()), "w") as stdout:
-        os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
-        serve(sys.stdin, stdout)
+    sys.exit(main())

@@ -12,22 +12,10 @@ several seeds.
 """
 
 import sys
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
-from tqdm import tqdm
-
-from evaluation.command_line import at_least, main_of, numbers, option, table, whole_numbers
-from evaluation.run.models import gather
+from evaluation.command_line import at_least, main_of, option, whole_numbers
 from evaluation.run.options import Asked
-from experiments.replay.controllers import COSTS, Setting, compare_controllers, seconds
-from opt_tree import CausalLM, OptTree, Pair, Static, TreePolicy
-from opt_tree.controllers import Auto, LengthPredictor
-from opt_tree.decoding.cost_files import read_costs
-from opt_tree.decoding.recording import LARGEST, record, replay
-from opt_tree.models.named import resolve
-from opt_tree.policies import Costs
 
 
 @dataclass(frozen=True)
@@ -48,39 +36,62 @@ class Options(Asked):
     def __post_init__(self) -> None:
         super().__post_init__()
         at_least(self, max_new_tokens=1, seeds=1)
-        if max(whole_numbers(self.nodes)) > LARGEST:
-            raise ValueError(f"--nodes {self.nodes}: trees of at most {LARGEST} nodes are recorded")
 
-    def grid(self) -> dict[str, TreePolicy]:
-        """Every fixed setting, by its name."""
-        found: dict[str, TreePolicy] = {"plain": Static.empty()}
-        found |= {f"{n}/{t:g}": OptTree(n, t) for n in whole_numbers(self.nodes) for t in numbers(self.thresholds)}
-        return found | {f"chain of {n}": Static.chain(n) for n in whole_numbers(self.chains)}
+
+main = main_of("experiments.replay", Options, __doc__, "experiments.replay.__main__:compare")
+
+if __name__ == "__main__":
+    sys.exit(main())
+
+from collections.abc import Mapping
+from typing import Any
+
+from tqdm import tqdm
+
+from evaluation.command_line import numbers, table
+from evaluation.run.models import gather
+from experiments.replay.controllers import COSTS, Setting, compare_controllers, seconds
+from opt_tree import CausalLM, OptTree, Pair, Static, TreePolicy
+from opt_tree.controllers import Auto, LengthPredictor
+from opt_tree.decoding.cost_files import read_costs
+from opt_tree.decoding.recording import LARGEST, record, replay
+from opt_tree.models.named import resolve
+from opt_tree.policies import Costs
+
+
+def grid_of(options: Options) -> dict[str, TreePolicy]:
+    """Every fixed setting, by its name. Raises ValueError for a tree that is larger than what is recorded."""
+    nodes, thresholds = whole_numbers(options.nodes), numbers(options.thresholds)
+    if max(nodes) > LARGEST:
+        raise ValueError(f"--nodes {options.nodes}: trees of at most {LARGEST} nodes are recorded")
+    found: dict[str, TreePolicy] = {"plain": Static.empty()}
+    found |= {f"{n}/{t:g}": OptTree(n, t) for n in nodes for t in thresholds}
+    return found | {f"chain of {n}": Static.chain(n) for n in whole_numbers(options.chains)}
 
 
 def compare(options: Options) -> dict[str, Any]:
     """Print a line for each table of costs, with `--controllers` for each controller under it, and return them."""
     tables = read_costs(options.costs) if options.costs else COSTS
+    fixed = grid_of(options)
     given = gather(options)
     pair, prompts, questions = given.pair, given.first_prompts(), given.questions
+    setting = Setting(pair, prompts, options.max_new_tokens)
     if options.controllers:
         predictor = load_predictor(options, pair)
-        rows = compare_controllers(Setting(pair, prompts, options.max_new_tokens), tables, predictor, options.seeds)
+        rows = compare_controllers(setting, tables, predictor, options.seeds)
         grid = "each beside the settings that it could have chosen"
     else:
-        rows = compare_auto(options, pair, prompts, tables)
-        grid = f"the grid has {len(options.grid())} settings"
+        rows = compare_auto(setting, fixed, tables)
+        grid = f"the grid has {len(fixed)} settings"
     print(f"{options.drafter}, {len(prompts)} texts of {questions.name}, greedy; {grid}")
     print(table(rows, ".3f" if options.controllers else ".2f"))
     return {"rows": rows, "drafter": options.drafter, "questions": questions.name, "texts": len(prompts)}
 
 
-def compare_auto(
-    options: Options, pair: Pair, prompts: Sequence[list[int]], tables: Mapping[str, Costs]
-) -> list[dict[str, Any]]:
+def compare_auto(setting: Setting, grid: Mapping[str, TreePolicy], tables: Mapping[str, Costs]) -> list[dict[str, Any]]:
     """Record, replay the grid and `Auto`; return a row for each table of costs."""
-    grid, vocab = options.grid(), pair.target.vocab
-    texts = record(pair, prompts, options.max_new_tokens)
+    vocab = setting.pair.target.vocab
+    texts = record(setting.pair, setting.prompts, setting.max_new_tokens)
     fixed = {name: replay(texts, policy, vocab) for name, policy in tqdm(grid.items(), disable=None, leave=False)}
     rows = []
     for name, costs in tables.items():
@@ -113,10 +124,3 @@ def load_predictor(options: Options, pair: Pair) -> LengthPredictor | None:
     if not isinstance(pair.target, CausalLM):
         raise ValueError(f"a predictor of draft lengths reads hidden states, which {pair.target.name} does not show")
     return LengthPredictor.load(resolve(path, "length"), pair.target)
-
-
-main = main_of("experiments.replay", Options, __doc__, "experiments.replay.__main__:compare")
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -9,8 +9,8 @@ from tiny_models import VOCAB, prompt, tiny
 
 from evaluation import exactness
 from evaluation.certify import certify
+from evaluation.run.command import main
 from evaluation.run.options import Options
-from evaluation.run.runner import main
 from opt_tree import CausalLM, make_canonical
 from opt_tree.decoding.presets import plain
 

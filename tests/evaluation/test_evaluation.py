@@ -33,6 +33,7 @@ from evaluation.command_line import parse
 from evaluation.demo import pages
 from evaluation.questions import sets as questions
 from evaluation.questions.prompts import Prompter
+from evaluation.run import command as published
 from evaluation.run import models as loading
 from evaluation.run import processes as launching
 from evaluation.run import runner
@@ -121,7 +122,7 @@ def arguments(folder: Path, answers: Path | str, *more: str, kind: str = "classi
 
 
 def main(given: list[str], kind: str = "classic") -> int:
-    return runner.main(kind, EagleOptions if kind == "eagle" else Options, None, given)
+    return published.main(kind, EagleOptions if kind == "eagle" else Options, None, given)
 
 
 def command(folder: Path, answers: Path | str, *more: str, kind: str = "classic") -> int:
@@ -972,7 +973,7 @@ def test_bad_flags_leave_the_answers_alone(flags, message, tmp_path, capsys):
     answers.write_text('{"question_id": 1, "choices": []}\n')
     before = sorted(path.name for path in tmp_path.iterdir())
     asked = ["--answer-file", str(answers), "--overwrite", "--limit", "1", *flags]
-    assert runner.main("classic", Options, "", asked) == 2
+    assert published.main("classic", Options, "", asked) == 2
     assert re.search(message, capsys.readouterr().err)
     assert sorted(path.name for path in tmp_path.iterdir()) == before
     assert answers.read_text() == '{"question_id": 1, "choices": []}\n'

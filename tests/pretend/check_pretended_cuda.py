@@ -17,7 +17,7 @@ import opt_tree
 from evaluation.demo import __main__ as demo
 from evaluation.demo.options import EagleOptions as EagleDemoOptions
 from evaluation.demo.options import Options as DemoOptions
-from evaluation.run import runner
+from evaluation.run import command as published
 from evaluation.run.options import EagleOptions as EagleEvalOptions
 from evaluation.run.options import Options as EvalOptions
 from evaluation.timing import interleave
@@ -253,7 +253,7 @@ def test_evaluations_answer_what_they_answer_on_the_cpu(command, kind, tmp_path)
     for device in ("cpu", "cuda"):
         file = tmp_path / f"{device}.jsonl"
         words = [*SMALL, "--bench-name", "demo", "--question-end", "1", "--max-new-tokens", "6", "--device", device]
-        assert runner.main(command, kind, None, [*words, "--answer-file", str(file)]) == 0
+        assert published.main(command, kind, None, [*words, "--answer-file", str(file)]) == 0
         turns.append([json.loads(line)["choices"][0]["turns"] for line in file.read_text().splitlines()])
     assert turns[0] == turns[1] and turns[0]
 
