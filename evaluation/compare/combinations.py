@@ -185,7 +185,6 @@ DRAFTERS: dict[str, tuple[str, ...]] = {
     "ngram": ("opt:0", "chain"),
     "store:demo": ("opt:0",),
     "recycling": ("opt:0", "recycling_tree"),
-    "ngram-recycling": ("opt:0",),
     f"graft:1:{GRAFT}": ("opt:0.05",),
     f"graft:2:{GRAFT}": ("opt:0.05",),
     RASD: ("opt:0.2", "eagle2"),

@@ -17,7 +17,6 @@ from opt_tree.drafters.small_models.causal_lm import CausalLMDrafter
 from opt_tree.drafters.small_models.chain_lm import ChainLMDrafter, model_drafter
 from opt_tree.drafters.small_models.trimmed import TrimmedDrafter
 from opt_tree.drafters.tables.ngram import NGramDrafter
-from opt_tree.drafters.tables.ngram_recycling import NGramRecycling
 from opt_tree.drafters.tables.recycling import TokenRecycling
 from opt_tree.drafters.tables.store import Store, StoreDrafter
 
@@ -40,7 +39,6 @@ __all__ = [
     "MedusaDrafter",
     "MedusaHeads",
     "NGramDrafter",
-    "NGramRecycling",
     "OnePass",
     "ParallelHead",
     "ParallelSpecDrafter",

@@ -26,7 +26,6 @@ from opt_tree.drafters import (
     EarlyExit,
     Grafted,
     NGramDrafter,
-    NGramRecycling,
     Rasd,
     Store,
     StoreDrafter,
@@ -67,7 +66,6 @@ MAKERS = {
     "ngram": lambda target: NGramDrafter(),
     "store": store,
     "recycling": lambda target: TokenRecycling(VOCAB),
-    "ngram-recycling": lambda target: NGramRecycling(keep=False),
     "graft": lambda target: Grafted(head(target), NGramDrafter(), 2),
     "copy": lambda target: Copying(head(target)),
     "rasd": lambda target: Rasd(small(), NGramDrafter()),
@@ -81,7 +79,7 @@ MAKERS |= {
 }
 ANEW = {"dflash", "dspark"}
 """Kinds that begin every prompt anew."""
-LEARNT = {"recycling", "ngram-recycling"}
+LEARNT = {"recycling"}
 """Kinds that have seen the rows of a prompt once where it is reused, and twice where it is not: other trees."""
 
 
@@ -243,8 +241,6 @@ def test_whoever_resets_the_target_or_runs_it_alone_is_seen():
     assert (result.tokens, result.reused) == (expected.tokens, 23)
     target.reset()
     assert decoder.generate(prompt(25), NEW, reuse=True).reused == 0
-    target.take(target.model)
-    assert decoder.generate(prompt(25), NEW, reuse=True).tokens == expected.tokens
 
 
 def test_a_wrapper_with_a_reset_of_its_own_begins_anew():

@@ -5,19 +5,18 @@ from conftest import TableDrafter, TableTarget, hashed_laws
 from enumeration import LAWS, assert_lossless
 
 from opt_tree import Decoder, OptTree
-from opt_tree.drafters import Copying, Grafted, NGramDrafter, NGramRecycling, Rasd, TokenRecycling
+from opt_tree.drafters import Copying, Grafted, NGramDrafter, Rasd, TokenRecycling
 from opt_tree.policies import Sampled
 from opt_tree.verifiers import multi_round
 
 # Tables alone, and joined with a model of the given laws; `keep=False`, so that every outcome meets the same table.
 TABLES = {
     "token recycling": lambda model: TokenRecycling(3, keep=False),
-    "n-gram recycling": lambda model: NGramRecycling(keep=False),
 }
 JOINED = {
-    "1 forward": lambda model: Grafted(TableDrafter(model), NGramRecycling(keep=False), 1),
-    "3 forwards": lambda model: Grafted(TableDrafter(model), NGramRecycling(keep=False), 3),
-    "rasd": lambda model: Rasd(TableDrafter(model), NGramRecycling(keep=False), 3),
+    "1 forward": lambda model: Grafted(TableDrafter(model), TokenRecycling(3, keep=False), 1),
+    "3 forwards": lambda model: Grafted(TableDrafter(model), TokenRecycling(3, keep=False), 3),
+    "rasd": lambda model: Rasd(TableDrafter(model), TokenRecycling(3, keep=False), 3),
     "copying": lambda model: Copying(TableDrafter(model)),
 }
 MAKERS = TABLES | JOINED

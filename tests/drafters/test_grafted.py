@@ -16,7 +16,6 @@ from opt_tree.drafters import (
     EagleDrafter,
     Grafted,
     NGramDrafter,
-    NGramRecycling,
     Rasd,
     Sharpened,
     TokenRecycling,
@@ -102,7 +101,7 @@ class TestWhoAnswers:
             Grafted(TableDrafter(hashed_laws(2, 5)), NGramDrafter(), 0)
 
     def test_wants_what_either_wants(self):
-        model, table = TableDrafter(hashed_laws(2, 5)), NGramRecycling()
+        model, table = TableDrafter(hashed_laws(2, 5)), TokenRecycling(5)
         model.features, model.max_context = (-1,), 40
         for drafter in (Grafted(model, table), Rasd(model, table)):
             assert (drafter.features, drafter.logits, drafter.max_context) == ((-1,), True, 40)
@@ -165,7 +164,6 @@ def models_of(kind, target):
 TABLES = {
     "ngram": lambda: NGramDrafter(),
     "recycling": lambda: TokenRecycling(VOCAB),
-    "n-gram recycling": lambda: NGramRecycling(),
 }
 AROUND = {
     "1 forward": lambda model, table: Grafted(model, table, 1),
@@ -175,9 +173,9 @@ AROUND = {
 POLICIES = {"opt": OptTree(12, 0.0, 6), "eagle2": Eagle2(12, 4, 5)}
 
 
-# A Latin square: each pair of a model, a table and a way to join them is there once.
+# Each model with each way to join it with a table, in turn one table and the other.
 SQUARE = [
-    (kind, [*TABLES][(row + column) % 3], around)
+    (kind, [*TABLES][(row + column) % 2], around)
     for row, kind in enumerate(("draft", "sharpened", "eagle"))
     for column, around in enumerate(AROUND)
 ]

@@ -7,7 +7,6 @@ from opt_tree.drafters import (
     EagleDrafter,
     Grafted,
     NGramDrafter,
-    NGramRecycling,
     Rasd,
     Sharpened,
     StoreDrafter,
@@ -33,7 +32,6 @@ def load(spec, pair):
         ("ngram", NGramDrafter),
         ("store:demo", StoreDrafter),
         ("recycling", TokenRecycling),
-        ("ngram-recycling", NGramRecycling),
     ],
 )
 def test_tables_by_name(spec, kind, pair):
@@ -47,7 +45,7 @@ def test_a_graft_by_name(pair):
     assert isinstance(drafter.table, StoreDrafter) and drafter.features == (-1,)
     fused = load("rasd:lm:demo+store:demo", pair)
     assert isinstance(fused, Rasd) and set(fused.retrieval.beta) == {0.0}
-    assert load("graft:1:lm:demo+ngram-recycling", pair).logits
+    assert load("graft:1:lm:demo+recycling", pair).logits
 
 
 @pytest.mark.parametrize(

@@ -517,7 +517,7 @@ def test_what_a_drafter_weighs_is_the_sum_of_its_parts(tmp_path: Path) -> None:
         footprint(pair.partition("+")[0])
 
 
-@pytest.mark.parametrize("drafter", ["graft:1:lm:{}/draft+recycling", "rasd:lm:{}/draft+ngram-recycling"])
+@pytest.mark.parametrize("drafter", ["graft:1:lm:{}/draft+recycling", "rasd:lm:{}/draft+recycling"])
 def test_a_table_that_learns_begins_each_line_with_nothing(drafter: str, folder: Path, tmp_path: Path) -> None:
     """The same questions come in every line: what was learnt of their answers in one would be known in the next."""
 

@@ -14,7 +14,6 @@ from opt_tree.decoding.draft import draft
 from opt_tree.drafters import (
     Grafted,
     NGramDrafter,
-    NGramRecycling,
     Sharpened,
     Store,
     StoreDrafter,
@@ -36,7 +35,6 @@ def tables():
     yield StoreDrafter(store, weight=0)
     yield StoreDrafter(store, (0.3, 0.2, 0.1))
     yield TokenRecycling(VOCAB, (0.41, 0.23, 0.11, 0.0, 0.02))
-    yield NGramRecycling(k=5)
 
 
 def drafters():

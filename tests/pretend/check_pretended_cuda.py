@@ -39,7 +39,7 @@ BUCKETS = Buckets((1, 8, 32), (64, 128))
 POLICY = OptTree(nodes=12, threshold=0.1, max_depth=5)
 DRAWN = Sampling(temperature=0.8, top_p=0.9)
 LAYERS = {"exit": 1, "parallelspec": 1, "graft": 1}
-TABLES = ("store", "ngram", "recycling", "ngram-recycling")
+TABLES = ("store", "ngram", "recycling")
 
 
 def decoder(device: str, kind: str, architecture: str = "llama", buckets: Buckets | None = None) -> opt_tree.Decoder:

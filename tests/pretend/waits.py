@@ -24,7 +24,7 @@ DRAFTERS = {
     **{"lm": "lm:demo", "eagle": "eagle:demo", "eagle3": "eagle3:demo", "exit": "exit:demo"},
     **{"parallelspec": "parallelspec:demo", "dspark": "dspark:demo"},
     **{"store": "store:demo", "ngram": "ngram", "recycling": "recycling"},
-    **{"ngram-recycling": "ngram-recycling", "copy": "copy:eagle:demo", "graft": "graft:1:eagle:demo+store:demo"},
+    **{"copy": "copy:eagle:demo", "graft": "graft:1:eagle:demo+store:demo"},
     **{"rasd": "rasd:eagle:demo+store:demo"},
 }
 STEPS = 4

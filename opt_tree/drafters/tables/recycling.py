@@ -1,6 +1,6 @@
 """Token Recycling: the candidates that the target named and did not choose, kept for the next time (arXiv:2408.08696).
 
-Owns the paper's table, by the last token; `ngram_recycling` keeps more of each row, and by more tokens.
+Owns the paper's table, by the last token.
 """
 
 from collections.abc import Callable, Sequence
