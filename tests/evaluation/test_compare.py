@@ -6,7 +6,6 @@ import re
 from pathlib import Path
 from typing import Any
 
-import matplotlib.pyplot as plt
 import numpy as np
 import pytest
 from conftest import TableDrafter, TableTarget, hashed_laws, written_laws
@@ -20,7 +19,7 @@ from evaluation.compare import measure
 from evaluation.compare.combinations import DRAFTERS, SIBLINGS, STUDIES, VERIFIERS, Combination, Grid, study
 from evaluation.compare.figures import counts, difference, promise, summarise
 from evaluation.compare.measure import Expectation, footprint
-from evaluation.compare.plots import COLOURS, MANY_COLOURS, _shades, best_of, frontiers
+from evaluation.compare.plots import COLOURS, _shades
 from opt_tree import Decoder, OptTree, Sampling, load_pair
 from opt_tree.core.registry import Method
 from opt_tree.models.checkpoints import CheckpointError
@@ -358,7 +357,7 @@ def lab(colour: str) -> np.ndarray:
     return np.array([116 * root[1] - 16, 500 * (root[0] - root[1]), 200 * (root[1] - root[2])])
 
 
-@pytest.mark.parametrize("names", [registry.POLICIES, VERIFIERS, MANY_COLOURS])
+@pytest.mark.parametrize("names", [registry.POLICIES, VERIFIERS])
 def test_no_two_lines_of_a_picture_look_alike(names) -> None:
     colours = [lab(COLOURS.get(name, name)) for name in names]
     assert min(np.linalg.norm(a - b) for a, b in itertools.combinations(colours, 2)) > 20
@@ -431,26 +430,6 @@ def test_a_difference_is_paired() -> None:
     mixed = difference(record([3, 6, 2]), record([4, 6, 3]))
     assert mixed["difference"] == pytest.approx(36 / 11 - 36 / 13)
     assert mixed["interval"][0] == 0 and mixed["interval"][1] == pytest.approx(2.0)
-
-
-def test_the_frontier_of_drafters(tmp_path: Path) -> None:
-    """What another point beats in both is not on it; fewer than three drafters draw nothing."""
-    assert best_of([(2.0, 3.0), (1.0, 2.0), (3.0, 2.5), (0.0, 1.5), (1.0, 2.2)]) == [(0.0, 1.5), (1.0, 2.2), (2.0, 3.0)]
-
-    def line(drafter: str, temperature: float, ms: float, policy: str = "opt:0.2") -> dict[str, Any]:
-        cell = {"drafter": drafter, "temperature": temperature, "budget": round(4 * ms), "policy": policy}
-        return {"cell": cell, "figures": {"draft_ms_per_step": ms, "tokens_per_step": 2 + ms}}
-
-    drawn = [line(name, t, ms) for name, ms in (("a", 0.5), ("b", 1.0), ("c", 2.0)) for t in (0.0, 1.0)]
-    drawn += [line("a", 0.0, 3.0), line("a", 0.0, 1.5), line("a", 0.0, 4.0, "eagle2")]
-    ((name, figure),) = frontiers(drawn)
-    assert name == "frontier" and len(figure.axes) == 2
-    joined, hollow, *_ = figure.axes[0].lines
-    assert joined.get_xdata().tolist() == [0.5, 1.5, 3.0], "the first drafter, by budget"
-    assert hollow.get_xdata().tolist() == [4.0] and hollow.get_linewidth() == 0
-    figure.savefig(tmp_path / "frontier.png")
-    plt.close(figure)
-    assert not list(frontiers(drawn[:4]))
 
 
 def test_every_drafter_of_the_study_is_there_under_opt_tree_and_at_both_temperatures() -> None:
