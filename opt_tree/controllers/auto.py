@@ -12,7 +12,7 @@ import numpy as np
 from jaxtyping import Float
 from torch import Tensor
 
-from opt_tree.controllers.base import Controller
+from opt_tree.controllers.base import DECAY, Controller
 from opt_tree.controllers.registry import Wanted, register
 from opt_tree.core.children import Few
 from opt_tree.core.step import Outcome, Step
@@ -48,16 +48,13 @@ class Auto(Controller):
         costs: Costs,
         nodes: int = 64,
         max_depth: int = 10,
-        decay: float = 0.99,
         in_lanes: Callable[[int], Costs] | None = None,
     ) -> None:
-        """At most `nodes` a tree and `max_depth` layers; a step counts `decay` times as much as the next one.
+        """At most `nodes` a tree and `max_depth` layers.
 
         `in_lanes`: what a step of so many sequences side by side costs, by the rows of one; None: as alone.
         """
-        if not 0 < decay <= 1:
-            raise ValueError(f"decay must be in (0, 1], got {decay}")
-        self.costs, self.decay, self._costs_in_lanes = costs, decay, in_lanes
+        self.costs, self._costs_in_lanes = costs, in_lanes
         self._empty = Static.empty()
         # Picking children costs by the budget, so a budget not far above the need is chosen.
         self._sizes = tuple(Priced(costs, size, max_depth) for size in (8, 16, 32) if size < nodes)
@@ -158,13 +155,13 @@ class Auto(Controller):
         else:
             self._waited += 1
             self._fade(1)
-        self._tokens = self.decay * self._tokens + len(step.tokens)
-        self._seconds = self.decay * self._seconds + seconds
+        self._tokens = DECAY * self._tokens + len(step.tokens)
+        self._seconds = DECAY * self._seconds + seconds
 
     def _fade(self, steps: int) -> None:
         """What is not looked at fades."""
         for sums in (self._expected, self._accepted):
-            sums *= self.decay**steps
+            sums *= DECAY**steps
         self._stale = True
 
     def _compare(self, worth: float) -> None:
@@ -199,10 +196,9 @@ class Auto(Controller):
         accepted = np.zeros(len(logs))
         offsets = sizes.cumsum() - sizes - 1  # row 1 of a tree, behind its root, is its first node
         accepted[[int(offset) + row for offset, step in zip(offsets, seen, strict=True) for row in step.path[1:]]] = 1
-        decay = self.decay ** len(seen)
         knots = _BETWEEN.searchsorted(logs)
         for sums, values in ((self._expected, np.exp(logs)), (self._accepted, accepted)):
-            sums *= decay
+            sums *= DECAY ** len(seen)
             sums += np.bincount(knots, values, minlength=len(KNOTS))
         surplus = np.maximum(policy.surplus(logs), 0)
         # Layers that were drafted: also those of which no node was selected, and a table's, which are no forwards.
@@ -210,7 +206,7 @@ class Auto(Controller):
         below = np.repeat(layers, sizes) > depths  # nodes of a layer that had another one below it
         most = self._layers.shape[1]
         # A layer's sums fade by the steps alone that say something of it.
-        self._layers *= self.decay ** (layers[:, None] > np.arange(1, most + 1)).sum(0)
+        self._layers *= DECAY ** (layers[:, None] > np.arange(1, most + 1)).sum(0)
         self._layers[0] += np.bincount(depths[below], surplus[below], minlength=most + 1)[1 : most + 1]
         self._layers[1] += np.bincount(depths, surplus, minlength=most + 2)[2 : most + 2]
 

@@ -15,6 +15,9 @@ from opt_tree.core.target import Output
 from opt_tree.policies import TreePolicy
 from opt_tree.verifiers import Verifier
 
+DECAY = 0.99
+"""Where tokens a second are learned, a step counts so much of the next one."""
+
 
 class Controller(ABC):
     """Chooses a policy before each step and learns from the step.

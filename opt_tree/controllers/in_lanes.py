@@ -4,20 +4,16 @@ Owns whether lanes draft, by what came of it. Trees and their prices are those o
 """
 
 import math
-import statistics
-import time
-from collections import deque
 from collections.abc import Sequence
 
-import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from opt_tree.controllers.auto import Auto
+from opt_tree.controllers.base import DECAY
 from opt_tree.core.children import Few
 from opt_tree.core.meeting import meet
 from opt_tree.core.step import Outcome, Step
-from opt_tree.core.target import Output
 from opt_tree.policies import Costs, Priced, TreePolicy
 
 SHARE = 0.01
@@ -31,22 +27,19 @@ ACCEPTED, STEPS = 0.5, 4.0
 """How probable a drafted token is thought to be before any was seen, and for how many steps this counts."""
 TEXT = 32.0
 """Rounds that share what drafters take to read the texts, before more is known."""
-PLAIN = 24
-"""Rounds with trees after which one goes without, as the clock tells what that takes."""
 
 
 class InLanes(Auto):
     """What lanes share: in each round all draft, or none.
 
     It pays for a batch's step: where all lanes draft a row, that is a row of each in the forward. Seconds are the
-    batch's and tokens one lane's. Costs are those of as many lanes as are under way. Which trees are drafted is decided
-    by modelled seconds, and whether any are by those of the clock as well.
+    batch's and tokens one lane's. Costs are those of as many lanes as are under way.
     """
 
     def __init__(self, alone: Auto, costs: Costs, lanes: int) -> None:
         """`costs`: of a step of so many `lanes`. It trusts the drafter as `alone` does so far."""
         largest = alone._sizes[-1]
-        super().__init__(costs, largest.nodes, largest.max_depth, alone.decay)
+        super().__init__(costs, largest.nodes, largest.max_depth)
         self._accepted, self._expected = alone._accepted.copy(), alone._expected.copy()
         self._layers = alone._layers.copy()
         self._fewest, self._lanes, self._most = alone.costs, 1, lanes
@@ -58,23 +51,13 @@ class InLanes(Auto):
         """Of rounds with a tree, discounted: how many, and the plain steps that drafters took to read texts."""
         self._lost, self._spent, self._stake = 0.0, 0.0, STAKE
         """Plain steps: what drafting lost so far, what all rounds took, and the most that a trial lost."""
-        self._drafting, self._since = False, PLAIN
-        self._clocked: tuple[deque[float], deque[float]] = deque(maxlen=15), deque(maxlen=15)
-        """Seconds of the clock in parts of modelled ones: of rounds without trees and with them."""
-        self._began: float | None = None
-        """When the newest round began; None: its time is not its own."""
-        self._modelled = 0.0
-
-    def reset(self, prompt: list[int], output: Output | None) -> None:
-        """A text was taken in by one of the round's forwards."""
-        self._began = None
+        self._drafting = False
 
     def choose(self, context: list[int], root: Float[Tensor, "1 vocab"] | Few | None) -> TreePolicy:
         return meet(self.decide, len(context))
 
     def decide(self, lengths: Sequence[int]) -> TreePolicy:
         """From the lengths of all lanes' contexts to the policy of their next step."""
-        self._time()
         before, self._lanes = self._lanes, len(lengths)
         context = sum(lengths) // len(lengths)
         self._now = self._costs(max(before, self._lanes)).at(context)  # some may be reading a text just now
@@ -91,19 +74,10 @@ class InLanes(Auto):
             self._by_lanes[lanes] = self._fewest.between(self.costs, share)
         return self._by_lanes[lanes]
 
-    def _time(self) -> None:
-        """Compare the last round's seconds by the clock with the modelled ones."""
-        now = _clock()
-        if self._began is not None and self._modelled:
-            self._clocked[self._drafting].append((now - self._began) / self._modelled)
-        self._began, self._modelled = now, 0.0
-
     def _go_without(self) -> None:
         """Keep account of a round without a tree."""
         self._spent += 1
-        self._since = 0
-        self._modelled = self._now.plain
-        fading = self.decay**self._lanes
+        fading = DECAY**self._lanes
         self._tokens = fading * self._tokens + self._lanes
         self._seconds = fading * self._seconds + self._lanes * self._now.plain * self._unit
         self._fade(self._lanes)
@@ -113,24 +87,14 @@ class InLanes(Auto):
         """What a tree of one node costs beyond a plain step, in plain steps."""
         return max((self._now.score(2) + self._now.draft(1, 1)) / self._now.plain - 1, 0.01)
 
-    @property
-    def _dearer(self) -> float:
-        """How much dearer rounds with a tree are than the costs say, next to those without."""
-        plain, drafted = self._clocked
-        known = len(drafted) > 1 and plain and min(plain) > 0
-        return statistics.median(drafted) / statistics.median(plain) if known else 1.0
-
     def _drafts(self) -> bool:
         """Go on while it pays, or may well pay and has lost little; begin where it should pay, or a trial is cheap."""
         steps, tokens, squares, price = self._brought
         mean = tokens / steps
         error = math.sqrt(max(squares / steps - mean**2, 0.0) / steps)
-        costs = (1 + price / steps * self._one_node) * self._dearer - 1
-        worth = mean - costs - self._read[1] / self._read[0]
+        worth = mean - price / steps * self._one_node - self._read[1] / self._read[0]
         affordable = SHARE * self._spent - self._lost
-        if self._since >= PLAIN:
-            self._drafting = False
-        elif self._drafting:
+        if self._drafting:
             self._drafting = bool(worth > 0 or (worth + error > 0 and affordable > -STAKE))
         else:
             self._drafting = bool(worth > PROMISE or affordable > self._stake)
@@ -145,19 +109,17 @@ class InLanes(Auto):
             return
         steps, self._round = self._round, []
         seconds, read = self._modelled_seconds(steps), self._reading(steps)
-        self._modelled = seconds + read
         self._weigh_round([len(one.tokens) - 1.0 for one in steps], seconds / self._now.plain, read / self._now.plain)
         for one in steps:
             self._learn(one, step.policy)
-        fading = self.decay ** len(steps)
+        fading = DECAY ** len(steps)
         self._tokens = fading * self._tokens + sum(len(one.tokens) for one in steps)
         self._seconds = fading * self._seconds + len(steps) * seconds * self._unit
 
     def _weigh_round(self, gains: list[float], cost: float, read: float) -> None:
         """Keep account of what a round with trees brought, for so many plain steps."""
-        self._since += 1
         self._spent += cost + read
-        loss = (cost + read) * self._dearer - 1 - sum(gains) / len(gains)
+        loss = cost + read - 1 - sum(gains) / len(gains)
         self._lost = max(self._lost + loss, 0.0)
         self._stake = max(self._stake, self._lost)
         self._read = 0.97 * self._read[0] + 1, 0.97 * self._read[1] + read
@@ -178,9 +140,3 @@ class InLanes(Auto):
         rows = max(step.draft_tokens - len(step.tree) for step in steps)
         read = self._now.layers(max(rows, 0) + 1)
         return float(read[-1] - read[0])
-
-
-def _clock() -> float:
-    """Seconds. Where one thread does it all, those that it had of the processor: a neighbour's belong to no round."""
-    alone = torch.get_num_threads() == 1 and not torch.accelerator.is_available()
-    return time.process_time() if alone else time.perf_counter()

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from opt_tree.controllers.base import Controller
+from opt_tree.controllers.base import DECAY, Controller
 from opt_tree.controllers.registry import Wanted, register
 from opt_tree.core.children import Few
 from opt_tree.core.step import Outcome, Step
@@ -103,15 +103,12 @@ class PredictedLength(Controller):
         target: CausalLM,
         price: Costs | float,
         chain: Callable[[int], TreePolicy] = Static.chain,
-        decay: float = 0.99,
     ) -> None:
-        """`chain` makes the policy of a length, 0 included; a step counts `decay` times as much as the next one."""
+        """`chain` makes the policy of a length, 0 included."""
         if not isinstance(price, Costs) and not price > 0:
             raise ValueError(f"price must be the costs of a step, or above 0, got {price}")
-        if not 0 < decay <= 1:
-            raise ValueError(f"decay must be in (0, 1], got {decay}")
         self.policies = tuple(chain(length) for length in range(predictor.longest + 1))
-        self.price, self.decay = price, decay
+        self.price = price
         self._predictor, self._target = predictor, target
         self._feature = torch.zeros(1, predictor.hidden, device=target.device)
         # Discounted sums; before anything was seen, 20 steps at half again plain decoding's speed.
@@ -145,8 +142,8 @@ class PredictedLength(Controller):
     def observe(self, step: Step, outcome: Outcome) -> None:
         self._feature = outcome.features[LAST][-1:]
         if isinstance(self.price, Costs):
-            self._tokens = self.decay * self._tokens + len(step.tokens)
-            self._seconds = self.decay * self._seconds + self._now.of(step)
+            self._tokens = DECAY * self._tokens + len(step.tokens)
+            self._seconds = DECAY * self._seconds + self._now.of(step)
 
 
 @register(

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from opt_tree.controllers.base import Controller
+from opt_tree.controllers.base import DECAY, Controller
 from opt_tree.controllers.registry import Wanted, register
 from opt_tree.core.children import Few
 from opt_tree.core.probabilities import log_probs_of
@@ -183,12 +183,9 @@ class SelectedTree(Informed):
         decoder.generate(pair.encode("Why is the sky blue?"), sampling=Sampling(1.0)).mean_acceptance_length
     """
 
-    def __init__(self, values: TreeValues, costs: Costs, decay: float = 0.99) -> None:
-        """A step counts `decay` times as much as the next one."""
-        if not 0 < decay <= 1:
-            raise ValueError(f"decay must be in (0, 1], got {decay}")
+    def __init__(self, values: TreeValues, costs: Costs) -> None:
         super().__init__(values.hidden, values.choice.temperature)
-        self._values, self.costs, self.decay = values, costs, decay
+        self._values, self.costs = values, costs
         self._actions = values.choice.actions
         self.policies = tuple(dict.fromkeys(action.policy for action in self._actions))
         self.verifiers = tuple(dict.fromkeys(action.judge for action in self._actions))
@@ -212,8 +209,8 @@ class SelectedTree(Informed):
 
     def observe(self, step: Step, outcome: Outcome) -> None:
         super().observe(step, outcome)
-        self._tokens = self.decay * self._tokens + len(step.tokens)
-        self._seconds = self.decay * self._seconds + self._chosen.seconds(self._now, self._values.choice.judging)
+        self._tokens = DECAY * self._tokens + len(step.tokens)
+        self._seconds = DECAY * self._seconds + self._chosen.seconds(self._now, self._values.choice.judging)
 
 
 @register(

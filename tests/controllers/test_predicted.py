@@ -248,5 +248,3 @@ def test_other_files_are_refused_in_one_line(tmp_path):
         LengthPredictor.load(str(tmp_path / "torn"), lm)
     with pytest.raises(ValueError, match="price must be the costs of a step, or above 0, got 0"):
         PredictedLength(predictor_of(), lm, 0)
-    with pytest.raises(ValueError, match=r"decay must be in \(0, 1\], got 0"):
-        PredictedLength(predictor_of(), lm, COSTS, decay=0)
