@@ -8,8 +8,8 @@ import jaxtyping
 import numpy as np
 import pytest
 import torch
-from conftest import Laws, TableDrafter, hashed_laws, log_rows, written_laws
 from jaxtyping import Float, Int
+from table_models import Laws, TableDrafter, hashed_laws, log_rows, written_laws
 from torch import Tensor
 
 from opt_tree import Decoder, Random, Sampling, Tree, TreePolicy

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import TableDrafter, TableTarget, hashed_laws
 from side_by_side import BUCKETS, METHODS, OPT, PLACES, PROMPTS, TREES, compare, decoder_of, trace
+from table_models import TableDrafter, TableTarget, hashed_laws
 from tiny_models import VOCAB, prompt, tiny, tiny_drafter
 
 from opt_tree.batch import scheduler

@@ -8,8 +8,8 @@ import json
 import numpy as np
 import pytest
 import torch
-from conftest import TableDrafter, TableTarget, hashed_laws, written_laws
 from enumeration import first_token, target_law
+from table_models import TableDrafter, TableTarget, hashed_laws, written_laws
 from tiny_models import ARCHITECTURES, build, prompt, tiny_drafter
 
 from evaluation.command_line import parse

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from conftest import TableDrafter, TableTarget, hashed_laws
+from table_models import TableDrafter, TableTarget, hashed_laws
 
 from opt_tree import Decoder, Static, Tree
 from opt_tree.controllers.calibrated_length import CalibratedLength, ScoredChain

@@ -6,8 +6,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from conftest import TableDrafter, TableTarget, hashed_laws
 from enumeration import Text, first_token, target_law
+from table_models import TableDrafter, TableTarget, hashed_laws
 from tiny_models import ARCHITECTURES, build, prompt, tiny, tiny_drafter, tiny_head
 
 from opt_tree import (

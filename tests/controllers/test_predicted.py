@@ -5,9 +5,9 @@ import json
 import numpy as np
 import pytest
 import torch
-from conftest import TableDrafter, TableTarget, hashed_laws
 from drafters.test_eagle3 import KNOWN, LAYERS, target_of, tiny_head3
 from enumeration import EnumeratingRandom, Text, law_of, unchecked
+from table_models import TableDrafter, TableTarget, hashed_laws
 from tiny_models import ARCHITECTURES, HIDDEN, build, prompt, publish, tiny_head, tiny_tokenizer
 
 from opt_tree import CausalLM, Decoder, EagleDrafter, Sampling, Static, Tree

@@ -6,9 +6,9 @@ from collections import defaultdict
 import numpy as np
 import pytest
 import torch
-from conftest import TableDrafter, hashed_laws
 from controllers.test_predicted import Features
 from enumeration import EnumeratingRandom, Text, drawn_trees, law_of, unchecked
+from table_models import TableDrafter, hashed_laws
 from tiny_models import ARCHITECTURES, HIDDEN, build, prompt, publish, tiny_head, tiny_tokenizer
 
 from opt_tree import CausalLM, Decoder, EagleDrafter, Sampling

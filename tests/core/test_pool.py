@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 import torch
-from conftest import hashed_laws, log_rows
 from hypothesis import given
 from hypothesis import strategies as st
+from table_models import hashed_laws, log_rows
 
 from opt_tree import TopK
 from opt_tree.core.children import Best, Layer

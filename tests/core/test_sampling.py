@@ -6,9 +6,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import TableDrafter, TableTarget, hashed_laws
 from hypothesis import given
 from hypothesis import strategies as st
+from table_models import TableDrafter, TableTarget, hashed_laws
 from torch import Tensor
 from transformers import (
     GenerationConfig,

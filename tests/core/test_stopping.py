@@ -3,9 +3,9 @@
 from typing import Any
 
 import pytest
-from conftest import TableDrafter, TableTarget, written_laws
 from hypothesis import given
 from hypothesis import strategies as st
+from table_models import TableDrafter, TableTarget, written_laws
 from transformers import PreTrainedTokenizerBase
 
 from opt_tree import Decoder, Generation, Static, Stop

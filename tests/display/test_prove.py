@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 import numpy as np
 import pytest
-from conftest import written_laws
 from enumeration import unchecked
 from jaxtyping import Int
+from table_models import written_laws
 
 from opt_tree import Static, TopK, prove
 from opt_tree.core.children import IID, BestAndDraw, Children, WithoutReplacement

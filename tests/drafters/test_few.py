@@ -1,8 +1,8 @@
 """Drafters that name a few tokens of each node: the emitted law is the target's, and drawn children are refused."""
 
 import pytest
-from conftest import TableDrafter, TableTarget, hashed_laws
 from enumeration import LAWS, assert_lossless
+from table_models import TableDrafter, TableTarget, hashed_laws
 
 from opt_tree import Decoder, OptTree
 from opt_tree.drafters import Copying, Grafted, NGramDrafter, Rasd, TokenRecycling

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 import torch
-from conftest import TableDrafter, TableTarget, hashed_laws, written_laws
 from drafters.test_ngram import probs_of
+from table_models import TableDrafter, TableTarget, hashed_laws, written_laws
 from texts import plain_texts
 from tiny_models import VOCAB, prompt, tiny, tiny_drafter, tiny_head
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from conftest import TableTarget, written_laws
+from table_models import TableTarget, written_laws
 from texts import plain_texts
 from tiny_models import prompt, tiny
 

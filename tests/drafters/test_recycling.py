@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 import torch
-from conftest import TableTarget, hashed_laws
 from drafters.test_ngram import probs_of
+from table_models import TableTarget, hashed_laws
 from tiny_models import VOCAB, prompt, tiny
 
 from opt_tree import Decoder, OptTree, Sampling, Static

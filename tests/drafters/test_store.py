@@ -6,9 +6,9 @@ import lzma
 import numpy as np
 import pytest
 import torch
-from conftest import TableTarget, hashed_laws
 from drafters.test_ngram import outcome_of, probs_of
 from safetensors.numpy import save_file
+from table_models import TableTarget, hashed_laws
 from tiny_models import VOCAB, prompt, tiny, tiny_tokenizer
 
 from opt_tree import Decoder, OptTree, Sampling, Static

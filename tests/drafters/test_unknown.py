@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 import torch
-from conftest import TableDrafter, hashed_laws
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from table_models import TableDrafter, hashed_laws
 
 from opt_tree import Random, TopK
 from opt_tree.core.children import IID, BestAndDraw, Children, Few, Layer, WithoutReplacement

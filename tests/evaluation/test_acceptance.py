@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import Laws, TableDrafter, TableTarget
+from table_models import Laws, TableDrafter, TableTarget
 from tiny_models import save_pair
 
 from evaluation import acceptance

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import TableDrafter, TableTarget, hashed_laws, written_laws
 from matplotlib.colors import to_rgb
+from table_models import TableDrafter, TableTarget, hashed_laws, written_laws
 from tiny_models import save_pair
 
 from evaluation import report

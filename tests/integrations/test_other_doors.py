@@ -66,58 +66,33 @@ def test_a_criterion_may_answer_with_a_plain_bool():
     assert torch.equal(found, long[:, :17])
 
 
-def documents(**_):
-    """A data set of two questions, in place of a download."""
-    from datasets import Dataset
-
-    questions = [("Once upon a time", " there was"), ("The king went to", " the sea")]
-    rows = [{"question": question, "answers": [right, " no more"]} for question, right in questions]
-    return {"test": Dataset.from_list(rows)}
-
-
-def tasks() -> list[dict]:
-    """A task that generates and one that compares log-likelihoods."""
-    common = {"custom_dataset": documents, "test_split": "test", "doc_to_text": "{{question}}"}
-    return [
-        common
-        | {
-            "task": "answer",
-            "output_type": "generate_until",
-            "doc_to_target": "{{answers[0]}}",
-            "generation_kwargs": {"max_gen_toks": 16, "until": ["<|end|>"], "do_sample": False},
-            "metric_list": [{"metric": "exact_match", "aggregation": "mean", "higher_is_better": True}],
-        },
-        common
-        | {
-            "task": "choose",
-            "output_type": "multiple_choice",
-            "doc_to_target": 0,
-            "doc_to_choice": "{{answers}}",
-            "metric_list": [{"metric": "acc", "aggregation": "mean", "higher_is_better": True}],
-        },
-    ]
-
-
-def test_lm_eval_scores_and_texts_are_the_same_with_and_without_trees():
-    lm_eval = pytest.importorskip("lm_eval", reason="no lm-eval here: pip install -r requirements/integrations.txt")
+def test_lm_eval_s_requests_are_answered_the_same_with_and_without_trees():
+    pytest.importorskip("lm_eval", reason="no lm-eval here: pip install -r requirements/integrations.txt")
+    from lm_eval.api.instance import Instance
     from lm_eval.api.registry import model_registry
 
     from opt_tree.integrations.lm_eval_model import NAME, register
 
     register()
     register()
+    texts = ["Once upon a time", "The king went to"]
+    options = {"max_gen_toks": 16, "until": ["<|end|>"], "do_sample": False}
+    asked = [Instance("generate_until", {}, (text, dict(options)), at) for at, text in enumerate(texts)]
+    choices = [(text, ending) for text in texts for ending in (" there was", " no more")]
+    compared = [Instance("loglikelihood", {}, choice, at) for at, choice in enumerate(choices)]
     found = {}
     for nodes in (0, 8, None):
         options = {"pretrained": "demo", "dtype": "float32", "nodes": nodes or 0, "threshold": 0.2, "batch_size": 2}
         model = model_registry.get(NAME)(**options)
         if nodes is None:
             model._model_generate = super(type(model), model)._model_generate  # lm-eval's own model
-        results = lm_eval.simple_evaluate(model, tasks=tasks(), bootstrap_iters=0, log_samples=True)
-        samples = [sample["resps"] for task in ("answer", "choose") for sample in results["samples"][task]]
-        assert len(samples) == 4 and all(len(text) > 20 for ((text,),) in samples[:2])
-        found[nodes] = samples, results["results"], model.decoder.target.work.forwards
-    assert found[None][0] == found[0][0] == found[8][0], "texts and log-likelihoods"
-    assert found[None][1] == found[0][1] == found[8][1], "scores"
+        before = model.decoder.target.work.forwards
+        answers = model.generate_until(asked, disable_tqdm=True)
+        forwards = model.decoder.target.work.forwards - before
+        assert len(answers) == 2 and all(len(text) > 20 for text in answers)
+        found[nodes] = answers, model.loglikelihood(compared, disable_tqdm=True), forwards
+    assert found[None][0] == found[0][0] == found[8][0], "texts"
+    assert found[None][1] == found[0][1] == found[8][1] and len(found[0][1]) == 4, "log-likelihoods"
     assert found[8][2] < found[0][2], "the drafts saved no forward"
 
 

@@ -45,6 +45,8 @@ SMALL: dict[str, Any] = (
     | dict.fromkeys(("q_lora_rank", "kv_lora_rank", "moe_intermediate_size", "shared_expert_intermediate_size"), 16)
     | dict.fromkeys(("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"), 4)
     | dict.fromkeys(("num_experts_per_tok", "moe_k", "moe_top_k", "moe_topk"), 2)
+    | dict.fromkeys(("linear_head_dim", "linear_key_head_dim", "linear_value_head_dim"), 8)
+    | dict.fromkeys(("linear_num_heads", "linear_num_key_heads", "linear_num_value_heads"), 2)
     | dict.fromkeys(("n_group", "topk_group", "n_shared_experts", "first_k_dense_replace"), 1)
     | dict.fromkeys(("sliding_window", "attention_chunk_size", "index_topk", "window_size"), WINDOW)
     | dict.fromkeys(("max_position_embeddings", "n_positions", "n_ctx", "max_sequence_length"), 256)
@@ -111,8 +113,6 @@ SPECIAL: dict[str, dict[str, Any]] = {
         "local_attn_chunk_length": 8,
         "lsh_attn_chunk_length": 8,
     },
-    "qwen3_next": {f"linear_{size}": 8 for size in ("key_head_dim", "value_head_dim")}
-    | {f"linear_num_{kind}_heads": 2 for kind in ("key", "value")},
     "xlm": {"emb_dim": 32, "causal": True},
     "xmod": {"default_language": "en_XX"},
     "zamba2": {

@@ -128,7 +128,7 @@ def test_rows_of_any_tree_are_plain_rows_whatever_was_kept_before(name):
             text = [*context, *tree.tokens[tree.path_to(row)].tolist()]
             assert (logits[row] - causal_logits(lm.model, text)[-1]).abs().max() < 2e-4
             chains.reset()
-            assert (logits[row] - chains.append(text).logits[-1]).abs().max() < 2e-6
+            assert (logits[row] - chains.append(text).logits[-1]).abs().max() < 5e-6
         kept = tree.path_to(len(tree) - 1)[: 2 + seed % 2]
         lm.commit(kept.tolist())
         context = [*context, *tree.tokens[kept].tolist()]

@@ -6,9 +6,9 @@ from itertools import product
 
 import numpy as np
 import pytest
-from conftest import Laws, TableDrafter, TableTarget, hashed_laws, written_laws
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from table_models import Laws, TableDrafter, TableTarget, hashed_laws, written_laws
 
 from opt_tree import Decoder, OptTree, Sharpened, Static, Tree, TreePolicy
 from opt_tree.decoding.draft import draft

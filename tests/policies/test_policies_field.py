@@ -12,9 +12,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from conftest import Laws, TableDrafter, TableTarget, hashed_laws, log_rows, written_laws
 from hypothesis import given
 from hypothesis import strategies as st
+from table_models import Laws, TableDrafter, TableTarget, hashed_laws, log_rows, written_laws
 
 from opt_tree import Decoder, Random, Static, TopK, Tree, TreePolicy, match
 from opt_tree.core.children import IID, WithoutReplacement

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 import torch
-from conftest import TableDrafter, hashed_laws
 from drafters.test_store import documents
+from table_models import TableDrafter, hashed_laws
 from tiny_models import VOCAB, prompt
 
 from opt_tree import OptTree

@@ -19,9 +19,9 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from conftest import Laws, TableDrafter, TableTarget
 from enumeration import target_law, unchecked, warped
 from scipy.stats import chisquare
+from table_models import Laws, TableDrafter, TableTarget
 from tiny_models import causal_logits
 from tqdm import tqdm
 from transformers import PreTrainedModel

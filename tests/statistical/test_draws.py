@@ -6,11 +6,11 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from conftest import hashed_laws
 from enumeration import target_law
 from scipy.stats import chisquare
 from statistical import draws
 from statistical.draws import CASES, Case, draw, p_value
+from table_models import hashed_laws
 from tiny_models import tiny, tiny_drafter
 
 from opt_tree import Sampling

@@ -8,7 +8,6 @@ from collections import defaultdict
 import numpy as np
 import pytest
 import torch
-from conftest import Laws, TableDrafter, TableTarget, hashed_laws
 from enumeration import (
     LAWS,
     VOCAB,
@@ -23,6 +22,7 @@ from enumeration import (
 )
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from table_models import Laws, TableDrafter, TableTarget, hashed_laws
 
 from opt_tree import Decoder, OptTree, Random, Sampling, Static, Tree, TreePolicy, Verifier, greedy, match
 from opt_tree.core.children import IID

@@ -13,12 +13,12 @@ from fractions import Fraction
 import numpy as np
 import pytest
 import torch
-from conftest import Laws, TableDrafter, TableTarget, hashed_laws, written_laws
 from enumeration import LAWS as PLAIN_LAWS
 from enumeration import VOCAB, Text, drawn_trees, emitted_law, scored, unchecked, warped
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jaxtyping import Float, Int
+from table_models import Laws, TableDrafter, TableTarget, hashed_laws, written_laws
 from tiny_models import causal_logits, prompt, tiny, tiny_drafter
 from torch import Tensor
 
