@@ -36,7 +36,7 @@ class Storage(Cache):
         """From and to which slots of a lane, by lane: what was committed since the last forward."""
         self._viewed: tuple[tuple[range, int], list[Tensor]] = ((range(0), 0), [])
         """The last answer of `views`, and what it depends on."""
-        self._open: tuple[Places, int, slice | Tensor | Places | None] = ({}, 0, None)
+        self._open: tuple[Places, int, slice | Tensor] = ({}, 0, slice(0))
 
     @inference
     def reserve(self, slots: int) -> None:
@@ -72,23 +72,9 @@ class Storage(Cache):
         among: slice | Tensor = slice(lanes[0], lanes[-1] + 1)
         if len(lanes) <= lanes[-1] - lanes[0]:  # some in between stay out: theirs are copied together
             among = torch.tensor(lanes)
-        self._open = self._places(torch.tensor(lanes, device=slots.device)[:, None], slots), keys, among
-
-    def open_row(
-        self,
-        lanes: Int[Tensor, "1 rows"],
-        slots: Int[Tensor, "1 rows"],
-        read: tuple[Int[Tensor, "1 keys"], Int[Tensor, "1 keys"]] | None,
-    ) -> None:
-        """Prepare a forward of one batch row for several lanes: it writes each row at its slot of its lane, and reads
-        the lanes and slots of `read`; None: itself alone, as all these lanes begin with it.
-        """
-        self.flush()
-        self._open = self._places(lanes, slots), 0, self._places(*read) if read else None
-
-    def _places(self, lanes: Int[Tensor, "batch _"], slots: Int[Tensor, "batch rows"]) -> "Places":
-        """Where slots are among all rows, for each number of heads and device that layers have."""
-        return {kind: self._rows(lanes, slots, *kind) for kind in {(s.heads, s.device) for s in self._shapes}}
+        rows = torch.tensor(lanes, device=slots.device)[:, None]
+        kinds = {(shape.heads, shape.device) for shape in self._shapes}
+        self._open = {kind: self._rows(rows, slots, *kind) for kind in kinds}, keys, among
 
     def _rows(
         self, lanes: Int[Tensor, "batch _"], slots: Int[Tensor, "batch rows"], heads: int, device: torch.device
@@ -113,14 +99,8 @@ class Storage(Cache):
         found = []
         for states, (by_row, view) in zip((key_states, value_states), self._views[layer_idx], strict=True):
             by_row.index_copy_(0, slots[view.shape[1], view.device], states.flatten(0, 2))
-            if among is None:
-                found.append(states)
-            elif isinstance(among, dict):
-                read = by_row.index_select(0, among[view.shape[1], view.device])
-                found.append(read.view(1, view.shape[1], -1, view.shape[3]))
-            else:
-                seen = view[:, :, :keys]
-                found.append(seen[among] if isinstance(among, slice) else seen.index_select(0, among.to(view.device)))
+            seen = view[:, :, :keys]
+            found.append(seen[among] if isinstance(among, slice) else seen.index_select(0, among.to(view.device)))
         return found[0], found[1]
 
     def keep(self, lane: int, rows: list[int], to: int) -> None:

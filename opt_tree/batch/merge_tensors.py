@@ -1,4 +1,4 @@
-"""Forwards of several sequences as the tensors of one: padded side by side, or one behind the other.
+"""Forwards of several sequences as the tensors of one, padded side by side.
 
 Owns padding, and which forwards are cheaper apart. Knows no model and no lane.
 """
@@ -30,13 +30,6 @@ def cheapest_split(asked: Sequence[T], cost: Callable[[Sequence[T]], float]) -> 
         parts.append(list(asked[best[end][1] : end]))
         end = best[end][1]
     return parts
-
-
-def in_blocks(masks: Sequence[Any]) -> Any:
-    """One mask for sequences one behind the other, of each kind where there are several: none sees another."""
-    if isinstance(masks[0], dict):
-        return {kind: in_blocks([mask[kind] for mask in masks]) for kind in masks[0]}
-    return torch.block_diag(*(mask[0, 0] for mask in masks))[None, None]
 
 
 def in_lanes(

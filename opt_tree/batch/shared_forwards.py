@@ -5,16 +5,13 @@ a lane switches to it.
 """
 
 from collections.abc import Mapping, Sequence
-from itertools import accumulate
-from math import inf
 from typing import Any, NamedTuple
 
 import greenlet
-import torch
 from torch import nn
 
 from opt_tree.batch.kv_lanes import Lane, Storage
-from opt_tree.batch.merge_tensors import cheapest_split, in_blocks, in_lanes
+from opt_tree.batch.merge_tensors import cheapest_split, in_lanes
 from opt_tree.core.target import Output
 from opt_tree.engines import Compiled, Engine, Forward
 from opt_tree.engines.body import compute_batch, laws_of, model_inputs, takes
@@ -29,10 +26,6 @@ _CALL_ELSEWHERE = 128
 demo target on a CPU; accelerators take many more rows before they are busy."""
 _KEYS = 4
 """Attention to this many keys times the model's width costs as much as all else of a row. Measured likewise."""
-_COPIED = 128
-"""Copying this many keys out of their lanes costs as much as a row. Measured likewise."""
-_ONE_ROW = 512
-"""Rows of several lanes in one batch row at most: what a prefill takes at once."""
 
 
 class Ask(NamedTuple):
@@ -44,11 +37,6 @@ class Ask(NamedTuple):
     @property
     def rows(self) -> int:
         return self.forward.ints.shape[1]
-
-    @property
-    def fresh(self) -> bool:
-        """Whether its rows are all that they see: the beginning of a prompt."""
-        return self.engine.lane.read == (0, self.rows)
 
 
 class LaneEngine(Engine):
@@ -85,35 +73,20 @@ class Packed:
     def parts(self, asked: Sequence[Ask]) -> list[list[Ask]]:
         """Split forwards into those that run as one, each part in the order of its lanes."""
         parts = [list(asked)]
-        if min(self._shapes(asked)) - sum(ask.rows for ask in asked) > self._call:  # else another call saves less
+        if self._cost(asked) - sum(ask.rows for ask in asked) > 2 * self._call:  # else another call saves less
             parts = cheapest_split(sorted(asked, key=lambda ask: -ask.rows), self._cost)
         return [sorted(part, key=lambda ask: ask.engine.lane.number) for part in parts]
 
     def _cost(self, asked: Sequence[Ask]) -> float:
-        """Of running these as one, in rows."""
-        return self._call + min(self._shapes(asked))
-
-    def _shapes(self, asked: Sequence[Ask]) -> tuple[float, float]:
-        """What the rows of these cost padded to the longest, and one behind the other in one batch row."""
-        rows = [ask.rows for ask in asked]
-        longest, whole = max(rows), sum(rows)
-        padded, far, engine = len(asked) * longest, _KEYS * self.lm.hidden, self.lm.engine
-        keys = [ask.engine.lane.read[1] for ask in asked]
-        side_by_side = padded * (1 + max(keys) / far)
-        if padded == whole or whole > _ONE_ROW or (isinstance(engine, Compiled) and engine.takes(padded)):
-            return side_by_side, inf
-        copied = 0.0 if all(ask.fresh for ask in asked) else sum(keys) / _COPIED
-        return side_by_side, whole * (1 + sum(keys) / far) + copied
+        """Of running these as one, in rows: padded to the longest."""
+        keys = max(ask.engine.lane.read[1] for ask in asked) / (_KEYS * self.lm.hidden)
+        return self._call + len(asked) * max(ask.rows for ask in asked) * (1 + keys)
 
     def run(self, asked: Sequence[Ask]) -> list[Output]:
         """Run forwards of different lanes, in their order, as one: padded on the left, and to the keys of the fullest.
 
-        A padding row sees the first key of its lane alone and is written where nobody reads; nobody sees it. Forwards
-        go without padding, one behind the other, where that is cheaper: beginnings of prompts mostly.
+        A padding row sees the first key of its lane alone and is written where nobody reads; nobody sees it.
         """
-        padded, in_a_row = self._shapes(asked)
-        if in_a_row < padded:
-            return self._in_a_row(asked)
         rows, engine = max(ask.rows for ask in asked), self.lm.engine
         keys = max(ask.engine.lane.read[1] for ask in asked)
         lanes = [ask.engine.lane.number for ask in asked]
@@ -135,41 +108,6 @@ class Packed:
             asked_for = logits[row, -ask.rows if whole else -1 :]
             outputs.append(Output(asked_for, own, laws_of(asked_for, ask.forward)))
         return outputs
-
-    def _in_a_row(self, asked: Sequence[Ask]) -> list[Output]:
-        """Run forwards of several lanes as one batch row, in which the rows of each see its own keys alone."""
-        forwards, keys = [ask.forward for ask in asked], [ask.engine.lane.read[1] for ask in asked]
-        self.storage.reserve(max(keys))
-        sizes = torch.tensor([ask.rows for ask in asked])
-        lanes = torch.tensor([ask.engine.lane.number for ask in asked])
-        ints = torch.cat([forward.ints for forward in forwards], 1)[:, None]
-        read = None
-        if not all(ask.fresh for ask in asked):
-            slots = torch.cat([torch.arange(own) for own in keys])
-            read = (lanes.repeat_interleave(torch.tensor(keys))[None].to(ints.device), slots[None].to(ints.device))
-        self.storage.open_row(lanes.repeat_interleave(sizes)[None].to(ints.device), ints[2], read)
-        mask: Any = in_blocks([forward.mask for forward in forwards])
-        features = [torch.cat([one.features for one in forwards])[None]] if forwards[0].features is not None else []  # type: ignore[misc]
-        inputs = model_inputs(self.lm.model, ints, mask, *features)
-        mine = [range(end - ask.rows, end) for ask, end in zip(asked, sizes.cumsum(0).tolist(), strict=True)]
-        asked_for = [
-            rows[-1:] if forward.last_only and forward.slots is None else rows
-            for rows, forward in zip(mine, forwards, strict=True)
-        ]
-        if self._keeps_logits:
-            inputs["logits_to_keep"] = torch.tensor([row for rows in asked_for for row in rows], device=ints.device)
-            ends = list(accumulate(map(len, asked_for)))
-            asked_for = [range(end - len(rows), end) for rows, end in zip(asked_for, ends, strict=True)]
-        with attention_kernels(self.lm.device), self.lm.eager.packed:
-            logits, states = compute_batch(self.lm.model, inputs, self.storage, self.lm.engine.layers)
-        return [
-            Output(
-                logits[0, of.start : of.stop],
-                {layer: found[0, rows.start : rows.stop] for layer, found in states.items()},
-                laws_of(logits[0, of.start : of.stop], forward),
-            )
-            for of, rows, forward in zip(asked_for, mine, forwards, strict=True)
-        ]
 
     def _compiled(self, engine: Compiled, asked: Sequence[Ask], rows: int, keys: int) -> list[Output]:
         """The same by the model's package, for all lanes from the first to the last: those between them are padding."""

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from side_by_side import BUCKETS, METHODS, OPT, PLACES, PROMPTS, TREES, compare, decoder_of, trace
+from side_by_side import METHODS, OPT, PLACES, PROMPTS, TREES, compare, decoder_of, trace
 from table_models import TableDrafter, TableTarget, hashed_laws
 from tiny_models import VOCAB, prompt, tiny, tiny_drafter
 
@@ -129,46 +129,6 @@ def test_forwards_are_split_where_that_is_cheapest():
         splits = [[[rows[i] for i, own in enumerate(parts) if own == part] for part in {*parts}] for parts in every]
         assert sum(map(cost, parts)) == min(sum(map(cost, split)) for split in splits)
     assert cheapest_split([500, 10, 9], lambda part: 12 + len(part) * max(part)) == [[10, 9], [500]]
-
-
-@pytest.mark.parametrize("architecture", ["llama", "gemma3"])  # one mask, and one for each kind of layer
-def test_prompts_of_different_lengths_are_taken_in_one_behind_the_other(architecture, monkeypatch):
-    """Without padding: as many rows as tokens, in one forward, and every lane's rows are those that it has alone."""
-    decoder = decoder_of("eagle", architecture=architecture)
-    shapes: dict[bool, list[torch.Size]] = {True: [], False: []}
-    compute = batch.compute_batch
-
-    def counted(model: Any, inputs: dict[str, Any], cache: Storage, layers: tuple[int, ...]) -> Any:
-        shapes[model is decoder.target.model].append(inputs["input_ids"].shape)
-        return compute(model, inputs, cache, layers)
-
-    prompts = [prompt(length, seed=length) for length in (30, 7, 12)]
-    alone = trace([decoder.generate(ids, NEW) for ids in prompts])
-    monkeypatch.setattr(batch, "compute_batch", counted)
-    monkeypatch.setattr(batch, "_KEYS", 100)  # as if the models were wide
-    assert trace(decoder.generate_batch(prompts, 3, NEW)) == alone
-    rows = sum(map(len, prompts)) - 3
-    assert shapes[True][0] == (1, rows) and (1, rows) in shapes[False]
-
-
-@pytest.mark.parametrize(("architecture", "buckets"), [("llama", BUCKETS[1]), ("gemma3", None)])
-def test_a_prompt_begins_in_the_forward_of_the_others(architecture, buckets, monkeypatch):
-    """Without padding, though those see keys of their own: a forward saved for each prompt that begins later."""
-    decoder = decoder_of("eagle", architecture=architecture, buckets=buckets)
-    alone = trace([decoder.generate(ids, NEW) for ids in PROMPTS])
-    found: dict[bool, int] = {True: 0, False: 0}
-    in_a_row = batch.Packed._in_a_row
-
-    def counted(self: batch.Packed, asked: list[batch.Ask]) -> Any:
-        found[self.last] += (
-            min(ask.engine.lane.length for ask in asked) == 0 < max(ask.engine.lane.length for ask in asked)
-        )
-        return in_a_row(self, asked)
-
-    monkeypatch.setattr(batch.Packed, "_in_a_row", counted)
-    monkeypatch.setattr(batch, "_KEYS", 100)  # as if the models were wide
-    assert trace(decoder.generate_batch(PROMPTS, 3, NEW)) == alone
-    assert min(found.values()) > 0
 
 
 def test_an_error_in_one_ends_all_and_says_which(decoder, alone):
