@@ -85,7 +85,7 @@ class InLanes(Auto):
     @property
     def _one_node(self) -> float:
         """What a tree of one node costs beyond a plain step, in plain steps."""
-        return max((self._now.score(2) + self._now.draft(1, 1)) / self._now.plain - 1, 0.01)
+        return max((self._now.score(2) + self._now.draft(1, 0)) / self._now.plain - 1, 0.01)
 
     def _drafts(self) -> bool:
         """Go on while it pays, or may well pay and has lost little; begin where it should pay, or a trial is cheap."""
@@ -133,7 +133,7 @@ class InLanes(Auto):
         """Of a round: its forwards are as long as the longest lane's. Without what drafters read of the texts."""
         rows = max(min(step.draft_tokens, len(step.tree)) for step in steps)
         layers = max(max(step.draft_forwards, *step.tree.depths.tolist(), 1) for step in steps)
-        return self._now.score(max(len(step.tree) for step in steps)) + self._now.draft(layers, rows)
+        return self._now.score(max(len(step.tree) for step in steps)) + self._now.draft(layers, rows - 1)
 
     def _reading(self, steps: list[Step]) -> float:
         """Seconds in which drafters took in what they had not seen of the texts: a forward as long as the longest."""

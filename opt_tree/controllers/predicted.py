@@ -129,7 +129,7 @@ class PredictedLength(Controller):
         if not isinstance(self.price, Costs):
             return self.policies[int((reach > 1 / (1 + self.price)).sum())]
         self._now = now = self.price.at(len(context))
-        seconds = [now.score(1 + k) + now.draft(k, k) for k in range(len(reach) + 1)]
+        seconds = [now.score(1 + k) + now.draft(k, k - 1) for k in range(len(reach) + 1)]
         worth = np.concatenate([[0], reach.cumsum()]) - self._tokens / self._seconds * np.array(seconds)
         return self.policies[int(worth.argmax())]
 

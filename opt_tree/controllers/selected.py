@@ -60,8 +60,8 @@ class Action(NamedTuple):
 
     @property
     def draft_rows(self) -> int:
-        """Rows of all its draft forwards: of the root, and of every node that has children."""
-        return 1 + self.nodes - (self.branches if self.length else min(self.trunk, 1))
+        """Rows of its draft forwards behind the root's: nodes that have children."""
+        return self.nodes - (self.branches if self.length else min(self.trunk, 1))
 
     def seconds(self, costs: Costs, judging: Mapping[str, Sequence[float]]) -> float:
         """What the step costs; the root is asked in every case. `judging`: seconds of a verifier, and of a node."""

@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 
-from opt_tree.decoding.recording import CATCHING_UP
 from opt_tree.policies import Costs
 
 HERE = "here"
@@ -114,7 +113,7 @@ class Advice:
         sizes = (1, 2, 3, 5, 7, 9, 13, 17, 25, 33)
         lines += ["what a step costs here (rows: ms of scoring, judging and committing; then of drafting)"]
         lines += ["  " + "  ".join(f"{rows}: {1e3 * curve.score(rows):.2f}" for rows in sizes)]
-        layer = 1e3 * curve.draft(2, CATCHING_UP + 4) - 1e3 * curve.first
+        layer = 1e3 * curve.draft(2, 5) - 1e3 * curve.first
         lines += [f"  the first layer {1e3 * curve.first:.2f}, each further one of 5 rows {layer:.2f}", ""]
         lines += ["accepted by position (share of steps), the best tree here: " + _shares(self.accepted)]
         lines += ["a chain's tokens, where all before were accepted:          " + _shares(self.chain)]

@@ -17,7 +17,7 @@ from opt_tree.core.errors import require
 from opt_tree.decoding.advice import AUTO, HERE, Advice, Choice, Prospect
 from opt_tree.decoding.generation import Generation, check_prompt
 from opt_tree.decoding.pair import Pair
-from opt_tree.decoding.recording import CATCHING_UP, LARGEST, Recorded, record, replay, seconds_of
+from opt_tree.decoding.recording import LARGEST, Recorded, record, replay, seconds_of
 from opt_tree.decoding.step_costs import costs_of
 from opt_tree.policies import Costs, OptTree, Static, TreePolicy
 
@@ -157,9 +157,7 @@ def break_even(costs: Costs) -> float | None:
     def gain(share: float) -> float:
         lengths = range(1, 17)
         return max(
-            sum(share**i for i in range(k + 1))
-            * costs.plain
-            / (costs.score(k + 1) + costs.draft(k, CATCHING_UP + k - 1))
+            sum(share**i for i in range(k + 1)) * costs.plain / (costs.score(k + 1) + costs.draft(k, k - 1))
             for k in lengths
         )
 

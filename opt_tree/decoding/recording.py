@@ -29,11 +29,11 @@ from opt_tree.decoding.generation import Generation
 from opt_tree.decoding.pair import Pair
 from opt_tree.drafters import Drafter, DrafterAround
 from opt_tree.policies import Costs, TreePolicy
+from opt_tree.policies.costs import CATCHING_UP
 
 Branch = tuple[int, ...]
 Known = tuple[Float[np.ndarray, " columns"], Int[np.ndarray, " columns"]]
 LARGEST = 32
-CATCHING_UP = 2  # tokens that the drafter reads at the root, about
 UNKNOWN: Known = (np.log(np.full(LARGEST, 1e-6)) - 1e-3 * np.arange(LARGEST), np.arange(LARGEST))
 """Below what no tree of 32 nodes and no chain would have expanded, which trees of a fixed shape ask for."""
 

@@ -20,6 +20,8 @@ Curve = tuple[tuple[int, float], ...]
 half of the points."""
 LARGEST = 256
 """Rows that a curve is asked for at most; what has more costs as much."""
+CATCHING_UP = 2
+"""Rows of a step's first draft forward, about: what came of the last step and was not drafted there."""
 AHEAD = 24
 """Further rows that are looked at."""
 
@@ -167,10 +169,10 @@ class Costs:
         return self._drafting[1 : most + 1] * (1 + self.draft_growth * self.context)
 
     def draft(self, layers: int, rows: int) -> float:
-        """Seconds of drafting so many layers with so many rows in their forwards together, as many in each."""
+        """Seconds of drafting so many layers, with `rows` in all forwards behind the first, as many in each."""
         if layers == 0:
             return 0.0
-        each = max(rows - 1, 0) / max(layers - 1, 1)
+        each = rows / max(layers - 1, 1)
         below = min(int(each), LARGEST - 1)
         low, high = self._lists[1][max(below, 1)], self._lists[1][below + 1]
         further = (layers - 1) * (low + (each - below) * (high - low))
@@ -179,7 +181,7 @@ class Costs:
     def of(self, step: Step) -> float:
         """Modelled seconds of a step that is over; tables draft a layer without a forward, or are asked for nothing."""
         layers = max(step.draft_forwards, *step.tree.depths.tolist(), min(step.policy.max_depth, 1))
-        return self.score(len(step.tree)) + self.draft(layers, step.draft_tokens)
+        return self.score(len(step.tree)) + self.draft(layers, max(step.draft_tokens - CATCHING_UP, 0))
 
 
 def _check(name: str, curve: Curve) -> None:

@@ -88,7 +88,7 @@ def test_break_even_is_where_the_best_chain_is_as_fast_as_plain_decoding():
     assert break_even(costs) == pytest.approx(0.5, abs=1e-6)  # a chain of one: 1 + a tokens for 1.5 seconds
     costs = Costs(((1, 1.0), (2, 1.0)), 0.5, ((1, 0.1), (2, 0.2)))  # longer chains are better
     share = break_even(costs)
-    chains = [sum(share**i for i in range(k + 1)) / (costs.score(k + 1) + costs.draft(k, k + 1)) for k in range(1, 17)]
+    chains = [sum(share**i for i in range(k + 1)) / (costs.score(k + 1) + costs.draft(k, k - 1)) for k in range(1, 17)]
     assert max(chains) == pytest.approx(1) and chains[0] < 0.99
     assert break_even(Costs.straight(1.0, 1.0, 0.0, 1.5, 0.0)) is None
 
