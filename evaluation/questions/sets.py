@@ -108,7 +108,7 @@ def find(name: str, data_dir: str | None = None, fetch: bool = False) -> Path:
     if name in SHIPPED:
         return SHIPPED[name]
     folders = [Path(folder).expanduser() for folder in (data_dir, os.environ.get(DATA_VARIABLE), "data") if folder]
-    folders.append(USER_CACHE.expanduser())
+    folders.append(Path(os.path.expanduser(USER_CACHE)))
     for folder in folders:
         for path in (folder / name / "question.jsonl", folder / f"{name}.jsonl"):
             if path.is_file():

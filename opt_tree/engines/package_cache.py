@@ -40,7 +40,8 @@ def cache_folder() -> Path:
     named = os.environ.get("OPT_TREE_CACHE")
     if named:
         return Path(named)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "opt_tree"
+    home = os.path.expanduser("~").replace("~", "/nonexistent")  # Debian's name for the home of who has none
+    return Path(os.environ.get("XDG_CACHE_HOME") or f"{home}/.cache") / "opt_tree"
 
 
 @dataclass(frozen=True)
@@ -84,9 +85,16 @@ class Package:
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
     """Hold off other processes that would make the same folder; they find it when they get their turn."""
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with FileLock(f"{folder}.lock"):
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        lock = FileLock(f"{folder}.lock")
+        lock.acquire()
+    except OSError as error:
+        raise OSError(f"{error}; OPT_TREE_CACHE names another folder for what is built and fetched") from error
+    try:
         yield
+    finally:
+        lock.release()
 
 
 @contextmanager

@@ -428,6 +428,18 @@ def test_the_folder_of_packages(monkeypatch, tmp_path):
     assert packages.cache_folder() == tmp_path / "mine"
 
 
+def test_who_has_no_home_has_no_cache_and_is_told_how_to_have_one(monkeypatch, tmp_path):
+    for name in ("OPT_TREE_CACHE", "XDG_CACHE_HOME", "HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("pwd.getpwuid", {}.__getitem__)  # a user that the system does not know
+    assert packages.package_of({}).about() is None and packages.remembered({}) is None
+    assert not packages.cache_folder().parent.parent.exists()
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("OPT_TREE_CACHE", str(tmp_path / "file"))
+    with pytest.raises(OSError, match=r"file.*; OPT_TREE_CACHE names another folder"):
+        packages.package_of({}).ensure(lambda: None)
+
+
 @pytest.mark.parametrize("fastest", [torch.float32, torch.bfloat16])
 def test_the_fastest_dtype_is_measured_once(fake, monkeypatch, fastest):
     measured: list[torch.dtype] = []
