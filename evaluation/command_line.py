@@ -13,6 +13,7 @@ from opt_tree.core.command_line import (
     Parser,
     at_least,
     at_most,
+    counted,
     numbers,
     option,
     parse,
@@ -23,8 +24,8 @@ from opt_tree.core.command_line import (
 from opt_tree.core.files import check_writable
 
 __all__ = [
-    "Parser", "Value", "at_least", "at_most", "check_writable", "main_of", "numbers", "option", "parse",
-    "print_json", "run_command", "table", "whole_numbers", "work_of",
+    "Parser", "Value", "at_least", "at_most", "check_writable", "counted", "machine_of", "main_of", "numbers", "option",
+    "parse", "print_json", "run_command", "table", "whole_numbers", "work_of",
 ]  # fmt: skip
 
 Options = TypeVar("Options")
@@ -55,6 +56,11 @@ def print_json(wanted: bool, figures: Any) -> None:
     """Print the figures as one line, the last one, where --json asks for it."""
     if wanted:
         print(json.dumps(figures, default=dataclasses.asdict))
+
+
+def machine_of(environment: Mapping[str, Any]) -> str:
+    """Where something was measured, in words."""
+    return f"{environment['device']}, {counted(environment['threads'], 'thread')}"
 
 
 def table(rows: Sequence[Mapping[str, Value]], floats: str = ".2f") -> str:

@@ -49,7 +49,7 @@ from evaluation.answers.frames import Labelled, figures_frame, formatted
 from evaluation.answers.metrics import by_category, number, percent, ratio, row, speed_up, summary
 from evaluation.answers.reading import AnswerSet, read_timed
 from evaluation.answers.steps import acceptance_by_depth, alone, by_position, calibration, step_time, steps_of
-from evaluation.command_line import print_json, table
+from evaluation.command_line import counted, machine_of, print_json, table
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -218,7 +218,7 @@ def print_heads(runs: Sequence[AnswerSet]) -> None:
             continue
         place = run.session["environment"]
         dtype = run.settings.get("target_dtype")
-        head = f"{run.session['target']}, {dtype}; {place['device']}, {place['threads']} threads"
+        head = f"{run.session['target']}, {dtype}; {machine_of(place)}"
         if head not in seen:
             seen.add(head)
             print(head)
@@ -238,7 +238,7 @@ def print_details(run: AnswerSet, figures: dict[str, Any], base: AnswerSet | Non
         print_overview([*figures["categories"].items(), ("all", figures["overall"])], run.name)
     if run.failed:
         failed = ", ".join(str(record["question_id"]) for record in run.failed)
-        print(f"{len(run.failed)} questions failed and are in no figure: {failed}")
+        print(f"{counted(len(run.failed), 'question')} failed, in no figure: {failed}")
     if base is not None:
         _print_match(figures["overall"]["exact_match"], run, base)
     depths = figures["acceptance_by_depth"]

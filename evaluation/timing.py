@@ -22,6 +22,7 @@ from tqdm import tqdm
 
 import opt_tree
 from opt_tree import Generation
+from opt_tree.core.command_line import counted
 
 Task = TypeVar("Task")
 Place = TypeVar("Place")
@@ -206,7 +207,7 @@ def processor() -> str:
         ]
         name = models[0] if models else name
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    return f"{name}, {cores} cores"
+    return f"{name}, {counted(cores or 1, 'core')}"
 
 
 def _version(name: str) -> str | None:

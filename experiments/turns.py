@@ -37,7 +37,7 @@ import statistics
 import time
 from typing import Any
 
-from evaluation.command_line import Value, table
+from evaluation.command_line import Value, machine_of, table
 from evaluation.run.models import Material, gather
 from evaluation.timing import environment
 from opt_tree import Decoder, OptTree
@@ -101,6 +101,6 @@ def run(options: Options) -> dict[str, Any]:
     given = gather(options)
     rows, place = measure(given, options), environment(given.pair.target.device)
     drafter = given.pair.drafter.describe()
-    print(f"{given.pair.target.name}; {drafter}; {place['device']}, {place['threads']} threads")
+    print(f"{given.pair.target.name}; {drafter}; {machine_of(place)}")
     print(f"until the first step of a turn is done, {options.rounds} rounds, same texts", table(rows), sep="\n")
     return {"environment": place, "rows": rows}

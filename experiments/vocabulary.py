@@ -47,7 +47,7 @@ import torch
 from tqdm import tqdm
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from evaluation.command_line import Value, table
+from evaluation.command_line import Value, machine_of, table
 from evaluation.timing import environment
 from opt_tree import CausalLM, CausalLMDrafter, Decoder, OptTree, Random, Sampling, TreePolicy, Verifier, match
 from opt_tree.policies import DySpec, Sampled
@@ -123,5 +123,5 @@ def run(options: Options) -> dict[str, Any]:
     torch.set_num_threads(options.threads)
     rows, place = measure(options), environment(torch.device("cpu"))
     laws = f"spread {options.spread:g}, temperature {options.temperature:g}, top-p {options.top_p:g}"
-    print(f"{options.vocabulary} tokens, {laws}; {place['device']}, {place['threads']} threads", table(rows), sep="\n")
+    print(f"{options.vocabulary} tokens, {laws}; {machine_of(place)}", table(rows), sep="\n")
     return {"environment": place, "rows": rows}

@@ -28,7 +28,7 @@ from tqdm import tqdm
 
 from evaluation.answers.file import AnswerFile, Record
 from evaluation.answers.metrics import percent, with_interval
-from evaluation.command_line import table
+from evaluation.command_line import counted, machine_of, table
 from evaluation.compare.combinations import Combination
 from evaluation.compare.figures import brief, speeds, summarise
 from evaluation.compare.measure import Bench, peers_key
@@ -125,14 +125,15 @@ def text(lines: Sequence[Mapping[str, Any]], header: Mapping[str, Any] | None) -
     blocks = []
     if header is not None:
         place = header["sessions"][-1]["environment"]
-        machine = f"{place['device']}, {place['threads']} threads, torch {place['torch']}"
+        machine = f"{machine_of(place)}, torch {place['torch']}"
         blocks.append(f"{machine}, target {header['settings']['target_dtype']}; 95 % intervals over questions")
     groups: dict[tuple, list[Mapping[str, Any]]] = {}
     for line in lines:
         groups.setdefault((line["drafter"], line["temperature"], line["budget"]), []).append(line)
     for (drafter, temperature, budget), members in groups.items():
-        head = f"{drafter}, temperature {temperature:g}, at most {budget} nodes, {members[0]['questions']} questions:"
-        blocks.append(f"{head}\n{table([_row(line) for line in members])}")
+        head = f"{drafter}, temperature {temperature:g}, at most {budget} nodes"
+        asked = counted(members[0]["questions"], "question")
+        blocks.append(f"{head}, {asked}:\n{table([_row(line) for line in members])}")
     return "\n\n".join(blocks)
 
 

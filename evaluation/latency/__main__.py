@@ -64,7 +64,7 @@ from typing import Any
 from transformers import PreTrainedModel
 
 from evaluation.answers.metrics import times_as_fast, with_interval
-from evaluation.command_line import numbers, table
+from evaluation.command_line import counted, machine_of, numbers, table
 from evaluation.latency import batches
 from evaluation.latency.forwards import ForwardTime, Probe, forwards_table, measure
 from evaluation.run.baselines import InLoop, transformers_methods
@@ -93,7 +93,7 @@ def forwards(options: Options) -> dict[str, Any]:
     measured, models, place = measure_forwards(options)
     document = {"models": models, "environment": place, "cells": [asdict(one) for one in measured]}
     write_text(output, json.dumps(document, indent=1) + "\n")
-    title = f"{models['target']}; drafter {models['drafter']}; {place['device']}, {place['threads']} threads"
+    title = f"{models['target']}; drafter {models['drafter']}; {machine_of(place)}"
     print(title, "milliseconds of a forward, medians:", forwards_table(measured), sep="\n")
     return {"measured": options.output}
 
@@ -144,8 +144,8 @@ def decode(options: Options) -> dict[str, Any]:
         timings = interleave(methods, prompts, options.max_new_tokens)
         rows, beside = overview(timings), beside_grid(timings)
     place = environment(pair.target.device)
-    print(f"{name_of(pair)}; drafter {options.drafter}; {place['device']}, {place['threads']} threads")
-    asked = f"{len(prompts)} questions of {given.questions.name}"
+    print(f"{name_of(pair)}; drafter {options.drafter}; {machine_of(place)}")
+    asked = f"{counted(len(prompts), 'question')} of {given.questions.name}"
     print(f"{asked}, greedy, {options.max_new_tokens} new tokens at most, in turn")
     print(table(rows))
     if beside:

@@ -203,6 +203,8 @@ def _rows(data: bytes, path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
 def _turns(line: dict[str, Any], where: str) -> list[str]:
     """What the user says in each turn of a question."""
     turns = line.get("turns", [line["question"]] if "question" in line else None)
+    if isinstance(turns, list) and "question" in line and [line["question"]] != turns[:1]:
+        raise ValueError(f"{where}: `question` is not the first of its `turns`: which is asked?")
     if turns is None and isinstance(messages := line.get("messages"), list):
         roles = {message.get("role") if isinstance(message, dict) else None for message in messages}
         if roles - {"user"}:

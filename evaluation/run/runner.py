@@ -14,7 +14,7 @@ from typing import Any
 from tqdm import tqdm
 
 from evaluation.answers.file import PATIENCE, AnswerFile, Record
-from evaluation.command_line import print_json
+from evaluation.command_line import counted, machine_of, print_json
 from evaluation.questions.prompts import Prompter, get_template
 from evaluation.questions.sets import Question, QuestionSet
 from evaluation.report import print_report
@@ -73,7 +73,7 @@ def run(command: str, options: Options, processes: Processes = Processes(), pair
         works = [work.resolve(resolved(pair)) for work in works]
         methods = {work.method: make_method(work.method, options, pair, prompter) for work in works}
         begin(works, describe_session(options, questions, pair, processes), processes)
-        print(f"{questions.name}, {len(chosen)} questions of {questions.path}", file=sys.stderr)
+        print(f"{questions.name}, {counted(len(chosen), 'question')} of {questions.path}", file=sys.stderr)
         conversation = Conversation(
             prompter, options.max_new_token, options.num_choices, options.seed, history, options.reuse
         )
@@ -140,7 +140,7 @@ def begin(works: Sequence[Work], session: dict[str, Any], processes: Processes) 
         for difference in work.file.begin(work.settings, session, work.replaced(processes)):
             print(f"note: {work.file.path} goes on elsewhere ({difference}): times are not comparable", file=sys.stderr)
     where = session["environment"]
-    told = f"{session['target']}, {works[0].settings['target_dtype']}; {where['device']}, {where['threads']} threads"
+    told = f"{session['target']}, {works[0].settings['target_dtype']}; {machine_of(where)}"
     print(f"{told}, process {processes.rank + 1} of {processes.size}", file=sys.stderr)
 
 
@@ -217,7 +217,7 @@ def finish(
             if last:
                 work.whole.fold(order)
             whole = whole and last
-        print(f"{len(answered)} answers in {work.whole.path}", file=sys.stderr)
+        print(f"{counted(len(answered), 'answer')} in {work.whole.path}", file=sys.stderr)
         if failures := [question for question in asked if question.id in failed]:
             where = work.whole.failed_path
             print(f"{len(failures)} failed ({where}); the same command tries them again", file=sys.stderr)

@@ -15,6 +15,7 @@ import psutil
 _WORDS: dict[type, str] = {
     **dict.fromkeys((Collection, Iterable, Sequence), "a list"),
     **{
+        bool: "True or False",
         Integral: "a whole number",
         Real: "a number",
         str: "a text",

@@ -312,6 +312,7 @@ class Decoder(SideBySide):
             end = min(end, len(context) + max_new_tokens)
         drafter = self.drafter.at_temperature(sampling.temperature) if self.drafter else None
         verifier = greedy if sampling.greedy else self.verifier
+        require(bool, reuse=reuse)
         return Run(self.target, context, end, sampling, random, drafter, verifier, reuse)
 
     def _steps(self, run: Run) -> Iterator[Step]:

@@ -55,6 +55,7 @@ class Pair:
         `any_dtype` an independent drafter may be cast to bfloat16, where a measurement says that it pays; what is
         decoded greedily does not depend on it. On CUDA the graphs of usual sizes are captured at once (`warm_up`).
         """
+        require(bool, make=make, any_dtype=any_dtype)
         self.target.watch(self.drafter.features)  # first, so that its package has them
         done = [compile_forwards(self.target, make)]
         for lm in self.drafter.models:
@@ -118,8 +119,9 @@ class Pair:
         return self.tokenizer(text, add_special_tokens=False).input_ids
 
 
-def _named(target: Any, drafter: Any, eagle: Any, buckets: Any) -> str:
-    """The target's name; TypeError where one of these is no name or no buckets, CheckpointError for two drafters."""
+def _named(target: Any, drafter: Any, eagle: Any, buckets: Any, **switches: Any) -> str:
+    """The target's name; TypeError where one of these is not of its type, CheckpointError for two drafters."""
+    require(bool, **switches)
     require((str, PathLike), target=target)
     require((str, NoneType), drafter=drafter, eagle=eagle)
     require((Buckets, NoneType), buckets=buckets)
@@ -169,7 +171,7 @@ def load_pair(
     warning and `target.not_canonical` say why. `canonical`: in float32, too, and NotCanonicalError if it cannot be.
     `model_options` go to transformers (`device_map=`, `quantization_config=`, ...).
     """
-    target = _named(target, drafter, eagle, buckets)
+    target = _named(target, drafter, eagle, buckets, bare=bare, compile=compile, canonical=canonical, exact=exact)
     spec = _spec(target, f"eagle:{eagle}" if eagle else drafter)
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     require_device(device)

@@ -103,6 +103,7 @@ def paint(text: str, drafted: bool, color: bool = True) -> str:
 
 def transcript(generation: Generation, tokenizer: Texts, color: bool = True) -> str:
     """Return the generated text, accepted draft tokens in colour or in brackets: `[ the quick] fox[ jumps] over`."""
+    require(bool, color=color)
     return "".join(paint(piece.text, piece.drafted, color) for piece in pieces(generation, tokenizer))
 
 

@@ -9,6 +9,7 @@ sentence: use it, with these settings, or do not. `opt_tree.advise` is the funct
 
 from pathlib import Path
 
+from opt_tree.core.command_line import counted
 from opt_tree.training.command_line import Parser, command, existing
 
 
@@ -57,7 +58,7 @@ def run(args: argparse.Namespace) -> None:
     others = {name: costs for path in args.costs or () for name, costs in read_costs(path).items()}
     found = advise(pair, asked[: args.limit], args.max_new_tokens, args.seconds, args.side_by_side, others)
     forwards = "compiled" if args.compile else "eager"
-    print(f"{forwards} forwards, {torch.get_num_threads()} threads", found, sep="\n")
+    print(f"{forwards} forwards, {counted(torch.get_num_threads(), 'thread')}", found, sep="\n")
     if args.plots:
         print(*(f"written: {path}" for path in draw_advice(found, args.plots)), sep="\n")
     if args.json:

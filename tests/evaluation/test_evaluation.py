@@ -659,6 +659,7 @@ def test_fetch_checks_what_it_got(nowhere: Path, monkeypatch: pytest.MonkeyPatch
         ('{"question_id": 7, "turns": ["a"]}\n' * 2, "line 2: question_id 7 is already that of line 1"),
         ('{"question_id": true, "turns": ["a"]}\n', "line 1: question_id must be a number or a text, got True"),
         ("", "the question set is empty"),
+        ('{"question": "a", "turns": ["a"]}\n{"question": "b", "turns": ["a", "b"]}\n', "line 2: `question` is not"),
         ('{"question": "a"}\n{"question": "b \\ud83d"}\n', "line 2: \\ud83d is half of a character"),
     ],
 )  # fmt: skip

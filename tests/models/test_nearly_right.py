@@ -30,6 +30,12 @@ def test_a_target_that_is_nearly_right(target, says):
         load_pair(target)
 
 
+@pytest.mark.parametrize("switch", ["bare", "compile", "canonical", "exact"])
+def test_a_switch_that_is_no_bool(switch):
+    with pytest.raises(TypeError, match=f"{switch} must be True or False, got 'no'"):
+        load_pair("demo", **{switch: "no"})
+
+
 @pytest.mark.parametrize(("spec", "meant"), [("ngrams", "ngram"), ("NGRAM", "ngram"), ("recylcing", "recycling")])
 def test_a_drafter_that_is_nearly_right(spec, meant):
     with pytest.raises(CheckpointError, match=f"no drafter is called '{spec}'; did you mean '{meant}'"):
