@@ -12,12 +12,13 @@ import argparse
 import dataclasses
 import difflib
 import pkgutil
+import signal
 import sys
 from collections.abc import Callable
 from types import NoneType
 from typing import Any, NoReturn, TypeVar, get_args, get_origin, get_type_hints
 
-from opt_tree.core.interrupted import as_command
+from opt_tree.core.interrupted import Terminated, as_command
 
 Options = TypeVar("Options")
 
@@ -134,26 +135,29 @@ def work_of(name: str) -> Callable[..., Any]:
     return work
 
 
-def run_command(command: Callable[[], int], stopped: str = "stopped") -> int:
-    """Return a command's exit status; what the caller got wrong is one line on stderr and status 2."""
+def run_command(command: Callable[[], int | None], stopped: str = "stopped") -> int:
+    """Return a command's exit status, where it is not 0 after one line on stderr.
+
+    2: the caller got something wrong, or there is no memory for it. 130 and 143: Ctrl-C and SIGTERM; they leave no lock
+    and no half-written file.
+    """
     try:
-        if "transformers" in sys.modules:
-            no_bars_in_logs(wanted=True)
         with as_command():
-            return command()
+            if "transformers" in sys.modules:
+                no_bars_in_logs(wanted=True)
+            return command() or 0
     except (ValueError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+        told: str | None = str(error)
     except (RuntimeError, MemoryError) as error:
         from opt_tree.core.errors import out_of_memory  # here: it imports numpy
 
         if (told := out_of_memory(error)) is None:
             raise
-        print(f"error: {told}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, Terminated) as end:
         print(stopped, file=sys.stderr)
-        return 130
+        return 128 + (signal.SIGTERM if isinstance(end, Terminated) else signal.SIGINT)
+    print(f"error: {' '.join(str(told).split())}", file=sys.stderr)
+    return 2
 
 
 def no_bars_in_logs(wanted: bool = False) -> None:

@@ -15,6 +15,15 @@ from pathlib import Path
 from types import TracebackType
 from typing import NoReturn
 
+OURS = ("opt_tree", "evaluation", "experiments", "examples")
+
+
+class Terminated(SystemExit):
+    """SIGTERM came."""
+
+    def __init__(self) -> None:
+        super().__init__(128 + signal.SIGTERM)
+
 
 def is_command() -> bool:
     """Whether this process is one of our commands that is about to import what it needs.
@@ -22,18 +31,19 @@ def is_command() -> bool:
     Python calls a module's process "-m" while it looks for the module, and its packages are imported then.
     """
     if sys.argv[:1] == ["-m"]:
-        return any(word.removeprefix("-m").split(".")[0] in ("opt_tree", "evaluation") for word in sys.orig_argv[1:])
-    return bool(sys.argv) and Path(sys.argv[0]).name.startswith("demo_opt_")
+        return any(word.removeprefix("-m").split(".")[0] in OURS for word in sys.orig_argv[1:])
+    return bool(sys.argv) and Path(sys.argv[0]).name.startswith(("demo_opt_", "opt-tree"))
 
 
 def _hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
     if issubclass(kind, KeyboardInterrupt):
+        print("stopped", file=sys.stderr)
         raise SystemExit(130)
     sys.__excepthook__(kind, error, trace)
 
 
 def _terminated(*_: object) -> NoReturn:
-    sys.exit(128 + signal.SIGTERM)
+    raise Terminated
 
 
 @contextmanager

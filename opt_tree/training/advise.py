@@ -7,6 +7,7 @@ Prints how often drafted tokens are accepted, what steps cost, the best tree wit
 sentence: use it, with these settings, or do not. `opt_tree.advise` is the function; docs/advise.md the page.
 """
 
+import sys
 from pathlib import Path
 
 from opt_tree.core.command_line import counted
@@ -34,7 +35,7 @@ def new_parser() -> Parser:
 main = command(new_parser, "opt_tree.training.advise:run")
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())
 
 import argparse
 import json

@@ -7,12 +7,10 @@ import argparse
 import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NoReturn
 
 from opt_tree.core import command_line
 from opt_tree.core.command_line import numbers, work_of
 from opt_tree.core.files import check_replaceable, check_writable
-from opt_tree.core.interrupted import as_command
 from opt_tree.training.plans import OWN, Schedule, add_data
 
 _MAY_BE_ZERO = {"feature", "hard", "noise", "threshold", "warmup"}
@@ -29,13 +27,10 @@ def model_path(text: str) -> Path:
 
 
 class Parser(command_line.Parser):
-    """A parser that ends the command at a mistake: one line, exit status 2."""
+    """A parser that also checks what numbers and names mean."""
 
     def __init__(self, description: str) -> None:
         super().__init__(None, description)
-
-    def error(self, message: str) -> NoReturn:
-        self.exit(2, f"error: {' '.join(self.hinted(message).split())}\n")
 
     def check(self, args: argparse.Namespace) -> None:
         """Find models and files; numbers are finite and above 0, or 0 where that means something. Else ValueError."""
@@ -123,7 +118,7 @@ def stream_parser(description: str, plan: object) -> Parser:
     return parser
 
 
-def command(new_parser: Callable[[], Parser], work: str) -> Callable[..., None]:
+def command(new_parser: Callable[[], Parser], work: str) -> Callable[..., int]:
     """Return the `main` of a command: a function of its arguments, by default those of the process.
 
     `work` is a function of what was asked, "module:function", which is imported when the command line is understood.
@@ -133,26 +128,18 @@ def command(new_parser: Callable[[], Parser], work: str) -> Callable[..., None]:
 
 def run_command(
     parser: Parser, work: Callable[[argparse.Namespace], None], arguments: Sequence[str] | None = None
-) -> None:
-    """Read the command line, set threads and seed and work; what the caller got wrong becomes the parser's error.
+) -> int:
+    """Read the command line, set threads and seed and work; return the exit status.
 
     `replaces` among the defaults of the parser: the folder --output is replaced as a whole.
     """
-    args = parser.parse_args(arguments)
-    try:
-        with as_command():
-            _prepare(parser, args)
-            work(args)
-    except (ValueError, OSError) as error:
-        parser.error(str(error))
-    except (RuntimeError, MemoryError) as error:
-        from opt_tree.core.errors import out_of_memory
 
-        if (told := out_of_memory(error)) is None:
-            raise
-        parser.error(told)
-    except KeyboardInterrupt:
-        parser.exit(130, "stopped\n")
+    def command() -> None:
+        args = parser.parse_args(arguments)
+        _prepare(parser, args)
+        work(args)
+
+    return command_line.run_command(command)
 
 
 def _prepare(parser: Parser, args: argparse.Namespace) -> None:

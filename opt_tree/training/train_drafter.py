@@ -9,6 +9,7 @@ of the drafters that came out is taken. docs/train_drafter.md is the page.
 
 import argparse
 import re
+import sys
 from pathlib import Path
 
 from opt_tree.training.command_line import Parser, command, existing
@@ -44,7 +45,7 @@ def new_parser() -> Parser:
 main = command(new_parser, "opt_tree.training.train_drafter:train")
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())
 
 import hashlib
 import json

@@ -60,11 +60,11 @@ def folder(tmp_path_factory):
 
 def trimmed(folder, output, count=4):
     arguments = f"--draft {folder}/draft --answers {folder}/answers.jsonl --vocab {count} --output {output}"
-    trim.main(arguments.split())
+    return trim.main(arguments.split())
 
 
 def test_the_command_keeps_the_frequent_tokens(folder, tmp_path, capsys):
-    trimmed(folder, tmp_path / "small", 2)
+    assert trimmed(folder, tmp_path / "small", 2) == 0
     assert "draft vocabulary of 2 tokens: 9" in capsys.readouterr().out
     pair = load_pair(f"{folder}/target", f"lm:{tmp_path}/small", dtype="float64", device="cpu")
     one = pair.drafter.bare
@@ -75,8 +75,7 @@ def test_the_command_keeps_the_frequent_tokens(folder, tmp_path, capsys):
     plain = Decoder(pair.target, None, Static.empty()).generate(prompt(5), 9).tokens
     assert Decoder(pair.target, pair.drafter, POLICY).generate(prompt(5), 9).tokens == plain
     for count, complaint in ((0, "--vocab must be above 0, got 0"), (VOCAB + 1, f"where the model has {VOCAB}")):
-        with pytest.raises(SystemExit):
-            trimmed(folder, tmp_path / "bad", count)
+        assert trimmed(folder, tmp_path / "bad", count) == 2
         assert complaint in capsys.readouterr().err and not (tmp_path / "bad").exists()
 
 
@@ -85,10 +84,9 @@ def test_an_eagle_head_is_trimmed_beside_its_weights(folder, tmp_path, capsys):
     (tmp_path / "head").mkdir()
     publish(tmp_path / "head", tiny_head(target.model).float(), "model.safetensors")
     made = f"--draft {tmp_path}/head --answers {folder}/answers.jsonl --vocab 4 --output {tmp_path}/small"
-    with pytest.raises(SystemExit):
-        trim.main(made.split())
+    assert trim.main(made.split()) == 2
     assert f"{tmp_path}/head has no tokenizer" in capsys.readouterr().err and not (tmp_path / "small").exists()
-    trim.main(f"{made} --tokenizer {folder}/target".split())
+    assert trim.main(f"{made} --tokenizer {folder}/target".split()) == 0
     whole, trimmed = (load_drafter(f"eagle:{tmp_path}/{name}", target) for name in ("head", "small"))
     assert f"4 tokens of {VOCAB}" in trimmed.describe() and "tokens of" not in whole.describe()
     plain = Decoder(target, None, Static.empty()).generate(prompt(5), 12).tokens
@@ -103,7 +101,7 @@ def test_an_eagle_head_is_trimmed_beside_its_weights(folder, tmp_path, capsys):
 
 
 def test_a_wrong_vocabulary_is_one_line(folder, tmp_path):
-    trimmed(folder, tmp_path / "small")
+    assert trimmed(folder, tmp_path / "small") == 0
     target, file = CausalLM(tiny("llama")), tmp_path / "small" / VOCABULARY
     save_file({"d2t": torch.tensor([VOCAB])}, file)
     with pytest.raises(CheckpointError, match=f"d2t leads to tokens {VOCAB}"):

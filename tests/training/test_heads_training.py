@@ -59,7 +59,7 @@ def command(path: Path) -> None:
     layers = ",".join(map(str, (-1, *published_layers(4))))
     files = ["--target", f"{path}/target", "--answers", f"{path}/answers.jsonl", "--output", f"{path}/features"]
     sizes = ["--part-tokens", "600", "--batch-tokens", "100", "--prompt-tokens", "4"]
-    features.main([*files, *sizes, f"--layers={layers}"])
+    assert features.main([*files, *sizes, f"--layers={layers}"]) == 0
 
 
 def test_the_hidden_states_of_every_document_are_kept(folder, target):
@@ -277,8 +277,8 @@ def test_a_run_goes_on_and_leaves_heads(folder, tmp_path, kind, target):
     if kind == "warm":
         arguments[1:2] = ["eagle3", "--warm", "--layers", "0,1,1", "--norm-before-residual"]
     arguments += ["--output", str(tmp_path), "--tokens", "200", "--unroll", "0.5:1,0.5:2", "--save-minutes", "0.02"]
-    train.main([*arguments, "--minutes", "0.02"])
-    train.main([*arguments, "--minutes", "0.05", "--resume", "--marks", "0.01,0.03,0.04"])
+    assert train.main([*arguments, "--minutes", "0.02"]) == 0
+    assert train.main([*arguments, "--minutes", "0.05", "--resume", "--marks", "0.01,0.03,0.04"]) == 0
     records = [json.loads(line) for line in (tmp_path / "heldout.jsonl").read_text().splitlines()]
     # How many steps fit in a second is the machine's affair: that the loss falls is another test's.
     assert records[-1]["steps"] > records[0]["steps"] and records[-1]["seconds"] > records[0]["seconds"]
@@ -304,7 +304,7 @@ def test_each_kind_is_trained_by_its_papers_recipe_unless_told_otherwise(folder,
     arguments = ["--target", f"{folder}/target", "--features", f"{folder}/features", "--output", f"{tmp_path}/x"]
     arguments += ["--vocab", "40"]
     for more in (["--kind", "eagle"], ["--kind", "eagle3"], ["--kind", "eagle", "--noise", "0", "--unroll", "1:2"]):
-        train.main([*arguments, *more])
+        assert train.main([*arguments, *more]) == 0
     one, three, other = seen
     assert (one.plan.passes(0.5), one.model.goal.feature, one.model.goal.noise) == (1, 10.0, 0.1)
     assert (three.plan.passes(0.5), three.model.goal.feature, three.model.goal.noise) == (7, 0.0, 0.0)
@@ -334,7 +334,7 @@ def test_nothing_is_judged_where_the_answer_leaves_the_draft_vocabulary(folder, 
 def test_features_are_divided_by_their_size_in_training_alone(folder, tmp_path):
     arguments = ["--target", f"{folder}/target", "--features", f"{folder}/features", "--vocab", "40"]
     arguments += ["--output", str(tmp_path), "--tokens", "200", "--unroll", "1:1", "--warm"]
-    train.main([*arguments, "--minutes", "0.01"])
+    assert train.main([*arguments, "--minutes", "0.01"]) == 0
     state = torch.load(tmp_path / "checkpoint.pt", weights_only=True)
     states = load_part(min((folder / "features").glob("part-*.safetensors"))).features
     sizes = torch.tensor([states[layer].float().square().mean(-1).sqrt().median() for layer in published_layers(4)])
@@ -342,7 +342,7 @@ def test_features_are_divided_by_their_size_in_training_alone(folder, tmp_path):
     trained, width = state["head"]["fc.weight"], state["head"]["fc.weight"].shape[0]
     saved = load_file(tmp_path / "final" / "model.safetensors")["fc.weight"].float()
     assert torch.allclose(saved * sizes.repeat_interleave(width), trained, rtol=0.01)
-    train.main([*arguments, "--minutes", "0.02", "--resume"])
+    assert train.main([*arguments, "--minutes", "0.02", "--resume"]) == 0
     assert torch.load(tmp_path / "checkpoint.pt", weights_only=True)["sizes"] == state["sizes"]
 
 
@@ -357,7 +357,7 @@ def test_a_head_goes_on_and_is_saved_with_its_embedding(folder, tmp_path, target
     assert {"embed_tokens.weight", "fc.weight", "fc.bias", "layers.0.post_attention_layernorm.weight"} <= given.keys()
     assert not [name for name in given if "input_layernorm" in name or "lm_head" in name or name == "norm.weight"]
     for name, more in (("still", []), ("moved", ["--embedding"])):
-        train.main([*arguments, "--output", str(tmp_path / name), "--minutes", "0.01", *more])
+        assert train.main([*arguments, "--output", str(tmp_path / name), "--minutes", "0.01", *more]) == 0
         saved = load_file(tmp_path / name / "final" / "model.safetensors")
         assert saved.keys() == given.keys()
         assert torch.equal(saved["embed_tokens.weight"], given["embed_tokens.weight"]) == (name == "still")
@@ -432,6 +432,5 @@ def test_the_loss_falls_on_what_is_seen_again(folder, target):
 )
 def test_what_is_asked_wrongly_is_refused(folder, tmp_path, capsys, more, message):
     arguments = ["--target", f"{folder}/target", "--features", f"{folder}/features", "--output", f"{tmp_path}/x"]
-    with pytest.raises(SystemExit):
-        train.main([*arguments, "--vocab", "40", *more])
+    assert train.main([*arguments, "--vocab", "40", *more]) == 2
     assert re.search(message, capsys.readouterr().err)

@@ -58,8 +58,8 @@ def test_every_depth_learns(folder, target, tmp_path):
 def test_a_run_goes_on_and_leaves_a_parallel_head(folder, tmp_path, target):
     arguments = ["--target", f"{folder}/target", "--features", f"{folder}/features", "--vocab", "40", "--depths", "3"]
     arguments += ["--output", str(tmp_path), "--tokens", "200", "--save-minutes", "0.02"]
-    parallel_spec.main([*arguments, "--minutes", "0.01"])
-    parallel_spec.main([*arguments, "--minutes", "0.02", "--resume"])
+    assert parallel_spec.main([*arguments, "--minutes", "0.01"]) == 0
+    assert parallel_spec.main([*arguments, "--minutes", "0.02", "--resume"]) == 0
     records = [json.loads(line) for line in (tmp_path / "heldout.jsonl").read_text().splitlines()]
     assert records[-1]["steps"] > records[0]["steps"]
     assert len(records[-1]["loss"]) == 3 and np.isfinite(records[-1]["loss"]).all()
@@ -85,8 +85,7 @@ def test_a_run_goes_on_and_leaves_a_parallel_head(folder, tmp_path, target):
 )
 def test_what_cannot_be_trained_is_one_line(folder, tmp_path, capsys, options, complaint):
     arguments = ["--target", f"{folder}/target", "--features", f"{folder}/features", "--vocab", "40"]
-    with pytest.raises(SystemExit):
-        parallel_spec.main([*arguments, "--output", str(tmp_path), *options])
+    assert parallel_spec.main([*arguments, "--output", str(tmp_path), *options]) == 2
     assert complaint in capsys.readouterr().err and not list(tmp_path.iterdir())
 
 
@@ -172,8 +171,8 @@ def test_a_dspark_run_goes_on_and_leaves_a_model(folder, tmp_path, target, kind)
     arguments = ["--target", f"{folder}/target", "--features", f"{folder}/features", "--vocab", "40", "--block", "3"]
     arguments += ["--output", str(tmp_path), "--tokens", "200", "--layers", "0,1", "--depth", "1", "--rank", "8"]
     arguments += ["--markov", kind, "--mask", "60", "--anchors", "0.5", "--save-minutes", "0.02"]
-    dspark.main([*arguments, "--minutes", "0.01"])
-    dspark.main([*arguments, "--minutes", "0.02", "--resume"])
+    assert dspark.main([*arguments, "--minutes", "0.01"]) == 0
+    assert dspark.main([*arguments, "--minutes", "0.02", "--resume"]) == 0
     records = [json.loads(line) for line in (tmp_path / "heldout.jsonl").read_text().splitlines()]
     assert records[-1]["steps"] > records[0]["steps"]
     assert len(records[-1]["loss"]) == 3 and np.isfinite(records[-1]["loss"]).all()

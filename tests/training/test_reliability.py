@@ -35,7 +35,7 @@ def test_the_command_balances_and_says_so(tmp_path, capsys) -> None:
     texts = ("Name three colours.", "What is a fair price?", "Tell me a story.", "How do I boil an egg?")
     prompts.write_text("".join(json.dumps({"prompt": text}) + "\n" for text in texts))
     args = f"--prompts {prompts} --count 4 --nodes 8 --threshold 0.05 --max-new-tokens 24 --dtype float32 --balance"
-    calibrate.main([*args.split(), "--output", str(tmp_path / "fitted")])
+    assert calibrate.main([*args.split(), "--output", str(tmp_path / "fitted")]) == 0
     record = json.loads((tmp_path / "fitted" / "calibration.json").read_text())
     assert record["by"] == "balance" and 0.05 < record["temperature"] < 5 and record["prompts"] == 2
     assert "checked on 2 others" in capsys.readouterr().out

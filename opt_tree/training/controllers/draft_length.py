@@ -11,6 +11,7 @@ that a chain that outlives its answer counts as far as it can be judged. Target 
 is held out.
 """
 
+import sys
 from dataclasses import dataclass
 
 from opt_tree.training.command_line import Parser, command, pair_parser
@@ -35,7 +36,7 @@ def new_parser() -> Parser:
 main = command(new_parser, "opt_tree.training.controllers.draft_length:train")
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())
 
 import argparse
 import json

@@ -9,6 +9,7 @@ tree itself and for each smaller one inside it (fewer branches, shorter ones, a 
 its tree contains. What a verifier costs is measured on the way. One step in eight is held out.
 """
 
+import sys
 from dataclasses import dataclass
 
 from opt_tree.training.command_line import Parser, command, pair_parser
@@ -39,7 +40,7 @@ def new_parser() -> Parser:
 main = command(new_parser, "opt_tree.training.controllers.tree_values:train")
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())
 
 import argparse
 import copy

@@ -7,6 +7,8 @@ accepts a drafted token only if it is the target's argmax, so the second term ma
 of acceptance, which is what a tree's expected acceptance sums; the first carries more signal per token.
 """
 
+import sys
+
 from opt_tree.training.command_line import Parser, command, existing, teacher_parser
 from opt_tree.training.plans import Schedule, Shape
 
@@ -23,7 +25,7 @@ def new_parser() -> Parser:
 main = command(new_parser, "opt_tree.training.embedded_family.distil:train")
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())
 
 import argparse
 from pathlib import Path

@@ -7,6 +7,8 @@
 Stopped runs go on from the last checkpoint in OUTPUT with `--resume`. The finished model lies in OUTPUT/final (bf16).
 """
 
+import sys
+
 from opt_tree.training.command_line import Parser, command, model_path, training_parser
 from opt_tree.training.plans import Schedule, Shape
 
@@ -22,7 +24,7 @@ def new_parser() -> Parser:
 main = command(new_parser, "opt_tree.training.embedded_family.lm:train")
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())
 
 import argparse
 import json

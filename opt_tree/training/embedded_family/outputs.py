@@ -8,6 +8,7 @@ batch is a file, those that are there are not written again, and the run ends af
 """
 
 import os
+import sys
 from pathlib import Path
 
 from opt_tree.training.command_line import Parser, command, existing, model_path, read_part
@@ -35,7 +36,7 @@ def new_parser() -> Parser:
 main = command(new_parser, "opt_tree.training.embedded_family.outputs:write")
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())
 
 import argparse
 import math

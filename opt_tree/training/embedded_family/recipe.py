@@ -11,6 +11,7 @@ Where the embedded models differ from `cpu`: their stages were run one by one, t
 `--init` from the first. They read 2.2M tokens of 5,000 own answers (rows of 512), then 3.2M of 15,000 (at 4e-3).
 """
 
+import sys
 from pathlib import Path
 
 from opt_tree.training.command_line import Parser, command
@@ -29,7 +30,7 @@ def new_parser() -> Parser:
 main = command(new_parser, "opt_tree.training.embedded_family.recipe:run_all")
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())
 
 import argparse
 import os

@@ -3,6 +3,7 @@
 python -m opt_tree.training.embedded_family.tokenizer --output DIR [--data DIR] [--vocab 8192]
 """
 
+import sys
 from pathlib import Path
 
 from opt_tree.training.command_line import Parser, command
@@ -21,7 +22,7 @@ def new_parser() -> Parser:
 main = command(new_parser, "opt_tree.training.embedded_family.tokenizer:write")
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())
 
 import argparse
 from collections.abc import Iterator

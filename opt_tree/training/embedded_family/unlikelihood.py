@@ -6,6 +6,8 @@ Small models decoded greedily fall into loops. The next token of an answer is un
 the answer already had; its probability is pushed down by -log(1 - p), beside the ordinary loss on the corpus.
 """
 
+import sys
+
 from opt_tree.training.command_line import Parser, command, existing, model_path, training_parser
 from opt_tree.training.plans import Schedule
 
@@ -22,7 +24,7 @@ def new_parser() -> Parser:
 main = command(new_parser, "opt_tree.training.embedded_family.unlikelihood:train")
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())
 
 import argparse
 

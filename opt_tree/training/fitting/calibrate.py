@@ -9,6 +9,8 @@ The result goes beside the drafter as `calibration.json`, where `load_pair` pick
     python -m opt_tree.training.fitting.calibrate --target T --drafter lm:D [--prompts my_prompts.jsonl]
 """
 
+import sys
+
 from opt_tree.training.command_line import Parser, command, existing
 
 
@@ -33,7 +35,7 @@ def new_parser() -> Parser:
 main = command(new_parser, "opt_tree.training.fitting.calibrate:run")
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())
 
 import argparse
 import json

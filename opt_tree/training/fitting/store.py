@@ -13,6 +13,7 @@ A store is pruned to its size by what an entry is worth: c log(1 + c / (beta_k p
 text it was counted in loses without it (weighted difference pruning, Seymore and Rosenfeld, 1996).
 """
 
+import sys
 from pathlib import Path
 
 from opt_tree.training.command_line import Parser, command, existing, model_path
@@ -39,7 +40,7 @@ def new_parser() -> Parser:
 main = command(new_parser, "opt_tree.training.fitting.store:write")
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())
 
 import argparse
 import math

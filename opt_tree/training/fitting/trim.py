@@ -8,6 +8,7 @@ heads have none. `--answers` are the target's own, as for `opt_tree.training.hea
 temperature stored beside the model is copied; `opt_tree.training.fitting.calibrate` fits it again.
 """
 
+import sys
 from pathlib import Path
 
 from opt_tree.training.command_line import Parser, command, existing
@@ -27,7 +28,7 @@ def new_parser() -> Parser:
 main = command(new_parser, "opt_tree.training.fitting.trim:write")
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())
 
 import argparse
 import shutil

@@ -11,6 +11,7 @@ files are those of `opt_tree.training.heads.train`.
 """
 
 import math
+import sys
 from dataclasses import dataclass
 
 from opt_tree.core.command_line import whole_numbers
@@ -50,7 +51,7 @@ def new_parser() -> Parser:
 main = command(new_parser, "opt_tree.training.heads.dspark:train")
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())
 
 import argparse
 from collections.abc import Sequence

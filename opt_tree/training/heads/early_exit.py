@@ -8,6 +8,7 @@ what drafting does, and no unrolling is needed. The output layer is most of the 
 anew for every batch, is judged.
 """
 
+import sys
 from dataclasses import dataclass
 
 from opt_tree.training.command_line import Parser, command, teacher_parser
@@ -32,7 +33,7 @@ def new_parser() -> Parser:
 main = command(new_parser, "opt_tree.training.heads.early_exit:train")
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())
 
 import argparse
 from pathlib import Path

@@ -11,6 +11,7 @@ A part holds `tokens` and `features.LAYER` [tokens, hidden] (bf16; layer -1 is t
 others are outputs of that layer), document i being rows `starts[i]:starts[i + 1]`, its answer from `answers[i]` on.
 """
 
+import sys
 from pathlib import Path
 
 from opt_tree.core.command_line import whole_numbers
@@ -38,7 +39,7 @@ def new_parser() -> Parser:
 main = command(new_parser, "opt_tree.training.heads.features:write")
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())
 
 import argparse
 from collections.abc import Iterable, Iterator, Sequence

@@ -7,6 +7,7 @@ read through the target's output layer; a share of the positions, drawn anew for
 the root, and each other, are ParallelSpec's and DSpark's (`parallel_spec.py`, `dspark.py`).
 """
 
+import sys
 from dataclasses import dataclass
 
 from opt_tree.training.command_line import Parser, command, teacher_parser
@@ -30,7 +31,7 @@ def new_parser() -> Parser:
 main = command(new_parser, "opt_tree.training.heads.medusa:train")
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())
 
 import argparse
 from typing import Any

@@ -8,6 +8,7 @@ depth of every group. The law that the target has at a token judges all groups t
 `opt_tree.training.heads.train`, whose stream, clock and files these are. `--init` begins as an EAGLE-1 head.
 """
 
+import sys
 from dataclasses import dataclass
 
 from opt_tree.training.command_line import Parser, command, existing, stream_parser
@@ -36,7 +37,7 @@ def new_parser() -> Parser:
 main = command(new_parser, "opt_tree.training.heads.parallel_spec:train")
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())
 
 import argparse
 from pathlib import Path

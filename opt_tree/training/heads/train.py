@@ -14,6 +14,7 @@ Passes, rotary positions and attention are those of `opt_tree.training.heads.eag
 The run is as long as its minutes, of process time: learning rate and number of passes follow it. `--resume` goes on.
 """
 
+import sys
 from bisect import bisect_right
 from dataclasses import dataclass
 from itertools import accumulate
@@ -76,7 +77,7 @@ def new_parser() -> Parser:
 main = command(new_parser, "opt_tree.training.heads.train:train")
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())
 
 import argparse
 from pathlib import Path
