@@ -54,10 +54,10 @@ def run(options: Options) -> None:
     """Load, stream one answer, compare, print the table, write the page."""
     no_bars_in_logs(wanted=options.base_model_path != "demo")  # the embedded models load in a blink
     device = torch.device(options.check_device())
-    pair = load(options, str(device), options.bare, options.draft_dtype)
-    assistant = load_assistant(options, options.assistant, pair, options.draft_dtype)
+    pair = load(options, str(device), options.bare)
+    assistant = load_assistant(options, options.assistant, pair)
     if not (options.compile or options.eager or options.unpacked):
-        pair.compile(make=False, any_dtype=options.draft_dtype == "auto")  # after the assistant, which stays as it is
+        pair.compile(make=False)
     texts = [options.prompt] if options.prompt else PROMPTS
     prompts = [check_prompt(pair.encode(text), pair.target) for text in texts]
 

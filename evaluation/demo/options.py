@@ -43,7 +43,6 @@ class Options(Models):
     max_new_tokens: int = option(128, "length of an answer at most")
     rounds: int = option(3, "repetitions of the comparison")
     seed: int = option(0, "of the sampling")
-    draft_dtype: str = option("auto", "of the draft model")
     eager: bool = option(False, "leave compiled forwards alone that are in the cache")
     bare: bool = option(False, "take the drafter as it is, not sharpened by its fitted temperature")
     html: str | None = option(None, "write the answer to this file, as a page to step through: its trees, E(A), times")
