@@ -52,7 +52,7 @@ class Pair:
         See `opt_tree.models.compiling.compile_forwards`: made once where `make`, else taken where they are there. On
         CUDA the graphs of usual sizes are captured at once (`warm_up`).
         """
-        require(bool, make=make, any_dtype=any_dtype)
+        require(bool, make=make)
         self.target.watch(self.drafter.features)  # first, so that its package has them
         done = [compile_forwards(lm, make) for lm in (self.target, *self.drafter.models)]
         if make:
