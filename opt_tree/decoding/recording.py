@@ -141,8 +141,8 @@ class Rerun(Target):
 
     name, vocab, max_context = "a recorded text", 2, 1 << 20
 
-    def __init__(self, text: Recorded, vocab: int) -> None:
-        self.text, self.vocab = [*text.prompt, *text.tokens], vocab
+    def __init__(self, text: list[int], vocab: int) -> None:
+        self.text, self.vocab = text, vocab
 
     def reset(self) -> None:
         super().reset()
@@ -205,7 +205,7 @@ def replay(texts: Sequence[Recorded], policy: TreePolicy | Controller, vocab: in
     """Decode the recorded texts again. A controller keeps what it learned from text to text."""
     found = []
     for text in texts:
-        decoder, end = Decoder(Rerun(text, vocab), Replayed(text), policy), len(text.tokens)
+        decoder, end = Decoder(Rerun([*text.prompt, *text.tokens], vocab), Replayed(text), policy), len(text.tokens)
         found.append(decoder.generate(text.prompt, text.asked, stop=_at(end)))
     return found
 

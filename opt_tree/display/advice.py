@@ -51,11 +51,7 @@ def _costs(axes: Any, advice: Advice) -> None:
     for colour, (name, prospect) in zip(COLOURS, advice.prospects.items(), strict=False):
         plain = prospect.costs.plain
         axes.plot(rows, prospect.costs.scores(ROWS) / plain, color=colour, label=f"{name}: 1 = {1e3 * plain:.3g} ms")
-    axes.set_xlabel("rows of the tree, the root included")
-    axes.set_ylabel("scoring, in plain steps")
-    axes.set_title("What a tree costs", loc="left", fontsize=10)
-    axes.set_ylim(bottom=0)
-    axes.legend(frameon=False, fontsize=8)
+    _finish(axes, "What a tree costs", "rows of the tree, the root included", "scoring, in plain steps")
 
 
 def _speed_ups(axes: Any, advice: Advice) -> None:
@@ -68,11 +64,7 @@ def _speed_ups(axes: Any, advice: Advice) -> None:
         axes.plot(list(best), list(best.values()), "o-", color=colour, markersize=3, label=name)
         axes.axhline(prospect.auto.speed_up, color=colour, linestyle=":", linewidth=1)
     axes.axhline(1, color="#8a8f98", linewidth=1)
-    axes.set_xlabel("nodes, at their best threshold (dotted: auto)")
-    axes.set_ylabel("expected speed-up")
-    axes.set_title("What a budget brings", loc="left", fontsize=10)
-    axes.set_ylim(bottom=0)
-    axes.legend(frameon=False, fontsize=8)
+    _finish(axes, "What a budget brings", "nodes, at their best threshold (dotted: auto)", "expected speed-up")
 
 
 def _accepted(axes: Any, advice: Advice) -> None:
@@ -80,11 +72,8 @@ def _accepted(axes: Any, advice: Advice) -> None:
     shares = np.cumprod(advice.chain)
     axes.bar(np.arange(1, len(advice.accepted) + 1), advice.accepted, color=LIGHT, label=advice.here.best.name)
     axes.plot(np.arange(1, len(shares) + 1), shares, "o-", color=COLOURS[1], markersize=3, label="a chain")
-    axes.set_xlabel("position of the drafted token")
-    axes.set_ylabel("share of steps that accept it")
-    axes.set_title("Accepted by position", loc="left", fontsize=10)
-    axes.set_ylim(0, 1)
-    axes.legend(frameon=False, fontsize=8)
+    axes.set_ylim(top=1)
+    _finish(axes, "Accepted by position", "position of the drafted token", "share of steps that accept it")
 
 
 def _expected(axes: Any, advice: Advice) -> None:
@@ -97,7 +86,13 @@ def _expected(axes: Any, advice: Advice) -> None:
     for group in groups:
         spread = 1.96 * found[group].std() / np.sqrt(group.sum())
         axes.errorbar(expected[group].mean(), found[group].mean(), spread, fmt="o", color=COLOURS[0], markersize=4)
-    axes.set_xlabel("E(A): what the drafter's probabilities promise")
-    axes.set_ylabel("A: accepted tokens a step (95 %)")
-    axes.set_title("Promised and accepted", loc="left", fontsize=10)
+    promised = "E(A): what the drafter's probabilities promise"
+    _finish(axes, "Promised and accepted", promised, "A: accepted tokens a step (95 %)")
+
+
+def _finish(axes: Any, title: str, x: str, y: str) -> None:
+    axes.set_title(title, loc="left", fontsize=10)
+    axes.set_xlabel(x)
+    axes.set_ylabel(y)
+    axes.set_ylim(bottom=0)
     axes.legend(frameon=False, fontsize=8)

@@ -5,7 +5,6 @@ import lzma
 
 import numpy as np
 import pytest
-import torch
 from drafters.test_ngram import outcome_of, probs_of
 from safetensors.numpy import save_file
 from table_models import TableTarget, hashed_laws
@@ -272,22 +271,6 @@ class TestFitting:
         rows = join(np.array(example.tokens) for example in self.examples(count, 0))
         save_table(tmp_path / FILE, "store", build(rows, Recipe(VOCAB, order=2, beta=(400.0, 200.0))))
         return Store.load(tmp_path, VOCAB)
-
-    def test_replay_is_what_the_loop_does(self, tmp_path):
-        """A target that says what the answers hold, decoded with the same drafter, gives the same steps."""
-        drafter, policy = StoreDrafter(self.store(tmp_path)), OptTree(8, 0.0, 8)
-        (example,) = self.examples(1, 5)
-        found = replay(drafter, policy, [example])
-        table = {tuple(example.tokens[:end]): example.tokens[end] for end in range(1, 60)}
-
-        def law(context: list[int]) -> torch.Tensor:
-            scores = torch.zeros(VOCAB, dtype=torch.float64)
-            scores[table.get(tuple(context), 0)] = 9.0
-            return scores
-
-        steps = list(Decoder(TableTarget(law, VOCAB), drafter, policy).steps(example.tokens[:4], 56))[: found.steps]
-        assert found.accepted == pytest.approx(np.mean([step.accepted for step in steps]))
-        assert found.expected == pytest.approx(np.mean([step.expected_accepted for step in steps]))
 
     def test_what_was_promised_comes_true(self, tmp_path):
         store, unseen = self.store(tmp_path), self.examples(12, 1)

@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-import torch
 from tqdm import tqdm
 from transformers import PreTrainedTokenizerBase
 
-from opt_tree.core.step import Outcome
-from opt_tree.decoding.draft import draft
+from opt_tree.core.step import Step
+from opt_tree.decoding.decoder import Decoder
+from opt_tree.decoding.recording import Rerun
 from opt_tree.drafters.tables.file_format import Table
 from opt_tree.drafters.tables.store import Store, StoreDrafter
 from opt_tree.policies import OptTree
@@ -34,30 +34,15 @@ class Replayed(NamedTuple):
 
 
 def replay(drafter: StoreDrafter, policy: OptTree, examples: Sequence[Example]) -> Replayed:
-    """Draft along known greedy answers: what the target would choose is what they hold, so it need not run.
-
-    As in the loop, no tree is deeper than the tokens that are left but one, so that all it could be judged by is known.
-    """
-    sums = np.zeros(3)
-    for example in examples:
-        context, known = list(example.tokens[: example.answer]), list(example.tokens[example.answer :])
-        drafter.reset(context, None)
-        while len(known) > 1:
-            tree = draft(drafter, policy, context, min(policy.max_depth, len(known) - 1))
-            child = {
-                (p, t): row for row, (p, t) in enumerate(zip(tree.parents.tolist(), tree.tokens.tolist(), strict=True))
-            }
-            path = [0]
-            while (row := child.get((path[-1], known[len(path) - 1]))) is not None:
-                path.append(row)
-            tokens, known = known[: len(path)], known[len(path) :]
-            drafter.observe(Outcome(tree, path, tokens, {}, torch.zeros(0, 0)))
-            context += tokens
-            sums += tree.expected_accepted, len(path) - 1, 1
-    if not sums[2]:
+    """Draft along known greedy answers: what the target would choose is what they hold, so it need not run."""
+    steps: list[Step] = []
+    for tokens, answer in examples:
+        decoder = Decoder(Rerun(tokens, drafter.store.vocab), drafter, policy)
+        steps += decoder.steps(tokens[:answer], len(tokens) - answer)
+    if not any(step.tree.nodes for step in steps):
         raise ValueError(f"{len(examples)} answers are too short to draft along: two tokens at least")
-    expected, accepted, steps = sums.tolist()
-    return Replayed(expected / steps, accepted / steps, int(steps))
+    expected, accepted = (np.mean([getattr(step, of) for step in steps]) for of in ("expected_accepted", "accepted"))
+    return Replayed(float(expected), float(accepted), len(steps))
 
 
 def fit_beta(store: Store, beta: Sequence[float], examples: Sequence[Example], nodes: int = 8) -> tuple[float, ...]:
