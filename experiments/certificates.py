@@ -69,7 +69,7 @@ class Recorded:
 
 def digests(logits: Tensor) -> list[bytes]:
     """One for each row, of all its bits."""
-    return [hashlib.blake2b(row.tobytes()).digest() for row in logits.contiguous().view(torch.uint8).numpy()]
+    return [hashlib.blake2b(row.tobytes()).digest() for row in logits.cpu().contiguous().view(torch.uint8).numpy()]
 
 
 @contextmanager

@@ -263,6 +263,7 @@ WIDE_FUNCTIONS = {
     "opt_tree/decoding/side_by_side.py: generate_batch": "the same for several prompts",
     "opt_tree/engines/canonical_cuda.py: _score": "a kernel takes pointers, strides and sizes, each a number",
     "opt_tree/engines/canonical_cuda.py: _weigh": "a kernel takes pointers, strides and sizes, each a number",
+    "opt_tree/engines/canonical_cuda.py: _sum": "a kernel takes pointers, strides and sizes, each a number",
     "opt_tree/engines/canonical.py: __call__": "an attention function, as transformers calls it",
     "opt_tree/engines/delta_net.py: follow": "the delta rule of a model's module, as transformers calls it",
     "opt_tree/engines/grouped_attention.py: __call__": "an attention function, as transformers calls it",

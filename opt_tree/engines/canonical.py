@@ -7,8 +7,6 @@ and checks it.
 
 import importlib
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
 
@@ -98,19 +96,6 @@ class Canonical:
         _here.layers = layers_seen() + 1
         scale = query.shape[-1] ** -0.5 if scaling is None else scaling
         return attend(query, key, value, attention_mask, scale), None
-
-
-@contextmanager
-def whole_sums() -> Iterator[None]:
-    """Inside, products in bfloat16 on CUDA are not split along their sums."""
-    settings: Any = torch.backends.cuda.matmul
-    name = "allow_bf16_reduced_precision_reduction"
-    before = getattr(settings, name), getattr(settings, f"{name}_split_k")
-    setattr(settings, name, (False, False))
-    try:
-        yield
-    finally:
-        setattr(settings, name, before)
 
 
 def layers_seen() -> int:

@@ -5,6 +5,7 @@ weights and dispatch; a package has its weights packed and its kernels fused. Ro
 symbols of the graph, so that nothing is compiled twice, however long a text becomes.
 """
 
+import statistics
 import time
 import warnings
 from collections.abc import Callable, Sequence
@@ -321,3 +322,14 @@ def cpp_compiler() -> str:
         return get_cpp_compiler()
     except Exception as error:
         raise CompileError("there is no C++ compiler on this machine (looked for $CXX and g++)") from error
+
+
+def median_seconds(call: Callable[[], Any], times: int = 30) -> float:
+    """The median time of a call, after a few that do not count."""
+    seconds = []
+    for turn in range(times + 3):
+        begin = time.perf_counter()
+        call()
+        if turn >= 3:
+            seconds.append(time.perf_counter() - begin)
+    return statistics.median(seconds)

@@ -2,7 +2,7 @@
 
 Owns buffers, graphs and when they are dropped; the body is that of every engine. A tree's forward is some hundred small
 kernels whose launches cost more than their work; a replay is one launch. Elsewhere than on CUDA the body is called over
-the same buffers. Captures and replays are tested on a pretended device (`tests/pretend`); no GPU has run them yet.
+the same buffers. Captures and replays are tested on a pretended device (`tests/pretend`), and where there is a GPU.
 """
 
 import warnings
@@ -37,13 +37,11 @@ class Captured(Engine):
     picks = True
 
     def __init__(self, eager: Eager, rows: tuple[int, ...]) -> None:
-        """`rows`: the row buckets. Raises CompileError for a canonical model, one spread over devices or offloaded."""
+        """`rows`: the row buckets. Raises CompileError for a model spread over devices or offloaded."""
         self.eager, self.rows, self.layers, self.works = eager, rows, eager.layers, False
         devices = {weight.device for weight in eager.model.parameters()}
         if len(devices) > 1 or any(hasattr(module, "_hf_hook") for module in eager.model.modules()):
             raise CompileError("its weights are on several devices or moved by hooks; a graph holds one device's work")
-        if eager.packed.canonical:
-            raise CompileError("it is canonical, and what computes it so is not captured")
         self._forget()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -110,7 +108,8 @@ class Captured(Engine):
         def call(forward: Forward) -> tuple[Tensor, ...]:
             buffers.fill(forward)
             if not outputs:
-                return body(*buffers.inputs(views))
+                with self.eager.packed:
+                    return body(*buffers.inputs(views))
             graph.replay()
             return outputs
 
@@ -127,11 +126,12 @@ class Captured(Engine):
             self._pool, self._stream = torch.cuda.graph_pool_handle(), torch.cuda.Stream()
         stream, graph, device = self._stream, torch.cuda.CUDAGraph(), buffers.ints.device
         stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream), attention_kernels(device), torch.inference_mode(False), torch.no_grad():
+        lasting = torch.inference_mode(False)
+        with torch.cuda.stream(stream), attention_kernels(device), self.eager.packed, lasting, torch.no_grad():
             warm_up(body, buffers.inputs(views))
         torch.cuda.current_stream().wait_stream(stream)
         capture = torch.cuda.graph(graph, pool=self._pool, stream=stream, capture_error_mode="thread_local")
-        with attention_kernels(device), capture:
+        with attention_kernels(device), self.eager.packed, capture:
             outputs = body(*buffers.inputs(views))
         return graph, outputs
 

@@ -9,7 +9,6 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from opt_tree.core.target import Output
 from opt_tree.engines.base import Engine, Forward
 from opt_tree.engines.body import compute, laws_of, model_inputs, takes, watched_module
-from opt_tree.engines.canonical import whole_sums
 from opt_tree.engines.delta_layers import delta_forwards, delta_nets
 from opt_tree.engines.delta_net import DeltaCache
 from opt_tree.engines.kv_cache import KVCache
@@ -46,18 +45,13 @@ class Eager(Engine):
         inputs = model_inputs(self.model, forward.ints[:, None], forward.mask, features)
         if forward.last_only and forward.slots is None and self._keeps_logits:
             inputs["logits_to_keep"] = 1
-        with attention_kernels(forward.ints.device, self.packed.canonical), delta_forwards(self._delta), self.packed:
+        with attention_kernels(forward.ints.device), delta_forwards(self._delta), self.packed:
             output = compute(self.model, inputs, self.cache, self.layers)
             return output._replace(laws=laws_of(output.logits, forward))
 
 
-def attention_kernels(device: torch.device, canonical: bool = False) -> AbstractContextManager:
-    """Keep masked attention off cuDNN, which plans anew for every key length: a tree has a new one at every step.
-
-    A canonical model has attention of its own, and products that are not split.
-    """
+def attention_kernels(device: torch.device) -> AbstractContextManager:
+    """Keep masked attention off cuDNN, which plans anew for every key length: a tree has a new one at every step."""
     if device.type != "cuda":
         return nullcontext()
-    if canonical:
-        return whole_sums()
     return sdpa_kernel([SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH])

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from opt_tree.core.tree import Tree
-from opt_tree.engines import Compiled
+from opt_tree.engines import Captured, Compiled
 from opt_tree.engines.body import Rows, compute_batch, model_inputs
 from opt_tree.engines.canonical import DTYPES, NotCanonicalError, layers_seen, load_kernel, same_bits
 from opt_tree.models.capabilities import rope_border
@@ -38,7 +38,7 @@ def make_canonical(lm: Any, on: bool = True) -> None:
     if not hasattr(lm, "eager"):
         raise NotCanonicalError(f"{lm.name} is not canonical: it is scored path by path, from a cache of its own")
     if not on:
-        lm.eager.packed.make_canonical(False)
+        _switch(lm, False)
         return lm.reset()
     if lm.device.type not in ("cpu", "cuda") or lm.dtype not in DTYPES:
         what = f"{str(lm.dtype).removeprefix('torch.')} on {lm.device.type}"
@@ -49,16 +49,20 @@ def make_canonical(lm: Any, on: bool = True) -> None:
         raise NotCanonicalError(f"{lm.name} is not canonical: its position factors change with the context (LongRoPE)")
     if lm.max_context < 4 * _LAST:
         raise NotCanonicalError(f"{lm.name} is not canonical: {lm.max_context} tokens of context are too few")
-    if lm.device.type == "cuda" and lm.engine is not lm.eager:
-        raise NotCanonicalError(f"{lm.name} is not canonical: its forwards are captured as graphs")
     load_kernel(lm.device.type)
-    lm.eager.packed.make_canonical(True)
+    _switch(lm, True)
     try:
         check(lm)
     except BaseException:
-        lm.eager.packed.make_canonical(False)
+        _switch(lm, False)
         raise
     lm.not_canonical = ""
+
+
+def _switch(lm: "CausalLM", on: bool) -> None:
+    lm.eager.packed.make_canonical(on)
+    if isinstance(lm.engine, Captured):
+        lm.engine.changed("its arithmetic")  # graphs hold the other one
 
 
 def make_exact(lm: Any) -> None:

@@ -16,9 +16,9 @@ from opt_tree.engines import compiled as aot
 from opt_tree.engines import prepacked as packed
 from opt_tree.engines.canonical import NotCanonicalError
 from opt_tree.models.canonical import check, make_canonical, make_exact
-from opt_tree.models.causal_lm import CausalLM
+from opt_tree.models.causal_lm import Buckets, CausalLM
 from opt_tree.models.chain_lm import ChainLM
-from opt_tree.models.compiling import compile_forwards
+from opt_tree.models.compiling import captured_shapes, compile_forwards
 
 NEW = 24
 MESSAGES = [
@@ -149,8 +149,13 @@ def test_rows_of_one_number_have_the_logits_of_one_prefill(monkeypatch: pytest.M
     assert decoder.generate(asked, NEW).tokens == expected
     with pytest.warns(UserWarning, match="is canonical by forwards of 32 rows of one sequence"):
         assert [one.tokens for one in decoder.generate_batch([asked] * 2, 2, NEW)] == [expected] * 2
-    with pytest.raises(aot.CompileError, match="it is canonical, and what computes it so is not captured"):
-        Captured(lm.eager, (32,))
+    lm.engine, lm.buckets = Captured(lm.eager, (8, 32)), Buckets((8, 32), (64, 128))
+    check(lm)
+    assert decoder.generate(asked, NEW).tokens == expected
+    assert captured_shapes(lm, 12, 60) == [(32, 64), (32, 128)], "smaller forwards never come"
+    graphs = lm.engine._calls
+    make_canonical(lm, False)
+    assert graphs and not lm.engine._calls, "they were of canonical forwards"
 
 
 def test_it_is_turned_off_again_and_copied() -> None:
