@@ -62,7 +62,7 @@ class Work(NamedTuple):
     tokens: int = 0
     """Rows in those forwards."""
     seconds: float = 0.0
-    """Time inside the bare model. On an accelerator: until the call returned, not until it was done."""
+    """Time inside the bare model, on CUDA the device's. DSpark's block on an accelerator: until the call returned."""
 
     def __add__(self, other: "Work") -> "Work":  # type: ignore[override]
         return Work(self.forwards + other.forwards, self.tokens + other.tokens, self.seconds + other.seconds)

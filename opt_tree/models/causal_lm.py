@@ -83,6 +83,10 @@ class Buckets:
         return rows, size
 
 
+_UNREAD = 100
+"""Of so many forwards at most it is kept when they began and ended, until somebody asks for their seconds."""
+
+
 class Wanted(NamedTuple):
     """The rows of a forward, as they are asked for."""
 
@@ -132,7 +136,7 @@ class CausalLM(Target):
 
     def __init__(self, model: Any, buckets: Buckets | None = None, probe: bool = True) -> None:
         check_model(model)
-        self.buckets = buckets
+        self.buckets, self.work = buckets, Work()
         self.name = model.config.name_or_path or type(model).__name__
         self.vocab, (self.max_context, self.context_note) = logits_per_row(model), context_limit(model)
         self.columns = 0
@@ -149,8 +153,16 @@ class CausalLM(Target):
         """Who scores the next tree, having drafted it in this cache; None: nobody has."""
         self.places: Int[np.ndarray, " rows"] | None = None
         """Which pending row each row of the scored tree is, where `ahead` scored it."""
+        self.take(model.eval())
+        if self.device.type == "cpu":
+            _keep_freed_memory()
+        if probe:
+            check_tree_mask(self)
+
+    def take(self, model: Any, layers: tuple[int, ...] = ()) -> None:
+        """Run this model from now on, eagerly and with a new cache: the one wrapped, or a cast copy of it."""
         self._scale: tuple[float, Tensor] | None = None
-        self.model: PreTrainedModel = model.eval()  # or what looks like one: an EAGLE head with an output layer
+        self.model: PreTrainedModel = model  # or what looks like one: an EAGLE head with an output layer
         embeddings = cast(Tensor, model.get_input_embeddings().weight)
         self.device, self.dtype = embeddings.device, embeddings.dtype
         self._on_host = self.device.type == "cpu"
@@ -158,15 +170,15 @@ class CausalLM(Target):
         self.cache = _new_cache(self)
         self._tokens: list[int] = []
         """The context, a token a row; -1 where it was given as rows."""
+        before: Eager | None = getattr(self, "eager", None)
+        wanted = self.ranks is None if before is None else before.packed.wanted
         self.eager: Eager = Eager(model, self.cache)
-        self.eager.packed.pack(self.ranks is None)
+        self.pack(wanted)
+        self.eager.packed.make_canonical(before is not None and before.packed.canonical)
+        self.eager.watch(layers)
         self.engine: Engine = self.eager
         """Computes every forward; see `opt_tree.engines`."""
         self.renew()
-        if self.device.type == "cpu":
-            _keep_freed_memory()
-        if probe:
-            check_tree_mask(self)
 
     def renew(self) -> None:
         """Take the model as it is now for the one that was wrapped, as whoever replaces a layer of it on purpose."""
@@ -203,6 +215,36 @@ class CausalLM(Target):
     def fixed_rows(self) -> int | None:
         """How many rows every forward of a canonical target has on CUDA; None: as many as are asked for."""
         return ROWS if self.canonical and self.device.type == "cuda" else None
+
+    @property
+    def work(self) -> Work:
+        """What it has done so far. Seconds are the host's, on CUDA the device's, whose last forward is waited for."""
+        for begin, end in self._running:
+            if isinstance(end, float):
+                seconds = end - begin
+            else:
+                end.synchronize()
+                seconds = begin.elapsed_time(end) / 1000
+            self._work += Work(0, 0, seconds)
+        self._running.clear()
+        return self._work
+
+    @work.setter
+    def work(self, work: Work) -> None:
+        self._work = work
+        self._running: list[tuple[Any, Any]] = []
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Everything, with its seconds read: a device's events are not copied."""
+        return {**vars(self), "_work": self.work, "_running": []}
+
+    def _moment(self) -> Any:
+        """Now: by the host's clock, on CUDA when the device has come so far."""
+        if self.device.type != "cuda":
+            return time.perf_counter()
+        event = torch.cuda.Event(enable_timing=True)
+        event.record(torch.cuda.current_stream(self.device))
+        return event
 
     def in_lane(self, cache: KVCache, engine: Engine) -> "CausalLM":
         """The same model for another sequence, with rows and a context of its own, run by another engine."""
@@ -408,10 +450,12 @@ class CausalLM(Target):
             self.cache.see(visible, self.device)
         epilogue = () if picking is None else self._epilogue(picking, engine.picks, rows, padded)
         forward = Forward(ints, masks, given, features, last_only, *epilogue)
-        begin = time.perf_counter()
+        begin = self._moment()
         output = engine.run(forward)
-        seconds, done = time.perf_counter() - begin, self.work
-        self.work = Work(done.forwards + 1, done.tokens + rows, done.seconds + seconds)
+        self._work += Work(1, rows)
+        self._running.append((begin, self._moment()))
+        if len(self._running) > _UNREAD:
+            _ = self.work  # nobody asks
         if padded == rows:
             return output
         return output.some(slice(rows), {layer: states[:rows] for layer, states in output.features.items()})

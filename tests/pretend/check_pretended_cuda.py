@@ -212,11 +212,11 @@ def test_shapes_are_captured_beforehand():
 
 
 def test_a_compiled_pair():
-    options = {"dtype": "float32", "buckets": Buckets((1, 16), (512,))}
+    options = {"dtype": "float32", "draft_dtype": "float32", "buckets": Buckets((1, 16), (512,))}
     pair = opt_tree.load_pair("demo", device="cuda", compile=True, **options)
     assert {lm.engine.name for lm in (pair.target, *pair.drafter.models)} == {"captured"}
     question = pair.encode("Why is the sky blue?")
-    here = opt_tree.load_pair("demo", dtype="float32")
+    here = opt_tree.load_pair("demo", dtype="float32", draft_dtype="float32")
     policy = OptTree(nodes=8, threshold=0.2)
     texts = [opt_tree.Decoder(one.target, one.drafter, policy).generate(question, 6).tokens for one in (pair, here)]
     assert texts[0] == texts[1]
@@ -239,7 +239,8 @@ def test_demos_write_what_they_write_on_the_cpu(kind, monkeypatch, capsys):
     """By every method that they compare, transformers' among them."""
     kept = []
     monkeypatch.setattr(demo, "interleave", lambda *args: kept.append(interleave(*args)) or kept[-1])
-    words = [*SMALL, "--prompt", "Why is the sky blue?", "--max-new-tokens", "4", "--rounds", "1", "--eager"]
+    words = [*SMALL, "--draft-dtype", "float32", "--prompt", "Why is the sky blue?", "--max-new-tokens", "4"]
+    words += ["--rounds", "1", "--eager"]
     for device in ("cpu", "cuda"):
         assert demo.main([*words, "--device", device], kind) == 0, capsys.readouterr().err
     texts = [[timings.texts(method) for method in sorted(timings.runs)] for timings in kept]

@@ -6,6 +6,7 @@ replay fails where an input's memory has been given back. Graphs of one pool sha
 of the others (a real one may; this one always does). A number of the host that an operation took is what it was.
 """
 
+import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -90,6 +91,21 @@ class _Stream:
     def synchronize(self) -> None: ...
 
 
+class _Moment:
+    """`torch.cuda.Event`: the device has done everything when the host comes back."""
+
+    def __init__(self, enable_timing: bool = False) -> None:
+        assert enable_timing, "nobody waits for another stream by events"
+
+    def record(self, stream: Any) -> None:
+        self.time = time.perf_counter()
+
+    def synchronize(self) -> None: ...
+
+    def elapsed_time(self, end: "_Moment") -> float:
+        return 1000 * (end.time - self.time)
+
+
 @contextmanager
 def _capture(graph: Graph, pool: Any = None, stream: Any = None, **_: Any) -> Iterator[None]:
     graph.pool = pool if pool is not None else id(graph)
@@ -109,8 +125,8 @@ def _on(stream: Any) -> Iterator[None]:
 
 
 def install() -> None:
-    """Put graphs and streams into `torch.cuda`."""
+    """Put graphs, streams and their moments into `torch.cuda`."""
     main, handles = _Stream(), iter(range(1 << 30))
     cuda: Any = torch.cuda
-    cuda.CUDAGraph, cuda.graph, cuda.Stream, cuda.stream = Graph, _capture, _Stream, _on
+    cuda.CUDAGraph, cuda.graph, cuda.Stream, cuda.stream, cuda.Event = Graph, _capture, _Stream, _on, _Moment
     cuda.current_stream, cuda.graph_pool_handle = (lambda *_: main), (lambda: next(handles))
