@@ -22,7 +22,7 @@ from tqdm import tqdm
 
 from evaluation.command_line import option, parse, run_command, table
 from evaluation.timing import environment
-from experiments.gpu_first_light.parts import ESTIMATES, PARTS, Place
+from experiments.gpu_first_light.parts import ESTIMATES, PARTS, SHAPES, Place
 from opt_tree.core.files import write_text
 
 
@@ -32,6 +32,7 @@ class Options:
 
     dry_run: bool = option(False, "with small sizes, also on a CPU: shows that all runs, its times mean nothing")
     parts: str = option("", "comma list of parts; by default all")
+    shapes: str = option("", f"comma list of targets; by default {','.join(SHAPES)}, those that are here")
     output: str = option("gpu_first_light", "writes this name with .json and .md")
     minutes: float = option(10.0, "no part is begun after this long")
 
@@ -39,6 +40,9 @@ class Options:
         for part in self.chosen:
             if part not in PARTS:
                 raise ValueError(f"--parts: no part {part!r}; there are {', '.join(PARTS)}")
+        for shape in filter(None, self.shapes.split(",")):
+            if shape not in SHAPES:
+                raise ValueError(f"--shapes: no shape {shape!r}; there are {', '.join(SHAPES)}")
         if not self.dry_run and not torch.cuda.is_available():
             raise ValueError("there is no CUDA device here; --dry-run tries the code on a CPU")
 
@@ -74,7 +78,8 @@ def main(arguments: list[str] | None = None) -> int:
 
     def command() -> int:
         options = parse(Options, "python -m experiments.gpu_first_light", __doc__, arguments)
-        place, begin = Place(options.dry_run), time.perf_counter()
+        chosen = tuple(filter(None, options.shapes.split(",")))
+        place, begin = Place(options.dry_run, chosen), time.perf_counter()
         found: dict[str, dict[str, Any]] = {}
         if not options.dry_run:
             print(f"about {sum(ESTIMATES[part] for part in options.chosen) / 60:.0f} minutes, by a guess", flush=True)

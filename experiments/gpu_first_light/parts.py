@@ -1,5 +1,6 @@
 """What is asked of a first GPU, part by part: each is a function from the place to rows of a table."""
 
+import itertools
 import statistics
 import subprocess
 import sys
@@ -41,6 +42,8 @@ class Place:
     """The machine, how much of everything is tried on it, and the pair that is loaded."""
 
     dry: bool
+    chosen: tuple[str, ...] = ()
+    """The shapes asked for; all, where none are."""
     _engines: dict[str, list[tuple[CausalLM, Captured]]] = field(default_factory=dict)
 
     @property
@@ -50,8 +53,8 @@ class Place:
 
     @property
     def shapes(self) -> tuple[str, ...]:
-        if self.dry:
-            return DRY_SHAPES
+        if self.dry or self.chosen:
+            return DRY_SHAPES if self.dry else self.chosen
         return SHAPES if cached("smollm2") else tuple(shape for shape in SHAPES if shape != "smollm2")
 
     @property
@@ -137,7 +140,8 @@ def tests(place: Place) -> list[Row]:
     """The tests that need a GPU."""
     if place.dry:
         return [{"tests": "left out of a dry run"}]
-    call = [sys.executable, "-m", "pytest", "-q", "-n", "0", "-m", "gpu", "tests/decoding/test_gpu.py"]
+    files = ("tests/decoding/test_gpu.py", "tests/engines/test_canonical_cuda.py", "tests/evaluation/test_inflate.py")
+    call = [sys.executable, "-m", "pytest", "-q", "-n", "0", "-m", "gpu", *files]
     done = subprocess.run(call, cwd=Path(__file__).parents[2], capture_output=True, text=True, timeout=240)
     if done.returncode:
         raise RuntimeError(done.stdout[-3000:])
@@ -164,23 +168,26 @@ def exact(place: Place) -> list[Row]:
 def canonical(place: Place) -> list[Row]:
     """Bfloat16 with canonical arithmetic and without: tokens a second, texts of trees that are plain decoding's."""
     rows: list[Row] = []
-    for shape in dict.fromkeys((place.shapes[0], place.shapes[-1])):
+    for shape, on in itertools.product(dict.fromkeys((place.shapes[0], place.shapes[-1])), (False, True)):
         pair = place.pair(shape, "bfloat16")
+        try:
+            make_canonical(pair.target, on)
+        except NotCanonicalError as why:  # a dry run without Triton
+            rows.append({"shape": shape, "canonical": one_line(why)})
+            continue
         prompts = [pair.encode(question) for question in QUESTIONS]
-        for on in (False, True):
-            row: Row = {"shape": shape, "canonical": "yes" if on else "no"}
-            try:
-                make_canonical(pair.target, on)
-            except NotCanonicalError as why:  # a dry run without Triton
-                rows.append({"shape": shape, "canonical": one_line(why)})
-                continue
-            methods = {"plain": InLoop(plain(pair.target)), "OPT-Tree": InLoop(_trees(pair))}
-            timings = interleave(methods, prompts, place.new_tokens)
+        methods = {"plain": InLoop(plain(pair.target)), "OPT-Tree": InLoop(_trees(pair))}
+        for name in ENGINES:
+            with place.engine(name):
+                for method in methods.values():  # a shape is captured when it first comes
+                    method(prompts[0], place.new_tokens, 0)
+                timings = interleave(methods, prompts, place.new_tokens)
+            row: Row = {"shape": shape, "canonical": "yes" if on else "no", "engine": name}
             row |= {f"{method} tokens/s": timings.rate(method) for method in methods}
             equal = sum(one == other for one, other in zip(*map(timings.texts, methods), strict=True))
             rows.append(row | {"equal texts": f"{equal} of {len(prompts)}"})
             if on and equal < len(prompts):
-                raise RuntimeError(f"{shape}, canonical: {equal} of {len(prompts)} texts are those of plain decoding")
+                raise RuntimeError(f"{shape}, canonical, {name}: {equal} of {len(prompts)} texts are plain decoding's")
     return rows
 
 
@@ -245,6 +252,33 @@ def decoding(place: Place) -> list[Row]:
     return rows
 
 
+def budgets(place: Place) -> list[Row]:
+    """Captured forwards: what trees of other sizes bring, over plain decoding."""
+    rows: list[Row] = []
+    for shape in place.shapes:
+        pair = place.pair(shape, "auto")
+        prompts = [pair.encode(question) for question in QUESTIONS]
+        methods = {"plain": InLoop(plain(pair.target), stop=pair.stop)}
+        sizes = (7,) if place.dry else (7, 15, 31, 63, 127)
+        for nodes, threshold in itertools.product(sizes, (0.2, 0.05)):
+            decoder = Decoder(pair.target, pair.drafter, OptTree(nodes, threshold))
+            methods[f"{nodes}, {threshold}"] = InLoop(decoder, stop=pair.stop)
+        with place.engine("captured"):
+            for prompt, method in itertools.product(prompts, methods.values()):
+                method(prompt, place.new_tokens, 0)
+            timings = interleave(methods, prompts, place.new_tokens)
+        for name in methods:
+            rate, generations = timings.rate(name), timings.generations(name)
+            row: Row = {
+                "shape": shape,
+                "nodes, threshold": name,
+                "tokens/s": rate,
+                "x plain": rate / timings.rate("plain"),
+            }
+            rows.append(row | step_figures(generations))
+    return rows
+
+
 def _weights(lm: CausalLM) -> int:
     """Bytes of weights that a forward reads: all but the table of embeddings, of which it looks up rows."""
     output: Any = lm.model.get_output_embeddings()
@@ -290,10 +324,12 @@ PARTS: dict[str, Callable[[Place], list[Row]]] = {
     "machine": machine,
     "buckets": buckets,
     "decoding": decoding,
+    "budgets": budgets,
     "steps": steps,
     "canonical": canonical,
     "tests": tests,
 }
 """In order of value: a card that is taken away in the middle has answered what matters most."""
-ESTIMATES = {"exact": 30, "machine": 5, "buckets": 100, "decoding": 200, "steps": 60, "canonical": 60, "tests": 90}
-"""Seconds, guessed for an H100 from docs of others: 8 ms an eager forward of 12 layers, 25 ms of 32, 1 s a capture."""
+ESTIMATES = {"exact": 15, "machine": 5, "buckets": 60, "decoding": 200, "budgets": 80, "steps": 40}
+ESTIMATES |= {"canonical": 130, "tests": 40}
+"""Seconds. Those of `exact`, `machine`, `budgets` and `canonical` were seen on an H200, the others are guessed."""

@@ -244,6 +244,9 @@ def test_sampled_texts_are_the_same_with_and_without_a_tree(classic, capsys):
         (["--dtype", "float31"], "unknown dtype 'float31'"),
         (["--device", "nowhere"], "no device 'nowhere' here"),
         (["--html", "."], "cannot write to .: . is a folder"),
+        (["--beside", "chain"], "--beside says what a page shows: give --html FILE"),
+        (["--html", "page.html", "--beside", "chains"], "--beside chains: it draws its children"),
+        (["--html", "page.html", "--beside", "oak"], "unknown policy 'oak'"),
         (["--ea-model-path", "head"], "each say what drafts"),
         (["--base-model-path", "./nowhere"], "no model folder at ./nowhere"),
         (["--colour"], "unrecognized arguments: --colour"),
@@ -260,11 +263,12 @@ def test_mistakes_of_the_classic_demo(classic, capsys, arguments, line):
 @pytest.mark.parametrize(
     ("given", "asked", "line"),
     [
-        ([], [{"make": False}], "forwards: eager; faster with --compile\n"),
+        ([], [{"make": False, "any_dtype": True}], "forwards: eager; faster with --compile\n"),
+        (["--draft-dtype", "float32"], [{"make": False, "any_dtype": False}], "; faster with --compile\n"),
         (["--eager"], [], "forwards: eager\n"),
         (
             ["--compile"],
-            [{"make": False}, {}],
+            [{"make": False, "any_dtype": True}, {"any_dtype": True}],
             "layers for this CPU, once: minutes",
         ),
     ],
@@ -279,15 +283,18 @@ def test_when_forwards_are_compiled(classic, capsys, monkeypatch, given, asked, 
 
 
 @pytest.mark.parametrize("spec", ["lm:{draft}", "graft:1:lm:{draft}+ngram"])
-def test_the_assistant_is_float32_on_a_cpu(folders, spec):
+def test_the_assistant_stays_as_it_is_where_the_drafter_was_cast(folders, spec):
     """transformers runs a small bfloat16 model slower than the same in float32."""
     models = ["--base-model-path", folders["target"], "--drafter", spec.format(**folders)]
-    options = parse(demo.Options, "demo", "", [*models, "--dtype", "bfloat16", "--device", "cpu"])
-    pair = load_pair(options.base_model_path, options.drafter, dtype="bfloat16", device="cpu", exact=False)
-    own = pair.drafter.models[0].model
+    arguments = [*models, "--dtype", "float32", "--device", "cpu", "--compile", "--draft-dtype", "auto"]
+    options = parse(demo.Options, "demo", "", arguments)
+    pair = load_pair(options.base_model_path, options.drafter, dtype="float32", device="cpu")
+    lm = pair.drafter.models[0]
+    own = lm.model
+    lm.take(copy.deepcopy(own).to(torch.bfloat16))
     assistant = demo.load_assistant(options, None, pair)
-    assert assistant is not None and (own.dtype, assistant.dtype) == (torch.bfloat16, torch.float32)
-    assert torch.equal(assistant.get_output_embeddings().weight.bfloat16(), own.get_output_embeddings().weight)
+    assert assistant is not None and assistant.dtype == torch.float32
+    assert torch.equal(assistant.get_output_embeddings().weight, own.get_output_embeddings().weight)
 
 
 def test_mistakes_that_name_other_models(folders, classic, capsys):

@@ -42,7 +42,11 @@ def test_no_part_begins_when_the_time_is_over(tmp_path):
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
-    [(["--parts", "all", "--dry-run"], "no part 'all'"), (["--parts", ""], "there is no CUDA device here")],
+    [
+        (["--parts", "all", "--dry-run"], "no part 'all'"),
+        (["--shapes", "7b,9b", "--dry-run"], "no shape '9b'; there are demo, smollm2, 1b, 7b"),
+        (["--parts", ""], "there is no CUDA device here"),
+    ],
 )
 def test_bad_input_is_one_line(arguments, message, capsys, monkeypatch):
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
