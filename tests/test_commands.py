@@ -210,7 +210,7 @@ def test_git_ignores_what_commands_write_by_default():
 def test_compiling_says_how_long_it_takes_by_the_last_time(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("OPT_TREE_CACHE", str(tmp_path))
     pair = load_pair("demo", "ngram", dtype="float32")
-    monkeypatch.setattr(Pair, "compile", lambda pair, make=True: make)
+    monkeypatch.setattr(Pair, "compile", lambda pair, make=True, any_dtype=False: make)
     compile_with_a_bar(pair)
     layers = pair.target.model.config.num_hidden_layers
     said = capsys.readouterr().out

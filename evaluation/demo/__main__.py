@@ -54,10 +54,10 @@ def run(options: Options) -> None:
     """Load, stream one answer, compare, print the table, write the page."""
     no_bars_in_logs(wanted=options.base_model_path != "demo")  # the embedded models load in a blink
     device = torch.device(options.check_device())
-    pair = load(options, str(device), options.bare)
-    assistant = load_assistant(options, options.assistant, pair)
+    pair = load(options, str(device), options.bare, options.draft_dtype)
+    assistant = load_assistant(options, options.assistant, pair, options.draft_dtype)
     if not (options.compile or options.eager or options.unpacked):
-        pair.compile(make=False)
+        pair.compile(make=False, any_dtype=options.draft_dtype == "auto")  # after the assistant, which stays as it is
     texts = [options.prompt] if options.prompt else PROMPTS
     prompts = [check_prompt(pair.encode(text), pair.target) for text in texts]
 
@@ -106,7 +106,7 @@ def stream(decoder: Decoder, pair: Pair, prompt: list[int], options: Options) ->
     """Decode one prompt and show it as it comes; for a page, with the trees of other policies beside it."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # an ASCII terminal still gets its answer
-    streamer = ColorStreamer(pair.tokenizer, sys.stdout, wants_color(sys.stdout))
+    streamer = ColorStreamer(pair.tokenizer, sys.stdout, wants_color(sys.stdout) and not options.no_color)
     if not options.html:
         return decoder.generate(prompt, options.max_new_tokens, options.sampling, pair.stop, streamer, options.seed)
     given: dict[str, Any] = {
@@ -139,6 +139,8 @@ def describe_models(options: Options, pair: Pair) -> str:
 def describe_forwards(options: Options, pair: Pair) -> str:
     """Say which models' forwards are compiled, and how the others' would be."""
     compiled = [isinstance(lm, CausalLM) and lm.engine.name != "eager" for lm in (pair.target, *pair.drafter.models)]
+    if all(compiled) and pair.target.device.type == "cuda":
+        return "forwards: captured as CUDA graphs"
     if all(compiled):
         return f"forwards: compiled for this CPU ({packages.cache_folder()})"
     found = f"{sum(compiled)} of {len(compiled)} models compiled, else eager" if any(compiled) else "eager"

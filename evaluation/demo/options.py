@@ -43,9 +43,14 @@ class Options(Models):
     max_new_tokens: int = option(128, "length of an answer at most")
     rounds: int = option(3, "repetitions of the comparison")
     seed: int = option(0, "of the sampling")
+    draft_dtype: str = option("auto", "of the draft model")
     eager: bool = option(False, "leave compiled forwards alone that are in the cache")
     bare: bool = option(False, "take the drafter as it is, not sharpened by its fitted temperature")
     html: str | None = option(None, "write the answer to this file, as a page to step through: its trees, E(A), times")
+    beside: str | None = option(
+        None, f"policies with commas whose trees the page shows beside (default: {','.join(BESIDE)}; '' for none)"
+    )
+    no_color: bool = option(False, "mark accepted draft tokens by brackets instead of colour")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -80,7 +85,8 @@ class Options(Models):
         """The policies whose trees the page shows beside the run's, at the same budget."""
         from opt_tree.policies.registry import make_policy
 
-        return {name: make_policy(name, self.policy().nodes) for name in BESIDE}
+        names = BESIDE if self.beside is None else [name for name in self.beside.split(",") if name]
+        return {name: make_policy(name, self.policy().nodes) for name in names}
 
     @property
     def sampling(self) -> "opt_tree.Sampling":
@@ -101,7 +107,12 @@ class Options(Models):
             raise ValueError(f"the prompt is not valid UTF-8: {self.prompt.encode(errors='surrogateescape')!r}")
         if self.eager and self.compile:
             raise ValueError("--compile makes what --eager leaves alone: give one of them")
+        if self.beside is not None and not self.html:
+            raise ValueError("--beside says what a page shows: give --html FILE")
         if self.html:
+            for name, policy in self.others().items():
+                if policy.children.sampled:
+                    raise ValueError(f"--beside {name}: it draws its children, so it has many trees at a step, not one")
             check_writable(Path(self.html))
 
 

@@ -12,12 +12,12 @@ from opt_tree import CausalLM, Pair
 from opt_tree.engines import package_cache
 
 
-def compile_with_a_bar(pair: Pair) -> None:
+def compile_with_a_bar(pair: Pair, any_dtype: bool = False) -> None:
     """Compile what is not in the cache, and say how long it takes: before, where that is known, and after."""
     if pair.target.device.type != "cpu":
-        pair.compile()
+        pair.compile(any_dtype=any_dtype)
         return
-    if pair.compile(make=False):
+    if pair.compile(make=False, any_dtype=any_dtype):
         return
     models = [lm for lm in (pair.target, *pair.drafter.models) if isinstance(lm, CausalLM)]  # others are not compiled
     configs = [lm.model.config.get_text_config() for lm in models if lm.engine.name == "eager"]
@@ -29,7 +29,7 @@ def compile_with_a_bar(pair: Pair) -> None:
     print(f"compiling {layers} layers for this CPU, once: {told}", flush=True)
     begin = time.monotonic()
     with _bar(expected):
-        done = pair.compile()
+        done = pair.compile(any_dtype=any_dtype)
     seconds = time.monotonic() - begin
     if done:
         print(f"compiled in {seconds:.0f} s; kept in {package_cache.cache_folder()}", flush=True)

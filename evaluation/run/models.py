@@ -23,14 +23,14 @@ from opt_tree.decoding.step_costs import auto
 from opt_tree.drafters import model_drafter
 from opt_tree.drafters.registry import DrafterOptions, check_drafter, load_drafter
 from opt_tree.models.canonical import make_exact
-from opt_tree.models.checkpoints import check_same_tokenizer, load_causal_lm, load_tokenizer
+from opt_tree.models.checkpoints import as_dtype, check_same_tokenizer, load_causal_lm, load_tokenizer
 from opt_tree.models.named import resolve
 from opt_tree.models.quantised_layers import weights_of
 
 
-def load(options: Models, device: str, bare: bool = False) -> Pair:
+def load(options: Models, device: str, bare: bool = False, draft_dtype: str | None = None) -> Pair:
     """Load a target and its drafter, inflated if asked for; `bare`: without the stored sharpening."""
-    return _ready(_load_pair(options, device, bare=bare), options)
+    return _ready(_load_pair(options, device, draft_dtype, bare=bare), options, draft_dtype=draft_dtype or "auto")
 
 
 def load_several(options: Models, drafters: Sequence[str], device: str) -> dict[str, Pair]:
@@ -38,12 +38,12 @@ def load_several(options: Models, drafters: Sequence[str], device: str) -> dict[
     for spec in drafters:
         check_drafter(spec)
     small = _load_pair(options, device, drafter=drafters[0])
-    settings = DrafterOptions(small.tokenizer, device=device)
+    settings = DrafterOptions(small.tokenizer, _draft_dtype(options, device), device)
     pairs: dict[str, Pair] = {}
     for spec in drafters:
         drafter = load_drafter(spec, small.target, settings) if pairs else small.drafter
         large = next((pair.target.model for pair in pairs.values()), None)
-        pairs[spec] = _ready(replace(small, drafter=drafter), options, large)
+        pairs[spec] = _ready(replace(small, drafter=drafter), options, large, _draft_dtype(options, device))
     return pairs
 
 
@@ -67,29 +67,36 @@ def load_run(options: Options, device: str) -> Pair:
     return _ready(pair, options)
 
 
-def load_assistant(options: Models, path: str | None, pair: Pair) -> PreTrainedModel | None:
+def load_assistant(options: Models, path: str | None, pair: Pair, draft_dtype: str = "auto") -> PreTrainedModel | None:
     """Return the causal LM that assists transformers' generate: the one at `path`, else the pair's own draft model.
 
-    Where there is neither, the embedded one for the embedded target; else None. On a CPU it is float32: transformers
-    runs a small bfloat16 model slower.
+    Where there is neither, the embedded one for the embedded target; else None.
     """
-    own, device = assistant_of(pair.drafter), str(pair.target.device)
+    own = assistant_of(pair.drafter)
     if path is None and own is not None:
-        if device != "cpu" or own.dtype != torch.bfloat16:
+        # A drafter that was compiled may have been cast to what is fastest then; transformers runs it as it is.
+        if not options.compile or draft_dtype != "auto":
             return own
         path = own.name_or_path
     path = path or ("demo" if options.base_model_path == "demo" else None)
     if path is None:
         return None
-    folder = resolve(path, "draft")
+    folder, device = resolve(path, "draft"), str(pair.target.device)
     check_same_tokenizer(pair.tokenizer, load_tokenizer(folder), options.base_model_path, path)
-    return load_causal_lm(folder, "float32" if device == "cpu" else "auto", device).model
+    dtype = "float32" if draft_dtype == "auto" and device == "cpu" else draft_dtype
+    return load_causal_lm(folder, as_dtype(dtype, device), device).model
 
 
-def _load_pair(options: Models, device: str, **more: Any) -> Pair:
-    given = {"dtype": options.dtype, "weights": None if options.inflate else options.weights}
+def _load_pair(options: Models, device: str, draft_dtype: str | None = None, **more: Any) -> Pair:
+    given = {"dtype": options.dtype, "draft_dtype": draft_dtype or _draft_dtype(options, device)}
+    given["weights"] = None if options.inflate else options.weights
     given |= {"drafter": options.drafter, "device": device, "exact": False} | more  # it may be inflated first
     return load_pair(options.base_model_path, **given)
+
+
+def _draft_dtype(options: Models, device: str) -> str:
+    """Of an independent drafter: "auto" keeps it in float32 on a CPU, where that is fastest."""
+    return "auto" if device == "cpu" else options.dtype
 
 
 def _load_alone(options: Models, device: str, **more: Any) -> Pair:
@@ -98,7 +105,7 @@ def _load_alone(options: Models, device: str, **more: Any) -> Pair:
     return Pair(target, load_tokenizer(path), model_drafter(target))
 
 
-def _ready(pair: Pair, options: Models, large: PreTrainedModel | None = None) -> Pair:
+def _ready(pair: Pair, options: Models, large: PreTrainedModel | None = None, draft_dtype: str | None = None) -> Pair:
     """The pair inflated and compiled, where that is asked for."""
     if options.inflate:
         pair = inflate_pair(pair, options.inflate, large=large, weights=options.weights)
@@ -109,7 +116,7 @@ def _ready(pair: Pair, options: Models, large: PreTrainedModel | None = None) ->
     elif not options.no_exact:
         make_exact(pair.target)
     if options.compile:
-        compile_with_a_bar(pair)
+        compile_with_a_bar(pair, any_dtype=draft_dtype == "auto")
     return pair
 
 

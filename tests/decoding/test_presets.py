@@ -139,7 +139,7 @@ def test_specs_that_are_not_understood(text, message):
 
 
 def test_the_embedded_drafters_by_spec():
-    pair = load_pair("demo", "eagle:demo", dtype="float32")
+    pair = load_pair("demo", "eagle:demo")
     assert isinstance(pair.drafter, Sharpened) and isinstance(pair.drafter.bare, EagleDrafter)
     assert pair.drafter.describe().startswith("EAGLE head demo: 2.8 M parameters, ")
     assert pair.drafter.describe().endswith(f", sharpened by temperature {pair.drafter.temperature:.2f}")
