@@ -59,8 +59,9 @@ def print_json(wanted: bool, figures: Any) -> None:
 
 
 def machine_of(environment: Mapping[str, Any]) -> str:
-    """Where something was measured, in words."""
-    return f"{environment['device']}, {counted(environment['threads'], 'thread')}"
+    """Where something was measured, in words; of a header that others wrote, as far as it says so."""
+    threads = [counted(environment["threads"], "thread")] if "threads" in environment else []
+    return ", ".join([environment.get("device", "an unknown machine"), *threads])
 
 
 def table(rows: Sequence[Mapping[str, Value]], floats: str = ".2f") -> str:

@@ -31,14 +31,14 @@ if __name__ == "__main__":
 
 import argparse
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 
 import torch
 from tqdm import tqdm
 
 from evaluation.answers.file import Record
-from evaluation.answers.reading import AnswerSet
+from evaluation.answers.reading import ASKED, ROUNDING, AnswerSet, settings_apart
 from evaluation.answers.record import first_difference, paired, seed_of
 from evaluation.certify import Certificate, certify
 from evaluation.command_line import print_json, table
@@ -47,10 +47,6 @@ from evaluation.run import models
 from evaluation.run.inflate import describe
 from evaluation.run.options import PUBLISHED, Models
 from opt_tree import CausalLM, Pair, Sampling
-
-ASKED = ("base_model_path", "temperature", "conv_template", "system_message", "questions_sha256", "history_sha256")
-"""Settings that change what is asked, or the distribution it is answered from; the others: rounding or length."""
-ROUNDING = ("target_dtype", "weights", "inflate", "device")
 
 
 def read_tokens(path: str) -> AnswerSet:
@@ -81,7 +77,7 @@ def differences(a: AnswerSet, b: AnswerSet) -> tuple[int, list[DifferentTurn]]:
             parted = False
             for turn, values in enumerate(_turns(one, other)):
                 count += 1
-                difference = DifferentTurn(key, one["index"], turn, *values, parted)
+                difference = DifferentTurn(key, one.get("index", 0), turn, *values, parted)
                 if difference.prompts[0] != difference.prompts[1] or difference.answers[0] != difference.answers[1]:
                     found.append(difference)
                     parted = True
@@ -91,17 +87,6 @@ def differences(a: AnswerSet, b: AnswerSet) -> tuple[int, list[DifferentTurn]]:
 def _turns(one: Record, other: Record) -> Iterator[tuple[tuple[list[int], list[int]], tuple[list[int], list[int]]]]:
     prompts = zip(one["prompt_ids"], other["prompt_ids"], strict=False)
     return zip(prompts, zip(one["token_ids"], other["token_ids"], strict=False), strict=True)
-
-
-def settings_apart(a: AnswerSet, b: AnswerSet, keys: Sequence[str]) -> list[str]:
-    """Name those of `keys` that differ between two headers; nothing where a header is missing."""
-    if not a.settings or not b.settings:
-        return []
-    return [
-        f"{key} {a.settings.get(key)!r} and {b.settings.get(key)!r}"
-        for key in keys
-        if a.settings.get(key) != b.settings.get(key)
-    ]
 
 
 def judge(explainer: Explainer, a: AnswerSet, b: AnswerSet, difference: DifferentTurn) -> Divergence:

@@ -47,7 +47,7 @@ from typing import TYPE_CHECKING, Any
 from evaluation.answers.file import AnswerFile, Record
 from evaluation.answers.frames import Labelled, figures_frame, formatted
 from evaluation.answers.metrics import by_category, number, percent, ratio, row, speed_up, summary
-from evaluation.answers.reading import AnswerSet, read_timed
+from evaluation.answers.reading import ASKED, ROUNDING, AnswerSet, comparison, read_timed, settings_apart
 from evaluation.answers.steps import acceptance_by_depth, alone, by_position, calibration, step_time, steps_of
 from evaluation.command_line import counted, machine_of, print_json, table
 
@@ -85,6 +85,9 @@ def print_report(
     runs = [read_timed(path) for path in paths]
     if base is not None and all(run.path.resolve() != base.path.resolve() for run in runs):
         runs.append(base)
+    for run in runs:
+        if base is not None and (apart := settings_apart(run, base, (*ASKED, "max_new_token", *ROUNDING))):
+            print(f"note: {run.name} and its baseline differ in {'; '.join(apart)}", file=sys.stderr)
     others = [run for run in runs if base is None or run.path.resolve() != base.path.resolve()]
     reports = {run.path: figures_of(run, base) for run in runs}
     print_heads(runs)
@@ -120,7 +123,9 @@ def rows_of(paths: Sequence[str | Path], baseline: str | Path | None = None) -> 
         for category, group in [*groups.items(), ("all", run.answers)] if len(groups) > 1 else [("all", run.answers)]:
             rows.append(({"file": run.name, "category": category}, summary(group, base and base.answers)))
     for path in filter(is_comparison, paths):
-        for line in lines_of(path):
+        with comparison(path):
+            lines = lines_of(path)
+        for line in lines:
             about = {"file": Path(path).stem, "method": _short(line), "temperature": line["temperature"]}
             rows.append((about, {key: value for key, value in line.items() if key not in ("name", "cell", *about)}))
     return rows
@@ -146,6 +151,11 @@ def is_comparison(path: str | Path) -> bool:
 
 def print_comparison(path: str | Path) -> dict[str, Any]:
     """Print what `evaluation.compare` measured, fastest first: a table for each temperature; return the figures."""
+    with comparison(path):
+        return _print_comparison(path)
+
+
+def _print_comparison(path: str | Path) -> dict[str, Any]:
     lines = lines_of(path)
     for temperature in sorted({line["temperature"] for line in lines}):
         own = [line for line in lines if line["temperature"] == temperature]
@@ -216,9 +226,8 @@ def print_heads(runs: Sequence[AnswerSet]) -> None:
     for run in runs:
         if not run.session:
             continue
-        place = run.session["environment"]
         dtype = run.settings.get("target_dtype")
-        head = f"{run.session['target']}, {dtype}; {machine_of(place)}"
+        head = f"{run.session.get('target')}, {dtype}; {machine_of(run.session.get('environment', {}))}"
         if head not in seen:
             seen.add(head)
             print(head)

@@ -236,7 +236,6 @@ PUBLISHED = "the signature is that of another library or of the published code"
 LONG_MODULES = {
     "experiments/gpu_first_light/parts.py": "all that a first GPU is asked, one function a part",
     "evaluation/run/options.py": "every option that the evaluation's commands share, one field each",
-    "evaluation/answers/file.py": "all that keeps an answer file whole: lock, header, parts, resume",
     "evaluation/compare/measure.py": "one combination: what is loaded, what decodes in which order, what is expected",
     "evaluation/report.py": "one command: the figures of answer files in tables and words",
     "opt_tree/models/checkpoints.py": "whatever is read from files, and one line for everything that is wrong with one",

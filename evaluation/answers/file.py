@@ -19,10 +19,11 @@ from typing import Any
 
 import filelock
 
+from evaluation.answers.header import Record, differences, read_header
 from opt_tree.core.files import write_text
 
-Record = dict[str, Any]
-
+_BEGINNING = b'{"question_id"'
+"""Of every line. Where a death has left another beginning, the file is somebody else's, and would be cut."""
 PATIENCE = 30.0
 """Seconds that a line waits for another writer of its file."""
 
@@ -98,15 +99,9 @@ class AnswerFile:
         headers: list[Record] = []
         for file in [self, *self.parts()]:
             if file.header_path.is_file() and read_lines(file.path):
-                try:
-                    headers.append(json.loads(file.header_path.read_text()))
-                    headers[-1]["settings"], headers[-1]["sessions"]
-                except (ValueError, KeyError, TypeError) as error:
-                    raise ValueError(f"{file.header_path} is not a header of an answer file: {error}") from error
-                if differences := _differences(
-                    headers[0]["settings"], headers[-1]["settings"], "in other parts", "here"
-                ):
-                    raise ValueError(f"{file.path} is of another configuration than the rest ({differences})")
+                headers.append(read_header(file.header_path))
+                if apart := differences(headers[0]["settings"], headers[-1]["settings"], "in other parts", "here"):
+                    raise ValueError(f"{file.path} is of another configuration than the rest ({apart})")
         sessions: list[Record] = []
         for header in headers:  # a part may have what the file has already; two of one file may begin in one second
             sessions += [session for session in header["sessions"] if session not in sessions]
@@ -120,8 +115,8 @@ class AnswerFile:
                 absent = f"{file.path} has answers but no header {file.header_path.name}"
                 raise ValueError(f"{absent}: what made them is unknown; {advice}")
         header = self.header()
-        if header is not None and (differences := _differences(header["settings"], settings, "there", "now")):
-            raise ValueError(f"{self.path} belongs to another configuration ({differences}); {advice}")
+        if header is not None and (apart := differences(header["settings"], settings, "there", "now")):
+            raise ValueError(f"{self.path} belongs to another configuration ({apart}); {advice}")
 
     def begin(
         self, settings: Mapping[str, Any], session: Mapping[str, Any], replaces: Sequence["AnswerFile"] = ()
@@ -135,7 +130,7 @@ class AnswerFile:
         before = None if replaces else self.header()
         if before is None or not before["sessions"]:
             return []
-        then, now = before["sessions"][-1]["environment"], session["environment"]
+        then, now = before["sessions"][-1].get("environment", {}), session["environment"]
         return [f"{key} {then.get(key)} then, {now[key]} now" for key in now if then.get(key) != now[key]]
 
     def append(self, record: Record) -> None:
@@ -217,14 +212,16 @@ def read_lines(path: Path) -> list[Record]:
     if not path.exists():
         return []
     records = []
-    *whole, _ = path.read_bytes().split(b"\n")
+    *whole, torn = path.read_bytes().split(b"\n")
+    if not _BEGINNING.startswith(torn[: len(_BEGINNING)]):
+        raise ValueError(f"{path} is no answer file: its end is no part of an answer")
     for number, raw in enumerate(whole, 1):
         if not raw.strip():
             continue
         try:
             record = json.loads(raw)
             hash(record["question_id"])  # by which answers are told apart
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
             why = error if isinstance(error, ValueError) else "no question_id"
             raise ValueError(f"{path}, line {number}: not an answer: {why}") from error
         records.append(record)
@@ -250,15 +247,3 @@ def _append(path: Path, record: Record) -> None:
 
 def _replace(path: Path, records: Iterable[Record]) -> None:
     write_text(path, "".join(json.dumps(record) + "\n" for record in records))
-
-
-def _differences(one: Mapping[str, Any], other: Mapping[str, Any], here: str, there: str) -> str:
-    """The settings of `other` that `one` does not share, in words."""
-    keys = [key for key in other if one.get(key) != other[key]]
-    return "; ".join(f"{key} {_brief(one.get(key))} {here}, {_brief(other[key])} {there}" for key in keys)
-
-
-def _brief(value: Any) -> str:
-    """A setting as part of one line: a list of all questions or a checksum would fill a screen."""
-    text = repr(value)
-    return text if len(text) <= 40 else f"{text[:37]}..."

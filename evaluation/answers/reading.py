@@ -1,12 +1,14 @@
 """An answer file as read: its lines, those of its parts, and what the header beside it says of them."""
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from evaluation.answers.file import AnswerFile, Record
+from opt_tree.core.errors import one_line
 
 
 @dataclass(frozen=True)
@@ -32,7 +34,7 @@ class AnswerSet:
         return cls(file.path, answers, file.read_failed(), file.header())
 
     def require(self, keys: Sequence[str], why: str) -> "AnswerSet":
-        """Return this set; ValueError, with `why`, unless every choice has these fields."""
+        """Return this set; ValueError, with `why`, unless every choice has these fields and fits together."""
         for answer in self.answers:
             choices = answer.get("choices") or [{}]
             if not isinstance(choices, list) or not all(isinstance(choice, dict) for choice in choices):
@@ -41,6 +43,8 @@ class AnswerSet:
                 for key in keys:
                     if not choice.get(key):
                         raise ValueError(f"{self.path}: question {answer['question_id']} has no {key}: {why}")
+                if misfit := _misfit(choice):
+                    raise ValueError(f"{self.path}: question {answer['question_id']}: {misfit}")
         return self
 
     @property
@@ -58,16 +62,34 @@ class AnswerSet:
         return self.header["sessions"][-1] if self.header and self.header["sessions"] else {}
 
 
+@contextmanager
+def comparison(path: str | Path) -> Iterator[None]:
+    """Inside, lines that are not as `evaluation.compare` writes them become a ValueError with the path in it."""
+    try:
+        yield
+    except (TypeError, AttributeError, LookupError, ArithmeticError) as error:
+        raise ValueError(f"{path} has lines that `evaluation.compare` did not write: {one_line(error)}") from error
+
+
+def settings_apart(a: AnswerSet, b: AnswerSet, keys: Sequence[str]) -> list[str]:
+    """Name those of `keys` that differ between two headers; nothing where a header is missing."""
+    if not a.settings or not b.settings:
+        return []
+    return [
+        f"{key} {a.settings.get(key)!r} and {b.settings.get(key)!r}"
+        for key in keys
+        if a.settings.get(key) != b.settings.get(key)
+    ]
+
+
 def read_timed(path: str | Path) -> AnswerSet:
     """Read an answer file; ValueError where a line lacks tokens and times, or its lists do not fit together."""
-    run = AnswerSet.read(path).require(("turns", "new_tokens", "wall_time"), "nothing to report")
-    for answer in run.answers:
-        for choice in answer["choices"]:
-            if why := _misfit(choice):
-                raise ValueError(f"{run.path}: question {answer['question_id']}: {why}")
-    return run
+    return AnswerSet.read(path).require(("turns", "new_tokens", "wall_time"), "nothing to report")
 
 
+ASKED = ("base_model_path", "temperature", "conv_template", "system_message", "questions_sha256", "history_sha256")
+"""Settings that change what is asked, or the distribution it is answered from; the others: rounding or length."""
+ROUNDING = ("target_dtype", "weights", "inflate", "device")
 PER_TURN = {
     *("new_tokens", "wall_time", "decoding_steps", "draft_forwards", "draft_tokens", "verified_tokens", "lanes"),
     *("draft_time", "verify_time", "commit_time", "draft_forward_time", "target_forward_time", "prefill_time"),
@@ -88,8 +110,11 @@ def _misfit(choice: Record) -> str | None:
             values = choice[key]
             if not isinstance(values, list) or not all(map(fine, values)):
                 return f"{key} is no list of {what}"
-            if key not in PER_STEP and len(values) != len(choice["turns"]):
-                return f"{key} has {len(values)} entries for {len(choice['turns'])} turns"
+            if key not in PER_STEP and len(values) != len(turns := choice.get("turns", values)):
+                return f"{key} has {len(values)} entries for {len(turns)} turns"
+    wrong = [key for key in ("accept_lengths", "tree_nodes", "tree_depths") if None in choice.get(key, ())]
+    if wrong or type(choice.get("index", 0)) is not int:
+        return f"{wrong[0] if wrong else 'index'} is no whole number everywhere"
     if known := sorted(PER_STEP & choice.keys()):
         if None in (counts := choice.get("decoding_steps", [None])):
             return f"has {known[0]}, but decoding_steps does not say how many are of each turn"

@@ -117,7 +117,7 @@ def exact_match(answers: Sequence[Record], baseline: Sequence[Record]) -> dict[s
                 compared += 1
                 if (position := first_difference(mine, its)) is not None:
                     parted = True
-                    where = {"question_id": ours["question_id"], "choice": one["index"], "turn": turn}
+                    where = {"question_id": ours["question_id"], "choice": one.get("index", 0), "turn": turn}
                     texts = _around(one["turns"][turn], other["turns"][turn])
                     divergences.append({**where, "position": position, "unit": unit, "texts": texts})
     equal = compared - len(divergences)

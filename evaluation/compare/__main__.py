@@ -28,6 +28,7 @@ from tqdm import tqdm
 
 from evaluation.answers.file import AnswerFile, Record
 from evaluation.answers.metrics import percent, with_interval
+from evaluation.answers.reading import comparison
 from evaluation.command_line import counted, machine_of, table
 from evaluation.compare.combinations import Combination
 from evaluation.compare.figures import brief, speeds, summarise
@@ -52,10 +53,15 @@ def run(options: Options) -> dict[str, Any]:
         measure(options, valid, refused, file)
     everything = file.read()
     records = [record for record in everything if "cell" in record]
+    if not all({"cell", "peers", "refused"} & record.keys() for record in everything):
+        raise ValueError(f"{file.path} is another command's: python -m evaluation.report reads answers")
+    if not all(isinstance(record["cell"], dict) for record in records):
+        raise ValueError(f"{file.path} has a cell that is no object")
     if any("sharpening" not in record["cell"] for record in records):
         raise ValueError(f"{file.path} is of an older version, which called a drafter's sharpening its law")
-    summary = summarise(records)
-    print(text(summary, file.header()))
+    with comparison(file.path):
+        summary = summarise(records)
+        print(text(summary, file.header()))
     if len({line["drafter"] for line in summary}) > 1 or len(everything) > len(records):
         print(f"\nall drafters in one table, beside transformers: python -m evaluation.report {file.path}")
     if options.plots is not None:
@@ -123,10 +129,10 @@ def _lines(refused: Mapping[Combination, str]) -> list[Record]:
 def text(lines: Sequence[Mapping[str, Any]], header: Mapping[str, Any] | None) -> str:
     """The table for people: a block for each drafter, temperature and budget."""
     blocks = []
-    if header is not None:
-        place = header["sessions"][-1]["environment"]
-        machine = f"{machine_of(place)}, torch {place['torch']}"
-        blocks.append(f"{machine}, target {header['settings']['target_dtype']}; 95 % intervals over questions")
+    if header is not None and header["sessions"]:
+        place = header["sessions"][-1].get("environment", {})
+        machine = f"{machine_of(place)}, torch {place.get('torch')}"
+        blocks.append(f"{machine}, target {header['settings'].get('target_dtype')}; 95 % intervals over questions")
     groups: dict[tuple, list[Mapping[str, Any]]] = {}
     for line in lines:
         groups.setdefault((line["drafter"], line["temperature"], line["budget"]), []).append(line)

@@ -30,17 +30,17 @@ if __name__ == "__main__":
 import argparse
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 from evaluation.answers.file import Record
 from evaluation.answers.reading import AnswerSet
 from evaluation.answers.record import seed_of
 from evaluation.questions.prompts import Prompter
 from evaluation.run.models import load_run, make_method
-from evaluation.run.options import Options
+from evaluation.run.options import METHODS, Options
 from opt_tree import Generation, Pair, explore
 from opt_tree.core.files import write_text
 from opt_tree.core.target import shared
@@ -69,8 +69,8 @@ class Again:
         self.run = run.require(NEEDED, "it cannot be decoded again without")
         self.options = options_of(run)
         self.method = run.settings.get("method", self.options.method)
-        if self.method == "transformers":
-            raise ValueError(f"{run.path} was written by transformers: there are no trees to show")
+        if self.method not in {*METHODS} - {"transformers"}:
+            raise ValueError(f"{run.path} was written by {self.method}: there are no trees to show")
         self.pair: Pair = load_run(self.options, self.options.check_device())
 
     def turns(self, questions: Sequence[str]) -> Iterator[Turn]:
@@ -88,7 +88,7 @@ class Again:
         decode = make_method(self.method, options, self.pair, prompter)
         ends = [0, *accumulate(choice["decoding_steps"])]
         for turn, (prompt, tokens) in enumerate(zip(choice["prompt_ids"], choice["token_ids"], strict=True)):
-            seed = seed_of(options.seed, question, choice["index"], turn)
+            seed = seed_of(options.seed, question, choice.get("index", 0), turn)
             found = decode(prompt, options.max_new_token, seed)
             assert isinstance(found, Generation)
             if found.tokens != tokens:
@@ -99,7 +99,7 @@ class Again:
                     f"file was written {made}, by models that may have changed since"
                 )
             steps = choice["accept_lengths"][ends[turn] : ends[turn + 1]]
-            yield Turn(question, choice["index"], turn + 1, found, found.accept_lengths == steps)
+            yield Turn(question, choice.get("index", 0), turn + 1, found, found.accept_lengths == steps)
 
 
 def chosen(run: AnswerSet, questions: Sequence[str]) -> list[Record]:
@@ -117,9 +117,13 @@ def options_of(run: AnswerSet) -> Options:
     given: dict[str, Any] = dict(run.session.get("options") or {})
     if not given:
         raise ValueError(f"{run.path} has no header beside it that says how it was made: there is nothing to decode by")
-    known = {field.name for field in fields(Options)}
-    if unknown := sorted(given.keys() - known):
+    kinds = get_type_hints(Options)
+    if unknown := sorted(given.keys() - kinds.keys()):
         raise ValueError(f"{run.path} was made with options that are not known here: {', '.join(unknown)}")
+    for name, value in given.items():
+        kind = get_args(kinds[name]) or (kinds[name],)
+        if type(value) not in kind and not (float in kind and type(value) is int):
+            raise ValueError(f"{run.path} was made with an option that is not of its type: {name} {value!r:.40}")
     return Options(**given)
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from evaluation.answers.file import AnswerFile
+from evaluation.answers.reading import AnswerSet
 from evaluation.answers.record import add_turn, seed_of
 from evaluation.questions.prompts import Prompter
 from evaluation.questions.sets import Question
@@ -79,9 +79,8 @@ def read_history(file: str | None, chosen: Sequence[Question], choices: int) -> 
     path = Path(file).expanduser()
     if not path.is_file():
         raise FileNotFoundError(f"no answer file {file} to take the history from")
-    turns = {
-        record["question_id"]: [choice["turns"] for choice in record["choices"]] for record in AnswerFile(path).read()
-    }
+    answers = AnswerSet.read(path).require(("turns",), "it is no history").answers
+    turns = {record["question_id"]: [choice["turns"] for choice in record["choices"]] for record in answers}
     for question in chosen:
         there, needed = turns.get(question.id, []), len(question.turns) - 1
         if needed and (len(there) < choices or any(len(choice) < needed for choice in there)):

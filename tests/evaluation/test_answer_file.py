@@ -28,6 +28,36 @@ def file(tmp_path: Path) -> AnswerFile:
     return file
 
 
+@pytest.mark.parametrize(
+    ("header", "why"),
+    [
+        ([], "list indices"),
+        ({"sessions": []}, "no settings"),
+        ({"settings": "x", "sessions": []}, "its settings are no object"),
+        ({"settings": {}, "sessions": None}, "its sessions are no list of objects"),
+        ({"settings": {}, "sessions": [5]}, "its sessions are no list of objects"),
+        ({"settings": {"temperature": []}, "sessions": []}, r"temperature is \[\]"),
+        ({"settings": {}, "sessions": [{"environment": None}]}, "environment is None"),
+        ({"settings": {}, "sessions": [{"environment": {"threads": "x"}}]}, "threads is 'x'"),
+    ],
+)
+def test_a_header_that_is_none_is_one_line_for_every_reader(file, header, why):
+    file.header_path.write_text(json.dumps(header))
+    for read in (file.header, lambda: file.check_settings({"nodes": 60}), lambda: AnswerSet.read(file.path)):
+        with pytest.raises(ValueError, match=f"a.jsonl.run.json is not a header of an answer file: {why}"):
+            read()
+
+
+@pytest.mark.parametrize("text", ['{"speed": 1.2}', "notes without a line end", "[" * 100_000])
+def test_somebody_elses_file_is_refused_and_not_cut(tmp_path, text):
+    """Its end without a line end is not what a death left of an answer."""
+    file = AnswerFile(tmp_path / "figures.json")
+    file.path.write_text(text)
+    with pytest.raises(ValueError, match=r"figures.json is no answer file"):
+        file.check_settings({})
+    assert file.path.read_text() == text
+
+
 def _hold(path: Path, ready, leave) -> None:
     with AnswerFile(path).lock():
         ready.set()

@@ -414,6 +414,23 @@ def test_bad_input_is_one_line(
     assert error.startswith("error: ") and named in error
 
 
+@pytest.mark.parametrize(
+    ("line", "named"),
+    [
+        ({"question_id": 1, "choices": []}, "is another command's"),
+        ({"question_id": "x", "cell": None}, "has a cell that is no object"),
+        ({"question_id": "x", "cell": {"sharpening": "bare"}, "figures": {}}, "did not write: KeyError"),
+    ],
+)
+def test_an_output_of_another_kind_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], line: dict[str, Any], named: str
+) -> None:
+    (tmp_path / "a.jsonl").write_text(json.dumps(line) + "\n")
+    assert compare.main(["--output", str(tmp_path / "a.jsonl")]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith(f"error: {tmp_path}") and named in error and error.count("\n") == 1
+
+
 def test_every_verifier_is_known_by_its_name() -> None:
     assert all(verifier.__name__ == name for name, verifier in VERIFIERS.items()) and len(VERIFIERS) >= 11
 

@@ -765,6 +765,7 @@ def test_an_exception_in_one_question_is_recorded_and_tried_again(
         (("--answer-file", ""), "is a folder: name an answer file"),
         (("--question-file", "absent.jsonl"), "no question file at absent.jsonl"),
         (("--history", "absent.jsonl"), "no answer file absent.jsonl"),
+        (("--history", "{wrong}"), "question 1 has no turns: it is no history"),
         (("--inflate", "3b"), "unknown shape '3b'"),
         (("--threads", "0"), "--threads must be at least 1, got 0"),
         (("--conv-template", "vicuna"), "no FastChat conversation is called 'vicuna'"),
@@ -777,7 +778,9 @@ def test_an_exception_in_one_question_is_recorded_and_tried_again(
 def test_options_that_cannot_be_are_refused(
     folder: Path, tmp_path: Path, no_loading: None, capsys: Any, more: tuple[str, ...], message: str
 ) -> None:
-    assert command(folder, tmp_path / "a.jsonl", *more) == 2
+    wrong = tmp_path / "wrong.jsonl"
+    wrong.write_text('{"question_id": 1, "choices": [{"turns": null}, {"turns": [5]}]}\n')
+    assert command(folder, tmp_path / "a.jsonl", *(word.format(wrong=wrong) for word in more)) == 2
     assert message in error_of(capsys)
 
 
@@ -1034,6 +1037,8 @@ def test_files_without_a_page(drawn: Path, tmp_path: Path, capsys: pytest.Captur
     assert "no answer to question 7" in said("--question", "7")
     for change, what in (
         ({"settings": header["settings"] | {"method": "transformers"}}, "written by transformers"),
+        ({"settings": header["settings"] | {"method": "magic"}}, "written by magic"),
+        ({"sessions": [{"options": header["sessions"][0]["options"] | {"threads": "x"}}]}, "not of its type: threads"),
         ({"sessions": [{"options": header["sessions"][0]["options"] | {"warp": 9}}]}, "not known here: warp"),
         ({"sessions": []}, "no header beside it that says how it was made"),
     ):

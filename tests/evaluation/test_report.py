@@ -220,6 +220,15 @@ def test_a_miscalibrated_law_is_named_with_the_command_that_fits_it(tmp_path, ca
     assert re.search(r"slope (1\.9|2\.0|2\.1)\d \(standard error 0\.0\d\)", text)
 
 
+def test_a_baseline_that_was_asked_otherwise_is_noted(tmp_path, capsys):
+    for name, temperature in (("a", 0.0), ("b", 1.0)):
+        write(tmp_path / f"{name}.jsonl", [answer(1, "math", drawn_steps("timid"))])
+        header = {"settings": {"temperature": temperature, "seed": 0}, "sessions": []}
+        (tmp_path / f"{name}.jsonl.run.json").write_text(json.dumps(header))
+    assert report.main([str(tmp_path / "a.jsonl"), "--baseline", str(tmp_path / "b.jsonl")]) == 0
+    assert "note: a and its baseline differ in temperature 0.0 and 1.0" in capsys.readouterr().err
+
+
 def test_a_step_is_the_sum_of_its_parts() -> None:
     times = step_time(ANSWERS)
     assert times is not None
