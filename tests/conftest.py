@@ -51,17 +51,18 @@ def shared_models_stay_as_they_are() -> Iterator[None]:
     assert not changed, f"a test of this file changed what all tests share: {', '.join(changed)}. Copy it first"
 
 
-def kernels(factory: pytest.TempPathFactory) -> Path:
-    """Where kernels are built: one folder for all workers of a run."""
+def kernels(factory: pytest.TempPathFactory) -> str:
+    """Where kernels are built: one folder for all workers of a run, and for the runs that its tests begin."""
     own = factory.getbasetemp()
-    return (own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "kernels"
+    folder = (own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "kernels"
+    return os.environ.setdefault("KERNELS_OF_THE_RUN", str(folder))
 
 
 @pytest.fixture(scope="session")
 def kernel(tmp_path_factory: pytest.TempPathFactory) -> None:
     """The canonical attention kernel, built once for the tests that name it."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("OPT_TREE_CACHE", str(kernels(tmp_path_factory)))
+        patch.setenv("OPT_TREE_CACHE", kernels(tmp_path_factory))
         from opt_tree.engines.canonical import load_kernel
 
         load_kernel()
@@ -71,7 +72,7 @@ def kernel(tmp_path_factory: pytest.TempPathFactory) -> None:
 def quantised_kernel(tmp_path_factory: pytest.TempPathFactory) -> None:
     """The kernel of quantised layers, built once for the tests that name it."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("OPT_TREE_CACHE", str(kernels(tmp_path_factory)))
+        patch.setenv("OPT_TREE_CACHE", kernels(tmp_path_factory))
         from opt_tree.engines.quantised import load_kernel
 
         load_kernel()

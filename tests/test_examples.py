@@ -1,8 +1,8 @@
 """The examples run, and do what they say: the text is plain decoding's, whatever drafts, draws or chooses."""
 
-import os
 import runpy
 from pathlib import Path
+from typing import Any
 
 import nbformat
 import numpy as np
@@ -21,6 +21,12 @@ NOTEBOOKS = {
     "your_model": {"NEW_TOKENS = 24": "NEW_TOKENS = 12", "to_fit + to_check": "to_check"},
 }
 """What a test reads instead: fewer and shorter texts. `python docs/run_commands.py` runs the notebooks as they are."""
+FEWER = """
+import sys; sys.path.insert(0, "..")
+from opt_tree.decoding import advising, step_costs
+advising.NODES, advising.THRESHOLDS, step_costs.ROUNDS, step_costs.CONTEXTS = (2, 8, 64), (0.2,), 1, (32,)
+"""
+"""Run first: the advice is over fewer trees, and measures each once."""
 EXAMPLES = Path(__file__).parent.parent / "examples"
 
 
@@ -115,18 +121,29 @@ def test_the_stages_follow_their_plan_and_change_nothing() -> None:
     assert nodes[:2] == [0, 0] and max(nodes[2:6]) <= 4 < max(nodes[6:]) <= 16
 
 
+@pytest.fixture(scope="module")
+def notebooks(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """Both, run one after the other in a kernel of their own, from the folder they lie in: it imports torch once."""
+    read = {name: nbformat.read(EXAMPLES / f"{name}.ipynb", as_version=4) for name in NOTEBOOKS}
+    for name, notebook in read.items():
+        stored = [cell.outputs for cell in notebook.cells if cell.cell_type == "code"]
+        assert len(str(stored)) < 150_000, "keep the stored outputs small"
+        for long, short in NOTEBOOKS[name].items():
+            (cell,) = (cell for cell in notebook.cells if cell.cell_type == "code" and long in cell.source)
+            cell.source = cell.source.replace(long, short)
+    fewer, forget = map(nbformat.v4.new_code_cell, (FEWER, "%reset -f"))
+    whole = nbformat.v4.new_notebook(cells=[fewer, *(one for book in read.values() for one in (forget, *book.cells))])
+    with pytest.MonkeyPatch.context() as patch:
+        # Without the public model, which one machine has, another not.
+        patch.setenv("OPT_TREE_CACHE", str(tmp_path_factory.mktemp("cache")))
+        NotebookClient(whole, timeout=500, resources={"metadata": {"path": str(EXAMPLES)}}).execute()
+    return read
+
+
 @pytest.mark.parametrize("name", NOTEBOOKS)
-def test_the_notebook_runs(name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """In a kernel of its own, from the folder it lies in. A cell that raises fails the test."""
-    monkeypatch.setenv("OMP_NUM_THREADS", os.environ.get("OMP_NUM_THREADS", "1"))
-    monkeypatch.setenv("OPT_TREE_CACHE", str(tmp_path))  # without the public model, which one machine has, another not
-    notebook = nbformat.read(EXAMPLES / f"{name}.ipynb", as_version=4)
-    stored = [cell.outputs for cell in notebook.cells if cell.cell_type == "code"]
-    assert len(str(stored)) < 150_000, "keep the stored outputs small"
-    for long, short in NOTEBOOKS[name].items():
-        (cell,) = (cell for cell in notebook.cells if cell.cell_type == "code" and long in cell.source)
-        cell.source = cell.source.replace(long, short)
-    NotebookClient(notebook, timeout=500, resources={"metadata": {"path": str(EXAMPLES)}}).execute()
+def test_the_notebook_runs(name: str, notebooks: dict[str, Any]) -> None:
+    """A cell that raises fails the test."""
+    notebook = notebooks[name]
     printed = [output for cell in notebook.cells if cell.cell_type == "code" for output in cell.outputs]
     assert any("tokens a step" in output.get("text", "") for output in printed)
     if name == "quickstart":

@@ -76,7 +76,7 @@ verifiers/test_verifiers_field.py::test_typical_acceptance_keeps_the_longest_pla
 """
 
 
-def test_calls_have_the_shapes_that_are_annotated() -> None:
+def test_calls_have_the_shapes_that_are_annotated(kernel: None) -> None:
     """In a process of its own: the checks are put in where the library is imported. A test that is not found has
     another name, or is gone: another one that calls the same is to take its place.
     """

@@ -140,7 +140,9 @@ def test_the_public_names_are_those_imported_for_it() -> None:
 
 
 LAZY = """
-import pickle, sys, opt_tree
+import pickle, sys
+before = sys.excepthook
+import opt_tree
 for name in ("__version__", "__wrapped__", "__signature__"):
     getattr(opt_tree, name, None)
 assert "torch" not in sys.modules
@@ -151,6 +153,7 @@ assert "Opttree" not in dir(opt_tree) and not hasattr(opt_tree, "Opttree")
 from opt_tree import *
 from opt_tree import training, verifiers
 assert not {*opt_tree.__all__} - {*globals()}
+assert sys.excepthook is before, "a process that is not ours keeps its hook"
 """
 
 

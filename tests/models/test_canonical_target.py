@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from tiny_models import prompt, random_tree, tiny, tiny_drafter
+from tiny_models import ARCHITECTURES, build, prompt, random_tree, tiny, tiny_drafter
 from torch import Tensor, nn
 
 from opt_tree import CausalLMDrafter, Decoder, OptTree, Output, Pair, Sampling, Tree, load_drafter, load_pair
@@ -281,7 +281,9 @@ def test_generate_of_transformers_gives_the_same_text(pair: Pair, texts: dict[st
 def test_compiled_forwards_are_canonical_among_themselves(tmp_path_factory, monkeypatch):
     """Of any number of rows: a package takes the long prefills, too. An early exit would score by eager halves."""
     monkeypatch.setenv("OPT_TREE_CACHE", str(tmp_path_factory.mktemp("compiled")))
-    lm = wrapped()
+    config = ARCHITECTURES["llama"]()
+    config.num_hidden_layers = 1  # half as long to compile
+    lm = CausalLM(build(config, dtype=torch.bfloat16))
     make_canonical(lm)
     assert compile_forwards(lm) and lm.engine.name == "aot" and lm.canonical
     check(lm)
