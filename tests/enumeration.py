@@ -12,9 +12,10 @@ from jaxtyping import Float, Int
 from table_models import Laws, TableDrafter, hashed_laws, log_rows, written_laws
 from torch import Tensor
 
-from opt_tree import Decoder, Random, Sampling, Tree, TreePolicy
+from opt_tree import Decoder, Random, Sampling, Tree, TreePolicy, Verifier
+from opt_tree.core.sampling import Logits
 from opt_tree.decoding import enumeration
-from opt_tree.decoding.enumeration import EnumeratingRandom, T, Text, disjoint_laws, law_of, paths_of
+from opt_tree.decoding.enumeration import EnumeratingRandom, T, Text, disjoint_laws, outcomes, paths_of
 
 VOCAB = 3
 # Target and drafter; the last is what docs/sampling.md works out by hand, with p > q on two tokens.
@@ -26,6 +27,24 @@ LAWS: dict[str, tuple[Laws, Laws]] = {
     "certain drafter": (hashed_laws(6, VOCAB), hashed_laws(7, VOCAB, 1)),
     "by hand": (written_laws({(): (0.2, 0.5, 0.3)}), written_laws({(): (0.6, 0.3, 0.1)})),
 }
+
+
+def law_of(run: Callable[[EnumeratingRandom], T]) -> dict[T, float]:
+    """The exact distribution of `run`'s result."""
+    law: dict[T, float] = defaultdict(float)
+    for random, result in outcomes(run):
+        law[result] += random.probability
+    return dict(law)
+
+
+def verdicts(verifier: Verifier, tree: Tree, logits: Logits) -> dict[tuple[Text, int], float]:
+    """The exact distribution of the accepted path and the token behind it."""
+
+    def judge(random: EnumeratingRandom) -> tuple[Text, int]:
+        verdict = verifier(tree, logits, random)
+        return tuple(verdict.path), verdict.token
+
+    return law_of(judge)
 
 
 class InvertingRandom(Random):

@@ -16,14 +16,13 @@ from torch import Tensor
 
 from opt_tree.core.pool import Frontier
 from opt_tree.core.random import Among, Random
-from opt_tree.core.sampling import Logits, Sampling
+from opt_tree.core.sampling import Sampling
 from opt_tree.core.step import Outcome
 from opt_tree.core.target import Output
 from opt_tree.core.tree import Tree
 from opt_tree.decoding.draft import draft
 from opt_tree.drafters import Drafter
 from opt_tree.policies import TreePolicy
-from opt_tree.verifiers import Verifier
 
 T = TypeVar("T", bound=Hashable)
 Text = tuple[int, ...]
@@ -95,14 +94,6 @@ def outcomes(run: Callable[[EnumeratingRandom], T]) -> Iterator[tuple[Enumeratin
             trace.pop()
         before = trace[:-1]
         script = [choice for choice, _ in before] + [trace[-1][0] + 1] if trace else None
-
-
-def law_of(run: Callable[[EnumeratingRandom], T]) -> dict[T, float]:
-    """The exact distribution of `run`'s result."""
-    law: dict[T, float] = defaultdict(float)
-    for random, result in outcomes(run):
-        law[result] += random.probability
-    return dict(law)
 
 
 def hashed_laws(seed: int, vocab: int, cells: int | None = None) -> Laws:
@@ -186,16 +177,6 @@ def drawn_trees(
     for random, key in outcomes(grow):
         probability[key] += random.probability
     return [(trees[key], probability[key]) for key in trees]
-
-
-def verdicts(verifier: Verifier, tree: Tree, logits: Logits) -> dict[tuple[Text, int], float]:
-    """The exact distribution of the accepted path and the token behind it."""
-
-    def judge(random: EnumeratingRandom) -> tuple[Text, int]:
-        verdict = verifier(tree, logits, random)
-        return tuple(verdict.path), verdict.token
-
-    return law_of(judge)
 
 
 def continued(law: dict[Text, float], target: Laws, length: int) -> dict[Text, float]:

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 from enumeration import LAWS as PLAIN_LAWS
-from enumeration import VOCAB, Text, drawn_trees, emitted_law, scored, unchecked, warped
+from enumeration import VOCAB, Text, drawn_trees, emitted_law, law_of, scored, unchecked, verdicts, warped
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jaxtyping import Float, Int
@@ -43,7 +43,7 @@ from opt_tree.core.pool import CandidatePool
 from opt_tree.core.probabilities import probs_of
 from opt_tree.core.random import Among
 from opt_tree.decoding.draft import draft
-from opt_tree.decoding.enumeration import continued, distance, law_of, verdicts
+from opt_tree.decoding.enumeration import continued, distance
 from opt_tree.policies import Delayed, DySpec, Rheo, Sampled, SequoiaTree
 from opt_tree.verifiers import (
     VERIFIERS,
