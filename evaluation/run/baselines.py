@@ -4,7 +4,8 @@ The plain loop with an empty tree is a decoder of the library (`opt_tree.decodin
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -70,7 +71,9 @@ def transformers_greedy(
         torch.manual_seed(seed)
     ids = torch.tensor([prompt], device=pair.target.device)
     begin = time.perf_counter()
-    output = pair.target.model.generate(ids, attention_mask=torch.ones_like(ids), generation_config=config, **options)
+    with _nothing_of_the_checkpoint(pair.target.model):
+        mask = torch.ones_like(ids)
+        output = pair.target.model.generate(ids, attention_mask=mask, generation_config=config, **options)
     tokens = output[0, len(prompt) :].tolist()  # type: ignore[index]
     return Timed(tokens, time.perf_counter() - begin)
 
@@ -121,12 +124,23 @@ def transformers_batch(pair: Pair, prompts: Sequence[list[int]], max_new_tokens:
     ids = torch.tensor([[config.pad_token_id] * n + prompt for n, prompt in zip(empty, prompts, strict=True)])
     mask = torch.tensor([[0] * n + [1] * len(prompt) for n, prompt in zip(empty, prompts, strict=True)])
     device = pair.target.device
-    output = pair.target.model.generate(ids.to(device), attention_mask=mask.to(device), generation_config=config)
+    with _nothing_of_the_checkpoint(pair.target.model):
+        output = pair.target.model.generate(ids.to(device), attention_mask=mask.to(device), generation_config=config)
     found = []
     for tokens in output[:, longest:].tolist():  # type: ignore[index]
         end = next((place for place, token in enumerate(tokens) if token in pair.stop.tokens), len(tokens))
         found.append(tokens[: end + 1])
     return found
+
+
+@contextmanager
+def _nothing_of_the_checkpoint(model: Any) -> Iterator[None]:
+    """Inside, `generate` finds no defaults of the checkpoint: it fills up with them what a config leaves open."""
+    kept, model.generation_config = model.generation_config, GenerationConfig()
+    try:
+        yield
+    finally:
+        model.generation_config = kept
 
 
 def _config(pair: Pair, length: int, max_new_tokens: int, sampling: Sampling) -> GenerationConfig:
@@ -138,8 +152,6 @@ def _config(pair: Pair, length: int, max_new_tokens: int, sampling: Sampling) ->
         use_cache=True,
         eos_token_id=stops or None,
         pad_token_id=pad if pad is not None else stops[0] if stops else 0,
-        repetition_penalty=1.0,
-        no_repeat_ngram_size=0,
         do_sample=not sampling.greedy,
     )
     if not sampling.greedy:

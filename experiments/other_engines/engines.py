@@ -70,6 +70,7 @@ def transformers(settings: Settings) -> Answer:
     torch.set_num_threads(settings.threads)
     dtype = getattr(torch, settings.dtype)
     model: Any = AutoModelForCausalLM.from_pretrained(settings.folder, dtype=dtype)
+    model.generation_config = GenerationConfig()  # what a config below leaves open is not the checkpoint's
     more: dict[str, Any] = {"prompt_lookup_num_tokens": LOOKUP} if settings.lookup else {}
     if settings.assistant:
         more["assistant_model"] = AutoModelForCausalLM.from_pretrained(settings.assistant, dtype=torch.float32)

@@ -25,7 +25,13 @@ from evaluation.demo import __main__ as demo
 from evaluation.demo.__main__ import ColorStreamer, wants_color
 from evaluation.demo.comparison import ASSISTED, GREEDY, LABELS, OURS, PLAIN, different_texts, notes, table
 from evaluation.demo.options import ABOVE_A_TABLE, ALONE, EagleOptions
-from evaluation.run.baselines import InLoop, assistant_of, transformers_assisted, transformers_greedy
+from evaluation.run.baselines import (
+    InLoop,
+    assistant_of,
+    transformers_assisted,
+    transformers_batch,
+    transformers_greedy,
+)
 from evaluation.timing import Timed, Timings, interleave
 from opt_tree import OptTree, Pair, Sampling, Sharpened, load_causal_lm, load_pair
 from opt_tree.controllers import Auto
@@ -425,7 +431,15 @@ def test_the_checkpoints_own_generation_defaults_do_not_bend_the_baseline(pair, 
     expected = plain(pair.target).generate(prompt, 30).tokens
     monkeypatch.setattr(pair.target.model.generation_config, "repetition_penalty", 3.0)
     monkeypatch.setattr(pair.target.model.generation_config, "do_sample", True)
+    monkeypatch.setattr(pair.target.model.generation_config, "suppress_tokens", expected[:1])
+    monkeypatch.setattr(pair.target.model.generation_config, "num_beams", 3)
+    own = pair.target.model.generation_config
     assert transformers_greedy(pair, prompt, 30).tokens == expected
+    assert transformers_batch(pair, [prompt], 30) == [expected]
+    assert pair.target.model.generation_config is own and own.num_beams == 3
+    drawn = transformers_greedy(pair, prompt, 30, Sampling(1.0)).tokens
+    monkeypatch.setattr(own, "min_p", 0.9)
+    assert transformers_greedy(pair, prompt, 30, Sampling(1.0)).tokens == drawn
 
 
 def test_the_baselines_stop_at_the_end_of_the_context(pair):
