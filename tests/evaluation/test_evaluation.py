@@ -557,6 +557,28 @@ def test_a_run_alone_is_kept_away_from_a_part_that_is_written(folder: Path, tmp_
     assert len(lines_of(path)) == 3 and not part.path.exists()
 
 
+def test_a_process_knows_what_all_others_have_answered(tmp_path: Path) -> None:
+    whole = AnswerFile(tmp_path / "a.jsonl")
+    for key, file in enumerate((whole, whole.part(0), whole.part(1))):
+        file.append({"question_id": key})
+    for own in (whole, whole.part(0)):
+        assert runner.Work("opt", whole, {}, own).done() == {0, 1, 2}
+        assert runner.Work("opt", whole, {}, own, overwrite=True).done() == set()
+
+
+def test_nobody_writes_beside_a_run_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launching, "MOMENT", 0.1)
+    whole = AnswerFile(tmp_path / "a.jsonl")
+    alone, shared = (runner.Work("opt", AnswerFile(whole.path), {}, file) for file in (whole, whole.part(0)))
+    alone = dataclasses.replace(alone, file=alone.whole)
+    with alone.held():
+        for other in (dataclasses.replace(shared), runner.Work("opt", whole, {}, whole)):
+            with pytest.raises(ValueError, match=r"a.jsonl is being written by process"), other.held():
+                pytest.fail("two at once")
+    with shared.held(), dataclasses.replace(shared, file=whole.part(1)).held():
+        assert not whole.busy, "processes of one run hold their own parts only"
+
+
 def test_what_has_no_answer_is_named(folder: Path, answers: Path, capsys: Any) -> None:
     answers.write_text("".join(answers.read_text().splitlines(keepends=True)[:2]))
     file, asked = AnswerFile(answers), questions.load_set("q", str(folder / "q.jsonl")).questions
