@@ -53,6 +53,7 @@ def explore(generation: Generation | Beside, tokenizer: Texts, facts: Mapping[st
         '<!doctype html><html lang="en"><head><meta charset="utf-8"><title>OPT-Tree, step by step</title>'
         f'<meta http-equiv="Content-Security-Policy" content="{rules}">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        '<meta name="color-scheme" content="light dark">'
         f'<style>{STYLE}{style}</style></head><body><div class="opt-tree explorer">'
         f'<p class="prompt">{prompt}</p><p class="answer">{answer_spans(run, tokenizer)}</p>'
         '<p class="legend"><span class="drafted">drafted and accepted</span> <span class="own">the target\'s own</span>'

@@ -37,6 +37,7 @@ def to_html(
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8"><title>OPT-Tree transcript</title>'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        '<meta name="color-scheme" content="light dark">'
         f'<style>{STYLE}</style></head><body><div class="opt-tree">'
         f'<p class="prompt">{prompt}</p><p class="answer">{answer_spans(generation, tokenizer)}</p>'
         '<p class="legend"><span class="drafted">drafted and accepted</span> <span class="own">the target\'s own</span>'

@@ -105,6 +105,7 @@ def test_the_page_is_whole_self_contained_and_escaped(tokenizer, tree):
     page = to_html(generation_of(steps, prompt=[word("<b>&")]), tokenizer, facts={"<i>": "a & b"})
     parsed = Page(page)
     assert "b" not in parsed.found  # the model's mark-up stayed text
+    assert '<meta name="color-scheme" content="light dark">' in page  # scroll bars follow, too
     assert " cat sat<b>&" in parsed.text and "<i>" in parsed.text and "a & b" in parsed.text
     assert not re.search(r"(src|href)=|@import|url\(", page)
     assert "step 1: A 2, E(A) 1.40, 4 nodes, 10.0 ms" in parsed.titles

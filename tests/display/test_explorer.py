@@ -40,6 +40,7 @@ def test_the_page_parses_holds_its_steps_and_escapes_tokens(beside, tokenizer):
     parsed = Page(page)
     assert not {"b", "u"} & parsed.found.keys() and len(parsed.found["script"]) == 2
     assert not re.search(r"(src|href)=|@import|url\(", page)
+    assert '<meta name="color-scheme" content="light dark">' in page
     assert "\u2028" not in parsed.found["script"][0]
     data = data_of(page)
     assert data["policies"] == ["this run", "chain", "<i>"]

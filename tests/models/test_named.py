@@ -161,6 +161,13 @@ def test_a_gguf_file_decodes_as_the_model_it_was_made_of(file, model):
     model.bfloat16()
 
 
+def test_a_log_has_no_bar_of_the_reader(file, tmp_path, capfd):
+    copy = tmp_path / "logged.gguf"
+    copy.write_bytes(file.read_bytes())
+    resolve(str(copy), "target")
+    assert "de-quantizing" not in capfd.readouterr().err
+
+
 def test_it_is_converted_once_and_again_when_it_changes(file, model, tmp_path, monkeypatch):
     copy = tmp_path / "copy.gguf"
     copy.write_bytes(file.read_bytes())

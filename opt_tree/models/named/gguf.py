@@ -9,13 +9,15 @@ import hashlib
 import json
 import shutil
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
 from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
+from transformers import modeling_gguf_pytorch_utils as reader
 
 from opt_tree.core.errors import one_line
 from opt_tree.core.files import write_text
@@ -87,6 +89,16 @@ def make(
         fresh.chmod(0o755)
 
 
+@contextmanager
+def _no_bar_in_logs() -> Iterator[None]:
+    """Inside, transformers' reader of GGUF files shows its bar on terminals only."""
+    shown, reader.tqdm = reader.tqdm, functools.partial(reader.tqdm, disable=None)
+    try:
+        yield
+    finally:
+        reader.tqdm = shown
+
+
 def _save(source: Path, fresh: Path, check: Callable[[Any], None] | None) -> None:
     """Load with transformers and save; whatever is wrong with the source is one line.
 
@@ -107,7 +119,8 @@ def _save(source: Path, fresh: Path, check: Callable[[Any], None] | None) -> Non
             folder = alone if options else str(source)
             tokenizer = AutoTokenizer.from_pretrained(folder, **options)
             options |= {"dtype": torch.bfloat16, "output_loading_info": True}
-            loaded: Any = AutoModelForCausalLM.from_pretrained(folder, **options, **unpacked)
+            with _no_bar_in_logs():
+                loaded: Any = AutoModelForCausalLM.from_pretrained(folder, **options, **unpacked)
         model, info = loaded
     except Exception as error:  # the reader of a damaged file fails in whatever way its bytes lead it
         raise CheckpointError(f"transformers cannot load {source}: {one_line(error)}") from error
