@@ -118,7 +118,7 @@ class Models(Machine):
         choices=WEIGHTS,
     )
     compile: bool = option(
-        False, "compile the models' forwards for this CPU: once, in minutes, kept in the user's cache"
+        False, "compile the models' forwards for this CPU, once, in minutes, kept in the user's cache; on CUDA: graphs"
     )
     unpacked: bool = option(
         False, "eager forwards by the weights as they are, not by copies packed for this CPU: less memory, slower trees"
