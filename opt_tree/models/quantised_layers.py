@@ -7,7 +7,7 @@ import copy
 from typing import Any
 
 import torch
-from jaxtyping import Int
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from opt_tree.core.errors import UnsupportedModelError
@@ -45,11 +45,16 @@ def rows_of(output: Any, tokens: Int[Tensor, " columns"]) -> nn.Module:
     if isinstance(output, QuantisedLinear):
         return output.rows(tokens)
     index = tokens.to(output.weight.device)
-    rows = nn.Linear(output.weight.shape[1], len(tokens), output.bias is not None, device="meta")
-    rows.weight = nn.Parameter(output.weight.detach()[index], False)
-    if output.bias is not None:
-        rows.bias = nn.Parameter(output.bias.detach()[index], False)
-    return rows
+    return linear_of(output.weight[index], None if output.bias is None else output.bias[index])
+
+
+def linear_of(weight: Float[Tensor, "out in"], bias: Float[Tensor, " out"] | None) -> nn.Linear:
+    """Return a linear layer with these weights, detached."""
+    layer = nn.Linear(weight.shape[1], weight.shape[0], bias is not None, device="meta")  # none are drawn by chance
+    layer.weight = nn.Parameter(weight.detach(), requires_grad=False)
+    if bias is not None:
+        layer.bias = nn.Parameter(bias.detach(), requires_grad=False)
+    return layer
 
 
 def plain_copy(module: nn.Module) -> nn.Module:
@@ -58,10 +63,7 @@ def plain_copy(module: nn.Module) -> nn.Module:
     for parent in [*copied.modules()]:
         for name, layer in parent.named_children():
             if isinstance(layer, QuantisedLinear):
-                plain: Any = nn.Linear(layer.in_features, layer.out_features, layer.bias is not None, device="meta")
-                plain.weight = nn.Parameter(layer.weight)
-                plain.bias = None if layer.bias is None else nn.Parameter(layer.bias)
-                setattr(parent, name, plain)
+                setattr(parent, name, linear_of(layer.weight, layer.bias))
     return copied
 
 

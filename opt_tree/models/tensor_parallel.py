@@ -18,6 +18,7 @@ from transformers.cache_utils import Cache
 from opt_tree.core.errors import UnsupportedModelError
 from opt_tree.engines.kv_cache import KVCache
 from opt_tree.engines.quantised import QuantisedLinear
+from opt_tree.models.quantised_layers import linear_of
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -56,29 +57,29 @@ class Ranks:
 
 
 class LedCache(KVCache):
-    """The rows of one rank: it notes what it is told, so that the others' caches can be told the same."""
+    """The rows of one rank. It notes what is called at rank 0, for the caches of the others to do the same."""
 
     def __init__(self, shapes: list) -> None:
         super().__init__(shapes)
-        self.told: list[tuple[str, tuple]] = []
-        """Calls since the last forward."""
+        self.calls: list[tuple[str, tuple]] = []
+        """Those since the last forward: a method's name and its arguments."""
 
-    def take_told(self) -> list[tuple[str, tuple]]:
-        """What it was told since the last time that this was asked."""
-        told, self.told = self.told, []
-        return told
+    def take_calls(self) -> list[tuple[str, tuple]]:
+        """Return the calls since the last forward, and forget them."""
+        calls, self.calls = self.calls, []
+        return calls
 
     def reset(self) -> None:
         super().reset()
-        self.told = [("reset", ())]
+        self.calls = [("reset", ())]
 
     def commit(self, kept: list[int]) -> None:
         super().commit(kept)
-        self.told.append(("commit", (kept,)))
+        self.calls.append(("commit", (kept,)))
 
     def truncate(self, length: int) -> None:
         super().truncate(length)
-        self.told.append(("truncate", (length,)))
+        self.calls.append(("truncate", (length,)))
 
     def adopt(self, past: Cache) -> None:
         raise ValueError("past_key_values: the model is spread over processes, each with rows of its own; leave it out")
@@ -108,11 +109,7 @@ def replicated(layer: Any) -> Any:
     """An output layer that any rank can call alone: the layer itself, or a whole copy of one that is spread."""
     if isinstance(layer, QuantisedLinear) or whole(layer.weight) is layer.weight:
         return layer
-    copied = nn.Linear(layer.weight.shape[1], layer.weight.shape[0], layer.bias is not None, device="meta")
-    copied.weight = nn.Parameter(whole(layer.weight.detach()), requires_grad=False)
-    if layer.bias is not None:
-        copied.bias = nn.Parameter(whole(layer.bias.detach()), requires_grad=False)
-    return copied
+    return linear_of(whole(layer.weight.detach()), None if layer.bias is None else whole(layer.bias.detach()))
 
 
 def check_whole(lm: Any, what: str) -> None:
@@ -124,7 +121,7 @@ def check_whole(lm: Any, what: str) -> None:
 def tell(lm: Any, wanted: tuple, last_only: bool) -> None:
     """At rank 0, in `together`: have the others run the same forward. Arguments are those of `CausalLM.run`."""
     if lm.ranks.leads and lm.ranks.leading is not None:
-        lm.ranks.send(("run", (lm.ranks.leading, lm.cache.take_told(), wanted, last_only)))
+        lm.ranks.send(("run", (lm.ranks.leading, lm.cache.take_calls(), wanted, last_only)))
 
 
 def together(models: Sequence[Any], action: Callable[[], T]) -> T:
@@ -160,17 +157,17 @@ def _leading(spread: Sequence[Any]) -> Iterator[None]:
 
 
 def _follow(spread: Sequence[Any]) -> Any:
-    """Run what rank 0 runs until it is done; return what came out there, or raise it."""
+    """Run the forwards that rank 0 runs until its action is done; return what came of it, or raise its error."""
     while True:
         kind, content = spread[0].ranks.receive()
         if kind == "done":
             return content
         if kind == "failed":
             raise content
-        number, told, wanted, last_only = content
+        number, calls, wanted, last_only = content  # as `tell` sends them
         lm = spread[number]
         try:
-            for name, arguments in told:
+            for name, arguments in calls:
                 getattr(lm.cache, name)(*arguments)
             lm.run(wanted, last_only=last_only)
         except BaseException:
