@@ -101,12 +101,12 @@ class _Hub:
         Lanes that meet wait for the drafters' forwards, too: then everybody who drafts has come.
         """
         asks = [ask for ask in self._asked.values() if isinstance(ask, Ask)]
-        if len(asks) < len(self._asked) and all(ask.engine.packed.last for ask in asks):
+        if len(asks) < len(self._asked) and all(ask.engine.shared.last for ask in asks):
             return self._meet()
-        models = [ask.engine.packed for ask in asks]
-        chosen = max(models, key=lambda packed: (not packed.last, models.count(packed)))
+        models = [ask.engine.shared for ask in asks]
+        chosen = max(models, key=lambda model: (not model.last, models.count(model)))
         lanes = {id(ask): lane for lane, ask in self._asked.items()}
-        for part in chosen.parts([ask for ask in asks if ask.engine.packed is chosen]):
+        for part in chosen.parts([ask for ask in asks if ask.engine.shared is chosen]):
             outputs = chosen.run(part)
             for ask, output in zip(part, outputs, strict=True):
                 self._resume(lanes[id(ask)], output)

@@ -1,4 +1,4 @@
-"""Forwards of several sequences as one: which go together, and how they are packed.
+"""Forwards of several sequences as one: what the sequences share of a model, and which forwards go together.
 
 Owns what a lane has of a model; `merge_tensors.py` makes the tensors. Who runs when is `scheduler.py`'s: a forward of
 a lane switches to it.
@@ -44,20 +44,20 @@ class LaneEngine(Engine):
 
     name = "lane"
 
-    def __init__(self, packed: "Packed", lane: Lane) -> None:
-        self.packed, self.lane = packed, lane
+    def __init__(self, shared: "SharedModel", lane: Lane) -> None:
+        self.shared, self.lane = shared, lane
 
     def run(self, forward: Forward) -> Output:
         return greenlet.getcurrent().parent.switch(Ask(self, forward))
 
     def changed(self, what: str) -> None:
-        self.packed.lm.engine.changed(what)
+        self.shared.lm.engine.changed(what)
 
     def watch(self, layers: tuple[int, ...]) -> None:
-        self.packed.lm.watch(layers)
+        self.shared.lm.watch(layers)
 
 
-class Packed:
+class SharedModel:
     """One model for all lanes: its storage, and forwards of several lanes as one."""
 
     def __init__(self, lm: CausalLM, lanes: int, last: bool) -> None:
@@ -148,15 +148,15 @@ def why_not_copied(memo: Mapping[int, Any]) -> str | None:
     return None
 
 
-def lanes_of(models: Sequence[Any], count: int) -> list[dict[int, Any]]:
-    """For each of `count` lanes, what stands for each of these models in it: a memo for `copy.deepcopy`.
+def lane_memos(models: Sequence[Any], count: int) -> list[dict[int, Any]]:
+    """Return a memo for `copy.deepcopy` for each of `count` lanes: copies made with it run the lane's views of models.
 
-    The first is the target: its forwards wait for those of the others, so that everybody has drafted when it runs.
-    Models that are no `CausalLM` are not in it, hence copied whole.
+    The first model is the target: its forwards wait for those of the others, so that all lanes have drafted when it
+    runs. What is no `CausalLM` is in no memo, hence copied whole.
     """
     memos: list[dict[int, Any]] = [{} for _ in range(count)]
     for lm in models:
         if isinstance(lm, CausalLM) and id(lm) not in memos[0]:
-            for memo, view in zip(memos, Packed(lm, count, last=lm is models[0]).views(), strict=True):
+            for memo, view in zip(memos, SharedModel(lm, count, last=lm is models[0]).views(), strict=True):
                 memo[id(lm)], memo[id(lm.model)] = view, lm.model
     return memos

@@ -100,7 +100,7 @@ class SideBySide:
         alone = self.drafter.alone if self.drafter is not None else None
         decoders, why = [], shared_forwards.why_alone(models) or alone
         if width > 1 and why is None:
-            memos, shared = shared_forwards.lanes_of(models, width), self.controller.in_lanes(width)
+            memos, shared = shared_forwards.lane_memos(models, width), self.controller.in_lanes(width)
             with self.turn():
                 decoders = [self._copied(memo, shared, width) for memo in memos]
             why = shared_forwards.why_not_copied(memos[0])

@@ -88,13 +88,13 @@ def test_stop_rules_and_seeds_are_each_prompt_s_own(decoder):
 
 def test_forwards_are_packed_and_lanes_are_filled_again(decoder, alone, monkeypatch):
     sizes: dict[bool, list[int]] = {True: [], False: []}
-    run = batch.Packed.run
+    run = batch.SharedModel.run
 
-    def counted(self: batch.Packed, asked: list[batch.Ask]) -> Any:
+    def counted(self: batch.SharedModel, asked: list[batch.Ask]) -> Any:
         sizes[self.last].append(len(asked))
         return run(self, asked)
 
-    monkeypatch.setattr(batch.Packed, "run", counted)
+    monkeypatch.setattr(batch.SharedModel, "run", counted)
     assert trace(decoder.generate_batch(PROMPTS, 3, NEW)) == alone
     # Each target forward of a sequence is in a pack; the packs are hardly ever of one.
     steps = sum(len(one[3]) for one in alone)
@@ -296,8 +296,8 @@ def test_bad_input_is_refused_before_anything_is_decoded(decoder):
 
 def test_there_are_as_many_lanes_as_prompts(decoder, alone, monkeypatch):
     """A width of 20,000 took 2.5 GB for two prompts."""
-    made, lanes_of = [], batch.lanes_of
-    monkeypatch.setattr(batch, "lanes_of", lambda models, width: made.append(width) or lanes_of(models, width))
+    made, lane_memos = [], batch.lane_memos
+    monkeypatch.setattr(batch, "lane_memos", lambda models, width: made.append(width) or lane_memos(models, width))
     assert trace(decoder.generate_batch(PROMPTS[:2], 20_000, NEW)) == alone[:2]
     assert trace(decoder.generate_batch(PROMPTS[:1], 20_000, NEW)) == alone[:1]
     assert made == [2]

@@ -346,8 +346,8 @@ def test_what_a_batch_costs_is_measured_in_a_batch(tmp_path, monkeypatch):
     monkeypatch.setattr(pricing, "SIZES", (0, 1, 2, 4))
     monkeypatch.setattr(pricing, "CONTEXTS", (8,))
     packed: list[int] = []
-    run = batch.Packed.run
-    monkeypatch.setattr(batch.Packed, "run", lambda self, asked: packed.append(len(asked)) or run(self, asked))
+    run = batch.SharedModel.run
+    monkeypatch.setattr(batch.SharedModel, "run", lambda self, asked: packed.append(len(asked)) or run(self, asked))
     target = CausalLM(build(ARCHITECTURES["llama"]()))
     drafter = CausalLMDrafter(CausalLM(tiny_drafter("llama")))
     alone = costs_of(target, drafter)
