@@ -197,7 +197,7 @@ def run(options: Options) -> dict[str, Any]:
     done = _done(output, found)
     for row in Certifying(pairs, prompts, options).rows(done.copy()):
         done[row["way"]] = row
-        found["rows"] = list(done.values())
+        found["rows"] = list(done.values())  # with those of an earlier call, should this one be stopped, too
         output.write_text(json.dumps(found, indent=1) + "\n")
     print(table(found["rows"]))
     return found

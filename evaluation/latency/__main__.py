@@ -133,24 +133,24 @@ def name_of(pair: Pair) -> str:
 
 
 def decode(options: Options) -> dict[str, Any]:
-    """Decode the questions' first turns with every budget and threshold, print the table and return its rows."""
-    given = gather(options)
-    pair, prompts = given.pair, given.first_prompts()
-    trees, beside = trees_of(options, pair), []
+    """Decode the questions' first turns with every tree and by every baseline; print and return the tables."""
+    material = gather(options)
+    pair, prompts = material.pair, material.first_prompts()
+    trees, auto_rows = trees_of(options, pair), []
     if options.lanes:
         rows = batches.measure(pair, trees, prompts, options.max_new_tokens, whole_numbers(options.lanes))
     else:
         methods = methods_of(pair, trees, load_assistant(options, options.assistant, pair))
         timings = interleave(methods, prompts, options.max_new_tokens)
-        rows, beside = overview(timings), beside_grid(timings)
+        rows, auto_rows = overview(timings), auto_over_others(timings)
     place = environment(pair.target.device)
     print(f"{name_of(pair)}; drafter {options.drafter}; {machine_of(place)}")
-    asked = f"{counted(len(prompts), 'question')} of {given.questions.name}"
-    print(f"{asked}, greedy, {options.max_new_tokens} new tokens at most, in turn")
+    questions = f"{counted(len(prompts), 'question')} of {material.questions.name}"
+    print(f"{questions}, greedy, {options.max_new_tokens} new tokens at most, in turn")
     print(table(rows))
-    if beside:
-        print(table(beside))
-    return {"environment": place, "rows": rows, "auto": beside}
+    if auto_rows:
+        print(table(auto_rows))
+    return {"environment": place, "rows": rows, "auto": auto_rows}
 
 
 def trees_of(options: Options, pair: Pair) -> Trees:
@@ -187,8 +187,8 @@ def _row(name: str, timings: Timings) -> Row:
     return row | step_figures(timings.generations(name))
 
 
-def beside_grid(timings: Timings) -> list[Row]:
-    """`auto` over the best of the fixed trees, chosen afterwards, and over plain decoding; by either clock.
+def auto_over_others(timings: Timings) -> list[Row]:
+    """How many times as fast `auto` is as the best fixed tree, chosen afterwards, and as plain decoding; by two clocks.
 
     With 95 % intervals over prompts, both methods' runs on a prompt drawn together. Nothing where there is no grid.
     """

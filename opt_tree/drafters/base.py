@@ -132,7 +132,7 @@ class Drafter(ABC):
 
 
 def normalised(answer: Float[Tensor, "rows vocab"] | Few | Reduced, scale: float = 1.0) -> Laws:
-    """Return the laws of an answer, its scores times `scale`. Of a few tokens they are what they are."""
+    """Return the distributions that an answer means, its scores times `scale`. `Few` is normalised already."""
     if isinstance(answer, Few):
         if scale != 1:
             raise TypeError("a drafter that names a few tokens only cannot be sharpened")

@@ -20,7 +20,7 @@ VOCABULARY = "draft_vocabulary.safetensors"
 
 
 def take_vocabulary(tensors: dict[str, Tensor], vocab: int) -> Int[Tensor, " columns"] | None:
-    """Take `d2t` and `t2d` out of a checkpoint; return the target's ids of the columns, None where it has neither.
+    """Take `d2t` and `t2d` out of a checkpoint; return which token of the target each column is, None without `d2t`.
 
     Raises ValueError where they are no vocabulary of a target of `vocab` tokens.
     """
@@ -29,7 +29,7 @@ def take_vocabulary(tensors: dict[str, Tensor], vocab: int) -> Int[Tensor, " col
         return None
     if offsets.ndim != 1 or offsets.is_floating_point():
         raise ValueError(f"d2t is {tuple(offsets.shape)} of {offsets.dtype}, expected a row of integers")
-    tokens = offsets.long() + torch.arange(len(offsets))
+    tokens = offsets.long() + torch.arange(len(offsets))  # `d2t` holds each token less its column
     if not len(tokens):
         raise ValueError("d2t is empty: no token has a column")
     if tokens.min() < 0 or tokens.max() >= vocab:

@@ -70,7 +70,7 @@ class Compiled(Engine):
         self.canonical, self.packed = eager.packed.canonical, eager.packed.wanted
         traced = Traced(kinds, tuple(sorted({-1, *eager.layers})), columns, self.canonical, bool(_shared(eager.model)))
         self.traced = traced.layers
-        _check_model(eager.model)
+        _check_on_cpu(eager.model)
         self._watched = self._places()
         self._views: list[Tensor] = []
         self._version = -1
@@ -153,11 +153,10 @@ class Compiled(Engine):
         return Output(logits, hidden, laws_of(logits, forward))
 
 
-def _check_model(model: Any) -> None:
+def _check_on_cpu(model: Any) -> None:
     """Raise CompileError for a model that is not on the CPU as a whole."""
-    devices = {weight.device.type for weight in model.parameters()} | {
-        str(home) for home in (getattr(model, "hf_device_map", None) or {}).values()
-    }
+    placement = getattr(model, "hf_device_map", None) or {}
+    devices = {weight.device.type for weight in model.parameters()} | {str(place) for place in placement.values()}
     if devices != {"cpu"}:
         raise CompileError(f"its weights are on {', '.join(sorted(devices))}; forwards are compiled for the CPU only")
     if any(hasattr(module, "_hf_hook") for module in model.modules()):

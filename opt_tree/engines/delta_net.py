@@ -87,14 +87,15 @@ class DeltaCache(KVCache):
             layer.drop()
 
     def truncate(self, length: int) -> None:
-        if length not in (0, self.length):
-            raise ValueError(f"the state behind {self.length} tokens cannot be taken back to {length}")
-        if length:
-            super().truncate(length)
-            for layer in self._delta.values():
-                layer.drop()
-        else:
+        """Forget the pending rows, and for 0 the context as well. ValueError for any other part of the context."""
+        if length == 0:
             self.reset()
+            return
+        if length != self.length:
+            raise ValueError(f"the state behind {self.length} tokens cannot be taken back to {length}")
+        super().truncate(length)
+        for layer in self._delta.values():
+            layer.drop()
 
     def adopt(self, past: Cache) -> None:
         raise ValueError("past_key_values: a gated delta net goes on from its own state; leave it out")

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager
 from math import inf
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 import psutil
 import torch
@@ -37,11 +37,21 @@ class _Here(threading.local):
     """What forwards of this thread compute otherwise than the layers themselves."""
 
     linears: "Mapping[_StandIn, _Linear]" = MappingProxyType({})
-    entered: tuple[Any, ...] = ()
-    """Of each `PackedWeights` under way: its layers, their stand-ins, what was here before, and its attention."""
+    entered: "tuple[_Entered, ...]" = ()
+    """The contexts under way, the innermost last: a forward may run another model's."""
 
 
 _here = _Here()
+
+
+class _Entered(NamedTuple):
+    """What `__exit__` has to know of its `__enter__`."""
+
+    layers: "list[_Linear]"
+    stand_ins: "dict[_StandIn, _Linear]"
+    outside: "Mapping[_StandIn, _Linear]"
+    """`_here.linears` as they were."""
+    attention: AbstractContextManager[None]
 
 
 class PackedWeights:
@@ -85,6 +95,7 @@ class PackedWeights:
         self._linears = None
 
     def __enter__(self) -> None:
+        """Put a stand-in before each layer, and have this thread compute by them and by this model's attention."""
         layers = self._layers()
         if torch.is_autocast_enabled("cpu"):  # which multiplies in another dtype than the weights'
             if self.canonical:
@@ -94,15 +105,15 @@ class PackedWeights:
             layers = []
         with _lock:
             stand_ins = {one: linear for linear in layers if (one := linear.stand_in())}
-        attention = self.attention()
-        _here.entered = (*_here.entered, (layers, stand_ins, _here.linears, attention))
-        _here.linears = {**_here.linears, **stand_ins} if _here.linears else stand_ins
-        attention.__enter__()
+        entered = _Entered(layers, stand_ins, _here.linears, self.attention())
+        _here.entered = (*_here.entered, entered)
+        _here.linears = {**_here.linears, **stand_ins}
+        entered.attention.__enter__()
 
     def __exit__(self, error: type[BaseException] | None, *_: object) -> None:
-        *entered, (layers, stand_ins, before, attention) = _here.entered
+        *others, (layers, stand_ins, outside, attention) = _here.entered
         attention.__exit__(None, None, None)
-        _here.entered, _here.linears = tuple(entered), before
+        _here.entered, _here.linears = tuple(others), outside
         missing = 0
         with _lock:
             for stand_in, linear in stand_ins.items():

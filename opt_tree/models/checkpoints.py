@@ -56,15 +56,15 @@ def refused(what: str) -> Iterator[None]:
 
 
 def _cause(error: BaseException, path: str = "") -> str:
-    """An error of transformers' as part of one line; for the name of an activation it is a bare KeyError.
+    """What an error of transformers' says, as part of one line. An unknown activation is a KeyError with its name only.
 
-    `path`: a folder whose config.json says which field the name is in; without one it is `hidden_act`, as in a head.
+    `path`: a folder whose config.json says which field has that name; without one it is `hidden_act`, as in a head.
     """
     if not any(frame.f_locals.get("self") is ACT2FN for frame, _ in walk_tb(error.__traceback__)):
         return one_line(error)
     name, file = error.args[0], Path(path) / "config.json"
     told = json.loads(file.read_text()) if path and file.is_file() else {}
-    parts = [part for part in (told, *told.values()) if isinstance(part, dict)]  # of the text, of images
+    parts = [part for part in (told, *told.values()) if isinstance(part, dict)]  # a model of images has nested configs
     fields = [field for part in parts for field, value in part.items() if value == name]
     return f"{fields[0] if fields else 'hidden_act'} {name!r} is no activation that transformers knows"
 

@@ -245,8 +245,8 @@ def walk_down(tree: Tree, logits: Logits, random: Random, branching: Branching) 
     The top-down walk of the methods that solve one optimal transport problem a node (arXiv:2602.16994).
     """
     if tree.nodes:
-        drafted_from(tree)
-    rows = np.zeros(1, dtype=np.int64)
+        drafted_from(tree)  # raises where the children were not drawn
+    rows = np.zeros(1, dtype=np.int64)  # the root; further down all equal siblings, which are one node
     while True:
         children = below(tree, rows)
         tokens, emitted = _emitted(tree, logits, rows, children, branching)

@@ -10,7 +10,7 @@ from tiny_models import save_pair, tiny, tiny_head
 import opt_tree
 from evaluation.latency import __main__ as latency
 from evaluation.latency import batches
-from evaluation.latency.__main__ import beside_grid, overview
+from evaluation.latency.__main__ import auto_over_others, overview
 from evaluation.latency.forwards import Probe, measure
 from evaluation.timing import Timed, Timings, interleave
 from opt_tree.controllers import Auto
@@ -68,7 +68,7 @@ def test_auto_is_set_beside_the_best_of_the_grid_by_either_clock() -> None:
         "transformers": runs((0.1, 0.1), (0.1, 0.1)),  # faster, and no tree
     }
     # Sums over sums; an interval spans the two prompts, as both can be drawn twice.
-    assert beside_grid(Timings(found)) == [
+    assert auto_over_others(Timings(found)) == [
         {
             "auto over": "the best of the grid",
             "by the clock": "0.80 [0.50, 2.00], OPT-Tree 4/0.2",
@@ -76,8 +76,8 @@ def test_auto_is_set_beside_the_best_of_the_grid_by_either_clock() -> None:
         },
         {"auto over": "plain", "by the clock": "1.20 [0.75, 3.00]", "in CPU time": "2.00 [1.50, 3.00]"},
     ]
-    assert beside_grid(Timings({name: one for name, one in found.items() if name != "auto"})) == []
-    assert beside_grid(Timings({name: found[name] for name in ("auto", "plain")})) == []
+    assert auto_over_others(Timings({name: one for name, one in found.items() if name != "auto"})) == []
+    assert auto_over_others(Timings({name: found[name] for name in ("auto", "plain")})) == []
 
 
 def test_the_command_ends_with_it(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> None:

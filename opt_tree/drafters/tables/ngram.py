@@ -124,14 +124,14 @@ class Interpolated(Lookup):
             )
         super().__init__(len(beta))
         self.beta, self.weight = tuple(map(float, beta)), float(weight)
-        self._forget([])
+        self._begin([])
 
     @abstractmethod
     def rows(self, tail: Tail) -> Sequence[Row]:
         """What followed the last 1, 2, ... tokens of a tail elsewhere; () for nothing at all."""
 
     def reset(self, prompt: list[int], output: Output | None) -> None:
-        self._forget(prompt)
+        self._begin(prompt)
 
     def holds(self, prompt: list[int]) -> int:
         return len(prompt)  # counting a text again is quick
@@ -152,7 +152,7 @@ class Interpolated(Lookup):
     def settings(self) -> dict[str, Any]:
         return {"beta": list(self.beta), "weight": self.weight}
 
-    def _forget(self, prompt: list[int]) -> None:
+    def _begin(self, prompt: list[int]) -> None:
         self._said, self._counted = list(prompt), 0
         self._text = Text(Counts(self.order if self.weight else 0), self.weight)
         # A branch that was rejected is often drafted again: answers are kept until a count of theirs has changed,

@@ -18,7 +18,7 @@ from opt_tree.training.plans import VARIABLE, add_data
 def new_parser() -> Parser:
     parser = Parser("Write a target's own greedy answers to training prompts.")
     add_data(parser)
-    parser.set_defaults(data=os.environ.get(VARIABLE))  # where there is none, --questions may do
+    parser.set_defaults(data=os.environ.get(VARIABLE))  # None is no mistake here: --questions need no corpora
     parser.add_argument("--target", type=model_path, required=True, help="model folder, with its tokenizer")
     parser.add_argument("--output", type=Path, required=True, help="folder of the parts")
     parser.add_argument("--prompts", type=int, default=6000, help="prompts in all parts together")

@@ -142,6 +142,7 @@ def fit(pair: Pair, prompts: list[list[int]], policy: OptTree, max_new_tokens: i
 
 
 def run(options: argparse.Namespace) -> None:
+    """Fit the temperature on one half of the prompts, compare E(A) with A on the other, and store what was found."""
     if options.count < 2:
         raise ValueError(f"--count must be at least 2, got {options.count}")
     policy = OptTree(options.nodes, options.threshold, options.max_depth)
@@ -152,28 +153,25 @@ def run(options: argparse.Namespace) -> None:
     pair = load_pair(options.target, options.drafter, dtype=options.dtype, device=options.device, bare=True)
     prompts = [pair.encode(text) for text in texts[: options.count]]
     half = len(prompts) // 2
-    by = fit_balance if options.balance else fit
-    temperature = by(pair, prompts[:half], policy, options.max_new_tokens)
-    rows = {}
+    fit_temperature = fit_balance if options.balance else fit
+    temperature = fit_temperature(pair, prompts[:half], policy, options.max_new_tokens)
+    found = {}
     for title, drafter in (("bare", pair.drafter), ("sharpened", Sharpened(pair.drafter, temperature))):
         decoder = Decoder(pair.target, drafter, policy)
-        rows[title] = reliability(decoder, pair, prompts[half:], options.max_new_tokens, title)
-    print(
-        f"\ntemperature {temperature:.3f}, fitted on {half} prompts; checked on {len(prompts) - half} others, {policy}"
-    )
+        found[title] = reliability(decoder, pair, prompts[half:], options.max_new_tokens, title)
+    others = len(prompts) - half
+    print(f"\ntemperature {temperature:.3f}, fitted on {half} prompts; checked on {others} others, {policy}")
     print(f"{'':10} {'E(A)':>6} {'A':>6} {'A - E(A)':>9} {'slope':>6} {'draft forwards':>15}")
-    for title, row in rows.items():
-        print(
-            f"{title:10} {row.expected:6.2f} {row.accepted:6.2f} {row.accepted - row.expected:9.2f} {row.slope:6.2f} "
-            f"{row.forwards:15.2f}"
-        )
+    for title, of in found.items():
+        numbers = f"{of.expected:6.2f} {of.accepted:6.2f} {of.accepted - of.expected:9.2f} {of.slope:6.2f}"
+        print(f"{title:10} {numbers} {of.forwards:15.2f}")
     record = {
         "temperature": round(temperature, 4),
         "target": Path(pair.target.name).name,
         "prompts": half,
         "policy": str(policy),
         "by": "balance" if options.balance else "likelihood",
-        **{title: {k: round(float(v), 4) for k, v in vars(row).items()} for title, row in rows.items()},
+        **{title: {name: round(float(value), 4) for name, value in vars(of).items()} for title, of in found.items()},
     }
     write_text(folder / CALIBRATION, json.dumps(record, indent=2) + "\n")
     print(f"written: {folder / CALIBRATION}")

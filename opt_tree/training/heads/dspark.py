@@ -75,6 +75,12 @@ from opt_tree.training.heads.features import COUNTS
 from opt_tree.training.heads.head_loss import Judge
 from opt_tree.training.heads.run import Training, train_as_told
 
+AS_TARGET = (
+    *("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim", "hidden_act"),
+    *("rms_norm_eps", "rope_parameters", "max_position_embeddings", "vocab_size"),
+)
+"""What of its config is the target's."""
+
 
 class DSparkModel(nn.Module):
     """A block and its heads under the published names: what is trained and saved."""
@@ -183,16 +189,22 @@ def spread(count: int, depth: int) -> list[int]:
 def new_config(
     target: PreTrainedModel, plan: DSparkPlan, layers: Sequence[int], kind: str, mask: int
 ) -> dict[str, Any]:
-    """Return the config of a model for this target, in DeepSpec's words."""
+    """Return the config of a DSpark model for this target, under the published names; `kind`: of its Markov head."""
     text = target.config.get_text_config().to_dict()
-    names = ("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim", "hidden_act")
-    names += ("rms_norm_eps", "rope_parameters", "max_position_embeddings", "vocab_size")
-    own = {name: text[name] for name in names if text.get(name) is not None}
-    own |= {"architectures": ["Qwen3DSparkModel"], "model_type": "qwen3", "dtype": "bfloat16"}
-    own |= {"num_hidden_layers": plan.depth, "num_target_layers": text["num_hidden_layers"]}
-    own |= {"block_size": plan.block, "mask_token_id": mask, "target_layer_ids": list(layers)}
-    own |= {"markov_rank": plan.rank, "markov_head_type": kind, "enable_confidence_head": True}
-    return own | {"confidence_head_with_markov": True}
+    return {name: text[name] for name in AS_TARGET if text.get(name) is not None} | {
+        "architectures": ["Qwen3DSparkModel"],
+        "model_type": "qwen3",
+        "dtype": "bfloat16",
+        "num_hidden_layers": plan.depth,
+        "num_target_layers": text["num_hidden_layers"],
+        "block_size": plan.block,
+        "mask_token_id": mask,
+        "target_layer_ids": list(layers),
+        "markov_rank": plan.rank,
+        "markov_head_type": kind,
+        "enable_confidence_head": True,
+        "confidence_head_with_markov": True,
+    }
 
 
 def save_dspark(model: DSparkModel, folder: Path, tokens: Int[Tensor, " columns"]) -> None:
