@@ -12,7 +12,7 @@ from opt_tree.core.step import Outcome
 from opt_tree.core.target import Output
 from opt_tree.core.tree import Tree
 from opt_tree.drafters import TokenRecycling
-from opt_tree.drafters.tables.recycling import RANK_RATES, best_tokens
+from opt_tree.drafters.tables.recycling import RANK_RATES
 from opt_tree.models.causal_lm import CausalLM
 from opt_tree.policies import AcceptanceRates, greedy_static_tree
 
@@ -28,15 +28,6 @@ def logits_of(*rankings: list[int], vocab: int = 9) -> torch.Tensor:
 def outcome(tokens: list[int], parents: list[int], path: list[int], bonus: int, logits: torch.Tensor) -> Outcome:
     tree = Tree(np.array(tokens), np.array(parents), np.zeros(len(tokens)), np.full(len(tokens), -1))
     return Outcome(tree, path, [*(tokens[row] for row in path[1:]), bonus], {}, logits)
-
-
-@pytest.mark.parametrize("vocab", [3, 8, 61, 200, 8192, 8200])
-@pytest.mark.parametrize("k", [1, 8])
-def test_best_tokens_are_topks(vocab, k):
-    logits = torch.randn(5, vocab, generator=torch.Generator().manual_seed(vocab))
-    values, tokens = best_tokens(logits, k)
-    expected = logits.topk(min(k, vocab))
-    assert torch.equal(values, expected.values) and torch.equal(tokens, expected.indices)
 
 
 class TestAsPublished:

@@ -19,7 +19,6 @@ from opt_tree.drafters.base import Drafter, DrafterAround
 from opt_tree.drafters.combined.grafted import join
 from opt_tree.drafters.registry import DrafterOptions, register, two_specs
 from opt_tree.drafters.tables.lookup import Lookup, Tails, few, load_with_table
-from opt_tree.drafters.tables.recycling import best_tokens
 from opt_tree.drafters.tables.store import StoreDrafter
 from opt_tree.models.chain_lm import AnyLM
 
@@ -152,11 +151,10 @@ def _probs(scores: Float[Tensor, "rows vocab"] | Few | Reduced) -> list[dict[int
     if isinstance(scores, Few):
         log_probs, order = scores.log_probs.sort(dim=1, descending=True, stable=True)
         tokens = scores.tokens.gather(1, order)
-    elif isinstance(scores, Reduced):
-        log_probs, columns = best_tokens(log_probs_of(scores.scores), _COLUMNS)
-        tokens = scores.tokens[columns]
     else:
-        log_probs, tokens = best_tokens(log_probs_of(scores), _COLUMNS)
+        law = log_probs_of(scores.scores if isinstance(scores, Reduced) else scores)
+        log_probs, tokens = law.topk(min(_COLUMNS, law.shape[1]))
+        tokens = scores.tokens[tokens] if isinstance(scores, Reduced) else tokens
     names, probs = fetch(tokens, log_probs.exp())
     return [
         {token: prob for token, prob in zip(*row, strict=True) if prob > 0}

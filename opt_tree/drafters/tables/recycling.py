@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
@@ -23,23 +22,6 @@ RANK_RATES = (0.33, 0.08, 0.05, 0.03, 0.03, 0.02, 0.01, 0.01)
 """How often the target's 1st, 2nd, ... candidate after a token is right the next time: the demo target's, measured."""
 _PRIOR = 200
 """How many observations `RANK_RATES` are worth beside those that a table makes itself."""
-
-
-def best_tokens(logits: Float[Tensor, "rows vocab"], k: int) -> tuple[Float[Tensor, "rows k"], Int[Tensor, "rows k"]]:
-    """Return what `logits.topk(k)` does, several times as fast: the k best lie in the k groups of greatest maxima."""
-    rows, vocab = logits.shape
-    width = max(int((vocab / k) ** 0.5), 1)
-    groups = vocab // width
-    if groups < 2 * k:
-        values, tokens = logits.topk(min(k, vocab))
-        return values, tokens
-    # Dealt like cards: the maxima of all groups are found along rows, whatever the dtype, in a fourth of the time.
-    best = logits[:, : groups * width].view(rows, width, groups).amax(1).topk(k).indices
-    among = (best[:, :, None] + groups * torch.arange(width, device=best.device)).flatten(1)
-    rest = torch.arange(groups * width, vocab, device=best.device).expand(rows, -1)
-    among = torch.cat([among, rest], 1)
-    values, places = logits.gather(1, among).topk(k)
-    return values, among.gather(1, places)
 
 
 class TokenRecycling(Lookup):
@@ -110,7 +92,7 @@ class TokenRecycling(Lookup):
         self.table[tokens, : best.shape[1]] = best  # of a token's rows the last one stays
 
     def _named(self, logits: Float[Tensor, "rows vocab"]) -> Callable[[], list[np.ndarray]]:
-        return fetch_later(best_tokens(logits, self.table.shape[1])[1])
+        return fetch_later(logits.topk(min(len(self._rates), logits.shape[1])).indices)
 
     def law(self, tail: Tail) -> dict[int, float]:
         if self._now is None:
