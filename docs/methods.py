@@ -16,8 +16,8 @@ from opt_tree.verifiers import VERIFIERS
 PAGE = Path(__file__).with_name("methods.md")
 HEAD = """# Methods
 
-All methods that a command can be told by name. This page is written by `python docs/methods.py` from what stands beside
-each method in its file; [extending.md](extending.md) says how to add one.
+All methods that a command can be told by name. A name leads to the file that registers the method. This page is written by
+`python docs/methods.py` from what stands beside each method there; [extending.md](extending.md) says how to add one.
 """
 CHILDREN = {
     "TopK": "the most probable",
@@ -29,9 +29,10 @@ CHILDREN = {
 
 
 def spec(method: Method) -> str:
-    """The name as a command takes it."""
+    """The name as a command takes it, with a link to the method's file."""
     reads = method.part is not None or getattr(method, "others", None) is not None
-    return f"`{method.name}:PATH`" if reads else f"`{method.name}`"
+    name = f"`{method.name}:PATH`" if reads else f"`{method.name}`"
+    return f"[{name}](../{method.make.__module__.replace('.', '/')}.py)"
 
 
 def paper(method: Method) -> str:
