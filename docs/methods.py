@@ -16,8 +16,8 @@ from opt_tree.verifiers import VERIFIERS
 PAGE = Path(__file__).with_name("methods.md")
 HEAD = """# Methods
 
-All methods that a command can be told by name. A name leads to the file that registers the method. This page is written by
-`python docs/methods.py` from what stands beside each method there; [extending.md](extending.md) says how to add one.
+All methods that a command can be told by name. A name leads to the file that registers the method. This page is written
+by `python docs/methods.py` from what stands beside each method there; [extending.md](extending.md) says how to add one.
 """
 CHILDREN = {
     "TopK": "the most probable",
