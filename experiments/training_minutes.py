@@ -85,6 +85,7 @@ import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 from tqdm import tqdm
@@ -107,9 +108,9 @@ def runs(options: Options) -> Iterator[tuple[str, int, Path]]:
             yield kind, seed, Path(options.output) / f"{kind.replace(', ', '-')}-{seed}"
 
 
-def train(kind: str, seed: int, folder: Path, options: Options) -> None:
-    """Train one head, unless it is there."""
-    if (folder / "final" / TRAINING).exists():
+def train(kind: str, seed: int, folder: Path, options: Options, stopping: Event) -> None:
+    """Train one head, unless it is there, until `stopping` is set. Raises ValueError where it fails."""
+    if (folder / "final" / TRAINING).exists() or stopping.is_set():
         return
     *marks, minutes = options.minutes.split(",")
     module, *words = KINDS[kind].command
@@ -119,8 +120,16 @@ def train(kind: str, seed: int, folder: Path, options: Options) -> None:
     words += ["--save-minutes", (marks or [minutes])[0]]
     words += ["--resume"] if (folder / "checkpoint.pt").exists() else []
     folder.mkdir(parents=True, exist_ok=True)
-    with (folder / "log").open("a") as log:
-        subprocess.run([sys.executable, "-m", module, *words], check=True, stdout=log, stderr=log)
+    if _status_of([sys.executable, "-m", module, *words], folder / "log", stopping):
+        raise ValueError(f"training {kind} with seed {seed} failed; all of it is in {folder / 'log'}")
+
+
+def _status_of(command: list[str], log: Path, stopping: Event) -> int:
+    with log.open("a") as file, subprocess.Popen(command, stdout=file, stderr=file) as child:
+        while child.poll() is None:
+            if stopping.wait(0.2):
+                child.terminate()
+        return child.returncode
 
 
 def fitted(spec: str, head: Path, options: Options) -> float:
@@ -155,9 +164,14 @@ def measure(spec: str, head: Path, bench: str, options: Options) -> list[dict[st
 
 def rows_of(options: Options) -> list[dict[str, Any]]:
     """Train what is missing, then measure what is missing; return a row for each measured line."""
+    stopping = Event()
     with ThreadPoolExecutor(options.jobs) as pool:
-        for done in [pool.submit(train, *one, options) for one in runs(options)]:
-            done.result()
+        try:
+            for done in [pool.submit(train, *one, options, stopping) for one in runs(options)]:
+                done.result()
+        except BaseException:
+            stopping.set()
+            raise
     *marks, last = options.minutes.split(",")
     sets, found = options.sets.split(","), []
     for kind, seed, folder in tqdm(list(runs(options)), desc="heads", disable=None):

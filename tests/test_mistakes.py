@@ -294,6 +294,33 @@ def test_an_argument_of_a_wrong_type_is_named() -> None:
         decoder.generate(ids, 3)
 
 
+IMPORTS = """
+import sys
+from opt_tree.core import interrupted
+from opt_tree.core.command_line import run_command, work_of
+interrupted.COMMAND = True
+sys.path.append({folder!r})
+sys.exit(run_command(work_of("swallows:work")))
+"""
+SWALLOWS = """
+import signal
+try:
+    signal.raise_signal({number})
+except BaseException:
+    pass
+def work():
+    print("went on")
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_import_that_swallows_exceptions_is_stopped(number: int, tmp_path: Path) -> None:
+    (tmp_path / "swallows.py").write_text(SWALLOWS.format(number=int(number)))
+    code = IMPORTS.format(folder=str(tmp_path))
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (128 + number, "", "stopped\n")
+
+
 COMMANDS = [("-m", "opt_tree.models"), ("demo_opt_classic.py", "--help")]
 
 

@@ -63,6 +63,7 @@ class Process:
     def _receive(self) -> dict[str, Any]:
         assert self._process.stdout is not None
         timer = threading.Timer(self._timeout, self._process.kill)
+        timer.daemon = True  # who is stopped waits for no timer
         timer.start()
         line = self._process.stdout.readline()
         late = not timer.is_alive()

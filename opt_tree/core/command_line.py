@@ -18,7 +18,7 @@ from collections.abc import Callable
 from types import NoneType
 from typing import Any, NoReturn, TypeVar, get_args, get_origin, get_type_hints
 
-from opt_tree.core.interrupted import Terminated, as_command
+from opt_tree.core.interrupted import Terminated, as_command, at_once
 
 Options = TypeVar("Options")
 
@@ -115,7 +115,9 @@ class Parser(argparse.ArgumentParser):
 
 def parse(options: type[Options], program: str, about: str | None, arguments: list[str] | None) -> Options:
     """Read a command line that is made of a dataclass's fields alone."""
-    return options(**vars(Parser(program, about, options).parse_args(arguments)))
+    given = Parser(program, about, options).parse_args(arguments)
+    with at_once():  # what options are checked against is imported
+        return options(**vars(given))
 
 
 def from_fields(options: type[Options], given: argparse.Namespace) -> Options:
@@ -127,7 +129,8 @@ def work_of(name: str) -> Callable[..., Any]:
     """Return what a command does, "module:function". It is imported when it is called, behind the command line."""
 
     def work(*given: Any) -> Any:
-        found = pkgutil.resolve_name(name)
+        with at_once():
+            found = pkgutil.resolve_name(name)
         if "transformers" in sys.modules:
             no_bars_in_logs(wanted=True)
         return found(*given)
@@ -147,17 +150,19 @@ def run_command(command: Callable[[], int | None], stopped: str = "stopped") -> 
                 no_bars_in_logs(wanted=True)
             return command() or 0
     except (ValueError, OSError) as error:
-        told: str | None = str(error)
+        status, told = 2, f"error: {' '.join(str(error).split())}"
     except (RuntimeError, MemoryError) as error:
         from opt_tree.core.errors import out_of_memory  # here: it imports numpy
 
-        if (told := out_of_memory(error)) is None:
+        if (said := out_of_memory(error)) is None:
             raise
-    except (KeyboardInterrupt, Terminated) as end:
-        print(stopped, file=sys.stderr)
-        return 128 + (signal.SIGTERM if isinstance(end, Terminated) else signal.SIGINT)
-    print(f"error: {' '.join(str(told).split())}", file=sys.stderr)
-    return 2
+        status, told = 2, f"error: {said}"
+    except KeyboardInterrupt:
+        status, told = 128 + signal.SIGINT, stopped
+    except Terminated:
+        status, told = 128 + signal.SIGTERM, stopped
+    print(told, file=sys.stderr)  # here, where what was at work is gone, and its bar with it
+    return status
 
 
 def no_bars_in_logs(wanted: bool = False) -> None:

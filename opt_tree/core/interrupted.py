@@ -5,6 +5,7 @@ status 130 and no traceback, as later. Imported before everything else, so it im
 """
 
 import os
+import re
 import signal
 import sys
 import threading
@@ -26,13 +27,10 @@ class Terminated(SystemExit):
 
 
 def is_command() -> bool:
-    """Whether this process is one of our commands that is about to import what it needs.
-
-    Python calls a module's process "-m" while it looks for the module, and its packages are imported then.
-    """
-    if sys.argv[:1] == ["-m"]:
-        return any(word.removeprefix("-m").split(".")[0] in OURS for word in sys.orig_argv[1:])
-    return bool(sys.argv) and Path(sys.argv[0]).name.startswith(("demo_opt_", "opt-tree"))
+    """Whether this process is one of our commands: `python -m` with a module of ours, a demo, or `opt-tree`."""
+    module = re.search(r" -m ?(\w+)", " ".join(sys.orig_argv))
+    script = Path(sys.argv[0]).name if sys.argv else ""
+    return module[1] in OURS if module else script.startswith(("demo_opt_", "opt-tree"))
 
 
 def _hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
@@ -44,6 +42,22 @@ def _hook(kind: type[BaseException], error: BaseException, trace: TracebackType 
 
 def _terminated(*_: object) -> NoReturn:
     raise Terminated
+
+
+def _ended(number: int, _: object) -> NoReturn:
+    os.write(2, b"stopped\n")
+    os._exit(128 + number)
+
+
+@contextmanager
+def at_once() -> Iterator[None]:
+    """Let Ctrl-C and SIGTERM end a command on the spot: while it imports, which may swallow an exception."""
+    before = {number: signal.signal(number, _ended) for number in (signal.SIGINT, signal.SIGTERM)} if COMMAND else {}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 @contextmanager
@@ -62,5 +76,6 @@ def as_command() -> Iterator[None]:
             signal.signal(signal.SIGTERM, before)
 
 
-if is_command():
+COMMAND = is_command()
+if COMMAND:
     sys.excepthook = _hook

@@ -11,6 +11,7 @@ from pathlib import Path
 from opt_tree.core import command_line
 from opt_tree.core.command_line import numbers, work_of
 from opt_tree.core.files import check_replaceable, check_writable
+from opt_tree.core.interrupted import at_once
 from opt_tree.training.plans import OWN, Schedule, add_data
 
 _MAY_BE_ZERO = {"feature", "hard", "noise", "threshold", "warmup"}
@@ -144,8 +145,9 @@ def run_command(
 
 def _prepare(parser: Parser, args: argparse.Namespace) -> None:
     """Check what was asked, and set threads and seed, which are torch's."""
-    import torch
-    from transformers import set_seed
+    with at_once():
+        import torch
+        from transformers import set_seed
 
     command_line.no_bars_in_logs(wanted=True)
     parser.check(args)

@@ -166,13 +166,14 @@ def test_what_minutes_of_training_bring(
     """Heads that are there are not trained again; each gets a temperature and its cells, the last one of two sets."""
     trained: list[list[str]] = []
 
-    def trains(words: list[str], **_: object) -> None:
+    def trains(words: list[str], *_: object) -> int:
         trained.append(words)
         folder = Path(words[words.index("--output") + 1])
         for name, minutes in (("minutes-0.5", 0.5), ("final", 1)):
             (folder / name).mkdir()
             (folder / name / TRAINING).write_text(json.dumps({"minutes": minutes, "on": "1 CPU threads"}))
             (folder / name / CALIBRATION).write_text('{"temperature": 0.5}')
+        return 0
 
     def cells(asked: training_minutes.Compared) -> dict[str, list[dict[str, object]]]:
         head = Path(asked.drafter.partition(":")[2])
@@ -180,7 +181,7 @@ def test_what_minutes_of_training_bring(
         each = [(n, how) for n in (12, 60) for how in ("bare", "fitted")]
         return {"cells": [{"budget": n, "sharpening": how, "tokens_per_step": tokens} for n, how in each]}
 
-    monkeypatch.setattr(training_minutes.subprocess, "run", trains)
+    monkeypatch.setattr(training_minutes, "_status_of", trains)
     monkeypatch.setattr(training_minutes, "compare", cells)
     asked = ["--features", "F", "--output", str(tmp_path), "--seeds", "0,1", "--minutes", "0.5,1"]
     for kinds in ("EAGLE-1", "EAGLE-1;EAGLE-3, warm"):
@@ -199,5 +200,8 @@ def test_what_minutes_of_training_bring(
     assert "was trained for 1 minutes, not 2" in capsys.readouterr().err
     assert training_minutes.main([*asked, "--kinds", "EAGLE-9"]) == 2
     assert "unknown kind 'EAGLE-9'; there are EAGLE-1; EAGLE-3" in capsys.readouterr().err
+    monkeypatch.setattr(training_minutes, "_status_of", lambda *_: 1)
+    assert training_minutes.main([*asked, "--seeds", "7"]) == 2
+    assert "training EAGLE-1 with seed 7 failed" in capsys.readouterr().err
     assert training_minutes.main([*asked[:-1], "3,1"]) == 2
     assert "--minutes must rise from above 0, got 3,1" in capsys.readouterr().err

@@ -101,7 +101,7 @@ def _epochs(units: dict[str, float], factor: float) -> str:
 
 
 def run(stage: Stage, args: argparse.Namespace, size: Size) -> None:
-    """Run one stage; raise CalledProcessError if it fails."""
+    """Run one stage. Raises ValueError where it fails."""
     words = [sys.executable]
     arguments = [*stage.arguments.split(), "--data", str(args.data)]
     if stage.trains:
@@ -113,7 +113,17 @@ def run(stage: Stage, args: argparse.Namespace, size: Size) -> None:
         words += ["-m", "torch.distributed.run", "--nproc-per-node", str(PROCESSES)]
     # One thread a process: two OpenMP threads that share a busy machine wait for each other at every barrier.
     environment = {**os.environ, "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}
-    subprocess.run([*words, "-m", f"{__package__}.{stage.module}", *arguments], check=True, env=environment)
+    if status := _status_of([*words, "-m", f"{__package__}.{stage.module}", *arguments], environment):
+        raise ValueError(f"stage {stage.name} failed with exit status {status}; its output is above")
+
+
+def _status_of(command: list[str], environment: dict[str, str]) -> int:
+    with subprocess.Popen(command, env=environment) as child:
+        try:
+            return child.wait()
+        except BaseException:
+            child.terminate()  # a launcher ends its own processes then
+            raise
 
 
 def run_all(args: argparse.Namespace) -> None:
@@ -123,9 +133,4 @@ def run_all(args: argparse.Namespace) -> None:
             print(f"{stage.name}: done before ({stage.product})", flush=True)
             continue
         print(f"{stage.name}: {stage.module} {stage.arguments}", flush=True)
-        try:
-            run(stage, args, size)
-        except subprocess.CalledProcessError as error:
-            raise ValueError(
-                f"stage {stage.name} failed with exit status {error.returncode}; its output is above"
-            ) from error
+        run(stage, args, size)
