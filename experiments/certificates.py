@@ -8,34 +8,18 @@ and each row of logits that a way committed with that row of one prefill of the 
 and a call that finds its own output goes on with it; the exit status is 1 where anything differs.
 """
 
-import hashlib
-import json
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
-from functools import partial
-from pathlib import Path
-from typing import Any
+from dataclasses import dataclass
 
-import torch
-from torch import Tensor
-from tqdm import tqdm
-
-from evaluation.command_line import Value, at_least, check_writable, option, parse, print_json, run_command, table
-from evaluation.questions.prompts import Prompter
-from evaluation.run.models import load_several, read_questions
+from evaluation.command_line import at_least, option, parse, run_command, work_of
 from evaluation.run.options import Asked
-from evaluation.timing import environment
-from opt_tree import Decoder, OptTree, Output, Pair, Sampling, Target, Tree
-from opt_tree.decoding.presets import plain
 
 EMBEDDED = ("eagle:demo", "eagle3:demo", "store:demo", "graft:1:eagle:demo+store:demo", "exit:demo")
 """What else drafts for the embedded target."""
+
+
 INFLATED = ("eagle:demo", "store:demo")
 """What else drafts for it with --inflate, which knows no hidden states but the last."""
-SEED = 3
-GREEDY, DRAWN = Sampling(), Sampling(1.0)
 
 
 @dataclass(frozen=True)
@@ -57,6 +41,43 @@ class Options(Asked):
         at_least(self, lanes=1, max_new_tokens=1)
         if not self.also and self.base_model_path == "demo":
             object.__setattr__(self, "also", list(INFLATED if self.inflate else EMBEDDED))
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Return 0 where all is equal, 1 where anything differs, 2 for bad input."""
+
+    def command() -> int:
+        options = parse(Options, "python -m experiments.certificates", __doc__, arguments)
+        return work_of("experiments.certificates:certify")(options)
+
+    return run_command(command)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
+
+import hashlib
+import json
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from tqdm import tqdm
+
+from evaluation.command_line import Value, check_writable, print_json, table
+from evaluation.questions.prompts import Prompter
+from evaluation.run.models import load_several, read_questions
+from evaluation.timing import environment
+from opt_tree import Decoder, OptTree, Output, Pair, Sampling, Target, Tree
+from opt_tree.decoding.presets import plain
+
+SEED = 3
+GREEDY, DRAWN = Sampling(), Sampling(1.0)
 
 
 @dataclass
@@ -219,17 +240,8 @@ def whole(found: dict[str, Any]) -> bool:
     return all(row[one] == row[other] for row in found["rows"] for one, other in pairs)
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """Return 0 where all is equal, 1 where anything differs, 2 for bad input."""
-
-    def command() -> int:
-        options = parse(Options, "python -m experiments.certificates", __doc__, arguments)
-        found = run(options)
-        print_json(options.json, found)
-        return 0 if whole(found) else 1
-
-    return run_command(command)
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+def certify(options: Options) -> int:
+    """Run, print the figures where --json asks for them, and return 0 where nothing differs, else 1."""
+    found = run(options)
+    print_json(options.json, found)
+    return 0 if whole(found) else 1

@@ -70,8 +70,6 @@ def test_every_command_of_the_library_is_listed_and_runs_by_its_short_name(monke
 
 
 HEAVY = ("torch", "transformers", "scipy", "pandas", "matplotlib")
-HEAVY_ALL_THE_SAME = ("experiments.certificates", "experiments.gpu_first_light")
-"""Commands that import what they need before they read their command line."""
 LIGHT = """
 import importlib.abc, io, json, runpy, sys
 from contextlib import redirect_stderr, redirect_stdout
@@ -106,7 +104,7 @@ def commands() -> list[str]:
         if "\nif __name__ ==" in path.read_text():
             parts = path.relative_to(ROOT).with_suffix("").parts
             found.append(".".join(parts[:-1] if parts[-1] == "__main__" else parts))
-    return [name for name in found if name not in HEAVY_ALL_THE_SAME]
+    return found
 
 
 def test_help_and_a_mistyped_flag_wait_for_no_torch():

@@ -9,46 +9,39 @@ Nothing is downloaded: the embedded pair, as it is and inflated to the shapes of
 tables to FILE.md; a part that fails says why, and the next one begins.
 """
 
-import json
 import sys
+
+from evaluation.command_line import parse, run_command, work_of
+from experiments.gpu_first_light.options import Options
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Try the parts in turn. Returns 0; 1 where a part failed; 2 for bad input."""
+
+    def command() -> int:
+        options = parse(Options, "python -m experiments.gpu_first_light", __doc__, arguments)
+        return work_of("experiments.gpu_first_light.__main__:attempt_all")(options)
+
+    return run_command(command)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
+
+import json
 import time
 import traceback
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from tqdm import tqdm
 
-from evaluation.command_line import option, parse, run_command, table
+from evaluation.command_line import table
 from evaluation.timing import environment
-from experiments.gpu_first_light.parts import ESTIMATES, PARTS, SHAPES, Place
+from experiments.gpu_first_light.options import ESTIMATES
+from experiments.gpu_first_light.parts import PARTS, Place
 from opt_tree.core.files import write_text
-
-
-@dataclass(frozen=True)
-class Options:
-    """What is tried, and where it is noted."""
-
-    dry_run: bool = option(False, "with small sizes, also on a CPU: shows that all runs, its times mean nothing")
-    parts: str = option("", "comma list of parts; by default all")
-    shapes: str = option("", f"comma list of targets; by default {','.join(SHAPES)}, those that are here")
-    output: str = option("gpu_first_light", "writes this name with .json and .md")
-    minutes: float = option(10.0, "no part is begun after this long")
-
-    def __post_init__(self) -> None:
-        for part in self.chosen:
-            if part not in PARTS:
-                raise ValueError(f"--parts: no part {part!r}; there are {', '.join(PARTS)}")
-        for shape in filter(None, self.shapes.split(",")):
-            if shape not in SHAPES:
-                raise ValueError(f"--shapes: no shape {shape!r}; there are {', '.join(SHAPES)}")
-        if not self.dry_run and not torch.cuda.is_available():
-            raise ValueError("there is no CUDA device here; --dry-run tries the code on a CPU")
-
-    @property
-    def chosen(self) -> tuple[str, ...]:
-        return tuple(self.parts.split(",")) if self.parts else tuple(PARTS)
 
 
 def attempt(part: str, place: Place) -> dict[str, Any]:
@@ -73,31 +66,24 @@ def write(name: str, found: dict[str, dict[str, Any]], place: Place) -> None:
     write_text(Path(f"{name}.md"), "\n".join(lines))
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """Try the parts in turn. Returns 0; 1 where a part failed; 2 for bad input."""
-
-    def command() -> int:
-        options = parse(Options, "python -m experiments.gpu_first_light", __doc__, arguments)
-        chosen = tuple(filter(None, options.shapes.split(",")))
-        place, begin = Place(options.dry_run, chosen), time.perf_counter()
-        found: dict[str, dict[str, Any]] = {}
-        if not options.dry_run:
-            print(f"about {sum(ESTIMATES[part] for part in options.chosen) / 60:.0f} minutes, by a guess", flush=True)
-        if options.dry_run:
-            torch.set_num_threads(1)
-        for part in tqdm(options.chosen, desc="first light", unit="part", leave=False, disable=None):
-            started = time.perf_counter()
-            if started - begin > 60 * options.minutes:
-                found[part] = {"error": f"not begun: {options.minutes:g} minutes were over"}
-            else:
-                found[part] = attempt(part, place)
-            found[part]["seconds"] = round(time.perf_counter() - started, 1)
-            write(options.output, found, place)
-        print(f"written: {options.output}.json, {options.output}.md")
-        return int(any("trace" in what for what in found.values()))
-
-    return run_command(command)
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+def attempt_all(options: Options) -> int:
+    """Attempt each part, and write after each; return 1 where one failed, else 0."""
+    if not options.dry_run and not torch.cuda.is_available():
+        raise ValueError("there is no CUDA device here; --dry-run tries the code on a CPU")
+    chosen = tuple(filter(None, options.shapes.split(",")))
+    place, begin = Place(options.dry_run, chosen), time.perf_counter()
+    found: dict[str, dict[str, Any]] = {}
+    if not options.dry_run:
+        print(f"about {sum(ESTIMATES[part] for part in options.chosen) / 60:.0f} minutes, by a guess", flush=True)
+    if options.dry_run:
+        torch.set_num_threads(1)
+    for part in tqdm(options.chosen, desc="first light", unit="part", leave=False, disable=None):
+        started = time.perf_counter()
+        if started - begin > 60 * options.minutes:
+            found[part] = {"error": f"not begun: {options.minutes:g} minutes were over"}
+        else:
+            found[part] = attempt(part, place)
+        found[part]["seconds"] = round(time.perf_counter() - started, 1)
+        write(options.output, found, place)
+    print(f"written: {options.output}.json, {options.output}.md")
+    return int(any("trace" in what for what in found.values()))

@@ -20,6 +20,7 @@ from evaluation.latency.forwards import Probe
 from evaluation.run.baselines import InLoop, assistant_of, transformers_methods
 from evaluation.run.inflate import inflate_pair
 from evaluation.timing import Method, Timed, environment, interleave, step_figures
+from experiments.gpu_first_light.options import SHAPES
 from opt_tree import Buckets, CausalLM, Decoder, Generation, OptTree, Pair, load_pair, make_canonical
 from opt_tree.core.errors import one_line
 from opt_tree.decoding.presets import plain
@@ -32,8 +33,6 @@ Row = dict[str, Value]
 QUESTIONS = ("Why is the sky blue?", "What does the word lantern mean?", "Name three uses of a brick.")
 ENGINES = ("eager", "captured")
 OTHERS = ("transformers", "transformers, assisted", "transformers, prompt lookup")
-SHAPES = ("demo", "smollm2", "1b", "7b")
-"""The embedded pair, the public model where it is on this machine, and the embedded pair inflated."""
 DRY_SHAPES = ("256x13",)
 
 
@@ -330,6 +329,3 @@ PARTS: dict[str, Callable[[Place], list[Row]]] = {
     "tests": tests,
 }
 """In order of value: a card that is taken away in the middle has answered what matters most."""
-ESTIMATES = {"exact": 15, "machine": 5, "buckets": 60, "decoding": 200, "budgets": 80, "steps": 40}
-ESTIMATES |= {"canonical": 130, "tests": 40}
-"""Seconds. Those of `exact`, `machine`, `budgets` and `canonical` were seen on an H200, the others are guessed."""
