@@ -113,7 +113,7 @@ CASES: list[tuple[object, str, str]] = [
     (train, "--target {target} --features {full} --output {new} --unroll x", "'x' is no list of pairs"),
     (draft_length, "--answers {rows} --output {full}", "which would be deleted: name a new folder"),
     (tree_values, "--answers {rows} --output {new} --trunks x", "not a comma list of numbers: 'x'"),
-    (calibrate, "--prompts {file}", "1 prompts are too few"),
+    (calibrate, "--prompts {file}", "it takes 2 prompts at least"),
     (calibrate, "--prompts {empty} --output {new}", "no prompts in {empty}"),
     (calibrate, "--output {new} --device xpu", "no device 'xpu' here"),
     (outputs, "--data {data} --target {target} --output {new} --part 2/2", "--part: takes a part of how many"),

@@ -31,7 +31,7 @@ from evaluation.run.models import load, load_assistant
 from evaluation.timing import Method, environment, interleave
 from opt_tree import Beside, CausalLM, Decoder, Generation, OptTree, Pair, Sampling, explore, generate_beside
 from opt_tree.controllers import Auto
-from opt_tree.core.command_line import no_bars_in_logs
+from opt_tree.core.command_line import counted, no_bars_in_logs
 from opt_tree.core.files import write_text
 from opt_tree.decoding.generation import check_prompt
 from opt_tree.decoding.presets import controller, opt, plain
@@ -161,7 +161,7 @@ def describe_sampling(sampling: Sampling) -> str:
 
 def describe_machine(about: dict[str, Any], device: torch.device) -> str:
     """Say on what the figures were measured; without it they mean nothing."""
-    threads = f"{about['threads']} thread{'s'[: about['threads'] > 1]}"
+    threads = counted(about["threads"], "thread")
     load = f", load {os.getloadavg()[0]:.1f}" if hasattr(os, "getloadavg") else ""
     return (
         f"{device.type}: {about['device']}, {threads}{load}; "

@@ -101,7 +101,7 @@ def _prompts(args: argparse.Namespace) -> dict[str, list[str]]:
         given = read_prompts(args.data)
         apart = min(CALIBRATED + JUDGED, len(given) // 4)
         if apart < 6:
-            raise ValueError(f"{len(given)} prompts are too few: a quarter is held out, of which 6 are the least")
+            raise ValueError(f"it takes 24 prompts at least, a quarter of which is held out; got {len(given)}")
         held, train = given[:apart], given[apart:]
     else:
         held, train = default_prompts(heldout=True), default_prompts()

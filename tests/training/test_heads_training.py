@@ -3,6 +3,7 @@
 import copy
 import json
 import re
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -60,6 +61,12 @@ def command(path: Path) -> None:
     files = ["--target", f"{path}/target", "--answers", f"{path}/answers.jsonl", "--output", f"{path}/features"]
     sizes = ["--part-tokens", "600", "--batch-tokens", "100", "--prompt-tokens", "4"]
     assert features.main([*files, *sizes, f"--layers={layers}"]) == 0
+
+
+def test_one_batch_is_too_few(folder, tmp_path):
+    shutil.copy(folder / "features" / "part-0000.safetensors", tmp_path)
+    with pytest.raises(ValueError, match=f"^{tmp_path} holds one batch, which is held out"):
+        Documents(tmp_path, 10**6, (-1,))
 
 
 def test_the_hidden_states_of_every_document_are_kept(folder, target):

@@ -104,7 +104,7 @@ def test_mistakes_are_one_line_before_anything_is_written(tmp_path, capsys, stag
     few.write_text("one\ntwo\n")
     output = tmp_path / "new"
     for wrong, message in (
-        (["demo", "--data", str(few)], "2 prompts are too few"),
+        (["demo", "--data", str(few)], "it takes 24 prompts at least"),
         (["demo", "--disk", "much"], "takes a size such as 5GB"),
         (["nosuch/"], "nosuch"),
         (["demo", "--minutes", "0"], "--minutes must be above 0"),

@@ -148,7 +148,7 @@ def run(options: argparse.Namespace) -> None:
     policy = OptTree(options.nodes, options.threshold, options.max_depth)
     texts = read_prompts(options.prompts) if options.prompts else default_prompts(heldout=True)
     if len(texts) < 2:
-        raise ValueError(f"{len(texts)} prompts are too few to fit on one half and check on the other")
+        raise ValueError(f"it takes 2 prompts at least, to fit on one half and check on the other; got {len(texts)}")
     folder = _drafter_folder(options.drafter, options.output)
     pair = load_pair(options.target, options.drafter, dtype=options.dtype, device=options.device, bare=True)
     prompts = [pair.encode(text) for text in texts[: options.count]]

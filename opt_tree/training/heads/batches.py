@@ -40,6 +40,10 @@ class Documents:
         self.train: list[Group] = []
         self.heldout: list[Group] = []
         if not self.refresh():
+            if self.known:
+                raise ValueError(
+                    f"{folder} holds one batch, which is held out: it takes more answers or fewer --tokens"
+                )
             raise ValueError(f"no features (part-*.safetensors) in {folder}")
 
     def refresh(self) -> list[Group]:

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from tqdm import tqdm
 
+from opt_tree.core.command_line import counted
 from opt_tree.core.files import whole, write_text
 from opt_tree.models.checkpoints import TRAINING
 from opt_tree.training.heads.batches import Batch, Documents, Group
@@ -116,7 +117,7 @@ class Training:
 
         def keep(name: str) -> None:
             save(copy.deepcopy(self.kept), self.output / name)
-            note = f"{torch.get_num_threads()} CPU threads, {self.steps} steps, {self.tokens} tokens"
+            note = f"{counted(torch.get_num_threads(), 'CPU thread')}, {self.steps} steps, {self.tokens} tokens"
             made = {"minutes": round(self.seconds / 60, 2), "on": note}
             write_text(self.output / name / TRAINING, json.dumps(made) + "\n")
 
