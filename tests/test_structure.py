@@ -254,7 +254,6 @@ LONG_MODULES = {
 }
 LONG_FUNCTIONS = {
     "opt_tree/integrations/hf_generate.py: custom_generate": f"{PUBLISHED}, and its documentation with it",
-    "opt_tree/integrations/hf_generate.py: _start": "each kind of input that `generate` takes is told apart here",
 }
 WIDE_FUNCTIONS = {
     "evaluation/run/baselines.py: transformers_assisted": "a decoding method with an assistant, for functools.partial",

@@ -335,53 +335,52 @@ def _start(
 ) -> AbstractContextManager:
     """Return the context in which the prompt begins with rows that transformers computed: a given cache, or media."""
     target, past = cast(AnyLM, decoder.target), inputs.get("past_key_values", inputs.get("cache_params"))
-    given = getattr(past, "_is_user_defined", False)
-    if given and target.ranks is not None:
-        raise ValueError("past_key_values: the model is spread over processes, each with rows of its own; leave it out")
-    if given and not alone:
-        raise ValueError("past_key_values: with one prompt without padding only")
-    if given and isinstance(target, ChainLM):
-        raise ValueError(f"past_key_values: {target.name} is scored path by path from its own cache; leave it out")
-    state = getattr(target, "recurrent", False)
-    if given and state:
-        raise ValueError(f"past_key_values: {target.name} goes on from the state of its gated delta nets; leave it out")
-    if given and not isinstance(past, DynamicCache):
-        raise ValueError(f"past_key_values of {type(past).__name__}: only a DynamicCache can be continued")
+    if not getattr(past, "_is_user_defined", False):
+        past = None  # transformers made it, and it is empty
     kind = target.model.config.model_type
-    extra = {name: value for name, value in inputs.items() if name not in _PLAIN_INPUTS and value is not None}
-    if not extra.get(_ENCODED, True):  # it is there, and empty, where there is no image either
-        del extra[_ENCODED]
-    if unknown := sorted(extra.keys() - _MEDIA.get(kind, frozenset())):
+    media = {name: value for name, value in inputs.items() if name not in _PLAIN_INPUTS and value is not None}
+    if not media.get(_ENCODED, True):  # it is there, and empty, where there is no image either
+        del media[_ENCODED]
+    if unknown := sorted(media.keys() - _MEDIA.get(kind, frozenset())):
         unknown = ["pixel_values" if name == _ENCODED else name for name in unknown]
         raise ValueError(f"{', '.join(unknown)}: a tree's forward of {kind} would not see it; leave it out")
-    rows = past.get_seq_length() if given and past is not None else 0
-    if not rows and not extra:
+    if past is None and not media:
         return nullcontext()
-    what = ", ".join(sorted(extra)) if extra else "past_key_values"
-    if not alone:
-        raise ValueError(f"{what}: with one prompt without padding only")
-    if extra and target.ranks is not None:
-        raise ValueError(f"{what}: the model is spread over processes, which follow text alone")
-    if extra and rows:
-        raise ValueError(f"{what} behind a filled past_key_values: pass one of them")
-    drafter, controller = decoder.drafter, decoder.controller
-    reader: object = drafter.bare if drafter is not None and (drafter.features or drafter.logits) else None
-    if reader is None and controller.features:
-        reader = controller
-    if reader is not None:
-        other = "" if extra else "; it goes on from the cache that this decoder returned last, unchanged"
-        raise ValueError(f"{what}: {type(reader).__name__} reads what the target made of every token{other}")
-    if isinstance(target, ChainLM) or state:
-        how = "goes on from the state of its gated delta nets" if state else "is scored path by path"
-        raise ValueError(f"{what}: {target.name} {how}, which is of text alone")
-    if extra:
-        past = _prefilled(target.model, input_ids, extra)
-    elif rows >= input_ids.shape[1]:
+    if why := _not_taken(decoder, past, bool(media), alone):
+        raise ValueError(f"{', '.join(sorted(media)) or 'past_key_values'}: {why}")
+    assert isinstance(target, CausalLM)
+    if media:
+        return target.given(_prefilled(target.model, input_ids, media))
+    if (rows := past.get_seq_length()) >= input_ids.shape[1]:
         raise ValueError(
             f"past_key_values holds {rows} tokens, input_ids {input_ids.shape[1]}: the text must be longer than that"
         )
-    assert past is not None
-    return target.given(past)
+    return target.given(past) if rows else nullcontext()
+
+
+def _not_taken(decoder: Decoder, past: Any, media: bool, alone: bool) -> str | None:
+    """Why a prompt cannot begin with the rows of a given cache, or of media; None: it can."""
+    target, drafter, controller = cast(AnyLM, decoder.target), decoder.drafter, decoder.controller
+    if not alone:
+        return "with one prompt without padding only"
+    if target.ranks is not None:
+        return "the model is spread over processes, which follow text alone; leave it out"
+    if isinstance(target, ChainLM):
+        return f"{target.name} is scored path by path from its own cache, which is of text alone; leave it out"
+    if target.recurrent:
+        return f"{target.name} goes on from the state of its gated delta nets, which is of text alone; leave it out"
+    if not isinstance(past, DynamicCache | None):
+        return f"a {type(past).__name__} is given, and only a DynamicCache can be continued"
+    filled = past is not None and past.get_seq_length() > 0
+    if media and filled:
+        return "it comes behind a filled past_key_values: pass one of them"
+    reader: object = drafter.bare if drafter is not None and (drafter.features or drafter.logits) else None
+    if reader is None and controller.features:
+        reader = controller
+    if reader is not None and (media or filled):
+        other = "" if media else "; it goes on from the cache that this decoder returned last, unchanged"
+        return f"{type(reader).__name__} reads what the target made of every token{other}"
+    return None
 
 
 @torch.inference_mode()

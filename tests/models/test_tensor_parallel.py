@@ -152,7 +152,7 @@ def refusals(target: CausalLM, rank: int) -> list[str]:
 def test_what_one_rank_would_do_alone_is_refused_and_errors_are_everybody_s(folder):
     first, second = spread(folder, refusals)
     assert first == second
-    expected = ("decide together", "prompt is empty", "rank 0 has had", "each with rows", "a part of", "is spread")
+    expected = ("decide together", "prompt is empty", "rank 0 has had", "follow text alone", "a part of", "is spread")
     assert all(part in said for part, said in zip(expected, first, strict=False))
     assert len(first[-1][0]) == 4
 
