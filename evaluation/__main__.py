@@ -4,6 +4,8 @@ import ast
 import sys
 from pathlib import Path
 
+from opt_tree.core.interrupted import as_command
+
 COMMANDS = {
     **{name: f"{name}.py" for name in ("eval_opt_classic", "eval_opt_eagle", "report", "exactness", "acceptance")},
     **{name: f"{name}/__main__.py" for name in ("compare", "latency", "demo")},
@@ -19,5 +21,6 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    with as_command():
+        main()
     sys.exit()

@@ -6,6 +6,8 @@ import runpy
 import sys
 from pathlib import Path
 
+from opt_tree.core.interrupted import as_command
+
 COMMANDS = {
     "models": "models.__main__",
     "advise": "training.advise",
@@ -41,11 +43,12 @@ def main() -> int:
     """List the commands, or run the one that is named first. Returns 2, after one line, for one that there is not."""
     name, *rest = sys.argv[1:] or ["--help"]
     if name in ("-h", "--help"):
-        for command, module in COMMANDS.items():
-            file = Path(__file__).parent / f"{module.replace('.', '/')}.py"
-            about = ast.get_docstring(ast.parse(file.read_text(encoding="utf-8"))) or ""
-            print(f"opt-tree {command:<18}  {about.partition(chr(10))[0]}")
-        print(CLONE)
+        with as_command():
+            for command, module in COMMANDS.items():
+                file = Path(__file__).parent / f"{module.replace('.', '/')}.py"
+                about = ast.get_docstring(ast.parse(file.read_text(encoding="utf-8"))) or ""
+                print(f"opt-tree {command:<18}  {about.partition(chr(10))[0]}")
+            print(CLONE)
         return 0
     if name not in COMMANDS:
         near = difflib.get_close_matches(name, COMMANDS, 1)

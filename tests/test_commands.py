@@ -5,6 +5,7 @@ import json
 import pkgutil
 import re
 import runpy
+import signal
 import subprocess
 import sys
 import warnings
@@ -125,6 +126,15 @@ def test_help_and_a_mistyped_flag_wait_for_no_torch():
         else:
             assert status == 2 * words.endswith("calibrat"), (words, status, err)
             assert "usage: " in out if words.endswith(" --help") and words not in listing else out or err
+
+
+@pytest.mark.parametrize("words", ["-m evaluation", "-m opt_tree", "-m opt_tree prove multi_round --children iid:2"])
+def test_a_pipe_that_nobody_reads_ends_a_command_quietly(words):
+    """As behind `| head -1`."""
+    command = [sys.executable, *words.split()]
+    child = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    child.stdout.close()
+    assert (child.stderr.read(), child.wait(60)) == ("", 128 + signal.SIGPIPE)
 
 
 def test_the_work_that_a_command_names_is_there():

@@ -6,6 +6,7 @@ status 130 and no traceback, as later. Imported before everything else, so it im
 
 import os
 import re
+import select
 import signal
 import sys
 import threading
@@ -60,9 +61,19 @@ def at_once() -> Iterator[None]:
             signal.signal(number, handler)
 
 
+def _nobody_reads() -> bool:
+    """Whether stdout is a pipe that broke, as behind `| head -1`."""
+    poll = select.poll()
+    poll.register(sys.stdout, 0)
+    return any(event & select.POLLERR for _, event in poll.poll(0))
+
+
 @contextmanager
 def as_command() -> Iterator[None]:
-    """Let SIGTERM end what runs as Ctrl-C does (locks and temporary files go), and make each warning one line."""
+    """Let SIGTERM end what runs as Ctrl-C does (locks and temporary files go), and make each warning one line.
+
+    A pipe that nobody reads any more ends it quietly.
+    """
     formatting = warnings.formatwarning
     warnings.formatwarning = lambda message, *_, **__: f"note: {message}\n"
     # Of several processes the launcher ends all, and none waits for the others then. Threads get no signals.
@@ -70,6 +81,12 @@ def as_command() -> Iterator[None]:
     before = signal.signal(signal.SIGTERM, _terminated) if alone else None
     try:
         yield
+        sys.stdout.flush()  # here, and not where Python ends
+    except BrokenPipeError:
+        if not _nobody_reads():
+            raise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what Python still writes at its end
+        raise SystemExit(128 + signal.SIGPIPE) from None
     finally:
         warnings.formatwarning = formatting
         if alone:
