@@ -131,7 +131,11 @@ def _token(tokens: Sequence[int], position: int) -> int | None:
 
 
 def _verdict(position: int, pair: tuple[int, int], rows: dict[str, Float[Tensor, "1 vocab"]], dtype: str) -> Divergence:
-    """The largest score wins. What the errors of all leading scores have in common moves no choice and is no noise."""
+    """Compare the gap between the two tokens' exact scores with the noise of the target's own dtype.
+
+    `rows`: the scores behind the text, by how they were computed. What the errors of all leading scores have in common
+    moves no choice and is no noise.
+    """
     exact = rows[EXACT][0].double()
     own = {name: row[0].double() for name, row in rows.items() if name != EXACT}
     known = torch.stack(list(own.values()))
@@ -139,11 +143,11 @@ def _verdict(position: int, pair: tuple[int, int], rows: dict[str, Float[Tensor,
     leaders = possible.topk(min(_LEADERS, int(possible.isfinite().sum())))
     errors = known[:, leaders.indices] - leaders.values
     errors = errors - errors.mean(1, keepdim=True)
-    noise = float(errors.square().mean().sqrt()) * 2**0.5
+    noise = float(errors.square().mean().sqrt()) * 2**0.5  # of the difference of two scores
     scores, best = (float(exact[pair[0]]), float(exact[pair[1]])), int(exact.argmax())
     choices = {name: int(row.argmax()) for name, row in own.items()}
-    some = any(len({bool(row[0, token].isfinite()) for row in rows.values()}) > 1 for token in pair)
-    gap = 0.0 if some else float(exact.max()) - min(scores)
+    allowed_by_some = any(len({bool(row[0, token].isfinite()) for row in rows.values()}) > 1 for token in pair)
+    gap = 0.0 if allowed_by_some else float(exact.max()) - min(scores)  # at a border of top-k or top-p
 
     times = f"{gap / noise:.1f} times the {dtype} noise of {noise:.2g}" if noise else f"and {dtype} shows no noise"
     verdict: Why = "rounding tie" if gap <= LIMIT * noise else "defect"

@@ -74,20 +74,20 @@ def pairs_of(options: Options, device: str) -> Iterator[tuple[dict[str, str], Pa
 
 
 def limit_ms(lm: CausalLM, rows: int, options: Options) -> float:
-    """The least time of a forward of so many rows: its linear layers' alone."""
-    loaded = products = 0.0
-    few = False
+    """The least milliseconds of a forward of so many rows: its linear layers' alone."""
+    loaded = products = 0.0  # bytes, and products of one row
+    quantised = False
     output: Any = lm.model.get_output_embeddings()
     for layer in {id(one): one for one in (*lm.model.modules(), output)}.values():
         if hasattr(layer, "packed"):
-            few, size, count = True, layer.packed.numel(), layer.in_features * layer.out_features
+            quantised, size, count = True, layer.packed.numel(), layer.in_features * layer.out_features
         elif isinstance(layer, torch.nn.Linear):
             size, count = layer.weight.numel() * layer.weight.element_size(), layer.weight.numel()
         else:
             continue
         loaded, products = loaded + size, products + count
-    peak = options.peak * (2 if few else 1)
-    return max(loaded / options.bandwidth, rows * products / peak) / 1e6
+    peak = options.peak * (2 if quantised else 1)
+    return max(loaded / options.bandwidth, rows * products / peak) / 1e6  # both rates are in 10^9 a second
 
 
 def times(found: list[tuple[dict[str, str], Pair]], options: Options) -> list[dict[str, Value]]:

@@ -163,9 +163,9 @@ class _Turn(NamedTuple):
 
 
 def _time_steps(target: AnyLM, drafter: Drafter, turn: _Turn, lanes: int) -> list[Timed]:
-    """A step of each size.
+    """Time a step of each size.
 
-    Of the first of several lanes, all alike: the others' work is in its times, so a step of one is a step of all.
+    Lanes are all alike, and the first is timed: the others' work is in its times, so a step of one is a step of all.
     """
     alone = target.device.type == "cpu" and torch.get_num_threads() == 1
     clock = time.process_time if alone else time.perf_counter
@@ -179,7 +179,7 @@ def _time_steps(target: AnyLM, drafter: Drafter, turn: _Turn, lanes: int) -> lis
             if len(timed) > 2 and time.perf_counter() > turn.end:
                 break
             begin = clock()
-        return timed[1:]
+        return timed[1:]  # the first took in the prompt
 
     return dict(Decoder(target, drafter, Scheduled(shapes)).side_by_side([follow] * lanes, lanes))[0]
 

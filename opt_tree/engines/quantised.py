@@ -143,6 +143,7 @@ def pack(weight: Float[Tensor, "outputs inputs"], bits: int, place: Tensor | Non
 
 
 def _packed(w: Float[Tensor, "panels outputs groups inputs"], bits: int) -> Tensor:
+    """Quantise w to whole numbers q with w = d q, or d q + m in four bits; d and m, one a group, lie behind its q."""
     panels, _, groups, _ = w.shape
     if bits == 8:
         d, m = (w.abs().amax(-1) / _LEVELS[bits]).half(), torch.zeros(())
@@ -164,7 +165,7 @@ def unpack(packed: UInt8[Tensor, "panels groups bytes"], outputs: int, inputs: i
     """Return the numbers of a packed weight, in float32."""
     bits, (panels, groups, _) = bits_of(packed), packed.shape
     numbers = PANEL * GROUP * bits // 8
-    q = packed[..., :numbers].view(panels, groups, -1, PANEL, STEP).permute(0, 3, 1, 2, 4)
+    q = packed[..., :numbers].view(panels, groups, -1, PANEL, STEP).permute(0, 3, 1, 2, 4)  # as `_packed` laid them
     ends = packed[..., numbers:].contiguous().view(torch.float16).view(panels, groups, -1, PANEL).float()
     d = ends[:, :, 0].transpose(1, 2)[..., None]
     if bits == 8:

@@ -428,7 +428,7 @@ class CausalLM(Target):
         """
         if self.ranks is not None:
             tell(self, wanted, last_only)
-        _, _, visible, _, places, picking, _, _ = wanted
+        visible, places, picking = wanted.visible, wanted.places, wanted.picking
         engine = engine or self.engine
         (rows, columns), length, most = visible.shape, self.length, self.fixed_rows or 0
         if rows > most > 0:
