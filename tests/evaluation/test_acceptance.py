@@ -173,7 +173,7 @@ def test_at_temperature_0_the_rates_are_those_of_the_targets_argmax(folder: Path
         (["--width", "99999"], "--width 99999 times --depth 2 must be at most 4096"),
         (["--least-trials", "100000"], "fewer than 100000"),
         (["--question-file", "absent.jsonl"], "absent.jsonl"),
-        (["--output", "absent/folder/a.json"], "no folder absent/folder"),
+        (["--output", "/dev/null/a.json"], "/dev/null"),
         (["--temperature", "-1"], "temperature must be 0"),
         (["--question-begin", "9"], "no questions left"),
     ],
