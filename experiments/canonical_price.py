@@ -4,8 +4,8 @@
 
 Prompts are the questions' texts one after the other, cut to each context, each prompt from another question on. The two
 take turns step by step. Times are medians, that of the first step has the prefill; tokens a second are over whole
-texts. Texts differ where today's arithmetic leaves plain decoding's, and tokens a step with them, so that a step's time
-is the figure of the price.
+texts. Without it a tree's text may leave plain decoding's, and tokens a step differ with it, so that a step's time is
+the figure of the price.
 """
 
 import sys
