@@ -59,7 +59,7 @@ if __name__ == "__main__":
 import hashlib
 import json
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import field
 from functools import partial
 from pathlib import Path
@@ -74,6 +74,7 @@ from evaluation.questions.prompts import Prompter
 from evaluation.run.models import load_several, read_questions
 from evaluation.timing import environment
 from opt_tree import Decoder, OptTree, Output, Pair, Sampling, Target, Tree
+from opt_tree.core.files import write_text
 from opt_tree.decoding.presets import plain
 
 SEED = 3
@@ -219,7 +220,7 @@ def run(options: Options) -> dict[str, Any]:
     for row in Certifying(pairs, prompts, options).rows(done.copy()):
         done[row["way"]] = row
         found["rows"] = list(done.values())  # with those of an earlier call, should this one be stopped, too
-        output.write_text(json.dumps(found, indent=1) + "\n")
+        write_text(output, json.dumps(found, indent=1) + "\n")
     print(table(found["rows"]))
     return found
 
@@ -228,10 +229,11 @@ def _done(output: Path, asked: dict[str, Any]) -> dict[str, dict[str, Value]]:
     """The rows of an output that an earlier call of the same left, by their ways; raises ValueError for another's."""
     if not output.exists():
         return {}
-    found = json.loads(output.read_text())
-    if {**found, "rows": []} != asked:
-        raise ValueError(f"{output} is another run's: delete it, or pass another --output")
-    return {row["way"]: row for row in found["rows"]}
+    with suppress(ValueError, KeyError, TypeError):  # of another program
+        found = json.loads(output.read_text())
+        if {**found, "rows": []} == asked:
+            return {row["way"]: row for row in found["rows"]}
+    raise ValueError(f"{output} is another run's: delete it, or pass another --output")
 
 
 def whole(found: dict[str, Any]) -> bool:

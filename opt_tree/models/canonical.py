@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from opt_tree.core.errors import require
 from opt_tree.core.tree import Tree
 from opt_tree.engines import Captured, Compiled
 from opt_tree.engines.body import Rows, compute_batch, model_inputs
@@ -33,6 +34,7 @@ def make_canonical(lm: Any, on: bool = True) -> None:
     CUDA it is Triton's, and every forward has 64 rows.
     Raises NotCanonicalError, and leaves the target as it was, where it does not pass `check`.
     """
+    require(bool, on=on)
     if on == getattr(lm, "canonical", False):
         return
     if not hasattr(lm, "eager"):

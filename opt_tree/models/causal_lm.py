@@ -192,6 +192,7 @@ class CausalLM(Target):
         anew: at once, or before the next text where it was changed through `.data` (see `Snapshot`).
         A canonical target is checked again, which forgets its context: NotCanonicalError says what is not then.
         """
+        require(bool, wanted=wanted)
         before = self.eager.packed.wanted
         self.eager.packed.pack(wanted)
         if self.canonical and wanted != before:

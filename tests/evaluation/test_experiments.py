@@ -112,6 +112,10 @@ def test_certificates_of_every_way(
     assert (first["way"], first["rows"], first["rows as one prefill"]) == ("plain", 10, 9)
     assert certificates.main([*short, "--max-new-tokens", "6"]) == 2
     assert "is another run's" in capsys.readouterr().err
+    for text in ("[1]", "text", "5"):
+        output.write_text(text)
+        assert certificates.main(short) == 2 and output.read_text() == text
+        assert capsys.readouterr().err.endswith(f"{output} is another run's: delete it, or pass another --output\n")
     assert certificates.main([*short, "--no-exact"]) == 2
     assert "not canonical" in capsys.readouterr().err
 
