@@ -55,10 +55,6 @@ def run(options: Options) -> dict[str, Any]:
     records = [record for record in everything if "cell" in record]
     if not all({"cell", "peers", "refused"} & record.keys() for record in everything):
         raise ValueError(f"{file.path} is another command's: python -m evaluation.report reads answers")
-    if not all(isinstance(record["cell"], dict) for record in records):
-        raise ValueError(f"{file.path} has a cell that is no object")
-    if any("sharpening" not in record["cell"] for record in records):
-        raise ValueError(f"{file.path} is of an older version, which called a drafter's sharpening its law")
     with comparison(file.path):
         summary = summarise(records)
         print(text(summary, file.header()))

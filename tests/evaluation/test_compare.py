@@ -418,8 +418,9 @@ def test_bad_input_is_one_line(
     ("line", "named"),
     [
         ({"question_id": 1, "choices": []}, "is another command's"),
-        ({"question_id": "x", "cell": None}, "has a cell that is no object"),
+        ({"question_id": "x", "cell": None}, "did not write: TypeError"),
         ({"question_id": "x", "cell": {"sharpening": "bare"}, "figures": {}}, "did not write: KeyError"),
+        ({"question_id": "x", "cell": {"policy": "opt"}, "figures": {}}, "did not write: KeyError"),
     ],
 )
 def test_an_output_of_another_kind_is_refused(
