@@ -37,7 +37,8 @@ def in_lanes(
 ) -> tuple[Int[Tensor, "3 lanes {rows}"], Mask | dict[str, Mask], list[Tensor]]:
     """A body's inputs, a batch row for each forward: padded on the left to `rows`, on the right to `keys`.
 
-    Padding is written to the slot `scratch`; a lane without a forward is padding as a whole. The last are features.
+    Padding is written to the slot `scratch`; a lane without a forward is padding as a whole. The list has the features,
+    where a head reads some.
     """
     first = next(forward for forward in forwards if forward is not None)
     if all(forward is not None and forward.ints.shape[1] == rows for forward in forwards):

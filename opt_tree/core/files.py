@@ -44,7 +44,10 @@ def whole(path: Path) -> Iterator[Path]:
 
 
 def _of_the_system(error: Exception, path: Path) -> int | None:
-    """The number of the system's error that names no file or the partial one; safetensors tells it, torch does not."""
+    """Return the system's number for an error while the partial file was written; None for any other error.
+
+    safetensors says it in its message. torch does not: there the disk is looked at.
+    """
     if isinstance(error, OSError):
         return error.errno if error.filename is None or ".partial" in str(error.filename) else None
     if told := re.search(r"os error (\d+)", str(error)):

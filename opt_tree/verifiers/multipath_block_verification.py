@@ -26,16 +26,18 @@ def best_path(tree: Tree, logits: Logits) -> Iterator[Attempt]:
     of the drafter's.
     """
     if tree.nodes:
-        drafted_from(tree)
-    rows, path, nodes, following = np.zeros(1, dtype=np.int64), [0], list[Node](), np.array([0.0, 1.0])
+        drafted_from(tree)  # raises where the children were not drawn
+    rows, path, nodes = np.zeros(1, dtype=np.int64), [0], list[Node]()
+    equal: Counts = np.array([0.0, 1.0])  # how many equal rows the path ends in, given the path alone: one root
     while len(children := below(tree, rows)):
         node = node_at(tree, logits, rows, children)
         ratio = np.divide(node.target, node.draft, out=np.zeros_like(node.target), where=node.draft > 0)
         ratio = np.minimum(ratio, 1).astype(np.float32)  # p = q is 1, however it was rounded
         token = int(node.children[ratio[node.children].argmax()])
-        drawn = np.zeros(len(children) // len(rows) * (len(following) - 1) + 1)
-        drawn[:: len(children) // len(rows)] = following
-        draft, following = chosen_from(node.draft, ratio, drawn, token)
+        per_row = len(children) // len(rows)  # the same for all rows of a depth
+        drawn = np.zeros(per_row * (len(equal) - 1) + 1)
+        drawn[::per_row] = equal
+        draft, equal = chosen_from(node.draft, ratio, drawn, token)
         nodes.append(node._replace(draft=draft, children=np.array([token])))
         rows = children[node.children == token]
         path.append(int(rows[0]))
