@@ -100,12 +100,9 @@ def judge(explainer: Explainer, a: AnswerSet, b: AnswerSet, difference: Differen
     if asked:
         return Divergence(position, pair, "different settings", "; ".join(asked))
     if difference.prompts[0] != difference.prompts[1]:
-        why = (
-            "an earlier turn of the conversation differs"
-            if difference.follows
-            else "the prompts differ, the settings do not"
-        )
-        return Divergence(position, pair, "different prompt" if difference.follows else "defect", why)
+        if difference.follows:
+            return Divergence(position, pair, "different prompt", "an earlier turn of the conversation differs")
+        return Divergence(position, pair, "defect", "the prompts differ, the settings do not")
     if None in pair:
         apart = settings_apart(a, b, ("max_new_token",))
         ended = "a" if pair[0] is None else "b"

@@ -58,12 +58,12 @@ def decode_step(run: "Run", drafter: Drafter | None, policy: TreePolicy, verify:
     drafted = tree.tokens.tolist()
     tokens = [*(drafted[row] for row in verdict.path[1:]), verdict.token]
     row = without_choice(scores, zip(verdict.path, tokens, strict=True), run.sampling.greedy)
-    if row is not None:
+    if row is not None:  # what was emitted there has no probability
         raise refusal(run.sampling, output.logits, tree, run.history, row)
     if run.recorder is not None:
         run.recorder.add(output.logits, scores, verdict.path, tokens)
     path = np.array(verdict.path)
-    features = {layer: states[send(path, states.device)] for layer, states in output.features.items()}  # outlive it
+    features = {layer: states[send(path, states.device)] for layer, states in output.features.items()}  # copies
     outcome = Outcome(tree, verdict.path, tokens, features, output.logits)
     run.target.commit(verdict.path)
     run.random.advance(len(tokens))
