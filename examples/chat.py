@@ -80,6 +80,7 @@ LOOK = f"""{STYLE}
 .opt-tree .user, .opt-tree .assistant {{ white-space: pre-wrap; overflow-wrap: anywhere; }}
 .opt-tree .user {{ color: var(--faint); border-left: 3px solid var(--line); padding-left: .8rem; }}
 .opt-tree .answer:not(.ended)::after {{ content: "▌"; }}
+:root:has(body.dark) {{ color-scheme: dark; }}
 """
 KEY = (
     f'<style>{LOOK}</style><div class="opt-tree"><p class="legend" style="margin:0">'
