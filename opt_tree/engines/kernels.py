@@ -1,13 +1,14 @@
 """C++ kernels of this package: each source is built once for this processor and this torch, kept, and loaded.
 
-Owns the compiler's command and where what it makes lies. A kernel is written against torch's stable interface and
-registers operators of `torch.ops.opt_tree`.
+Where nothing can be kept, each process builds it anew. Owns the compiler's command and where what it makes lies. A
+kernel is written against torch's stable interface and registers operators of `torch.ops.opt_tree`.
 """
 
 import os
 import shutil
 import subprocess
 import threading
+import warnings
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -27,6 +28,7 @@ class KernelError(RuntimeError):
 def load(source: Path, operator: str) -> bool:
     """Have an operator that a source registers, which takes some seconds once; return whether it was loaded by this.
 
+    Where the cache cannot be written it is built for this process alone, with a warning.
     Raises KernelError where there is no C++ compiler, and where the kernel does not build or load.
     """
     with _lock:
@@ -35,20 +37,35 @@ def load(source: Path, operator: str) -> bool:
         facts = {"source": source.read_text(), "options": OPTIONS, "torch": torch.__version__, "processor": processor()}
         package = package_of(facts, f"{source.stem}.so")
         try:
-            package.ensure(lambda: _build(source, package))
-            torch.ops.load_library(str(package.file))
+            try:
+                package.ensure(lambda: _keep(source, package))
+                torch.ops.load_library(str(package.file))
+            except OSError as error:
+                if any(map(os.path.isfile, package.folder.parents)):  # a wrong name, not a place that keeps nothing
+                    raise
+                _load_unkept(source)
+                warnings.warn(f"the kernel {source.name} was built for this process alone: {error}", stacklevel=2)
         except OSError as error:
             raise KernelError(f"the kernel {source.name} does not load: {error}") from error
         return True
 
 
-def _build(source: Path, package: Package) -> None:
+def _keep(source: Path, package: Package) -> None:
     with TemporaryDirectory() as folder:
-        made = Path(folder) / package.file.name
-        built = subprocess.run(command(source, made), capture_output=True, text=True)
-        if built.returncode:
-            raise KernelError(f"the kernel {source.name} does not build: {' '.join(built.stderr.split())[:300]}")
-        package.write(made, {})
+        package.write(_build(source, Path(folder)), {})
+
+
+def _load_unkept(source: Path) -> None:
+    with TemporaryDirectory() as folder:  # what is loaded stays so without its file
+        torch.ops.load_library(str(_build(source, Path(folder))))
+
+
+def _build(source: Path, folder: Path) -> Path:
+    made = folder / f"{source.stem}.so"
+    built = subprocess.run(command(source, made), capture_output=True, text=True)
+    if built.returncode:
+        raise KernelError(f"the kernel {source.name} does not build: {' '.join(built.stderr.split())[:300]}")
+    return made
 
 
 def command(source: Path, made: Path) -> list[str]:
