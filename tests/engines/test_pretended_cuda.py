@@ -21,7 +21,8 @@ def test_texts_waits_graphs_and_what_is_marked_for_a_gpu(tmp_path):
     """By a torch without a CUDA device, as on the machines that this is for."""
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests")])}
     environment |= {"CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1", "OPT_TREE_CACHE": str(tmp_path)}
-    command = [sys.executable, "-m", "pytest", "-n", "0", "-p", "pretend.plugin", "-o", "addopts=", "-q"]
+    environment["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"  # none is needed there, and importing hypothesis takes a second
+    command = [sys.executable, "-m", "pytest", "-p", "pretend.plugin", "-o", "addopts=", "-q"]
     command += ["--noconftest", "-o", "python_files=check_*.py test_*.py", *CHECKS]
     found = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
     if found.returncode == NO_PLACE:

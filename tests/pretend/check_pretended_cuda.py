@@ -23,6 +23,7 @@ from evaluation.run.options import Options as EvalOptions
 from evaluation.timing import interleave
 from examples import chat
 from experiments.gpu_first_light import __main__ as first_light
+from experiments.gpu_first_light.parts import Place
 from opt_tree.core.sampling import Sampling
 from opt_tree.decoding import step_costs
 from opt_tree.decoding.presets import PRESETS, plain
@@ -31,15 +32,22 @@ from opt_tree.drafters import CausalLMDrafter, EagleDrafter
 from opt_tree.models.causal_lm import Buckets, CausalLM
 from opt_tree.models.compiling import captured_shapes, compile_forwards, warm_up
 from opt_tree.policies import OptTree
-from pretend import graphs
+from pretend import graphs, waits
 from pretend.device import logged
-from pretend.waits import DRAFTERS, STEPS, counted, measure, pair_with
+from pretend.waits import DRAFTERS, counted, measure, pair_with
 
 BUCKETS = Buckets((1, 8, 32), (64, 128))
 POLICY = OptTree(nodes=12, threshold=0.1, max_depth=5)
 DRAWN = Sampling(temperature=0.8, top_p=0.9)
 LAYERS = {"exit": 1, "parallelspec": 1, "graft": 1}
 TABLES = ("store", "ngram", "recycling")
+
+
+@pytest.fixture(autouse=True)
+def few(monkeypatch):
+    """Steps that are counted; calls before a capture, which choose nothing here. Each costs what it costs on a CPU."""
+    monkeypatch.setattr(waits, "STEPS", 2)
+    monkeypatch.setattr("opt_tree.engines.cuda_graphs._WARM_UPS", 1)
 
 
 def decoder(device: str, kind: str, architecture: str = "llama", buckets: Buckets | None = None) -> opt_tree.Decoder:
@@ -131,7 +139,7 @@ def test_mtp_layers_wait_once_each(tmp_path, monkeypatch, count):
     target = CausalLM(model_at(folder, torch.float32, "batched_mm", device_map={"": "cuda"}))
     ready = opt_tree.Decoder(target, opt_tree.load_drafter("mtp", target), OptTree(60, 0.0, 5))
     layers, log = counted(ready, prompt(20), Sampling())
-    assert log.waits / STEPS <= layers + 1
+    assert log.waits / waits.STEPS <= layers + 1
     texts = (each.generate(prompt(20), 12).tokens for each in (ready, plain(target)))
     assert next(texts) == next(texts)
 
@@ -146,13 +154,13 @@ def test_plain_decoding_uploads_two_tensors_a_step():
 
 @pytest.mark.parametrize("sampling", [Sampling(), DRAWN], ids=["greedy", "sampled"])
 def test_log_probs_are_read_once_at_the_end(sampling):
-    made, found, waits = decoder("cuda", "draft"), [], []
+    made, found, late = decoder("cuda", "draft"), [], []
     made.generate(prompt(20), 8, sampling)  # the first text makes a few tables
     for asked in (False, True, 3):
         with logged() as log:
             found.append(made.generate(prompt(20), 8, sampling, log_probs=asked))
-        waits.append(log.waits)
-    assert waits == [waits[0], waits[0] + 1, waits[0] + 1]
+        late.append(log.waits)
+    assert late == [late[0], late[0] + 1, late[0] + 1]
     expected = decoder("cpu", "draft").generate(prompt(20), 8, sampling, log_probs=3)
     assert found[2].log_probs == pytest.approx(expected.log_probs) and found[1].log_probs == found[2].log_probs
     assert [list(place) for place in found[2].top_log_probs] == [list(place) for place in expected.top_log_probs]
@@ -265,8 +273,9 @@ def test_the_chat_page_s_two_sides_write_the_same():
     assert list(chat.race(sides)) and sides[0].tokens == sides[1].tokens
 
 
-def test_a_first_gpu_s_command_runs_on_it(tmp_path):
+def test_a_first_gpu_s_command_runs_on_it(tmp_path, monkeypatch):
     """The parts that ask the device for something of their own, with small sizes."""
+    monkeypatch.setattr(Place, "new_tokens", 4)
     written = tmp_path / "first"
     options = ["--dry-run", "--parts", "machine,buckets,steps", "--output", str(written)]
     assert first_light.main(options) == 0

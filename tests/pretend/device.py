@@ -165,9 +165,10 @@ def mapped(change: Callable[[Any], Any], tree: Any, kind: type = torch.Tensor) -
     """Change every `kind` in what an operation takes or returns: torch's own walk takes longer than the operation."""
     if isinstance(tree, kind):
         return change(tree)
-    if isinstance(tree, tuple | list):
-        return type(tree)([mapped(change, one, kind) for one in tree])
-    return {key: mapped(change, one, kind) for key, one in tree.items()} if isinstance(tree, dict) else tree
+    made = type(tree)
+    if made is tuple or made is list:
+        return made([mapped(change, one, kind) for one in tree])
+    return {key: mapped(change, one, kind) for key, one in tree.items()} if made is dict else tree
 
 
 def tensors_of(tree: Any) -> list[torch.Tensor]:
@@ -196,15 +197,24 @@ def _run(func: Any, args: tuple, kwargs: dict) -> Any:
         return func(args[0].inner)
     if name == "_fused_sdp_choice":
         return 0
-    tensors = tensors_of((args, kwargs))
-    _refuse_mixed(func, name, args, [x for x in tensors if not isinstance(x, OnDevice)])
+    known, hosts = {}, []
+
+    def inner(x: torch.Tensor) -> torch.Tensor:
+        if isinstance(x, OnDevice):
+            known[id(x.inner)] = x
+            return x.inner
+        hosts.append(x)
+        return x
+
+    given = mapped(inner, args), mapped(inner, kwargs)
+    if hosts:
+        _refuse_mixed(func, name, args, hosts)
     if name in _SIZED_BY_VALUES or (name == "repeat_interleave" and kwargs.get("output_size") is None):
         note("reads")
     if name in _INDEXING and any(one is not None and one.dtype == torch.bool for one in args[1]):
         note("reads")
     if _meant(kwargs.get("device")):
-        kwargs = kwargs | {"device": _HOST}
-    given = mapped(_inner, (args, kwargs))
+        given[1]["device"] = _HOST
     if name in ("_softmax", "_log_softmax") and args[2]:  # in float32 of half numbers: a CPU does it in two steps
         given = (given[0][0].float(), given[0][1], False), {}
     found = func(*given[0], **given[1])
@@ -214,7 +224,6 @@ def _run(func: Any, args: tuple, kwargs: dict) -> Any:
         captures[-1].record(func, given, found, func.is_view)
     if name == "equal":
         return found
-    known = {id(x.inner): x for x in tensors if isinstance(x, OnDevice)}
 
     def outer(x: torch.Tensor) -> OnDevice:
         own = known.get(id(x))
@@ -229,7 +238,7 @@ def _run(func: Any, args: tuple, kwargs: dict) -> Any:
 
 def _refuse_mixed(func: Any, name: str, args: tuple, hosts: list[torch.Tensor]) -> None:
     """Tensors of the host beside the device's: numbers and indices are taken, the latter by an upload that blocks."""
-    if hosts and name in _INDEXING and isinstance(args[0], OnDevice):
+    if name in _INDEXING and isinstance(args[0], OnDevice):
         indices = [one for one in args[1] if one is not None and not isinstance(one, OnDevice)]
         for _ in indices:
             note("blocking")

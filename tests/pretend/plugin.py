@@ -1,5 +1,6 @@
 """`pytest -p pretend.plugin`: the tests believe that there is a CUDA device."""
 
+import gc
 import sys
 
 import torch
@@ -13,3 +14,8 @@ try:
 except Exception as error:  # private names of torch are others
     print(f"{type(error).__name__}: {error}", file=sys.stderr)
     sys.exit(device.NO_PLACE)
+
+
+def pytest_collection_finish() -> None:
+    """What imports made stays: it is not looked through for garbage again and again."""
+    gc.freeze()
