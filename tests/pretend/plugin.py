@@ -16,6 +16,10 @@ except Exception as error:  # private names of torch are others
     sys.exit(device.NO_PLACE)
 
 
+def pytest_configure() -> None:
+    gc.disable()  # what imports and collection make stays, as in tests/process.py
+
+
 def pytest_collection_finish() -> None:
-    """What imports made stays: it is not looked through for garbage again and again."""
     gc.freeze()
+    gc.enable()
