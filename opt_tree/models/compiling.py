@@ -42,11 +42,11 @@ def compile_forwards(lm: AnyLM, make: bool = True, dtypes: tuple[torch.dtype, ..
     graphs instead, one for each shape of the model's `Buckets`, when it first comes or in `warm_up`.
     Where a model cannot be compiled it stays eager, and a warning says why in one line. The weights are those of now:
     a text that begins after a change of the model is computed eagerly, with a warning, until it is compiled again.
-
     `dtypes` are others that the model may be cast to, which changes its answers a little: the one that is fastest once
     compiled is taken, by a measurement that is remembered. `lm.model` is a copy then.
     """
     require((CausalLM, ChainLM), lm=lm)
+    require(bool, make=make)
     if not isinstance(lm, CausalLM):
         if make:
             warnings.warn(f"{lm.name} is not compiled: it keeps a cache of its own", stacklevel=2)

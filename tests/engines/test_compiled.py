@@ -265,6 +265,8 @@ def test_only_what_is_there(fake):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert not compile_forwards(lm, make=False)
+        with pytest.raises(TypeError, match="make must be True or False, got 'no'"):
+            compile_forwards(lm, make="no")  # type: ignore[arg-type]
     assert not fake and isinstance(lm.engine, Eager)
     assert compile_forwards(lm) and compile_forwards(CausalLM(tiny("llama")), make=False)
     assert len(fake) == 1
