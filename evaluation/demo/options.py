@@ -104,7 +104,7 @@ class Options(Models):
         if self.prompt is not None and not self.prompt.strip():
             raise ValueError("the prompt is empty")
         if self.prompt is not None and _undecodable(self.prompt):
-            raise ValueError(f"the prompt is not valid UTF-8: {self.prompt.encode(errors='surrogateescape')!r}")
+            raise ValueError(_why_undecodable(self.prompt.encode(errors="surrogateescape")))
         if self.eager and self.compile:
             raise ValueError("--compile makes what --eager leaves alone: give one of them")
         if self.beside is not None and not self.html:
@@ -119,6 +119,16 @@ class Options(Models):
 def _undecodable(text: str) -> bool:
     """Whether a command line brought bytes that are no UTF-8; Python hands them on as lone surrogates."""
     return any("\ud800" <= character <= "\udfff" for character in text)
+
+
+def _why_undecodable(given: bytes) -> str:
+    """What is wrong with the bytes of a prompt, or with how they were read."""
+    try:
+        given.decode()
+    except UnicodeDecodeError:
+        return f"the prompt is not valid UTF-8: {given!r}"
+    read_as = sys.getfilesystemencoding()
+    return f"the prompt {given!r} is UTF-8, and was read as {read_as}, this terminal's encoding: set PYTHONUTF8=1"
 
 
 @dataclass(frozen=True)

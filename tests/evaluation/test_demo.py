@@ -246,6 +246,8 @@ def test_sampled_texts_are_the_same_with_and_without_a_tree(classic, capsys):
         (["--inflate", "9b"], "unknown shape '9b' to inflate to"),
         (["--inflate", "16x4"], "16 wide is less than the target's 32"),
         (["--prompt", " "], "the prompt is empty"),
+        (["--prompt", "\udcff"], "the prompt is not valid UTF-8: b'\\xff'"),
+        (["--prompt", "\udcc3\udca9"], f"the prompt {'é'.encode()!r} is UTF-8, and was read as"),
         (["--prompt", "x" * 300], "the prompt has 301 tokens, which leaves no room in 256 of context"),
         (["--dtype", "float31"], "unknown dtype 'float31'"),
         (["--device", "nowhere"], "no device 'nowhere' here"),
