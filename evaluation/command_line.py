@@ -13,7 +13,6 @@ from opt_tree.core.command_line import (
     Parser,
     at_least,
     at_most,
-    counted,
     numbers,
     option,
     parse,
@@ -22,6 +21,7 @@ from opt_tree.core.command_line import (
     work_of,
 )
 from opt_tree.core.files import check_writable
+from opt_tree.core.words import counted
 
 __all__ = [
     "Parser", "Value", "at_least", "at_most", "check_writable", "counted", "machine_of", "main_of", "numbers", "option",

@@ -22,7 +22,7 @@ from tqdm import tqdm
 
 import opt_tree
 from opt_tree import Generation
-from opt_tree.core.command_line import counted
+from opt_tree.core.words import counted
 
 Task = TypeVar("Task")
 Place = TypeVar("Place")

@@ -31,8 +31,9 @@ from evaluation.run.models import load, load_assistant
 from evaluation.timing import Method, environment, interleave
 from opt_tree import Beside, CausalLM, Decoder, Generation, OptTree, Pair, Sampling, explore, generate_beside
 from opt_tree.controllers import Auto
-from opt_tree.core.command_line import counted, no_bars_in_logs
+from opt_tree.core.command_line import no_bars_in_logs
 from opt_tree.core.files import write_text
+from opt_tree.core.words import counted
 from opt_tree.decoding.generation import check_prompt
 from opt_tree.decoding.presets import controller, opt, plain
 from opt_tree.decoding.step_costs import auto

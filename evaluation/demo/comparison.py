@@ -15,6 +15,7 @@ from evaluation.divergence import Divergence, Explainer
 from evaluation.run.inflate import describe
 from evaluation.timing import Timings, emitted_per_step, step_milliseconds
 from opt_tree import Generation, Pair, Sampling
+from opt_tree.core.words import counted
 
 PLAIN, GREEDY, ASSISTED, OURS = "plain", "transformers", "transformers, assisted", "opt_tree"
 LABELS = {
@@ -89,8 +90,8 @@ def notes(timings: Timings, pair: Pair, differences: Sequence[DifferentText], sa
     repeated = str(max(counts)) if min(counts) == max(counts) else f"{min(counts)}-{max(counts)}"
     outside = step_milliseconds(timings.generations(OURS))["other_share"]
     lines = [
-        f"{len(counts)} prompts x {repeated}, the methods in turn; tokens/s from each prompt's median time, prefill "
-        "included; milliseconds: medians over the steps.",
+        f"{counted(len(counts), 'prompt')} x {repeated}, the methods in turn; tokens/s from each prompt's median time, "
+        "prefill included; milliseconds: medians over the steps.",
         "tokens/step: mean of accepted + 1; E(A)+1: what the drafter expected of it; "
         f"{outside:.0%} of an OPT-Tree step is outside the two models' forwards.",
     ]

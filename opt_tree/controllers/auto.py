@@ -17,6 +17,7 @@ from opt_tree.controllers.registry import Wanted, register
 from opt_tree.core.children import Few
 from opt_tree.core.step import Outcome, Step
 from opt_tree.core.target import Output
+from opt_tree.core.words import counted
 from opt_tree.policies import Costs, Priced, Static, TreePolicy
 from opt_tree.policies.priced import KNOTS
 
@@ -77,7 +78,7 @@ class Auto(Controller):
 
     def __str__(self) -> str:
         largest = self._sizes[-1]
-        return f"Auto, at most {largest.nodes} nodes and {largest.max_depth} layers"
+        return f"Auto, at most {counted(largest.nodes, 'node')} and {counted(largest.max_depth, 'layer')}"
 
     def in_lanes(self, lanes: int) -> "Auto":
         """One for all lanes of a batch, which decide in each round together: all draft, or none."""

@@ -173,11 +173,6 @@ def no_bars_in_logs(wanted: bool = False) -> None:
         logging.disable_progress_bar()
 
 
-def counted(count: int, word: str) -> str:
-    """So many of what a word names: 1 thread, 2 threads."""
-    return f"{count} {word}{'s' * (count != 1)}"
-
-
 def numbers(text: str) -> tuple[float, ...]:
     """Read a comma list of numbers."""
     try:

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from opt_tree.core.words import counted
 from opt_tree.policies import Costs
 
 HERE = "here"
@@ -108,7 +109,8 @@ class Advice:
         return {**said, **means, "use": self.use, "setting": asdict(self.setting), "verdict": self.verdict}
 
     def __str__(self) -> str:
-        lines = [f"{self.target}; drafter {self.drafter}; {self.texts} texts of {self.tokens} tokens, greedy", ""]
+        texts = f"{counted(self.texts, 'text')} of {counted(self.tokens, 'token')}"
+        lines = [f"{self.target}; drafter {self.drafter}; {texts}, greedy", ""]
         curve = self.here.costs
         sizes = (1, 2, 3, 5, 7, 9, 13, 17, 25, 33)
         lines += ["what a step costs here (rows: ms of scoring, judging and committing; then of drafting)"]

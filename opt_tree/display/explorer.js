@@ -21,6 +21,7 @@
   const tree = () => data.steps[step].trees[policy] ?? data.steps[step].trees[RUN];
   const label = (t, row) => data.labels[t.tokens[row]];
   const short = (text) => (text.length > LONGEST ? text.slice(0, LONGEST - 1) + "…" : text);
+  const counted = (count, word) => `${count} ${word}${count === 1 ? "" : "s"}`;
   const nodes = (t) => t.probs.length - 1;
 
   function depthsOf(t) {
@@ -90,7 +91,7 @@
     const grown = depths.filter((depth, row) => row && row < t.probs.length && depth <= layer).length;
     const expected = t.probs.reduce((sum, prob, row) => sum + (row && depths[row] <= layer ? prob : 0), 0);
     at("layer").textContent = deepest
-      ? `layer ${Math.min(layer, deepest)} of ${deepest}: ${grown} of ${nodes(t)} nodes, E(A) so far ${expected.toFixed(2)}`
+      ? `layer ${Math.min(layer, deepest)} of ${deepest}: ${grown} of ${counted(nodes(t), "node")}, E(A) so far ${expected.toFixed(2)}`
       : "nothing was drafted in this step";
     at("less").disabled = Math.min(layer, deepest) <= 0;
     at("more").disabled = layer >= deepest;
@@ -184,12 +185,12 @@
     const emitted = one.kept < own.path.length ? `${one.kept} of ${own.path.length}` : one.kept;
     at("said").textContent =
       `step ${step + 1} of ${data.steps.length}: A ${own.path.length - 1}, E(A) ${own.expected.toFixed(2)}, ` +
-      `${emitted} tokens emitted, ${one.times.reduce((sum, part) => sum + part, 0).toFixed(1)} ms. ${one.policy}`;
+      `${counted(emitted, "token")} emitted, ${one.times.reduce((sum, part) => sum + part, 0).toFixed(1)} ms. ${one.policy}`;
     const bar = at("policies");
     bar.replaceChildren();
     data.policies.forEach((name, index) => {
       const its = one.trees[name];
-      const figures = its ? `: ${nodes(its)} nodes, E(A) ${its.expected.toFixed(2)}, A ${its.path ? its.path.length - 1 : "?"}` : ": not known here";
+      const figures = its ? `: ${counted(nodes(its), "node")}, E(A) ${its.expected.toFixed(2)}, A ${its.path ? its.path.length - 1 : "?"}` : ": not known here";
       const button = make(bar, "button", { title: `key: ${index + 1}` }, name + figures);
       button.disabled = !its;
       button.classList.toggle("here", its === t);

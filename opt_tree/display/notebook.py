@@ -6,6 +6,7 @@ Owns what stands in the `_repr_html_` of the three. They know no tokenizer, so t
 
 from opt_tree.core.step import Step
 from opt_tree.core.tree import Tree
+from opt_tree.core.words import counted
 from opt_tree.decoding.generation import Generation
 from opt_tree.display.page import STYLE, answer_spans, step_figures, summary, table
 from opt_tree.display.transcripts import Ids, Texts
@@ -24,7 +25,9 @@ def rich(shown: Generation | Step | Tree, tokenizer: Texts | None = None) -> str
 
 
 def _figures(tree: Tree) -> str:
-    return f"{tree.nodes} nodes, {int(tree.depths.max())} layers, E(A) {tree.expected_accepted:.2f}"
+    return (
+        f"{counted(tree.nodes, 'node')}, {counted(int(tree.depths.max()), 'layer')}, E(A) {tree.expected_accepted:.2f}"
+    )
 
 
 def in_notebook(tokenizer: Texts) -> None:

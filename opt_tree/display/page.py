@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 
 from opt_tree.core.errors import require
 from opt_tree.core.step import Step
+from opt_tree.core.words import counted
 from opt_tree.decoding.generation import Generation
 from opt_tree.display.transcripts import Texts, pieces
 from opt_tree.display.trees import escape, svg_tree
@@ -31,7 +32,7 @@ def to_html(
         steps = telling_steps(generation)
     for index in steps:
         if not 0 <= index < len(generation.steps):
-            raise ValueError(f"there is no step {index}: the generation has {len(generation.steps)} steps")
+            raise ValueError(f"there is no step {index}: the generation has {counted(len(generation.steps), 'step')}")
     prompt = escape(asked(generation.prompt, tokenizer))
     drawings = "".join(_figure(generation, tokenizer, index) for index in steps)
     return (
@@ -80,7 +81,8 @@ def summary(generation: Generation) -> dict[str, str]:
     return {
         "tokens per step": f"{generation.mean_acceptance_length:.2f} (mean of accepted + 1)",
         "E(A) + 1": f"{statistics.fmean(generation.expected_lengths):.2f} expected by the drafter",
-        "tokens": f"{total} in {len(steps)} steps, {drafted} of them drafted; ended by {generation.finish_reason}",
+        "tokens": f"{total} in {counted(len(steps), 'step')}, {drafted} of them drafted; "
+        f"ended by {generation.finish_reason}",
         "tree": f"{statistics.fmean(s.tree.nodes for s in steps):.1f} nodes, "
         f"{statistics.fmean(int(s.tree.depths.max()) for s in steps):.1f} layers a step (means)",
         "a step": f"{draft:.1f} ms draft, {verify:.1f} ms verify, {commit:.2f} ms commit (medians)",
@@ -124,7 +126,7 @@ def step_figures(step: Step) -> str:
     """Say in a line what became of a step."""
     return (
         f"A {step.accepted}, E(A) {step.expected_accepted:.2f}, "
-        f"{step.tree.nodes} nodes, {1000 * step.times.total:.1f} ms"
+        f"{counted(step.tree.nodes, 'node')}, {1000 * step.times.total:.1f} ms"
     )
 
 

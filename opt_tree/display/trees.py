@@ -13,6 +13,7 @@ import numpy as np
 from opt_tree.core.errors import require
 from opt_tree.core.step import Step
 from opt_tree.core.tree import Tree
+from opt_tree.core.words import counted
 from opt_tree.display.transcripts import VISIBLE, Texts, token_label
 
 
@@ -27,7 +28,7 @@ def draw_tree(tree: Tree, tokenizer: Texts, path: Sequence[int] | None = None) -
     """
     require(Tree, tree=tree)
     accepted = set(path or [])
-    total = f"{tree.nodes} nodes, E(A) {tree.expected_accepted:.2f}"
+    total = f"{counted(tree.nodes, 'node')}, E(A) {tree.expected_accepted:.2f}"
     if path is not None:
         total += f", accepted {len(path) - 1} (*)"
     lines = [f"{token_label(tokenizer, int(tree.tokens[0]))}    {total}"]

@@ -10,7 +10,7 @@ sentence: use it, with these settings, or do not. `opt_tree.advise` is the funct
 import sys
 from pathlib import Path
 
-from opt_tree.core.command_line import counted
+from opt_tree.core.words import counted
 from opt_tree.training.command_line import Parser, command, existing
 
 

@@ -80,6 +80,7 @@ def test_do_not_use_it_where_its_layers_cost_more_than_they_bring(refused):
     assert refused.use is False and verdict.startswith("Do not use this drafter here") and "\n" not in verdict
     assert refused.here.auto.speed_up <= 1 and refused.here.break_even is None
     assert verdict in str(refused) and json.dumps(refused.to_dict())
+    assert f"; {refused.texts} texts of 1 token, greedy" in str(dataclasses.replace(refused, tokens=1))
     assert "the first layer 20.10, each further one of 5 rows 20.50" in str(refused)
 
 

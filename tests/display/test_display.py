@@ -69,7 +69,7 @@ def test_the_transcript_tells_drafted_from_own_tokens(tokenizer, tree):
     ]
     cut = generation_of([step_of(tree, [0, 2, 4], word(" ran"))], kept=1)
     assert transcript(cut, tokenizer, color=False) == "[ cat]", "it ends inside an accepted path"
-    assert "1 in 1 steps, 1 of them drafted" in summary(cut)["tokens"]
+    assert "1 in 1 step, 1 of them drafted" in summary(cut)["tokens"]
     ended = generation_of([step_of(tree, [0], tokenizer.eos_token_id)])
     assert transcript(ended, tokenizer, color=False) == "", "a stop token is not shown"
 
@@ -169,7 +169,7 @@ def test_the_telling_steps_are_the_best_the_median_and_the_worst(tokenizer, tree
     assert telling_steps(generation_of(steps)) == [3, 2, 1]
     assert telling_steps(generation_of(steps[-1:])) == []
     assert "<figure>" not in to_html(generation_of(steps[-1:]), tokenizer)
-    with pytest.raises(ValueError, match="no step 3: the generation has 1 steps"):
+    with pytest.raises(ValueError, match="no step 3: the generation has 1 step"):
         to_html(generation_of(steps[-1:]), tokenizer, steps=[3])
 
 

@@ -109,7 +109,7 @@ def test_what_is_printed() -> None:
         "target   a 0.2  b 0.5  c 0.3",
         "drafter  a 0.6  b 0.3  c 0.1",
         "the only tree:",
-        "  root    1 nodes, E(A) 0.60",
+        "  root    1 node, E(A) 0.60",
         "  └─ a 0.60",
         "  text      emitted   target",
         "  a          0.3333   0.2000",

@@ -112,6 +112,11 @@ class TestWhoAnswers:
         warm = drafter.at_temperature(0.7)
         assert isinstance(warm, Grafted) and warm.drafter is model and warm.table is table and warm.depth == 2
         assert drafter.at_temperature(0) is drafter
+
+    def test_says_what_drafts_where(self):
+        model, table = TableDrafter(hashed_laws(2, 5)), NGramDrafter()
+        said = [Grafted(model, table, depth).describe() for depth in (1, 2)]
+        assert " for 1 layer, " in said[0] and " for 2 layers, " in said[1]
         assert Rasd(Sharpened(model, 0.5), table, 3).at_temperature(1).drafter is model
 
 

@@ -15,6 +15,7 @@ from opt_tree.core.continuations import Continuations
 from opt_tree.core.pool import Frontier
 from opt_tree.core.step import Outcome
 from opt_tree.core.target import Laws
+from opt_tree.core.words import counted
 from opt_tree.drafters.base import Drafter, DrafterAround, normalised
 from opt_tree.drafters.registry import DrafterOptions, register, two_specs
 from opt_tree.drafters.tables.lookup import Lookup, Tails, load_with_table
@@ -88,7 +89,7 @@ class Grafted(DrafterAround):
         return self if drafter is self.drafter else Grafted(drafter, self.table, self.depth)
 
     def describe(self) -> str:
-        return f"{self.drafter.describe()} for {self.depth} layers, {self.table.describe()} below"
+        return f"{self.drafter.describe()} for {counted(self.depth, 'layer')}, {self.table.describe()} below"
 
     @property
     def settings(self) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from opt_tree.core.pool import Frontier
 from opt_tree.core.step import Outcome
 from opt_tree.core.target import Output, Work, shared
+from opt_tree.core.words import counted
 from opt_tree.drafters.base import Drafter
 from opt_tree.drafters.registry import DrafterOptions, feature_target, register
 from opt_tree.models.capabilities import size_of
@@ -163,7 +164,7 @@ class EarlyExit(Drafter):
 
     def describe(self) -> str:
         own = size_of(self.lm.model)
-        return f"early exit {self.name}: {self.split.depth} layers of the target and one of {own}, eager"
+        return f"early exit {self.name}: {counted(self.split.depth, 'layer')} of the target and one of {own}, eager"
 
     @property
     def settings(self) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from transformers import LlamaConfig
 
 from opt_tree.core.step import Outcome
 from opt_tree.core.target import Output, Work
+from opt_tree.core.words import counted
 from opt_tree.drafters.draft_vocabulary import take_vocabulary
 from opt_tree.drafters.heads.eagle import LAST, EagleDrafter, head_config, lend_embeddings
 from opt_tree.drafters.heads.eagle_head import EagleHead
@@ -108,7 +109,7 @@ class ParallelSpecDrafter(OnePass):
     def describe(self) -> str:
         head: Any = self.eagle.lm.model.base_model
         columns = "" if self.tokens is None else f", {len(self.tokens)} tokens of {self.target.vocab}"
-        return f"parallel head {self.name}: {size_of(head)}, {len(self._masks) + 1} layers a pass{columns}"
+        return f"parallel head {self.name}: {size_of(head)}, {counted(len(self._masks) + 1, 'layer')} a pass{columns}"
 
 
 @register(

@@ -53,6 +53,7 @@ from opt_tree.core.files import write_text
 from opt_tree.core.pool import Frontier
 from opt_tree.core.probabilities import log_probs_of
 from opt_tree.core.step import Outcome
+from opt_tree.core.words import counted
 from opt_tree.decoding.decoder import Decoder
 from opt_tree.decoding.pair import Pair, load_pair
 from opt_tree.drafters import Drafter, DrafterAround, Sharpened
@@ -160,7 +161,8 @@ def run(options: argparse.Namespace) -> None:
         decoder = Decoder(pair.target, drafter, policy)
         found[title] = reliability(decoder, pair, prompts[half:], options.max_new_tokens, title)
     others = len(prompts) - half
-    print(f"\ntemperature {temperature:.3f}, fitted on {half} prompts; checked on {others} others, {policy}")
+    fitted = f"fitted on {counted(half, 'prompt')}; checked on {counted(others, 'other')}"
+    print(f"\ntemperature {temperature:.3f}, {fitted}, {policy}")
     print(f"{'':10} {'E(A)':>6} {'A':>6} {'A - E(A)':>9} {'slope':>6} {'draft forwards':>15}")
     for title, of in found.items():
         numbers = f"{of.expected:6.2f} {of.accepted:6.2f} {of.accepted - of.expected:9.2f} {of.slope:6.2f}"

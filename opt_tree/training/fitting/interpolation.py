@@ -14,6 +14,7 @@ from tqdm import tqdm
 from transformers import PreTrainedTokenizerBase
 
 from opt_tree.core.step import Step
+from opt_tree.core.words import counted
 from opt_tree.decoding.decoder import Decoder
 from opt_tree.decoding.recording import Rerun
 from opt_tree.drafters.tables.file_format import Table
@@ -67,7 +68,7 @@ def fitted(table: Table, answers: Sequence[Path], tokenizer: PreTrainedTokenizer
     beta = fit_beta(store, before, examples)
     found = replay(StoreDrafter(store, beta), OptTree(8, 0.0), examples)
     print(
-        f"beta {before} -> {list(beta)}, fitted on {len(examples)} answers, {found.steps} steps: "
+        f"beta {before} -> {list(beta)}, fitted on {counted(len(examples), 'answer')}, {counted(found.steps, 'step')}: "
         f"E(A) {found.expected:.3f}, A {found.accepted:.3f}"
     )
     return table._replace(header=table.header | {"beta": list(beta)})

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor, nn
 from tqdm import tqdm
 
-from opt_tree.core.command_line import counted
 from opt_tree.core.files import whole, write_text
+from opt_tree.core.words import counted
 from opt_tree.models.checkpoints import TRAINING
 from opt_tree.training.heads.batches import Batch, Documents, Group
 from opt_tree.training.heads.head_loss import Judge
@@ -117,7 +117,9 @@ class Training:
 
         def keep(name: str) -> None:
             save(copy.deepcopy(self.kept), self.output / name)
-            note = f"{counted(torch.get_num_threads(), 'CPU thread')}, {self.steps} steps, {self.tokens} tokens"
+            note = (
+                f"{counted(torch.get_num_threads(), 'CPU thread')}, {counted(self.steps, 'step')}, {self.tokens} tokens"
+            )
             made = {"minutes": round(self.seconds / 60, 2), "on": note}
             write_text(self.output / name / TRAINING, json.dumps(made) + "\n")
 
@@ -133,7 +135,7 @@ class Training:
             mean = equal if len(mean) != len(equal) else 0.97 * mean + 0.03 * equal
             bar.update(round(self.seconds) - bar.n)
             shown = " ".join(f"{share:.3f}" for share in mean.tolist())
-            bar.set_postfix_str(f"{self.steps} steps, {self.tokens / 1e3:.0f}k tokens, equal {shown}")
+            bar.set_postfix_str(f"{counted(self.steps, 'step')}, {self.tokens / 1e3:.0f}k tokens, equal {shown}")
             over = self.seconds >= end
             if over or self.seconds - saved > 60 * self.plan.save_minutes:
                 self.save()
