@@ -16,8 +16,6 @@ from evaluation.run.options import Asked
 
 EMBEDDED = ("eagle:demo", "eagle3:demo", "store:demo", "graft:1:eagle:demo+store:demo", "exit:demo")
 """What else drafts for the embedded target."""
-
-
 INFLATED = ("eagle:demo", "store:demo")
 """What else drafts for it with --inflate, which knows no hidden states but the last."""
 
@@ -207,15 +205,18 @@ def run(options: Options) -> dict[str, Any]:
     prompter, target = Prompter(pair.tokenizer, pair.stop, options.conv_template), pair.target
     if not target.canonical:
         raise ValueError(target.not_canonical or f"{target.name} is not canonical by itself here: pass --canonical")
+    prompts = [prompter.encode(question.turns[:1], []) for question in chosen]
     found: dict[str, Any] = {
         "environment": environment(target.device),
         "target": target.name,
         "engine": target.engine.name,
-        "prompts": len(chosen),
+        "dtype": options.dtype,
+        "prompts": len(prompts),
+        "prompts_sha256": hashlib.sha256(json.dumps(prompts).encode()).hexdigest(),
         "max_new_tokens": options.max_new_tokens,
+        "threshold": options.threshold,
         "rows": [],
     }
-    prompts = [prompter.encode(question.turns[:1], []) for question in chosen]
     done = _done(output, found)
     for row in Certifying(pairs, prompts, options).rows(done.copy()):
         done[row["way"]] = row

@@ -110,8 +110,10 @@ def test_certificates_of_every_way(
     assert seen[0] == 2 * 2 * (1 + 5), "rows of plain decoding, one by one, and of one prefill each"
     first = json.loads(output.read_text())["rows"][0]
     assert (first["way"], first["rows"], first["rows as one prefill"]) == ("plain", 10, 9)
-    assert certificates.main([*short, "--max-new-tokens", "6"]) == 2
-    assert "is another run's" in capsys.readouterr().err
+    others = ("--max-new-tokens 6", "--threshold 0.9", "--dtype float32 --canonical", "--limit 1", "--question-begin 1")
+    for flags in others:
+        assert certificates.main([*short, "--also", "store:demo", *flags.split()]) == 2
+        assert "is another run's" in capsys.readouterr().err
     for text in ("[1]", "text", "5"):
         output.write_text(text)
         assert certificates.main(short) == 2 and output.read_text() == text
