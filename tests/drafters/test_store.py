@@ -314,7 +314,7 @@ class TestCommand:
         assert main([*args, "--fit", str(tmp_path / "other")]) == 0
         fitted = Store.load(tmp_path / "s", VOCAB).header["beta"]
         assert fitted != list(BETA) and fitted[0] / fitted[1] == pytest.approx(1.5, rel=1e-2)
-        assert "fitted on 1 answers" in capsys.readouterr().out
+        assert "fitted on 1 answer, 8 steps" in capsys.readouterr().out
 
     def test_a_store_there_is_gets_other_constants(self, tmp_path, capsys):
         tokenizer = tiny_tokenizer()
