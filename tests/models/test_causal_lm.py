@@ -236,6 +236,40 @@ def test_forwards_and_their_seconds_are_counted():
     assert (more.forwards, more.tokens) == (2, 5) and more.seconds > 0
 
 
+def test_on_cuda_a_forward_s_seconds_are_the_device_s_read_when_asked(monkeypatch):
+    waited = []
+
+    class Moment:
+        """An event of a device that takes two seconds from each to the next."""
+
+        def __init__(self, enable_timing):
+            assert enable_timing
+
+        def record(self, stream):
+            self.on = stream
+
+        def synchronize(self):
+            waited.append(self)
+
+        def elapsed_time(self, end):
+            assert self.on == end.on == "the device's" and waited[-1] is end, "it may not be there yet"
+            return 2000.0
+
+    lm = CausalLM(tiny("llama"))
+    monkeypatch.setattr(torch.cuda, "Event", Moment)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: "the device's")
+    monkeypatch.setattr(lm, "_moment", CausalLM._moment.__get__(_OnCuda()))
+    lm.append(prompt(10))
+    lm.score(random_tree(4, seed=0, root=1))
+    assert not waited, "nobody has asked"
+    assert copy.deepcopy(lm).work == lm.work == Work(2, 14, 4.0)
+    assert len(waited) == 2, "each is read once"
+
+
+class _OnCuda:
+    device = torch.device("cuda")
+
+
 def test_only_the_last_logits_of_a_prefill_are_computed():
     """A 128k vocabulary times a long prompt is gigabytes that nobody reads."""
     lm = CausalLM(tiny("llama"))
