@@ -43,6 +43,7 @@ from opt_tree.models.capabilities import (
     rope_border,
     size_of,
 )
+from opt_tree.models.meter import Meter
 from opt_tree.models.quantised_layers import weights_of
 from opt_tree.models.tensor_parallel import LedCache, ranks_of, tell
 
@@ -81,10 +82,6 @@ class Buckets:
             while size < keys:
                 size *= 2
         return rows, size
-
-
-_UNREAD = 100
-"""Of so many forwards at most it is kept when they began and ended, until somebody asks for their seconds."""
 
 
 class Wanted(NamedTuple):
@@ -220,24 +217,11 @@ class CausalLM(Target):
     @property
     def work(self) -> Work:
         """What it has done so far. Seconds are the host's, on CUDA the device's, whose last forward is waited for."""
-        for begin, end in self._running:
-            if isinstance(end, float):
-                seconds = end - begin
-            else:
-                end.synchronize()
-                seconds = begin.elapsed_time(end) / 1000
-            self._work += Work(0, 0, seconds)
-        self._running.clear()
-        return self._work
+        return self.meter.work
 
     @work.setter
     def work(self, work: Work) -> None:
-        self._work = work
-        self._running: list[tuple[Any, Any]] = []
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Everything, with its seconds read: a device's events are not copied."""
-        return {**vars(self), "_work": self.work, "_running": []}
+        self.meter = Meter(work)
 
     def _moment(self) -> Any:
         """Now: by the host's clock, on CUDA when the device has come so far."""
@@ -453,10 +437,7 @@ class CausalLM(Target):
         forward = Forward(ints, masks, given, features, last_only, *epilogue)
         begin = self._moment()
         output = engine.run(forward)
-        self._work += Work(1, rows)
-        self._running.append((begin, self._moment()))
-        if len(self._running) > _UNREAD:
-            _ = self.work  # nobody asks
+        self.meter.add(rows, begin, self._moment())
         if padded == rows:
             return output
         return output.some(slice(rows), {layer: states[:rows] for layer, states in output.features.items()})

@@ -20,6 +20,7 @@ from opt_tree.engines import Eager, Engine
 from opt_tree.engines.kv_cache import inference
 from opt_tree.models.capabilities import layer_windows
 from opt_tree.models.causal_lm import CausalLM, Wanted
+from opt_tree.models.meter import Meter
 from opt_tree.models.tensor_parallel import check_whole
 
 
@@ -85,14 +86,18 @@ class Split:
         """Cut behind `depth` layers. Raises UnsupportedModelError for a target whose halves differ from the whole."""
         check_whole(target, "an early exit")
         self.target, self.depth = target, depth
-        self.work = Work()
-        """What drafting has cost in the lower half."""
+        self._meter = Meter()
         self._hidden: list[Tensor] = []
         self._below: dict[int, list[Tensor]] = {}
         check_cut(target.model, depth)
         self.lower: Engine = Eager(Lower(target.model, depth), target.cache, target.eager.packed)
         self.upper: Engine = Eager(Upper(target.model, depth), target.cache, target.eager.packed)
         self._probe()
+
+    @property
+    def work(self) -> Work:
+        """What drafting has cost in the lower half."""
+        return self._meter.work
 
     def begin(self, root: int) -> Float[Tensor, "1 hidden"]:
         """Forget what was drafted; run the root and return its hidden state behind the lower half."""
@@ -107,9 +112,13 @@ class Split:
         visible: Bool[np.ndarray, "rows columns"],
     ) -> Float[Tensor, "rows hidden"]:
         """Run further drafted rows; the columns of `visible` are all of them, the root's first."""
-        target, before = self.target, self.target.work
-        hidden = self._run_lower(tokens, positions, visible)
-        self.work, target.work = self.work + (target.work - before), before
+        target = self.target
+        # The target's own meter is set aside and not read: on CUDA to read it is to wait for the device.
+        own, target.meter = target.meter, self._meter
+        try:
+            hidden = self._run_lower(tokens, positions, visible)
+        finally:
+            target.meter = own
         # A canonical package has other bits than eager halves: its trees are scored by the whole of it. On CUDA halves
         # have other numbers of rows.
         whole = target.canonical and (target.engine is not target.eager or target.fixed_rows)
@@ -173,7 +182,7 @@ class Split:
         self.extend(np.array([a]), np.array([target.length + 1]), np.ones((1, 2), dtype=bool))
         halves = target.score(tree).logits.double()
         target.reset()
-        target.work, self.work = work, Work()
+        target.work, self._meter = work, Meter()
         off, size = (halves - whole).abs().max(), whole.abs().max()
         if not off <= (1e-3 if target.dtype.itemsize >= 4 else 0.05) * size:
             raise UnsupportedModelError(

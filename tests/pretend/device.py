@@ -55,6 +55,8 @@ class Log:
 
 
 _logs: list[Log] = []
+waited = 0
+"""How often the host has waited since the process began."""
 captures: list[Any] = []
 """The graph that is being captured, if any."""
 _warns = [False]
@@ -76,6 +78,8 @@ def note(kind: str, what: str | None = None) -> None:
     if captures and kind != "kernels":
         captures[-1].refuse(f"{kind} at {_site()}")
     if kind in ("reads", "blocking"):
+        global waited
+        waited += 1
         for late, found in _coming:
             with torch.inference_mode():
                 late.copy_(found)

@@ -92,15 +92,17 @@ class _Stream:
 
 
 class _Moment:
-    """`torch.cuda.Event`: the device has done everything when the host comes back."""
+    """`torch.cuda.Event`: a host that has not waited since it was recorded waits for it."""
 
     def __init__(self, enable_timing: bool = False) -> None:
         assert enable_timing, "nobody waits for another stream by events"
 
     def record(self, stream: Any) -> None:
-        self.time = time.perf_counter()
+        self.time, self.before = time.perf_counter(), device.waited
 
-    def synchronize(self) -> None: ...
+    def synchronize(self) -> None:
+        if device.waited == self.before:
+            device.note("reads")
 
     def elapsed_time(self, end: "_Moment") -> float:
         return 1000 * (end.time - self.time)
