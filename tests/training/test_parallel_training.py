@@ -189,7 +189,9 @@ def test_every_place_of_a_block_learns(folder, target, tmp_path):
     documents = Documents(folder / "features", 200, (-1, 0, 1))
     loss = dspark.DSparkLoss(head, target.model.float(), torch.arange(VOCAB), plan)
     run = Training(loss, documents, plan, tmp_path)
+    state = torch.get_rng_state()
     before, _ = run.heldout(BLOCK)
+    assert run.heldout(BLOCK)[0] == before and torch.equal(torch.get_rng_state(), state), "draws of its own"
     order = run.order()
     for _ in range(40):
         run.step(run.documents[next(order)])

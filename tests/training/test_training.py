@@ -12,6 +12,7 @@ from torch.utils.data import Dataset
 from transformers import AutoModelForCausalLM, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from opt_tree.core.command_line import from_fields
+from opt_tree.drafters.heads.early_exit import ExitLayer
 from opt_tree.drafters.heads.one_pass import MedusaHeads
 from opt_tree.training import plans
 from opt_tree.training.embedded_family import recipe, sizes
@@ -24,7 +25,7 @@ from opt_tree.training.embedded_family.tokenizer import train_tokenizer, trainin
 from opt_tree.training.embedded_family.unlikelihood import Contrast, repeats
 from opt_tree.training.embedded_family.unlikelihood import make_loss as unlikelihood
 from opt_tree.training.files import last_checkpoint
-from opt_tree.training.heads import medusa
+from opt_tree.training.heads import early_exit, medusa
 from opt_tree.training.optimizer import MuonAdamW
 from opt_tree.training.plans import OWN, Schedule, Shape
 from opt_tree.training.stream import Blocks, Mixture, TokenDocuments, build_stream, collate
@@ -274,6 +275,29 @@ def test_medusa_s_heads_learn_each_its_own_depth(target: Path) -> None:
         law = output(ours).log_softmax(-1)
         apart = [-(output(states[:, d : d + 8]).softmax(-1) * law).sum(-1).mean().item() for d in (1, 2, 3)]
         assert apart[depth] == min(apart)
+
+
+@pytest.mark.parametrize("kind", ["medusa", "exit"])
+def test_the_weights_do_not_depend_on_how_often_heldout_text_is_judged(kind, target, streams, tmp_path):
+    """Each batch draws the positions that are judged, and so does each held-out block."""
+    model = load_teacher(target, compiled=False)
+    text = model.config
+    state, losses = {}, {}
+    for every in (1, 4):
+        torch.manual_seed(3)
+        if kind == "medusa":
+            heads = MedusaHeads(text.hidden_size, text.vocab_size, 2, own_output=False)
+            learner = medusa.Heads(heads, model, medusa.Objective(depths=2, judged=0.3))
+        else:
+            layer = ExitLayer(model, 1).float().requires_grad_(True)
+            learner = early_exit.Distilled(layer, early_exit.Objective(judged=0.3))
+        schedule = Schedule(**{**vars(_steps(4)), "save_steps": every})
+        trainer = fit(learner, streams.blocks(schedule), schedule, Run(tmp_path / str(every)), body_loss(model, False))
+        state[every] = trainer.model.state_dict()
+        losses[every] = [row["eval_chat_loss"] for row in trainer.state.log_history if "eval_chat_loss" in row]
+    assert len(losses[1]) > len(losses[4]) and losses[1][-1] == losses[4][-1], "judged in the same places"
+    for name, weights in state[1].items():
+        assert torch.equal(weights, state[4][name]), name
 
 
 def test_repeats_marks_what_completes_an_earlier_ngram_of_the_answer() -> None:

@@ -22,6 +22,7 @@ from opt_tree.models.checkpoints import TRAINING
 from opt_tree.training.heads.batches import Batch, Documents, Group
 from opt_tree.training.heads.head_loss import Judge
 from opt_tree.training.optimizer import MuonAdamW
+from opt_tree.training.own_draws import own_draws
 from opt_tree.training.plans import Pace
 
 Save = Callable[[Any, Path], None]
@@ -76,9 +77,9 @@ class Training:
 
     @torch.no_grad()
     def heldout(self, unroll: int) -> tuple[list[float], list[float]]:
-        """Return loss and share of equal argmaxes by pass on the held-out batches."""
+        """Return loss and share of equal argmaxes by pass on the held-out batches, with the same draws each time."""
         self.kept.eval()
-        with torch.autocast("cpu", dtype=torch.bfloat16):
+        with own_draws(self.plan.seed), torch.autocast("cpu", dtype=torch.bfloat16):
             results = [self.kept(self.documents[group], unroll) for group in self.documents.heldout]
         self.kept.train()
         loss, equal = (torch.stack(each).mean(0).tolist() for each in zip(*results, strict=True))
