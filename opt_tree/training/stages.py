@@ -5,6 +5,7 @@ Owns the clock of such a run, which goes on after it was killed, and what become
 
 import argparse
 import json
+import os
 import re
 import subprocess
 import sys
@@ -15,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from filelock import FileLock, Timeout
+from filelock import lock_descriptor
 
 from opt_tree.core.files import write_text
 
@@ -23,17 +24,15 @@ STATE, LOG = "run.json", "log.txt"
 
 
 @contextmanager
-def alone_in(folder: Path) -> Iterator[None]:
-    """Keep other runs out of a folder. ValueError where one is at work."""
-    lock = FileLock(folder / ".lock")
-    try:
-        lock.acquire(timeout=0)
-    except Timeout as error:
-        raise ValueError(f"another run is at work in {folder}") from error
-    try:
-        yield
-    finally:
-        lock.release()
+def alone_in(folder: Path) -> Iterator[int]:
+    """Keep other runs out of a folder; give the lock's file descriptor. ValueError where one is at work.
+
+    The folder is free when the last process with this descriptor has ended.
+    """
+    with (folder / ".lock").open("ab") as file:
+        if not lock_descriptor(file.fileno(), blocking=False):
+            raise ValueError(f"another run is at work in {folder}, or a command that it began")
+        yield file.fileno()
 
 
 @dataclass
@@ -43,6 +42,8 @@ class Work:
     args: argparse.Namespace
     state: dict[str, Any]
     bar: Any = field(repr=False)
+    lock: int | None = None
+    """What `alone_in` gave. Each command holds it as well: it may go on where this process is killed."""
 
     @property
     def left(self) -> float:
@@ -65,7 +66,10 @@ class Work:
             file.write(f"\n$ {' '.join(asked[2:])}\n".encode())
             file.flush()
             begin, then = file.tell(), time.monotonic()
-            with subprocess.Popen(asked, stdout=file, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL) as child:
+            where = {"stdout": file, "stderr": subprocess.STDOUT, "stdin": subprocess.DEVNULL}
+            if self.lock is not None and os.name == "posix":  # elsewhere no descriptor can be handed on
+                where["pass_fds"] = (self.lock,)
+            with subprocess.Popen(asked, **where) as child:
                 try:
                     while child.poll() is None:
                         time.sleep(0.5)

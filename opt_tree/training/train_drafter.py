@@ -85,8 +85,8 @@ def train(args: argparse.Namespace) -> None:
     total, spent = round(60 * args.minutes), round(state["seconds"])
     shown = "{desc} |{bar}| {percentage:3.0f} %"
     bar = tqdm(total=total, initial=min(spent, total), bar_format=shown, disable=None)
-    with alone_in(args.output), bar:
-        work = Work(args, state, bar)
+    with alone_in(args.output) as lock, bar:
+        work = Work(args, state, bar, lock)
         work.save()
         for name, some in prompts.items():
             write_text(args.output / f"{name}.jsonl", "".join(json.dumps({"prompt": text}) + "\n" for text in some))

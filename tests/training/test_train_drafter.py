@@ -3,6 +3,10 @@
 import argparse
 import importlib
 import json
+import os
+import subprocess
+import sys
+import time
 
 import pytest
 from tqdm import tqdm
@@ -68,6 +72,58 @@ def test_two_runs_do_not_share_a_folder(tmp_path, stages, capsys):
     with stage_runner.alone_in(tmp_path / "made"):
         assert conductor.main(asked(tmp_path)) == 2
     assert "another run is at work" in capsys.readouterr().err
+
+
+RUN = """
+import argparse, sys
+from pathlib import Path
+from tqdm import tqdm
+from opt_tree.training.stages import Work, alone_in
+
+folder = Path(sys.argv[1])
+sys.executable = str(folder / "stage")
+with alone_in(folder) as lock:
+    args = argparse.Namespace(output=folder, minutes=1.0)
+    Work(args, {"seconds": 0.0}, tqdm(total=60, disable=True), lock).run("a stage", 5.0, "any")
+"""
+STAGE = """#!/bin/sh
+echo begun > "$(dirname "$0")/begun"
+read line < "$(dirname "$0")/end"
+"""
+
+
+@pytest.mark.skipif(os.name != "posix", reason="no child inherits a descriptor there")
+def test_what_a_killed_run_left_at_work_keeps_others_out(tmp_path):
+    """Whoever is ended by -9 ends nobody: its child writes into the folder until it is done."""
+    (tmp_path / "stage").write_text(STAGE)
+    (tmp_path / "stage").chmod(0o700)
+    os.mkfifo(tmp_path / "end")
+    run = subprocess.Popen([sys.executable, "-c", RUN, str(tmp_path)])
+    try:
+        wait_until((tmp_path / "begun").exists)
+    finally:
+        run.kill()
+        run.wait()
+    free = is_free(tmp_path)
+    (tmp_path / "end").write_text("end")
+    assert not free
+    wait_until(lambda: is_free(tmp_path))
+
+
+def is_free(folder):
+    try:
+        with stage_runner.alone_in(folder):
+            return True
+    except ValueError as error:
+        assert "another run is at work in" in str(error) and "or a command that it began" in str(error)
+        return False
+
+
+def wait_until(so):
+    end = time.monotonic() + 60
+    while not so():
+        assert time.monotonic() < end
+        time.sleep(0.02)
 
 
 def test_a_stage_that_fails_is_one_line_and_its_log_is_kept(tmp_path):
