@@ -318,6 +318,20 @@ def test_a_notebooks_own_pair_and_prompts(folder: Path, tmp_path: Path) -> None:
         evaluation.evaluate(pair, prompts, node=8)
 
 
+def test_a_description_with_the_plural_of_before_names_the_same_drafter(folder: Path, tmp_path: Path) -> None:
+    """Before 24fe860 a graft was "... for 1 layers, ...": such a file goes on, and one of two layers does not."""
+    specs = [f"graft:{depth}:lm:{folder}/draft+recycling" for depth in (1, 2)]
+    one, two = (opt_tree.load_pair(f"{folder}/target", spec, dtype="float64", device="cpu") for spec in specs)
+    file = AnswerFile(tmp_path / "a.jsonl")
+    evaluation.evaluate(one, ["Name a fish."], file.path, nodes=8, max_new_tokens=4)
+    header = file.header_path.read_text()
+    assert " for 1 layer, " in header
+    file.header_path.write_text(header.replace(" for 1 layer, ", " for 1 layers, "))
+    evaluation.evaluate(one, ["Name a fish."], file.path, nodes=8, max_new_tokens=4)
+    with pytest.raises(ValueError, match=r"another configuration .drafter "):
+        evaluation.evaluate(two, ["Name a fish."], file.path, nodes=8, max_new_tokens=4)
+
+
 def test_slices_and_limit_choose_questions_and_extend_a_file(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
