@@ -34,21 +34,21 @@ class Duel:
         self._place = np.empty_like(order)
         self._place[order] = np.arange(len(order))
         a, b = first[order], second[order]
-        # A token meets itself, or wins against everything behind it in the order.
+        # Sums of what is not negative: a token of little probability keeps all its digits, which a difference loses.
         behind_a, behind_b = (np.append(probs[::-1].cumsum()[::-1][1:], 0.0) for probs in (a, b))
-        winner = a * b + a * behind_b + b * behind_a
         size = min(contested, len(order))
         meet = np.outer(a[:size], b[:size])
         meet = np.triu(meet + meet.T, 1)
-        self._wins = np.triu(np.ones((size, size)), 1)
+        # A token meets itself, or wins against everything behind the contested ones, or behind itself.
+        certain = a * b + a * behind_b + b * behind_a
+        certain[:size] = a[:size] * b[:size] + a[:size] * behind_b[size - 1] + b[:size] * behind_a[size - 1]
+        weights = _best_weights(target[order][:size], certain[:size], meet)
+        self._wins = np.triu(np.ones((size, size)) if weights is None else weights, 1)
         """[i, j], i < j: probability that place i beats place j."""
-        weights = _best_weights(target[order][:size], winner[:size] - meet.sum(1), meet)
-        if weights is not None:
-            self._wins = np.triu(weights, 1)
-            lost = meet * (1 - self._wins)
-            winner[:size] += np.triu(lost, 1).sum(0) - np.triu(lost, 1).sum(1)
+        winner = certain
+        winner[:size] += (meet * self._wins).sum(1) + (meet * (1 - self._wins)).sum(0)
         self.winner = np.empty_like(winner)
-        self.winner[order] = np.maximum(winner, 0)
+        self.winner[order] = winner
 
     def chance(self, one: int, other: int) -> float:
         """The probability that token `one` survives a duel with `other`."""

@@ -292,6 +292,37 @@ def test_a_branching_law_has_the_target_as_its_mean(name: str, seed: int, shape:
     assert mean == pytest.approx(target, abs=1e-12)
 
 
+@pytest.mark.parametrize("name", BRANCHING)
+@given(st.integers(0, 10_000))
+@settings(max_examples=15)
+def test_tokens_that_are_hardly_ever_drawn_are_judged_exactly_too(name: str, seed: int) -> None:
+    """Probabilities down to 1e-30, every list of children, equal ones too: no 0/0, and the target is the mean."""
+    branching, replacement = BRANCHING[name]
+    rng = np.random.default_rng(seed)
+    target, draft = (10.0 ** -rng.uniform(0, 30, 4) for _ in range(2))
+    target, draft = target / target.sum(), draft / draft.sum()
+    mean = np.zeros(4)
+    with unchecked(), np.errstate(divide="raise", invalid="raise"):
+        for children, probability in children_of(draft, 3, replacement):
+            emitted = branching(target, draft, np.array(children))
+            assert (emitted >= 0).all() and emitted.sum() == pytest.approx(1, abs=1e-12)
+            mean += probability * emitted
+    assert mean == pytest.approx(target, abs=1e-12)
+
+
+@given(st.integers(0, 10_000))
+def test_the_winner_of_a_duel_is_known_to_the_last_digits(seed: int) -> None:
+    """Also of a token whose two draws meet once in 1e30 duels: relatively, over every pair of draws."""
+    rng = np.random.default_rng(seed)
+    target, first, second = (law / law.sum() for law in (10.0 ** -rng.uniform(0, 30, 7) for _ in range(3)))
+    duel, winner = importance_weighted.Duel(target, first, second), np.zeros(7)
+    for one, other in itertools.product(range(7), repeat=2):
+        chance = duel.chance(one, other) if one != other else 1.0
+        winner[one] += first[one] * second[other] * chance
+        winner[other] += first[one] * second[other] * (1 - chance)
+    assert duel.winner == pytest.approx(winner, rel=1e-12, abs=0)
+
+
 def acceptance(name: str, target: np.ndarray, draft: np.ndarray, k: int) -> float:
     """The probability that the emitted token is one of the children."""
     branching, replacement = BRANCHING[name]
