@@ -28,7 +28,7 @@ from evaluation.run import options as run_options
 from evaluation.run.compile_time import compile_with_a_bar
 from evaluation.run.options import Options
 from examples import chat
-from experiments.gpu_first_light import __main__ as first_light
+from experiments import gpu_first_light as first_light
 from experiments.other_engines import __main__ as other_engines
 from opt_tree import OptTree, Pair, load_pair
 from opt_tree.controllers.registry import CONTROLLERS

@@ -22,8 +22,7 @@ from evaluation.run.options import EagleOptions as EagleEvalOptions
 from evaluation.run.options import Options as EvalOptions
 from evaluation.timing import interleave
 from examples import chat
-from experiments.gpu_first_light import __main__ as first_light
-from experiments.gpu_first_light.parts import Place
+from experiments import gpu_first_light as first_light
 from opt_tree.core.sampling import Sampling
 from opt_tree.decoding import step_costs
 from opt_tree.decoding.presets import PRESETS, plain
@@ -275,10 +274,9 @@ def test_the_chat_page_s_two_sides_write_the_same():
 
 def test_a_first_gpu_s_command_runs_on_it(tmp_path, monkeypatch):
     """The parts that ask the device for something of their own, with small sizes."""
-    monkeypatch.setattr(Place, "new_tokens", 4)
+    monkeypatch.setattr(first_light.Place, "new_tokens", 4)
     written = tmp_path / "first"
-    options = ["--dry-run", "--parts", "machine,buckets,steps", "--output", str(written)]
+    options = ["--dry-run", "--parts", "machine,budgets", "--output", str(written)]
     assert first_light.main(options) == 0
     parts = json.loads(written.with_suffix(".json").read_text())["parts"]
-    assert parts["machine"]["rows"] and parts["buckets"]["rows"]
-    assert all(row["waits/step"] >= 1 for row in parts["steps"]["rows"])
+    assert parts["machine"]["rows"] and len(parts["budgets"]["rows"]) == 3
