@@ -1,7 +1,7 @@
 """Texts recorded with all that a drafter says beside them, and a target and a drafter that play them again.
 
-Owns the recording, the replaying and the price of what was replayed: what `opt_tree.advise` and `experiments.replay`
-stand on.
+Owns the recording, the replaying and the price of what was replayed: what `opt_tree.advise` and
+`experiments.controllers` stand on.
 """
 
 import math

@@ -15,8 +15,8 @@ from tiny_models import ARCHITECTURES, build, prompt, tiny_drafter
 from evaluation.command_line import parse
 from evaluation.demo.__main__ import Options as Demo
 from evaluation.run.options import Options as Run
-from experiments.replay.__main__ import main as replay
-from experiments.replay.controllers import CONTROLLERS, Setting
+from experiments.controllers import CONTROLLERS, decode
+from experiments.controllers import main as compare_controllers
 from opt_tree import CausalLM, CausalLMDrafter, Decoder, OptTree, Sampling, Static, load_pair
 from opt_tree.batch import shared_forwards as batch
 from opt_tree.controllers import Auto, BetaLength, CalibratedLength, Controller, in_lanes
@@ -27,8 +27,7 @@ from opt_tree.core.pool import CandidatePool
 from opt_tree.core.step import Step
 from opt_tree.decoding import step_costs as pricing
 from opt_tree.decoding.presets import plain
-from opt_tree.decoding.recording import record
-from opt_tree.decoding.recording import replay as replay_texts
+from opt_tree.decoding.recording import record, replay
 from opt_tree.decoding.step_costs import Timed, costs_of, fit
 from opt_tree.drafters import TokenRecycling
 from opt_tree.policies import Costs, Priced, TreePolicy
@@ -468,34 +467,11 @@ def test_the_largest_tree_that_costs_are_known_of_is_drafted():
     assert step.tree.nodes == 255
 
 
-def test_a_replay_needs_no_clock(capsys):
-    """The same figures twice; every row compares with plain decoding and the best of the grid."""
-    asked = ["--limit", "1", "--max-new-tokens", "8", "--nodes", "3,9"]
-    asked += ["--thresholds", "0.3", "--chains", "2", "--json"]
-    found = []
-    for _ in range(2):
-        assert replay(asked) == 0
-        found.append(json.loads(capsys.readouterr().out.splitlines()[-1]))
-    assert found[0] == found[1]
-    rows = {row["costs"]: row for row in found[0]["rows"]}
-    assert rows["eager"]["best x plain"] >= 1 and rows["eager"]["best fixed"] in (
-        "plain",
-        "3/0.3",
-        "9/0.3",
-        "chain of 2",
-    )
-    assert rows["dear drafter"]["best fixed"] == "plain"
-    for row in rows.values():
-        assert row["auto/best"] == pytest.approx(row["auto x plain"] / row["best x plain"])
-    assert replay(["--nodes", "64"]) == 2
-    assert "trees of at most 32 nodes are recorded" in capsys.readouterr().err
-
-
 def test_every_controller_stands_beside_the_best_that_it_could_have_chosen(tmp_path, capsys):
     (tmp_path / "costs.json").write_text(json.dumps({"one": dataclasses.asdict(EAGER)}))
-    asked = ["--controllers", "--limit", "1", "--max-new-tokens", "6", "--dtype", "float32", "--json"]
+    asked = ["--limit", "1", "--max-new-tokens", "6", "--dtype", "float32", "--json"]
     asked += ["--costs", str(tmp_path / "costs.json")]
-    assert replay([*asked, "--drafter", "eagle:demo"]) == 0
+    assert compare_controllers([*asked, "--drafter", "eagle:demo"]) == 0
     rows = {row["controller"]: row for row in json.loads(capsys.readouterr().out.splitlines()[-1])["rows"]}
     assert list(rows) == list(CONTROLLERS)
     for name, row in rows.items():
@@ -504,9 +480,9 @@ def test_every_controller_stands_beside_the_best_that_it_could_have_chosen(tmp_p
         assert row["from"] <= row["of best"] + 1e-9 and row["of best"] <= row["to"] + 1e-9
         assert CONTROLLERS[name].draws or row["from"] == row["to"]
     assert any(row["from"] < row["to"] for row in rows.values())
-    assert replay([*asked, "--drafter", "eagle:demo", "--predictor", str(tmp_path)]) == 2
+    assert compare_controllers([*asked, "--drafter", "eagle:demo", "--predictor", str(tmp_path)]) == 2
     assert "has no config.json" in capsys.readouterr().err
-    assert replay([*asked, "--seeds", "0"]) == 2
+    assert compare_controllers([*asked, "--seeds", "0"]) == 2
     assert "seeds must be at least 1, got 0" in capsys.readouterr().err
 
 
@@ -515,12 +491,11 @@ def test_a_controller_that_draws_is_replayed_as_it_decodes():
     eagle = load_pair("demo", drafter="eagle:demo", dtype=torch.float32)
     asked = ("Explain how a car engine works.", "Describe a day at the beach.", "Why is the sky blue?")
     prompts = [eagle.encode(text) for text in asked]
-    setting = Setting(eagle, prompts, 24)
     texts = record(eagle, prompts, 24)
     for kind in (BetaLength, CalibratedLength):
-        ours = setting.decode(kind(8, seed=1))
+        ours = decode(eagle, prompts, 24, kind(8, seed=1))
         assert [one.finish_reason for one in ours] == ["length", "length", "stop_token"]
-        again = replay_texts(texts, kind(8, seed=1), eagle.target.vocab)
+        again = replay(texts, kind(8, seed=1), eagle.target.vocab)
         assert [one.tokens for one in again] == [one.tokens for one in ours]
         assert [one.accept_lengths for one in again] == [one.accept_lengths for one in ours]
         chosen = [[[step.policy for step in one.steps] for one in side] for side in (ours, again)]

@@ -1,1 +1,0 @@
-"""Is `--nodes auto` as good as the best fixed setting? `python -m experiments.replay`."""
