@@ -89,7 +89,7 @@ def page() -> str:
             "`--controller NAME`: which tree, before each step. The largest tree is that of the tree options.\n",
             table(CONTROLLERS.values(), {}),
             "## Presets\n",
-            "Functions of `opt_tree.decoding.presets`: a method of a paper, complete.\n",
+            "`PRESETS[NAME].make(target, drafter)` of `opt_tree.decoding.presets`: a method's decoder.\n",
             table(PRESETS.values(), {}),
         ]
     )

@@ -17,8 +17,8 @@ from evaluation.run.compile_time import compile_with_a_bar
 from evaluation.run.inflate import inflate_pair
 from evaluation.run.options import Asked, Models, Options
 from evaluation.timing import Method, Timed
-from opt_tree import Decoder, Pair, Sampling, load_pair, make_canonical
-from opt_tree.decoding.presets import chain, controller, opt, plain
+from opt_tree import Decoder, Pair, Sampling, Static, load_pair, make_canonical
+from opt_tree.decoding.presets import controller, opt, plain
 from opt_tree.decoding.step_costs import auto
 from opt_tree.drafters import model_drafter
 from opt_tree.drafters.registry import DrafterOptions, check_drafter, load_drafter
@@ -156,7 +156,7 @@ def _decoder(name: str, options: Options, pair: Pair) -> Decoder:
         chosen = controller(options.controller, pair.target, pair.drafter, tree, options.seed)
         return Decoder(pair.target, pair.drafter, chosen)
     if name == "chain":
-        return chain(pair.target, pair.drafter, min(options.max_depth, options.tree().nodes))
+        return Decoder(pair.target, pair.drafter, Static.chain(min(options.max_depth, options.tree().nodes)))
     return plain(pair.target)
 
 
