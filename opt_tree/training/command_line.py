@@ -82,15 +82,6 @@ def training_parser(description: str, schedule: Schedule) -> Parser:
     return parser
 
 
-def teacher_parser(description: str, schedule: Schedule, objective: object) -> Parser:
-    """Return a command line with what every drafter that learns from a target takes, and its objective's fields."""
-    parser = training_parser(description, schedule)
-    parser.add_argument("--target", type=model_path, required=True, help="model folder, with its tokenizer")
-    parser.add_argument("--own", type=existing, required=True, help="folder of the target's own outputs")
-    parser.add_fields(objective)
-    return parser
-
-
 def pair_parser(description: str, plan: object) -> Parser:
     """Return a command line for what is trained on a target, its drafter and answers; `plan` gives further fields."""
     parser = Parser(description)
@@ -105,13 +96,17 @@ def pair_parser(description: str, plan: object) -> Parser:
     return parser
 
 
-def stream_parser(description: str, plan: object) -> Parser:
-    """Return a parser of the options that training from hidden states on disk has; `plan` gives the other fields."""
+def stream_parser(description: str, plan: object, reduced: bool = True) -> Parser:
+    """Return a parser of the options that training from hidden states on disk has; `plan` gives the other fields.
+
+    `reduced`: whether the head has a draft vocabulary.
+    """
     parser = Parser(description)
     parser.add_argument("--target", type=model_path, required=True, help="model folder; its weights only are read")
     parser.add_argument("--features", type=existing, required=True, help="folder of `opt_tree.training.heads.features`")
     parser.add_argument("--output", type=Path, required=True, help="folder of the checkpoint and, in final/, the head")
-    parser.add_argument("--vocab", type=int, default=8192, help="tokens of the draft vocabulary (%(default)s)")
+    if reduced:
+        parser.add_argument("--vocab", type=int, default=8192, help="tokens of the draft vocabulary (%(default)s)")
     parser.add_argument("--marks", type=numbers, default=(), help="keep the head after so many minutes, too: 3,6")
     parser.add_argument("--resume", action="store_true", help="go on from the checkpoint in OUTPUT")
     parser.add_argument("--threads", type=int, default=1, help="CPU threads")

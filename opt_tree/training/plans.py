@@ -74,6 +74,22 @@ class Pace(ABC):
 
 
 @dataclass(frozen=True)
+class Judging(Pace):
+    """The same of a head that the target's own law judges: over which tokens, and how much its best one counts."""
+
+    hard: float = 0.0  # share that the target's best token alone gets of what is wanted
+    frequent: int = 0  # most frequent tokens over which each step is judged; 0: the whole draft vocabulary
+    drawn: int = 0  # others, drawn anew for each step
+
+    def check(self, vocab: int) -> None:
+        """Raise ValueError for shares that are none, and for more tokens than a vocabulary of this size has."""
+        if self.hard > 1 or self.average >= 1:
+            raise ValueError(f"--hard goes up to 1, --average stays below it, got {self.hard} and {self.average}")
+        if (self.drawn and not self.frequent) or self.frequent + self.drawn > vocab:
+            raise ValueError(f"--frequent {self.frequent} and --drawn {self.drawn} of a draft vocabulary of {vocab}")
+
+
+@dataclass(frozen=True)
 class Shape:
     """The architecture of a new model; heads are `head_dim` wide whatever `hidden` is."""
 

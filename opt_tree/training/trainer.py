@@ -21,7 +21,6 @@ from transformers import PreTrainedTokenizerBase, Trainer, TrainingArguments
 from opt_tree.core.command_line import from_fields
 from opt_tree.training.files import last_checkpoint
 from opt_tree.training.optimizer import MuonAdamW
-from opt_tree.training.own_draws import own_draws
 from opt_tree.training.plans import OWN, Schedule, corpus_names, read_pairs
 from opt_tree.training.stream import Blocks, Mixture, TokenDocuments, build_stream, collate
 
@@ -70,11 +69,6 @@ class OrderedTrainer(Trainer):
 
     def _get_train_sampler(self, train_dataset: Dataset | None = None) -> Sampler | None:
         return SequentialSampler(train_dataset or self.train_dataset)  # type: ignore[arg-type]
-
-    def evaluate(self, *args: Any, **options: Any) -> dict[str, float]:
-        """Judge held-out text with draws of its own: the weights do not depend on how often it is judged."""
-        with own_draws(self.args.seed):
-            return super().evaluate(*args, **options)
 
     def compute_loss(
         self, model: nn.Module, inputs: dict[str, Tensor], return_outputs: bool = False, **_: Any

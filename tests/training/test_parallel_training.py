@@ -1,4 +1,4 @@
-"""Heads that draft in one pass, trained from hidden states on disk: what each group sees, and that a run learns."""
+"""Heads that draft in one pass, and exit layers, trained from hidden states: what each sees, and that a run learns."""
 
 import json
 
@@ -12,8 +12,10 @@ from tiny_models import HIDDEN, VOCAB, tiny
 from training import test_heads_training
 
 from opt_tree import Decoder, OptTree, Static, load_drafter
+from opt_tree.drafters import ExitLayer
+from opt_tree.drafters.heads.one_pass import MedusaHeads
 from opt_tree.models.causal_lm import CausalLM
-from opt_tree.training.heads import dspark, parallel_spec
+from opt_tree.training.heads import dspark, early_exit, medusa, parallel_spec
 from opt_tree.training.heads.batches import Documents
 from opt_tree.training.heads.head_loss import Goal
 from opt_tree.training.heads.parallel_spec import ParallelLoss, ParallelPlan, new_parallel_head
@@ -203,3 +205,69 @@ def test_every_place_of_a_block_learns(folder, target, tmp_path):
 def test_layers_are_spread_as_dflash_spreads_them():
     assert dspark.spread(36, 5) == [1, 9, 17, 25, 33]
     assert dspark.spread(12, 3) == [1, 5, 9] and dspark.spread(12, 1) == [1]
+
+
+@torch.no_grad()
+def test_medusa_s_heads_are_each_asked_what_the_target_says_so_many_tokens_ahead(folder, target):
+    """The loss of head d is the cross-entropy with the target's law d + 1 places behind the feature that it reads."""
+    batch = batch_of(folder, ())
+    torch.manual_seed(0)
+    heads = MedusaHeads(HIDDEN, VOCAB, 3, own_output=False)
+    for weight in heads.parameters():
+        torch.nn.init.normal_(weight, std=0.3)
+    output = target.model.get_output_embeddings().weight.detach().float()
+    found, _ = medusa.MedusaLoss(heads, output.bfloat16())(batch, 3)
+    states = batch.features[-1].float()
+    laws, estimates = (states @ output.T).softmax(-1), heads(states)
+    for depth in range(3):
+        losses = []
+        for row, place in batch.judged.nonzero().tolist():
+            if place > depth:  # the feature so many places back
+                law = (estimates[depth, row, place - depth - 1] @ output.T).log_softmax(-1)
+                losses.append(-(laws[row, place] * law).sum())
+        assert found[depth].item() == pytest.approx(float(torch.stack(losses).mean()), rel=2e-2)
+
+
+@torch.no_grad()
+def test_an_exit_layer_is_asked_what_the_target_says_at_the_same_token(folder, target):
+    batch = batch_of(folder, (1,))
+    torch.manual_seed(0)
+    layer = ExitLayer(target.model.float(), 2)
+    output = target.model.get_output_embeddings().weight.detach().float()
+    (found,), (equal,) = early_exit.ExitLoss(layer, output.bfloat16())(batch, 1)
+    states, given = batch.features[-1].float(), batch.features[1].float()
+    laws = (states @ output.T).softmax(-1)
+    losses, hits = [], []
+    for row, place in batch.judged.nonzero().tolist():
+        if place:  # of the first token nothing is asked
+            hidden = layer.hidden(given[row : row + 1, : place + 1], torch.arange(place + 1)[None])[0, -1]
+            law = (hidden @ output.T).log_softmax(-1)
+            losses.append(-(laws[row, place] * law).sum())
+            hits.append(float(law.argmax() == laws[row, place].argmax()))
+    assert found.item() == pytest.approx(float(torch.stack(losses).mean()), rel=2e-2)
+    assert equal.item() == pytest.approx(np.mean(hits), abs=0.05)
+    target.model.double()
+
+
+@pytest.mark.parametrize(
+    ("module", "kind", "options", "passes"),
+    [(medusa, "medusa", ["--depths", "3"], 3), (early_exit, "exit", ["--depth", "2"], 1)],
+)
+def test_a_run_goes_on_and_leaves_a_drafter(folder, tmp_path, target, module, kind, options, passes):
+    arguments = ["--target", f"{folder}/target", "--features", f"{folder}/features", *options]
+    arguments += ["--output", str(tmp_path), "--tokens", "200", "--save-minutes", "0.02", "--average", "0.5"]
+    assert module.main([*arguments, "--minutes", "0.01"]) == 0
+    assert module.main([*arguments, "--minutes", "0.03", "--resume"]) == 0
+    records = [json.loads(line) for line in (tmp_path / "heldout.jsonl").read_text().splitlines()]
+    assert records[-1]["steps"] > records[0]["steps"]
+    assert len(records[-1]["loss"]) == passes and records[-1]["loss"][0] < records[0]["loss"][0]
+    drafter = load_drafter(f"{kind}:{tmp_path}/final", target)
+    text = Decoder(target, drafter, OptTree(6, 0.0)).generate([3, 9, 7], 8)
+    assert text.tokens == Decoder(target, None, Static.empty()).generate([3, 9, 7], 8).tokens
+    assert max(step.tree.nodes for step in text.steps) > 0
+
+
+def test_an_exit_is_behind_some_layers_and_before_others(folder, tmp_path, capsys):
+    arguments = ["--target", f"{folder}/target", "--features", f"{folder}/features", "--output", str(tmp_path)]
+    assert early_exit.main([*arguments, "--depth", "4"]) == 2
+    assert "--depth must be between 1 and 3, the target has 4 layers" in capsys.readouterr().err

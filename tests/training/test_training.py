@@ -12,12 +12,10 @@ from torch.utils.data import Dataset
 from transformers import AutoModelForCausalLM, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from opt_tree.core.command_line import from_fields
-from opt_tree.drafters.heads.early_exit import ExitLayer
-from opt_tree.drafters.heads.one_pass import MedusaHeads
 from opt_tree.training import plans
 from opt_tree.training.embedded_family import recipe, sizes
 from opt_tree.training.embedded_family.data import Document, draw_prompts, read_corpus, read_prompts, render
-from opt_tree.training.embedded_family.distil import body_loss, distillation_loss, load_teacher
+from opt_tree.training.embedded_family.distil import distillation_loss, load_teacher
 from opt_tree.training.embedded_family.distil import make_loss as distil_loss
 from opt_tree.training.embedded_family.lm import new_llama, save_model
 from opt_tree.training.embedded_family.outputs import answer, load_documents, save_documents
@@ -25,7 +23,6 @@ from opt_tree.training.embedded_family.tokenizer import train_tokenizer, trainin
 from opt_tree.training.embedded_family.unlikelihood import Contrast, repeats
 from opt_tree.training.embedded_family.unlikelihood import make_loss as unlikelihood
 from opt_tree.training.files import last_checkpoint
-from opt_tree.training.heads import early_exit, medusa
 from opt_tree.training.optimizer import MuonAdamW
 from opt_tree.training.plans import OWN, Schedule, Shape
 from opt_tree.training.stream import Blocks, Mixture, TokenDocuments, build_stream, collate
@@ -247,57 +244,6 @@ def test_distilling_brings_the_drafter_to_the_target(target, tokenizer, streams,
     before = loss(drafter, rows).item()
     fit(drafter, streams.blocks(_steps(40)), _steps(40), Run(tmp_path), loss)
     assert loss(drafter, rows).item() < 0.8 * before
-
-
-def test_medusa_s_heads_learn_each_its_own_depth(target: Path) -> None:
-    """On one batch, judged whole: the loss falls, and head d falls short of what is d tokens further on."""
-    torch.manual_seed(0)
-    model = load_teacher(target, compiled=False).float()
-    output = model.get_output_embeddings()
-    output.weight.data *= 100  # laws that differ from place to place
-    heads = MedusaHeads(model.config.hidden_size, model.config.vocab_size, 3, own_output=False)
-    learner = medusa.Heads(heads, model, medusa.Objective(depths=3, judged=1.0))
-    loss, optimizer = body_loss(model, False), torch.optim.Adam(heads.parameters(), 3e-3)
-    batch = {
-        "input_ids": torch.randint(0, model.config.vocab_size, (2, 12), generator=torch.Generator().manual_seed(0))
-    }
-    losses = []
-    for seed in range(100):
-        torch.manual_seed(seed)
-        value = loss(learner, batch)
-        value.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        losses.append(value.item())
-    assert sum(losses[-10:]) < 0.9 * sum(losses[:10])
-    states = model.base_model(batch["input_ids"], use_cache=False).last_hidden_state
-    for depth, ours in enumerate(heads(states[:, :-4])):
-        law = output(ours).log_softmax(-1)
-        apart = [-(output(states[:, d : d + 8]).softmax(-1) * law).sum(-1).mean().item() for d in (1, 2, 3)]
-        assert apart[depth] == min(apart)
-
-
-@pytest.mark.parametrize("kind", ["medusa", "exit"])
-def test_the_weights_do_not_depend_on_how_often_heldout_text_is_judged(kind, target, streams, tmp_path):
-    """Each batch draws the positions that are judged, and so does each held-out block."""
-    model = load_teacher(target, compiled=False)
-    text = model.config
-    state, losses = {}, {}
-    for every in (1, 4):
-        torch.manual_seed(3)
-        if kind == "medusa":
-            heads = MedusaHeads(text.hidden_size, text.vocab_size, 2, own_output=False)
-            learner = medusa.Heads(heads, model, medusa.Objective(depths=2, judged=0.3))
-        else:
-            layer = ExitLayer(model, 1).float().requires_grad_(True)
-            learner = early_exit.Distilled(layer, early_exit.Objective(judged=0.3))
-        schedule = Schedule(**{**vars(_steps(4)), "save_steps": every})
-        trainer = fit(learner, streams.blocks(schedule), schedule, Run(tmp_path / str(every)), body_loss(model, False))
-        state[every] = trainer.model.state_dict()
-        losses[every] = [row["eval_chat_loss"] for row in trainer.state.log_history if "eval_chat_loss" in row]
-    assert len(losses[1]) > len(losses[4]) and losses[1][-1] == losses[4][-1], "judged in the same places"
-    for name, weights in state[1].items():
-        assert torch.equal(weights, state[4][name]), name
 
 
 def test_repeats_marks_what_completes_an_earlier_ngram_of_the_answer() -> None:

@@ -9,14 +9,17 @@ of acceptance, which is what a tree's expected acceptance sums; the first carrie
 
 import sys
 
-from opt_tree.training.command_line import Parser, command, existing, teacher_parser
+from opt_tree.training.command_line import Parser, command, existing, model_path, training_parser
 from opt_tree.training.plans import Schedule, Shape
 
 
 def new_parser() -> Parser:
     schedule = Schedule(rows="0.9:512,0.1:2048", warmup=50)
     shape = Shape(layers=2, hidden=128, heads=2, kv_heads=2, intermediate=320)
-    parser = teacher_parser("Distil a drafter from a target.", schedule, shape)
+    parser = training_parser("Distil a drafter from a target.", schedule)
+    parser.add_argument("--target", type=model_path, required=True, help="model folder, with its tokenizer")
+    parser.add_argument("--own", type=existing, required=True, help="folder of the target's own outputs")
+    parser.add_fields(shape)
     parser.add_argument("--init", type=existing, help="continue from this drafter instead of from scratch")
     parser.add_argument("--hard", type=float, default=0.5, help="weight of the target's argmax in the loss")
     return parser
@@ -33,12 +36,12 @@ from pathlib import Path
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedModel
 
 from opt_tree.models.checkpoints import load_tokenizer, load_weights
 from opt_tree.training.embedded_family.lm import new_model, save_model, set_attention
 from opt_tree.training.embedded_family.outputs import load_documents
-from opt_tree.training.trainer import Examples, Loss, fit_as_told, load_examples
+from opt_tree.training.trainer import Loss, fit_as_told, load_examples
 
 
 def distillation_loss(
@@ -71,30 +74,10 @@ def make_loss(target: PreTrainedModel, hard: float, compiled: bool) -> Loss:
     return loss
 
 
-def body_loss(target: PreTrainedModel, compiled: bool) -> Loss:
-    """Return the loss of a head with its objective: a module of a batch's tokens and what the target makes of them.
-
-    That is one tensor a layer, its inputs first, the last one behind the target's final norm.
-    """
-    body = torch.compile(target.base_model) if compiled else target.base_model
-
-    def loss(model: nn.Module, inputs: dict[str, Tensor]) -> Tensor:
-        with torch.no_grad():
-            states = body(input_ids=inputs["input_ids"], use_cache=False, output_hidden_states=True)
-        return model(inputs["input_ids"], (*states.hidden_states[:-1], states.last_hidden_state))
-
-    return loss
-
-
-def load_lesson(args: argparse.Namespace) -> tuple[PreTrainedModel, PreTrainedTokenizerBase, Examples]:
-    """Load what such a command line names: the frozen target, its tokenizer, and what to train on."""
+def train(args: argparse.Namespace) -> None:
     tokenizer = load_tokenizer(str(args.target))
     examples = load_examples(args, tokenizer, 0.5, load_documents(args.own))
-    return load_teacher(args.target, args.compile), tokenizer, examples
-
-
-def train(args: argparse.Namespace) -> None:
-    target, tokenizer, examples = load_lesson(args)
+    target = load_teacher(args.target, args.compile)
     drafter = new_model(args, tokenizer)
     if fit_as_told(args, drafter, examples, make_loss(target, args.hard, args.compile)):
         save_model(drafter, tokenizer, args.output / "final")

@@ -3,17 +3,21 @@
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
+from transformers import PreTrainedModel
 
 from opt_tree.drafters.heads.eagle3 import Eagle3Head
-from opt_tree.drafters.heads.eagle_head import EagleHead
-from opt_tree.training.heads.batches import Batch
+from opt_tree.training.heads.batches import Batch, most_frequent
 from opt_tree.training.heads.eagle import passes
+from opt_tree.training.heads.features import COUNTS
+from opt_tree.training.plans import Judging
 
 _CHUNK = 128
 """Rows of logits held at once: what fits a core's cache with the loss and its gradient."""
@@ -84,6 +88,17 @@ class Goal:
     drawn: int = 0  # other rows that it is judged over, drawn anew
 
 
+def columns_of(
+    target: PreTrainedModel, features: Path, plan: Judging, vocab: int | None = None
+) -> tuple[Int[Tensor, " columns"], Float[Tensor, "columns hidden"], Goal]:
+    """Return the most frequent tokens of the answers, as many as `vocab` says (None: all), the target's output rows of
+    them, and what the plan says of the judge."""
+    counts, output = np.load(features / COUNTS), target.get_output_embeddings().weight.detach()
+    kept = torch.arange(len(counts)) if vocab is None else most_frequent(counts, vocab, "target")
+    often = torch.from_numpy(np.argsort(-counts[kept], kind="stable")[: plan.frequent]) if plan.frequent else None
+    return kept, output[kept].clone(), Goal(hard=plan.hard, often=often, drawn=plan.drawn)
+
+
 class Judge(nn.Module):
     """What is trained, with what judges it: `forward` gives the loss and the share of equal argmaxes, by pass."""
 
@@ -97,7 +112,7 @@ class Judge(nn.Module):
 
 
 class HeadLoss(Judge):
-    """An EAGLE head with what judges it.
+    """A head in the target's feature space with what judges it: an EAGLE head, unless a subclass says otherwise.
 
     `output`: the target's output rows of the draft vocabulary. They read an EAGLE-3 head too, unless its own are
     trained. `tokens`: which tokens these are; None: all. Where the answer goes on with another one nothing is judged;
@@ -109,7 +124,7 @@ class HeadLoss(Judge):
 
     def __init__(
         self,
-        head: EagleHead | Eagle3Head,
+        head: nn.Module,
         output: Float[Tensor, "columns hidden"],
         goal: Goal = Goal(),
         sizes: Sequence[float] = (1.0, 1.0, 1.0),
@@ -117,13 +132,13 @@ class HeadLoss(Judge):
     ) -> None:
         super().__init__()
         self.output: Tensor
-        self.known: Tensor
+        self.known: Tensor | None
         self.head: Any = head
         self.goal, self.sizes = goal, list(sizes)
         self.register_buffer("output", output, persistent=False)
-        known = torch.ones(head.config.vocab_size, dtype=torch.bool)
+        known = None
         if tokens is not None:
-            known = torch.zeros_like(known).index_fill_(0, tokens, True)
+            known = torch.zeros(head.config.vocab_size, dtype=torch.bool).index_fill_(0, tokens, True)
         self.register_buffer("known", known, persistent=False)
 
     def fold(self) -> None:
@@ -145,6 +160,10 @@ class HeadLoss(Judge):
         theirs = self.output[some]
         return own[some] if own.requires_grad else theirs, theirs
 
+    def read(self, estimates: Float[Tensor, "passes rows hidden"]) -> Float[Tensor, "passes rows hidden"]:
+        """Return what the output layer reads of estimates."""
+        return self.head.read(estimates)
+
     def estimates(self, batch: Batch, unroll: int) -> list[Float[Tensor, "rows pairs hidden"]]:
         """Return the head's output by pass; pair i has feature i and token i + 1."""
         if isinstance(self.head, Eagle3Head):
@@ -159,15 +178,17 @@ class HeadLoss(Judge):
     def forward(self, batch: Batch, unroll: int) -> tuple[Float[Tensor, " passes"], Float[Tensor, " passes"]]:
         goals = batch.features[-1][:, 1:]
         estimates = self.estimates(batch, unroll)
-        follower = F.pad(batch.ids[:, 2:], (0, 1), value=int(self.known.nonzero()[0]))  # unknown at the end: judged
-        judged = batch.judged[:, 1:] & self.known[follower]
+        judged = batch.judged[:, 1:]
+        if self.known is not None:
+            follower = F.pad(batch.ids[:, 2:], (0, 1), value=int(self.known.nonzero()[0]))  # none at the end: judged
+            judged = judged & self.known[follower]
         # Pass s speaks of pairs with s earlier ones; before that it has seen true features only.
         place = torch.arange(judged.shape[1]).expand_as(judged)[judged]
         weights = torch.stack([place >= number for number in range(unroll)]).float()
         picked = torch.stack([estimate[judged] for estimate in estimates])
         states = goals[judged]
         own, theirs = self.judging()
-        read = self.head.read(picked)
+        read = self.read(picked)
         loss, equal = Judged.apply(read.to(own.dtype), weights, own, Wanted(states, theirs, self.goal.hard))
         if self.goal.feature:
             near = F.smooth_l1_loss(read.float(), states.float().expand_as(picked), reduction="none").mean(-1)

@@ -1,31 +1,32 @@
-"""Train Medusa's heads for a frozen target (arXiv:2401.10774), which draft every layer in one pass.
+"""Train Medusa's heads from hidden states on disk (arXiv:2401.10774), which draft every layer in one pass.
 
-    python -m opt_tree.training.heads.medusa --target DIR --own DIR --output DIR
+    python -m opt_tree.training.heads.medusa --target DIR --features DIR --output DIR --minutes 12
 
 Head d learns what the target itself says d + 1 tokens ahead, along its own answers, given its last feature alone. All
-read through the target's output layer; a share of the positions, drawn anew for every batch, is judged. Heads that see
-the root, and each other, are ParallelSpec's and DSpark's (`parallel_spec.py`, `dspark.py`).
+read through the target's output layer. Heads that see the root, and each other, are ParallelSpec's and DSpark's
+(`parallel_spec.py`, `dspark.py`). Stream, clock and files are those of `opt_tree.training.heads.train`.
 """
 
 import sys
 from dataclasses import dataclass
 
-from opt_tree.training.command_line import Parser, command, teacher_parser
-from opt_tree.training.plans import Schedule
+from opt_tree.training.command_line import Parser, command, stream_parser
+from opt_tree.training.plans import Judging
 
 
 @dataclass(frozen=True)
-class Objective:
-    """What is trained, and what the loss weighs."""
+class MedusaPlan(Judging):
+    """How many heads, and judged by what."""
 
     depths: int = 5  # heads: layers of a draft
-    hard: float = 0.5  # share of the target's argmax in the cross-entropy
-    judged: float = 0.06  # share of the positions that are judged
-    decay: float = 0.8  # weight of each depth relative to the one before
+    hard: float = 0.5  # share that the target's best token alone gets of what is wanted
+
+    def passes(self, progress: float) -> int:
+        return self.depths
 
 
 def new_parser() -> Parser:
-    return teacher_parser("Train Medusa's heads.", Schedule(rows="0.9:512,0.1:2048"), Objective())
+    return stream_parser("Train Medusa's heads from hidden states on disk.", MedusaPlan(), reduced=False)
 
 
 main = command(new_parser, "opt_tree.training.heads.medusa:train")
@@ -34,54 +35,48 @@ if __name__ == "__main__":
     sys.exit(main())
 
 import argparse
-from typing import Any
+from pathlib import Path
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Float, Int
-from torch import Tensor, nn
-from transformers import PreTrainedModel
+from torch import Tensor
 
 from opt_tree.core.command_line import from_fields
 from opt_tree.drafters.heads.one_pass import MedusaHeads
-from opt_tree.training.embedded_family.distil import body_loss, distillation_loss, load_lesson
+from opt_tree.models.checkpoints import load_weights
 from opt_tree.training.files import write_checkpoint
-from opt_tree.training.trainer import fit_as_told
+from opt_tree.training.heads.batches import Documents
+from opt_tree.training.heads.head_loss import HeadLoss, columns_of
+from opt_tree.training.heads.run import Training, train_as_told
 
 
-class Heads(nn.Module):
-    """Heads together with their objective: `forward` is the loss of a batch."""
+class MedusaLoss(HeadLoss):
+    """Medusa's heads with what judges them; pass d is head d."""
 
-    def __init__(self, heads: MedusaHeads, target: PreTrainedModel, objective: Objective) -> None:
-        super().__init__()
-        self.heads, self.objective = heads, objective
-        self._target = [target]  # in a list, so that its weights are not saved with the heads
+    @staticmethod
+    def passes(
+        head: MedusaHeads, ids: Int[Tensor, "rows pairs"], features: Float[Tensor, "rows pairs hidden"], depths: int
+    ) -> list[Float[Tensor, "rows pairs hidden"]]:
+        """Return the estimates by head, each where the token is that it speaks of: from the feature d pairs back."""
+        count = ids.shape[1]
+        return [F.pad(states, (0, 0, depth, 0))[:, :count] for depth, states in enumerate(head(features))]
 
-    def forward(self, ids: Int[Tensor, "rows length"], states: tuple[Tensor, ...]) -> Float[Tensor, ""]:
-        """Return the mean distance over depths; position i of the features belongs to the root at token i + 1.
-
-        `goals` are the states that the target's output layer reads: at i + d - 1 it says what depth d should.
-        """
-        features, goals = states[-1][:, :-1], states[-1][:, 1:]
-        last = goals.shape[1] - self.objective.depths + 1
-        count = max(1, round(self.objective.judged * last * len(goals)))
-        rows = torch.randint(len(goals), (count,), device=goals.device)
-        places = torch.randint(last, (count,), device=goals.device)
-        output: Any = self._target[0].get_output_embeddings()
-        total, weights = torch.zeros((), device=goals.device), 0.0
-        for depth, ours in enumerate(self.heads(features[rows, places].float())):
-            theirs = goals[rows, places + depth]
-            drafted, wanted = (x.to(output.weight.dtype) @ output.weight.T for x in (ours, theirs))
-            weight = self.objective.decay**depth
-            total = total + weight * distillation_loss(drafted, wanted, self.objective.hard)
-            weights += weight
-        return total / weights
+    def read(self, estimates: Float[Tensor, "passes rows hidden"]) -> Float[Tensor, "passes rows hidden"]:
+        return estimates
 
 
 def train(args: argparse.Namespace) -> None:
-    objective = from_fields(Objective, args)
-    target, _, examples = load_lesson(args)
+    plan, target = from_fields(MedusaPlan, args), load_weights(str(args.target), torch.bfloat16)
     text = target.config.get_text_config()
-    heads = MedusaHeads(text.hidden_size, text.vocab_size, objective.depths, own_output=False)
-    if fit_as_told(args, Heads(heads.float(), target, objective), examples, body_loss(target, args.compile)):
-        config = {"medusa_num_heads": objective.depths, "medusa_num_layers": 1}
-        write_checkpoint(config, heads.heads.state_dict(), args.output / "final")
+    plan.check(text.vocab_size)
+    heads = MedusaHeads(text.hidden_size, text.vocab_size, plan.depths, own_output=False)
+    _, output, goal = columns_of(target, args.features, plan)
+    loss = MedusaLoss(heads.float(), output, goal)
+    training = Training(loss, Documents(args.features, plan.tokens, (-1,)), plan, args.output)
+    config = {"medusa_num_heads": plan.depths, "medusa_num_layers": 1}
+
+    def save(kept: MedusaLoss, folder: Path) -> None:
+        write_checkpoint(config, kept.head.heads.state_dict(), folder)
+
+    train_as_told(training, args, "medusa", save)

@@ -12,17 +12,14 @@ import sys
 from dataclasses import dataclass
 
 from opt_tree.training.command_line import Parser, command, existing, stream_parser
-from opt_tree.training.plans import Pace
+from opt_tree.training.plans import Judging
 
 
 @dataclass(frozen=True)
-class ParallelPlan(Pace):
+class ParallelPlan(Judging):
     """How deep, and judged by what."""
 
     depths: int = 5  # layers of a draft: the root's pair and the masks
-    hard: float = 0.0  # share that the target's best token alone gets of the law that judges
-    frequent: int = 0  # most frequent tokens over which each step is judged; 0: the whole draft vocabulary
-    drawn: int = 0  # others, drawn anew for each step
 
     def passes(self, progress: float) -> int:
         return self.depths
@@ -42,7 +39,6 @@ if __name__ == "__main__":
 import argparse
 from pathlib import Path
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int
@@ -55,10 +51,9 @@ from opt_tree.drafters.draft_vocabulary import vocabulary_tensors
 from opt_tree.drafters.heads.parallel_spec import ParallelHead
 from opt_tree.models.checkpoints import load_weights
 from opt_tree.training.files import write_checkpoint
-from opt_tree.training.heads.batches import Documents, most_frequent
+from opt_tree.training.heads.batches import Documents
 from opt_tree.training.heads.eagle import LayerPasses, new_head
-from opt_tree.training.heads.features import COUNTS
-from opt_tree.training.heads.head_loss import Goal, HeadLoss
+from opt_tree.training.heads.head_loss import HeadLoss, columns_of
 from opt_tree.training.heads.run import Training, train_as_told
 
 
@@ -110,17 +105,11 @@ def save_parallel(head: ParallelHead, folder: Path, tokens: Int[Tensor, " column
 
 def train(args: argparse.Namespace) -> None:
     plan = from_fields(ParallelPlan, args)
-    if plan.depths < 2 or plan.hard > 1:
-        raise ValueError(f"--depths is at least 2, --hard at most 1, got {plan.depths} and {plan.hard}")
-    if (plan.drawn and not plan.frequent) or plan.frequent + plan.drawn > args.vocab:
-        raise ValueError(f"--frequent {plan.frequent} and --drawn {plan.drawn} of a draft vocabulary of {args.vocab}")
+    if plan.depths < 2:
+        raise ValueError(f"--depths is at least 2, got {plan.depths}")
+    plan.check(args.vocab)
     target = load_weights(str(args.target), torch.bfloat16)
-    counts = np.load(args.features / COUNTS)
-    kept = most_frequent(counts, args.vocab, "target")
-    often = torch.from_numpy(np.argsort(-counts[kept], kind="stable")[: plan.frequent]) if plan.frequent else None
-    output = target.get_output_embeddings().weight.detach()[kept].clone()
-    model = ParallelLoss(
-        new_parallel_head(target, plan.depths, args.init), output, Goal(hard=plan.hard, often=often, drawn=plan.drawn)
-    )
+    kept, output, goal = columns_of(target, args.features, plan, args.vocab)
+    model = ParallelLoss(new_parallel_head(target, plan.depths, args.init), output, goal)
     training = Training(model, Documents(args.features, plan.tokens, (-1,)), plan, args.output)
     train_as_told(training, args, "parallelspec", lambda loss, folder: save_parallel(loss.head, folder, kept))

@@ -8,6 +8,7 @@ import copy
 import json
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +23,18 @@ from opt_tree.models.checkpoints import TRAINING
 from opt_tree.training.heads.batches import Batch, Documents, Group
 from opt_tree.training.heads.head_loss import Judge
 from opt_tree.training.optimizer import MuonAdamW
-from opt_tree.training.own_draws import own_draws
 from opt_tree.training.plans import Pace
 
 Save = Callable[[Any, Path], None]
 """Writes a trained `Judge`'s head to a folder."""
+
+
+@contextmanager
+def own_draws(seed: int) -> Iterator[None]:
+    """Inside, torch draws as it does after this seed; behind it, as if nothing had been drawn."""
+    with torch.random.fork_rng(range(torch.cuda.device_count())):
+        torch.manual_seed(seed)
+        yield
 
 
 class Training:

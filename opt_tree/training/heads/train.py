@@ -21,7 +21,7 @@ from itertools import accumulate
 
 from opt_tree.core.command_line import whole_numbers
 from opt_tree.training.command_line import Parser, command, existing, stream_parser
-from opt_tree.training.plans import LAYOUTS, Pace, read_pairs
+from opt_tree.training.plans import LAYOUTS, Judging, read_pairs
 
 PUBLISHED = {
     "eagle": {"unroll": "1:1", "feature": 10.0, "noise": 0.1},
@@ -31,23 +31,16 @@ PUBLISHED = {
 
 
 @dataclass(frozen=True)
-class Plan(Pace):
+class Plan(Judging):
     """How deep, and judged by what."""
 
     unroll: str = "1:7"  # share of the run:passes, each on the estimates of the one before
-    hard: float = 0.0  # share that the target's best token alone gets of what is wanted
-    frequent: int = 0  # most frequent tokens over which each step is judged; 0: the whole draft vocabulary
-    drawn: int = 0  # others, drawn anew for each step
     feature: float = 0.0  # weight of SmoothL1 between what the output layer reads here and in the target
     noise: float = 0.0  # half-width of uniform noise on the features
 
     def check(self, vocab: int) -> None:
-        """Raise ValueError for shares that are none, and for more tokens than a draft vocabulary has."""
         self.passes(0.0)
-        if self.hard > 1 or self.average >= 1:
-            raise ValueError(f"--hard goes up to 1, --average stays below it, got {self.hard} and {self.average}")
-        if (self.drawn and not self.frequent) or self.frequent + self.drawn > vocab:
-            raise ValueError(f"--frequent {self.frequent} and --drawn {self.drawn} of a draft vocabulary of {vocab}")
+        super().check(vocab)
 
     def passes(self, progress: float) -> int:
         stages = read_pairs(self.unroll, ":", float, int)
@@ -80,9 +73,9 @@ if __name__ == "__main__":
     sys.exit(main())
 
 import argparse
+from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import torch
 from safetensors.torch import load_file
 from transformers import PreTrainedModel
@@ -91,11 +84,10 @@ from opt_tree.core.command_line import from_fields
 from opt_tree.drafters.heads.eagle3 import Eagle3Head, chosen_layers
 from opt_tree.drafters.heads.eagle_head import EagleHead
 from opt_tree.models.checkpoints import load_weights
-from opt_tree.training.heads.batches import Documents, most_frequent
+from opt_tree.training.heads.batches import Documents
 from opt_tree.training.heads.eagle import new_head, save_head
 from opt_tree.training.heads.eagle3 import new_eagle3_head, save_eagle3
-from opt_tree.training.heads.features import COUNTS
-from opt_tree.training.heads.head_loss import Goal, HeadLoss
+from opt_tree.training.heads.head_loss import HeadLoss, columns_of
 from opt_tree.training.heads.run import Training, train_as_told
 
 
@@ -108,8 +100,7 @@ def train(args: argparse.Namespace) -> None:
     target = load_weights(str(args.target), torch.bfloat16)
     layers = _layers(args, target)
     documents = Documents(args.features, args.tokens, (-1, *layers))
-    counts = np.load(args.features / COUNTS)
-    kept = most_frequent(counts, args.vocab, "target")
+    kept, output, goal = columns_of(target, args.features, plan, args.vocab)
     sizes = [documents.size(layer) for layer in layers]
     head: EagleHead | Eagle3Head
     if layers:
@@ -119,9 +110,7 @@ def train(args: argparse.Namespace) -> None:
     if args.init:
         head.load_published(load_file(args.init / "model.safetensors"), str(args.init))
     head.embed_tokens.requires_grad_(args.embedding)
-    output = target.get_output_embeddings().weight.detach()[kept].clone()
-    often = torch.from_numpy(np.argsort(-counts[kept], kind="stable")[: plan.frequent]) if plan.frequent else None
-    goal = Goal(plan.feature, plan.noise, plan.hard, often, plan.drawn)
+    goal = replace(goal, feature=plan.feature, noise=plan.noise)
     training = Training(HeadLoss(head.float(), output, goal, sizes, kept), documents, plan, args.output)
 
     def save(loss: HeadLoss, folder: Path) -> None:
