@@ -12,7 +12,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from evaluation.command_line import at_least, check_writable, main_of, option
+from evaluation.command_line import check_writable, main_of, option
 from evaluation.run.options import Asked
 
 
@@ -23,16 +23,15 @@ class Options(Asked):
     bare: bool = option(False, "without the sharpening stored beside the drafter")
     children: str = option("TopK", "comma list of TopK, WithoutReplacement, IID")
     temperature: float = option(0.0, "0: greedy")
-    max_new_tokens: int = option(128, "new tokens a turn, at most")
+    max_new_tokens: int = option(128, "new tokens a turn, at most", least=1)
     seed: int = option(0, "of sampling")
-    width: int = option(12, "ranks that are measured")
-    depth: int = option(4, "layers that are measured")
-    least_trials: int = option(50, "ranks and depths tried less often are left out")
+    width: int = option(12, "ranks that are measured", least=1)
+    depth: int = option(4, "layers that are measured", least=1)
+    least_trials: int = option(50, "ranks and depths tried less often are left out", least=1)
     output: str = option("acceptance.json", "where the rates go")
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        at_least(self, max_new_tokens=1, width=1, depth=1, least_trials=1)
         check_writable(Path(self.output))
 
 

@@ -11,8 +11,8 @@ from typing import Any, TypeVar
 
 from opt_tree.core.command_line import (
     Parser,
-    at_least,
     at_most,
+    check_bounds,
     numbers,
     option,
     parse,
@@ -24,8 +24,8 @@ from opt_tree.core.files import check_writable
 from opt_tree.core.words import counted
 
 __all__ = [
-    "Parser", "Value", "at_least", "at_most", "check_writable", "counted", "machine_of", "main_of", "numbers", "option",
-    "parse", "print_json", "run_command", "table", "whole_numbers", "work_of",
+    "Parser", "Value", "at_most", "check_bounds", "check_writable", "counted", "machine_of", "main_of", "numbers",
+    "option", "parse", "print_json", "run_command", "table", "whole_numbers", "work_of",
 ]  # fmt: skip
 
 Options = TypeVar("Options")

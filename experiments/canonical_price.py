@@ -11,26 +11,23 @@ the figure of the price.
 import sys
 from dataclasses import dataclass
 
-from evaluation.command_line import at_least, main_of, option, whole_numbers
+from evaluation.command_line import main_of, option, whole_numbers
 from evaluation.run.options import Asked
 
 
 @dataclass(frozen=True)
 class Options(Asked):
-    """The pair, the trees, and the contexts."""
+    """The pair, and the contexts."""
 
     dtype: str = option("bfloat16", "of the target: bfloat16 or float32")
-    trees: str = option("5,12,60", "comma list: drafted nodes a step, beside plain decoding")
-    threshold: float = option(0.2, "draft another layer while the newest raised E(A) by more than this")
     contexts: str = option("100,1000,4000", "comma list: tokens of the prompts; those that the models do not hold drop")
-    prompts: int = option(3, "of each context")
-    max_new_tokens: int = option(48, "behind each prompt")
+    prompts: int = option(3, "of each context", least=1)
+    max_new_tokens: int = option(48, "behind each prompt", least=1)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        at_least(self, prompts=1, max_new_tokens=1)
-        if min(whole_numbers(f"{self.trees},{self.contexts}")) < 1:
-            raise ValueError(f"trees and contexts are of at least 1 token, got {self.trees} and {self.contexts}")
+        if min(whole_numbers(self.contexts)) < 1:
+            raise ValueError(f"--contexts must be at least 1 each, got {self.contexts}")
 
 
 main = main_of("experiments.canonical_price", Options, __doc__, "experiments.canonical_price:run")
@@ -50,6 +47,8 @@ from evaluation.timing import environment, schedule
 from opt_tree import Decoder, OptTree, Pair
 from opt_tree.decoding.presets import plain
 
+NODES, THRESHOLD = (5, 12, 60), 0.2
+"""Of the trees, beside plain decoding."""
 WAYS = ("today", "canonical")
 RATIOS = ("first ms", "step ms", "tokens/s")
 
@@ -84,7 +83,7 @@ def measured(pairs: dict[str, Pair], nodes: int, prompts: list[list[int]], optio
     """Decode all prompts by trees of so many nodes, plainly for 0; the first one once more, which does not count."""
 
     def decoder(pair: Pair) -> Decoder:
-        return Decoder(pair.target, pair.drafter, OptTree(nodes, options.threshold)) if nodes else plain(pair.target)
+        return Decoder(pair.target, pair.drafter, OptTree(nodes, THRESHOLD)) if nodes else plain(pair.target)
 
     decoders = {way: decoder(pair) for way, pair in pairs.items()}
     in_lockstep(decoders, prompts[0][:100], 8)
@@ -125,11 +124,11 @@ def run(options: Options) -> dict[str, Any]:
     print(f"{target.name}, {target.engine.name}; {given.pair.drafter.describe()}")
     rows = []
     for context in whole_numbers(options.contexts):
-        if context + options.max_new_tokens + max(whole_numbers(options.trees)) > target.max_context:
+        if context + options.max_new_tokens + max(NODES) > target.max_context:
             print(f"{context} tokens: {target.name} holds {target.max_context}", file=sys.stderr)
             continue
         prompts = prompts_of(given, context, options.prompts)
-        runs = {nodes: measured(pairs, nodes, prompts, options) for nodes in (0, *whole_numbers(options.trees))}
+        runs = {nodes: measured(pairs, nodes, prompts, options) for nodes in (0, *NODES)}
         found: list[dict[str, Value]] = []
         for nodes, by_way in runs.items():
             sides = {way: figures(by_way[way], runs[0][way]) for way in WAYS}

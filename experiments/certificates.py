@@ -11,7 +11,7 @@ exit status is 1 where anything differs.
 import sys
 from dataclasses import dataclass
 
-from evaluation.command_line import at_least, option, parse, run_command, work_of
+from evaluation.command_line import option, parse, run_command, work_of
 from evaluation.run.options import Asked
 
 EMBEDDED = ("eagle:demo", "eagle3:demo", "store:demo", "graft:1:eagle:demo+store:demo", "exit:demo")
@@ -24,17 +24,16 @@ INFLATED = ("eagle:demo", "store:demo")
 class Options(Asked):
     """The pair, its other drafters, and how much is decoded."""
 
-    limit: int = option(24, "this many questions at most")
+    limit: int = option(24, "this many questions at most", least=1)
     dtype: str = option("bfloat16", "of the target: bfloat16 or float32")
     also: list[str] = option(  # noqa: RUF009
         (), f"further drafters, several specs; for the embedded target by default {' '.join(EMBEDDED)}"
     )
-    lanes: int = option(8, "of the batch")
-    max_new_tokens: int = option(128, "of each text")
+    lanes: int = option(8, "of the batch", least=1)
+    max_new_tokens: int = option(128, "of each text", least=1)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        at_least(self, lanes=1, max_new_tokens=1)
         if not self.also and self.base_model_path == "demo":
             object.__setattr__(self, "also", list(INFLATED if self.inflate else EMBEDDED))
 

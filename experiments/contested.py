@@ -1,6 +1,6 @@
 """How often `khisti` accepts one of two drawn children, by how many tokens its linear programme settles.
 
-    python -m experiments.contested [--drafter eagle:demo] [--limit 6] [--laws 60]
+    python -m experiments.contested [--drafter eagle:demo] [--limit 6]
 
 Questions are answered at temperature 1, and what target and drafter say at the nodes is kept. At each of them the
 probability that one of two independent children is accepted is computed exactly: by `khisti` at several sizes of its
@@ -10,27 +10,17 @@ programme, by `multi_round`, and the bound that no rule can pass (arXiv:2410.182
 import sys
 from dataclasses import dataclass
 
-from evaluation.command_line import at_least, main_of, option, whole_numbers
+from evaluation.command_line import main_of, option
 from evaluation.run.options import Asked
-
-MOST = 200
-"""Tokens that the programme may settle: beyond, it takes minutes a node."""
 
 
 @dataclass(frozen=True)
 class Options(Asked):
     """The pair, the questions, and how many nodes are looked at."""
 
-    limit: int = option(6, "this many questions at most")
-    contested: str = option("5,10,20,40", "comma list: tokens that the linear programme settles")
-    laws: int = option(60, "nodes that are looked at, drawn from all that were met")
-    max_new_tokens: int = option(40, "of an answer, at most")
-    seed: int = option(0, "of sampling, and of which nodes are looked at")
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        at_least(self, laws=1, max_new_tokens=1)
-        whole_numbers(self.contested, MOST)
+    limit: int = option(6, "this many questions at most", least=1)
+    laws: int = option(60, "nodes that are looked at, drawn from all that were met", least=1)
+    max_new_tokens: int = option(40, "of an answer, at most", least=1)
 
 
 main = main_of("experiments.contested", Options, __doc__, "experiments.contested:run")
@@ -53,6 +43,9 @@ from opt_tree.verifiers.base import Probs, valid_for, walk_down
 from opt_tree.verifiers.importance_weighted import Duel
 from opt_tree.verifiers.multi_round_rejection import in_rounds
 
+CONTESTED = (5, 10, 20, 40)
+"""Tokens that the linear programme settles. Beyond 200 it takes minutes a node."""
+
 
 def met(given: Material, options: Options) -> list[tuple[Probs, Probs]]:
     """What target and drafter say at the nodes of sampled answers."""
@@ -69,7 +62,7 @@ def met(given: Material, options: Options) -> list[tuple[Probs, Probs]]:
     decoder = Decoder(given.pair.target, given.pair.drafter.at_temperature(1.0), Sampled.chains(2, 4), watched)
     for number, question in enumerate(given.chosen):
         prompt = given.prompter.encode([question.turns[0]], [])
-        decoder.generate(prompt, options.max_new_tokens, Sampling(1.0), given.pair.stop, seed=options.seed + number)
+        decoder.generate(prompt, options.max_new_tokens, Sampling(1.0), given.pair.stop, seed=number)
     return laws
 
 
@@ -109,14 +102,14 @@ def run(options: Options) -> dict[str, Any]:
     """Measure, print the table and return it."""
     given = gather(options)
     known = met(given, options)
-    chosen = np.random.default_rng(options.seed).permutation(len(known))[: options.laws]
+    chosen = np.random.default_rng(0).permutation(len(known))[: options.laws]
     pairs = [known[place] for place in chosen]
 
     def row(name: str, accepted: list[float]) -> dict[str, Value]:
         return {"rule": name, "accepted": float(np.mean(accepted))}
 
     rows = [row("multi_round", [by_rounds(*pair) for pair in pairs])]
-    for size in whole_numbers(options.contested, MOST):
+    for size in CONTESTED:
         rows.append(row(f"khisti, {size} tokens", [by_duel(target, draft, size) for target, draft in pairs]))
     rows.append(row("the bound", [bound(*pair) for pair in pairs]))
     print(f"{given.pair.target.name}; {given.pair.drafter.describe()}; {len(pairs)} of {len(known)} nodes")

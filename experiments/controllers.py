@@ -10,7 +10,7 @@ that draws is replayed with several seeds beside replayed settings, and decoded 
 import sys
 from dataclasses import dataclass
 
-from evaluation.command_line import at_least, main_of, option
+from evaluation.command_line import main_of, option
 from evaluation.run.options import Asked
 
 
@@ -18,16 +18,12 @@ from evaluation.run.options import Asked
 class Options(Asked):
     """What is decoded, and the prices."""
 
-    max_new_tokens: int = option(96, "new tokens a question, at most")
+    max_new_tokens: int = option(96, "new tokens a question, at most", least=1)
     costs: str | None = option(None, "JSON file of tables by name, each with the fields of Costs, in seconds")
     predictor: str | None = option(
         None, "folder of a predictor of draft lengths; by default the embedded one for eagle:demo"
     )
-    seeds: int = option(8, "seeds that a controller which draws is replayed with")
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        at_least(self, max_new_tokens=1, seeds=1)
+    seeds: int = option(8, "seeds that a controller which draws is replayed with", least=1)
 
 
 main = main_of("experiments.controllers", Options, __doc__, "experiments.controllers:run")

@@ -1,18 +1,18 @@
 """EESD as a whole: an early exit drafts a chain, whose length is fixed, or drawn from its two posteriors.
 
-    python -m experiments.early_exit [--bench-name demo] [--limit 40] [--longest 8] [--seeds 8]
+    python -m experiments.early_exit [--bench-name demo] [--limit 40]
 
 Plain decoding's texts are recorded once, greedily, with the exit's chain behind every token; each fixed length and each
 controller is replayed on them, those that draw with several seeds. Times plain decoding count layers, as if a forward's
 time were that of its layers whatever its rows: a chain of k tokens costs k (depth + 1) layers to draft, and all layers
 of the target to score, whose lower ones run for the last token alone. Beside the exit's own depth, as if it stood
-elsewhere (`--depths`).
+elsewhere.
 """
 
 import sys
 from dataclasses import dataclass
 
-from evaluation.command_line import at_least, main_of, option
+from evaluation.command_line import main_of, option
 from evaluation.run.options import Asked
 
 
@@ -21,19 +21,9 @@ class Options(Asked):
     """What is recorded, and what is replayed on it."""
 
     drafter: str = option("exit:demo", "an early exit")
-    max_new_tokens: int = option(64, "new tokens a question, at most")
-    longest: int = option(8, "longest chain")
-    seeds: int = option(8, "that each controller is replayed with")
-    depths: str = option("4/12,5/80", "comma list: layers below the exit / layers of the target, to count by")
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        at_least(self, max_new_tokens=1, longest=1, seeds=1)
-
-    @property
-    def places(self) -> list[tuple[int, int]]:
-        """Depth and layers."""
-        return [(int(depth), int(layers)) for depth, layers in (part.split("/") for part in self.depths.split(","))]
+    max_new_tokens: int = option(64, "new tokens a question, at most", least=1)
+    longest: int = option(8, "longest chain", least=1)
+    seeds: int = option(8, "that each controller is replayed with", least=1)
 
 
 main = main_of("experiments.early_exit", Options, __doc__, "experiments.early_exit:run")
@@ -56,6 +46,9 @@ from opt_tree.core.pool import CandidatePool
 from opt_tree.decoding.recording import record, replay
 from opt_tree.drafters.heads.early_exit import EarlyExit
 
+PLACES = ((4, 12), (5, 80))
+"""Layers below the exit, and of the target, to count by."""
+
 
 @dataclass(frozen=True)
 class Chains:
@@ -74,7 +67,7 @@ class Chains:
         return np.array([0])
 
 
-def figures(generations: Sequence[Generation], places: Sequence[tuple[int, int]]) -> dict[str, float]:
+def figures(generations: Sequence[Generation]) -> dict[str, float]:
     """Tokens and nodes a step, and how many times faster than plain decoding that is by layers.
 
     A step without a draft, at a text's end, costs the target's layers alone.
@@ -82,7 +75,7 @@ def figures(generations: Sequence[Generation], places: Sequence[tuple[int, int]]
     steps = [step for generation in generations for step in generation.steps]
     tokens, drafted = sum(len(step.tokens) for step in steps), sum(step.tree.nodes for step in steps)
     found = {"tokens/step": tokens / len(steps), "nodes/step": drafted / len(steps)}
-    for depth, layers in places:
+    for depth, layers in PLACES:
         found[f"x plain, {depth}/{layers}"] = tokens * layers / (drafted * (depth + 1) + len(steps) * layers)
     return found
 
@@ -96,7 +89,7 @@ def run(options: Options) -> dict[str, Any]:
     texts = record(pair, given.first_prompts(), options.max_new_tokens, survey=Chains(options.longest))
 
     def replayed(policy: TreePolicy | Controller) -> dict[str, float]:
-        return figures(replay(texts, policy, pair.target.vocab), options.places)
+        return figures(replay(texts, policy, pair.target.vocab))
 
     rows: list[dict[str, Any]] = []
     for length in range(1, options.longest + 1):

@@ -1,6 +1,6 @@
 """Milliseconds to score a tree with a hybrid of gated delta nets: as one forward, and path by path.
 
-    python -m experiments.hybrids [--hidden 1024] [--layers 12] [--context 200] [--rows 1,6,13,25,61]
+    python -m experiments.hybrids [--dtype bfloat16]
 
 A Qwen3-Next of random weights, three layers in four gated delta nets. The same random trees are scored both ways by
 turns, in process time; the logits are compared, too.
@@ -9,32 +9,15 @@ turns, in process time; the logits are compared, too.
 import sys
 from dataclasses import dataclass
 
-from evaluation.command_line import at_least, main_of, option
+from evaluation.command_line import main_of, option
 
 
 @dataclass(frozen=True)
 class Options:
-    """The sizes; a seed fixes the model and the trees."""
+    """The arithmetic."""
 
-    hidden: int = option(1024, "size of the hidden state, a multiple of 128")
-    layers: int = option(12, "of which every fourth is full attention")
-    vocabulary: int = option(8192, "tokens that the model tells apart")
-    context: int = option(200, "tokens before the tree")
-    rows: str = option("1,6,13,25,61", "sizes of the trees, their root included")
-    repeats: int = option(9, "times that each tree is scored each way")
-    dtype: str = option("float32", "float32 or bfloat16")
-    threads: int = option(1, "CPU threads")
-    seed: int = option(0, "of the model and the trees")
+    dtype: str = option("float32", "of the weights", choices=("float32", "bfloat16"))
     json: bool = option(False, "print the figures as one JSON line, too")
-
-    def __post_init__(self) -> None:
-        at_least(self, hidden=128, layers=4, vocabulary=64, context=1, repeats=1, threads=1)
-        if self.hidden % 128:
-            raise ValueError(f"--hidden must be a multiple of 128, got {self.hidden}")
-        if self.dtype not in ("float32", "bfloat16"):
-            raise ValueError(f"--dtype must be float32 or bfloat16, got {self.dtype}")
-        if not all(size.isdigit() and int(size) > 0 for size in self.rows.split(",")):
-            raise ValueError(f"--rows takes sizes like 1,6,13, got {self.rows}")
 
 
 main = main_of("experiments.hybrids", Options, __doc__, "experiments.hybrids:run")
@@ -55,15 +38,24 @@ from evaluation.command_line import table
 from evaluation.timing import environment
 from opt_tree import CausalLM, ChainLM, Tree
 
+HIDDEN, LAYERS, VOCABULARY = 1024, 12, 8192
+"""Every fourth layer is full attention."""
+CONTEXT = 200
+"""Tokens before the tree."""
+ROWS = (1, 6, 13, 25, 61)
+"""Sizes of the trees, their root included."""
+REPEATS = 9
+"""Times that each tree is scored each way."""
 
-def model(options: Options) -> Qwen3NextForCausalLM:
+
+def model(dtype: str) -> Qwen3NextForCausalLM:
     """Return the model, its heads of 64 as in larger ones."""
-    heads = options.hidden // 64
+    heads = HIDDEN // 64
     config = Qwen3NextConfig(
-        vocab_size=options.vocabulary,
-        hidden_size=options.hidden,
-        intermediate_size=3 * options.hidden,
-        num_hidden_layers=options.layers,
+        vocab_size=VOCABULARY,
+        hidden_size=HIDDEN,
+        intermediate_size=3 * HIDDEN,
+        num_hidden_layers=LAYERS,
         num_attention_heads=heads,
         num_key_value_heads=heads // 2,
         head_dim=64,
@@ -71,38 +63,38 @@ def model(options: Options) -> Qwen3NextForCausalLM:
         linear_num_value_heads=heads,
         linear_key_head_dim=64,
         linear_value_head_dim=64,
-        mlp_only_layers=list(range(options.layers)),
+        mlp_only_layers=list(range(LAYERS)),
         tie_word_embeddings=False,
     )
     with torch.random.fork_rng():
-        torch.manual_seed(options.seed)
-        return Qwen3NextForCausalLM(config).to(getattr(torch, options.dtype)).eval()
+        torch.manual_seed(0)
+        return Qwen3NextForCausalLM(config).to(getattr(torch, dtype)).eval()
 
 
-def random_tree(rows: int, options: Options) -> Tree:
+def random_tree(rows: int) -> Tree:
     """Return a tree whose rows hang below random earlier ones."""
-    random = np.random.default_rng(options.seed)
+    random = np.random.default_rng(0)
     parents = np.array([-1, *(random.integers(0, row) for row in range(1, rows))])
-    return Tree(random.integers(0, options.vocabulary, rows), parents, np.zeros(rows), np.full(rows, -1))
+    return Tree(random.integers(0, VOCABULARY, rows), parents, np.zeros(rows), np.full(rows, -1))
 
 
 def run(options: Options) -> dict[str, Any]:
     """Print the table; return its rows."""
-    torch.set_num_threads(options.threads)
-    built = model(options)
+    torch.set_num_threads(1)
+    built = model(options.dtype)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # transformers names faster kernels, which are for GPUs
         whole, paths = CausalLM(built), ChainLM(built)
     whole.pack(False)  # the paths' forwards take the weights as they are
-    context = [(7 * place + 3) % options.vocabulary for place in range(options.context)]
+    context = [(7 * place + 3) % VOCABULARY for place in range(CONTEXT)]
     for lm in (whole, paths):
         lm.append(context)
     rows = []
-    for size in tqdm([int(size) for size in options.rows.split(",")], desc="sizes", leave=False, disable=None):
-        tree = random_tree(size, options)
+    for size in tqdm(ROWS, desc="sizes", leave=False, disable=None):
+        tree = random_tree(size)
         taken: dict[str, list[float]] = {"one forward": [], "path by path": []}
         logits = {}
-        for _ in range(options.repeats):
+        for _ in range(REPEATS):
             for way, lm in zip(taken, (whole, paths), strict=True):
                 begin = time.process_time()
                 logits[way] = lm.score(tree).logits
@@ -118,6 +110,6 @@ def run(options: Options) -> dict[str, Any]:
         rows[-1] |= {"times": round(other / one, 2), "logits off by": f"{off:.0e}"}
     place = environment(torch.device("cpu"))
     size_of = sum(weight.numel() for weight in built.parameters()) / 1e6
-    print(f"{size_of:.0f} M parameters, {options.dtype}, behind {options.context} tokens; {place['device']}")
+    print(f"{size_of:.0f} M parameters, {options.dtype}, behind {CONTEXT} tokens; {place['device']}")
     print(table(rows))
     return {"rows": rows, "environment": place}

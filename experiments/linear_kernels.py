@@ -10,7 +10,7 @@ result are left to the caller: both are in its favour.
 import sys
 from dataclasses import dataclass
 
-from evaluation.command_line import at_least, main_of, option
+from evaluation.command_line import main_of, option
 from evaluation.run.options import Machine
 
 SHAPES = {
@@ -26,13 +26,9 @@ class Options(Machine):
 
     shapes: str = option("smollm2", "whose products", choices=tuple(SHAPES))
     rows: str = option("1,6,8,16,61", "comma list: rows of the products")
-    rounds: int = option(3, "over all copies; the fastest one counts")
+    rounds: int = option(3, "over all copies; the fastest one counts", least=1)
     bandwidth: float = option(24.0, "of the memory to one core, in GB a second")
     peak: float = option(116.0, "products of bfloat16 a second, in 10^9; of bytes there are twice as many")
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        at_least(self, rounds=1)
 
 
 main = main_of("experiments.linear_kernels", Options, __doc__, "experiments.linear_kernels:run")

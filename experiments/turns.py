@@ -9,23 +9,17 @@ the wall clock and, for a busy machine, by the process's own. The texts must be 
 import sys
 from dataclasses import dataclass
 
-from evaluation.command_line import at_least, main_of, option
+from evaluation.command_line import main_of, option
 from evaluation.run.options import Asked
 
 
 @dataclass(frozen=True)
 class Options(Asked):
-    """The pair, the questions, and the trees."""
+    """The pair, and the questions."""
 
-    limit: int = option(3, "this many questions at most")
-    nodes: int = option(8, "drafted nodes a step")
-    threshold: float = option(0.45, "draft another layer while the newest raised E(A) by more than this")
-    max_new_tokens: int = option(256, "of a turn, at most")
-    rounds: int = option(3, "how often the conversation is held, each way by turns")
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        at_least(self, nodes=1, max_new_tokens=1, rounds=1)
+    limit: int = option(3, "this many questions at most", least=1)
+    max_new_tokens: int = option(256, "of a turn, at most", least=1)
+    rounds: int = option(3, "how often the conversation is held, each way by turns", least=1)
 
 
 main = main_of("experiments.turns", Options, __doc__, "experiments.turns:run")
@@ -76,7 +70,7 @@ def talk(given: Material, decoder: Decoder, limit: int, reuse: bool) -> list[Fir
 
 def measure(given: Material, options: Options) -> list[dict[str, Value]]:
     """Hold the conversation both ways by turns; a row a turn. Raises ValueError where the texts differ."""
-    decoder = Decoder(given.pair.target, given.pair.drafter, OptTree(options.nodes, options.threshold))
+    decoder = Decoder(given.pair.target, given.pair.drafter, OptTree(8, 0.45))
     talk(given, decoder, 8, False)  # first forwards of their kinds
     ways: dict[bool, list[list[First]]] = {False: [], True: []}
     for _ in range(options.rounds):

@@ -1,36 +1,28 @@
 """Milliseconds a step outside the forwards at a large vocabulary: what sampling costs there, verifier by verifier.
 
-    python -m experiments.vocabulary [--vocabulary 128000] [--nodes 60] [--spread 6]
+    python -m experiments.vocabulary [--vocabulary 128000] [--steps 6]
 
-Models of random weights: the forwards are small and do not matter, the laws have the spread that is asked for (a
-language model's own logits have some 3 to 6; 1 is nearly flat, the worst case). Each verifier judges trees of its own
+Models of random weights: the forwards are small and do not matter, a row's logits have a
+standard deviation of 6 (a language model's own have some 3 to 6). Each verifier judges trees of its own
 kind: the most probable children for `match`, parallel chains for `traversal`, distinct draws for `without_replacement`.
 """
 
 import sys
 from dataclasses import dataclass
 
-from evaluation.command_line import at_least, main_of, option
+from evaluation.command_line import check_bounds, main_of, option
 
 
 @dataclass(frozen=True)
 class Options:
-    """The sizes; a seed fixes the models and the draws."""
+    """The sizes."""
 
-    vocabulary: int = option(128_000, "tokens that a model tells apart")
-    nodes: int = option(60, "drafted nodes a step, about")
-    temperature: float = option(1.0, "of the target")
-    top_p: float = option(0.9, "of the target")
-    spread: float = option(6.0, "standard deviation of the logits of a row")
-    steps: int = option(10, "measured of each verifier, behind two that are not")
-    threads: int = option(1, "CPU threads")
-    seed: int = option(0, "of models and draws")
+    vocabulary: int = option(128_000, "tokens that a model tells apart", least=64)
+    steps: int = option(10, "measured of each verifier, behind two that are not", least=1)
     json: bool = option(False, "print the figures as one JSON line, too")
 
     def __post_init__(self) -> None:
-        at_least(self, vocabulary=64, nodes=4, steps=1, threads=1)
-        if not 0 < self.spread <= 100:
-            raise ValueError(f"--spread must lie in (0, 100], got {self.spread}")
+        check_bounds(self)
 
 
 main = main_of("experiments.vocabulary", Options, __doc__, "experiments.vocabulary:run")
@@ -56,10 +48,11 @@ from opt_tree.verifiers import traversal, without_replacement
 _PROMPT = [3, 1, 4, 1, 5, 9, 2, 6]
 _COLD = 2
 """Steps that pay for cold memory."""
+NODES, SPREAD, SAMPLING = 60, 6.0, Sampling(1.0, 0.9)
 
 
 @torch.no_grad()
-def models(vocabulary: int, spread: float, seed: int) -> tuple[LlamaForCausalLM, LlamaForCausalLM]:
+def models(vocabulary: int) -> tuple[LlamaForCausalLM, LlamaForCausalLM]:
     """Return a target and a drafter, the target with some noise, whose logits have this spread; float32."""
     config = LlamaConfig(
         vocab_size=vocabulary,
@@ -72,35 +65,31 @@ def models(vocabulary: int, spread: float, seed: int) -> tuple[LlamaForCausalLM,
         tie_word_embeddings=False,
     )
     with torch.random.fork_rng():
-        torch.manual_seed(seed)
+        torch.manual_seed(0)
         target = LlamaForCausalLM(config).eval()
         # Behind the last norm a row has length sqrt(hidden), so that the logits spread as wide as asked.
-        target.lm_head.weight.normal_(std=spread / config.hidden_size**0.5)
+        target.lm_head.weight.normal_(std=SPREAD / config.hidden_size**0.5)
         drafter = copy.deepcopy(target)
         drafter.lm_head.weight += 0.3 * torch.randn_like(drafter.lm_head.weight) * drafter.lm_head.weight.std()
     return target, drafter
 
 
-def cases(nodes: int) -> list[tuple[Verifier, TreePolicy]]:
-    """Verifiers with trees that they are meant for."""
-    chains = max(1, nodes // 10)
-    return [
-        (match, OptTree(nodes, 0.0)),
-        (traversal, Sampled.chains(chains, max(1, nodes // chains))),
-        (without_replacement, DySpec(nodes)),
-    ]
+CASES: list[tuple[Verifier, TreePolicy]] = [
+    (match, OptTree(NODES, 0.0)),
+    (traversal, Sampled.chains(NODES // 10, 10)),
+    (without_replacement, DySpec(NODES)),
+]
+"""Verifiers with trees that they are meant for."""
 
 
 def measure(options: Options) -> list[dict[str, Value]]:
     """Decode with each verifier; a line each, medians over the steps."""
-    sampling, rows = Sampling(options.temperature, options.top_p), []
-    if sampling.greedy:
-        raise ValueError("--temperature must be above 0: greedy decoding draws nothing")
-    target, drafter = models(options.vocabulary, options.spread, options.seed)
-    for verifier, policy in tqdm(cases(options.nodes), desc="verifiers", leave=False, disable=None):
+    rows: list[dict[str, Value]] = []
+    target, drafter = models(options.vocabulary)
+    for verifier, policy in tqdm(CASES, desc="verifiers", leave=False, disable=None):
         lm = CausalLM(target)
         decoder = Decoder(lm, CausalLMDrafter(CausalLM(drafter), lm.vocab), policy, verifier)
-        decoding = decoder.steps(_PROMPT, None, sampling, Random(options.seed))
+        decoding = decoder.steps(_PROMPT, None, SAMPLING, Random(0))
         steps = list(itertools.islice(decoding, _COLD, _COLD + options.steps))
         times = [step.times for step in steps]
         growing = [t.draft - t.draft_forward for t in times]
@@ -120,8 +109,8 @@ def measure(options: Options) -> list[dict[str, Value]]:
 
 def run(options: Options) -> dict[str, Any]:
     """Measure, print the table and return it."""
-    torch.set_num_threads(options.threads)
+    torch.set_num_threads(1)
     rows, place = measure(options), environment(torch.device("cpu"))
-    laws = f"spread {options.spread:g}, temperature {options.temperature:g}, top-p {options.top_p:g}"
+    laws = f"spread {SPREAD:g}, temperature {SAMPLING.temperature:g}, top-p {SAMPLING.top_p:g}"
     print(f"{options.vocabulary} tokens, {laws}; {machine_of(place)}", table(rows), sep="\n")
     return {"environment": place, "rows": rows}

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from evaluation.command_line import at_least, at_most, numbers, option, whole_numbers
+from evaluation.command_line import numbers, option, whole_numbers
 from evaluation.run.options import MOST_LANES, PUBLISHED, Asked, known
 
 if TYPE_CHECKING:
@@ -33,20 +33,25 @@ class Options(Asked):
     )
     lossy: bool = option(False, "allow verifiers that do not keep the target's distribution")
     max_new_tokens: int | None = option(
-        None, "new tokens a question, at most (default: 64; with --quick or --preset drafters: 32)"
+        None, "new tokens a question, at most (default: 64; with --quick or --preset drafters: 32)", least=1
     )
     peers: bool = option(
         False, "time transformers on the same questions, too: plain, assisted, prompt lookup; --preset drafters does"
     )
     rates_questions: int | None = option(
-        None, "questions from the set's end, not compared, to measure acceptance rates on (default: 8, quick: 3)"
+        None,
+        "questions from the set's end, not compared, to measure acceptance rates on (default: 8, quick: 3)",
+        least=1,
     )
     warm_set: str | None = option(
         None, "a set or file of other questions, which a drafter that learns answers before each line (default: none)"
     )
-    expect_every: int = option(4, "compute the exact block efficiency on every so many steps; 0: never")
+    expect_every: int = option(4, "compute the exact block efficiency on every so many steps; 0: never", least=0)
     batch_size: int = option(
-        1, "questions that are decoded side by side; rows are the same but for their times, which are left out"
+        1,
+        "questions that are decoded side by side; rows are the same but for their times, which are left out",
+        least=1,
+        most=MOST_LANES,
     )
     seed: int = option(0, "of sampling")
     output: str = option("compare.jsonl", "one JSON line a combination; its header and the rates lie beside it")
@@ -59,8 +64,6 @@ class Options(Asked):
             flags = ", ".join(f"--{name.replace('_', '-')}" for name in given)
             raise ValueError(f"--preset {self.preset} is a ready list of combinations: leave out {flags}")
         super().__post_init__()
-        at_least(self, max_new_tokens=1, rates_questions=1, expect_every=0, batch_size=1)
-        at_most(self, batch_size=MOST_LANES)
         if self.batch_size > 1:
             self._check_batch()
 

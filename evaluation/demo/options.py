@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import ClassVar
 
 import opt_tree
-from evaluation.command_line import at_least, option, parse, run_command, work_of
+from evaluation.command_line import option, parse, run_command, work_of
 from evaluation.run.options import AUTO, CONTROLLER, Models, check_controller, check_nodes, node_count
 from opt_tree.core.files import check_writable
 from opt_tree.models.known import KNOWN
@@ -40,8 +40,8 @@ class Options(Models):
     temperature: float = option(0.0, "0: greedy")
     top_p: float = option(1.0, "nucleus, at temperature > 0")
     top_k: int = option(0, "0: off")
-    max_new_tokens: int = option(128, "length of an answer at most")
-    rounds: int = option(3, "repetitions of the comparison")
+    max_new_tokens: int = option(128, "length of an answer at most", least=1)
+    rounds: int = option(3, "repetitions of the comparison", least=1)
     seed: int = option(0, "of the sampling")
     draft_dtype: str = option("auto", "of the draft model")
     eager: bool = option(False, "leave compiled forwards alone that are in the cache")
@@ -100,7 +100,6 @@ class Options(Models):
             self.policy()
         if self.sampling.greedy and (self.top_p < 1 or self.top_k):
             raise ValueError("top_p and top_k act at temperature > 0 only; give --temperature")
-        at_least(self, max_new_tokens=1, rounds=1)
         if self.prompt is not None and not self.prompt.strip():
             raise ValueError("the prompt is empty")
         if self.prompt is not None and _undecodable(self.prompt):

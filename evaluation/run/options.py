@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import opt_tree
-from evaluation.command_line import at_least, at_most, option
+from evaluation.command_line import at_most, check_bounds, option
 from opt_tree.core.registry import listed
 from opt_tree.models.known import KNOWN, drafter_of
 
@@ -53,6 +53,8 @@ class Machine:
         None,
         "CPU threads; where the CPU decodes, by default $OMP_NUM_THREADS or 1: more of them stall when a neighbour is "
         "busy",
+        least=1,
+        most=MOST_THREADS,
     )
     inflate: str | None = option(
         None, "replace the target by a larger one of the same function: 350m, 1b, 7b, 8b, 13b, HIDDENxLAYERS"
@@ -60,8 +62,7 @@ class Machine:
     json: bool = option(False, "print the figures as one JSON line, too")
 
     def __post_init__(self) -> None:
-        at_least(self, threads=1)
-        at_most(self, threads=MOST_THREADS)
+        check_bounds(self)
         if self.inflate is not None:
             from evaluation.run.inflate import parse_shape
 
@@ -189,14 +190,10 @@ class Asked(Models):
     fetch: bool = option(False, "download the question set to the user cache if it is in none of these")
     question_begin: int | None = option(None, "index of the first question")
     question_end: int | None = option(None, "index behind the last question")
-    limit: int | None = option(None, "this many questions at most")
+    limit: int | None = option(None, "this many questions at most", least=1)
     conv_template: str | None = option(
         None, "FastChat's conversation of this name instead of the tokenizer's chat template"
     )
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        at_least(self, limit=1)
 
 
 CONTROLLER = known("controllers", "which tree each step gets, of those within the tree options: NAME or NAME:PATH, of ")
@@ -239,10 +236,15 @@ class Options(Asked):
     max_depth: int = option(DEPTH, "drafted layers at most; with --method chain, the chain's length")
     controller: str | None = option(None, CONTROLLER)
     temperature: float = option(0.0, "0 decodes greedily, above 0 samples")
-    max_new_token: int = option(1024, "new tokens a turn, at most", aliases=["--max-new-tokens", "--max_new_tokens"])
-    num_choices: int = option(1, "answers to each question; they differ above temperature 0")
+    max_new_token: int = option(
+        1024, "new tokens a turn, at most", least=1, aliases=["--max-new-tokens", "--max_new_tokens"]
+    )
+    num_choices: int = option(1, "answers to each question; they differ above temperature 0", least=1)
     batch_size: int = option(
-        1, "questions that are decoded side by side; answers are the same, times are the batch's and tell of no speed"
+        1,
+        "questions that are decoded side by side; answers are the same, times are the batch's and tell of no speed",
+        least=1,
+        most=MOST_LANES,
     )
     seed: int = option(0, "of sampling; each turn's own follows from it, the question, the choice and the turn")
     answer_file: str | None = option(None, "by default BENCH-COMMAND-METHOD.jsonl here", aliases=["--output"])
@@ -264,7 +266,7 @@ class Options(Asked):
         "takes in every turn anew",
     )
     system_message: str | None = option(None, "system message; by default the template's own")
-    num_gpus_per_model: int = option(1, "GPUs that hold one copy of the target, layers spread over them")
+    num_gpus_per_model: int = option(1, "GPUs that hold one copy of the target, layers spread over them", least=1)
     num_gpus_total: int | None = option(
         None, "GPUs in all: so many processes share the questions, launched here unless `accelerate launch` did it"
     )
@@ -274,8 +276,6 @@ class Options(Asked):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        at_least(self, max_new_token=1, num_choices=1, batch_size=1, num_gpus_per_model=1)
-        at_most(self, batch_size=MOST_LANES)
         object.__setattr__(self, "nodes", node_count(self.nodes))
         check_controller(self.controller, self.nodes, self.threshold)
         if self.controller is not None and self.method != "opt":

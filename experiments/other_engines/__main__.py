@@ -11,7 +11,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from evaluation.command_line import at_least, option, parse, run_command, whole_numbers, work_of
+from evaluation.command_line import check_bounds, option, parse, run_command, whole_numbers, work_of
 from evaluation.run.options import WEIGHTS
 from experiments.other_engines.registry import GROUPS, parse_drafter
 from experiments.other_engines.texts import KINDS
@@ -40,15 +40,15 @@ class Options:
     question_file: str | None = option(None, "any JSONL with `turns` or `question`, instead of --bench-name")
     data_dir: str | None = option(None, "where question sets lie, looked in first")
     fetch: bool = option(False, "download the question set to the user cache if it is in none of these")
-    limit: int = option(16, "this many questions, spread over the set")
-    max_new_tokens: int = option(96, "new tokens an answer, at most")
+    limit: int = option(16, "this many questions, spread over the set", least=1)
+    max_new_tokens: int = option(96, "new tokens an answer, at most", least=1)
     timeout: float = option(900.0, "seconds after which a peer that does not answer is left out")
     output: str = option("peers.jsonl", "the answers, a line each, as they come")
     overwrite: bool = option(False, "replace the output file")
     json: bool = option(False, "print the figures as one JSON line, too")
 
     def __post_init__(self) -> None:
-        at_least(self, limit=1, max_new_tokens=1)
+        check_bounds(self)
         if unknown := set(self.groups) - set(GROUPS):
             raise ValueError(f"--peers {', '.join(sorted(unknown))}: there are {', '.join(GROUPS)}")
         if unknown := set(self.texts.split(",")) - set(KINDS):

@@ -21,13 +21,15 @@ from typing import Any, NoReturn, TypeVar, get_args, get_origin, get_type_hints
 from opt_tree.core.interrupted import Terminated, as_command, at_once
 
 Options = TypeVar("Options")
+_BOUNDS = ("least", "most")
 
 
 def option(default: Any, help: str | Callable[[], str], **metadata: Any) -> Any:
     """Return a dataclass field that is an option of a command; `metadata` goes to argparse, `aliases` are more names.
 
     The option is spelled with hyphens or underscores: --max-depth, --max_depth. Several values are a list, whose
-    default is a tuple. `help` is a function where a list must be looked up for it.
+    default is a tuple. `help` is a function where a list must be looked up for it. `least` and `most` are what
+    `check_bounds` checks.
     """
     made = {"default_factory": lambda: list(default)} if isinstance(default, tuple) else {"default": default}
     return dataclasses.field(metadata={"help": help, **metadata}, **made)
@@ -69,6 +71,7 @@ class Parser(argparse.ArgumentParser):
         for field in dataclasses.fields(kind):
             given = dict(field.metadata)
             names = [f"--{field.name.replace('_', '-')}", f"--{field.name}", *given.pop("aliases", ())]
+            given = {key: value for key, value in given.items() if key not in _BOUNDS}
             of = types[field.name]
             found = [one for one in get_args(of) if one is not NoneType]
             if of is bool:
@@ -190,6 +193,14 @@ def whole_numbers(text: str, most: int | None = None) -> tuple[int, ...]:
         if most is not None and number > most:
             raise ValueError(f"at most {most}, got {int(number)} in {text!r}")
     return tuple(map(int, found))
+
+
+def check_bounds(options: Any) -> None:
+    """Raise ValueError for an option that is given and is not between its `least` and its `most`."""
+    for field in dataclasses.fields(options):
+        for bound, check in zip(_BOUNDS, (at_least, at_most), strict=True):
+            if bound in field.metadata:
+                check(options, **{field.name: field.metadata[bound]})
 
 
 def at_least(options: Any, **least: int) -> None:

@@ -35,25 +35,26 @@ def test_the_turns_of_a_conversation(capsys: pytest.CaptureFixture) -> None:
 
 
 def test_what_sampling_costs_at_a_vocabulary(capsys: pytest.CaptureFixture) -> None:
-    assert vocabulary.main(["--vocabulary", "500", "--nodes", "12", "--steps", "2", "--json"]) == 0
+    assert vocabulary.main(["--vocabulary", "500", "--steps", "2", "--json"]) == 0
     rows = json.loads(capsys.readouterr().out.splitlines()[-1])["rows"]
     assert [row["verifier"] for row in rows] == ["match", "traversal", "without_replacement"]
-    assert all(0 < row["nodes"] <= 12 and row["outside the forwards ms"] > 0 for row in rows)
-    assert vocabulary.main(["--temperature", "0"]) == 2
-    assert "greedy decoding draws nothing" in capsys.readouterr().err
+    assert all(0 < row["nodes"] <= 60 and row["outside the forwards ms"] > 0 for row in rows)
+    assert vocabulary.main(["--steps", "0"]) == 2
+    assert "--steps must be at least 1" in capsys.readouterr().err
 
 
-def test_a_hybrid_scores_a_tree_in_one_forward(capsys: pytest.CaptureFixture) -> None:
-    small = ["--hidden", "128", "--layers", "4", "--vocabulary", "200", "--context", "9", "--rows", "1,7"]
-    assert hybrids.main([*small, "--repeats", "1", "--json"]) == 0
+def test_a_hybrid_scores_a_tree_in_one_forward(capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    small = {"HIDDEN": 128, "LAYERS": 4, "VOCABULARY": 200, "CONTEXT": 9, "ROWS": (1, 7), "REPEATS": 1}
+    for name, value in small.items():
+        monkeypatch.setattr(hybrids, name, value)
+    assert hybrids.main(["--json"]) == 0
     one, seven = json.loads(capsys.readouterr().out.splitlines()[-1])["rows"]
     assert one["paths"] == 1 and seven["paths"] > 1 and float(seven["logits off by"]) < 1e-3
-    assert hybrids.main(["--rows", "1,x"]) == 2
-    assert "--rows takes sizes like 1,6,13" in capsys.readouterr().err
 
 
-def test_how_much_the_linear_programme_is_worth(capsys: pytest.CaptureFixture) -> None:
-    short = ["--dtype", "float32", "--limit", "1", "--max-new-tokens", "6", "--laws", "2", "--contested", "2,8"]
+def test_how_much_the_linear_programme_is_worth(capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(contested, "CONTESTED", (2, 8))
+    short = ["--dtype", "float32", "--limit", "1", "--max-new-tokens", "6", "--laws", "2"]
     assert contested.main([*short, "--json"]) == 0
     rows = json.loads(capsys.readouterr().out.splitlines()[-1])["rows"]
     rounds, two, eight, most = (row["accepted"] for row in rows)
@@ -72,8 +73,9 @@ def test_over_all_pairs_the_programme_reaches_the_bound(seed: int) -> None:
 
 
 @pytest.mark.usefixtures("kernel")
-def test_the_price_of_canonical_arithmetic(capsys: pytest.CaptureFixture) -> None:
-    short = ["--max-new-tokens", "6", "--prompts", "2", "--trees", "5", "--contexts", "20,5000", "--json"]
+def test_the_price_of_canonical_arithmetic(capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(canonical_price, "NODES", (5,))
+    short = ["--max-new-tokens", "6", "--prompts", "2", "--contexts", "20,5000", "--json"]
     assert canonical_price.main(short) == 0
     said = capsys.readouterr()
     first, second = json.loads(said.out.splitlines()[-1])["rows"]
@@ -82,8 +84,8 @@ def test_the_price_of_canonical_arithmetic(capsys: pytest.CaptureFixture) -> Non
     ratio = second["step ms, canonical"] / second["step ms, today"]
     assert second["step ms, canonical / today"] == pytest.approx(ratio)
     assert "5000 tokens: " in said.err
-    assert canonical_price.main(["--trees", "0"]) == 2
-    assert "of at least 1 token" in capsys.readouterr().err
+    assert canonical_price.main(["--contexts", "0"]) == 2
+    assert "--contexts must be at least 1 each" in capsys.readouterr().err
 
 
 @pytest.mark.usefixtures("kernel")
@@ -120,7 +122,7 @@ def test_what_a_target_of_fewer_bits_costs_and_says(tmp_path: Path, capsys: pyte
     text.write_text(json.dumps({"text": "The sky is blue because of the light. " * 80}))
     ask = ["--bench-name", "demo", "--limit", "2", "--dtype", "bfloat16", "--max-new-tokens", "24", "--method", "none"]
     assert published.main("classic", Options, None, [*ask, "--output", str(answers)]) == 0
-    few = ["--rows", "1,3", "--rounds", "3", "--prefill", "20", "--windows", "1", "--limit", "2"]
+    few = ["--rows", "1,3", "--rounds", "3", "--limit", "2"]
     assert quantised.main([*few, "--text", str(text), "--answers", str(answers), "--json"]) == 0
     found = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert [line["weights"] for line in found["times"]] == ["bfloat16", "int8", "int4"]
@@ -144,7 +146,7 @@ def test_kernels_are_compared(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Ca
 def test_an_early_exits_chains_and_its_posteriors(capsys: pytest.CaptureFixture) -> None:
     """A step of k tokens costs k (depth + 1) layers and all of the target's; plain decoding's texts are cut alike."""
     short = ["--dtype", "float32", "--limit", "2", "--max-new-tokens", "12", "--longest", "3", "--seeds", "2"]
-    assert early_exit.main([*short, "--depths", "4/12", "--json"]) == 0
+    assert early_exit.main([*short, "--json"]) == 0
     rows = json.loads(capsys.readouterr().out.splitlines()[-1])["rows"]
     assert [row["chain"] for row in rows] == ["of 1", "of 2", "of 3", "Beta", "calibrated"]
     for row in rows:
@@ -161,45 +163,41 @@ def test_an_early_exits_chains_and_its_posteriors(capsys: pytest.CaptureFixture)
 def test_what_minutes_of_training_bring(
     capsys: pytest.CaptureFixture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Heads that are there are not trained again; each gets a temperature and its cells, the last one of two sets."""
+    """Heads that are there are not trained again; each gets a temperature and its cells, of two sets."""
     trained: list[list[str]] = []
 
     def trains(words: list[str], *_: object) -> int:
         trained.append(words)
-        folder = Path(words[words.index("--output") + 1])
-        for name, minutes in (("minutes-0.5", 0.5), ("final", 1)):
-            (folder / name).mkdir()
-            (folder / name / TRAINING).write_text(json.dumps({"minutes": minutes, "on": "1 CPU threads"}))
-            (folder / name / CALIBRATION).write_text('{"temperature": 0.5}')
+        folder = Path(words[words.index("--output") + 1], "final")
+        folder.mkdir()
+        (folder / TRAINING).write_text(json.dumps({"minutes": 1, "on": "1 CPU threads"}))
+        (folder / CALIBRATION).write_text('{"temperature": 0.5}')
         return 0
 
     def cells(asked: training_minutes.Compared) -> dict[str, list[dict[str, object]]]:
         head = Path(asked.drafter.partition(":")[2])
-        tokens = 2.0 + int(head.parent.name[-1]) + (head.name == "final")
+        tokens = 3.0 + int(head.parent.name[-1])
         each = [(n, how) for n in (12, 60) for how in ("bare", "fitted")]
         return {"cells": [{"budget": n, "sharpening": how, "tokens_per_step": tokens} for n, how in each]}
 
     monkeypatch.setattr(training_minutes, "_status_of", trains)
     monkeypatch.setattr(training_minutes, "compare", cells)
-    asked = ["--features", "F", "--output", str(tmp_path), "--seeds", "0,1", "--minutes", "0.5,1"]
-    for kinds in ("EAGLE-1", "EAGLE-1;EAGLE-3, warm"):
+    asked = ["--features", "F", "--output", str(tmp_path), "--minutes", "1"]
+    for kinds in ("EAGLE-1", "EAGLE-1;DSpark"):
         assert training_minutes.main([*asked, "--kinds", kinds, "--json"]) == 0
     rows = json.loads(capsys.readouterr().out.splitlines()[-1])["rows"]
-    assert len(trained) == 4 and [words[words.index("--seed") + 1] for words in trained] == ["0", "1", "0", "1"]
-    assert all(words[words.index("--marks") + 1] == "0.5" for words in trained) and "--warm" in trained[-1]
-    assert len(rows) == 2 * 2 * (1 + 2) * 4 and {row["temperature"] for row in rows} == {0.5}
-    (line,) = (
-        line
-        for line in training_minutes.means(rows)
-        if (line["set"], line["minutes"], line["kind"]) == ("mt_bench", 1.0, "EAGLE-1")
-    )
-    assert line["12 nodes, bare"] == "3.50 [3.00, 4.00]" and line["seeds"] == 2
-    assert training_minutes.main([*asked[:-1], "0.5,2", "--kinds", "EAGLE-1"]) == 2
-    assert "was trained for 1 minutes, not 2" in capsys.readouterr().err
-    assert training_minutes.main([*asked, "--kinds", "EAGLE-9"]) == 2
-    assert "unknown kind 'EAGLE-9'; there are EAGLE-1; EAGLE-3" in capsys.readouterr().err
+    assert [words[words.index("--seed") + 1] for words in trained] == ["0", "1", "2"] * 2
+    assert "opt_tree.training.heads.dspark" in trained[-1] and "eagle" in trained[0]
+    assert len(rows) == 2 * 3 * 2 * 4 and {row["temperature"] for row in rows} == {0.5}
+    (line,) = (one for one in training_minutes.means(rows) if (one["set"], one["kind"]) == ("mt_bench", "EAGLE-1"))
+    assert line["12 nodes, bare"] == "4.00 [3.00, 5.00]" and line["seeds"] == 3
+    for more, said in (
+        (["--minutes", "2"], "was trained for 1 minutes, not 2"),
+        (["--minutes", "0"], "--minutes must be above 0, got 0"),
+        (["--kinds", "EAGLE-9"], "unknown kind 'EAGLE-9'; there are EAGLE-1, EAGLE-3"),
+    ):
+        assert training_minutes.main([*asked, *more, *(["--kinds", "EAGLE-1"] if "--kinds" not in more else [])]) == 2
+        assert said in capsys.readouterr().err
     monkeypatch.setattr(training_minutes, "_status_of", lambda *_: 1)
-    assert training_minutes.main([*asked, "--seeds", "7"]) == 2
-    assert "training EAGLE-1 with seed 7 failed" in capsys.readouterr().err
-    assert training_minutes.main([*asked[:-1], "3,1"]) == 2
-    assert "--minutes must rise from above 0, got 3,1" in capsys.readouterr().err
+    assert training_minutes.main([*asked, "--kinds", "ParallelSpec"]) == 2
+    assert "training ParallelSpec with seed 0 failed" in capsys.readouterr().err
