@@ -8,8 +8,8 @@ from opt_tree.core.interrupted import as_command
 
 COMMANDS = {
     **{name: f"{name}.py" for name in ("eval_opt_classic", "eval_opt_eagle", "report", "exactness", "acceptance")},
-    **{name: f"{name}/__main__.py" for name in ("compare", "latency", "demo")},
-    "demo.pages": "demo/pages.py",
+    "latency": "latency.py",
+    **{name: f"{name}/__main__.py" for name in ("compare", "demo")},
 }
 
 

@@ -11,7 +11,7 @@ them is what is hoped for.
 import sys
 from dataclasses import dataclass
 
-from evaluation.command_line import at_least, main_of, option
+from evaluation.command_line import main_of, option
 from evaluation.run.options import Asked
 
 
@@ -19,15 +19,10 @@ from evaluation.run.options import Asked
 class Options(Asked):
     """What is advised on, and what is measured."""
 
-    max_new_tokens: int = option(64, "new tokens a question, at most")
+    max_new_tokens: int = option(64, "new tokens a question, at most", least=2)
     nodes: str = option("4,5,8,12,16", "comma list of the grid's budgets")
     thresholds: str = option("0.12,0.3,0.6", "comma list of the grid's thresholds")
-    rounds: int = option(1, "times that each answers each question")
     seconds: float = option(90.0, "of recording")
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        at_least(self, max_new_tokens=2, rounds=1)
 
 
 main = main_of("experiments.advised", Options, __doc__, "experiments.advised:run")
@@ -42,13 +37,12 @@ import torch
 
 from evaluation.answers.metrics import times_as_fast
 from evaluation.command_line import numbers, table, whole_numbers
-from evaluation.run.baselines import InLoop
+from evaluation.latency import methods_of
 from evaluation.run.models import gather
-from evaluation.timing import Method, Timings, environment, interleave
-from opt_tree import Controller, Decoder, OptTree, TreePolicy, advise
+from evaluation.timing import Timings, environment, interleave
+from opt_tree import Controller, OptTree, TreePolicy, advise
 from opt_tree.decoding import advising
 from opt_tree.decoding.advice import AUTO
-from opt_tree.decoding.presets import plain
 from opt_tree.decoding.step_costs import auto
 from opt_tree.training.prompts import default_prompts
 
@@ -64,13 +58,7 @@ def run(options: Options) -> dict[str, Any]:
     }
     best = found.here.best.name
     trees = {best: advising.grid()[best], **trees, AUTO: auto(pair.target, pair.drafter)}
-    decoders = {name: Decoder(pair.target, pair.drafter, tree) for name, tree in trees.items()}
-    methods: dict[str, Method] = {
-        name: InLoop(decoder, stop=pair.stop, forget=True)
-        for name, decoder in {**decoders, "plain": plain(pair.target)}.items()
-    }
-    prompts = given.first_prompts()
-    timings = interleave(methods, prompts, options.max_new_tokens, options.rounds)
+    timings = interleave(methods_of(pair, trees), given.first_prompts(), options.max_new_tokens)
     rows = [
         {"setting": name, "x plain": over(timings, name, "plain")[0], "expected": found.here.grid.get(name, math.nan)}
         for name in trees

@@ -6,8 +6,8 @@
 
 Nothing is downloaded: the embedded pair, as it is and inflated to the shapes of 1B and 7B models, and the public model
 `smollm2` where it is on this machine already. After each part what is known so far is written to FILE.json, and as
-tables to FILE.md; a part that fails says why, and the next one begins. `evaluation.latency` times forwards and trees on
-a GPU, too, and with `--compile` captured.
+tables to FILE.md; a part that fails says why, and the next one begins. `evaluation.latency`
+times more trees on a GPU, and with `--compile` captured.
 """
 
 import sys

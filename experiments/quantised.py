@@ -11,7 +11,7 @@ Quality: perplexity of text, and how often the most likely token is the one that
 import sys
 from dataclasses import dataclass
 
-from evaluation.command_line import at_least, main_of, option, whole_numbers
+from evaluation.command_line import main_of, option, whole_numbers
 from evaluation.run.options import Models
 
 
@@ -21,18 +21,15 @@ class Options(Models):
 
     dtype: str = option("bfloat16", "of the target: bfloat16 or float32")
     rows: str = option("1,6,8,16,61", "comma list: rows of the forwards that are timed")
-    prefill: int = option(500, "tokens of the prefill that is timed")
-    rounds: int = option(15, "forwards of each kind")
+    rounds: int = option(15, "forwards of each kind", least=3)
     bandwidth: float = option(24.0, "of the memory to one core, in GB a second")
     peak: float = option(116.0, "products of bfloat16 a second, in 10^9; of bytes there are twice as many")
     text: str | None = option(None, "JSONL, or JSONL.xz, with a `text` a line: its perplexity")
     answers: str | None = option(None, "an answer file of the bfloat16 target, by plain decoding")
-    windows: int = option(40, "pieces of the text of 512 tokens")
-    limit: int = option(40, "answers, spread over the file")
+    limit: int = option(40, "answers, spread over the file, and pieces of the text, of 512 tokens", least=1)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        at_least(self, rounds=3, prefill=2, windows=1, limit=1)
         whole_numbers(self.rows)
 
 
@@ -51,18 +48,20 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from tqdm import trange
 
 from evaluation.answers.reading import AnswerSet
 from evaluation.command_line import Value, table
-from evaluation.latency.forwards import Probe, measure
 from evaluation.run.models import load
-from evaluation.timing import environment, schedule
+from evaluation.timing import environment, schedule, shuffled
 from opt_tree import CausalLM, Pair
 
 KINDS = (None, "int8", "int4")
-_BEHIND = 128
+_BEHIND, _PREFILL = 128, 500
+_COLD = 2
+"""Of each kind, not counted."""
 
 
 def pairs_of(options: Options, device: str) -> Iterator[tuple[dict[str, str], Pair]]:
@@ -90,26 +89,47 @@ def limit_ms(lm: CausalLM, rows: int, options: Options) -> float:
     return max(loaded / options.bandwidth, rows * products / peak) / 1e6  # both rates are in 10^9 a second
 
 
+def fill(lm: CausalLM, count: int) -> float:
+    """Begin anew with a context of so many tokens, any ones; return the seconds of it."""
+    tokens = np.random.default_rng(0).integers(0, lm.vocab, count).tolist()
+    lm.reset()
+    begin = time.perf_counter()
+    lm.append(tokens)
+    return time.perf_counter() - begin
+
+
+@torch.inference_mode()
+def forward(lm: CausalLM, rows: int) -> float:
+    """Seconds of a forward of so many rows, as decoding runs it; they are dropped again."""
+    tokens, places = np.random.default_rng(rows).integers(0, lm.vocab, rows), lm.length + np.arange(rows)
+    begin = time.perf_counter()
+    lm.extend(tokens, places, np.tri(rows, dtype=bool), None)
+    seconds = time.perf_counter() - begin
+    lm.commit([])
+    return seconds
+
+
 def times(found: list[tuple[dict[str, str], Pair]], options: Options) -> list[dict[str, Value]]:
     """Forwards and prefills of all targets in turn; a line each."""
-    sizes, probes = whole_numbers(options.rows), []
-    for place, (_, pair) in enumerate(found):
-        assert isinstance(pair.target, CausalLM)
-        probes.append(Probe(str(place), pair.target))
-    prefills: dict[str, list[float]] = {probe.name: [] for probe in probes}
-    for probe, _ in schedule(probes, trange(5, desc="prefill", leave=False, disable=None)):
-        begin = time.perf_counter()
-        probe.fill(options.prefill)
-        prefills[probe.name].append(1000 * (time.perf_counter() - begin))
-    measured = measure(probes, [_BEHIND], sizes, options.rounds, math.inf)
-    ms = {(one.model, one.tokens): one.ms for one in measured}
+    targets = [pair.target for _, pair in found if isinstance(pair.target, CausalLM)]
+    prefills: dict[CausalLM, list[float]] = {lm: [] for lm in targets}
+    for lm, _ in schedule(targets, trange(_COLD + 3, desc="prefill", leave=False, disable=None)):
+        prefills[lm].append(fill(lm, _PREFILL))
+    for lm in targets:
+        fill(lm, _BEHIND)
+    seconds: dict[tuple[CausalLM, int], list[float]]
+    seconds = {(lm, rows): [] for lm in targets for rows in whole_numbers(options.rows)}
+    rounds = trange(_COLD + options.rounds, desc="forwards", leave=False, disable=None)
+    for place, _ in schedule(list(seconds), rounds, order=shuffled):
+        seconds[place].append(forward(*place))
+    ms = {place: 1000 * statistics.median(each[_COLD:]) for place, each in seconds.items()}
     lines: list[dict[str, Value]] = []
-    for probe, (names, _) in zip(probes, found, strict=True):
+    for lm, (names, _) in zip(targets, found, strict=True):
         line: dict[str, Value] = {**names}
-        for rows in sizes:
-            median = ms[probe.name, rows]
-            line |= {f"{rows} rows, ms": median, f"{rows}: times the limit": median / limit_ms(probe.lm, rows, options)}
-        lines.append(line | {f"prefill of {options.prefill}, ms": statistics.median(prefills[probe.name][2:])})
+        for rows in whole_numbers(options.rows):
+            limit = limit_ms(lm, rows, options)
+            line |= {f"{rows} rows, ms": ms[lm, rows], f"{rows}: times the limit": ms[lm, rows] / limit}
+        lines.append(line | {f"prefill of {_PREFILL}, ms": 1000 * statistics.median(prefills[lm][_COLD:])})
     return lines
 
 
@@ -122,9 +142,9 @@ def pieces_of(options: Options, pair: Pair) -> list[list[int]]:
     with opened(options.text, "rt", encoding="utf-8") as lines:
         for line in lines:
             tokens += pair.tokenizer(json.loads(line)["text"] + "\n\n").input_ids
-            if len(tokens) >= 512 * options.windows:
+            if len(tokens) >= 512 * options.limit:
                 break
-    return [tokens[begin : begin + 512] for begin in range(0, len(tokens) - 511, 512)][: options.windows]
+    return [tokens[begin : begin + 512] for begin in range(0, len(tokens) - 511, 512)][: options.limit]
 
 
 def turns_of(options: Options) -> list[tuple[list[int], list[int]]]:

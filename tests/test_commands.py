@@ -23,7 +23,6 @@ from evaluation.answers.metrics import bootstrap
 from evaluation.command_line import parse, run_command
 from evaluation.compare import options as compare
 from evaluation.compare.combinations import STUDIES
-from evaluation.latency import __main__ as latency
 from evaluation.run import options as run_options
 from evaluation.run.compile_time import compile_with_a_bar
 from evaluation.run.options import Options
@@ -206,7 +205,7 @@ def ignored(name: str) -> bool:
 
 @pytest.mark.skipif(not (ROOT / ".git").exists(), reason="no clone")
 def test_git_ignores_what_commands_write_by_default():
-    commands = [compare.Options, acceptance.Options, latency.Options, first_light.Options, other_engines.Options]
+    commands = [compare.Options, acceptance.Options, first_light.Options, other_engines.Options]
     fields = [field for options in commands for field in dataclasses.fields(options) if field.name == "output"]
     outputs = [field.default if "." in field.default else f"{field.default}.md" for field in fields]
     assert len(outputs) == len(commands) and all(map(ignored, outputs)), outputs

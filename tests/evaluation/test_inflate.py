@@ -14,7 +14,7 @@ from tiny_models import build, perturbed, prompt, save_pair, tiny, tiny_head
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 import opt_tree
-from evaluation.latency import __main__ as latency
+from evaluation import latency
 from evaluation.run.inflate import SHAPES, Shape, describe, inflate, inflate_pair, parse_shape, rounding_shift
 from opt_tree.decoding import presets
 

@@ -1,0 +1,229 @@
+"""How fast trees decode on this machine, and where a step's time goes.
+
+    python -m evaluation.latency --nodes 8,16,24,60,auto --thresholds 0.45 --bench-name heldout --limit 10
+    python -m evaluation.latency --nodes 6,15 --lanes 1,2,4,8
+
+Decodes the questions' first turns with trees of several budgets, in turn with plain decoding and transformers' own.
+With --lanes so many questions are decoded side by side, and transformers' way is the padded batch.
+"""
+
+import sys
+from dataclasses import dataclass
+
+from evaluation.command_line import main_of, option, whole_numbers
+from evaluation.run.options import MOST_LANES, Asked
+
+
+@dataclass(frozen=True)
+class Options(Asked):
+    """What is decoded, how."""
+
+    nodes: str = option("8,16,60,auto", "comma list of budgets, auto among them or not")
+    lanes: str | None = option(None, "comma list: so many questions side by side")
+    thresholds: str = option("0.2", "comma list, each tried at each budget")
+    max_new_tokens: int = option(96, "new tokens a question, at most", least=1)
+    assistant: str | None = option(
+        None, "causal LM that assists transformers; by default the draft model, or the embedded one"
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.lanes and min(whole_numbers(self.lanes, MOST_LANES)) < 1:
+            raise ValueError(f"--lanes must be at least 1 each, got {self.lanes}")
+
+
+main = main_of("evaluation.latency", Options, __doc__, "evaluation.latency:run")
+
+if __name__ == "__main__":
+    sys.exit(main())
+
+import functools
+import itertools
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from tqdm import tqdm
+
+from evaluation.answers.metrics import times_as_fast, with_interval
+from evaluation.command_line import Value, counted, machine_of, numbers, table
+from evaluation.run.baselines import InLoop, transformers_batch, transformers_methods
+from evaluation.run.inflate import describe
+from evaluation.run.models import gather, load_assistant
+from evaluation.run.options import AUTO
+from evaluation.timing import Method, Timings, environment, interleave, schedule, step_figures
+from opt_tree import Controller, Decoder, Generation, OptTree, Pair, TreePolicy
+from opt_tree.decoding.presets import plain
+from opt_tree.decoding.step_costs import auto
+from opt_tree.policies.base import MOST_NODES
+
+BASELINES = ("plain", "transformers", "transformers, assisted")
+Row = dict[str, Value]
+Trees = Mapping[str, TreePolicy | Controller]
+
+
+def run(options: Options) -> dict[str, Any]:
+    """Decode the questions' first turns with every tree and by every baseline; print and return the tables."""
+    material = gather(options)
+    pair, prompts = material.pair, material.first_prompts()
+    trees, auto_rows = trees_of(options, pair), []
+    if options.lanes:
+        rows = in_lanes(pair, trees, prompts, options.max_new_tokens, whole_numbers(options.lanes))
+    else:
+        others = transformers_methods(pair, load_assistant(options, options.assistant, pair))
+        methods = methods_of(pair, trees) | {name: others[name] for name in BASELINES if name in others}
+        timings = interleave(methods, prompts, options.max_new_tokens)
+        rows, auto_rows = overview(timings), auto_over_others(timings)
+    place = environment(pair.target.device)
+    target = describe(pair.target.model, pair.drafter) or f"target {pair.target.name}, {pair.target.size}"
+    print(f"{target}; drafter {options.drafter}; {machine_of(place)}")
+    questions = f"{counted(len(prompts), 'question')} of {material.questions.name}"
+    print(f"{questions}, greedy, {options.max_new_tokens} new tokens at most, in turn")
+    print(table(rows))
+    if auto_rows:
+        print(table(auto_rows))
+    return {"environment": place, "rows": rows, "auto": auto_rows}
+
+
+def trees_of(options: Options, pair: Pair) -> Trees:
+    """Every tree that --nodes and --thresholds ask for, by its name."""
+    budgets = options.nodes.split(",") if options.nodes else []
+    fixed = [budget for budget in budgets if budget != AUTO]
+    sizes = whole_numbers(",".join(fixed), MOST_NODES) if fixed else ()
+    pairs = [(n, t) for n in sizes for t in numbers(options.thresholds)]
+    trees: dict[str, TreePolicy | Controller] = {f"OPT-Tree {n}/{t:g}": OptTree(n, t) for n, t in pairs}
+    return trees | ({AUTO: auto(pair.target, pair.drafter)} if AUTO in budgets else {})
+
+
+def methods_of(pair: Pair, trees: Trees) -> dict[str, Method]:
+    """The loop with every tree and, as `plain`, without one; a drafter learns nothing from prompt to prompt."""
+    decoders = {name: Decoder(pair.target, pair.drafter, tree) for name, tree in trees.items()}
+    decoders["plain"] = plain(pair.target)
+    return {name: InLoop(decoder, stop=pair.stop, forget=True) for name, decoder in decoders.items()}
+
+
+def overview(timings: Timings) -> list[Row]:
+    """A line for each method, the fastest first."""
+    return [_row(name, timings) for name in sorted(timings.runs, key=timings.rate, reverse=True)]
+
+
+def _row(name: str, timings: Timings) -> Row:
+    rate = timings.rate(name)
+    row: Row = {"method": name, "tokens/s": rate, "tokens/CPU s": timings.rate(name, "cpu_seconds")}
+    for other in BASELINES:
+        if other in timings.runs:
+            row[f"x {other}"], edges = times_as_fast(timings.spent(name), timings.spent(other))
+            row[f"x {other}, 95 %"] = None if edges is None or other == name else f"{edges[0]:.2f} to {edges[1]:.2f}"
+    return row | step_figures(timings.generations(name))
+
+
+def auto_over_others(timings: Timings) -> list[Row]:
+    """How many times as fast `auto` is as the best fixed tree, chosen afterwards, and as plain decoding; by two clocks.
+
+    With 95 % intervals over prompts, both methods' runs on a prompt drawn together. Nothing where there is no grid.
+    """
+    grid = [name for name in timings.runs if name not in (AUTO, *BASELINES)]
+    if AUTO not in timings.runs or not grid:
+        return []
+    clocks = {"seconds": "by the clock", "cpu_seconds": "in CPU time"}
+    best = {clock: max(grid, key=functools.partial(timings.rate, clock=clock)) for clock in clocks}
+    over_best: Row = {"auto over": "the best of the grid"}
+    over_best |= {text: f"{_over(timings, best[clock], clock)}, {best[clock]}" for clock, text in clocks.items()}
+    over_plain: Row = {"auto over": "plain"}
+    return [over_best, over_plain | {text: _over(timings, "plain", clock) for clock, text in clocks.items()}]
+
+
+def _over(timings: Timings, other: str, clock: str) -> str:
+    """How many times as fast `auto` is, and its interval."""
+    return with_interval(*times_as_fast(timings.spent(AUTO, clock), timings.spent(other, clock)))
+
+
+# Side by side.
+
+Answers = Sequence[Generation] | Sequence[list[int]]
+Way = Callable[[Sequence[list[int]], int, int], Answers]
+"""From prompts, how many go side by side and a limit of new tokens to each one's answer, or its new tokens."""
+
+
+class Found(NamedTuple):
+    """What one way gave with one number of lanes."""
+
+    answers: Answers
+    seconds: float
+    cpu_seconds: float
+
+    @property
+    def texts(self) -> list[list[int]]:
+        return [one.tokens if isinstance(one, Generation) else one for one in self.answers]
+
+    @property
+    def rate(self) -> float:
+        """New tokens a CPU second."""
+        return sum(map(len, self.texts)) / self.cpu_seconds
+
+    def a_step(self) -> Row:
+        """Tokens and drafted nodes a step; nothing of what has no steps."""
+        steps = [step for one in self.answers if isinstance(one, Generation) for step in one.steps]
+        if not steps:
+            return {"tokens/step": None, "nodes/step": None}
+        tokens = sum(map(len, self.texts))
+        return {"tokens/step": tokens / len(steps), "nodes/step": sum(s.tree.nodes for s in steps) / len(steps)}
+
+
+def in_lanes(
+    pair: Pair,
+    trees: Trees,
+    prompts: Sequence[list[int]],
+    max_new_tokens: int,
+    lanes: Sequence[int],
+) -> list[Row]:
+    """Decode all prompts in every way with every number of lanes; a line each.
+
+    `tokens/CPU s` counts the time of all threads of this process, which a busy machine distorts less than the clock's.
+    """
+    ways: dict[str, Way] = {"plain": _in_loop(plain(pair.target), pair)}
+    ways |= {name: _in_loop(Decoder(pair.target, pair.drafter, tree), pair) for name, tree in trees.items()}
+    ways["transformers"] = lambda group, width, limit: [
+        tokens
+        for start in range(0, len(group), width)
+        for tokens in transformers_batch(pair, group[start : start + width], limit)
+    ]
+    for way, count in itertools.product(ways.values(), lanes):
+        way(prompts[: max(count, 2)], count, 4)  # `Auto` measures what so many lanes cost, where it is not known yet
+    cells = [(name, count) for name in ways for count in lanes]
+    found = {}
+    for (name, count), _ in schedule(cells, tqdm([0], desc="batches", leave=False, disable=None)):
+        found[name, count] = _measured(functools.partial(ways[name], prompts, count, max_new_tokens))
+    return [_lanes_row(name, count, found) for name, count in cells]
+
+
+def _in_loop(decoder: Decoder, pair: Pair) -> Way:
+    def answer(group: Sequence[list[int]], width: int, limit: int) -> Answers:
+        if decoder.drafter is not None:
+            decoder.drafter.clear()  # another way may have shown it these texts
+        return decoder.generate_batch(group, width, limit, stop=pair.stop)
+
+    return answer
+
+
+def _measured(action: Callable[[], Answers]) -> Found:
+    clocks = time.perf_counter(), time.process_time()
+    answers = action()
+    return Found(answers, time.perf_counter() - clocks[0], time.process_time() - clocks[1])
+
+
+def _lanes_row(name: str, lanes: int, found: Mapping[tuple[str, int], Found]) -> Row:
+    own, least = found[name, lanes], min(count for _, count in found)
+    same = sum(a == b for a, b in zip(own.texts, found["plain", least].texts, strict=True))
+    return {
+        "method": name,
+        "lanes": lanes,
+        "s": own.seconds,
+        "tokens/s": sum(map(len, own.texts)) / own.seconds,
+        "tokens/CPU s": own.rate,
+        f"x lanes {least}": own.rate / found[name, least].rate,
+        "x plain": own.rate / found["plain", lanes].rate,
+        "x transformers": own.rate / found["transformers", lanes].rate,
+        **own.a_step(),
+        "same text": f"{same}/{len(own.texts)}",
+    }

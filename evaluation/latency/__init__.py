@@ -1,1 +1,0 @@
-"""How long things take on this machine, and the budget that suits it: `python -m evaluation.latency`."""
