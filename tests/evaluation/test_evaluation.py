@@ -1,7 +1,6 @@
 """The evaluation commands on tiny random models: what they write, that a death loses nothing, and what they refuse."""
 
 import dataclasses
-import itertools
 import json
 import multiprocessing
 import os
@@ -30,7 +29,6 @@ from evaluation import report
 from evaluation.answers.file import AnswerFile
 from evaluation.answers.record import seed_of
 from evaluation.command_line import parse
-from evaluation.demo import pages
 from evaluation.questions import sets as questions
 from evaluation.questions.prompts import Prompter
 from evaluation.run import command as published
@@ -1035,54 +1033,6 @@ def test_turns_that_keep_the_cache_are_answered_alike(
     assert header["settings"]["reuse"] is True
 
 
-def test_pages_of_an_answer_file(drawn: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A question is decoded again for its trees: its text and its steps are the file's."""
-    assert pages.main([str(drawn), "--html", str(tmp_path / "pages"), "--question", "83"]) == 0
-    (record,) = [line for line in lines_of(drawn) if line["question_id"] == 83]
-    names = [f"a-question-83-choice-{choice}-turn-{turn}.html" for choice in (0, 1) for turn in (1, 2)]
-    assert sorted(path.name for path in (tmp_path / "pages").iterdir()) == names
-    assert capsys.readouterr().out.count("written: ") == 4
-    for name, (choice, turn) in zip(names, itertools.product((0, 1), (0, 1)), strict=True):
-        page = (tmp_path / "pages" / name).read_text()
-        data = json.loads(page.split('id="data">')[1].split("</script>")[0])
-        assert len(data["steps"]) == record["choices"][choice]["decoding_steps"][turn]
-        assert "as accepted in the file" in page and "OptTree(nodes=8" in page
-    assert pages.main([str(drawn), "--html", str(tmp_path / "first")]) == 0
-    assert all("question-81-" in path.name for path in (tmp_path / "first").iterdir())
-
-
-def test_a_page_shows_no_other_text_than_the_file(
-    drawn: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    lines = lines_of(drawn)
-    tokens = lines[2]["choices"][1]["token_ids"][0]
-    tokens[-1] = 7 if tokens[-1] != 7 else 8
-    drawn.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    assert pages.main([str(drawn), "--html", str(tmp_path / "pages"), "--question", "83"]) == 2
-    said = f"question 83, turn 1: decoded again the text is another one from token {len(tokens) - 1} on"
-    assert said in capsys.readouterr().err
-
-
-def test_files_without_a_page(drawn: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    header = json.loads((tmp_path / "a.jsonl.run.json").read_text())
-
-    def said(*more: str) -> str:
-        assert pages.main([str(drawn), "--html", str(tmp_path / "pages"), *more]) == 2
-        return capsys.readouterr().err
-
-    assert "no answer to question 7" in said("--question", "7")
-    for change, what in (
-        ({"settings": header["settings"] | {"method": "transformers"}}, "written by transformers"),
-        ({"settings": header["settings"] | {"method": "magic"}}, "written by magic"),
-        ({"sessions": [{"options": header["sessions"][0]["options"] | {"threads": "x"}}]}, "not of its type: threads"),
-        ({"sessions": [{"options": header["sessions"][0]["options"] | {"warp": 9}}]}, "not known here: warp"),
-        ({"sessions": []}, "no header beside it that says how it was made"),
-    ):
-        (tmp_path / "a.jsonl.run.json").write_text(json.dumps(header | change))
-        assert what in said()
-    assert not (tmp_path / "pages").exists()
-
-
 def test_every_command_is_listed(capsys: pytest.CaptureFixture[str]) -> None:
     listing.main()
     said = capsys.readouterr().out
@@ -1090,5 +1040,5 @@ def test_every_command_is_listed(capsys: pytest.CaptureFixture[str]) -> None:
     scripts = [path for path in folder.rglob("*.py") if "\nif __name__ ==" in path.read_text()]
     names = [path.relative_to(folder).with_suffix("").as_posix().removesuffix("/__main__") for path in scripts]
     commands = {name.replace("/", ".") for name in names} - {"__main__"}
-    assert commands == set(listing.COMMANDS) and len(commands) == 9
+    assert commands == set(listing.COMMANDS) and len(commands) == 8
     assert all(f"python -m evaluation.{name}\n    " in said for name in commands)
