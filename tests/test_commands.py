@@ -24,12 +24,11 @@ from evaluation.command_line import parse, run_command
 from evaluation.compare import options as compare
 from evaluation.compare.combinations import STUDIES
 from evaluation.run import options as run_options
-from evaluation.run.compile_time import compile_with_a_bar
 from evaluation.run.options import Options
 from examples import chat
 from experiments import gpu_first_light as first_light
 from experiments.other_engines import __main__ as other_engines
-from opt_tree import OptTree, Pair, load_pair
+from opt_tree import OptTree
 from opt_tree.controllers.registry import CONTROLLERS
 from opt_tree.core.registry import listed
 from opt_tree.display import prove
@@ -212,20 +211,6 @@ def test_git_ignores_what_commands_write_by_default():
     for name in ("demo-classic-opt.jsonl", "answers.jsonl.run.json", "answers.jsonl.part0", "answer.html"):
         assert ignored(name), name
     assert not ignored("evaluation/questions/more.jsonl") and not ignored("README.md")
-
-
-def test_compiling_says_how_long_it_takes_by_the_last_time(tmp_path, monkeypatch, capsys):
-    monkeypatch.setenv("OPT_TREE_CACHE", str(tmp_path))
-    pair = load_pair("demo", "ngram", dtype="float32")
-    monkeypatch.setattr(Pair, "compile", lambda pair, make=True, any_dtype=False: make)
-    compile_with_a_bar(pair)
-    layers = pair.target.model.config.num_hidden_layers
-    said = capsys.readouterr().out
-    assert f"compiling {layers} layers for this CPU, once: minutes\ncompiled in 0 s" in said
-    (remembered,) = tmp_path.glob("*.txt")
-    remembered.write_text("3.5")
-    compile_with_a_bar(pair)
-    assert f"about {3.5 * layers:.0f} s\n" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("methods", [POLICIES, VERIFIERS], ids=["policies", "verifiers"])

@@ -25,7 +25,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from evaluation.command_line import print_json
 from evaluation.demo.comparison import ASSISTED, GREEDY, LABELS, OURS, PLAIN, different_texts, notes, report, table
-from evaluation.demo.options import Options
+from evaluation.demo.options import BESIDE, Options
 from evaluation.run.baselines import InLoop, transformers_methods
 from evaluation.run.models import load, load_assistant
 from evaluation.timing import Method, environment, interleave
@@ -39,6 +39,7 @@ from opt_tree.decoding.presets import controller, opt, plain
 from opt_tree.decoding.step_costs import auto
 from opt_tree.display.transcripts import IncrementalText, paint
 from opt_tree.engines import package_cache as packages
+from opt_tree.policies.registry import make_policy
 
 PROMPTS = (
     "Explain the `tar` command on Linux with examples.",
@@ -55,10 +56,10 @@ def run(options: Options) -> None:
     """Load, stream one answer, compare, print the table, write the page."""
     no_bars_in_logs(wanted=options.base_model_path != "demo")  # the embedded models load in a blink
     device = torch.device(options.check_device())
-    pair = load(options, str(device), options.bare, options.draft_dtype)
-    assistant = load_assistant(options, options.assistant, pair, options.draft_dtype)
+    pair = load(options, str(device), options.bare)
+    assistant = load_assistant(options, options.assistant, pair)
     if not (options.compile or options.eager or options.unpacked):
-        pair.compile(make=False, any_dtype=options.draft_dtype == "auto")  # after the assistant, which stays as it is
+        pair.compile(make=False, any_dtype=True)  # after the assistant, which stays as it is
     texts = [options.prompt] if options.prompt else PROMPTS
     prompts = [check_prompt(pair.encode(text), pair.target) for text in texts]
 
@@ -110,13 +111,14 @@ def stream(decoder: Decoder, pair: Pair, prompt: list[int], options: Options) ->
     streamer = ColorStreamer(pair.tokenizer, sys.stdout, wants_color(sys.stdout) and not options.no_color)
     if not options.html:
         return decoder.generate(prompt, options.max_new_tokens, options.sampling, pair.stop, streamer, options.seed)
+    others = {name: make_policy(name, options.policy().nodes) for name in BESIDE}
     given: dict[str, Any] = {
         "sampling": options.sampling,
         "stop": pair.stop,
         "streamer": streamer,
         "seed": options.seed,
     }
-    return generate_beside(decoder, options.others(), prompt, options.max_new_tokens, **given)
+    return generate_beside(decoder, others, prompt, options.max_new_tokens, **given)
 
 
 def methods(decoder: Decoder, pair: Pair, options: Options, assistant: PreTrainedModel | None) -> dict[str, Method]:

@@ -17,6 +17,7 @@ from opt_tree.models.known import KNOWN
 # one forward of a model the layers are a table's, which cost no forward: they are worth drafting for less.
 ALONE, ABOVE_A_TABLE = (12, 0.45, 10), (6, 0.1, 10)
 BESIDE = ("eagle2", "binary", "chain")
+"""Policies whose trees a page shows beside the run's, at the same budget."""
 
 
 @dataclass(frozen=True)
@@ -43,13 +44,9 @@ class Options(Models):
     max_new_tokens: int = option(128, "length of an answer at most", least=1)
     rounds: int = option(3, "repetitions of the comparison", least=1)
     seed: int = option(0, "of the sampling")
-    draft_dtype: str = option("auto", "of the draft model")
     eager: bool = option(False, "leave compiled forwards alone that are in the cache")
     bare: bool = option(False, "take the drafter as it is, not sharpened by its fitted temperature")
     html: str | None = option(None, "write the answer to this file, as a page to step through: its trees, E(A), times")
-    beside: str | None = option(
-        None, f"policies with commas whose trees the page shows beside (default: {','.join(BESIDE)}; '' for none)"
-    )
     no_color: bool = option(False, "mark accepted draft tokens by brackets instead of colour")
 
     def __post_init__(self) -> None:
@@ -81,13 +78,6 @@ class Options(Models):
             default, **{name: value for name, value in named.items() if value not in (None, AUTO)}
         )
 
-    def others(self) -> "dict[str, opt_tree.TreePolicy]":
-        """The policies whose trees the page shows beside the run's, at the same budget."""
-        from opt_tree.policies.registry import make_policy
-
-        names = BESIDE if self.beside is None else [name for name in self.beside.split(",") if name]
-        return {name: make_policy(name, self.policy().nodes) for name in names}
-
     @property
     def sampling(self) -> "opt_tree.Sampling":
         return opt_tree.Sampling(self.temperature, self.top_p, self.top_k)
@@ -102,32 +92,13 @@ class Options(Models):
             raise ValueError("top_p and top_k act at temperature > 0 only; give --temperature")
         if self.prompt is not None and not self.prompt.strip():
             raise ValueError("the prompt is empty")
-        if self.prompt is not None and _undecodable(self.prompt):
-            raise ValueError(_why_undecodable(self.prompt.encode(errors="surrogateescape")))
+        if self.prompt is not None and any("\ud800" <= character <= "\udfff" for character in self.prompt):
+            given, read_as = self.prompt.encode(errors="surrogateescape"), sys.getfilesystemencoding()
+            raise ValueError(f"the prompt {given!r} cannot be read as {read_as}, this terminal's encoding")
         if self.eager and self.compile:
             raise ValueError("--compile makes what --eager leaves alone: give one of them")
-        if self.beside is not None and not self.html:
-            raise ValueError("--beside says what a page shows: give --html FILE")
         if self.html:
-            for name, policy in self.others().items():
-                if policy.children.sampled:
-                    raise ValueError(f"--beside {name}: it draws its children, so it has many trees at a step, not one")
             check_writable(Path(self.html))
-
-
-def _undecodable(text: str) -> bool:
-    """Whether a command line brought bytes that are no UTF-8; Python hands them on as lone surrogates."""
-    return any("\ud800" <= character <= "\udfff" for character in text)
-
-
-def _why_undecodable(given: bytes) -> str:
-    """What is wrong with the bytes of a prompt, or with how they were read."""
-    try:
-        given.decode()
-    except UnicodeDecodeError:
-        return f"the prompt is not valid UTF-8: {given!r}"
-    read_as = sys.getfilesystemencoding()
-    return f"the prompt {given!r} is UTF-8, and was read as {read_as}, this terminal's encoding: set PYTHONUTF8=1"
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 Loads through `opt_tree.load_pair`, decodes through presets; owns what the GPU options mean for a target's layers.
 """
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -13,7 +14,6 @@ from transformers import PreTrainedModel
 from evaluation.questions.prompts import Prompter
 from evaluation.questions.sets import Question, QuestionSet, load_set, select
 from evaluation.run.baselines import InLoop, assistant_of, transformers_greedy
-from evaluation.run.compile_time import compile_with_a_bar
 from evaluation.run.inflate import inflate_pair
 from evaluation.run.options import Asked, Models, Options
 from evaluation.timing import Method, Timed
@@ -22,15 +22,16 @@ from opt_tree.decoding.presets import controller, opt, plain
 from opt_tree.decoding.step_costs import auto
 from opt_tree.drafters import model_drafter
 from opt_tree.drafters.registry import DrafterOptions, check_drafter, load_drafter
+from opt_tree.engines.package_cache import cache_folder
 from opt_tree.models.canonical import make_exact
 from opt_tree.models.checkpoints import as_dtype, check_same_tokenizer, load_causal_lm, load_tokenizer
 from opt_tree.models.named import resolve
 from opt_tree.models.quantised_layers import weights_of
 
 
-def load(options: Models, device: str, bare: bool = False, draft_dtype: str | None = None) -> Pair:
+def load(options: Models, device: str, bare: bool = False) -> Pair:
     """Load a target and its drafter, inflated if asked for; `bare`: without the stored sharpening."""
-    return _ready(_load_pair(options, device, draft_dtype, bare=bare), options, draft_dtype=draft_dtype or "auto")
+    return _ready(_load_pair(options, device, bare=bare), options, any_dtype=True)
 
 
 def load_several(options: Models, drafters: Sequence[str], device: str) -> dict[str, Pair]:
@@ -43,7 +44,7 @@ def load_several(options: Models, drafters: Sequence[str], device: str) -> dict[
     for spec in drafters:
         drafter = load_drafter(spec, small.target, settings) if pairs else small.drafter
         large = next((pair.target.model for pair in pairs.values()), None)
-        pairs[spec] = _ready(replace(small, drafter=drafter), options, large, _draft_dtype(options, device))
+        pairs[spec] = _ready(replace(small, drafter=drafter), options, large, settings.dtype == "auto")
     return pairs
 
 
@@ -67,7 +68,7 @@ def load_run(options: Options, device: str) -> Pair:
     return _ready(pair, options)
 
 
-def load_assistant(options: Models, path: str | None, pair: Pair, draft_dtype: str = "auto") -> PreTrainedModel | None:
+def load_assistant(options: Models, path: str | None, pair: Pair) -> PreTrainedModel | None:
     """Return the causal LM that assists transformers' generate: the one at `path`, else the pair's own draft model.
 
     Where there is neither, the embedded one for the embedded target; else None.
@@ -75,7 +76,7 @@ def load_assistant(options: Models, path: str | None, pair: Pair, draft_dtype: s
     own = assistant_of(pair.drafter)
     if path is None and own is not None:
         # A drafter that was compiled may have been cast to what is fastest then; transformers runs it as it is.
-        if not options.compile or draft_dtype != "auto":
+        if not options.compile:
             return own
         path = own.name_or_path
     path = path or ("demo" if options.base_model_path == "demo" else None)
@@ -83,12 +84,11 @@ def load_assistant(options: Models, path: str | None, pair: Pair, draft_dtype: s
         return None
     folder, device = resolve(path, "draft"), str(pair.target.device)
     check_same_tokenizer(pair.tokenizer, load_tokenizer(folder), options.base_model_path, path)
-    dtype = "float32" if draft_dtype == "auto" and device == "cpu" else draft_dtype
-    return load_causal_lm(folder, as_dtype(dtype, device), device).model
+    return load_causal_lm(folder, as_dtype("float32" if device == "cpu" else "auto", device), device).model
 
 
-def _load_pair(options: Models, device: str, draft_dtype: str | None = None, **more: Any) -> Pair:
-    given = {"dtype": options.dtype, "draft_dtype": draft_dtype or _draft_dtype(options, device)}
+def _load_pair(options: Models, device: str, **more: Any) -> Pair:
+    given = {"dtype": options.dtype, "draft_dtype": _draft_dtype(options, device)}
     given["weights"] = None if options.inflate else options.weights
     given |= {"drafter": options.drafter, "device": device, "exact": False} | more  # it may be inflated first
     return load_pair(options.base_model_path, **given)
@@ -105,8 +105,8 @@ def _load_alone(options: Models, device: str, **more: Any) -> Pair:
     return Pair(target, load_tokenizer(path), model_drafter(target))
 
 
-def _ready(pair: Pair, options: Models, large: PreTrainedModel | None = None, draft_dtype: str | None = None) -> Pair:
-    """The pair inflated and compiled, where that is asked for."""
+def _ready(pair: Pair, options: Models, large: PreTrainedModel | None = None, any_dtype: bool = False) -> Pair:
+    """The pair inflated and compiled, where that is asked for; a drafter in `any_dtype`: in the fastest."""
     if options.inflate:
         pair = inflate_pair(pair, options.inflate, large=large, weights=options.weights)
     if options.unpacked:
@@ -116,8 +116,19 @@ def _ready(pair: Pair, options: Models, large: PreTrainedModel | None = None, dr
     elif not options.no_exact:
         make_exact(pair.target)
     if options.compile:
-        compile_with_a_bar(pair, any_dtype=draft_dtype == "auto")
+        compile_and_say(pair, any_dtype)
     return pair
+
+
+def compile_and_say(pair: Pair, any_dtype: bool) -> None:
+    """Compile what is not in the cache; on a CPU that takes minutes, so say it before and after."""
+    if pair.target.device.type != "cpu":
+        pair.compile(any_dtype=any_dtype)
+    elif not pair.compile(make=False, any_dtype=any_dtype):
+        print("compiling for this CPU, once: minutes", flush=True)
+        begin = time.monotonic()
+        if pair.compile(any_dtype=any_dtype):
+            print(f"compiled in {time.monotonic() - begin:.0f} s; kept in {cache_folder()}", flush=True)
 
 
 def _placement(options: Options, device: str) -> dict[str, Any]:

@@ -246,15 +246,11 @@ def test_sampled_texts_are_the_same_with_and_without_a_tree(classic, capsys):
         (["--inflate", "9b"], "unknown shape '9b' to inflate to"),
         (["--inflate", "16x4"], "16 wide is less than the target's 32"),
         (["--prompt", " "], "the prompt is empty"),
-        (["--prompt", "\udcff"], "the prompt is not valid UTF-8: b'\\xff'"),
-        (["--prompt", "\udcc3\udca9"], f"the prompt {'é'.encode()!r} is UTF-8, and was read as"),
+        (["--prompt", "\udcff"], "the prompt b'\\xff' cannot be read as"),
         (["--prompt", "x" * 300], "the prompt has 301 tokens, which leaves no room in 256 of context"),
         (["--dtype", "float31"], "unknown dtype 'float31'"),
         (["--device", "nowhere"], "no device 'nowhere' here"),
         (["--html", "."], "cannot write to .: . is a folder"),
-        (["--beside", "chain"], "--beside says what a page shows: give --html FILE"),
-        (["--html", "page.html", "--beside", "chains"], "--beside chains: it draws its children"),
-        (["--html", "page.html", "--beside", "oak"], "unknown policy 'oak'"),
         (["--ea-model-path", "head"], "each say what drafts"),
         (["--base-model-path", "./nowhere"], "no model folder at ./nowhere"),
         (["--colour"], "unrecognized arguments: --colour"),
@@ -272,12 +268,11 @@ def test_mistakes_of_the_classic_demo(classic, capsys, arguments, line):
     ("given", "asked", "line"),
     [
         ([], [{"make": False, "any_dtype": True}], "forwards: eager; faster with --compile\n"),
-        (["--draft-dtype", "float32"], [{"make": False, "any_dtype": False}], "; faster with --compile\n"),
         (["--eager"], [], "forwards: eager\n"),
         (
             ["--compile"],
             [{"make": False, "any_dtype": True}, {"any_dtype": True}],
-            "layers for this CPU, once: minutes",
+            "compiling for this CPU, once: minutes",
         ),
     ],
 )
@@ -294,7 +289,7 @@ def test_when_forwards_are_compiled(classic, capsys, monkeypatch, given, asked, 
 def test_the_assistant_stays_as_it_is_where_the_drafter_was_cast(folders, spec):
     """transformers runs a small bfloat16 model slower than the same in float32."""
     models = ["--base-model-path", folders["target"], "--drafter", spec.format(**folders)]
-    arguments = [*models, "--dtype", "float32", "--device", "cpu", "--compile", "--draft-dtype", "auto"]
+    arguments = [*models, "--dtype", "float32", "--device", "cpu", "--compile"]
     options = parse(demo.Options, "demo", "", arguments)
     pair = load_pair(options.base_model_path, options.drafter, dtype="float32", device="cpu")
     lm = pair.drafter.models[0]

@@ -246,7 +246,7 @@ def test_demos_write_what_they_write_on_the_cpu(kind, monkeypatch, capsys):
     """By every method that they compare, transformers' among them."""
     kept = []
     monkeypatch.setattr(demo, "interleave", lambda *args: kept.append(interleave(*args)) or kept[-1])
-    words = [*SMALL, "--draft-dtype", "float32", "--prompt", "Why is the sky blue?", "--max-new-tokens", "4"]
+    words = [*SMALL, "--prompt", "Why is the sky blue?", "--max-new-tokens", "4"]
     words += ["--rounds", "1", "--eager"]
     for device in ("cpu", "cuda"):
         assert demo.main([*words, "--device", device], kind) == 0, capsys.readouterr().err
