@@ -25,12 +25,7 @@ COMMANDS = {
     "train-dspark": "training.heads.dspark",
     "train-draft-length": "training.controllers.draft_length",
     "train-tree-values": "training.controllers.tree_values",
-    "tokenizer": "training.embedded_family.tokenizer",
-    "outputs": "training.embedded_family.outputs",
-    "train-lm": "training.embedded_family.lm",
-    "unlikelihood": "training.embedded_family.unlikelihood",
-    "distil": "training.embedded_family.distil",
-    "recipe": "training.embedded_family.recipe",
+    "outputs": "training.outputs",
 }
 """What a command is called here, and its module."""
 CLONE = """In a clone there are also

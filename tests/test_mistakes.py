@@ -26,6 +26,7 @@ from tiny_models import tiny
 import opt_tree as o
 from evaluation.answers.file import AnswerFile
 from evaluation.command_line import run_command
+from experiments.embedded_family import distil, lm, outputs, tokenizer
 from opt_tree import (
     CausalLM,
     CausalLMDrafter,
@@ -44,7 +45,6 @@ from opt_tree.models import DEMO
 from opt_tree.policies import Costs
 from opt_tree.training import command_line
 from opt_tree.training.controllers import draft_length, tree_values
-from opt_tree.training.embedded_family import distil, lm, outputs, tokenizer
 from opt_tree.training.fitting import calibrate, store, trim
 from opt_tree.training.heads import features, train
 
@@ -101,7 +101,6 @@ CASES: list[tuple[object, str, str]] = [
     (trim, "--draft {draft} --answers {rows} --output {draft}", "is the draft model itsel"),
     (features, f"--target {TARGET} --answers {{rows}} --output {{new}} --layers 99", "has no layer 99"),
     (features, "--target {target} --answers {rows} --output {new} --layers x", "--layers: invalid"),
-    (features, "--target {target} --answers {rows} --output {new} --share 2/2", "--share: takes a part of how many"),
     (features, "--target {target} --answers {rows} --output {new} --prompt-tokens 0", "--prompt-tokens must be above"),
     (features, "--target {target} --answers {empty} --output {new}", "no answers in {empty}"),
     (features, "--target {target} --answers {half} --output {new}", 'half.jsonl:1 has no "prompt" and "answer"'),
@@ -125,7 +124,7 @@ CASES: list[tuple[object, str, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("module", "line", "message"), CASES, ids=[f"{c[0].__name__[18:]}-{c[2][:30]}" for c in CASES])
+@pytest.mark.parametrize(("module", "line", "message"), CASES, ids=[f"{c[0].__name__[12:]}-{c[2][:30]}" for c in CASES])
 def test_a_mistake_is_one_line_and_changes_nothing(module, line, message, place, capfd):
     before = everything(place)
     capfd.readouterr()

@@ -274,7 +274,7 @@ WIDE_FUNCTIONS = {
     "opt_tree/decoding/pair.py: load_pair": "the front door: all by name, all with a default",
     "opt_tree/policies/costs.py: straight": "the numbers of two straight lines, by name",
     "opt_tree/training/heads/eagle3.py: save_eagle3": "two layouts, with and without an output layer, in any dtype",
-    "opt_tree/training/stream.py: build_stream": "its cache's key is made of all of them",
+    "experiments/embedded_family/stream.py: build_stream": "its cache's key is made of all of them",
 }
 
 

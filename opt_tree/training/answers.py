@@ -1,12 +1,13 @@
-"""A target's own answers as they lie on disk, read as tokens: rows of prompt and answer, and documents of both.
+"""A target's own answers, and other texts, as they lie on disk: read as tokens, document by document.
 
-Owns where an answer begins. Answer files of `evaluation` are read by `opt_tree.training.fitting.store`, which needs no
-prompts.
+Owns where an answer begins: rows of prompt and answer, documents of both, and answer files of `evaluation`.
 """
 
 import json
 import lzma
-from collections.abc import Iterable, Iterator
+import zipfile
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,9 +16,40 @@ from transformers import PreTrainedTokenizerBase
 
 from opt_tree.core.errors import one_line
 from opt_tree.training.plans import Cut
-from opt_tree.training.stream import load_part
 
 _KINDS = ("*.npz", "*.jsonl", "*.jsonl.xz")
+
+
+@dataclass(frozen=True)
+class TokenDocuments:
+    """Documents laid end to end: document i is `tokens[starts[i]:starts[i + 1]]`."""
+
+    tokens: np.ndarray
+    starts: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.starts) - 1
+
+    def __getitem__(self, index: int | np.integer) -> np.ndarray:
+        return self.tokens[self.starts[index] : self.starts[index + 1]]
+
+    def __iter__(self) -> Iterator[np.ndarray]:
+        return (self[index] for index in range(len(self)))
+
+
+def load_part(file: Path) -> TokenDocuments:
+    """Load the documents of one `.npz` file; ValueError for what is none."""
+    try:
+        with np.load(file) as part:
+            return TokenDocuments(part["tokens"], part["starts"])
+    except (ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile) as error:
+        raise ValueError(f"{file} holds no documents: {one_line(error)}") from error
+
+
+def narrow(tokens: Sequence[int] | np.ndarray) -> np.ndarray:
+    """Return tokens in 16 bits each where they fit, as in most vocabularies, else in 32."""
+    wide = np.asarray(tokens, np.uint32)
+    return wide.astype(np.uint16) if wide.max(initial=0) < 1 << 16 else wide
 
 
 class Example(NamedTuple):
@@ -100,3 +132,44 @@ def opening(tokenizer: PreTrainedTokenizerBase) -> list[int]:
         for opens in (False, True)
     )
     return [int(token) for token in opened[len(closed) :]] if opened[: len(closed)] == closed else []
+
+
+def read_answers(paths: Iterable[Path], tokenizer: PreTrainedTokenizerBase) -> Iterator[np.ndarray]:
+    """Yield the answers in answer files and in folders of them, as token ids, each behind the template's opening."""
+    opened = opening(tokenizer)
+    for file in files_of(paths):
+        if file.suffix == ".npz":
+            kept = (prompt[len(prompt) - len(opened) :] + answer for prompt, answer in documents(file, tokenizer))
+            yield from (np.array(tokens, np.int64) for tokens in kept)
+            continue
+        for record in lines(file):
+            if "answer" in record:
+                yield np.array(opened + answer_of(record, tokenizer), np.int64)
+                continue
+            if "choices" not in record:
+                raise ValueError(f'{file} has a row with neither "answer" nor "choices"')
+            turns = (turn for choice in record["choices"] for turn in choice["turns"])
+            yield from (np.concatenate([np.array(opened, np.int64), ids]) for ids in _encode(tokenizer, turns))
+
+
+def read_texts(paths: Iterable[Path], tokenizer: PreTrainedTokenizerBase) -> Iterator[np.ndarray]:
+    """Yield text files as token ids, one document a file, or one a row of a `.jsonl` with a "text"."""
+    for path in paths:
+        rows = list(lines(path)) if path.suffix == ".jsonl" else [{"text": path.read_text(encoding="utf-8")}]
+        if not all("text" in row for row in rows):
+            raise ValueError(f'{path} has a row without "text"')
+        yield from _encode(tokenizer, (row["text"] for row in rows))
+
+
+def _encode(tokenizer: PreTrainedTokenizerBase, texts: Iterable[str]) -> Iterator[np.ndarray]:
+    for text in texts:
+        yield np.array(tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"], dtype=np.int64)
+
+
+def join(documents: Iterable[np.ndarray]) -> TokenDocuments:
+    """Lay documents end to end; ValueError if there is not a token in them."""
+    rows = list(documents)
+    starts = np.cumsum([0, *map(len, rows)])
+    if not starts[-1]:
+        raise ValueError("there is no text to build a store of")
+    return TokenDocuments(np.concatenate(rows), starts)

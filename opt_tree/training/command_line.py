@@ -12,7 +12,6 @@ from opt_tree.core import command_line
 from opt_tree.core.command_line import numbers, work_of
 from opt_tree.core.files import check_replaceable, check_writable
 from opt_tree.core.interrupted import at_once
-from opt_tree.training.plans import OWN, Schedule, add_data
 
 _MAY_BE_ZERO = {"feature", "hard", "noise", "threshold", "warmup"}
 
@@ -54,32 +53,6 @@ class Parser(command_line.Parser):
                 folder = resolve(str(value), "target")
                 check_is_folder(folder)
                 setattr(args, action.dest, Path(folder))
-
-
-def read_part(text: str) -> tuple[int, int]:
-    """Read `which/of how many`, from 0."""
-    try:
-        part, parts = map(int, text.split("/"))
-    except ValueError:
-        part, parts = 0, 0
-    if not 0 <= part < parts:
-        raise argparse.ArgumentTypeError(f"takes a part of how many, from 0, such as 0/2, got {text}")
-    return part, parts
-
-
-def training_parser(description: str, schedule: Schedule) -> Parser:
-    """Return a command line with what every training command takes; `schedule` gives the defaults of its fields."""
-    parser = Parser(description)
-    add_data(parser)
-    parser.add_argument("--output", type=Path, required=True, help="folder of checkpoints and, in final/, the result")
-    parser.add_argument("--cache", type=Path, help="folder of tokenised corpora (default: OUTPUT/cache)")
-    parser.add_argument(
-        "--epochs", default="", help=f'corpus=passes,...; "{OWN}" is the own outputs, if any (default: all once)'
-    )
-    parser.add_argument("--resume", action="store_true", help="go on from the last checkpoint in OUTPUT")
-    parser.add_argument("--compile", action="store_true", help="torch.compile models and loss")
-    parser.add_fields(schedule)
-    return parser
 
 
 def pair_parser(description: str, plan: object) -> Parser:

@@ -21,9 +21,3 @@ def write_checkpoint(
         partial.mkdir()
         (partial / "config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
         save_file(cast, partial / "model.safetensors", metadata={"format": "pt"})
-
-
-def last_checkpoint(folder: Path) -> Path | None:
-    """Return the newest checkpoint of a run that was written to its end, or None; the Trainer writes its state last."""
-    checkpoints = [state.parent for state in folder.glob("checkpoint-*/trainer_state.json")]
-    return max(checkpoints, key=lambda checkpoint: int(checkpoint.name.partition("-")[2]), default=None)

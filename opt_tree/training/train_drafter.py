@@ -146,7 +146,7 @@ def _head(work: Work, config: Any) -> list[str]:
     seconds = max(answers * total - work.state["seconds"], 30.0)
     words = (*target, "--questions", output / "train.jsonl", "--output", output / "answers", "--batch", 32)
     room = ("--minutes", seconds / 60, "--tokens", args.disk // a_token, "--max-new-tokens", args.max_new_tokens)
-    outputs = "training.embedded_family.outputs"
+    outputs = "training.outputs"
     ready("answers", lambda: work.run("the model's own answers", seconds, outputs, *words, *room))
     words = (*target[:2], "--answers", output / "answers", "--output", output / "store", "--max-mib", 8)
     words += ("--vocab", config.vocab_size)

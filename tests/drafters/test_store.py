@@ -18,11 +18,10 @@ from opt_tree.drafters.tables.ngram import Counts, Text, interpolate
 from opt_tree.drafters.tables.store import BETA, FILE, FOLLOWERS, hashes
 from opt_tree.models.causal_lm import CausalLM
 from opt_tree.models.checkpoints import CheckpointError
-from opt_tree.training.answers import Example, opening
-from opt_tree.training.embedded_family.documents import join, read_answers
-from opt_tree.training.embedded_family.outputs import save_documents
+from opt_tree.training.answers import Example, join, opening, read_answers
 from opt_tree.training.fitting.interpolation import fit_beta, replay
 from opt_tree.training.fitting.store import Recipe, build, main
+from opt_tree.training.outputs import save_documents
 
 
 def documents(*rows: list[int]):

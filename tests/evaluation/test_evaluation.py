@@ -37,8 +37,8 @@ from evaluation.run import processes as launching
 from evaluation.run import runner
 from evaluation.run.options import EagleOptions, Options
 from evaluation.run.processes import Processes
+from experiments.embedded_family.data import Document
 from opt_tree import EagleHead, OptTree, Stop
-from opt_tree.training.embedded_family.data import Document
 
 CONTEXT, NEW = 160, 8
 CHAT = "{% for m in messages %}<{{ m.role[0] }}>{{ m.content }}{% endfor %}{% if add_generation_prompt %}<a>{% endif %}"

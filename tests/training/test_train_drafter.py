@@ -15,11 +15,11 @@ from opt_tree import Decoder, OptTree, load_pair
 from opt_tree.decoding.presets import plain
 from opt_tree.drafters.registry import parse_spec
 from opt_tree.models.checkpoints import CheckpointError
+from opt_tree.training import outputs
 from opt_tree.training import stages as stage_runner
 from opt_tree.training import train_drafter as conductor
-from opt_tree.training.embedded_family import outputs
+from opt_tree.training.answers import load_part
 from opt_tree.training.prompts import default_prompts, read_prompts
-from opt_tree.training.stream import load_part
 
 VERDICT = {
     "setting": {"name": "OptTree(4, 0.3)", "speed_up": 1.5, "low": 1.4, "high": 1.6},
@@ -53,7 +53,7 @@ def asked(folder, *more):
 
 def test_what_it_makes_is_a_drafter_and_it_goes_on_where_it_was(tmp_path, stages, capsys):
     assert conductor.main(asked(tmp_path)) == 0
-    assert stages == ["training.embedded_family.outputs", "training.fitting.store", "training.advise"]
+    assert stages == ["training.outputs", "training.fitting.store", "training.advise"]
     assert capsys.readouterr().out.splitlines()[-1].endswith(f"takes store:{tmp_path / 'made'}/store")
     pair = load_pair("demo", drafter=str(tmp_path / "made"), dtype="float32")
     prompt = pair.encode(default_prompts()[0])

@@ -4,7 +4,7 @@
         --output DIR [--max-mib 64] [--order 5] [--beta 30,20,10,6,4 | --fit FILE...]
 
 `--answers` reads the target's own answers: the answer files of `evaluation` (`.jsonl`), rows of "prompt" and "answer"
-(`.jsonl`, `.jsonl.xz`) or the documents of `opt_tree.training.embedded_family.outputs` (`.npz`: `tokens` and `starts`,
+(`.jsonl`, `.jsonl.xz`) or the documents of `opt_tree.training.outputs` (`.npz`: `tokens` and `starts`,
 token ids of any width). Their prompts are left out: they cost more room than they are worth. `--text` reads plain text,
 or `.jsonl` rows with a "text". The target's own answers are worth far more than other text of the same size. `--store`
 takes a store that there is, to give it other constants: it is pruned no further.
@@ -55,9 +55,8 @@ from transformers import PreTrainedTokenizerBase
 from opt_tree.drafters.tables.file_format import Table, fingerprint, load_table, save_table
 from opt_tree.drafters.tables.store import BETA, FILE, FOLLOWERS, extend_hashes
 from opt_tree.models.checkpoints import load_tokenizer
-from opt_tree.training.embedded_family.documents import join, read_answers, read_texts
+from opt_tree.training.answers import TokenDocuments, join, read_answers, read_texts
 from opt_tree.training.fitting.interpolation import fitted
-from opt_tree.training.stream import TokenDocuments
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@
         [--layers=-1,1,14,26]
 
 `--answers` reads rows with "prompt" and "answer" (`.jsonl`, `.jsonl.xz`) and the documents of
-`opt_tree.training.embedded_family.outputs` (`.npz`). The documents are shuffled, then written in parts of about
+`opt_tree.training.outputs` (`.npz`). The documents are shuffled, then written in parts of about
 `--part-tokens`: one safetensors file each, whole or not there, so that a run that was stopped goes on where it was.
 
 A part holds `tokens` and `features.LAYER` [tokens, hidden] (bf16; layer -1 is the last one behind the final norm, the
@@ -15,7 +15,7 @@ import sys
 from pathlib import Path
 
 from opt_tree.core.command_line import whole_numbers
-from opt_tree.training.command_line import Parser, command, existing, model_path, read_part
+from opt_tree.training.command_line import Parser, command, existing, model_path
 from opt_tree.training.plans import Cut
 
 
@@ -29,9 +29,6 @@ def new_parser() -> Parser:
     parser.add_argument("--part-tokens", type=int, default=60_000, help="tokens a file (%(default)s)")
     parser.add_argument("--batch-tokens", type=int, default=2048, help="tokens a forward (%(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="seed of the shuffle")
-    parser.add_argument(
-        "--share", type=read_part, default="0/1", help="which share of the parts this one makes, from 0"
-    )
     parser.add_argument("--threads", type=int, default=1, help="CPU threads")
     return parser
 
@@ -152,7 +149,6 @@ def load_part(path: Path) -> Part:
 
 def write(args: argparse.Namespace) -> None:
     """Write the parts that are not there yet."""
-    share, shares = args.share
     tokenizer = load_tokenizer(str(args.target))
     target = load_weights(str(args.target), torch.bfloat16).eval()
     for layer in set(args.layers) - {-1}:
@@ -162,12 +158,10 @@ def write(args: argparse.Namespace) -> None:
         raise ValueError(f"no answers in {', '.join(map(str, args.answers))}")
     save_counts(examples, target.config.vocab_size, args.output)
     parts = split_parts(examples, args.part_tokens, args.seed)
-    with tqdm(
-        total=sum(len(e.tokens) for part in parts[share::shares] for e in part), unit="tok", unit_scale=True
-    ) as bar:
-        for index in range(share, len(parts), shares):
+    with tqdm(total=sum(len(e.tokens) for part in parts for e in part), unit="tok", unit_scale=True) as bar:
+        for index, part in enumerate(parts):
             path = args.output / f"part-{index:04d}.safetensors"
             if not path.exists():
                 with whole(path) as partial:
-                    save_file(run_part(target, parts[index], args.layers, args.batch_tokens), partial)
-            bar.update(sum(len(example.tokens) for example in parts[index]))
+                    save_file(run_part(target, part, args.layers, args.batch_tokens), partial)
+            bar.update(sum(len(example.tokens) for example in part))

@@ -4,8 +4,7 @@ Owns the cache on disk and the order of a stream; which documents are held out i
 """
 
 import hashlib
-import zipfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,44 +16,12 @@ from torch.utils.data import Dataset
 from tqdm import tqdm
 from transformers import PreTrainedTokenizerBase
 
-from opt_tree.core.errors import one_line
+from experiments.embedded_family.data import HELD_OUT_PER_MILLE, Split, read_corpus, render
+from experiments.embedded_family.plans import OWN
 from opt_tree.core.files import whole
-from opt_tree.training.embedded_family.data import HELD_OUT_PER_MILLE, Split, read_corpus, render
-from opt_tree.training.plans import OWN
+from opt_tree.training.answers import TokenDocuments, narrow
 
 FORMAT = 1  # part of every cache key: raise it when the split, the rendering or the order of a stream changes
-
-
-@dataclass(frozen=True)
-class TokenDocuments:
-    """Documents laid end to end: document i is `tokens[starts[i]:starts[i + 1]]`."""
-
-    tokens: np.ndarray
-    starts: np.ndarray
-
-    def __len__(self) -> int:
-        return len(self.starts) - 1
-
-    def __getitem__(self, index: int | np.integer) -> np.ndarray:
-        return self.tokens[self.starts[index] : self.starts[index + 1]]
-
-    def __iter__(self) -> Iterator[np.ndarray]:
-        return (self[index] for index in range(len(self)))
-
-
-def load_part(file: Path) -> TokenDocuments:
-    """Load the documents of one `.npz` file; ValueError for what is none."""
-    try:
-        with np.load(file) as part:
-            return TokenDocuments(part["tokens"], part["starts"])
-    except (ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile) as error:
-        raise ValueError(f"{file} holds no documents: {one_line(error)}") from error
-
-
-def narrow(tokens: Sequence[int] | np.ndarray) -> np.ndarray:
-    """Return tokens in 16 bits each where they fit, as in most vocabularies, else in 32."""
-    wide = np.asarray(tokens, np.uint32)
-    return wide.astype(np.uint16) if wide.max(initial=0) < 1 << 16 else wide
 
 
 def tokenize_corpus(

@@ -1,6 +1,6 @@
 """Teach a language model not to repeat itself: unlikelihood training on its own greedy answers (arXiv:1908.04319).
 
-    python -m opt_tree.training.embedded_family.unlikelihood --model DIR --own DIR --output DIR
+    python -m experiments.embedded_family.unlikelihood --model DIR --own DIR --output DIR
 
 Small models decoded greedily fall into loops. The next token of an answer is unwanted where it completes an n-gram that
 the answer already had; its probability is pushed down by -log(1 - p), beside the ordinary loss on the corpus.
@@ -8,8 +8,8 @@ the answer already had; its probability is pushed down by -log(1 - p), beside th
 
 import sys
 
-from opt_tree.training.command_line import Parser, command, existing, model_path, training_parser
-from opt_tree.training.plans import Schedule
+from experiments.embedded_family.plans import Schedule, training_parser
+from opt_tree.training.command_line import Parser, command, existing, model_path
 
 
 def new_parser() -> Parser:
@@ -21,7 +21,7 @@ def new_parser() -> Parser:
     return parser
 
 
-main = command(new_parser, "opt_tree.training.embedded_family.unlikelihood:train")
+main = command(new_parser, "experiments.embedded_family.unlikelihood:train")
 
 if __name__ == "__main__":
     sys.exit(main())
@@ -35,12 +35,13 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
+from experiments.embedded_family.lm import save_model, set_attention
+from experiments.embedded_family.outputs import load_documents
+from experiments.embedded_family.stream import Blocks
+from experiments.embedded_family.tokenizer import ASSISTANT
+from experiments.embedded_family.trainer import Examples, Loss, fit_as_told, load_examples
 from opt_tree.models.checkpoints import load_tokenizer, load_weights
-from opt_tree.training.embedded_family.lm import save_model, set_attention
-from opt_tree.training.embedded_family.outputs import load_documents
-from opt_tree.training.embedded_family.tokenizer import ASSISTANT
-from opt_tree.training.stream import Blocks, TokenDocuments
-from opt_tree.training.trainer import Examples, Loss, fit_as_told, load_examples
+from opt_tree.training.answers import TokenDocuments
 
 
 def repeats(document: np.ndarray, assistant: int, order: int) -> np.ndarray:

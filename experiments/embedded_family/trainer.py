@@ -18,11 +18,12 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset, Sampler, SequentialSampler
 from transformers import PreTrainedTokenizerBase, Trainer, TrainingArguments
 
+from experiments.embedded_family.plans import OWN, Schedule, corpus_names
+from experiments.embedded_family.stream import Blocks, Mixture, build_stream, collate
 from opt_tree.core.command_line import from_fields
-from opt_tree.training.files import last_checkpoint
+from opt_tree.training.answers import TokenDocuments
 from opt_tree.training.optimizer import MuonAdamW
-from opt_tree.training.plans import OWN, Schedule, corpus_names, read_pairs
-from opt_tree.training.stream import Blocks, Mixture, TokenDocuments, build_stream, collate
+from opt_tree.training.plans import read_pairs
 
 Loss = Callable[[nn.Module, dict[str, Tensor]], Tensor]
 
@@ -57,6 +58,12 @@ class Examples:
 
     train: Dataset
     heldout: dict[str, Blocks]
+
+
+def last_checkpoint(folder: Path) -> Path | None:
+    """Return the newest checkpoint of a run that was written to its end, or None; the Trainer writes its state last."""
+    checkpoints = [state.parent for state in folder.glob("checkpoint-*/trainer_state.json")]
+    return max(checkpoints, key=lambda checkpoint: int(checkpoint.name.partition("-")[2]), default=None)
 
 
 class OrderedTrainer(Trainer):

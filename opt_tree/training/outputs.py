@@ -1,39 +1,31 @@
-"""Write a target's own greedy answers to training prompts: the text on which a drafter has to agree with it.
+"""Write a target's own greedy answers to questions: the text on which a drafter has to agree with it.
 
-    python -m opt_tree.training.embedded_family.outputs --target DIR --output DIR --prompts 6000 [--part 0/2]
-    python -m opt_tree.training.embedded_family.outputs --target DIR --output DIR --questions FILE --minutes 20
+    python -m opt_tree.training.outputs --target DIR --questions FILE... --output DIR [--minutes 20] [--tokens 100000]
 
-Each part is one `.npz` file; parts are independent, so one process a core may write one each. With `--questions` every
-batch is a file, those that are there are not written again, and the run ends after its minutes or tokens.
+Every batch is a `.npz` file of its own. Those that are there are not written again; the run ends after its minutes or
+tokens.
 """
 
-import os
 import sys
 from pathlib import Path
 
-from opt_tree.training.command_line import Parser, command, existing, model_path, read_part
-from opt_tree.training.plans import VARIABLE, add_data
+from opt_tree.training.command_line import Parser, command, existing, model_path
 
 
 def new_parser() -> Parser:
-    parser = Parser("Write a target's own greedy answers to training prompts.")
-    add_data(parser)
-    parser.set_defaults(data=os.environ.get(VARIABLE))  # None is no mistake here: --questions need no corpora
+    parser = Parser("Write a target's own greedy answers to questions.")
     parser.add_argument("--target", type=model_path, required=True, help="model folder, with its tokenizer")
-    parser.add_argument("--output", type=Path, required=True, help="folder of the parts")
-    parser.add_argument("--prompts", type=int, default=6000, help="prompts in all parts together")
-    parser.add_argument("--questions", type=existing, nargs="+", help="answer these instead: .jsonl, or a line each")
-    parser.add_argument("--minutes", type=float, help="with --questions: begin no batch after so many")
-    parser.add_argument("--tokens", type=int, help="with --questions: begin no batch after so many tokens")
+    parser.add_argument("--questions", type=existing, nargs="+", required=True, help=".jsonl, or a line each")
+    parser.add_argument("--output", type=Path, required=True, help="folder of the answers")
+    parser.add_argument("--minutes", type=float, help="begin no batch after so many")
+    parser.add_argument("--tokens", type=int, help="begin no batch after so many tokens")
     parser.add_argument("--threads", type=int, default=1, help="CPU threads")
     parser.add_argument("--max-new-tokens", "--new-tokens", type=int, default=144, help="longest answer")
     parser.add_argument("--batch", type=int, default=64, help="prompts answered at once")
-    parser.add_argument("--seed", type=int, default=0, help="seed of the draw of prompts")
-    parser.add_argument("--part", type=read_part, default="0/1", help="which part of how many, from 0")
     return parser
 
 
-main = command(new_parser, "opt_tree.training.embedded_family.outputs:write")
+main = command(new_parser, "opt_tree.training.outputs:write")
 
 if __name__ == "__main__":
     sys.exit(main())
@@ -49,10 +41,8 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from opt_tree.core.files import whole
 from opt_tree.models.checkpoints import load_tokenizer, load_weights
-from opt_tree.training.answers import question
-from opt_tree.training.embedded_family.data import draw_prompts, read_prompts
-from opt_tree.training.prompts import read_prompts as read_questions
-from opt_tree.training.stream import TokenDocuments, load_part, narrow
+from opt_tree.training.answers import load_part, narrow, question
+from opt_tree.training.prompts import read_prompts
 
 
 @torch.inference_mode()
@@ -102,40 +92,16 @@ def save_documents(documents: list[list[int]], path: Path) -> None:
         np.savez(file, tokens=narrow([token for row in documents for token in row]), starts=starts)
 
 
-def load_documents(folder: Path) -> TokenDocuments:
-    """Load all `.npz` parts of a folder, in the order of their names."""
-    paths = sorted(folder.glob("*.npz"))
-    if not paths:
-        raise FileNotFoundError(f"no own outputs (*.npz) in {folder}")
-    tokens, starts, total = [], [np.zeros(1, np.int64)], 0
-    for path in paths:
-        part = load_part(path)
-        tokens.append(part.tokens)
-        starts.append(part.starts[1:] + total)
-        total += len(tokens[-1])
-    return TokenDocuments(np.concatenate(tokens), np.concatenate(starts))
+def load_target(folder: Path) -> PreTrainedModel:
+    """Load a model that answers, in bfloat16, on an accelerator where there is one."""
+    target = load_weights(str(folder), torch.bfloat16).eval()
+    return target.to("cuda" if torch.cuda.is_available() else "cpu")
 
 
 def write(args: argparse.Namespace) -> None:
-    """Answer one part of the prompts, or batch after batch of the questions, and store the documents."""
-    if args.questions:
-        _write_batches(args)
-        return
-    if not args.data:
-        raise ValueError(f"name a folder of corpora with --data or ${VARIABLE}, or a file of --questions")
-    part, parts = args.part
-    tokenizer = load_tokenizer(str(args.target))
-    prompts = draw_prompts(tokenizer, read_prompts(args.data), args.prompts, seed=args.seed)
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    target = load_weights(str(args.target), torch.bfloat16).to(device).eval()
-    documents = answer(target, tokenizer, prompts[part::parts], args.max_new_tokens, args.batch)
-    save_documents(documents, args.output / f"seed-{args.seed}-part-{part}-of-{parts}.npz")
-
-
-def _write_batches(args: argparse.Namespace) -> None:
-    tokenizer, prompts = load_tokenizer(str(args.target)), read_questions(args.questions)
-    target = load_weights(str(args.target), torch.bfloat16).eval()
-    target = target.to("cuda" if torch.cuda.is_available() else "cpu")
+    """Answer batch after batch of the questions and store the documents of each."""
+    tokenizer, prompts = load_tokenizer(str(args.target)), read_prompts(args.questions)
+    target = load_target(args.target)
     begin, tokens = time.monotonic(), 0
     for start in range(0, len(prompts), args.batch):
         path = args.output / f"questions-{start:06d}.npz"

@@ -1,6 +1,6 @@
 """Train the whole demo family, stage by stage: tokenizer, target, own outputs, drafter.
 
-    python -m opt_tree.training.embedded_family.recipe --data CORPORA --work DIR [--preset cpu|tiny]
+    python -m experiments.embedded_family.recipe --data CORPORA --work DIR [--preset cpu|tiny]
 
 A stage whose product exists is skipped and a training stage that was stopped goes on from its last checkpoint, so the
 same command may be run again at any time. `cpu` is what made the embedded models (two busy cores, about four hours).
@@ -14,9 +14,9 @@ Where the embedded models differ from `cpu`: their stages were run one by one, t
 import sys
 from pathlib import Path
 
+from experiments.embedded_family.plans import add_data
+from experiments.embedded_family.sizes import CHAT_EPOCHS, SIZES, TARGET_EPOCHS, Size
 from opt_tree.training.command_line import Parser, command
-from opt_tree.training.embedded_family.sizes import CHAT_EPOCHS, SIZES, TARGET_EPOCHS, Size
-from opt_tree.training.plans import add_data
 
 
 def new_parser() -> Parser:
@@ -27,7 +27,7 @@ def new_parser() -> Parser:
     return parser
 
 
-main = command(new_parser, "opt_tree.training.embedded_family.recipe:run_all")
+main = command(new_parser, "experiments.embedded_family.recipe:run_all")
 
 if __name__ == "__main__":
     sys.exit(main())
@@ -38,7 +38,7 @@ import subprocess
 import sys
 from dataclasses import dataclass
 
-from opt_tree.training.files import last_checkpoint
+from experiments.embedded_family.trainer import last_checkpoint
 
 PROCESSES = 2
 """Of a training stage, a thread each."""

@@ -1,13 +1,13 @@
 """Train the byte-level BPE tokenizer of the demo models and give it a chat template.
 
-python -m opt_tree.training.embedded_family.tokenizer --output DIR [--data DIR] [--vocab 8192]
+python -m experiments.embedded_family.tokenizer --output DIR [--data DIR] [--vocab 8192]
 """
 
 import sys
 from pathlib import Path
 
+from experiments.embedded_family.plans import add_data, corpus_names
 from opt_tree.training.command_line import Parser, command
-from opt_tree.training.plans import add_data, corpus_names
 
 
 def new_parser() -> Parser:
@@ -19,7 +19,7 @@ def new_parser() -> Parser:
     return parser
 
 
-main = command(new_parser, "opt_tree.training.embedded_family.tokenizer:write")
+main = command(new_parser, "experiments.embedded_family.tokenizer:write")
 
 if __name__ == "__main__":
     sys.exit(main())
@@ -30,8 +30,8 @@ from collections.abc import Iterator
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
 
+from experiments.embedded_family.data import read_corpus
 from opt_tree.core.files import whole
-from opt_tree.training.embedded_family.data import read_corpus
 
 BOS, EOS, USER, ASSISTANT, PAD = "<|begin|>", "<|end|>", "<|user|>", "<|assistant|>", "<|pad|>"
 SPECIALS = [BOS, EOS, USER, ASSISTANT, PAD]

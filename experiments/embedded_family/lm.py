@@ -1,7 +1,7 @@
 """Train a small Llama-architecture language model, from scratch or on from `--init`, with a loss on every token.
 
-    python -m opt_tree.training.embedded_family.lm --tokenizer DIR --output DIR [--layers 12 --hidden 256 ...]
-    OMP_NUM_THREADS=1 torchrun --nproc-per-node 2 -m opt_tree.training.embedded_family.lm ... # one single-thread
+    python -m experiments.embedded_family.lm --tokenizer DIR --output DIR [--layers 12 --hidden 256 ...]
+    OMP_NUM_THREADS=1 torchrun --nproc-per-node 2 -m experiments.embedded_family.lm ... # one single-thread
     process a core
 
 Stopped runs go on from the last checkpoint in OUTPUT with `--resume`. The finished model lies in OUTPUT/final (bf16).
@@ -9,8 +9,8 @@ Stopped runs go on from the last checkpoint in OUTPUT with `--resume`. The finis
 
 import sys
 
-from opt_tree.training.command_line import Parser, command, model_path, training_parser
-from opt_tree.training.plans import Schedule, Shape
+from experiments.embedded_family.plans import Schedule, Shape, training_parser
+from opt_tree.training.command_line import Parser, command, model_path
 
 
 def new_parser() -> Parser:
@@ -21,7 +21,7 @@ def new_parser() -> Parser:
     return parser
 
 
-main = command(new_parser, "opt_tree.training.embedded_family.lm:train")
+main = command(new_parser, "experiments.embedded_family.lm:train")
 
 if __name__ == "__main__":
     sys.exit(main())
@@ -33,10 +33,10 @@ from pathlib import Path
 import torch
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
 
+from experiments.embedded_family.trainer import fit_as_told, load_examples
 from opt_tree.core.command_line import from_fields
 from opt_tree.core.files import whole
 from opt_tree.models.checkpoints import load_tokenizer, load_weights
-from opt_tree.training.trainer import fit_as_told, load_examples
 
 SHARD = "15MB"  # files of a published model stay under 16 MiB
 

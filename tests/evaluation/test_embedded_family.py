@@ -11,22 +11,31 @@ import torch
 from torch.utils.data import Dataset
 from transformers import AutoModelForCausalLM, LlamaForCausalLM, PreTrainedTokenizerFast
 
+from experiments.embedded_family import plans, recipe, sizes
+from experiments.embedded_family.data import Document, draw_prompts, read_corpus, read_prompts, render
+from experiments.embedded_family.distil import distillation_loss, load_teacher
+from experiments.embedded_family.distil import make_loss as distil_loss
+from experiments.embedded_family.lm import new_llama, save_model
+from experiments.embedded_family.outputs import load_documents
+from experiments.embedded_family.plans import OWN, Schedule, Shape
+from experiments.embedded_family.stream import Blocks, Mixture, build_stream, collate
+from experiments.embedded_family.tokenizer import train_tokenizer, training_texts
+from experiments.embedded_family.trainer import (
+    Examples,
+    Run,
+    Source,
+    Streams,
+    fit,
+    last_checkpoint,
+    load_streams,
+    parse_epochs,
+)
+from experiments.embedded_family.unlikelihood import Contrast, repeats
+from experiments.embedded_family.unlikelihood import make_loss as unlikelihood
 from opt_tree.core.command_line import from_fields
-from opt_tree.training import plans
-from opt_tree.training.embedded_family import recipe, sizes
-from opt_tree.training.embedded_family.data import Document, draw_prompts, read_corpus, read_prompts, render
-from opt_tree.training.embedded_family.distil import distillation_loss, load_teacher
-from opt_tree.training.embedded_family.distil import make_loss as distil_loss
-from opt_tree.training.embedded_family.lm import new_llama, save_model
-from opt_tree.training.embedded_family.outputs import answer, load_documents, save_documents
-from opt_tree.training.embedded_family.tokenizer import train_tokenizer, training_texts
-from opt_tree.training.embedded_family.unlikelihood import Contrast, repeats
-from opt_tree.training.embedded_family.unlikelihood import make_loss as unlikelihood
-from opt_tree.training.files import last_checkpoint
+from opt_tree.training.answers import TokenDocuments
 from opt_tree.training.optimizer import MuonAdamW
-from opt_tree.training.plans import OWN, Schedule, Shape
-from opt_tree.training.stream import Blocks, Mixture, TokenDocuments, build_stream, collate
-from opt_tree.training.trainer import Examples, Run, Source, Streams, fit, load_streams, parse_epochs
+from opt_tree.training.outputs import answer, save_documents
 
 TINY = Shape(layers=2, hidden=32, heads=2, kv_heads=1, head_dim=16, intermediate=48)
 SCHEDULE = Schedule(
@@ -353,7 +362,7 @@ def test_a_recipe_that_was_stopped_goes_on_where_it_was(tmp_path, monkeypatch, c
 
 def _own_arguments(command: list[str]) -> list[str]:
     """The part of a stage's command that the plan wrote: between the module and what the recipe adds."""
-    start = next(index for index, word in enumerate(command) if word.startswith("opt_tree.training."))
+    start = next(index for index, word in enumerate(command) if word.startswith("experiments."))
     return command[start + 1 : command.index("--data")]
 
 

@@ -1,6 +1,6 @@
 """Distil a small drafter from a target.
 
-    python -m opt_tree.training.embedded_family.distil --target DIR --own DIR --output DIR [--layers 2 --hidden 128 ...]
+    python -m experiments.embedded_family.distil --target DIR --own DIR --output DIR [--layers 2 --hidden 128 ...]
 
 The loss mixes the cross-entropy to the target's distribution with that to its most probable token. Greedy decoding
 accepts a drafted token only if it is the target's argmax, so the second term makes a draft probability the probability
@@ -9,8 +9,8 @@ of acceptance, which is what a tree's expected acceptance sums; the first carrie
 
 import sys
 
-from opt_tree.training.command_line import Parser, command, existing, model_path, training_parser
-from opt_tree.training.plans import Schedule, Shape
+from experiments.embedded_family.plans import Schedule, Shape, training_parser
+from opt_tree.training.command_line import Parser, command, existing, model_path
 
 
 def new_parser() -> Parser:
@@ -25,7 +25,7 @@ def new_parser() -> Parser:
     return parser
 
 
-main = command(new_parser, "opt_tree.training.embedded_family.distil:train")
+main = command(new_parser, "experiments.embedded_family.distil:train")
 
 if __name__ == "__main__":
     sys.exit(main())
@@ -38,10 +38,10 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from experiments.embedded_family.lm import new_model, save_model, set_attention
+from experiments.embedded_family.outputs import load_documents
+from experiments.embedded_family.trainer import Loss, fit_as_told, load_examples
 from opt_tree.models.checkpoints import load_tokenizer, load_weights
-from opt_tree.training.embedded_family.lm import new_model, save_model, set_attention
-from opt_tree.training.embedded_family.outputs import load_documents
-from opt_tree.training.trainer import Loss, fit_as_told, load_examples
 
 
 def distillation_loss(

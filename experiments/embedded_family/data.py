@@ -15,7 +15,7 @@ from typing import Literal
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
-from opt_tree.training.plans import corpus_names
+from experiments.embedded_family.plans import corpus_names
 
 HELD_OUT_PER_MILLE = 15
 Split = Literal["train", "heldout"]

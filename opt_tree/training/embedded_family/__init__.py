@@ -1,1 +1,0 @@
-"""How the embedded models were made, from the corpora to the checkpoints."""
