@@ -126,11 +126,15 @@ def test_help_and_a_mistyped_flag_wait_for_no_torch():
             assert "usage: " in out if words.endswith(" --help") and words not in listing else out or err
 
 
-@pytest.mark.parametrize("words", ["-m evaluation", "-m opt_tree", "-m opt_tree prove multi_round --children iid:2"])
+RUNS = "import sys; from opt_tree.core.command_line import run_command; sys.exit(run_command(lambda: print('said') or 0))"
+
+
+@pytest.mark.parametrize("words", [("-m", "evaluation"), ("-m", "opt_tree"), ("-c", RUNS)], ids=" ".join)
 def test_a_pipe_that_nobody_reads_ends_a_command_quietly(words):
-    """As behind `| head -1`."""
-    command = [sys.executable, *words.split()]
-    child = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    """As behind `| head -1`: both listings, and what every other command runs in."""
+    child = subprocess.Popen(
+        [sys.executable, *words], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
     child.stdout.close()
     assert (child.stderr.read(), child.wait(60)) == ("", 128 + signal.SIGPIPE)
 

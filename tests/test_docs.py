@@ -272,10 +272,11 @@ BLOCKS = [
 
 
 @pytest.mark.parametrize(("page", "number", "code"), BLOCKS, ids=lambda value: name_of(value)[:30].splitlines()[0])
-def test_the_code_in_the_pages_runs(page, number, code, tmp_path, monkeypatch):
+def test_the_code_in_the_pages_runs(page, number, code, tmp_path, monkeypatch, request):
     monkeypatch.chdir(tmp_path)
-    if "canonical" in code or "weights=" in code:
-        monkeypatch.setenv("OPT_TREE_CACHE", str(tmp_path / "packages"))  # its kernel is built there
+    for word, needed in (("canonical", "kernel"), ("weights=", "quantised_kernel")):
+        if word in code:
+            request.getfixturevalue(needed)
     exec(compile(code, f"{name_of(page)}, block {number}", "exec"), {"__name__": "__main__"})
     if page.name == "README.md":
         assert len([line for line in code.splitlines() if line.strip()]) == 8
