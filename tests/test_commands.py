@@ -126,7 +126,9 @@ def test_help_and_a_mistyped_flag_wait_for_no_torch():
             assert "usage: " in out if words.endswith(" --help") and words not in listing else out or err
 
 
-RUNS = "import sys; from opt_tree.core.command_line import run_command; sys.exit(run_command(lambda: print('said') or 0))"
+RUNS = (
+    "import sys; from opt_tree.core import command_line as own; sys.exit(own.run_command(lambda: print('said') or 0))"
+)
 
 
 @pytest.mark.parametrize("words", [("-m", "evaluation"), ("-m", "opt_tree"), ("-c", RUNS)], ids=" ".join)

@@ -272,11 +272,6 @@ def test_the_length_of_a_chain_follows_acceptance(target):
     assert lengths["itself"] > 4 > 2 > lengths["another"] >= 1
 
 
-def test_thompson_sampling_keeps_the_distribution():
-    found = emitted(lambda random: BetaLength(3, Sampled.chain, seed=2), naive)
-    assert found == pytest.approx(target_probs(), abs=1e-12)
-
-
 def test_a_length_of_nothing_is_refused():
     with pytest.raises(ValueError, match="longest must be at least 1, got 0"):
         BetaLength(0)

@@ -5,10 +5,9 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from table_models import TableDrafter, TableTarget, written_laws
 from transformers import PreTrainedTokenizerBase
 
-from opt_tree import Decoder, Generation, Static, Stop
+from opt_tree import Stop
 
 PIECES = ["a", "b", "ab", "ba", " ", "</", "s>", "é", "<end>", "xyz" * 9]
 
@@ -98,31 +97,3 @@ def test_strings_need_a_tokenizer_and_a_character() -> None:
         Stop(strings=("a", ""), tokenizer=Toy())
     with pytest.raises(ValueError, match="stop strings need the tokenizer"):
         Stop(strings=("x",))
-
-
-CYCLE = written_laws({(): (1.0, 0.0, 0.0), (0,): (0.0, 1.0, 0.0), (1,): (0.0, 0.0, 1.0)})  # 0 1 2 0 1 2 ...
-
-
-def generate(stop: Stop | None, length: int) -> Generation:
-    """A drafter that is always right: all of a chain is accepted at every step."""
-    return Decoder(TableTarget(CYCLE, 3), TableDrafter(CYCLE), Static.chain(5)).generate([0], length, stop=stop)
-
-
-@pytest.mark.parametrize("length", [1, 2, 5, 6, 7, 20])
-def test_max_new_tokens_is_exact(length: int) -> None:
-    """The published loop overshoots by up to a tree's depth."""
-    result = generate(None, length)
-    assert len(result.tokens) == length == sum(result.accept_lengths)
-    assert result.finish_reason == "length"
-    assert result.tokens == [(1, 2, 0)[i % 3] for i in range(length)]
-
-
-def test_a_generation_stops_inside_an_accepted_path() -> None:
-    """Tokens behind the stop token are neither returned nor counted."""
-    result = generate(Stop(frozenset({0})), 20)
-    assert result.tokens == [1, 2, 0] and result.finish_reason == "stop_token"
-    assert len(result.steps[0].tokens) == 4 and result.accept_lengths == [3], "nothing is drafted below a stop token"
-    assert result.mean_acceptance_length == 3
-    # Tokens 1 2 0 spell "b", "ab", "a" here.
-    result = generate(Stop(strings=("babab",), tokenizer=Toy()), 20)
-    assert result.tokens == [1, 2, 0, 1] and result.finish_reason == "stop_string"

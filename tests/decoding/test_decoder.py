@@ -27,11 +27,9 @@ from opt_tree.core.stopping import Stop
 from opt_tree.core.tree import fetch
 from opt_tree.decoding.decoder import Decoder
 from opt_tree.decoding.generation import check_prompt
-from opt_tree.decoding.presets import PRESETS
 from opt_tree.drafters import CausalLMDrafter, Drafter, EagleDrafter, Sharpened
 from opt_tree.models.causal_lm import CausalLM
-from opt_tree.policies import POLICIES, OptTree, Static
-from opt_tree.verifiers import match
+from opt_tree.policies import OptTree, Static
 
 NEW_TOKENS = 40
 PROMPT = prompt(12)
@@ -62,43 +60,6 @@ def plain(target: CausalLM) -> Decoder:
 def text(plain: Decoder) -> list[int]:
     """What plain decoding says after PROMPT, long enough for every test here."""
     return plain.generate(PROMPT, 80).tokens
-
-
-# test_presets.py decodes with every policy that is listed; here those with a verifier of their own, and other drafters.
-PRESETS_HERE = ["opt", *(name for name in PRESETS if name not in POLICIES)]
-PAIRS = [("draft", preset) for preset in ("plain", *PRESETS_HERE)]
-PAIRS += [(kind, preset) for kind in ("sharpened", "eagle", "unrelated") for preset in ("opt", "specinfer")]
-
-
-class TestPresets:
-    SHORT = 24
-
-    @pytest.mark.parametrize(("kind", "preset"), PAIRS)
-    def test_every_preset_is_lossless(self, preset, kind, text):
-        target = CausalLM(build(ARCHITECTURES["llama"]()))
-        drafters = {
-            "draft": lambda: CausalLMDrafter(CausalLM(tiny_drafter("llama"))),
-            "sharpened": lambda: Sharpened(CausalLMDrafter(CausalLM(tiny_drafter("llama"))), 0.5),
-            "eagle": lambda: EagleDrafter(tiny_head(target.model), target),
-            "unrelated": lambda: CausalLMDrafter(CausalLM(tiny("gpt2"))),
-        }
-        decoder = PRESETS[preset].make(target, drafters[kind]())
-        result = decoder.generate(PROMPT, self.SHORT)
-        assert result.tokens == text[: self.SHORT]
-        if preset == "plain":
-            assert result.mean_acceptance_length == 1.0
-        elif kind in ("draft", "sharpened"):
-            # What a flat law draws is seldom the target's argmax.
-            assert result.mean_acceptance_length > (1.0 if decoder.controller.policies[0].children.sampled else 1.3)
-
-    @pytest.mark.parametrize("preset", PRESETS_HERE)
-    def test_every_preset_samples_the_text_of_its_seed(self, preset, target, drafter, plain):
-        sampling = Sampling(temperature=0.9, top_k=20, top_p=0.95)
-        decoder = PRESETS[preset].make(target, drafter)
-        texts = [decoder.generate(PROMPT, self.SHORT, sampling, seed=seed).tokens for seed in (0, 1, 0)]
-        assert texts[0] == texts[2] != texts[1]
-        if decoder.verifier is match:  # the others have the target's law, but draws of their own
-            assert texts[:2] == [plain.generate(PROMPT, self.SHORT, sampling, seed=seed).tokens for seed in (0, 1)]
 
 
 class TestLengths:
@@ -539,10 +500,6 @@ class TestOutputLifetime:
 
 
 class TestComposition:
-    def test_a_tree_needs_a_drafter(self, target):
-        with pytest.raises(TypeError, match="OptTree needs a drafter"):
-            Decoder(target, None, OptTree())
-
     def test_times_add_up(self, decoder):
         result = decoder.generate(PROMPT, 20)
         assert result.prefill_seconds > 0

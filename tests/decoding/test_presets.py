@@ -39,15 +39,24 @@ def plain_texts(target):
     return {sampling: decoder.generate(prompt(12), 20, sampling, seed=3).tokens for sampling in SAMPLINGS}
 
 
-@pytest.mark.parametrize("name", POLICIES)
+@pytest.mark.parametrize("name", [*POLICIES, *(name for name in PRESETS if name not in POLICIES)])
 def test_whatever_is_listed_decodes_as_plain_decoding_does(name, target, plain_texts):
-    decoder = Decoder(target, CausalLMDrafter(CausalLM(tiny_drafter("llama"))), make_policy(name, nodes=9))
+    """Policies under nine nodes, by the verifier of their children; presets with what each is made of."""
+    drafter = CausalLMDrafter(CausalLM(tiny_drafter("llama")))
+    if name in POLICIES:
+        decoder = Decoder(target, drafter, make_policy(name, nodes=9))
+    else:
+        decoder = PRESETS[name].make(target, drafter)
     for sampling in SAMPLINGS:
         answer = decoder.generate(prompt(12), 20, sampling, seed=3)
         if decoder.verifier is match or not sampling.temperature:  # the others draw for themselves, by the same law
             assert answer.tokens == plain_texts[sampling]
         sizes = {step.tree.nodes for step in answer.steps}
-        assert max(sizes) <= 9 and (name == "plain" or max(sizes) > 0)
+        assert (max(sizes) <= 9 or name not in POLICIES) and (name == "plain" or max(sizes) > 0)
+        if not sampling.temperature and name != "plain":
+            assert answer.mean_acceptance_length > 1
+    again, other = (decoder.generate(prompt(12), 20, SAMPLINGS[1], seed=seed).tokens for seed in (3, 4))
+    assert again == answer.tokens != other
 
 
 @pytest.mark.parametrize("name", POLICIES)

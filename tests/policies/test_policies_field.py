@@ -5,18 +5,16 @@ import json
 import math
 from collections.abc import Callable, Iterator
 from functools import cache
-from itertools import product
-from math import log, prod
+from math import log
 from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from table_models import Laws, TableDrafter, TableTarget, hashed_laws, log_rows, written_laws
+from table_models import Laws, TableDrafter, TableTarget, hashed_laws, written_laws
 
-from opt_tree import Decoder, Random, Static, TopK, Tree, TreePolicy, match
+from opt_tree import Decoder, Random, Static, TopK, Tree, TreePolicy
 from opt_tree.core.children import IID, WithoutReplacement
 from opt_tree.decoding.draft import draft
 from opt_tree.policies import (
@@ -272,53 +270,6 @@ def test_drawn_examples(policy: TreePolicy, tree: list[Branch], forwards: int) -
 def test_docstring_examples_run(module: object) -> None:
     results = doctest.testmod(module)  # type: ignore[arg-type]
     assert results.attempted and not results.failed
-
-
-POLICIES: list[TreePolicy] = [
-    Eagle2(2, 1, 5),
-    DynamicDepth(2, 2, 5, log(0.8), (1, 2)),
-    Talon(0.4, 5, 2),
-    SequoiaTree((0.5, 0.3, 0.1), 5, 3),
-    greedy_static_tree(AcceptanceRates((0.3, 0.6)), 5, 2),
-    ThresholdChain(4, 0.3),
-]
-
-
-class Drawn(Random):
-    """Hands out the tokens it was made with, whatever the law."""
-
-    def __init__(self, tokens: tuple[int, ...]) -> None:
-        self.tokens = tokens
-
-    def draw(self, probs: torch.Tensor, depths: np.ndarray) -> torch.Tensor:
-        return torch.tensor(self.tokens)
-
-
-@pytest.mark.parametrize("zeros", [False, True])
-@pytest.mark.parametrize("policy", POLICIES, ids=lambda policy: type(policy).__name__)
-def test_matched_draws_have_the_targets_law(policy: TreePolicy, zeros: bool) -> None:
-    """Every outcome of the draws at every node of the tree, with its probability; what a step emits, continued by the
-    target itself to one common length, must have the target's law. The drafter's law is another one."""
-    target = hashed_laws(2, 3, 2 if zeros else None)
-    tree = draft(TableDrafter(hashed_laws(1, 3)), policy, CONTEXT, policy.max_depth)
-    length = int(tree.depths.max()) + 1
-    at_rows = [(*CONTEXT, *tree.tokens[tree.path_to(row)[1:]].tolist()) for row in range(len(tree))]
-    scores = log_rows(target, at_rows)
-    law = scores.exp().numpy()
-    emitted: dict[Branch, float] = {}
-    for tokens in product(*(np.flatnonzero(row).tolist() for row in law)):
-        verdict = match(tree, scores, Drawn(tokens))
-        text = (*tree.tokens[verdict.path[1:]].tolist(), verdict.token)
-        emitted[text] = emitted.get(text, 0.0) + prod(law[row, token] for row, token in enumerate(tokens))
-    assert len(set(map(len, emitted))) > 1
-    for text in product(range(3), repeat=length):
-        steps = [target((*CONTEXT, *text[:i]))[text[i]] for i in range(length)]
-        found = sum(
-            probability * prod(steps[len(start) :])
-            for start, probability in emitted.items()
-            if text[: len(start)] == start
-        )
-        assert found == pytest.approx(prod(steps), abs=1e-12)
 
 
 @pytest.mark.parametrize(

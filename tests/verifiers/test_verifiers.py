@@ -26,6 +26,15 @@ from table_models import Laws, TableDrafter, TableTarget, hashed_laws
 
 from opt_tree import Decoder, OptTree, Random, Sampling, Static, Tree, TreePolicy, Verifier, greedy, match
 from opt_tree.core.children import IID
+from opt_tree.policies import (
+    AcceptanceRates,
+    DynamicDepth,
+    Eagle2,
+    SequoiaTree,
+    Talon,
+    ThresholdChain,
+    greedy_static_tree,
+)
 
 # Policy and verifier.
 PAIRS: dict[str, tuple[TreePolicy, Verifier]] = {
@@ -37,6 +46,12 @@ PAIRS: dict[str, tuple[TreePolicy, Verifier]] = {
     "second best only": (Static(((1,), (1, 1))), match),
     "empty": (Static.empty(), match),
     "binary": (Static.kary(2, 2), match),
+    "eagle2": (Eagle2(2, 1, 5), match),
+    "dynamic depth": (DynamicDepth(2, 2, 5, np.log(0.8), (1, 2)), match),
+    "talon": (Talon(0.4, 5, 2), match),
+    "sequoia": (SequoiaTree((0.5, 0.3, 0.1), 5, 3), match),
+    "greedy static": (greedy_static_tree(AcceptanceRates((0.3, 0.6)), 5, 2), match),
+    "threshold": (ThresholdChain(4, 0.3), match),
 }
 
 
@@ -44,8 +59,9 @@ def decoder_of(target: Laws, drafter: Laws, policy: TreePolicy, verifier: Verifi
     return Decoder(TableTarget(target, VOCAB), TableDrafter(drafter), policy, verifier)
 
 
-# Of the binary tree's seven rows, laws with zeros keep the number of branches down.
-CASES = [(pair, laws) for pair in PAIRS for laws in LAWS if pair != "binary" or laws in ("zeros", "disjoint")]
+# Of six rows and seven, laws with zeros keep the number of branches down.
+LARGE = [*PAIRS][[*PAIRS].index("binary") :]
+CASES = [(pair, laws) for pair in PAIRS for laws in LAWS if pair not in LARGE or laws in ("zeros", "disjoint")]
 
 
 @pytest.mark.parametrize(("pair", "laws"), CASES)

@@ -1,6 +1,5 @@
 """The field's verifiers over every kind of tree they take: the emitted law is the target's, by exact enumeration."""
 
-import dataclasses
 import functools
 import heapq
 import itertools
@@ -19,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jaxtyping import Float, Int
 from table_models import Laws, TableDrafter, TableTarget, hashed_laws, written_laws
-from tiny_models import causal_logits, prompt, tiny, tiny_drafter
+from tiny_models import causal_logits, prompt, tiny_drafter
 from torch import Tensor
 
 from opt_tree import (
@@ -30,7 +29,6 @@ from opt_tree import (
     Random,
     Sampling,
     Static,
-    TopK,
     Tree,
     TreePolicy,
     Verifier,
@@ -529,55 +527,6 @@ def test_block_verification_takes_every_chain_and_no_tree_with_branches() -> Non
         block(tree, scores, Random())
 
 
-# ---- which pairs are refused, and why
-
-
-KINDS: dict[type, TreePolicy] = {
-    TopK: Static.kary(2, 1),
-    IID: Sampled.kary(2, 1),
-    WithoutReplacement: Sampled.kary(2, 1, replacement=False),
-    BestAndDraw: Rheo(nodes=2, threshold=1.0, max_depth=1),
-}
-INVALID = [
-    (verifier, kind)
-    for verifier in LOSSLESS
-    for kind in KINDS
-    if verifier is not block and not issubclass(kind, verifier.valid_for)
-]
-
-
-def test_the_pairs_that_are_refused() -> None:
-    found = {judge.__name__: {kind.__name__ for other, kind in INVALID if other is judge} for judge in LOSSLESS}
-    known = {
-        "naive": {"TopK", "BestAndDraw"},
-        "k_seq": {"TopK", "WithoutReplacement", "BestAndDraw"},
-        "multi_round": {"TopK", "WithoutReplacement", "BestAndDraw"},
-        "khisti": {"TopK", "WithoutReplacement", "BestAndDraw"},
-        "without_replacement": {"TopK", "IID", "BestAndDraw"},
-        "traversal": {"TopK", "BestAndDraw"},
-        "multipath_block": {"TopK", "WithoutReplacement", "BestAndDraw"},
-        "rheo": {"TopK", "IID"},
-    }
-    assert known.items() <= found.items()
-
-
-@pytest.mark.parametrize(("verifier", "kind"), INVALID, ids=lambda item: item.__name__)
-def test_an_invalid_pair_is_refused_and_would_have_been_wrong(verifier: Verifier, kind: type) -> None:
-    """p > q on two tokens: laws with one such token hide some of the wrong pairs."""
-    policy, (target, drafter, sampling) = KINDS[kind], LAWS["by hand"]
-    with pytest.raises(TypeError, match=f"{verifier.__name__} is not exact for children of type {kind.__name__}"):
-        Decoder(TableTarget(target, VOCAB), TableDrafter(drafter), policy, verifier)
-    told = torch.from_numpy(drafter(CONTEXT))[None].log()  # deterministic trees come without
-    trees = drawn_trees(policy, drafter, CONTEXT, sampling)
-    known = [(dataclasses.replace(tree, draft_log_probs=told), probability) for tree, probability in trees]
-    with np.errstate(divide="ignore", invalid="ignore"):
-        found = law_over(verifier, [(*one, scored(one[0], target, CONTEXT, sampling)) for one in known])
-    law: dict[Text, float] = defaultdict(float)
-    for text, probability in found.items():
-        law[text[:1]] += probability
-    assert distance(law, continued({(): 1.0}, target_of("by hand"), 1)) > 0.005
-
-
 def test_typical_acceptance_is_refused_unless_asked_for_and_is_lossy() -> None:
     target, drafter, sampling = LAWS["by hand"]
     with pytest.raises(TypeError, match="typical does not keep the target's distribution; say lossy=True"):
@@ -667,16 +616,6 @@ def test_with_models_the_laws_are_those_of_the_drafters_own_text(policy: TreePol
         branch = tree.tokens[tree.path_to(parent)[1:]].tolist()
         expected = (causal_logits(model, [*context, *branch])[-1] / 0.3).softmax(-1)
         assert torch.allclose(probs_of(tree.draft_log_probs[tree.draft_rows[parent]]), expected, atol=1e-9)
-
-
-@pytest.mark.parametrize("temperature", [0.0, 0.3])
-@pytest.mark.parametrize("policy", MODEL_TREES, ids=str)
-def test_with_models_the_text_is_that_of_plain_decoding(policy: TreePolicy, temperature: float) -> None:
-    target, sampling = CausalLM(tiny("llama")), Sampling(temperature)
-    plain = Decoder(target, None, Static.empty()).generate(prompt(7), 20, sampling)
-    decoder = Decoder(target, CausalLMDrafter(CausalLM(tiny_drafter("llama"))), policy)
-    answer = decoder.generate(prompt(7), 20, sampling)
-    assert answer.tokens == plain.tokens and len(answer.steps) < 20
 
 
 @pytest.mark.parametrize(
@@ -847,44 +786,3 @@ def test_equal_siblings_share_the_first_ones_row() -> None:
     rows = torch.tensor([[0.0, 1, 0], [1, 0, 0], [0, 0, 1], [0, 1, 0], [0, 0, 1]])  # the two rows of 1 disagree: 0 or 2
     verdict = greedy(tree, rows, Random())
     assert (verdict.path, verdict.token) == ([0, 2, 4], 2)
-
-
-# ---- randomness
-
-
-def test_fresh_numbers_are_used_once() -> None:
-    """The noise of a step must not come back in the next one."""
-    probs = torch.full((2, 50), 0.02, dtype=torch.float64)
-    random = Random(1)
-    for method in (random.iid, random.distinct):
-        first, again = method(probs, 20), method(probs, 20)
-        assert not torch.equal(first, again) and not torch.equal(first[0], first[1])
-    assert torch.equal(Random(1).iid(probs, 20), Random(1).iid(probs, 20))
-    assert torch.equal(Random(1).distinct(probs, 20), Random(1).distinct(probs, 20))
-
-
-PROBS = [0.35, 0.0, 0.2, 0.05, 0.4]
-
-
-def within(counts: np.ndarray, probs: np.ndarray) -> bool:
-    """Counts of fixed seeds, within five standard deviations of their laws."""
-    total = counts.sum()
-    return bool((np.abs(counts - total * probs) <= 5 * np.sqrt(total * probs * (1 - probs))).all())
-
-
-def test_the_noise_has_the_laws_it_stands_for() -> None:
-    """The only figures here that are sampled: what turns a generator's bits into draws."""
-    rows, random = torch.tensor([PROBS] * 20_000, dtype=torch.float64), Random(0)
-    probs = np.array(PROBS)
-    for draws in random.iid(rows, 2).T.numpy():
-        assert within(np.bincount(draws, minlength=5), probs)
-    first, second, third, fourth = random.distinct(rows, 4).T.numpy()
-    assert within(np.bincount(first, minlength=5), probs)
-    joint = np.outer(probs, probs / 1.0) / (1 - probs[:, None])
-    np.fill_diagonal(joint, 0)
-    assert within(np.bincount(first * 5 + second, minlength=25), joint.flatten())
-    assert all(len({*row}) == 4 and 1 not in row for row in zip(first, second, third, fourth, strict=True))
-    assert random.distinct(rows[:3], 5)[:, 4].tolist() == [1, 1, 1]  # the impossible one comes last
-    assert within(np.bincount([random.choose(probs * 3) for _ in range(4000)], minlength=5), probs)
-    assert within(np.bincount([random.accept(0.3) for _ in range(4000)], minlength=2), np.array([0.7, 0.3]))
-    assert not any(random.accept(0.0) for _ in range(100)) and all(random.accept(1.0) for _ in range(100))
