@@ -21,7 +21,7 @@ from opt_tree.controllers import Scheduled
 from opt_tree.core.sampling import Sampling
 from opt_tree.core.stopping import Stop
 from opt_tree.decoding.decoder import Decoder
-from opt_tree.drafters import CausalLMDrafter, Drafter, Grafted, NGramDrafter, TokenRecycling
+from opt_tree.drafters import CausalLMDrafter
 from opt_tree.engines import Eager
 from opt_tree.engines.kv_cache import LayerShape
 from opt_tree.models.causal_lm import CausalLM
@@ -48,32 +48,15 @@ def alone(decoder) -> list[tuple]:
     return trace([decoder.generate(ids, NEW) for ids in PROMPTS])
 
 
-def small() -> CausalLMDrafter:
-    return CausalLMDrafter(CausalLM(tiny_drafter("llama")), VOCAB)
-
-
-DRAFTERS: dict[str, Callable[[], Drafter]] = {
-    "ngram": NGramDrafter,
-    "recycling": lambda: TokenRecycling(VOCAB, keep=False),
-    "grafted": lambda: Grafted(small(), NGramDrafter()),
-    "table": lambda: TableDrafter(hashed_laws(1, VOCAB)),
-}
-
-
-@pytest.mark.parametrize("name", DRAFTERS)
-def test_drafters_without_a_model_have_a_state_for_each_lane(name):
-    compare(Decoder(CausalLM(tiny("llama")), DRAFTERS[name](), OPT), Sampling(), PROMPTS[:3], (2,), NEW)
-
-
 def test_a_target_without_a_model_is_copied_for_each_lane():
     laws = hashed_laws(0, 5)
     decoder = Decoder(TableTarget(laws, 5), TableDrafter(laws), OPT)
     compare(decoder, Sampling(), [[1], [2, 3], [4, 0, 1]], (2,), NEW)
 
 
-def test_a_controller_has_a_state_for_each_lane():
-    decoder = Decoder(CausalLM(tiny("llama")), small(), Scheduled([OptTree(4, 0.1), Static.empty(), Static.chain(2)]))
-    compare(decoder, Sampling(), PROMPTS[:3], (3,), NEW)
+def test_a_controller_has_a_state_for_each_lane(decoder):
+    schedule = Scheduled([OptTree(4, 0.1), Static.empty(), Static.chain(2)])
+    compare(Decoder(decoder.target, decoder.drafter, schedule), Sampling(), PROMPTS[:3], (3,), NEW)
 
 
 def test_stop_rules_and_seeds_are_each_prompt_s_own(decoder):

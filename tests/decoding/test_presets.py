@@ -33,6 +33,11 @@ def target():
 
 
 @pytest.fixture(scope="module")
+def drafter():
+    return CausalLMDrafter(CausalLM(tiny_drafter("llama")))
+
+
+@pytest.fixture(scope="module")
 def plain_texts(target):
     """What plain decoding says, greedy and drawn."""
     decoder = plain(target)
@@ -40,9 +45,8 @@ def plain_texts(target):
 
 
 @pytest.mark.parametrize("name", [*POLICIES, *(name for name in PRESETS if name not in POLICIES)])
-def test_whatever_is_listed_decodes_as_plain_decoding_does(name, target, plain_texts):
+def test_whatever_is_listed_decodes_as_plain_decoding_does(name, target, drafter, plain_texts):
     """Policies under nine nodes, by the verifier of their children; presets with what each is made of."""
-    drafter = CausalLMDrafter(CausalLM(tiny_drafter("llama")))
     if name in POLICIES:
         decoder = Decoder(target, drafter, make_policy(name, nodes=9))
     else:
@@ -55,8 +59,9 @@ def test_whatever_is_listed_decodes_as_plain_decoding_does(name, target, plain_t
         assert (max(sizes) <= 9 or name not in POLICIES) and (name == "plain" or max(sizes) > 0)
         if not sampling.temperature and name != "plain":
             assert answer.mean_acceptance_length > 1
-    again, other = (decoder.generate(prompt(12), 20, SAMPLINGS[1], seed=seed).tokens for seed in (3, 4))
-    assert again == answer.tokens != other
+    if decoder.verifier is not match:
+        again, other = (decoder.generate(prompt(12), 20, SAMPLINGS[1], seed=seed).tokens for seed in (3, 4))
+        assert again == answer.tokens != other
 
 
 @pytest.mark.parametrize("name", POLICIES)
@@ -107,12 +112,12 @@ def test_drawn_siblings_skip_no_rank():
         assert all(path[-1] == 0 or (*path[:-1], path[-1] - 1) in paths for path in paths)
 
 
-def test_presets_use_the_same_names(target):
+def test_presets_use_the_same_names(target, drafter):
     """One name each: a tree that both know is called alike; presets add verifiers, the registry shapes and batches."""
     common = set(POLICIES) & set(PRESETS)
     assert {"opt", "chain", "eagle2", "delayed"} <= common
     for name in common:
-        (policy,) = PRESETS[name].make(target, CausalLMDrafter(CausalLM(tiny_drafter("llama")))).controller.policies
+        (policy,) = PRESETS[name].make(target, drafter).controller.policies
         assert type(policy) is type(make_policy(name, 60)), name
 
 

@@ -1,91 +1,23 @@
 """A conversation keeps its cache: with it and without it the same texts, in the same steps, turn after turn."""
 
-import functools
-
 import pytest
 import torch
-from drafters.test_dflash import model as tiny_dflash
-from drafters.test_dspark import drafter_of as dspark
-from drafters.test_eagle3 import KNOWN, tiny_head3
-from drafters.test_early_exit import deep, exit_of
-from drafters.test_one_pass import medusa
-from drafters.test_parallel_spec import drafter_of as parallel_spec
-from drafters.test_store import documents
-from tiny_models import CONTEXT, VOCAB, prompt, tiny, tiny_drafter, tiny_head
+from drafters.every_kind import MAKERS, head, small, target_model
+from tiny_models import CONTEXT, VOCAB, prompt, tiny
 from transformers import DynamicCache
 
-from opt_tree import Decoder, OptTree, Sampling, Sharpened, Static
+from opt_tree import Decoder, OptTree, Sampling, Static
 from opt_tree.core.target import shared
-from opt_tree.drafters import (
-    CausalLMDrafter,
-    ChainLMDrafter,
-    Copying,
-    DFlashDrafter,
-    DrafterAround,
-    EagleDrafter,
-    EarlyExit,
-    Grafted,
-    NGramDrafter,
-    Rasd,
-    Store,
-    StoreDrafter,
-    TokenRecycling,
-)
-from opt_tree.drafters.heads.eagle3 import Eagle3Drafter
-from opt_tree.drafters.registry import KINDS, DrafterOptions
+from opt_tree.drafters import DrafterAround, EarlyExit, NGramDrafter
 from opt_tree.models.causal_lm import Buckets, CausalLM
 from opt_tree.models.chain_lm import ChainLM
-from opt_tree.training.fitting.store import Recipe, build
 
 POLICY = OptTree(nodes=7, threshold=0.0, max_depth=4)
 NEW = 5
-
-
-def small(target=None):
-    return CausalLMDrafter(CausalLM(tiny_drafter("llama")), VOCAB)
-
-
-def head(target):
-    return EagleDrafter(tiny_head(target.model), target)
-
-
-def store(target=None):
-    return StoreDrafter(Store(build(documents(prompt(500), prompt(60, seed=1)), Recipe(VOCAB, order=3))))
-
-
-MAKERS = {
-    "lm": small,
-    "lm, path by path": lambda target: ChainLMDrafter(ChainLM(tiny_drafter("llama")), VOCAB),
-    "eagle": lambda target: Sharpened(head(target), 0.7),
-    "eagle3": lambda target: Eagle3Drafter(tiny_head3(target), target, tokens=KNOWN, layers=(0, 1, 2)),
-    "exit": lambda target: EarlyExit(exit_of(target), target),
-    "medusa": medusa,
-    "parallelspec": parallel_spec,
-    "dspark": dspark,
-    "dflash": lambda target: DFlashDrafter(tiny_dflash(), target),
-    "ngram": lambda target: NGramDrafter(),
-    "store": store,
-    "recycling": lambda target: TokenRecycling(VOCAB),
-    "graft": lambda target: Grafted(head(target), NGramDrafter(), 2),
-    "copy": lambda target: Copying(head(target)),
-    "rasd": lambda target: Rasd(small(), NGramDrafter()),
-}
-OWN_TEST = {"mtp"}
-"""Kinds that read files though no path is given: the target's. Their conversations are in their own tests."""
-MAKERS |= {
-    name: lambda target, kind=kind: kind.make("", target, DrafterOptions())
-    for name, kind in KINDS.items()
-    if name not in {*MAKERS, *OWN_TEST} and not kind.needs_path
-}
 ANEW = {"dflash", "dspark"}
 """Kinds that begin every prompt anew."""
 LEARNT = {"recycling"}
 """Kinds that have seen the rows of a prompt once where it is reused, and twice where it is not: other trees."""
-
-
-@functools.cache
-def target_model():
-    return deep()
 
 
 def turns(answer, context):
@@ -127,11 +59,6 @@ def compare(plain, reusing, sampling=Sampling(), steps=True, context=False):
 
     turns(answer, context)
     return found
-
-
-def test_the_kinds_here_are_known():
-    """A kind that reads files and is not here has its conversation in its own test."""
-    assert {name.partition(",")[0].partition(" ")[0] for name in MAKERS} <= set(KINDS)
 
 
 @pytest.mark.parametrize("kind", MAKERS)

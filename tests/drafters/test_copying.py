@@ -5,12 +5,10 @@ import pytest
 import torch
 from drafters.test_ngram import probs_of
 from table_models import TableDrafter, TableTarget, hashed_laws
-from texts import plain_texts
-from tiny_models import prompt, tiny, tiny_drafter, tiny_head
 
 from opt_tree import Decoder, OptTree, load_pair
 from opt_tree.core.children import Reduced
-from opt_tree.drafters import CausalLMDrafter, Copying, EagleDrafter, Grafted, NGramDrafter, Sharpened
+from opt_tree.drafters import Copying, Grafted, NGramDrafter, Sharpened
 from opt_tree.drafters.combined.copying import COPY_BETA, mixed
 from opt_tree.drafters.registry import load_drafter
 from opt_tree.drafters.tables.lookup import few
@@ -63,25 +61,6 @@ def test_what_was_written_is_copied_too():
     other.reset(whole, None)
     tails = [(token,) for token in range(6)]
     assert probs_of(drafter.text.look_up(tails)) == probs_of(other.text.look_up(tails))
-
-
-def head(target: CausalLM) -> EagleDrafter:
-    return EagleDrafter(tiny_head(target.model), target)
-
-
-AROUND = {
-    "draft model": lambda target: Copying(CausalLMDrafter(CausalLM(tiny_drafter("llama")))),
-    "sharpened head": lambda target: Copying(Sharpened(head(target), 0.7)),
-    "below a graft": lambda target: Grafted(Copying(head(target)), NGramDrafter(), 2),
-}
-
-
-@pytest.mark.parametrize("name", AROUND)
-def test_the_text_is_plain_decodings(name):
-    target = CausalLM(tiny("llama"))
-    decoder = Decoder(target, AROUND[name](target), OptTree(8, 0.01, 5))
-    answers = plain_texts(decoder, [prompt(20, seed) for seed in range(2)], 40)
-    assert answers[-1].mean_acceptance_length > 1
 
 
 def test_what_does_not_go_together_is_refused():

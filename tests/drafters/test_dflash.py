@@ -4,7 +4,6 @@ import json
 
 import pytest
 import torch
-from texts import plain_texts
 from tiny_models import HIDDEN, VOCAB, prompt, tiny
 from transformers import MuseGlimmerAssistantConfig, MuseGlimmerAssistantModel
 from transformers.generation import DFlashTokenCandidateGenerator
@@ -68,17 +67,6 @@ def test_the_laws_are_those_of_transformers_own_chain(monkeypatch):
     for context in common:
         assert ours[context].shape == (BLOCK - 1, VOCAB)
         assert torch.allclose(ours[context], theirs[context].double(), atol=1e-9)
-
-
-def test_text_is_the_target_s_own_and_the_tree_has_branches():
-    target = target_of()
-    decoder = Decoder(target, DFlashDrafter(model(), target), OptTree(nodes=12, threshold=0.0))
-    results = plain_texts(decoder, (prompt(7) * 3, [7], prompt(9)), 20)  # prompts one after the other
-    for result in results:
-        assert {step.draft_forwards for step in result.steps} <= {0, 1}
-        assert max(step.tree.depths.max() for step in result.steps) <= BLOCK - 1
-        assert any(len(set(step.tree.parents[1:].tolist())) < step.tree.nodes for step in result.steps)
-    assert sum(step.accepted for result in results for step in result.steps) > 0
 
 
 def test_steps_without_a_draft_are_caught_up_with(monkeypatch):

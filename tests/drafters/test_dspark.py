@@ -5,9 +5,7 @@ import json
 import numpy as np
 import pytest
 import torch
-from enumeration import first_token
 from safetensors.torch import load_file, save_file
-from texts import plain_texts
 from tiny_models import ARCHITECTURES, HIDDEN, VOCAB, build, prompt, tiny
 
 from opt_tree import CheckpointError, Decoder, OptTree, Static, load_drafter
@@ -17,8 +15,6 @@ from opt_tree.drafters import DFlashDrafter
 from opt_tree.drafters.draft_vocabulary import vocabulary_tensors
 from opt_tree.drafters.heads.dspark import DSparkDrafter, DSparkHeads, backbone
 from opt_tree.models.causal_lm import CausalLM
-from opt_tree.policies import Sampled
-from opt_tree.verifiers import multi_round
 
 BLOCK, RANK = 4, 6
 SOME = torch.arange(1, VOCAB, 2)
@@ -114,17 +110,6 @@ def test_a_law_is_that_of_its_depth_and_its_parent(kind, tokens, monkeypatch):
     assert checked > 3
 
 
-@pytest.mark.parametrize("tokens", [None, SOME])
-@pytest.mark.parametrize("least", [0.0, 0.5])
-def test_text_is_the_target_s_own(tokens, least):
-    target = target_of()
-    decoder = Decoder(target, drafter_of(target, tokens, least), OptTree(nodes=12, threshold=0.0))
-    for result in plain_texts(decoder, (prompt(7) * 3, [7], prompt(9))):
-        assert {step.draft_forwards for step in result.steps} <= {0, 1}
-        deepest = max(step.tree.depths.max() for step in result.steps)
-        assert (deepest > 1 or least > 0) and deepest <= BLOCK
-
-
 def test_nothing_is_drafted_below_a_parent_of_little_confidence():
     target = target_of()
     drafter = drafter_of(target, least=0.3)
@@ -138,17 +123,6 @@ def test_nothing_is_drafted_below_a_parent_of_little_confidence():
     sure = torch.sigmoid(torch.cat([h, parents], 1) @ w + b) >= 0.3
     assert 5 < sure.sum() < VOCAB - 5
     assert torch.equal(answer.isneginf().all(1), ~sure) and not answer[sure].isinf().any()
-
-
-@pytest.mark.parametrize("least", [0.0, 0.5])
-def test_drawn_children_keep_the_target_s_law(least):
-    """Exact enumeration of two chains of two layers; where confidence cuts a chain, the law stays."""
-    target = target_of(vocab=3)
-    decoder = Decoder(target, drafter_of(target, None, least), Sampled.chains(2, 2), multi_round)
-    text = (0, 1, 2, 2, 0)
-    found = first_token(lambda _: decoder, text, 3)
-    whole = build(target.model.config)(torch.tensor([text])).logits[0, -1].softmax(-1)
-    assert found == pytest.approx({(token,): p for token, p in enumerate(whole.tolist())}, abs=1e-9)
 
 
 class TestFiles:

@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from tiny_models import ARCHITECTURES, HIDDEN, VOCAB, build, prompt, publish, tiny, tiny_head
 from torch import Tensor
 
-from opt_tree import Decoder, OptTree, Sampling, load_drafter, load_pair
+from opt_tree import Decoder, OptTree, Sampling, load_drafter
 from opt_tree.core.children import Few, Reduced, TopK
 from opt_tree.core.children.base import Layer
 from opt_tree.core.probabilities import log_probs_of
@@ -22,7 +22,6 @@ from opt_tree.drafters import EagleDrafter, Sharpened
 from opt_tree.drafters.draft_vocabulary import VOCABULARY, take_vocabulary, vocabulary_tensors
 from opt_tree.drafters.heads.eagle import load_eagle
 from opt_tree.drafters.heads.eagle3 import NORMS, Eagle3Drafter, Eagle3Head, load_eagle3
-from opt_tree.models import DEMO
 from opt_tree.models.causal_lm import CausalLM
 from opt_tree.models.checkpoints import CheckpointError
 from opt_tree.policies import Sampled, Static
@@ -127,23 +126,6 @@ def test_every_law_is_that_of_a_head_without_a_cache(before, norms):
     model = target_of().model.model
     for context, path, law in witness.laws[:4] + witness.laws[-12:]:
         assert (law - law_without_a_cache(head, model, context, path)).abs().max() < 1e-10
-
-
-@pytest.mark.parametrize("kind", ["eagle", "eagle3"])
-def test_text_is_the_target_s_own_whatever_the_head_knows(kind):
-    target = target_of()
-    plain = Decoder(target_of(), None, Static.empty())
-    if kind == "eagle":
-        drafter: EagleDrafter = EagleDrafter(tiny_head(target.model), target, tokens=KNOWN)
-    else:
-        drafter = Eagle3Drafter(tiny_head3(target), target, tokens=KNOWN, layers=LAYERS)
-    decoder = Decoder(target, drafter, POLICY)
-    for sampling in (Sampling(), Sampling(temperature=0.8)):
-        result = decoder.generate(prompt(20), 20, sampling)
-        assert result.tokens == plain.generate(prompt(20), 20, sampling).tokens
-        assert {token for step in result.steps for token in step.tree.tokens[1:].tolist()} <= set(KNOWN.tolist())
-    assert decoder.generate([7], 12).tokens == plain.generate([7], 12).tokens
-    assert len(set(result.tokens) - set(KNOWN.tolist())) > 0, "the text should hold tokens that the head lacks"
 
 
 def test_sampled_children_come_from_the_draft_vocabulary_and_are_shown_as_whole_laws():
@@ -343,14 +325,3 @@ def test_a_file_beside_the_weights_is_its_draft_vocabulary(tmp_path, shared):
     save_file(dict(vocabulary_tensors(KNOWN, VOCAB)), tmp_path / "both" / VOCABULARY)
     with pytest.raises(CheckpointError, match=f"a draft vocabulary of {len(KNOWN)} tokens, and {VOCABULARY} names"):
         load_eagle3(str(tmp_path / "both"), target)
-
-
-def test_the_embedded_head():
-    pair = load_pair("demo", "eagle3:demo", dtype="float32")
-    assert isinstance(pair.drafter.bare, Eagle3Drafter) and "4096 tokens of 8192" in pair.drafter.describe()
-    text = pair.encode("What is the capital of France?")
-    result = Decoder(pair.target, pair.drafter, OptTree(12, 0.2)).generate(text, 24)
-    assert result.tokens == Decoder(pair.target, None, Static.empty()).generate(text, 24).tokens
-    assert result.mean_acceptance_length > 1.5
-    with pytest.raises(CheckpointError, match="no EAGLE-3 head"):
-        load_pair("demo", f"eagle3:{DEMO}/eagle", dtype="float32")

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 import torch
 from drafters.test_eagle import Witness
-from enumeration import first_token
 from safetensors.torch import save_file
 from texts import plain_texts
 from tiny_models import ARCHITECTURES, build, perturbed, prompt
@@ -17,11 +16,9 @@ from opt_tree import (
     Decoder,
     OptTree,
     Sampling,
-    Sharpened,
     Static,
     UnsupportedModelError,
     load_drafter,
-    load_pair,
 )
 from opt_tree.core.tree import Tree
 from opt_tree.drafters import EarlyExit, ExitLayer, Grafted, NGramDrafter
@@ -29,7 +26,6 @@ from opt_tree.models.causal_lm import Buckets, CausalLM
 from opt_tree.models.split_target import Split
 from opt_tree.policies import Sampled
 from opt_tree.training.heads.early_exit import save_exit
-from opt_tree.verifiers import multi_round
 
 POLICY = OptTree(nodes=7, threshold=0.0, max_depth=4)
 
@@ -87,17 +83,12 @@ def test_every_law_is_that_of_the_lower_layers_and_the_exit(architecture, depth,
         assert (law - naive_law(layer, target.model, [*context, *path])).abs().max() < 1e-9
 
 
-@pytest.mark.parametrize(
-    ("architecture", "sampling"),
-    [("llama", Sampling()), ("llama", Sampling(0.8)), ("qwen3", Sampling()), ("mixtral", Sampling())],
-)
-def test_text_is_the_target_s_own(architecture, sampling):
-    """Several prompts with the same drafter, one of a single token."""
+@pytest.mark.parametrize("architecture", ["qwen3", "mixtral"])
+def test_text_is_the_target_s_own(architecture):
+    """In other architectures; the target is as good as before for whoever decodes without a draft."""
     target, drafter = pair_of(architecture)
-    texts, model = [prompt(length) for length in (20, 1, 9)], deep(architecture)
-    plain_texts(Decoder(target, drafter, POLICY), texts, 24, [sampling], model)
-    # The target is as good as before for whoever decodes without a draft.
-    plain_texts(Decoder(target, None, Static.empty()), texts[-1:], 24, [sampling], model)
+    for decoder in (Decoder(target, drafter, POLICY), Decoder(target, None, Static.empty())):
+        plain_texts(decoder, [prompt(20)], 16, [Sampling()], deep(architecture))
 
 
 def test_drafted_rows_are_not_run_again(monkeypatch):
@@ -156,16 +147,6 @@ def test_features_of_every_layer_are_there_for_others():
     assert torch.allclose(hidden, ours.features[1][:1], atol=1e-10)
 
 
-def test_a_table_below_and_a_draft_of_no_layers():
-    """What the table expanded the lower half never ran; at the end of the budget nothing is drafted at all."""
-    target, drafter = pair_of()
-    plain = Decoder(CausalLM(deep()), None, Static.empty())
-    decoder = Decoder(target, Grafted(drafter, NGramDrafter(), 1), OptTree(12, 0.0, 6))
-    text = prompt(8) * 3
-    for tokens in (1, 2, 30):
-        assert decoder.generate(text, tokens).tokens == plain.generate(text, tokens).tokens
-
-
 @pytest.mark.parametrize(
     "policy", [Sampled.chains(3, 3), Sampled.kary(2, 2, replacement=False)], ids=["chains", "kary"]
 )
@@ -174,15 +155,6 @@ def test_drawn_children_by_the_target_s_own_draws(policy):
     target, drafter = pair_of()
     plain = Decoder(CausalLM(deep()), None, Static.empty()).generate(prompt(9), 20, Sampling(1.0), seed=3)
     assert Decoder(target, drafter, policy).generate(prompt(9), 20, Sampling(1.0), seed=3).tokens == plain.tokens
-
-
-def test_the_emitted_law_with_drawn_children_is_the_target_s():
-    """Exact enumeration on a vocabulary of three tokens: two chains of two, judged by SpecInfer's rule."""
-    target, drafter = pair_of(vocab_size=3)
-    decoder = Decoder(target, drafter, Sampled.chains(2, 1), multi_round)
-    law = first_token(lambda _: decoder, (text := (0, 1, 2, 2, 0)), 3)
-    expected = deep(vocab_size=3)(torch.tensor([text])).logits[0, -1].softmax(-1)
-    assert law == pytest.approx({(token,): p for token, p in enumerate(expected.tolist())}, abs=1e-9)
 
 
 def test_prompts_of_a_batch_are_decoded_one_after_the_other():
@@ -283,12 +255,3 @@ class TestFiles:
         (folder / "config.json").write_text(json.dumps(config))
         with pytest.raises(CheckpointError, match="depth"):
             load_drafter(f"exit:{folder}", target)
-
-
-def test_the_embedded_exit():
-    pair = load_pair("demo", "exit:demo", dtype="float32")
-    assert isinstance(pair.drafter, Sharpened) and pair.drafter.bare.split.depth == 4
-    text = pair.encode("What is the capital of France?")
-    result = Decoder(pair.target, pair.drafter, OptTree(12, 0.05)).generate(text, 24)
-    assert result.tokens == Decoder(pair.target, None, Static.empty()).generate(text, 24).tokens
-    assert result.mean_acceptance_length > 1.5

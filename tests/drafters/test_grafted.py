@@ -5,15 +5,13 @@ import pytest
 import torch
 from drafters.test_ngram import probs_of
 from table_models import TableDrafter, TableTarget, hashed_laws, written_laws
-from texts import plain_texts
-from tiny_models import VOCAB, prompt, tiny, tiny_drafter, tiny_head
+from tiny_models import prompt, tiny
 
 from opt_tree import Decoder, OptTree, Static
 from opt_tree.core.children import TopK
 from opt_tree.core.pool import CandidatePool
 from opt_tree.drafters import (
     CausalLMDrafter,
-    EagleDrafter,
     Grafted,
     NGramDrafter,
     Rasd,
@@ -159,39 +157,7 @@ def row_of(pool, path):
     return int(row)
 
 
-def models_of(kind, target):
-    if kind == "eagle":
-        return EagleDrafter(tiny_head(target.model), target)
-    drafter = CausalLMDrafter(CausalLM(tiny_drafter("llama")))
-    return Sharpened(drafter, 0.5) if kind == "sharpened" else drafter
-
-
-TABLES = {
-    "ngram": lambda: NGramDrafter(),
-    "recycling": lambda: TokenRecycling(VOCAB),
-}
-AROUND = {
-    "1 forward": lambda model, table: Grafted(model, table, 1),
-    "3 forwards": lambda model, table: Grafted(model, table, 3),
-    "rasd": lambda model, table: Rasd(model, table, 3),
-}
 POLICIES = {"opt": OptTree(12, 0.0, 6), "eagle2": Eagle2(12, 4, 5)}
-
-
-# Each model with each way to join it with a table, in turn one table and the other.
-SQUARE = [
-    (kind, [*TABLES][(row + column) % 2], around)
-    for row, kind in enumerate(("draft", "sharpened", "eagle"))
-    for column, around in enumerate(AROUND)
-]
-
-
-@pytest.mark.parametrize(("kind", "table", "around"), SQUARE)
-def test_lossless(kind, table, around):
-    """Greedy and sampled, two prompts in a row."""
-    target = CausalLM(tiny("llama"))
-    decoder = Decoder(target, AROUND[around](models_of(kind, target), TABLES[table]()), POLICIES["opt"])
-    plain_texts(decoder, [prompt(8, seed) * 2 for seed in range(2)])
 
 
 @pytest.mark.parametrize("policy", POLICIES)

@@ -4,15 +4,13 @@ import numpy as np
 import pytest
 import torch
 from table_models import TableTarget, written_laws
-from texts import plain_texts
-from tiny_models import prompt, tiny
+from tiny_models import prompt
 
 from opt_tree import Decoder, OptTree, Sampling
 from opt_tree.core.pool import Frontier
 from opt_tree.drafters import NGramDrafter
 from opt_tree.drafters.tables.lookup import Tails, few
 from opt_tree.drafters.tables.ngram import Counts, Row, Text, interpolate
-from opt_tree.models.causal_lm import CausalLM
 
 
 def probs_of(answer) -> list[dict[int, float]]:
@@ -125,10 +123,6 @@ class TestDrafter:
         # Seven tokens by themselves, then four accepted ones and one of the target's own a step.
         assert len(result.steps) <= 7 + 8
         assert all(step.draft_forwards == 0 for step in result.steps)
-
-    def test_the_text_of_a_model_is_its_own(self):
-        decoder = Decoder(CausalLM(tiny("llama")), NGramDrafter(), OptTree(12, 0.0, 6))
-        plain_texts(decoder, [prompt(9) * 4], 40)
 
     @pytest.mark.parametrize("beta", [(), (-1.0,)])
     def test_a_wrong_beta_is_refused(self, beta):

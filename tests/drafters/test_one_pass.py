@@ -4,16 +4,12 @@ import json
 
 import pytest
 import torch
-from enumeration import first_token
 from safetensors.torch import save_file
-from texts import plain_texts
 from tiny_models import ARCHITECTURES, HIDDEN, VOCAB, build, prompt, tiny
 
-from opt_tree import CheckpointError, Decoder, OptTree, Static, load_drafter, load_pair
+from opt_tree import CheckpointError, Decoder, OptTree, Static, load_drafter
 from opt_tree.drafters import MedusaDrafter, MedusaHeads
 from opt_tree.models.causal_lm import CausalLM
-from opt_tree.policies import Sampled
-from opt_tree.verifiers import multi_round
 
 POLICY = OptTree(nodes=9, threshold=0.0, max_depth=6)
 
@@ -35,22 +31,6 @@ def noisy(module, seed=5):
 
 def medusa(target, own_output=True, layers=1):
     return MedusaDrafter(noisy(MedusaHeads(target.hidden, target.vocab, 3, layers, own_output)), target)
-
-
-MAKERS = {
-    "medusa": medusa,
-    "medusa, the target's output layer": lambda target: medusa(target, False),
-}
-
-
-@pytest.mark.parametrize("maker", MAKERS)
-def test_text_is_the_target_s_own(maker):
-    """Greedy and drawn, several prompts with the same drafter, one of a single token; one pass a step at most."""
-    target = target_of()
-    decoder = Decoder(target, MAKERS[maker](target), POLICY)
-    for result in plain_texts(decoder, (prompt(7) * 3, [7])):
-        assert {step.draft_forwards for step in result.steps} <= {0, 1}
-        assert max(step.tree.nodes for step in result.steps) > 0
 
 
 @pytest.mark.parametrize("layers", [1, 2])
@@ -83,22 +63,6 @@ def test_nothing_is_known_beyond_the_last_head():
     target = target_of()
     for step in Decoder(target, medusa(target), OptTree(30, 0.0, 9)).steps(prompt(6), 8):
         assert step.tree.depths.max() <= 3
-
-
-def test_drawn_children_come_from_whole_laws():
-    """Exact enumeration on a vocabulary of three tokens: two chains, judged by SpecInfer's rule."""
-    target = target_of(vocab_size=3)
-    decoder = Decoder(target, medusa(target), Sampled.chains(2, 1), multi_round)
-    law = first_token(lambda _: decoder, (text := (0, 1, 2, 2, 0)), 3)
-    expected = build(target.model.config)(torch.tensor([text])).logits[0, -1].softmax(-1)
-    assert law == pytest.approx({(token,): p for token, p in enumerate(expected.tolist())}, abs=1e-9)
-
-
-def demo_like():
-    """A tiny target as wide as the embedded EAGLE head, with its vocabulary."""
-    config = ARCHITECTURES["llama"]()
-    config.hidden_size, config.vocab_size = 256, 8192
-    return build(config, dtype=torch.float32)
 
 
 class TestFiles:
@@ -151,12 +115,3 @@ class TestFiles:
         (tmp_path / "config.json").write_text(config)
         with pytest.raises(CheckpointError, match="is not the config of Medusa heads"):
             load_drafter(spec, target_of())
-
-
-def test_the_embedded_heads_draft_the_target_s_text():
-    pair = load_pair("demo", "parallelspec:demo", dtype="float32")
-    text = pair.encode("Tell me about a river.")
-    answer = Decoder(pair.target, pair.drafter, OptTree(12, 0.05)).generate(text, 48)
-    assert answer.tokens == Decoder(pair.target, None, Static.empty()).generate(text, 48).tokens
-    assert answer.mean_acceptance_length > 1.5
-    assert {step.draft_forwards for step in answer.steps} <= {0, 1}

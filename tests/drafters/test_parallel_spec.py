@@ -6,7 +6,6 @@ import pytest
 import torch
 from drafters.test_dflash import recorded
 from safetensors.torch import save_file
-from texts import plain_texts
 from tiny_models import ARCHITECTURES, VOCAB, build, prompt, tiny, tiny_head
 
 from opt_tree import CheckpointError, Decoder, OptTree, Static, load_drafter
@@ -54,16 +53,6 @@ def expected(head, context):
         (states,) = head(tokens, given, torch.arange(tokens.shape[1])[None], attention_mask=seen)
         laws.append(model.get_output_embeddings()(states[0, -1]))
     return torch.stack(laws)
-
-
-@pytest.mark.parametrize("tokens", [None, SOME])
-def test_text_is_the_target_s_own(tokens):
-    """Greedy and drawn, several prompts with the same drafter, a long one and one of a token; one pass a step."""
-    target = target_of()
-    decoder = Decoder(target, drafter_of(target, tokens), POLICY)
-    for result in plain_texts(decoder, (prompt(7) * 5, [7])):
-        assert {step.draft_forwards for step in result.steps} <= {0, 1}
-        assert max(step.tree.depths.max() for step in result.steps) == DEPTHS
 
 
 @pytest.mark.parametrize("pairs", [512, 3])

@@ -8,15 +8,14 @@ import pytest
 from drafters.test_ngram import outcome_of, probs_of
 from safetensors.numpy import save_file
 from table_models import TableTarget, hashed_laws
-from tiny_models import VOCAB, prompt, tiny, tiny_tokenizer
+from tiny_models import VOCAB, prompt, tiny_tokenizer
 
-from opt_tree import Decoder, OptTree, Sampling, Static
+from opt_tree import Decoder, OptTree
 from opt_tree.drafters import Store, StoreDrafter
 from opt_tree.drafters.tables import file_format
 from opt_tree.drafters.tables.file_format import Table, fingerprint, load_table, save_table
 from opt_tree.drafters.tables.ngram import Counts, Text, interpolate
 from opt_tree.drafters.tables.store import BETA, FILE, FOLLOWERS, hashes
-from opt_tree.models.causal_lm import CausalLM
 from opt_tree.models.checkpoints import CheckpointError
 from opt_tree.training.answers import Example, join, opening, read_answers
 from opt_tree.training.fitting.interpolation import fit_beta, replay
@@ -230,22 +229,6 @@ class TestDrafter:
         # The 2 before [7, 7] is a shorter match and does not count.
         assert tree.nodes == 3
         assert branches == {(3,): 1.0, (3, 4): pytest.approx(2 / 3), (3, 5): pytest.approx(1 / 3)}
-
-    @pytest.mark.parametrize("options", [{}, {"weight": 0}, {"longest": True}], ids=["joined", "store", "longest"])
-    @pytest.mark.parametrize("sampling", [Sampling(), Sampling(temperature=0.7)], ids=["greedy", "sampled"])
-    def test_lossless(self, options, sampling, folder):
-        target = CausalLM(tiny("llama"))
-        plain = Decoder(target, None, Static.empty())
-        own = [plain.generate(prompt(6, seed=seed), 60).tokens for seed in range(3)]
-        store = Store(build(documents(*own), Recipe(VOCAB, order=3)))
-        decoder = Decoder(target, StoreDrafter(store, **options), OptTree(12, 0.0, 6))
-        for seed in (0, 7):
-            text = prompt(6, seed=seed)
-            expected = plain.generate(text, 40, sampling, seed=5)
-            result = decoder.generate(text, 40, sampling, seed=5)
-            assert result.tokens == expected.tokens
-            if seed == 0 and sampling.greedy:  # it is in the store
-                assert result.mean_acceptance_length > 2
 
     def test_a_wrong_number_of_beta_is_refused(self, folder):
         with pytest.raises(ValueError, match="a store of order 3 needs as many beta, got 2"):

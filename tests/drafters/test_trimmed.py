@@ -7,17 +7,14 @@ from collections import Counter
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from texts import plain_texts
 from tiny_models import VOCAB, prompt, publish, save_pair, tiny, tiny_drafter, tiny_head
 
 from evaluation.run.baselines import assistant_of
-from opt_tree import CheckpointError, Decoder, OptTree, Sampling, Static, load_drafter, load_pair
+from opt_tree import CheckpointError, Decoder, OptTree, Static, load_drafter, load_pair
 from opt_tree.drafters import CausalLMDrafter, TrimmedDrafter
 from opt_tree.drafters.draft_vocabulary import VOCABULARY
 from opt_tree.models.causal_lm import CausalLM
-from opt_tree.policies import Sampled
 from opt_tree.training.fitting import trim
-from opt_tree.verifiers import multi_round
 
 TOKENS = torch.arange(0, VOCAB, 2)
 POLICY = OptTree(nodes=8, threshold=0.0, max_depth=4)
@@ -36,18 +33,6 @@ def test_scores_are_the_columns_of_the_whole_model_s():
     assert torch.allclose(scores.scores, whole.root(text)[:, TOKENS], atol=1e-12)
     assert scores.whole().isneginf().sum() == VOCAB - len(TOKENS)
     assert f"{len(TOKENS)} tokens of {VOCAB}" in trimmed.describe()
-
-
-def test_text_is_the_target_s_own():
-    """Greedy and drawn; also where its children are drawn, for which a part of the vocabulary is a law like any."""
-    decoder = Decoder(CausalLM(tiny("llama")), drafter(), POLICY)
-    results = plain_texts(decoder, (prompt(7), [5], prompt(12, seed=1)), 20)
-    for result in results:
-        drafted = {token for step in result.steps for token in step.tree.tokens[1:].tolist()}
-        assert drafted and drafted <= set(TOKENS.tolist())
-    assert sum(step.accepted for result in results for step in result.steps) > 0
-    drawn = Decoder(CausalLM(tiny("llama")), drafter(), Sampled.chains(2, 3), multi_round)
-    plain_texts(drawn, [prompt(7)], 8, [Sampling()])
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,112 @@
+"""Every kind of drafter on a tiny target, made from scratch: what all of them must do is tested over these."""
+
+import copy
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from drafters.test_dflash import model as tiny_dflash
+from drafters.test_dspark import drafter_of as dspark
+from drafters.test_eagle3 import KNOWN, tiny_head3
+from drafters.test_early_exit import deep, exit_of
+from drafters.test_one_pass import medusa
+from drafters.test_parallel_spec import drafter_of as parallel_spec
+from drafters.test_store import documents
+from tiny_models import VOCAB, prompt, tiny_drafter, tiny_head
+from transformers import PreTrainedModel
+
+from opt_tree import Sharpened
+from opt_tree.drafters import (
+    CausalLMDrafter,
+    ChainLMDrafter,
+    Copying,
+    DFlashDrafter,
+    Drafter,
+    EagleDrafter,
+    EarlyExit,
+    Grafted,
+    NGramDrafter,
+    Rasd,
+    Store,
+    StoreDrafter,
+    TokenRecycling,
+    TrimmedDrafter,
+)
+from opt_tree.drafters.heads.eagle3 import Eagle3Drafter
+from opt_tree.drafters.registry import KINDS, DrafterOptions
+from opt_tree.models.causal_lm import CausalLM
+from opt_tree.models.chain_lm import ChainLM
+from opt_tree.training.fitting.store import Recipe, build
+
+SOME = torch.arange(VOCAB - 1, 0, -2)
+"""A draft vocabulary, in falling order."""
+
+
+@functools.cache
+def target_model() -> PreTrainedModel:
+    """The model of every target here; one object, which drafters hook."""
+    return deep()
+
+
+def small(target: Any = None) -> CausalLMDrafter:
+    return CausalLMDrafter(CausalLM(tiny_drafter("llama")), VOCAB)
+
+
+def head(target: CausalLM) -> EagleDrafter:
+    return EagleDrafter(tiny_head(target.model), target)
+
+
+def store(**options: Any) -> StoreDrafter:
+    text = documents(prompt(500), prompt(60, seed=1), prompt(20) * 3)
+    return StoreDrafter(Store(build(text, Recipe(VOCAB, order=3))), **options)
+
+
+Make = Callable[[Any], Drafter]
+MAKERS: dict[str, Make] = {
+    "lm": small,
+    "lm, path by path": lambda target: ChainLMDrafter(ChainLM(tiny_drafter("llama")), VOCAB),
+    "eagle": lambda target: Sharpened(head(target), 0.7),
+    "eagle3": lambda target: Eagle3Drafter(tiny_head3(target), target, tokens=KNOWN, layers=(0, 1, 2)),
+    "exit": lambda target: EarlyExit(exit_of(target), target),
+    "medusa": medusa,
+    "parallelspec": parallel_spec,
+    "dspark": dspark,
+    "dflash": lambda target: DFlashDrafter(tiny_dflash(), target),
+    "ngram": lambda target: NGramDrafter(),
+    "store": lambda target: store(),
+    "recycling": lambda target: TokenRecycling(VOCAB),
+    "graft": lambda target: Grafted(head(target), NGramDrafter(), 2),
+    "copy": lambda target: Copying(head(target)),
+    "rasd": lambda target: Rasd(small(), NGramDrafter()),
+}
+"""One of each kind, by its name; behind a comma, what is particular."""
+OWN_TEST = {"mtp"}
+"""Kinds that read files though no path is given: the target's. They have tests of their own."""
+MAKERS |= {
+    name: lambda target, kind=kind: kind.make("", target, DrafterOptions())
+    for name, kind in KINDS.items()
+    if name not in {*MAKERS, *OWN_TEST} and not kind.needs_path
+}
+VARIANTS: dict[str, Make] = {
+    "lm, trimmed": lambda target: TrimmedDrafter(CausalLM(copy.deepcopy(tiny_drafter("llama"))), SOME, VOCAB),
+    "eagle, fewer tokens": lambda target: EagleDrafter(tiny_head(target.model), target, tokens=KNOWN),
+    "exit, below a table": lambda target: Grafted(MAKERS["exit"](target), NGramDrafter(), 1),
+    "medusa, the target's output layer": lambda target: medusa(target, False),
+    "parallelspec, fewer tokens": lambda target: parallel_spec(target, SOME),
+    "dspark, fewer tokens": lambda target: dspark(target, KNOWN),
+    "dspark, where it is confident": lambda target: dspark(target, None, 0.5),
+    "store, alone": lambda target: store(weight=0),
+    "store, the longest match": lambda target: store(longest=True),
+    "graft, 1 forward": lambda target: Grafted(Sharpened(small(), 0.5), TokenRecycling(VOCAB), 1),
+    "graft, of what copies": lambda target: Grafted(Copying(head(target)), NGramDrafter(), 2),
+    "copy, of a draft model": lambda target: Copying(Sharpened(small(), 0.7)),
+    "rasd, of a head": lambda target: Rasd(head(target), TokenRecycling(VOCAB), 3),
+}
+"""The same kinds with options, and joined in other ways."""
+ONE_PASS = {"medusa", "parallelspec", "dspark", "dflash"}
+TABLES = {"ngram", "store", "recycling"}
+
+
+def kind_of(name: str) -> str:
+    return name.partition(",")[0]
