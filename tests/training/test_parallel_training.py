@@ -253,7 +253,7 @@ def test_an_exit_layer_is_asked_what_the_target_says_at_the_same_token(folder, t
     ("module", "kind", "options", "passes"),
     [(medusa, "medusa", ["--depths", "3"], 3), (early_exit, "exit", ["--depth", "2"], 1)],
 )
-def test_a_run_goes_on_and_leaves_a_drafter(folder, tmp_path, target, module, kind, options, passes):
+def test_a_run_goes_on_and_leaves_a_drafter(folder, tmp_path, target, module, kind, options, passes, clock):
     arguments = ["--target", f"{folder}/target", "--features", f"{folder}/features", *options]
     arguments += ["--output", str(tmp_path), "--tokens", "200", "--save-minutes", "0.02", "--average", "0.5"]
     assert module.main([*arguments, "--minutes", "0.01"]) == 0
