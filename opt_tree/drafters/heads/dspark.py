@@ -2,7 +2,8 @@
 
 Owns the heads on the block's states, the drafter, and their files, which are DeepSpec's. Law of depth k below token a:
 log p(v | a) = U_k(v) + W2[v] W1[a] + const (eq. 4 and 5). So each node has a law of its own, and no layer below the
-first needs a forward.
+first needs a forward. The paper's scheduler, and the temperatures that calibrate its confidence place by place, are not
+here; a `calibration.json` beside the model sharpens the laws, as it does for every drafter.
 """
 
 import time
