@@ -58,6 +58,7 @@ from evaluation.run.models import gather
 from opt_tree import Decoder, Generation, Pair, Sampling, Static, match
 from opt_tree.core.children import IID, Children, TopK, WithoutReplacement
 from opt_tree.core.files import write_text
+from opt_tree.core.words import counted
 from opt_tree.policies import AcceptanceRates
 from opt_tree.policies.base import MOST_NODES
 from opt_tree.verifiers import Verifier, multi_round, without_replacement
@@ -163,7 +164,7 @@ def measure(pair: Pair, kind: str, sampling: Sampling, questions: Sequence[Quest
         counts.add(generation)
         return generation
 
-    for question in tqdm(questions, desc=f"{kind}, {tree.nodes} nodes a step", unit="question", leave=False):
+    for question in tqdm(questions, desc=f"{kind}, {counted(tree.nodes, 'node')} a step", unit="question", leave=False):
         conversation.answer(question, answer)
     return counts
 

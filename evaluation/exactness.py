@@ -47,6 +47,7 @@ from evaluation.run import models
 from evaluation.run.inflate import describe
 from evaluation.run.options import PUBLISHED, Models
 from opt_tree import CausalLM, Pair, Sampling
+from opt_tree.core.words import counted
 
 
 def read_tokens(path: str) -> AnswerSet:
@@ -106,7 +107,7 @@ def judge(explainer: Explainer, a: AnswerSet, b: AnswerSet, difference: Differen
     if None in pair:
         apart = settings_apart(a, b, ("max_new_token",))
         ended = "a" if pair[0] is None else "b"
-        why = "; ".join(apart) or f"{ended} ended after {position} tokens with no setting that says so"
+        why = "; ".join(apart) or f"{ended} ended after {counted(position, 'token')} with no setting that says so"
         return Divergence(position, pair, "different settings" if apart else "defect", why)
     apart = settings_apart(a, b, ROUNDING)
     if any(run.settings.get("weights") for run in (a, b)):  # no logits tell: those of full weights are others
@@ -168,9 +169,9 @@ def run_certify(arguments: argparse.Namespace) -> int:
     found = [certify(target, *text) for text in tqdm(texts, desc="certifying", disable=None)]
     total, whole = sum(found, Certificate()), sum(one.whole for one in found)
     print(
-        f"{whole} of {len(found)} texts are those of one prefill: its logits choose {total.chosen} of {total.tokens} "
-        f"tokens; {total.equal} of {total.rows} rows of trees are bit-equal to its own ({_plain(target.dtype)}, "
-        f"{target.engine.name})"
+        f"{whole} of {counted(len(found), 'text')} are those of one prefill: its logits choose {total.chosen} of "
+        f"{counted(total.tokens, 'token')}; {total.equal} of {counted(total.rows, 'row')} of trees are bit-equal to "
+        f"its own ({_plain(target.dtype)}, {target.engine.name})"
     )
     print_json(arguments.json, {"texts": len(found), "whole": whole, **total._asdict()})
     return 0 if whole == len(found) else 1
@@ -200,7 +201,8 @@ def run(arguments: argparse.Namespace) -> int:
     compared = count - verdicts["different prompt"]
     equal = count - len(judged)
     print(
-        f"{equal} of {compared} turns with the same prompt are equal token for token ({equal / max(compared, 1):.1%})",
+        f"{equal} of {counted(compared, 'turn')} with the same prompt are equal token for token "
+        f"({equal / max(compared, 1):.1%})",
         end="",
     )
     print("".join(f"; {number} {verdict}" for verdict, number in verdicts.most_common()))

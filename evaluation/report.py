@@ -282,7 +282,7 @@ def _print_positions(blocks: Sequence[dict[str, Any]]) -> None:
 def _print_match(match: dict[str, Any], run: AnswerSet, base: AnswerSet) -> None:
     if match["rate"] is None:
         return
-    line = f"{match['equal']} of {match['compared']} turns ({percent(match['rate'])})"
+    line = f"{match['equal']} of {counted(match['compared'], 'turn')} ({percent(match['rate'])})"
     line = f"exact match of {run.name} with {base.name}: {line}"
     if match["other_prompt"]:
         line += f"; {match['other_prompt']} more had another prompt, because an earlier turn differed"

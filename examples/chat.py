@@ -59,6 +59,7 @@ from opt_tree.core.command_line import no_bars_in_logs
 from opt_tree.core.random import Random
 from opt_tree.core.step import Step
 from opt_tree.core.stopping import StopRule
+from opt_tree.core.words import counted
 from opt_tree.display.page import DARK, LIGHT, STYLE, answer_spans
 from opt_tree.display.trees import escape
 from opt_tree.drafters import Drafter
@@ -234,7 +235,7 @@ def drawn(room: Room, messages: Sequence[Message], runner: Runner) -> str:
     said = "".join(f'<p class="{turn["role"]}">{html.escape(turn["content"])}</p>' for turn in messages)
     found = runner.generation
     speed = f"{len(found.tokens) / runner.seconds:.0f} tokens/s" if runner.seconds else ""
-    length = f"{len(found.tokens)} tokens · {found.mean_acceptance_length:.2f} a step"
+    length = f"{counted(len(found.tokens), 'token')} · {found.mean_acceptance_length:.2f} a step"
     head = f'<p class="legend"><b>{escape(runner.label)}</b> {runner.seconds:.2f} s · {speed} · {length}</p>'
     return f'<div class="opt-tree">{head}{said}{ANSWERING}{answer_spans(found, room.pair.tokenizer)}</p></div>'
 

@@ -133,7 +133,7 @@ def text(lines: Sequence[Mapping[str, Any]], header: Mapping[str, Any] | None) -
     for line in lines:
         groups.setdefault((line["drafter"], line["temperature"], line["budget"]), []).append(line)
     for (drafter, temperature, budget), members in groups.items():
-        head = f"{drafter}, temperature {temperature:g}, at most {budget} nodes"
+        head = f"{drafter}, temperature {temperature:g}, at most {counted(budget, 'node')}"
         asked = counted(members[0]["questions"], "question")
         blocks.append(f"{head}, {asked}:\n{table([_row(line) for line in members])}")
     return "\n\n".join(blocks)

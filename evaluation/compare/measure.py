@@ -28,6 +28,7 @@ from opt_tree import Decoder, Generation, OptTree, Pair, Random, Sampling, Step,
 from opt_tree.core.children import Children
 from opt_tree.core.probabilities import probs_of
 from opt_tree.core.sampling import Logits, whole
+from opt_tree.core.words import counted
 from opt_tree.decoding.presets import plain
 from opt_tree.drafters.registry import folders_of
 from opt_tree.models.checkpoints import read_minutes
@@ -228,8 +229,8 @@ class Bench:
             counts = count_acceptance(pair, one.children, sampling, self.others, self.counting)
             if (trials := counts.tried[:, 0].sum()) < LEAST_TRIALS:
                 raise ValueError(
-                    f"{len(self.others)} questions are too few to measure acceptance rates for {one.policy} on: only "
-                    f"{trials} trials of the first rank ({key}); raise --rates-questions"
+                    f"too few questions to measure acceptance rates for {one.policy} on: {len(self.others)} have only "
+                    f"{counted(trials, 'trial')} of the first rank ({key}); raise --rates-questions"
                 )
             found[key] = counts.rates(LEAST_TRIALS).to_dict()
             self.rates_file.append({"question_id": key, "rates": found[key], "tried": counts.tried.tolist()})

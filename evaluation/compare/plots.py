@@ -20,6 +20,7 @@ from evaluation.answers import plots
 from evaluation.answers.file import Record
 from evaluation.compare.combinations import Combination
 from evaluation.compare.figures import grouped, mean_efficiency, of_policy, series
+from opt_tree.core.words import counted
 from opt_tree.policies.registry import POLICIES
 from opt_tree.verifiers import VERIFIERS
 
@@ -92,7 +93,8 @@ def structures(records: Sequence[Record]) -> Pictures:
             cell, first = record["cell"], record["first_tree"]
             tree(axes, first)
             nodes, accepted = len(first["parents"]) - 1, len(first["path"]) - 1
-            axes.set_title(f"{_label(cell['policy'], cell['sharpening'])}\n{nodes} nodes, {accepted} accepted")
+            title = f"{_label(cell['policy'], cell['sharpening'])}\n{counted(nodes, 'node')}, {accepted} accepted"
+            axes.set_title(title)
         panels[0].invert_yaxis()
         yield "structures_" + re.sub(r"\W+", "_", drafter), figure
 
@@ -107,7 +109,7 @@ def efficiencies(records: Sequence[Record]) -> Pictures:
                 values = [record["figures"]["block_efficiency"].get(name, np.nan) for record in curve]
                 places = [record["cell"]["temperature"] for record in curve]
                 axes.plot(places, values, marker="o", markersize=3, color=_colour(name), label=name)
-            title = f"{policy}, {budget} nodes,\n{children}, {drafter}"
+            title = f"{policy}, {counted(budget, 'node')},\n{children}, {drafter}"
             axes.set(xlabel="temperature", ylabel="expected tokens a step", title=title)
         legend(panels)
         yield "verifiers_by_temperature", figure

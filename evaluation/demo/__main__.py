@@ -146,7 +146,7 @@ def describe_forwards(options: Options, pair: Pair) -> str:
         return "forwards: captured as CUDA graphs"
     if all(compiled):
         return f"forwards: compiled for this CPU ({packages.cache_folder()})"
-    found = f"{sum(compiled)} of {len(compiled)} models compiled, else eager" if any(compiled) else "eager"
+    found = f"{sum(compiled)} of {counted(len(compiled), 'model')} compiled, else eager" if any(compiled) else "eager"
     hint = (
         ""
         if options.compile or options.eager or options.unpacked or pair.target.device.type != "cpu"

@@ -245,7 +245,7 @@ def _config(model: PreTrainedModel, shape: Shape, spec: str) -> LlamaConfig:
     copies = math.ceil(group / (heads // kv_heads))
     for what, needed, there in (
         ("wide", small.hidden_size, shape.hidden),
-        ("layers deep", small.num_hidden_layers, shape.layers),
+        ("deep", small.num_hidden_layers, shape.layers),
         ("hidden units in an MLP", small.intermediate_size, intermediate),
         ("query heads", small.num_attention_heads, heads),
         ("key/value heads", small.num_key_value_heads * copies, kv_heads),

@@ -3,4 +3,4 @@
 
 def counted(count: int, word: str) -> str:
     """So many of what a word names: 1 thread, 2 threads."""
-    return f"{count} {word}{'s' * (count != 1)}"
+    return f"{count} {word}{'' if count == 1 else 's'}"

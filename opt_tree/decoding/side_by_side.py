@@ -22,6 +22,7 @@ from opt_tree.core.log_probs import recorder_of
 from opt_tree.core.sampling import Sampling
 from opt_tree.core.stopping import StopRule
 from opt_tree.core.target import Target
+from opt_tree.core.words import counted
 from opt_tree.decoding.generation import Generation, check_new_tokens, check_others, check_prompt
 from opt_tree.drafters import Drafter
 from opt_tree.models.tensor_parallel import at_every_rank
@@ -68,7 +69,8 @@ class SideBySide:
         rules = list(stop) if isinstance(stop, Sequence) else [stop] * len(prompts)
         seeds = list(seed) if isinstance(seed, Sequence) else [seed] * len(prompts)
         if not len(prompts) == len(rules) == len(seeds):
-            raise ValueError(f"{len(prompts)} prompts, but {len(rules)} stop rules and {len(seeds)} seeds")
+            there = f"{counted(len(rules), 'stop rule')} and {counted(len(seeds), 'seed')}"
+            raise ValueError(f"{counted(len(prompts), 'prompt')}, but {there}")
         jobs, most = [], check_new_tokens(max_new_tokens)
         for number, (prompt, rule, own) in enumerate(zip(prompts, rules, seeds, strict=True)):
             try:

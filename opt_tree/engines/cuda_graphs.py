@@ -15,6 +15,7 @@ from torch import Tensor
 from opt_tree.core.children import Best, TopK
 from opt_tree.core.errors import one_line
 from opt_tree.core.target import Laws, Output
+from opt_tree.core.words import counted
 from opt_tree.engines.base import Engine, Forward, Mask
 from opt_tree.engines.body import Body
 from opt_tree.engines.compiled import CompileError
@@ -92,7 +93,7 @@ class Captured(Engine):
             if not self.works:
                 raise
             rows, keys = forward.ints.shape[1], _keys(forward.mask)
-            warnings.warn(f"forwards of {rows} rows over {keys} keys run eagerly: {error}", stacklevel=2)
+            warnings.warn(f"forwards of {counted(rows, 'row')} over {keys} keys run eagerly: {error}", stacklevel=2)
             return None
 
     def _prepare(self, buffers: "_Buffers") -> Callable[[Forward], tuple[Tensor, ...]]:

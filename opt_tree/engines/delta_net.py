@@ -19,6 +19,7 @@ from transformers.activations import ACT2FN
 from transformers.cache_utils import Cache
 
 from opt_tree.core.tree import send
+from opt_tree.core.words import counted
 from opt_tree.engines.kv_cache import KVCache, LayerShape, inference
 
 
@@ -92,7 +93,7 @@ class DeltaCache(KVCache):
             self.reset()
             return
         if length != self.length:
-            raise ValueError(f"the state behind {self.length} tokens cannot be taken back to {length}")
+            raise ValueError(f"the state behind {counted(self.length, 'token')} cannot be taken back to {length}")
         super().truncate(length)
         for layer in self._delta.values():
             layer.drop()

@@ -14,6 +14,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from transformers.cache_utils import Cache
 
+from opt_tree.core.words import counted
+
 P = ParamSpec("P")
 T = TypeVar("T")
 
@@ -169,7 +171,7 @@ class KVCache(Cache):
     def truncate(self, length: int) -> None:
         """Forget every row from `length` on."""
         if not 0 <= length <= self.length:
-            raise ValueError(f"cannot truncate {self.length} rows to {length}")
+            raise ValueError(f"cannot truncate {counted(self.length, 'row')} to {length}")
         self.length, self.pending = length, 0
 
     @inference
@@ -181,7 +183,7 @@ class KVCache(Cache):
         """
         length, layers = past.get_seq_length(), cast(Any, past.layers)
         if len(layers) != self._layers:
-            raise ValueError(f"past_key_values has {len(layers)} layers, the model stores {self._layers}")
+            raise ValueError(f"past_key_values has {counted(len(layers), 'layer')}, the model stores {self._layers}")
         self.reset()
         self.reserve(length)
         for number, layer in enumerate(layers):

@@ -33,6 +33,7 @@ from transformers.utils import logging
 from opt_tree.core.history import History
 from opt_tree.core.log_probs import Recorder
 from opt_tree.core.sampling import Sampling
+from opt_tree.core.words import counted
 from opt_tree.decoding.decoder import Decoder
 from opt_tree.decoding.generation import Generation, check_prompt
 from opt_tree.integrations.left_padding import AtRow, Row, padded, unpadded
@@ -134,8 +135,9 @@ def custom_generate(
     for result in results:
         if result.finish_reason == "context":
             _log.warning(
-                f"stopped after {len(result.tokens)} new tokens (finish reason: context): {target.max_context} tokens"
-                f"{target.context_note} are all that {target.name} has room for; plain generate would go on past them"
+                f"stopped after {counted(len(result.tokens), 'new token')} (finish reason: context): "
+                f"{target.max_context} tokens{target.context_note} are all that {target.name} has room for; plain "
+                "generate would go on past them"
             )
     if config.return_dict_in_generate:
         reasons = [result.finish_reason for result in results]
@@ -301,7 +303,8 @@ def _check_inputs(
     length = input_ids.shape[1]
     covered = getattr(config, "_mask_length", length) if mask is None else mask.shape[-1]
     if covered != length or (mask is not None and mask.shape != input_ids.shape):
-        raise ValueError(f"the attention mask covers {covered} tokens, input_ids are {length}: pass the whole text")
+        seen = counted(covered, "token")
+        raise ValueError(f"the attention mask covers {seen}, input_ids are {length}: pass the whole text")
     prompts, positions = unpadded(input_ids, mask), inputs.get("position_ids")
     for row, prompt in zip(positions if positions is not None else (), prompts, strict=False):
         if not bool((row[-len(prompt) :] == torch.arange(len(prompt), device=row.device)).all()):
@@ -353,7 +356,8 @@ def _start(
         return target.given(_prefilled(target.model, input_ids, media))
     if (rows := past.get_seq_length()) >= input_ids.shape[1]:
         raise ValueError(
-            f"past_key_values holds {rows} tokens, input_ids {input_ids.shape[1]}: the text must be longer than that"
+            f"past_key_values holds {counted(rows, 'token')}, input_ids {input_ids.shape[1]}: "
+            "the text must be longer than that"
         )
     return target.given(past) if rows else nullcontext()
 

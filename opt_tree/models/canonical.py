@@ -5,6 +5,7 @@ lanes) and wherever its keys lie, its logits are those of one prefill. What does
 """
 
 import functools
+import itertools
 import warnings
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -15,6 +16,7 @@ from torch import Tensor, nn
 
 from opt_tree.core.errors import require
 from opt_tree.core.tree import Tree
+from opt_tree.core.words import counted
 from opt_tree.engines import Captured, Compiled
 from opt_tree.engines.body import Rows, compute_batch, model_inputs
 from opt_tree.engines.canonical import DTYPES, NotCanonicalError, layers_seen, load_kernel, same_bits
@@ -157,13 +159,11 @@ def _trials(lm: "CausalLM", ids: list[int]) -> Iterator[_Trial]:
     """Each is to be run before the next one is asked for, which prepares the context."""
     lm.reset()
     start = len(ids) - _LAST
-    begin = 0
-    for end in (1, 3, start // 3, start):
+    for begin, end in itertools.pairwise((0, 1, 3, start // 3, start)):
         chunk = ids[begin:end]
         tokens = list(range(begin, end))
         run = functools.partial(_appended, lm, chunk)
-        yield _Trial(f"a prefill of {len(chunk)} rows", run, [*range(len(chunk))], tokens)
-        begin = end
+        yield _Trial(f"a prefill of {counted(len(chunk), 'row')}", run, [*range(len(chunk))], tokens)
     lm.cut(start - _LAST)
     yield _Trial("the last row of a prefill", lambda: lm.append(ids[start - _LAST : start]).logits, [-1], [start - 1])
     root = np.array(ids[start : start + 1]), np.array([start]), np.ones((1, 1), dtype=bool)

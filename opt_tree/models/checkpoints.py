@@ -26,6 +26,7 @@ from transformers.activations import ACT2FN
 from transformers.utils import cached_file
 
 from opt_tree.core.errors import nearest, one_line, out_of_memory, require
+from opt_tree.core.words import counted
 from opt_tree.engines.kernels import KernelError
 from opt_tree.engines.quantised import check_weights, quantise
 from opt_tree.models.causal_lm import Buckets
@@ -311,7 +312,8 @@ def check_same_tokenizer(
     such = f" (such as {extra[0]!r})" if extra else ""
     raise CheckpointError(
         f"different tokenizers: {different} of the {len(ours)} tokens of {target_name} have another id or none in "
-        f"{drafter_name}, which has {len(extra)} tokens of its own{such}; a drafter must share its target's tokenizer"
+        f"{drafter_name}, which has {counted(len(extra), 'token')} of its own{such}; a drafter must share its "
+        "target's tokenizer"
     )
 
 

@@ -40,6 +40,7 @@ from tqdm import tqdm
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from opt_tree.core.files import whole
+from opt_tree.core.words import counted
 from opt_tree.models.checkpoints import load_tokenizer, load_weights
 from opt_tree.training.answers import load_part, narrow, question
 from opt_tree.training.prompts import read_prompts
@@ -112,4 +113,4 @@ def write(args: argparse.Namespace) -> None:
             batch = answer(target, tokenizer, prompts[start : start + args.batch], args.max_new_tokens, args.batch)
             save_documents(batch, path)
         tokens += len(load_part(path).tokens)
-    print(f"{tokens} tokens in {args.output}")
+    print(f"{counted(tokens, 'token')} in {args.output}")

@@ -268,7 +268,7 @@ def test_bad_input_is_refused_before_anything_is_decoded(decoder):
     for refused, match in (
         (lambda: decoder.generate_batch([[1], [2, 99]], 2), "prompt 1 of the batch: token 99"),
         (lambda: decoder.generate_batch([[1], []], 2), "prompt 1 of the batch: the prompt is empty"),
-        (lambda: decoder.generate_batch([[1], [2]], seed=[1]), "2 prompts, but 2 stop rules and 1 seeds"),
+        (lambda: decoder.generate_batch([[1], [2]], seed=[1]), "2 prompts, but 2 stop rules and 1 seed"),
         (lambda: decoder.generate_batch([[1], [2]], 0), "width must be at least 1"),
         (lambda: decoder.generate_batch([[1], [2]], 2, 0), "max_new_tokens must be at least 1"),
     ):

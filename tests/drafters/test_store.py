@@ -268,7 +268,7 @@ class TestFitting:
         assert found.steps == 1 and found.expected > 0
 
     def test_answers_that_nothing_fits(self, tmp_path):
-        with pytest.raises(ValueError, match="2 answers are too short to draft along"):
+        with pytest.raises(ValueError, match="nothing to draft along: 2 answers"):
             fit_beta(self.store(tmp_path), (4.0, 2.0), [Example([0, 1, 2, 3], 3)] * 2)
         strangers = [Example([30 + i % 7 for i in range(40)][::-1], 2)] * 3
         with pytest.raises(ValueError, match="no beta fits: E\\(A\\) is"):
@@ -324,11 +324,14 @@ class TestCommand:
         (tmp_path / "a.txt").write_text("aaabacadae")
         np.savez(tmp_path / "b.npz", tokens=np.array([0, 1, 2, 3, 4], np.uint32), starts=np.array([0, 3, 5]))
         args = ["--target", str(tmp_path / "target"), "--output", str(tmp_path / "store")]
-        for source, files, documents in (("--answers", ["a.jsonl", "b.npz"], 4), ("--text", ["a.txt"], 1)):
+        for source, files, documents in (
+            ("--answers", ["a.jsonl", "b.npz"], "4 documents"),
+            ("--text", ["a.txt"], "1 document"),
+        ):
             assert main([*args, source, *(str(tmp_path / file) for file in files)]) == 0
-            assert f"in {documents} documents" in capsys.readouterr().out
+            assert f"in {documents}, " in capsys.readouterr().out
             store = Store.load(tmp_path / "store", VOCAB, fingerprint(tokenizer))
-            assert store.rows((0,))[0].followers == [(1, 2 if documents == 4 else 1)]
+            assert store.rows((0,))[0].followers == [(1, 2 if source == "--answers" else 1)]
 
     def test_answers_begin_where_the_template_opens_them(self, tmp_path):
         tokenizer = tiny_tokenizer()

@@ -183,7 +183,7 @@ def test_rates_are_measured_on_other_questions(
     assert "all 6 questions are compared" in capsys.readouterr().err
     monkeypatch.setattr(measure, "LEAST_TRIALS", 10**6)
     assert command(folder, tmp_path / "c.jsonl", "--policies", "sequoia") == 2
-    assert "2 questions are too few to measure acceptance rates for sequoia" in capsys.readouterr().err
+    assert "too few questions to measure acceptance rates for sequoia on: 2 have only" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -153,7 +153,7 @@ def test_named_shapes_are_the_published_ones() -> None:
     ("changes", "spec", "message"),
     [
         ({}, "16x4", "16 wide is less than the target's 32"),
-        ({}, "64x1", "1 layers deep is less than the target's 2"),
+        ({}, "64x1", "1 deep is less than the target's 2"),
         ({"intermediate_size": 1000}, "64x4", "256 hidden units in an MLP is less than the target's 1000"),
         ({"head_dim": 64}, "64x4", "does not divide into heads"),
         ({"head_dim": 32}, "64x4", "2 query heads is less than the target's 4"),

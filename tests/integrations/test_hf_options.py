@@ -368,7 +368,7 @@ class TestCache:
         )
         other = DynamicCache()
         other.update(torch.zeros(1, 3, 4, 8).double(), torch.zeros(1, 3, 4, 8).double(), 0)
-        self.refuse("has 1 layers, the model stores 2", model, decoder, past_key_values=other)
+        self.refuse("has 1 layer, the model stores 2", model, decoder, past_key_values=other)
         other.update(torch.zeros(1, 3, 4, 8).double(), torch.zeros(1, 3, 4, 8).double(), 1)
         self.refuse("in layer 0", model, decoder, past_key_values=other)
         narrow = DynamicCache()

@@ -79,7 +79,7 @@ class Mixed(nn.Module):
 def test_what_depends_on_other_rows_is_refused_with_the_layers_name() -> None:
     lm = wrapped()
     lm.model.model.layers[1].mlp.act_fn = Mixed()
-    with pytest.raises(NotCanonicalError, match=r"a prefill of 1 rows .* model\.layers\.1\.mlp\.act_fn is the first"):
+    with pytest.raises(NotCanonicalError, match=r"a prefill of 1 row .* model\.layers\.1\.mlp\.act_fn is the first"):
         make_canonical(lm)
     assert not lm.canonical
 
@@ -101,7 +101,7 @@ def test_one_row_goes_as_two_where_the_library_has_another_kernel_for_it(monkeyp
     assert lm.canonical and not lm.eager.packed and nn.functional.linear is linear
     lm.pack()
     monkeypatch.setattr(packed, "sums_one_otherwise", lambda compute, weight: False)
-    with pytest.raises(NotCanonicalError, match=r"a prefill of 1 rows .*layers\.0\.mlp\.down_proj is the first layer"):
+    with pytest.raises(NotCanonicalError, match=r"a prefill of 1 row .*layers\.0\.mlp\.down_proj is the first layer"):
         lm.pack(False)
     lm.eager.packed.make_canonical(False)
 

@@ -266,7 +266,7 @@ class TestTokenizers:
     def test_a_drafter_with_tokens_of_its_own_is_refused(self, folder):
         self.other(folder / "draft", lambda vocab: vocab.update(zz=VOCAB))
         target, draft = folder / "target", folder / "draft"
-        assert "1 tokens of its own (such as 'zz')" in failure(target, draft, target=target, drafter=draft)
+        assert "1 token of its own (such as 'zz')" in failure(target, draft, target=target, drafter=draft)
 
 
 class TestCalibration:

@@ -92,7 +92,8 @@ class Likelihood:
         best = int(np.argmin(self.sums))
         if self.count == 0 or best in (0, len(_INVERSE) - 1):
             raise ValueError(
-                f"no temperature between {1 / _INVERSE[-1]:.2f} and {1 / _INVERSE[0]:.0f} fits {self.count} nodes"
+                f"no temperature between {1 / _INVERSE[-1]:.2f} and {1 / _INVERSE[0]:.0f} fits "
+                f"{counted(self.count, 'node')}"
             )
         x, y = np.log(_INVERSE[best - 1 : best + 2]), self.sums[best - 1 : best + 2]
         a, b, _ = np.polyfit(x - x[1], y, 2)

@@ -41,7 +41,7 @@ def replay(drafter: StoreDrafter, policy: OptTree, examples: Sequence[Example]) 
         decoder = Decoder(Rerun(tokens, drafter.store.vocab), drafter, policy)
         steps += decoder.steps(tokens[:answer], len(tokens) - answer)
     if not any(step.tree.nodes for step in steps):
-        raise ValueError(f"{len(examples)} answers are too short to draft along: two tokens at least")
+        raise ValueError(f"nothing to draft along: {counted(len(examples), 'answer')}, and none of two tokens or more")
     expected, accepted = (np.mean([getattr(step, of) for step in steps]) for of in ("expected_accepted", "accepted"))
     return Replayed(float(expected), float(accepted), len(steps))
 

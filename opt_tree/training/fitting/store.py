@@ -52,6 +52,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Int, UInt
 from transformers import PreTrainedTokenizerBase
 
+from opt_tree.core.words import counted
 from opt_tree.drafters.tables.file_format import Table, fingerprint, load_table, save_table
 from opt_tree.drafters.tables.store import BETA, FILE, FOLLOWERS, extend_hashes
 from opt_tree.models.checkpoints import load_tokenizer
@@ -206,8 +207,9 @@ def write(args: argparse.Namespace) -> None:
         table = fitted(table, args.fit, tokenizer)
     save_table(args.output / FILE, "store", table)
     print(
-        f"{args.output / FILE}: {len(table.arrays['keys'])} runs, {len(table.arrays['tokens'])} entries of "
-        f"{table.header['text_tokens']} tokens in {table.header['documents']} documents, {table.nbytes / 2**20:.2f} MiB"
+        f"{args.output / FILE}: {counted(len(table.arrays['keys']), 'run')}, {len(table.arrays['tokens'])} entries of "
+        f"{counted(table.header['text_tokens'], 'token')} in {counted(table.header['documents'], 'document')}, "
+        f"{table.nbytes / 2**20:.2f} MiB"
     )
 
 

@@ -12,6 +12,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
+from opt_tree.core.words import counted
 from opt_tree.training.heads.features import Part, load_part, neighbours
 
 Group = tuple[int, int, int]
@@ -85,5 +86,5 @@ def most_frequent(counts: Int[np.ndarray, " vocab"], count: int, whose: str) -> 
     if not 1 <= count <= len(counts):
         raise ValueError(f"a draft vocabulary of {count} tokens, where the {whose} has {len(counts)}")
     kept = np.sort(np.argsort(-counts, kind="stable")[:count])
-    print(f"draft vocabulary of {count} tokens: {counts[kept].sum() / counts.sum():.2%} of the answers")
+    print(f"draft vocabulary of {counted(count, 'token')}: {counts[kept].sum() / counts.sum():.2%} of the answers")
     return torch.from_numpy(kept)
