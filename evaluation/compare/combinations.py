@@ -7,7 +7,7 @@ Decodes nothing. In the output and in its keys a combination is called a cell.
 import itertools
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from opt_tree import TreePolicy, Verifier, verifiers
 from opt_tree.core.children import IID, Children, TopK, WithoutReplacement
@@ -121,15 +121,9 @@ class Grid:
 DRAFT, HEAD = "lm:demo", "eagle:demo"
 
 
-def paper(quick: bool) -> list[Grid]:
+def paper() -> list[Grid]:
     """The OPT-Tree paper's: its trees at equal budgets, the scaling figure, the threshold and temperature sweeps."""
     trees = ("opt:0.2", "eagle2", "sequoia", "eagle1", "binary")
-    if quick:
-        return [
-            Grid(trees, budgets=(25, 60), sharpening=("fitted",)),
-            Grid(("opt:0.2", "opt:0.5", "opt:0.9"), budgets=(50,), sharpening=("fitted",)),
-            Grid(("opt:0.2",), temperatures=(0.5, 1), budgets=(50,), sharpening=("fitted",)),
-        ]
     both = (DRAFT, HEAD)
     sweep = [f"opt:{threshold}" for threshold in (0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 0.9)]
     return [
@@ -140,7 +134,7 @@ def paper(quick: bool) -> list[Grid]:
     ]
 
 
-def verification(quick: bool) -> list[Grid]:
+def verification() -> list[Grid]:
     """The verification study's: i.i.d. rollouts by K and L, all verifiers at equal budget, temperatures, delay.
 
     One judge suffices for the rollouts and the temperatures: on a cell's trees the expectation of all is computed.
@@ -148,8 +142,6 @@ def verification(quick: bool) -> list[Grid]:
     judges: tuple[str, ...] = ("multi_round", "k_seq", "khisti", "naive", "match", "traversal")
     temperatures: tuple[float, ...] = (0.2, 0.6, 1, 1.2)
     ks, lengths, drafters, budget = (1, 2, 3, 4), (1, 2, 4, 6, 8), (DRAFT, HEAD), (24,)
-    if quick:
-        judges, temperatures, ks, lengths, drafters = ("multi_round", "traversal"), (0.4, 1), (1, 3), (2, 6), (DRAFT,)
     chains, rollouts = ("multi_round",), ("chains:3", "delayed:3:2")
     best = {"dyspec": "without_replacement", "rheo:0.2": "rheo", "opt:0.2": "match", "chain": "block"}
     grids = [Grid((f"chains:{k}",), chains, (1,), (k * length,)) for k, length in itertools.product(ks, lengths)]
@@ -158,17 +150,16 @@ def verification(quick: bool) -> list[Grid]:
         grids.append(Grid((policy,), (judge,), temperatures, budget))
         grids.append(Grid((policy,), (judge,), (1,), budget, drafters))
     grids.append(Grid(("sequoia",), ("without_replacement", "traversal"), (1,), budget, drafters))
-    if not quick:
-        pair = ("multi_round", "traversal")
-        grids.append(Grid(("delayed:3:1", "delayed:3:4"), pair, (1,), budget, drafters))
-        grids.append(Grid(("kary:2", "kary:3"), pair, (1,), budget))
-        grids.append(Grid(("chain", "dyspec"), ("naive", "traversal"), (1,), budget))
+    pair = ("multi_round", "traversal")
+    grids.append(Grid(("delayed:3:1", "delayed:3:4"), pair, (1,), budget, drafters))
+    grids.append(Grid(("kary:2", "kary:3"), pair, (1,), budget))
+    grids.append(Grid(("chain", "dyspec"), ("naive", "traversal"), (1,), budget))
     return grids
 
 
-def rules(quick: bool) -> list[Grid]:
+def rules() -> list[Grid]:
     """OPT-Tree's rule against the published code's, thresholds, and the fitted sharpening; small trees beside them."""
-    both = (DRAFT,) if quick else (DRAFT, HEAD)
+    both = (DRAFT, HEAD)
     return [
         Grid(("published:0.5", "opt:0.5", "opt:0.2"), drafters=both),
         Grid(("opt:0.5", "opt:0.2"), drafters=both, sharpening=("fitted",)),
@@ -195,12 +186,12 @@ FITTED = (DRAFT, HEAD, "eagle3:demo", f"graft:1:{GRAFT}", f"graft:2:{GRAFT}", RA
 """Those that bring a fitted sharpening."""
 
 
-def drafters(quick: bool) -> list[Grid]:
+def drafters() -> list[Grid]:
     """What drafts: models, tables, and a model above a table, each under OPT-Tree and under its paper's tree.
 
     Tables that learn from prompt to prompt (recycling) are as warm as the combinations before have made them.
     """
-    sizes = {0: (12,), 1: (12,)} if quick else {0: (8, 12, 24, 60), 1: (8, 60)}
+    sizes = {0: (8, 12, 24, 60), 1: (8, 60)}
     grids = []
     for (temperature, budgets), (drafter, trees) in itertools.product(sizes.items(), DRAFTERS.items()):
         read = ("fitted",) if drafter in FITTED else ("bare",)
@@ -208,12 +199,7 @@ def drafters(quick: bool) -> list[Grid]:
     return grids
 
 
-STUDIES: dict[str, Callable[[bool], list[Grid]]] = {
-    "paper": paper,
-    "verification": verification,
-    "rules": rules,
-    "drafters": drafters,
-}
+STUDIES = {"paper": paper, "verification": verification, "rules": rules, "drafters": drafters}
 
 
 @dataclass(frozen=True)
@@ -229,17 +215,10 @@ class Size:
     """Whether `transformers` decodes the questions, too."""
 
 
-QUICK = Size(3, 32)
 SIZES = {"drafters": Size(24, 32, plain_every=8, peers=True)}
 """Of the studies that are not of the usual size: that of drafters has some hundred combinations."""
 
 
-def size_of(name: str | None, quick: bool) -> Size:
-    """The size of a study, or of a grid where `name` is None."""
-    usual = SIZES.get(name or "", Size())
-    return replace(QUICK, plain_every=min(usual.plain_every, 3), peers=usual.peers) if quick else usual
-
-
-def study(name: str, quick: bool) -> list[Combination]:
+def study(name: str) -> list[Combination]:
     """The combinations of a study, each once."""
-    return list(dict.fromkeys(one for grid in STUDIES[name](quick) for one in grid.combinations()))
+    return list(dict.fromkeys(one for grid in STUDIES[name]() for one in grid.combinations()))

@@ -92,7 +92,7 @@ class Bench:
         first_turns = tuple(dataclasses.replace(question, turns=question.turns[:1]) for question in there)
         self.size = options.size
         self.questions = select(first_turns, None, None, options.limit or self.size.questions)
-        self.others = first_turns[len(self.questions) :][-(options.rates_questions or (3 if options.quick else 8)) :]
+        self.others = first_turns[len(self.questions) :][-options.rates_questions :]
         self.warming = self._warming()
         self.pairs = load_pairs(options, combinations)
         self.pair = next(iter(self.pairs.values()))

@@ -20,7 +20,6 @@ class Options(Asked):
     preset: str | None = option(
         None, "a ready list of combinations instead of a grid", choices=("paper", "verification", "rules", "drafters")
     )
-    quick: bool = option(False, "with --preset: fewer combinations and questions")
     policies: str | None = option(
         None, known("policies", "comma list of trees, parameters behind colons: opt:0.2,kary:3; of ")
     )
@@ -33,15 +32,13 @@ class Options(Asked):
     )
     lossy: bool = option(False, "allow verifiers that do not keep the target's distribution")
     max_new_tokens: int | None = option(
-        None, "new tokens a question, at most (default: 64; with --quick or --preset drafters: 32)", least=1
+        None, "new tokens a question, at most (default: 64; of --preset drafters: 32)", least=1
     )
     peers: bool = option(
         False, "time transformers on the same questions, too: plain, assisted, prompt lookup; --preset drafters does"
     )
-    rates_questions: int | None = option(
-        None,
-        "questions from the set's end, not compared, to measure acceptance rates on (default: 8, quick: 3)",
-        least=1,
+    rates_questions: int = option(
+        8, "questions from the set's end, not compared, to measure acceptance rates on", least=1
     )
     warm_set: str | None = option(
         None, "a set or file of other questions, which a drafter that learns answers before each line (default: none)"
@@ -81,9 +78,9 @@ class Options(Asked):
     @property
     def size(self) -> "Size":
         """How much is decoded where nothing else says it."""
-        from evaluation.compare.combinations import size_of
+        from evaluation.compare.combinations import SIZES, Size
 
-        return size_of(self.preset, self.quick)
+        return SIZES.get(self.preset or "", Size())
 
     @property
     def combinations(self) -> "list[Combination]":
@@ -92,7 +89,7 @@ class Options(Asked):
         from opt_tree.policies.base import MOST_NODES
 
         if self.preset is not None:
-            return study(self.preset, self.quick)
+            return study(self.preset)
         if self.policies is None:
             return []
         grid = {name: getattr(self, name) or value for name, value in GRID.items()}

@@ -205,10 +205,9 @@ def test_no_budget_is_exceeded(name: str) -> None:
     assert max(seen) > 0.8 or name == "plain"
 
 
-@pytest.mark.parametrize("quick", [True, False])
 @pytest.mark.parametrize("name", STUDIES)
-def test_studies_ask_for_valid_combinations_only(name: str, quick: bool) -> None:
-    cells = study(name, quick)
+def test_studies_ask_for_valid_combinations_only(name: str) -> None:
+    cells = study(name)
     assert len(cells) == len({cell.key for cell in cells}) > 6
     assert [cell.key for cell in cells if cell.refusal(lossy=False) is not None] == []
 
@@ -451,7 +450,7 @@ def test_a_difference_is_paired() -> None:
 
 
 def test_every_drafter_of_the_study_is_there_under_opt_tree_and_at_both_temperatures() -> None:
-    cells = study("drafters", quick=False)
+    cells = study("drafters")
     for drafter, trees in DRAFTERS.items():
         own = {(cell.policy, cell.budget, cell.temperature) for cell in cells if cell.drafter == drafter}
         assert any(tree.startswith("opt") for tree in trees)
