@@ -40,14 +40,16 @@ if __name__ == "__main__":
 
 import argparse
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from evaluation.answers.file import AnswerFile, Record
+from evaluation.answers import comparison
+from evaluation.answers.file import AnswerFile
 from evaluation.answers.frames import Labelled, figures_frame, formatted
-from evaluation.answers.metrics import by_category, number, percent, ratio, row, speed_up, summary
-from evaluation.answers.reading import ASKED, ROUNDING, AnswerSet, comparison, read_timed, settings_apart
+from evaluation.answers.metrics import by_category, number, percent, ratio, row, speed_up, summary, with_interval
+from evaluation.answers.reading import ASKED, ROUNDING, AnswerSet, read_timed, settings_apart
 from evaluation.answers.steps import acceptance_by_depth, alone, by_position, calibration, step_time, steps_of
 from evaluation.command_line import counted, machine_of, print_json, table
 
@@ -114,7 +116,7 @@ def _draw(runs: Sequence[AnswerSet], plots: str | Path | None) -> None:
 
 def rows_of(paths: Sequence[str | Path], baseline: str | Path | None = None) -> list[Labelled]:
     """The figures of each file, by category and of all, the baseline's last; of a comparison, those of its lines."""
-    answers, rows = [read_timed(path) for path in paths if not is_comparison(path)], list[Labelled]()
+    answers, rows = [read_timed(path) for path in paths if not comparison.is_comparison(path)], list[Labelled]()
     base = None if baseline is None else read_timed(baseline)
     if base is not None and all(run.path.resolve() != base.path.resolve() for run in answers):
         answers.append(base)
@@ -122,12 +124,8 @@ def rows_of(paths: Sequence[str | Path], baseline: str | Path | None = None) -> 
         groups = by_category(run.answers)
         for category, group in [*groups.items(), ("all", run.answers)] if len(groups) > 1 else [("all", run.answers)]:
             rows.append(({"file": run.name, "category": category}, summary(group, base and base.answers)))
-    for path in filter(is_comparison, paths):
-        with comparison(path):
-            lines = lines_of(path)
-        for line in lines:
-            about = {"file": Path(path).stem, "method": _short(line), "temperature": line["temperature"]}
-            rows.append((about, {key: value for key, value in line.items() if key not in ("name", "cell", *about)}))
+    for path in filter(comparison.is_comparison, paths):
+        rows += comparison.rows_of(path)
     return rows
 
 
@@ -144,77 +142,90 @@ def figures(*files: str | Path, baseline: str | Path | None = None) -> "DataFram
     return figures_frame(rows_of(files, baseline))
 
 
-def is_comparison(path: str | Path) -> bool:
-    """Whether a file is the output of `evaluation.compare`."""
-    return any({"cell", "peers"} & record.keys() for record in AnswerFile(path).read())
+# A comparison.
 
 
 def print_comparison(path: str | Path) -> dict[str, Any]:
-    """Print what `evaluation.compare` measured, fastest first: a table for each temperature; return the figures."""
-    with comparison(path):
-        return _print_comparison(path)
+    """Print a table for each temperature and budget, and one of transformers' ways; return their figures.
 
-
-def _print_comparison(path: str | Path) -> dict[str, Any]:
-    lines = lines_of(path)
-    for temperature in sorted({line["temperature"] for line in lines}):
-        own = [line for line in lines if line["temperature"] == temperature]
-        shown = [row(_short(line), line) | {head: show(line) for head, show in _OF_DRAFTERS.values()} for line in own]
-        print(f"temperature {temperature:g}:\n{table(shown)}\n")
-    return {"file": str(path), "lines": lines}
-
-
-def lines_of(path: str | Path) -> list[dict[str, Any]]:
-    """Every figure of what a comparison measured, by temperature, fastest first.
-
-    Each combination, and each of transformers' ways where they took turns, is set beside plain decoding of the same
-    questions: the mean of all answers that the file has of it.
+    Raises ValueError for a file that `evaluation.compare` did not write.
     """
-    records = [record for record in AnswerFile(path).read() if "refused" not in record]
-    lines: list[dict[str, Any]] = []
-    for record in records:
-        temperature = record.get("cell", record)["temperature"]
-        plain, known = _plain(records, temperature), record.get("figures", {})
-        parts = record.get("peers") or {record["question_id"]: record["answers"]}
-        for name, answers in parts.items():
-            line = {"name": name, "temperature": temperature, "cell": record.get("cell"), **summary(answers, plain)}
-            lines.append(line | {key: known.get(key) for key in _OF_DRAFTERS})
-    return sorted(
-        lines, key=lambda line: (line["temperature"], -(line["tokens_per_second"] or line["tokens_per_step"]))
-    )
+    records, header = comparison.read(path), AnswerFile(path).header()
+    with comparison.as_written(path):
+        lines = comparison.summarise([record for record in records if "cell" in record])
+        peers = [
+            {"name": name, "temperature": record["temperature"], **summary(answers, record["peers"][comparison.PLAIN])}
+            for record in records
+            for name, answers in record.get("peers", {}).items()
+        ]
+        print(_blocks(lines, peers, header))
+        return {"file": str(path), "cells": list(map(comparison.brief, lines)), "peers": peers}
 
 
-def _plain(records: Sequence[Record], temperature: float) -> list[Record]:
-    """Plain decoding's answer to each question: the first one, its seconds the mean of all."""
-    found: dict[int | str, list[Record]] = {}
-    for record in records:
-        if record.get("cell", record)["temperature"] == temperature:
-            for answer in record.get("plain") or record.get("peers", {}).get("plain decoding", []):
-                found.setdefault(answer["question_id"], []).append(answer)
-    answers = []
-    for same in found.values():
-        seconds = sum(sum(choice["wall_time"]) for answer in same for choice in answer["choices"]) / len(same)
-        first, *_ = same[0]["choices"]
-        turns = len(first["wall_time"])
-        answers.append({**same[0], "choices": [{**first, "wall_time": [seconds / turns] * turns}]})
-    return answers
+def _blocks(
+    lines: Sequence[Mapping[str, Any]], peers: Sequence[dict[str, Any]], header: Mapping[str, Any] | None
+) -> str:
+    """The tables for people."""
+    blocks = []
+    if header is not None and header["sessions"]:
+        place = header["sessions"][-1].get("environment", {})
+        machine = f"{machine_of(place)}, torch {place.get('torch')}"
+        blocks.append(f"{machine}, target {header['settings'].get('target_dtype')}; 95 % intervals over questions")
+    for (temperature, budget), group in groupby(lines, key=lambda line: (line["temperature"], line["budget"])):
+        members = list(group)
+        asked = counted(members[0]["questions"], "question")
+        head = f"temperature {temperature:g}, at most {counted(budget, 'node')}, {asked}:"
+        blocks.append(f"{head}\n{table([_combination_row(line) for line in members])}")
+    for temperature, ways in groupby(peers, key=lambda peer: peer["temperature"]):
+        rows = [row(peer["name"], peer) for peer in ways]
+        blocks.append(f"temperature {temperature:g}, plain decoding and transformers in turn:\n{table(rows)}")
+    return "\n\n".join(blocks)
 
 
-def _short(line: dict[str, Any]) -> str:
-    """A combination without the temperature, which its table has above it."""
-    return str(line["name"]).replace(f", T {line['temperature']:g}", "")
+def _combination_row(line: Mapping[str, Any]) -> dict[str, Any]:
+    efficiency = line["block_efficiency"].get(line["verifier"])
+    speed, promise = line["speed_up"], line.get("promise")  # which older lines lack
+    known: dict[str, Any] = {
+        "drafter": line["drafter"],
+        "tree": line["policy"],
+        "children": line["children"],
+        "verifier": line["verifier"],
+        "sharpening": line["sharpening"],
+        "tokens/step": with_interval(line["tokens_per_step"], line["interval"]),
+        **({} if efficiency is None else {"block efficiency": efficiency}),
+        # Of equal siblings, drawn independently, at most one can be accepted: their sum is no expectation.
+        "E(A)+1": "" if line["children"] == "IID" else line["expected_length"],
+        **(
+            {}
+            if line["children"] == "IID" or not promise
+            else {"E(A)/A": with_interval(promise["ratio"], promise["interval"])}
+        ),
+        "draft forwards": line["draft_forwards_per_step"],
+        "draft tokens": f"{line['draft_tokens_per_step']:.0f}",
+        **({"draft ms": f"{line['draft_ms_per_step']:.2f}"} if "draft_ms_per_step" in line else {}),
+        "verified": f"{line['verified_tokens_per_step']:.1f}",
+        "accepted/node": "" if line["nodes_accepted"] is None else f"{line['nodes_accepted']:.3f}",
+        "repeated": percent(line["repeated_8grams"]),
+        "ended": f"{line['turns_ended']}/{line['turns']}",
+        **(_speeds(line) if speed else {}),  # of a batch nobody knows them
+        **({"= plain": "{}/{}".format(*line["same_as_plain"])} if line["verifier"] == "greedy" else {}),
+    }
+    for sharpening, minus in line["minus_opt"].items():
+        known[f"minus opt, {sharpening}"] = with_interval(minus["difference"], minus["interval"], "+")
+    for key, (head, digits, scale) in comparison.SIZES.items():
+        known[head] = "" if line.get(key) is None else f"{line[key] / scale:.{digits}f}"
+    return known
 
 
-def _figure(key: str, digits: int, scale: float = 1.0) -> Callable[[dict[str, Any]], str]:
-    return lambda line: "" if line[key] is None else f"{line[key] / scale:.{digits}f}"
+def _speeds(line: Mapping[str, Any]) -> dict[str, str]:
+    speed = line["speed_up"]
+    return {
+        "tokens/s": f"{line['tokens_per_second']:.0f}",
+        "speed-up": with_interval(speed["micro"], speed["interval"]),
+    }
 
 
-_OF_DRAFTERS: dict[str, tuple[str, Callable[[dict[str, Any]], str]]] = {
-    "draft_ms_per_step": ("draft ms", _figure("draft_ms_per_step", 2)),
-    "weights_bytes": ("weights MB", _figure("weights_bytes", 1, 1e6)),
-    "training_minutes": ("trained min", _figure("training_minutes", 1)),
-}
-"""What the lines of a comparison know of a drafter besides its answers: the head of a column, and how it is shown."""
+# Answers in words.
 
 _SHOWN_DIVERGENCES = 5
 _LEAST_STEPS = 20
@@ -346,9 +357,9 @@ def run(options: argparse.Namespace) -> int:
         if options.json:
             raise ValueError("--format is a table by itself: leave out --json")
         print(formatted(rows_of(options.answers, options.baseline), options.format))
-        _draw([read_timed(path) for path in options.answers if not is_comparison(path)], options.plots)
+        _draw([read_timed(path) for path in options.answers if not comparison.is_comparison(path)], options.plots)
         return 0
-    compared = [path for path in options.answers if is_comparison(path)]
+    compared = [path for path in options.answers if comparison.is_comparison(path)]
     others = [path for path in options.answers if path not in compared]
     figures = [print_comparison(path) for path in compared]
     if others:

@@ -1,14 +1,12 @@
 """An answer file as read: its lines, those of its parts, and what the header beside it says of them."""
 
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from evaluation.answers.file import AnswerFile, Record
-from opt_tree.core.errors import one_line
 
 
 @dataclass(frozen=True)
@@ -60,15 +58,6 @@ class AnswerSet:
     def session(self) -> Record:
         """The newest session of the header; empty without one."""
         return self.header["sessions"][-1] if self.header and self.header["sessions"] else {}
-
-
-@contextmanager
-def comparison(path: str | Path) -> Iterator[None]:
-    """Inside, lines that are not as `evaluation.compare` writes them become a ValueError with the path in it."""
-    try:
-        yield
-    except (TypeError, AttributeError, LookupError, ArithmeticError) as error:
-        raise ValueError(f"{path} has lines that `evaluation.compare` did not write: {one_line(error)}") from error
 
 
 def settings_apart(a: AnswerSet, b: AnswerSet, keys: Sequence[str]) -> list[str]:

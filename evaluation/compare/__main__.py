@@ -26,13 +26,11 @@ from typing import Any
 
 from tqdm import tqdm
 
+from evaluation.answers.comparison import read
 from evaluation.answers.file import AnswerFile, Record
-from evaluation.answers.metrics import percent, with_interval
-from evaluation.answers.reading import comparison
-from evaluation.command_line import counted, machine_of, table
 from evaluation.compare.combinations import Combination
-from evaluation.compare.figures import brief, speeds, summarise
 from evaluation.compare.measure import Bench, peers_key
+from evaluation.report import print_comparison
 from evaluation.timing import environment
 from opt_tree.core.files import check_writable
 
@@ -51,26 +49,13 @@ def run(options: Options) -> dict[str, Any]:
         raise ValueError(f"nothing to do: name --policies or a --preset, or an --output that exists, not {file.path}")
     if valid:
         measure(options, valid, refused, file)
-    everything = file.read()
-    records = [record for record in everything if "cell" in record]
-    if not all({"cell", "peers", "refused"} & record.keys() for record in everything):
-        raise ValueError(f"{file.path} is another command's: python -m evaluation.report reads answers")
-    with comparison(file.path):
-        summary = summarise(records)
-        print(text(summary, file.header()))
-    if len({line["drafter"] for line in summary}) > 1 or len(everything) > len(records):
-        print(f"\nall drafters in one table, beside transformers: python -m evaluation.report {file.path}")
+    found = print_comparison(file.path)
     if options.plots is not None:
         from evaluation.compare.plots import draw_all  # matplotlib only where a plot is asked for
 
-        for path in draw_all(records, Path(options.plots)):
+        for path in draw_all([record for record in read(file.path) if "cell" in record], Path(options.plots)):
             print(f"drawn: {path}")
-    return {
-        "output": str(file.path),
-        "cells": list(map(brief, summary)),
-        "peers": speeds(everything),
-        "refused": refused,
-    }
+    return found | {"refused": refused}
 
 
 def measure(options: Options, cells: Sequence[Combination], refused: Sequence[Record], file: AnswerFile) -> None:
@@ -120,60 +105,3 @@ def _lines(refused: Mapping[Combination, str]) -> list[Record]:
         key = f"refused: {cell.policy} with {cell.verifier}: {why}"
         lines[key] = {"question_id": key, "refused": why, "policy": cell.policy, "verifier": cell.verifier}
     return list(lines.values())
-
-
-def text(lines: Sequence[Mapping[str, Any]], header: Mapping[str, Any] | None) -> str:
-    """The table for people: a block for each drafter, temperature and budget."""
-    blocks = []
-    if header is not None and header["sessions"]:
-        place = header["sessions"][-1].get("environment", {})
-        machine = f"{machine_of(place)}, torch {place.get('torch')}"
-        blocks.append(f"{machine}, target {header['settings'].get('target_dtype')}; 95 % intervals over questions")
-    groups: dict[tuple, list[Mapping[str, Any]]] = {}
-    for line in lines:
-        groups.setdefault((line["drafter"], line["temperature"], line["budget"]), []).append(line)
-    for (drafter, temperature, budget), members in groups.items():
-        head = f"{drafter}, temperature {temperature:g}, at most {counted(budget, 'node')}"
-        asked = counted(members[0]["questions"], "question")
-        blocks.append(f"{head}, {asked}:\n{table([_row(line) for line in members])}")
-    return "\n\n".join(blocks)
-
-
-def _row(line: Mapping[str, Any]) -> dict[str, Any]:
-    efficiency = line["block_efficiency"].get(line["verifier"])
-    speed, promise = line["speed_up"], line.get("promise")  # which older lines lack
-    row = {
-        "tree": line["policy"],
-        "children": line["children"],
-        "verifier": line["verifier"],
-        "sharpening": line["sharpening"],
-        "tokens/step": with_interval(line["tokens_per_step"], line["interval"]),
-        **({} if efficiency is None else {"block efficiency": efficiency}),
-        # Of equal siblings, drawn independently, at most one can be accepted: their sum is no expectation.
-        "E(A)+1": "" if line["children"] == "IID" else line["expected_length"],
-        **(
-            {}
-            if line["children"] == "IID" or not promise
-            else {"E(A)/A": with_interval(promise["ratio"], promise["interval"])}
-        ),
-        "draft forwards": line["draft_forwards_per_step"],
-        "draft tokens": f"{line['draft_tokens_per_step']:.0f}",
-        **({"draft ms": f"{line['draft_ms_per_step']:.2f}"} if "draft_ms_per_step" in line else {}),
-        "verified": f"{line['verified_tokens_per_step']:.1f}",
-        "accepted/node": "" if line["nodes_accepted"] is None else f"{line['nodes_accepted']:.3f}",
-        "repeated": percent(line["repeated_8grams"]),
-        "ended": f"{line['turns_ended']}/{line['turns']}",
-        **(_speeds(line) if speed else {}),  # of a batch nobody knows them
-        **({"= plain": "{}/{}".format(*line["same_as_plain"])} if line["verifier"] == "greedy" else {}),
-    }
-    for sharpening, minus in line["minus_opt"].items():
-        row[f"minus opt, {sharpening}"] = with_interval(minus["difference"], minus["interval"], "+")
-    return row
-
-
-def _speeds(line: Mapping[str, Any]) -> dict[str, str]:
-    speed = line["speed_up"]
-    return {
-        "tokens/s": f"{line['tokens_per_second']:.0f}",
-        "speed-up": with_interval(speed["micro"], speed["interval"]),
-    }

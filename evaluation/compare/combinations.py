@@ -9,6 +9,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from evaluation.answers.comparison import SHARPENING
 from opt_tree import TreePolicy, Verifier, verifiers
 from opt_tree.core.children import IID, Children, TopK, WithoutReplacement
 from opt_tree.policies.acceptance_rates import HALVING, AcceptanceRates
@@ -26,7 +27,6 @@ WANTED = {
     "traversal": ("IID", "WithoutReplacement"),
 }
 """The kinds of siblings that a fixed shape is given for a verifier; `IID` for those not named here."""
-SHARPENING = ("bare", "fitted")
 
 
 @dataclass(frozen=True)

@@ -14,9 +14,9 @@ from tqdm import tqdm
 
 from evaluation.acceptance import Counting
 from evaluation.acceptance import measure as count_acceptance
+from evaluation.answers.comparison import PLAIN, figures
 from evaluation.answers.file import AnswerFile, Record
 from evaluation.compare.combinations import VERIFIERS, Combination
-from evaluation.compare.figures import figures
 from evaluation.compare.options import Options
 from evaluation.questions.prompts import Prompter
 from evaluation.questions.sets import Question, load_set, select
@@ -37,7 +37,6 @@ from opt_tree.verifiers import block_efficiency, check
 
 RATES_TOKENS, LEAST_TRIALS = 64, 20
 """New tokens a question that acceptance rates are counted on; ranks and depths tried less often have none."""
-PLAIN = "plain decoding"
 
 
 def peers_key(temperature: float) -> str:

@@ -17,9 +17,9 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, NullLocator, ScalarFormatter
 
 from evaluation.answers import plots
+from evaluation.answers.comparison import mean_efficiency
 from evaluation.answers.file import Record
 from evaluation.compare.combinations import Combination
-from evaluation.compare.figures import grouped, mean_efficiency, of_policy, series
 from opt_tree.core.words import counted
 from opt_tree.policies.registry import POLICIES
 from opt_tree.verifiers import VERIFIERS
@@ -83,7 +83,8 @@ def structures(records: Sequence[Record]) -> Pictures:
     greedy = [r for r in records if r["cell"]["temperature"] == 0 and r["cell"]["budget"] == 25]
     greedy.sort(key=lambda record: record["cell"]["sharpening"] == "bare")  # of two the fitted one
     for (drafter,), members in grouped(greedy, "drafter").items():
-        chosen = {name: record for name in wanted if (record := next(of_policy(members, name), None)) is not None}
+        kinds = {record["cell"]["policy"].partition(":")[0]: record for record in reversed(members)}
+        chosen = {name: kinds[name] for name in wanted if name in kinds}
         if len(chosen) < 2:
             continue
         figure, panels = plt.subplots(
@@ -123,6 +124,24 @@ def _expecting(records: Iterable[Record]) -> list[Record]:
         if len(means) > 1:
             pooled.append({**members[0], "figures": {"block_efficiency": means}})
     return pooled
+
+
+def grouped(records: Iterable[Record], *keys: str) -> dict[tuple, list[Record]]:
+    """Records that agree in these parts of their cells."""
+    groups: dict[tuple, list[Record]] = {}
+    for record in records:
+        groups.setdefault(tuple(record["cell"][key] for key in keys), []).append(record)
+    return groups
+
+
+def series(records: Iterable[Record], along: str, *keys: str) -> dict[tuple, list[Record]]:
+    """Groups of `grouped` in the order of a number of the cell, where it takes two values at least."""
+    groups = {}
+    for key, members in grouped(records, *keys).items():
+        at = {record["cell"][along]: record for record in members}
+        if len(at) > 1:
+            groups[key] = [at[value] for value in sorted(at)]
+    return groups
 
 
 def _label(policy: str, sharpening: str) -> str:

@@ -13,11 +13,11 @@ from table_models import TableDrafter, TableTarget, hashed_laws, written_laws
 from tiny_models import save_pair
 
 from evaluation import report
+from evaluation.answers.comparison import counts, difference, promise, summarise
 from evaluation.answers.record import seed_of
 from evaluation.compare import __main__ as compare
 from evaluation.compare import measure
 from evaluation.compare.combinations import DRAFTERS, SIBLINGS, STUDIES, VERIFIERS, Combination, Grid, study
-from evaluation.compare.figures import counts, difference, promise, summarise
 from evaluation.compare.measure import Expectation, footprint
 from evaluation.compare.plots import COLOURS, _shades
 from opt_tree import Decoder, OptTree, Sampling, load_pair
@@ -471,20 +471,18 @@ def test_the_report_sets_all_drafters_beside_transformers(
     asked = [*f"{files} {sizes} --output {output}".split(), "--policies", "opt:0.1", "--peers", "--json"]
     assert compare.main(asked) == 0
     *printed, machine = capsys.readouterr().out.splitlines()
-    assert f"python -m evaluation.report {output}" in printed[-1]
     assert report.main([str(output), "--json"]) == 0
     *told, figures = capsys.readouterr().out.splitlines()
-    heads = [line for line in told if "speed-up" in line]
-    assert len(heads) == 2 and all("same text" in head and "trained min" in head for head in heads)
-    rows = {row.split("  ")[0]: row for row in "\n".join(told).partition("temperature 1:")[0].splitlines()}
-    ours = f"lm:{folder}/draft bare, opt:0.1, 6 nodes, TopK, greedy"
-    assert rows[ours].endswith(" 2.5") and rows["recycling bare, opt:0.1, 6 nodes, TopK, greedy"].endswith(" 0.0")
-    found = {line["name"]: line for line in json.loads(figures)["lines"] if line["temperature"] == 0}
-    assert all(line["exact_match"]["rate"] == 1 and line["speed_up"]["micro"] > 0 for line in found.values())
+    assert told == printed and json.loads(machine) == json.loads(figures) | {"refused": []}, "one table, one reading"
+    block = "\n".join(told).split("\n\n")[1].splitlines()
+    assert block[0] == "temperature 0, at most 6 nodes, 2 questions:" and block[1].rstrip().endswith("trained min")
+    rows = {row.split("  ")[0]: row for row in block[2:]}
+    assert rows[f"lm:{folder}/draft"].endswith(" 2.5") and rows["recycling"].endswith(" 0.0") and len(rows) == 3
+    found = {peer["name"]: peer for peer in json.loads(figures)["peers"] if peer["temperature"] == 0}
+    assert all(peer["exact_match"]["rate"] == 1 and peer["speed_up"]["micro"] > 0 for peer in found.values())
     assert found["plain decoding"]["tokens_per_step"] == 1
-    names = {peer["name"] for peer in json.loads(machine)["peers"]}
-    assert names == {"plain decoding", "transformers", "transformers, prompt lookup", "transformers, assisted"}
-    assert names <= rows.keys()
+    names = {"plain decoding", "transformers", "transformers, prompt lookup", "transformers, assisted"}
+    assert names == found.keys() and names <= {line.split("  ")[0] for line in told}
     # At temperature 0 whatever decodes says the same.
     said = [record["peers"] for record in lines(output) if "peers" in record and record["temperature"] == 0]
     texts = {name: [answer["choices"][0]["turns"] for answer in answers] for name, answers in said[0].items()}

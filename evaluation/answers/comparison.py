@@ -1,23 +1,30 @@
-"""What the lines of `evaluation.compare` say: figures of a combination, differences between two. Arithmetic only.
+"""What the lines of `evaluation.compare` say: figures of a combination, differences between two; and reading them.
 
 A combination's answers are those of an answer file, so that `evaluation.answers` reads them.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from jaxtyping import Float, Int
 
-from evaluation.answers.file import Record
-from evaluation.answers.metrics import bootstrap, speed_up, summary, tokens_per_second
+from evaluation.answers.file import AnswerFile, Record
+from evaluation.answers.metrics import bootstrap, speed_up, summary
 from evaluation.answers.record import exact_match, paired
 from evaluation.answers.steps import alone, steps_of, total
-from evaluation.compare.combinations import SHARPENING
+from opt_tree.core.errors import one_line
 
 Counts = Float[np.ndarray, "questions 2"]
+SHARPENING = ("bare", "fitted")
 REFERENCE = "opt"
 """The policies that the others are compared with."""
+PLAIN = "plain decoding"
+SIZES = {"weights_bytes": ("weights MB", 1, 1e6), "training_minutes": ("trained min", 1, 1.0)}
+"""Of drafters: the head of a column, its digits, and its unit."""
+OF_DRAFTERS = ("draft_ms_per_step", *SIZES)
 WEIGHED = ("weights_bytes", "training_minutes", "draft_ms_per_step", "draft_forwards_per_step", "expected_length")
 """Figures that older lines may lack."""
 
@@ -92,28 +99,67 @@ def difference(ours: Record, theirs: Record) -> dict[str, Any]:
     return {"difference": float(minus(np.arange(len(a)))), "interval": bootstrap(minus, len(a))}
 
 
-def group(record: Record) -> tuple[str, float, int]:
-    """What cells must share to stand in one group of the table."""
-    cell = record["cell"]
-    return cell["drafter"], cell["temperature"], cell["budget"]
-
-
 def summarise(records: Sequence[Record]) -> list[dict[str, Any]]:
-    """Cell and figures of each line, best first within its group, with the difference to OPT-Tree, bare and fitted."""
+    """Cell and figures of each line, best first within its budget, with the difference to OPT-Tree, bare and fitted."""
     references: dict[tuple, Record] = {}
     for record in records:  # of several thresholds the first one asked for
         if record["cell"]["policy"].partition(":")[0] == REFERENCE:
-            references.setdefault((*group(record), record["cell"]["sharpening"]), record)
+            references.setdefault((*_place(record), record["cell"]["sharpening"]), record)
     lines = []
-    for record in sorted(records, key=lambda r: (*group(r), -r["figures"]["tokens_per_step"])):
+    for record in sorted(records, key=lambda r: (*_place(r)[1:], -r["figures"]["tokens_per_step"])):
         own = record["cell"]["sharpening"]
         minus = {
             known: difference(record, theirs)
             for known in SHARPENING
-            if own in (known, "either") and (theirs := references.get((*group(record), known))) not in (None, record)
+            if own in (known, "either") and (theirs := references.get((*_place(record), known))) not in (None, record)
         }
         lines.append({**record["cell"], **record["figures"], "minus_opt": minus, "answers": record["answers"]})
     return lines
+
+
+def _place(record: Record) -> tuple[str, float, int]:
+    """What cells share that are compared with each other."""
+    cell = record["cell"]
+    return cell["drafter"], cell["temperature"], cell["budget"]
+
+
+# The file as it is read.
+
+
+def is_comparison(path: str | Path) -> bool:
+    """Whether a file is the output of `evaluation.compare`."""
+    return any({"cell", "peers"} & record.keys() for record in AnswerFile(path).read())
+
+
+def read(path: str | Path) -> list[Record]:
+    """The lines of a comparison: those of combinations have a "cell", those of transformers' ways "peers"."""
+    records = AnswerFile(path).read()
+    if not all({"cell", "peers", "refused"} & record.keys() for record in records):
+        raise ValueError(f"{path} is another command's: python -m evaluation.report reads answers")
+    return [record for record in records if "refused" not in record]
+
+
+@contextmanager
+def as_written(path: str | Path) -> Iterator[None]:
+    """Inside, lines that are not as `evaluation.compare` writes them become a ValueError with the path in it."""
+    try:
+        yield
+    except (TypeError, AttributeError, LookupError, ArithmeticError) as error:
+        raise ValueError(f"{path} has lines that `evaluation.compare` did not write: {one_line(error)}") from error
+
+
+def rows_of(path: str | Path) -> list[tuple[dict[str, Any], dict[str, Any]]]:
+    """For each combination, and each of transformers' ways: what it is, and its figures beside plain decoding's."""
+    rows = []
+    with as_written(path):
+        for record in read(path):
+            temperature, peers = record.get("cell", record)["temperature"], record.get("peers", {})
+            plain, known = record["plain"] if "plain" in record else peers[PLAIN], record.get("figures", {})
+            for name, answers in (peers or {record["question_id"]: record["answers"]}).items():
+                method = name.replace(f", T {temperature:g}", "")
+                about = {"file": Path(path).stem, "method": method, "temperature": temperature}
+                rows.append((about, summary(answers, plain) | {key: known.get(key) for key in OF_DRAFTERS}))
+    return rows
 
 
 def brief(line: Mapping[str, Any]) -> dict[str, Any]:
@@ -121,35 +167,3 @@ def brief(line: Mapping[str, Any]) -> dict[str, Any]:
     known = {**dict.fromkeys(WEIGHED), **{key: value for key, value in line.items() if key != "answers"}}
     speed = line["speed_up"] or {"micro": None, "interval": None}
     return {**known, "speed_up": speed["micro"], "speed_up_interval": speed["interval"]}
-
-
-def speeds(records: Sequence[Record]) -> list[dict[str, Any]]:
-    """Tokens a second of plain decoding and of transformers' own, for a machine."""
-    return [
-        {"name": name, "temperature": record["temperature"], "tokens_per_second": tokens_per_second(answers)}
-        for record in records
-        for name, answers in record.get("peers", {}).items()
-    ]
-
-
-def of_policy(records: Iterable[Record], family: str) -> Iterator[Record]:
-    """The cells of a policy, whatever its parameters."""
-    return (record for record in records if record["cell"]["policy"].partition(":")[0] == family)
-
-
-def grouped(records: Iterable[Record], *keys: str) -> dict[tuple, list[Record]]:
-    """Records that agree in these parts of their cells."""
-    groups: dict[tuple, list[Record]] = {}
-    for record in records:
-        groups.setdefault(tuple(record["cell"][key] for key in keys), []).append(record)
-    return groups
-
-
-def series(records: Iterable[Record], along: str, *keys: str) -> dict[tuple, list[Record]]:
-    """Groups of `grouped` in the order of a number of the cell, where it takes two values at least."""
-    groups = {}
-    for key, members in grouped(records, *keys).items():
-        at = {record["cell"][along]: record for record in members}
-        if len(at) > 1:
-            groups[key] = [at[value] for value in sorted(at)]
-    return groups
