@@ -37,12 +37,10 @@ class Options:
     eager: bool = option(False, "leave out opt_tree with compiled forwards, which are made once, in minutes")
     dtype: str = option("auto", "of transformers and opt_tree")
     bench_name: str = option("mt_bench", "question set; the first turns are asked")
-    question_file: str | None = option(None, "any JSONL with `turns` or `question`, instead of --bench-name")
     data_dir: str | None = option(None, "where question sets lie, looked in first")
     fetch: bool = option(False, "download the question set to the user cache if it is in none of these")
     limit: int = option(16, "this many questions, spread over the set", least=1)
     max_new_tokens: int = option(96, "new tokens an answer, at most", least=1)
-    timeout: float = option(900.0, "seconds after which a peer that does not answer is left out")
     output: str = option("peers.jsonl", "the answers, a line each, as they come")
     overwrite: bool = option(False, "replace the output file")
     json: bool = option(False, "print the figures as one JSON line, too")
@@ -117,10 +115,13 @@ from opt_tree.core.stopping import Stop
 from opt_tree.models.checkpoints import as_dtype, load_tokenizer
 from opt_tree.models.named import resolve
 
+TIMEOUT = 900.0
+"""Seconds after which a peer that does not answer is left out."""
+
 
 def run(options: Options) -> int:
     """Measure, print the table; 1 where not even the reference ran."""
-    questions = load_set(options.bench_name, options.question_file, options.data_dir, options.fetch)
+    questions = load_set(options.bench_name, None, options.data_dir, options.fetch)
     step = max(1, len(questions.questions) // options.limit)
     chosen = select(questions.questions[::step], None, None, options.limit)
     folder = resolve(options.base_model_path, "target")
@@ -148,14 +149,15 @@ def run(options: Options) -> int:
             )
             peers = [peer for peer in peers if not (options.eager and peer.settings.compile)]
             for kind, some in prompts.items():
-                run = Run(some, options.max_new_tokens, stops, options.timeout, output, kind)
+                run = Run(some, options.max_new_tokens, stops, TIMEOUT, output, kind)
                 measured += measure(peers, cores, run)
     found = figures(measured)
+    left_out = [f"{one.name}, {one.cores} cores: left out, {one.failed}" for one in measured if one.failed]
     load = f", load {os.getloadavg()[0]:.1f}"
     print(f"{options.base_model_path}, {dtype}; {options.limit} prompts of each kind, at most "
           f"{options.max_new_tokens} tokens each; {processor()}{load}")  # fmt: skip
-    print(lay_out(found), f"answers in {output}", sep="\n")
-    print_json(options.json, {"options": asdict(options), "machine": processor(), "peers": found})
+    print(table(found), *left_out, f"answers in {output}", sep="\n")
+    print_json(options.json, {"options": asdict(options), "machine": processor(), "peers": found, "left out": left_out})
     return int(all(one.failed for one in measured))
 
 
@@ -183,25 +185,23 @@ def _bf16(gguf: str, groups: list[str]) -> Iterator[str]:
 
 
 def figures(measured: Sequence[Measured]) -> list[dict[str, Any]]:
-    """The figures of each peer; `equal` counts the texts that are those of float32 greedy decoding."""
-    found = []
+    """A row for each peer that ran, fastest first for each number of cores and kind of text."""
+    rows = []
     for one in measured:
-        where = {"cores": one.cores, "texts": one.texts}
-        line: dict[str, Any] = {"peer": one.name, "weights": one.weights, **where, "failed": one.failed}
-        if one.answers:
-            base, reference = (_beside(one, measured, name) for name in (BASE, REFERENCE))
-            line |= {
-                "tokens_per_second": _rate(one),
-                "times_transformers": _rate(one) / _rate(base) if base else None,
-                "first_token_seconds": statistics.median(answer["first_seconds"] or 0 for answer in one.answers),
-                "load_seconds": one.load_seconds,
-                "peak_mb": max(answer["peak_mb"] for answer in one.answers),
-                "tokens": sum(len(answer["tokens"]) for answer in one.answers),
-                "answers": len(one.answers),
-                "equal": _equal(one, reference) if reference else None,
-            }
-        found.append(line)
-    return found
+        if not one.answers:
+            continue
+        base, reference = (_beside(one, measured, name) for name in (BASE, REFERENCE))
+        row = {"texts": one.texts, "peer": one.name, "weights": one.weights, "cores": one.cores}
+        row |= {
+            "tokens/s": _rate(one),
+            "x transformers": _rate(one) / _rate(base) if base else None,
+            "first token ms": 1000 * statistics.median(answer["first_seconds"] or 0 for answer in one.answers),
+            "load s": one.load_seconds,
+            "peak MB": max(answer["peak_mb"] for answer in one.answers),
+            "float32's text": f"{_equal(one, reference)}/{len(one.answers)}" if reference else None,
+        }
+        rows.append(row)
+    return sorted(rows, key=lambda row: (row["cores"], row["texts"], -row["tokens/s"]))
 
 
 def _beside(one: Measured, measured: Sequence[Measured], name: str) -> Measured | None:
@@ -215,27 +215,6 @@ def _rate(one: Measured) -> float:
 
 
 def _equal(one: Measured, reference: Measured) -> int:
+    """How many texts are those of float32 greedy decoding."""
     pairs = zip(one.answers, reference.answers, strict=True)
     return sum(answer["tokens"] == expected["tokens"] for answer, expected in pairs)
-
-
-def lay_out(found: Sequence[dict[str, Any]]) -> str:
-    """The table, fastest first for each number of cores, and a line for each peer that is not in it."""
-    ran = [line for line in found if not line["failed"]]
-    rows = [
-        {
-            "texts": line["texts"],
-            "peer": line["peer"],
-            "weights": line["weights"],
-            "cores": line["cores"],
-            "tokens/s": f"{line['tokens_per_second']:.1f}",
-            "x transformers": None if line["times_transformers"] is None else f"{line['times_transformers']:.2f}",
-            "first token ms": f"{1000 * line['first_token_seconds']:.0f}",
-            "load s": f"{line['load_seconds']:.1f}",
-            "peak MB": f"{line['peak_mb']:.0f}",
-            "float32's text": "" if line["equal"] is None else f"{line['equal']}/{line['answers']}",
-        }
-        for line in sorted(ran, key=lambda line: (line["cores"], line["texts"], -line["tokens_per_second"]))
-    ]
-    out = [f"{line['peer']}, {line['cores']} cores: left out, {line['failed']}" for line in found if line["failed"]]
-    return "\n".join([table(rows), "", *out]).rstrip()
