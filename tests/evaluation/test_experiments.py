@@ -17,11 +17,9 @@ from experiments import (
     hybrids,
     linear_kernels,
     quantised,
-    training_minutes,
     turns,
     vocabulary,
 )
-from opt_tree.models.checkpoints import CALIBRATION, TRAINING
 
 
 def test_the_turns_of_a_conversation(capsys: pytest.CaptureFixture) -> None:
@@ -158,46 +156,3 @@ def test_an_early_exits_chains_and_its_posteriors(capsys: pytest.CaptureFixture)
     assert rows[0]["tokens/step"] <= rows[1]["tokens/step"] <= rows[2]["tokens/step"]
     assert early_exit.main(["--drafter", "eagle:demo", "--limit", "1"]) == 2
     assert "--drafter eagle:demo is no early exit" in capsys.readouterr().err
-
-
-def test_what_minutes_of_training_bring(
-    capsys: pytest.CaptureFixture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Heads that are there are not trained again; each gets a temperature and its cells, of two sets."""
-    trained: list[list[str]] = []
-
-    def trains(words: list[str], *_: object) -> int:
-        trained.append(words)
-        folder = Path(words[words.index("--output") + 1], "final")
-        folder.mkdir()
-        (folder / TRAINING).write_text(json.dumps({"minutes": 1, "on": "1 CPU threads"}))
-        (folder / CALIBRATION).write_text('{"temperature": 0.5}')
-        return 0
-
-    def cells(asked: training_minutes.Compared) -> dict[str, list[dict[str, object]]]:
-        head = Path(asked.drafter.partition(":")[2])
-        tokens = 3.0 + int(head.parent.name[-1])
-        each = [(n, how) for n in (12, 60) for how in ("bare", "fitted")]
-        return {"cells": [{"budget": n, "sharpening": how, "tokens_per_step": tokens} for n, how in each]}
-
-    monkeypatch.setattr(training_minutes, "_status_of", trains)
-    monkeypatch.setattr(training_minutes, "compare", cells)
-    asked = ["--features", "F", "--output", str(tmp_path), "--minutes", "1"]
-    for kinds in ("EAGLE-1", "EAGLE-1;DSpark"):
-        assert training_minutes.main([*asked, "--kinds", kinds, "--json"]) == 0
-    rows = json.loads(capsys.readouterr().out.splitlines()[-1])["rows"]
-    assert [words[words.index("--seed") + 1] for words in trained] == ["0", "1", "2"] * 2
-    assert "opt_tree.training.heads.dspark" in trained[-1] and "eagle" in trained[0]
-    assert len(rows) == 2 * 3 * 2 * 4 and {row["temperature"] for row in rows} == {0.5}
-    (line,) = (one for one in training_minutes.means(rows) if (one["set"], one["kind"]) == ("mt_bench", "EAGLE-1"))
-    assert line["12 nodes, bare"] == "4.00 [3.00, 5.00]" and line["seeds"] == 3
-    for more, said in (
-        (["--minutes", "2"], "was trained for 1 minutes, not 2"),
-        (["--minutes", "0"], "--minutes must be above 0, got 0"),
-        (["--kinds", "EAGLE-9"], "unknown kind 'EAGLE-9'; there are EAGLE-1, EAGLE-3"),
-    ):
-        assert training_minutes.main([*asked, *more, *(["--kinds", "EAGLE-1"] if "--kinds" not in more else [])]) == 2
-        assert said in capsys.readouterr().err
-    monkeypatch.setattr(training_minutes, "_status_of", lambda *_: 1)
-    assert training_minutes.main([*asked, "--kinds", "ParallelSpec"]) == 2
-    assert "training ParallelSpec with seed 0 failed" in capsys.readouterr().err
