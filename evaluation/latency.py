@@ -3,7 +3,8 @@
     python -m evaluation.latency --nodes 8,16,24,60,auto --thresholds 0.45 --bench-name heldout --limit 10
     python -m evaluation.latency --nodes 6,15 --lanes 1,2,4,8
 
-Decodes the questions' first turns with trees of several budgets, in turn with plain decoding and transformers' own.
+Decodes the questions' first turns with trees of several budgets, in turn with plain decoding and transformers' own;
+`same text` counts those that are plain decoding's. On a GPU --compile captures graphs.
 With --lanes so many questions are decoded side by side, and transformers' way is the padded batch.
 """
 
@@ -72,6 +73,9 @@ def run(options: Options) -> dict[str, Any]:
     else:
         others = transformers_methods(pair, load_assistant(options, options.assistant, pair))
         methods = methods_of(pair, trees) | {name: others[name] for name in BASELINES if name in others}
+        if options.compile and pair.target.device.type == "cuda":  # a graph is captured when its shape first comes
+            for prompt, method in itertools.product(prompts, methods.values()):
+                method(prompt, options.max_new_tokens, 0)
         timings = interleave(methods, prompts, options.max_new_tokens)
         rows, auto_rows = overview(timings), auto_over_others(timings)
     place = environment(pair.target.device)
@@ -114,6 +118,9 @@ def _row(name: str, timings: Timings) -> Row:
         if other in timings.runs:
             row[f"x {other}"], edges = times_as_fast(timings.spent(name), timings.spent(other))
             row[f"x {other}, 95 %"] = None if edges is None or other == name else f"{edges[0]:.2f} to {edges[1]:.2f}"
+    if "plain" in timings.runs:
+        same = sum(one == other for one, other in zip(timings.texts(name), timings.texts("plain"), strict=True))
+        row["same text"] = f"{same}/{len(timings.texts(name))}"
     return row | step_figures(timings.generations(name))
 
 

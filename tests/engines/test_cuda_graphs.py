@@ -1,6 +1,6 @@
 """The captured engine on a CPU: the same buffers and shapes, called instead of replayed.
 
-What a CPU cannot show is the capture itself; tests/pretend and `experiments.gpu_first_light` do.
+What a CPU cannot show is the capture itself; tests/pretend and, on a GPU, `pytest -m gpu` do.
 """
 
 import copy
