@@ -79,7 +79,7 @@ def parse_shape(spec: str) -> Shape:
 def inflate(model: PreTrainedModel, spec: str, seed: int = 0) -> LlamaForCausalLM:
     """Return a model of shape `spec` with the logits of `model`, on the same device and of the same dtype.
 
-    Equal up to rounding: about 1e-5 in float32 for logits of order 10; `rounding_shift` measures it. Raises ValueError
+    Equal up to rounding: about 1e-5 in float32 for logits of order 10. Raises ValueError
     for anything but a Llama model, for a shape smaller than the model in any respect, and for head sizes that do not
     divide it. Needs the memory of the result and a few hundred megabytes.
     """
@@ -132,7 +132,6 @@ def inflate_pair(
         )
     if large is None:
         large = inflate(small, spec, seed)
-        large.config.inflation_rounding = _rounding(small, large, seed)
         if weights is not None:
             quantise(large, weights)
     target = CausalLM(large, getattr(pair.target, "buckets", None))
@@ -188,7 +187,6 @@ def describe(model: PreTrainedModel, drafter: Drafter | None = None) -> str:
     if origin is None:
         return ""
     c = model.config
-    rounding = getattr(c, "inflation_rounding", "")
     head = (
         "; the EAGLE head keeps its own size: it reads the features through the inverse of the inflation and predicts "
         "through the small model's output layer"
@@ -197,29 +195,8 @@ def describe(model: PreTrainedModel, drafter: Drafter | None = None) -> str:
         f"inflated target: {origin} blown up to {_millions(model)} ({c.num_hidden_layers} layers, hidden "
         f"{c.hidden_size}, MLP {c.intermediate_size}, {c.num_attention_heads} query and {c.num_key_value_heads} key/"
         f"value heads of {c.head_dim}); same function, so acceptance is the small model's and latency the large one's"
-        f"{head if drafter is not None and drafter.features else ''}{rounding}"
+        f"{head if drafter is not None and drafter.features else ''}"
     )
-
-
-@torch.inference_mode()
-def rounding_shift(model: PreTrainedModel, large: PreTrainedModel, tokens: list[int]) -> float:
-    """Return the largest difference between the two models' logits over one causal forward of `tokens`.
-
-    In half precision this is what rounding, not the inflation, moves: the weights are rounded after the rotation.
-    """
-    ids = torch.tensor([tokens], device=model.device)
-    ours, theirs = (m(input_ids=ids, use_cache=False).logits.double() for m in (model, large))
-    return float((ours - theirs).abs().max())
-
-
-def _rounding(model: PreTrainedModel, large: PreTrainedModel, seed: int) -> str:
-    """Say how far rounding moves the large model's logits from the small one's, and the small one's from exact ones."""
-    tokens = torch.randint(model.config.vocab_size, (64,), generator=torch.Generator().manual_seed(seed)).tolist()
-    dtype, moved = str(model.dtype).removeprefix("torch."), rounding_shift(model, large, tokens)
-    said = f"; {dtype} rounding moves its logits by up to {moved:.2g}"
-    if model.dtype in (torch.float16, torch.bfloat16):
-        said += f" (the original's own: {rounding_shift(model, copy.deepcopy(model).float(), tokens):.2g})"
-    return said
 
 
 def _config(model: PreTrainedModel, shape: Shape, spec: str) -> LlamaConfig:
