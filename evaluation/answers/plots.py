@@ -12,8 +12,6 @@ import matplotlib
 matplotlib.use("agg")
 import matplotlib.pyplot as plt
 import numpy as np
-from jaxtyping import Float
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
@@ -66,52 +64,30 @@ def expected_against_accepted(taken: Steps, title: str) -> Figure:
     fit = calibration(taken)
     assert fit is not None and taken.expected is not None
     expected, accepted = taken.expected[taken.whole], taken.lengths[taken.whole]
-    longest = float(np.ceil(max(expected.max(), accepted.max())))
     # Rows are the whole numbers that a step can emit; columns are half as wide.
-    across, up = np.arange(0.75, longest + 1, 0.5), np.arange(0.5, longest + 1)
-    counts, _, _ = np.histogram2d(expected, accepted, bins=(across, up))
-    column = counts.sum(1, keepdims=True)
-    # Shares of a handful of steps would be the darkest cells of the picture: they are left out, and what lies beyond.
-    shown = (counts > 0) & (column >= min(_FEWEST, column.max()))
-    share = np.divide(counts, column, out=np.full_like(counts, np.nan), where=shown)
-    columns, rows = (shown.any(axis).nonzero()[0].max() + 2 for axis in (1, 0))
-    end = max(across[: columns + 1][-1], up[: rows + 1][-1])
-
+    across, up = np.arange(0.75, expected.max() + 0.5, 0.5), np.arange(0.5, accepted.max() + 1)
+    column = np.digitize(expected, across) - 1
+    steps = np.bincount(column)[column]
+    # Shares of a handful of steps would be the darkest cells of the picture: they are left out.
+    shown = steps >= min(_FEWEST, steps.max())
     figure, (top, axes) = plt.subplots(
-        2, 1, figsize=(4.6, 5.0), sharex=True, height_ratios=(1, 5), gridspec_kw={"hspace": 0.06}
+        2, 1, figsize=(4.6, 5.0), sharex=True, height_ratios=(1, 5), layout="constrained"
     )
-    top.bar(across[:-1], column[:, 0], width=0.5, align="edge", color=GREY)
-    top.set_ylabel("steps")
-    top.set_title(f"{title}: expected and accepted", pad=24)
-    image = axes.pcolormesh(across, up, share.T, cmap="Blues", vmin=0)
-    axes.plot((1.0, end), (1.0, end), color=GREY, linestyle=":", linewidth=1.2, label="A = E(A)")
-    _draw_fit(axes, fit, np.array([expected.min(), min(expected.max(), across[columns - 1])]))
-    axes.set(
-        xlim=(0.75, end),
-        ylim=(0.5, end),
-        xlabel="E(A) + 1, expected tokens of a step",
-        ylabel="A + 1, emitted tokens of a step",
-    )
+    top.hist(expected, across, color=GREY)
+    top.set(ylabel="steps", title=f"{title}: expected and accepted")
+    shares = {"weights": 1 / steps[shown], "cmin": 1e-9, "cmap": "Blues", "vmin": 0}
+    *_, image = axes.hist2d(expected[shown], accepted[shown], (across, up), **shares)
+    ends = np.array([expected[shown].min(), expected[shown].max()])
+    axes.plot(ends, ends, color=GREY, linestyle=":", linewidth=1.2, label="A = E(A)")
+    pearson = "" if fit["pearson"] is None else f": slope {fit['slope']:.2f}, Pearson {fit['pearson']:.2f}"
+    axes.plot(ends, fit["intercept"] + fit["slope"] * ends, color=ORANGE, linewidth=1.8, label=f"fit{pearson}")
+    axes.set(xlabel="E(A) + 1, expected tokens of a step", ylabel="A + 1, emitted tokens of a step")
+    axes.set_ylim(0.5, accepted[shown].max() + 0.5)
     for axis in (axes.xaxis, axes.yaxis):
         axis.set_major_locator(MaxNLocator(12, integer=True))
-    axes.legend(loc="lower left", bbox_to_anchor=(0, 1.24), ncols=2, borderaxespad=0)
-    figure.colorbar(
-        image,
-        ax=[top, axes],
-        label="share of the steps with that E(A)",
-        shrink=0.83,
-        anchor=(0, 0),
-        pad=0.03,
-        format=PERCENT,
-    )
+    figure.legend(loc="outside lower center", ncols=2)
+    figure.colorbar(image, ax=axes, label="share of the steps with that E(A)", format=PERCENT)
     return figure
-
-
-def _draw_fit(axes: Axes, fit: dict[str, Any], ends: Float[np.ndarray, " 2"]) -> None:
-    """The least-squares line of A on E(A), from one of its ends to the other."""
-    pearson = fit["pearson"]
-    label = "fit" if pearson is None else f"fit: slope {fit['slope']:.2f}, Pearson {pearson:.2f}"
-    axes.plot(ends, fit["intercept"] + fit["slope"] * ends, color=ORANGE, linewidth=1.8, label=label)
 
 
 def depths(taken: Steps, title: str) -> Figure:
