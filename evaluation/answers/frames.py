@@ -100,19 +100,13 @@ def formatted(rows: Sequence[Labelled], form: str) -> str:
     if form == "csv":
         return str(figures_frame(rows).to_csv(index=False)).rstrip("\n")
     shown = [{**about, **dict(list(row("", dict(figures)).items())[1:])} for about, figures in rows]
-    table = frame({key: str(value) for key, value in line.items()} for line in shown)
-    table = table.fillna("")
-    told = [
-        head for head in table.columns if table[head].any() and not (head == "category" and all(table[head] == "all"))
-    ]
-    table = table[told]
+    table = frame(shown).fillna("").astype(str)
+    table = table[[head for head in table if not set(table[head]) <= ({"", "all"} if head == "category" else {""})]]
+    sides = ["left" if head in rows[0][0] else "right" for head in table]
     try:
         if form == "latex":
-            right = "".join("l" if head in rows[0][0] else "r" for head in table.columns)
-            columns = [head.replace("%", r"\%") for head in table.columns]
-            table = table.apply(lambda column: column.str.replace("%", r"\%").str.replace("_", r"\_"))
-            return str(table.to_latex(index=False, header=columns, column_format=right)).rstrip("\n")
-        align = ["left" if head in rows[0][0] else "right" for head in table.columns]
-        return str(table.to_markdown(index=False, disable_numparse=True, colalign=align))
+            columns = "".join(side[0] for side in sides)
+            return str(table.to_latex(index=False, escape=True, column_format=columns)).rstrip("\n")
+        return str(table.to_markdown(index=False, disable_numparse=True, colalign=sides))
     except ImportError as error:
         raise ValueError(f"--format {form} needs another package: pip install tabulate jinja2 ({error})") from error
