@@ -2,8 +2,6 @@
 
 Maximum likelihood of the target's own greedy choices, along its own answers to held-out prompts, at every tree node
 where the target's choice is known and the drafter's distribution was computed (temperature scaling, arXiv:1706.04599).
-With `--balance` it is the temperature under which E(A) is A: the best nodes of a tree are chosen for promising much, so
-that the likeliest one promises too much of them.
 The result goes beside the drafter as `calibration.json`, where `load_pair` picks it up for temperature 0.
 
     python -m opt_tree.training.fitting.calibrate --target T --drafter lm:D [--prompts my_prompts.jsonl]
@@ -20,7 +18,6 @@ def new_parser() -> Parser:
     parser.add_argument("--drafter", default="lm:demo", help="a spec: lm:MODEL, eagle:HEAD, ... (default: %(default)s)")
     parser.add_argument("--prompts", type=existing, nargs="+", help="prompts, .jsonl or a line each (default: our own)")
     parser.add_argument("--count", type=int, default=80, help="prompts to use, half to fit and half to check")
-    parser.add_argument("--balance", action="store_true", help="fit E(A) to A, not the likelihood")
     parser.add_argument("--nodes", type=int, default=60)
     parser.add_argument("--threshold", type=float, default=0.2)
     parser.add_argument("--max-depth", type=int, default=10)
@@ -52,7 +49,7 @@ from opt_tree.core.children import Few, Reduced
 from opt_tree.core.files import write_text
 from opt_tree.core.pool import Frontier
 from opt_tree.core.probabilities import log_probs_of
-from opt_tree.core.step import Outcome
+from opt_tree.core.step import Outcome, Step
 from opt_tree.core.words import counted
 from opt_tree.decoding.decoder import Decoder
 from opt_tree.decoding.pair import Pair, load_pair
@@ -61,7 +58,6 @@ from opt_tree.drafters.registry import KINDS, parse_spec
 from opt_tree.models.checkpoints import CALIBRATION
 from opt_tree.models.named import resolve
 from opt_tree.policies import OptTree
-from opt_tree.training.fitting.reliability import fit_balance, reliability
 from opt_tree.training.prompts import default_prompts, read_prompts
 
 _INVERSE = np.geomspace(0.2, 20, 141)
@@ -143,6 +139,29 @@ def fit(pair: Pair, prompts: list[list[int]], policy: OptTree, max_new_tokens: i
     return likelihood.temperature()
 
 
+@dataclass(frozen=True)
+class Reliability:
+    """E(A) against A over the steps of some generations: how the trees kept what they promised."""
+
+    expected: float
+    accepted: float
+    forwards: float
+    """Draft forwards a step."""
+    slope: float
+    """Least squares of A on E(A): 1 where the distribution means what it says."""
+
+
+def reliability(decoder: Decoder, pair: Pair, prompts: list[list[int]], max_new_tokens: int, title: str) -> Reliability:
+    """Decode the prompts greedily and compare what the tree promised with what it gave."""
+    steps: list[Step] = []
+    for prompt in tqdm(prompts, desc=title, unit="prompt"):
+        steps += decoder.generate(prompt, max_new_tokens, stop=pair.stop).steps
+    expected = np.array([step.expected_accepted for step in steps])
+    accepted = np.array([step.accepted for step in steps], dtype=float)
+    slope = float(np.polyfit(expected, accepted, 1)[0]) if np.ptp(expected) > 0 else float("nan")
+    return Reliability(expected.mean(), accepted.mean(), float(np.mean([s.draft_forwards for s in steps])), slope)
+
+
 def run(options: argparse.Namespace) -> None:
     """Fit the temperature on one half of the prompts, compare E(A) with A on the other, and store what was found."""
     if options.count < 2:
@@ -155,8 +174,7 @@ def run(options: argparse.Namespace) -> None:
     pair = load_pair(options.target, options.drafter, dtype=options.dtype, device=options.device, bare=True)
     prompts = [pair.encode(text) for text in texts[: options.count]]
     half = len(prompts) // 2
-    fit_temperature = fit_balance if options.balance else fit
-    temperature = fit_temperature(pair, prompts[:half], policy, options.max_new_tokens)
+    temperature = fit(pair, prompts[:half], policy, options.max_new_tokens)
     found = {}
     for title, drafter in (("bare", pair.drafter), ("sharpened", Sharpened(pair.drafter, temperature))):
         decoder = Decoder(pair.target, drafter, policy)
@@ -173,7 +191,6 @@ def run(options: argparse.Namespace) -> None:
         "target": Path(pair.target.name).name,
         "prompts": half,
         "policy": str(policy),
-        "by": "balance" if options.balance else "likelihood",
         **{title: {name: round(float(value), 4) for name, value in vars(of).items()} for title, of in found.items()},
     }
     write_text(folder / CALIBRATION, json.dumps(record, indent=2) + "\n")
