@@ -15,10 +15,9 @@ from opt_tree.drafters import Store, StoreDrafter
 from opt_tree.drafters.tables import file_format
 from opt_tree.drafters.tables.file_format import Table, fingerprint, load_table, save_table
 from opt_tree.drafters.tables.ngram import Counts, Text, interpolate
-from opt_tree.drafters.tables.store import BETA, FILE, FOLLOWERS, hashes
+from opt_tree.drafters.tables.store import FILE, FOLLOWERS, hashes
 from opt_tree.models.checkpoints import CheckpointError
-from opt_tree.training.answers import Example, join, opening, read_answers
-from opt_tree.training.fitting.interpolation import fit_beta, replay
+from opt_tree.training.answers import join, opening, read_answers
 from opt_tree.training.fitting.store import Recipe, build, main
 from opt_tree.training.outputs import save_documents
 
@@ -235,48 +234,8 @@ class TestDrafter:
             StoreDrafter(Store.load(folder, VOCAB), (1.0, 2.0))
 
 
-class TestFitting:
-    """Constants under which a tree gives what it promises, on answers that the store has not seen."""
-
-    def examples(self, count: int, seed: int) -> list[Example]:
-        """Random walks over ten tokens, of which half the steps are certain: 2k is followed by 2k + 1."""
-        random = np.random.default_rng(seed)
-        walks = []
-        for _ in range(count):
-            tokens = [int(random.integers(0, 5)) * 2]
-            while len(tokens) < 60:
-                tokens.append(tokens[-1] + 1 if tokens[-1] % 2 == 0 else int(random.integers(0, 5)) * 2)
-            walks.append(Example(tokens, 4))
-        return walks
-
-    def store(self, tmp_path, count: int = 40) -> Store:
-        rows = join(np.array(example.tokens) for example in self.examples(count, 0))
-        save_table(tmp_path / FILE, "store", build(rows, Recipe(VOCAB, order=2, beta=(400.0, 200.0))))
-        return Store.load(tmp_path, VOCAB)
-
-    def test_what_was_promised_comes_true(self, tmp_path):
-        store, unseen = self.store(tmp_path), self.examples(12, 1)
-        beta = fit_beta(store, (400.0, 200.0), unseen)
-        assert beta[0] / beta[1] == pytest.approx(2, rel=1e-2)
-        before, after = (replay(StoreDrafter(store, each), OptTree(8, 0.0, 8), unseen) for each in ((400, 200), beta))
-        assert abs(after.expected / after.accepted - 1) < 0.05 < abs(before.expected / before.accepted - 1)
-
-    def test_the_end_of_an_answer_is_judged_by_what_is_known(self, tmp_path):
-        """No tree is deeper than the tokens left but one, so every answer of two tokens or more counts."""
-        (example,) = self.examples(1, 5)
-        found = replay(StoreDrafter(self.store(tmp_path)), OptTree(8, 0.0, 8), [Example(example.tokens[:6], 4)])
-        assert found.steps == 1 and found.expected > 0
-
-    def test_answers_that_nothing_fits(self, tmp_path):
-        with pytest.raises(ValueError, match="nothing to draft along: 2 answers"):
-            fit_beta(self.store(tmp_path), (4.0, 2.0), [Example([0, 1, 2, 3], 3)] * 2)
-        strangers = [Example([30 + i % 7 for i in range(40)][::-1], 2)] * 3
-        with pytest.raises(ValueError, match="no beta fits: E\\(A\\) is"):
-            fit_beta(self.store(tmp_path), (1e-9, 1e-9), strangers)
-
-
 class TestCommand:
-    def test_rows_of_prompt_and_answer_and_given_or_fitted_constants(self, tmp_path, capsys):
+    def test_rows_of_prompt_and_answer_and_given_constants(self, tmp_path, capsys):
         tokenizer = tiny_tokenizer()
         tokenizer.chat_template = "{{ messages[0].content }}"
         tokenizer.save_pretrained(tmp_path / "target")
@@ -290,32 +249,6 @@ class TestCommand:
         assert store.rows((5,))[0].followers == [(2, 7), (tokenizer.eos_token_id, 1)]
         assert main([*args, "--order", "2", "--beta", "7,0"]) == 2
         assert "--beta takes 2 positive numbers, one a length up to --order, got 7,0" in capsys.readouterr().err
-        other = {"prompt": "aaab", "answer": "acadaeafagahacad" * 4}
-        (tmp_path / "other").mkdir()
-        (tmp_path / "other" / "x.jsonl").write_text(json.dumps(other) + "\n")
-        assert main([*args, "--fit", str(tmp_path / "other")]) == 0
-        fitted = Store.load(tmp_path / "s", VOCAB).header["beta"]
-        assert fitted != list(BETA) and fitted[0] / fitted[1] == pytest.approx(1.5, rel=1e-2)
-        assert "fitted on 1 answer, 8 steps" in capsys.readouterr().out
-
-    def test_a_store_there_is_gets_other_constants(self, tmp_path, capsys):
-        tokenizer = tiny_tokenizer()
-        tokenizer.save_pretrained(tmp_path / "target")
-        (tmp_path / "a.txt").write_text("aaabacadae" * 9)
-        (tmp_path / "a.jsonl").write_text(json.dumps({"prompt": "a", "answer": "acadaeafagahacad"}) + "\n")
-        tokenizer.chat_template = "{{ messages[0].content }}"
-        tokenizer.save_pretrained(tmp_path / "target")
-        args, store = ["--target", str(tmp_path / "target"), "--output", str(tmp_path / "s")], str(tmp_path / "s")
-        assert main([*args, "--text", str(tmp_path / "a.txt"), "--order", "2"]) == 0
-        before = Store.load(tmp_path / "s", VOCAB)
-        assert main([*args, "--store", store, "--beta", "7,3"]) == 0
-        after = Store.load(tmp_path / "s", VOCAB, fingerprint(tokenizer))
-        assert after.header["beta"] == [7.0, 3.0] != before.header["beta"]
-        assert all(np.array_equal(*both) for both in zip(before.arrays, after.arrays, strict=True))
-        assert main([*args, "--store", store, "--fit", str(tmp_path / "a.jsonl")]) == 0
-        assert Store.load(tmp_path / "s", VOCAB).header["beta"][0] != 7.0
-        assert main([*args, "--store", store]) == 2
-        assert "for other constants: --fit or --beta" in capsys.readouterr().err
 
     def test_from_answers_and_from_text(self, tmp_path, capsys):
         tokenizer = tiny_tokenizer()

@@ -26,7 +26,7 @@ from opt_tree.models.checkpoints import CheckpointError
 
 FILE = "store.safetensors"
 BETA = (30.0, 20.0, 10.0, 6.0, 4.0)
-"""See `interpolate`. A store may have its own, under which E(A) comes out as A for its target (`--fit`)."""
+"""See `interpolate`. A store may have its own, in its header (`store --beta`)."""
 WEIGHT = 8.0
 """How many observations in other texts one in the text at hand is worth."""
 FOLLOWERS = 24

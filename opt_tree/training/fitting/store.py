@@ -1,13 +1,12 @@
 """Build a store of what followed what, for `StoreDrafter`.
 
-    python -m opt_tree.training.fitting.store --target DIR --answers FILE_OR_FOLDER... | --text FILE... | --store DIR
-        --output DIR [--max-mib 64] [--order 5] [--beta 30,20,10,6,4 | --fit FILE...]
+    python -m opt_tree.training.fitting.store --target DIR --answers FILE_OR_FOLDER... | --text FILE... --output DIR
+        [--max-mib 64] [--order 5] [--beta 30,20,10,6,4]
 
 `--answers` reads the target's own answers: the answer files of `evaluation` (`.jsonl`), rows of "prompt" and "answer"
 (`.jsonl`, `.jsonl.xz`) or the documents of `opt_tree.training.outputs` (`.npz`: `tokens` and `starts`,
 token ids of any width). Their prompts are left out: they cost more room than they are worth. `--text` reads plain text,
-or `.jsonl` rows with a "text". The target's own answers are worth far more than other text of the same size. `--store`
-takes a store that there is, to give it other constants: it is pruned no further.
+or `.jsonl` rows with a "text". The target's own answers are worth far more than other text of the same size.
 
 A store is pruned to its size by what an entry is worth: c log(1 + c / (beta_k p_{k-1}(w))), the likelihood that the
 text it was counted in loses without it (weighted difference pruning, Seymore and Rosenfeld, 1996).
@@ -25,15 +24,11 @@ def new_parser() -> Parser:
     source = parser.add_mutually_exclusive_group(required=True)
     source.add_argument("--answers", type=existing, nargs="+", help="the target's own answers: .jsonl, .npz, folders")
     source.add_argument("--text", type=existing, nargs="+", help='any text: .txt, or .jsonl with a "text" a row')
-    source.add_argument("--store", type=existing, help="a store there is, for other constants: --fit or --beta")
     parser.add_argument("--output", type=Path, required=True, help="folder of the store")
     parser.add_argument("--order", type=int, default=5, help="longest match, in tokens")
     parser.add_argument("--max-mib", type=float, default=64, help="size to prune to")
     parser.add_argument("--vocab", type=int, help="logits of the target, where it has more than its tokenizer tokens")
     parser.add_argument("--beta", help="what a shorter match is worth, by length: 30,20,10,6,4 (default: these)")
-    parser.add_argument(
-        "--fit", type=existing, nargs="+", help="fit beta on these answers instead: prompts unlike the store's"
-    )
     return parser
 
 
@@ -50,14 +45,12 @@ from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Bool, Float, Int, UInt
-from transformers import PreTrainedTokenizerBase
 
 from opt_tree.core.words import counted
-from opt_tree.drafters.tables.file_format import Table, fingerprint, load_table, save_table
+from opt_tree.drafters.tables.file_format import Table, fingerprint, save_table
 from opt_tree.drafters.tables.store import BETA, FILE, FOLLOWERS, extend_hashes
 from opt_tree.models.checkpoints import load_tokenizer
 from opt_tree.training.answers import TokenDocuments, join, read_answers, read_texts
-from opt_tree.training.fitting.interpolation import fitted
 
 
 @dataclass(frozen=True)
@@ -201,32 +194,14 @@ def parse_beta(text: str | None, order: int) -> tuple[float, ...]:
 
 
 def write(args: argparse.Namespace) -> None:
-    tokenizer = load_tokenizer(str(args.target))
-    table = _known(args, tokenizer) if args.store else _built(args, tokenizer)
-    if args.fit:
-        table = fitted(table, args.fit, tokenizer)
+    tokenizer, beta = load_tokenizer(str(args.target)), parse_beta(args.beta, args.order)
+    size = int(args.max_mib * 2**20)
+    recipe = Recipe(args.vocab or len(tokenizer), fingerprint(tokenizer), args.order, size, beta)
+    documents = read_answers(args.answers, tokenizer) if args.answers else read_texts(args.text, tokenizer)
+    table = build(join(documents), recipe)
     save_table(args.output / FILE, "store", table)
     print(
         f"{args.output / FILE}: {counted(len(table.arrays['keys']), 'run')}, {len(table.arrays['tokens'])} entries of "
         f"{counted(table.header['text_tokens'], 'token')} in {counted(table.header['documents'], 'document')}, "
         f"{table.nbytes / 2**20:.2f} MiB"
     )
-
-
-def _built(args: argparse.Namespace, tokenizer: PreTrainedTokenizerBase) -> Table:
-    beta, size = parse_beta(args.beta, args.order), int(args.max_mib * 2**20)
-    recipe = Recipe(args.vocab or len(tokenizer), fingerprint(tokenizer), args.order, size, beta)
-    return build(
-        join(read_answers(args.answers, tokenizer) if args.answers else read_texts(args.text, tokenizer)), recipe
-    )
-
-
-def _known(args: argparse.Namespace, tokenizer: PreTrainedTokenizerBase) -> Table:
-    """The store that was named, with other beta where they are given: in memory, as `--output` may be its folder."""
-    if not args.fit and not args.beta:
-        raise ValueError("--store takes a store that there is, for other constants: --fit or --beta")
-    vocab = args.vocab or len(tokenizer)
-    header, arrays = load_table(args.store / FILE, "store", vocab, fingerprint(tokenizer))
-    beta = parse_beta(args.beta, header["order"]) if args.beta else header["beta"]
-    own = {name: value for name, value in header.items() if name not in ("kind", "version", "sum")}
-    return Table(own | {"beta": list(beta)}, {name: np.array(array) for name, array in arrays.items()})
