@@ -159,7 +159,7 @@ def print_comparison(path: str | Path) -> dict[str, Any]:
             for name, answers in record.get("peers", {}).items()
         ]
         print(_blocks(lines, peers, header))
-        return {"file": str(path), "cells": list(map(comparison.brief, lines)), "peers": peers}
+        return {"file": str(path), "cells": lines, "peers": peers}
 
 
 def _blocks(

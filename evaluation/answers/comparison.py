@@ -25,8 +25,6 @@ PLAIN = "plain decoding"
 SIZES = {"weights_bytes": ("weights MB", 1, 1e6), "training_minutes": ("trained min", 1, 1.0)}
 """Of drafters: the head of a column, its digits, and its unit."""
 OF_DRAFTERS = ("draft_ms_per_step", *SIZES)
-WEIGHED = ("weights_bytes", "training_minutes", "draft_ms_per_step", "draft_forwards_per_step", "expected_length")
-"""Figures that older lines may lack."""
 
 
 def figures(answers: Sequence[Record], plain: Sequence[Record], efficiency: Sequence[Mapping]) -> dict[str, Any]:
@@ -100,7 +98,10 @@ def difference(ours: Record, theirs: Record) -> dict[str, Any]:
 
 
 def summarise(records: Sequence[Record]) -> list[dict[str, Any]]:
-    """Cell and figures of each line, best first within its budget, with the difference to OPT-Tree, bare and fitted."""
+    """Cell and figures of each line, best first within its budget, with the difference to OPT-Tree, bare and fitted.
+
+    All that the table shows is here, for a machine; the answers are in the lines themselves.
+    """
     references: dict[tuple, Record] = {}
     for record in records:  # of several thresholds the first one asked for
         if record["cell"]["policy"].partition(":")[0] == REFERENCE:
@@ -113,7 +114,7 @@ def summarise(records: Sequence[Record]) -> list[dict[str, Any]]:
             for known in SHARPENING
             if own in (known, "either") and (theirs := references.get((*_place(record), known))) not in (None, record)
         }
-        lines.append({**record["cell"], **record["figures"], "minus_opt": minus, "answers": record["answers"]})
+        lines.append({**record["cell"], **record["figures"], "minus_opt": minus})
     return lines
 
 
@@ -160,10 +161,3 @@ def rows_of(path: str | Path) -> list[tuple[dict[str, Any], dict[str, Any]]]:
                 about = {"file": Path(path).stem, "method": method, "temperature": temperature}
                 rows.append((about, summary(answers, plain) | {key: known.get(key) for key in OF_DRAFTERS}))
     return rows
-
-
-def brief(line: Mapping[str, Any]) -> dict[str, Any]:
-    """What a machine wants to know of a cell: all that the table shows; the answers are in its line of the output."""
-    known = {**dict.fromkeys(WEIGHED), **{key: value for key, value in line.items() if key != "answers"}}
-    speed = line["speed_up"] or {"micro": None, "interval": None}
-    return {**known, "speed_up": speed["micro"], "speed_up_interval": speed["interval"]}

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 import opt_tree
 from evaluation.answers.file import Record
 from evaluation.answers.steps import TIMES
+from opt_tree.core.target import shared
 
 
 class Answered(Protocol):
@@ -135,9 +136,7 @@ def _other_prompt(one: Record, other: Record, turn: int, parted: bool) -> bool:
 
 def first_difference(ours: Sequence[Any], theirs: Sequence[Any]) -> int | None:
     """Return the first index at which two lists or texts differ, None for equal ones; a missing item differs, too."""
-    if ours == theirs:
-        return None
-    return next((i for i, (a, b) in enumerate(zip(ours, theirs, strict=False)) if a != b), min(len(ours), len(theirs)))
+    return None if ours == theirs else shared(ours, theirs)
 
 
 def _around(ours: str, theirs: str, width: int = 24) -> list[str]:

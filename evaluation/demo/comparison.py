@@ -13,7 +13,7 @@ from evaluation.answers.record import first_difference
 from evaluation.command_line import table as lay_out
 from evaluation.divergence import Divergence, Explainer
 from evaluation.run.inflate import describe
-from evaluation.timing import Timings, emitted_per_step, step_milliseconds
+from evaluation.timing import Timings, emitted_per_step, step_figures, step_milliseconds
 from opt_tree import Generation, Pair, Sampling
 from opt_tree.core.words import counted
 
@@ -118,16 +118,11 @@ def _line(different: DifferentText, pair: Pair) -> str:
 def report(timings: Timings, differences: Sequence[DifferentText]) -> dict[str, Any]:
     """Return the figures of the table for machines."""
     ours = timings.generations(OURS)
-    times = step_milliseconds(ours)
-    parts = ("draft", "verify", "commit", "draft_forward", "target_forward", "other", "total")
     return {
         "prompts": len(timings.runs[OURS]),
-        "repetitions": min(map(len, timings.runs[OURS])),
         "tokens": {method: sum(map(len, timings.texts(method))) for method in timings.runs},
-        "tokens_per_second": {method: round(timings.rate(method), 2) for method in timings.runs},
-        "speedup": {m: round(timings.rate(OURS) / timings.rate(m), 3) for m in timings.runs if m != OURS},
-        "tokens_per_step": emitted_per_step(ours),
-        "expected_tokens_per_step": expected_per_step(ours),
-        "step": {f"{part}_ms": times[part] for part in parts} | {"other_share": times["other_share"]},
+        "tokens_per_second": {method: timings.rate(method) for method in timings.runs},
+        "E(A)+1": expected_per_step(ours),
+        **step_figures(ours),
         "divergences": [dataclasses.asdict(different) for different in differences],
     }

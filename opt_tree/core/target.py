@@ -6,7 +6,7 @@ models; a table or a remembered run can be one, too.
 
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -97,8 +97,8 @@ def own_turn(twin: object) -> None:
     vars(twin).pop("_turn", None)
 
 
-def shared(one: list[int], other: list[int]) -> int:
-    """Return how many tokens two texts begin with alike."""
+def shared(one: Sequence[Any], other: Sequence[Any]) -> int:
+    """Return how many tokens, or characters, two texts begin with alike."""
     pairs = zip(one, other, strict=False)
     return next((place for place, (a, b) in enumerate(pairs) if a != b), min(len(one), len(other)))
 

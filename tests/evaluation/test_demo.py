@@ -118,8 +118,8 @@ def test_the_classic_demo_prints_a_transcript_a_table_and_a_json_line(classic, m
     assert report["policy"] == {"nodes": 8, "threshold": 0.1, "max_depth": 4}
     assert report["tokens"] == dict.fromkeys([PLAIN, GREEDY, OURS, ASSISTED], report["tokens"][PLAIN])
     assert report["divergences"] == []
-    assert set(report["speedup"]) == {PLAIN, GREEDY, ASSISTED}
-    assert report["tokens_per_step"] > 1.5  # the draft model is the target with little noise
+    assert set(report["tokens_per_second"]) == {PLAIN, GREEDY, OURS, ASSISTED}
+    assert report["tokens/step"] > 1.5  # the draft model is the target with little noise
     assert all(label in out for label in LABELS.values())
     assert "\x1b" not in out  # a pipe is no terminal
     assert "([drafted and accepted] the target's own)" in out
@@ -203,7 +203,7 @@ def test_every_row_of_the_table_decodes_with_the_inflated_target(kind, classic, 
     ours = {64} if kind == "eagle" else {32, 64}  # 32: the draft model
     assert widths == {PLAIN: {64}, GREEDY: {64}, OURS: ours, ASSISTED: {32, 64}}
     assert (large["tokens"], large["divergences"]) == (small["tokens"], [])
-    assert large["tokens_per_step"] == small["tokens_per_step"]
+    assert large["tokens/step"] == small["tokens/step"]
     assert large["options"]["inflate"] == "64x4" and "inflated to 64x4: " in large["models"]
     said = out[out.index("tokens/s") :]
     assert "Inflated target: " in said and "blown up to" in said and "(4 layers, hidden 64," in said
