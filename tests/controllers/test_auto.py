@@ -8,7 +8,6 @@ import json
 import numpy as np
 import pytest
 import torch
-from enumeration import first_token, target_law
 from table_models import TableDrafter, TableTarget, hashed_laws, written_laws
 from tiny_models import ARCHITECTURES, build, prompt, tiny_drafter
 
@@ -118,12 +117,6 @@ def test_the_same_text_by_the_same_trees_however_busy_the_machine_is():
     assert 0 < max(step.tree.nodes for step in runs[0].steps) <= 12
     sampled = Decoder(target, drafter, Auto(EAGER)).generate(prompt(9), 30, Sampling(0.9), seed=3)
     assert sampled.tokens == plain(target).generate(prompt(9), 30, Sampling(0.9), seed=3).tokens
-
-
-def test_it_keeps_the_distribution():
-    target, drafter = hashed_laws(1, 3), hashed_laws(2, 3)
-    found = first_token(lambda _: Decoder(TableTarget(target, 3), TableDrafter(drafter), Auto(COMPILED)), (0, 2))
-    assert found == pytest.approx(target_law(target, (0, 2), 1), abs=1e-12)
 
 
 def test_costs_are_fitted():

@@ -25,7 +25,7 @@ from opt_tree import (
     Tree,
     TreePolicy,
 )
-from opt_tree.controllers import BetaLength, CalibratedLength
+from opt_tree.controllers import Auto, BetaLength, CalibratedLength
 from opt_tree.core.children import Few
 from opt_tree.core.step import Outcome, Step, StepTimes
 from opt_tree.core.target import Output
@@ -87,6 +87,7 @@ def target_probs() -> dict[Text, float]:
         (lambda random: Scheduled([Static.empty(), Sampled.chains(2, 1)]), multi_round),
         (lambda random: BetaLength(3, Sampled.chain, seed=2), naive),
         (lambda random: CalibratedLength(2, seed=5), match),
+        (lambda random: Auto(Costs.straight(1.9e-3, 2e-3, 7e-5, 5.5e-4, 2e-5)), match),
     ],
 )
 def test_a_choice_from_the_past_keeps_the_distribution(controller, verifier):

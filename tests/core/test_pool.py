@@ -136,37 +136,6 @@ def test_the_gain_is_what_the_newest_layer_adds_to_the_best(seed: int, vocab: in
     assert pool.gain(nodes) == pytest.approx(now - before, abs=1e-12)
 
 
-def test_visibility_does_not_leak_across_branches_from_depth_three() -> None:
-    """The published mask row was never reset, so nodes attended to their grandparents' siblings."""
-    pool = CandidatePool(ROOT, TopK(per_node=2))
-    law = torch.tensor([[0.6, 0.4]], dtype=torch.float64).log()
-    pool.add(law)
-    seen = []
-    for _ in range(3):
-        view = pool.frontier(pool.newest)
-        seen.append(view.visible.astype(int))
-        pool.add(law.expand(len(view.tokens), -1))
-    assert seen[0].tolist() == [[1, 0], [0, 1]]
-    assert seen[1].tolist() == [[1, 0, 1, 0, 0, 0], [1, 0, 0, 1, 0, 0], [0, 1, 0, 0, 1, 0], [0, 1, 0, 0, 0, 1]]
-    # Eight nodes of depth 3: each sees one node of depth 1, one of depth 2 and itself, all on its own branch.
-    assert seen[2].sum(1).tolist() == [3] * 8
-    assert seen[2][:, :2].argmax(1).tolist() == [0, 0, 0, 0, 1, 1, 1, 1]
-    assert seen[2][:, 2:6].argmax(1).tolist() == [0, 0, 1, 1, 2, 2, 3, 3]
-    assert seen[2][:, 6:].tolist() == np.eye(8, dtype=int).tolist()
-
-
-def test_ties_never_orphan_a_node() -> None:
-    """A child of conditional probability 1 ties its parent; a top-n must not keep the child alone."""
-    pool = CandidatePool(ROOT, TopK(per_node=2))
-    pool.add(torch.tensor([[0.5, 0.5, 0.0]], dtype=torch.float64).log())
-    pool.frontier(pool.newest)
-    pool.add(torch.tensor([[0.0, 1.0, 0.0], [1.0, 0.0, 0.0]], dtype=torch.float64).log())
-    assert pool.path_log_probs[1:].tolist() == [np.log(0.5)] * 4
-    for nodes in range(1, 5):
-        assert pool.best(nodes).tolist() == list(range(nodes + 1))
-        assert pool.tree(pool.best(nodes)).nodes == nodes
-
-
 def test_a_child_rounded_above_its_parent_is_lowered_to_it() -> None:
     """Rounding in a drafter's narrow dtype must not break the order that makes selections trees."""
     pool = CandidatePool(ROOT, TopK(per_node=1))
@@ -175,14 +144,6 @@ def test_a_child_rounded_above_its_parent_is_lowered_to_it() -> None:
     pool.add(torch.tensor([[1e-9]], dtype=torch.float64))
     assert pool.path_log_probs.tolist() == [0, -1, -1]
     assert pool.best(1).tolist() == [0, 1]
-
-
-def test_probability_zero_is_never_a_candidate() -> None:
-    law = torch.tensor([[0.0, 1.0, 0.0]], dtype=torch.float64).log()
-    for children in (TopK(per_node=3), TopK(total=3)):
-        pool = CandidatePool(ROOT, children)
-        pool.add(law)
-        assert pool.tokens.tolist() == [ROOT, 1]
 
 
 def test_deep_products_do_not_underflow() -> None:

@@ -153,14 +153,6 @@ def test_the_race_is_the_same_where_torch_runs_it(monkeypatch: pytest.MonkeyPatc
 # ---- seeds and positions
 
 
-def test_rows_of_one_depth_share_their_noise() -> None:
-    law = torch.tensor([0.2, 0.3, 0.5], dtype=torch.float64)
-    for seed in range(20):
-        drawn = Random(seed).draw(law.expand(5, -1), np.array([0, 1, 1, 2, 1])).tolist()
-        assert drawn[1] == drawn[2] == drawn[4]
-        assert Random(seed).draw(law[None], np.array([2])).tolist() == [drawn[3]]  # whatever else is drawn
-
-
 def test_a_position_is_decided_by_its_number_however_the_steps_fall() -> None:
     law = torch.full((1, 1000), 1e-3, dtype=torch.float64)
     ahead = Random(3).draw(law.expand(100, -1), np.arange(100)).tolist()

@@ -24,7 +24,6 @@ from opt_tree import Decoder, OptTree, Random, Sampling, Static, TopK, Tree
 from opt_tree.core import sampling as sampling_module
 from opt_tree.core.children import Layer
 from opt_tree.core.sampling import LazyLogits, whole
-from opt_tree.verifiers import greedy, match
 
 VOCAB = 12
 CONTEXT = [3, 5, 3, 1]
@@ -282,15 +281,3 @@ def test_a_row_nobody_asks_for_is_never_processed(monkeypatch):
     # One that nothing is known of is asked about all rows at once: if it keeps state, it shows it then.
     unknown = Sampling(1.0, processors=(lambda ids, scores: scores,))
     assert isinstance(unknown.processed(logits_of(0), TREE, CONTEXT), Tensor)
-
-
-@pytest.mark.parametrize("sampling", SETTINGS, ids=["top-p", "bare", "penalty", "greedy"])
-@pytest.mark.parametrize("verifier", [match, greedy], ids=["match", "greedy"])
-def test_the_verdict_is_the_same(sampling, verifier):
-    """The uniform behind a token is fixed by its place, so it does not matter which rows were looked at before."""
-    for seed in range(30):
-        logits = logits_of(seed)
-        # Likely draws on the tree, so that paths are followed.
-        logits[torch.from_numpy(TREE.parents[1:]), torch.from_numpy(TREE.tokens[1:])] += 4
-        eager = verifier(TREE, sampling.process(logits, TREE, CONTEXT), Random(seed))
-        assert verifier(TREE, sampling.processed(logits, TREE, CONTEXT), Random(seed)) == eager

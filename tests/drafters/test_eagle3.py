@@ -4,7 +4,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from drafters.test_eagle import Witness
@@ -13,9 +12,7 @@ from tiny_models import ARCHITECTURES, HIDDEN, VOCAB, build, prompt, publish, ti
 from torch import Tensor
 
 from opt_tree import Decoder, OptTree, Sampling, load_drafter
-from opt_tree.core.children import Few, Reduced, TopK
-from opt_tree.core.children.base import Layer
-from opt_tree.core.probabilities import log_probs_of
+from opt_tree.core.children import Reduced
 from opt_tree.core.random import Random
 from opt_tree.decoding.draft import draft
 from opt_tree.drafters import EagleDrafter, Sharpened
@@ -141,18 +138,6 @@ def test_sampled_children_come_from_the_draft_vocabulary_and_are_shown_as_whole_
     unknown = [token for token in range(VOCAB) if token % 2 == 0]
     assert tree.nodes and laws.shape[-1] == VOCAB and not laws[:, unknown].any()
     assert torch.allclose(laws.sum(-1), torch.ones(()).double())
-
-
-def test_the_best_of_few_columns_are_those_of_the_whole_law():
-    scores = torch.randn(3, len(KNOWN), generator=torch.Generator().manual_seed(1)).double()
-    answer = Reduced(scores, KNOWN, VOCAB)
-    above = np.array([0.0, -0.3, -1.0])
-    for kind in (TopK(per_node=4), TopK(total=7)):
-        few = Few(log_probs_of(scores), KNOWN)
-        ours = kind.pick(Layer(few.log_probs, above, 1, -np.inf, few.tokens), Random(0))
-        whole = kind.pick(Layer(log_probs_of(answer.whole()), above, 1, -np.inf), Random(0))
-        for one, other in zip(ours[:3], whole[:3], strict=True):
-            assert np.allclose(one, other)
 
 
 def test_sharpening_keeps_the_tokens():

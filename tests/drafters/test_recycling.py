@@ -5,15 +5,13 @@ import pytest
 import torch
 from drafters.test_ngram import probs_of
 from table_models import TableTarget, hashed_laws
-from tiny_models import VOCAB, prompt, tiny
 
-from opt_tree import Decoder, OptTree, Sampling, Static
+from opt_tree import Decoder, OptTree
 from opt_tree.core.step import Outcome
 from opt_tree.core.target import Output
 from opt_tree.core.tree import Tree
 from opt_tree.drafters import TokenRecycling
 from opt_tree.drafters.tables.recycling import RANK_RATES
-from opt_tree.models.causal_lm import CausalLM
 from opt_tree.policies import AcceptanceRates, greedy_static_tree
 
 
@@ -91,18 +89,3 @@ class TestAsPublished:
     def test_wrong_rates_are_refused(self, rates):
         with pytest.raises(ValueError, match="rates of the ranks"):
             TokenRecycling(9, rates)
-
-
-@pytest.mark.parametrize("sampling", [Sampling(), Sampling(temperature=0.7)], ids=["greedy", "sampled"])
-def test_lossless_cold_and_warm(sampling):
-    target = CausalLM(tiny("llama"))
-    plain = Decoder(target, None, Static.empty())
-    decoder = Decoder(target, TokenRecycling(VOCAB), OptTree(12, 0.0, 5))
-    steps = []
-    for seed in (0, 1, 0):
-        text = prompt(12, seed=seed)
-        result = decoder.generate(text, 40, sampling, seed=4)
-        assert result.tokens == plain.generate(text, 40, sampling, seed=4).tokens
-        assert all(step.draft_forwards == 0 for step in result.steps)
-        steps.append(len(result.steps))
-    assert steps[2] < steps[0] or not sampling.greedy  # the second time it knows the text

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from table_models import Laws, TableDrafter, TableTarget, hashed_laws, written_laws
+from table_models import Laws, TableDrafter, hashed_laws, written_laws
 
-from opt_tree import Decoder, OptTree, Sharpened, Static, Tree, TreePolicy
+from opt_tree import OptTree, Static, Tree, TreePolicy
 from opt_tree.decoding.draft import draft
 from opt_tree.policies import (
     HALVING,
@@ -113,31 +113,25 @@ def test_opt_tree_has_the_largest_expected_acceptance(seed, vocab, nodes, cells,
     assert drafter.forwards <= min(nodes + 1, depth)
 
 
-@given(seeds, st.sampled_from([3, 4, 9]), st.integers(1, 12), st.floats(0, 1), st.integers(1, 6))
-def test_opt_tree_is_algorithm_1(seed: int, vocab: int, nodes: int, threshold: float, depth: int) -> None:
-    """The same tree and as many draft forwards as in the unpruned algorithm, threshold and depth cap included."""
-    laws = hashed_laws(seed, vocab)
-    expected = Algorithm1(laws, nodes, threshold, depth)
-    drafter = TableDrafter(laws)
-    tree = draft(drafter, OptTree(nodes, threshold, depth), CONTEXT, depth)
-    assert sorted(branches(tree)) == sorted([()] + [branch for _, branch in expected.tree])
-    assert tree.expected_accepted == pytest.approx(expected.expected_accepted, abs=1e-12)
-    # A layer that cannot add anything may be left undrafted; no other.
-    idle = expected.gains[-1] == 0
-    assert len(expected.gains) - idle <= drafter.forwards <= len(expected.gains)
+@settings(max_examples=60)
+@given(seeds, st.sampled_from([3, 4, 9]), st.integers(1, 12), st.floats(0, 1), st.integers(1, 6), cells)
+def test_opt_tree_is_algorithm_1(seed, vocab, nodes, threshold, depth, cells):
+    """The same tree and as many draft forwards as in the unpruned algorithm, threshold and depth cap included.
 
-
-@given(seeds, st.sampled_from([3, 4]), st.integers(1, 9), st.floats(0, 1), cells)
-def test_opt_tree_with_ties_is_as_good_as_algorithm_1(seed, vocab, nodes, threshold, cells):
-    """Which of several equal nodes is taken is free; what they add up to and what they cost is not."""
+    Which of several equal nodes is taken is free; what they add up to and what they cost is not.
+    """
     # Log-probabilities round differently from products: keep the threshold off the gains, which are few round numbers.
     threshold += 1e-9
     laws = hashed_laws(seed, vocab, cells)
-    expected = Algorithm1(laws, nodes, threshold, DEEP)
+    expected = Algorithm1(laws, nodes, threshold, depth)
     drafter = TableDrafter(laws)
-    tree = draft(drafter, OptTree(nodes, threshold, DEEP), CONTEXT, DEEP)
+    tree = draft(drafter, OptTree(nodes, threshold, depth), CONTEXT, depth)
+    if cells is None:
+        assert sorted(branches(tree)) == sorted([()] + [branch for _, branch in expected.tree])
     assert tree.expected_accepted == pytest.approx(expected.expected_accepted, abs=1e-12)
-    assert len(expected.gains) - (expected.gains[-1] < 1e-12) <= drafter.forwards <= len(expected.gains)
+    # A layer that cannot add anything may be left undrafted; no other.
+    idle = expected.gains[-1] < 1e-12
+    assert len(expected.gains) - idle <= drafter.forwards <= len(expected.gains)
 
 
 @given(seeds, st.sampled_from([3, 5]), st.integers(1, 9), cells)
@@ -160,17 +154,6 @@ def test_only_nodes_among_the_best_are_expanded(seed: int, vocab: int, nodes: in
         newest = expanded
 
 
-def test_the_newest_layer_takes_part_in_the_selection() -> None:
-    """The published code ranked all layers but the last one drafted, whose forward was wasted."""
-    laws = written_laws({(): (0.2, 0.8, 0.0), (1,): (0.9, 0.1, 0.0)})
-    drafter = TableDrafter(laws)
-    tree = draft(drafter, OptTree(nodes=2, threshold=0.75, max_depth=DEEP), [0], DEEP)
-    # Layer 1 gains 1.0, layer 2 brings .8 * .9 = .72 in place of .2: no more than the threshold, but it is there.
-    assert drafter.forwards == 2
-    assert branches(tree) == [(), (1,), (1, 0)]
-    assert tree.expected_accepted == pytest.approx(0.8 + 0.72, abs=1e-12)
-
-
 def test_drafting_stops_when_the_gain_is_no_more_than_the_threshold() -> None:
     """Certain tokens: every layer up to the n-th gains exactly 1, in floating point too."""
     certain = written_laws({(): (0.0, 1.0, 0.0)})
@@ -183,30 +166,6 @@ def test_drafting_stops_when_the_gain_is_no_more_than_the_threshold() -> None:
     drafter = TableDrafter(written_laws({(): (0.5, 0.5, 0.0)}))
     assert branches(draft(drafter, OptTree(2, 0.0, DEEP), CONTEXT, DEEP)) == [(), (0,), (1,)]
     assert drafter.forwards <= 2
-
-
-@pytest.mark.parametrize("max_depth", [1, 2, 5])
-def test_max_depth_counts_layers_that_can_be_used(max_depth: int) -> None:
-    """`max_depth=5` gives five layers of drafted tokens from five forwards; as published, four from five."""
-    drafter = TableDrafter(written_laws({(): (1.0, 0.0)}))
-    target = TableTarget(written_laws({(): (1.0, 0.0)}), 2)
-    step = next(Decoder(target, drafter, OptTree(9, 0.0, max_depth)).steps([0], 100))
-    assert step.tree.depths.tolist() == list(range(max_depth + 1))
-    assert drafter.forwards == max_depth == step.draft_forwards
-    assert step.accepted == max_depth
-
-
-@given(seeds, st.integers(1, 4), st.sampled_from([0.2, 0.5, 2.0]))
-def test_sharpening_reorders_what_opt_tree_sees(seed: int, nodes: int, temperature: float) -> None:
-    """The tree on sharpened laws is the tree on the laws p ** (1 / temperature), renormalised."""
-    laws = hashed_laws(seed, 4)
-
-    def sharp(path: tuple[int, ...]) -> np.ndarray:
-        powers = laws(path) ** (1 / temperature)
-        return powers / powers.sum()
-
-    ours = draft(Sharpened(TableDrafter(laws), temperature), OptTree(nodes, 0.0, DEEP), CONTEXT, DEEP)
-    assert ours.expected_accepted == pytest.approx(brute_force(sharp, nodes, nodes), abs=1e-9)
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,6 @@ from functools import cache
 from math import log
 from pathlib import Path
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -211,21 +210,6 @@ def test_greedy_tree_is_the_best_of_its_size(by_rank, by_depth, nodes, depth):
 def test_greedy_tree_without_a_depth_uses_the_whole_budget() -> None:
     assert greedy_static_tree(AcceptanceRates((1.0,)), 7) == Static.chain(7)
     assert greedy_static_tree(AcceptanceRates((0.9, 0.1)), 63).nodes == 63
-
-
-@given(seeds, st.integers(1, 12), st.integers(1, 4))
-def test_sequoia_drafts_its_paths(seed: int, nodes: int, depth: int) -> None:
-    """The k-th path of ranks is the token path on which every token has that rank in the drafter's law."""
-    laws = hashed_laws(seed, 5)
-    policy = SequoiaTree((0.5, 0.25, 0.125), nodes, depth)
-    expected = []
-    for path in policy.paths:
-        branch: Branch = ()
-        for rank in path:
-            branch += (int(np.argsort(-laws((*CONTEXT, *branch)))[rank]),)
-        expected.append(branch)
-    tree, drafter = grow(laws, policy)
-    assert tree == sorted(expected) and drafter.forwards == policy.max_depth
 
 
 @pytest.mark.parametrize("siblings", [IID, WithoutReplacement])
