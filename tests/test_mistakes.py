@@ -284,9 +284,15 @@ def test_an_argument_of_a_wrong_type_is_named() -> None:
     refused("generation", o.to_html, 5, pair.tokenizer)
     refused("generation", o.explore, 5, pair.tokenizer)
     refused("tree", o.draw_tree, 5, pair.tokenizer)
-    for given in ((5, tree), (None, o.OptTree), (pair.drafter, tree, "match")):
-        with pytest.raises(TypeError, match=r"is (no|neither)"):
-            o.Decoder(target, *given)
+    for given, named in (
+        ((target.model, pair.drafter, tree), "LlamaForCausalLM is no target"),
+        ((target, target.model, tree), "LlamaForCausalLM is no drafter"),
+        ((target, pair.drafter, 8), "8 is neither a tree policy"),
+        ((target, None, o.OptTree), "is neither a tree policy"),
+        ((target, pair.drafter, tree, "match"), "is no verifier"),
+    ):
+        with pytest.raises(TypeError, match=named):
+            o.Decoder(*given)
     assert decoder.generate(ids, 3).tokens
     target.model.set_attn_implementation("flex_attention")
     with pytest.raises(o.UnsupportedModelError, match="switched to 'flex_attention' attention since it was wrapped"):

@@ -482,12 +482,12 @@ def test_every_controller_stands_beside_the_best_that_it_could_have_chosen(tmp_p
 def test_a_controller_that_draws_is_replayed_as_it_decodes():
     """The same draws, the same trees, the same tokens of each."""
     eagle = load_pair("demo", drafter="eagle:demo", dtype=torch.float32)
-    asked = ("Explain how a car engine works.", "Describe a day at the beach.", "Why is the sky blue?")
+    asked = ("Explain how a car engine works.", "Why is the sky blue?")
     prompts = [eagle.encode(text) for text in asked]
     texts = record(eagle, prompts, 24)
     for kind in (BetaLength, CalibratedLength):
         ours = decode(eagle, prompts, 24, kind(8, seed=1))
-        assert [one.finish_reason for one in ours] == ["length", "length", "stop_token"]
+        assert [one.finish_reason for one in ours] == ["length", "stop_token"]
         again = replay(texts, kind(8, seed=1), eagle.target.vocab)
         assert [one.tokens for one in again] == [one.tokens for one in ours]
         assert [one.accept_lengths for one in again] == [one.accept_lengths for one in ours]
