@@ -433,26 +433,6 @@ def test_a_policy_with_what_was_learned_is_the_same_one():
     assert two.select(pool).tolist() == one.select(pool).tolist() != Priced(EAGER, 12).select(pool).tolist()
 
 
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda: Costs(((1, 0.0), (2, 1.0)), 1, ((1, 1.0),)), "above 0 seconds"),
-        (lambda: Costs(((2, 1.0),), 1, ((1, 1.0),)), "scoring must begin with 1 row"),
-        (lambda: Costs(((1, 1.0), (3, 2.0), (2, 3.0)), 1, ((1, 1.0),)), "scoring must rise in rows"),
-        (lambda: Costs(((1, 2.0), (1, 3.0)), 1, ((1, 1.0),)), "scoring must rise in rows"),
-        (lambda: Costs(((1, 1.0),), 1, ((1, float("nan")),)), "drafting must have points of 0 seconds or more"),
-        (lambda: Costs(((1, 1.0),), 1, ()), "drafting must have points"),
-        (lambda: Costs(((1, 1.0),), -1, ((1, 1.0),)), "first must be 0 or more, and finite, got -1"),
-        (lambda: Priced(EAGER, nodes=0), "nodes must be at least 1, got 0"),
-        (lambda: Priced(EAGER, nodes=256), "nodes must be below 256, the rows that costs are known of, got 256"),
-        (lambda: Auto(EAGER, nodes=300), "nodes must be below 256, the rows that costs are known of, got 300"),
-    ],
-)
-def test_bad_settings(make, message):
-    with pytest.raises(ValueError, match=message):
-        make()
-
-
 def test_the_largest_tree_that_costs_are_known_of_is_drafted():
     laws = hashed_laws(1, 300)
     policy = Priced(EAGER, nodes=255, max_depth=2, rate=1.0)

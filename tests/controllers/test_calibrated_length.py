@@ -90,8 +90,3 @@ def test_it_changes_no_text_and_one_token_is_drafted_at_least():
     assert {step.tree.nodes for step in answer.steps[:-1]} >= {1, 2, 3}
     twice = Decoder(target, drafter, CalibratedLength(3, seed=1)).generate([0, 2], 40)
     assert [step.tree.nodes for step in twice.steps] == [step.tree.nodes for step in answer.steps]
-
-
-def test_a_length_below_one_is_refused():
-    with pytest.raises(ValueError, match="nodes"):
-        CalibratedLength(0)

@@ -271,8 +271,3 @@ def test_the_length_of_a_chain_follows_acceptance(target):
         assert answer.tokens == plain(target).generate(prompt(9), 60).tokens
         lengths[name] = np.mean([step.tree.nodes for step in answer.steps[3:-2]])
     assert lengths["itself"] > 4 > 2 > lengths["another"] >= 1
-
-
-def test_a_length_of_nothing_is_refused():
-    with pytest.raises(ValueError, match="longest must be at least 1, got 0"):
-        BetaLength(0)

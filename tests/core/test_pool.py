@@ -226,9 +226,3 @@ def test_children_found_by_the_model_are_those_of_the_host(seed: int, children: 
     expected, picked = children.pick(layer, Random()), children.pick(layer._replace(best=laws.best), Random())
     for one, other in zip(expected[:3], picked[:3], strict=True):
         assert one.tolist() == other.tolist()
-
-
-def test_top_k_takes_one_of_its_two_numbers() -> None:
-    for arguments in ({}, {"per_node": 2, "total": 3}):
-        with pytest.raises(ValueError, match="per_node or total"):
-            TopK(**arguments)

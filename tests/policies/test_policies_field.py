@@ -2,8 +2,7 @@
 
 import doctest
 import json
-import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import cache
 from math import log
 from pathlib import Path
@@ -226,12 +225,6 @@ def test_sequoia_draws_its_shape(siblings: type, seed: int, nodes: int, depth: i
     assert isinstance(policy.children, siblings) and tree.draft_log_probs is not None
 
 
-def test_drawn_siblings_leave_no_rank_out() -> None:
-    with pytest.raises(ValueError, match=r"\(1,\) is listed without the sibling"):
-        Static(((1,),), WithoutReplacement)
-    assert Static(((1,),)).nodes == 1
-
-
 @pytest.mark.parametrize(
     ("policy", "tree", "forwards"),
     [
@@ -254,33 +247,6 @@ def test_drawn_examples(policy: TreePolicy, tree: list[Branch], forwards: int) -
 def test_docstring_examples_run(module: object) -> None:
     results = doctest.testmod(module)  # type: ignore[arg-type]
     assert results.attempted and not results.failed
-
-
-@pytest.mark.parametrize(
-    ("make", "named"),
-    [
-        (lambda: Eagle2(top_k=0), "0"),
-        (lambda: Eagle2(depth=-1), "-1"),
-        (lambda: Eagle2(nodes=0), "0"),
-        (lambda: DynamicDepth(threshold=math.nan), "nan"),
-        (lambda: DynamicDepth(checks=(3, 0)), r"\(3, 0\)"),
-        (lambda: DynamicDepth(top_k=0), "0"),
-        (lambda: Talon(ratio=1.5), "1.5"),
-        (lambda: Talon(nodes=0), "0"),
-        (lambda: SequoiaTree((0.5, 1.5)), "1.5"),
-        (lambda: SequoiaTree(()), "empty"),
-        (lambda: SequoiaTree((0.5,), depth=0), "0"),
-        (lambda: greedy_static_tree(AcceptanceRates((0.5,)), 0), "0"),
-        (lambda: greedy_static_tree(AcceptanceRates((0.5,)), 3, depth=0), "0"),
-        (lambda: AcceptanceRates((0.5,), ((math.nan,),)), "nan"),
-        (lambda: ThresholdChain(0), "nodes must be at least 1, got 0"),
-        (lambda: ThresholdChain(4, 0.5, 5), "least must lie in 0..nodes, got 5 of 4"),
-        (lambda: ThresholdChain(4, 1.5), "threshold must be a probability, got 1.5"),
-    ],
-)
-def test_impossible_options_are_refused(make: Callable[[], object], named: str) -> None:
-    with pytest.raises(ValueError, match=named):
-        make()
 
 
 def test_sequoia_of_rates_that_are_all_zero_is_the_empty_tree() -> None:

@@ -637,28 +637,6 @@ def test_shapes(policy: Sampled | Delayed, widths: list[int]) -> None:
     assert policy.nodes == tree.nodes == sum(widths) and policy.max_depth == len(widths)
 
 
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda: Sampled(()),
-        lambda: Sampled((2, 0)),
-        lambda: Delayed(0, 2, 0),
-        lambda: Delayed(1, 0, 1),
-        lambda: Delayed(-1, 2, 3),
-        lambda: DySpec(nodes=0),
-        lambda: DySpec(threshold=1.0),
-        lambda: Rheo(threshold=float("nan")),
-        lambda: IID(0),
-        lambda: BestAndDraw(0),
-        lambda: WithoutReplacement(2, total=3),
-        lambda: CandidatePool(0, IID(2)),
-    ],
-)
-def test_bad_numbers_are_refused(make: Callable[[], object]) -> None:
-    with pytest.raises(ValueError):
-        make()
-
-
 class ByLaw(Random):
     """A `Random` whose draws are a function of the law they are made from: every run draws the same below a path."""
 

@@ -1,0 +1,113 @@
+"""Numbers that no tree can be made of: each is refused where it is given, by its name or its value."""
+
+import math
+from collections.abc import Callable
+
+import pytest
+
+from opt_tree import OptTree, Static, TopK
+from opt_tree.controllers import Auto, BetaLength, CalibratedLength
+from opt_tree.core.children import IID, BestAndDraw, WithoutReplacement
+from opt_tree.core.pool import CandidatePool
+from opt_tree.policies import (
+    HALVING,
+    AcceptanceRates,
+    Costs,
+    Delayed,
+    DynamicDepth,
+    DySpec,
+    Eagle2,
+    Priced,
+    Rheo,
+    Sampled,
+    SequoiaTree,
+    Talon,
+    ThresholdChain,
+    greedy_static_tree,
+)
+
+HUGE = 10**9
+TOO_MUCH = r"^\w+ must be at most 4096, got \d{9,}$"
+COSTS = Costs.straight(1.0, 1.0, 1.0, 1.0, 1.0)
+ROW = ((1, 1.0),)
+
+REFUSED: list[tuple[Callable[[], object], str]] = [
+    (lambda: OptTree(nodes=0), "nodes must be at least 1, got 0"),
+    (lambda: OptTree(nodes=-3), "nodes must be at least 1, got -3"),
+    (lambda: OptTree(nodes=HUGE), TOO_MUCH),
+    (lambda: OptTree(threshold=-0.1), "threshold must be 0 or more, got -0.1"),
+    (lambda: OptTree(threshold=math.nan), "threshold must be 0 or more, got nan"),
+    (lambda: OptTree(max_depth=0), "max_depth must be at least 1, got 0"),
+    (lambda: OptTree(max_depth=HUGE), TOO_MUCH),
+    (lambda: Eagle2(top_k=0), "0"),
+    (lambda: Eagle2(top_k=HUGE), TOO_MUCH),
+    (lambda: Eagle2(depth=-1), "-1"),
+    (lambda: Eagle2(depth=HUGE), TOO_MUCH),
+    (lambda: Eagle2(nodes=0), "0"),
+    (lambda: DynamicDepth(threshold=math.nan), "nan"),
+    (lambda: DynamicDepth(checks=(3, 0)), r"\(3, 0\)"),
+    (lambda: DynamicDepth(top_k=0), "0"),
+    (lambda: DynamicDepth(depth=HUGE), TOO_MUCH),
+    (lambda: Talon(ratio=1.5), "1.5"),
+    (lambda: Talon(nodes=0), "0"),
+    (lambda: Talon(top_k=HUGE), TOO_MUCH),
+    (lambda: ThresholdChain(0), "nodes must be at least 1, got 0"),
+    (lambda: ThresholdChain(4, 0.5, 5), "least must lie in 0..nodes, got 5 of 4"),
+    (lambda: ThresholdChain(4, 1.5), "threshold must be a probability, got 1.5"),
+    (lambda: ThresholdChain(nodes=HUGE), TOO_MUCH),
+    (lambda: SequoiaTree((0.5, 1.5)), "1.5"),
+    (lambda: SequoiaTree(()), "empty"),
+    (lambda: SequoiaTree((0.5,), depth=0), "0"),
+    (lambda: SequoiaTree(HALVING, depth=HUGE), TOO_MUCH),
+    (lambda: greedy_static_tree(AcceptanceRates((0.5,)), 0), "0"),
+    (lambda: greedy_static_tree(AcceptanceRates((0.5,)), 3, depth=0), "0"),
+    (lambda: AcceptanceRates((0.5,), ((math.nan,),)), "nan"),
+    (lambda: Static(((0,), (0,))), "listed twice"),
+    (lambda: Static(((0, 0),)), r"path \(0, 0\) is listed without its parent \(0,\)"),
+    (lambda: Static(((-1,),)), r"ranks .* got \(-1,\)"),
+    (lambda: Static(((),)), r"ranks .* got \(\)"),
+    (lambda: Static(((1,),), WithoutReplacement), r"\(1,\) is listed without the sibling"),
+    (lambda: Static.chain(HUGE), TOO_MUCH),
+    (lambda: Static.kary(2, HUGE), TOO_MUCH),
+    (lambda: Static.kary(64, 5), TOO_MUCH),
+    (lambda: Static.of_widths(((HUGE,),)), TOO_MUCH),
+    (lambda: Sampled(()), ""),
+    (lambda: Sampled((2, 0)), ""),
+    (lambda: Sampled.chain(HUGE), TOO_MUCH),
+    (lambda: Sampled.chains(2, HUGE), TOO_MUCH),
+    (lambda: Sampled.kary(HUGE, 1), TOO_MUCH),
+    (lambda: Delayed(0, 2, 0), ""),
+    (lambda: Delayed(1, 0, 1), ""),
+    (lambda: Delayed(-1, 2, 3), ""),
+    (lambda: Delayed(length=HUGE), TOO_MUCH),
+    (lambda: DySpec(nodes=0), ""),
+    (lambda: DySpec(threshold=1.0), ""),
+    (lambda: DySpec(max_depth=HUGE), TOO_MUCH),
+    (lambda: Rheo(threshold=math.nan), ""),
+    (lambda: Rheo(max_depth=HUGE), TOO_MUCH),
+    (lambda: IID(0), ""),
+    (lambda: BestAndDraw(0), ""),
+    (lambda: WithoutReplacement(2, total=3), ""),
+    (lambda: TopK(), "per_node or total"),
+    (lambda: TopK(per_node=2, total=3), "per_node or total"),
+    (lambda: CandidatePool(0, IID(2)), ""),
+    (lambda: Costs(((1, 0.0), (2, 1.0)), 1, ROW), "above 0 seconds"),
+    (lambda: Costs(((2, 1.0),), 1, ROW), "scoring must begin with 1 row"),
+    (lambda: Costs(((1, 1.0), (3, 2.0), (2, 3.0)), 1, ROW), "scoring must rise in rows"),
+    (lambda: Costs(((1, 2.0), (1, 3.0)), 1, ROW), "scoring must rise in rows"),
+    (lambda: Costs(ROW, 1, ((1, math.nan),)), "drafting must have points of 0 seconds or more"),
+    (lambda: Costs(ROW, 1, ()), "drafting must have points"),
+    (lambda: Costs(ROW, -1, ROW), "first must be 0 or more, and finite, got -1"),
+    (lambda: Priced(COSTS, nodes=0), "nodes must be at least 1, got 0"),
+    (lambda: Priced(COSTS, nodes=256), "nodes must be below 256, the rows that costs are known of, got 256"),
+    (lambda: Priced(COSTS, max_depth=HUGE), TOO_MUCH),
+    (lambda: Auto(COSTS, nodes=300), "nodes must be below 256, the rows that costs are known of, got 300"),
+    (lambda: BetaLength(0), "longest must be at least 1, got 0"),
+    (lambda: CalibratedLength(0), "nodes"),
+]
+
+
+@pytest.mark.parametrize(("make", "message"), REFUSED)
+def test_what_no_tree_can_be_made_of_is_refused(make: Callable[[], object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        make()
