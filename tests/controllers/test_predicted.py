@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from drafters.test_eagle3 import KNOWN, LAYERS, target_of, tiny_head3
-from enumeration import EnumeratingRandom, Text, law_of, unchecked
+from enumeration import EnumeratingRandom, Text, law_of, target_law, unchecked
 from table_models import TableDrafter, TableTarget, hashed_laws
 from tiny_models import ARCHITECTURES, HIDDEN, build, prompt, publish, tiny_head, tiny_tokenizer
 
@@ -161,25 +161,27 @@ class Features(TableTarget):
         return super().score(tree)._replace(features=self._states(ends, tree.tokens.tolist()))
 
 
-def test_by_enumeration_it_keeps_the_distribution(monkeypatch):
+def emitted_law(controller, verifier, chosen) -> dict[Text, float]:
+    """The exact law of a first token over tables; `chosen` gets each policy that was taken, with who judged it."""
+    decoder = Decoder(Features(hashed_laws(1, 3), 3), TableDrafter(hashed_laws(2, 3)), controller, verifier)
+
+    def first(random: EnumeratingRandom) -> Text:
+        step = next(decoder.steps([0, 2], 8, Sampling(1.0), random))
+        chosen.add((step.policy, (controller.verifier or verifier).__name__))
+        return tuple(step.tokens[:1])
+
+    with unchecked():
+        return law_of(first)
+
+
+def test_by_enumeration_it_keeps_the_distribution():
     """Chains are drawn; their length is predicted from what the target said before."""
-    context, laws, drafts = (0, 2), hashed_laws(1, 3), hashed_laws(2, 3)
-    chosen = set()
-
-    def emitted(random: EnumeratingRandom) -> Text:
-        table = Features(laws, 3)
-        controller = PredictedLength(predictor, target_lm, 1.0, lambda k: Sampled.chain(k) if k else Static.empty())
-        steps = Decoder(table, TableDrafter(drafts), controller, naive).steps(list(context), 8, Sampling(1.0), random)
-        first = next(steps)
-        chosen.add(first.policy)
-        return tuple(first.tokens[:1])
-
-    target_lm = target()
+    chosen, lm = set(), target()
     for seed in range(6):
         predictor = predictor_of(seed=seed)
-        with unchecked():
-            found = law_of(emitted)
-        assert found == pytest.approx({(t,): p for t, p in enumerate(laws(context).tolist()) if p > 0}, abs=1e-12)
+        controller = PredictedLength(predictor, lm, 1.0, lambda k: Sampled.chain(k) if k else Static.empty())
+        found = emitted_law(controller, naive, chosen)
+        assert found == pytest.approx(target_law(hashed_laws(1, 3), (0, 2), 1), abs=1e-12)
     assert len(chosen) > 1
 
 

@@ -6,9 +6,9 @@ from collections import defaultdict
 import numpy as np
 import pytest
 import torch
-from controllers.test_predicted import Features
-from enumeration import EnumeratingRandom, Text, drawn_trees, law_of, unchecked
-from table_models import TableDrafter, hashed_laws
+from controllers.test_predicted import emitted_law
+from enumeration import drawn_trees, target_law
+from table_models import hashed_laws
 from tiny_models import ARCHITECTURES, HIDDEN, build, prompt, publish, tiny_head, tiny_tokenizer
 
 from opt_tree import CausalLM, Decoder, EagleDrafter, Sampling
@@ -94,21 +94,11 @@ def test_the_action_is_the_one_of_most_tokens_for_its_seconds():
 
 def test_by_enumeration_it_keeps_the_distribution():
     """The tree and its verifier are chosen by the drafter's law at the root and by what the target said before."""
-    context, laws, drafts = (0, 2), hashed_laws(1, 3), hashed_laws(2, 3)
     chosen = set()
-
-    def emitted(random: EnumeratingRandom) -> Text:
-        controller = SelectedTree(values, Costs.straight(5e-3, 5e-3, 1e-5, 1e-5, 0.0))
-        decoder = Decoder(Features(laws, 3), TableDrafter(drafts), controller, traversal)
-        first = next(decoder.steps(list(context), 8, Sampling(1.0), random))
-        chosen.add((first.policy, controller.verifier.__name__))
-        return tuple(first.tokens[:1])
-
     for seed in range(8):
-        values = values_of(seed)
-        with unchecked():
-            found = law_of(emitted)
-        assert found == pytest.approx({(t,): p for t, p in enumerate(laws(context).tolist()) if p > 0}, abs=1e-12)
+        controller = SelectedTree(values_of(seed), Costs.straight(5e-3, 5e-3, 1e-5, 1e-5, 0.0))
+        found = emitted_law(controller, traversal, chosen)
+        assert found == pytest.approx(target_law(hashed_laws(1, 3), (0, 2), 1), abs=1e-12)
     assert len(chosen) > 1 and {judge for _, judge in chosen} == {"traversal", "multi_round"}
 
 

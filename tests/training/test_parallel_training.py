@@ -5,6 +5,7 @@ import json
 import numpy as np
 import pytest
 import torch
+from drafters import test_parallel_spec
 from drafters.test_dspark import BLOCK, config_of, parts_of
 from drafters.test_parallel_spec import DEPTHS, head_of
 from safetensors.torch import save_file
@@ -41,41 +42,60 @@ def test_a_group_sees_its_pairs_and_its_own_masks():
             assert torch.allclose(estimates[depth][:, root + depth], expected[:, root + depth], atol=1e-5)
 
 
+def learns(run, passes, least):
+    """Whether twenty steps lower the loss of every pass by more than `least`."""
+    before, _ = run.heldout(passes)
+    order = run.order()
+    for _ in range(20):
+        run.step(run.documents[next(order)])
+    return all(late < early - least for early, late in zip(before, run.heldout(passes)[0], strict=True))
+
+
 def test_every_depth_learns(folder, target, tmp_path):
     plan = ParallelPlan(minutes=1e9, lr=3e-3, tokens=200, depths=3)
     torch.manual_seed(0)
     head = new_parallel_head(target.model, plan.depths)
     output = target.model.get_output_embeddings().weight.detach().float()
-    run = Training(ParallelLoss(head, output, Goal()), Documents(folder / "features", 200, (-1,)), plan, tmp_path)
-    before, _ = run.heldout(3)
-    order = run.order()
     masks = head.masks.weight.detach().clone()
-    for _ in range(20):
-        run.step(run.documents[next(order)])
-    after, _ = run.heldout(3)
-    assert all(late < early - 0.05 for early, late in zip(before, after, strict=True))
+    loss = ParallelLoss(head, output, Goal())
+    assert learns(Training(loss, Documents(folder / "features", 200, (-1,)), plan, tmp_path), 3, 0.05)
     assert not torch.equal(masks, head.masks.weight)
 
 
-def test_a_run_goes_on_and_leaves_a_parallel_head(folder, tmp_path, target, clock):
-    arguments = ["--target", f"{folder}/target", "--features", f"{folder}/features", "--vocab", "40", "--depths", "3"]
+BLOCKS = ["--block", "3", "--layers", "0,1", "--depth", "1", "--rank", "8", "--mask", "60", "--anchors", "0.5"]
+RUNS = [
+    (parallel_spec, "parallelspec", ["--depths", "3", "--vocab", "40"], 3),
+    (dspark, "dspark", [*BLOCKS, "--vocab", "40", "--markov", "vanilla"], 3),
+    (dspark, "dspark", [*BLOCKS, "--vocab", "40", "--markov", "gated"], 3),
+    (medusa, "medusa", ["--depths", "3", "--average", "0.5"], 3),
+    (early_exit, "exit", ["--depth", "2", "--average", "0.5"], 1),
+]
+
+
+@pytest.mark.parametrize(("module", "kind", "options", "passes"), RUNS)
+def test_a_run_goes_on_and_leaves_a_drafter(folder, tmp_path, target, module, kind, options, passes, clock):
+    arguments = ["--target", f"{folder}/target", "--features", f"{folder}/features", *options]
     arguments += ["--output", str(tmp_path), "--tokens", "200", "--save-minutes", "0.02"]
-    assert parallel_spec.main([*arguments, "--minutes", "0.01"]) == 0
-    assert parallel_spec.main([*arguments, "--minutes", "0.02", "--resume"]) == 0
+    assert module.main([*arguments, "--minutes", "0.01"]) == 0
+    assert module.main([*arguments, "--minutes", "0.03", "--resume"]) == 0
     records = [json.loads(line) for line in (tmp_path / "heldout.jsonl").read_text().splitlines()]
-    assert [record["steps"] for record in records] == [3, 5]
-    assert len(records[-1]["loss"]) == 3 and np.isfinite(records[-1]["loss"]).all()
-    drafter = load_drafter(f"parallelspec:{tmp_path}/final", target)
-    drafter.reset([7], None)
-    drafter.root([7])
-    assert drafter.scores.shape == (3, 40)
-    begun = new_parallel_head(target.model, 4, tmp_path / "final")
-    saved = load_drafter(f"parallelspec:{tmp_path}/final", target).eagle.lm.model.base_model
-    assert torch.allclose(begun.fc.weight.double(), saved.fc.weight.double(), atol=1e-3)
-    (tmp_path / "other").mkdir()
-    save_file({"fc.weight": saved.fc.weight}, tmp_path / "other" / "model.safetensors")
-    with pytest.raises(ValueError, match=r"other is no EAGLE-1 head: it has no fc\.bias"):
-        new_parallel_head(target.model, 4, tmp_path / "other")
+    assert [record["steps"] for record in records] == [3, 8]
+    assert [len(record["loss"]) for record in records] == [passes] * 2
+    assert records[-1]["loss"][0] < records[0]["loss"][0]
+    drafter = load_drafter(f"{kind}:{tmp_path}/final", target)
+    text = Decoder(target, drafter, OptTree(6, 0.0)).generate([3, 9, 7], 8)
+    assert text.tokens == Decoder(target, None, Static.empty()).generate([3, 9, 7], 8).tokens
+    assert max(step.tree.nodes for step in text.steps) > 0
+    assert "--vocab" not in options or len(drafter.tokens) == 40
+
+
+def test_a_parallel_head_begins_as_another_one(target, tmp_path):
+    head = head_of(target)
+    test_parallel_spec.TestFiles().write(tmp_path, target)
+    assert torch.allclose(new_parallel_head(target.model, 3, tmp_path).fc.weight.double(), head.fc.weight, atol=1e-3)
+    save_file({"fc.weight": head.fc.weight}, tmp_path / "model.safetensors")
+    with pytest.raises(ValueError, match=r"is no EAGLE-1 head: it has no fc\.bias"):
+        new_parallel_head(target.model, 3, tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -168,22 +188,6 @@ def test_every_place_of_a_block_is_asked_what_follows_its_parent(folder, target,
     target.model.double()
 
 
-@pytest.mark.parametrize("kind", ["vanilla", "gated"])
-def test_a_dspark_run_goes_on_and_leaves_a_model(folder, tmp_path, target, kind, clock):
-    arguments = ["--target", f"{folder}/target", "--features", f"{folder}/features", "--vocab", "40", "--block", "3"]
-    arguments += ["--output", str(tmp_path), "--tokens", "200", "--layers", "0,1", "--depth", "1", "--rank", "8"]
-    arguments += ["--markov", kind, "--mask", "60", "--anchors", "0.5", "--save-minutes", "0.02"]
-    assert dspark.main([*arguments, "--minutes", "0.01"]) == 0
-    assert dspark.main([*arguments, "--minutes", "0.02", "--resume"]) == 0
-    records = [json.loads(line) for line in (tmp_path / "heldout.jsonl").read_text().splitlines()]
-    assert [record["steps"] for record in records] == [3, 5]
-    assert len(records[-1]["loss"]) == 3 and np.isfinite(records[-1]["loss"]).all()
-    drafter = load_drafter(f"dspark:{tmp_path}/final", target)
-    text = Decoder(target, drafter, OptTree(6, 0.0)).generate([3, 9, 7], 8)
-    assert text.tokens == Decoder(target, None, Static.empty()).generate([3, 9, 7], 8).tokens
-    assert max(step.tree.nodes for step in text.steps) > 0 and len(drafter.tokens) == 40
-
-
 def test_every_place_of_a_block_learns(folder, target, tmp_path):
     plan = dspark.DSparkPlan(minutes=1e9, block=BLOCK, anchors=0.5)
     torch.manual_seed(0)
@@ -194,11 +198,7 @@ def test_every_place_of_a_block_learns(folder, target, tmp_path):
     state = torch.get_rng_state()
     before, _ = run.heldout(BLOCK)
     assert run.heldout(BLOCK)[0] == before and torch.equal(torch.get_rng_state(), state), "draws of its own"
-    order = run.order()
-    for _ in range(20):
-        run.step(run.documents[next(order)])
-    after, _ = run.heldout(BLOCK)
-    assert all(late < early - 0.02 for early, late in zip(before, after, strict=True))
+    assert learns(run, BLOCK, 0.02)
     target.model.double()
 
 
@@ -247,24 +247,6 @@ def test_an_exit_layer_is_asked_what_the_target_says_at_the_same_token(folder, t
     assert found.item() == pytest.approx(float(torch.stack(losses).mean()), rel=2e-2)
     assert equal.item() == pytest.approx(np.mean(hits), abs=0.05)
     target.model.double()
-
-
-@pytest.mark.parametrize(
-    ("module", "kind", "options", "passes"),
-    [(medusa, "medusa", ["--depths", "3"], 3), (early_exit, "exit", ["--depth", "2"], 1)],
-)
-def test_a_run_goes_on_and_leaves_a_drafter(folder, tmp_path, target, module, kind, options, passes, clock):
-    arguments = ["--target", f"{folder}/target", "--features", f"{folder}/features", *options]
-    arguments += ["--output", str(tmp_path), "--tokens", "200", "--save-minutes", "0.02", "--average", "0.5"]
-    assert module.main([*arguments, "--minutes", "0.01"]) == 0
-    assert module.main([*arguments, "--minutes", "0.03", "--resume"]) == 0
-    records = [json.loads(line) for line in (tmp_path / "heldout.jsonl").read_text().splitlines()]
-    assert records[-1]["steps"] > records[0]["steps"]
-    assert len(records[-1]["loss"]) == passes and records[-1]["loss"][0] < records[0]["loss"][0]
-    drafter = load_drafter(f"{kind}:{tmp_path}/final", target)
-    text = Decoder(target, drafter, OptTree(6, 0.0)).generate([3, 9, 7], 8)
-    assert text.tokens == Decoder(target, None, Static.empty()).generate([3, 9, 7], 8).tokens
-    assert max(step.tree.nodes for step in text.steps) > 0
 
 
 def test_an_exit_is_behind_some_layers_and_before_others(folder, tmp_path, capsys):
