@@ -1,11 +1,12 @@
-"""What every drafter must keep: the text of plain decoding, greedy and drawn."""
+"""What every drafter must keep: the text of plain decoding, greedy and drawn; and what is said of one that is none."""
 
 from collections.abc import Sequence
 from typing import Any
 
+import pytest
 from tiny_models import tiny
 
-from opt_tree import CausalLM, Decoder, Generation, Sampling
+from opt_tree import CausalLM, CheckpointError, Decoder, Generation, Sampling, load_drafter
 from opt_tree.decoding.presets import plain
 
 GREEDY_AND_DRAWN = (Sampling(), Sampling(0.8))
@@ -29,3 +30,10 @@ def plain_texts(
             found.append(decoder.generate(text, tokens, sampling, seed=1))
             assert found[-1].tokens == alone.generate(text, tokens, sampling, seed=1).tokens
     return found
+
+
+def refused(spec: str, target: Any, complaint: str) -> None:
+    """Load a drafter that is none: it must be said in one line, with where it lies."""
+    with pytest.raises(CheckpointError, match=complaint) as error:
+        load_drafter(spec, target)
+    assert spec.partition(":")[2] in str(error.value) and "\n" not in str(error.value)

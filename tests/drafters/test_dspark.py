@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from texts import refused
 from tiny_models import ARCHITECTURES, HIDDEN, VOCAB, build, prompt, tiny
 
-from opt_tree import CheckpointError, Decoder, OptTree, Static, load_drafter
+from opt_tree import Decoder, OptTree, load_drafter
 from opt_tree.core.children import Reduced
 from opt_tree.core.pool import Frontier
 from opt_tree.drafters import DFlashDrafter
@@ -151,8 +152,6 @@ class TestFiles:
         for ours, theirs in ((own.heads, drafter.heads), (own.block.model, drafter.block.model)):
             for one, other in zip(ours.parameters(), theirs.parameters(), strict=True):
                 assert torch.allclose(one, other, atol=1e-6)
-        text = Decoder(target, drafter, OptTree(8, 0.0)).generate(prompt(6), 10).tokens
-        assert text == Decoder(target_of(), None, Static.empty()).generate(prompt(6), 10).tokens
 
     def test_a_draft_vocabulary_and_a_least_confidence(self, tmp_path):
         vocabulary = dict(vocabulary_tensors(SOME, VOCAB))
@@ -177,9 +176,7 @@ class TestFiles:
     )
     def test_what_is_none_is_one_line(self, tmp_path, changes, complaint):
         spec = self.write(tmp_path, **changes)
-        with pytest.raises(CheckpointError, match=complaint) as error:
-            load_drafter(spec, target_of())
-        assert str(tmp_path) in str(error.value) and "\n" not in str(error.value)
+        refused(spec, target_of(), complaint)
 
 
 @pytest.mark.parametrize("kind", ["dflash", "dspark", "eagle", "eagle3", "parallelspec"])
@@ -200,6 +197,4 @@ def test_families_that_look_alike_are_told_apart_by_their_config(tmp_path, kind,
     tensors |= {"midlayer.fc.weight": torch.zeros(1)} if kind == "eagle3" else {}
     save_file(tensors, tmp_path / "model.safetensors")
     complaint = "is not that of a DSpark model" if (kind, name) == ("dspark", "DSpark") else f"is a {name} model by its"
-    with pytest.raises(CheckpointError, match=complaint) as error:
-        load_drafter(f"{kind}:{tmp_path}", target_of())
-    assert str(tmp_path) in str(error.value) and "\n" not in str(error.value)
+    refused(f"{kind}:{tmp_path}", target_of(), complaint)

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 import torch
+from drafters.plain_layer import plain_layer
 from texts import plain_texts
 from tiny_models import ARCHITECTURES, HIDDEN, VOCAB, build, prompt, publish, tiny, tiny_head
 from torch import Tensor
@@ -31,7 +32,7 @@ class NaiveHead:
     """The head as described: one sequence of pairs, no cache, everything recomputed for every path.
 
     Pair i is (embedding of token i + 1, feature of token i). The features of context tokens are the target's, those of
-    drafted tokens the head's own outputs. Rope and the norm are computed in float32, as in every Llama.
+    drafted tokens the head's own outputs.
     """
 
     def __init__(self, head: EagleHead, target: Any) -> None:
@@ -64,31 +65,7 @@ class NaiveHead:
         x = pairs @ w["fc.weight"].T
         if "fc.bias" in w:
             x = x + w["fc.bias"]
-        n, heads, kv_heads = len(tokens), c.num_attention_heads, c.num_key_value_heads
-        size = c.hidden_size // heads
-        q, k, v = (
-            (x @ w[f"layers.0.self_attn.{name}_proj.weight"].T).view(n, -1, size).transpose(0, 1) for name in "qkv"
-        )
-        frequencies = 1 / c.rope_parameters["rope_theta"] ** (torch.arange(0, size, 2, dtype=torch.float32) / size)
-        angles = (torch.arange(n, dtype=torch.float32)[:, None] * frequencies).repeat(1, 2)
-        cos, sin = angles.cos().double(), angles.sin().double()
-
-        def rotated(y: Tensor) -> Tensor:
-            first, second = y.chunk(2, -1)
-            return y * cos + torch.cat([-second, first], -1) * sin
-
-        attended = torch.zeros(n, heads, size, dtype=torch.float64)
-        for head in range(heads):
-            group = head // (heads // kv_heads)
-            scores = rotated(q[head]) @ rotated(k[group]).T / size**0.5
-            scores = scores.masked_fill(torch.ones(n, n).triu(1).bool(), -torch.inf)
-            attended[:, head] = scores.softmax(-1) @ v[group]
-        x = x + attended.reshape(n, -1) @ w["layers.0.self_attn.o_proj.weight"].T
-        y = x.float()
-        y = y * torch.rsqrt(y.pow(2).mean(-1, keepdim=True) + c.rms_norm_eps)
-        y = w["layers.0.post_attention_layernorm.weight"] * y.double()
-        gate, up, down = (w[f"layers.0.mlp.{name}_proj.weight"] for name in ("gate", "up", "down"))
-        return x + (torch.nn.functional.silu(y @ gate.T) * (y @ up.T)) @ down.T
+        return plain_layer(w, "layers.0", c, x, x)
 
 
 class Witness(DrafterAround):

@@ -6,8 +6,10 @@ from typing import Any
 
 import pytest
 import torch
+from drafters.plain_layer import normed, plain_layer
 from drafters.test_eagle import Witness
 from safetensors.torch import load_file, save_file
+from texts import refused
 from tiny_models import ARCHITECTURES, HIDDEN, VOCAB, build, prompt, publish, tiny, tiny_head
 from torch import Tensor
 
@@ -21,7 +23,7 @@ from opt_tree.drafters.heads.eagle import load_eagle
 from opt_tree.drafters.heads.eagle3 import NORMS, Eagle3Drafter, Eagle3Head, load_eagle3
 from opt_tree.models.causal_lm import CausalLM
 from opt_tree.models.checkpoints import CheckpointError
-from opt_tree.policies import Sampled, Static
+from opt_tree.policies import Sampled
 from opt_tree.training.heads.eagle3 import save_eagle3
 from opt_tree.verifiers import multi_round
 
@@ -72,45 +74,28 @@ def law_without_a_cache(head: Eagle3Head, model: Any, context: list[int], path: 
     w, c = head.state_dict(), head.config
     states = model(torch.tensor([context]), output_hidden_states=True, use_cache=False).hidden_states
 
-    def normed(x: Tensor, name: str) -> Tensor:
-        y = x.float() * torch.rsqrt(x.float().pow(2).mean(-1, keepdim=True) + c.rms_norm_eps)
-        return w[name] * y.to(x.dtype)
+    def norm(x: Tensor, name: str) -> Tensor:
+        return normed(x, w[name], c.rms_norm_eps)
 
     read = [states[layer + 1][0] for layer in LAYERS]
     if getattr(c, "fc_norm", False):
-        read = [normed(one, f"fc_norm.{i}.weight") for i, one in enumerate(read)]
+        read = [norm(one, f"fc_norm.{i}.weight") for i, one in enumerate(read)]
     wide = torch.cat(read, -1)
     if getattr(c, "norm_before_fc", False):
-        wide = normed(wide, "input_norm.weight")
+        wide = norm(wide, "input_norm.weight")
     features, tokens = list(wide[:-1] @ w["fc.weight"].T), list(context[1:])
 
     def last_output() -> Tensor:
         given = torch.stack(features)
-        hidden = normed(given, "midlayer.hidden_norm.weight")
-        read = torch.cat([normed(w["embed_tokens.weight"][tokens], "midlayer.input_layernorm.weight"), hidden], -1)
-        n, size = len(tokens), c.hidden_size // c.num_attention_heads
-        q, k, v = ((read @ w[f"midlayer.self_attn.{x}_proj.weight"].T).view(n, -1, size).transpose(0, 1) for x in "qkv")
-        frequencies = 1 / c.rope_parameters["rope_theta"] ** (torch.arange(0, size, 2, dtype=torch.float32) / size)
-        angles = (torch.arange(n, dtype=torch.float32)[:, None] * frequencies).repeat(1, 2)
-
-        def turned(x: Tensor) -> Tensor:
-            first, second = x.chunk(2, -1)
-            return x * angles.cos().double() + torch.cat([-second, first], -1) * angles.sin().double()
-
-        groups = c.num_attention_heads // c.num_key_value_heads
-        scores = turned(q) @ turned(k).repeat_interleave(groups, 0).mT / size**0.5
-        scores = scores.masked_fill(torch.ones(n, n).triu(1).bool(), -torch.inf)
-        mixed = (scores.softmax(-1) @ v.repeat_interleave(groups, 0)).transpose(0, 1).reshape(n, -1)
-        x = (hidden if c.norm_before_residual else given) + mixed @ w["midlayer.self_attn.o_proj.weight"].T
-        y = normed(x, "midlayer.post_attention_layernorm.weight")
-        gate, up, down = (w[f"midlayer.mlp.{name}_proj.weight"] for name in ("gate", "up", "down"))
-        return (x + (torch.nn.functional.silu(y @ gate.T) * (y @ up.T)) @ down.T)[-1]
+        hidden = norm(given, "midlayer.hidden_norm.weight")
+        read = torch.cat([norm(w["embed_tokens.weight"][tokens], "midlayer.input_layernorm.weight"), hidden], -1)
+        return plain_layer(w, "midlayer", c, read, hidden if c.norm_before_residual else given)[-1]
 
     for token in path:
         out = last_output()
-        features.append(normed(out, "norm.weight") if getattr(c, "norm_output", False) else out)
+        features.append(norm(out, "norm.weight") if getattr(c, "norm_output", False) else out)
         tokens.append(token)
-    return (normed(last_output(), "norm.weight") @ w["lm_head.weight"].T).log_softmax(-1)
+    return (norm(last_output(), "norm.weight") @ w["lm_head.weight"].T).log_softmax(-1)
 
 
 @pytest.mark.parametrize(("before", "norms"), CASES, ids=str)
@@ -143,8 +128,6 @@ def test_sampled_children_come_from_the_draft_vocabulary_and_are_shown_as_whole_
 def test_sharpening_keeps_the_tokens():
     target = target_of()
     bare = Eagle3Drafter(tiny_head3(target), target, tokens=KNOWN, layers=LAYERS)
-    tokens = Decoder(target, Sharpened(bare, 0.5), POLICY).generate(prompt(9), 12).tokens
-    assert tokens == Decoder(target_of(), None, Static.empty()).generate(prompt(9), 12).tokens
     scores = Reduced(torch.randn(1, len(KNOWN)).double(), KNOWN, VOCAB)
     sharp = Sharpened(bare, 0.5)._sharpen(scores)
     assert isinstance(sharp, Reduced) and torch.equal(sharp.scores, 2 * scores.scores) and sharp.tokens is KNOWN
@@ -181,13 +164,13 @@ def test_a_head_drafts_as_the_one_that_was_saved(tmp_path, layout, shared, befor
 
 def test_the_residual_s_default_is_each_layout_s_own(tmp_path):
     target = target_of()
-    for layout, normed in (("published", False), ("speculators", True)):
+    for layout, before in (("published", False), ("speculators", True)):
         folder = tmp_path / layout
         save_eagle3(tiny_head3(target), KNOWN, folder, layout)
         config = json.loads((folder / "config.json").read_text())
         del config["norm_before_residual"]
         (folder / "config.json").write_text(json.dumps(config))
-        assert load_eagle3(str(folder), target).lm.model.base_model.residual_normed is normed
+        assert load_eagle3(str(folder), target).lm.model.base_model.residual_normed is before
 
 
 def test_norms_may_be_named_apart(tmp_path):
@@ -273,9 +256,7 @@ def spoilt(folder: Path, config: dict[str, Any] | None = None, **tensors: Tensor
 def test_what_cannot_be_used_is_refused_in_one_line(tmp_path, config, tensors, message):
     target = target_of()
     save_eagle3(tiny_head3(target), KNOWN, tmp_path)
-    with pytest.raises(CheckpointError, match=message) as error:
-        load_drafter(f"eagle:{spoilt(tmp_path, config, **tensors)}", target)
-    assert str(tmp_path) in str(error.value) and "\n" not in str(error.value)
+    refused(f"eagle:{spoilt(tmp_path, config, **tensors)}", target, message)
 
 
 def test_the_two_kinds_are_told_apart(tmp_path):
