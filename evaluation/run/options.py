@@ -268,7 +268,7 @@ class Options(Asked):
     system_message: str | None = option(None, "system message; by default the template's own")
     num_gpus_per_model: int = option(1, "GPUs that hold one copy of the target, layers spread over them", least=1)
     num_gpus_total: int | None = option(
-        None, "GPUs in all: so many processes share the questions, launched here unless `accelerate launch` did it"
+        None, "GPUs in all, of all processes that `accelerate launch` started; refused where they are others"
     )
     max_gpu_memory: str | None = option(
         None, "of each GPU for the target's weights, such as 20GiB; refused if they do not fit"

@@ -7,7 +7,6 @@ launcher's name for several processes; without GPUs they run on the CPU. Its `--
 import hashlib
 import json
 import os
-import sys
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
@@ -106,31 +105,16 @@ def place(options: Options, processes: Processes) -> str:
                 "; on a CPU several processes are: accelerate launch --multi_gpu --num_processes N"
             )
         return options.check_device()
-    needed = (processes.local_rank + 1) * options.num_gpus_per_model
-    if needed > count:
-        raise ValueError(f"process {processes.rank} needs {needed} GPUs on this machine, which has {count}")
     if options.processes not in (None, processes.size):
         raise ValueError(
             f"--num-gpus-total {options.num_gpus_total} with {options.num_gpus_per_model} a model means "
-            f"{options.processes} processes, {processes.size} were launched"
+            f"{options.processes} processes, {processes.size} were launched; accelerate launch --multi_gpu "
+            f"--num_processes {options.processes} -m evaluation.eval_opt_... launches them"
         )
+    needed = (processes.local_rank + 1) * options.num_gpus_per_model
+    if needed > count:
+        raise ValueError(f"process {processes.rank} needs {needed} GPUs on this machine, which has {count}")
     if device == "cuda":
         device = f"cuda:{processes.local_rank * options.num_gpus_per_model}"
     torch.cuda.set_device(device)
     return device
-
-
-def relaunch(command: str, options: Options, arguments: Sequence[str]) -> None:
-    """Become `accelerate launch` of as many processes as --num-gpus-total asks for; return if that is one."""
-    count = torch.cuda.device_count()
-    if "WORLD_SIZE" in os.environ or options.processes in (None, 1) or options.device == "cpu" or not count:
-        return
-    if options.num_gpus_total > count:
-        raise ValueError(
-            f"--num-gpus-total {options.num_gpus_total}: this machine has {count} GPUs; over several machines use "
-            "accelerate launch --num_machines"
-        )
-    # Its other flags start one process, however many are asked for.
-    several = ["--multi_gpu", "--num_machines", "1", "--mixed_precision", "no", "--dynamo_backend", "no"]
-    launcher = ["-m", "accelerate.commands.launch", *several, "--num_processes", str(options.processes)]
-    os.execv(sys.executable, [sys.executable, *launcher, "-m", f"evaluation.eval_opt_{command}", *arguments])

@@ -22,7 +22,7 @@ from evaluation.run.conversation import Conversation, read_history, side_by_side
 from evaluation.run.inflate import describe
 from evaluation.run.models import load_run, make_method, read_questions, resolved
 from evaluation.run.options import Options
-from evaluation.run.processes import DRAFTING, Processes, Work, place, relaunch
+from evaluation.run.processes import DRAFTING, Processes, Work, place
 from evaluation.timing import Method, environment, schedule
 from opt_tree import Pair
 from opt_tree.core.errors import out_of_memory
@@ -39,9 +39,8 @@ PLACE = {
 _WARM_UP = "Count from one to ten."
 
 
-def answer(command: str, options: Options, arguments: Sequence[str]) -> int:
-    """Run eval_opt_`command`, in as many processes as are asked for. Returns 1 when some questions failed, else 0."""
-    relaunch(command, options, arguments)
+def answer(command: str, options: Options) -> int:
+    """Run eval_opt_`command`, as one of those launched. Returns 1 when some questions failed, else 0."""
     return run(command, options, Processes.launched())
 
 
