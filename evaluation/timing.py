@@ -132,36 +132,27 @@ def interleave(
     return Timings({name: [repeated for repeated in by_prompt if repeated] for name, by_prompt in runs.items()})
 
 
-def emitted_per_step(generations: Sequence[Generation]) -> float:
-    """Mean acceptance length: tokens over steps, the target's own token included."""
-    return sum(len(g.tokens) for g in generations) / sum(len(g.steps) for g in generations)
-
-
-def step_milliseconds(generations: Sequence[Generation]) -> dict[str, float]:
-    """Medians over the steps of where their time goes, in milliseconds, and the share outside the models' forwards.
-
-    A generation's first steps pay for cold memory; they are left out where there are others.
-    """
-    times = [step.times for generation in generations for step in generation.steps[_COLD:] or generation.steps]
-    parts = ("draft", "verify", "commit", "draft_forward", "target_forward", "other", "total")
-    found = {part: 1000 * statistics.median(getattr(time, part) for time in times) for part in parts}
-    found["growing"] = 1000 * statistics.median(time.draft - time.draft_forward for time in times)
-    return found | {"other_share": statistics.median(time.other / time.total for time in times)}
-
-
 def step_figures(generations: Sequence[Generation]) -> dict[str, Any]:
-    """Tokens a step, and medians over the steps of where their time goes; nothing for what has no trace."""
+    """Tokens a step, and medians over the steps of where their time goes; nothing for what has no trace.
+
+    Tokens a step is the mean acceptance length: tokens over steps, the target's own token included. A generation's
+    first steps pay for cold memory; their times are left out where there are others.
+    """
     if not generations:
         return {}
-    times = step_milliseconds(generations)
+    times = [step.times for generation in generations for step in generation.steps[_COLD:] or generation.steps]
+    steps = [step for generation in generations for step in generation.steps]
+    milliseconds = {
+        "step ms": [time.total for time in times],
+        "draft forwards ms": [time.draft_forward for time in times],
+        "target forward ms": [time.target_forward for time in times],
+        "growing the tree ms": [time.draft - time.draft_forward for time in times],
+        "outside the forwards ms": [time.other for time in times],
+    }
     return {
-        "tokens/step": emitted_per_step(generations),
-        "step ms": times["total"],
-        "draft forwards ms": times["draft_forward"],
-        "target forward ms": times["target_forward"],
-        "growing the tree ms": times["growing"],
-        "outside the forwards ms": times["other"],
-        "outside %": 100 * times["other_share"],
+        "tokens/step": sum(len(generation.tokens) for generation in generations) / len(steps),
+        **{name: 1000 * statistics.median(seconds) for name, seconds in milliseconds.items()},
+        "outside %": 100 * statistics.median(time.other / time.total for time in times),
     }
 
 

@@ -75,7 +75,7 @@ def run(options: Options) -> None:
     ways = methods(decoder, pair, options, assistant)
     timings = interleave(ways, prompts, options.max_new_tokens, options.rounds, TIME_LIMIT, options.seed)
     differences = different_texts(timings, pair, prompts, options.sampling, options.seed)
-    print(table(timings, device.type, differences, options.sampling))
+    print(table(timings, differences, options.sampling))
     print(*notes(timings, pair, differences, options.sampling), sep="\n")
     if options.html:
         rates = "; ".join(f"{label} {timings.rate(name):.0f}" for name, label in LABELS.items() if name in timings.runs)

@@ -13,7 +13,7 @@ from evaluation.answers.record import first_difference
 from evaluation.command_line import table as lay_out
 from evaluation.divergence import Divergence, Explainer
 from evaluation.run.inflate import describe
-from evaluation.timing import Timings, emitted_per_step, step_figures, step_milliseconds
+from evaluation.timing import Timings, step_figures
 from opt_tree import Generation, Pair, Sampling
 from opt_tree.core.words import counted
 
@@ -53,28 +53,24 @@ def different_texts(
     return found
 
 
-def table(timings: Timings, device: str, differences: Sequence[DifferentText], sampling: Sampling) -> str:
+def table(timings: Timings, differences: Sequence[DifferentText], sampling: Sampling) -> str:
     """Lay out the comparison, a line a method, OPT-Tree last."""
-    return lay_out([_row(method, timings, device, differences, sampling.greedy) for method in LABELS])
+    return lay_out([_row(method, timings, differences, sampling.greedy) for method in LABELS])
 
 
-def _row(
-    method: str, timings: Timings, device: str, differences: Sequence[DifferentText], greedy: bool
-) -> dict[str, str]:
+def _row(method: str, timings: Timings, differences: Sequence[DifferentText], greedy: bool) -> dict[str, str]:
     if method not in timings.runs:
         return {"": LABELS[method], "tokens/s": "not available"}
     rate, count = timings.rate(method), len(timings.runs[method])
     row = {"": LABELS[method], "tokens/s": f"{rate:.0f}"}
     row["OPT-Tree is"] = f"{timings.rate(OURS) / rate:.2f} x" if method != OURS else ""
     if generations := timings.generations(method):
-        row["tokens/step"] = f"{emitted_per_step(generations):.2f}"
+        figures = step_figures(generations)
+        row["tokens/step"] = f"{figures['tokens/step']:.2f}"
         row["E(A)+1"] = f"{expected_per_step(generations):.2f}"
-        # An accelerator still works when a forward's call returns: there the phases count, not the forwards.
-        forwards = {"draft ms": "draft_forward", "verify ms": "target_forward", "other ms": "other"}
-        phases = {"draft ms": "draft", "verify ms": "verify", "commit ms": "commit"}
-        times = step_milliseconds(generations)
-        row |= {head: f"{times[part]:.2f}" for head, part in (forwards if device == "cpu" else phases).items()}
-        row["draft ms"] = "" if method == PLAIN else row["draft ms"]
+        row["draft ms"] = "" if method == PLAIN else f"{figures['draft forwards ms']:.2f}"
+        row["verify ms"] = f"{figures['target forward ms']:.2f}"
+        row["other ms"] = f"{figures['outside the forwards ms']:.2f}"
     same = f"{count - sum(different.method == method for different in differences)}/{count}"
     return row | {"same text": same if method in (PLAIN, OURS) or greedy else "sampled"}
 
@@ -88,12 +84,12 @@ def notes(timings: Timings, pair: Pair, differences: Sequence[DifferentText], sa
     """Say how the table was measured and whether the texts agree."""
     counts = [len(repeated) for repeated in timings.runs[OURS]]
     repeated = str(max(counts)) if min(counts) == max(counts) else f"{min(counts)}-{max(counts)}"
-    outside = step_milliseconds(timings.generations(OURS))["other_share"]
+    outside = step_figures(timings.generations(OURS))["outside %"]
     lines = [
         f"{counted(len(counts), 'prompt')} x {repeated}, the methods in turn; tokens/s from each prompt's median time, "
         "prefill included; milliseconds: medians over the steps.",
         "tokens/step: mean of accepted + 1; E(A)+1: what the drafter expected of it; "
-        f"{outside:.0%} of an OPT-Tree step is outside the two models' forwards.",
+        f"{outside:.0f} % of an OPT-Tree step is outside the two models' forwards.",
     ]
     if inflated := describe(pair.target.model, pair.drafter):
         lines.append(f"{inflated[0].upper()}{inflated[1:]}.")

@@ -516,7 +516,7 @@ def test_a_text_that_differs_is_counted_and_judged(pair):
     assert [(one.method, one.prompt, one.position) for one in different] == [(OURS, 0, 7)]
     line = notes(compared, pair, different, Sampling())[-1]
     assert "OPT-Tree leaves plain decoding at new token 8 of prompt 1" in line and "defect" in line
-    lines = table(compared, "cpu", different, Sampling()).splitlines()
+    lines = table(compared, different, Sampling()).splitlines()
     assert lines[1].endswith("1/1") and lines[-1].endswith("0/1")
     assert lines[3].split() == ["transformers,", "assisted", "not", "available"]
 
