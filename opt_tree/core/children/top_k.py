@@ -55,27 +55,28 @@ class TopK:
     def _read_once(self, layer: Layer) -> Picked:
         """Pick where the layer lies. What comes back has one size, whatever is in it: the host waits once."""
         log_probs, names, best = layer.log_probs, layer.tokens, layer.best
-        listed = names is not None and names.ndim == 1 and on_host(names)
+        frontier, width = log_probs.shape
+        # One list of tokens for all rows that lies on the host is looked up there.
+        listed = names if names is not None and names.ndim == 1 and on_host(names) else None
         if best is None:
             above = send(layer.above, log_probs.device, log_probs.dtype)
-            best = Best(self.best(log_probs, above, None if listed else names))
+            best = Best(self.best(log_probs, above, names if listed is None else None))
         (found,) = fetch(best.found)
         if self.per_node is not None:  # of each node the greatest first
-            found = found[:, best.first : best.first + len(log_probs), : self.per_node]
-            rows = np.arange(found.shape[1]).repeat(found.shape[2])
-            values, columns, *tokens = found.reshape(len(found), -1)
-            order = np.arange(values.size)
-        else:
-            values, places, *tokens = found[:, : self.total]
-            order = places.argsort()  # as the host would find them
-            rows, columns = np.divmod(places, log_probs.shape[1])
+            found = found[:, best.first : best.first + frontier, : self.per_node]
+            rows = np.arange(frontier).repeat(found.shape[2])
+            bits, columns, *tokens = found.reshape(len(found), -1)
+        else:  # the best of all, the best first: put into the order in which the host would find them
+            found = found[:, : self.total]
+            bits, places, *tokens = found[:, found[1].argsort()]
+            rows, columns = np.divmod(places, width)
             rows = rows - best.first
-        values = np.ascontiguousarray(values).view(f"f{values.itemsize}")
-        order = order[values.take(order) > layer.floor]
-        named = tokens[0].take(order) if tokens else columns.take(order)
-        if listed:
-            named = names.numpy().take(named)  # type: ignore[union-attr]
-        return Picked(values.take(order), named.astype(np.int64), rows.take(order))
+        values = np.ascontiguousarray(bits).view(f"f{bits.itemsize}")
+        kept = (values > layer.floor).nonzero()[0]
+        named = (tokens[0] if tokens else columns).take(kept)
+        if listed is not None:
+            named = listed.numpy().take(named)
+        return Picked(values.take(kept), named.astype(np.int64), rows.take(kept))
 
     def best(
         self,
