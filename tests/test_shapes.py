@@ -1,5 +1,5 @@
-"""Calls of the library have the shapes that it annotates: tests that are quick and together call most of it are run
-again, with the checks on.
+"""Calls of the library have the shapes that it annotates. Quick tests are run again with the checks on: they call 330
+of the 388 functions that annotate a shape.
 """
 
 import os
@@ -10,67 +10,36 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 WALK = """
 check_wrong_shapes.py
-batch/test_batch.py::test_a_controller_has_a_state_for_each_lane
-batch/test_batch.py::test_closing_early_ends_every_lane
 controllers/test_auto.py::test_a_batch_is_decoded_by_its_own_costs
 controllers/test_auto.py::test_what_a_batch_costs_is_measured_in_a_batch
 controllers/test_calibrated_length.py::test_it_changes_no_text_and_one_token_is_drafted_at_least
-controllers/test_controllers.py::test_a_choice_from_the_past_keeps_the_distribution
-controllers/test_controllers_by_name.py::test_a_folder_that_holds_nothing_is_refused
-controllers/test_predicted.py::test_by_enumeration_it_keeps_the_distribution
 controllers/test_predicted.py::test_the_command_trains_and_the_controller_loads
 controllers/test_selected.py::test_the_command_trains_and_the_controller_loads
 core/test_grammar.py::test_a_batch_is_asked_about_row_by_row_and_nothing_else_is_answered_for_all
-core/test_registry.py
-core/test_sampling.py::test_rows_processed_one_by_one_are_those_processed_together
-core/test_stopping.py::test_several_strings_and_tokens
-decoding/test_advice.py::test_break_even_is_where_the_best_chain_is_as_fast_as_plain_decoding
-decoding/test_advice.py::test_mistakes_are_one_line
 decoding/test_advice.py::test_the_command_and_its_pictures
 decoding/test_counterfactual.py::test_the_a_of_other_trees_is_told_only_where_the_text_does_not_depend_on_the_tree
-decoding/test_decoder.py::TestComposition::test_times_add_up
-decoding/test_presets.py::test_budgets_are_kept
-decoding/test_presets.py::test_presets_use_the_same_names
-decoding/test_presets.py::test_the_embedded_drafters_by_spec
 decoding/test_reuse.py::test_a_wrapper_with_a_reset_of_its_own_begins_anew
-display/test_display.py
-display/test_prove.py::test_what_is_printed
-drafters/test_copying.py::test_a_spec_names_what_it_is_around
 drafters/test_dflash.py::test_it_is_loaded_by_its_spec
-drafters/test_dspark.py::TestFiles::test_deep_spec_s_layout_is_read
 drafters/test_dspark.py::test_nothing_is_drafted_below_a_parent_of_little_confidence
 drafters/test_eagle3.py::test_norms_may_be_named_apart
 drafters/test_early_exit.py::TestFiles::test_what_was_saved_drafts
 drafters/test_few.py
 drafters/test_mtp.py::test_a_chain_is_what_transformers_drafts
-drafters/test_mtp.py::test_generate_of_transformers_takes_it
 drafters/test_one_pass.py::test_nothing_is_known_beyond_the_last_head
 drafters/test_parallel_spec.py::TestFiles::test_it_is_loaded_by_its_spec
-drafters/test_store.py::TestCommand
+drafters/test_store.py::TestCommand::test_from_answers_and_from_text
 drafters/test_trimmed.py::test_a_wrong_vocabulary_is_one_line
 engines/test_cuda_graphs.py::test_a_copy_makes_its_own_and_a_watched_layer_begins_anew
-integrations/test_hf_generate.py::TestBinding::test_a_bound_streamer_receives_what_a_plain_one_does
-integrations/test_hf_options.py::TestCache::test_what_cannot_be_continued_is_refused
 integrations/test_log_probs.py::test_one_of_them_alone_and_none_without_the_output_object
-models/test_architectures.py::test_the_probe_catches_a_model_that_numbers_rows_itself
 models/test_canonical_target.py::test_what_cannot_be_canonical_is_refused
 models/test_chain_lm.py::test_sampled_trees_with_equal_siblings_are_drafted_and_judged
-models/test_chain_lm.py::test_what_it_cannot_do_is_one_line
 models/test_delta_net.py::test_a_layer_that_was_given_another_forward_is_not_passed_by
-models/test_named.py::test_without_a_network_one_line_says_both_ways
-policies/test_policies_field.py
-training/test_heads_training.py::test_each_kind_is_trained_by_its_papers_recipe_unless_told_otherwise
+policies/test_policies_field.py::test_drawn_examples
+policies/test_policies_field.py::test_matched_draws_have_the_targets_law
 training/test_heads_training.py::test_the_feature_loss_is_on_what_the_output_layer_reads
-training/test_heads_training.py::test_the_mean_of_the_weights_is_what_is_kept
-training/test_heads_training.py::test_what_is_there_is_not_made_again
 training/test_parallel_training.py::test_every_place_of_a_block_is_asked_what_follows_its_parent
-training/test_train_drafter.py::test_two_runs_do_not_share_a_folder
-evaluation/test_embedded_family.py::test_a_corpus_without_a_heldout_document_is_told_why
-evaluation/test_embedded_family.py::test_every_stage_of_a_preset_is_a_command_line_that_its_command_takes
-evaluation/test_embedded_family.py::test_uneven_batches_are_named
 verifiers/test_verifiers_field.py::test_a_drafter_may_lack_tokens
 verifiers/test_verifiers_field.py::test_equal_ratios_have_to_be_ordered_as_they_are_chosen
-verifiers/test_verifiers_field.py::test_the_loop_emits_the_processed_targets_law
 verifiers/test_verifiers_field.py::test_the_tree_keeps_the_law_that_every_child_was_drawn_from
 verifiers/test_verifiers_field.py::test_typical_acceptance_keeps_the_longest_plausible_path
 """
