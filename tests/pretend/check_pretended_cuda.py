@@ -46,6 +46,7 @@ TABLES = ("store", "ngram", "recycling")
 def few(monkeypatch):
     """Steps that are counted; calls before a capture, which choose nothing here. Each costs what it costs on a CPU."""
     monkeypatch.setattr(waits, "STEPS", 2)
+    monkeypatch.setattr(waits, "BUCKETS", Buckets((8, 64), (512,)))
     monkeypatch.setattr("opt_tree.engines.cuda_graphs._WARM_UPS", 1)
 
 

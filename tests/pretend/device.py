@@ -11,7 +11,6 @@ One process has one such device: `install` before anything is asked of CUDA. It 
 
 import contextlib
 import ctypes
-import functools
 import sys
 import warnings
 from collections import Counter
@@ -165,11 +164,17 @@ def _inner(x: Any) -> Any:
     return x.inner if isinstance(x, OnDevice) else x
 
 
+_NUMBERS = frozenset((int, float, bool, type(None), torch.dtype, torch.device))
+"""Most of what an operation takes; asking whether a number is a tensor takes longest."""
+
+
 def mapped(change: Callable[[Any], Any], tree: Any, kind: type = torch.Tensor) -> Any:
     """Change every `kind` in what an operation takes or returns: torch's own walk takes longer than the operation."""
+    made = type(tree)
+    if made in _NUMBERS:
+        return tree
     if isinstance(tree, kind):
         return change(tree)
-    made = type(tree)
     if made is tuple or made is list:
         return made([mapped(change, one, kind) for one in tree])
     return {key: mapped(change, one, kind) for key, one in tree.items()} if made is dict else tree
@@ -182,17 +187,23 @@ def tensors_of(tree: Any) -> list[torch.Tensor]:
     return found
 
 
-@functools.cache
-def _taken_apart(func: Any) -> bool:
-    composite = torch._C.DispatchKey.CompositeImplicitAutograd
-    apart = torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), composite)
-    return apart and func.overloadpacket.__name__ not in _ONE_KERNEL
+_operations: dict[int, tuple[str, bool, Any]] = {}
+"""Names of operations, and whether they are taken apart, by identity: torch's own hash of one is slow."""
+
+
+def _operation(func: Any) -> tuple[str, bool, Any]:
+    if id(func) not in _operations:
+        composite = torch._C.DispatchKey.CompositeImplicitAutograd
+        apart = torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), composite)
+        name = func.overloadpacket.__name__
+        _operations[id(func)] = name, apart and name not in _ONE_KERNEL, func
+    return _operations[id(func)]
 
 
 def _run(func: Any, args: tuple, kwargs: dict) -> Any:
     """Run one operation, some tensors of which are the device's."""
-    name = func.overloadpacket.__name__
-    if _taken_apart(func):
+    name, apart, _ = _operation(func)
+    if apart:
         return func.decompose(*args, **kwargs)
     if name in _COPIES or name == "_copy_from":
         return _copy(name, args, kwargs)
@@ -210,7 +221,7 @@ def _run(func: Any, args: tuple, kwargs: dict) -> Any:
         hosts.append(x)
         return x
 
-    given = mapped(inner, args), mapped(inner, kwargs)
+    given = mapped(inner, args), mapped(inner, kwargs) if kwargs else {}
     if hosts:
         _refuse_mixed(func, name, args, hosts)
     if name in _SIZED_BY_VALUES or (name == "repeat_interleave" and kwargs.get("output_size") is None):
