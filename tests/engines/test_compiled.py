@@ -1,7 +1,7 @@
 """Compiled forwards: the same tokens as eager, packages that are never stale, and eager with a reason where they fail.
 
-One package is really compiled, once for all tests here. Elsewhere what is "compiled" is a note, and what is "loaded"
-runs the exported graph as it is: the families, their masks, and the handling of files.
+Two packages of one layer are really compiled, once for all tests here: one in float64 and a canonical one. Elsewhere
+what is "compiled" is a note, and what is "loaded" runs the exported graph as it is: families, layers, masks and files.
 """
 
 import copy
@@ -15,9 +15,10 @@ from typing import Any
 import pytest
 import torch
 from side_by_side import PROMPTS, decoder_of, trace
-from tiny_models import ARCHITECTURES, TOLERANCE, build, prompt, random_tree, tiny, tiny_drafter, tiny_head
+from tiny_models import ARCHITECTURES, TOLERANCE, build, perturbed, prompt, random_tree, tiny, tiny_head
 from torch import Tensor
 from torch._inductor.exc import InvalidCxxCompiler
+from transformers import PreTrainedModel
 
 from opt_tree.core.probabilities import GROUP, log_probs_of
 from opt_tree.decoding import pair as pairs
@@ -29,6 +30,7 @@ from opt_tree.engines import package_cache as packages
 from opt_tree.engines.body import Body, compute_batch
 from opt_tree.engines.package_cache import Package, facts_of, package_of
 from opt_tree.models import compiling
+from opt_tree.models.canonical import check, make_canonical
 from opt_tree.models.causal_lm import Buckets, CausalLM
 from opt_tree.models.compiling import compile_forwards
 from opt_tree.policies import OptTree
@@ -60,11 +62,17 @@ def compiled(kept: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[CausalLM]
     return compiled_model
 
 
-def long_llama(seed: int = 0) -> torch.nn.Module:
-    """A tiny Llama with room for texts that outgrow the cache's first capacity, of 256 rows."""
+def long_llama(**changes: Any) -> PreTrainedModel:
+    """A tiny Llama with room for texts that outgrow the cache's first capacity, of 256 rows. The compiler's time goes
+    with the number of layers.
+    """
     config = ARCHITECTURES["llama"]()
-    config.max_position_embeddings = LONG
-    return build(config, seed)
+    config.update({"max_position_embeddings": LONG, "num_hidden_layers": 1} | changes)
+    return build(config)
+
+
+def long_drafter() -> CausalLM:
+    return CausalLM(perturbed(long_llama(), 0.1))
 
 
 def scored(lm: CausalLM, context: list[int], rows: int) -> Tensor:
@@ -78,11 +86,24 @@ def test_a_compiled_model_writes_the_same_text_while_its_cache_grows(compiled):
     expected = plain(CausalLM(long_llama())).generate(prompt(240), 280).tokens
     lm = compiled(CausalLM(long_llama()))
     assert plain(lm).generate(prompt(240), 20).tokens == expected[:20] and 256 < lm.cache.capacity <= 512
-    drafter = CausalLMDrafter(CausalLM(tiny_drafter("llama")), lm.vocab)
+    drafter = CausalLMDrafter(long_drafter(), lm.vocab)
     assert opt(lm, drafter, OptTree(9, 0.1, 4)).generate(prompt(240), 280).tokens == expected
     assert lm.cache.capacity > 512
     made = lm.engine.package.folder
     assert compiled(CausalLM(long_llama())).engine.package.folder == made, "the next one takes the same package"
+
+
+def test_compiled_forwards_are_canonical_among_themselves(compiled, kernel):
+    """Of any number of rows: a package takes the long prefills, too. An early exit would score by eager halves."""
+    lm = CausalLM(long_llama().bfloat16())
+    make_canonical(lm)
+    assert compiled(lm).canonical
+    check(lm)
+    decoder = opt(lm, CausalLMDrafter(long_drafter()), OptTree(9, 0.0))
+    for seed in range(3):
+        asked = prompt(20 + 5 * seed, seed)
+        assert decoder.generate(asked, 24).tokens == plain(lm).generate(asked, 24).tokens
+    assert lm.engine.takes(10 * aot.LARGEST)
 
 
 def test_compiled_logits_at_the_borders_of_the_storage(compiled):
@@ -104,8 +125,8 @@ def test_features_come_from_the_graph(compiled):
     ours, theirs = lm.append(prompt(9)).features, exact.append(prompt(9)).features
     assert ours.keys() == theirs.keys() == {-1}
     assert (ours[-1] - theirs[-1]).abs().max() < CLOSE
-    with pytest.raises(ValueError, match="no layer 2"):
-        lm.watch((2,))
+    with pytest.raises(ValueError, match="no layer 1"):
+        lm.watch((1,))
 
 
 def test_a_head_is_compiled_with_the_output_layer_of_its_target(fake):
@@ -130,7 +151,7 @@ def test_sequences_side_by_side_run_in_the_package(compiled, monkeypatch):
     """Lanes that outgrow the first storage and are filled again, without an eager forward but of long prefills."""
     prompts = [prompt(length, seed=length) for length in (1, 30, 150, 7, 2)]
     expected = [plain(CausalLM(long_llama())).generate(ids, 40).tokens for ids in prompts]
-    target, drafter = CausalLM(long_llama()), CausalLMDrafter(CausalLM(tiny_drafter("llama")), 61)
+    target, drafter = CausalLM(long_llama()), CausalLMDrafter(long_drafter(), 61)
     compiled(target)
     with monkeypatch.context() as strict:
         strict.setattr("opt_tree.batch.shared_forwards.compute_batch", _long_only)
@@ -281,16 +302,14 @@ def test_whatever_decides_the_code_is_in_the_key(monkeypatch):
     assert here == key(CausalLM(long_llama())), "the same model again"
     changed = CausalLM(long_llama())
     with torch.no_grad():
-        changed.model.model.layers[1].mlp.up_proj.weight[3, 5] += 1e-9
+        changed.model.model.layers[0].mlp.up_proj.weight[3, 5] += 1e-9
     other_rope = long_llama()
     other_rope.model.rotary_emb.inv_freq[1] *= 1.001
     wider = long_llama().to(torch.float32)
     eager = long_llama()
     eager.set_attn_implementation("eager")
     keys = [here, key(changed), *(key(CausalLM(model)) for model in (other_rope, wider, eager))]
-    config = ARCHITECTURES["llama"]()
-    config.max_position_embeddings, config.rms_norm_eps = LONG, 1e-3
-    keys += [key(CausalLM(build(config))), key(CausalLM(long_llama()), options={"freezing": False})]
+    keys += [key(CausalLM(long_llama(rms_norm_eps=1e-3))), key(CausalLM(long_llama()), options={"freezing": False})]
     for name, value in [
         ("torch.__version__", "0.0"),
         ("opt_tree.engines.package_cache.transformers.__version__", "0.0"),
@@ -452,7 +471,7 @@ def test_the_fastest_dtype_is_measured_once(fake, monkeypatch, fastest):
 
     monkeypatch.setattr("opt_tree.models.compiling._seconds", seconds)
     for _ in range(2):
-        model = build(ARCHITECTURES["llama"](), dtype=torch.float32)
+        model = long_llama().float()
         lm = CausalLM(model)
         lm.watch((-1,))
         assert compile_forwards(lm, dtypes=(torch.bfloat16,))
@@ -486,13 +505,13 @@ def test_a_body_is_a_function_of_its_tensors():
 
 def test_a_drafters_graph_normalises_and_another_calibration_compiles_nothing(fake):
     """Laws from the graph are those of eager forwards and of the host; the scale is an input, the columns are not."""
-    lm = CausalLM(tiny_drafter("llama"))
+    lm = long_drafter()
     drafter = CausalLMDrafter(lm, lm.vocab - 1)  # not a multiple of a group
     assert compile_forwards(lm)
     for temperature in (1.0, 0.6, 1.7):
         lm.reset()
         found = Sharpened(drafter, temperature).root_laws(prompt(9))
-        bare = CausalLMDrafter(CausalLM(tiny_drafter("llama")), lm.vocab - 1)
+        bare = CausalLMDrafter(long_drafter(), lm.vocab - 1)
         eager = Sharpened(bare, temperature).root_laws(prompt(9))
         bare.lm.reset()
         host = log_probs_of(Sharpened(bare, temperature).root(prompt(9)))
@@ -502,9 +521,9 @@ def test_a_drafters_graph_normalises_and_another_calibration_compiles_nothing(fa
             assert laws.log_probs[:, lm.vocab - 1 :].isneginf().all()
             assert torch.equal(laws.peaks, laws.log_probs.unflatten(1, (-1, GROUP)).amax(-1))
     assert len(fake) == 1 and lm.engine.columns == lm.vocab - 1
-    other = CausalLMDrafter(CausalLM(tiny_drafter("llama")))
+    other = CausalLMDrafter(long_drafter())
     assert compile_forwards(other.lm) and len(fake) == 2, "other columns are another graph"
-    assert compile_forwards(CausalLM(tiny_drafter("llama"))) and len(fake) == 3, "so are none"
+    assert compile_forwards(long_drafter()) and len(fake) == 3, "so are none"
 
 
 def test_the_compiler_knows_what_it_is_told():

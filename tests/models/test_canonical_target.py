@@ -5,20 +5,19 @@ from typing import Any
 
 import pytest
 import torch
-from tiny_models import ARCHITECTURES, build, prompt, random_tree, tiny, tiny_drafter
+from tiny_models import prompt, random_tree, tiny, tiny_drafter
 from torch import Tensor, nn
 
 from opt_tree import CausalLMDrafter, Decoder, OptTree, Output, Pair, Sampling, Tree, load_drafter, load_pair
 from opt_tree.decoding.presets import plain
 from opt_tree.drafters.registry import DrafterOptions
 from opt_tree.engines import Captured
-from opt_tree.engines import compiled as aot
 from opt_tree.engines import prepacked as packed
 from opt_tree.engines.canonical import NotCanonicalError
 from opt_tree.models.canonical import check, make_canonical, make_exact
 from opt_tree.models.causal_lm import Buckets, CausalLM
 from opt_tree.models.chain_lm import ChainLM
-from opt_tree.models.compiling import captured_shapes, compile_forwards
+from opt_tree.models.compiling import captured_shapes
 
 NEW = 24
 MESSAGES = [
@@ -276,23 +275,6 @@ def test_generate_of_transformers_gives_the_same_text(pair: Pair, texts: dict[st
             custom_generate=decoder,
         )
         assert ids[0, len(asked) :].tolist() == expected
-
-
-def test_compiled_forwards_are_canonical_among_themselves(tmp_path_factory, monkeypatch):
-    """Of any number of rows: a package takes the long prefills, too. An early exit would score by eager halves."""
-    monkeypatch.setenv("OPT_TREE_CACHE", str(tmp_path_factory.mktemp("compiled")))
-    config = ARCHITECTURES["llama"]()
-    config.num_hidden_layers = 1  # half as long to compile
-    lm = CausalLM(build(config, dtype=torch.bfloat16))
-    make_canonical(lm)
-    assert compile_forwards(lm) and lm.engine.name == "aot" and lm.canonical
-    check(lm)
-    drafter = CausalLMDrafter(CausalLM(tiny_drafter("llama")))
-    decoder = Decoder(lm, drafter, OptTree(9, 0.0))
-    for seed in range(3):
-        asked = prompt(20 + 5 * seed, seed)
-        assert decoder.generate(asked, NEW).tokens == plain(lm).generate(asked, NEW).tokens
-    assert lm.engine.takes(10 * aot.LARGEST)
 
 
 def test_an_early_exit_of_a_compiled_target_is_scored_by_the_whole_of_it(pair, texts, monkeypatch):

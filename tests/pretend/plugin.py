@@ -30,7 +30,7 @@ def pytest_collection_finish() -> None:
 
 @pytest.fixture(autouse=True, scope="session")
 def each_kind_of_model_is_probed_once() -> Iterator[None]:
-    """The probe of the tree mask, at each wrapping, took a quarter of the time; more than one of a kind shows nothing."""
+    """A probe of the tree mask at each wrapping takes a quarter of the time. It shows the same for models of a kind."""
     from opt_tree.models import causal_lm
 
     probe, seen = causal_lm.check_tree_mask, set[Any]()
