@@ -51,6 +51,14 @@ def shared_models_stay_as_they_are() -> Iterator[None]:
     assert not changed, f"a test of this file changed what all tests share: {', '.join(changed)}. Copy it first"
 
 
+@pytest.fixture(autouse=True, scope="module")
+def what_a_file_leaves_is_looked_through_once() -> Iterator[None]:
+    """What stays behind a file, such as an imported compiler, is no garbage of the next one's."""
+    yield
+    gc.collect()
+    gc.freeze()
+
+
 def kernels(factory: pytest.TempPathFactory) -> str:
     """Where kernels are built: one folder for all workers of a run, and for the runs that its tests begin."""
     own = factory.getbasetemp()

@@ -19,6 +19,8 @@ from opt_tree.models.causal_lm import CausalLM, UnsupportedModelError
 from opt_tree.models.compiling import compile_forwards
 from opt_tree.policies import OptTree
 
+NEW = 8
+
 
 @pytest.fixture(autouse=True)
 def small_weights_too(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -78,7 +80,7 @@ def adapted(model: Any) -> None:
 
 def rows_by_data(model: Any) -> None:
     """As new tokens get the mean of the others."""
-    model.lm_head.weight.data[7:9] = 40 * model.lm_head.weight.data.mean(0)
+    model.lm_head.weight.data[7:9] = 200 * model.lm_head.weight.data.mean(0)
 
 
 def column_by_data(model: Any) -> None:
@@ -143,7 +145,9 @@ def decoder_of(lm: CausalLM) -> Any:
 def text_of(model: Any) -> list[int]:
     """What transformers writes."""
     ids = torch.tensor([prompt(9)])
-    whole = model.generate(ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=16, pad_token_id=0)
+    whole = model.generate(
+        ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=NEW, pad_token_id=0
+    )
     return whole[0, 9:].tolist()
 
 
@@ -159,37 +163,37 @@ def lm() -> CausalLM:
 def test_the_next_text_is_the_changed_models(change, compiled, lm, fake):
     """By trees and plainly, by a copy, with kept rows and side by side, from packed weights and from a package."""
     decoder = decoder_of(lm)
-    before = decoder.generate(prompt(9), 16).tokens
+    before = decoder.generate(prompt(9), NEW).tokens
     assert before == text_of(lm.model)
     if compiled:
-        assert compile_forwards(lm) and decoder.generate(prompt(9), 16).tokens == before
+        assert compile_forwards(lm) and decoder.generate(prompt(9), NEW).tokens == before
     change(lm.model)
     expected = text_of(lm.model)
     assert expected != before, "a change that changes the text"
     twin = None if change in (hooked, another_forward, quantised, normalised) else copy.deepcopy(decoder)
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
-        assert decoder.generate(prompt(9), 16, reuse=True).tokens == expected
-        assert plain(lm).generate(prompt(9), 16).tokens == expected
-        assert [one.tokens for one in decoder.generate_batch([prompt(9)] * 2, 2, 16)] == [expected] * 2
+        assert decoder.generate(prompt(9), NEW, reuse=True).tokens == expected
+        assert plain(lm).generate(prompt(9), NEW).tokens == expected
+        assert [one.tokens for one in decoder.generate_batch([prompt(9)] * 2, 2, NEW)] == [expected] * 2
     lines = [str(one.message) for one in told if "since its forwards were compiled" in str(one.message)]
     assert len(lines) == compiled and all("eager until compiled again" in line for line in lines)
     assert bool(lm.eager.packed) == (change is not quantised), "as before it was compiled"
     if twin is not None:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            assert twin.generate(prompt(9), 16).tokens == expected
+            assert twin.generate(prompt(9), NEW).tokens == expected
 
 
 @pytest.mark.parametrize("change", [negated, adapted, rows_by_data])
 def test_a_change_is_seen_by_a_batch_first(change, lm, fake):
     decoder = decoder_of(lm)
     assert compile_forwards(lm)
-    decoder.generate(prompt(9), 16)
+    decoder.generate(prompt(9), NEW)
     change(lm.model)
     expected = text_of(lm.model)
     with pytest.warns(UserWarning, match="since its forwards were compiled; eager until compiled again"):
-        found = decoder.generate_batch([prompt(9)] * 3, 2, 16)
+        found = decoder.generate_batch([prompt(9)] * 3, 2, NEW)
     assert [one.tokens for one in found] == [expected] * 3
 
 
@@ -202,7 +206,7 @@ def test_compiled_again_it_is_fast_again(lm, fake):
         warnings.simplefilter("error")
         lm.reset()
         assert compile_forwards(lm) and lm.engine.name == "aot" and len(fake) == 2
-        assert plain(lm).generate(prompt(9), 16).tokens == text_of(lm.model)
+        assert plain(lm).generate(prompt(9), NEW).tokens == text_of(lm.model)
     negated(lm.model)
     with pytest.warns(UserWarning, match="lm_head.weight was changed"):
         lm.reset()
@@ -218,7 +222,7 @@ def test_another_vocabulary_is_refused(lm):
 def test_a_model_wrapped_again_takes_no_copy_of_yesterday(lm):
     plain(lm).generate(prompt(9), 4)
     rows_by_data(lm.model)
-    assert decoder_of(CausalLM(lm.model)).generate(prompt(9), 16).tokens == text_of(lm.model)
+    assert decoder_of(CausalLM(lm.model)).generate(prompt(9), NEW).tokens == text_of(lm.model)
 
 
 def test_nothing_has_changed_where_nothing_has(lm):
