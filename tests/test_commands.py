@@ -26,6 +26,7 @@ from evaluation.compare.combinations import STUDIES
 from evaluation.run import options as run_options
 from evaluation.run.options import Options
 from examples import chat
+from experiments import gpu_first_light as first_light
 from experiments.other_engines import __main__ as other_engines
 from opt_tree import OptTree
 from opt_tree.controllers.registry import CONTROLLERS
@@ -209,9 +210,9 @@ def ignored(name: str) -> bool:
 
 @pytest.mark.skipif(not (ROOT / ".git").exists(), reason="no clone")
 def test_git_ignores_what_commands_write_by_default():
-    commands = [compare.Options, acceptance.Options, other_engines.Options]
+    commands = [compare.Options, acceptance.Options, first_light.Options, other_engines.Options]
     fields = [field for options in commands for field in dataclasses.fields(options) if field.name == "output"]
-    outputs = [field.default for field in fields]
+    outputs = [field.default if "." in field.default else f"{field.default}.md" for field in fields]
     assert len(outputs) == len(commands) and all(map(ignored, outputs)), outputs
     for name in ("demo-classic-opt.jsonl", "answers.jsonl.run.json", "answers.jsonl.part0", "answer.html"):
         assert ignored(name), name

@@ -23,6 +23,7 @@ from evaluation.run.options import EagleOptions as EagleEvalOptions
 from evaluation.run.options import Options as EvalOptions
 from evaluation.timing import interleave
 from examples import chat
+from experiments import gpu_first_light as first_light
 from opt_tree.core.sampling import Sampling
 from opt_tree.decoding import step_costs
 from opt_tree.decoding.presets import PRESETS, plain
@@ -278,3 +279,13 @@ def test_captured_trees_are_timed_and_their_texts_are_plain_decodings(capsys):
     assert latency.main([*words, "--device", "cuda", "--json"]) == 0
     rows = json.loads(capsys.readouterr().out.splitlines()[-1])["rows"]
     assert len(rows) == 4 and all(row["same text"] == "1/1" for row in rows)
+
+
+def test_a_first_gpu_s_command_runs_on_it(tmp_path, monkeypatch):
+    """The parts that ask the device for something of their own, with small sizes."""
+    monkeypatch.setattr(first_light.Place, "new_tokens", 4)
+    written = tmp_path / "first"
+    options = ["--dry-run", "--parts", "machine,budgets", "--output", str(written)]
+    assert first_light.main(options) == 0
+    parts = json.loads(written.with_suffix(".json").read_text())["parts"]
+    assert parts["machine"]["rows"] and len(parts["budgets"]["rows"]) == 3
