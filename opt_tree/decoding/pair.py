@@ -42,11 +42,7 @@ class Pair:
     @property
     def stop(self) -> Stop:
         """The stop tokens that the target's generation config (a list for many chat models) and the tokenizer name."""
-        configured = getattr(getattr(self.target.model, "generation_config", None), "eos_token_id", None)
-        ids: set[int] = set()
-        for source in (configured, getattr(self.tokenizer, "eos_token_id", None)):
-            ids.update(source if isinstance(source, (list, tuple)) else [] if source is None else [source])
-        return Stop(frozenset(ids))
+        return Stop(stop_tokens(self.target.model, self.tokenizer))
 
     def compile(self, make: bool = True, any_dtype: bool = False) -> bool:
         """Compute the forwards of all its models by compiled packages from now on; return whether all could be.
@@ -91,32 +87,46 @@ class Pair:
                 lm.pack(wanted)
 
     def encode(self, message: str | list[dict[str, str]]) -> list[int]:
-        """Token ids of a user's message, or of a conversation that is to be answered.
+        """Token ids of a user's message, or of a conversation that is to be answered; see `encode`."""
+        return encode(self.tokenizer, message)
 
-        By the tokenizer's chat template; where it has none, the bare text of the last message.
 
-        Args:
-            message: A text, or messages of a "role" and a "content".
+def stop_tokens(model: Any, tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
+    """Return the tokens at which a model's answers end, as its generation config and its tokenizer name them."""
+    configured = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
+    ids: set[int] = set()
+    for source in (configured, getattr(tokenizer, "eos_token_id", None)):
+        ids.update(source if isinstance(source, (list, tuple)) else [] if source is None else [source])
+    return frozenset(ids)
 
-        Raises TypeError for anything else, and ValueError for no message, for text that UTF-8 has no form for (half of
-        a surrogate pair) and for messages that the chat template refuses.
-        """
-        require((str, list), message=message)
-        messages = [{"role": "user", "content": message}] if isinstance(message, str) else message
-        if not messages:
-            raise ValueError("there is no message to answer")
-        for one in messages:
-            require(dict, message=one)
-            if re.search("[\ud800-\udfff]", str(one.get("content"))):
-                raise ValueError("the text has half of a surrogate pair, which UTF-8 has no form for: decode it anew")
-        if not getattr(self.tokenizer, "chat_template", None):
-            require(str, content=messages[-1].get("content"))
-            return self.tokenizer(messages[-1]["content"]).input_ids
-        try:
-            text = self.tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
-        except Exception as error:  # the template's own, and jinja's
-            raise ValueError(f"the chat template refuses these messages: {one_line(error)}") from error
-        return self.tokenizer(text, add_special_tokens=False).input_ids
+
+def encode(tokenizer: PreTrainedTokenizerBase, message: str | list[dict[str, str]]) -> list[int]:
+    """Return the token ids of a user's message, or of a conversation that is to be answered.
+
+    By the tokenizer's chat template; where it has none, the bare text of the last message.
+
+    Args:
+        message: A text, or messages of a "role" and a "content".
+
+    Raises TypeError for anything else, and ValueError for no message, for text that UTF-8 has no form for (half of a
+    surrogate pair) and for messages that the chat template refuses.
+    """
+    require((str, list), message=message)
+    messages = [{"role": "user", "content": message}] if isinstance(message, str) else message
+    if not messages:
+        raise ValueError("there is no message to answer")
+    for one in messages:
+        require(dict, message=one)
+        if re.search("[\ud800-\udfff]", str(one.get("content"))):
+            raise ValueError("the text has half of a surrogate pair, which UTF-8 has no form for: decode it anew")
+    if not getattr(tokenizer, "chat_template", None):
+        require(str, content=messages[-1].get("content"))
+        return tokenizer(messages[-1]["content"]).input_ids
+    try:
+        text = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+    except Exception as error:  # the template's own, and jinja's
+        raise ValueError(f"the chat template refuses these messages: {one_line(error)}") from error
+    return tokenizer(text, add_special_tokens=False).input_ids
 
 
 def _named(target: Any, drafter: Any, eagle: Any, buckets: Any, **switches: Any) -> str:

@@ -15,6 +15,7 @@ import numpy as np
 from transformers import PreTrainedTokenizerBase
 
 from opt_tree.core.errors import one_line
+from opt_tree.decoding.pair import encode
 from opt_tree.training.plans import Cut
 
 _KINDS = ("*.npz", "*.jsonl", "*.jsonl.xz")
@@ -92,15 +93,7 @@ def _rows(file: Path, tokenizer: PreTrainedTokenizerBase) -> Iterator[tuple[list
     for number, row in enumerate(lines(file), 1):
         if not {"prompt", "answer"} <= row.keys():
             raise ValueError(f'{file}:{number} has no "prompt" and "answer"')
-        yield question(row["prompt"], tokenizer), answer_of(row, tokenizer)
-
-
-def question(prompt: str, tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    """Return a prompt's tokens: by the chat template, or the bare text where there is none, as `Pair.encode` does."""
-    if not getattr(tokenizer, "chat_template", None):
-        return list(tokenizer(prompt)["input_ids"])
-    message = [{"role": "user", "content": prompt}]
-    return list(tokenizer.apply_chat_template(message, add_generation_prompt=True, return_dict=False))
+        yield encode(tokenizer, row["prompt"]), answer_of(row, tokenizer)
 
 
 def answer_of(row: dict[str, Any], tokenizer: PreTrainedTokenizerBase) -> list[int]:

@@ -41,8 +41,9 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from opt_tree.core.files import whole
 from opt_tree.core.words import counted
+from opt_tree.decoding.pair import encode, stop_tokens
 from opt_tree.models.checkpoints import load_tokenizer, load_weights
-from opt_tree.training.answers import load_part, narrow, question
+from opt_tree.training.answers import load_part, narrow
 from opt_tree.training.prompts import read_prompts
 
 
@@ -54,7 +55,7 @@ def answer(
 
     Documents come back in the order of `prompts`. Prompts of like length share a batch, so little of it is padding.
     """
-    rows = [question(prompt, tokenizer) for prompt in prompts]
+    rows = [encode(tokenizer, prompt) for prompt in prompts]
     stops = stop_tokens(target, tokenizer)
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.convert_ids_to_tokens(min(stops, default=0))  # behind the mask, whatever it is
@@ -77,13 +78,6 @@ def answer(
             tokens = tokens[: ends[0] + 1] if ends else tokens
             documents[index] = rows[index] + tokens
     return [documents[index] for index in range(len(rows))]
-
-
-def stop_tokens(target: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> set[int]:
-    """Return the tokens that end an answer, as model and tokenizer name them."""
-    named = getattr(target.generation_config, "eos_token_id", None)
-    found = set(named if isinstance(named, list) else [] if named is None else [named])
-    return found | ({tokenizer.eos_token_id} if tokenizer.eos_token_id is not None else set())
 
 
 def save_documents(documents: list[list[int]], path: Path) -> None:
