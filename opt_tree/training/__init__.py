@@ -1,5 +1,4 @@
-"""Training of small target models, drafters and EAGLE heads: what the demo models of this package were made with.
+"""A drafter for a target: the target's answers, stores and heads made of them, temperatures, controllers, the verdict.
 
-Owns the corpus format, the held-out split, packing, and one command each for a tokenizer, a language model, a distilled
-drafter and an EAGLE head. Nothing in the decoding library imports this package.
+Owns one command for each step, and `train_drafter`, which runs them. Nothing that decodes imports this package.
 """

@@ -1,4 +1,4 @@
-"""What training commands are told on their command lines: how long, how fast, how large, and which folder of corpora.
+"""What training commands are told on their command lines: how long, how fast, how deep, and judged over what.
 
 Owns the defaults and the words of these options. Imports no torch: --help and a mistyped flag wait for nothing.
 """
