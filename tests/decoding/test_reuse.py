@@ -193,5 +193,24 @@ def test_steps_take_it_too_and_an_interrupted_one_leaves_what_is_true():
     assert pair[1].target.work.tokens < pair[0].target.work.tokens + 25
 
 
+@pytest.mark.parametrize("kind", MAKERS)
+def test_a_text_goes_on_behind_one_whose_processor_failed(kind):
+    """It fails when the tree is scored, and what the drafter was to learn of the step never comes."""
+    target = CausalLM(target_model())
+    decoder, text = Decoder(target, MAKERS[kind](target), POLICY), prompt(10) * 2
+    plain = Decoder(CausalLM(target_model()), None, Static.empty())
+    for length in (len(text), len(text) + 3):
+
+        def fail(ids, scores, length=length):
+            if ids.shape[1] > length:
+                raise RuntimeError("no grammar allows this")
+            return scores
+
+        with pytest.raises(ValueError, match="no grammar allows this"):
+            decoder.generate(text, NEW, Sampling(processors=(fail,)))
+        longer = [*text, *prompt(3, seed=length)]
+        assert decoder.generate(longer, NEW, reuse=True).tokens == plain.generate(longer, NEW).tokens
+
+
 def test_what_two_texts_share():
     assert [shared([], [1]), shared([1, 2], [1, 2, 3]), shared([1, 2, 4], [1, 2, 3]), shared([2], [1])] == [0, 2, 2, 0]

@@ -69,6 +69,7 @@ class TokenRecycling(Lookup):
 
     def resume(self, prompt: list[int], kept: int, output: Output) -> None:
         """Learn from what is new; what the turns before have taught stays, also where `keep` is off."""
+        self._coming = None  # of a step that failed behind its scoring
         self._learn(np.array(prompt[kept:-1]), output.logits)
 
     def scored(self, output: Output) -> None:
