@@ -1,4 +1,4 @@
-"""What a model was at some time: its weights, its modules and their hooks, and what of it has changed since.
+"""What a model was at some time: its weights, modules, hooks and adapters, and what of it has changed since.
 
 Owns the comparison at the beginning of every text. Packed weights, compiled packages and kept rows of a context are the
 model's as it was; who holds them asks here whether it still is. It takes about half the time of a plain forward.
@@ -35,7 +35,9 @@ class Snapshot:
         output = getattr(model, "get_output_embeddings", lambda: None)()
         if output is not None and output not in modules.values():  # a head borrows the target's
             modules["its output layer"] = output
-        self._modules = [_Module(name, module, _parts(module), _hooks(module)) for name, module in modules.items()]
+        self._modules = [
+            _Module(name, module, _parts(module), _hooks(module), _adapters(module)) for name, module in modules.items()
+        ]
         found = {id(weight): _Weight(name, weight) for name, weight in _named_weights(modules)}
         self._weights = list(found.values())
 
@@ -65,17 +67,20 @@ class Snapshot:
 
 
 class _Module(NamedTuple):
-    """A module, what it was made of, and what was hooked into it."""
+    """A module, what it was made of, what was hooked into it, and which of its adapters were at work."""
 
     name: str
     module: nn.Module
     parts: tuple[Any, ...]
     hooks: tuple[Any, ...]
+    adapters: tuple[Any, ...]
 
     def change(self) -> str:
         if not _same(self.parts, _parts(self.module)):
             return "has other parts"
-        return "" if _same(self.hooks, _hooks(self.module)) else "has another hook or forward"
+        if not _same(self.hooks, _hooks(self.module)):
+            return "has another hook or forward"
+        return "" if self.adapters == _adapters(self.module) else "has other adapters at work"
 
 
 class _Weight:
@@ -163,6 +168,18 @@ def _hooks(module: nn.Module) -> tuple[Any, ...]:
     if (forward := own.get("forward")) is not None:
         found.append(forward)
     return tuple(hook for hook in found if not (getattr(hook, "__module__", None) or "").startswith("opt_tree."))
+
+
+def _adapters(module: nn.Module) -> tuple[Any, ...]:
+    """What of a layer of PEFT's says which adapters take part and how much: attributes, where no weight changes."""
+    if "_disable_adapters" not in module.__dict__:
+        return ()
+    active, scaling = getattr(module, "_active_adapter", None), getattr(module, "scaling", None)
+    return (
+        module.__dict__["_disable_adapters"],
+        list(active) if isinstance(active, list) else active,
+        dict(scaling) if isinstance(scaling, dict) else None,
+    )
 
 
 def _same(known: tuple[Any, ...], found: tuple[Any, ...]) -> bool:

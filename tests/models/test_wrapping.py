@@ -106,6 +106,32 @@ class TestPeft:
                 result = generating.generate(input_ids=ids, **options, custom_generate=decoder)
                 torch.testing.assert_close(result, expected)
 
+    def test_a_text_goes_on_with_the_adapters_that_are_at_work_now(self):
+        """To switch, disable or scale an adapter changes no weight, and the rows of the text before are not its own."""
+        adapted = self.adapted()
+        adapted.add_adapter("other", copy.deepcopy(adapted.peft_config["default"]))
+        decoder = Decoder(CausalLM(adapted.double()), None, Static.empty())
+        layer = adapted.base_model.model.model.layers[0].self_attn.q_proj
+
+        def goes_on(text: list[int]) -> bool:
+            """Decode behind a text, whose rows are kept where the model is the same; return whether they were."""
+            found = decoder.generate(text, 8, reuse=True)
+            assert found.tokens == Decoder(CausalLM(adapted), None, Static.empty()).generate(text, 8).tokens
+            text += found.tokens
+            return found.reused > 0
+
+        text = prompt(9)
+        goes_on(text)
+        for switch in (
+            lambda: adapted.set_adapter("other"),
+            lambda: layer.set_scale("other", 3.0),
+            lambda: adapted.base_model.disable_adapter_layers(),
+            lambda: adapted.base_model.enable_adapter_layers(),
+        ):
+            assert goes_on(text), "nothing has changed"
+            switch()
+            assert not goes_on(text)
+
     def test_virtual_tokens_are_refused(self):
         adapted = self.adapted(token_dim=32, num_transformer_submodules=1, num_layers=2, num_attention_heads=4)
         ids = torch.tensor([prompt(9)])
