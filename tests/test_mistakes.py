@@ -33,6 +33,7 @@ from opt_tree import (
     CheckpointError,
     Decoder,
     OptTree,
+    Pair,
     UnsupportedModelError,
     compile_forwards,
     load_drafter,
@@ -77,6 +78,11 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     found["empty"] = root / "empty.jsonl"
     found["empty"].touch()
     return found
+
+
+@pytest.fixture(scope="module")
+def pair() -> Pair:
+    return load_pair("demo", "ngram", dtype="float32")
 
 
 def everything(place: dict[str, Path]) -> list[tuple[str, int]]:
@@ -353,9 +359,9 @@ def test_ctrl_c_while_a_command_imports_is_no_traceback(command: tuple[str, str]
         ([{"role": "user", "content": "\udfff"}], ValueError, "half of a surrogate pair"),
     ],
 )
-def test_messages_that_cannot_be_encoded_are_one_line(message: Any, kind: type, said: str) -> None:
+def test_messages_that_cannot_be_encoded_are_one_line(message: Any, kind: type, said: str, pair: Pair) -> None:
     with pytest.raises(kind, match=said) as refusal:
-        load_pair("demo", "ngram", dtype="float32").encode(message)
+        pair.encode(message)
     assert "\n" not in str(refusal.value)
 
 
@@ -374,9 +380,8 @@ def test_a_model_that_overflows_in_float16_is_told_so() -> None:
         wrap(model)
 
 
-def test_weights_that_are_no_numbers_are_refused(tmp_path: Path) -> None:
+def test_weights_that_are_no_numbers_are_refused(tmp_path: Path, pair: Pair) -> None:
     """A head, and a draft model: with either nothing would ever be accepted, and no word said."""
-    target = load_pair("demo", "ngram", dtype="float32").target
     cases = [
         ("eagle", "eagle", "down_proj", "eagle.* holds numbers that are not finite, in .*down_proj"),
         ("lm", "draft", "embed_tokens", "lm.* holds numbers that are not finite, in .*embed_tokens"),
@@ -395,12 +400,11 @@ def test_weights_that_are_no_numbers_are_refused(tmp_path: Path) -> None:
         tensors[name].view(-1)[-1] = float("nan")
         save_file(tensors, file, {"format": "pt"})
         with pytest.raises(ValueError, match=refusal):
-            load_drafter(f"{kind}:{folder}", target)
+            load_drafter(f"{kind}:{folder}", pair.target)
 
 
-def test_a_folder_that_lacks_a_file_is_a_checkpoint_error(tmp_path: Path) -> None:
-    target = load_pair("demo", "ngram", dtype="float32").target
+def test_a_folder_that_lacks_a_file_is_a_checkpoint_error(tmp_path: Path, pair: Pair) -> None:
     for kind in ("eagle", "medusa", "parallelspec", "exit", "dflash", "dspark", "lm", "store"):
         for path in (tmp_path, tmp_path / "none"):
             with pytest.raises(CheckpointError, match=f"{path}"):
-                load_drafter(f"{kind}:{path}", target)
+                load_drafter(f"{kind}:{path}", pair.target)

@@ -285,7 +285,7 @@ def too_long() -> tuple[set[str], set[str], set[str]]:
         text = path.read_text()
         if len(text.splitlines()) > 250:
             modules.add(name_of(path))
-        for node in ast.walk(ast.parse(text)):
+        for node in ast.walk(parsed(path)):
             if isinstance(node, ast.FunctionDef):
                 given = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
                 if (node.end_lineno or 0) - node.lineno >= 45:
