@@ -37,6 +37,10 @@ COMPILED = Costs.straight(plain=1.9e-3, step=2e-3, row=7e-5, layer=5.5e-4, draft
 POOR = Costs.straight(plain=5e-3, step=5e-3, row=8e-4, layer=8e-3, draft_row=1e-4)
 
 
+def tiny_pair() -> tuple[CausalLM, CausalLMDrafter]:
+    return CausalLM(build(ARCHITECTURES["llama"]())), CausalLMDrafter(CausalLM(tiny_drafter("llama")))
+
+
 def layer(*probs: float) -> Few:
     return Few(torch.tensor([probs], dtype=torch.float64).log(), torch.arange(len(probs))[None])
 
@@ -109,8 +113,7 @@ def test_it_comes_back_when_drafting_pays_again():
 
 
 def test_the_same_text_by_the_same_trees_however_busy_the_machine_is():
-    target = CausalLM(build(ARCHITECTURES["llama"]()))
-    drafter = CausalLMDrafter(CausalLM(tiny_drafter("llama")))
+    target, drafter = tiny_pair()
     runs = [Decoder(target, drafter, Auto(EAGER, 12)).generate(prompt(9), 50) for _ in range(2)]
     assert runs[0].tokens == plain(target).generate(prompt(9), 50).tokens
     assert [s.tree.nodes for s in runs[0].steps] == [s.tree.nodes for s in runs[1].steps]
@@ -186,8 +189,7 @@ def test_a_child_earns_what_is_beyond_the_node_that_it_pushes_out():
 def test_costs_are_measured_once(tmp_path, monkeypatch):
     monkeypatch.setenv("OPT_TREE_CACHE", str(tmp_path))
     monkeypatch.setattr(pricing, "ROUNDS", 3)
-    target = CausalLM(build(ARCHITECTURES["llama"]()))
-    drafter = CausalLMDrafter(CausalLM(tiny_drafter("llama")))
+    target, drafter = tiny_pair()
     costs = costs_of(target, drafter)
     assert costs.plain > 0 and costs.first + costs.layers(1)[0] > 0 and costs.score(9) > 0  # no clock fails a test
     (kept,) = tmp_path.iterdir()
@@ -275,8 +277,7 @@ def rounds(monkeypatch) -> list[tuple[int, list[Step]]]:
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 def test_lanes_draft_together_or_not_at_all(temperature, rounds):
     """Prompts end at different steps and others begin in their lanes; all texts are plain decoding's."""
-    target = CausalLM(build(ARCHITECTURES["llama"]()))
-    drafter = CausalLMDrafter(CausalLM(tiny_drafter("llama")))
+    target, drafter = tiny_pair()
     prompts = [prompt(length, seed=length) for length in (1, 30, 11, 47, 2)]
     options = (16, Sampling(temperature), None, range(5))
     auto = Auto(EAGER, in_lanes=lambda lanes: EAGER)
@@ -340,8 +341,7 @@ def test_what_a_batch_costs_is_measured_in_a_batch(tmp_path, monkeypatch):
     packed: list[int] = []
     run = batch.SharedModel.run
     monkeypatch.setattr(batch.SharedModel, "run", lambda self, asked: packed.append(len(asked)) or run(self, asked))
-    target = CausalLM(build(ARCHITECTURES["llama"]()))
-    drafter = CausalLMDrafter(CausalLM(tiny_drafter("llama")))
+    target, drafter = tiny_pair()
     alone = costs_of(target, drafter)
     assert not packed
     auto = pricing.auto(target, drafter)
@@ -366,8 +366,7 @@ def test_costs_are_measured_where_texts_are(monkeypatch):
     monkeypatch.setattr(pricing, "ROUNDS", 2)
     monkeypatch.setattr(pricing, "CONTEXTS", (8, 40))
     monkeypatch.setattr(pricing, "SIZES", (0, 2, 4))
-    target = CausalLM(build(ARCHITECTURES["llama"]()))
-    drafter = CausalLMDrafter(CausalLM(tiny_drafter("llama")))
+    target, drafter = tiny_pair()
     target.max_context = drafter.max_context = 300
     steps: list[Timed] = []
     monkeypatch.setattr(pricing, "fit", lambda timed: steps.extend(timed) or COMPILED)
@@ -385,8 +384,7 @@ def test_costs_are_measured_where_texts_are(monkeypatch):
 def test_a_large_model_is_measured_in_the_time_there_is(monkeypatch):
     """The beginning of a round tells enough: plain decoding and small trees. No step is begun behind the time's end."""
     monkeypatch.setattr(pricing, "CONTEXTS", (8, 16))
-    target = CausalLM(build(ARCHITECTURES["llama"]()))
-    drafter = CausalLMDrafter(CausalLM(tiny_drafter("llama")))
+    target, drafter = tiny_pair()
     steps: list[Timed] = []
     fit = pricing.fit
     monkeypatch.setattr(pricing, "fit", lambda timed: steps.extend(timed) or fit(timed))
@@ -411,8 +409,7 @@ def test_a_neighbours_turns_belong_to_no_step(monkeypatch, threads):
     ours, all_ = iter(range(10**6)), iter(range(0, 10**9, 1000))  # every look at a clock takes a second, or a thousand
     monkeypatch.setattr(pricing.time, "process_time", lambda: float(next(ours)))
     monkeypatch.setattr(pricing.time, "perf_counter", lambda: float(next(all_)))
-    target = CausalLM(build(ARCHITECTURES["llama"]()))
-    drafter = CausalLMDrafter(CausalLM(tiny_drafter("llama")))
+    target, drafter = tiny_pair()
     steps: list[Timed] = []
     monkeypatch.setattr(pricing, "fit", lambda timed: steps.extend(timed) or COMPILED)
     pricing.measure_costs(target, drafter)

@@ -8,7 +8,6 @@ from transformers import TopPLogitsWarper
 
 from opt_tree import CausalLM, CausalLMDrafter, Decoder, OptTree, Random, Sampling, TreePolicy, Verifier, match
 from opt_tree.core.children import base as children
-from opt_tree.core.random import Among
 from opt_tree.core.top_p import cut
 from opt_tree.policies import DySpec, Rheo, Sampled
 from opt_tree.verifiers import base as verifiers
@@ -39,17 +38,6 @@ def test_equal_tokens_at_the_border_are_as_many_as_the_warper_keeps():
     for row, kept in zip(rows, ours > -torch.inf, strict=True):
         border = kept[row == row[kept].min()]
         assert border.equal(border.sort().values), "those of higher numbers stay"
-
-
-def test_what_is_possible_decides_the_draws_and_the_impossible_does_not():
-    """The noise of a race is drawn for the whole vocabulary, whichever columns it is used for."""
-    probs = torch.zeros(3, 400, dtype=torch.float64)
-    few = torch.tensor([3, 17, 80, 399])
-    probs[:, few] = torch.rand(3, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
-    dense, sparse = Random(5), Random(5)
-    for _ in range(3):
-        expected = dense.distinct(probs, 4)
-        assert torch.equal(few[sparse.distinct(probs[:, few], 4, Among(few, 400))], expected)
 
 
 CASES: list[tuple[Verifier, TreePolicy]] = [

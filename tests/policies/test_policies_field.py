@@ -174,15 +174,6 @@ def test_brute_force_meets_every_shape_once() -> None:
     assert len(found) == len(set(found)) == 23
 
 
-@given(st.lists(st.floats(0.01, 1), min_size=1, max_size=5), st.integers(1, 40), st.integers(1, 7))
-def test_sequoia_and_greedy_trees_are_equally_good_for_falling_rates(rates, nodes, depth):
-    falling = AcceptanceRates(tuple(sorted(rates, reverse=True)))
-    greedy_tree = greedy_static_tree(falling, nodes, depth)
-    sequoia = SequoiaTree(falling.by_rank, nodes, depth)
-    assert sequoia.value == pytest.approx(1 + falling.expected_accepted(greedy_tree.paths), abs=1e-9)
-    assert len(sequoia.paths) == greedy_tree.nodes
-
-
 def closed_sets(rates: AcceptanceRates, budget: int, depth: int) -> float:
     """The largest sum of rates' products over all sets of at most `budget` paths that contain their parents."""
 

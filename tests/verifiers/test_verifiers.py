@@ -20,7 +20,7 @@ from enumeration import (
     target_law,
     warped,
 )
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from table_models import Laws, TableDrafter, TableTarget, hashed_laws
 
@@ -204,21 +204,3 @@ def test_match_follows_its_draws(tree: Tree, data: st.DataObject) -> None:
     draws = data.draw(st.lists(st.integers(0, 4), min_size=len(tree), max_size=len(tree)))
     verdict = match(tree, torch.zeros(len(tree), 5), EnumeratingRandom(draws))
     assert (verdict.path, verdict.token) == walk(tree, draws)
-
-
-POLICIES = [OptTree(5, 0.0, 4), Static.kary(2, 3), Static.chain(4), Static.empty()]
-
-
-@settings(max_examples=40)
-@given(st.integers(0, 10_000), st.sampled_from(POLICIES))
-def test_greedy_decoding_is_the_argmax_text(seed: int, policy: TreePolicy) -> None:
-    """Token for token, whatever the tree; and the steps say how it came about."""
-    target = hashed_laws(seed, VOCAB)
-    decoder = decoder_of(target, hashed_laws(seed // 2, VOCAB), policy, match)
-    text, steps = [0], list(decoder.steps([0], 9))
-    for step in steps:
-        assert step.tree.tokens[0] == text[-1] and len(step.tokens) == step.accepted + 1
-        for token in step.tokens:
-            assert token == target(tuple(text)).argmax()
-            text.append(token)
-    assert len(text) == 10
