@@ -3,23 +3,17 @@
 import dataclasses
 
 import pytest
-from tiny_models import ARCHITECTURES, build, prompt, tiny, tiny_drafter
+from tiny_models import ARCHITECTURES, build, prompt, tiny_drafter
 
 from opt_tree import (
     CausalLM,
     CausalLMDrafter,
-    CheckpointError,
     Decoder,
-    EagleDrafter,
     OptTree,
     Sampling,
-    Sharpened,
-    load_drafter,
-    load_pair,
 )
 from opt_tree.core.children import IID, TopK, WithoutReplacement
 from opt_tree.decoding.presets import PRESETS, plain
-from opt_tree.drafters.registry import DrafterOptions, parse_spec
 from opt_tree.policies import POLICIES, AcceptanceRates, Delayed, SequoiaTree, Static, make_policy
 from opt_tree.policies.registry import takes
 from opt_tree.verifiers import match
@@ -119,48 +113,3 @@ def test_presets_use_the_same_names(target, drafter):
     for name in common:
         (policy,) = PRESETS[name].make(target, drafter).controller.policies
         assert type(policy) is type(make_policy(name, 60)), name
-
-
-@pytest.mark.parametrize(
-    ("text", "kind", "path"),
-    [
-        ("demo", "lm", "demo"),
-        ("lm:demo", "lm", "demo"),
-        ("eagle:demo", "eagle", "demo"),
-        ("JackFram/llama-68m", "lm", "JackFram/llama-68m"),
-        ("./some:folder/x", "lm", "./some:folder/x"),
-        ("eagle:yuhuili/EAGLE-llama2-chat-7B", "eagle", "yuhuili/EAGLE-llama2-chat-7B"),
-    ],
-)
-def test_specs_of_drafters(text, kind, path):
-    assert parse_spec(text) == (kind, path)
-    assert str(parse_spec(text)) == f"{kind}:{path}"
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("egale:demo", "unknown kind of drafter 'egale' in 'egale:demo'; there are copy, dflash, dspark, eagle"),
-        ("eagle", "'eagle' does not say where it lies: eagle:PATH, or eagle:demo"),
-        ("lm:", "'lm:' does not say where it lies"),
-        ("eagle:./nowhere", "nowhere"),
-        ("lm:./nowhere", "no model folder at ./nowhere"),
-    ],
-)
-def test_specs_that_are_not_understood(text, message):
-    with pytest.raises(CheckpointError, match=message):
-        load_drafter(text, CausalLM(tiny("llama")))
-
-
-def test_the_embedded_drafters_by_spec():
-    pair = load_pair("demo", "eagle:demo")
-    assert isinstance(pair.drafter, Sharpened) and isinstance(pair.drafter.bare, EagleDrafter)
-    assert pair.drafter.describe().startswith("EAGLE head demo: 2.8 M parameters, ")
-    assert pair.drafter.describe().endswith(f", sharpened by temperature {pair.drafter.temperature:.2f}")
-    assert set(pair.drafter.settings) == {"draft_dtype", "sharpening"}
-    model = load_drafter("lm:demo", pair.target, DrafterOptions(pair.tokenizer, bare=True))
-    assert isinstance(model, CausalLMDrafter) and model.bare is model
-    assert model.describe() == "draft model demo: 1.4 M parameters, float32"
-    assert model.settings == {"draft_dtype": "float32"}
-    with pytest.raises(CheckpointError, match="a drafter or an EAGLE head, not both"):
-        load_pair("demo", "demo", eagle="demo")
