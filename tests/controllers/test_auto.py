@@ -4,6 +4,8 @@ import copy
 import dataclasses
 import itertools
 import json
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -349,31 +351,40 @@ def test_what_a_batch_costs_is_measured_in_a_batch(tmp_path, monkeypatch):
     assert set(packed) == {3} and len(list(tmp_path.iterdir())) == 2
 
 
-def test_a_table_is_measured_layer_by_layer_and_learns_nothing_by_it(monkeypatch):
-    monkeypatch.setattr(pricing, "ROUNDS", 3)
+@pytest.fixture
+def timed(monkeypatch) -> Callable[..., list[Timed]]:
+    """Set what `pricing` measures by, clocks by how long a look at each takes; returns the list of what is timed."""
+
+    def begin(perf_counter: float | None = None, process_time: float | None = None, **settings: Any) -> list[Timed]:
+        steps: list[Timed] = []
+        for name, value in settings.items():
+            monkeypatch.setattr(pricing, name, value)
+        for name, seconds in (("perf_counter", perf_counter), ("process_time", process_time)):
+            if seconds:
+                clock = itertools.count(0.0, seconds)
+                monkeypatch.setattr(pricing.time, name, lambda clock=clock: next(clock))
+        monkeypatch.setattr(pricing, "fit", lambda found: steps.extend(found) or fit(found))
+        return steps
+
+    return begin
+
+
+def test_a_table_is_measured_layer_by_layer_and_learns_nothing_by_it(timed):
+    steps = timed(ROUNDS=3)
     target = CausalLM(build(ARCHITECTURES["llama"]()))
     table = TokenRecycling(target.vocab)
-    steps: list[Timed] = []
-    monkeypatch.setattr(pricing, "fit", lambda timed: steps.extend(timed) or COMPILED)
     pricing.measure_costs(target, table)
     grown = [step for step in steps if step.rows > 9]
     assert grown and all(0 < len(step.layers) <= pricing.DEPTH and step.layers[0][0] > 0 for step in grown)
     assert (table.table < 0).all() and table.rates.tolist() == TokenRecycling(target.vocab).rates.tolist()
 
 
-def test_costs_are_measured_where_texts_are(monkeypatch):
+def test_costs_are_measured_where_texts_are(timed, monkeypatch):
     """Each size once a round behind either context, whose text does not run away; no moment of a step is left out."""
-    monkeypatch.setattr(pricing, "ROUNDS", 2)
-    monkeypatch.setattr(pricing, "CONTEXTS", (8, 40))
-    monkeypatch.setattr(pricing, "SIZES", (0, 2, 4))
     target, drafter = tiny_pair()
     target.max_context = drafter.max_context = 300
-    steps: list[Timed] = []
-    monkeypatch.setattr(pricing, "fit", lambda timed: steps.extend(timed) or COMPILED)
-    clock = iter(range(10**6))  # every look at the clock is a second
-    monkeypatch.setattr(pricing.time, "perf_counter", lambda: float(next(clock)))
-    monkeypatch.setattr(pricing.time, "process_time", lambda: float(next(clock)))
-    monkeypatch.setattr(pricing, "SECONDS", 10.0**6)
+    steps = timed(1, ROUNDS=2, CONTEXTS=(8, 40), SIZES=(0, 2, 4), SECONDS=10.0**6)
+    monkeypatch.setattr(pricing.time, "process_time", pricing.time.perf_counter)  # a look at either is a second
     pricing.measure_costs(target, drafter)
     assert [step.rows for step in steps] == 2 * [5, 3, 1] + 2 * [1, 3, 5]
     assert [step.context < 40 for step in steps] == 2 * (3 * [True] + 3 * [False])
@@ -381,38 +392,22 @@ def test_costs_are_measured_where_texts_are(monkeypatch):
     assert all(step.scoring >= 3 and (step.first > 0) == (step.rows > 1) for step in steps)
 
 
-def test_a_large_model_is_measured_in_the_time_there_is(monkeypatch):
+@pytest.mark.parametrize(("seconds", "rows"), [(0.5, [1, 2, 1, 2]), (200.0, None)])
+def test_a_large_model_is_measured_in_the_time_there_is(timed, seconds, rows):
     """The beginning of a round tells enough: plain decoding and small trees. No step is begun behind the time's end."""
-    monkeypatch.setattr(pricing, "CONTEXTS", (8, 16))
-    target, drafter = tiny_pair()
-    steps: list[Timed] = []
-    fit = pricing.fit
-    monkeypatch.setattr(pricing, "fit", lambda timed: steps.extend(timed) or fit(timed))
-    clock = iter(range(10**6))
-    monkeypatch.setattr(pricing.time, "perf_counter", lambda: float(next(clock)))
-    for seconds, rows in ((0.5, [1, 2, 1, 2]), (200.0, None)):
-        steps.clear()
-        monkeypatch.setattr(pricing, "SECONDS", seconds)
-        costs = pricing.measure_costs(target, drafter)
-        assert costs.plain > 0 and costs.score(65) >= costs.plain
-        found = [step.rows for step in steps]
-        assert found == rows if rows else 3 < max(found) < 65 and found.count(1) == 2
+    steps = timed(1, CONTEXTS=(8, 16), SECONDS=seconds)
+    costs = pricing.measure_costs(*tiny_pair())
+    assert costs.plain > 0 and costs.score(65) >= costs.plain
+    found = [step.rows for step in steps]
+    assert found == rows if rows else 3 < max(found) < 65 and found.count(1) == 2
 
 
 @pytest.mark.parametrize("threads", [1, 2])
-def test_a_neighbours_turns_belong_to_no_step(monkeypatch, threads):
+def test_a_neighbours_turns_belong_to_no_step(timed, monkeypatch, threads):
     """Of one thread, that is; several wait for each other, and their seconds are the clock's."""
-    monkeypatch.setattr(pricing, "CONTEXTS", (8,))
-    monkeypatch.setattr(pricing, "ROUNDS", 0)
-    monkeypatch.setattr(pricing, "SECONDS", 10.0**6)
     monkeypatch.setattr(pricing.torch, "get_num_threads", lambda: threads)
-    ours, all_ = iter(range(10**6)), iter(range(0, 10**9, 1000))  # every look at a clock takes a second, or a thousand
-    monkeypatch.setattr(pricing.time, "process_time", lambda: float(next(ours)))
-    monkeypatch.setattr(pricing.time, "perf_counter", lambda: float(next(all_)))
-    target, drafter = tiny_pair()
-    steps: list[Timed] = []
-    monkeypatch.setattr(pricing, "fit", lambda timed: steps.extend(timed) or COMPILED)
-    pricing.measure_costs(target, drafter)
+    steps = timed(1000, 1, CONTEXTS=(8,), ROUNDS=0, SECONDS=10.0**6)
+    pricing.measure_costs(*tiny_pair())
     parts = [(step.scoring, step.first, *(taken for _, taken in step.layers)) for step in steps]
     assert len(steps) == len(pricing.SIZES) and all(one[0] > 0 and (one[1] > 0) == (len(one) > 2) for one in parts[2:])
     assert all((max(one) < 100) == (threads == 1) for one in parts)
