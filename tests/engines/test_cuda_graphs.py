@@ -4,16 +4,13 @@ What a CPU cannot show is the capture itself; tests/pretend and, on a GPU, `pyte
 """
 
 import copy
-from typing import Any
 
 import pytest
 import torch
-from engines.test_graph_lint import HostReads
 from tiny_models import ARCHITECTURES, TOLERANCE, build, prompt, random_tree, tiny, tiny_drafter, tiny_head
 from torch import Tensor
 
 from opt_tree.decoding.decoder import Decoder
-from opt_tree.decoding.presets import opt, plain
 from opt_tree.drafters import CausalLMDrafter, EagleDrafter
 from opt_tree.engines import Captured, CompileError
 from opt_tree.engines.body import Body
@@ -64,19 +61,6 @@ def test_growth_drops_what_holds_addresses():
     assert not {id(call) for call in calls.values()} & {id(call) for call in lm.engine._calls.values()}
 
 
-def test_texts_of_both_models():
-    model = build(ARCHITECTURES["llama"]())
-    expected = plain(CausalLM(model)).generate(prompt(20), 60).tokens
-    target = captured(model)
-    drafter = CausalLMDrafter(captured(tiny_drafter("llama")), target.vocab)
-    assert opt(target, drafter, OptTree(9, 0.0, 4)).generate(prompt(20), 60).tokens == expected
-    head = EagleDrafter(tiny_head(model), target)
-    by_graphs(head.lm)
-    assert opt(target, head, OptTree(9, 0.0, 4)).generate(prompt(20), 60).tokens == expected
-    assert head.lm.engine._calls and target.engine.layers == (-1,)
-    assert plain(target).generate(prompt(20), 60).tokens == expected
-
-
 @pytest.mark.parametrize("policy", [OptTree(9, 0.0, 4), Eagle2(3, 3, 9)], ids=["of a layer", "of a node"])
 @pytest.mark.parametrize("kind", ["draft", "head", "trimmed head"])
 def test_children_are_picked_in_the_forward(kind, policy, monkeypatch):
@@ -98,21 +82,6 @@ def test_children_are_picked_in_the_forward(kind, policy, monkeypatch):
         assert one.tree.tokens.tolist() == other.tree.tokens.tolist()
         assert one.tree.path_log_probs == pytest.approx(other.tree.path_log_probs, abs=1e-12)
     assert {children for *_, children in drafter.lm.engine._calls} == {policy.children.rounded}
-
-
-@pytest.mark.parametrize("architecture", ["llama", "gemma3"])
-def test_a_replayed_forward_reads_nothing_on_the_host(architecture, monkeypatch):
-    lm = captured(tiny(architecture))
-    run, reads = lm.engine.run, HostReads()
-
-    def watched(forward: Any) -> Any:
-        with reads:
-            return run(forward)
-
-    monkeypatch.setattr(lm.engine, "run", watched)
-    for _ in range(2):
-        scored(lm, prompt(20), 4)
-    assert not reads.found
 
 
 def test_a_warm_up_outside_inference_mode_leaves_the_cache_alone():

@@ -109,17 +109,6 @@ def test_any_sequence_of_forwards_commits_and_truncations_equals_a_list_of_rows(
             caches.assert_same_rows()
 
 
-def test_growth_keeps_committed_and_pending_rows():
-    caches = Caches()
-    caches.write(200)
-    caches.commit([*range(200)])
-    caches.write(50)
-    small = caches.cache.capacity
-    caches.write(300)
-    assert caches.cache.capacity > small >= 250, "the test should make the cache grow with rows pending"
-    caches.assert_same_rows()
-
-
 def test_storage_grows_with_need_by_doubling_and_is_never_uninitialised():
     cache = KVCache(SHAPES[:1])
     assert cache.capacity == 0
@@ -187,18 +176,6 @@ def test_layers_of_one_shape_share_a_tensor_and_others_get_their_own():
     # Keys and values of the first layer and keys of the second; values of the second; the third; the fourth.
     assert sorted(len(storage) for storage in cache._groups) == [1, 2, 2, 3]
     assert len(cache) == 4 and bool(KVCache([]))
-
-
-@pytest.mark.parametrize("kept", [[0, 2, 3, 7], [1, 2, 3, 4, 5, 6, 7], [7], [4, 5], []])
-def test_commit_moves_overlapping_rows(kept):
-    """Sources and destinations overlap: copying row by row in place would read what it has just written."""
-    caches = Caches(1)
-    caches.write(3)
-    caches.commit([0, 1, 2])
-    caches.write(8)
-    caches.commit(kept)
-    assert (caches.cache.length, caches.cache.pending) == (3 + len(kept), 0)
-    caches.assert_same_rows()
 
 
 @pytest.mark.parametrize("kept", [[3], [0, 0], [1, 0], [-1], [-1, 0], [0, 1, 2, 3]])

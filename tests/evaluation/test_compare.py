@@ -17,7 +17,7 @@ from evaluation.answers.comparison import counts, difference, promise, summarise
 from evaluation.answers.record import seed_of
 from evaluation.compare import __main__ as compare
 from evaluation.compare import measure
-from evaluation.compare.combinations import DRAFTERS, SIBLINGS, STUDIES, VERIFIERS, Combination, Grid, study
+from evaluation.compare.combinations import SIBLINGS, STUDIES, VERIFIERS, Combination, Grid, study
 from evaluation.compare.measure import Expectation, footprint
 from evaluation.compare.plots import COLOURS, _shades
 from opt_tree import Decoder, OptTree, Sampling, load_pair
@@ -430,10 +430,6 @@ def test_an_output_of_another_kind_is_refused(
     assert error.startswith(f"error: {tmp_path}") and named in error and error.count("\n") == 1
 
 
-def test_every_verifier_is_known_by_its_name() -> None:
-    assert all(verifier.__name__ == name for name, verifier in VERIFIERS.items()) and len(VERIFIERS) >= 11
-
-
 def test_a_difference_is_paired() -> None:
     """Two cells that differ by the same step count on every question: the interval is a point where lengths are."""
 
@@ -446,17 +442,6 @@ def test_a_difference_is_paired() -> None:
     mixed = difference(record([3, 6, 2]), record([4, 6, 3]))
     assert mixed["difference"] == pytest.approx(36 / 11 - 36 / 13)
     assert mixed["interval"][0] == 0 and mixed["interval"][1] == pytest.approx(2.0)
-
-
-def test_every_drafter_of_the_study_is_there_under_opt_tree_and_at_both_temperatures() -> None:
-    cells = study("drafters")
-    for drafter, trees in DRAFTERS.items():
-        own = {(cell.policy, cell.budget, cell.temperature) for cell in cells if cell.drafter == drafter}
-        assert any(tree.startswith("opt") for tree in trees)
-        assert own == {(tree, n, 0.0) for tree in trees for n in (8, 12, 24, 60)} | {
-            (tree, n, 1.0) for tree in trees for n in (8, 60)
-        }
-    assert all(cell.refusal(lossy=False) is None for cell in cells)
 
 
 def test_the_report_sets_all_drafters_beside_transformers(

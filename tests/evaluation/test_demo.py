@@ -19,7 +19,6 @@ from tiny_models import ARCHITECTURES, build, perturbed, tiny_head
 from torch.nn.modules.module import register_module_forward_pre_hook
 from transformers import LlamaModel
 
-from evaluation.answers.record import first_difference
 from evaluation.command_line import parse
 from evaluation.demo import __main__ as demo
 from evaluation.demo.__main__ import ColorStreamer, wants_color
@@ -35,7 +34,6 @@ from evaluation.run.baselines import (
 from evaluation.timing import Timed, Timings, interleave
 from opt_tree import OptTree, Pair, Sampling, Sharpened, load_causal_lm, load_pair
 from opt_tree.controllers import Auto
-from opt_tree.core.files import check_writable
 from opt_tree.decoding.presets import opt, plain
 from opt_tree.policies import Costs
 
@@ -166,11 +164,6 @@ def test_the_eagle_demo_says_that_a_head_cannot_assist_and_writes_its_page(eagle
     written = page.read_text(encoding="utf-8")
     assert '"policies":["this run","eagle2","binary","chain"]' in written
     assert "Other policies" in written
-
-
-def test_a_draft_model_beside_the_head_assists_transformers(eagle, folders, capsys):
-    assert run_demo("eagle", [*eagle, "--assistant", folders["draft"]]) == 0
-    assert report_of(capsys.readouterr().out)["tokens"][ASSISTED] == 24
 
 
 @pytest.mark.parametrize("kind", ["classic", "eagle"])
@@ -314,15 +307,6 @@ def test_mistakes_that_name_other_models(folders, classic, capsys):
         err = capsys.readouterr().err
         assert err.startswith("error: ") and err.count("\n") == 1
         assert line in err
-
-
-def test_the_check_of_the_page_leaves_no_file(tmp_path):
-    check_writable(tmp_path / "new.html")
-    assert list(tmp_path.iterdir()) == []
-    kept = tmp_path / "old.html"
-    kept.write_text("kept")
-    check_writable(kept)
-    assert kept.read_text() == "kept"
 
 
 def test_options_replace_single_fields_of_the_default_tree():
@@ -519,10 +503,3 @@ def test_a_text_that_differs_is_counted_and_judged(pair):
     lines = table(compared, different, Sampling()).splitlines()
     assert lines[1].endswith("1/1") and lines[-1].endswith("0/1")
     assert lines[3].split() == ["transformers,", "assisted", "not", "available"]
-
-
-@pytest.mark.parametrize(
-    ("ours", "theirs", "position"), [([1, 2], [1, 2], None), ([1, 2], [1, 3], 1), ([1], [1, 2], 1), ([], [1], 0)]
-)
-def test_first_difference(ours, theirs, position):
-    assert first_difference(ours, theirs) == position

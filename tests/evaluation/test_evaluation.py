@@ -342,13 +342,6 @@ def test_slices_and_limit_choose_questions_and_extend_a_file(
     assert [line["question_id"] for line in lines_of(path)] == [81, 82]
 
 
-@pytest.mark.parametrize("kind", ["classic", "eagle"])
-def test_inflation_gives_the_same_text(folder: Path, tmp_path: Path, kind: str, answered: dict[str, Path]) -> None:
-    assert command(folder, tmp_path / "b.jsonl", "--limit", "1", "--inflate", "64x4", kind=kind) == 0
-    assert turns_of(tmp_path / "b.jsonl") == turns_of(answered[kind] / "a.jsonl")[:1]
-    assert "inflated" in AnswerFile(tmp_path / "b.jsonl").header()["sessions"][0]["target"]
-
-
 def test_threads_are_used_and_written_down(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In a file of a bare name."""
     chosen = [1]

@@ -277,14 +277,6 @@ def test_a_head_is_measured_beside_assisted_generation_with_an_inflated_target(
         assert all(large["OPT-Tree 6/0.1"][part] > 0 for part in parts)
 
 
-def test_a_pair_keeps_its_drafter() -> None:
-    model = tiny("llama")
-    target, tokenizer = opt_tree.CausalLM(model), PreTrainedTokenizerFast.__new__(PreTrainedTokenizerFast)
-    independent = opt_tree.CausalLMDrafter(opt_tree.CausalLM(model))
-    inflated = inflate_pair(opt_tree.Pair(target, tokenizer, independent), "64x4")
-    assert inflated.target.hidden == 64
-
-
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_on_a_gpu_the_large_model_is_built_there(dtype: torch.dtype) -> None:

@@ -10,7 +10,6 @@ import torch
 from tiny_models import ARCHITECTURES, VOCAB, build, prompt, tiny, tiny_drafter, tiny_tokenizer
 from torch import Tensor
 from transformers import LogitsProcessor, LogitsProcessorList
-from transformers.generation import GenerateDecoderOnlyOutput
 from transformers.generation.streamers import BaseStreamer
 
 from opt_tree.decoding.decoder import Decoder
@@ -93,13 +92,6 @@ class TestSampling:
         state = torch.random.get_rng_state()
         model.generate(**INPUTS, max_new_tokens=5, do_sample=False, custom_generate=decoder)
         assert torch.equal(torch.random.get_rng_state(), state)
-
-
-def test_an_output_object_where_it_is_asked_for(model, decoder):
-    options = {"max_new_tokens": 9, "do_sample": False, "return_dict_in_generate": True}
-    output = model.generate(**INPUTS, **options, custom_generate=decoder)
-    assert isinstance(output, GenerateDecoderOnlyOutput)
-    torch.testing.assert_close(output.sequences, model.generate(**INPUTS, **options).sequences)
 
 
 class Recorder(BaseStreamer):

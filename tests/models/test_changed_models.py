@@ -185,12 +185,11 @@ def test_the_next_text_is_the_changed_models(change, compiled, lm, fake):
             assert twin.generate(prompt(9), NEW).tokens == expected
 
 
-@pytest.mark.parametrize("change", [negated, adapted, rows_by_data])
-def test_a_change_is_seen_by_a_batch_first(change, lm, fake):
+def test_a_change_is_seen_by_a_batch_first(lm, fake):
     decoder = decoder_of(lm)
     assert compile_forwards(lm)
     decoder.generate(prompt(9), NEW)
-    change(lm.model)
+    negated(lm.model)
     expected = text_of(lm.model)
     with pytest.warns(UserWarning, match="since its forwards were compiled; eager until compiled again"):
         found = decoder.generate_batch([prompt(9)] * 3, 2, NEW)
@@ -284,12 +283,6 @@ def test_a_part_of_a_tensor_is_known_wherever_it_begins():
         assert known is not None and known.total == sample(whole[start:].clone()).total
         whole[17] += 1
         assert not fits(known, whole[start:])
-
-
-def test_weights_that_are_not_numbers_are_equal_to_themselves(lm):
-    with torch.no_grad():
-        lm.model.lm_head.weight[3] = float("nan")
-    assert Snapshot(lm.model).change() is None
 
 
 @pytest.mark.parametrize(

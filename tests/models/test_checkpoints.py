@@ -20,7 +20,7 @@ from opt_tree.drafters import CausalLMDrafter, EagleDrafter, Sharpened
 from opt_tree.drafters.heads.eagle import load_eagle
 from opt_tree.drafters.registry import load_drafter
 from opt_tree.models import checkpoints
-from opt_tree.models.causal_lm import CausalLM, UnsupportedModelError
+from opt_tree.models.causal_lm import CausalLM
 from opt_tree.models.checkpoints import CheckpointError, load_causal_lm
 from opt_tree.policies import OptTree
 
@@ -331,27 +331,16 @@ def test_what_cannot_be_loaded_is_one_line(originals, options, named):
     assert "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize("part", ["target", "eagle"])
-def test_an_unknown_activation_is_named_with_its_field(folder, part):
+@pytest.mark.parametrize(
+    ("part", "field"), [("target", "hidden_act"), ("eagle", "hidden_act"), ("target", "activation_function")]
+)
+def test_an_unknown_activation_is_named_with_its_field(folder, part, field):
+    if field == "activation_function":
+        tiny("gpt2").save_pretrained(folder / "target")
     file = folder / part / "config.json"
-    file.write_text(json.dumps(json.loads(file.read_text()) | {"hidden_act": "nonsense"}))
-    with pytest.raises(CheckpointError, match=r"hidden_act 'nonsense' is no activation that transformers knows$"):
+    file.write_text(json.dumps(json.loads(file.read_text()) | {field: "nonsense"}))
+    with pytest.raises(CheckpointError, match=rf"{field} 'nonsense' is no activation that transformers knows$"):
         load_pair(str(folder / "target"), f"eagle:{folder / 'eagle'}", **FP64)
-
-
-def test_the_field_of_an_unknown_activation_is_the_configs(tmp_path):
-    tiny("gpt2").save_pretrained(tmp_path)
-    file = tmp_path / "config.json"
-    file.write_text(json.dumps(json.loads(file.read_text()) | {"activation_function": "nonsense"}))
-    with pytest.raises(CheckpointError, match="activation_function 'nonsense' is no activation"):
-        load_causal_lm(str(tmp_path))
-
-
-def test_a_model_that_cannot_be_scored_either_way_is_refused_at_loading(tmp_path):
-    config = transformers.MambaConfig(vocab_size=VOCAB, hidden_size=32, num_hidden_layers=2)
-    build(config, dtype=torch.float32).save_pretrained(tmp_path)
-    with pytest.raises(UnsupportedModelError, match=r"one running state.*nor path by path"):
-        load_causal_lm(str(tmp_path), "float32")
 
 
 def test_a_head_of_another_width_is_refused_at_loading(originals, tmp_path):

@@ -36,8 +36,10 @@ def model(weights: str, dtype: torch.dtype = torch.bfloat16, **changes: Any) -> 
     return made
 
 
-@pytest.mark.parametrize("weights", ["int8", "int4"])
-@pytest.mark.parametrize("spec", ["lm:demo", "eagle:demo", "store:demo", "exit:demo"])
+@pytest.mark.parametrize(
+    ("weights", "spec"),
+    [("int8", "lm:demo"), ("int8", "eagle:demo"), ("int8", "store:demo"), ("int8", "exit:demo"), ("int4", "lm:demo")],
+)
 def test_a_trees_text_is_plain_decodings(weights: str, spec: str) -> None:
     """In bfloat16 activations, with every kind of drafter: models of their own, heads, tables, the target's layers."""
     pair = load_pair("demo", spec, weights=weights, dtype="bfloat16")

@@ -1,7 +1,5 @@
 """What may be wrapped, and what may happen to it afterwards: it works, or one line says what to do."""
 
-import copy
-import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -52,19 +50,6 @@ def test_a_data_parallel_model_and_what_is_no_model_are_refused():
         CausalLM(torch.nn.Linear(2, 2))
     with pytest.raises(UnsupportedModelError, match=r"DataParallel.*\.module") as error:
         CausalLM(torch.nn.DataParallel(tiny("llama")))
-    one_line(error)
-
-
-@pytest.mark.filterwarnings("ignore::UserWarning")
-def test_a_dynamically_quantised_model_is_refused_with_the_reason():
-    """Its activations are scaled by the largest of all rows: a row's logits depend on the rows beside it."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        model = torch.ao.quantization.quantize_dynamic(
-            copy.deepcopy(tiny("llama")).float(), {torch.nn.Linear}, dtype=torch.qint8
-        )
-    with pytest.raises(UnsupportedModelError, match="quantises activations") as error:
-        CausalLM(model)
     one_line(error)
 
 
