@@ -2,11 +2,11 @@
 
     python -m experiments.early_exit [--bench-name demo] [--limit 40]
 
-Plain decoding's texts are recorded once, greedily, with the exit's chain behind every token; each fixed length and each
-controller is replayed on them, those that draw with several seeds. Times plain decoding count layers, as if a forward's
-time were that of its layers whatever its rows: a chain of k tokens costs k (depth + 1) layers to draft, and all layers
-of the target to score, whose lower ones run for the last token alone. Beside the exit's own depth, as if it stood
-elsewhere.
+Plain decoding's texts are recorded once, greedily, with what the exit says behind every token; each fixed length and
+each controller is replayed on them, those that draw with several seeds. Times plain decoding count layers, as if a
+forward's time were that of its layers whatever its rows: a chain of k tokens costs k (depth + 1) layers to draft, and
+all layers of the target to score, whose lower ones run for the last token alone. Beside the exit's own depth, as if it
+stood elsewhere.
 """
 
 import sys
@@ -22,7 +22,7 @@ class Options(Asked):
 
     drafter: str = option("exit:demo", "an early exit")
     max_new_tokens: int = option(64, "new tokens a question, at most", least=1)
-    longest: int = option(8, "longest chain", least=1)
+    longest: int = option(8, "longest chain", least=1, most=10)
     seeds: int = option(8, "that each controller is replayed with", least=1)
 
 
@@ -34,37 +34,15 @@ import statistics
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-from jaxtyping import Int
-
 from evaluation.command_line import table
 from evaluation.run.models import gather
 from opt_tree import Controller, Generation, Static, TreePolicy
 from opt_tree.controllers import BetaLength, CalibratedLength
-from opt_tree.core.children import TopK
-from opt_tree.core.pool import CandidatePool
 from opt_tree.decoding.recording import record, replay
 from opt_tree.drafters.heads.early_exit import EarlyExit
 
 PLACES = ((4, 12), (5, 80))
 """Layers below the exit, and of the target, to count by."""
-
-
-@dataclass(frozen=True)
-class Chains:
-    """Drafts the whole chain behind every token, and sends nothing to the target."""
-
-    max_depth: int
-
-    @property
-    def children(self) -> TopK:
-        return TopK(1)
-
-    def expand(self, pool: CandidatePool) -> Int[np.ndarray, " frontier"] | None:
-        return pool.newest if pool.depth < self.max_depth else None
-
-    def select(self, pool: CandidatePool) -> Int[np.ndarray, " rows"]:
-        return np.array([0])
 
 
 def figures(generations: Sequence[Generation]) -> dict[str, float]:
@@ -86,7 +64,7 @@ def run(options: Options) -> dict[str, Any]:
     pair = given.pair
     if not isinstance(pair.drafter.bare, EarlyExit):
         raise ValueError(f"--drafter {options.drafter} is no early exit")
-    texts = record(pair, given.first_prompts(), options.max_new_tokens, survey=Chains(options.longest))
+    texts = record(pair, given.first_prompts(), options.max_new_tokens)
 
     def replayed(policy: TreePolicy | Controller) -> dict[str, float]:
         return figures(replay(texts, policy, pair.target.vocab))

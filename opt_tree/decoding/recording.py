@@ -115,23 +115,14 @@ def _chain_end(pool: CandidatePool) -> int:
     return node
 
 
-def record(
-    pair: Pair,
-    prompts: Sequence[list[int]],
-    max_new_tokens: int,
-    seconds: float = math.inf,
-    survey: TreePolicy = Survey(),
-) -> list[Recorded]:
-    """Decode plainly, a token a step, and ask the drafter at each of them; no text is begun after so many seconds.
-
-    `survey` says of which nodes it is asked, and sends none to the target.
-    """
+def record(pair: Pair, prompts: Sequence[list[int]], max_new_tokens: int, seconds: float = math.inf) -> list[Recorded]:
+    """Decode plainly, a token a step, and ask the drafter at each of them; no text is begun after so many seconds."""
     found, begin = list[Recorded](), time.perf_counter()
     for prompt in tqdm(prompts, desc="recording", unit="text", leave=False, disable=None):
         if found and time.perf_counter() - begin > seconds:
             break
         recorder = Recorder(pair.drafter)
-        answer = Decoder(pair.target, recorder, survey).generate(prompt, max_new_tokens, stop=pair.stop)
+        answer = Decoder(pair.target, recorder, Survey()).generate(prompt, max_new_tokens, stop=pair.stop)
         found.append(Recorded(prompt, answer.tokens, recorder.said, max_new_tokens))
     return found
 
