@@ -10,8 +10,7 @@ result are left to the caller: both are in its favour.
 import sys
 from dataclasses import dataclass
 
-from evaluation.command_line import main_of, option
-from evaluation.run.options import Machine
+from evaluation.command_line import check_bounds, main_of, option
 
 SHAPES = {
     "smollm2": [(576, 576, 60), (192, 576, 60), (1536, 576, 60), (576, 1536, 30), (49152, 576, 1)],
@@ -21,7 +20,7 @@ SHAPES = {
 
 
 @dataclass(frozen=True)
-class Options(Machine):
+class Options:
     """The products, the rows, and the machine's limits."""
 
     shapes: str = option("smollm2", "whose products", choices=tuple(SHAPES))
@@ -29,6 +28,11 @@ class Options(Machine):
     rounds: int = option(3, "over all copies; the fastest one counts", least=1)
     bandwidth: float = option(24.0, "of the memory to one core, in GB a second")
     peak: float = option(116.0, "products of bfloat16 a second, in 10^9; of bytes there are twice as many")
+    threads: int = option(1, "CPU threads", least=1)
+    json: bool = option(False, "print the figures as one JSON line, too")
+
+    def __post_init__(self) -> None:
+        check_bounds(self)
 
 
 main = main_of("experiments.linear_kernels", Options, __doc__, "experiments.linear_kernels:run")
@@ -145,7 +149,7 @@ def microseconds(kernel: str, shape: tuple[int, int, int], rows: list[int], roun
 
 def run(options: Options) -> dict[str, Any]:
     """Time every kernel on every product, print the sums and return them."""
-    options.check_device()
+    torch.set_num_threads(options.threads)
     load_kernel()
     rows, shapes = whole_numbers(options.rows), SHAPES[options.shapes]
     total = {kernel: [0.0] * len(rows) for kernel in KERNELS}
