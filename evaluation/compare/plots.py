@@ -21,6 +21,7 @@ from evaluation.answers.comparison import mean_efficiency
 from evaluation.answers.file import Record
 from evaluation.compare.combinations import Combination
 from opt_tree.core.words import counted
+from opt_tree.display.trees import children_of, lines_of
 from opt_tree.policies.registry import POLICIES
 from opt_tree.verifiers import VERIFIERS
 
@@ -191,30 +192,16 @@ def legend(panels: Sequence[Axes]) -> None:
 def tree(axes: Axes, drawn: dict[str, Any]) -> None:
     """A tree, the likeliest child left, its accepted path in colour."""
     parents, path = drawn["parents"], set(drawn["path"])
-    children: dict[int, list[int]] = {row: [] for row in range(len(parents))}
     depth = [0] * len(parents)
     for row, parent in enumerate(parents[1:], 1):
         depth[row] = depth[parent] + 1
-    for row in sorted(range(1, len(parents)), key=lambda row: -drawn["log_probs"][row]):
-        children[parents[row]].append(row)
-    across, leaves = [0.0] * len(parents), 0
-
-    def place(row: int) -> None:
-        nonlocal leaves
-        for child in children[row]:
-            place(child)
-        if children[row]:
-            across[row] = float(np.mean([across[child] for child in children[row]]))
-        else:
-            across[row], leaves = float(leaves), leaves + 1
-
-    place(0)
+    across = lines_of(children_of(parents, drawn["log_probs"]))
     for row, parent in enumerate(parents[1:], 1):
         own = row in path
         look = {"color": plots.ORANGE if own else "#c4c8ce", "linewidth": 1.6 if own else 0.8, "zorder": 1 + own}
         axes.plot((across[parent], across[row]), (depth[parent], depth[row]), **look)
     colours = [plots.ORANGE if row in path else plots.BLUE for row in range(len(parents))]
     axes.scatter(across, depth, s=14, c=colours, zorder=3)
-    axes.set(xlim=(-1, max(leaves, 4)), xticks=[])
+    axes.set(xlim=(-1, max(*across, 3) + 1), xticks=[])
     axes.yaxis.set_major_locator(MaxNLocator(integer=True))
     axes.spines[["bottom", "left"]].set_visible(False)
