@@ -94,7 +94,9 @@ class Options(Models):
             raise ValueError("the prompt is empty")
         if self.prompt is not None and any("\ud800" <= character <= "\udfff" for character in self.prompt):
             given, read_as = self.prompt.encode(errors="surrogateescape"), sys.getfilesystemencoding()
-            raise ValueError(f"the prompt {given!r} cannot be read as {read_as}, this terminal's encoding")
+            raise ValueError(
+                f"the prompt {given!r} is no {read_as}, this terminal's encoding; PYTHONUTF8=1 takes UTF-8"
+            )
         if self.eager and self.compile:
             raise ValueError("--compile makes what --eager leaves alone: give one of them")
         if self.html:

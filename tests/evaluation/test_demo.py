@@ -239,7 +239,7 @@ def test_sampled_texts_are_the_same_with_and_without_a_tree(classic, capsys):
         (["--inflate", "9b"], "unknown shape '9b' to inflate to"),
         (["--inflate", "16x4"], "16 wide is less than the target's 32"),
         (["--prompt", " "], "the prompt is empty"),
-        (["--prompt", "\udcff"], "the prompt b'\\xff' cannot be read as"),
+        (["--prompt", "\udcff"], "the prompt b'\\xff' is no utf-8, this terminal's encoding; PYTHONUTF8=1"),
         (["--prompt", "x" * 300], "the prompt has 301 tokens, which leaves no room in 256 of context"),
         (["--dtype", "float31"], "unknown dtype 'float31'"),
         (["--device", "nowhere"], "no device 'nowhere' here"),
