@@ -26,7 +26,7 @@ def ask(text: str) -> list[dict[str, str]]:
 
 def test_both_sides_write_the_same_and_the_slower_clock_waits(room):
     for drafter in room.drafters:
-        drafted, plain = runners = room.runners(ask("What is a fox?"), chat.Chosen(drafter, length=24))
+        drafted, plain = runners = room.runners(ask("What is a fox?"), chat.Chosen(drafter, length=12))
         before = [0.0, 0.0]
         for runner in chat.race(runners):
             mine = runners.index(runner)
@@ -63,7 +63,7 @@ def test_a_conversation_goes_on_and_its_turns_are_shown_as_text(room):
 
 def test_above_temperature_0_an_answer_has_a_seed_of_its_own_and_both_sides_share_it(room):
     def texts(seed: str) -> list[list[int]]:
-        chosen = chat.Chosen("ngram", nodes=3, length=12, temperature=1.0, seed=seed)
+        chosen = chat.Chosen("ngram", nodes=3, length=8, temperature=1.0, seed=seed)
         *_, last = chat.race(runners := room.runners(ask("What is a fox?"), chosen))
         assert last.ended and f"Seed {runners[0].seed} gives this text again." in chat.compared(runners)
         assert runners[0].tokens == runners[1].tokens

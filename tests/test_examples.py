@@ -104,7 +104,7 @@ def test_the_trunk_is_one_line_in_the_registry(monkeypatch: pytest.MonkeyPatch) 
 
 def test_the_coin_between_two_exact_rules_is_exact() -> None:
     found = example("verifier")
-    assert opt_tree.prove(found["coin"], IID(2), depth=1)
+    assert opt_tree.prove(found["coin"], IID(2), 2, depth=1)
     assert not opt_tree.prove(found["coin"], opt_tree.TopK(2), depth=1)
     assert found["main"]().mean_acceptance_length > 1
 

@@ -62,7 +62,7 @@ def test_texts_and_trees_are_those_of_whole_rows(verifier, policy, top_p, monkey
     def run() -> list[tuple[list[int], list[int]]]:
         target = CausalLM(tiny("llama"))
         drafter = CausalLMDrafter(CausalLM(tiny_drafter("llama")), target.vocab)
-        steps = Decoder(target, drafter, policy, verifier).steps(prompt(9), 20, Sampling(0.7, top_p), Random(3))
+        steps = Decoder(target, drafter, policy, verifier).steps(prompt(9), 10, Sampling(0.7, top_p), Random(3))
         return [(step.tokens, step.tree.tokens.tolist()) for step in steps]
 
     found = run()

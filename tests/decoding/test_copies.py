@@ -125,8 +125,8 @@ def test_threads_that_share_a_decoder_or_a_drafter_take_turns(shared):
     drafter = CausalLMDrafter(CausalLM(tiny_drafter("llama")), VOCAB)
     first = Decoder(CausalLM(tiny("llama")), drafter, POLICY)
     decoders = [first, first if shared == "decoder" else Decoder(CausalLM(tiny("llama")), drafter, POLICY)]
-    expected = [first.generate(prompt(20, seed), 40).tokens for seed in (0, 1)]
-    for results, known in zip(in_two_threads(decoders, 40, 2), expected, strict=True):
+    expected = [first.generate(prompt(20, seed), 24).tokens for seed in (0, 1)]
+    for results, known in zip(in_two_threads(decoders, 24, 2), expected, strict=True):
         assert [result.tokens for result in results] == [known] * 2
 
 

@@ -35,7 +35,7 @@ def drafter():
 def plain_texts(target):
     """What plain decoding says, greedy and drawn."""
     decoder = plain(target)
-    return {sampling: decoder.generate(prompt(12), 20, sampling, seed=3).tokens for sampling in SAMPLINGS}
+    return {sampling: decoder.generate(prompt(12), 14, sampling, seed=3).tokens for sampling in SAMPLINGS}
 
 
 @pytest.mark.parametrize("name", [*POLICIES, *(name for name in PRESETS if name not in POLICIES)])
@@ -46,7 +46,7 @@ def test_whatever_is_listed_decodes_as_plain_decoding_does(name, target, drafter
     else:
         decoder = PRESETS[name].make(target, drafter)
     for sampling in SAMPLINGS:
-        answer = decoder.generate(prompt(12), 20, sampling, seed=3)
+        answer = decoder.generate(prompt(12), 14, sampling, seed=3)
         if decoder.verifier is match or not sampling.temperature:  # the others draw for themselves, by the same law
             assert answer.tokens == plain_texts[sampling]
         sizes = {step.tree.nodes for step in answer.steps}
@@ -54,7 +54,7 @@ def test_whatever_is_listed_decodes_as_plain_decoding_does(name, target, drafter
         if not sampling.temperature and name != "plain":
             assert answer.mean_acceptance_length > 1
     if decoder.verifier is not match:
-        again, other = (decoder.generate(prompt(12), 20, SAMPLINGS[1], seed=seed).tokens for seed in (3, 4))
+        again, other = (decoder.generate(prompt(12), 14, SAMPLINGS[1], seed=seed).tokens for seed in (3, 4))
         assert again == answer.tokens != other
 
 

@@ -30,7 +30,7 @@ SAMPLINGS = (Sampling(), Sampling(0.8))
 @functools.cache
 def plain_text(number: int, sampling: Sampling) -> list[int]:
     """What a target says that no drafter has hooked."""
-    return plain(CausalLM(deep())).generate(TEXTS[number], 12, sampling, seed=1).tokens
+    return plain(CausalLM(deep())).generate(TEXTS[number], 8, sampling, seed=1).tokens
 
 
 @pytest.mark.parametrize("name", EVERY)
@@ -41,7 +41,7 @@ def test_text_is_the_target_s_own(name):
     decoder, steps, said = Decoder(target, drafter, POLICY), [], set()
     for sampling in SAMPLINGS:
         for number, text in enumerate(TEXTS):
-            answer = decoder.generate(text, 12, sampling, seed=1)
+            answer = decoder.generate(text, 8, sampling, seed=1)
             assert answer.tokens == plain_text(number, sampling)
             steps += answer.steps
             said |= {*answer.tokens}
@@ -61,7 +61,7 @@ ELSEWHERE = {"lm", "eagle", "exit", "recycling"}
 def test_side_by_side_as_alone(name):
     """Each lane has a drafter's state of its own."""
     target = CausalLM(target_model())
-    compare(Decoder(target, MAKERS[name](target), POLICY), Sampling(), PROMPTS[:3], (2,), 6)
+    compare(Decoder(target, MAKERS[name](target), POLICY), Sampling(), PROMPTS[:3], (2,), 5)
 
 
 WHOLE_LAWS = {
@@ -90,8 +90,8 @@ def test_what_is_embedded_drafts_the_demo_target(kind):
     """Well above one token a step, and the text is the target's own."""
     pair = load_pair("demo", f"{kind}:demo", dtype="float32")
     text = pair.encode("What is the capital of France?")
-    answer = Decoder(pair.target, pair.drafter, OptTree(12, 0.05)).generate(text, 24)
-    assert answer.tokens == plain(pair.target).generate(text, 24).tokens
+    answer = Decoder(pair.target, pair.drafter, OptTree(12, 0.05)).generate(text, 20)
+    assert answer.tokens == plain(pair.target).generate(text, 20).tokens
     assert answer.mean_acceptance_length > 1.4
     if kind in TABLES | ONE_PASS:
         assert {step.draft_forwards for step in answer.steps} <= {0, kind in ONE_PASS}
