@@ -80,12 +80,13 @@ class DeltaCache(KVCache):
 
     @inference
     def commit(self, kept: list[int]) -> None:
-        if kept:
-            for number, layer in self._delta.items():
-                _commit(layer, kept, self._taps[number])
+        """See `KVCache.commit`. The states move in one go and last, so that Ctrl-C leaves no layer ahead of another.
+
+        In between the context is longer than its owner knows, who then forgets it.
+        """
+        after = {number: _committed(layer, kept, self._taps[number]) for number, layer in self._delta.items()}
         super().commit(kept)
-        for layer in self._delta.values():
-            layer.drop()
+        self._delta = after
 
     def truncate(self, length: int) -> None:
         """Forget the pending rows, and for 0 the context as well. ValueError for any other part of the context."""
@@ -211,17 +212,18 @@ def _behind(before: Tensor | None, rows: Tensor) -> Tensor:
     return rows if before is None else torch.cat((before, rows), 1)
 
 
-def _commit(layer: _Layer, kept: list[int], taps: int) -> None:
-    """Bring the state to the end of a path of pending rows."""
+def _committed(layer: _Layer, kept: list[int], taps: int) -> _Layer:
+    """Return the layer with its state at the end of a path of pending rows, and no pending rows."""
+    if not kept:
+        return _Layer(layer.before, layer.state)
     assert layer.inputs is not None and layer.before is not None and layer.state is not None
     assert layer.keys is not None and layer.updates is not None and layer.decays is not None
     path = torch.tensor(kept, device=layer.inputs.device)
-    layer.before = torch.cat((layer.before, layer.inputs[:, path]), 1)[:, -(taps - 1) :].clone()
+    before = torch.cat((layer.before, layer.inputs[:, path]), 1)[:, -(taps - 1) :].clone()
     decays = layer.decays[:, path]
     left = (decays[:, -1:] - decays).exp()[..., None]
-    layer.state = (
-        decays[:, -1, None, None].exp() * layer.state + (left * layer.keys[:, path]).mT @ layer.updates[:, path]
-    )
+    state = decays[:, -1, None, None].exp() * layer.state + (left * layer.keys[:, path]).mT @ layer.updates[:, path]
+    return _Layer(before, state)
 
 
 def last_ancestors(visible: Bool[np.ndarray, "rows columns"], taps: int) -> Int[np.ndarray, "rows taps"]:

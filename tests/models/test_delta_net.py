@@ -23,6 +23,7 @@ from opt_tree import (
     make_canonical,
 )
 from opt_tree.drafters import CausalLMDrafter, NGramDrafter, model_drafter
+from opt_tree.engines import delta_net
 from opt_tree.engines.delta_layers import delta_forwards, delta_nets
 from opt_tree.engines.delta_net import DeltaCache, last_ancestors
 from opt_tree.models.causal_lm import Buckets
@@ -232,3 +233,25 @@ def test_where_accelerate_moves_the_weights_paths_are_scored():
     assert not delta_nets(model)
     with pytest.warns(UserWarning, match="path by path"):
         assert isinstance(wrap(model), ChainLM)
+
+
+@pytest.mark.parametrize("ends", [1, 2, 3])
+def test_an_interruption_leaves_no_layer_ahead_of_another(ends, monkeypatch):
+    """Ctrl-C in the middle of a commit: the next text goes on from a state of the whole context, or from none."""
+    name, text = "qwen3_next", prompt(9, vocab=VOCAB)
+    decoder = Decoder(CausalLM(model_of(name)), drafter(name), OptTree(6, 0.0, 3))
+    text += [*decoder.generate(text, 4).tokens, *prompt(3, seed=5, vocab=VOCAB)]
+    calls, own = [], delta_net._committed
+
+    def interrupted(*given):
+        calls.append(given)
+        if len(calls) == ends:
+            raise KeyboardInterrupt
+        return own(*given)
+
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(delta_net, "_committed", interrupted)
+        decoder.generate(text, 9, reuse=True)
+    again = decoder.generate(text, 9, reuse=True)
+    assert again.reused > 0 or ends > 2, "nothing was committed"
+    assert again.tokens == generate(name, text, 9)[0, len(text) :].tolist()
