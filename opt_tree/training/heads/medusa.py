@@ -3,7 +3,8 @@
     python -m opt_tree.training.heads.medusa --target DIR --features DIR --output DIR --minutes 12
 
 Head d learns what the target itself says d + 1 tokens ahead, along its own answers, given its last feature alone. All
-read through the target's output layer. Heads that see the root, and each other, are ParallelSpec's and DSpark's
+read through the target's output layer, which is most of the work: `--frequent 1024 --drawn 256` judges them over some
+of its tokens, in a third of the time. Heads that see the root, and each other, are ParallelSpec's and DSpark's
 (`parallel_spec.py`, `dspark.py`). Stream, clock and files are those of `opt_tree.training.heads.train`.
 """
 
