@@ -310,7 +310,7 @@ def test_whatever_decides_the_code_is_in_the_key(monkeypatch):
 
 
 def test_a_changed_weight_an_option_and_a_layer_are_compiled_anew(fake, monkeypatch):
-    model = build(ARCHITECTURES["llama"]())
+    model = long_llama()
     assert compile_forwards(CausalLM(model))
     with torch.no_grad():
         model.lm_head.weight[0, 0] += 1

@@ -108,14 +108,14 @@ def test_its_package_takes_the_weights_from_the_model(fake: list[str], monkeypat
     given: list[dict[str, torch.Tensor]] = []
     good = aot._load
     monkeypatch.setattr(aot, "_load", lambda file, shared: given.append(shared) or good(file, shared))
-    lm = CausalLM(model("int8"))
+    lm = CausalLM(model("int8", num_hidden_layers=1))
     make_canonical(lm)
     text = Decoder(lm, CausalLMDrafter(CausalLM(lm.model)), OptTree(nodes=6)).generate(prompt(9), NEW).tokens
     assert compile_forwards(lm) and len(fake) == 1
     shared = given[-1]["model.model.layers.0.mlp.up_proj.packed"]
     assert shared.data_ptr() == lm.model.model.layers[0].mlp.up_proj.packed.data_ptr()
     assert Decoder(lm, CausalLMDrafter(CausalLM(lm.model)), OptTree(nodes=6)).generate(prompt(9), NEW).tokens == text
-    mixed = model("int8")
+    mixed = model("int8", num_hidden_layers=1)
     mixed.model.layers[0].mlp.up_proj = nn.Linear(64, 96, bias=False).bfloat16().requires_grad_(False)
     assert compile_forwards(CausalLM(mixed)) and not given[-1]
 
