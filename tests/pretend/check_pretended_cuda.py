@@ -274,7 +274,8 @@ def test_the_chat_page_s_two_sides_write_the_same():
     assert list(chat.race(sides)) and sides[0].tokens == sides[1].tokens
 
 
-def test_captured_trees_are_timed_and_their_texts_are_plain_decodings(capsys):
+def test_captured_trees_are_timed_and_their_texts_are_plain_decodings(capsys, monkeypatch):
+    monkeypatch.setattr("opt_tree.models.compiling.Buckets", lambda: Buckets((1, 8), (512,)))
     words = [*SMALL[:2], "--nodes", "6", "--thresholds", "0.2", "--limit", "1", "--max-new-tokens", "4", "--compile"]
     assert latency.main([*words, "--device", "cuda", "--json"]) == 0
     rows = json.loads(capsys.readouterr().out.splitlines()[-1])["rows"]
