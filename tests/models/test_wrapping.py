@@ -1,5 +1,6 @@
 """What may be wrapped, and what may happen to it afterwards: it works, or one line says what to do."""
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
