@@ -338,7 +338,12 @@ COMMANDS = [("-m", "opt_tree.models"), ("demo_opt_classic.py", "--help")]
 @pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
 def test_ctrl_c_while_a_command_imports_is_no_traceback(command: tuple[str, str]) -> None:
     """The signal comes as soon as the package is being imported, which takes seconds for torch alone."""
-    process = subprocess.Popen([sys.executable, "-v", *command], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    process = subprocess.Popen(
+        [sys.executable, "-v", *command],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a shell's background job ignores it
+    )
     assert process.stderr is not None
     for line in process.stderr:
         if line.startswith(b"import 'opt_tree.core.interrupted'"):
