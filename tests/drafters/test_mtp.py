@@ -123,6 +123,7 @@ class Naive:
     def law(self, context: list[int], path: list[int]) -> Tensor:
         states = self.model(torch.tensor([context]), output_hidden_states=True).hidden_states[-1][:, :-1]
         tokens, rows, count = context[1:] + path, len(context) - 1, len(self.layers.layers)
+        read = states
         for depth in range(len(path) + 1):
             index = min(depth, count - 1)
             read = states if depth < count else torch.cat([read, states[:, -1:]], 1)

@@ -48,7 +48,7 @@ class Reduced(NamedTuple):
 class Best(NamedTuple):
     """The children of a layer, found where it was computed and not read yet: see `TopK.best`."""
 
-    found: Int[Tensor, "parts *children"]
+    found: Int[Tensor, "parts ..."]
     first: int = 0
     """The row, of those that were computed, with which the layer begins."""
 

@@ -83,7 +83,7 @@ class TopK:
         log_probs: Float[Tensor, "frontier columns"],
         above: Float[Tensor, " frontier"],
         names: Int[Tensor, "frontier columns"] | Int[Tensor, " columns"] | None = None,
-    ) -> Int[Tensor, "parts *children"]:
+    ) -> Int[Tensor, "parts ..."]:
         """Return the children of a layer in one tensor, for one read: path values as bits, columns, tokens if named.
 
         Per node: a row for each node. Else they are the best of all, the best first, and a place counts through the
