@@ -63,7 +63,7 @@ def promise(answers: Sequence[Record]) -> dict[str, Any] | None:
 
     def ratio(rows: Int[np.ndarray, "... rows"]) -> Float[np.ndarray, "..."]:
         expected, accepted = np.moveaxis(sums[rows].sum(-2), -1, 0)
-        return expected / np.maximum(accepted, 1e-9)
+        return expected / np.maximum(accepted, 1)  # where a resample accepted nothing
 
     return {"ratio": float(ratio(np.arange(len(sums)))), "interval": bootstrap(ratio, len(sums))}
 

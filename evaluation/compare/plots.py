@@ -17,7 +17,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, NullLocator, ScalarFormatter
 
 from evaluation.answers import plots
-from evaluation.answers.comparison import mean_efficiency
+from evaluation.answers.comparison import REFERENCE, mean_efficiency
 from evaluation.answers.file import Record
 from evaluation.compare.combinations import Combination
 from opt_tree.core.words import counted
@@ -53,23 +53,25 @@ def draw_all(records: Sequence[Record], folder: Path) -> list[Path]:
 
 
 def lengths(records: Sequence[Record]) -> Pictures:
-    """Acceptance length against the budget (the paper's Fig. 5): a panel for each drafter."""
+    """Acceptance length against the budget (the paper's Fig. 5): a panel for each drafter, an interval for OPT-Tree."""
     greedy = [r for r in records if r["cell"]["temperature"] == 0 and r["cell"]["children"] in ("TopK", "LayerBest")]
     curves = series(greedy, "budget", "drafter", "policy", "sharpening")
+    shades = _shades([policy for _, policy, _ in curves])
+    marks = dict(zip(dict.fromkeys(key[1:] for key in curves), itertools.cycle(MARKS), strict=False))
     if drafters := sorted({drafter for drafter, _, _ in curves}):
         figure, panels = panels_of(len(drafters))
         for drafter, axes in zip(drafters, panels, strict=True):
             own = {key[1:]: curve for key, curve in curves.items() if key[0] == drafter}
-            shades = _shades([policy for policy, _ in own])
-            for ((policy, sharpening), curve), mark in zip(own.items(), itertools.cycle(MARKS), strict=False):
-                line = "--" if sharpening == "bare" else "-"
+            ours = [key for key in own if key[0].partition(":")[0] == REFERENCE]
+            banded = min(ours, key=lambda key: key[1] == "bare", default=None)  # several would hide one another
+            for (policy, sharpening), curve in own.items():
+                line = ("--" if sharpening == "bare" else "-") + marks[policy, sharpening]
                 places = [record["cell"]["budget"] for record in curve]
                 values = [record["figures"]["tokens_per_step"] for record in curve]
-                looks: dict[str, Any] = {"color": shades[policy], "label": _label(policy, sharpening)}
-                axes.plot(places, values, f"{line}{mark}", markersize=3, **looks)
+                axes.plot(places, values, line, markersize=3, color=shades[policy], label=_label(policy, sharpening))
                 edges = [record["figures"]["interval"] for record in curve]
-                if None not in edges:
-                    axes.fill_between(places, *np.transpose(edges), color=looks["color"], alpha=0.1, linewidth=0)
+                if (policy, sharpening) == banded and None not in edges:
+                    axes.fill_between(places, *np.transpose(edges), color=shades[policy], alpha=0.15, linewidth=0)
             axes.set(xscale="log", xlabel="nodes", title=f"{drafter}, temperature 0", ylabel="tokens a step")
             axes.set_xticks(sorted({record["cell"]["budget"] for record in greedy}))
             axes.xaxis.set_major_formatter(ScalarFormatter())

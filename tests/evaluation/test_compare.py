@@ -316,6 +316,8 @@ def test_what_was_promised_is_compared_step_by_step() -> None:
     both = promise([one, other])
     assert both is not None and both["ratio"] == 1 and both["interval"] == pytest.approx([3 / 4, 5 / 4])
     assert promise([answer([0, 0], [1.0, 1.0], "length")]) is None
+    seldom = promise([answer([0], [2.0], "length"), answer([1], [1.0], "length")])  # half the resamples accept nothing
+    assert seldom is not None and seldom["interval"][1] == 4
 
 
 def test_plots_come_from_the_file_alone(
