@@ -339,8 +339,9 @@ def check_port(host: str, port: int) -> None:
     try:
         with socket.create_server((host, port)):
             pass
-    except OSError as error:
-        raise ValueError(f"cannot serve at {host}:{port}: {error.strerror}; --port names another") from None
+    except (OSError, OverflowError) as error:  # the second: no port has this number
+        why = getattr(error, "strerror", error)
+        raise ValueError(f"cannot serve at {host}:{port}: {why}; --port names another") from None
 
 
 def serve(arguments: argparse.Namespace) -> NoReturn:

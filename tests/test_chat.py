@@ -105,6 +105,8 @@ def test_a_port_in_use_is_said_in_one_line_before_anything_is_loaded(monkeypatch
         assert chat.main(["--port", str(port)]) == 2
     told = capsys.readouterr().err
     assert re.match(f"error: cannot serve at 127.0.0.1:{port}: .*; --port names another\n$", told)
+    assert chat.main(["--port", "99999"]) == 2
+    assert "99999: bind(): port must be 0-65535.; --port" in capsys.readouterr().err
 
 
 def test_every_tree_of_the_list_can_be_made_and_what_is_wrong_is_said(capsys):
