@@ -4,14 +4,15 @@
 
 Every way decodes the questions' first turns: plainly, by trees of 12 and 60 nodes, by each further drafter, in lanes
 side by side, with a reused beginning, and drawn at temperature 1 with a seed. Texts are compared with plain decoding's,
-and each row of logits that a way committed with that row of one prefill of the text. A way is said as it is done; the
-exit status is 1 where anything differs.
+and each row of logits that a way committed with that row of one prefill of the text. A way is said, and written to
+--output with those before it, as it is done; the exit status is 1 where anything differs.
 """
 
 import sys
 from dataclasses import dataclass
+from pathlib import Path
 
-from evaluation.command_line import option, parse, run_command, work_of
+from evaluation.command_line import check_writable, option, parse, run_command, work_of
 from evaluation.run.options import Asked
 
 EMBEDDED = ("eagle:demo", "eagle3:demo", "store:demo", "graft:1:eagle:demo+store:demo", "exit:demo")
@@ -31,9 +32,11 @@ class Options(Asked):
     )
     lanes: int = option(8, "of the batch", least=1)
     max_new_tokens: int = option(128, "of each text", least=1)
+    output: str = option("certificates.json", "where the figures go, after each way")
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        check_writable(Path(self.output))
         if not self.also and self.base_model_path == "demo":
             object.__setattr__(self, "also", list(INFLATED if self.inflate else EMBEDDED))
 
@@ -52,6 +55,7 @@ if __name__ == "__main__":
     sys.exit(main())
 
 import hashlib
+import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple
@@ -65,6 +69,7 @@ from evaluation.questions.prompts import Prompter
 from evaluation.run.models import load_several, read_questions
 from evaluation.timing import environment
 from opt_tree import Decoder, OptTree, Output, Pair, Sampling, Target, Tree
+from opt_tree.core.files import write_text
 from opt_tree.decoding.presets import plain
 
 SEED = 3
@@ -191,12 +196,14 @@ def run(options: Options) -> int:
     if not target.canonical:
         raise ValueError(target.not_canonical or f"{target.name} is not canonical by itself here: pass --canonical")
     prompts = [prompter.encode(question.turns[:1], []) for question in chosen]
-    rows = []
+    rows: list[dict[str, Value]] = []
+    found = {"environment": environment(target.device), "target": target.name, "engine": target.engine.name}
+    found |= {"dtype": options.dtype, "rows": rows}
     for row in certify(pairs, prompts, options):
         rows.append(row)
+        write_text(Path(options.output), json.dumps(found, indent=1) + "\n")
         print(", ".join(f"{key}: {value}" for key, value in row.items() if value is not None), file=sys.stderr)
     print(table(rows))
-    place = {"environment": environment(target.device), "target": target.name, "engine": target.engine.name}
-    print_json(options.json, place | {"dtype": options.dtype, "rows": rows})
+    print_json(options.json, found)
     pairs_of_counts = (("texts", "texts as plain"), ("rows", "rows as one prefill"))
     return int(any(row[one] != row[other] for row in rows for one, other in pairs_of_counts))

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -87,16 +88,28 @@ def test_the_price_of_canonical_arithmetic(capsys: pytest.CaptureFixture, monkey
 
 
 @pytest.mark.usefixtures("kernel")
-def test_certificates_of_every_way(capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All equal, and one bit of one row is seen."""
+def test_certificates_of_every_way(
+    tmp_path: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All equal, and one bit of one row is seen. Each way's figures are on disk before the next one begins."""
+    output = tmp_path / "certificates.json"
 
     def found() -> dict[str, dict[str, int]]:
         return {row["way"]: row for row in json.loads(capsys.readouterr().out.splitlines()[-1])["rows"]}
 
     short = ["--limit", "2", "--max-new-tokens", "5", "--lanes", "2", "--also", "store:demo", "--json"]
+    short += ["--output", str(output)]
+    decoded, kept = certificates.decoded, list[int]()
+
+    def watched(*given: Any) -> list[Any]:
+        kept.append(len(json.loads(output.read_text())["rows"]) if output.exists() else 0)
+        return decoded(*given)
+
+    monkeypatch.setattr(certificates, "decoded", watched)
     assert certificates.main(short) == 0
     rows = found()
     assert {"plain", "lm:demo, 60 nodes", "store:demo, 12 nodes", "2 lanes, 12 nodes"} < rows.keys()
+    assert kept == list(range(len(rows))) and json.loads(output.read_text())["rows"] == list(rows.values())
     assert all(row["texts as plain"] == 2 for row in rows.values())
     assert all(row["rows as one prefill"] == row["rows"] == 10 for way, row in rows.items() if "lanes" not in way)
 
