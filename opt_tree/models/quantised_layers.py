@@ -4,7 +4,7 @@ Asking a quantised layer for its weight unpacks all numbers, so that nobody else
 """
 
 import copy
-from typing import Any
+from typing import Any, cast
 
 import torch
 from jaxtyping import Float, Int
@@ -58,11 +58,16 @@ def linear_of(weight: Float[Tensor, "out in"], bias: Float[Tensor, " out"] | Non
 
 
 def plain_copy(module: nn.Module) -> nn.Module:
-    """Return a copy of a module in which quantised layers are plain ones, with the numbers that they compute with."""
+    """Return a copy of a module in which quantised layers are plain ones, with the numbers that they compute with.
+
+    A layer with PEFT's adapters is the layer without them.
+    """
     copied = copy.deepcopy(module)
     for parent in [*copied.modules()]:
         for name, layer in parent.named_children():
-            if isinstance(layer, QuantisedLinear):
+            if hasattr(layer, "get_base_layer"):
+                setattr(parent, name, cast(Any, layer).get_base_layer())
+            elif isinstance(layer, QuantisedLinear):
                 setattr(parent, name, linear_of(layer.weight, layer.bias))
     return copied
 

@@ -18,7 +18,7 @@ from opt_tree.core.target import Output, Work
 from opt_tree.core.tree import Tree, send
 from opt_tree.engines import Eager, Engine
 from opt_tree.engines.kv_cache import inference
-from opt_tree.models.capabilities import layer_windows
+from opt_tree.models.capabilities import layer_windows, unwrapped
 from opt_tree.models.causal_lm import CausalLM, Wanted
 from opt_tree.models.meter import Meter
 from opt_tree.models.tensor_parallel import check_whole
@@ -89,9 +89,10 @@ class Split:
         self._meter = Meter()
         self._hidden: list[Tensor] = []
         self._below: dict[int, list[Tensor]] = {}
-        check_cut(target.model, depth)
-        self.lower: Engine = Eager(Lower(target.model, depth), target.cache, target.eager.packed)
-        self.upper: Engine = Eager(Upper(target.model, depth), target.cache, target.eager.packed)
+        model = unwrapped(target.model)
+        check_cut(model, depth)
+        self.lower: Engine = Eager(Lower(model, depth), target.cache, target.eager.packed)
+        self.upper: Engine = Eager(Upper(model, depth), target.cache, target.eager.packed)
         self._probe()
 
     @property

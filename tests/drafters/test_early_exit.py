@@ -91,6 +91,22 @@ def test_text_is_the_target_s_own(architecture):
         plain_texts(decoder, [prompt(20)], 16, [Sampling()], deep(architecture))
 
 
+def test_a_target_with_adapters_is_cut_as_the_model_inside(tmp_path):
+    """The adapters are in both halves. The exit's own layer has none: its files are those of the bare target."""
+    peft = pytest.importorskip("peft")
+    bare, _ = target, drafter = pair_of()
+    save_exit(drafter.lm.model, target.model, tmp_path)
+    config = peft.LoraConfig(task_type="CAUSAL_LM", target_modules=["q_proj", "up_proj"], init_lora_weights=False)
+    adapted = CausalLM(peft.get_peft_model(deep(), config).double().eval())
+    drafter = load_drafter(f"exit:{tmp_path}", adapted)
+    assert drafter.lm.model.layer.state_dict().keys() == bare.model.model.layers[0].state_dict().keys()
+    found, expected = (
+        Decoder(adapted, one, tree).generate(prompt(9), 24) for one, tree in ((drafter, POLICY), (None, Static.empty()))
+    )
+    assert found.tokens == expected.tokens and found.mean_acceptance_length > 1.1
+    assert found.tokens != Decoder(bare, None, Static.empty()).generate(prompt(9), 24).tokens
+
+
 def test_drafted_rows_are_not_run_again(monkeypatch):
     """The lower half runs each row of draft and tree once; the upper half the rows of the tree."""
     target, drafter = pair_of()

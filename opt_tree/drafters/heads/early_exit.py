@@ -21,7 +21,7 @@ from opt_tree.core.target import Output, Work, shared
 from opt_tree.core.words import counted
 from opt_tree.drafters.base import Drafter
 from opt_tree.drafters.registry import DrafterOptions, feature_target, register
-from opt_tree.models.capabilities import size_of
+from opt_tree.models.capabilities import size_of, unwrapped
 from opt_tree.models.causal_lm import Buckets, CausalLM
 from opt_tree.models.chain_lm import AnyLM
 from opt_tree.models.checkpoints import CheckpointError, load_named, load_tensors, read_own_config, refused
@@ -42,6 +42,7 @@ class ExitLayer(nn.Module):
 
     def __init__(self, model: Any, depth: int) -> None:
         super().__init__()
+        model = unwrapped(model)
         check_cut(model, depth)
         body = model.base_model
         self.depth = depth
