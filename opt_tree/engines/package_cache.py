@@ -25,6 +25,7 @@ from filelock import FileLock
 from torch import Tensor, nn
 
 from opt_tree.core.files import write_text
+from opt_tree.engines.snapshot import adapters_of
 
 _CHUNK = 1 << 26  # bytes hashed at once
 _TRIES = 100  # a folder that cannot be removed ends in an error
@@ -143,6 +144,7 @@ def remember(facts: dict[str, Any], found: str) -> None:
 def facts_of(model: Any) -> dict[str, Any]:
     """All that decides what a compiled model computes and where it runs: weights, config, code, versions, processor."""
     config = {key: value for key, value in model.config.to_dict().items() if key != "_name_or_path"}
+    adapters = [state for module in model.modules() if (state := adapters_of(module))]
     return {
         "weights": weights_digest(model),
         "model": f"{type(model).__module__}.{type(model).__qualname__}",
@@ -152,6 +154,7 @@ def facts_of(model: Any) -> dict[str, Any]:
         "transformers": transformers.__version__,
         "processor": processor(),
         "threads": torch.get_num_threads(),  # loops are compiled for a number of them
+        **({"adapters": adapters} if adapters else {}),
     }
 
 

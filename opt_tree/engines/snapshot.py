@@ -36,7 +36,8 @@ class Snapshot:
         if output is not None and output not in modules.values():  # a head borrows the target's
             modules["its output layer"] = output
         self._modules = [
-            _Module(name, module, _parts(module), _hooks(module), _adapters(module)) for name, module in modules.items()
+            _Module(name, module, _parts(module), _hooks(module), adapters_of(module))
+            for name, module in modules.items()
         ]
         found = {id(weight): _Weight(name, weight) for name, weight in _named_weights(modules)}
         self._weights = list(found.values())
@@ -80,7 +81,7 @@ class _Module(NamedTuple):
             return "has other parts"
         if not _same(self.hooks, _hooks(self.module)):
             return "has another hook or forward"
-        return "" if self.adapters == _adapters(self.module) else "has other adapters at work"
+        return "" if self.adapters == adapters_of(self.module) else "has other adapters at work"
 
 
 class _Weight:
@@ -170,7 +171,7 @@ def _hooks(module: nn.Module) -> tuple[Any, ...]:
     return tuple(hook for hook in found if not (getattr(hook, "__module__", None) or "").startswith("opt_tree."))
 
 
-def _adapters(module: nn.Module) -> tuple[Any, ...]:
+def adapters_of(module: nn.Module) -> tuple[Any, ...]:
     """What of a layer of PEFT's says which adapters take part and how much: attributes, where no weight changes."""
     if "_disable_adapters" not in module.__dict__:
         return ()

@@ -309,6 +309,32 @@ def test_whatever_decides_the_code_is_in_the_key(monkeypatch):
     assert len(keys) == 12 and [keys.index(one) for one in keys] == list(range(12))
 
 
+def test_adapters_are_compiled_and_each_state_of_theirs_has_a_package(fake):
+    """To switch adapters off, or to scale one, changes no weight; a package of another state says other text."""
+    peft = pytest.importorskip("peft")
+    config = peft.LoraConfig(task_type="CAUSAL_LM", target_modules=["q_proj", "up_proj"], init_lora_weights=False)
+    adapted = peft.get_peft_model(long_llama(), config).double().eval()
+    lm, layer = CausalLM(adapted), adapted.base_model.model.model.layers[0].self_attn.q_proj
+    texts = []
+    for number, switch in enumerate(
+        (
+            lambda: None,
+            adapted.base_model.disable_adapter_layers,
+            adapted.base_model.enable_adapter_layers,
+            lambda: layer.scale_layer(3.0),
+        )
+    ):
+        switch()
+        if number:
+            with pytest.warns(UserWarning, match="other adapters at work since its forwards were compiled"):
+                texts.append(plain(lm).generate(prompt(9), 12).tokens)
+        assert compile_forwards(lm) and lm.engine.name == "aot"
+        text = plain(lm).generate(prompt(9), 12).tokens
+        assert lm.engine.name == "aot" and text == plain(CausalLM(adapted)).generate(prompt(9), 12).tokens
+        assert not number or text == texts[-1]
+    assert len(fake) == 3, "switched on again it is what it was"
+
+
 def test_a_changed_weight_an_option_and_a_layer_are_compiled_anew(fake, monkeypatch):
     model = long_llama()
     assert compile_forwards(CausalLM(model))
