@@ -13,7 +13,7 @@ from opt_tree.core.command_line import numbers, work_of
 from opt_tree.core.files import check_replaceable, check_writable
 from opt_tree.core.interrupted import at_once
 
-_MAY_BE_ZERO = {"feature", "hard", "noise", "threshold", "warmup"}
+_MAY_BE_ZERO = {"drawn", "feature", "frequent", "hard", "noise", "threshold", "warmup"}
 
 
 def existing(text: str) -> Path:

@@ -53,7 +53,8 @@ class Judging(Pace):
         if self.hard > 1 or self.average >= 1:
             raise ValueError(f"--hard goes up to 1, --average stays below it, got {self.hard} and {self.average}")
         if (self.drawn and not self.frequent) or self.frequent + self.drawn > vocab:
-            raise ValueError(f"--frequent {self.frequent} and --drawn {self.drawn} of a draft vocabulary of {vocab}")
+            asked = f"--frequent {self.frequent} and --drawn {self.drawn} of a draft vocabulary of {vocab}"
+            raise ValueError(f"{asked}: both 0 judge over all of it")
 
 
 @dataclass(frozen=True)

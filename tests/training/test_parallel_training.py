@@ -67,7 +67,7 @@ RUNS = [
     (parallel_spec, "parallelspec", ["--depths", "3", "--vocab", "40"], 3),
     (dspark, "dspark", [*BLOCKS, "--vocab", "40", "--markov", "vanilla"], 3),
     (dspark, "dspark", [*BLOCKS, "--vocab", "40", "--markov", "gated"], 3),
-    (medusa, "medusa", ["--depths", "3", "--average", "0.5"], 3),
+    (medusa, "medusa", ["--depths", "3", "--average", "0.5", "--frequent", "0", "--drawn", "0"], 3),
     (early_exit, "exit", ["--depth", "2", "--average", "0.5"], 1),
 ]
 
@@ -109,6 +109,13 @@ def test_what_cannot_be_trained_is_one_line(folder, tmp_path, capsys, options, c
     arguments = ["--target", f"{folder}/target", "--features", f"{folder}/features", "--vocab", "40"]
     assert parallel_spec.main([*arguments, "--output", str(tmp_path), *options]) == 2
     assert complaint in capsys.readouterr().err and not list(tmp_path.iterdir())
+
+
+def test_medusa_s_heads_are_judged_over_frequent_tokens_unless_told_otherwise(folder, tmp_path, capsys):
+    arguments = ["--target", f"{folder}/target", "--features", f"{folder}/features", "--output", str(tmp_path)]
+    assert medusa.main(arguments) == 2
+    line = f"--frequent 1024 and --drawn 256 of a draft vocabulary of {VOCAB}: both 0 judge over all of it"
+    assert line in capsys.readouterr().err and not list(tmp_path.iterdir())
 
 
 def dspark_of(target, columns=VOCAB, **changes):

@@ -3,9 +3,10 @@
     python -m opt_tree.training.heads.medusa --target DIR --features DIR --output DIR --minutes 12
 
 Head d learns what the target itself says d + 1 tokens ahead, along its own answers, given its last feature alone. All
-read through the target's output layer, which is most of the work: `--frequent 1024 --drawn 256` judges them over some
-of its tokens, in a third of the time. Heads that see the root, and each other, are ParallelSpec's and DSpark's
-(`parallel_spec.py`, `dspark.py`). Stream, clock and files are those of `opt_tree.training.heads.train`.
+read through the target's output layer, which is most of the work. So a step judges them over the most frequent tokens
+and some others, in a third of the time that all tokens take (`--frequent 0 --drawn 0`). Heads that see the root, and
+each other, are ParallelSpec's and DSpark's (`parallel_spec.py`, `dspark.py`). Stream, clock and files are those of
+`opt_tree.training.heads.train`.
 """
 
 import sys
@@ -21,6 +22,8 @@ class MedusaPlan(Judging):
 
     depths: int = 5  # heads: layers of a draft
     hard: float = 0.5  # share that the target's best token alone gets of what is wanted
+    frequent: int = 1024  # most frequent tokens over which each step is judged; 0: all
+    drawn: int = 256  # others, drawn anew for each step
 
     def passes(self, progress: float) -> int:
         return self.depths
