@@ -5,7 +5,7 @@ again. A `Step` is what remains of it, with the cost that the loop counted: smal
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -36,8 +36,7 @@ class Outcome:
 
     def numbered(self, draft_rows: Int[np.ndarray, " rows"]) -> "Outcome":
         """Return the same outcome for a drafter that was handed other nodes, or the same ones in another order."""
-        own = Tree.sound(**{**vars(self.tree), "draft_rows": draft_rows})
-        return Outcome(own, self.path, self.tokens, self.features, self.logits)
+        return replace(self, tree=replace(self.tree, draft_rows=draft_rows))
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,6 @@ tensor, on the drafter's device.
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 import torch
@@ -46,13 +45,6 @@ class Tree:
         root, *parents = self.parents.tolist()
         if root != -1 or not all(0 <= parent < row for row, parent in enumerate(parents, start=1)):
             raise ValueError(f"not in topological order, or more than one root: parents {[root, *parents]}")
-
-    @classmethod
-    def sound(cls, **fields: Any) -> "Tree":
-        """Return a tree of arrays that are known to be one: nothing is checked. What follows from it may be given."""
-        tree = cls.__new__(cls)
-        vars(tree).update(fields)
-        return tree
 
     def __len__(self) -> int:
         """Rows of the tree, the root included."""

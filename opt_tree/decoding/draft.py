@@ -4,7 +4,6 @@ from jaxtyping import Float
 from torch import Tensor
 
 from opt_tree.core.children import Few, Picking, Reduced
-from opt_tree.core.continuations import GrowsOverContinuations
 from opt_tree.core.pool import CandidatePool, Frontier
 from opt_tree.core.random import Random
 from opt_tree.core.sampling import Sampling
@@ -28,10 +27,6 @@ def draft(
     """
     if limit <= 0 or drafter is None:
         return alone(context[-1])
-    shortcut = policy if isinstance(policy, GrowsOverContinuations) else None
-    below = drafter.continuations() if shortcut else None
-    if shortcut and below and not below.first:
-        return shortcut.grow(below, context, limit)
     children = policy.children
     pool = CandidatePool(context[-1], children, random)
     sampled = children.sampled
@@ -41,8 +36,6 @@ def draft(
         rows = policy.expand(pool) if pool.depth < limit else None
         if rows is None or not len(rows):
             return pool.tree(policy.select(pool))
-        if shortcut and below and below.first == pool.depth:
-            return shortcut.grow(below, context, limit, pool)
         frontier = pool.frontier(rows)
         answer = drafter.expand(frontier) if sampled else drafter.expand_laws(frontier, pool.picking)
 

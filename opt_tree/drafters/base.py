@@ -14,7 +14,6 @@ from jaxtyping import Float
 from torch import Tensor
 
 from opt_tree.core.children import Few, Picking, Reduced
-from opt_tree.core.continuations import Continuations
 from opt_tree.core.pool import Frontier
 from opt_tree.core.probabilities import log_probs_of
 from opt_tree.core.step import Outcome
@@ -90,13 +89,6 @@ class Drafter(ABC):
     def expand_laws(self, frontier: Frontier, picking: Picking = Picking()) -> Laws:
         """The same of `expand`."""
         return normalised(self.expand(frontier), picking.scale)
-
-    def continuations(self) -> Continuations | None:
-        """Return what the last tokens of a node alone say of what follows it; None: nothing.
-
-        Whoever offers this must draft the same by `root` and `expand`.
-        """
-        return None
 
     def scored(self, output: Output) -> None:  # noqa: B027 - most read it in `observe`
         """Meet what the target says of the tree, before the verdict is read: copies that `observe` needs begin here."""

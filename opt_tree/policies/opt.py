@@ -8,11 +8,8 @@ import numpy as np
 from jaxtyping import Int
 
 from opt_tree.core.children import TopK
-from opt_tree.core.continuations import Continuations
 from opt_tree.core.errors import require
 from opt_tree.core.pool import CandidatePool
-from opt_tree.core.tree import Tree
-from opt_tree.policies import table_trees
 from opt_tree.policies.base import check_sizes
 from opt_tree.policies.registry import register
 
@@ -73,14 +70,3 @@ class OptTree:
 
     def select(self, pool: CandidatePool) -> Int[np.ndarray, " rows"]:
         return pool.best(self.nodes)
-
-    def grow(
-        self, continuations: Continuations, context: list[int], limit: int, above: CandidatePool | None = None
-    ) -> Tree:
-        """Grow the same tree over a table, node by node; see `core.continuations`."""
-        budget = table_trees.Budget(self.nodes, self.threshold)
-        return table_trees.grow(budget, continuations, context, limit, above)
-
-    def __init_subclass__(cls) -> None:
-        """A subclass may expand or select otherwise, so its trees are grown by the loop."""
-        cls.grow = None  # type: ignore[assignment]

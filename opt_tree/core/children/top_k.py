@@ -135,13 +135,16 @@ def _survivors(
     highest = peaks + above[:, None]  # rounded as its children are, hence never below one of them
     floor = layer.floor if layer.floor > -np.inf else max(_below_best(highest, total), _LEAST)
     among = (highest > floor).ravel().nonzero()[0]
-    parents, groups_among = np.divmod(among, groups)
-    blocks = log_probs.reshape(frontier * groups, size).take(among, 0)
-    blocks += above.take(parents)[:, None]
-    hits = (blocks > floor).ravel().nonzero()[0]
-    values = blocks.ravel().take(hits)
-    places, columns = np.divmod(hits, size)
-    rows, tokens = parents.take(places), groups_among.take(places) * size + columns
+    rows, tokens = np.divmod(among, groups)
+    if size == 1:
+        values = highest.ravel().take(among)
+    else:
+        blocks = log_probs.reshape(frontier * groups, size).take(among, 0)
+        blocks += above.take(rows)[:, None]
+        hits = (blocks > floor).ravel().nonzero()[0]
+        values = blocks.ravel().take(hits)
+        places, columns = np.divmod(hits, size)
+        rows, tokens = rows.take(places), tokens.take(places) * size + columns
     if len(values) > total:
         kept = (-values).argsort(kind="stable")[:total]
         kept.sort()

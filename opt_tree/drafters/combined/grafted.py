@@ -11,7 +11,6 @@ from jaxtyping import Float
 from torch import Tensor
 
 from opt_tree.core.children import Few, Picking, Reduced
-from opt_tree.core.continuations import Continuations
 from opt_tree.core.pool import Frontier
 from opt_tree.core.step import Outcome
 from opt_tree.core.target import Laws
@@ -62,9 +61,6 @@ class Grafted(DrafterAround):
     def expand_laws(self, frontier: Frontier, picking: Picking = Picking()) -> Laws:
         few = self._looked_up(frontier)
         return self.drafter.expand_laws(frontier, picking) if few is None else normalised(few, picking.scale)
-
-    def continuations(self) -> Continuations | None:
-        return Continuations(self.table.law, self.table.order, self.depth)
 
     def _begin(self, context: list[int]) -> None:
         self._tails.root(context)

@@ -11,12 +11,14 @@ import numpy as np
 import torch
 
 from opt_tree.core.children import Few
-from opt_tree.core.continuations import Continuations, Tail
 from opt_tree.core.pool import Frontier
 from opt_tree.drafters.base import Drafter
 from opt_tree.drafters.registry import DrafterOptions, load_drafter, two_specs
 from opt_tree.models.chain_lm import AnyLM
 from opt_tree.models.checkpoints import CheckpointError
+
+Tail = tuple[int, ...]
+"""The last tokens before the one that is to be drafted, the newest last; shorter where the text is."""
 
 
 class Tails:
@@ -70,9 +72,6 @@ class Lookup(Drafter):
 
     def expand(self, frontier: Frontier) -> Few:
         return self.look_up(self._tails.expand(frontier))
-
-    def continuations(self) -> Continuations:
-        return Continuations(self.law, self.order)
 
 
 def few(rows: Sequence[Mapping[int, float]]) -> Few:

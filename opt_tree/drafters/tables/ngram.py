@@ -10,11 +10,10 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from opt_tree.core.continuations import Tail
 from opt_tree.core.step import Outcome
 from opt_tree.core.target import Output
 from opt_tree.drafters.registry import DrafterOptions, register
-from opt_tree.drafters.tables.lookup import Lookup
+from opt_tree.drafters.tables.lookup import Lookup, Tail
 from opt_tree.models.chain_lm import AnyLM
 
 BETA = (4.0, 2.5, 1.25, 0.75)

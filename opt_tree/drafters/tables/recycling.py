@@ -10,12 +10,11 @@ import numpy as np
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from opt_tree.core.continuations import Tail
 from opt_tree.core.step import Outcome
 from opt_tree.core.target import Output
 from opt_tree.core.tree import fetch_later
 from opt_tree.drafters.registry import DrafterOptions, register
-from opt_tree.drafters.tables.lookup import Lookup
+from opt_tree.drafters.tables.lookup import Lookup, Tail
 from opt_tree.models.chain_lm import AnyLM
 
 RANK_RATES = (0.33, 0.08, 0.05, 0.03, 0.03, 0.02, 0.01, 0.01)

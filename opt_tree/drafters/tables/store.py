@@ -17,9 +17,9 @@ from typing import Any
 import numpy as np
 from jaxtyping import UInt
 
-from opt_tree.core.continuations import Tail
 from opt_tree.drafters.registry import DrafterOptions, register
 from opt_tree.drafters.tables.file_format import Table, expect, fingerprint, load_table, whole_number
+from opt_tree.drafters.tables.lookup import Tail
 from opt_tree.drafters.tables.ngram import Interpolated, Row
 from opt_tree.models.chain_lm import AnyLM
 from opt_tree.models.checkpoints import CheckpointError
