@@ -34,20 +34,26 @@ Value = float | int | str | None
 _NUMBER = re.compile(r"[-+]?[\d.]|-$")
 
 
-def main_of(program: str, options: type[Options], about: str | None, work: str) -> Callable[..., int]:
+def main_of(
+    program: str, options: type[Options], about: str | None, work: str, stopped: str = "stopped"
+) -> Callable[..., int]:
     """Return the `main` of `python -m program`: options are read, `work` is done, --json prints what it returned.
 
     `work` is a function of the options by name, "module:function", which is imported when they are understood. `main`
-    returns 0, or 2 for bad input; without arguments it reads the command line.
+    returns 0, or 2 for bad input; where `work` returns a number, it printed its figures itself, and that is the exit
+    status. Without arguments `main` reads the command line. `stopped` is said after Ctrl-C.
     """
 
     def main(arguments: list[str] | None = None) -> int:
         def command() -> int:
             given = parse(options, f"python -m {program}", about, arguments)
-            print_json(getattr(given, "json", False), work_of(work)(given))
+            found = work_of(work)(given)
+            if isinstance(found, int):
+                return found
+            print_json(getattr(given, "json", False), found)
             return 0
 
-        return run_command(command)
+        return run_command(command, stopped)
 
     return main
 

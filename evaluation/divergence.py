@@ -19,8 +19,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from evaluation.answers.record import first_difference
 from opt_tree import Random, Sampling, Tree
+from opt_tree.core.target import shared
 from opt_tree.decoding.generation import check_prompt
 from opt_tree.models.chain_lm import AnyLM
 
@@ -88,9 +88,9 @@ class Explainer:
         `sampling` and `seed` are what both were generated with.
         """
         context = check_prompt(prompt, self.target)
-        position = first_difference(list(tokens_a), list(tokens_b))
-        if position is None:
+        if list(tokens_a) == list(tokens_b):
             return None
+        position = shared(tokens_a, tokens_b)
         one, other = _token(tokens_a, position), _token(tokens_b, position)
         if one is None or other is None:
             why = f"{'a' if one is None else 'b'} ends after {position} tokens, {'b' if one is None else 'a'} goes on"

@@ -12,8 +12,10 @@ Each writes its own part; the answer file must be in a folder that all of them s
 
 import sys
 
-from evaluation.run.command import main
-from evaluation.run.options import Options
+from evaluation.command_line import main_of
+from evaluation.run.options import STOPPED, Options
+
+main = main_of("evaluation.eval_opt_classic", Options, __doc__, "evaluation.run.runner:answer", STOPPED)
 
 if __name__ == "__main__":
-    sys.exit(main("classic", Options, __doc__))
+    sys.exit(main())

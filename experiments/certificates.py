@@ -12,7 +12,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from evaluation.command_line import check_writable, option, parse, run_command, work_of
+from evaluation.command_line import check_writable, main_of, option
 from evaluation.run.options import Asked
 
 EMBEDDED = ("eagle:demo", "eagle3:demo", "store:demo", "graft:1:eagle:demo+store:demo", "exit:demo")
@@ -41,15 +41,7 @@ class Options(Asked):
             object.__setattr__(self, "also", list(INFLATED if self.inflate else EMBEDDED))
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """Return 0 where all is equal, 1 where anything differs, 2 for bad input."""
-
-    def command() -> int:
-        options = parse(Options, "python -m experiments.certificates", __doc__, arguments)
-        return work_of("experiments.certificates:run")(options)
-
-    return run_command(command)
-
+main = main_of("experiments.certificates", Options, __doc__, "experiments.certificates:run")
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -55,7 +55,7 @@ def evaluate(
         asked = _asked(questions, Path(scratch))
         file = Path(scratch, "answers.jsonl") if output is None else Path(output)
         given = Options(**told, **asked, answer_file=str(file))
-        failed = run("classic", given, pair=pair)
+        failed = run(given, pair=pair)
         if failed:
             lost = [str(record["question_id"]) for record in AnswerFile(file).read_failed()]
             warnings.warn(f"questions without an answer: {', '.join(lost)}", stacklevel=2)

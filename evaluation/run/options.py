@@ -27,6 +27,7 @@ MOST_THREADS, MOST_LANES = 1024, 1024
 """Beyond these a number is a slip of the keyboard, and would take the machine's memory before it failed."""
 WEIGHTS = ("int8", "int4")
 """What weights may be quantised to: `opt_tree.engines.quantised.BITS`."""
+STOPPED = "stopped; the same command goes on from here"
 AUTO = "auto"
 """Instead of a number of nodes: the tree that what steps cost on this machine says (`opt_tree.Auto`)."""
 
@@ -274,6 +275,9 @@ class Options(Asked):
         None, "of each GPU for the target's weights, such as 20GiB; refused if they do not fit"
     )
 
+    command: ClassVar[str] = "classic"
+    """eval_opt_`command`, as answer files are called by default."""
+
     def __post_init__(self) -> None:
         super().__post_init__()
         object.__setattr__(self, "nodes", node_count(self.nodes))
@@ -321,4 +325,5 @@ class Options(Asked):
 class EagleOptions(Options):
     """The same with another default: the embedded EAGLE head drafts."""
 
+    command: ClassVar[str] = "eagle"
     embedded: ClassVar[str] = "eagle:demo"

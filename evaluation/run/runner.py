@@ -39,12 +39,12 @@ PLACE = {
 _WARM_UP = "Count from one to ten."
 
 
-def answer(command: str, options: Options) -> int:
-    """Run eval_opt_`command`, as one of those launched. Returns 1 when some questions failed, else 0."""
-    return run(command, options, Processes.launched())
+def answer(options: Options) -> int:
+    """Run a published command, as one of those launched. Returns 1 when some questions failed, else 0."""
+    return run(options, Processes.launched())
 
 
-def run(command: str, options: Options, processes: Processes = Processes(), pair: Pair | None = None) -> int:
+def run(options: Options, processes: Processes = Processes(), pair: Pair | None = None) -> int:
     """Answer what has no answer yet and put the files in order. Raises ValueError and OSError for bad input.
 
     A `pair` that is given is decoded with as it is, instead of one that the options name.
@@ -55,7 +55,7 @@ def run(command: str, options: Options, processes: Processes = Processes(), pair
     if options.conv_template:
         get_template(options.conv_template)
     history = read_history(options.history, chosen, options.num_choices)
-    works = plan(command, options, questions, device.partition(":")[0], processes)
+    works = plan(options, questions, device.partition(":")[0], processes)
     if pair is not None:
         works = [work.resolve({"drafter": pair.drafter.describe()}) for work in works]
     order = [question.id for question in questions.questions]
@@ -94,9 +94,9 @@ def describe_session(options: Options, questions: QuestionSet, pair: Pair, proce
     }
 
 
-def plan(command: str, options: Options, questions: QuestionSet, device: str, processes: Processes) -> list[Work]:
+def plan(options: Options, questions: QuestionSet, device: str, processes: Processes) -> list[Work]:
     """The method asked for and, with --baseline, plain decoding and transformers' generate beside it."""
-    default = f"{questions.name}-{command}-{options.method}.jsonl"
+    default = f"{questions.name}-{options.command}-{options.method}.jsonl"
     path = Path(default if options.answer_file is None else options.answer_file).expanduser()
     model = options.model_id or Path(options.base_model_path.rstrip("/")).name
     settings = {key: value for key, value in options.as_dict().items() if key not in PLACE}

@@ -11,7 +11,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from evaluation.command_line import check_bounds, option, parse, run_command, whole_numbers, work_of
+from evaluation.command_line import check_bounds, main_of, option, whole_numbers
 from evaluation.run.options import WEIGHTS
 from experiments.other_engines.registry import GROUPS, parse_drafter
 from experiments.other_engines.texts import KINDS
@@ -83,15 +83,7 @@ class Options:
         }
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """Return 0; 1 where not even the reference ran; 2 for bad input."""
-
-    def command() -> int:
-        options = parse(Options, "python -m experiments.other_engines", __doc__, arguments)
-        return work_of("experiments.other_engines.__main__:run")(options)
-
-    return run_command(command)
-
+main = main_of("experiments.other_engines", Options, __doc__, "experiments.other_engines.__main__:run")
 
 if __name__ == "__main__":
     sys.exit(main())

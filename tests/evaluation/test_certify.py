@@ -9,16 +9,11 @@ from tiny_models import VOCAB, prompt, tiny
 
 from evaluation import exactness
 from evaluation.certify import certify
-from evaluation.run.command import main
-from evaluation.run.options import Options
+from evaluation.eval_opt_classic import main as answer
 from opt_tree import CausalLM, make_canonical
 from opt_tree.decoding.presets import plain
 
 NEW = 30
-
-
-def answer(arguments: list[str]) -> int:
-    return main("classic", Options, None, arguments)
 
 
 pytestmark = pytest.mark.usefixtures("kernel")

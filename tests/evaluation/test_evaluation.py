@@ -25,13 +25,12 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 import evaluation
 import opt_tree
 from evaluation import __main__ as listing
-from evaluation import report
+from evaluation import eval_opt_classic, eval_opt_eagle, report
 from evaluation.answers.file import AnswerFile
 from evaluation.answers.record import seed_of
 from evaluation.command_line import parse
 from evaluation.questions import sets as questions
 from evaluation.questions.prompts import Prompter
-from evaluation.run import command as published
 from evaluation.run import models as loading
 from evaluation.run import processes as launching
 from evaluation.run import runner
@@ -120,7 +119,7 @@ def arguments(folder: Path, answers: Path | str, *more: str, kind: str = "classi
 
 
 def main(given: list[str], kind: str = "classic") -> int:
-    return published.main(kind, EagleOptions if kind == "eagle" else Options, None, given)
+    return (eval_opt_eagle if kind == "eagle" else eval_opt_classic).main(given)
 
 
 def command(folder: Path, answers: Path | str, *more: str, kind: str = "classic") -> int:
@@ -983,7 +982,7 @@ def test_bad_flags_leave_the_answers_alone(flags, message, tmp_path, capsys):
     answers.write_text('{"question_id": 1, "choices": []}\n')
     before = sorted(path.name for path in tmp_path.iterdir())
     asked = ["--answer-file", str(answers), "--overwrite", "--limit", "1", *flags]
-    assert published.main("classic", Options, "", asked) == 2
+    assert eval_opt_classic.main(asked) == 2
     assert re.search(message, capsys.readouterr().err)
     assert sorted(path.name for path in tmp_path.iterdir()) == before
     assert answers.read_text() == '{"question_id": 1, "choices": []}\n'

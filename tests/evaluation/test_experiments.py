@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 from torch import Tensor
 
-from evaluation.run import command as published
-from evaluation.run.options import Options
+from evaluation import eval_opt_classic
 from experiments import (
     canonical_price,
     certificates,
@@ -132,7 +131,7 @@ def test_what_a_target_of_fewer_bits_costs_and_says(tmp_path: Path, capsys: pyte
     text, answers = tmp_path / "text.jsonl", tmp_path / "plain.jsonl"
     text.write_text(json.dumps({"text": "The sky is blue because of the light. " * 80}))
     ask = ["--bench-name", "demo", "--limit", "2", "--dtype", "bfloat16", "--max-new-tokens", "24", "--method", "none"]
-    assert published.main("classic", Options, None, [*ask, "--output", str(answers)]) == 0
+    assert eval_opt_classic.main([*ask, "--output", str(answers)]) == 0
     few = ["--rows", "1,3", "--rounds", "3", "--limit", "2"]
     assert quantised.main([*few, "--text", str(text), "--answers", str(answers), "--json"]) == 0
     found = json.loads(capsys.readouterr().out.splitlines()[-1])

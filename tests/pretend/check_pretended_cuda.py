@@ -14,13 +14,10 @@ from drafters.test_mtp import model_at, publish, small_numbers
 from tiny_models import ARCHITECTURES, build, perturbed, prompt, random_tree, tiny_head
 
 import opt_tree
-from evaluation import latency
+from evaluation import eval_opt_classic, eval_opt_eagle, latency
 from evaluation.demo import __main__ as demo
 from evaluation.demo.options import EagleOptions as EagleDemoOptions
 from evaluation.demo.options import Options as DemoOptions
-from evaluation.run import command as published
-from evaluation.run.options import EagleOptions as EagleEvalOptions
-from evaluation.run.options import Options as EvalOptions
 from evaluation.timing import interleave
 from examples import chat
 from experiments import gpu_first_light as first_light
@@ -256,13 +253,13 @@ def test_demos_write_what_they_write_on_the_cpu(kind, monkeypatch, capsys):
     assert texts[0] == texts[1] and all(text == texts[0][0] for text in texts[0])
 
 
-@pytest.mark.parametrize("command, kind", [("classic", EvalOptions), ("eagle", EagleEvalOptions)])
-def test_evaluations_answer_what_they_answer_on_the_cpu(command, kind, tmp_path):
+@pytest.mark.parametrize("command", [eval_opt_classic, eval_opt_eagle])
+def test_evaluations_answer_what_they_answer_on_the_cpu(command, tmp_path):
     turns = []
     for device in ("cpu", "cuda"):
         file = tmp_path / f"{device}.jsonl"
         words = [*SMALL, "--bench-name", "demo", "--question-end", "1", "--max-new-tokens", "6", "--device", device]
-        assert published.main(command, kind, None, [*words, "--answer-file", str(file)]) == 0
+        assert command.main([*words, "--answer-file", str(file)]) == 0
         turns.append([json.loads(line)["choices"][0]["turns"] for line in file.read_text().splitlines()])
     assert turns[0] == turns[1] and turns[0]
 
