@@ -19,7 +19,7 @@ if __name__ == "__main__":
     sys.exit(main())
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -39,26 +39,26 @@ def run(options: Options) -> dict[str, Any]:
     """Measure what is not in the output yet; print the table and draw the plots; return the figures."""
     file, cells = AnswerFile(options.output), options.combinations
     refusals = {cell: cell.refusal(options.lossy) for cell in cells}
-    refused = _lines({cell: why for cell, why in refusals.items() if why is not None})
+    refused = dict.fromkeys((cell.policy, cell.verifier, why) for cell, why in refusals.items() if why is not None)
     valid = [cell for cell, why in refusals.items() if why is None]
-    for line in refused:
-        print(line["question_id"])
+    for policy, verifier, why in refused:
+        print(f"refused: {policy} with {verifier}: {why}")
     if cells and not valid:
         raise ValueError("every combination asked for is refused")
     if not cells and not file.path.is_file():
         raise ValueError(f"nothing to do: name --policies or a --preset, or an --output that exists, not {file.path}")
     if valid:
-        measure(options, valid, refused, file)
+        measure(options, valid, file)
     found = print_comparison(file.path)
     if options.plots is not None:
         from evaluation.compare.plots import draw_all  # matplotlib only where a plot is asked for
 
         for path in draw_all([record for record in read(file.path) if "cell" in record], Path(options.plots)):
             print(f"drawn: {path}")
-    return found | {"refused": refused}
+    return found | {"refused": [dict(zip(("policy", "verifier", "refused"), one, strict=True)) for one in refused]}
 
 
-def measure(options: Options, cells: Sequence[Combination], refused: Sequence[Record], file: AnswerFile) -> None:
+def measure(options: Options, cells: Sequence[Combination], file: AnswerFile) -> None:
     """Append a line for each cell that has none yet, on disk before the next one begins."""
     bench = Bench(options, cells)
     check_writable(file.path)
@@ -75,18 +75,12 @@ def measure(options: Options, cells: Sequence[Combination], refused: Sequence[Re
         done = set() if options.overwrite else {record["question_id"] for record in file.read()}
         tasks = _tasks(options, cells, bench)
         left = {key: task for key, task in tasks.items() if key not in done}
-        new = [line for line in refused if line["question_id"] not in done]
         if left:
             bench.warm_up()
         with tqdm(left.items(), unit="cell", initial=len(tasks) - len(left), total=len(tasks)) as bar:
             for key, task in bar:
                 bar.set_postfix_str(key)
-                line = task()
-                while new:  # what is refused is no answer: it must not be what replaces the lines before
-                    file.append(new.pop(0))
-                file.append(line)
-        for line in new:
-            file.append(line)
+                file.append(task())
 
 
 def _tasks(options: Options, cells: Sequence[Combination], bench: Bench) -> dict[str, Callable[[], Record]]:
@@ -96,12 +90,3 @@ def _tasks(options: Options, cells: Sequence[Combination], bench: Bench) -> dict
         for temperature in sorted({cell.temperature for cell in cells}):
             tasks[peers_key(temperature)] = partial(bench.measure_peers, temperature)
     return tasks | {cell.key: partial(bench.measure, cell) for cell in cells}
-
-
-def _lines(refused: Mapping[Combination, str]) -> list[Record]:
-    """One line for each tree and verifier, whatever the budgets, temperatures and drafters."""
-    lines = {}
-    for cell, why in refused.items():
-        key = f"refused: {cell.policy} with {cell.verifier}: {why}"
-        lines[key] = {"question_id": key, "refused": why, "policy": cell.policy, "verifier": cell.verifier}
-    return list(lines.values())

@@ -142,7 +142,7 @@ class Bench:
             "question_id": one.key,
             "cell": dataclasses.asdict(one),
             "figures": figures(answers, baseline, efficiency) | footprint(one.drafter),
-            "first_tree": _drawn(steps[0], pair),
+            "first_tree": _drawn(steps[0]),
             "efficiency": efficiency,
             "answers": [_slim(answer) for answer in answers],
             "plain": [_slim(answer) for answer in baseline],
@@ -275,11 +275,10 @@ def load_pairs(options: Options, combinations: Sequence[Combination]) -> dict[tu
     return pairs
 
 
-def _drawn(step: Step, pair: Pair) -> dict[str, Any]:
+def _drawn(step: Step) -> dict[str, Any]:
     """A tree as the plots read it."""
     return {
         "parents": step.tree.parents.tolist(),
-        "tokens": [pair.tokenizer.decode([token]) for token in step.tree.tokens],
         "log_probs": step.tree.path_log_probs.round(4).tolist(),
         "path": step.path,
     }

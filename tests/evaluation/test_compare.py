@@ -126,15 +126,18 @@ def test_the_invalid_is_listed_once_and_not_run(
 ) -> None:
     output = tmp_path / "a.jsonl"
     asked = ["--policies", "opt:0.1,chains:2", "--verifiers", "multi_round,match", "--temperatures", "0.7,1"]
-    asked += ["--limit", "1", "--max-new-tokens", "8"]
+    asked += ["--limit", "1", "--max-new-tokens", "8", "--json"]
     assert command(folder, output, *asked) == 0
-    refused, *run = lines(output)
-    assert "not exact for children of type TopK" in refused["refused"] and refused["policy"] == "opt:0.1"
+    run = lines(output)
     kept = {(r["cell"]["policy"], r["cell"]["verifier"], r["cell"]["temperature"]) for r in run}
     valid = [("opt:0.1", "match"), ("chains:2", "multi_round"), ("chains:2", "match")]
     assert kept == {(*pair, temperature) for pair in valid for temperature in (0.7, 1.0)} and len(run) == 6
-    printed = capsys.readouterr().out.splitlines()
-    assert [line for line in printed if line.startswith("refused: ")] == [refused["question_id"]]
+    *printed, figures = capsys.readouterr().out.splitlines()
+    (refused,) = json.loads(figures)["refused"]
+    assert (refused["policy"], refused["verifier"]) == ("opt:0.1", "multi_round")
+    assert "not exact for children of type TopK" in refused["refused"]
+    told = f"refused: opt:0.1 with multi_round: {refused['refused']}"
+    assert [line for line in printed if line.startswith("refused: ")] == [told]
     exact = {"k_seq", "khisti", "match", "multi_round", "multipath_block", "naive", "traversal"}
     assert {frozenset(r["figures"]["block_efficiency"]) for r in run} == {frozenset(exact), frozenset({"match"})}
     assert (
