@@ -24,7 +24,6 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 import evaluation
 import opt_tree
-from evaluation import __main__ as listing
 from evaluation import eval_opt_classic, eval_opt_eagle, report
 from evaluation.answers.file import AnswerFile
 from evaluation.answers.record import seed_of
@@ -1002,14 +1001,3 @@ def test_turns_that_keep_the_cache_are_answered_alike(
         assert more == less and [a > b for a, b in taken_in] == [False, True][: len(more["turns"])]
     header = json.loads((tmp_path / "kept.jsonl.run.json").read_text())
     assert header["settings"]["reuse"] is True
-
-
-def test_every_command_is_listed(capsys: pytest.CaptureFixture[str]) -> None:
-    listing.main()
-    said = capsys.readouterr().out
-    folder = Path(listing.__file__).parent
-    scripts = [path for path in folder.rglob("*.py") if "\nif __name__ ==" in path.read_text()]
-    names = [path.relative_to(folder).with_suffix("").as_posix().removesuffix("/__main__") for path in scripts]
-    commands = {name.replace("/", ".") for name in names} - {"__main__"}
-    assert commands == set(listing.COMMANDS) and len(commands) == 8
-    assert all(f"python -m evaluation.{name}\n    " in said for name in commands)
