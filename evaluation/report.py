@@ -79,18 +79,26 @@ def figures_of(run: AnswerSet, baseline: AnswerSet | None) -> dict[str, Any]:
     return figures
 
 
+def read_runs(paths: Sequence[str | Path], baseline: str | Path | None) -> tuple[list[AnswerSet], AnswerSet | None]:
+    """Read answer files and their baseline, which is the last of them unless it is one of the paths."""
+    runs = [read_timed(path) for path in paths]
+    if baseline is None:
+        return runs, None
+    base = next((run for run in runs if run.path.resolve() == AnswerFile(baseline).path.resolve()), None)
+    if base is None:
+        runs.append(base := read_timed(baseline))
+    return runs, base
+
+
 def print_report(
     paths: Sequence[str | Path], baseline: str | Path | None, plots: str | Path | None = None
 ) -> dict[str, Any]:
     """Print tables of all files, draw the plots, return the figures. Raises ValueError and OSError for bad files."""
-    base = None if baseline is None else read_timed(baseline)
-    runs = [read_timed(path) for path in paths]
-    if base is not None and all(run.path.resolve() != base.path.resolve() for run in runs):
-        runs.append(base)
+    runs, base = read_runs(paths, baseline)
     for run in runs:
         if base is not None and (apart := settings_apart(run, base, (*ASKED, "max_new_token", *ROUNDING))):
             print(f"note: {run.name} and its baseline differ in {'; '.join(apart)}", file=sys.stderr)
-    others = [run for run in runs if base is None or run.path.resolve() != base.path.resolve()]
+    others = [run for run in runs if run is not base]
     reports = {run.path: figures_of(run, base) for run in runs}
     print_heads(runs)
     print_overview([(run.name, reports[run.path]["overall"]) for run in runs])
@@ -116,10 +124,8 @@ def _draw(runs: Sequence[AnswerSet], plots: str | Path | None) -> None:
 
 def rows_of(paths: Sequence[str | Path], baseline: str | Path | None = None) -> list[Labelled]:
     """The figures of each file, by category and of all, the baseline's last; of a comparison, those of its lines."""
-    answers, rows = [read_timed(path) for path in paths if not comparison.is_comparison(path)], list[Labelled]()
-    base = None if baseline is None else read_timed(baseline)
-    if base is not None and all(run.path.resolve() != base.path.resolve() for run in answers):
-        answers.append(base)
+    rows: list[Labelled] = []
+    answers, base = read_runs([path for path in paths if not comparison.is_comparison(path)], baseline)
     for run in answers:
         groups = by_category(run.answers)
         for category, group in [*groups.items(), ("all", run.answers)] if len(groups) > 1 else [("all", run.answers)]:
