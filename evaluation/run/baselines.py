@@ -4,10 +4,9 @@ The plain loop with an empty tree is a decoder of the library (`opt_tree.decodin
 """
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 import torch
@@ -44,18 +43,18 @@ def transformers_methods(
     pair: Pair, assistant: PreTrainedModel | None, sampling: Sampling = Sampling()
 ) -> dict[str, Method]:
     """Return what transformers can do with this target, by name; assisted only where there is an assistant."""
-    known: dict[str, Callable[..., Timed]] = {
-        "transformers": transformers_greedy,
-        "transformers, prompt lookup": partial(transformers_greedy, prompt_lookup_num_tokens=LOOKUP),
+    known: dict[str, dict[str, Any]] = {
+        "transformers": {},
+        "transformers, prompt lookup": {"prompt_lookup_num_tokens": LOOKUP},
     }
     if assistant is not None:
         logging.set_verbosity_error()  # from here on: transformers' assisted generation warns of its own configuration
-        known["transformers, assisted"] = partial(transformers_assisted, assistant=assistant)
+        known["transformers, assisted"] = assisted_by(assistant, pair, sampling)
 
-    def method(decode: Callable[..., Timed]) -> Method:
-        return lambda prompt, limit, seed: decode(pair, prompt, limit, sampling, seed)
+    def method(options: dict[str, Any]) -> Method:
+        return lambda prompt, limit, seed: transformers_greedy(pair, prompt, limit, sampling, seed, **options)
 
-    return {name: method(decode) for name, decode in known.items()}
+    return {name: method(options) for name, options in known.items()}
 
 
 def transformers_greedy(
@@ -78,32 +77,20 @@ def transformers_greedy(
     return Timed(tokens, time.perf_counter() - begin)
 
 
-def transformers_assisted(
-    pair: Pair,
-    prompt: list[int],
-    max_new_tokens: int,
-    sampling: Sampling = Sampling(),
-    seed: int = 0,
-    assistant: PreTrainedModel | None = None,
-) -> Timed:
-    """Decode with `model.generate(assistant_model=...)` and transformers' own settings for the draft length.
+def assisted_by(assistant: PreTrainedModel, pair: Pair, sampling: Sampling = Sampling()) -> dict[str, Any]:
+    """The options of `model.generate` for an assistant, with transformers' own settings for the draft length.
 
-    The assistant is the pair's draft model unless another is given, in whatever dtype it has: only token ids pass
-    between the two (and at temperature > 0 float32 scores). Raises ValueError where there is none (an EAGLE head is no
-    causal LM).
+    The assistant has whatever dtype it has: only token ids pass between the two (and at temperature > 0 float32
+    scores). Raises ValueError for one of another vocabulary that would have to sample.
     """
-    assistant = assistant or assistant_of(pair.drafter)
-    if assistant is None:
-        raise ValueError("no assistant: the drafter is not a causal LM of its own; give one")
-    options: dict[str, Any] = {"assistant_model": assistant}
     ours, theirs = (m.config.get_text_config().vocab_size for m in (pair.target.model, assistant))
-    if ours != theirs:
-        if not sampling.greedy:
-            # transformers would replace the assistant's output layer by a pruned one, in the model we share with it.
-            raise ValueError(f"transformers samples no assistant of {theirs} tokens for a target of {ours}")
-        # The same tokenizer padded to another size: transformers then insists on its re-encoding path.
-        options |= {"tokenizer": pair.tokenizer, "assistant_tokenizer": pair.tokenizer}
-    return transformers_greedy(pair, prompt, max_new_tokens, sampling, seed, **options)
+    if ours == theirs:
+        return {"assistant_model": assistant}
+    if not sampling.greedy:
+        # transformers would replace the assistant's output layer by a pruned one, in the model we share with it.
+        raise ValueError(f"transformers samples no assistant of {theirs} tokens for a target of {ours}")
+    # The same tokenizer padded to another size: transformers then insists on its re-encoding path.
+    return {"assistant_model": assistant, "tokenizer": pair.tokenizer, "assistant_tokenizer": pair.tokenizer}
 
 
 def assistant_of(drafter: Drafter) -> PreTrainedModel | None:
