@@ -19,11 +19,10 @@ from pathlib import Path
 from typing import Any, TextIO
 
 import torch
-import transformers
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from evaluation.command_line import print_json
+from evaluation.command_line import machine_of, print_json
 from evaluation.demo.comparison import ASSISTED, GREEDY, LABELS, OURS, PLAIN, different_texts, notes, report, table
 from evaluation.demo.options import BESIDE, Options
 from evaluation.run.baselines import InLoop, transformers_methods
@@ -164,12 +163,9 @@ def describe_sampling(sampling: Sampling) -> str:
 
 def describe_machine(about: dict[str, Any], device: torch.device) -> str:
     """Say on what the figures were measured; without it they mean nothing."""
-    threads = counted(about["threads"], "thread")
     load = f", load {os.getloadavg()[0]:.1f}" if hasattr(os, "getloadavg") else ""
-    return (
-        f"{device.type}: {about['device']}, {threads}{load}; "
-        f"torch {torch.__version__}, transformers {transformers.__version__}, Python {about['python']}"
-    )
+    versions = f"torch {about['torch']}, transformers {about['transformers']}, Python {about['python']}"
+    return f"{device.type}: {machine_of(about)}{load}; {versions}"
 
 
 def wants_color(stream: TextIO) -> bool:
