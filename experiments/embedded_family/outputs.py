@@ -33,11 +33,9 @@ if __name__ == "__main__":
 
 import argparse
 
-import numpy as np
-
 from experiments.embedded_family.data import draw_prompts, read_prompts
 from opt_tree.models.checkpoints import load_tokenizer
-from opt_tree.training.answers import TokenDocuments, load_part
+from opt_tree.training.answers import TokenDocuments, join, load_part
 from opt_tree.training.outputs import answer, load_target, save_documents
 
 
@@ -46,13 +44,7 @@ def load_documents(folder: Path) -> TokenDocuments:
     paths = sorted(folder.glob("*.npz"))
     if not paths:
         raise FileNotFoundError(f"no own outputs (*.npz) in {folder}")
-    tokens, starts, total = [], [np.zeros(1, np.int64)], 0
-    for path in paths:
-        part = load_part(path)
-        tokens.append(part.tokens)
-        starts.append(part.starts[1:] + total)
-        total += len(tokens[-1])
-    return TokenDocuments(np.concatenate(tokens), np.concatenate(starts))
+    return join(document for path in paths for document in load_part(path))
 
 
 def write(args: argparse.Namespace) -> None:

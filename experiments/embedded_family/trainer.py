@@ -155,25 +155,25 @@ def _arguments(schedule: Schedule, steps: int, run: Run) -> TrainingArguments:
     )
 
 
-@dataclass(frozen=True)
-class Source:
-    """Where a stream's tokens come from: the corpora of a folder and, as the corpus "own", a model's own outputs."""
+def load_streams(
+    tokenizer: PreTrainedTokenizerBase,
+    folder: Path,
+    mixture: Mixture,
+    cache: Path,
+    own: TokenDocuments | None = None,
+) -> Streams:
+    """Build or load the training stream, and the held-out streams of chat and of prose (each corpus once).
 
-    folder: Path
-    cache: Path
-    own: TokenDocuments | None = None
-
-
-def load_streams(tokenizer: PreTrainedTokenizerBase, source: Source, mixture: Mixture) -> Streams:
-    """Build or load the training stream, and the held-out streams of chat and of prose (each corpus once)."""
+    `folder` holds the corpora; the corpus "own" is a model's own outputs.
+    """
     kinds = {
-        kind: [name for name in corpus_names(source.folder) if name.startswith(prefix)]
+        kind: [name for name in corpus_names(folder) if name.startswith(prefix)]
         for kind, prefix in (("chat", "chat_"), ("prose", "text_"))
     }
     with PartialState(cpu=not torch.cuda.is_available()).main_process_first():
-        train = build_stream(tokenizer, source.folder, "train", mixture, source.cache, source.own)
+        train = build_stream(tokenizer, folder, "train", mixture, cache, own)
         heldout = {
-            kind: build_stream(tokenizer, source.folder, "heldout", Mixture(dict.fromkeys(names, 1.0)), source.cache)
+            kind: build_stream(tokenizer, folder, "heldout", Mixture(dict.fromkeys(names, 1.0)), cache)
             for kind, names in kinds.items()
             if names
         }
@@ -198,9 +198,8 @@ def load_examples(
     """Return what a command line asks to train on; `own` is what its mixture calls "own"."""
     schedule = from_fields(Schedule, args)
     names = corpus_names(args.data) if own is None else [OWN, *corpus_names(args.data)]
-    source = Source(args.data, args.cache or args.output / "cache", own)
-    streams = load_streams(tokenizer, source, Mixture(parse_epochs(args.epochs, names), slope, args.seed))
-    return streams.blocks(schedule)
+    mixture = Mixture(parse_epochs(args.epochs, names), slope, args.seed)
+    return load_streams(tokenizer, args.data, mixture, args.cache or args.output / "cache", own).blocks(schedule)
 
 
 def fit_as_told(args: argparse.Namespace, model: nn.Module, examples: Examples, loss: Loss | None = None) -> bool:

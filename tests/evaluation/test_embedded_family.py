@@ -23,7 +23,6 @@ from experiments.embedded_family.tokenizer import train_tokenizer, training_text
 from experiments.embedded_family.trainer import (
     Examples,
     Run,
-    Source,
     Streams,
     fit,
     last_checkpoint,
@@ -74,7 +73,7 @@ def tokenizer(corpus: Path) -> PreTrainedTokenizerFast:
 
 @pytest.fixture(scope="module")
 def streams(corpus: Path, tokenizer: PreTrainedTokenizerFast) -> Streams:
-    return load_streams(tokenizer, Source(corpus, corpus / "cache"), Mixture(parse_epochs("", _names())))
+    return load_streams(tokenizer, corpus, Mixture(parse_epochs("", _names())), corpus / "cache")
 
 
 @pytest.fixture(scope="module")
@@ -101,7 +100,7 @@ def test_a_corpus_without_a_heldout_document_is_told_why(tokenizer: PreTrainedTo
         lines.write((json.dumps({"text": "A dog ran. " * 40}) + "\n") * 6)
     told = r"no heldout documents .* text_mine: 0 of its 7 are heldout\. A hash .* 15 in 1000: give some hundreds"
     with pytest.raises(ValueError, match=told):
-        load_streams(tokenizer, Source(tmp_path, tmp_path / "cache"), Mixture({"text_mine": 1.0}))
+        load_streams(tokenizer, tmp_path, Mixture({"text_mine": 1.0}), tmp_path / "cache")
 
 
 def test_split_puts_a_prompt_on_one_side_whatever_its_answers_and_spelling(corpus: Path) -> None:
