@@ -239,8 +239,8 @@ def test_an_interval_is_that_of_the_published_figures():
     def ratio(rows):
         return np.divide(*np.moveaxis(spent[rows].sum(-2), -1, 0))
 
-    draws = np.random.default_rng(7).integers(30, size=(2000, 30))
-    assert bootstrap(ratio, 30, 7) == pytest.approx(np.percentile(ratio(draws), (2.5, 97.5)), rel=1e-12)
+    draws = np.random.default_rng(0).integers(30, size=(2000, 30))
+    assert bootstrap(ratio, 30) == pytest.approx(np.percentile(ratio(draws), (2.5, 97.5)), rel=1e-12)
 
 
 def test_what_the_pages_ask_to_run_is_found_and_each_reason_to_leave_something_out_is_needed():

@@ -112,7 +112,7 @@ def decode_tokens_per_second(answers: Records) -> float | None:
     return None if prefill is None or not alone(answers) else tokens / (seconds - prefill)
 
 
-def speed_up(answers: Records, baseline: Records, seed: int = 0) -> dict[str, Any] | None:
+def speed_up(answers: Records, baseline: Records) -> dict[str, Any] | None:
     """Speed over a baseline on the questions both answered; None if there are none, and for a batch.
 
     `micro`: ratio of total tokens over total seconds, with a 95 % interval by resampling questions, both files alike.
@@ -122,13 +122,13 @@ def speed_up(answers: Records, baseline: Records, seed: int = 0) -> dict[str, An
     ours, theirs = paired(answers, baseline)
     if not ours or not alone(ours) or not alone(theirs):
         return None
-    micro, interval = times_as_fast(rates(ours), rates(theirs), seed)
+    micro, interval = times_as_fast(rates(ours), rates(theirs))
     decode, base_decode = decode_tokens_per_second(ours), decode_tokens_per_second(theirs)
     known = {"questions": len(ours), "micro": micro, "interval": interval, "macro": speed_up_macro(ours, theirs)}
     return known | {"decode": None if decode is None or base_decode is None else float(decode / base_decode)}
 
 
-def times_as_fast(ours: Any, theirs: Any, seed: int = 0) -> tuple[float, list[float] | None]:
+def times_as_fast(ours: Any, theirs: Any) -> tuple[float, list[float] | None]:
     """The ratio of two rates, from rows of tokens and seconds, and its 95 % interval; questions of both drawn alike."""
     a, b = np.asarray(ours), np.asarray(theirs)
 
@@ -136,7 +136,7 @@ def times_as_fast(ours: Any, theirs: Any, seed: int = 0) -> tuple[float, list[fl
         one, other = a[rows].sum(-2), b[rows].sum(-2)
         return one[..., 0] / one[..., 1] * other[..., 1] / other[..., 0]
 
-    return float(ratio(np.arange(len(a)))), bootstrap(ratio, len(a), seed)
+    return float(ratio(np.arange(len(a)))), bootstrap(ratio, len(a))
 
 
 def speed_up_macro(answers: Records, baseline: Records) -> float | None:
@@ -144,7 +144,7 @@ def speed_up_macro(answers: Records, baseline: Records) -> float | None:
     return None if ours is None or theirs is None else ours / theirs
 
 
-def bootstrap(statistic: Callable[[Any], Any], count: int, seed: int = 0) -> list[float] | None:
+def bootstrap(statistic: Callable[[Any], Any], count: int) -> list[float] | None:
     """A 95 % interval by resampling `count` questions (percentiles); None for a single one."""
     if count < 2:
         return None
@@ -152,7 +152,7 @@ def bootstrap(statistic: Callable[[Any], Any], count: int, seed: int = 0) -> lis
         message = f"95 % intervals over {count} questions are too narrow: take {FEW} or more"
         warnings.warn_explicit(message, UserWarning, "evaluation", 0, registry=_SAID)  # of no line, so none is shown
     found = stats.bootstrap(
-        (np.arange(count),), lambda rows, axis: statistic(rows), n_resamples=RESAMPLES, method="percentile", rng=seed
+        (np.arange(count),), lambda rows, axis: statistic(rows), n_resamples=RESAMPLES, method="percentile", rng=0
     )
     return list(map(float, found.confidence_interval))
 

@@ -42,7 +42,8 @@ from opt_tree.models.causal_lm import CausalLM
 from opt_tree.models.quantised_layers import count_of
 
 _ROWS_AT_ONCE = 8192
-_STD = 0.02
+_STD, _SEED = 0.02, 0
+"""Of weights that compute nothing, and of the rotation."""
 
 
 @dataclass(frozen=True)
@@ -76,7 +77,7 @@ def parse_shape(spec: str) -> Shape:
 
 
 @torch.no_grad()
-def inflate(model: PreTrainedModel, spec: str, seed: int = 0) -> LlamaForCausalLM:
+def inflate(model: PreTrainedModel, spec: str) -> LlamaForCausalLM:
     """Return a model of shape `spec` with the logits of `model`, on the same device and of the same dtype.
 
     Equal up to rounding: about 1e-5 in float32 for logits of order 10. Raises ValueError
@@ -87,7 +88,7 @@ def inflate(model: PreTrainedModel, spec: str, seed: int = 0) -> LlamaForCausalL
     assert isinstance(model, LlamaForCausalLM)
     embeddings = model.model.embed_tokens.weight
     device, dtype = embeddings.device, embeddings.dtype
-    generator = torch.Generator(device).manual_seed(seed)
+    generator = torch.Generator(device).manual_seed(_SEED)
     with torch.device("meta"):
         large = LlamaForCausalLM(config).to(dtype)  # type: ignore[arg-type]
     large = large.to_empty(device=device).eval().requires_grad_(False)
@@ -102,7 +103,7 @@ def inflate(model: PreTrainedModel, spec: str, seed: int = 0) -> LlamaForCausalL
             parameter.normal_(0.0, _STD, generator=generator)
 
     small = model.config.hidden_size
-    isometry = _isometry(config.hidden_size, small, seed).to(device, torch.promote_types(dtype, torch.float32))
+    isometry = _isometry(config.hidden_size, small).to(device, torch.promote_types(dtype, torch.float32))
     stretch = _Stretch(isometry, (small / config.hidden_size) ** 0.5)
     stretch.read(embeddings, large.model.embed_tokens.weight)
     stretch.read(model.lm_head.weight, large.lm_head.weight, model.model.norm.weight)
@@ -113,12 +114,10 @@ def inflate(model: PreTrainedModel, spec: str, seed: int = 0) -> LlamaForCausalL
     return large
 
 
-def inflate_pair(
-    pair: Pair, spec: str, seed: int = 0, large: PreTrainedModel | None = None, weights: str | None = None
-) -> Pair:
+def inflate_pair(pair: Pair, spec: str, large: PreTrainedModel | None = None, weights: str | None = None) -> Pair:
     """Return the pair with its target inflated, and the drafter as it was; an EAGLE head gets the small features.
 
-    `large`: what became of the same target, with the same shape and seed, in another pair; the two then share its
+    `large`: what became of the same target, with the same shape, in another pair; the two then share its
     weights. `weights`: the bits that the large one's are quantised to. The small target is not kept: `pair` should not
     be used any more where memory counts.
     """
@@ -131,13 +130,13 @@ def inflate_pair(
             "only what an EAGLE-1 head reads; take eagle:, or a drafter that reads none, as lm: and store:"
         )
     if large is None:
-        large = inflate(small, spec, seed)
+        large = inflate(small, spec)
         if weights is not None:
             quantise(large, weights)
     target = CausalLM(large, getattr(pair.target, "buckets", None))
     if drafter.features:
         assert isinstance(bare, EagleDrafter)
-        deflated = DeflatedFeatures(bare, _deflation(small, target.hidden, seed))
+        deflated = DeflatedFeatures(bare, _deflation(small, target.hidden))
         drafter = Sharpened(deflated, drafter.temperature) if isinstance(drafter, Sharpened) else deflated
     return Pair(target, pair.tokenizer, drafter)
 
@@ -168,14 +167,14 @@ class DeflatedFeatures(DrafterAround):
         return {layer: states.to(home.device, home.dtype) @ home for layer, states in features.items()}
 
 
-def _deflation(small: Any, hidden: int, seed: int) -> Float[Tensor, "large small"]:
+def _deflation(small: Any, hidden: int) -> Float[Tensor, "large small"]:
     """Return the map from the features of a target inflated to `hidden` back to the small one's, in float64.
 
     The small stream normalised, n, leaves the small model as n * weights and the large one, whose last norm has
     weights of one, as sqrt(H/h) U n.
     """
     norm = small.model.norm.weight.detach().cpu().double()
-    return _isometry(hidden, len(norm), seed) * (len(norm) / hidden) ** 0.5 * norm
+    return _isometry(hidden, len(norm)) * (len(norm) / hidden) ** 0.5 * norm
 
 
 def describe(model: PreTrainedModel, drafter: Drafter | None = None) -> str:
@@ -241,9 +240,9 @@ def _config(model: PreTrainedModel, shape: Shape, spec: str) -> LlamaConfig:
     return config
 
 
-def _isometry(large: int, small: int, seed: int) -> Float[Tensor, "large small"]:
+def _isometry(large: int, small: int) -> Float[Tensor, "large small"]:
     """Return the first columns of a random rotation. In float64: an error here would be one in every weight."""
-    noise = torch.randn(large, small, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+    noise = torch.randn(large, small, dtype=torch.float64, generator=torch.Generator().manual_seed(_SEED))
     return torch.linalg.qr(noise).Q
 
 

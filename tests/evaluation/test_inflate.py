@@ -134,11 +134,10 @@ def test_half_precision_moves_logits_by_its_own_rounding() -> None:
     assert 0 < shift < 4 * own
 
 
-def test_the_same_seed_gives_the_same_weights_and_the_global_seed_is_left_alone() -> None:
+def test_a_model_gets_the_same_weights_every_time_and_the_global_seed_is_left_alone() -> None:
     model, state = small(), torch.get_rng_state()
-    first, again, other = inflate(model, "64x3", 1), inflate(model, "64x3", 1), inflate(model, "64x3", 2)
+    first, again = inflate(model, "64x3"), inflate(model, "64x3")
     assert all(torch.equal(a, b) for a, b in zip(first.parameters(), again.parameters(), strict=True))
-    assert not torch.equal(first.lm_head.weight, other.lm_head.weight)
     assert torch.equal(torch.get_rng_state(), state)
 
 
@@ -198,7 +197,7 @@ def test_an_eagle_head_draws_the_small_targets_trees(dtype: torch.dtype, sharpen
     traces = []
     for spec in (None, "64x5"):
         pair = eagle_pair(small(dtype), sharpening)
-        pair = inflate_pair(pair, spec, seed=3) if spec else pair
+        pair = inflate_pair(pair, spec) if spec else pair
         policy = opt_tree.OptTree(nodes=40, threshold=0.0, max_depth=4)
         traces.append(presets.opt(pair.target, pair.drafter, policy).generate(prompt(length), 24))
     ours, theirs = traces
