@@ -7,7 +7,6 @@ import itertools
 import math
 import os
 import platform
-import random
 import statistics
 import subprocess
 import time
@@ -37,16 +36,10 @@ def in_turn(tasks: Sequence[Task], turn: int) -> list[Task]:
     return [*tasks[first:], *tasks[:first]]
 
 
-def shuffled(tasks: Sequence[Task], turn: int) -> list[Task]:
-    """Another order every turn, for many small tasks: in a cycle each would always follow the same one."""
-    return random.Random(turn).sample(tasks, len(tasks))
-
-
 def schedule(
     tasks: Sequence[Task],
     places: Iterable[Place],
     limit: float = math.inf,
-    order: Callable[[Sequence[Task], int], list[Task]] = in_turn,
 ) -> Iterator[tuple[Task, Place]]:
     """Yield every task at every place, place after place, the tasks of each in another order.
 
@@ -57,7 +50,7 @@ def schedule(
         started = time.perf_counter()
         if turn and started - begin + longest > limit:
             return
-        for task in order(tasks, turn):
+        for task in in_turn(tasks, turn):
             yield task, place
         longest = max(longest, time.perf_counter() - started)
 

@@ -38,9 +38,8 @@ main = main_of("experiments.quantised", Options, __doc__, "experiments.quantised
 if __name__ == "__main__":
     sys.exit(main())
 
-import json
-import lzma
 import math
+import random
 import statistics
 import time
 from collections.abc import Iterator
@@ -55,8 +54,9 @@ from tqdm import trange
 from evaluation.answers.reading import AnswerSet
 from evaluation.command_line import Value, table
 from evaluation.run.models import load
-from evaluation.timing import environment, schedule, shuffled
+from evaluation.timing import environment, schedule
 from opt_tree import CausalLM, Pair
+from opt_tree.training.answers import lines as read_lines
 
 KINDS = (None, "int8", "int4")
 _BEHIND, _PREFILL = 128, 500
@@ -120,8 +120,9 @@ def times(found: list[tuple[dict[str, str], Pair]], options: Options) -> list[di
     seconds: dict[tuple[CausalLM, int], list[float]]
     seconds = {(lm, rows): [] for lm in targets for rows in whole_numbers(options.rows)}
     rounds = trange(_COLD + options.rounds, desc="forwards", leave=False, disable=None)
-    for place, _ in schedule(list(seconds), rounds, order=shuffled):
-        seconds[place].append(forward(*place))
+    for turn in rounds:  # in a cycle each forward would always follow the same one
+        for place in random.Random(turn).sample(list(seconds), len(seconds)):
+            seconds[place].append(forward(*place))
     ms = {place: 1000 * statistics.median(each[_COLD:]) for place, each in seconds.items()}
     lines: list[dict[str, Value]] = []
     for lm, (names, _) in zip(targets, found, strict=True):
@@ -137,13 +138,11 @@ def pieces_of(options: Options, pair: Pair) -> list[list[int]]:
     """Windows of the text, 512 tokens each."""
     if options.text is None:
         return []
-    opened: Any = lzma.open if options.text.endswith(".xz") else open
     tokens: list[int] = []
-    with opened(options.text, "rt", encoding="utf-8") as lines:
-        for line in lines:
-            tokens += pair.tokenizer(json.loads(line)["text"] + "\n\n").input_ids
-            if len(tokens) >= 512 * options.limit:
-                break
+    for row in read_lines(Path(options.text)):
+        tokens += pair.tokenizer(row["text"] + "\n\n").input_ids
+        if len(tokens) >= 512 * options.limit:
+            break
     return [tokens[begin : begin + 512] for begin in range(0, len(tokens) - 511, 512)][: options.limit]
 
 

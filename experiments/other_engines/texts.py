@@ -4,9 +4,7 @@ Repeated text is summaries and corrections of passages, and code that is written
 for retrieval, code is HumanEval's: nothing here was trained or tuned on them.
 """
 
-from collections.abc import Sequence
-
-from evaluation.questions.sets import Question, load_set
+from evaluation.questions.sets import load_set
 
 KINDS = ("chat", "repeated")
 _ASKED = (
@@ -21,15 +19,11 @@ _WORDS = 120
 
 def repeated(number: int, data_dir: str | None, fetch: bool) -> list[str]:
     """Prompts whose answers repeat them; each task in turn. Raises ValueError and OSError without the question sets."""
-    passages = [one for one in _questions("spec_bench", data_dir, fetch) if one.category == "rag"]
-    codes = _questions("humaneval", data_dir, fetch)
+    passages, codes = (load_set(name, None, data_dir, fetch).questions for name in ("spec_bench", "humaneval"))
+    passages = tuple(one for one in passages if one.category == "rag")
     prompts = []
     for place in range(number):
         words = passages[place * len(passages) // number].turns[0].split()[:_WORDS]
         code = codes[place * len(codes) // number].turns[0].split("\n", 1)[-1].strip()
         prompts.append(_ASKED[place % len(_ASKED)].format(passage=" ".join(words), code=code))
     return prompts
-
-
-def _questions(name: str, data_dir: str | None, fetch: bool) -> Sequence[Question]:
-    return load_set(name, None, data_dir, fetch).questions
