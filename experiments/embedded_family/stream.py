@@ -1,6 +1,6 @@
 """Token streams: documents tokenised once, mixed, laid end to end and cut into blocks.
 
-Owns the cache on disk and the order of a stream; which documents are held out is `data.py`'s to say.
+Owns the cache of tokens on disk and the order of a stream; which documents are held out is `data.py`'s to say.
 """
 
 import hashlib
@@ -21,7 +21,7 @@ from experiments.embedded_family.plans import OWN
 from opt_tree.core.files import whole
 from opt_tree.training.answers import TokenDocuments, narrow
 
-FORMAT = 1  # part of every cache key: raise it when the split, the rendering or the order of a stream changes
+FORMAT = 1  # part of every cache key: raise it when the split or the rendering changes
 
 
 def tokenize_corpus(
@@ -64,29 +64,22 @@ def build_stream(
     cache: Path,
     own: TokenDocuments | None = None,
 ) -> np.ndarray:
-    """Return the token stream of a mixture as a read-only memory map; no token of a chosen document is lost.
+    """Return the token stream of a mixture; no token of a chosen document is lost.
 
-    The corpus "own" stands for the documents passed as `own`.
+    The corpus "own" stands for the documents passed as `own`; the others are tokenised once, into `cache`.
     """
-    names = sorted(mixture.epochs)
-    marks = [_mark(own.tokens) if own and name == OWN else _size(folder, name) for name in names]
-    path = cache / f"stream-{split}-{_key(tokenizer, sorted(mixture.epochs.items()), mixture, marks)}.npy"
-    if not path.exists():
-        rng = np.random.default_rng(mixture.seed)
-        pieces: list[np.ndarray] = []
-        places: list[np.ndarray] = []
-        for name in names:
-            documents = own if own and name == OWN else tokenize_corpus(tokenizer, folder, name, split, cache)
-            count = round(mixture.epochs[name] * len(documents))
-            chosen = np.concatenate([rng.permutation(len(documents)) for _ in range(int(mixture.epochs[name]) + 1)])
-            pieces += [documents[index] for index in chosen[:count]]
-            places.append(_places(rng.random(count), mixture.slope * (-1 if name.startswith("text_") else 1)))
-        if not pieces:
-            raise ValueError(_nothing(folder, split, [name for name in names if name != OWN]))
-        order = np.argsort(np.concatenate(places), kind="stable")
-        with whole(path) as partial, partial.open("wb") as file:
-            np.save(file, np.concatenate([pieces[index] for index in order]))
-    return np.load(path, mmap_mode="r")
+    rng = np.random.default_rng(mixture.seed)
+    pieces: list[np.ndarray] = []
+    places: list[np.ndarray] = []
+    for name, epochs in sorted(mixture.epochs.items()):
+        documents = own if own and name == OWN else tokenize_corpus(tokenizer, folder, name, split, cache)
+        count = round(epochs * len(documents))
+        chosen = np.concatenate([rng.permutation(len(documents)) for _ in range(int(epochs) + 1)])
+        pieces += [documents[index] for index in chosen[:count]]
+        places.append(_places(rng.random(count), mixture.slope * (-1 if name.startswith("text_") else 1)))
+    if not pieces:
+        raise ValueError(_nothing(folder, split, [name for name in mixture.epochs if name != OWN]))
+    return np.concatenate([pieces[index] for index in np.argsort(np.concatenate(places), kind="stable")])
 
 
 def _nothing(folder: Path, split: Split, names: list[str]) -> str:
@@ -99,14 +92,6 @@ def _nothing(folder: Path, split: Split, names: list[str]) -> str:
     )
 
 
-def _size(folder: Path, name: str) -> int:
-    return (folder / f"{name}.jsonl.xz").stat().st_size
-
-
-def _mark(tokens: np.ndarray) -> str:
-    return hashlib.blake2b(tokens.tobytes(), digest_size=8).hexdigest()
-
-
 def _places(uniform: np.ndarray, slope: float) -> np.ndarray:
     """Map uniform draws to draws of density `1 + slope * (2 x - 1)` on [0, 1] (its distribution function inverted)."""
     if slope == 0:
@@ -114,10 +99,10 @@ def _places(uniform: np.ndarray, slope: float) -> np.ndarray:
     return (-(1 - slope) + np.sqrt((1 - slope) ** 2 + 4 * slope * uniform)) / (2 * slope)
 
 
-def _key(tokenizer: PreTrainedTokenizerBase, *parts: object) -> str:
-    """Return a cache key that changes with the tokenizer, its chat template, the format and `parts`."""
-    model = tokenizer.backend_tokenizer.to_str()
-    return hashlib.blake2b(repr((FORMAT, model, tokenizer.chat_template, *parts)).encode(), digest_size=8).hexdigest()
+def _key(tokenizer: PreTrainedTokenizerBase, size: int) -> str:
+    """Return a cache key that changes with the tokenizer, its chat template, the format and the corpus's size."""
+    parts = (FORMAT, tokenizer.backend_tokenizer.to_str(), tokenizer.chat_template, size)
+    return hashlib.blake2b(repr(parts).encode(), digest_size=8).hexdigest()
 
 
 class Blocks(Dataset[dict[str, Tensor]]):
