@@ -52,6 +52,7 @@ class Options(Models):
     def __post_init__(self) -> None:
         super().__post_init__()
         object.__setattr__(self, "nodes", node_count(self.nodes))
+        self._check()
 
     def default_drafter(self) -> str:
         """As for every command; ValueError for a model that brings no drafter."""
@@ -82,8 +83,7 @@ class Options(Models):
     def sampling(self) -> "opt_tree.Sampling":
         return opt_tree.Sampling(self.temperature, self.top_p, self.top_k)
 
-    def check(self) -> None:
-        """Raise ValueError for whatever is wrong before any model is looked at."""
+    def _check(self) -> None:
         check_controller(self.controller, self.nodes, self.threshold)
         if not isinstance(self.nodes, str):
             check_nodes(self)
@@ -116,7 +116,6 @@ def main(arguments: Sequence[str] | None = None, kind: type[Options] = Options) 
 
     def command() -> int:
         options = parse(kind, Path(sys.argv[0]).name, "Decode with OPT-Tree, and compare.", given)
-        options.check()
         work_of("evaluation.demo.__main__:run")(options)
         return 0
 

@@ -68,4 +68,4 @@ def test_commands_take_the_name(pair):
     with pytest.raises(ValueError, match="leave it out beside --controller beta"):
         Options(controller="beta", nodes="auto")
     with pytest.raises(ValueError, match="unknown controller 'bet'"):
-        DemoOptions(controller="bet").check()
+        DemoOptions(controller="bet")

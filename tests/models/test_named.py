@@ -311,7 +311,7 @@ def test_commands_name_the_drafter_that_belongs_to_the_model():
     assert Options(base_model_path="smollm2").drafter == named == DemoOptions(base_model_path="smollm2").drafter
     assert EagleOptions(base_model_path="smollm2").drafter == named
     assert (Options().drafter, EagleOptions().drafter) == ("lm:demo", "eagle:demo")
-    DemoOptions(base_model_path="smollm2").check()
+    DemoOptions(base_model_path="smollm2")
     assert DemoOptions(base_model_path="smollm2").policy().nodes == 5
 
 
