@@ -213,7 +213,15 @@ def _combination_row(line: Mapping[str, Any]) -> dict[str, Any]:
         "accepted/node": "" if line["nodes_accepted"] is None else f"{line['nodes_accepted']:.3f}",
         "repeated": percent(line["repeated_8grams"]),
         "ended": f"{line['turns_ended']}/{line['turns']}",
-        **(_speeds(line) if speed else {}),  # of a batch nobody knows them
+        # of a batch nobody knows them
+        **(
+            {
+                "tokens/s": f"{line['tokens_per_second']:.0f}",
+                "speed-up": with_interval(speed["micro"], speed["interval"]),
+            }
+            if speed
+            else {}
+        ),
         **({"= plain": "{}/{}".format(*line["same_as_plain"])} if line["verifier"] == "greedy" else {}),
     }
     for sharpening, minus in line["minus_opt"].items():
@@ -221,14 +229,6 @@ def _combination_row(line: Mapping[str, Any]) -> dict[str, Any]:
     for key, (head, digits, scale) in comparison.SIZES.items():
         known[head] = "" if line.get(key) is None else f"{line[key] / scale:.{digits}f}"
     return known
-
-
-def _speeds(line: Mapping[str, Any]) -> dict[str, str]:
-    speed = line["speed_up"]
-    return {
-        "tokens/s": f"{line['tokens_per_second']:.0f}",
-        "speed-up": with_interval(speed["micro"], speed["interval"]),
-    }
 
 
 # Answers in words.

@@ -118,20 +118,22 @@ class Bench:
         }
 
     def measure(self, one: Combination) -> Record:
-        """Method the questions as the combination says, every second one plainly, too; return its line."""
+        """Answer the questions as the combination says, every second one plainly, too; return its line."""
         pair, sampling = self._pair(one), Sampling(one.temperature)
         policy = one.build(self.rates(one)) if one.needs_rates else one.build()
         verifier = VERIFIERS[one.verifier if one.temperature else "match"]
         stop = self.conversation.prompter.stop
-        self._warm(
-            InLoop(Decoder(pair.target, pair.drafter, policy, verifier, lossy=self.options.lossy), sampling, stop)
-        )
+
+        def judged_by(verifier: Verifier) -> InLoop:
+            decoder = Decoder(pair.target, pair.drafter, policy, verifier, lossy=self.options.lossy)
+            return InLoop(decoder, sampling, stop)
+
+        self._warm(judged_by(verifier))
         watch = None
         if self.options.expect_every and one.temperature:
             verifier = watch = Expectation(verifier, policy.children, self.options.expect_every)
         steps: list[Step] = []
-        ours = InLoop(Decoder(pair.target, pair.drafter, policy, verifier, lossy=self.options.lossy), sampling, stop)
-        base = InLoop(plain(pair.target), sampling, stop)
+        ours, base = judged_by(verifier), InLoop(plain(pair.target), sampling, stop)
         efficiency: list[dict[str, list[float]]] = []
         if self.options.batch_size > 1:
             answers = self._together(ours, self.questions, steps)
@@ -149,7 +151,7 @@ class Bench:
         }
 
     def measure_peers(self, temperature: float) -> Record:
-        """Method the questions by plain decoding and as transformers does, in turn; return the line of all of them."""
+        """Answer the questions by plain decoding and as transformers does, in turn; return the line of all of them."""
         assistant = load_assistant(self.options, None, self.pair)
         base = InLoop(plain(self.pair.target), Sampling(temperature), self.conversation.prompter.stop)
         methods = {PLAIN: base, **transformers_methods(self.pair, assistant, Sampling(temperature))}
