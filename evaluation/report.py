@@ -39,7 +39,6 @@ if __name__ == "__main__":
     sys.exit(main())
 
 import argparse
-import json
 from collections.abc import Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
@@ -233,7 +232,6 @@ def _combination_row(line: Mapping[str, Any]) -> dict[str, Any]:
 
 # Answers in words.
 
-_SHOWN_DIVERGENCES = 5
 _LEAST_STEPS = 20
 
 
@@ -304,14 +302,8 @@ def _print_match(match: dict[str, Any], run: AnswerSet, base: AnswerSet) -> None
     if match["other_prompt"]:
         line += f"; {match['other_prompt']} more had another prompt, because an earlier turn differed"
     print(line)
-    for where in match["divergences"][:_SHOWN_DIVERGENCES]:
-        ours, theirs = (json.dumps(text, ensure_ascii=False) for text in where["texts"])
-        print(
-            f"  question {where['question_id']}, choice {where['choice']}, turn {where['turn'] + 1}: first differs at "
-            f"{where['unit']} {where['position']}: {ours} here, {theirs} there"
-        )
-    if len(match["divergences"]) > _SHOWN_DIVERGENCES:
-        print(f"  and {len(match['divergences']) - _SHOWN_DIVERGENCES} more (all of them with --json)")
+    if any(where["unit"] == "token" for where in match["divergences"]):
+        print(f"  why they differ: python -m evaluation.exactness {run.path} {base.path}")
 
 
 def _print_calibration(figures: dict[str, Any] | None, run: AnswerSet) -> None:

@@ -119,8 +119,7 @@ def exact_match(answers: Sequence[Record], baseline: Sequence[Record]) -> dict[s
                 if (position := first_difference(mine, its)) is not None:
                     parted = True
                     where = {"question_id": ours["question_id"], "choice": one.get("index", 0), "turn": turn}
-                    texts = _around(one["turns"][turn], other["turns"][turn])
-                    divergences.append({**where, "position": position, "unit": unit, "texts": texts})
+                    divergences.append({**where, "position": position, "unit": unit})
     equal = compared - len(divergences)
     rate = equal / compared if compared else None
     counts = {"compared": compared, "equal": equal, "rate": rate, "other_prompt": other_prompt}
@@ -137,9 +136,3 @@ def _other_prompt(one: Record, other: Record, turn: int, parted: bool) -> bool:
 def first_difference(ours: Sequence[Any], theirs: Sequence[Any]) -> int | None:
     """Return the first index at which two lists or texts differ, None for equal ones; a missing item differs, too."""
     return None if ours == theirs else shared(ours, theirs)
-
-
-def _around(ours: str, theirs: str, width: int = 24) -> list[str]:
-    """The two texts around their first difference."""
-    at = first_difference(ours, theirs) or 0
-    return [text[max(0, at - width) : at + width] for text in (ours, theirs)]
