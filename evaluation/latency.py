@@ -52,7 +52,7 @@ from evaluation.run.baselines import InLoop, transformers_batch, transformers_me
 from evaluation.run.inflate import describe
 from evaluation.run.models import gather, load_assistant
 from evaluation.run.options import AUTO
-from evaluation.timing import Method, Timings, environment, interleave, schedule, step_figures
+from evaluation.timing import Method, Timings, environment, interleave, step_figures
 from opt_tree import Controller, Decoder, Generation, OptTree, Pair, TreePolicy
 from opt_tree.decoding.presets import plain
 from opt_tree.decoding.step_costs import auto
@@ -199,7 +199,7 @@ def in_lanes(
         way(prompts[: max(count, 2)], count, 4)  # `Auto` measures what so many lanes cost, where it is not known yet
     cells = [(name, count) for name in ways for count in lanes]
     found = {}
-    for (name, count), _ in schedule(cells, tqdm([0], desc="batches", leave=False, disable=None)):
+    for name, count in tqdm(cells, desc="batches", leave=False, disable=None):
         found[name, count] = _measured(functools.partial(ways[name], prompts, count, max_new_tokens))
     return [_lanes_row(name, count, found) for name, count in cells]
 
