@@ -12,7 +12,7 @@ import subprocess
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -155,7 +155,7 @@ def environment(device: torch.device) -> dict[str, Any]:
         "opt_tree": opt_tree.__version__,
         "commit": commit(),
         "python": platform.python_version(),
-        **{name: _version(name) for name in ("torch", "transformers", "accelerate", "numpy")},
+        **{name: version(name) for name in ("torch", "transformers", "accelerate", "numpy")},
         "cuda": torch.version.cuda if device.type == "cuda" else None,
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else processor(),
         "threads": torch.get_num_threads(),
@@ -192,10 +192,3 @@ def processor() -> str:
         name = models[0] if models else name
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     return f"{name}, {counted(cores or 1, 'core')}"
-
-
-def _version(name: str) -> str | None:
-    try:
-        return version(name)
-    except PackageNotFoundError:
-        return None
