@@ -1,4 +1,4 @@
-"""Files of the drafters that look things up: named arrays behind a header, in safetensors' format, memory-mapped.
+"""Files of the drafters that look things up: named arrays behind a header, in safetensors' format.
 
 Owns what makes a file trustworthy: it is written whole or not at all, says what it is and for which tokenizer, and is
 refused in one line where it is torn, altered or somebody else's. Knows nothing of what the arrays mean.
@@ -6,7 +6,6 @@ refused in one line where it is torn, altered or somebody else's. Knows nothing 
 
 import hashlib
 import json
-import math
 import zlib
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from safetensors import SafetensorError, safe_open
-from safetensors.numpy import save_file
+from safetensors.numpy import load_file, save_file
 from transformers import PreTrainedTokenizerBase
 
 from opt_tree.core.errors import one_line
@@ -22,10 +21,6 @@ from opt_tree.core.files import whole
 from opt_tree.models.checkpoints import CheckpointError
 
 VERSION = 1
-_CHECKED = 256 * 2**20
-"""Bytes up to which the sum of the contents is compared: reading more would cost what mapping saves."""
-_DTYPES = {f"{kind}{bits}": f"<{kind.lower()}{bits // 8}" for kind in "UIF" for bits in (8, 16, 32, 64)}
-"""numpy's names of safetensors' plain numbers."""
 
 
 class Table(NamedTuple):
@@ -55,7 +50,7 @@ def save_table(path: Path, kind: str, table: Table) -> None:
 
 
 def load_table(path: Path, kind: str, vocab: int, tokenizer: str | None = None) -> Table:
-    """Map the table of a kind at `path`, for a target of `vocab` logits and the tokenizer of that fingerprint.
+    """Load the table of a kind at `path`, for a target of `vocab` logits and the tokenizer of that fingerprint.
 
     Its header is checked before any of its contents is read. Raises CheckpointError for whatever is wrong with it.
     """
@@ -84,13 +79,12 @@ def load_table(path: Path, kind: str, vocab: int, tokenizer: str | None = None) 
             f"{path} was made with another tokenizer (fingerprint {header['tokenizer']}, the target's is {tokenizer})"
         )
     try:
-        arrays = _map(path)
-    except (OSError, ValueError, KeyError) as error:
+        arrays = load_file(path)
+    except (SafetensorError, OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise CheckpointError(f"{path} is corrupt: {one_line(error)}") from error
-    table = Table(header, arrays)
-    if table.nbytes <= _CHECKED and _sum(arrays) != header["sum"]:
+    if _sum(arrays) != header["sum"]:
         raise CheckpointError(f"{path} is corrupt: its contents do not add up to what its header says")
-    return table
+    return Table(header, arrays)
 
 
 def whole_number(path: str | Path, header: Mapping[str, Any], name: str, least: int, most: int) -> int:
@@ -110,26 +104,6 @@ def expect(path: str | Path, arrays: Mapping[str, np.ndarray], **wanted: tuple[s
         if array is None or array.dtype.kind != kind or array.ndim != dimensions:
             found = "missing" if array is None else f"of {array.dtype} and shape {array.shape}"
             raise CheckpointError(f"{path} is corrupt: its array {name} is {found}")
-
-
-def _map(path: Path) -> dict[str, np.ndarray]:
-    """Map every array of a safetensors file: eight bytes of header length, the header, the data."""
-    with path.open("rb") as file:
-        start = int.from_bytes(file.read(8), "little")
-        layout = json.loads(file.read(start))
-    data = (
-        np.memmap(path, np.uint8, "r", offset=8 + start) if path.stat().st_size > 8 + start else np.zeros(0, np.uint8)
-    )
-    arrays = {}
-    for name, entry in layout.items():
-        if name == "__metadata__":
-            continue
-        dtype, (first, last) = np.dtype(_DTYPES[entry["dtype"]]), entry["data_offsets"]
-        if last - first != math.prod(entry["shape"]) * dtype.itemsize:
-            raise ValueError(f"{name} has {last - first} bytes for the shape {entry['shape']}")
-        # A plain array over the map: every slice of a `memmap` would pay for being one.
-        arrays[name] = np.asarray(data[first:last]).view(np.ndarray).view(dtype).reshape(entry["shape"])
-    return arrays
 
 
 def _sum(arrays: Mapping[str, np.ndarray]) -> int:

@@ -75,8 +75,7 @@ class Store:
         _check_beta(name, header.get("beta"), self.order)
         self.header, self.nbytes = header, table.nbytes
         expect(name, arrays, **dict.fromkeys(_ARRAYS, ("u", 1)))
-        # Where a number may begin: a file's arrays may begin anywhere.
-        self.arrays = [np.require(arrays[name], requirements=["A", "C"]) for name in _ARRAYS]
+        self.arrays = [np.ascontiguousarray(arrays[name]) for name in _ARRAYS]
         runs, *lengths, entries, same = map(len, self.arrays)
         if lengths != [runs + 1, runs] or entries != same:
             raise CheckpointError(
@@ -108,7 +107,7 @@ class Store:
         return found
 
     def _read(self, key: int) -> Row:
-        """Fetch a row from disk. A step reads some twenty: one by one through views, which is faster than by arrays."""
+        """Look a row up. A step reads some twenty: one by one through views, which is faster than by arrays."""
         keys, (first, totals, tokens, counts) = self._keys, self._values
         place = bisect_left(keys, key)
         if place == len(keys) or keys[place] != key:
