@@ -90,8 +90,7 @@ def train(args: argparse.Namespace) -> None:
         work.save()
         for name, some in prompts.items():
             write_text(args.output / f"{name}.jsonl", "".join(json.dumps({"prompt": text}) + "\n" for text in some))
-        specs = [*_head(work, config), "store:{here}/store"]
-        found = [_judge(work, spec) for spec in _combined(specs)]
+        found = [_judge(work, spec) for spec in _combined(_parts(work, config))]
     _conclude(args, given, found)
 
 
@@ -128,53 +127,76 @@ def _state(args: argparse.Namespace, prompts: dict[str, list[str]]) -> dict[str,
     return known
 
 
-def _head(work: Work, config: Any) -> list[str]:
-    """Answers, the store, features, the head and its calibration; return the head's spec, if one was asked for."""
-    args, output = work.args, work.args.output
-    target = ("--target", args.model, "--threads", args.threads)
-    answers, kept = SHARES[args.kind]
-    total = 60 * args.minutes
-    layers = [] if args.kind != "eagle3" else [*chosen_layers(None, config.num_hidden_layers)]
-    a_token = BYTES * config.hidden_size * (len({-1, *layers}) if args.kind != "store" else 0) + 8
+def _parts(work: Work, config: Any) -> list[str]:
+    """Make the parts that are not there yet; return their specs: the head, if one was asked for, and the store."""
+    layers = chosen_layers(None, config.num_hidden_layers) if work.args.kind == "eagle3" else ()
+    _once(work, "answers", lambda: _answers(work, config, layers))
+    _once(work, "store", lambda: _store(work, config))
+    if work.args.kind == "store":
+        return ["store:{here}/store"]
+    _once(work, "features", lambda: _features(work, layers))
+    _once(work, "head", lambda: _head(work, config))
+    _once(work, "calibrated", lambda: _calibrate(work))
+    return ["eagle:{here}/head", "store:{here}/store"]
 
-    def ready(name: str, make: Callable[[], object]) -> None:
-        if not work.state.get(name):
-            make()
-            work.state[name] = True
-            work.save()
 
-    seconds = max(answers * total - work.state["seconds"], 30.0)
-    words = (*target, "--questions", output / "train.jsonl", "--output", output / "answers", "--batch", 32)
-    room = ("--minutes", seconds / 60, "--tokens", args.disk // a_token, "--max-new-tokens", args.max_new_tokens)
-    outputs = "training.outputs"
-    ready("answers", lambda: work.run("the model's own answers", seconds, outputs, *words, *room))
-    words = (*target[:2], "--answers", output / "answers", "--output", output / "store", "--max-mib", 8)
-    words += ("--vocab", config.vocab_size)
-    ready("store", lambda: work.run("a store of its answers", 20, "training.fitting.store", *words))
-    if args.kind == "store":
-        return []
-    words = (*target, "--answers", output / "answers", "--output", output / "features")
-    words += (f"--layers={','.join(map(str, [-1, *layers]))}",)
-    ready("features", lambda: work.run("its hidden states", 0.15 * total, "training.heads.features", *words))
-    if "head_minutes" not in work.state:
-        work.state["head_minutes"] = max((1 - kept) * total - work.state["seconds"], 0.2 * total) / 60
+def _once(work: Work, name: str, stage: Callable[[], object]) -> None:
+    """Run a stage unless an earlier run has."""
+    if not work.state.get(name):
+        stage()
+        work.state[name] = True
         work.save()
-    words = (*target, "--features", output / "features", "--output", output / "head", "--kind", args.kind)
-    words += ("--minutes", work.state["head_minutes"], "--save-minutes", max(args.minutes / 20, 0.2))
-    vocab = min(VOCAB, config.vocab_size)
-    words += ("--vocab", vocab, "--average", 0.98, "--feature", 0.1, "--noise", 0, "--unroll", UNROLL)
+
+
+def _answers(work: Work, config: Any, layers: Sequence[int]) -> None:
+    """The model's answers, for their share of the minutes, and no more than the disk holds with their features."""
+    args, output = work.args, work.args.output
+    seconds = max(SHARES[args.kind][0] * 60 * args.minutes - work.state["seconds"], 30.0)
+    states = 0 if args.kind == "store" else len({-1, *layers})
+    words = ("--target", args.model, "--questions", output / "train.jsonl", "--output", output / "answers")
+    words += ("--minutes", seconds / 60, "--tokens", args.disk // (BYTES * config.hidden_size * states + 8))
+    words += ("--max-new-tokens", args.max_new_tokens, "--batch", 32, "--threads", args.threads)
+    work.run("the model's own answers", seconds, "training.outputs", *words)
+
+
+def _store(work: Work, config: Any) -> None:
+    output = work.args.output
+    words = ("--target", work.args.model, "--answers", output / "answers", "--output", output / "store")
+    words += ("--max-mib", 8, "--vocab", config.vocab_size)
+    work.run("a store of its answers", 20, "training.fitting.store", *words)
+
+
+def _features(work: Work, layers: Sequence[int]) -> None:
+    args, output = work.args, work.args.output
+    words = ("--target", args.model, "--answers", output / "answers", "--output", output / "features")
+    words += (f"--layers={','.join(map(str, (-1, *layers)))}", "--threads", args.threads)
+    work.run("its hidden states", 0.15 * 60 * args.minutes, "training.heads.features", *words)
+
+
+def _head(work: Work, config: Any) -> None:
+    """A head, in the minutes that answers and features have left; a run that goes on keeps to what it was given."""
+    args, output = work.args, work.args.output
+    if "head_minutes" not in work.state:
+        left = (1 - SHARES[args.kind][1]) * args.minutes - work.state["seconds"] / 60
+        work.state["head_minutes"] = max(left, 0.2 * args.minutes)
+        work.save()
+    minutes, vocab = work.state["head_minutes"], min(VOCAB, config.vocab_size)
+    words = ("--target", args.model, "--features", output / "features", "--output", output / "head")
+    words += ("--minutes", minutes, "--save-minutes", max(args.minutes / 20, 0.2), "--threads", args.threads)
+    words += ("--kind", args.kind, "--vocab", vocab, "--average", 0.98, "--feature", 0.1, "--noise", 0)
+    words += ("--unroll", UNROLL)
     words += ("--frequent", 1024, "--drawn", 256) if vocab >= 2048 else ()  # most of a step is the output layer
     words += ("--layout", "speculators", "--norm-before-residual", "--warm") if args.kind == "eagle3" else ()
     words += ("--resume",) if (output / "head" / "checkpoint.pt").exists() else ()
-    ready("head", lambda: work.run("the head", 60 * work.state["head_minutes"], "training.heads.train", *words))
-    words = (*target, "--drafter", f"eagle:{output / 'head'}", "--prompts", output / "calibrate.jsonl")
-    words += ("--nodes", 16, "--threshold", 0.1, "--max-new-tokens", 64, "--count", CALIBRATED)
-    ready("calibrated", lambda: _calibrate(work, words))
-    return ["eagle:{here}/head"]
+    work.run("the head", 60 * minutes, "training.heads.train", *words)
 
 
-def _calibrate(work: Work, words: Sequence[object]) -> None:
+def _calibrate(work: Work) -> None:
     """A head that learned too little for any temperature to fit stays bare."""
+    args, output = work.args, work.args.output
+    words = ("--target", args.model, "--drafter", f"eagle:{output / 'head'}", "--prompts", output / "calibrate.jsonl")
+    words += ("--nodes", 16, "--threshold", 0.1, "--max-new-tokens", 64, "--count", CALIBRATED)
+    words += ("--threads", args.threads)
     try:
         work.run("calibration", 60, "training.fitting.calibrate", *words)
     except ValueError as error:
