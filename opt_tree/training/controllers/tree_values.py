@@ -76,7 +76,7 @@ from opt_tree.verifiers import VERIFIERS, Verdict, Verifier, block_efficiency, c
 HELD_OUT = 8
 
 
-def choice_of(plan: Plan, judging: dict[str, tuple[float, float]]) -> Choice:
+def actions_of(plan: Plan) -> tuple[Action, ...]:
     """Everything that can be chosen; ValueError for a verifier that is not exact for drawn trees."""
     names = plan.verifiers.split(",")
     for name in names:
@@ -91,8 +91,7 @@ def choice_of(plan: Plan, judging: dict[str, tuple[float, float]]) -> Choice:
     )
     shapes = [(1, chain, 0) for chain in chains]
     shapes += [(k, trunk, length) for trunk in trunks for k in branches for length in lengths]
-    actions = [Action(*shape, name) for shape in shapes for name in names if sum(shape[1:]) or name == names[0]]
-    return Choice(tuple(actions), judging, plan.temperature)
+    return tuple(Action(*shape, name) for shape in shapes for name in names if sum(shape[1:]) or name == names[0])
 
 
 def surveys_of(plan: Plan) -> list[Delayed]:
@@ -179,10 +178,11 @@ class Survey(Informed):
         return judge  # type: ignore[return-value]
 
 
-def survey(pair: Pair, prompts: Sequence[list[int]], plan: Plan) -> tuple[Surveyed, dict[str, tuple[float, float]]]:
+def survey(
+    pair: Pair, prompts: Sequence[list[int]], plan: Plan, actions: Sequence[Action]
+) -> tuple[Surveyed, dict[str, tuple[float, float]]]:
     """Sample behind the prompts until there are steps enough; return what was seen, and what each verifier costs."""
-    free = dict.fromkeys(plan.verifiers.split(","), (0.0, 0.0))
-    seen = Survey(pair.target.hidden, plan, choice_of(plan, free).actions)  # type: ignore[union-attr]
+    seen = Survey(pair.target.hidden, plan, actions)  # type: ignore[union-attr]
     decoder = Decoder(pair.target, pair.drafter, seen, seen.verdict_of())
     with tqdm(total=plan.steps, desc="survey", unit="step", disable=None) as bar:
         for seed, prompt in enumerate(prompts):
@@ -258,15 +258,14 @@ def save(values: TreeValues, facts: dict[str, Any], folder: Path) -> None:
 def train(args: argparse.Namespace) -> None:
     """Survey, train, say what came of it, and write."""
     plan = from_fields(Plan, args)
-    # Refuses what is wrong before anything is loaded.
-    choice_of(plan, dict.fromkeys(plan.verifiers.split(","), (0.0, 0.0)))
+    actions = actions_of(plan)  # refuses what is wrong before anything is loaded
     pair = load_pair(args.target, args.drafter, dtype=args.dtype)
     examples = read_examples(args.answers, pair.tokenizer, Cut(shortest=2))
     prompts = [example.tokens[: max(example.answer, 1)] for example in examples]
-    seen, judging = survey(pair, prompts, plan)
+    seen, judging = survey(pair, prompts, plan, actions)
     held = torch.arange(len(seen.facts)) % HELD_OUT == 0
     kept, heldout = (Surveyed(*(part[rows] for part in seen)) for rows in (~held, held))
-    values = fit(kept, heldout, choice_of(plan, judging), plan)
+    values = fit(kept, heldout, Choice(actions, judging, plan.temperature), plan)
     means = kept.tokens.nanmean(0)
     facts = {
         "drafter": args.drafter,
