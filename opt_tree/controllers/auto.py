@@ -7,6 +7,7 @@ steps.
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 from jaxtyping import Float
@@ -16,7 +17,6 @@ from opt_tree.controllers.base import DECAY, Controller
 from opt_tree.controllers.registry import Wanted, register
 from opt_tree.core.children import Few
 from opt_tree.core.step import Outcome, Step
-from opt_tree.core.target import Output
 from opt_tree.core.words import counted
 from opt_tree.policies import Costs, Priced, Static, TreePolicy
 from opt_tree.policies.priced import KNOTS
@@ -25,8 +25,6 @@ PRIOR = 3.0
 """Expected tokens that a knot's first factor, that of the next more probable one, counts for."""
 LAYER_PRIOR = np.array([[2.0], [1.4]])
 """Surplus of a layer and of the one below it before any was seen."""
-LESSON = 32
-"""Steps that are learned from at once, as learning takes as long as one layer; at first, a quarter of those so far."""
 PATIENCE = (8, 128)
 """Steps without a tree before drafting is tried again: at first, and at most, after trials that did not pay."""
 
@@ -69,12 +67,7 @@ class Auto(Controller):
         self._layers = np.repeat(LAYER_PRIOR, max_depth, 1)
         self._drafted = (1.0, 0.0, 1.0)  # steps with a tree, what they brought beyond plain decoding, its squares
         self._patience, self._waited = PATIENCE[0], 0
-        self._round: list[Step] = []  # those that wait to be learned from
         self._unit = 1.0  # what seconds of the rate are worth at the prices of now
-        self._seen: list[Step] = []
-        self._learned, self._lesson, self._stale = 0, 1, True
-        self._due = 1  # how many of those are learned from at once
-        self._kept: TreePolicy | None = None  # what is answered until then
 
     def __str__(self) -> str:
         largest = self._sizes[-1]
@@ -104,27 +97,16 @@ class Auto(Controller):
         logs = np.minimum(np.array(KNOTS) + np.log(factors[::-1]), 0.0)
         return tuple(np.maximum.accumulate(logs).tolist())
 
-    def reset(self, prompt: list[int], output: Output | None) -> None:
-        """Prices are another prompt's."""
-        self._kept = None
-
     def choose(self, context: list[int], root: Float[Tensor, "1 vocab"] | Few | None) -> TreePolicy:
-        if self._kept is None:
-            self._take()  # what the last prompt left
-            self._now = self.costs.at(len(context))
-            self._kept = self._next()
-            settled = not self._waited and isinstance(self._kept, Priced)
-            self._due = self._lesson - len(self._seen) if settled else 1
-        return self._kept
+        self._now = self.costs.at(len(context))
+        return self._next()
 
     def _next(self) -> TreePolicy:
         if not self._drafts():
             return self._empty
-        if self._stale:
-            self._trust, self._carry = self.trust, tuple((self._layers[1] / self._layers[0]).tolist())
-            self._stale = False
+        carry = tuple((self._layers[1] / self._layers[0]).tolist())
         policy = next((one for one in self._sizes if one.nodes >= 1.5 * self._need), self._sizes[-1])
-        return policy.at(self._now, self.rate, self._trust, self._carry)
+        return replace(policy, now=self._now, rate=self.rate, trust=self.trust, carry=carry)
 
     def _drafts(self) -> bool:
         """Whether a step with a tree may well bring more than plain decoding: at the mean and one standard error.
@@ -136,18 +118,6 @@ class Auto(Controller):
         return guess >= 0 or self._waited >= self._patience
 
     def observe(self, step: Step, outcome: Outcome) -> None:
-        """Learn from a step, or keep it and learn from several at once."""
-        self._round.append(step)
-        if len(self._round) >= self._due:
-            self._take()
-
-    def _take(self) -> None:
-        """Learn from the steps that wait."""
-        steps, self._round, self._kept = self._round, [], None
-        for step in steps:
-            self._weigh(step)
-
-    def _weigh(self, step: Step) -> None:
         """Learn what a step's tokens and its seconds say of the rate, and of what drafting brings."""
         seconds = self._now.of(step)
         if isinstance(step.policy, Priced):
@@ -163,7 +133,6 @@ class Auto(Controller):
         """What is not looked at fades."""
         for sums in (self._expected, self._accepted):
             sums *= DECAY**steps
-        self._stale = True
 
     def _compare(self, worth: float) -> None:
         """Note what a step with a tree brought beyond plain decoding, and how soon to try again if that is too little.
@@ -177,37 +146,22 @@ class Auto(Controller):
         self._drafted = 0.97 * steps + 1, 0.97 * mean + worth, 0.97 * squares + worth**2
 
     def _learn(self, step: Step, policy: Priced) -> None:
-        """Keep the step, and learn from several of them at a time."""
+        """Learn how large trees are, which nodes were accepted, and what each layer and the next was worth."""
         self._need += 0.1 * (step.tree.nodes - self._need)
-        self._seen.append(step)
-        if len(self._seen) >= self._lesson:
-            self._digest(self._seen, policy)
-            self._learned += len(self._seen)
-            self._seen, self._lesson, self._stale = [], min(self._learned // 4 + 1, LESSON), True
-
-    def _digest(self, seen: list[Step], policy: Priced) -> None:
-        """Add to the sums what these steps say: which nodes were accepted, and what each layer and the next was worth.
-
-        The nodes of all trees stand in one row, tree behind tree, roots left out.
-        """
-        trees = [step.tree for step in seen]
-        sizes = np.array([tree.nodes for tree in trees])
-        logs = np.concatenate([tree.path_log_probs[1:] for tree in trees])
-        depths = np.concatenate([tree.depths[1:] for tree in trees])
+        logs, depths = step.tree.path_log_probs[1:], step.tree.depths[1:]
         accepted = np.zeros(len(logs))
-        offsets = sizes.cumsum() - sizes - 1  # row 1 of a tree, behind its root, is its first node
-        accepted[[int(offset) + row for offset, step in zip(offsets, seen, strict=True) for row in step.path[1:]]] = 1
+        accepted[[row - 1 for row in step.path[1:]]] = 1
         knots = _BETWEEN.searchsorted(logs)
         for sums, values in ((self._expected, np.exp(logs)), (self._accepted, accepted)):
-            sums *= DECAY ** len(seen)
+            sums *= DECAY
             sums += np.bincount(knots, values, minlength=len(KNOTS))
         surplus = np.maximum(policy.surplus(logs), 0)
         # Layers that were drafted: also those of which no node was selected, and a table's, which are no forwards.
-        layers = np.array([max(step.draft_forwards, *step.tree.depths.tolist()) for step in seen])
-        below = np.repeat(layers, sizes) > depths  # nodes of a layer that had another one below it
+        layers = max(step.draft_forwards, *step.tree.depths.tolist())
+        below = depths < layers  # nodes of a layer that had another one below it
         most = self._layers.shape[1]
         # A layer's sums fade by the steps alone that say something of it.
-        self._layers *= DECAY ** (layers[:, None] > np.arange(1, most + 1)).sum(0)
+        self._layers[:, : max(layers - 1, 0)] *= DECAY
         self._layers[0] += np.bincount(depths[below], surplus[below], minlength=most + 1)[1 : most + 1]
         self._layers[1] += np.bincount(depths, surplus, minlength=most + 2)[2 : most + 2]
 

@@ -52,6 +52,8 @@ class InLanes(Auto):
         self._lost, self._spent, self._stake = 0.0, 0.0, STAKE
         """Plain steps: what drafting lost so far, what all rounds took, and the most that a trial lost."""
         self._drafting = False
+        self._round: list[Step] = []
+        """Of the round under way: the steps with a tree that are done."""
 
     def choose(self, context: list[int], root: Float[Tensor, "1 vocab"] | Few | None) -> TreePolicy:
         return meet(self.decide, len(context))

@@ -5,8 +5,8 @@ Owns the arithmetic only. `opt_tree.decoding.step_costs` measures the numbers; p
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
 from itertools import pairwise
 from typing import Any, Self
 
@@ -97,21 +97,18 @@ class Costs:
         def mean(own: float, theirs: float) -> float:
             return (1 - share) * own + share * theirs
 
-        def curve(own: Curve, mine: list[float], theirs: Curve, its: list[float]) -> Curve:
+        def curve(own: Curve, theirs: Curve) -> Curve:
             rows = sorted({point[0] for point in (*own, *theirs)})
+            mine, its = _table(own).tolist(), _table(theirs).tolist()
             return tuple((n, mean(mine[min(n, LARGEST)], its[min(n, LARGEST)])) for n in rows)
 
-        scoring = curve(self.scoring, self._lists[0], other.scoring, other._lists[0])
-        drafting = curve(self.drafting, self._lists[1], other.drafting, other._lists[1])
+        scoring, drafting = curve(self.scoring, other.scoring), curve(self.drafting, other.drafting)
         growth, draft_growth = mean(self.growth, other.growth), mean(self.draft_growth, other.draft_growth)
         return type(self)(scoring, mean(self.first, other.first), drafting, growth, draft_growth)
 
     def at(self, context: int) -> Self:
         """The same behind `context` tokens."""
-        _ = self._drafting, self._further, self._lists, self._row  # made once, for all contexts
-        twin = object.__new__(type(self))
-        twin.__dict__.update(self.__dict__, context=context)
-        return twin
+        return replace(self, context=context)
 
     @cached_property
     def _scoring(self) -> Float[np.ndarray, " rows"]:
@@ -120,24 +117,6 @@ class Costs:
     @cached_property
     def _drafting(self) -> Float[np.ndarray, " rows"]:
         return _table(self.drafting)
-
-    @cached_property
-    def _lists(self) -> tuple[list[float], list[float]]:
-        """Both tables for single questions, which numpy answers in ten times the time."""
-        return self._scoring.tolist(), self._drafting.tolist()
-
-    @cached_property
-    def _row(self) -> float:
-        return float(self._scoring[17] - self._scoring[2]) / 15
-
-    @cached_property
-    def _further(self) -> Float[np.ndarray, " rows"]:
-        """By rows: the least that further ones cost, each on average: a kernel's block of rows is paid for at once."""
-        least = np.full(LARGEST + 1, np.inf)
-        for more in range(1, AHEAD + 1):
-            least[:-more] = np.minimum(least[:-more], (self._scoring[more:] - self._scoring[:-more]) / more)
-        least[-1] = least[-2]
-        return least
 
     @property
     def plain(self) -> float:
@@ -150,11 +129,11 @@ class Costs:
 
         A step of the curve belongs to the number of rows, and not to the node that happens to be the first behind it.
         """
-        return self._row * (1 + self.growth * self.context)
+        return float(self._scoring[17] - self._scoring[2]) / 15 * (1 + self.growth * self.context)
 
     def score(self, rows: int) -> float:
         """Seconds of everything behind the draft, of a tree of `rows` rows, the root included."""
-        return self._lists[0][min(rows, LARGEST)] * (1 + self.growth * self.context)
+        return float(self._scoring[min(rows, LARGEST)]) * (1 + self.growth * self.context)
 
     def scores(self, most: int) -> Float[np.ndarray, " sizes"]:
         """The same of trees of 1 to `most` rows."""
@@ -162,7 +141,7 @@ class Costs:
 
     def further(self, most: int) -> Float[np.ndarray, " sizes"]:
         """Seconds of each row that is added to trees of 1 to `most` rows, where they add what costs least a row."""
-        return self._further[1 : most + 1] * (1 + self.growth * self.context)
+        return _further(self.scoring)[1 : most + 1] * (1 + self.growth * self.context)
 
     def layers(self, most: int) -> Float[np.ndarray, " sizes"]:
         """Seconds of one more layer with 1 to `most` rows in its forward."""
@@ -174,7 +153,7 @@ class Costs:
             return 0.0
         each = rows / max(layers - 1, 1)
         below = min(int(each), LARGEST - 1)
-        low, high = self._lists[1][max(below, 1)], self._lists[1][below + 1]
+        low, high = float(self._drafting[max(below, 1)]), float(self._drafting[below + 1])
         further = (layers - 1) * (low + (each - below) * (high - low))
         return (self.first + further) * (1 + self.draft_growth * self.context)
 
@@ -193,6 +172,7 @@ def _check(name: str, curve: Curve) -> None:
         raise ValueError(f"{name} must rise in rows, from 1 on, got {curve}")
 
 
+@lru_cache(maxsize=64)
 def _table(curve: Curve) -> Float[np.ndarray, " rows"]:
     """A curve's seconds by rows, from 0 (as for 1) to `LARGEST`."""
     rows, seconds = map(np.array, zip(*curve, strict=True))
@@ -204,3 +184,13 @@ def _table(curve: Curve) -> Float[np.ndarray, " rows"]:
         table += slope * np.maximum(grid - rows[-1], 0)
     table[0] = table[1]
     return table
+
+
+@lru_cache(maxsize=64)
+def _further(curve: Curve) -> Float[np.ndarray, " rows"]:
+    """By rows: the least that further ones cost, each on average: a kernel's block of rows is paid for at once."""
+    table, least = _table(curve), np.full(LARGEST + 1, np.inf)
+    for more in range(1, AHEAD + 1):
+        least[:-more] = np.minimum(least[:-more], (table[more:] - table[:-more]) / more)
+    least[-1] = least[-2]
+    return least

@@ -3,7 +3,6 @@
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from numbers import Integral
-from typing import Self
 
 import numpy as np
 from jaxtyping import Float, Int
@@ -36,8 +35,8 @@ class Priced:
 
     In a batch `rate` is a lane's and the seconds are the batch's.
 
-    What is learned from step to step (`rate`, `trust`, `carry`, `context`) is `Auto`'s; policies that differ in
-    nothing else are equal. Example, rate * (a row) = .1: of .6 .3 .08 the first two are kept, with a surplus of .7.
+    What is known of a step alone (`now`, `rate`, `trust`, `carry`) is `Auto`'s; policies that differ in nothing else
+    are equal. Example, rate * (a row) = .1: of .6 .3 .08 the first two are kept, with a surplus of .7.
 
     Others weigh a tree against its cost, too: SMART expands a node while its benefit over its cost exceeds the tree's
     speed-up (arXiv:2604.09731), CaDDTree searches the budget of most tokens a second (arXiv:2606.01813), Yggdrasil and
@@ -52,8 +51,8 @@ class Priced:
     """Layers drafted at most."""
     rate: float = field(default=0.0, compare=False)
     """Tokens a second: what time is worth. 0: nothing, all `nodes` are kept."""
-    context: int = field(default=0, compare=False)
-    """Tokens before the tree."""
+    now: Costs | None = field(default=None, compare=False)
+    """What the step costs, behind its context and beside other lanes; None: `costs`."""
     trust: tuple[float, ...] = field(default=KNOTS, compare=False)
     """What path log-probabilities of `KNOTS` have turned out to be; rising. Linear between; below, the same shift."""
     carry: tuple[float, ...] = field(default=(), compare=False)
@@ -69,16 +68,9 @@ class Priced:
     def children(self) -> TopK:
         return TopK(total=self.nodes)
 
-    def at(self, costs: Costs, rate: float, trust: tuple[float, ...], carry: tuple[float, ...]) -> Self:
-        """The same with what was learned, for the next step; `costs` are those behind its context."""
-        twin = object.__new__(type(self))
-        known = {"costs": self.costs, "nodes": self.nodes, "max_depth": self.max_depth}
-        twin.__dict__.update(known, rate=rate, context=costs.context, trust=trust, carry=carry, _now=costs)
-        return twin
-
-    @cached_property
+    @property
     def _now(self) -> Costs:
-        return self.costs.at(self.context)
+        return self.now or self.costs
 
     @cached_property
     def _price(self) -> float:
