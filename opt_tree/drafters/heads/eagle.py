@@ -72,17 +72,9 @@ class EagleDrafter(OfModel):
                 f"wrong head for this target: the head has {config.vocab_size} tokens, {target.name} {target.vocab}"
             )
         follow(model.base_model, model.get_output_embeddings())
-        self.lm = CausalLM(model, buckets, probe=False)
+        self.take_model(CausalLM(model, buckets, probe=False), config.vocab_size, target.vocab, tokens)
         self.lm.watch((LAST,))
-        self.lm.columns = config.vocab_size if tokens is None else len(tokens)
-        self.models = (self.lm,)
         self.max_context = min(self.lm.max_context, target.max_context)
-        self._vocab, self._whole = config.vocab_size, target.vocab
-        """How many tokens the head embeds, and how many the target has."""
-        self._tokens = None if tokens is None else tokens.to(self.lm.device)
-        """The draft vocabulary; None: all tokens of the head."""
-        self._names = None if tokens is None else tokens.cpu()
-        """The same where children are read."""
         self._ready: Tensor = torch.zeros(0)
         """The head's inputs for tokens whose pair is not in its cache yet, from the target's features."""
         self._first = 1
@@ -103,7 +95,7 @@ class EagleDrafter(OfModel):
         output: Any = self.lm.model.get_output_embeddings()
         head: Any = self.lm.model.base_model
         found = output(head.read(estimates)).argmax(-1)
-        return found if self._tokens is None else self._tokens[found]
+        return found if self.tokens is None else self.tokens[found]
 
     def reset(self, prompt: list[int], output: Output | None) -> None:
         self.lm.reset()
@@ -142,7 +134,7 @@ class EagleDrafter(OfModel):
     def take_pairs(self, context: list[int]) -> tuple[list[int], Float[Tensor, "pairs hidden"]]:
         """Return the pairs that are not in the head's cache yet, tokens and features; whoever takes them runs them."""
         features, self._ready = self._ready, self._ready[:0]
-        return self._embeddable(context[self._first + self.lm.length :]), features
+        return self._known(context[self._first + self.lm.length :]), features
 
     def expand(self, frontier: Frontier) -> Float[Tensor, "frontier vocab"] | Reduced:
         tokens, parents, depths, visible = frontier
@@ -163,32 +155,8 @@ class EagleDrafter(OfModel):
         new = self.inputs(outcome.features)
         self._ready = torch.cat([self._ready, new]) if self._ready.shape[0] else new
 
-    def _embeddable(self, tokens: list[int]) -> list[int]:
-        return [token if token < self._vocab else 0 for token in tokens]
-
-    def _scores(self, output: Output) -> Float[Tensor, "rows vocab"] | Reduced:
-        """Return the logits of the tokens that the head drafts.
-
-        Where the forward has normalised them, the result is left for `root_laws` and `expand_laws` (see `OfModel`).
-        """
-        if self._tokens is not None:
-            answer: Tensor | Reduced = Reduced(output.logits, self._tokens, self._whole)
-        else:
-            # Tokens that only the target knows (a padded vocabulary) have no embedding here: never propose them.
-            answer = output.logits if self._vocab == self._whole else output.logits[:, : self._vocab]
-        if output.laws is not None:
-            self._said = answer, output.laws._replace(tokens=self._names)
-        return answer
-
-    def _columns(self) -> str:
-        return "" if self._tokens is None else f", {len(self._tokens)} tokens of {self._whole}"
-
     def describe(self) -> str:
-        return f"EAGLE head {self.name}: {self.lm.size}{self._columns()}"
-
-    @property
-    def settings(self) -> dict[str, Any]:
-        return {"draft_dtype": str(self.lm.dtype).removeprefix("torch.")}
+        return f"EAGLE head {self.name}: {self._size()}"
 
 
 def load_eagle(

@@ -162,7 +162,7 @@ class Eagle3Drafter(EagleDrafter):
         return head.fuse([features[layer].to(self.lm.device, self.lm.dtype) for layer in self.features])
 
     def describe(self) -> str:
-        return f"EAGLE-3 head {self.name}: {self.lm.size}{self._columns()}"
+        return f"EAGLE-3 head {self.name}: {self._size()}"
 
 
 def load_eagle3(

@@ -1,7 +1,5 @@
 """An independent drafter: any causal LM that shares the target's tokenizer."""
 
-from typing import Any
-
 from jaxtyping import Float
 from torch import Tensor
 
@@ -26,10 +24,9 @@ class CausalLMDrafter(OfModel):
 
     def __init__(self, lm: CausalLM, vocab: int | None = None) -> None:
         require(CausalLM, lm=lm)
-        self.lm = lm
-        self.vocab = min(vocab or lm.vocab, lm.vocab)
-        self.max_context, self.models = lm.max_context, (lm,)
-        lm.columns = self.vocab
+        whole = vocab or lm.vocab
+        self.take_model(lm, min(whole, lm.vocab), whole)
+        self.max_context = lm.max_context
 
     def reset(self, prompt: list[int], output: Output | None) -> None:
         self.lm.reset()
@@ -54,18 +51,5 @@ class CausalLMDrafter(OfModel):
         numbers = outcome.tree.draft_rows.tolist()
         self.lm.commit([numbers[row] - 1 for row in outcome.path[1:] if numbers[row] > 0])
 
-    def _known(self, tokens: list[int]) -> list[int]:
-        return [token if token < self.lm.vocab else 0 for token in tokens]
-
-    def _scores(self, output: Output) -> Float[Tensor, "rows vocab"] | Reduced:
-        scores = output.logits if self.vocab == self.lm.vocab else output.logits[:, : self.vocab]
-        if output.laws is not None:
-            self._said = scores, output.laws
-        return scores
-
     def describe(self) -> str:
-        return f"draft model {self.name or self.lm.name}: {self.lm.size}"
-
-    @property
-    def settings(self) -> dict[str, Any]:
-        return {"draft_dtype": str(self.lm.dtype).removeprefix("torch.")}
+        return f"draft model {self.name or self.lm.name}: {self._size()}"

@@ -9,8 +9,6 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from opt_tree.core.children import Reduced
-from opt_tree.core.target import Output
 from opt_tree.drafters.base import Drafter
 from opt_tree.drafters.draft_vocabulary import read_vocabulary
 from opt_tree.drafters.registry import DrafterOptions, register
@@ -36,20 +34,10 @@ class TrimmedDrafter(CausalLMDrafter):
             raise ValueError(f"the output layer of {lm.name} is a {type(output).__name__}, which cannot be trimmed")
         if not len(tokens) or tokens.min() < 0 or tokens.max() >= self.vocab:
             raise ValueError(f"a draft vocabulary of tokens {tokens.tolist()[:3]}..., of which there are {self.vocab}")
-        self._names, self._whole = tokens.sort().values.cpu(), vocab or lm.vocab
-        self.tokens = self._names.to(lm.device)
-        lm.model.set_output_embeddings(rows_of(output, self.tokens))
+        tokens = tokens.sort().values
+        self.take_model(lm, self.vocab, vocab or lm.vocab, tokens)
+        lm.model.set_output_embeddings(rows_of(output, tokens))
         lm.renew()  # the whole output layer is given back
-        lm.columns = len(tokens)
-
-    def _scores(self, output: Output) -> Reduced:
-        answer = Reduced(output.logits, self.tokens, self._whole)
-        if output.laws is not None:
-            self._said = answer, output.laws._replace(tokens=self._names)
-        return answer
-
-    def describe(self) -> str:
-        return f"{super().describe()}, {len(self.tokens)} tokens of {self._whole}"
 
 
 @register("lm", about="an independent draft model with the target's tokenizer", paper="2211.17192", part="draft")
