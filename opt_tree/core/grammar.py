@@ -11,6 +11,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from transformers import LogitsProcessor
 
+from opt_tree.core.target import shared
+
 
 @runtime_checkable
 class Matcher(Protocol):
@@ -48,13 +50,11 @@ class FromHistory(LogitsProcessor):
         if len(input_ids) > 1 and not bool((input_ids == input_ids[:1]).all()):
             raise ValueError(f"FromHistory follows one text, and these are {len(input_ids)}: give each its own matcher")
         history = input_ids[0, self.prompt :].tolist()
-        shared = 0
-        while shared < min(len(history), len(self._taken)) and history[shared] == self._taken[shared]:
-            shared += 1
-        if back := len(self._taken) - shared:
+        kept = shared(history, self._taken)
+        if back := len(self._taken) - kept:
             self.matcher.rollback(back)
-            del self._taken[shared:]
-        for token in history[shared:]:
+            del self._taken[kept:]
+        for token in history[kept:]:
             if not self.matcher.advance(token):
                 return scores
             self._taken.append(token)

@@ -114,9 +114,9 @@ class Target(ABC):
     vocab: int
     """Logits a row."""
     max_context: int
+    """Tokens of context, the newest included."""
     context_note: str = ""
     """Why the context ends there, where that is not the model's own end: for messages."""
-    """Tokens of context, the newest included."""
     device: torch.device = torch.device("cpu")
     work: Work = Work()
     generation: int = 0

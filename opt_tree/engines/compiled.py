@@ -323,12 +323,11 @@ def cpp_compiler() -> str:
         raise CompileError("there is no C++ compiler on this machine (looked for $CXX and g++)") from error
 
 
-def median_seconds(call: Callable[[], Any], times: int = 30) -> float:
-    """The median time of a call, after a few that do not count."""
+def median_seconds(call: Callable[[], Any]) -> float:
+    """The median time of 30 calls, after three that do not count."""
     seconds = []
-    for turn in range(times + 3):
+    for _ in range(33):
         begin = time.perf_counter()
         call()
-        if turn >= 3:
-            seconds.append(time.perf_counter() - begin)
-    return statistics.median(seconds)
+        seconds.append(time.perf_counter() - begin)
+    return statistics.median(seconds[3:])

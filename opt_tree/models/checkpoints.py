@@ -211,14 +211,11 @@ def check_is_folder(path: str) -> None:
 def check_is_there(path: str) -> None:
     """Raise CheckpointError for a folder that is not there, and for a model that the Hub does not have."""
     check_is_folder(path)
-    if Path(path).is_dir() or (hub_is_away() and (Path(constants.HF_HUB_CACHE) / _in_the_cache(path)).is_dir()):
+    in_cache = Path(constants.HF_HUB_CACHE) / f"models--{path.replace('/', '--')}"
+    if Path(path).is_dir() or (hub_is_away() and in_cache.is_dir()):
         return
     with suppress(MissingFileError):  # a store has none
         find_file(path, "config.json")
-
-
-def _in_the_cache(path: str) -> str:
-    return f"models--{path.replace('/', '--')}"
 
 
 @functools.cache

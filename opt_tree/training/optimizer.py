@@ -22,7 +22,7 @@ class MuonAdamW(torch.optim.Optimizer):
     writes into this optimizer's groups steers both.
     """
 
-    def __init__(self, model: nn.Module, lr: float, weight_decay: float = 0.05) -> None:
+    def __init__(self, model: nn.Module, lr: float) -> None:
         trainable = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
         tables = {p for module in model.modules() if isinstance(module, nn.Embedding) for p in module.parameters()}
         hidden = [
@@ -32,7 +32,7 @@ class MuonAdamW(torch.optim.Optimizer):
         ]
         others = [p for p in trainable.values() if all(p is not q for q in hidden)]
         # match_rms_adamw: one learning rate serves both, because a Muon update is scaled to AdamW's size.
-        self.muon = torch.optim.Muon(hidden, lr=lr, weight_decay=weight_decay, adjust_lr_fn="match_rms_adamw")
+        self.muon = torch.optim.Muon(hidden, lr=lr, weight_decay=0.05, adjust_lr_fn="match_rms_adamw")
         self.adamw = torch.optim.AdamW(others, lr=lr, betas=(0.9, 0.95), weight_decay=0.0)
         super().__init__([*hidden, *others], {"lr": lr})
         self._link()
