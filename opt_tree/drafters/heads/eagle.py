@@ -16,10 +16,10 @@ from opt_tree.core.errors import one_line, require
 from opt_tree.core.pool import Frontier
 from opt_tree.core.step import Outcome
 from opt_tree.core.target import Output, shared
-from opt_tree.drafters.base import OfModel
 from opt_tree.drafters.draft_vocabulary import take_vocabulary, trimmed_further
 from opt_tree.drafters.heads.eagle_head import EagleHead, HeadedEagle
 from opt_tree.drafters.heads.families import refuse_others
+from opt_tree.drafters.of_model import OfModel
 from opt_tree.models.capabilities import cast_weights
 from opt_tree.models.causal_lm import Buckets, CausalLM, Wanted
 from opt_tree.models.checkpoints import CheckpointError, load_tensors, read_config, refused

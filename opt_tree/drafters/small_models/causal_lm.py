@@ -8,7 +8,7 @@ from opt_tree.core.errors import require
 from opt_tree.core.pool import Frontier
 from opt_tree.core.step import Outcome
 from opt_tree.core.target import Output
-from opt_tree.drafters.base import OfModel
+from opt_tree.drafters.of_model import OfModel
 from opt_tree.models.causal_lm import CausalLM, Wanted
 
 
