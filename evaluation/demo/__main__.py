@@ -58,7 +58,7 @@ def run(options: Options) -> None:
     pair = load(options, str(device), options.bare)
     assistant = load_assistant(options, options.assistant, pair)
     if not (options.compile or options.eager or options.unpacked):
-        pair.compile(make=False, any_dtype=True)  # after the assistant, which stays as it is
+        pair.compile(make=False)
     texts = [options.prompt] if options.prompt else PROMPTS
     prompts = [check_prompt(pair.encode(text), pair.target) for text in texts]
 

@@ -24,14 +24,14 @@ from opt_tree.drafters import model_drafter
 from opt_tree.drafters.registry import DrafterOptions, check_drafter, load_drafter
 from opt_tree.engines.package_cache import cache_folder
 from opt_tree.models.canonical import make_exact
-from opt_tree.models.checkpoints import as_dtype, check_same_tokenizer, load_causal_lm, load_tokenizer
+from opt_tree.models.checkpoints import check_same_tokenizer, load_causal_lm, load_tokenizer
 from opt_tree.models.named import resolve
 from opt_tree.models.quantised_layers import weights_of
 
 
 def load(options: Models, device: str, bare: bool = False) -> Pair:
     """Load a target and its drafter, inflated if asked for; `bare`: without the stored sharpening."""
-    return _ready(_load_pair(options, device, bare=bare), options, any_dtype=True)
+    return _ready(_load_pair(options, device, bare=bare), options)
 
 
 def load_several(options: Models, drafters: Sequence[str], device: str) -> dict[str, Pair]:
@@ -39,12 +39,12 @@ def load_several(options: Models, drafters: Sequence[str], device: str) -> dict[
     for spec in drafters:
         check_drafter(spec)
     small = _load_pair(options, device, drafter=drafters[0])
-    settings = DrafterOptions(small.tokenizer, _draft_dtype(options, device), device)
+    settings = DrafterOptions(small.tokenizer, device=device)
     pairs: dict[str, Pair] = {}
     for spec in drafters:
         drafter = load_drafter(spec, small.target, settings) if pairs else small.drafter
         large = next((pair.target.model for pair in pairs.values()), None)
-        pairs[spec] = _ready(replace(small, drafter=drafter), options, large, settings.dtype == "auto")
+        pairs[spec] = _ready(replace(small, drafter=drafter), options, large)
     return pairs
 
 
@@ -71,32 +71,27 @@ def load_run(options: Options, device: str) -> Pair:
 def load_assistant(options: Models, path: str | None, pair: Pair) -> PreTrainedModel | None:
     """Return the causal LM that assists transformers' generate: the one at `path`, else the pair's own draft model.
 
-    Where there is neither, the embedded one for the embedded target; else None.
+    Where there is neither, the embedded one for the embedded target; else None. On a CPU it is float32, as in all
+    tables of results/: a draft model that is narrower is loaded once more.
     """
-    own = assistant_of(pair.drafter)
+    own, device = assistant_of(pair.drafter), str(pair.target.device)
+    weights = None
     if path is None and own is not None:
-        # A drafter that was compiled may have been cast to what is fastest then; transformers runs it as it is.
-        if not options.compile:
+        if device != "cpu" or own.dtype.itemsize >= torch.float32.itemsize:
             return own
-        path = own.name_or_path
+        path, weights = own.name_or_path, weights_of(own)
     path = path or ("demo" if options.base_model_path == "demo" else None)
     if path is None:
         return None
-    folder, device = resolve(path, "draft"), str(pair.target.device)
+    folder = resolve(path, "draft")
     check_same_tokenizer(pair.tokenizer, load_tokenizer(folder), options.base_model_path, path)
-    return load_causal_lm(folder, as_dtype("float32" if device == "cpu" else "auto", device), device).model
+    return load_causal_lm(folder, "float32" if device == "cpu" else "auto", device, weights=weights).model
 
 
 def _load_pair(options: Models, device: str, **more: Any) -> Pair:
-    given = {"dtype": options.dtype, "draft_dtype": _draft_dtype(options, device)}
-    given["weights"] = None if options.inflate else options.weights
+    given = {"dtype": options.dtype, "weights": None if options.inflate else options.weights}
     given |= {"drafter": options.drafter, "device": device, "exact": False} | more  # it may be inflated first
     return load_pair(options.base_model_path, **given)
-
-
-def _draft_dtype(options: Models, device: str) -> str:
-    """Of an independent drafter: "auto" keeps it in float32 on a CPU, where that is fastest."""
-    return "auto" if device == "cpu" else options.dtype
 
 
 def _load_alone(options: Models, device: str, **more: Any) -> Pair:
@@ -105,8 +100,8 @@ def _load_alone(options: Models, device: str, **more: Any) -> Pair:
     return Pair(target, load_tokenizer(path), model_drafter(target))
 
 
-def _ready(pair: Pair, options: Models, large: PreTrainedModel | None = None, any_dtype: bool = False) -> Pair:
-    """The pair inflated and compiled, where that is asked for; a drafter in `any_dtype`: in the fastest."""
+def _ready(pair: Pair, options: Models, large: PreTrainedModel | None = None) -> Pair:
+    """The pair inflated and compiled, where that is asked for."""
     if options.inflate:
         pair = inflate_pair(pair, options.inflate, large=large, weights=options.weights)
     if options.unpacked:
@@ -116,18 +111,18 @@ def _ready(pair: Pair, options: Models, large: PreTrainedModel | None = None, an
     elif not options.no_exact:
         make_exact(pair.target)
     if options.compile:
-        compile_and_say(pair, any_dtype)
+        compile_and_say(pair)
     return pair
 
 
-def compile_and_say(pair: Pair, any_dtype: bool) -> None:
+def compile_and_say(pair: Pair) -> None:
     """Compile what is not in the cache; on a CPU that takes minutes, so say it before and after."""
     if pair.target.device.type != "cpu":
-        pair.compile(any_dtype=any_dtype)
-    elif not pair.compile(make=False, any_dtype=any_dtype):
+        pair.compile()
+    elif not pair.compile(make=False):
         print("compiling for this CPU, once: minutes", flush=True)
         begin = time.monotonic()
-        if pair.compile(any_dtype=any_dtype):
+        if pair.compile():
             print(f"compiled in {time.monotonic() - begin:.0f} s; kept in {cache_folder()}", flush=True)
 
 

@@ -111,9 +111,7 @@ class Models(Machine):
     )
     draft_model_path: str | None = option(None, "a causal LM that drafts: --drafter lm:PATH")
     ea_model_path: str | None = option(None, "an EAGLE head that drafts: --drafter eagle:PATH")
-    dtype: str = option(
-        "auto", "of the target: auto, float32, bfloat16, float16; on an accelerator also of an independent drafter"
-    )
+    dtype: str = option("auto", "of the target and of an independent drafter: auto, float32, bfloat16, float16")
     weights: str | None = option(
         None,
         "of the target and of a draft model, on a CPU: int8 or int4; by default as --dtype says",

@@ -16,13 +16,11 @@ from opt_tree.core.errors import one_line, require
 from opt_tree.core.stopping import Stop
 from opt_tree.drafters import Drafter
 from opt_tree.drafters.registry import DrafterOptions, check_drafter, load_drafter
-from opt_tree.engines.body import takes
 from opt_tree.models.canonical import make_canonical, make_exact
 from opt_tree.models.causal_lm import Buckets, CausalLM
 from opt_tree.models.chain_lm import AnyLM
 from opt_tree.models.checkpoints import (
     CheckpointError,
-    fast_bfloat16,
     load_causal_lm,
     load_tokenizer,
     require_device,
@@ -44,20 +42,15 @@ class Pair:
         """The stop tokens that the target's generation config (a list for many chat models) and the tokenizer name."""
         return Stop(stop_tokens(self.target.model, self.tokenizer))
 
-    def compile(self, make: bool = True, any_dtype: bool = False) -> bool:
+    def compile(self, make: bool = True) -> bool:
         """Compute the forwards of all its models by compiled packages from now on; return whether all could be.
 
-        See `opt_tree.models.compiling.compile_forwards`: made once where `make`, else taken where they are there. With
-        `any_dtype` an independent drafter may be cast to bfloat16, where a measurement says that it pays; what is
-        decoded greedily does not depend on it. On CUDA the graphs of usual sizes are captured at once (`warm_up`).
+        See `opt_tree.models.compiling.compile_forwards`: made once where `make`, else taken where they are there. On
+        CUDA the graphs of usual sizes are captured at once (`warm_up`).
         """
-        require(bool, make=make, any_dtype=any_dtype)
+        require(bool, make=make)
         self.target.watch(self.drafter.features)  # first, so that its package has them
-        done = [compile_forwards(self.target, make)]
-        for lm in self.drafter.models:
-            # A head stays as it is: it reads and writes the target's features.
-            free = any_dtype and fast_bfloat16() and not takes(lm.model, "features")
-            done.append(compile_forwards(lm, make, (torch.bfloat16,) if free and lm.dtype == torch.float32 else ()))
+        done = [compile_forwards(lm, make) for lm in (self.target, *self.drafter.models)]
         if make:
             self.warm_up()
         return all(done)
@@ -173,10 +166,10 @@ def load_pair(
     which is fetched and converted once. `drafter`: `lm:PATH`, `eagle:PATH`, ...; a bare path is a draft model's.
     `eagle=PATH`: short for `drafter="eagle:PATH"`. With nothing named, what belongs to the target is taken. `bare`:
     without the temperature that calibration stored beside the drafter, which sharpens it at temperature 0.
-    dtype "auto", on a CPU that multiplies bfloat16 (avx512_bf16, amx): the target is bfloat16 and an independent
-    drafter float32. On another CPU it is float32, on an accelerator the checkpoint's own. `weights`: "int8" or "int4",
-    of the target and of an independent drafter, on a CPU. `compile`: on a CPU, makes packages of both models' forwards,
-    once, or takes those that are there. On CUDA it captures graphs (`Pair.compile`; "auto" may become bfloat16).
+    dtype "auto": bfloat16 on a CPU that multiplies it (avx512_bf16, amx), float32 on another CPU, the checkpoint's own
+    on an accelerator. draft_dtype "auto", of an independent drafter: the target's. `weights`: "int8" or "int4", of the
+    target and of an independent drafter, on a CPU. `compile`: on a CPU, makes packages of both models' forwards, once,
+    or takes those that are there. On CUDA it captures graphs (`Pair.compile`).
     `exact`: in bfloat16 and quantised, too, a tree changes no text on a CPU, if the target can be canonical; else a
     warning and `target.not_canonical` say why. `canonical`: in float32, too, and NotCanonicalError if it cannot be.
     `model_options` go to transformers (`device_map=`, `quantization_config=`, ...).
@@ -194,5 +187,5 @@ def load_pair(
     options = DrafterOptions(tokenizer, draft_dtype, device, buckets, bare, weights)
     pair = Pair(lm, tokenizer, load_drafter(spec, lm, options))
     if compile:
-        pair.compile(any_dtype=draft_dtype == "auto")
+        pair.compile()
     return pair

@@ -29,7 +29,7 @@ class DrafterOptions:
     tokenizer: PreTrainedTokenizerBase | None = None
     """The target's; what brings a tokenizer of its own is checked against it."""
     dtype: str | torch.dtype = "auto"
-    """Of an independent model; "auto": float32 on a CPU, else the checkpoint's own."""
+    """Of an independent model; "auto": the target's."""
     device: str = "cpu"
     buckets: Buckets | None = None
     bare: bool = False

@@ -5,7 +5,6 @@ weights and dispatch; a package has its weights packed and its kernels fused. Ro
 symbols of the graph, so that nothing is compiled twice, however long a text becomes.
 """
 
-import statistics
 import time
 import warnings
 from collections.abc import Callable, Sequence
@@ -321,13 +320,3 @@ def cpp_compiler() -> str:
         return get_cpp_compiler()
     except Exception as error:
         raise CompileError("there is no C++ compiler on this machine (looked for $CXX and g++)") from error
-
-
-def median_seconds(call: Callable[[], Any]) -> float:
-    """The median time of 30 calls, after three that do not count."""
-    seconds = []
-    for _ in range(33):
-        begin = time.perf_counter()
-        call()
-        seconds.append(time.perf_counter() - begin)
-    return statistics.median(seconds[3:])

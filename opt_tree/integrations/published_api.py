@@ -106,8 +106,4 @@ def _translate(options: dict[str, Any]) -> dict[str, Any]:
     options = dict(options)
     options.pop("low_cpu_mem_usage", None)
     dtype = options.pop("torch_dtype", None)
-    if dtype is not None:
-        # The published code loads both models alike.
-        options.setdefault("dtype", dtype)
-        options.setdefault("draft_dtype", dtype)
-    return options
+    return options if dtype is None else {"dtype": dtype} | options

@@ -150,16 +150,8 @@ class CausalLM(Target):
         """Who scores the next tree, having drafted it in this cache; None: nobody has."""
         self.places: Int[np.ndarray, " rows"] | None = None
         """Which pending row each row of the scored tree is, where `ahead` scored it."""
-        self.take(model.eval())
-        if self.device.type == "cpu":
-            _keep_freed_memory()
-        if probe:
-            check_tree_mask(self)
-
-    def take(self, model: Any, layers: tuple[int, ...] = ()) -> None:
-        """Run this model from now on, eagerly and with a new cache: the one wrapped, or a cast copy of it."""
         self._scale: tuple[float, Tensor] | None = None
-        self.model: PreTrainedModel = model  # or what looks like one: an EAGLE head with an output layer
+        self.model: PreTrainedModel = model.eval()  # or what looks like one: an EAGLE head with an output layer
         embeddings = cast(Tensor, model.get_input_embeddings().weight)
         self.device, self.dtype = embeddings.device, embeddings.dtype
         self._on_host = self.device.type == "cpu"
@@ -167,15 +159,15 @@ class CausalLM(Target):
         self.cache = _new_cache(self)
         self._tokens: list[int] = []
         """The context, a token a row; -1 where it was given as rows."""
-        before: Eager | None = getattr(self, "eager", None)
-        wanted = self.ranks is None if before is None else before.packed.wanted
         self.eager: Eager = Eager(model, self.cache)
-        self.pack(wanted)
-        self.eager.packed.make_canonical(before is not None and before.packed.canonical)
-        self.eager.watch(layers)
+        self.eager.packed.pack(self.ranks is None)
         self.engine: Engine = self.eager
         """Computes every forward; see `opt_tree.engines`."""
         self.renew()
+        if self.device.type == "cpu":
+            _keep_freed_memory()
+        if probe:
+            check_tree_mask(self)
 
     def renew(self) -> None:
         """Take the model as it is now for the one that was wrapped, as whoever replaces a layer of it on purpose."""

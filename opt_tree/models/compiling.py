@@ -4,8 +4,6 @@ Owns the decision: an engine is taken only when it computes what the eager one d
 `engines.package_cache`'s, code is `engines.compiled`'s.
 """
 
-import copy
-import functools
 import warnings
 from collections.abc import Iterator
 from typing import Any
@@ -19,11 +17,10 @@ from opt_tree.core.target import Work
 from opt_tree.core.tree import Tree
 from opt_tree.engines.body import Body, takes
 from opt_tree.engines.canonical import NotCanonicalError
-from opt_tree.engines.compiled import Compiled, CompileError, example, median_seconds
+from opt_tree.engines.compiled import Compiled, CompileError, example
 from opt_tree.engines.cuda_graphs import Captured
-from opt_tree.engines.package_cache import facts_of, remember, remembered
 from opt_tree.models.canonical import check
-from opt_tree.models.capabilities import cast_weights, rope_border
+from opt_tree.models.capabilities import rope_border
 from opt_tree.models.causal_lm import Buckets, CausalLM, UnsupportedModelError, check_tree_mask
 from opt_tree.models.chain_lm import AnyLM, ChainLM
 
@@ -34,7 +31,7 @@ _ROW, _WHOLE = 0.3, 0.05
 """The same in narrower dtypes: as a part of a row, and of all of them, by their norms. A wrong row is off by 1."""
 
 
-def compile_forwards(lm: AnyLM, make: bool = True, dtypes: tuple[torch.dtype, ...] = ()) -> bool:
+def compile_forwards(lm: AnyLM, make: bool = True) -> bool:
     """Compute a model's forwards by compiled code from now on; return whether that is so.
 
     Its context is forgotten. A package is made once, in minutes, and kept in the user's cache (see
@@ -42,8 +39,6 @@ def compile_forwards(lm: AnyLM, make: bool = True, dtypes: tuple[torch.dtype, ..
     graphs instead, one for each shape of the model's `Buckets`, when it first comes or in `warm_up`.
     Where a model cannot be compiled it stays eager, and a warning says why in one line. The weights are those of now:
     a text that begins after a change of the model is computed eagerly, with a warning, until it is compiled again.
-    `dtypes` are others that the model may be cast to, which changes its answers a little: the one that is fastest once
-    compiled is taken, by a measurement that is remembered. `lm.model` is a copy then.
     """
     require((CausalLM, ChainLM), lm=lm)
     require(bool, make=make)
@@ -51,8 +46,6 @@ def compile_forwards(lm: AnyLM, make: bool = True, dtypes: tuple[torch.dtype, ..
         if make:
             warnings.warn(f"{lm.name} is not compiled: it keeps a cache of its own", stacklevel=2)
         return False
-    if dtypes and lm.device.type == "cpu":
-        _cast_to_fastest(lm, make, dtypes)
     if isinstance(lm.engine, Compiled):
         lm.eager.packed.pack(lm.engine.packed)  # as it was before
     lm.engine, buckets = lm.eager, lm.buckets
@@ -116,47 +109,6 @@ def warm_up(lm: CausalLM, shapes: list[tuple[int, int]], children: TopK) -> Iter
     finally:
         lm.reset()
         lm.work = work
-
-
-def _cast_to_fastest(lm: CausalLM, make: bool, dtypes: tuple[torch.dtype, ...]) -> None:
-    """Cast to the fastest of the present dtype and others, once compiled; stay where nothing can be compiled."""
-    original, own, layers = lm.model, lm.dtype, lm.engine.layers
-    facts = facts_of(original) | {"choice of": [str(dtype) for dtype in dtypes]}
-    choices = {str(dtype): dtype for dtype in (own, *dtypes)}
-
-    def cast(dtype: torch.dtype) -> None:
-        model: Any = original
-        lm.take(model if dtype == own else cast_weights(copy.deepcopy(model), lm.device, dtype), layers)
-
-    chosen = remembered(facts)
-    if chosen not in choices:
-        seconds: dict[str, float] = {}
-        for name, dtype in choices.items():
-            cast(dtype)
-            with warnings.catch_warnings(action="ignore"):  # what cannot be compiled at all says so below
-                compiled = compile_forwards(lm, make)
-            if compiled:
-                seconds[name] = _seconds(lm)
-        chosen = min(seconds, key=lambda name: seconds[name], default=str(own))
-        if make and seconds:
-            remember(facts, chosen)
-    if lm.dtype != choices[chosen]:
-        cast(choices[chosen])
-
-
-def _seconds(lm: CausalLM) -> float:
-    """Time what a drafter mostly does: two rows and eight, behind a short context."""
-    lm.reset()
-    lm.append([0] * 128)
-
-    def forward(rows: int) -> None:
-        lm.extend(np.zeros(rows, dtype=np.int64), np.full(rows, lm.length), np.eye(rows, dtype=bool))
-        lm.cache.truncate(lm.length)
-
-    seconds = sum(median_seconds(functools.partial(forward, rows)) for rows in (2, 8))
-    lm.reset()
-    lm.work = Work()
-    return seconds
 
 
 @torch.inference_mode()

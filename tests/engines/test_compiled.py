@@ -481,31 +481,9 @@ def test_who_has_no_home_has_no_cache_and_is_told_how_to_have_one(monkeypatch, t
         packages.package_of({}).ensure(lambda: None)
 
 
-@pytest.mark.parametrize("fastest", [torch.float32, torch.bfloat16])
-def test_the_fastest_dtype_is_measured_once(fake, monkeypatch, fastest):
-    measured: list[torch.dtype] = []
-
-    def seconds(lm: CausalLM) -> float:
-        measured.append(lm.dtype)
-        return 1.0 if lm.dtype == fastest else 2.0
-
-    monkeypatch.setattr("opt_tree.models.compiling._seconds", seconds)
-    for _ in range(2):
-        model = long_llama().float()
-        lm = CausalLM(model)
-        lm.watch((-1,))
-        assert compile_forwards(lm, dtypes=(torch.bfloat16,))
-        assert lm.dtype == fastest and lm.engine.name == "aot"
-        assert model.dtype == torch.float32, "whoever else holds the model keeps it as it was"
-        assert lm.append(prompt(3)).features[-1].dtype == fastest
-        assert lm.model.model.rotary_emb.inv_freq.dtype == torch.float32, "frequencies are not weights"
-    assert measured == [torch.float32, torch.bfloat16], "the second time it is remembered"
-
-
 def test_load_pair_compiles_both_models(fake, monkeypatch):
-    monkeypatch.setattr(pairs, "fast_bfloat16", lambda: False)
     asked: list[tuple[str, bool]] = []
-    monkeypatch.setattr(pairs, "compile_forwards", lambda lm, make, dtypes=(): not asked.append((lm.name, make)))
+    monkeypatch.setattr(pairs, "compile_forwards", lambda lm, make: not asked.append((lm.name, make)))
     pair = pairs.load_pair("demo", dtype="float32", compile=True)
     assert [Path(name).name for name, _ in asked] == ["target", "draft"] and all(make for _, make in asked)
     assert pair.compile(make=False) and asked[-1][1] is False

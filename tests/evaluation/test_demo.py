@@ -35,6 +35,7 @@ from evaluation.timing import Timed, Timings, interleave
 from opt_tree import OptTree, Pair, Sampling, Sharpened, load_causal_lm, load_pair
 from opt_tree.controllers import Auto
 from opt_tree.decoding.presets import opt, plain
+from opt_tree.models.quantised_layers import weights_of
 from opt_tree.policies import Costs
 
 ROOT = Path(demo.__file__).parents[2]
@@ -260,13 +261,9 @@ def test_mistakes_of_the_classic_demo(classic, capsys, arguments, line):
 @pytest.mark.parametrize(
     ("given", "asked", "line"),
     [
-        ([], [{"make": False, "any_dtype": True}], "forwards: eager; faster with --compile\n"),
+        ([], [{"make": False}], "forwards: eager; faster with --compile\n"),
         (["--eager"], [], "forwards: eager\n"),
-        (
-            ["--compile"],
-            [{"make": False, "any_dtype": True}, {"any_dtype": True}],
-            "compiling for this CPU, once: minutes",
-        ),
+        (["--compile"], [{"make": False}, {}], "compiling for this CPU, once: minutes"),
     ],
 )
 def test_when_forwards_are_compiled(classic, capsys, monkeypatch, given, asked, line):
@@ -278,19 +275,22 @@ def test_when_forwards_are_compiled(classic, capsys, monkeypatch, given, asked, 
     assert line in capsys.readouterr().out
 
 
+@pytest.mark.usefixtures("quantised_kernel")
 @pytest.mark.parametrize("spec", ["lm:{draft}", "graft:1:lm:{draft}+ngram"])
-def test_the_assistant_stays_as_it_is_where_the_drafter_was_cast(folders, spec):
-    """transformers runs a small bfloat16 model slower than the same in float32."""
-    models = ["--base-model-path", folders["target"], "--drafter", spec.format(**folders)]
-    arguments = [*models, "--dtype", "float32", "--device", "cpu", "--compile"]
-    options = parse(demo.Options, "demo", "", arguments)
-    pair = load_pair(options.base_model_path, options.drafter, dtype="float32", device="cpu")
-    lm = pair.drafter.models[0]
-    own = lm.model
-    lm.take(copy.deepcopy(own).to(torch.bfloat16))
+@pytest.mark.parametrize(("dtype", "weights"), [("bfloat16", None), ("float32", None), ("bfloat16", "int8")])
+def test_the_assistant_is_float32_on_a_cpu(folders, spec, dtype, weights):
+    """It is the draft model, loaded once more where that is narrower."""
+    models = ["--base-model-path", folders["target"], "--drafter", spec.format(**folders), "--device", "cpu"]
+    options = parse(demo.Options, "demo", "", models)
+    given = {"dtype": dtype, "weights": weights, "device": "cpu", "exact": False}
+    pair = load_pair(options.base_model_path, options.drafter, **given)
+    own = pair.drafter.models[0].model
     assistant = demo.load_assistant(options, None, pair)
     assert assistant is not None and assistant.dtype == torch.float32
-    assert torch.equal(assistant.get_output_embeddings().weight, own.get_output_embeddings().weight)
+    assert (assistant is own) == (own.dtype == torch.float32)
+    assert weights_of(assistant) == weights
+    ours, theirs = (one.get_input_embeddings().weight for one in (own, assistant))
+    assert torch.equal(theirs.to(ours.dtype), ours)
 
 
 def test_mistakes_that_name_other_models(folders, classic, capsys):

@@ -205,7 +205,7 @@ def test_the_answer_file_holds_every_field_and_the_fields_agree(folder: Path, an
 def test_the_header_says_what_made_the_file(answers: Path, answered: dict[str, Path]) -> None:
     header = AnswerFile(answers).header()
     (session,) = header["sessions"]
-    assert header["settings"]["target_dtype"] == "float64" and header["settings"]["draft_dtype"] == "float32"
+    assert header["settings"]["target_dtype"] == "float64" and header["settings"]["draft_dtype"] == "float64"
     fields = {field.name for field in dataclasses.fields(Options)}
     assert session["options"].keys() == fields - {"drafter", "ea_model_path"}
     assert {"torch", "transformers", "device", "threads", "commit"} <= session["environment"].keys()

@@ -236,6 +236,16 @@ def test_every_drafters_text_is_plain_decodings_and_every_row_one_prefills(pair,
         assert len(rows) == NEW and torch.equal(bits(rows), bits(whole))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_dtype_of_a_draft_model_changes_no_text(pair: Pair, texts: dict[str, Any], dtype: torch.dtype) -> None:
+    drafter = load_drafter("lm:demo", pair.target, DrafterOptions(pair.tokenizer, dtype))
+    assert drafter.models[0].dtype == dtype
+    decoder = Decoder(pair.target, drafter, OptTree(12, 0.2))
+    found = [decoder.generate(one, NEW) for one in texts["prompts"]]
+    assert [one.tokens for one in found] == texts["greedy"]
+    assert all(len(one.steps) < NEW for one in found), "drafts were accepted"
+
+
 def test_sampled_with_a_seed_trees_give_the_same_text(pair: Pair, texts: dict[str, Any]) -> None:
     decoder = drafted(pair, "own")
     found = [decoder.generate(one, NEW, Sampling(1.0), seed=3).tokens for one in texts["prompts"]]

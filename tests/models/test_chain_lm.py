@@ -266,7 +266,7 @@ def test_a_pair_of_hybrid_models_loads_by_path(tmp_path):
         model.save_pretrained(tmp_path / part)
         tiny_tokenizer().save_pretrained(tmp_path / part)
     with pytest.warns(UserWarning, match="path by path"):
-        pair = load_pair(str(tmp_path / "target"), str(tmp_path / "draft"), dtype="float64", draft_dtype="float64")
+        pair = load_pair(str(tmp_path / "target"), str(tmp_path / "draft"), dtype="float64")
     ids = prompt(9, vocab=VOCAB)
     text = Decoder(pair.target, pair.drafter, Static.chain(3)).generate(ids, 8).tokens
     assert text == generated(model_of("lfm2"), ids, 8)

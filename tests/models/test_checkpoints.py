@@ -90,7 +90,9 @@ class TestPairs:
         for fast, expected in ((True, torch.bfloat16), (False, torch.float32)):
             monkeypatch.setattr(checkpoints, "fast_bfloat16", lambda fast=fast: fast)
             pair = load_pair(str(originals / "target"), str(originals / "draft"), device="cpu")
-            assert (pair.target.dtype, pair.drafter.lm.dtype) == (expected, torch.float32)
+            assert (pair.target.dtype, pair.drafter.lm.dtype) == (expected, expected)
+            named = load_pair(str(originals / "target"), str(originals / "draft"), draft_dtype="float64", device="cpu")
+            assert (named.target.dtype, named.drafter.lm.dtype) == (expected, torch.float64)
             head = load_pair(str(originals / "target"), eagle=str(originals / "eagle"), device="cpu").drafter
             assert head.lm.dtype == expected
 

@@ -218,11 +218,11 @@ def test_shapes_are_captured_beforehand():
 
 
 def test_a_compiled_pair():
-    options = {"dtype": "float32", "draft_dtype": "float32", "buckets": Buckets((1, 16), (512,))}
+    options = {"dtype": "float32", "buckets": Buckets((1, 16), (512,))}
     pair = opt_tree.load_pair("demo", device="cuda", compile=True, **options)
     assert {lm.engine.name for lm in (pair.target, *pair.drafter.models)} == {"captured"}
     question = pair.encode("Why is the sky blue?")
-    here = opt_tree.load_pair("demo", dtype="float32", draft_dtype="float32")
+    here = opt_tree.load_pair("demo", dtype="float32")
     policy = OptTree(nodes=8, threshold=0.2)
     texts = [opt_tree.Decoder(one.target, one.drafter, policy).generate(question, 6).tokens for one in (pair, here)]
     assert texts[0] == texts[1]

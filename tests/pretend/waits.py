@@ -43,7 +43,7 @@ class Waits(NamedTuple):
 
 def pair_with(spec: str, captured: bool = False) -> Any:
     """The embedded target on the device, with a drafter; their forwards captured, or not."""
-    kinds = {"dtype": "float32", "draft_dtype": "float32", "device": "cuda", "buckets": BUCKETS if captured else None}
+    kinds = {"dtype": "float32", "device": "cuda", "buckets": BUCKETS if captured else None}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         pair = opt_tree.load_pair("demo", drafter=spec, **kinds)

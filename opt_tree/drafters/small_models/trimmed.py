@@ -5,7 +5,6 @@
 worth it.
 """
 
-import torch
 from jaxtyping import Int
 from torch import Tensor
 
@@ -44,9 +43,7 @@ class TrimmedDrafter(CausalLMDrafter):
 def _load(path: str, target: AnyLM, options: DrafterOptions) -> Drafter:
     if options.tokenizer is not None:
         check_same_tokenizer(options.tokenizer, load_tokenizer(path), target.name, path)
-    dtype = options.dtype
-    if dtype == "auto" and torch.device(options.device).type == "cpu":
-        dtype = torch.float32
+    dtype = target.dtype if options.dtype == "auto" else options.dtype
     lm = load_causal_lm(path, dtype, options.device, options.buckets, options.weights)
     check_finite(path, dict(lm.model.named_parameters()))
     tokens = read_vocabulary(path, lm.vocab)
