@@ -107,7 +107,7 @@ def stream(decoder: Decoder, pair: Pair, prompt: list[int], options: Options) ->
     """Decode one prompt and show it as it comes; for a page, with the trees of other policies beside it."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # an ASCII terminal still gets its answer
-    streamer = ColorStreamer(pair.tokenizer, sys.stdout, wants_color(sys.stdout) and not options.no_color)
+    streamer = ColorStreamer(pair.tokenizer, sys.stdout, wants_color(sys.stdout))
     if not options.html:
         return decoder.generate(prompt, options.max_new_tokens, options.sampling, pair.stop, streamer, options.seed)
     others = {name: make_policy(name, options.policy().nodes) for name in BESIDE}

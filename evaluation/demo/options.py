@@ -47,7 +47,6 @@ class Options(Models):
     eager: bool = option(False, "leave compiled forwards alone that are in the cache")
     bare: bool = option(False, "take the drafter as it is, not sharpened by its fitted temperature")
     html: str | None = option(None, "write the answer to this file, as a page to step through: its trees, E(A), times")
-    no_color: bool = option(False, "mark accepted draft tokens by brackets instead of colour")
 
     def __post_init__(self) -> None:
         super().__post_init__()
