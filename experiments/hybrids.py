@@ -109,7 +109,6 @@ def run(options: Options) -> dict[str, Any]:
         )
         rows[-1] |= {"times": round(other / one, 2), "logits off by": f"{off:.0e}"}
     place = environment(torch.device("cpu"))
-    size_of = sum(weight.numel() for weight in built.parameters()) / 1e6
-    print(f"{size_of:.0f} M parameters, {options.dtype}, behind {CONTEXT} tokens; {place['device']}")
+    print(f"{whole.size}, behind {CONTEXT} tokens; {place['device']}")
     print(table(rows))
     return {"rows": rows, "environment": place}

@@ -29,7 +29,7 @@ from typing import Any
 
 import torch
 from jaxtyping import Float
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer
 
@@ -38,8 +38,8 @@ from opt_tree.core.target import Output
 from opt_tree.decoding.pair import Pair
 from opt_tree.drafters import Drafter, DrafterAround, EagleDrafter, Sharpened
 from opt_tree.engines.quantised import quantise
+from opt_tree.models.capabilities import size_of
 from opt_tree.models.causal_lm import CausalLM
-from opt_tree.models.quantised_layers import count_of
 
 _ROWS_AT_ONCE = 8192
 _STD, _SEED = 0.02, 0
@@ -191,7 +191,7 @@ def describe(model: PreTrainedModel, drafter: Drafter | None = None) -> str:
         "through the small model's output layer"
     )
     return (
-        f"inflated target: {origin} blown up to {_millions(model)} ({c.num_hidden_layers} layers, hidden "
+        f"inflated target: {origin} blown up to {size_of(model)} ({c.num_hidden_layers} layers, hidden "
         f"{c.hidden_size}, MLP {c.intermediate_size}, {c.num_attention_heads} query and {c.num_key_value_heads} key/"
         f"value heads of {c.head_dim}); same function, so acceptance is the small model's and latency the large one's"
         f"{head if drafter is not None and drafter.features else ''}"
@@ -235,7 +235,7 @@ def _config(model: PreTrainedModel, shape: Shape, spec: str) -> LlamaConfig:
     config.num_attention_heads, config.num_key_value_heads, config.head_dim = heads, kv_heads, unit
     config.rms_norm_eps = small.rms_norm_eps * small.hidden_size / shape.hidden
     config.tie_word_embeddings = False
-    config.inflated_from = f"{small.name_or_path or 'an unnamed Llama'} ({_millions(model)})"
+    config.inflated_from = f"{small.name_or_path or 'an unnamed Llama'} ({size_of(model)})"
     config.name_or_path = f"{small.name_or_path or 'llama'}+{spec.lower()}"
     return config
 
@@ -308,8 +308,3 @@ def _heads(small: Any, large: Any) -> tuple[list[tuple[int, int]], list[tuple[in
         kv, index = divmod(head, ours)
         queries.append(((kv * copies + index // theirs) * theirs + index % theirs, head))
     return queries, [(kv * copies + c, kv) for kv in range(small.num_key_value_heads) for c in range(copies)]
-
-
-def _millions(model: nn.Module) -> str:
-    count = count_of(model)
-    return f"{count / 1e9:.2f}B" if count >= 1e9 else f"{count / 1e6:.1f}M" if count >= 1e5 else f"{count} parameters"

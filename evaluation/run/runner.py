@@ -27,7 +27,7 @@ from evaluation.timing import Method, environment, schedule
 from opt_tree import Pair
 from opt_tree.core.errors import out_of_memory
 from opt_tree.core.files import check_writable
-from opt_tree.models.quantised_layers import count_of
+from opt_tree.models.capabilities import size_of
 
 PLACE = {
     *("bench_name", "question_file", "data_dir", "fetch", "question_begin", "question_end", "limit", "history"),
@@ -87,8 +87,7 @@ def describe_session(options: Options, questions: QuestionSet, pair: Pair, proce
         "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         "options": options.as_dict(),
         "questions": str(questions.path),
-        "target": describe(pair.target.model, pair.drafter)
-        or f"{pair.target.name}, {count_of(pair.target.model) / 1e6:.1f}M parameters",
+        "target": describe(pair.target.model, pair.drafter) or f"{pair.target.name}, {size_of(pair.target.model)}",
         "processes": processes.size,
         "environment": environment(pair.target.device),
     }
