@@ -51,7 +51,7 @@ import transformers
 from jaxtyping import Int
 from tqdm import tqdm
 
-from evaluation.command_line import table
+from evaluation.command_line import Value, table
 from evaluation.questions.sets import Question
 from evaluation.run.conversation import Conversation
 from evaluation.run.models import gather
@@ -169,20 +169,18 @@ def measure(pair: Pair, kind: str, sampling: Sampling, questions: Sequence[Quest
     return counts
 
 
-def rows(counts: Counts) -> list[dict[str, str]]:
+def rows(counts: Counts) -> list[dict[str, Value]]:
     """One row a rank: the rate over all depths with its standard error and trials, then depth by depth."""
-
-    def cell(tried: int, accepted: int) -> str:
-        return f"{accepted / tried:.3f}" if tried else ""
-
-    tried, accepted = counts.tried.sum(0), counts.accepted.sum(0)
-    lines = []
-    for rank in range(len(tried)):
-        n, hits = int(tried[rank]), int(accepted[rank])
-        error = f"{(hits / n * (1 - hits / n) / n) ** 0.5:.3f}" if n else ""
-        line = {"rank": str(rank), "accepted": cell(n, hits), "+-": error, "tried": str(n)}
-        depths = enumerate(zip(counts.tried[:, rank], counts.accepted[:, rank], strict=True), 1)
-        lines.append(line | {f"at depth {depth}": cell(int(n), int(hits)) for depth, (n, hits) in depths})
+    lines: list[dict[str, Value]] = []
+    for rank, (tried, accepted) in enumerate(zip(counts.tried.T, counts.accepted.T, strict=True)):
+        n = int(tried.sum())
+        rate = float(accepted.sum()) / n if n else None
+        error = None if rate is None else (rate * (1 - rate) / n) ** 0.5
+        by_depth = [float(hits) / int(of) if of else None for of, hits in zip(tried, accepted, strict=True)]
+        lines.append(
+            {"rank": rank, "accepted": rate, "+-": error, "tried": n}
+            | {f"at depth {depth}": one for depth, one in enumerate(by_depth, 1)}
+        )
     return lines
 
 
@@ -213,7 +211,7 @@ def run(options: Options) -> dict[str, Any]:
         document["rates"][kind] = counts.rates(options.least_trials).to_dict()
         document["tried"][kind], document["accepted"][kind] = counts.tried.tolist(), counts.accepted.tolist()
         print(f"\n{kind}: how often the child of each rank is the accepted one, given that its parent was")
-        print(table(rows(counts)))
+        print(table(rows(counts), ".3f"))
     write_text(Path(options.output), json.dumps(document) + "\n")
     print(f"\nwritten: {options.output}")
     return document

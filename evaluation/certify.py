@@ -26,9 +26,6 @@ class Certificate(NamedTuple):
     equal: int = 0
     """Rows of trees that have the bits of one prefill's."""
 
-    def __add__(self, other: tuple[int, ...]) -> "Certificate":  # type: ignore[override]
-        return Certificate(*(one + more for one, more in zip(self, other, strict=True)))
-
     @property
     def whole(self) -> bool:
         """Whether nothing differs."""

@@ -41,7 +41,7 @@ from evaluation.answers.file import Record
 from evaluation.answers.reading import ASKED, ROUNDING, AnswerSet, settings_apart
 from evaluation.answers.record import first_difference, paired, seed_of
 from evaluation.certify import Certificate, certify
-from evaluation.command_line import print_json, table
+from evaluation.command_line import Value, print_json, table
 from evaluation.divergence import Divergence, Explainer
 from evaluation.run import models
 from evaluation.run.inflate import describe
@@ -167,7 +167,7 @@ def run_certify(arguments: argparse.Namespace) -> int:
     texts = [turn for one in choices for turn in zip(one["prompt_ids"], one["token_ids"], strict=True) if turn[1]]
     assert isinstance(target, CausalLM)
     found = [certify(target, *text) for text in tqdm(texts, desc="certifying", disable=None)]
-    total, whole = sum(found, Certificate()), sum(one.whole for one in found)
+    total, whole = Certificate(*map(sum, zip(*found, strict=True))), sum(one.whole for one in found)
     print(
         f"{whole} of {counted(len(found), 'text')} are those of one prefill: its logits choose {total.chosen} of "
         f"{counted(total.tokens, 'token')}; {total.equal} of {counted(total.rows, 'row')} of trees are bit-equal to "
@@ -196,7 +196,7 @@ def run(arguments: argparse.Namespace) -> int:
         judged = [(one, judge(explainer, a, b, one)) for one in tqdm(found, desc="judging", disable=None)]
         print(describe(pair.target.model) or f"target {pair.target.name}", f"in {_plain(pair.target.dtype)},", end=" ")
         print(f"exact logits in {_plain(explainer.exact_dtype)}")
-        print(table([_row(where, why, pair) for where, why in judged]))
+        print(table([_row(where, why, pair) for where, why in judged], ".4g"))
     verdicts = Counter(divergence.verdict for _, divergence in judged)
     compared = count - verdicts["different prompt"]
     equal = count - len(judged)
@@ -212,9 +212,8 @@ def run(arguments: argparse.Namespace) -> int:
     return 1 if verdicts["defect"] else 0
 
 
-def _row(where: DifferentTurn, why: Divergence, pair: Pair) -> dict[str, str]:
+def _row(where: DifferentTurn, why: Divergence, pair: Pair) -> dict[str, Value]:
     one, other = ("(ended)" if token is None else repr(pair.tokenizer.decode([token])) for token in why.tokens)
-    numbers = ["" if v is None else f"{v:.4g}" for v in (*(why.scores or (None, None)), why.gap, why.noise)]
     verdict = f"{why.verdict}, seen both ways" if why.verdict == "rounding tie" and why.reproduced else why.verdict
     if why.gap is None or why.verdict not in ("rounding tie", "different prompt"):
         verdict += f": {why.reason}"
@@ -223,7 +222,8 @@ def _row(where: DifferentTurn, why: Divergence, pair: Pair) -> dict[str, str]:
         "turn": str(where.turn + 1),
         "token": str(why.position),
     }
-    measured = dict(zip(("logit a", "logit b", "gap", "noise"), numbers, strict=True))
+    numbers = (*(why.scores or (None, None)), why.gap, why.noise)
+    measured: dict[str, Value] = dict(zip(("logit a", "logit b", "gap", "noise"), numbers, strict=True))
     return place | {"a": one, "b": other} | measured | {"verdict": verdict}
 
 

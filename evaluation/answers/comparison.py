@@ -12,7 +12,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from evaluation.answers.file import AnswerFile, Record
-from evaluation.answers.metrics import bootstrap, speed_up, summary
+from evaluation.answers.metrics import bootstrap, speed_up, summary, totals
 from evaluation.answers.record import exact_match, paired
 from evaluation.answers.steps import alone, steps_of, total
 from opt_tree.core.errors import one_line
@@ -77,8 +77,7 @@ def mean_efficiency(efficiency: Sequence[Mapping[str, Sequence[float]]]) -> dict
 
 def counts(answers: Sequence[Record]) -> Counts:
     """New tokens and steps of each question."""
-    keys = ("new_tokens", "decoding_steps")
-    return np.array([[total([answer], key) for key in keys] for answer in answers], dtype=float)
+    return totals(answers, "new_tokens", "decoding_steps")
 
 
 def length(of: Counts, rows: Int[np.ndarray, "... rows"]) -> Float[np.ndarray, "..."]:

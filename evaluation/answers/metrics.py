@@ -157,9 +157,14 @@ def bootstrap(statistic: Callable[[Any], Any], count: int) -> list[float] | None
     return list(map(float, found.confidence_interval))
 
 
-def rates(answers: Sequence[Record]) -> Float[np.ndarray, "answers 2"]:
-    """New tokens and wall seconds of each answer, over its choices and turns."""
-    return np.array([[total([answer], "new_tokens"), total([answer], "wall_time")] for answer in answers], dtype=float)
+def totals(answers: Records, *keys: str) -> Float[np.ndarray, "answers keys"]:
+    """Sums of each answer, over its choices and turns."""
+    return np.array([[total([answer], key) for key in keys] for answer in answers], dtype=float)
+
+
+def rates(answers: Records) -> Float[np.ndarray, "answers 2"]:
+    """New tokens and wall seconds of each answer."""
+    return totals(answers, "new_tokens", "wall_time")
 
 
 def _per_step(answers: Records, key: str) -> float | None:
