@@ -209,9 +209,6 @@ def _combination_row(line: Mapping[str, Any]) -> dict[str, Any]:
         "draft tokens": f"{line['draft_tokens_per_step']:.0f}",
         **({"draft ms": f"{line['draft_ms_per_step']:.2f}"} if "draft_ms_per_step" in line else {}),
         "verified": f"{line['verified_tokens_per_step']:.1f}",
-        "accepted/node": "" if line["nodes_accepted"] is None else f"{line['nodes_accepted']:.3f}",
-        "repeated": percent(line["repeated_8grams"]),
-        "ended": f"{line['turns_ended']}/{line['turns']}",
         # of a batch nobody knows them
         **(
             {
