@@ -50,7 +50,7 @@ from evaluation.answers.frames import Labelled, figures_frame, formatted
 from evaluation.answers.metrics import by_category, number, percent, ratio, row, speed_up, summary, with_interval
 from evaluation.answers.reading import ASKED, ROUNDING, AnswerSet, read_timed, settings_apart
 from evaluation.answers.steps import acceptance_by_depth, alone, by_position, calibration, step_time, steps_of
-from evaluation.command_line import counted, machine_of, print_json, table
+from evaluation.command_line import Value, counted, machine_of, print_json, table
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -187,38 +187,27 @@ def _blocks(
     return "\n\n".join(blocks)
 
 
-def _combination_row(line: Mapping[str, Any]) -> dict[str, Any]:
-    efficiency = line["block_efficiency"].get(line["verifier"])
+def _combination_row(line: Mapping[str, Any]) -> dict[str, Value]:
     speed, promise = line["speed_up"], line.get("promise")  # which older lines lack
-    known: dict[str, Any] = {
+    # Of equal siblings, drawn independently, at most one can be accepted: their sum is no expectation.
+    promised = line["children"] != "IID"
+    known: dict[str, Value] = {
         "drafter": line["drafter"],
         "tree": line["policy"],
         "children": line["children"],
         "verifier": line["verifier"],
         "sharpening": line["sharpening"],
         "tokens/step": with_interval(line["tokens_per_step"], line["interval"]),
-        **({} if efficiency is None else {"block efficiency": efficiency}),
-        # Of equal siblings, drawn independently, at most one can be accepted: their sum is no expectation.
-        "E(A)+1": "" if line["children"] == "IID" else line["expected_length"],
-        **(
-            {}
-            if line["children"] == "IID" or not promise
-            else {"E(A)/A": with_interval(promise["ratio"], promise["interval"])}
-        ),
+        "block efficiency": line["block_efficiency"].get(line["verifier"]),
+        "E(A)+1": line["expected_length"] if promised else None,
+        "E(A)/A": with_interval(promise["ratio"], promise["interval"]) if promised and promise else None,
         "draft forwards": line["draft_forwards_per_step"],
         "draft tokens": f"{line['draft_tokens_per_step']:.0f}",
-        **({"draft ms": f"{line['draft_ms_per_step']:.2f}"} if "draft_ms_per_step" in line else {}),
+        "draft ms": line.get("draft_ms_per_step"),
         "verified": f"{line['verified_tokens_per_step']:.1f}",
-        # of a batch nobody knows them
-        **(
-            {
-                "tokens/s": f"{line['tokens_per_second']:.0f}",
-                "speed-up": with_interval(speed["micro"], speed["interval"]),
-            }
-            if speed
-            else {}
-        ),
-        **({"= plain": "{}/{}".format(*line["same_as_plain"])} if line["verifier"] == "greedy" else {}),
+        "tokens/s": f"{line['tokens_per_second']:.0f}" if speed else None,  # of a batch nobody knows it
+        "speed-up": ratio(speed),
+        "= plain": "{}/{}".format(*line["same_as_plain"]) if line["verifier"] == "greedy" else None,
     }
     for sharpening, minus in line["minus_opt"].items():
         known[f"minus opt, {sharpening}"] = with_interval(minus["difference"], minus["interval"], "+")
