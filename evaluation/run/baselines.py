@@ -60,20 +60,11 @@ def transformers_methods(
 def transformers_greedy(
     pair: Pair, prompt: list[int], max_new_tokens: int, sampling: Sampling = Sampling(), seed: int = 0, **options: Any
 ) -> Timed:
-    """Decode with unmodified `model.generate`: greedy, or sampled where `sampling` says so; `options` are its own.
-
-    Same model object, stop tokens and context limit as the library's loop; whatever the checkpoint's own generation
-    defaults would change (a repetition penalty, say) is switched off, as it is there.
-    """
-    config = _config(pair, len(prompt), max_new_tokens, sampling)
+    """Decode one prompt, timed, as `transformers_batch` does: greedy, or sampled where `sampling` says so."""
     if not sampling.greedy:
         torch.manual_seed(seed)
-    ids = torch.tensor([prompt], device=pair.target.device)
     begin = time.perf_counter()
-    with _nothing_of_the_checkpoint(pair.target.model):
-        mask = torch.ones_like(ids)
-        output = pair.target.model.generate(ids, attention_mask=mask, generation_config=config, **options)
-    tokens = output[0, len(prompt) :].tolist()  # type: ignore[index]
+    (tokens,) = transformers_batch(pair, [prompt], max_new_tokens, sampling, **options)
     return Timed(tokens, time.perf_counter() - begin)
 
 
@@ -103,16 +94,22 @@ def assistant_of(drafter: Drafter) -> PreTrainedModel | None:
     return drafter.bare.lm.model if isinstance(drafter.bare, CausalLMDrafter | ChainLMDrafter) else None
 
 
-def transformers_batch(pair: Pair, prompts: Sequence[list[int]], max_new_tokens: int) -> list[list[int]]:
-    """Decode a batch, padded on the left, greedily with `model.generate`; return the new tokens of each prompt."""
+def transformers_batch(
+    pair: Pair, prompts: Sequence[list[int]], max_new_tokens: int, sampling: Sampling = Sampling(), **options: Any
+) -> list[list[int]]:
+    """Decode a batch, padded on the left, with unmodified `model.generate`; return the new tokens of each prompt.
+
+    Same model object, stop tokens and context limit as the library's loop; whatever the checkpoint's own generation
+    defaults would change (a repetition penalty, say) is switched off, as it is there. `options` are `generate`'s.
+    """
     longest = max(map(len, prompts))
-    config = _config(pair, longest, max_new_tokens, Sampling())
+    config = _config(pair, longest, max_new_tokens, sampling)
     empty = [longest - len(prompt) for prompt in prompts]
     ids = torch.tensor([[config.pad_token_id] * n + prompt for n, prompt in zip(empty, prompts, strict=True)])
     mask = torch.tensor([[0] * n + [1] * len(prompt) for n, prompt in zip(empty, prompts, strict=True)])
-    device = pair.target.device
-    with _nothing_of_the_checkpoint(pair.target.model):
-        output = pair.target.model.generate(ids.to(device), attention_mask=mask.to(device), generation_config=config)
+    model, device = pair.target.model, pair.target.device
+    with _nothing_of_the_checkpoint(model):
+        output = model.generate(ids.to(device), attention_mask=mask.to(device), generation_config=config, **options)
     found = []
     for tokens in output[:, longest:].tolist():  # type: ignore[index]
         end = next((place for place, token in enumerate(tokens) if token in pair.stop.tokens), len(tokens))
