@@ -60,8 +60,7 @@ def met(given: Material, options: Options) -> list[tuple[Probs, Probs]]:
         return walk_down(tree, logits, random, rule)
 
     decoder = Decoder(given.pair.target, given.pair.drafter.at_temperature(1.0), Sampled.chains(2, 4), watched)
-    for number, question in enumerate(given.chosen):
-        prompt = given.prompter.encode([question.turns[0]], [])
+    for number, prompt in enumerate(given.first_prompts()):
         decoder.generate(prompt, options.max_new_tokens, Sampling(1.0), given.pair.stop, seed=number)
     return laws
 
