@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from accelerate import PartialState
 from torch import Tensor, nn
-from torch.utils.data import Dataset, Sampler, SequentialSampler
+from torch.utils.data import Dataset
 from transformers import PreTrainedTokenizerBase, Trainer, TrainingArguments
 
 from experiments.embedded_family.plans import OWN, Schedule, corpus_names
@@ -66,16 +66,13 @@ def last_checkpoint(folder: Path) -> Path | None:
     return max(checkpoints, key=lambda checkpoint: int(checkpoint.name.partition("-")[2]), default=None)
 
 
-class OrderedTrainer(Trainer):
-    """A Trainer that reads its data in order (the order of a stream is its curriculum), with an exchangeable loss."""
+class LossTrainer(Trainer):
+    """A Trainer with an exchangeable loss."""
 
     def __init__(self, *, loss: Loss | None = None, **options: Any) -> None:
         super().__init__(**options)
         self.loss = loss
         self.model_accepts_loss_kwargs = False  # all rows are full, so a mean of means is the mean
-
-    def _get_train_sampler(self, train_dataset: Dataset | None = None) -> Sampler | None:
-        return SequentialSampler(train_dataset or self.train_dataset)  # type: ignore[arg-type]
 
     def compute_loss(
         self, model: nn.Module, inputs: dict[str, Tensor], return_outputs: bool = False, **_: Any
@@ -99,7 +96,7 @@ def fit(model: nn.Module, examples: Examples, schedule: Schedule, run: Run, loss
     steps = min(schedule.tokens or tokens, tokens) // schedule.batch
     if not steps:
         raise ValueError(f"{tokens} training tokens do not fill one batch of {schedule.batch}")
-    trainer = OrderedTrainer(
+    trainer = LossTrainer(
         model=model,
         args=_arguments(schedule, steps, run),
         data_collator=collate,
@@ -129,6 +126,7 @@ def _arguments(schedule: Schedule, steps: int, run: Run) -> TrainingArguments:
     return TrainingArguments(
         output_dir=str(run.output),
         max_steps=steps,
+        train_sampling_strategy="sequential",  # the order of a stream is its curriculum
         per_device_train_batch_size=schedule.micro_batch // schedule.block,
         per_device_eval_batch_size=1,
         gradient_accumulation_steps=schedule.batch // (schedule.micro_batch * processes),
