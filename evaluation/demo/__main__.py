@@ -69,7 +69,8 @@ def run(options: Options) -> None:
         "machine": describe_machine(place, device),
     }
     decoder, policy = make_decoder(options, pair)
-    print(*facts.values(), f"{policy}, {describe_sampling(options.sampling)}", f"\n> {texts[0]}\n", sep="\n")
+    print(facts["models"], f"forwards: {facts['forwards']}", facts["machine"], sep="\n")
+    print(f"{policy}, {describe_sampling(options.sampling)}", f"\n> {texts[0]}\n", sep="\n")
     first = stream(decoder, pair, prompts[0], options)
     ways = methods(decoder, pair, options, assistant)
     timings = interleave(ways, prompts, options.max_new_tokens, options.rounds, TIME_LIMIT, options.seed)
@@ -142,16 +143,16 @@ def describe_forwards(options: Options, pair: Pair) -> str:
     """Say which models' forwards are compiled, and how the others' would be."""
     compiled = [isinstance(lm, CausalLM) and lm.engine.name != "eager" for lm in (pair.target, *pair.drafter.models)]
     if all(compiled) and pair.target.device.type == "cuda":
-        return "forwards: captured as CUDA graphs"
+        return "captured as CUDA graphs"
     if all(compiled):
-        return f"forwards: compiled for this CPU ({packages.cache_folder()})"
+        return f"compiled for this CPU ({packages.cache_folder()})"
     found = f"{sum(compiled)} of {counted(len(compiled), 'model')} compiled, else eager" if any(compiled) else "eager"
     hint = (
         ""
         if options.compile or options.eager or options.unpacked or pair.target.device.type != "cpu"
         else "; faster with --compile"
     )
-    return f"forwards: {found}{hint}"
+    return f"{found}{hint}"
 
 
 def describe_sampling(sampling: Sampling) -> str:
