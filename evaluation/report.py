@@ -45,9 +45,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from evaluation.answers import comparison
-from evaluation.answers.file import AnswerFile
+from evaluation.answers.file import AnswerFile, Record
 from evaluation.answers.frames import Labelled, figures_frame, formatted
-from evaluation.answers.metrics import by_category, number, percent, ratio, row, speed_up, summary, with_interval
+from evaluation.answers.metrics import number, percent, ratio, row, speed_up, summary, with_interval
 from evaluation.answers.reading import ASKED, ROUNDING, AnswerSet, read_timed, settings_apart
 from evaluation.answers.steps import acceptance_by_depth, alone, by_position, calibration, step_time, steps_of
 from evaluation.command_line import Value, counted, machine_of, print_json, table
@@ -76,6 +76,14 @@ def figures_of(run: AnswerSet, baseline: AnswerSet | None) -> dict[str, Any]:
     if baseline is not None:
         figures["baseline"] = str(baseline.path)
     return figures
+
+
+def by_category(answers: Sequence[Record]) -> dict[str, list[Record]]:
+    """Answers of each category, in order of first appearance; one category is no division."""
+    groups: dict[str, list[Record]] = {}
+    for answer in answers:
+        groups.setdefault(str(answer.get("category", "all")), []).append(answer)
+    return groups
 
 
 def read_runs(paths: Sequence[str | Path], baseline: str | Path | None) -> tuple[list[AnswerSet], AnswerSet | None]:

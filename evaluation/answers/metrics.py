@@ -245,11 +245,3 @@ def row(name: str, figures: dict[str, Any], head: str = "") -> dict[str, str]:
     return {head: name} | {
         metric.head: metric.show(figures[metric.name]) for metric in METRICS if metric.head and metric.name in figures
     }
-
-
-def by_category(answers: Sequence[Record]) -> dict[str, list[Record]]:
-    """Answers of each category, in order of first appearance; one category is no division."""
-    groups: dict[str, list[Record]] = {}
-    for answer in answers:
-        groups.setdefault(str(answer.get("category", "all")), []).append(answer)
-    return groups
