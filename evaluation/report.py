@@ -316,28 +316,11 @@ def _print_calibration(figures: dict[str, Any] | None, run: AnswerSet) -> None:
     if not figures["miscalibrated"]:
         return
     what = {"slope": "the slope is far from 1", "mean": "the means are far apart"}
-    settings = run.settings
-    stored = settings.get("sharpening")
-    if settings.get("temperature", 0) > 0:
-        advice = "above temperature 0 it is used as it is, a fitted temperature serves greedy decoding only"
-    elif stored:
-        advice = (
-            f"its stored temperature {stored:.3g} was fitted elsewhere, fit it on prompts like these: {_fit(settings)}"
-        )
-    else:
-        advice = f"fit it, and trees are chosen by what the target will say: {_fit(settings)}"
-    print(f"the drafter is miscalibrated: {' and '.join(what[name] for name in figures['miscalibrated'])}; {advice}")
-
-
-def _fit(settings: dict[str, Any]) -> str:
-    """The command that fits the drafter of a run."""
-    command = "python -m opt_tree.training.fitting.calibrate"
-    if settings.get("base_model_path", "demo") != "demo":
-        command += f" --target {settings['base_model_path']}"
-    for key, kind in (("draft_model_path", "lm:"), ("ea_model_path", "eagle:"), ("drafter", "")):
-        if key in settings:
-            command += f" --drafter {kind}{settings[key]}"
-    return command
+    wrong = " and ".join(what[name] for name in figures["miscalibrated"])
+    fit = "python -m opt_tree.training.fitting.calibrate fits it on prompts like these"
+    if run.settings.get("temperature", 0) > 0:
+        fit = "above temperature 0 it is used as it is, a fitted temperature serves greedy decoding only"
+    print(f"the drafter is miscalibrated: {wrong}; {fit}")
 
 
 def run(options: argparse.Namespace) -> int:
