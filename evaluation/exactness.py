@@ -137,12 +137,9 @@ def _at(tokens: list[int], position: int) -> int | None:
 
 def load_target(a: AnswerSet, b: AnswerSet, arguments: argparse.Namespace) -> Pair:
     """Load the target that the headers name, in the coarser of their dtypes."""
-    named = {str(run.settings["base_model_path"]) for run in (a, b) if "base_model_path" in run.settings}
     path = arguments.base_model_path or a.settings.get("base_model_path") or b.settings.get("base_model_path")
     if path is None:
         raise ValueError(f"neither {a.path} nor {b.path} has a header that names the target: pass --base-model-path")
-    if len(named) > 1 and not arguments.base_model_path:
-        print(f"note: the files have different targets ({', '.join(sorted(named))}); {path} is loaded", file=sys.stderr)
     dtypes = [run.settings["target_dtype"] for run in (a, b) if "target_dtype" in run.settings]
     dtype = arguments.dtype or max(dtypes, key=lambda name: torch.finfo(getattr(torch, name)).eps, default="auto")
     inflated = a.settings.get("inflate") or b.settings.get("inflate")
