@@ -1,5 +1,6 @@
 """What every test runs under, and the fixtures that several folders share."""
 
+import contextlib
 import gc
 import os
 import sys
@@ -49,6 +50,16 @@ def shared_models_stay_as_they_are() -> Iterator[None]:
     models = sys.modules.get("tiny_models")
     changed = models.changed_models() if models else []
     assert not changed, f"a test of this file changed what all tests share: {', '.join(changed)}. Copy it first"
+
+
+@pytest.fixture(autouse=True, scope="module")
+def models_of_a_kind_are_probed_once_a_file(request: pytest.FixtureRequest) -> Iterator[None]:
+    """In the same place in whatever order files are run. Files about the probe say `PROBED_EVERY_TIME = True`."""
+    import probes
+
+    every = getattr(request.module, "PROBED_EVERY_TIME", False)
+    with contextlib.nullcontext() if every else probes.one_for_each_kind_of_model():
+        yield
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -50,6 +50,7 @@ from opt_tree.training.fitting import calibrate, store, trim
 from opt_tree.training.heads import features, train
 
 TARGET = DEMO / "target"
+PROBED_EVERY_TIME = True
 
 
 @pytest.fixture(scope="module")

@@ -28,6 +28,8 @@ needs_packing = pytest.mark.skipif(
 )
 pytestmark = needs_packing
 
+PROBED_EVERY_TIME = True  # a first forward packs
+
 
 @pytest.fixture(autouse=True)
 def small_weights_too(monkeypatch):

@@ -35,6 +35,7 @@ from opt_tree.policies import OptTree, Static
 
 architectures = pytest.mark.parametrize("architecture", ARCHITECTURES)
 LENGTH = WINDOW + 19
+PROBED_EVERY_TIME = True
 NEW_TOKENS = 30
 POLICY = OptTree(nodes=12, threshold=0.1, max_depth=5)
 BUCKETS = Buckets(rows=(1, 8, 32), keys=(64, 128))

@@ -3,7 +3,6 @@
 import gc
 import sys
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 import torch
@@ -29,18 +28,8 @@ def pytest_collection_finish() -> None:
 
 
 @pytest.fixture(autouse=True, scope="session")
-def each_kind_of_model_is_probed_once() -> Iterator[None]:
-    """A probe of the tree mask at each wrapping takes a quarter of the time. It shows the same for models of a kind."""
-    from opt_tree.models import causal_lm
+def models_of_a_kind_are_probed_once() -> Iterator[None]:
+    import probes
 
-    probe, seen = causal_lm.check_tree_mask, set[Any]()
-
-    def first(lm: causal_lm.CausalLM) -> None:
-        kind = type(lm.model), lm.dtype, lm.device, str(lm.model.config), lm.buckets
-        if kind not in seen:
-            probe(lm)
-        seen.add(kind)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(causal_lm, "check_tree_mask", first)
+    with probes.one_for_each_kind_of_model():
         yield
