@@ -189,46 +189,56 @@ def test_other_masks_and_shapes_are_refused() -> None:
         attend(query.double(), key.double(), value.double(), mask.double(), 0.25)
 
 
-def built_otherwise(folder: Path, name: str, old: str, new: str, *options: str) -> Attend:
-    """The kernel with some words changed, under a name of its own."""
-    source = canonical.SOURCE.read_text()
-    assert source.count(old) == 1
-    file, made = folder / f"{name}.cpp", folder / f"{name}.so"
-    file.write_text(
-        source.replace(old, new).replace("LIBRARY(opt_tree", f"LIBRARY({name}").replace("IMPL(opt_tree", f"IMPL({name}")
-    )
-    subprocess.run([*kernels.command(file, made), *options], check=True)
-    torch.ops.load_library(str(made))
-    return getattr(torch.ops, name).canonical_attention.default
-
-
 SUM = "for (int64_t k = begin; k < end; ++k) {"
 WEIGHTS = "scores[tile] = x == all(-INFINITY) ? Vec{} : exp(x - most);"
 BY_BLOCKS = """float own = -INFINITY;
             for (int j = 0; j < W; ++j) own = std::max(own, x[j]);
             scores[tile] = x == all(-INFINITY) ? Vec{} : exp(x - own) * exp(all(own - most));"""
+OTHERWISE = {
+    "from_the_right": (SUM, "for (int64_t k = end - 1; k >= begin; --k) {"),
+    "by_blocks": (WEIGHTS, BY_BLOCKS),
+    "unskipped": ("if (weight == 0) continue;", ""),
+}
 
 
-def test_a_sum_from_the_right_is_noticed(tmp_path: Path) -> None:
-    other = built_otherwise(tmp_path, "from_the_right", SUM, "for (int64_t k = end - 1; k >= begin; --k) {", "-O0")
-    assert not agrees_with_the_definition(other)
+def built(folder: Path, kinds: dict[str, tuple[str, str]], *options: str) -> dict[str, Attend]:
+    """The kernel with some words changed, each under a name of its own, in one library: the headers take longest."""
+    headers, begin, code = canonical.SOURCE.read_text().partition("namespace {")
+    text = headers
+    for name, (old, new) in kinds.items():
+        assert code.count(old) == 1
+        changed = (begin + code.replace(old, new)).replace("(opt_tree", f"({name}")
+        text += f"namespace {name} {{\n{changed}\n}}\n"
+    file, made = folder / "otherwise.cpp", folder / "otherwise.so"
+    file.write_text(text)
+    subprocess.run([*kernels.command(file, made), *options], check=True)
+    torch.ops.load_library(str(made))
+    return {name: getattr(torch.ops, name).canonical_attention.default for name in kinds}
 
 
-def test_a_softmax_by_blocks_is_noticed(tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def others(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Attend]:
+    return built(tmp_path_factory.mktemp("others"), OTHERWISE, "-O0")
+
+
+def test_a_sum_from_the_right_is_noticed(others: dict[str, Attend]) -> None:
+    assert not agrees_with_the_definition(others["from_the_right"])
+
+
+def test_a_softmax_by_blocks_is_noticed(others: dict[str, Attend]) -> None:
     """As an online softmax is one: what is scaled by the largest score of a block, then by that of all."""
-    other = built_otherwise(tmp_path, "by_blocks", WEIGHTS, BY_BLOCKS, "-O0")
-    assert not leaves_no_trace(other, torch.float32)
-    assert not agrees_with_the_definition(other)
+    assert not leaves_no_trace(others["by_blocks"], torch.float32)
+    assert not agrees_with_the_definition(others["by_blocks"])
 
 
-def test_hidden_keys_that_count_with_weight_zero_are_noticed(tmp_path: Path) -> None:
-    other = built_otherwise(tmp_path, "unskipped", "if (weight == 0) continue;", "", "-O0")
+def test_hidden_keys_that_count_with_weight_zero_are_noticed(others: dict[str, Attend]) -> None:
+    other = others["unskipped"]
     assert agrees_with_the_definition(other) and not leaves_no_trace(other, torch.bfloat16)
 
 
 def test_the_width_of_vectors_decides_nothing(tmp_path: Path) -> None:
     """Not even their fused multiply-adds, which are functions of the library without the processor's."""
-    other = built_otherwise(tmp_path, "narrow", SUM, SUM, "-march=x86-64", "-O1")
+    other = built(tmp_path, {"narrow": (SUM, SUM)}, "-march=x86-64", "-O0")["narrow"]
     for dtype in DTYPES:
         given = problem(7, dtype, groups=1, rows=6, keys=70, dim=72)
         assert torch.equal(bits(other(*given, 0.25)), bits(attend(*given, 0.25)))
