@@ -14,9 +14,8 @@ from drafters.test_mtp import model_at, publish, small_numbers
 from tiny_models import ARCHITECTURES, build, perturbed, prompt, random_tree, tiny_head
 
 import opt_tree
-from evaluation import eval_opt_classic, eval_opt_eagle, latency
+from evaluation import eval_opt_eagle
 from evaluation.demo import __main__ as demo
-from evaluation.demo.options import EagleOptions as EagleDemoOptions
 from evaluation.demo.options import Options as DemoOptions
 from evaluation.timing import interleave
 from examples import chat
@@ -36,7 +35,8 @@ from pretend.waits import DRAFTERS, counted, measure, pair_with
 BUCKETS = Buckets((1, 8, 32), (64, 128))
 POLICY = OptTree(nodes=12, threshold=0.1, max_depth=5)
 DRAWN = Sampling(temperature=0.8, top_p=0.9)
-LAYERS = {"exit": 1, "parallelspec": 1, "graft": 1}
+CLOSE = 1e-5
+"""Rounding: norms and rotations are float32 in a float64 model, too. A law that is off by a hundredth is further."""
 TABLES = ("store", "ngram", "recycling")
 
 
@@ -68,6 +68,7 @@ def same(one: Any, other: Any) -> None:
     assert one.tokens == other.tokens and one.accept_lengths == other.accept_lengths
     for mine, theirs in zip(one.steps, other.steps, strict=True):
         assert mine.tree.tokens.tolist() == theirs.tree.tokens.tolist(), "also the nodes, in their order"
+        assert mine.tree.path_log_probs == pytest.approx(theirs.tree.path_log_probs, abs=CLOSE)
 
 
 @pytest.mark.parametrize("architecture, sampling", [("llama", DRAWN), ("qwen3-window", Sampling())])
@@ -176,12 +177,22 @@ def test_a_batch_and_a_kept_context():
 
 @pytest.mark.parametrize("architecture, kind", [("llama", "draft"), ("gemma3", "draft"), ("llama", "eagle")])
 def test_replayed_graphs_decode_the_same(architecture, kind):
-    """Every replay spoils what the other graphs of the pool left; a graph reads no host and no memory given back."""
+    """Every replay spoils what the other graphs of the pool left; a graph reads no host and no memory given back.
+
+    Texts would be the same by laws that are a little off. So laws are compared: the drafter's, and the target's logits.
+    """
     graphs.counts.clear()
-    made = captured(kind, architecture)
-    found = made.generate(prompt(20), 12)
+    made, eager = captured(kind, architecture), decoder("cpu", kind, architecture)
+    same(made.generate(prompt(20), 12), eager.generate(prompt(20), 12))
     assert graphs.counts["replays"]
-    same(found, decoder("cpu", kind, architecture).generate(prompt(20), 12))
+    logits = []
+    for lm in (made.target, eager.target):
+        lm.reset()
+        lm.append(prompt(20))
+        before = graphs.counts["replays"]
+        logits.append(lm.score(random_tree(8, seed=1, root=4)).logits.cpu())
+        assert graphs.counts["replays"] == before + (lm is made.target)
+    torch.testing.assert_close(*logits, rtol=CLOSE, atol=CLOSE)
 
 
 def test_a_shape_that_cannot_be_captured_runs_eagerly(monkeypatch):
@@ -240,26 +251,24 @@ def test_costs_are_measured_on_the_device(tmp_path, monkeypatch):
 SMALL = ["--dtype", "float32", "--nodes", "8", "--threshold", "0.2"]
 
 
-@pytest.mark.parametrize("kind", [DemoOptions, EagleDemoOptions])
-def test_demos_write_what_they_write_on_the_cpu(kind, monkeypatch, capsys):
-    """By every method that they compare, transformers' among them."""
+def test_a_demo_writes_what_it_writes_on_the_cpu(monkeypatch, capsys):
+    """By every method that it compares, transformers' among them."""
     kept = []
     monkeypatch.setattr(demo, "interleave", lambda *args: kept.append(interleave(*args)) or kept[-1])
     words = [*SMALL, "--prompt", "Why is the sky blue?", "--max-new-tokens", "4"]
     words += ["--rounds", "1", "--eager"]
     for device in ("cpu", "cuda"):
-        assert demo.main([*words, "--device", device], kind) == 0, capsys.readouterr().err
+        assert demo.main([*words, "--device", device], DemoOptions) == 0, capsys.readouterr().err
     texts = [[timings.texts(method) for method in sorted(timings.runs)] for timings in kept]
     assert texts[0] == texts[1] and all(text == texts[0][0] for text in texts[0])
 
 
-@pytest.mark.parametrize("command", [eval_opt_classic, eval_opt_eagle])
-def test_evaluations_answer_what_they_answer_on_the_cpu(command, tmp_path):
+def test_an_evaluation_answers_what_it_answers_on_the_cpu(tmp_path):
     turns = []
     for device in ("cpu", "cuda"):
         file = tmp_path / f"{device}.jsonl"
         words = [*SMALL, "--bench-name", "demo", "--question-end", "1", "--max-new-tokens", "6", "--device", device]
-        assert command.main([*words, "--answer-file", str(file)]) == 0
+        assert eval_opt_eagle.main([*words, "--answer-file", str(file)]) == 0
         turns.append([json.loads(line)["choices"][0]["turns"] for line in file.read_text().splitlines()])
     assert turns[0] == turns[1] and turns[0]
 
@@ -269,14 +278,6 @@ def test_the_chat_page_s_two_sides_write_the_same():
     room = chat.Room("demo", pair, {"eagle:demo": pair.drafter})
     sides = room.runners([{"role": "user", "content": "What is a fox?"}], chat.Chosen("eagle:demo", length=5))
     assert list(chat.race(sides)) and sides[0].tokens == sides[1].tokens
-
-
-def test_captured_trees_are_timed_and_their_texts_are_plain_decodings(capsys, monkeypatch):
-    monkeypatch.setattr("opt_tree.models.compiling.Buckets", lambda: Buckets((1, 8), (512,)))
-    words = [*SMALL[:2], "--nodes", "6", "--thresholds", "0.2", "--limit", "1", "--max-new-tokens", "4", "--compile"]
-    assert latency.main([*words, "--device", "cuda", "--json"]) == 0
-    rows = json.loads(capsys.readouterr().out.splitlines()[-1])["rows"]
-    assert len(rows) == 4 and all(row["same text"] == "1/1" for row in rows)
 
 
 def test_a_first_gpu_s_command_runs_on_it(tmp_path, monkeypatch):
