@@ -19,7 +19,7 @@ from opt_tree.models.causal_lm import Buckets, CausalLM
 from opt_tree.models.chain_lm import ChainLM
 from opt_tree.models.compiling import captured_shapes
 
-NEW = 24
+NEW = 16
 MESSAGES = [
     "Who built the first lighthouse?",
     "Write a short poem about rain.",

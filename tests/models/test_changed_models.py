@@ -158,8 +158,14 @@ def lm() -> CausalLM:
     return CausalLM(model)
 
 
-@pytest.mark.parametrize("change", CHANGES)
-@pytest.mark.parametrize("compiled", [True, False])
+# What a model has become is asked the same way whatever ran it: a package is one of each way to change.
+PACKAGED = [negated, another_head, hooked, adapted, number_by_data, quantised]
+
+
+@pytest.mark.parametrize(
+    ("change", "compiled"),
+    [*((change, False) for change in CHANGES), *((change, True) for change in PACKAGED)],
+)
 def test_the_next_text_is_the_changed_models(change, compiled, lm, fake):
     """By trees and plainly, by a copy, with kept rows and side by side, from packed weights and from a package."""
     decoder = decoder_of(lm)
