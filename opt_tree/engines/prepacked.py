@@ -223,10 +223,9 @@ class _Linear:
     def _compute(self, rows: Tensor, bias: Tensor | None) -> Tensor:
         weight = self.parameters["weight"]
         assert weight is not None
-        if not self.packs:
+        # In float32 nothing is packed for one row, and a call is cheaper.
+        if not self.packs or (rows.numel() == rows.shape[-1] and weight.dtype == torch.float32):
             return nn.functional.linear(rows, weight, bias)
-        if rows.numel() == rows.shape[-1] and weight.dtype == torch.float32:
-            return nn.functional.linear(rows, weight, bias)  # nothing is packed for one row, and a call is cheaper
         if self.copy is None or not self.copy.fits(weight):
             self.copy = _copy_of(weight)
         return torch.ops.mkldnn._linear_pointwise.default(rows, self.copy.packed, bias, "none", [], "")
@@ -245,26 +244,32 @@ def _found(model: Any, wanted: bool, canonical: bool) -> list[_Linear]:
         return []
     output = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
     modules = {id(module): module for module in (*model.modules(), output)}.values()
-    plain = [module for module in modules if type(module) is nn.Linear and _is_plain(module)]
     if any(hasattr(module, "_hf_hook") for module in modules):
         return []
-    linears = [module for module in plain if module.weight.numel() >= (1 if canonical else _least(module.weight))]
-    packs = wanted and torch.backends.mkldnn.is_available()
-    packs = packs and all(_works(dtype) for dtype in {module.weight.dtype for module in linears})
-    size = sum(weight.numel() * weight.element_size() for weight in _apart(module.weight for module in linears))
+    plain = [module for module in modules if type(module) is nn.Linear and _is_plain(module)]
+    large = [module for module in plain if module.weight.numel() >= _least(module.weight)]
+    packs = wanted and _can_pack(type(model).__name__, [module.weight for module in (plain if canonical else large)])
+    if not canonical:
+        return [_Linear(module, True, False) for module in large] if packs else []
+    if not packs and any(module.weight.dtype == torch.float32 for module in plain):
+        raise NotCanonicalError(f"{type(model).__name__} is canonical in float32 with packed weights only")
+    return [_Linear(module, packs and _least(module.weight) < inf, True) for module in plain]
+
+
+def _can_pack(name: str, weights: list[Tensor]) -> bool:
+    """Whether this CPU can multiply by such weights packed, and memory has room for them, else a warning says so."""
+    if not torch.backends.mkldnn.is_available() or not all(map(_works, {weight.dtype for weight in weights})):
+        return False
+    size = sum(weight.numel() * weight.element_size() for weight in _apart(weights))
     free = psutil.virtual_memory().available
-    if packs and size * _SHARE > free:
+    if size * _SHARE > free:
         warnings.warn(
-            f"{type(model).__name__}: its weights are not packed for this CPU, which makes forwards of a tree faster: "
+            f"{name}: its weights are not packed for this CPU, which makes forwards of a tree faster: "
             f"that takes {size / 1e9:.1f} GB more, and {free / 1e9:.1f} GB are free",
-            stacklevel=5,
+            stacklevel=6,
         )
-        packs = False
-    if canonical:
-        if not packs and any(module.weight.dtype == torch.float32 for module in plain):
-            raise NotCanonicalError(f"{type(model).__name__} is canonical in float32 with packed weights only")
-        return [_Linear(module, packs and _least(module.weight) < inf, True) for module in plain]
-    return [_Linear(module, True, False) for module in linears] if packs else []
+        return False
+    return True
 
 
 def _least(weight: Tensor) -> float:

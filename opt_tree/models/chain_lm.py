@@ -270,20 +270,26 @@ def _plain(lm: ChainLM, tokens: list[int]) -> Tensor:
 
 def _errors(lm: ChainLM, ids: list[int], length: int, expected: Tensor) -> tuple[float, float]:
     """How far the rows of chains and of two paths behind `length` tokens are off; and those of one token at a time."""
-    after, several, one = ids[length:], 0.0, 0.0
-    other = _plain(lm, [*ids[: length + 3], ids[0]])[-1]
-    lm.append(ids[:length])
-    for rows, kept in ((4, 2), (3, 1), (3, 3), (1, 1), (1, 1)):
+    after = ids[length:]
+
+    def of_chain(rows: int, kept: int) -> float:
+        """Score the next tokens as a chain, and keep some of them."""
         start = lm.length - length
-        if start == 2:  # the same row as the end of one of two paths
-            fork = Tree(np.array([after[2], after[3], ids[0]]), np.array([-1, 0, 0]), np.zeros(3), np.zeros(3, int))
-            both = torch.stack([expected[2], expected[3], other])
-            several = max(several, float((lm.score(fork).logits.double() - both).abs().max()))
         logits = lm.score(_chain(after[start : start + rows])).logits.double()
-        error = float((logits - expected[start : start + rows]).abs().max())
-        several, one = (max(several, error), one) if rows > 1 else (several, max(one, error))
         lm.commit(list(range(kept)))
-    return several, one
+        return float((logits - expected[start : start + rows]).abs().max())
+
+    def of_fork() -> float:
+        """Score two paths from the third token on, and keep neither: one goes on as the text does, one otherwise."""
+        fork = Tree(np.array([after[2], after[3], ids[0]]), np.array([-1, 0, 0]), np.zeros(3), np.zeros(3, int))
+        other = _plain(lm, [*ids[: length + 3], ids[0]])[-1]
+        both = torch.stack([expected[2], expected[3], other])
+        return float((lm.score(fork).logits.double() - both).abs().max())
+
+    lm.append(ids[:length])
+    several = [of_chain(4, kept=2), of_fork(), of_chain(3, kept=1), of_chain(3, kept=3)]
+    one = [of_chain(1, kept=1), of_chain(1, kept=1)]
+    return max(several), max(one)
 
 
 def _chain(tokens: list[int]) -> Tree:
