@@ -5,7 +5,7 @@ the tree was grown. Trees are small integers, so they live on the host as numpy 
 tensor, on the drafter's device.
 """
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -45,6 +45,12 @@ class Tree:
         root, *parents = self.parents.tolist()
         if root != -1 or not all(0 <= parent < row for row, parent in enumerate(parents, start=1)):
             raise ValueError(f"not in topological order, or more than one root: parents {[root, *parents]}")
+
+    @classmethod
+    def of(cls, tokens: Sequence[int], parents: Sequence[int]) -> "Tree":
+        """Return a tree that no drafter drew: nothing is said of its paths, and none of its nodes was expanded."""
+        zeros = np.zeros(len(tokens))
+        return cls(np.array(tokens), np.array(parents), zeros, zeros.astype(np.int64))
 
     def __len__(self) -> int:
         """Rows of the tree, the root included."""

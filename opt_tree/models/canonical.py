@@ -174,8 +174,7 @@ def _trials(lm: "CausalLM", ids: list[int]) -> Iterator[_Trial]:
         parents += [path[-1], path[-1]]
         tokens += [(token + 1) % lm.vocab, token]
         path.append(len(tokens) - 1)
-    zeros = np.zeros(len(tokens))
-    tree = Tree(np.array(tokens), np.array(parents), zeros, zeros.astype(np.int64))
+    tree = Tree.of(tokens, parents)
     yield _Trial("a tree", lambda: lm.score(tree).logits, path, list(range(start, len(ids))))
 
 

@@ -585,8 +585,7 @@ def check_tree_mask(lm: CausalLM) -> None:
     try:
         left, right = plain([*context, r, a, c])[-3:], plain([*context, r, b, d, e])[-4:]
         lm.append(context)
-        parents = np.array([-1, 0, 0, 1, 2])
-        tree = Tree(np.array([r, a, b, c, d]), parents, np.zeros(5), np.zeros(5, dtype=np.int64))
+        tree = Tree.of([r, a, b, c, d], [-1, 0, 0, 1, 2])
         mixed = lm.extend(tree.tokens, lm.length + tree.depths, np.tri(5, dtype=bool)).logits.double().clone()
         rows = lm.score(tree).logits.double()
         expected = torch.stack([left[0], left[1], right[1], left[2], right[2]])

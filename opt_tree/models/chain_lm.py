@@ -275,13 +275,13 @@ def _errors(lm: ChainLM, ids: list[int], length: int, expected: Tensor) -> tuple
     def of_chain(rows: int, kept: int) -> float:
         """Score the next tokens as a chain, and keep some of them."""
         start = lm.length - length
-        logits = lm.score(_chain(after[start : start + rows])).logits.double()
+        logits = lm.score(Tree.of(after[start : start + rows], range(-1, rows - 1))).logits.double()
         lm.commit(list(range(kept)))
         return float((logits - expected[start : start + rows]).abs().max())
 
     def of_fork() -> float:
         """Score two paths from the third token on, and keep neither: one goes on as the text does, one otherwise."""
-        fork = Tree(np.array([after[2], after[3], ids[0]]), np.array([-1, 0, 0]), np.zeros(3), np.zeros(3, int))
+        fork = Tree.of([after[2], after[3], ids[0]], [-1, 0, 0])
         other = _plain(lm, [*ids[: length + 3], ids[0]])[-1]
         both = torch.stack([expected[2], expected[3], other])
         return float((lm.score(fork).logits.double() - both).abs().max())
@@ -290,11 +290,6 @@ def _errors(lm: ChainLM, ids: list[int], length: int, expected: Tensor) -> tuple
     several = [of_chain(4, kept=2), of_fork(), of_chain(3, kept=1), of_chain(3, kept=3)]
     one = [of_chain(1, kept=1), of_chain(1, kept=1)]
     return max(several), max(one)
-
-
-def _chain(tokens: list[int]) -> Tree:
-    rows = len(tokens)
-    return Tree(np.array(tokens), np.arange(-1, rows - 1), np.zeros(rows), np.zeros(rows, dtype=np.int64))
 
 
 AnyLM = CausalLM | ChainLM

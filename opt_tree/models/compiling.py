@@ -182,7 +182,7 @@ def _check_lanes(lm: CausalLM, engine: Compiled) -> None:
 def _answers(lm: CausalLM) -> torch.Tensor:
     """Logits of a context that outgrows the cache's first capacity, of a tree behind it, and after a kept path."""
     tokens = [(7 * i + 3) % lm.vocab for i in range(min(300, lm.max_context - 8))]
-    tree = Tree(np.array(tokens[:5]), np.array([-1, 0, 0, 1, 2]), np.zeros(5), np.zeros(5, dtype=np.int64))
+    tree = Tree.of(tokens[:5], [-1, 0, 0, 1, 2])
     states = None
     if takes(lm.model, "features"):
         states = torch.randn(300, lm.hidden, generator=torch.Generator().manual_seed(0)).to(lm.device, lm.dtype)
