@@ -241,7 +241,9 @@ def _curve(measured: Sequence[tuple[int, int, float]], growth: float, doubt: flo
     counts = np.array([len(by_rows[rows]) for rows in known])
     seconds, medians = np.maximum([np.quantile(by_rows[rows], (QUARTILE, 0.5)) for rows in known], 1e-9).T
     rising = isotonic_regression(seconds, weights=counts).x
-    noise = float(np.median(medians / seconds - 1)) / 0.67 or math.inf  # of a step, in parts of it; 0 of one alone
-    falling = np.square(seconds / rising - 1)
-    believed = np.where(counts > 2, falling / (falling + (doubt * noise) ** 2 / counts), 0.0)
+    # A step's standard deviation in parts of it: a normal quartile lies 0.67 of them off. Of one step alone: unknown.
+    noise = float(np.median(medians / seconds - 1)) / 0.67 or math.inf
+    # How far a point is off the rising curve, squared, and how far it would be by chance: the more, the more it counts.
+    off, by_chance = np.square(seconds / rising - 1), (doubt * noise) ** 2 / counts
+    believed = np.where(counts > 2, off / (off + by_chance), 0.0)
     return tuple(zip(known, (rising + believed * (seconds - rising)).tolist(), strict=True))
