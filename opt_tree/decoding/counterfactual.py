@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from opt_tree.core.children import Few, Reduced
 from opt_tree.core.errors import require
@@ -126,21 +127,18 @@ class _Asked:
         self.row: dict[tuple[int, int], int] = {}
         """Draft rows of expanded nodes by their parent's row and their token."""
         self._above: list[list[int]] = [[]]  # of each row: the columns that it sees, its own the last one
-        self._answers: list[tuple[Answer, int]] = []  # of each row: what the drafter said, and where in it
+        self._said: list[tuple[Tensor, ...]] = []  # of each row: its part of every tensor of the answer
+        self._kind: Answer = torch.zeros(0)  # an answer, for what it says beside these
 
     def add(self, frontier: Frontier | None, answer: Answer) -> None:
-        """Note an answer; at first, without a frontier, the one to the root."""
-        # An answer is valid until the drafter runs again.
-        kept: Answer
-        if isinstance(answer, Few):
-            kept = Few(answer.log_probs.clone(), answer.tokens.clone())
-        else:
-            kept = answer._replace(scores=answer.scores.clone()) if isinstance(answer, Reduced) else answer.clone()
+        """Note an answer; at first, without a frontier, the one to the root. Copied: the drafter may run again."""
+        parts = answer if isinstance(answer, Few) else (answer.scores if isinstance(answer, Reduced) else answer,)
+        self._said += zip(*(part.clone() for part in parts), strict=True)
+        self._kind = answer
         if frontier is not None:
             for parent, token in zip(frontier.parents.tolist(), frontier.tokens.tolist(), strict=True):
                 self.row[parent, token] = len(self._above)
                 self._above.append([*self._above[parent], len(self._above) - 1])
-        self._answers += [(kept, row) for row in range(len(self._above) - len(self._answers))]
 
     def frontier(self, nodes: Sequence[tuple[int, int]]) -> Frontier:
         """Describe nodes that nobody expanded, given by their parents' rows and their tokens."""
@@ -153,18 +151,11 @@ class _Asked:
 
     def answer(self, rows: Sequence[int]) -> Answer:
         """Return what the drafter said of these rows."""
-        told = [self._answers[row] for row in rows]
-        if isinstance(first := told[0][0], Reduced):
-            scores = [answer.scores[row] for answer, row in told if isinstance(answer, Reduced)]
-            return first._replace(scores=torch.stack(scores))
-        if not isinstance(told[0][0], Few):
-            return torch.stack([answer[row] for answer, row in told])  # type: ignore[index, misc]
-        few = [(answer.log_probs[row], answer.tokens[row]) for answer, row in told if isinstance(answer, Few)]
-        width = max(len(tokens) for _, tokens in few)
-        log_probs = [torch.nn.functional.pad(row, (0, width - len(row)), value=-torch.inf) for row, _ in few]
-        return Few(
-            torch.stack(log_probs), torch.stack([torch.nn.functional.pad(t, (0, width - len(t))) for _, t in few])
-        )
+        scores, *tokens = (list(part) for part in zip(*(self._said[row] for row in rows), strict=True))
+        if tokens:  # as wide as the widest
+            return Few(pad_sequence(scores, True, -torch.inf), pad_sequence(tokens[0], True))
+        whole = torch.stack(scores)
+        return self._kind._replace(scores=whole) if isinstance(self._kind, Reduced) else whole
 
 
 class _Again(DrafterAround):
