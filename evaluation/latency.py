@@ -53,7 +53,7 @@ from evaluation.run.inflate import describe
 from evaluation.run.models import gather, load_assistant
 from evaluation.run.options import AUTO
 from evaluation.timing import Method, Timings, environment, interleave, step_figures
-from opt_tree import Controller, Decoder, Generation, OptTree, Pair, TreePolicy
+from opt_tree import Controller, Decoder, Generation, OptTree, Pair, Step, TreePolicy
 from opt_tree.decoding.presets import plain
 from opt_tree.decoding.step_costs import auto
 from opt_tree.policies.base import MOST_NODES
@@ -147,34 +147,26 @@ def _over(timings: Timings, other: str, clock: str) -> str:
 
 # Side by side.
 
-Answers = Sequence[Generation] | Sequence[list[int]]
-Way = Callable[[Sequence[list[int]], int, int], Answers]
+Way = Callable[[Sequence[list[int]], int, int], Sequence[Generation] | Sequence[list[int]]]
 """From prompts, how many go side by side and a limit of new tokens to each one's answer, or its new tokens."""
 
 
 class Found(NamedTuple):
-    """What one way gave with one number of lanes."""
+    """What one way gave with one number of lanes; no steps of what has none."""
 
-    answers: Answers
+    texts: list[list[int]]
+    steps: list[Step]
     seconds: float
     cpu_seconds: float
 
     @property
-    def texts(self) -> list[list[int]]:
-        return [one.tokens if isinstance(one, Generation) else one for one in self.answers]
+    def tokens(self) -> int:
+        return sum(map(len, self.texts))
 
     @property
     def rate(self) -> float:
         """New tokens a CPU second."""
-        return sum(map(len, self.texts)) / self.cpu_seconds
-
-    def a_step(self) -> Row:
-        """Tokens and drafted nodes a step; nothing of what has no steps."""
-        steps = [step for one in self.answers if isinstance(one, Generation) for step in one.steps]
-        if not steps:
-            return {"tokens/step": None, "nodes/step": None}
-        tokens = sum(map(len, self.texts))
-        return {"tokens/step": tokens / len(steps), "nodes/step": sum(s.tree.nodes for s in steps) / len(steps)}
+        return self.tokens / self.cpu_seconds
 
 
 def in_lanes(
@@ -200,12 +192,12 @@ def in_lanes(
     cells = [(name, count) for name in ways for count in lanes]
     found = {}
     for name, count in tqdm(cells, desc="batches", leave=False, disable=None):
-        found[name, count] = _measured(functools.partial(ways[name], prompts, count, max_new_tokens))
+        found[name, count] = _measured(ways[name], prompts, count, max_new_tokens)
     return [_lanes_row(name, count, found) for name, count in cells]
 
 
 def _in_loop(decoder: Decoder, pair: Pair) -> Way:
-    def answer(group: Sequence[list[int]], width: int, limit: int) -> Answers:
+    def answer(group: Sequence[list[int]], width: int, limit: int) -> Sequence[Generation]:
         if decoder.drafter is not None:
             decoder.drafter.clear()  # another way may have shown it these texts
         return decoder.generate_batch(group, width, limit, stop=pair.stop)
@@ -213,10 +205,12 @@ def _in_loop(decoder: Decoder, pair: Pair) -> Way:
     return answer
 
 
-def _measured(action: Callable[[], Answers]) -> Found:
-    clocks = time.perf_counter(), time.process_time()
-    answers = action()
-    return Found(answers, time.perf_counter() - clocks[0], time.process_time() - clocks[1])
+def _measured(way: Way, prompts: Sequence[list[int]], lanes: int, limit: int) -> Found:
+    begin, cpu = time.perf_counter(), time.process_time()
+    answers = way(prompts, lanes, limit)
+    took = time.perf_counter() - begin, time.process_time() - cpu
+    texts = [one.tokens if isinstance(one, Generation) else one for one in answers]
+    return Found(texts, [step for one in answers if isinstance(one, Generation) for step in one.steps], *took)
 
 
 def _lanes_row(name: str, lanes: int, found: Mapping[tuple[str, int], Found]) -> Row:
@@ -226,11 +220,12 @@ def _lanes_row(name: str, lanes: int, found: Mapping[tuple[str, int], Found]) ->
         "method": name,
         "lanes": lanes,
         "s": own.seconds,
-        "tokens/s": sum(map(len, own.texts)) / own.seconds,
+        "tokens/s": own.tokens / own.seconds,
         "tokens/CPU s": own.rate,
         f"x lanes {least}": own.rate / found[name, least].rate,
         "x plain": own.rate / found["plain", lanes].rate,
         "x transformers": own.rate / found["transformers", lanes].rate,
-        **own.a_step(),
+        "tokens/step": own.tokens / len(own.steps) if own.steps else None,
+        "nodes/step": sum(step.tree.nodes for step in own.steps) / len(own.steps) if own.steps else None,
         "same text": f"{same}/{len(own.texts)}",
     }

@@ -110,7 +110,7 @@ def test_what_lanes_cost_is_measured_before_the_clock_runs(
     auto = Auto(costs, in_lanes=lambda lanes: asked.append(lanes) or costs)
     monkeypatch.setattr(latency, "auto", lambda target, drafter: auto)
     measured = latency._measured
-    monkeypatch.setattr(latency, "_measured", lambda action: then.append(list(asked)) or measured(action))
+    monkeypatch.setattr(latency, "_measured", lambda *way: then.append(list(asked)) or measured(*way))
     assert decode(folder, "--lanes 1,3 --nodes auto") == 0 and then[0] == [3]
     rows = json.loads(capsys.readouterr().out.splitlines()[-1])["rows"]
     assert [(row["lanes"], row["same text"]) for row in rows if row["method"] == "auto"] == [(1, "3/3"), (3, "3/3")]
