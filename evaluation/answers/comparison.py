@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Float
 
 from evaluation.answers.file import AnswerFile, Record
-from evaluation.answers.metrics import bootstrap, speed_up, summary, totals
+from evaluation.answers.metrics import estimate, speed_up, summary, totals
 from evaluation.answers.record import exact_match, paired
 from evaluation.answers.steps import alone, steps_of, total
 from opt_tree.core.errors import one_line
@@ -33,10 +33,11 @@ def figures(answers: Sequence[Record], plain: Sequence[Record], efficiency: Sequ
     drafted = total(answers, "draft_tokens") or 0
     taken = steps_of(answers)
     assert taken is not None and taken.expected is not None
-    equal, timed, of = exact_match(answers, plain), alone(answers), counts(answers)
+    equal, timed = exact_match(answers, plain), alone(answers)
+    _, interval = estimate(counts(answers), lambda sums: sums[..., 0] / sums[..., 1])
     return {
         **known,
-        "interval": bootstrap(lambda rows: length(of, rows), len(of)),
+        "interval": interval,
         "expected_length": float(taken.expected.mean()),
         "promise": promise(answers),
         "draft_tokens_per_step": drafted / known["steps"],
@@ -60,12 +61,9 @@ def promise(answers: Sequence[Record]) -> dict[str, Any] | None:
         own[:] = (taken.expected[taken.whole] - 1).sum(), (taken.lengths[taken.whole] - 1).sum()
     if not sums[:, 1].any():
         return None
-
-    def ratio(rows: Int[np.ndarray, "... rows"]) -> Float[np.ndarray, "..."]:
-        expected, accepted = np.moveaxis(sums[rows].sum(-2), -1, 0)
-        return expected / np.maximum(accepted, 1)  # where a resample accepted nothing
-
-    return {"ratio": float(ratio(np.arange(len(sums)))), "interval": bootstrap(ratio, len(sums))}
+    # A resample may accept nothing.
+    ratio, interval = estimate(sums, lambda drawn: drawn[..., 0] / np.maximum(drawn[..., 1], 1))
+    return {"ratio": ratio, "interval": interval}
 
 
 def mean_efficiency(efficiency: Sequence[Mapping[str, Sequence[float]]]) -> dict[str, float]:
@@ -80,20 +78,11 @@ def counts(answers: Sequence[Record]) -> Counts:
     return totals(answers, "new_tokens", "decoding_steps")
 
 
-def length(of: Counts, rows: Int[np.ndarray, "... rows"]) -> Float[np.ndarray, "..."]:
-    """Mean acceptance length over some of the questions."""
-    sums = of[rows].sum(-2)
-    return sums[..., 0] / sums[..., 1]
-
-
 def difference(ours: Record, theirs: Record) -> dict[str, Any]:
     """Mean acceptance length of one cell minus another's, on the questions of both, with its interval."""
-    a, b = (counts(answers) for answers in paired(ours["answers"], theirs["answers"]))
-
-    def minus(rows: Int[np.ndarray, "... rows"]) -> Float[np.ndarray, "..."]:
-        return length(a, rows) - length(b, rows)
-
-    return {"difference": float(minus(np.arange(len(a)))), "interval": bootstrap(minus, len(a))}
+    both = np.hstack([counts(answers) for answers in paired(ours["answers"], theirs["answers"])])
+    minus, interval = estimate(both, lambda sums: sums[..., 0] / sums[..., 1] - sums[..., 2] / sums[..., 3])
+    return {"difference": minus, "interval": interval}
 
 
 def summarise(records: Sequence[Record]) -> list[dict[str, Any]]:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from scipy import stats
 
 from evaluation.answers.record import exact_match, paired
@@ -20,6 +20,8 @@ RESAMPLES = 2000
 FEW = 10  # questions below which an interval by resampling is too narrow to be one (three have ten samples in all)
 _SAID: dict[Any, Any] = {}  # by which Python warns once
 Records = Sequence[Record]
+Estimate = tuple[float, list[float] | None]
+"""A figure and its interval."""
 
 
 def questions(answers: Records) -> int:
@@ -128,20 +130,20 @@ def speed_up(answers: Records, baseline: Records) -> dict[str, Any] | None:
     return known | {"decode": None if decode is None or base_decode is None else float(decode / base_decode)}
 
 
-def times_as_fast(ours: Any, theirs: Any) -> tuple[float, list[float] | None]:
-    """The ratio of two rates, from rows of tokens and seconds, and its 95 % interval; questions of both drawn alike."""
-    a, b = np.asarray(ours), np.asarray(theirs)
-
-    def ratio(rows: Int[np.ndarray, "... rows"]) -> Float[np.ndarray, "..."]:
-        one, other = a[rows].sum(-2), b[rows].sum(-2)
-        return one[..., 0] / one[..., 1] * other[..., 1] / other[..., 0]
-
-    return float(ratio(np.arange(len(a)))), bootstrap(ratio, len(a))
+def times_as_fast(ours: Any, theirs: Any) -> Estimate:
+    """The ratio of two rates, from rows of tokens and seconds; questions of both drawn alike."""
+    return estimate(np.hstack([ours, theirs]), lambda sums: sums[..., 0] / sums[..., 1] * sums[..., 3] / sums[..., 2])
 
 
 def speed_up_macro(answers: Records, baseline: Records) -> float | None:
     ours, theirs = (tokens_per_second_macro(of) if of else None for of in paired(answers, baseline))
     return None if ours is None or theirs is None else ours / theirs
+
+
+def estimate(questions: Any, statistic: Callable[[Any], Any]) -> Estimate:
+    """A statistic of sums over questions, a row each, and its 95 % interval by resampling them."""
+    rows = np.asarray(questions, dtype=float)
+    return float(statistic(rows.sum(0))), bootstrap(lambda drawn: statistic(rows[drawn].sum(-2)), len(rows))
 
 
 def bootstrap(statistic: Callable[[Any], Any], count: int) -> list[float] | None:
