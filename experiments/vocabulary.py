@@ -2,9 +2,9 @@
 
     python -m experiments.vocabulary [--vocabulary 128000] [--steps 6]
 
-Models of random weights: the forwards are small and do not matter, a row's logits have a
-standard deviation of 6 (a language model's own have some 3 to 6). Each verifier judges trees of its own
-kind: the most probable children for `match`, parallel chains for `traversal`, distinct draws for `without_replacement`.
+Models of random weights: the forwards are small and do not matter, a row's logits have a standard deviation of 6 (a
+language model's own have some 3 to 6). Each verifier judges trees of its own kind: the most probable children for
+`match`, parallel chains for `traversal`, distinct draws for `without_replacement`.
 """
 
 import sys

@@ -80,9 +80,9 @@ def parse_shape(spec: str) -> Shape:
 def inflate(model: PreTrainedModel, spec: str) -> LlamaForCausalLM:
     """Return a model of shape `spec` with the logits of `model`, on the same device and of the same dtype.
 
-    Equal up to rounding: about 1e-5 in float32 for logits of order 10. Raises ValueError
-    for anything but a Llama model, for a shape smaller than the model in any respect, and for head sizes that do not
-    divide it. Needs the memory of the result and a few hundred megabytes.
+    Equal up to rounding: about 1e-5 in float32 for logits of order 10. Raises ValueError for anything but a Llama
+    model, for a shape smaller than the model in any respect, and for head sizes that do not divide it. Needs the memory
+    of the result and a few hundred megabytes.
     """
     config = _config(model, parse_shape(spec), spec)
     assert isinstance(model, LlamaForCausalLM)

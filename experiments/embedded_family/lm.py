@@ -1,8 +1,7 @@
 """Train a small Llama-architecture language model, from scratch or on from `--init`, with a loss on every token.
 
     python -m experiments.embedded_family.lm --tokenizer DIR --output DIR [--layers 12 --hidden 256 ...]
-    OMP_NUM_THREADS=1 torchrun --nproc-per-node 2 -m experiments.embedded_family.lm ... # one single-thread
-    process a core
+    OMP_NUM_THREADS=1 torchrun --nproc-per-node 2 -m experiments.embedded_family.lm ...    # a process a core
 
 Stopped runs go on from the last checkpoint in OUTPUT with `--resume`. The finished model lies in OUTPUT/final (bf16).
 """
