@@ -72,7 +72,7 @@ def lengths(records: Sequence[Record]) -> Pictures:
                 edges = [record["figures"]["interval"] for record in curve]
                 if (policy, sharpening) == banded and None not in edges:
                     axes.fill_between(places, *np.transpose(edges), color=shades[policy], alpha=0.15, linewidth=0)
-            axes.set(xscale="log", xlabel="nodes", title=f"{drafter}, temperature 0", ylabel="tokens a step")
+            axes.set(xscale="log", xlabel="nodes", title=drafter, ylabel="tokens a step, temperature 0")
             axes.set_xticks(sorted({record["cell"]["budget"] for record in greedy}))
             axes.xaxis.set_major_formatter(ScalarFormatter())
             axes.xaxis.set_minor_locator(NullLocator())
