@@ -42,8 +42,8 @@ def test_few_keeps_the_mass_and_pads_with_nothing():
 class TestCounts:
     def test_of_a_text_and_of_its_continuation(self):
         whole, grown = Counts(3, [1, 2, 1, 2, 3]), Counts(3, [1, 2])
-        assert grown.add([1, 2]) == {2, 1}
-        assert grown.add([3]) == {2}
+        grown.add([1, 2])
+        grown.add([3])
         for counts in (whole, grown):
             assert counts.after((1,)) == [{2: 2}]
             assert counts.after((1, 2)) == [{1: 1, 3: 1}, {1: 1, 3: 1}]

@@ -6,7 +6,6 @@ counting all matches of all lengths gives probabilities instead, which a tree ca
 """
 
 from abc import abstractmethod
-from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -47,9 +46,8 @@ class Counts:
         self._tail: Tail = ()
         self.add(text)
 
-    def add(self, tokens: Sequence[int]) -> set[int]:
-        """Count `tokens` as the continuation of the text so far; return the last tokens of all runs that were."""
-        changed = {*self._tail[-1:], *tokens[:-1]}
+    def add(self, tokens: Sequence[int]) -> None:
+        """Count `tokens` as the continuation of the text so far."""
         followers, tail = self._followers, self._tail
         for token in tokens:
             for start in range(len(tail)):
@@ -57,7 +55,6 @@ class Counts:
                 run[token] = run.get(token, 0) + 1
             tail = (*tail, token)[max(len(tail) + 1 - self.order, 0) :]
         self._tail = tail
-        return changed
 
     def after(self, tail: Tail) -> list[dict[int, int]]:
         """What followed the last 1, 2, ... tokens of a tail, and how often, as far as they did. Not to be changed."""
@@ -113,7 +110,7 @@ def interpolate(tail: Tail, text: Text, beta: Sequence[float], rows: Sequence[Ro
 
 
 class Interpolated(Lookup):
-    """A drafter by `interpolate`: from the text at hand, counted when somebody asks, and from whatever `rows` adds."""
+    """A drafter by `interpolate`: from the text at hand, and from whatever `rows` adds."""
 
     def __init__(self, beta: Sequence[float], weight: float = 1.0) -> None:
         if not beta or min(beta) < 0 or weight < 0:
@@ -123,45 +120,28 @@ class Interpolated(Lookup):
             )
         super().__init__(len(beta))
         self.beta, self.weight = tuple(map(float, beta)), float(weight)
-        self._begin([])
+        self.reset([], None)
 
     @abstractmethod
     def rows(self, tail: Tail) -> Sequence[Row]:
         """What followed the last 1, 2, ... tokens of a tail elsewhere; () for nothing at all."""
 
     def reset(self, prompt: list[int], output: Output | None) -> None:
-        self._begin(prompt)
+        self._text = Text(Counts(self.order if self.weight else 0, prompt), self.weight)
 
     def holds(self, prompt: list[int]) -> int:
         return len(prompt)  # counting a text again is quick
 
     def observe(self, outcome: Outcome) -> None:
-        self._said += outcome.tokens
+        self._text.counts.add(outcome.tokens)
 
     def law(self, tail: Tail) -> dict[int, float]:
-        """What follows a tail, by `interpolate`. Not to be changed."""
-        if self._counted < len(self._said):
-            self._count()
-        answers = self._answers[tail[-1]]
-        if (law := answers.get(tail)) is None:
-            law = answers[tail] = interpolate(tail, self._text, self.beta, self.rows(tail))
-        return law
+        """What follows a tail, by `interpolate`."""
+        return interpolate(tail, self._text, self.beta, self.rows(tail))
 
     @property
     def settings(self) -> dict[str, Any]:
         return {"beta": list(self.beta), "weight": self.weight}
-
-    def _begin(self, prompt: list[int]) -> None:
-        self._said, self._counted = list(prompt), 0
-        self._text = Text(Counts(self.order if self.weight else 0), self.weight)
-        # A branch that was rejected is often drafted again: answers are kept until a count of theirs has changed,
-        # which only those of the same last token can.
-        self._answers: defaultdict[int, dict[Tail, dict[int, float]]] = defaultdict(dict)
-
-    def _count(self) -> None:
-        for token in self._text.counts.add(self._said[self._counted :]):
-            self._answers.pop(token, None)
-        self._counted = len(self._said)
 
 
 class NGramDrafter(Interpolated):
