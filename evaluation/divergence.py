@@ -91,7 +91,7 @@ class Explainer:
         if list(tokens_a) == list(tokens_b):
             return None
         position = shared(tokens_a, tokens_b)
-        one, other = _token(tokens_a, position), _token(tokens_b, position)
+        one, other = token_at(tokens_a, position), token_at(tokens_b, position)
         if one is None or other is None:
             why = f"{'a' if one is None else 'b'} ends after {position} tokens, {'b' if one is None else 'a'} goes on"
             return Divergence(position, (one, other), "different length", why)
@@ -126,7 +126,8 @@ class Explainer:
         return rows
 
 
-def _token(tokens: Sequence[int], position: int) -> int | None:
+def token_at(tokens: Sequence[int], position: int) -> int | None:
+    """The token at a place; None behind the end."""
     return int(tokens[position]) if position < len(tokens) else None
 
 

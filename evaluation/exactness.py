@@ -31,18 +31,16 @@ if __name__ == "__main__":
 
 import argparse
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 
 import torch
 from tqdm import tqdm
 
-from evaluation.answers.file import Record
 from evaluation.answers.reading import ASKED, ROUNDING, AnswerSet, settings_apart
 from evaluation.answers.record import first_difference, paired, seed_of
 from evaluation.certify import Certificate, certify
 from evaluation.command_line import Value, print_json, table
-from evaluation.divergence import Divergence, Explainer
+from evaluation.divergence import Divergence, Explainer, token_at
 from evaluation.run import models
 from evaluation.run.inflate import describe
 from evaluation.run.options import PUBLISHED, Models
@@ -76,24 +74,19 @@ def differences(a: AnswerSet, b: AnswerSet) -> tuple[int, list[DifferentTurn]]:
         key = ours["question_id"]
         for one, other in zip(ours["choices"], theirs["choices"], strict=False):
             parted = False
-            for turn, values in enumerate(_turns(one, other)):
+            both = (zip(one[kind], other[kind], strict=False) for kind in ("prompt_ids", "token_ids"))
+            for turn, (prompts, answers) in enumerate(zip(*both, strict=True)):
                 count += 1
-                difference = DifferentTurn(key, one.get("index", 0), turn, *values, parted)
-                if difference.prompts[0] != difference.prompts[1] or difference.answers[0] != difference.answers[1]:
-                    found.append(difference)
+                if prompts[0] != prompts[1] or answers[0] != answers[1]:
+                    found.append(DifferentTurn(key, one.get("index", 0), turn, prompts, answers, parted))
                     parted = True
     return count, found
-
-
-def _turns(one: Record, other: Record) -> Iterator[tuple[tuple[list[int], list[int]], tuple[list[int], list[int]]]]:
-    prompts = zip(one["prompt_ids"], other["prompt_ids"], strict=False)
-    return zip(prompts, zip(one["token_ids"], other["token_ids"], strict=False), strict=True)
 
 
 def judge(explainer: Explainer, a: AnswerSet, b: AnswerSet, difference: DifferentTurn) -> Divergence:
     """Give one difference its verdict: by the prompts, then the settings, then the logits."""
     position = first_difference(*difference.answers) or 0
-    pair = (_at(difference.answers[0], position), _at(difference.answers[1], position))
+    pair = (token_at(difference.answers[0], position), token_at(difference.answers[1], position))
     temperature = max(float(run.settings.get("temperature") or 0.0) for run in (a, b))
     asked = settings_apart(a, b, ASKED if temperature == 0 else (*ASKED, "seed"))
     if temperature > 0 and "transformers" in (a.settings.get("method"), b.settings.get("method")):
@@ -129,10 +122,6 @@ def _both_canonical(a: AnswerSet, b: AnswerSet) -> bool:
     """Whether this project's loop decoded both in canonical arithmetic, by the same engine."""
     ours = all(run.settings.get("canonical") and run.settings.get("method") != "transformers" for run in (a, b))
     return ours and not settings_apart(a, b, ("engine",))
-
-
-def _at(tokens: list[int], position: int) -> int | None:
-    return tokens[position] if position < len(tokens) else None
 
 
 def load_target(a: AnswerSet, b: AnswerSet, arguments: argparse.Namespace) -> Pair:
