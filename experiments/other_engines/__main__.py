@@ -47,12 +47,9 @@ class Options:
 
     def __post_init__(self) -> None:
         check_bounds(self)
-        if unknown := set(self.groups) - set(GROUPS):
-            raise ValueError(f"--peers {', '.join(sorted(unknown))}: there are {', '.join(GROUPS)}")
-        if unknown := set(self.texts.split(",")) - set(KINDS):
-            raise ValueError(f"--texts {', '.join(sorted(unknown))}: there are {', '.join(KINDS)}")
-        if unknown := set(self.weights.split(",")) - {"full", *WEIGHTS}:
-            raise ValueError(f"--weights {', '.join(sorted(unknown))}: there are full, {', '.join(WEIGHTS)}")
+        for name, known in (("peers", GROUPS), ("texts", KINDS), ("weights", ("full", *WEIGHTS))):
+            if unknown := set(getattr(self, name).split(",")) - set(known):
+                raise ValueError(f"--{name} {', '.join(sorted(unknown))}: there are {', '.join(known)}")
 
         from opt_tree.drafters.registry import parse_spec
 
