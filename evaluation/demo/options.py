@@ -51,7 +51,23 @@ class Options(Models):
     def __post_init__(self) -> None:
         super().__post_init__()
         object.__setattr__(self, "nodes", node_count(self.nodes))
-        self._check()
+        check_controller(self.controller, self.nodes, self.threshold)
+        if not isinstance(self.nodes, str):
+            check_nodes(self)
+            self.policy()
+        if self.sampling.greedy and (self.top_p < 1 or self.top_k):
+            raise ValueError("top_p and top_k act at temperature > 0 only; give --temperature")
+        if self.prompt is not None and not self.prompt.strip():
+            raise ValueError("the prompt is empty")
+        if self.prompt is not None and any("\ud800" <= character <= "\udfff" for character in self.prompt):
+            given, read_as = self.prompt.encode(errors="surrogateescape"), sys.getfilesystemencoding()
+            raise ValueError(
+                f"the prompt {given!r} is no {read_as}, this terminal's encoding; PYTHONUTF8=1 takes UTF-8"
+            )
+        if self.eager and self.compile:
+            raise ValueError("--compile makes what --eager leaves alone: give one of them")
+        if self.html:
+            check_writable(Path(self.html))
 
     def default_drafter(self) -> str:
         """As for every command; ValueError for a model that brings no drafter."""
@@ -81,25 +97,6 @@ class Options(Models):
     @property
     def sampling(self) -> "opt_tree.Sampling":
         return opt_tree.Sampling(self.temperature, self.top_p, self.top_k)
-
-    def _check(self) -> None:
-        check_controller(self.controller, self.nodes, self.threshold)
-        if not isinstance(self.nodes, str):
-            check_nodes(self)
-            self.policy()
-        if self.sampling.greedy and (self.top_p < 1 or self.top_k):
-            raise ValueError("top_p and top_k act at temperature > 0 only; give --temperature")
-        if self.prompt is not None and not self.prompt.strip():
-            raise ValueError("the prompt is empty")
-        if self.prompt is not None and any("\ud800" <= character <= "\udfff" for character in self.prompt):
-            given, read_as = self.prompt.encode(errors="surrogateescape"), sys.getfilesystemencoding()
-            raise ValueError(
-                f"the prompt {given!r} is no {read_as}, this terminal's encoding; PYTHONUTF8=1 takes UTF-8"
-            )
-        if self.eager and self.compile:
-            raise ValueError("--compile makes what --eager leaves alone: give one of them")
-        if self.html:
-            check_writable(Path(self.html))
 
 
 @dataclass(frozen=True)
