@@ -2,7 +2,6 @@
 
 import dataclasses
 import sys
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
@@ -106,13 +105,7 @@ class EagleOptions(Options):
     embedded: ClassVar[str] = "graft:1:eagle:demo+store:demo"
 
 
-def main(arguments: Sequence[str] | None = None, kind: type[Options] = Options) -> int:
+def main(arguments: list[str] | None = None, kind: type[Options] = Options) -> int:
     """Run a demo and return its exit status: 2, after one line on stderr, for whatever a caller got wrong."""
-    given = sys.argv[1:] if arguments is None else list(arguments)
-
-    def command() -> int:
-        options = parse(kind, Path(sys.argv[0]).name, "Decode with OPT-Tree, and compare.", given)
-        work_of("evaluation.demo.__main__:run")(options)
-        return 0
-
-    return run_command(command)
+    program, about = Path(sys.argv[0]).name, "Decode with OPT-Tree, and compare."
+    return run_command(lambda: work_of("evaluation.demo.__main__:run")(parse(kind, program, about, arguments)))
