@@ -11,28 +11,20 @@ import sys
 
 from evaluation.command_line import Parser, run_command, work_of
 
-FORMATS = ("csv", "latex", "markdown")
-
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the command. Returns 2 for files that cannot be read."""
-
-    def command() -> int:
-        parser = Parser("python -m evaluation.report", __doc__)
-        parser.add_argument("answers", nargs="+", help="answer files")
-        parser.add_argument(
-            "--baseline", help="answer file to compare with, such as a.plain.jsonl of a run with --baseline"
-        )
-        parser.add_argument("--plots", metavar="DIR", help="draw the plots into this folder")
-        parser.add_argument("--json", action="store_true", help="print all figures as one JSON line, too")
-        parser.add_argument(
-            "--format",
-            choices=FORMATS,
-            help="print one table for a paper instead: a line a category",
-        )
-        return work_of("evaluation.report:run")(parser.parse_args(arguments))
-
-    return run_command(command)
+    parser = Parser("python -m evaluation.report", __doc__)
+    parser.add_argument("answers", nargs="+", help="answer files")
+    parser.add_argument(
+        "--baseline", help="answer file to compare with, such as a.plain.jsonl of a run with --baseline"
+    )
+    parser.add_argument("--plots", metavar="DIR", help="draw the plots into this folder")
+    parser.add_argument("--json", action="store_true", help="print all figures as one JSON line, too")
+    parser.add_argument(
+        "--format", choices=("csv", "latex", "markdown"), help="print one table for a paper instead: a line a category"
+    )
+    return run_command(lambda: work_of("evaluation.report:run")(parser.parse_args(arguments)))
 
 
 if __name__ == "__main__":
