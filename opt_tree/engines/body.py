@@ -87,16 +87,19 @@ class Rows(Cache):
 
     def __init__(self, kv: list[Tensor], slots: Int[Tensor, "lanes rows"], keys: int | torch.SymInt) -> None:
         super().__init__(layers=[])
-        self.kv, self.slots, self.keys = kv, slots, keys
+        self.kv, self.slots, self.keys = kv, slots[:, None], keys
+        self.lanes = torch.arange(slots.shape[0], device=slots.device)[:, None, None]
+        counts = {kept.shape[1] for kept in kv}
+        self.heads = {count: torch.arange(count, device=slots.device)[:, None] for count in counts}
 
+    @torch.compiler.disable  # a compiled layer calls it as it is
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: object, **kwargs: object
     ) -> tuple[Tensor, Tensor]:
         """Write one layer's rows; return what to attend to. Called by the model."""
         keys, values = self.kv[2 * layer_idx], self.kv[2 * layer_idx + 1]
         for kept, states in ((keys, key_states), (values, value_states)):
-            lanes, heads = (torch.arange(size, device=kept.device) for size in states.shape[:2])
-            kept.index_put_((lanes[:, None, None], heads[:, None], self.slots[:, None]), states)
+            kept.index_put_((self.lanes, self.heads[kept.shape[1]], self.slots), states)
         return keys[:, :, : self.keys], values[:, :, : self.keys]
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
@@ -151,15 +154,23 @@ class Body(nn.Module):
 
 def watched_module(model: Any, layer: int) -> nn.Module:
     """Return the module whose output is the features of `layer`: the decoder for -1, else one of its layers."""
-    # OPT's head calls its decoder past the base model, so it has to be the innermost of the two.
-    decoder = model.get_decoder() if hasattr(model, "get_decoder") else model.base_model
     if layer == -1:
-        return decoder
-    count = model.config.get_text_config().num_hidden_layers
-    layers = next((m for m in decoder.modules() if isinstance(m, nn.ModuleList) and len(m) == count), None)
+        return _decoder(model)
+    layers, count = decoder_layers(model), model.config.get_text_config().num_hidden_layers
     if layers is None or not 0 <= layer < count:
         raise ValueError(f"{type(model).__name__} has no layer {layer} to read hidden states of; it has {count} layers")
     return layers[layer]
+
+
+def decoder_layers(model: Any) -> nn.ModuleList | None:
+    """Return the model's decoder layers, as many as its config says; None where there is no such list."""
+    decoder, count = _decoder(model), model.config.get_text_config().num_hidden_layers
+    return next((m for m in decoder.modules() if isinstance(m, nn.ModuleList) and len(m) == count), None)
+
+
+def _decoder(model: Any) -> nn.Module:
+    # OPT's head calls its decoder past the base model, so it has to be the innermost of the two.
+    return model.get_decoder() if hasattr(model, "get_decoder") else model.base_model
 
 
 @contextmanager

@@ -1,12 +1,14 @@
 """Forwards captured once as CUDA graphs and replayed: one graph for each padded shape, over buffers that stay.
 
-Owns buffers, graphs and when they are dropped; the body is that of every engine. A tree's forward is some hundred small
-kernels whose launches cost more than their work; a replay is one launch. Elsewhere than on CUDA the body is called over
-the same buffers. Captures and replays are tested on a pretended device (`tests/pretend`), and where there is a GPU.
+Owns buffers, graphs and when they are dropped; the body is that of every engine, with its decoder layers compiled where
+Triton is (`FusedLayers`). A tree's forward is some hundred small kernels whose launches cost more than their work; a
+replay is one launch. Elsewhere than on CUDA the body is called over the same buffers. Captures and replays are tested
+on a pretended device (`tests/pretend`), and where there is a GPU.
 """
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, cast
 
 import torch
@@ -20,6 +22,8 @@ from opt_tree.engines.base import Engine, Forward, Mask
 from opt_tree.engines.body import Body
 from opt_tree.engines.compiled import CompileError
 from opt_tree.engines.eager import Eager, attention_kernels
+from opt_tree.engines.fused import FusedLayers, can_fuse
+from opt_tree.engines.grouped_attention import attention_by
 
 _WARM_UPS = 2
 
@@ -28,10 +32,10 @@ class Captured(Engine):
     """Replays a graph for every padded shape; other forwards (a long prefill) go through the eager engine.
 
     A model needs `Buckets` for it: each of their shapes is captured when it first comes, or beforehand
-    (`models.compiling.warm_up`). One that cannot be captured, for want of memory, runs eagerly from then on, with one
-    warning; where the very first one cannot be, CompileError says why. Outputs lie in the graphs' common pool, valid
-    until the model runs again, as every `Output` is. A graph holds addresses: all are dropped when the cache has moved
-    (`KVCache.storage_version`) and when another layer is watched.
+    (`models.compiling.warm_up`). One that cannot be captured, for want of memory, is called kernel by kernel from then
+    on, with one warning; where the very first one cannot be, CompileError says why. Outputs lie in the graphs' common
+    pool, valid until the model runs again, as every `Output` is. A graph holds addresses: all are dropped when the
+    cache has moved (`KVCache.storage_version`) and when another layer is watched.
     """
 
     name = "captured"
@@ -43,19 +47,22 @@ class Captured(Engine):
         devices = {weight.device for weight in eager.model.parameters()}
         if len(devices) > 1 or any(hasattr(module, "_hf_hook") for module in eager.model.modules()):
             raise CompileError("its weights are on several devices or moved by hooks; a graph holds one device's work")
+        self.fuses = devices.pop().type == "cuda" and can_fuse()
+        """Whether decoder layers are compiled. With other layers rows have other bits: all graphs have the same."""
         self._forget()
 
     def __getstate__(self) -> dict[str, Any]:
         """Everything but graphs and addresses: a copy captures its own."""
-        return {key: self.__dict__[key] for key in ("eager", "rows", "layers", "works")}
+        return {key: self.__dict__[key] for key in ("eager", "rows", "layers", "works", "fuses")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self._forget()
 
     def _forget(self) -> None:
-        self._calls: dict[tuple[int, int, int, TopK | None], Callable[[Forward], tuple[Tensor, ...]] | None] = {}
+        self._calls: dict[tuple[int, int, int, TopK | None], Callable[[Forward], tuple[Tensor, ...]]] = {}
         self._version, self._pool, self._stream = -1, cast(Any, None), cast(Any, None)
+        self._fused: FusedLayers | None = None
 
     def changed(self, what: str) -> None:
         self._forget()
@@ -75,50 +82,42 @@ class Captured(Engine):
         shape = rows, _keys(forward.mask), forward.columns, forward.children
         if shape not in self._calls:
             self._calls[shape] = self._prepared(forward)
-        call = self._calls[shape]
-        if call is None:
-            return self.eager.run(forward)
-        logits, *hidden = (found[0] for found in call(forward))
+        logits, *hidden = (found[0] for found in self._calls[shape](forward))
         best = None if forward.children is None else Best(hidden.pop())
         laws = None if forward.scale is None else Laws(hidden[-2], peaks=hidden[-1], best=best)
         return Output(logits, dict(zip(self.layers, hidden, strict=False)), laws)
 
-    def _prepared(self, forward: Forward) -> Callable[[Forward], tuple[Tensor, ...]] | None:
-        """Return what computes forwards of this shape; None, after a warning, where it cannot be captured."""
-        try:
-            call = self._prepare(_Buffers(forward))
-            self.works = True
-            return call
-        except CompileError as error:
-            if not self.works:
-                raise
-            rows, keys = forward.ints.shape[1], _keys(forward.mask)
-            warnings.warn(f"forwards of {counted(rows, 'row')} over {keys} keys run eagerly: {error}", stacklevel=2)
-            return None
-
-    def _prepare(self, buffers: "_Buffers") -> Callable[[Forward], tuple[Tensor, ...]]:
-        """Return what computes a forward of this shape over these buffers."""
+    def _prepared(self, forward: Forward) -> Callable[[Forward], tuple[Tensor, ...]]:
+        """Return what computes forwards of this shape; after a warning, kernel by kernel where there is no graph."""
+        buffers = _Buffers(forward)
         body, views = Body(self.eager.model, self.layers, *buffers.epilogue), self.eager.cache.views
-        outputs: tuple[Tensor, ...] = ()
-        if buffers.ints.device.type == "cuda":
-            try:
-                graph, outputs = self._capture(body, buffers, views)
-            except RuntimeError as error:
-                raise CompileError(f"its forward cannot be captured: {one_line(error)}") from error
+        try:
+            replay = self._capture(body, buffers, views) if buffers.ints.device.type == "cuda" else None
+            self.works = True
+        except RuntimeError as error:
+            why = one_line(error)
+            if not self.works and self.fuses:
+                warnings.warn(f"{type(self.eager.model).__name__}: its layers are not compiled: {why}", stacklevel=2)
+                self.fuses = False
+                self._forget()
+                return self._prepared(forward)
+            if not self.works:
+                raise CompileError(f"its forward cannot be captured: {why}") from error
+            rows, keys = forward.ints.shape[1], _keys(forward.mask)
+            what = f"forwards of {counted(rows, 'row')} over {keys} keys run kernel by kernel"
+            warnings.warn(f"{what}: they cannot be captured: {why}", stacklevel=2)
+            replay = None
 
         def call(forward: Forward) -> tuple[Tensor, ...]:
             buffers.fill(forward)
-            if not outputs:
-                with self.eager.packed:
-                    return body(*buffers.inputs(views))
-            graph.replay()
-            return outputs
+            if replay is not None:
+                return replay()
+            with self._kernels(buffers.ints.device), self._layers_compiled():
+                return body(*buffers.inputs(views))
 
         return call
 
-    def _capture(
-        self, body: Body, buffers: "_Buffers", views: list[Tensor]
-    ) -> tuple["torch.cuda.CUDAGraph", tuple[Tensor, ...]]:
+    def _capture(self, body: Body, buffers: "_Buffers", views: list[Tensor]) -> Callable[[], tuple[Tensor, ...]]:
         """Warm up on scratch rows, outside of inference mode (first captures inside have been faulty), then capture.
 
         On one stream for all shapes, since a library keeps a workspace for each; other threads may allocate meanwhile.
@@ -126,15 +125,46 @@ class Captured(Engine):
         if self._pool is None:
             self._pool, self._stream = torch.cuda.graph_pool_handle(), torch.cuda.Stream()
         stream, graph, device = self._stream, torch.cuda.CUDAGraph(), buffers.ints.device
-        stream.wait_stream(torch.cuda.current_stream())
-        lasting = torch.inference_mode(False)
-        with torch.cuda.stream(stream), attention_kernels(device), self.eager.packed, lasting, torch.no_grad():
-            warm_up(body, buffers.inputs(views))
-        torch.cuda.current_stream().wait_stream(stream)
-        capture = torch.cuda.graph(graph, pool=self._pool, stream=stream, capture_error_mode="thread_local")
-        with attention_kernels(device), self.eager.packed, capture:
-            outputs = body(*buffers.inputs(views))
-        return graph, outputs
+        with self._kernels(device):
+            stream.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(stream), torch.inference_mode(False), torch.no_grad():
+                warm_up(body, buffers.inputs(views))
+            with self._layers_compiled():
+                if self.fuses:  # they are compiled for the mode that they are called in
+                    with torch.cuda.stream(stream):
+                        warm_up(body, buffers.inputs(views))
+                torch.cuda.current_stream().wait_stream(stream)
+                capture = torch.cuda.graph(graph, pool=self._pool, stream=stream, capture_error_mode="thread_local")
+                with capture:
+                    outputs = body(*buffers.inputs(views))
+
+        def replay() -> tuple[Tensor, ...]:
+            graph.replay()
+            return outputs
+
+        return replay
+
+    def _layers_compiled(self) -> AbstractContextManager[None]:
+        """Inside, this thread's forwards have compiled layers, if any have."""
+        if not self.fuses:
+            return nullcontext()
+        if self._fused is None:
+            self._fused = FusedLayers(self.eager.model)
+        return self._fused.standing_in()
+
+    @contextmanager
+    def _kernels(self, device: torch.device) -> Iterator[None]:
+        """Inside, bodies of this thread compute attention and products as this model's do.
+
+        Where layers are compiled, and the model is not canonical, attention splits keys over programs.
+        """
+        split: AbstractContextManager[None] = nullcontext()
+        if self.fuses and device.type == "cuda" and not self.eager.packed.canonical:
+            from opt_tree.engines.split_attention import Split  # where there is Triton
+
+            split = attention_by(Split)
+        with attention_kernels(device), self.eager.packed, split:
+            yield
 
 
 def warm_up(body: Body, inputs: tuple[Any, ...]) -> None:

@@ -57,6 +57,7 @@ def _count(more: int) -> None:
             del mine["sdpa"]
 
 
+@torch.compiler.disable  # a compiled layer calls it as it is
 def _attend(*args: Any, **more: Any) -> tuple[Tensor, None]:
     """What stands in the place of transformers' function: for a thread that runs no body it is that function."""
     return (getattr(_here, "grouped", None) or sdpa_attention_forward)(*args, **more)

@@ -129,8 +129,6 @@ def _check_engine(lm: CausalLM) -> None:
         lm.reset()
         lm.work = Work()
     _check_close(lm, found, expected, "its compiled logits")
-    if lm.fixed_rows and not torch.equal(found, expected):  # a shape that cannot be captured runs eagerly
-        raise CompileError("it is canonical, and its captured forwards have other bits than its eager ones")
     if isinstance(engine, Compiled):
         _check_lanes(lm, engine)
 

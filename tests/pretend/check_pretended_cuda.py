@@ -195,7 +195,7 @@ def test_replayed_graphs_decode_the_same(architecture, kind):
     torch.testing.assert_close(*logits, rtol=CLOSE, atol=CLOSE)
 
 
-def test_a_shape_that_cannot_be_captured_runs_eagerly(monkeypatch):
+def test_a_shape_that_cannot_be_captured_runs_kernel_by_kernel(monkeypatch):
     made = captured("draft")
     expected = decoder("cpu", "draft").generate(prompt(20), 12).tokens
 
@@ -204,7 +204,7 @@ def test_a_shape_that_cannot_be_captured_runs_eagerly(monkeypatch):
 
     monkeypatch.setattr("opt_tree.engines.cuda_graphs.warm_up", full)
     made.target.engine._calls.clear()
-    with pytest.warns(UserWarning, match="run eagerly: its forward cannot be .*: CUDA out of memory"):
+    with pytest.warns(UserWarning, match="run kernel by kernel: they cannot be captured: .*CUDA out of memory"):
         assert made.generate(prompt(20), 12).tokens == expected
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # said once

@@ -360,6 +360,7 @@ def install() -> torch.device:
         return _CUDA
     if torch.cuda.is_available():
         raise RuntimeError("there is a CUDA device")
+    sys.modules["triton"] = None  # type: ignore[assignment]  # its kernels would run there
     for name, answer in _ANSWERS.items():
         setattr(torch.cuda, name, lambda *_, _answer=answer, **__: _answer)
     library = torch.library.Library("aten", "IMPL")
