@@ -68,7 +68,7 @@ import torch
 from tqdm import tqdm
 
 from evaluation.command_line import Value, table
-from evaluation.run.baselines import InLoop
+from evaluation.run.baselines import InLoop, transformers_methods
 from evaluation.run.inflate import inflate_pair
 from evaluation.timing import environment, interleave, step_figures
 from opt_tree import Buckets, CausalLM, Decoder, OptTree, Pair, load_pair, make_canonical
@@ -185,7 +185,7 @@ def exact(place: Place) -> list[Row]:
 
 
 def canonical(place: Place) -> list[Row]:
-    """Bfloat16 with canonical arithmetic and without: tokens a second, texts of trees that are plain decoding's."""
+    """Captured bfloat16, canonical and not: tokens a second, texts of trees that are plain decoding's."""
     rows: list[Row] = []
     for shape, on in itertools.product(dict.fromkeys((place.shapes[0], place.shapes[-1])), (False, True)):
         pair = place.pair(shape, "bfloat16")
@@ -196,39 +196,40 @@ def canonical(place: Place) -> list[Row]:
             continue
         prompts = [pair.encode(question) for question in QUESTIONS]
         methods = {"plain": InLoop(plain(pair.target)), "OPT-Tree": InLoop(_trees(pair))}
-        for name in place.engines(pair):
+        with place.captured(pair):
             for method in methods.values():  # a shape is captured when it first comes
                 method(prompts[0], place.new_tokens, 0)
             timings = interleave(methods, prompts, place.new_tokens)
-            row: Row = {"shape": shape, "canonical": "yes" if on else "no", "engine": name}
-            row |= {f"{method} tokens/s": timings.rate(method) for method in methods}
-            equal = sum(one == other for one, other in zip(*map(timings.texts, methods), strict=True))
-            rows.append(row | {"equal texts": f"{equal} of {len(prompts)}"})
-            if on and equal < len(prompts):
-                raise RuntimeError(f"{shape}, canonical, {name}: {equal} of {len(prompts)} texts are plain decoding's")
+        row: Row = {"shape": shape, "canonical": "yes" if on else "no"}
+        row |= {f"{method} tokens/s": timings.rate(method) for method in methods}
+        equal = sum(one == other for one, other in zip(*map(timings.texts, methods), strict=True))
+        rows.append(row | {"equal texts": f"{equal} of {len(prompts)}"})
+        if on and equal < len(prompts):
+            raise RuntimeError(f"{shape}, canonical: {equal} of {len(prompts)} texts are plain decoding's")
     return rows
 
 
 def budgets(place: Place) -> list[Row]:
-    """Captured forwards: what trees of other sizes bring, over plain decoding, and where a step's time goes."""
+    """Captured forwards: what trees of other sizes bring over plain decoding, ours and that of transformers."""
     rows: list[Row] = []
     for shape in place.shapes:
         pair = place.pair(shape, "auto")
         prompts = [pair.encode(question) for question in QUESTIONS]
-        methods = {"plain": InLoop(plain(pair.target), stop=pair.stop)}
+        methods: dict[str, Any] = {"plain": InLoop(plain(pair.target), stop=pair.stop)}
         sizes = (7,) if place.dry else (7, 15, 31, 63, 127)
         for nodes, threshold in itertools.product(sizes, (0.2, 0.05)):
             decoder = Decoder(pair.target, pair.drafter, OptTree(nodes, threshold))
             methods[f"{nodes}, {threshold}"] = InLoop(decoder, stop=pair.stop)
+        theirs = transformers_methods(pair, None)["transformers"]
         with place.captured(pair):
             for prompt, method in itertools.product(prompts, methods.values()):
                 method(prompt, place.new_tokens, 0)
-            timings = interleave(methods, prompts, place.new_tokens)
-        for name in methods:
+            timings = interleave(methods | {"transformers": theirs}, prompts, place.new_tokens)
+        for name in (*methods, "transformers"):
             rate = timings.rate(name)
             row: Row = {"shape": shape, "nodes, threshold": name, "tokens/s": rate}
             row["x plain"] = rate / timings.rate("plain")
-            rows.append(row | step_figures(timings.generations(name)))
+            rows.append(row if name == "transformers" else row | step_figures(timings.generations(name)))
     return rows
 
 
