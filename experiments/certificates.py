@@ -9,7 +9,7 @@ and each row of logits that a way committed with that row of one prefill of the 
 """
 
 import sys
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from evaluation.command_line import check_writable, main_of, option
@@ -190,7 +190,7 @@ def run(options: Options) -> int:
     prompts = [prompter.encode(question.turns[:1], []) for question in chosen]
     rows: list[dict[str, Value]] = []
     found = {"environment": environment(target.device), "target": target.name, "engine": target.engine.name}
-    found |= {"dtype": options.dtype, "rows": rows}
+    found |= {"options": asdict(options), "rows": rows}
     for row in certify(pairs, prompts, options):
         rows.append(row)
         write_text(Path(options.output), json.dumps(found, indent=1) + "\n")
