@@ -71,21 +71,18 @@ def load_run(options: Options, device: str) -> Pair:
 def load_assistant(options: Models, path: str | None, pair: Pair) -> PreTrainedModel | None:
     """Return the causal LM that assists transformers' generate: the one at `path`, else the pair's own draft model.
 
-    Where there is neither, the embedded one for the embedded target; else None. On a CPU it is float32, as in all
-    tables of results/: a draft model that is narrower is loaded once more.
+    Where there is neither, the embedded one for the embedded target; else None. One that is loaded has the target's
+    dtype, as a draft model.
     """
-    own, device = assistant_of(pair.drafter), str(pair.target.device)
-    weights = None
+    own = assistant_of(pair.drafter)
     if path is None and own is not None:
-        if device != "cpu" or own.dtype.itemsize >= torch.float32.itemsize:
-            return own
-        path, weights = own.name_or_path, weights_of(own)
+        return own
     path = path or ("demo" if options.base_model_path == "demo" else None)
     if path is None:
         return None
     folder = resolve(path, "draft")
     check_same_tokenizer(pair.tokenizer, load_tokenizer(folder), options.base_model_path, path)
-    return load_causal_lm(folder, "float32" if device == "cpu" else "auto", device, weights=weights).model
+    return load_causal_lm(folder, pair.target.dtype, str(pair.target.device)).model
 
 
 def _load_pair(options: Models, device: str, **more: Any) -> Pair:
