@@ -796,22 +796,33 @@ def test_an_exception_in_one_question_is_recorded_and_tried_again(
         (("--num-gpus-total", "2"), "but the device is cpu"),
         (("--max-gpu-memory", "20GiB"), "but the device is cpu"),
         (("--device", "tpu0"), "no device 'tpu0' here"),
+        (("--nodes", "1000000000"), "--nodes must be at most 4096, got 1000000000"),
+        (("--threads", "999999"), "--threads must be at most 1024, got 999999"),
+        (("--temperature", "-1"), "temperature must be 0 (greedy) or more"),
+        (("--temperature", "nan"), "temperature must be 0 (greedy) or more, and finite, got nan"),
+        (("--threshold", "-1"), "threshold must be 0 or more"),
     ],
 )
 def test_options_that_cannot_be_are_refused(
     folder: Path, tmp_path: Path, no_loading: None, capsys: Any, more: tuple[str, ...], message: str
 ) -> None:
-    wrong = tmp_path / "wrong.jsonl"
-    wrong.write_text('{"question_id": 1, "choices": [{"turns": null}, {"turns": [5]}]}\n')
-    assert command(folder, tmp_path / "a.jsonl", *(word.format(wrong=wrong) for word in more)) == 2
+    """--overwrite among them: what is there goes when the first new answer is there, and no sooner."""
+    wrong, answers = tmp_path / "wrong.jsonl", tmp_path / "a.jsonl"
+    for file in (wrong, answers):
+        file.write_text('{"question_id": 1, "choices": [{"turns": null}, {"turns": [5]}]}\n')
+    asked = [word.format(wrong=wrong) for word in more]
+    assert command(folder, answers, "--overwrite", *asked) == 2
     assert message in error_of(capsys)
+    assert answers.read_text() == wrong.read_text() and len([*tmp_path.iterdir()]) == 2
 
 
-def test_a_model_that_is_not_there_is_one_line_and_overwrites_nothing(folder: Path, answers: Path, capsys: Any) -> None:
+def test_what_cannot_be_loaded_is_one_line_and_overwrites_nothing(folder: Path, answers: Path, capsys: Any) -> None:
     before = answers.read_bytes()
     for path in (answers, answers.with_name("new.jsonl")):
         assert command(folder, path, "--overwrite", "--base-model-path", "./absent") == 2
         assert "no model folder at ./absent" in error_of(capsys)
+    assert command(folder, answers, "--overwrite", "--dtype", "float8_e4m3fn") == 2
+    assert "unknown dtype 'float8_e4m3fn'" in error_of(capsys)
     assert answers.read_bytes() == before and not path.exists()
 
 
@@ -960,29 +971,6 @@ def test_fastchat_is_imported_only_for_its_templates(
     monkeypatch.delitem(runner.sys.modules, "fastchat.conversation", raising=False)
     assert command(folder, tmp_path / "a.jsonl", "--limit", "1") == 0
     assert command(folder, tmp_path / "b.jsonl", "--limit", "1", "--conv-template", "llama-2") == 2
-
-
-@pytest.mark.parametrize(
-    ("flags", "message"),
-    [
-        (["--nodes", "1000000000"], "--nodes must be at most 4096, got 1000000000"),
-        (["--threads", "999999"], "--threads must be at most 1024, got 999999"),
-        (["--temperature", "-1"], "temperature must be 0 .greedy. or more"),
-        (["--temperature", "nan"], "temperature must be 0 .greedy. or more, and finite, got nan"),
-        (["--threshold", "-1"], "threshold must be 0 or more"),
-        (["--dtype", "float8_e4m3fn"], "unknown dtype 'float8_e4m3fn'"),
-    ],
-)
-def test_bad_flags_leave_the_answers_alone(flags, message, tmp_path, capsys):
-    """--overwrite among them: what is there goes when the first new answer is there, and no sooner."""
-    answers = tmp_path / "a.jsonl"
-    answers.write_text('{"question_id": 1, "choices": []}\n')
-    before = sorted(path.name for path in tmp_path.iterdir())
-    asked = ["--answer-file", str(answers), "--overwrite", "--limit", "1", *flags]
-    assert eval_opt_classic.main(asked) == 2
-    assert re.search(message, capsys.readouterr().err)
-    assert sorted(path.name for path in tmp_path.iterdir()) == before
-    assert answers.read_text() == '{"question_id": 1, "choices": []}\n'
 
 
 @pytest.mark.parametrize("kind", ["classic", "eagle"])
