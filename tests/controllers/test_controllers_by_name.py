@@ -22,6 +22,11 @@ def pair():
     return load_pair("demo", "eagle:demo", dtype="float32")
 
 
+@pytest.fixture(scope="module")
+def plain_answer(pair):
+    return Decoder(pair.target, None, Static.empty()).generate(pair.encode("Why is the sky blue?"), 32)
+
+
 @pytest.fixture(autouse=True)
 def costs(monkeypatch):
     """Written down, so that nothing is measured and every run chooses alike."""
@@ -30,12 +35,11 @@ def costs(monkeypatch):
 
 
 @pytest.mark.parametrize("name", EMBEDDED)
-def test_a_controller_by_name_changes_no_text(name, pair):
+def test_a_controller_by_name_changes_no_text(name, pair, plain_answer):
     spec = name if CONTROLLERS[name].part is None else f"{name}:demo"
     controller = presets.controller(spec, pair.target, pair.drafter, TREE)
-    prompt = pair.encode("Why is the sky blue?")
-    answer = Decoder(pair.target, pair.drafter, controller).generate(prompt, 32)
-    assert answer.tokens == Decoder(pair.target, None, Static.empty()).generate(prompt, 32).tokens
+    answer = Decoder(pair.target, pair.drafter, controller).generate(plain_answer.prompt, 32)
+    assert answer.tokens == plain_answer.tokens
     assert 0 < max(step.tree.nodes for step in answer.steps) <= TREE.nodes
     assert max(policy.max_depth for policy in controller.policies) <= TREE.max_depth
 
