@@ -42,8 +42,6 @@ ROOMS: dict[str, set[str]] = {
     },
 }
 FLOORS = 9
-DOORS = ("advise.py", "train_drafter.py")
-"""Files beside the folders that only start a command: `python -m opt_tree.advise`."""
 
 
 @functools.cache
@@ -82,7 +80,7 @@ def name_of(path: Path) -> str:
 
 def test_the_package_has_twelve_folders() -> None:
     entries = {path.name for path in PACKAGE.iterdir() if path.name != "__pycache__"}
-    assert entries == {*ROOMS, "__init__.py", "__main__.py", "public.py", "py.typed", *DOORS}
+    assert entries == {*ROOMS, "__init__.py", "__main__.py", "public.py", "py.typed"}
 
 
 def test_a_folder_imports_what_it_may() -> None:
@@ -187,7 +185,6 @@ def test_the_rules_above_see_something() -> None:
         "__init__",
         "__main__",
         "public",
-        *(Path(door).stem for door in DOORS),
     }
     assert rooms_of(PACKAGE / "policies" / "opt.py") == {"core"}
     assert "batch" in rooms_of(PACKAGE / "decoding" / "side_by_side.py")

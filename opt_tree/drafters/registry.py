@@ -88,7 +88,7 @@ def two_specs(kind: str, pair: str) -> list[str]:
 
 
 def made_spec(folder: str) -> str:
-    """Return the spec that `opt_tree.train_drafter` noted in a folder. CheckpointError for a note that is none."""
+    """Return the spec that `opt-tree train-drafter` noted in a folder. CheckpointError for a note that is none."""
     try:
         noted = json.loads((Path(folder) / MADE).read_text(encoding="utf-8"))["spec"]
         if not isinstance(noted, str) or parse_spec(noted.replace("{here}", "x")).kind not in KINDS:

@@ -1,7 +1,7 @@
 """Is a drafter worth it on this machine, and with which tree?
 
-    python -m opt_tree.advise demo
-    python -m opt_tree.advise MODEL --drafter DIR --prompts FILE... --compile --plots DIR --costs FILE
+    opt-tree advise demo
+    opt-tree advise MODEL --drafter DIR --prompts FILE... --compile --plots DIR --costs FILE
 
 Prints how often drafted tokens are accepted, what steps cost, the best tree with its expected speed-up, and one
 sentence: use it, with these settings, or do not. `opt_tree.advise` is the function; docs/advise.md the page.

@@ -1,6 +1,6 @@
 """Make a drafter for a model: its own answers, a store of them, a head, calibration, and a verdict.
 
-    python -m opt_tree.train_drafter MODEL --output DIR [--data FILES] [--kind eagle3] [--minutes 60] [--disk 5GB]
+    opt-tree train-drafter MODEL --output DIR [--data FILES] [--kind eagle3] [--minutes 60] [--disk 5GB]
 
 Then `load_pair(MODEL, drafter=DIR)`. Each stage is a command of this package in a process of its own; what it has done
 lies in DIR, so a run that was killed goes on by the same command. Owns the order, the time each stage gets, and which
