@@ -107,14 +107,12 @@ def answer_spans(generation: Generation, tokenizer: Texts) -> str:
     """Return the answer as HTML: a span a step, in it a span an owner."""
     spans = []
     for index, group in itertools.groupby(pieces(generation, tokenizer), key=lambda piece: piece.step):
-        texts = "".join(f'<span class="{_owner(p.drafted)}">{escape(p.text)}</span>' for p in group)
+        texts = "".join(
+            f'<span class="{"drafted" if piece.drafted else "own"}">{escape(piece.text)}</span>' for piece in group
+        )
         told = escape(caption(generation.steps[index], index))
         spans.append(f'<span class="step" data-step="{index}" title="{told}">{texts}</span>')
     return "".join(spans)
-
-
-def _owner(drafted: bool) -> str:
-    return "drafted" if drafted else "own"
 
 
 def caption(step: Step, index: int) -> str:

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from numbers import Integral
-from typing import Any, NamedTuple, Protocol, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -46,6 +46,9 @@ from opt_tree.models.capabilities import (
 from opt_tree.models.meter import Meter
 from opt_tree.models.quantised_layers import weights_of
 from opt_tree.models.tensor_parallel import LedCache, ranks_of, tell
+
+if TYPE_CHECKING:
+    from opt_tree.models.split_target import Split
 
 _PREFILL_ROWS = 512
 _CAUSAL = np.tri(_PREFILL_ROWS, dtype=bool)
@@ -112,14 +115,6 @@ class Pending(NamedTuple):
     positions: Int[np.ndarray, " rows"]
 
 
-class Ahead(Protocol):
-    """Who has run rows of the next tree through the lower layers already (`opt_tree.models.split_target`)."""
-
-    def score(self, tree: Tree) -> Output:
-        """See `Target.score`."""
-        ...
-
-
 class CausalLM(Target):
     """One transformers causal LM with one KV cache; batch size 1. Final: wrap it, do not subclass it.
 
@@ -146,8 +141,8 @@ class CausalLM(Target):
         self._pending: list[Pending] = []
         """What was added to the context last and is not committed, in order."""
         self._given: Cache | None = None
-        self.ahead: Ahead | None = None
-        """Who scores the next tree, having drafted it in this cache; None: nobody has."""
+        self.ahead: Split | None = None
+        """Who scores the next tree, having run rows of it through the lower layers of this cache; None: nobody has."""
         self.places: Int[np.ndarray, " rows"] | None = None
         """Which pending row each row of the scored tree is, where `ahead` scored it."""
         self._scale: tuple[float, Tensor] | None = None

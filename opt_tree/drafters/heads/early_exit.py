@@ -111,7 +111,9 @@ class EarlyExit(Drafter):
     def __init__(self, layer: ExitLayer, target: CausalLM, buckets: Buckets | None = None) -> None:
         self.split = Split(target, layer.depth)
         self.lm = CausalLM(layer, buckets, probe=False)
-        self.models, self.features = (self.lm,), (layer.depth - 1,)
+        self._below = layer.depth - 1
+        """The layer of the target whose states go in."""
+        self.models, self.features = (self.lm,), (self._below,)
         self.max_context = target.max_context
         self._ready: Tensor = torch.zeros(0)
         """Hidden states behind the lower half of committed tokens that the exit layer has not run."""
@@ -122,19 +124,17 @@ class EarlyExit(Drafter):
 
     def reset(self, prompt: list[int], output: Output | None) -> None:
         self.lm.reset()
-        (layer,) = self.features
         nothing = torch.zeros(0, self.lm.hidden, dtype=self.lm.dtype, device=self.lm.device)
-        self._ready = nothing if output is None else output.features[layer].clone()
+        self._ready = nothing if output is None else output.features[self._below].clone()
         self._asked, self._context = False, prompt
 
     def holds(self, prompt: list[int]) -> int:
         return min(shared(self._context, prompt), self.lm.length + len(self._ready))
 
     def resume(self, prompt: list[int], kept: int, output: Output) -> None:
-        (layer,) = self.features
         rows = min(self.lm.length, kept)
         self.lm.cut(rows)
-        self._ready = torch.cat([self._ready[: kept - rows], output.features[layer]])
+        self._ready = torch.cat([self._ready[: kept - rows], output.features[self._below]])
         self._asked, self._context = False, prompt
 
     def root(self, context: list[int]) -> Float[Tensor, "1 vocab"]:
@@ -153,8 +153,7 @@ class EarlyExit(Drafter):
         rows = outcome.tree.draft_rows[outcome.path]
         known = rows >= 0 if self._asked else rows < -1
         self.lm.commit((rows[known][1:] - 1).tolist())
-        (layer,) = self.features
-        self._ready = torch.cat([self._ready, outcome.features[layer][int(known.sum()) :]])
+        self._ready = torch.cat([self._ready, outcome.features[self._below][int(known.sum()) :]])
         self._asked = False
 
     @property
