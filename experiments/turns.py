@@ -48,23 +48,26 @@ class First:
     """Of the process, in seconds."""
 
 
-def talk(given: Material, decoder: Decoder, limit: int, reuse: bool) -> list[First]:
-    """Hold the conversation once."""
+def talk(given: Material, decoder: Decoder, max_new_tokens: int, reuse: bool) -> list[First]:
+    """Hold the conversation once, and return what each of its turns took.
+
+    A turn's prompt is all that was asked and said before it, and its own question.
+    """
     asked: list[str] = []
     said: list[str] = []
     found = []
     for question in given.chosen:
         asked.append(question.turns[0])
         prompt = given.prompter.encode(asked, said)
-        begin, own = time.perf_counter(), time.process_time()
-        steps = decoder.steps(prompt, limit, reuse=reuse)
+        begin, own_begin = time.perf_counter(), time.process_time()
+        steps = decoder.steps(prompt, max_new_tokens, reuse=reuse)
         tokens = list(next(steps).tokens)
-        took = time.perf_counter() - begin, time.process_time() - own
-        for step in steps:
+        seconds, own = time.perf_counter() - begin, time.process_time() - own_begin
+        for step in steps:  # the rest of the answer, which the next prompt holds
             tokens += step.tokens
         tokens = given.prompter.trim(tokens)
         said.append(given.prompter.text(tokens))
-        found.append(First(prompt, tokens, *took))
+        found.append(First(prompt, tokens, seconds, own))
     return found
 
 

@@ -121,10 +121,11 @@ class AnswerFile:
     def begin(
         self, settings: Mapping[str, Any], session: Mapping[str, Any], replaces: Sequence["AnswerFile"] = ()
     ) -> list[str]:
-        """Begin a session: its header is written with its first answer, and only then are the files it `replaces` gone.
+        """Begin a session; return what of its environment differs from the session before, a text each.
 
-        So a run that fails before it has answered anything leaves no trace. Failures wait for an answer, too, where
-        there is something to replace. Returns what of the environment differs from the session before.
+        Nothing is written yet. The first answer (`append`) writes the header and removes the files that the session
+        `replaces`: a run that answers nothing takes nothing away. Where files are to be replaced, questions that fail
+        are written down with the first answer, too.
         """
         self._begun = dict(settings), dict(session), list(replaces)
         before = None if replaces else self.header()

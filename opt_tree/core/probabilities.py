@@ -42,11 +42,12 @@ def grouped_log_probs(
 
 
 def probs_of(scores: Float[Tensor, "*rows vocab"]) -> Float[Tensor, "*rows vocab"]:
-    """Return the probabilities that scores or log-probabilities stand for, in float64; nothing for a row of -inf.
+    """Return the probabilities that scores or log-probabilities stand for, in float64; zeros for a row of -inf.
 
-    What children are drawn from and what a verifier is told of it both come from here.
+    Children are drawn from them, and verifiers are told them: both sides have the same numbers.
     """
     probs = scores.softmax(-1, dtype=torch.float64)
+    # One column tells whether a row of -inf is among them, as in `log_probs_of`.
     if on_host(scores) and not probs[..., 0].isnan().any():
         return probs
     return probs.masked_fill(_unknown(scores), 0.0)

@@ -337,7 +337,10 @@ def _noted(path: str, name: str, key: str, fits: Callable[[float], bool], compla
 
 
 def load_named(head: nn.Module, tensors: Mapping[str, Tensor], complaint: str) -> None:
-    """Load a head's tensors; ValueError names every one that is missing, unexpected or misshapen."""
+    """Load a head's tensors; ValueError names every one that is missing, unexpected or misshapen, after `complaint`.
+
+    Rotary frequencies, which old checkpoints hold, are left out: a head computes its own.
+    """
     own = head.state_dict()
     problems = [f"missing {name}" for name in own if name not in tensors]
     problems += [f"unexpected {name}" for name in tensors if name not in own and "rotary_emb" not in name]

@@ -95,17 +95,20 @@ def train(args: argparse.Namespace) -> None:
 
 
 def _prompts(args: argparse.Namespace) -> dict[str, list[str]]:
-    """By what they are for: "train", "calibrate" and "judge"."""
+    """Return the prompts by what they are for: "train", "calibrate" and "judge".
+
+    A quarter of the prompts that were given is held out of the training, but no more than are used.
+    """
     if args.data:
         given = read_prompts(args.data)
-        apart = min(CALIBRATED + JUDGED, len(given) // 4)
-        if apart < 6:
+        count = min(CALIBRATED + JUDGED, len(given) // 4)
+        if count < 6:
             raise ValueError(f"it takes 24 prompts at least, a quarter of which is held out; got {len(given)}")
-        held, train = given[:apart], given[apart:]
+        heldout, train = given[:count], given[count:]
     else:
-        held, train = default_prompts(heldout=True), default_prompts()
-    first = min(CALIBRATED, len(held) // 2)
-    return {"train": train, "calibrate": held[:first], "judge": held[first : first + JUDGED]}
+        heldout, train = default_prompts(heldout=True), default_prompts()
+    calibrated = min(CALIBRATED, len(heldout) // 2)
+    return {"train": train, "calibrate": heldout[:calibrated], "judge": heldout[calibrated:][:JUDGED]}
 
 
 def _state(args: argparse.Namespace, prompts: dict[str, list[str]]) -> dict[str, Any]:
