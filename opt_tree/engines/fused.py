@@ -1,8 +1,8 @@
-"""Decoder layers compiled by torch.compile: what is between a layer's products and its attention, in a few kernels.
+"""Decoder layers compiled by torch.compile, so that a captured forward has fewer kernels.
 
-Owns where compiled layers stand in for a model's own, for one thread, while a graph is captured. Half of a captured
-forward of one row would be norms, rotations and sums of a microsecond each. The layers of a model are one piece of
-code, so that a model of any depth is compiled as fast as a layer: products, attention and the cache stay library calls.
+Owns the compiled layers, and when they stand in for a model's own. Half of a captured forward of one row would be
+norms, rotations and sums of a microsecond each; Inductor makes a few kernels of them. Products, attention and the cache
+are called as they are. Layers of one class share their compiled code, so that a deep model takes no longer to compile.
 """
 
 import functools
@@ -18,13 +18,13 @@ from torch import nn
 from opt_tree.engines.body import decoder_layers
 
 _lock = threading.Lock()
-"""Held while layers of some model have their stand-ins."""
+"""Held while compiled layers stand in for those of some model: one model at a time."""
 _OPTIONS: dict[str, Any] = {"emulate_precision_casts": True, "shape_padding": False}
-"""Numbers are rounded where the model's own code rounds them; products are the library's, as they are."""
+"""Inductor rounds numbers where the model's own code does, and pads no matrix of a product."""
 
 
 def can_fuse() -> bool:
-    """Whether there is what generated kernels are compiled by."""
+    """Whether Triton is installed, by which Inductor makes kernels for a GPU."""
     return importlib.util.find_spec("triton") is not None
 
 
@@ -32,17 +32,21 @@ class FusedLayers:
     """A model's decoder layers, compiled when they are first called. Results differ from the model's by rounding."""
 
     def __init__(self, model: Any, **how: Any) -> None:
-        """`how` goes to torch.compile; by default it is Inductor's, for a GPU."""
+        """`how`: the arguments of torch.compile; without any, Inductor compiles for a GPU.
+
+        A model with a layer whose `forward` was replaced, and one without a list of layers, runs its own layers.
+        """
         found = decoder_layers(model)
-        # What somebody else put in the place of a layer's own code is called as it is.
-        self._layers = [] if found is None or any("forward" in layer.__dict__ for layer in found) else list(found)
+        replaced = found is not None and any("forward" in layer.__dict__ for layer in found)
+        self._layers: list[nn.Module] = [] if found is None or replaced else list(found)
+        arguments = how or {"options": _OPTIONS}
         kinds = {type(layer).forward for layer in self._layers}
-        self._compiled = {own: torch.compile(own, dynamic=True, **(how or {"options": _OPTIONS})) for own in kinds}
+        self._compiled = {own: torch.compile(own, dynamic=True, **arguments) for own in kinds}
 
     @contextmanager
     def standing_in(self) -> Iterator[None]:
         """Inside, this thread's forwards of the model run the compiled layers; other threads run the layers."""
-        # A layer's number is a number like others, so that all layers have the same code.
+        # A layer holds its own number. As a constant it would make the code of each layer another one.
         with _lock, torch._dynamo.config.patch(allow_unspec_int_on_nn_module=True):
             try:
                 for layer in self._layers:
@@ -56,5 +60,5 @@ class FusedLayers:
 
 
 def _run(thread: int, compiled: Any, own: Any, layer: nn.Module, *args: Any, **more: Any) -> Any:
-    """Compute a layer: compiled for this thread, by its own code for any other."""
+    """Compute a layer: by its compiled code for this thread, by its own for any other."""
     return (compiled if threading.get_ident() == thread else own)(layer, *args, **more)

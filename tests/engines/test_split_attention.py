@@ -58,7 +58,7 @@ def test_it_compiles_for_a_gpu(dtype: str) -> None:
     sizes = {name: getattr(module, name) for name in ("QUERIES", "KEYS", "PART")} | {"DIM": 64, "WIDTH": 64, "PARTS": 8}
     types = dict.fromkeys(("query", "key", "value", "mask", "out"), f"*{dtype}")
     types |= dict.fromkeys(("sums", "tops", "totals"), "*fp32") | dict.fromkeys(sizes, "constexpr") | {"scale": "fp32"}
-    for kernel in (module._parts, module._together):
+    for kernel in (module._attend_part, module._combine_parts):
         signature = {name: types.get(name, "i32") for name in kernel.arg_names}
         source = ASTSource(kernel, signature, constexprs={name: sizes[name] for name in signature if name in sizes})
         assert compile_kernel(source, target=GPUTarget("cuda", 90, 32)).asm["cubin"]
