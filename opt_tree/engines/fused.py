@@ -5,7 +5,6 @@ norms, rotations and sums of a microsecond each; Inductor makes a few kernels of
 are called as they are. Layers of one class share their compiled code, so that a deep model takes no longer to compile.
 """
 
-import functools
 import importlib.util
 import threading
 from collections.abc import Iterator
@@ -21,6 +20,8 @@ _lock = threading.Lock()
 """Held while compiled layers stand in for those of some model: one model at a time."""
 _OPTIONS: dict[str, Any] = {"emulate_precision_casts": True, "shape_padding": False}
 """Inductor rounds numbers where the model's own code does, and pads no matrix of a product."""
+_MOST = 64
+"""How often the layers of one class are compiled in a process: each model's twice, for one row and for more."""
 
 
 def can_fuse() -> bool:
@@ -47,18 +48,23 @@ class FusedLayers:
     def standing_in(self) -> Iterator[None]:
         """Inside, this thread's forwards of the model run the compiled layers; other threads run the layers."""
         # A layer holds its own number. As a constant it would make the code of each layer another one.
-        with _lock, torch._dynamo.config.patch(allow_unspec_int_on_nn_module=True):
+        config = torch._dynamo.config.patch(allow_unspec_int_on_nn_module=True, recompile_limit=_MOST)
+        with _lock, config:
             try:
                 for layer in self._layers:
-                    own = type(layer).forward
-                    run = functools.partial(_run, threading.get_ident(), self._compiled[own], own, layer)
-                    layer.__dict__["forward"] = run
+                    layer.__dict__["forward"] = _StandIn(layer, self._compiled[type(layer).forward])
                 yield
             finally:
                 for layer in self._layers:
                     layer.__dict__.pop("forward", None)
 
 
-def _run(thread: int, compiled: Any, own: Any, layer: nn.Module, *args: Any, **more: Any) -> Any:
-    """Compute a layer: by its compiled code for this thread, by its own for any other."""
-    return (compiled if threading.get_ident() == thread else own)(layer, *args, **more)
+class _StandIn:
+    """What a layer has in the place of its `forward`: compiled for the thread that captures, its own for any other."""
+
+    def __init__(self, layer: nn.Module, compiled: Any) -> None:
+        self.layer, self.compiled, self.thread = layer, compiled, threading.get_ident()
+
+    def __call__(self, *args: Any, **more: Any) -> Any:
+        run = self.compiled if threading.get_ident() == self.thread else type(self.layer).forward
+        return run(self.layer, *args, **more)

@@ -12,6 +12,7 @@ from torch._dynamo.utils import counters
 
 from opt_tree.engines import Captured
 from opt_tree.engines.fused import FusedLayers, can_fuse
+from opt_tree.engines.snapshot import Snapshot
 from opt_tree.models.canonical import make_canonical
 from opt_tree.models.causal_lm import Buckets, CausalLM
 from opt_tree.models.compiling import compile_forwards
@@ -57,11 +58,12 @@ def test_other_threads_run_the_layers_themselves() -> None:
         with torch.no_grad():
             model(inputs)
 
+    before = Snapshot(model)
     with fused.standing_in():
         other = threading.Thread(target=run)
         other.start()
         other.join()
-        assert not calls
+        assert not calls and before.change() is None, "to whoever looks meanwhile the model is what it was"
         run()
     assert len(calls) == len(model.model.layers)
     run()
