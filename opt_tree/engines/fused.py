@@ -21,7 +21,7 @@ _lock = threading.Lock()
 _OPTIONS: dict[str, Any] = {"emulate_precision_casts": True, "shape_padding": False}
 """Inductor rounds numbers where the model's own code does, and pads no matrix of a product."""
 _MOST = 64
-"""How often the layers of one class are compiled in a process: each model's twice, for one row and for more."""
+"""How often the layers of one class may be compiled in a process. Each model takes two: for one row, and for more."""
 
 
 def can_fuse() -> bool:
@@ -60,7 +60,7 @@ class FusedLayers:
 
 
 class _StandIn:
-    """What a layer has in the place of its `forward`: compiled for the thread that captures, its own for any other."""
+    """Stands in for a layer's `forward`: runs compiled code in the thread that made it, the layer's own in others."""
 
     def __init__(self, layer: nn.Module, compiled: Any) -> None:
         self.layer, self.compiled, self.thread = layer, compiled, threading.get_ident()
