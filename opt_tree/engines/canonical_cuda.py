@@ -46,7 +46,7 @@ def _score(
 
 @triton.jit(do_not_specialize=INTEGERS, do_not_specialize_on_alignment=OTHERS)
 def _weigh(scores, group, rows, keys, SUMMED: tl.constexpr, KEYS: tl.constexpr):
-    """Put weights in the place of scores: e to how far each is below the largest, which is the same in any order."""
+    """Replace a row's scores by weights: e to how far each is below the largest, which is the same in any order."""
     place = tl.program_id(1) * SUMMED + tl.arange(0, SUMMED)
     own = scores + (tl.program_id(0).to(tl.int64) * group * rows + place) * keys
     there, top = place < group * rows, tl.full((SUMMED,), float("-inf"), tl.float32)

@@ -32,7 +32,7 @@ class Captured(Engine):
     """Replays a graph for every padded shape; other forwards (a long prefill) go through the eager engine.
 
     A model needs `Buckets` for it: each of their shapes is captured when it first comes, or beforehand
-    (`models.compiling.warm_up`). One that cannot be captured, for want of memory, is called kernel by kernel from then
+    (`models.compiling.warm_up`). A shape that cannot be captured, for want of memory, runs kernel by kernel from then
     on, with one warning; where the very first one cannot be, CompileError says why. Outputs lie in the graphs' common
     pool, valid until the model runs again, as every `Output` is. A graph holds addresses: all are dropped when the
     cache has moved (`KVCache.storage_version`) and when another layer is watched.
@@ -48,7 +48,7 @@ class Captured(Engine):
         if len(devices) > 1 or any(hasattr(module, "_hf_hook") for module in eager.model.modules()):
             raise CompileError("its weights are on several devices or moved by hooks; a graph holds one device's work")
         self.fuses = devices.pop().type == "cuda" and can_fuse()
-        """Whether decoder layers are compiled. With other layers rows have other bits: all graphs have the same."""
+        """Whether decoder layers are compiled. They round otherwise: all graphs have them, or none has."""
         self._forget()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -88,25 +88,26 @@ class Captured(Engine):
         return Output(logits, dict(zip(self.layers, hidden, strict=False)), laws)
 
     def _prepared(self, forward: Forward) -> Callable[[Forward], tuple[Tensor, ...]]:
-        """Return what computes forwards of this shape; after a warning, kernel by kernel where there is no graph."""
+        """Return what computes forwards of this shape: a graph's replay, or the body where there can be no graph."""
         buffers = _Buffers(forward)
         body, views = Body(self.eager.model, self.layers, *buffers.epilogue), self.eager.cache.views
-        try:
-            replay = self._capture(body, buffers, views) if buffers.ints.device.type == "cuda" else None
-            self.works = True
-        except RuntimeError as error:
-            why = one_line(error)
-            if not self.works and self.fuses:
-                warnings.warn(f"{type(self.eager.model).__name__}: its layers are not compiled: {why}", stacklevel=2)
-                self.fuses = False
-                self._forget()
-                return self._prepared(forward)
-            if not self.works:
-                raise CompileError(f"its forward cannot be captured: {why}") from error
-            rows, keys = forward.ints.shape[1], _keys(forward.mask)
-            what = f"forwards of {counted(rows, 'row')} over {keys} keys run kernel by kernel"
-            warnings.warn(f"{what}: they cannot be captured: {why}", stacklevel=2)
-            replay = None
+        replay = None
+        if buffers.ints.device.type == "cuda":
+            try:
+                replay = self._capture(body, buffers, views)
+            except RuntimeError as error:
+                why = one_line(error)
+                if not self.works and not self.fuses:
+                    raise CompileError(f"its forward cannot be captured: {why}") from error
+                if not self.works:  # the first shape decides for all whether layers are compiled
+                    name = type(self.eager.model).__name__
+                    warnings.warn(f"{name}: its layers are not compiled: {why}", stacklevel=2)
+                    self.fuses, self._fused = False, None
+                    return self._prepared(forward)
+                rows, keys = forward.ints.shape[1], _keys(forward.mask)
+                what = f"forwards of {counted(rows, 'row')} over {keys} keys run kernel by kernel"
+                warnings.warn(f"{what}: they cannot be captured: {why}", stacklevel=2)
+        self.works = True
 
         def call(forward: Forward) -> tuple[Tensor, ...]:
             buffers.fill(forward)
@@ -118,9 +119,10 @@ class Captured(Engine):
         return call
 
     def _capture(self, body: Body, buffers: "_Buffers", views: list[Tensor]) -> Callable[[], tuple[Tensor, ...]]:
-        """Warm up on scratch rows, outside of inference mode (first captures inside have been faulty), then capture.
+        """Warm up on scratch rows, capture the body, and return the graph's replay.
 
-        On one stream for all shapes, since a library keeps a workspace for each; other threads may allocate meanwhile.
+        The first warm-up is outside of inference mode: first captures inside have been faulty. All shapes are captured
+        on one stream, since libraries keep a workspace for each stream. Other threads may allocate during a capture.
         """
         if self._pool is None:
             self._pool, self._stream = torch.cuda.graph_pool_handle(), torch.cuda.Stream()
@@ -130,7 +132,7 @@ class Captured(Engine):
             with torch.cuda.stream(stream), torch.inference_mode(False), torch.no_grad():
                 warm_up(body, buffers.inputs(views))
             with self._layers_compiled():
-                if self.fuses:  # they are compiled for the mode that they are called in
+                if self.fuses:  # in inference mode, since torch.compile compiles for the mode of a call
                     with torch.cuda.stream(stream):
                         warm_up(body, buffers.inputs(views))
                 torch.cuda.current_stream().wait_stream(stream)
@@ -154,9 +156,9 @@ class Captured(Engine):
 
     @contextmanager
     def _kernels(self, device: torch.device) -> Iterator[None]:
-        """Inside, bodies of this thread compute attention and products as this model's do.
+        """Inside, this thread's bodies take their kernels of attention and products as this model's arithmetic wants.
 
-        Where layers are compiled, and the model is not canonical, attention splits keys over programs.
+        Where layers are compiled and the model is not canonical, attention splits the keys over programs.
         """
         split: AbstractContextManager[None] = nullcontext()
         if self.fuses and device.type == "cuda" and not self.eager.packed.canonical:
