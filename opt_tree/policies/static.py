@@ -25,6 +25,8 @@ TOKEN_RECYCLING = (
 )
 """How many children each node of Token Recycling's tree has (arXiv:2408.08696), layer by layer: its official repository
 calls it "2.2.2". 80 nodes, six layers."""
+EAGLE_1 = ((4,), (3, 2, 2, 1), (3, 2, 2, 1, 0, 0, 0, 0), (3, 0, 0, 0, 0, 0, 0, 0), (2, 0, 0))
+"""The same of EAGLE-1's tree (arXiv:2401.15077): `mc_sim_7b_63` of its official repository. 25 nodes, five layers."""
 
 
 @dataclass(frozen=True)
@@ -171,3 +173,8 @@ def _binary(nodes: int, siblings: Siblings) -> Static:
 @register("recycling_tree", about="Token Recycling's fixed tree of 80 nodes, or the first of them", paper="2408.08696")
 def _recycling_tree(nodes: int, siblings: Siblings) -> Static:
     return Static(Static.of_widths(TOKEN_RECYCLING).paths[:nodes], siblings)
+
+
+@register("eagle1_list", about="EAGLE-1's released tree of 25 nodes, or the first of them", paper="2401.15077")
+def _eagle1_list(nodes: int, siblings: Siblings) -> Static:
+    return Static(Static.of_widths(EAGLE_1).paths[:nodes], siblings)

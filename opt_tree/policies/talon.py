@@ -95,5 +95,5 @@ class Talon:
 
 
 @register("talon", about="what is not much less likely than its layer's best", paper="2601.07353")
-def _at_budget(nodes: int, ratio: float = Talon.ratio) -> Talon:
-    return Talon(ratio, nodes, max_depth=DEPTH)
+def _at_budget(nodes: int, ratio: float = Talon.ratio, max_depth: int = DEPTH) -> Talon:
+    return Talon(ratio, nodes, max_depth=max_depth)

@@ -246,3 +246,11 @@ def test_the_tree_of_token_recycling_is_the_published_one():
     for level, last in zip(levels, ((7,), (7, 0), (5, 0, 0), (3, 0, 0, 0), (1, 0, 0, 0, 0)), strict=False):
         assert max(level) == last
     assert make_policy("recycling_tree", 12).paths == tree.paths[:12]
+
+
+def test_the_list_of_eagle_1_is_the_published_one():
+    """`mc_sim_7b_63`, written out: ranks of the tokens on each path."""
+    listed = "0 1 2 3 00 01 02 10 11 20 21 30 000 001 002 010 011 020 021 100 0000 0001 0002 00000 00001"
+    tree = make_policy("eagle1_list", 60)
+    assert tree.paths == tuple(tuple(map(int, path)) for path in listed.split())
+    assert make_policy("eagle1_list", 12).paths == tree.paths[:12]
