@@ -265,6 +265,7 @@ LONG_FUNCTIONS = {
     "opt_tree/integrations/hf_generate.py: custom_generate": f"{PUBLISHED}, and its documentation with it",
 }
 WIDE_FUNCTIONS = {
+    "opt_tree/verifiers/base.py: valid_for": "what a verifier says of itself, all by name",
     "evaluation/timing.py: interleave": "what a measurement may choose",
     "opt_tree/integrations/published_api.py: _generate": PUBLISHED,
     "opt_tree/decoding/draft.py: draft": "everything that a draft depends on, so that it is a function",

@@ -64,9 +64,8 @@ class Combination:
 
     def refusal(self, lossy: bool) -> str | None:
         """Why the library does not run this combination, in its own words; None if it does."""
-        if self.temperature > 0 and self.verifier == "greedy":
-            return "verifier greedy judges at temperature 0 only"
         try:
+            verifiers.check_temperature(VERIFIERS[self.verifier], self.temperature)
             verifiers.check(VERIFIERS[self.verifier], self.build().children, lossy)
         except (TypeError, ValueError) as error:
             return str(error)

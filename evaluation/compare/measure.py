@@ -54,7 +54,9 @@ class Expectation:
         self.__dict__.update(vars(verifier))
         self.__name__ = verifier.__name__
         self.verifier, self.every, self.calls, self.seconds = verifier, every, 0, 0.0
-        self.judges = {name: judge for name, judge in VERIFIERS.items() if name != "greedy" and _exact(judge, children)}
+        self.judges = {
+            name: judge for name, judge in VERIFIERS.items() if not judge.greedy_only and _exact(judge, children)
+        }
         self.values: dict[str, list[float]] = {name: [] for name in self.judges}
 
     def __call__(self, tree: Tree, logits: Logits, random: Random) -> Verdict:

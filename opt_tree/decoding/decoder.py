@@ -38,7 +38,7 @@ from opt_tree.drafters import Drafter
 from opt_tree.engines.kv_cache import inference
 from opt_tree.models.tensor_parallel import at_every_rank
 from opt_tree.policies import TreePolicy
-from opt_tree.verifiers import Verifier, check, greedy, match
+from opt_tree.verifiers import Verifier, check, check_temperature, greedy, match
 
 
 def decode_step(run: "Run", drafter: Drafter | None, policy: TreePolicy, verify: Verifier) -> Outcome:
@@ -201,7 +201,7 @@ class Decoder(SideBySide):
             log_probs: True: those of the new tokens; a number: also those of so many of the likeliest at each place.
 
         Raises ValueError for an empty prompt, a batch, a token outside the vocabulary or a prompt that leaves no room,
-        and TypeError for an argument of another kind.
+        for a temperature above 0 with the verifier `greedy`, and TypeError for an argument of another kind.
         """
         try:
             check_others(others)
@@ -311,6 +311,8 @@ class Decoder(SideBySide):
         if max_new_tokens is not None:
             end = min(end, len(context) + max_new_tokens)
         drafter = self.drafter.at_temperature(sampling.temperature) if self.drafter else None
+        for judge in (self.verifier, *self.controller.verifiers):
+            check_temperature(judge, sampling.temperature)
         verifier = greedy if sampling.greedy else self.verifier
         require(bool, reuse=reuse)
         return Run(self.target, context, end, sampling, random, drafter, verifier, reuse)

@@ -1,6 +1,6 @@
 """Verifiers: what survives of a scored tree, and what comes next."""
 
-from opt_tree.verifiers.base import Verdict, Verifier, block_efficiency, check, valid_for
+from opt_tree.verifiers.base import Verdict, Verifier, block_efficiency, check, check_temperature, valid_for
 from opt_tree.verifiers.block_verification import block
 from opt_tree.verifiers.greedy_walk import greedy
 from opt_tree.verifiers.importance_weighted import khisti
@@ -24,6 +24,7 @@ __all__ = [
     "block",
     "block_efficiency",
     "check",
+    "check_temperature",
     "greedy",
     "k_seq",
     "khisti",

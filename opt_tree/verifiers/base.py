@@ -65,6 +65,7 @@ class Verifier(Protocol):
     chains_only: bool
     even_only: bool
     lossy: bool
+    greedy_only: bool
     __name__: str
 
     def __call__(self, tree: Tree, logits: Logits, random: Random) -> Verdict: ...
@@ -77,11 +78,13 @@ def valid_for(
     chains_only: bool = False,
     even_only: bool = False,
     lossy: bool = False,
+    greedy_only: bool = False,
 ) -> Callable[[Callable], Verifier]:
     """Tag a verifier with the kinds of children it is exact for, and with how to compute what it does.
 
     `chains_only`: it judges one child a node. `even_only`: it judges trees whose nodes have as many children as all
     others of their depth. `lossy`: it reproduces nobody's distribution, and the kinds are those that it accepts.
+    `greedy_only`: it emits the argmax, which is the target's distribution at temperature 0 alone.
     """
 
     def tag(verifier: Callable) -> Verifier:
@@ -92,6 +95,7 @@ def valid_for(
             chains_only=chains_only,
             even_only=even_only,
             lossy=lossy,
+            greedy_only=greedy_only,
         )
         return verifier  # type: ignore[return-value]
 
@@ -114,6 +118,15 @@ def check(verifier: Verifier, children: Children, lossy: bool = False) -> None:
     if verifier.lossy and not lossy:
         raise TypeError(
             f"verifier {name} does not keep the target's distribution; say lossy=True to use it all the same"
+        )
+
+
+def check_temperature(verifier: Verifier, temperature: float) -> None:
+    """Raise ValueError where the verifier emits the argmax and the temperature asks for a draw."""
+    if verifier.greedy_only and temperature > 0:
+        raise ValueError(
+            f"verifier {verifier.__name__} judges at temperature 0 only, got temperature {temperature:g}; "
+            "match draws from the target on the same trees"
         )
 
 

@@ -22,7 +22,7 @@ def _argmax(target: Probs, draft: Float[np.ndarray, " any"], tokens: Int[np.ndar
 @register(
     "greedy", about="keeps the path that agrees with the target's argmax; judges at temperature 0", paper="2406.17276"
 )
-@valid_for(TopK, IID, WithoutReplacement, BestAndDraw, branching=_argmax)
+@valid_for(TopK, IID, WithoutReplacement, BestAndDraw, branching=_argmax, greedy_only=True)
 def greedy(tree: Tree, logits: Logits, random: Random) -> Verdict:
     """Follow the target's argmax from the root as far as the tree reaches. One read-back.
 

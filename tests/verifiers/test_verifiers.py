@@ -24,7 +24,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 from table_models import Laws, TableDrafter, TableTarget, hashed_laws
 
-from opt_tree import Decoder, OptTree, Random, Sampling, Static, Tree, TreePolicy, Verifier, greedy, match
+from opt_tree import (
+    Controller,
+    Decoder,
+    Fixed,
+    OptTree,
+    Random,
+    Sampling,
+    Static,
+    Tree,
+    TreePolicy,
+    Verifier,
+    greedy,
+    match,
+)
 from opt_tree.core.children import IID
 from opt_tree.policies import (
     AcceptanceRates,
@@ -132,6 +145,30 @@ def test_a_decoder_asks_greedy_and_the_verifier_it_was_given(monkeypatch: pytest
             refusal = f"{verifier.__name__} is not exact for children of type TopK; it is for IID"
             with pytest.raises(TypeError, match=refusal):
                 decoder_of(*laws, OptTree(), match)
+
+
+class JudgedBy(Fixed):
+    """A controller that has every step judged by a verifier of its own."""
+
+    def __init__(self, policy: TreePolicy, verifier: Verifier) -> None:
+        super().__init__(policy)
+        self.verifiers, self.verifier = (verifier,), verifier
+
+
+@pytest.mark.parametrize("policy", [OptTree(nodes=4), Static.empty(), JudgedBy(OptTree(nodes=4), greedy)], ids=repr)
+def test_greedy_is_refused_above_temperature_0_wherever_it_comes_from(policy: TreePolicy | Controller) -> None:
+    """It would emit the argmax, the same text for every seed. At temperature 0 it is the right one."""
+    laws = hashed_laws(1, VOCAB), hashed_laws(2, VOCAB)
+    decoder = decoder_of(*laws, policy, match if isinstance(policy, JudgedBy) else greedy)
+    drawn, refusal = Sampling(0.5), "verifier greedy judges at temperature 0 only, got temperature 0.5; match draws"
+    for ask in (
+        lambda: decoder.generate([0], 4, drawn),
+        lambda: next(decoder.steps([0], 4, drawn)),
+        lambda: decoder.generate_batch([[0], [1]], 2, 4, drawn),
+    ):
+        with pytest.raises(ValueError, match=refusal):
+            ask()
+    assert decoder.generate([0], 4).tokens == decoder_of(*laws, OptTree(nodes=4), match).generate([0], 4).tokens
 
 
 def test_a_policy_that_drafts_needs_a_drafter() -> None:

@@ -80,7 +80,7 @@ def actions_of(plan: Plan) -> tuple[Action, ...]:
     """Everything that can be chosen; ValueError for a verifier that is not exact for drawn trees."""
     names = plan.verifiers.split(",")
     for name in names:
-        if name not in VERIFIERS or name == "greedy":
+        if name not in VERIFIERS or VERIFIERS[name].make.greedy_only:
             raise ValueError(f"no verifier {name} for drawn children")
         try:
             check(VERIFIERS[name].make, IID((2,)))
