@@ -50,7 +50,7 @@ import hashlib
 import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -60,8 +60,9 @@ from evaluation.command_line import Value, print_json, table
 from evaluation.questions.prompts import Prompter
 from evaluation.run.models import load_several, read_questions
 from evaluation.timing import environment
-from opt_tree import Decoder, OptTree, Output, Pair, Sampling, Target, Tree
+from opt_tree import Decoder, OptTree, Output, Pair, Sampling, Target
 from opt_tree.core.files import write_text
+from opt_tree.core.target import Forward, TreeForward
 from opt_tree.decoding.presets import plain
 
 SEED = 3
@@ -87,9 +88,10 @@ def recording(lm: Target) -> Iterator[list[bytes]]:
     kind, rows = type(lm), list[bytes]()
     last: list[Tensor] = []
 
-    def score(tree: Tree) -> Output:
-        output = kind.score(lm, tree)
-        last[:] = [output.logits]
+    def run(forward: Forward, *engine: Any) -> Output:
+        output = kind.run(lm, forward, *engine)
+        if isinstance(forward, TreeForward):
+            last[:] = [output.logits]
         return output
 
     def commit(path: list[int]) -> None:
@@ -97,11 +99,11 @@ def recording(lm: Target) -> Iterator[list[bytes]]:
             rows.extend(digests(last.pop()[path]))
         kind.commit(lm, path)
 
-    vars(lm).update(score=score, commit=commit)
+    vars(lm).update(run=run, commit=commit)
     try:
         yield rows
     finally:
-        del vars(lm)["score"], vars(lm)["commit"]
+        del vars(lm)["run"], vars(lm)["commit"]
 
 
 @torch.inference_mode()

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from opt_tree import Tree
 from opt_tree.core.pool import Frontier
-from opt_tree.core.target import Output, Target, Work
+from opt_tree.core.target import Forward, Output, Target, TreeForward, Work
 from opt_tree.decoding import enumeration
 from opt_tree.decoding.enumeration import Laws, hashed_laws, log_rows  # noqa: F401
 
@@ -65,12 +65,18 @@ class TableTarget(Target):
         super().reset()
         self._context = []
 
-    def append(self, tokens: list[int], all_logits: bool = False) -> Output:
-        begin = len(self._context) + 1 if all_logits else len(self._context) + len(tokens)
-        self._context += tokens
+    @property
+    def length(self) -> int:
+        return len(self._context)
+
+    def run(self, forward: Forward) -> Output:
+        if isinstance(forward, TreeForward):
+            return self._score(forward.tree)
+        self._context += forward.tokens.tolist()
+        begin = len(self._context) + 1 - (1 if forward.last_only else len(forward.tokens))
         return Output(log_rows(self.laws, [tuple(self._context[:end]) for end in range(begin, len(self._context) + 1)]))
 
-    def score(self, tree: Tree) -> Output:
+    def _score(self, tree: Tree) -> Output:
         self.work += Work(forwards=1, tokens=len(tree))
         self._scored = tree.tokens.tolist()
         branches = [tree.tokens[tree.path_to(row)].tolist() for row in range(len(tree))]

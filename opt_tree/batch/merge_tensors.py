@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from opt_tree.engines import Forward
+from opt_tree.engines import Inputs
 from opt_tree.engines.base import Mask
 
 T = TypeVar("T")
@@ -33,7 +33,7 @@ def cheapest_split(asked: Sequence[T], cost: Callable[[Sequence[T]], float]) -> 
 
 
 def in_lanes(
-    forwards: Sequence[Forward | None], rows: int, keys: int, scratch: int
+    forwards: Sequence[Inputs | None], rows: int, keys: int, scratch: int
 ) -> tuple[Int[Tensor, "3 lanes {rows}"], Mask | dict[str, Mask], list[Tensor]]:
     """A body's inputs, a batch row for each forward: padded on the left to `rows`, on the right to `keys`.
 

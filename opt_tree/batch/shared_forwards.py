@@ -13,7 +13,7 @@ from torch import nn
 from opt_tree.batch.kv_lanes import Lane, Storage
 from opt_tree.batch.merge_tensors import cheapest_split, in_lanes
 from opt_tree.core.target import Output
-from opt_tree.engines import Compiled, Engine, Forward
+from opt_tree.engines import Compiled, Engine, Inputs
 from opt_tree.engines.body import compute_batch, laws_of, model_inputs, takes
 from opt_tree.engines.eager import attention_kernels
 from opt_tree.engines.kv_cache import KVCache
@@ -32,7 +32,7 @@ class Ask(NamedTuple):
     """A forward that a lane waits for."""
 
     engine: "LaneEngine"
-    forward: Forward
+    forward: Inputs
 
     @property
     def rows(self) -> int:
@@ -47,7 +47,7 @@ class LaneEngine(Engine):
     def __init__(self, shared: "SharedModel", lane: Lane) -> None:
         self.shared, self.lane = shared, lane
 
-    def run(self, forward: Forward) -> Output:
+    def run(self, forward: Inputs) -> Output:
         return greenlet.getcurrent().parent.switch(Ask(self, forward))
 
     def changed(self, what: str) -> None:

@@ -1,20 +1,24 @@
 """What the loop needs of a target: forget, take in a prompt, score a tree, keep a path.
 
-Owns the contract and what a forward leaves (`Output`) and costs (`Work`). `CausalLM` is the target for transformers
-models; a table or a remembered run can be one, too.
+Owns the contract: what a forward is asked for as (`Forward`), what it leaves (`Output`) and costs (`Work`).
+`CausalLM` is the target for transformers models; a table or a remembered run can be one, too.
 """
 
+import functools
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
+from numpy.lib.stride_tricks import sliding_window_view
 from torch import Tensor
 
-from opt_tree.core.children import Best
+from opt_tree.core.children import Best, Picking
 from opt_tree.core.tree import Tree
 
 NO_FEATURES: Mapping[int, Tensor] = MappingProxyType({})
@@ -53,6 +57,49 @@ class Output(NamedTuple):
     def some(self, rows: slice, features: Mapping[int, Tensor] = NO_FEATURES) -> "Output":
         """Logits and laws of some rows, one behind the other, with these features."""
         return Output(self.logits[rows], features, None if self.laws is None else self.laws.some(rows))
+
+
+@dataclass(frozen=True, eq=False)
+class Forward:
+    """Rows that a model is asked to run, by `model.run` or by whoever runs several of them together."""
+
+    model: Any
+    tokens: Int[np.ndarray, " rows"]
+    positions: Int[np.ndarray, " rows"]
+    visible: Bool[np.ndarray, "rows pending"]
+    """Which pending rows, these included, a row sees; every row sees the whole committed context."""
+    features: Float[Tensor, "rows hidden"] | None = None
+    """Inputs of a head that drafts in the target's feature space."""
+    goes_on: bool = False
+    """These rows continue the context: they are committed as soon as they have run."""
+    last_only: bool = False
+    """Only the last row's logits are returned; the features of all."""
+    picking: Picking | None = None
+    """Laws are wanted, for children that are picked so: the logits of the first `columns` tokens times its scale,
+    normalised; and, from an engine that `picks`, the children that it names."""
+
+    def part(self, first: int, end: int) -> "Forward":
+        """Some of the rows; of those that continue the context, as if those before them were committed."""
+        before = self.visible.shape[1] - len(self.tokens)
+        visible = self.visible[first:end, first if self.goes_on else 0 : before + end]
+        features = None if self.features is None else self.features[first:end]
+        rows = slice(first, end)
+        return replace(
+            self, tokens=self.tokens[rows], positions=self.positions[rows], visible=visible, features=features
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class TreeForward(Forward):
+    """The rows of a whole tree behind the context; for models that ask more of it than who sees whom."""
+
+    tree: Tree | None = None
+
+
+@functools.lru_cache(64)
+def causal(rows: int) -> Bool[np.ndarray, "rows rows"]:
+    """What the rows of a text see: themselves and those before them. A view of few numbers, however long the text."""
+    return sliding_window_view(np.arange(2 * rows - 1) < rows, rows)[::-1]
 
 
 class Work(NamedTuple):
@@ -106,8 +153,8 @@ def shared(one: Sequence[Any], other: Sequence[Any]) -> int:
 class Target(ABC):
     """A model whose distribution is reproduced. It holds one context; the root of a tree is not yet part of it.
 
-    Per prompt: `reset`, or `keep` of what is there already, then `append` of the rest of the prompt without its last
-    token, then per step `score` and `commit`.
+    Per prompt: `reset`, or `keep` of what is there already, then the `text` of the rest of the prompt without its last
+    token, then per step a `tree` and `commit`. What `text` and `tree` return is run by `run`.
     """
 
     name: str
@@ -119,6 +166,8 @@ class Target(ABC):
     """Why the context ends there, where that is not the model's own end: for messages."""
     device: torch.device = torch.device("cpu")
     work: Work = Work()
+    length: int = 0
+    """Tokens of the context."""
     generation: int = 0
     """How often it was reset. The loop compares it: a second generation on the same target ends the first."""
 
@@ -141,13 +190,36 @@ class Target(ABC):
         """How many layers a tree may have whose root comes behind `length` tokens of context."""
         return 1 << 30
 
-    @abstractmethod
-    def append(self, tokens: list[int], all_logits: bool = False) -> Output:
-        """Commit `tokens` to the context. Returns features of every token; logits of the last one, or of all."""
+    def text(
+        self,
+        tokens: Sequence[int],
+        features: Float[Tensor, "tokens hidden"] | None = None,
+        all_logits: bool = False,
+    ) -> Forward:
+        """The next tokens of the context, which are committed when they have run.
+
+        Returns features of every token; logits of the last one, or of all.
+        """
+        if not len(tokens):
+            raise ValueError("nothing to append: the token list is empty")
+        positions = np.arange(self.length, self.length + len(tokens))
+        return Forward(self, np.array(tokens), positions, causal(len(tokens)), features, True, not all_logits)
+
+    def tree(self, tree: Tree) -> Forward:
+        """All rows of a tree whose root is the next token of the context. Nothing of it is committed yet."""
+        return TreeForward(self, tree.tokens, self.length + tree.depths, tree.ancestors, tree=tree)
 
     @abstractmethod
+    def run(self, forward: Forward) -> Output:
+        """Compute what was asked for: of a `TreeForward` the logits of every row."""
+
+    def append(self, tokens: list[int], all_logits: bool = False) -> Output:
+        """Run the next tokens of the context by themselves; see `text`."""
+        return self.run(self.text(tokens, all_logits=all_logits))
+
     def score(self, tree: Tree) -> Output:
-        """Score every row of a tree whose root is the next token of the context. Nothing is committed yet."""
+        """Run a tree by itself; see `tree`."""
+        return self.run(self.tree(tree))
 
     @abstractmethod
     def commit(self, path: list[int]) -> None:

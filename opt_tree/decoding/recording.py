@@ -22,8 +22,7 @@ from opt_tree.core.pool import CandidatePool, Frontier
 from opt_tree.core.probabilities import log_probs_of
 from opt_tree.core.step import Outcome
 from opt_tree.core.stopping import StopRule
-from opt_tree.core.target import Output, Target, Work
-from opt_tree.core.tree import Tree
+from opt_tree.core.target import Forward, Output, Target, TreeForward, Work
 from opt_tree.decoding.decoder import Decoder
 from opt_tree.decoding.generation import Generation
 from opt_tree.decoding.pair import Pair
@@ -133,28 +132,29 @@ class Rerun(Target):
     name, vocab, max_context = "a recorded text", 2, 1 << 20
 
     def __init__(self, text: list[int], vocab: int) -> None:
-        self.text, self.vocab = text, vocab
+        self.recorded, self.vocab = text, vocab
 
     def reset(self) -> None:
         super().reset()
-        self._length = 0
+        self.length = 0
 
-    def append(self, tokens: list[int], all_logits: bool = False) -> Output:
-        self._length += len(tokens)
-        return Output(torch.zeros(1, self.vocab))
-
-    def score(self, tree: Tree) -> Output:
+    def run(self, forward: Forward) -> Output:
+        if not isinstance(forward, TreeForward):
+            self.length += len(forward.tokens)
+            return Output(torch.zeros(1, self.vocab))
+        tree = forward.tree
+        assert tree is not None
         logits, follows = torch.zeros(len(tree), self.vocab), [True] * len(tree)
         for row in range(len(tree)):
-            place = self._length + int(tree.depths[row])
-            follows[row] = place < len(self.text) and self.text[place] == int(tree.tokens[row])
+            place = self.length + int(tree.depths[row])
+            follows[row] = place < len(self.recorded) and self.recorded[place] == int(tree.tokens[row])
             follows[row] &= row == 0 or follows[int(tree.parents[row])]
-            if follows[row] and place + 1 < len(self.text):
-                logits[row, self.text[place + 1]] = 1
+            if follows[row] and place + 1 < len(self.recorded):
+                logits[row, self.recorded[place + 1]] = 1
         return Output(logits)
 
     def commit(self, path: list[int]) -> None:
-        self._length += len(path)
+        self.length += len(path)
 
 
 class Replayed(Drafter):

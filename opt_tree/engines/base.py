@@ -15,7 +15,7 @@ from opt_tree.core.target import Output
 Mask = Bool[Tensor, "lanes 1 rows keys"]
 
 
-class Forward(NamedTuple):
+class Inputs(NamedTuple):
     """One forward, ready to run: its tensors lie on the model's device, padded as far as they ever will be.
 
     The model's cache is open for it: room is reserved, and `slots` are the ones to write.
@@ -49,7 +49,7 @@ class Engine(ABC):
     least_rows: int = 1
     """Forwards of fewer rows are padded to this many before they get here."""
     picks: bool = False
-    """Whether it picks the children of a draft layer in its forward (`Forward.children`)."""
+    """Whether it picks the children of a draft layer in its forward (`Inputs.children`)."""
     layers: tuple[int, ...] = ()
     """The layers whose hidden states are returned."""
 
@@ -58,7 +58,7 @@ class Engine(ABC):
         """The model was changed, as a text that begins found: keep nothing of what it was. `what`: a clause."""
 
     @abstractmethod
-    def run(self, forward: Forward) -> Output:
+    def run(self, forward: Inputs) -> Output:
         """Write the rows into the cache; return their logits (or the last row's) and the watched features."""
 
     @abstractmethod

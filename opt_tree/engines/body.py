@@ -18,7 +18,7 @@ from transformers.cache_utils import Cache
 from opt_tree.core.children import TopK
 from opt_tree.core.probabilities import grouped_log_probs
 from opt_tree.core.target import Laws, Output
-from opt_tree.engines.base import Forward, Mask
+from opt_tree.engines.base import Inputs, Mask
 from opt_tree.engines.grouped_attention import grouped_attention
 from opt_tree.engines.masks import additive
 
@@ -69,7 +69,7 @@ def model_inputs(
     return inputs if features is None else inputs | {"features": features}
 
 
-def laws_of(logits: Float[Tensor, "rows vocab"], forward: Forward) -> Laws | None:
+def laws_of(logits: Float[Tensor, "rows vocab"], forward: Inputs) -> Laws | None:
     """Normalise what was computed, where it was asked for and no graph has done it."""
     if forward.scale is None:
         return None
@@ -140,7 +140,7 @@ class Body(nn.Module):
         """`kv`: keys and values of each layer in turn, `[lanes, heads, capacity, dim]`, written in place.
 
         `more`: `features`, `[lanes, rows, hidden]`, `scale`, `[lanes]`, and `above`, `[lanes, rows]`, of each lane's
-        `Forward`, where the model and the epilogue take them.
+        `Inputs`, where the model and the epilogue take them.
         """
         keys = (next(iter(mask.values())) if isinstance(mask, dict) else mask).shape[-1]
         inputs = model_inputs(self.model, ints, mask, more.get("features"))

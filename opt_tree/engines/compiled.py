@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from opt_tree.core.errors import one_line
 from opt_tree.core.target import Laws, Output
-from opt_tree.engines.base import Engine, Forward, Mask
+from opt_tree.engines.base import Engine, Inputs, Mask
 from opt_tree.engines.body import Body, laws_of, takes
 from opt_tree.engines.canonical import SOURCE
 from opt_tree.engines.eager import Eager
@@ -111,7 +111,7 @@ class Compiled(Engine):
         """The layers that are watched, and which of the package's outputs behind the logits has their states."""
         return [(layer, place) for place, layer in enumerate(self.traced) if layer in self.layers]
 
-    def run(self, forward: Forward) -> Output:
+    def run(self, forward: Inputs) -> Output:
         if not self.takes(forward.ints.shape[1]):
             return self.eager.run(forward)
         if self._version != self.eager.cache.storage_version:
@@ -133,7 +133,7 @@ class Compiled(Engine):
         mask: Mask | dict[str, Mask],
         views: list[Tensor],
         more: Sequence[Tensor],
-        forwards: Sequence[Forward | None],
+        forwards: Sequence[Inputs | None],
     ) -> list[Tensor]:
         """Call the package on some lanes, whose rows `views` are; `forwards` are what each is asked for."""
         masks = [mask[kind] for kind in self.kinds] if isinstance(mask, dict) else [mask]
@@ -143,7 +143,7 @@ class Compiled(Engine):
             inputs.append(scales[0][None] if len(scales) == 1 else torch.stack(scales))
         return self._call(inputs)
 
-    def output(self, found: Sequence[Tensor], forward: Forward) -> Output:
+    def output(self, found: Sequence[Tensor], forward: Inputs) -> Output:
         """From a lane's part of what the package returned to what its forward asked for."""
         logits, *outputs = found
         hidden = {layer: outputs[place] for layer, place in self._watched}

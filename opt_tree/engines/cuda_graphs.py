@@ -18,7 +18,7 @@ from opt_tree.core.children import Best, TopK
 from opt_tree.core.errors import one_line
 from opt_tree.core.target import Laws, Output
 from opt_tree.core.words import counted
-from opt_tree.engines.base import Engine, Forward, Mask
+from opt_tree.engines.base import Engine, Inputs, Mask
 from opt_tree.engines.body import Body
 from opt_tree.engines.compiled import CompileError
 from opt_tree.engines.eager import Eager, attention_kernels
@@ -60,7 +60,7 @@ class Captured(Engine):
         self._forget()
 
     def _forget(self) -> None:
-        self._calls: dict[tuple[int, int, int, TopK | None], Callable[[Forward], tuple[Tensor, ...]]] = {}
+        self._calls: dict[tuple[int, int, int, TopK | None], Callable[[Inputs], tuple[Tensor, ...]]] = {}
         self._version, self._pool, self._stream = -1, cast(Any, None), cast(Any, None)
         self._fused: FusedLayers | None = None
 
@@ -70,7 +70,7 @@ class Captured(Engine):
     def watch(self, layers: tuple[int, ...]) -> None:
         self.eager.watch(layers)
 
-    def run(self, forward: Forward) -> Output:
+    def run(self, forward: Inputs) -> Output:
         cache, rows = self.eager.cache, forward.ints.shape[1]
         if rows not in self.rows or forward.slots is None:
             return self.eager.run(forward)
@@ -87,7 +87,7 @@ class Captured(Engine):
         laws = None if forward.scale is None else Laws(hidden[-2], peaks=hidden[-1], best=best)
         return Output(logits, dict(zip(self.layers, hidden, strict=False)), laws)
 
-    def _prepared(self, forward: Forward) -> Callable[[Forward], tuple[Tensor, ...]]:
+    def _prepared(self, forward: Inputs) -> Callable[[Inputs], tuple[Tensor, ...]]:
         """Return what computes forwards of this shape: a graph's replay, or the body where there can be no graph."""
         buffers = _Buffers(forward)
         body, views = Body(self.eager.model, self.layers, *buffers.epilogue), self.eager.cache.views
@@ -109,7 +109,7 @@ class Captured(Engine):
                 warnings.warn(f"{what}: they cannot be captured: {why}", stacklevel=2)
         self.works = True
 
-        def call(forward: Forward) -> tuple[Tensor, ...]:
+        def call(forward: Inputs) -> tuple[Tensor, ...]:
             buffers.fill(forward)
             if replay is not None:
                 return replay()
@@ -187,12 +187,12 @@ def warm_up(body: Body, inputs: tuple[Any, ...]) -> None:
 class _Buffers:
     """The inputs of one shape, at addresses that stay."""
 
-    def __init__(self, forward: Forward) -> None:
+    def __init__(self, forward: Inputs) -> None:
         self.ints, self.epilogue = forward.ints[:, None].clone(), (forward.columns, forward.children)
         self.masks = {kind: mask.clone() for kind, mask in _masks(forward.mask).items()}
         self.more = {name: tensor.clone() for name, tensor in _more(forward).items()}
 
-    def fill(self, forward: Forward) -> None:
+    def fill(self, forward: Inputs) -> None:
         """Copy a forward's inputs here; nothing waits for them."""
         self.ints.copy_(forward.ints[:, None])
         for kind, mask in _masks(forward.mask).items():
@@ -205,7 +205,7 @@ class _Buffers:
         return self.ints, self.masks.get("", self.masks), views, self.more
 
 
-def _more(forward: Forward) -> dict[str, Tensor]:
+def _more(forward: Inputs) -> dict[str, Tensor]:
     """What a body takes beside the rows and the cache, for its one lane."""
     more = {"features": forward.features, "scale": forward.scale, "above": forward.above}
     return {name: tensor[None] for name, tensor in more.items() if tensor is not None}

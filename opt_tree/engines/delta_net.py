@@ -70,7 +70,7 @@ class DeltaCache(KVCache):
         """Say which pending rows, these included, each row of the next forward sees."""
         rows, columns = visible.shape
         self._fresh = rows == columns
-        self._sees = send(visible, device)
+        self._sees = send(visible.copy(), device)
         windows = {taps: last_ancestors(visible, taps) for taps in {*self._taps.values()}}
         self._windows = {taps: send(window, device) for taps, window in windows.items()}
 

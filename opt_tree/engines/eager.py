@@ -7,7 +7,7 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from opt_tree.core.target import Output
-from opt_tree.engines.base import Engine, Forward
+from opt_tree.engines.base import Engine, Inputs
 from opt_tree.engines.body import compute, laws_of, model_inputs, takes, watched_module
 from opt_tree.engines.delta_layers import delta_forwards, delta_nets
 from opt_tree.engines.delta_net import DeltaCache
@@ -40,7 +40,7 @@ class Eager(Engine):
     def changed(self, what: str) -> None:
         self.packed.forget()
 
-    def run(self, forward: Forward) -> Output:
+    def run(self, forward: Inputs) -> Output:
         features = None if forward.features is None else forward.features[None]
         inputs = model_inputs(self.model, forward.ints[:, None], forward.mask, features)
         if forward.last_only and forward.slots is None and self._keeps_logits:

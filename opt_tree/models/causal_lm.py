@@ -8,7 +8,7 @@ import copy
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from numbers import Integral
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
@@ -20,9 +20,9 @@ from transformers import Cache, DynamicCache, PreTrainedModel
 
 from opt_tree.core.children import Picking, TopK
 from opt_tree.core.errors import UnsupportedModelError, one_line, require
-from opt_tree.core.target import Output, Target, Work, own_turn, shared
+from opt_tree.core.target import Forward, Output, Target, TreeForward, Work, own_turn, shared
 from opt_tree.core.tree import Tree, send
-from opt_tree.engines import Eager, Engine, Forward
+from opt_tree.engines import Eager, Engine, Inputs
 from opt_tree.engines.base import Mask
 from opt_tree.engines.body import takes
 from opt_tree.engines.canonical import ROWS, NotCanonicalError
@@ -51,7 +51,6 @@ if TYPE_CHECKING:
     from opt_tree.models.split_target import Split
 
 _PREFILL_ROWS = 512
-_CAUSAL = np.tri(_PREFILL_ROWS, dtype=bool)
 
 
 @dataclass(frozen=True)
@@ -87,23 +86,12 @@ class Buckets:
         return rows, size
 
 
-class Wanted(NamedTuple):
-    """The rows of a forward, as they are asked for."""
+@dataclass(frozen=True, eq=False)
+class Placed(Forward):
+    """Rows that other layers have run before."""
 
-    tokens: Int[np.ndarray, " rows"]
-    positions: Int[np.ndarray, " rows"]
-    visible: Bool[np.ndarray, "rows columns"]
-    """The columns are all pending rows, these included; every row sees the whole committed context."""
-    features: Float[Tensor, "states hidden"] | None = None
-    """Inputs of a head that drafts in the target's feature space."""
-    places: Int[np.ndarray, " rows"] | None = None
-    """Columns of the rows, where other layers ran these rows before; None: they are the last ones, and new."""
-    picking: Picking | None = None
-    """Laws are wanted, for children that are picked so from the last rows; see `extend`."""
-    behind: int = 0
-    """What is added to the positions."""
-    taken: Int[np.ndarray, " rows"] | None = None
-    """Which rows of `features` these take; None: they are as many, in their order."""
+    places: Int[np.ndarray, " rows"] = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+    """Their columns among the pending rows."""
 
 
 class Pending(NamedTuple):
@@ -227,7 +215,7 @@ class CausalLM(Target):
         return twin
 
     @property
-    def length(self) -> int:
+    def length(self) -> int:  # type: ignore[override]
         """Committed rows."""
         return self.cache.length
 
@@ -302,6 +290,27 @@ class CausalLM(Target):
         """See `Target.watch`. Raises ValueError for a layer that the model does not have."""
         self.engine.watch(layers)
 
+    def text(
+        self,
+        tokens: Sequence[int],
+        features: Float[Tensor, "tokens hidden"] | None = None,
+        all_logits: bool = False,
+        picking: Picking | None = None,
+    ) -> Forward:
+        """See `Target.text`. `features` are inputs of a head that drafts in the target's feature space.
+
+        With a `picking` there are laws beside the logits; see `Forward.picking`.
+        """
+        if self._given is not None and self.length == 0:
+            self.cache.adopt(self._given)
+            self._tokens = [-1] * self.length
+            tokens = tokens[self.length :]
+            if not len(tokens):
+                nothing = np.zeros(0, dtype=np.int64)
+                return Forward(self, nothing, nothing, np.zeros((0, 0), dtype=bool))
+        forward = super().text(tokens, features, all_logits)
+        return forward if picking is None else replace(forward, picking=picking)
+
     def append(
         self,
         tokens: list[int],
@@ -309,42 +318,14 @@ class CausalLM(Target):
         features: Float[Tensor, "tokens hidden"] | None = None,
         picking: Picking | None = None,
     ) -> Output:
-        """See `Target.append`. `features` are inputs of a head that drafts in the target's feature space.
-
-        With a `picking` there are laws beside the logits (see `extend`).
-        """
-        if not tokens:
-            raise ValueError("nothing to append: the token list is empty")
-        if self._given is not None and self.length == 0:
-            self.cache.adopt(self._given)
-            self._tokens = [-1] * self.length
-            tokens = tokens[self.length :]
-            if not tokens:
-                return Output(torch.zeros(0, self.vocab, dtype=self.dtype, device=self.device))
-        outputs = []
-        for start in range(0, len(tokens), _PREFILL_ROWS):
-            chunk = np.array(tokens[start : start + _PREFILL_ROWS])
-            positions = np.arange(self.length, self.length + len(chunk))
-            inputs = None if features is None else features[start : start + len(chunk)]
-            visible = _CAUSAL[: len(chunk), : len(chunk)]
-            wanted = Wanted(chunk, positions, visible, inputs, picking=picking)
-            output = self.run(wanted, last_only=not all_logits)
-            self.commit(list(range(len(chunk))))
-            if not all_logits and output.logits.shape[0] > 1:
-                output = output.some(slice(-1, None), output.features)
-            # An Output lives until the next forward, which the next chunk is.
-            outputs.append(_cloned(output) if len(tokens) > _PREFILL_ROWS else output)
-        if len(outputs) == 1:
-            return outputs[0]
-        logits = torch.cat([output.logits for output in outputs]) if all_logits else outputs[-1].logits
-        states = {k: torch.cat([output.features[k] for output in outputs]) for k in outputs[0].features}
-        return Output(logits, states, None if all_logits else outputs[-1].laws)
+        """Run a `text` by itself."""
+        return self.run(self.text(tokens, features, all_logits, picking))
 
     @contextmanager
     def given(self, rows: Cache) -> Iterator[None]:
         """Inside, every context begins with these rows of its first tokens, which transformers computed.
 
-        The first `append` then has logits and features of the other tokens only.
+        The first `text` then has logits and features of the other tokens only.
         """
         if rope_border(self.model) is not None:
             raise ValueError(
@@ -356,14 +337,6 @@ class CausalLM(Target):
         finally:
             self._given = None
 
-    def score(self, tree: Tree) -> Output:
-        """Score every row of a tree whose root is the next token of the context. Its rows are pending afterwards."""
-        ahead, self.ahead, self.places = self.ahead, None, None
-        if ahead is not None:
-            return ahead.score(tree)
-        self.cache.truncate(self.length)
-        return self.run(Wanted(tree.tokens, tree.depths, tree.ancestors, behind=self.length))
-
     def extend(
         self,
         tokens: Int[np.ndarray, " rows"],
@@ -372,13 +345,8 @@ class CausalLM(Target):
         features: Float[Tensor, "rows hidden"] | None = None,
         picking: Picking | None = None,
     ) -> Output:
-        """Add pending rows and return their logits.
-
-        The columns of `visible` are all pending rows, these included; every row sees the whole committed context. With
-        a `picking` there are laws as well: the logits of the first `columns` tokens times its scale, normalised; and,
-        from an engine that `picks`, the children that it names.
-        """
-        return self.run(Wanted(tokens, positions, visible, features, picking=picking))
+        """Add pending rows and return their logits; see `Forward`."""
+        return self.run(Forward(self, tokens, positions, visible, features, picking=picking))
 
     def commit(self, path: list[int]) -> None:
         """Keep these pending rows (of a tree: a path, root first) as the next rows of the context; drop the others."""
@@ -392,21 +360,45 @@ class CausalLM(Target):
             self._tokens += [tokens[row] for row in path]
 
     @inference
-    def run(self, wanted: Wanted, engine: Engine | None = None, last_only: bool = False) -> Output:
-        """The one place where rows become a forward: padding, mask, slots, the engine, the slice of real rows.
+    def run(self, forward: Forward, engine: Engine | None = None) -> Output:
+        """Compute what was asked for, in parts where it is longer than what is run at once.
 
-        `engine`: another than the model's own, which computes some of its layers. `last_only`: logits of the last row
-        will do.
+        A text, or a tree, comes behind the context: pending rows are dropped. `engine`: another than the model's own,
+        which computes some of its layers.
         """
+        if isinstance(forward, TreeForward):
+            ahead, self.ahead, self.places = self.ahead, None, None
+            if ahead is not None:
+                assert forward.tree is not None
+                return ahead.score(forward.tree)
+        if forward.goes_on or isinstance(forward, TreeForward):
+            self.cache.truncate(self.length)
+        rows = len(forward.tokens)
+        if not rows:
+            return Output(torch.zeros(0, self.vocab, dtype=self.dtype, device=self.device))
+        most = self.fixed_rows or rows
+        if forward.goes_on:
+            most = min(most, _PREFILL_ROWS)
+        if rows <= most:
+            return self._run_part(forward, engine or self.engine)
+        # An Output lives until the next forward, which the next part is.
+        parts = [
+            _cloned(self._run_part(forward.part(first, min(first + most, rows)), engine or self.engine))
+            for first in range(0, rows, most)
+        ]
+        states = {layer: torch.cat([one.features[layer] for one in parts]) for layer in parts[0].features}
+        if forward.last_only:
+            return parts[-1]._replace(features=states)
+        return Output(torch.cat([one.logits for one in parts]), states)
+
+    def _run_part(self, forward: Forward, engine: Engine) -> Output:
+        """The one place where rows become a forward: padding, mask, slots, the engine, the slice of real rows."""
         if self.ranks is not None:
-            tell(self, wanted, last_only)
-        visible, places, picking = wanted.visible, wanted.places, wanted.picking
-        engine = engine or self.engine
-        (rows, columns), length, most = visible.shape, self.length, self.fixed_rows or 0
-        if rows > most > 0:
-            return self._in_parts(wanted, engine, most)
+            tell(self, forward)
+        visible, picking = forward.visible, forward.picking
+        (rows, columns), length = visible.shape, self.length
         start = length + columns - rows
-        padded = max(rows, most, engine.least_rows)
+        padded = max(rows, self.fixed_rows or 0, engine.least_rows)
         keys = start + padded
         if self.buckets is not None:
             padded, keys = self.buckets.pad(padded, start)
@@ -415,46 +407,32 @@ class CausalLM(Target):
                 f"{self.name} is not causal beyond {self._key_limit} keys (its keep_window_size), and a forward over "
                 f"{length} tokens and a tree has {keys}"
             )
-        ints, masks, features = self._lay_out(wanted, padded, keys)
-        given = None if places is None and self.buckets is None and padded == rows else ints[2]
-        self.cache.open(rows if places is None else 0, keys, given)
+        ints, masks, features = self._lay_out(forward, padded, keys)
+        placed = isinstance(forward, Placed)
+        slots = ints[2] if placed or self.buckets is not None or padded > rows else None
+        self.cache.open(0 if placed else rows, keys, slots)
         if isinstance(self.cache, DeltaCache):
             self.cache.see(visible, self.device)
         epilogue = () if picking is None else self._epilogue(picking, engine.picks, rows, padded)
-        forward = Forward(ints, masks, given, features, last_only, *epilogue)
         begin = self._moment()
-        output = engine.run(forward)
+        output = engine.run(Inputs(ints, masks, slots, features, forward.last_only, *epilogue))
         self.meter.add(rows, begin, self._moment())
-        if padded == rows:
-            return output
-        return output.some(slice(rows), {layer: states[:rows] for layer, states in output.features.items()})
-
-    def _in_parts(self, wanted: Wanted, engine: Engine, most: int) -> Output:
-        """Run new rows `most` at a time: the later ones see those before them, which see none of the later ones."""
-        (rows, columns), outputs = wanted.visible.shape, list[Output]()
-        assert wanted.places is None and wanted.features is None and wanted.picking is None, "a target's own rows"
-        for begin in range(0, rows, most):
-            part = slice(begin, min(begin + most, rows))
-            visible = wanted.visible[part, : columns - rows + part.stop]
-            given = wanted._replace(tokens=wanted.tokens[part], positions=wanted.positions[part], visible=visible)
-            outputs.append(_cloned(self.run(given, engine)))
-        states = {layer: torch.cat([one.features[layer] for one in outputs]) for layer in outputs[0].features}
-        return Output(torch.cat([one.logits for one in outputs]), states)
+        if forward.goes_on:
+            self.commit(list(range(rows)))
+        return _real_rows(output, rows, padded, forward.last_only)
 
     def _lay_out(
-        self, wanted: Wanted, padded: int, keys: int
+        self, forward: Forward, padded: int, keys: int
     ) -> tuple[Int[Tensor, "3 padded"], Mask | dict[str, Mask], Float[Tensor, "padded hidden"] | None]:
         """Return the tensors of a forward, and note its rows as pending ones."""
-        (rows, columns), features = wanted.visible.shape, wanted.features
-        numbers = self._numbers(wanted, self.length + columns - rows, padded)
-        if wanted.places is None:
+        (rows, columns), features = forward.visible.shape, forward.features
+        numbers = self._numbers(forward, self.length + columns - rows, padded)
+        if not isinstance(forward, Placed):
             self._note(Pending(columns - rows, numbers[0], numbers[1]))
         ints = send(numbers, self.device)
-        if features is not None and wanted.taken is not None:
-            features = features.index_select(0, send(wanted.taken, features.device))
         if features is not None and padded > rows:
             features = torch.constant_pad_nd(features, (0, 0, 0, padded - rows))
-        return ints, self._masks(ints, wanted.visible, keys), features
+        return ints, self._masks(ints, forward.visible, keys), features
 
     def _note(self, rows: Pending) -> None:
         """These rows are pending from now on, behind the first `before` of those that are."""
@@ -463,16 +441,15 @@ class CausalLM(Target):
         else:
             self._pending = [rows]
 
-    def _numbers(self, wanted: Wanted, start: int, padded: int) -> Int[np.ndarray, "3 padded"]:
+    def _numbers(self, forward: Forward, start: int, padded: int) -> Int[np.ndarray, "3 padded"]:
         """Tokens, positions and slots. A pad row is token 0 at position 0, in a slot of its own behind all columns."""
-        rows, slots = len(wanted.tokens), np.arange(start, start + padded)
-        if wanted.places is not None:
-            slots[:rows] = self.length + wanted.places
-        positions = wanted.positions + wanted.behind
+        rows, slots = len(forward.tokens), np.arange(start, start + padded)
+        if isinstance(forward, Placed):
+            slots[:rows] = self.length + forward.places
         if padded == rows:
-            return np.array([wanted.tokens, positions, slots])
+            return np.array([forward.tokens, forward.positions, slots])
         numbers = np.zeros((3, padded), dtype=np.int64)
-        numbers[0, :rows], numbers[1, :rows] = wanted.tokens, positions
+        numbers[0, :rows], numbers[1, :rows] = forward.tokens, forward.positions
         numbers[2] = slots
         return numbers
 
@@ -510,6 +487,14 @@ class CausalLM(Target):
             hide = {"sliding_attention": windowed, "chunked_attention": chunked}.get(kind)
             masks[kind] = full if hide is None else hide(full, positions, key_positions, size)
         return masks if len(masks) > 1 else next(iter(masks.values()))
+
+
+def _real_rows(output: Output, rows: int, padded: int, last_only: bool) -> Output:
+    """Cut the padding off, and with `last_only` all logits but the last row's, which an engine may have done."""
+    first = rows - 1 if last_only and output.logits.shape[0] > 1 else 0
+    if padded == rows and not first:
+        return output
+    return output.some(slice(first, rows), {layer: states[:rows] for layer, states in output.features.items()})
 
 
 def _cloned(output: Output) -> Output:

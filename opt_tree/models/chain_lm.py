@@ -7,6 +7,7 @@ Knows nothing of policies, verification and the decoding loop.
 
 import time
 import warnings
+from dataclasses import dataclass, field
 from typing import Any, cast
 
 import numpy as np
@@ -17,7 +18,7 @@ from transformers import DynamicCache
 from transformers.cache_utils import Cache
 
 from opt_tree.core.errors import UnsupportedModelError
-from opt_tree.core.target import Output, Target, Work
+from opt_tree.core.target import Forward, Output, Target, TreeForward, Work
 from opt_tree.core.tree import Tree
 from opt_tree.engines.body import takes
 from opt_tree.engines.kv_cache import inference
@@ -40,6 +41,14 @@ from opt_tree.models.tensor_parallel import ranks_of
 _PREFILL_ROWS = 512
 _REPLAYED = 16
 """Rows of accepted tokens that a forward computes once more rather than that one forward more is run."""
+
+
+@dataclass(frozen=True, eq=False)
+class Layer(Forward):
+    """Further tokens of paths that a drafter has begun, a batch row each: no positions, and nobody sees another."""
+
+    rows: Int[np.ndarray, " paths"] = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+    """The paths, by their rows in the last layer."""
 
 
 class ChainLM(Target):
@@ -81,7 +90,7 @@ class ChainLM(Target):
         """Tokens of the context."""
         self.cache = self._new_cache()
         self._rows, self._layers = 1, 0
-        """Rows of its batch; calls of `extend` behind the context."""
+        """Rows of its batch; calls of `layer` behind the context."""
         self._behind: list[int] = []
         """The newest tokens of the context, which the cache does not hold yet."""
         self._before: State | None = None
@@ -116,16 +125,31 @@ class ChainLM(Target):
         super().reset()
         self._forget()
 
+    def layer(self, rows: Int[np.ndarray, " paths"], tokens: Int[np.ndarray, " paths"]) -> "Layer":
+        """Go on from rows of the last `layer`, or behind the context (row 0) the first time, by one token each.
+
+        For a drafter, layer by layer. The next `text` drops these rows.
+        """
+        nothing = np.zeros(0, dtype=np.int64)
+        return Layer(self, tokens, nothing, np.zeros((0, 0), dtype=bool), rows=rows)
+
     @inference
-    def append(self, tokens: list[int], all_logits: bool = False) -> Output:
-        """See `Target.append`."""
-        if not tokens:
-            raise ValueError("nothing to append: the token list is empty")
+    def run(self, forward: Forward) -> Output:
+        """See `Target.run`."""
+        if isinstance(forward, Layer):
+            return self._extend(forward.rows, forward.tokens)
+        if isinstance(forward, TreeForward):
+            assert forward.tree is not None
+            return self._score(forward.tree)
+        assert forward.goes_on, "any other row needs a mask"
+        return self._append(forward.tokens.tolist(), forward.last_only)
+
+    def _append(self, tokens: list[int], last_only: bool) -> Output:
         self._put_back()
         self._catch_up()
-        logits = self._prefill(tokens, _PREFILL_ROWS if all_logits else 1, self.length)
+        logits = self._prefill(tokens, 1 if last_only else _PREFILL_ROWS, self.length)
         self.length += len(tokens)
-        return Output(torch.cat(logits) if all_logits else logits[-1])
+        return Output(logits[-1] if last_only else torch.cat(logits))
 
     def _prefill(self, tokens: list[int], last: int, start: int) -> list[Tensor]:
         chunks = [tokens[first : first + _PREFILL_ROWS] for first in range(0, len(tokens), _PREFILL_ROWS)]
@@ -134,9 +158,7 @@ class ChainLM(Target):
             for number, chunk in enumerate(chunks)
         ]
 
-    @inference
-    def score(self, tree: Tree) -> Output:
-        """See `Target.score`."""
+    def _score(self, tree: Tree) -> Output:
         self._put_back()
         paths = _paths(tree)
         if len(self._behind) * len(paths) > _REPLAYED:
@@ -155,12 +177,11 @@ class ChainLM(Target):
         where = torch.from_numpy(np.array([first, tree.depths])).to(self.device)
         return Output(logits[where[0], where[1]])
 
-    @inference
     def extend(self, rows: Int[np.ndarray, " paths"], tokens: Int[np.ndarray, " paths"]) -> Output:
-        """Go on from rows of the last `extend`, or behind the context (row 0) the first time, by one token each.
+        """Run a `layer` by itself."""
+        return self.run(self.layer(rows, tokens))
 
-        For a drafter, layer by layer. The next `append` drops these rows.
-        """
+    def _extend(self, rows: Int[np.ndarray, " paths"], tokens: Int[np.ndarray, " paths"]) -> Output:
         if self._before is None:
             self._before, self._layers = state_of(self.cache), 0
         self._become(rows.tolist())

@@ -14,12 +14,12 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from opt_tree.core.errors import UnsupportedModelError
-from opt_tree.core.target import Output, Work
+from opt_tree.core.target import Forward, Output, Work
 from opt_tree.core.tree import Tree, send
 from opt_tree.engines import Eager, Engine
 from opt_tree.engines.kv_cache import inference
 from opt_tree.models.capabilities import layer_windows, unwrapped
-from opt_tree.models.causal_lm import CausalLM, Wanted
+from opt_tree.models.causal_lm import CausalLM, Placed
 from opt_tree.models.meter import Meter
 from opt_tree.models.tensor_parallel import check_whole
 
@@ -79,7 +79,7 @@ class Split:
 
     A drafted row keeps its slot whatever becomes of it, so that nothing is moved before a path is committed. Slots of
     what is not in the tree are hidden by the mask. `begin` and `extend` are the drafter's; scoring is reached through
-    `CausalLM.score`, which asks whoever has rows (`CausalLM.ahead`).
+    `CausalLM.run`, which asks whoever has rows (`CausalLM.ahead`).
     """
 
     def __init__(self, target: CausalLM, depth: int) -> None:
@@ -141,7 +141,7 @@ class Split:
             self._run_lower(tree.tokens[leaves], positions[leaves], visible[leaves])
         index = send(places, target.device)
         hidden = torch.cat(self._hidden).index_select(0, index)
-        output = target.run(Wanted(tree.tokens, positions, visible, hidden, places), self.upper)
+        output = target.run(Placed(target, tree.tokens, positions, visible, hidden, places=places), self.upper)
         features = {layer + self.depth if layer >= 0 else layer: rows for layer, rows in output.features.items()}
         features |= {layer: torch.cat(rows).index_select(0, index) for layer, rows in self._below.items()}
         if self.depth - 1 in target.engine.layers:
@@ -156,7 +156,7 @@ class Split:
         visible: Bool[np.ndarray, "rows columns"],
     ) -> Float[Tensor, "rows hidden"]:
         self._watch()
-        output = self.target.run(Wanted(tokens, positions, visible), self.lower)
+        output = self.target.run(Forward(self.target, tokens, positions, visible), self.lower)
         hidden = output.logits.clone()
         self._hidden.append(hidden)
         for layer, rows in output.features.items():

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from transformers.cache_utils import Cache
 
 from opt_tree.core.errors import UnsupportedModelError
+from opt_tree.core.target import Forward
 from opt_tree.engines.kv_cache import KVCache
 from opt_tree.engines.quantised import QuantisedLinear
 from opt_tree.models.quantised_layers import linear_of
@@ -118,10 +119,11 @@ def check_whole(lm: Any, what: str) -> None:
         raise UnsupportedModelError(f"{what} runs a part of {lm.name} by itself, which is spread over processes")
 
 
-def tell(lm: Any, wanted: tuple, last_only: bool) -> None:
-    """At rank 0, in `together`: have the others run the same forward. Arguments are those of `CausalLM.run`."""
+def tell(lm: Any, forward: Forward) -> None:
+    """At rank 0, in `together`: have the others run the same rows. What is committed they are told with the next."""
     if lm.ranks.leads and lm.ranks.leading is not None:
-        lm.ranks.send(("run", (lm.ranks.leading, lm.cache.take_calls(), wanted, last_only)))
+        rows = forward.tokens, forward.positions, forward.visible, forward.features, False, forward.last_only
+        lm.ranks.send(("run", (lm.ranks.leading, lm.cache.take_calls(), rows)))
 
 
 def together(models: Sequence[Any], action: Callable[[], T]) -> T:
@@ -164,12 +166,12 @@ def _follow(spread: Sequence[Any]) -> Any:
             return content
         if kind == "failed":
             raise content
-        number, calls, wanted, last_only = content  # as `tell` sends them
+        number, calls, rows = content  # as `tell` sends them
         lm = spread[number]
         try:
             for name, arguments in calls:
                 getattr(lm.cache, name)(*arguments)
-            lm.run(wanted, last_only=last_only)
+            lm.run(Forward(lm, *rows))
         except BaseException:
             torch.distributed.destroy_process_group()  # the others wait for this rank's part: let them hear of it
             raise

@@ -10,9 +10,9 @@ from enumeration import EnumeratingRandom, Text, law_of, target_law, unchecked
 from table_models import TableDrafter, TableTarget, hashed_laws
 from tiny_models import ARCHITECTURES, HIDDEN, build, prompt, publish, tiny_head, tiny_tokenizer
 
-from opt_tree import CausalLM, Decoder, EagleDrafter, Sampling, Static, Tree
+from opt_tree import CausalLM, Decoder, EagleDrafter, Sampling, Static
 from opt_tree.controllers import LengthPredictor, PredictedLength
-from opt_tree.core.target import Output
+from opt_tree.core.target import Forward, Output
 from opt_tree.decoding.draft import draft
 from opt_tree.decoding.presets import plain
 from opt_tree.drafters.heads.eagle3 import Eagle3Drafter
@@ -151,14 +151,9 @@ class Features(TableTarget):
         ]
         return {-1: torch.tensor(np.array(rows))}
 
-    def append(self, tokens: list[int], all_logits: bool = False) -> Output:
-        begin = len(self._context)
-        output = super().append(tokens, all_logits)
-        return output._replace(features=self._states(list(range(begin, begin + len(tokens))), tokens))
-
-    def score(self, tree: Tree) -> Output:
-        ends = (len(self._context) + tree.depths).tolist()
-        return super().score(tree)._replace(features=self._states(ends, tree.tokens.tolist()))
+    def run(self, forward: Forward) -> Output:
+        states = self._states(forward.positions.tolist(), forward.tokens.tolist())
+        return super().run(forward)._replace(features=states)
 
 
 def emitted_law(controller, verifier, chosen) -> dict[Text, float]:

@@ -8,7 +8,8 @@ import torch
 from tiny_models import prompt, random_tree, tiny, tiny_drafter
 from torch import Tensor, nn
 
-from opt_tree import CausalLMDrafter, Decoder, OptTree, Output, Pair, Sampling, Tree, load_drafter, load_pair
+from opt_tree import CausalLMDrafter, Decoder, OptTree, Output, Pair, Sampling, load_drafter, load_pair
+from opt_tree.core.target import Forward, TreeForward
 from opt_tree.decoding.presets import plain
 from opt_tree.drafters.registry import DrafterOptions
 from opt_tree.engines import Captured
@@ -203,11 +204,12 @@ class Recorded:
 
     def __init__(self, lm: CausalLM, patch: pytest.MonkeyPatch) -> None:
         self.rows: list[Tensor] = []
-        score, commit, last = lm.score, lm.commit, [torch.empty(0)]
+        run, commit, last = lm.run, lm.commit, [torch.empty(0)]
 
-        def scored(tree: Tree) -> Output:
-            output = score(tree)
-            last[0] = output.logits
+        def scored(forward: Forward, *engine: Any) -> Output:
+            output = run(forward, *engine)
+            if isinstance(forward, TreeForward):
+                last[0] = output.logits
             return output
 
         def committed(path: list[int]) -> None:
@@ -216,7 +218,7 @@ class Recorded:
             last[0] = torch.empty(0)
             commit(path)
 
-        patch.setattr(lm, "score", scored)
+        patch.setattr(lm, "run", scored)
         patch.setattr(lm, "commit", committed)
 
 

@@ -15,13 +15,14 @@ from opt_tree.core.children import Reduced
 from opt_tree.core.errors import one_line, require
 from opt_tree.core.pool import Frontier
 from opt_tree.core.step import Outcome
-from opt_tree.core.target import Output, shared
+from opt_tree.core.target import Forward, Output, shared
+from opt_tree.core.tree import send
 from opt_tree.drafters.draft_vocabulary import take_vocabulary, trimmed_further
 from opt_tree.drafters.heads.eagle_head import EagleHead, HeadedEagle
 from opt_tree.drafters.heads.families import refuse_others
 from opt_tree.drafters.of_model import OfModel
 from opt_tree.models.capabilities import cast_weights
-from opt_tree.models.causal_lm import Buckets, CausalLM, Wanted
+from opt_tree.models.causal_lm import Buckets, CausalLM
 from opt_tree.models.checkpoints import CheckpointError, load_tensors, read_config, refused
 from opt_tree.models.quantised_layers import follow, home_of, rows_of
 from opt_tree.models.tensor_parallel import replicated, whole
@@ -138,8 +139,9 @@ class EagleDrafter(OfModel):
 
     def expand(self, frontier: Frontier) -> Float[Tensor, "frontier vocab"] | Reduced:
         tokens, parents, depths, visible = frontier
-        states, behind = self._drafted, self.lm.length - 1
-        output = self.lm.run(Wanted(tokens, depths, visible, states, None, self._picking, behind, parents))
+        states = self._drafted.index_select(0, send(parents, self._drafted.device))
+        positions = self.lm.length - 1 + depths
+        output = self.lm.run(Forward(self.lm, tokens, positions, visible, states, picking=self._picking))
         self._draft(output.features[LAST])
         return self._scores(output)
 

@@ -15,12 +15,13 @@ from torch import Tensor
 from opt_tree.core.children import Picking, Reduced
 from opt_tree.core.pool import Frontier
 from opt_tree.core.step import Outcome
-from opt_tree.core.target import Output
+from opt_tree.core.target import Forward, Output
+from opt_tree.core.tree import send
 from opt_tree.drafters.heads.eagle import LAST, EagleDrafter
 from opt_tree.drafters.heads.eagle_head import HeadedEagle
 from opt_tree.drafters.heads.mtp_layers import MtpLayer, read_layers
 from opt_tree.drafters.registry import DrafterOptions, feature_target, register
-from opt_tree.models.causal_lm import Buckets, CausalLM, Wanted
+from opt_tree.models.causal_lm import Buckets, CausalLM
 from opt_tree.models.chain_lm import AnyLM
 from opt_tree.models.checkpoints import refused
 
@@ -90,7 +91,8 @@ class _Deeper:
         tokens = np.concatenate([np.array(text, dtype=np.int64), nodes.tokens])
         positions = np.concatenate([np.arange(left), nodes.depths + (behind - 1)])
         taken = np.concatenate([np.arange(left), nodes.parents + left])
-        return self.lm.run(Wanted(tokens, positions, seen, inputs, None, picking, self.lm.length, taken))
+        states = inputs.index_select(0, send(taken, inputs.device))
+        return self.lm.run(Forward(self.lm, tokens, self.lm.length + positions, seen, states, picking=picking))
 
     def commit(self) -> None:
         """Keep the committed tokens, drop the nodes."""

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from transformers import LlamaConfig
 
 from opt_tree.core.step import Outcome
-from opt_tree.core.target import Output, Work
+from opt_tree.core.target import Forward, Output, Work, causal
 from opt_tree.core.words import counted
 from opt_tree.drafters.draft_vocabulary import take_vocabulary
 from opt_tree.drafters.heads.eagle import LAST, EagleDrafter, head_config, lend_embeddings
@@ -20,7 +20,7 @@ from opt_tree.drafters.heads.eagle_head import EagleHead
 from opt_tree.drafters.heads.one_pass import OnePass
 from opt_tree.drafters.registry import DrafterOptions, feature_target, register
 from opt_tree.models.capabilities import cast_weights, size_of
-from opt_tree.models.causal_lm import Buckets, CausalLM, Wanted
+from opt_tree.models.causal_lm import Buckets, CausalLM
 from opt_tree.models.chain_lm import AnyLM
 from opt_tree.models.checkpoints import CheckpointError, load_tensors, refused
 from opt_tree.models.quantised_layers import home_of
@@ -77,8 +77,7 @@ class ParallelSpecDrafter(OnePass):
         tokens = np.array([*pairs, *self._masks])
         rows = len(tokens)
         inputs = torch.cat([features, features[-1:].expand(count, -1)])
-        wanted = Wanted(tokens, lm.length + np.arange(rows), np.tri(rows, dtype=bool), inputs)
-        output = lm.run(wanted, last_only=True)
+        output = lm.run(Forward(lm, tokens, lm.length + np.arange(rows), causal(rows), inputs, last_only=True))
         lm.commit(list(range(len(pairs))))
         states, layer = output.features[LAST][-count - 1 : -1], self._output
         with lm.eager.packed:

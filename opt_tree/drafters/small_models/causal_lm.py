@@ -7,9 +7,9 @@ from opt_tree.core.children import Reduced
 from opt_tree.core.errors import require
 from opt_tree.core.pool import Frontier
 from opt_tree.core.step import Outcome
-from opt_tree.core.target import Output
+from opt_tree.core.target import Forward, Output
 from opt_tree.drafters.of_model import OfModel
-from opt_tree.models.causal_lm import CausalLM, Wanted
+from opt_tree.models.causal_lm import CausalLM
 
 
 class CausalLMDrafter(OfModel):
@@ -44,8 +44,8 @@ class CausalLMDrafter(OfModel):
     def expand(self, frontier: Frontier) -> Float[Tensor, "frontier vocab"] | Reduced:
         tokens, _, depths, visible = frontier
         # Depth 1 follows the root, which is the last committed row here.
-        wanted = Wanted(tokens, depths, visible, picking=self._picking, behind=self.lm.length - 1)
-        return self._scores(self.lm.run(wanted))
+        positions = self.lm.length - 1 + depths
+        return self._scores(self.lm.run(Forward(self.lm, tokens, positions, visible, picking=self._picking)))
 
     def observe(self, outcome: Outcome) -> None:
         numbers = outcome.tree.draft_rows.tolist()
