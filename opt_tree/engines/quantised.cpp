@@ -6,7 +6,7 @@
 //   sums      of a group: whole numbers, exact in any order
 //   output    for groups ascending: y = fma((float)(sum of u * q), s * d, y), and y = fma(s * (sum of q), m, y) with four bits
 //
-// A weight lies as the instruction reads it (`packed`, made in `quantised.py`): of each panel of 64 outputs and each group
+// A weight lies as the instruction reads it (`packed`, made in `packed_weights.py`): of each panel of 64 outputs and each group
 // four inputs of 64 outputs, then the next four; with four bits these in the low halves of the bytes, the next in the high.
 // Behind them the d of the outputs, then their m.
 #include <torch/csrc/stable/library.h>

@@ -1,8 +1,8 @@
 """Linear layers whose weights have eight or four bits, on a CPU.
 
-Owns the form of such weights and what stands in the place of a model's layers; `quantised.cpp` multiplies. Weights are
-quantised in groups of 32 inputs, as GGUF's Q8_0 and Q4_1 are, and rows while a forward runs, each group by itself: so a
-row's result has the same bits whatever is computed beside it.
+Owns what stands in the place of a model's layers; `packed_weights.py` has the form of the weights, `quantised.cpp`
+multiplies. Weights are quantised in groups of 32 inputs, as GGUF's Q8_0 and Q4_1 are, and rows while a forward runs,
+each group by itself: so a row's result has the same bits whatever is computed beside it.
 """
 
 import mmap
@@ -15,14 +15,11 @@ from jaxtyping import Float, Int, UInt8
 from torch import Tensor, nn
 
 from opt_tree.engines import kernels
+from opt_tree.engines.packed_weights import PANEL, bits_of, pack, size_of, some_of, unpack
 
 SOURCE = Path(__file__).with_name("quantised.cpp")
 BITS = {"int8": 8, "int4": 4}
 """Of a number, by the name that callers give."""
-PANEL, GROUP, STEP = 64, 32, 4  # outputs that lie together, inputs of a group, and those that are multiplied at once
-_LEVELS = {8: 127, 4: 15}
-_ROWS = 4096
-"""Outputs that are packed at once."""
 _HUGE = 1 << 21
 
 
@@ -51,9 +48,12 @@ def quantise(model: nn.Module, weights: str) -> None:
     load_kernel()
     output = getattr(model, "get_output_embeddings", lambda: None)()
     held = {id(one) for module in model.modules() if type(module) is not nn.Linear for one in module.parameters(False)}
-    room = _room([_size(layer.weight.shape, _bits(weights, layer is output)) for *_, layer in places])
+    room = _room([size_of(layer.weight.shape, _bits(weights, layer is output)) for *_, layer in places])
     for (parent, name, layer), place in zip(places, room, strict=True):
-        packed = pack(layer.weight.detach(), _bits(weights, layer is output), place)
+        try:
+            packed = pack(layer.weight.detach(), _bits(weights, layer is output), place)
+        except ValueError as error:
+            raise ValueError(f"{paths[id(layer)]}: {error}") from None
         setattr(parent, name, QuantisedLinear(packed, layer, id(layer.weight) in held))
 
 
@@ -105,11 +105,10 @@ class QuantisedLinear(nn.Module):
 
     def rows(self, outputs: Int[Tensor, " columns"]) -> "QuantisedLinear":
         """The same layer over some of its outputs, with the same numbers."""
-        weight = unpack(self.packed, self.out_features, self.in_features)[outputs]
         few = nn.Linear(self.in_features, len(outputs), self.bias is not None, device="meta", dtype=self.dtype)
         if self.bias is not None:
             few.bias = nn.Parameter(self.bias[outputs], False)
-        return QuantisedLinear(pack(weight, self.bits), few)
+        return QuantisedLinear(some_of(self.packed, outputs), few)
 
     def forward(self, rows: Float[Tensor, "*rows inputs"]) -> Float[Tensor, "*rows outputs"]:
         multiply: Any = torch.ops.opt_tree.quantised_linear
@@ -117,63 +116,6 @@ class QuantisedLinear(nn.Module):
 
     def extra_repr(self) -> str:
         return f"in_features={self.in_features}, out_features={self.out_features}, bits={self.bits}"
-
-
-def bits_of(packed: Tensor) -> int:
-    """How many bits a packed weight's numbers have."""
-    return next(bits for bits in (8, 4) if packed.shape[2] == _bytes(bits))
-
-
-def pack(weight: Float[Tensor, "outputs inputs"], bits: int, place: Tensor | None = None) -> Tensor:
-    """Quantise a weight; return it as the kernel reads it, `[panels, groups, bytes]`, in `place` where that is given.
-
-    With eight bits w = d * q, where the largest |q| of a group is 127; with four w = d * q + m, where m is the least
-    number of a group and the largest q is 15. d and m are half precision.
-    """
-    outputs, inputs = weight.shape
-    panels, groups = -(-outputs // PANEL), -(-inputs // GROUP)
-    packed = torch.empty(panels, groups, _bytes(bits), dtype=torch.uint8) if place is None else place
-    packed = packed.view(panels, groups, _bytes(bits))
-    for begin in range(0, panels, _ROWS // PANEL):
-        some = weight[begin * PANEL : begin * PANEL + _ROWS].float()
-        count = -(-len(some) // PANEL)
-        padded = nn.functional.pad(some, (0, groups * GROUP - inputs, 0, count * PANEL - len(some)))
-        packed[begin : begin + count] = _packed(padded.view(count, PANEL, groups, GROUP), bits)
-    return packed
-
-
-def _packed(w: Float[Tensor, "panels outputs groups inputs"], bits: int) -> Tensor:
-    """Quantise w to whole numbers q with w = d q, or d q + m in four bits; d and m, one a group, lie behind its q."""
-    panels, _, groups, _ = w.shape
-    if bits == 8:
-        d, m = (w.abs().amax(-1) / _LEVELS[bits]).half(), torch.zeros(())
-    else:
-        m = w.amin(-1).half()
-        d = ((w.amax(-1) - w.amin(-1)) / _LEVELS[bits]).half()
-    step = torch.where(d > 0, d, 1).float()[..., None]
-    q = ((w - m.float()[..., None]) / step).round()
-    q = (q.clamp(-127, 127) + 128 if bits == 8 else q.clamp(0, 15)).to(torch.uint8)
-    if bits == 4:  # the next four inputs in the high halves
-        q = q.view(panels, PANEL, groups, -1, 2, STEP)
-        q = q[..., 0, :] | q[..., 1, :] << 4
-    q = q.view(panels, PANEL, groups, -1, STEP).permute(0, 2, 3, 1, 4).reshape(panels, groups, -1)
-    ends = [d] if bits == 8 else [d, m]
-    return torch.cat([q, *(one.transpose(1, 2).contiguous().view(torch.uint8) for one in ends)], -1)
-
-
-def unpack(packed: UInt8[Tensor, "panels groups bytes"], outputs: int, inputs: int) -> Float[Tensor, "outputs inputs"]:
-    """Return the numbers of a packed weight, in float32."""
-    bits, (panels, groups, _) = bits_of(packed), packed.shape
-    numbers = PANEL * GROUP * bits // 8
-    q = packed[..., :numbers].view(panels, groups, -1, PANEL, STEP).permute(0, 3, 1, 2, 4)  # as `_packed` laid them
-    ends = packed[..., numbers:].contiguous().view(torch.float16).view(panels, groups, -1, PANEL).float()
-    d = ends[:, :, 0].transpose(1, 2)[..., None]
-    if bits == 8:
-        w = (q.float() - 128).reshape(panels, PANEL, groups, GROUP) * d
-    else:
-        q = torch.stack([q & 15, q >> 4], -2).reshape(panels, PANEL, groups, GROUP)
-        w = q.float() * d + ends[:, :, 1].transpose(1, 2)[..., None]
-    return w.reshape(panels * PANEL, groups * GROUP)[:outputs, :inputs]
 
 
 def _linears(model: nn.Module) -> Iterator[tuple[nn.Module, str, nn.Linear]]:
@@ -186,16 +128,6 @@ def _linears(model: nn.Module) -> Iterator[tuple[nn.Module, str, nn.Linear]]:
 
 def _bits(weights: str, last: bool) -> int:
     return 8 if last else BITS[weights]
-
-
-def _bytes(bits: int) -> int:
-    """Of a panel's group: the numbers, d of each output, and m with four bits."""
-    return PANEL * GROUP * bits // 8 + 2 * PANEL * (1 if bits == 8 else 2)
-
-
-def _size(shape: torch.Size, bits: int) -> int:
-    outputs, inputs = shape
-    return -(-outputs // PANEL) * -(-inputs // GROUP) * _bytes(bits)
 
 
 def _room(sizes: list[int]) -> list[Tensor]:

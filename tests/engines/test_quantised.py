@@ -15,7 +15,8 @@ from test_canonical import single
 from torch import Tensor, nn
 
 from opt_tree.engines import kernels, quantised
-from opt_tree.engines.quantised import GROUP, PANEL, QuantisedLinear, load_kernel, pack, quantise, unpack
+from opt_tree.engines.packed_weights import GROUP, PANEL, pack, unpack
+from opt_tree.engines.quantised import QuantisedLinear, load_kernel, quantise
 
 pytestmark = pytest.mark.usefixtures("quantised_kernel")
 Multiply = Callable[[Tensor, Tensor, Tensor | None, int], Tensor]
@@ -144,6 +145,27 @@ def test_weights_are_off_by_half_a_step_at_most(bits: int) -> None:
     assert (off <= 0.51 * span[..., None] + 1e-3 * groups.abs().amax(-1, True)).all()
 
 
+@pytest.mark.parametrize(("bits", "factor"), [(8, 1e-6), (8, 2.5e-5), (8, 1e8), (4, 1e-6), (4, -1e5), (4, 1e7)])
+def test_weights_that_half_precision_scales_do_not_hold_are_refused(bits: int, factor: float) -> None:
+    """A scale below 3e-8 is 0 and all weights with it, one above 65,504 infinite; just above 3e-8 it is coarse."""
+    weight = torch.rand(70, 40, generator=torch.Generator().manual_seed(0)) * factor
+    with pytest.raises(ValueError, match=rf"in {bits} bits a weight would be off by .*, and the largest is "):
+        pack(weight, bits)
+    model = Two().requires_grad_(False)
+    model.layer.weight.copy_(1e-7)
+    with pytest.raises(ValueError, match=rf"^layer: in {bits} bits a weight would be off by "):
+        quantise(model, f"int{bits}")
+
+
+@pytest.mark.parametrize("bits", [8, 4])
+def test_small_weights_beside_large_ones_cost_less_than_a_step_of_these(bits: int) -> None:
+    """A row of 1e-7 (of a token that nobody trained) becomes 0, as it may; a layer of zeros stays one."""
+    weight = torch.randn(70, 40, generator=torch.Generator().manual_seed(0))
+    weight[3] *= 1e-7
+    assert (unpack(pack(weight, bits), 70, 40)[3]).abs().max() < 1e-6
+    assert not unpack(pack(torch.zeros(70, 40), bits), 70, 40).any()
+
+
 def test_zeros_stay_zeros_and_what_is_no_number_is_not_made_one() -> None:
     for bits in (8, 4):
         x, packed = problem(2, bits, rows=4)
@@ -200,7 +222,10 @@ def test_a_models_layers_are_replaced() -> None:
     twin = copy.deepcopy(model)
     assert torch.equal(twin.layer(x), model.layer(x))
     few = model.output.rows(torch.tensor([5, 99, 0]))
-    assert torch.equal(few(x), model.output(x)[:, [5, 99, 0]]), "the same numbers, packed anew"
+    assert torch.equal(few(x), model.output(x)[:, [5, 99, 0]]), "the same numbers"
+    assert torch.equal(few.weight, model.output.weight[[5, 99, 0]])
+    several = torch.arange(95)
+    assert torch.equal(model.layer.rows(several)(x), model.layer(x)[:, :95]), "of four bits, in two panels"
 
 
 @pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="a system without /proc")
