@@ -155,6 +155,7 @@ def facts_of(model: Any) -> dict[str, Any]:
         "processor": processor(),
         "threads": torch.get_num_threads(),  # loops are compiled for a number of them
         **({"adapters": adapters} if adapters else {}),
+        **({"scaling": scaling} if any(scaling := getattr(model, "scaling", ())) else {}),  # a head's
     }
 
 

@@ -15,7 +15,7 @@ from transformers.cache_utils import DFlashCache
 
 from opt_tree.core.step import Outcome
 from opt_tree.core.target import Output
-from opt_tree.drafters.heads.eagle import LAST, read_by
+from opt_tree.drafters.heads.eagle import LAST
 from opt_tree.drafters.heads.families import refuse_others
 from opt_tree.drafters.heads.one_pass import OnePass
 from opt_tree.drafters.registry import DrafterOptions, feature_target, register
@@ -64,7 +64,7 @@ class DFlashDrafter(OnePass):
         self._begin(self._nothing() if output is None else self._inputs(output.features))
 
     def laws(self, context: list[int]) -> Float[Tensor, "depths vocab"]:
-        return read_by(self.target, self.states(context)[1:])
+        return self.read(self.states(context)[1:])
 
     def states(self, context: list[int]) -> Float[Tensor, "block hidden"]:
         """Run the states that came since the last forward, and the block behind them; return what the block became."""

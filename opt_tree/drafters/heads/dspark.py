@@ -28,6 +28,7 @@ from opt_tree.drafters.registry import DrafterOptions, feature_target, register
 from opt_tree.models.capabilities import size_of
 from opt_tree.models.chain_lm import AnyLM
 from opt_tree.models.checkpoints import CheckpointError, load_named, load_tensors, read_config, refused
+from opt_tree.models.output_scaling import scaling_of
 from opt_tree.models.quantised_layers import home_of, rows_of
 from opt_tree.models.tensor_parallel import replicated
 
@@ -123,14 +124,14 @@ class DSparkDrafter(Drafter):
         self.target, self.features, self.max_context = target, block.features, block.max_context
         output: Any = replicated(target.model.get_output_embeddings())
         self._output: Any = output if tokens is None else rows_of(output, tokens)
-        self._device, self._dtype = home_of(self._output)
+        self._device, self._dtype, self._scaling = *home_of(self._output), scaling_of(target.model)
         self._states = self._unary = torch.zeros(0, 0, device=self._device, dtype=self._dtype)
         self._done = Work()
 
     def root(self, context: list[int]) -> Float[Tensor, "1 vocab"] | Reduced:
         begin = time.perf_counter()
         self._states = self.block.states(context)
-        self._unary = self._output(self._states.to(self._device, self._dtype))
+        self._unary = self._scaling(self._output(self._states.to(self._device, self._dtype)))
         answer = self._below(0, send(np.array(context[-1:]), self._device))
         self._done += Work(1, len(self._states), time.perf_counter() - begin)
         return answer

@@ -24,6 +24,7 @@ from opt_tree.drafters.of_model import OfModel
 from opt_tree.models.capabilities import cast_weights
 from opt_tree.models.causal_lm import Buckets, CausalLM
 from opt_tree.models.checkpoints import CheckpointError, load_tensors, read_config, refused
+from opt_tree.models.output_scaling import scaling_of
 from opt_tree.models.quantised_layers import follow, home_of, rows_of
 from opt_tree.models.tensor_parallel import replicated, whole
 
@@ -59,10 +60,9 @@ class EagleDrafter(OfModel):
                 f"wrong head for this target: the head is {head.config.hidden_size} wide, {target.name} {target.hidden}"
             )
         output = replicated(target.model.get_output_embeddings())
-        cap = getattr(target.model.config.get_text_config(), "final_logit_softcapping", None)
         if tokens is not None:
             output = rows_of(output, tokens)
-        self._begin(HeadedEagle(head, output, cap), target, buckets, tokens)
+        self._begin(HeadedEagle(head, output, scaling_of(target.model)), target, buckets, tokens)
 
     def _begin(
         self, model: HeadedEagle, target: CausalLM, buckets: Buckets | None, tokens: Int[Tensor, " columns"] | None
@@ -95,7 +95,7 @@ class EagleDrafter(OfModel):
         """Return the token that the head drafts first behind each estimate of a feature."""
         output: Any = self.lm.model.get_output_embeddings()
         head: Any = self.lm.model.base_model
-        found = output(head.read(estimates)).argmax(-1)
+        found = output(head.read(estimates)).argmax(-1)  # no scaling changes which is the largest
         return found if self.tokens is None else self.tokens[found]
 
     def reset(self, prompt: list[int], output: Output | None) -> None:
@@ -184,12 +184,6 @@ def load_eagle(
         device, _ = home_of(target.model.get_output_embeddings())
         cast_weights(head, device, target.dtype).eval().requires_grad_(False)
         return EagleDrafter(head, target, buckets, tokens)
-
-
-def read_by(target: CausalLM, states: Float[Tensor, "rows hidden"]) -> Float[Tensor, "rows vocab"]:
-    """Return what the target's output layer says of some states."""
-    output: Any = target.model.get_output_embeddings()
-    return output(states.to(*home_of(output)))
 
 
 def lend_embeddings(tensors: dict[str, Tensor], target: CausalLM, vocab: int) -> None:

@@ -28,6 +28,7 @@ from opt_tree.models.capabilities import cast_weights
 from opt_tree.models.causal_lm import Buckets, CausalLM
 from opt_tree.models.chain_lm import AnyLM
 from opt_tree.models.checkpoints import CheckpointError, load_named, load_tensors, read_config, refused
+from opt_tree.models.output_scaling import Scaling, scaling_of
 from opt_tree.models.quantised_layers import rows_of
 from opt_tree.models.tensor_parallel import replicated
 
@@ -150,12 +151,14 @@ class Eagle3Drafter(EagleDrafter):
                 f"wrong head for this target: the head reads features {head.fc.in_features // 3} wide, {target.name} "
                 f"has {target.hidden}"
             )
-        output = getattr(head, "lm_head", None) or replicated(target.model.get_output_embeddings())
+        own = getattr(head, "lm_head", None)
+        output = own or replicated(target.model.get_output_embeddings())
         if output.weight.shape[1] != head.config.hidden_size:
             raise ValueError(f"wrong head for this target: it is {head.config.hidden_size} wide and has no lm_head")
         if tokens is not None and output.weight.shape[0] != len(tokens):
             output = rows_of(output, tokens)
-        self._begin(HeadedEagle(head, output), target, buckets, tokens)
+        scaling = Scaling() if own else scaling_of(target.model)
+        self._begin(HeadedEagle(head, output, scaling), target, buckets, tokens)
 
     def inputs(self, features: Mapping[int, Float[Tensor, "tokens hidden"]]) -> Float[Tensor, "tokens hidden"]:
         head: Any = self.lm.model.base_model

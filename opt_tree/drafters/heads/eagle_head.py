@@ -18,6 +18,7 @@ from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRotaryEmbedding
 
 from opt_tree.models.checkpoints import load_named
+from opt_tree.models.output_scaling import Scaling
 from opt_tree.models.quantised_layers import home_of
 
 
@@ -128,15 +129,15 @@ class EagleHead(OneLayerHead):
 class HeadedEagle(nn.Module):
     """A head followed by an output layer: the shape of a causal LM, so that `CausalLM` can run it.
 
-    `cap` is the target's `final_logit_softcapping`, where the output layer is the target's.
+    `scaling` is what the target makes of the numbers of its output layer, where that is the one.
     """
 
-    def __init__(self, head: Any, output: nn.Module, cap: float | None = None) -> None:
+    def __init__(self, head: Any, output: nn.Module, scaling: Scaling = Scaling()) -> None:
         super().__init__()
         self.base_model, self.config = head, head.config
         # In a list, so that the target's layer does not become a submodule (it is not ours to move or to save).
         self._output = [output]
-        self._cap = cap
+        self.scaling = scaling
 
     def forward(
         self,
@@ -151,10 +152,7 @@ class HeadedEagle(nn.Module):
         output = self._output[0]
         kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
         read = self.base_model.read(hidden[:, kept])
-        logits = output(read.to(*home_of(output)))
-        if self._cap:
-            logits = torch.tanh(logits / self._cap) * self._cap
-        return SimpleNamespace(logits=logits)
+        return SimpleNamespace(logits=self.scaling(output(read.to(*home_of(output)))))
 
     def get_input_embeddings(self) -> nn.Module:
         return self.base_model.embed_tokens

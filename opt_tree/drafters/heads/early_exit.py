@@ -25,6 +25,7 @@ from opt_tree.models.capabilities import size_of, unwrapped
 from opt_tree.models.causal_lm import Buckets, CausalLM
 from opt_tree.models.chain_lm import AnyLM
 from opt_tree.models.checkpoints import CheckpointError, load_named, load_tensors, read_own_config, refused
+from opt_tree.models.output_scaling import scaling_of
 from opt_tree.models.quantised_layers import follow, plain_copy
 from opt_tree.models.split_target import Split, check_cut
 
@@ -45,7 +46,7 @@ class ExitLayer(nn.Module):
         model = unwrapped(model)
         check_cut(model, depth)
         body = model.base_model
-        self.depth = depth
+        self.depth, self.scaling = depth, scaling_of(model)
         layer: Any = plain_copy(body.layers[-1])  # where training begins
         layer.self_attn.layer_idx = 0  # its place in a cache of its own, which has this one layer
         self.layer = layer
@@ -82,7 +83,7 @@ class ExitLayer(nn.Module):
     ) -> SimpleNamespace:
         """`input_ids` are not read: the features stand for them. `attention`: positions, mask and cache."""
         hidden = self.hidden(features, **attention)
-        return SimpleNamespace(logits=self.get_output_embeddings()(hidden))
+        return SimpleNamespace(logits=self.scaling(self.get_output_embeddings()(hidden)))
 
     @property
     def base_model(self) -> nn.Module:

@@ -24,6 +24,7 @@ from opt_tree.drafters.registry import DrafterOptions, feature_target, register
 from opt_tree.models.causal_lm import Buckets, CausalLM
 from opt_tree.models.chain_lm import AnyLM
 from opt_tree.models.checkpoints import refused
+from opt_tree.models.output_scaling import scaling_of
 
 _AT_ONCE = 64
 """Committed rows that a layer runs beside drafted ones; more of them run before."""
@@ -110,7 +111,8 @@ class MtpDrafter(EagleDrafter):
 
     def __init__(self, model: Any, target: CausalLM, buckets: Buckets | None = None) -> None:
         """`model`: a transformers `MtpModel` of this target, whose layers become this drafter's."""
-        heads = [HeadedEagle(MtpLayer(model, index), model.shared_head) for index in range(len(model.layers))]
+        scaling, count = scaling_of(target.model), len(model.layers)
+        heads = [HeadedEagle(MtpLayer(model, index), model.shared_head, scaling) for index in range(count)]
         self._begin(heads[0], target, buckets, None)
         self._deeper: list[_Deeper] = []
         for head in reversed(heads[1:]):

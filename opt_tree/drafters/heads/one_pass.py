@@ -8,6 +8,7 @@ marginals is the product of their probabilities along each path; its n best path
 
 import time
 from abc import abstractmethod
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -19,12 +20,14 @@ from opt_tree.core.pool import Frontier
 from opt_tree.core.step import Outcome
 from opt_tree.core.target import Output, Work
 from opt_tree.drafters.base import Drafter
-from opt_tree.drafters.heads.eagle import LAST, read_by
+from opt_tree.drafters.heads.eagle import LAST
 from opt_tree.drafters.registry import DrafterOptions, feature_target, register
 from opt_tree.models.capabilities import size_of
 from opt_tree.models.causal_lm import CausalLM
 from opt_tree.models.chain_lm import AnyLM
 from opt_tree.models.checkpoints import CheckpointError, load_named, load_tensors, read_config, refused
+from opt_tree.models.output_scaling import scaling_of
+from opt_tree.models.quantised_layers import home_of
 from opt_tree.models.tensor_parallel import check_whole
 
 
@@ -43,10 +46,16 @@ class OnePass(Drafter):
     def __init__(self, target: CausalLM) -> None:
         check_whole(target, "a drafter that reads the target's output layer at every depth")
         self.target, self.max_context = target, target.max_context
+        self._scaling = scaling_of(target.model)
         self._feature = torch.zeros(1, target.hidden, dtype=target.dtype, device=target.device)
         self.scores = torch.zeros(0, target.vocab)
         """Of this step, a row a depth."""
         self._done = Work()
+
+    def read(self, states: Float[Tensor, "rows hidden"]) -> Float[Tensor, "rows vocab"]:
+        """Return the logits that the target has where these are its last hidden states."""
+        output: Any = self.target.model.get_output_embeddings()
+        return self._scaling(output(states.to(*home_of(output))))
 
     @abstractmethod
     def laws(self, context: list[int]) -> Float[Tensor, "depths columns"]:
@@ -126,7 +135,7 @@ class MedusaDrafter(OnePass):
 
     def laws(self, context: list[int]) -> Float[Tensor, "depths vocab"]:
         states = self.heads(self._feature.to(next(self.heads.parameters()).dtype))[:, 0]
-        return states if states.shape[1] == self.target.vocab else read_by(self.target, states)
+        return states if states.shape[1] == self.target.vocab else self.read(states)
 
     def describe(self) -> str:
         return f"{len(self.heads.heads)} Medusa heads {self.name}: {size_of(self.heads)}"

@@ -79,13 +79,10 @@ class ParallelSpecDrafter(OnePass):
         inputs = torch.cat([features, features[-1:].expand(count, -1)])
         output = lm.run(Forward(lm, tokens, lm.length + np.arange(rows), causal(rows), inputs, last_only=True))
         lm.commit(list(range(len(pairs))))
-        states, layer = output.features[LAST][-count - 1 : -1], self._output
+        headed: Any = lm.model
+        states, layer = output.features[LAST][-count - 1 : -1], headed.get_output_embeddings()
         with lm.eager.packed:
-            return torch.cat([layer(states.to(*home_of(layer))), output.logits])
-
-    @property
-    def _output(self) -> Any:
-        return self.eagle.lm.model.get_output_embeddings()
+            return torch.cat([headed.scaling(layer(states.to(*home_of(layer)))), output.logits])
 
     def reset(self, prompt: list[int], output: Output | None) -> None:
         self.eagle.reset(prompt, output)

@@ -69,6 +69,7 @@ from opt_tree.core.command_line import from_fields
 from opt_tree.drafters.draft_vocabulary import vocabulary_tensors
 from opt_tree.drafters.heads.dspark import DSparkHeads, backbone, published_names
 from opt_tree.models.checkpoints import load_weights
+from opt_tree.models.output_scaling import scaling_of
 from opt_tree.training.files import write_checkpoint
 from opt_tree.training.heads.batches import Batch, Documents, most_frequent
 from opt_tree.training.heads.features import COUNTS
@@ -108,6 +109,7 @@ class DSparkLoss(Judge):
         self.plan = plan
         self.embedding: Tensor = target.get_input_embeddings().weight.detach()
         self.output: Tensor = target.get_output_embeddings().weight.detach()[tokens]
+        self.scaling = scaling_of(target)
         self.columns = torch.full((len(self.embedding),), -1)
         self.columns[tokens] = torch.arange(len(tokens))
 
@@ -148,7 +150,7 @@ class DSparkLoss(Judge):
         parents, follower = (batch.ids.gather(1, (asked + ahead).flatten(1)).view_as(asked) for ahead in (0, 1))
         goals = batch.features[-1].gather(1, asked.flatten(1)[..., None].expand(-1, -1, states.shape[-1]))
         logits, confidence = self.score(states[able], parents[able])
-        law = (goals.view_as(states)[able].to(self.output.dtype) @ self.output.T).float().softmax(-1)
+        law = self.read(goals.view_as(states)[able]).float().softmax(-1)
         losses = losses_of(logits, confidence, law, self.columns[follower[able]])
         place = torch.arange(unroll).expand_as(able)[able]
         counts = torch.bincount(place, minlength=unroll).clamp(min=1)
@@ -156,14 +158,17 @@ class DSparkLoss(Judge):
         loss, hits = (torch.zeros(unroll).index_add(0, place, each) / counts for each in (losses, equal))
         return loss, hits
 
+    def read(self, states: Float[Tensor, "rows hidden"]) -> Float[Tensor, "rows columns"]:
+        """Return the logits that the target has where these are its last hidden states."""
+        return self.scaling(states.to(self.output.dtype) @ self.output.T)
+
     def score(
         self, states: Float[Tensor, "rows hidden"], parents: Int[Tensor, " rows"]
     ) -> tuple[Float[Tensor, "rows columns"], Float[Tensor, " rows"]]:
         """Return the logits of children and of the confidence, below parents whose children have these states."""
         markov, confidence = self.head.heads.markov_head, self.head.heads.confidence(states, parents)
         assert confidence is not None
-        unary = states.to(self.output.dtype) @ self.output.T
-        return (unary + markov.markov_w2(markov.latent(states, parents))).float(), confidence.float()
+        return (self.read(states) + markov.markov_w2(markov.latent(states, parents))).float(), confidence.float()
 
 
 def losses_of(

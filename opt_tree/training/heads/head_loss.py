@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from opt_tree.drafters.heads.eagle3 import Eagle3Head
+from opt_tree.models.output_scaling import Scaling, scaling_of
 from opt_tree.training.heads.batches import Batch, most_frequent
 from opt_tree.training.heads.eagle import passes
 from opt_tree.training.heads.features import COUNTS
@@ -24,18 +25,19 @@ _CHUNK = 128
 
 
 class Wanted(NamedTuple):
-    """The target's side: the states behind its last norm, what reads them, and the share of its best token alone."""
+    """The target's side: states behind its last norm, what reads them, its best token's own share, its logits' cap."""
 
     states: Float[Tensor, "rows hidden"]
     output: Float[Tensor, "tokens hidden"]
     hard: float = 0.0
+    cap: float | None = None
 
 
 class Judged(torch.autograd.Function):
     """Cross-entropy of what an output layer reads in estimates, with what the target says of the same rows.
 
     Logits and their gradient are never held for more than `_CHUNK` rows. `output` gets a gradient where it wants one:
-    EAGLE-3's is its own. Returns (loss, share of equal argmaxes), each by pass.
+    EAGLE-3's is its own, and has no cap. Returns (loss, share of equal argmaxes), each by pass.
     """
 
     @staticmethod
@@ -50,19 +52,24 @@ class Judged(torch.autograd.Function):
         gradient = torch.empty_like(estimates)
         of_output = torch.zeros(len(estimates) * ctx.needs_input_grad[2], *output.shape)
         norm = weights.sum(1).clamp_min(1)
+        theirs, own = Scaling(cap=wanted.cap), Scaling(cap=None if ctx.needs_input_grad[2] else wanted.cap)
         for start in range(0, len(wanted.states), _CHUNK):
             rows = slice(start, start + _CHUNK)
-            probs = (wanted.states[rows] @ wanted.output.T).float().softmax(-1)
+            probs = theirs((wanted.states[rows] @ wanted.output.T).float()).softmax(-1)
             best = probs.argmax(-1)
             if wanted.hard:
                 probs.mul_(1 - wanted.hard)
                 probs.scatter_add_(1, best[:, None], torch.full((len(best), 1), wanted.hard))
             for number, estimate in enumerate(estimates[:, rows]):
                 weight = weights[number, rows] / norm[number]
-                log_probs = (estimate @ output.T).float().log_softmax(-1)
+                logits = own((estimate @ output.T).float())
+                log_probs = logits.log_softmax(-1)
                 losses[number] -= (torch.einsum("rv,rv->r", probs, log_probs) * weight).sum()
                 equal[number] += ((log_probs.argmax(-1) == best) * weight).sum()
-                apart = log_probs.exp_().sub_(probs).mul_(weight[:, None]).to(output.dtype)
+                apart = log_probs.exp_().sub_(probs).mul_(weight[:, None])
+                if own.cap is not None:
+                    apart.mul_(1 - (logits / own.cap) ** 2)
+                apart = apart.to(output.dtype)
                 gradient[number, rows] = apart @ output
                 if len(of_output):
                     of_output[number] += apart.T @ estimate
@@ -86,17 +93,19 @@ class Goal:
     hard: float = 0.0  # share that the target's best token alone gets of what is wanted
     often: Int[Tensor, " rows"] | None = None  # rows of the output layer that each batch is judged over; None: all
     drawn: int = 0  # other rows that it is judged over, drawn anew
+    cap: float | None = None  # of the target's logits
 
 
 def columns_of(
     target: PreTrainedModel, features: Path, plan: Judging, vocab: int | None = None
 ) -> tuple[Int[Tensor, " columns"], Float[Tensor, "columns hidden"], Goal]:
     """Return the most frequent tokens of the answers, as many as `vocab` says (None: all), the target's output rows of
-    them, and what the plan says of the judge."""
+    them, with its scaling's factor, and what the plan says of the judge."""
     counts, output = np.load(features / COUNTS), target.get_output_embeddings().weight.detach()
+    factor, cap = scaling_of(target)
     kept = torch.arange(len(counts)) if vocab is None else most_frequent(counts, vocab, "target")
     often = torch.from_numpy(np.argsort(-counts[kept], kind="stable")[: plan.frequent]) if plan.frequent else None
-    return kept, output[kept].clone(), Goal(hard=plan.hard, often=often, drawn=plan.drawn)
+    return kept, output[kept] * factor, Goal(hard=plan.hard, often=often, drawn=plan.drawn, cap=cap)
 
 
 class Judge(nn.Module):
@@ -189,7 +198,8 @@ class HeadLoss(Judge):
         states = goals[judged]
         own, theirs = self.judging()
         read = self.read(picked)
-        loss, equal = Judged.apply(read.to(own.dtype), weights, own, Wanted(states, theirs, self.goal.hard))
+        wanted = Wanted(states, theirs, self.goal.hard, self.goal.cap)
+        loss, equal = Judged.apply(read.to(own.dtype), weights, own, wanted)
         if self.goal.feature:
             near = F.smooth_l1_loss(read.float(), states.float().expand_as(picked), reduction="none").mean(-1)
             loss = loss + self.goal.feature * (near * weights).sum(1) / weights.sum(1).clamp_min(1)
