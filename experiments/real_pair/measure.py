@@ -1,0 +1,170 @@
+"""The three stages: texts, fit, steps. Owns what is on disk; each line is written once and never again."""
+
+import copy
+import itertools
+import json
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from tqdm import tqdm
+
+from evaluation.command_line import Value, counted, table
+from experiments.real_pair.__main__ import Options
+from experiments.real_pair.lockstep import Stored, Way, steps_along
+from experiments.real_pair.plots import draw_all
+from experiments.real_pair.questions import Asked, asked, in_rounds
+from experiments.real_pair.tables import Along, all_tables
+from experiments.real_pair.ways import all_ways
+from opt_tree import CausalLM, CausalLMDrafter, Decoder, Static
+from opt_tree.batch.scheduler import side_by_side
+from opt_tree.batch.shared_forwards import lane_memos
+from opt_tree.core.files import write_text
+from opt_tree.core.stopping import Stop
+from opt_tree.decoding.pair import encode, stop_tokens
+from opt_tree.models.canonical import make_canonical
+from opt_tree.models.checkpoints import load_causal_lm, load_tokenizer
+from opt_tree.models.named import resolve
+from opt_tree.policies import AcceptanceRates
+from opt_tree.training.fitting.calibrate import Likelihood
+
+_RANKS = 20
+
+
+def load(name: str, role: str) -> tuple[CausalLM, Any]:
+    """Return a model in canonical arithmetic, in bfloat16 where this CPU multiplies it, and its tokenizer."""
+    folder = resolve(name, role)
+    lm = load_causal_lm(folder, "auto", "cpu")
+    if not isinstance(lm, CausalLM):
+        raise ValueError(f"{name} is scored path by path; its trees are not drafted here")
+    make_canonical(lm)
+    return lm, load_tokenizer(folder)
+
+
+def lines(path: Path) -> Iterator[dict[str, Any]]:
+    """The lines of a file that are whole; none of a file that is not there."""
+    if path.exists():
+        for line in path.read_text(encoding="utf-8").splitlines():
+            yield json.loads(line)
+
+
+def append(path: Path, line: dict[str, Any]) -> None:
+    with path.open("a", encoding="utf-8") as file:
+        file.write(json.dumps(line) + "\n")
+
+
+def decode_texts(options: Options, questions: list[Asked], path: Path) -> None:
+    """Let the target answer plainly what it has not answered yet; `width` texts at a time, which changes none."""
+    have = {(line["set"], line["id"]) for line in lines(path)}
+    todo = [one for one in questions if (one.set, one.id) not in have]
+    if not todo:
+        return
+    lm, tokenizer = load(options.target, "target")
+    ends = sorted(stop_tokens(lm.model, tokenizer))
+
+    def job(one: Asked) -> Any:
+        given = tokenizer(one.given, add_special_tokens=False).input_ids if one.given else []
+        prompt = [*encode(tokenizer, one.message), *given]
+
+        def answer(decoder: Decoder) -> dict[str, Any]:
+            tokens = decoder.generate(prompt, options.max_new_tokens, stop=Stop(ends)).tokens
+            asked = {"set": one.set, "id": one.id, "limit": options.max_new_tokens, "ends": ends}
+            return {**asked, "prompt": prompt, "tokens": tokens, "text": tokenizer.decode(tokens)}
+
+        return answer
+
+    decoder = Decoder(lm, None, Static.empty())
+    made = decoder.side_by_side((job(one) for one in todo), options.width)
+    for _, line in tqdm(made, "texts", len(todo), unit="text", disable=None):
+        append(path, line)
+
+
+def stored(line: dict[str, Any]) -> Stored:
+    """A line of `texts.jsonl` as the text that it is."""
+    return Stored(line["prompt"], line["tokens"], line["limit"], frozenset(line["ends"]))
+
+
+@torch.inference_mode()
+def fit_to(drafter: CausalLMDrafter, texts: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return the temperature under which the target's choices are likeliest, and how often each rank was its choice.
+
+    At every place of the texts, the text before it given: a rank's rate is that of a child whose parent was accepted.
+    """
+    likelihood, ranks = Likelihood(), torch.zeros(_RANKS + 1, dtype=torch.long)
+    for text in texts:
+        drafter.lm.reset()
+        drafter.lm.append(text["prompt"][:-1])
+        scores = drafter.lm.append([text["prompt"][-1], *text["tokens"][:-1]], all_logits=True).logits.float()
+        for row, choice in zip(scores.log_softmax(-1), text["tokens"], strict=True):
+            likelihood.add(row, choice)
+            ranks[min(int((row > row[choice]).sum()), _RANKS)] += 1
+    rates = (ranks[:_RANKS] / ranks.sum()).tolist()
+    return {"temperature": likelihood.temperature(), "rates": rates, "places": int(ranks.sum()), "texts": len(texts)}
+
+
+def draft_along(
+    drafter: CausalLMDrafter, texts: list[dict[str, Any]], ways: dict[str, Way], path: Path, options: Options
+) -> None:
+    """Write down the steps of every policy along each text that are not there yet, until the time is over.
+
+    The forwards of `options.width` texts are packed into one. A text is written when its last step is there.
+    """
+    have: dict[tuple[str, str], set[str]] = {}
+    for line in lines(path):
+        have.setdefault((line["set"], line["id"]), set()).update(line["steps"])
+    todo = [(text, have.get((text["set"], text["id"]), set())) for text in texts]
+    todo = [(text, there) for text, there in todo if ways.keys() - there]
+    end = time.monotonic() + 60 * options.minutes
+    twins = [copy.deepcopy(drafter, memo) for memo in lane_memos((drafter.lm,), options.width)]
+
+    def job(text: dict[str, Any], there: set[str]) -> Callable[[int], dict[str, Any]]:
+        def along(lane: int) -> dict[str, Any]:
+            steps = steps_along(twins[lane], stored(text), {name: ways[name] for name in ways if name not in there})
+            rows = {name: [one.row() for one in taken] for name, taken in steps.items()}
+            return {"set": text["set"], "id": text["id"], "tokens": len(text["tokens"]), "steps": rows}
+
+        return along
+
+    in_time = itertools.takewhile(lambda _: time.monotonic() <= end, (job(*one) for one in todo))
+    made = side_by_side(in_time, options.width)
+    for _, line in tqdm(made, "drafting", len(todo), unit="text", disable=None):
+        append(path, line)
+
+
+def measure(options: Options, folder: Path) -> None:
+    """Do what of the stages is not done."""
+    sets = [asked(name, options.count, options.data_dir, options.fetch) for name in options.sets.split(",")]
+    questions = list(in_rounds(sets))
+    decode_texts(options, questions, folder / "texts.jsonl")
+    known = {(line["set"], line["id"]): line for line in lines(folder / "texts.jsonl")}
+    for_fit, others = ([known[one.set, one.id] for one in questions if one.fit is fit] for fit in (True, False))
+    lm, _ = load(options.drafter, "draft")
+    drafter = CausalLMDrafter(lm)
+    if not (folder / "fit.json").exists():
+        write_text(folder / "fit.json", json.dumps(fit_to(drafter, for_fit), indent=1))
+    found = json.loads((folder / "fit.json").read_text())
+    ways = all_ways(AcceptanceRates(tuple(found["rates"])), found["temperature"])
+    print(f"{counted(len(others), 'text')}, {len(ways)} policies; {len(for_fit)} for the fit")
+    draft_along(drafter, others, ways, folder / "steps.jsonl", options)
+
+
+def run(options: Options) -> dict[str, Any]:
+    """Measure what is missing; print the tables, write them and the pictures, and return them."""
+    folder = Path(options.output)
+    folder.mkdir(parents=True, exist_ok=True)
+    measure(options, folder)
+    texts = Along.all_of(lines(folder / "steps.jsonl"))
+    if not texts:
+        raise ValueError(f"nothing was drafted in {options.minutes:g} minutes: {folder / 'steps.jsonl'} is empty")
+    found = all_tables(texts)
+    for one in found:
+        print(f"\n{one['title']}")
+        print(table([dict(zip(one["columns"], map(_cell, row), strict=True)) for row in one["rows"]]))
+    write_text(folder / "tables.json", json.dumps(found, indent=1) + "\n")
+    return {"texts": len(texts), "tables": found, "pictures": [str(path) for path in draw_all(texts, folder)]}
+
+
+def _cell(value: Any) -> Value:
+    return " to ".join(f"{end:.2f}" for end in value) if isinstance(value, list) else value

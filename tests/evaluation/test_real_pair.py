@@ -1,0 +1,112 @@
+"""The evaluation along stored texts: what it says of a policy is what decoding with that policy does."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from experiments.real_pair import __main__ as real_pair
+from experiments.real_pair.lockstep import Stored, Way, steps_along
+from experiments.real_pair.measure import lines
+from experiments.real_pair.questions import asked, in_rounds
+from experiments.real_pair.tables import Along, more, rate
+from opt_tree import Decoder, OptTree, Pair, Static, load_pair
+from opt_tree.core.stopping import ends_of
+from opt_tree.drafters import Sharpened
+from opt_tree.models.canonical import make_canonical
+from opt_tree.policies import Eagle2
+from opt_tree.policies.sequoia import SequoiaTree
+
+WAYS = {
+    "threshold 0": Way(OptTree(40, 0)),
+    "smaller": Way(OptTree(8, 0.2)),
+    "sharpened": Way(OptTree(30, 0.2), 0.6),
+    "beam": Way(Eagle2(6, 3, 20)),
+    "fixed": Way(SequoiaTree((0.6, 0.2, 0.1), 20, 4)),
+    "chain": Way(Static.chain(5)),
+    "plain": Way(Static.empty()),
+}
+
+
+@pytest.fixture(scope="module")
+def pair(kernel: None) -> Pair:
+    pair = load_pair("demo", drafter="lm:demo", bare=True, canonical=True, dtype="float32")
+    make_canonical(pair.drafter.models[0])
+    return pair
+
+
+@pytest.mark.parametrize("stops", [True, False])
+def test_steps_along_a_text_are_those_of_decoding(pair: Pair, stops: bool) -> None:
+    """Lengths, draft forwards, nodes and E(A), step by step, to a stop token and to the limit."""
+    prompt, stop = pair.encode("Why is the sky blue?"), pair.stop if stops else None
+    text = Decoder(pair.target, None, Static.empty()).generate(prompt, 40, stop=stop)
+    assert (len(text.tokens) < 40) is stops
+    found = steps_along(pair.drafter, Stored(prompt, text.tokens, 40, ends_of(stop)), WAYS)
+    assert found.keys() == WAYS.keys()
+    for name, (policy, temperature) in WAYS.items():
+        drafter = pair.drafter if temperature == 1 else Sharpened(pair.drafter, temperature)
+        real = Decoder(pair.target, drafter, policy).generate(prompt, 40, stop=stop)
+        assert real.tokens == text.tokens
+        assert [one.emitted for one in found[name]] == real.accept_lengths, name
+        assert [one.expected for one in found[name]] == [step.expected_accepted for step in real.steps]
+        assert [one.nodes for one in found[name]] == [step.tree.nodes for step in real.steps]
+        # The first step's rows have the prompt in them.
+        assert [one.forwards for one in found[name][1:]] == [step.draft_forwards for step in real.steps[1:]]
+
+
+def test_a_text_that_another_target_wrote_takes_other_steps(pair: Pair) -> None:
+    """The text decides: one token changed, and a step ends before it."""
+    prompt = pair.encode("Why is the sky blue?")
+    tokens = Decoder(pair.target, None, Static.empty()).generate(prompt, 20).tokens
+    ways = {"chain": Way(Static.chain(5))}
+    changed = [*tokens[:7], (tokens[7] + 1) % pair.target.vocab, *tokens[8:]]
+    steps = steps_along(pair.drafter, Stored(prompt, changed, 20, frozenset()), ways)["chain"]
+    assert 8 in {one.place + one.emitted for one in steps} and sum(one.emitted for one in steps) == 20
+
+
+def test_the_whole_command_goes_on_and_draws(tmp_path: Path, capsys: pytest.CaptureFixture, kernel: None) -> None:
+    command = ["--sets", "demo", "--count", "4", "--max-new-tokens", "10", "--output", str(tmp_path), "--json"]
+    assert real_pair.main([*command, "--minutes", "0"]) == 2
+    assert "nothing was drafted" in capsys.readouterr().err
+    texts = (tmp_path / "texts.jsonl").read_text()
+    assert len(texts.splitlines()) == 4 and (tmp_path / "fit.json").exists()
+    assert real_pair.main(command) == 0
+    found = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert found["texts"] == 3 and (tmp_path / "texts.jsonl").read_text() == texts
+    assert [Path(path).stat().st_size > 5000 for path in found["pictures"]] == [True]
+    steps = (tmp_path / "steps.jsonl").read_text()
+    assert real_pair.main(command) == 0  # nothing is missing, nothing is written
+    assert (tmp_path / "steps.jsonl").read_text() == steps
+    for text in Along.all_of(lines(tmp_path / "steps.jsonl")):
+        length = next(len(line["tokens"]) for line in lines(tmp_path / "texts.jsonl") if line["id"] == text.id)
+        assert {text.sums(name)[0] for name in text.steps} == {length}
+    for one in json.loads((tmp_path / "tables.json").read_text()):
+        assert one["rows"] and {len(row) for row in one["rows"]} == {len(one["columns"])}
+
+
+def test_rates_are_ratios_of_sums() -> None:
+    def text(name: str, lengths: list[int], others: list[int]) -> Along:
+        rows = {"a": [[0, length, length - 1, True, 1.0, 4, 2, 3, 5] for length in lengths]}
+        rows["b"] = [[0, length, length - 1, True, 1.0, 4, 2, 2, 3] for length in others]
+        return Along.all_of([{"set": "s", "id": name, "steps": rows}])[0]
+
+    texts = [text("1", [4, 4], [8]), text("2", [12], [6, 6])]
+    assert rate(texts, "a")[0] == pytest.approx(20 / 3) and rate(texts, "a", 2)[0] == 3
+    assert rate(texts, "a", 4)[0] == pytest.approx(1 / 3)
+    assert more(texts, "b", "a")[0] == pytest.approx(20 / 3 - 20 / 3)
+
+
+def test_what_is_asked(tmp_path: Path) -> None:
+    (tmp_path / "humaneval").mkdir()
+    turn = "Complete the code I provided.\n\ndef f(x):\n    '''Return x.'''\n"
+    rows = [json.dumps({"question_id": n, "category": "code", "turns": [turn]}) for n in range(20)]
+    (tmp_path / "humaneval" / "question.jsonl").write_text("\n".join(rows))
+    body, whole = (asked(name, 10, str(tmp_path), False) for name in ("humaneval", "humaneval_repeated"))
+    assert body[0].given == "```python\ndef f(x):\n    '''Return x.'''\n" and whole[0].given == ""
+    assert body[0].message == whole[0].message and "I provided" not in body[0].message
+    assert [one.id for one in body] == [str(2 * n) for n in range(10)] and [one.fit for one in body].index(True) == 2
+    assert [(one.set, one.id) for one in in_rounds([body, whole])][:3] == [
+        ("humaneval", "0"),
+        ("humaneval_repeated", "0"),
+        ("humaneval", "2"),
+    ]
