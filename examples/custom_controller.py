@@ -1,6 +1,7 @@
 """A controller of one's own: a fixed schedule of tree policies.
 
     python -m examples.custom_controller
+    python -m evaluation.eval_opt_classic --controller examples/custom_controller.py:stages --limit 2 --nodes 16
 
 A controller says which policy the next step uses. It names all its policies beforehand, so that the decoder can check
 each of them against the verifier. It sees the past only: the context and the steps that are done.
@@ -12,30 +13,41 @@ from jaxtyping import Float
 from torch import Tensor
 
 import opt_tree
+from opt_tree.controllers.base import Controller
+from opt_tree.controllers.registry import Wanted
+from opt_tree.core.children import Few
+from opt_tree.core.step import Outcome, Step
+from opt_tree.core.target import Output
+from opt_tree.policies import Static, TreePolicy
 
 
-class Stages(opt_tree.Controller):
+class Stages(Controller):
     """Uses each policy for a given number of steps, and the last one for the rest of the answer."""
 
-    def __init__(self, stages: Sequence[tuple[int, opt_tree.TreePolicy]], last: opt_tree.TreePolicy) -> None:
+    def __init__(self, stages: Sequence[tuple[int, TreePolicy]], last: TreePolicy) -> None:
         self.policies = (*(policy for _, policy in stages), last)
         self._plan = [policy for steps, policy in stages for _ in range(steps)]
         self._done = 0
 
-    def reset(self, prompt: list[int], output: opt_tree.Output | None) -> None:
+    def reset(self, prompt: list[int], output: Output | None) -> None:
         """A new prompt begins."""
         self._done = 0
 
-    def choose(self, context: list[int], root: Float[Tensor, "1 vocab"] | opt_tree.Few | None) -> opt_tree.TreePolicy:
+    def choose(self, context: list[int], root: Float[Tensor, "1 vocab"] | Few | None) -> TreePolicy:
         """Return the policy of the next step, one of `policies`."""
         return self._plan[self._done] if self._done < len(self._plan) else self.policies[-1]
 
-    def observe(self, step: opt_tree.Step, outcome: opt_tree.Outcome) -> None:
+    def observe(self, step: Step, outcome: Outcome) -> None:
         """A step is done. A learning controller would look at what it cost and at what was accepted."""
         self._done += 1
 
 
-def main() -> opt_tree.Generation:
+def stages(path: str, wanted: Wanted) -> Stages:
+    """Make it of what a command knows: two steps without a tree, then the one asked for. It reads no `path`."""
+    return Stages([(2, Static.empty())], last=wanted.tree)
+
+
+def main() -> "opt_tree.Generation":
     pair = opt_tree.load_pair("demo", dtype="float32")
     small, large = opt_tree.OptTree(nodes=4, threshold=0.3), opt_tree.OptTree(nodes=16, threshold=0.1)
     stages = Stages([(2, opt_tree.Static.empty()), (4, small)], last=large)

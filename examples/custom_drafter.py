@@ -1,6 +1,7 @@
 """A drafter of one's own, without a model: it counts which token followed which in the context.
 
     python -m examples.custom_drafter
+    python -m evaluation.compare --drafter examples/custom_drafter.py:Bigrams --policies opt:0.1 --budgets 8
 
 It answers in `Few`: it names the few tokens that it has seen behind a node, with a mass below 1. What is missing is the
 chance of something never seen there. A node about which it knows nothing gets a row of -inf, and no children.
@@ -12,10 +13,14 @@ from collections import Counter, defaultdict
 import torch
 
 import opt_tree
+from opt_tree.core.children import Few
 from opt_tree.core.pool import Frontier
+from opt_tree.core.step import Outcome
+from opt_tree.core.target import Output
+from opt_tree.drafters.base import Drafter
 
 
-class Bigrams(opt_tree.Drafter):
+class Bigrams(Drafter):
     """Proposes what followed the same token earlier in this context, the most frequent ones first."""
 
     sparse = True  # it answers in `Few`; policies that draw their children refuse it
@@ -26,23 +31,23 @@ class Bigrams(opt_tree.Drafter):
         self._followers: dict[int, Counter[int]] = {}
         self._read = 0  # tokens of the context that are counted
 
-    def reset(self, prompt: list[int], output: opt_tree.Output | None) -> None:
+    def reset(self, prompt: list[int], output: Output | None) -> None:
         self._followers, self._read = defaultdict(Counter), 0
 
-    def root(self, context: list[int]) -> opt_tree.Few:
+    def root(self, context: list[int]) -> Few:
         """Count what the last step added, then answer for the last token."""
         for place in range(max(self._read, 1), len(context)):
             self._followers[context[place - 1]][context[place]] += 1
         self._read = len(context)
         return self._answer(context[-1:])
 
-    def expand(self, frontier: Frontier) -> opt_tree.Few:
+    def expand(self, frontier: Frontier) -> Few:
         return self._answer(frontier.tokens.tolist())
 
-    def observe(self, outcome: opt_tree.Outcome) -> None:
+    def observe(self, outcome: Outcome) -> None:
         """Nothing to learn here: the next `root` sees the whole context."""
 
-    def _answer(self, tokens: list[int]) -> opt_tree.Few:
+    def _answer(self, tokens: list[int]) -> Few:
         log_probs = torch.full((len(tokens), self.most), -torch.inf)
         named = torch.zeros(len(tokens), self.most, dtype=torch.long)
         for row, token in enumerate(tokens):
@@ -51,10 +56,10 @@ class Bigrams(opt_tree.Drafter):
                 # One more than was seen: the rest is the chance of a token that never followed.
                 log_probs[row, column] = math.log(count / (seen.total() + 1))
                 named[row, column] = follower
-        return opt_tree.Few(log_probs, named)
+        return Few(log_probs, named)
 
 
-def main() -> opt_tree.Generation:
+def main() -> "opt_tree.Generation":
     pair = opt_tree.load_pair("demo", dtype="float32")
     decoder = opt_tree.Decoder(pair.target, Bigrams(), opt_tree.OptTree(nodes=8, threshold=0.1))
     prompt = pair.encode("Give me an overview of the economy of Iceland.")

@@ -1,6 +1,7 @@
 """A tree policy of one's own: one trunk, and the runners-up of every node on it.
 
     python -m examples.custom_policy
+    python -m evaluation.compare --policies examples/custom_policy.py:Trunk,opt:0.2 --budgets 24
 
 A policy is a frozen dataclass without state. The pool holds everything that was drafted in this step; the policy reads
 it and never writes it.
@@ -13,6 +14,7 @@ import numpy as np
 from jaxtyping import Int
 
 import opt_tree
+from opt_tree.core.children import TopK
 from opt_tree.core.pool import CandidatePool
 
 
@@ -40,9 +42,9 @@ class Trunk:
         return self.nodes // self.width
 
     @property
-    def children(self) -> opt_tree.TopK:
+    def children(self) -> TopK:
         """The most probable tokens. This type decides which verifiers may judge the tree."""
-        return opt_tree.TopK(per_node=self.width)
+        return TopK(per_node=self.width)
 
     def expand(self, pool: CandidatePool) -> Int[np.ndarray, " frontier"] | None:
         """Return the rows whose children are drafted next, or None to stop."""
@@ -57,7 +59,7 @@ class Trunk:
         return np.arange(len(pool.tokens))
 
 
-def main() -> dict[str, opt_tree.Generation]:
+def main() -> "dict[str, opt_tree.Generation]":
     pair = opt_tree.load_pair("demo", dtype="float32")
     prompt = pair.encode("What does the word lantern mean?")
     answers = {}

@@ -1,6 +1,7 @@
 """A verifier of one's own: toss a coin between two exact rules.
 
     python -m examples.custom_verifier
+    python -m evaluation.compare --verifiers examples/custom_verifier.py:coin --policies chains:3 --temperatures 0.5
 
 A verifier is a function, tagged with the kinds of children that it is exact for. Most are made of a rule for one node:
 from the target's probabilities, the drafter's, and the children that were drawn, to the probabilities of the token
@@ -14,8 +15,9 @@ import opt_tree
 from opt_tree.core.children import IID
 from opt_tree.core.random import Random
 from opt_tree.core.sampling import Logits
+from opt_tree.core.tree import Tree
 from opt_tree.policies import Sampled
-from opt_tree.verifiers.base import Probs, valid_for, walk_down
+from opt_tree.verifiers.base import Probs, Verdict, valid_for, walk_down
 from opt_tree.verifiers.multi_round_rejection import in_rounds
 from opt_tree.verifiers.naive_tree import first_child
 
@@ -26,12 +28,12 @@ def either(target: Probs, draft: Probs, tokens: Int[np.ndarray, " children"]) ->
 
 
 @valid_for(IID, branching=either)
-def coin(tree: opt_tree.Tree, logits: Logits, random: Random) -> opt_tree.Verdict:
+def coin(tree: Tree, logits: Logits, random: Random) -> Verdict:
     """Walk down from the root; at each node emit a token by `either`, and go on while a child carries it."""
     return walk_down(tree, logits, random, either)
 
 
-def main() -> opt_tree.Generation:
+def main() -> "opt_tree.Generation":
     print(opt_tree.prove(coin, IID(2), depth=1))
     # The two most probable children are always the same two. That is not what the rule is exact for.
     print(opt_tree.prove(coin, opt_tree.TopK(2), depth=1))

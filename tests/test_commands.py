@@ -21,7 +21,7 @@ from evaluation import acceptance, report
 from evaluation.answers.metrics import bootstrap
 from evaluation.command_line import parse, run_command
 from evaluation.compare import options as compare
-from evaluation.compare.combinations import STUDIES
+from evaluation.compare.studies import STUDIES
 from evaluation.run import options as run_options
 from evaluation.run.options import Options
 from examples import chat

@@ -2,6 +2,7 @@
 
     python -m evaluation.compare --policies opt:0.2,eagle2,sequoia,binary --budgets 25,60 --drafter lm:demo,eagle:demo
     python -m evaluation.compare --policies chains:3,dyspec --verifiers multi_round,traversal --temperatures 0.6,1
+    python -m evaluation.compare --policies mine.py:Trunk,opt:0.2 --drafter mine.py:Bigrams
     python -m evaluation.compare --preset paper --plots figures
 
 Goes on where a killed run stopped; combinations that would not be exact are listed as refused and not run. Mean
@@ -19,7 +20,7 @@ if __name__ == "__main__":
     sys.exit(main())
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -39,28 +40,38 @@ def run(options: Options) -> dict[str, Any]:
     """Measure what is not in the output yet; print the table and draw the plots; return the figures."""
     file, cells = AnswerFile(options.output), options.combinations
     refusals = {cell: cell.refusal(options.lossy) for cell in cells}
-    refused = dict.fromkeys((cell.policy, cell.verifier, why) for cell, why in refusals.items() if why is not None)
+    refused = tell({cell: why for cell, why in refusals.items() if why is not None})
     valid = [cell for cell, why in refusals.items() if why is None]
-    for policy, verifier, why in refused:
-        print(f"refused: {policy} with {verifier}: {why}")
     if cells and not valid:
         raise ValueError("every combination asked for is refused")
     if not cells and not file.path.is_file():
         raise ValueError(f"nothing to do: name --policies or a --preset, or an --output that exists, not {file.path}")
     if valid:
-        measure(options, valid, file)
+        refused += measure(options, valid, file)
     found = print_comparison(file.path)
     if options.plots is not None:
         from evaluation.compare.plots import draw_all  # matplotlib only where a plot is asked for
 
         for path in draw_all([record for record in read(file.path) if "cell" in record], Path(options.plots)):
             print(f"drawn: {path}")
-    return found | {"refused": [dict(zip(("policy", "verifier", "refused"), one, strict=True)) for one in refused]}
+    return found | {"refused": refused}
 
 
-def measure(options: Options, cells: Sequence[Combination], file: AnswerFile) -> None:
-    """Append a line for each cell that has none yet, on disk before the next one begins."""
+def tell(refusals: Mapping[Combination, str]) -> list[dict[str, str]]:
+    """Say what is refused, each policy and verifier once for each reason; return what was said."""
+    found = dict.fromkeys((cell.policy, cell.verifier, why) for cell, why in refusals.items())
+    for policy, verifier, why in found:
+        print(f"refused: {policy} with {verifier}: {why}")
+    return [dict(zip(("policy", "verifier", "refused"), one, strict=True)) for one in found]
+
+
+def measure(options: Options, cells: Sequence[Combination], file: AnswerFile) -> list[dict[str, str]]:
+    """Append a line for each cell that has none yet, on disk before the next one begins; return what is refused."""
     bench = Bench(options, cells)
+    refusals = {cell: why for cell in cells if (why := bench.refusal(cell)) is not None}
+    refused = tell(refusals)
+    if not (cells := [cell for cell in cells if cell not in refusals]):
+        raise ValueError("every combination asked for is refused")
     check_writable(file.path)
     with file.lock():
         if options.overwrite:
@@ -72,7 +83,11 @@ def measure(options: Options, cells: Sequence[Combination], file: AnswerFile) ->
         session["arguments"] = dataclasses.asdict(options)
         for different in file.begin(bench.settings, session, [file] if options.overwrite else ()):
             print(f"warning: other cells of {file.path} were measured elsewhere: {different}", file=sys.stderr)
-        done = set() if options.overwrite else {record["question_id"] for record in file.read()}
+        done = {} if options.overwrite else {record["question_id"]: record.get("code") or {} for record in file.read()}
+        for cell in cells:
+            then = done.get(cell.key, cell.code)
+            if changed := sorted(name for name, digest in cell.code.items() if then.get(name) != digest):
+                raise ValueError(f"{', '.join(changed)} changed since {cell.key} was measured; pass --overwrite")
         tasks = _tasks(options, cells, bench)
         left = {key: task for key, task in tasks.items() if key not in done}
         if left:
@@ -81,6 +96,7 @@ def measure(options: Options, cells: Sequence[Combination], file: AnswerFile) ->
             for key, task in bar:
                 bar.set_postfix_str(key)
                 file.append(task())
+    return refused
 
 
 def _tasks(options: Options, cells: Sequence[Combination], bench: Bench) -> dict[str, Callable[[], Record]]:

@@ -4,19 +4,23 @@ Owns which combinations there are and which are refused. Policies and verifiers 
 Decodes nothing. In the output and in its keys a combination is called a cell.
 """
 
+import inspect
 import itertools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from evaluation.answers.comparison import SHARPENING
-from opt_tree import TreePolicy, Verifier, verifiers
+from opt_tree import Controller, TreePolicy, Verifier, verifiers
+from opt_tree.controllers.registry import CONTROLLERS, parse_controller
 from opt_tree.core.children import IID, Children, TopK, WithoutReplacement
+from opt_tree.core.own_files import digests, object_of, split_name
+from opt_tree.drafters.registry import folders_of
+from opt_tree.models.checkpoints import read_calibration
 from opt_tree.policies.acceptance_rates import HALVING, AcceptanceRates
 from opt_tree.policies.base import MOST_NODES
-from opt_tree.policies.registry import make_policy, takes
+from opt_tree.policies.registry import make_policy, name_of, takes
 
-VERIFIERS: dict[str, Verifier] = {name: method.make for name, method in verifiers.VERIFIERS.items()}
 SIBLINGS: dict[str, Callable[[int], Children]] = {"TopK": TopK, "IID": IID, "WithoutReplacement": WithoutReplacement}
 WANTED = {
     "greedy": ("TopK",),
@@ -29,12 +33,28 @@ WANTED = {
 """The kinds of siblings that a fixed shape is given for a verifier; `IID` for those not named here."""
 
 
+def verifier_of(name: str) -> Verifier:
+    """The verifier of a name. Raises ValueError with the names that there are."""
+    return verifiers.VERIFIERS.named(name).make
+
+
+def is_controller(policy: str) -> bool:
+    """Whether what stands in a policy's place chooses one for each step. ValueError for what there is not."""
+    name = CONTROLLERS.split(policy)[0]
+    if not (own := split_name(name)):
+        return name in CONTROLLERS
+    made = object_of(own[0])
+    if isinstance(made, type):
+        return issubclass(made, Controller)
+    return isinstance(made, Controller) or (callable(made) and "wanted" in inspect.signature(made).parameters)
+
+
 @dataclass(frozen=True)
 class Combination:
     """One line of the comparison."""
 
     policy: str
-    """A name of the library's registry, with its parameters: `opt:0.2`, `delayed:3:2:6`."""
+    """A name with its parameters: `opt:0.2`, `delayed:3:2:6`, `mine.py:Trunk`; or a controller's: `auto`."""
     budget: int
     """Drafted nodes sent to the target each step, at most."""
     drafter: str
@@ -56,7 +76,16 @@ class Combination:
 
     @property
     def needs_rates(self) -> bool:
-        return takes(self.policy.partition(":")[0], "rates")
+        return not self.controls and takes(name_of(self.policy), "rates")
+
+    @property
+    def code(self) -> dict[str, str]:
+        """The files of one's own that it is made of, and a checksum of each."""
+        return digests((self.policy, self.drafter, self.verifier))
+
+    @property
+    def controls(self) -> bool:
+        return is_controller(self.policy)
 
     def build(self, rates: AcceptanceRates = HALVING) -> TreePolicy:
         """Make the policy. Raises ValueError for parameters it does not take, or that break the budget."""
@@ -65,8 +94,9 @@ class Combination:
     def refusal(self, lossy: bool) -> str | None:
         """Why the library does not run this combination, in its own words; None if it does."""
         try:
-            verifiers.check_temperature(VERIFIERS[self.verifier], self.temperature)
-            verifiers.check(VERIFIERS[self.verifier], self.build().children, lossy)
+            judge = verifier_of(self.verifier)
+            verifiers.check_temperature(judge, self.temperature)
+            verifiers.check(judge, TopK(2) if self.controls else self.build().children, lossy)
         except (TypeError, ValueError) as error:
             return str(error)
         return None
@@ -87,9 +117,10 @@ class Grid:
     sharpening: Sequence[str] = ("bare",)
 
     def __post_init__(self) -> None:
-        for known, asked in ((VERIFIERS, self.judges), (SHARPENING, self.sharpening)):
-            if unknown := [name for name in asked if name not in known]:
-                raise ValueError(f"unknown {unknown[0]!r}; there are {', '.join(known)}")
+        for judge in self.judges:
+            verifier_of(judge)
+        if unknown := [name for name in self.sharpening if name not in SHARPENING]:
+            raise ValueError(f"unknown {unknown[0]!r}; there are {', '.join(SHARPENING)}")
         if min(self.budgets, default=1) < 1:
             raise ValueError(f"a budget is at least 1 node, got {min(self.budgets)}")
         if bad := [temperature for temperature in self.temperatures if not 0 <= temperature < math.inf]:
@@ -104,8 +135,8 @@ class Grid:
         for drafter, temperature, budget, sharpening, policy in itertools.product(
             self.drafters, self.temperatures, self.budgets, self.sharpening, self.policies
         ):
-            shaped = takes(policy.partition(":")[0], "siblings")
-            own = "" if shaped else type(make_policy(policy, max(budget, MOST_NODES)).children).__name__
+            own = _children(policy, budget)
+            shaped = not own
             if temperature > 0 or own not in ("", "TopK", "LayerBest"):
                 sharpening = "bare"
             elif shaped:
@@ -117,107 +148,16 @@ class Grid:
         return list(found)
 
 
-DRAFT, HEAD = "lm:demo", "eagle:demo"
+def _children(policy: str, budget: int) -> str:
+    """The kind of siblings that a policy picks, empty for one that is told; controllers choose among the best."""
+    if is_controller(policy):
+        parse_controller(policy)
+        return "TopK"
+    if takes(name_of(policy), "siblings"):
+        return ""
+    return type(make_policy(policy, max(budget, MOST_NODES)).children).__name__
 
 
-def paper() -> list[Grid]:
-    """The OPT-Tree paper's: its trees at equal budgets, the scaling figure, the threshold and temperature sweeps."""
-    trees = ("opt:0.2", "eagle2", "sequoia", "eagle1", "binary")
-    both = (DRAFT, HEAD)
-    sweep = [f"opt:{threshold}" for threshold in (0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 0.9)]
-    return [
-        Grid(trees, budgets=(25, 30, 50, 60, 130), drafters=both, sharpening=("bare", "fitted")),
-        Grid(("opt:0.2", "sequoia"), budgets=(10, 25, 60, 130, 250, 500), sharpening=("fitted",)),
-        Grid(sweep, budgets=(50,), drafters=both, sharpening=("fitted",)),
-        Grid(("opt:0.2",), ("match",), (0, 0.2, 0.4, 0.6, 0.8, 1), (50,), both, ("fitted",)),
-    ]
-
-
-def verification() -> list[Grid]:
-    """The verification study's: i.i.d. rollouts by K and L, all verifiers at equal budget, temperatures, delay.
-
-    One judge suffices for the rollouts and the temperatures: on a cell's trees the expectation of all is computed.
-    """
-    judges: tuple[str, ...] = ("multi_round", "k_seq", "khisti", "naive", "match", "traversal")
-    temperatures: tuple[float, ...] = (0.2, 0.6, 1, 1.2)
-    ks, lengths, drafters, budget = (1, 2, 3, 4), (1, 2, 4, 6, 8), (DRAFT, HEAD), (24,)
-    chains, rollouts = ("multi_round",), ("chains:3", "delayed:3:2")
-    best = {"dyspec": "without_replacement", "rheo:0.2": "rheo", "opt:0.2": "match", "chain": "block"}
-    grids = [Grid((f"chains:{k}",), chains, (1,), (k * length,)) for k, length in itertools.product(ks, lengths)]
-    grids += [Grid(rollouts, judges, (1,), budget, drafters), Grid(rollouts, chains, temperatures, budget)]
-    for policy, judge in best.items():
-        grids.append(Grid((policy,), (judge,), temperatures, budget))
-        grids.append(Grid((policy,), (judge,), (1,), budget, drafters))
-    grids.append(Grid(("sequoia",), ("without_replacement", "traversal"), (1,), budget, drafters))
-    pair = ("multi_round", "traversal")
-    grids.append(Grid(("delayed:3:1", "delayed:3:4"), pair, (1,), budget, drafters))
-    grids.append(Grid(("kary:2", "kary:3"), pair, (1,), budget))
-    grids.append(Grid(("chain", "dyspec"), ("naive", "traversal"), (1,), budget))
-    return grids
-
-
-def rules() -> list[Grid]:
-    """OPT-Tree's rule against the published code's, thresholds, and the fitted sharpening; small trees beside them."""
-    both = (DRAFT, HEAD)
-    return [
-        Grid(("published:0.5", "opt:0.5", "opt:0.2"), drafters=both),
-        Grid(("opt:0.5", "opt:0.2"), drafters=both, sharpening=("fitted",)),
-        Grid(("binary",), budgets=(30,), drafters=both),
-        Grid(("chain",), budgets=(4,), drafters=both),
-    ]
-
-
-RASD, GRAFT = f"rasd:{HEAD}+store:demo", f"{HEAD}+store:demo"
-DRAFTERS: dict[str, tuple[str, ...]] = {
-    DRAFT: ("opt:0.2", "binary"),
-    HEAD: ("opt:0.2", "eagle2"),
-    "eagle3:demo": ("opt:0.2", "eagle2"),
-    "ngram": ("opt:0", "chain"),
-    "store:demo": ("opt:0",),
-    "recycling": ("opt:0", "recycling_tree"),
-    f"graft:1:{GRAFT}": ("opt:0.05",),
-    f"graft:2:{GRAFT}": ("opt:0.05",),
-    RASD: ("opt:0.2", "eagle2"),
-    **dict.fromkeys(SMALL := ("exit:demo", "parallelspec:demo", "dspark:demo"), ("opt:0.05", "chain")),
-}
-"""What drafts, and under which trees: OPT-Tree, whose threshold is about what a layer costs, then its paper's."""
-FITTED = (DRAFT, HEAD, "eagle3:demo", f"graft:1:{GRAFT}", f"graft:2:{GRAFT}", RASD, *SMALL)
-"""Those that bring a fitted sharpening."""
-
-
-def drafters() -> list[Grid]:
-    """What drafts: models, tables, and a model above a table, each under OPT-Tree and under its paper's tree.
-
-    Tables that learn from prompt to prompt (recycling) are as warm as the combinations before have made them.
-    """
-    sizes = {0: (8, 12, 24, 60), 1: (8, 60)}
-    grids = []
-    for (temperature, budgets), (drafter, trees) in itertools.product(sizes.items(), DRAFTERS.items()):
-        read = ("fitted",) if drafter in FITTED else ("bare",)
-        grids.append(Grid(trees, temperatures=(temperature,), budgets=budgets, drafters=(drafter,), sharpening=read))
-    return grids
-
-
-STUDIES = {"paper": paper, "verification": verification, "rules": rules, "drafters": drafters}
-
-
-@dataclass(frozen=True)
-class Size:
-    """How much is decoded, where the command line does not say it."""
-
-    questions: int = 8
-    tokens: int = 64
-    """New tokens a question, at most."""
-    plain_every: int = 2
-    """Of so many questions one is decoded plainly, too: before the combination's own answer or after it, by turns."""
-    peers: bool = False
-    """Whether `transformers` decodes the questions, too."""
-
-
-SIZES = {"drafters": Size(24, 32, plain_every=8, peers=True)}
-"""Of the studies that are not of the usual size: that of drafters has some hundred combinations."""
-
-
-def study(name: str) -> list[Combination]:
-    """The combinations of a study, each once."""
-    return list(dict.fromkeys(one for grid in STUDIES[name]() for one in grid.combinations()))
+def is_calibrated(drafter: str) -> bool:
+    """Whether a fitted sharpening is stored beside a drafter, or a part of it."""
+    return any(read_calibration(folder) is not None for folder in folders_of(drafter))

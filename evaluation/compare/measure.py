@@ -16,7 +16,7 @@ from evaluation.acceptance import Counting
 from evaluation.acceptance import measure as count_acceptance
 from evaluation.answers.comparison import PLAIN, figures
 from evaluation.answers.file import AnswerFile, Record
-from evaluation.compare.combinations import VERIFIERS, Combination
+from evaluation.compare.combinations import Combination, verifier_of
 from evaluation.compare.options import Options
 from evaluation.questions.prompts import Prompter
 from evaluation.questions.sets import Question, load_set, select
@@ -24,16 +24,29 @@ from evaluation.run.baselines import InLoop, transformers_methods
 from evaluation.run.conversation import Conversation, side_by_side
 from evaluation.run.models import load_assistant, load_several, resolved
 from evaluation.timing import Method, in_turn, schedule
-from opt_tree import Decoder, Generation, OptTree, Pair, Random, Sampling, Step, Tree, Verdict, Verifier
+from opt_tree import (
+    Controller,
+    Decoder,
+    Generation,
+    OptTree,
+    Pair,
+    Random,
+    Sampling,
+    Step,
+    Tree,
+    TreePolicy,
+    Verdict,
+    Verifier,
+)
 from opt_tree.core.children import Children
 from opt_tree.core.probabilities import probs_of
 from opt_tree.core.sampling import Logits, whole
 from opt_tree.core.words import counted
-from opt_tree.decoding.presets import plain
+from opt_tree.decoding.presets import controller, plain
 from opt_tree.drafters.registry import folders_of
 from opt_tree.models.checkpoints import read_minutes
 from opt_tree.policies import AcceptanceRates
-from opt_tree.verifiers import block_efficiency, check
+from opt_tree.verifiers import VERIFIERS, block_efficiency, check
 
 RATES_TOKENS, LEAST_TRIALS = 64, 20
 """New tokens a question that acceptance rates are counted on; ranks and depths tried less often have none."""
@@ -50,12 +63,15 @@ class Expectation:
     The same trees for all, and no noise of accepting and rejecting (arXiv:2602.16994). Its own time is in `seconds`.
     """
 
-    def __init__(self, verifier: Verifier, children: Children, every: int) -> None:
+    def __init__(self, own: str, children: Children, every: int) -> None:
+        """`own` is the name of the verifier that judges."""
+        verifier = verifier_of(own)
         self.__dict__.update(vars(verifier))
         self.__name__ = verifier.__name__
         self.verifier, self.every, self.calls, self.seconds = verifier, every, 0, 0.0
+        judges = {name: method.make for name, method in VERIFIERS.items()} | {own: verifier}
         self.judges = {
-            name: judge for name, judge in VERIFIERS.items() if not judge.greedy_only and _exact(judge, children)
+            name: judge for name, judge in judges.items() if not judge.greedy_only and _exact(judge, children)
         }
         self.values: dict[str, list[float]] = {name: [] for name in self.judges}
 
@@ -119,21 +135,35 @@ class Bench:
             name: resolved(fitted[name])["sharpening"] if name in fitted else None for name, _ in self.pairs
         }
 
+    def refusal(self, one: Combination) -> str | None:
+        """Why the library does not run this combination with this drafter; None if it does, or does not know yet."""
+        if one.controls:
+            return None
+        pair = self._pair(one)
+        try:
+            Decoder(pair.target, pair.drafter, one.build(), verifier_of(one.verifier), lossy=self.options.lossy)
+        except TypeError as error:
+            return str(error)
+        return None
+
     def measure(self, one: Combination) -> Record:
         """Answer the questions as the combination says, every second one plainly, too; return its line."""
         pair, sampling = self._pair(one), Sampling(one.temperature)
-        policy = one.build(self.rates(one)) if one.needs_rates else one.build()
-        verifier = VERIFIERS[one.verifier if one.temperature else "match"]
+        policy, verifier = self._policy(one, pair), verifier_of(one.verifier if one.temperature else "match")
         stop = self.conversation.prompter.stop
 
         def judged_by(verifier: Verifier) -> InLoop:
-            decoder = Decoder(pair.target, pair.drafter, policy, verifier, lossy=self.options.lossy)
+            try:
+                decoder = Decoder(pair.target, pair.drafter, policy, verifier, lossy=self.options.lossy)
+            except TypeError as error:
+                raise ValueError(f"{one.key}: {error}") from error
             return InLoop(decoder, sampling, stop)
 
         self._warm(judged_by(verifier))
         watch = None
         if self.options.expect_every and one.temperature:
-            verifier = watch = Expectation(verifier, policy.children, self.options.expect_every)
+            children = (policy.policies[-1] if isinstance(policy, Controller) else policy).children
+            verifier = watch = Expectation(one.verifier, children, self.options.expect_every)
         steps: list[Step] = []
         ours, base = judged_by(verifier), InLoop(plain(pair.target), sampling, stop)
         efficiency: list[dict[str, list[float]]] = []
@@ -142,8 +172,12 @@ class Bench:
             baseline = self._together(base, self.questions[:: self.size.plain_every])
         else:
             answers, baseline = self._in_turn(_watched(ours, watch, steps), base, watch, efficiency)
+        counts = (count for answer in answers for count in answer["choices"][0]["tree_nodes"])
+        if (most := max(counts, default=0)) > one.budget:
+            raise ValueError(f"{one.policy} sent {most} nodes to the target, the budget is {one.budget}")
         return {
             "question_id": one.key,
+            "code": one.code or None,
             "cell": dataclasses.asdict(one),
             "figures": figures(answers, baseline, efficiency) | footprint(one.drafter),
             "first_tree": _drawn(steps[0]),
@@ -201,6 +235,12 @@ class Bench:
             if watch is not None:
                 efficiency.append(watch.take())
         return answers, baseline
+
+    def _policy(self, one: Combination, pair: Pair) -> TreePolicy | Controller:
+        """What chooses the trees; a controller is new for each line."""
+        if one.controls:
+            return controller(one.policy, pair.target, pair.drafter, OptTree(one.budget), self.options.seed)
+        return one.build(self.rates(one)) if one.needs_rates else one.build()
 
     def _together(self, method: InLoop, questions: Sequence[Question], kept: list[Step] | None = None) -> list[Record]:
         """Answers to these questions, decoded side by side; `kept` gets the steps of the first one."""

@@ -7,10 +7,11 @@ from evaluation.command_line import numbers, option, whole_numbers
 from evaluation.run.options import MOST_LANES, PUBLISHED, Asked, known
 
 if TYPE_CHECKING:
-    from evaluation.compare.combinations import Combination, Size
+    from evaluation.compare.combinations import Combination
+    from evaluation.compare.studies import Size
 
-GRID = {"verifiers": "match", "temperatures": "0", "budgets": "60", "sharpening": "fitted"}
-"""What a grid is made of, besides policies and drafters, where nothing else is said."""
+GRID: dict[str, str | None] = {"verifiers": "match", "temperatures": "0", "budgets": "60", "sharpening": None}
+"""What a grid is made of, besides policies and drafters, where nothing else is said; sharpening: what is stored."""
 
 
 @dataclass(frozen=True)
@@ -21,14 +22,19 @@ class Options(Asked):
         None, "a ready list of combinations instead of a grid", choices=("paper", "verification", "rules", "drafters")
     )
     policies: str | None = option(
-        None, known("policies", "comma list of trees, parameters behind colons: opt:0.2,kary:3; of ")
+        None,
+        known(
+            "policies",
+            "comma list of trees, parameters behind colons, as opt:0.2,kary:3; a controller or FILE.py:NAME goes, "
+            "too; of ",
+        ),
     )
-    verifiers: str | None = option(None, known("verifiers", "comma list (default: match): "))
+    verifiers: str | None = option(None, known("verifiers", "comma list (default: match), FILE.py:NAME or of "))
     temperatures: str | None = option(None, "comma list (default: 0); at 0 the judge is greedy")
     budgets: str | None = option(None, "comma list of nodes (default: 60), at most that many each step")
     drafter: str = option(None, "comma list of drafters, as for eval_opt_classic")
     sharpening: str | None = option(
-        None, "comma list of bare, fitted (default: fitted): how the drafter is read at temperature 0"
+        None, "comma list of bare, fitted (default: fitted if it is): how the drafter is read at temperature 0"
     )
     lossy: bool = option(False, "allow verifiers that do not keep the target's distribution")
     max_new_tokens: int | None = option(
@@ -78,27 +84,30 @@ class Options(Asked):
     @property
     def size(self) -> "Size":
         """How much is decoded where nothing else says it."""
-        from evaluation.compare.combinations import SIZES, Size
+        from evaluation.compare.studies import SIZES, Size
 
         return SIZES.get(self.preset or "", Size())
 
     @property
     def combinations(self) -> "list[Combination]":
         """What is asked for, valid or not."""
-        from evaluation.compare.combinations import Grid, study
+        from evaluation.compare.combinations import Grid, is_calibrated
+        from evaluation.compare.studies import study
         from opt_tree.policies.base import MOST_NODES
 
         if self.preset is not None:
             return study(self.preset)
         if self.policies is None:
             return []
-        grid = {name: getattr(self, name) or value for name, value in GRID.items()}
+        grid = {name: getattr(self, name) or value or "" for name, value in GRID.items()}
         lists: dict[str, Any] = {
             "policies": self.policies.split(","),
             "judges": grid["verifiers"].split(","),
             "temperatures": numbers(grid["temperatures"]),
             "budgets": whole_numbers(grid["budgets"], MOST_NODES),
-            "drafters": self.drafters,
-            "sharpening": grid["sharpening"].split(","),
         }
-        return Grid(**lists).combinations()
+        found = []
+        for drafter in self.drafters:
+            reading = grid["sharpening"] or ("fitted" if is_calibrated(drafter) else "bare")
+            found += Grid(**lists, drafters=(drafter,), sharpening=reading.split(",")).combinations()
+        return found

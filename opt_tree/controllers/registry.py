@@ -2,8 +2,10 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from opt_tree.controllers.base import Controller
+from opt_tree.core.own_files import split_name
 from opt_tree.core.registry import Method, Registry
 from opt_tree.models.causal_lm import CausalLM
 from opt_tree.models.chain_lm import AnyLM
@@ -35,14 +37,32 @@ class Wanted:
 Make = Callable[[str, Wanted], Controller]
 """From the folder that a spec names, empty for a controller that reads no files."""
 
-CONTROLLERS = Registry("controller", Method[Make])
+
+def _of_object(name: str, made: Any) -> Make:
+    """A function as it is; a class without arguments; a controller that is made already as it is."""
+    if isinstance(made, Controller):
+        return lambda path, wanted: made
+    if isinstance(made, type) and issubclass(made, Controller):
+        return lambda path, wanted: made()
+    if isinstance(made, type) or not callable(made):
+        raise ValueError(f"{name} is {made!r:.80}: no controller, nor a function (path, wanted) that makes one")
+    return made
+
+
+CONTROLLERS = Registry("controller", Method[Make], _of_object)
 """Every controller that a command can be told by name."""
 register = CONTROLLERS.register
 
 
 def parse_controller(spec: str) -> tuple[str, str]:
-    """Read `NAME` or `NAME:PATH`. Raises ValueError for an unknown name, and a path that is missing or not wanted."""
-    name, _, path = spec.partition(":")
+    """Read `NAME` or `NAME:PATH`. Raises ValueError for an unknown name, and a path that is missing or not wanted.
+
+    The controller of a file of one's own, `FILE.py:NAME`, is given the path that follows it, if any.
+    """
+    name, path = CONTROLLERS.split(spec)
+    if split_name(name):
+        CONTROLLERS.named(name)
+        return name, path
     reads = CONTROLLERS.named(name).part is not None
     if reads != bool(path):
         raise ValueError(f"controller {name} reads {f'a folder: {name}:PATH' if reads else 'no files'}, got {spec!r}")
@@ -55,5 +75,11 @@ def make_controller(spec: str, wanted: Wanted) -> Controller:
     Raises ValueError as `parse_controller` does, and CheckpointError for a folder that holds nothing for this target.
     """
     name, path = parse_controller(spec)
-    method = CONTROLLERS[name]
-    return method.make(path if method.part is None else resolve(path, method.part), wanted)
+    method = CONTROLLERS.named(name)
+    try:
+        made = method.make(path if method.part is None else resolve(path, method.part), wanted)
+    except TypeError as error:
+        raise ValueError(f"{spec} cannot be made: {error}; name a function (path, wanted) that makes it") from error
+    if not isinstance(made, Controller):
+        raise ValueError(f"{spec} is {made!r:.80}: no controller")
+    return made

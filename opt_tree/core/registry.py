@@ -1,7 +1,7 @@
 """Methods by name: each is registered beside its class or function, and found because its file is in the folder.
 
-Owns the mechanism only. Each family of methods has one `Registry`, from which commands, tests and docs/methods.md take
-their lists.
+A method in a file of one's own goes by FILE.py:NAME. Owns the mechanism only. Each family of methods has one
+`Registry`, from which commands, tests and docs/methods.md take their lists.
 """
 
 import ast
@@ -11,6 +11,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar
+
+from opt_tree.core.errors import nearest
+from opt_tree.core.own_files import object_of, split_name
 
 Made = TypeVar("Made")
 Given = TypeVar("Given")
@@ -41,10 +44,15 @@ class Registry(dict[str, Entry]):
     class Sum: ...
     """
 
-    def __init__(self, family: str, entry: Callable[..., Entry]) -> None:
-        """`family` is what a message calls one of them: "policy". `entry`: `Method`, or one with more fields."""
+    def __init__(
+        self, family: str, entry: Callable[..., Entry], of_object: Callable[[str, Any], Any] = lambda name, made: made
+    ) -> None:
+        """`family` is what a message calls one of them: "policy". `entry`: `Method`, or one with more fields.
+
+        `of_object`: from FILE.py:NAME and the object of that name to what `register` would be given.
+        """
         super().__init__()
-        self.family, self._entry = family, entry
+        self.family, self._entry, self._of_object = family, entry, of_object
 
     def register(
         self, name: str, about: str, paper: str = "", part: str | None = None, **more: Any
@@ -64,11 +72,25 @@ class Registry(dict[str, Entry]):
 
         return add
 
+    def split(self, spec: str) -> tuple[str, str]:
+        """Split a spec into a method's name, which may be FILE.py:NAME, and what follows behind a colon."""
+        name, _, rest = spec.partition(":")
+        return (name, rest) if name in self else split_name(spec) or (name, rest)
+
     def named(self, name: str) -> Entry:
-        """Return the method of a name. Raises ValueError with the names that there are."""
-        if name not in self:
-            raise ValueError(f"unknown {self.family} {name!r}; there are {', '.join(self)}")
-        return self[name]
+        """Return the method of a name, of this registry or of a file of one's own: FILE.py:NAME.
+
+        Raises ValueError with the names that there are.
+        """
+        if name in self:
+            return self[name]
+        if split_name(name) == (name, ""):
+            return self._entry(name, self._of_object(name, object_of(name)), "of a file of one's own")
+        if name.endswith(".py"):
+            raise ValueError(f"{name} is a file: say which {self.family} of it is meant, {name}:NAME")
+        near = nearest(name, self)
+        meant = f"; did you mean {near}?" if near else ""
+        raise ValueError(f"unknown {self.family} {name!r}; there are {', '.join(self)}, or FILE.py:NAME{meant}")
 
     def discover(self, package: str, path: Iterable[str]) -> None:
         """Import all modules of a package, at any depth, so that what they register is here; sorted by name then.

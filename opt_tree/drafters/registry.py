@@ -7,12 +7,13 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from transformers import PreTrainedTokenizerBase
 
 from opt_tree.core.errors import nearest, one_line, require
+from opt_tree.core.own_files import files_in, split_name
 from opt_tree.core.registry import Method, Registry
 from opt_tree.drafters.base import Drafter
 from opt_tree.drafters.combined.sharpened import Sharpened
@@ -67,7 +68,20 @@ class Kind(Method[Load]):
 
 MADE = "drafter.json"
 """A folder with this file is a drafter of several parts: its "spec", with {here} for the folder."""
-KINDS = Registry("drafter", Kind)
+
+
+def _of_object(name: str, made: Any) -> Load:
+    """A function as it is; a class without arguments. An object would be shared by all that load it."""
+    if isinstance(made, type) and issubclass(made, Drafter):
+        return lambda path, target, options: made()
+    if isinstance(made, type) or not callable(made):
+        raise CheckpointError(
+            f"{name} is {made!r:.80}: neither a class of drafters nor a function (path, target, options) that loads one"
+        )
+    return made
+
+
+KINDS = Registry("drafter", Kind, _of_object)
 """Every kind of drafter, by the word in front of the colon."""
 register = KINDS.register
 
@@ -91,7 +105,12 @@ def made_spec(folder: str) -> str:
     """Return the spec that `opt-tree train-drafter` noted in a folder. CheckpointError for a note that is none."""
     try:
         noted = json.loads((Path(folder) / MADE).read_text(encoding="utf-8"))["spec"]
-        if not isinstance(noted, str) or parse_spec(noted.replace("{here}", "x")).kind not in KINDS:
+        # A folder of somebody else's names no file to be run.
+        if (
+            not isinstance(noted, str)
+            or files_in([noted])
+            or parse_spec(noted.replace("{here}", "x")).kind not in KINDS
+        ):
             raise ValueError(f"spec {noted!r}")
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise CheckpointError(f"{Path(folder) / MADE} does not say what drafts: {one_line(error)}") from error
@@ -104,6 +123,11 @@ def parse_spec(text: str) -> Spec:
     Raises CheckpointError for a kind that there is not, and for a path that is missing or not wanted.
     """
     kind, colon, path = text.partition(":")
+    if kind not in KINDS and (own := split_name(text)):
+        KINDS.named(own[0])
+        return Spec(*own)
+    if kind not in KINDS and text.endswith(".py"):
+        raise CheckpointError(f"{text} is a file: say which drafter of it is meant, {text}:NAME")
     if kind not in KINDS and (Path(text) / MADE).is_file():
         return parse_spec(made_spec(text))
     if kind not in KINDS:
@@ -124,7 +148,7 @@ def parse_spec(text: str) -> Spec:
 def folders_of(spec: str) -> list[str]:
     """Return the folders, or Hub ids, of all that a spec is made of; none for tables that learn as they go."""
     name, path = parse_spec(spec)
-    kind = KINDS[name]
+    kind = KINDS.named(name)
     own = [] if kind.part is None else [resolve(path, kind.part)]
     others = kind.others(own[0] if own else path) if kind.others else []
     return [*(folder for other in others for folder in folders_of(other)), *own]
@@ -147,9 +171,16 @@ def load_drafter(spec: str, target: AnyLM, options: DrafterOptions = DrafterOpti
     require((CausalLM, ChainLM), target=target)
     require(DrafterOptions, options=options)
     name, path = parse_spec(spec)
-    kind = KINDS[name]
+    kind = KINDS.named(name)
     folder = path if kind.part is None else resolve(path, kind.part)
-    drafter = kind.make(folder, target, options)
+    try:
+        drafter = kind.make(folder, target, options)
+    except TypeError as error:
+        if name in KINDS:
+            raise
+        raise CheckpointError(f"{spec} cannot be loaded: {error}; name a function (path, target, options)") from error
+    if not isinstance(drafter, Drafter):
+        raise CheckpointError(f"{spec} is {drafter!r:.80}: no drafter")
     drafter.name = path
     temperature = read_calibration(folder) if kind.part and not options.bare and not drafter.sparse else None
     return Sharpened(drafter, temperature) if temperature else drafter

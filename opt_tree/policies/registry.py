@@ -5,6 +5,7 @@ Owns how a policy is made from its name, its parameters and a budget, which is h
 
 import inspect
 from collections.abc import Callable
+from typing import Any
 
 from opt_tree.core.children import Children, TopK
 from opt_tree.core.registry import Method, Registry
@@ -16,7 +17,17 @@ DEPTH = 10
 
 Siblings = Callable[[int], Children]
 
-POLICIES = Registry("policy", Method[Callable[..., TreePolicy]])
+
+def _of_object(name: str, made: Any) -> Callable[..., TreePolicy]:
+    """What makes a policy: a class, a function, or one that is made already, whose budget is its own."""
+    if callable(made):
+        return made
+    if not isinstance(made, TreePolicy):
+        raise ValueError(f"{name} is {made!r:.80}: neither a tree policy nor what makes one")
+    return lambda: made
+
+
+POLICIES = Registry("policy", Method[Callable[..., TreePolicy]], _of_object)
 """A policy, or how to make one, from `nodes`. One that takes `siblings` has a fixed shape, and any kind of children;
 `rates` are acceptance rates; what else it takes can be given behind colons."""
 register = POLICIES.register
@@ -34,12 +45,18 @@ def takes(name: str, what: str) -> bool:
     return what in inspect.signature(POLICIES.named(name).make).parameters
 
 
+def name_of(spec: str) -> str:
+    """The name that a spec begins with: `opt` of `opt:0.2`, `mine.py:Trunk` of `mine.py:Trunk:2`."""
+    return POLICIES.split(spec)[0]
+
+
 def make_policy(spec: str, nodes: int, siblings: Siblings = TopK, rates: AcceptanceRates = HALVING) -> TreePolicy:
     """Make the policy of a name and its parameters, such as `opt:0.2` or `delayed:3:1`, at a budget of `nodes`.
 
     Raises ValueError for an unknown name, for parameters that it does not take, and where the budget is exceeded.
     """
-    name, *given = spec.split(":")
+    name, rest = POLICIES.split(spec)
+    given = rest.split(":") if rest else []
     own = parameters(name)
     provided = dict(zip(_PROVIDED, (nodes, siblings, rates), strict=True))
     if len(given) > len(own):
@@ -48,7 +65,13 @@ def make_policy(spec: str, nodes: int, siblings: Siblings = TopK, rates: Accepta
         numbers = {key: int(text) if text.isdigit() else float(text) for key, text in zip(own, given, strict=False)}
     except ValueError as error:
         raise ValueError(f"{spec}: what follows {name} must be numbers: {', '.join(own)}") from error
-    built = POLICIES[name].make(**{key: value for key, value in provided.items() if takes(name, key)}, **numbers)
+    made = {key: value for key, value in provided.items() if takes(name, key)} | numbers
+    try:
+        built = POLICIES.named(name).make(**made)
+    except TypeError as error:  # a class of one's own may want more
+        raise ValueError(f"{spec} cannot be made of {', '.join(made) or 'nothing'}: {error}") from error
+    if not isinstance(built, TreePolicy):
+        raise ValueError(f"{spec} is {built!r:.80}: no tree policy, which has children, max_depth, expand and select")
     if (spent := getattr(built, "nodes", 0)) > nodes:
         raise ValueError(f"{spec} has {spent} nodes, the budget is {nodes}")
     return built

@@ -17,14 +17,15 @@ from evaluation.answers.comparison import counts, difference, promise, summarise
 from evaluation.answers.record import seed_of
 from evaluation.compare import __main__ as compare
 from evaluation.compare import measure
-from evaluation.compare.combinations import SIBLINGS, STUDIES, VERIFIERS, Combination, Grid, study
+from evaluation.compare.combinations import SIBLINGS, Combination, Grid
 from evaluation.compare.measure import Expectation, footprint
 from evaluation.compare.plots import COLOURS, _shades
+from evaluation.compare.studies import STUDIES, study
 from opt_tree import Decoder, OptTree, Sampling, load_pair
 from opt_tree.core.registry import Method
 from opt_tree.models.checkpoints import CheckpointError
 from opt_tree.policies import Sampled, registry
-from opt_tree.verifiers import multi_round
+from opt_tree.verifiers import VERIFIERS, multi_round
 
 
 @pytest.fixture(scope="module")
@@ -257,7 +258,7 @@ def test_expectation_is_what_happens_where_nothing_is_random() -> None:
     """A target of point masses: every verifier's expected tokens are the emitted ones."""
     target = written_laws({(): (0.0, 1.0, 0.0), (1, 1): (0.0, 0.0, 1.0), (2,): (1.0, 0.0, 0.0)})
     policy = Sampled.chains(2, 3)
-    watch = Expectation(multi_round, policy.children, every=1)
+    watch = Expectation("multi_round", policy.children, every=1)
     decoder = Decoder(TableTarget(target, 3), TableDrafter(hashed_laws(5, 3)), policy, watch)
     steps = decoder.generate([1, 2], 24, Sampling(1.0)).steps
     values = watch.take()
@@ -270,7 +271,7 @@ def test_expectation_is_what_happens_where_nothing_is_random() -> None:
 def test_expectation_agrees_with_what_is_accepted() -> None:
     """Over many steps, within four standard errors; on every third step only."""
     policy = Sampled.chains(2, 3)
-    watch = Expectation(multi_round, policy.children, every=3)
+    watch = Expectation("multi_round", policy.children, every=3)
     watch.judges = {"multi_round": multi_round}
     watch.take()
     decoder = Decoder(TableTarget(hashed_laws(1, 4), 4), TableDrafter(hashed_laws(2, 4)), policy, watch)
@@ -395,7 +396,7 @@ def test_a_preset_does_not_swallow_the_flags_of_a_grid(flag, capsys):
     ("more", "named"),
     [
         (("--policies", "opt,beam"), "unknown policy 'beam'; there are binary, "),
-        (("--policies", "opt", "--verifiers", "best"), "unknown 'best'; there are block"),
+        (("--policies", "opt", "--verifiers", "best"), "unknown verifier 'best'; there are block"),
         (("--policies", "opt:0.2:3:4"), "opt takes threshold, max_depth, got 3 numbers"),
         (("--policies", "chains:two"), "must be numbers: k"),
         (("--policies", "opt", "--budgets", "0"), "at least 1 node, got 0"),
