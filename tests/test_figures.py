@@ -1,0 +1,147 @@
+"""Figures of README.md, RESULTS.md and docs/claims.md: they are cells of the pages of results, and follow them."""
+
+import re
+import runpy
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from test_docs import ROOT, cells, name_of, prose
+
+FIGURES = runpy.run_path(str(ROOT / "docs" / "figures.py"))
+TEMPLATES = [ROOT / "docs" / "templates" / name for name in FIGURES["PAGES"]]
+CITED = FIGURES["CITED"]
+
+
+@pytest.mark.parametrize("name", FIGURES["PAGES"])
+def test_a_page_with_figures_is_what_the_results_say(name: str) -> None:
+    written = (ROOT / FIGURES["PAGES"][name] / name).read_text()
+    assert written == FIGURES["page"](name), f"edit docs/templates/{name}: python docs/figures.py writes {name} anew"
+
+
+UNITS = "M|B|bits|bit|cores?|nodes|tokens|layers|questions|prompts|sequences|parameters|chains|draws|minutes"
+SETTINGS = (
+    rf"\b\d[\d.,]*(?:(?:, | and | or )\d+)* (?:{UNITS})\b",
+    r"\b(?:temperature|thresholds?|torch|transformers) \d[\d.]*",
+    r"95 % interval",
+    r"\b20\d\d-\d\d-\d\d\b",
+    r"\b\d{4}\.\d{5}\b",
+    r"[A-Za-z_][\w-]*\d[\w.-]*(?:, -\d)*|\b\d+[A-Z]\b",  # a name: float32, EAGLE-3, 7B
+    r"\b\d{6}[a-z]\b",  # a commit
+    r"^\d+\. ",
+)
+"""Numbers that are chosen and not measured, by their unit or what stands before them."""
+
+
+def typed(text: str) -> list[str]:
+    """The numbers of a template that stand in no braces and are no settings."""
+    text = re.sub(r"`[^`]*`", "", re.sub(r"\]\([^)]*\)", "]", CITED.sub("", text)))
+    for setting in SETTINGS:
+        text = re.sub(setting, "", text)
+    return re.findall(r"[-+]?\d[\d.,]*", text)
+
+
+def test_a_typed_figure_is_seen() -> None:
+    assert (
+        typed("1. 12 nodes at temperature 1 (2602.16994), float32, a 7B, 2026-11-23: {{a > 1 > b > c}} of 9.2 M") == []
+    )
+    assert typed("all 1,120 texts, within 3 % and 2.57 times `x1`") == ["1,120", "3", "2.57"]
+
+
+@pytest.mark.parametrize("template", TEMPLATES, ids=name_of)
+def test_a_figure_is_cited_and_not_typed(template: Path) -> None:
+    found = []
+    for line in prose(template).splitlines():
+        # In the page of claims the second cell has the paper's figures.
+        said = " ".join(cells(line)[2:]) if template.name == "claims.md" and line.startswith("|") else line
+        found += [f"{number} in {line[:60]}" for number in typed(said)]
+    assert not found
+
+
+def statements(template: Path) -> Iterator[str]:
+    """What cites figures: a list item, a row that links, or a whole section where its table's rows do not link."""
+    for section in re.split(r"^##+ ", prose(template), flags=re.M):
+        whole = "\n|---" in section and not re.search(r"^\|.*\]\(", section, flags=re.M)
+        yield from [section] if whole else re.split(r"\n\n|^(?=- |\d+\. |\|)", section, flags=re.M)
+
+
+@pytest.mark.parametrize("template", TEMPLATES, ids=name_of)
+def test_a_figure_stands_beside_a_link_to_its_page(template: Path) -> None:
+    checked = 0
+    for statement in statements(template):
+        cited = set(re.findall(r"(?:\{\{(?:\w+: )?|;; )(\w+) > ", statement))
+        linked = set(re.findall(r"results/(\w+)\.md", statement))
+        assert cited <= linked, f"{name_of(template)}: {sorted(cited - linked)} in {statement[:80]}"
+        checked += len(cited)
+    assert checked > 2
+
+
+@pytest.mark.parametrize(
+    ("cited", "message"),
+    [
+        ("demos > 1", "a figure is page > table > row > column"),
+        ("dreams > 1 > a > b", "there is no results/dreams.json"),
+        ("demos > 9 > a > b", "0 such tables"),
+        ("demos > 1 > a > tokens a step", "0 such rows"),
+        ("demos > 1 > draft model and store > tokens a step", "2 such rows"),
+        ("demos > 1 > draft model and store, eager > tokens", "0 such columns"),
+        ("times: demos > 1 > EAGLE head alone, eager > 95 % interval ;; demos > 1 > a > b", "no number"),
+        ("above: controllers > 1 > best tree > eager ;; controllers > 1 > best tree > compiled", "no number"),
+    ],
+)
+def test_a_figure_that_is_not_there_is_refused(cited: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        FIGURES["written"](cited)
+
+
+HEADED = "EAGLE head, MT-Bench"
+EDITS = {
+    "two trees swapped": [
+        (
+            "thresholds",
+            '"OPT-Tree, threshold 0", "fitted", 3.89, 4.58, 5.36',
+            '"OPT-Tree, threshold 0", "fitted", 3.89, 4.58, 4.78',
+        ),
+        (
+            "thresholds",
+            '"EAGLE-2\'s tree", "fitted", 3.76, 4.33, 4.78',
+            '"EAGLE-2\'s tree", "fitted", 3.76, 4.33, 5.36',
+        ),
+    ],
+    "a text that differs": [("exactness", "1120, 1120]", "1120, 1119]")],
+    "a tree measured anew": [
+        ("thresholds", '"tree of rates (`eagle1`)", "", 3.78, 4.23', '"tree of rates (`eagle1`)", "", 3.78, 4.60')
+    ],
+}
+
+
+def edited(root: Path, *edits: tuple[str, str, str]) -> Path:
+    """A copy of the templates and the results, in which cells have other values."""
+    for folder in ("docs/templates", "results"):
+        shutil.copytree(ROOT / folder, root / folder)
+    for name, old, new in edits:
+        file = root / "results" / f"{name}.json"
+        text = file.read_text()
+        assert text.count(old) == 1, (name, old)
+        file.write_text(text.replace(old, new))
+    return root
+
+
+@pytest.mark.parametrize(
+    ("name", "edit", "message"),
+    [("RESULTS.md", "two trees swapped", "above the next"), ("RESULTS.md", "a text that differs", "all are the same")],
+)
+def test_a_conclusion_that_no_longer_holds_is_refused(name: str, edit: str, message: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=message):
+        FIGURES["page"](name, edited(tmp_path, *EDITS[edit]))
+
+
+def test_a_verdict_follows_what_is_measured_anew(tmp_path: Path) -> None:
+    root = edited(tmp_path, *EDITS["a tree measured anew"])
+    before, after = (FIGURES["page"]("claims.md", root).splitlines() for root in (ROOT, root))
+    changed = [(old, new) for old, new in zip(before, after, strict=True) if old != new]
+    assert len(changed) == 2  # OPT-Tree's row and EAGLE-2's
+    for old, new in changed:
+        assert cells(old)[2] != cells(new)[2] and cells(old)[3] != cells(new)[3]
+    assert "9 and 7 %" in changed[0][0] and "1 and 7 %" in changed[0][1]
