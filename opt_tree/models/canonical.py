@@ -20,7 +20,7 @@ from opt_tree.core.words import counted
 from opt_tree.engines import Captured, Compiled
 from opt_tree.engines.body import Rows, compute_batch, model_inputs
 from opt_tree.engines.canonical import DTYPES, NotCanonicalError, layers_seen, load_kernel, same_bits
-from opt_tree.models.capabilities import rope_border
+from opt_tree.models.positions import rope_border
 
 if TYPE_CHECKING:
     from opt_tree.models.causal_lm import CausalLM

@@ -85,22 +85,6 @@ def check_unchanged(model: Any, dtype: torch.dtype, device: torch.device) -> Non
         )
 
 
-def rope_border(model: Any) -> int | None:
-    """Return the first position that takes the long factors of LongRoPE; None for a model of another `rope_type`.
-
-    transformers rotates all rows of a forward by one set of factors, as the largest position in it says
-    (`modeling_rope_utils.dynamic_rope_update`): a tree that reached across would rotate its first rows wrongly.
-    """
-    rope = getattr(model.config.get_text_config(), "rope_parameters", None) or {}
-    kinds = [rope, *rope.values()]  # one set for all layers, or one for each kind of layer
-    positions = [
-        int(kind["original_max_position_embeddings"])
-        for kind in kinds
-        if isinstance(kind, dict) and kind.get("rope_type") == "longrope"
-    ]
-    return min(positions, default=None)
-
-
 def layer_windows(model: Any) -> dict[str, int]:
     """Return the kinds of attention layers the model has, each with its window or chunk (0: none), or refuse it."""
     config = model.config.get_text_config()
@@ -157,21 +141,6 @@ def logits_per_row(model: Any) -> int:
     if (output := model.get_output_embeddings()) is None:
         raise UnsupportedModelError(f"{type(model).__name__} has no output layer: is it an AutoModelForCausalLM?")
     return columns_of(output)
-
-
-def context_limit(model: Any) -> tuple[int, str]:
-    """Return how many tokens of context the model can be given; and, for a message, why not all it has positions for.
-
-    Behind the ends that are named here transformers disagrees with itself: with a cache, and without.
-    """
-    config = model.config.get_text_config()
-    limit = getattr(config, "max_position_embeddings", None) or 0
-    limit = limit if limit > 0 else 1 << 30  # -1 stands for none
-    if (first_long := rope_border(model) or limit + 1) <= limit:
-        return first_long, " (LongRoPE: the factors of its positions change there)"
-    if config.model_type == "moshi" and config.sliding_window < limit:
-        return config.sliding_window, " (its window: behind it a cache changes its answers)"
-    return limit, ""
 
 
 def key_limit(model: Any) -> int:

@@ -36,14 +36,13 @@ from opt_tree.models.capabilities import (
     cause,
     check_model,
     check_unchanged,
-    context_limit,
     key_limit,
     layer_windows,
     logits_per_row,
-    rope_border,
     size_of,
 )
 from opt_tree.models.meter import Meter
+from opt_tree.models.positions import context_limit, rope_border
 from opt_tree.models.quantised_layers import weights_of
 from opt_tree.models.tensor_parallel import LedCache, ranks_of, tell
 

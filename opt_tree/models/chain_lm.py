@@ -28,7 +28,6 @@ from opt_tree.models.capabilities import (
     cache_name,
     check_model,
     check_unchanged,
-    context_limit,
     logits_per_row,
     past_fault,
     sees_later,
@@ -36,6 +35,7 @@ from opt_tree.models.capabilities import (
     unwrapped,
 )
 from opt_tree.models.causal_lm import Buckets, CausalLM
+from opt_tree.models.positions import context_limit
 from opt_tree.models.tensor_parallel import ranks_of
 
 _PREFILL_ROWS = 512

@@ -20,9 +20,9 @@ from opt_tree.engines.canonical import NotCanonicalError
 from opt_tree.engines.compiled import Compiled, CompileError, example
 from opt_tree.engines.cuda_graphs import Captured
 from opt_tree.models.canonical import check
-from opt_tree.models.capabilities import rope_border
 from opt_tree.models.causal_lm import Buckets, CausalLM, UnsupportedModelError, check_tree_mask
 from opt_tree.models.chain_lm import AnyLM, ChainLM
+from opt_tree.models.positions import rope_border
 
 _NOISE = {torch.float64: 1e-5, torch.float32: 1e-3}
 """How far another engine's logits may be off, as a part of the largest (eager attention's softmax is float32 in any

@@ -16,9 +16,9 @@ from opt_tree.decoding.decoder import Decoder
 from opt_tree.decoding.generation import Generation
 from opt_tree.drafters import CausalLMDrafter
 from opt_tree.models import causal_lm as lm_module
-from opt_tree.models.capabilities import context_limit, rope_border
 from opt_tree.models.causal_lm import Buckets, CausalLM
 from opt_tree.models.chain_lm import ChainLM
+from opt_tree.models.positions import context_limit, rope_border
 from opt_tree.policies import OptTree, Static
 
 BORDER = 32

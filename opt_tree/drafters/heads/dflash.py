@@ -23,6 +23,7 @@ from opt_tree.models.capabilities import size_of
 from opt_tree.models.causal_lm import CausalLM
 from opt_tree.models.chain_lm import AnyLM
 from opt_tree.models.checkpoints import check_finite, load_config, load_model, read_config, refused
+from opt_tree.models.positions import positions_of
 
 _NUMBERS = ("block_size", "mask_token_id", "target_layer_ids", "hidden_size")
 
@@ -44,7 +45,7 @@ class DFlashDrafter(OnePass):
         # As transformers counts them: behind the last layer comes the norm.
         self._layers = [LAST if layer == count - 1 else layer for layer in config.target_layer_ids]
         self.features = tuple(dict.fromkeys(self._layers))
-        self.max_context = min(target.max_context, getattr(config, "max_position_embeddings", 1 << 30) - self.block)
+        self.max_context = min(target.max_context, positions_of(config) - self.block)
         self._begin(self._nothing())
 
     def _nothing(self) -> Float[Tensor, "0 wide"]:
