@@ -13,6 +13,7 @@ from tqdm import tqdm
 
 from evaluation.command_line import Value, counted, table
 from experiments.real_pair.__main__ import Options
+from experiments.real_pair.check import decoded
 from experiments.real_pair.lockstep import Stored, Way, steps_along
 from experiments.real_pair.plots import draw_all
 from experiments.real_pair.questions import Asked, asked, in_rounds
@@ -133,8 +134,8 @@ def draft_along(
         append(path, line)
 
 
-def measure(options: Options, folder: Path) -> None:
-    """Do what of the stages is not done."""
+def measure(options: Options, folder: Path) -> dict[str, Any] | None:
+    """Do what of the stages is not done; return what real decoding says, where that was asked for."""
     sets = [asked(name, options.count, options.data_dir, options.fetch) for name in options.sets.split(",")]
     questions = list(in_rounds(sets))
     decode_texts(options, questions, folder / "texts.jsonl")
@@ -146,15 +147,26 @@ def measure(options: Options, folder: Path) -> None:
         write_text(folder / "fit.json", json.dumps(fit_to(drafter, for_fit), indent=1))
     found = json.loads((folder / "fit.json").read_text())
     ways = all_ways(AcceptanceRates(tuple(found["rates"])), found["temperature"])
+    if options.only is not None:
+        begins = tuple(part.strip() for part in options.only.split(","))
+        ways = {name: way for name, way in ways.items() if name.startswith(begins)}
+        if not ways:
+            raise ValueError(f"--only {options.only}: no policy's name begins so")
     print(f"{counted(len(others), 'text')}, {len(ways)} policies; {len(for_fit)} for the fit")
     draft_along(drafter, others, ways, folder / "steps.jsonl", options)
+    if not options.check:
+        return None
+    along = {(one.set, one.id): one for one in Along.all_of(lines(folder / "steps.jsonl"))}
+    there = [(stored(one), along[one["set"], one["id"]]) for one in others if (one["set"], one["id"]) in along]
+    shortest = sorted(there, key=lambda one: len(one[0].tokens))[: options.check]
+    return decoded((load(options.target, "target")[0], drafter), shortest, ways)
 
 
 def run(options: Options) -> dict[str, Any]:
     """Measure what is missing; print the tables, write them and the pictures, and return them."""
     folder = Path(options.output)
     folder.mkdir(parents=True, exist_ok=True)
-    measure(options, folder)
+    checked = measure(options, folder)
     texts = Along.all_of(lines(folder / "steps.jsonl"))
     if not texts:
         raise ValueError(f"nothing was drafted in {options.minutes:g} minutes: {folder / 'steps.jsonl'} is empty")
@@ -163,7 +175,10 @@ def run(options: Options) -> dict[str, Any]:
         print(f"\n{one['title']}")
         print(table([dict(zip(one["columns"], map(_cell, row), strict=True)) for row in one["rows"]]))
     write_text(folder / "tables.json", json.dumps(found, indent=1) + "\n")
-    return {"texts": len(texts), "tables": found, "pictures": [str(path) for path in draw_all(texts, folder)]}
+    if checked is not None:
+        print("\nreal decoding: " + ", ".join(f"{name} {value}" for name, value in checked.items()))
+    pictures = [str(path) for path in draw_all(texts, folder)]
+    return {"texts": len(texts), "tables": found, "checked": checked, "pictures": pictures}
 
 
 def _cell(value: Any) -> Value:

@@ -8,7 +8,7 @@ import numpy as np
 from matplotlib.axes import Axes
 
 from evaluation.answers import plots
-from experiments.real_pair.tables import REPEATED, Along, pairs, rate
+from experiments.real_pair.tables import REPEATED, Along, having, pairs, rate
 from experiments.real_pair.ways import SIZES
 
 COLOURS = ("#2b6cb0", "#5a9367", "#7a5aa6", "#b5473c", "#8a8f98")
@@ -30,10 +30,11 @@ def _by_nodes(axes: Axes, texts: Sequence[Along]) -> None:
     """A line a set, with the interval over texts."""
     for one, colour in zip(dict.fromkeys(text.set for text in texts), COLOURS, strict=False):
         of_set = [text for text in texts if text.set == one]
-        found = [rate(of_set, f"opt {nodes}") for nodes in SIZES]
-        axes.plot(SIZES, [value for value, _ in found], "o-", color=colour, markersize=3, label=one)
+        there = [nodes for nodes in SIZES if having(of_set, f"opt {nodes}")]
+        found = [rate(of_set, f"opt {nodes}") for nodes in there]
+        axes.plot(there, [value for value, _ in found], "o-", color=colour, markersize=3, label=one)
         ends = [interval or (value, value) for value, interval in found]
-        axes.fill_between(SIZES, *zip(*ends, strict=True), color=colour, alpha=0.12, linewidth=0)
+        axes.fill_between(there, *zip(*ends, strict=True), color=colour, alpha=0.12, linewidth=0)
     axes.axhline(10, color="#8a8f98", linewidth=0.8, linestyle=":")
     axes.set(
         xscale="log",

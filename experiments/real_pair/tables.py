@@ -10,7 +10,7 @@ from scipy import stats
 
 from evaluation.answers.metrics import estimate
 from experiments.real_pair.lockstep import Taken
-from experiments.real_pair.ways import CHAINS, EQUAL, SIZES, THRESHOLDS
+from experiments.real_pair.ways import CHAINS, DEEP, EQUAL, SIZES, THRESHOLDS
 
 REPEATED = "humaneval_repeated"
 """Its answers begin with the prompt's code: in a row of its own, and in no mean."""
@@ -55,14 +55,19 @@ class Along:
 Rate = tuple[float, list[float] | None]
 
 
+def having(texts: Sequence[Along], *names: str) -> list[Along]:
+    """The texts along which all of these were drafted."""
+    return [text for text in texts if text.steps.keys() >= set(names)]
+
+
 def rate(texts: Sequence[Along], name: str, of: int = 0) -> Rate:
     """Tokens a step, or another of the sums, of all texts together, and its 95 % interval over texts."""
-    return estimate([text.sums(name) for text in texts], lambda sums: sums[..., of] / sums[..., 1])
+    return estimate([text.sums(name) for text in having(texts, name)], lambda sums: sums[..., of] / sums[..., 1])
 
 
 def more(texts: Sequence[Along], name: str, than: str) -> Rate:
     """By how many tokens a step the first is ahead, on the same texts."""
-    both = [[*text.sums(name)[:2], *text.sums(than)[:2]] for text in texts]
+    both = [[*text.sums(name)[:2], *text.sums(than)[:2]] for text in having(texts, name, than)]
     return estimate(both, lambda sums: sums[..., 0] / sums[..., 1] - sums[..., 2] / sums[..., 3])
 
 
@@ -88,16 +93,16 @@ def equal_trees(texts: Sequence[Along]) -> dict[str, Any]:
     for nodes, layers in EQUAL:
         own = "opt 60" if (nodes, layers) == (60, 10) else f"opt {nodes}/{layers}"
         others = [f"{kind} {nodes}/{layers}" for kind in ("eagle2", "sequoia", "medusa", "eagle1_list")]
-        binary = [f"binary {nodes}"] if layers < 10 else []
-        groups.append((nodes, layers, own, [*others, *binary]))
+        groups.append((nodes, layers, own, [*others, *([f"binary {nodes}"] if layers < 10 else [])]))
     groups += [(length, length, f"opt {length}/{length}", [f"chain {length}"]) for length in CHAINS]
     rows = []
     for nodes, layers, own, others in groups:
         for name in (own, *others):
-            if name in texts[0].steps:
-                behind = [None, None] if name == own else rounded(more(texts, name, own))
-                rows.append([titled(name), nodes, layers, *rounded(rate(texts, name)), *behind, *work(texts, name)])
-    columns = ["tree", "nodes", "layers at most", "tokens a step", "95 % interval", "more than OPT-Tree"]
+            if some := having(texts, name, own):
+                behind = [None, None] if name == own else rounded(more(some, name, own))
+                first = [titled(name), nodes, layers, len(some)]
+                rows.append([*first, *rounded(rate(some, name)), *behind, *work(some, name)])
+    columns = ["tree", "nodes", "layers at most", "texts", "tokens a step", "95 % interval", "more than OPT-Tree"]
     columns += ["95 % interval of the difference", "draft forwards a step", "rows drafted a step"]
     return {"title": "Trees at equal nodes and equal layers", "columns": columns, "rows": rows}
 
@@ -105,13 +110,22 @@ def equal_trees(texts: Sequence[Along]) -> dict[str, Any]:
 def by_size(texts: Sequence[Along], sets: Sequence[str]) -> dict[str, Any]:
     """OPT-Tree at threshold 0 by its nodes (the paper's figure 5)."""
     rows = []
-    for nodes in SIZES:
-        name = f"opt {nodes}"
-        parts = [round(rate([text for text in texts if text.set == one], name)[0], 2) for one in sets]
-        mean = [text for text in texts if text.set != REPEATED]
-        rows.append([nodes, *rounded(rate(mean, name)), *parts, *work(mean, name)])
-    columns = ["nodes", "tokens a step", "95 % interval", *sets, "draft forwards a step", "rows drafted a step"]
+    for name in (*(f"opt {nodes}" for nodes in SIZES), f"opt 60/{DEEP}"):
+        if some := having(texts, name):
+            parts = [_in_set(some, one, name) for one in sets]
+            mean = [text for text in some if text.set != REPEATED]
+            nodes, _, layers = name.removeprefix("opt ").partition("/")
+            first = [int(nodes), int(layers or 10), len(mean)]
+            rows.append([*first, *rounded(rate(mean, name)), *parts, *work(mean, name)])
+    columns = ["nodes", "layers at most", "texts", "tokens a step", "95 % interval", *sets]
+    columns += ["draft forwards a step", "rows drafted a step"]
     return {"title": "OPT-Tree by its nodes", "columns": columns, "rows": rows}
+
+
+def _in_set(texts: Sequence[Along], one: str, name: str) -> float | None:
+    """Tokens a step on one set; None where nothing was drafted along its texts."""
+    of_set = [text for text in having(texts, name) if text.set == one]
+    return round(rate(of_set, name)[0], 2) if of_set else None
 
 
 def by_threshold(texts: Sequence[Along]) -> dict[str, Any]:
@@ -120,18 +134,18 @@ def by_threshold(texts: Sequence[Along]) -> dict[str, Any]:
     rows = []
     for fitted in ("", ", fitted"):
         for threshold, name in zip((0, *THRESHOLDS), names, strict=True):
-            if (whole := name + fitted) in texts[0].steps:
-                kind = "fitted" if fitted else "bare"
-                kept = agreement(texts, whole)
-                rows.append([threshold, kind, *rounded(rate(texts, whole)), *work(texts, whole), *kept[:3]])
-    columns = ["threshold", "drafter", "tokens a step", "95 % interval", "draft forwards a step", "rows drafted a step"]
-    return {"title": "Thresholds at 60 nodes", "columns": [*columns, "E(A)", "A", "A / E(A)"], "rows": rows}
+            if some := having(texts, whole := name + fitted):
+                first = [threshold, "fitted" if fitted else "bare", len(some)]
+                rows.append([*first, *rounded(rate(some, whole)), *work(some, whole), *agreement(some, whole)[:3]])
+    columns = ["threshold", "drafter", "texts", "tokens a step", "95 % interval", "draft forwards a step"]
+    columns += ["rows drafted a step", "E(A)", "A", "A / E(A)"]
+    return {"title": "Thresholds at 60 nodes", "columns": columns, "rows": rows}
 
 
 def pairs(texts: Sequence[Along], name: str) -> Float[np.ndarray, "2 steps"]:
     """E(A) and A of the steps whose accepted path is known to its end."""
-    known = [(one.expected, one.accepted) for text in texts for one in text.steps[name] if one.known and one.nodes]
-    return np.array(known, dtype=float).reshape(-1, 2).T
+    taken = [one for text in having(texts, name) for one in text.steps[name] if one.known and one.nodes]
+    return np.array([(one.expected, one.accepted) for one in taken], dtype=float).reshape(-1, 2).T
 
 
 def agreement(texts: Sequence[Along], name: str) -> list[Any]:
@@ -148,10 +162,10 @@ def expectations(texts: Sequence[Along]) -> dict[str, Any]:
     names = ["opt 8", "opt 25", "opt 60", "opt 140", "opt 60, fitted", "eagle2 60/6", "eagle2 60/6, fitted"]
     rows = []
     for name in names:
-        if name in texts[0].steps:
+        if some := having(texts, name):
             nodes = int(name.split()[1].split("/")[0].strip(","))
-            rows.append([titled(name), nodes, len(pairs(texts, name)[0]), *agreement(texts, name)])
-    columns = ["tree", "nodes", "steps", "E(A)", "A", "A / E(A)", "slope of A on E(A)", "rank correlation"]
+            rows.append([titled(name), nodes, len(some), len(pairs(some, name)[0]), *agreement(some, name)])
+    columns = ["tree", "nodes", "texts", "steps", "E(A)", "A", "A / E(A)", "slope of A on E(A)", "rank correlation"]
     return {"title": "E(A) against A", "columns": columns, "rows": rows}
 
 
@@ -159,24 +173,23 @@ def ten_in_a_step(texts: Sequence[Along], sets: Sequence[str]) -> dict[str, Any]
     """How many steps emit ten tokens or more, by set and nodes."""
     rows = []
     for one in sets:
-        of_set = [text for text in texts if text.set == one]
-        for nodes in SIZES:
-            sums = np.array([text.sums(f"opt {nodes}") for text in of_set]).sum(0)
-            share = f"{100 * sums[4] / sums[1]:.0f} %"
-            cells = rounded(rate(of_set, f"opt {nodes}"))
-            longest = max(taken.emitted for text in of_set for taken in text.steps[f"opt {nodes}"])
-            rows.append([one, nodes, len(of_set), *cells, int(sums[1]), int(sums[4]), share, longest])
-    columns = ["set", "nodes", "texts", "tokens a step", "95 % interval", "steps", "of ten tokens or more", "share"]
-    return {"title": "Ten tokens in a step", "columns": [*columns, "most in a step"], "rows": rows}
+        for name in (*(f"opt {nodes}" for nodes in SIZES), f"opt 60/{DEEP}"):
+            if of_set := [text for text in having(texts, name) if text.set == one]:
+                nodes, _, layers = name.removeprefix("opt ").partition("/")
+                _, steps, *_, many = np.array([text.sums(name) for text in of_set]).sum(0).tolist()
+                first = [one, int(nodes), int(layers or 10), len(of_set)]
+                longest = max(taken.emitted for text in of_set for taken in text.steps[name])
+                rows.append([*first, *rounded(rate(of_set, name)), steps, many, f"{100 * many / steps:.0f} %", longest])
+    columns = ["set", "nodes", "layers at most", "texts", "tokens a step", "95 % interval", "steps"]
+    columns += ["of ten tokens or more", "share", "most in a step"]
+    return {"title": "Ten tokens in a step", "columns": columns, "rows": rows}
 
 
 def by_set(texts: Sequence[Along], sets: Sequence[str]) -> dict[str, Any]:
     """Every policy on every set, tokens a step."""
-    rows = []
-    for name in texts[0].steps:
-        cells = [round(rate([text for text in texts if text.set == one], name)[0], 2) for one in sets]
-        rows.append([name, *cells])
-    return {"title": "Every tree on every set", "columns": ["tree, nodes/layers", *sets], "rows": rows}
+    names = list(dict.fromkeys(name for text in texts for name in text.steps))
+    rows = [[name, len(having(texts, name)), *(_in_set(texts, one, name) for one in sets)] for name in names]
+    return {"title": "Every tree on every set", "columns": ["tree, nodes/layers", "texts", *sets], "rows": rows}
 
 
 def all_tables(texts: Sequence[Along]) -> list[dict[str, Any]]:

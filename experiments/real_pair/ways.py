@@ -12,6 +12,8 @@ THRESHOLDS = (0.05, 0.2, 0.5)
 EQUAL = ((25, 5), (60, 6), (60, 10))
 """Nodes and layers at which trees are compared: EAGLE-1's, EAGLE-2's, and OPT-Tree's published commands'."""
 CHAINS = (6, 10)
+DEEP = 20
+"""Layers for a tree that is not to be cut by them."""
 
 
 def all_ways(rates: AcceptanceRates, temperature: float) -> dict[str, Way]:
@@ -23,6 +25,7 @@ def all_ways(rates: AcceptanceRates, temperature: float) -> dict[str, Way]:
         bare[f"eagle2 {nodes}/{layers}"] = Eagle2(10, layers - 1, nodes)
         bare[f"sequoia {nodes}/{layers}"] = SequoiaTree(rates, nodes, layers)
         bare[f"medusa {nodes}/{layers}"] = greedy_static_tree(rates, nodes, layers)
+    bare[f"opt 60/{DEEP}"] = OptTree(60, 0, DEEP)
     bare["eagle1_list 25/5"] = make_policy("eagle1_list", 25)
     bare |= {f"binary {nodes}": make_policy("binary", nodes) for nodes in (25, 60)}
     for length in CHAINS:

@@ -75,7 +75,10 @@ def test_the_whole_command_goes_on_and_draws(tmp_path: Path, capsys: pytest.Capt
     assert found["texts"] == 3 and (tmp_path / "texts.jsonl").read_text() == texts
     assert [Path(path).stat().st_size > 5000 for path in found["pictures"]] == [True]
     steps = (tmp_path / "steps.jsonl").read_text()
-    assert real_pair.main(command) == 0  # nothing is missing, nothing is written
+    assert real_pair.main([*command, "--check", "2"]) == 0  # nothing is missing, nothing is written
+    checked = json.loads(capsys.readouterr().out.splitlines()[-1])["checked"]
+    assert checked["texts"] == checked["texts equal"] == 12 and checked["steps"] == checked["steps equal"] > 12
+    assert checked["differ"] == []
     assert (tmp_path / "steps.jsonl").read_text() == steps
     for text in Along.all_of(lines(tmp_path / "steps.jsonl")):
         length = next(len(line["tokens"]) for line in lines(tmp_path / "texts.jsonl") if line["id"] == text.id)
