@@ -25,9 +25,7 @@ class Options:
     count: int = option(10, "questions of each set, spread over it; the third of ten is for the fit alone", least=4)
     max_new_tokens: int = option(128, "of a text, at most", least=2)
     only: str | None = option(None, "comma list: only the policies whose names begin so; see `ways.py`")
-    check: int = option(
-        0, "texts, the shortest, that are decoded with some trees: do steps agree?", least=0
-    )
+    check: int = option(0, "texts, the shortest, that are decoded with some trees: do steps agree?", least=0)
     output: str = option("real_pair", "folder of the three files, and of the tables")
     width: int = option(8, "texts that are decoded at a time", least=1)
     minutes: float = option(600.0, "no further text is drafted along after so many", least=0)
