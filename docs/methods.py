@@ -18,6 +18,10 @@ HEAD = """# Methods
 
 All methods that a command can be told by name. A name leads to the file that registers the method. This page is written
 by `python docs/methods.py` from what stands beside each method there; [extending.md](extending.md) says how to add one.
+
+*Read of it* says what of the paper's text or code was at hand. Where that is less than the whole text or the code,
+more may differ than stands there. A method without a paper is this library's own, but for `ngram`: prompt lookup has
+[code](https://github.com/apoorvumang/prompt-lookup-decoding) and no paper.
 """
 CHILDREN = {
     "TopK": "the most probable",
@@ -53,8 +57,66 @@ def judged(method: Method) -> str:
     return found + (", in chains" if method.make.chains_only else "")
 
 
+READ = {
+    "2211.17192": "not recorded what was read",
+    "2305.09781": "as the delayed trees' paper (2602.16994) has it",
+    "2310.15141": "as the delayed trees' paper (2602.16994) has it",
+    "2311.08252": "abstract, code, a table of results",
+    "2401.10774": "the sections that are quoted, code",
+    "2401.15077": "code",
+    "2402.12374": "what comes before its evaluation, and its tables",
+    "2403.10444": "abstract, others' reports",
+    "2406.03853": "its first page, others' reports",
+    "2406.16858": "whole text",
+    "2406.17276": "whole text, code",
+    "2408.08696": "abstract, code, a plot of results",
+    "2409.00142": "whole text",
+    "2410.05589": "abstract, others' reports",
+    "2410.11744": "not recorded what was read",
+    "2410.18234": "as the delayed trees' paper (2602.16994) has it",
+    "2412.18910": "the sections that are quoted",
+    "2412.19437": "not recorded what was read",
+    "2503.01840": "abstract, others' reports, code",
+    "2503.03434": "abstract, others' reports",
+    "2505.12398": "abstract, others' reports",
+    "2601.07353": "whole text",
+    "2602.06036": "the model in transformers",
+    "2602.16961": "abstract, reviews, the authors' code",
+    "2602.16994": "whole text",
+    "2607.05147": "the sections that are quoted, code",
+    "2609.21827": "others' reports",
+}
+"""What was read of each paper that a method names."""
+DIFFERS = {
+    "beta": "the posterior's update is ours",
+    "calibrated": "the update and the prediction are ours",
+    "dspark": "no scheduler, one temperature for all places; layer -1, its code's embedding, is refused",
+    "eagle1": "grown from rates; the released tree is `eagle1_list`",
+    "exit": "reads through the target's output layer, where by reports the paper's exit trains one of its own",
+    "khisti": "the linear programme settles 5 tokens",
+    "parallelspec": "what stands for a mask's feature is ours; not built into EAGLE or Medusa",
+    "predicted": "a distribution over lengths, where the paper's predictor says one number",
+    "rasd": "one policy picks from both trees, where the paper verifies both whole; the pruning is a report's",
+    "rheo": "recursive rejection, where the paper has optimal transport",
+    "selected": "tokens are predicted and seconds counted, where the paper's network says the action",
+    "store": "interpolated counts, where REST takes the longest match",
+    "threshold_chain": "on one path, as 2412.18910 compares it",
+}
+"""What is known to differ from the paper, by the method's name."""
+
+
+def read(method: Method) -> str:
+    """What was read of a method's paper, and what differs. KeyError for a paper that `READ` has not."""
+    return "; ".join(text for text in (method.paper and READ[method.paper], DIFFERS.get(method.name)) if text)
+
+
 Column = Callable[[Method], str]
-COMMON: dict[str, Column] = {"name": spec, "what it is": lambda method: method.about, "paper": paper}
+COMMON: dict[str, Column] = {
+    "name": spec,
+    "what it is": lambda method: method.about,
+    "paper": paper,
+    "read of it; what differs": read,
+}
 
 
 def table(methods: Iterable[Method], more: dict[str, Column]) -> str:

@@ -13,6 +13,7 @@ import pytest
 
 import opt_tree
 from opt_tree.controllers import CONTROLLERS
+from opt_tree.decoding.presets import PRESETS
 from opt_tree.drafters.registry import KINDS
 from opt_tree.policies.registry import POLICIES
 from opt_tree.verifiers import VERIFIERS
@@ -173,8 +174,17 @@ def test_what_a_command_can_be_told_by_name_is_in_the_pages(name: str) -> None:
     )
 
 
+METHODS = runpy.run_path(str(ROOT / "docs" / "methods.py"))
+
+
+def test_what_was_read_is_said_of_every_paper_and_of_no_other() -> None:
+    methods = [one for family in (KINDS, POLICIES, VERIFIERS, CONTROLLERS, PRESETS) for one in family.values()]
+    assert METHODS["READ"].keys() == {one.paper for one in methods if one.paper}
+    assert METHODS["DIFFERS"].keys() <= {one.name for one in methods}
+
+
 def test_the_page_of_methods_is_what_the_registries_say() -> None:
-    written = runpy.run_path(str(ROOT / "docs" / "methods.py"))["page"]()
+    written = METHODS["page"]()
     assert (ROOT / "docs" / "methods.md").read_text() == written, "python docs/methods.py writes it anew"
 
 

@@ -73,6 +73,6 @@ class ThresholdChain(Chain):
         return bool(sure) or pool.depth < self.least
 
 
-@register("threshold_chain", about="one path, while its probability is above a threshold", paper="2412.18910")
+@register("threshold_chain", about="one path, while its probability is above a threshold (DDD)", paper="2409.00142")
 def _at_budget(nodes: int, threshold: float = ThresholdChain.threshold, least: int = 0) -> ThresholdChain:
     return ThresholdChain(min(nodes, DEPTH), threshold, least)

@@ -114,7 +114,7 @@ def _check(config: Any, target: CausalLM) -> int:
     return count
 
 
-@register("dflash", about="a DFlash model of transformers, one pass a block", part="dflash")
+@register("dflash", about="a DFlash model of transformers, one pass a block", paper="2602.06036", part="dflash")
 def load_dflash(path: str, target: AnyLM, options: DrafterOptions) -> DFlashDrafter:
     """Load a DFlash model as transformers does, in the target's dtype and on its device. Raises CheckpointError."""
     target = feature_target(target)

@@ -156,7 +156,10 @@ class StoreDrafter(Interpolated):
 
 
 @register(
-    "store", about="what followed the same tokens in a store of the target's answers, and in this text", part="store"
+    "store",
+    about="what followed the same tokens in a store of the target's answers, and in this text",
+    paper="2311.08252",
+    part="store",
 )
 def _load(path: str, target: AnyLM, options: DrafterOptions) -> StoreDrafter:
     known = None if options.tokenizer is None else fingerprint(options.tokenizer)
