@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from opt_tree.engines.canonical import Canonical, NotCanonicalError, as_two, sums_one_otherwise
 from opt_tree.engines.grouped_attention import attention_by
+from opt_tree.engines.mapped import release
 from opt_tree.engines.snapshot import fits, sample, version
 
 _LEAST = {torch.float32: 1 << 17, torch.bfloat16: 1}
@@ -146,6 +147,7 @@ class _Copy:
         self.weight, self.version, self.sample = weight, version(weight), sample(weight)
         with torch.inference_mode():
             self.packed: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight, None)
+        release(weight)  # forwards read the copy
 
     def fits(self, weight: Tensor) -> bool:
         """Whether it is this weight, unchanged as far as PyTorch knows."""

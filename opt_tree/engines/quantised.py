@@ -15,6 +15,7 @@ from jaxtyping import Float, Int, UInt8
 from torch import Tensor, nn
 
 from opt_tree.engines import kernels
+from opt_tree.engines.mapped import release
 from opt_tree.engines.packed_weights import PANEL, bits_of, pack, size_of, some_of, unpack
 
 SOURCE = Path(__file__).with_name("quantised.cpp")
@@ -43,7 +44,7 @@ def quantise(model: nn.Module, weights: str) -> None:
     if any(hasattr(module, "_hf_hook") for module in model.modules()):
         raise ValueError("its weights are moved by hooks while it runs (offloading)")
     paths = {id(module): path for path, module in model.named_modules()}
-    if bad := [paths[id(layer)] for *_, layer in places if not layer.weight.isfinite().all()]:
+    if bad := [paths[id(layer)] for *_, layer in places if not _finite(layer.weight)]:
         raise ValueError(f"{bad[0]} has weights that are not finite numbers")
     load_kernel()
     output = getattr(model, "get_output_embeddings", lambda: None)()
@@ -54,7 +55,15 @@ def quantise(model: nn.Module, weights: str) -> None:
             packed = pack(layer.weight.detach(), _bits(weights, layer is output), place)
         except ValueError as error:
             raise ValueError(f"{paths[id(layer)]}: {error}") from None
+        release(layer.weight)
         setattr(parent, name, QuantisedLinear(packed, layer, id(layer.weight) in held))
+
+
+def _finite(weight: Tensor) -> bool:
+    """Whether all numbers of a weight are finite. Memory need not hold those of all weights at once for that."""
+    finite = bool(weight.isfinite().all())
+    release(weight)
+    return finite
 
 
 def check_weights(weights: str) -> None:

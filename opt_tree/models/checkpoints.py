@@ -28,6 +28,7 @@ from transformers.utils import cached_file
 from opt_tree.core.errors import nearest, one_line, out_of_memory, require
 from opt_tree.core.words import counted
 from opt_tree.engines.kernels import KernelError
+from opt_tree.engines.mapped import release
 from opt_tree.engines.quantised import check_weights, quantise
 from opt_tree.models.causal_lm import Buckets
 from opt_tree.models.chain_lm import AnyLM, wrap
@@ -153,6 +154,7 @@ def check_finite(where: str | Path, tensors: dict[str, Tensor]) -> dict[str, Ten
     for name, tensor in tensors.items():
         if tensor.is_floating_point() and not tensor.sum(dtype=torch.float32).isfinite():
             raise CheckpointError(f"{where} holds numbers that are not finite, in {name}")
+        release(tensor)  # whether it is read again is not known here
     return tensors
 
 
