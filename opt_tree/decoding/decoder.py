@@ -31,7 +31,7 @@ from opt_tree.core.step import Outcome, Step, StepTimes
 from opt_tree.core.stopping import StopRule, ends_of
 from opt_tree.core.target import Target, Work, turn_of
 from opt_tree.core.tree import send
-from opt_tree.decoding.draft import RootKnown, draft, layers_left
+from opt_tree.decoding.draft import RootKnown, draft, layers_left, tell_of_end
 from opt_tree.decoding.generation import Generation, check_new_tokens, check_others, check_prompt
 from opt_tree.decoding.side_by_side import SideBySide
 from opt_tree.drafters import Drafter
@@ -329,6 +329,8 @@ class Decoder(SideBySide):
                 raise RuntimeError("another generation began on the same target; wrap the model twice for two")
             if drafter is not None and drafter.bare.generation != own:
                 raise RuntimeError("another generation began with the same drafter; make two of it to interleave")
+            if drafter is not None:
+                tell_of_end(target, drafter, len(run.context))
             step = self._step(run)
             run.context.extend(step.tokens)
             run.prefill = 0.0

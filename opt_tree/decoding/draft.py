@@ -1,5 +1,7 @@
 """Growing one draft tree: a drafter and a policy ask each other, layer after layer, until the policy stops."""
 
+import warnings
+
 from jaxtyping import Float
 from torch import Tensor
 
@@ -11,6 +13,9 @@ from opt_tree.core.target import Laws, Target
 from opt_tree.core.tree import Tree, alone
 from opt_tree.drafters import Drafter, DrafterAround
 from opt_tree.policies import TreePolicy
+
+_NEAR = 64
+"""A drafter whose positions end so near before the target's loses nothing worth a word."""
 
 
 def draft(
@@ -51,7 +56,20 @@ def layers_left(target: Target, drafter: Drafter | None, length: int, end: int) 
     """How many layers of draft a context of `length` tokens that may grow to `end` has room for, also in the models."""
     models = [target] if drafter is None else [target, *drafter.models]
     room = min(end - length - 1, *(model.room(length - 1) for model in models))
-    return room if drafter is None else min(room, drafter.max_context - length)
+    return room if drafter is None else min(room, drafter.room(length))
+
+
+def tell_of_end(target: Target, drafter: Drafter, length: int) -> None:
+    """Warn, once a drafter, that the context has come behind its last position, where the target goes on."""
+    if length < drafter.max_context or drafter.bare.ended or drafter.max_context + _NEAR > target.max_context:
+        return
+    drafter.bare.ended = True
+    rest = "the table drafts alone" if drafter.room(length) > 0 else "nothing is drafted"
+    warnings.warn(
+        f"{drafter.describe()} has positions for {drafter.max_context} tokens of context "
+        f"(max_position_embeddings), {target.name} for {target.max_context}: behind the former {rest}",
+        stacklevel=2,
+    )
 
 
 class RootKnown(DrafterAround):

@@ -48,6 +48,13 @@ class Drafter(ABC):
     generation: int = 0
     """How many prompts it has begun. The loop counts: a second generation with the same drafter ends the first."""
 
+    ended: bool = False
+    """Whether a warning has said that the context is behind `max_context`."""
+
+    def room(self, length: int) -> int:
+        """How many layers it can draft behind so many tokens of context; 0 or less: none."""
+        return self.max_context - length
+
     @abstractmethod
     def reset(self, prompt: list[int], output: Output | None) -> None:
         """Begin a new prompt. `output` is the target's prefill of `prompt[:-1]`, None for a prompt of one token."""
@@ -158,6 +165,9 @@ class DrafterAround(Drafter):
     def reset(self, prompt: list[int], output: Output | None) -> None:
         for part in self.parts:
             part.reset(prompt, output)
+
+    def room(self, length: int) -> int:
+        return self.drafter.room(length)
 
     def clear(self) -> None:
         for part in self.parts:

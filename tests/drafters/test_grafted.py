@@ -1,23 +1,27 @@
 """A model above and a table below: who answers for what, and that the model's cache holds its own rows only."""
 
+import warnings
+
 import numpy as np
 import pytest
 import torch
 from drafters.test_ngram import probs_of
 from table_models import TableDrafter, TableTarget, hashed_laws, written_laws
-from tiny_models import prompt, tiny
+from tiny_models import prompt, tiny, tiny_drafter, tiny_head
 
 from opt_tree import Decoder, OptTree, Static
 from opt_tree.core.children import TopK
 from opt_tree.core.pool import CandidatePool
 from opt_tree.drafters import (
     CausalLMDrafter,
+    EagleDrafter,
     Grafted,
     NGramDrafter,
     Rasd,
     Sharpened,
     TokenRecycling,
 )
+from opt_tree.drafters.combined.copying import Copying
 from opt_tree.drafters.combined.rasd import Rows
 from opt_tree.drafters.tables.lookup import Lookup
 from opt_tree.models.causal_lm import CausalLM
@@ -202,3 +206,50 @@ def lineage(pool, row):
     while row > 0:
         yield row
         row = pool.parents[row]
+
+
+@pytest.mark.parametrize("join", [Grafted, Rasd, lambda model, _: Copying(model)], ids=["graft", "rasd", "copy"])
+@pytest.mark.parametrize("head", [False, True], ids=["draft model", "head"])
+@pytest.mark.parametrize("length", [15, 24, 40])
+def test_behind_the_model_s_last_position_the_table_goes_on(join, head, length):
+    """With one warning, and the text of plain decoding; a shorter prompt has the model back."""
+    target = CausalLM(tiny("llama"))
+    if head:
+        model = EagleDrafter(tiny_head(target.model, max_position_embeddings=24), target)
+    else:
+        model = CausalLMDrafter(CausalLM(tiny_drafter("llama")))
+        model.max_context = 24
+    decoder = Decoder(target, join(model, Fixed({7: 0.6, 8: 0.2})), OptTree(6, 0.0, 3))
+    if join not in (Grafted, Rasd):
+        decoder.drafter.text.law = lambda tail: {7: 0.6, 8: 0.2}
+    for _ in range(2):
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            result = decoder.generate(prompt(length), 20)
+        assert [str(one.message).partition(": behind the former ")[2] for one in told] == ["the table drafts alone"]
+        model.ended = False
+        assert result.tokens == Decoder(target, None, Static.empty()).generate(prompt(length), 20).tokens
+        begin = length
+        for step in result.steps[:-4]:
+            assert step.tree.nodes > 0 and (step.draft_forwards > 0) == (begin < 24)
+            begin += len(step.tokens)
+        assert begin > 24
+    assert decoder.generate(prompt(5), 5).steps[0].draft_forwards > 0
+
+
+def test_a_drafter_s_end_is_told_once_and_only_where_it_matters():
+    target = CausalLM(tiny("llama"))
+    decoder = Decoder(target, CausalLMDrafter(CausalLM(tiny_drafter("llama"))), OptTree(6, 0.0, 3))
+    decoder.drafter.max_context = 24
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        for _ in range(2):
+            decoder.generate(prompt(15), 20)
+    (one,) = told
+    assert str(one.message).endswith(
+        "24 tokens of context (max_position_embeddings), LlamaForCausalLM for 256: behind the former nothing is drafted"
+    )
+    decoder.drafter.ended, target.max_context = False, 60
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        decoder.generate(prompt(15), 20)

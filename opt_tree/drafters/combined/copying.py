@@ -7,6 +7,7 @@ Owns the mixture. Interpolating a model with counts of the recent text is a *cac
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -16,8 +17,8 @@ from opt_tree.core.pool import Frontier
 from opt_tree.core.probabilities import log_probs_of
 from opt_tree.core.step import Outcome
 from opt_tree.core.tree import send
-from opt_tree.drafters.base import Drafter, DrafterAround
-from opt_tree.drafters.combined.grafted import join
+from opt_tree.drafters.base import Drafter
+from opt_tree.drafters.combined.grafted import Joined
 from opt_tree.drafters.registry import DrafterOptions, load_drafter, register
 from opt_tree.drafters.tables.ngram import BETA, NGramDrafter
 from opt_tree.models.chain_lm import AnyLM
@@ -30,7 +31,7 @@ _WIDTH = 32
 """The model's best tokens that are named beside those of the text."""
 
 
-class Copying(DrafterAround):
+class Copying(Joined):
     """p(w) = text(w) + (1 - sum of text) x model(w), where `text` are the n-grams of the text at hand (`interpolate`).
 
     The more often and the longer a run of tokens was seen, the less is left to the model; where nothing was, it answers
@@ -43,21 +44,22 @@ class Copying(DrafterAround):
     def __init__(self, drafter: Drafter, beta: Sequence[float] = COPY_BETA) -> None:
         if drafter.sparse:
             raise TypeError(f"{drafter.describe()} names a few tokens only: copying takes a whole law beside the text")
-        super().__init__(drafter)
         self.text = NGramDrafter(beta)
-        join(self, drafter, self.text)
+        super().__init__(drafter, self.text)
         self.any_order = drafter.any_order
 
     def root(self, context: list[int]) -> Few:
+        self.begin(context)
         known = self.text.root(context)
-        return mixed(self.drafter.root(context), known)
+        return mixed(self.drafter.root(context), known) if self.led else known
 
     def expand(self, frontier: Frontier) -> Few:
         known = self.text.expand(frontier)
-        return mixed(self.drafter.expand(frontier), known)
+        return mixed(self.drafter.expand(frontier), known) if self.led else known
 
     def observe(self, outcome: Outcome) -> None:
-        self.drafter.observe(outcome)
+        rows = outcome.tree.draft_rows
+        self.drafter.observe(outcome if self.led else outcome.numbered(np.full_like(rows, -1)))
         self.text.observe(outcome)
 
     def at_temperature(self, temperature: float) -> "Copying":

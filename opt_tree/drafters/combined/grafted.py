@@ -22,7 +22,33 @@ from opt_tree.models.chain_lm import AnyLM
 from opt_tree.models.checkpoints import CheckpointError, refused
 
 
-class Grafted(DrafterAround):
+class Joined(DrafterAround):
+    """A model, `drafter`, and a `table`: both begin every prompt, and read whatever either reads.
+
+    It answers in `Few`, as the table does. Behind the model's last position the table drafts alone. A subclass calls
+    `begin` before a root is drafted.
+    """
+
+    def __init__(self, drafter: Drafter, table: Lookup) -> None:
+        super().__init__(drafter)
+        self.parts = parts = (drafter, table)
+        self.features = tuple(dict.fromkeys(layer for part in parts for layer in part.features))
+        self.logits = any(part.logits for part in parts)
+        self.learns = any(part.learns for part in parts)
+        self.sparse = True
+        self.led = True
+        """Whether the model takes part in this step."""
+
+    def room(self, length: int) -> int:
+        own = self.drafter.room(length)
+        return own if own > 0 else self.parts[1].room(length)
+
+    def begin(self, context: list[int]) -> None:
+        """Begin a step behind this context."""
+        self.led = self.drafter.room(len(context)) > 0
+
+
+class Grafted(Joined):
     """A drafter, `drafter`, answers for the first `depth` layers of a draft; the table answers below, at no forward.
 
     `depth` is the number of layers, hence the most forwards that a step costs: 1 means one forward behind the root, 2
@@ -40,20 +66,18 @@ class Grafted(DrafterAround):
     def __init__(self, drafter: Drafter, table: Lookup, depth: int = 1) -> None:
         if depth < 1:
             raise ValueError(f"the model answers for at least one layer, got depth {depth}; below that take the table")
-        super().__init__(drafter)
-        join(self, drafter, table)
+        super().__init__(drafter, table)
         self.table, self.depth = table, depth
         self._tails = Tails(table.order)
         self._own = 0
-        """How many nodes of this step the model expanded, the root apart."""
+        """How many nodes of this step the model expanded, the root apart; -1: not even the root."""
 
     def root(self, context: list[int]) -> Float[Tensor, "1 vocab"] | Few | Reduced:
-        self._begin(context)
-        return self.drafter.root(context)
+        return self._begin(context) or self.drafter.root(context)
 
     def root_laws(self, context: list[int], picking: Picking = Picking()) -> Laws:
-        self._begin(context)
-        return self.drafter.root_laws(context, picking)
+        few = self._begin(context)
+        return self.drafter.root_laws(context, picking) if few is None else normalised(few, picking.scale)
 
     def expand(self, frontier: Frontier) -> Float[Tensor, "frontier vocab"] | Few | Reduced:
         return self._looked_up(frontier) or self.drafter.expand(frontier)
@@ -62,14 +86,16 @@ class Grafted(DrafterAround):
         few = self._looked_up(frontier)
         return self.drafter.expand_laws(frontier, picking) if few is None else normalised(few, picking.scale)
 
-    def _begin(self, context: list[int]) -> None:
-        self._tails.root(context)
-        self._own = 0
+    def _begin(self, context: list[int]) -> Few | None:
+        """What the table says behind the root, where the model has no say."""
+        self.begin(context)
+        tails, self._own = self._tails.root(context), 0 if self.led else -1
+        return None if self.led else self.table.look_up(tails)
 
     def _looked_up(self, frontier: Frontier) -> Few | None:
         """What the table says, where it is its turn."""
         tails = self._tails.expand(frontier)
-        if frontier.depths[0] >= self.depth:
+        if not self.led or frontier.depths[0] >= self.depth:
             return self.table.look_up(tails)
         self._own += len(tails)
         return None
@@ -90,19 +116,6 @@ class Grafted(DrafterAround):
     @property
     def settings(self) -> dict[str, Any]:
         return self.drafter.settings | {"depth": self.depth, "table": self.table.describe(), **self.table.settings}
-
-
-def join(whole: DrafterAround, *parts: Drafter) -> None:
-    """Let a drafter made of others begin them all and read whatever any of them reads.
-
-    It answers in `Few`, as one of them does.
-    """
-    whole.parts = parts
-    whole.features = tuple(dict.fromkeys(layer for part in parts for layer in part.features))
-    whole.logits = any(part.logits for part in parts)
-    whole.learns = any(part.learns for part in parts)
-    whole.max_context = min(part.max_context for part in parts)
-    whole.sparse = True
 
 
 @register(

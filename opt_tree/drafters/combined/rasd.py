@@ -15,8 +15,8 @@ from opt_tree.core.pool import Frontier
 from opt_tree.core.probabilities import log_probs_of
 from opt_tree.core.step import Outcome
 from opt_tree.core.tree import fetch
-from opt_tree.drafters.base import Drafter, DrafterAround
-from opt_tree.drafters.combined.grafted import join
+from opt_tree.drafters.base import Drafter
+from opt_tree.drafters.combined.grafted import Joined
 from opt_tree.drafters.registry import DrafterOptions, register, two_specs
 from opt_tree.drafters.tables.lookup import Lookup, Tails, few, load_with_table
 from opt_tree.drafters.tables.store import StoreDrafter
@@ -34,8 +34,9 @@ class Rows:
         draft row   0 root   1 a   2 b   3 below a   4 below b        model's row   0   1   -1   2   -1
     """
 
-    def __init__(self) -> None:
-        self._of = [0]
+    def __init__(self, root: bool = True) -> None:
+        """`root`: whether the model answered behind the root."""
+        self._of = [0 if root else -1]
         self._count = 0
 
     def take(self, frontier: Frontier, own: Bool[np.ndarray, " frontier"]) -> Frontier:
@@ -59,7 +60,7 @@ class Rows:
         return outcome.numbered(np.where(rows < 0, -1, np.array(self._of)[rows]))
 
 
-class Rasd(DrafterAround):
+class Rasd(Joined):
     """A model's tree merged with the tree of the continuations that `retrieval` finds, best with `longest` matches.
 
     What the model proposes below a node are its `top` best tokens. Of what was retrieved behind the context only
@@ -80,21 +81,23 @@ class Rasd(DrafterAround):
     def __init__(self, drafter: Drafter, retrieval: Lookup, top: int = 10) -> None:
         if top < 1:
             raise ValueError(f"pruning keeps at least the model's best token, got top {top}")
-        super().__init__(drafter)
-        join(self, drafter, retrieval)
+        super().__init__(drafter, retrieval)
         self.retrieval, self.top = retrieval, top
         self._begin()
 
     def _begin(self) -> None:
-        self._tails, self._rows = Tails(self.retrieval.order), Rows()
+        self._tails, self._rows = Tails(self.retrieval.order), Rows(self.led)
         self._retrieved: list[dict[int, float]] = []  # by draft row: the branches that go on there
         self._grafts: list[set[int]] = []  # by draft row: children that are the retrieval's alone
 
     def root(self, context: list[int]) -> Few:
+        self.begin(context)
         self._begin()
         tails = self._tails.root(context)
-        (model,) = _probs(self.drafter.root(context))
         (found,) = _probs(self.retrieval.look_up(tails))
+        if not self.led:  # no model prunes
+            return self._fuse([{}], [found])
+        (model,) = _probs(self.drafter.root(context))
         best = set(list(model)[: self.top])
         return self._fuse([model], [{token: share for token, share in found.items() if token in best}])
 
