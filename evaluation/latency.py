@@ -52,7 +52,7 @@ from evaluation.run.baselines import InLoop, transformers_batch, transformers_me
 from evaluation.run.inflate import describe
 from evaluation.run.models import gather, load_assistant
 from evaluation.run.options import AUTO
-from evaluation.timing import Method, Timings, environment, interleave, step_figures
+from evaluation.timing import Method, Timings, contested, environment, interleave, step_figures
 from opt_tree import Controller, Decoder, Generation, OptTree, Pair, Step, TreePolicy
 from opt_tree.decoding.presets import plain
 from opt_tree.decoding.step_costs import auto
@@ -84,6 +84,8 @@ def run(options: Options) -> dict[str, Any]:
     questions = f"{counted(len(prompts), 'question')} of {material.questions.name}"
     print(f"{questions}, greedy, {options.max_new_tokens} new tokens at most, in turn")
     print(table(rows))
+    if busy := contested():
+        print(busy)
     if auto_rows:
         print(table(auto_rows))
     return {"environment": place, "rows": rows, "auto": auto_rows}

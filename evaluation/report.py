@@ -17,7 +17,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser = Parser("python -m evaluation.report", __doc__)
     parser.add_argument("answers", nargs="+", help="answer files")
     parser.add_argument(
-        "--baseline", help="answer file to compare with, such as a.plain.jsonl of a run with --baseline"
+        "--baseline", help="answer file to compare with; by default a.plain.jsonl, where a run with --baseline left it"
     )
     parser.add_argument("--plots", metavar="DIR", help="draw the plots into this folder")
     parser.add_argument("--json", action="store_true", help="print all figures as one JSON line, too")
@@ -89,11 +89,18 @@ def read_runs(paths: Sequence[str | Path], baseline: str | Path | None) -> tuple
     return runs, base
 
 
+def plain_beside(paths: Sequence[str | Path]) -> Path | None:
+    """The plain decoding that a run with --baseline left beside its answers, where no other baseline is named."""
+    stems = {str(AnswerFile(path).path).removesuffix(".jsonl") for path in paths}
+    found = [plain for stem in sorted(stems) if (plain := Path(f"{stem}.plain.jsonl")).is_file()]
+    return found[0] if len(found) == 1 else None
+
+
 def print_report(
     paths: Sequence[str | Path], baseline: str | Path | None, plots: str | Path | None = None
 ) -> dict[str, Any]:
     """Print tables of all files, draw the plots, return the figures. Raises ValueError and OSError for bad files."""
-    runs, base = read_runs(paths, baseline)
+    runs, base = read_runs(paths, baseline or plain_beside(paths))
     for run in runs:
         if base is not None and (apart := settings_apart(run, base, (*ASKED, "max_new_token", *ROUNDING))):
             print(f"note: {run.name} and its baseline differ in {'; '.join(apart)}", file=sys.stderr)
@@ -124,6 +131,7 @@ def _draw(runs: Sequence[AnswerSet], plots: str | Path | None) -> None:
 def rows_of(paths: Sequence[str | Path], baseline: str | Path | None = None) -> list[Labelled]:
     """The figures of each file, by category and of all, the baseline's last; of a comparison, those of its lines."""
     rows: list[Labelled] = []
+    baseline = baseline or plain_beside(paths)
     answers, base = read_runs([path for path in paths if not comparison.is_comparison(path)], baseline)
     for run in answers:
         groups = by_category(run.answers)
@@ -209,8 +217,9 @@ def _combination_row(line: Mapping[str, Any]) -> dict[str, Value]:
         "speed-up": ratio(speed),
         "= plain": "{}/{}".format(*line["same_as_plain"]) if line["verifier"] == "greedy" else None,
     }
-    for sharpening, minus in line["minus_opt"].items():
-        known[f"minus opt, {sharpening}"] = with_interval(minus["difference"], minus["interval"], "+")
+    for sharpening in comparison.SHARPENING:  # all of them in each row: columns have one order in every table
+        minus = line["minus_opt"].get(sharpening)
+        known[f"minus opt, {sharpening}"] = minus and with_interval(minus["difference"], minus["interval"], "+")
     for key, (head, digits, scale) in comparison.SIZES.items():
         known[head] = "" if line.get(key) is None else f"{line[key] / scale:.{digits}f}"
     return known

@@ -163,6 +163,17 @@ def environment(device: torch.device) -> dict[str, Any]:
     }
 
 
+def contested() -> str | None:
+    """Say that the machine had more to do than it has cores, where it had: times are then of its queue."""
+    load, cores = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0, os.cpu_count() or 1
+    if load <= cores + 0.5:
+        return None
+    return (
+        f"these times and ratios are worth nothing: the load of this machine is {load:.1f}, it has "
+        f"{counted(cores, 'core')}, and what was timed waited for other work"
+    )
+
+
 def commit() -> str | None:
     """The commit of this checkout, with `+` for uncommitted changes; None outside a checkout."""
     folder = Path(__file__).parent

@@ -24,6 +24,10 @@ REFERENCE = "opt"
 PLAIN = "plain decoding"
 SIZES = {"weights_bytes": ("weights MB", 1, 1e6), "training_minutes": ("trained min", 1, 1.0)}
 """Of drafters: the head of a column, its digits, and its unit."""
+ABOUT = {"drafter": "drafter", "sharpening": "sharpening", "tree": "policy", "nodes": "budget"} | {
+    name: name for name in ("children", "verifier")
+}
+"""Of a combination: the head of a column, and what stands in it. Of transformers' ways `tree` has the name alone."""
 OF_DRAFTERS = ("draft_ms_per_step", *SIZES)
 
 
@@ -147,8 +151,9 @@ def rows_of(path: str | Path) -> list[tuple[dict[str, Any], dict[str, Any]]]:
         for record in read(path):
             temperature, peers = record.get("cell", record)["temperature"], record.get("peers", {})
             plain, known = record["plain"] if "plain" in record else peers[PLAIN], record.get("figures", {})
-            for name, answers in (peers or {record["question_id"]: record["answers"]}).items():
-                method = name.replace(f", T {temperature:g}", "")
-                about = {"file": Path(path).stem, "method": method, "temperature": temperature}
+            cell = {head: record["cell"][key] for head, key in ABOUT.items()} if "cell" in record else {}
+            for name, answers in (peers or {"": record["answers"]}).items():
+                what = cell or dict.fromkeys(ABOUT, "") | {"tree": name}
+                about = {"file": Path(path).stem, **what, "temperature": temperature}
                 rows.append((about, summary(answers, plain) | {key: known.get(key) for key in OF_DRAFTERS}))
     return rows

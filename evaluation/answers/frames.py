@@ -92,13 +92,17 @@ def _flat(figures: Mapping[str, Any]) -> dict[str, Any]:
 def formatted(rows: Sequence[Labelled], form: str) -> str:
     """The figures as text: CSV with every figure in full, LaTeX (booktabs) and Markdown as the report's table shows it.
 
+    What is the same in all rows is no column of the latter two: it belongs under the table.
+
     Raises ValueError where a package is missing.
     """
     if form == "csv":
         return str(figures_frame(rows).to_csv(index=False)).rstrip("\n")
     shown = [{**about, **dict(list(row("", dict(figures)).items())[1:])} for about, figures in rows]
     table = frame(shown).fillna("").astype(str)
-    table = table[[head for head in table if not set(table[head]) <= ({"", "all"} if head == "category" else {""})]]
+    nothing = {head: {"", "all"} if head == "category" else {""} for head in table}
+    same = {head for head in rows[0][0] if len(rows) > 1 and table[head].nunique() == 1}
+    table = table[[head for head in table if head not in same and not set(table[head]) <= nothing[head]]]
     sides = ["left" if head in rows[0][0] else "right" for head in table]
     try:
         if form == "latex":

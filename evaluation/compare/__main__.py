@@ -32,7 +32,7 @@ from evaluation.answers.file import AnswerFile, Record
 from evaluation.compare.combinations import Combination
 from evaluation.compare.measure import Bench, peers_key
 from evaluation.report import print_comparison
-from evaluation.timing import environment
+from evaluation.timing import contested, environment
 from opt_tree.core.files import check_writable
 
 
@@ -90,12 +90,16 @@ def measure(options: Options, cells: Sequence[Combination], file: AnswerFile) ->
                 raise ValueError(f"{', '.join(changed)} changed since {cell.key} was measured; pass --overwrite")
         tasks = _tasks(options, cells, bench)
         left = {key: task for key, task in tasks.items() if key not in done}
+        busy = None
         if left:
             bench.warm_up()
         with tqdm(left.items(), unit="cell", initial=len(tasks) - len(left), total=len(tasks)) as bar:
             for key, task in bar:
                 bar.set_postfix_str(key)
                 file.append(task())
+                busy = contested() or busy
+    if busy:
+        print(busy, file=sys.stderr)
     return refused
 
 

@@ -11,9 +11,10 @@ import torch
 
 from evaluation.answers.record import first_difference
 from evaluation.command_line import table as lay_out
+from evaluation.command_line import two_digits
 from evaluation.divergence import Divergence, Explainer
 from evaluation.run.inflate import describe
-from evaluation.timing import Timings, step_figures
+from evaluation.timing import Timings, contested, step_figures
 from opt_tree import Generation, Pair, Sampling
 from opt_tree.core.words import counted
 
@@ -62,8 +63,8 @@ def _row(method: str, timings: Timings, differences: Sequence[DifferentText], gr
     if method not in timings.runs:
         return {"": LABELS[method], "tokens/s": "not available"}
     rate, count = timings.rate(method), len(timings.runs[method])
-    row = {"": LABELS[method], "tokens/s": f"{rate:.0f}"}
-    row["OPT-Tree is"] = f"{timings.rate(OURS) / rate:.2f} x" if method != OURS else ""
+    row = {"": LABELS[method], "tokens/s": two_digits(rate)}
+    row["OPT-Tree is"] = f"{two_digits(timings.rate(OURS) / rate)} x" if method != OURS else ""
     if generations := timings.generations(method):
         figures = step_figures(generations)
         row["tokens/step"] = f"{figures['tokens/step']:.2f}"
@@ -91,6 +92,8 @@ def notes(timings: Timings, pair: Pair, differences: Sequence[DifferentText], sa
         "tokens/step: mean of accepted + 1; E(A)+1: what the drafter expected of it; "
         f"{outside:.0f} % of an OPT-Tree step is outside the two models' forwards.",
     ]
+    if busy := contested():
+        lines.insert(0, busy)
     if inflated := describe(pair.target.model, pair.drafter):
         lines.append(f"{inflated[0].upper()}{inflated[1:]}.")
     if ASSISTED not in timings.runs:

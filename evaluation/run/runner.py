@@ -23,7 +23,7 @@ from evaluation.run.inflate import describe
 from evaluation.run.models import load_run, make_method, read_questions, resolved
 from evaluation.run.options import Options
 from evaluation.run.processes import DRAFTING, Processes, Work, place
-from evaluation.timing import Method, environment, schedule
+from evaluation.timing import Method, contested, environment, schedule
 from opt_tree import Pair
 from opt_tree.core.errors import out_of_memory
 from opt_tree.core.files import check_writable
@@ -226,6 +226,8 @@ def finish(
                 file=sys.stderr,
             )
     paths = [work.whole.path for work in works if work.whole.path.is_file()]
+    if busy := contested():
+        print(busy, file=sys.stderr)
     if whole and paths:
         print_json(json_line, print_report(paths, paths[1] if len(paths) > 1 else None))
     return status

@@ -12,10 +12,12 @@ import pytest
 
 import evaluation
 from evaluation import report
-from evaluation.answers import metrics
+from evaluation.answers import comparison, metrics
 from evaluation.answers.metrics import METRICS, Metric
 from evaluation.answers.record import exact_match
 from evaluation.answers.steps import acceptance_by_depth, by_position, calibration, step_time, steps_of
+from evaluation.command_line import two_digits
+from evaluation.timing import contested
 
 
 def choice(emitted: list[list[int]], seconds: list[float], **more: Any) -> dict[str, Any]:
@@ -409,11 +411,70 @@ def test_formats(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_a_comparison_is_a_table_too(tmp_path: Path) -> None:
-    cell = {"temperature": 0.0, "policy": "opt"}
-    line = {"question_id": "opt, T 0", "cell": cell, "answers": ANSWERS, "plain": BASELINE, "figures": {}}
-    table = evaluation.figures(write(tmp_path / "compare.jsonl", [line]))
-    assert table.method.tolist() == ["opt"] and table.temperature.tolist() == [0.0]
+    path = write(tmp_path / "compare.jsonl", [cell_line("opt:0.2", 8)])
+    table = evaluation.figures(path)
+    assert table.tree.tolist() == ["opt:0.2"] and table.temperature.tolist() == [0.0] and table.nodes.tolist() == [8]
     assert table.speed_up[0] == metrics.speed_up(ANSWERS, BASELINE)["micro"]
+
+
+def cell_line(policy: str, budget: int) -> dict[str, Any]:
+    """A line of a comparison."""
+    cell = {"drafter": "lm:demo", "sharpening": "bare", "temperature": 0.0, "policy": policy, "budget": budget}
+    cell |= {"children": "TopK", "verifier": "greedy"}
+    known = {"question_id": f"{policy}, {budget}", "cell": cell, "answers": ANSWERS, "plain": BASELINE}
+    return known | {"figures": comparison.figures(ANSWERS, BASELINE, [])}
+
+
+def test_the_table_of_a_comparison_has_a_column_for_each_thing_that_differs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = write(
+        tmp_path / "c.jsonl", [cell_line(policy, budget) for policy in ("opt", "binary") for budget in (8, 60)]
+    )
+    assert report.main([str(path), "--format", "latex"]) == 0
+    _, _, head, _, *lines = capsys.readouterr().out.splitlines()
+    assert head.split(" & ")[:3] == ["tree", "nodes", "questions"], "drafter, children and the like are the same"
+    assert [line.split(" & ")[:2] for line in lines[:4]] == [[p, n] for p in ("opt", "binary") for n in ("8", "60")]
+
+
+def test_the_tables_of_a_comparison_have_one_order_of_columns(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Whichever line comes first: OPT-Tree's has no difference to itself."""
+    faster = cell_line("binary", 60) | {"answers": [answer(1, "math", choice([[6, 4]], [1.0])), ANSWERS[1]]}
+    faster["figures"] = comparison.figures(faster["answers"], BASELINE, []) | {"weights_bytes": 1e6}
+    slower = cell_line("opt", 60)
+    lines = [cell_line("opt", 8), cell_line("binary", 8), slower, faster]
+    for line in lines[:3]:
+        line["figures"] |= {"weights_bytes": 1e6}
+    path = write(tmp_path / "c.jsonl", lines)
+    assert report.main([str(path)]) == 0
+    heads = [line.split() for line in capsys.readouterr().out.splitlines() if line.startswith("drafter")]
+    assert len(heads) == 2 and heads[0] == heads[1] and "minus" in heads[0] and heads[0][-1] == "MB"
+
+
+def test_plain_decoding_beside_a_file_is_its_baseline(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = write(tmp_path / "a.jsonl", ANSWERS)
+    assert report.main([str(path)]) == 0 and "speed-up" not in capsys.readouterr().out
+    write(tmp_path / "a.plain.jsonl", BASELINE)
+    assert report.main([str(path)]) == 0
+    printed = capsys.readouterr().out
+    assert "speed-up" in printed and "exact match of a with a.plain" in printed
+    assert report.main([str(path), "--format", "csv"]) == 0 and "a.plain" in capsys.readouterr().out
+
+
+def test_a_machine_with_too_much_to_do_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.cpu_count", lambda: 4)
+    for load, told in ((0.3, False), (4.2, False), (15.0, True)):
+        monkeypatch.setattr("os.getloadavg", lambda load=load: (load, load, load))
+        found = contested()
+        assert (found is not None) == told
+    assert found is not None and "worth nothing" in found and "15.0" in found and "4 cores" in found
+
+
+def test_two_digits() -> None:
+    shown = [two_digits(value) for value in (5.67, 0.843, 134.2, 1.04, 12.6, 0.0, 0.0567)]
+    assert shown == ["5.7", "0.84", "134", "1.0", "13", "0", "0.057"]
 
 
 def test_without_pandas_one_line_says_what_to_install(tmp_path, monkeypatch, capsys):
