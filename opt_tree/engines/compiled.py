@@ -85,8 +85,8 @@ class Compiled(Engine):
         self.__dict__.update(state)
         self._views, self._version = [], -1
         try:
-            self._call = _load(self.package.file, _shared(self.eager.model))
-        except RuntimeError as error:
+            self._call = _load(self.package.checked_file(), _shared(self.eager.model))
+        except (OSError, RuntimeError) as error:
             self._give_up(f"its compiled package is gone ({one_line(error)})")
 
     def watch(self, layers: tuple[int, ...]) -> None:
@@ -195,7 +195,7 @@ def _load_or_make(package: Package, eager: Eager, traced: Traced, make: bool) ->
         elif package.about() is None:
             raise CompileError("there is no package for it yet")
         try:
-            return _load(package.file, _shared(eager.model))
+            return _load(package.checked_file(), _shared(eager.model))
         except RuntimeError as error:
             package.remove()
             if attempt or not make:

@@ -28,7 +28,8 @@ class KernelError(RuntimeError):
 def load(source: Path, operator: str) -> bool:
     """Have an operator that a source registers, which takes some seconds once; return whether it was loaded by this.
 
-    Where the cache cannot be written it is built for this process alone, with a warning.
+    Where the cache cannot be written, or another user may write to it, it is built for this process alone, with a
+    warning.
     Raises KernelError where there is no C++ compiler, and where the kernel does not build or load.
     """
     with _lock:
@@ -39,7 +40,7 @@ def load(source: Path, operator: str) -> bool:
         try:
             try:
                 package.ensure(lambda: _keep(source, package))
-                torch.ops.load_library(str(package.file))
+                torch.ops.load_library(str(package.checked_file()))
             except OSError as error:
                 if any(map(os.path.isfile, package.folder.parents)):  # a wrong name, not a place that keeps nothing
                     raise

@@ -1,7 +1,8 @@
 """Where compiled bodies are kept: one folder a package in the user's cache, found by everything that decides its code.
 
 Owns keys, files and their integrity; it never compiles and never runs anything. A package is written beside its place
-and renamed into it, so that nobody sees half of one; its digest is compared before it is loaded.
+and renamed into it, so that nobody sees half of one; its digest is compared before it is loaded. A package is code that
+runs in this process: it is taken from no place that another user may write to.
 """
 
 import errno
@@ -25,6 +26,7 @@ from filelock import FileLock
 from torch import Tensor, nn
 
 from opt_tree.core.files import write_text
+from opt_tree.engines.owned_files import ANOTHER, check_ours
 from opt_tree.engines.snapshot import adapters_of
 
 _CHUNK = 1 << 26  # bytes hashed at once
@@ -56,6 +58,11 @@ class Package:
     def file(self) -> Path:
         return self.folder / self.name
 
+    def checked_file(self) -> Path:
+        """The file, to be loaded now. Raises PermissionError where somebody else could have put it there."""
+        check_ours(self.folder, (self.name, "about.json"))
+        return self.file
+
     def about(self) -> dict[str, Any] | None:
         """What was noted when it was made; None where there is no package, or a damaged one."""
         try:
@@ -65,7 +72,11 @@ class Package:
             return None
 
     def ensure(self, make: Callable[[], None]) -> None:
-        """Have it made where there is none. Another process that makes the same one is waited for."""
+        """Have it made where there is none. Another process that makes the same one is waited for.
+
+        Raises PermissionError where somebody else may write, as `checked_file` does.
+        """
+        check_ours(self.folder, (self.name, "about.json"))
         if self.about() is None:
             with locked(self.folder):
                 if self.about() is None:
@@ -75,8 +86,10 @@ class Package:
         """Move the file `made` into its place, with what there is to say about it."""
         with replaced(self.folder) as fresh:
             shutil.move(made, fresh / self.file.name)
+            (fresh / self.file.name).chmod(0o755)  # a compiler leaves it as the umask says
             noted = about | {"sha256": file_digest(fresh / self.file.name)}
             write_text(fresh / "about.json", json.dumps(noted, indent=1))
+            (fresh / "about.json").chmod(0o644)
 
     def remove(self) -> None:
         """Drop what is there, whole or damaged."""
@@ -87,11 +100,11 @@ class Package:
 def locked(folder: Path) -> Iterator[None]:
     """Hold off other processes that would make the same folder; they find it when they get their turn."""
     try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
+        _make_cache(folder.parent)
         lock = FileLock(f"{folder}.lock")
         lock.acquire()
     except OSError as error:
-        raise OSError(f"{error}; OPT_TREE_CACHE names another folder for what is built and fetched") from error
+        raise OSError(f"{error}; {ANOTHER}") from error
     try:
         yield
     finally:
@@ -101,7 +114,7 @@ def locked(folder: Path) -> Iterator[None]:
 @contextmanager
 def replaced(folder: Path) -> Iterator[Path]:
     """Yield a fresh folder, which takes the place of `folder` at the end: nobody sees half of one."""
-    folder.parent.mkdir(parents=True, exist_ok=True)
+    _make_cache(folder.parent)
     fresh = Path(tempfile.mkdtemp(prefix=f"{folder.name}.", dir=folder.parent))
     try:
         yield fresh
@@ -118,10 +131,16 @@ def replaced(folder: Path) -> Iterator[Path]:
         shutil.rmtree(fresh, ignore_errors=True)
 
 
+def _make_cache(folder: Path) -> None:
+    """Have a folder of the cache, which nobody else may write to, whatever the umask."""
+    for path in reversed([one for one in (folder, *folder.parents) if not one.exists()]):
+        path.mkdir(mode=0o755, exist_ok=True)
+
+
 def package_of(facts: dict[str, Any], name: str = "body.pt2") -> Package:
     """The package for these facts; whatever changes one of them makes another package."""
     text = json.dumps(facts, sort_keys=True, default=str)
-    return Package(cache_folder() / hashlib.sha256(text.encode()).hexdigest()[:32], name)
+    return Package(cache_folder().resolve() / hashlib.sha256(text.encode()).hexdigest()[:32], name)
 
 
 def remembered(facts: dict[str, Any]) -> str | None:

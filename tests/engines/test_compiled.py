@@ -467,6 +467,19 @@ def test_the_folder_of_packages(monkeypatch, tmp_path):
     assert packages.cache_folder() == tmp_path / "mine"
 
 
+def test_a_package_that_others_may_write_to_is_not_run(fake, monkeypatch):
+    """Neither where it is made nor where a copy loads it again."""
+    lm = CausalLM(tiny("llama"))
+    assert compile_forwards(lm)
+    cache = lm.engine.package.folder.parent
+    cache.chmod(0o777)
+    with pytest.warns(UserWarning, match=r"package is gone \(.*cache may be written to by everybody"):
+        assert copy.deepcopy(lm).engine.name == "eager"
+    with pytest.warns(UserWarning, match=r"is not compiled: .*cache may be written to by everybody \(mode 777\)"):
+        assert not compile_forwards(CausalLM(tiny("llama")))
+    assert not compile_forwards(CausalLM(tiny("llama")), make=False) and len(fake) == 1
+
+
 def test_who_has_no_home_has_no_cache_and_is_told_how_to_have_one(monkeypatch, tmp_path):
     for name in ("OPT_TREE_CACHE", "XDG_CACHE_HOME", "HOME"):
         monkeypatch.delenv(name, raising=False)
