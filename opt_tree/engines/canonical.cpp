@@ -294,6 +294,8 @@ bool attended(const Tensor& query, const Tensor& key, const Tensor& value, const
 Tensor canonical_attention(Tensor query, Tensor key, Tensor value, Tensor mask, double scale) {
     using torch::headeronly::ScalarType;
     const auto dtype = query.scalar_type();
+    for (const Tensor* given : {&query, &key, &value, &mask})
+        STD_TORCH_CHECK(given->dim() == 4, "canonical attention: queries, keys, values and mask have four dimensions");
     const int64_t lanes = query.size(0), heads = query.size(1), kv_heads = key.size(1), rows = query.size(2);
     STD_TORCH_CHECK(dtype == ScalarType::BFloat16 || dtype == ScalarType::Float,
                     "canonical attention is for bfloat16 and float32");
@@ -302,9 +304,9 @@ Tensor canonical_attention(Tensor query, Tensor key, Tensor value, Tensor mask, 
     for (const Tensor* given : {&query, &key, &value, &mask})
         STD_TORCH_CHECK(given->size(3) == 1 || given->stride(3) == 1,
                         "canonical attention: the numbers of a row do not lie one after the other");
-    STD_TORCH_CHECK(key.size(0) == lanes && value.size(0) == lanes && value.size(1) == kv_heads && heads % kv_heads == 0 &&
-                        key.size(3) == query.size(3) && value.size(2) == key.size(2) && mask.size(1) == 1 &&
-                        (mask.size(0) == lanes || mask.size(0) == 1) && mask.size(2) == rows &&
+    STD_TORCH_CHECK(key.size(0) == lanes && value.size(0) == lanes && value.size(1) == kv_heads && kv_heads > 0 &&
+                        heads % kv_heads == 0 && key.size(3) == query.size(3) && value.size(2) == key.size(2) &&
+                        mask.size(1) == 1 && (mask.size(0) == lanes || mask.size(0) == 1) && mask.size(2) == rows &&
                         mask.size(3) == key.size(2) && key.size(2) > 0,
                     "canonical attention: the shapes of queries, keys, values and mask do not fit");
     Tensor out = torch::stable::new_empty(query, {lanes, rows, heads, value.size(3)});

@@ -244,7 +244,7 @@ struct Product {
 
 template <class Real>
 void multiply(const Tensor& x, const Tensor& packed, const std::optional<Tensor>& bias, Tensor& out) {
-    const int64_t inputs = x.size(-1), outputs = out.size(-1), count = x.numel() / std::max<int64_t>(inputs, 1);
+    const int64_t inputs = x.size(-1), outputs = out.size(-1), count = out.numel() / outputs;
     Rows rows(count, packed.size(1));
     torch::stable::parallel_for(0, count, 16, [&](int64_t begin, int64_t end) {
         for (int64_t row = begin; row < end; ++row) rows.take(row, (const Real*)x.const_data_ptr() + row * inputs, inputs);
@@ -268,12 +268,13 @@ Tensor quantised_linear(Tensor x, Tensor packed, std::optional<Tensor> bias, int
     const auto dtype = x.scalar_type();
     STD_TORCH_CHECK(dtype == ScalarType::BFloat16 || dtype == ScalarType::Float,
                     "quantised linear layers are for bfloat16 and float32");
-    STD_TORCH_CHECK(packed.dim() == 3 && packed.is_contiguous() && packed.scalar_type() == ScalarType::Byte &&
+    STD_TORCH_CHECK(x.dim() > 0 && outputs > 0 && packed.dim() == 3 && packed.is_contiguous() && packed.scalar_type() == ScalarType::Byte &&
                         (packed.size(2) == group_bytes(8) || packed.size(2) == group_bytes(4)) &&
-                        packed.size(0) == (outputs + PANEL - 1) / PANEL &&
+                        packed.size(0) == (outputs - 1) / PANEL + 1 &&
                         packed.size(1) == (x.size(-1) + GROUP - 1) / GROUP,
                     "quantised linear layer: the packed weight does not fit rows and outputs");
-    STD_TORCH_CHECK(!bias || (bias->scalar_type() == dtype && bias->is_contiguous() && bias->numel() == outputs),
+    STD_TORCH_CHECK(!bias || (bias->scalar_type() == dtype && bias->is_contiguous() && bias->dim() == 1 &&
+                              bias->numel() == outputs),
                     "quantised linear layer: the bias does not fit");
     if (!x.is_contiguous()) x = torch::stable::contiguous(x);
     std::vector<int64_t> sizes;

@@ -183,6 +183,10 @@ def test_other_masks_and_shapes_are_refused() -> None:
         attend(query, key, value, torch.full_like(mask, -1.0), 0.25)
     with pytest.raises(RuntimeError, match="shapes"):
         torch.ops.opt_tree.canonical_attention(query, key, value[:, :1], mask, 0.25)
+    with pytest.raises(RuntimeError, match="shapes"):  # a division by their number would end the process
+        torch.ops.opt_tree.canonical_attention(query, key[:, :0], value[:, :0], mask, 0.25)
+    with pytest.raises(RuntimeError, match="four dimensions"):
+        torch.ops.opt_tree.canonical_attention(query[0], key[0], value[0], mask[0], 0.25)
     with pytest.raises(RuntimeError, match="different dtypes"):
         attend(query, key.bfloat16(), value, mask, 0.25)
     with pytest.raises(RuntimeError, match="for bfloat16 and float32"):

@@ -188,10 +188,25 @@ def test_what_does_not_fit_is_refused() -> None:
         multiply(x[:, :30], packed, None, 70)
     with pytest.raises(RuntimeError, match="does not fit rows and outputs"):
         multiply(x, packed, None, 129)
-    with pytest.raises(RuntimeError, match="the bias does not fit"):
-        multiply(x, packed, torch.zeros(69), 70)
+    for outputs, weight in ((0, packed[:0]), (-1, packed[:0]), (2**63 - 1, packed)):
+        with pytest.raises(RuntimeError, match="does not fit rows and outputs"):
+            multiply(x, weight, None, outputs)
+    for bias in (torch.zeros(69), torch.zeros(7, 10)):
+        with pytest.raises(RuntimeError, match="the bias does not fit"):
+            multiply(x, packed, bias, 70)
+    with pytest.raises(RuntimeError, match="does not fit rows and outputs"):
+        multiply(torch.tensor(1.0), packed, None, 70)
     with pytest.raises(RuntimeError, match="for bfloat16 and float32"):
         multiply(x.double(), packed, None, 70)
+
+
+def test_rows_of_no_numbers_give_the_bias() -> None:
+    """As torch's layers do. What nobody writes holds what was there before."""
+    bias, nothing = torch.arange(70.0), problem(0, 8)[1][:, :0].contiguous()
+    for rows in (1, 7):
+        torch.full((rows, 70), 7.0)  # memory that is free again at once
+        assert torch.equal(multiply(torch.zeros(rows, 0), nothing, bias, 70), bias.expand(rows, -1))
+    assert multiply(torch.zeros(0, 0), nothing, bias, 70).shape == (0, 70)
 
 
 class Two(nn.Module):
