@@ -53,14 +53,14 @@ from evaluation.run.inflate import describe
 from evaluation.run.models import gather, load_assistant
 from evaluation.run.options import AUTO
 from evaluation.timing import Method, Timings, contested, environment, interleave, step_figures
-from opt_tree import Controller, Decoder, Generation, OptTree, Pair, Step, TreePolicy
+from opt_tree import Decoder, Generation, OptTree, Pair, Step, TreePolicy
 from opt_tree.decoding.presets import plain
 from opt_tree.decoding.step_costs import auto
 from opt_tree.policies.base import MOST_NODES
 
 BASELINES = ("plain", "transformers", "transformers, assisted")
 Row = dict[str, Value]
-Trees = Mapping[str, TreePolicy | Controller]
+Trees = Mapping[str, TreePolicy]
 
 
 def run(options: Options) -> dict[str, Any]:
@@ -97,7 +97,7 @@ def trees_of(options: Options, pair: Pair) -> Trees:
     fixed = [budget for budget in budgets if budget != AUTO]
     sizes = whole_numbers(",".join(fixed), MOST_NODES) if fixed else ()
     pairs = [(n, t) for n in sizes for t in numbers(options.thresholds)]
-    trees: dict[str, TreePolicy | Controller] = {f"OPT-Tree {n}/{t:g}": OptTree(n, t) for n, t in pairs}
+    trees: dict[str, TreePolicy] = {f"OPT-Tree {n}/{t:g}": OptTree(n, t) for n, t in pairs}
     return trees | ({AUTO: auto(pair.target, pair.drafter)} if AUTO in budgets else {})
 
 
@@ -182,20 +182,25 @@ def in_lanes(
 
     `tokens/CPU s` counts the time of all threads of this process, which a busy machine distorts less than the clock's.
     """
-    ways: dict[str, Way] = {"plain": _in_loop(plain(pair.target), pair)}
-    ways |= {name: _in_loop(Decoder(pair.target, pair.drafter, tree), pair) for name, tree in trees.items()}
-    ways["transformers"] = lambda group, width, limit: [
-        tokens
-        for start in range(0, len(group), width)
-        for tokens in transformers_batch(pair, group[start : start + width], limit)
-    ]
-    for way, count in itertools.product(ways.values(), lanes):
-        way(prompts[: max(count, 2)], count, 4)  # `Auto` measures what so many lanes cost, where it is not known yet
-    cells = [(name, count) for name in ways for count in lanes]
+    ways: dict[tuple[str, int], Way] = {}
+    ways |= {("plain", count): _in_loop(plain(pair.target), pair) for count in lanes}
+    for name, count in itertools.product(trees, lanes):
+        tree = auto(pair.target, pair.drafter, lanes=count) if name == AUTO else trees[name]
+        ways[name, count] = _in_loop(Decoder(pair.target, pair.drafter, tree), pair)
+    ways |= {
+        ("transformers", count): lambda group, width, limit: [
+            tokens
+            for start in range(0, len(group), width)
+            for tokens in transformers_batch(pair, group[start : start + width], limit)
+        ]
+        for count in lanes
+    }
+    for (_, count), way in ways.items():
+        way(prompts[: max(count, 2)], count, 4)
     found = {}
-    for name, count in tqdm(cells, desc="batches", leave=False, disable=None):
-        found[name, count] = _measured(ways[name], prompts, count, max_new_tokens)
-    return [_lanes_row(name, count, found) for name, count in cells]
+    for (name, count), way in tqdm(ways.items(), desc="batches", leave=False, disable=None):
+        found[name, count] = _measured(way, prompts, count, max_new_tokens)
+    return [_lanes_row(name, count, found) for name, count in ways]
 
 
 def _in_loop(decoder: Decoder, pair: Pair) -> Way:

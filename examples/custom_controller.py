@@ -3,8 +3,8 @@
     python -m examples.custom_controller
     python -m evaluation.eval_opt_classic --controller examples/custom_controller.py:stages --limit 2 --nodes 16
 
-A controller says which policy the next step uses. It names all its policies beforehand, so that the decoder can check
-each of them against the verifier. It sees the past only: the context and the steps that are done.
+A controller is a policy that chooses another one for each step. It lists all of them beforehand, so that the decoder
+can check each against its verifier. It sees the past only: the context and the steps that are done.
 """
 
 from collections.abc import Sequence
@@ -13,15 +13,15 @@ from jaxtyping import Float
 from torch import Tensor
 
 import opt_tree
-from opt_tree.controllers.base import Controller
 from opt_tree.controllers.registry import Wanted
 from opt_tree.core.children import Few
 from opt_tree.core.step import Outcome, Step
 from opt_tree.core.target import Output
-from opt_tree.policies import Static, TreePolicy
+from opt_tree.policies.base import TreePolicy
+from opt_tree.policies.static import Static
 
 
-class Stages(Controller):
+class Stages(TreePolicy):
     """Uses each policy for a given number of steps, and the last one for the rest of the answer."""
 
     def __init__(self, stages: Sequence[tuple[int, TreePolicy]], last: TreePolicy) -> None:
@@ -29,7 +29,7 @@ class Stages(Controller):
         self._plan = [policy for steps, policy in stages for _ in range(steps)]
         self._done = 0
 
-    def reset(self, prompt: list[int], output: Output | None) -> None:
+    def begin(self, prompt: list[int], prefill: Output | None) -> None:
         """A new prompt begins."""
         self._done = 0
 

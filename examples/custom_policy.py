@@ -16,10 +16,11 @@ from jaxtyping import Int
 import opt_tree
 from opt_tree.core.children import TopK
 from opt_tree.core.pool import CandidatePool
+from opt_tree.policies.base import TreePolicy
 
 
 @dataclass(frozen=True)
-class Trunk:
+class Trunk(TreePolicy):
     """Follow the best child of the best child, and keep the siblings on the way. With `width=2`:
 
           root

@@ -39,7 +39,7 @@ from tqdm import tqdm
 
 from evaluation.command_line import table
 from evaluation.run.models import gather
-from opt_tree import CausalLM, Controller, Decoder, Generation, OptTree, Pair, Static, TreePolicy
+from opt_tree import CausalLM, Decoder, Generation, OptTree, Pair, Static, TreePolicy
 from opt_tree.controllers import Auto, BetaLength, CalibratedLength, LengthPredictor, PredictedLength
 from opt_tree.decoding.cost_files import read_costs
 from opt_tree.decoding.recording import record, replay, seconds_of
@@ -71,7 +71,7 @@ class Materials:
     costs: Costs
     seed: int = 0
 
-    def predicted(self, price: Costs | float, chain: Callable[[int], TreePolicy] = Static.chain) -> Controller:
+    def predicted(self, price: Costs | float, chain: Callable[[int], TreePolicy] = Static.chain) -> TreePolicy:
         """A controller of predicted lengths."""
         assert self.predictor is not None and isinstance(self.pair.target, CausalLM)
         return PredictedLength(self.predictor, self.pair.target, price, chain)
@@ -81,7 +81,7 @@ class Materials:
 class Candidate:
     """A controller, or a rule that decides while it drafts."""
 
-    build: Callable[[Materials], Controller | TreePolicy]
+    build: Callable[[Materials], TreePolicy]
     fixed: Mapping[str, TreePolicy]
     """The settings that it chooses from, or stands beside."""
     priced: bool = False
@@ -103,7 +103,7 @@ CONTROLLERS: dict[str, Candidate] = {
 }
 
 
-def decode(pair: Pair, prompts: Sequence[list[int]], limit: int, policy: TreePolicy | Controller) -> list[Generation]:
+def decode(pair: Pair, prompts: Sequence[list[int]], limit: int, policy: TreePolicy) -> list[Generation]:
     """Decode the prompts greedily, in turn; a controller keeps what it learned, a drafter begins anew."""
     pair.drafter.clear()
     decoder = Decoder(pair.target, pair.drafter, policy)

@@ -36,7 +36,7 @@ from typing import Any
 
 from evaluation.command_line import table
 from evaluation.run.models import gather
-from opt_tree import Controller, Generation, Static, TreePolicy
+from opt_tree import Generation, Static, TreePolicy
 from opt_tree.controllers import BetaLength, CalibratedLength
 from opt_tree.decoding.recording import record, replay
 from opt_tree.drafters.heads.early_exit import EarlyExit
@@ -66,7 +66,7 @@ def run(options: Options) -> dict[str, Any]:
         raise ValueError(f"--drafter {options.drafter} is no early exit")
     texts = record(pair, given.first_prompts(), options.max_new_tokens)
 
-    def replayed(policy: TreePolicy | Controller) -> dict[str, float]:
+    def replayed(policy: TreePolicy) -> dict[str, float]:
         return figures(replay(texts, policy, pair.target.vocab))
 
     rows: list[dict[str, Any]] = []

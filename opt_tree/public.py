@@ -1,6 +1,6 @@
 """The names of `opt_tree`: `opt_tree/__init__.py` hands them on when one is first asked for."""
 
-from opt_tree.controllers import Controller, Fixed, Scheduled
+from opt_tree.controllers import Scheduled
 from opt_tree.core.children import Few, TopK
 from opt_tree.core.random import Random
 from opt_tree.core.sampling import Sampling
@@ -37,14 +37,12 @@ __all__ = [
     "CausalLMDrafter",
     "ChainLM",
     "CheckpointError",
-    "Controller",
     "Decoder",
     "Drafter",
     "EaModel",
     "EagleDrafter",
     "EagleHead",
     "Few",
-    "Fixed",
     "Generation",
     "NotCanonicalError",
     "OptTree",

@@ -282,7 +282,7 @@ def test_an_argument_of_a_wrong_type_is_named() -> None:
     refused("lm", o.CausalLMDrafter, 5)
     refused("head", o.EagleDrafter, 5, target)
     refused("drafter", o.Sharpened, 5, 1.0)
-    refused("policy", o.Fixed, 5)
+    refused("policies", o.Scheduled, 5)
     refused("policies", o.generate_beside, decoder, 5, ids)
     refused("path", o.load_tokenizer, None)
     refused("lm", o.compile_forwards, target.model)
@@ -294,8 +294,8 @@ def test_an_argument_of_a_wrong_type_is_named() -> None:
     for given, named in (
         ((target.model, pair.drafter, tree), "LlamaForCausalLM is no target"),
         ((target, target.model, tree), "LlamaForCausalLM is no drafter"),
-        ((target, pair.drafter, 8), "8 is neither a tree policy"),
-        ((target, None, o.OptTree), "is neither a tree policy"),
+        ((target, pair.drafter, 8), "8 is no TreePolicy"),
+        ((target, None, o.OptTree), "is no TreePolicy"),
         ((target, pair.drafter, tree, "match"), "is no verifier"),
     ):
         with pytest.raises(TypeError, match=named):

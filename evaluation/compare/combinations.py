@@ -11,14 +11,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from evaluation.answers.comparison import SHARPENING
-from opt_tree import Controller, TreePolicy, Verifier, verifiers
+from opt_tree import TreePolicy, Verifier, verifiers
 from opt_tree.controllers.registry import CONTROLLERS, parse_controller
 from opt_tree.core.children import IID, Children, TopK, WithoutReplacement
 from opt_tree.core.own_files import digests, object_of, split_name
 from opt_tree.drafters.registry import folders_of
 from opt_tree.models.checkpoints import read_calibration
 from opt_tree.policies.acceptance_rates import HALVING, AcceptanceRates
-from opt_tree.policies.base import MOST_NODES
+from opt_tree.policies.base import MOST_NODES, chooses
 from opt_tree.policies.registry import make_policy, name_of, takes
 
 SIBLINGS: dict[str, Callable[[int], Children]] = {"TopK": TopK, "IID": IID, "WithoutReplacement": WithoutReplacement}
@@ -44,9 +44,9 @@ def is_controller(policy: str) -> bool:
     if not (own := split_name(name)):
         return name in CONTROLLERS
     made = object_of(own[0])
-    if isinstance(made, type):
-        return issubclass(made, Controller)
-    return isinstance(made, Controller) or (callable(made) and "wanted" in inspect.signature(made).parameters)
+    if isinstance(made, type) or not callable(made):
+        return chooses(made)
+    return "wanted" in inspect.signature(made).parameters
 
 
 @dataclass(frozen=True)

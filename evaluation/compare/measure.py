@@ -25,7 +25,6 @@ from evaluation.run.conversation import Conversation, side_by_side
 from evaluation.run.models import load_assistant, load_several, resolved
 from evaluation.timing import Method, in_turn, schedule
 from opt_tree import (
-    Controller,
     Decoder,
     Generation,
     OptTree,
@@ -162,7 +161,7 @@ class Bench:
         self._warm(judged_by(verifier))
         watch = None
         if self.options.expect_every and one.temperature:
-            children = (policy.policies[-1] if isinstance(policy, Controller) else policy).children
+            children = policy.policies[-1].children
             verifier = watch = Expectation(one.verifier, children, self.options.expect_every)
         steps: list[Step] = []
         ours, base = judged_by(verifier), InLoop(plain(pair.target), sampling, stop)
@@ -236,7 +235,7 @@ class Bench:
                 efficiency.append(watch.take())
         return answers, baseline
 
-    def _policy(self, one: Combination, pair: Pair) -> TreePolicy | Controller:
+    def _policy(self, one: Combination, pair: Pair) -> TreePolicy:
         """What chooses the trees; a controller is new for each line."""
         if one.controls:
             return controller(one.policy, pair.target, pair.drafter, OptTree(one.budget), self.options.seed)

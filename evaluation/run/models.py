@@ -151,7 +151,8 @@ def make_method(name: str, options: Options, pair: Pair, prompter: Prompter) -> 
 
 def _decoder(name: str, options: Options, pair: Pair) -> Decoder:
     if name == "opt" and isinstance(options.nodes, str):
-        return Decoder(pair.target, pair.drafter, auto(pair.target, pair.drafter, max_depth=options.max_depth))
+        policy = auto(pair.target, pair.drafter, max_depth=options.max_depth, lanes=options.batch_size)
+        return Decoder(pair.target, pair.drafter, policy)
     if name == "opt":
         tree = options.tree()
         if options.controller is None:

@@ -2,7 +2,7 @@
 
 Owns who runs when. A sequence is a greenlet: a forward of its models switches to the hub (`side_by_side`), which waits
 until every lane asks for something, runs the forwards of one model together (`shared_forwards.py`) and switches back
-with the answers. Verifiers, drafters and the loop know nothing of it; a controller may ask all lanes to decide at once.
+with the answers. Verifiers, policies, drafters and the loop know nothing of it.
 """
 
 import contextvars
@@ -15,7 +15,6 @@ import greenlet
 import torch
 
 from opt_tree.batch.shared_forwards import Ask
-from opt_tree.core.meeting import Meeting
 from opt_tree.engines.kv_cache import inference
 
 T = TypeVar("T")
@@ -74,7 +73,7 @@ class _Hub:
         """The one that its lanes can run in."""
         self.live: dict[int, tuple[int, greenlet.greenlet]] = {}
         """By lane, the job's place and what runs it."""
-        self._asked: dict[int, Ask | Meeting] = {}
+        self._asked: dict[int, Ask] = {}
         self._ended: list[tuple[int, Any]] = []
 
     @property
@@ -96,13 +95,8 @@ class _Hub:
 
     @inference
     def forward(self) -> None:
-        """Run the forwards of one model that lanes wait for, and let these go on. A target waits for all others.
-
-        Lanes that meet wait for the drafters' forwards, too: then everybody who drafts has come.
-        """
-        asks = [ask for ask in self._asked.values() if isinstance(ask, Ask)]
-        if len(asks) < len(self._asked) and all(ask.engine.shared.last for ask in asks):
-            return self._meet()
+        """Run the forwards of one model that lanes wait for, and let these go on. A target waits for all others."""
+        asks = list(self._asked.values())
         models = [ask.engine.shared for ask in asks]
         chosen = max(models, key=lambda model: (not model.last, models.count(model)))
         lanes = {id(ask): lane for lane, ask in self._asked.items()}
@@ -110,14 +104,6 @@ class _Hub:
             outputs = chosen.run(part)
             for ask, output in zip(part, outputs, strict=True):
                 self._resume(lanes[id(ask)], output)
-
-    def _meet(self) -> None:
-        """Decide for the lanes that meet, and let them go on."""
-        meetings = {lane: ask for lane, ask in sorted(self._asked.items()) if isinstance(ask, Meeting)}
-        decide = next(iter(meetings.values())).decide
-        answer = decide([meeting.brings for meeting in meetings.values()])
-        for lane in meetings:
-            self._resume(lane, answer)
 
     def _resume(self, lane: int, answer: Any) -> None:
         """Let a lane go on until it asks for a forward or ends."""

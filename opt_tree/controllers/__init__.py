@@ -1,10 +1,8 @@
 """Controllers: which policy for the next step."""
 
 from opt_tree.controllers.auto import Auto
-from opt_tree.controllers.base import Controller
 from opt_tree.controllers.beta_length import BetaLength
 from opt_tree.controllers.calibrated_length import CalibratedLength
-from opt_tree.controllers.fixed import Fixed
 from opt_tree.controllers.predicted import LengthPredictor, PredictedLength
 from opt_tree.controllers.registry import CONTROLLERS, make_controller, register
 from opt_tree.controllers.scheduled import Scheduled
@@ -17,8 +15,6 @@ __all__ = [
     "Auto",
     "BetaLength",
     "CalibratedLength",
-    "Controller",
-    "Fixed",
     "LengthPredictor",
     "PredictedLength",
     "Scheduled",

@@ -6,19 +6,18 @@ steps.
 """
 
 import math
-from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
 from jaxtyping import Float
 from torch import Tensor
 
-from opt_tree.controllers.base import DECAY, Controller
 from opt_tree.controllers.registry import Wanted, register
 from opt_tree.core.children import Few
 from opt_tree.core.step import Outcome, Step
 from opt_tree.core.words import counted
 from opt_tree.policies import Costs, Priced, Static, TreePolicy
+from opt_tree.policies.costs import DECAY
 from opt_tree.policies.priced import KNOTS
 
 PRIOR = 3.0
@@ -32,7 +31,7 @@ _BETWEEN = (np.array(KNOTS[1:]) + KNOTS[:-1]) / 2
 """From the middle between two knots on, a probability teaches about the higher one."""
 
 
-class Auto(Controller):
+class Auto(TreePolicy):
     """Chooses nodes and layers by their price, and no tree at all where drafting does not pay.
 
     The rate is tokens over *modelled* seconds, so that the same text is always decoded by the same trees, however busy
@@ -47,13 +46,9 @@ class Auto(Controller):
         costs: Costs,
         nodes: int = 64,
         max_depth: int = 10,
-        in_lanes: Callable[[int], Costs] | None = None,
     ) -> None:
-        """At most `nodes` a tree and `max_depth` layers.
-
-        `in_lanes`: what a step of so many sequences side by side costs, by the rows of one; None: as alone.
-        """
-        self.costs, self._costs_in_lanes = costs, in_lanes
+        """At most `nodes` a tree and `max_depth` layers. `costs`: those of this target, drafter and machine."""
+        self.costs = costs
         self._empty = Static.empty()
         # Picking children costs by the budget, so a budget not far above the need is chosen.
         self._sizes = tuple(Priced(costs, size, max_depth) for size in (8, 16, 32) if size < nodes)
@@ -67,22 +62,15 @@ class Auto(Controller):
         self._layers = np.repeat(LAYER_PRIOR, max_depth, 1)
         self._drafted = (1.0, 0.0, 1.0)  # steps with a tree, what they brought beyond plain decoding, its squares
         self._patience, self._waited = PATIENCE[0], 0
-        self._unit = 1.0  # what seconds of the rate are worth at the prices of now
 
     def __str__(self) -> str:
         largest = self._sizes[-1]
         return f"Auto, at most {counted(largest.nodes, 'node')} and {counted(largest.max_depth, 'layer')}"
 
-    def in_lanes(self, lanes: int) -> "Auto":
-        """One for all lanes of a batch, which decide in each round together: all draft, or none."""
-        from opt_tree.controllers.in_lanes import InLanes  # it is an `Auto`
-
-        return InLanes(self, self.costs if self._costs_in_lanes is None else self._costs_in_lanes(lanes), lanes)
-
     @property
     def rate(self) -> float:
         """Tokens a second, by the modelled seconds of the steps so far; plain decoding's at least."""
-        return max(self._unit * self._tokens / self._seconds, 1 / self._now.plain)
+        return max(self._tokens / self._seconds, 1 / self._now.plain)
 
     @property
     def trust(self) -> tuple[float, ...]:
@@ -99,9 +87,6 @@ class Auto(Controller):
 
     def choose(self, context: list[int], root: Float[Tensor, "1 vocab"] | Few | None) -> TreePolicy:
         self._now = self.costs.at(len(context))
-        return self._next()
-
-    def _next(self) -> TreePolicy:
         if not self._drafts():
             return self._empty
         carry = tuple((self._layers[1] / self._layers[0]).tolist())
@@ -125,14 +110,10 @@ class Auto(Controller):
             self._learn(step, step.policy)
         else:
             self._waited += 1
-            self._fade(1)
+            for sums in (self._expected, self._accepted):  # what is not looked at fades
+                sums *= DECAY
         self._tokens = DECAY * self._tokens + len(step.tokens)
         self._seconds = DECAY * self._seconds + seconds
-
-    def _fade(self, steps: int) -> None:
-        """What is not looked at fades."""
-        for sums in (self._expected, self._accepted):
-            sums *= DECAY**steps
 
     def _compare(self, worth: float) -> None:
         """Note what a step with a tree brought beyond plain decoding, and how soon to try again if that is too little.
@@ -168,4 +149,4 @@ class Auto(Controller):
 
 @register("auto", about="nodes and layers by what they cost on this machine, no tree where drafting does not pay")
 def _make(path: str, wanted: Wanted) -> Auto:
-    return Auto(wanted.costs(1), wanted.tree.nodes, wanted.tree.max_depth, in_lanes=wanted.costs)
+    return Auto(wanted.costs(), wanted.tree.nodes, wanted.tree.max_depth)

@@ -10,7 +10,6 @@ import numpy as np
 from jaxtyping import Float
 from torch import Tensor
 
-from opt_tree.controllers.base import Controller
 from opt_tree.controllers.registry import Wanted, register
 from opt_tree.core.children import Few
 from opt_tree.core.step import Outcome, Step
@@ -18,7 +17,7 @@ from opt_tree.core.target import Output
 from opt_tree.policies import Static, TreePolicy
 
 
-class BetaLength(Controller):
+class BetaLength(TreePolicy):
     """How long a chain to draft, from a Beta posterior of the acceptance rate (EESD's Beta-TS, arXiv:2406.03853).
 
     Before each further token a rate is drawn from Beta(a, b), and drafting goes on with that probability; one token is
@@ -38,7 +37,7 @@ class BetaLength(Controller):
         self._numbers = np.random.default_rng(seed)
         self._accepted = self._rejected = 1.0
 
-    def reset(self, prompt: list[int], output: Output | None) -> None:
+    def begin(self, prompt: list[int], prefill: Output | None) -> None:
         self._accepted = self._rejected = 1.0
 
     def choose(self, context: list[int], root: Float[Tensor, "1 vocab"] | Few | None) -> TreePolicy:

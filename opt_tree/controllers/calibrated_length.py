@@ -13,7 +13,6 @@ import numpy as np
 from jaxtyping import Float
 from torch import Tensor
 
-from opt_tree.controllers.base import Controller
 from opt_tree.controllers.registry import Wanted, register
 from opt_tree.core.children import Few
 from opt_tree.core.pool import CandidatePool
@@ -41,7 +40,7 @@ class ScoredChain(Chain):
         return math.exp(pool.path_log_probs[row] - pool.path_log_probs[pool.parents[row]]) >= least
 
 
-class CalibratedLength(Controller):
+class CalibratedLength(TreePolicy):
     """How long a chain to draft: by the drafter's probability of each token, and how far it was off so far.
 
     Behind a token of probability m drafting goes on with probability m + e, cut to [0, 1], e drawn for each token from
@@ -64,7 +63,7 @@ class CalibratedLength(Controller):
         """How many errors were seen, their sum, and that of their squares."""
         return np.array([1.0, 0.0, 0.25])
 
-    def reset(self, prompt: list[int], output: Output | None) -> None:
+    def begin(self, prompt: list[int], prefill: Output | None) -> None:
         self._errors = self._begun()
 
     def posterior(self) -> tuple[float, float]:

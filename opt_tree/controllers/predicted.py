@@ -14,7 +14,6 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from opt_tree.controllers.base import DECAY, Controller
 from opt_tree.controllers.registry import Wanted, register
 from opt_tree.core.children import Few
 from opt_tree.core.step import Outcome, Step
@@ -23,6 +22,7 @@ from opt_tree.core.tree import fetch
 from opt_tree.models.causal_lm import CausalLM
 from opt_tree.models.checkpoints import CheckpointError, load_named, load_tensors, read_own_config, refused
 from opt_tree.policies import Costs, Static, TreePolicy
+from opt_tree.policies.costs import DECAY
 
 KIND = "opt_tree draft length"
 """What `config.json` beside a predictor says that it is."""
@@ -81,7 +81,7 @@ class LengthPredictor(nn.Module):
         return predictor.to(target.device).float().eval().requires_grad_(False)
 
 
-class PredictedLength(Controller):
+class PredictedLength(TreePolicy):
     """Drafts a chain as long as the predictor says that it pays; no chain at all where none does.
 
     The length k is that of the largest 1 + sum of P(i tokens are accepted), i to k, less what the step's modelled
@@ -121,8 +121,8 @@ class PredictedLength(Controller):
         twin._target = memo.get(id(self._target), self._target)
         return twin
 
-    def reset(self, prompt: list[int], output: Output | None) -> None:
-        self._feature = torch.zeros_like(self._feature) if output is None else output.features[LAST][-1:].clone()
+    def begin(self, prompt: list[int], prefill: Output | None) -> None:
+        self._feature = torch.zeros_like(self._feature) if prefill is None else prefill.features[LAST][-1:].clone()
 
     def choose(self, context: list[int], root: Float[Tensor, "1 vocab"] | Few | None) -> TreePolicy:
         (reach,) = fetch(self.reach(context))
@@ -153,4 +153,4 @@ class PredictedLength(Controller):
     part="length",
 )
 def _make(path: str, wanted: Wanted) -> PredictedLength:
-    return PredictedLength(LengthPredictor.load(path, wanted.features), wanted.features, wanted.costs(1))
+    return PredictedLength(LengthPredictor.load(path, wanted.features), wanted.features, wanted.costs())

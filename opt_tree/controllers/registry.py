@@ -4,14 +4,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from opt_tree.controllers.base import Controller
 from opt_tree.core.own_files import split_name
 from opt_tree.core.registry import Method, Registry
 from opt_tree.models.causal_lm import CausalLM
 from opt_tree.models.chain_lm import AnyLM
 from opt_tree.models.checkpoints import CheckpointError
 from opt_tree.models.named import resolve
-from opt_tree.policies import Costs, OptTree
+from opt_tree.policies import Costs, OptTree, TreePolicy
+from opt_tree.policies.base import chooses
 
 
 @dataclass(frozen=True)
@@ -21,8 +21,8 @@ class Wanted:
     target: AnyLM
     tree: OptTree
     """The largest tree it may choose: its nodes, its threshold, its layers."""
-    costs: Callable[[int], Costs]
-    """What steps of so many sequences side by side cost here. Asking may measure, which takes a minute."""
+    costs: Callable[[], Costs]
+    """What steps cost here. Asking may measure, which takes a minute."""
     seed: int = 0
     """Of what it draws; the text has a seed of its own."""
 
@@ -34,16 +34,14 @@ class Wanted:
         return self.target
 
 
-Make = Callable[[str, Wanted], Controller]
+Make = Callable[[str, Wanted], TreePolicy]
 """From the folder that a spec names, empty for a controller that reads no files."""
 
 
 def _of_object(name: str, made: Any) -> Make:
     """A function as it is; a class without arguments; a controller that is made already as it is."""
-    if isinstance(made, Controller):
-        return lambda path, wanted: made
-    if isinstance(made, type) and issubclass(made, Controller):
-        return lambda path, wanted: made()
+    if chooses(made):
+        return (lambda path, wanted: made()) if isinstance(made, type) else (lambda path, wanted: made)
     if isinstance(made, type) or not callable(made):
         raise ValueError(f"{name} is {made!r:.80}: no controller, nor a function (path, wanted) that makes one")
     return made
@@ -69,7 +67,7 @@ def parse_controller(spec: str) -> tuple[str, str]:
     return name, path
 
 
-def make_controller(spec: str, wanted: Wanted) -> Controller:
+def make_controller(spec: str, wanted: Wanted) -> TreePolicy:
     """Make the controller of a spec: `auto`, `beta`, `predicted:demo`.
 
     Raises ValueError as `parse_controller` does, and CheckpointError for a folder that holds nothing for this target.
@@ -80,6 +78,6 @@ def make_controller(spec: str, wanted: Wanted) -> Controller:
         made = method.make(path if method.part is None else resolve(path, method.part), wanted)
     except TypeError as error:
         raise ValueError(f"{spec} cannot be made: {error}; name a function (path, wanted) that makes it") from error
-    if not isinstance(made, Controller):
+    if not isinstance(made, TreePolicy):
         raise ValueError(f"{spec} is {made!r:.80}: no controller")
     return made

@@ -5,16 +5,16 @@ from collections.abc import Iterable
 from jaxtyping import Float
 from torch import Tensor
 
-from opt_tree.controllers.base import Controller
 from opt_tree.controllers.registry import Wanted, register
 from opt_tree.core.children import Few
 from opt_tree.core.errors import require
 from opt_tree.core.step import Outcome, Step
 from opt_tree.core.target import Output
 from opt_tree.policies import Static, TreePolicy
+from opt_tree.policies.base import check_grows
 
 
-class Scheduled(Controller):
+class Scheduled(TreePolicy):
     """The policies one after the other, a step each, then from the first again. Every prompt begins at the first.
 
     Two trees by turns, on the same text and the same machine:
@@ -28,12 +28,12 @@ class Scheduled(Controller):
         require(Iterable, policies=policies)
         self.policies = tuple(policies)
         for policy in self.policies:
-            require(TreePolicy, policy=policy)
+            check_grows(policy)
         if not self.policies:
             raise ValueError("a schedule needs at least one policy")
         self._steps = 0
 
-    def reset(self, prompt: list[int], output: Output | None) -> None:
+    def begin(self, prompt: list[int], prefill: Output | None) -> None:
         self._steps = 0
 
     def choose(self, context: list[int], root: Float[Tensor, "1 vocab"] | Few | None) -> TreePolicy:

@@ -14,12 +14,12 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from opt_tree.controllers.base import DECAY, Controller
 from opt_tree.controllers.registry import Wanted, register
-from opt_tree.core.children import Few
+from opt_tree.core.children import Children, Few
+from opt_tree.core.pool import CandidatePool
 from opt_tree.core.probabilities import log_probs_of
 from opt_tree.core.step import Outcome, Step
 from opt_tree.core.target import Output
@@ -27,6 +27,7 @@ from opt_tree.core.tree import fetch
 from opt_tree.models.causal_lm import CausalLM
 from opt_tree.models.checkpoints import CheckpointError, load_named, load_tensors, read_own_config, refused
 from opt_tree.policies import Costs, Delayed, Static, TreePolicy
+from opt_tree.policies.costs import DECAY
 from opt_tree.verifiers import VERIFIERS, Verifier
 
 KIND = "opt_tree tree values"
@@ -46,9 +47,9 @@ class Action(NamedTuple):
     verifier: str
 
     @property
-    def policy(self) -> TreePolicy:
+    def policy(self) -> "Judged":
         nothing = self.trunk + self.length == 0
-        return Static.empty() if nothing else Delayed(self.trunk, self.branches, self.length)
+        return Judged(Static.empty() if nothing else Delayed(self.trunk, self.branches, self.length), self.judge)
 
     @property
     def judge(self) -> Verifier:
@@ -68,6 +69,28 @@ class Action(NamedTuple):
         fixed, node = judging[self.verifier]
         drafting = costs.draft(max(self.trunk + self.length, 1), self.draft_rows)
         return costs.score(1 + self.nodes) + drafting + (fixed + node * self.nodes if self.nodes else 0.0)
+
+
+@dataclass(frozen=True)
+class Judged(TreePolicy):
+    """The tree of a policy, and who judges it above temperature 0."""
+
+    policy: TreePolicy
+    verifier: Verifier
+
+    @property
+    def children(self) -> Children:
+        return self.policy.children
+
+    @property
+    def max_depth(self) -> int:
+        return self.policy.max_depth
+
+    def expand(self, pool: CandidatePool) -> Int[np.ndarray, " frontier"] | None:
+        return self.policy.expand(pool)
+
+    def select(self, pool: CandidatePool) -> Int[np.ndarray, " rows"]:
+        return self.policy.select(pool)
 
 
 @dataclass(frozen=True)
@@ -128,7 +151,7 @@ class TreeValues(nn.Module):
         return values.to(target.device).float().eval().requires_grad_(False)
 
 
-class Informed(Controller):
+class Informed(TreePolicy):
     """What a chooser of trees knows before it drafts: the drafter's law at the root, and what the target said last."""
 
     features = (LAST,)
@@ -140,12 +163,12 @@ class Informed(Controller):
         self._before = [0.0] * 3
         self._accepted = 0.0
 
-    def reset(self, prompt: list[int], output: Output | None) -> None:
+    def begin(self, prompt: list[int], prefill: Output | None) -> None:
         self._accepted = 0.0
-        if output is None:
+        if prefill is None:
             self._feature, self._before = torch.zeros_like(self._feature), [0.0] * 3
         else:
-            self._remember(output.features[LAST][-1:], output.logits[-1], prompt[-1])
+            self._remember(prefill.features[LAST][-1:], prefill.logits[-1], prompt[-1])
 
     def observe(self, step: Step, outcome: Outcome) -> None:
         self._accepted = float(outcome.accepted)
@@ -187,8 +210,7 @@ class SelectedTree(Informed):
         super().__init__(values.hidden, values.choice.temperature)
         self._values, self.costs = values, costs
         self._actions = values.choice.actions
-        self.policies = tuple(dict.fromkeys(action.policy for action in self._actions))
-        self.verifiers = tuple(dict.fromkeys(action.judge for action in self._actions))
+        self.policies = tuple(action.policy for action in self._actions)
         self._now, self._chosen = costs, self._actions[0]
         # Discounted sums; before anything was seen, 20 steps at half again plain decoding's speed.
         self._tokens, self._seconds = 30.0, 20 * costs.plain
@@ -203,9 +225,9 @@ class SelectedTree(Informed):
         (tokens,) = fetch(self._values(self.facts(context, root).to(device), self._feature.to(device)))
         judging, rate = self._values.choice.judging, self._tokens / self._seconds
         worth = tokens[0] - rate * np.array([action.seconds(self._now, judging) for action in self._actions])
-        self._chosen = self._actions[int(worth.argmax())]
-        self.verifier = self._chosen.judge
-        return self._chosen.policy
+        chosen = int(worth.argmax())
+        self._chosen = self._actions[chosen]
+        return self.policies[chosen]
 
     def observe(self, step: Step, outcome: Outcome) -> None:
         super().observe(step, outcome)
@@ -220,4 +242,4 @@ class SelectedTree(Informed):
     part="trees",
 )
 def _make(path: str, wanted: Wanted) -> SelectedTree:
-    return SelectedTree(TreeValues.load(path, wanted.features), wanted.costs(1))
+    return SelectedTree(TreeValues.load(path, wanted.features), wanted.costs())

@@ -64,7 +64,7 @@ def law_pairs(vocab: int, depth: int) -> dict[str, tuple[Laws, Laws]]:
 
 
 @dataclass(frozen=True)
-class Layers:
+class Layers(TreePolicy):
     """All candidates, layer after layer, as many as their budget admits."""
 
     children: Children

@@ -28,7 +28,7 @@ from opt_tree.decoding.decoder import Decoder, layers_left
 from opt_tree.decoding.draft import draft
 from opt_tree.decoding.generation import Generation, check_prompt
 from opt_tree.drafters import Drafter, DrafterAround
-from opt_tree.policies import TreePolicy
+from opt_tree.policies.base import TreePolicy, check_grows
 from opt_tree.verifiers import match
 
 Answer = Float[Tensor, "rows vocab"] | Few | Reduced
@@ -59,13 +59,15 @@ def generate_beside(
 
     Every step costs their draft forwards on top. Drafters that answer in `any_order` (an independent model, an EAGLE
     head, a table) know all of these trees; others only those below nodes that the run itself expanded. Raises
-    ValueError for a decoder without a drafter and for a policy that draws its children: it has no one tree.
+    ValueError for a decoder without a drafter and for a policy that draws its children: it has no one tree. Raises
+    TypeError for what grows no tree itself.
     """
     require(Decoder, decoder=decoder)
     require(Mapping, policies=policies)
     if decoder.drafter is None:
         raise ValueError("a decoder without a drafter has no trees to compare others with")
     for name, policy in policies.items():
+        check_grows(policy)
         if policy.children.sampled:
             raise ValueError(f"{name} draws its children: it has many trees at a step, not one")
     sampling = options.get("sampling", Sampling())

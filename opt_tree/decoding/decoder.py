@@ -19,7 +19,6 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from opt_tree.controllers import Controller, Fixed
 from opt_tree.core.children import Few, Reduced
 from opt_tree.core.emitted import refusal, without_choice
 from opt_tree.core.errors import require
@@ -37,7 +36,7 @@ from opt_tree.decoding.side_by_side import SideBySide
 from opt_tree.drafters import Drafter
 from opt_tree.engines.kv_cache import inference
 from opt_tree.models.tensor_parallel import at_every_rank
-from opt_tree.policies import TreePolicy
+from opt_tree.policies.base import TreePolicy, check_grows
 from opt_tree.verifiers import Verifier, check, check_temperature, greedy, match
 
 
@@ -71,6 +70,29 @@ def decode_step(run: "Run", drafter: Drafter | None, policy: TreePolicy, verify:
         run.drafter.observe(outcome)
     run.lap()
     return outcome
+
+
+def _check_policies(policy: TreePolicy, drafter: Drafter | None, verifier: Verifier, lossy: bool) -> None:
+    """Raise TypeError unless all that a policy may choose grow trees that can be drafted and judged here."""
+    if policy.verifier is not None and policy not in policy.policies:
+        raise TypeError(f"{type(policy).__name__} chooses policies: a verifier of its own belongs to each of these")
+    for known in policy.policies:
+        check_grows(known)
+        if known.max_depth == 0:
+            continue  # without children any verifier is exact
+        name = type(known).__name__
+        judge = verifier if known.verifier is None else known.verifier
+        if not isinstance(judge, Verifier):
+            raise TypeError(f"{name} is to be judged by {judge!r}, which is no verifier")
+        for one in (greedy, judge):
+            check(one, known.children, lossy)
+        if drafter is None:
+            raise TypeError(f"{name} needs a drafter")
+        if drafter.sparse and known.children.sampled:
+            raise TypeError(
+                f"{type(drafter).__name__} names a few tokens of each node only; {name} draws its children "
+                f"({type(known.children).__name__}), which takes a whole distribution: use TopK children"
+            )
 
 
 @dataclass
@@ -122,9 +144,10 @@ class Decoder(SideBySide):
     Arguments:
         target: whose distribution is reproduced.
         drafter: what proposes tokens; None for plain decoding.
-        policy: the tree policy of every step, or a `Controller` that chooses one for each; all that it may choose are
+        policy: the tree policy of every step, or a controller, which chooses one for each; all that it may choose are
             checked.
-        verifier: who judges above temperature 0. At temperature 0 it is `greedy`.
+        verifier: who judges above temperature 0, unless the policy of the step names its own. At temperature 0 it is
+            `greedy`.
         lossy: whether a verifier is admitted that does not keep the target's distribution.
 
     A target serves one generation at a time: beginning another one on the same target ends the first. Threads that
@@ -138,7 +161,7 @@ class Decoder(SideBySide):
         self,
         target: Target,
         drafter: Drafter | None,
-        policy: TreePolicy | Controller,
+        policy: TreePolicy,
         verifier: Verifier = match,
         lossy: bool = False,
     ) -> None:
@@ -146,8 +169,8 @@ class Decoder(SideBySide):
             raise TypeError(f"{type(target).__name__} is no target: opt_tree.wrap(model) makes one of a model")
         if drafter is not None and not isinstance(drafter, Drafter):
             raise TypeError(f"{type(drafter).__name__} is no drafter: opt_tree.load_drafter(spec, target) loads one")
-        if isinstance(policy, type) or not isinstance(policy, (Controller, TreePolicy)):
-            raise TypeError(f"{policy!r} is neither a tree policy, such as OptTree(nodes=16), nor a controller")
+        if not isinstance(policy, TreePolicy):
+            raise TypeError(f"{policy!r} is no TreePolicy, such as OptTree(nodes=16)")
         if not isinstance(verifier, Verifier):
             raise TypeError(f"{verifier!r} is no verifier: opt_tree.match is one, opt_tree.verifiers has more")
         if drafter is not None and any(model is target for model in drafter.models):
@@ -155,22 +178,10 @@ class Decoder(SideBySide):
                 f"{target.name} is the target and drafts, too, and one object has one cache: wrap the model twice"
             )
         require(bool, lossy=lossy)
-        self.controller = policy if isinstance(policy, Controller) else Fixed(policy)
-        for known in self.controller.policies:
-            if known.max_depth == 0:
-                continue  # without children any verifier is exact
-            for judge in (greedy, verifier, *self.controller.verifiers):
-                check(judge, known.children, lossy)
-            if drafter is None:
-                raise TypeError(f"{type(known).__name__} needs a drafter")
-            if drafter.sparse and known.children.sampled:
-                raise TypeError(
-                    f"{type(drafter).__name__} names a few tokens of each node only; {type(known).__name__} draws its "
-                    f"children ({type(known.children).__name__}), which takes a whole distribution: use TopK children"
-                )
-        self.target, self.drafter, self.verifier = target, drafter, verifier
+        _check_policies(policy, drafter, verifier, lossy)
+        self.target, self.drafter, self.policy, self.verifier = target, drafter, policy, verifier
         self.lanes = 1
-        watched = {*self.controller.features, *(drafter.features if drafter is not None else ())}
+        watched = {*policy.features, *(drafter.features if drafter is not None else ())}
         if watched:
             target.watch(tuple(sorted(watched)))
 
@@ -311,8 +322,9 @@ class Decoder(SideBySide):
         if max_new_tokens is not None:
             end = min(end, len(context) + max_new_tokens)
         drafter = self.drafter.at_temperature(sampling.temperature) if self.drafter else None
-        for judge in (self.verifier, *self.controller.verifiers):
-            check_temperature(judge, sampling.temperature)
+        for judge in (self.verifier, *(known.verifier for known in self.policy.policies)):
+            if judge is not None:
+                check_temperature(judge, sampling.temperature)
         verifier = greedy if sampling.greedy else self.verifier
         require(bool, reuse=reuse)
         return Run(self.target, context, end, sampling, random, drafter, verifier, reuse)
@@ -340,7 +352,7 @@ class Decoder(SideBySide):
     def _prefill(self, run: Run) -> None:
         """Take in the prompt without its last token, which is the first root; of a text that goes on, what is new.
 
-        One token is taken in anyway: drafters and controllers read what the target says of the last one.
+        One token is taken in anyway: drafters and policies read what the target says of the last one.
         """
         begin, prompt, drafter = time.perf_counter(), run.context, run.drafter
         if run.reuse:
@@ -356,20 +368,21 @@ class Decoder(SideBySide):
                 drafter.resume(prompt, run.kept, output)
             else:
                 drafter.reset(prompt, output)
-        self.controller.reset(prompt, output)
+        self.policy.begin(prompt, output)
         run.prefill = time.perf_counter() - begin
 
     @inference
     def _step(self, run: Run) -> Step:
-        """Let the controller choose, decode one step, and let the controller learn from it."""
+        """Ask the policy for the one of this step, decode the step, and let the policy learn from it."""
         before, run.laps = (run.draft_work, run.target.work), []
         run.lap()
         root, drafter = None, run.drafter
-        if self.controller.reads_root and drafter is not None and run.layers > 0:
+        if self.policy.reads_root and drafter is not None and run.layers > 0:
             root = drafter.root(run.context)
             drafter = RootKnown(drafter, root)
         policy = self._choose(run.context, root)
-        outcome = decode_step(run, drafter, policy, self._judge(run))
+        judge = run.verify if policy.verifier is None or run.sampling.greedy else policy.verifier
+        outcome = decode_step(run, drafter, policy, judge)
         begin, drafted, verified, committed = run.laps
         drafting, scoring = run.draft_work - before[0], run.target.work - before[1]
         times = StepTimes(
@@ -379,20 +392,11 @@ class Decoder(SideBySide):
         if tree.draft_log_probs is not None:  # a step may be kept; at 128 thousand tokens these are 15 MB
             tree = dataclasses.replace(tree, draft_log_probs=None)
         step = Step(tree, outcome.path, outcome.tokens, policy, drafting.forwards, drafting.tokens, times)
-        self.controller.observe(step, outcome)
+        self.policy.observe(step, outcome)
         return step
 
     def _choose(self, context: list[int], root: Float[Tensor, "1 vocab"] | Few | Reduced | None) -> TreePolicy:
-        policy = self.controller.choose(context, root.whole() if isinstance(root, Reduced) else root)
-        if policy not in self.controller.policies:
-            raise ValueError(f"{type(self.controller).__name__} chose a policy that is not one of its own: {policy}")
+        policy = self.policy.choose(context, root.whole() if isinstance(root, Reduced) else root)
+        if policy not in self.policy.policies:
+            raise ValueError(f"{type(self.policy).__name__} chose a policy that is not one of its own: {policy}")
         return policy
-
-    def _judge(self, run: Run) -> Verifier:
-        """The verifier of the step that was just chosen for."""
-        own = None if run.sampling.greedy else self.controller.verifier
-        if own is not None and own not in self.controller.verifiers:
-            raise ValueError(
-                f"{type(self.controller).__name__} chose a verifier that is not one of its own: {own.__name__}"
-            )
-        return own or run.verify

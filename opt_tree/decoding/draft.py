@@ -12,7 +12,7 @@ from opt_tree.core.sampling import Sampling
 from opt_tree.core.target import Laws, Target
 from opt_tree.core.tree import Tree, alone
 from opt_tree.drafters import Drafter, DrafterAround
-from opt_tree.policies import TreePolicy
+from opt_tree.policies.base import TreePolicy
 
 _NEAR = 64
 """A drafter whose positions end so near before the target's loses nothing worth a word."""

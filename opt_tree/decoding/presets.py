@@ -6,7 +6,7 @@ Owns the list. A drafter goes with each; what it is, the caller says.
 import functools
 from collections.abc import Callable
 
-from opt_tree.controllers import Controller, make_controller
+from opt_tree.controllers import make_controller
 from opt_tree.controllers.registry import Wanted
 from opt_tree.core.registry import Method, Registry
 from opt_tree.core.target import Target
@@ -97,7 +97,7 @@ _preset(
 _preset("rheo", "2609.21827", "the best tokens and one draw in every sibling group", Rheo(), rheo)
 
 
-def controller(spec: str, target: AnyLM, drafter: Drafter, tree: OptTree, seed: int = 0) -> Controller:
+def controller(spec: str, target: AnyLM, drafter: Drafter, tree: OptTree, seed: int = 0) -> TreePolicy:
     """Make the controller of a name for a pair: `auto`, `beta`, `predicted:PATH`; see `CONTROLLERS`.
 
     Args: `tree`, the largest it may choose; `seed`, of what it draws. One that weighs costs measures them, once.
@@ -106,5 +106,4 @@ def controller(spec: str, target: AnyLM, drafter: Drafter, tree: OptTree, seed: 
         policy = controller("beta", pair.target, pair.drafter, OptTree(24, 0.3))
         Decoder(pair.target, pair.drafter, policy).generate(pair.encode("Why is the sky blue?"))
     """
-    costs = functools.cache(functools.partial(costs_of, target, drafter))  # to look at all weights takes a while
-    return make_controller(spec, Wanted(target, tree, costs, seed))
+    return make_controller(spec, Wanted(target, tree, functools.partial(costs_of, target, drafter), seed))

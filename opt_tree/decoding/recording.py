@@ -16,7 +16,6 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from tqdm import tqdm
 
-from opt_tree.controllers import Controller
 from opt_tree.core.children import Few, Reduced, TopK
 from opt_tree.core.pool import CandidatePool, Frontier
 from opt_tree.core.probabilities import log_probs_of
@@ -83,7 +82,7 @@ def grown(branches: list[Branch], frontier: Frontier) -> list[Branch]:
 
 
 @dataclass(frozen=True)
-class Survey:
+class Survey(TreePolicy):
     """Drafts all that a tree of 32 nodes or a chain may ask for, and sends nothing to the target."""
 
     max_depth: int = 10
@@ -192,7 +191,7 @@ def _at(end: int) -> StopRule:
     return lambda tokens: "end" if len(tokens) >= end else None
 
 
-def replay(texts: Sequence[Recorded], policy: TreePolicy | Controller, vocab: int) -> list[Generation]:
+def replay(texts: Sequence[Recorded], policy: TreePolicy, vocab: int) -> list[Generation]:
     """Decode the recorded texts again. A controller keeps what it learned from text to text."""
     found = []
     for text in texts:

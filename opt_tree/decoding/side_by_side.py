@@ -16,7 +16,6 @@ import numpy as np
 from torch import Tensor
 
 from opt_tree.batch import scheduler, shared_forwards
-from opt_tree.controllers import Controller
 from opt_tree.core.errors import require
 from opt_tree.core.log_probs import recorder_of
 from opt_tree.core.sampling import Sampling
@@ -26,6 +25,7 @@ from opt_tree.core.words import counted
 from opt_tree.decoding.generation import Generation, check_new_tokens, check_others, check_prompt
 from opt_tree.drafters import Drafter
 from opt_tree.models.tensor_parallel import at_every_rank
+from opt_tree.policies.base import TreePolicy
 
 T = TypeVar("T")
 
@@ -35,7 +35,7 @@ class SideBySide:
 
     target: Target
     drafter: Drafter | None
-    controller: Controller
+    policy: TreePolicy
     lanes: int
     """How many sequences share this decoder's forwards."""
     generate: Callable[..., Generation]
@@ -85,7 +85,7 @@ class SideBySide:
         """Run jobs, `width` at a time, each with a decoder of its own; yield each one's place and result as it ends.
 
         A job is a function of a decoder, which may generate as often as it likes. Forwards of all jobs are packed into
-        one; each has a context, a drafter and a controller of its own, copied from this decoder's, and what they learn
+        one; each has a context, a drafter and a policy of its own, copied from this decoder's, and what they learn
         ends with this call. Where the models do not take several sequences, the jobs run one after the other, and a
         warning says why. The times of a generation then have the others' work in them: see `Generation.lanes`.
 
@@ -102,9 +102,9 @@ class SideBySide:
         alone = self.drafter.alone if self.drafter is not None else None
         decoders, why = [], shared_forwards.why_alone(models) or alone
         if width > 1 and why is None:
-            memos, shared = shared_forwards.lane_memos(models, width), self.controller.in_lanes(width)
+            memos = shared_forwards.lane_memos(models, width)
             with self.turn():
-                decoders = [self._copied(memo, shared, width) for memo in memos]
+                decoders = [self._copied(memo, width) for memo in memos]
             why = shared_forwards.why_not_copied(memos[0])
         if width == 1 or why is not None:
             if width > 1:
@@ -115,10 +115,9 @@ class SideBySide:
         bound = ((lambda lane, job=job: job(decoders[lane])) for job in jobs)
         yield from scheduler.side_by_side(bound, width, self.turn)
 
-    def _copied(self, memo: dict[int, Any], shared: Controller | None, lanes: int) -> Self:
-        """The same decoder for one lane, with the controller that the lanes share, if they do."""
+    def _copied(self, memo: dict[int, Any], lanes: int) -> Self:
+        """The same decoder for one lane."""
         twin = copy.copy(self)
-        twin.target, twin.drafter = copy.deepcopy((self.target, self.drafter), memo)
-        twin.controller = copy.deepcopy(self.controller, memo) if shared is None else shared
+        twin.target, twin.drafter, twin.policy = copy.deepcopy((self.target, self.drafter, self.policy), memo)
         twin.lanes = lanes
         return twin

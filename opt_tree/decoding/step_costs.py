@@ -6,7 +6,6 @@ tree is drafted, judged and committed, and say nothing of what happens between t
 
 import copy
 import dataclasses
-import functools
 import json
 import math
 import time
@@ -57,12 +56,15 @@ class Timed:
     """Of each further layer: the rows of its forward, and its seconds."""
 
 
-class Clocked:
+class Clocked(TreePolicy):
     """OPT-Tree's trees of `nodes`, and when each of their layers was there."""
+
+    children: Any
+    max_depth = DEPTH
 
     def __init__(self, nodes: int, clock: Clock = time.perf_counter) -> None:
         self._policy, self._clock = OptTree(nodes, 0.0, DEPTH), clock
-        self.children, self.max_depth = self._policy.children, DEPTH
+        self.children = self._policy.children
         self.marks: list[tuple[float, int]] = []
         """Of each layer of the newest tree: when it was there, and how many rows the forward below it has."""
         self.selected = 0.0
@@ -83,13 +85,12 @@ class Clocked:
         return rows
 
 
-def auto(target: AnyLM, drafter: Drafter, nodes: int = 64, max_depth: int = 10) -> Auto:
-    """The tree for this machine: costs that were measured once, and what the steps teach.
+def auto(target: AnyLM, drafter: Drafter, nodes: int = 64, max_depth: int = 10, lanes: int = 1) -> Auto:
+    """The tree for this machine, of a batch in so many `lanes`: costs measured once, and what the steps teach.
 
     decoder = Decoder(pair.target, pair.drafter, auto(pair.target, pair.drafter))
     """
-    in_lanes = functools.cache(functools.partial(costs_of, target, drafter))  # to look at all weights takes a while
-    return Auto(costs_of(target, drafter), nodes, max_depth, in_lanes=in_lanes)
+    return Auto(costs_of(target, drafter, lanes), nodes, max_depth)
 
 
 def costs_of(target: AnyLM, drafter: Drafter, lanes: int = 1) -> Costs:

@@ -43,7 +43,7 @@ from opt_tree.core.errors import require
 from opt_tree.decoding.cases import Case, Layers, Rule, enumerated, law_pairs, sizes
 from opt_tree.decoding.enumeration import Laws
 from opt_tree.display.trees import draw_tree
-from opt_tree.policies import TreePolicy
+from opt_tree.policies.base import TreePolicy, check_grows
 from opt_tree.verifiers import VERIFIERS, Verifier
 
 KINDS: dict[str, Callable[[int], Children]] = dict(
@@ -122,6 +122,8 @@ def prove(
         raise TypeError(f"{verifier!r} is no verifier: a function of tree, target, draft and random is one")
     if isinstance(children, type) or not isinstance(children, (Children, TreePolicy)):
         raise TypeError(f"{children!r} are no children, such as IID(2) or TopK(2), and no tree policy")
+    if isinstance(children, TreePolicy):
+        check_grows(children)
     name = getattr(verifier, "__name__", type(verifier).__name__)
     cases: list[Case] = []
     for policy, tokens, layers in sizes(children, vocab, depth, smallest=vocab if laws else 2):

@@ -364,7 +364,7 @@ def _start(
 
 def _not_taken(decoder: Decoder, past: Any, media: bool, alone: bool) -> str | None:
     """Why a prompt cannot begin with the rows of a given cache, or of media; None: it can."""
-    target, drafter, controller = cast(AnyLM, decoder.target), decoder.drafter, decoder.controller
+    target, drafter, policy = cast(AnyLM, decoder.target), decoder.drafter, decoder.policy
     if not alone:
         return "with one prompt without padding only"
     if target.ranks is not None:
@@ -379,8 +379,8 @@ def _not_taken(decoder: Decoder, past: Any, media: bool, alone: bool) -> str | N
     if media and filled:
         return "it comes behind a filled past_key_values: pass one of them"
     reader: object = drafter.bare if drafter is not None and (drafter.features or drafter.logits) else None
-    if reader is None and controller.features:
-        reader = controller
+    if reader is None and policy.features:
+        reader = policy
     if reader is not None and (media or filled):
         other = "" if media else "; it goes on from the cache that this decoder returned last, unchanged"
         return f"{type(reader).__name__} reads what the target made of every token{other}"

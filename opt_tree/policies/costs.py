@@ -24,6 +24,8 @@ CATCHING_UP = 2
 """Rows of a step's first draft forward, about: what came of the last step and was not drafted there."""
 AHEAD = 24
 """Further rows that are looked at."""
+DECAY = 0.99
+"""Where tokens a second are learned, a step counts so much of the next one."""
 
 
 @dataclass(frozen=True)
@@ -88,23 +90,6 @@ class Costs:
             if name in fields
         }
         return cls(**{**fields, **curves})
-
-    def between(self, other: Self, share: float) -> Self:
-        """Costs so far on the way from these to others."""
-        if not share:
-            return self
-
-        def mean(own: float, theirs: float) -> float:
-            return (1 - share) * own + share * theirs
-
-        def curve(own: Curve, theirs: Curve) -> Curve:
-            rows = sorted({point[0] for point in (*own, *theirs)})
-            mine, its = _table(own).tolist(), _table(theirs).tolist()
-            return tuple((n, mean(mine[min(n, LARGEST)], its[min(n, LARGEST)])) for n in rows)
-
-        scoring, drafting = curve(self.scoring, other.scoring), curve(self.drafting, other.drafting)
-        growth, draft_growth = mean(self.growth, other.growth), mean(self.draft_growth, other.draft_growth)
-        return type(self)(scoring, mean(self.first, other.first), drafting, growth, draft_growth)
 
     def at(self, context: int) -> Self:
         """The same behind `context` tokens."""

@@ -7,12 +7,12 @@ from jaxtyping import Int
 
 from opt_tree.core.children import IID
 from opt_tree.core.pool import CandidatePool
-from opt_tree.policies.base import check_sizes
+from opt_tree.policies.base import TreePolicy, check_sizes
 from opt_tree.policies.registry import DEPTH, register
 
 
 @dataclass(frozen=True)
-class Delayed:
+class Delayed(TreePolicy):
     """Draw a trunk of tokens, then independent branches from its end (arXiv:2602.16994, Def. 5.2: K, L1, L2).
 
     Drafter and target part with depth, so siblings near the root are wasted on what one child would have done; every

@@ -9,12 +9,13 @@ from jaxtyping import Int
 
 from opt_tree.core.children import TopK
 from opt_tree.core.pool import CandidatePool
+from opt_tree.policies.base import TreePolicy
 from opt_tree.policies.eagle2 import Eagle2
 from opt_tree.policies.registry import DEPTH, register
 
 
 @dataclass(frozen=True)
-class DynamicDepth:
+class DynamicDepth(TreePolicy):
     """EAGLE-2 with a depth that follows the drafter's confidence (DDD, arXiv:2409.00142).
 
     After some layers the beam is asked how likely it is as a whole, H = log sum_i exp(log-probability of beam path i),

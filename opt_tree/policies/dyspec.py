@@ -8,13 +8,13 @@ from jaxtyping import Int
 
 from opt_tree.core.children import WithoutReplacement
 from opt_tree.core.pool import CandidatePool
-from opt_tree.policies.base import check_sizes
+from opt_tree.policies.base import TreePolicy, check_sizes
 from opt_tree.policies.registry import register
 
 
 @register("dyspec", about="distinct draws where they are likely to be reached", paper="2410.11744")
 @dataclass(frozen=True)
-class DySpec:
+class DySpec(TreePolicy):
     """Fill the `nodes` slots that verification is most likely to get to, each with a token drawn without replacement.
 
     A slot is the place of a next child below a node. Its value, known before its token is drawn, is the probability of

@@ -7,13 +7,13 @@ from jaxtyping import Int
 
 from opt_tree.core.children import TopK
 from opt_tree.core.pool import CandidatePool
-from opt_tree.policies.base import check_sizes
+from opt_tree.policies.base import TreePolicy, check_sizes
 from opt_tree.policies.registry import register
 
 
 @register("eagle2", about="a beam of fixed depth, then the best of it", paper="2406.16858")
 @dataclass(frozen=True)
-class Eagle2:
+class Eagle2(TreePolicy):
     """Grow a beam of `top_k` nodes for a fixed number of rounds, then rerank (arXiv:2406.16858, sections 4.1 and 4.2).
 
     Expansion: the root's `top_k` best tokens are the first beam. In each of `depth` rounds the beam is expanded, every

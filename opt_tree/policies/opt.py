@@ -10,13 +10,13 @@ from jaxtyping import Int
 from opt_tree.core.children import TopK
 from opt_tree.core.errors import require
 from opt_tree.core.pool import CandidatePool
-from opt_tree.policies.base import check_sizes
+from opt_tree.policies.base import TreePolicy, check_sizes
 from opt_tree.policies.registry import register
 
 
 @register("opt", about="OPT-Tree: the most expected tokens at this budget", paper="2406.17276")
 @dataclass(frozen=True)
-class OptTree:
+class OptTree(TreePolicy):
     """Maximise E(A) under a node budget; draft another layer while it pays (arXiv:2406.17276, Alg. 1).
 
     The path probability of a node never exceeds its parent's, so the n best candidates are a tree (Thm 3.1) and their

@@ -10,7 +10,7 @@ from jaxtyping import Float, Int
 from opt_tree.core.children import TopK
 from opt_tree.core.errors import require
 from opt_tree.core.pool import CandidatePool
-from opt_tree.policies.base import check_sizes
+from opt_tree.policies.base import TreePolicy, check_sizes
 from opt_tree.policies.costs import LARGEST, Costs
 
 KNOTS = tuple(np.log((0.02, 0.05, 0.1, 0.2, 0.4, 0.6, 0.8, 0.95, 1.0)).tolist())
@@ -23,7 +23,7 @@ CARRY = 0.7
 
 
 @dataclass(frozen=True)
-class Priced:
+class Priced(TreePolicy):
     """Maximise E(A) less the price of the step's seconds, at `rate` tokens a second.
 
     Tokens a second in the long run is a sum over a sum. Where it is at its maximum, a second is worth `rate` tokens,

@@ -10,13 +10,14 @@ import numpy as np
 from jaxtyping import Int
 
 from opt_tree.core.pool import CandidatePool
+from opt_tree.policies.base import TreePolicy
 from opt_tree.policies.registry import register
 from opt_tree.policies.talon import LayerBest
 
 
 @register("published", about="the tree that OPT-Tree's published code grows", paper="2406.17276")
 @dataclass(frozen=True)
-class PublishedRule:
+class PublishedRule(TreePolicy):
     """OPT-Tree's tree as the published code grows it."""
 
     nodes: int = 60

@@ -7,13 +7,13 @@ from jaxtyping import Int
 
 from opt_tree.core.children import BestAndDraw
 from opt_tree.core.pool import CandidatePool
-from opt_tree.policies.base import check_sizes
+from opt_tree.policies.base import TreePolicy, check_sizes
 from opt_tree.policies.registry import register
 
 
 @register("rheo", about="the best token and one draw in every group of siblings", paper="2609.21827")
 @dataclass(frozen=True)
-class Rheo:
+class Rheo(TreePolicy):
     """Keep the `nodes` best candidates where one token of every sibling group is drawn instead of chosen.
 
     Above temperature 0 a deterministic child is accepted with p(child) only, a drawn one with up to the sum over all

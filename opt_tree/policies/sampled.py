@@ -8,12 +8,12 @@ from jaxtyping import Int
 
 from opt_tree.core.children import IID, Children, WithoutReplacement
 from opt_tree.core.pool import CandidatePool
-from opt_tree.policies.base import check_sizes
+from opt_tree.policies.base import TreePolicy, check_sizes
 from opt_tree.policies.registry import DEPTH, register
 
 
 @dataclass(frozen=True)
-class Sampled:
+class Sampled(TreePolicy):
     """Draw `widths[d]` children below every node of depth d, with replacement (`IID`) or without.
 
     What is drafted never depends on which tokens come out, so that every verifier of such children is exact.

@@ -11,13 +11,13 @@ from numpy.lib.stride_tricks import sliding_window_view
 from opt_tree.core.children import Children, TopK
 from opt_tree.core.pool import CandidatePool
 from opt_tree.policies.acceptance_rates import AcceptanceRates, Rates
-from opt_tree.policies.base import check_sizes
+from opt_tree.policies.base import TreePolicy, check_sizes
 from opt_tree.policies.registry import DEPTH, Siblings, register
 from opt_tree.policies.static import Static
 
 
 @dataclass(frozen=True)
-class SequoiaTree:
+class SequoiaTree(TreePolicy):
     """The tree of at most `nodes` nodes and `depth` layers with the largest F(T) (arXiv:2402.12374, Alg. 1 and 4).
 
     F(T) is the sum over all nodes, the root included, of the product of `acceptance[rank]` on the way to them: the

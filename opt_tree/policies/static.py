@@ -12,7 +12,7 @@ from jaxtyping import Int
 from opt_tree.core.children import Children, TopK
 from opt_tree.core.errors import require
 from opt_tree.core.pool import CandidatePool
-from opt_tree.policies.base import check_sizes
+from opt_tree.policies.base import TreePolicy, check_sizes
 from opt_tree.policies.registry import DEPTH, Siblings, register
 
 TOKEN_RECYCLING = (
@@ -30,7 +30,7 @@ EAGLE_1 = ((4,), (3, 2, 2, 1), (3, 2, 2, 1, 0, 0, 0, 0), (3, 0, 0, 0, 0, 0, 0, 0
 
 
 @dataclass(frozen=True)
-class Static:
+class Static(TreePolicy):
     """A tree given by its paths; a path lists the ranks of its tokens among their siblings, best = 0.
 
     `Static(((0,), (1,), (0, 0)))` drafts the two best tokens and, below the best, its best:

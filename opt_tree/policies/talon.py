@@ -8,7 +8,7 @@ from jaxtyping import Int
 
 from opt_tree.core.children import TopK
 from opt_tree.core.pool import CandidatePool
-from opt_tree.policies.base import check_sizes
+from opt_tree.policies.base import TreePolicy, check_sizes
 from opt_tree.policies.registry import DEPTH, register
 
 
@@ -23,7 +23,7 @@ class LayerBest(TopK):
 
 
 @dataclass(frozen=True)
-class Talon:
+class Talon(TreePolicy):
     """Spend the budget layer by layer on what is not much less likely than the layer's best (arXiv:2601.07353, Alg. 2).
 
     The first layer is plain: the root's `top_k` best tokens, whatever their probabilities (eq. 5), since small drafters

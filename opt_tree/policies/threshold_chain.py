@@ -9,12 +9,12 @@ from jaxtyping import Int
 
 from opt_tree.core.children import TopK
 from opt_tree.core.pool import CandidatePool
-from opt_tree.policies.base import check_sizes
+from opt_tree.policies.base import TreePolicy, check_sizes
 from opt_tree.policies.registry import DEPTH, register
 
 
 @dataclass(frozen=True)
-class Chain(ABC):
+class Chain(TreePolicy, ABC):
     """One path, drafted on while `goes_on` says so. What was drafted is scored."""
 
     nodes: int = 8

@@ -20,18 +20,16 @@ from experiments.controllers import CONTROLLERS, decode
 from experiments.controllers import main as compare_controllers
 from opt_tree import CausalLM, CausalLMDrafter, Decoder, OptTree, Sampling, Static, load_pair
 from opt_tree.batch import shared_forwards as batch
-from opt_tree.controllers import Auto, BetaLength, CalibratedLength, Controller, in_lanes
+from opt_tree.controllers import Auto, BetaLength, CalibratedLength
 from opt_tree.controllers.auto import PATIENCE
-from opt_tree.controllers.in_lanes import InLanes
 from opt_tree.core.children import Few
 from opt_tree.core.pool import CandidatePool
-from opt_tree.core.step import Step
 from opt_tree.decoding import step_costs as pricing
 from opt_tree.decoding.presets import plain
 from opt_tree.decoding.recording import record, replay
 from opt_tree.decoding.step_costs import Timed, costs_of, fit
 from opt_tree.drafters import TokenRecycling
-from opt_tree.policies import Costs, Priced, TreePolicy
+from opt_tree.policies import Costs, Priced
 from opt_tree.policies.priced import KNOTS
 
 EAGER = Costs.straight(plain=5.4e-3, step=5.5e-3, row=1e-4, layer=1e-3, draft_row=3e-5, growth=3e-4, draft_growth=2e-4)
@@ -223,117 +221,21 @@ def costs_in_lanes(costs: Costs, lanes: int) -> Costs:
     return Costs(scoring, costs.layers(lanes)[-1], tuple((n, costs.layers(n * lanes)[-1]) for n in rows))
 
 
-def drafted(auto: InLanes, lanes: int) -> TreePolicy:
-    """What so many lanes decide to draft by, once a round has gone without trees."""
-    return next(policy for policy in iter(lambda: auto.decide([1] * lanes), None) if isinstance(policy, Priced))
-
-
-@pytest.mark.parametrize("lanes", [4, 8])
-def test_in_a_batch_nodes_pay_for_the_rows_of_all_lanes(lanes):
-    """Equal to brute force over the nodes of each lane, all alike, by the batch's tokens and seconds; never more."""
-    alone = Costs(((1, 4e-3), (256, 4e-3 + 255 * 1e-4)), 1e-3, ((1, 1e-3), (256, 4e-3)))
-    single = Auto(alone, 12, in_lanes=lambda lanes: costs_in_lanes(alone, lanes))
-    draw, smaller = np.random.default_rng(3), 0
-    for _ in range(40):
-        probs = np.sort(draw.dirichlet(np.full(12, 0.3)))[::-1]
-        sizes = []
-        for auto, width in ((single, 1), (single.in_lanes(lanes), lanes)):
-            policy = auto.choose([1], None) if width == 1 else drafted(auto, lanes)
-            pool = CandidatePool(0, policy.children)
-            pool.add(layer(*probs.tolist()))
-            sizes.append(len(policy.select(pool)) - 1)
-            tokens = np.append(0, policy.worth(np.log(probs))[: policy.nodes].cumsum())
-            batch = [width * (own - auto.rate * alone.score(width * (1 + n))) for n, own in enumerate(tokens)]
-            assert sizes[-1] == int(np.argmax(batch))
-        assert sizes[1] <= sizes[0]
-        smaller += sizes[1] < sizes[0]
-    assert smaller > 10
-
-
 def test_a_batch_is_decoded_by_its_own_costs():
+    """Nodes that pay for the rows of all lanes are fewer; each lane learns for itself, from the decoder's own."""
     table = np.random.default_rng(4).dirichlet(np.full(12, 0.15), 12)
     laws = (lambda path: table[path[-1]],) * 2
-    asked: list[int] = []
-    auto = Auto(EAGER, in_lanes=lambda lanes: asked.append(lanes) or costs_in_lanes(EAGER, lanes))
+    auto = Auto(costs_in_lanes(EAGER, 3))
     plainly, fixed, priced = (
         Decoder(TableTarget(laws[0], 12), TableDrafter(laws[1]), policy).generate_batch([[1], [2], [3]], 8, 60)
         for policy in (Static.empty(), Auto(EAGER), auto)
     )
-    assert asked == [3] and auto.rate == Auto(EAGER).rate  # the decoder's own is as it was
+    assert auto.rate == Auto(costs_in_lanes(EAGER, 3)).rate  # the decoder's own is as it was
     assert [one.tokens for one in fixed] == [one.tokens for one in priced] == [one.tokens for one in plainly]
     nodes = [sum(step.tree.nodes for one in answers for step in one.steps) for answers in (fixed, priced)]
     assert nodes[1] < nodes[0]
-
-
-@pytest.fixture
-def rounds(monkeypatch) -> list[tuple[int, list[Step]]]:
-    """Of each decision of an `Auto`: how many lanes took it, and the steps that they observed before the next one."""
-    found: list[tuple[int, list[Step]]] = []
-    decide, observe = InLanes.decide, InLanes.observe
-    monkeypatch.setattr(InLanes, "decide", lambda self, lanes: found.append((len(lanes), [])) or decide(self, lanes))
-    monkeypatch.setattr(
-        InLanes, "observe", lambda self, step, outcome: found[-1][1].append(step) or observe(self, step, outcome)
-    )
-    return found
-
-
-@pytest.mark.parametrize("temperature", [0.0, 0.8])
-def test_lanes_draft_together_or_not_at_all(temperature, rounds):
-    """Prompts end at different steps and others begin in their lanes; all texts are plain decoding's."""
-    target, drafter = tiny_pair()
-    prompts = [prompt(length, seed=length) for length in (1, 30, 11, 47, 2)]
-    options = (16, Sampling(temperature), None, range(5))
-    auto = Auto(EAGER, in_lanes=lambda lanes: EAGER)
-    many = Decoder(target, drafter, auto).generate_batch(prompts, 3, *options)
-    assert [one.tokens for one in many] == [one.tokens for one in plain(target).generate_batch(prompts, 3, *options)]
-    assert all(len(steps) == lanes for lanes, steps in rounds)
-    kinds = [{isinstance(step.policy, Priced) for step in steps} for _, steps in rounds]
-    assert all(len(kind) == 1 for kind in kinds) and {True} in kinds
-    assert {lanes for lanes, _ in rounds} >= {2, 3} and sum(lanes for lanes, _ in rounds) == sum(
-        len(one.steps) for one in many
-    )
-
-
-def losses(rounds: list[tuple[int, list[Step]]], costs: Costs) -> list[float]:
-    """Of each round with trees: the plain steps that it took beyond the tokens of a lane."""
-    drafted = [steps for _, steps in rounds if isinstance(steps[0].policy, Priced)]
-    seconds = [max(costs.of(step) for step in steps) for steps in drafted]
-    tokens = [sum(len(step.tokens) for step in steps) / len(steps) for steps in drafted]
-    return [taken / costs.plain - brought for taken, brought in zip(seconds, tokens, strict=True)]
-
-
-def test_lanes_leave_a_useless_drafter_alone_and_try_it_again_where_that_costs_little(rounds):
-    laws = written_laws({(): (1.0, 0.0, 0.0)}), written_laws({(): (0.0, 0.9, 0.1)})
-    decoder = Decoder(TableTarget(laws[0], 3), TableDrafter(laws[1]), Auto(EAGER))
-    decoder.generate_batch([[0]] * 4, 4, 600)
-    lost = losses(rounds, EAGER)
-    assert all(len({isinstance(step.policy, Priced) for step in steps}) == 1 for _, steps in rounds)
-    assert len(rounds) > 580 and 2 <= len(lost) < 30
-    assert sum(lost) < in_lanes.SHARE * len(rounds) + in_lanes.STAKE
-
-
-@pytest.mark.parametrize("pays", [True, False])
-def test_a_batch_is_about_as_fast_as_the_best_it_could_choose(pays, rounds):
-    """By modelled seconds: a forward that is dear by itself, and one that is by its rows."""
-    table = np.random.default_rng(4).dirichlet(np.full(12, 0.15), 12)
-    laws = (lambda path: table[path[-1]],) * 2
-    costs = Costs.straight(5e-3, 5e-3, 1e-5 if pays else 1e-3, 1e-3, 1e-5 if pays else 1e-3)
-    prompts, new = [[n] for n in range(8)], 120
-
-    def seconds(policy: Controller | OptTree | Static) -> float:
-        rounds.clear()
-        decoder = Decoder(TableTarget(laws[0], 12), TableDrafter(laws[1]), policy)
-        answers = decoder.generate_batch(prompts, 8, new, Sampling(1.0), seed=range(8))
-        together = [steps for _, steps in rounds] or itertools.zip_longest(*(one.steps for one in answers))
-        return sum(max(now.of(step) for step in steps if step is not None) for steps in together)
-
-    now = costs_in_lanes(costs, 8)
-    best = min(seconds(one) for one in (Static.empty(), OptTree(3, 0.8), OptTree(9, 0.45)))
-    plainly, ours = seconds(Static.empty()), seconds(Auto(costs, in_lanes=lambda lanes: costs_in_lanes(costs, lanes)))
-    assert (best < 0.8 * plainly) == pays
-    assert ours < 1.06 * best
-    sizes = [{step.tree.nodes for step in steps} for _, steps in rounds if isinstance(steps[0].policy, Priced)]
-    assert bool(sizes) == pays
+    alone = Decoder(TableTarget(laws[0], 12), TableDrafter(laws[1]), Auto(costs_in_lanes(EAGER, 3))).generate([1], 60)
+    assert [step.tree.nodes for step in alone.steps] == [step.tree.nodes for step in priced[0].steps]
 
 
 def test_what_a_batch_costs_is_measured_in_a_batch(tmp_path, monkeypatch):
@@ -347,8 +249,8 @@ def test_what_a_batch_costs_is_measured_in_a_batch(tmp_path, monkeypatch):
     target, drafter = tiny_pair()
     alone = costs_of(target, drafter)
     assert not packed
-    auto = pricing.auto(target, drafter)
-    assert auto.costs == alone and auto.in_lanes(3).costs == costs_of(target, drafter, 3) != alone
+    assert pricing.auto(target, drafter).costs == alone
+    assert pricing.auto(target, drafter, lanes=3).costs == costs_of(target, drafter, 3) != alone
     assert set(packed) == {3} and len(list(tmp_path.iterdir())) == 2
 
 

@@ -68,7 +68,7 @@ def test_it_learns_from_accepted_tokens_and_the_first_rejected_one():
     assert controller._errors == pytest.approx([5, -0.5 + 0.2 + 0.5, 1.22 + 0.04 + 0.25])
     told(controller, [], 0)  # no room to draft: nothing was judged
     assert controller._errors[0] == 5
-    controller.reset([1], None)
+    controller.begin([1], None)
     assert controller.posterior() == (0.0, 0.5)
 
 

@@ -13,10 +13,8 @@ from tiny_models import ARCHITECTURES, build, prompt, tiny, tiny_drafter, tiny_h
 from opt_tree import (
     CausalLM,
     CausalLMDrafter,
-    Controller,
     Decoder,
     EagleDrafter,
-    Fixed,
     OptTree,
     Random,
     Sampling,
@@ -26,6 +24,7 @@ from opt_tree import (
     TreePolicy,
 )
 from opt_tree.controllers import Auto, BetaLength, CalibratedLength
+from opt_tree.controllers.selected import Judged
 from opt_tree.core.children import Few
 from opt_tree.core.step import Outcome, Step, StepTimes
 from opt_tree.core.target import Output
@@ -39,7 +38,7 @@ CONTEXT = (0, 2)
 TARGET, DRAFTER = hashed_laws(1, VOCAB), hashed_laws(2, VOCAB)
 
 
-class Surest(Controller):
+class Surest(TreePolicy):
     """Drafts a chain where the drafter is sure of the next token, else a bush. A function of the root alone."""
 
     reads_root = True
@@ -55,7 +54,7 @@ class Surest(Controller):
         return self.policies[int(root.softmax(-1).max() < 0.6)]
 
 
-class Peeking(Controller):
+class Peeking(TreePolicy):
     """Draws the child before it chooses, and drafts it only if it is token 0. It must not see the draws."""
 
     reads_root = True
@@ -69,7 +68,7 @@ class Peeking(Controller):
         return self.policies[int(drawn) != 0]
 
 
-def emitted(controller: Callable[[Random], Controller], verifier: Callable) -> dict[Text, float]:
+def emitted(controller: Callable[[Random], TreePolicy], verifier: Callable) -> dict[Text, float]:
     """The exact distribution of the first token of the first step."""
     target, drafter = TableTarget(TARGET, VOCAB), TableDrafter(DRAFTER)
     return first_token(lambda random: Decoder(target, drafter, controller(random), verifier), CONTEXT)
@@ -103,36 +102,27 @@ def test_a_choice_that_peeks_at_what_is_drawn_does_not():
     assert emitted(lambda random: Scheduled([Sampled.chain(1)]), naive) == pytest.approx(expected, abs=1e-12)
 
 
-class PeekingJudge(Controller):
+class PeekingJudge(TreePolicy):
     """Draws two children before it chooses, and lets them decide who judges them."""
 
     reads_root = True
-    verifiers = (naive, multi_round)
 
     def __init__(self, random: Random) -> None:
-        self.random, self.policies = random, (Sampled.chains(2, 1),)
+        self.random = random
+        self.policies = tuple(Judged(Sampled.chains(2, 1), judge) for judge in (naive, multi_round))
 
     def choose(self, context: list[int], root: torch.Tensor | Few | None) -> TreePolicy:
         drawn = self.random.iid(root.softmax(-1), 2)
         self.random.iid = lambda probs, k: drawn
-        self.verifier = self.verifiers[int(drawn[0, 1] == 0)]
-        return self.policies[0]
-
-
-class JudgedInTurn(Scheduled):
-    """Both verifiers, chosen blindly."""
-
-    verifiers = (naive, multi_round)
-
-    def __init__(self, judge: int) -> None:
-        super().__init__([Sampled.chains(2, 1)])
-        self.verifier = self.verifiers[judge]
+        return self.policies[int(drawn[0, 1] == 0)]
 
 
 def test_a_verifier_may_be_chosen_blindly_but_not_by_what_was_drawn():
     expected = target_probs()
-    for judge in range(2):
-        assert emitted(lambda random, judge=judge: JudgedInTurn(judge), traversal) == pytest.approx(expected, abs=1e-12)
+    trees = [Judged(Sampled.chains(2, 1), judge) for judge in (naive, multi_round)]
+    for order in (trees, trees[::-1]):
+        found = emitted(lambda random, order=order: Scheduled(order), traversal)
+        assert found == pytest.approx(expected, abs=1e-12)
     found = emitted(PeekingJudge, naive)
     assert max(abs(found[text] - p) for text, p in expected.items()) > 0.001
 
@@ -169,7 +159,7 @@ def test_the_root_is_asked_once_and_shown(target):
     assert all(step.draft_forwards == step.tree.depths.max() for step in drafted if isinstance(step.policy, Static))
 
 
-class Recorder(Controller):
+class Recorder(TreePolicy):
     """Keeps what it is told."""
 
     features = (0,)
@@ -178,8 +168,8 @@ class Recorder(Controller):
         self.policies = (OptTree(5, 0.0, 2),)
         self.told: list[tuple[Step, Outcome]] = []
 
-    def reset(self, prompt: list[int], output: Output | None) -> None:
-        self.prefill = output.features[0].shape
+    def begin(self, prompt: list[int], prefill: Output | None) -> None:
+        self.prefill = prefill.features[0].shape
 
     def choose(self, context: list[int], root: torch.Tensor | Few | None) -> TreePolicy:
         assert root is None
@@ -205,7 +195,7 @@ def test_what_a_controller_learns_from(target):
         assert step.times.total > step.times.target_forward > 0
 
 
-class Undeclared(Fixed):
+class Undeclared(Scheduled):
     def choose(self, context: list[int], root: torch.Tensor | Few | None) -> TreePolicy:
         return Eagle2()
 
@@ -218,15 +208,10 @@ def test_what_is_wrong_is_said(target):
         Decoder(target, None, Scheduled([Static.empty(), OptTree()]))
     with pytest.raises(ValueError, match="at least one policy"):
         Scheduled([])
-    judged = JudgedInTurn(0)
-    judged.verifiers = (without_replacement,)
     with pytest.raises(TypeError, match="without_replacement is not exact for children of type IID"):
-        Decoder(target, drafter, judged, traversal)
-    judged.verifiers = (multi_round,)
-    with pytest.raises(ValueError, match="JudgedInTurn chose a verifier that is not one of its own: naive"):
-        Decoder(target, drafter, judged, traversal).generate(prompt(4), 4, Sampling(1.0))
+        Decoder(target, drafter, Scheduled([Judged(Sampled.chain(2), without_replacement)]), traversal)
     with pytest.raises(ValueError, match="Undeclared chose a policy that is not one of its own: Eagle2"):
-        Decoder(target, drafter, Undeclared(OptTree())).generate(prompt(4), 4)
+        Decoder(target, drafter, Undeclared([OptTree()])).generate(prompt(4), 4)
 
 
 class Bigrams(TableDrafter):

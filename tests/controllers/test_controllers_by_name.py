@@ -31,7 +31,7 @@ def plain_answer(pair):
 def costs(monkeypatch):
     """Written down, so that nothing is measured and every run chooses alike."""
     straight = Costs.straight(5.4e-3, 5.5e-3, 1e-4, 1e-3, 3e-5)
-    monkeypatch.setattr(presets, "costs_of", lambda target, drafter, lanes: straight)
+    monkeypatch.setattr(presets, "costs_of", lambda target, drafter: straight)
 
 
 @pytest.mark.parametrize("name", EMBEDDED)
@@ -66,7 +66,7 @@ def test_a_folder_that_holds_nothing_is_refused(pair):
 
 def test_commands_take_the_name(pair):
     decoder = _decoder("opt", Options(controller="beta", max_depth=3), pair)
-    assert isinstance(decoder.controller, BetaLength) and len(decoder.controller.policies) == 3
+    assert isinstance(decoder.policy, BetaLength) and len(decoder.policy.policies) == 3
     with pytest.raises(ValueError, match="leave out --method chain"):
         Options(controller="beta", method="chain")
     with pytest.raises(ValueError, match="leave it out beside --controller beta"):

@@ -162,7 +162,7 @@ def emitted_law(controller, verifier, chosen) -> dict[Text, float]:
 
     def first(random: EnumeratingRandom) -> Text:
         step = next(decoder.steps([0, 2], 8, Sampling(1.0), random))
-        chosen.add((step.policy, (controller.verifier or verifier).__name__))
+        chosen.add((step.policy, (step.policy.verifier or verifier).__name__))
         return tuple(step.tokens[:1])
 
     with unchecked():

@@ -86,8 +86,8 @@ def test_the_action_is_the_one_of_most_tokens_for_its_seconds():
     for rate in (1.0, 150.0, 350.0, 1000.0, 9000.0):
         controller._tokens, controller._seconds = rate, 1.0
         best = int(np.argmax(np.array([1.0, 1.7, 1.9, 1.8, 2.3]) - rate * np.array(seconds)))
-        assert controller.choose([1, 2], torch.zeros(1, 9)) == ACTIONS[best].policy
-        assert controller.verifier is ACTIONS[best].judge
+        chosen = controller.choose([1, 2], torch.zeros(1, 9))
+        assert chosen == ACTIONS[best].policy and chosen.verifier is ACTIONS[best].judge
         taken.add(best)
     assert len(taken) > 2
 

@@ -111,5 +111,5 @@ def test_presets_use_the_same_names(target, drafter):
     common = set(POLICIES) & set(PRESETS)
     assert {"opt", "chain", "eagle2", "delayed"} <= common
     for name in common:
-        (policy,) = PRESETS[name].make(target, drafter).controller.policies
+        (policy,) = PRESETS[name].make(target, drafter).policy.policies
         assert type(policy) is type(make_policy(name, 60)), name

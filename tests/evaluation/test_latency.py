@@ -107,11 +107,10 @@ def test_what_lanes_cost_is_measured_before_the_clock_runs(
     folder: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     costs, asked, then = Costs.straight(5e-3, 5e-3, 1e-4, 1e-3, 1e-5), [], []
-    auto = Auto(costs, in_lanes=lambda lanes: asked.append(lanes) or costs)
-    monkeypatch.setattr(latency, "auto", lambda target, drafter: auto)
+    monkeypatch.setattr(latency, "auto", lambda target, drafter, lanes=1: asked.append(lanes) or Auto(costs))
     measured = latency._measured
     monkeypatch.setattr(latency, "_measured", lambda *way: then.append(list(asked)) or measured(*way))
-    assert decode(folder, "--lanes 1,3 --nodes auto") == 0 and then[0] == [3]
+    assert decode(folder, "--lanes 1,3 --nodes auto") == 0 and then[0] == [1, 1, 3]
     rows = json.loads(capsys.readouterr().out.splitlines()[-1])["rows"]
     assert [(row["lanes"], row["same text"]) for row in rows if row["method"] == "auto"] == [(1, "3/3"), (3, "3/3")]
 

@@ -25,9 +25,7 @@ from hypothesis import strategies as st
 from table_models import Laws, TableDrafter, TableTarget, hashed_laws
 
 from opt_tree import (
-    Controller,
     Decoder,
-    Fixed,
     OptTree,
     Random,
     Sampling,
@@ -38,6 +36,7 @@ from opt_tree import (
     greedy,
     match,
 )
+from opt_tree.controllers.selected import Judged
 from opt_tree.core.children import IID
 from opt_tree.policies import (
     AcceptanceRates,
@@ -147,19 +146,11 @@ def test_a_decoder_asks_greedy_and_the_verifier_it_was_given(monkeypatch: pytest
                 decoder_of(*laws, OptTree(), match)
 
 
-class JudgedBy(Fixed):
-    """A controller that has every step judged by a verifier of its own."""
-
-    def __init__(self, policy: TreePolicy, verifier: Verifier) -> None:
-        super().__init__(policy)
-        self.verifiers, self.verifier = (verifier,), verifier
-
-
-@pytest.mark.parametrize("policy", [OptTree(nodes=4), Static.empty(), JudgedBy(OptTree(nodes=4), greedy)], ids=repr)
-def test_greedy_is_refused_above_temperature_0_wherever_it_comes_from(policy: TreePolicy | Controller) -> None:
+@pytest.mark.parametrize("policy", [OptTree(nodes=4), Static.empty(), Judged(OptTree(nodes=4), greedy)], ids=repr)
+def test_greedy_is_refused_above_temperature_0_wherever_it_comes_from(policy: TreePolicy) -> None:
     """It would emit the argmax, the same text for every seed. At temperature 0 it is the right one."""
     laws = hashed_laws(1, VOCAB), hashed_laws(2, VOCAB)
-    decoder = decoder_of(*laws, policy, match if isinstance(policy, JudgedBy) else greedy)
+    decoder = decoder_of(*laws, policy, match if isinstance(policy, Judged) else greedy)
     drawn, refusal = Sampling(0.5), "verifier greedy judges at temperature 0 only, got temperature 0.5; match draws"
     for ask in (
         lambda: decoder.generate([0], 4, drawn),
