@@ -22,6 +22,8 @@ from opt_tree import (
     Static,
     Tree,
     TreePolicy,
+    generate_beside,
+    prove,
 )
 from opt_tree.controllers import Auto, BetaLength, CalibratedLength
 from opt_tree.controllers.selected import Judged
@@ -256,3 +258,35 @@ def test_the_length_of_a_chain_follows_acceptance(target):
         assert answer.tokens == plain(target).generate(prompt(9), 60).tokens
         lengths[name] = np.mean([step.tree.nodes for step in answer.steps[3:-2]])
     assert lengths["itself"] > 4 > 2 > lengths["another"] >= 1
+
+
+class Bare(TreePolicy):
+    """No children, no depth: nothing that grows."""
+
+
+class OwnJudge(Scheduled):
+    """Names who judges on itself, where nobody looks, and not on its policies."""
+
+    verifier = staticmethod(multi_round)
+
+
+def test_a_controller_stands_only_where_a_policy_chooses():
+    """What grows no tree is refused where trees are grown, before anything is decoded."""
+    target, drafter = TableTarget(TARGET, VOCAB), TableDrafter(DRAFTER)
+    schedule = Scheduled([Static.chain(1)])
+    nested = Scheduled([Static.chain(1)])
+    nested.policies = (schedule,)
+    for grown in (
+        lambda: Decoder(target, drafter, nested),
+        lambda: Scheduled([schedule]),
+        lambda: prove(match, schedule),
+        lambda: generate_beside(Decoder(target, drafter, OptTree(3)), {"schedule": schedule}, [0], 2),
+    ):
+        with pytest.raises(TypeError, match="Scheduled chooses among policies and grows no tree itself"):
+            grown()
+    with pytest.raises(TypeError, match="Bare grows no tree: it has no children"):
+        Decoder(target, drafter, Bare())
+    with pytest.raises(TypeError, match="OwnJudge chooses policies: a verifier of its own belongs to each of these"):
+        Decoder(target, drafter, OwnJudge([Sampled.chain(2)]), multi_round)
+    with pytest.raises(TypeError, match="Judged is to be judged by 5, which is no verifier"):
+        Decoder(target, drafter, Judged(OptTree(3), 5))
