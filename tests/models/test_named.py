@@ -15,8 +15,10 @@ import gguf
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 from tiny_models import prompt
 from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import modeling_gguf_pytorch_utils as reader
 
 from evaluation.command_line import parse
 from evaluation.compare.options import Options as CompareOptions
@@ -27,7 +29,7 @@ from opt_tree.decoding.presets import plain
 from opt_tree.models import DEMO, known, room
 from opt_tree.models.__main__ import main
 from opt_tree.models.checkpoints import CheckpointError, load_tokenizer
-from opt_tree.models.named import KNOWN, cached, drafter_of, fetch, folder_of, resolve
+from opt_tree.models.named import KNOWN, cached, dequantised, drafter_of, fetch, folder_of, resolve
 from opt_tree.models.named import download as sources
 from opt_tree.models.named import gguf as converted
 
@@ -61,8 +63,10 @@ def rows_of_heads(weight: torch.Tensor, heads: int) -> torch.Tensor:
     return weight.reshape(heads, 2, -1, weight.shape[-1]).transpose(1, 2).reshape(weight.shape)
 
 
-def write_gguf(path: Path, model: LlamaForCausalLM, architecture: str = "llama", leave_out: str = "-") -> Path:
-    """The model as a GGUF file with float32 weights and a byte-level tokenizer of 64 words without merges."""
+def write_gguf(
+    path: Path, model: LlamaForCausalLM, architecture: str = "llama", leave_out: str = "-", kind: str = "F32"
+) -> Path:
+    """The model as a GGUF file with weights of a kind and a byte-level tokenizer of 64 words without merges."""
     writer, c = gguf.GGUFWriter(path, architecture), model.config
     writer.add_context_length(c.max_position_embeddings)
     writer.add_embedding_length(c.hidden_size)
@@ -90,7 +94,8 @@ def write_gguf(path: Path, model: LlamaForCausalLM, architecture: str = "llama",
             name = f"blk.{found[1]}.{NAMES[found[2]]}.weight"
         else:
             name = {"model.embed_tokens.weight": "token_embd.weight", "model.norm.weight": "output_norm.weight"}[name]
-        writer.add_tensor(name, weight.float().numpy().astype(np.float32))
+        stored = gguf.GGMLQuantizationType[kind if weight.ndim > 1 else "F32"]
+        writer.add_tensor(name, gguf.quantize(weight.float().numpy().astype(np.float32), stored), raw_dtype=stored)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -185,6 +190,26 @@ def test_a_gguf_file_decodes_as_the_model_it_was_made_of(file, model):
     for decoder in (plain(pair.target), Decoder(pair.target, pair.drafter, OptTree(6, 0.1, 4))):
         assert decoder.generate(prompt(8), 24).tokens == expected[0, 8:].tolist()
     model.bfloat16()
+
+
+@pytest.mark.parametrize("kind", ["F32", "F16", "Q8_0", "Q4_1"])
+@pytest.mark.parametrize("moves_rows", [True, False])
+def test_what_is_written_piece_by_piece_is_what_transformers_loads(model, tmp_path, monkeypatch, kind, moves_rows):
+    if not moves_rows:  # a processor that leaves rows where they are, as most architectures have: pieces of some rows
+        monkeypatch.delitem(reader.TENSOR_PROCESSORS, "llama")
+    source = write_gguf(tmp_path / "tiny.gguf", model, kind=kind)
+    folders = [tmp_path / "pieces", tmp_path / "loaded"]
+    monkeypatch.setattr(dequantised, "_NUMBERS", 100)
+    own, whole = dequantised.save, []
+    monkeypatch.setattr(dequantised, "save", lambda *given: whole.append(own(*given)) or whole[-1])
+    converted.make(folders[0], source, {})
+    monkeypatch.setattr(dequantised, "save", lambda *_: False)
+    converted.make(folders[1], source, {})
+    assert whole == [True]
+    first, second = (load_file(folder / "model.safetensors") for folder in folders)
+    assert first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
+    for name in ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json"):
+        assert (folders[0] / name).read_bytes() == (folders[1] / name).read_bytes()
 
 
 def test_a_log_has_no_bar_of_the_reader(file, tmp_path, capfd):

@@ -1,7 +1,6 @@
 """A GGUF file as a folder that transformers loads at once: bfloat16 safetensors, tokenizer, what it was made from.
 
-Owns the conversion and the folders in the user's cache. transformers reads GGUF itself, but slowly (tens of seconds,
-much of it the tokenizer), so it is done once.
+Owns the conversion and the folders in the user's cache. transformers reads GGUF itself, but slowly, so it is done once.
 """
 
 import functools
@@ -9,20 +8,20 @@ import hashlib
 import json
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
 from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
-from transformers import modeling_gguf_pytorch_utils as reader
 
 from opt_tree.core.errors import one_line
 from opt_tree.core.files import write_text
 from opt_tree.engines.package_cache import cache_folder, file_digest, locked, replaced
 from opt_tree.models.checkpoints import CheckpointError
+from opt_tree.models.named import dequantised
+from opt_tree.models.named.dequantised import read_once
 
 ABOUT = "about.json"
 SOURCE = "source.gguf"
@@ -89,45 +88,43 @@ def make(
             (shutil.move if keep == "move" else shutil.copyfile)(source, fresh / SOURCE)
 
 
-@contextmanager
-def _no_bar_in_logs() -> Iterator[None]:
-    """Inside, transformers' reader of GGUF files shows its bar on terminals only."""
-    shown, reader.tqdm = reader.tqdm, functools.partial(reader.tqdm, disable=None)
-    try:
-        yield
-    finally:
-        reader.tqdm = shown
-
-
 def _save(source: Path, fresh: Path, check: Callable[[Any], None] | None) -> None:
-    """Load with transformers and save; whatever is wrong with the source is one line.
+    """Write a GGUF file or a folder that transformers loads; whatever is wrong with the source is one line.
 
-    A GGUF file is loaded from a folder in which it is alone: transformers takes a tokenizer that lies beside it for
-    its own.
+    A GGUF file is read in a folder in which it is alone: transformers takes a tokenizer that lies beside it for its
+    own.
     """
-    options: dict[str, Any] = {}
     if source.is_file():
         with source.open("rb") as file:
             if file.read(4) != b"GGUF":
                 raise CheckpointError(f"{source} is no GGUF file")
-        options["gguf_file"] = SOURCE
-    unpacked = {"quantization_config": GgufConfig(dequantize=True)} if options else {}
     try:
-        with tempfile.TemporaryDirectory(prefix=f"{fresh.name}.", dir=fresh.parent) as alone:
-            if options:
+        with tempfile.TemporaryDirectory(prefix=f"{fresh.name}.", dir=fresh.parent) as alone, read_once():
+            if source.is_dir():
+                _load_and_save(str(source), fresh, check)
+            else:
                 (Path(alone) / SOURCE).symlink_to(source.resolve())
-            folder = alone if options else str(source)
-            tokenizer = AutoTokenizer.from_pretrained(folder, **options)
-            options |= {"dtype": torch.bfloat16, "output_loading_info": True}
-            with _no_bar_in_logs():
-                loaded: Any = AutoModelForCausalLM.from_pretrained(folder, **options, **unpacked)
-        model, info = loaded
+                if not dequantised.save(alone, SOURCE, fresh, _WEIGHTS, check or (lambda config: None)):
+                    _load_and_save(alone, fresh, check, gguf_file=SOURCE)
+                AutoTokenizer.from_pretrained(alone, gguf_file=SOURCE).save_pretrained(fresh)
+    except CheckpointError as error:
+        raise CheckpointError(f"{source} {error}") from error
     except Exception as error:  # the reader of a damaged file fails in whatever way its bytes lead it
         raise CheckpointError(f"transformers cannot load {source}: {one_line(error)}") from error
+    (fresh / _WEIGHTS).chmod(0o644)  # safetensors' files are the owner's alone
+
+
+def _load_and_save(folder: str, fresh: Path, check: Callable[[Any], None] | None, **file: str) -> None:
+    """The same by loading the model with transformers."""
+    unpacked = {"quantization_config": GgufConfig(dequantize=True)} if file else {}
+    loaded: Any = AutoModelForCausalLM.from_pretrained(
+        folder, dtype=torch.bfloat16, output_loading_info=True, **file, **unpacked
+    )
+    model, info = loaded
     if missing := sorted(info["missing_keys"]):
-        raise CheckpointError(f"{source} lacks {len(missing)} of the model's weights, {missing[0]} among them")
+        raise CheckpointError(f"lacks {len(missing)} of the model's weights, {missing[0]} among them")
     if check is not None:
         check(model.config)
     model.save_pretrained(fresh, max_shard_size="1TB")
-    tokenizer.save_pretrained(fresh)
-    (fresh / _WEIGHTS).chmod(0o644)  # safetensors' files are the owner's alone
+    if not file:
+        AutoTokenizer.from_pretrained(folder).save_pretrained(fresh)

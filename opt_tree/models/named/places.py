@@ -137,7 +137,7 @@ def _fetch_into(folder: Path, name: str, source: str, scratch: Path) -> None:
     def check(config: Any) -> None:
         wrong = {key: getattr(config, key, None) for key, value in known.shape.items()}
         if wrong != known.shape:
-            raise CheckpointError(f"{source} is not {name}: it has {wrong}, expected {known.shape}")
+            raise CheckpointError(f"is not {name}: it has {wrong}, expected {known.shape}")
 
     facts = {"source": where, "sha256": digest, "licence": known.licence}
     converted.make(folder, file, facts, check, keep="move" if file.parent in (parts, scratch) else "copy")
