@@ -20,6 +20,13 @@ def test_a_page_with_figures_is_what_the_results_say(name: str) -> None:
     assert written == FIGURES["page"](name), f"edit docs/templates/{name}: python docs/figures.py writes {name} anew"
 
 
+def test_the_page_of_commands_is_what_the_results_say() -> None:
+    written = runpy.run_path(str(ROOT / "docs" / "reproduce.py"))
+    assert (ROOT / "docs" / "reproduce.md").read_text() == written["page"](), "python docs/reproduce.py writes it anew"
+    claims = [claim for claim, _ in written["claims"]()]
+    assert len(claims) > 35 and any(claim.startswith("EESD") for claim in claims)
+
+
 UNITS = "M|B|bits|bit|cores?|nodes|tokens|layers|questions|prompts|sequences|parameters|chains|draws|minutes"
 SETTINGS = (
     rf"\b\d[\d.,]*(?:(?:, | and | or )\d+)* (?:{UNITS})\b",
