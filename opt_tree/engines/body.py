@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from transformers.cache_utils import Cache
 
 from opt_tree.core.children import TopK
+from opt_tree.core.errors import UnsupportedModelError
 from opt_tree.core.probabilities import grouped_log_probs
 from opt_tree.core.target import Laws, Output
 from opt_tree.engines.base import Inputs, Mask
@@ -54,6 +55,8 @@ def compute_batch(
     if len(caught) < len(layers):
         missing = [layer for layer in layers if layer not in caught]
         raise RuntimeError(f"{type(model).__name__} did not run the layers whose features are read: {missing}")
+    for layer, states in caught.items():
+        check_states(model, layer, states)
     return logits, caught
 
 
@@ -152,6 +155,16 @@ class Body(nn.Module):
         return (logits, *(states[layer] for layer in self.layers), *laws, *picked)
 
 
+def check_states(model: Any, layer: int, states: Tensor) -> None:
+    """Raise UnsupportedModelError where what was read of a layer are no hidden states of the model."""
+    width = model.config.get_text_config().hidden_size
+    if states.dim() != 3 or states.shape[-1] != width:
+        raise UnsupportedModelError(
+            f"the hidden states of {type(model).__name__}, layer {layer}, cannot be read: they are {width} wide, and "
+            f"what {type(watched_module(model, layer)).__name__} returns is {list(states.shape)}"
+        )
+
+
 def watched_module(model: Any, layer: int) -> nn.Module:
     """Return the module whose output is the features of `layer`: the decoder for -1, else one of its layers."""
     if layer == -1:
@@ -170,7 +183,11 @@ def decoder_layers(model: Any) -> nn.ModuleList | None:
 
 def _decoder(model: Any) -> nn.Module:
     # OPT's head calls its decoder past the base model, so it has to be the innermost of the two.
-    return model.get_decoder() if hasattr(model, "get_decoder") else model.base_model
+    found = model.get_decoder() if hasattr(model, "get_decoder") else model.base_model
+    output = getattr(model, "get_output_embeddings", lambda: None)()
+    if output is not None and any(output is one for one in found.children()):  # Llama 4 answers with the whole model
+        found = max((one for one in found.children() if one is not output), key=lambda one: len([*one.modules()]))
+    return found
 
 
 @contextmanager

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from opt_tree.engines.body import watched_module
+from opt_tree.engines.body import check_states, watched_module
 from opt_tree.models.quantised_layers import home_of
 
 _CAPS = ("final_logit_softcapping", "logits_soft_cap", "output_logit_soft_cap")
@@ -64,6 +64,7 @@ def _both(model: Any) -> tuple[Tensor, Tensor]:
     finally:
         hook.remove()
     states = caught[-1] if isinstance(caught[-1], Tensor) else caught[-1][0]
+    check_states(model, -1, states)
     numbers = output(states.to(*home_of(output)))
     return numbers.double().flatten(), logits.to(numbers.device).double().flatten()
 

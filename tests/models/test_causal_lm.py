@@ -10,7 +10,7 @@ from tiny_models import ARCHITECTURES, HIDDEN, TOLERANCE, VOCAB, build, causal_l
 from opt_tree.core.target import Work
 from opt_tree.core.tree import Tree
 from opt_tree.models import causal_lm as lm_module
-from opt_tree.models.causal_lm import Buckets, CausalLM
+from opt_tree.models.causal_lm import Buckets, CausalLM, UnsupportedModelError
 
 SMALL = Buckets(rows=(1, 8, 32), keys=(16, 32, 64))
 
@@ -171,6 +171,28 @@ def test_a_decoder_called_past_the_hook_is_noticed(monkeypatch):
     assert lm.append(prompt(4)).features
     monkeypatch.setattr("opt_tree.engines.body.watched_module", lambda model, layer: torch.nn.Identity())
     with pytest.raises(RuntimeError, match=r"did not run the layers whose features are read: \[-1\]"):
+        lm.append(prompt(4))
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_the_last_hidden_states_are_read_of_every_architecture(architecture):
+    """Llama 4 answers `get_decoder()` with the language model: what that returns are logits."""
+    model = tiny(architecture)
+    lm, caught = CausalLM(model), []
+    lm.watch((-1,))
+    hook = model.get_output_embeddings().register_forward_pre_hook(lambda _, rows: caught.append(rows[0]))
+    features = lm.append(prompt(4), all_logits=True).features[-1]
+    hook.remove()
+    assert features.shape == (4, HIDDEN) and torch.allclose(features, caught[-1].view(4, HIDDEN))
+
+
+def test_what_is_no_hidden_state_is_refused(monkeypatch):
+    """Should a decoder return something else, nothing is drafted from it."""
+    lm = CausalLM(tiny("llama"))
+    lm.watch((-1,))
+    monkeypatch.setattr("opt_tree.engines.body._decoder", lambda model: model.lm_head)
+    refusal = rf"LlamaForCausalLM, layer -1, cannot be read: they are {HIDDEN} wide, and what Linear returns is \[1, "
+    with pytest.raises(UnsupportedModelError, match=refusal):
         lm.append(prompt(4))
 
 
