@@ -24,9 +24,10 @@ from opt_tree.drafters import model_drafter
 from opt_tree.drafters.registry import DrafterOptions, check_drafter, load_drafter
 from opt_tree.engines.package_cache import cache_folder
 from opt_tree.models.canonical import make_exact
-from opt_tree.models.checkpoints import check_same_tokenizer, load_causal_lm, load_tokenizer
+from opt_tree.models.checkpoints import load_causal_lm, load_tokenizer
 from opt_tree.models.named import resolve
 from opt_tree.models.quantised_layers import weights_of
+from opt_tree.models.vocabularies import check_same_tokenizer
 
 
 def load(options: Models, device: str, bare: bool = False) -> Pair:

@@ -26,7 +26,6 @@ from transformers.activations import ACT2FN
 from transformers.utils import cached_file
 
 from opt_tree.core.errors import nearest, one_line, out_of_memory, require
-from opt_tree.core.words import counted
 from opt_tree.engines.kernels import KernelError
 from opt_tree.engines.mapped import release
 from opt_tree.engines.quantised import check_weights, quantise
@@ -301,23 +300,6 @@ def require_device(device: str) -> None:
 def fast_bfloat16() -> bool:
     """Whether this CPU multiplies bfloat16 natively; where it does not, bfloat16 is slower than float32."""
     return any(getattr(torch.cpu, name, bool)() for name in ("_is_avx512_bf16_supported", "_is_amx_tile_supported"))
-
-
-def check_same_tokenizer(
-    target: PreTrainedTokenizerBase, drafter: PreTrainedTokenizerBase, target_name: str, drafter_name: str
-) -> None:
-    """Raise unless both map the same tokens to the same ids. Padded vocabularies differ in logits only, not here."""
-    ours, theirs = target.get_vocab(), drafter.get_vocab()
-    if ours == theirs:
-        return
-    different = sum(theirs.get(token) != index for token, index in ours.items())
-    extra = sorted(theirs.keys() - ours.keys(), key=lambda token: theirs[token])
-    such = f" (such as {extra[0]!r})" if extra else ""
-    raise CheckpointError(
-        f"different tokenizers: {different} of the {len(ours)} tokens of {target_name} have another id or none in "
-        f"{drafter_name}, which has {counted(len(extra), 'token')} of its own{such}; a drafter must share its "
-        "target's tokenizer"
-    )
 
 
 def read_minutes(path: str) -> float | None:

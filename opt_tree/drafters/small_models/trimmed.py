@@ -5,6 +5,7 @@
 worth it.
 """
 
+import torch
 from jaxtyping import Int
 from torch import Tensor
 
@@ -15,8 +16,9 @@ from opt_tree.drafters.small_models.causal_lm import CausalLMDrafter
 from opt_tree.drafters.small_models.chain_lm import model_drafter
 from opt_tree.models.causal_lm import CausalLM
 from opt_tree.models.chain_lm import AnyLM
-from opt_tree.models.checkpoints import check_finite, check_same_tokenizer, load_causal_lm, load_tokenizer, refused
+from opt_tree.models.checkpoints import check_finite, load_causal_lm, load_tokenizer, refused
 from opt_tree.models.quantised_layers import is_linear, rows_of
+from opt_tree.models.vocabularies import shared_ids
 
 
 class TrimmedDrafter(CausalLMDrafter):
@@ -41,14 +43,23 @@ class TrimmedDrafter(CausalLMDrafter):
 
 @register("lm", about="an independent draft model with the target's tokenizer", paper="2211.17192", part="draft")
 def _load(path: str, target: AnyLM, options: DrafterOptions) -> Drafter:
+    shared = None
     if options.tokenizer is not None:
-        check_same_tokenizer(options.tokenizer, load_tokenizer(path), target.name, path)
+        shared = shared_ids(options.tokenizer, load_tokenizer(path), target.name, path)
     dtype = target.dtype if options.dtype == "auto" else options.dtype
     lm = load_causal_lm(path, dtype, options.device, options.buckets, options.weights)
     check_finite(path, dict(lm.model.named_parameters()))
-    tokens = read_vocabulary(path, lm.vocab)
+    tokens, vocab = read_vocabulary(path, lm.vocab), target.vocab
+    if shared is not None:
+        shared = shared[shared < min(lm.vocab, vocab)]
+        if tokens is not None:
+            tokens = tokens[torch.isin(tokens, shared)]
+        elif len(shared) == int(shared[-1]) + 1:  # all that is not shared is behind
+            vocab = len(shared)
+        else:
+            tokens = shared
     if tokens is None:
-        return model_drafter(lm, target.vocab)
+        return model_drafter(lm, vocab)
     with refused(f"cannot trim {path}"):
         if not isinstance(lm, CausalLM):
             raise ValueError("it is scored path by path, with the whole vocabulary only")

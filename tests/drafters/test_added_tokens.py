@@ -1,0 +1,94 @@
+"""A family's models with tokens added behind the vocabulary: ids that mean the same are drafted, others never."""
+
+import copy
+import json
+
+import pytest
+import torch
+from tiny_models import ARCHITECTURES, VOCAB, build, perturbed, prompt, tiny_tokenizer
+
+from opt_tree import CheckpointError, Decoder, OptTree, Sampling, Static, load_pair
+from opt_tree.drafters import CausalLMDrafter
+from opt_tree.drafters.small_models.trimmed import TrimmedDrafter
+from opt_tree.models.causal_lm import CausalLM
+from opt_tree.policies import Sampled
+from opt_tree.verifiers import match, multi_round
+
+FP64 = {"dtype": "float64", "device": "cpu"}
+
+
+def save(folder, added, size, seed=0, change=None):
+    """A model whose tokenizer has some tokens behind the common ones; of these it thinks most."""
+    config = ARCHITECTURES["llama"]()
+    config.vocab_size = size
+    common = build(ARCHITECTURES["llama"]())
+    model = build(config, seed)
+    with torch.no_grad():
+        tensors = {name: weight.clone() for name, weight in model.state_dict().items()}
+        for name, weight in common.state_dict().items():
+            tensors[name][: len(weight)] = weight
+        tensors["lm_head.weight"][VOCAB:] *= 3
+        model.load_state_dict(tensors)
+    tokenizer = copy.deepcopy(tiny_tokenizer())
+    for token in added:
+        tokenizer.add_special_tokens({"additional_special_tokens": [token]}, replace_extra_special_tokens=False)
+    if change:
+        change(tokenizer)
+    (perturbed(model, 0.03) if seed else model).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return str(folder)
+
+
+CASES = {
+    "the target has more": (("<tool>", "</tool>"), VOCAB + 3, (), VOCAB, VOCAB),
+    "the draft model has more": ((), VOCAB, ("<tool>", "</tool>"), VOCAB + 3, VOCAB),
+    "padded, and one named": (("<tool>",), VOCAB + 9, (), VOCAB + 9, VOCAB),
+    "each its own": (("<tool>", "</tool>"), VOCAB + 2, ("<pad>",), VOCAB + 1, VOCAB),
+    "one shared behind others": (("<tool>", "<end>"), VOCAB + 2, ("<pad>", "<end>"), VOCAB + 2, VOCAB + 2),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_ids_that_mean_the_same_are_drafted_and_others_never(tmp_path, name):
+    more, size, others, its, end = CASES[name]
+    target, draft = save(tmp_path / "target", more, size), save(tmp_path / "draft", others, its, seed=2)
+    pair = load_pair(target, f"lm:{draft}", **FP64)
+    gap = end > VOCAB
+    assert isinstance(pair.drafter, TrimmedDrafter if gap else CausalLMDrafter)
+    plain = Decoder(CausalLM(pair.target.model), None, Static.empty())
+    warm = Sampling(temperature=1.0)
+    for verifier, policy, sampling in (
+        (None, OptTree(9, 0.0, 4), Sampling()),
+        (match, OptTree(9, 0.0, 4), warm),
+        (multi_round, Sampled.kary(2, 3), warm),
+    ):
+        decoder = Decoder(pair.target, pair.drafter, policy, *([verifier] if verifier else []))
+        for seed in range(2):
+            found = decoder.generate(prompt(9, seed), 30, sampling=sampling, seed=seed, stop=None)
+            drafted = {token for step in found.steps for token in step.tree.tokens[1:].tolist()}
+            assert drafted <= {*range(VOCAB), *([VOCAB + 1] if gap else [])} and len(drafted) > 9
+            if verifier is not multi_round:
+                expected = plain.generate(prompt(9, seed), 30, sampling=sampling, seed=seed, stop=None)
+                assert found.tokens == expected.tokens
+    if gap:
+        assert VOCAB + 1 in drafted, "a token that both have is drafted, wherever it stands"
+
+
+def test_a_draft_model_that_lacks_much_is_told_of(tmp_path):
+    target = save(tmp_path / "target", ("<tool>", "</tool>"), VOCAB + 3)
+    draft = save(tmp_path / "draft", (), VOCAB)
+    with pytest.warns(UserWarning, match=rf"draft lacks 2 of the {VOCAB + 2} tokens of .*target: they are never draft"):
+        load_pair(target, f"lm:{draft}", **FP64)
+
+
+def test_an_id_of_another_token_is_refused_with_both(tmp_path):
+    def swap(tokenizer):
+        content = json.loads(tokenizer.backend_tokenizer.to_str())
+        vocab = content["model"]["vocab"]
+        vocab["ab"], vocab["ac"] = vocab["ac"], vocab["ab"]
+        tokenizer._tokenizer = tokenizer.backend_tokenizer.from_str(json.dumps(content))
+
+    target = save(tmp_path / "target", ("<tool>",), VOCAB + 3)
+    draft = save(tmp_path / "draft", (), VOCAB, change=swap)
+    with pytest.raises(CheckpointError, match=rf"2 of the {VOCAB} ids that both have .*such as 1: 'ab' and 'ac'"):
+        load_pair(target, f"lm:{draft}", **FP64)
