@@ -9,6 +9,7 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 from opt_tree import Stop
+from opt_tree.decoding.chat_template import render
 
 
 class Prompter:
@@ -35,6 +36,7 @@ class Prompter:
             strings = tuple([found] if isinstance(found, str) else found or [])
             tokens = tokens | set(conversation.stop_token_ids or [])
         self.stop = Stop(tokens, strings, tokenizer)
+        self.encode(["?"], [])  # a template that refuses it refuses every question
 
     def encode(self, questions: Sequence[str], answers: Sequence[str]) -> list[int]:
         """Token ids of a conversation whose last question is to be answered: one answer fewer than questions."""
@@ -51,9 +53,7 @@ class Prompter:
             messages.append({"role": "user", "content": question})
             if answer is not None:
                 messages.append({"role": "assistant", "content": answer})
-        text = self.tokenizer.apply_chat_template(
-            messages, add_generation_prompt=True, tokenize=False, enable_thinking=False
-        )
+        text = render(self.tokenizer, messages, enable_thinking=False)
         return self.tokenizer(text, add_special_tokens=False).input_ids
 
     def trim(self, tokens: list[int]) -> list[int]:

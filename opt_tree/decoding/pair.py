@@ -12,8 +12,9 @@ from tqdm import tqdm
 from transformers import PreTrainedTokenizerBase
 
 from opt_tree.core.children import TopK
-from opt_tree.core.errors import one_line, require
+from opt_tree.core.errors import require
 from opt_tree.core.stopping import Stop
+from opt_tree.decoding.chat_template import render
 from opt_tree.drafters import Drafter
 from opt_tree.drafters.registry import DrafterOptions, check_drafter, load_drafter
 from opt_tree.models.canonical import make_canonical, make_exact
@@ -102,7 +103,7 @@ def encode(tokenizer: PreTrainedTokenizerBase, message: str | list[dict[str, str
         message: A text, or messages of a "role" and a "content".
 
     Raises TypeError for anything else, and ValueError for no message, for text that UTF-8 has no form for (half of a
-    surrogate pair) and for messages that the chat template refuses.
+    surrogate pair) and for messages that the chat template refuses or leaves out.
     """
     require((str, list), message=message)
     messages = [{"role": "user", "content": message}] if isinstance(message, str) else message
@@ -115,11 +116,7 @@ def encode(tokenizer: PreTrainedTokenizerBase, message: str | list[dict[str, str
     if not getattr(tokenizer, "chat_template", None):
         require(str, content=messages[-1].get("content"))
         return tokenizer(messages[-1]["content"]).input_ids
-    try:
-        text = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
-    except Exception as error:  # the template's own, and jinja's
-        raise ValueError(f"the chat template refuses these messages: {one_line(error)}") from error
-    return tokenizer(text, add_special_tokens=False).input_ids
+    return tokenizer(render(tokenizer, messages), add_special_tokens=False).input_ids
 
 
 def _named(target: Any, drafter: Any, eagle: Any, buckets: Any, **switches: Any) -> str:

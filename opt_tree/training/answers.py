@@ -15,6 +15,7 @@ import numpy as np
 from transformers import PreTrainedTokenizerBase
 
 from opt_tree.core.errors import one_line
+from opt_tree.decoding.chat_template import render
 from opt_tree.decoding.pair import encode
 from opt_tree.training.plans import Cut
 
@@ -121,7 +122,7 @@ def opening(tokenizer: PreTrainedTokenizerBase) -> list[int]:
         return []
     message = [{"role": "user", "content": "x"}]
     closed, opened = (
-        list(tokenizer.apply_chat_template(message, add_generation_prompt=opens, return_dict=False))
+        list(tokenizer(render(tokenizer, message, opens), add_special_tokens=False).input_ids)
         for opens in (False, True)
     )
     return [int(token) for token in opened[len(closed) :]] if opened[: len(closed)] == closed else []
