@@ -6,6 +6,7 @@ Training commands, full disks, signals.
 import argparse
 import copy
 import json
+import math
 import os
 import re
 import shutil
@@ -270,6 +271,13 @@ def test_an_argument_of_a_wrong_type_is_named() -> None:
     refused("seed", decoder.generate, ids, 3, seed="x")
     refused("width", decoder.generate_batch, [ids], width=1.5)
     refused("prompts", decoder.generate_batch, 5)
+    for word, number in (("top_k", math.inf), ("top_k", math.nan), ("temperature", 10**400)):
+        with pytest.raises(ValueError, match=f"^{word} must be .*, got "):
+            o.Sampling(**{word: number})
+    with pytest.raises(ValueError, match=r"^max_new_tokens must be at least 1, got inf"):
+        decoder.generate(ids, math.inf)
+    assert decoder.generate(ids, 10**400, stop=lambda tokens: "stop").finish_reason == "stop"
+    assert len(decoder.generate_batch([ids], width=10**400, max_new_tokens=1)) == 1
     refused("nodes", o.OptTree, "8")
     refused("paths", o.Static, 5)
     refused("per_node", o.TopK, 1.5)

@@ -48,7 +48,10 @@ class LaneEngine(Engine):
         self.shared, self.lane = shared, lane
 
     def run(self, forward: Inputs) -> Output:
-        return greenlet.getcurrent().parent.switch(Ask(self, forward))
+        hub = greenlet.getcurrent().parent
+        if hub is None:
+            raise RuntimeError("this decoder belongs to a job of side_by_side that is over: use the one that ran it")
+        return hub.switch(Ask(self, forward))
 
     def changed(self, what: str) -> None:
         self.shared.lm.engine.changed(what)

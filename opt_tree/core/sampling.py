@@ -3,6 +3,7 @@
 Applied alike to every node of a tree and to plain decoding. Knows nothing of models, caches and policies.
 """
 
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from numbers import Real
@@ -70,11 +71,11 @@ class Sampling:
     def __post_init__(self) -> None:
         require(Real, temperature=self.temperature, top_p=self.top_p, top_k=self.top_k)
         require(Sequence, processors=self.processors)
-        if not 0 <= self.temperature < np.inf:
+        if not 0 <= self.temperature <= sys.float_info.max:
             raise ValueError(f"temperature must be 0 (greedy) or more, and finite, got {self.temperature}")
         if not 0 < self.top_p <= 1:
             raise ValueError(f"top_p must lie in (0, 1], got {self.top_p}")
-        if self.top_k < 0 or self.top_k != int(self.top_k):
+        if not 0 <= self.top_k < np.inf or self.top_k != int(self.top_k):
             raise ValueError(f"top_k must be 0 (off) or more, and whole, got {self.top_k}")
         for processor in self.processors:
             if isinstance(processor, _STATEFUL):

@@ -1,5 +1,6 @@
 """What goes into a generation and what comes out: a checked prompt, a finished `Generation`."""
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from numbers import Real
@@ -90,6 +91,6 @@ def check_others(given: Mapping[str, Any]) -> None:
 def check_new_tokens(most: Any) -> int:
     """Return a number of new tokens as an int, 8.0 likewise. TypeError or ValueError for what is none."""
     require(Real, max_new_tokens=most)
-    if most < 1 or not float(most).is_integer():
+    if not 1 <= most < math.inf or most != int(most):
         raise ValueError(f"max_new_tokens must be at least 1, got {most}: whole tokens")
     return int(most)

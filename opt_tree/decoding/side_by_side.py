@@ -5,6 +5,7 @@ runs them; the loop knows nothing of it.
 """
 
 import copy
+import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
@@ -96,7 +97,8 @@ class SideBySide:
         if width < 1:
             raise ValueError(f"width must be at least 1, got {width}")
         jobs = iter(jobs)
-        first = list(islice(jobs, width))  # as many lanes as there are jobs: a lane has a cache of its own
+        # As many lanes as there are jobs: a lane has a cache of its own.
+        first = list(islice(jobs, min(int(width), sys.maxsize)))
         jobs, width = chain(first, jobs), max(len(first), 1)
         models = (self.target, *(self.drafter.models if self.drafter is not None else ()))
         alone = self.drafter.alone if self.drafter is not None else None

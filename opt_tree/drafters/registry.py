@@ -4,6 +4,8 @@ Owns what a spec is: a kind and, behind a colon, where it lies (`lm:JackFram/lla
 """
 
 import json
+import os
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -66,6 +68,7 @@ class Kind(Method[Load]):
         return self.part is not None or self.others is not None
 
 
+_LONGEST, _DEEPEST = 4096, 16  # letters of a spec, as of a path, and colons in it
 MADE = "drafter.json"
 """A folder with this file is a drafter of several parts: its "spec", with {here} for the folder."""
 
@@ -105,6 +108,9 @@ def made_spec(folder: str) -> str:
     """Return the spec that `opt-tree train-drafter` noted in a folder. CheckpointError for a note that is none."""
     try:
         noted = json.loads((Path(folder) / MADE).read_text(encoding="utf-8"))["spec"]
+        for part in re.split("[+:]", noted):  # else folders could name each other for ever
+            if os.path.isfile(os.path.join(part.replace("{here}", str(folder)), MADE)):
+                raise ValueError(f"spec {noted!r} names a folder that has such a note itself")
         # A folder of somebody else's names no file to be run.
         if (
             not isinstance(noted, str)
@@ -112,7 +118,7 @@ def made_spec(folder: str) -> str:
             or parse_spec(noted.replace("{here}", "x")).kind not in KINDS
         ):
             raise ValueError(f"spec {noted!r}")
-    except (OSError, ValueError, TypeError, KeyError) as error:
+    except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
         raise CheckpointError(f"{Path(folder) / MADE} does not say what drafts: {one_line(error)}") from error
     return noted.replace("{here}", str(folder))
 
@@ -122,20 +128,22 @@ def parse_spec(text: str) -> Spec:
 
     Raises CheckpointError for a kind that there is not, and for a path that is missing or not wanted.
     """
+    if len(text) > _LONGEST or text.count(":") > _DEEPEST or any(len(name) > 255 for name in re.split("[/+:]", text)):
+        raise CheckpointError(f"{text[:40]!r}... is no drafter: {len(text)} letters name neither files nor kinds")
     kind, colon, path = text.partition(":")
     if kind not in KINDS and (own := split_name(text)):
         KINDS.named(own[0])
         return Spec(*own)
     if kind not in KINDS and text.endswith(".py"):
         raise CheckpointError(f"{text} is a file: say which drafter of it is meant, {text}:NAME")
-    if kind not in KINDS and (Path(text) / MADE).is_file():
+    if kind not in KINDS and os.path.isfile(os.path.join(text, MADE)):
         return parse_spec(made_spec(text))
     if kind not in KINDS:
-        if colon and "/" not in kind and not Path(text).exists():
+        if colon and "/" not in kind and not os.path.exists(text):
             near = nearest(kind, KINDS)
             meant = f"; did you mean {near}:{path}?" if near else ""
             raise CheckpointError(f"unknown kind of drafter {kind!r} in {text!r}; there are {', '.join(KINDS)}{meant}")
-        if "/" not in text and not Path(text).exists() and (near := nearest(text, [*KINDS, "demo"])) and near != text:
+        if "/" not in text and not os.path.exists(text) and (near := nearest(text, [*KINDS, "demo"])) and near != text:
             raise CheckpointError(f"no drafter is called {text!r}; did you mean {near!r}?")
         kind, path = "lm", text
     if path and not KINDS[kind].needs_path:

@@ -185,6 +185,8 @@ def _decoder(model: Any) -> nn.Module:
     # OPT's head calls its decoder past the base model, so it has to be the innermost of the two.
     found = model.get_decoder() if hasattr(model, "get_decoder") else model.base_model
     output = getattr(model, "get_output_embeddings", lambda: None)()
+    if found is output:  # ModernBERT's decoder calls it so
+        found = model.base_model
     if output is not None and any(output is one for one in found.children()):  # Llama 4 answers with the whole model
         found = max((one for one in found.children() if one is not output), key=lambda one: len([*one.modules()]))
     return found

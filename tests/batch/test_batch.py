@@ -242,6 +242,15 @@ def test_the_decoder_itself_is_left_as_it_was(decoder, alone):
     assert [*tokens, *(token for step in own for token in step.tokens)][:NEW] == alone[0][0]
 
 
+def test_a_job_s_decoder_is_of_no_use_after_it(decoder, alone):
+    """Nobody computes the forwards that it asks for."""
+    kept = []
+    jobs = [lambda own: kept.append(own) or own.generate(PROMPTS[0], NEW)] * 2
+    assert [found.tokens for _, found in decoder.side_by_side(jobs, 2)] == [alone[0][0]] * 2
+    with pytest.raises(RuntimeError, match="belongs to a job of side_by_side that is over: use the one that ran it"):
+        kept[0].generate(PROMPTS[0], NEW)
+
+
 def test_what_cannot_be_packed_is_decoded_one_by_one(decoder, alone, monkeypatch):
     monkeypatch.setattr(decoder.target, "engine", Eager(decoder.target.model, decoder.target.cache))
     with pytest.warns(UserWarning, match="one sequence after the other: .* replays captured graphs"):

@@ -12,6 +12,7 @@ from tiny_models import VOCAB, prompt, tiny, tiny_drafter, tiny_head
 from opt_tree.core.sampling import Sampling
 from opt_tree.decoding.decoder import Decoder
 from opt_tree.decoding.generation import Generation
+from opt_tree.decoding.pair import load_pair
 from opt_tree.drafters import CausalLMDrafter, EagleDrafter, Sharpened
 from opt_tree.models.causal_lm import Buckets, CausalLM
 from opt_tree.policies import OptTree, Sampled, Static
@@ -64,6 +65,16 @@ def test_a_copy_decodes_the_same_text_in_the_same_steps(kind, how):
         result = copied.generate(prompt(20), NEW_TOKENS, sampling)
         assert (result.tokens, lengths(result)) == (expected.tokens, lengths(expected))
         assert copied.target is not decoder.target
+
+
+@pytest.mark.parametrize("spec", ["store:demo", "copy:lm:demo", "graft:2:lm:demo+store:demo", "recycling", "ngram"])
+def test_a_decoder_that_looks_up_is_pickled(spec):
+    pair = load_pair("demo", spec, dtype="float32", exact=False)
+    decoder = Decoder(pair.target, pair.drafter, POLICY)
+    copied, ids = pickle.loads(pickle.dumps(decoder)), pair.encode("Why is the sky blue?")
+    expected = decoder.generate(ids, NEW_TOKENS)
+    result = copied.generate(ids, NEW_TOKENS)
+    assert (result.tokens, lengths(result)) == (expected.tokens, lengths(expected))
 
 
 @copies

@@ -56,6 +56,30 @@ def test_a_wrong_spec_is_one_line(spec, complaint, pair):
     assert "\n" not in str(refusal.value)
 
 
+@pytest.mark.parametrize(
+    "note",
+    [
+        '{"spec": "{here}"}',
+        '{"spec": "copy:{here}"}',
+        '{"spec": "graft:lm:demo+{here}"}',
+        "[" * 100_000,
+    ],
+    ids=["itself", "a copy of itself", "a part of itself", "nested"],
+)
+def test_a_note_that_has_no_end_is_one_line(note, tmp_path):
+    """A folder may name what lies in it, and no folder with a note: two could name each other for ever."""
+    (tmp_path / "drafter.json").write_text(note)
+    with pytest.raises(CheckpointError, match=r"drafter\.json does not say what drafts: \w+: ") as refusal:
+        parse_spec(str(tmp_path))
+    assert "\n" not in str(refusal.value)
+
+
+@pytest.mark.parametrize("spec", ["x" * 5000, "x" * 300, "x" * 300 + ":y", "copy:" * 100 + "demo"])
+def test_a_spec_that_can_name_nothing_is_one_line(spec):
+    with pytest.raises(CheckpointError, match=rf"is no drafter: {len(spec)} letters name neither files nor kinds"):
+        parse_spec(spec)
+
+
 def test_what_is_embedded_says_what_it_is(pair):
     assert isinstance(pair.drafter, Sharpened) and isinstance(pair.drafter.bare, EagleDrafter)
     assert pair.drafter.describe().startswith("EAGLE head demo: 2.8 M parameters, ")

@@ -142,6 +142,7 @@ class TestFile:
             ("order", 10**12, "order is 1000000000000"),
             ("bits", "32", "bits is '32'"),
             ("beta", [float("nan")] * 3, r"beta is \[nan, nan, nan\], not 3 numbers"),
+            ("beta", [10**400] * 3, r"beta is \[1000"),
             ("beta", 5, "beta is 5, not 3 numbers"),
         ],
     )

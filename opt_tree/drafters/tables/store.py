@@ -8,7 +8,7 @@ the entries of run i are those from `first[i]` to `first[i + 1]`). Runs are foun
 sorted `keys`. A false match costs a draft and never a text: the target judges all the same.
 """
 
-import math
+import sys
 from bisect import bisect_left
 from collections.abc import Sequence
 from pathlib import Path
@@ -81,8 +81,20 @@ class Store:
             raise CheckpointError(
                 f"{name} is corrupt: its arrays have {[*map(len, self.arrays)]} numbers, which do not fit each other"
             )
+        self._begin()
+
+    def _begin(self) -> None:
+        """Look at the arrays through views of Python's own, and remember nothing."""
         self._keys, *self._values = (array.data for array in self.arrays)
         self._rows: dict[int, Row] = {}
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What lies on disk: views cannot be pickled."""
+        return {name: value for name, value in vars(self).items() if name not in ("_keys", "_values", "_rows")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._begin()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "Store":
         """Itself: a copy of a drafter shares what it only reads."""
@@ -124,7 +136,9 @@ def _check_beta(name: str | Path, beta: Any, order: int) -> None:
     """Raise CheckpointError unless a header's beta is left out or one number of 0 or more for each length of a run."""
     if beta is None:
         return
-    numbers = isinstance(beta, list) and all(isinstance(one, int | float) and 0 <= one < math.inf for one in beta)
+    numbers = isinstance(beta, list) and all(
+        isinstance(one, int | float) and 0 <= one <= sys.float_info.max for one in beta
+    )
     if not numbers or len(beta) != order:
         raise CheckpointError(f"{name} is corrupt: its beta is {beta!r:.60}, not {order} numbers of 0 or more")
 
