@@ -8,7 +8,7 @@ from typing import Any
 
 import opt_tree  # noqa: F401  first of all: Ctrl-C while the rest is imported is no traceback
 
-_HOMES = {"evaluate": "run.notebook", "figures": "report", "load": "answers.frames"}
+_HOMES = {"evaluate": "notebook", "figures": "report", "load": "answers.frames"}
 
 
 def __getattr__(name: str) -> Any:

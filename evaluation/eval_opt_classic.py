@@ -7,7 +7,7 @@ Without models named, the embedded pair. Several processes, on GPUs or a CPU, on
 
     accelerate launch --multi_gpu --num_processes N -m evaluation.eval_opt_classic ...
 
-Each writes its own part; the answer file must be in a folder that all of them see. See `evaluation.run.runner`.
+Each writes a part of its own beside the answer file; `python -m evaluation.report` makes one file of them.
 """
 
 import sys
@@ -15,7 +15,69 @@ import sys
 from evaluation.command_line import main_of
 from evaluation.run.options import STOPPED, Options
 
-main = main_of("evaluation.eval_opt_classic", Options, __doc__, "evaluation.run.runner:answer", STOPPED)
+main = main_of("evaluation.eval_opt_classic", Options, __doc__, "evaluation.eval_opt_classic:run", STOPPED)
 
 if __name__ == "__main__":
     sys.exit(main())
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from evaluation.command_line import counted, print_json
+from evaluation.questions.prompts import get_template
+from evaluation.questions.sets import Question
+from evaluation.report import print_report
+from evaluation.run.conversation import conversation_of, read_history
+from evaluation.run.models import load_run, read_questions
+from evaluation.run.processes import Processes, place
+from evaluation.run.work import Work, answers, begin, held, plan
+from evaluation.timing import contested
+from opt_tree import Pair, TreePolicy
+
+
+def run(options: Options, pair: Pair | None = None, policy: TreePolicy | None = None) -> int:
+    """Load, answer each question by each method, append a line for each answer, sum up.
+
+    A `pair` that is given is decoded with as it is, and a `policy` chooses its trees, instead of what the options name.
+    Returns 1 where a question of this process failed, else 0. Raises ValueError and OSError for bad input.
+    """
+    questions, chosen = read_questions(options)
+    processes = Processes.launched()
+    device = place(options, processes)
+    options = replace(options.on(device), device=device)
+    if options.conv_template:
+        get_template(options.conv_template)
+    history = read_history(options.history, chosen, options.num_choices)
+    works = plan(options, questions, processes, pair, policy)
+    with held(works):
+        pair = pair or load_run(options, device)
+        conversation = conversation_of(options, pair, history)
+        works = [work.loaded(options, pair, conversation.prompter, policy) for work in works]
+        begin(works, options, pair, questions, processes)
+        share = processes.share(chosen)
+        for work, question, found in answers(works, share, conversation, options.batch_size):
+            work.write(question, found)
+    status = sum_up(works, share)
+    if processes.size == 1:
+        for work in works:
+            work.whole.join([question.id for question in questions.questions])
+        if files := [work.whole.path for work in works if work.whole.path.is_file()]:
+            print_json(options.json, print_report(files, files[1] if len(files) > 1 else None))
+    return status
+
+
+def sum_up(works: Sequence[Work], share: Sequence[Question]) -> int:
+    """Say how many answers there are and which questions of the share have none; return 1 where one has none."""
+    status = 0
+    for work in works:
+        done = work.done(all_parts=True)
+        print(f"{counted(len(done), 'answer')} in {work.file.path}", file=sys.stderr)
+        if lacking := [str(question.id) for question in share if question.id not in done]:
+            status = 1
+            told = f"{len(lacking)} failed ({work.file.failed_path}): {', '.join(lacking)}"
+            print(f"{told}; the same command tries them again", file=sys.stderr)
+        if work.file is not work.whole:
+            print(f"python -m evaluation.report {work.whole.path} makes one file of all parts", file=sys.stderr)
+    if busy := contested():
+        print(busy, file=sys.stderr)
+    return status

@@ -3,11 +3,7 @@
     python -m evaluation.eval_opt_eagle --ea-model-path ... --base-model-path ... --bench-name mt_bench \\
         --answer-file ./mt_eagle_opt.jsonl --temperature 0 --nodes 60 --threshold 0.5 --max_depth 10
 
-Without models named, the embedded pair. Several processes, on GPUs or a CPU, one machine or more, share the questions:
-
-    accelerate launch --multi_gpu --num_processes N -m evaluation.eval_opt_eagle ...
-
-Each writes its own part; the answer file must be in a folder that all of them see. See `evaluation.run.runner`.
+Without models named, the embedded pair. All else, several processes too, is as in `evaluation.eval_opt_classic`.
 """
 
 import sys
@@ -15,7 +11,7 @@ import sys
 from evaluation.command_line import main_of
 from evaluation.run.options import STOPPED, EagleOptions
 
-main = main_of("evaluation.eval_opt_eagle", EagleOptions, __doc__, "evaluation.run.runner:answer", STOPPED)
+main = main_of("evaluation.eval_opt_eagle", EagleOptions, __doc__, "evaluation.eval_opt_classic:run", STOPPED)
 
 if __name__ == "__main__":
     sys.exit(main())

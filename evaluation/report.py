@@ -32,12 +32,13 @@ if __name__ == "__main__":
 
 import argparse
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from evaluation.answers import comparison
-from evaluation.answers.file import AnswerFile, Record
+from evaluation.answers.file import AnswerFile, Busy, Record
 from evaluation.answers.frames import Labelled, figures_frame, formatted
 from evaluation.answers.metrics import number, percent, ratio, row, speed_up, summary, with_interval
 from evaluation.answers.reading import ASKED, ROUNDING, AnswerSet, read_timed, settings_apart
@@ -326,9 +327,10 @@ def _print_calibration(figures: dict[str, Any] | None, run: AnswerSet) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Print what is asked for of these files."""
-    for path in map(AnswerFile, options.answers):
-        if path.parts() and not any(file.busy for file in (path, *path.parts())):
-            path.fold()
+    for file in map(AnswerFile, options.answers):
+        if file.parts():
+            with suppress(Busy):  # what is being written is read as far as it goes
+                file.join()
     if options.format is not None:
         if options.json:
             raise ValueError("--format is a table by itself: leave out --json")

@@ -166,9 +166,9 @@ def test_answers_outlive_a_full_disk(tmp_path: Path) -> None:
         file.append({"question_id": 2, "choices": ["long"] * 20})
     assert file.torn and file.read() == [{"question_id": 1}]
     with full_after(10), pytest.raises(OSError, match=r"File too large: '.*a\.jsonl'"):
-        file.fold([1, 2])
+        file.join()
     assert file.read() == [{"question_id": 1}] and not list(tmp_path.glob("*.partial"))
-    file.fold([1, 2])
+    file.join()
     assert not file.torn and file.read() == [{"question_id": 1}]
 
 

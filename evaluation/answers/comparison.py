@@ -125,14 +125,11 @@ def is_comparison(path: str | Path) -> bool:
 
 
 def read(path: str | Path) -> list[Record]:
-    """The lines of a comparison: those of combinations have a "cell", those of transformers' ways "peers".
-
-    Those of older files that say what was "refused" are left out.
-    """
+    """The lines of a comparison: those of combinations have a "cell", those of transformers' ways "peers"."""
     records = AnswerFile(path).read()
-    if not all({"cell", "peers", "refused"} & record.keys() for record in records):
+    if not all({"cell", "peers"} & record.keys() for record in records):
         raise ValueError(f"{path} is another command's: python -m evaluation.report reads answers")
-    return [record for record in records if "refused" not in record]
+    return records
 
 
 @contextmanager

@@ -1,10 +1,9 @@
-"""Answer files: written line by line, resumed after any death, never mixed with another configuration's.
+"""Answer files: a line a question, resumed after any death, never mixed with another configuration's.
 
 Beside `a.jsonl` lie `a.jsonl.run.json`, the header that says what made it, and `a.jsonl.failed`, the questions that
-failed and why (not among the answers, so that no reader averages over them). Where several processes share the
-questions, each has a file of its own, `a.jsonl.part<rank>`, with its own header; `read` sees them all, `fold` makes one
-file of them. While somebody writes, `a.jsonl.lock` keeps others away and says who it is. Knows of a line its
-`question_id` only.
+failed and why (not among the answers, so that no reader averages over them). A file has one writer, which holds
+`a.jsonl.lock` meanwhile; each of several processes writes a file of its own, `a.jsonl.part<rank>`. `read` sees them
+all, `join` makes one file of them. Knows of a line its `question_id` only.
 """
 
 import json
@@ -24,14 +23,14 @@ from opt_tree.core.files import write_text
 
 _BEGINNING = b'{"question_id"'
 """Of every line. Where a death has left another beginning, the file is somebody else's, and would be cut."""
-PATIENCE = 30.0
-"""Seconds that a line waits for another writer of its file."""
+
+
+class Busy(ValueError):
+    """Another process writes the file."""
 
 
 class AnswerFile:
     """One line a question. A line is there whole or, after a death in the middle of it, not at all.
-
-    Any number of writers may append to one file, from any thread or process: each line is written under a lock.
 
     Args:
         path: The file, which need not be there. ValueError for a folder.
@@ -43,9 +42,7 @@ class AnswerFile:
             raise ValueError(f"{self.path} is a folder: name an answer file")
         self.header_path = self._beside(".run.json")
         self.failed_path = self._beside(".failed")
-        self._lock = filelock.FileLock(self._beside(".lock"), poll_interval=0.005)
         self._begun: tuple[Record, Record, list[AnswerFile]] | None = None
-        self._failed: list[Record] = []
 
     def _beside(self, suffix: str) -> Path:
         return self.path.with_name(self.path.name + suffix)
@@ -63,36 +60,24 @@ class AnswerFile:
         return [self.part(rank) for rank in sorted({int(match[1]) for match in found if match})]
 
     @contextmanager
-    def lock(self, wait: float = 0.0) -> Iterator[None]:
-        """Keep other writers away from this file; ValueError, after so many seconds, names the one which has it."""
-        told = Path(self._lock.lock_file)
+    def lock(self) -> Iterator[None]:
+        """Be the one writer of this file. Raises Busy, which names the other one, at once."""
+        lock = filelock.FileLock(self._beside(".lock"))
+        told = Path(lock.lock_file)
         self.path.parent.mkdir(parents=True, exist_ok=True)
         try:
-            self._lock.acquire(timeout=wait)
+            lock.acquire(timeout=0)
         except filelock.Timeout as error:
-            who = told.read_text().strip() if told.is_file() else ""
-            who = who or "another process"
-            raise ValueError(f"{self.path} is being written by {who}; wait for it, or name another file") from error
-        outermost = self._lock.lock_counter == 1
+            who = (told.read_text().strip() if told.is_file() else "") or "another process"
+            raise Busy(f"{self.path} is being written by {who}; wait for it, or name another file") from error
         try:
-            if outermost:
-                since = time.strftime("%Y-%m-%d %H:%M:%S")
-                with suppress(OSError):  # a full disk: the lock holds without its note
-                    told.write_text(f"process {os.getpid()} on {platform.node()} since {since}\n")
+            since = time.strftime("%Y-%m-%d %H:%M:%S")
+            with suppress(OSError):  # a full disk: the lock holds without its note
+                told.write_text(f"process {os.getpid()} on {platform.node()} since {since}\n")
             yield
         finally:
-            if outermost:  # before it is released: whoever waits for this lock sees that its file is gone
-                told.unlink(missing_ok=True)
-            self._lock.release()
-
-    @property
-    def busy(self) -> bool:
-        """Whether somebody writes this file now."""
-        try:
-            with self.lock():
-                return False
-        except ValueError:
-            return True
+            told.unlink(missing_ok=True)  # before the release: who waits for this lock sees that its file is gone
+            lock.release()
 
     def header(self) -> Record | None:
         """What made the answers here and in the parts, or None; ValueError where two configurations did."""
@@ -103,7 +88,7 @@ class AnswerFile:
                 if apart := differences(headers[0]["settings"], headers[-1]["settings"], "in other parts", "here"):
                     raise ValueError(f"{file.path} is of another configuration than the rest ({apart})")
         sessions: list[Record] = []
-        for header in headers:  # a part may have what the file has already; two of one file may begin in one second
+        for header in headers:  # a part may have what the file has already
             sessions += [session for session in header["sessions"] if session not in sessions]
         return {"settings": headers[0]["settings"], "sessions": sessions} if headers else None
 
@@ -124,8 +109,7 @@ class AnswerFile:
         """Begin a session; return what of its environment differs from the session before, a text each.
 
         Nothing is written yet. The first answer (`append`) writes the header and removes the files that the session
-        `replaces`: a run that answers nothing takes nothing away. Where files are to be replaced, questions that fail
-        are written down with the first answer, too.
+        `replaces`: a run that answers nothing takes nothing away.
         """
         self._begun = dict(settings), dict(session), list(replaces)
         before = None if replaces else self.header()
@@ -135,25 +119,18 @@ class AnswerFile:
         return [f"{key} {then.get(key)} then, {now[key]} now" for key in now if then.get(key) != now[key]]
 
     def append(self, record: Record) -> None:
-        """Write one answer; it is on disk when this returns. ValueError where another writer keeps the file."""
-        with self.lock(PATIENCE):
-            if self._begun is not None:
-                (settings, session, replaces), self._begun = self._begun, None
-                for file in replaces:
-                    file.remove()
-                there = self.header()
-                sessions = [*(there["sessions"] if there else []), session]
-                self._write_header({"settings": settings, "sessions": sessions})
-                for failed in self._failed:
-                    _append(self.failed_path, failed)
-            _append(self.path, record)
+        """Write one answer; it is on disk when this returns."""
+        if self._begun is not None:
+            (settings, session, replaces), self._begun = self._begun, None
+            for file in replaces:
+                file.remove()
+            there = self.header()
+            self._write_header({"settings": settings, "sessions": [*(there["sessions"] if there else []), session]})
+        _append(self.path, record)
 
     def append_failed(self, record: Record) -> None:
-        """Write down that a question failed, and why."""
-        if self._begun is not None and self._begun[2]:
-            self._failed.append(record)
-            return
-        with self.lock(PATIENCE):
+        """Write down that a question failed, and why; not while an answer is awaited that replaces others."""
+        if self._begun is None or not self._begun[2]:
             _append(self.failed_path, record)
 
     def _write_header(self, header: Record) -> None:
@@ -161,7 +138,7 @@ class AnswerFile:
 
     def read(self) -> list[Record]:
         """The answers here and in the parts, each once. Half-written lines are ignored, other broken lines named."""
-        # The parts first: whoever folds them in meanwhile has put their answers into the file before.
+        # The parts first: whoever joins them meanwhile has put their answers into the file before.
         parts = [record for part in self.parts() for record in read_lines(part.path)]
         found: dict[int | str, Record] = {}
         for record in [*read_lines(self.path), *parts]:
@@ -180,25 +157,23 @@ class AnswerFile:
         """Whether a death left the last line half-written; nobody reads it."""
         return self.path.is_file() and not self.path.read_bytes().endswith(b"\n") and self.path.stat().st_size > 0
 
-    def fold(self, order: Sequence[int | str] = ()) -> None:
+    def join(self, order: Sequence[int | str] = ()) -> None:
         """Make one file of this one and its parts: no half-written lines, each question once, in order.
 
         Whatever the moment of a death, all answers are in the file or in a part: the file is replaced in one go, and
-        only then are the parts removed. ValueError, and nothing changes, while somebody writes one of them, and where
-        two configurations made them.
+        only then are the parts removed. Raises Busy while somebody writes one of them, ValueError where two
+        configurations made them; nothing changes then.
         """
-        rank = {key: place for place, key in enumerate(order)}
         with ExitStack() as locks:
             for file in [self, *(parts := self.parts())]:
-                locks.enter_context(file.lock(PATIENCE))
+                locks.enter_context(file.lock())
             if parts and (header := self.header()) is not None:
                 self._write_header(header)
             answers, failed = self.read(), self.read_failed()
             if answers or self.path.exists():
+                rank = {key: place for place, key in enumerate(order)}
                 _replace(self.path, sorted(answers, key=lambda record: rank.get(record["question_id"], len(rank))))
             _replace(self.failed_path, failed)
-            if not failed:
-                self.failed_path.unlink()
             for part in parts:
                 part.remove()
 
@@ -247,4 +222,8 @@ def _append(path: Path, record: Record) -> None:
 
 
 def _replace(path: Path, records: Iterable[Record]) -> None:
-    write_text(path, "".join(json.dumps(record) + "\n" for record in records))
+    """Write these lines in one go; no file where there are none."""
+    if text := "".join(json.dumps(record) + "\n" for record in records):
+        write_text(path, text)
+    else:
+        path.unlink(missing_ok=True)

@@ -1,7 +1,6 @@
 """What made the answers of a file: settings and sessions, as its header says. What is read of one is checked here."""
 
 import json
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from types import NoneType
@@ -46,13 +45,8 @@ def _check(part: Mapping[str, Any], kinds: Mapping[str, Any]) -> None:
 
 def differences(one: Mapping[str, Any], other: Mapping[str, Any], here: str, there: str) -> str:
     """The settings of `other` that `one` does not share, in words."""
-    keys = [key for key in other if _meant(one.get(key)) != _meant(other[key])]
+    keys = [key for key in other if one.get(key) != other[key]]
     return "; ".join(f"{key} {_brief(one.get(key))} {here}, {_brief(other[key])} {there}" for key in keys)
-
-
-def _meant(value: Any) -> Any:
-    """A setting as it is compared: descriptions of drafters of old files say "1 layers"."""
-    return re.sub(r"\b1 ([a-z]+)s\b", r"1 \1", value) if isinstance(value, str) else value
 
 
 def _brief(value: Any) -> str:

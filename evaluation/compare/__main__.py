@@ -78,7 +78,6 @@ def measure(options: Options, cells: Sequence[Combination], file: AnswerFile) ->
             bench.rates_file.remove()
         else:
             file.check_settings(bench.settings)
-            file.fold()  # drops what a death left half-written
         session = {"environment": environment(bench.pair.target.device), "sharpening": bench.sharpening}
         session["arguments"] = dataclasses.asdict(options)
         for different in file.begin(bench.settings, session, [file] if options.overwrite else ()):

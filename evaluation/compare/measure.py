@@ -126,7 +126,7 @@ class Bench:
             "canonical": resolved(self.pair).get("canonical"),
             "device_type": self.pair.target.device.type,
             "inflate": options.inflate,
-            "batch_size": options.batch_size if options.batch_size > 1 else None,  # None for the headers of before
+            "batch_size": options.batch_size,
             "warm_set": options.warm_set,
         }
         fitted = {name: pair for (name, read), pair in self.pairs.items() if read == "fitted"}

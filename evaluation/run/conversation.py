@@ -13,8 +13,9 @@ from evaluation.answers.record import add_turn, seed_of
 from evaluation.questions.prompts import Prompter
 from evaluation.questions.sets import Question
 from evaluation.run.baselines import InLoop
+from evaluation.run.options import Options
 from evaluation.timing import Method, Timed
-from opt_tree import Generation
+from opt_tree import Generation, Pair
 
 T = TypeVar("T")
 
@@ -48,6 +49,13 @@ class Conversation:
     reuse: bool = False
     """Whether a turn behind the first keeps the cache of those before, where the library's loop decodes."""
 
+    def attempt(self, question: Question, method: Method) -> list[dict[str, Any]] | Exception:
+        """Answer a question, or return what went wrong: out of memory, a prompt too long. Others still count."""
+        try:
+            return self.answer(question, method)
+        except Exception as error:
+            return error
+
     def answer(self, question: Question, method: Method) -> list[dict[str, Any]]:
         """Return every choice of one question. Whatever goes wrong in one turn goes wrong for the question."""
         choices = []
@@ -70,6 +78,12 @@ class Conversation:
             return result.finish_reason
         stopped = self.prompter.stop(result.tokens)
         return stopped or ("length" if len(result.tokens) == self.max_new_tokens else "context")
+
+
+def conversation_of(options: Options, pair: Pair, history: History | None = None) -> Conversation:
+    """How the options of a run say that questions are put."""
+    prompter = Prompter(pair.tokenizer, pair.stop, options.conv_template, options.system_message)
+    return Conversation(prompter, options.max_new_token, options.num_choices, options.seed, history, options.reuse)
 
 
 def read_history(file: str | None, chosen: Sequence[Question], choices: int) -> History | None:

@@ -17,7 +17,7 @@ from evaluation.run.baselines import InLoop, assistant_of, transformers_greedy
 from evaluation.run.inflate import inflate_pair
 from evaluation.run.options import Asked, Models, Options
 from evaluation.timing import Method, Timed
-from opt_tree import Decoder, Pair, Sampling, Static, load_pair, make_canonical
+from opt_tree import Decoder, Pair, Sampling, Static, TreePolicy, load_pair, make_canonical
 from opt_tree.decoding.presets import controller, opt, plain
 from opt_tree.decoding.step_costs import auto
 from opt_tree.drafters import model_drafter
@@ -136,8 +136,10 @@ def _placement(options: Options, device: str) -> dict[str, Any]:
     }
 
 
-def make_method(name: str, options: Options, pair: Pair, prompter: Prompter) -> Method:
-    """The method of this name as a function from a prompt to new tokens."""
+def make_method(
+    name: str, options: Options, pair: Pair, prompter: Prompter, policy: TreePolicy | None = None
+) -> Method:
+    """The method of this name as a function from a prompt to new tokens; `policy`: what chooses OPT-Tree's trees."""
     sampling = Sampling(options.temperature if options.temperature > 1e-5 else 0.0)
     if name == "transformers":
 
@@ -147,6 +149,8 @@ def make_method(name: str, options: Options, pair: Pair, prompter: Prompter) -> 
             return Timed(prompter.trim(timed.tokens), timed.seconds)
 
         return generate
+    if name == "opt" and policy is not None:
+        return InLoop(Decoder(pair.target, pair.drafter, policy), sampling, prompter.stop)
     return InLoop(_decoder(name, options, pair), sampling, prompter.stop)
 
 

@@ -2,13 +2,12 @@
 
 import json
 import multiprocessing
-import threading
 import time
 from pathlib import Path
 
 import pytest
 
-from evaluation.answers.file import AnswerFile, read_lines
+from evaluation.answers.file import AnswerFile, Busy, read_lines
 from evaluation.answers.reading import AnswerSet
 
 SESSION = {"environment": {"machine": "here"}}
@@ -109,8 +108,7 @@ def test_what_is_overwritten_stays_until_there_is_an_answer(file):
 
     new.append(answers(8)[0])
     assert [r["question_id"] for r in file.read()] == [8] and file.header()["settings"] == {"nodes": 8}
-    assert [r["question_id"] for r in file.read_failed()] == [7]
-    assert len(file.header()["sessions"]) == 1
+    assert not file.read_failed() and len(file.header()["sessions"]) == 1
 
 
 def test_a_session_is_in_the_header_from_its_first_answer_on(file):
@@ -133,7 +131,7 @@ def test_a_header_without_answers_binds_nobody(tmp_path):
     file.check_settings({"nodes": 8})
 
 
-def test_parts_are_read_as_one_file_and_folded_into_one(file):
+def test_parts_are_read_as_one_file_and_joined_into_one(file):
     part = file.part(1)
     part.begin({"nodes": 60}, {"environment": {"machine": "there"}})
     part.append(answers(7)[0])
@@ -141,51 +139,23 @@ def test_parts_are_read_as_one_file_and_folded_into_one(file):
     part.append_failed({"question_id": 9, "failed": "OSError"})
     assert [r["question_id"] for r in AnswerSet.read(file.path).answers] == [1, 2, 7]
     assert [r["question_id"] for r in file.read_failed()] == [9] and len(file.header()["sessions"]) == 2
-    with part.lock():
-        assert file.part(1).busy
-    assert not part.busy
-    file.fold([7, 2, 1, 9])
-    assert read_lines(file.path) == answers(7, 2, 1), "the first answer to a question stands"
+    with part.lock(), pytest.raises(Busy, match="part1 is being written"):
+        file.join()
+    assert file.parts(), "nothing changed"
+    file.join()
+    assert read_lines(file.path) == answers(1, 2, 7), "the first answer to a question stands"
     assert [r["question_id"] for r in file.read_failed()] == [9] and len(file.header()["sessions"]) == 2
     assert sorted(path.name for path in file.path.parent.iterdir()) == ["a.jsonl", "a.jsonl.failed", "a.jsonl.run.json"]
 
 
-def test_parts_of_two_configurations_are_not_folded(file):
+def test_parts_of_two_configurations_are_not_joined(file):
     part = file.part(0)
     part.begin({"nodes": 8}, SESSION)
     part.append(answers(7)[0])
-    for action in (file.fold, file.header):
+    for action in (file.join, file.header):
         with pytest.raises(ValueError, match=r"part0 is of another configuration than the rest \(nodes 60 in other"):
             action()
     assert read_lines(file.path) == answers(1, 2) and read_lines(part.path) == answers(7)
-
-
-def _write(path: Path, first: int, ready, fold: bool) -> None:
-    file = AnswerFile(path)
-    ready.wait(30)
-    for key in range(first, first + 100):
-        file.append({"question_id": key})
-        if fold and key % 10 == 0:
-            file.fold()
-
-
-def test_writers_at_once_lose_nothing(tmp_path):
-    """Three processes, one of which keeps putting the file in order, and two threads, with objects of their own."""
-    path, context = tmp_path / "a.jsonl", multiprocessing.get_context("fork")
-    ready = context.Event()
-    children = [context.Process(target=_write, args=(path, 1000 * n, ready, n == 0)) for n in range(3)]
-    for child in children:
-        child.start()
-    threads = [threading.Thread(target=_write, args=(path, 1000 * n, ready, False)) for n in (3, 4)]
-    for thread in threads:
-        thread.start()
-    ready.set()
-    for one in [*children, *threads]:
-        one.join(120)
-    assert [child.exitcode for child in children] == [0, 0, 0]
-    keys = [record["question_id"] for record in read_lines(path)]
-    assert sorted(keys) == [1000 * n + i for n in range(5) for i in range(100)]
-    assert [file.name for file in tmp_path.iterdir()] == ["a.jsonl"]
 
 
 def test_a_torn_line_is_left_out_with_a_note(file, capsys):

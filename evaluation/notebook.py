@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from evaluation.answers.file import AnswerFile
+from evaluation.eval_opt_classic import run
 from evaluation.report import figures
 from evaluation.run.options import Options
-from evaluation.run.runner import files_beside, run
-from opt_tree import Pair
+from evaluation.run.work import files_beside
+from opt_tree import Pair, TreePolicy
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -29,6 +30,7 @@ def evaluate(
     model: str | Pair = "demo",
     questions: str | Path | Sequence[str] = "demo",
     output: str | Path | None = None,
+    policy: TreePolicy | None = None,
     **options: Any,
 ) -> "DataFrame":
     """Answer questions, and return the figures of each category and of all: a row a method.
@@ -41,6 +43,7 @@ def evaluate(
         questions: The name of a question set, a file of questions, or the questions themselves.
         output: The answer file, for `evaluation.load` and the commands; one that is there goes on where it stopped.
             Without it nothing is kept.
+        policy: What chooses the trees, of the library or your own: `policy=Trunk(24)`; by default what the options say.
         options: Any other of `python -m evaluation.eval_opt_classic --help`, in Python's spelling:
             `drafter="eagle:demo"`, `max_new_tokens=64`, `baseline=True`.
 
@@ -55,7 +58,7 @@ def evaluate(
         asked = _asked(questions, Path(scratch))
         file = Path(scratch, "answers.jsonl") if output is None else Path(output)
         given = Options(**told, **asked, answer_file=str(file))
-        failed = run(given, pair=pair)
+        failed = run(given, pair, policy)
         if failed:
             lost = [str(record["question_id"]) for record in AnswerFile(file).read_failed()]
             warnings.warn(f"questions without an answer: {', '.join(lost)}", stacklevel=2)
