@@ -12,10 +12,11 @@ from opt_tree.core.errors import require
 from opt_tree.decoding.generation import Generation
 
 # A model may emit escape sequences: control characters become visible signs, only tabs and new lines keep their sense.
+# Those that turn the direction of what follows (U+202E) become signs, too: a line would not say what was emitted.
 VISIBLE = (
     {code: 0x2400 + code for code in range(32) if chr(code) not in "\t\n"}
     | {127: 0x2421}
-    | dict.fromkeys(range(128, 160), 0xFFFD)
+    | dict.fromkeys((*range(128, 160), *range(0x202A, 0x202F), *range(0x2066, 0x206A)), 0xFFFD)
 )
 _ANSI_DRAFTED, _ANSI_END = "\x1b[36m", "\x1b[0m"
 

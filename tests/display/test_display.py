@@ -12,7 +12,7 @@ from pages import Page
 from opt_tree import Tree, explore
 from opt_tree.display.notebook import in_notebook, rich
 from opt_tree.display.page import asked, summary, telling_steps, to_html
-from opt_tree.display.transcripts import IncrementalText, pieces, token_label, transcript
+from opt_tree.display.transcripts import VISIBLE, IncrementalText, pieces, token_label, transcript
 from opt_tree.display.trees import draw_tree, escape
 
 
@@ -191,3 +191,9 @@ def test_a_notebook_shows_trees_steps_and_generations_with_numbers_for_tokens(to
 def test_in_notebook_is_for_notebooks(tokenizer):
     with pytest.raises(RuntimeError, match="this is no notebook"):
         in_notebook(tokenizer)
+
+
+@pytest.mark.parametrize("sign", ["\u202e", "\u202a", "\u2066", "\u2069"])
+def test_what_turns_the_direction_of_writing_becomes_a_sign(sign: str) -> None:
+    """Else the rest of a line would stand in another order than it was emitted."""
+    assert f"a{sign}b".translate(VISIBLE) == "a\ufffdb"
