@@ -20,18 +20,14 @@ main = main_of("evaluation.eval_opt_classic", Options, __doc__, "evaluation.eval
 if __name__ == "__main__":
     sys.exit(main())
 
-from collections.abc import Sequence
 from dataclasses import replace
 
-from evaluation.command_line import counted, print_json
-from evaluation.questions.prompts import get_template
-from evaluation.questions.sets import Question
+from evaluation.command_line import print_json
 from evaluation.report import print_report
 from evaluation.run.conversation import conversation_of, read_history
 from evaluation.run.models import load_run, read_questions
 from evaluation.run.processes import Processes, place
-from evaluation.run.work import Work, answers, begin, held, plan
-from evaluation.timing import contested
+from evaluation.run.work import answers, begin, held, plan, sum_up
 from opt_tree import Pair, TreePolicy
 
 
@@ -45,8 +41,6 @@ def run(options: Options, pair: Pair | None = None, policy: TreePolicy | None = 
     processes = Processes.launched()
     device = place(options, processes)
     options = replace(options.on(device), device=device)
-    if options.conv_template:
-        get_template(options.conv_template)
     history = read_history(options.history, chosen, options.num_choices)
     works = plan(options, questions, processes, pair, policy)
     with held(works):
@@ -63,21 +57,4 @@ def run(options: Options, pair: Pair | None = None, policy: TreePolicy | None = 
             work.whole.join([question.id for question in questions.questions])
         if files := [work.whole.path for work in works if work.whole.path.is_file()]:
             print_json(options.json, print_report(files, files[1] if len(files) > 1 else None))
-    return status
-
-
-def sum_up(works: Sequence[Work], share: Sequence[Question]) -> int:
-    """Say how many answers there are and which questions of the share have none; return 1 where one has none."""
-    status = 0
-    for work in works:
-        done = work.done(all_parts=True)
-        print(f"{counted(len(done), 'answer')} in {work.file.path}", file=sys.stderr)
-        if lacking := [str(question.id) for question in share if question.id not in done]:
-            status = 1
-            told = f"{len(lacking)} failed ({work.file.failed_path}): {', '.join(lacking)}"
-            print(f"{told}; the same command tries them again", file=sys.stderr)
-        if work.file is not work.whole:
-            print(f"python -m evaluation.report {work.whole.path} makes one file of all parts", file=sys.stderr)
-    if busy := contested():
-        print(busy, file=sys.stderr)
     return status

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from evaluation.questions.prompts import Prompter
+from evaluation.questions.prompts import Prompter, get_template
 from evaluation.questions.sets import Question, QuestionSet, load_set, select
 from evaluation.run.baselines import InLoop, assistant_of, transformers_greedy
 from evaluation.run.inflate import inflate_pair
@@ -201,6 +201,8 @@ class Material:
 
 def read_questions(options: Asked) -> tuple[QuestionSet, list[Question]]:
     """Read the question set, and choose from it what is asked. Raises ValueError and OSError as `load_set` does."""
+    if options.conv_template:
+        get_template(options.conv_template)
     questions = load_set(options.bench_name, options.question_file, options.data_dir, options.fetch)
     return questions, select(questions.questions, options.question_begin, options.question_end, options.limit)
 

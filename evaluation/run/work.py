@@ -17,7 +17,7 @@ from typing import Any
 from tqdm import tqdm
 
 from evaluation.answers.file import AnswerFile
-from evaluation.command_line import machine_of
+from evaluation.command_line import counted, machine_of
 from evaluation.questions.prompts import Prompter
 from evaluation.questions.sets import Question, QuestionSet
 from evaluation.run.conversation import Conversation, side_by_side
@@ -25,7 +25,7 @@ from evaluation.run.inflate import describe
 from evaluation.run.models import make_method, resolved
 from evaluation.run.options import PUBLISHED, Options
 from evaluation.run.processes import Processes
-from evaluation.timing import Method, environment, schedule
+from evaluation.timing import Method, contested, environment, schedule
 from opt_tree import Pair, TreePolicy
 from opt_tree.core.errors import out_of_memory
 from opt_tree.core.files import check_writable
@@ -204,3 +204,20 @@ def answers(
         ended = side_by_side(work.method, [partial(conversation.attempt, question) for question in own], width)
         for place, found in bar(ended, initial=len(questions) - len(own)):
             yield work, own[place], found
+
+
+def sum_up(works: Sequence[Work], share: Sequence[Question]) -> int:
+    """Say how many answers there are and which questions of the share have none; return 1 where one has none."""
+    status = 0
+    for work in works:
+        done = work.done(all_parts=True)
+        print(f"{counted(len(done), 'answer')} in {work.file.path}", file=sys.stderr)
+        if lacking := [str(question.id) for question in share if question.id not in done]:
+            status = 1
+            told = f"{len(lacking)} failed ({work.file.failed_path}): {', '.join(lacking)}"
+            print(f"{told}; the same command tries them again", file=sys.stderr)
+        if work.file is not work.whole:
+            print(f"python -m evaluation.report {work.whole.path} makes one file of all parts", file=sys.stderr)
+    if busy := contested():
+        print(busy, file=sys.stderr)
+    return status
