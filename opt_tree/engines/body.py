@@ -183,7 +183,9 @@ def decoder_layers(model: Any) -> nn.ModuleList | None:
 
 def _decoder(model: Any) -> nn.Module:
     # OPT's head calls its decoder past the base model, so it has to be the innermost of the two.
-    found = model.get_decoder() if hasattr(model, "get_decoder") else model.base_model
+    if not hasattr(model, "get_decoder"):  # a head, which may hold an output layer of its own
+        return model.base_model
+    found = model.get_decoder()
     output = getattr(model, "get_output_embeddings", lambda: None)()
     if found is output:  # ModernBERT's decoder calls it so
         found = model.base_model
