@@ -13,7 +13,6 @@ if __name__ == "__main__":
     sys.exit(main())
 
 import dataclasses
-import io
 import os
 from pathlib import Path
 from typing import Any, TextIO
@@ -115,8 +114,6 @@ def make_decoder(options: Options, pair: Pair) -> tuple[Decoder, OptTree | Auto]
 
 def stream(decoder: Decoder, pair: Pair, prompt: list[int], options: Options) -> Generation | Beside:
     """Decode one prompt and show it as it comes; for a page, with the trees of other policies beside it."""
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="replace")  # an ASCII terminal still gets its answer
     streamer = ColorStreamer(pair.tokenizer, sys.stdout, wants_color(sys.stdout))
     if not options.html:
         return decoder.generate(prompt, options.max_new_tokens, options.sampling, pair.stop, streamer, options.seed)

@@ -170,11 +170,14 @@ def read(data: bytes, path: Path, name: str) -> Iterable[Question]:
         if key in seen:
             raise ValueError(f"{path}, {where}: question_id {key!r} is already that of {seen[key]}")
         seen[key] = where
-        yield Question(key, str(line.get("category", name)), tuple(turns))
+        category = line.get("category")
+        yield Question(key, name if category is None else str(category), tuple(turns))
 
 
 def _lines(data: bytes, path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The objects of JSONL, each with the number of its line."""
+    """The objects of JSONL, each with the number of its line. In UTF-8; another encoding is refused by its mark."""
+    if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        raise ValueError(f"{path} is UTF-16: save it as UTF-8")
     for number, raw in enumerate(data.removeprefix(codecs.BOM_UTF8).splitlines(), 1):
         if not raw.strip():
             continue

@@ -11,6 +11,7 @@ command line is understood.
 import argparse
 import dataclasses
 import difflib
+import io
 import pkgutil
 import signal
 import sys
@@ -149,6 +150,8 @@ def run_command(command: Callable[[], int | None], stopped: str = "stopped") -> 
     """
     try:
         with as_command():
+            if isinstance(sys.stdout, io.TextIOWrapper):
+                sys.stdout.reconfigure(errors="replace")  # what an ASCII terminal or a Windows file cannot show
             if "transformers" in sys.modules:
                 no_bars_in_logs(wanted=True)
             return command() or 0

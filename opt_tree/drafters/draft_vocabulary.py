@@ -34,6 +34,10 @@ def take_vocabulary(tensors: dict[str, Tensor], vocab: int) -> Int[Tensor, " col
         raise ValueError("d2t is empty: no token has a column")
     if tokens.min() < 0 or tokens.max() >= vocab:
         raise ValueError(f"d2t leads to tokens {tokens.min()} to {tokens.max()}, the target has {vocab}")
+    if marks is not None and not marks.any():
+        if len(tokens) < vocab or offsets.any():
+            raise ValueError("t2d marks no token: the draft vocabulary was never filled in")
+        return None
     if len(tokens.unique()) < len(tokens):
         raise ValueError("d2t leads to some tokens twice")
     if marks is not None and not torch.equal(marks.nonzero().flatten(), tokens.sort().values):

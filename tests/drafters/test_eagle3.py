@@ -218,9 +218,12 @@ def test_an_eagle_1_head_may_have_a_draft_vocabulary(tmp_path):
         ({"d2t": KNOWN + VOCAB}, f"d2t leads to tokens .*, the target has {VOCAB}"),
         ({"d2t": -torch.arange(4)}, "d2t leads to some tokens twice"),
         ({"t2d": torch.ones(VOCAB, dtype=torch.bool)}, "t2d marks other tokens than d2t leads to"),
+        ({"t2d": torch.zeros(VOCAB, dtype=torch.bool)}, "t2d marks no token: the draft vocabulary was never filled in"),
     ],
 )
 def test_a_vocabulary_that_is_none(change, message):
+    whole = {"d2t": torch.zeros(VOCAB, dtype=torch.long), "t2d": torch.zeros(VOCAB, dtype=torch.bool)}
+    assert take_vocabulary(whole, VOCAB) is None and not whole, "never filled in, as no token was left out"
     tensors = {**vocabulary_tensors(KNOWN, VOCAB), **change}
     with pytest.raises(ValueError, match=message):
         take_vocabulary(tensors, VOCAB)

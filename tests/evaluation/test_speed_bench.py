@@ -95,3 +95,13 @@ def test_what_is_no_question_is_refused(nowhere: Path, lines: str, message: str)
     (nowhere / "q.jsonl").write_text(lines)
     with pytest.raises(ValueError, match=message):
         load_set("", "q.jsonl")
+
+
+def test_a_category_of_null_is_none_and_utf_16_is_named(tmp_path: Path) -> None:
+    file, line = tmp_path / "mine.jsonl", json.dumps({"question": "Why?", "category": None})
+    file.write_text(line)
+    assert [question.category for question in load_set("any", str(file)).questions] == ["mine"]
+    for encoding in ("utf-16", "utf-16-le"):
+        file.write_bytes((line if encoding == "utf-16" else "\ufeff" + line).encode(encoding))
+        with pytest.raises(ValueError, match=r"mine\.jsonl is UTF-16: save it as UTF-8"):
+            load_set("any", str(file))
