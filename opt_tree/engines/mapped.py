@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 from torch import Tensor
 
-_LEAST = 1 << 20
+LEAST = 1 << 20
 """Bytes of a weight from which on its pages are looked at. Smaller ones share theirs with others."""
 _PAGE = mmap.PAGESIZE
 _FILE, _SWAPPED, _PRESENT = (np.uint64(1 << bit) for bit in (61, 62, 63))
@@ -71,7 +71,7 @@ class Mapped(NamedTuple):
 
 def mapped(tensor: Tensor) -> Mapped | None:
     """What is known of a weight that lies in a file; None for one that does not, a small one, or a changed one."""
-    if tensor.device.type != "cpu" or not tensor.is_contiguous() or tensor.nbytes < _LEAST:
+    if tensor.device.type != "cpu" or not tensor.is_contiguous() or tensor.nbytes < LEAST:
         return None
     address = tensor.data_ptr()
     if (file := _file_of(address, address + tensor.nbytes)) is None:

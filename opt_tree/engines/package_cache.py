@@ -160,12 +160,15 @@ def remember(facts: dict[str, Any], found: str) -> None:
         warnings.warn(f"what was measured here cannot be kept, and is measured again next time: {error}", stacklevel=3)
 
 
-def facts_of(model: Any) -> dict[str, Any]:
-    """All that decides what a compiled model computes and where it runs: weights, config, code, versions, processor."""
+def facts_of(model: Any, weights: str | None = None) -> dict[str, Any]:
+    """All that decides what a compiled model computes and where it runs: weights, config, code, versions, processor.
+
+    `weights`: what stands for them, where it is known; else their digest, for which all are read.
+    """
     config = {key: value for key, value in model.config.to_dict().items() if key != "_name_or_path"}
     adapters = [state for module in model.modules() if (state := adapters_of(module))]
     return {
-        "weights": weights_digest(model),
+        "weights": weights_digest(model) if weights is None else weights,
         "model": f"{type(model).__module__}.{type(model).__qualname__}",
         "config": config | {"attention": model.config.get_text_config()._attn_implementation},
         "code": _code_digest([type(model), *{type(module) for module in model.modules()}]),

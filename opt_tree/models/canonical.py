@@ -20,6 +20,7 @@ from opt_tree.core.words import counted
 from opt_tree.engines import Captured, Compiled
 from opt_tree.engines.body import Rows, compute_batch, model_inputs
 from opt_tree.engines.canonical import DTYPES, NotCanonicalError, layers_seen, load_kernel, same_bits
+from opt_tree.models.checked_once import check_once
 from opt_tree.models.positions import rope_border
 
 if TYPE_CHECKING:
@@ -56,7 +57,7 @@ def make_canonical(lm: Any, on: bool = True) -> None:
     load_kernel(lm.device.type)
     _switch(lm, True)
     try:
-        check(lm)
+        check_once(lm, check)
     except BaseException:
         _switch(lm, False)
         raise

