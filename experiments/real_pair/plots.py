@@ -49,16 +49,17 @@ def _by_nodes(axes: Axes, texts: Sequence[Along]) -> None:
 
 
 def _expected(axes: Axes, texts: Sequence[Along]) -> None:
-    """Mean of A, and its standard error, by the E(A) of the tree; bare and fitted."""
-    top = 0.0
+    """Every step, and the mean of A with its standard error by the E(A) of the tree; bare and fitted."""
+    drawn, random = [], np.random.default_rng(0)
     for name, label, colour in (("opt 60", "bare", "#d9730d"), ("opt 60, fitted", "fitted temperature", "#2b6cb0")):
         expected, accepted = pairs(texts, name)
-        column = np.round(expected * 2) / 2
+        axes.plot(expected, accepted + random.uniform(-0.2, 0.2, len(accepted)), ".", color=colour, ms=3, alpha=0.25)
+        column = np.round(expected)
         values = [value for value in np.unique(column) if (column == value).sum() >= min(_FEWEST, len(column))]
         means = [accepted[column == value].mean() for value in values]
         errors = [accepted[column == value].std() / (column == value).sum() ** 0.5 for value in values]
-        axes.errorbar(values, means, errors, fmt="o", color=colour, markersize=4, capsize=2, label=label)
-        top = max(top, expected.max(), *means, 0)
-    axes.plot([0, top], [0, top], color="#8a8f98", linewidth=0.8, linestyle=":")
-    axes.set(xlabel="E(A) of the tree", ylabel="A, mean of the steps", title="OPT-Tree of 60 nodes")
+        axes.errorbar(values, means, errors, fmt="o", color=colour, markersize=5, capsize=2, label=label)
+        drawn += [expected.max(), accepted.max()]
+    axes.plot([0, max(drawn)], [0, max(drawn)], color="#8a8f98", linewidth=0.8, linestyle=":")
+    axes.set(xlabel="E(A) of the tree", ylabel="A: steps, and their mean", title="OPT-Tree of 60 nodes")
     axes.legend(fontsize=7)
