@@ -22,7 +22,9 @@ from opt_tree.core.files import whole
 BLUE, ORANGE, GREY = "#2b6cb0", "#d9730d", "#8a8f98"
 PERCENT = PercentFormatter(1.0, decimals=0, symbol=" %")
 _FEWEST = 8
-"""Steps below which a share is not drawn."""
+"""Steps below which a share says little."""
+_SHARES_FROM = 300
+"""Steps from which E(A) and A are drawn as shares; fewer are points."""
 STYLE: dict[str, Any] = {
     "figure.dpi": 150,
     "font.size": 9,
@@ -35,8 +37,8 @@ STYLE: dict[str, Any] = {
 
 
 def save(figure: Figure, path: Path) -> Path:
-    """Write a picture as PNG and, beside it, as SVG; return the PNG's path."""
-    for kind in (".png", ".svg"):
+    """Write a picture as PNG and, beside it, as SVG and PDF; return the PNG's path."""
+    for kind in (".png", ".svg", ".pdf"):
         with whole(path.with_name(path.name + kind)) as partial:
             figure.savefig(partial, format=kind[1:], bbox_inches="tight")
     plt.close(figure)
@@ -54,43 +56,47 @@ def draw_all(runs: Sequence[AnswerSet], folder: Path) -> list[Path]:
             if taken is None or taken.lengths.max(initial=1) == 1:
                 continue
             if calibration(taken) is not None:
-                drawn.append(save(expected_against_accepted(taken, run.name), folder / f"{run.name}-expected"))
-            drawn.append(save(depths(taken, run.name), folder / f"{run.name}-depth"))
+                drawn.append(save(expected_against_accepted(taken), folder / f"{run.name}-expected"))
+            drawn.append(save(depths(taken), folder / f"{run.name}-depth"))
     return drawn
 
 
-def expected_against_accepted(taken: Steps, title: str) -> Figure:
-    """A heat map: for steps of each E(A) + 1, how often each A + 1 was emitted, as shares of a column."""
+def expected_against_accepted(taken: Steps) -> Figure:
+    """How often each A + 1 was emitted by steps of each E(A) + 1; of few steps, every one as a point."""
     fit = calibration(taken)
     assert fit is not None and taken.expected is not None
     expected, accepted = taken.expected[taken.whole], taken.lengths[taken.whole]
-    # Rows are the whole numbers that a step can emit; columns are half as wide.
-    across, up = np.arange(0.75, expected.max() + 0.5, 0.5), np.arange(0.5, accepted.max() + 1)
-    column = np.digitize(expected, across) - 1
-    steps = np.bincount(column)[column]
-    # Shares of a handful of steps would be the darkest cells of the picture: they are left out.
-    shown = steps >= min(_FEWEST, steps.max())
     figure, (top, axes) = plt.subplots(
         2, 1, figsize=(4.6, 5.0), sharex=True, height_ratios=(1, 5), layout="constrained"
     )
+    end = max(expected.max(), accepted.max()) + 0.5
+    across, up = np.arange(0.75, end + 0.5, 0.5), np.arange(0.5, end + 1)
     top.hist(expected, across, color=GREY)
-    top.set(ylabel="steps", title=f"{title}: expected and accepted")
-    shares = {"weights": 1 / steps[shown], "cmin": 1e-9, "cmap": "Blues", "vmin": 0}
-    *_, image = axes.hist2d(expected[shown], accepted[shown], (across, up), **shares)
-    ends = np.array([expected[shown].min(), expected[shown].max()])
-    axes.plot(ends, ends, color=GREY, linestyle=":", linewidth=1.2, label="A = E(A)")
+    top.set(ylabel="steps")
+    column = np.digitize(expected, across) - 1
+    steps = np.bincount(column)[column]
+    # Shares of a handful of steps would be the darkest cells of the picture: such steps are points.
+    alone = np.full(len(steps), True) if len(steps) < _SHARES_FROM else steps < _FEWEST
+    if not alone.all():
+        shares = {"weights": 1 / steps[~alone], "cmin": 1e-9, "cmap": "Blues", "vmin": 0}
+        *_, image = axes.hist2d(expected[~alone], accepted[~alone], (across, up), **shares)
+        figure.colorbar(image, ax=axes, label="share of the steps with that E(A)", format=PERCENT)
+    if alone.any():  # equal steps lie beside one another
+        beside = np.random.default_rng(0).uniform(-0.2, 0.2, int(alone.sum()))
+        axes.scatter(expected[alone], accepted[alone] + beside, s=9, color=BLUE, alpha=0.5, linewidth=0, label="a step")
+    axes.plot((1, end), (1, end), color=GREY, linestyle=":", linewidth=1.2, label="A = E(A)")
     pearson = "" if fit["pearson"] is None else f": slope {fit['slope']:.2f}, Pearson {fit['pearson']:.2f}"
+    ends = np.array([expected.min(), expected.max()])
     axes.plot(ends, fit["intercept"] + fit["slope"] * ends, color=ORANGE, linewidth=1.8, label=f"fit{pearson}")
     axes.set(xlabel="E(A) + 1, expected tokens of a step", ylabel="A + 1, emitted tokens of a step")
-    axes.set_ylim(0.5, accepted[shown].max() + 0.5)
+    axes.set(xlim=(0.5, end), ylim=(0.5, end))
     for axis in (axes.xaxis, axes.yaxis):
         axis.set_major_locator(MaxNLocator(12, integer=True))
-    figure.legend(loc="outside lower center", ncols=2)
-    figure.colorbar(image, ax=axes, label="share of the steps with that E(A)", format=PERCENT)
+    figure.legend(loc="outside lower center", ncols=2 if alone.all() or not alone.any() else 3)
     return figure
 
 
-def depths(taken: Steps, title: str) -> Figure:
+def depths(taken: Steps) -> Figure:
     """How often a path of each depth is drafted, and how often accepted."""
     table = acceptance_by_depth(taken)
     depth = [row["depth"] for row in table]
@@ -104,18 +110,16 @@ def depths(taken: Steps, title: str) -> Figure:
             color="#dfe3e8",
             label="steps that drafted this deep",
         )
-        rated = [row for row in table if row["drafted"] >= min(_FEWEST, whole)]
-        axes.plot(
-            [row["depth"] for row in rated],
-            [row["rate"] for row in rated],
-            color=ORANGE,
-            marker="o",
-            markersize=4,
-            label="accepted, of those that drafted it",
-        )
+        rated = [row for row in table if row["drafted"]]
+        sure = [row for row in rated if row["drafted"] >= min(_FEWEST, whole)]
+        look: dict[str, Any] = {"color": ORANGE, "marker": "o", "markersize": 4}
+        for rows, line, filled in ((rated, ":", "white"), (sure, "-", ORANGE)):
+            label = "accepted, of those that drafted it" if rows is sure else f"the same, of fewer than {_FEWEST} steps"
+            if rows is sure or len(rated) > len(sure):
+                rates = [row["rate"] for row in rows]
+                axes.plot([row["depth"] for row in rows], rates, line, markerfacecolor=filled, label=label, **look)
     axes.bar(depth, [row["reach"] for row in table], width=0.45, color=BLUE, label="accepted, of all steps")
     axes.set(xlabel="depth in the tree", ylabel="share of steps", ylim=(0, 1.02), xticks=depth)
-    axes.set_title(f"{title}: acceptance by depth", pad=50)
     axes.yaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 5, 10]))
     axes.yaxis.set_major_formatter(PERCENT)
     axes.legend(loc="lower left", bbox_to_anchor=(0, 1.0), borderaxespad=0.2)

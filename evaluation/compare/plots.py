@@ -17,8 +17,9 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, NullLocator, ScalarFormatter
 
 from evaluation.answers import plots
-from evaluation.answers.comparison import REFERENCE, mean_efficiency
+from evaluation.answers.comparison import REFERENCE
 from evaluation.answers.file import Record
+from evaluation.answers.metrics import estimate
 from evaluation.compare.combinations import Combination
 from opt_tree.core.words import counted
 from opt_tree.display.trees import children_of, lines_of
@@ -104,28 +105,54 @@ def structures(records: Sequence[Record]) -> Pictures:
 
 
 def efficiencies(records: Sequence[Record]) -> Pictures:
-    """Exact block efficiency of every verifier on the same trees, against the temperature: a panel for each tree."""
+    """Exact block efficiency of verifiers against the temperature: a panel for each tree, bands are 95 % intervals."""
     curves = series(_expecting(records), "temperature", "drafter", "policy", "children", "budget")
     if curves:
         figure, panels = panels_of(len(curves))
+        named = dict.fromkeys(name for curve in curves.values() for name in curve[0]["efficiency"])
+        marks = dict(zip(named, itertools.cycle(MARKS), strict=False))
         for ((drafter, policy, children, budget), curve), axes in zip(curves.items(), panels, strict=True):
-            for name in curve[0]["figures"]["block_efficiency"]:
-                values = [record["figures"]["block_efficiency"].get(name, np.nan) for record in curve]
-                places = [record["cell"]["temperature"] for record in curve]
-                axes.plot(places, values, marker="o", markersize=3, color=_colour(name), label=name)
+            names = list(curve[0]["efficiency"])
+            for place, name in enumerate(names):
+                known = [record for record in curve if name in record["efficiency"]]
+                temperatures = np.array([record["cell"]["temperature"] for record in known])
+                beside = (place - len(names) / 2) * 0.006  # those that are equal stay visible
+                values, edges = zip(*(estimate(record["efficiency"][name], _ratio) for record in known), strict=True)
+                look = {"color": _colour(name), "marker": marks[name], "markersize": 3.5, "linewidth": 1}
+                axes.plot(temperatures + beside, values, markerfacecolor="none", label=name, **look)
+                if None not in edges:
+                    axes.fill_between(temperatures + beside, *np.transpose(edges), color=_colour(name), alpha=0.1)
             title = f"{policy}, {counted(budget, 'node')},\n{children}, {drafter}"
             axes.set(xlabel="temperature", ylabel="expected tokens a step", title=title)
         legend(panels)
         yield "verifiers_by_temperature", figure
 
 
+def _ratio(sums: Any) -> Any:
+    return sums[..., 0] / sums[..., 1]
+
+
 def _expecting(records: Iterable[Record]) -> list[Record]:
-    """Cells whose trees several verifiers can judge; those that differ in their own judge are pooled."""
+    """Cells whose trees several verifiers can judge, one for those that differ in their judge alone.
+
+    `efficiency`: by verifier, the sum and the number of what it would emit on the trees of each question. Of a
+    verifier that has a line of its own these are the trees of that line, as in the tables; of others, all lines'.
+    """
     pooled: list[Record] = []
     for members in grouped(records, *(key for key in Combination.__annotations__ if key != "verifier")).values():
-        means = mean_efficiency([question for record in members for question in record["efficiency"]])
-        if len(means) > 1:
-            pooled.append({**members[0], "figures": {"block_efficiency": means}})
+        own = {record["cell"]["verifier"]: [record] for record in members}
+        names = dict.fromkeys(name for record in members for question in record["efficiency"] for name in question)
+        found = {
+            name: [
+                (sum(question[name]), len(question[name]))
+                for record in own.get(name, members)
+                for question in record["efficiency"]
+                if question.get(name)
+            ]
+            for name in names
+        }
+        if len(known := {name: sums for name, sums in found.items() if sums}) > 1:
+            pooled.append({**members[0], "efficiency": known})
     return pooled
 
 
@@ -168,9 +195,9 @@ def _shades(policies: Sequence[str]) -> dict[str, str]:
 
 
 def panels_of(count: int) -> tuple[Figure, list[Axes]]:
-    """Panels side by side, four a row."""
-    columns = min(count, 4)
-    rows = -(-count // columns)
+    """Panels side by side, at most four a row, as many in each as can be."""
+    rows = -(-count // 4)
+    columns = -(-count // rows)
     figure, axes = plt.subplots(
         rows, columns, figsize=(3.4 * columns, 2.9 * rows), sharey=True, layout="constrained", squeeze=False
     )

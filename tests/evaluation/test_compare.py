@@ -19,7 +19,7 @@ from evaluation.compare import __main__ as compare
 from evaluation.compare import measure
 from evaluation.compare.combinations import SIBLINGS, Combination, Grid
 from evaluation.compare.measure import Expectation, footprint
-from evaluation.compare.plots import COLOURS, _shades
+from evaluation.compare.plots import COLOURS, _expecting, _shades, panels_of
 from evaluation.compare.studies import STUDIES, study
 from opt_tree import Decoder, OptTree, Sampling, load_pair
 from opt_tree.core.registry import Method
@@ -348,8 +348,24 @@ def test_plots_come_from_the_file_alone(
     found = {path.name for path in (tmp_path / "plots").iterdir()}
     structures = "structures_" + re.sub(r"\W+", "_", f"lm:{folder}/draft")
     wanted = ("length_by_budget", structures, "verifiers_by_temperature")
-    assert found == {f"compare_{name}{kind}" for name in wanted for kind in (".png", ".svg")}
+    assert found == {f"compare_{name}{kind}" for name in wanted for kind in (".png", ".svg", ".pdf")}
     assert compare.main(["--output", str(tmp_path / "absent.jsonl")]) == 2
+
+
+def test_the_picture_of_verifiers_says_what_their_tables_say() -> None:
+    """Of a verifier that has a line of its own the trees of that line count, of another one those of all lines."""
+    cell = {"drafter": "lm:demo", "sharpening": "bare", "temperature": 1.0, "policy": "chains:2", "budget": 4}
+    records = [
+        {"cell": cell | {"children": "IID", "verifier": judge}, "efficiency": [{"naive": [own], "k_seq": [own, own]}]}
+        for judge, own in (("naive", 2.0), ("traversal", 3.0))
+    ]
+    (found,) = _expecting(records)
+    assert found["efficiency"] == {"naive": [(2.0, 1)], "k_seq": [(4.0, 2), (6.0, 2)]}
+
+
+def test_no_panel_is_alone_in_a_row() -> None:
+    rows = [len({axes.get_subplotspec().rowspan.start for axes in panels_of(count)[1]}) for count in (4, 5, 9)]
+    assert rows == [1, 2, 3] and panels_of(5)[1][0].get_gridspec().ncols == 3
 
 
 def lab(colour: str) -> np.ndarray:

@@ -251,8 +251,8 @@ def test_the_table_the_json_line_and_the_plots(tmp_path: Path, capsys: pytest.Ca
     row = next(line for line in text if line.startswith("a "))
     assert "2.60 [1.00, 5.00]" in row and "100.0 %" in row and "1.62" in row
     drawn = {name.name for name in (tmp_path / "plots").iterdir()}
-    assert drawn == {f"a-{name}.{kind}" for name in ("expected", "depth") for kind in ("png", "svg")}
-    begins = {".png": b"\x89PNG", ".svg": b"<?xm"}
+    assert drawn == {f"a-{name}.{kind}" for name in ("expected", "depth") for kind in ("png", "svg", "pdf")}
+    begins = {".png": b"\x89PNG", ".svg": b"<?xm", ".pdf": b"%PDF"}
     assert all((tmp_path / "plots" / name).read_bytes()[:4] == begins[Path(name).suffix] for name in drawn)
 
 
@@ -487,3 +487,37 @@ def test_without_pandas_one_line_says_what_to_install(tmp_path, monkeypatch, cap
 def test_files_that_are_not_there(tmp_path: Path, call: Any) -> None:
     with pytest.raises(FileNotFoundError, match="no answer file"):
         call(tmp_path / "none.jsonl")
+
+
+def whole_steps(count: int, depth: int = 4) -> Any:
+    """So many whole steps, whose lengths follow what was expected of them; one of them is deep."""
+    lengths = [1 + step % 3 for step in range(count - 1)] + [depth]
+    turn = choice([lengths], [1.0], expected_lengths=[0.5 + length for length in lengths])
+    turn["tree_depths"] = [2] * (count - 1) + [depth]
+    return steps_of([answer(1, "math", turn)])
+
+
+def test_few_steps_are_drawn_one_by_one_on_whole_axes() -> None:
+    plots = pytest.importorskip("evaluation.answers.plots")
+    few, many = (plots.expected_against_accepted(whole_steps(count)) for count in (24, 400))
+    points, heat = (figure.axes[1].collections for figure in (few, many))
+    assert len(points[0].get_offsets()) == 24 and len(points) == 1, "all steps, and no heat map"
+    assert type(heat[0]).__name__ == "QuadMesh" and len(heat[1].get_offsets()) == 1, "the deep one is no dark cell"
+    for figure in (few, many):
+        axes = figure.axes[1]
+        assert axes.get_xlim() == axes.get_ylim() == (0.5, 5.0)
+        (diagonal,) = [line for line in axes.lines if line.get_label() == "A = E(A)"]
+        assert diagonal.get_xdata()[-1] == 5.0
+        assert not any(one.get_title() for one in figure.axes), "a file's name is no title"
+
+
+def test_the_line_of_depths_goes_as_deep_as_the_bars() -> None:
+    plots = pytest.importorskip("evaluation.answers.plots")
+    (axes,) = plots.depths(whole_steps(24, depth=10)).axes
+    assert [list(line.get_xdata())[-1] for line in axes.lines] == [10, 2], "few steps dotted, enough of them whole"
+
+
+def test_files_are_what_they_are_called(tmp_path: Path) -> None:
+    plots = pytest.importorskip("evaluation.answers.plots")
+    plots.save(plots.depths(whole_steps(24)), tmp_path / "a")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.pdf", "a.png", "a.svg"]
