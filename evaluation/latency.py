@@ -207,7 +207,7 @@ def _in_loop(decoder: Decoder, pair: Pair) -> Way:
     def answer(group: Sequence[list[int]], width: int, limit: int) -> Sequence[Generation]:
         if decoder.drafter is not None:
             decoder.drafter.clear()  # another way may have shown it these texts
-        return decoder.generate_batch(group, width, limit, stop=pair.stop)
+        return decoder.generate_batch(group, limit, stop=pair.stop, width=width)
 
     return answer
 

@@ -133,7 +133,8 @@ class Runner:
     _lengths: list[int] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self._steps = self.decoder.steps(self.prompt, self.length, self.sampling, Random(self.seed), reuse=True)
+        random = Random(self.seed)
+        self._steps = self.decoder.steps(self.prompt, self.length, self.sampling, random, reuse=True, stop=self.stop)
 
     def advance(self) -> None:
         """Make one step; the first one takes in the prompt."""

@@ -52,7 +52,7 @@ def main() -> "opt_tree.Generation":
     small, large = opt_tree.OptTree(nodes=4, threshold=0.3), opt_tree.OptTree(nodes=16, threshold=0.1)
     stages = Stages([(2, opt_tree.Static.empty()), (4, small)], last=large)
     decoder = opt_tree.Decoder(pair.target, pair.drafter, stages)
-    answer = decoder.generate(pair.encode("What does the word lantern mean?"), max_new_tokens=48, stop=pair.stop)
+    answer = decoder.generate(pair.encode("What does the word lantern mean?"), max_new_tokens=48)
     for number, step in enumerate(answer.steps, start=1):
         print(f"step {number:2}: {step.tree.nodes:2} nodes drafted, {step.accepted} accepted")
     return answer

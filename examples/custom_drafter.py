@@ -63,7 +63,7 @@ def main() -> "opt_tree.Generation":
     pair = opt_tree.load_pair("demo", dtype="float32")
     decoder = opt_tree.Decoder(pair.target, Bigrams(), opt_tree.OptTree(nodes=8, threshold=0.1))
     prompt = pair.encode("Give me an overview of the economy of Iceland.")
-    answer = decoder.generate(prompt, max_new_tokens=96, stop=pair.stop)
+    answer = decoder.generate(prompt, max_new_tokens=96)
     print(opt_tree.transcript(answer, pair.tokenizer, color=False))
     print(f"{answer.mean_acceptance_length:.2f} tokens a step without any draft model")
     return answer

@@ -67,7 +67,7 @@ def main() -> "dict[str, opt_tree.Generation]":
     for policy in (Trunk(), opt_tree.OptTree(nodes=Trunk.nodes, threshold=0.2), opt_tree.Static.empty()):
         decoder = opt_tree.Decoder(pair.target, pair.drafter, policy)
         name = type(policy).__name__
-        answers[name] = decoder.generate(prompt, max_new_tokens=64, stop=pair.stop)
+        answers[name] = decoder.generate(prompt, max_new_tokens=64)
         print(f"{name:8} {answers[name].mean_acceptance_length:.2f} tokens a step")
     best = max(answers["Trunk"].steps, key=lambda step: step.accepted)
     print(opt_tree.draw_tree(best.tree, pair.tokenizer, best.path))

@@ -41,7 +41,7 @@ def main() -> "opt_tree.Generation":
     pair = opt_tree.load_pair("demo", dtype="float32")
     decoder = opt_tree.Decoder(pair.target, pair.drafter, Sampled.chains(3, 4), coin)
     prompt, sampling = pair.encode("What does the word lantern mean?"), opt_tree.Sampling(temperature=0.5)
-    answer = decoder.generate(prompt, max_new_tokens=48, sampling=sampling, stop=pair.stop)
+    answer = decoder.generate(prompt, max_new_tokens=48, sampling=sampling)
     print(f"{answer.mean_acceptance_length:.2f} tokens a step at temperature 0.5")
     return answer
 

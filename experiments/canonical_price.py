@@ -70,7 +70,7 @@ def prompts_of(given: Material, length: int, number: int) -> list[list[int]]:
 def in_lockstep(decoders: dict[str, Decoder], prompt: list[int], limit: int) -> dict[str, Run]:
     """Decode by each, a step of one after a step of the other, so that a busy machine hurts them alike."""
     runs = {way: Run([], []) for way in decoders}
-    going = {way: decoder.steps(prompt, limit) for way, decoder in decoders.items()}
+    going = {way: decoder.steps(prompt, limit, stop=None) for way, decoder in decoders.items()}
     for way, _ in schedule(WAYS, range(limit + 1)):  # a step has a token at least; one more ends the generators
         begin = time.perf_counter()
         if (step := next(going[way], None)) is not None:

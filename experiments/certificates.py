@@ -146,14 +146,14 @@ def ways_of(pairs: dict[str, Pair], options: Options) -> Iterator[Way]:
 def decoded(way: Way, prompts: Sequence[list[int]], most: int) -> list[Recorded]:
     """The texts; their rows where prompts are decoded one after the other."""
     if way.lanes > 1:
-        batch = way.decoder.generate_batch(prompts, way.lanes, most, way.sampling, seed=SEED)
+        batch = way.decoder.generate_batch(prompts, most, way.sampling, None, SEED, width=way.lanes)
         return [Recorded(one.tokens, []) for one in batch]
     found = []
     for prompt in tqdm(prompts, desc=way.name, leave=False, disable=None):
         if way.reuse:
-            way.decoder.generate(prompt[: len(prompt) * 2 // 3], 9)
+            way.decoder.generate(prompt[: len(prompt) * 2 // 3], 9, stop=None)
         with recording(way.decoder.target) as rows:
-            tokens = way.decoder.generate(prompt, most, way.sampling, seed=SEED, reuse=way.reuse).tokens
+            tokens = way.decoder.generate(prompt, most, way.sampling, None, seed=SEED, reuse=way.reuse).tokens
         found.append(Recorded(tokens, rows[: len(tokens)]))
     return found
 

@@ -166,10 +166,10 @@ def exact(place: Place) -> list[Row]:
     pair, here = place.pair(), load_pair("demo", dtype="float32", device="cpu")
     rows: list[Row] = []
     prompts = [pair.encode(question) for question in QUESTIONS]
-    expected = [plain(here.target).generate(prompt, place.new_tokens).tokens for prompt in prompts]
+    expected = [plain(here.target).generate(prompt, place.new_tokens, stop=None).tokens for prompt in prompts]
     for name in place.engines(pair):
         for method, decoder in (("plain", plain(pair.target)), ("OPT-Tree", _trees(pair))):
-            found = [decoder.generate(prompt, place.new_tokens).tokens for prompt in prompts]
+            found = [decoder.generate(prompt, place.new_tokens, stop=None).tokens for prompt in prompts]
             equal = sum(one == other for one, other in zip(found, expected, strict=True))
             rows.append({"engine": name, "method": method, "equal texts": f"{equal} of {len(prompts)}"})
             if equal < len(prompts):

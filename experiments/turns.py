@@ -60,7 +60,7 @@ def talk(given: Material, decoder: Decoder, max_new_tokens: int, reuse: bool) ->
         asked.append(question.turns[0])
         prompt = given.prompter.encode(asked, said)
         begin, own_begin = time.perf_counter(), time.process_time()
-        steps = decoder.steps(prompt, max_new_tokens, reuse=reuse)
+        steps = decoder.steps(prompt, max_new_tokens, reuse=reuse, stop=None)
         tokens = list(next(steps).tokens)
         seconds, own = time.perf_counter() - begin, time.process_time() - own_begin
         for step in steps:  # the rest of the answer, which the next prompt holds

@@ -89,7 +89,7 @@ def measure(options: Options) -> list[dict[str, Value]]:
     for verifier, policy in tqdm(CASES, desc="verifiers", leave=False, disable=None):
         lm = CausalLM(target)
         decoder = Decoder(lm, CausalLMDrafter(CausalLM(drafter), lm.vocab), policy, verifier)
-        decoding = decoder.steps(_PROMPT, None, SAMPLING, Random(0))
+        decoding = decoder.steps(_PROMPT, None, SAMPLING, Random(0), stop=None)
         steps = list(itertools.islice(decoding, _COLD, _COLD + options.steps))
         times = [step.times for step in steps]
         growing = [t.draft - t.draft_forward for t in times]

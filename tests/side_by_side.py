@@ -59,5 +59,5 @@ def compare(decoder: Decoder, sampling: Sampling, prompts: list[list[int]], widt
     """Raise AssertionError where a batch gives what its prompts do not give alone; each has a seed of its own."""
     alone = trace([decoder.generate(ids, new, sampling, seed=seed) for seed, ids in enumerate(prompts)])
     for width in widths:
-        found = trace(decoder.generate_batch(prompts, width, new, sampling, seed=range(len(prompts))))
+        found = trace(decoder.generate_batch(prompts, new, sampling, seed=range(len(prompts)), width=width))
         assert found == alone, f"width {width}"

@@ -271,6 +271,8 @@ def test_an_argument_of_a_wrong_type_is_named() -> None:
     refused("seed", decoder.generate, ids, 3, seed="x")
     refused("width", decoder.generate_batch, [ids], width=1.5)
     refused("prompts", decoder.generate_batch, 5)
+    for call in (decoder.generate, decoder.steps, lambda prompt, **how: decoder.generate_batch([prompt], **how)):
+        refused("stop", call, ids, stop="end")
     for word, number in (("top_k", math.inf), ("top_k", math.nan), ("temperature", 10**400)):
         with pytest.raises(ValueError, match=f"^{word} must be .*, got "):
             o.Sampling(**{word: number})

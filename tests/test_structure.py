@@ -270,6 +270,7 @@ WIDE_FUNCTIONS = {
     "opt_tree/integrations/published_api.py: _generate": PUBLISHED,
     "opt_tree/decoding/draft.py: draft": "everything that a draft depends on, so that it is a function",
     "opt_tree/decoding/decoder.py: generate": "what a user of the loop may choose",
+    "opt_tree/decoding/decoder.py: steps": "the same, a step at a time",
     "opt_tree/decoding/side_by_side.py: generate_batch": "the same for several prompts",
     "opt_tree/engines/canonical_cuda.py: _score": "a kernel takes pointers, strides and sizes, each a number",
     "opt_tree/engines/canonical_cuda.py: _weigh": "a kernel takes pointers, strides and sizes, each a number",

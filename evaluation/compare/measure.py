@@ -281,7 +281,7 @@ class Bench:
     def warm_up(self) -> None:
         """Pay for cold memory before anything is timed."""
         for pair in self.pairs.values():
-            Decoder(pair.target, pair.drafter, OptTree()).generate(pair.encode("Count to ten."), 16)
+            Decoder(pair.target, pair.drafter, OptTree()).generate(pair.encode("Count to ten."), 16, stop=None)
 
 
 def _watched(method: Method, watch: Expectation | None, kept: list[Step]) -> Method:

@@ -164,6 +164,8 @@ class Target(ABC):
     """Tokens of context, the newest included."""
     context_note: str = ""
     """Why the context ends there, where that is not the model's own end: for messages."""
+    ends: frozenset[int] = frozenset()
+    """The tokens at which its answers end, as far as they are known: a generation stops there unless told otherwise."""
     device: torch.device = torch.device("cpu")
     work: Work = Work()
     length: int = 0

@@ -27,7 +27,7 @@ from opt_tree.core.log_probs import Recorder, recorder_of
 from opt_tree.core.random import Random
 from opt_tree.core.sampling import Sampling
 from opt_tree.core.step import Outcome, Step, StepTimes
-from opt_tree.core.stopping import StopRule, ends_of
+from opt_tree.core.stopping import Stop, StopRule, ends_of, rule_for
 from opt_tree.core.target import Target, Work, turn_of
 from opt_tree.core.tree import send
 from opt_tree.decoding.draft import RootKnown, draft, layers_left, tell_of_end
@@ -191,7 +191,7 @@ class Decoder(SideBySide):
         prompt: Sequence[int] | Tensor,
         max_new_tokens: int = 128,
         sampling: Sampling = Sampling(),
-        stop: StopRule | None = None,
+        stop: StopRule | None = Stop(),
         streamer: Any = None,
         seed: int = 0,
         reuse: bool = False,
@@ -204,7 +204,8 @@ class Decoder(SideBySide):
             prompt: token ids, a list or a tensor of one row.
             max_new_tokens: how many tokens at most, at least 1.
             sampling: temperature, top-k, top-p and processors; greedy by default.
-            stop: asked after every token (see `Stop`).
+            stop: asked after every token (see `Stop`). By default the target's own end tokens (`Target.ends`), which
+                `Stop(strings=...)` keeps; None: never.
             streamer: one of transformers': it receives the prompt, then the tokens of each step.
             seed: the same one gives the same tokens; judged by `greedy` or `match`, whatever the tree.
             reuse: keep what the target holds of the text that it decoded last, as far as `prompt` begins like it
@@ -219,8 +220,7 @@ class Decoder(SideBySide):
             most = check_new_tokens(max_new_tokens)
             if not isinstance(sampling, Sampling):
                 raise TypeError(f"sampling must be a Sampling, such as Sampling(temperature=0.7), got {sampling!r}")
-            if stop is not None and not callable(stop):
-                raise TypeError(f"stop must be a rule, such as Stop(strings=..., tokenizer=...), got {stop!r}")
+            stop = rule_for(stop, self.target.ends)
             if streamer is not None and not callable(getattr(streamer, "put", None)):
                 raise TypeError(f"streamer must be one of transformers', with put and end, got {streamer!r:.80}")
             context, recorder = check_prompt(prompt, self.target), recorder_of(log_probs, self.target.vocab)
@@ -266,23 +266,31 @@ class Decoder(SideBySide):
         sampling: Sampling = Sampling(),
         random: Random | None = None,
         reuse: bool = False,
+        stop: StopRule | None = Stop(),
     ) -> Iterator[Step]:
-        """Decode after `prompt`, a step at a time, until `max_new_tokens` or the target's context is full.
+        """Decode after `prompt`, a step at a time, until `max_new_tokens`, a stop rule or the end of the context.
 
-        Arguments and errors are those of `generate`; the last step may go beyond `max_new_tokens`.
+        Arguments and errors are those of `generate`; the last step may go beyond `max_new_tokens` and the stop.
         """
         context = check_prompt(prompt, self.target)
         most = None if max_new_tokens is None else check_new_tokens(max_new_tokens)
-        return self._in_turns(self._steps(self._run(context, most, sampling, random or Random(), reuse)))
+        run, stop = self._run(context, most, sampling, random or Random(), reuse), rule_for(stop, self.target.ends)
+        run.ends = ends_of(stop)
+        return self._in_turns(self._steps(run), stop)
 
-    def _in_turns(self, steps: Iterator[Step]) -> Iterator[Step]:
+    def _in_turns(self, steps: Iterator[Step], stop: StopRule | None) -> Iterator[Step]:
         """Take each step in a turn of its own: between two of them the caller may do anything."""
+        tokens: list[int] = []
         while True:
             with self.turn():
                 step = next(steps, None)
             if step is None:
                 return
             yield step
+            for token in step.tokens:
+                tokens.append(token)
+                if stop is not None and stop(tokens) is not None:
+                    return
 
     @at_every_rank
     def __call__(

@@ -18,6 +18,7 @@ from opt_tree.decoding.chat_template import render
 from opt_tree.drafters import Drafter
 from opt_tree.drafters.registry import DrafterOptions, check_drafter, load_drafter
 from opt_tree.models.canonical import make_canonical, make_exact
+from opt_tree.models.capabilities import end_tokens
 from opt_tree.models.causal_lm import Buckets, CausalLM
 from opt_tree.models.chain_lm import AnyLM
 from opt_tree.models.checkpoints import (
@@ -38,9 +39,15 @@ class Pair:
     tokenizer: PreTrainedTokenizerBase
     drafter: Drafter
 
+    def __post_init__(self) -> None:
+        self.target.tokenizer_ends = end_tokens(self.tokenizer)
+
     @property
     def stop(self) -> Stop:
-        """The stop tokens that the target's generation config (a list for many chat models) and the tokenizer name."""
+        """The stop tokens that the target's generation config (a list for many chat models) and the tokenizer name.
+
+        They are what a generation stops at by itself.
+        """
         return Stop(stop_tokens(self.target.model, self.tokenizer))
 
     def compile(self, make: bool = True) -> bool:
@@ -87,11 +94,7 @@ class Pair:
 
 def stop_tokens(model: Any, tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
     """Return the tokens at which a model's answers end, as its generation config and its tokenizer name them."""
-    configured = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
-    ids: set[int] = set()
-    for source in (configured, getattr(tokenizer, "eos_token_id", None)):
-        ids.update(source if isinstance(source, (list, tuple)) else [] if source is None else [source])
-    return frozenset(ids)
+    return end_tokens(getattr(model, "generation_config", None), tokenizer)
 
 
 def encode(tokenizer: PreTrainedTokenizerBase, message: str | list[dict[str, str]]) -> list[int]:

@@ -20,7 +20,7 @@ from opt_tree.batch import scheduler, shared_forwards
 from opt_tree.core.errors import require
 from opt_tree.core.log_probs import recorder_of
 from opt_tree.core.sampling import Sampling
-from opt_tree.core.stopping import StopRule
+from opt_tree.core.stopping import Stop, StopRule
 from opt_tree.core.target import Target
 from opt_tree.core.words import counted
 from opt_tree.decoding.generation import Generation, check_new_tokens, check_others, check_prompt
@@ -46,21 +46,22 @@ class SideBySide:
     def generate_batch(
         self,
         prompts: Sequence[Sequence[int] | Tensor],
-        width: int = 8,
         max_new_tokens: int = 128,
         sampling: Sampling = Sampling(),
-        stop: StopRule | Sequence[StopRule | None] | None = None,
+        stop: StopRule | Sequence[StopRule | None] | None = Stop(),
         seed: int | Sequence[int] = 0,
         log_probs: bool | int = False,
+        *,
+        width: int = 8,
         **others: Any,
     ) -> list[Generation]:
         """Generate after each prompt what `generate` would have, `width` of them at a time: their forwards are one.
 
         Arguments:
             prompts: token ids of each prompt. All are checked before anything is decoded.
-            width: how many sequences are decoded at a time at most, at least 1.
             max_new_tokens, sampling, log_probs: see `generate`.
-            stop, seed: one for all prompts, or a list with one for each.
+            stop, seed: one for all prompts, or a list with one for each; see `generate`.
+            width: how many sequences are decoded at a time at most, at least 1.
 
         An error in one ends all; its note says which prompt it was. See `side_by_side` for the rest.
         """

@@ -174,7 +174,7 @@ def _time_steps(target: AnyLM, drafter: Drafter, turn: _Turn, lanes: int) -> lis
 
     def follow(decoder: Decoder) -> list[Timed]:
         timed, context, begin = list[Timed](), len(prompt), 0.0
-        for step in islice(decoder.steps(prompt), len(shapes)):
+        for step in islice(decoder.steps(prompt, stop=None), len(shapes)):
             timed.append(_timed(step, context, begin, clock()))
             context += len(step.tokens)
             if len(timed) > 2 and time.perf_counter() > turn.end:

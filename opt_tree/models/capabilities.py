@@ -40,6 +40,13 @@ def unwrapped(model: Any) -> Any:
             return model
 
 
+def end_tokens(*sources: Any) -> frozenset[int]:
+    """Return the end tokens that generation configs and tokenizers name (`eos_token_id`): one, a list or none."""
+    named = [getattr(source, "eos_token_id", None) for source in sources]
+    lists = [one if isinstance(one, (list, tuple)) else [] if one is None else [one] for one in named]
+    return frozenset(token for some in lists for token in some)
+
+
 def virtual_tokens(model: Any) -> bool:
     """Whether a PEFT model puts trained tokens or rows before the prompt, which a forward of ours would not see."""
     config = getattr(model, "active_peft_config", None)

@@ -36,6 +36,7 @@ from opt_tree.models.capabilities import (
     cause,
     check_model,
     check_unchanged,
+    end_tokens,
     key_limit,
     layer_windows,
     logits_per_row,
@@ -112,6 +113,8 @@ class CausalLM(Target):
 
     not_canonical = ""
     """Why it is not `canonical` where it was to be, if it could."""
+    tokenizer_ends: frozenset[int] = frozenset()
+    """End tokens that the tokenizer of its `Pair` names."""
 
     def __init__(self, model: Any, buckets: Buckets | None = None, probe: bool = True) -> None:
         check_model(model)
@@ -227,6 +230,11 @@ class CausalLM(Target):
     def mask_kinds(self) -> tuple[str, ...]:
         """The kinds of attention layers, where there are several: every forward then brings a mask for each."""
         return tuple(sorted(self._windows)) if len(self._windows) > 1 else ()
+
+    @property
+    def ends(self) -> frozenset[int]:  # type: ignore[override]
+        """The end tokens that the model's generation config names now, and those of the pair's tokenizer."""
+        return end_tokens(getattr(self.model, "generation_config", None)) | self.tokenizer_ends
 
     @property
     def size(self) -> str:

@@ -28,6 +28,7 @@ from opt_tree.models.capabilities import (
     cache_name,
     check_model,
     check_unchanged,
+    end_tokens,
     logits_per_row,
     past_fault,
     sees_later,
@@ -60,7 +61,7 @@ class ChainLM(Target):
     Probed when it is wrapped: chains, cut short and gone on from, must give the logits of plain forwards.
     """
 
-    canonical, not_canonical = False, ""
+    canonical, not_canonical, tokenizer_ends = False, "", frozenset[int]()
     """As of `CausalLM`."""
 
     def __init__(self, model: Any, probe: bool = True) -> None:
@@ -113,6 +114,11 @@ class ChainLM(Target):
             return self.cache
         finally:
             self.cache = kept
+
+    @property
+    def ends(self) -> frozenset[int]:  # type: ignore[override]
+        """The end tokens that the model's generation config names now, and those of the pair's tokenizer."""
+        return end_tokens(getattr(self.model, "generation_config", None)) | self.tokenizer_ends
 
     @property
     def size(self) -> str:

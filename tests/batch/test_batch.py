@@ -65,7 +65,7 @@ def test_stop_rules_and_seeds_are_each_prompt_s_own(decoder):
         decoder.generate(ids, NEW, sampling, rule, seed=seed)
         for ids, rule, seed in zip(PROMPTS[:3], rules, (5, 6, 7), strict=True)
     ]
-    many = decoder.generate_batch(PROMPTS[:3], 3, NEW, sampling, rules, [5, 6, 7])
+    many = decoder.generate_batch(PROMPTS[:3], NEW, sampling, rules, [5, 6, 7], width=3)
     assert trace(many) == trace(alone) and {answer.lanes for answer in many} == {3}
 
 
@@ -78,7 +78,7 @@ def test_forwards_are_packed_and_lanes_are_filled_again(decoder, alone, monkeypa
         return run(self, asked)
 
     monkeypatch.setattr(batch.SharedModel, "run", counted)
-    assert trace(decoder.generate_batch(PROMPTS, 3, NEW)) == alone
+    assert trace(decoder.generate_batch(PROMPTS, NEW, width=3)) == alone
     # Each target forward of a sequence is in a pack; the packs are hardly ever of one.
     steps = sum(len(one[3]) for one in alone)
     assert sum(sizes[True]) == steps + sum(len(ids) > 1 for ids in PROMPTS)
@@ -92,7 +92,7 @@ def test_a_prefill_computes_the_logits_of_its_last_row_only():
     head = decoder.target.model.get_output_embeddings()
     handle = head.register_forward_hook(lambda module, inputs, output: seen.append(output.shape))
     try:
-        decoder.generate_batch([prompt(20), prompt(17, seed=1)], 2, 1)
+        decoder.generate_batch([prompt(20), prompt(17, seed=1)], 1, width=2)
     finally:
         handle.remove()
     assert [shape[:2] for shape in seen] == [(2, 1), (2, 1)]
@@ -121,10 +121,10 @@ def test_an_error_in_one_ends_all_and_says_which(decoder, alone):
 
     before = decoder.target.length
     with pytest.raises(RuntimeError, match="no more paper") as error:
-        decoder.generate_batch(PROMPTS, 3, NEW, stop=[None, None, rule, None, None, None, None])
+        decoder.generate_batch(PROMPTS, NEW, width=3, stop=[None, None, rule, None, None, None, None])
     assert "sequence 2 of" in error.value.__notes__[0]
     assert not torch.is_inference_mode_enabled() and decoder.target.length == before
-    assert trace(decoder.generate_batch(PROMPTS, 3, NEW)) == alone
+    assert trace(decoder.generate_batch(PROMPTS, NEW, width=3)) == alone
 
 
 def test_closing_early_ends_every_lane(decoder):
@@ -193,7 +193,7 @@ def test_a_batch_and_a_text_at_once_take_turns(alone):
         lm.model.register_forward_pre_hook(enter)
         lm.model.register_forward_hook(lambda *_: inside.append(-1))
     batches: list[Any] = []
-    thread = threading.Thread(target=lambda: batches.append(trace(decoder.generate_batch(PROMPTS, 3, NEW))))
+    thread = threading.Thread(target=lambda: batches.append(trace(decoder.generate_batch(PROMPTS, NEW, width=3))))
     thread.start()
     begun.wait()
     single = [trace([decoder.generate(PROMPTS[0], NEW)]) for _ in range(5)]
@@ -220,7 +220,7 @@ def test_lanes_belong_to_the_thread_that_began_them(how, decoder, alone):
     assert "\n" not in str(error) and in_thread(lambda: list(running)) == [[]]
     assert trace(in_thread(lambda: decoder.generate(PROMPTS[0], NEW))) == alone[:1]
     assert len(ended) == 1
-    assert trace(decoder.generate_batch(PROMPTS, 3, NEW)) == alone
+    assert trace(decoder.generate_batch(PROMPTS, NEW, width=3)) == alone
     assert ended == [True] * 3 and not torch.is_inference_mode_enabled()
 
 
@@ -230,7 +230,7 @@ def test_lanes_of_a_thread_that_is_over_are_forgotten(decoder, alone):
     assert len(in_thread(lambda: next(running))) == 1
     with pytest.raises(RuntimeError, match="belong to the thread that began them"):
         running.close()
-    assert trace(decoder.generate_batch(PROMPTS, 3, NEW)) == alone
+    assert trace(decoder.generate_batch(PROMPTS, NEW, width=3)) == alone
     assert not scheduler._abandoned and not torch.is_inference_mode_enabled()
 
 
@@ -238,7 +238,7 @@ def test_the_decoder_itself_is_left_as_it_was(decoder, alone):
     """It may be in the middle of a text of its own."""
     own = decoder.steps(PROMPTS[0], NEW)
     tokens = list(next(own).tokens)
-    decoder.generate_batch(PROMPTS[:3], 2, NEW)
+    decoder.generate_batch(PROMPTS[:3], NEW, width=2)
     assert [*tokens, *(token for step in own for token in step.tokens)][:NEW] == alone[0][0]
 
 
@@ -254,7 +254,7 @@ def test_a_job_s_decoder_is_of_no_use_after_it(decoder, alone):
 def test_what_cannot_be_packed_is_decoded_one_by_one(decoder, alone, monkeypatch):
     monkeypatch.setattr(decoder.target, "engine", Eager(decoder.target.model, decoder.target.cache))
     with pytest.warns(UserWarning, match="one sequence after the other: .* replays captured graphs"):
-        many = decoder.generate_batch(PROMPTS[:2], 2, NEW)
+        many = decoder.generate_batch(PROMPTS[:2], NEW, width=2)
     assert trace(many) == alone[:2] and {answer.lanes for answer in many} == {1}
 
 
@@ -268,18 +268,18 @@ def test_a_drafter_that_runs_more_than_it_names_is_not_copied(alone):
 
     target = CausalLM(tiny("llama"))
     with pytest.warns(UserWarning, match="one sequence after the other: the drafter has a .* beside the models"):
-        many = Decoder(target, Secret(target), OPT).generate_batch(PROMPTS[:2], 2, NEW)
+        many = Decoder(target, Secret(target), OPT).generate_batch(PROMPTS[:2], NEW, width=2)
     assert [answer.tokens for answer in many] == [one[0] for one in alone[:2]]
 
 
 def test_bad_input_is_refused_before_anything_is_decoded(decoder):
     work = decoder.target.work
     for refused, match in (
-        (lambda: decoder.generate_batch([[1], [2, 99]], 2), "prompt 1 of the batch: token 99"),
-        (lambda: decoder.generate_batch([[1], []], 2), "prompt 1 of the batch: the prompt is empty"),
+        (lambda: decoder.generate_batch([[1], [2, 99]]), "prompt 1 of the batch: token 99"),
+        (lambda: decoder.generate_batch([[1], []]), "prompt 1 of the batch: the prompt is empty"),
         (lambda: decoder.generate_batch([[1], [2]], seed=[1]), "2 prompts, but 2 stop rules and 1 seed"),
-        (lambda: decoder.generate_batch([[1], [2]], 0), "width must be at least 1"),
-        (lambda: decoder.generate_batch([[1], [2]], 2, 0), "max_new_tokens must be at least 1"),
+        (lambda: decoder.generate_batch([[1], [2]], width=0), "width must be at least 1"),
+        (lambda: decoder.generate_batch([[1], [2]], 0), "max_new_tokens must be at least 1"),
     ):
         with pytest.raises(ValueError, match=match):
             refused()
@@ -290,8 +290,8 @@ def test_there_are_as_many_lanes_as_prompts(decoder, alone, monkeypatch):
     """A width of 20,000 took 2.5 GB for two prompts."""
     made, lane_memos = [], batch.lane_memos
     monkeypatch.setattr(batch, "lane_memos", lambda models, width: made.append(width) or lane_memos(models, width))
-    assert trace(decoder.generate_batch(PROMPTS[:2], 20_000, NEW)) == alone[:2]
-    assert trace(decoder.generate_batch(PROMPTS[:1], 20_000, NEW)) == alone[:1]
+    assert trace(decoder.generate_batch(PROMPTS[:2], NEW, width=20_000)) == alone[:2]
+    assert trace(decoder.generate_batch(PROMPTS[:1], NEW, width=20_000)) == alone[:1]
     assert made == [2]
 
 

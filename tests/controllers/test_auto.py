@@ -227,7 +227,7 @@ def test_a_batch_is_decoded_by_its_own_costs():
     laws = (lambda path: table[path[-1]],) * 2
     auto = Auto(costs_in_lanes(EAGER, 3))
     plainly, fixed, priced = (
-        Decoder(TableTarget(laws[0], 12), TableDrafter(laws[1]), policy).generate_batch([[1], [2], [3]], 8, 60)
+        Decoder(TableTarget(laws[0], 12), TableDrafter(laws[1]), policy).generate_batch([[1], [2], [3]], 60, width=8)
         for policy in (Static.empty(), Auto(EAGER), auto)
     )
     assert auto.rate == Auto(costs_in_lanes(EAGER, 3)).rate  # the decoder's own is as it was

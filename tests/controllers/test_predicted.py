@@ -135,7 +135,7 @@ def test_it_changes_no_text_and_reads_the_feature_before_the_root(price):
         assert controller._feature[0].tolist() == pytest.approx(state.tolist(), abs=1e-9)
     assert decoder.generate(prompt(9), 30, Sampling(0.9), seed=3).tokens == sampled
     assert decoder.generate(prompt(1), 6).tokens == plain(lm).generate(prompt(1), 6).tokens
-    batch = decoder.generate_batch([prompt(9), prompt(5), prompt(7)], 2, 20)
+    batch = decoder.generate_batch([prompt(9), prompt(5), prompt(7)], 20, width=2)
     assert [one.tokens for one in batch] == [plain(lm).generate(prompt(n), 20).tokens for n in (9, 5, 7)]
 
 

@@ -107,7 +107,7 @@ def test_at_temperature_0_the_text_is_plain_decodings():
     drafter = EagleDrafter(tiny_head(target.model), target)
     decoder = Decoder(target, drafter, SelectedTree(values_of(), COSTS), traversal)
     assert decoder.generate(prompt(9), 30).tokens == plain(target).generate(prompt(9), 30).tokens
-    batch = decoder.generate_batch([prompt(9), prompt(5)], 2, 20)
+    batch = decoder.generate_batch([prompt(9), prompt(5)], 20, width=2)
     assert [one.tokens for one in batch] == [plain(target).generate(prompt(n), 20).tokens for n in (9, 5)]
 
 

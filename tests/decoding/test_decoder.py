@@ -75,7 +75,7 @@ class TestLengths:
         call = inspect.unwrap  # the tests' own type checks left out
         for many in (8.0, np.int64(8), np.float64(8)):
             assert call(Decoder.generate)(decoder, PROMPT, many).tokens == text[:8]
-            [answer] = call(Decoder.generate_batch)(decoder, [PROMPT], 1, many)
+            [answer] = call(Decoder.generate_batch)(decoder, [PROMPT], many, width=1)
             assert answer.tokens == text[:8] and answer.finish_reason == "length"
             assert [token for step in call(Decoder.steps)(decoder, PROMPT, many) for token in step.tokens] == text[:8]
         for many in (0, -5, 2.5):

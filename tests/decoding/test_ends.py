@@ -6,15 +6,16 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tiny_models import prompt, tiny, tiny_drafter
+from tiny_models import VOCAB, prompt, tiny, tiny_drafter, tiny_tokenizer
 from transformers import LogitsProcessor
 
-from opt_tree import Sampling, Stop
+from opt_tree import Sampling, Stop, load_pair
 from opt_tree.core.tree import Tree
 from opt_tree.decoding.decoder import Decoder
 from opt_tree.decoding.presets import opt
 from opt_tree.drafters import CausalLMDrafter, NGramDrafter
 from opt_tree.models.causal_lm import CausalLM
+from opt_tree.models.chain_lm import ChainLM
 from opt_tree.policies import OptTree
 
 
@@ -43,7 +44,7 @@ def test_nothing_is_drafted_below_a_stop_token(drafter, temperature):
     length = next((place for place, token in enumerate(whole.tokens, 1) if token in ends), 40)
     found = decoder.generate(text, 40, sampling, Stop(ends))
     assert found.tokens == whole.tokens[:length]
-    [rows] = [decoder.generate_batch([text], 2, 40, sampling, Stop(ends))]
+    [rows] = [decoder.generate_batch([text], 40, sampling, Stop(ends), width=2)]
     assert rows[0].tokens == found.tokens
     cut = 0
     for step, other in zip(found.steps, whole.steps, strict=False):
@@ -103,3 +104,66 @@ def test_what_belongs_to_sampling_is_told_so(generate):
         getattr(decoder, generate)(given, temperature=0.7)
     with pytest.raises(TypeError, match=r"takes no top: help\(Decoder.generate\) lists all"):
         getattr(decoder, generate)(given, top=3)
+
+
+class TestTheTargetsOwnEnds:
+    """Without a rule a generation stops where the model's own `generate` does."""
+
+    @pytest.fixture(params=["tree", "paths"])
+    def decoder(self, request) -> Decoder:
+        model = copy.deepcopy(tiny("llama"))
+        lm = CausalLM(model) if request.param == "tree" else ChainLM(model)
+        return opt(lm, NGramDrafter(), OptTree(8, 0.0, 4))
+
+    @pytest.fixture
+    def text(self, decoder) -> list[int]:
+        return decoder.generate(prompt(9), 30).tokens
+
+    def test_generate_steps_and_batch(self, decoder, text):
+        model, end = decoder.target.model, text[9]
+        model.generation_config.eos_token_id = [end, VOCAB - 1]  # changed after it was wrapped, as plain generate sees
+        length = text.index(end) + 1
+        ids = torch.tensor([prompt(9)])
+        expected = model.generate(ids, max_new_tokens=30, do_sample=False)[0, 9:].tolist()
+        assert expected == text[:length] and length < 30
+        for answer in (decoder.generate(prompt(9), 30), *decoder.generate_batch([prompt(9)] * 2, 30)):
+            assert (answer.tokens, answer.finish_reason) == (expected, "stop_token")
+        written = [token for step in decoder.steps(prompt(9), 30) for token in step.tokens]
+        assert written[:length] == expected and len(written) <= length + 1  # nothing is drafted below an end
+        # None says never, everywhere.
+        assert decoder.generate(prompt(9), 30, stop=None).tokens == text
+        assert [one.tokens for one in decoder.generate_batch([prompt(9)] * 2, 30, stop=[None, Stop()])] == [
+            text,
+            expected,
+        ]
+        assert [token for step in decoder.steps(prompt(9), 30, stop=None) for token in step.tokens][:30] == text
+
+    def test_strings_alone_keep_the_ends_and_tokens_replace_them(self, decoder, text):
+        decoder.target.model.generation_config.eos_token_id = text[9]
+        length = text.index(text[9]) + 1
+        tokenizer = tiny_tokenizer()
+        never = Stop(strings=("no such text",), tokenizer=tokenizer)
+        assert decoder.generate(prompt(9), 30, stop=never).tokens == text[:length]
+        assert decoder.generate(prompt(9), 30, stop=Stop((), ("no such text",), tokenizer)).tokens == text
+        other = next(token for token in text if token not in text[:length])
+        assert decoder.generate(prompt(9), 30, stop=Stop({other})).tokens == text[: text.index(other) + 1]
+
+    def test_custom_generate_has_the_criteria_of_transformers_and_no_more(self, decoder, text):
+        model = decoder.target.model
+        model.generation_config.eos_token_id = text[9]
+        other = next(token for token in text if token not in text[: text.index(text[9]) + 1])
+        given = {"max_new_tokens": 30, "do_sample": False, "eos_token_id": other, "pad_token_id": 0}
+        ids = torch.tensor([prompt(9)])
+        found = model.generate(ids, **given, custom_generate=decoder)[0, 9:].tolist()
+        assert found == model.generate(ids, **given)[0, 9:].tolist() == text[: text.index(other) + 1]
+
+
+def test_a_pair_names_the_ends_of_its_tokenizer_too():
+    pair = load_pair("demo", "ngram", dtype="float32")
+    assert pair.target.ends == pair.stop.tokens and pair.tokenizer.eos_token_id in pair.target.ends
+    pair.target.model.generation_config.eos_token_id = None
+    assert pair.tokenizer.eos_token_id in pair.target.ends
+    decoder = Decoder(pair.target, pair.drafter, OptTree(8, 0.1))
+    ids = pair.encode("Why is the sky blue?")
+    answer = decoder.generate(ids, 120)
+    assert answer.finish_reason == "stop_token" and answer.tokens == decoder.generate(ids, 120, stop=pair.stop).tokens

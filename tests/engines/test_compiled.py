@@ -157,9 +157,9 @@ def test_sequences_side_by_side_run_in_the_package(compiled, monkeypatch):
     with monkeypatch.context() as strict:
         strict.setattr("opt_tree.batch.shared_forwards.compute_batch", _long_only)
         for width in (3, 5):
-            found = plain(target).generate_batch(prompts, width, 40)
+            found = plain(target).generate_batch(prompts, 40, width=width)
             assert [one.tokens for one in found] == expected and {one.lanes for one in found} == {width}
-    found = opt(target, drafter, OptTree(9, 0.1, 4)).generate_batch(prompts, 3, 40)
+    found = opt(target, drafter, OptTree(9, 0.1, 4)).generate_batch(prompts, 40, width=3)
     assert [one.tokens for one in found] == expected
 
 
@@ -175,7 +175,7 @@ def test_a_compiled_pair_side_by_side(fake):
     alone = trace([decoder.generate(ids, 8) for ids in prompts])
     for lm in (decoder.target, *decoder.drafter.models):
         assert compile_forwards(lm)
-    assert trace(decoder.generate_batch(prompts, 3, 8)) == alone
+    assert trace(decoder.generate_batch(prompts, 8, width=3)) == alone
     assert len(fake) == 2
 
 

@@ -91,7 +91,7 @@ def test_a_stop_token_inside_an_accepted_path_ends_them_too(decoder):
 def test_batches_and_kept_contexts_tell_the_same(decoder):
     prompts = [PROMPT, prompt(5), prompt(20)]
     alone = [decoder.generate(one, NEW, log_probs=3) for one in prompts]
-    together = decoder.generate_batch(prompts, 2, NEW, log_probs=3)
+    together = decoder.generate_batch(prompts, NEW, log_probs=3, width=2)
     for one, other in zip(alone, together, strict=True):
         assert one.tokens == other.tokens and one.log_probs == pytest.approx(other.log_probs, abs=1e-9)
         assert [list(place) for place in one.top_log_probs] == [list(place) for place in other.top_log_probs]

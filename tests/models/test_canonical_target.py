@@ -148,7 +148,7 @@ def test_rows_of_one_number_have_the_logits_of_one_prefill(monkeypatch: pytest.M
     expected = plain(lm).generate(asked, NEW).tokens
     assert decoder.generate(asked, NEW).tokens == expected
     with pytest.warns(UserWarning, match="is canonical by forwards of 32 rows of one sequence"):
-        assert [one.tokens for one in decoder.generate_batch([asked] * 2, 2, NEW)] == [expected] * 2
+        assert [one.tokens for one in decoder.generate_batch([asked] * 2, NEW, width=2)] == [expected] * 2
     lm.engine, lm.buckets = Captured(lm.eager, (8, 32)), Buckets((8, 32), (64, 128))
     check(lm)
     assert decoder.generate(asked, NEW).tokens == expected
@@ -257,9 +257,9 @@ def test_sampled_with_a_seed_trees_give_the_same_text(pair: Pair, texts: dict[st
 @pytest.mark.parametrize("spec", ["own", "eagle:demo", "store:demo"])
 def test_ragged_lanes_give_the_same_texts(pair: Pair, texts: dict[str, Any], spec: str) -> None:
     decoder = drafted(pair, spec)
-    found = decoder.generate_batch(texts["prompts"], 2, NEW)
+    found = decoder.generate_batch(texts["prompts"], NEW, width=2)
     assert [one.tokens for one in found] == texts["greedy"]
-    sampled = decoder.generate_batch(texts["prompts"], 3, NEW, Sampling(1.0), seed=3)
+    sampled = decoder.generate_batch(texts["prompts"], NEW, Sampling(1.0), seed=3, width=3)
     assert [one.tokens for one in sampled] == texts["sampled"]
 
 

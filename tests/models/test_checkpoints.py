@@ -81,7 +81,7 @@ class TestPairs:
         drafter = {"eagle" if part == "eagle" else "drafter": str(originals / part)}
         pair = load_pair(str(originals / "target"), **drafter, **FP64)
         assert isinstance(pair.drafter, kind)
-        result = Decoder(pair.target, pair.drafter, OptTree(10, 0.1, 5)).generate(prompt(12), 20)
+        result = Decoder(pair.target, pair.drafter, OptTree(10, 0.1, 5)).generate(prompt(12), 20, stop=None)
         expected = tiny("llama").generate(torch.tensor([prompt(12)]), max_new_tokens=20, do_sample=False)
         assert result.tokens == expected[0, 12:].tolist()
         assert part == "eagle" or result.mean_acceptance_length > 1

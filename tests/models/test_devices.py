@@ -35,7 +35,7 @@ def test_texts_and_trees_are_those_of_one_place(target, kind):
 
     whole = decoder(CausalLM(tiny("llama")))
     alone = [whole.generate(ids, 12) for ids in IDS]
-    for found in ([decoder(target).generate(ids, 12) for ids in IDS], decoder(target).generate_batch(IDS, 2, 12)):
+    for found in ([decoder(target).generate(ids, 12) for ids in IDS], decoder(target).generate_batch(IDS, 12, width=2)):
         assert [one.tokens for one in found] == [one.tokens for one in alone]
         assert [one.accept_lengths for one in found] == [one.accept_lengths for one in alone]
     assert [one.tokens for one in alone] == [plain(whole.target).generate(ids, 12).tokens for ids in IDS]

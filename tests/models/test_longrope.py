@@ -103,7 +103,7 @@ def test_trees_end_at_the_border_and_change_nothing(model, buckets):
     alone = [until_the_border(decoder, model, length) for length in LENGTHS]
     for length, result in zip(LENGTHS, alone, strict=True):
         assert length > 20 or any(step.accepted for step in result.steps), "the drafter should sometimes be right"
-    many = decoder.generate_batch([prompt(length) for length in LENGTHS], 3, NEW_TOKENS)
+    many = decoder.generate_batch([prompt(length) for length in LENGTHS], NEW_TOKENS, width=3)
     assert [one.tokens for one in many] == [one.tokens for one in alone]
 
 

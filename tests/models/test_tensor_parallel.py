@@ -98,7 +98,7 @@ def answers(target: CausalLM, rank: int) -> dict[str, Any]:
         "greedy": trace(decoder.generate(IDS, 16 + rank)),
         "seeds": trace(decoder.generate(ids, 16, sampling, Stop({rank}), seed=5 + rank)),
         "head": trace(head.generate(ids, 16)),
-        "batch": [trace(one) for one in decoder.generate_batch([IDS, IDS[:4]][: 2 - rank], 2, 8)],
+        "batch": [trace(one) for one in decoder.generate_batch([IDS, IDS[:4]][: 2 - rank], 8, width=2)],
     }
     torch.manual_seed(rank)
     found["door"] = target.model.generate(torch.tensor([ids]), do_sample=True, **door).tolist()

@@ -168,7 +168,7 @@ def test_log_probs_are_read_once_at_the_end(sampling):
 def test_a_batch_and_a_kept_context():
     made, here = decoder("cuda", "draft"), decoder("cpu", "draft")
     prompts = [prompt(20), prompt(13, seed=3), prompt(20, seed=4)]
-    both = [one.generate_batch(prompts, 2, 12) for one in (made, here)]
+    both = [one.generate_batch(prompts, 12, width=2) for one in (made, here)]
     assert [one.tokens for one in both[0]] == [one.tokens for one in both[1]]
     first = made.generate(prompts[0], 8)
     longer = [*prompts[0], *first.tokens]

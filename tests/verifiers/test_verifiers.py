@@ -155,7 +155,7 @@ def test_greedy_is_refused_above_temperature_0_wherever_it_comes_from(policy: Tr
     for ask in (
         lambda: decoder.generate([0], 4, drawn),
         lambda: next(decoder.steps([0], 4, drawn)),
-        lambda: decoder.generate_batch([[0], [1]], 2, 4, drawn),
+        lambda: decoder.generate_batch([[0], [1]], 4, drawn, width=2),
     ):
         with pytest.raises(ValueError, match=refusal):
             ask()
