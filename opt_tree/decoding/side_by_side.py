@@ -20,7 +20,7 @@ from opt_tree.batch import scheduler, shared_forwards
 from opt_tree.core.errors import require
 from opt_tree.core.log_probs import recorder_of
 from opt_tree.core.sampling import Sampling
-from opt_tree.core.stopping import Stop, StopRule
+from opt_tree.core.stopping import Stop, StopRule, rule_for
 from opt_tree.core.target import Target
 from opt_tree.core.words import counted
 from opt_tree.decoding.generation import Generation, check_new_tokens, check_others, check_prompt
@@ -68,7 +68,8 @@ class SideBySide:
         check_others(others)
         recorder_of(log_probs, self.target.vocab)
         require((Sequence, Tensor, np.ndarray), prompts=prompts)
-        rules = list(stop) if isinstance(stop, Sequence) else [stop] * len(prompts)
+        given: Any = stop if isinstance(stop, Sequence) and not isinstance(stop, str) else [stop] * len(prompts)
+        rules = [rule_for(rule, self.target.ends) for rule in given]
         seeds = list(seed) if isinstance(seed, Sequence) else [seed] * len(prompts)
         if not len(prompts) == len(rules) == len(seeds):
             there = f"{counted(len(rules), 'stop rule')} and {counted(len(seeds), 'seed')}"

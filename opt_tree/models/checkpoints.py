@@ -87,6 +87,7 @@ def load_causal_lm(
 
     `weights`: "int8" or "int4", on a CPU; None: as the dtype says.
     """
+    kept = as_dtype(dtype, device)
     if not model_options.keys() & {"device_map", "tp_plan", "distributed_config"}:
         model_options["device_map"] = device
     model_options.setdefault("attn_implementation", None)
@@ -95,8 +96,8 @@ def load_causal_lm(
             check_weights(weights)
     if model_options["device_map"] == "cpu" and "quantization_config" not in model_options:
         with refused(f"cannot load {path}"):
-            check_weights_fit(path, as_dtype(dtype, device), weights)
-    model = _load_whole(AutoModelForCausalLM, path, dtype=as_dtype(dtype, device), **model_options)
+            check_weights_fit(path, kept, weights)
+    model = _load_whole(AutoModelForCausalLM, path, dtype=kept, **model_options)
     if weights is not None:
         with refused(f"cannot quantise {path}"):
             quantise(model, weights)
