@@ -257,7 +257,8 @@ LONG_MODULES = {
     "opt_tree/engines/compiled.py": "what is exported and how it is called must change together",
     "opt_tree/integrations/hf_generate.py": "every option of `generate` is either honoured or refused here",
     "evaluation/run/inflate.py": "one construction, with the proof that it computes the same function",
-    "opt_tree/models/causal_lm.py": "every forward passes through one function, with the probe that refuses a model",
+    "opt_tree/models/causal_lm.py": "the doors of a model, and the spellings of callers that are not converted yet",
+    "opt_tree/core/target.py": "laws and what cuts them go when drafters answer with log-probabilities",
     "opt_tree/training/controllers/tree_values.py": "one training: what is drafted, what it was worth, what it costs",
     "opt_tree/verifiers/base.py": "the two ways to judge, downwards and upwards, and what they share",
 }

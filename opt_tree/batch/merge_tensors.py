@@ -7,11 +7,10 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import torch
-from jaxtyping import Bool, Int
+from jaxtyping import Bool
 from torch import Tensor
 
-from opt_tree.engines import Inputs
-from opt_tree.engines.base import Mask
+from opt_tree.engines.base import Inputs
 
 T = TypeVar("T")
 
@@ -32,35 +31,43 @@ def cheapest_split(asked: Sequence[T], cost: Callable[[Sequence[T]], float]) -> 
     return parts
 
 
-def in_lanes(
-    forwards: Sequence[Inputs | None], rows: int, keys: int, scratch: int
-) -> tuple[Int[Tensor, "3 lanes {rows}"], Mask | dict[str, Mask], list[Tensor]]:
-    """A body's inputs, a batch row for each forward: padded on the left to `rows`, on the right to `keys`.
+def side_by_side(asked: Sequence[Inputs | None], rows: int, keys: int, scratch: int) -> Inputs:
+    """The forwards of several texts as one: padded in front to `rows`, on the right to `keys`.
 
-    Padding is written to the slot `scratch`; a lane without a forward is padding as a whole. The list has the features,
-    where a head reads some.
+    Padding is written to the slot `scratch`; a lane without a forward is padding as a whole.
     """
-    first = next(forward for forward in forwards if forward is not None)
-    if all(forward is not None and forward.ints.shape[1] == rows for forward in forwards):
-        ints = torch.stack([forward.ints for forward in forwards], 1)  # type: ignore[union-attr]
+    first = next(one for one in asked if one is not None)
+    if all(one is not None and one.numbers.shape[2] == rows for one in asked):
+        numbers = torch.cat([one.numbers for one in asked], 1)  # type: ignore[union-attr]
     else:
-        ints = first.ints.new_zeros((3, len(forwards), rows))
-        ints[2] = scratch
-        for lane, forward in enumerate(forwards):
-            if forward is not None:
-                ints[:, lane, rows - forward.ints.shape[1] :] = forward.ints
+        numbers = first.numbers.new_zeros((3, len(asked), rows))
+        numbers[2] = scratch
+        for lane, one in enumerate(asked):
+            if one is not None:
+                numbers[:, lane, rows - one.numbers.shape[2] :] = one.numbers[:, 0]
     if isinstance(first.mask, dict):
-        masks = {kind: [one and one.mask[kind] for one in forwards] for kind in first.mask}  # type: ignore[index]
+        masks = {kind: [one and one.mask[kind] for one in asked] for kind in first.mask}  # type: ignore[index]
         mask: Any = {kind: _mask(own, rows, keys) for kind, own in masks.items()}  # type: ignore[arg-type]
     else:
-        mask = _mask([one and one.mask for one in forwards], rows, keys)  # type: ignore[arg-type, misc]
-    if first.features is None:
-        return ints, mask, []
-    features = first.features.new_zeros((len(forwards), rows, first.features.shape[1]))
-    for own, forward in zip(features, forwards, strict=True):
-        if forward is not None:
-            own[rows - len(forward.features) :] = forward.features  # type: ignore[arg-type]
-    return ints, mask, [features]
+        mask = _mask([one and one.mask for one in asked], rows, keys)  # type: ignore[arg-type, misc]
+    features = None
+    if first.features is not None:
+        features = first.features.new_zeros((len(asked), rows, first.features.shape[2]))
+        for own, one in zip(features, asked, strict=True):
+            if one is not None and one.features is not None:
+                own[rows - one.features.shape[1] :] = one.features[0]
+    last_only = all(one is None or one.last_only for one in asked)
+    return Inputs(numbers, mask, False, features, last_only, *_laws(asked))
+
+
+def _laws(asked: Sequence[Inputs | None]) -> tuple[Any, int]:
+    """Scale and columns of the laws, where any text asks for some; a text that does not has a scale of 1."""
+    wanting = [one for one in asked if one is not None and one.scale is not None]
+    if not wanting:
+        return None, 0
+    one = wanting[0].scale.new_ones(1)  # type: ignore[union-attr]
+    scales = [one if text is None or text.scale is None else text.scale for text in asked]
+    return torch.cat(scales), wanting[0].columns
 
 
 def _mask(

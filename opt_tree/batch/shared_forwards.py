@@ -11,11 +11,9 @@ import greenlet
 from torch import nn
 
 from opt_tree.batch.kv_lanes import Lane, Storage
-from opt_tree.batch.merge_tensors import cheapest_split, in_lanes
+from opt_tree.batch.merge_tensors import cheapest_split, side_by_side
 from opt_tree.core.target import Output
-from opt_tree.engines import Compiled, Engine, Inputs
-from opt_tree.engines.body import compute_batch, laws_of, model_inputs, takes
-from opt_tree.engines.eager import attention_kernels
+from opt_tree.engines import Backend, Compiled, Inputs, Packed
 from opt_tree.engines.kv_cache import KVCache
 from opt_tree.models.causal_lm import CausalLM
 from opt_tree.models.chain_lm import ChainLM
@@ -31,33 +29,46 @@ _KEYS = 4
 class Ask(NamedTuple):
     """A forward that a lane waits for."""
 
-    engine: "LaneEngine"
-    forward: Inputs
+    engine: "LaneBackend"
+    inputs: Inputs
 
     @property
     def rows(self) -> int:
-        return self.forward.ints.shape[1]
+        return self.inputs.numbers.shape[2]
 
 
-class LaneEngine(Engine):
-    """The engine of one lane: it asks the hub. Outside of the hub's greenlets there is nobody to ask."""
+class LaneBackend(Backend):
+    """The backend of one lane: it asks the hub. Outside of the hub's greenlets there is nobody to ask."""
 
     name = "lane"
 
     def __init__(self, shared: "SharedModel", lane: Lane) -> None:
+        super().__init__(shared.lm.model)
         self.shared, self.lane = shared, lane
+        self._changes = shared.lm.eager.changes
 
-    def run(self, forward: Inputs) -> Output:
-        hub = greenlet.getcurrent().parent
-        if hub is None:
-            raise RuntimeError("this decoder belongs to a job of side_by_side that is over: use the one that ran it")
-        return hub.switch(Ask(self, forward))
+    @property
+    def eager(self) -> Packed:
+        """The model's own, which is without compiled code."""
+        return self.shared.lm.eager
 
-    def changed(self, what: str) -> None:
-        self.shared.lm.engine.changed(what)
+    def begin_text(self) -> bool:
+        """See `Backend.begin_text`: whichever lane looks first sees a change, and all lanes have rows of before."""
+        self.shared.lm.backend.begin_text()
+        before, self._changes = self._changes, self.eager.changes
+        return before == self._changes
+
+    def shape(self, rows: int, first_slot: int) -> tuple[int, int]:
+        return self.eager.shape(rows, first_slot)
 
     def watch(self, layers: tuple[int, ...]) -> None:
         self.shared.lm.watch(layers)
+
+    def forward(self, inputs: Inputs, cache: Any) -> Output:
+        hub = greenlet.getcurrent().parent
+        if hub is None:
+            raise RuntimeError("this decoder belongs to a job of side_by_side that is over: use the one that ran it")
+        return hub.switch(Ask(self, inputs))
 
 
 class SharedModel:
@@ -66,12 +77,11 @@ class SharedModel:
     def __init__(self, lm: CausalLM, lanes: int, last: bool) -> None:
         lm.begin()  # once for all lanes
         self.lm, self.storage, self.last = lm, Storage(lm.cache.shapes, lanes), last
-        self._keeps_logits = takes(lm.model, "logits_to_keep")
         self._call = _CALL.get(lm.device.type, _CALL_ELSEWHERE)
 
     def views(self) -> list[CausalLM]:
         """The model as each lane has it."""
-        return [self.lm.in_lane(lane, LaneEngine(self, lane)) for lane in self.storage.lanes]
+        return [self.lm.in_lane(lane, LaneBackend(self, lane)) for lane in self.storage.lanes]
 
     def parts(self, asked: Sequence[Ask]) -> list[list[Ask]]:
         """Split forwards into those that run as one, each part in the order of its lanes."""
@@ -90,37 +100,22 @@ class SharedModel:
 
         A padding row sees the first key of its lane alone and is written where nobody reads; nobody sees it.
         """
-        rows, engine = max(ask.rows for ask in asked), self.lm.engine
+        rows, backend = max(ask.rows for ask in asked), self.lm.backend
         keys = max(ask.engine.lane.read[1] for ask in asked)
         lanes = [ask.engine.lane.number for ask in asked]
         self.storage.reserve(keys)
-        if isinstance(engine, Compiled) and engine.takes((lanes[-1] + 1 - lanes[0]) * rows):
-            return self._compiled(engine, asked, rows, keys)
-        forwards = [ask.forward for ask in asked]
-        ints, mask, more = in_lanes(forwards, rows, keys, self.storage.slots - 1)
-        self.storage.open(lanes, keys, ints[2])
-        inputs = model_inputs(self.lm.model, ints, mask, *more)
-        whole = not all(forward.last_only and forward.slots is None for forward in forwards)
-        if not whole and self._keeps_logits:
-            inputs["logits_to_keep"] = 1
-        with attention_kernels(self.lm.device), self.lm.eager.packed:
-            logits, states = compute_batch(self.lm.model, inputs, self.storage, engine.layers)
-        outputs = []
-        for row, ask in enumerate(asked):
-            own = {layer: found[row, -ask.rows :] for layer, found in states.items()}
-            asked_for = logits[row, -ask.rows if whole else -1 :]
-            outputs.append(Output(asked_for, own, laws_of(asked_for, ask.forward)))
-        return outputs
-
-    def _compiled(self, engine: Compiled, asked: Sequence[Ask], rows: int, keys: int) -> list[Output]:
-        """The same by the model's package, for all lanes from the first to the last: those between them are padding."""
-        by_lane = {ask.engine.lane.number: ask.forward for ask in asked}
-        lanes = range(asked[0].engine.lane.number, asked[-1].engine.lane.number + 1)
-        forwards = [by_lane.get(lane) for lane in lanes]
-        ints, mask, more = in_lanes(forwards, rows, keys, self.storage.slots - 1)
-        found = engine.call(ints, mask, self.storage.views(lanes), more, forwards)
-        places = ((ask.engine.lane.number - lanes.start, ask) for ask in asked)
-        return [engine.output([one[place, -ask.rows :] for one in found], ask.forward) for place, ask in places]
+        scratch, places = self.storage.slots - 1, list(range(len(lanes)))
+        if isinstance(backend, Compiled) and backend.takes((lanes[-1] + 1 - lanes[0]) * rows):
+            # All lanes from the first to the last: those between them are padding.
+            by_lane = {ask.engine.lane.number: ask.inputs for ask in asked}
+            whole = range(lanes[0], lanes[-1] + 1)
+            inputs = side_by_side([by_lane.get(lane) for lane in whole], rows, keys, scratch)
+            output, places = backend.call(inputs, self.storage.views(whole)), [lane - lanes[0] for lane in lanes]
+        else:
+            inputs = side_by_side([ask.inputs for ask in asked], rows, keys, scratch)
+            self.storage.open(lanes, keys, inputs.numbers[2])
+            output = self.lm.eager.forward(inputs, self.storage)
+        return [output.only(place) for place in places]
 
 
 def why_alone(models: Sequence[Any]) -> str | None:

@@ -36,6 +36,12 @@ class Laws(NamedTuple):
     best: Best | None = None
     """The children of these rows, where the model has picked them itself; see `Picking`."""
 
+    def of_text(self, place: int, rows: int) -> "Laws":
+        """Of the last rows of one of several texts, as a backend returns them."""
+        peaks = None if self.peaks is None else self.peaks[place]
+        best = None if self.best is None else Best(self.best.found[place])
+        return Laws(self.log_probs[place], self.tokens, peaks, best).some(slice(-rows, None))
+
     def some(self, rows: slice) -> "Laws":
         """Of some of the rows, one behind the other."""
         first = rows.indices(len(self.log_probs))[0]
@@ -54,9 +60,28 @@ class Output(NamedTuple):
     laws: Laws | None = None
     """Of the rows whose logits are there, where they were asked for."""
 
-    def some(self, rows: slice, features: Mapping[int, Tensor] = NO_FEATURES) -> "Output":
-        """Logits and laws of some rows, one behind the other, with these features."""
-        return Output(self.logits[rows], features, None if self.laws is None else self.laws.some(rows))
+    def only(self, place: int) -> "Output":
+        """Of one text of what a backend returns, as if it had run alone: `[1, rows, ...]`."""
+        one = slice(place, place + 1)
+        laws = self.laws and self.laws._replace(
+            log_probs=self.laws.log_probs[one], peaks=None if self.laws.peaks is None else self.laws.peaks[one]
+        )
+        return Output(self.logits[one], {layer: states[one] for layer, states in self.features.items()}, laws)
+
+    def of_text(self, place: int, rows: int, last_only: bool = False) -> "Output":
+        """Of one text of what a backend returns, `[texts, rows, ...]`, without the padding in front of its rows.
+
+        With `last_only` the last row's logits, and all rows' features.
+        """
+        features = {layer: states[place, -rows:] for layer, states in self.features.items()}
+        kept = 1 if last_only else rows
+        return Output(
+            self.logits[place, -kept:], features, None if self.laws is None else self.laws.of_text(place, kept)
+        )
+
+    def some(self, rows: slice) -> "Output":
+        """Logits and laws of some rows, one behind the other."""
+        return Output(self.logits[rows], NO_FEATURES, None if self.laws is None else self.laws.some(rows))
 
 
 @dataclass(frozen=True, eq=False)

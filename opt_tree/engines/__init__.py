@@ -1,8 +1,8 @@
-"""Engines: how one forward is computed."""
+"""Backends: how one forward is computed."""
 
-from opt_tree.engines.base import Engine, Inputs
+from opt_tree.engines.base import Backend, Inputs
 from opt_tree.engines.compiled import Compiled, CompileError
 from opt_tree.engines.cuda_graphs import Captured
-from opt_tree.engines.eager import Eager
+from opt_tree.engines.packed import Buckets, Packed
 
-__all__ = ["Captured", "CompileError", "Compiled", "Eager", "Engine", "Inputs"]
+__all__ = ["Backend", "Buckets", "Captured", "CompileError", "Compiled", "Inputs", "Packed"]

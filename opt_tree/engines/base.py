@@ -1,66 +1,184 @@
-"""The seam between shapes and kernels: `lm.py` decides what a forward is, an engine computes it.
+"""Who computes a forward. `Backend` is the network as it is; others override what they do otherwise.
 
-Everything a model computes goes through `Engine.run`. Knows nothing of trees, contexts and who asked.
+Everything that a model computes goes through `Backend.forward`. Knows nothing of trees, drafters and who asked.
 """
 
-from abc import ABC, abstractmethod
-from typing import NamedTuple
+import inspect
+import time
+from typing import Any, NamedTuple
 
+import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
+from transformers import DynamicCache
+from transformers.cache_utils import Cache
 
 from opt_tree.core.children import TopK
-from opt_tree.core.target import Output
+from opt_tree.core.errors import UnsupportedModelError, one_line
+from opt_tree.core.probabilities import grouped_log_probs
+from opt_tree.core.target import Laws, Output
+from opt_tree.engines.hidden_states import hidden_states, watched_module
+from opt_tree.engines.kv_cache import KVCache, LayerShape, inference
+from opt_tree.engines.masks import additive
+from opt_tree.engines.meter import Meter
 
-Mask = Bool[Tensor, "lanes 1 rows keys"]
+Mask = Bool[Tensor, "texts 1 rows keys"]
 
 
 class Inputs(NamedTuple):
-    """One forward, ready to run: its tensors lie on the model's device, padded as far as they ever will be.
+    """One forward as tensors on the model's device, of one text or of several side by side; the cache is open for it.
 
-    The model's cache is open for it: room is reserved, and `slots` are the ones to write.
+    Padding stands in front of a text's rows, so that the last row is always a real one.
     """
 
-    ints: Int[Tensor, "3 rows"]
+    numbers: Int[Tensor, "3 texts rows"]
     """Tokens, positions, and slots: where the rows go in the cache."""
     mask: Mask | dict[str, Mask]
-    """True where a row sees a key; one for each kind of attention layer where the model has several."""
-    slots: Int[Tensor, " rows"] | None
-    """The slots, unless the rows go right behind those in use, one after the other."""
-    features: Float[Tensor, "rows hidden"] | None = None
+    """True where a row sees a key; one for each kind of layer where the model has several."""
+    in_order: bool = False
+    """One text's rows go right behind those in use, one after the other, without padding."""
+    features: Float[Tensor, "texts rows hidden"] | None = None
     """Inputs of a head that drafts in the target's feature space."""
     last_only: bool = False
-    """Only the last row's logits are needed; an engine may compute more."""
-    scale: Float[Tensor, ""] | None = None
+    """Nobody reads other logits than the last row's; a backend may compute more."""
+    scale: Float[Tensor, " texts"] | None = None
     """Laws are asked for: of the logits times this; see `probabilities.grouped_log_probs`."""
     columns: int = 0
     """Of the laws: the tokens that the asker knows."""
     children: TopK | None = None
-    """The children to pick from the laws, where the engine `picks`."""
-    above: Float[Tensor, " rows"] | None = None
+    """The children to pick from the laws, where the backend `picks`."""
+    above: Float[Tensor, "texts rows"] | None = None
     """Path log-probabilities of the rows, for them; -inf: none are picked there."""
 
 
-class Engine(ABC):
-    """Computes forwards of one model over one cache."""
+class Backend:
+    """Computes forwards of one network."""
 
-    name: str
+    name: str = "plain"
     """In a word, for a reader: "eager", "aot"."""
-    least_rows: int = 1
-    """Forwards of fewer rows are padded to this many before they get here."""
+    rows_at_once: int | None = None
+    """More rows than these are run in parts; None: any number."""
     picks: bool = False
     """Whether it picks the children of a draft layer in its forward (`Inputs.children`)."""
     layers: tuple[int, ...] = ()
-    """The layers whose hidden states are returned."""
+    """The layers whose hidden states are returned: what decoder layer k puts out; -1: behind the last norm."""
 
-    @abstractmethod
-    def changed(self, what: str) -> None:
-        """The model was changed, as a text that begins found: keep nothing of what it was. `what`: a clause."""
+    def __init__(self, network: Any) -> None:
+        self.network, self.meter = network, Meter()
+        self._keeps_logits = takes(network, "logits_to_keep")
 
-    @abstractmethod
-    def run(self, forward: Inputs) -> Output:
-        """Write the rows into the cache; return their logits (or the last row's) and the watched features."""
+    def begin_text(self) -> bool:
+        """A text begins: whoever keeps what was made of weights looks whether they are the same, and says so."""
+        return True
 
-    @abstractmethod
+    def mask_kinds(self) -> dict[str, int]:
+        """The kinds of layers that want a mask, each with its window or chunk, 0 for none."""
+        return layer_windows(self.network)
+
+    def new_cache(self) -> KVCache:
+        """An empty cache of what the network stores."""
+        return KVCache(layer_shapes(self.network))
+
+    def shape(self, rows: int, first_slot: int) -> tuple[int, int]:
+        """From a forward's rows and its first slot to the rows and keys that it is padded to."""
+        return rows, first_slot + rows
+
     def watch(self, layers: tuple[int, ...]) -> None:
-        """Return features of these layers from now on; ValueError names one that the model does not have."""
+        """Return features of these layers, too, from now on; ValueError names one that the network does not have."""
+        for layer in layers:
+            watched_module(self.network, layer)
+        self.layers = tuple(sorted({*self.layers, *layers}))
+
+    @inference
+    def forward(self, inputs: Inputs, cache: Cache) -> Output:
+        """Write the rows into the cache; return logits, at least each last row's, and the watched features, by text."""
+        given = model_inputs(self.network, inputs.numbers, inputs.mask, inputs.features)
+        if inputs.last_only and self._keeps_logits:
+            given["logits_to_keep"] = 1
+        logits, states = call_network(self.network, given, cache, self.layers)
+        return Output(logits, states, laws_of(logits, inputs))
+
+    def run(self, inputs: Inputs, cache: KVCache, rows: int) -> Output:
+        """Compute a forward with so many real rows, and add it to what was done."""
+        device = inputs.numbers.device
+        begin = _moment(device)
+        output = self.forward(inputs, cache)
+        self.meter.add(rows, begin, _moment(device))
+        return output
+
+
+def _moment(device: torch.device) -> Any:
+    """Now: by the host's clock, on CUDA when the device has come so far."""
+    if device.type != "cuda":
+        return time.perf_counter()
+    event = torch.cuda.Event(enable_timing=True)
+    event.record(torch.cuda.current_stream(device))
+    return event
+
+
+def model_inputs(
+    model: Any, ints: Int[Tensor, "3 texts rows"], mask: Mask | dict[str, Mask], features: Tensor | None = None
+) -> dict[str, Any]:
+    """Return the tensors of a forward by the names that models take them by."""
+    dtype = model.get_input_embeddings().weight.dtype
+    added = (
+        {kind: additive(one, dtype) for kind, one in mask.items()} if isinstance(mask, dict) else additive(mask, dtype)
+    )
+    inputs: dict[str, Any] = {"input_ids": ints[0], "position_ids": ints[1], "attention_mask": added}
+    return inputs if features is None else inputs | {"features": features}
+
+
+def call_network(
+    model: Any, inputs: dict[str, Any], cache: Cache, layers: tuple[int, ...] = ()
+) -> tuple[Float[Tensor, "texts rows vocab"], dict[int, Float[Tensor, "texts rows hidden"]]]:
+    """Call the network once; return the logits and the hidden states of `layers`.
+
+    `cache` takes the rows' keys and values and answers with those to attend to.
+    """
+    with hidden_states(model, layers) as states:
+        logits = model(**inputs, past_key_values=cache, use_cache=True).logits
+    return logits, states
+
+
+def laws_of(logits: Float[Tensor, "texts rows vocab"], inputs: Inputs) -> Laws | None:
+    """Normalise what was computed, where it was asked for and no graph has done it."""
+    if inputs.scale is None:
+        return None
+    log_probs, peaks = grouped_log_probs(logits, inputs.scale[:, None, None], inputs.columns)
+    return Laws(log_probs, peaks=peaks)
+
+
+def layer_windows(model: Any) -> dict[str, int]:
+    """The kinds of layers that a model's config names, each with its window or chunk, 0 for none."""
+    config = model.config.get_text_config()
+    window = getattr(config, "sliding_window", None)
+    kinds = getattr(config, "layer_types", None) or ["sliding_attention" if window else "full_attention"]
+    sizes = {"sliding_attention": window, "chunked_attention": getattr(config, "attention_chunk_size", None)}
+    return {kind: int(sizes.get(kind) or 0) for kind in kinds}
+
+
+@torch.inference_mode()
+def layer_shapes(model: Any, cache: Cache | None = None) -> list[LayerShape]:
+    """Ask the network itself what each layer stores for a token: one through transformers' own cache."""
+    weight, cache = model.get_input_embeddings().weight, DynamicCache() if cache is None else cache
+    one = torch.zeros(1, 1, dtype=torch.long, device=weight.device)
+    inputs: dict[str, object] = {"input_ids": one, "position_ids": one, "past_key_values": cache, "use_cache": True}
+    if takes(model, "features"):
+        inputs["features"] = weight.new_zeros(1, 1, weight.shape[1])
+    try:
+        model(**inputs)
+        none = weight.new_empty(1, 0, 1, 0)  # of a layer that keeps a state instead
+        layers: list[Any] = [
+            (getattr(layer, "keys", none), getattr(layer, "values", none))
+            for layer in cache.layers  # type: ignore[attr-defined]
+        ]
+        return [LayerShape(k.shape[1], k.shape[3], v.shape[3], k.dtype, k.device) for k, v in layers]
+    except Exception as error:
+        raise UnsupportedModelError(
+            f"{type(model).__name__} does not run with a key/value cache: {one_line(error)}"
+        ) from error
+
+
+def takes(model: Any, name: str) -> bool:
+    """Whether the model's forward has a parameter of this name."""
+    return name in inspect.signature(model.forward).parameters

@@ -7,23 +7,22 @@ symbols of the graph, so that nothing is compiled twice, however long a text bec
 
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
 import torch
-from jaxtyping import Int
 from torch import Tensor, nn
 
 from opt_tree.core.errors import one_line
 from opt_tree.core.target import Laws, Output
-from opt_tree.engines.base import Engine, Inputs, Mask
-from opt_tree.engines.body import Body, laws_of, takes
+from opt_tree.engines.base import Backend, Inputs, laws_of, takes
+from opt_tree.engines.body import Body
 from opt_tree.engines.canonical import SOURCE
-from opt_tree.engines.eager import Eager
-from opt_tree.engines.kv_cache import LayerShape
+from opt_tree.engines.kv_cache import KVCache, LayerShape
 from opt_tree.engines.package_cache import Package, facts_of, package_of
+from opt_tree.engines.packed import Packed
 from opt_tree.engines.quantised import SOURCE as QUANTISED
 from opt_tree.engines.quantised import QuantisedLinear
 
@@ -48,44 +47,56 @@ class CompileError(RuntimeError):
     """The model cannot be compiled here; the message says why in one line."""
 
 
-class Compiled(Engine):
-    """Calls a package. Forwards of more than `LARGEST` rows (a prefill's) go through the eager engine.
+class Compiled(Backend):
+    """Calls a package. Forwards of more than `LARGEST` rows (a prefill's) are eager.
 
     The final hidden states are always returned: they cost nothing, and a target has one package for all its drafters.
     Where another layer is watched later, or the model is changed, forwards are eager until it is compiled again.
     """
 
     name = "aot"
-    least_rows = 2  # a package of one row is no faster, and one that takes any number begins at two
     layers: tuple[int, ...]
 
-    def __init__(self, eager: Eager, kinds: tuple[str, ...] = (), make: bool = True, columns: int = 0) -> None:
+    def __init__(
+        self,
+        eager: Packed,
+        kinds: tuple[str, ...] = (),
+        make: bool = True,
+        columns: int = 0,
+    ) -> None:
         """Find the package of this model, or make it. Raises CompileError.
 
-        `kinds` names the masks where there are several. With make=False only what is there is taken. `columns`: those
-        of the laws that its graph makes of its logits; 0: it makes none.
+        `kinds` names the masks where there are several. With make=False only what is
+        there is taken. `columns`: those of the laws that its graph makes of its logits; 0: it makes none.
         """
+        super().__init__(eager.network)
         self.eager, self.kinds, self.layers, self.columns = eager, kinds, eager.layers, columns
+        self.shapes = eager.new_cache().shapes
         self.canonical, self.packed = eager.packed.canonical, eager.packed.wanted
-        traced = Traced(kinds, tuple(sorted({-1, *eager.layers})), columns, self.canonical, bool(_shared(eager.model)))
+        traced = Traced(
+            kinds, tuple(sorted({-1, *eager.layers})), columns, self.canonical, bool(_shared(eager.network))
+        )
         self.traced = traced.layers
-        _check_on_cpu(eager.model)
+        _check_on_cpu(eager.network)
         self._watched = self._places()
         self._views: list[Tensor] = []
+        self._cache: Any = None
         self._version = -1
-        self._unscaled = torch.ones((), dtype=law_dtype(eager.model))
-        self.package = package_of(_facts(eager.model, traced))
-        self._call = _load_or_make(self.package, eager, traced, make)
+        self._unscaled = torch.ones(1, dtype=law_dtype(eager.network))
+        self.package = package_of(_facts(eager.network, traced))
+        self._call = _load_or_make(self.package, self, traced, make)
 
     def __getstate__(self) -> dict[str, Any]:
         """Everything but the loaded code and the addresses: a copy loads its package again."""
-        return {key: value for key, value in self.__dict__.items() if key not in ("_call", "_views", "_version")}
+        return {
+            key: value for key, value in self.__dict__.items() if key not in ("_call", "_views", "_cache", "_version")
+        }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        self._views, self._version = [], -1
+        self._views, self._cache, self._version = [], None, -1
         try:
-            self._call = _load(self.package.checked_file(), _shared(self.eager.model))
+            self._call = _load(self.package.checked_file(), _shared(self.network))
         except (OSError, RuntimeError) as error:
             self._give_up(f"its compiled package is gone ({one_line(error)})")
 
@@ -96,29 +107,37 @@ class Compiled(Engine):
         if missing := [layer for layer in self.layers if layer not in self.traced]:
             self._give_up(f"layers {missing} are watched, which its package lacks")
 
-    def changed(self, what: str) -> None:
-        self._give_up(f"{what} since its forwards were compiled")
-        self.eager.changed(what)
+    def begin_text(self) -> bool:
+        if self.eager.begin_text():
+            return True
+        assert self.eager.change is not None
+        self._give_up(f"{self.eager.change.what} since its forwards were compiled")
+        return False
+
+    def new_cache(self) -> KVCache:
+        return self.eager.new_cache()
+
+    def shape(self, rows: int, first_slot: int) -> tuple[int, int]:
+        """See `Backend.shape`. A package of one row is no faster, and one that takes any number begins at two."""
+        return self.eager.shape(max(rows, 2), first_slot)
 
     def _give_up(self, why: str) -> None:
         """Run eager forwards from now on, with packed weights if they had been; say so once."""
         if self.name != "eager":
             self.name = "eager"
             self.eager.packed.pack(self.packed)
-            warnings.warn(f"{type(self.eager.model).__name__}: {why}; eager until compiled again", stacklevel=5)
+            warnings.warn(f"{type(self.network).__name__}: {why}; eager until compiled again", stacklevel=5)
 
     def _places(self) -> list[tuple[int, int]]:
         """The layers that are watched, and which of the package's outputs behind the logits has their states."""
         return [(layer, place) for place, layer in enumerate(self.traced) if layer in self.layers]
 
-    def run(self, forward: Inputs) -> Output:
-        if not self.takes(forward.ints.shape[1]):
-            return self.eager.run(forward)
-        if self._version != self.eager.cache.storage_version:
-            self._views, self._version = self.eager.cache.views, self.eager.cache.storage_version
-        more = () if forward.features is None else (forward.features[None],)
-        found = self.call(forward.ints[:, None], forward.mask, self._views, more, [forward])
-        return self.output([one[0] for one in found], forward)
+    def forward(self, inputs: Inputs, cache: Any) -> Output:
+        if not self.takes(inputs.numbers[0].numel()):
+            return self.eager.forward(inputs, cache)
+        if self._cache is not cache or self._version != cache.storage_version:
+            self._views, self._cache, self._version = cache.views, cache, cache.storage_version
+        return self.call(inputs, self._views)
 
     def takes(self, rows: int) -> bool:
         """Whether the package is for forwards of so many rows, those of all lanes together.
@@ -127,29 +146,20 @@ class Compiled(Engine):
         """
         return (rows <= LARGEST or self.canonical) and self.name != "eager"
 
-    def call(
-        self,
-        ints: Int[Tensor, "3 lanes rows"],
-        mask: Mask | dict[str, Mask],
-        views: list[Tensor],
-        more: Sequence[Tensor],
-        forwards: Sequence[Inputs | None],
-    ) -> list[Tensor]:
-        """Call the package on some lanes, whose rows `views` are; `forwards` are what each is asked for."""
+    def call(self, inputs: Inputs, views: list[Tensor]) -> Output:
+        """Call the package on some texts, whose rows `views` are."""
+        mask, texts = inputs.mask, inputs.numbers.shape[1]
         masks = [mask[kind] for kind in self.kinds] if isinstance(mask, dict) else [mask]
-        inputs = [ints, *masks, *views, *more]  # as `example` orders them
+        given = [inputs.numbers, *masks, *views]  # as `example` orders them
+        if inputs.features is not None:
+            given.append(inputs.features)
         if self.columns:
-            scales = [self._unscaled if one is None or one.scale is None else one.scale for one in forwards]
-            inputs.append(scales[0][None] if len(scales) == 1 else torch.stack(scales))
-        return self._call(inputs)
-
-    def output(self, found: Sequence[Tensor], forward: Inputs) -> Output:
-        """From a lane's part of what the package returned to what its forward asked for."""
-        logits, *outputs = found
+            given.append(self._unscaled.expand(texts).contiguous() if inputs.scale is None else inputs.scale)
+        logits, *outputs = self._call(given)
         hidden = {layer: outputs[place] for layer, place in self._watched}
-        if forward.scale is not None and self.columns == forward.columns:
+        if inputs.scale is not None and self.columns == inputs.columns:
             return Output(logits, hidden, Laws(outputs[-2], peaks=outputs[-1]))
-        return Output(logits, hidden, laws_of(logits, forward))
+        return Output(logits, hidden, laws_of(logits, inputs))
 
 
 def _check_on_cpu(model: Any) -> None:
@@ -187,15 +197,17 @@ def _facts(model: Any, traced: Traced) -> dict[str, Any]:
     return facts_of(model) | epilogue | kernel | {"options": traced.options, "format": 4}
 
 
-def _load_or_make(package: Package, eager: Eager, traced: Traced, make: bool) -> Callable[[list[Tensor]], list[Tensor]]:
+def _load_or_make(
+    package: Package, backend: Compiled, traced: Traced, make: bool
+) -> Callable[[list[Tensor]], list[Tensor]]:
     """Return the package's call; a damaged one is made again."""
     for attempt in range(2):
         if make:
-            package.ensure(lambda: _make(package, eager, traced))
+            package.ensure(lambda: _make(package, backend, traced))
         elif package.about() is None:
             raise CompileError("there is no package for it yet")
         try:
-            return _load(package.checked_file(), _shared(eager.model))
+            return _load(package.checked_file(), _shared(backend.network))
         except RuntimeError as error:
             package.remove()
             if attempt or not make:
@@ -233,18 +245,18 @@ def _load(file: Path, shared: dict[str, Tensor]) -> Callable[[list[Tensor]], lis
     return call
 
 
-def _make(package: Package, eager: Eager, traced: Traced) -> None:
+def _make(package: Package, backend: Compiled, traced: Traced) -> None:
     """Export and compile; write the package."""
     begin = time.perf_counter()
-    model, cache = eager.model, eager.cache
+    model, packed = backend.network, backend.eager.packed
     cpp_compiler()
     # What the compiler warns of itself is nothing to whoever only wants tokens.
     with TemporaryDirectory() as folder, warnings.catch_warnings(action="ignore"):
         file = Path(folder) / package.file.name
         try:
-            with torch.no_grad(), eager.packed.attention():
+            with torch.no_grad(), packed.attention():
                 body = Body(model, traced.layers, traced.columns)
-                program = export(body, example(model, cache.shapes, traced.kinds, traced.columns))
+                program = export(body, example(model, backend.shapes, traced.kinds, traced.columns))
                 exported = time.perf_counter()
                 options = traced.options
                 if options.get(APART) is False and program.constants.keys() - _shared(model).keys():

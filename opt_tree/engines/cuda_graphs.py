@@ -18,18 +18,19 @@ from opt_tree.core.children import Best, TopK
 from opt_tree.core.errors import one_line
 from opt_tree.core.target import Laws, Output
 from opt_tree.core.words import counted
-from opt_tree.engines.base import Engine, Inputs, Mask
+from opt_tree.engines.base import Backend, Inputs, Mask
 from opt_tree.engines.body import Body
 from opt_tree.engines.compiled import CompileError
-from opt_tree.engines.eager import Eager, attention_kernels
 from opt_tree.engines.fused import FusedLayers, can_fuse
 from opt_tree.engines.grouped_attention import attention_by
+from opt_tree.engines.kv_cache import KVCache, inference
+from opt_tree.engines.packed import Packed, attention_kernels
 
 _WARM_UPS = 2
 
 
-class Captured(Engine):
-    """Replays a graph for every padded shape; other forwards (a long prefill) go through the eager engine.
+class Captured(Backend):
+    """Replays a graph for every padded shape; other forwards (a long prefill) are eager.
 
     A model needs `Buckets` for it: each of their shapes is captured when it first comes, or beforehand
     (`models.compiling.warm_up`). A shape that cannot be captured, for want of memory, runs kernel by kernel from then
@@ -41,56 +42,74 @@ class Captured(Engine):
     name = "captured"
     picks = True
 
-    def __init__(self, eager: Eager, rows: tuple[int, ...]) -> None:
+    def __init__(self, eager: Packed, rows: tuple[int, ...]) -> None:
         """`rows`: the row buckets. Raises CompileError for a model spread over devices or offloaded."""
+        super().__init__(eager.network)
         self.eager, self.rows, self.layers, self.works = eager, rows, eager.layers, False
-        devices = {weight.device for weight in eager.model.parameters()}
-        if len(devices) > 1 or any(hasattr(module, "_hf_hook") for module in eager.model.modules()):
+        devices = {weight.device for weight in eager.network.parameters()}
+        if len(devices) > 1 or any(hasattr(module, "_hf_hook") for module in eager.network.modules()):
             raise CompileError("its weights are on several devices or moved by hooks; a graph holds one device's work")
         self.fuses = devices.pop().type == "cuda" and can_fuse()
         """Whether decoder layers are compiled. They round otherwise: all graphs have them, or none has."""
-        self._forget()
+        self.forget()
 
     def __getstate__(self) -> dict[str, Any]:
         """Everything but graphs and addresses: a copy captures its own."""
-        return {key: self.__dict__[key] for key in ("eager", "rows", "layers", "works", "fuses")}
+        dropped = ("_calls", "_cache", "_version", "_pool", "_stream", "_fused")
+        return {key: value for key, value in self.__dict__.items() if key not in dropped}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        self._forget()
+        self.forget()
 
-    def _forget(self) -> None:
+    def forget(self) -> None:
+        """Drop all graphs: what they hold is not what is to be computed any more."""
         self._calls: dict[tuple[int, int, int, TopK | None], Callable[[Inputs], tuple[Tensor, ...]]] = {}
-        self._version, self._pool, self._stream = -1, cast(Any, None), cast(Any, None)
+        self._cache, self._version = cast(Any, None), -1
+        self._pool, self._stream = cast(Any, None), cast(Any, None)
         self._fused: FusedLayers | None = None
 
-    def changed(self, what: str) -> None:
-        self._forget()
+    @property
+    def rows_at_once(self) -> int | None:  # type: ignore[override]
+        return self.eager.rows_at_once
+
+    def begin_text(self) -> bool:
+        if same := self.eager.begin_text():
+            return same
+        self.forget()
+        return False
+
+    def new_cache(self) -> KVCache:
+        return self.eager.new_cache()
+
+    def shape(self, rows: int, first_slot: int) -> tuple[int, int]:
+        return self.eager.shape(rows, first_slot)
 
     def watch(self, layers: tuple[int, ...]) -> None:
         self.eager.watch(layers)
 
-    def run(self, forward: Inputs) -> Output:
-        cache, rows = self.eager.cache, forward.ints.shape[1]
-        if rows not in self.rows or forward.slots is None:
-            return self.eager.run(forward)
-        if (self._version, self.layers) != (cache.storage_version, self.eager.layers):
-            self._forget()
-            self._version, self.layers = cache.storage_version, self.eager.layers
-        if forward.children is not None:
-            forward = forward._replace(children=forward.children.rounded)
-        shape = rows, _keys(forward.mask), forward.columns, forward.children
+    @inference
+    def forward(self, inputs: Inputs, cache: Any) -> Output:
+        rows = inputs.numbers.shape[2]
+        if rows not in self.rows:
+            return self.eager.forward(inputs, cache)
+        if self._cache is not cache or (self._version, self.layers) != (cache.storage_version, self.eager.layers):
+            self.forget()
+            self._cache, self._version, self.layers = cache, cache.storage_version, self.eager.layers
+        if inputs.children is not None:
+            inputs = inputs._replace(children=inputs.children.rounded)
+        shape = rows, _keys(inputs.mask), inputs.columns, inputs.children
         if shape not in self._calls:
-            self._calls[shape] = self._prepared(forward)
-        logits, *hidden = (found[0] for found in self._calls[shape](forward))
-        best = None if forward.children is None else Best(hidden.pop())
-        laws = None if forward.scale is None else Laws(hidden[-2], peaks=hidden[-1], best=best)
+            self._calls[shape] = self._prepared(inputs, cache.views)
+        logits, *hidden = self._calls[shape](inputs)
+        best = None if inputs.children is None else Best(hidden.pop())
+        laws = None if inputs.scale is None else Laws(hidden[-2], peaks=hidden[-1], best=best)
         return Output(logits, dict(zip(self.layers, hidden, strict=False)), laws)
 
-    def _prepared(self, forward: Inputs) -> Callable[[Inputs], tuple[Tensor, ...]]:
+    def _prepared(self, inputs: Inputs, views: list[Tensor]) -> Callable[[Inputs], tuple[Tensor, ...]]:
         """Return what computes forwards of this shape: a graph's replay, or the body where there can be no graph."""
-        buffers = _Buffers(forward)
-        body, views = Body(self.eager.model, self.layers, *buffers.epilogue), self.eager.cache.views
+        buffers = _Buffers(inputs)
+        body = Body(self.network, self.layers, *buffers.epilogue)
         replay = None
         if buffers.ints.device.type == "cuda":
             try:
@@ -100,17 +119,17 @@ class Captured(Engine):
                 if not self.works and not self.fuses:
                     raise CompileError(f"its forward cannot be captured: {why}") from error
                 if not self.works:  # the first shape decides for all whether layers are compiled
-                    name = type(self.eager.model).__name__
+                    name = type(self.network).__name__
                     warnings.warn(f"{name}: its layers are not compiled: {why}", stacklevel=2)
                     self.fuses, self._fused = False, None
-                    return self._prepared(forward)
-                rows, keys = forward.ints.shape[1], _keys(forward.mask)
+                    return self._prepared(inputs, views)
+                rows, keys = inputs.numbers.shape[2], _keys(inputs.mask)
                 what = f"forwards of {counted(rows, 'row')} over {keys} keys run kernel by kernel"
                 warnings.warn(f"{what}: they cannot be captured: {why}", stacklevel=2)
         self.works = True
 
-        def call(forward: Inputs) -> tuple[Tensor, ...]:
-            buffers.fill(forward)
+        def call(inputs: Inputs) -> tuple[Tensor, ...]:
+            buffers.fill(inputs)
             if replay is not None:
                 return replay()
             with self._kernels(buffers.ints.device), self._layers_compiled():
@@ -151,7 +170,7 @@ class Captured(Engine):
         if not self.fuses:
             return nullcontext()
         if self._fused is None:
-            self._fused = FusedLayers(self.eager.model)
+            self._fused = FusedLayers(self.network)
         return self._fused.standing_in()
 
     @contextmanager
@@ -187,17 +206,17 @@ def warm_up(body: Body, inputs: tuple[Any, ...]) -> None:
 class _Buffers:
     """The inputs of one shape, at addresses that stay."""
 
-    def __init__(self, forward: Inputs) -> None:
-        self.ints, self.epilogue = forward.ints[:, None].clone(), (forward.columns, forward.children)
-        self.masks = {kind: mask.clone() for kind, mask in _masks(forward.mask).items()}
-        self.more = {name: tensor.clone() for name, tensor in _more(forward).items()}
+    def __init__(self, inputs: Inputs) -> None:
+        self.ints, self.epilogue = inputs.numbers.clone(), (inputs.columns, inputs.children)
+        self.masks = {kind: mask.clone() for kind, mask in _masks(inputs.mask).items()}
+        self.more = {name: tensor.clone() for name, tensor in _more(inputs).items()}
 
-    def fill(self, forward: Inputs) -> None:
+    def fill(self, inputs: Inputs) -> None:
         """Copy a forward's inputs here; nothing waits for them."""
-        self.ints.copy_(forward.ints[:, None])
-        for kind, mask in _masks(forward.mask).items():
+        self.ints.copy_(inputs.numbers)
+        for kind, mask in _masks(inputs.mask).items():
             self.masks[kind].copy_(mask)
-        for name, tensor in _more(forward).items():
+        for name, tensor in _more(inputs).items():
             self.more[name].copy_(tensor)
 
     def inputs(self, views: list[Tensor]) -> tuple[Any, ...]:
@@ -205,10 +224,10 @@ class _Buffers:
         return self.ints, self.masks.get("", self.masks), views, self.more
 
 
-def _more(forward: Inputs) -> dict[str, Tensor]:
-    """What a body takes beside the rows and the cache, for its one lane."""
-    more = {"features": forward.features, "scale": forward.scale, "above": forward.above}
-    return {name: tensor[None] for name, tensor in more.items() if tensor is not None}
+def _more(inputs: Inputs) -> dict[str, Tensor]:
+    """What a body takes beside the rows and the cache."""
+    more = {"features": inputs.features, "scale": inputs.scale, "above": inputs.above}
+    return {name: tensor for name, tensor in more.items() if tensor is not None}
 
 
 def _masks(mask: Mask | dict[str, Mask]) -> dict[str, Mask]:

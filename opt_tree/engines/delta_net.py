@@ -66,10 +66,15 @@ class DeltaCache(KVCache):
         self._windows: dict[int, Tensor] = {}
         self._fresh = True
 
+    def open(self, rows: int, keys: Any = None, index: Any = None, visible: Any = None) -> None:
+        """See `KVCache.open`. Which rows each row sees is needed here."""
+        super().open(rows, keys, index, visible)
+        assert visible is not None
+        self.see(visible, self.shapes[0].device)
+
     def see(self, visible: Bool[np.ndarray, "rows columns"], device: torch.device) -> None:
         """Say which pending rows, these included, each row of the next forward sees."""
-        rows, columns = visible.shape
-        self._fresh = rows == columns
+        self._fresh = visible.shape[0] == visible.shape[1]
         self._sees = send(visible.copy(), device)
         windows = {taps: last_ancestors(visible, taps) for taps in {*self._taps.values()}}
         self._windows = {taps: send(window, device) for taps, window in windows.items()}
@@ -87,6 +92,9 @@ class DeltaCache(KVCache):
         after = {number: _committed(layer, kept, self._taps[number]) for number, layer in self._delta.items()}
         super().commit(kept)
         self._delta = after
+
+    def can_cut(self, length: int) -> bool:
+        return length == self.length
 
     def truncate(self, length: int) -> None:
         """Forget the pending rows, and for 0 the context as well. ValueError for any other part of the context."""

@@ -9,8 +9,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ParamSpec, TypeVar, cast
 
+import numpy as np
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from transformers.cache_utils import Cache
 
@@ -117,11 +118,18 @@ class KVCache(Cache):
         if used := self.length + self.pending:
             self._place(max(used, 256), state["_groups"], used)
 
-    def open(self, rows: int, keys: int | None = None, index: Int[Tensor, " padded"] | None = None) -> None:
+    def open(
+        self,
+        rows: int,
+        keys: int | None = None,
+        index: Int[Tensor, " padded"] | None = None,
+        visible: Bool[np.ndarray, "rows columns"] | None = None,
+    ) -> None:
         """Prepare the next forward: it writes `rows` pending rows and reads the first `keys` slots.
 
         `index` gives the slots as a tensor (padded mode, where more rows than `rows` may be written); without it the
-        rows go to the consecutive slots behind those in use, by a plain slice.
+        rows go to the consecutive slots behind those in use, by a plain slice. `visible`: which pending rows, these
+        included, each row sees, for layers that keep a state.
         """
         self._start = self.length + self.pending
         self._rows, self._keys, self._index = rows, keys or self._start + rows, index
@@ -167,6 +175,10 @@ class KVCache(Cache):
         for slot, row in enumerate(kept, to):
             for storage in self._groups:
                 storage[..., slot, :] = storage[..., self.length + row, :]
+
+    def can_cut(self, length: int) -> bool:
+        """Whether the context can be shortened to so many tokens, and gone on from."""
+        return True
 
     def truncate(self, length: int) -> None:
         """Forget every row from `length` on."""

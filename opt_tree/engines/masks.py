@@ -28,17 +28,18 @@ def tree_mask(
     """Return the mask of rows that see the whole prefix and, of the slots behind it, what `visible` says.
 
     Key slot k < prefix is a committed row, seen by all; slot prefix + c is column c of `visible`. Rows that are missing
-    to `padded` see the prefix and their own slots, those behind the last column. All other slots are hidden.
+    to `padded` stand in front: they see the prefix and their own slots, those behind the last column. All other slots
+    are hidden.
     """
-    rows, columns = visible.shape
+    columns, padding = visible.shape[1], padded - visible.shape[0]
     # What is behind the prefix is all that travels to a device; on the host the whole is as cheap.
     host = device.type == "cpu"
     first = prefix if host else 0
     seen = np.ones((1, 1, padded, first + keys - prefix), dtype=bool)
-    seen[0, 0, :rows, first : first + columns] = visible
+    seen[0, 0, padding:, first : first + columns] = visible
     if first + columns < seen.shape[-1]:
         seen[0, 0, :, first + columns :] = False
-        seen[0, 0, rows:, first:] = np.eye(padded - rows, seen.shape[-1] - first, columns, dtype=bool)
+        seen[0, 0, :padding, first:] = np.eye(padding, seen.shape[-1] - first, columns, dtype=bool)
     mask = torch.from_numpy(seen)
     return mask if host else torch.constant_pad_nd(mask.to(device, non_blocking=True), (prefix, 0), 1)
 

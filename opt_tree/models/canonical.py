@@ -18,7 +18,8 @@ from opt_tree.core.errors import require
 from opt_tree.core.tree import Tree
 from opt_tree.core.words import counted
 from opt_tree.engines import Captured, Compiled
-from opt_tree.engines.body import Rows, compute_batch, model_inputs
+from opt_tree.engines.base import Inputs
+from opt_tree.engines.body import Rows
 from opt_tree.engines.canonical import DTYPES, NotCanonicalError, layers_seen, load_kernel, same_bits
 from opt_tree.models.checked_once import check_once
 from opt_tree.models.positions import rope_border
@@ -67,7 +68,7 @@ def make_canonical(lm: Any, on: bool = True) -> None:
 def _switch(lm: "CausalLM", on: bool) -> None:
     lm.eager.packed.make_canonical(on)
     if isinstance(lm.engine, Captured):
-        lm.engine.changed("its arithmetic")  # graphs hold the other one
+        lm.engine.forget()  # graphs hold the other one
 
 
 def make_exact(lm: Any) -> None:
@@ -193,9 +194,8 @@ def _lanes(lm: "CausalLM", ids: list[int], lanes: int) -> Tensor:
         for dim in (shape.key_dim, shape.value_dim)
     ]
     if isinstance(lm.engine, Compiled):
-        return lm.engine.call(ints, mask, kv, [], [None] * lanes)[0][-1]
-    with lm.eager.packed:
-        return compute_batch(lm.model, model_inputs(lm.model, ints, mask), Rows(kv, ints[2], len(ids)))[0][-1]
+        return lm.engine.call(Inputs(ints, mask), kv).logits[-1]
+    return lm.eager.forward(Inputs(ints, mask), Rows(kv, ints[2], len(ids))).logits[-1]
 
 
 def _culprit(lm: "CausalLM", ids: list[int], number: int) -> str | None:

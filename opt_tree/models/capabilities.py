@@ -92,8 +92,8 @@ def check_unchanged(model: Any, dtype: torch.dtype, device: torch.device) -> Non
         )
 
 
-def layer_windows(model: Any) -> dict[str, int]:
-    """Return the kinds of attention layers the model has, each with its window or chunk (0: none), or refuse it."""
+def check_layers(model: Any) -> None:
+    """Raise for a model some of whose layers cannot hold a tree, as its config and its class say."""
     config = model.config.get_text_config()
     name = type(model).__name__
     if model.config.is_encoder_decoder:
@@ -128,8 +128,6 @@ def layer_windows(model: Any) -> dict[str, int]:
         raise UnsupportedModelError(f"{name} takes no key/value cache, so every forward begins with the first token")
     if not _takes_positions(model):
         raise UnsupportedModelError(f"{name} takes no position_ids: {_NUMBERED}")
-    sizes = {"sliding_attention": window, "chunked_attention": getattr(config, "attention_chunk_size", None)}
-    return {kind: int(sizes.get(kind) or 0) for kind in kinds}
 
 
 def cache_name(model: Any) -> str | None:

@@ -20,7 +20,7 @@ from transformers.cache_utils import Cache
 from opt_tree.core.errors import UnsupportedModelError
 from opt_tree.core.target import Forward, Output, Target, TreeForward, Work
 from opt_tree.core.tree import Tree
-from opt_tree.engines.body import takes
+from opt_tree.engines.base import takes
 from opt_tree.engines.kv_cache import inference
 from opt_tree.models.cache_snapshot import State, restore, state_of
 from opt_tree.models.capabilities import (

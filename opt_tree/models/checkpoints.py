@@ -94,7 +94,7 @@ def load_causal_lm(
     if weights is not None:
         with refused(path):
             check_weights(weights)
-    if model_options["device_map"] == "cpu" and "quantization_config" not in model_options:
+    if model_options.get("device_map") == "cpu" and "quantization_config" not in model_options:
         with refused(f"cannot load {path}"):
             check_weights_fit(path, kept, weights)
     model = _load_whole(AutoModelForCausalLM, path, dtype=kept, **model_options)

@@ -15,7 +15,8 @@ from opt_tree.core.children import Picking, TopK
 from opt_tree.core.errors import require
 from opt_tree.core.target import Work
 from opt_tree.core.tree import Tree
-from opt_tree.engines.body import Body, takes
+from opt_tree.engines.base import Inputs, takes
+from opt_tree.engines.body import Body
 from opt_tree.engines.canonical import NotCanonicalError
 from opt_tree.engines.compiled import Compiled, CompileError, example
 from opt_tree.engines.cuda_graphs import Captured
@@ -48,7 +49,8 @@ def compile_forwards(lm: AnyLM, make: bool = True) -> bool:
         return False
     if isinstance(lm.engine, Compiled):
         lm.eager.packed.pack(lm.engine.packed)  # as it was before
-    lm.engine, buckets = lm.eager, lm.buckets
+    eager, buckets = lm.eager, lm.buckets
+    lm.engine = eager
     lm.reset()
     try:
         if lm.ranks is not None:
@@ -57,21 +59,21 @@ def compile_forwards(lm: AnyLM, make: bool = True) -> bool:
             raise CompileError(f"it has {what}, and a graph holds nothing that changes with the context")
         if lm.device.type == "cuda":
             lm.buckets = lm.buckets or Buckets()
-            lm.engine = Captured(lm.eager, lm.buckets.rows)
+            lm.engine = Captured(eager, lm.buckets.rows)
         elif lm.device.type != "cpu":
             raise CompileError(f"packages are for CPUs and graphs for CUDA, and it is on {lm.device.type}")
         else:  # one kind of layer means one mask, as `CausalLM` makes it
-            lm.engine = Compiled(lm.eager, lm.mask_kinds, make, lm.columns)
+            lm.engine = Compiled(eager, lm.mask_kinds, make, lm.columns)
         _check_engine(lm)
         if lm.canonical:
             check(lm)
     except (CompileError, NotCanonicalError, OSError) as why:  # a full disk, a cache that cannot be written
-        lm.engine, lm.buckets = lm.eager, buckets
+        lm.engine, lm.buckets = eager, buckets
         if make:
             warnings.warn(f"{lm.name} is not compiled: {why}", stacklevel=2)
     if isinstance(lm.engine, Compiled):
-        lm.eager.packed.pack(False)  # its package has them
-    return lm.engine is not lm.eager
+        eager.packed.pack(False)  # its package has them
+    return lm.engine is not eager
 
 
 def captured_shapes(lm: AnyLM, nodes: int, context: int) -> list[tuple[int, int]]:
@@ -170,9 +172,9 @@ def _check_lanes(lm: CausalLM, engine: Compiled) -> None:
     for lane in range(3):  # a lane that is shorter sees less
         causal[lane, :, begin:, begin - 9 * lane : begin] = False
     ints, seen, given = filled(ints, causal[:, :, begin:].contiguous())
-    found = engine.call(ints, seen, views, [given["features"]] if "features" in given else [], [None] * 3)
+    found = engine.call(Inputs(ints, seen, features=given.get("features")), views)
     expected = body(ints, seen, again, given)
-    _check_close(lm, found[0].double(), expected[0].double(), "its compiled logits of several lanes")
+    _check_close(lm, found.logits.double(), expected[0].double(), "its compiled logits of several lanes")
     for view, one in zip(views, again, strict=True):
         _check_close(lm, view.double(), one.double(), "the rows that its compiled forward of several lanes writes")
 

@@ -4,68 +4,76 @@ Owns the cut: two models that share the target's weights, the hidden states betw
 row of the tree has. Rows are drafted once: their lower layers' keys and values are those that the target attends to.
 """
 
-import copy
-from types import SimpleNamespace
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
-from torch import Tensor, nn
+from torch import Tensor
 
 from opt_tree.core.errors import UnsupportedModelError
-from opt_tree.core.target import Forward, Output, Work
+from opt_tree.core.target import Forward, Output, TreeForward, Work
 from opt_tree.core.tree import Tree, send
-from opt_tree.engines import Eager, Engine
-from opt_tree.engines.kv_cache import inference
-from opt_tree.models.capabilities import layer_windows, unwrapped
-from opt_tree.models.causal_lm import CausalLM, Placed
-from opt_tree.models.meter import Meter
+from opt_tree.engines.base import Inputs
+from opt_tree.engines.kv_cache import KVCache, inference
+from opt_tree.engines.meter import Meter
+from opt_tree.engines.packed import Packed
+from opt_tree.models.capabilities import unwrapped
+from opt_tree.models.causal_lm import CausalLM
+from opt_tree.models.halves import Lower, Upper, check_cut
+from opt_tree.models.model import Model, Pending
 from opt_tree.models.tensor_parallel import check_whole
 
 
-class Lower(nn.Module):
-    """The embeddings and the first layers of a Llama-like model; its "logits" are what the last of them puts out."""
+class Over(Packed):
+    """Computes some layers of a target, over the target's cache and with its packed weights."""
 
-    def __init__(self, model: Any, depth: int) -> None:
-        super().__init__()
-        self.base_model = _cut(model.base_model, 0, depth)
-        self.base_model.norm = nn.Identity()
-        self.config = self.base_model.config
+    def __init__(self, network: Any, target: CausalLM) -> None:
+        super().__init__(network, target.buckets, target.eager.packed)
+        self.target = target
 
-    def forward(self, input_ids: Tensor, **attention: Any) -> SimpleNamespace:
-        """`attention`: positions, mask and cache, as the model takes them."""
-        return SimpleNamespace(logits=self.base_model(input_ids=input_ids, **attention).last_hidden_state)
-
-    def get_input_embeddings(self) -> nn.Module:
-        return self.base_model.embed_tokens
-
-    def get_output_embeddings(self) -> None:
-        """None: what it puts out is no vocabulary's."""
+    def new_cache(self) -> KVCache:
+        return self.target.cache
 
 
-class Upper(nn.Module):
-    """The other layers, the norm and the output layer: from `features`, which the lower half put out, to logits."""
-
-    def __init__(self, model: Any, depth: int) -> None:
-        super().__init__()
-        self.whole = _copied(model)
-        setattr(self.whole, model.base_model_prefix, _cut(model.base_model, depth, len(model.base_model.layers)))
-        self.config = self.whole.base_model.config
-
-    def forward(self, input_ids: Tensor, features: Tensor, **attention: Any) -> SimpleNamespace:
-        """`input_ids` are not read: the features stand for them."""
-        return SimpleNamespace(logits=self.whole(inputs_embeds=features, **attention).logits)
+class Scoring(Over):
+    """The same as a part of the target's own forwards, whose seconds these are."""
 
     @property
-    def base_model(self) -> nn.Module:
-        return self.whole.base_model
+    def meter(self) -> Meter:  # type: ignore[override]
+        return self.target.backend.meter
 
-    def get_input_embeddings(self) -> nn.Module:
-        return self.whole.get_input_embeddings()
+    @meter.setter
+    def meter(self, meter: Meter) -> None:
+        """It has none of its own."""
 
-    def get_output_embeddings(self) -> nn.Module:
-        return self.whole.get_output_embeddings()
+
+@dataclass(frozen=True, eq=False)
+class Placed(Forward):
+    """Rows that other layers have run before."""
+
+    places: Int[np.ndarray, " rows"] = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+    """Their columns among the pending rows."""
+
+
+class UpperHalf(Model):
+    """The upper layers: no row of theirs is a new one."""
+
+    def prepare(self, forward: Forward) -> Inputs:
+        assert isinstance(forward, Placed) and forward.features is not None
+        (rows, columns), length = forward.visible.shape, self.length
+        padded, keys = self.backend.shape(rows, length + columns - rows)
+        keys = max(keys, length + columns + padded - rows)
+        padding, numbers = padded - rows, np.zeros((3, padded), dtype=np.int64)
+        numbers[:2, padding:] = forward.tokens, forward.positions
+        numbers[2, padding:] = length + forward.places
+        numbers[2, :padding] = length + columns + np.arange(padding)
+        sent = send(numbers, self.device)[:, None]
+        self.cache.open(0, keys, sent[2, 0], forward.visible)
+        features = torch.constant_pad_nd(forward.features, (0, 0, padding, 0))[None]
+        mask = self._masks(sent[1, 0], forward.visible, padded, keys)
+        return Inputs(sent, mask, False, features, forward.last_only)
 
 
 class Split:
@@ -86,19 +94,19 @@ class Split:
         """Cut behind `depth` layers. Raises UnsupportedModelError for a target whose halves differ from the whole."""
         check_whole(target, "an early exit")
         self.target, self.depth = target, depth
-        self._meter = Meter()
         self._hidden: list[Tensor] = []
         self._below: dict[int, list[Tensor]] = {}
         model = unwrapped(target.model)
         check_cut(model, depth)
-        self.lower: Engine = Eager(Lower(model, depth), target.cache, target.eager.packed)
-        self.upper: Engine = Eager(Upper(model, depth), target.cache, target.eager.packed)
+        lower, upper = Lower(model, depth), Upper(model, depth)
+        self.lower, self.leaves = Model(lower, Over(lower, target)), Model(lower, Scoring(lower, target))
+        self.upper = UpperHalf(upper, Scoring(upper, target))
         self._probe()
 
     @property
     def work(self) -> Work:
         """What drafting has cost in the lower half."""
-        return self._meter.work
+        return self.lower.work
 
     def begin(self, root: int) -> Float[Tensor, "1 hidden"]:
         """Forget what was drafted; run the root and return its hidden state behind the lower half."""
@@ -114,21 +122,17 @@ class Split:
     ) -> Float[Tensor, "rows hidden"]:
         """Run further drafted rows; the columns of `visible` are all of them, the root's first."""
         target = self.target
-        # The target's own meter is set aside and not read: on CUDA to read it is to wait for the device.
-        own, target.meter = target.meter, self._meter
-        try:
-            hidden = self._run_lower(tokens, positions, visible)
-        finally:
-            target.meter = own
+        hidden = self._run_lower(Forward(self.lower, tokens, positions, visible))
         # A canonical package has other bits than eager halves: its trees are scored by the whole of it. On CUDA halves
         # have other numbers of rows.
         whole = target.canonical and (target.engine is not target.eager or target.fixed_rows)
         target.ahead = None if whole else self
         return hidden
 
-    def score(self, tree: Tree) -> Output:
+    def run(self, forward: TreeForward) -> Output:
         """Score a tree: the lower half for the rows that were not drafted, the upper half for all of them."""
-        target = self.target
+        target, tree = self.target, forward.tree
+        assert tree is not None
         drafted = sum(len(rows) for rows in self._hidden)
         places = np.where(tree.draft_rows < drafted, tree.draft_rows, -1)
         leaves = (places < 0).nonzero()[0]
@@ -138,25 +142,23 @@ class Split:
         visible[rows, places[above]] = True
         positions = target.length + tree.depths
         if len(leaves):
-            self._run_lower(tree.tokens[leaves], positions[leaves], visible[leaves])
+            self._run_lower(Forward(self.leaves, tree.tokens[leaves], positions[leaves], visible[leaves]))
         index = send(places, target.device)
         hidden = torch.cat(self._hidden).index_select(0, index)
-        output = target.run(Placed(target, tree.tokens, positions, visible, hidden, places=places), self.upper)
+        output = self.upper.run(Placed(self.upper, tree.tokens, positions, visible, hidden, places=places))
+        tokens, numbers = np.zeros((2, visible.shape[1]), dtype=np.int64)
+        tokens[places], numbers[places] = tree.tokens, positions
+        target._note(Pending(0, tokens, numbers))
         features = {layer + self.depth if layer >= 0 else layer: rows for layer, rows in output.features.items()}
         features |= {layer: torch.cat(rows).index_select(0, index) for layer, rows in self._below.items()}
-        if self.depth - 1 in target.engine.layers:
+        if self.depth - 1 in target.eager.layers:
             features[self.depth - 1] = hidden
         target.places = places
         return Output(output.logits, features)
 
-    def _run_lower(
-        self,
-        tokens: Int[np.ndarray, " rows"],
-        positions: Int[np.ndarray, " rows"],
-        visible: Bool[np.ndarray, "rows columns"],
-    ) -> Float[Tensor, "rows hidden"]:
+    def _run_lower(self, forward: Forward) -> Float[Tensor, "rows hidden"]:
         self._watch()
-        output = self.target.run(Forward(self.target, tokens, positions, visible), self.lower)
+        output = forward.model.run(forward)
         hidden = output.logits.clone()
         self._hidden.append(hidden)
         for layer, rows in output.features.items():
@@ -165,9 +167,11 @@ class Split:
 
     def _watch(self) -> None:
         """Let the halves return what the target was asked for, each its own layers."""
-        layers = self.target.engine.layers
-        self.lower.watch(tuple(layer for layer in layers if 0 <= layer < self.depth - 1))
-        self.upper.watch(tuple(max(layer - self.depth, -1) for layer in layers if layer == -1 or layer >= self.depth))
+        layers = self.target.eager.layers
+        below = tuple(layer for layer in layers if 0 <= layer < self.depth - 1)
+        self.lower.backend.layers = self.leaves.backend.layers = below
+        above = tuple(max(layer - self.depth, -1) for layer in layers if layer == -1 or layer >= self.depth)
+        self.upper.backend.layers = above
 
     @inference
     def _probe(self) -> None:
@@ -183,41 +187,10 @@ class Split:
         self.extend(np.array([a]), np.array([target.length + 1]), np.ones((1, 2), dtype=bool))
         halves = target.score(tree).logits.double()
         target.reset()
-        target.work, self._meter = work, Meter()
+        target.work, self.lower.work = work, Work()
         off, size = (halves - whole).abs().max(), whole.abs().max()
         if not off <= (1e-3 if target.dtype.itemsize >= 4 else 0.05) * size:
             raise UnsupportedModelError(
                 f"{type(target.model).__name__} cannot be cut behind layer {self.depth}: in two halves its logits are "
                 f"off by {off:.2g}, where the largest is {size:.2g}"
             )
-
-
-def check_cut(model: Any, depth: int) -> None:
-    """Raise UnsupportedModelError for a model that is known to have no halves behind `depth` layers."""
-    name, body = type(model).__name__, model.base_model
-    layers = getattr(body, "layers", None)
-    if not isinstance(layers, nn.ModuleList) or not hasattr(body, "norm") or not hasattr(body, "embed_tokens"):
-        raise UnsupportedModelError(f"{name} cannot be cut in two: it is not built of embed_tokens, layers and norm")
-    if not 0 < depth < len(layers):
-        raise UnsupportedModelError(f"{name} has {len(layers)} layers: it cannot be cut behind {depth}")
-    kinds = layer_windows(model).keys() - {"full_attention"}
-    if kinds:
-        raise UnsupportedModelError(f"{name} cannot be cut in two: it has layers of kind {', '.join(sorted(kinds))}")
-
-
-def _copied(module: Any) -> Any:
-    """Return a module with the same weights and submodules, in which the latter can be replaced."""
-    view = copy.copy(module)
-    view._modules = dict(module._modules)
-    return view
-
-
-def _cut(body: Any, first: int, last: int) -> Any:
-    """Return a decoder with the layers from `first` to `last` only, each with its own number in the cache."""
-    view = _copied(body)
-    view.layers = nn.ModuleList(body.layers[first:last])
-    view.config = copy.copy(body.config)
-    view.config.num_hidden_layers = last - first
-    if getattr(body.config, "layer_types", None):
-        view.config.layer_types = body.config.layer_types[first:last]
-    return view

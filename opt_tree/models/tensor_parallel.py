@@ -17,7 +17,9 @@ from transformers.cache_utils import Cache
 
 from opt_tree.core.errors import UnsupportedModelError
 from opt_tree.core.target import Forward
+from opt_tree.engines.base import layer_shapes
 from opt_tree.engines.kv_cache import KVCache
+from opt_tree.engines.packed import Buckets, Packed
 from opt_tree.engines.quantised import QuantisedLinear
 from opt_tree.models.quantised_layers import linear_of
 
@@ -78,12 +80,26 @@ class LedCache(KVCache):
         super().commit(kept)
         self.calls.append(("commit", (kept,)))
 
+    def can_cut(self, length: int) -> bool:
+        return False
+
     def truncate(self, length: int) -> None:
         super().truncate(length)
         self.calls.append(("truncate", (length,)))
 
     def adopt(self, past: Cache) -> None:
         raise ValueError("past_key_values: the model is spread over processes, each with rows of its own; leave it out")
+
+
+class Spread(Packed):
+    """Computes forwards of a model whose weights other processes have a part of."""
+
+    def __init__(self, network: Any, buckets: Buckets | None = None) -> None:
+        super().__init__(network, buckets)
+        self.packed.pack(False)
+
+    def new_cache(self) -> LedCache:
+        return LedCache(layer_shapes(self.network))
 
 
 def ranks_of(model: nn.Module) -> Ranks | None:

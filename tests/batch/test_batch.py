@@ -22,8 +22,8 @@ from opt_tree.core.sampling import Sampling
 from opt_tree.core.stopping import Stop
 from opt_tree.decoding.decoder import Decoder
 from opt_tree.drafters import CausalLMDrafter
-from opt_tree.engines import Eager
-from opt_tree.engines.kv_cache import LayerShape
+from opt_tree.engines import Captured
+from opt_tree.engines.kv_cache import KVCache, LayerShape
 from opt_tree.models.causal_lm import CausalLM
 from opt_tree.policies import OptTree, Static
 
@@ -189,7 +189,7 @@ def test_a_batch_and_a_text_at_once_take_turns(alone):
 
     for lm in (decoder.target, *decoder.drafter.models):
         lm.model = copy.deepcopy(lm.model)
-        lm.eager.model = lm.model
+        lm.eager.network = lm.model
         lm.model.register_forward_pre_hook(enter)
         lm.model.register_forward_hook(lambda *_: inside.append(-1))
     batches: list[Any] = []
@@ -252,7 +252,7 @@ def test_a_job_s_decoder_is_of_no_use_after_it(decoder, alone):
 
 
 def test_what_cannot_be_packed_is_decoded_one_by_one(decoder, alone, monkeypatch):
-    monkeypatch.setattr(decoder.target, "engine", Eager(decoder.target.model, decoder.target.cache))
+    monkeypatch.setattr(decoder.target, "engine", Captured(decoder.target.eager, (8,)))
     with pytest.warns(UserWarning, match="one sequence after the other: .* replays captured graphs"):
         many = decoder.generate_batch(PROMPTS[:2], NEW, width=2)
     assert trace(many) == alone[:2] and {answer.lanes for answer in many} == {1}
@@ -264,7 +264,7 @@ def test_a_drafter_that_runs_more_than_it_names_is_not_copied(alone):
     class Secret(CausalLMDrafter):
         def __init__(self, target: CausalLM) -> None:
             super().__init__(CausalLM(tiny_drafter("llama")), VOCAB)
-            self.engine = Eager(target.model.base_model, target.cache)
+            self.rows = KVCache(target.cache.shapes)
 
     target = CausalLM(tiny("llama"))
     with pytest.warns(UserWarning, match="one sequence after the other: the drafter has a .* beside the models"):

@@ -452,7 +452,7 @@ class TestOutputLifetime:
     @pytest.mark.parametrize("sampling", [Sampling(), Sampling(temperature=0.8)], ids=["greedy", "sampled"])
     def test_nobody_reads_an_output_after_the_next_forward(self, monkeypatch, kind, sampling):
         """In a CUDA graph outputs are static buffers: the next replay overwrites them. Here they turn to NaN."""
-        monkeypatch.setattr("opt_tree.models.causal_lm._PREFILL_ROWS", 5)
+        monkeypatch.setattr("opt_tree.models.model.PREFILL", 5)
 
         def trees() -> list[tuple[list[int], list[float]]]:
             target = CausalLM(build(ARCHITECTURES["llama"]()))

@@ -111,14 +111,15 @@ def test_drafted_rows_are_not_run_again(monkeypatch):
     """The lower half runs each row of draft and tree once; the upper half the rows of the tree."""
     target, drafter = pair_of()
     split, rows = drafter.split, {"lower": [], "upper": [], "whole": []}
-    for name, engine in (("lower", split.lower), ("upper", split.upper), ("whole", target.engine)):
-        run = engine.run
+    halves = ("lower", split.lower), ("lower", split.leaves), ("upper", split.upper)
+    for name, lm in (*halves, ("whole", target)):
+        run = lm.backend.run
 
-        def counted(forward, run=run, name=name):
-            rows[name].append(forward.ints.shape[1])
-            return run(forward)
+        def counted(inputs, cache, count, run=run, name=name):
+            rows[name].append(count)
+            return run(inputs, cache, count)
 
-        monkeypatch.setattr(engine, "run", counted)
+        monkeypatch.setattr(lm.backend, "run", counted)
     result = Decoder(target, drafter, POLICY).generate(prompt(9), 20)
     assert rows["whole"] == [8], "the whole target runs the prompt and nothing else"
     trees = [step.tree for step in result.steps]

@@ -24,10 +24,10 @@ from opt_tree.core.probabilities import GROUP, log_probs_of
 from opt_tree.decoding import pair as pairs
 from opt_tree.decoding.presets import opt, plain
 from opt_tree.drafters import CausalLMDrafter, EagleDrafter, Sharpened
-from opt_tree.engines import Compiled, CompileError, Eager
+from opt_tree.engines import Compiled, CompileError, Inputs, Packed
 from opt_tree.engines import compiled as aot
 from opt_tree.engines import package_cache as packages
-from opt_tree.engines.body import Body, compute_batch
+from opt_tree.engines.body import Body
 from opt_tree.engines.package_cache import Package, facts_of, package_of
 from opt_tree.models import compiling
 from opt_tree.models.canonical import check, make_canonical
@@ -155,7 +155,7 @@ def test_sequences_side_by_side_run_in_the_package(compiled, monkeypatch):
     target, drafter = CausalLM(long_llama()), CausalLMDrafter(long_drafter(), 61)
     compiled(target)
     with monkeypatch.context() as strict:
-        strict.setattr("opt_tree.batch.shared_forwards.compute_batch", _long_only)
+        strict.setattr(target.eager, "forward", lambda inputs, cache: _long_only(target.eager, inputs, cache))
         for width in (3, 5):
             found = plain(target).generate_batch(prompts, 40, width=width)
             assert [one.tokens for one in found] == expected and {one.lanes for one in found} == {width}
@@ -163,10 +163,10 @@ def test_sequences_side_by_side_run_in_the_package(compiled, monkeypatch):
     assert [one.tokens for one in found] == expected
 
 
-def _long_only(model: Any, inputs: dict[str, Any], *more: Any) -> Any:
-    """`compute_batch`, which is to be called for more rows than a package takes only."""
-    assert inputs["input_ids"].numel() > aot.LARGEST
-    return compute_batch(model, inputs, *more)
+def _long_only(eager: Packed, inputs: Inputs, cache: Any) -> Any:
+    """Its forwards, which are to be of more rows than a package takes only."""
+    assert inputs.numbers[0].numel() > aot.LARGEST
+    return type(eager).forward(eager, inputs, cache)
 
 
 def test_a_compiled_pair_side_by_side(fake):
@@ -242,7 +242,7 @@ def test_an_export_that_fails_leaves_the_model_eager_and_says_why(fake):
     with pytest.warns(UserWarning, match=r"MixtralForCausalLM is not compiled: .*(data|guard|unbacked)") as told:
         assert not compile_forwards(lm)
     assert len(told) == 1 and "\n" not in str(told[0].message)
-    assert isinstance(lm.engine, Eager) and not fake
+    assert isinstance(lm.engine, Packed) and not fake
     exact = CausalLM(tiny("mixtral"))
     assert torch.equal(scored(lm, prompt(9), 5), scored(exact, prompt(9), 5))
 
@@ -258,7 +258,7 @@ def test_no_compiler(fake, monkeypatch):
         lm = CausalLM(tiny("llama"))
         with pytest.warns(UserWarning, match="not compiled: there is no C\\+\\+ compiler on this machine"):
             assert not compile_forwards(lm)
-        assert isinstance(lm.engine, Eager)
+        assert isinstance(lm.engine, Packed)
         with monkeypatch.context() as compiler:
             compiler.setattr(aot, "cpp_compiler", lambda: "none")
             assert compile_forwards(CausalLM(tiny("llama")))
@@ -274,7 +274,7 @@ def test_only_what_is_there(fake):
         assert not compile_forwards(lm, make=False)
         with pytest.raises(TypeError, match="make must be True or False, got 'no'"):
             compile_forwards(lm, make="no")  # type: ignore[arg-type]
-    assert not fake and isinstance(lm.engine, Eager)
+    assert not fake and isinstance(lm.engine, Packed)
     assert compile_forwards(lm) and compile_forwards(CausalLM(tiny("llama")), make=False)
     assert len(fake) == 1
 
@@ -386,7 +386,7 @@ def test_a_package_that_does_not_load_is_made_again_once(fake, monkeypatch):
     lm = CausalLM(tiny("llama"))
     with pytest.warns(UserWarning, match="does not load: RuntimeError: bad library"):
         assert not compile_forwards(lm)
-    assert len(fake) == 2 and isinstance(lm.engine, Eager)
+    assert len(fake) == 2 and isinstance(lm.engine, Packed)
 
 
 @pytest.mark.parametrize(
@@ -408,7 +408,7 @@ def test_a_body_that_computes_something_else_is_not_used(wrong, said, fake, monk
     lm = CausalLM(tiny("llama"))
     with pytest.warns(UserWarning, match=said):
         assert not compile_forwards(lm)
-    assert isinstance(lm.engine, Eager)
+    assert isinstance(lm.engine, Packed)
 
 
 def test_offloaded_and_spread_models_stay_eager(fake):

@@ -86,8 +86,8 @@ def test_children_are_picked_in_the_forward(kind, policy, monkeypatch):
 
 def test_a_warm_up_outside_inference_mode_leaves_the_cache_alone():
     lm, taken = captured(tiny("llama")), []
-    run = lm.engine.run
-    lm.engine.run = lambda forward: taken.append(forward) or run(forward)  # type: ignore[method-assign]
+    run = lm.engine.forward
+    lm.engine.forward = lambda inputs, cache: taken.append(inputs) or run(inputs, cache)  # type: ignore[method-assign]
     scored(lm, prompt(20), 4)
     before = [view.clone() for view in lm.cache.views]
     with torch.no_grad():

@@ -293,9 +293,9 @@ def test_the_probe_catches_a_lost_window(monkeypatch, architecture):
     """A lone full mask is what transformers' models take without complaint and what loses their window."""
     masks = CausalLM._masks
 
-    def lone(self, positions, visible, keys):
-        monkeypatch.setattr(self, "_windows", {"full_attention": 0})
-        return masks(self, positions, visible, keys)
+    def lone(self, *given):
+        monkeypatch.setattr(self, "windows", {"full_attention": 0})
+        return masks(self, *given)
 
     monkeypatch.setattr(CausalLM, "_masks", lone)
     assert "does not honour a tree mask" in refusal(tiny(architecture))

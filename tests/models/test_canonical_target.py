@@ -12,7 +12,7 @@ from opt_tree import CausalLMDrafter, Decoder, OptTree, Output, Pair, Sampling, 
 from opt_tree.core.target import Forward, TreeForward
 from opt_tree.decoding.presets import plain
 from opt_tree.drafters.registry import DrafterOptions
-from opt_tree.engines import Captured
+from opt_tree.engines import Backend, Captured, Inputs, Packed
 from opt_tree.engines import prepacked as packed
 from opt_tree.engines.canonical import NotCanonicalError
 from opt_tree.models.canonical import check, make_canonical, make_exact
@@ -130,9 +130,9 @@ def test_rows_of_one_number_have_the_logits_of_one_prefill(monkeypatch: pytest.M
     """As on CUDA: smaller forwards are padded, larger ones go in parts, and so do prompts and trees."""
     lm, tree, context = wrapped(), random_tree(45, 1, 1), prompt(50)
     shapes: list[int] = []
-    run = type(lm.eager).run
-    monkeypatch.setattr(CausalLM, "fixed_rows", property(lambda lm: 32 if lm.canonical else None))
-    monkeypatch.setattr(lm.eager, "run", lambda given: shapes.append(given.ints.shape[1]) or run(lm.eager, given))
+    run = lm.eager.run
+    monkeypatch.setattr(Packed, "rows_at_once", property(lambda backend: 32 if backend.packed.canonical else None))
+    monkeypatch.setattr(lm.eager, "run", lambda given, *of: shapes.append(given.numbers.shape[2]) or run(given, *of))
     make_canonical(lm)
     lm.append(context)
     rows = lm.score(tree).logits.clone()
@@ -292,10 +292,16 @@ def test_generate_of_transformers_gives_the_same_text(pair: Pair, texts: dict[st
 def test_an_early_exit_of_a_compiled_target_is_scored_by_the_whole_of_it(pair, texts, monkeypatch):
     """Its package has other bits than the eager halves."""
     decoder = drafted(pair, "exit:demo")
-    whole = copy.copy(pair.target.eager)
-    monkeypatch.setattr(pair.target, "engine", whole)
     forwards: list[int] = []
-    monkeypatch.setattr(whole, "run", lambda forward: forwards.append(1) or pair.target.eager.run(forward))
+
+    class Package(Backend):
+        eager, layers = pair.target.eager, pair.target.eager.layers
+
+        def forward(self, inputs: Inputs, cache: Any) -> Output:
+            forwards.append(1)
+            return self.eager.forward(inputs, cache)
+
+    monkeypatch.setattr(pair.target, "engine", Package(pair.target.model))
     found = decoder.generate(texts["prompts"][0], NEW)
     assert found.tokens == texts["greedy"][0] and len(forwards) == len(found.steps) + 1 < NEW
 

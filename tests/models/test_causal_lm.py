@@ -9,7 +9,8 @@ from tiny_models import ARCHITECTURES, HIDDEN, TOLERANCE, VOCAB, build, causal_l
 
 from opt_tree.core.target import Work
 from opt_tree.core.tree import Tree
-from opt_tree.models import causal_lm as lm_module
+from opt_tree.engines import base
+from opt_tree.models import model as lm_module
 from opt_tree.models.causal_lm import Buckets, CausalLM, UnsupportedModelError
 
 SMALL = Buckets(rows=(1, 8, 32), keys=(16, 32, 64))
@@ -92,7 +93,7 @@ def test_a_prefill_in_pieces_is_a_prefill_in_one(architecture, buckets, monkeypa
     logits, features, after = whole.logits.clone(), whole.features[-1].clone(), lm.score(tree).logits.clone()
     assert (logits[0] - causal_logits(lm.model, context)[-1]).abs().max() < 1e-9
     for size in (1, 7, 25):
-        monkeypatch.setattr(lm_module, "_PREFILL_ROWS", size)
+        monkeypatch.setattr(lm_module, "PREFILL", size)
         lm.reset()
         cut = lm.append(context)
         assert cut.logits.shape == (1, VOCAB) and cut.features[-1].shape == (50, HIDDEN)
@@ -169,7 +170,7 @@ def test_a_decoder_called_past_the_hook_is_noticed(monkeypatch):
     lm = CausalLM(tiny("llama"))
     lm.watch((-1,))
     assert lm.append(prompt(4)).features
-    monkeypatch.setattr("opt_tree.engines.body.watched_module", lambda model, layer: torch.nn.Identity())
+    monkeypatch.setattr("opt_tree.engines.hidden_states.watched_module", lambda model, layer: torch.nn.Identity())
     with pytest.raises(RuntimeError, match=r"did not run the layers whose features are read: \[-1\]"):
         lm.append(prompt(4))
 
@@ -190,7 +191,7 @@ def test_what_is_no_hidden_state_is_refused(monkeypatch):
     """Should a decoder return something else, nothing is drafted from it."""
     lm = CausalLM(tiny("llama"))
     lm.watch((-1,))
-    monkeypatch.setattr("opt_tree.engines.body._decoder", lambda model: model.lm_head)
+    monkeypatch.setattr("opt_tree.engines.hidden_states._decoder", lambda model: model.lm_head)
     refusal = rf"LlamaForCausalLM, layer -1, cannot be read: they are {HIDDEN} wide, and what Linear returns is \[1, "
     with pytest.raises(UnsupportedModelError, match=refusal):
         lm.append(prompt(4))
@@ -208,7 +209,7 @@ def test_watching_is_a_wrappers_own_and_leaves_nothing_on_the_model():
 @pytest.mark.parametrize("buckets", [None, SMALL], ids=["exact", "padded"])
 @pytest.mark.parametrize("rows", [512, 7])
 def test_the_logits_of_a_whole_prompt(buckets, rows, monkeypatch):
-    monkeypatch.setattr(lm_module, "_PREFILL_ROWS", rows)
+    monkeypatch.setattr(lm_module, "PREFILL", rows)
     lm, context = CausalLM(tiny("llama"), buckets), prompt(20)
     logits = lm.append(context, all_logits=True).logits
     assert logits.shape == (20, VOCAB) and (logits - causal_logits(lm.model, context)).abs().max() < 1e-9
@@ -280,16 +281,13 @@ def test_on_cuda_a_forward_s_seconds_are_the_device_s_read_when_asked(monkeypatc
     lm = CausalLM(tiny("llama"))
     monkeypatch.setattr(torch.cuda, "Event", Moment)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: "the device's")
-    monkeypatch.setattr(lm, "_moment", CausalLM._moment.__get__(_OnCuda()))
+    moment = base._moment
+    monkeypatch.setattr(base, "_moment", lambda device: moment(torch.device("cuda")))
     lm.append(prompt(10))
     lm.score(random_tree(4, seed=0, root=1))
     assert not waited, "nobody has asked"
     assert copy.deepcopy(lm).work == lm.work == Work(2, 14, 4.0)
     assert len(waited) == 2, "each is read once"
-
-
-class _OnCuda:
-    device = torch.device("cuda")
 
 
 def test_only_the_last_logits_of_a_prefill_are_computed():

@@ -15,7 +15,7 @@ from tiny_models import VOCAB, WIDTH, perturbed, prompt
 from opt_tree.decoding.decoder import Decoder
 from opt_tree.decoding.generation import Generation
 from opt_tree.drafters import CausalLMDrafter
-from opt_tree.models import causal_lm as lm_module
+from opt_tree.models import model as lm_module
 from opt_tree.models.causal_lm import Buckets, CausalLM
 from opt_tree.models.chain_lm import ChainLM
 from opt_tree.models.positions import context_limit, rope_border
@@ -90,7 +90,7 @@ def until_the_border(decoder: Decoder, model: Any, length: int) -> Generation:
 
 @pytest.mark.parametrize(("rows", "buckets"), [(512, None), (7, None), (7, BUCKETS)])
 def test_plain_decoding_is_that_of_transformers_up_to_the_border(model, rows, buckets, monkeypatch):
-    monkeypatch.setattr(lm_module, "_PREFILL_ROWS", rows)
+    monkeypatch.setattr(lm_module, "PREFILL", rows)
     decoder = Decoder(CausalLM(model, buckets), None, Static.empty())
     for length in LENGTHS:
         until_the_border(decoder, model, length)

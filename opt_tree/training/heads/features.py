@@ -52,7 +52,7 @@ from tqdm import tqdm
 from transformers import PreTrainedModel
 
 from opt_tree.core.files import whole
-from opt_tree.engines.body import watched_module
+from opt_tree.engines.hidden_states import watched_module
 from opt_tree.models.checkpoints import load_tokenizer, load_weights
 from opt_tree.training.answers import Example, read_examples
 
