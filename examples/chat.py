@@ -1,6 +1,6 @@
 """A chat page: each answer drafted by a tree and, beside it, decoded plainly, each with a clock of its own.
 
-    pip install -r requirements/integrations.txt
+    pip install -r requirements/chat.txt
     python -m examples.chat [--base-model-path smollm2] [--drafter SPEC ...] [--host 0.0.0.0] [--port N] [--share]
 
 The two sides take turns by their clocks: the one that has spent less time makes the next step. So one core shows a fair
@@ -351,7 +351,7 @@ def serve(arguments: argparse.Namespace) -> NoReturn:
     for spec in arguments.drafter or ():
         check_drafter(spec)
     if importlib.util.find_spec("gradio") is None:
-        raise ValueError("the page needs gradio: pip install -r requirements/integrations.txt")
+        raise ValueError("the page needs gradio: pip install -r requirements/chat.txt")
     check_port(arguments.host, arguments.port)
     blocks = page(load(arguments), KNOWN.get(arguments.base_model_path))
     place = {"server_name": arguments.host, "server_port": arguments.port, "share": arguments.share}
