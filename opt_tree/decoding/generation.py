@@ -57,8 +57,15 @@ class Generation:
         return len(self.tokens) / self.seconds
 
 
+def check_ids(given: Any, name: str) -> None:
+    """Raise TypeError for what a tokenizer returns as a whole, a mapping such as a BatchEncoding."""
+    if isinstance(given, Mapping):
+        raise TypeError(f'{name} must be token ids, got a {type(given).__name__}: pass its ["input_ids"]')
+
+
 def check_prompt(prompt: Any, target: Target) -> list[int]:
     """Return the prompt as a fresh list of token ids, or say in one line what is wrong with it."""
+    check_ids(prompt, "prompt")
     require(Iterable, prompt=prompt)
     ids = prompt.tolist() if isinstance(prompt, (Tensor, np.ndarray)) else list(prompt)
     if ids and isinstance(ids[0], (list, tuple)):

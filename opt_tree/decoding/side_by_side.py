@@ -23,7 +23,7 @@ from opt_tree.core.sampling import Sampling
 from opt_tree.core.stopping import Stop, StopRule, rule_for
 from opt_tree.core.target import Target
 from opt_tree.core.words import counted
-from opt_tree.decoding.generation import Generation, check_new_tokens, check_others, check_prompt
+from opt_tree.decoding.generation import Generation, check_ids, check_new_tokens, check_others, check_prompt
 from opt_tree.drafters import Drafter
 from opt_tree.models.tensor_parallel import at_every_rank
 from opt_tree.policies.base import TreePolicy
@@ -67,6 +67,7 @@ class SideBySide:
         """
         check_others(others)
         recorder_of(log_probs, self.target.vocab)
+        check_ids(prompts, "prompts")
         require((Sequence, Tensor, np.ndarray), prompts=prompts)
         given: Any = stop if isinstance(stop, Sequence) and not isinstance(stop, str) else [stop] * len(prompts)
         rules = [rule_for(rule, self.target.ends) for rule in given]

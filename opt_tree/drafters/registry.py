@@ -6,7 +6,8 @@ Owns what a spec is: a kind and, behind a colon, where it lies (`lm:JackFram/lla
 import json
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,7 +22,7 @@ from opt_tree.drafters.base import Drafter
 from opt_tree.drafters.combined.sharpened import Sharpened
 from opt_tree.models.causal_lm import Buckets, CausalLM
 from opt_tree.models.chain_lm import AnyLM, ChainLM
-from opt_tree.models.checkpoints import CheckpointError, check_is_there, read_calibration
+from opt_tree.models.checkpoints import CheckpointError, check_is_there, find_file, read_calibration, read_config
 from opt_tree.models.named import check_model, resolve
 
 
@@ -162,11 +163,34 @@ def folders_of(spec: str) -> list[str]:
     return [*(folder for other in others for folder in folders_of(other)), *own]
 
 
+@contextmanager
+def _told(spec: str) -> Iterator[None]:
+    """Inside, an error about a bare name lists the kinds, too: it may be a kind of another library."""
+    try:
+        yield
+    except CheckpointError as error:
+        if re.search("[/:]", spec) or spec in KINDS or os.path.exists(spec):
+            raise
+        raise CheckpointError(f"{error}; and no kind of drafter: there are {', '.join(KINDS)}") from error
+
+
+def _is_whole(folder: str) -> bool:
+    """Whether a checkpoint is a causal model by itself: by its config, which heads copy, and a tokenizer and layers."""
+    try:
+        config = read_config(folder, "a model")
+        find_file(folder, "tokenizer_config.json")
+    except CheckpointError:
+        return False
+    named = config.get("architectures") or []
+    return config.get("num_hidden_layers") != 1 and any("CausalLM" in name or "LMHead" in name for name in named)
+
+
 def check_drafter(spec: str) -> None:
     """Raise CheckpointError for a drafter of which anything is not there; nothing is loaded."""
-    for folder in folders_of(spec):
-        check_model(folder)
-        check_is_there(folder)
+    with _told(spec):
+        for folder in folders_of(spec):
+            check_model(folder)
+            check_is_there(folder)
 
 
 def load_drafter(spec: str, target: AnyLM, options: DrafterOptions = DrafterOptions()) -> Drafter:
@@ -181,12 +205,18 @@ def load_drafter(spec: str, target: AnyLM, options: DrafterOptions = DrafterOpti
     name, path = parse_spec(spec)
     kind = KINDS.named(name)
     folder = path if kind.part is None else resolve(path, kind.part)
-    try:
-        drafter = kind.make(folder, target, options)
-    except TypeError as error:
-        if name in KINDS:
+    with _told(spec):
+        try:
+            drafter = kind.make(folder, target, options)
+        except TypeError as error:
+            if name in KINDS:
+                raise
+            wanted = "name a function (path, target, options)"
+            raise CheckpointError(f"{spec} cannot be loaded: {error}; {wanted}") from error
+        except CheckpointError as error:
+            if name != "lm" and kind.part is not None and _is_whole(folder):
+                raise CheckpointError(f"{folder} is a whole model, use lm:{path} ({error})") from error
             raise
-        raise CheckpointError(f"{spec} cannot be loaded: {error}; name a function (path, target, options)") from error
     if not isinstance(drafter, Drafter):
         raise CheckpointError(f"{spec} is {drafter!r:.80}: no drafter")
     drafter.name = path

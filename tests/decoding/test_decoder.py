@@ -494,6 +494,18 @@ class TestComposition:
         assert result.tokens_per_second == pytest.approx(20 / result.seconds)
 
 
+def test_what_a_tokenizer_returns_as_a_whole_is_no_prompt(decoder):
+    given = tiny_tokenizer()("abacad")
+    assert given["input_ids"]
+    for call in (decoder.generate, decoder.steps, decoder.generate_batch):
+        with pytest.raises(
+            TypeError, match=r'^prompts? must be token ids, got a BatchEncoding: pass its \["input_ids"\]'
+        ):
+            call(given)
+    with pytest.raises(TypeError, match="got a dict"):
+        decoder.generate_batch([PROMPT, dict(given)])
+
+
 def test_what_is_of_another_kind_is_said_before_anything_runs(decoder):
     for options, named in (
         ({"max_new_tokens": 2.5}, "got 2.5: whole tokens"),

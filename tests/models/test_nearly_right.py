@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from experiments.embedded_family.data import read_prompts
-from opt_tree import load_pair
+from opt_tree import load_drafter, load_pair
 from opt_tree.decoding import pair
 from opt_tree.drafters.registry import parse_spec
 from opt_tree.models import DEMO, checkpoints
@@ -67,6 +67,30 @@ def test_a_drafter_that_is_not_there_is_said_before_the_target_is_loaded(spec, s
     with pytest.raises(CheckpointError, match=f"no GGUF file at {tmp_path}/absent.gguf"):
         load_pair(str(tmp_path / "absent.gguf"))
     checkpoints.hub_is_away.cache_clear()
+
+
+@pytest.mark.parametrize("kind", ["eagle", "eagle3", "medusa", "dflash", "exit"])
+def test_a_whole_model_as_a_head_is_told_its_name(kind):
+    """A head that copied its target's config, tokenizer and all, is told what is wrong with it."""
+    with pytest.raises(CheckpointError, match=f"{DEMO / 'draft'} is a whole model, use lm:{DEMO / 'draft'} .*"):
+        load_pair("demo", f"{kind}:{DEMO / 'draft'}", dtype="float32")
+
+
+def test_a_head_that_is_wrong_is_not_called_a_whole_model(tmp_path):
+    shutil.copytree(DEMO / "eagle", tmp_path / "head")
+    shutil.copy(DEMO / "target" / "tokenizer_config.json", tmp_path / "head")
+    config = json.loads((tmp_path / "head" / "config.json").read_text())
+    config |= {"architectures": ["LlamaForCausalLM"], "hidden_size": 2 * config["hidden_size"]}
+    (tmp_path / "head" / "config.json").write_text(json.dumps(config))
+    with pytest.raises(CheckpointError, match=r"^cannot use .*/head: "):
+        load_pair("demo", f"eagle:{tmp_path / 'head'}", dtype="float32")
+
+
+def test_a_drafter_of_another_library_is_answered_with_the_kinds():
+    pair_of = load_pair("demo", "ngram", dtype="float32")
+    for call in (lambda: load_pair("demo", "prompt_lookup"), lambda: load_drafter("prompt_lookup", pair_of.target)):
+        with pytest.raises(CheckpointError, match=r"no kind of drafter: there are .*eagle, .*lm, .*ngram"):
+            call()
 
 
 def test_a_hub_that_is_away_is_asked_once(monkeypatch):
