@@ -27,10 +27,10 @@ def draw_all(texts: Sequence[Along], folder: Path) -> list[Path]:
 
 
 def _by_nodes(axes: Axes, texts: Sequence[Along]) -> None:
-    """A line a set, with the interval over texts."""
+    """A line a set, with the interval over texts; sizes that were drafted along all of its texts."""
     for one, colour in zip(dict.fromkeys(text.set for text in texts), COLOURS, strict=False):
         of_set = [text for text in texts if text.set == one]
-        there = [nodes for nodes in SIZES if having(of_set, f"opt {nodes}")]
+        there = [nodes for nodes in SIZES if len(having(of_set, f"opt {nodes}")) == len(of_set)]
         found = [rate(of_set, f"opt {nodes}") for nodes in there]
         axes.plot(there, [value for value, _ in found], "o-", color=colour, markersize=3, label=one)
         ends = [interval or (value, value) for value, interval in found]
