@@ -35,7 +35,7 @@ from opt_tree.core.words import counted
 from opt_tree.decoding.generation import check_prompt
 from opt_tree.decoding.presets import controller, opt, plain
 from opt_tree.decoding.step_costs import auto
-from opt_tree.display.transcripts import IncrementalText, paint
+from opt_tree.display.transcripts import IncrementalText, paint, wants_color
 from opt_tree.engines import package_cache as packages
 from opt_tree.models.known import KNOWN
 from opt_tree.policies.registry import make_policy
@@ -173,11 +173,6 @@ def describe_machine(about: dict[str, Any], device: torch.device) -> str:
     load = f", load {os.getloadavg()[0]:.1f}" if hasattr(os, "getloadavg") else ""
     versions = f"torch {about['torch']}, transformers {about['transformers']}, Python {about['python']}"
     return f"{device.type}: {machine_of(about)}{load}; {versions}"
-
-
-def wants_color(stream: TextIO) -> bool:
-    """Whether a stream is a terminal that takes colours (https://no-color.org)."""
-    return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 
 class ColorStreamer:

@@ -201,6 +201,10 @@ class Target(ABC):
     ranks: Any = None
     """The processes that the model is spread over (`models.tensor_parallel`); None: it is whole in this one."""
 
+    def __repr__(self) -> str:
+        size = getattr(self, "size", f"{self.vocab} logits a row")
+        return f"<{type(self).__name__} {self.name}: {size}, {self.max_context} tokens of context>"
+
     def reset(self) -> None:
         """Forget the context. A subclass that holds one extends this."""
         self.generation += 1

@@ -185,6 +185,10 @@ class Decoder(SideBySide):
         if watched:
             target.watch(tuple(sorted(watched)))
 
+    def __repr__(self) -> str:
+        parts = f"{self.target!r}, {self.drafter!r}, {self.policy!r:.90}, {self.verifier.__name__}"
+        return f"<{type(self).__name__}: {parts}>"
+
     @at_every_rank
     def generate(
         self,

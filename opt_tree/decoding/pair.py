@@ -42,6 +42,9 @@ class Pair:
     def __post_init__(self) -> None:
         self.target.tokenizer_ends = end_tokens(self.tokenizer)
 
+    def __repr__(self) -> str:
+        return f"<Pair: {self.target!r} drafted by {self.drafter!r}>"
+
     @property
     def stop(self) -> Stop:
         """The stop tokens that the target's generation config (a list for many chat models) and the tokenizer name.

@@ -1,12 +1,15 @@
 """The text of a generation with its two owners: accepted *draft* tokens and the *target's own* that ends each step.
 
 Owns what a token looks like in a terminal: growing text, colours, one-line labels. Pure functions that return strings;
-nothing here prints.
+nothing here prints; standard output is only asked whether it takes colours.
 """
 
 import itertools
+import os
+import sys
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from types import NoneType
+from typing import Any, Protocol, TextIO, runtime_checkable
 
 from opt_tree.core.errors import require
 from opt_tree.decoding.generation import Generation
@@ -102,9 +105,18 @@ def paint(text: str, drafted: bool, color: bool = True) -> str:
     return f"{_ANSI_DRAFTED}{text}{_ANSI_END}" if color else f"[{text}]"
 
 
-def transcript(generation: Generation, tokenizer: Texts, color: bool = True) -> str:
-    """Return the generated text, accepted draft tokens in colour or in brackets: `[ the quick] fox[ jumps] over`."""
-    require(bool, color=color)
+def wants_color(stream: TextIO) -> bool:
+    """Whether a stream is a terminal that takes colours (https://no-color.org)."""
+    return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+
+
+def transcript(generation: Generation, tokenizer: Texts, color: bool | None = None) -> str:
+    """Return the generated text, accepted draft tokens in colour or in brackets: `[ the quick] fox[ jumps] over`.
+
+    `color` None: in colour where standard output is a terminal that takes colours, so no file gets escape codes.
+    """
+    require((bool, NoneType), color=color)
+    color = wants_color(sys.stdout) if color is None else color
     return "".join(paint(piece.text, piece.drafted, color) for piece in pieces(generation, tokenizer))
 
 

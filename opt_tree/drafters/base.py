@@ -51,6 +51,9 @@ class Drafter(ABC):
     ended: bool = False
     """Whether a warning has said that the context is behind `max_context`."""
 
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__}{self.name and ' ' + self.name}>"
+
     def room(self, length: int) -> int:
         """How many layers it can draft behind so many tokens of context; 0 or less: none."""
         return self.max_context - length
@@ -161,6 +164,9 @@ class DrafterAround(Drafter):
         self.max_context, self.models, self.name = drafter.max_context, drafter.models, drafter.name
         self.alone, self.learns = drafter.alone, drafter.learns
         self.parts: tuple[Drafter, ...] = (drafter,)
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} of {' and '.join(map(repr, self.parts))}>"
 
     def reset(self, prompt: list[int], output: Output | None) -> None:
         for part in self.parts:

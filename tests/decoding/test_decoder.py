@@ -20,6 +20,7 @@ from tiny_models import (
 )
 from transformers.generation.streamers import BaseStreamer
 
+from opt_tree import load_pair
 from opt_tree.core.probabilities import log_probs_of
 from opt_tree.core.random import Random
 from opt_tree.core.sampling import Sampling
@@ -29,6 +30,7 @@ from opt_tree.decoding.decoder import Decoder
 from opt_tree.decoding.generation import check_prompt
 from opt_tree.drafters import CausalLMDrafter, Drafter, EagleDrafter, Sharpened
 from opt_tree.models.causal_lm import CausalLM
+from opt_tree.models.chain_lm import ChainLM
 from opt_tree.policies import OptTree, Static
 
 NEW_TOKENS = 40
@@ -492,6 +494,21 @@ class TestComposition:
             assert times.other == pytest.approx(times.total - times.draft_forward - times.target_forward)
         assert sum(step.times.total for step in result.steps) + result.prefill_seconds < result.seconds
         assert result.tokens_per_second == pytest.approx(20 / result.seconds)
+
+
+def test_what_a_decoder_and_its_parts_are_is_said_on_a_line(decoder, plain, target):
+    assert repr(target) == f"<CausalLM LlamaForCausalLM: {target.size}, {CONTEXT} tokens of context>"
+    assert "0.0 M parameters, float64" in repr(target)
+    drafter = repr(decoder.drafter)
+    assert drafter == "<CausalLMDrafter>"
+    assert repr(decoder) == f"<Decoder: {target!r}, {drafter}, {POLICY!r:.90}, match>"
+    assert repr(plain).startswith(f"<Decoder: {target!r}, None, Static(")
+    pair = load_pair("demo", "graft:1:lm:demo+ngram", dtype="float32")
+    sharp = "Sharpened of <CausalLMDrafter demo>"
+    assert f"drafted by <Grafted of <{sharp}> and <NGramDrafter>>>" in repr(pair)
+    wide = Decoder(pair.target, pair.drafter, Static.kary(2, 6))
+    for one in (pair, pair.target, pair.drafter, wide, ChainLM(tiny("llama"))):
+        assert repr(one).startswith("<") and "\n" not in repr(one) and len(repr(one)) < 500
 
 
 def test_what_a_tokenizer_returns_as_a_whole_is_no_prompt(decoder):

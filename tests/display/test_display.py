@@ -1,7 +1,10 @@
 """Transcripts, drawn trees and pages on trees made by hand and a tokenizer whose tokens are single bytes."""
 
 import html
+import os
 import re
+import sys
+from types import SimpleNamespace
 
 import pytest
 import transformers
@@ -12,7 +15,7 @@ from pages import Page
 from opt_tree import Tree, explore
 from opt_tree.display.notebook import in_notebook, rich
 from opt_tree.display.page import asked, summary, telling_steps, to_html
-from opt_tree.display.transcripts import VISIBLE, IncrementalText, pieces, token_label, transcript
+from opt_tree.display.transcripts import VISIBLE, IncrementalText, pieces, token_label, transcript, wants_color
 from opt_tree.display.trees import draw_tree, escape
 
 
@@ -61,7 +64,8 @@ def test_what_is_no_text_is_labelled_by_its_number_or_its_name(tokenizer):
 def test_the_transcript_tells_drafted_from_own_tokens(tokenizer, tree):
     generation = generation_of([step_of(tree, [0, 2, 4], word(" ran")), step_of(tree, [0], word("\n"))])
     assert transcript(generation, tokenizer, color=False) == "[ cat sat] ran\n"
-    assert transcript(generation, tokenizer) == "\x1b[36m cat sat\x1b[0m ran\n"
+    assert transcript(generation, tokenizer, color=True) == "\x1b[36m cat sat\x1b[0m ran\n"
+    assert "\x1b" not in transcript(generation, tokenizer), "standard output is no terminal here"
     assert [(piece.text, piece.drafted, piece.step) for piece in pieces(generation, tokenizer)] == [
         (" cat sat", True, 0),
         (" ran", False, 0),
@@ -197,3 +201,21 @@ def test_in_notebook_is_for_notebooks(tokenizer):
 def test_what_turns_the_direction_of_writing_becomes_a_sign(sign: str) -> None:
     """Else the rest of a line would stand in another order than it was emitted."""
     assert f"a{sign}b".translate(VISIBLE) == "a\ufffdb"
+
+
+@pytest.mark.parametrize(
+    ("terminal", "variables", "color"),
+    [
+        (True, {}, True),
+        (False, {}, False),
+        (True, {"NO_COLOR": "1"}, False),
+        (True, {"NO_COLOR": ""}, True),
+        (True, {"TERM": "dumb"}, False),
+    ],
+)
+def test_colours_are_for_terminals_that_take_them(monkeypatch, tokenizer, tree, terminal, variables, color):
+    monkeypatch.setattr(os, "environ", {"TERM": "xterm"} | variables)
+    monkeypatch.setattr(sys, "stdout", SimpleNamespace(isatty=lambda: terminal))
+    assert wants_color(sys.stdout) is color
+    generation = generation_of([step_of(tree, [0, 2, 4], word(" ran"))])
+    assert ("\x1b" in transcript(generation, tokenizer)) is color

@@ -4,11 +4,9 @@ import copy
 import dataclasses
 import io
 import json
-import os
 import runpy
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -21,7 +19,7 @@ from transformers import LlamaModel
 
 from evaluation.command_line import parse
 from evaluation.demo import __main__ as demo
-from evaluation.demo.__main__ import ColorStreamer, wants_color
+from evaluation.demo.__main__ import ColorStreamer
 from evaluation.demo.comparison import ASSISTED, GREEDY, LABELS, OURS, PLAIN, different_texts, notes, table
 from evaluation.demo.options import ABOVE_A_TABLE, ALONE, EagleOptions
 from evaluation.run.baselines import (
@@ -340,21 +338,6 @@ def test_what_was_chosen_is_said_with_the_way_out(classic, capsys, monkeypatch):
     assert asked == [3] and out.count(line) == 1 and "scoring" in report_of(out)["policy"]
     assert run_demo("classic", [*short, "--nodes", "4"]) == 0
     assert asked == [3] and line not in capsys.readouterr().out
-
-
-@pytest.mark.parametrize(
-    ("terminal", "variables", "color"),
-    [
-        (True, {}, True),
-        (False, {}, False),
-        (True, {"NO_COLOR": "1"}, False),
-        (True, {"NO_COLOR": ""}, True),
-        (True, {"TERM": "dumb"}, False),
-    ],
-)
-def test_colours_are_for_terminals_that_take_them(monkeypatch, terminal, variables, color):
-    monkeypatch.setattr(os, "environ", {"TERM": "xterm"} | variables)
-    assert wants_color(SimpleNamespace(isatty=lambda: terminal)) is color
 
 
 @pytest.mark.parametrize(("color", "text"), [(True, "\x1b[36mab\x1b[0mc\x1b[36md\x1b[0m☃"), (False, "[ab]c[d]☃")])
