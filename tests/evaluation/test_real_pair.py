@@ -57,7 +57,7 @@ def test_steps_along_a_text_are_those_of_decoding(pair: Pair, stops: bool) -> No
 def test_a_text_that_another_target_wrote_takes_other_steps(pair: Pair) -> None:
     """The text decides: one token changed, and a step ends before it."""
     prompt = pair.encode("Why is the sky blue?")
-    tokens = Decoder(pair.target, None, Static.empty()).generate(prompt, 20).tokens
+    tokens = Decoder(pair.target, None, Static.empty()).generate(prompt, 20, stop=None).tokens
     ways = {"chain": Way(Static.chain(5))}
     changed = [*tokens[:7], (tokens[7] + 1) % pair.target.vocab, *tokens[8:]]
     steps = steps_along(pair.drafter, Stored(prompt, changed, 20, frozenset()), ways)["chain"]
