@@ -265,6 +265,7 @@ class Options(Asked):
         "takes in every turn anew",
     )
     system_message: str | None = option(None, "system message; by default the template's own")
+    load_in_8bit: bool = option(False, "as published; on a CPU: --weights int8")
     num_gpus_per_model: int = option(1, "GPUs that hold one copy of the target, layers spread over them", least=1)
     num_gpus_total: int | None = option(
         None, "GPUs in all, of all processes that `accelerate launch` started; refused where they are others"
@@ -277,6 +278,9 @@ class Options(Asked):
     """eval_opt_`command`, as answer files are called by default."""
 
     def __post_init__(self) -> None:
+        if self.load_in_8bit and self.weights not in (None, "int8"):
+            raise ValueError(f"--load-in-8bit and --weights {self.weights}: leave out one of them")
+        object.__setattr__(self, "weights", "int8" if self.load_in_8bit else self.weights)
         super().__post_init__()
         object.__setattr__(self, "nodes", node_count(self.nodes))
         check_controller(self.controller, self.nodes, self.threshold)

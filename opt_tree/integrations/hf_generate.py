@@ -36,7 +36,7 @@ from opt_tree.core.sampling import Sampling
 from opt_tree.core.words import counted
 from opt_tree.decoding.decoder import Decoder
 from opt_tree.decoding.generation import Generation, check_prompt
-from opt_tree.integrations.left_padding import AtRow, Row, padded, unpadded
+from opt_tree.integrations.left_padding import AtRow, Row, padded, padded_cache, unpadded
 from opt_tree.models.capabilities import unwrapped, virtual_tokens
 from opt_tree.models.causal_lm import CausalLM
 from opt_tree.models.chain_lm import AnyLM, ChainLM
@@ -127,7 +127,7 @@ def custom_generate(
             with start:
                 results, recorders = _decode(decoder, asked, 1.0 if sampled else 0.0, streamer, seed)
             sequences = padded(input_ids, [result.tokens for result in results], asked.pad)
-            cache = _returned_cache(target, sequences[0, :-1].tolist(), config, model_kwargs) if alone else None
+            cache = _returned_cache(target, sequences[:, :-1], config, model_kwargs, alone)
     except BaseException:
         if streamer is not None:
             streamer.end()  # whoever reads it in another thread would wait for ever
@@ -407,15 +407,22 @@ def _prefilled(model: Any, input_ids: Int[Tensor, "batch length"], media: dict[s
 
 
 def _returned_cache(
-    target: AnyLM, tokens: list[int], config: GenerationConfig, inputs: Mapping[str, Any]
+    target: AnyLM, ids: Int[Tensor, "batch _"], config: GenerationConfig, inputs: Mapping[str, Any], alone: bool
 ) -> Cache | None:
-    """Return the rows of the text without its last token, as `generate` leaves them; into the caller's own cache."""
+    """Return the rows of the text without its last token, as `generate` leaves them; into the caller's own cache.
+
+    Those of a batch are computed once more: side by side each text has rows of its own length, without padding.
+    """
     given = inputs.get("past_key_values")
     given = given if getattr(given, "_is_user_defined", False) else None
     if given is None and not (config.return_dict_in_generate and config.use_cache):
         return None
     if target.ranks is not None:
         return None  # rank 0 has its own part of the rows, and tells the others of text
+    if not alone:
+        own = DynamicCache(config=target.model.config.get_text_config(decoder=True))
+        return padded_cache(target.model, ids, inputs.get("attention_mask"), own)
+    tokens = ids[0].tolist()
     if isinstance(target, ChainLM):
         return target.cache_of(tokens)
     cache = DynamicCache(config=target.model.config.get_text_config(decoder=True)) if given is None else given

@@ -9,7 +9,10 @@ from typing import Any
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
-from transformers import LogitsProcessor
+from transformers import Cache, LogitsProcessor
+
+from opt_tree.engines.base import takes
+from opt_tree.models.capabilities import cache_name, unwrapped
 
 
 def unpadded(input_ids: Int[Tensor, "batch length"], mask: Tensor | None) -> list[list[int]]:
@@ -29,6 +32,23 @@ def padded(input_ids: Int[Tensor, "batch length"], answers: Sequence[list[int]],
     longest = max(map(len, answers))
     new = [[*answer, *[pad] * (longest - len(answer))] for answer in answers]
     return torch.cat([input_ids, torch.tensor(new, device=input_ids.device)], 1)
+
+
+@torch.no_grad()
+def padded_cache(
+    model: Any, ids: Int[Tensor, "batch length"], mask: Int[Tensor, "batch prompt"] | None, cache: Cache
+) -> Cache:
+    """Fill a model's cache with the rows of a batch, from one forward; what the prompts' mask hides stays hidden.
+
+    As `generate` leaves them: behind an answer's end are rows of padding.
+    """
+    mask = torch.ones_like(ids) if mask is None else mask
+    mask = torch.cat([mask, mask.new_ones(len(ids), ids.shape[1] - mask.shape[1])], 1)
+    bare = unwrapped(model)
+    given = {"position_ids": (mask.cumsum(-1) - 1).clamp(min=0), "logits_to_keep": 1}
+    given = {name: value for name, value in given.items() if takes(bare, name)}
+    model(input_ids=ids, attention_mask=mask, use_cache=True, **{cache_name(bare): cache}, **given)
+    return cache
 
 
 class Row:

@@ -28,6 +28,37 @@ class _Published:
         return self.pair.target.model
 
     @property
+    def training(self) -> bool:
+        """False: models are in evaluation mode."""
+        return False
+
+    @property
+    def config(self) -> Any:
+        """The target's."""
+        return self.base_model.config
+
+    @property
+    def device(self) -> torch.device:
+        return self.pair.target.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.pair.target.dtype
+
+    @property
+    def vocab_size(self) -> int:
+        return self.pair.target.vocab
+
+    @property
+    def hidden_size(self) -> int:
+        return self.pair.target.hidden
+
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(
+            f"{type(self).__name__} has no {name}: .base_model is the transformers model, .pair has the drafter"
+        )
+
+    @property
     def tokenizer(self) -> PreTrainedTokenizerBase:
         return self.pair.tokenizer
 
@@ -101,9 +132,26 @@ class EaModel(_Published):
     eagenerate = _Published._generate
 
 
+_ELSEWHERE = {
+    "load_in_8bit": 'weights="int8" quantises on a CPU, quantization_config= elsewhere',
+    "load_in_4bit": 'weights="int4" quantises on a CPU, quantization_config= elsewhere',
+    "total_token": "nodes= of the generate call says how many tokens are drafted",
+    "depth": "max_depth= of the generate call says how many layers are drafted",
+    "top_k": "OPT-Tree has no top_k of children: nodes= and threshold= of the generate call shape the tree",
+    "threshold": "threshold= is an argument of the generate call",
+    "use_eagle3": "opt_tree.load_pair(target, drafter='eagle3:PATH') loads an EAGLE-3 head",
+}
+"""Options of `from_pretrained`, of the published code or of EAGLE's, that are something else here, or nowhere."""
+
+
 def _translate(options: dict[str, Any]) -> dict[str, Any]:
-    """Take the published options in today's words: `torch_dtype` is `dtype`; low memory use is the default."""
-    options = dict(options)
+    """Take the published options in today's words: `torch_dtype` is `dtype`; low memory use is the default.
+
+    TypeError for one that is somewhere else here; `False` and None ask for nothing.
+    """
+    options = {name: value for name, value in options.items() if name not in _ELSEWHERE or value not in (None, False)}
+    for name in options.keys() & _ELSEWHERE.keys():
+        raise TypeError(f"{name}={options[name]!r} is not taken here: {_ELSEWHERE[name]}")
     options.pop("low_cpu_mem_usage", None)
     dtype = options.pop("torch_dtype", None)
     return options if dtype is None else {"dtype": dtype} | options

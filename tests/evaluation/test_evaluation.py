@@ -832,12 +832,20 @@ def test_every_published_flag_is_taken_in_both_spellings() -> None:
     published = (
         "--draft-model-path d --base-model-path b --bench-name mt_bench --answer-file ./a.jsonl --temperature 0 "
         "--nodes 60 --threshold 0.5 --max_depth 10 --model-id m --question-begin 1 --question-end 2 --num-choices 3 "
-        "--max-new-token 4 --num-gpus-per-model 1 --num-gpus-total 1 --max-gpu-memory 20GiB"
+        "--max-new-token 4 --num-gpus-per-model 1 --num-gpus-total 1 --max-gpu-memory 20GiB --load-in-8bit"
     )
     options = parse(Options, "", None, published.split())
     assert options == parse(Options, "", None, re.sub(r"(?<=\w)-(?=\w)", "_", published).split())
     assert (options.drafter, options.max_depth, options.question_end, options.num_choices) == ("lm:d", 10, 2, 3)
     assert options.as_dict()["draft_model_path"] == "d" and "drafter" not in options.as_dict()
+    assert (
+        options.weights
+        == options.on("cpu").weights
+        == parse(EagleOptions, "", None, ["--load-in-8bit"]).weights
+        == "int8"
+    )
+    with pytest.raises(ValueError, match="--load-in-8bit and --weights int4: leave out one of them"):
+        parse(Options, "", None, ["--load-in-8bit", "--weights", "int4"])
     head = parse(EagleOptions, "", None, ["--ea-model-path", "e"])
     assert head.tree() == head.on("cuda:0").tree() == OptTree()
     assert head.drafter == parse(Options, "", None, ["--drafter", "eagle:e"]).drafter == "eagle:e"

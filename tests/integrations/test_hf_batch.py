@@ -11,9 +11,10 @@ from transformers import GenerationConfig, StoppingCriteria, StoppingCriteriaLis
 from transformers.generation.streamers import BaseStreamer
 
 from opt_tree.decoding.decoder import Decoder
-from opt_tree.drafters import CausalLMDrafter
+from opt_tree.drafters import CausalLMDrafter, NGramDrafter
 from opt_tree.integrations.hf_generate import TreeOutput
 from opt_tree.models.causal_lm import CausalLM
+from opt_tree.models.chain_lm import ChainLM
 from opt_tree.policies import OptTree
 
 PAD, NEW = VOCAB - 1, 12
@@ -49,6 +50,30 @@ def test_a_ragged_batch_is_decoded_as_transformers_does(architecture):
     expected, found = both(model, decoder, eos_token_id=stop)
     torch.testing.assert_close(found, expected)
     assert (expected[1, 20 + 7 :] == PAD).all() and (expected[:, -1] != PAD).any()
+
+
+@pytest.mark.parametrize("architecture", ["llama", "mistral", "opt", "gpt2"])
+@pytest.mark.parametrize("scored_by", [CausalLM, ChainLM])
+def test_a_batch_returns_its_cache(architecture, scored_by):
+    """Row for row what plain `generate` leaves, and plain `generate` goes on from it."""
+    model = tiny(architecture)
+    decoder = Decoder(scored_by(model), NGramDrafter(), OptTree(12, 0.1, 5))
+    stop = int(both(model, decoder)[0][1, 20 + 6])
+    expected, found = both(model, decoder, eos_token_id=stop, return_dict_in_generate=True)
+    length = expected.sequences.shape[1] - 1
+    shown = torch.cat([MASK, torch.ones(3, length - 20, dtype=torch.long)], 1).bool()
+    assert found.past_key_values.get_seq_length() == expected.past_key_values.get_seq_length() == length
+    if architecture != "mistral":  # whose cache keeps the window alone
+        for ours, theirs in zip(found.past_key_values.layers, expected.past_key_values.layers, strict=True):
+            for name in ("keys", "values"):
+                one, other = (getattr(layer, name).transpose(1, 2)[shown] for layer in (ours, theirs))
+                torch.testing.assert_close(one, other)
+    longer = torch.cat([found.sequences, torch.full((3, 1), 5)], 1)
+    given = {"attention_mask": torch.cat([shown.long(), torch.ones(3, 2, dtype=torch.long)], 1), "max_new_tokens": 6}
+    given |= {"do_sample": False, "pad_token_id": PAD}
+    went_on = model.generate(longer, past_key_values=found.past_key_values, **given)
+    torch.testing.assert_close(went_on, model.generate(longer, **given))
+    assert both(model, decoder, return_dict_in_generate=True, use_cache=False)[1].past_key_values is None
 
 
 def test_without_a_padding_token_the_first_stop_token_pads_as_in_transformers(llama):
@@ -102,7 +127,7 @@ def test_what_comes_back(llama):
     model, decoder = llama
     expected, found = both(model, decoder, return_dict_in_generate=True, eos_token_id=list(range(25)))
     assert isinstance(found, TreeOutput) and torch.equal(found.sequences, expected.sequences)
-    assert found.past_key_values is None and set(found.finish_reason) <= {"stop_token", "length"}
+    assert set(found.finish_reason) <= {"stop_token", "length"}
     assert len(found.finish_reason) == len(ROWS)
 
 

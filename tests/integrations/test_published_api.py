@@ -75,6 +75,37 @@ def test_both_take_the_type_by_position(folder):
     EaModel.from_pretrained("LLaMA", target, str(folder / "eagle"), torch_dtype=torch.float32)
 
 
+@pytest.mark.parametrize("kind", ["classic", "eagle"])
+def test_what_scripts_ask_of_a_model(published, kind):
+    model = published[kind]
+    assert model.training is False and model.config is model.base_model.config
+    assert (model.vocab_size, model.hidden_size, model.dtype) == (VOCAB, 32, torch.float32)
+    assert model.device.type == "cpu"
+    with pytest.raises(AttributeError, match=r"has no ea_layer: \.base_model is the transformers model"):
+        _ = model.ea_layer
+
+
+@pytest.mark.parametrize(
+    ("option", "says"),
+    [
+        ({"total_token": -1}, "nodes= of the"),
+        ({"load_in_8bit": True}, 'weights="int8"'),
+        ({"depth": 5}, "max_d"),
+    ],
+)
+@pytest.mark.parametrize("kind", [SPModel, EaModel])
+def test_an_option_of_other_code_is_refused_by_its_name(kind, option, says):
+    (name,) = option
+    with pytest.raises(TypeError, match=f"^{name}=.* is not taken here: .*{says}"):
+        kind.from_pretrained(base_model_path="demo", **option)
+
+
+@pytest.mark.parametrize("name", ["is_llama3", "log"])
+def test_an_argument_of_eagle_s_generate_is_refused_by_its_name(published, name):
+    with pytest.raises(TypeError, match=f"argument '{name}'"):
+        published["eagle"].eagenerate(IDS, max_new_tokens=4, **{name: True})
+
+
 class TestGeneration:
     @pytest.mark.parametrize("kind", ["classic", "eagle"])
     def test_the_ids_are_prompt_and_greedy_text(self, published, kind):
