@@ -3,6 +3,7 @@
 Owns what padding means. Knows nothing of decoding.
 """
 
+import inspect
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,7 +12,6 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from transformers import Cache, LogitsProcessor
 
-from opt_tree.engines.base import takes
 from opt_tree.models.capabilities import cache_name, unwrapped
 
 
@@ -46,8 +46,8 @@ def padded_cache(
     mask = torch.cat([mask, mask.new_ones(len(ids), ids.shape[1] - mask.shape[1])], 1)
     bare = unwrapped(model)
     given = {"position_ids": (mask.cumsum(-1) - 1).clamp(min=0), "logits_to_keep": 1}
-    given = {name: value for name, value in given.items() if takes(bare, name)}
-    model(input_ids=ids, attention_mask=mask, use_cache=True, **{cache_name(bare): cache}, **given)
+    given = {name: value for name, value in given.items() if name in inspect.signature(bare.forward).parameters}
+    model(input_ids=ids, attention_mask=mask, use_cache=True, **{cache_name(bare) or "past_key_values": cache}, **given)
     return cache
 
 
