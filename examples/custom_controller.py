@@ -9,12 +9,9 @@ can check each against its verifier. It sees the past only: the context and the 
 
 from collections.abc import Sequence
 
-from jaxtyping import Float
-from torch import Tensor
-
 import opt_tree
 from opt_tree.controllers.registry import Wanted
-from opt_tree.core.children import Few
+from opt_tree.core.answers import LogProbs
 from opt_tree.core.step import Outcome, Step
 from opt_tree.core.target import Output
 from opt_tree.policies.base import TreePolicy
@@ -33,7 +30,7 @@ class Stages(TreePolicy):
         """A new prompt begins."""
         self._done = 0
 
-    def choose(self, context: list[int], root: Float[Tensor, "1 vocab"] | Few | None) -> TreePolicy:
+    def choose(self, context: list[int], root: LogProbs | None) -> TreePolicy:
         """Return the policy of the next step, one of `policies`."""
         return self._plan[self._done] if self._done < len(self._plan) else self.policies[-1]
 

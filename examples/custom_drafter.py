@@ -3,8 +3,9 @@
     python -m examples.custom_drafter
     python -m evaluation.compare --drafter examples/custom_drafter.py:Bigrams --policies opt:0.1 --budgets 8
 
-It answers in `Few`: it names the few tokens that it has seen behind a node, with a mass below 1. What is missing is the
-chance of something never seen there. A node about which it knows nothing gets a row of -inf, and no children.
+It names the few tokens that it has seen behind a node, with a mass below 1. What is missing is the chance of something
+never seen there. A node about which it knows nothing gets a row of -inf, and no children. A drafter that runs a model
+returns a forward instead of an answer, and reads what came of it: see `opt_tree/drafters/small_models/causal_lm.py`.
 """
 
 import math
@@ -13,8 +14,9 @@ from collections import Counter, defaultdict
 import torch
 
 import opt_tree
-from opt_tree.core.children import Few
+from opt_tree.core.answers import LogProbs
 from opt_tree.core.pool import Frontier
+from opt_tree.core.sampling import Sampling
 from opt_tree.core.step import Outcome
 from opt_tree.core.target import Output
 from opt_tree.drafters.base import Drafter
@@ -23,7 +25,7 @@ from opt_tree.drafters.base import Drafter
 class Bigrams(Drafter):
     """Proposes what followed the same token earlier in this context, the most frequent ones first."""
 
-    sparse = True  # it answers in `Few`; policies that draw their children refuse it
+    names_few = True  # no whole distributions: policies that draw their children refuse it
 
     def __init__(self, most: int = 4) -> None:
         self.most = most
@@ -31,23 +33,24 @@ class Bigrams(Drafter):
         self._followers: dict[int, Counter[int]] = {}
         self._read = 0  # tokens of the context that are counted
 
-    def reset(self, prompt: list[int], output: Output | None) -> None:
+    def begin(self, prompt: list[int], kept: int, prefill: Output | None, sampling: Sampling) -> None:
+        super().begin(prompt, kept, prefill, sampling)
         self._followers, self._read = defaultdict(Counter), 0
 
-    def root(self, context: list[int]) -> Few:
+    def root(self, context: list[int]) -> LogProbs:
         """Count what the last step added, then answer for the last token."""
         for place in range(max(self._read, 1), len(context)):
             self._followers[context[place - 1]][context[place]] += 1
         self._read = len(context)
         return self._answer(context[-1:])
 
-    def expand(self, frontier: Frontier) -> Few:
+    def expand(self, frontier: Frontier) -> LogProbs:
         return self._answer(frontier.tokens.tolist())
 
-    def observe(self, outcome: Outcome) -> None:
+    def accept(self, outcome: Outcome) -> None:
         """Nothing to learn here: the next `root` sees the whole context."""
 
-    def _answer(self, tokens: list[int]) -> Few:
+    def _answer(self, tokens: list[int]) -> LogProbs:
         log_probs = torch.full((len(tokens), self.most), -torch.inf)
         named = torch.zeros(len(tokens), self.most, dtype=torch.long)
         for row, token in enumerate(tokens):
@@ -56,7 +59,7 @@ class Bigrams(Drafter):
                 # One more than was seen: the rest is the chance of a token that never followed.
                 log_probs[row, column] = math.log(count / (seen.total() + 1))
                 named[row, column] = follower
-        return Few(log_probs, named)
+        return LogProbs(log_probs, named)
 
 
 def main() -> "opt_tree.Generation":

@@ -46,6 +46,7 @@ from evaluation.run.models import Material, gather, load
 from evaluation.timing import environment, schedule
 from opt_tree import Decoder, OptTree, Pair
 from opt_tree.decoding.presets import plain
+from opt_tree.drafters.base import described
 
 NODES, THRESHOLD = (5, 12, 60), 0.2
 """Of the trees, beside plain decoding."""
@@ -121,7 +122,7 @@ def run(options: Options) -> dict[str, Any]:
     given = gather(replace(options, canonical=True))
     pairs = dict(zip(WAYS, (load(replace(options, no_exact=True), device), given.pair), strict=True))
     target = given.pair.target
-    print(f"{target.name}, {target.engine.name}; {given.pair.drafter.describe()}")
+    print(f"{target.name}, {target.engine.name}; {described(given.pair.drafter)}")
     rows = []
     for context in whole_numbers(options.contexts):
         if context + options.max_new_tokens + max(NODES) > target.max_context:

@@ -38,6 +38,7 @@ from evaluation.run.models import Material, gather
 from opt_tree import Decoder, Random, Sampling, Tree, Verdict
 from opt_tree.core.children import IID
 from opt_tree.core.sampling import Logits
+from opt_tree.drafters.base import described
 from opt_tree.policies import Sampled
 from opt_tree.verifiers.base import Probs, valid_for, walk_down
 from opt_tree.verifiers.importance_weighted import Duel
@@ -59,7 +60,7 @@ def met(given: Material, options: Options) -> list[tuple[Probs, Probs]]:
     def watched(tree: Tree, logits: Logits, random: Random) -> Verdict:
         return walk_down(tree, logits, random, rule)
 
-    decoder = Decoder(given.pair.target, given.pair.drafter.at_temperature(1.0), Sampled.chains(2, 4), watched)
+    decoder = Decoder(given.pair.target, given.pair.drafter, Sampled.chains(2, 4), watched)
     for number, prompt in enumerate(given.first_prompts()):
         decoder.generate(prompt, options.max_new_tokens, Sampling(1.0), given.pair.stop, seed=number)
     return laws
@@ -111,6 +112,6 @@ def run(options: Options) -> dict[str, Any]:
     for size in CONTESTED:
         rows.append(row(f"khisti, {size} tokens", [by_duel(target, draft, size) for target, draft in pairs]))
     rows.append(row("the bound", [bound(*pair) for pair in pairs]))
-    print(f"{given.pair.target.name}; {given.pair.drafter.describe()}; {len(pairs)} of {len(known)} nodes")
+    print(f"{given.pair.target.name}; {described(given.pair.drafter)}; {len(pairs)} of {len(known)} nodes")
     print(table(rows, ".4f"))
     return {"nodes": len(pairs), "rows": rows}

@@ -35,6 +35,7 @@ from evaluation.command_line import Value, machine_of, table
 from evaluation.run.models import Material, gather
 from evaluation.timing import environment
 from opt_tree import Decoder, OptTree
+from opt_tree.drafters.base import described
 
 
 @dataclass(frozen=True)
@@ -97,7 +98,7 @@ def run(options: Options) -> dict[str, Any]:
     """Measure, print the table and return it."""
     given = gather(options)
     rows, place = measure(given, options), environment(given.pair.target.device)
-    drafter = given.pair.drafter.describe()
+    drafter = described(given.pair.drafter)
     print(f"{given.pair.target.name}; {drafter}; {machine_of(place)}")
     print(f"until the first step of a turn is done, {options.rounds} rounds, same texts", table(rows), sep="\n")
     return {"environment": place, "rows": rows}

@@ -1,7 +1,8 @@
 """The names of `opt_tree`: `opt_tree/__init__.py` hands them on when one is first asked for."""
 
 from opt_tree.controllers import Scheduled
-from opt_tree.core.children import Few, TopK
+from opt_tree.core.answers import LogProbs
+from opt_tree.core.children import TopK
 from opt_tree.core.random import Random
 from opt_tree.core.sampling import Sampling
 from opt_tree.core.step import Outcome, Step
@@ -18,7 +19,7 @@ from opt_tree.display.page import to_html
 from opt_tree.display.prove import Proof, prove
 from opt_tree.display.transcripts import transcript
 from opt_tree.display.trees import draw_tree
-from opt_tree.drafters import CausalLMDrafter, Drafter, EagleDrafter, EagleHead, Sharpened, load_drafter
+from opt_tree.drafters import CausalLMDrafter, Drafter, EagleDrafter, EagleHead, load_drafter
 from opt_tree.drafters.heads.eagle import load_eagle
 from opt_tree.engines.canonical import NotCanonicalError
 from opt_tree.integrations.published_api import EaModel, SPModel
@@ -42,8 +43,8 @@ __all__ = [
     "EaModel",
     "EagleDrafter",
     "EagleHead",
-    "Few",
     "Generation",
+    "LogProbs",
     "NotCanonicalError",
     "OptTree",
     "Outcome",
@@ -54,7 +55,6 @@ __all__ = [
     "SPModel",
     "Sampling",
     "Scheduled",
-    "Sharpened",
     "Static",
     "Step",
     "Stop",

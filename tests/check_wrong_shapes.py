@@ -1,6 +1,5 @@
 """Wrong shapes are noticed wherever the library is called. Run by tests/test_shapes.py, with the checks on."""
 
-import greenlet
 import numpy as np
 import pytest
 import torch
@@ -29,16 +28,3 @@ def test_sizes_that_have_one_name_are_equal() -> None:
 def test_what_is_returned() -> None:
     with pytest.raises(TypeCheckError, match="return value"):
         _by_row(lambda ids, scores: scores[:, :2], torch.ones(2, 3))
-
-
-def test_sequences_side_by_side_have_sizes_of_their_own() -> None:
-    """Each is in the middle of a call when the next one begins."""
-
-    def other(row: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        greenlet.getcurrent().parent.switch()
-        return scores
-
-    lanes = [greenlet.greenlet(lambda size=size: _by_row(other, torch.ones(1, size))) for size in (2, 3)]
-    for _ in range(2):
-        found = [lane.switch() for lane in lanes]
-    assert [len(one[0]) for one in found] == [2, 3]

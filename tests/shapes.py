@@ -6,7 +6,6 @@ a few files again with them.
 
 from typing import Any, Self
 
-import greenlet
 import jaxtyping
 from beartype import BeartypeConf, BeartypeHintOverrides, beartype
 
@@ -19,17 +18,6 @@ def checked(annotated: Any) -> Any:
     return beartype(conf=_CONF)(annotated)
 
 
-class _Calls:
-    """The calls whose shapes are being checked. jaxtyping keeps them by thread; sequences side by side take turns in
-    one, each in a greenlet, and would find each other's.
-    """
-
-    @property
-    def memo_stack(self) -> list[Any]:
-        return vars(greenlet.getcurrent()).setdefault("memo_stack", [])
-
-
 def install() -> None:
     """Check every call into opt_tree, which must not have been imported yet."""
-    jaxtyping._storage._shape_storage = _Calls()
     jaxtyping.install_import_hook("opt_tree", f"{__name__}.checked")

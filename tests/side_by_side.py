@@ -8,7 +8,7 @@ from opt_tree.core.sampling import Sampling
 from opt_tree.decoding.decoder import Decoder
 from opt_tree.decoding.generation import Generation
 from opt_tree.decoding.presets import plain
-from opt_tree.drafters import CausalLMDrafter, EagleDrafter, Sharpened
+from opt_tree.drafters import CausalLMDrafter, EagleDrafter
 from opt_tree.models.causal_lm import Buckets, CausalLM
 from opt_tree.policies import DySpec, Eagle2, OptTree, Sampled, Static
 from opt_tree.verifiers import match, multi_round, traversal, without_replacement
@@ -39,7 +39,7 @@ def decoder_of(drafter: str, tree: str = "opt", architecture: str = "llama", buc
     if drafter == "eagle":
         return Decoder(target, EagleDrafter(tiny_head(tiny(architecture)), target, buckets), policy, verifier)
     small = CausalLMDrafter(CausalLM(tiny_drafter(architecture), buckets), VOCAB)
-    return Decoder(target, Sharpened(small, 0.7), policy, verifier)
+    return Decoder(target, small.calibrated(0.7), policy, verifier)
 
 
 def trace(answers: list[Generation]) -> list[tuple]:

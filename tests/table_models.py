@@ -6,10 +6,9 @@ Laws are functions of the whole token path (context and branch), so nothing here
 from collections.abc import Mapping
 
 import numpy as np
-from jaxtyping import Float
-from torch import Tensor
 
 from opt_tree import Tree
+from opt_tree.core.answers import LogProbs
 from opt_tree.core.pool import Frontier
 from opt_tree.core.target import Forward, Output, Target, TreeForward, Work
 from opt_tree.decoding import enumeration
@@ -34,22 +33,22 @@ class TableDrafter(enumeration.TableDrafter):
         self.expanded: list[list[tuple[int, ...]]] = []
         """Branches below the root, one list a layer, of the current step."""
 
-    def root(self, context: list[int]) -> Float[Tensor, "1 vocab"]:
+    def root(self, context: list[int]) -> LogProbs:
         self._base, self.expanded = len(context), []
         return self._counted(super().root(context))
 
-    def expand(self, frontier: Frontier) -> Float[Tensor, "frontier vocab"]:
+    def expand(self, frontier: Frontier) -> LogProbs:
         answer = self._counted(super().expand(frontier))
-        self.expanded.append([path[self._base :] for path in self._paths[-len(answer) :]])
+        self.expanded.append([path[self._base :] for path in self._paths[-len(answer.values) :]])
         return answer
 
     @property
     def work(self) -> Work:
         return Work(self.forwards, self.tokens)
 
-    def _counted(self, answer: Float[Tensor, "rows vocab"]) -> Float[Tensor, "rows vocab"]:
+    def _counted(self, answer: LogProbs) -> LogProbs:
         self.forwards += 1
-        self.tokens += len(answer)
+        self.tokens += len(answer.values)
         return answer
 
 

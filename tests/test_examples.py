@@ -9,6 +9,7 @@ from pathlib import Path
 import nbformat
 import numpy as np
 import pytest
+from asking import begin, root_of
 from IPython.core.displayhook import DisplayHook
 from IPython.core.interactiveshell import InteractiveShell
 from traitlets.config import Config
@@ -64,14 +65,14 @@ def test_the_bigram_drafter_drafts_and_changes_nothing() -> None:
 
 def test_the_bigram_drafter_says_what_it_counted() -> None:
     drafter = example("drafter")["Bigrams"](most=2)
-    drafter.reset([1, 2], None)
-    few = drafter.root([1, 2, 1, 3, 1, 2, 1])  # behind 1 came: 2, 3, 2
+    begin(drafter, [1, 2], None)
+    few = root_of(drafter, [1, 2, 1, 3, 1, 2, 1])  # behind 1 came: 2, 3, 2
     assert few.tokens.tolist() == [[2, 3]]
-    np.testing.assert_allclose(few.log_probs.exp().numpy(), [[2 / 4, 1 / 4]])
+    np.testing.assert_allclose(few.values.exp().numpy(), [[2 / 4, 1 / 4]])
     unknown = drafter._answer([9])
-    assert unknown.log_probs.tolist() == [[-np.inf, -np.inf]]
-    drafter.reset([9], None)
-    assert drafter.root([1]).log_probs.isneginf().all(), "a new prompt begins from nothing"
+    assert unknown.values.tolist() == [[-np.inf, -np.inf]]
+    begin(drafter, [9], None)
+    assert root_of(drafter, [1]).values.isneginf().all(), "a new prompt begins from nothing"
 
 
 def test_the_bigram_drafter_is_one_line_in_the_registry(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -291,7 +291,6 @@ def test_an_argument_of_a_wrong_type_is_named() -> None:
     refused("target", o.load_drafter, "lm:demo", 5)
     refused("lm", o.CausalLMDrafter, 5)
     refused("head", o.EagleDrafter, 5, target)
-    refused("drafter", o.Sharpened, 5, 1.0)
     refused("policies", o.Scheduled, 5)
     refused("policies", o.generate_beside, decoder, 5, ids)
     refused("path", o.load_tokenizer, None)

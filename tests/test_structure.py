@@ -246,6 +246,7 @@ def test_the_rooms_stand_on_few_floors_and_know_few_others() -> None:
 
 PUBLISHED = "the signature is that of another library or of the published code"
 LONG_MODULES = {
+    "opt_tree/drafters/base.py": "the contract of a drafter, and two ways to be made of others",
     "experiments/gpu_first_light.py": "all that a first GPU is asked, one function a part",
     "evaluation/run/options.py": "every option that the evaluation's commands share, one field each",
     "evaluation/compare/measure.py": "one combination: what is loaded, what decodes in which order, what is expected",
@@ -258,7 +259,6 @@ LONG_MODULES = {
     "opt_tree/integrations/hf_generate.py": "every option of `generate` is either honoured or refused here",
     "evaluation/run/inflate.py": "one construction, with the proof that it computes the same function",
     "opt_tree/models/causal_lm.py": "the doors of a model, and the spellings of callers that are not converted yet",
-    "opt_tree/core/target.py": "laws and what cuts them go when drafters answer with log-probabilities",
     "opt_tree/training/controllers/tree_values.py": "one training: what is drafted, what it was worth, what it costs",
     "opt_tree/verifiers/base.py": "the two ways to judge, downwards and upwards, and what they share",
 }
@@ -270,7 +270,9 @@ WIDE_FUNCTIONS = {
     "evaluation/timing.py: interleave": "what a measurement may choose",
     "opt_tree/integrations/published_api.py: _generate": PUBLISHED,
     "opt_tree/decoding/draft.py: draft": "everything that a draft depends on, so that it is a function",
+    "opt_tree/decoding/draft.py: grow": "the same, and what was asked already",
     "opt_tree/decoding/decoder.py: generate": "what a user of the loop may choose",
+    "opt_tree/decoding/decoder.py: answer": "the same, as a generator",
     "opt_tree/decoding/decoder.py: steps": "the same, a step at a time",
     "opt_tree/decoding/side_by_side.py: generate_batch": "the same for several prompts",
     "opt_tree/engines/canonical_cuda.py: _score": "a kernel takes pointers, strides and sizes, each a number",

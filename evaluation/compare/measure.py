@@ -3,6 +3,7 @@
 Owns what is loaded and in which order things are decoded. Knows nothing of files of combinations, tables and plots.
 """
 
+import copy
 import dataclasses
 import functools
 import time
@@ -41,6 +42,7 @@ from opt_tree.core.children import Children
 from opt_tree.core.probabilities import probs_of
 from opt_tree.core.sampling import Logits, whole
 from opt_tree.core.words import counted
+from opt_tree.decoding.draft import Asking
 from opt_tree.decoding.presets import controller, plain
 from opt_tree.drafters.registry import folders_of
 from opt_tree.models.checkpoints import read_minutes
@@ -244,10 +246,11 @@ class Bench:
     def _together(self, method: InLoop, questions: Sequence[Question], kept: list[Step] | None = None) -> list[Record]:
         """Answers to these questions, decoded side by side; `kept` gets the steps of the first one."""
 
-        def task(place: int, own: Method) -> Record:
+        def task(place: int, own: InLoop, together: bool) -> Asking[Record]:
             if place == 0 and kept is not None:
-                own = _watched(own, None, kept)
-            return self._answer(questions[place], own)
+                own = dataclasses.replace(own, heard=lambda made: None if kept else kept.extend(made.steps))
+            choices = yield from self.conversation.answering(questions[place], own, together)
+            return {"question_id": questions[place].id, "choices": choices}
 
         tasks = [functools.partial(task, place) for place in range(len(questions))]
         found = dict(side_by_side(method, tasks, self.options.batch_size))
@@ -314,7 +317,7 @@ def load_pairs(options: Options, combinations: Sequence[Combination]) -> dict[tu
                 )
             pairs[spec, "fitted"] = pair
         # Above temperature 0 a drafter is bare; so it is here, whatever the temperature.
-        pairs[spec, "bare"] = dataclasses.replace(pair, drafter=pair.drafter.at_temperature(1.0))
+        pairs[spec, "bare"] = dataclasses.replace(pair, drafter=copy.copy(pair.drafter).calibrated(1.0))
     return pairs
 
 

@@ -36,6 +36,7 @@ from opt_tree.decoding.generation import check_prompt
 from opt_tree.decoding.presets import controller, opt, plain
 from opt_tree.decoding.step_costs import auto
 from opt_tree.display.transcripts import IncrementalText, paint, wants_color
+from opt_tree.drafters.base import described
 from opt_tree.engines import package_cache as packages
 from opt_tree.models.known import KNOWN
 from opt_tree.policies.registry import make_policy
@@ -142,7 +143,7 @@ def methods(decoder: Decoder, pair: Pair, options: Options, assistant: PreTraine
 def describe_models(options: Options, pair: Pair) -> str:
     """Say what decodes and what drafts: names, sizes, dtypes, the fitted sharpening."""
     inflated = f" inflated to {options.inflate}" if options.inflate else ""
-    return f"target {options.base_model_path}{inflated}: {pair.target.size}; {pair.drafter.describe()}"
+    return f"target {options.base_model_path}{inflated}: {pair.target.size}; {described(pair.drafter)}"
 
 
 def describe_forwards(options: Options, pair: Pair) -> str:

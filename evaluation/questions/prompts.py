@@ -34,7 +34,8 @@ class Prompter:
             conversation = get_template(template)
             found = conversation.stop_str
             strings = tuple([found] if isinstance(found, str) else found or [])
-            tokens = tokens | set(conversation.stop_token_ids or [])
+            if conversation.stop_token_ids:
+                tokens = frozenset(tokens or ()) | set(conversation.stop_token_ids)
         self.stop = Stop(tokens, strings, tokenizer)
         self.encode(["?"], [])  # a template that refuses it refuses every question
 

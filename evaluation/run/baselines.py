@@ -4,7 +4,7 @@ The plain loop with an empty tree is a decoder of the library (`opt_tree.decodin
 """
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,6 +15,7 @@ from transformers import GenerationConfig, PreTrainedModel, logging
 from evaluation.timing import Method, Timed
 from opt_tree import CausalLMDrafter, Decoder, Drafter, Generation, Pair, Sampling
 from opt_tree.core.stopping import StopRule
+from opt_tree.decoding.draft import Asking
 from opt_tree.drafters import ChainLMDrafter, TrimmedDrafter
 
 LOOKUP = 10
@@ -33,10 +34,20 @@ class InLoop:
     forget: bool = False
     """Whether a drafter that learns begins each answer with nothing: as it must where it sees a text more than once."""
 
+    heard: Callable[[Generation], None] | None = None
+    """Who is shown each answer."""
+
     def __call__(self, prompt: list[int], limit: int, seed: int = 0) -> Generation:
+        return self.decoder.compute(self.ask(prompt, limit, seed))
+
+    def ask(self, prompt: list[int], limit: int, seed: int = 0) -> Asking[Generation]:
+        """The same, as a generator of the forwards that it needs."""
         if self.forget and self.decoder.drafter is not None:
             self.decoder.drafter.clear()
-        return self.decoder.generate(prompt, limit, self.sampling, self.stop, seed=seed, reuse=self.reuse)
+        made = yield from self.decoder.answer(prompt, limit, self.sampling, self.stop, seed=seed, reuse=self.reuse)
+        if self.heard is not None:
+            self.heard(made)
+        return made
 
 
 def transformers_methods(

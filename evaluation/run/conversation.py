@@ -16,19 +16,24 @@ from evaluation.run.baselines import InLoop
 from evaluation.run.options import Options
 from evaluation.timing import Method, Timed
 from opt_tree import Generation, Pair
+from opt_tree.decoding.draft import Asking, run
 
 T = TypeVar("T")
 
 
-def side_by_side(method: Method, tasks: Iterable[Callable[[Method], T]], width: int) -> Iterator[tuple[int, T]]:
+Task = Callable[[Method, bool], Asking[T]]
+"""What is done with a method; told whether the forwards of the library's loop are to be yielded."""
+
+
+def side_by_side(method: Method, tasks: Iterable[Task[T]], width: int) -> Iterator[tuple[int, T]]:
     """Give each task the method; yield its place and what it returns as it ends.
 
     With a `width` above 1 so many run side by side, each with a decoder of its own, where the library's loop decodes.
     """
     if width == 1 or not isinstance(method, InLoop):
-        yield from ((place, task(method)) for place, task in enumerate(tasks))
+        yield from ((place, run(task(method, False))) for place, task in enumerate(tasks))
         return
-    jobs = ((lambda own, task=task: task(replace(method, decoder=own))) for task in tasks)
+    jobs = ((lambda own, task=task: task(replace(method, decoder=own), True)) for task in tasks)
     yield from method.decoder.side_by_side(jobs, width)
 
 
@@ -51,13 +56,23 @@ class Conversation:
 
     def attempt(self, question: Question, method: Method) -> list[dict[str, Any]] | Exception:
         """Answer a question, or return what went wrong: out of memory, a prompt too long. Others still count."""
+        return run(self.attempting(question, method, False))
+
+    def attempting(
+        self, question: Question, method: Method, together: bool
+    ) -> Asking[list[dict[str, Any]] | Exception]:
+        """The same, as a task of `side_by_side`."""
         try:
-            return self.answer(question, method)
+            return (yield from self.answering(question, method, together))
         except Exception as error:
             return error
 
     def answer(self, question: Question, method: Method) -> list[dict[str, Any]]:
         """Return every choice of one question. Whatever goes wrong in one turn goes wrong for the question."""
+        return run(self.answering(question, method, False))
+
+    def answering(self, question: Question, method: Method, together: bool) -> Asking[list[dict[str, Any]]]:
+        """The same, as a task of `side_by_side`."""
         choices = []
         for index in range(self.choices):
             choice: dict[str, Any] = {"index": index, "turns": []}
@@ -67,7 +82,11 @@ class Conversation:
                 prompt = self.prompter.encode(question.turns[: turn + 1], past)
                 goes_on = self.reuse and turn > 0
                 asked = replace(method, reuse=True) if goes_on and isinstance(method, InLoop) else method
-                result = asked(prompt, self.max_new_tokens, seed_of(self.seed, question.id, index, turn))
+                order = prompt, self.max_new_tokens, seed_of(self.seed, question.id, index, turn)
+                if together and isinstance(asked, InLoop):
+                    result: Generation | Timed = yield from asked.ask(*order)
+                else:
+                    result = asked(*order)
                 add_turn(choice, prompt, result, self.prompter.text(result.tokens), self._reason(result))
             choices.append(choice)
         return choices

@@ -33,10 +33,11 @@ from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer
 
+from opt_tree.core.sampling import Sampling
 from opt_tree.core.step import Outcome
 from opt_tree.core.target import Output
 from opt_tree.decoding.pair import Pair
-from opt_tree.drafters import Drafter, DrafterAround, EagleDrafter, Sharpened
+from opt_tree.drafters import Drafter, DrafterAround, EagleDrafter
 from opt_tree.engines.quantised import quantise
 from opt_tree.models.capabilities import size_of
 from opt_tree.models.causal_lm import CausalLM
@@ -122,8 +123,7 @@ def inflate_pair(pair: Pair, spec: str, large: PreTrainedModel | None = None, we
     be used any more where memory counts.
     """
     small, drafter = pair.target.model, pair.drafter
-    bare = drafter.drafter if isinstance(drafter, Sharpened) else drafter
-    if drafter.features and not (isinstance(bare, EagleDrafter) and tuple(drafter.features) == (-1,)):
+    if drafter.features and not (isinstance(drafter, EagleDrafter) and tuple(drafter.features) == (-1,)):
         read = ", ".join(map(str, drafter.features))
         raise ValueError(
             f"{drafter.describe()} reads hidden states of the target (layers {read}): of these, --inflate {spec} knows "
@@ -135,9 +135,8 @@ def inflate_pair(pair: Pair, spec: str, large: PreTrainedModel | None = None, we
             quantise(large, weights)
     target = CausalLM(large, getattr(pair.target, "buckets", None))
     if drafter.features:
-        assert isinstance(bare, EagleDrafter)
-        deflated = DeflatedFeatures(bare, _deflation(small, target.hidden))
-        drafter = Sharpened(deflated, drafter.temperature) if isinstance(drafter, Sharpened) else deflated
+        assert isinstance(drafter, EagleDrafter)
+        drafter = DeflatedFeatures(drafter, _deflation(small, target.hidden))
     return Pair(target, pair.tokenizer, drafter)
 
 
@@ -145,7 +144,7 @@ class DeflatedFeatures(DrafterAround):
     """Wraps the head of a small target so that it drafts for the inflated one: the features it gets are the small ones.
 
     Everything else is the head's own: its size, its cache, the small output layer behind it. The product that makes
-    the features is part of `reset` and `observe`, so a step's times contain it.
+    the features is part of `begin` and `accept`, so a step's times contain it.
     """
 
     def __init__(self, drafter: EagleDrafter, deflation: Float[Tensor, "large small"]) -> None:
@@ -153,11 +152,12 @@ class DeflatedFeatures(DrafterAround):
         self.lm = drafter.lm
         self._deflation = deflation.to(drafter.lm.device, torch.promote_types(drafter.lm.dtype, torch.float32))
 
-    def reset(self, prompt: list[int], output: Output | None) -> None:
-        self.drafter.reset(prompt, output and output._replace(features=self._deflate(output.features)))
+    def begin(self, prompt: list[int], kept: int, prefill: Output | None, sampling: Sampling) -> None:
+        small = prefill and prefill._replace(features=self._deflate(prefill.features))
+        self.drafter.begin(prompt, kept, small, sampling)
 
-    def observe(self, outcome: Outcome) -> None:
-        self.drafter.observe(replace(outcome, features=self._deflate(outcome.features)))
+    def accept(self, outcome: Outcome) -> None:
+        self.drafter.accept(replace(outcome, features=self._deflate(outcome.features)))
 
     def _deflate(
         self, features: Mapping[int, Float[Tensor, "tokens large"]]

@@ -21,6 +21,7 @@ from opt_tree import Decoder, Pair, Sampling, Static, TreePolicy, load_pair, mak
 from opt_tree.decoding.presets import controller, opt, plain
 from opt_tree.decoding.step_costs import auto
 from opt_tree.drafters import model_drafter
+from opt_tree.drafters.base import settings_of
 from opt_tree.drafters.registry import DrafterOptions, check_drafter, load_drafter
 from opt_tree.engines.package_cache import cache_folder
 from opt_tree.models.canonical import make_exact
@@ -181,7 +182,7 @@ def resolved(pair: Pair) -> dict[str, Any]:
         | canonical
         | quantised
         | {"target_dtype": dtype, "draft_dtype": None, "sharpening": None}
-        | pair.drafter.settings
+        | settings_of(pair.drafter)
     )
 
 

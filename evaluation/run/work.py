@@ -201,7 +201,7 @@ def answers(
         return
     for work in works:
         own = [question for question in todo if question.id not in done[work.name]]
-        ended = side_by_side(work.method, [partial(conversation.attempt, question) for question in own], width)
+        ended = side_by_side(work.method, [partial(conversation.attempting, question) for question in own], width)
         for place, found in bar(ended, initial=len(questions) - len(own)):
             yield work, own[place], found
 

@@ -7,7 +7,6 @@ from experiments.real_pair.lockstep import Stored, Way
 from experiments.real_pair.tables import Along
 from opt_tree import CausalLM, CausalLMDrafter, Decoder
 from opt_tree.core.stopping import Stop
-from opt_tree.drafters import Sharpened
 
 CHECKED = ("opt 8", "opt 60", "eagle2 25/5", "sequoia 60/6", "chain 6", "opt 60 at 0.5, fitted")
 
@@ -22,8 +21,9 @@ def decoded(
         for name in CHECKED:
             if name in along.steps:
                 policy, temperature = ways[name]
-                drafts = drafter if temperature == 1 else Sharpened(drafter, temperature)
-                made = Decoder(target, drafts, policy).generate(text.prompt, text.limit, stop=Stop(text.ends))
+                made = Decoder(target, drafter.calibrated(temperature), policy).generate(
+                    text.prompt, text.limit, stop=Stop(text.ends)
+                )
                 lengths = [one.emitted for one in along.steps[name]]
                 same = sum(one == other for one, other in zip(made.accept_lengths, lengths, strict=False))
                 found["texts"] += 1

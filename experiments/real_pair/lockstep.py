@@ -10,16 +10,16 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from jaxtyping import Float
 from torch import Tensor
 
 from opt_tree import CausalLMDrafter, Tree, TreePolicy
-from opt_tree.core.children import Reduced
+from opt_tree.core.answers import LogProbs
 from opt_tree.core.pool import CandidatePool, Frontier
-from opt_tree.core.probabilities import grouped_log_probs
-from opt_tree.core.target import Laws
+from opt_tree.core.sampling import Sampling
+from opt_tree.core.target import Forward
 from opt_tree.core.tree import alone
 from opt_tree.decoding.counterfactual import follow
+from opt_tree.decoding.draft import Asking, run
 
 
 class Way(NamedTuple):
@@ -76,10 +76,10 @@ class _Growing:
     forwards: int = 1
     tree: Tree | None = None
 
-    def add(self, laws: Laws) -> Frontier | None:
+    def add(self, laws: LogProbs) -> Frontier | None:
         """Take in the newest answer; return what is to be expanded next, or None, and the tree is there."""
-        whole = self.asked == list(range(len(laws.log_probs)))
-        self.pool.add(laws if whole else Laws(laws.log_probs[self.asked], None, _some(laws.peaks, self.asked)))
+        whole = self.asked == list(range(len(laws.values)))
+        self.pool.add(laws if whole else LogProbs(laws.values[self.asked]))
         rows = self.way.policy.expand(self.pool) if self.pool.depth < self.layers else None
         if rows is None or not len(rows):
             self.tree = self.pool.tree(self.way.policy.select(self.pool))
@@ -88,11 +88,9 @@ class _Growing:
         return self.pool.frontier(rows)
 
 
-def _some(peaks: Tensor | None, rows: list[int]) -> Tensor | None:
-    return None if peaks is None else peaks[rows]
-
-
-def grow(drafter: CausalLMDrafter, context: list[int], ways: Mapping[str, Way], room: int) -> dict[str, _Growing]:
+def grow(
+    drafter: CausalLMDrafter, context: list[int], ways: Mapping[str, Way], room: int
+) -> Asking[dict[str, _Growing]]:
     """Draw the tree of every policy below the last token of the context, of `room` layers at most.
 
     The trees are those of `opt_tree.decoding.draft.draft`, node for node, where the drafter's arithmetic is canonical.
@@ -106,9 +104,9 @@ def grow(drafter: CausalLMDrafter, context: list[int], ways: Mapping[str, Way], 
             one.forwards, one.tree = 0, alone(context[-1])
     live = [one for one in growing.values() if one.tree is None]
     above: list[list[int]] = [[]]  # of each row that was answered: the columns that it sees, its own the last one
-    scores = _whole(drafter.root(context)) if live else torch.zeros(0)
+    logits = (yield from _logits(drafter, drafter.root(context))) if live else torch.zeros(0)
     while live:
-        laws = {t: _laws(scores, t) for t in {one.way.temperature for one in live}}
+        laws = {t: LogProbs.of(logits, scale=1 / t) for t in {one.way.temperature for one in live}}
         wanted: dict[tuple[int, int], int] = {}
         for one in live:
             frontier = one.add(laws[one.way.temperature])
@@ -119,7 +117,7 @@ def grow(drafter: CausalLMDrafter, context: list[int], ways: Mapping[str, Way], 
                 one.rows += [len(above) + row for row in one.asked]
         live = [one for one in live if one.tree is None]
         if live:
-            scores = _whole(drafter.expand(_frontier(list(wanted), above)))
+            logits = yield from _logits(drafter, drafter.expand(_frontier(list(wanted), above)))
     drafter.lm.cut(drafter.lm.length)  # what was drafted here is nobody's context
     return growing
 
@@ -135,28 +133,28 @@ def _frontier(nodes: Sequence[tuple[int, int]], above: list[list[int]]) -> Front
     return Frontier(tokens, parents, np.array([len(seen) for seen in above[first:]]), visible)
 
 
-def _whole(answer: Float[Tensor, "rows vocab"] | Reduced) -> Float[Tensor, "rows vocab"]:
-    if isinstance(answer, Reduced):
-        raise TypeError("a drafter with a vocabulary of its own is not drafted in lockstep")
-    return answer
-
-
-def _laws(scores: Float[Tensor, "rows vocab"], temperature: float) -> Laws:
-    scale = torch.tensor(1 / temperature, dtype=torch.promote_types(scores.dtype, torch.float32))
-    log_probs, peaks = grouped_log_probs(scores, scale, scores.shape[1])
-    return Laws(log_probs, None, peaks)
+def _logits(drafter: CausalLMDrafter, forward: Forward) -> Asking[Tensor]:
+    """What the draft model says, before any temperature: `[rows, vocab]`."""
+    output = yield forward
+    return output.logits[:, : drafter.vocab]
 
 
 @torch.inference_mode()
 def steps_along(drafter: CausalLMDrafter, text: Stored, ways: Mapping[str, Way]) -> dict[str, list[Taken]]:
     """Return the steps that each policy takes through the text; their lengths are those of decoding with it."""
-    drafter.reset(text.prompt, None)
+    return run(stepping_along(drafter, text, ways))
+
+
+def stepping_along(drafter: CausalLMDrafter, text: Stored, ways: Mapping[str, Way]) -> Asking[dict[str, list[Taken]]]:
+    """The same, as a generator of the forwards that it needs."""
+    drafter.begin(text.prompt, 0, None, Sampling())
     begin, length, end = len(text.prompt), len(text.tokens), len(text.prompt) + text.limit
     at, steps = dict.fromkeys(ways, 0), {name: list[Taken]() for name in ways}
     for place in _places(at, length):
         context = [*text.prompt, *text.tokens[:place]]
         here = {name: ways[name] for name, where in at.items() if where == place}
-        for name, one in grow(drafter, context, here, end - begin - place - 1).items():
+        grown = yield from grow(drafter, context, here, end - begin - place - 1)
+        for name, one in grown.items():
             assert one.tree is not None
             steps[name].append(_taken(one, one.tree.ending_at(text.ends), text, place))
             at[name] += steps[name][-1].emitted

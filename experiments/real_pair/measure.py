@@ -14,7 +14,7 @@ from tqdm import tqdm
 from evaluation.command_line import Value, counted, table
 from experiments.real_pair.__main__ import Options
 from experiments.real_pair.check import decoded
-from experiments.real_pair.lockstep import Stored, Way, steps_along
+from experiments.real_pair.lockstep import Stored, Way, stepping_along
 from experiments.real_pair.plots import draw_all
 from experiments.real_pair.questions import Asked, asked, in_rounds
 from experiments.real_pair.tables import Along, all_tables
@@ -24,6 +24,7 @@ from opt_tree.batch.scheduler import side_by_side
 from opt_tree.batch.shared_forwards import lane_memos
 from opt_tree.core.files import write_text
 from opt_tree.core.stopping import Stop
+from opt_tree.decoding.draft import Asking
 from opt_tree.decoding.pair import encode, stop_tokens
 from opt_tree.models.canonical import make_canonical
 from opt_tree.models.checkpoints import load_causal_lm, load_tokenizer
@@ -69,8 +70,9 @@ def decode_texts(options: Options, questions: list[Asked], path: Path) -> None:
         given = tokenizer(one.given, add_special_tokens=False).input_ids if one.given else []
         prompt = [*encode(tokenizer, one.message), *given]
 
-        def answer(decoder: Decoder) -> dict[str, Any]:
-            tokens = decoder.generate(prompt, options.max_new_tokens, stop=Stop(ends)).tokens
+        def answer(decoder: Decoder) -> Asking[dict[str, Any]]:
+            made = yield from decoder.answer(prompt, options.max_new_tokens, stop=Stop(ends))
+            tokens = made.tokens
             asked = {"set": one.set, "id": one.id, "limit": options.max_new_tokens, "ends": ends}
             return {**asked, "prompt": prompt, "tokens": tokens, "text": tokenizer.decode(tokens)}
 
@@ -120,9 +122,11 @@ def draft_along(
     end = time.monotonic() + 60 * options.minutes
     twins = [copy.deepcopy(drafter, memo) for memo in lane_memos((drafter.lm,), options.width)]
 
-    def job(text: dict[str, Any], there: set[str]) -> Callable[[int], dict[str, Any]]:
-        def along(lane: int) -> dict[str, Any]:
-            steps = steps_along(twins[lane], stored(text), {name: ways[name] for name in ways if name not in there})
+    def job(text: dict[str, Any], there: set[str]) -> Callable[[int], Asking[dict[str, Any]]]:
+        def along(lane: int) -> Asking[dict[str, Any]]:
+            steps = yield from stepping_along(
+                twins[lane], stored(text), {name: ways[name] for name in ways if name not in there}
+            )
             rows = {name: [one.row() for one in taken] for name, taken in steps.items()}
             return {"set": text["set"], "id": text["id"], "tokens": len(text["tokens"]), "steps": rows}
 

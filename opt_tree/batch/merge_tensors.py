@@ -57,17 +57,7 @@ def side_by_side(asked: Sequence[Inputs | None], rows: int, keys: int, scratch: 
             if one is not None and one.features is not None:
                 own[rows - one.features.shape[1] :] = one.features[0]
     last_only = all(one is None or one.last_only for one in asked)
-    return Inputs(numbers, mask, False, features, last_only, *_laws(asked))
-
-
-def _laws(asked: Sequence[Inputs | None]) -> tuple[Any, int]:
-    """Scale and columns of the laws, where any text asks for some; a text that does not has a scale of 1."""
-    wanting = [one for one in asked if one is not None and one.scale is not None]
-    if not wanting:
-        return None, 0
-    one = wanting[0].scale.new_ones(1)  # type: ignore[union-attr]
-    scales = [one if text is None or text.scale is None else text.scale for text in asked]
-    return torch.cat(scales), wanting[0].columns
+    return Inputs(numbers, mask, False, features, last_only)
 
 
 def _mask(

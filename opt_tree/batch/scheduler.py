@@ -1,125 +1,135 @@
-"""Several sequences side by side: each runs the loop as it is, and waits where it needs what others have a part in.
+"""Several texts side by side: each is a generator of the forwards that it needs, and forwards of one model run as one.
 
-Owns who runs when. A sequence is a greenlet: a forward of its models switches to the hub (`side_by_side`), which waits
-until every lane asks for something, runs the forwards of one model together (`shared_forwards.py`) and switches back
-with the answers. Verifiers, policies, drafters and the loop know nothing of it.
+Owns who runs when. A text is driven until it needs a forward, and goes on when that was computed together with those of
+others (`shared_forwards.py`). The loop, verifiers and drafters know nothing of it.
 """
 
-import contextvars
-import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
-import greenlet
 import torch
 
-from opt_tree.batch.shared_forwards import Ask
-from opt_tree.engines.kv_cache import inference
+from opt_tree.batch.shared_forwards import Ask, LaneBackend
+from opt_tree.core.target import Forward, Output
+from opt_tree.engines.base import Inputs
 
 T = TypeVar("T")
+Asking = Generator[Forward, Output, T]
+"""Asks for forwards, is sent what came of each, and returns a T in the end."""
 
 
-_abandoned: "list[_Hub]" = []
-"""Those that another thread than their own ended. Their lanes are kept for that one: only it can unwind them."""
+@dataclass
+class _Text:
+    """A job under way in a lane."""
+
+    place: int
+    job: Asking[Any]
+    running: Generator[tuple[Inputs, int], Output, Output] | None = None
+    """The forward that it waits for, part by part."""
+    backend: Any = None
+    """The lane's backend of the model that runs."""
+    asked: Ask | None = None
+
+    def go_on(self, answer: Any) -> None:
+        """Go on until the next inputs are to be computed. Raises StopIteration with the result where the job ends.
+
+        What goes wrong with a forward before it is computed, goes wrong in the job, which may go on all the same.
+        """
+        error: Exception | None = None
+        while True:
+            if self.running is None:
+                forward: Any = self.job.send(answer) if error is None else self.job.throw(error)
+                answer = error = None
+                backend = getattr(forward.model, "backend", None)
+                self.backend = backend if isinstance(backend, LaneBackend) else None
+                # Alone runs a model that other texts have no part in.
+                self.running = forward.model.running(forward) if self.backend else _alone(forward)
+            try:
+                inputs, rows = self.running.send(answer)
+            except StopIteration as end:
+                self.running, answer = None, end.value
+            except Exception as failed:
+                self.running, answer, error = None, None, failed
+            else:
+                self.asked = Ask(self.backend, inputs, rows)
+                return
+
+
+def _alone(forward: Forward) -> Generator[Any, Any, Output]:
+    """Run a forward by itself."""
+    return forward.model.run(forward)
+    yield
 
 
 def side_by_side(
-    jobs: Iterable[Callable[[int], T]],
+    jobs: Iterable[Callable[[int], Asking[T]]],
     lanes: int,
     turn: Callable[[], AbstractContextManager[Any]] = nullcontext,
 ) -> Iterator[tuple[int, T]]:
     """Run jobs, each in a lane of its own as long as it lasts; yield each one's place and result as it ends.
 
-    A job is told the number of its lane, from 0; another one begins there as soon as it is free. An error in one ends
-    all, and says which it was in a note; closing the iterator ends them, too. Jobs run inside a `turn`, which is over
-    while a result is out. RuntimeError in another thread than the one that they began in, which ends them as well.
+    A job is told the number of its lane, from 0, and returns a generator of forwards; another one begins there as soon
+    as it is free. An error in one ends all, and says which it was in a note; closing the iterator ends them, too. Jobs
+    run inside a `turn`, which is over while a result is out.
     """
-    _unwind_abandoned()
     hub = _Hub(jobs, lanes)
     try:
         under_way = True
         while under_way:
-            with turn():
+            with turn(), torch.inference_mode():
                 under_way = hub.fill()
                 if under_way:
                     hub.forward()
-            for found in hub.ended():
-                yield found
-                if not hub.here:
-                    return  # which closes the hub: it says so
+            yield from hub.ended()
     finally:
         hub.close()
 
 
-def _unwind_abandoned() -> None:
-    """End the lanes that others abandoned for this thread, and forget those of threads that are over."""
-    for hub in list(_abandoned):
-        if hub.here:
-            hub.close()
-    _abandoned[:] = [hub for hub in _abandoned if hub.live and hub.thread.is_alive()]
-
-
 class _Hub:
-    """Jobs under way and what they wait for.
+    """Jobs under way and what they wait for."""
 
-    Lanes go on in inference mode: they take turns inside theirs, which would otherwise be left out of order.
-    """
-
-    def __init__(self, jobs: Iterable[Callable[[int], Any]], lanes: int) -> None:
+    def __init__(self, jobs: Iterable[Callable[[int], Asking[Any]]], lanes: int) -> None:
         self._jobs = enumerate(jobs)
         self._free = list(range(lanes))[::-1]
-        self.thread = threading.current_thread()
-        """The one that its lanes can run in."""
-        self.live: dict[int, tuple[int, greenlet.greenlet]] = {}
-        """By lane, the job's place and what runs it."""
-        self._asked: dict[int, Ask] = {}
+        self._live: dict[int, _Text] = {}
+        """By lane."""
         self._ended: list[tuple[int, Any]] = []
 
-    @property
-    def here(self) -> bool:
-        """Whether this is the lanes' thread."""
-        return threading.current_thread() is self.thread
-
-    @inference
     def fill(self) -> bool:
         """Begin jobs while there are lanes for them; whether any is under way then."""
         while self._free and (new := next(self._jobs, None)) is not None:
             place, job = new
-            thread = greenlet.greenlet(job)
-            thread.gr_context = contextvars.copy_context()
             lane = self._free.pop()
-            self.live[lane] = place, thread
-            self._resume(lane, lane)
-        return bool(self.live)
+            self._live[lane] = _Text(place, job(lane))
+            self._resume(lane, None)
+        return bool(self._live)
 
-    @inference
     def forward(self) -> None:
         """Run the forwards of one model that lanes wait for, and let these go on. A target waits for all others."""
-        asks = list(self._asked.values())
-        models = [ask.engine.shared for ask in asks]
+        asks = {lane: text.asked for lane, text in self._live.items() if text.asked is not None}
+        models = [ask.backend.shared for ask in asks.values()]
         chosen = max(models, key=lambda model: (not model.last, models.count(model)))
-        lanes = {id(ask): lane for lane, ask in self._asked.items()}
-        for part in chosen.parts([ask for ask in asks if ask.engine.shared is chosen]):
+        lanes = {id(ask): lane for lane, ask in asks.items()}
+        for part in chosen.parts([ask for ask in asks.values() if ask.backend.shared is chosen]):
             outputs = chosen.run(part)
             for ask, output in zip(part, outputs, strict=True):
                 self._resume(lanes[id(ask)], output)
 
     def _resume(self, lane: int, answer: Any) -> None:
-        """Let a lane go on until it asks for a forward or ends."""
-        place, thread = self.live[lane]
-        self._asked.pop(lane, None)
+        """Let a lane go on until it waits for a forward or ends."""
+        text = self._live[lane]
+        text.asked = None
         try:
-            found = thread.switch(answer)
+            text.go_on(answer)
+        except StopIteration as end:
+            self._ended.append((text.place, end.value))
+            del self._live[lane]
+            self._free.append(lane)
         except BaseException as error:
-            error.add_note(f"(sequence {place} of those side by side)")
+            error.add_note(f"(sequence {text.place} of those side by side)")
             raise
-        if not thread.dead:
-            self._asked[lane] = found
-            return
-        self._ended.append((place, found))
-        del self.live[lane]
-        self._free.append(lane)
 
     def ended(self) -> list[tuple[int, Any]]:
         """What has ended since the last time."""
@@ -127,15 +137,8 @@ class _Hub:
         return ended
 
     def close(self) -> None:
-        """End what is under way. In another thread that is left to the lanes' own: RuntimeError."""
-        if not self.here:
-            _abandoned.append(self)
-            raise RuntimeError(
-                f"sequences side by side belong to the thread that began them ({self.thread.name}): go on and close "
-                "there; they end now"
-            )
-        for _, thread in self.live.values():
-            while not thread.dead:
-                with torch.inference_mode():
-                    thread.throw()
-        self.live.clear()
+        """End what is under way."""
+        with torch.inference_mode():  # as they were driven
+            for text in self._live.values():
+                text.job.close()
+        self._live.clear()

@@ -1,19 +1,18 @@
 """Forwards of several sequences as one: what the sequences share of a model, and which forwards go together.
 
-Owns what a lane has of a model; `merge_tensors.py` makes the tensors. Who runs when is `scheduler.py`'s: a forward of
-a lane switches to it.
+Owns what a lane has of a model; `merge_tensors.py` makes the tensors. Who runs when is `scheduler.py`'s.
 """
 
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-import greenlet
 from torch import nn
 
 from opt_tree.batch.kv_lanes import Lane, Storage
 from opt_tree.batch.merge_tensors import cheapest_split, side_by_side
 from opt_tree.core.target import Output
 from opt_tree.engines import Backend, Compiled, Inputs, Packed
+from opt_tree.engines.base import moment
 from opt_tree.engines.kv_cache import KVCache
 from opt_tree.models.causal_lm import CausalLM
 from opt_tree.models.chain_lm import ChainLM
@@ -26,19 +25,8 @@ _KEYS = 4
 """Attention to this many keys times the model's width costs as much as all else of a row. Measured likewise."""
 
 
-class Ask(NamedTuple):
-    """A forward that a lane waits for."""
-
-    engine: "LaneBackend"
-    inputs: Inputs
-
-    @property
-    def rows(self) -> int:
-        return self.inputs.numbers.shape[2]
-
-
 class LaneBackend(Backend):
-    """The backend of one lane: it asks the hub. Outside of the hub's greenlets there is nobody to ask."""
+    """The backend of one lane: what it would compute runs with what others would, so whoever drives them does it."""
 
     name = "lane"
 
@@ -65,10 +53,20 @@ class LaneBackend(Backend):
         self.shared.lm.watch(layers)
 
     def forward(self, inputs: Inputs, cache: Any) -> Output:
-        hub = greenlet.getcurrent().parent
-        if hub is None:
-            raise RuntimeError("this decoder belongs to a job of side_by_side that is over: use the one that ran it")
-        return hub.switch(Ask(self, inputs))
+        raise RuntimeError("this decoder belongs to a job of side_by_side, whose forwards are yielded: use `answer`")
+
+
+class Ask(NamedTuple):
+    """A forward that a lane waits for."""
+
+    backend: LaneBackend
+    inputs: Inputs
+    real: int
+    """How many of its rows are real."""
+
+    @property
+    def rows(self) -> int:
+        return self.inputs.numbers.shape[2]
 
 
 class SharedModel:
@@ -88,11 +86,11 @@ class SharedModel:
         parts = [list(asked)]
         if self._cost(asked) - sum(ask.rows for ask in asked) > 2 * self._call:  # else another call saves less
             parts = cheapest_split(sorted(asked, key=lambda ask: -ask.rows), self._cost)
-        return [sorted(part, key=lambda ask: ask.engine.lane.number) for part in parts]
+        return [sorted(part, key=lambda ask: ask.backend.lane.number) for part in parts]
 
     def _cost(self, asked: Sequence[Ask]) -> float:
         """Of running these as one, in rows: padded to the longest."""
-        keys = max(ask.engine.lane.read[1] for ask in asked) / (_KEYS * self.lm.hidden)
+        keys = max(ask.backend.lane.read[1] for ask in asked) / (_KEYS * self.lm.hidden)
         return self._call + len(asked) * max(ask.rows for ask in asked) * (1 + keys)
 
     def run(self, asked: Sequence[Ask]) -> list[Output]:
@@ -100,14 +98,14 @@ class SharedModel:
 
         A padding row sees the first key of its lane alone and is written where nobody reads; nobody sees it.
         """
-        rows, backend = max(ask.rows for ask in asked), self.lm.backend
-        keys = max(ask.engine.lane.read[1] for ask in asked)
-        lanes = [ask.engine.lane.number for ask in asked]
+        rows, backend, begin = max(ask.rows for ask in asked), self.lm.backend, moment(self.lm.device)
+        keys = max(ask.backend.lane.read[1] for ask in asked)
+        lanes = [ask.backend.lane.number for ask in asked]
         self.storage.reserve(keys)
         scratch, places = self.storage.slots - 1, list(range(len(lanes)))
         if isinstance(backend, Compiled) and backend.takes((lanes[-1] + 1 - lanes[0]) * rows):
             # All lanes from the first to the last: those between them are padding.
-            by_lane = {ask.engine.lane.number: ask.inputs for ask in asked}
+            by_lane = {ask.backend.lane.number: ask.inputs for ask in asked}
             whole = range(lanes[0], lanes[-1] + 1)
             inputs = side_by_side([by_lane.get(lane) for lane in whole], rows, keys, scratch)
             output, places = backend.call(inputs, self.storage.views(whole)), [lane - lanes[0] for lane in lanes]
@@ -115,6 +113,8 @@ class SharedModel:
             inputs = side_by_side([ask.inputs for ask in asked], rows, keys, scratch)
             self.storage.open(lanes, keys, inputs.numbers[2])
             output = self.lm.eager.forward(inputs, self.storage)
+        for ask in asked:
+            ask.backend.meter.add(ask.real, begin, moment(self.lm.device))
         return [output.only(place) for place in places]
 
 

@@ -9,11 +9,9 @@ import math
 from dataclasses import replace
 
 import numpy as np
-from jaxtyping import Float
-from torch import Tensor
 
 from opt_tree.controllers.registry import Wanted, register
-from opt_tree.core.children import Few
+from opt_tree.core.answers import LogProbs
 from opt_tree.core.step import Outcome, Step
 from opt_tree.core.words import counted
 from opt_tree.policies import Costs, Priced, Static, TreePolicy
@@ -85,7 +83,7 @@ class Auto(TreePolicy):
         logs = np.minimum(np.array(KNOTS) + np.log(factors[::-1]), 0.0)
         return tuple(np.maximum.accumulate(logs).tolist())
 
-    def choose(self, context: list[int], root: Float[Tensor, "1 vocab"] | Few | None) -> TreePolicy:
+    def choose(self, context: list[int], root: LogProbs | None) -> TreePolicy:
         self._now = self.costs.at(len(context))
         if not self._drafts():
             return self._empty
@@ -100,7 +98,7 @@ class Auto(TreePolicy):
         """
         steps, worth, squares = self._drafted
         guess = worth / steps + math.sqrt(max(squares / steps - (worth / steps) ** 2, 0.0) / steps)
-        return guess >= 0 or self._waited >= self._patience
+        return bool(guess >= 0 or self._waited >= self._patience)
 
     def observe(self, step: Step, outcome: Outcome) -> None:
         """Learn what a step's tokens and its seconds say of the rate, and of what drafting brings."""

@@ -7,11 +7,9 @@ tokens are drawn with, so the output stays exact, and with `match` or `greedy` i
 from collections.abc import Callable
 
 import numpy as np
-from jaxtyping import Float
-from torch import Tensor
 
 from opt_tree.controllers.registry import Wanted, register
-from opt_tree.core.children import Few
+from opt_tree.core.answers import LogProbs
 from opt_tree.core.step import Outcome, Step
 from opt_tree.core.target import Output
 from opt_tree.policies import Static, TreePolicy
@@ -40,7 +38,7 @@ class BetaLength(TreePolicy):
     def begin(self, prompt: list[int], prefill: Output | None) -> None:
         self._accepted = self._rejected = 1.0
 
-    def choose(self, context: list[int], root: Float[Tensor, "1 vocab"] | Few | None) -> TreePolicy:
+    def choose(self, context: list[int], root: LogProbs | None) -> TreePolicy:
         length = 1
         draw = self._numbers
         while length < len(self.policies) and draw.random() < draw.beta(self._accepted, self._rejected):

@@ -11,10 +11,9 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 from jaxtyping import Float
-from torch import Tensor
 
 from opt_tree.controllers.registry import Wanted, register
-from opt_tree.core.children import Few
+from opt_tree.core.answers import LogProbs
 from opt_tree.core.pool import CandidatePool
 from opt_tree.core.step import Outcome, Step
 from opt_tree.core.target import Output
@@ -72,7 +71,7 @@ class CalibratedLength(TreePolicy):
         mean = total / count
         return float(mean), math.sqrt(max(squares / count - mean**2, 0.0) / count)
 
-    def choose(self, context: list[int], root: Float[Tensor, "1 vocab"] | Few | None) -> TreePolicy:
+    def choose(self, context: list[int], root: LogProbs | None) -> TreePolicy:
         depths = self.chain.nodes - 1
         errors = self._numbers.normal(*self.posterior(), depths)
         # u < m + e, with what is drawn on one side: the policy sees m only while it drafts.

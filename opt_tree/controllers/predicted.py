@@ -15,7 +15,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from opt_tree.controllers.registry import Wanted, register
-from opt_tree.core.children import Few
+from opt_tree.core.answers import LogProbs
 from opt_tree.core.step import Outcome, Step
 from opt_tree.core.target import Output
 from opt_tree.core.tree import fetch
@@ -124,7 +124,7 @@ class PredictedLength(TreePolicy):
     def begin(self, prompt: list[int], prefill: Output | None) -> None:
         self._feature = torch.zeros_like(self._feature) if prefill is None else prefill.features[LAST][-1:].clone()
 
-    def choose(self, context: list[int], root: Float[Tensor, "1 vocab"] | Few | None) -> TreePolicy:
+    def choose(self, context: list[int], root: LogProbs | None) -> TreePolicy:
         (reach,) = fetch(self.reach(context))
         if not isinstance(self.price, Costs):
             return self.policies[int((reach > 1 / (1 + self.price)).sum())]

@@ -2,11 +2,8 @@
 
 from collections.abc import Iterable
 
-from jaxtyping import Float
-from torch import Tensor
-
 from opt_tree.controllers.registry import Wanted, register
-from opt_tree.core.children import Few
+from opt_tree.core.answers import LogProbs
 from opt_tree.core.errors import require
 from opt_tree.core.step import Outcome, Step
 from opt_tree.core.target import Output
@@ -36,7 +33,7 @@ class Scheduled(TreePolicy):
     def begin(self, prompt: list[int], prefill: Output | None) -> None:
         self._steps = 0
 
-    def choose(self, context: list[int], root: Float[Tensor, "1 vocab"] | Few | None) -> TreePolicy:
+    def choose(self, context: list[int], root: LogProbs | None) -> TreePolicy:
         return self.policies[self._steps % len(self.policies)]
 
     def observe(self, step: Step, outcome: Outcome) -> None:

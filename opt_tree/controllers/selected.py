@@ -18,7 +18,8 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from opt_tree.controllers.registry import Wanted, register
-from opt_tree.core.children import Children, Few
+from opt_tree.core.answers import LogProbs
+from opt_tree.core.children import Children
 from opt_tree.core.pool import CandidatePool
 from opt_tree.core.probabilities import log_probs_of
 from opt_tree.core.step import Outcome, Step
@@ -180,14 +181,12 @@ class Informed(TreePolicy):
         self._feature = feature.float().clone()
         self._before = fetch(torch.stack([entropy, law.max(), law[token]]))[0].tolist()
 
-    def facts(self, context: list[int], root: Float[Tensor, "1 vocab"] | Few | None) -> Float[Tensor, "1 facts"]:
+    def facts(self, context: list[int], root: LogProbs | None) -> Float[Tensor, "1 facts"]:
         """The drafter's best log-probabilities at the root and its entropy; the target's entropy, its best
         log-probability and that of the root behind the last token it ran; the context's length; what was accepted."""
-        if isinstance(root, Few):
-            raise TypeError("a tree is chosen by the drafter's whole law at the root; this one names a few tokens")
         if root is None:
             return torch.zeros(1, FACTS)
-        law = log_probs_of(root.float() / self.temperature)[0]
+        law = log_probs_of(root.over_vocabulary().float() / self.temperature)[0]
         best = law.topk(min(_BEST, len(law))).values
         drafted = fetch(torch.cat([best, -(law.exp() * law).nan_to_num().sum()[None]]))[0].clip(-20)
         drafted = np.concatenate([np.full(_BEST - len(best), -20.0), drafted])
@@ -219,7 +218,7 @@ class SelectedTree(Informed):
         """A lane's own: what it learned is copied, the weights are shared."""
         return copy.copy(self)
 
-    def choose(self, context: list[int], root: Float[Tensor, "1 vocab"] | Few | None) -> TreePolicy:
+    def choose(self, context: list[int], root: LogProbs | None) -> TreePolicy:
         self._now = self.costs.at(len(context))
         device = self._values.mean.device
         (tokens,) = fetch(self._values(self.facts(context, root).to(device), self._feature.to(device)))

@@ -5,15 +5,12 @@ read-back a layer is needed anyway. Knows nothing of models; policies read it an
 """
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
-from torch import Tensor
 
-from opt_tree.core.children import Children, EqualSiblings, Few, Layer, Picking
-from opt_tree.core.random import Random
-from opt_tree.core.target import Laws
+from opt_tree.core.answers import LogProbs
 from opt_tree.core.tree import Tree
 
 
@@ -32,6 +29,22 @@ class Frontier(NamedTuple):
     """Which expanded nodes, this frontier's own included, each node may see: its ancestors and itself."""
 
 
+class Picked(NamedTuple):
+    """The children of one layer; where they are sampled, grouped by frontier row and, below one, as they were drawn."""
+
+    path_log_probs: Float[np.ndarray, " children"]
+    """Log-probabilities of the paths from the root."""
+    tokens: Int[np.ndarray, " children"]
+    rows: Int[np.ndarray, " children"]
+    """Rows of the frontier that they are children of."""
+    reach: Float[np.ndarray, " children"] | None = None
+    """Log of the estimated probability that verification gets to a child, *as known before its token was drawn*.
+
+    Nodes may be ranked by this and kept or dropped accordingly; dropping them by their own probability would be a
+    hidden rejection. None for deterministic children, where it is `path_log_probs`.
+    """
+
+
 def _shown(row: int) -> property:
     """What a row of the storage says of the candidates so far."""
     return property(lambda pool: pool._storage[row, : pool.size])
@@ -48,11 +61,9 @@ class CandidatePool:
     stable sort is therefore closed under parents, ties and zero probabilities included.
     """
 
-    def __init__(self, root: int, children: Children, random: Random | None = None) -> None:
-        if children.sampled and random is None:
-            raise ValueError(f"{type(children).__name__} draws its children; the pool needs a Random")
+    def __init__(self, root: int, children: Any) -> None:
+        """`children`: how they are picked, by its `pick(answer, above, floor)`. A kind of children makes its pool."""
         self.children = children
-        self._random = random or Random()
         self.depth = 0
         """Layers drafted so far."""
         self.layer = 1
@@ -60,9 +71,8 @@ class CandidatePool:
         self.size = 1
         """Candidates so far, the root among them."""
         self._budget = children.budget
-        self._store(np.zeros((5, 128), dtype=np.int64))
+        self._keep_in(np.zeros((5, 128), dtype=np.int64))
         self._storage[0, 0], self._storage[1, 0] = root, -1
-        self._reach: Float[np.ndarray, " pool"] | None = None
         self._ranked: dict[int, list[float]] = {}
         self._sums: dict[tuple[int, int], float] = {}
         self._order: Int[np.ndarray, " pool"] | None = None
@@ -70,16 +80,15 @@ class CandidatePool:
         self._seen = _ITSELF.copy()
         """What expanded nodes may see, by draft row and column; every node sees itself."""
         self._expanded = 0
-        self._equal = EqualSiblings() if children.sampled else None
 
-    def _store(self, storage: Int[np.ndarray, "5 capacity"]) -> None:
+    def _keep_in(self, storage: Int[np.ndarray, "5 capacity"]) -> None:
         """Keep candidates here from now on: four rows of integers, and one whose bits are path log-probabilities."""
         self._storage, self._paths = storage, storage[4].view(np.float64)
 
     def _reserve(self, size: int) -> None:
         """Make room for so many candidates. Grown by doubling: an assignment costs a third of a concatenation."""
         while size > self._storage.shape[1]:
-            self._store(np.concatenate([self._storage] * 2, axis=1))
+            self._keep_in(np.concatenate([self._storage] * 2, axis=1))
 
     tokens, parents, depths, draft_rows = map(_shown, range(4))
 
@@ -90,28 +99,25 @@ class CandidatePool:
 
     @property
     def reach(self) -> Float[np.ndarray, " pool"]:
-        """What candidates are ranked by. Deterministic ones: `path_log_probs`. Sampled ones: what was known before the
-        token was drawn; otherwise its own probability would decide whether it is kept (see `Picked.reach`).
-        """
-        return self.path_log_probs if self._reach is None else self._reach
+        """What candidates are ranked by. Whoever draws children ranks them by what was known before the draw."""
+        return self.path_log_probs
 
     @property
     def newest(self) -> Int[np.ndarray, " layer"]:
         """Pool rows of the newest layer."""
         return np.arange(self.layer, self.size)
 
-    def add(self, answer: Laws | Few | Float[Tensor, "expanded vocab"]) -> None:
+    def add(self, answer: LogProbs) -> None:
         """Store the children of the nodes last handed out by `frontier` (at first: of the root). One read-back.
 
-        `answer`: log-probabilities of the next token behind each of those nodes, or the few tokens known there.
+        `answer`: what the drafter says of the next token behind each of those nodes.
         """
-        log_probs, tokens, peaks, best = Laws(answer) if isinstance(answer, Tensor) else Laws(*answer)
+        self._store(self.children.pick(answer, self._above, self.floor))
+
+    def _store(self, picked: Picked) -> None:
+        """Store the children of a layer as the newest one."""
         self._order = None
-        if self._equal is not None:
-            log_probs = self._equal.spread(log_probs)
-        above = self._above
-        picked = self.children.pick(Layer(log_probs, above, self.depth, self.floor, tokens, peaks, best), self._random)
-        reach, self.layer = self.reach, self.size
+        self.layer = self.size
         self.depth += 1
         self._reserve(self.layer + len(picked.tokens))
         self.size = self.layer + len(picked.tokens)
@@ -120,17 +126,7 @@ class CandidatePool:
         self.depths[self.layer :] = self.depth
         self.draft_rows[self.layer :] = -1
         # minimum: adding in a narrower dtype on the device may round a child above its parent.
-        self.path_log_probs[self.layer :] = np.minimum(picked.path_log_probs, above.take(picked.rows))
-        if self._equal is not None:
-            self._equal.add(self.parents[self.layer :], self.tokens[self.layer :])
-        if picked.reach is not None:
-            bounded = np.minimum(picked.reach, reach[self.parents[self.layer :]])
-            self._reach = np.concatenate([reach, bounded])
-
-    @property
-    def picking(self) -> Picking:
-        """How the children of the nodes last handed out will be picked."""
-        return Picking(children=self.children, above=self._above)
+        self.path_log_probs[self.layer :] = np.minimum(picked.path_log_probs, self._above.take(picked.rows))
 
     @property
     def floor(self) -> float:
@@ -165,13 +161,12 @@ class CandidatePool:
         return float(np.exp(self.path_log_probs[rows[1:]]).sum())
 
     def frontier(self, rows: Int[np.ndarray, " frontier"]) -> Frontier:
-        """Number the candidates `rows` as expanded and describe them to the drafter. Their children are added next.
-
-        Sampled candidates of the same text are one row there (see `EqualSiblings`).
-        """
+        """Number the candidates `rows` as expanded and describe them to the drafter. Their children are added next."""
         self._frontier, self._above = rows, self.path_log_probs.take(rows)
-        if self._equal is not None:
-            rows = self._equal.merge(rows)
+        return self._expand(rows)
+
+    def _expand(self, rows: Int[np.ndarray, " frontier"]) -> Frontier:
+        """Number candidates as expanded and describe them to the drafter."""
         first, last = self._expanded, self._expanded + len(rows)
         while len(self._seen) <= last:
             grown = np.eye(2 * len(self._seen), k=-1, dtype=bool)
@@ -181,16 +176,10 @@ class CandidatePool:
         parents = self.draft_rows.take(self.parents.take(rows))
         self._seen[first + 1 : last + 1, :first] = self._seen[parents, :first]
         self.draft_rows[rows] = np.arange(first + 1, last + 1)
-        if self._equal is not None:
-            self.draft_rows[self._frontier] = self.draft_rows[self._equal.first[self._frontier]]
         return Frontier(self.tokens.take(rows), parents, self.depths.take(rows), seen)
 
     def tree(self, rows: Int[np.ndarray, " rows"]) -> Tree:
-        """Return the tree of the given pool rows, which must be closed under parents and include the root.
-
-        Sampled siblings are kept up to some one of them, in the order they were drawn. Whether there is another one may
-        depend on those before it; a gap would mean that the token itself decided, which no verifier corrects for.
-        """
+        """Return the tree of the given pool rows, which must be closed under parents and include the root."""
         rows = rows.copy()
         rows.sort()
         above = self.parents.take(rows)
@@ -199,16 +188,5 @@ class CandidatePool:
             orphan = rows[1:][orphans][0]
             raise ValueError(f"candidate {orphan} was selected without its parent {self.parents[orphan]}")
         parents[0] = -1
-        if self.children.sampled and (skipped := _ranks(self.parents)[rows] != _ranks(parents)).any():
-            raise ValueError(f"sampled candidate {rows[skipped][0]} was selected without a sibling drawn before it")
-        drawn_from = self._equal.drawn_from() if self._equal is not None else None
         log_probs, draft_rows = self.path_log_probs.take(rows), self.draft_rows.take(rows)
-        return Tree(self.tokens.take(rows), parents, log_probs, draft_rows, drawn_from)
-
-
-def _ranks(parents: Int[np.ndarray, " rows"]) -> Int[np.ndarray, " rows"]:
-    """The place of each row among the rows of the same parent, in the order in which they stand."""
-    order = np.argsort(parents, kind="stable")
-    ranks = np.empty_like(order)
-    ranks[order] = np.arange(len(order)) - np.searchsorted(parents[order], parents[order])
-    return ranks
+        return Tree(self.tokens.take(rows), parents, log_probs, draft_rows)

@@ -22,25 +22,6 @@ def log_probs_of(scores: Float[Tensor, "rows vocab"]) -> Float[Tensor, "rows voc
     return log_probs.masked_fill(_unknown(scores), -torch.inf)
 
 
-GROUP = 32
-"""Columns that share a peak."""
-
-
-def grouped_log_probs(
-    scores: Float[Tensor, "*rows vocab"], scale: Float[Tensor, "*lanes"], columns: int
-) -> tuple[Float[Tensor, "*rows padded"], Float[Tensor, "*rows groups"]]:
-    """Return the log-probabilities that the first `columns` scores times `scale` stand for, and each group's greatest.
-
-    A part of the body (`engines.body`): what a drafter's model says is normalised where it was computed. `scale` is a
-    tensor so that another one is not another graph; its dtype is that of the answer, float32 or wider. Columns of -inf
-    make the last group a full one.
-    """
-    log_probs = (scores[..., :columns].to(scale.dtype) * scale).log_softmax(-1)
-    if missing := -log_probs.shape[-1] % GROUP:
-        log_probs = torch.constant_pad_nd(log_probs, (0, missing), -torch.inf)
-    return log_probs, log_probs.unflatten(-1, (-1, GROUP)).amax(-1)
-
-
 def probs_of(scores: Float[Tensor, "*rows vocab"]) -> Float[Tensor, "*rows vocab"]:
     """Return the probabilities that scores or log-probabilities stand for, in float64; zeros for a row of -inf.
 

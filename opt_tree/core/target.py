@@ -18,37 +18,20 @@ from jaxtyping import Bool, Float, Int
 from numpy.lib.stride_tricks import sliding_window_view
 from torch import Tensor
 
-from opt_tree.core.children import Best, Picking
 from opt_tree.core.tree import Tree
 
 NO_FEATURES: Mapping[int, Tensor] = MappingProxyType({})
 
 
-class Laws(NamedTuple):
-    """Normalised answers, as they are when children are picked: what a model's epilogue makes of its scores."""
+class Drafted(NamedTuple):
+    """What a drafter reads of its model's logits."""
 
-    log_probs: Float[Tensor, "rows columns"]
-    """-inf: no token in this place."""
-    tokens: Int[Tensor, "rows columns"] | Int[Tensor, " columns"] | None = None
-    """The tokens of the columns, by row or of all rows; None: a column a token of the vocabulary."""
-    peaks: Float[Tensor, "rows groups"] | None = None
-    """The greatest of every `probabilities.GROUP` columns, where they are known: most groups need not be looked at."""
-    best: Best | None = None
-    """The children of these rows, where the model has picked them itself; see `Picking`."""
-
-    def of_text(self, place: int, rows: int) -> "Laws":
-        """Of the last rows of one of several texts, as a backend returns them."""
-        peaks = None if self.peaks is None else self.peaks[place]
-        best = None if self.best is None else Best(self.best.found[place])
-        return Laws(self.log_probs[place], self.tokens, peaks, best).some(slice(-rows, None))
-
-    def some(self, rows: slice) -> "Laws":
-        """Of some of the rows, one behind the other."""
-        first = rows.indices(len(self.log_probs))[0]
-        tokens = self.tokens if self.tokens is None or self.tokens.ndim == 1 else self.tokens[rows]
-        peaks = None if self.peaks is None else self.peaks[rows]
-        best = None if self.best is None else self.best._replace(first=self.best.first + first)
-        return Laws(self.log_probs[rows], tokens, peaks, best)
+    columns: int
+    """The first so many."""
+    tokens: Int[Tensor, " columns"] | None
+    """The target's tokens of them, on the model's device; None: their numbers."""
+    scale: Float[Tensor, " 1"]
+    """What logits are multiplied by in the text under way. A captured graph holds its address."""
 
 
 class Output(NamedTuple):
@@ -57,16 +40,19 @@ class Output(NamedTuple):
     logits: Float[Tensor, "rows vocab"]
     features: Mapping[int, Float[Tensor, "tokens hidden"]] = NO_FEATURES
     """Hidden states of every row by layer, of the layers that are watched (see `Target.watch`)."""
-    laws: Laws | None = None
-    """Of the rows whose logits are there, where they were asked for."""
+    best: Int[Tensor, "2 rows k"] | None = None
+    """Of a drafter's model that picks them in its forward: the best tokens of each row whose logits are there, in
+    rising order. The bits of their log-probabilities, and the tokens."""
 
     def only(self, place: int) -> "Output":
         """Of one text of what a backend returns, as if it had run alone: `[1, rows, ...]`."""
         one = slice(place, place + 1)
-        laws = self.laws and self.laws._replace(
-            log_probs=self.laws.log_probs[one], peaks=None if self.laws.peaks is None else self.laws.peaks[one]
-        )
-        return Output(self.logits[one], {layer: states[one] for layer, states in self.features.items()}, laws)
+        best = None if self.best is None else self.best[:, one]
+        return Output(self.logits[one], {layer: states[one] for layer, states in self.features.items()}, best)
+
+    def last(self, rows: int) -> "Output":
+        """Of the last rows, without features."""
+        return Output(self.logits[-rows:], best=None if self.best is None else self.best[:, -rows:])
 
     def of_text(self, place: int, rows: int, last_only: bool = False) -> "Output":
         """Of one text of what a backend returns, `[texts, rows, ...]`, without the padding in front of its rows.
@@ -75,13 +61,8 @@ class Output(NamedTuple):
         """
         features = {layer: states[place, -rows:] for layer, states in self.features.items()}
         kept = 1 if last_only else rows
-        return Output(
-            self.logits[place, -kept:], features, None if self.laws is None else self.laws.of_text(place, kept)
-        )
-
-    def some(self, rows: slice) -> "Output":
-        """Logits and laws of some rows, one behind the other."""
-        return Output(self.logits[rows], NO_FEATURES, None if self.laws is None else self.laws.some(rows))
+        best = None if self.best is None else self.best[:, place, -kept:]
+        return Output(self.logits[place, -kept:], features, best)
 
 
 @dataclass(frozen=True, eq=False)
@@ -99,9 +80,6 @@ class Forward:
     """These rows continue the context: they are committed as soon as they have run."""
     last_only: bool = False
     """Only the last row's logits are returned; the features of all."""
-    picking: Picking | None = None
-    """Laws are wanted, for children that are picked so: the logits of the first `columns` tokens times its scale,
-    normalised; and, from an engine that `picks`, the children that it names."""
 
     def part(self, first: int, end: int) -> "Forward":
         """Some of the rows; of those that continue the context, as if those before them were committed."""

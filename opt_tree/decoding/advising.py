@@ -19,6 +19,7 @@ from opt_tree.decoding.generation import Generation, check_prompt
 from opt_tree.decoding.pair import Pair
 from opt_tree.decoding.recording import LARGEST, Recorded, record, replay, seconds_of
 from opt_tree.decoding.step_costs import costs_of
+from opt_tree.drafters.base import described
 from opt_tree.policies import Costs, OptTree, Static, TreePolicy
 
 NODES = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 24, LARGEST)
@@ -117,7 +118,7 @@ def weigh(pair: Pair, texts: Sequence[Recorded], tables: Mapping[str, Costs]) ->
     counts = np.array([accepted for _, accepted in steps] or [0])
     return Advice(
         pair.target.name.rstrip("/").rpartition("/")[2],
-        pair.drafter.describe(),
+        described(pair.drafter),
         prospects,
         [float((counts >= position).mean()) for position in range(1, depth + 1)],
         _chain_shares(replay(texts, Static.chain(max(CHAINS)), vocab)),

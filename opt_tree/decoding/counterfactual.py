@@ -13,11 +13,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Float
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from opt_tree.core.children import Few, Reduced
+from opt_tree.core.answers import LogProbs
 from opt_tree.core.errors import require
 from opt_tree.core.pool import Frontier
 from opt_tree.core.sampling import Sampling
@@ -28,10 +27,9 @@ from opt_tree.decoding.decoder import Decoder, layers_left
 from opt_tree.decoding.draft import draft
 from opt_tree.decoding.generation import Generation, check_prompt
 from opt_tree.drafters import Drafter, DrafterAround
+from opt_tree.drafters.base import Asked
 from opt_tree.policies.base import TreePolicy, check_grows
 from opt_tree.verifiers import match
-
-Answer = Float[Tensor, "rows vocab"] | Few | Reduced
 
 
 @dataclass(frozen=True)
@@ -73,7 +71,7 @@ def generate_beside(
     sampling = options.get("sampling", Sampling())
     target = decoder.target
     end = min(target.max_context, len(check_prompt(prompt, target)) + max_new_tokens)
-    drafter = decoder.drafter.at_temperature(sampling.temperature)
+    drafter = decoder.drafter
     watch = _Watch(drafter, policies, lambda length: layers_left(target, drafter, length, end))
     beside = copy.copy(decoder)
     beside.drafter = watch
@@ -129,14 +127,14 @@ class _Asked:
         self.row: dict[tuple[int, int], int] = {}
         """Draft rows of expanded nodes by their parent's row and their token."""
         self._above: list[list[int]] = [[]]  # of each row: the columns that it sees, its own the last one
-        self._said: list[tuple[Tensor, ...]] = []  # of each row: its part of every tensor of the answer
-        self._kind: Answer = torch.zeros(0)  # an answer, for what it says beside these
+        self._said: list[tuple[Tensor, ...]] = []  # of each row: its values and, where it names a few, its tokens
+        self._columns: Tensor | None = None  # the tokens of the columns, where they are those of all rows
 
-    def add(self, frontier: Frontier | None, answer: Answer) -> None:
+    def add(self, frontier: Frontier | None, answer: LogProbs) -> None:
         """Note an answer; at first, without a frontier, the one to the root. Copied: the drafter may run again."""
-        parts = answer if isinstance(answer, Few) else (answer.scores if isinstance(answer, Reduced) else answer,)
+        parts = [answer.values] if answer.tokens is None or not answer.names_few else [answer.values, answer.tokens]
         self._said += zip(*(part.clone() for part in parts), strict=True)
-        self._kind = answer
+        self._columns = None if answer.names_few else answer.tokens
         if frontier is not None:
             for parent, token in zip(frontier.parents.tolist(), frontier.tokens.tolist(), strict=True):
                 self.row[parent, token] = len(self._above)
@@ -151,13 +149,12 @@ class _Asked:
             visible[index, [*self._above[parent], first - 1 + index]] = True
         return Frontier(tokens, parents, np.array([len(self._above[parent]) + 1 for parent in parents]), visible)
 
-    def answer(self, rows: Sequence[int]) -> Answer:
+    def answer(self, rows: Sequence[int]) -> LogProbs:
         """Return what the drafter said of these rows."""
-        scores, *tokens = (list(part) for part in zip(*(self._said[row] for row in rows), strict=True))
+        values, *tokens = (list(part) for part in zip(*(self._said[row] for row in rows), strict=True))
         if tokens:  # as wide as the widest
-            return Few(pad_sequence(scores, True, -torch.inf), pad_sequence(tokens[0], True))
-        whole = torch.stack(scores)
-        return self._kind._replace(scores=whole) if isinstance(self._kind, Reduced) else whole
+            return LogProbs(pad_sequence(values, True, -torch.inf), pad_sequence(tokens[0], True))
+        return LogProbs(torch.stack(values), self._columns)
 
 
 class _Again(DrafterAround):
@@ -167,19 +164,28 @@ class _Again(DrafterAround):
         super().__init__(drafter)
         self._asked, self._rows = asked, [0]  # of the other tree's draft rows: the rows that are noted
 
-    def root(self, context: list[int]) -> Answer:
+    def root(self, context: list[int]) -> LogProbs:
         return self._asked.answer([0])
 
-    def expand(self, frontier: Frontier) -> Answer:
+    def expand(self, frontier: Frontier) -> Asked:
         nodes = [
             (self._rows[parent], token)
             for parent, token in zip(frontier.parents.tolist(), frontier.tokens.tolist(), strict=True)
         ]
-        if new := [node for node in nodes if node not in self._asked.row]:
-            if not self.drafter.any_order:
-                raise _Unknown
-            missing = self._asked.frontier(new)
-            self._asked.add(missing, self.drafter.expand(missing))
+        new = [node for node in nodes if node not in self._asked.row]
+        if new and not self.drafter.any_order:
+            raise _Unknown
+        if not new:
+            return self._known(nodes)
+        missing = self._asked.frontier(new)
+
+        def noted(answer: LogProbs) -> LogProbs:
+            self._asked.add(missing, answer)
+            return self._known(nodes)
+
+        return self.after(self.drafter.expand(missing), noted)
+
+    def _known(self, nodes: list[tuple[int, int]]) -> LogProbs:
         rows = [self._asked.row[node] for node in nodes]
         self._rows += rows
         return self._asked.answer(rows)
@@ -197,26 +203,25 @@ class _Watch(DrafterAround):
         self._asked: _Asked | None = None
         self._extra = Work()
 
-    def root(self, context: list[int]) -> Answer:
-        answer = self.drafter.root(context)
-        self._asked = _Asked(len(context))
-        self._asked.add(None, answer)
-        self._root = context[-1]
-        return answer
+    def root(self, context: list[int]) -> Asked:
+        self._asked, self._root = _Asked(len(context)), context[-1]
+        return self.after(self.drafter.root(context), lambda answer: self._noted(None, answer))
 
-    def expand(self, frontier: Frontier) -> Answer:
-        answer = self.drafter.expand(frontier)
+    def expand(self, frontier: Frontier) -> Asked:
+        return self.after(self.drafter.expand(frontier), lambda answer: self._noted(frontier, answer))
+
+    def _noted(self, frontier: Frontier | None, answer: LogProbs) -> LogProbs:
         assert self._asked is not None, "the root comes first"
         self._asked.add(frontier, answer)
         return answer
 
-    def observe(self, outcome: Outcome) -> None:
+    def accept(self, outcome: Outcome) -> None:
         begin, work = time.perf_counter(), self.drafter.work
         self.trees.append(self._draw() if self._asked else {})
         self._asked = None
         self._extra += self.drafter.work - work
         self.seconds.append(time.perf_counter() - begin)
-        self.drafter.observe(outcome)
+        self.drafter.accept(outcome)
 
     def _draw(self) -> dict[str, Tree]:
         asked, found = self._asked, {}

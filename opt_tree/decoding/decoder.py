@@ -1,8 +1,8 @@
 """The loop: draft a tree, score it, verify it, commit the accepted path. Nothing else generates tokens with a target.
 
 `decode_step` is the algorithm; `Decoder` checks that its parts belong together and repeats it. Plain decoding is the
-same loop with an empty tree. Forwards are computed by the models, drafts grow in `draft.py`, several prompts at a time
-are served by `side_by_side.py`.
+same loop with an empty tree. The functions of the loop are generators of the forwards that they need and are sent what
+came of each: `generate` computes them one by one, `side_by_side.py` those of several texts together.
 """
 
 import dataclasses
@@ -12,14 +12,13 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
-from jaxtyping import Float
 from torch import Tensor
 
-from opt_tree.core.children import Few, Reduced
+from opt_tree.core.answers import LogProbs
 from opt_tree.core.emitted import refusal, without_choice
 from opt_tree.core.errors import require
 from opt_tree.core.history import History
@@ -30,25 +29,30 @@ from opt_tree.core.step import Outcome, Step, StepTimes
 from opt_tree.core.stopping import Stop, StopRule, ends_of, rule_for
 from opt_tree.core.target import Target, Work, turn_of
 from opt_tree.core.tree import send
-from opt_tree.decoding.draft import RootKnown, draft, layers_left, tell_of_end
+from opt_tree.decoding.draft import Asking, answer_of, grow, layers_left, tell_of_end
+from opt_tree.decoding.draft import run as run_alone
 from opt_tree.decoding.generation import Generation, check_new_tokens, check_others, check_prompt
 from opt_tree.decoding.side_by_side import SideBySide
 from opt_tree.drafters import Drafter
-from opt_tree.engines.kv_cache import inference
 from opt_tree.models.tensor_parallel import at_every_rank
 from opt_tree.policies.base import TreePolicy, check_grows
 from opt_tree.verifiers import Verifier, check, check_temperature, greedy, match
 
+T = TypeVar("T")
 
-def decode_step(run: "Run", drafter: Drafter | None, policy: TreePolicy, verify: Verifier) -> Outcome:
+
+def decode_step(
+    run: "Run", drafter: Drafter | None, policy: TreePolicy, verify: Verifier, root: LogProbs | None = None
+) -> Asking[Outcome]:
     """Emit the tokens of one step: an accepted path of drafted tokens and one token of the target's own.
 
     Source: arXiv:2406.17276, Algorithm 2, with the verifier left open.
     """
-    tree = draft(drafter, policy, run.context, min(policy.max_depth, run.layers), run.sampling, run.random)
+    limit = min(policy.max_depth, run.layers)
+    tree = yield from grow(drafter, policy, run.context, limit, run.sampling, run.random, root)
     tree = tree.ending_at(run.ends)
     run.lap()
-    output = run.target.score(tree)
+    output = yield run.target.tree(tree)
     if run.drafter is not None:
         run.drafter.scored(output)
     scores = run.sampling.processed(output.logits, tree, run.history)
@@ -67,7 +71,7 @@ def decode_step(run: "Run", drafter: Drafter | None, policy: TreePolicy, verify:
     run.target.commit(verdict.path)
     run.random.advance(len(tokens))
     if run.drafter is not None:
-        run.drafter.observe(outcome)
+        run.drafter.accept(outcome)
     run.lap()
     return outcome
 
@@ -88,7 +92,7 @@ def _check_policies(policy: TreePolicy, drafter: Drafter | None, verifier: Verif
             check(one, known.children, lossy)
         if drafter is None:
             raise TypeError(f"{name} needs a drafter")
-        if drafter.sparse and known.children.sampled:
+        if drafter.names_few and known.children.sampled:
             raise TypeError(
                 f"{type(drafter).__name__} names a few tokens of each node only; {name} draws its children "
                 f"({type(known.children).__name__}), which takes a whole distribution: use TopK children"
@@ -122,6 +126,23 @@ class Run:
 
     def __post_init__(self) -> None:
         self.history = History(self.context)
+        self._begun = (0, 0)
+
+    def begun(self) -> None:
+        """The prompt is taken in: from now on nobody else may begin a text with the same models."""
+        self._begun = self._generations
+
+    def check_alone(self) -> None:
+        """Raise RuntimeError where another generation began with the target or the drafter."""
+        for what, one, now in zip(("target", "drafter"), self._begun, self._generations, strict=True):
+            if one != now:
+                other = "on the same target; wrap the model twice for two"
+                mine = "with the same drafter; make two of it to interleave"
+                raise RuntimeError(f"another generation began {other if what == 'target' else mine}")
+
+    @property
+    def _generations(self) -> tuple[int, int]:
+        return self.target.generation, self.drafter.bare.generation if self.drafter is not None else 0
 
     @property
     def layers(self) -> int:
@@ -219,6 +240,28 @@ class Decoder(SideBySide):
         Raises ValueError for an empty prompt, a batch, a token outside the vocabulary or a prompt that leaves no room,
         for a temperature above 0 with the verifier `greedy`, and TypeError for an argument of another kind.
         """
+        return self.compute(
+            self.answer(prompt, max_new_tokens, sampling, stop, streamer, seed, reuse, log_probs, **others)
+        )
+
+    def compute(self, asking: Asking[T]) -> T:
+        """Compute every forward that is asked for, one by one, in a turn of this thread; return what comes of it."""
+        with self.turn(), torch.inference_mode():  # one mode for all: to enter and leave it in every step is dear
+            return run_alone(asking)
+
+    def answer(
+        self,
+        prompt: Sequence[int] | Tensor,
+        max_new_tokens: int = 128,
+        sampling: Sampling = Sampling(),
+        stop: StopRule | None = Stop(),
+        streamer: Any = None,
+        seed: int = 0,
+        reuse: bool = False,
+        log_probs: bool | int | Recorder | None = False,
+        **others: Any,
+    ) -> Asking[Generation]:
+        """Do what `generate` does, as a generator of forwards: what jobs of `side_by_side` yield from."""
         try:
             check_others(others)
             most = check_new_tokens(max_new_tokens)
@@ -228,24 +271,22 @@ class Decoder(SideBySide):
             if streamer is not None and not callable(getattr(streamer, "put", None)):
                 raise TypeError(f"streamer must be one of transformers', with put and end, got {streamer!r:.80}")
             context, recorder = check_prompt(prompt, self.target), recorder_of(log_probs, self.target.vocab)
-            with self.turn():
-                run = self._run(context, most, sampling, Random(seed), reuse)
-                run.ends, run.recorder = ends_of(stop), recorder
-                return self._generate(run, most, stop, streamer)
+            run = self._run(context, most, sampling, Random(seed), reuse)
+            run.ends, run.recorder = ends_of(stop), recorder
+            return (yield from self._answer(run, most, stop, streamer))
         finally:  # whoever reads the stream in another thread would wait for ever
             if callable(getattr(streamer, "end", None)):
                 streamer.end()
 
-    @torch.inference_mode()
-    def _generate(self, run: Run, max_new_tokens: int, stop: StopRule | None, streamer: Any) -> Generation:
-        # Under one mode as a whole: to enter and leave it in every step costs more than it looks.
+    def _answer(self, run: Run, max_new_tokens: int, stop: StopRule | None, streamer: Any) -> Asking[Generation]:
         begin, context = time.perf_counter(), list(run.context)
         if streamer is not None:
             streamer.put(torch.tensor([context]))
         tokens: list[int] = []
         steps, lengths, reason = [], [], None
-        for step in self._steps(run):
-            before = len(tokens)
+        yield from self._prefill(run)
+        while reason is None and len(run.context) < run.end:
+            step, before = (yield from self.step(run)), len(tokens)
             for token in step.tokens:
                 tokens.append(token)
                 reason = stop(tokens) if stop is not None else None
@@ -255,8 +296,6 @@ class Decoder(SideBySide):
             lengths.append(len(tokens) - before)
             if streamer is not None:
                 streamer.put(torch.tensor(tokens[before:]))
-            if reason is not None:
-                break
         if reason is None:
             reason = "length" if len(tokens) == max_new_tokens else "context"
         told = (None, None) if run.recorder is None else run.recorder.told(len(tokens))
@@ -280,21 +319,25 @@ class Decoder(SideBySide):
         most = None if max_new_tokens is None else check_new_tokens(max_new_tokens)
         run, stop = self._run(context, most, sampling, random or Random(), reuse), rule_for(stop, self.target.ends)
         run.ends = ends_of(stop)
-        return self._in_turns(self._steps(run), stop)
+        return self._in_turns(run, stop)
 
-    def _in_turns(self, steps: Iterator[Step], stop: StopRule | None) -> Iterator[Step]:
+    def _in_turns(self, run: Run, stop: StopRule | None) -> Iterator[Step]:
         """Take each step in a turn of its own: between two of them the caller may do anything."""
         tokens: list[int] = []
-        while True:
-            with self.turn():
-                step = next(steps, None)
-            if step is None:
-                return
+        self.compute(self._prefill(run))
+        while len(run.context) < run.end:
+            step = self.compute(self.step(run))
             yield step
             for token in step.tokens:
                 tokens.append(token)
                 if stop is not None and stop(tokens) is not None:
                     return
+
+    def begin(self, prompt: Sequence[int] | Tensor) -> Asking[Run]:
+        """Take in a prompt, for a text that is decoded step by step in a job of `side_by_side`."""
+        run = self._run(check_prompt(prompt, self.target), None, Sampling(), Random(), False)
+        yield from self._prefill(run)
+        return run
 
     @at_every_rank
     def __call__(
@@ -333,68 +376,48 @@ class Decoder(SideBySide):
         end = self.target.max_context
         if max_new_tokens is not None:
             end = min(end, len(context) + max_new_tokens)
-        drafter = self.drafter.at_temperature(sampling.temperature) if self.drafter else None
         for judge in (self.verifier, *(known.verifier for known in self.policy.policies)):
             if judge is not None:
                 check_temperature(judge, sampling.temperature)
         verifier = greedy if sampling.greedy else self.verifier
         require(bool, reuse=reuse)
-        return Run(self.target, context, end, sampling, random, drafter, verifier, reuse)
+        return Run(self.target, context, end, sampling, random, self.drafter, verifier, reuse)
 
-    def _steps(self, run: Run) -> Iterator[Step]:
-        """The steps of a generation, for whoever has the turn."""
-        target, drafter = run.target, run.drafter
-        if target.ranks is not None and target.ranks.leading is None:
-            raise ValueError(f"{target.name} is spread over processes, which decide together in generate() alone")
-        self._prefill(run)
-        generation, own = target.generation, drafter.bare.generation if drafter else 0
-        while len(run.context) < run.end:
-            if target.generation != generation:
-                raise RuntimeError("another generation began on the same target; wrap the model twice for two")
-            if drafter is not None and drafter.bare.generation != own:
-                raise RuntimeError("another generation began with the same drafter; make two of it to interleave")
-            if drafter is not None:
-                tell_of_end(target, drafter, len(run.context))
-            step = self._step(run)
-            run.context.extend(step.tokens)
-            run.prefill = 0.0
-            yield step
-
-    @torch.inference_mode()
-    def _prefill(self, run: Run) -> None:
+    def _prefill(self, run: Run) -> Asking[None]:
         """Take in the prompt without its last token, which is the first root; of a text that goes on, what is new.
 
         One token is taken in anyway: drafters and policies read what the target says of the last one.
         """
-        begin, prompt, drafter = time.perf_counter(), run.context, run.drafter
+        begin, prompt, target, drafter = time.perf_counter(), run.context, run.target, run.drafter
+        if target.ranks is not None and target.ranks.leading is None:
+            raise ValueError(f"{target.name} is spread over processes, which decide together in generate() alone")
         if run.reuse:
             most = len(prompt) - 2
-            run.kept = self.target.keep(prompt, most if drafter is None else min(most, drafter.holds(prompt)))
+            run.kept = target.keep(prompt, most if drafter is None else min(most, drafter.keeps(prompt)))
         else:
-            self.target.reset()
-        all_logits = drafter is not None and drafter.logits
-        output = self.target.append(prompt[run.kept : -1], all_logits) if len(prompt) > 1 else None
+            target.reset()
+        all_logits = drafter is not None and drafter.reads_logits
+        output = (yield target.text(prompt[run.kept : -1], all_logits=all_logits)) if len(prompt) > 1 else None
         if drafter is not None:
             drafter.bare.generation += 1
-            if run.kept and output is not None:
-                drafter.resume(prompt, run.kept, output)
-            else:
-                drafter.reset(prompt, output)
+            drafter.begin(prompt, run.kept, output, run.sampling)
         self.policy.begin(prompt, output)
+        run.begun()
         run.prefill = time.perf_counter() - begin
 
-    @inference
-    def _step(self, run: Run) -> Step:
-        """Ask the policy for the one of this step, decode the step, and let the policy learn from it."""
+    def step(self, run: Run) -> Asking[Step]:
+        """Decode one step of a text: ask the policy for the one of this step, and let the policy learn from it."""
+        run.check_alone()
+        if run.drafter is not None:
+            tell_of_end(run.target, run.drafter, len(run.context))
         before, run.laps = (run.draft_work, run.target.work), []
         run.lap()
         root, drafter = None, run.drafter
         if self.policy.reads_root and drafter is not None and run.layers > 0:
-            root = drafter.root(run.context)
-            drafter = RootKnown(drafter, root)
+            root = yield from answer_of(drafter, drafter.root(run.context))
         policy = self._choose(run.context, root)
         judge = run.verify if policy.verifier is None or run.sampling.greedy else policy.verifier
-        outcome = decode_step(run, drafter, policy, judge)
+        outcome = yield from decode_step(run, drafter, policy, judge, root)
         begin, drafted, verified, committed = run.laps
         drafting, scoring = run.draft_work - before[0], run.target.work - before[1]
         times = StepTimes(
@@ -405,10 +428,12 @@ class Decoder(SideBySide):
             tree = dataclasses.replace(tree, draft_log_probs=None)
         step = Step(tree, outcome.path, outcome.tokens, policy, drafting.forwards, drafting.tokens, times)
         self.policy.observe(step, outcome)
+        run.context.extend(step.tokens)
+        run.prefill = 0.0
         return step
 
-    def _choose(self, context: list[int], root: Float[Tensor, "1 vocab"] | Few | Reduced | None) -> TreePolicy:
-        policy = self.policy.choose(context, root.whole() if isinstance(root, Reduced) else root)
+    def _choose(self, context: list[int], root: LogProbs | None) -> TreePolicy:
+        policy = self.policy.choose(context, root)
         if policy not in self.policy.policies:
             raise ValueError(f"{type(self.policy).__name__} chose a policy that is not one of its own: {policy}")
         return policy

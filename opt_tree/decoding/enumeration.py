@@ -14,11 +14,11 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from opt_tree.core.answers import LogProbs
 from opt_tree.core.pool import Frontier
 from opt_tree.core.random import Among, Random
 from opt_tree.core.sampling import Sampling
 from opt_tree.core.step import Outcome
-from opt_tree.core.target import Output
 from opt_tree.core.tree import Tree
 from opt_tree.decoding.draft import draft
 from opt_tree.drafters import Drafter
@@ -135,23 +135,20 @@ class TableDrafter(Drafter):
         self.laws = laws
         self._paths: list[Text] = []
 
-    def reset(self, prompt: list[int], output: Output | None) -> None:
-        self._paths = []
-
-    def root(self, context: list[int]) -> Float[Tensor, "1 vocab"]:
+    def root(self, context: list[int]) -> LogProbs:
         self._paths = [tuple(context)]
-        return log_rows(self.laws, self._paths)
+        return LogProbs.of(log_rows(self.laws, self._paths))
 
-    def expand(self, frontier: Frontier) -> Float[Tensor, "frontier vocab"]:
+    def expand(self, frontier: Frontier) -> LogProbs:
         # By draft rows alone, as a drafter with a cache does it: a wrong parent gives the law of a wrong path.
         paths = [
             (*self._paths[parent], token)
             for parent, token in zip(frontier.parents.tolist(), frontier.tokens.tolist(), strict=True)
         ]
         self._paths += paths
-        return log_rows(self.laws, paths)
+        return LogProbs.of(log_rows(self.laws, paths))
 
-    def observe(self, outcome: Outcome) -> None:
+    def accept(self, outcome: Outcome) -> None:
         self._paths = []
 
 

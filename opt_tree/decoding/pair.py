@@ -11,7 +11,6 @@ import torch
 from tqdm import tqdm
 from transformers import PreTrainedTokenizerBase
 
-from opt_tree.core.children import TopK
 from opt_tree.core.errors import require
 from opt_tree.core.stopping import Stop
 from opt_tree.decoding.chat_template import render
@@ -80,7 +79,7 @@ class Pair:
         count = sum(len(some) for _, some in shapes)
         with tqdm(total=count, desc="capturing graphs", unit="graph", disable=None if count else True) as bar:
             for lm, some in shapes:
-                for _ in warm_up(lm, some, TopK(total=nodes)) if some else ():
+                for _ in warm_up(lm, some) if some else ():
                     bar.update()
         return count
 

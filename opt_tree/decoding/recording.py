@@ -8,24 +8,24 @@ import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 import torch
 from jaxtyping import Float, Int
-from torch import Tensor
 from tqdm import tqdm
 
-from opt_tree.core.children import Few, Reduced, TopK
+from opt_tree.core.answers import LogProbs
+from opt_tree.core.children import TopK
 from opt_tree.core.pool import CandidatePool, Frontier
-from opt_tree.core.probabilities import log_probs_of
 from opt_tree.core.step import Outcome
 from opt_tree.core.stopping import StopRule
 from opt_tree.core.target import Forward, Output, Target, TreeForward, Work
+from opt_tree.core.tree import fetch, send
 from opt_tree.decoding.decoder import Decoder
 from opt_tree.decoding.generation import Generation
 from opt_tree.decoding.pair import Pair
 from opt_tree.drafters import Drafter, DrafterAround
+from opt_tree.drafters.base import Asked
 from opt_tree.policies import Costs, TreePolicy
 from opt_tree.policies.costs import CATCHING_UP
 
@@ -55,21 +55,24 @@ class Recorder(DrafterAround):
         super().__init__(drafter)
         self.said: dict[int, dict[Branch, Known]] = {}
 
-    def root(self, context: list[int]) -> Float[Tensor, "1 vocab"] | Few | Reduced:
+    def root(self, context: list[int]) -> Asked:
         self._now = self.said[len(context)] = {}
         self._branches: list[Branch] = [()]
-        return self._keep([()], self.drafter.root(context))
+        return self.after(self.drafter.root(context), lambda answer: self._keep([()], answer))
 
-    def expand(self, frontier: Frontier) -> Float[Tensor, "frontier vocab"] | Few | Reduced:
+    def expand(self, frontier: Frontier) -> Asked:
         branches = grown(self._branches, frontier)
-        return self._keep(branches, self.drafter.expand(frontier))
+        return self.after(self.drafter.expand(frontier), lambda answer: self._keep(branches, answer))
 
-    def _keep(self, branches: list[Branch], scores: Any) -> Any:
-        whole = scores.whole() if isinstance(scores, Reduced) else scores
-        few = whole if isinstance(whole, Few) else Few(*log_probs_of(whole).topk(LARGEST))
-        for branch, values, tokens in zip(branches, few.log_probs.double(), few.tokens, strict=True):
-            self._now[branch] = values.numpy(force=True).copy(), tokens.numpy(force=True).copy()
-        return scores
+    def _keep(self, branches: list[Branch], answer: LogProbs) -> LogProbs:
+        values, places = answer.values.topk(min(LARGEST, answer.values.shape[1]))
+        tokens = places
+        if answer.tokens is not None:
+            named = send(answer.tokens, places.device)
+            tokens = named.gather(1, places) if answer.names_few else named[places]
+        for branch, *known in zip(branches, *fetch(values.double(), tokens), strict=True):
+            self._now[branch] = known[0].copy(), known[1].copy()
+        return answer
 
 
 def grown(branches: list[Branch], frontier: Frontier) -> list[Branch]:
@@ -159,27 +162,24 @@ class Rerun(Target):
 class Replayed(Drafter):
     """Answers as it was recorded; counts forwards and rows as a model would have had them."""
 
-    sparse = True
+    names_few = True
 
     def __init__(self, text: Recorded) -> None:
         self.said, self._work = text.said, Work()
 
-    def reset(self, prompt: list[int], output: Output | None) -> None:
-        """Nothing is kept."""
-
-    def root(self, context: list[int]) -> Few:
+    def root(self, context: list[int]) -> LogProbs:
         self._now, self._branches = self.said[len(context)], list[Branch]([()])
         return self._answer([()], CATCHING_UP)
 
-    def expand(self, frontier: Frontier) -> Few:
+    def expand(self, frontier: Frontier) -> LogProbs:
         return self._answer(grown(self._branches, frontier), len(frontier.tokens))
 
-    def _answer(self, branches: list[Branch], rows: int) -> Few:
+    def _answer(self, branches: list[Branch], rows: int) -> LogProbs:
         self._work += Work(1, rows)
         values, tokens = zip(*(self._now.get(branch, UNKNOWN) for branch in branches), strict=True)
-        return Few(torch.from_numpy(np.stack(values)), torch.from_numpy(np.stack(tokens)))
+        return LogProbs(torch.from_numpy(np.stack(values)), torch.from_numpy(np.stack(tokens)))
 
-    def observe(self, outcome: Outcome) -> None:
+    def accept(self, outcome: Outcome) -> None:
         """What survived is in the next context."""
 
     @property

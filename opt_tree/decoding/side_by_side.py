@@ -14,6 +14,7 @@ from numbers import Integral
 from typing import Any, Self, TypeVar
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from opt_tree.batch import scheduler, shared_forwards
@@ -23,6 +24,7 @@ from opt_tree.core.sampling import Sampling
 from opt_tree.core.stopping import Stop, StopRule, rule_for
 from opt_tree.core.target import Target
 from opt_tree.core.words import counted
+from opt_tree.decoding.draft import Asking, run
 from opt_tree.decoding.generation import Generation, check_ids, check_new_tokens, check_others, check_prompt
 from opt_tree.drafters import Drafter
 from opt_tree.models.tensor_parallel import at_every_rank
@@ -81,20 +83,25 @@ class SideBySide:
                 options = (check_prompt(prompt, self.target), most, sampling, rule, None, own, False, log_probs)
             except ValueError as error:
                 raise ValueError(f"prompt {number} of the batch: {error}") from None
-            jobs.append(lambda decoder, options=options: decoder.generate(*options))
+            jobs.append(lambda decoder, options=options: decoder.answer(*options))
         found = dict(self.side_by_side(jobs, width))
         return [found[number] for number in range(len(jobs))]
 
-    def side_by_side(self, jobs: Iterable[Callable[[Self], T]], width: int = 8) -> Iterator[tuple[int, T]]:
+    def side_by_side(self, jobs: Iterable[Callable[[Self], Asking[T]]], width: int = 8) -> Iterator[tuple[int, T]]:
         """Run jobs, `width` at a time, each with a decoder of its own; yield each one's place and result as it ends.
 
-        A job is a function of a decoder, which may generate as often as it likes. Forwards of all jobs are packed into
-        one; each has a context, a drafter and a policy of its own, copied from this decoder's, and what they learn
-        ends with this call. Where the models do not take several sequences, the jobs run one after the other, and a
-        warning says why. The times of a generation then have the others' work in them: see `Generation.lanes`.
+        A job is a generator function of a decoder, which may decode as often as it likes, by `answer`:
 
-        Between two results other threads may decode with this decoder. The jobs belong to the thread that asked for
-        the first result: RuntimeError in another one that goes on or closes the iterator, which ends it.
+            def turns(own):
+                first = yield from own.answer(prompt)
+                return (yield from own.answer([*prompt, *first.tokens, *more], reuse=True))
+
+        Forwards of all jobs are packed into one; each has a context, a drafter and a policy of its own, copied from
+        this decoder's, and what they learn ends with this call. Where the models do not take several sequences, the
+        jobs run one after the other, and a warning says why. The times of a generation then have the others' work in
+        them: see `Generation.lanes`.
+
+        Between two results other threads may decode with this decoder.
         """
         require(Integral, width=width)
         if width < 1:
@@ -115,7 +122,9 @@ class SideBySide:
             if width > 1:
                 warnings.warn(f"one sequence after the other: {why}", stacklevel=2)
             for place, job in enumerate(jobs):
-                yield place, job(self)
+                with self.turn(), torch.inference_mode():
+                    found = run(job(self))
+                yield place, found
             return
         bound = ((lambda lane, job=job: job(decoders[lane])) for job in jobs)
         yield from scheduler.side_by_side(bound, width, self.turn)

@@ -10,7 +10,7 @@ import json
 import math
 import time
 from collections.abc import Callable, Sequence
-from itertools import islice, pairwise
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -22,7 +22,8 @@ from opt_tree.controllers import Auto, Scheduled
 from opt_tree.core.pool import CandidatePool
 from opt_tree.core.step import Step
 from opt_tree.decoding.decoder import Decoder
-from opt_tree.drafters import Drafter
+from opt_tree.decoding.draft import Asking
+from opt_tree.drafters.base import Drafter, described
 from opt_tree.engines.package_cache import facts_of, remember, remembered
 from opt_tree.models.causal_lm import CausalLM
 from opt_tree.models.chain_lm import AnyLM
@@ -116,7 +117,7 @@ def _facts(target: AnyLM, drafter: Drafter) -> dict[str, Any]:
     return {
         "costs": _VERSION,
         "models": [facts_of(lm.model) | {"engine": _engine(lm)} for lm in (target, *drafter.models)],
-        "drafter": [type(drafter).__name__, drafter.describe()],
+        "drafter": [type(drafter).__name__, described(drafter)],
         "device": torch.cuda.get_device_name(target.device) if target.device.type == "cuda" else target.device.type,
     }
 
@@ -164,17 +165,16 @@ class _Turn(NamedTuple):
 
 
 def _time_steps(target: AnyLM, drafter: Drafter, turn: _Turn, lanes: int) -> list[Timed]:
-    """Time a step of each size.
-
-    Lanes are all alike, and the first is timed: the others' work is in its times, so a step of one is a step of all.
-    """
+    """Time a step of each size. Lanes are alike, and the first is timed: the others' work is in its times."""
     alone = target.device.type == "cpu" and torch.get_num_threads() == 1
     clock = time.process_time if alone else time.perf_counter
     shapes, prompt = turn.shapes(clock), turn.prompt(target.vocab)
 
-    def follow(decoder: Decoder) -> list[Timed]:
+    def follow(decoder: Decoder) -> Asking[list[Timed]]:
         timed, context, begin = list[Timed](), len(prompt), 0.0
-        for step in islice(decoder.steps(prompt, stop=None), len(shapes)):
+        text = yield from decoder.begin(prompt)
+        for _ in shapes:
+            step = yield from decoder.step(text)
             timed.append(_timed(step, context, begin, clock()))
             context += len(step.tokens)
             if len(timed) > 2 and time.perf_counter() > turn.end:

@@ -4,7 +4,6 @@ from opt_tree.drafters.base import Drafter, DrafterAround
 from opt_tree.drafters.combined.copying import Copying
 from opt_tree.drafters.combined.grafted import Grafted
 from opt_tree.drafters.combined.rasd import Rasd
-from opt_tree.drafters.combined.sharpened import Sharpened
 from opt_tree.drafters.heads.dflash import DFlashDrafter
 from opt_tree.drafters.heads.dspark import DSparkDrafter
 from opt_tree.drafters.heads.eagle import EagleDrafter
@@ -43,7 +42,6 @@ __all__ = [
     "ParallelHead",
     "ParallelSpecDrafter",
     "Rasd",
-    "Sharpened",
     "Store",
     "StoreDrafter",
     "TokenRecycling",

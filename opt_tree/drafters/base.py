@@ -1,40 +1,43 @@
 """What a drafter answers: which tokens may follow these nodes, and how likely?
 
-It answers in *scores*: log-probabilities up to a constant a row, of any float dtype, valid until the drafter runs
-again. Logits are scores. Whatever wraps them on the way, they are normalised in one place, once
-(`opt_tree.core.probabilities.log_probs_of`). -inf is never proposed, and a row of -inf says that nothing is known: the
-node has no children. A drafter that knows a few tokens of each node only says just these (`Few`).
+A drafter runs no model itself. It asks for a forward (`Forward`: which rows of which model), and reads what came of it;
+whoever drives the loop computes it, alone or together with those of other texts. What it knows at no forward it answers
+at once (`LogProbs`).
 """
 
 from abc import ABC, abstractmethod
-from typing import Any
+from collections.abc import Callable, Generator
+from numbers import Real
+from typing import Any, Self
 
-from jaxtyping import Float
-from torch import Tensor
-
-from opt_tree.core.children import Few, Picking, Reduced
+from opt_tree.core.answers import LogProbs
+from opt_tree.core.errors import require
 from opt_tree.core.pool import Frontier
-from opt_tree.core.probabilities import log_probs_of
+from opt_tree.core.sampling import Sampling
 from opt_tree.core.step import Outcome
-from opt_tree.core.target import Laws, Output, Work
+from opt_tree.core.target import Forward, Output, Work
 from opt_tree.models.chain_lm import AnyLM
+
+Asked = Forward | LogProbs
+"""What a drafter says when it is asked: an answer, or a forward that it needs first."""
 
 
 class Drafter(ABC):
-    """Proposes continuations. Knows nothing of budgets or of verification.
+    """Proposes continuations. Knows nothing of budgets, of verification and of who computes its forwards.
 
-    Per prompt: `reset`, then per step `root`, any number of `expand`, `scored` and `observe`. A step without drafting
-    calls neither `root` nor `expand`, but the others still.
+    Per text: `begin`, then per step `root`, any number of `expand`, and `accept`. Each forward that is asked for is
+    computed, and `read` is given what came of it. A step without drafting calls `accept` alone.
     """
 
     features: tuple[int, ...] = ()
     """Layers of the target whose hidden states it reads (see `Target.watch`)."""
-    logits: bool = False
+    reads_logits: bool = False
     """Whether it reads the target's logits of every row. The prefill then has those of all prompt tokens."""
-    sparse: bool = False
-    """Whether it answers in `Few`. Deterministic children only: what is drawn needs the whole distribution."""
+    names_few: bool = False
+    """Whether it names a few tokens of each node (see `LogProbs.tokens`). Deterministic children only: what is drawn
+    needs the whole distribution."""
     learns: bool = False
-    """Whether it keeps what a prompt has taught it for the next one, until `clear`."""
+    """Whether it keeps what a text has taught it for the next one, until `clear`."""
     any_order: bool = False
     """Whether `expand` may go back: to nodes above the layer that it was asked for last, in the same step."""
     max_context: int = 1 << 30
@@ -46,8 +49,11 @@ class Drafter(ABC):
     name: str = ""
     """What it was loaded from, where it was."""
     generation: int = 0
-    """How many prompts it has begun. The loop counts: a second generation with the same drafter ends the first."""
-
+    """How many texts it has begun. The loop counts: a second generation with the same drafter ends the first."""
+    temperature: float = 1.0
+    """What its scores are divided by for a greedy target; see `calibrated`."""
+    scale: float = 1.0
+    """What its scores are multiplied by for the text under way."""
     ended: bool = False
     """Whether a warning has said that the context is behind `max_context`."""
 
@@ -58,63 +64,65 @@ class Drafter(ABC):
         """How many layers it can draft behind so many tokens of context; 0 or less: none."""
         return self.max_context - length
 
-    @abstractmethod
-    def reset(self, prompt: list[int], output: Output | None) -> None:
-        """Begin a new prompt. `output` is the target's prefill of `prompt[:-1]`, None for a prompt of one token."""
-
-    def holds(self, prompt: list[int]) -> int:
+    def keeps(self, prompt: list[int]) -> int:
         """How many of the first tokens of `prompt` the target need not run for it: of these it knows all it reads.
 
-        0, the default: it begins every prompt anew, and so does the target. As many as there are: it reads nothing.
+        0, the default: it begins every text anew, and so does the target. As many as there are: it reads nothing.
         """
         return 0
 
-    def resume(self, prompt: list[int], kept: int, output: Output) -> None:
-        """Begin a prompt of whose first tokens the target kept `kept`, above 0 and at most what `holds` said.
+    def begin(self, prompt: list[int], kept: int, prefill: Output | None, sampling: Sampling) -> None:
+        """Begin a text. A subclass extends this.
 
-        `output` is the target's prefill of `prompt[kept:-1]`, of one token at least. As it stands, a `reset`.
+        `kept`: how many of its first tokens the target kept, at most what `keeps` said; above 0, `prefill` is there.
+        `prefill`: the target's answer to `prompt[kept:-1]`; None where that is empty, for a prompt of one token.
+        `sampling`: how the target is decoded. Scores are calibrated for greedy targets only: above temperature 0 the
+        target draws from a distribution of its own.
         """
-        self.reset(prompt, output)
+        self.scale = 1 / self.temperature if sampling.greedy else 1.0
 
     def clear(self) -> None:  # noqa: B027 - most have nothing to forget
-        """Forget what other prompts have taught. As it stands, nothing is learnt beyond a prompt."""
+        """Forget what other texts have taught. As it stands, nothing is learnt beyond a text."""
 
     @abstractmethod
-    def root(self, context: list[int]) -> Float[Tensor, "1 vocab"] | Few | Reduced:
-        """Return the scores of the token after the whole context."""
+    def root(self, context: list[int]) -> Asked:
+        """Ask about the token after the whole context: one row."""
 
     @abstractmethod
-    def expand(self, frontier: Frontier) -> Float[Tensor, "frontier vocab"] | Few | Reduced:
-        """Return the scores of the token after each node of the frontier."""
+    def expand(self, frontier: Frontier) -> Asked:
+        """Ask about the token after each node of the frontier: a row for each."""
 
-    def root_laws(self, context: list[int], picking: Picking = Picking()) -> Laws:
-        """Return `root`'s scores times `picking.scale`, normalised: what deterministic children are picked from.
+    def read(self, output: Output) -> Asked:
+        """Read what came of the forward that was asked for last: the answer, or one more forward."""
+        raise NotImplementedError(f"{type(self).__name__} asks for a forward and does not read it")
 
-        A drafter whose model does that where it computes (see `CausalLM.extend`) answers by it, and with the children
-        where its model picks them, too.
-        """
-        return normalised(self.root(context), picking.scale)
-
-    def expand_laws(self, frontier: Frontier, picking: Picking = Picking()) -> Laws:
-        """The same of `expand`."""
-        return normalised(self.expand(frontier), picking.scale)
-
-    def scored(self, output: Output) -> None:  # noqa: B027 - most read it in `observe`
-        """Meet what the target says of the tree, before the verdict is read: copies that `observe` needs begin here."""
+    def scored(self, output: Output) -> None:  # noqa: B027 - most read it in `accept`
+        """Meet what the target says of the tree, before the verdict is read: copies that `accept` needs begin here."""
 
     @abstractmethod
-    def observe(self, outcome: Outcome) -> None:
+    def accept(self, outcome: Outcome) -> None:
         """Learn what survived: keep the cache rows that stay valid, drop the others."""
 
-    def at_temperature(self, temperature: float) -> "Drafter":
-        """Return the drafter to use for a target decoded at `temperature`."""
+    def calibrated(self, temperature: float) -> Self:
+        """Let it say how likely a token is what a greedy target chooses; return the drafter itself.
+
+        Its scores are divided by `temperature` where the target is greedy. There the right score of a token is the
+        probability that it is the target's argmax, not the drafter's q: E(A) computed from q can be far below the A
+        that follows. One temperature, fitted by maximum likelihood of the target's own choices
+        (`python -m opt_tree.training.fitting.calibrate`), mends most of that. 1: not calibrated. Raises TypeError for a
+        drafter that names a few tokens only, and ValueError for a temperature that is not positive.
+        """
+        require(Real, temperature=temperature)
+        if not temperature > 0:
+            raise ValueError(f"the temperature of a calibration must be positive, got {temperature}")
+        if self.names_few and temperature != 1:
+            raise TypeError(f"{type(self).__name__} names a few tokens only: they cannot be calibrated")
+        self.temperature = float(temperature)
         return self
 
     @property
     def work(self) -> Work:
         """What its models have done so far."""
-        if len(self.models) == 1:
-            return self.models[0].work
         return sum((model.work for model in self.models), Work())
 
     @property
@@ -132,45 +140,63 @@ class Drafter(ABC):
         return {}
 
 
-def normalised(answer: Float[Tensor, "rows vocab"] | Few | Reduced, scale: float = 1.0) -> Laws:
-    """Return the distributions that an answer means, its scores times `scale`. `Few` is normalised already."""
-    if isinstance(answer, Few):
-        if scale != 1:
-            raise TypeError("a drafter that names a few tokens only cannot be sharpened")
-        return Laws(*answer)
-    if isinstance(answer, Reduced):
-        return Laws(log_probs_of(scaled(answer.scores, scale)), answer.tokens)
-    return Laws(log_probs_of(scaled(answer, scale)))
+def described(drafter: Drafter) -> str:
+    """What drafts, and how it is calibrated, for a reader of a table."""
+    what = drafter.describe()
+    return what if drafter.temperature == 1 else f"{what}, sharpened by temperature {drafter.temperature:.2f}"
 
 
-def scaled(scores: Float[Tensor, "rows columns"], scale: float) -> Float[Tensor, "rows columns"]:
-    """Return scores times a number, in float32 or wider."""
-    if scale == 1:
-        return scores
-    # A widened copy is ours to overwrite; scores that are wide enough are not.
-    return scores * scale if scores.dtype.itemsize >= 4 else scores.float().mul_(scale)
+class SeveralForwards(Drafter):
+    """A drafter that needs several forwards for an answer: it writes them as a generator (`ask`).
+
+    `root` and `expand` return `self.ask(...)` of a generator that yields forwards, is sent what came of each, and
+    returns the answer.
+    """
+
+    _asking: Generator[Forward, Output, LogProbs] | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return vars(self) | {"_asking": None}  # a copy begins anew: a generator cannot be copied
+
+    def ask(self, asking: Generator[Forward, Output, LogProbs]) -> Asked:
+        """Begin to ask."""
+        self._asking = asking
+        return self._go_on(None)
+
+    def read(self, output: Output) -> Asked:
+        return self._go_on(output)
+
+    def _go_on(self, output: Any) -> Asked:
+        assert self._asking is not None, "a forward was asked for"
+        try:
+            return self._asking.send(output)
+        except StopIteration as end:
+            return end.value
 
 
 class DrafterAround(Drafter):
     """A drafter that asks another one, `drafter`, and changes what goes in or comes out; as it stands, nothing.
 
-    One that is made of several names them in `parts`: each begins every prompt. A subclass with a `reset` of its own
-    begins anew unless it has a `resume` as well.
+    One that is made of several names them in `parts`: each begins every text.
     """
 
     def __init__(self, drafter: Drafter) -> None:
         self.drafter = drafter
-        self.features, self.logits, self.sparse = drafter.features, drafter.logits, drafter.sparse
+        self.features, self.reads_logits, self.names_few = drafter.features, drafter.reads_logits, drafter.names_few
         self.max_context, self.models, self.name = drafter.max_context, drafter.models, drafter.name
         self.alone, self.learns = drafter.alone, drafter.learns
         self.parts: tuple[Drafter, ...] = (drafter,)
+        self._then: Callable[[LogProbs], LogProbs] | None = None
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} of {' and '.join(map(repr, self.parts))}>"
 
-    def reset(self, prompt: list[int], output: Output | None) -> None:
+    def keeps(self, prompt: list[int]) -> int:
+        return min(part.keeps(prompt) for part in self.parts)
+
+    def begin(self, prompt: list[int], kept: int, prefill: Output | None, sampling: Sampling) -> None:
         for part in self.parts:
-            part.reset(prompt, output)
+            part.begin(prompt, kept, prefill, sampling)
 
     def room(self, length: int) -> int:
         return self.drafter.room(length)
@@ -179,28 +205,28 @@ class DrafterAround(Drafter):
         for part in self.parts:
             part.clear()
 
-    def holds(self, prompt: list[int]) -> int:
-        own = type(self)
-        if own.reset is not DrafterAround.reset and own.resume is DrafterAround.resume:
-            return 0
-        return min(part.holds(prompt) for part in self.parts)
+    def root(self, context: list[int]) -> Asked:
+        return self.after(self.drafter.root(context))
 
-    def resume(self, prompt: list[int], kept: int, output: Output) -> None:
-        for part in self.parts:
-            part.resume(prompt, kept, output)
+    def expand(self, frontier: Frontier) -> Asked:
+        return self.after(self.drafter.expand(frontier))
 
-    def root(self, context: list[int]) -> Float[Tensor, "1 vocab"] | Few | Reduced:
-        return self.drafter.root(context)
+    def read(self, output: Output) -> Asked:
+        return self.after(self.drafter.read(output), self._then)
 
-    def expand(self, frontier: Frontier) -> Float[Tensor, "frontier vocab"] | Few | Reduced:
-        return self.drafter.expand(frontier)
+    def after(self, asked: Asked, change: Callable[[LogProbs], LogProbs] | None = None) -> Asked:
+        """Change the answer of the drafter inside, whole as it is: now, or when it has read its forward."""
+        if isinstance(asked, LogProbs):
+            return asked if change is None else change(asked.unpicked)
+        self._then = change
+        return asked
 
     def scored(self, output: Output) -> None:
         for part in self.parts:
             part.scored(output)
 
-    def observe(self, outcome: Outcome) -> None:
-        self.drafter.observe(outcome)
+    def accept(self, outcome: Outcome) -> None:
+        self.drafter.accept(outcome)
 
     @property
     def work(self) -> Work:
@@ -211,8 +237,14 @@ class DrafterAround(Drafter):
         return self.drafter.bare
 
     def describe(self) -> str:
-        return self.drafter.describe()
+        return described(self.drafter)
 
     @property
     def settings(self) -> dict[str, Any]:
-        return self.drafter.settings
+        return settings_of(self.drafter)
+
+
+def settings_of(drafter: Drafter) -> dict[str, Any]:
+    """What of a drafter decides the answers, its calibration among it."""
+    own = drafter.settings
+    return own if drafter.temperature == 1 else own | {"sharpening": drafter.temperature}

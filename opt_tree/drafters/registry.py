@@ -19,7 +19,6 @@ from opt_tree.core.errors import nearest, one_line, require
 from opt_tree.core.own_files import files_in, split_name
 from opt_tree.core.registry import Method, Registry
 from opt_tree.drafters.base import Drafter
-from opt_tree.drafters.combined.sharpened import Sharpened
 from opt_tree.models.causal_lm import Buckets, CausalLM
 from opt_tree.models.chain_lm import AnyLM, ChainLM
 from opt_tree.models.checkpoints import CheckpointError, check_is_there, find_file, read_calibration, read_config
@@ -220,5 +219,5 @@ def load_drafter(spec: str, target: AnyLM, options: DrafterOptions = DrafterOpti
     if not isinstance(drafter, Drafter):
         raise CheckpointError(f"{spec} is {drafter!r:.80}: no drafter")
     drafter.name = path
-    temperature = read_calibration(folder) if kind.part and not options.bare and not drafter.sparse else None
-    return Sharpened(drafter, temperature) if temperature else drafter
+    temperature = read_calibration(folder) if kind.part and not options.bare and not drafter.names_few else None
+    return drafter.calibrated(temperature) if temperature else drafter

@@ -13,10 +13,8 @@ from torch import Tensor
 from transformers import DynamicCache
 from transformers.cache_utils import Cache
 
-from opt_tree.core.children import TopK
 from opt_tree.core.errors import UnsupportedModelError, one_line
-from opt_tree.core.probabilities import grouped_log_probs
-from opt_tree.core.target import Laws, Output
+from opt_tree.core.target import Drafted, Output
 from opt_tree.engines.hidden_states import hidden_states, watched_module
 from opt_tree.engines.kv_cache import KVCache, LayerShape, inference
 from opt_tree.engines.masks import additive
@@ -41,14 +39,8 @@ class Inputs(NamedTuple):
     """Inputs of a head that drafts in the target's feature space."""
     last_only: bool = False
     """Nobody reads other logits than the last row's; a backend may compute more."""
-    scale: Float[Tensor, " texts"] | None = None
-    """Laws are asked for: of the logits times this; see `probabilities.grouped_log_probs`."""
-    columns: int = 0
-    """Of the laws: the tokens that the asker knows."""
-    children: TopK | None = None
-    """The children to pick from the laws, where the backend `picks`."""
-    above: Float[Tensor, "texts rows"] | None = None
-    """Path log-probabilities of the rows, for them; -inf: none are picked there."""
+    drafted: Drafted | None = None
+    """Of a drafter's model. A backend may return the best tokens of each row (`Output.best`)."""
 
 
 class Backend:
@@ -58,8 +50,6 @@ class Backend:
     """In a word, for a reader: "eager", "aot"."""
     rows_at_once: int | None = None
     """More rows than these are run in parts; None: any number."""
-    picks: bool = False
-    """Whether it picks the children of a draft layer in its forward (`Inputs.children`)."""
     layers: tuple[int, ...] = ()
     """The layers whose hidden states are returned: what decoder layer k puts out; -1: behind the last norm."""
 
@@ -95,19 +85,18 @@ class Backend:
         given = model_inputs(self.network, inputs.numbers, inputs.mask, inputs.features)
         if inputs.last_only and self._keeps_logits:
             given["logits_to_keep"] = 1
-        logits, states = call_network(self.network, given, cache, self.layers)
-        return Output(logits, states, laws_of(logits, inputs))
+        return Output(*call_network(self.network, given, cache, self.layers))
 
     def run(self, inputs: Inputs, cache: KVCache, rows: int) -> Output:
         """Compute a forward with so many real rows, and add it to what was done."""
         device = inputs.numbers.device
-        begin = _moment(device)
+        begin = moment(device)
         output = self.forward(inputs, cache)
-        self.meter.add(rows, begin, _moment(device))
+        self.meter.add(rows, begin, moment(device))
         return output
 
 
-def _moment(device: torch.device) -> Any:
+def moment(device: torch.device) -> Any:
     """Now: by the host's clock, on CUDA when the device has come so far."""
     if device.type != "cuda":
         return time.perf_counter()
@@ -130,7 +119,7 @@ def model_inputs(
 
 def call_network(
     model: Any, inputs: dict[str, Any], cache: Cache, layers: tuple[int, ...] = ()
-) -> tuple[Float[Tensor, "texts rows vocab"], dict[int, Float[Tensor, "texts rows hidden"]]]:
+) -> tuple[Float[Tensor, "texts kept vocab"], dict[int, Float[Tensor, "texts rows hidden"]]]:
     """Call the network once; return the logits and the hidden states of `layers`.
 
     `cache` takes the rows' keys and values and answers with those to attend to.
@@ -138,14 +127,6 @@ def call_network(
     with hidden_states(model, layers) as states:
         logits = model(**inputs, past_key_values=cache, use_cache=True).logits
     return logits, states
-
-
-def laws_of(logits: Float[Tensor, "texts rows vocab"], inputs: Inputs) -> Laws | None:
-    """Normalise what was computed, where it was asked for and no graph has done it."""
-    if inputs.scale is None:
-        return None
-    log_probs, peaks = grouped_log_probs(logits, inputs.scale[:, None, None], inputs.columns)
-    return Laws(log_probs, peaks=peaks)
 
 
 def layer_windows(model: Any) -> dict[str, int]:

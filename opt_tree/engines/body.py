@@ -10,10 +10,12 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from transformers.cache_utils import Cache
 
-from opt_tree.core.children import TopK
-from opt_tree.core.probabilities import grouped_log_probs
+from opt_tree.core.target import Drafted
 from opt_tree.engines.base import Mask, call_network, model_inputs
 from opt_tree.engines.grouped_attention import grouped_attention
+
+BEST = 64
+"""Tokens of each row that a drafter's model picks: a tree of as many nodes has no others."""
 
 
 def compute_batch(
@@ -58,16 +60,13 @@ class Rows(Cache):
 class Body(nn.Module):
     """A forward of some lanes as a pure function of tensors, their storage among them; it reads nothing on the host.
 
-    Returns a tuple, a batch row for each lane: the logits, then the hidden states of each of `layers`; then, where
-    `columns` are named, the epilogue: `grouped_log_probs` of so many; then, where `children` are named, the best of
-    them, for a single lane.
+    Returns a tuple, a batch row for each lane: the logits, then the hidden states of each of `layers`; then, where it
+    is told what is `drafted`, `best_of` the logits.
     """
 
-    def __init__(
-        self, model: Any, layers: tuple[int, ...] = (), columns: int = 0, children: TopK | None = None
-    ) -> None:
+    def __init__(self, model: Any, layers: tuple[int, ...] = (), drafted: Drafted | None = None) -> None:
         super().__init__()
-        self.model, self.layers, self.columns, self.picked_by = model, layers, columns, children
+        self.model, self.layers, self.drafted = model, layers, drafted
         output = model.get_output_embeddings()
         if output is not None and all(output is not module for module in model.modules()):
             self.output = output  # a head borrows the target's output layer: its weights have to be found here
@@ -77,18 +76,27 @@ class Body(nn.Module):
         ints: Int[Tensor, "3 lanes rows"],
         mask: Mask | dict[str, Mask],
         kv: list[Tensor],
-        more: dict[str, Tensor],
+        features: Float[Tensor, "lanes rows hidden"] | None = None,
     ) -> tuple[Tensor, ...]:
         """`kv`: keys and values of each layer in turn, `[lanes, heads, capacity, dim]`, written in place.
 
-        `more`: `features`, `[lanes, rows, hidden]`, `scale`, `[lanes]`, and `above`, `[lanes, rows]`, of the `Inputs`,
-        where the model and the epilogue take them.
+        `features`: those of the `Inputs`, where the model takes them.
         """
         keys = (next(iter(mask.values())) if isinstance(mask, dict) else mask).shape[-1]
-        inputs = model_inputs(self.model, ints, mask, more.get("features"))
+        inputs = model_inputs(self.model, ints, mask, features)
         logits, states = compute_batch(self.model, inputs, Rows(kv, ints[2], keys), self.layers)
-        laws: tuple[Tensor, ...] = ()
-        if self.columns:
-            laws = grouped_log_probs(logits, more["scale"][:, None, None], self.columns)
-        picked = () if self.picked_by is None else (self.picked_by.best(laws[0][0], more["above"][0])[None],)
-        return (logits, *(states[layer] for layer in self.layers), *laws, *picked)
+        best = () if self.drafted is None else (best_of(logits, self.drafted),)
+        return (logits, *(states[layer] for layer in self.layers), *best)
+
+
+def best_of(logits: Float[Tensor, "lanes rows vocab"], drafted: Drafted) -> Int[Tensor, "2 lanes rows k"]:
+    """Return each row's best tokens as `Output.best` has them: one tensor, for one read.
+
+    In rising order, as whoever picks from whole rows meets them.
+    """
+    scores = logits[..., : drafted.columns].to(drafted.scale.dtype) * drafted.scale
+    values, places = scores.log_softmax(-1).topk(min(BEST, drafted.columns))
+    places, order = places.sort(-1)
+    bits = torch.int32 if values.dtype == torch.float32 else torch.int64
+    tokens = places if drafted.tokens is None else drafted.tokens[places]
+    return torch.stack([values.gather(-1, order).view(bits), tokens.to(bits)])

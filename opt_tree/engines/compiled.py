@@ -16,8 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from opt_tree.core.errors import one_line
-from opt_tree.core.target import Laws, Output
-from opt_tree.engines.base import Backend, Inputs, laws_of, takes
+from opt_tree.core.target import Output
+from opt_tree.engines.base import Backend, Inputs, takes
 from opt_tree.engines.body import Body
 from opt_tree.engines.canonical import SOURCE
 from opt_tree.engines.kv_cache import KVCache, LayerShape
@@ -62,27 +62,24 @@ class Compiled(Backend):
         eager: Packed,
         kinds: tuple[str, ...] = (),
         make: bool = True,
-        columns: int = 0,
+        drafts: bool = False,
     ) -> None:
         """Find the package of this model, or make it. Raises CompileError.
 
         `kinds` names the masks where there are several. With make=False only what is
-        there is taken. `columns`: those of the laws that its graph makes of its logits; 0: it makes none.
+        there is taken. `drafts`: a drafter runs it, a few rows at a time.
         """
         super().__init__(eager.network)
-        self.eager, self.kinds, self.layers, self.columns = eager, kinds, eager.layers, columns
+        self.eager, self.kinds, self.layers = eager, kinds, eager.layers
         self.shapes = eager.new_cache().shapes
         self.canonical, self.packed = eager.packed.canonical, eager.packed.wanted
-        traced = Traced(
-            kinds, tuple(sorted({-1, *eager.layers})), columns, self.canonical, bool(_shared(eager.network))
-        )
+        traced = Traced(kinds, tuple(sorted({-1, *eager.layers})), drafts, self.canonical, bool(_shared(eager.network)))
         self.traced = traced.layers
         _check_on_cpu(eager.network)
         self._watched = self._places()
         self._views: list[Tensor] = []
         self._cache: Any = None
         self._version = -1
-        self._unscaled = torch.ones(1, dtype=law_dtype(eager.network))
         self.package = package_of(_facts(eager.network, traced))
         self._call = _load_or_make(self.package, self, traced, make)
 
@@ -148,18 +145,13 @@ class Compiled(Backend):
 
     def call(self, inputs: Inputs, views: list[Tensor]) -> Output:
         """Call the package on some texts, whose rows `views` are."""
-        mask, texts = inputs.mask, inputs.numbers.shape[1]
+        mask = inputs.mask
         masks = [mask[kind] for kind in self.kinds] if isinstance(mask, dict) else [mask]
         given = [inputs.numbers, *masks, *views]  # as `example` orders them
         if inputs.features is not None:
             given.append(inputs.features)
-        if self.columns:
-            given.append(self._unscaled.expand(texts).contiguous() if inputs.scale is None else inputs.scale)
         logits, *outputs = self._call(given)
-        hidden = {layer: outputs[place] for layer, place in self._watched}
-        if inputs.scale is not None and self.columns == inputs.columns:
-            return Output(logits, hidden, Laws(outputs[-2], peaks=outputs[-1]))
-        return Output(logits, hidden, laws_of(logits, inputs))
+        return Output(logits, {layer: outputs[place] for layer, place in self._watched})
 
 
 def _check_on_cpu(model: Any) -> None:
@@ -177,24 +169,24 @@ class Traced(NamedTuple):
 
     kinds: tuple[str, ...]
     layers: tuple[int, ...]
-    columns: int
+    drafts: bool
     canonical: bool = False
     quantised: bool = False
 
     @property
     def options(self) -> dict[str, Any]:
-        """What the compiler is told; a body with laws is a drafter's."""
+        """What the compiler is told."""
         if self.quantised:  # their products are operators, and there is nothing to pack
             return {APART: False}
-        return OPTIONS | TIMED if self.columns else OPTIONS
+        return OPTIONS | TIMED if self.drafts else OPTIONS
 
 
 def _facts(model: Any, traced: Traced) -> dict[str, Any]:
-    epilogue = {"masks": traced.kinds, "layers": traced.layers, "columns": traced.columns}
+    computed = {"masks": traced.kinds, "layers": traced.layers}
     kernel = {"canonical": SOURCE.read_text()} if traced.canonical else {}
     if traced.quantised:
         kernel["quantised"] = QUANTISED.read_text()
-    return facts_of(model) | epilogue | kernel | {"options": traced.options, "format": 4}
+    return facts_of(model) | computed | kernel | {"options": traced.options, "format": 5}
 
 
 def _load_or_make(
@@ -255,8 +247,7 @@ def _make(package: Package, backend: Compiled, traced: Traced) -> None:
         file = Path(folder) / package.file.name
         try:
             with torch.no_grad(), packed.attention():
-                body = Body(model, traced.layers, traced.columns)
-                program = export(body, example(model, backend.shapes, traced.kinds, traced.columns))
+                program = export(Body(model, traced.layers), example(model, backend.shapes, traced.kinds))
                 exported = time.perf_counter()
                 options = traced.options
                 if options.get(APART) is False and program.constants.keys() - _shared(model).keys():
@@ -272,30 +263,21 @@ def _make(package: Package, backend: Compiled, traced: Traced) -> None:
         package.write(file, about)
 
 
-def example(
-    model: Any, shapes: list[LayerShape], kinds: tuple[str, ...] = (), columns: int = 0, lanes: int = 2
-) -> tuple[Any, ...]:
+def example(model: Any, shapes: list[LayerShape], kinds: tuple[str, ...] = (), lanes: int = 2) -> tuple[Any, ...]:
     """Inputs of a forward of a few rows in each lane, to trace it with: values do not matter, sizes are symbols."""
     keys, embeddings = _PREFIX + _ROWS, model.get_input_embeddings().weight
     mask = torch.ones(lanes, 1, _ROWS, keys, dtype=torch.bool)
     places = torch.arange(_PREFIX, keys).expand(lanes, _ROWS)
-    more: dict[str, Tensor] = {}
+    features: tuple[Tensor, ...] = ()
     if takes(model, "features"):
-        more["features"] = torch.zeros(lanes, _ROWS, embeddings.shape[1], dtype=embeddings.dtype)
-    if columns:
-        more["scale"] = torch.ones(lanes, dtype=law_dtype(model))
+        features = (torch.zeros(lanes, _ROWS, embeddings.shape[1], dtype=embeddings.dtype),)
     sizes = [(s.heads, 2 * keys, dim, s.dtype) for s in shapes for dim in (s.key_dim, s.value_dim)]
     return (
         torch.stack([torch.zeros_like(places), places, places]),
         {kind: mask.clone() for kind in kinds} if kinds else mask,
         [torch.zeros(lanes, *size, dtype=dtype) for *size, dtype in sizes],
-        more,
+        *features,
     )
-
-
-def law_dtype(model: Any) -> torch.dtype:
-    """The dtype of a model's laws, and of what scales them."""
-    return torch.promote_types(model.get_input_embeddings().weight.dtype, torch.float32)
 
 
 def export(body: nn.Module, inputs: tuple[Any, ...]) -> torch.export.ExportedProgram:
@@ -308,8 +290,8 @@ def export(body: nn.Module, inputs: tuple[Any, ...]) -> torch.export.ExportedPro
     mask: Any = {0: lanes, 2: rows, 3: keys}
     if isinstance(inputs[1], dict):
         mask = {kind: {0: lanes, 2: rows, 3: keys} for kind in inputs[1]}
-    more = {name: {0: lanes, 1: rows} if name == "features" else {0: lanes} for name in inputs[3]}
-    shapes = ({1: lanes, 2: rows}, mask, [{0: lanes, 2: capacity}] * len(inputs[2]), more)
+    features = [{0: lanes, 1: rows}] * len(inputs[3:])
+    shapes = ({1: lanes, 2: rows}, mask, [{0: lanes, 2: capacity}] * len(inputs[2]), *features)
     with symbols.patch(backed_size_oblivious=True):  # type: ignore[attr-defined]
         return torch.export.export(body, inputs, dynamic_shapes=shapes, strict=False)
 

@@ -14,9 +14,8 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from opt_tree.core.children import Best, TopK
 from opt_tree.core.errors import one_line
-from opt_tree.core.target import Laws, Output
+from opt_tree.core.target import Drafted, Output
 from opt_tree.core.words import counted
 from opt_tree.engines.base import Backend, Inputs, Mask
 from opt_tree.engines.body import Body
@@ -35,12 +34,12 @@ class Captured(Backend):
     A model needs `Buckets` for it: each of their shapes is captured when it first comes, or beforehand
     (`models.compiling.warm_up`). A shape that cannot be captured, for want of memory, runs kernel by kernel from then
     on, with one warning; where the very first one cannot be, CompileError says why. Outputs lie in the graphs' common
-    pool, valid until the model runs again, as every `Output` is. A graph holds addresses: all are dropped when the
-    cache has moved (`KVCache.storage_version`) and when another layer is watched.
+    pool, valid until the model runs again, as every `Output` is; a drafter's have the best tokens of each row. A graph
+    holds addresses: all are dropped when the cache has moved (`KVCache.storage_version`), when another layer is watched
+    and when another drafter takes the model.
     """
 
     name = "captured"
-    picks = True
 
     def __init__(self, eager: Packed, rows: tuple[int, ...]) -> None:
         """`rows`: the row buckets. Raises CompileError for a model spread over devices or offloaded."""
@@ -55,7 +54,7 @@ class Captured(Backend):
 
     def __getstate__(self) -> dict[str, Any]:
         """Everything but graphs and addresses: a copy captures its own."""
-        dropped = ("_calls", "_cache", "_version", "_pool", "_stream", "_fused")
+        dropped = ("_calls", "_cache", "_version", "_drafted", "_pool", "_stream", "_fused")
         return {key: value for key, value in self.__dict__.items() if key not in dropped}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -64,8 +63,9 @@ class Captured(Backend):
 
     def forget(self) -> None:
         """Drop all graphs: what they hold is not what is to be computed any more."""
-        self._calls: dict[tuple[int, int, int, TopK | None], Callable[[Inputs], tuple[Tensor, ...]]] = {}
+        self._calls: dict[tuple[int, int], Callable[[Inputs], tuple[Tensor, ...]]] = {}
         self._cache, self._version = cast(Any, None), -1
+        self._drafted: Drafted | None = None
         self._pool, self._stream = cast(Any, None), cast(Any, None)
         self._fused: FusedLayers | None = None
 
@@ -93,23 +93,22 @@ class Captured(Backend):
         rows = inputs.numbers.shape[2]
         if rows not in self.rows:
             return self.eager.forward(inputs, cache)
-        if self._cache is not cache or (self._version, self.layers) != (cache.storage_version, self.eager.layers):
+        same = self._cache is cache and self._drafted is inputs.drafted
+        if not same or (self._version, self.layers) != (cache.storage_version, self.eager.layers):
             self.forget()
             self._cache, self._version, self.layers = cache, cache.storage_version, self.eager.layers
-        if inputs.children is not None:
-            inputs = inputs._replace(children=inputs.children.rounded)
-        shape = rows, _keys(inputs.mask), inputs.columns, inputs.children
+            self._drafted = inputs.drafted
+        shape = rows, _keys(inputs.mask)
         if shape not in self._calls:
             self._calls[shape] = self._prepared(inputs, cache.views)
         logits, *hidden = self._calls[shape](inputs)
-        best = None if inputs.children is None else Best(hidden.pop())
-        laws = None if inputs.scale is None else Laws(hidden[-2], peaks=hidden[-1], best=best)
-        return Output(logits, dict(zip(self.layers, hidden, strict=False)), laws)
+        best = None if self._drafted is None else hidden.pop()
+        return Output(logits, dict(zip(self.layers, hidden, strict=True)), best)
 
     def _prepared(self, inputs: Inputs, views: list[Tensor]) -> Callable[[Inputs], tuple[Tensor, ...]]:
         """Return what computes forwards of this shape: a graph's replay, or the body where there can be no graph."""
         buffers = _Buffers(inputs)
-        body = Body(self.network, self.layers, *buffers.epilogue)
+        body = Body(self.network, self.layers, self._drafted)
         replay = None
         if buffers.ints.device.type == "cuda":
             try:
@@ -194,11 +193,11 @@ def warm_up(body: Body, inputs: tuple[Any, ...]) -> None:
     On zeros for the cache: what was made in inference mode cannot be written outside of it, and rows are not to be. All
     layers of one shape share them, so that they take the memory of one layer.
     """
-    ints, mask, views, more = inputs
+    ints, mask, views, features = inputs
     masks = {kind: one.clone() for kind, one in mask.items()} if isinstance(mask, dict) else mask.clone()
     zeros = {(view.shape, view.dtype): torch.zeros_like(view) for view in views}
     scratch = [zeros[view.shape, view.dtype] for view in views]
-    given = {name: tensor.clone() for name, tensor in more.items()}
+    given = None if features is None else features.clone()
     for _ in range(_WARM_UPS):
         body(ints.clone(), masks, scratch, given)
 
@@ -207,27 +206,21 @@ class _Buffers:
     """The inputs of one shape, at addresses that stay."""
 
     def __init__(self, inputs: Inputs) -> None:
-        self.ints, self.epilogue = inputs.numbers.clone(), (inputs.columns, inputs.children)
+        self.ints = inputs.numbers.clone()
         self.masks = {kind: mask.clone() for kind, mask in _masks(inputs.mask).items()}
-        self.more = {name: tensor.clone() for name, tensor in _more(inputs).items()}
+        self.features = None if inputs.features is None else inputs.features.clone()
 
     def fill(self, inputs: Inputs) -> None:
         """Copy a forward's inputs here; nothing waits for them."""
         self.ints.copy_(inputs.numbers)
         for kind, mask in _masks(inputs.mask).items():
             self.masks[kind].copy_(mask)
-        for name, tensor in _more(inputs).items():
-            self.more[name].copy_(tensor)
+        if self.features is not None and inputs.features is not None:
+            self.features.copy_(inputs.features)
 
     def inputs(self, views: list[Tensor]) -> tuple[Any, ...]:
         """The arguments of a `Body` over the cache's rows."""
-        return self.ints, self.masks.get("", self.masks), views, self.more
-
-
-def _more(inputs: Inputs) -> dict[str, Tensor]:
-    """What a body takes beside the rows and the cache."""
-    more = {"features": inputs.features, "scale": inputs.scale, "above": inputs.above}
-    return {name: tensor for name, tensor in more.items() if tensor is not None}
+        return self.ints, self.masks.get("", self.masks), views, self.features
 
 
 def _masks(mask: Mask | dict[str, Mask]) -> dict[str, Mask]:

@@ -206,7 +206,7 @@ def _decode(
         options = (room, Sampling(temperature, processors=processors), _Criteria(prompt, row, asked.criteria))
         check_prompt(prompt, decoder.target)
         jobs.append(
-            lambda own, prompt=prompt, options=options, place=place: own.generate(
+            lambda own, prompt=prompt, options=options, place=place: own.answer(
                 prompt, *options, streamer, seed + place, asked.goes_on, recorders[place]
             )
         )
@@ -378,7 +378,7 @@ def _not_taken(decoder: Decoder, past: Any, media: bool, alone: bool) -> str | N
     filled = past is not None and past.get_seq_length() > 0
     if media and filled:
         return "it comes behind a filled past_key_values: pass one of them"
-    reader: object = drafter.bare if drafter is not None and (drafter.features or drafter.logits) else None
+    reader: object = drafter.bare if drafter is not None and (drafter.features or drafter.reads_logits) else None
     if reader is None and policy.features:
         reader = policy
     if reader is not None and (media or filled):

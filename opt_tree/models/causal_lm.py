@@ -6,7 +6,6 @@ Owns the choice of a backend, what is refused when a model is wrapped or has cha
 import copy
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,10 +14,9 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from transformers import Cache
 
-from opt_tree.core.children import Picking
 from opt_tree.core.errors import UnsupportedModelError, require
 from opt_tree.core.target import Forward, Output, TreeForward, own_turn, shared
-from opt_tree.engines.base import Backend
+from opt_tree.engines.base import Backend, Inputs
 from opt_tree.engines.canonical import NotCanonicalError
 from opt_tree.engines.delta_layers import delta_nets
 from opt_tree.engines.delta_net import DeltaCache
@@ -193,12 +191,8 @@ class CausalLM(Model):
         tokens: Sequence[int],
         features: Float[Tensor, "tokens hidden"] | None = None,
         all_logits: bool = False,
-        picking: Picking | None = None,
     ) -> Forward:
-        """See `Target.text`. `features` are inputs of a head that drafts in the target's feature space.
-
-        With a `picking` there are laws beside the logits; see `Forward.picking`.
-        """
+        """See `Target.text`. `features` are inputs of a head that drafts in the target's feature space."""
         if self._given is not None and self.length == 0:
             self.cache.adopt(self._given)
             self._tokens = [-1] * self.length
@@ -206,18 +200,16 @@ class CausalLM(Model):
             if not len(tokens):
                 nothing = np.zeros(0, dtype=np.int64)
                 return Forward(self, nothing, nothing, np.zeros((0, 0), dtype=bool))
-        forward = super().text(tokens, features, all_logits)
-        return forward if picking is None else replace(forward, picking=picking)
+        return super().text(tokens, features, all_logits)
 
     def append(
         self,
         tokens: list[int],
         all_logits: bool = False,
         features: Float[Tensor, "tokens hidden"] | None = None,
-        picking: Picking | None = None,
     ) -> Output:
         """Run a `text` by itself."""
-        return self.run(self.text(tokens, features, all_logits, picking))
+        return self.run(self.text(tokens, features, all_logits))
 
     def extend(
         self,
@@ -225,10 +217,9 @@ class CausalLM(Model):
         positions: Int[np.ndarray, " rows"],
         visible: Bool[np.ndarray, "rows columns"],
         features: Float[Tensor, "rows hidden"] | None = None,
-        picking: Picking | None = None,
     ) -> Output:
         """Add pending rows and return their logits; see `Forward`."""
-        return self.run(Forward(self, tokens, positions, visible, features, picking=picking))
+        return self.run(Forward(self, tokens, positions, visible, features))
 
     def run(self, forward: Forward) -> Output:
         """See `Model.run`. Whoever has run lower layers of a tree's rows goes on from there."""
@@ -244,10 +235,11 @@ class CausalLM(Model):
             path, self.places = self.places[path].tolist(), None
         super().commit(path)
 
-    def _run_part(self, forward: Forward) -> Output:
+    def prepare(self, forward: Forward) -> Inputs:
+        """See `Model.prepare`."""
         if self.ranks is not None:
             tell(self, forward)
-        return super()._run_part(forward)
+        return super().prepare(forward)
 
     def begins_with(self, past: Cache, tokens: list[int]) -> bool:
         """Whether a transformers cache holds the first rows of this context, which are those of these tokens."""

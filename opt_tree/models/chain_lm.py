@@ -136,8 +136,8 @@ class ChainLM(Target):
 
         For a drafter, layer by layer. The next `text` drops these rows.
         """
-        nothing = np.zeros(0, dtype=np.int64)
-        return Layer(self, tokens, nothing, np.zeros((0, 0), dtype=bool), rows=rows)
+        positions = np.full(len(tokens), self.length)  # which a batch of paths counts for itself
+        return Layer(self, tokens, positions, np.zeros((len(tokens), 0), dtype=bool), rows=rows)
 
     @inference
     def run(self, forward: Forward) -> Output:

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from opt_tree.core.children import Picking, TopK
 from opt_tree.core.errors import require
 from opt_tree.core.target import Work
 from opt_tree.core.tree import Tree
@@ -63,7 +62,7 @@ def compile_forwards(lm: AnyLM, make: bool = True) -> bool:
         elif lm.device.type != "cpu":
             raise CompileError(f"packages are for CPUs and graphs for CUDA, and it is on {lm.device.type}")
         else:  # one kind of layer means one mask, as `CausalLM` makes it
-            lm.engine = Compiled(eager, lm.mask_kinds, make, lm.columns)
+            lm.engine = Compiled(eager, lm.mask_kinds, make, lm.drafted is not None)
         _check_engine(lm)
         if lm.canonical:
             check(lm)
@@ -90,10 +89,10 @@ def captured_shapes(lm: AnyLM, nodes: int, context: int) -> list[tuple[int, int]
 
 
 @torch.inference_mode()
-def warm_up(lm: CausalLM, shapes: list[tuple[int, int]], children: TopK) -> Iterator[tuple[int, int]]:
+def warm_up(lm: CausalLM, shapes: list[tuple[int, int]]) -> Iterator[tuple[int, int]]:
     """Capture these shapes and yield each when it is there. Room for the longest is reserved first, so that none moves.
 
-    Of a drafter's model with laws and such children, as it is asked at temperature 0. The context is forgotten.
+    The context is forgotten.
     """
     work = lm.work
     lm.reset()
@@ -104,8 +103,7 @@ def warm_up(lm: CausalLM, shapes: list[tuple[int, int]], children: TopK) -> Iter
             features = torch.zeros(rows, lm.hidden, dtype=lm.dtype, device=lm.device)
             given = features if takes(lm.model, "features") else None
             nothing = np.zeros(rows, dtype=np.int64)
-            picking = Picking(1.0, children, np.zeros(rows)) if lm.columns else None
-            lm.extend(nothing, nothing, np.eye(rows, dtype=bool), given, picking)
+            lm.extend(nothing, nothing, np.eye(rows, dtype=bool), given)
             lm.cache.pending = 0
             yield rows, keys
     finally:
@@ -153,14 +151,14 @@ def _check_lanes(lm: CausalLM, engine: Compiled) -> None:
 
     The lanes' contexts are the model's own rows: on made-up ones a deep model in a narrow dtype says anything.
     """
-    body, numbers = Body(lm.model, engine.traced, engine.columns), torch.Generator().manual_seed(0)
-    ints, mask, views, more = example(lm.model, lm.cache.shapes, engine.kinds, engine.columns, lanes=3)
+    body, numbers = Body(lm.model, engine.traced), torch.Generator().manual_seed(0)
+    ints, mask, views, *features = example(lm.model, lm.cache.shapes, engine.kinds, lanes=3)
 
-    def filled(ints: torch.Tensor, seen: torch.Tensor) -> tuple[torch.Tensor, Any, dict[str, torch.Tensor]]:
+    def filled(ints: torch.Tensor, seen: torch.Tensor) -> tuple[torch.Tensor, Any, torch.Tensor | None]:
         ints[0] = torch.randint(lm.vocab, ints[0].shape, generator=numbers)
-        own = {**more}
-        if "features" in more:
-            own["features"] = torch.randn(*ints.shape[1:], lm.hidden, generator=numbers).to(lm.dtype)
+        own = None
+        if features:
+            own = torch.randn(*ints.shape[1:], lm.hidden, generator=numbers).to(lm.dtype)
         return ints, {kind: seen for kind in mask} if isinstance(mask, dict) else seen, own
 
     rows, begin = ints.shape[2], int(ints[1].min())
@@ -172,7 +170,7 @@ def _check_lanes(lm: CausalLM, engine: Compiled) -> None:
     for lane in range(3):  # a lane that is shorter sees less
         causal[lane, :, begin:, begin - 9 * lane : begin] = False
     ints, seen, given = filled(ints, causal[:, :, begin:].contiguous())
-    found = engine.call(Inputs(ints, seen, features=given.get("features")), views)
+    found = engine.call(Inputs(ints, seen, features=given), views)
     expected = body(ints, seen, again, given)
     _check_close(lm, found.logits.double(), expected[0].double(), "its compiled logits of several lanes")
     for view, one in zip(views, again, strict=True):

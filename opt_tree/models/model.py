@@ -5,6 +5,7 @@ runs several texts together puts one forward between the `prepare` and the `fini
 verification and the decoding loop.
 """
 
+from collections.abc import Generator
 from typing import Any, NamedTuple, cast
 
 import numpy as np
@@ -12,9 +13,8 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from opt_tree.core.children import Picking, TopK
 from opt_tree.core.errors import UnsupportedModelError
-from opt_tree.core.target import Forward, Output, Target, TreeForward, Work, shared
+from opt_tree.core.target import Drafted, Forward, Output, Target, TreeForward, Work, shared
 from opt_tree.core.tree import send
 from opt_tree.engines.base import Backend, Inputs, Mask
 from opt_tree.engines.kv_cache import KVCache, inference
@@ -42,8 +42,8 @@ class Model(Target):
 
     key_limit: int = 1 << 62
     """How many keys a forward may have."""
-    columns: int = 0
-    """Of a drafter's model: how many tokens its laws are over. Its graphs make them then, so set it beforehand."""
+    drafted: Drafted | None = None
+    """What a drafter reads of its logits, where one runs it. Compiled forwards are made for that."""
 
     def __init__(self, network: Any, backend: Backend | None = None) -> None:
         self.model = network.eval()
@@ -59,7 +59,6 @@ class Model(Target):
         """What was added to the context last and is not committed, in order."""
         self._tokens: list[int] = []
         """The context, a token a row; -1 where it was given as rows."""
-        self._scale: tuple[float, Tensor] | None = None
 
     @property
     def length(self) -> int:  # type: ignore[override]
@@ -111,7 +110,17 @@ class Model(Target):
 
     @inference
     def run(self, forward: Forward) -> Output:
-        """Compute what was asked for, in parts where it is longer than what is run at once.
+        """Compute what was asked for, in parts where it is longer than what is run at once."""
+        running, output = self.running(forward), cast(Output, None)
+        try:
+            while True:
+                inputs, rows = running.send(output)
+                output = self.backend.run(inputs, self.cache, rows)
+        except StopIteration as end:
+            return end.value
+
+    def running(self, forward: Forward) -> Generator[tuple[Inputs, int], Output, Output]:
+        """Do what `run` does, as a generator of the inputs that a backend is to compute, and how many rows are real.
 
         A text, or a tree, comes behind the context: pending rows are dropped.
         """
@@ -124,19 +133,16 @@ class Model(Target):
         if forward.goes_on:
             most = min(most, PREFILL)
         if rows <= most:
-            return self._run_part(forward)
-        # An Output lives until the next forward, which the next part is.
-        parts = [
-            _cloned(self._run_part(forward.part(first, min(first + most, rows)))) for first in range(0, rows, most)
-        ]
+            return self.finish(forward, (yield self.prepare(forward), rows))
+        parts = []
+        for first in range(0, rows, most):
+            part = forward.part(first, min(first + most, rows))
+            output = yield self.prepare(part), len(part.tokens)
+            parts.append(_cloned(self.finish(part, output)))  # an Output lives until the next forward: the next part
         states = {layer: torch.cat([one.features[layer] for one in parts]) for layer in parts[0].features}
         if forward.last_only:
             return parts[-1]._replace(features=states)
         return Output(torch.cat([one.logits for one in parts]), states)
-
-    def _run_part(self, forward: Forward) -> Output:
-        inputs = self.prepare(forward)
-        return self.finish(forward, self.backend.run(inputs, self.cache, len(forward.tokens)))
 
     def prepare(self, forward: Forward) -> Inputs:
         """Open the cache for a forward and return its tensors: the one place where rows become a forward."""
@@ -156,8 +162,7 @@ class Model(Target):
             features = features if padded == rows else torch.constant_pad_nd(features, (0, 0, padded - rows, 0))
             features = features[None]
         masks = self._masks(numbers[1, 0], forward.visible, padded, keys)
-        inputs = Inputs(numbers, masks, in_order, features, forward.last_only)
-        return inputs if forward.picking is None else self._with_epilogue(inputs, forward.picking)
+        return Inputs(numbers, masks, in_order, features, forward.last_only, self.drafted)
 
     def finish(self, forward: Forward, output: Output, place: int = 0) -> Output:
         """Take what is this text's, which stands at `place`; commit rows that continue the context."""
@@ -182,22 +187,8 @@ class Model(Target):
         else:
             self._pending = [rows]
 
-    def _with_epilogue(self, inputs: Inputs, picking: Picking) -> Inputs:
-        """What a forward brings for its laws: scale, columns, and the children and paths that a backend picks by."""
-        scale, children, above = picking
-        if self._scale is None or self._scale[0] != scale:
-            dtype = torch.promote_types(self.dtype, torch.float32)
-            self._scale = scale, torch.tensor([scale], dtype=dtype, device=self.device)
-        scaled = self._scale[1]
-        inputs = inputs._replace(scale=scaled, columns=self.columns)
-        if not self.backend.picks or above is None or not isinstance(children, TopK):
-            return inputs
-        paths = np.full((1, inputs.numbers.shape[2]), -np.inf)
-        paths[0, -len(above) :] = above
-        return inputs._replace(children=children, above=send(paths, self.device, scaled.dtype))
-
     def _masks(
-        self, positions: Int[Tensor, " padded"], visible: Bool[np.ndarray, "rows columns"], padded: int, keys: int
+        self, positions: Int[Tensor, " padded"], visible: Bool[np.ndarray, "real columns"], padded: int, keys: int
     ) -> Mask | dict[str, Mask]:
         """One mask where all layers are of one kind; a dict of masks where they differ."""
         full = tree_mask(visible, self.length, padded, keys, self.device)

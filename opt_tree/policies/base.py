@@ -8,10 +8,10 @@ from numbers import Real
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from jaxtyping import Float, Int
-from torch import Tensor
+from jaxtyping import Int
 
-from opt_tree.core.children import Children, Few
+from opt_tree.core.answers import LogProbs
+from opt_tree.core.children import Children
 from opt_tree.core.errors import require
 from opt_tree.core.pool import CandidatePool
 from opt_tree.core.step import Outcome, Step
@@ -85,7 +85,7 @@ class TreePolicy:
         What was learned may stay; by default nothing happens.
         """
 
-    def choose(self, context: list[int], root: Float[Tensor, "1 vocab"] | Few | None) -> "TreePolicy":
+    def choose(self, context: list[int], root: LogProbs | None) -> "TreePolicy":
         """Return one of `policies` for the step that continues `context`; by default itself.
 
         `root`: the drafter's scores of the token after the context where `reads_root`, else None. None also where there

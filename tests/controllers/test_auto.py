@@ -22,7 +22,7 @@ from opt_tree import CausalLM, CausalLMDrafter, Decoder, OptTree, Sampling, Stat
 from opt_tree.batch import shared_forwards as batch
 from opt_tree.controllers import Auto, BetaLength, CalibratedLength
 from opt_tree.controllers.auto import PATIENCE
-from opt_tree.core.children import Few
+from opt_tree.core.answers import LogProbs
 from opt_tree.core.pool import CandidatePool
 from opt_tree.decoding import step_costs as pricing
 from opt_tree.decoding.presets import plain
@@ -41,8 +41,8 @@ def tiny_pair() -> tuple[CausalLM, CausalLMDrafter]:
     return CausalLM(build(ARCHITECTURES["llama"]())), CausalLMDrafter(CausalLM(tiny_drafter("llama")))
 
 
-def layer(*probs: float) -> Few:
-    return Few(torch.tensor([probs], dtype=torch.float64).log(), torch.arange(len(probs))[None])
+def layer(*probs: float) -> LogProbs:
+    return LogProbs(torch.tensor([probs], dtype=torch.float64).log(), torch.arange(len(probs))[None])
 
 
 def test_nodes_and_layers_earn_their_price():

@@ -27,7 +27,7 @@ from opt_tree import (
 )
 from opt_tree.controllers import Auto, BetaLength, CalibratedLength
 from opt_tree.controllers.selected import Judged
-from opt_tree.core.children import Few
+from opt_tree.core.answers import LogProbs
 from opt_tree.core.step import Outcome, Step, StepTimes
 from opt_tree.core.target import Output
 from opt_tree.core.tree import alone
@@ -49,11 +49,11 @@ class Surest(TreePolicy):
         self.policies = (chain, bush)
         self.roots: list[torch.Tensor] = []
 
-    def choose(self, context: list[int], root: torch.Tensor | Few | None) -> TreePolicy:
+    def choose(self, context: list[int], root: LogProbs | None) -> TreePolicy:
         if root is None:
             return self.policies[1]
-        self.roots.append(root)
-        return self.policies[int(root.softmax(-1).max() < 0.6)]
+        self.roots.append(root.values)
+        return self.policies[int(root.values.softmax(-1).max() < 0.6)]
 
 
 class Peeking(TreePolicy):
@@ -64,8 +64,8 @@ class Peeking(TreePolicy):
     def __init__(self, random: Random) -> None:
         self.random, self.policies = random, (Sampled.chain(1), Static.empty())
 
-    def choose(self, context: list[int], root: torch.Tensor | Few | None) -> TreePolicy:
-        drawn = self.random.iid(root.softmax(-1), 1)
+    def choose(self, context: list[int], root: LogProbs | None) -> TreePolicy:
+        drawn = self.random.iid(root.values.softmax(-1), 1)
         self.random.iid = lambda probs, k: drawn
         return self.policies[int(drawn) != 0]
 
@@ -113,8 +113,8 @@ class PeekingJudge(TreePolicy):
         self.random = random
         self.policies = tuple(Judged(Sampled.chains(2, 1), judge) for judge in (naive, multi_round))
 
-    def choose(self, context: list[int], root: torch.Tensor | Few | None) -> TreePolicy:
-        drawn = self.random.iid(root.softmax(-1), 2)
+    def choose(self, context: list[int], root: LogProbs | None) -> TreePolicy:
+        drawn = self.random.iid(root.values.softmax(-1), 2)
         self.random.iid = lambda probs, k: drawn
         return self.policies[int(drawn[0, 1] == 0)]
 
@@ -173,7 +173,7 @@ class Recorder(TreePolicy):
     def begin(self, prompt: list[int], prefill: Output | None) -> None:
         self.prefill = prefill.features[0].shape
 
-    def choose(self, context: list[int], root: torch.Tensor | Few | None) -> TreePolicy:
+    def choose(self, context: list[int], root: LogProbs | None) -> TreePolicy:
         assert root is None
         return self.policies[0]
 
@@ -198,7 +198,7 @@ def test_what_a_controller_learns_from(target):
 
 
 class Undeclared(Scheduled):
-    def choose(self, context: list[int], root: torch.Tensor | Few | None) -> TreePolicy:
+    def choose(self, context: list[int], root: LogProbs | None) -> TreePolicy:
         return Eagle2()
 
 
@@ -219,11 +219,11 @@ def test_what_is_wrong_is_said(target):
 class Bigrams(TableDrafter):
     """Names two tokens of each node, with most of their mass, as a table does."""
 
-    sparse = True
+    names_few = True
 
     def _counted(self, answer):
-        probs, tokens = super()._counted(answer).exp().topk(2)
-        return Few((0.7 * probs).log(), tokens)
+        probs, tokens = super()._counted(answer).values.exp().topk(2)
+        return LogProbs((0.7 * probs).log(), tokens)
 
 
 def test_a_drafter_that_names_few_tokens():

@@ -5,6 +5,7 @@ import json
 import numpy as np
 import pytest
 import torch
+from asking import begin
 from drafters.test_eagle3 import KNOWN, LAYERS, target_of, tiny_head3
 from enumeration import EnumeratingRandom, Text, law_of, target_law, unchecked
 from table_models import TableDrafter, TableTarget, hashed_laws
@@ -50,7 +51,7 @@ def chain_behind(drafter: EagleDrafter, lm: CausalLM, context: list[int]) -> lis
     lm.reset()
     lm.watch(drafter.features)
     with torch.inference_mode():
-        drafter.reset(context, lm.append(context[:-1]))
+        begin(drafter, context, lm.append(context[:-1]))
         return draft(drafter, Static.chain(LONGEST), context, LONGEST).tokens[1:].tolist()
 
 

@@ -14,7 +14,7 @@ from tiny_models import ARCHITECTURES, HIDDEN, build, prompt, publish, tiny_head
 from opt_tree import CausalLM, Decoder, EagleDrafter, Sampling
 from opt_tree.controllers import SelectedTree, TreeValues
 from opt_tree.controllers.selected import FACTS, Action, Choice
-from opt_tree.core.children import Few
+from opt_tree.core.answers import LogProbs
 from opt_tree.decoding.presets import plain
 from opt_tree.models.checkpoints import CheckpointError
 from opt_tree.policies import Costs, Delayed
@@ -86,7 +86,7 @@ def test_the_action_is_the_one_of_most_tokens_for_its_seconds():
     for rate in (1.0, 150.0, 350.0, 1000.0, 9000.0):
         controller._tokens, controller._seconds = rate, 1.0
         best = int(np.argmax(np.array([1.0, 1.7, 1.9, 1.8, 2.3]) - rate * np.array(seconds)))
-        chosen = controller.choose([1, 2], torch.zeros(1, 9))
+        chosen = controller.choose([1, 2], LogProbs.of(torch.zeros(1, 9)))
         assert chosen == ACTIONS[best].policy and chosen.verifier is ACTIONS[best].judge
         taken.add(best)
     assert len(taken) > 2
@@ -169,6 +169,6 @@ def test_other_files_are_refused_in_one_line(tmp_path):
         TreeValues.load(str(tmp_path / "foreign"), target)
     with pytest.raises(ValueError, match="nothing is known of what verifier multi_round costs"):
         Choice(ACTIONS, {"traversal": (0.0, 0.0)})
-    with pytest.raises(TypeError, match="whole law at the root; this one names a few tokens"):
-        few = Few(torch.zeros(1, 2), torch.tensor([[0, 1]]))
+    with pytest.raises(TypeError, match="this drafter names a few tokens only"):
+        few = LogProbs(torch.zeros(1, 2), torch.tensor([[0, 1]]))
         SelectedTree(values_of(), COSTS).choose([1, 2], few)

@@ -13,11 +13,8 @@ from hypothesis import strategies as st
 from table_models import hashed_laws, log_rows
 
 from opt_tree import TopK
-from opt_tree.core.children import Best, Layer
+from opt_tree.core.answers import LogProbs
 from opt_tree.core.pool import CandidatePool, Frontier
-from opt_tree.core.probabilities import GROUP, grouped_log_probs
-from opt_tree.core.random import Random
-from opt_tree.core.target import Laws
 
 Branch = tuple[int, ...]
 ROOT = 7
@@ -53,7 +50,7 @@ def grow(seed: int, vocab: int, children: TopK, layers: int, cells: int | None, 
         for branch, row in zip(frontier, law.tolist(), strict=True):
             above = grown.offered.get(branch, 0.0)
             grown.offered |= {(*branch, token): above + value for token, value in enumerate(row) if value > -np.inf}
-        pool.add(law)
+        pool.add(LogProbs(law))
         open_rows = pool.newest if best is None else np.intersect1d(pool.newest, pool.best(best))
         rows = open_rows[rng.random(len(open_rows)) < 0.7] if best is None else open_rows
         if layer == layers - 1 or not len(rows):
@@ -139,9 +136,9 @@ def test_the_gain_is_what_the_newest_layer_adds_to_the_best(seed: int, vocab: in
 def test_a_child_rounded_above_its_parent_is_lowered_to_it() -> None:
     """Rounding in a drafter's narrow dtype must not break the order that makes selections trees."""
     pool = CandidatePool(ROOT, TopK(per_node=1))
-    pool.add(torch.tensor([[-1.0]], dtype=torch.float64))
+    pool.add(LogProbs(torch.tensor([[-1.0]], dtype=torch.float64)))
     pool.frontier(pool.newest)
-    pool.add(torch.tensor([[1e-9]], dtype=torch.float64))
+    pool.add(LogProbs(torch.tensor([[1e-9]], dtype=torch.float64)))
     assert pool.path_log_probs.tolist() == [0, -1, -1]
     assert pool.best(1).tolist() == [0, 1]
 
@@ -150,7 +147,7 @@ def test_deep_products_do_not_underflow() -> None:
     """1e-30 a layer is 0 as a float32 product from the second layer on; the order of candidates must survive."""
     pool = CandidatePool(ROOT, TopK(per_node=2))
     for _ in range(20):
-        pool.add(torch.tensor([[-60.0, -69.0]], dtype=torch.float32))
+        pool.add(LogProbs(torch.tensor([[-60.0, -69.0]], dtype=torch.float32)))
         pool.frontier(pool.newest[:1])
     assert np.isfinite(pool.path_log_probs).all()
     assert pool.path_log_probs[-1] == pytest.approx(-60 * 19 - 69)
@@ -159,9 +156,9 @@ def test_deep_products_do_not_underflow() -> None:
 
 def test_selecting_what_is_no_tree_is_refused() -> None:
     pool = CandidatePool(ROOT, TopK(per_node=1))
-    pool.add(torch.tensor([[0.0]]))
+    pool.add(LogProbs(torch.tensor([[0.0]])))
     pool.frontier(pool.newest)
-    pool.add(torch.tensor([[0.0]]))
+    pool.add(LogProbs(torch.tensor([[0.0]])))
     with pytest.raises(ValueError, match="candidate 2 was selected without its parent 1"):
         pool.tree(np.array([0, 2]))
     for wrong in (np.array([0, 9]), np.array([0, 1 << 40])):
@@ -190,39 +187,29 @@ def test_the_host_picks_the_children_that_a_device_would(seed, width, vocab, tot
     if full:
         everything = np.sort((log_probs.double().numpy() + above[:, None]).ravel())
         floor = float(everything[-min(total // 2 + 1, len(everything))])
-    layer, children = Layer(log_probs, above, 1, floor), TopK(total=total)
-    grouped, peaks = grouped_log_probs(log_probs, torch.ones((), dtype=dtype), vocab)
-    grouped[:, :vocab] = log_probs  # as it is: normalising again rounds again
-    in_groups = layer._replace(log_probs=grouped, peaks=grouped.unflatten(1, (-1, GROUP)).amax(-1))
-    assert peaks.shape == in_groups.peaks.shape
+    answer, children = LogProbs(log_probs), TopK(total=total)
     with pytest.MonkeyPatch.context() as patch:
-        ours = children.pick(layer, Random())
-        grouped_ours = children.pick(in_groups, Random())
+        ours = children.pick(answer, above, floor)
         patch.setattr("opt_tree.core.children.top_k.on_host", lambda tensor: False)
-        theirs = children.pick(layer, Random())
+        theirs = children.pick(answer, above, floor)
     # The floor is a child's own value here: whether that child is above it is a matter of rounding.
-    above_it = [
-        sorted(x for x in one.path_log_probs.tolist() if x > floor + 1e-5) for one in (ours, grouped_ours, theirs)
-    ]
-    assert above_it[0] == above_it[1] == above_it[2]
+    above_it = [sorted(x for x in one.path_log_probs.tolist() if x > floor + 1e-5) for one in (ours, theirs)]
+    assert above_it[0] == above_it[1]
     assert len(ours.path_log_probs) <= total and (ours.path_log_probs > floor - 1e-6).all()
-    for picked in (ours, grouped_ours, theirs):
+    for picked in (ours, theirs):
         assert len({*zip(picked.rows, picked.tokens, strict=True)}) == len(picked.tokens)
         values = log_probs.numpy()[picked.rows, picked.tokens] + above[picked.rows].astype(log_probs.numpy().dtype)
         assert values.tolist() == picked.path_log_probs.tolist()
 
 
-@given(seeds, st.sampled_from([TopK(per_node=3), TopK(total=1), TopK(total=7), TopK(total=90)]), st.integers(0, 3))
-def test_children_found_by_the_model_are_those_of_the_host(seed: int, children: TopK, first: int) -> None:
-    """Found among more rows than the layer has, more than are asked for; of a draft vocabulary that the host knows."""
+@given(seeds, st.sampled_from([TopK(per_node=3), TopK(total=1), TopK(total=7)]))
+def test_children_are_picked_from_the_best_that_a_model_named(seed: int, children: TopK) -> None:
+    """Of each node as many as may be wanted, with their tokens; where it named fewer, from its whole distributions."""
     rng, columns = np.random.default_rng(seed), 20
-    computed = torch.from_numpy(rng.normal(size=(first + 5, columns))).log_softmax(-1)
-    above, names = -rng.random(3), torch.from_numpy(rng.permutation(99)[:columns].copy())
-    paths = np.full(first + 5, -np.inf)  # pad rows and rows of the context: none of theirs
-    paths[first : first + 3] = above
-    found = children.rounded.best(computed, torch.from_numpy(paths))
-    laws = Laws(computed, names, best=Best(found)).some(slice(first, first + 3))
-    layer = Layer(laws.log_probs, above, 1, -1.5, laws.tokens)
-    expected, picked = children.pick(layer, Random()), children.pick(layer._replace(best=laws.best), Random())
-    for one, other in zip(expected[:3], picked[:3], strict=True):
-        assert one.tolist() == other.tolist()
+    whole = LogProbs(torch.from_numpy(rng.normal(size=(3, columns))).log_softmax(-1))
+    above = np.sort(-rng.random(3))[::-1].copy()
+    for named in (7, 2):
+        best = LogProbs(*whole.values.topk(named), lambda: whole)
+        expected, picked = children.pick(whole, above, -4.0), children.pick(best, above, -4.0)
+        rows = [sorted(zip(one.rows, one.tokens, one.path_log_probs, strict=True)) for one in (expected, picked)]
+        assert rows[0] == rows[1] and len(rows[0]) > 0

@@ -20,9 +20,9 @@ from transformers import (
 )
 from transformers.generation import logits_process
 
-from opt_tree import Decoder, OptTree, Random, Sampling, Static, TopK, Tree
+from opt_tree import Decoder, OptTree, Sampling, Static, TopK, Tree
 from opt_tree.core import sampling as sampling_module
-from opt_tree.core.children import Layer
+from opt_tree.core.answers import LogProbs
 from opt_tree.core.sampling import LazyLogits, whole
 
 VOCAB = 12
@@ -220,7 +220,7 @@ def test_top_k_keeps_the_best_above_the_floor(seed, width, total, cells, first):
         laws = np.log(np.stack([hashed_laws(seed, 4, cells)((row,)) for row in range(width)]))
     above = np.log(rng.random(width))
     floor = -np.inf if first else float(np.log(rng.random()))
-    picked = TopK(total=total).pick(Layer(torch.from_numpy(laws), above, 0, floor), Random())
+    picked = TopK(total=total).pick(LogProbs(torch.from_numpy(laws)), above, floor)
     values, tokens, rows = picked.path_log_probs, picked.tokens, picked.rows
     everything = laws + above[:, None]
     assert values.tolist() == everything[rows, tokens].tolist()
@@ -235,7 +235,7 @@ def test_top_k_keeps_the_best_above_the_floor(seed, width, total, cells, first):
 def test_top_k_per_node_ranks_every_row(seed: int, width: int, per_node: int) -> None:
     laws = torch.from_numpy(np.stack([hashed_laws(seed, 5)((row,)) for row in range(width)])).log()
     above = -torch.arange(width, dtype=torch.float64)
-    picked = TopK(per_node=per_node).pick(Layer(laws, above.numpy(), 0, -np.inf), Random())
+    picked = TopK(per_node=per_node).pick(LogProbs(laws), above.numpy(), -np.inf)
     values, tokens, rows = picked.path_log_probs, picked.tokens, picked.rows
     keep = min(per_node, 5)
     assert rows.tolist() == [row for row in range(width) for _ in range(keep)]

@@ -7,7 +7,7 @@ from tiny_models import prompt, tiny, tiny_drafter
 from transformers import TopPLogitsWarper
 
 from opt_tree import CausalLM, CausalLMDrafter, Decoder, OptTree, Random, Sampling, TreePolicy, Verifier, match
-from opt_tree.core.children import base as children
+from opt_tree.core.children import drawn as children
 from opt_tree.core.top_p import cut
 from opt_tree.policies import DySpec, Rheo, Sampled
 from opt_tree.verifiers import base as verifiers

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import opt_tree
-from opt_tree import Decoder, OptTree, Sharpened, load_pair
+from opt_tree import Decoder, OptTree, load_pair
 from opt_tree.decoding import advising
 from opt_tree.decoding.advising import break_even, grid, weigh
 from opt_tree.decoding.cost_files import read_costs
@@ -66,7 +66,7 @@ def test_the_best_tree_is_that_of_the_cheapest_decoding(pair, texts, found):
 def test_a_chain_is_replayed_as_it_decodes_where_the_drafter_is_unsure(pair):
     """The target drafts for itself, flattened: a chain is accepted whole, further than trees of 32 nodes go."""
     twin = load_pair("demo", dtype="float32").target
-    flat = dataclasses.replace(pair, drafter=Sharpened(model_drafter(twin), 4.0))
+    flat = dataclasses.replace(pair, drafter=model_drafter(twin).calibrated(4.0))
     prompts = [pair.encode(PROMPTS[0])]
     recorded = record(pair=flat, prompts=prompts, max_new_tokens=12)
     (again,) = replay(recorded, opt_tree.Static.chain(8), pair.target.vocab)

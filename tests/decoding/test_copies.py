@@ -13,7 +13,7 @@ from opt_tree.core.sampling import Sampling
 from opt_tree.decoding.decoder import Decoder
 from opt_tree.decoding.generation import Generation
 from opt_tree.decoding.pair import load_pair
-from opt_tree.drafters import CausalLMDrafter, EagleDrafter, Sharpened
+from opt_tree.drafters import CausalLMDrafter, DrafterAround, EagleDrafter
 from opt_tree.models.causal_lm import Buckets, CausalLM
 from opt_tree.policies import OptTree, Sampled, Static
 from opt_tree.verifiers import multi_round
@@ -24,7 +24,7 @@ NEW_TOKENS = 20
 
 def independent(architecture: str = "llama", buckets: Buckets | None = None) -> Decoder:
     drafter = CausalLMDrafter(CausalLM(tiny_drafter(architecture), buckets), VOCAB)
-    return Decoder(CausalLM(tiny(architecture), buckets), Sharpened(drafter, 0.5), POLICY)
+    return Decoder(CausalLM(tiny(architecture), buckets), drafter.calibrated(0.5), POLICY)
 
 
 def eagle() -> Decoder:
@@ -145,9 +145,8 @@ def test_threads_that_share_a_decoder_or_a_drafter_take_turns(shared):
 def test_one_drafter_in_two_interleaved_decoders_is_noticed(wrapped):
     """Its cache would hold the other text: many rejected drafts, or an error from inside the model."""
     drafter = CausalLMDrafter(CausalLM(tiny_drafter("llama")), VOCAB)
-    decoders = [
-        Decoder(CausalLM(tiny("llama")), Sharpened(drafter, 0.5) if wrapped else drafter, POLICY) for _ in range(2)
-    ]
+    given = [DrafterAround(drafter) if wrapped else drafter for _ in range(2)]
+    decoders = [Decoder(CausalLM(tiny("llama")), each, POLICY) for each in given]
     first = decoders[0].steps(prompt(20), NEW_TOKENS)
     next(first)
     second = decoders[1].steps(prompt(20, seed=1), NEW_TOKENS)

@@ -9,7 +9,7 @@ from tiny_models import VOCAB, prompt, tiny, tiny_drafter, tiny_head
 
 from opt_tree import Decoder, OptTree, Sampling
 from opt_tree.decoding.counterfactual import generate_beside
-from opt_tree.drafters import CausalLMDrafter, EagleDrafter, Grafted, NGramDrafter, Sharpened
+from opt_tree.drafters import CausalLMDrafter, EagleDrafter, Grafted, NGramDrafter
 from opt_tree.models.causal_lm import CausalLM
 from opt_tree.policies import DynamicDepth, Eagle2, Sampled, Static
 from opt_tree.verifiers import multi_round
@@ -32,7 +32,7 @@ def pair(kind: str):
     model = CausalLMDrafter(CausalLM(tiny_drafter("llama")))
     return target, {
         "draft": lambda: model,
-        "sharpened": lambda: Sharpened(model, 0.5),
+        "sharpened": lambda: model.calibrated(0.5),
         "eagle": lambda: EagleDrafter(tiny_head(target.model), target),
         "reduced": lambda: EagleDrafter(tiny_head(target.model), target, tokens=torch.arange(1, VOCAB, 2)),
         "table": lambda: NGramDrafter(),

@@ -1,11 +1,13 @@
 """The loop: it stops where it should, keeps to what there is room for, and counts what it did."""
 
+import copy
 import inspect
 import sys
 
 import numpy as np
 import pytest
 import torch
+from asking import begin, root_of
 from tiny_models import (
     ARCHITECTURES,
     CONTEXT,
@@ -21,14 +23,14 @@ from tiny_models import (
 from transformers.generation.streamers import BaseStreamer
 
 from opt_tree import load_pair
-from opt_tree.core.probabilities import log_probs_of
+from opt_tree.core.answers import LogProbs
 from opt_tree.core.random import Random
 from opt_tree.core.sampling import Sampling
 from opt_tree.core.stopping import Stop
 from opt_tree.core.tree import fetch
 from opt_tree.decoding.decoder import Decoder
 from opt_tree.decoding.generation import check_prompt
-from opt_tree.drafters import CausalLMDrafter, Drafter, EagleDrafter, Sharpened
+from opt_tree.drafters import CausalLMDrafter, Drafter, EagleDrafter
 from opt_tree.models.causal_lm import CausalLM
 from opt_tree.models.chain_lm import ChainLM
 from opt_tree.policies import OptTree, Static
@@ -334,47 +336,42 @@ class TestVocabularies:
         config = ARCHITECTURES["llama"]()
         config.vocab_size = VOCAB + 11
         drafter = CausalLMDrafter(CausalLM(build(config)), target.vocab)
-        drafter.reset(PROMPT, None)
-        law = log_probs_of(drafter.root(PROMPT))
+        begin(drafter, PROMPT, None)
+        law = root_of(drafter, PROMPT).values
         assert law.shape == (1, VOCAB)
         assert law.exp().sum().item() == pytest.approx(1.0)
 
 
-class TestSharpened:
-    def test_it_sharpens_at_temperature_0_only(self, target, drafter):
-        sharpened = Sharpened(drafter, 0.25)
-        decoders = [Decoder(target, each, OptTree(10, 0.0, 4)) for each in (sharpened, drafter)]
+class TestCalibrated:
+    def test_it_is_calibrated_at_temperature_0_only(self, target, drafter):
+        decoders = [Decoder(target, copy.copy(drafter).calibrated(each), OptTree(10, 0.0, 4)) for each in (0.25, 1)]
         for temperature, equal in ((0.0, False), (0.7, True)):
             sampling = Sampling(temperature=temperature)
             trees = [next(decoder.steps(PROMPT, 10, sampling)).tree for decoder in decoders]
             assert np.array_equal(trees[0].path_log_probs, trees[1].path_log_probs) == equal
 
     def test_its_law_is_the_drafter_s_at_another_temperature(self, drafter):
-        sharpened = Sharpened(drafter, 0.25)
-        drafter.reset(PROMPT, None)
-        bare = log_probs_of(drafter.root(PROMPT))
-        drafter.reset(PROMPT, None)
-        law = log_probs_of(sharpened.root(PROMPT))
-        assert torch.allclose(law, (bare.exp() ** 4 / (bare.exp() ** 4).sum()).log())
-        assert sharpened.at_temperature(0) is sharpened and sharpened.at_temperature(0.5) is drafter
+        begin(drafter, PROMPT)
+        bare = root_of(drafter, PROMPT).values.exp()
+        begin(drafter.calibrated(0.25), PROMPT)
+        assert torch.allclose(root_of(drafter, PROMPT).values, (bare**4 / (bare**4).sum()).log())
 
     @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
-    def test_it_divides_in_float32_or_wider_and_leaves_the_drafter_s_scores_alone(self, drafter, monkeypatch, dtype):
+    def test_it_divides_in_float32_or_wider_and_leaves_the_scores_alone(self, dtype):
         scores = torch.randn(1, 50, generator=torch.Generator().manual_seed(0)).to(dtype)
         kept = scores.clone()
-        monkeypatch.setattr(drafter, "root", lambda context: scores)
-        got = Sharpened(drafter, 0.3).root(PROMPT)
+        got = LogProbs.of(scores, scale=1 / 0.3).values
         wide = torch.promote_types(dtype, torch.float32)
-        assert got.dtype == wide and torch.allclose(got, kept.to(wide) / 0.3)
+        assert got.dtype == wide and torch.allclose(got, (kept.to(wide) / 0.3).log_softmax(-1))
         assert torch.equal(scores, kept)
 
     @pytest.mark.parametrize("temperature", [0.0, -1.0, float("nan")])
     def test_a_temperature_that_is_not_positive_is_refused(self, drafter, temperature):
         with pytest.raises(ValueError, match="must be positive"):
-            Sharpened(drafter, temperature)
+            drafter.calibrated(temperature)
 
     def test_it_counts_what_the_drafter_counts(self, target, drafter):
-        step = next(Decoder(target, Sharpened(drafter, 0.5), POLICY).steps(PROMPT, 10))
+        step = next(Decoder(target, drafter.calibrated(0.5), POLICY).steps(PROMPT, 10))
         assert step.draft_forwards > 0 and step.draft_tokens >= len(PROMPT)
         assert step.times.draft_forward > 0
 
@@ -504,8 +501,7 @@ def test_what_a_decoder_and_its_parts_are_is_said_on_a_line(decoder, plain, targ
     assert repr(decoder) == f"<Decoder: {target!r}, {drafter}, {POLICY!r:.90}, match>"
     assert repr(plain).startswith(f"<Decoder: {target!r}, None, Static(")
     pair = load_pair("demo", "graft:1:lm:demo+ngram", dtype="float32")
-    sharp = "Sharpened of <CausalLMDrafter demo>"
-    assert f"drafted by <Grafted of <{sharp}> and <NGramDrafter>>>" in repr(pair)
+    assert "drafted by <Grafted of <CausalLMDrafter demo> and <NGramDrafter>>>" in repr(pair)
     wide = Decoder(pair.target, pair.drafter, Static.kary(2, 6))
     for one in (pair, pair.target, pair.drafter, wide, ChainLM(tiny("llama"))):
         assert repr(one).startswith("<") and "\n" not in repr(one) and len(repr(one)) < 500

@@ -118,7 +118,7 @@ def test_side_by_side_each_lane_keeps_its_own():
         def job(decoder):
             text, found = prompt(20, seed), []
             for turn in range(3):
-                found.append(decoder.generate(text, NEW, reuse=reuse and turn > 0))
+                found.append((yield from decoder.answer(text, NEW, reuse=reuse and turn > 0)))
                 text = text + found[-1].tokens + prompt(6, seed + turn + 1)
             return found
 
@@ -126,7 +126,7 @@ def test_side_by_side_each_lane_keeps_its_own():
 
     target = CausalLM(target_model())
     decoder = Decoder(target, head(target), POLICY)
-    alone = [talk(seed, False)(decoder) for seed in range(3)]
+    alone = [decoder.compute(talk(seed, False)(decoder)) for seed in range(3)]
     for place, found in decoder.side_by_side((talk(seed, True) for seed in range(3)), width=2):
         assert [result.tokens for result in found] == [result.tokens for result in alone[place]]
         assert [result.reused > 0 for result in found] == [False, True, True]
@@ -170,11 +170,14 @@ def test_whoever_resets_the_target_or_runs_it_alone_is_seen():
     assert decoder.generate(prompt(25), NEW, reuse=True).reused == 0
 
 
-def test_a_wrapper_with_a_reset_of_its_own_begins_anew():
+def test_a_drafter_that_keeps_nothing_is_shown_the_whole_prompt():
     class Own(DrafterAround):
-        def reset(self, prompt, output):
-            assert output is not None and len(output.features[-1]) == len(prompt) - 1
-            super().reset(prompt, output)
+        def keeps(self, prompt):
+            return 0
+
+        def begin(self, prompt, kept, prefill, sampling):
+            assert kept == 0 and len(prefill.features[-1]) == len(prompt) - 1
+            super().begin(prompt, kept, prefill, sampling)
 
     target = CausalLM(target_model())
     decoder = Decoder(target, Own(head(target)), POLICY)

@@ -16,7 +16,6 @@ from drafters.test_store import documents
 from tiny_models import VOCAB, prompt, tiny_drafter, tiny_head
 from transformers import PreTrainedModel
 
-from opt_tree import Sharpened
 from opt_tree.drafters import (
     CausalLMDrafter,
     ChainLMDrafter,
@@ -66,7 +65,7 @@ Make = Callable[[Any], Drafter]
 MAKERS: dict[str, Make] = {
     "lm": small,
     "lm, path by path": lambda target: ChainLMDrafter(ChainLM(tiny_drafter("llama")), VOCAB),
-    "eagle": lambda target: Sharpened(head(target), 0.7),
+    "eagle": lambda target: head(target).calibrated(0.7),
     "eagle3": lambda target: Eagle3Drafter(tiny_head3(target), target, tokens=KNOWN, layers=(0, 1, 2)),
     "exit": lambda target: EarlyExit(exit_of(target), target),
     "medusa": medusa,
@@ -98,9 +97,9 @@ VARIANTS: dict[str, Make] = {
     "dspark, where it is confident": lambda target: dspark(target, None, 0.5),
     "store, alone": lambda target: store(weight=0),
     "store, the longest match": lambda target: store(longest=True),
-    "graft, 1 forward": lambda target: Grafted(Sharpened(small(), 0.5), TokenRecycling(VOCAB), 1),
+    "graft, 1 forward": lambda target: Grafted(small().calibrated(0.5), TokenRecycling(VOCAB), 1),
     "graft, of what copies": lambda target: Grafted(Copying(head(target)), NGramDrafter(), 2),
-    "copy, of a draft model": lambda target: Copying(Sharpened(small(), 0.7)),
+    "copy, of a draft model": lambda target: Copying(small().calibrated(0.7)),
     "rasd, of a head": lambda target: Rasd(head(target), TokenRecycling(VOCAB), 3),
 }
 """The same kinds with options, and joined in other ways."""

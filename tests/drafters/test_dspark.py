@@ -5,12 +5,12 @@ import json
 import numpy as np
 import pytest
 import torch
+from asking import begin, below, root_of
 from safetensors.torch import load_file, save_file
 from texts import refused
 from tiny_models import ARCHITECTURES, HIDDEN, VOCAB, build, prompt, tiny
 
 from opt_tree import Decoder, OptTree, load_drafter
-from opt_tree.core.children import Reduced
 from opt_tree.core.pool import Frontier
 from opt_tree.drafters import DFlashDrafter
 from opt_tree.drafters.draft_vocabulary import vocabulary_tensors
@@ -89,22 +89,19 @@ def test_a_law_is_that_of_its_depth_and_its_parent(kind, tokens, monkeypatch):
     drafter = drafter_of(target, tokens, markov_head_type=kind)
     root, checked = drafter.root, 0
 
-    def scores(answer):
-        return answer.scores if tokens is not None else answer
-
     def asked(context):
         nonlocal checked
-        answer = scores(root(context)).clone()
+        answer = root(context)
         with torch.no_grad():
             states = expected(drafter, context)
-            assert torch.allclose(answer[0], law(drafter, states, 0, context[-1]), atol=1e-8)
+            assert torch.allclose(answer.values[0], law(drafter, states, 0, context[-1]).log_softmax(-1), atol=1e-8)
             for depth in range(1, BLOCK):
-                below = scores(drafter.expand(frontier([3, 9, 40], depth)))
-                for row, parent in zip(below, (3, 9, 40), strict=True):
-                    assert torch.allclose(row, law(drafter, states, depth, parent), atol=1e-8)
-                assert not torch.allclose(below[0], below[1], atol=1e-3)
+                rows = below(drafter, frontier([3, 9, 40], depth)).values
+                for row, parent in zip(rows, (3, 9, 40), strict=True):
+                    assert torch.allclose(row, law(drafter, states, depth, parent).log_softmax(-1), atol=1e-8)
+                assert not torch.allclose(rows[0], rows[1], atol=1e-3)
         checked += 1
-        return answer if tokens is None else Reduced(answer, tokens, VOCAB)
+        return answer
 
     monkeypatch.setattr(drafter, "root", asked)
     Decoder(target, drafter, OptTree(9, 0.0)).generate(prompt(6), 10)
@@ -115,10 +112,10 @@ def test_nothing_is_drafted_below_a_parent_of_little_confidence():
     target = target_of()
     drafter = drafter_of(target, least=0.3)
     target.watch(drafter.features)
-    drafter.reset(prompt(8), target.append(prompt(8)[:-1]))
-    drafter.root(prompt(8))
+    begin(drafter, prompt(8), target.append(prompt(8)[:-1]))
+    root_of(drafter, prompt(8))
     drafter.heads.confidence_head.proj.bias.zero_()
-    answer = drafter.expand(frontier(list(range(VOCAB)), 1))
+    answer = below(drafter, frontier(list(range(VOCAB)), 1)).values
     w, b = drafter.heads.confidence_head.proj.weight[0], drafter.heads.confidence_head.proj.bias[0]
     h, parents = drafter._states[1].expand(VOCAB, -1), drafter.heads.markov_head.markov_w1.weight
     sure = torch.sigmoid(torch.cat([h, parents], 1) @ w + b) >= 0.3

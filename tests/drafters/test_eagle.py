@@ -9,11 +9,11 @@ from texts import plain_texts
 from tiny_models import ARCHITECTURES, HIDDEN, VOCAB, build, prompt, publish, tiny, tiny_head
 from torch import Tensor
 
-from opt_tree.core.children import Reduced
+from opt_tree.core.answers import LogProbs
 from opt_tree.core.pool import Frontier
-from opt_tree.core.probabilities import log_probs_of
 from opt_tree.decoding.decoder import Decoder
 from opt_tree.drafters import DrafterAround, EagleDrafter, EagleHead
+from opt_tree.drafters.base import Asked
 from opt_tree.drafters.heads import eagle
 from opt_tree.drafters.heads.eagle import load_eagle
 from opt_tree.models.causal_lm import Buckets, CausalLM
@@ -75,18 +75,18 @@ class Witness(DrafterAround):
         super().__init__(drafter)
         self.laws: list[tuple[list[int], list[int], Tensor]] = []
 
-    def root(self, context: list[int]) -> Tensor | Reduced:
+    def root(self, context: list[int]) -> Asked:
         self.context, self.paths = list(context), []
-        return self._kept([[]], self.drafter.root(context))
+        return self.after(self.drafter.root(context), lambda answer: self._kept([[]], answer))
 
-    def expand(self, frontier: Frontier) -> Tensor | Reduced:
+    def expand(self, frontier: Frontier) -> Asked:
         nodes = zip(frontier.parents.tolist(), frontier.tokens.tolist(), strict=True)
-        return self._kept([[*self.paths[parent], token] for parent, token in nodes], self.drafter.expand(frontier))
+        paths = [[*self.paths[parent], token] for parent, token in nodes]
+        return self.after(self.drafter.expand(frontier), lambda answer: self._kept(paths, answer))
 
-    def _kept(self, paths: list[list[int]], answer: Tensor | Reduced) -> Tensor | Reduced:
+    def _kept(self, paths: list[list[int]], answer: LogProbs) -> LogProbs:
         self.paths += paths
-        laws = log_probs_of(answer.scores if isinstance(answer, Reduced) else answer)
-        self.laws += [(self.context, path, law) for path, law in zip(paths, laws, strict=True)]
+        self.laws += [(self.context, path, law) for path, law in zip(paths, answer.values, strict=True)]
         return answer
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from asking import begin, root_of
 from drafters.plain_layer import normed, plain_layer
 from drafters.test_eagle import Witness
 from safetensors.torch import load_file, save_file
@@ -14,10 +15,9 @@ from tiny_models import ARCHITECTURES, HIDDEN, VOCAB, build, prompt, publish, ti
 from torch import Tensor
 
 from opt_tree import Decoder, OptTree, Sampling, load_drafter
-from opt_tree.core.children import Reduced
 from opt_tree.core.random import Random
 from opt_tree.decoding.draft import draft
-from opt_tree.drafters import EagleDrafter, Sharpened
+from opt_tree.drafters import EagleDrafter
 from opt_tree.drafters.draft_vocabulary import VOCABULARY, take_vocabulary, vocabulary_tensors
 from opt_tree.drafters.heads.eagle import load_eagle
 from opt_tree.drafters.heads.eagle3 import NORMS, Eagle3Drafter, Eagle3Head, load_eagle3
@@ -117,20 +117,24 @@ def test_sampled_children_come_from_the_draft_vocabulary_and_are_shown_as_whole_
     decoder = Decoder(target, drafter, Sampled.kary(2, 2), multi_round)
     result = decoder.generate(prompt(9), 12, Sampling(1.0), seed=5)
     assert len(result.tokens) == 12
-    drafter.reset([7], None)
+    begin(drafter, [7], None)
     tree = draft(drafter, Sampled.kary(2, 2), [7], 2, Sampling(1.0), Random(3))
     laws = tree.draft_log_probs.double().exp()
     unknown = [token for token in range(VOCAB) if token % 2 == 0]
-    assert tree.nodes and laws.shape[-1] == VOCAB and not laws[:, unknown].any()
+    width = int(KNOWN[-1]) + 1  # behind the last token that it names, verifiers know that there is nothing
+    assert tree.nodes and laws.shape[-1] == width and not laws[:, [token for token in unknown if token < width]].any()
     assert torch.allclose(laws.sum(-1), torch.ones(()).double())
 
 
 def test_sharpening_keeps_the_tokens():
     target = target_of()
     bare = Eagle3Drafter(tiny_head3(target), target, tokens=KNOWN, layers=LAYERS)
-    scores = Reduced(torch.randn(1, len(KNOWN)).double(), KNOWN, VOCAB)
-    sharp = Sharpened(bare, 0.5)._sharpen(scores)
-    assert isinstance(sharp, Reduced) and torch.equal(sharp.scores, 2 * scores.scores) and sharp.tokens is KNOWN
+    begin(bare, [7])
+    plain = root_of(bare, [7])
+    begin(bare.calibrated(0.5), [7])
+    sharp = root_of(bare, [7])
+    assert torch.equal(sharp.tokens, KNOWN) and torch.equal(plain.tokens, KNOWN)
+    assert torch.allclose(sharp.values, (2 * plain.values).log_softmax(-1))
 
 
 def drafted(drafter: EagleDrafter, target: CausalLM) -> list[Any]:

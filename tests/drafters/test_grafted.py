@@ -5,20 +5,22 @@ import warnings
 import numpy as np
 import pytest
 import torch
+from asking import begin, below, root_of
 from drafters.test_ngram import probs_of
 from table_models import TableDrafter, TableTarget, hashed_laws, written_laws
 from tiny_models import prompt, tiny, tiny_drafter, tiny_head
 
 from opt_tree import Decoder, OptTree, Static
+from opt_tree.core.answers import LogProbs
 from opt_tree.core.children import TopK
 from opt_tree.core.pool import CandidatePool
+from opt_tree.core.sampling import Sampling
 from opt_tree.drafters import (
     CausalLMDrafter,
     EagleDrafter,
     Grafted,
     NGramDrafter,
     Rasd,
-    Sharpened,
     TokenRecycling,
 )
 from opt_tree.drafters.combined.copying import Copying
@@ -39,27 +41,27 @@ class Fixed(Lookup):
         self.asked.append(tail)
         return self.probs
 
-    def reset(self, prompt, output):
-        self.calls.append("reset")
+    def begin(self, prompt, kept, prefill, sampling):
+        self.calls.append("begin")
 
-    def observe(self, outcome):
+    def accept(self, outcome):
         self.calls.append(outcome.tree.draft_rows.tolist())
 
 
 class Spy(TableDrafter):
     """Remembers the frontiers and the outcomes that it was shown."""
 
-    def reset(self, prompt, output):
-        super().reset(prompt, output)
+    def begin(self, *text):
+        super().begin(*text)
         self.frontiers, self.outcomes = [], []
 
     def expand(self, frontier):
         self.frontiers.append(frontier)
         return super().expand(frontier)
 
-    def observe(self, outcome):
+    def accept(self, outcome):
         self.outcomes.append(outcome)
-        super().observe(outcome)
+        super().accept(outcome)
 
 
 def step_of(drafter, policy, laws=None, vocab=5):
@@ -88,10 +90,10 @@ class TestWhoAnswers:
         one, two, three = tree.tokens[1:4].tolist()
         assert table.asked == [(2, one, two), (one, two, three)]
 
-    def test_both_are_reset_and_both_learn(self):
+    def test_both_begin_and_both_learn(self):
         model, table = Spy(hashed_laws(2, 5)), Fixed({3: 0.6})
         step = step_of(Grafted(model, table, 1), Static.chain(3))
-        assert table.calls == ["reset", step.tree.draft_rows.tolist()]
+        assert table.calls == ["begin", step.tree.draft_rows.tolist()]
         assert [outcome.tokens for outcome in model.outcomes] == [step.tokens]
         assert step.tree.draft_rows.tolist() == [0, 1, 2, -1]
         assert model.outcomes[0].tree.draft_rows.tolist() == [0, -1, -1, -1]
@@ -106,28 +108,27 @@ class TestWhoAnswers:
         model, table = TableDrafter(hashed_laws(2, 5)), TokenRecycling(5)
         model.features, model.max_context = (-1,), 40
         for drafter in (Grafted(model, table), Rasd(model, table)):
-            assert (drafter.features, drafter.logits, drafter.max_context) == ((-1,), True, 40)
+            assert (drafter.features, drafter.reads_logits, drafter.max_context) == ((-1,), True, 40)
 
-    def test_the_bare_drafter_answers_above_temperature_0(self):
+    def test_the_model_is_calibrated_at_temperature_0_only(self):
         model, table = TableDrafter(hashed_laws(2, 5)), NGramDrafter()
-        drafter = Grafted(Sharpened(model, 0.5), table, 2)
-        warm = drafter.at_temperature(0.7)
-        assert isinstance(warm, Grafted) and warm.drafter is model and warm.table is table and warm.depth == 2
-        assert drafter.at_temperature(0) is drafter
+        for drafter in (Grafted(model.calibrated(0.5), table, 2), Rasd(model.calibrated(0.5), table, 3)):
+            for temperature, scale in ((0.0, 2.0), (0.7, 1.0)):
+                begin(drafter, [0], sampling=Sampling(temperature))
+                assert model.scale == scale
 
     def test_says_what_drafts_where(self):
         model, table = TableDrafter(hashed_laws(2, 5)), NGramDrafter()
         said = [Grafted(model, table, depth).describe() for depth in (1, 2)]
         assert " for 1 layer, " in said[0] and " for 2 layers, " in said[1]
-        assert Rasd(Sharpened(model, 0.5), table, 3).at_temperature(1).drafter is model
 
 
 class TestRasd:
     def fused(self, model_law, found, top=10):
         """The fused answer behind the root, and the drafter."""
         drafter = Rasd(TableDrafter(written_laws({(): model_law})), Fixed(found), top)
-        drafter.reset([0], None)
-        return probs_of(drafter.root([0]))[0], drafter
+        begin(drafter, [0], None)
+        return probs_of(root_of(drafter, [0]))[0], drafter
 
     def test_branches_that_the_model_does_not_begin_with_are_pruned(self):
         law = (0.5, 0.3, 0.1, 0.06, 0.04)
@@ -141,16 +142,16 @@ class TestRasd:
         _, drafter = self.fused(law, {1: 0.7, 3: 0.2}, top=2)
         alone, merged = dict(enumerate(law)), {0: 0.5, 1: 0.3, 2: 0.1, 3: 0.2, 4: 0.04}
         pool = CandidatePool(0, TopK(per_node=5))
-        drafter.reset([0], None)
-        pool.add(drafter.root([0]))
-        below = drafter.expand(pool.frontier(np.array([row_of(pool, path) for path in ((0,), (1,), (2,))])))
+        begin(drafter, [0], None)
+        pool.add(root_of(drafter, [0]))
+        found = below(drafter, pool.frontier(np.array([row_of(pool, path) for path in ((0,), (1,), (2,))])))
         assert drafter.drafter.expanded[-1] == [(0,), (1,), (2,)]
         # Nothing that was retrieved goes on below 0 and 2. Below 1 the branch does, with 3 beside the model's own.
-        assert probs_of(below) == [pytest.approx(expected) for expected in (alone, merged, alone)]
-        pool.add(below)
-        below = drafter.expand(pool.frontier(np.array([row_of(pool, path) for path in ((1, 1), (1, 3))])))
+        assert probs_of(found) == [pytest.approx(expected) for expected in (alone, merged, alone)]
+        pool.add(found)
+        found = below(drafter, pool.frontier(np.array([row_of(pool, path) for path in ((1, 1), (1, 3))])))
         assert drafter.drafter.expanded[-1] == [(1, 1)], "3 hangs there at no forward"
-        assert probs_of(below) == [pytest.approx(expected) for expected in (merged, {1: 0.7, 3: 0.2})]
+        assert probs_of(found) == [pytest.approx(expected) for expected in (merged, {1: 0.7, 3: 0.2})]
 
 
 def row_of(pool, path):
@@ -168,16 +169,23 @@ POLICIES = {"opt": OptTree(12, 0.0, 6), "eagle2": Eagle2(12, 4, 5)}
 def test_the_models_cache_is_what_a_fresh_one_would_be(policy, monkeypatch):
     """Accepted rows that it ran are kept, the others are run anew: every root is answered as from a fresh prefill."""
     target, inner = CausalLM(tiny("llama")), CausalLMDrafter(CausalLM(tiny("llama")))  # long paths are accepted
-    model, root, checked = CausalLM(tiny("llama")), inner.root, []
+    model, read, checked = CausalLM(tiny("llama")), inner.read, []
+    root, asked = inner.root, []
 
-    def compared(context):
-        answer = root(context)
-        model.reset()
-        assert torch.allclose(answer, model.append(context).logits, atol=1e-9)
-        checked.append(len(context))
-        return answer
+    def noted(context):
+        asked.append(list(context))
+        return root(context)
 
-    monkeypatch.setattr(inner, "root", compared)
+    def compared(output):
+        if asked:
+            context = asked.pop()
+            model.reset()
+            assert torch.allclose(output.logits, model.append(context).logits, atol=1e-9)
+            checked.append(len(context))
+        return read(output)
+
+    monkeypatch.setattr(inner, "root", noted)
+    monkeypatch.setattr(inner, "read", compared)
     decoder = Decoder(target, Grafted(inner, NGramDrafter(), 2), POLICIES[policy])
     result = decoder.generate(prompt(8) * 3, 30)
     assert len(checked) >= len(result.steps) - 1 and result.mean_acceptance_length > 2
@@ -186,9 +194,9 @@ def test_the_models_cache_is_what_a_fresh_one_would_be(policy, monkeypatch):
 def test_a_frontier_is_described_to_the_model_as_it_would_have_met_it():
     """The pool's own numbering, if only the model's nodes had ever been expanded: the even tokens are the model's."""
     full, alone, rows = CandidatePool(0, TopK(per_node=4)), CandidatePool(0, TopK(per_node=2)), Rows()
-    even = torch.tensor([[0.3, 0.0, 0.2, 0.0]]).log()
-    full.add(torch.tensor([[0.3, 0.1, 0.2, 0.05]]).log())
-    alone.add(even)
+    even, every = torch.tensor([[0.3, 0.0, 0.2, 0.0]]).log(), torch.tensor([[0.3, 0.1, 0.2, 0.05]]).log()
+    full.add(LogProbs(every))
+    alone.add(LogProbs(even))
     for layer in range(3):
         newest, known = full.newest, alone.newest
         frontier = full.frontier(newest)
@@ -197,8 +205,8 @@ def test_a_frontier_is_described_to_the_model_as_it_would_have_met_it():
         taken = rows.take(frontier, parents)
         assert all(np.array_equal(ours, theirs) for ours, theirs in zip(taken, expected, strict=True))
         assert len(taken.tokens) == 2 ** (layer + 1)
-        full.add(torch.tensor([[0.3, 0.1, 0.2, 0.05]]).log().expand(len(newest), -1))
-        alone.add(even.expand(len(known), -1))
+        full.add(LogProbs(every.expand(len(newest), -1)))
+        alone.add(LogProbs(even.expand(len(known), -1)))
 
 
 def lineage(pool, row):

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from asking import begin, root_of
 from table_models import TableTarget, written_laws
 from tiny_models import prompt
 
@@ -15,7 +16,7 @@ from opt_tree.drafters.tables.ngram import Counts, Row, Text, interpolate
 
 def probs_of(answer) -> list[dict[int, float]]:
     """An answer as {token: probability} a row."""
-    rows = zip(answer.tokens.tolist(), answer.log_probs.exp().tolist(), strict=True)
+    rows = zip(answer.tokens.tolist(), answer.values.exp().tolist(), strict=True)
     return [{token: prob for token, prob in zip(*row, strict=True) if prob > 0} for row in rows]
 
 
@@ -34,8 +35,8 @@ class TestTails:
 def test_few_keeps_the_mass_and_pads_with_nothing():
     answer = few([{5: 0.5, 2: 0.25}, {}, {1: 1.0}])
     assert answer.tokens.tolist() == [[5, 2], [-1, -1], [1, -1]]
-    assert answer.log_probs.exp().tolist() == [[0.5, 0.25], [0.0, 0.0], [1.0, 0.0]]
-    assert answer.log_probs.dtype == torch.float64
+    assert answer.values.exp().tolist() == [[0.5, 0.25], [0.0, 0.0], [1.0, 0.0]]
+    assert answer.values.dtype == torch.float64
     assert few([{}]).tokens.tolist() == [[-1]]
 
 
@@ -94,7 +95,7 @@ class TestDrafter:
         random = np.random.default_rng(0)
         text = random.integers(0, 4, 400).tolist()
         drafter = NGramDrafter((3.0, 2.0, 1.0))
-        drafter.reset(text[:10], None)
+        begin(drafter, text[:10], None)
         at = 10
         while at < 390:
             tails = [tuple(text[i : i + 3]) for i in random.integers(0, at - 3, 3)]
@@ -102,15 +103,15 @@ class TestDrafter:
             for found, expected in zip(probs_of(drafter.look_up(tails)), fresh, strict=True):
                 assert found == pytest.approx(expected)
             new = int(random.integers(1, 5))
-            drafter.observe(outcome_of(text[at : at + new]))
+            drafter.accept(outcome_of(text[at : at + new]))
             at += new
 
     def test_reset_forgets_the_last_prompt(self):
         drafter = NGramDrafter()
-        drafter.reset([1, 2, 1], None)
-        assert probs_of(drafter.root([1, 2, 1])) == [{2: pytest.approx(1 / 5)}]
-        drafter.reset([1, 3, 1], None)
-        assert probs_of(drafter.root([1, 3, 1])) == [{3: pytest.approx(1 / 5)}]
+        begin(drafter, [1, 2, 1], None)
+        assert probs_of(root_of(drafter, [1, 2, 1])) == [{2: pytest.approx(1 / 5)}]
+        begin(drafter, [1, 3, 1], None)
+        assert probs_of(root_of(drafter, [1, 3, 1])) == [{3: pytest.approx(1 / 5)}]
 
     @pytest.mark.parametrize("sampling", [Sampling(), Sampling(temperature=0.8)], ids=["greedy", "sampled"])
     def test_lossless_and_worth_its_while_where_the_text_repeats(self, sampling):

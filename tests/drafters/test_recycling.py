@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from asking import begin, root_of
 from drafters.test_ngram import probs_of
 from table_models import TableTarget, hashed_laws
 
@@ -32,14 +33,14 @@ class TestAsPublished:
     def test_learns_from_the_prompt_and_from_rejected_rows(self):
         """Of a token's rows the last one stays."""
         again = TokenRecycling(9, (0.5,))
-        again.reset([1, 1, 1], Output(logits_of([4], [5])))
+        begin(again, [1, 1, 1], Output(logits_of([4], [5])))
         assert probs_of(again.look_up([(1,)])) == [{5: 0.5}]
         drafter = TokenRecycling(9, (0.5, 0.25))
-        drafter.reset([1, 2, 3], Output(logits_of([4, 5], [6, 7])))
-        assert probs_of(drafter.root([1, 2, 3])) == [{}]
+        begin(drafter, [1, 2, 3], Output(logits_of([4, 5], [6, 7])))
+        assert probs_of(root_of(drafter, [1, 2, 3])) == [{}]
         assert probs_of(drafter.look_up([(1,), (2,)])) == [{4: 0.5, 5: 0.25}, {6: 0.5, 7: pytest.approx(0.25)}]
         # 3 -> (6, 8): 8 is the target's, row 1 is rejected and learnt from all the same.
-        drafter.observe(outcome([3, 6, 8], [-1, 0, 0], [0, 2], 5, logits_of([8, 6], [1, 2], [5, 4])))
+        drafter.accept(outcome([3, 6, 8], [-1, 0, 0], [0, 2], 5, logits_of([8, 6], [1, 2], [5, 4])))
         assert probs_of(drafter.look_up([(3,), (6,), (8,)])) == [
             {8: 0.5, 6: 0.25},
             {1: 0.5, 2: 0.25},
@@ -49,8 +50,8 @@ class TestAsPublished:
     def test_keeps_what_it_learnt_until_told_otherwise(self):
         for keep, found in ((True, [{4: 0.5}]), (False, [{}])):
             drafter = TokenRecycling(9, (0.5,), keep=keep)
-            drafter.reset([1, 2], Output(logits_of([4])))
-            drafter.reset([3], None)
+            begin(drafter, [1, 2], Output(logits_of([4])))
+            begin(drafter, [3], None)
             assert probs_of(drafter.look_up([(1,)])) == found
             drafter.clear()
             assert probs_of(drafter.look_up([(1,)])) == [{}]
@@ -58,11 +59,11 @@ class TestAsPublished:
     def test_rates_are_counted_on_along_the_accepted_path(self):
         """Of two rows that were known, one named what followed first, the other second; a third one was empty."""
         drafter = TokenRecycling(9, (0.5, 0.2))
-        drafter.reset([1, 2, 3], Output(logits_of([4, 5], [6, 7])))
+        begin(drafter, [1, 2, 3], Output(logits_of([4, 5], [6, 7])))
         first, second = 200 * drafter.rates
-        drafter.observe(outcome([1, 4, 5], [-1, 0, 0], [0, 1], 2, logits_of([8, 7], [8, 7], [8, 7])))
+        drafter.accept(outcome([1, 4, 5], [-1, 0, 0], [0, 1], 2, logits_of([8, 7], [8, 7], [8, 7])))
         assert drafter.rates * 201 == pytest.approx([first + 1, second])  # 1 -> 4; nothing was known of 4
-        drafter.observe(outcome([2], [-1], [0], 7, logits_of([8, 7])))
+        drafter.accept(outcome([2], [-1], [0], 7, logits_of([8, 7])))
         assert drafter.rates * 202 == pytest.approx([first + 1, second + 1])  # 2 -> 7, its second
         drafter.clear()
         assert drafter.rates == pytest.approx([0.5, 0.2])
@@ -70,8 +71,10 @@ class TestAsPublished:
     def test_opt_tree_on_rank_rates_is_the_static_tree(self):
         """Where every row is known. The published template has these widths: eight below the root, fewer below."""
         drafter = TokenRecycling(9)
-        drafter.reset(
-            [*range(9), 0], Output(logits_of(*[[(token + rank) % 9 for rank in range(1, 9)] for token in range(9)]))
+        begin(
+            drafter,
+            [*range(9), 0],
+            Output(logits_of(*[[(token + rank) % 9 for rank in range(1, 9)] for token in range(9)])),
         )
         target = TableTarget(hashed_laws(1, 9), 9)
         paths = set(greedy_static_tree(AcceptanceRates(RANK_RATES), 20, 6).paths)

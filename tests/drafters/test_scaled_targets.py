@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from asking import begin, root_of
 from drafters.test_dflash import model as dflash_model
 from drafters.test_dspark import config_of, parts_of
 from drafters.test_eagle import Witness
@@ -112,8 +113,9 @@ def test_a_head_that_estimates_the_target_s_own_state_drafts_its_very_logits(nam
     heads = MedusaHeads(HIDDEN, VOCAB, 1, own_output=False).double().eval().requires_grad_(False)
     drafter, text = MedusaDrafter(heads, target), prompt(9)
     target.watch(drafter.features)
-    drafter.reset(text, target.append(text[:-1]))
-    assert torch.allclose(drafter.root(text)[0], causal_logits(target.model, text[:-1])[-1], atol=1e-5)
+    begin(drafter, text, target.append(text[:-1]))
+    expected = causal_logits(target.model, text[:-1])[-1].log_softmax(-1)
+    assert torch.allclose(root_of(drafter, text).values[0], expected, atol=1e-5)
 
 
 def test_what_is_no_scaling_is_told_once():

@@ -2,8 +2,9 @@
 
 import pytest
 
-from opt_tree import CausalLMDrafter, CheckpointError, EagleDrafter, Sharpened, load_drafter, load_pair
+from opt_tree import CausalLMDrafter, CheckpointError, EagleDrafter, load_drafter, load_pair
 from opt_tree.drafters import Grafted, Rasd, StoreDrafter
+from opt_tree.drafters.base import described, settings_of
 from opt_tree.drafters.registry import DrafterOptions, parse_spec
 
 
@@ -81,14 +82,14 @@ def test_a_spec_that_can_name_nothing_is_one_line(spec):
 
 
 def test_what_is_embedded_says_what_it_is(pair):
-    assert isinstance(pair.drafter, Sharpened) and isinstance(pair.drafter.bare, EagleDrafter)
-    assert pair.drafter.describe().startswith("EAGLE head demo: 2.8 M parameters, ")
-    assert pair.drafter.describe().endswith(f", sharpened by temperature {pair.drafter.temperature:.2f}")
-    assert set(pair.drafter.settings) == {"draft_dtype", "sharpening"}
+    assert pair.drafter.temperature != 1 and isinstance(pair.drafter, EagleDrafter)
+    assert described(pair.drafter).startswith("EAGLE head demo: 2.8 M parameters, ")
+    assert described(pair.drafter).endswith(f", sharpened by temperature {pair.drafter.temperature:.2f}")
+    assert set(settings_of(pair.drafter)) == {"draft_dtype", "sharpening"}
     model = load("lm:demo", pair, bare=True)
     assert isinstance(model, CausalLMDrafter) and model.bare is model
-    assert model.describe() == "draft model demo: 1.4 M parameters, float32"
-    assert model.settings == {"draft_dtype": "float32"}
+    assert described(model) == "draft model demo: 1.4 M parameters, float32"
+    assert settings_of(model) == {"draft_dtype": "float32"}
     assert load("store:demo", pair).store.nbytes < 4e6
     with pytest.raises(CheckpointError, match="a drafter or an EAGLE head, not both"):
         load_pair("demo", "demo", eagle="demo")
@@ -97,11 +98,11 @@ def test_what_is_embedded_says_what_it_is(pair):
 def test_a_graft_by_name(pair):
     drafter = load("graft:2:eagle:demo+store:demo", pair)
     assert isinstance(drafter, Grafted) and drafter.depth == 2
-    assert isinstance(drafter.drafter, Sharpened) and isinstance(drafter.drafter.drafter, EagleDrafter)
+    assert drafter.drafter.temperature != 1 and isinstance(drafter.drafter, EagleDrafter)
     assert isinstance(drafter.table, StoreDrafter) and drafter.features == (-1,)
     fused = load("rasd:lm:demo+store:demo", pair)
     assert isinstance(fused, Rasd) and set(fused.retrieval.beta) == {0.0}
-    assert load("graft:1:lm:demo+recycling", pair).logits
+    assert load("graft:1:lm:demo+recycling", pair).reads_logits
 
 
 def test_another_targets_store_is_refused(pair, monkeypatch):

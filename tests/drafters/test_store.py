@@ -6,6 +6,7 @@ import lzma
 import numpy as np
 import pytest
 import torch
+from asking import begin, root_of
 from drafters.test_ngram import outcome_of, probs_of
 from safetensors.numpy import save_file
 from safetensors.torch import save_file as save_torch_file
@@ -207,23 +208,23 @@ class TestDrafter:
         """p_1(7) = (4 + 8) / (10 + 8 + 30): four times of ten in the store, once in the text."""
         store = Store(build(documents(*[[6, 7]] * 4, *[[6, 8]] * 6), Recipe(9, order=1)))
         drafter = StoreDrafter(store)
-        drafter.reset([6, 7, 6], None)
+        begin(drafter, [6, 7, 6], None)
         expected = {7: pytest.approx(12 / 48), 8: pytest.approx(6 / 48)}
-        assert probs_of(drafter.root([6, 7, 6])) == [expected]
-        drafter.observe(outcome_of([8]))
+        assert probs_of(root_of(drafter, [6, 7, 6])) == [expected]
+        drafter.accept(outcome_of([8]))
         assert probs_of(drafter.look_up([(6,)])) == [{7: pytest.approx(12 / 56), 8: pytest.approx(14 / 56)}]
-        drafter.reset([6, 7, 6], None)
-        assert probs_of(drafter.root([6, 7, 6])) == [expected]
+        begin(drafter, [6, 7, 6], None)
+        assert probs_of(root_of(drafter, [6, 7, 6])) == [expected]
         alone = StoreDrafter(store, weight=0)
-        alone.reset([6, 7, 6], None)
-        assert probs_of(alone.root([6, 7, 6])) == [{7: pytest.approx(4 / 40), 8: pytest.approx(6 / 40)}]
+        begin(alone, [6, 7, 6], None)
+        assert probs_of(root_of(alone, [6, 7, 6])) == [{7: pytest.approx(4 / 40), 8: pytest.approx(6 / 40)}]
 
     def test_the_longest_match_drafts_whole_continuations(self):
         """As REST does: of the places where the longest match occurs, all continuations with their frequencies."""
         rows = [[1, 2, 3, 4], [1, 2, 3, 5], [1, 2, 3, 4], [9, 2, 7, 7]]
         store = Store(build(documents(*rows), Recipe(10, order=3)))
         drafter = StoreDrafter(store, weight=0, longest=True)
-        drafter.reset([0, 1, 2], None)
+        begin(drafter, [0, 1, 2], None)
         target = TableTarget(hashed_laws(1, 10), 10)
         step = next(Decoder(target, drafter, OptTree(9, 0.0, 3)).steps([0, 1, 2], 9))
         tree = step.tree

@@ -6,6 +6,7 @@ from collections import Counter
 
 import pytest
 import torch
+from asking import begin, root_of
 from safetensors.torch import load_file, save_file
 from texts import refused
 from tiny_models import VOCAB, prompt, publish, save_pair, tiny, tiny_drafter, tiny_head
@@ -28,11 +29,13 @@ def drafter(tokens=TOKENS):
 def test_scores_are_the_columns_of_the_whole_model_s():
     whole, trimmed, text = CausalLMDrafter(CausalLM(tiny_drafter("llama")), VOCAB), drafter(TOKENS.flip(0)), prompt(9)
     for one in (whole, trimmed):
-        one.reset(text, None)
-    scores = trimmed.root(text)
-    assert scores.tokens.tolist() == TOKENS.tolist() and scores.vocab == VOCAB
-    assert torch.allclose(scores.scores, whole.root(text)[:, TOKENS], atol=1e-12)
-    assert scores.whole().isneginf().sum() == VOCAB - len(TOKENS)
+        begin(one, text, None)
+    scores = root_of(trimmed, text)
+    assert scores.tokens.tolist() == TOKENS.tolist()
+    kept = root_of(whole, text).values[:, TOKENS].log_softmax(-1)
+    assert torch.allclose(scores.values, kept, atol=1e-12)
+    wide = scores.over_vocabulary()
+    assert wide.isneginf().sum() == wide.shape[1] - len(TOKENS)
     assert f"{len(TOKENS)} tokens of {VOCAB}" in trimmed.describe()
 
 

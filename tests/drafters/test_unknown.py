@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 from table_models import TableDrafter, hashed_laws
 
 from opt_tree import Random, TopK
-from opt_tree.core.children import IID, BestAndDraw, Children, Few, Layer, WithoutReplacement
+from opt_tree.core.answers import LogProbs
+from opt_tree.core.children import IID, BestAndDraw, Children, Layer, Picked, WithoutReplacement
 from opt_tree.core.pool import CandidatePool
 from opt_tree.core.probabilities import log_probs_of, probs_of
 from opt_tree.decoding.draft import draft
@@ -34,8 +35,10 @@ TREES = [
 TREES += [OptTree(6, 0.0, 3), Rheo(6, 0.0, 3), Eagle2(2, 2, 6), Sampled.kary(2, 2, replacement=False)]
 
 
-def layer(log_probs: torch.Tensor, floor: float = -np.inf) -> Layer:
-    return Layer(log_probs, np.linspace(0, -1, len(log_probs)), 1, floor)
+def pick(children: Children, log_probs: torch.Tensor, above: np.ndarray, floor: float, seed: int) -> Picked:
+    if children.sampled:
+        return children.pick(Layer(log_probs, above, 1, floor), Random(seed))
+    return children.pick(LogProbs(log_probs), above, floor)
 
 
 @pytest.mark.parametrize("children", KINDS, ids=repr)
@@ -47,10 +50,9 @@ def test_picking_is_as_if_the_unknown_rows_were_not_there(children, floor, unkno
     hidden = torch.tensor(unknown)
     log_probs = log_probs_of(scores.masked_fill(hidden[:, None], -torch.inf))
     assert (log_probs[hidden] == -torch.inf).all() and not log_probs.isnan().any()
-    whole = layer(log_probs, floor)
-    known = (~hidden).nonzero().squeeze(1).numpy()
-    picked = children.pick(whole, Random(seed))
-    alone = children.pick(whole._replace(log_probs=log_probs[~hidden], above=whole.above[known]), Random(seed))
+    above, known = np.linspace(0, -1, len(log_probs)), (~hidden).nonzero().squeeze(1).numpy()
+    picked = pick(children, log_probs, above, floor, seed)
+    alone = pick(children, log_probs[~hidden], above[known], floor, seed)
     assert picked.tokens.tolist() == alone.tokens.tolist()
     assert picked.path_log_probs.tolist() == alone.path_log_probs.tolist()
     assert picked.rows.tolist() == known[alone.rows].tolist()
@@ -84,12 +86,13 @@ def test_other_faults_stay_visible():
 @pytest.mark.parametrize("children", [TopK(per_node=2), TopK(total=3), LayerBest(total=3)], ids=repr)
 def test_few_tokens_are_picked_like_a_whole_vocabulary(children):
     """A mass below 1 stays what it is; places without a token are passed over."""
-    few = Few(torch.tensor([[0.5, 0.2, 0.0], [0.1, 0.3, 0.4]]).log(), torch.tensor([[6, 2, 0], [1, 5, 3]]))
+    few = LogProbs(torch.tensor([[0.5, 0.2, 0.0], [0.1, 0.3, 0.4]]).log(), torch.tensor([[6, 2, 0], [1, 5, 3]]))
     dense = torch.zeros(2, VOCAB)
-    dense.scatter_(1, few.tokens, few.log_probs.exp())
+    dense.scatter_(1, few.tokens, few.values.exp())
     for floor in (-np.inf, -2.0):
-        listed = children.pick(layer(few.log_probs, floor)._replace(tokens=few.tokens), Random())
-        whole = children.pick(layer(dense.log(), floor), Random())
+        above = np.linspace(0, -1, 2)
+        listed = children.pick(few, above, floor)
+        whole = children.pick(LogProbs(dense.log()), above, floor)
         assert sorted(zip(listed.rows, listed.tokens, listed.path_log_probs, strict=True)) == sorted(
             zip(whole.rows, whole.tokens, whole.path_log_probs, strict=True)
         )
@@ -98,5 +101,5 @@ def test_few_tokens_are_picked_like_a_whole_vocabulary(children):
 @pytest.mark.parametrize("children", [TopK(per_node=2), TopK(total=3)], ids=repr)
 def test_an_answer_without_any_column(children):
     pool = CandidatePool(1, children)
-    pool.add(Few(torch.zeros(1, 0), torch.zeros(1, 0, dtype=torch.long)))
+    pool.add(LogProbs(torch.zeros(1, 0), torch.zeros(1, 0, dtype=torch.long)))
     assert len(pool.newest) == 0 and pool.tree(np.array([0])).nodes == 0

@@ -20,10 +20,9 @@ from torch import Tensor
 from torch._inductor.exc import InvalidCxxCompiler
 from transformers import PreTrainedModel
 
-from opt_tree.core.probabilities import GROUP, log_probs_of
 from opt_tree.decoding import pair as pairs
 from opt_tree.decoding.presets import opt, plain
-from opt_tree.drafters import CausalLMDrafter, EagleDrafter, Sharpened
+from opt_tree.drafters import CausalLMDrafter, EagleDrafter
 from opt_tree.engines import Compiled, CompileError, Inputs, Packed
 from opt_tree.engines import compiled as aot
 from opt_tree.engines import package_cache as packages
@@ -504,34 +503,12 @@ def test_a_body_is_a_function_of_its_tensors():
     """Nothing of one call is left in the next: the same storage, two texts."""
     lm = CausalLM(tiny("llama"))
     body = Body(lm.model, (-1,))
-    ints, mask, kv, more = aot.example(lm.model, lm.cache.shapes)
+    ints, mask, kv = aot.example(lm.model, lm.cache.shapes)
     with torch.no_grad():
-        first = body(ints, mask, kv, more)
-        body(ints + 1, mask, kv, more)
-        again = body(ints, mask, kv, more)
+        first = body(ints, mask, kv)
+        body(ints + 1, mask, kv)
+        again = body(ints, mask, kv)
     assert len(first) == 2 and all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
-
-
-def test_a_drafters_graph_normalises_and_another_calibration_compiles_nothing(fake):
-    """Laws from the graph are those of eager forwards and of the host; the scale is an input, the columns are not."""
-    lm = long_drafter()
-    drafter = CausalLMDrafter(lm, lm.vocab - 1)  # not a multiple of a group
-    assert compile_forwards(lm)
-    for temperature in (1.0, 0.6, 1.7):
-        lm.reset()
-        found = Sharpened(drafter, temperature).root_laws(prompt(9))
-        bare = CausalLMDrafter(long_drafter(), lm.vocab - 1)
-        eager = Sharpened(bare, temperature).root_laws(prompt(9))
-        bare.lm.reset()
-        host = log_probs_of(Sharpened(bare, temperature).root(prompt(9)))
-        for laws in (found, eager):
-            assert laws.tokens is None and laws.log_probs.shape[1] % GROUP == 0
-            assert (laws.log_probs[:, : lm.vocab - 1] - host).abs().max() < CLOSE
-            assert laws.log_probs[:, lm.vocab - 1 :].isneginf().all()
-            assert torch.equal(laws.peaks, laws.log_probs.unflatten(1, (-1, GROUP)).amax(-1))
-    assert len(fake) == 1 and lm.engine.columns == lm.vocab - 1
-    other = CausalLMDrafter(long_drafter())
-    assert compile_forwards(other.lm) and len(fake) == 2, "other columns are another graph"
 
 
 def test_the_compiler_knows_what_it_is_told():
@@ -539,6 +516,19 @@ def test_the_compiler_knows_what_it_is_told():
     from torch._inductor import config
 
     assert set(aot.OPTIONS | aot.TIMED) <= set(config.get_config_copy())
+
+
+@pytest.mark.parametrize("drafts", [False, True], ids=["a target", "a draft model"])
+def test_the_products_of_a_drafter_are_timed(drafts, fake, monkeypatch):
+    """A few rows at a time are worth it; a target's many are not. Each is another package."""
+    told: list[dict[str, Any]] = []
+    write = aot._compile
+    monkeypatch.setattr(aot, "_compile", lambda *given: told.append(given[2]) or write(*given))
+    lm = CausalLM(tiny("llama"))
+    if drafts:
+        CausalLMDrafter(lm)
+    assert compile_forwards(lm) and told == [aot.OPTIONS | aot.TIMED if drafts else aot.OPTIONS]
+    assert compile_forwards(CausalLM(tiny("llama")), make=False) is not drafts
 
 
 def test_compile_errors_are_one_line():

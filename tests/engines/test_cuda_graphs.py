@@ -10,13 +10,16 @@ import torch
 from tiny_models import ARCHITECTURES, TOLERANCE, build, prompt, random_tree, tiny, tiny_drafter, tiny_head
 from torch import Tensor
 
+from opt_tree.core.sampling import Sampling
 from opt_tree.decoding.decoder import Decoder
 from opt_tree.drafters import CausalLMDrafter, EagleDrafter
+from opt_tree.drafters.combined.copying import Copying
+from opt_tree.drafters.of_model import OfModel
 from opt_tree.engines import Captured, CompileError
 from opt_tree.engines.body import Body
 from opt_tree.engines.cuda_graphs import _Buffers, warm_up
 from opt_tree.models.causal_lm import Buckets, CausalLM
-from opt_tree.policies import Eagle2, OptTree
+from opt_tree.policies import Eagle2, OptTree, Sampled
 
 BUCKETS = Buckets(rows=(1, 4, 16), keys=(32, 64))
 
@@ -61,27 +64,63 @@ def test_growth_drops_what_holds_addresses():
     assert not {id(call) for call in calls.values()} & {id(call) for call in lm.engine._calls.values()}
 
 
-@pytest.mark.parametrize("policy", [OptTree(9, 0.0, 4), Eagle2(3, 3, 9)], ids=["of a layer", "of a node"])
-@pytest.mark.parametrize("kind", ["draft", "head", "trimmed head"])
-def test_children_are_picked_in_the_forward(kind, policy, monkeypatch):
-    """All of them, with the values that the host finds; one graph for many budgets."""
-    model, found = build(ARCHITECTURES["llama"]()), []
+@pytest.mark.parametrize("policy", [OptTree(9, 0.0, 4), Eagle2(3, 3, 9), OptTree(20, 0.0, 4)], ids=str)
+@pytest.mark.parametrize("kind", ["draft", "head", "trimmed head", "copying"])
+def test_the_best_tokens_are_picked_in_the_forward(kind, policy, monkeypatch):
+    """Whoever wants no more of them reads no whole rows, and has the tree and the values that whole rows give."""
+    monkeypatch.setattr("opt_tree.engines.body.BEST", 16)  # of the tiny model's 61 tokens
+    model, found, wide = build(ARCHITECTURES["llama"]()), [], []
+    whole = OfModel._whole_of
     for graphs in (False, True):
         target = CausalLM(model)
-        if kind == "draft":
+        if kind in ("draft", "copying"):
             drafter: CausalLMDrafter | EagleDrafter = CausalLMDrafter(CausalLM(tiny_drafter("llama")), target.vocab)
         else:
             known = None if kind == "head" else torch.arange(1, target.vocab, 2)
             drafter = EagleDrafter(tiny_head(model), target, tokens=known)
+        drafter.calibrated(0.7)
         if graphs:
             by_graphs(drafter.lm)
-            for name in ("_survivors", "send"):  # what whoever picks elsewhere needs
-                monkeypatch.setattr(f"opt_tree.core.children.top_k.{name}", None)
-        found.append(Decoder(target, drafter, policy).generate(prompt(9), 30))
+            monkeypatch.setattr(OfModel, "_whole_of", lambda self, logits: wide.append(1) or whole(self, logits))
+        asked = Copying(drafter) if kind == "copying" else drafter
+        found.append(Decoder(target, asked, policy).generate(prompt(9), 30))
     for one, other in zip(found[0].steps, found[1].steps, strict=True):
         assert one.tree.tokens.tolist() == other.tree.tokens.tolist()
         assert one.tree.path_log_probs == pytest.approx(other.tree.path_log_probs, abs=1e-12)
-    assert {children for *_, children in drafter.lm.engine._calls} == {policy.children.rounded}
+    wanted = policy.children.total or policy.children.per_node
+    assert bool(wide) == (wanted > 16 or kind == "copying")
+
+
+def test_children_are_drawn_from_whole_distributions():
+    """Also where a calibration sharpens greedy texts: the scale is the text's."""
+    target, texts = CausalLM(tiny("llama")), []
+    for graphs in (False, True):
+        drafter = CausalLMDrafter(CausalLM(tiny_drafter("llama")), target.vocab).calibrated(0.7)
+        if graphs:
+            by_graphs(drafter.lm)
+        decoder = Decoder(target, drafter, OptTree(9, 0.0, 4))
+        drawn = Decoder(target, drafter, Sampled.chains(2, 3))
+        both = (0, decoder), (1, drawn), (1, decoder)
+        texts.append([each.generate(prompt(9), 20, Sampling(t), seed=1) for t, each in both])
+    for one, other in zip(*texts, strict=True):
+        assert one.tokens == other.tokens and one.accept_lengths == other.accept_lengths
+        for mine, theirs in zip(one.steps, other.steps, strict=True):
+            assert mine.tree.path_log_probs == pytest.approx(theirs.tree.path_log_probs, abs=1e-12)
+
+
+def test_a_model_that_another_drafter_took_says_what_that_one_drafts():
+    """And the first one goes on from whole rows."""
+    target, drawn = CausalLM(tiny("llama")), []
+    for graphs in (False, True):
+        lm = CausalLM(tiny_drafter("llama"))
+        if graphs:
+            by_graphs(lm)
+        first = CausalLMDrafter(lm, target.vocab)
+        texts = [Decoder(target, first, OptTree(9, 0.0, 4)).generate(prompt(9), 20)]
+        second = CausalLMDrafter(lm, target.vocab - 40)
+        texts += [Decoder(target, each, OptTree(9, 0.0, 4)).generate(prompt(9), 20) for each in (second, first)]
+        drawn.append([step.tree.tokens.tolist() for text in texts for step in text.steps])
+    assert drawn[0] == drawn[1]
 
 
 def test_a_warm_up_outside_inference_mode_leaves_the_cache_alone():

@@ -11,6 +11,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import torch
+from asking import begin, root_of
 from tiny_models import build, prompt, tiny
 from torch import nn
 
@@ -279,8 +280,8 @@ def test_a_trimmed_output_layer_is_packed_in_the_place_of_the_whole_one(lm):
     logits(lm)
     whole = weakref.ref(lm.model.lm_head.weight)
     drafter = TrimmedDrafter(lm, torch.arange(8))
-    drafter.reset(prompt(5), None)
-    drafter.root(prompt(5))
+    begin(drafter, prompt(5), None)
+    root_of(drafter, prompt(5))
     gc.collect()
     assert whole() is None
     assert lm.model.lm_head.__dict__ in [linear.names for linear in lm.eager.packed._linears]

@@ -30,7 +30,7 @@ from evaluation.run.baselines import (
     transformers_greedy,
 )
 from evaluation.timing import Timed, Timings, interleave
-from opt_tree import OptTree, Pair, Sampling, Sharpened, load_causal_lm, load_pair
+from opt_tree import OptTree, Pair, Sampling, load_causal_lm, load_pair
 from opt_tree.controllers import Auto
 from opt_tree.decoding.presets import opt, plain
 from opt_tree.policies import Costs
@@ -434,7 +434,7 @@ def test_sampled_baselines_obey_their_seed(pair):
 def test_only_a_causal_lm_assists(folders, pair):
     with_head = load_pair(folders["target"], eagle=folders["head"], dtype="float32", device="cpu")
     assert assistant_of(with_head.drafter) is None
-    assert assistant_of(Sharpened(pair.drafter, 0.5)) is pair.drafter.lm.model
+    assert assistant_of(pair.drafter.calibrated(0.5)) is pair.drafter.lm.model
 
 
 # --- comparison ----------------------------------------------------------------------------------------------------

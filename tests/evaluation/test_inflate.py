@@ -187,7 +187,7 @@ def eagle_pair(model: LlamaForCausalLM, sharpening: float | None = None) -> opt_
     head = tiny_head(model)
     head.fc.weight *= 0.3
     drafter = opt_tree.EagleDrafter(head, target)
-    return opt_tree.Pair(target, tokenizer, opt_tree.Sharpened(drafter, sharpening) if sharpening else drafter)
+    return opt_tree.Pair(target, tokenizer, drafter.calibrated(sharpening or 1.0))
 
 
 @pytest.mark.parametrize(
@@ -217,9 +217,9 @@ def test_an_inflated_pair_keeps_the_heads_size_and_frees_the_small_target() -> N
     pair = inflate_pair(pair, "64x4")
     gc.collect()
     assert layer() is None
-    assert isinstance(pair.drafter, opt_tree.Sharpened) and pair.drafter.temperature == 0.5
     head = pair.drafter.drafter
-    assert pair.drafter.features and pair.drafter.at_temperature(1.0) is head
+    assert head.temperature == 0.5
+    assert pair.drafter.features
     assert (pair.target.hidden, head.lm.hidden, head.max_context) == (64, 32, 256)
     assert "the EAGLE head keeps its own size" in describe(pair.target.model, pair.drafter)
     assert "head keeps" not in describe(pair.target.model)

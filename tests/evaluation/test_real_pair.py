@@ -12,7 +12,6 @@ from experiments.real_pair.questions import asked, in_rounds
 from experiments.real_pair.tables import Along, more, rate
 from opt_tree import Decoder, OptTree, Pair, Static, load_pair
 from opt_tree.core.stopping import ends_of
-from opt_tree.drafters import Sharpened
 from opt_tree.models.canonical import make_canonical
 from opt_tree.policies import Eagle2
 from opt_tree.policies.sequoia import SequoiaTree
@@ -44,8 +43,7 @@ def test_steps_along_a_text_are_those_of_decoding(pair: Pair, stops: bool) -> No
     found = steps_along(pair.drafter, Stored(prompt, text.tokens, 40, ends_of(stop)), WAYS)
     assert found.keys() == WAYS.keys()
     for name, (policy, temperature) in WAYS.items():
-        drafter = pair.drafter if temperature == 1 else Sharpened(pair.drafter, temperature)
-        real = Decoder(pair.target, drafter, policy).generate(prompt, 40, stop=stop)
+        real = Decoder(pair.target, pair.drafter.calibrated(temperature), policy).generate(prompt, 40, stop=stop)
         assert real.tokens == text.tokens
         assert [one.emitted for one in found[name]] == real.accept_lengths, name
         assert [one.expected for one in found[name]] == [step.expected_accepted for step in real.steps]

@@ -13,7 +13,7 @@ from transformers import LogitsProcessor, LogitsProcessorList
 from transformers.generation.streamers import BaseStreamer
 
 from opt_tree.decoding.decoder import Decoder
-from opt_tree.drafters import CausalLMDrafter, Sharpened
+from opt_tree.drafters import CausalLMDrafter
 from opt_tree.models.causal_lm import CausalLM
 from opt_tree.policies import OptTree, Static
 
@@ -31,7 +31,7 @@ def model() -> Any:
 @pytest.fixture(scope="module")
 def decoder(model: Any) -> Decoder:
     drafter = CausalLMDrafter(CausalLM(tiny_drafter("llama")), VOCAB)
-    return Decoder(CausalLM(model), Sharpened(drafter, 0.5), OptTree(nodes=10, threshold=0.1, max_depth=5))
+    return Decoder(CausalLM(model), drafter.calibrated(0.5), OptTree(nodes=10, threshold=0.1, max_depth=5))
 
 
 @pytest.fixture(scope="module")

@@ -281,8 +281,8 @@ def test_on_cuda_a_forward_s_seconds_are_the_device_s_read_when_asked(monkeypatc
     lm = CausalLM(tiny("llama"))
     monkeypatch.setattr(torch.cuda, "Event", Moment)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: "the device's")
-    moment = base._moment
-    monkeypatch.setattr(base, "_moment", lambda device: moment(torch.device("cuda")))
+    moment = base.moment
+    monkeypatch.setattr(base, "moment", lambda device: moment(torch.device("cuda")))
     lm.append(prompt(10))
     lm.score(random_tree(4, seed=0, root=1))
     assert not waited, "nobody has asked"

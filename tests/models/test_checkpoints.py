@@ -16,7 +16,7 @@ from transformers import PreTrainedTokenizerFast
 
 from opt_tree.decoding.decoder import Decoder
 from opt_tree.decoding.pair import load_pair
-from opt_tree.drafters import CausalLMDrafter, EagleDrafter, Sharpened
+from opt_tree.drafters import CausalLMDrafter, EagleDrafter
 from opt_tree.drafters.heads.eagle import load_eagle
 from opt_tree.drafters.registry import load_drafter
 from opt_tree.models import checkpoints
@@ -280,7 +280,7 @@ class TestCalibration:
         self.write(folder / part, json.dumps({"temperature": 0.35, "positions": 123}))
         drafter = {"eagle": str(folder / "eagle")} if part == "eagle" else {"drafter": str(folder / "draft")}
         pair = load_pair(str(folder / "target"), **drafter, **FP64)
-        assert isinstance(pair.drafter, Sharpened) and pair.drafter.temperature == 0.35
+        assert pair.drafter.temperature == 0.35
         bare = load_pair(str(folder / "target"), **drafter, **FP64, bare=True)
         assert isinstance(bare.drafter, EagleDrafter if part == "eagle" else CausalLMDrafter)
 

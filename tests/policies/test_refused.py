@@ -8,7 +8,6 @@ import pytest
 from opt_tree import OptTree, Static, TopK
 from opt_tree.controllers import Auto, BetaLength, CalibratedLength
 from opt_tree.core.children import IID, BestAndDraw, WithoutReplacement
-from opt_tree.core.pool import CandidatePool
 from opt_tree.policies import (
     HALVING,
     AcceptanceRates,
@@ -90,7 +89,6 @@ REFUSED: list[tuple[Callable[[], object], str]] = [
     (lambda: WithoutReplacement(2, total=3), ""),
     (lambda: TopK(), "per_node or total"),
     (lambda: TopK(per_node=2, total=3), "per_node or total"),
-    (lambda: CandidatePool(0, IID(2)), ""),
     (lambda: Costs(((1, 0.0), (2, 1.0)), 1, ROW), "above 0 seconds"),
     (lambda: Costs(((2, 1.0),), 1, ROW), "scoring must begin with 1 row"),
     (lambda: Costs(((1, 1.0), (3, 2.0), (2, 3.0)), 1, ROW), "scoring must rise in rows"),

@@ -68,7 +68,7 @@ def measure(pair: Any, sampling: Any = None) -> Waits:
 
 def counted(decoder: Any, prompt: list[int], sampling: Any) -> tuple[float, Log]:
     """Return the draft forwards a step, and what happened, over some steps in the middle of a text."""
-    steps = decoder.steps(prompt, 200, sampling)
+    steps = decoder.steps(prompt, 200, sampling, stop=None)
     list(islice(steps, 2))
     with logged() as log:
         taken = list(islice(steps, STEPS))

@@ -28,6 +28,7 @@ from transformers import PreTrainedModel
 
 from opt_tree import Decoder, OptTree, Random, Sampling, Static, TreePolicy, load_pair
 from opt_tree import verifiers as judges
+from opt_tree.core.answers import LogProbs
 from opt_tree.core.children import IID, Layer, Picked, TopK
 from opt_tree.policies import DySpec, Rheo, Sampled
 
@@ -46,9 +47,9 @@ class BestAsDrawn(IID):
     """The most probable tokens passed off as independent draws, which `verifiers.check` cannot see."""
 
     def pick(self, layer: Layer, random: Random) -> Picked:
-        """See `Children.pick`."""
+        """See `Drawn.pick`."""
         assert isinstance(self.per_node, int)
-        picked = TopK(self.per_node).pick(layer, random)
+        picked = TopK(self.per_node).pick(LogProbs(layer.log_probs), layer.above, layer.floor)
         return picked._replace(reach=layer.above[picked.rows])
 
 

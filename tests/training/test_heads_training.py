@@ -11,6 +11,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from asking import begin, root_of
 from drafters.test_eagle import Witness
 from drafters.test_eagle3 import KNOWN, target_of
 from safetensors.torch import load_file
@@ -19,7 +20,6 @@ from torch import nn
 from transformers import LlamaConfig
 
 from opt_tree import Decoder, OptTree, load_drafter
-from opt_tree.core.children import Reduced
 from opt_tree.drafters import EagleDrafter, EagleHead
 from opt_tree.drafters.heads.eagle3 import Eagle3Drafter, Eagle3Head, published_layers
 from opt_tree.models.causal_lm import CausalLM
@@ -308,9 +308,9 @@ def test_a_run_goes_on_and_leaves_heads(folder, tmp_path, kind, target, clock):
         drafter = load_drafter(f"eagle:{tmp_path}/{name}", target)
         assert drafter.features == {"eagle": (-1,), "eagle3": published_layers(4), "warm": (0, 1, 1)}[kind]
         assert getattr(drafter.lm.model.base_model, "residual_normed", False) == (kind == "warm")
-        drafter.reset([7], None)
-        answer = drafter.root([7])
-        assert isinstance(answer, Reduced) and answer.scores.shape == (1, 40)
+        begin(drafter, [7], None)
+        answer = root_of(drafter, [7])
+        assert answer.tokens is not None and answer.values.shape == (1, 40)
 
 
 def test_each_kind_is_trained_by_its_papers_recipe_unless_told_otherwise(folder, tmp_path, monkeypatch):

@@ -12,6 +12,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 import torch
+from asking import begin
 from enumeration import LAWS as PLAIN_LAWS
 from enumeration import VOCAB, Text, drawn_trees, emitted_law, law_of, scored, unchecked, verdicts, warped
 from hypothesis import given, settings
@@ -36,8 +37,8 @@ from opt_tree import (
     match,
     prove,
 )
+from opt_tree.core.answers import LogProbs
 from opt_tree.core.children import IID, BestAndDraw, Children, WithoutReplacement
-from opt_tree.core.pool import CandidatePool
 from opt_tree.core.probabilities import probs_of
 from opt_tree.core.random import Among
 from opt_tree.decoding.draft import draft
@@ -609,7 +610,7 @@ def test_with_models_the_laws_are_those_of_the_drafters_own_text(policy: TreePol
     """Equal siblings share a row of its cache; every law is that of a plain forward over the branch."""
     context, model = prompt(7), tiny_drafter("llama")
     drafter = CausalLMDrafter(CausalLM(model))
-    drafter.reset(context, None)
+    begin(drafter, context, None)
     tree = draft(drafter, policy, context, 3, Sampling(0.3), Random(1))
     assert tree.draft_log_probs is not None and tree.depths.max() == 3
     for parent in set(tree.parents[1:].tolist()):
@@ -700,8 +701,8 @@ def test_dyspecs_threshold_leaves_the_worst_slots_empty() -> None:
 
 def test_a_sampled_node_is_never_dropped_for_what_it_is() -> None:
     """Ranked by what was known before: the unlikely first child stays, the likely second one goes."""
-    pool = CandidatePool(0, WithoutReplacement(total=2), ByLaw())
-    pool.add(torch.tensor([[0.05, 0.05, 0.9]], dtype=torch.float64).log())
+    pool = WithoutReplacement(total=2).pool(0, T1, ByLaw())
+    pool.add(LogProbs(torch.tensor([[0.05, 0.05, 0.9]], dtype=torch.float64).log()))
     first, second = pool.tokens[1:3].tolist()
     assert pool.best(1).tolist() == [0, 1]
     assert np.exp(pool.reach[1:3]) == pytest.approx([1, 1 - [0.05, 0.05, 0.9][first]])
@@ -717,9 +718,9 @@ def test_rheos_draw_is_ranked_whatever_comes_out() -> None:
         for token in (0, 2, 3):
             if not probs[token]:
                 continue
-            pool = CandidatePool(0, BestAndDraw(4), Random())
+            pool = BestAndDraw(4).pool(0, T1, Random())
             pool._random.iid = lambda rest, k, token=token: torch.full((len(rest), k), token)  # type: ignore[method-assign,union-attr]
-            pool.add(torch.tensor([probs], dtype=torch.float64).log())
+            pool.add(LogProbs(torch.tensor([probs], dtype=torch.float64).log()))
             others = sorted((p for t, p in enumerate(probs) if t not in (1, token) and p), reverse=True)
             assert pool.tokens[1:3].tolist() == [1, token]
             assert np.exp(pool.reach[1:]) == pytest.approx([best, min(best, 1 - best), *others])
@@ -737,11 +738,11 @@ def test_rheo_stops_when_a_layer_does_not_pay(threshold: float, layers: int) -> 
 def test_a_law_of_one_token_has_one_distinct_child() -> None:
     certain = torch.tensor([[0.0, 1.0, 0.0]], dtype=torch.float64).log()
     for children in (WithoutReplacement(3), WithoutReplacement(total=3), BestAndDraw(3)):
-        pool = CandidatePool(0, children, Random())
-        pool.add(certain)
+        pool = children.pool(0, T1, Random())
+        pool.add(LogProbs(certain))
         assert pool.tokens.tolist() == [0, 1]
-    pool = CandidatePool(0, IID(3), Random())
-    pool.add(certain)
+    pool = IID(3).pool(0, T1, Random())
+    pool.add(LogProbs(certain))
     assert pool.tokens.tolist() == [0, 1, 1, 1]
 
 

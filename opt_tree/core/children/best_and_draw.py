@@ -5,13 +5,14 @@ from typing import ClassVar
 
 import torch
 
-from opt_tree.core.children.base import Layer, Picked, check_siblings, known, read
+from opt_tree.core.children.drawn import Drawn, Layer, check_siblings, known, read
+from opt_tree.core.pool import Picked
 from opt_tree.core.probabilities import probs_of
 from opt_tree.core.random import Random
 
 
 @dataclass(frozen=True)
-class BestAndDraw:
+class BestAndDraw(Drawn):
     """The best token for certain, one draw from the rest, then the best of the others, while they pay.
 
     RheoSampling's sibling groups (arXiv:2609.21827), for the pool's `total` best. The draw is ranked by min(q_best,
@@ -31,7 +32,7 @@ class BestAndDraw:
         return self.total
 
     def pick(self, layer: Layer, random: Random) -> Picked:
-        """See `Children.pick`. A distribution of one token has one child."""
+        """See `Drawn.pick`. A distribution of one token has one child."""
         log_probs, above, rows, _ = facts = known(layer)
         probs = probs_of(log_probs)
         values = log_probs + above

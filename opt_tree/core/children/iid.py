@@ -5,13 +5,14 @@ from typing import ClassVar
 
 import torch
 
-from opt_tree.core.children.base import Layer, Picked, check_siblings, known, read, siblings_at
+from opt_tree.core.children.drawn import Drawn, Layer, check_siblings, known, read, siblings_at
+from opt_tree.core.pool import Picked
 from opt_tree.core.probabilities import probs_of
 from opt_tree.core.random import Random
 
 
 @dataclass(frozen=True)
-class IID:
+class IID(Drawn):
     """Independent draws: equal siblings are separate nodes, in the order of the draws."""
 
     per_node: int | tuple[int, ...]
@@ -23,7 +24,7 @@ class IID:
         check_siblings(self.per_node)
 
     def pick(self, layer: Layer, random: Random) -> Picked:
-        """See `Children.pick`. Every draw of a node has the same reach: the node's."""
+        """See `Drawn.pick`. Every draw of a node has the same reach: the node's."""
         facts = known(layer)
         columns = random.iid(probs_of(facts.log_probs), siblings_at(self.per_node, layer.depth))
         above, rows = facts.above.expand_as(columns), facts.rows.expand_as(columns)

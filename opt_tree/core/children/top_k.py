@@ -3,16 +3,16 @@
 from dataclasses import dataclass
 from numbers import Integral
 from types import NoneType
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
-from opt_tree.core.children.base import Best, Layer, Picked
+from opt_tree.core.answers import LogProbs
 from opt_tree.core.errors import require
-from opt_tree.core.random import Random
+from opt_tree.core.pool import CandidatePool, Picked
 from opt_tree.core.tree import fetch, on_host, send
 
 
@@ -35,85 +35,50 @@ class TopK:
     def budget(self) -> int | None:
         return self.total
 
-    def pick(self, layer: Layer, random: Random) -> Picked:
-        """See `Children.pick`; nothing here is random."""
-        log_probs, names = layer.log_probs, layer.tokens
-        if not log_probs.numel():
-            return _NOTHING
-        if layer.best is None and self.per_node is None and on_host(log_probs):
-            assert self.total is not None
-            peaks = log_probs if layer.peaks is None else layer.peaks
-            picked = _survivors(log_probs.numpy(), peaks.numpy(), layer, self.total)
-            if names is None:
-                return picked
-            (known,) = fetch(names)
-            return picked._replace(
-                tokens=known[picked.tokens] if known.ndim == 1 else known[picked.rows, picked.tokens]
-            )
-        return self._read_once(layer)
+    def pool(self, root: int, sampling: Any, random: Any) -> CandidatePool:
+        """See `Children.pool`; nothing here is random."""
+        return CandidatePool(root, self)
 
-    def _read_once(self, layer: Layer) -> Picked:
-        """Pick where the layer lies. What comes back has one size, whatever is in it: the host waits once."""
-        log_probs, names, best = layer.log_probs, layer.tokens, layer.best
-        frontier, width = log_probs.shape
-        # One list of tokens for all rows that lies on the host is looked up there.
-        listed = names if names is not None and names.ndim == 1 and on_host(names) else None
-        if best is None:
-            above = send(layer.above, log_probs.device, log_probs.dtype)
-            best = Best(self.best(log_probs, above, names if listed is None else None))
-        (found,) = fetch(best.found)
-        if self.per_node is not None:  # of each node the greatest first
-            found = found[:, best.first : best.first + frontier, : self.per_node]
-            rows = np.arange(frontier).repeat(found.shape[2])
-            bits, columns, *tokens = found.reshape(len(found), -1)
-        else:  # the best of all, the best first: put into the order in which the host would find them
-            found = found[:, : self.total]
-            bits, places, *tokens = found[:, found[1].argsort()]
-            rows, columns = np.divmod(places, width)
-            rows = rows - best.first
-        values = np.ascontiguousarray(bits).view(f"f{bits.itemsize}")
-        kept = (values > layer.floor).nonzero()[0]
-        named = (tokens[0] if tokens else columns).take(kept)
-        if listed is not None:
-            named = listed.numpy().take(named)
-        return Picked(values.take(kept), named.astype(np.int64), rows.take(kept))
+    def pick(self, answer: LogProbs, above: Float[np.ndarray, " nodes"], floor: float) -> Picked:
+        """Return the children of a layer: those whose path log-probability exceeds `floor`.
 
-    def best(
-        self,
-        log_probs: Float[Tensor, "frontier columns"],
-        above: Float[Tensor, " frontier"],
-        names: Int[Tensor, "frontier columns"] | Int[Tensor, " columns"] | None = None,
-    ) -> Int[Tensor, "parts ..."]:
-        """Return the children of a layer in one tensor, for one read: path values as bits, columns, tokens if named.
-
-        Per node: a row for each node. Else they are the best of all, the best first, and a place counts through the
-        columns row after row. There are as many whatever the values are, so a graph may hold this.
+        `above`: path log-probabilities of its nodes. Tokens of log-probability -inf are never among the children.
         """
-        vocab = log_probs.shape[1]
-        if self.per_node is not None:
-            values, places = log_probs.topk(min(self.per_node, vocab))
-            values = values + above[:, None]
-            columns = places
-        else:
+        if answer.values.shape[1] < (self.per_node or self.total or 0):
+            answer = answer.unpicked  # fewer were picked beforehand than may be wanted
+        values, names = answer.values, answer.tokens
+        if not values.numel():
+            return _NOTHING
+        if names is not None and names.ndim == 2 and not on_host(values):  # few numbers: all of them come
+            values, names = map(torch.from_numpy, fetch(values, names))
+        if self.per_node is None and on_host(values):
             assert self.total is not None
-            values, places = (log_probs + above[:, None]).flatten().topk(min(self.total, log_probs.numel()))
-            columns = places % vocab if names is not None and names.ndim == 1 else places
-        values = values.to(torch.promote_types(values.dtype, torch.float32))
-        bits = torch.int32 if values.dtype == torch.float32 else torch.int64
-        parts = [values.view(bits), places.to(bits)]
-        if names is not None:
-            whole = names.ndim == 2 and self.per_node is not None
-            tokens = names.gather(1, columns) if whole else names.flatten()[columns]
-            parts.append(tokens.to(bits))
-        return torch.stack(parts)
+            picked = _survivors(values.numpy(), above, floor, self.total)
+        else:
+            picked = self._read_once(values, above, floor)
+        if names is None:
+            return picked
+        (known,) = fetch(names)
+        return picked._replace(tokens=known[picked.tokens] if known.ndim == 1 else known[picked.rows, picked.tokens])
 
-    @property
-    def rounded(self) -> "TopK":
-        """The same for as many children or more: one for many, as each is a graph of its own."""
-        if self.per_node is not None:
-            return TopK(per_node=max(16, 1 << (self.per_node - 1).bit_length()))
-        assert self.total is not None
-        return TopK(total=max(64, 1 << (self.total - 1).bit_length()))
+    def _read_once(
+        self, log_probs: Float[Tensor, "nodes columns"], above: Float[np.ndarray, " nodes"], floor: float
+    ) -> Picked:
+        """Pick where the layer lies. What comes back has one size, whatever is in it: the host waits once."""
+        sent = send(above, log_probs.device, log_probs.dtype)
+        nodes, columns = log_probs.shape
+        if self.per_node is not None:  # of each node the greatest first
+            found, places = log_probs.topk(min(self.per_node, columns))
+            values, tokens = (part.ravel() for part in fetch(found + sent[:, None], places))
+            rows = np.arange(nodes).repeat(found.shape[1])
+        else:  # the best of all, the best first: put into the order in which the host would find them
+            assert self.total is not None
+            values, numbers = fetch(*(log_probs + sent[:, None]).flatten().topk(min(self.total, log_probs.numel())))
+            order = numbers.argsort()
+            values = values[order]
+            rows, tokens = np.divmod(numbers[order], columns)
+        kept = (values > floor).nonzero()[0]
+        return Picked(values.take(kept), tokens.take(kept), rows.take(kept))
 
 
 _LEAST = float(np.finfo(np.float32).min) / 2  # above -inf, which nobody is to pick
@@ -121,30 +86,18 @@ _NOTHING = Picked(np.zeros(0), np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np
 
 
 def _survivors(
-    log_probs: Float[np.ndarray, "frontier columns"],
-    peaks: Float[np.ndarray, "frontier groups"],
-    layer: Layer,
-    total: int,
+    log_probs: Float[np.ndarray, "nodes columns"], above: Float[np.ndarray, " nodes"], floor: float, total: int
 ) -> Picked:
-    """Return the `total` best children above the floor. Only groups are looked into whose peak is above it.
+    """Return the `total` best children above the floor.
 
     In few operations of numpy: between two forwards each is paid for in cold caches, several times what it costs alone.
     """
-    above = layer.above.astype(log_probs.dtype)
-    (frontier, groups), size = peaks.shape, log_probs.shape[1] // peaks.shape[1]
-    highest = peaks + above[:, None]  # rounded as its children are, hence never below one of them
-    floor = layer.floor if layer.floor > -np.inf else max(_below_best(highest, total), _LEAST)
-    among = (highest > floor).ravel().nonzero()[0]
-    rows, tokens = np.divmod(among, groups)
-    if size == 1:
-        values = highest.ravel().take(among)
-    else:
-        blocks = log_probs.reshape(frontier * groups, size).take(among, 0)
-        blocks += above.take(rows)[:, None]
-        hits = (blocks > floor).ravel().nonzero()[0]
-        values = blocks.ravel().take(hits)
-        places, columns = np.divmod(hits, size)
-        rows, tokens = rows.take(places), tokens.take(places) * size + columns
+    paths = log_probs + above.astype(log_probs.dtype)[:, None]
+    if floor == -np.inf:
+        floor = max(_below_best(paths, total), _LEAST)
+    among = (paths > floor).ravel().nonzero()[0]
+    values = paths.ravel().take(among)
+    rows, tokens = np.divmod(among, log_probs.shape[1])
     if len(values) > total:
         kept = (-values).argsort(kind="stable")[:total]
         kept.sort()

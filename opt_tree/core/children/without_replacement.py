@@ -3,13 +3,14 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from opt_tree.core.children.base import Layer, Picked, check_siblings, known, read, siblings_at
+from opt_tree.core.children.drawn import Drawn, Layer, check_siblings, known, read, siblings_at
+from opt_tree.core.pool import Picked
 from opt_tree.core.probabilities import probs_of
 from opt_tree.core.random import Random
 
 
 @dataclass(frozen=True)
-class WithoutReplacement:
+class WithoutReplacement(Drawn):
     """Distinct siblings, each drawn without the ones before it: `per_node` of them, or as many as pay.
 
     With `total`, another sibling is drawn while its reach, the node's path probability times the mass that the siblings
@@ -35,7 +36,7 @@ class WithoutReplacement:
         return self.total
 
     def pick(self, layer: Layer, random: Random) -> Picked:
-        """See `Children.pick`."""
+        """See `Drawn.pick`."""
         facts = known(layer)
         probs = probs_of(facts.log_probs)
         most = self.total if self.total is not None else siblings_at(self.per_node, layer.depth)

@@ -9,15 +9,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Float
-from torch import Tensor
 
-from opt_tree.core.children import Few, Reduced
+from opt_tree.core.answers import LogProbs
 from opt_tree.core.pool import Frontier
-from opt_tree.core.probabilities import log_probs_of
 from opt_tree.core.step import Outcome
 from opt_tree.core.tree import send
-from opt_tree.drafters.base import Drafter
+from opt_tree.drafters.base import Asked, Drafter, described, settings_of
 from opt_tree.drafters.combined.grafted import Joined
 from opt_tree.drafters.registry import DrafterOptions, load_drafter, register
 from opt_tree.drafters.tables.ngram import BETA, NGramDrafter
@@ -42,51 +39,49 @@ class Copying(Joined):
     """
 
     def __init__(self, drafter: Drafter, beta: Sequence[float] = COPY_BETA) -> None:
-        if drafter.sparse:
+        if drafter.names_few:
             raise TypeError(f"{drafter.describe()} names a few tokens only: copying takes a whole law beside the text")
         self.text = NGramDrafter(beta)
         super().__init__(drafter, self.text)
         self.any_order = drafter.any_order
 
-    def root(self, context: list[int]) -> Few:
-        self.begin(context)
+    def root(self, context: list[int]) -> Asked:
+        self.lead(context)
         known = self.text.root(context)
-        return mixed(self.drafter.root(context), known) if self.led else known
+        return self.after(self.drafter.root(context), lambda answer: mixed(answer, known)) if self.led else known
 
-    def expand(self, frontier: Frontier) -> Few:
+    def expand(self, frontier: Frontier) -> Asked:
         known = self.text.expand(frontier)
-        return mixed(self.drafter.expand(frontier), known) if self.led else known
+        return self.after(self.drafter.expand(frontier), lambda answer: mixed(answer, known)) if self.led else known
 
-    def observe(self, outcome: Outcome) -> None:
+    def accept(self, outcome: Outcome) -> None:
         rows = outcome.tree.draft_rows
-        self.drafter.observe(outcome if self.led else outcome.numbered(np.full_like(rows, -1)))
-        self.text.observe(outcome)
-
-    def at_temperature(self, temperature: float) -> "Copying":
-        drafter = self.drafter.at_temperature(temperature)
-        return self if drafter is self.drafter else Copying(drafter, self.text.beta)
+        self.drafter.accept(outcome if self.led else outcome.numbered(np.full_like(rows, -1)))
+        self.text.accept(outcome)
 
     def describe(self) -> str:
-        return f"{self.drafter.describe()}, copying from the text at hand"
+        return f"{described(self.drafter)}, copying from the text at hand"
 
     @property
     def settings(self) -> dict[str, Any]:
-        return self.drafter.settings | {"copies": self.text.settings}
+        return settings_of(self.drafter) | {"copies": self.text.settings}
 
 
-def mixed(scores: Float[Tensor, "rows vocab"] | Few | Reduced, known: Few) -> Few:
-    """Return what the text says and, of the mass that it leaves, the model's law; see `Copying`."""
-    assert not isinstance(scores, Few), "a drafter that is not sparse answered in Few"
-    columns, names = (scores.scores, scores.tokens) if isinstance(scores, Reduced) else (scores, None)
-    law = log_probs_of(columns)
-    best, places = law.topk(min(_WIDTH, law.shape[1]))
-    model = places if names is None else names[places]
-    copied, tokens = send(known.log_probs, best.device).exp(), send(known.tokens, best.device)
+def mixed(answer: LogProbs, known: LogProbs) -> LogProbs:
+    """Return what the text says and, of the mass that it leaves, what the model does; see `Copying`."""
+    best, places = answer.values.topk(min(_WIDTH, answer.values.shape[1]))
+    if answer.tokens is None:
+        model = places
+    else:
+        names = send(answer.tokens, places.device)
+        model = names.gather(1, places) if names.ndim == 2 else names[places]
+    assert known.tokens is not None, "a text names a few tokens"
+    copied, tokens = send(known.values, best.device).exp(), send(known.tokens, best.device)
     probs = best.double().exp() * (1 - copied.sum(1, keepdim=True)).clamp_min(0)
     same = model[:, :, None] == tokens[:, None, :]
     probs = probs + (same * copied[:, None, :]).sum(2)
     copied = copied.masked_fill(same.any(1), 0.0)
-    return Few(torch.cat([probs, copied], 1).log(), torch.cat([model, tokens], 1))
+    return LogProbs(torch.cat([probs, copied], 1).log(), torch.cat([model, tokens], 1))
 
 
 @register("copy", about="a model that also copies from the text at hand: copy:eagle:demo", others=lambda path: [path])

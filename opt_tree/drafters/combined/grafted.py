@@ -7,15 +7,11 @@ the others it never hears.
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float
-from torch import Tensor
 
-from opt_tree.core.children import Few, Picking, Reduced
 from opt_tree.core.pool import Frontier
 from opt_tree.core.step import Outcome
-from opt_tree.core.target import Laws
 from opt_tree.core.words import counted
-from opt_tree.drafters.base import Drafter, DrafterAround, normalised
+from opt_tree.drafters.base import Asked, Drafter, DrafterAround, described, settings_of
 from opt_tree.drafters.registry import DrafterOptions, register, two_specs
 from opt_tree.drafters.tables.lookup import Lookup, Tails, load_with_table
 from opt_tree.models.chain_lm import AnyLM
@@ -25,17 +21,17 @@ from opt_tree.models.checkpoints import CheckpointError, refused
 class Joined(DrafterAround):
     """A model, `drafter`, and a `table`: both begin every prompt, and read whatever either reads.
 
-    It answers in `Few`, as the table does. Behind the model's last position the table drafts alone. A subclass calls
-    `begin` before a root is drafted.
+    It names a few tokens of each node, as the table does. Behind the model's last position the table drafts alone. A
+    subclass calls `lead` before a root is drafted.
     """
 
     def __init__(self, drafter: Drafter, table: Lookup) -> None:
         super().__init__(drafter)
         self.parts = parts = (drafter, table)
         self.features = tuple(dict.fromkeys(layer for part in parts for layer in part.features))
-        self.logits = any(part.logits for part in parts)
+        self.reads_logits = any(part.reads_logits for part in parts)
         self.learns = any(part.learns for part in parts)
-        self.sparse = True
+        self.names_few = True
         self.led = True
         """Whether the model takes part in this step."""
 
@@ -43,8 +39,8 @@ class Joined(DrafterAround):
         own = self.drafter.room(length)
         return own if own > 0 else self.parts[1].room(length)
 
-    def begin(self, context: list[int]) -> None:
-        """Begin a step behind this context."""
+    def lead(self, context: list[int]) -> None:
+        """Begin a step behind this context: see who takes part."""
         self.led = self.drafter.room(len(context)) > 0
 
 
@@ -72,50 +68,30 @@ class Grafted(Joined):
         self._own = 0
         """How many nodes of this step the model expanded, the root apart; -1: not even the root."""
 
-    def root(self, context: list[int]) -> Float[Tensor, "1 vocab"] | Few | Reduced:
-        return self._begin(context) or self.drafter.root(context)
-
-    def root_laws(self, context: list[int], picking: Picking = Picking()) -> Laws:
-        few = self._begin(context)
-        return self.drafter.root_laws(context, picking) if few is None else normalised(few, picking.scale)
-
-    def expand(self, frontier: Frontier) -> Float[Tensor, "frontier vocab"] | Few | Reduced:
-        return self._looked_up(frontier) or self.drafter.expand(frontier)
-
-    def expand_laws(self, frontier: Frontier, picking: Picking = Picking()) -> Laws:
-        few = self._looked_up(frontier)
-        return self.drafter.expand_laws(frontier, picking) if few is None else normalised(few, picking.scale)
-
-    def _begin(self, context: list[int]) -> Few | None:
-        """What the table says behind the root, where the model has no say."""
-        self.begin(context)
+    def root(self, context: list[int]) -> Asked:
+        self.lead(context)
         tails, self._own = self._tails.root(context), 0 if self.led else -1
-        return None if self.led else self.table.look_up(tails)
+        return self.after(self.drafter.root(context)) if self.led else self.table.look_up(tails)
 
-    def _looked_up(self, frontier: Frontier) -> Few | None:
-        """What the table says, where it is its turn."""
+    def expand(self, frontier: Frontier) -> Asked:
         tails = self._tails.expand(frontier)
         if not self.led or frontier.depths[0] >= self.depth:
             return self.table.look_up(tails)
         self._own += len(tails)
-        return None
+        return self.after(self.drafter.expand(frontier))
 
-    def observe(self, outcome: Outcome) -> None:
+    def accept(self, outcome: Outcome) -> None:
         # To the model its own rows: what it never ran is no row of its cache.
         own = [row if row <= self._own else -1 for row in outcome.tree.draft_rows.tolist()]
-        self.drafter.observe(outcome.numbered(np.array(own)))
-        self.table.observe(outcome)
-
-    def at_temperature(self, temperature: float) -> "Grafted":
-        drafter = self.drafter.at_temperature(temperature)
-        return self if drafter is self.drafter else Grafted(drafter, self.table, self.depth)
+        self.drafter.accept(outcome.numbered(np.array(own)))
+        self.table.accept(outcome)
 
     def describe(self) -> str:
-        return f"{self.drafter.describe()} for {counted(self.depth, 'layer')}, {self.table.describe()} below"
+        return f"{described(self.drafter)} for {counted(self.depth, 'layer')}, {self.table.describe()} below"
 
     @property
     def settings(self) -> dict[str, Any]:
-        return self.drafter.settings | {"depth": self.depth, "table": self.table.describe(), **self.table.settings}
+        return settings_of(self.drafter) | {"depth": self.depth, "table": self.table.describe(), **self.table.settings}
 
 
 @register(

@@ -7,15 +7,13 @@ verified is the policy's.
 from typing import Any
 
 import numpy as np
-from jaxtyping import Bool, Float
-from torch import Tensor
+from jaxtyping import Bool
 
-from opt_tree.core.children import Few, Reduced
+from opt_tree.core.answers import LogProbs
 from opt_tree.core.pool import Frontier
-from opt_tree.core.probabilities import log_probs_of
 from opt_tree.core.step import Outcome
-from opt_tree.core.tree import fetch
-from opt_tree.drafters.base import Drafter
+from opt_tree.core.tree import fetch, send
+from opt_tree.drafters.base import Asked, Drafter, described, settings_of
 from opt_tree.drafters.combined.grafted import Joined
 from opt_tree.drafters.registry import DrafterOptions, register, two_specs
 from opt_tree.drafters.tables.lookup import Lookup, Tails, few, load_with_table
@@ -90,49 +88,51 @@ class Rasd(Joined):
         self._retrieved: list[dict[int, float]] = []  # by draft row: the branches that go on there
         self._grafts: list[set[int]] = []  # by draft row: children that are the retrieval's alone
 
-    def root(self, context: list[int]) -> Few:
-        self.begin(context)
+    def root(self, context: list[int]) -> Asked:
+        self.lead(context)
         self._begin()
-        tails = self._tails.root(context)
-        (found,) = _probs(self.retrieval.look_up(tails))
+        (found,) = _probs(self.retrieval.look_up(self._tails.root(context)))
         if not self.led:  # no model prunes
             return self._fuse([{}], [found])
-        (model,) = _probs(self.drafter.root(context))
-        best = set(list(model)[: self.top])
-        return self._fuse([model], [{token: share for token, share in found.items() if token in best}])
 
-    def expand(self, frontier: Frontier) -> Few:
+        def fused(answer: LogProbs) -> LogProbs:
+            (model,) = _probs(answer)
+            best = set(list(model)[: self.top])
+            return self._fuse([model], [{token: share for token, share in found.items() if token in best}])
+
+        return self.after(self.drafter.root(context), fused)
+
+    def expand(self, frontier: Frontier) -> Asked:
         """Ask the model below the nodes that it proposed, the retrieval below those on its branches; some are both."""
         tails = self._tails.expand(frontier)
         nodes = list(zip(frontier.parents.tolist(), frontier.tokens.tolist(), strict=True))
         own = np.array([token not in self._grafts[parent] for parent, token in nodes])
-        inner = self._rows.take(frontier, own)  # numbers the rows, so also where none is the model's
-        answers = _probs(self.drafter.expand(inner)) if own.any() else []
         on_branch = [token in self._retrieved[parent] for parent, token in nodes]
         branches = [tail for tail, on in zip(tails, on_branch, strict=True) if on]
-        found = _probs(self.retrieval.look_up(branches)) if branches else []
-        return self._fuse(_spread(answers, own.tolist()), _spread(found, on_branch))
+        found = _spread(_probs(self.retrieval.look_up(branches)) if branches else [], on_branch)
+        inner = self._rows.take(frontier, own)  # numbers the rows, so also where none is the model's
+        if not own.any():
+            return self._fuse(_spread([], own.tolist()), found)
+        return self.after(
+            self.drafter.expand(inner), lambda answer: self._fuse(_spread(_probs(answer), own.tolist()), found)
+        )
 
-    def observe(self, outcome: Outcome) -> None:
-        self.drafter.observe(self._rows.share_of(outcome))
-        self.retrieval.observe(outcome)
-
-    def at_temperature(self, temperature: float) -> "Rasd":
-        drafter = self.drafter.at_temperature(temperature)
-        return self if drafter is self.drafter else Rasd(drafter, self.retrieval, self.top)
+    def accept(self, outcome: Outcome) -> None:
+        self.drafter.accept(self._rows.share_of(outcome))
+        self.retrieval.accept(outcome)
 
     def describe(self) -> str:
-        return f"{self.drafter.describe()} merged with branches of {self.retrieval.describe()}"
+        return f"{described(self.drafter)} merged with branches of {self.retrieval.describe()}"
 
     @property
     def settings(self) -> dict[str, Any]:
-        return self.drafter.settings | {
+        return settings_of(self.drafter) | {
             "top": self.top,
             "retrieval": self.retrieval.describe(),
             **self.retrieval.settings,
         }
 
-    def _fuse(self, model: list[dict[int, float]], retrieved: list[dict[int, float]]) -> Few:
+    def _fuse(self, model: list[dict[int, float]], retrieved: list[dict[int, float]]) -> LogProbs:
         """Return both answers of each draft row merged, and note the branches there and the grafts among them."""
         for answer, found in zip(model, retrieved, strict=True):
             proposed = list(answer)[: self.top]
@@ -149,15 +149,16 @@ def _spread(answers: list[dict[int, float]], asked: list[bool]) -> list[dict[int
     return [next(following) if one else {} for one in asked]
 
 
-def _probs(scores: Float[Tensor, "rows vocab"] | Few | Reduced) -> list[dict[int, float]]:
+def _probs(answer: LogProbs) -> list[dict[int, float]]:
     """Return an answer as {token: probability} a row, the likeliest first."""
-    if isinstance(scores, Few):
-        log_probs, order = scores.log_probs.sort(dim=1, descending=True, stable=True)
-        tokens = scores.tokens.gather(1, order)
+    if answer.names_few:
+        log_probs, order = answer.values.sort(dim=1, descending=True, stable=True)
     else:
-        law = log_probs_of(scores.scores if isinstance(scores, Reduced) else scores)
-        log_probs, tokens = law.topk(min(_COLUMNS, law.shape[1]))
-        tokens = scores.tokens[tokens] if isinstance(scores, Reduced) else tokens
+        log_probs, order = answer.values.topk(min(_COLUMNS, answer.values.shape[1]))
+    tokens = order
+    if answer.tokens is not None:
+        named = send(answer.tokens, order.device)
+        tokens = named.gather(1, order) if answer.names_few else named[order]
     names, probs = fetch(tokens, log_probs.exp())
     return [
         {token: prob for token, prob in zip(*row, strict=True) if prob > 0}

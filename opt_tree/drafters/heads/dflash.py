@@ -13,8 +13,10 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from transformers.cache_utils import DFlashCache
 
+from opt_tree.core.sampling import Sampling
 from opt_tree.core.step import Outcome
 from opt_tree.core.target import Output
+from opt_tree.drafters.base import Drafter
 from opt_tree.drafters.heads.eagle import LAST
 from opt_tree.drafters.heads.families import refuse_others
 from opt_tree.drafters.heads.one_pass import OnePass
@@ -61,11 +63,12 @@ class DFlashDrafter(OnePass):
         states = [features[layer].to(self.model.device, self.model.dtype) for layer in self._layers]
         return torch.cat(states, -1)
 
-    def reset(self, prompt: list[int], output: Output | None) -> None:
-        self._begin(self._nothing() if output is None else self._inputs(output.features))
+    def begin(self, prompt: list[int], kept: int, prefill: Output | None, sampling: Sampling) -> None:
+        Drafter.begin(self, prompt, kept, prefill, sampling)  # the last feature alone is read by others
+        self._begin(self._nothing() if prefill is None else self._inputs(prefill.features))
 
     def laws(self, context: list[int]) -> Float[Tensor, "depths vocab"]:
-        return self.read(self.states(context)[1:])
+        return self.logits_of(self.states(context)[1:])
 
     def states(self, context: list[int]) -> Float[Tensor, "block hidden"]:
         """Run the states that came since the last forward, and the block behind them; return what the block became."""
@@ -87,7 +90,7 @@ class DFlashDrafter(OnePass):
         self._waiting = self._nothing()
         return states[0]
 
-    def observe(self, outcome: Outcome) -> None:
+    def accept(self, outcome: Outcome) -> None:
         self._waiting = torch.cat([self._waiting, self._inputs(outcome.features)])
 
     def describe(self) -> str:

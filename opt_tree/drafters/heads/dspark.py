@@ -15,8 +15,9 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from transformers import MuseGlimmerAssistantConfig, MuseGlimmerAssistantModel
 
-from opt_tree.core.children import Reduced
+from opt_tree.core.answers import LogProbs
 from opt_tree.core.pool import Frontier
+from opt_tree.core.sampling import Sampling
 from opt_tree.core.step import Outcome
 from opt_tree.core.target import Output, Work
 from opt_tree.core.tree import send
@@ -120,7 +121,8 @@ class DSparkDrafter(Drafter):
         target = block.target
         if tokens is not None and (tokens.diff() < 0).any():
             raise ValueError("the tokens of its columns are not in rising order")
-        self.block, self.heads, self.least, self.tokens = block, heads, least, tokens
+        self.block, self.heads, self.least = block, heads, least
+        self.tokens = None if tokens is None else tokens.cpu()  # children are named where they are read
         self.target, self.features, self.max_context = target, block.features, block.max_context
         output: Any = replicated(target.model.get_output_embeddings())
         self._output: Any = output if tokens is None else rows_of(output, tokens)
@@ -128,7 +130,7 @@ class DSparkDrafter(Drafter):
         self._states = self._unary = torch.zeros(0, 0, device=self._device, dtype=self._dtype)
         self._done = Work()
 
-    def root(self, context: list[int]) -> Float[Tensor, "1 vocab"] | Reduced:
+    def root(self, context: list[int]) -> LogProbs:
         begin = time.perf_counter()
         self._states = self.block.states(context)
         self._unary = self._scaling(self._output(self._states.to(self._device, self._dtype)))
@@ -136,27 +138,29 @@ class DSparkDrafter(Drafter):
         self._done += Work(1, len(self._states), time.perf_counter() - begin)
         return answer
 
-    def expand(self, frontier: Frontier) -> Float[Tensor, "frontier vocab"] | Reduced:
+    def expand(self, frontier: Frontier) -> LogProbs:
         """Answer for parents of one depth, each with its own law; nothing is known beyond the block."""
         depth = int(frontier.depths[0])
         if depth >= len(self._states):
-            return self._unary.new_full((1, self.target.vocab), -torch.inf).expand(len(frontier.tokens), -1)
+            nothing = self._unary.new_full((1, self._unary.shape[1]), -torch.inf)
+            return LogProbs(nothing.expand(len(frontier.tokens), -1), self.tokens)
         return self._below(depth, send(frontier.tokens, self._device))
 
-    def _below(self, depth: int, tokens: Int[Tensor, " rows"]) -> Float[Tensor, "rows vocab"] | Reduced:
-        """Return the scores of children at place `depth` of the block, below these parents."""
+    def _below(self, depth: int, tokens: Int[Tensor, " rows"]) -> LogProbs:
+        """Return what is said of children at place `depth` of the block, below these parents."""
         states = self._states[depth].expand(len(tokens), -1)
         bias = self.heads.markov_head.markov_w2(self.heads.markov_head.latent(states, tokens))
         scores = self._unary[depth] + bias.to(self._unary.dtype)
         if self.least and (confidence := self.heads.confidence(states, tokens)) is not None:
             scores = scores.masked_fill((confidence.sigmoid() < self.least)[:, None], -torch.inf)
-        return scores if self.tokens is None else Reduced(scores, self.tokens, self.target.vocab)
+        return LogProbs.of(scores, self.tokens, self.scale)
 
-    def reset(self, prompt: list[int], output: Output | None) -> None:
-        self.block.reset(prompt, output)
+    def begin(self, prompt: list[int], kept: int, prefill: Output | None, sampling: Sampling) -> None:
+        super().begin(prompt, kept, prefill, sampling)
+        self.block.begin(prompt, kept, prefill, sampling)
 
-    def observe(self, outcome: Outcome) -> None:
-        self.block.observe(outcome)
+    def accept(self, outcome: Outcome) -> None:
+        self.block.accept(outcome)
 
     @property
     def work(self) -> Work:

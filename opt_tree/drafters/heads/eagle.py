@@ -11,12 +11,13 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from transformers import LlamaConfig
 
-from opt_tree.core.children import Reduced
 from opt_tree.core.errors import one_line, require
 from opt_tree.core.pool import Frontier
+from opt_tree.core.sampling import Sampling
 from opt_tree.core.step import Outcome
 from opt_tree.core.target import Forward, Output, shared
 from opt_tree.core.tree import send
+from opt_tree.drafters.base import Asked
 from opt_tree.drafters.draft_vocabulary import take_vocabulary, trimmed_further
 from opt_tree.drafters.heads.eagle_head import EagleHead, HeadedEagle
 from opt_tree.drafters.heads.families import refuse_others
@@ -85,7 +86,7 @@ class EagleDrafter(OfModel):
         self._drafted: Tensor = torch.zeros(0, 0)
         """The head's own features by draft row: 0 the root, k the k-th node expanded; and room for more."""
         self._rows = 0
-        """How many of them there are."""
+        """How many of them there are; -1: the root is asked about."""
 
     def inputs(self, features: Mapping[int, Float[Tensor, "tokens hidden"]]) -> Float[Tensor, "tokens hidden"]:
         """Return what the head reads of the target's features."""
@@ -98,61 +99,62 @@ class EagleDrafter(OfModel):
         found = output(head.read(estimates)).argmax(-1)  # no scaling changes which is the largest
         return found if self.tokens is None else self.tokens[found]
 
-    def reset(self, prompt: list[int], output: Output | None) -> None:
+    def begin(self, prompt: list[int], kept: int, prefill: Output | None, sampling: Sampling) -> None:
+        super().begin(prompt, kept, prefill, sampling)
+        self._context = prompt
+        if kept:
+            assert prefill is not None
+            rows = min(self.lm.length, kept)
+            self.lm.cut(rows)
+            self._ready = torch.cat([self._ready[: kept - rows], self.inputs(prefill.features)])
+            return
         self.lm.reset()
-        if output is None:
+        if prefill is None:
             # A one-token prompt has no earlier feature: its pair starts from zeros.
             self._ready = torch.zeros(1, self.lm.hidden, dtype=self.lm.dtype, device=self.lm.device)
         else:
-            self._ready = self.inputs(output.features)
+            self._ready = self.inputs(prefill.features)
         # With a feature for each token but the last, the pairs begin at the second token; without any, at the first.
-        self._first = 0 if output is None else 1
-        self._context = prompt
+        self._first = 0 if prefill is None else 1
         self._drafted = torch.zeros(0, 0)
 
-    def holds(self, prompt: list[int]) -> int:
-        """See `Drafter.holds`. Of the last common token the feature is needed once more, beside another next token."""
+    def keeps(self, prompt: list[int]) -> int:
+        """See `Drafter.keeps`. Of the last common token the feature is needed once more, beside another next token."""
         pairs = self.lm.length + len(self._ready) if self._first else 0
         return max(min(shared(self._context, prompt) - 1, pairs), 0)
 
-    def resume(self, prompt: list[int], kept: int, output: Output) -> None:
-        rows = min(self.lm.length, kept)
-        self.lm.cut(rows)
-        self._ready = torch.cat([self._ready[: kept - rows], self.inputs(output.features)])
-        self._context = prompt
-
-    def root(self, context: list[int]) -> Float[Tensor, "1 vocab"] | Reduced:
-        """Run the pairs that the last step completed, with the target's features."""
+    def root(self, context: list[int]) -> Forward:
+        """Ask for the pairs that the last step completed, with the target's features."""
         tokens, features = self.take_pairs(context)
-        output = self.lm.append(tokens, features=features, picking=self._picking)
-        states = output.features[LAST]
-        if self._drafted.dtype != states.dtype or self._drafted.shape[1] != states.shape[1]:
-            self._drafted = states.new_empty((_ROOM, states.shape[1]))
-        self._rows = 0
-        self._draft(states, states.shape[0] - 1)
-        return self._scores(output)
+        self._rows = -1  # the root's is not there yet
+        return self.lm.text(tokens, features)
 
     def take_pairs(self, context: list[int]) -> tuple[list[int], Float[Tensor, "pairs hidden"]]:
         """Return the pairs that are not in the head's cache yet, tokens and features; whoever takes them runs them."""
         features, self._ready = self._ready, self._ready[:0]
-        return self._known(context[self._first + self.lm.length :]), features
+        return self.known(context[self._first + self.lm.length :]), features
 
-    def expand(self, frontier: Frontier) -> Float[Tensor, "frontier vocab"] | Reduced:
-        tokens, parents, depths, visible = frontier
-        states = self._drafted.index_select(0, send(parents, self._drafted.device))
-        positions = self.lm.length - 1 + depths
-        output = self.lm.run(Forward(self.lm, tokens, positions, visible, states, picking=self._picking))
-        self._draft(output.features[LAST])
-        return self._scores(output)
+    def expand(self, frontier: Frontier) -> Asked:
+        above = self._drafted.index_select(0, send(frontier.parents, self._drafted.device))
+        return Forward(self.lm, frontier.tokens, frontier.depths + (self.lm.length - 1), frontier.visible, above)
 
-    def _draft(self, states: Float[Tensor, "rows hidden"], first: int = 0) -> None:
-        """Keep these features, from the `first` on, as those of the next draft rows: they outlive the next forward."""
-        known, self._rows = self._rows, self._rows + states.shape[0] - first
+    def read(self, output: Output) -> Asked:
+        states = output.features[LAST]
+        if self._rows < 0:
+            if self._drafted.dtype != states.dtype or self._drafted.shape[1] != states.shape[1]:
+                self._drafted = states.new_empty((_ROOM, states.shape[1]))
+            self._rows, states = 0, states[-1:]
+        self._keep(states)
+        return self.answer(output)
+
+    def _keep(self, states: Float[Tensor, "rows hidden"]) -> None:
+        """Keep these features as those of the next draft rows: they outlive the next forward."""
+        known, self._rows = self._rows, self._rows + states.shape[0]
         while self._rows > self._drafted.shape[0]:
             self._drafted = torch.cat([self._drafted, torch.empty_like(self._drafted)])
-        self._drafted[known : self._rows] = states[first:]
+        self._drafted[known : self._rows] = states
 
-    def observe(self, outcome: Outcome) -> None:
+    def accept(self, outcome: Outcome) -> None:
         self.lm.commit([])
         new = self.inputs(outcome.features)
         self._ready = torch.cat([self._ready, new]) if self._ready.shape[0] else new

@@ -15,9 +15,11 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from opt_tree.core.answers import LogProbs
 from opt_tree.core.pool import Frontier
+from opt_tree.core.sampling import Sampling
 from opt_tree.core.step import Outcome
-from opt_tree.core.target import Output, Work, shared
+from opt_tree.core.target import Forward, Output, Work, shared
 from opt_tree.core.words import counted
 from opt_tree.drafters.base import Drafter
 from opt_tree.drafters.registry import DrafterOptions, feature_target, register
@@ -123,34 +125,37 @@ class EarlyExit(Drafter):
         self._context: list[int] = []
         """The text under way, which the loop goes on writing."""
 
-    def reset(self, prompt: list[int], output: Output | None) -> None:
-        self.lm.reset()
-        nothing = torch.zeros(0, self.lm.hidden, dtype=self.lm.dtype, device=self.lm.device)
-        self._ready = nothing if output is None else output.features[self._below].clone()
+    def begin(self, prompt: list[int], kept: int, prefill: Output | None, sampling: Sampling) -> None:
+        super().begin(prompt, kept, prefill, sampling)
         self._asked, self._context = False, prompt
+        nothing = torch.zeros(0, self.lm.hidden, dtype=self.lm.dtype, device=self.lm.device)
+        new = nothing if prefill is None else prefill.features[self._below].clone()
+        if kept:
+            rows = min(self.lm.length, kept)
+            self.lm.cut(rows)
+            self._ready = torch.cat([self._ready[: kept - rows], new])
+        else:
+            self.lm.reset()
+            self._ready = new
 
-    def holds(self, prompt: list[int]) -> int:
+    def keeps(self, prompt: list[int]) -> int:
         return min(shared(self._context, prompt), self.lm.length + len(self._ready))
 
-    def resume(self, prompt: list[int], kept: int, output: Output) -> None:
-        rows = min(self.lm.length, kept)
-        self.lm.cut(rows)
-        self._ready = torch.cat([self._ready[: kept - rows], output.features[self._below]])
-        self._asked, self._context = False, prompt
-
-    def root(self, context: list[int]) -> Float[Tensor, "1 vocab"]:
+    def root(self, context: list[int]) -> Forward:
         features = torch.cat([self._ready, self.split.begin(context[-1])])
-        output = self.lm.append(context[self.lm.length :], features=features)
         self._ready, self._asked = self._ready[:0], True
-        return output.logits
+        return self.lm.text(context[self.lm.length :], features)
 
-    def expand(self, frontier: Frontier) -> Float[Tensor, "frontier vocab"]:
+    def expand(self, frontier: Frontier) -> Forward:
         positions = self.lm.length - 1 + frontier.depths
         seen = np.pad(frontier.visible, ((0, 0), (1, 0)), constant_values=True)  # the root is a drafted row there
         features = self.split.extend(frontier.tokens, positions, seen)
-        return self.lm.extend(frontier.tokens, positions, frontier.visible, features).logits
+        return Forward(self.lm, frontier.tokens, positions, frontier.visible, features)
 
-    def observe(self, outcome: Outcome) -> None:
+    def read(self, output: Output) -> LogProbs:
+        return LogProbs.of(output.logits, scale=self.scale)
+
+    def accept(self, outcome: Outcome) -> None:
         rows = outcome.tree.draft_rows[outcome.path]
         known = rows >= 0 if self._asked else rows < -1
         self.lm.commit((rows[known][1:] - 1).tolist())

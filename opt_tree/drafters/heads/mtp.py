@@ -5,6 +5,7 @@ made of the token before it, layer 0 beside the target's last hidden state. The 
 comes out.
 """
 
+from collections.abc import Generator
 from typing import Any
 
 import numpy as np
@@ -12,11 +13,13 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from opt_tree.core.children import Picking, Reduced
+from opt_tree.core.answers import LogProbs
 from opt_tree.core.pool import Frontier
+from opt_tree.core.sampling import Sampling
 from opt_tree.core.step import Outcome
 from opt_tree.core.target import Forward, Output
 from opt_tree.core.tree import send
+from opt_tree.drafters.base import Asked, SeveralForwards
 from opt_tree.drafters.heads.eagle import LAST, EagleDrafter
 from opt_tree.drafters.heads.eagle_head import HeadedEagle
 from opt_tree.drafters.heads.mtp_layers import MtpLayer, read_layers
@@ -26,6 +29,7 @@ from opt_tree.models.chain_lm import AnyLM
 from opt_tree.models.checkpoints import refused
 from opt_tree.models.output_scaling import scaling_of
 
+Asking = Generator[Forward, Output, Output]
 _AT_ONCE = 64
 """Committed rows that a layer runs beside drafted ones; more of them run before."""
 
@@ -33,10 +37,9 @@ _AT_ONCE = 64
 class _Deeper:
     """A layer behind the first one, from step to step."""
 
-    def __init__(self, head: HeadedEagle, buckets: Buckets | None, columns: int, below: "_Deeper | None") -> None:
+    def __init__(self, head: HeadedEagle, buckets: Buckets | None, below: "_Deeper | None") -> None:
         self.lm = CausalLM(head, buckets, probe=False)
         self.lm.watch((LAST,))
-        self.lm.columns = columns
         self.below = below
         """The layer that reads what this one makes."""
         self.ready: Tensor = torch.zeros(0)
@@ -50,13 +53,11 @@ class _Deeper:
         """Take what the layer above made of the next committed tokens; copied, as it lives until the next forward."""
         self.ready = torch.cat([self.ready.to(states), states])
 
-    def run(
-        self, text: list[int], nodes: Frontier, above: Float[Tensor, "rows hidden"], picking: Picking | None
-    ) -> Output:
+    def run(self, text: list[int], nodes: Frontier, above: Float[Tensor, "rows hidden"]) -> Asking:
         """Run the committed tokens that are missing, and all nodes of this step, which read rows of `above`."""
-        left = self._catch_up(text)
+        left = yield from self._catch_up(text)
         inputs = torch.cat([self.ready[:left], above])
-        output = self._forward(text[len(text) - left :], nodes, inputs, picking)
+        output = yield self._forward(text[len(text) - left :], nodes, inputs)
         states = output.features[LAST]
         root = states[left - 1 : left] if left else states.new_zeros(1, states.shape[1])
         self.made = torch.cat([root, states[left:]])
@@ -64,19 +65,20 @@ class _Deeper:
         self.fresh = left
         return output
 
-    def run_on(self, nodes: Frontier, picking: Picking | None) -> Output:
+    def run_on(self, nodes: Frontier) -> Asking:
         """Run more nodes, which read what this layer made of their parents."""
-        output = self._forward([], nodes, self.made, picking)
+        output = yield self._forward([], nodes, self.made)
         self.made = torch.cat([self.made, output.features[LAST]])
         return output
 
-    def _catch_up(self, text: list[int]) -> int:
+    def _catch_up(self, text: list[int]) -> Generator[Forward, Output, int]:
         """Run what is too much to run beside nodes; return how many committed tokens are left to run, the last ones."""
         left = len(self.ready) - 1
         if (many := left - _AT_ONCE) <= 0:
             return left
         tokens = text[len(text) - left :][:many]
-        self._made_of_text(self.lm.append(tokens, features=self.ready[:many]).features[LAST])
+        output = yield self.lm.text(tokens, self.ready[:many])
+        self._made_of_text(output.features[LAST])
         return _AT_ONCE
 
     def _made_of_text(self, states: Float[Tensor, "rows hidden"]) -> None:
@@ -84,16 +86,15 @@ class _Deeper:
         if self.below is not None:
             self.below.take(states)
 
-    def _forward(self, text: list[int], nodes: Frontier, inputs: Tensor, picking: Picking | None) -> Output:
-        """Run tokens of the text and nodes behind them; `inputs` are those of the tokens, then what nodes choose of."""
+    def _forward(self, text: list[int], nodes: Frontier, inputs: Tensor) -> Forward:
+        """Tokens of the text and nodes behind them; `inputs` are those of the tokens, then what nodes choose of."""
         left, behind = len(text), self.fresh + len(text)
         seen = np.pad(nodes.visible, ((left, 0), (behind, 0)), constant_values=True)
         seen[:left] = np.tri(left, seen.shape[1], dtype=bool)
         tokens = np.concatenate([np.array(text, dtype=np.int64), nodes.tokens])
-        positions = np.concatenate([np.arange(left), nodes.depths + (behind - 1)])
-        taken = np.concatenate([np.arange(left), nodes.parents + left])
-        states = inputs.index_select(0, send(taken, inputs.device))
-        return self.lm.run(Forward(self.lm, tokens, self.lm.length + positions, seen, states, picking=picking))
+        positions = np.concatenate([np.arange(left), nodes.depths + (behind - 1)]) + self.lm.length
+        taken = send(np.concatenate([np.arange(left), nodes.parents + left]), inputs.device)
+        return Forward(self.lm, tokens, positions, seen, inputs.index_select(0, taken))
 
     def commit(self) -> None:
         """Keep the committed tokens, drop the nodes."""
@@ -101,7 +102,7 @@ class _Deeper:
         self.fresh = 0
 
 
-class MtpDrafter(EagleDrafter):
+class MtpDrafter(SeveralForwards, EagleDrafter):
     """Drafts with the target's own MTP layers: layer d the children of nodes at depth d, the last one all below.
 
     With one layer it is an EAGLE drafter whose head is that layer. With several, a layer runs all nodes above anew: it
@@ -116,45 +117,57 @@ class MtpDrafter(EagleDrafter):
         self._begin(heads[0], target, buckets, None)
         self._deeper: list[_Deeper] = []
         for head in reversed(heads[1:]):
-            self._deeper.insert(0, _Deeper(head, buckets, self.lm.columns, next(iter(self._deeper), None)))
+            self._deeper.insert(0, _Deeper(head, buckets, next(iter(self._deeper), None)))
+        for each in self._deeper:
+            each.lm.drafted = self.drafted
         self.models = (self.lm, *(each.lm for each in self._deeper))
         self.any_order = not self._deeper
         self._text: list[int] = []
         """The context of this step."""
         self._layers: list[Frontier] = []
         """The frontiers of this step."""
+        self._at_depth = False
+        """Whether a layer behind the first one is asked."""
 
-    def reset(self, prompt: list[int], output: Output | None) -> None:
-        super().reset(prompt, output)
+    def begin(self, prompt: list[int], kept: int, prefill: Output | None, sampling: Sampling) -> None:
+        super().begin(prompt, kept, prefill, sampling)
         for each in self._deeper:
             each.lm.reset()
             each.ready, each.fresh = self._ready[:0], 0
 
-    def holds(self, prompt: list[int]) -> int:
-        return 0 if self._deeper else super().holds(prompt)
+    def keeps(self, prompt: list[int]) -> int:
+        return 0 if self._deeper else super().keeps(prompt)
 
-    def root(self, context: list[int]) -> Float[Tensor, "1 vocab"] | Reduced:
-        self._text, self._layers = context, []
+    def root(self, context: list[int]) -> Forward:
+        self._text, self._layers, self._at_depth = context, [], False
         return super().root(context)
 
-    def _draft(self, states: Float[Tensor, "rows hidden"], first: int = 0) -> None:
-        if self._deeper and not self._rows:  # the root's, and those of other committed tokens
-            self._deeper[0].take(states)
-        super()._draft(states, first)
+    def read(self, output: Output) -> Asked:
+        if self._at_depth:
+            return self._go_on(output)
+        if self._deeper and self._rows < 0:  # the root's, and those of other committed tokens
+            self._deeper[0].take(output.features[LAST])
+        return EagleDrafter.read(self, output)
 
-    def expand(self, frontier: Frontier) -> Float[Tensor, "frontier vocab"] | Reduced:
+    def expand(self, frontier: Frontier) -> Asked:
         if not self._deeper:
             return super().expand(frontier)
         self._layers.append(frontier)
+        self._at_depth = True
+        return self.ask(self._below(frontier))
+
+    def _below(self, frontier: Frontier) -> Generator[Forward, Output, LogProbs]:
+        """Ask about nodes of the newest layer."""
         depth = len(self._layers)
         if depth > len(self._deeper):
-            output = self._deeper[-1].run_on(frontier, self._picking)
+            output = yield from self._deeper[-1].run_on(frontier)
         else:
             each, above = self._deeper[depth - 1], self._drafted[:1] if depth == 1 else self._deeper[depth - 2].made
             if not len(each.ready):  # the prompt is too short for this layer
-                return torch.full((len(frontier.tokens), self._whole), -torch.inf, device=self.lm.device)
-            output = each.run(self._text, self._all(), above, self._picking)
-        return self._scores(output.some(slice(len(output.logits) - len(frontier.tokens), None)))
+                nothing = torch.full((len(frontier.tokens), self.vocab), -torch.inf, device=self.lm.device)
+                return LogProbs(nothing)
+            output = yield from each.run(self._text, self._all(), above)
+        return self.answer(output.last(len(frontier.tokens)))
 
     def _all(self) -> Frontier:
         """All nodes of this step as one frontier."""
@@ -162,8 +175,8 @@ class MtpDrafter(EagleDrafter):
         rows = [np.pad(some.visible, ((0, 0), (0, len(tokens) - some.visible.shape[1]))) for some in self._layers]
         return Frontier(tokens, parents, depths, np.concatenate(rows))
 
-    def observe(self, outcome: Outcome) -> None:
-        super().observe(outcome)
+    def accept(self, outcome: Outcome) -> None:
+        super().accept(outcome)
         for each in self._deeper:
             each.commit()
 

@@ -7,7 +7,6 @@ marginals is the product of their probabilities along each path; its n best path
 """
 
 import time
-from abc import abstractmethod
 from typing import Any
 
 import torch
@@ -15,11 +14,12 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from opt_tree.core.children import Reduced
+from opt_tree.core.answers import LogProbs
 from opt_tree.core.pool import Frontier
+from opt_tree.core.sampling import Sampling
 from opt_tree.core.step import Outcome
 from opt_tree.core.target import Output, Work
-from opt_tree.drafters.base import Drafter
+from opt_tree.drafters.base import Asked, Drafter
 from opt_tree.drafters.heads.eagle import LAST
 from opt_tree.drafters.registry import DrafterOptions, feature_target, register
 from opt_tree.models.capabilities import size_of
@@ -48,40 +48,47 @@ class OnePass(Drafter):
         self.target, self.max_context = target, target.max_context
         self._scaling = scaling_of(target.model)
         self._feature = torch.zeros(1, target.hidden, dtype=target.dtype, device=target.device)
-        self.scores = torch.zeros(0, target.vocab)
+        self.answers = LogProbs(torch.zeros(0, target.vocab))
         """Of this step, a row a depth."""
         self._done = Work()
 
-    def read(self, states: Float[Tensor, "rows hidden"]) -> Float[Tensor, "rows vocab"]:
+    def logits_of(self, states: Float[Tensor, "rows hidden"]) -> Float[Tensor, "rows vocab"]:
         """Return the logits that the target has where these are its last hidden states."""
         output: Any = self.target.model.get_output_embeddings()
         return self._scaling(output(states.to(*home_of(output))))
 
-    @abstractmethod
     def laws(self, context: list[int]) -> Float[Tensor, "depths columns"]:
-        """Return the scores of the 1st, 2nd, ... token behind the context."""
+        """Return the scores of the 1st, 2nd, ... token behind the context. Whoever asks for a forward writes `root`."""
+        raise NotImplementedError(f"{type(self).__name__} says nothing of the depths")
 
-    def reset(self, prompt: list[int], output: Output | None) -> None:
+    def begin(self, prompt: list[int], kept: int, prefill: Output | None, sampling: Sampling) -> None:
+        super().begin(prompt, kept, prefill, sampling)
         # A one-token prompt has no earlier feature: its heads read zeros.
-        self._feature = torch.zeros_like(self._feature) if output is None else output.features[LAST][-1:].clone()
+        self._feature = torch.zeros_like(self._feature) if prefill is None else prefill.features[LAST][-1:].clone()
 
-    def root(self, context: list[int]) -> Float[Tensor, "1 vocab"] | Reduced:
+    def root(self, context: list[int]) -> Asked:
         begin = time.perf_counter()
-        self.scores = self.laws(context).cpu()  # all depths in one read: what follows needs no device
+        scores = self.laws(context)
         self._done += Work(1, self.rows, time.perf_counter() - begin)
-        return self._answer(self.scores[:1])
+        return self.answer(scores)
 
-    def expand(self, frontier: Frontier) -> Float[Tensor, "frontier vocab"] | Reduced:
-        """Look up the law of the frontier's depth; nothing is known beyond the last head."""
-        depth, nodes = int(frontier.depths[0]), len(frontier.tokens)
-        if depth >= len(self.scores):
-            return self.scores.new_full((1, self.target.vocab), -torch.inf).expand(nodes, -1)
-        return self._answer(self.scores[depth : depth + 1].expand(nodes, -1))
+    def answer(self, scores: Float[Tensor, "depths columns"]) -> LogProbs:
+        """Take the scores of all depths; return the answer of the first."""
+        # All in one read: what follows needs no device.
+        self.answers = LogProbs.of(scores.cpu(), self.tokens, self.scale)
+        return self._at(0, 1)
 
-    def _answer(self, scores: Float[Tensor, "rows columns"]) -> Float[Tensor, "rows vocab"] | Reduced:
-        return scores if self.tokens is None else Reduced(scores, self.tokens, self.target.vocab)
+    def expand(self, frontier: Frontier) -> LogProbs:
+        """Look up the answer of the frontier's depth; nothing is known beyond the last head."""
+        return self._at(int(frontier.depths[0]), len(frontier.tokens))
 
-    def observe(self, outcome: Outcome) -> None:
+    def _at(self, depth: int, nodes: int) -> LogProbs:
+        values = self.answers.values
+        if depth >= len(values):
+            return LogProbs(values.new_full((1, values.shape[1]), -torch.inf).expand(nodes, -1), self.tokens)
+        return LogProbs(values[depth : depth + 1].expand(nodes, -1), self.tokens)
+
+    def accept(self, outcome: Outcome) -> None:
         self._feature = outcome.features[LAST][-1:].clone()
 
     @property
@@ -130,12 +137,12 @@ class MedusaDrafter(OnePass):
         super().__init__(target)
         self.heads = heads
 
-    def holds(self, prompt: list[int]) -> int:
+    def keeps(self, prompt: list[int]) -> int:
         return len(prompt)  # the one feature that it reads is among what is new
 
     def laws(self, context: list[int]) -> Float[Tensor, "depths vocab"]:
         states = self.heads(self._feature.to(next(self.heads.parameters()).dtype))[:, 0]
-        return states if states.shape[1] == self.target.vocab else self.read(states)
+        return states if states.shape[1] == self.target.vocab else self.logits_of(states)
 
     def describe(self) -> str:
         return f"{len(self.heads.heads)} Medusa heads {self.name}: {size_of(self.heads)}"

@@ -3,6 +3,7 @@
 Owns the head (an EAGLE head that knows mask tokens), the drafter around it, and their files. The look-up is `OnePass`.
 """
 
+from collections.abc import Generator
 from typing import Any
 
 import numpy as np
@@ -11,9 +12,12 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from transformers import LlamaConfig
 
+from opt_tree.core.answers import LogProbs
+from opt_tree.core.sampling import Sampling
 from opt_tree.core.step import Outcome
 from opt_tree.core.target import Forward, Output, Work, causal
 from opt_tree.core.words import counted
+from opt_tree.drafters.base import Asked, SeveralForwards
 from opt_tree.drafters.draft_vocabulary import take_vocabulary
 from opt_tree.drafters.heads.eagle import LAST, EagleDrafter, head_config, lend_embeddings
 from opt_tree.drafters.heads.eagle_head import EagleHead
@@ -46,7 +50,7 @@ class ParallelHead(EagleHead):
         return torch.where((masks >= 0)[..., None], self.masks(masks.clamp(min=0)), known)
 
 
-class ParallelSpecDrafter(OnePass):
+class ParallelSpecDrafter(SeveralForwards, OnePass):
     """Drafts all depths with one forward of a parallel head over [new pairs, mask, mask, ...].
 
     Committed pairs carry the target's own features, as with an EAGLE head. Masks stand behind the root's pair, carry
@@ -63,44 +67,45 @@ class ParallelSpecDrafter(OnePass):
     ) -> None:
         """`tokens`: the draft vocabulary; None: all tokens of the head."""
         super().__init__(target)
-        self.tokens = None if tokens is None else tokens.sort().values
+        self.tokens = None if tokens is None else tokens.cpu().sort().values
         self.eagle = EagleDrafter(head, target, buckets, self.tokens)
         self.models, self.max_context = self.eagle.models, self.eagle.max_context - head.masks.num_embeddings
         self._masks = head.config.vocab_size + np.arange(head.masks.num_embeddings)
 
-    def laws(self, context: list[int]) -> Float[Tensor, "depths columns"]:
+    def root(self, context: list[int]) -> Asked:
+        return self.ask(self._pass(context))
+
+    def _pass(self, context: list[int]) -> Generator[Forward, Output, LogProbs]:
+        """The forward over the new pairs and the masks; before it another one, where the pairs are many."""
         lm, count = self.eagle.lm, len(self._masks)
         pairs, features = self.eagle.take_pairs(context)
         if len(pairs) > _PAIRS:
-            lm.append(pairs[:-1], features=features[:-1])
+            yield lm.text(pairs[:-1], features[:-1])
             pairs, features = pairs[-1:], features[-1:]
         tokens = np.array([*pairs, *self._masks])
         rows = len(tokens)
         inputs = torch.cat([features, features[-1:].expand(count, -1)])
-        output = lm.run(Forward(lm, tokens, lm.length + np.arange(rows), causal(rows), inputs, last_only=True))
+        output = yield Forward(lm, tokens, lm.length + np.arange(rows), causal(rows), inputs, last_only=True)
         lm.commit(list(range(len(pairs))))
         headed: Any = lm.model
         states, layer = output.features[LAST][-count - 1 : -1], headed.get_output_embeddings()
         with lm.eager.packed:
-            return torch.cat([headed.scaling(layer(states.to(*home_of(layer)))), output.logits])
+            return self.answer(torch.cat([headed.scaling(layer(states.to(*home_of(layer)))), output.logits]))
 
-    def reset(self, prompt: list[int], output: Output | None) -> None:
-        self.eagle.reset(prompt, output)
+    def keeps(self, prompt: list[int]) -> int:
+        return self.eagle.keeps(prompt)
 
-    def holds(self, prompt: list[int]) -> int:
-        return self.eagle.holds(prompt)
+    def begin(self, prompt: list[int], kept: int, prefill: Output | None, sampling: Sampling) -> None:
+        super().begin(prompt, kept, prefill, sampling)
+        self.eagle.begin(prompt, kept, prefill, sampling)
 
-    def resume(self, prompt: list[int], kept: int, output: Output) -> None:
-        self.eagle.resume(prompt, kept, output)
-
-    def observe(self, outcome: Outcome) -> None:
-        self.eagle.observe(outcome)
+    def accept(self, outcome: Outcome) -> None:
+        self.eagle.accept(outcome)
 
     @property
     def work(self) -> Work:
-        """The head's forwards; reading the other depths is part of each."""
-        head, whole = self.eagle.work, self._done
-        return Work(head.forwards, head.tokens, whole.seconds)
+        """The head's forwards."""
+        return self.eagle.work
 
     def describe(self) -> str:
         head: Any = self.eagle.lm.model.base_model

@@ -1,11 +1,8 @@
 """An independent drafter: any causal LM that shares the target's tokenizer."""
 
-from jaxtyping import Float
-from torch import Tensor
-
-from opt_tree.core.children import Reduced
 from opt_tree.core.errors import require
 from opt_tree.core.pool import Frontier
+from opt_tree.core.sampling import Sampling
 from opt_tree.core.step import Outcome
 from opt_tree.core.target import Forward, Output
 from opt_tree.drafters.of_model import OfModel
@@ -28,26 +25,25 @@ class CausalLMDrafter(OfModel):
         self.take_model(lm, min(whole, lm.vocab), whole)
         self.max_context = lm.max_context
 
-    def reset(self, prompt: list[int], output: Output | None) -> None:
-        self.lm.reset()
-
-    def holds(self, prompt: list[int]) -> int:
+    def keeps(self, prompt: list[int]) -> int:
         return len(prompt)
 
-    def resume(self, prompt: list[int], kept: int, output: Output) -> None:
-        self.lm.keep(self._known(prompt), len(prompt) - 1)
+    def begin(self, prompt: list[int], kept: int, prefill: Output | None, sampling: Sampling) -> None:
+        super().begin(prompt, kept, prefill, sampling)
+        if kept:
+            self.lm.keep(self.known(prompt), len(prompt) - 1)
+        else:
+            self.lm.reset()
 
-    def root(self, context: list[int]) -> Float[Tensor, "1 vocab"] | Reduced:
+    def root(self, context: list[int]) -> Forward:
         """Catch up with the context; between steps that is the target's own token and at most one accepted one."""
-        return self._scores(self.lm.append(self._known(context[self.lm.length :]), picking=self._picking))
+        return self.lm.text(self.known(context[self.lm.length :]))
 
-    def expand(self, frontier: Frontier) -> Float[Tensor, "frontier vocab"] | Reduced:
-        tokens, _, depths, visible = frontier
+    def expand(self, frontier: Frontier) -> Forward:
         # Depth 1 follows the root, which is the last committed row here.
-        positions = self.lm.length - 1 + depths
-        return self._scores(self.lm.run(Forward(self.lm, tokens, positions, visible, picking=self._picking)))
+        return Forward(self.lm, frontier.tokens, frontier.depths + (self.lm.length - 1), frontier.visible)
 
-    def observe(self, outcome: Outcome) -> None:
+    def accept(self, outcome: Outcome) -> None:
         numbers = outcome.tree.draft_rows.tolist()
         self.lm.commit([numbers[row] - 1 for row in outcome.path[1:] if numbers[row] > 0])
 

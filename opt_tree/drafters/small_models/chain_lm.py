@@ -3,12 +3,12 @@
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float
-from torch import Tensor
 
+from opt_tree.core.answers import LogProbs
 from opt_tree.core.pool import Frontier
+from opt_tree.core.sampling import Sampling
 from opt_tree.core.step import Outcome
-from opt_tree.core.target import Output
+from opt_tree.core.target import Forward, Output
 from opt_tree.drafters.base import Drafter
 from opt_tree.drafters.small_models.causal_lm import CausalLMDrafter
 from opt_tree.models.chain_lm import AnyLM, ChainLM
@@ -28,23 +28,27 @@ class ChainLMDrafter(Drafter):
         self._first, self._expanded = 0, 0
         """Draft rows: the first of the newest layer, and how many there are."""
 
-    def reset(self, prompt: list[int], output: Output | None) -> None:
-        self.lm.reset()
-
-    def holds(self, prompt: list[int]) -> int:
+    def keeps(self, prompt: list[int]) -> int:
         return len(prompt)  # its own model takes in the whole of it
 
-    def root(self, context: list[int]) -> Float[Tensor, "1 vocab"]:
+    def begin(self, prompt: list[int], kept: int, prefill: Output | None, sampling: Sampling) -> None:
+        super().begin(prompt, kept, prefill, sampling)
+        self.lm.reset()
+
+    def root(self, context: list[int]) -> Forward:
         missing = [token if token < self.lm.vocab else 0 for token in context[self.lm.length :]]
         self._first, self._expanded = 0, 1
-        return self.lm.append(missing).logits[:, : self.vocab]
+        return self.lm.text(missing)
 
-    def expand(self, frontier: Frontier) -> Float[Tensor, "frontier vocab"]:
+    def expand(self, frontier: Frontier) -> Forward:
         rows = np.asarray(frontier.parents) - self._first
         self._first, self._expanded = self._expanded, self._expanded + len(rows)
-        return self.lm.extend(rows, frontier.tokens).logits[:, : self.vocab]
+        return self.lm.layer(rows, frontier.tokens)
 
-    def observe(self, outcome: Outcome) -> None:
+    def read(self, output: Output) -> LogProbs:
+        return LogProbs.of(output.logits[:, : self.vocab], scale=self.scale)
+
+    def accept(self, outcome: Outcome) -> None:
         """Nothing: the context that `root` is asked with says what survived."""
 
     def describe(self) -> str:

@@ -1,7 +1,7 @@
 """Drafters that look the next token up by the last few: no model, no forward, a few tokens a node.
 
-Owns the tails (the last tokens before each node of a draft) and the way from counts to `Few`. Knows nothing of where
-the counts come from: the text before (`ngram.py`), a file (`store.py`), the target's logits (`recycling.py`).
+Owns the tails (the last tokens before each node of a draft) and the way from counts to an answer. Knows nothing of
+where the counts come from: the text before (`ngram.py`), a file (`store.py`), the target's logits (`recycling.py`).
 """
 
 from abc import abstractmethod
@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import torch
 
-from opt_tree.core.children import Few
+from opt_tree.core.answers import LogProbs
 from opt_tree.core.pool import Frontier
 from opt_tree.drafters.base import Drafter
 from opt_tree.drafters.registry import DrafterOptions, load_drafter, two_specs
@@ -50,7 +50,7 @@ class Tails:
 class Lookup(Drafter):
     """A drafter whose answer depends on the last `order` tokens alone. `law` is all that there is to write."""
 
-    sparse = True
+    names_few = True
     any_order = True
 
     def __init__(self, order: int) -> None:
@@ -63,18 +63,18 @@ class Lookup(Drafter):
     def law(self, tail: Tail) -> Mapping[int, float]:
         """Return {token: probability} of what may follow a tail. They are meant: a mass below 1 stays below 1."""
 
-    def look_up(self, tails: list[Tail]) -> Few:
+    def look_up(self, tails: list[Tail]) -> LogProbs:
         """Return what may follow each tail."""
         return few([self.law(tail) for tail in tails])
 
-    def root(self, context: list[int]) -> Few:
+    def root(self, context: list[int]) -> LogProbs:
         return self.look_up(self._tails.root(context))
 
-    def expand(self, frontier: Frontier) -> Few:
+    def expand(self, frontier: Frontier) -> LogProbs:
         return self.look_up(self._tails.expand(frontier))
 
 
-def few(rows: Sequence[Mapping[int, float]]) -> Few:
+def few(rows: Sequence[Mapping[int, float]]) -> LogProbs:
     """Return what rows of {token: probability} say, in float64, as wide as the widest.
 
     >>> few([{5: 0.5, 2: 0.25}, {}]).tokens.tolist()
@@ -92,7 +92,7 @@ def few(rows: Sequence[Mapping[int, float]]) -> Few:
     shape = (len(rows), width)
     # torch's logarithm, which takes 0 for what it is: silencing numpy costs as much as all the rest.
     log_probs = torch.from_numpy(np.array(probs, dtype=np.float64).reshape(shape)).log_()
-    return Few(log_probs, torch.from_numpy(np.array(tokens, dtype=np.int64).reshape(shape)))
+    return LogProbs(log_probs, torch.from_numpy(np.array(tokens, dtype=np.int64).reshape(shape)))
 
 
 def load_with_table(kind: str, pair: str, target: AnyLM, options: DrafterOptions) -> tuple[Drafter, Lookup]:

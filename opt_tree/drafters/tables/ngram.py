@@ -9,6 +9,7 @@ from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from opt_tree.core.sampling import Sampling
 from opt_tree.core.step import Outcome
 from opt_tree.core.target import Output
 from opt_tree.drafters.registry import DrafterOptions, register
@@ -120,19 +121,23 @@ class Interpolated(Lookup):
             )
         super().__init__(len(beta))
         self.beta, self.weight = tuple(map(float, beta)), float(weight)
-        self.reset([], None)
+        self._count([])
 
     @abstractmethod
     def rows(self, tail: Tail) -> Sequence[Row]:
         """What followed the last 1, 2, ... tokens of a tail elsewhere; () for nothing at all."""
 
-    def reset(self, prompt: list[int], output: Output | None) -> None:
+    def begin(self, prompt: list[int], kept: int, prefill: Output | None, sampling: Sampling) -> None:
+        super().begin(prompt, kept, prefill, sampling)
+        self._count(prompt)
+
+    def _count(self, prompt: list[int]) -> None:
         self._text = Text(Counts(self.order if self.weight else 0, prompt), self.weight)
 
-    def holds(self, prompt: list[int]) -> int:
+    def keeps(self, prompt: list[int]) -> int:
         return len(prompt)  # counting a text again is quick
 
-    def observe(self, outcome: Outcome) -> None:
+    def accept(self, outcome: Outcome) -> None:
         self._text.counts.add(outcome.tokens)
 
     def law(self, tail: Tail) -> dict[int, float]:

@@ -10,6 +10,7 @@ import numpy as np
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from opt_tree.core.sampling import Sampling
 from opt_tree.core.step import Outcome
 from opt_tree.core.target import Output
 from opt_tree.core.tree import fetch_later
@@ -37,45 +38,41 @@ class TokenRecycling(Lookup):
     What was learnt stays from prompt to prompt until `clear`, unless `keep=False`.
     """
 
-    logits = True
+    reads_logits = True
 
     def __init__(self, vocab: int, rates: Sequence[float] = RANK_RATES, keep: bool = True) -> None:
         super().__init__(1)
         if not rates or min(rates) < 0 or sum(rates) > 1:
             raise ValueError(f"the rates of the ranks are 0 or more each and at most 1 together, got {tuple(rates)}")
         self.vocab, self.keep, self.learns = vocab, keep, keep
-        self._coming: Callable[[], list[np.ndarray]] | None = None
-        """The candidates of the tree that was scored last, on their way to the host."""
         self._rates = np.array(rates, dtype=np.float64)
         self.clear()
 
     def clear(self) -> None:
         """Forget everything."""
+        self._coming: Callable[[], list[np.ndarray]] | None = None
+        """The candidates of the tree that was scored last, on their way to the host."""
         # One row more than tokens: index -1, which stands for a token outside of the table.
         self.table = np.full((self.vocab + 1, len(self._rates)), -1, dtype=np.int32)
         self._right, self._asked = _PRIOR * self._rates, _PRIOR
         self._now: list[float] | None = None
 
-    def reset(self, prompt: list[int], output: Output | None) -> None:
-        if not self.keep:
-            self.clear()
-        self._coming = None
-        if output is not None:
-            self._learn(np.array(prompt[:-1]), output.logits)
-
-    def holds(self, prompt: list[int]) -> int:
+    def keeps(self, prompt: list[int]) -> int:
         return len(prompt)
 
-    def resume(self, prompt: list[int], kept: int, output: Output) -> None:
+    def begin(self, prompt: list[int], kept: int, prefill: Output | None, sampling: Sampling) -> None:
         """Learn from what is new; what the turns before have taught stays, also where `keep` is off."""
+        super().begin(prompt, kept, prefill, sampling)
+        if not self.keep and not kept:
+            self.clear()
         self._coming = None  # of a step that failed behind its scoring
-        self._learn(np.array(prompt[kept:-1]), output.logits)
+        if prefill is not None:
+            self._learn(np.array(prompt[kept:-1]), prefill.logits)
 
     def scored(self, output: Output) -> None:
         self._coming = self._named(output.logits)
 
-    def observe(self, outcome: Outcome) -> None:
-        assert outcome.logits is not None
+    def accept(self, outcome: Outcome) -> None:
         self._count(outcome.tree.tokens[outcome.path], outcome.tokens)
         self._learn(outcome.tree.tokens, outcome.logits)
 

@@ -58,7 +58,8 @@ from torch import Tensor
 from tqdm import tqdm
 
 from opt_tree.controllers.selected import KIND, Action, Choice, Informed, TreeValues
-from opt_tree.core.children import IID, Few
+from opt_tree.core.answers import LogProbs
+from opt_tree.core.children import IID
 from opt_tree.core.command_line import from_fields, whole_numbers
 from opt_tree.core.probabilities import probs_of
 from opt_tree.core.random import Random
@@ -147,7 +148,7 @@ class Survey(Informed):
         """Verifier, nodes, and processor seconds of judging."""
         self.turn = 0
 
-    def choose(self, context: list[int], root: Float[Tensor, "1 vocab"] | Few | None) -> TreePolicy:
+    def choose(self, context: list[int], root: LogProbs | None) -> TreePolicy:
         self._known = self.facts(context, root), self._feature
         self.turn += 1
         return self.policies[self.turn % len(self.policies)]

@@ -45,15 +45,15 @@ from jaxtyping import Float
 from torch import Tensor
 from tqdm import tqdm
 
-from opt_tree.core.children import Few, Reduced
+from opt_tree.core.answers import LogProbs
 from opt_tree.core.files import write_text
 from opt_tree.core.pool import Frontier
-from opt_tree.core.probabilities import log_probs_of
 from opt_tree.core.step import Outcome, Step
 from opt_tree.core.words import counted
 from opt_tree.decoding.decoder import Decoder
 from opt_tree.decoding.pair import Pair, load_pair
-from opt_tree.drafters import Drafter, DrafterAround, Sharpened
+from opt_tree.drafters import Drafter, DrafterAround
+from opt_tree.drafters.base import Asked
 from opt_tree.drafters.registry import KINDS, parse_spec
 from opt_tree.models.checkpoints import CALIBRATION
 from opt_tree.models.named import resolve
@@ -101,33 +101,29 @@ class Recorder(DrafterAround):
 
     def __init__(self, drafter: Drafter, likelihood: Likelihood) -> None:
         super().__init__(drafter)
-        if drafter.sparse:
+        if drafter.names_few:
             raise ValueError(f"{drafter.describe()} names a few tokens only: there is no temperature to fit")
         self.likelihood = likelihood
         self._rows: list[Tensor] = []
 
-    def root(self, context: list[int]) -> Float[Tensor, "1 vocab"] | Few | Reduced:
-        scores = self.drafter.root(context)
+    def root(self, context: list[int]) -> Asked:
         self._rows = []
-        self._record(scores)
-        return scores
+        return self.after(self.drafter.root(context), self._record)
 
-    def expand(self, frontier: Frontier) -> Float[Tensor, "frontier vocab"] | Few | Reduced:
-        scores = self.drafter.expand(frontier)
-        self._record(scores)
-        return scores
+    def expand(self, frontier: Frontier) -> Asked:
+        return self.after(self.drafter.expand(frontier), self._record)
 
-    def _record(self, scores: Float[Tensor, "rows vocab"] | Few | Reduced) -> None:
-        assert not isinstance(scores, Few)
-        self._rows.append(log_probs_of(scores.whole() if isinstance(scores, Reduced) else scores))
+    def _record(self, answer: LogProbs) -> LogProbs:
+        self._rows.append(answer.over_vocabulary())
+        return answer
 
-    def observe(self, outcome: Outcome) -> None:
+    def accept(self, outcome: Outcome) -> None:
         rows = torch.cat(self._rows) if self._rows else torch.zeros(0)
         for row, choice in zip(outcome.tree.draft_rows[outcome.path].tolist(), outcome.tokens, strict=True):
             if 0 <= row < len(rows):
                 self.likelihood.add(rows[row], choice)
         self._rows = []
-        self.drafter.observe(outcome)
+        self.drafter.accept(outcome)
 
 
 def fit(pair: Pair, prompts: list[list[int]], policy: OptTree, max_new_tokens: int) -> float:
@@ -176,8 +172,8 @@ def run(options: argparse.Namespace) -> None:
     half = len(prompts) // 2
     temperature = fit(pair, prompts[:half], policy, options.max_new_tokens)
     found = {}
-    for title, drafter in (("bare", pair.drafter), ("sharpened", Sharpened(pair.drafter, temperature))):
-        decoder = Decoder(pair.target, drafter, policy)
+    for title, own in (("bare", 1.0), ("sharpened", temperature)):
+        decoder = Decoder(pair.target, pair.drafter.calibrated(own), policy)
         found[title] = reliability(decoder, pair, prompts[half:], options.max_new_tokens, title)
     others = len(prompts) - half
     fitted = f"fitted on {counted(half, 'prompt')}; checked on {counted(others, 'other')}"

@@ -1,0 +1,66 @@
+"""What a drafter answers: which tokens may follow these nodes, and how likely.
+
+Owns normalisation. Knows nothing of models and of who asked.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Self
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from opt_tree.core.probabilities import log_probs_of
+
+
+@dataclass(frozen=True, eq=False)
+class LogProbs:
+    """Normalised log-probabilities of the next token, a row for each node that was asked about.
+
+    Valid until the drafter is asked again.
+    """
+
+    values: Float[Tensor, "nodes columns"]
+    """-inf: impossible. A row of -inf says that nothing is known there: the node has no children."""
+    tokens: Int[Tensor, " columns"] | Int[Tensor, "nodes columns"] | None = None
+    """The target's tokens of the columns; None: a column for each token of the vocabulary. One list for all nodes, in
+    rising order and on the host, is a draft vocabulary: whole distributions. A list for each node names a few of its
+    tokens: their mass may be below 1, what is missing belongs to tokens that are not named, and nobody renormalises
+    it."""
+    whole: "Callable[[], LogProbs] | None" = None
+    """Where a few tokens of each node are named that a model picked: the distributions that they were picked from."""
+
+    @classmethod
+    def of(
+        cls, scores: Float[Tensor, "nodes columns"], tokens: Int[Tensor, " columns"] | None = None, scale: float = 1.0
+    ) -> Self:
+        """Normalise scores times `scale`, in float32 or wider. Logits are scores, and so are log-probabilities."""
+        if scale != 1:
+            # A widened copy is ours to overwrite; scores that are wide enough are not.
+            scores = scores * scale if scores.dtype.itemsize >= 4 else scores.float().mul_(scale)
+        return cls(log_probs_of(scores), tokens)
+
+    @property
+    def names_few(self) -> bool:
+        """Whether a few tokens of each node are named, and no whole distribution."""
+        return self.tokens is not None and self.tokens.ndim == 2
+
+    @property
+    def unpicked(self) -> "LogProbs":
+        """The same before a model picked a few tokens of each node, for whoever changes the mass of others, too."""
+        return self if self.whole is None else self.whole()
+
+    def over_vocabulary(self) -> Float[Tensor, "nodes vocab"]:
+        """Return a column for each token, as far as the last one that is named: what children can be drawn from.
+
+        Raises TypeError where only a few tokens are named.
+        """
+        if self.whole is not None:
+            return self.whole().over_vocabulary()
+        if self.tokens is None:
+            return self.values
+        if self.names_few:
+            raise TypeError("children are drawn from a whole distribution; this drafter names a few tokens only")
+        wide = self.values.new_full((len(self.values), int(self.tokens[-1]) + 1), -torch.inf)
+        return wide.index_copy_(1, self.tokens.to(wide.device), self.values)

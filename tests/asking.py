@@ -1,0 +1,22 @@
+"""Asking a drafter as the loop does, each forward that it needs computed by itself."""
+
+from typing import Any
+
+from opt_tree import Drafter, LogProbs, Output, Sampling
+from opt_tree.core.pool import Frontier
+from opt_tree.decoding.draft import answer_of, run
+
+
+def begin(drafter: Drafter, prompt: list[int], prefill: Output | None = None, **more: Any) -> None:
+    """Begin a text that the target has none of, for a greedy target."""
+    drafter.begin(prompt, **{"kept": 0, "prefill": prefill, "sampling": Sampling(), **more})
+
+
+def root_of(drafter: Drafter, context: list[int]) -> LogProbs:
+    """What a drafter says of the token after the context."""
+    return run(answer_of(drafter, drafter.root(context)))
+
+
+def below(drafter: Drafter, frontier: Frontier) -> LogProbs:
+    """What a drafter says of the token after each node of a frontier."""
+    return run(answer_of(drafter, drafter.expand(frontier)))
