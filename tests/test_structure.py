@@ -246,7 +246,6 @@ def test_the_rooms_stand_on_few_floors_and_know_few_others() -> None:
 
 PUBLISHED = "the signature is that of another library or of the published code"
 LONG_MODULES = {
-    "opt_tree/drafters/base.py": "the contract of a drafter, and two ways to be made of others",
     "experiments/gpu_first_light.py": "all that a first GPU is asked, one function a part",
     "evaluation/run/options.py": "every option that the evaluation's commands share, one field each",
     "evaluation/compare/measure.py": "one combination: what is loaded, what decodes in which order, what is expected",
