@@ -1,5 +1,6 @@
 """What is written for readers, checked against the repository: links, commands, public names, figures, code."""
 
+import ast
 import functools
 import json
 import re
@@ -73,6 +74,23 @@ def test_every_row_of_a_table_has_a_cell_for_every_column(page: Path) -> None:
         cells = line.count("|") - line.count("\\|") - 1 if line.startswith("|") else 0
         assert not (columns and cells) or cells == columns, f"{name_of(page)}, line {number}: {line}"
         columns = cells
+
+
+NAMED = re.findall(r"\[`([\w.]+)`\]\(\.\./([\w./]+\.py)\)", (ROOT / "docs" / "algorithm.md").read_text())
+
+
+@pytest.mark.parametrize(("name", "file"), sorted(set(NAMED)))
+def test_a_function_of_the_page_of_the_algorithm_is_in_its_file(name: str, file: str) -> None:
+    tree = ast.parse((ROOT / file).read_text())
+    for part in name.split("."):
+        defined = [one for one in ast.iter_child_nodes(tree) if getattr(one, "name", None) == part]
+        assert defined, f"docs/algorithm.md links `{name}` to {file}, which has no {part}"
+        tree = defined[0]
+
+
+def test_the_picture_of_the_algorithm_can_be_drawn(tmp_path: Path) -> None:
+    draw = runpy.run_path(str(ROOT / "docs" / "algorithm.py"))["draw"]
+    assert draw(tmp_path / "algorithm.png").stat().st_size > 20_000
 
 
 SOURCES = {str(path.relative_to(ROOT)) for kind in ("*.py", "*.md") for path in ROOT.rglob(kind)}
