@@ -4,14 +4,13 @@ import argparse
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from opt_tree.controllers import CONTROLLERS
-from opt_tree.core.children import TopK
-from opt_tree.core.registry import Method
-from opt_tree.decoding.presets import PRESETS
-from opt_tree.drafters import KINDS
-from opt_tree.policies import POLICIES, make_policy
-from opt_tree.policies.registry import parameters, takes
-from opt_tree.verifiers import VERIFIERS
+from opt_tree.children import TopK
+from opt_tree.methods.controllers.registry import CONTROLLERS
+from opt_tree.methods.drafters.registry import KINDS
+from opt_tree.methods.policies.registry import POLICIES, make_policy, parameters, takes
+from opt_tree.methods.registry import Method
+from opt_tree.methods.verifiers.registry import VERIFIERS
+from opt_tree.tools.presets import PRESETS
 
 PAGE = Path(__file__).with_name("methods.md")
 HEAD = """# Methods
@@ -53,7 +52,7 @@ def children_of(method: Method) -> str:
 
 def judged(method: Method) -> str:
     """What a verifier may judge."""
-    found = ", ".join(CHILDREN[kind.__name__] for kind in method.make.valid_for)
+    found = ", ".join(CHILDREN[kind.__name__] for kind in method.make.valid_for) or "any kind"
     return found + (", in chains" if method.make.chains_only else "")
 
 
@@ -151,7 +150,7 @@ def page() -> str:
             "`--controller NAME`: which tree, before each step. The largest tree is that of the tree options.\n",
             table(CONTROLLERS.values(), {}),
             "## Presets\n",
-            "`PRESETS[NAME].make(target, drafter)` of `opt_tree.decoding.presets`: a method's decoder.\n",
+            "`PRESETS[NAME].make(target, drafter)` of `opt_tree.tools.presets`: a method's decoder.\n",
             table(PRESETS.values(), {}),
         ]
     )

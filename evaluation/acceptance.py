@@ -4,8 +4,8 @@
     python -m evaluation.acceptance --drafter eagle:demo --question-file prompts.jsonl --output eagle.json
     python -m evaluation.acceptance --temperature 1 --children WithoutReplacement,IID
 
-Writes a JSON file for `opt_tree.policies.AcceptanceRates.load`. Measure on other questions than those that trees are
-compared on (`--question-begin`, `--question-end`): rates fitted to the test set flatter the trees made of them.
+Writes a JSON file for `AcceptanceRates.load`. Measure on other questions than those that trees are compared on
+(`--question-begin`, `--question-end`): rates fitted to the test set flatter the trees made of them.
 """
 
 import sys
@@ -56,12 +56,16 @@ from evaluation.questions.sets import Question
 from evaluation.run.conversation import Conversation
 from evaluation.run.models import gather
 from opt_tree import Decoder, Generation, Pair, Sampling, Static, match
-from opt_tree.core.children import IID, Children, TopK, WithoutReplacement
-from opt_tree.core.files import write_text
-from opt_tree.core.words import counted
-from opt_tree.policies import AcceptanceRates
-from opt_tree.policies.base import MOST_NODES
-from opt_tree.verifiers import Verifier, multi_round, without_replacement
+from opt_tree.children import Children, TopK
+from opt_tree.errors import counted
+from opt_tree.methods.children.iid import IID
+from opt_tree.methods.children.without_replacement import WithoutReplacement
+from opt_tree.methods.policies.acceptance_rates import AcceptanceRates
+from opt_tree.methods.verifiers.multi_round_rejection import multi_round
+from opt_tree.methods.verifiers.recursive_rejection import without_replacement
+from opt_tree.policy import MOST_NODES
+from opt_tree.system.files import write_text
+from opt_tree.verify import Verifier
 
 KINDS: dict[str, tuple[Callable[[int], Children], Verifier]] = {
     "TopK": (TopK, match),

@@ -1,6 +1,6 @@
 """How a command reports a mistake and says its figures: to people as a table, to machines as JSON.
 
-Options are dataclass fields made by `option`; how they are read is the library's (`opt_tree.core.command_line`).
+Options are dataclass fields made by `option`; how they are read is the library's (`opt_tree.system.command_line`).
 """
 
 import dataclasses
@@ -10,7 +10,8 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
-from opt_tree.core.command_line import (
+from opt_tree.errors import counted
+from opt_tree.system.command_line import (
     Parser,
     at_most,
     check_bounds,
@@ -21,8 +22,7 @@ from opt_tree.core.command_line import (
     whole_numbers,
     work_of,
 )
-from opt_tree.core.files import check_writable
-from opt_tree.core.words import counted
+from opt_tree.system.files import check_writable
 
 __all__ = [
     "Parser", "Value", "at_most", "check_bounds", "check_writable", "counted", "machine_of", "main_of", "numbers",

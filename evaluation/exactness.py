@@ -45,7 +45,7 @@ from evaluation.run import models
 from evaluation.run.inflate import describe
 from evaluation.run.options import PUBLISHED, Models
 from opt_tree import CausalLM, Pair, Sampling
-from opt_tree.core.words import counted
+from opt_tree.errors import counted
 
 
 def read_tokens(path: str) -> AnswerSet:

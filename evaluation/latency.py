@@ -53,10 +53,10 @@ from evaluation.run.inflate import describe
 from evaluation.run.models import gather, load_assistant
 from evaluation.run.options import AUTO
 from evaluation.timing import Method, Timings, contested, environment, interleave, step_figures
-from opt_tree import Decoder, Generation, OptTree, Pair, Step, TreePolicy
-from opt_tree.decoding.presets import plain
-from opt_tree.decoding.step_costs import auto
-from opt_tree.policies.base import MOST_NODES
+from opt_tree import Decoder, Generation, OptTree, Pair, Step, TreePolicy, generate_batch
+from opt_tree.policy import MOST_NODES
+from opt_tree.tools.presets import plain
+from opt_tree.tools.step_costs import auto
 
 BASELINES = ("plain", "transformers", "transformers, assisted")
 Row = dict[str, Value]
@@ -207,7 +207,7 @@ def _in_loop(decoder: Decoder, pair: Pair) -> Way:
     def answer(group: Sequence[list[int]], width: int, limit: int) -> Sequence[Generation]:
         if decoder.drafter is not None:
             decoder.drafter.clear()  # another way may have shown it these texts
-        return decoder.generate_batch(group, limit, stop=pair.stop, width=width)
+        return generate_batch(decoder, group, limit, stop=pair.stop, width=width)
 
     return answer
 

@@ -21,7 +21,7 @@ from tqdm import tqdm
 
 import opt_tree
 from opt_tree import Generation
-from opt_tree.core.words import counted
+from opt_tree.errors import counted
 
 Task = TypeVar("Task")
 Place = TypeVar("Place")

@@ -10,7 +10,7 @@ gradio's.
 
 import sys
 
-from opt_tree.core.command_line import Parser, run_command, work_of
+from opt_tree.system.command_line import Parser, run_command, work_of
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -55,19 +55,19 @@ from opt_tree import (
     load_pair,
     make_canonical,
 )
-from opt_tree.core.command_line import no_bars_in_logs
-from opt_tree.core.random import Random
-from opt_tree.core.step import Step
-from opt_tree.core.stopping import StopRule
-from opt_tree.core.words import counted
-from opt_tree.display.page import DARK, LIGHT, STYLE, answer_spans
-from opt_tree.display.trees import escape
-from opt_tree.drafters import Drafter
-from opt_tree.drafters.registry import DrafterOptions, check_drafter, load_drafter
+from opt_tree.drafter import Drafter
+from opt_tree.errors import counted
+from opt_tree.methods.drafters.registry import DrafterOptions, check_drafter, load_drafter
+from opt_tree.methods.policies.registry import make_policy
 from opt_tree.models.compiling import compile_forwards
 from opt_tree.models.known import KNOWN, drafters_of
-from opt_tree.policies import TreePolicy
-from opt_tree.policies.registry import make_policy
+from opt_tree.policy import TreePolicy
+from opt_tree.random import Random
+from opt_tree.step import Step
+from opt_tree.stop import StopRule
+from opt_tree.system.command_line import no_bars_in_logs
+from opt_tree.tools.display.page import DARK, LIGHT, STYLE, answer_spans
+from opt_tree.tools.display.trees import escape
 
 DEMO = ("eagle:demo", "lm:demo", "exit:demo", "graft:1:eagle:demo+store:demo", "store:demo", "ngram")
 TREES = ("opt", "eagle2", "binary", "chain")

@@ -10,12 +10,12 @@ can check each against its verifier. It sees the past only: the context and the 
 from collections.abc import Sequence
 
 import opt_tree
-from opt_tree.controllers.registry import Wanted
-from opt_tree.core.answers import LogProbs
-from opt_tree.core.step import Outcome, Step
-from opt_tree.core.target import Output
-from opt_tree.policies.base import TreePolicy
-from opt_tree.policies.static import Static
+from opt_tree.answers import LogProbs
+from opt_tree.methods.controllers.registry import Wanted
+from opt_tree.methods.policies.static import Static
+from opt_tree.policy import TreePolicy
+from opt_tree.step import Outcome, Step
+from opt_tree.target import Output
 
 
 class Stages(TreePolicy):

@@ -14,12 +14,12 @@ from collections import Counter, defaultdict
 import torch
 
 import opt_tree
-from opt_tree.core.answers import LogProbs
-from opt_tree.core.pool import Frontier
-from opt_tree.core.sampling import Sampling
-from opt_tree.core.step import Outcome
-from opt_tree.core.target import Output
-from opt_tree.drafters.base import Drafter
+from opt_tree.answers import LogProbs
+from opt_tree.drafter import Drafter
+from opt_tree.pool import Frontier
+from opt_tree.sampling import Sampling
+from opt_tree.step import Outcome
+from opt_tree.target import Output
 
 
 class Bigrams(Drafter):

@@ -14,9 +14,9 @@ import numpy as np
 from jaxtyping import Int
 
 import opt_tree
-from opt_tree.core.children import TopK
-from opt_tree.core.pool import CandidatePool
-from opt_tree.policies.base import TreePolicy
+from opt_tree.children import TopK
+from opt_tree.policy import TreePolicy
+from opt_tree.pool import CandidatePool
 
 
 @dataclass(frozen=True)

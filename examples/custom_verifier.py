@@ -12,14 +12,15 @@ import numpy as np
 from jaxtyping import Int
 
 import opt_tree
-from opt_tree.core.children import IID
-from opt_tree.core.random import Random
-from opt_tree.core.sampling import Logits
-from opt_tree.core.tree import Tree
-from opt_tree.policies import Sampled
-from opt_tree.verifiers.base import Probs, Verdict, valid_for, walk_down
-from opt_tree.verifiers.multi_round_rejection import in_rounds
-from opt_tree.verifiers.naive_tree import first_child
+from opt_tree.methods.children.iid import IID
+from opt_tree.methods.policies.sampled import Sampled
+from opt_tree.methods.verifiers.multi_round_rejection import in_rounds
+from opt_tree.methods.verifiers.naive_tree import first_child
+from opt_tree.methods.verifiers.walks import walk_down
+from opt_tree.random import Random
+from opt_tree.sampling import Logits
+from opt_tree.tree import Tree
+from opt_tree.verify import Probs, Verdict, valid_for
 
 
 def either(target: Probs, draft: Probs, tokens: Int[np.ndarray, " children"]) -> Probs:

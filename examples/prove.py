@@ -9,7 +9,8 @@ of randomness. Nothing of it is sampled: `prove` visits every outcome of every d
 import numpy as np
 
 import opt_tree
-from opt_tree.core.children import IID, TopK
+from opt_tree.children import TopK
+from opt_tree.methods.children.iid import IID
 
 
 def specinfer(tree, target_probs, draft_probs, random):

@@ -60,10 +60,10 @@ from evaluation.command_line import Value, print_json, table
 from evaluation.questions.prompts import Prompter
 from evaluation.run.models import load_several, read_questions
 from evaluation.timing import environment
-from opt_tree import Decoder, OptTree, Output, Pair, Sampling, Target
-from opt_tree.core.files import write_text
-from opt_tree.core.target import Forward, TreeForward
-from opt_tree.decoding.presets import plain
+from opt_tree import Decoder, OptTree, Output, Pair, Sampling, Target, generate_batch
+from opt_tree.system.files import write_text
+from opt_tree.target import Forward, TreeForward
+from opt_tree.tools.presets import plain
 
 SEED = 3
 THRESHOLD = 0.2
@@ -146,7 +146,7 @@ def ways_of(pairs: dict[str, Pair], options: Options) -> Iterator[Way]:
 def decoded(way: Way, prompts: Sequence[list[int]], most: int) -> list[Recorded]:
     """The texts; their rows where prompts are decoded one after the other."""
     if way.lanes > 1:
-        batch = way.decoder.generate_batch(prompts, most, way.sampling, None, SEED, width=way.lanes)
+        batch = generate_batch(way.decoder, prompts, most, way.sampling, None, SEED, width=way.lanes)
         return [Recorded(one.tokens, []) for one in batch]
     found = []
     for prompt in tqdm(prompts, desc=way.name, leave=False, disable=None):

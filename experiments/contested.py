@@ -36,13 +36,14 @@ from jaxtyping import Int
 from evaluation.command_line import Value, table
 from evaluation.run.models import Material, gather
 from opt_tree import Decoder, Random, Sampling, Tree, Verdict
-from opt_tree.core.children import IID
-from opt_tree.core.sampling import Logits
-from opt_tree.drafters.base import described
-from opt_tree.policies import Sampled
-from opt_tree.verifiers.base import Probs, valid_for, walk_down
-from opt_tree.verifiers.importance_weighted import Duel
-from opt_tree.verifiers.multi_round_rejection import in_rounds
+from opt_tree.drafter import described
+from opt_tree.methods.children.iid import IID
+from opt_tree.methods.policies.sampled import Sampled
+from opt_tree.methods.verifiers.importance_weighted import Duel
+from opt_tree.methods.verifiers.multi_round_rejection import in_rounds
+from opt_tree.methods.verifiers.walks import walk_down
+from opt_tree.sampling import Logits
+from opt_tree.verify import Probs, valid_for
 
 CONTESTED = (5, 10, 20, 40)
 """Tokens that the linear programme settles. Beyond 200 it takes minutes a node."""

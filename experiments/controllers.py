@@ -2,9 +2,9 @@
 
     python -m experiments.controllers --drafter eagle:demo --dtype float32 --bench-name heldout --limit 24
 
-Counts are the decoding's own; seconds are modelled, by tables of costs (`opt_tree.policies.Costs`, seconds), so that
-the figures do not depend on the machine's load. A controller that reads the costs is decoded with once a table. One
-that draws is replayed with several seeds beside replayed settings, and decoded with once, for its texts.
+Counts are the decoding's own; seconds are modelled, by tables of costs (`Costs`, seconds), so that the figures do not
+depend on the machine's load. A controller that reads the costs is decoded with once a table. One that draws is replayed
+with several seeds beside replayed settings, and decoded with once, for its texts.
 """
 
 import sys
@@ -40,11 +40,15 @@ from tqdm import tqdm
 from evaluation.command_line import table
 from evaluation.run.models import gather
 from opt_tree import CausalLM, Decoder, Generation, OptTree, Pair, Static, TreePolicy
-from opt_tree.controllers import Auto, BetaLength, CalibratedLength, LengthPredictor, PredictedLength
-from opt_tree.decoding.cost_files import read_costs
-from opt_tree.decoding.recording import record, replay, seconds_of
+from opt_tree.methods.controllers.auto import Auto
+from opt_tree.methods.controllers.beta_length import BetaLength
+from opt_tree.methods.controllers.calibrated_length import CalibratedLength
+from opt_tree.methods.controllers.predicted import LengthPredictor, PredictedLength
+from opt_tree.methods.policies.costs import Costs
+from opt_tree.methods.policies.threshold_chain import ThresholdChain
 from opt_tree.models.named import resolve
-from opt_tree.policies import Costs, ThresholdChain
+from opt_tree.tools.cost_files import read_costs
+from opt_tree.tools.recording import record, replay, seconds_of
 
 COSTS = {
     "eager": Costs.straight(5.4e-3, 5.5e-3, 1e-4, 1.05e-3, 3e-5, 3e-4, 2e-4),

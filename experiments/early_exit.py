@@ -37,9 +37,10 @@ from typing import Any
 from evaluation.command_line import table
 from evaluation.run.models import gather
 from opt_tree import Generation, Static, TreePolicy
-from opt_tree.controllers import BetaLength, CalibratedLength
-from opt_tree.decoding.recording import record, replay
-from opt_tree.drafters.heads.early_exit import EarlyExit
+from opt_tree.methods.controllers.beta_length import BetaLength
+from opt_tree.methods.controllers.calibrated_length import CalibratedLength
+from opt_tree.methods.drafters.heads.early_exit import EarlyExit
+from opt_tree.tools.recording import record, replay
 
 PLACES = ((4, 12), (5, 80))
 """Layers below the exit, and of the target, to count by."""

@@ -65,12 +65,12 @@ from evaluation.run.baselines import InLoop, transformers_methods
 from evaluation.run.inflate import inflate_pair
 from evaluation.timing import environment, interleave, step_figures
 from opt_tree import Buckets, CausalLM, Decoder, OptTree, Pair, load_pair, make_canonical
-from opt_tree.core.errors import one_line
-from opt_tree.core.files import write_text
-from opt_tree.decoding.presets import plain
-from opt_tree.engines import Captured
-from opt_tree.engines.canonical import NotCanonicalError
+from opt_tree.backends.canonical import NotCanonicalError
+from opt_tree.backends.cuda_graphs import Captured
+from opt_tree.errors import one_line
 from opt_tree.models.named.places import cached
+from opt_tree.system.files import write_text
+from opt_tree.tools.presets import plain
 
 Row = dict[str, Value]
 QUESTIONS = ("Why is the sky blue?", "What does the word lantern mean?", "Name three uses of a brick.")

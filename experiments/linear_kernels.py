@@ -50,8 +50,8 @@ from tqdm import tqdm
 
 from evaluation.command_line import Value, table, whole_numbers
 from evaluation.timing import environment, schedule
-from opt_tree.engines.packed_weights import pack
-from opt_tree.engines.quantised import load_kernel
+from opt_tree.backends.packed_weights import pack
+from opt_tree.backends.quantised import load_kernel
 
 Product = Callable[[Tensor], Tensor]
 _COLD = 120e6

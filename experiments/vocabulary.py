@@ -42,8 +42,10 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from evaluation.command_line import Value, machine_of, table
 from evaluation.timing import environment
 from opt_tree import CausalLM, CausalLMDrafter, Decoder, OptTree, Random, Sampling, TreePolicy, Verifier, match
-from opt_tree.policies import DySpec, Sampled
-from opt_tree.verifiers import traversal, without_replacement
+from opt_tree.methods.policies.dyspec import DySpec
+from opt_tree.methods.policies.sampled import Sampled
+from opt_tree.methods.verifiers.recursive_rejection import without_replacement
+from opt_tree.methods.verifiers.traversal_verification import traversal
 
 _PROMPT = [3, 1, 4, 1, 5, 9, 2, 6]
 _COLD = 2

@@ -7,12 +7,12 @@ are three independent questions; `Decoder` puts one answer to each into one loop
 import importlib
 from typing import TYPE_CHECKING, Any
 
-import opt_tree.core.interrupted
-import opt_tree.core.versions
+import opt_tree.system.interrupted
+import opt_tree.system.versions
 
 __version__ = "0.1.0"
 
-opt_tree.core.versions.check_versions()
+opt_tree.system.versions.check_versions()
 
 if TYPE_CHECKING:
     from opt_tree.public import *  # noqa: F403

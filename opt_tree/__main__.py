@@ -6,12 +6,12 @@ import runpy
 import sys
 from pathlib import Path
 
-from opt_tree.core.interrupted import as_command
+from opt_tree.system.interrupted import as_command
 
 COMMANDS = {
     "models": "models.__main__",
     "advise": "training.advise",
-    "prove": "display.prove",
+    "prove": "tools.display.prove",
     "train-drafter": "training.train_drafter",
     "lm-eval": "integrations.lm_eval_model",
     "calibrate": "training.fitting.calibrate",

@@ -1,35 +1,42 @@
 """The names of `opt_tree`: `opt_tree/__init__.py` hands them on when one is first asked for."""
 
-from opt_tree.controllers import Scheduled
-from opt_tree.core.answers import LogProbs
-from opt_tree.core.children import TopK
-from opt_tree.core.random import Random
-from opt_tree.core.sampling import Sampling
-from opt_tree.core.step import Outcome, Step
-from opt_tree.core.stopping import Stop
-from opt_tree.core.target import Output, Target
-from opt_tree.core.tree import Tree
-from opt_tree.decoding.advising import advise
-from opt_tree.decoding.counterfactual import Beside, generate_beside
-from opt_tree.decoding.decoder import Decoder
-from opt_tree.decoding.generation import Generation
-from opt_tree.decoding.pair import Pair, load_pair
-from opt_tree.display.explorer import explore
-from opt_tree.display.page import to_html
-from opt_tree.display.prove import Proof, prove
-from opt_tree.display.transcripts import transcript
-from opt_tree.display.trees import draw_tree
-from opt_tree.drafters import CausalLMDrafter, Drafter, EagleDrafter, EagleHead, load_drafter
-from opt_tree.drafters.heads.eagle import load_eagle
-from opt_tree.engines.canonical import NotCanonicalError
+from opt_tree.answers import LogProbs
+from opt_tree.backends.batch.side_by_side import generate_batch, side_by_side
+from opt_tree.backends.canonical import NotCanonicalError
+from opt_tree.children import TopK
+from opt_tree.decoder import Decoder
+from opt_tree.draft_model import CausalLMDrafter
+from opt_tree.drafter import Drafter
+from opt_tree.generation import Generation
+from opt_tree.integrations.hf_generate import custom_generate
 from opt_tree.integrations.published_api import EaModel, SPModel
+from opt_tree.methods.controllers.scheduled import Scheduled
+from opt_tree.methods.drafters.heads.eagle import EagleDrafter, load_eagle
+from opt_tree.methods.drafters.heads.eagle_head import EagleHead
+from opt_tree.methods.drafters.registry import load_drafter
+from opt_tree.methods.policies.static import Static
 from opt_tree.models.canonical import make_canonical
 from opt_tree.models.causal_lm import Buckets, CausalLM, UnsupportedModelError
 from opt_tree.models.chain_lm import ChainLM, wrap
 from opt_tree.models.checkpoints import CheckpointError, load_causal_lm, load_tokenizer
 from opt_tree.models.compiling import compile_forwards
-from opt_tree.policies import OptTree, Static, TreePolicy
-from opt_tree.verifiers import Verdict, Verifier, greedy, match
+from opt_tree.opt import OptTree
+from opt_tree.policy import TreePolicy
+from opt_tree.random import Random
+from opt_tree.sampling import Sampling
+from opt_tree.step import Outcome, Step
+from opt_tree.stop import Stop
+from opt_tree.target import Output, Target
+from opt_tree.tools.advising import advise
+from opt_tree.tools.counterfactual import Beside, generate_beside
+from opt_tree.tools.display.explorer import explore
+from opt_tree.tools.display.page import to_html
+from opt_tree.tools.display.prove import Proof, prove
+from opt_tree.tools.display.transcripts import transcript
+from opt_tree.tools.display.trees import draw_tree
+from opt_tree.tools.pair import Pair, load_pair
+from opt_tree.tree import Tree
+from opt_tree.verify import Verdict, Verifier, greedy, match
 
 __all__ = [
     "Beside",
@@ -67,8 +74,10 @@ __all__ = [
     "Verifier",
     "advise",
     "compile_forwards",
+    "custom_generate",
     "draw_tree",
     "explore",
+    "generate_batch",
     "generate_beside",
     "greedy",
     "load_causal_lm",
@@ -79,6 +88,7 @@ __all__ = [
     "make_canonical",
     "match",
     "prove",
+    "side_by_side",
     "to_html",
     "transcript",
     "wrap",

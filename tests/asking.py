@@ -3,8 +3,8 @@
 from typing import Any
 
 from opt_tree import Drafter, LogProbs, Output, Sampling
-from opt_tree.core.pool import Frontier
-from opt_tree.decoding.draft import answer_of, run
+from opt_tree.grow import answer_of, run
+from opt_tree.pool import Frontier
 
 
 def begin(drafter: Drafter, prompt: list[int], prefill: Output | None = None, **more: Any) -> None:

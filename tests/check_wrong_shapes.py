@@ -6,9 +6,9 @@ import torch
 from jaxtyping import TypeCheckError
 
 from opt_tree import Sampling, Tree
-from opt_tree.core.probabilities import probs_of
-from opt_tree.core.sampling import _by_row
-from opt_tree.core.tree import ancestor_mask
+from opt_tree.answers import probs_of
+from opt_tree.sampling import _by_row
+from opt_tree.tree import ancestor_mask
 
 
 def test_arguments() -> None:

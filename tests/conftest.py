@@ -82,7 +82,7 @@ def kernel(tmp_path_factory: pytest.TempPathFactory) -> None:
     """The canonical attention kernel, built once for the tests that name it."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("OPT_TREE_CACHE", kernels(tmp_path_factory))
-        from opt_tree.engines.canonical import load_kernel
+        from opt_tree.backends.canonical import load_kernel
 
         load_kernel()
 
@@ -92,7 +92,7 @@ def quantised_kernel(tmp_path_factory: pytest.TempPathFactory) -> None:
     """The kernel of quantised layers, built once for the tests that name it."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("OPT_TREE_CACHE", kernels(tmp_path_factory))
-        from opt_tree.engines.quantised import load_kernel
+        from opt_tree.backends.quantised import load_kernel
 
         load_kernel()
 

@@ -1,4 +1,4 @@
-"""What the tests enumerate with `opt_tree.decoding.enumeration`: laws, whole generations, what is expected of them."""
+"""What the tests enumerate with `opt_tree.tools.enumeration`: laws, whole generations, what is expected of them."""
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
@@ -13,9 +13,9 @@ from table_models import Laws, TableDrafter, hashed_laws, log_rows, written_laws
 from torch import Tensor
 
 from opt_tree import Decoder, Random, Sampling, Tree, TreePolicy, Verifier
-from opt_tree.core.sampling import Logits
-from opt_tree.decoding import enumeration
-from opt_tree.decoding.enumeration import EnumeratingRandom, T, Text, disjoint_laws, outcomes, paths_of
+from opt_tree.sampling import Logits
+from opt_tree.tools import enumeration
+from opt_tree.tools.enumeration import EnumeratingRandom, T, Text, disjoint_laws, outcomes, paths_of
 
 VOCAB = 3
 # Target and drafter; the last is what docs/sampling.md works out by hand, with p > q on two tokens.

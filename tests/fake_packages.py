@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from opt_tree.engines import compiled as aot
-from opt_tree.engines.body import Body
-from opt_tree.engines.package_cache import facts_of
+from opt_tree.backends import compiled as aot
+from opt_tree.backends.body import Body
+from opt_tree.backends.package_cache import facts_of
 
 _EXPORTED: dict[str, torch.export.ExportedProgram] = {}
 """A tracing takes a second: programs by what decides them. Their weights are their own, whatever becomes of a model."""

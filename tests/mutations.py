@@ -33,7 +33,8 @@ import torch  # noqa: E402, F401
 import transformers  # noqa: E402, F401
 
 ROOT = Path(__file__).parents[1]
-FOLDERS = ("core", "policies", "verifiers", "engines")
+FOLDERS = ("", "methods/policies", "methods/verifiers", "backends")
+"""The core, which lies in none, and others."""
 KINDS = ("operator", "comparison", "constant", "statement")
 OPERATORS: dict[type[ast.AST], Any] = {
     ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.Div, ast.Div: ast.Mult, ast.FloorDiv: ast.Mult,
@@ -107,7 +108,7 @@ def mutations(file: Path) -> Iterator[Mutation]:
 
 def picked(seed: int, count: int) -> list[Mutation]:
     """Return `count` mutations of the folders, the kinds by turns; the same ones for the same seed."""
-    files = (file for folder in FOLDERS for file in sorted((ROOT / "opt_tree" / folder).rglob("*.py")))
+    files = (file for folder in FOLDERS for file in sorted((ROOT / "opt_tree" / folder).glob("*.py")))
     every = [mutation for file in files if file.stem != "cuda_graphs" for mutation in mutations(file)]
     by_hash = {hashlib.sha256(f"{seed} {mutation}".encode()).digest(): mutation for mutation in every}
     by_kind = ([mutation for _, mutation in sorted(by_hash.items()) if mutation.kind == kind] for kind in KINDS)

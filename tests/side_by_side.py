@@ -4,14 +4,23 @@ import itertools
 
 from tiny_models import VOCAB, prompt, tiny, tiny_drafter, tiny_head
 
-from opt_tree.core.sampling import Sampling
-from opt_tree.decoding.decoder import Decoder
-from opt_tree.decoding.generation import Generation
-from opt_tree.decoding.presets import plain
-from opt_tree.drafters import CausalLMDrafter, EagleDrafter
+from opt_tree import generate_batch
+from opt_tree.decoder import Decoder
+from opt_tree.draft_model import CausalLMDrafter
+from opt_tree.generation import Generation
+from opt_tree.methods.drafters.heads.eagle import EagleDrafter
+from opt_tree.methods.policies.dyspec import DySpec
+from opt_tree.methods.policies.eagle2 import Eagle2
+from opt_tree.methods.policies.sampled import Sampled
+from opt_tree.methods.policies.static import Static
+from opt_tree.methods.verifiers.multi_round_rejection import multi_round
+from opt_tree.methods.verifiers.recursive_rejection import without_replacement
+from opt_tree.methods.verifiers.traversal_verification import traversal
 from opt_tree.models.causal_lm import Buckets, CausalLM
-from opt_tree.policies import DySpec, Eagle2, OptTree, Sampled, Static
-from opt_tree.verifiers import match, multi_round, traversal, without_replacement
+from opt_tree.opt import OptTree
+from opt_tree.sampling import Sampling
+from opt_tree.tools.presets import plain
+from opt_tree.verify import match
 
 OPT = OptTree(nodes=12, threshold=0.1, max_depth=5)
 TREES = {
@@ -59,5 +68,5 @@ def compare(decoder: Decoder, sampling: Sampling, prompts: list[list[int]], widt
     """Raise AssertionError where a batch gives what its prompts do not give alone; each has a seed of its own."""
     alone = trace([decoder.generate(ids, new, sampling, seed=seed) for seed, ids in enumerate(prompts)])
     for width in widths:
-        found = trace(decoder.generate_batch(prompts, new, sampling, seed=range(len(prompts)), width=width))
+        found = trace(generate_batch(decoder, prompts, new, sampling, seed=range(len(prompts)), width=width))
         assert found == alone, f"width {width}"

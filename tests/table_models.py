@@ -8,11 +8,11 @@ from collections.abc import Mapping
 import numpy as np
 
 from opt_tree import Tree
-from opt_tree.core.answers import LogProbs
-from opt_tree.core.pool import Frontier
-from opt_tree.core.target import Forward, Output, Target, TreeForward, Work
-from opt_tree.decoding import enumeration
-from opt_tree.decoding.enumeration import Laws, hashed_laws, log_rows  # noqa: F401
+from opt_tree.answers import LogProbs
+from opt_tree.pool import Frontier
+from opt_tree.target import Forward, Output, Target, TreeForward, Work
+from opt_tree.tools import enumeration
+from opt_tree.tools.enumeration import Laws, hashed_laws, log_rows  # noqa: F401
 
 
 def written_laws(table: Mapping[tuple[int, ...], tuple[float, ...]]) -> Laws:

@@ -11,7 +11,7 @@ import pytest
 
 from examples import chat
 from opt_tree import Pair, load_pair
-from opt_tree.drafters import NGramDrafter
+from opt_tree.methods.drafters.tables.ngram import NGramDrafter
 
 
 @pytest.fixture(scope="module")

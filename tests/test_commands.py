@@ -28,17 +28,17 @@ from examples import chat
 from experiments import gpu_first_light as first_light
 from experiments.other_engines import __main__ as other_engines
 from opt_tree import OptTree
-from opt_tree.controllers.registry import CONTROLLERS
-from opt_tree.core.registry import listed
-from opt_tree.display import prove
-from opt_tree.drafters.heads.dspark import KINDS as MARKOV
-from opt_tree.drafters.registry import KINDS
-from opt_tree.engines.quantised import BITS
+from opt_tree.backends.quantised import BITS
+from opt_tree.methods.controllers.registry import CONTROLLERS
+from opt_tree.methods.drafters.heads.dspark import KINDS as MARKOV
+from opt_tree.methods.drafters.registry import KINDS
+from opt_tree.methods.policies.registry import POLICIES
+from opt_tree.methods.registry import listed
+from opt_tree.methods.verifiers.registry import VERIFIERS
 from opt_tree.models import __main__ as models
-from opt_tree.policies.registry import POLICIES
+from opt_tree.tools.display import prove
 from opt_tree.training.fitting import trim
 from opt_tree.training.heads import dspark
-from opt_tree.verifiers import VERIFIERS
 
 ROOT = Path(__file__).parents[1]
 
@@ -121,7 +121,7 @@ def test_help_and_a_mistyped_flag_wait_for_no_torch():
 
 
 RUNS = (
-    "import sys; from opt_tree.core import command_line as own; sys.exit(own.run_command(lambda: print('said') or 0))"
+    "import sys; from opt_tree.system import command_line as own; sys.exit(own.run_command(lambda: print('said') or 0))"
 )
 
 
@@ -160,7 +160,9 @@ def test_help_lists_what_the_library_has():
         ("controllers", CONTROLLERS),
         ("drafters", KINDS),
     ):
-        assert listed(ROOT / "opt_tree" / family) == {name: method.about for name, method in methods.items()}, family
+        assert listed(ROOT / "opt_tree" / "methods" / family) == {
+            name: method.about for name, method in methods.items()
+        }, family
     assert (OptTree.nodes, OptTree.threshold, OptTree.max_depth) == run_options.DEFAULTS
     fields = {field.name: field for field in dataclasses.fields(compare.Options)}
     assert {*run_options.WEIGHTS} == {*BITS}

@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 
 import opt_tree
-from opt_tree.controllers import CONTROLLERS
-from opt_tree.decoding.presets import PRESETS
-from opt_tree.drafters.registry import KINDS
-from opt_tree.policies.registry import POLICIES
-from opt_tree.verifiers import VERIFIERS
+from opt_tree.methods.controllers.registry import CONTROLLERS
+from opt_tree.methods.drafters.registry import KINDS
+from opt_tree.methods.policies.registry import POLICIES
+from opt_tree.methods.verifiers.registry import VERIFIERS
+from opt_tree.tools.presets import PRESETS
 
 ROOT = Path(__file__).parents[1]
 PAGES = [
@@ -110,7 +110,7 @@ def test_a_file_in_code_font_is_there(page: Path) -> None:
 
 
 def test_a_file_that_is_not_there_is_noticed() -> None:
-    assert is_there("docs/design.md") and is_there("kv_cache.py") and not is_there("thompson.py")
+    assert is_there("docs/design.md") and is_there("cache.py") and not is_there("thompson.py")
 
 
 def commands(page: Path) -> Iterator[tuple[str, list[str]]]:

@@ -15,12 +15,12 @@ from IPython.core.interactiveshell import InteractiveShell
 from traitlets.config import Config
 
 import opt_tree
-from opt_tree.core.children import IID
-from opt_tree.core.registry import Method
-from opt_tree.decoding import advising, step_costs
-from opt_tree.drafters.registry import KINDS, Kind
-from opt_tree.policies import Sampled
-from opt_tree.policies.registry import POLICIES, make_policy
+from opt_tree.methods.children.iid import IID
+from opt_tree.methods.drafters.registry import KINDS, Kind
+from opt_tree.methods.policies.registry import POLICIES, make_policy
+from opt_tree.methods.policies.sampled import Sampled
+from opt_tree.methods.registry import Method
+from opt_tree.tools import advising, step_costs
 
 NOTEBOOKS = {
     "quickstart": {"[::4]": "[::16]", "(pair.encode(question), 48": "(pair.encode(question), 24", "most=64": "most=16"}
@@ -77,7 +77,7 @@ def test_the_bigram_drafter_says_what_it_counted() -> None:
 
 def test_the_bigram_drafter_is_one_line_in_the_registry(monkeypatch: pytest.MonkeyPatch) -> None:
     bigrams = example("drafter")["Bigrams"]
-    monkeypatch.setitem(KINDS, "bigrams", Kind("bigrams", lambda path, target, options: bigrams(), "a table"))
+    monkeypatch.setitem(KINDS._all, "bigrams", Kind("bigrams", lambda path, target, options: bigrams(), "a table"))
     pair = opt_tree.load_pair("demo", drafter="bigrams")
     assert isinstance(pair.drafter, bigrams)
     with pytest.raises(TypeError, match="Bigrams"):
@@ -98,7 +98,7 @@ def test_the_trunk_is_a_trunk_and_changes_nothing() -> None:
 
 def test_the_trunk_is_one_line_in_the_registry(monkeypatch: pytest.MonkeyPatch) -> None:
     trunk = example("policy")["Trunk"]
-    monkeypatch.setitem(POLICIES, "trunk", Method("trunk", trunk, "a trunk and the runners-up of its nodes"))
+    monkeypatch.setitem(POLICIES._all, "trunk", Method("trunk", trunk, "a trunk and the runners-up of its nodes"))
     assert make_policy("trunk", nodes=20) == trunk(nodes=20)
     assert make_policy("trunk:2:0.3", nodes=20) == trunk(nodes=20, width=2, least=0.3)
 

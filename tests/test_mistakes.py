@@ -37,14 +37,15 @@ from opt_tree import (
     Pair,
     UnsupportedModelError,
     compile_forwards,
+    generate_batch,
     load_drafter,
     load_pair,
     wrap,
 )
-from opt_tree.decoding import step_costs
-from opt_tree.engines import package_cache as packages
+from opt_tree.backends import package_cache as packages
+from opt_tree.methods.policies.costs import Costs
 from opt_tree.models import DEMO
-from opt_tree.policies import Costs
+from opt_tree.tools import step_costs
 from opt_tree.training import command_line
 from opt_tree.training.controllers import draft_length, tree_values
 from opt_tree.training.fitting import calibrate, store, trim
@@ -269,9 +270,9 @@ def test_an_argument_of_a_wrong_type_is_named() -> None:
     assert ended
     refused("streamer", decoder.generate, ids, 3, streamer=5)
     refused("seed", decoder.generate, ids, 3, seed="x")
-    refused("width", decoder.generate_batch, [ids], width=1.5)
-    refused("prompts", decoder.generate_batch, 5)
-    for call in (decoder.generate, decoder.steps, lambda prompt, **how: decoder.generate_batch([prompt], **how)):
+    refused("width", generate_batch, decoder, [ids], width=1.5)
+    refused("prompts", generate_batch, decoder, 5)
+    for call in (decoder.generate, decoder.steps, lambda prompt, **how: generate_batch(decoder, [prompt], **how)):
         refused("stop", call, ids, stop="end")
     for word, number in (("top_k", math.inf), ("top_k", math.nan), ("temperature", 10**400)):
         with pytest.raises(ValueError, match=f"^{word} must be .*, got "):
@@ -279,7 +280,7 @@ def test_an_argument_of_a_wrong_type_is_named() -> None:
     with pytest.raises(ValueError, match=r"^max_new_tokens must be at least 1, got inf"):
         decoder.generate(ids, math.inf)
     assert decoder.generate(ids, 10**400, stop=lambda tokens: "stop").finish_reason == "stop"
-    assert len(decoder.generate_batch([ids], width=10**400, max_new_tokens=1)) == 1
+    assert len(generate_batch(decoder, [ids], width=10**400, max_new_tokens=1)) == 1
     refused("nodes", o.OptTree, "8")
     refused("paths", o.Static, 5)
     refused("per_node", o.TopK, 1.5)
@@ -317,8 +318,8 @@ def test_an_argument_of_a_wrong_type_is_named() -> None:
 
 IMPORTS = """
 import sys
-from opt_tree.core import interrupted
-from opt_tree.core.command_line import run_command, work_of
+from opt_tree.system import interrupted
+from opt_tree.system.command_line import run_command, work_of
 interrupted.COMMAND = True
 sys.path.append({folder!r})
 sys.exit(run_command(work_of("swallows:work")))
@@ -356,7 +357,7 @@ def test_ctrl_c_while_a_command_imports_is_no_traceback(command: tuple[str, str]
     )
     assert process.stderr is not None
     for line in process.stderr:
-        if line.startswith(b"import 'opt_tree.core.interrupted'"):
+        if line.startswith(b"import 'opt_tree.system.interrupted'"):
             process.send_signal(signal.SIGINT)
             break
     rest = process.communicate(timeout=120)[1]

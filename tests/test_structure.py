@@ -4,6 +4,7 @@ import ast
 import functools
 import multiprocessing
 import re
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,32 +17,27 @@ PACKAGE = Path(opt_tree.__file__).parent
 SOURCES = sorted(PACKAGE.rglob("*.py"))
 SCRIPTS = sorted(path for top in ("evaluation", "experiments") for path in (PACKAGE.parent / top).rglob("*.py"))
 
-# docs/design.md, "The folders": what each folder may import, in functions too, besides itself.
+DOORS = ("__init__", "__main__", "public")
+"""Files beside the folders that are not the core: they put together what people import and call."""
+FAMILIES = {"children", "controllers", "drafters", "policies", "verifiers"}
+# docs/design.md, "The folders": what each folder may import, in functions too, besides itself. The core is the files
+# beside the folders.
 ROOMS: dict[str, set[str]] = {
     "core": set(),
-    "policies": {"core"},
-    "verifiers": {"core"},
-    "engines": {"core"},
-    "models": {"core", "engines"},
-    "drafters": {"core", "models"},
-    "controllers": {"core", "policies", "verifiers", "models"},
-    "batch": {"core", "engines", "models"},
-    "decoding": {"core", "policies", "verifiers", "engines", "models", "drafters", "controllers", "batch"},
-    "display": {"core", "policies", "verifiers", "decoding"},
-    "integrations": {"core", "policies", "models", "decoding"},
-    "training": {
-        "core",
-        "policies",
-        "verifiers",
-        "engines",
-        "models",
-        "drafters",
-        "controllers",
-        "decoding",
-        "display",
-    },
+    "system": {"core"},
+    "backends": {"core", "system"},
+    "models": {"core", "system", "backends"},
+    "methods": {"core"},
+    "methods/children": {"core"},
+    "methods/policies": {"core", "methods", "methods/children"},
+    "methods/verifiers": {"core", "methods", "methods/children"},
+    "methods/drafters": {"core", "system", "models", "methods"},
+    "methods/controllers": {"core", "models", "methods", "methods/policies", "methods/verifiers"},
+    "tools": {"core", "system", "backends", "models", *{"methods", *(f"methods/{name}" for name in FAMILIES)}},
+    "integrations": {"core", "backends", "models", "methods/policies", "tools"},
+    "training": {"core", "system", "models", *(f"methods/{name}" for name in FAMILIES), "tools"},
 }
-FLOORS = 9
+FLOORS = 8
 
 
 @functools.cache
@@ -50,8 +46,17 @@ def parsed(path: Path) -> ast.Module:
 
 
 def part(path: Path) -> str:
-    """The folder of a file: opt_tree/policies/opt.py is part of policies."""
-    return path.relative_to(PACKAGE).with_suffix("").parts[0]
+    """The room of a file: opt_tree/pool.py is part of the core, opt_tree/methods/policies/talon.py of its family."""
+    *folders, name = path.relative_to(PACKAGE).with_suffix("").parts
+    if not folders:
+        return name if name in DOORS else "core"
+    return "/".join(folders[:2]) if folders[0] == "methods" else folders[0]
+
+
+def is_module(name: str) -> bool:
+    """Whether a name of the package is one of its files or folders."""
+    place = PACKAGE.joinpath(*name.split(".")[1:])
+    return place.is_dir() or place.with_suffix(".py").is_file()
 
 
 def imported(path: Path) -> Iterator[str]:
@@ -61,30 +66,77 @@ def imported(path: Path) -> Iterator[str]:
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path}: a relative import"
-            if node.module == "opt_tree":
-                yield from (f"opt_tree.{alias.name}" for alias in node.names)
-            else:
-                yield node.module or ""
+            inside = [f"{node.module}.{alias.name}" for alias in node.names]
+            modules = [name for name in inside if name.startswith("opt_tree.") and is_module(name)]
+            yield from modules if len(modules) == len(inside) else [*modules, node.module or ""]
+
+
+def room_of(module: str) -> str:
+    """The room of a module of the package, or the name of another one."""
+    top, *below = module.split(".")
+    if top != "opt_tree":
+        return top
+    folder = PACKAGE.joinpath(*below)
+    return part(folder / "__init__.py" if folder.is_dir() else folder.with_suffix(".py"))
 
 
 def rooms_of(path: Path) -> set[str]:
-    """The folders that a file imports, other than its own; "__init__" is the package itself."""
-    names = [name.split(".") for name in imported(path)]
-    found = {parts[1] if len(parts) > 1 else "__init__" for parts in names if parts[0] == "opt_tree"}
-    return (found | {parts[0] for parts in names if parts[0] in ("evaluation", "experiments", "tests")}) - {part(path)}
+    """The rooms that a file imports, other than its own; "__init__" is the package itself."""
+    ours = {"opt_tree", "evaluation", "experiments", "tests"}
+    return {room_of(name) for name in imported(path) if name.partition(".")[0] in ours} - {part(path)}
 
 
 def name_of(path: Path) -> str:
     return str(path.relative_to(PACKAGE.parent))
 
 
-def test_the_package_has_twelve_folders() -> None:
-    entries = {path.name for path in PACKAGE.iterdir() if path.name != "__pycache__"}
-    assert entries == {*ROOMS, "__init__.py", "__main__.py", "public.py", "py.typed"}
+def test_the_package_is_the_core_its_doors_and_folders() -> None:
+    entries = {path.name for path in PACKAGE.iterdir() if path.is_dir() and path.name != "__pycache__"}
+    assert entries == {room.partition("/")[0] for room in ROOMS} - {"core"}
+    inside = {path.name for path in (PACKAGE / "methods").iterdir() if path.is_dir() and path.name != "__pycache__"}
+    assert inside == FAMILIES
+
+
+CORE = [path for path in SOURCES if part(path) == "core"]
+MOST_FILES, MOST_LINES = 28, 3890
+
+
+def test_the_core_names_nothing_outside_itself() -> None:
+    """Neither by an import, in a function or for type checking alone, nor in a string or a comment."""
+    own = {f"opt_tree.{path.stem}" for path in CORE}
+    for path in CORE:
+        assert {name for name in imported(path) if name.partition(".")[0] == "opt_tree"} <= own, name_of(path)
+        told = {found for found in re.findall(r"\bopt_tree(?:\.\w+)+", path.read_text())}
+        outside = {name for name in told if not any(name == one or name.startswith(f"{one}.") for one in own)}
+        assert not outside, f"{name_of(path)} names {outside}"
+
+
+def test_the_core_stays_small() -> None:
+    lines = {name_of(path): len(path.read_text().splitlines()) for path in CORE}
+    assert len(lines) <= MOST_FILES and sum(lines.values()) <= MOST_LINES, "these numbers only shrink"
+    assert max(lines.values()) <= 250, max(lines, key=lambda name: lines[name])
+
+
+LOADED = """
+import sys
+import opt_tree.opt
+policy = {name for name in sys.modules if name.split(".")[0] == "opt_tree"}
+assert "transformers" not in sys.modules, "a policy needs no transformers"
+import opt_tree.decoder, opt_tree.draft_model, opt_tree.model, opt_tree.opt
+loop = {name for name in sys.modules if name.split(".")[0] == "opt_tree"}
+print(len(policy), len(loop))
+"""
+
+
+def test_a_policy_loads_few_files_and_the_loop_the_core_alone() -> None:
+    run = subprocess.run([sys.executable, "-c", LOADED], capture_output=True, text=True, check=True, cwd=ROOT)
+    policy, loop = map(int, run.stdout.split())
+    assert policy <= 13, policy
+    assert loop <= MOST_FILES + 4, "the core, the package, and what its __init__ loads"
 
 
 def test_a_folder_imports_what_it_may() -> None:
-    inside = [path for path in SOURCES if path.parent != PACKAGE]
+    inside = [path for path in SOURCES if part(path) in ROOMS]
     found = {name_of(path): more for path in inside if (more := rooms_of(path) - ROOMS[part(path)])}
     assert not found, "see ROOMS"
 
@@ -92,9 +144,16 @@ def test_a_folder_imports_what_it_may() -> None:
 def test_no_folder_is_in_a_circle() -> None:
     graph: dict[str, set[str]] = {room: set() for room in ROOMS}
     for path in SOURCES:
-        if path.parent != PACKAGE:
+        if part(path) in ROOMS:
             graph[part(path)] |= rooms_of(path)
     assert max(floors(graph).values()) <= FLOORS
+
+
+def test_a_folder_is_imported_without_its_files() -> None:
+    """Names are found by registries when they are asked."""
+    for path in SOURCES:
+        if path.name == "__init__.py" and path.parent not in (PACKAGE, PACKAGE / "models" / "named"):
+            assert not [name for name in imported(path) if name.startswith("opt_tree")], name_of(path)
 
 
 def test_no_device_is_written_down_and_nothing_outside_the_repository() -> None:
@@ -117,7 +176,7 @@ def prints(path: Path) -> set[int]:
 
 def test_training_scripts_and_commands_print_and_nothing_else_does() -> None:
     found = {name_of(path): lines for path in SOURCES if part(path) != "training" and (lines := prints(path))}
-    commands = ("__main__", "core/command_line", "core/interrupted", "models/__main__", "display/prove")
+    commands = ("__main__", "system/command_line", "system/interrupted", "models/__main__", "tools/display/prove")
     assert found.keys() == {f"opt_tree/{name}.py" for name in commands}, found
 
 
@@ -146,11 +205,11 @@ for name in ("__version__", "__wrapped__", "__signature__"):
 assert "torch" not in sys.modules
 sys.modules |= imported
 policy = opt_tree.OptTree(3)
-assert pickle.loads(pickle.dumps(policy)) == policy and opt_tree.policies.OptTree is opt_tree.OptTree
-assert {*opt_tree.__all__, "policies", "__version__"} <= {*dir(opt_tree)}
+assert pickle.loads(pickle.dumps(policy)) == policy and opt_tree.opt.OptTree is opt_tree.OptTree
+assert {*opt_tree.__all__, "tools", "__version__"} <= {*dir(opt_tree)}
 assert "Opttree" not in dir(opt_tree) and not hasattr(opt_tree, "Opttree")
 from opt_tree import *
-from opt_tree import training, verifiers
+from opt_tree import training, verify
 assert not {*opt_tree.__all__} - {*globals()}
 assert sys.excepthook is before, "a process that is not ours keeps its hook"
 """
@@ -186,8 +245,9 @@ def test_the_rules_above_see_something() -> None:
         "__main__",
         "public",
     }
-    assert rooms_of(PACKAGE / "policies" / "opt.py") == {"core"}
-    assert "batch" in rooms_of(PACKAGE / "decoding" / "side_by_side.py")
+    assert rooms_of(PACKAGE / "methods" / "policies" / "eagle2.py") == {"core"}
+    assert "backends" in rooms_of(PACKAGE / "tools" / "step_costs.py")
+    assert len(CORE) > 20
     assert SCRIPTS
 
 
@@ -252,42 +312,40 @@ LONG_MODULES = {
     "evaluation/report.py": "one command: the figures of answer files in tables and words",
     "opt_tree/models/checkpoints.py": "whatever is read from files, and one line for everything that is wrong with one",
     "opt_tree/models/chain_lm.py": "a model path by path, and the probe that refuses it; the probe needs its inside",
-    "opt_tree/decoding/decoder.py": "the one loop and its decoder",
-    "opt_tree/engines/prepacked.py": "packed copies, and what stands in for a layer in one thread alone",
-    "opt_tree/engines/compiled.py": "what is exported and how it is called must change together",
+    "opt_tree/backends/prepacked.py": "packed copies, and what stands in for a layer in one thread alone",
+    "opt_tree/backends/compiled.py": "what is exported and how it is called must change together",
     "opt_tree/integrations/hf_generate.py": "every option of `generate` is either honoured or refused here",
     "evaluation/run/inflate.py": "one construction, with the proof that it computes the same function",
     "opt_tree/models/causal_lm.py": "the doors of a model, and the spellings of callers that are not converted yet",
     "opt_tree/training/controllers/tree_values.py": "one training: what is drafted, what it was worth, what it costs",
-    "opt_tree/verifiers/base.py": "the two ways to judge, downwards and upwards, and what they share",
 }
 LONG_FUNCTIONS = {
-    "opt_tree/integrations/hf_generate.py: custom_generate": f"{PUBLISHED}, and its documentation with it",
+    "opt_tree/integrations/hf_generate.py: _generate": f"{PUBLISHED}, and its documentation with it",
 }
 WIDE_FUNCTIONS = {
-    "opt_tree/verifiers/base.py: valid_for": "what a verifier says of itself, all by name",
+    "opt_tree/verify.py: valid_for": "what a verifier says of itself, all by name",
     "evaluation/timing.py: interleave": "what a measurement may choose",
     "opt_tree/integrations/published_api.py: _generate": PUBLISHED,
-    "opt_tree/decoding/draft.py: draft": "everything that a draft depends on, so that it is a function",
-    "opt_tree/decoding/draft.py: grow": "the same, and what was asked already",
-    "opt_tree/decoding/decoder.py: generate": "what a user of the loop may choose",
-    "opt_tree/decoding/decoder.py: answer": "the same, as a generator",
-    "opt_tree/decoding/decoder.py: steps": "the same, a step at a time",
-    "opt_tree/decoding/side_by_side.py: generate_batch": "the same for several prompts",
-    "opt_tree/engines/canonical_cuda.py: _score": "a kernel takes pointers, strides and sizes, each a number",
-    "opt_tree/engines/canonical_cuda.py: _weigh": "a kernel takes pointers, strides and sizes, each a number",
-    "opt_tree/engines/canonical_cuda.py: _sum": "a kernel takes pointers, strides and sizes, each a number",
-    "opt_tree/engines/split_attention.py: _attend_part": "a kernel takes pointers, strides and sizes, each a number",
-    "opt_tree/engines/split_attention.py: _combine_parts": "a kernel takes pointers, strides and sizes, each a number",
-    "opt_tree/engines/split_attention.py: __call__": "an attention function, as transformers calls it",
-    "opt_tree/engines/canonical.py: __call__": "an attention function, as transformers calls it",
-    "opt_tree/engines/delta_net.py: follow": "the delta rule of a model's module, as transformers calls it",
-    "opt_tree/engines/grouped_attention.py: __call__": "an attention function, as transformers calls it",
+    "opt_tree/grow.py: draft": "everything that a draft depends on, so that it is a function",
+    "opt_tree/grow.py: grow": "the same, and what was asked already",
+    "opt_tree/decoder.py: generate": "what a user of the loop may choose",
+    "opt_tree/decoder.py: answer": "the same, as a generator",
+    "opt_tree/decoder.py: steps": "the same, a step at a time",
+    "opt_tree/backends/batch/side_by_side.py: generate_batch": "the same for several prompts",
+    "opt_tree/backends/canonical_cuda.py: _score": "a kernel takes pointers, strides and sizes, each a number",
+    "opt_tree/backends/canonical_cuda.py: _weigh": "a kernel takes pointers, strides and sizes, each a number",
+    "opt_tree/backends/canonical_cuda.py: _sum": "a kernel takes pointers, strides and sizes, each a number",
+    "opt_tree/backends/split_attention.py: _attend_part": "a kernel takes pointers, strides and sizes, each a number",
+    "opt_tree/backends/split_attention.py: _combine_parts": "a kernel takes pointers, strides and sizes, each a number",
+    "opt_tree/backends/split_attention.py: __call__": "an attention function, as transformers calls it",
+    "opt_tree/backends/canonical.py: __call__": "an attention function, as transformers calls it",
+    "opt_tree/backends/delta_net.py: follow": "the delta rule of a model's module, as transformers calls it",
+    "opt_tree/backends/grouped_attention.py: __call__": "an attention function, as transformers calls it",
     "opt_tree/integrations/tree_lm.py: __init__": PUBLISHED,
-    "opt_tree/integrations/hf_generate.py: custom_generate": PUBLISHED,
-    "opt_tree/decoding/advising.py: advise": "a front door: two that are needed, all else with a default",
-    "opt_tree/decoding/pair.py: load_pair": "the front door: all by name, all with a default",
-    "opt_tree/policies/costs.py: straight": "the numbers of two straight lines, by name",
+    "opt_tree/integrations/hf_generate.py: _generate": PUBLISHED,
+    "opt_tree/tools/advising.py: advise": "a front door: two that are needed, all else with a default",
+    "opt_tree/tools/pair.py: load_pair": "the front door: all by name, all with a default",
+    "opt_tree/methods/policies/costs.py: straight": "the numbers of two straight lines, by name",
     "opt_tree/training/heads/eagle3.py: save_eagle3": "two layouts, with and without an output layer, in any dtype",
     "experiments/embedded_family/stream.py: build_stream": "its cache's key is made of all of them",
 }

@@ -7,7 +7,7 @@ import pytest
 from tiny_models import tiny
 
 from opt_tree import CausalLM, CheckpointError, Decoder, Generation, Sampling, load_drafter
-from opt_tree.decoding.presets import plain
+from opt_tree.tools.presets import plain
 
 GREEDY_AND_DRAWN = (Sampling(), Sampling(0.8))
 

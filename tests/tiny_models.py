@@ -19,8 +19,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from opt_tree.core.tree import Tree
-from opt_tree.drafters import EagleHead
+from opt_tree.methods.drafters.heads.eagle_head import EagleHead
+from opt_tree.tree import Tree
 
 VOCAB = 61
 HIDDEN = 32

@@ -15,7 +15,7 @@ from evaluation.answers.file import AnswerFile, Record
 from evaluation.answers.metrics import estimate, speed_up, summary, totals
 from evaluation.answers.record import exact_match, paired
 from evaluation.answers.steps import alone, steps_of, total
-from opt_tree.core.errors import one_line
+from opt_tree.errors import one_line
 
 Counts = Float[np.ndarray, "questions 2"]
 SHARPENING = ("bare", "fitted")

@@ -19,7 +19,7 @@ from typing import Any
 import filelock
 
 from evaluation.answers.header import Record, differences, read_header
-from opt_tree.core.files import write_text
+from opt_tree.system.files import write_text
 
 _BEGINNING = b'{"question_id"'
 """Of every line. Where a death has left another beginning, the file is somebody else's, and would be cut."""

@@ -17,7 +17,7 @@ from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from evaluation.answers.reading import AnswerSet
 from evaluation.answers.steps import Steps, acceptance_by_depth, calibration, steps_of
-from opt_tree.core.files import whole
+from opt_tree.system.files import whole
 
 BLUE, ORANGE, GREY = "#2b6cb0", "#d9730d", "#8a8f98"
 PERCENT = PercentFormatter(1.0, decimals=0, symbol=" %")

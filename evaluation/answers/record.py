@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import opt_tree
 from evaluation.answers.file import Record
 from evaluation.answers.steps import TIMES
-from opt_tree.core.target import shared
+from opt_tree.target import shared
 
 
 class Answered(Protocol):

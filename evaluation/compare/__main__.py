@@ -33,7 +33,7 @@ from evaluation.compare.combinations import Combination
 from evaluation.compare.measure import Bench, peers_key
 from evaluation.report import print_comparison
 from evaluation.timing import contested, environment
-from opt_tree.core.files import check_writable
+from opt_tree.system.files import check_writable
 
 
 def run(options: Options) -> dict[str, Any]:

@@ -11,15 +11,19 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from evaluation.answers.comparison import SHARPENING
-from opt_tree import TreePolicy, Verifier, verifiers
-from opt_tree.controllers.registry import CONTROLLERS, parse_controller
-from opt_tree.core.children import IID, Children, TopK, WithoutReplacement
-from opt_tree.core.own_files import digests, object_of, split_name
-from opt_tree.drafters.registry import folders_of
+from opt_tree import TreePolicy, Verifier
+from opt_tree.children import Children, TopK
+from opt_tree.methods.children.iid import IID
+from opt_tree.methods.children.without_replacement import WithoutReplacement
+from opt_tree.methods.controllers.registry import CONTROLLERS, parse_controller
+from opt_tree.methods.drafters.registry import folders_of
+from opt_tree.methods.own_files import digests, object_of, split_name
+from opt_tree.methods.policies.acceptance_rates import HALVING, AcceptanceRates
+from opt_tree.methods.policies.registry import make_policy, name_of, takes
+from opt_tree.methods.verifiers.registry import VERIFIERS
 from opt_tree.models.checkpoints import read_calibration
-from opt_tree.policies.acceptance_rates import HALVING, AcceptanceRates
-from opt_tree.policies.base import MOST_NODES, chooses
-from opt_tree.policies.registry import make_policy, name_of, takes
+from opt_tree.policy import MOST_NODES, chooses
+from opt_tree.verify import check, check_temperature
 
 SIBLINGS: dict[str, Callable[[int], Children]] = {"TopK": TopK, "IID": IID, "WithoutReplacement": WithoutReplacement}
 WANTED = {
@@ -35,7 +39,7 @@ WANTED = {
 
 def verifier_of(name: str) -> Verifier:
     """The verifier of a name. Raises ValueError with the names that there are."""
-    return verifiers.VERIFIERS.named(name).make
+    return VERIFIERS.named(name).make
 
 
 def is_controller(policy: str) -> bool:
@@ -95,8 +99,8 @@ class Combination:
         """Why the library does not run this combination, in its own words; None if it does."""
         try:
             judge = verifier_of(self.verifier)
-            verifiers.check_temperature(judge, self.temperature)
-            verifiers.check(judge, TopK(2) if self.controls else self.build().children, lossy)
+            check_temperature(judge, self.temperature)
+            check(judge, TopK(2) if self.controls else self.build().children, lossy)
         except (TypeError, ValueError) as error:
             return str(error)
         return None

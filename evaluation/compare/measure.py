@@ -38,16 +38,18 @@ from opt_tree import (
     Verdict,
     Verifier,
 )
-from opt_tree.core.children import Children
-from opt_tree.core.probabilities import probs_of
-from opt_tree.core.sampling import Logits, whole
-from opt_tree.core.words import counted
-from opt_tree.decoding.draft import Asking
-from opt_tree.decoding.presets import controller, plain
-from opt_tree.drafters.registry import folders_of
+from opt_tree.answers import probs_of
+from opt_tree.children import Children
+from opt_tree.errors import counted
+from opt_tree.grow import Asking
+from opt_tree.methods.drafters.registry import folders_of
+from opt_tree.methods.policies.acceptance_rates import AcceptanceRates
+from opt_tree.methods.verifiers.registry import VERIFIERS
+from opt_tree.methods.verifiers.walks import block_efficiency
 from opt_tree.models.checkpoints import read_minutes
-from opt_tree.policies import AcceptanceRates
-from opt_tree.verifiers import VERIFIERS, block_efficiency, check
+from opt_tree.sampling import Logits, whole
+from opt_tree.tools.presets import controller, plain
+from opt_tree.verify import check
 
 RATES_TOKENS, LEAST_TRIALS = 64, 20
 """New tokens a question that acceptance rates are counted on; ranks and depths tried less often have none."""

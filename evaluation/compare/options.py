@@ -93,7 +93,7 @@ class Options(Asked):
         """What is asked for, valid or not."""
         from evaluation.compare.combinations import Grid, is_calibrated
         from evaluation.compare.studies import study
-        from opt_tree.policies.base import MOST_NODES
+        from opt_tree.policy import MOST_NODES
 
         if self.preset is not None:
             return study(self.preset)

@@ -21,10 +21,10 @@ from evaluation.answers.comparison import REFERENCE
 from evaluation.answers.file import Record
 from evaluation.answers.metrics import estimate
 from evaluation.compare.combinations import Combination
-from opt_tree.core.words import counted
-from opt_tree.display.trees import children_of, lines_of
-from opt_tree.policies.registry import POLICIES
-from opt_tree.verifiers import VERIFIERS
+from opt_tree.errors import counted
+from opt_tree.methods.policies.registry import POLICIES
+from opt_tree.methods.verifiers.registry import VERIFIERS
+from opt_tree.tools.display.trees import children_of, lines_of
 
 COLOURS = {
     **{"opt": "#d9730d", "eagle2": "#2b6cb0", "sequoia": "#5a9367", "eagle1": "#7a5aa6", "binary": "#8a8f98"},

@@ -28,18 +28,18 @@ from evaluation.run.baselines import InLoop, transformers_methods
 from evaluation.run.models import load, load_assistant
 from evaluation.timing import Method, environment, interleave
 from opt_tree import Beside, CausalLM, Decoder, Generation, OptTree, Pair, Sampling, explore, generate_beside
-from opt_tree.controllers import Auto
-from opt_tree.core.command_line import no_bars_in_logs
-from opt_tree.core.files import write_text
-from opt_tree.core.words import counted
-from opt_tree.decoding.generation import check_prompt
-from opt_tree.decoding.presets import controller, opt, plain
-from opt_tree.decoding.step_costs import auto
-from opt_tree.display.transcripts import IncrementalText, paint, wants_color
-from opt_tree.drafters.base import described
-from opt_tree.engines import package_cache as packages
+from opt_tree.backends import package_cache as packages
+from opt_tree.drafter import described
+from opt_tree.errors import counted
+from opt_tree.generation import check_prompt
+from opt_tree.methods.controllers.auto import Auto
+from opt_tree.methods.policies.registry import make_policy
 from opt_tree.models.known import KNOWN
-from opt_tree.policies.registry import make_policy
+from opt_tree.system.command_line import no_bars_in_logs
+from opt_tree.system.files import write_text
+from opt_tree.tools.display.transcripts import IncrementalText, paint, wants_color
+from opt_tree.tools.presets import controller, opt, plain
+from opt_tree.tools.step_costs import auto
 
 PROMPTS = (
     "Explain the `tar` command on Linux with examples.",

@@ -16,7 +16,7 @@ from evaluation.divergence import Divergence, Explainer
 from evaluation.run.inflate import describe
 from evaluation.timing import Timings, contested, step_figures
 from opt_tree import Generation, Pair, Sampling
-from opt_tree.core.words import counted
+from opt_tree.errors import counted
 
 PLAIN, GREEDY, ASSISTED, OURS = "plain", "transformers", "transformers, assisted", "opt_tree"
 LABELS = {

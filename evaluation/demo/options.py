@@ -9,8 +9,8 @@ from typing import ClassVar
 import opt_tree
 from evaluation.command_line import option, parse, run_command, work_of
 from evaluation.run.options import AUTO, CONTROLLER, Models, check_controller, check_nodes, node_count
-from opt_tree.core.files import check_writable
 from opt_tree.models.known import KNOWN
+from opt_tree.system.files import check_writable
 
 # The best trees for the embedded models on one CPU core, not the paper's: there a node costs more than on a GPU. Below
 # one forward of a model the layers are a table's, which cost no forward: they are worth drafting for less.

@@ -9,7 +9,7 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 from opt_tree import Stop
-from opt_tree.decoding.chat_template import render
+from opt_tree.tools.chat_template import render
 
 
 class Prompter:

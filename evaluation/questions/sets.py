@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from opt_tree.core.files import whole
+from opt_tree.system.files import whole
 
 SHIPPED = {name: Path(__file__).parent / f"{name}.jsonl" for name in ("demo", "heldout")}
 """`heldout`: what figures of the embedded models are made on; README.md beside it says where its prompts are from."""

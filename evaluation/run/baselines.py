@@ -1,6 +1,6 @@
 """Ways to decode: the library's loop, and `transformers`' own decoding on the same model objects, timed.
 
-The plain loop with an empty tree is a decoder of the library (`opt_tree.decoding.presets.plain`).
+The plain loop with an empty tree is a decoder of the library (`opt_tree.tools.presets.plain`).
 """
 
 import time
@@ -14,9 +14,10 @@ from transformers import GenerationConfig, PreTrainedModel, logging
 
 from evaluation.timing import Method, Timed
 from opt_tree import CausalLMDrafter, Decoder, Drafter, Generation, Pair, Sampling
-from opt_tree.core.stopping import StopRule
-from opt_tree.decoding.draft import Asking
-from opt_tree.drafters import ChainLMDrafter, TrimmedDrafter
+from opt_tree.grow import Asking
+from opt_tree.methods.drafters.small_models.chain_lm import ChainLMDrafter
+from opt_tree.methods.drafters.small_models.trimmed import TrimmedDrafter
+from opt_tree.stop import StopRule
 
 LOOKUP = 10
 """Tokens that prompt lookup drafts at most: the setting of transformers' own examples."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
+import opt_tree
 from evaluation.answers.reading import AnswerSet
 from evaluation.answers.record import add_turn, seed_of
 from evaluation.questions.prompts import Prompter
@@ -16,7 +17,7 @@ from evaluation.run.baselines import InLoop
 from evaluation.run.options import Options
 from evaluation.timing import Method, Timed
 from opt_tree import Generation, Pair
-from opt_tree.decoding.draft import Asking, run
+from opt_tree.grow import Asking, run
 
 T = TypeVar("T")
 
@@ -34,7 +35,7 @@ def side_by_side(method: Method, tasks: Iterable[Task[T]], width: int) -> Iterat
         yield from ((place, run(task(method, False))) for place, task in enumerate(tasks))
         return
     jobs = ((lambda own, task=task: task(replace(method, decoder=own), True)) for task in tasks)
-    yield from method.decoder.side_by_side(jobs, width)
+    yield from opt_tree.side_by_side(method.decoder, jobs, width)
 
 
 History = Mapping[int | str, Sequence[Sequence[str]]]

@@ -33,14 +33,16 @@ from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer
 
-from opt_tree.core.sampling import Sampling
-from opt_tree.core.step import Outcome
-from opt_tree.core.target import Output
-from opt_tree.decoding.pair import Pair
-from opt_tree.drafters import Drafter, DrafterAround, EagleDrafter
-from opt_tree.engines.quantised import quantise
+from opt_tree.backends.quantised import quantise
+from opt_tree.drafter import Drafter
+from opt_tree.methods.drafters.around import DrafterAround
+from opt_tree.methods.drafters.heads.eagle import EagleDrafter
 from opt_tree.models.capabilities import size_of
 from opt_tree.models.causal_lm import CausalLM
+from opt_tree.sampling import Sampling
+from opt_tree.step import Outcome
+from opt_tree.target import Output
+from opt_tree.tools.pair import Pair
 
 _ROWS_AT_ONCE = 8192
 _STD, _SEED = 0.02, 0

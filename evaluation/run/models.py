@@ -18,17 +18,17 @@ from evaluation.run.inflate import inflate_pair
 from evaluation.run.options import Asked, Models, Options
 from evaluation.timing import Method, Timed
 from opt_tree import Decoder, Pair, Sampling, Static, TreePolicy, load_pair, make_canonical
-from opt_tree.decoding.presets import controller, opt, plain
-from opt_tree.decoding.step_costs import auto
-from opt_tree.drafters import model_drafter
-from opt_tree.drafters.base import settings_of
-from opt_tree.drafters.registry import DrafterOptions, check_drafter, load_drafter
-from opt_tree.engines.package_cache import cache_folder
+from opt_tree.backends.package_cache import cache_folder
+from opt_tree.drafter import settings_of
+from opt_tree.methods.drafters.registry import DrafterOptions, check_drafter, load_drafter
+from opt_tree.methods.drafters.small_models.chain_lm import model_drafter
 from opt_tree.models.canonical import make_exact
 from opt_tree.models.checkpoints import load_causal_lm, load_tokenizer
 from opt_tree.models.named import resolve
 from opt_tree.models.quantised_layers import weights_of
 from opt_tree.models.vocabularies import check_same_tokenizer
+from opt_tree.tools.presets import controller, opt, plain
+from opt_tree.tools.step_costs import auto
 
 
 def load(options: Models, device: str, bare: bool = False) -> Pair:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import opt_tree
 from evaluation.command_line import at_most, check_bounds, option
-from opt_tree.core.registry import listed
+from opt_tree.methods.registry import listed
 from opt_tree.models.known import KNOWN, drafter_of
 
 if TYPE_CHECKING:
@@ -20,21 +20,21 @@ if TYPE_CHECKING:
 METHODS = ("opt", "chain", "none")
 DEFAULTS = NODES, THRESHOLD, DEPTH = 60, 0.5, 10
 """What `opt_tree.OptTree` has by default; a test compares them."""
-DRAFTERS = Path(opt_tree.__file__).parent / "drafters"
+DRAFTERS = Path(opt_tree.__file__).parent / "methods" / "drafters"
 PUBLISHED = {"draft_model_path": "lm", "ea_model_path": "eagle"}
 """The published flags of the two commands, and what kind of drafter each names."""
 MOST_THREADS, MOST_LANES = 1024, 1024
 """Beyond these a number is a slip of the keyboard, and would take the machine's memory before it failed."""
 WEIGHTS = ("int8", "int4")
-"""What weights may be quantised to: `opt_tree.engines.quantised.BITS`."""
+"""What weights may be quantised to: `opt_tree.backends.quantised.BITS`."""
 STOPPED = "stopped; the same command goes on from here"
 AUTO = "auto"
-"""Instead of a number of nodes: the tree that what steps cost on this machine says (`opt_tree.Auto`)."""
+"""Instead of a number of nodes: the tree that what steps cost on this machine says (`Auto`)."""
 
 
 def known(family: str, text: str) -> Callable[[], str]:
     """Return the help of an option that names a method of a family: drafters, policies, verifiers, controllers."""
-    return lambda: text + ", ".join(listed(Path(opt_tree.__file__).parent / family))
+    return lambda: text + ", ".join(listed(Path(opt_tree.__file__).parent / "methods" / family))
 
 
 def node_count(given: int | str | None) -> int | str | None:
@@ -147,7 +147,7 @@ class Models(Machine):
             raise ValueError("--canonical asks for what --no-exact turns off: give one of them")
         if self.unpacked and self.compile:
             raise ValueError("--unpacked is for eager forwards, --compile for others: give one of them")
-        from opt_tree.drafters.registry import parse_spec
+        from opt_tree.methods.drafters.registry import parse_spec
 
         for spec in self.drafters:
             parse_spec(spec)
@@ -165,7 +165,7 @@ class Models(Machine):
     @property
     def named_drafter(self) -> dict[str, str]:
         """The drafter under the key that headers have for its kind: draft_model_path, ea_model_path or drafter."""
-        from opt_tree.drafters.registry import parse_spec
+        from opt_tree.methods.drafters.registry import parse_spec
 
         kind, path = parse_spec(self.drafter)
         return next(({key: path} for key, own in PUBLISHED.items() if own == kind), {"drafter": self.drafter})
@@ -200,7 +200,7 @@ CONTROLLER = known("controllers", "which tree each step gets, of those within th
 
 def check_nodes(options: Any) -> None:
     """Raise ValueError for more nodes than a tree may have."""
-    from opt_tree.policies.base import MOST_NODES
+    from opt_tree.policy import MOST_NODES
 
     at_most(options, nodes=MOST_NODES)
 
@@ -210,7 +210,7 @@ def check_controller(spec: str | None, nodes: int | str | None, threshold: float
     if nodes == AUTO and threshold is not None:
         raise ValueError("--nodes auto takes no --threshold: what a layer must bring is what it costs here")
     if spec is not None:
-        from opt_tree.controllers.registry import parse_controller
+        from opt_tree.methods.controllers.registry import parse_controller
 
         parse_controller(spec)
         if nodes == AUTO:

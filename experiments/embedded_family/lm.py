@@ -33,9 +33,9 @@ import torch
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
 
 from experiments.embedded_family.trainer import fit_as_told, load_examples
-from opt_tree.core.command_line import from_fields
-from opt_tree.core.files import whole
 from opt_tree.models.checkpoints import load_tokenizer, load_weights
+from opt_tree.system.command_line import from_fields
+from opt_tree.system.files import whole
 
 SHARD = "15MB"  # files of a published model stay under 16 MiB
 

@@ -18,7 +18,7 @@ from transformers import PreTrainedTokenizerBase
 
 from experiments.embedded_family.data import HELD_OUT_PER_MILLE, Split, read_corpus, render
 from experiments.embedded_family.plans import OWN
-from opt_tree.core.files import whole
+from opt_tree.system.files import whole
 from opt_tree.training.answers import TokenDocuments, narrow
 
 FORMAT = 1  # part of every cache key: raise it when the split or the rendering changes

@@ -31,7 +31,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, 
 from transformers import PreTrainedTokenizerFast
 
 from experiments.embedded_family.data import read_corpus
-from opt_tree.core.files import whole
+from opt_tree.system.files import whole
 
 BOS, EOS, USER, ASSISTANT, PAD = "<|begin|>", "<|end|>", "<|user|>", "<|assistant|>", "<|pad|>"
 SPECIALS = [BOS, EOS, USER, ASSISTANT, PAD]

@@ -20,7 +20,7 @@ from transformers import PreTrainedTokenizerBase, Trainer, TrainingArguments
 
 from experiments.embedded_family.plans import OWN, Schedule, corpus_names
 from experiments.embedded_family.stream import Blocks, Mixture, build_stream, collate
-from opt_tree.core.command_line import from_fields
+from opt_tree.system.command_line import from_fields
 from opt_tree.training.answers import TokenDocuments
 from opt_tree.training.optimizer import MuonAdamW
 from opt_tree.training.plans import read_pairs

@@ -51,7 +51,7 @@ class Options:
             if unknown := set(getattr(self, name).split(",")) - set(known):
                 raise ValueError(f"--{name} {', '.join(sorted(unknown))}: there are {', '.join(known)}")
 
-        from opt_tree.drafters.registry import parse_spec
+        from opt_tree.methods.drafters.registry import parse_spec
 
         for named in self.named_drafters:
             parse_spec(parse_drafter(named)[0])
@@ -100,9 +100,9 @@ from experiments.other_engines.engines import Settings, bf16_gguf
 from experiments.other_engines.measuring import Measured, Run, measure
 from experiments.other_engines.registry import BASE, REFERENCE, peers_of
 from experiments.other_engines.texts import repeated
-from opt_tree.core.stopping import Stop
 from opt_tree.models.checkpoints import as_dtype, load_tokenizer
 from opt_tree.models.named import resolve
+from opt_tree.stop import Stop
 
 TIMEOUT = 900.0
 """Seconds after which a peer that does not answer is left out."""

@@ -94,7 +94,7 @@ def opt_tree(settings: Settings) -> Answer:
     import torch
 
     from opt_tree import Decoder, OptTree, Stop, load_pair
-    from opt_tree.decoding.presets import plain
+    from opt_tree.tools.presets import plain
 
     torch.set_num_threads(settings.threads)
     how: dict[str, Any] = {"compile": settings.compile, "weights": settings.weights}

@@ -6,7 +6,7 @@ from typing import Any
 from experiments.real_pair.lockstep import Stored, Way
 from experiments.real_pair.tables import Along
 from opt_tree import CausalLM, CausalLMDrafter, Decoder
-from opt_tree.core.stopping import Stop
+from opt_tree.stop import Stop
 
 CHECKED = ("opt 8", "opt 60", "eagle2 25/5", "sequoia 60/6", "chain 6", "opt 60 at 0.5, fitted")
 

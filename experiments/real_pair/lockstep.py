@@ -13,13 +13,13 @@ import torch
 from torch import Tensor
 
 from opt_tree import CausalLMDrafter, Tree, TreePolicy
-from opt_tree.core.answers import LogProbs
-from opt_tree.core.pool import CandidatePool, Frontier
-from opt_tree.core.sampling import Sampling
-from opt_tree.core.target import Forward
-from opt_tree.core.tree import alone
-from opt_tree.decoding.counterfactual import follow
-from opt_tree.decoding.draft import Asking, run
+from opt_tree.answers import LogProbs
+from opt_tree.grow import Asking, run
+from opt_tree.pool import CandidatePool, Frontier
+from opt_tree.sampling import Sampling
+from opt_tree.target import Forward
+from opt_tree.tools.counterfactual import follow
+from opt_tree.tree import alone
 
 
 class Way(NamedTuple):
@@ -93,7 +93,7 @@ def grow(
 ) -> Asking[dict[str, _Growing]]:
     """Draw the tree of every policy below the last token of the context, of `room` layers at most.
 
-    The trees are those of `opt_tree.decoding.draft.draft`, node for node, where the drafter's arithmetic is canonical.
+    The trees are those of `opt_tree.grow.draft`, node for node, where the drafter's arithmetic is canonical.
     """
     growing = {
         name: _Growing(way, min(way.policy.max_depth, room), CandidatePool(context[-1], way.policy.children))

@@ -19,17 +19,17 @@ from experiments.real_pair.plots import draw_all
 from experiments.real_pair.questions import Asked, asked, in_rounds
 from experiments.real_pair.tables import Along, all_tables
 from experiments.real_pair.ways import all_ways
-from opt_tree import CausalLM, CausalLMDrafter, Decoder, Static
-from opt_tree.batch.scheduler import side_by_side
-from opt_tree.batch.shared_forwards import lane_memos
-from opt_tree.core.files import write_text
-from opt_tree.core.stopping import Stop
-from opt_tree.decoding.draft import Asking
-from opt_tree.decoding.pair import encode, stop_tokens
+from opt_tree import CausalLM, CausalLMDrafter, Decoder, Static, side_by_side
+from opt_tree.backends.batch import scheduler
+from opt_tree.backends.batch.shared_forwards import lane_memos
+from opt_tree.grow import Asking
+from opt_tree.methods.policies.acceptance_rates import AcceptanceRates
 from opt_tree.models.canonical import make_canonical
 from opt_tree.models.checkpoints import load_causal_lm, load_tokenizer
 from opt_tree.models.named import resolve
-from opt_tree.policies import AcceptanceRates
+from opt_tree.stop import Stop
+from opt_tree.system.files import write_text
+from opt_tree.tools.pair import encode, stop_tokens
 from opt_tree.training.fitting.calibrate import Likelihood
 
 _RANKS = 20
@@ -79,7 +79,7 @@ def decode_texts(options: Options, questions: list[Asked], path: Path) -> None:
         return answer
 
     decoder = Decoder(lm, None, Static.empty())
-    made = decoder.side_by_side((job(one) for one in todo), options.width)
+    made = side_by_side(decoder, (job(one) for one in todo), options.width)
     for _, line in tqdm(made, "texts", len(todo), unit="text", disable=None):
         append(path, line)
 
@@ -133,7 +133,7 @@ def draft_along(
         return along
 
     in_time = itertools.takewhile(lambda _: time.monotonic() <= end, (job(*one) for one in todo))
-    made = side_by_side(in_time, options.width)
+    made = scheduler.side_by_side(in_time, options.width)
     for _, line in tqdm(made, "drafting", len(todo), unit="text", disable=None):
         append(path, line)
 

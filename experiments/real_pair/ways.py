@@ -2,10 +2,11 @@
 
 from experiments.real_pair.lockstep import Way
 from opt_tree import OptTree, Static, TreePolicy
-from opt_tree.policies import AcceptanceRates, Eagle2
-from opt_tree.policies.greedy_static import greedy_static_tree
-from opt_tree.policies.registry import make_policy
-from opt_tree.policies.sequoia import SequoiaTree
+from opt_tree.methods.policies.acceptance_rates import AcceptanceRates
+from opt_tree.methods.policies.eagle2 import Eagle2
+from opt_tree.methods.policies.greedy_static import greedy_static_tree
+from opt_tree.methods.policies.registry import make_policy
+from opt_tree.methods.policies.sequoia import SequoiaTree
 
 SIZES = (8, 16, 25, 60, 140)
 THRESHOLDS = (0.05, 0.2, 0.5)

@@ -1,4 +1,4 @@
-"""The door for `model.generate(**inputs, custom_generate=decoder)`.
+"""The door for `model.generate(**inputs, custom_generate=opt_tree.custom_generate(decoder))`.
 
 Translates what transformers prepared (processors, stopping criteria, generation config, cache, media) into the loop's
 words and the result back. Decodes nothing itself. An argument is honoured or refused in one line, never swallowed:
@@ -6,7 +6,7 @@ docs/generate.md has the table, tests/integrations/test_hf_options.py goes throu
 """
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, cast
@@ -30,16 +30,17 @@ from transformers.generation import GenerateDecoderOnlyOutput
 from transformers.generation.stopping_criteria import EosTokenCriteria
 from transformers.utils import logging
 
-from opt_tree.core.history import History
-from opt_tree.core.log_probs import Recorder
-from opt_tree.core.sampling import Sampling
-from opt_tree.core.words import counted
-from opt_tree.decoding.decoder import Decoder
-from opt_tree.decoding.generation import Generation, check_prompt
+from opt_tree.backends.batch.side_by_side import side_by_side
+from opt_tree.decoder import Decoder
+from opt_tree.errors import counted
+from opt_tree.generation import Generation, check_prompt
+from opt_tree.history import History
 from opt_tree.integrations.left_padding import AtRow, Row, padded, padded_cache, unpadded
 from opt_tree.models.capabilities import unwrapped, virtual_tokens
 from opt_tree.models.causal_lm import CausalLM
 from opt_tree.models.chain_lm import AnyLM, ChainLM
+from opt_tree.recorder import Recorder
+from opt_tree.sampling import Sampling
 
 _log = logging.get_logger(__name__)
 
@@ -85,7 +86,34 @@ class TreeOutput(GenerateDecoderOnlyOutput):
     stopping criterion; of a batch a list with one for each row."""
 
 
-def custom_generate(
+def custom_generate(decoder: Decoder, **given: Any) -> Callable[..., Any]:
+    """Return what `model.generate(**inputs, custom_generate=...)` calls to decode with `decoder`.
+
+    Arguments:
+        given: `tokenizer`, `stop_strings`, `streamer`, `seed`: those that hold for every call. transformers passes a
+            callable no tokenizer, which stop strings need.
+
+    Raises TypeError for any other name.
+    """
+    if unknown := given.keys() - {"tokenizer", "stop_strings", "streamer", "seed"}:
+        raise TypeError(f"custom_generate takes tokenizer, stop_strings, streamer and seed, got {min(unknown)}")
+
+    # transformers hands over what this signature names, so `generate(..., seed=7)` reaches it.
+    def serve(
+        model: PreTrainedModel,
+        input_ids: Int[Tensor, "batch length"],
+        stop_strings: str | list[str] | None = None,
+        seed: int | None = None,
+        **prepared: Any,
+    ) -> Any:
+        own = {"stop_strings": stop_strings, "seed": seed, **prepared}
+        options = given | {name: value for name, value in own.items() if value is not None or name not in given}
+        return decoder.led(lambda: _generate(decoder, model, input_ids, **options))
+
+    return serve
+
+
+def _generate(
     decoder: Decoder,
     model: PreTrainedModel,
     input_ids: Int[Tensor, "batch length"],
@@ -210,7 +238,7 @@ def _decode(
                 prompt, *options, streamer, seed + place, asked.goes_on, recorders[place]
             )
         )
-    found = dict(decoder.side_by_side(jobs, len(jobs)))
+    found = dict(side_by_side(decoder, jobs, len(jobs)))
     return [found[place] for place in range(len(jobs))], recorders
 
 
@@ -437,6 +465,7 @@ def _returned_cache(
 def _stop_strings(strings: str | list[str], tokenizer: Any) -> StopStringCriteria:
     if tokenizer is None:
         raise ValueError(
-            "stop strings need the tokenizer, which generate keeps to itself: decoder.bind(stop_strings=, tokenizer=)"
+            "stop strings need the tokenizer, which generate keeps to itself: "
+            "custom_generate(decoder, stop_strings=, tokenizer=)"
         )
     return StopStringCriteria(tokenizer, strings)

@@ -10,10 +10,10 @@ from jaxtyping import Int
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from opt_tree.core.sampling import Sampling
-from opt_tree.decoding.decoder import Decoder
-from opt_tree.decoding.pair import Pair, load_pair
-from opt_tree.policies import OptTree
+from opt_tree.decoder import Decoder
+from opt_tree.opt import OptTree
+from opt_tree.sampling import Sampling
+from opt_tree.tools.pair import Pair, load_pair
 
 
 class _Published:

@@ -5,9 +5,11 @@ from typing import Any
 import torch
 from lm_eval.models.huggingface import HFLM
 
-from opt_tree.decoding.decoder import Decoder
-from opt_tree.decoding.pair import load_pair
-from opt_tree.policies import OptTree, Static
+from opt_tree.decoder import Decoder
+from opt_tree.integrations.hf_generate import custom_generate
+from opt_tree.methods.policies.static import Static
+from opt_tree.opt import OptTree
+from opt_tree.tools.pair import load_pair
 
 
 class TreeLM(HFLM):
@@ -42,7 +44,9 @@ class TreeLM(HFLM):
             self.batch_size_per_gpu = kept
 
     def _model_generate(self, context: Any, max_length: int, stop: list[str], **generation_kwargs: Any) -> Any:
-        return super()._model_generate(context, max_length, stop, custom_generate=self.decoder, **generation_kwargs)
+        return super()._model_generate(
+            context, max_length, stop, custom_generate=custom_generate(self.decoder), **generation_kwargs
+        )
 
 
 def _device(given: str | None) -> str | None:

@@ -6,8 +6,8 @@ file, or a folder that transformers loads.
 
 import sys
 
-from opt_tree.core.command_line import Parser, run_command, work_of
 from opt_tree.models.known import KNOWN
+from opt_tree.system.command_line import Parser, run_command, work_of
 
 
 def main(arguments: list[str] | None = None) -> int:

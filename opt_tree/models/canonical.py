@@ -14,15 +14,15 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from opt_tree.core.errors import require
-from opt_tree.core.tree import Tree
-from opt_tree.core.words import counted
-from opt_tree.engines import Captured, Compiled
-from opt_tree.engines.base import Inputs
-from opt_tree.engines.body import Rows
-from opt_tree.engines.canonical import DTYPES, NotCanonicalError, layers_seen, load_kernel, same_bits
+from opt_tree.backend import Inputs
+from opt_tree.backends.body import Rows
+from opt_tree.backends.canonical import DTYPES, NotCanonicalError, layers_seen, load_kernel, same_bits
+from opt_tree.backends.compiled import Compiled
+from opt_tree.backends.cuda_graphs import Captured
+from opt_tree.errors import counted, require
 from opt_tree.models.checked_once import check_once
 from opt_tree.models.positions import rope_border
+from opt_tree.tree import Tree
 
 if TYPE_CHECKING:
     from opt_tree.models.causal_lm import CausalLM

@@ -10,8 +10,8 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from opt_tree.core.errors import UnsupportedModelError, one_line
-from opt_tree.engines.delta_layers import delta_nets
+from opt_tree.backends.delta_layers import delta_nets
+from opt_tree.errors import UnsupportedModelError, one_line
 from opt_tree.models.quantised_layers import columns_of, count_of, readable_weight, weights_of
 
 Module = TypeVar("Module", bound=nn.Module)

@@ -3,7 +3,6 @@
 Owns the choice of a backend, what is refused when a model is wrapped or has changed, and the spellings of the outside.
 """
 
-import copy
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -14,15 +13,14 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from transformers import Cache
 
-from opt_tree.core.errors import UnsupportedModelError, require
-from opt_tree.core.target import Forward, Output, TreeForward, own_turn, shared
-from opt_tree.engines.base import Backend, Inputs
-from opt_tree.engines.canonical import NotCanonicalError
-from opt_tree.engines.delta_layers import delta_nets
-from opt_tree.engines.delta_net import DeltaCache
-from opt_tree.engines.hybrids import Delta
-from opt_tree.engines.kv_cache import KVCache
-from opt_tree.engines.packed import Buckets, Packed
+from opt_tree.backend import Backend, Inputs
+from opt_tree.backends.canonical import NotCanonicalError
+from opt_tree.backends.delta_layers import delta_nets
+from opt_tree.backends.delta_net import DeltaCache
+from opt_tree.backends.hybrids import Delta
+from opt_tree.backends.packed import Buckets, Packed
+from opt_tree.errors import UnsupportedModelError, require
+from opt_tree.model import Model
 from opt_tree.models.canonical import check
 from opt_tree.models.capabilities import (
     check_layers,
@@ -33,11 +31,11 @@ from opt_tree.models.capabilities import (
     logits_per_row,
     size_of,
 )
-from opt_tree.models.model import Model
 from opt_tree.models.positions import context_limit, rope_border
 from opt_tree.models.probe import check_tree_mask
 from opt_tree.models.quantised_layers import weights_of
 from opt_tree.models.tensor_parallel import Spread, ranks_of, tell
+from opt_tree.target import Forward, Output, TreeForward, shared
 
 if TYPE_CHECKING:
     from opt_tree.models.split_target import Split
@@ -262,13 +260,10 @@ class CausalLM(Model):
         finally:
             self._given = None
 
-    def in_lane(self, cache: KVCache, backend: Backend) -> "CausalLM":
-        """The same model for another sequence, with rows and a context of its own, run by another backend."""
-        twin = copy.copy(self)
-        twin.cache, twin.backend = cache, backend
-        twin._pending, twin._given, twin._tokens = [], None, []
-        own_turn(twin)
-        return twin
+    def forget(self) -> None:
+        """See `Model.forget`."""
+        super().forget()
+        self._given = None
 
 
 def _backend_of(model: Any, buckets: Buckets | None, spread: bool) -> Packed:

@@ -17,11 +17,9 @@ from torch import Tensor
 from transformers import DynamicCache
 from transformers.cache_utils import Cache
 
-from opt_tree.core.errors import UnsupportedModelError
-from opt_tree.core.target import Forward, Output, Target, TreeForward, Work
-from opt_tree.core.tree import Tree
-from opt_tree.engines.base import takes
-from opt_tree.engines.kv_cache import inference
+from opt_tree.backend import takes
+from opt_tree.cache import inference
+from opt_tree.errors import UnsupportedModelError
 from opt_tree.models.cache_snapshot import State, restore, state_of
 from opt_tree.models.capabilities import (
     TREE_ATTENTION,
@@ -38,6 +36,8 @@ from opt_tree.models.capabilities import (
 from opt_tree.models.causal_lm import Buckets, CausalLM
 from opt_tree.models.positions import context_limit
 from opt_tree.models.tensor_parallel import ranks_of
+from opt_tree.target import Forward, Output, Target, TreeForward, Work
+from opt_tree.tree import Tree
 
 _PREFILL_ROWS = 512
 _REPLAYED = 16
@@ -63,6 +63,11 @@ class ChainLM(Target):
 
     canonical, not_canonical, tokenizer_ends = False, "", frozenset[int]()
     """As of `CausalLM`."""
+
+    @property
+    def alone(self) -> str:
+        """Why it serves one sequence at a time."""
+        return f"{self.name} is scored path by path, from one cache of its own"
 
     def __init__(self, model: Any, probe: bool = True) -> None:
         check_model(model)

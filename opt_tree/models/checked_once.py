@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from opt_tree.engines.mapped import LEAST, mapped
-from opt_tree.engines.package_cache import facts_of, remember, remembered
+from opt_tree.backends.mapped import LEAST, mapped
+from opt_tree.backends.package_cache import facts_of, remember, remembered
 
 if TYPE_CHECKING:
     from opt_tree.models.causal_lm import CausalLM
@@ -48,7 +48,7 @@ def _facts(lm: "CausalLM") -> dict[str, Any] | None:
         digest.update(
             f"{found.file}".encode() if found else weight.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
         )
-    ours = [path for folder in ("engines", "models") for path in sorted((_PACKAGE / folder).glob("*.[cp][py]*"))]
+    ours = [path for folder in ("", "backends", "models") for path in sorted((_PACKAGE / folder).glob("*.[cp][py]*"))]
     return facts_of(lm.model, digest.hexdigest()) | {
         "what": "canonical",
         "ours": hashlib.sha256(b"".join(path.read_bytes() for path in ours)).hexdigest(),

@@ -1,7 +1,7 @@
 """From an eager model to a compiled one: finds or makes its package, checks it, and says why where that fails.
 
 Owns the decision: an engine is taken only when it computes what the eager one does. Files are
-`engines.package_cache`'s, code is `engines.compiled`'s.
+`backends/package_cache.py`'s, code is `backends/compiled.py`'s.
 """
 
 import warnings
@@ -11,18 +11,18 @@ from typing import Any
 import numpy as np
 import torch
 
-from opt_tree.core.errors import require
-from opt_tree.core.target import Work
-from opt_tree.core.tree import Tree
-from opt_tree.engines.base import Inputs, takes
-from opt_tree.engines.body import Body
-from opt_tree.engines.canonical import NotCanonicalError
-from opt_tree.engines.compiled import Compiled, CompileError, example
-from opt_tree.engines.cuda_graphs import Captured
+from opt_tree.backend import Inputs, takes
+from opt_tree.backends.body import Body
+from opt_tree.backends.canonical import NotCanonicalError
+from opt_tree.backends.compiled import Compiled, CompileError, example
+from opt_tree.backends.cuda_graphs import Captured
+from opt_tree.errors import require
 from opt_tree.models.canonical import check
 from opt_tree.models.causal_lm import Buckets, CausalLM, UnsupportedModelError, check_tree_mask
 from opt_tree.models.chain_lm import AnyLM, ChainLM
 from opt_tree.models.positions import rope_border
+from opt_tree.target import Work
+from opt_tree.tree import Tree
 
 _NOISE = {torch.float64: 1e-5, torch.float32: 1e-3}
 """How far another engine's logits may be off, as a part of the largest (eager attention's softmax is float32 in any
@@ -35,7 +35,7 @@ def compile_forwards(lm: AnyLM, make: bool = True) -> bool:
     """Compute a model's forwards by compiled code from now on; return whether that is so.
 
     Its context is forgotten. A package is made once, in minutes, and kept in the user's cache (see
-    `opt_tree.engines.package_cache`); with make=False only one that is there is taken. On CUDA forwards are captured as
+    `backends/package_cache.py`); with make=False only one that is there is taken. On CUDA forwards are captured as
     graphs instead, one for each shape of the model's `Buckets`, when it first comes or in `warm_up`.
     Where a model cannot be compiled it stays eager, and a warning says why in one line. The weights are those of now:
     a text that begins after a change of the model is computed eagerly, with a warning, until it is compiled again.

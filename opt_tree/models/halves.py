@@ -6,8 +6,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from opt_tree.core.errors import UnsupportedModelError
-from opt_tree.engines.base import layer_windows
+from opt_tree.backend import layer_windows
+from opt_tree.errors import UnsupportedModelError
 
 
 class Lower(nn.Module):

@@ -6,11 +6,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from opt_tree.core.errors import UnsupportedModelError, one_line
-from opt_tree.core.target import Work
-from opt_tree.core.tree import Tree
+from opt_tree.errors import UnsupportedModelError, one_line
 from opt_tree.models.capabilities import cause
 from opt_tree.models.quantised_layers import weights_of
+from opt_tree.target import Work
+from opt_tree.tree import Tree
 
 
 @torch.inference_mode()

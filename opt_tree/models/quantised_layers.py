@@ -10,8 +10,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from opt_tree.core.errors import UnsupportedModelError
-from opt_tree.engines.quantised import QuantisedLinear, quantise
+from opt_tree.backends.quantised import QuantisedLinear, quantise
+from opt_tree.errors import UnsupportedModelError
 
 
 def home_of(output: Any) -> tuple[torch.device, torch.dtype]:

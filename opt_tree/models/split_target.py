@@ -12,18 +12,17 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from opt_tree.core.errors import UnsupportedModelError
-from opt_tree.core.target import Forward, Output, TreeForward, Work
-from opt_tree.core.tree import Tree, send
-from opt_tree.engines.base import Inputs
-from opt_tree.engines.kv_cache import KVCache, inference
-from opt_tree.engines.meter import Meter
-from opt_tree.engines.packed import Packed
+from opt_tree.backend import Inputs, Meter
+from opt_tree.backends.packed import Packed
+from opt_tree.cache import KVCache, inference
+from opt_tree.errors import UnsupportedModelError
+from opt_tree.model import Model, Pending
 from opt_tree.models.capabilities import unwrapped
 from opt_tree.models.causal_lm import CausalLM
 from opt_tree.models.halves import Lower, Upper, check_cut
-from opt_tree.models.model import Model, Pending
 from opt_tree.models.tensor_parallel import check_whole
+from opt_tree.target import Forward, Output, TreeForward, Work
+from opt_tree.tree import Tree, send
 
 
 class Over(Packed):

@@ -6,24 +6,22 @@ are told the integers of each forward and, at the end, what came out. Knows noth
 """
 
 import contextlib
-import functools
 import pickle
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import Any, TypeVar
 
 import torch.distributed
 from torch import Tensor, nn
 from transformers.cache_utils import Cache
 
-from opt_tree.core.errors import UnsupportedModelError
-from opt_tree.core.target import Forward
-from opt_tree.engines.base import layer_shapes
-from opt_tree.engines.kv_cache import KVCache
-from opt_tree.engines.packed import Buckets, Packed
-from opt_tree.engines.quantised import QuantisedLinear
+from opt_tree.backend import layer_shapes
+from opt_tree.backends.packed import Buckets, Packed
+from opt_tree.backends.quantised import QuantisedLinear
+from opt_tree.cache import KVCache
+from opt_tree.errors import UnsupportedModelError
 from opt_tree.models.quantised_layers import linear_of
+from opt_tree.target import Forward
 
-P = ParamSpec("P")
 T = TypeVar("T")
 
 
@@ -39,6 +37,15 @@ class Ranks:
         self.leads = torch.distributed.get_rank(group) == 0
         self.leading: int | None = None
         """The model's number among those that rank 0 is running at present; None: nobody follows."""
+
+    def led(self, models: Sequence[Any], action: Callable[[], T]) -> T:
+        """See `together`: what a decoder asks of a model that is spread."""
+        return together(models, action)
+
+    def check_led(self, name: str) -> None:
+        """Raise ValueError where rank 0 decodes and nobody follows."""
+        if self.leading is None:
+            raise ValueError(f"{name} is spread over processes, which decide together in generate() alone")
 
     def send(self, message: Any) -> None:
         """Rank 0: tell all others."""
@@ -200,14 +207,3 @@ def _portable(error: BaseException) -> BaseException:
     except Exception:
         return RuntimeError(f"{type(error).__name__}: {error}")
     return error
-
-
-def at_every_rank(method: Callable[Concatenate[Any, P], T]) -> Callable[Concatenate[Any, P], T]:
-    """A method of a decoder that rank 0 runs for all, where its models are spread over processes."""
-
-    @functools.wraps(method)
-    def call(self: Any, *args: P.args, **options: P.kwargs) -> T:
-        models = (self.target, *(self.drafter.models if self.drafter is not None else ()))
-        return together(models, lambda: method(self, *args, **options))
-
-    return call

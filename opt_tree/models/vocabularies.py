@@ -11,7 +11,7 @@ from jaxtyping import Int
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from opt_tree.core.words import counted
+from opt_tree.errors import counted
 from opt_tree.models.checkpoints import CheckpointError
 
 _FEW = 0.01

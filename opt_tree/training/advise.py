@@ -10,7 +10,7 @@ sentence: use it, with these settings, or do not. `opt_tree.advise` is the funct
 import sys
 from pathlib import Path
 
-from opt_tree.core.words import counted
+from opt_tree.errors import counted
 from opt_tree.training.command_line import Parser, command, existing
 
 
@@ -42,11 +42,11 @@ import json
 
 import torch
 
-from opt_tree.core.files import check_writable
-from opt_tree.decoding.advising import advise
-from opt_tree.decoding.cost_files import read_costs
-from opt_tree.decoding.pair import load_pair
-from opt_tree.display.advice import draw_advice
+from opt_tree.system.files import check_writable
+from opt_tree.tools.advising import advise
+from opt_tree.tools.cost_files import read_costs
+from opt_tree.tools.display.advice import draw_advice
+from opt_tree.tools.pair import load_pair
 from opt_tree.training.prompts import default_prompts, read_prompts
 
 

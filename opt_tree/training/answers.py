@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
-from opt_tree.core.errors import one_line
-from opt_tree.decoding.chat_template import render
-from opt_tree.decoding.pair import encode
+from opt_tree.errors import one_line
+from opt_tree.tools.chat_template import render
+from opt_tree.tools.pair import encode
 from opt_tree.training.plans import Cut
 
 _KINDS = ("*.npz", "*.jsonl", "*.jsonl.xz")

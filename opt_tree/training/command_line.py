@@ -8,10 +8,10 @@ import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from opt_tree.core import command_line
-from opt_tree.core.command_line import numbers, work_of
-from opt_tree.core.files import check_replaceable, check_writable
-from opt_tree.core.interrupted import at_once
+from opt_tree.system import command_line
+from opt_tree.system.command_line import numbers, work_of
+from opt_tree.system.files import check_replaceable, check_writable
+from opt_tree.system.interrupted import at_once
 
 _MAY_BE_ZERO = {"drawn", "feature", "frequent", "hard", "noise", "threshold", "warmup"}
 

@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from opt_tree.core.files import whole
+from opt_tree.system.files import whole
 
 
 def write_checkpoint(

@@ -39,10 +39,10 @@ import torch
 from tqdm import tqdm
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from opt_tree.core.files import whole
-from opt_tree.core.words import counted
-from opt_tree.decoding.pair import encode, stop_tokens
+from opt_tree.errors import counted
 from opt_tree.models.checkpoints import load_tokenizer, load_weights
+from opt_tree.system.files import whole
+from opt_tree.tools.pair import encode, stop_tokens
 from opt_tree.training.answers import load_part, narrow
 from opt_tree.training.prompts import read_prompts
 

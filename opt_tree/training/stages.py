@@ -18,7 +18,7 @@ from typing import Any
 
 from filelock import lock_descriptor
 
-from opt_tree.core.files import write_text
+from opt_tree.system.files import write_text
 
 STATE, LOG = "run.json", "log.txt"
 

@@ -55,11 +55,11 @@ from typing import Any
 from tqdm import tqdm
 from transformers import AutoConfig
 
-from opt_tree.core.files import write_text
-from opt_tree.drafters.heads.eagle3 import chosen_layers
-from opt_tree.drafters.registry import MADE
+from opt_tree.methods.drafters.heads.eagle3 import chosen_layers
+from opt_tree.methods.drafters.registry import MADE
 from opt_tree.models.checkpoints import check_is_folder
 from opt_tree.models.named import resolve
+from opt_tree.system.files import write_text
 from opt_tree.training.prompts import default_prompts, read_prompts
 from opt_tree.training.stages import STATE, Work, alone_in
 

@@ -13,18 +13,20 @@ from side_by_side import METHODS, OPT, PLACES, PROMPTS, TREES, compare, decoder_
 from table_models import TableDrafter, TableTarget, hashed_laws
 from tiny_models import VOCAB, prompt, tiny, tiny_drafter
 
-from opt_tree.batch import shared_forwards as batch
-from opt_tree.batch.kv_lanes import Storage
-from opt_tree.batch.merge_tensors import cheapest_split
-from opt_tree.controllers import Scheduled
-from opt_tree.core.sampling import Sampling
-from opt_tree.core.stopping import Stop
-from opt_tree.decoding.decoder import Decoder
-from opt_tree.drafters import CausalLMDrafter
-from opt_tree.engines import Captured
-from opt_tree.engines.kv_cache import KVCache, LayerShape
+from opt_tree import generate_batch, side_by_side
+from opt_tree.backends.batch import shared_forwards as batch
+from opt_tree.backends.batch.kv_lanes import Storage
+from opt_tree.backends.batch.merge_tensors import cheapest_split
+from opt_tree.backends.cuda_graphs import Captured
+from opt_tree.cache import KVCache, LayerShape
+from opt_tree.decoder import Decoder
+from opt_tree.draft_model import CausalLMDrafter
+from opt_tree.methods.controllers.scheduled import Scheduled
+from opt_tree.methods.policies.static import Static
 from opt_tree.models.causal_lm import CausalLM
-from opt_tree.policies import OptTree, Static
+from opt_tree.opt import OptTree
+from opt_tree.sampling import Sampling
+from opt_tree.stop import Stop
 
 NEW = 8
 
@@ -64,7 +66,7 @@ def test_stop_rules_and_seeds_are_each_prompt_s_own(decoder):
         decoder.generate(ids, NEW, sampling, rule, seed=seed)
         for ids, rule, seed in zip(PROMPTS[:3], rules, (5, 6, 7), strict=True)
     ]
-    many = decoder.generate_batch(PROMPTS[:3], NEW, sampling, rules, [5, 6, 7], width=3)
+    many = generate_batch(decoder, PROMPTS[:3], NEW, sampling, rules, [5, 6, 7], width=3)
     assert trace(many) == trace(alone) and {answer.lanes for answer in many} == {3}
 
 
@@ -77,7 +79,7 @@ def test_forwards_are_packed_and_lanes_are_filled_again(decoder, alone, monkeypa
         return run(self, asked)
 
     monkeypatch.setattr(batch.SharedModel, "run", counted)
-    assert trace(decoder.generate_batch(PROMPTS, NEW, width=3)) == alone
+    assert trace(generate_batch(decoder, PROMPTS, NEW, width=3)) == alone
     # Each target forward of a sequence is in a pack; the packs are hardly ever of one.
     steps = sum(len(one[3]) for one in alone)
     assert sum(sizes[True]) == steps + sum(len(ids) > 1 for ids in PROMPTS)
@@ -91,7 +93,7 @@ def test_a_prefill_computes_the_logits_of_its_last_row_only():
     head = decoder.target.model.get_output_embeddings()
     handle = head.register_forward_hook(lambda module, inputs, output: seen.append(output.shape))
     try:
-        decoder.generate_batch([prompt(20), prompt(17, seed=1)], 1, width=2)
+        generate_batch(decoder, [prompt(20), prompt(17, seed=1)], 1, width=2)
     finally:
         handle.remove()
     assert [shape[:2] for shape in seen] == [(2, 1), (2, 1)]
@@ -120,10 +122,10 @@ def test_an_error_in_one_ends_all_and_says_which(decoder, alone):
 
     before = decoder.target.length
     with pytest.raises(RuntimeError, match="no more paper") as error:
-        decoder.generate_batch(PROMPTS, NEW, width=3, stop=[None, None, rule, None, None, None, None])
+        generate_batch(decoder, PROMPTS, NEW, width=3, stop=[None, None, rule, None, None, None, None])
     assert "sequence 2 of" in error.value.__notes__[0]
     assert not torch.is_inference_mode_enabled() and decoder.target.length == before
-    assert trace(decoder.generate_batch(PROMPTS, NEW, width=3)) == alone
+    assert trace(generate_batch(decoder, PROMPTS, NEW, width=3)) == alone
 
 
 def test_closing_early_ends_every_lane(decoder):
@@ -137,7 +139,7 @@ def test_closing_early_ends_every_lane(decoder):
         finally:
             ended.append(torch.is_inference_mode_enabled())
 
-    running = decoder.side_by_side([job] * 5, 3)
+    running = side_by_side(decoder, [job] * 5, 3)
     assert next(running)[0] == 0
     assert len(begun) == 3 and len(ended) == 1 and not torch.is_inference_mode_enabled()
     running.close()
@@ -166,7 +168,7 @@ def test_another_thread_decodes_between_two_results(alone):
         decoder = decoder_of("draft")
         if used:
             decoder.generate(PROMPTS[0], NEW)
-        running = decoder.side_by_side([lambda own, ids=ids: own.answer(ids, NEW) for ids in PROMPTS], 3)
+        running = side_by_side(decoder, [lambda own, ids=ids: own.answer(ids, NEW) for ids in PROMPTS], 3)
         first = next(running)
         [between] = in_thread(lambda decoder=decoder: decoder.generate(PROMPTS[0], NEW))
         assert trace([between]) == alone[:1]
@@ -192,7 +194,7 @@ def test_a_batch_and_a_text_at_once_take_turns(alone):
         lm.model.register_forward_pre_hook(enter)
         lm.model.register_forward_hook(lambda *_: inside.append(-1))
     batches: list[Any] = []
-    thread = threading.Thread(target=lambda: batches.append(trace(decoder.generate_batch(PROMPTS, NEW, width=3))))
+    thread = threading.Thread(target=lambda: batches.append(trace(generate_batch(decoder, PROMPTS, NEW, width=3))))
     thread.start()
     begun.wait()
     single = [trace([decoder.generate(PROMPTS[0], NEW)]) for _ in range(5)]
@@ -210,19 +212,19 @@ def test_any_thread_may_go_on_with_a_batch_and_end_it(decoder, alone):
         finally:
             ended.append(torch.is_inference_mode_enabled())
 
-    running = decoder.side_by_side([lambda own, new=new: job(own, new) for new in (1, 200, 200, 1)], 3)
+    running = side_by_side(decoder, [lambda own, new=new: job(own, new) for new in (1, 200, 200, 1)], 3)
     next(running)
     [(place, _)] = in_thread(lambda: next(running))
     assert place == 3 and in_thread(running.close) == [None]
     assert ended == [True] * 4 and not torch.is_inference_mode_enabled()
-    assert trace(decoder.generate_batch(PROMPTS, NEW, width=3)) == alone
+    assert trace(generate_batch(decoder, PROMPTS, NEW, width=3)) == alone
 
 
 def test_the_decoder_itself_is_left_as_it_was(decoder, alone):
     """It may be in the middle of a text of its own."""
     own = decoder.steps(PROMPTS[0], NEW)
     tokens = list(next(own).tokens)
-    decoder.generate_batch(PROMPTS[:3], NEW, width=2)
+    generate_batch(decoder, PROMPTS[:3], NEW, width=2)
     assert [*tokens, *(token for step in own for token in step.tokens)][:NEW] == alone[0][0]
 
 
@@ -230,7 +232,7 @@ def test_a_job_s_decoder_is_of_no_use_after_it(decoder, alone):
     """Nobody computes the forwards that it asks for."""
     kept = []
     jobs = [lambda own: kept.append(own) or own.answer(PROMPTS[0], NEW)] * 2
-    assert [found.tokens for _, found in decoder.side_by_side(jobs, 2)] == [alone[0][0]] * 2
+    assert [found.tokens for _, found in side_by_side(decoder, jobs, 2)] == [alone[0][0]] * 2
     with pytest.raises(RuntimeError, match="belongs to a job of side_by_side, whose forwards are yielded"):
         kept[0].generate(PROMPTS[0], NEW)
 
@@ -238,7 +240,7 @@ def test_a_job_s_decoder_is_of_no_use_after_it(decoder, alone):
 def test_what_cannot_be_packed_is_decoded_one_by_one(decoder, alone, monkeypatch):
     monkeypatch.setattr(decoder.target, "engine", Captured(decoder.target.eager, (8,)))
     with pytest.warns(UserWarning, match="one sequence after the other: .* replays captured graphs"):
-        many = decoder.generate_batch(PROMPTS[:2], NEW, width=2)
+        many = generate_batch(decoder, PROMPTS[:2], NEW, width=2)
     assert trace(many) == alone[:2] and {answer.lanes for answer in many} == {1}
 
 
@@ -252,30 +254,30 @@ def test_a_drafter_that_runs_more_than_it_names_is_not_copied(alone):
 
     target = CausalLM(tiny("llama"))
     with pytest.warns(UserWarning, match="one sequence after the other: the drafter has a .* beside the models"):
-        many = Decoder(target, Secret(target), OPT).generate_batch(PROMPTS[:2], NEW, width=2)
+        many = generate_batch(Decoder(target, Secret(target), OPT), PROMPTS[:2], NEW, width=2)
     assert [answer.tokens for answer in many] == [one[0] for one in alone[:2]]
 
 
 def test_bad_input_is_refused_before_anything_is_decoded(decoder):
     work = decoder.target.work
     for refused, match in (
-        (lambda: decoder.generate_batch([[1], [2, 99]]), "prompt 1 of the batch: token 99"),
-        (lambda: decoder.generate_batch([[1], []]), "prompt 1 of the batch: the prompt is empty"),
-        (lambda: decoder.generate_batch([[1], [2]], seed=[1]), "2 prompts, but 2 stop rules and 1 seed"),
-        (lambda: decoder.generate_batch([[1], [2]], width=0), "width must be at least 1"),
-        (lambda: decoder.generate_batch([[1], [2]], 0), "max_new_tokens must be at least 1"),
+        (lambda: generate_batch(decoder, [[1], [2, 99]]), "prompt 1 of the batch: token 99"),
+        (lambda: generate_batch(decoder, [[1], []]), "prompt 1 of the batch: the prompt is empty"),
+        (lambda: generate_batch(decoder, [[1], [2]], seed=[1]), "2 prompts, but 2 stop rules and 1 seed"),
+        (lambda: generate_batch(decoder, [[1], [2]], width=0), "width must be at least 1"),
+        (lambda: generate_batch(decoder, [[1], [2]], 0), "max_new_tokens must be at least 1"),
     ):
         with pytest.raises(ValueError, match=match):
             refused()
-    assert decoder.target.work == work and decoder.generate_batch([]) == []
+    assert decoder.target.work == work and generate_batch(decoder, []) == []
 
 
 def test_there_are_as_many_lanes_as_prompts(decoder, alone, monkeypatch):
     """A width of 20,000 took 2.5 GB for two prompts."""
     made, lane_memos = [], batch.lane_memos
     monkeypatch.setattr(batch, "lane_memos", lambda models, width: made.append(width) or lane_memos(models, width))
-    assert trace(decoder.generate_batch(PROMPTS[:2], NEW, width=20_000)) == alone[:2]
-    assert trace(decoder.generate_batch(PROMPTS[:1], NEW, width=20_000)) == alone[:1]
+    assert trace(generate_batch(decoder, PROMPTS[:2], NEW, width=20_000)) == alone[:2]
+    assert trace(generate_batch(decoder, PROMPTS[:1], NEW, width=20_000)) == alone[:1]
     assert made == [2]
 
 

@@ -18,19 +18,20 @@ from evaluation.demo.__main__ import Options as Demo
 from evaluation.run.options import Options as Run
 from experiments.controllers import CONTROLLERS, decode
 from experiments.controllers import main as compare_controllers
-from opt_tree import CausalLM, CausalLMDrafter, Decoder, OptTree, Sampling, Static, load_pair
-from opt_tree.batch import shared_forwards as batch
-from opt_tree.controllers import Auto, BetaLength, CalibratedLength
-from opt_tree.controllers.auto import PATIENCE
-from opt_tree.core.answers import LogProbs
-from opt_tree.core.pool import CandidatePool
-from opt_tree.decoding import step_costs as pricing
-from opt_tree.decoding.presets import plain
-from opt_tree.decoding.recording import record, replay
-from opt_tree.decoding.step_costs import Timed, costs_of, fit
-from opt_tree.drafters import TokenRecycling
-from opt_tree.policies import Costs, Priced
-from opt_tree.policies.priced import KNOTS
+from opt_tree import CausalLM, CausalLMDrafter, Decoder, OptTree, Sampling, Static, generate_batch, load_pair
+from opt_tree.answers import LogProbs
+from opt_tree.backends.batch import shared_forwards as batch
+from opt_tree.methods.controllers.auto import PATIENCE, Auto
+from opt_tree.methods.controllers.beta_length import BetaLength
+from opt_tree.methods.controllers.calibrated_length import CalibratedLength
+from opt_tree.methods.drafters.tables.recycling import TokenRecycling
+from opt_tree.methods.policies.costs import Costs
+from opt_tree.methods.policies.priced import KNOTS, Priced
+from opt_tree.pool import CandidatePool
+from opt_tree.tools import step_costs as pricing
+from opt_tree.tools.presets import plain
+from opt_tree.tools.recording import record, replay
+from opt_tree.tools.step_costs import Timed, costs_of, fit
 
 EAGER = Costs.straight(plain=5.4e-3, step=5.5e-3, row=1e-4, layer=1e-3, draft_row=3e-5, growth=3e-4, draft_growth=2e-4)
 COMPILED = Costs.straight(plain=1.9e-3, step=2e-3, row=7e-5, layer=5.5e-4, draft_row=2e-5)
@@ -227,7 +228,7 @@ def test_a_batch_is_decoded_by_its_own_costs():
     laws = (lambda path: table[path[-1]],) * 2
     auto = Auto(costs_in_lanes(EAGER, 3))
     plainly, fixed, priced = (
-        Decoder(TableTarget(laws[0], 12), TableDrafter(laws[1]), policy).generate_batch([[1], [2], [3]], 60, width=8)
+        generate_batch(Decoder(TableTarget(laws[0], 12), TableDrafter(laws[1]), policy), [[1], [2], [3]], 60, width=8)
         for policy in (Static.empty(), Auto(EAGER), auto)
     )
     assert auto.rate == Auto(costs_in_lanes(EAGER, 3)).rate  # the decoder's own is as it was

@@ -25,15 +25,24 @@ from opt_tree import (
     generate_beside,
     prove,
 )
-from opt_tree.controllers import Auto, BetaLength, CalibratedLength
-from opt_tree.controllers.selected import Judged
-from opt_tree.core.answers import LogProbs
-from opt_tree.core.step import Outcome, Step, StepTimes
-from opt_tree.core.target import Output
-from opt_tree.core.tree import alone
-from opt_tree.decoding.presets import plain
-from opt_tree.policies import Costs, Delayed, Eagle2, Sampled
-from opt_tree.verifiers import match, multi_round, naive, traversal, without_replacement
+from opt_tree.answers import LogProbs
+from opt_tree.methods.controllers.auto import Auto
+from opt_tree.methods.controllers.beta_length import BetaLength
+from opt_tree.methods.controllers.calibrated_length import CalibratedLength
+from opt_tree.methods.controllers.selected import Judged
+from opt_tree.methods.policies.costs import Costs
+from opt_tree.methods.policies.delayed import Delayed
+from opt_tree.methods.policies.eagle2 import Eagle2
+from opt_tree.methods.policies.sampled import Sampled
+from opt_tree.methods.verifiers.multi_round_rejection import multi_round
+from opt_tree.methods.verifiers.naive_tree import naive
+from opt_tree.methods.verifiers.recursive_rejection import without_replacement
+from opt_tree.methods.verifiers.traversal_verification import traversal
+from opt_tree.step import Outcome, Step, StepTimes
+from opt_tree.target import Output
+from opt_tree.tools.presets import plain
+from opt_tree.tree import alone
+from opt_tree.verify import match
 
 VOCAB = 3
 CONTEXT = (0, 2)

@@ -6,11 +6,11 @@ from evaluation.demo.options import Options as DemoOptions
 from evaluation.run.models import _decoder
 from evaluation.run.options import Options
 from opt_tree import CheckpointError, Decoder, OptTree, Static, load_pair
-from opt_tree.controllers import CONTROLLERS, BetaLength
-from opt_tree.controllers.registry import parse_controller
-from opt_tree.decoding import presets
+from opt_tree.methods.controllers.beta_length import BetaLength
+from opt_tree.methods.controllers.registry import CONTROLLERS, parse_controller
+from opt_tree.methods.policies.costs import Costs
 from opt_tree.models import DEMO
-from opt_tree.policies import Costs
+from opt_tree.tools import presets
 
 TREE = OptTree(24, 0.3, 8)
 # Those whose folder the package does not have are made in tests of their own.

@@ -11,14 +11,17 @@ from enumeration import EnumeratingRandom, Text, law_of, target_law, unchecked
 from table_models import TableDrafter, TableTarget, hashed_laws
 from tiny_models import ARCHITECTURES, HIDDEN, build, prompt, publish, tiny_head, tiny_tokenizer
 
-from opt_tree import CausalLM, Decoder, EagleDrafter, Sampling, Static
-from opt_tree.controllers import LengthPredictor, PredictedLength
-from opt_tree.core.target import Forward, Output
-from opt_tree.decoding.draft import draft
-from opt_tree.decoding.presets import plain
-from opt_tree.drafters.heads.eagle3 import Eagle3Drafter
+from opt_tree import CausalLM, Decoder, EagleDrafter, Sampling, Static, generate_batch
+from opt_tree.grow import draft
+from opt_tree.methods.controllers.predicted import LengthPredictor, PredictedLength
+from opt_tree.methods.drafters.heads.eagle3 import Eagle3Drafter
+from opt_tree.methods.policies.costs import Costs
+from opt_tree.methods.policies.sampled import Sampled
+from opt_tree.methods.policies.threshold_chain import ThresholdChain
+from opt_tree.methods.verifiers.naive_tree import naive
 from opt_tree.models.checkpoints import CheckpointError
-from opt_tree.policies import Costs, Sampled, ThresholdChain
+from opt_tree.target import Forward, Output
+from opt_tree.tools.presets import plain
 from opt_tree.training.controllers import draft_length
 from opt_tree.training.controllers.draft_length import (
     Labels,
@@ -30,7 +33,6 @@ from opt_tree.training.controllers.draft_length import (
     likelihood,
     save,
 )
-from opt_tree.verifiers import naive
 
 LONGEST = 4
 COSTS = Costs.straight(plain=5e-3, step=5e-3, row=1e-4, layer=1e-3, draft_row=0.0, growth=1e-3)
@@ -136,7 +138,7 @@ def test_it_changes_no_text_and_reads_the_feature_before_the_root(price):
         assert controller._feature[0].tolist() == pytest.approx(state.tolist(), abs=1e-9)
     assert decoder.generate(prompt(9), 30, Sampling(0.9), seed=3).tokens == sampled
     assert decoder.generate(prompt(1), 6).tokens == plain(lm).generate(prompt(1), 6).tokens
-    batch = decoder.generate_batch([prompt(9), prompt(5), prompt(7)], 20, width=2)
+    batch = generate_batch(decoder, [prompt(9), prompt(5), prompt(7)], 20, width=2)
     assert [one.tokens for one in batch] == [plain(lm).generate(prompt(n), 20).tokens for n in (9, 5, 7)]
 
 

@@ -11,16 +11,16 @@ from enumeration import drawn_trees, target_law
 from table_models import hashed_laws
 from tiny_models import ARCHITECTURES, HIDDEN, build, prompt, publish, tiny_head, tiny_tokenizer
 
-from opt_tree import CausalLM, Decoder, EagleDrafter, Sampling
-from opt_tree.controllers import SelectedTree, TreeValues
-from opt_tree.controllers.selected import FACTS, Action, Choice
-from opt_tree.core.answers import LogProbs
-from opt_tree.decoding.presets import plain
+from opt_tree import CausalLM, Decoder, EagleDrafter, Sampling, generate_batch
+from opt_tree.answers import LogProbs
+from opt_tree.methods.controllers.selected import FACTS, Action, Choice, SelectedTree, TreeValues
+from opt_tree.methods.policies.costs import Costs
+from opt_tree.methods.policies.delayed import Delayed
+from opt_tree.methods.verifiers.traversal_verification import traversal
 from opt_tree.models.checkpoints import CheckpointError
-from opt_tree.policies import Costs, Delayed
+from opt_tree.tools.presets import plain
 from opt_tree.training.controllers import tree_values
 from opt_tree.training.controllers.tree_values import Plan, Surveyed, error_of, fit, inside, loss_of, part_of, save
-from opt_tree.verifiers import traversal
 
 COSTS = Costs.straight(plain=5e-3, step=5e-3, row=1e-4, layer=1e-3, draft_row=2e-5)
 JUDGING = {"traversal": (1e-3, 1e-4), "multi_round": (2e-4, 1e-5)}
@@ -107,7 +107,7 @@ def test_at_temperature_0_the_text_is_plain_decodings():
     drafter = EagleDrafter(tiny_head(target.model), target)
     decoder = Decoder(target, drafter, SelectedTree(values_of(), COSTS), traversal)
     assert decoder.generate(prompt(9), 30).tokens == plain(target).generate(prompt(9), 30).tokens
-    batch = decoder.generate_batch([prompt(9), prompt(5)], 20, width=2)
+    batch = generate_batch(decoder, [prompt(9), prompt(5)], 20, width=2)
     assert [one.tokens for one in batch] == [plain(target).generate(prompt(n), 20).tokens for n in (9, 5)]
 
 

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from table_models import hashed_laws, log_rows
 
 from opt_tree import TopK
-from opt_tree.core.answers import LogProbs
-from opt_tree.core.pool import CandidatePool, Frontier
+from opt_tree.answers import LogProbs
+from opt_tree.pool import CandidatePool, Frontier
 
 Branch = tuple[int, ...]
 ROOT = 7
@@ -190,7 +190,7 @@ def test_the_host_picks_the_children_that_a_device_would(seed, width, vocab, tot
     answer, children = LogProbs(log_probs), TopK(total=total)
     with pytest.MonkeyPatch.context() as patch:
         ours = children.pick(answer, above, floor)
-        patch.setattr("opt_tree.core.children.top_k.on_host", lambda tensor: False)
+        patch.setattr("opt_tree.children.on_host", lambda tensor: False)
         theirs = children.pick(answer, above, floor)
     # The floor is a child's own value here: whether that child is above it is a matter of rounding.
     above_it = [sorted(x for x in one.path_log_probs.tolist() if x > floor + 1e-5) for one in (ours, theirs)]

@@ -21,9 +21,9 @@ from transformers import (
 from transformers.generation import logits_process
 
 from opt_tree import Decoder, OptTree, Sampling, Static, TopK, Tree
-from opt_tree.core import sampling as sampling_module
-from opt_tree.core.answers import LogProbs
-from opt_tree.core.sampling import LazyLogits, whole
+from opt_tree import sampling as sampling_module
+from opt_tree.answers import LogProbs
+from opt_tree.sampling import LazyLogits, whole
 
 VOCAB = 12
 CONTEXT = [3, 5, 3, 1]

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from opt_tree import Tree
-from opt_tree.core.tree import fetch
+from opt_tree.tree import fetch
 
 
 @st.composite

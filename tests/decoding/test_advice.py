@@ -8,13 +8,13 @@ import pytest
 
 import opt_tree
 from opt_tree import Decoder, OptTree, load_pair
-from opt_tree.decoding import advising
-from opt_tree.decoding.advising import break_even, grid, weigh
-from opt_tree.decoding.cost_files import read_costs
-from opt_tree.decoding.recording import record, replay, seconds_of
-from opt_tree.display.advice import draw_advice
-from opt_tree.drafters import model_drafter
-from opt_tree.policies import Costs
+from opt_tree.methods.drafters.small_models.chain_lm import model_drafter
+from opt_tree.methods.policies.costs import Costs
+from opt_tree.tools import advising
+from opt_tree.tools.advising import break_even, grid, weigh
+from opt_tree.tools.cost_files import read_costs
+from opt_tree.tools.display.advice import draw_advice
+from opt_tree.tools.recording import record, replay, seconds_of
 from opt_tree.training import advise as command
 
 CHEAP = Costs.straight(plain=5e-3, step=5e-3, row=1e-4, layer=1e-4, draft_row=0)

@@ -7,8 +7,8 @@ from tiny_models import tiny_tokenizer
 
 from evaluation.questions.prompts import Prompter
 from opt_tree import Stop
-from opt_tree.decoding.chat_template import render
-from opt_tree.decoding.pair import encode
+from opt_tree.tools.chat_template import render
+from opt_tree.tools.pair import encode
 from opt_tree.training.answers import opening
 
 TEXT = "{% for m in messages %}{{ m['content'] }}{% endfor %}{% if add_generation_prompt %}aa{% endif %}"

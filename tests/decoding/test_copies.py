@@ -9,14 +9,18 @@ import pytest
 import torch
 from tiny_models import VOCAB, prompt, tiny, tiny_drafter, tiny_head
 
-from opt_tree.core.sampling import Sampling
-from opt_tree.decoding.decoder import Decoder
-from opt_tree.decoding.generation import Generation
-from opt_tree.decoding.pair import load_pair
-from opt_tree.drafters import CausalLMDrafter, DrafterAround, EagleDrafter
+from opt_tree.decoder import Decoder
+from opt_tree.draft_model import CausalLMDrafter
+from opt_tree.generation import Generation
+from opt_tree.methods.drafters.around import DrafterAround
+from opt_tree.methods.drafters.heads.eagle import EagleDrafter
+from opt_tree.methods.policies.sampled import Sampled
+from opt_tree.methods.policies.static import Static
+from opt_tree.methods.verifiers.multi_round_rejection import multi_round
 from opt_tree.models.causal_lm import Buckets, CausalLM
-from opt_tree.policies import OptTree, Sampled, Static
-from opt_tree.verifiers import multi_round
+from opt_tree.opt import OptTree
+from opt_tree.sampling import Sampling
+from opt_tree.tools.pair import load_pair
 
 POLICY = OptTree(nodes=12, threshold=0.1, max_depth=5)
 NEW_TOKENS = 20

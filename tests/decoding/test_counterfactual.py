@@ -8,11 +8,17 @@ import torch
 from tiny_models import VOCAB, prompt, tiny, tiny_drafter, tiny_head
 
 from opt_tree import Decoder, OptTree, Sampling
-from opt_tree.decoding.counterfactual import generate_beside
-from opt_tree.drafters import CausalLMDrafter, EagleDrafter, Grafted, NGramDrafter
+from opt_tree.draft_model import CausalLMDrafter
+from opt_tree.methods.drafters.combined.grafted import Grafted
+from opt_tree.methods.drafters.heads.eagle import EagleDrafter
+from opt_tree.methods.drafters.tables.ngram import NGramDrafter
+from opt_tree.methods.policies.dynamic_depth import DynamicDepth
+from opt_tree.methods.policies.eagle2 import Eagle2
+from opt_tree.methods.policies.sampled import Sampled
+from opt_tree.methods.policies.static import Static
+from opt_tree.methods.verifiers.multi_round_rejection import multi_round
 from opt_tree.models.causal_lm import CausalLM
-from opt_tree.policies import DynamicDepth, Eagle2, Sampled, Static
-from opt_tree.verifiers import multi_round
+from opt_tree.tools.counterfactual import generate_beside
 
 PROMPT = prompt(12)
 RUN = OptTree(nodes=6, threshold=0.1, max_depth=4)

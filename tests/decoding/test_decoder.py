@@ -3,6 +3,7 @@
 import copy
 import inspect
 import sys
+from functools import partial
 
 import numpy as np
 import pytest
@@ -22,18 +23,21 @@ from tiny_models import (
 )
 from transformers.generation.streamers import BaseStreamer
 
-from opt_tree import load_pair
-from opt_tree.core.answers import LogProbs
-from opt_tree.core.random import Random
-from opt_tree.core.sampling import Sampling
-from opt_tree.core.stopping import Stop
-from opt_tree.core.tree import fetch
-from opt_tree.decoding.decoder import Decoder
-from opt_tree.decoding.generation import check_prompt
-from opt_tree.drafters import CausalLMDrafter, Drafter, EagleDrafter
+from opt_tree import generate_batch, load_pair
+from opt_tree.answers import LogProbs
+from opt_tree.decoder import Decoder
+from opt_tree.draft_model import CausalLMDrafter
+from opt_tree.drafter import Drafter
+from opt_tree.generation import check_prompt
+from opt_tree.methods.drafters.heads.eagle import EagleDrafter
+from opt_tree.methods.policies.static import Static
 from opt_tree.models.causal_lm import CausalLM
 from opt_tree.models.chain_lm import ChainLM
-from opt_tree.policies import OptTree, Static
+from opt_tree.opt import OptTree
+from opt_tree.random import Random
+from opt_tree.sampling import Sampling
+from opt_tree.stop import Stop
+from opt_tree.tree import fetch
 
 NEW_TOKENS = 40
 PROMPT = prompt(12)
@@ -79,7 +83,7 @@ class TestLengths:
         call = inspect.unwrap  # the tests' own type checks left out
         for many in (8.0, np.int64(8), np.float64(8)):
             assert call(Decoder.generate)(decoder, PROMPT, many).tokens == text[:8]
-            [answer] = call(Decoder.generate_batch)(decoder, [PROMPT], many, width=1)
+            [answer] = call(generate_batch)(decoder, [PROMPT], many, width=1)
             assert answer.tokens == text[:8] and answer.finish_reason == "length"
             assert [token for step in call(Decoder.steps)(decoder, PROMPT, many) for token in step.tokens] == text[:8]
         for many in (0, -5, 2.5):
@@ -425,12 +429,12 @@ class TestReadBacks:
             return fetch(*tensors)
 
         for module in (
-            "opt_tree.core.children.top_k",
-            "opt_tree.verifiers.greedy_walk",
-            "opt_tree.verifiers.sample_and_match",
+            "opt_tree.children",
+            "opt_tree.verify",
+            "opt_tree.verify",
         ):
             monkeypatch.setattr(sys.modules[module], "fetch", counted)
-        for module in ("opt_tree.core.children.top_k", "opt_tree.verifiers.greedy_walk", "opt_tree.core.sampling"):
+        for module in ("opt_tree.children", "opt_tree.verify", "opt_tree.sampling"):
             monkeypatch.setattr(sys.modules[module], "on_host", lambda tensor: False)
         target = CausalLM(build(ARCHITECTURES["llama"]()))
         drafter: Drafter = (
@@ -451,7 +455,7 @@ class TestOutputLifetime:
     @pytest.mark.parametrize("sampling", [Sampling(), Sampling(temperature=0.8)], ids=["greedy", "sampled"])
     def test_nobody_reads_an_output_after_the_next_forward(self, monkeypatch, kind, sampling):
         """In a CUDA graph outputs are static buffers: the next replay overwrites them. Here they turn to NaN."""
-        monkeypatch.setattr("opt_tree.models.model.PREFILL", 5)
+        monkeypatch.setattr("opt_tree.model.PREFILL", 5)
 
         def trees() -> list[tuple[list[int], list[float]]]:
             target = CausalLM(build(ARCHITECTURES["llama"]()))
@@ -510,13 +514,13 @@ def test_what_a_decoder_and_its_parts_are_is_said_on_a_line(decoder, plain, targ
 def test_what_a_tokenizer_returns_as_a_whole_is_no_prompt(decoder):
     given = tiny_tokenizer()("abacad")
     assert given["input_ids"]
-    for call in (decoder.generate, decoder.steps, decoder.generate_batch):
+    for call in (decoder.generate, decoder.steps, partial(generate_batch, decoder)):
         with pytest.raises(
             TypeError, match=r'^prompts? must be token ids, got a BatchEncoding: pass its \["input_ids"\]'
         ):
             call(given)
     with pytest.raises(TypeError, match="got a dict"):
-        decoder.generate_batch([PROMPT, dict(given)])
+        generate_batch(decoder, [PROMPT, dict(given)])
 
 
 def test_what_is_of_another_kind_is_said_before_anything_runs(decoder):

@@ -9,14 +9,15 @@ import torch
 from tiny_models import VOCAB, prompt, tiny, tiny_drafter, tiny_tokenizer
 from transformers import LogitsProcessor
 
-from opt_tree import Sampling, Stop, load_pair
-from opt_tree.core.tree import Tree
-from opt_tree.decoding.decoder import Decoder
-from opt_tree.decoding.presets import opt
-from opt_tree.drafters import CausalLMDrafter, NGramDrafter
+from opt_tree import Sampling, Stop, custom_generate, generate_batch, load_pair
+from opt_tree.decoder import Decoder
+from opt_tree.draft_model import CausalLMDrafter
+from opt_tree.methods.drafters.tables.ngram import NGramDrafter
 from opt_tree.models.causal_lm import CausalLM
 from opt_tree.models.chain_lm import ChainLM
-from opt_tree.policies import OptTree
+from opt_tree.opt import OptTree
+from opt_tree.tools.presets import opt
+from opt_tree.tree import Tree
 
 
 def decoder_of(drafter: str = "lm", **how: Any) -> Decoder:
@@ -44,7 +45,7 @@ def test_nothing_is_drafted_below_a_stop_token(drafter, temperature):
     length = next((place for place, token in enumerate(whole.tokens, 1) if token in ends), 40)
     found = decoder.generate(text, 40, sampling, Stop(ends))
     assert found.tokens == whole.tokens[:length]
-    [rows] = [decoder.generate_batch([text], 40, sampling, Stop(ends), width=2)]
+    [rows] = [generate_batch(decoder, [text], 40, sampling, Stop(ends), width=2)]
     assert rows[0].tokens == found.tokens
     cut = 0
     for step, other in zip(found.steps, whole.steps, strict=False):
@@ -96,14 +97,14 @@ def test_weights_that_turn_nan_are_refused(temperature):
         decoder.generate(prompt(9), 20, Sampling(temperature))
 
 
-@pytest.mark.parametrize("generate", ["generate", "generate_batch"])
+@pytest.mark.parametrize("generate", [Decoder.generate, generate_batch], ids=["one", "several"])
 def test_what_belongs_to_sampling_is_told_so(generate):
     decoder = decoder_of()
-    given = prompt(9) if generate == "generate" else [prompt(9)]
+    given = prompt(9) if generate is Decoder.generate else [prompt(9)]
     with pytest.raises(TypeError, match=r"takes no temperature: pass sampling=Sampling\(temperature=0.7\)"):
-        getattr(decoder, generate)(given, temperature=0.7)
+        generate(decoder, given, temperature=0.7)
     with pytest.raises(TypeError, match=r"takes no top: help\(Decoder.generate\) lists all"):
-        getattr(decoder, generate)(given, top=3)
+        generate(decoder, given, top=3)
 
 
 class TestTheTargetsOwnEnds:
@@ -126,13 +127,13 @@ class TestTheTargetsOwnEnds:
         ids = torch.tensor([prompt(9)])
         expected = model.generate(ids, max_new_tokens=30, do_sample=False)[0, 9:].tolist()
         assert expected == text[:length] and length < 30
-        for answer in (decoder.generate(prompt(9), 30), *decoder.generate_batch([prompt(9)] * 2, 30)):
+        for answer in (decoder.generate(prompt(9), 30), *generate_batch(decoder, [prompt(9)] * 2, 30)):
             assert (answer.tokens, answer.finish_reason) == (expected, "stop_token")
         written = [token for step in decoder.steps(prompt(9), 30) for token in step.tokens]
         assert written[:length] == expected and len(written) <= length + 1  # nothing is drafted below an end
         # None says never, everywhere.
         assert decoder.generate(prompt(9), 30, stop=None).tokens == text
-        assert [one.tokens for one in decoder.generate_batch([prompt(9)] * 2, 30, stop=[None, Stop()])] == [
+        assert [one.tokens for one in generate_batch(decoder, [prompt(9)] * 2, 30, stop=[None, Stop()])] == [
             text,
             expected,
         ]
@@ -154,7 +155,7 @@ class TestTheTargetsOwnEnds:
         other = next(token for token in text if token not in text[: text.index(text[9]) + 1])
         given = {"max_new_tokens": 30, "do_sample": False, "eos_token_id": other, "pad_token_id": 0}
         ids = torch.tensor([prompt(9)])
-        found = model.generate(ids, **given, custom_generate=decoder)[0, 9:].tolist()
+        found = model.generate(ids, **given, custom_generate=custom_generate(decoder))[0, 9:].tolist()
         assert found == model.generate(ids, **given)[0, 9:].tolist() == text[: text.index(other) + 1]
 
 

@@ -7,11 +7,14 @@ import pytest
 import torch
 from tiny_models import ARCHITECTURES, VOCAB, build, perturbed, prompt, random_tree, tiny_head
 
-from opt_tree.core.sampling import Sampling
-from opt_tree.decoding.decoder import Decoder
-from opt_tree.drafters import CausalLMDrafter, Drafter, EagleDrafter
+from opt_tree.decoder import Decoder
+from opt_tree.draft_model import CausalLMDrafter
+from opt_tree.drafter import Drafter
+from opt_tree.methods.drafters.heads.eagle import EagleDrafter
+from opt_tree.methods.policies.static import Static
 from opt_tree.models.causal_lm import Buckets, CausalLM
-from opt_tree.policies import OptTree, Static
+from opt_tree.opt import OptTree
+from opt_tree.sampling import Sampling
 
 pytestmark = pytest.mark.gpu
 

@@ -12,11 +12,16 @@ from opt_tree import (
     OptTree,
     Sampling,
 )
-from opt_tree.core.children import IID, TopK, WithoutReplacement
-from opt_tree.decoding.presets import PRESETS, plain
-from opt_tree.policies import POLICIES, AcceptanceRates, Delayed, SequoiaTree, Static, make_policy
-from opt_tree.policies.registry import takes
-from opt_tree.verifiers import match
+from opt_tree.children import TopK
+from opt_tree.methods.children.iid import IID
+from opt_tree.methods.children.without_replacement import WithoutReplacement
+from opt_tree.methods.policies.acceptance_rates import AcceptanceRates
+from opt_tree.methods.policies.delayed import Delayed
+from opt_tree.methods.policies.registry import POLICIES, make_policy, takes
+from opt_tree.methods.policies.sequoia import SequoiaTree
+from opt_tree.methods.policies.static import Static
+from opt_tree.tools.presets import PRESETS, plain
+from opt_tree.verify import match
 
 SAMPLINGS = (Sampling(), Sampling(1.0))
 

@@ -6,11 +6,13 @@ from drafters.every_kind import MAKERS, head, small, target_model
 from tiny_models import CONTEXT, VOCAB, prompt, tiny
 from transformers import DynamicCache
 
-from opt_tree import Decoder, OptTree, Sampling, Static
-from opt_tree.core.target import shared
-from opt_tree.drafters import DrafterAround, EarlyExit, NGramDrafter
+from opt_tree import Decoder, OptTree, Sampling, Static, side_by_side
+from opt_tree.methods.drafters.around import DrafterAround
+from opt_tree.methods.drafters.heads.early_exit import EarlyExit
+from opt_tree.methods.drafters.tables.ngram import NGramDrafter
 from opt_tree.models.causal_lm import Buckets, CausalLM
 from opt_tree.models.chain_lm import ChainLM
+from opt_tree.target import shared
 
 POLICY = OptTree(nodes=7, threshold=0.0, max_depth=4)
 NEW = 5
@@ -127,7 +129,7 @@ def test_side_by_side_each_lane_keeps_its_own():
     target = CausalLM(target_model())
     decoder = Decoder(target, head(target), POLICY)
     alone = [decoder.compute(talk(seed, False)(decoder)) for seed in range(3)]
-    for place, found in decoder.side_by_side((talk(seed, True) for seed in range(3)), width=2):
+    for place, found in side_by_side(decoder, (talk(seed, True) for seed in range(3)), width=2):
         assert [result.tokens for result in found] == [result.tokens for result in alone[place]]
         assert [result.reused > 0 for result in found] == [False, True, True]
 

@@ -13,10 +13,10 @@ from byte_tokenizer import STOP, byte_tokenizer
 from pages import Page
 
 from opt_tree import Tree, explore
-from opt_tree.display.notebook import in_notebook, rich
-from opt_tree.display.page import asked, summary, telling_steps, to_html
-from opt_tree.display.transcripts import VISIBLE, IncrementalText, pieces, token_label, transcript, wants_color
-from opt_tree.display.trees import draw_tree, escape
+from opt_tree.tools.display.notebook import in_notebook, rich
+from opt_tree.tools.display.page import asked, summary, telling_steps, to_html
+from opt_tree.tools.display.transcripts import VISIBLE, IncrementalText, pieces, token_label, transcript, wants_color
+from opt_tree.tools.display.trees import draw_tree, escape
 
 
 @pytest.fixture(scope="module")

@@ -16,24 +16,21 @@ from drafters.test_store import documents
 from tiny_models import VOCAB, prompt, tiny_drafter, tiny_head
 from transformers import PreTrainedModel
 
-from opt_tree.drafters import (
-    CausalLMDrafter,
-    ChainLMDrafter,
-    Copying,
-    DFlashDrafter,
-    Drafter,
-    EagleDrafter,
-    EarlyExit,
-    Grafted,
-    NGramDrafter,
-    Rasd,
-    Store,
-    StoreDrafter,
-    TokenRecycling,
-    TrimmedDrafter,
-)
-from opt_tree.drafters.heads.eagle3 import Eagle3Drafter
-from opt_tree.drafters.registry import KINDS, DrafterOptions
+from opt_tree.draft_model import CausalLMDrafter
+from opt_tree.drafter import Drafter
+from opt_tree.methods.drafters.combined.copying import Copying
+from opt_tree.methods.drafters.combined.grafted import Grafted
+from opt_tree.methods.drafters.combined.rasd import Rasd
+from opt_tree.methods.drafters.heads.dflash import DFlashDrafter
+from opt_tree.methods.drafters.heads.eagle import EagleDrafter
+from opt_tree.methods.drafters.heads.eagle3 import Eagle3Drafter
+from opt_tree.methods.drafters.heads.early_exit import EarlyExit
+from opt_tree.methods.drafters.registry import KINDS, DrafterOptions
+from opt_tree.methods.drafters.small_models.chain_lm import ChainLMDrafter
+from opt_tree.methods.drafters.small_models.trimmed import TrimmedDrafter
+from opt_tree.methods.drafters.tables.ngram import NGramDrafter
+from opt_tree.methods.drafters.tables.recycling import TokenRecycling
+from opt_tree.methods.drafters.tables.store import Store, StoreDrafter
 from opt_tree.models.causal_lm import CausalLM
 from opt_tree.models.chain_lm import ChainLM
 from opt_tree.training.fitting.store import Recipe, build

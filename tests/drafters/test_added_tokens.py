@@ -8,11 +8,12 @@ import torch
 from tiny_models import ARCHITECTURES, VOCAB, build, perturbed, prompt, tiny_tokenizer
 
 from opt_tree import CheckpointError, Decoder, OptTree, Sampling, Static, load_pair
-from opt_tree.drafters import CausalLMDrafter
-from opt_tree.drafters.small_models.trimmed import TrimmedDrafter
+from opt_tree.draft_model import CausalLMDrafter
+from opt_tree.methods.drafters.small_models.trimmed import TrimmedDrafter
+from opt_tree.methods.policies.sampled import Sampled
+from opt_tree.methods.verifiers.multi_round_rejection import multi_round
 from opt_tree.models.causal_lm import CausalLM
-from opt_tree.policies import Sampled
-from opt_tree.verifiers import match, multi_round
+from opt_tree.verify import match
 
 FP64 = {"dtype": "float64", "device": "cpu"}
 

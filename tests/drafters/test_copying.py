@@ -9,12 +9,12 @@ from table_models import TableDrafter, TableTarget, hashed_laws
 from texts import refused
 
 from opt_tree import Decoder, OptTree, load_pair
-from opt_tree.core.answers import LogProbs
-from opt_tree.drafters import Copying, Grafted, NGramDrafter
-from opt_tree.drafters.combined.copying import COPY_BETA, mixed
-from opt_tree.drafters.registry import load_drafter
-from opt_tree.drafters.tables.lookup import few
-from opt_tree.drafters.tables.ngram import Counts, Text, interpolate
+from opt_tree.answers import LogProbs
+from opt_tree.methods.drafters.combined.copying import COPY_BETA, Copying, mixed
+from opt_tree.methods.drafters.combined.grafted import Grafted
+from opt_tree.methods.drafters.registry import load_drafter
+from opt_tree.methods.drafters.tables.lookup import few
+from opt_tree.methods.drafters.tables.ngram import Counts, NGramDrafter, Text, interpolate
 from opt_tree.models.causal_lm import CausalLM
 
 

@@ -10,8 +10,8 @@ from transformers import MuseGlimmerAssistantConfig, MuseGlimmerAssistantModel
 from transformers.generation import DFlashTokenCandidateGenerator
 
 from opt_tree import Decoder, OptTree, Static, load_drafter
-from opt_tree.controllers import Scheduled
-from opt_tree.drafters import DFlashDrafter
+from opt_tree.methods.controllers.scheduled import Scheduled
+from opt_tree.methods.drafters.heads.dflash import DFlashDrafter
 from opt_tree.models.causal_lm import CausalLM
 
 BLOCK = 5

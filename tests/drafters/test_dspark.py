@@ -11,11 +11,11 @@ from texts import refused
 from tiny_models import ARCHITECTURES, HIDDEN, VOCAB, build, prompt, tiny
 
 from opt_tree import Decoder, OptTree, load_drafter
-from opt_tree.core.pool import Frontier
-from opt_tree.drafters import DFlashDrafter
-from opt_tree.drafters.draft_vocabulary import vocabulary_tensors
-from opt_tree.drafters.heads.dspark import DSparkDrafter, DSparkHeads, backbone
+from opt_tree.methods.drafters.draft_vocabulary import vocabulary_tensors
+from opt_tree.methods.drafters.heads.dflash import DFlashDrafter
+from opt_tree.methods.drafters.heads.dspark import DSparkDrafter, DSparkHeads, backbone
 from opt_tree.models.causal_lm import CausalLM
+from opt_tree.pool import Frontier
 
 BLOCK, RANK = 4, 6
 SOME = torch.arange(1, VOCAB, 2)

@@ -9,16 +9,18 @@ from texts import plain_texts
 from tiny_models import ARCHITECTURES, HIDDEN, VOCAB, build, prompt, publish, tiny, tiny_head
 from torch import Tensor
 
-from opt_tree.core.answers import LogProbs
-from opt_tree.core.pool import Frontier
-from opt_tree.decoding.decoder import Decoder
-from opt_tree.drafters import DrafterAround, EagleDrafter, EagleHead
-from opt_tree.drafters.base import Asked
-from opt_tree.drafters.heads import eagle
-from opt_tree.drafters.heads.eagle import load_eagle
+from opt_tree.answers import LogProbs
+from opt_tree.decoder import Decoder
+from opt_tree.drafter import Asked
+from opt_tree.methods.drafters.around import DrafterAround
+from opt_tree.methods.drafters.heads import eagle
+from opt_tree.methods.drafters.heads.eagle import EagleDrafter, load_eagle
+from opt_tree.methods.drafters.heads.eagle_head import EagleHead
+from opt_tree.methods.policies.static import Static
 from opt_tree.models.causal_lm import Buckets, CausalLM
 from opt_tree.models.checkpoints import CheckpointError
-from opt_tree.policies import OptTree, Static
+from opt_tree.opt import OptTree
+from opt_tree.pool import Frontier
 
 POLICY = OptTree(nodes=7, threshold=0.0, max_depth=4)
 

@@ -15,17 +15,16 @@ from tiny_models import ARCHITECTURES, HIDDEN, VOCAB, build, prompt, publish, ti
 from torch import Tensor
 
 from opt_tree import Decoder, OptTree, Sampling, load_drafter
-from opt_tree.core.random import Random
-from opt_tree.decoding.draft import draft
-from opt_tree.drafters import EagleDrafter
-from opt_tree.drafters.draft_vocabulary import VOCABULARY, take_vocabulary, vocabulary_tensors
-from opt_tree.drafters.heads.eagle import load_eagle
-from opt_tree.drafters.heads.eagle3 import NORMS, Eagle3Drafter, Eagle3Head, load_eagle3
+from opt_tree.grow import draft
+from opt_tree.methods.drafters.draft_vocabulary import VOCABULARY, take_vocabulary, vocabulary_tensors
+from opt_tree.methods.drafters.heads.eagle import EagleDrafter, load_eagle
+from opt_tree.methods.drafters.heads.eagle3 import NORMS, Eagle3Drafter, Eagle3Head, load_eagle3
+from opt_tree.methods.policies.sampled import Sampled
+from opt_tree.methods.verifiers.multi_round_rejection import multi_round
 from opt_tree.models.causal_lm import CausalLM
 from opt_tree.models.checkpoints import CheckpointError
-from opt_tree.policies import Sampled
+from opt_tree.random import Random
 from opt_tree.training.heads.eagle3 import save_eagle3
-from opt_tree.verifiers import multi_round
 
 POLICY = OptTree(nodes=7, threshold=0.0, max_depth=4)
 LAYERS = (0, 1, 2)

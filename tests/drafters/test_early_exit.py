@@ -18,14 +18,17 @@ from opt_tree import (
     Sampling,
     Static,
     UnsupportedModelError,
+    generate_batch,
     load_drafter,
 )
-from opt_tree.core.tree import Tree
-from opt_tree.drafters import EarlyExit, ExitLayer, Grafted, NGramDrafter
+from opt_tree.methods.drafters.combined.grafted import Grafted
+from opt_tree.methods.drafters.heads.early_exit import EarlyExit, ExitLayer
+from opt_tree.methods.drafters.tables.ngram import NGramDrafter
+from opt_tree.methods.policies.sampled import Sampled
 from opt_tree.models.causal_lm import Buckets, CausalLM
 from opt_tree.models.split_target import Split
-from opt_tree.policies import Sampled
 from opt_tree.training.heads.early_exit import save_exit
+from opt_tree.tree import Tree
 
 POLICY = OptTree(nodes=7, threshold=0.0, max_depth=4)
 
@@ -182,7 +185,7 @@ def test_prompts_of_a_batch_are_decoded_one_after_the_other():
     with pytest.warns(
         UserWarning, match="one sequence after the other: an early exit drafts in the target's own cache"
     ):
-        results = decoder.generate_batch(texts, max_new_tokens=8)
+        results = generate_batch(decoder, texts, max_new_tokens=8)
     assert [result.tokens for result in results] == [plain.generate(text, 8).tokens for text in texts]
 
 

@@ -13,13 +13,14 @@ from side_by_side import PROMPTS, compare
 from tiny_models import prompt, tiny_head
 
 from opt_tree import Decoder, OptTree, Sampling, load_pair
-from opt_tree.decoding.presets import plain
-from opt_tree.drafters import EagleDrafter, EarlyExit
-from opt_tree.drafters.registry import KINDS
+from opt_tree.methods.drafters.heads.eagle import EagleDrafter
+from opt_tree.methods.drafters.heads.early_exit import EarlyExit
+from opt_tree.methods.drafters.registry import KINDS
+from opt_tree.methods.policies.sampled import Sampled
+from opt_tree.methods.verifiers.multi_round_rejection import multi_round
 from opt_tree.models import DEMO
 from opt_tree.models.causal_lm import CausalLM
-from opt_tree.policies import Sampled
-from opt_tree.verifiers import multi_round
+from opt_tree.tools.presets import plain
 
 POLICY = OptTree(nodes=9, threshold=0.0, max_depth=6)
 EVERY = MAKERS | VARIANTS

@@ -5,9 +5,13 @@ from enumeration import LAWS, assert_lossless
 from table_models import TableDrafter, TableTarget, hashed_laws
 
 from opt_tree import Decoder, OptTree
-from opt_tree.drafters import Copying, Grafted, NGramDrafter, Rasd, TokenRecycling
-from opt_tree.policies import Sampled
-from opt_tree.verifiers import multi_round
+from opt_tree.methods.drafters.combined.copying import Copying
+from opt_tree.methods.drafters.combined.grafted import Grafted
+from opt_tree.methods.drafters.combined.rasd import Rasd
+from opt_tree.methods.drafters.tables.ngram import NGramDrafter
+from opt_tree.methods.drafters.tables.recycling import TokenRecycling
+from opt_tree.methods.policies.sampled import Sampled
+from opt_tree.methods.verifiers.multi_round_rejection import multi_round
 
 # Tables alone, and joined with a model of the given laws; `keep=False`, so that every outcome meets the same table.
 TABLES = {

@@ -11,23 +11,20 @@ from table_models import TableDrafter, TableTarget, hashed_laws, written_laws
 from tiny_models import prompt, tiny, tiny_drafter, tiny_head
 
 from opt_tree import Decoder, OptTree, Static
-from opt_tree.core.answers import LogProbs
-from opt_tree.core.children import TopK
-from opt_tree.core.pool import CandidatePool
-from opt_tree.core.sampling import Sampling
-from opt_tree.drafters import (
-    CausalLMDrafter,
-    EagleDrafter,
-    Grafted,
-    NGramDrafter,
-    Rasd,
-    TokenRecycling,
-)
-from opt_tree.drafters.combined.copying import Copying
-from opt_tree.drafters.combined.rasd import Rows
-from opt_tree.drafters.tables.lookup import Lookup
+from opt_tree.answers import LogProbs
+from opt_tree.children import TopK
+from opt_tree.draft_model import CausalLMDrafter
+from opt_tree.methods.drafters.combined.copying import Copying
+from opt_tree.methods.drafters.combined.grafted import Grafted
+from opt_tree.methods.drafters.combined.rasd import Rasd, Rows
+from opt_tree.methods.drafters.heads.eagle import EagleDrafter
+from opt_tree.methods.drafters.tables.lookup import Lookup
+from opt_tree.methods.drafters.tables.ngram import NGramDrafter
+from opt_tree.methods.drafters.tables.recycling import TokenRecycling
+from opt_tree.methods.policies.eagle2 import Eagle2
 from opt_tree.models.causal_lm import CausalLM
-from opt_tree.policies import Eagle2
+from opt_tree.pool import CandidatePool
+from opt_tree.sampling import Sampling
 
 
 class Fixed(Lookup):

@@ -14,14 +14,15 @@ from torch import Tensor
 from transformers.cache_utils import MtpCache
 from transformers.modeling_layers import MtpModel
 
-from opt_tree import Decoder, OptTree, Sampling, load_drafter
-from opt_tree.controllers import Scheduled
-from opt_tree.drafters.heads import mtp
-from opt_tree.drafters.heads.mtp import MtpDrafter
+from opt_tree import Decoder, OptTree, Sampling, custom_generate, generate_batch, load_drafter
+from opt_tree.methods.controllers.scheduled import Scheduled
+from opt_tree.methods.drafters.heads import mtp
+from opt_tree.methods.drafters.heads.mtp import MtpDrafter
+from opt_tree.methods.policies.sampled import Sampled
+from opt_tree.methods.policies.static import Static
+from opt_tree.methods.verifiers.multi_round_rejection import multi_round
 from opt_tree.models.causal_lm import Buckets, CausalLM
 from opt_tree.models.chain_lm import wrap
-from opt_tree.policies import Sampled, Static
-from opt_tree.verifiers import multi_round
 
 EXPERTS = {"num_experts_per_tok": 2, "moe_intermediate_size": 16}
 GROUPS = EXPERTS | {"n_routed_experts": 4, "n_shared_experts": 1, "n_group": 1, "topk_group": 1}
@@ -210,7 +211,7 @@ def test_draws_reuse_and_prompts_side_by_side(folders):
         decoder = Decoder(target, drafter, OptTree(8, 0.0, 3))
         texts = [prompt(12), prompt(12)[:7], prompt(30)]
         expected = [plain.generate(text, 10).tokens for text in texts]
-        assert [one.tokens for one in decoder.generate_batch(texts, max_new_tokens=10, width=2)] == expected
+        assert [one.tokens for one in generate_batch(decoder, texts, max_new_tokens=10, width=2)] == expected
         first = decoder.generate(texts[0], 10).tokens
         longer = texts[0] + first + prompt(5)
         assert decoder.generate(longer, 10, reuse=True).tokens == plain.generate(longer, 10).tokens
@@ -221,7 +222,10 @@ def test_generate_of_transformers_takes_it(folders):
     ids = torch.tensor([prompt(9)])
     own = target.model.generate(ids, max_new_tokens=12, do_sample=False, use_mtp=True)
     ours = target.model.generate(
-        ids, max_new_tokens=12, do_sample=False, custom_generate=Decoder(target, drafter, OptTree(8, 0.0, 3))
+        ids,
+        max_new_tokens=12,
+        do_sample=False,
+        custom_generate=custom_generate(Decoder(target, drafter, OptTree(8, 0.0, 3))),
     )
     assert ours.tolist() == own.tolist()
 

@@ -8,10 +8,9 @@ from table_models import TableTarget, written_laws
 from tiny_models import prompt
 
 from opt_tree import Decoder, OptTree, Sampling
-from opt_tree.core.pool import Frontier
-from opt_tree.drafters import NGramDrafter
-from opt_tree.drafters.tables.lookup import Tails, few
-from opt_tree.drafters.tables.ngram import Counts, Row, Text, interpolate
+from opt_tree.methods.drafters.tables.lookup import Tails, few
+from opt_tree.methods.drafters.tables.ngram import Counts, NGramDrafter, Row, Text, interpolate
+from opt_tree.pool import Frontier
 
 
 def probs_of(answer) -> list[dict[int, float]]:
@@ -133,8 +132,8 @@ class TestDrafter:
 
 def outcome_of(tokens):
     """What a drafter that reads tokens alone learns from."""
-    from opt_tree.core.step import Outcome
-    from opt_tree.core.tree import Tree
+    from opt_tree.step import Outcome
+    from opt_tree.tree import Tree
 
     rows = np.zeros(1, dtype=np.int64)
     tree = Tree(rows, rows - 1, np.zeros(1), rows)

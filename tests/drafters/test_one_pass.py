@@ -9,7 +9,7 @@ from texts import refused
 from tiny_models import ARCHITECTURES, HIDDEN, VOCAB, build, prompt, tiny
 
 from opt_tree import CheckpointError, Decoder, OptTree, load_drafter
-from opt_tree.drafters import MedusaDrafter, MedusaHeads
+from opt_tree.methods.drafters.heads.one_pass import MedusaDrafter, MedusaHeads
 from opt_tree.models.causal_lm import CausalLM
 
 POLICY = OptTree(nodes=9, threshold=0.0, max_depth=6)

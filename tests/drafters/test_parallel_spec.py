@@ -9,10 +9,10 @@ from texts import refused
 from tiny_models import ARCHITECTURES, VOCAB, build, prompt, tiny, tiny_head
 
 from opt_tree import Decoder, OptTree, Static, load_drafter
-from opt_tree.controllers import Scheduled
-from opt_tree.drafters.draft_vocabulary import vocabulary_tensors
-from opt_tree.drafters.heads import parallel_spec
-from opt_tree.drafters.heads.parallel_spec import ParallelHead, ParallelSpecDrafter
+from opt_tree.methods.controllers.scheduled import Scheduled
+from opt_tree.methods.drafters.draft_vocabulary import vocabulary_tensors
+from opt_tree.methods.drafters.heads import parallel_spec
+from opt_tree.methods.drafters.heads.parallel_spec import ParallelHead, ParallelSpecDrafter
 from opt_tree.models.causal_lm import CausalLM
 
 DEPTHS = 4

@@ -8,12 +8,12 @@ from drafters.test_ngram import probs_of
 from table_models import TableTarget, hashed_laws
 
 from opt_tree import Decoder, OptTree
-from opt_tree.core.step import Outcome
-from opt_tree.core.target import Output
-from opt_tree.core.tree import Tree
-from opt_tree.drafters import TokenRecycling
-from opt_tree.drafters.tables.recycling import RANK_RATES
-from opt_tree.policies import AcceptanceRates, greedy_static_tree
+from opt_tree.methods.drafters.tables.recycling import RANK_RATES, TokenRecycling
+from opt_tree.methods.policies.acceptance_rates import AcceptanceRates
+from opt_tree.methods.policies.greedy_static import greedy_static_tree
+from opt_tree.step import Outcome
+from opt_tree.target import Output
+from opt_tree.tree import Tree
 
 
 def logits_of(*rankings: list[int], vocab: int = 9) -> torch.Tensor:

@@ -17,10 +17,13 @@ from tiny_models import HIDDEN, VOCAB, WIDTH, build, causal_logits, prompt, tiny
 from torch import nn
 
 from opt_tree import Decoder, OptTree
-from opt_tree.drafters import DFlashDrafter, EagleDrafter, EarlyExit, MedusaDrafter, MedusaHeads
-from opt_tree.drafters.heads.dspark import DSparkDrafter
-from opt_tree.drafters.heads.eagle3 import Eagle3Drafter
-from opt_tree.drafters.heads.parallel_spec import ParallelSpecDrafter
+from opt_tree.methods.drafters.heads.dflash import DFlashDrafter
+from opt_tree.methods.drafters.heads.dspark import DSparkDrafter
+from opt_tree.methods.drafters.heads.eagle import EagleDrafter
+from opt_tree.methods.drafters.heads.eagle3 import Eagle3Drafter
+from opt_tree.methods.drafters.heads.early_exit import EarlyExit
+from opt_tree.methods.drafters.heads.one_pass import MedusaDrafter, MedusaHeads
+from opt_tree.methods.drafters.heads.parallel_spec import ParallelSpecDrafter
 from opt_tree.models.causal_lm import CausalLM
 from opt_tree.models.output_scaling import Scaling, scaling_of
 from opt_tree.training.heads.features import COUNTS

@@ -3,9 +3,11 @@
 import pytest
 
 from opt_tree import CausalLMDrafter, CheckpointError, EagleDrafter, load_drafter, load_pair
-from opt_tree.drafters import Grafted, Rasd, StoreDrafter
-from opt_tree.drafters.base import described, settings_of
-from opt_tree.drafters.registry import DrafterOptions, parse_spec
+from opt_tree.drafter import described, settings_of
+from opt_tree.methods.drafters.combined.grafted import Grafted
+from opt_tree.methods.drafters.combined.rasd import Rasd
+from opt_tree.methods.drafters.registry import DrafterOptions, parse_spec
+from opt_tree.methods.drafters.tables.store import StoreDrafter
 
 
 @pytest.fixture(scope="module")
@@ -106,6 +108,6 @@ def test_a_graft_by_name(pair):
 
 
 def test_another_targets_store_is_refused(pair, monkeypatch):
-    monkeypatch.setattr("opt_tree.drafters.tables.store.fingerprint", lambda tokenizer: "beef")
+    monkeypatch.setattr("opt_tree.methods.drafters.tables.store.fingerprint", lambda tokenizer: "beef")
     with pytest.raises(CheckpointError, match="made with another tokenizer"):
         load("store:demo", pair)

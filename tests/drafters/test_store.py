@@ -14,11 +14,10 @@ from table_models import TableTarget, hashed_laws
 from tiny_models import VOCAB, prompt, tiny_tokenizer
 
 from opt_tree import Decoder, OptTree
-from opt_tree.drafters import Store, StoreDrafter
-from opt_tree.drafters.tables import file_format
-from opt_tree.drafters.tables.file_format import Table, fingerprint, load_table, save_table
-from opt_tree.drafters.tables.ngram import Counts, Text, interpolate
-from opt_tree.drafters.tables.store import FILE, FOLLOWERS, hashes
+from opt_tree.methods.drafters.tables import file_format
+from opt_tree.methods.drafters.tables.file_format import Table, fingerprint, load_table, save_table
+from opt_tree.methods.drafters.tables.ngram import Counts, Text, interpolate
+from opt_tree.methods.drafters.tables.store import FILE, FOLLOWERS, Store, StoreDrafter, hashes
 from opt_tree.models.checkpoints import CheckpointError
 from opt_tree.training.answers import join, opening, read_answers
 from opt_tree.training.fitting.store import Recipe, build, main

@@ -13,8 +13,9 @@ from tiny_models import VOCAB, prompt, publish, save_pair, tiny, tiny_drafter, t
 
 from evaluation.run.baselines import assistant_of
 from opt_tree import Decoder, OptTree, Static, load_drafter, load_pair
-from opt_tree.drafters import CausalLMDrafter, TrimmedDrafter
-from opt_tree.drafters.draft_vocabulary import VOCABULARY
+from opt_tree.draft_model import CausalLMDrafter
+from opt_tree.methods.drafters.draft_vocabulary import VOCABULARY
+from opt_tree.methods.drafters.small_models.trimmed import TrimmedDrafter
 from opt_tree.models.causal_lm import CausalLM
 from opt_tree.training.fitting import trim
 

@@ -8,14 +8,20 @@ from hypothesis import strategies as st
 from table_models import TableDrafter, hashed_laws
 
 from opt_tree import Random, TopK
-from opt_tree.core.answers import LogProbs
-from opt_tree.core.children import IID, BestAndDraw, Children, Layer, Picked, WithoutReplacement
-from opt_tree.core.pool import CandidatePool
-from opt_tree.core.probabilities import log_probs_of, probs_of
-from opt_tree.decoding.draft import draft
-from opt_tree.policies import POLICIES, Eagle2, OptTree, Rheo, Sampled, make_policy
-from opt_tree.policies.registry import takes
-from opt_tree.policies.talon import LayerBest
+from opt_tree.answers import LogProbs, log_probs_of, probs_of
+from opt_tree.children import Children
+from opt_tree.grow import draft
+from opt_tree.methods.children.best_and_draw import BestAndDraw
+from opt_tree.methods.children.drawn import Layer
+from opt_tree.methods.children.iid import IID
+from opt_tree.methods.children.without_replacement import WithoutReplacement
+from opt_tree.methods.policies.eagle2 import Eagle2
+from opt_tree.methods.policies.registry import POLICIES, make_policy, takes
+from opt_tree.methods.policies.rheo import Rheo
+from opt_tree.methods.policies.sampled import Sampled
+from opt_tree.methods.policies.talon import LayerBest
+from opt_tree.opt import OptTree
+from opt_tree.pool import CandidatePool, Picked
 
 VOCAB = 7
 KINDS: list[Children] = [

@@ -11,8 +11,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from opt_tree.engines import canonical, kernels
-from opt_tree.engines.canonical import attend, sums_one_otherwise
+from opt_tree.backends import canonical, kernels
+from opt_tree.backends.canonical import attend, sums_one_otherwise
 
 Attend = Callable[[Tensor, Tensor, Tensor, Tensor, float], Tensor]
 DTYPES = [torch.float32, torch.bfloat16]

@@ -15,11 +15,11 @@ from test_canonical import DTYPES, bits, leaves_no_trace, problem
 from tiny_models import ARCHITECTURES, build, prompt, random_tree
 from torch import Tensor
 
-from opt_tree.core.tree import Tree
-from opt_tree.engines.canonical import ROWS, NotCanonicalError, attend, load_kernel
+from opt_tree.backends.canonical import ROWS, NotCanonicalError, attend, load_kernel
 from opt_tree.models.canonical import make_canonical
 from opt_tree.models.causal_lm import CausalLM
 from opt_tree.models.compiling import compile_forwards
+from opt_tree.tree import Tree
 
 WANTED = "pip install triton to try the kernels for CUDA"
 INTERPRETED = "3.9"
@@ -33,7 +33,7 @@ def interpreted(request: pytest.FixtureRequest) -> ModuleType:
     if os.environ.get("TRITON_INTERPRET") != "1":
         pytest.skip("runs with TRITON_INTERPRET=1, as test_all_that_is_interpreted does")
     request.getfixturevalue("kernel")
-    return importlib.import_module("opt_tree.engines.canonical_cuda")
+    return importlib.import_module("opt_tree.backends.canonical_cuda")
 
 
 def test_all_that_is_interpreted() -> None:
@@ -83,7 +83,7 @@ def test_it_compiles_for_a_gpu_and_fuses_nothing_by_itself(capability: int) -> N
     pytest.importorskip("triton", reason=WANTED)
     if os.environ.get("TRITON_INTERPRET") == "1":
         pytest.skip("an interpreted kernel is not compiled")
-    module = importlib.import_module("opt_tree.engines.canonical_cuda")
+    module = importlib.import_module("opt_tree.backends.canonical_cuda")
     from triton import compile as compile_kernel  # type: ignore[import-not-found]
     from triton.backends.compiler import GPUTarget  # type: ignore[import-not-found]
     from triton.compiler import ASTSource  # type: ignore[import-not-found]
@@ -102,7 +102,7 @@ def test_it_compiles_for_a_gpu_and_fuses_nothing_by_itself(capability: int) -> N
 
 
 def test_without_triton_it_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delitem(sys.modules, "opt_tree.engines.canonical_cuda", raising=False)
+    monkeypatch.delitem(sys.modules, "opt_tree.backends.canonical_cuda", raising=False)
     monkeypatch.setitem(sys.modules, "triton", None)
     with pytest.raises(NotCanonicalError, match=r"its attention kernel on CUDA is written in Triton: .*triton"):
         load_kernel("cuda")

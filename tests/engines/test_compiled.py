@@ -20,19 +20,23 @@ from torch import Tensor
 from torch._inductor.exc import InvalidCxxCompiler
 from transformers import PreTrainedModel
 
-from opt_tree.decoding import pair as pairs
-from opt_tree.decoding.presets import opt, plain
-from opt_tree.drafters import CausalLMDrafter, EagleDrafter
-from opt_tree.engines import Compiled, CompileError, Inputs, Packed
-from opt_tree.engines import compiled as aot
-from opt_tree.engines import package_cache as packages
-from opt_tree.engines.body import Body
-from opt_tree.engines.package_cache import Package, facts_of, package_of
+from opt_tree import generate_batch
+from opt_tree.backend import Inputs
+from opt_tree.backends import compiled as aot
+from opt_tree.backends import package_cache as packages
+from opt_tree.backends.body import Body
+from opt_tree.backends.compiled import Compiled, CompileError
+from opt_tree.backends.package_cache import Package, facts_of, package_of
+from opt_tree.backends.packed import Packed
+from opt_tree.draft_model import CausalLMDrafter
+from opt_tree.methods.drafters.heads.eagle import EagleDrafter
 from opt_tree.models import compiling
 from opt_tree.models.canonical import check, make_canonical
 from opt_tree.models.causal_lm import Buckets, CausalLM
 from opt_tree.models.compiling import compile_forwards
-from opt_tree.policies import OptTree
+from opt_tree.opt import OptTree
+from opt_tree.tools import pair as pairs
+from opt_tree.tools.presets import opt, plain
 
 LONG = 900
 CLOSE = 1e-4
@@ -156,9 +160,9 @@ def test_sequences_side_by_side_run_in_the_package(compiled, monkeypatch):
     with monkeypatch.context() as strict:
         strict.setattr(target.eager, "forward", lambda inputs, cache: _long_only(target.eager, inputs, cache))
         for width in (3, 5):
-            found = plain(target).generate_batch(prompts, 40, width=width)
+            found = generate_batch(plain(target), prompts, 40, width=width)
             assert [one.tokens for one in found] == expected and {one.lanes for one in found} == {width}
-    found = opt(target, drafter, OptTree(9, 0.1, 4)).generate_batch(prompts, 40, width=3)
+    found = generate_batch(opt(target, drafter, OptTree(9, 0.1, 4)), prompts, 40, width=3)
     assert [one.tokens for one in found] == expected
 
 
@@ -174,7 +178,7 @@ def test_a_compiled_pair_side_by_side(fake):
     alone = trace([decoder.generate(ids, 8) for ids in prompts])
     for lm in (decoder.target, *decoder.drafter.models):
         assert compile_forwards(lm)
-    assert trace(decoder.generate_batch(prompts, 8, width=3)) == alone
+    assert trace(generate_batch(decoder, prompts, 8, width=3)) == alone
     assert len(fake) == 2
 
 
@@ -297,10 +301,10 @@ def test_whatever_decides_the_code_is_in_the_key(monkeypatch):
     keys += [key(CausalLM(long_llama(rms_norm_eps=1e-3))), key(CausalLM(long_llama()), options={"freezing": False})]
     for name, value in [
         ("torch.__version__", "0.0"),
-        ("opt_tree.engines.package_cache.transformers.__version__", "0.0"),
+        ("opt_tree.backends.package_cache.transformers.__version__", "0.0"),
         ("torch.get_num_threads", lambda: 63),
-        ("opt_tree.engines.package_cache.processor", lambda: "another one"),
-        ("opt_tree.engines.package_cache._code_digest", lambda classes: "edited"),
+        ("opt_tree.backends.package_cache.processor", lambda: "another one"),
+        ("opt_tree.backends.package_cache._code_digest", lambda classes: "edited"),
     ]:
         with monkeypatch.context() as other:
             other.setattr(name, value)

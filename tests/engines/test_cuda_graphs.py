@@ -10,16 +10,18 @@ import torch
 from tiny_models import ARCHITECTURES, TOLERANCE, build, prompt, random_tree, tiny, tiny_drafter, tiny_head
 from torch import Tensor
 
-from opt_tree.core.sampling import Sampling
-from opt_tree.decoding.decoder import Decoder
-from opt_tree.drafters import CausalLMDrafter, EagleDrafter
-from opt_tree.drafters.combined.copying import Copying
-from opt_tree.drafters.of_model import OfModel
-from opt_tree.engines import Captured, CompileError
-from opt_tree.engines.body import Body
-from opt_tree.engines.cuda_graphs import _Buffers, warm_up
+from opt_tree.backends.body import Body
+from opt_tree.backends.compiled import CompileError
+from opt_tree.backends.cuda_graphs import Captured, _Buffers, warm_up
+from opt_tree.decoder import Decoder
+from opt_tree.draft_model import CausalLMDrafter, OfModel
+from opt_tree.methods.drafters.combined.copying import Copying
+from opt_tree.methods.drafters.heads.eagle import EagleDrafter
+from opt_tree.methods.policies.eagle2 import Eagle2
+from opt_tree.methods.policies.sampled import Sampled
 from opt_tree.models.causal_lm import Buckets, CausalLM
-from opt_tree.policies import Eagle2, OptTree, Sampled
+from opt_tree.opt import OptTree
+from opt_tree.sampling import Sampling
 
 BUCKETS = Buckets(rows=(1, 4, 16), keys=(32, 64))
 
@@ -68,7 +70,7 @@ def test_growth_drops_what_holds_addresses():
 @pytest.mark.parametrize("kind", ["draft", "head", "trimmed head", "copying"])
 def test_the_best_tokens_are_picked_in_the_forward(kind, policy, monkeypatch):
     """Whoever wants no more of them reads no whole rows, and has the tree and the values that whole rows give."""
-    monkeypatch.setattr("opt_tree.engines.body.BEST", 16)  # of the tiny model's 61 tokens
+    monkeypatch.setattr("opt_tree.backends.body.BEST", 16)  # of the tiny model's 61 tokens
     model, found, wide = build(ARCHITECTURES["llama"]()), [], []
     whole = OfModel._whole_of
     for graphs in (False, True):

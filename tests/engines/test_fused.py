@@ -11,9 +11,9 @@ import torch
 from tiny_models import ARCHITECTURES, build, prompt, random_tree
 from torch._dynamo.utils import counters
 
-from opt_tree.engines import Captured
-from opt_tree.engines.fused import FusedLayers, can_fuse
-from opt_tree.engines.snapshot import Snapshot
+from opt_tree.backends.cuda_graphs import Captured
+from opt_tree.backends.fused import FusedLayers, can_fuse
+from opt_tree.backends.snapshot import Snapshot
 from opt_tree.models.canonical import make_canonical
 from opt_tree.models.causal_lm import Buckets, CausalLM
 from opt_tree.models.compiling import compile_forwards
@@ -111,7 +111,7 @@ def test_on_a_gpu_what_does_not_compile_is_captured_without(monkeypatch: pytest.
     def broken(*_: object) -> None:
         raise RuntimeError("no compiler")
 
-    monkeypatch.setattr("opt_tree.engines.cuda_graphs.FusedLayers", broken)
+    monkeypatch.setattr("opt_tree.backends.cuda_graphs.FusedLayers", broken)
     with pytest.warns(UserWarning, match="its layers are not compiled: .*no compiler"):
         assert compile_forwards(lm)
     assert not lm.engine.fuses

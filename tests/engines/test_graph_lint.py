@@ -13,8 +13,8 @@ import torch
 from tiny_models import ARCHITECTURES, CONTEXT, build, prompt, random_tree, tiny
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from opt_tree.engines.body import Body
-from opt_tree.engines.compiled import example
+from opt_tree.backends.body import Body
+from opt_tree.backends.compiled import example
 from opt_tree.models.causal_lm import Buckets, CausalLM
 
 BUCKETS = Buckets(rows=(8,), keys=(64,))

@@ -8,7 +8,7 @@ from tiny_models import prompt, tiny
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from opt_tree.engines.grouped_attention import Grouped, grouped_attention
+from opt_tree.backends.grouped_attention import Grouped, grouped_attention
 from opt_tree.models.causal_lm import CausalLM
 
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from opt_tree.engines import kernels
-from opt_tree.engines.package_cache import Package, package_of, processor
+from opt_tree.backends import kernels
+from opt_tree.backends.package_cache import Package, package_of, processor
 
 
 @pytest.fixture

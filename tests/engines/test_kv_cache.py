@@ -8,8 +8,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from opt_tree.batch.kv_lanes import Storage
-from opt_tree.engines.kv_cache import KVCache, LayerShape
+from opt_tree.backends.batch.kv_lanes import Storage
+from opt_tree.cache import KVCache, LayerShape
 
 CPU = torch.device("cpu")
 SHAPES = [

@@ -10,8 +10,8 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import nn
 
-from opt_tree.engines.mapped import mapped, release
-from opt_tree.engines.snapshot import Snapshot
+from opt_tree.backends.mapped import mapped, release
+from opt_tree.backends.snapshot import Snapshot
 
 pytestmark = pytest.mark.skipif(not os.path.exists("/proc/self/pagemap"), reason="the system does not tell of pages")
 ROWS, COLUMNS = 2048, 1031  # 8.4 MB, whose ends lie within pages

@@ -18,11 +18,11 @@ from torch import nn
 from evaluation.run.models import load
 from evaluation.run.options import Models
 from opt_tree import load_pair
-from opt_tree.decoding.step_costs import _engine
-from opt_tree.drafters.small_models.trimmed import TrimmedDrafter
-from opt_tree.engines import prepacked as packed
-from opt_tree.engines.prepacked import PackedWeights
+from opt_tree.backends import prepacked as packed
+from opt_tree.backends.prepacked import PackedWeights
+from opt_tree.methods.drafters.small_models.trimmed import TrimmedDrafter
 from opt_tree.models.causal_lm import CausalLM
+from opt_tree.tools.step_costs import _engine
 
 needs_packing = pytest.mark.skipif(
     not torch.backends.mkldnn.is_available(), reason="this PyTorch was built without oneDNN"

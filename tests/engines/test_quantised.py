@@ -14,9 +14,9 @@ from test_canonical import bits as bits_of
 from test_canonical import single
 from torch import Tensor, nn
 
-from opt_tree.engines import kernels, quantised
-from opt_tree.engines.packed_weights import GROUP, PANEL, pack, unpack
-from opt_tree.engines.quantised import QuantisedLinear, load_kernel, quantise
+from opt_tree.backends import kernels, quantised
+from opt_tree.backends.packed_weights import GROUP, PANEL, pack, unpack
+from opt_tree.backends.quantised import QuantisedLinear, load_kernel, quantise
 
 pytestmark = pytest.mark.usefixtures("quantised_kernel")
 Multiply = Callable[[Tensor, Tensor, Tensor | None, int], Tensor]

@@ -19,7 +19,7 @@ SIZES = [
 
 def compare(sizes: dict[str, int], dtype: torch.dtype, device: str, limit: float) -> None:
     """With PyTorch's attention in float64."""
-    from opt_tree.engines import split_attention
+    from opt_tree.backends import split_attention
 
     query, key, value, mask = (one.to(device, dtype) for one in problem(0, torch.float32, **sizes))
     mask[..., 0] = 0
@@ -53,7 +53,7 @@ def test_it_compiles_for_a_gpu(dtype: str) -> None:
     from triton.backends.compiler import GPUTarget  # type: ignore[import-not-found]
     from triton.compiler import ASTSource  # type: ignore[import-not-found]
 
-    from opt_tree.engines import split_attention as module
+    from opt_tree.backends import split_attention as module
 
     sizes = {name: getattr(module, name) for name in ("QUERIES", "KEYS", "PART")} | {"DIM": 64, "WIDTH": 64, "PARTS": 8}
     types = dict.fromkeys(("query", "key", "value", "mask", "out"), f"*{dtype}")

@@ -13,7 +13,9 @@ from tiny_models import save_pair
 from evaluation import acceptance
 from evaluation.acceptance import KINDS, Counts, measuring_tree
 from opt_tree import Decoder, Generation, Sampling, Stop, TreePolicy, Verifier, match
-from opt_tree.policies import AcceptanceRates, SequoiaTree, greedy_static_tree
+from opt_tree.methods.policies.acceptance_rates import AcceptanceRates
+from opt_tree.methods.policies.greedy_static import greedy_static_tree
+from opt_tree.methods.policies.sequoia import SequoiaTree
 
 CONTEXT = [1, 2]
 TARGET, DRAFT = (0.3, 0.1, 0.2, 0.4), (0.7, 0.2, 0.06, 0.04)

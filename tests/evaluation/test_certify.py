@@ -11,7 +11,7 @@ from evaluation import exactness
 from evaluation.certify import certify
 from evaluation.eval_opt_classic import main as answer
 from opt_tree import CausalLM, make_canonical
-from opt_tree.decoding.presets import plain
+from opt_tree.tools.presets import plain
 
 NEW = 30
 

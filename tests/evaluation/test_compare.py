@@ -22,10 +22,12 @@ from evaluation.compare.measure import Expectation, footprint
 from evaluation.compare.plots import COLOURS, _expecting, _shades, panels_of
 from evaluation.compare.studies import STUDIES, study
 from opt_tree import Decoder, OptTree, Sampling, load_pair
-from opt_tree.core.registry import Method
+from opt_tree.methods.policies import registry
+from opt_tree.methods.policies.sampled import Sampled
+from opt_tree.methods.registry import Method
+from opt_tree.methods.verifiers.multi_round_rejection import multi_round
+from opt_tree.methods.verifiers.registry import VERIFIERS
 from opt_tree.models.checkpoints import CheckpointError
-from opt_tree.policies import Sampled, registry
-from opt_tree.verifiers import VERIFIERS, multi_round
 
 
 @pytest.fixture(scope="module")

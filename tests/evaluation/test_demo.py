@@ -31,9 +31,9 @@ from evaluation.run.baselines import (
 )
 from evaluation.timing import Timed, Timings, interleave
 from opt_tree import OptTree, Pair, Sampling, load_causal_lm, load_pair
-from opt_tree.controllers import Auto
-from opt_tree.decoding.presets import opt, plain
-from opt_tree.policies import Costs
+from opt_tree.methods.controllers.auto import Auto
+from opt_tree.methods.policies.costs import Costs
+from opt_tree.tools.presets import opt, plain
 
 ROOT = Path(demo.__file__).parents[2]
 TEMPLATE = "{% for message in messages %}{{ message['content'] }}\n{% endfor %}"

@@ -31,7 +31,7 @@ from experiments.embedded_family.trainer import (
 )
 from experiments.embedded_family.unlikelihood import Contrast, repeats
 from experiments.embedded_family.unlikelihood import make_loss as unlikelihood
-from opt_tree.core.command_line import from_fields
+from opt_tree.system.command_line import from_fields
 from opt_tree.training.answers import TokenDocuments
 from opt_tree.training.optimizer import MuonAdamW
 from opt_tree.training.outputs import answer, save_documents

@@ -16,8 +16,8 @@ import opt_tree
 from evaluation import exactness
 from evaluation.answers.record import seed_of
 from evaluation.divergence import LIMIT, Explainer
-from opt_tree.decoding import presets
-from opt_tree.engines.kv_cache import KVCache
+from opt_tree.cache import KVCache
+from opt_tree.tools import presets
 
 LENGTH = 32
 

@@ -16,7 +16,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 import opt_tree
 from evaluation import latency
 from evaluation.run.inflate import SHAPES, Shape, describe, inflate, inflate_pair, parse_shape
-from opt_tree.decoding import presets
+from opt_tree.tools import presets
 
 VARIANTS = {
     "grouped": {},

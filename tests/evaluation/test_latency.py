@@ -10,8 +10,8 @@ from tiny_models import save_pair
 from evaluation import latency
 from evaluation.latency import auto_over_others, overview
 from evaluation.timing import Timed, Timings, interleave
-from opt_tree.controllers import Auto
-from opt_tree.policies import Costs
+from opt_tree.methods.controllers.auto import Auto
+from opt_tree.methods.policies.costs import Costs
 
 
 @pytest.fixture(scope="module")

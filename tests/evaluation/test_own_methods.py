@@ -15,8 +15,11 @@ from tiny_models import save_pair
 import opt_tree
 from evaluation import eval_opt_classic, report
 from evaluation.compare import __main__ as compare
-from opt_tree import controllers, drafters, policies, verifiers
-from opt_tree.core.own_files import digests, split_name
+from opt_tree.methods.controllers.registry import parse_controller
+from opt_tree.methods.drafters.registry import parse_spec
+from opt_tree.methods.own_files import digests, split_name
+from opt_tree.methods.policies.registry import POLICIES, make_policy
+from opt_tree.methods.verifiers.registry import VERIFIERS
 from opt_tree.models.checkpoints import CheckpointError
 
 ROOT = Path(opt_tree.__file__).parent.parent
@@ -86,7 +89,7 @@ def test_every_example_is_compared_from_outside(
     names = {kind: f"examples/custom_{kind}.py:{name}" for kind, name in found.items()}
     assert compare.main(arguments(folder, tmp_path / "a.jsonl", names)) == 0
     check_table(tmp_path / "a.jsonl", names, capsys)
-    assert not set(policies.POLICIES) & set(names.values()), "a file's method is in no list"
+    assert not set(POLICIES) & set(names.values()), "a file's method is in no list"
 
 
 def test_every_example_is_compared_as_a_file_of_the_package(
@@ -102,7 +105,7 @@ def test_every_example_is_compared_as_a_file_of_the_package(
         assert found is not None
         imports = f"from opt_tree.{family}.registry import register\n"
         if kind == "drafter":
-            imports = "from opt_tree.drafters.registry import DrafterOptions, register\n"
+            imports = "from opt_tree.methods.drafters.registry import DrafterOptions, register\n"
             imports += "from opt_tree.models.chain_lm import AnyLM\n"
             text += LOADS
         elif kind == "policy":
@@ -132,7 +135,7 @@ def test_a_file_that_changed_is_not_gone_on_with(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     mine = tmp_path / "mine.py"
-    mine.write_text("from opt_tree.policies import OptTree\ndef tree(nodes): return OptTree(nodes, 0.2)\n")
+    mine.write_text("from opt_tree.methods.policies import OptTree\ndef tree(nodes): return OptTree(nodes, 0.2)\n")
     given = (
         f"--base-model-path {folder}/target --draft-model-path {folder}/draft --dtype float64 --device cpu --limit 1"
     )
@@ -147,15 +150,15 @@ def test_a_file_that_changed_is_not_gone_on_with(
 
 
 BROKEN = {
-    "nothing of that name": ("Trunk = 3", "Other", policies.make_policy, "has no Other"),
-    "no policy": ("Trunk = 3", "Trunk", policies.make_policy, "is 3: neither a tree policy nor what makes one"),
-    "a function of no policy": ("def make(nodes): return 3", "make", policies.make_policy, "is 3: no tree policy"),
-    "more than a budget": ("def make(nodes, width): return 3", "make", policies.make_policy, "cannot be made of nodes"),
-    "a file that fails": ("x = 1\ny = x / 0", "make", policies.make_policy, "line 2: ZeroDivisionError"),
-    "bad syntax": ("def (", "make", policies.make_policy, "line 1: SyntaxError"),
-    "no verifier": ("def judge(tree, logits, random): ...", "judge", verifiers.VERIFIERS.named, "is no verifier"),
-    "no controller": ("pick = 3", "pick", controllers.registry.parse_controller, "is 3: no controller"),
-    "no drafter": ("draft = 3", "draft", drafters.registry.parse_spec, "is 3: neither a class of drafters"),
+    "nothing of that name": ("Trunk = 3", "Other", make_policy, "has no Other"),
+    "no policy": ("Trunk = 3", "Trunk", make_policy, "is 3: neither a tree policy nor what makes one"),
+    "a function of no policy": ("def make(nodes): return 3", "make", make_policy, "is 3: no tree policy"),
+    "more than a budget": ("def make(nodes, width): return 3", "make", make_policy, "cannot be made of nodes"),
+    "a file that fails": ("x = 1\ny = x / 0", "make", make_policy, "line 2: ZeroDivisionError"),
+    "bad syntax": ("def (", "make", make_policy, "line 1: SyntaxError"),
+    "no verifier": ("def judge(tree, logits, random): ...", "judge", VERIFIERS.named, "is no verifier"),
+    "no controller": ("pick = 3", "pick", parse_controller, "is 3: no controller"),
+    "no drafter": ("draft = 3", "draft", parse_spec, "is 3: neither a class of drafters"),
 }
 
 
@@ -164,23 +167,23 @@ def test_what_a_file_lacks_is_one_line(case: str, tmp_path: Path) -> None:
     text, name, read, message = BROKEN[case]
     file = tmp_path / f"{case.replace(' ', '_')}.py"
     file.write_text(text + "\n")
-    call: Callable = (lambda spec: read(spec, 6)) if read is policies.make_policy else read  # type: ignore[operator]
+    call: Callable = (lambda spec: read(spec, 6)) if read is make_policy else read  # type: ignore[operator]
     with pytest.raises(ValueError, match=message) as refused:
         call(f"{file}:{name}")
     assert file.name in str(refused.value) and "\n" not in str(refused.value)
 
 
 def test_a_file_without_a_name_says_what_to_write(tmp_path: Path) -> None:
-    for read in (policies.POLICIES.named, drafters.registry.parse_spec):
+    for read in (POLICIES.named, parse_spec):
         with pytest.raises(ValueError, match=r"mine.py is a file: .* mine.py:NAME"):
             read("mine.py")
     with pytest.raises(ValueError, match="no file"):
-        policies.POLICIES.named("not_there.py:Trunk")
+        POLICIES.named("not_there.py:Trunk")
 
 
 def test_a_drafter_of_a_file_is_a_part_of_others(tmp_path: Path) -> None:
     """Made by a function, from what follows its name."""
-    text = "from opt_tree.drafters import NGramDrafter\n"
+    text = "from opt_tree.methods.drafters import NGramDrafter\n"
     text += "def table(path, target, options): return NGramDrafter((0.0,) * int(path))\n"
     (tmp_path / "mine.py").write_text(text)
     spec = f"graft:1:lm:demo+{tmp_path}/mine.py:table:3"
@@ -194,7 +197,7 @@ def test_a_folder_that_was_downloaded_runs_no_file(tmp_path: Path) -> None:
     for spec in ("{here}/evil.py:Drafter", "graft:1:{here}/evil.py:Drafter+store:demo"):
         (tmp_path / "drafter.json").write_text(json.dumps({"spec": spec}))
         with pytest.raises(CheckpointError, match=r"drafter.json does not say what drafts"):
-            drafters.registry.parse_spec(str(tmp_path))
+            parse_spec(str(tmp_path))
 
 
 def test_a_name_of_a_file_is_split_from_what_follows() -> None:

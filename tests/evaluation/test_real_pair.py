@@ -11,10 +11,10 @@ from experiments.real_pair.measure import lines
 from experiments.real_pair.questions import asked, in_rounds
 from experiments.real_pair.tables import Along, more, rate
 from opt_tree import Decoder, OptTree, Pair, Static, load_pair
-from opt_tree.core.stopping import ends_of
+from opt_tree.methods.policies.eagle2 import Eagle2
+from opt_tree.methods.policies.sequoia import SequoiaTree
 from opt_tree.models.canonical import make_canonical
-from opt_tree.policies import Eagle2
-from opt_tree.policies.sequoia import SequoiaTree
+from opt_tree.stop import ends_of
 
 WAYS = {
     "threshold 0": Way(OptTree(40, 0)),

@@ -10,12 +10,14 @@ from torch import Tensor
 from transformers import GenerationConfig, StoppingCriteria, StoppingCriteriaList
 from transformers.generation.streamers import BaseStreamer
 
-from opt_tree.decoding.decoder import Decoder
-from opt_tree.drafters import CausalLMDrafter, NGramDrafter
+from opt_tree import custom_generate
+from opt_tree.decoder import Decoder
+from opt_tree.draft_model import CausalLMDrafter
 from opt_tree.integrations.hf_generate import TreeOutput
+from opt_tree.methods.drafters.tables.ngram import NGramDrafter
 from opt_tree.models.causal_lm import CausalLM
 from opt_tree.models.chain_lm import ChainLM
-from opt_tree.policies import OptTree
+from opt_tree.opt import OptTree
 
 PAD, NEW = VOCAB - 1, 12
 ROWS = [prompt(length, seed=length, vocab=VOCAB - 1) for length in (3, 20, 9)]
@@ -31,7 +33,9 @@ def both(model: Any, decoder: Decoder, **options: Any) -> tuple[Any, Any]:
     """What transformers gives, and what the door does."""
     options = {"max_new_tokens": NEW, "pad_token_id": PAD, "do_sample": False, **options}
     given = {"input_ids": IDS, "attention_mask": MASK}
-    return model.generate(**given, **copy.copy(options)), model.generate(**given, **options, custom_generate=decoder)
+    return model.generate(**given, **copy.copy(options)), model.generate(
+        **given, **options, custom_generate=custom_generate(decoder)
+    )
 
 
 @pytest.fixture(scope="module")
@@ -133,7 +137,7 @@ def test_what_comes_back(llama):
 
 def test_each_row_is_drawn_with_a_seed_of_its_own(llama):
     model, decoder = llama
-    options = {"max_new_tokens": NEW, "do_sample": True, "custom_generate": decoder, "seed": 7}
+    options = {"max_new_tokens": NEW, "do_sample": True, "custom_generate": custom_generate(decoder), "seed": 7}
     out = model.generate(IDS[1:2], attention_mask=MASK[1:2], num_return_sequences=2, **options)
     alone = model.generate(IDS[1:2], attention_mask=MASK[1:2], **options | {"seed": 8})
     assert torch.equal(out[1:], alone) and not torch.equal(out[:1], alone)
@@ -149,5 +153,12 @@ def test_what_takes_one_prompt_is_refused(llama):
     ):
         with pytest.raises(ValueError, match=match):
             if "streamer" in options:
-                options = {"custom_generate": decoder.bind(streamer=type("S", (), {"end": lambda self: None})())}
-            model.generate(IDS, attention_mask=MASK, generation_config=config, **{"custom_generate": decoder} | options)
+                options = {
+                    "custom_generate": custom_generate(decoder, streamer=type("S", (), {"end": lambda self: None})())
+                }
+            model.generate(
+                IDS,
+                attention_mask=MASK,
+                generation_config=config,
+                **{"custom_generate": custom_generate(decoder)} | options,
+            )

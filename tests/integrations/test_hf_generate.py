@@ -1,4 +1,4 @@
-"""`model.generate(custom_generate=decoder)`: lengths, sampling, streams and what is bound to it.
+"""`model.generate(custom_generate=custom_generate(decoder))`: lengths, sampling, streams and what is bound to it.
 
 `test_door.py` has each argument: the ids of plain generate, or a refusal.
 """
@@ -12,10 +12,12 @@ from torch import Tensor
 from transformers import LogitsProcessor, LogitsProcessorList
 from transformers.generation.streamers import BaseStreamer
 
-from opt_tree.decoding.decoder import Decoder
-from opt_tree.drafters import CausalLMDrafter
+from opt_tree import custom_generate
+from opt_tree.decoder import Decoder
+from opt_tree.draft_model import CausalLMDrafter
+from opt_tree.methods.policies.static import Static
 from opt_tree.models.causal_lm import CausalLM
-from opt_tree.policies import OptTree, Static
+from opt_tree.opt import OptTree
 
 PROMPT = prompt(12)
 IDS = torch.tensor([PROMPT])
@@ -45,7 +47,9 @@ def text(model: Any) -> list[int]:
 )
 def test_lengths_are_those_of_plain_generate(model, decoder, options):
     expected = model.generate(**INPUTS, **options, do_sample=False)
-    torch.testing.assert_close(model.generate(**INPUTS, **options, do_sample=False, custom_generate=decoder), expected)
+    torch.testing.assert_close(
+        model.generate(**INPUTS, **options, do_sample=False, custom_generate=custom_generate(decoder)), expected
+    )
 
 
 def test_processors_are_asked_with_the_history_of_their_node(model, decoder):
@@ -58,7 +62,13 @@ def test_processors_are_asked_with_the_history_of_their_node(model, decoder):
             return scores
 
     processors = LogitsProcessorList([Witness()])
-    model.generate(**INPUTS, max_new_tokens=8, do_sample=False, logits_processor=processors, custom_generate=decoder)
+    model.generate(
+        **INPUTS,
+        max_new_tokens=8,
+        do_sample=False,
+        logits_processor=processors,
+        custom_generate=custom_generate(decoder),
+    )
     assert len(seen) > 12
     for history, scores in seen:
         with torch.no_grad():
@@ -72,14 +82,19 @@ SAMPLED = {"do_sample": True, "temperature": 0.8, "top_p": 0.9, "top_k": 20, "ma
 class TestSampling:
     def text(self, model: Any, decoder: Any, seed: int, **changes: Any) -> list[int]:
         torch.manual_seed(seed)
-        return model.generate(**INPUTS, **(SAMPLED | changes), custom_generate=decoder)[0].tolist()
+        return model.generate(**INPUTS, **(SAMPLED | changes), custom_generate=custom_generate(decoder))[0].tolist()
 
     def test_torch_s_seed_governs_it_unless_one_is_bound(self, model, decoder):
-        bound = decoder.bind(seed=7)
-        assert self.text(model, bound, 1) == self.text(model, bound, 2)
+        bound = custom_generate(decoder, seed=7)
+        torch.manual_seed(1)
+        first = model.generate(**INPUTS, **SAMPLED, custom_generate=bound)
+        torch.manual_seed(2)
+        assert torch.equal(first, model.generate(**INPUTS, **SAMPLED, custom_generate=bound))
         assert self.text(model, decoder, 1) == self.text(model, decoder, 1) != self.text(model, decoder, 2)
         torch.manual_seed(1)
-        first, second = (model.generate(**INPUTS, **SAMPLED, custom_generate=decoder) for _ in range(2))
+        first, second = (
+            model.generate(**INPUTS, **SAMPLED, custom_generate=custom_generate(decoder)) for _ in range(2)
+        )
         assert not torch.equal(first, second), "two texts in a row"
 
     def test_it_is_the_text_of_plain_decoding_with_the_same_warpers(self, model, decoder, text):
@@ -90,7 +105,7 @@ class TestSampling:
 
     def test_greedy_decoding_leaves_torch_s_generator_alone(self, model, decoder):
         state = torch.random.get_rng_state()
-        model.generate(**INPUTS, max_new_tokens=5, do_sample=False, custom_generate=decoder)
+        model.generate(**INPUTS, max_new_tokens=5, do_sample=False, custom_generate=custom_generate(decoder))
         assert torch.equal(torch.random.get_rng_state(), state)
 
 
@@ -110,7 +125,9 @@ class TestBinding:
     def test_a_bound_streamer_receives_what_a_plain_one_does(self, model, decoder):
         plain, bound = Recorder(), Recorder()
         model.generate(**INPUTS, max_new_tokens=15, do_sample=False, streamer=plain)
-        model.generate(**INPUTS, max_new_tokens=15, do_sample=False, custom_generate=decoder.bind(streamer=bound))
+        model.generate(
+            **INPUTS, max_new_tokens=15, do_sample=False, custom_generate=custom_generate(decoder, streamer=bound)
+        )
         assert (bound.received, bound.ended) == (plain.received, 1)
 
     @pytest.mark.parametrize("start", [3, 8, 17, 30])
@@ -121,12 +138,12 @@ class TestBinding:
         expected = model.generate(**INPUTS, **options, stop_strings=[string, "zz"], tokenizer=letters)
         assert expected.shape[1] < len(PROMPT) + NEW_TOKENS
         for strings in ([string, "zz"], string):
-            bound = decoder.bind(tokenizer=letters, stop_strings=strings)
+            bound = custom_generate(decoder, tokenizer=letters, stop_strings=strings)
             torch.testing.assert_close(model.generate(**INPUTS, **options, custom_generate=bound), expected)
 
     def test_stop_strings_without_a_tokenizer_are_refused(self, model, decoder):
         with pytest.raises(ValueError, match="tokenizer"):
-            model.generate(**INPUTS, max_new_tokens=5, custom_generate=decoder.bind(stop_strings="a"))
+            model.generate(**INPUTS, max_new_tokens=5, custom_generate=custom_generate(decoder, stop_strings="a"))
 
 
 class TestRefusals:
@@ -134,7 +151,7 @@ class TestRefusals:
         self, model: Any, decoder: Any, message: str, inputs: dict[str, Any] | None = None, **options: Any
     ) -> None:
         with pytest.raises(ValueError, match=message) as error:
-            model.generate(**(inputs or INPUTS), max_new_tokens=5, **options, custom_generate=decoder)
+            model.generate(**(inputs or INPUTS), max_new_tokens=5, **options, custom_generate=custom_generate(decoder))
         assert "\n" not in str(error.value)
 
     @pytest.mark.parametrize("hidden", [[5], [-1], [0, 3], slice(None)])

@@ -10,10 +10,11 @@ import torch
 import transformers
 from tiny_models import VOCAB, WIDTH, perturbed, prompt
 
-from opt_tree.decoding.decoder import Decoder
-from opt_tree.drafters import CausalLMDrafter
+from opt_tree import custom_generate
+from opt_tree.decoder import Decoder
+from opt_tree.draft_model import CausalLMDrafter
 from opt_tree.models.causal_lm import CausalLM
-from opt_tree.policies import OptTree
+from opt_tree.opt import OptTree
 
 IMAGE = VOCAB - 1
 PATCHES = 4
@@ -91,7 +92,9 @@ def test_the_text_behind_an_image_is_that_of_plain_generate(model, decoder, befo
     for seed in (0, 1):
         given = inputs(model, seed, before, after)
         expected = model.generate(**given, **OPTIONS)
-        torch.testing.assert_close(model.generate(**given, **OPTIONS, custom_generate=decoder), expected)
+        torch.testing.assert_close(
+            model.generate(**given, **OPTIONS, custom_generate=custom_generate(decoder)), expected
+        )
         texts.add(tuple(expected[0].tolist()))
     assert len(texts) == 2, "the image should matter"
 
@@ -102,13 +105,13 @@ def test_text_alone_is_that_of_plain_generate(model, decoder):
     if model.config.model_type == "gemma3":
         given["token_type_ids"] = torch.zeros_like(ids)  # its processor gives them with every text
     expected = model.generate(**given, **OPTIONS)
-    torch.testing.assert_close(model.generate(**given, **OPTIONS, custom_generate=decoder), expected)
+    torch.testing.assert_close(model.generate(**given, **OPTIONS, custom_generate=custom_generate(decoder)), expected)
 
 
 def test_what_cannot_be_honoured_is_refused(model, decoder):
     def refuse(match: str, **changes: Any) -> None:
         with pytest.raises(ValueError, match=match) as error:
-            model.generate(**(inputs(model) | changes), **OPTIONS, custom_generate=decoder)
+            model.generate(**(inputs(model) | changes), **OPTIONS, custom_generate=custom_generate(decoder))
         assert "\n" not in str(error.value)
 
     given = inputs(model, after=0)
@@ -127,4 +130,4 @@ def test_another_model_type_is_refused(decoder, monkeypatch):
     monkeypatch.setattr("opt_tree.integrations.hf_generate._MEDIA", {})
     model = decoder.target.model
     with pytest.raises(ValueError, match=r"pixel_values.*: a tree's forward of \w+ would not see it"):
-        model.generate(**inputs(model), **OPTIONS, custom_generate=decoder)
+        model.generate(**inputs(model), **OPTIONS, custom_generate=custom_generate(decoder))

@@ -27,11 +27,13 @@ from transformers import (
     TextIteratorStreamer,
 )
 
-from opt_tree.decoding.decoder import Decoder
-from opt_tree.drafters import CausalLMDrafter, EagleDrafter
+from opt_tree import custom_generate
+from opt_tree.decoder import Decoder
+from opt_tree.draft_model import CausalLMDrafter
 from opt_tree.integrations.hf_generate import TreeOutput
+from opt_tree.methods.drafters.heads.eagle import EagleDrafter
 from opt_tree.models.causal_lm import CausalLM
-from opt_tree.policies import OptTree
+from opt_tree.opt import OptTree
 
 PROMPT = prompt(12)
 IDS = torch.tensor([PROMPT])
@@ -211,11 +213,11 @@ def test_an_argument_gives_the_same_text_or_a_refusal(model, decoder, name):
         options.pop("max_new_tokens")
     if match is not None:
         with pytest.raises(Exception, match=match) as error:
-            model.generate(**options, custom_generate=decoder)
+            model.generate(**options, custom_generate=custom_generate(decoder))
         assert isinstance(error.value, ValueError) and "\n" not in str(error.value).strip()
         return
     cache = options.pop("past_key_values", None)  # filled by whoever gets it
-    doors = [{}, {"custom_generate": decoder}]
+    doors = [{}, {"custom_generate": custom_generate(decoder)}]
     given = [{} if cache is None else {"past_key_values": copy.deepcopy(cache)} for _ in doors]
     expected, found = (model.generate(**options, **own, **door) for own, door in zip(given, doors, strict=True))
     if name in CHANGES:
@@ -254,11 +256,13 @@ class TestStreamer:
     def test_its_reader_gets_the_text_and_the_end(self, model, decoder):
         expected = self.streamed(model, max_new_tokens=NEW)
         assert expected == tiny_tokenizer().decode(PROMPT + TEXT)
-        assert self.streamed(model, max_new_tokens=NEW, custom_generate=decoder) == expected
+        assert self.streamed(model, max_new_tokens=NEW, custom_generate=custom_generate(decoder)) == expected
 
     def test_a_refusal_ends_the_stream(self, model, decoder):
         """Else whoever reads it in another thread waits for ever."""
-        text = self.streamed(model, max_new_tokens=NEW, num_beams=1, dola_layers="high", custom_generate=decoder)
+        text = self.streamed(
+            model, max_new_tokens=NEW, num_beams=1, dola_layers="high", custom_generate=custom_generate(decoder)
+        )
         assert "asks for DoLa" in text
 
 
@@ -271,18 +275,23 @@ class TestStopStrings:
         options = {"attention_mask": MASK, "max_new_tokens": NEW, "do_sample": False}
         expected = model.generate(IDS, **options, stop_strings=[string], tokenizer=letters)
         assert expected.shape[1] < len(PROMPT) + NEW
-        bound = decoder.bind(tokenizer=letters, stop_strings=[string])
+        bound = custom_generate(decoder, tokenizer=letters, stop_strings=[string])
         torch.testing.assert_close(model.generate(IDS, **options, custom_generate=bound), expected)
 
     def test_a_string_within_the_prompt_stops_nothing(self, model, decoder):
         letters = tiny_tokenizer()
-        bound = decoder.bind(tokenizer=letters, stop_strings=[letters.decode(PROMPT)[3:9]])
+        bound = custom_generate(decoder, tokenizer=letters, stop_strings=[letters.decode(PROMPT)[3:9]])
         out = model.generate(IDS, attention_mask=MASK, max_new_tokens=NEW, do_sample=False, custom_generate=bound)
         assert out[0, len(PROMPT) :].tolist() == TEXT
 
 
 def test_a_seed_may_be_given_to_generate_itself(model, decoder):
-    options = {"attention_mask": MASK, "max_new_tokens": NEW, "do_sample": True, "custom_generate": decoder}
+    options = {
+        "attention_mask": MASK,
+        "max_new_tokens": NEW,
+        "do_sample": True,
+        "custom_generate": custom_generate(decoder),
+    }
     texts = [model.generate(IDS, seed=seed, **options)[0].tolist() for seed in (7, 7, 8)]
     assert texts[0] == texts[1] != texts[2]
 
@@ -297,7 +306,7 @@ class TestCache:
         drafter = CausalLMDrafter(CausalLM(tiny_drafter(architecture)), VOCAB)
         decoder = Decoder(CausalLM(model), drafter, OptTree(nodes=10, threshold=0.1, max_depth=5))
         texts, caches = [], []
-        for door in ({}, {"custom_generate": decoder}):
+        for door in ({}, {"custom_generate": custom_generate(decoder)}):
             cache, ids = DynamicCache(config=model.config), IDS
             for turn in range(3):
                 mask = torch.ones_like(ids)
@@ -313,23 +322,31 @@ class TestCache:
 
     def test_the_rows_given_are_not_computed_again(self, model, decoder):
         cache = DynamicCache(config=model.config)
-        out = model.generate(IDS, attention_mask=MASK, past_key_values=cache, **self.OPTIONS, custom_generate=decoder)
+        out = model.generate(
+            IDS, attention_mask=MASK, past_key_values=cache, **self.OPTIONS, custom_generate=custom_generate(decoder)
+        )
         ids = torch.cat([out, torch.tensor([prompt(5)])], 1)
         cache.layers[0].values.zero_()
         options = {**self.OPTIONS, "attention_mask": torch.ones_like(ids)}
         expected = model.generate(ids, past_key_values=copy.deepcopy(cache), **options)
         assert expected.tolist() != model.generate(ids, **options).tolist(), "the rows given should matter"
         torch.testing.assert_close(
-            model.generate(ids, past_key_values=cache, **options, custom_generate=decoder), expected
+            model.generate(ids, past_key_values=cache, **options, custom_generate=custom_generate(decoder)), expected
         )
 
     def test_the_cache_is_returned_where_transformers_returns_it(self, model, decoder):
         options = {**self.OPTIONS, "attention_mask": MASK, "return_dict_in_generate": True}
-        expected, found = model.generate(IDS, **options), model.generate(IDS, **options, custom_generate=decoder)
+        expected, found = (
+            model.generate(IDS, **options),
+            model.generate(IDS, **options, custom_generate=custom_generate(decoder)),
+        )
         assert isinstance(found, TreeOutput) and found.finish_reason == "length"
         for plain, ours in zip(expected.past_key_values.layers, found.past_key_values.layers, strict=True):
             torch.testing.assert_close(ours.keys, plain.keys)
-        assert model.generate(IDS, **options, use_cache=False, custom_generate=decoder).past_key_values is None
+        assert (
+            model.generate(IDS, **options, use_cache=False, custom_generate=custom_generate(decoder)).past_key_values
+            is None
+        )
 
     @pytest.mark.parametrize("architecture", ["llama", "gemma3"])
     def test_a_head_goes_on_from_the_cache_that_was_returned(self, architecture):
@@ -340,7 +357,7 @@ class TestCache:
         for turn in range(3):
             options = {**self.OPTIONS, "attention_mask": torch.ones_like(ids), "return_dict_in_generate": True}
             expected, before = model.generate(ids, **options).sequences, target.work
-            out = model.generate(ids, past_key_values=cache, **options, custom_generate=decoder)
+            out = model.generate(ids, past_key_values=cache, **options, custom_generate=custom_generate(decoder))
             torch.testing.assert_close(out.sequences, expected)
             ran.append((target.work - before).tokens)
             cache, ids = out.past_key_values, torch.cat([out.sequences, torch.tensor([prompt(5, seed=turn)])], 1)
@@ -355,7 +372,7 @@ class TestCache:
 
     def refuse(self, match: str, model: Any, decoder: Any, ids: Tensor = IDS, **options: Any) -> None:
         with pytest.raises(ValueError, match=match) as error:
-            model.generate(ids, **options, **self.OPTIONS, custom_generate=decoder)
+            model.generate(ids, **options, **self.OPTIONS, custom_generate=custom_generate(decoder))
         assert "\n" not in str(error.value)
 
     def test_what_cannot_be_continued_is_refused(self, model, decoder):
@@ -382,7 +399,12 @@ class TestCache:
 
 
 def test_finish_reasons(model, decoder):
-    options = {"attention_mask": MASK, "do_sample": False, "return_dict_in_generate": True, "custom_generate": decoder}
+    options = {
+        "attention_mask": MASK,
+        "do_sample": False,
+        "return_dict_in_generate": True,
+        "custom_generate": custom_generate(decoder),
+    }
     reasons = [
         model.generate(IDS, **options, **own).finish_reason
         for own in (
@@ -401,6 +423,6 @@ def test_the_end_of_the_context_is_said(model, decoder, caplog, monkeypatch):
     monkeypatch.setattr(decoder.target, "max_context", 18)
     options = {"attention_mask": MASK, "do_sample": False, "max_new_tokens": NEW, "return_dict_in_generate": True}
     with caplog.at_level("WARNING", logger="opt_tree.integrations.hf_generate"):
-        out = model.generate(IDS, **options, custom_generate=decoder)
+        out = model.generate(IDS, **options, custom_generate=custom_generate(decoder))
     assert out.finish_reason == "context" and out.sequences.shape[1] == 18
     assert "stopped after 6 new tokens (finish reason: context): 18 tokens" in caplog.text

@@ -8,12 +8,24 @@ import torch
 from tiny_models import VOCAB, causal_logits, prompt, tiny, tiny_drafter
 from transformers import LogitsProcessorList, RepetitionPenaltyLogitsProcessor
 
-from opt_tree import CausalLM, CausalLMDrafter, Decoder, Generation, OptTree, Sampling, Stop
-from opt_tree.core.log_probs import Recorder
-from opt_tree.decoding.presets import plain
+from opt_tree import (
+    CausalLM,
+    CausalLMDrafter,
+    Decoder,
+    Generation,
+    OptTree,
+    Sampling,
+    Stop,
+    custom_generate,
+    generate_batch,
+)
+from opt_tree.methods.policies.sampled import Sampled
+from opt_tree.methods.verifiers.block_verification import block
+from opt_tree.methods.verifiers.multi_round_rejection import multi_round
+from opt_tree.methods.verifiers.traversal_verification import traversal
 from opt_tree.models.canonical import make_canonical
-from opt_tree.policies import Sampled
-from opt_tree.verifiers import block, multi_round, traversal
+from opt_tree.recorder import Recorder
+from opt_tree.tools.presets import plain
 
 PROMPT = prompt(12)
 NEW = 24
@@ -91,7 +103,7 @@ def test_a_stop_token_inside_an_accepted_path_ends_them_too(decoder):
 def test_batches_and_kept_contexts_tell_the_same(decoder):
     prompts = [PROMPT, prompt(5), prompt(20)]
     alone = [decoder.generate(one, NEW, log_probs=3) for one in prompts]
-    together = decoder.generate_batch(prompts, NEW, log_probs=3, width=2)
+    together = generate_batch(decoder, prompts, NEW, log_probs=3, width=2)
     for one, other in zip(alone, together, strict=True):
         assert one.tokens == other.tokens and one.log_probs == pytest.approx(other.log_probs, abs=1e-9)
         assert [list(place) for place in one.top_log_probs] == [list(place) for place in other.top_log_probs]
@@ -106,14 +118,14 @@ def test_nothing_is_kept_where_nobody_asks(decoder, monkeypatch):
     monkeypatch.setattr(Recorder, "__init__", None)
     answer = decoder.generate(PROMPT, NEW)
     assert answer.log_probs is None and answer.top_log_probs is None
-    decoder.target.model.generate(torch.tensor([PROMPT]), max_new_tokens=4, custom_generate=decoder)
+    decoder.target.model.generate(torch.tensor([PROMPT]), max_new_tokens=4, custom_generate=custom_generate(decoder))
 
 
 @pytest.mark.parametrize(
     ("asked", "error"), [(-1, ValueError), (0, ValueError), (VOCAB + 1, ValueError), (1.5, TypeError), ("5", TypeError)]
 )
 def test_a_bad_number_is_refused(decoder, asked, error):
-    for call in (decoder.generate, lambda prompt, **options: decoder.generate_batch([prompt], **options)):
+    for call in (decoder.generate, lambda prompt, **options: generate_batch(decoder, [prompt], **options)):
         with pytest.raises(error, match="log_probs"):
             call(PROMPT, log_probs=asked)
 
@@ -124,7 +136,9 @@ def test_a_bad_number_is_refused(decoder, asked, error):
 def outputs(model: Any, decoder: Decoder, ids: torch.Tensor, **options: Any) -> tuple[Any, Any]:
     """What transformers returns, and what the door does."""
     options = {"max_new_tokens": NEW, "do_sample": False, **KEPT, **options}
-    return model.generate(ids, **copy.deepcopy(options)), model.generate(ids, **options, custom_generate=decoder)
+    return model.generate(ids, **copy.deepcopy(options)), model.generate(
+        ids, **options, custom_generate=custom_generate(decoder)
+    )
 
 
 @pytest.mark.parametrize("options", [{}, {"repetition_penalty": 1.7}, {"min_new_tokens": 9, "eos_token_id": 5}])
@@ -145,17 +159,24 @@ def test_scores_and_logits_are_those_of_transformers(decoder, options):
 def test_one_of_them_alone_and_none_without_the_output_object(decoder):
     model, ids = decoder.target.model, torch.tensor([PROMPT])
     found = model.generate(
-        ids, max_new_tokens=5, custom_generate=decoder, output_logits=True, return_dict_in_generate=True
+        ids,
+        max_new_tokens=5,
+        custom_generate=custom_generate(decoder),
+        output_logits=True,
+        return_dict_in_generate=True,
     )
     assert found.scores is None and len(found.logits) == 5 and found.logits[0].shape == (1, VOCAB)
-    assert isinstance(model.generate(ids, max_new_tokens=5, custom_generate=decoder, output_scores=True), torch.Tensor)
+    assert isinstance(
+        model.generate(ids, max_new_tokens=5, custom_generate=custom_generate(decoder), output_scores=True),
+        torch.Tensor,
+    )
 
 
 def test_sampled_scores_are_what_transformers_makes_of_the_logits(decoder):
     model, ids = decoder.target.model, torch.tensor([PROMPT])
     options = {"max_new_tokens": NEW, "do_sample": True, "temperature": 0.8, "top_k": 7, **KEPT}
-    found = model.generate(ids, **options, custom_generate=decoder, seed=4)
-    expected = model.generate(ids, **options, custom_generate=plain(decoder.target), seed=4)
+    found = model.generate(ids, **options, custom_generate=custom_generate(decoder), seed=4)
+    expected = model.generate(ids, **options, custom_generate=custom_generate(plain(decoder.target)), seed=4)
     torch.testing.assert_close(found.sequences, expected.sequences)
     torch.testing.assert_close(found.scores, expected.scores)
     for scores, logits in zip(found.scores, found.logits, strict=True):
@@ -190,7 +211,7 @@ def test_a_canonical_target_gives_plain_decodings_bits():
         assert answer.log_probs == expected.log_probs and answer.top_log_probs == expected.top_log_probs
     model, ids = decoder.target.model, torch.tensor([PROMPT])
     found, expected = (
-        model.generate(ids, max_new_tokens=NEW, do_sample=False, custom_generate=one, **KEPT)
+        model.generate(ids, max_new_tokens=NEW, do_sample=False, custom_generate=custom_generate(one), **KEPT)
         for one in (decoder, plain(decoder.target))
     )
     for kind in ("scores", "logits"):

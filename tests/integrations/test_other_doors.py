@@ -9,7 +9,7 @@ import pytest
 import torch
 from tiny_models import prompt, tiny, tiny_drafter
 
-from opt_tree import CausalLM, Decoder, Static
+from opt_tree import CausalLM, Decoder, Static, custom_generate
 
 REPOSITORY = Path(__file__).parents[2] / "examples" / "custom_generate_repo"
 IDS = torch.tensor([prompt(12)])
@@ -64,7 +64,7 @@ def test_a_criterion_may_answer_with_a_plain_bool():
     long = model.generate(IDS, max_new_tokens=12, do_sample=False)
     decoder = Decoder(CausalLM(model), None, Static.empty())
     given = {"max_new_tokens": 12, "do_sample": False, "stopping_criteria": [lambda ids, _: ids.shape[1] > 16]}
-    found = model.generate(IDS, **given, custom_generate=decoder)
+    found = model.generate(IDS, **given, custom_generate=custom_generate(decoder))
     assert torch.equal(found, long[:, :17])
 
 

@@ -10,7 +10,8 @@ from tiny_models import ARCHITECTURES, VOCAB, build, perturbed, prompt, tiny_hea
 from transformers import PreTrainedTokenizerBase
 
 from opt_tree import EaModel, SPModel
-from opt_tree.drafters import CausalLMDrafter, EagleDrafter
+from opt_tree.draft_model import CausalLMDrafter
+from opt_tree.methods.drafters.heads.eagle import EagleDrafter
 
 NEW_TOKENS = 20
 IDS = torch.tensor([prompt(12)])

@@ -28,9 +28,17 @@ import torch
 import transformers
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-from opt_tree import CausalLM, Decoder, NotCanonicalError, OptTree, UnsupportedModelError, make_canonical
-from opt_tree.drafters import model_drafter
-from opt_tree.engines.canonical import load_kernel
+from opt_tree import (
+    CausalLM,
+    Decoder,
+    NotCanonicalError,
+    OptTree,
+    UnsupportedModelError,
+    custom_generate,
+    make_canonical,
+)
+from opt_tree.backends.canonical import load_kernel
+from opt_tree.methods.drafters.small_models.chain_lm import model_drafter
 from opt_tree.models.chain_lm import wrap
 
 KINDS = ("exact", "path by path", "refused", "wrong", "not built")
@@ -224,7 +232,7 @@ def verdict(name: str) -> tuple[str, str]:
             options = {"max_new_tokens": NEW_TOKENS, "do_sample": False, "eos_token_id": None}
             plain, ours = (
                 model.generate(ids, attention_mask=torch.ones_like(ids), **options, **door)
-                for door in ({}, {"custom_generate": decoder})
+                for door in ({}, {"custom_generate": custom_generate(decoder)})
             )
             if not torch.equal(plain, ours):
                 return "wrong", f"{type(target).__name__}: other text than generate after a prompt of {length} tokens"

@@ -25,13 +25,14 @@ from tiny_models import (
 )
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from opt_tree.core.sampling import Sampling
-from opt_tree.core.target import Work
-from opt_tree.core.tree import Tree
-from opt_tree.decoding.decoder import Decoder
-from opt_tree.drafters import CausalLMDrafter
+from opt_tree.decoder import Decoder
+from opt_tree.draft_model import CausalLMDrafter
+from opt_tree.methods.policies.static import Static
 from opt_tree.models.causal_lm import Buckets, CausalLM, UnsupportedModelError
-from opt_tree.policies import OptTree, Static
+from opt_tree.opt import OptTree
+from opt_tree.sampling import Sampling
+from opt_tree.target import Work
+from opt_tree.tree import Tree
 
 architectures = pytest.mark.parametrize("architecture", ARCHITECTURES)
 LENGTH = WINDOW + 19

@@ -8,17 +8,30 @@ import torch
 from tiny_models import prompt, random_tree, tiny, tiny_drafter
 from torch import Tensor, nn
 
-from opt_tree import CausalLMDrafter, Decoder, OptTree, Output, Pair, Sampling, load_drafter, load_pair
-from opt_tree.core.target import Forward, TreeForward
-from opt_tree.decoding.presets import plain
-from opt_tree.drafters.registry import DrafterOptions
-from opt_tree.engines import Backend, Captured, Inputs, Packed
-from opt_tree.engines import prepacked as packed
-from opt_tree.engines.canonical import NotCanonicalError
+from opt_tree import (
+    CausalLMDrafter,
+    Decoder,
+    OptTree,
+    Output,
+    Pair,
+    Sampling,
+    custom_generate,
+    generate_batch,
+    load_drafter,
+    load_pair,
+)
+from opt_tree.backend import Backend, Inputs
+from opt_tree.backends import prepacked as packed
+from opt_tree.backends.canonical import NotCanonicalError
+from opt_tree.backends.cuda_graphs import Captured
+from opt_tree.backends.packed import Packed
+from opt_tree.methods.drafters.registry import DrafterOptions
 from opt_tree.models.canonical import check, make_canonical, make_exact
 from opt_tree.models.causal_lm import Buckets, CausalLM
 from opt_tree.models.chain_lm import ChainLM
 from opt_tree.models.compiling import captured_shapes
+from opt_tree.target import Forward, TreeForward
+from opt_tree.tools.presets import plain
 
 NEW = 16
 MESSAGES = [
@@ -148,7 +161,7 @@ def test_rows_of_one_number_have_the_logits_of_one_prefill(monkeypatch: pytest.M
     expected = plain(lm).generate(asked, NEW).tokens
     assert decoder.generate(asked, NEW).tokens == expected
     with pytest.warns(UserWarning, match="is canonical by forwards of 32 rows of one sequence"):
-        assert [one.tokens for one in decoder.generate_batch([asked] * 2, NEW, width=2)] == [expected] * 2
+        assert [one.tokens for one in generate_batch(decoder, [asked] * 2, NEW, width=2)] == [expected] * 2
     lm.engine, lm.buckets = Captured(lm.eager, (8, 32)), Buckets((8, 32), (64, 128))
     check(lm)
     assert decoder.generate(asked, NEW).tokens == expected
@@ -257,9 +270,9 @@ def test_sampled_with_a_seed_trees_give_the_same_text(pair: Pair, texts: dict[st
 @pytest.mark.parametrize("spec", ["own", "eagle:demo", "store:demo"])
 def test_ragged_lanes_give_the_same_texts(pair: Pair, texts: dict[str, Any], spec: str) -> None:
     decoder = drafted(pair, spec)
-    found = decoder.generate_batch(texts["prompts"], NEW, width=2)
+    found = generate_batch(decoder, texts["prompts"], NEW, width=2)
     assert [one.tokens for one in found] == texts["greedy"]
-    sampled = decoder.generate_batch(texts["prompts"], NEW, Sampling(1.0), seed=3, width=3)
+    sampled = generate_batch(decoder, texts["prompts"], NEW, Sampling(1.0), seed=3, width=3)
     assert [one.tokens for one in sampled] == texts["sampled"]
 
 
@@ -284,7 +297,7 @@ def test_generate_of_transformers_gives_the_same_text(pair: Pair, texts: dict[st
             max_new_tokens=NEW,
             do_sample=False,
             eos_token_id=None,
-            custom_generate=decoder,
+            custom_generate=custom_generate(decoder),
         )
         assert ids[0, len(asked) :].tolist() == expected
 

@@ -7,11 +7,11 @@ import pytest
 import torch
 from tiny_models import ARCHITECTURES, HIDDEN, TOLERANCE, VOCAB, build, causal_logits, prompt, random_tree, tiny
 
-from opt_tree.core.target import Work
-from opt_tree.core.tree import Tree
-from opt_tree.engines import base
-from opt_tree.models import model as lm_module
+from opt_tree import backend as base
+from opt_tree import model as lm_module
 from opt_tree.models.causal_lm import Buckets, CausalLM, UnsupportedModelError
+from opt_tree.target import Work
+from opt_tree.tree import Tree
 
 SMALL = Buckets(rows=(1, 8, 32), keys=(16, 32, 64))
 
@@ -170,7 +170,7 @@ def test_a_decoder_called_past_the_hook_is_noticed(monkeypatch):
     lm = CausalLM(tiny("llama"))
     lm.watch((-1,))
     assert lm.append(prompt(4)).features
-    monkeypatch.setattr("opt_tree.engines.hidden_states.watched_module", lambda model, layer: torch.nn.Identity())
+    monkeypatch.setattr("opt_tree.hidden_states.watched_module", lambda model, layer: torch.nn.Identity())
     with pytest.raises(RuntimeError, match=r"did not run the layers whose features are read: \[-1\]"):
         lm.append(prompt(4))
 
@@ -191,7 +191,7 @@ def test_what_is_no_hidden_state_is_refused(monkeypatch):
     """Should a decoder return something else, nothing is drafted from it."""
     lm = CausalLM(tiny("llama"))
     lm.watch((-1,))
-    monkeypatch.setattr("opt_tree.engines.hidden_states._decoder", lambda model: model.lm_head)
+    monkeypatch.setattr("opt_tree.hidden_states._decoder", lambda model: model.lm_head)
     refusal = rf"LlamaForCausalLM, layer -1, cannot be read: they are {HIDDEN} wide, and what Linear returns is \[1, "
     with pytest.raises(UnsupportedModelError, match=refusal):
         lm.append(prompt(4))

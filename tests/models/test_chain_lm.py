@@ -11,14 +11,15 @@ import transformers
 from sweep_architectures import VOCAB, built, noisy
 from tiny_models import build, causal_logits, prompt, random_tree, tiny_tokenizer
 
-from opt_tree import Decoder, OptTree, Sampling, Static, UnsupportedModelError, load_pair
-from opt_tree.batch.shared_forwards import why_alone
-from opt_tree.drafters import ChainLMDrafter, NGramDrafter, model_drafter
+from opt_tree import Decoder, OptTree, Sampling, Static, UnsupportedModelError, custom_generate, load_pair
+from opt_tree.backends.batch.shared_forwards import why_alone
+from opt_tree.methods.drafters.small_models.chain_lm import ChainLMDrafter, model_drafter
+from opt_tree.methods.drafters.tables.ngram import NGramDrafter
+from opt_tree.methods.policies.sampled import Sampled
+from opt_tree.methods.verifiers.traversal_verification import traversal
 from opt_tree.models.causal_lm import Buckets, CausalLM
 from opt_tree.models.chain_lm import ChainLM, wrap
 from opt_tree.models.compiling import compile_forwards
-from opt_tree.policies import Sampled
-from opt_tree.verifiers import traversal
 
 TYPES = ["kimi_linear", "falcon_h1", "lfm2", "zamba2", "bloom", "deepseek_v32"]
 """Running states of several kinds, ALiBi, keys chosen by an index; sweep_architectures.py has all."""
@@ -142,14 +143,16 @@ def test_the_door_and_what_it_returns():
     mask, decoder = torch.ones_like(ids), Decoder(target("lfm2"), drafter("lfm2"), Static.chain(4))
     options = {"attention_mask": mask, "do_sample": False, "eos_token_id": None, "max_new_tokens": 12}
     expected = model.generate(ids, **options)
-    found = model.generate(ids, custom_generate=decoder, return_dict_in_generate=True, **options)
+    found = model.generate(ids, custom_generate=custom_generate(decoder), return_dict_in_generate=True, **options)
     assert torch.equal(found.sequences, expected)
     more = torch.cat([found.sequences, ids[:, :3]], 1)
     longer = options | {"attention_mask": torch.ones_like(more)}
     from_cache = model.generate(more, past_key_values=found.past_key_values, **longer)
     assert torch.equal(from_cache, model.generate(more, **longer))
     with pytest.raises(ValueError, match="scored path by path from its own cache"):
-        model.generate(ids, custom_generate=decoder, past_key_values=transformers.DynamicCache(), **options)
+        model.generate(
+            ids, custom_generate=custom_generate(decoder), past_key_values=transformers.DynamicCache(), **options
+        )
 
 
 @pytest.mark.parametrize(

@@ -11,13 +11,14 @@ from tiny_models import build, prompt, tiny, tiny_drafter
 from torch import nn
 from torch.nn.utils import parametrizations, prune
 
-from opt_tree.decoding.presets import opt, plain
-from opt_tree.drafters import CausalLMDrafter
-from opt_tree.engines import prepacked as packed
-from opt_tree.engines.snapshot import Snapshot, _strided, fits, sample
+from opt_tree import generate_batch
+from opt_tree.backends import prepacked as packed
+from opt_tree.backends.snapshot import Snapshot, _strided, fits, sample
+from opt_tree.draft_model import CausalLMDrafter
 from opt_tree.models.causal_lm import CausalLM, UnsupportedModelError
 from opt_tree.models.compiling import compile_forwards
-from opt_tree.policies import OptTree
+from opt_tree.opt import OptTree
+from opt_tree.tools.presets import opt, plain
 
 NEW = 8
 
@@ -181,7 +182,7 @@ def test_the_next_text_is_the_changed_models(change, compiled, lm, fake):
         warnings.simplefilter("always")
         assert decoder.generate(prompt(9), NEW, reuse=True).tokens == expected
         assert plain(lm).generate(prompt(9), NEW).tokens == expected
-        assert [one.tokens for one in decoder.generate_batch([prompt(9)] * 2, NEW, width=2)] == [expected] * 2
+        assert [one.tokens for one in generate_batch(decoder, [prompt(9)] * 2, NEW, width=2)] == [expected] * 2
     lines = [str(one.message) for one in told if "since its forwards were compiled" in str(one.message)]
     assert len(lines) == compiled and all("eager until compiled again" in line for line in lines)
     assert bool(lm.eager.packed) == (change is not quantised), "as before it was compiled"
@@ -198,7 +199,7 @@ def test_a_change_is_seen_by_a_batch_first(lm, fake):
     negated(lm.model)
     expected = text_of(lm.model)
     with pytest.warns(UserWarning, match="since its forwards were compiled; eager until compiled again"):
-        found = decoder.generate_batch([prompt(9)] * 3, NEW, width=2)
+        found = generate_batch(decoder, [prompt(9)] * 3, NEW, width=2)
     assert [one.tokens for one in found] == [expected] * 3
 
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from opt_tree.engines.mapped import mapped
+from opt_tree.backends.mapped import mapped
 from opt_tree.models import canonical
 from opt_tree.models.canonical import make_canonical
 from opt_tree.models.checkpoints import load_causal_lm

@@ -14,15 +14,15 @@ import transformers
 from tiny_models import ARCHITECTURES, VOCAB, build, prompt, publish, tiny, tiny_drafter, tiny_head, tiny_tokenizer
 from transformers import PreTrainedTokenizerFast
 
-from opt_tree.decoding.decoder import Decoder
-from opt_tree.decoding.pair import load_pair
-from opt_tree.drafters import CausalLMDrafter, EagleDrafter
-from opt_tree.drafters.heads.eagle import load_eagle
-from opt_tree.drafters.registry import load_drafter
+from opt_tree.decoder import Decoder
+from opt_tree.draft_model import CausalLMDrafter
+from opt_tree.methods.drafters.heads.eagle import EagleDrafter, load_eagle
+from opt_tree.methods.drafters.registry import load_drafter
 from opt_tree.models import checkpoints
 from opt_tree.models.causal_lm import CausalLM
 from opt_tree.models.checkpoints import CheckpointError, load_causal_lm
-from opt_tree.policies import OptTree
+from opt_tree.opt import OptTree
+from opt_tree.tools.pair import load_pair
 
 FP64 = {"dtype": "float64", "draft_dtype": "float64", "device": "cpu"}
 

@@ -20,12 +20,16 @@ from opt_tree import (
     Sampling,
     Static,
     UnsupportedModelError,
+    custom_generate,
+    generate_batch,
     make_canonical,
 )
-from opt_tree.drafters import CausalLMDrafter, NGramDrafter, model_drafter
-from opt_tree.engines import delta_net
-from opt_tree.engines.delta_layers import delta_forwards, delta_nets
-from opt_tree.engines.delta_net import DeltaCache, last_ancestors
+from opt_tree.backends import delta_net
+from opt_tree.backends.delta_layers import delta_forwards, delta_nets
+from opt_tree.backends.delta_net import DeltaCache, last_ancestors
+from opt_tree.draft_model import CausalLMDrafter
+from opt_tree.methods.drafters.small_models.chain_lm import model_drafter
+from opt_tree.methods.drafters.tables.ngram import NGramDrafter
 from opt_tree.models.causal_lm import Buckets
 from opt_tree.models.chain_lm import ChainLM, wrap
 from opt_tree.models.compiling import compile_forwards
@@ -145,8 +149,8 @@ def test_texts_are_those_of_transformers(name):
         result = decoder.generate(ids, NEW_TOKENS)
         assert result.tokens == expected
         assert sum(step.accepted for step in result.steps) > 3, "the drafter should sometimes be right"
-        assert generate(name, ids, custom_generate=decoder)[0, LENGTH:].tolist() == expected
-        assert decoder.generate_batch([ids, ids[:9]], max_new_tokens=NEW_TOKENS)[0].tokens == expected
+        assert generate(name, ids, custom_generate=custom_generate(decoder))[0, LENGTH:].tolist() == expected
+        assert generate_batch(decoder, [ids, ids[:9]], max_new_tokens=NEW_TOKENS)[0].tokens == expected
     assert Decoder(target(name), None, Static.empty()).generate(ids, NEW_TOKENS).tokens == expected
 
 
@@ -206,7 +210,12 @@ def test_what_a_state_cannot_do_is_refused_by_name(kernel):
         assert not compile_forwards(lm)
     decoder = Decoder(lm, NGramDrafter(), Static.chain(3))
     with pytest.raises(ValueError, match="goes on from the state of its gated delta nets"):
-        generate("qwen3_next", ids, custom_generate=decoder, past_key_values=DynamicCache(config=model.config))
+        generate(
+            "qwen3_next",
+            ids,
+            custom_generate=custom_generate(decoder),
+            past_key_values=DynamicCache(config=model.config),
+        )
     lm.append(ids)
     with pytest.raises(ValueError, match="the state behind 29 tokens cannot be taken back to 20"):
         lm.cut(20)
@@ -219,7 +228,7 @@ def test_the_returned_cache_goes_on():
     """`return_dict_in_generate` has a cache of transformers' own, states included."""
     model, ids = model_of("qwen3_next"), prompt(LENGTH, vocab=VOCAB)
     decoder = Decoder(target("qwen3_next"), NGramDrafter(), Static.chain(3))
-    found = generate("qwen3_next", ids, custom_generate=decoder, return_dict_in_generate=True)
+    found = generate("qwen3_next", ids, custom_generate=custom_generate(decoder), return_dict_in_generate=True)
     whole = found.sequences[0].tolist()
     assert found.past_key_values.get_seq_length() == len(whole) - 1
     with torch.no_grad():

@@ -5,12 +5,15 @@ from pathlib import Path
 import pytest
 from tiny_models import VOCAB, prompt, tiny, tiny_drafter, tiny_head
 
-from opt_tree.decoding.decoder import Decoder
-from opt_tree.decoding.presets import plain
-from opt_tree.drafters import CausalLMDrafter, Drafter, EagleDrafter
+from opt_tree import generate_batch
+from opt_tree.decoder import Decoder
+from opt_tree.draft_model import CausalLMDrafter
+from opt_tree.drafter import Drafter
+from opt_tree.methods.drafters.heads.eagle import EagleDrafter
 from opt_tree.models.causal_lm import CausalLM
 from opt_tree.models.checkpoints import load_causal_lm
-from opt_tree.policies import OptTree
+from opt_tree.opt import OptTree
+from opt_tree.tools.presets import plain
 
 IDS = [prompt(length, seed=length) for length in (9, 4)]
 
@@ -35,7 +38,10 @@ def test_texts_and_trees_are_those_of_one_place(target, kind):
 
     whole = decoder(CausalLM(tiny("llama")))
     alone = [whole.generate(ids, 12) for ids in IDS]
-    for found in ([decoder(target).generate(ids, 12) for ids in IDS], decoder(target).generate_batch(IDS, 12, width=2)):
+    for found in (
+        [decoder(target).generate(ids, 12) for ids in IDS],
+        generate_batch(decoder(target), IDS, 12, width=2),
+    ):
         assert [one.tokens for one in found] == [one.tokens for one in alone]
         assert [one.accept_lengths for one in found] == [one.accept_lengths for one in alone]
     assert [one.tokens for one in alone] == [plain(whole.target).generate(ids, 12).tokens for ids in IDS]

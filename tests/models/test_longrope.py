@@ -12,14 +12,16 @@ import torch
 import transformers
 from tiny_models import VOCAB, WIDTH, perturbed, prompt
 
-from opt_tree.decoding.decoder import Decoder
-from opt_tree.decoding.generation import Generation
-from opt_tree.drafters import CausalLMDrafter
-from opt_tree.models import model as lm_module
+from opt_tree import generate_batch
+from opt_tree import model as lm_module
+from opt_tree.decoder import Decoder
+from opt_tree.draft_model import CausalLMDrafter
+from opt_tree.generation import Generation
+from opt_tree.methods.policies.static import Static
 from opt_tree.models.causal_lm import Buckets, CausalLM
 from opt_tree.models.chain_lm import ChainLM
 from opt_tree.models.positions import context_limit, rope_border
-from opt_tree.policies import OptTree, Static
+from opt_tree.opt import OptTree
 
 BORDER = 32
 NEW_TOKENS = 24
@@ -103,7 +105,7 @@ def test_trees_end_at_the_border_and_change_nothing(model, buckets):
     alone = [until_the_border(decoder, model, length) for length in LENGTHS]
     for length, result in zip(LENGTHS, alone, strict=True):
         assert length > 20 or any(step.accepted for step in result.steps), "the drafter should sometimes be right"
-    many = decoder.generate_batch([prompt(length) for length in LENGTHS], NEW_TOKENS, width=3)
+    many = generate_batch(decoder, [prompt(length) for length in LENGTHS], NEW_TOKENS, width=3)
     assert [one.tokens for one in many] == [one.tokens for one in alone]
 
 

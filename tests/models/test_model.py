@@ -11,15 +11,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tiny_models import VOCAB, causal_logits, prompt, random_tree, tiny
 
-from opt_tree.batch.kv_lanes import Storage
-from opt_tree.batch.merge_tensors import side_by_side
-from opt_tree.core.target import Forward, TreeForward, causal
-from opt_tree.engines import base
-from opt_tree.engines.base import Backend
-from opt_tree.engines.masks import tree_mask
-from opt_tree.engines.packed import Buckets, Packed
-from opt_tree.models import model as core
-from opt_tree.models.model import Model
+from opt_tree import backend as base
+from opt_tree import model as core
+from opt_tree.backend import Backend
+from opt_tree.backends.batch.kv_lanes import Storage
+from opt_tree.backends.batch.merge_tensors import side_by_side
+from opt_tree.backends.packed import Buckets, Packed
+from opt_tree.masks import tree_mask
+from opt_tree.model import Model
+from opt_tree.target import Forward, TreeForward, causal
 
 
 @given(st.integers(1, 9), st.integers(0, 4), st.integers(0, 5), st.integers(0, 6), st.integers(0, 4), st.integers(0, 9))

@@ -25,13 +25,13 @@ from evaluation.compare.options import Options as CompareOptions
 from evaluation.demo.__main__ import Options as DemoOptions
 from evaluation.run.options import EagleOptions, Options
 from opt_tree import Decoder, OptTree, load_pair
-from opt_tree.decoding.presets import plain
 from opt_tree.models import DEMO, known, room
 from opt_tree.models.__main__ import main
 from opt_tree.models.checkpoints import CheckpointError, load_tokenizer
 from opt_tree.models.named import KNOWN, cached, dequantised, drafter_of, fetch, folder_of, resolve
 from opt_tree.models.named import download as sources
 from opt_tree.models.named import gguf as converted
+from opt_tree.tools.presets import plain
 
 WORDS = 64
 CONFIG = LlamaConfig(

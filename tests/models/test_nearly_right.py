@@ -9,11 +9,11 @@ import pytest
 
 from experiments.embedded_family.data import read_prompts
 from opt_tree import load_drafter, load_pair
-from opt_tree.decoding import pair
-from opt_tree.drafters.registry import parse_spec
+from opt_tree.methods.drafters.registry import parse_spec
 from opt_tree.models import DEMO, checkpoints
 from opt_tree.models.checkpoints import CheckpointError, load_config
 from opt_tree.models.named import resolve
+from opt_tree.tools import pair
 
 
 @pytest.mark.parametrize(

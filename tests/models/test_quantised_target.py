@@ -12,14 +12,14 @@ from transformers import LlamaConfig
 from evaluation.run.models import load
 from evaluation.run.options import Models
 from opt_tree import CausalLMDrafter, Decoder, OptTree, load_pair
-from opt_tree.decoding.presets import plain
-from opt_tree.drafters.small_models.trimmed import TrimmedDrafter
-from opt_tree.engines import compiled as aot
-from opt_tree.engines.quantised import QuantisedLinear, quantise
+from opt_tree.backends import compiled as aot
+from opt_tree.backends.quantised import QuantisedLinear, quantise
+from opt_tree.methods.drafters.small_models.trimmed import TrimmedDrafter
 from opt_tree.models.canonical import make_canonical
 from opt_tree.models.causal_lm import CausalLM
 from opt_tree.models.checkpoints import CheckpointError
 from opt_tree.models.compiling import compile_forwards
+from opt_tree.tools.presets import plain
 
 NEW = 32
 QUESTION = "Why is the sky blue?"

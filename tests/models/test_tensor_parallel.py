@@ -12,17 +12,20 @@ import pytest
 import torch
 from tiny_models import VOCAB, perturbed, prompt, tiny, tiny_head
 
-from opt_tree.core.errors import UnsupportedModelError
-from opt_tree.core.sampling import Sampling
-from opt_tree.core.stopping import Stop
-from opt_tree.decoding.decoder import Decoder
-from opt_tree.drafters import CausalLMDrafter, EagleDrafter
+from opt_tree import custom_generate, generate_batch
+from opt_tree.decoder import Decoder
+from opt_tree.draft_model import CausalLMDrafter
+from opt_tree.errors import UnsupportedModelError
+from opt_tree.methods.drafters.heads.eagle import EagleDrafter
+from opt_tree.methods.policies.static import Static
 from opt_tree.models.causal_lm import CausalLM
 from opt_tree.models.chain_lm import ChainLM
 from opt_tree.models.checkpoints import load_causal_lm
 from opt_tree.models.split_target import Split
 from opt_tree.models.tensor_parallel import LostRankError
-from opt_tree.policies import OptTree, Static
+from opt_tree.opt import OptTree
+from opt_tree.sampling import Sampling
+from opt_tree.stop import Stop
 
 TREE = OptTree(12, 0.1, 5)
 IDS = prompt(9)
@@ -93,12 +96,12 @@ def answers(target: CausalLM, rank: int) -> dict[str, Any]:
     decoder = Decoder(target, drafter_of(rank), TREE)
     head = Decoder(target, EagleDrafter(tiny_head(tiny("llama")), target), TREE)
     sampling, ids = Sampling(0.8), IDS if rank == 0 else prompt(3, seed=4)
-    door = {"max_new_tokens": 12, "pad_token_id": 0, "custom_generate": decoder}
+    door = {"max_new_tokens": 12, "pad_token_id": 0, "custom_generate": custom_generate(decoder)}
     found = {
         "greedy": trace(decoder.generate(IDS, 16 + rank)),
         "seeds": trace(decoder.generate(ids, 16, sampling, Stop({rank}), seed=5 + rank)),
         "head": trace(head.generate(ids, 16)),
-        "batch": [trace(one) for one in decoder.generate_batch([IDS, IDS[:4]][: 2 - rank], 8, width=2)],
+        "batch": [trace(one) for one in generate_batch(decoder, [IDS, IDS[:4]][: 2 - rank], 8, width=2)],
     }
     torch.manual_seed(rank)
     found["door"] = target.model.generate(torch.tensor([ids]), do_sample=True, **door).tolist()
@@ -117,7 +120,7 @@ def test_rank_0_decides_and_all_ranks_have_its_text(folder):
     assert first["head"][0] == plain.generate(IDS, 16).tokens and max(first["head"][2]) > 1
     assert first["batch"] == [trace(decoder.generate(ids, 8)) for ids in (IDS, IDS[:4])]
     torch.manual_seed(0)
-    options = {"max_new_tokens": 12, "pad_token_id": 0, "custom_generate": decoder}
+    options = {"max_new_tokens": 12, "pad_token_id": 0, "custom_generate": custom_generate(decoder)}
     assert first["door"] == tiny("llama").generate(torch.tensor([IDS]), do_sample=True, **options).tolist()
     assert first["dict"] == (tiny("llama").generate(torch.tensor([IDS]), do_sample=False, **options).tolist(), None)
 
@@ -134,7 +137,7 @@ def refusals(target: CausalLM, rank: int) -> list[str]:
         raise RuntimeError(f"rank {rank} has had enough")
 
     cache = {
-        "custom_generate": decoder,
+        "custom_generate": custom_generate(decoder),
         "max_new_tokens": 2,
         "past_key_values": __import__("transformers").DynamicCache(),
     }

@@ -6,7 +6,7 @@ import transformers
 from tiny_models import VOCAB, WIDTH, build, perturbed, prompt
 
 from opt_tree import Decoder, OptTree
-from opt_tree.drafters import CausalLMDrafter
+from opt_tree.draft_model import CausalLMDrafter
 from opt_tree.models.causal_lm import CausalLM
 from opt_tree.models.positions import positions_of
 

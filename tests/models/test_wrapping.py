@@ -8,9 +8,10 @@ import pytest
 import torch
 from tiny_models import ARCHITECTURES, build, prompt, tiny
 
-from opt_tree.decoding.decoder import Decoder
+from opt_tree import custom_generate
+from opt_tree.decoder import Decoder
+from opt_tree.methods.policies.static import Static
 from opt_tree.models.causal_lm import CausalLM, UnsupportedModelError
-from opt_tree.policies import Static
 
 
 def one_line(error: pytest.ExceptionInfo) -> str:
@@ -65,7 +66,9 @@ def test_a_compiled_model_is_recognised_through_the_door():
         for wrapped in (model, compiled):
             decoder = Decoder(CausalLM(wrapped), None, Static.empty())
             for generating in (model, compiled):
-                torch.testing.assert_close(generating.generate(ids, **options, custom_generate=decoder), expected)
+                torch.testing.assert_close(
+                    generating.generate(ids, **options, custom_generate=custom_generate(decoder)), expected
+                )
 
 
 class TestPeft:
@@ -89,7 +92,7 @@ class TestPeft:
         for wrapped in (adapted, adapted.get_base_model()):
             decoder = Decoder(CausalLM(wrapped), None, Static.empty())
             for generating in (adapted, adapted.get_base_model()):
-                result = generating.generate(input_ids=ids, **options, custom_generate=decoder)
+                result = generating.generate(input_ids=ids, **options, custom_generate=custom_generate(decoder))
                 torch.testing.assert_close(result, expected)
 
     def test_a_text_goes_on_with_the_adapters_that_are_at_work_now(self):
@@ -126,5 +129,5 @@ class TestPeft:
         one_line(error)
         decoder = Decoder(CausalLM(adapted.get_base_model()), None, Static.empty())
         with pytest.raises(ValueError, match="virtual tokens") as error:
-            adapted.generate(input_ids=ids, max_new_tokens=5, custom_generate=decoder)
+            adapted.generate(input_ids=ids, max_new_tokens=5, custom_generate=custom_generate(decoder))
         one_line(error)

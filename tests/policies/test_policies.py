@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from table_models import Laws, TableDrafter, hashed_laws, written_laws
 
 from opt_tree import OptTree, Static, Tree, TreePolicy
-from opt_tree.decoding.draft import draft
-from opt_tree.policies.registry import make_policy
+from opt_tree.grow import draft
+from opt_tree.methods.policies.registry import make_policy
 
 Branch = tuple[int, ...]
 CONTEXT = [0, 1]

@@ -13,19 +13,18 @@ from hypothesis import strategies as st
 from table_models import Laws, TableDrafter, TableTarget, hashed_laws, written_laws
 
 from opt_tree import Decoder, Random, Static, TopK, Tree, TreePolicy
-from opt_tree.core.children import IID, WithoutReplacement
-from opt_tree.decoding.draft import draft
-from opt_tree.policies import (
-    AcceptanceRates,
-    DynamicDepth,
-    Eagle2,
-    SequoiaTree,
-    Talon,
-    ThresholdChain,
-    greedy_static_tree,
-)
-from opt_tree.policies import greedy_static as greedy_static_module
-from opt_tree.policies import sequoia as sequoia_module
+from opt_tree.grow import draft
+from opt_tree.methods.children.iid import IID
+from opt_tree.methods.children.without_replacement import WithoutReplacement
+from opt_tree.methods.policies import greedy_static as greedy_static_module
+from opt_tree.methods.policies import sequoia as sequoia_module
+from opt_tree.methods.policies.acceptance_rates import AcceptanceRates
+from opt_tree.methods.policies.dynamic_depth import DynamicDepth
+from opt_tree.methods.policies.eagle2 import Eagle2
+from opt_tree.methods.policies.greedy_static import greedy_static_tree
+from opt_tree.methods.policies.sequoia import SequoiaTree
+from opt_tree.methods.policies.talon import Talon
+from opt_tree.methods.policies.threshold_chain import ThresholdChain
 
 Branch = tuple[int, ...]
 Node = tuple[float, Branch]

@@ -6,24 +6,25 @@ from collections.abc import Callable
 import pytest
 
 from opt_tree import OptTree, Static, TopK
-from opt_tree.controllers import Auto, BetaLength, CalibratedLength
-from opt_tree.core.children import IID, BestAndDraw, WithoutReplacement
-from opt_tree.policies import (
-    HALVING,
-    AcceptanceRates,
-    Costs,
-    Delayed,
-    DynamicDepth,
-    DySpec,
-    Eagle2,
-    Priced,
-    Rheo,
-    Sampled,
-    SequoiaTree,
-    Talon,
-    ThresholdChain,
-    greedy_static_tree,
-)
+from opt_tree.methods.children.best_and_draw import BestAndDraw
+from opt_tree.methods.children.iid import IID
+from opt_tree.methods.children.without_replacement import WithoutReplacement
+from opt_tree.methods.controllers.auto import Auto
+from opt_tree.methods.controllers.beta_length import BetaLength
+from opt_tree.methods.controllers.calibrated_length import CalibratedLength
+from opt_tree.methods.policies.acceptance_rates import HALVING, AcceptanceRates
+from opt_tree.methods.policies.costs import Costs
+from opt_tree.methods.policies.delayed import Delayed
+from opt_tree.methods.policies.dynamic_depth import DynamicDepth
+from opt_tree.methods.policies.dyspec import DySpec
+from opt_tree.methods.policies.eagle2 import Eagle2
+from opt_tree.methods.policies.greedy_static import greedy_static_tree
+from opt_tree.methods.policies.priced import Priced
+from opt_tree.methods.policies.rheo import Rheo
+from opt_tree.methods.policies.sampled import Sampled
+from opt_tree.methods.policies.sequoia import SequoiaTree
+from opt_tree.methods.policies.talon import Talon
+from opt_tree.methods.policies.threshold_chain import ThresholdChain
 
 HUGE = 10**9
 TOO_MUCH = r"^\w+ must be at most 4096, got \d{9,}$"

@@ -20,14 +20,16 @@ from evaluation.demo.options import Options as DemoOptions
 from evaluation.timing import interleave
 from examples import chat
 from experiments import gpu_first_light as first_light
-from opt_tree.core.sampling import Sampling
-from opt_tree.decoding import step_costs
-from opt_tree.decoding.presets import PRESETS, plain
-from opt_tree.decoding.step_costs import auto
-from opt_tree.drafters import CausalLMDrafter, EagleDrafter
+from opt_tree import generate_batch
+from opt_tree.draft_model import CausalLMDrafter
+from opt_tree.methods.drafters.heads.eagle import EagleDrafter
 from opt_tree.models.causal_lm import Buckets, CausalLM
 from opt_tree.models.compiling import captured_shapes, compile_forwards, warm_up
-from opt_tree.policies import OptTree
+from opt_tree.opt import OptTree
+from opt_tree.sampling import Sampling
+from opt_tree.tools import step_costs
+from opt_tree.tools.presets import PRESETS, plain
+from opt_tree.tools.step_costs import auto
 from pretend import graphs, waits
 from pretend.device import logged
 from pretend.waits import DRAFTERS, counted, measure, pair_with
@@ -45,7 +47,7 @@ def few(monkeypatch):
     """Steps that are counted; calls before a capture, which choose nothing here. Each costs what it costs on a CPU."""
     monkeypatch.setattr(waits, "STEPS", 2)
     monkeypatch.setattr(waits, "BUCKETS", Buckets((8, 64), (512,)))
-    monkeypatch.setattr("opt_tree.engines.cuda_graphs._WARM_UPS", 1)
+    monkeypatch.setattr("opt_tree.backends.cuda_graphs._WARM_UPS", 1)
 
 
 def decoder(device: str, kind: str, architecture: str = "llama", buckets: Buckets | None = None) -> opt_tree.Decoder:
@@ -168,7 +170,7 @@ def test_log_probs_are_read_once_at_the_end(sampling):
 def test_a_batch_and_a_kept_context():
     made, here = decoder("cuda", "draft"), decoder("cpu", "draft")
     prompts = [prompt(20), prompt(13, seed=3), prompt(20, seed=4)]
-    both = [one.generate_batch(prompts, 12, width=2) for one in (made, here)]
+    both = [generate_batch(one, prompts, 12, width=2) for one in (made, here)]
     assert [one.tokens for one in both[0]] == [one.tokens for one in both[1]]
     first = made.generate(prompts[0], 8)
     longer = [*prompts[0], *first.tokens]
@@ -202,7 +204,7 @@ def test_a_shape_that_cannot_be_captured_runs_kernel_by_kernel(monkeypatch):
     def full(*_: object) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
-    monkeypatch.setattr("opt_tree.engines.cuda_graphs.warm_up", full)
+    monkeypatch.setattr("opt_tree.backends.cuda_graphs.warm_up", full)
     made.target.engine._calls.clear()
     with pytest.warns(UserWarning, match="run kernel by kernel: they cannot be captured: .*CUDA out of memory"):
         assert made.generate(prompt(20), 12).tokens == expected

@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 
 sys.path[:0] = [str(Path(__file__).parents[2]), str(Path(__file__).parents[1])]
 import opt_tree  # noqa: E402
-from opt_tree.decoding.presets import plain  # noqa: E402
 from opt_tree.models.compiling import compile_forwards  # noqa: E402
+from opt_tree.tools.presets import plain  # noqa: E402
 from pretend import plugin  # noqa: E402, F401
 from pretend.device import Log, logged  # noqa: E402
 

@@ -27,10 +27,16 @@ from tqdm import tqdm
 from transformers import PreTrainedModel
 
 from opt_tree import Decoder, OptTree, Random, Sampling, Static, TreePolicy, load_pair
-from opt_tree import verifiers as judges
-from opt_tree.core.answers import LogProbs
-from opt_tree.core.children import IID, Layer, Picked, TopK
-from opt_tree.policies import DySpec, Rheo, Sampled
+from opt_tree.answers import LogProbs
+from opt_tree.children import TopK
+from opt_tree.methods.children.drawn import Layer
+from opt_tree.methods.children.iid import IID
+from opt_tree.methods.policies.dyspec import DySpec
+from opt_tree.methods.policies.rheo import Rheo
+from opt_tree.methods.policies.sampled import Sampled
+from opt_tree.methods.verifiers.registry import VERIFIERS
+from opt_tree.pool import Picked
+from opt_tree.verify import Verifier
 
 Text = tuple[int, ...]
 
@@ -57,23 +63,23 @@ class BestAsDrawn(IID):
 class Case:
     """A verifier on a tree, two layers deep or more; `lossless`: whether the tree's children are of its kind."""
 
-    verifier: judges.Verifier
+    verifier: Verifier
     policy: TreePolicy
     lossless: bool = True
 
 
 CASES: dict[str, Case] = {
-    "match": Case(judges.match, OptTree(nodes=8, threshold=0.0, max_depth=3)),
-    "naive": Case(judges.naive, Sampled.kary(2, 2)),
-    "k_seq": Case(judges.k_seq, Sampled.chains(3, 2)),
-    "multi_round": Case(judges.multi_round, Sampled.kary(2, 2)),
-    "khisti": Case(judges.khisti, Sampled.kary(2, 2)),
-    "without_replacement": Case(judges.without_replacement, DySpec(nodes=8, max_depth=3)),
-    "traversal": Case(judges.traversal, Sampled.chains(2, 3)),
-    "block": Case(judges.block, Sampled.chain(3)),
-    "rheo": Case(judges.rheo, Rheo(nodes=8, threshold=0.0, max_depth=3)),
-    "typical": Case(judges.typical, OptTree(nodes=8, threshold=0.0, max_depth=3), lossless=False),
-    "mismatched": Case(judges.multi_round, Static(Static.kary(2, 2).paths, BestAsDrawn), lossless=False),
+    "match": Case(VERIFIERS["match"].make, OptTree(nodes=8, threshold=0.0, max_depth=3)),
+    "naive": Case(VERIFIERS["naive"].make, Sampled.kary(2, 2)),
+    "k_seq": Case(VERIFIERS["k_seq"].make, Sampled.chains(3, 2)),
+    "multi_round": Case(VERIFIERS["multi_round"].make, Sampled.kary(2, 2)),
+    "khisti": Case(VERIFIERS["khisti"].make, Sampled.kary(2, 2)),
+    "without_replacement": Case(VERIFIERS["without_replacement"].make, DySpec(nodes=8, max_depth=3)),
+    "traversal": Case(VERIFIERS["traversal"].make, Sampled.chains(2, 3)),
+    "block": Case(VERIFIERS["block"].make, Sampled.chain(3)),
+    "rheo": Case(VERIFIERS["rheo"].make, Rheo(nodes=8, threshold=0.0, max_depth=3)),
+    "typical": Case(VERIFIERS["typical"].make, OptTree(nodes=8, threshold=0.0, max_depth=3), lossless=False),
+    "mismatched": Case(VERIFIERS["multi_round"].make, Static(Static.kary(2, 2).paths, BestAsDrawn), lossless=False),
 }
 
 

@@ -14,10 +14,10 @@ from table_models import hashed_laws
 from tiny_models import tiny, tiny_drafter
 
 from opt_tree import Sampling
-from opt_tree.core.children import IID
-from opt_tree.policies import Sampled
-from opt_tree.verifiers import valid_for
-from opt_tree.verifiers.base import Probs, walk_down
+from opt_tree.methods.children.iid import IID
+from opt_tree.methods.policies.sampled import Sampled
+from opt_tree.methods.verifiers.walks import walk_down
+from opt_tree.verify import Probs, valid_for
 
 VOCAB = 6
 TARGET, DRAFTER = hashed_laws(1, VOCAB), hashed_laws(2, VOCAB)

@@ -20,8 +20,9 @@ from torch import nn
 from transformers import LlamaConfig
 
 from opt_tree import Decoder, OptTree, load_drafter
-from opt_tree.drafters import EagleDrafter, EagleHead
-from opt_tree.drafters.heads.eagle3 import Eagle3Drafter, Eagle3Head, published_layers
+from opt_tree.methods.drafters.heads.eagle import EagleDrafter
+from opt_tree.methods.drafters.heads.eagle3 import Eagle3Drafter, Eagle3Head, published_layers
+from opt_tree.methods.drafters.heads.eagle_head import EagleHead
 from opt_tree.models.causal_lm import CausalLM
 from opt_tree.training.heads import features, run, train
 from opt_tree.training.heads.batches import Batch, Documents, most_frequent

@@ -13,8 +13,8 @@ from tiny_models import HIDDEN, VOCAB, tiny
 from training import test_heads_training
 
 from opt_tree import Decoder, OptTree, Static, load_drafter
-from opt_tree.drafters import ExitLayer
-from opt_tree.drafters.heads.one_pass import MedusaHeads
+from opt_tree.methods.drafters.heads.early_exit import ExitLayer
+from opt_tree.methods.drafters.heads.one_pass import MedusaHeads
 from opt_tree.models.causal_lm import CausalLM
 from opt_tree.training.heads import dspark, early_exit, medusa, parallel_spec
 from opt_tree.training.heads.batches import Documents

@@ -12,9 +12,9 @@ import pytest
 from tqdm import tqdm
 
 from opt_tree import Decoder, OptTree, load_pair
-from opt_tree.decoding.presets import plain
-from opt_tree.drafters.registry import parse_spec
+from opt_tree.methods.drafters.registry import parse_spec
 from opt_tree.models.checkpoints import CheckpointError
+from opt_tree.tools.presets import plain
 from opt_tree.training import outputs
 from opt_tree.training import stages as stage_runner
 from opt_tree.training import train_drafter as conductor

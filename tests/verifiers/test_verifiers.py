@@ -33,20 +33,19 @@ from opt_tree import (
     Tree,
     TreePolicy,
     Verifier,
+    generate_batch,
     greedy,
     match,
 )
-from opt_tree.controllers.selected import Judged
-from opt_tree.core.children import IID
-from opt_tree.policies import (
-    AcceptanceRates,
-    DynamicDepth,
-    Eagle2,
-    SequoiaTree,
-    Talon,
-    ThresholdChain,
-    greedy_static_tree,
-)
+from opt_tree.methods.children.iid import IID
+from opt_tree.methods.controllers.selected import Judged
+from opt_tree.methods.policies.acceptance_rates import AcceptanceRates
+from opt_tree.methods.policies.dynamic_depth import DynamicDepth
+from opt_tree.methods.policies.eagle2 import Eagle2
+from opt_tree.methods.policies.greedy_static import greedy_static_tree
+from opt_tree.methods.policies.sequoia import SequoiaTree
+from opt_tree.methods.policies.talon import Talon
+from opt_tree.methods.policies.threshold_chain import ThresholdChain
 
 # Policy and verifier.
 PAIRS: dict[str, tuple[TreePolicy, Verifier]] = {
@@ -158,7 +157,7 @@ def test_greedy_is_refused_above_temperature_0_wherever_it_comes_from(policy: Tr
     for ask in (
         lambda: decoder.generate([0], 4, drawn),
         lambda: next(decoder.steps([0], 4, drawn)),
-        lambda: decoder.generate_batch([[0], [1]], 4, drawn, width=2),
+        lambda: generate_batch(decoder, [[0], [1]], 4, drawn, width=2),
     ):
         with pytest.raises(ValueError, match=refusal):
             ask()
@@ -205,7 +204,7 @@ def test_greedy_follows_the_argmax(tree: Tree, data: st.DataObject, on_host: boo
     rows = data.draw(st.lists(st.lists(level, min_size=5, max_size=5), min_size=len(tree), max_size=len(tree)))
     choice = [row.index(max(row)) for row in rows]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("opt_tree.verifiers.greedy_walk.on_host", lambda scores: on_host)
+        patch.setattr("opt_tree.verify.on_host", lambda scores: on_host)
         verdict = greedy(tree, torch.tensor(rows, dtype=torch.float64), Random())
     assert (verdict.path, verdict.token) == walk(tree, choice)
 

@@ -37,33 +37,33 @@ from opt_tree import (
     match,
     prove,
 )
-from opt_tree.core.answers import LogProbs
-from opt_tree.core.children import IID, BestAndDraw, Children, WithoutReplacement
-from opt_tree.core.probabilities import probs_of
-from opt_tree.core.random import Among
-from opt_tree.decoding.draft import draft
-from opt_tree.decoding.enumeration import continued, distance
-from opt_tree.policies import Delayed, DySpec, Rheo, Sampled, SequoiaTree
-from opt_tree.verifiers import (
-    VERIFIERS,
-    block,
-    block_efficiency,
-    check,
-    importance_weighted,
-    k_seq,
-    khisti,
-    multi_round,
-    multipath_block,
-    naive,
-    rheo,
-    traversal,
-    typical,
-    without_replacement,
-)
-from opt_tree.verifiers.base import Branching
-from opt_tree.verifiers.importance_weighted import tournament
-from opt_tree.verifiers.k_sequential import threshold
-from opt_tree.verifiers.multipath_block_verification import chosen_from
+from opt_tree.answers import LogProbs, probs_of
+from opt_tree.children import Children
+from opt_tree.grow import draft
+from opt_tree.methods.children.best_and_draw import BestAndDraw
+from opt_tree.methods.children.iid import IID
+from opt_tree.methods.children.without_replacement import WithoutReplacement
+from opt_tree.methods.policies.delayed import Delayed
+from opt_tree.methods.policies.dyspec import DySpec
+from opt_tree.methods.policies.rheo import Rheo
+from opt_tree.methods.policies.sampled import Sampled
+from opt_tree.methods.policies.sequoia import SequoiaTree
+from opt_tree.methods.verifiers import importance_weighted
+from opt_tree.methods.verifiers.block_verification import block
+from opt_tree.methods.verifiers.importance_weighted import khisti, tournament
+from opt_tree.methods.verifiers.k_sequential import k_seq, threshold
+from opt_tree.methods.verifiers.multi_round_rejection import multi_round
+from opt_tree.methods.verifiers.multipath_block_verification import chosen_from, multipath_block
+from opt_tree.methods.verifiers.naive_tree import naive
+from opt_tree.methods.verifiers.recursive_rejection import without_replacement
+from opt_tree.methods.verifiers.registry import VERIFIERS
+from opt_tree.methods.verifiers.rheo_sampling import rheo
+from opt_tree.methods.verifiers.traversal_verification import traversal
+from opt_tree.methods.verifiers.typical_acceptance import typical
+from opt_tree.methods.verifiers.walks import block_efficiency
+from opt_tree.random import Among
+from opt_tree.tools.enumeration import continued, distance
+from opt_tree.verify import Branching, check
 
 CONTEXT = (0,)
 JUDGES = [method.make for method in VERIFIERS.values()]

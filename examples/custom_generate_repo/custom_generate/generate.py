@@ -29,4 +29,4 @@ def generate(model, drafter=None, nodes=60, threshold=0.5, max_depth=10, **argum
         else:
             chosen = opt_tree.CausalLMDrafter(opt_tree.CausalLM(drafter), target.vocab)
         decoders[key] = opt_tree.Decoder(target, chosen, policy)
-    return model.generate(custom_generate=decoders[key], **arguments)
+    return model.generate(custom_generate=opt_tree.custom_generate(decoders[key]), **arguments)

@@ -19,8 +19,8 @@ from huggingface_hub import hf_hub_download, snapshot_download
 from huggingface_hub.errors import LocalEntryNotFoundError
 from tqdm import tqdm
 
-from opt_tree.core.errors import one_line
-from opt_tree.engines.package_cache import file_digest
+from opt_tree.backends.package_cache import file_digest
+from opt_tree.errors import one_line
 from opt_tree.models.checkpoints import CheckpointError, hub_is_away
 from opt_tree.models.known import Known, Packaged, Wheel
 

@@ -16,12 +16,12 @@ import torch
 import transformers
 from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 
-from opt_tree.core.errors import one_line
-from opt_tree.core.files import write_text
-from opt_tree.engines.package_cache import cache_folder, file_digest, locked, replaced
+from opt_tree.backends.package_cache import cache_folder, file_digest, locked, replaced
+from opt_tree.errors import one_line
 from opt_tree.models.checkpoints import CheckpointError
 from opt_tree.models.named import dequantised
 from opt_tree.models.named.dequantised import read_once
+from opt_tree.system.files import write_text
 
 ABOUT = "about.json"
 SOURCE = "source.gguf"

@@ -12,8 +12,8 @@ from typing import Any
 
 from tqdm import tqdm
 
-from opt_tree.core.errors import nearest
-from opt_tree.engines.package_cache import file_digest, locked
+from opt_tree.backends.package_cache import file_digest, locked
+from opt_tree.errors import nearest
 from opt_tree.models import DEMO
 from opt_tree.models.checkpoints import CheckpointError, check_is_folder, hub_is_away, refused
 from opt_tree.models.known import KNOWN, Known, part_of

@@ -50,10 +50,10 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from tqdm import tqdm
 
-from opt_tree.controllers.predicted import KIND, LAST, LengthPredictor
-from opt_tree.core.command_line import from_fields
-from opt_tree.decoding.pair import Pair, load_pair
-from opt_tree.drafters import EagleDrafter
+from opt_tree.methods.controllers.predicted import KIND, LAST, LengthPredictor
+from opt_tree.methods.drafters.heads.eagle import EagleDrafter
+from opt_tree.system.command_line import from_fields
+from opt_tree.tools.pair import Pair, load_pair
 from opt_tree.training.answers import Example, read_examples
 from opt_tree.training.files import write_checkpoint
 from opt_tree.training.heads.eagle import passes

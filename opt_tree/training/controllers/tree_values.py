@@ -57,22 +57,24 @@ from scipy.optimize import nnls
 from torch import Tensor
 from tqdm import tqdm
 
-from opt_tree.controllers.selected import KIND, Action, Choice, Informed, TreeValues
-from opt_tree.core.answers import LogProbs
-from opt_tree.core.children import IID
-from opt_tree.core.command_line import from_fields, whole_numbers
-from opt_tree.core.probabilities import probs_of
-from opt_tree.core.random import Random
-from opt_tree.core.sampling import Logits, Sampling, whole
-from opt_tree.core.tree import Tree
-from opt_tree.decoding.decoder import Decoder
-from opt_tree.decoding.pair import Pair, load_pair
-from opt_tree.policies import Delayed, TreePolicy
+from opt_tree.answers import LogProbs, probs_of
+from opt_tree.decoder import Decoder
+from opt_tree.methods.children.iid import IID
+from opt_tree.methods.controllers.selected import KIND, Action, Choice, Informed, TreeValues
+from opt_tree.methods.policies.delayed import Delayed
+from opt_tree.methods.verifiers.registry import VERIFIERS
+from opt_tree.methods.verifiers.walks import block_efficiency
+from opt_tree.policy import TreePolicy
+from opt_tree.random import Random
+from opt_tree.sampling import Logits, Sampling, whole
+from opt_tree.system.command_line import from_fields, whole_numbers
+from opt_tree.tools.pair import Pair, load_pair
 from opt_tree.training.answers import read_examples
 from opt_tree.training.files import write_checkpoint
 from opt_tree.training.optimizer import epochs
 from opt_tree.training.plans import Cut
-from opt_tree.verifiers import VERIFIERS, Verdict, Verifier, block_efficiency, check
+from opt_tree.tree import Tree
+from opt_tree.verify import Verdict, Verifier, check
 
 HELD_OUT = 8
 

@@ -45,19 +45,19 @@ from jaxtyping import Float
 from torch import Tensor
 from tqdm import tqdm
 
-from opt_tree.core.answers import LogProbs
-from opt_tree.core.files import write_text
-from opt_tree.core.pool import Frontier
-from opt_tree.core.step import Outcome, Step
-from opt_tree.core.words import counted
-from opt_tree.decoding.decoder import Decoder
-from opt_tree.decoding.pair import Pair, load_pair
-from opt_tree.drafters import Drafter, DrafterAround
-from opt_tree.drafters.base import Asked
-from opt_tree.drafters.registry import KINDS, parse_spec
+from opt_tree.answers import LogProbs
+from opt_tree.decoder import Decoder
+from opt_tree.drafter import Asked, Drafter
+from opt_tree.errors import counted
+from opt_tree.methods.drafters.around import DrafterAround
+from opt_tree.methods.drafters.registry import KINDS, parse_spec
 from opt_tree.models.checkpoints import CALIBRATION
 from opt_tree.models.named import resolve
-from opt_tree.policies import OptTree
+from opt_tree.opt import OptTree
+from opt_tree.pool import Frontier
+from opt_tree.step import Outcome, Step
+from opt_tree.system.files import write_text
+from opt_tree.tools.pair import Pair, load_pair
 from opt_tree.training.prompts import default_prompts, read_prompts
 
 _INVERSE = np.geomspace(0.2, 20, 141)

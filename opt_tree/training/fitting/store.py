@@ -46,9 +46,9 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Bool, Float, Int, UInt
 
-from opt_tree.core.words import counted
-from opt_tree.drafters.tables.file_format import Table, fingerprint, save_table
-from opt_tree.drafters.tables.store import BETA, FILE, FOLLOWERS, extend_hashes
+from opt_tree.errors import counted
+from opt_tree.methods.drafters.tables.file_format import Table, fingerprint, save_table
+from opt_tree.methods.drafters.tables.store import BETA, FILE, FOLLOWERS, extend_hashes
 from opt_tree.models.checkpoints import load_tokenizer
 from opt_tree.training.answers import TokenDocuments, join, read_answers, read_texts
 
@@ -127,7 +127,7 @@ def prune(entries: Entries, max_bytes: int | None) -> Entries:
 
 
 def build(documents: TokenDocuments, recipe: Recipe) -> Table:
-    """Return the store of documents; see `opt_tree.drafters.tables.store` for its arrays."""
+    """Return the store of documents; see `opt_tree.methods.drafters.tables.store` for its arrays."""
     lengths = list(count(documents, recipe))
     offsets = np.cumsum([0, *(each.runs.max(initial=-1) + 1 for each in lengths)])
     joined = Entries(*(np.concatenate(arrays) for arrays in zip(*lengths, strict=True)))

@@ -37,9 +37,9 @@ from collections.abc import Sequence
 import numpy as np
 from safetensors.torch import save_file
 
-from opt_tree.core.files import whole
-from opt_tree.drafters.draft_vocabulary import VOCABULARY, vocabulary_tensors
+from opt_tree.methods.drafters.draft_vocabulary import VOCABULARY, vocabulary_tensors
 from opt_tree.models.checkpoints import load_config, load_tokenizer
+from opt_tree.system.files import whole
 from opt_tree.training.answers import read_examples
 from opt_tree.training.heads.batches import most_frequent
 from opt_tree.training.plans import Cut

@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from opt_tree.core.words import counted
+from opt_tree.errors import counted
 from opt_tree.training.heads.features import Part, load_part, neighbours
 
 Group = tuple[int, int, int]

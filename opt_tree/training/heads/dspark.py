@@ -14,7 +14,7 @@ import math
 import sys
 from dataclasses import dataclass
 
-from opt_tree.core.command_line import whole_numbers
+from opt_tree.system.command_line import whole_numbers
 from opt_tree.training.command_line import Parser, command, stream_parser
 from opt_tree.training.plans import Pace
 
@@ -35,7 +35,7 @@ class DSparkPlan(Pace):
 
 
 MARKOV = ("vanilla", "gated")
-"""Kinds of Markov heads, as `opt_tree.drafters.heads.dspark` reads them; a test compares them."""
+"""Kinds of Markov heads, as `opt_tree.methods.drafters.heads.dspark` reads them; a test compares them."""
 
 
 def new_parser() -> Parser:
@@ -65,11 +65,11 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from opt_tree.core.command_line import from_fields
-from opt_tree.drafters.draft_vocabulary import vocabulary_tensors
-from opt_tree.drafters.heads.dspark import DSparkHeads, backbone, published_names
+from opt_tree.methods.drafters.draft_vocabulary import vocabulary_tensors
+from opt_tree.methods.drafters.heads.dspark import DSparkHeads, backbone, published_names
 from opt_tree.models.checkpoints import load_weights
 from opt_tree.models.output_scaling import scaling_of
+from opt_tree.system.command_line import from_fields
 from opt_tree.training.files import write_checkpoint
 from opt_tree.training.heads.batches import Batch, Documents, most_frequent
 from opt_tree.training.heads.features import COUNTS

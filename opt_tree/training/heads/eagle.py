@@ -15,8 +15,8 @@ from torch import Tensor
 from transformers import LlamaConfig, PreTrainedModel
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb, repeat_kv
 
-from opt_tree.drafters.draft_vocabulary import vocabulary_tensors
-from opt_tree.drafters.heads.eagle_head import EagleHead, OneLayerHead
+from opt_tree.methods.drafters.draft_vocabulary import vocabulary_tensors
+from opt_tree.methods.drafters.heads.eagle_head import EagleHead, OneLayerHead
 from opt_tree.training.files import write_checkpoint
 
 

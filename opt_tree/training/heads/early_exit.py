@@ -44,9 +44,9 @@ from jaxtyping import Float
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from opt_tree.core.command_line import from_fields
-from opt_tree.drafters.heads.early_exit import KIND, ExitLayer
+from opt_tree.methods.drafters.heads.early_exit import KIND, ExitLayer
 from opt_tree.models.checkpoints import load_weights
+from opt_tree.system.command_line import from_fields
 from opt_tree.training.files import write_checkpoint
 from opt_tree.training.heads.batches import Batch, Documents
 from opt_tree.training.heads.head_loss import HeadLoss, columns_of

@@ -14,7 +14,7 @@ others are outputs of that layer), document i being rows `starts[i]:starts[i + 1
 import sys
 from pathlib import Path
 
-from opt_tree.core.command_line import whole_numbers
+from opt_tree.system.command_line import whole_numbers
 from opt_tree.training.command_line import Parser, command, existing, model_path
 from opt_tree.training.plans import Cut
 
@@ -51,9 +51,9 @@ from torch import Tensor
 from tqdm import tqdm
 from transformers import PreTrainedModel
 
-from opt_tree.core.files import whole
-from opt_tree.engines.hidden_states import watched_module
+from opt_tree.hidden_states import watched_module
 from opt_tree.models.checkpoints import load_tokenizer, load_weights
+from opt_tree.system.files import whole
 from opt_tree.training.answers import Example, read_examples
 
 COUNTS = "counts.npy"

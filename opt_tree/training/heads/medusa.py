@@ -46,9 +46,9 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from opt_tree.core.command_line import from_fields
-from opt_tree.drafters.heads.one_pass import MedusaHeads
+from opt_tree.methods.drafters.heads.one_pass import MedusaHeads
 from opt_tree.models.checkpoints import load_weights
+from opt_tree.system.command_line import from_fields
 from opt_tree.training.files import write_checkpoint
 from opt_tree.training.heads.batches import Documents
 from opt_tree.training.heads.head_loss import HeadLoss, columns_of

@@ -46,10 +46,10 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from opt_tree.core.command_line import from_fields
-from opt_tree.drafters.draft_vocabulary import vocabulary_tensors
-from opt_tree.drafters.heads.parallel_spec import ParallelHead
+from opt_tree.methods.drafters.draft_vocabulary import vocabulary_tensors
+from opt_tree.methods.drafters.heads.parallel_spec import ParallelHead
 from opt_tree.models.checkpoints import load_weights
+from opt_tree.system.command_line import from_fields
 from opt_tree.training.files import write_checkpoint
 from opt_tree.training.heads.batches import Documents
 from opt_tree.training.heads.eagle import LayerPasses, new_head

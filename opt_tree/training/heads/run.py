@@ -17,9 +17,9 @@ import torch
 from torch import Tensor, nn
 from tqdm import tqdm
 
-from opt_tree.core.files import whole, write_text
-from opt_tree.core.words import counted
+from opt_tree.errors import counted
 from opt_tree.models.checkpoints import TRAINING
+from opt_tree.system.files import whole, write_text
 from opt_tree.training.heads.batches import Batch, Documents, Group
 from opt_tree.training.heads.head_loss import Judge
 from opt_tree.training.optimizer import MuonAdamW

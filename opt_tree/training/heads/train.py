@@ -19,7 +19,7 @@ from bisect import bisect_right
 from dataclasses import dataclass
 from itertools import accumulate
 
-from opt_tree.core.command_line import whole_numbers
+from opt_tree.system.command_line import whole_numbers
 from opt_tree.training.command_line import Parser, command, existing, stream_parser
 from opt_tree.training.plans import LAYOUTS, Judging, read_pairs
 
@@ -80,10 +80,10 @@ import torch
 from safetensors.torch import load_file
 from transformers import PreTrainedModel
 
-from opt_tree.core.command_line import from_fields
-from opt_tree.drafters.heads.eagle3 import Eagle3Head, chosen_layers
-from opt_tree.drafters.heads.eagle_head import EagleHead
+from opt_tree.methods.drafters.heads.eagle3 import Eagle3Head, chosen_layers
+from opt_tree.methods.drafters.heads.eagle_head import EagleHead
 from opt_tree.models.checkpoints import load_weights
+from opt_tree.system.command_line import from_fields
 from opt_tree.training.heads.batches import Documents
 from opt_tree.training.heads.eagle import new_head, save_head
 from opt_tree.training.heads.eagle3 import new_eagle3_head, save_eagle3

@@ -1,0 +1,98 @@
+"""What a drafter answers: which tokens may follow these nodes, and how likely.
+
+Owns normalisation. Knows nothing of models and of who asked.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Self
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from opt_tree.tree import on_host
+
+
+@dataclass(frozen=True, eq=False)
+class LogProbs:
+    """Normalised log-probabilities of the next token, a row for each node that was asked about.
+
+    Valid until the drafter is asked again.
+    """
+
+    values: Float[Tensor, "nodes columns"]
+    """-inf: impossible. A row of -inf says that nothing is known there: the node has no children."""
+    tokens: Int[Tensor, " columns"] | Int[Tensor, "nodes columns"] | None = None
+    """The target's tokens of the columns; None: a column for each token of the vocabulary. One list for all nodes, in
+    rising order and on the host, is a draft vocabulary: whole distributions. A list for each node names a few of its
+    tokens: their mass may be below 1, what is missing belongs to tokens that are not named, and nobody renormalises
+    it."""
+    whole: "Callable[[], LogProbs] | None" = None
+    """Where a few tokens of each node are named that a model picked: the distributions that they were picked from."""
+
+    @classmethod
+    def of(
+        cls, scores: Float[Tensor, "nodes columns"], tokens: Int[Tensor, " columns"] | None = None, scale: float = 1.0
+    ) -> Self:
+        """Normalise scores times `scale`, in float32 or wider. Logits are scores, and so are log-probabilities."""
+        if scale != 1:
+            # A widened copy is ours to overwrite; scores that are wide enough are not.
+            scores = scores * scale if scores.dtype.itemsize >= 4 else scores.float().mul_(scale)
+        return cls(log_probs_of(scores), tokens)
+
+    @property
+    def names_few(self) -> bool:
+        """Whether a few tokens of each node are named, and no whole distribution."""
+        return self.tokens is not None and self.tokens.ndim == 2
+
+    @property
+    def unpicked(self) -> "LogProbs":
+        """The same before a model picked a few tokens of each node, for whoever changes the mass of others, too."""
+        return self if self.whole is None else self.whole()
+
+    def over_vocabulary(self) -> Float[Tensor, "nodes vocab"]:
+        """Return a column for each token, as far as the last one that is named: what children can be drawn from.
+
+        Raises TypeError where only a few tokens are named.
+        """
+        if self.whole is not None:
+            return self.whole().over_vocabulary()
+        if self.tokens is None:
+            return self.values
+        if self.names_few:
+            raise TypeError("children are drawn from a whole distribution; this drafter names a few tokens only")
+        wide = self.values.new_full((len(self.values), int(self.tokens[-1]) + 1), -torch.inf)
+        return wide.index_copy_(1, self.tokens.to(wide.device), self.values)
+
+
+# From scores to probabilities: the one way, so that two rounds of rounding never make two distributions.
+
+
+def log_probs_of(scores: Float[Tensor, "rows vocab"]) -> Float[Tensor, "rows vocab"]:
+    """Return the log-probabilities that scores stand for, in float32 or wider.
+
+    A row of -inf says that nothing is known there, and stays as it is.
+    """
+    log_probs = scores.log_softmax(-1, dtype=torch.promote_types(scores.dtype, torch.float32))
+    # Normalising such a row divides nothing by nothing. One column tells whether there is one: its NaN is everywhere.
+    if on_host(scores) and not log_probs[:, 0].isnan().any():
+        return log_probs
+    return log_probs.masked_fill(_unknown(scores), -torch.inf)
+
+
+def probs_of(scores: Float[Tensor, "*rows vocab"]) -> Float[Tensor, "*rows vocab"]:
+    """Return the probabilities that scores or log-probabilities stand for, in float64; zeros for a row of -inf.
+
+    Children are drawn from them, and verifiers are told them: both sides have the same numbers.
+    """
+    probs = scores.softmax(-1, dtype=torch.float64)
+    # One column tells whether a row of -inf is among them, as in `log_probs_of`.
+    if on_host(scores) and not probs[..., 0].isnan().any():
+        return probs
+    return probs.masked_fill(_unknown(scores), 0.0)
+
+
+def _unknown(scores: Float[Tensor, "*rows vocab"]) -> Tensor:
+    """Which rows are -inf throughout. Other NaNs are a fault of whoever scored, and stay visible."""
+    return scores.isneginf().all(-1, keepdim=True)

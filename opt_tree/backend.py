@@ -1,0 +1,200 @@
+"""Who computes a forward. `Backend` is the network as it is; others override what they do otherwise.
+
+Everything that a model computes goes through `Backend.forward`. Knows nothing of trees, drafters and who asked.
+"""
+
+import inspect
+import time
+from typing import Any, NamedTuple
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+from transformers import DynamicCache
+from transformers.cache_utils import Cache
+
+from opt_tree.cache import KVCache, LayerShape, inference
+from opt_tree.errors import UnsupportedModelError, one_line
+from opt_tree.hidden_states import hidden_states, watched_module
+from opt_tree.masks import additive
+from opt_tree.target import Drafted, Output, Work
+
+Mask = Bool[Tensor, "texts 1 rows keys"]
+
+
+class Inputs(NamedTuple):
+    """One forward as tensors on the model's device, of one text or of several side by side; the cache is open for it.
+
+    Padding stands in front of a text's rows, so that the last row is always a real one.
+    """
+
+    numbers: Int[Tensor, "3 texts rows"]
+    """Tokens, positions, and slots: where the rows go in the cache."""
+    mask: Mask | dict[str, Mask]
+    """True where a row sees a key; one for each kind of layer where the model has several."""
+    in_order: bool = False
+    """One text's rows go right behind those in use, one after the other, without padding."""
+    features: Float[Tensor, "texts rows hidden"] | None = None
+    """Inputs of a head that drafts in the target's feature space."""
+    last_only: bool = False
+    """Nobody reads other logits than the last row's; a backend may compute more."""
+    drafted: Drafted | None = None
+    """Of a drafter's model. A backend may return the best tokens of each row (`Output.best`)."""
+
+
+_UNREAD = 100
+"""Of so many forwards at most it is kept when they began and ended, until somebody asks for their seconds."""
+
+
+class Meter:
+    """Counts the forwards of one model. On CUDA their moments are events, and to read one is to wait for the device."""
+
+    def __init__(self, work: Work | None = None) -> None:
+        self._work = work or Work()
+        self._running: list[tuple[Any, Any]] = []
+
+    def add(self, rows: int, begin: Any, end: Any) -> None:
+        """Count a forward over so many rows. Its moments are seconds of the host's clock, or events of a device."""
+        self._work += Work(1, rows)
+        self._running.append((begin, end))
+        if len(self._running) > _UNREAD:
+            _ = self.work  # nobody asks
+
+    @property
+    def work(self) -> Work:
+        """All that was counted. Waits for the device's last forward where it is not yet done."""
+        for begin, end in self._running:
+            if isinstance(end, float):
+                seconds = end - begin
+            else:
+                end.synchronize()
+                seconds = begin.elapsed_time(end) / 1000
+            self._work += Work(0, 0, seconds)
+        self._running.clear()
+        return self._work
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Everything, with its seconds read: a device's events are not copied."""
+        return {"_work": self.work, "_running": []}
+
+
+class Backend:
+    """Computes forwards of one network."""
+
+    name: str = "plain"
+    """In a word, for a reader: "eager", "aot"."""
+    rows_at_once: int | None = None
+    """More rows than these are run in parts; None: any number."""
+    layers: tuple[int, ...] = ()
+    """The layers whose hidden states are returned: what decoder layer k puts out; -1: behind the last norm."""
+
+    def __init__(self, network: Any) -> None:
+        self.network, self.meter = network, Meter()
+        self._keeps_logits = takes(network, "logits_to_keep")
+
+    def begin_text(self) -> bool:
+        """A text begins: whoever keeps what was made of weights looks whether they are the same, and says so."""
+        return True
+
+    def mask_kinds(self) -> dict[str, int]:
+        """The kinds of layers that want a mask, each with its window or chunk, 0 for none."""
+        return layer_windows(self.network)
+
+    def new_cache(self) -> KVCache:
+        """An empty cache of what the network stores."""
+        return KVCache(layer_shapes(self.network))
+
+    def shape(self, rows: int, first_slot: int) -> tuple[int, int]:
+        """From a forward's rows and its first slot to the rows and keys that it is padded to."""
+        return rows, first_slot + rows
+
+    def watch(self, layers: tuple[int, ...]) -> None:
+        """Return features of these layers, too, from now on; ValueError names one that the network does not have."""
+        for layer in layers:
+            watched_module(self.network, layer)
+        self.layers = tuple(sorted({*self.layers, *layers}))
+
+    @inference
+    def forward(self, inputs: Inputs, cache: Cache) -> Output:
+        """Write the rows into the cache; return logits, at least each last row's, and the watched features, by text."""
+        given = model_inputs(self.network, inputs.numbers, inputs.mask, inputs.features)
+        if inputs.last_only and self._keeps_logits:
+            given["logits_to_keep"] = 1
+        return Output(*call_network(self.network, given, cache, self.layers))
+
+    def run(self, inputs: Inputs, cache: KVCache, rows: int) -> Output:
+        """Compute a forward with so many real rows, and add it to what was done."""
+        device = inputs.numbers.device
+        begin = moment(device)
+        output = self.forward(inputs, cache)
+        self.meter.add(rows, begin, moment(device))
+        return output
+
+
+def moment(device: torch.device) -> Any:
+    """Now: by the host's clock, on CUDA when the device has come so far."""
+    if device.type != "cuda":
+        return time.perf_counter()
+    event = torch.cuda.Event(enable_timing=True)
+    event.record(torch.cuda.current_stream(device))
+    return event
+
+
+def model_inputs(
+    model: Any, ints: Int[Tensor, "3 texts rows"], mask: Mask | dict[str, Mask], features: Tensor | None = None
+) -> dict[str, Any]:
+    """Return the tensors of a forward by the names that models take them by."""
+    dtype = model.get_input_embeddings().weight.dtype
+    added = (
+        {kind: additive(one, dtype) for kind, one in mask.items()} if isinstance(mask, dict) else additive(mask, dtype)
+    )
+    inputs: dict[str, Any] = {"input_ids": ints[0], "position_ids": ints[1], "attention_mask": added}
+    return inputs if features is None else inputs | {"features": features}
+
+
+def call_network(
+    model: Any, inputs: dict[str, Any], cache: Cache, layers: tuple[int, ...] = ()
+) -> tuple[Float[Tensor, "texts kept vocab"], dict[int, Float[Tensor, "texts rows hidden"]]]:
+    """Call the network once; return the logits and the hidden states of `layers`.
+
+    `cache` takes the rows' keys and values and answers with those to attend to.
+    """
+    with hidden_states(model, layers) as states:
+        logits = model(**inputs, past_key_values=cache, use_cache=True).logits
+    return logits, states
+
+
+def layer_windows(model: Any) -> dict[str, int]:
+    """The kinds of layers that a model's config names, each with its window or chunk, 0 for none."""
+    config = model.config.get_text_config()
+    window = getattr(config, "sliding_window", None)
+    kinds = getattr(config, "layer_types", None) or ["sliding_attention" if window else "full_attention"]
+    sizes = {"sliding_attention": window, "chunked_attention": getattr(config, "attention_chunk_size", None)}
+    return {kind: int(sizes.get(kind) or 0) for kind in kinds}
+
+
+@torch.inference_mode()
+def layer_shapes(model: Any, cache: Cache | None = None) -> list[LayerShape]:
+    """Ask the network itself what each layer stores for a token: one through transformers' own cache."""
+    weight, cache = model.get_input_embeddings().weight, DynamicCache() if cache is None else cache
+    one = torch.zeros(1, 1, dtype=torch.long, device=weight.device)
+    inputs: dict[str, object] = {"input_ids": one, "position_ids": one, "past_key_values": cache, "use_cache": True}
+    if takes(model, "features"):
+        inputs["features"] = weight.new_zeros(1, 1, weight.shape[1])
+    try:
+        model(**inputs)
+        none = weight.new_empty(1, 0, 1, 0)  # of a layer that keeps a state instead
+        layers: list[Any] = [
+            (getattr(layer, "keys", none), getattr(layer, "values", none))
+            for layer in cache.layers  # type: ignore[attr-defined]
+        ]
+        return [LayerShape(k.shape[1], k.shape[3], v.shape[3], k.dtype, k.device) for k, v in layers]
+    except Exception as error:
+        raise UnsupportedModelError(
+            f"{type(model).__name__} does not run with a key/value cache: {one_line(error)}"
+        ) from error
+
+
+def takes(model: Any, name: str) -> bool:
+    """Whether the model's forward has a parameter of this name."""
+    return name in inspect.signature(model.forward).parameters

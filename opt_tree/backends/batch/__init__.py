@@ -1,0 +1,1 @@
+"""Several texts side by side: their forwards are one."""

@@ -1,0 +1,128 @@
+"""Several prompts at a time: each has a decoder of its own, and their forwards are packed into one.
+
+Owns the copies of a decoder and when there is one prompt after the other instead. The scheduler (`scheduler.py`)
+runs them; the loop knows nothing of it.
+"""
+
+import copy
+import sys
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import chain, islice
+from numbers import Integral
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from opt_tree.backends.batch import scheduler, shared_forwards
+from opt_tree.decoder import Decoder
+from opt_tree.errors import counted, require
+from opt_tree.generation import Generation, check_ids, check_new_tokens, check_others, check_prompt
+from opt_tree.grow import Asking, run
+from opt_tree.recorder import recorder_of
+from opt_tree.sampling import Sampling
+from opt_tree.stop import Stop, StopRule, rule_for
+
+T = TypeVar("T")
+
+
+def generate_batch(
+    decoder: Decoder,
+    prompts: Sequence[Sequence[int] | Tensor],
+    max_new_tokens: int = 128,
+    sampling: Sampling = Sampling(),
+    stop: StopRule | Sequence[StopRule | None] | None = Stop(),
+    seed: int | Sequence[int] = 0,
+    log_probs: bool | int = False,
+    *,
+    width: int = 8,
+    **others: Any,
+) -> list[Generation]:
+    """Generate after each prompt what `generate` would have, `width` of them at a time: their forwards are one.
+
+    Arguments:
+        prompts: token ids of each prompt. All are checked before anything is decoded.
+        max_new_tokens, sampling, log_probs: see `generate`.
+        stop, seed: one for all prompts, or a list with one for each; see `generate`.
+        width: how many sequences are decoded at a time at most, at least 1.
+
+    An error in one ends all; its note says which prompt it was. See `side_by_side` for the rest.
+    """
+    check_others(others)
+    recorder_of(log_probs, decoder.target.vocab)
+    check_ids(prompts, "prompts")
+    require((Sequence, Tensor, np.ndarray), prompts=prompts)
+    given: Any = stop if isinstance(stop, Sequence) and not isinstance(stop, str) else [stop] * len(prompts)
+    rules = [rule_for(rule, decoder.target.ends) for rule in given]
+    seeds = list(seed) if isinstance(seed, Sequence) else [seed] * len(prompts)
+    if not len(prompts) == len(rules) == len(seeds):
+        there = f"{counted(len(rules), 'stop rule')} and {counted(len(seeds), 'seed')}"
+        raise ValueError(f"{counted(len(prompts), 'prompt')}, but {there}")
+    jobs, most = [], check_new_tokens(max_new_tokens)
+    for number, (prompt, rule, own) in enumerate(zip(prompts, rules, seeds, strict=True)):
+        try:
+            options = (check_prompt(prompt, decoder.target), most, sampling, rule, None, own, False, log_probs)
+        except ValueError as error:
+            raise ValueError(f"prompt {number} of the batch: {error}") from None
+        jobs.append(lambda decoder, options=options: decoder.answer(*options))
+
+    def answers() -> list[Generation]:
+        found = dict(side_by_side(decoder, jobs, width))
+        return [found[number] for number in range(len(jobs))]
+
+    return decoder.led(answers)
+
+
+def side_by_side(
+    decoder: Decoder, jobs: Iterable[Callable[[Decoder], Asking[T]]], width: int = 8
+) -> Iterator[tuple[int, T]]:
+    """Run jobs, `width` at a time, each with a decoder of its own; yield each one's place and result as it ends.
+
+    A job is a generator function of a decoder, which may decode as often as it likes, by `answer`:
+
+        def turns(own):
+            first = yield from own.answer(prompt)
+            return (yield from own.answer([*prompt, *first.tokens, *more], reuse=True))
+
+    Forwards of all jobs are packed into one; each has a context, a drafter and a policy of its own, copied from
+    the decoder's, and what they learn ends with this call. Where the models do not take several sequences, the
+    jobs run one after the other, and a warning says why. The times of a generation then have the others' work in
+    them: see `Generation.lanes`.
+
+    Between two results other threads may decode with the decoder.
+    """
+    require(Integral, width=width)
+    if width < 1:
+        raise ValueError(f"width must be at least 1, got {width}")
+    jobs = iter(jobs)
+    # As many lanes as there are jobs: a lane has a cache of its own.
+    first = list(islice(jobs, min(int(width), sys.maxsize)))
+    jobs, width = chain(first, jobs), max(len(first), 1)
+    models = decoder.models
+    alone = decoder.drafter.alone if decoder.drafter is not None else None
+    decoders, why = [], shared_forwards.why_alone(models) or alone
+    if width > 1 and why is None:
+        memos = shared_forwards.lane_memos(models, width)
+        with decoder.turn():
+            decoders = [_copied(decoder, memo, width) for memo in memos]
+        why = shared_forwards.why_not_copied(memos[0])
+    if width == 1 or why is not None:
+        if width > 1:
+            warnings.warn(f"one sequence after the other: {why}", stacklevel=2)
+        for place, job in enumerate(jobs):
+            with decoder.turn(), torch.inference_mode():
+                found = run(job(decoder))
+            yield place, found
+        return
+    bound = ((lambda lane, job=job: job(decoders[lane])) for job in jobs)
+    yield from scheduler.side_by_side(bound, width, decoder.turn)
+
+
+def _copied(decoder: Decoder, memo: dict[int, Any], lanes: int) -> Decoder:
+    """The same decoder for one lane."""
+    twin = copy.copy(decoder)
+    twin.target, twin.drafter, twin.policy = copy.deepcopy((decoder.target, decoder.drafter, decoder.policy), memo)
+    twin.lanes = lanes
+    return twin

@@ -1,0 +1,302 @@
+"""Linear layers whose weights are packed for this CPU once, not anew in every eager forward.
+
+Owns the packed copies and where they stand in for the layers. A product of a few rows, which a tree is, packs all of
+the weights to use them once: with float32 weights that takes as long as the product, or longer. One row of those needs
+none of it, and is left as it is, so that plain decoding is not slower. Results differ by rounding.
+"""
+
+import threading
+import warnings
+import weakref
+from collections.abc import Iterable, Mapping
+from contextlib import AbstractContextManager
+from math import inf
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+import psutil
+import torch
+from torch import Tensor, nn
+
+from opt_tree.backends.canonical import Canonical, NotCanonicalError, as_two, sums_one_otherwise
+from opt_tree.backends.grouped_attention import attention_by
+from opt_tree.backends.mapped import release
+from opt_tree.backends.snapshot import fits, sample, version
+
+_LEAST = {torch.float32: 1 << 17, torch.bfloat16: 1}
+"""Numbers in a weight from which on it is packed: a call takes 10 us more, which in float32 the least ones do not win
+back (measured in the demo target's forwards and in one of 344M, of 1 to 61 rows)."""
+_SHARE = 2
+"""Packed weights may take one part in so many of the memory that is free."""
+_copies: "weakref.WeakValueDictionary[int, _Copy]" = weakref.WeakValueDictionary()
+"""By the weight's id: a head that borrows the target's output layer takes its copy as well."""
+_lock = threading.Lock()
+"""Held while layers get their stand-ins or are given back."""
+
+
+class _Here(threading.local):
+    """What forwards of this thread compute otherwise than the layers themselves."""
+
+    linears: "Mapping[_StandIn, _Linear]" = MappingProxyType({})
+    entered: "tuple[_Entered, ...]" = ()
+    """The contexts under way, the innermost last: a forward may run another model's."""
+
+
+_here = _Here()
+
+
+class _Entered(NamedTuple):
+    """What `__exit__` has to know of its `__enter__`."""
+
+    layers: "list[_Linear]"
+    stand_ins: "dict[_StandIn, _Linear]"
+    outside: "Mapping[_StandIn, _Linear]"
+    """`_here.linears` as they were."""
+    attention: AbstractContextManager[None]
+
+
+class PackedWeights:
+    """The packed linear layers of a model. As a context, they stand in for its own, for one forward of this thread.
+
+    Whoever runs the model in another thread meanwhile has the layers themselves, as under autocast everybody has.
+    Weights are packed when a forward first needs them. What is not a plain `nn.Linear` with its weight on the CPU stays
+    as it is, and so does a model for whose copies there is no room, which a warning says.
+    """
+
+    def __init__(self, model: Any) -> None:
+        self.model, self.wanted = model, True
+        """What `pack` was last told."""
+        self.canonical = False
+        """Whether linear layers and attention are computed so that a row's bits do not depend on other rows."""
+        self._linears: list[_Linear] | None = None
+
+    def __bool__(self) -> bool:
+        """Whether forwards take packed weights."""
+        return any(linear.packs for linear in self._layers())
+
+    def pack(self, wanted: bool = True) -> None:
+        """Have forwards take packed weights, or the model's own; that gives the copies' memory back."""
+        self.wanted, self._linears = wanted, None
+
+    def make_canonical(self, on: bool = True) -> None:
+        """Compute attention by the canonical kernel, which is loaded, and one row as two where a layer needs it; or as
+        before.
+        """
+        self.canonical, self._linears = on, None
+
+    def attention(self) -> AbstractContextManager[None]:
+        """Inside, this thread's bodies compute attention as this model's are to."""
+        return attention_by(Canonical if self.canonical else None)
+
+    def forget(self) -> None:
+        """Look for layers again and pack them anew when the next forward needs them: the model was changed."""
+        for linear in self._linears or ():
+            if linear.copy is not None:
+                _copies.pop(id(linear.copy.weight), None)
+        self._linears = None
+
+    def __enter__(self) -> None:
+        """Put a stand-in before each layer, and have this thread compute by them and by this model's attention."""
+        layers = self._layers()
+        if torch.is_autocast_enabled("cpu"):  # which multiplies in another dtype than the weights'
+            if self.canonical:
+                raise RuntimeError(
+                    f"{type(self.model).__name__} is canonical, which autocast undoes: decode outside it"
+                )
+            layers = []
+        with _lock:
+            stand_ins = {one: linear for linear in layers if (one := linear.stand_in())}
+        entered = _Entered(layers, stand_ins, _here.linears, self.attention())
+        _here.entered = (*_here.entered, entered)
+        _here.linears = {**_here.linears, **stand_ins}
+        entered.attention.__enter__()
+
+    def __exit__(self, error: type[BaseException] | None, *_: object) -> None:
+        *others, (layers, stand_ins, outside, attention) = _here.entered
+        attention.__exit__(None, None, None)
+        _here.entered, _here.linears = tuple(others), outside
+        missing = 0
+        with _lock:
+            for stand_in, linear in stand_ins.items():
+                missing += not linear.give_back(stand_in)
+        missing += len(layers) - len(stand_ins)
+        if missing and self.canonical and error is None:
+            raise RuntimeError(
+                f"{missing} linear layers of {type(self.model).__name__} were not computed canonically: something was "
+                "put in their place. Give each user of the model a copy of it"
+            )
+
+    def __getstate__(self) -> dict[str, Any]:
+        """The model and what was wanted: a copy packs its own weights."""
+        return {"model": self.model, "wanted": self.wanted, "canonical": self.canonical}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__init__(state["model"])  # type: ignore[misc]
+        self.wanted, self.canonical = state["wanted"], state["canonical"]
+
+    def _layers(self) -> "list[_Linear]":
+        if self._linears is None:
+            self._linears = _found(self.model, self.wanted, self.canonical)
+        return self._linears
+
+
+class _Copy:
+    """A weight as it was at some time, and packed."""
+
+    def __init__(self, weight: Tensor) -> None:
+        self.weight, self.version, self.sample = weight, version(weight), sample(weight)
+        with torch.inference_mode():
+            self.packed: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight, None)
+        release(weight)  # forwards read the copy
+
+    def fits(self, weight: Tensor) -> bool:
+        """Whether it is this weight, unchanged as far as PyTorch knows."""
+        return weight is self.weight and version(weight) == self.version
+
+    def holds(self, weight: Tensor) -> bool:
+        """The same, also as far as numbers show it that are compared."""
+        return self.fits(weight) and self.sample is not None and fits(self.sample, weight)
+
+
+class _StandIn:
+    """What a layer has in the place of its `forward` while some thread is in a forward of packed weights.
+
+    It looks up what that thread asked for; any other thread gets what the layer itself computes, gradients included.
+    """
+
+    def __init__(self, parameters: dict[str, Any]) -> None:
+        self.parameters, self.users = parameters, 0
+
+    def __call__(self, rows: Tensor) -> Tensor:
+        linear = _here.linears.get(self)
+        if linear is None:
+            return nn.functional.linear(rows, self.parameters["weight"], self.parameters["bias"])
+        return linear(rows)
+
+
+class _Linear:
+    """One layer and its packed weight, where it `packs`."""
+
+    def __init__(self, module: nn.Linear, packs: bool, canonical: bool) -> None:
+        self.packs, self.canonical = packs, canonical
+        self.names: dict[str, Any] = module.__dict__
+        self.parameters = module._parameters
+        self.copy: _Copy | None = None
+        self._own = _StandIn(self.parameters)
+        self._doubled: dict[int, bool] = {}
+        """By the number of threads: whether one row goes as two equal ones."""
+
+    def stand_in(self) -> _StandIn | None:
+        """What is called in the place of the layer from now on, one for all threads; None: others put theirs there.
+
+        So they did where its weight is no plain one any more: pruned, normalised or quantised since.
+        """
+        if type(self.parameters.get("weight")) is not nn.Parameter:
+            return None
+        found = self.names.setdefault("forward", self._own)
+        if type(found) is not _StandIn:
+            return None
+        found.users += 1
+        return found
+
+    def give_back(self, stand_in: _StandIn) -> bool:
+        """Leave the layer to itself, unless another thread goes on; whether it was the stand-in that was called."""
+        ours = self.names.get("forward") is stand_in
+        stand_in.users -= 1
+        if ours and not stand_in.users:
+            del self.names["forward"]
+        return ours
+
+    def __call__(self, rows: Tensor) -> Tensor:
+        bias = self.parameters["bias"]
+        if self.canonical and rows.numel() == rows.shape[-1] and self._doubles():
+            return as_two(lambda rows: self._compute(rows, bias), rows)
+        return self._compute(rows, bias)
+
+    def _doubles(self) -> bool:
+        """Whether one row alone has other bits here than as one of several."""
+        threads = torch.get_num_threads()
+        if threads not in self._doubled:
+            weight = self.parameters["weight"]
+            assert weight is not None
+            self._doubled[threads] = sums_one_otherwise(lambda rows: self._compute(rows, None), weight)
+        return self._doubled[threads]
+
+    def _compute(self, rows: Tensor, bias: Tensor | None) -> Tensor:
+        weight = self.parameters["weight"]
+        assert weight is not None
+        # In float32 nothing is packed for one row, and a call is cheaper.
+        if not self.packs or (rows.numel() == rows.shape[-1] and weight.dtype == torch.float32):
+            return nn.functional.linear(rows, weight, bias)
+        if self.copy is None or not self.copy.fits(weight):
+            self.copy = _copy_of(weight)
+        return torch.ops.mkldnn._linear_pointwise.default(rows, self.copy.packed, bias, "none", [], "")
+
+
+def _copy_of(weight: Tensor) -> _Copy:
+    known = _copies.get(id(weight))
+    if known is None or not known.holds(weight):
+        known = _copies[id(weight)] = _Copy(weight)
+    return known
+
+
+def _found(model: Any, wanted: bool, canonical: bool) -> list[_Linear]:
+    """The layers that can be packed, if there is room for it; with `canonical` all that are plain."""
+    if not wanted and not canonical:
+        return []
+    output = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
+    modules = {id(module): module for module in (*model.modules(), output)}.values()
+    if any(hasattr(module, "_hf_hook") for module in modules):
+        return []
+    plain = [module for module in modules if type(module) is nn.Linear and _is_plain(module)]
+    large = [module for module in plain if module.weight.numel() >= _least(module.weight)]
+    packs = wanted and _can_pack(type(model).__name__, [module.weight for module in (plain if canonical else large)])
+    if not canonical:
+        return [_Linear(module, True, False) for module in large] if packs else []
+    if not packs and any(module.weight.dtype == torch.float32 for module in plain):
+        raise NotCanonicalError(f"{type(model).__name__} is canonical in float32 with packed weights only")
+    return [_Linear(module, packs and _least(module.weight) < inf, True) for module in plain]
+
+
+def _can_pack(name: str, weights: list[Tensor]) -> bool:
+    """Whether this CPU can multiply by such weights packed, and memory has room for them, else a warning says so."""
+    if not torch.backends.mkldnn.is_available() or not all(map(_works, {weight.dtype for weight in weights})):
+        return False
+    size = sum(weight.numel() * weight.element_size() for weight in _apart(weights))
+    free = psutil.virtual_memory().available
+    if size * _SHARE > free:
+        warnings.warn(
+            f"{name}: its weights are not packed for this CPU, which makes forwards of a tree faster: "
+            f"that takes {size / 1e9:.1f} GB more, and {free / 1e9:.1f} GB are free",
+            stacklevel=6,
+        )
+        return False
+    return True
+
+
+def _least(weight: Tensor) -> float:
+    return _LEAST.get(weight.dtype, inf)
+
+
+def _is_plain(module: nn.Linear) -> bool:
+    weight = module.weight
+    plain = type(weight) is nn.Parameter and weight.device.type == "cpu" and weight.is_contiguous()
+    others = type(module.__dict__.get("forward", None)) not in (type(None), _StandIn)  # another thread's is ours
+    return plain and not others
+
+
+def _apart(weights: Iterable[Tensor]) -> list[Tensor]:
+    """Each weight once, without those that are packed already."""
+    return [weight for key, weight in {id(weight): weight for weight in weights}.items() if key not in _copies]
+
+
+def _works(dtype: torch.dtype) -> bool:
+    """Whether this CPU can multiply by packed weights of this dtype."""
+    few = torch.ones(16, 16, dtype=dtype)
+    try:
+        with torch.inference_mode():
+            packed = torch.ops.mkldnn._reorder_linear_weight(few, None)
+            found = torch.ops.mkldnn._linear_pointwise(few, packed, None, "none", [], "")
+    except (RuntimeError, NotImplementedError, AttributeError):
+        return False
+    return bool((found == 16).all())

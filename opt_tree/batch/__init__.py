@@ -1,1 +1,0 @@
-"""Several sequences in one forward."""

@@ -1,0 +1,242 @@
+"""The key/value rows of one model: append, keep a path, drop the rest.
+
+Owns every KV row, and `length`, the number of committed rows. Rows behind it are *pending*: a tree that was scored but
+not yet judged. Knows nothing of trees: it is told which pending rows to keep.
+"""
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, ParamSpec, TypeVar, cast
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+from transformers.cache_utils import Cache
+
+from opt_tree.errors import counted
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def inference(function: Callable[P, T]) -> Callable[P, T]:
+    """`torch.inference_mode`, entered only where it is not on already: a step is under it as a whole."""
+
+    @functools.wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> T:
+        if torch.is_inference_mode_enabled():
+            return function(*args, **kwargs)
+        with torch.inference_mode():
+            return function(*args, **kwargs)
+
+    return call
+
+
+@dataclass(frozen=True)
+class LayerShape:
+    """What one layer stores for one token: heads and head sizes of keys and values, and where."""
+
+    heads: int
+    key_dim: int
+    value_dim: int
+    dtype: torch.dtype
+    device: torch.device
+
+
+class KVCache(Cache):
+    """KV rows of all layers in one tensor per distinct shape, so that keeping a row is one copy, not 2 x layers.
+
+    Invariant: slots below `length` hold the committed context in order, exactly as a fresh prefill would have left
+    them; slots `length ... length + pending` hold rows that the last forwards wrote and nobody has kept yet.
+    `length` is a Python int, set here and nowhere else. Storage grows by doubling, from zeros: an uninitialised slot
+    could hold NaN, which a mask does not silence (0 * NaN).
+    """
+
+    def __init__(self, shapes: list[LayerShape]) -> None:
+        super().__init__(layers=[])
+        self.length = 0
+        self.pending = 0
+        self.capacity = 0
+        self.storage_version = 0
+        """Counts moves of the storage: whoever captured addresses compares it before a replay."""
+        self._start, self._rows, self._keys = 0, 0, 0
+        self._index: Tensor | None = None
+        self._groups: list[Tensor] = []
+        self._keys_of: list[Tensor] = []
+        self._values_of: list[Tensor] = []
+        self._members: dict[tuple, list[tuple[int, str]]] = {}
+        for layer, s in enumerate(shapes):
+            for kind, dim in (("key", s.key_dim), ("value", s.value_dim)):
+                self._members.setdefault((s.heads, dim, s.dtype, s.device), []).append((layer, kind))
+        self.shapes = shapes
+        self._layers = len(shapes)
+
+    def reset(self) -> None:
+        """Forget everything."""
+        self.length = self.pending = 0
+
+    @inference
+    def reserve(self, rows: int) -> None:
+        """Make room for `rows` slots in all. Grows by doubling and copies once."""
+        if rows <= self.capacity:
+            return
+        self._place(max(rows, 2 * self.capacity, 256), self._groups, self.length + self.pending)
+
+    def _place(self, capacity: int, old: list[Tensor], used: int) -> None:
+        """Make storage of `capacity` slots, copy the first `used` ones of the old one, point the views at it.
+
+        Out of memory the cache stays as it was: nothing of it is assigned before all of the new storage is there.
+        """
+        groups = []
+        keys_of, values_of = [torch.empty(0)] * self._layers, [torch.empty(0)] * self._layers
+        for index, ((heads, dim, dtype, device), members) in enumerate(self._members.items()):
+            storage = torch.zeros(len(members), 1, heads, capacity, dim, dtype=dtype, device=device)
+            if used:
+                storage[..., :used, :] = old[index][..., :used, :]
+            groups.append(storage)
+            for view, (layer, kind) in zip(storage, members, strict=True):
+                (keys_of if kind == "key" else values_of)[layer] = view
+        self._groups, self._keys_of, self._values_of, self.capacity = groups, keys_of, values_of, capacity
+        self.storage_version += 1
+
+    @property
+    def views(self) -> list[Float[Tensor, "1 heads capacity dim"]]:
+        """The storage of each layer, keys and values in turn; others after `storage_version` has changed."""
+        return [view for pair in zip(self._keys_of, self._values_of, strict=True) for view in pair]
+
+    def __getstate__(self) -> dict[str, Any]:
+        """The rows in use. Views of a storage would come back apart from it, so they are made again."""
+        used = self.length + self.pending
+        groups = [storage[..., :used, :].clone() for storage in self._groups] if used else []
+        return self.__dict__ | {"_groups": groups, "_keys_of": [], "_values_of": [], "_index": None, "capacity": 0}
+
+    @inference
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        if used := self.length + self.pending:
+            self._place(max(used, 256), state["_groups"], used)
+
+    def open(
+        self,
+        rows: int,
+        keys: int | None = None,
+        index: Int[Tensor, " padded"] | None = None,
+        visible: Bool[np.ndarray, "rows columns"] | None = None,
+    ) -> None:
+        """Prepare the next forward: it writes `rows` pending rows and reads the first `keys` slots.
+
+        `index` gives the slots as a tensor (padded mode, where more rows than `rows` may be written); without it the
+        rows go to the consecutive slots behind those in use, by a plain slice. `visible`: which pending rows, these
+        included, each row sees, for layers that keep a state.
+        """
+        self._start = self.length + self.pending
+        self._rows, self._keys, self._index = rows, keys or self._start + rows, index
+        needed = max(self._keys, self._start + (rows if index is None else index.numel()))
+        if needed > self.capacity:
+            self.reserve(needed)
+        self.pending += rows
+
+    def update(
+        self,
+        key_states: Float[Tensor, "1 heads rows key_dim"],
+        value_states: Float[Tensor, "1 heads rows value_dim"],
+        layer_idx: int,
+        *args: object,
+        **kwargs: object,
+    ) -> tuple[Tensor, Tensor]:
+        """Write this layer's rows at the open slots; return the keys and values to attend to. Called by the model."""
+        keys, values = self._keys_of[layer_idx], self._values_of[layer_idx]
+        if self._index is None:
+            end = self._start + self._rows
+            keys[:, :, self._start : end] = key_states
+            values[:, :, self._start : end] = value_states
+        else:
+            index = self._index.to(keys.device)
+            keys.index_copy_(2, index, key_states)
+            values.index_copy_(2, index, value_states)
+        return keys[:, :, : self._keys], values[:, :, : self._keys]
+
+    def commit(self, kept: list[int]) -> None:
+        """Commit the pending rows `kept` (increasing offsets behind `length`), in this order; drop the others."""
+        count = len(kept)
+        if count > self.pending or kept != list(range(count)):
+            if kept[0] < 0 or kept[-1] >= self.pending or kept != sorted(set(kept)):
+                raise ValueError(f"cannot keep rows {kept} of {self.pending} pending ones")
+            place = next(place for place, row in enumerate(kept) if row != place)
+            self._move(kept[place:], self.length + place)
+        self.length += count
+        self.pending = 0
+
+    @inference
+    def _move(self, kept: list[int], to: int) -> None:
+        """Bring the pending rows `kept` to the slots from `to` on: each to one below its own, the lowest first."""
+        for slot, row in enumerate(kept, to):
+            for storage in self._groups:
+                storage[..., slot, :] = storage[..., self.length + row, :]
+
+    def can_cut(self, length: int) -> bool:
+        """Whether the context can be shortened to so many tokens, and gone on from."""
+        return True
+
+    def truncate(self, length: int) -> None:
+        """Forget every row from `length` on."""
+        if not 0 <= length <= self.length:
+            raise ValueError(f"cannot truncate {counted(self.length, 'row')} to {length}")
+        self.length, self.pending = length, 0
+
+    @inference
+    def adopt(self, past: Cache) -> None:
+        """Take the rows of a transformers cache as the context.
+
+        Where a layer kept the last rows of a window only, no later row sees the others. Raises ValueError for a cache
+        of another model.
+        """
+        length, layers = past.get_seq_length(), cast(Any, past.layers)
+        if len(layers) != self._layers:
+            raise ValueError(f"past_key_values has {counted(len(layers), 'layer')}, the model stores {self._layers}")
+        self.reset()
+        self.reserve(length)
+        for number, layer in enumerate(layers):
+            for mine, theirs in ((self._keys_of[number], layer.keys), (self._values_of[number], layer.values)):
+                shape, found = (*mine.shape[:2], mine.shape[3]), (*theirs.shape[:2], theirs.shape[3])
+                if shape != found:
+                    raise ValueError(
+                        f"past_key_values holds rows of {found} in layer {number}, the model's are {shape}"
+                    )
+                if theirs.dtype != mine.dtype:
+                    raise ValueError(f"past_key_values holds {theirs.dtype}, the model stores {mine.dtype}")
+                mine[:, :, length - theirs.shape[2] : length] = theirs
+        self.length = length
+
+    def begins_with(self, past: Cache) -> bool:
+        """Whether the rows of a transformers cache are the first committed ones here, number for number."""
+        length, layers = past.get_seq_length(), cast(Any, past.layers)
+        if length > self.length or len(layers) != self._layers:
+            return False
+        own = zip(self._keys_of, self._values_of, layers, strict=True)
+        pairs = [pair for keys, values, layer in own for pair in ((keys, layer.keys), (values, layer.values))]
+        return all(
+            mine.dtype == theirs.dtype
+            and mine.device == theirs.device
+            and torch.equal(mine[:, :, length - theirs.shape[2] : length], theirs)
+            for mine, theirs in pairs
+        )
+
+    def hand_over(self, past: Cache, length: int) -> None:
+        """Append what `past` lacks of the first `length` committed rows."""
+        start = past.get_seq_length()
+        for layer, (keys, values) in enumerate(zip(self._keys_of, self._values_of, strict=True)):
+            past.update(keys[:, :, start:length].clone(), values[:, :, start:length].clone(), layer)
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        """Rows in use before the forward under way (transformers asks; positions are always passed explicitly)."""
+        return self._start
+
+    def __len__(self) -> int:
+        return self._layers
+
+    def __bool__(self) -> bool:
+        # Without this an empty cache would be falsy through __len__ for models without layers that keep KV.
+        return True

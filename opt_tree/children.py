@@ -1,0 +1,145 @@
+"""Children: how siblings are picked from what a drafter said. `TopK`, the most probable tokens, is deterministic.
+
+Knows nothing of policies and of verification; a verifier is valid for some kinds only.
+"""
+
+from dataclasses import dataclass
+from numbers import Integral
+from types import NoneType
+from typing import Any, ClassVar, Protocol, runtime_checkable
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from opt_tree.answers import LogProbs
+from opt_tree.errors import require
+from opt_tree.pool import CandidatePool, Picked
+from opt_tree.tree import fetch, on_host, send
+
+
+@runtime_checkable
+class Children(Protocol):
+    """How siblings are picked from what the drafter says. A type, because a verifier is valid for some kinds only."""
+
+    def pool(self, root: int, sampling: Any, random: Any) -> Any:
+        """Return the `CandidatePool` of a step whose children are picked so.
+
+        `root`: the token. `sampling`, `random`: what children are drawn with, where they are drawn.
+        """
+        ...
+
+    @property
+    def sampled(self) -> bool:
+        """Whether tokens are drawn; verifiers are then shown the distributions they were drawn from."""
+        ...
+
+    @property
+    def budget(self) -> int | None:
+        """How many candidates of the whole pool can matter; None: all of them."""
+        ...
+
+
+@dataclass(frozen=True)
+class TopK:
+    """The most probable tokens: `per_node` of them under every node, or whichever are among the pool's `total` best."""
+
+    per_node: int | None = None
+    total: int | None = None
+    sampled: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        if (self.per_node is None) == (self.total is None):
+            raise ValueError("TopK takes either per_node or total")
+        require((Integral, NoneType), per_node=self.per_node, total=self.total)
+        if (self.per_node or self.total or 0) < 1:
+            raise ValueError(f"TopK takes at least one token, got {self}")
+
+    @property
+    def budget(self) -> int | None:
+        return self.total
+
+    def pool(self, root: int, sampling: Any, random: Any) -> CandidatePool:
+        """See `Children.pool`; nothing here is random."""
+        return CandidatePool(root, self)
+
+    def pick(self, answer: LogProbs, above: Float[np.ndarray, " nodes"], floor: float) -> Picked:
+        """Return the children of a layer: those whose path log-probability exceeds `floor`.
+
+        `above`: path log-probabilities of its nodes. Tokens of log-probability -inf are never among the children.
+        """
+        if answer.values.shape[1] < (self.per_node or self.total or 0):
+            answer = answer.unpicked  # fewer were picked beforehand than may be wanted
+        values, names = answer.values, answer.tokens
+        if not values.numel():
+            return _NOTHING
+        if names is not None and names.ndim == 2 and not on_host(values):  # few numbers: all of them come
+            values, names = map(torch.from_numpy, fetch(values, names))
+        if self.per_node is None and on_host(values):
+            assert self.total is not None
+            picked = _survivors(values.numpy(), above, floor, self.total)
+        else:
+            picked = self._read_once(values, above, floor)
+        if names is None:
+            return picked
+        (known,) = fetch(names)
+        return picked._replace(tokens=known[picked.tokens] if known.ndim == 1 else known[picked.rows, picked.tokens])
+
+    def _read_once(
+        self, log_probs: Float[Tensor, "nodes columns"], above: Float[np.ndarray, " nodes"], floor: float
+    ) -> Picked:
+        """Pick where the layer lies. What comes back has one size, whatever is in it: the host waits once."""
+        sent = send(above, log_probs.device, log_probs.dtype)
+        nodes, columns = log_probs.shape
+        if self.per_node is not None:  # of each node the greatest first
+            found, places = log_probs.topk(min(self.per_node, columns))
+            values, tokens = (part.ravel() for part in fetch(found + sent[:, None], places))
+            rows = np.arange(nodes).repeat(found.shape[1])
+        else:  # the best of all, the best first: put into the order in which the host would find them
+            assert self.total is not None
+            values, numbers = fetch(*(log_probs + sent[:, None]).flatten().topk(min(self.total, log_probs.numel())))
+            order = numbers.argsort()
+            values = values[order]
+            rows, tokens = np.divmod(numbers[order], columns)
+        kept = (values > floor).nonzero()[0]
+        return Picked(values.take(kept), tokens.take(kept), rows.take(kept))
+
+
+_LEAST = float(np.finfo(np.float32).min) / 2  # above -inf, which nobody is to pick
+_NOTHING = Picked(np.zeros(0), np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64))
+
+
+def _survivors(
+    log_probs: Float[np.ndarray, "nodes columns"], above: Float[np.ndarray, " nodes"], floor: float, total: int
+) -> Picked:
+    """Return the `total` best children above the floor.
+
+    In few operations of numpy: between two forwards each is paid for in cold caches, several times what it costs alone.
+    """
+    paths = log_probs + above.astype(log_probs.dtype)[:, None]
+    if floor == -np.inf:
+        floor = max(_below_best(paths, total), _LEAST)
+    among = (paths > floor).ravel().nonzero()[0]
+    values = paths.ravel().take(among)
+    rows, tokens = np.divmod(among, log_probs.shape[1])
+    if len(values) > total:
+        kept = (-values).argsort(kind="stable")[:total]
+        kept.sort()
+        values, tokens, rows = values.take(kept), tokens.take(kept), rows.take(kept)
+    return Picked(values, tokens, rows)
+
+
+def _below_best(values: Float[np.ndarray, "rows columns"], total: int) -> float:
+    """Return a number that at least `total` of the values exceed, or -inf. Far cheaper than finding the `total` best.
+
+    Dealt into groups, the values have a maximum a group; the `total`-th greatest of those is reached by as many.
+    """
+    groups = max(4 * total, 256)
+    flat = values.ravel()
+    dealt = len(flat) // groups
+    maxima = flat[: dealt * groups].reshape(dealt, groups).max(0) if dealt > 1 else flat.copy()
+    if len(maxima) < total:
+        return -np.inf
+    maxima.sort()
+    return float(np.nextafter(maxima[-total], maxima.dtype.type(-np.inf)))

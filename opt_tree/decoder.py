@@ -1,0 +1,248 @@
+"""The loop: a target, a drafter, a tree policy and a verifier, checked once to belong together, step after step.
+
+Its functions are generators of the forwards that they need (`decode.py`): `generate` computes them one by one, another
+driver those of several texts together.
+"""
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from opt_tree.decode import Run, check_policies, next_step, prefill
+from opt_tree.drafter import Drafter
+from opt_tree.errors import require
+from opt_tree.generation import Generation, check_new_tokens, check_others, check_prompt
+from opt_tree.grow import Asking
+from opt_tree.grow import run as run_alone
+from opt_tree.policy import TreePolicy
+from opt_tree.random import Random
+from opt_tree.recorder import Recorder, recorder_of
+from opt_tree.sampling import Sampling
+from opt_tree.step import Step
+from opt_tree.stop import Stop, StopRule, ends_of, rule_for
+from opt_tree.target import Target, turn_of
+from opt_tree.verify import Verifier, check_temperature, greedy, match
+
+T = TypeVar("T")
+
+
+class Decoder:
+    """A target, a drafter, a tree policy and a verifier, checked once to belong together.
+
+    Arguments:
+        target: whose distribution is reproduced.
+        drafter: what proposes tokens; None for plain decoding.
+        policy: the tree policy of every step, or a controller, which chooses one for each; all that it may choose are
+            checked.
+        verifier: who judges above temperature 0, unless the policy of the step names its own. At temperature 0 it is
+            `greedy`.
+        lossy: whether a verifier is admitted that does not keep the target's distribution.
+
+    A target serves one generation at a time: beginning another one on the same target ends the first. Threads that
+    call `generate` take turns; to decode at once, give each a copy.
+
+    Raises TypeError for what is no target, drafter, policy or verifier, and for a policy whose children the verifier
+    cannot judge or the drafter cannot give; ValueError for a drafter that runs the target object itself.
+    """
+
+    def __init__(
+        self,
+        target: Target,
+        drafter: Drafter | None,
+        policy: TreePolicy,
+        verifier: Verifier = match,
+        lossy: bool = False,
+    ) -> None:
+        if not isinstance(target, Target):
+            raise TypeError(f"{type(target).__name__} is no target: wrap(model) makes one of a model")
+        if drafter is not None and not isinstance(drafter, Drafter):
+            raise TypeError(f"{type(drafter).__name__} is no drafter: load_drafter(spec, target) loads one")
+        if not isinstance(policy, TreePolicy):
+            raise TypeError(f"{policy!r} is no TreePolicy, such as OptTree(nodes=16)")
+        if not isinstance(verifier, Verifier):
+            raise TypeError(f"{verifier!r} is no verifier: match is one, docs/methods.md has more")
+        if drafter is not None and any(model is target for model in drafter.models):
+            raise ValueError(
+                f"{target.name} is the target and drafts, too, and one object has one cache: wrap the model twice"
+            )
+        require(bool, lossy=lossy)
+        check_policies(policy, drafter, verifier, lossy)
+        self.target, self.drafter, self.policy, self.verifier = target, drafter, policy, verifier
+        self.lanes = 1
+        watched = {*policy.features, *(drafter.features if drafter is not None else ())}
+        if watched:
+            target.watch(tuple(sorted(watched)))
+
+    def __repr__(self) -> str:
+        parts = f"{self.target!r}, {self.drafter!r}, {self.policy!r:.90}, {self.verifier.__name__}"
+        return f"<{type(self).__name__}: {parts}>"
+
+    def generate(
+        self,
+        prompt: Sequence[int] | Tensor,
+        max_new_tokens: int = 128,
+        sampling: Sampling = Sampling(),
+        stop: StopRule | None = Stop(),
+        streamer: Any = None,
+        seed: int = 0,
+        reuse: bool = False,
+        log_probs: bool | int | Recorder | None = False,
+        **others: Any,
+    ) -> Generation:
+        """Generate after `prompt` until `max_new_tokens`, a stop rule or the end of the target's context.
+
+        Arguments:
+            prompt: token ids, a list or a tensor of one row.
+            max_new_tokens: how many tokens at most, at least 1.
+            sampling: temperature, top-k, top-p and processors; greedy by default.
+            stop: asked after every token (see `Stop`). By default the target's own end tokens (`Target.ends`), which
+                `Stop(strings=...)` keeps; None: never.
+            streamer: one of transformers': it receives the prompt, then the tokens of each step.
+            seed: the same one gives the same tokens; judged by `greedy` or `match`, whatever the tree.
+            reuse: keep what the target holds of the text that it decoded last, as far as `prompt` begins like it
+                (`Generation.reused` tokens), for the turns of a conversation. The text is the same, to rounding.
+            log_probs: True: those of the new tokens; a number: also those of so many of the likeliest at each place.
+
+        Raises ValueError for an empty prompt, a batch, a token outside the vocabulary or a prompt that leaves no room,
+        for a temperature above 0 with the verifier `greedy`, and TypeError for an argument of another kind.
+        """
+        asking = self.answer(prompt, max_new_tokens, sampling, stop, streamer, seed, reuse, log_probs, **others)
+        return self.led(lambda: self.compute(asking))
+
+    def led(self, action: Callable[[], T]) -> T:
+        """Act; where processes share a model, let the one that leads act and the others run its forwards with it."""
+        ranks = next((model.ranks for model in self.models if getattr(model, "ranks", None) is not None), None)
+        return action() if ranks is None else ranks.led(self.models, action)
+
+    @property
+    def models(self) -> tuple[Any, ...]:
+        """What runs forwards: the target, and the drafter's models."""
+        return (self.target, *(self.drafter.models if self.drafter is not None else ()))
+
+    def compute(self, asking: Asking[T]) -> T:
+        """Compute every forward that is asked for, one by one, in a turn of this thread; return what comes of it."""
+        with self.turn(), torch.inference_mode():  # one mode for all: to enter and leave it in every step is dear
+            return run_alone(asking)
+
+    def answer(
+        self,
+        prompt: Sequence[int] | Tensor,
+        max_new_tokens: int = 128,
+        sampling: Sampling = Sampling(),
+        stop: StopRule | None = Stop(),
+        streamer: Any = None,
+        seed: int = 0,
+        reuse: bool = False,
+        log_probs: bool | int | Recorder | None = False,
+        **others: Any,
+    ) -> Asking[Generation]:
+        """Do what `generate` does, as a generator of forwards: what a job beside others yields from."""
+        try:
+            check_others(others)
+            most = check_new_tokens(max_new_tokens)
+            if not isinstance(sampling, Sampling):
+                raise TypeError(f"sampling must be a Sampling, such as Sampling(temperature=0.7), got {sampling!r}")
+            stop = rule_for(stop, self.target.ends)
+            if streamer is not None and not callable(getattr(streamer, "put", None)):
+                raise TypeError(f"streamer must be one of transformers', with put and end, got {streamer!r:.80}")
+            context, recorder = check_prompt(prompt, self.target), recorder_of(log_probs, self.target.vocab)
+            run = self._run(context, most, sampling, Random(seed), reuse)
+            run.ends, run.recorder = ends_of(stop), recorder
+            return (yield from self._answer(run, most, stop, streamer))
+        finally:  # whoever reads the stream in another thread would wait for ever
+            if callable(getattr(streamer, "end", None)):
+                streamer.end()
+
+    def _answer(self, run: Run, max_new_tokens: int, stop: StopRule | None, streamer: Any) -> Asking[Generation]:
+        begin, context = time.perf_counter(), list(run.context)
+        if streamer is not None:
+            streamer.put(torch.tensor([context]))
+        tokens: list[int] = []
+        steps, lengths, reason = [], [], None
+        yield from prefill(run, self.policy)
+        while reason is None and len(run.context) < run.end:
+            step, before = (yield from next_step(run, self.policy)), len(tokens)
+            for token in step.tokens:
+                tokens.append(token)
+                reason = stop(tokens) if stop is not None else None
+                if reason is not None:
+                    break
+            steps.append(step)
+            lengths.append(len(tokens) - before)
+            if streamer is not None:
+                streamer.put(torch.tensor(tokens[before:]))
+        if reason is None:
+            reason = "length" if len(tokens) == max_new_tokens else "context"
+        told = (None, None) if run.recorder is None else run.recorder.told(len(tokens))
+        seconds = time.perf_counter() - begin
+        return Generation(context, tokens, reason, steps, lengths, seconds, self.lanes, run.kept, *told)
+
+    def steps(
+        self,
+        prompt: Sequence[int] | Tensor,
+        max_new_tokens: int | None = None,
+        sampling: Sampling = Sampling(),
+        random: Random | None = None,
+        reuse: bool = False,
+        stop: StopRule | None = Stop(),
+    ) -> Iterator[Step]:
+        """Decode after `prompt`, a step at a time, until `max_new_tokens`, a stop rule or the end of the context.
+
+        Arguments and errors are those of `generate`; the last step may go beyond `max_new_tokens` and the stop.
+        """
+        context = check_prompt(prompt, self.target)
+        most = None if max_new_tokens is None else check_new_tokens(max_new_tokens)
+        run, stop = self._run(context, most, sampling, random or Random(), reuse), rule_for(stop, self.target.ends)
+        run.ends = ends_of(stop)
+        return self._in_turns(run, stop)
+
+    def _in_turns(self, run: Run, stop: StopRule | None) -> Iterator[Step]:
+        """Take each step in a turn of its own: between two of them the caller may do anything."""
+        tokens: list[int] = []
+        self.compute(prefill(run, self.policy))
+        while len(run.context) < run.end:
+            step = self.compute(next_step(run, self.policy))
+            yield step
+            for token in step.tokens:
+                tokens.append(token)
+                if stop is not None and stop(tokens) is not None:
+                    return
+
+    def begin(self, prompt: Sequence[int] | Tensor) -> Asking[Run]:
+        """Take in a prompt, for a text that is decoded step by step beside others."""
+        run = self._run(check_prompt(prompt, self.target), None, Sampling(), Random(), False)
+        yield from prefill(run, self.policy)
+        return run
+
+    def __call__(self, *given: Any, **options: Any) -> Any:
+        """Refuse to be what it was not made for: transformers would silently go on without what it cannot call."""
+        raise TypeError("generate(custom_generate=custom_generate(decoder)) decodes with a Decoder, itself it is none")
+
+    def turn(self) -> ExitStack:
+        """Wait until no other thread uses the target or the drafter, and keep them while this is open."""
+        drafting = () if self.drafter is None else (self.drafter.bare, *self.drafter.models)
+        stack = ExitStack()
+        for turn in sorted({turn_of(shared) for shared in (self.target, *drafting)}, key=id):  # in one order for all
+            stack.enter_context(turn)
+        return stack
+
+    def _run(
+        self, context: list[int], max_new_tokens: int | None, sampling: Sampling, random: Random, reuse: bool
+    ) -> Run:
+        end = self.target.max_context
+        if max_new_tokens is not None:
+            end = min(end, len(context) + max_new_tokens)
+        for judge in (self.verifier, *(known.verifier for known in self.policy.policies)):
+            if judge is not None:
+                check_temperature(judge, sampling.temperature)
+        verifier = greedy if sampling.greedy else self.verifier
+        require(bool, reuse=reuse)
+        return Run(self.target, context, end, sampling, random, self.drafter, verifier, reuse)
+
+    def step(self, run: Run) -> Asking[Step]:
+        """Decode one step of a text that `begin` took in."""
+        return next_step(run, self.policy)

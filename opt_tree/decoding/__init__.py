@@ -1,1 +1,0 @@
-"""The loop, and what is built straight on it."""

@@ -1,0 +1,150 @@
+"""What a drafter answers: which tokens may follow these nodes, and how likely?
+
+A drafter runs no model itself. It asks for a forward (`Forward`: which rows of which model), and reads what came of it;
+whoever drives the loop computes it, alone or together with those of other texts. What it knows at no forward it answers
+at once (`LogProbs`).
+"""
+
+from abc import ABC, abstractmethod
+from numbers import Real
+from typing import Any, Self
+
+from opt_tree.answers import LogProbs
+from opt_tree.errors import require
+from opt_tree.pool import Frontier
+from opt_tree.sampling import Sampling
+from opt_tree.step import Outcome
+from opt_tree.target import Forward, Output, Work
+
+Asked = Forward | LogProbs
+"""What a drafter says when it is asked: an answer, or a forward that it needs first."""
+
+
+class Drafter(ABC):
+    """Proposes continuations. Knows nothing of budgets, of verification and of who computes its forwards.
+
+    Per text: `begin`, then per step `root`, any number of `expand`, and `accept`. Each forward that is asked for is
+    computed, and `read` is given what came of it. A step without drafting calls `accept` alone.
+    """
+
+    features: tuple[int, ...] = ()
+    """Layers of the target whose hidden states it reads (see `Target.watch`)."""
+    reads_logits: bool = False
+    """Whether it reads the target's logits of every row. The prefill then has those of all prompt tokens."""
+    names_few: bool = False
+    """Whether it names a few tokens of each node (see `LogProbs.tokens`). Deterministic children only: what is drawn
+    needs the whole distribution."""
+    learns: bool = False
+    """Whether it keeps what a text has taught it for the next one, until `clear`."""
+    any_order: bool = False
+    """Whether `expand` may go back: to nodes above the layer that it was asked for last, in the same step."""
+    max_context: int = 1 << 30
+    """Tokens of context it can draft for; beyond, decoding goes on without a draft."""
+    models: tuple[Any, ...] = ()
+    """The models it runs, for the loop to count what a step cost."""
+    alone: str | None = None
+    """Why it drafts for one sequence at a time only, where it does."""
+    name: str = ""
+    """What it was loaded from, where it was."""
+    generation: int = 0
+    """How many texts it has begun. The loop counts: a second generation with the same drafter ends the first."""
+    temperature: float = 1.0
+    """What its scores are divided by for a greedy target; see `calibrated`."""
+    scale: float = 1.0
+    """What its scores are multiplied by for the text under way."""
+    ended: bool = False
+    """Whether a warning has said that the context is behind `max_context`."""
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__}{self.name and ' ' + self.name}>"
+
+    def room(self, length: int) -> int:
+        """How many layers it can draft behind so many tokens of context; 0 or less: none."""
+        return self.max_context - length
+
+    def keeps(self, prompt: list[int]) -> int:
+        """How many of the first tokens of `prompt` the target need not run for it: of these it knows all it reads.
+
+        0, the default: it begins every text anew, and so does the target. As many as there are: it reads nothing.
+        """
+        return 0
+
+    def begin(self, prompt: list[int], kept: int, prefill: Output | None, sampling: Sampling) -> None:
+        """Begin a text. A subclass extends this.
+
+        `kept`: how many of its first tokens the target kept, at most what `keeps` said; above 0, `prefill` is there.
+        `prefill`: the target's answer to `prompt[kept:-1]`; None where that is empty, for a prompt of one token.
+        `sampling`: how the target is decoded. Scores are calibrated for greedy targets only: above temperature 0 the
+        target draws from a distribution of its own.
+        """
+        self.scale = 1 / self.temperature if sampling.greedy else 1.0
+
+    def clear(self) -> None:  # noqa: B027 - most have nothing to forget
+        """Forget what other texts have taught. As it stands, nothing is learnt beyond a text."""
+
+    @abstractmethod
+    def root(self, context: list[int]) -> Asked:
+        """Ask about the token after the whole context: one row."""
+
+    @abstractmethod
+    def expand(self, frontier: Frontier) -> Asked:
+        """Ask about the token after each node of the frontier: a row for each."""
+
+    def read(self, output: Output) -> Asked:
+        """Read what came of the forward that was asked for last: the answer, or one more forward."""
+        raise NotImplementedError(f"{type(self).__name__} asks for a forward and does not read it")
+
+    def scored(self, output: Output) -> None:  # noqa: B027 - most read it in `accept`
+        """Meet what the target says of the tree, before the verdict is read: copies that `accept` needs begin here."""
+
+    @abstractmethod
+    def accept(self, outcome: Outcome) -> None:
+        """Learn what survived: keep the cache rows that stay valid, drop the others."""
+
+    def calibrated(self, temperature: float) -> Self:
+        """Let it say how likely a token is what a greedy target chooses; return the drafter itself.
+
+         Its scores are divided by `temperature` where the target is greedy. There the right score of a token is the
+         probability that it is the target's argmax, not the drafter's q: E(A) computed from q can be far below the A
+         that follows. One temperature, fitted by maximum likelihood of the target's own choices
+        , mends most of that. 1: not calibrated. Raises TypeError for a
+         drafter that names a few tokens only, and ValueError for a temperature that is not positive.
+        """
+        require(Real, temperature=temperature)
+        if not temperature > 0:
+            raise ValueError(f"the temperature of a calibration must be positive, got {temperature}")
+        if self.names_few and temperature != 1:
+            raise TypeError(f"{type(self).__name__} names a few tokens only: they cannot be calibrated")
+        self.temperature = float(temperature)
+        return self
+
+    @property
+    def work(self) -> Work:
+        """What its models have done so far."""
+        return sum((model.work for model in self.models), Work())
+
+    @property
+    def bare(self) -> "Drafter":
+        """The drafter inside, where this one wraps another; else itself."""
+        return self
+
+    def describe(self) -> str:
+        """Say in a few words what drafts, for a reader of a table."""
+        return type(self).__name__
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """What of it decides the answers, for the header of an answer file."""
+        return {}
+
+
+def described(drafter: Drafter) -> str:
+    """What drafts, and how it is calibrated, for a reader of a table."""
+    what = drafter.describe()
+    return what if drafter.temperature == 1 else f"{what}, sharpened by temperature {drafter.temperature:.2f}"
+
+
+def settings_of(drafter: Drafter) -> dict[str, Any]:
+    """What of a drafter decides the answers, its calibration among it."""
+    own = drafter.settings
+    return own if drafter.temperature == 1 else own | {"sharpening": drafter.temperature}

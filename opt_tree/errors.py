@@ -1,0 +1,82 @@
+"""Errors in one line: of an argument's type, of a model that cannot decode a tree, of another library."""
+
+import re
+import sys
+from collections.abc import Collection, Iterable, Sequence
+from difflib import get_close_matches
+from numbers import Integral, Real
+from os import PathLike
+from types import NoneType
+from typing import Any
+
+import numpy as np
+import psutil
+
+_WORDS: dict[type, str] = {
+    **dict.fromkeys((Collection, Iterable, Sequence), "a list"),
+    **{
+        bool: "True or False",
+        Integral: "a whole number",
+        Real: "a number",
+        str: "a text",
+        list: "a list",
+        dict: "a dictionary",
+        np.ndarray: "a numpy array",
+        PathLike: "a path",
+        NoneType: "None",
+    },
+}
+
+
+def require(kinds: type | tuple[type, ...], **given: Any) -> None:
+    """Raise TypeError for the first argument that is of none of these kinds."""
+    kinds = kinds if isinstance(kinds, tuple) else (kinds,)
+    for name, value in given.items():
+        if not isinstance(value, kinds):
+            wanted = " or ".join(_WORDS.get(kind, f"of type {kind.__name__}") for kind in kinds)
+            raise TypeError(f"{name} must be {wanted}, got {value!r:.80}")
+
+
+def nearest(word: str, known: Iterable[str]) -> str | None:
+    """The known word that a mistyped one is likely to stand for, whatever its case; None: it is near none."""
+    by_lower = {one.lower(): one for one in known}
+    found = get_close_matches(word.lower(), by_lower, 1, 0.75)
+    return by_lower[found[0]] if found else None
+
+
+class UnsupportedModelError(ValueError):
+    """The model cannot decode a tree exactly; the message says why."""
+
+
+def one_line(error: BaseException) -> str:
+    """An error of somebody else's as part of one line: its kind, and the beginning of what it says."""
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+
+
+def out_of_memory(error: BaseException) -> str | None:
+    """Say in one line how much memory was asked for, how much there is, and what needs less; None for another error."""
+    text = str(error)
+    torch: Any = sys.modules.get("torch")  # what has not been imported has asked for nothing
+    on_device = torch is not None and isinstance(error, torch.OutOfMemoryError)
+    asked = re.search(r"(?:tried|unable) to allocate ([\d.]+ ?\w+)", text, flags=re.IGNORECASE)
+    if not (isinstance(error, MemoryError) or on_device or (asked and "can't allocate memory" in text)):
+        return None
+    amount = asked[1] if asked else "an array"
+    if amount.endswith(" bytes"):
+        amount = f"{int(amount.removesuffix(' bytes')) / 1e9:.2f} GB"
+    if on_device:
+        free = re.search(r"GPU \d+ has a total capacity of .*? is free", text)
+        there = free[0] if free else "the device has no room for it"
+    else:
+        memory, own = psutil.virtual_memory(), psutil.Process().memory_info().rss
+        there = (
+            f"this process has {own / 1e9:.1f} GB, and {memory.available / 1e9:.1f} of the machine's "
+            f"{memory.total / 1e9:.1f} GB are free"
+        )
+    less = "a smaller model, bfloat16, fewer nodes, a shorter context and fewer lanes at a time"
+    return f"out of memory: {amount} more were asked for; {there}. What needs less: {less}"
+
+
+def counted(count: int, word: str) -> str:
+    """So many of what a word names: 1 thread, 2 threads."""
+    return f"{count} {word}{'' if count == 1 else 's'}"

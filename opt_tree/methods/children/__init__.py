@@ -1,0 +1,1 @@
+"""Children that are drawn: how siblings are picked beside `TopK`."""

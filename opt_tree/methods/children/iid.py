@@ -1,0 +1,32 @@
+"""Independent draws from the drafter's distribution."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+
+from opt_tree.answers import probs_of
+from opt_tree.methods.children.drawn import Drawn, Layer, check_siblings, known, read, siblings_at
+from opt_tree.pool import Picked
+from opt_tree.random import Random
+
+
+@dataclass(frozen=True)
+class IID(Drawn):
+    """Independent draws: equal siblings are separate nodes, in the order of the draws."""
+
+    per_node: int | tuple[int, ...]
+    """Children of every node, or of a node by its depth, the root's first."""
+    sampled: ClassVar[bool] = True
+    budget: ClassVar[None] = None
+
+    def __post_init__(self) -> None:
+        check_siblings(self.per_node)
+
+    def pick(self, layer: Layer, random: Random) -> Picked:
+        """See `Drawn.pick`. Every draw of a node has the same reach: the node's."""
+        facts = known(layer)
+        columns = random.iid(probs_of(facts.log_probs), siblings_at(self.per_node, layer.depth))
+        above, rows = facts.above.expand_as(columns), facts.rows.expand_as(columns)
+        values, tokens = facts.log_probs.gather(1, columns) + above, facts.tokens(columns)
+        return read(values, tokens, rows, above, values > -torch.inf)

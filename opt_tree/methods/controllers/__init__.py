@@ -1,0 +1,1 @@
+"""Controllers: which policy for the next step."""

@@ -1,0 +1,1 @@
+"""Drafters beside a plain draft model: what may follow."""

@@ -1,0 +1,109 @@
+"""Drafters that are made of others, and drafters that need several forwards for an answer."""
+
+from collections.abc import Callable, Generator
+from typing import Any
+
+from opt_tree.answers import LogProbs
+from opt_tree.drafter import Asked, Drafter, described, settings_of
+from opt_tree.pool import Frontier
+from opt_tree.sampling import Sampling
+from opt_tree.step import Outcome
+from opt_tree.target import Forward, Output, Work
+
+
+class SeveralForwards(Drafter):
+    """A drafter that needs several forwards for an answer: it writes them as a generator (`ask`).
+
+    `root` and `expand` return `self.ask(...)` of a generator that yields forwards, is sent what came of each, and
+    returns the answer.
+    """
+
+    _asking: Generator[Forward, Output, LogProbs] | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return vars(self) | {"_asking": None}  # a copy begins anew: a generator cannot be copied
+
+    def ask(self, asking: Generator[Forward, Output, LogProbs]) -> Asked:
+        """Begin to ask."""
+        self._asking = asking
+        return self._go_on(None)
+
+    def read(self, output: Output) -> Asked:
+        return self._go_on(output)
+
+    def _go_on(self, output: Any) -> Asked:
+        assert self._asking is not None, "a forward was asked for"
+        try:
+            return self._asking.send(output)
+        except StopIteration as end:
+            return end.value
+
+
+class DrafterAround(Drafter):
+    """A drafter that asks another one, `drafter`, and changes what goes in or comes out; as it stands, nothing.
+
+    One that is made of several names them in `parts`: each begins every text.
+    """
+
+    def __init__(self, drafter: Drafter) -> None:
+        self.drafter = drafter
+        self.features, self.reads_logits, self.names_few = drafter.features, drafter.reads_logits, drafter.names_few
+        self.max_context, self.models, self.name = drafter.max_context, drafter.models, drafter.name
+        self.alone, self.learns = drafter.alone, drafter.learns
+        self.parts: tuple[Drafter, ...] = (drafter,)
+        self._then: Callable[[LogProbs], LogProbs] | None = None
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} of {' and '.join(map(repr, self.parts))}>"
+
+    def keeps(self, prompt: list[int]) -> int:
+        return min(part.keeps(prompt) for part in self.parts)
+
+    def begin(self, prompt: list[int], kept: int, prefill: Output | None, sampling: Sampling) -> None:
+        for part in self.parts:
+            part.begin(prompt, kept, prefill, sampling)
+
+    def room(self, length: int) -> int:
+        return self.drafter.room(length)
+
+    def clear(self) -> None:
+        for part in self.parts:
+            part.clear()
+
+    def root(self, context: list[int]) -> Asked:
+        return self.after(self.drafter.root(context))
+
+    def expand(self, frontier: Frontier) -> Asked:
+        return self.after(self.drafter.expand(frontier))
+
+    def read(self, output: Output) -> Asked:
+        return self.after(self.drafter.read(output), self._then)
+
+    def after(self, asked: Asked, change: Callable[[LogProbs], LogProbs] | None = None) -> Asked:
+        """Change the answer of the drafter inside, whole as it is: now, or when it has read its forward."""
+        if isinstance(asked, LogProbs):
+            return asked if change is None else change(asked.unpicked)
+        self._then = change
+        return asked
+
+    def scored(self, output: Output) -> None:
+        for part in self.parts:
+            part.scored(output)
+
+    def accept(self, outcome: Outcome) -> None:
+        self.drafter.accept(outcome)
+
+    @property
+    def work(self) -> Work:
+        return self.drafter.work
+
+    @property
+    def bare(self) -> Drafter:
+        return self.drafter.bare
+
+    def describe(self) -> str:
+        return described(self.drafter)
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        return settings_of(self.drafter)

@@ -1,0 +1,140 @@
+"""ParallelSpec: mask tokens behind the root draft every layer of a tree in one forward (arXiv:2410.05589).
+
+Owns the head (an EAGLE head that knows mask tokens), the drafter around it, and their files. The look-up is `OnePass`.
+"""
+
+from collections.abc import Generator
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+from transformers import LlamaConfig
+
+from opt_tree.answers import LogProbs
+from opt_tree.drafter import Asked
+from opt_tree.errors import counted
+from opt_tree.methods.drafters.around import SeveralForwards
+from opt_tree.methods.drafters.draft_vocabulary import take_vocabulary
+from opt_tree.methods.drafters.heads.eagle import LAST, EagleDrafter, head_config, lend_embeddings
+from opt_tree.methods.drafters.heads.eagle_head import EagleHead
+from opt_tree.methods.drafters.heads.one_pass import OnePass
+from opt_tree.methods.drafters.registry import DrafterOptions, feature_target, register
+from opt_tree.models.capabilities import cast_weights, size_of
+from opt_tree.models.causal_lm import Buckets, CausalLM
+from opt_tree.models.chain_lm import AnyLM
+from opt_tree.models.checkpoints import CheckpointError, load_tensors, refused
+from opt_tree.models.quantised_layers import home_of
+from opt_tree.sampling import Sampling
+from opt_tree.step import Outcome
+from opt_tree.target import Forward, Output, Work, causal
+
+_PAIRS = 512
+"""With more new pairs than this, all but the last run before."""
+
+
+class ParallelHead(EagleHead):
+    """An EAGLE-1 head with mask tokens: token `vocab_size + j` is the j-th mask, whose embedding is trained.
+
+    The pair of the root speaks of the first token behind it, mask j = 0, 1, ... of token j + 2. A mask sees the true
+    pairs and the masks before it. State-dict names are those of `EagleHead`, and `masks.weight` [depths - 1, hidden].
+    """
+
+    def __init__(self, config: LlamaConfig, depths: int) -> None:
+        super().__init__(config)
+        self.masks = nn.Embedding(depths - 1, config.hidden_size)
+
+    def embed(self, input_ids: Int[Tensor, "*rows"]) -> Float[Tensor, "*rows hidden"]:
+        masks = input_ids - self.config.vocab_size
+        known = self.embed_tokens(input_ids.clamp(max=self.config.vocab_size - 1))
+        return torch.where((masks >= 0)[..., None], self.masks(masks.clamp(min=0)), known)
+
+
+class ParallelSpecDrafter(SeveralForwards, OnePass):
+    """Drafts all depths with one forward of a parallel head over [new pairs, mask, mask, ...].
+
+    Committed pairs carry the target's own features, as with an EAGLE head. Masks stand behind the root's pair, carry
+    its feature, and leave the cache after the forward. Of the paper only the abstract and summaries could be read: what
+    stands for a mask's feature, and that the root's pair drafts the first layer, are choices made here.
+    """
+
+    def __init__(
+        self,
+        head: ParallelHead,
+        target: CausalLM,
+        buckets: Buckets | None = None,
+        tokens: Int[Tensor, " columns"] | None = None,
+    ) -> None:
+        """`tokens`: the draft vocabulary; None: all tokens of the head."""
+        super().__init__(target)
+        self.tokens = None if tokens is None else tokens.cpu().sort().values
+        self.eagle = EagleDrafter(head, target, buckets, self.tokens)
+        self.models, self.max_context = self.eagle.models, self.eagle.max_context - head.masks.num_embeddings
+        self._masks = head.config.vocab_size + np.arange(head.masks.num_embeddings)
+
+    def root(self, context: list[int]) -> Asked:
+        return self.ask(self._pass(context))
+
+    def _pass(self, context: list[int]) -> Generator[Forward, Output, LogProbs]:
+        """The forward over the new pairs and the masks; before it another one, where the pairs are many."""
+        lm: Any = self.eagle.lm
+        count = len(self._masks)
+        pairs, features = self.eagle.take_pairs(context)
+        if len(pairs) > _PAIRS:
+            yield lm.text(pairs[:-1], features[:-1])
+            pairs, features = pairs[-1:], features[-1:]
+        tokens = np.array([*pairs, *self._masks])
+        rows = len(tokens)
+        inputs = torch.cat([features, features[-1:].expand(count, -1)])
+        output = yield Forward(lm, tokens, lm.length + np.arange(rows), causal(rows), inputs, last_only=True)
+        lm.commit(list(range(len(pairs))))
+        headed: Any = lm.model
+        states, layer = output.features[LAST][-count - 1 : -1], headed.get_output_embeddings()
+        with lm.eager.packed:
+            return self.answer(torch.cat([headed.scaling(layer(states.to(*home_of(layer)))), output.logits]))
+
+    def keeps(self, prompt: list[int]) -> int:
+        return self.eagle.keeps(prompt)
+
+    def begin(self, prompt: list[int], kept: int, prefill: Output | None, sampling: Sampling) -> None:
+        super().begin(prompt, kept, prefill, sampling)
+        self.eagle.begin(prompt, kept, prefill, sampling)
+
+    def accept(self, outcome: Outcome) -> None:
+        self.eagle.accept(outcome)
+
+    @property
+    def work(self) -> Work:
+        """The head's forwards."""
+        return self.eagle.work
+
+    def describe(self) -> str:
+        head: Any = self.eagle.lm.model.base_model
+        columns = "" if self.tokens is None else f", {len(self.tokens)} tokens of {self.target.vocab}"
+        return f"parallel head {self.name}: {size_of(head)}, {counted(len(self._masks) + 1, 'layer')} a pass{columns}"
+
+
+@register(
+    "parallelspec",
+    about="mask tokens behind the root of an EAGLE head, one pass a draft (ParallelSpec)",
+    paper="2410.05589",
+    part="parallelspec",
+)
+def load_parallel_spec(path: str, target: AnyLM, options: DrafterOptions) -> ParallelSpecDrafter:
+    """Load a parallel head: an EAGLE-1 head's `config.json` and tensors, `masks.weight` among them.
+
+    `embed_tokens`, `d2t` and `t2d` are as `load_eagle` reads them. Raises CheckpointError.
+    """
+    target, tensors = feature_target(target), load_tensors(path)
+    if "masks.weight" not in tensors:
+        raise CheckpointError(f"{path} is no parallel head: it has no masks.weight")
+    config = head_config(path)
+    with refused(f"cannot use {path}"):
+        tokens = take_vocabulary(tensors, config.vocab_size)
+        lend_embeddings(tensors, target, config.vocab_size)
+        head = ParallelHead(config, len(tensors["masks.weight"]) + 1)
+        head.load_published(tensors, "it")
+        device, _ = home_of(target.model.get_output_embeddings())
+        cast_weights(head, device, target.dtype).eval().requires_grad_(False)
+        return ParallelSpecDrafter(head, target, options.buckets, tokens)

@@ -1,0 +1,1 @@
+"""Tree policies beside OPT-Tree: which nodes to draft, which to verify."""

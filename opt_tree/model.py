@@ -1,0 +1,232 @@
+"""A causal LM over one text: which rows are run, where they go in the cache, and which of them stay.
+
+Owns shapes: it turns tokens, positions and visibility into the tensors of a forward, which a backend computes. Whoever
+runs several texts together puts one forward between the `prepare` and the `finish` of each. Knows nothing of policies,
+verification and the decoding loop.
+"""
+
+from collections.abc import Generator
+from typing import Any, NamedTuple, cast
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Int
+from torch import Tensor
+
+from opt_tree.backend import Backend, Inputs, Mask, Meter
+from opt_tree.cache import KVCache, inference
+from opt_tree.errors import UnsupportedModelError
+from opt_tree.masks import chunked, tree_mask, windowed
+from opt_tree.target import Drafted, Forward, Output, Target, TreeForward, Work, shared
+from opt_tree.tree import send
+
+PREFILL = 512
+"""Rows of a text that are run at once: a mask has a number for each pair of row and key."""
+
+
+class Pending(NamedTuple):
+    """What a forward added to the pending rows."""
+
+    before: int
+    """How many of them there were."""
+    tokens: Int[np.ndarray, " rows"]
+    positions: Int[np.ndarray, " rows"]
+
+
+class Model(Target):
+    """One network with the rows of one text.
+
+    Committed rows are the context; rows behind them stay pending until `commit` keeps some.
+    """
+
+    key_limit: int = 1 << 62
+    """How many keys a forward may have."""
+    drafted: Drafted | None = None
+    """What a drafter reads of its logits, where one runs it. Compiled forwards are made for that."""
+
+    def __init__(self, network: Any, backend: Backend | None = None) -> None:
+        self.model = network.eval()
+        self.backend = Backend(network) if backend is None else backend
+        config, weight = network.config.get_text_config(), cast(Tensor, network.get_input_embeddings().weight)
+        self.name = network.config.name_or_path or type(network).__name__
+        self.vocab = config.vocab_size
+        self.max_context = getattr(config, "max_position_embeddings", None) or 1 << 30
+        self.device, self.dtype, self.hidden = weight.device, weight.dtype, weight.shape[1]
+        self.windows = self.backend.mask_kinds()
+        self.cache: KVCache = self.backend.new_cache()
+        self._pending: list[Pending] = []
+        """What was added to the context last and is not committed, in order."""
+        self._tokens: list[int] = []
+        """The context, a token a row; -1 where it was given as rows."""
+
+    @property
+    def length(self) -> int:  # type: ignore[override]
+        """Committed rows."""
+        return self.cache.length
+
+    @property
+    def work(self) -> Work:  # type: ignore[override]
+        """What it has done so far. Seconds are the host's, on CUDA the device's, whose last forward is waited for."""
+        return self.backend.meter.work
+
+    @work.setter
+    def work(self, work: Work) -> None:
+        self.backend.meter = Meter(work)
+
+    @property
+    def size(self) -> str:
+        """Parameters and dtype, for a reader."""
+        count = sum(weight.numel() for weight in self.model.parameters())
+        return f"{count / 1e6:.1f} M parameters, {str(self.dtype).removeprefix('torch.')}"
+
+    @property
+    def mask_kinds(self) -> tuple[str, ...]:
+        """The kinds of attention layers, where there are several: every forward then brings a mask for each."""
+        return tuple(sorted(self.windows)) if len(self.windows) > 1 else ()
+
+    def watch(self, layers: tuple[int, ...]) -> None:
+        """See `Target.watch`. Raises ValueError for a layer that the model does not have."""
+        self.backend.watch(layers)
+
+    def begin(self) -> bool:
+        """Look at the network before a text; return whether it is what it was before the last one."""
+        return self.backend.begin_text()
+
+    def reset(self) -> None:
+        """Forget the context."""
+        self.begin()
+        super().reset()
+        self.cache.reset()
+        self._tokens = []
+
+    def keep(self, prompt: list[int], most: int) -> int:
+        """See `Target.keep`."""
+        length = min(shared(self._tokens, prompt), most, self.length)
+        if length < 1 or not self.cache.can_cut(length) or not self.begin():  # or the rows are another network's
+            return super().keep(prompt, most)
+        self.generation += 1
+        self.cut(length)
+        return length
+
+    def cut(self, length: int) -> None:
+        """Forget every row from `length` on."""
+        self.cache.truncate(length)
+        del self._tokens[length:]
+
+    def forget(self) -> None:
+        """Have no context, without a look at the cache and the network: of a copy that was given others."""
+        self._pending, self._tokens = [], []
+
+    @inference
+    def run(self, forward: Forward) -> Output:
+        """Compute what was asked for, in parts where it is longer than what is run at once."""
+        running, output = self.running(forward), cast(Output, None)
+        try:
+            while True:
+                inputs, rows = running.send(output)
+                output = self.backend.run(inputs, self.cache, rows)
+        except StopIteration as end:
+            return end.value
+
+    def running(self, forward: Forward) -> Generator[tuple[Inputs, int], Output, Output]:
+        """Do what `run` does, as a generator of the inputs that a backend is to compute, and how many rows are real.
+
+        A text, or a tree, comes behind the context: pending rows are dropped.
+        """
+        if forward.goes_on or isinstance(forward, TreeForward):
+            self.cache.truncate(self.length)
+        rows = len(forward.tokens)
+        if not rows:
+            return Output(torch.zeros(0, self.vocab, dtype=self.dtype, device=self.device))
+        most = self.backend.rows_at_once or rows
+        if forward.goes_on:
+            most = min(most, PREFILL)
+        if rows <= most:
+            return self.finish(forward, (yield self.prepare(forward), rows))
+        parts = []
+        for first in range(0, rows, most):
+            part = forward.part(first, min(first + most, rows))
+            output = yield self.prepare(part), len(part.tokens)
+            parts.append(_cloned(self.finish(part, output)))  # an Output lives until the next forward: the next part
+        states = {layer: torch.cat([one.features[layer] for one in parts]) for layer in parts[0].features}
+        if forward.last_only:
+            return parts[-1]._replace(features=states)
+        return Output(torch.cat([one.logits for one in parts]), states)
+
+    def prepare(self, forward: Forward) -> Inputs:
+        """Open the cache for a forward and return its tensors: the one place where rows become a forward."""
+        (rows, columns), features = forward.visible.shape, forward.features
+        start = self.length + columns - rows
+        padded, keys = self.backend.shape(rows, start)
+        if keys > self.key_limit:
+            raise UnsupportedModelError(
+                f"{self.name} is not causal beyond {self.key_limit} keys (its keep_window_size), and a forward over "
+                f"{self.length} tokens and a tree has {keys}"
+            )
+        in_order = (padded, keys) == (rows, start + rows)
+        numbers = send(_numbers(forward, start, padded), self.device)[:, None]
+        self._note(Pending(columns - rows, forward.tokens, forward.positions))
+        self.cache.open(rows, keys, None if in_order else numbers[2, 0], forward.visible)
+        if features is not None:
+            features = features if padded == rows else torch.constant_pad_nd(features, (0, 0, padded - rows, 0))
+            features = features[None]
+        masks = self._masks(numbers[1, 0], forward.visible, padded, keys)
+        return Inputs(numbers, masks, in_order, features, forward.last_only, self.drafted)
+
+    def finish(self, forward: Forward, output: Output, place: int = 0) -> Output:
+        """Take what is this text's, which stands at `place`; commit rows that continue the context."""
+        rows = len(forward.tokens)
+        if forward.goes_on:
+            self.commit(list(range(rows)))
+        return output.of_text(place, rows, forward.last_only)
+
+    def commit(self, path: list[int]) -> None:
+        """Keep these pending rows (of a tree: a path, root first) as the next rows of the context; drop the others."""
+        self.cache.commit(path)
+        if path:
+            tokens: list[int] = []
+            for before, more, _ in self._pending:
+                tokens[before:] = more.tolist()
+            self._tokens += [tokens[row] for row in path]
+
+    def _note(self, rows: Pending) -> None:
+        """These rows are pending from now on, behind the first `before` of those that are."""
+        if rows.before:
+            self._pending.append(rows)
+        else:
+            self._pending = [rows]
+
+    def _masks(
+        self, positions: Int[Tensor, " padded"], visible: Bool[np.ndarray, "real columns"], padded: int, keys: int
+    ) -> Mask | dict[str, Mask]:
+        """One mask where all layers are of one kind; a dict of masks where they differ."""
+        full = tree_mask(visible, self.length, padded, keys, self.device)
+        if not any(self.windows.values()):
+            return dict.fromkeys(self.windows, full) if len(self.windows) > 1 else full
+        numbers = np.arange(keys)
+        pending: list[int] = []
+        for before, _, more in self._pending:
+            pending[before:] = more.tolist()
+        numbers[self.length : self.length + len(pending)] = pending
+        key_positions, masks = send(numbers, self.device), {}
+        for kind, size in self.windows.items():
+            hide = {"sliding_attention": windowed, "chunked_attention": chunked}.get(kind)
+            masks[kind] = full if hide is None or not size else hide(full, positions, key_positions, size)
+        return masks if len(masks) > 1 else next(iter(masks.values()))
+
+
+def _numbers(forward: Forward, start: int, padded: int) -> Int[np.ndarray, "3 padded"]:
+    """Tokens, positions and slots. A pad row is token 0 at position 0, in a slot of its own behind all columns."""
+    rows, padding = len(forward.tokens), padded - len(forward.tokens)
+    slots = np.arange(start, start + padded)
+    if not padding:
+        return np.array([forward.tokens, forward.positions, slots])
+    numbers = np.zeros((3, padded), dtype=np.int64)
+    numbers[0, padding:], numbers[1, padding:] = forward.tokens, forward.positions
+    numbers[2, :padding], numbers[2, padding:] = slots[rows:], slots[:rows]
+    return numbers
+
+
+def _cloned(output: Output) -> Output:
+    features = {layer: states.clone() for layer, states in output.features.items()}
+    return output._replace(logits=output.logits.clone(), features=features)

@@ -1,0 +1,116 @@
+"""What a tree policy answers: which candidates to draft below next, and which go to the target.
+
+Also what a controller is: a policy that chooses another one before each step.
+"""
+
+from functools import cached_property
+from numbers import Real
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from jaxtyping import Int
+
+from opt_tree.answers import LogProbs
+from opt_tree.children import Children
+from opt_tree.errors import require
+from opt_tree.pool import CandidatePool
+from opt_tree.step import Outcome, Step
+
+if TYPE_CHECKING:
+    from opt_tree.target import Output  # a policy is loaded without what runs a model
+
+MOST_NODES = 4096
+"""Drafted nodes of a tree at most. Attention takes a number for each pair of rows: 64 MiB a head at this size."""
+
+
+def check_sizes(least: int = 1, /, **sizes: float) -> None:
+    """Raise TypeError or ValueError unless all are numbers from `least` to `MOST_NODES`.
+
+    A tree of so many nodes has no more layers, and no node in it more children.
+    """
+    require(Real, **sizes)
+    for name, size in sizes.items():
+        if not size >= least:
+            raise ValueError(f"{name} must be at least {least}, got {size}")
+        if size > MOST_NODES:
+            raise ValueError(f"{name} must be at most {MOST_NODES}, got {size}")
+
+
+class TreePolicy:
+    """Grows a tree from what is in the pool: a frozen dataclass with `children`, `max_depth`, `expand` and `select`.
+
+    A controller is a policy that chooses another one for each step: it sets `policies` and has a `choose`, and may have
+    `begin` and `observe`, to learn from prompts and steps. It sees the past only. Nothing has been drawn for the step
+    when it chooses, so that whatever it does the output stays exact. Each text that is decoded beside others has a copy
+    of it.
+
+    Per prompt `begin` is called, then per step `choose` and `observe`.
+    """
+
+    if TYPE_CHECKING:  # declared and not made: a subclass has them as fields, too, which a property here would forbid
+
+        @property
+        def children(self) -> Children:
+            """How siblings are picked; a verifier is valid for some kinds only."""
+
+        @property
+        def max_depth(self) -> int:
+            """Layers it drafts at most; 0 is the empty tree, that is plain decoding."""
+
+    verifier: Any = None
+    """Who judges its trees above temperature 0 (a `Verifier`); None: the decoder's."""
+    features: tuple[int, ...] = ()
+    """Layers of the target whose hidden states it reads (see `Target.watch`)."""
+    reads_root: bool = False
+    """Whether `choose` is shown the drafter's scores of the next token; the drafter is then asked in every step."""
+
+    @cached_property
+    def policies(self) -> "tuple[TreePolicy, ...]":
+        """All that it may choose: the `Decoder` checks each once, and refuses any other. By default itself alone."""
+        return (self,)
+
+    def expand(self, pool: CandidatePool) -> Int[np.ndarray, " frontier"] | None:
+        """Return the rows of the newest layer whose children are drafted next, or None to stop.
+
+        Asked after every layer; the children are the next one.
+        """
+        raise NotImplementedError(f"{type(self).__name__} grows no tree")
+
+    def select(self, pool: CandidatePool) -> Int[np.ndarray, " rows"]:
+        """Return the pool rows that go to the target: the root among them, closed under parents."""
+        raise NotImplementedError(f"{type(self).__name__} grows no tree")
+
+    def begin(self, prompt: list[int], prefill: "Output | None") -> None:
+        """Begin a new prompt. `prefill` is the target's of `prompt[:-1]`, None for a prompt of one token.
+
+        Of a text that goes on from its cache (`reuse=True`) it has the tokens that are new, the last one among them.
+        What was learned may stay; by default nothing happens.
+        """
+
+    def choose(self, context: list[int], root: LogProbs | None) -> "TreePolicy":
+        """Return one of `policies` for the step that continues `context`; by default itself.
+
+        `root`: the drafter's scores of the token after the context where `reads_root`, else None. None also where there
+        is no room to draft.
+        """
+        return self
+
+    def observe(self, step: Step, outcome: Outcome) -> None:
+        """Learn from a step: what it cost, what survived. By default nothing happens."""
+
+
+def check_grows(policy: object) -> None:
+    """Raise TypeError unless it is a policy that grows trees itself; a controller leaves that to those it chooses."""
+    if not isinstance(policy, TreePolicy):
+        raise TypeError(f"{policy!r} is no TreePolicy, such as OptTree(nodes=16)")
+    if policy not in policy.policies:
+        raise TypeError(f"{type(policy).__name__} chooses among policies and grows no tree itself")
+    for part in ("children", "max_depth"):
+        if not hasattr(policy, part):
+            raise TypeError(f"{type(policy).__name__} grows no tree: it has no {part}")
+
+
+def chooses(made: object) -> bool:
+    """Whether it is a controller, or a class of them: a policy with a `choose` of its own."""
+    kind = made if isinstance(made, type) else type(made)
+    return issubclass(kind, TreePolicy) and kind.choose is not TreePolicy.choose

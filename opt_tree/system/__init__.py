@@ -1,0 +1,1 @@
+"""What concerns the machine and not the method: files, signals, versions, command lines."""

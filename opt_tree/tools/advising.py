@@ -1,0 +1,186 @@
+"""Is this drafter worth it, and with which tree? Answered from recorded texts and from what steps cost.
+
+Plain decoding's texts are recorded once with all that the drafter would have said behind every token of them. Every
+tree of a grid is replayed on them, and its steps are priced: by what steps cost here, side by side, and on machines
+whose costs are given.
+"""
+
+import itertools
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from jaxtyping import Float
+from tqdm import tqdm
+
+from opt_tree.drafter import described
+from opt_tree.errors import require
+from opt_tree.generation import Generation, check_prompt
+from opt_tree.methods.controllers.auto import Auto
+from opt_tree.methods.policies.costs import Costs
+from opt_tree.methods.policies.static import Static
+from opt_tree.opt import OptTree
+from opt_tree.policy import TreePolicy
+from opt_tree.tools.advice import AUTO, HERE, Advice, Choice, Prospect
+from opt_tree.tools.pair import Pair
+from opt_tree.tools.recording import LARGEST, Recorded, record, replay, seconds_of
+from opt_tree.tools.step_costs import costs_of
+
+NODES = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 24, LARGEST)
+THRESHOLDS = (0.05, 0.12, 0.2, 0.3, 0.45, 0.6)
+CHAINS = (2, 3, 4, 6, 8)
+RESAMPLES = 2000
+FEWEST = 2
+"""Texts: an interval is over texts."""
+
+
+def grid() -> dict[str, TreePolicy]:
+    """Every fixed setting that is tried, by the name that the advice gives it."""
+    found: dict[str, TreePolicy] = {f"Static.chain({n})": Static.chain(n) for n in CHAINS}
+    for nodes in NODES:
+        # A single node has one layer, whatever the threshold.
+        found |= {f"OptTree({nodes}, {t:g})": OptTree(nodes, t) for t in (THRESHOLDS if nodes > 1 else THRESHOLDS[:1])}
+    return found
+
+
+def advise(
+    pair: Pair,
+    prompts: Sequence[str | Sequence[int]],
+    max_new_tokens: int = 64,
+    seconds: float = 120.0,
+    side_by_side: int = 8,
+    costs: Mapping[str, Costs] | None = None,
+) -> Advice:
+    """Say whether a pair's drafter is worth it at temperature 0, and with which tree.
+
+        print(opt_tree.advise(opt_tree.load_pair("demo"), ["Why is the sky blue?", "What is rain?"]))
+
+    The prompts are the kind of text that will be asked for. What steps cost is measured once for a pair and a machine,
+    in 40 seconds at most (`opt_tree.tools.step_costs`). A drafter that learns from the target's logits (Token
+    Recycling) is recorded with plain decoding's, so it is judged too low.
+
+    Args:
+        pair: Compiled or not, as it will be used.
+        prompts: Texts, which are encoded as a user's message, or token ids; two at least.
+        max_new_tokens: Of each text, at most.
+        seconds: After which no further text is recorded.
+        side_by_side: Also price so many sequences in one forward; 1: do not.
+        costs: Other machines' costs by name (`opt_tree.tools.cost_files.read_costs`).
+
+    Raises ValueError for fewer than two prompts and for what is no prompt.
+    """
+    require(Pair, pair=pair)
+    if side_by_side < 1 or max_new_tokens < 2:
+        raise ValueError(f"side_by_side >= 1 and max_new_tokens >= 2, got {side_by_side} and {max_new_tokens}")
+    asked = _encoded(pair, prompts)
+    with tqdm(total=2 + (side_by_side > 1), desc="what steps cost", leave=False, disable=None) as bar:
+        tables = {HERE: costs_of(pair.target, pair.drafter)}
+        bar.update()
+        if side_by_side > 1:
+            tables[f"{side_by_side} side by side"] = costs_of(pair.target, pair.drafter, side_by_side)
+            bar.update()
+        bar.set_description("what the drafter says")
+        pair.drafter.clear()
+        texts = record(pair, asked, max_new_tokens, seconds)
+        bar.update()
+    if len(texts) < FEWEST:
+        raise ValueError(f"only {len(texts)} text was recorded in {seconds:g} s: allow more seconds, or fewer tokens")
+    return weigh(pair, texts, {**tables, **(costs or {})})
+
+
+def _encoded(pair: Pair, prompts: Sequence[str | Sequence[int]]) -> list[list[int]]:
+    require(Sequence, prompts=prompts)
+    if isinstance(prompts, str) or len(prompts) < FEWEST:
+        got = "one text" if isinstance(prompts, str) else len(prompts)
+        raise ValueError(f"an interval is over texts: {FEWEST} prompts at least, got {got}")
+    found = [pair.encode(prompt) if isinstance(prompt, str) else list(prompt) for prompt in prompts]
+    return [check_prompt(prompt, pair.target) for prompt in found]
+
+
+def weigh(pair: Pair, texts: Sequence[Recorded], tables: Mapping[str, Costs]) -> Advice:
+    """Replay the grid on recorded texts and price it by tables of costs, of which the first is the machine's own."""
+    vocab, policies = pair.target.vocab, grid()
+    spent = {name: dict[str, np.ndarray]() for name in tables}  # by table and setting: seconds of each text
+
+    def price(setting: str, generations: Sequence[Generation], names: Sequence[str]) -> None:
+        for name in names:
+            spent[name][setting] = np.array([seconds_of(one, tables[name]) for one in generations])
+
+    everything: dict[str, TreePolicy] = {"plain": Static.empty(), **policies}
+    for setting, policy in tqdm(everything.items(), desc="replaying trees", unit="tree", leave=False, disable=None):
+        price(setting, replay(texts, policy, vocab), list(tables))
+    for name, costs in tables.items():
+        price(AUTO, replay(texts, Auto(costs, LARGEST), vocab), [name])
+    prospects, first = dict[str, Prospect](), list[Generation]()
+    for name, costs in tables.items():
+        best = min(policies, key=lambda setting, name=name: float(spent[name][setting].sum()))  # type: ignore[misc]
+        generations = replay(texts, policies[best], vocab)
+        first = first or generations
+        prospects[name] = _prospect(costs, best, spent[name], generations)
+    steps = _whole_steps(first)
+    depth = max((accepted for _, accepted in steps), default=0)
+    counts = np.array([accepted for _, accepted in steps] or [0])
+    return Advice(
+        pair.target.name.rstrip("/").rpartition("/")[2],
+        described(pair.drafter),
+        prospects,
+        [float((counts >= position).mean()) for position in range(1, depth + 1)],
+        _chain_shares(replay(texts, Static.chain(max(CHAINS)), vocab)),
+        [expected for expected, _ in steps],
+        counts.tolist(),
+        len(texts),
+        sum(len(text.tokens) for text in texts),
+    )
+
+
+def _prospect(
+    costs: Costs, best: str, spent: Mapping[str, Float[np.ndarray, " texts"]], generations: Sequence[Generation]
+) -> Prospect:
+    plain = spent["plain"]
+    draws = np.random.default_rng(0).integers(len(plain), size=(RESAMPLES, len(plain)))
+
+    def choice(setting: str) -> Choice:
+        seconds = spent[setting]
+        low, high = np.percentile(plain[draws].sum(1) / seconds[draws].sum(1), (2.5, 97.5))
+        return Choice(setting, float(plain.sum() / seconds.sum()), float(low), float(high))
+
+    steps = sum(len(one.steps) for one in generations)
+    tokens = sum(len(one.tokens) for one in generations)
+    context = round(float(np.mean([len(one.prompt) + len(one.tokens) / 2 for one in generations])))
+    rates = {setting: float(plain.sum() / seconds.sum()) for setting, seconds in spent.items()}
+    found = choice(best)
+    emitted = tokens / steps
+    return Prospect(costs, found, choice(AUTO), rates, emitted / found.speed_up, emitted, break_even(costs.at(context)))
+
+
+def break_even(costs: Costs) -> float | None:
+    """The share of drafted tokens, each like the others, with which the best chain is as fast as plain decoding.
+
+    A chain of k tokens brings 1 + a + ... + a^k of them (arXiv:2211.17192, eq. 1). None: a = 1 is not enough.
+    """
+
+    def gain(share: float) -> float:
+        lengths = range(1, 17)
+        return max(
+            sum(share**i for i in range(k + 1)) * costs.plain / (costs.score(k + 1) + costs.draft(k, k - 1))
+            for k in lengths
+        )
+
+    if gain(1.0) < 1:
+        return None
+    low, high = 0.0, 1.0
+    for _ in range(30):
+        middle = (low + high) / 2
+        low, high = (low, middle) if gain(middle) >= 1 else (middle, high)
+    return high
+
+
+def _whole_steps(generations: Sequence[Generation]) -> list[tuple[float, int]]:
+    """E(A) and A of each step but the last of a text, which the text's end may have cut short."""
+    return [(step.expected_accepted, step.accepted) for one in generations for step in one.steps[:-1]]
+
+
+def _chain_shares(generations: Sequence[Generation]) -> list[float]:
+    """How often the chain's first, second, ... token was accepted where those before it were."""
+    counts = np.array([accepted for _, accepted in _whole_steps(generations)] or [0])
+    reached = [int((counts >= position).sum()) for position in range(max(CHAINS) + 1)]
+    return [after / before for before, after in itertools.pairwise(reached) if before]

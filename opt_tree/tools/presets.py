@@ -1,0 +1,111 @@
+"""Complete methods of papers by name: which policy and which verifier make each. All are tested lossless.
+
+Owns the list. A drafter goes with each; what it is, the caller says.
+"""
+
+import functools
+from collections.abc import Callable
+
+from opt_tree.decoder import Decoder
+from opt_tree.drafter import Drafter
+from opt_tree.methods.controllers.registry import Wanted, make_controller
+from opt_tree.methods.policies.acceptance_rates import HALVING
+from opt_tree.methods.policies.delayed import Delayed
+from opt_tree.methods.policies.dynamic_depth import DynamicDepth
+from opt_tree.methods.policies.dyspec import DySpec
+from opt_tree.methods.policies.eagle2 import Eagle2
+from opt_tree.methods.policies.greedy_static import greedy_static_tree
+from opt_tree.methods.policies.rheo import Rheo
+from opt_tree.methods.policies.sampled import Sampled
+from opt_tree.methods.policies.sequoia import SequoiaTree
+from opt_tree.methods.policies.static import TOKEN_RECYCLING, Static
+from opt_tree.methods.policies.talon import Talon
+from opt_tree.methods.registry import Method, Registry
+from opt_tree.methods.verifiers.block_verification import block
+from opt_tree.methods.verifiers.k_sequential import k_seq
+from opt_tree.methods.verifiers.multi_round_rejection import multi_round
+from opt_tree.methods.verifiers.recursive_rejection import without_replacement
+from opt_tree.methods.verifiers.rheo_sampling import rheo
+from opt_tree.methods.verifiers.traversal_verification import traversal
+from opt_tree.models.chain_lm import AnyLM
+from opt_tree.opt import OptTree
+from opt_tree.policy import TreePolicy
+from opt_tree.target import Target
+from opt_tree.tools.step_costs import costs_of
+from opt_tree.verify import Verifier, match
+
+PRESETS = Registry("preset", Method[Callable[[Target, Drafter], Decoder]])
+"""From a name to the function that makes the decoder of a target and a drafter."""
+
+
+def plain(target: Target, drafter: Drafter | None = None) -> Decoder:
+    """Plain decoding in the same loop: the empty tree. A drafter is not asked."""
+    return Decoder(target, None, Static.empty())
+
+
+def opt(target: Target, drafter: Drafter, policy: OptTree = OptTree()) -> Decoder:
+    """OPT-Tree (arXiv:2406.17276), on an independent drafter or an EAGLE head."""
+    return Decoder(target, drafter, policy)
+
+
+PRESETS.register("plain", "plain decoding in the same loop: the baseline of every speed-up reported here")(plain)
+PRESETS.register("opt", "OPT-Tree, on an independent drafter or an EAGLE head", "2406.17276")(opt)
+
+
+def _preset(name: str, paper: str, about: str, policy: TreePolicy, verifier: Verifier = match) -> None:
+    """List a method whose policy and verifier are fixed."""
+    PRESETS.register(name, about, paper)(lambda target, drafter: Decoder(target, drafter, policy, verifier))
+
+
+_preset("chain", "2211.17192", "classic speculative decoding: one path of the drafter's best tokens", Static.chain(4))
+_preset("kary", "", "a full binary tree, as in the tables of the OPT-Tree paper", Static.kary(2, 4))
+_preset("eagle2", "2406.16858", "EAGLE-2, on an EAGLE head or any other drafter", Eagle2())
+_preset("dynamic_depth", "2409.00142", "EAGLE-2 of dynamic depth (DDD)", DynamicDepth())
+_preset("talon", "2601.07353", "Talon, on an EAGLE head or any other drafter", Talon())
+_preset(
+    "sequoia",
+    "2402.12374",
+    "Sequoia's tree over the drafter's best tokens, for temperature 0 and sample-and-match",
+    SequoiaTree(HALVING, 60, 8),
+)
+_preset("medusa", "2401.10774", "the fixed tree that Medusa derives from rates", greedy_static_tree(HALVING, 63, 4))
+_preset("eagle1", "2401.15077", "a fixed tree of EAGLE-1's size, by Medusa's rule", greedy_static_tree(HALVING, 25, 5))
+_preset(
+    "token_recycling",
+    "2408.08696",
+    "Token Recycling's fixed tree of 80 nodes, on the drafter `TokenRecycling`",
+    Static.of_widths(TOKEN_RECYCLING),
+)
+
+# Trees whose children are drawn: for a temperature above 0.
+_preset("specinfer", "2305.09781", "independent chains, multi-round rejection", Sampled.chains(3, 5), multi_round)
+_preset("spectr", "2310.15141", "independent chains, k-sequential selection", Sampled.chains(3, 5), k_seq)
+_preset("delayed", "2602.16994", "delayed expansion: a trunk, then independent branches", Delayed(), multi_round)
+_preset("block_verification", "2403.10444", "one sampled chain, judged as a whole", Sampled.chain(6), block)
+_preset(
+    "traversal_verification",
+    "2505.12398",
+    "sampled paths, judged from their leaves",
+    Sampled.chains(3, 5),
+    traversal,
+)
+_preset(
+    "dyspec",
+    "2410.11744",
+    "children without replacement where they are likely to be reached",
+    DySpec(),
+    without_replacement,
+)
+_preset("rheo", "2609.21827", "the best tokens and one draw in every sibling group", Rheo(), rheo)
+
+
+def controller(spec: str, target: AnyLM, drafter: Drafter, tree: OptTree, seed: int = 0) -> TreePolicy:
+    """Make the controller of a name for a pair: `auto`, `beta`, `predicted:PATH`; see `CONTROLLERS`.
+
+    Args: `tree`, the largest it may choose; `seed`, of what it draws. One that weighs costs measures them, once.
+    Raises ValueError for an unknown name, CheckpointError for a PATH that holds nothing for this target.
+
+        policy = controller("beta", pair.target, pair.drafter, OptTree(24, 0.3))
+        Decoder(pair.target, pair.drafter, policy).generate(pair.encode("Why is the sky blue?"))
+    """
+    return make_controller(spec, Wanted(target, tree, functools.partial(costs_of, target, drafter), seed))

@@ -1,0 +1,167 @@
+"""A draft tree: which tokens the target is asked about, and how they hang together.
+
+Owns the shape of a tree and what follows from it (depths, ancestors, E(A)). Knows nothing of models, devices or of how
+the tree was grown. Trees are small integers, so they live on the host as numpy arrays; only `draft_log_probs` is a
+tensor, on the drafter's device.
+"""
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from opt_tree.errors import require
+
+
+@dataclass(frozen=True, eq=False)
+class Tree:
+    """A draft tree in topological order; row 0, the root, is the last committed token.
+
+            0 the          tokens  = [the, cat, dog, sat, ran]
+           /     \\         parents = [ -1,   0,   0,   1,   1]
+        1 cat   2 dog      depths  = [  0,   1,   1,   2,   2]
+        /    \\
+     3 sat  4 ran
+
+    Invariant: `parents[0] == -1` and `0 <= parents[i] < i` for every other row.
+    """
+
+    tokens: Int[np.ndarray, " rows"]
+    parents: Int[np.ndarray, " rows"]
+    path_log_probs: Float[np.ndarray, " rows"]
+    """The drafter's log-probability of the path from the root to the row, the root excluded: the root's is 0."""
+    draft_rows: Int[np.ndarray, " rows"]
+    """0 for the root, k for the k-th node handed to the drafter for expansion, -1 for a node never expanded."""
+    draft_log_probs: Float[Tensor, "expanded vocab"] | None = None
+    """The drafter's distributions, indexed by `draft_rows`; kept only where the children were sampled from them."""
+
+    def __post_init__(self) -> None:
+        require(np.ndarray, tokens=self.tokens, parents=self.parents, path_log_probs=self.path_log_probs)
+        require(np.ndarray, draft_rows=self.draft_rows)
+        root, *parents = self.parents.tolist()
+        if root != -1 or not all(0 <= parent < row for row, parent in enumerate(parents, start=1)):
+            raise ValueError(f"not in topological order, or more than one root: parents {[root, *parents]}")
+
+    @classmethod
+    def of(cls, tokens: Sequence[int], parents: Sequence[int]) -> "Tree":
+        """Return a tree that no drafter drew: nothing is said of its paths, and none of its nodes was expanded."""
+        zeros = np.zeros(len(tokens))
+        return cls(np.array(tokens), np.array(parents), zeros, zeros.astype(np.int64))
+
+    def __len__(self) -> int:
+        """Rows of the tree, the root included."""
+        return len(self.tokens)
+
+    def ending_at(self, tokens: Collection[int]) -> "Tree":
+        """Return the tree without what lies below nodes of these tokens, at which a text ends."""
+        if not tokens or set(tokens).isdisjoint(self.tokens[1:].tolist()):
+            return self
+        kept, over = [0], {0: False}
+        for row, (token, parent) in enumerate(zip(self.tokens.tolist(), self.parents.tolist(), strict=True)):
+            if row and not over.get(parent, True):
+                kept.append(row)
+                over[row] = token in tokens
+        rows = np.array(kept)
+        parents = np.append(-1, rows.searchsorted(self.parents[rows[1:]]))
+        drafted = self.draft_rows[rows], self.draft_log_probs
+        return Tree(self.tokens[rows], parents, self.path_log_probs[rows], *drafted)
+
+    @property
+    def nodes(self) -> int:
+        """Drafted nodes: rows without the root. The budget of every policy counts these."""
+        return len(self.tokens) - 1
+
+    @cached_property
+    def depths(self) -> Int[np.ndarray, " rows"]:
+        """Edges between the root and each row."""
+        depths = [0]
+        for parent in self.parents[1:].tolist():
+            depths.append(depths[parent] + 1)
+        return np.array(depths)
+
+    @cached_property
+    def ancestors(self) -> Bool[np.ndarray, "rows rows"]:
+        """`ancestors[i, j]`: row j is row i or above it. As an attention mask: what row i may see of the tree."""
+        return ancestor_mask(self.parents)
+
+    @property
+    def expected_accepted(self) -> float:
+        """E(A): the sum of path probabilities over drafted nodes, root excluded (arXiv:2406.17276, section 3)."""
+        return float(np.exp(self.path_log_probs[1:], dtype=np.float64).sum())
+
+    def path_to(self, row: int) -> Int[np.ndarray, " path"]:
+        """Rows from the root to `row`, both included."""
+        return self.ancestors[row].nonzero()[0]
+
+
+_FIRST, _NONE, _CERTAIN = np.array([0]), np.array([-1]), np.array([0.0])
+
+
+def alone(root: int) -> Tree:
+    """Return the tree of a root without nodes: plain decoding."""
+    return Tree(np.array([root]), _NONE, _CERTAIN, _FIRST)
+
+
+def ancestor_mask(parents: Int[np.ndarray, " rows"]) -> Bool[np.ndarray, "rows rows"]:
+    """Return which rows are a row's ancestors, the row itself included. Parents must stand before their children."""
+    seen: list[int] = []  # by each row, a bit a row: joining two integers takes a tenth of joining two rows of numpy
+    for row, parent in enumerate(parents.tolist()):
+        seen.append((seen[parent] if parent >= 0 else 0) | 1 << row)
+    width = len(seen) // 8 + 1
+    packed = np.frombuffer(b"".join([bits.to_bytes(width, "little") for bits in seen]), np.uint8)
+    return np.unpackbits(packed.reshape(-1, width), 1, len(seen), "little").view(bool)
+
+
+def on_host(tensor: Tensor) -> bool:
+    """Whether numpy can read a tensor where it lies. Where it cannot, reading costs a synchronisation: see `fetch`."""
+    return tensor.is_cpu
+
+
+def fetch(*tensors: Tensor) -> list[np.ndarray]:
+    """Copy tensors to the host: those of one device in one read, for which the host waits once.
+
+    Every read-back goes through here, so that they can be counted.
+    """
+    if len(tensors) == 1 or len({tensor.device for tensor in tensors}) > 1 or on_host(tensors[0]):
+        return [tensor.cpu().numpy() for tensor in tensors]
+    # The widest numbers first: each part then begins at a multiple of its numbers' size.
+    order = sorted(range(len(tensors)), key=lambda place: -tensors[place].element_size())
+    block = torch.cat([tensors[place].contiguous().view(-1).view(torch.uint8) for place in order]).cpu()
+    found, begin = list[np.ndarray](tensors), 0  # type: ignore[arg-type]
+    for place in order:
+        tensor = tensors[place]
+        end = begin + tensor.numel() * tensor.element_size()
+        found[place], begin = block[begin:end].view(tensor.dtype).reshape(tensor.shape).numpy(), end
+    return found
+
+
+def fetch_later(*tensors: Tensor) -> Callable[[], list[np.ndarray]]:
+    """Begin to copy tensors of one device to the host; what is returned has them, and waits if they are not there.
+
+    A read in between has waited for them: what a device is asked for it does in order.
+    """
+    if on_host(tensors[0]):
+        return lambda: fetch(*tensors)
+    copies, there = [tensor.to("cpu", non_blocking=True) for tensor in tensors], torch.Event(tensors[0].device)
+    there.record()
+
+    def arrived() -> list[np.ndarray]:
+        there.synchronize()
+        return [copy.numpy() for copy in copies]
+
+    return arrived
+
+
+def send(array: np.ndarray | Tensor, device: torch.device, dtype: torch.dtype | None = None) -> Tensor:
+    """Return what lies on the host as a tensor of a device, cast before; on the host itself the numbers are shared.
+
+    The host does not wait for a device: what is not pinned is staged before the call returns.
+    """
+    tensor = torch.as_tensor(array)
+    if dtype is not None:
+        tensor = tensor.to(dtype)
+    return tensor if device.type == "cpu" else tensor.to(device, non_blocking=True)
