@@ -1,0 +1,229 @@
+"""The loop on the core alone: plain backends, a draft model, OPT-Tree; every text is the network's own.
+
+What is expected is computed by forwards of `transformers` over whole texts, without a cache, in float64.
+"""
+
+import copy
+from itertools import product
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM
+
+from opt_tree.answers import LogProbs
+from opt_tree.backend import Backend
+from opt_tree.children import TopK
+from opt_tree.decoder import Decoder
+from opt_tree.draft_model import CausalLMDrafter
+from opt_tree.model import Model
+from opt_tree.opt import OptTree
+from opt_tree.pool import CandidatePool
+from opt_tree.random import Random
+from opt_tree.sampling import Sampling
+from opt_tree.stop import Stop
+from opt_tree.tree import Tree
+from opt_tree.verify import match, valid_for
+
+VOCAB, NEW = 24, 30
+PROMPTS = ([3], [1, 2, 3, 4, 5, 6, 7], [9, 9, 9, 2, 9, 9, 9, 2, 9])
+SIZES = {"vocab_size": VOCAB, "hidden_size": 16, "intermediate_size": 24, "num_attention_heads": 2}
+TREES = (OptTree(1, 0.0, 1), OptTree(6, 0.0, 3), OptTree(12, 0.05, 6), OptTree(12, 0.6, 6), OptTree(30, 0.0, 10))
+
+
+def network(kind: str, layers: int = 2, seed: int = 0) -> Any:
+    """A random model in float64, with a window of five tokens where it is a Mistral."""
+    torch.manual_seed(seed)
+    more: dict[str, Any] = {"num_hidden_layers": layers, "num_key_value_heads": 1, "max_position_embeddings": 256}
+    if kind == "mistral":
+        return MistralForCausalLM(MistralConfig(sliding_window=5, **SIZES, **more)).double().eval()
+    return LlamaForCausalLM(LlamaConfig(**SIZES, **more)).double().eval()
+
+
+def drafter_of(target: Any) -> CausalLMDrafter:
+    """The target's own weights, shaken: often right and often not."""
+    shaken = copy.deepcopy(target)
+    torch.manual_seed(7)
+    for weight in shaken.parameters():
+        weight.data += 0.05 * weight.std() * torch.randn_like(weight)
+    return CausalLMDrafter(Model(shaken))
+
+
+@torch.inference_mode()
+def logits_after(model: Any, text: list[int]) -> torch.Tensor:
+    return model(torch.tensor([text]), use_cache=False).logits[0, -1]
+
+
+def written(model: Any, prompt: list[int], count: int = NEW) -> list[int]:
+    """The greedy text, a whole forward a token."""
+    text = list(prompt)
+    for _ in range(count):
+        text.append(int(logits_after(model, text).argmax()))
+    return text[len(prompt) :]
+
+
+@pytest.fixture(scope="module", params=["llama", "mistral"])
+def target(request: pytest.FixtureRequest) -> Any:
+    return network(request.param)
+
+
+def test_a_greedy_text_is_the_network_s_whatever_the_tree(target: Any) -> None:
+    drafter, most = drafter_of(target), 0.0
+    for policy, prompt in product(TREES, PROMPTS):
+        found = Decoder(Model(target), drafter, policy).generate(prompt, NEW, stop=None)
+        assert found.tokens == written(target, prompt) and found.finish_reason == "length"
+        assert sum(found.accept_lengths) == NEW and found.prompt == prompt
+        assert all(step.tree.nodes <= policy.nodes for step in found.steps)
+        assert all(step.tree.depths.max() <= policy.max_depth for step in found.steps)
+        most = max(most, found.mean_acceptance_length)
+    assert most > 2, "some of what is drafted is accepted"
+
+
+def test_rows_of_a_tree_see_their_ancestors_alone(target: Any) -> None:
+    context = PROMPTS[1]
+    tree = Tree.of([context[-1], 4, 8, 4, 2, 11, 2], [-1, 0, 0, 1, 1, 2, 3])
+    model = Model(target)
+    model.run(model.text(context[:-1]))
+    found = model.run(model.tree(tree)).logits
+    for row in range(len(tree)):
+        path = tree.tokens[tree.path_to(row)].tolist()
+        expected = logits_after(target, [*context[:-1], *path])
+        torch.testing.assert_close(found[row], expected, rtol=0, atol=1e-10)
+
+
+def test_after_a_commit_the_cache_is_that_of_the_text(target: Any) -> None:
+    context, path = PROMPTS[1], [0, 2, 5]
+    tree = Tree.of([context[-1], 4, 8, 4, 2, 11, 2], [-1, 0, 0, 1, 1, 2, 3])
+    model, fresh = Model(target), Model(target)
+    model.run(model.text(context[:-1]))
+    model.run(model.tree(tree))
+    model.commit(path)
+    text = [*context[:-1], *tree.tokens[path].tolist()]
+    fresh.run(fresh.text(text))
+    assert model.length == fresh.length == len(text) == 9
+    for mine, its in zip(model.cache.views, fresh.cache.views, strict=True):
+        torch.testing.assert_close(mine[:, :, : len(text)], its[:, :, : len(text)], rtol=0, atol=1e-10)
+    more = model.run(model.text([7]))
+    torch.testing.assert_close(more.logits[-1], logits_after(target, [*text, 7]), rtol=0, atol=1e-10)
+
+
+class Padded(Backend):
+    """Rows in multiples of eight and keys in multiples of sixteen, as a recorded forward has them; five at once."""
+
+    rows_at_once = 5
+
+    def shape(self, rows: int, first_slot: int) -> tuple[int, int]:
+        padded = -(-rows // 8) * 8
+        return padded, -(-(first_slot + padded) // 16) * 16
+
+
+def test_a_backend_may_pad_in_front_and_run_in_parts(target: Any) -> None:
+    """A backend of one's own is one class: what it overrides, and nothing of the loop, the drafter or the cache."""
+    padded = Model(target, Padded(target))
+    draft = drafter_of(target).lm.model
+    for prompt in PROMPTS:
+        decoder = Decoder(padded, CausalLMDrafter(Model(draft, Padded(draft))), TREES[2])
+        assert decoder.generate(prompt, NEW, stop=None).tokens == written(target, prompt)
+    before = padded.work
+    padded.run(padded.text([1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11]))
+    done = padded.work - before
+    assert (done.forwards, done.tokens) == (3, 11) and done.seconds > 0
+
+
+def test_hidden_states_are_those_of_the_layer(target: Any) -> None:
+    model = Model(target)
+    model.watch((0, -1))
+    found = model.run(model.text(PROMPTS[1])).features
+    with torch.inference_mode():
+        states = target(torch.tensor([PROMPTS[1]]), output_hidden_states=True, use_cache=False).hidden_states
+    torch.testing.assert_close(found[0], states[1][0], rtol=0, atol=1e-10)
+    torch.testing.assert_close(found[-1], states[-1][0], rtol=0, atol=1e-10)
+    with pytest.raises(ValueError, match="no layer 9 to read hidden states of; it has 2 layers"):
+        model.watch((9,))
+
+
+def test_a_seed_has_one_text_whatever_the_tree(target: Any) -> None:
+    """And it is the one whose noise / probability is least at every place: an exponential race over the whole text."""
+    drafter, sampling, prompt = drafter_of(target), Sampling(1.3), PROMPTS[2]
+    for seed in (0, 5):
+        texts = {
+            tuple(Decoder(Model(target), drafter, policy).generate(prompt, 12, sampling, None, seed=seed).tokens)
+            for policy in TREES
+        }
+        text, random = list(prompt), Random(seed)
+        for _ in range(12):
+            probs = (logits_after(target, text).float() / 1.3).softmax(-1)
+            text.append(int(random.draw(probs[None], np.zeros(1, dtype=np.int64))))
+            random.advance(1)
+        assert texts == {tuple(text[len(prompt) :])}
+
+
+def test_an_answer_stops_inside_a_path(target: Any) -> None:
+    expected = written(target, PROMPTS[0])
+    decoder = Decoder(Model(target), drafter_of(target), TREES[-1])
+    for place in (0, 1, 4, 11):
+        end = expected.index(expected[place])
+        found = decoder.generate(PROMPTS[0], NEW, stop=Stop([expected[place]]))
+        assert found.tokens == expected[: end + 1] and found.finish_reason == "stop_token"
+        assert sum(found.accept_lengths) == end + 1
+        assert decoder.generate(PROMPTS[0], place + 1, stop=None).tokens == expected[: place + 1]
+
+
+def test_a_turn_goes_on_from_the_rows_of_the_last_one(target: Any) -> None:
+    decoder = Decoder(Model(target), drafter_of(target), TREES[2])
+    first = decoder.generate(PROMPTS[1], 9, stop=None)
+    prompt = [*PROMPTS[1], *first.tokens, 2, 8]
+    again = decoder.generate(prompt, NEW, stop=None, reuse=True)
+    assert again.reused >= len(PROMPTS[1]) + 7 and again.tokens == written(target, prompt)
+    other = decoder.generate([5, *prompt], 5, stop=None, reuse=True)
+    assert other.reused == 0 and other.tokens == written(target, [5, *prompt], 5)
+
+
+def test_the_context_ends_where_the_model_does() -> None:
+    model = network("llama")
+    short = Model(model)
+    short.max_context = 20
+    found = Decoder(short, drafter_of(model), TREES[-1]).generate(PROMPTS[1], 100, stop=None)
+    assert found.tokens == written(model, PROMPTS[1], 13) and found.finish_reason == "context"
+
+
+def test_a_tree_of_opt_tree_is_the_best_of_all() -> None:
+    """Over laws at hand: E(A) against every tree of so many nodes over three tokens and three layers (Thm 3.1)."""
+    rng = np.random.default_rng(3)
+    every = [path for depth in (1, 2, 3) for path in product(range(3), repeat=depth)]
+    for nodes in (1, 3, 5):
+        laws = {path: torch.tensor(rng.dirichlet([0.7] * 3)).log() for path in [(), *every]}
+        reach = {path: sum(float(laws[path[:i]][path[i]]) for i in range(len(path))) for path in every}
+        policy = OptTree(nodes, 0.0, 3)
+        pool = CandidatePool(0, TopK(total=nodes))
+        paths: dict[int, tuple[int, ...]] = {0: ()}
+        rows = np.array([0])
+        while rows is not None and pool.depth < 3:
+            pool.add(LogProbs.of(torch.stack([laws[paths[int(row)]] for row in rows])))
+            for row in range(pool.layer, pool.size):
+                paths[row] = (*paths[int(pool.parents[row])], int(pool.tokens[row]))
+            rows = policy.expand(pool)
+            if rows is not None:
+                pool.frontier(rows)
+        chosen = pool.tree(policy.select(pool))
+        best = sum(sorted(map(np.exp, reach.values()), reverse=True)[:nodes])
+        assert chosen.nodes == nodes and chosen.expected_accepted == pytest.approx(best, abs=1e-12)
+
+
+def test_parts_that_do_not_belong_together_are_refused() -> None:
+    model = network("llama")
+    target, drafter = Model(model), drafter_of(model)
+    with pytest.raises(TypeError, match="OptTree needs a drafter"):
+        Decoder(target, None, OptTree(4))
+    with pytest.raises(ValueError, match="is the target and drafts, too"):
+        Decoder(target, CausalLMDrafter(target), OptTree(4))
+    for wrong in ({"target": model}, {"drafter": model}, {"policy": 4}, {"verifier": print}):
+        with pytest.raises(TypeError, match="is no"):
+            Decoder(**({"target": target, "drafter": drafter, "policy": OptTree(4), "verifier": match} | wrong))
+    lossy = valid_for(lossy=True)(lambda tree, logits, random: match(tree, logits, random))
+    lossy.__name__ = "lossy"
+    with pytest.raises(TypeError, match="verifier lossy does not keep the target's distribution; say lossy=True"):
+        Decoder(target, drafter, OptTree(4), lossy)
+    with pytest.raises(TypeError, match=r"custom_generate\(decoder\)"):
+        Decoder(target, drafter, OptTree(4))(model, torch.tensor([[1]]))
