@@ -163,12 +163,18 @@ class Target(ABC):
     name: str
     vocab: int
     """Logits a row."""
+    embedded: int = 0
+    """Ids with an embedding, where they are more: a prompt may hold those that have no logit (an image's place)."""
     max_context: int
     """Tokens of context, the newest included."""
     context_note: str = ""
     """Why the context ends there, where that is not the model's own end: for messages."""
     ends: frozenset[int] = frozenset()
     """The tokens at which its answers end, as far as they are known: a generation stops there unless told otherwise."""
+    left_out: tuple[str, ...] = ()
+    """Settings of its checkpoint that would change a text and that only `transformers` applies, as a warning says."""
+    told: bool = False
+    """Whether the warning was given."""
     device: torch.device = torch.device("cpu")
     work: Work = Work()
     length: int = 0

@@ -28,10 +28,10 @@ from opt_tree.core.sampling import Sampling
 from opt_tree.core.step import Outcome, Step, StepTimes
 from opt_tree.core.stopping import Stop, StopRule, ends_of, rule_for
 from opt_tree.core.target import Target, Work, turn_of
-from opt_tree.core.tree import send
+from opt_tree.core.tree import alone, send
 from opt_tree.decoding.draft import Asking, answer_of, grow, layers_left, tell_of_end
 from opt_tree.decoding.draft import run as run_alone
-from opt_tree.decoding.generation import Generation, check_new_tokens, check_others, check_prompt
+from opt_tree.decoding.generation import Generation, check_new_tokens, check_others, check_prompt, tell_of_settings
 from opt_tree.decoding.side_by_side import SideBySide
 from opt_tree.drafters import Drafter
 from opt_tree.models.tensor_parallel import at_every_rank
@@ -49,7 +49,7 @@ def decode_step(
     Source: arXiv:2406.17276, Algorithm 2, with the verifier left open.
     """
     limit = min(policy.max_depth, run.layers)
-    tree = yield from grow(drafter, policy, run.context, limit, run.sampling, run.random, root)
+    tree = yield from grow(drafter, policy, run.shown if limit else run.context, limit, run.sampling, run.random, root)
     tree = tree.ending_at(run.ends)
     run.lap()
     output = yield run.target.tree(tree)
@@ -71,7 +71,8 @@ def decode_step(
     run.target.commit(verdict.path)
     run.random.advance(len(tokens))
     if run.drafter is not None:
-        run.drafter.accept(outcome)
+        hidden = run.shown[-1] != run.context[-1]
+        run.drafter.accept(dataclasses.replace(outcome, tree=alone(run.shown[-1])) if hidden else outcome)
     run.lap()
     return outcome
 
@@ -126,6 +127,10 @@ class Run:
 
     def __post_init__(self) -> None:
         self.history = History(self.context)
+        self.shown = self.context
+        """What drafters and policies see: 0 in place of ids that have no logit, which no draft may copy."""
+        if max(self.context) >= self.target.vocab:
+            self.shown = [token if token < self.target.vocab else 0 for token in self.context]
         self._begun = (0, 0)
 
     def begun(self) -> None:
@@ -140,13 +145,21 @@ class Run:
                 mine = "with the same drafter; make two of it to interleave"
                 raise RuntimeError(f"another generation began {other if what == 'target' else mine}")
 
+    def add(self, tokens: list[int]) -> None:
+        """Go on by these tokens."""
+        self.context.extend(tokens)
+        if self.shown is not self.context:
+            self.shown.extend(tokens)
+
     @property
     def _generations(self) -> tuple[int, int]:
         return self.target.generation, self.drafter.bare.generation if self.drafter is not None else 0
 
     @property
     def layers(self) -> int:
-        """How many layers of draft there is room for."""
+        """How many layers of draft there is room for. None behind an id that drafters do not see."""
+        if self.context[-1] >= self.target.vocab:
+            return 0
         return layers_left(self.target, self.drafter, len(self.context), self.end)
 
     @property
@@ -240,6 +253,8 @@ class Decoder(SideBySide):
         Raises ValueError for an empty prompt, a batch, a token outside the vocabulary or a prompt that leaves no room,
         for a temperature above 0 with the verifier `greedy`, and TypeError for an argument of another kind.
         """
+        if isinstance(sampling, Sampling):
+            tell_of_settings(self.target, sampling)
         return self.compute(
             self.answer(prompt, max_new_tokens, sampling, stop, streamer, seed, reuse, log_probs, **others)
         )
@@ -319,6 +334,7 @@ class Decoder(SideBySide):
         most = None if max_new_tokens is None else check_new_tokens(max_new_tokens)
         run, stop = self._run(context, most, sampling, random or Random(), reuse), rule_for(stop, self.target.ends)
         run.ends = ends_of(stop)
+        tell_of_settings(self.target, sampling)
         return self._in_turns(run, stop)
 
     def _in_turns(self, run: Run, stop: StopRule | None) -> Iterator[Step]:
@@ -389,19 +405,20 @@ class Decoder(SideBySide):
         One token is taken in anyway: drafters and policies read what the target says of the last one.
         """
         begin, prompt, target, drafter = time.perf_counter(), run.context, run.target, run.drafter
+        shown = run.shown
         if target.ranks is not None and target.ranks.leading is None:
             raise ValueError(f"{target.name} is spread over processes, which decide together in generate() alone")
         if run.reuse:
             most = len(prompt) - 2
-            run.kept = target.keep(prompt, most if drafter is None else min(most, drafter.keeps(prompt)))
+            run.kept = target.keep(prompt, most if drafter is None else min(most, drafter.keeps(shown)))
         else:
             target.reset()
         all_logits = drafter is not None and drafter.reads_logits
         output = (yield target.text(prompt[run.kept : -1], all_logits=all_logits)) if len(prompt) > 1 else None
         if drafter is not None:
             drafter.bare.generation += 1
-            drafter.begin(prompt, run.kept, output, run.sampling)
-        self.policy.begin(prompt, output)
+            drafter.begin(shown, run.kept, output, run.sampling)
+        self.policy.begin(shown, output)
         run.begun()
         run.prefill = time.perf_counter() - begin
 
@@ -414,8 +431,8 @@ class Decoder(SideBySide):
         run.lap()
         root, drafter = None, run.drafter
         if self.policy.reads_root and drafter is not None and run.layers > 0:
-            root = yield from answer_of(drafter, drafter.root(run.context))
-        policy = self._choose(run.context, root)
+            root = yield from answer_of(drafter, drafter.root(run.shown))
+        policy = self._choose(run.shown, root)
         judge = run.verify if policy.verifier is None or run.sampling.greedy else policy.verifier
         outcome = yield from decode_step(run, drafter, policy, judge, root)
         begin, drafted, verified, committed = run.laps
@@ -428,7 +445,7 @@ class Decoder(SideBySide):
             tree = dataclasses.replace(tree, draft_log_probs=None)
         step = Step(tree, outcome.path, outcome.tokens, policy, drafting.forwards, drafting.tokens, times)
         self.policy.observe(step, outcome)
-        run.context.extend(step.tokens)
+        run.add(step.tokens)
         run.prefill = 0.0
         return step
 

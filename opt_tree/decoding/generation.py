@@ -1,6 +1,7 @@
 """What goes into a generation and what comes out: a checked prompt, a finished `Generation`."""
 
 import math
+import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from numbers import Real
@@ -82,9 +83,22 @@ def check_prompt(prompt: Any, target: Target) -> list[int]:
     if len(ids) >= target.max_context:
         room = f"{target.max_context} of context{target.context_note}"
         raise ValueError(f"the prompt has {len(ids)} tokens, which leaves no room in {room}")
-    if min(ids) < 0 or max(ids) >= target.vocab:
-        raise ValueError(f"token {max(ids) if min(ids) >= 0 else min(ids)} is outside the vocabulary of {target.vocab}")
+    known = max(target.vocab, target.embedded)
+    if min(ids) < 0 or max(ids) >= known:
+        raise ValueError(f"token {max(ids) if min(ids) >= 0 else min(ids)} is outside the vocabulary of {known}")
     return [int(token) for token in ids]
+
+
+def tell_of_settings(target: Target, sampling: Sampling) -> None:
+    """Warn, once a target, that its checkpoint asks for processors which are not there; whoever gives some knows."""
+    if target.told or sampling.processors or not (left_out := target.left_out):
+        return
+    target.told = True
+    warnings.warn(
+        f"{target.name}: its generation_config has {', '.join(left_out)}, which only model.generate applies "
+        "(custom_generate=decoder, too); here give it as Sampling(processors=...)",
+        stacklevel=3,
+    )
 
 
 def check_others(given: Mapping[str, Any]) -> None:

@@ -25,7 +25,14 @@ from opt_tree.core.stopping import Stop, StopRule, rule_for
 from opt_tree.core.target import Target
 from opt_tree.core.words import counted
 from opt_tree.decoding.draft import Asking, run
-from opt_tree.decoding.generation import Generation, check_ids, check_new_tokens, check_others, check_prompt
+from opt_tree.decoding.generation import (
+    Generation,
+    check_ids,
+    check_new_tokens,
+    check_others,
+    check_prompt,
+    tell_of_settings,
+)
 from opt_tree.drafters import Drafter
 from opt_tree.models.tensor_parallel import at_every_rank
 from opt_tree.policies.base import TreePolicy
@@ -78,6 +85,7 @@ class SideBySide:
             there = f"{counted(len(rules), 'stop rule')} and {counted(len(seeds), 'seed')}"
             raise ValueError(f"{counted(len(prompts), 'prompt')}, but {there}")
         jobs, most = [], check_new_tokens(max_new_tokens)
+        tell_of_settings(self.target, sampling)
         for number, (prompt, rule, own) in enumerate(zip(prompts, rules, seeds, strict=True)):
             try:
                 options = (check_prompt(prompt, self.target), most, sampling, rule, None, own, False, log_probs)

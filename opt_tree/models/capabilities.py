@@ -163,6 +163,11 @@ def logits_per_row(model: Any) -> int:
     return columns_of(output)
 
 
+def embedded_ids(model: Any) -> int:
+    """Return the number of ids that the input layer has a row for."""
+    return readable_weight(model.get_input_embeddings(), "input layer").shape[0]
+
+
 def key_limit(model: Any) -> int:
     """Return how many keys a forward may have for rows to be independent of later ones."""
     config = model.config.get_text_config()

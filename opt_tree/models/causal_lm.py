@@ -28,11 +28,13 @@ from opt_tree.models.capabilities import (
     check_layers,
     check_model,
     check_unchanged,
+    embedded_ids,
     end_tokens,
     key_limit,
     logits_per_row,
     size_of,
 )
+from opt_tree.models.left_out import processing
 from opt_tree.models.model import Model
 from opt_tree.models.positions import context_limit, rope_border
 from opt_tree.models.probe import check_tree_mask
@@ -64,6 +66,7 @@ class CausalLM(Model):
         self._logits, self.ranks = logits_per_row(model), ranks_of(model)
         super().__init__(model, _backend_of(model, buckets, self.ranks is not None))
         self.vocab, (self.max_context, self.context_note) = self._logits, context_limit(model)
+        self.embedded = 0 if self.ranks else embedded_ids(model)
         self.key_limit = key_limit(model)
         self.ahead: Split | None = None
         """Who scores the next tree, having run rows of it through the lower layers of this cache; None: nobody has."""
@@ -123,6 +126,11 @@ class CausalLM(Model):
     def ends(self) -> frozenset[int]:  # type: ignore[override]
         """The end tokens that the model's generation config names now, and those of the pair's tokenizer."""
         return end_tokens(getattr(self.model, "generation_config", None)) | self.tokenizer_ends
+
+    @property
+    def left_out(self) -> tuple[str, ...]:  # type: ignore[override]
+        """What the model's generation config asks for now, beyond temperature, top-k and top-p."""
+        return processing(getattr(self.model, "generation_config", None))
 
     @property
     def size(self) -> str:

@@ -29,6 +29,7 @@ from opt_tree.models.capabilities import (
     check_model,
     check_steps,
     check_unchanged,
+    embedded_ids,
     end_tokens,
     logits_per_row,
     past_fault,
@@ -37,6 +38,7 @@ from opt_tree.models.capabilities import (
     unwrapped,
 )
 from opt_tree.models.causal_lm import Buckets, CausalLM
+from opt_tree.models.left_out import processing
 from opt_tree.models.positions import context_limit
 from opt_tree.models.tensor_parallel import ranks_of
 
@@ -77,6 +79,7 @@ class ChainLM(Target):
         self.vocab, (self.max_context, self.context_note) = logits_per_row(model), context_limit(model)
         weight = cast(Tensor, model.get_input_embeddings().weight)
         self.device, self.dtype, self.hidden = weight.device, weight.dtype, weight.shape[1]
+        self.embedded = embedded_ids(model)
         bare = unwrapped(model)  # whose signature names what it takes
         past = cache_name(bare)
         if past is None:
@@ -119,6 +122,11 @@ class ChainLM(Target):
     def ends(self) -> frozenset[int]:  # type: ignore[override]
         """The end tokens that the model's generation config names now, and those of the pair's tokenizer."""
         return end_tokens(getattr(self.model, "generation_config", None)) | self.tokenizer_ends
+
+    @property
+    def left_out(self) -> tuple[str, ...]:  # type: ignore[override]
+        """What the model's generation config asks for now, beyond temperature, top-k and top-p."""
+        return processing(getattr(self.model, "generation_config", None))
 
     @property
     def size(self) -> str:
