@@ -231,14 +231,25 @@ def compared(runners: Sequence[Runner]) -> str:
     return " ".join(lines)
 
 
+def said(messages: Sequence[Message]) -> str:
+    """A conversation as HTML."""
+    return "".join(f'<p class="{turn["role"]}">{html.escape(turn["content"])}</p>' for turn in messages)
+
+
+def asked(messages: Sequence[Message]) -> str:
+    """One side as HTML before its first step, which may wait for other visitors' answers."""
+    return f'<div class="opt-tree">{said(messages)}{ANSWERING}</p></div>'
+
+
 def drawn(room: Room, messages: Sequence[Message], runner: Runner) -> str:
     """One side as HTML: what was said before, the answer as far as it is, and the clock."""
-    said = "".join(f'<p class="{turn["role"]}">{html.escape(turn["content"])}</p>' for turn in messages)
     found = runner.generation
     speed = f"{len(found.tokens) / runner.seconds:.0f} tokens/s" if runner.seconds else ""
     length = f"{counted(len(found.tokens), 'token')} · {found.mean_acceptance_length:.2f} a step"
     head = f'<p class="legend"><b>{escape(runner.label)}</b> {runner.seconds:.2f} s · {speed} · {length}</p>'
-    return f'<div class="opt-tree">{head}{said}{ANSWERING}{answer_spans(found, room.pair.tokenizer)}</p></div>'
+    return (
+        f'<div class="opt-tree">{head}{said(messages)}{ANSWERING}{answer_spans(found, room.pair.tokenizer)}</p></div>'
+    )
 
 
 Shown = tuple[list[Message], list[str], str, str]
@@ -259,30 +270,10 @@ def answers(room: Room, messages: list[Message], chosen: Chosen) -> Iterator[Sho
     yield so_far, sides, compared(runners), frame
 
 
-def page(room: Room, known: Any) -> Any:
-    """The page itself. `known` holds the model's own nodes and threshold, or None."""
-    gr: Any = importlib.import_module("gradio")  # an extra, which the race does without
-
-    def reply(message: str, turns: list[Message], *settings: Any) -> Iterator[tuple[Any, ...]]:
-        if not message.strip():
-            raise gr.Error("There is no message.")
-        turns = [*turns, {"role": "user", "content": message.strip()}]
-        try:
-            for so_far, sides, note, trees in answers(room, turns, Chosen(*settings)):
-                yield "", so_far, *(sides if len(sides) > 1 else [*sides, ""]), note, so_far[-1]["content"], trees
-        except ValueError as error:  # a context that is full, a tree that does not fit its nodes
-            raise gr.Error(str(error)) from error
-
-    def again(_: str, turns: list[Message], *settings: Any) -> Iterator[tuple[Any, ...]]:
-        asked = [place for place, turn in enumerate(turns) if turn["role"] == "user"]
-        if not asked:
-            raise gr.Error("There is no answer yet.")
-        yield from reply(turns[asked[-1]]["content"], turns[: asked[-1]], *settings)
-
-    with gr.Blocks(title="opt_tree chat", fill_width=True) as blocks:
-        gr.Markdown(f"### {room.name}: drafted by a tree, and plainly beside it")
+def chosen_on(gr: Any, names: list[str], known: Any) -> list[Any]:
+    """Make the controls that `Chosen` is read from, in its order: closed, so that a phone shows the conversation."""
+    with gr.Accordion("Settings", open=False, elem_id="settings"):
         with gr.Row():
-            names = list(room.drafters)
             settings = [
                 gr.Dropdown(names, value=names[0], label="drafter"),
                 gr.Dropdown(list(TREES), value="opt", label="tree"),
@@ -294,8 +285,41 @@ def page(room: Room, known: Any) -> Any:
                 gr.Slider(0, 1.5, 0, step=0.1, label="temperature", min_width=240),
                 gr.Slider(16, 1024, 200, step=8, label="tokens", min_width=240),
                 gr.Checkbox(True, label="beside: plain decoding", elem_id="beside"),
-                gr.Textbox(label="seed", placeholder="empty: another for each answer"),
+                gr.Textbox("", label="seed", placeholder="empty: another for each answer"),
             ]
+    return settings
+
+
+def page(room: Room, known: Any) -> Any:
+    """The page itself. `known` holds the model's own nodes and threshold, or None."""
+    gr: Any = importlib.import_module("gradio")  # an extra, which the race does without
+
+    def ask(message: str, turns: list[Message], *settings: Any) -> tuple[Any, ...]:
+        """Show the question at once: it is answered when those of other visitors are."""
+        if not message.strip():
+            raise gr.Error("There is no message.")
+        side = asked([*turns, {"role": "user", "content": message.strip()}])
+        return "", message, side, side if Chosen(*settings).beside else "", "Answering."
+
+    def reply(message: str, turns: list[Message], *settings: Any) -> Iterator[tuple[Any, ...]]:
+        messages = [*turns, {"role": "user", "content": message.strip()}]
+        typed = gr.skip()  # what the visitor has typed meanwhile stays
+        try:
+            for so_far, sides, note, trees in answers(room, messages, Chosen(*settings)):
+                yield typed, so_far, *(sides if len(sides) > 1 else [*sides, ""]), note, so_far[-1]["content"], trees
+        except ValueError as error:  # a context that is full, a tree that does not fit its nodes
+            side = asked(turns).replace(f"{ANSWERING}</p>", "")
+            yield message, turns, side, "", f"**{escape(str(error))}**", "", ""
+
+    def again(_: str, turns: list[Message], *settings: Any) -> Iterator[tuple[Any, ...]]:
+        places = [place for place, turn in enumerate(turns) if turn["role"] == "user"]
+        if not places:
+            raise gr.Error("There is no answer yet.")
+        yield from reply(turns[places[-1]]["content"], turns[: places[-1]], *settings)
+
+    with gr.Blocks(title="opt_tree chat", fill_width=True) as blocks:
+        gr.Markdown(f"### {room.name}: drafted by a tree, and plainly beside it")
+        settings = chosen_on(gr, list(room.drafters), known)
         gr.HTML(KEY)
         with gr.Row():
             panes = []
@@ -303,7 +327,7 @@ def page(room: Room, known: Any) -> Any:
                 with gr.Column(min_width=300):
                     panes.append(gr.HTML(elem_id=side))
         note = gr.Markdown(HINT, elem_id="note", min_height=80)  # what says the queue needs as much
-        turns = gr.State([])
+        turns, question = gr.State([]), gr.State("")
         with gr.Row():
             message = gr.Textbox(label="message", scale=6, min_width=300, elem_id="message")
             send = gr.Button("Send", variant="primary", min_width=90)
@@ -318,7 +342,9 @@ def page(room: Room, known: Any) -> Any:
         shared |= {"show_progress": "full", "show_progress_on": note}
         shown = [message, turns, *panes, note, text, trees]
         given = [message, turns, *settings]
-        runs = [act(reply, given, shown, **shared) for act in (send.click, message.submit)]
+        told = [message, question, *panes, note]
+        shows = [act(ask, given, told, queue=False, show_progress="hidden") for act in (send.click, message.submit)]
+        runs = [show.success(reply, [question, *given[1:]], shown, **shared) for show in shows]
         runs.append(repeat.click(again, given, shown, **shared))
         stop.click(stopped, [*panes, note], [*panes, note], cancels=runs)
         new.click(lambda: ("", [], "", "", HINT, "", ""), None, shown, cancels=runs)

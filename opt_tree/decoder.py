@@ -15,7 +15,7 @@ from torch import Tensor
 from opt_tree.decode import Run, check_policies, next_step, prefill
 from opt_tree.drafter import Drafter
 from opt_tree.errors import require
-from opt_tree.generation import Generation, check_new_tokens, check_others, check_prompt
+from opt_tree.generation import Generation, check_new_tokens, check_others, check_prompt, tell_of_settings
 from opt_tree.grow import Asking
 from opt_tree.grow import run as run_alone
 from opt_tree.policy import TreePolicy
@@ -110,6 +110,8 @@ class Decoder:
         Raises ValueError for an empty prompt, a batch, a token outside the vocabulary or a prompt that leaves no room,
         for a temperature above 0 with the verifier `greedy`, and TypeError for an argument of another kind.
         """
+        if isinstance(sampling, Sampling):
+            tell_of_settings(self.target, sampling)
         asking = self.answer(prompt, max_new_tokens, sampling, stop, streamer, seed, reuse, log_probs, **others)
         return self.led(lambda: self.compute(asking))
 
@@ -198,6 +200,7 @@ class Decoder:
         most = None if max_new_tokens is None else check_new_tokens(max_new_tokens)
         run, stop = self._run(context, most, sampling, random or Random(), reuse), rule_for(stop, self.target.ends)
         run.ends = ends_of(stop)
+        tell_of_settings(self.target, sampling)
         return self._in_turns(run, stop)
 
     def _in_turns(self, run: Run, stop: StopRule | None) -> Iterator[Step]:

@@ -1,6 +1,7 @@
 """What goes into a generation and what comes out: a checked prompt, a finished `Generation`."""
 
 import math
+import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from numbers import Real
@@ -85,6 +86,18 @@ def check_prompt(prompt: Any, target: Target) -> list[int]:
     if min(ids) < 0 or max(ids) >= target.vocab:
         raise ValueError(f"token {max(ids) if min(ids) >= 0 else min(ids)} is outside the vocabulary of {target.vocab}")
     return [int(token) for token in ids]
+
+
+def tell_of_settings(target: Target, sampling: Sampling) -> None:
+    """Warn, once a target, that its checkpoint asks for processors which are not there; whoever gives some knows."""
+    if target.told or sampling.processors or not (left_out := target.left_out):
+        return
+    target.told = True
+    warnings.warn(
+        f"{target.name}: its generation_config has {', '.join(left_out)}, which only model.generate applies "
+        "(with custom_generate, too); here give it as Sampling(processors=...)",
+        stacklevel=3,
+    )
 
 
 def check_others(given: Mapping[str, Any]) -> None:

@@ -169,6 +169,10 @@ class Target(ABC):
     """Why the context ends there, where that is not the model's own end: for messages."""
     ends: frozenset[int] = frozenset()
     """The tokens at which its answers end, as far as they are known: a generation stops there unless told otherwise."""
+    left_out: tuple[str, ...] = ()
+    """Settings of its checkpoint that would change a text and that only `transformers` applies, as a warning says."""
+    told: bool = False
+    """Whether the warning was given."""
     device: torch.device = torch.device("cpu")
     work: Work = Work()
     length: int = 0

@@ -161,8 +161,13 @@ def test_in_a_browser(room, tmp_path, monkeypatch):
         for place in range(2):  # two visitors: the second one waits
             driver.switch_to.window(driver.window_handles[0]) if not place else driver.switch_to.new_window("tab")
             driver.get(f"{address}?__theme={'light' if place else 'dark'}")
+            driver.find_element("css selector", "#settings button")
+            assert controls(driver) == 0, "the settings are closed"
             driver.find_element("css selector", "#message textarea").send_keys("What is a fox?\n")
         driver.find_element("xpath", "//*[@id='note'][contains(., 'queue: 1/1')]")
+        for side in ("drafted", "plain"):  # the question shows before its turn comes
+            assert driver.find_element("css selector", f"#{side} .user").text == "What is a fox?"
+        assert driver.find_element("css selector", "#message textarea").get_attribute("value") == ""
         waited.set()
         driver.find_element("css selector", "#plain .answer")
         driver.find_element("xpath", "//button[contains(., 'Stop')]").click()
@@ -186,12 +191,22 @@ def test_in_a_browser(room, tmp_path, monkeypatch):
         driver.switch_to.default_content()
         narrow = {"width": 400, "height": 800, "deviceScaleFactor": 1, "mobile": False}  # windows are 500 wide at least
         driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", narrow)
+        assert controls(driver) == 0 and "What is a fox?" in driver.find_element("id", "drafted").text
+        wide = driver.execute_script("return document.documentElement.scrollWidth")
+        assert wide <= 400, "the page is wider than the screen"
+        driver.find_element("css selector", "#settings button").click()
         box, label = (driver.find_element("css selector", f"#beside {part}") for part in ("input", "span"))
         assert label.rect["height"] < 2 * box.rect["height"], "the label has no room"
         driver.save_screenshot(str(tmp_path / "chat.png"))
     finally:
         driver.quit()
         blocks.close()
+
+
+def controls(driver):
+    """How many sliders can be seen."""
+    seen = "return [...document.querySelectorAll('input[type=range]')].filter(each => each.offsetParent).length"
+    return driver.execute_script(seen)
 
 
 PAPER, BLUE = "rgb(13, 17, 23)", "rgb(16, 41, 74)"

@@ -41,8 +41,8 @@ def steps(answers: Records) -> float | None:
 
 
 def tokens_per_step(answers: Records) -> float | None:
-    taken = steps_of(answers)
-    return None if taken is None else float(taken.lengths.mean())
+    taken = steps_of(answers)  # files of others may count steps and not list them
+    return _per_step(answers, "new_tokens") if taken is None else float(taken.lengths.mean())
 
 
 def tokens_per_step_macro(answers: Records) -> float | None:

@@ -24,6 +24,7 @@ _PAST = {
     "xlstm": _OWN_PAST,
 }
 """Why types of model do not go on from a cache, where their own errors do not say so."""
+_NO_LIMIT = (0.0, float("inf"))
 TREE_ATTENTION = ("sdpa", "eager")
 """Implementations that take any mask."""
 _NUMBERED = "it numbers the rows by itself, and siblings of a tree need the same position"
@@ -128,6 +129,20 @@ def check_layers(model: Any) -> None:
         raise UnsupportedModelError(f"{name} takes no key/value cache, so every forward begins with the first token")
     if not _takes_positions(model):
         raise UnsupportedModelError(f"{name} takes no position_ids: {_NUMBERED}")
+
+
+def check_steps(model: Any) -> None:
+    """Raise for state spaces (Mamba 2) that limit their time step: only where several tokens run at once.
+
+    That is transformers' own code. `generate` runs token by token behind a prompt, so its text is not that of chains.
+    """
+    for module in model.modules():
+        low, high = getattr(module, "time_step_limit", None) or _NO_LIMIT
+        if (low, high) != _NO_LIMIT:
+            raise UnsupportedModelError(
+                f"{type(model).__name__} limits its time step ({low:g} to {high:g}) where several tokens run at once, "
+                "but not token by token, as generate runs it"
+            )
 
 
 def cache_name(model: Any) -> str | None:

@@ -31,6 +31,7 @@ from opt_tree.models.capabilities import (
     logits_per_row,
     size_of,
 )
+from opt_tree.models.left_out import processing
 from opt_tree.models.positions import context_limit, rope_border
 from opt_tree.models.probe import check_tree_mask
 from opt_tree.models.quantised_layers import weights_of
@@ -121,6 +122,11 @@ class CausalLM(Model):
     def ends(self) -> frozenset[int]:  # type: ignore[override]
         """The end tokens that the model's generation config names now, and those of the pair's tokenizer."""
         return end_tokens(getattr(self.model, "generation_config", None)) | self.tokenizer_ends
+
+    @property
+    def left_out(self) -> tuple[str, ...]:  # type: ignore[override]
+        """What the model's generation config asks for now, beyond temperature, top-k and top-p."""
+        return processing(getattr(self.model, "generation_config", None))
 
     @property
     def size(self) -> str:

@@ -25,6 +25,7 @@ from opt_tree.models.capabilities import (
     TREE_ATTENTION,
     cache_name,
     check_model,
+    check_steps,
     check_unchanged,
     end_tokens,
     logits_per_row,
@@ -34,6 +35,7 @@ from opt_tree.models.capabilities import (
     unwrapped,
 )
 from opt_tree.models.causal_lm import Buckets, CausalLM
+from opt_tree.models.left_out import processing
 from opt_tree.models.positions import context_limit
 from opt_tree.models.tensor_parallel import ranks_of
 from opt_tree.target import Forward, Output, Target, TreeForward, Work
@@ -73,6 +75,7 @@ class ChainLM(Target):
         check_model(model)
         if model.config.is_encoder_decoder:
             raise UnsupportedModelError(f"{type(model).__name__} is an encoder-decoder; a decoder-only model is needed")
+        check_steps(model)
         if ranks_of(model) is not None:
             raise UnsupportedModelError(f"{type(model).__name__} is spread over processes, which follow trees alone")
         self.model = model.eval()
@@ -85,8 +88,6 @@ class ChainLM(Target):
         if past is None:
             raise UnsupportedModelError(f"{type(model).__name__} takes no transformers cache")
         self._past, self._keep, self._numbered = past, takes(bare, "logits_to_keep"), takes(bare, "position_ids")
-        self.remark = ""
-        """What of it is to be known; `wrap` says it."""
         self._forget()
         if probe:
             check_chains(self)
@@ -124,6 +125,11 @@ class ChainLM(Target):
     def ends(self) -> frozenset[int]:  # type: ignore[override]
         """The end tokens that the model's generation config names now, and those of the pair's tokenizer."""
         return end_tokens(getattr(self.model, "generation_config", None)) | self.tokenizer_ends
+
+    @property
+    def left_out(self) -> tuple[str, ...]:  # type: ignore[override]
+        """What the model's generation config asks for now, beyond temperature, top-k and top-p."""
+        return processing(getattr(self.model, "generation_config", None))
 
     @property
     def size(self) -> str:
@@ -257,39 +263,46 @@ def _paths(tree: Tree) -> list[Int[np.ndarray, " path"]]:
     return [tree.path_to(leaf) for leaf in leaves.tolist()]
 
 
+_PROBES = ((4, 7, 3), (19, 7, 3), (33, 5, 1), (70, 11, 2))
+"""Texts that a model is probed with: tokens of context, and the step and the first of its token ids."""
+_BEHIND = 10
+"""Tokens behind the context of a probe."""
+
+
 @torch.inference_mode()
 def check_chains(lm: ChainLM) -> None:
     """Score chains and two paths, keep them in part and whole, and compare with plain forwards; refuse what differs.
 
     The yardstick is how far the logits move when the context is lost. A state that is lost in part may move little, so
-    where rounding is small, hardly more than that is let pass. One token at a time is judged less strictly: some models
-    compute that a little otherwise, and that is what `generate` runs.
+    where rounding is small, hardly more than that is let pass. Contexts of several lengths: what a short one hides (a
+    window, a pool of keys, a chunk of a scan) a longer one shows.
     """
-    name, length = type(lm.model).__name__, max(4, min(19, lm.max_context - 12))
+    name, room = type(lm.model).__name__, max(4, lm.max_context - _BEHIND - 1)
     pad = getattr(lm.model.config.get_text_config(), "pad_token_id", None)  # which some models count no position for
-    ids = [token + (token == pad) for token in ((7 * i + 3) % (lm.vocab - 1) for i in range(length + 8))]
-    try:
-        later = sees_later(lm.model, ids, lm.device)
-        expected = _plain(lm, ids)[length:]
-        yardstick = float((_plain(lm, ids[length:]) - expected).abs().max())
-        several, one = _errors(lm, ids, length, expected)
-    except Exception as why:
-        raise UnsupportedModelError(f"{name} does not go on from its own cache: {past_fault(lm.model, why)}") from why
-    finally:
-        lm.reset()
-        lm.work = Work()
-    if later is not None:
-        raise UnsupportedModelError(f"{name} cannot be decoded with: {later}")
-    fine = lm.dtype in (torch.float32, torch.float64)
-    allowed = 1e-3 * yardstick + 1e-5 * float(expected.abs().max()) if fine else 0.3 * yardstick
-    for error, most, how in ((several, allowed, "several tokens"), (one, max(allowed, 0.02 * yardstick), "one token")):
-        if not error <= most:
-            raise UnsupportedModelError(
-                f"{name} does not go on from its own cache by {how} at once: its logits are {error:.2g} off those of "
-                f"plain forwards (a context lost: {yardstick:.2g})"
-            )
-    if one > allowed:
-        lm.remark = f"; token by token, as generate runs it, its logits are {one:.1g} off those of several at once"
+    for length, step, first in dict.fromkeys((min(length, room), *ids) for length, *ids in _PROBES):
+        ids = [(step * place + first) % (lm.vocab - 1) for place in range(length + _BEHIND)]
+        ids = [token + (token == pad) for token in ids]
+        try:
+            later = sees_later(lm.model, ids, lm.device)
+            expected = _plain(lm, ids)[length:]
+            yardstick = float((_plain(lm, ids[length:]) - expected).abs().max())
+            several, one = _errors(lm, ids, length, expected)
+        except Exception as why:
+            told = past_fault(lm.model, why)
+            raise UnsupportedModelError(f"{name} does not go on from its own cache: {told}") from why
+        finally:
+            lm.reset()
+            lm.work = Work()
+        if later is not None:
+            raise UnsupportedModelError(f"{name} cannot be decoded with: {later}")
+        fine = lm.dtype in (torch.float32, torch.float64)
+        allowed = 1e-3 * yardstick + 1e-5 * float(expected.abs().max()) if fine else 0.3 * yardstick
+        for error, how in ((several, "several tokens at once"), (one, "one token at a time")):
+            if not error <= allowed:
+                raise UnsupportedModelError(
+                    f"{name} does not go on from its own cache by {how}: its logits are {error:.2g} off those of "
+                    f"plain forwards (a context lost: {yardstick:.2g})"
+                )
 
 
 def _plain(lm: ChainLM, tokens: list[int]) -> Tensor:
@@ -320,7 +333,7 @@ def _errors(lm: ChainLM, ids: list[int], length: int, expected: Tensor) -> tuple
 
     lm.append(ids[:length])
     several = [of_chain(4, kept=2), of_fork(), of_chain(3, kept=1), of_chain(3, kept=3)]
-    one = [of_chain(1, kept=1), of_chain(1, kept=1)]
+    one = [of_chain(1, kept=1) for _ in range(_BEHIND - 6)]
     return max(several), max(one)
 
 
@@ -351,6 +364,6 @@ def wrap(model: Any, buckets: Buckets | None = None) -> AnyLM:
         except UnsupportedModelError as other:
             why = str(error) if str(other) == str(error) else f"{error}; nor path by path: {other}"
             raise UnsupportedModelError(why) from other
-        told = f"{error}. It scores a tree path by path; chains cost least (--policies chain){lm.remark}"
+        told = f"{error}. It scores a tree path by path; chains cost least (--policies chain)"
         warnings.warn(told, stacklevel=2)
         return lm

@@ -47,7 +47,25 @@ def context_limit(model: Any) -> tuple[int, str]:
         return first_long, " (LongRoPE: the factors of its positions change there)"
     if config.model_type == "moshi" and config.sliding_window < limit:
         return config.sliding_window, " (its window: behind it a cache changes its answers)"
+    if (chosen := _chosen_keys(config)) < limit:
+        return chosen, " (keys its index chooses: behind them the choice changes with the tokens of a forward)"
     return limit, ""
+
+
+def _chosen_keys(config: Any) -> int:
+    """Return the longest context whose keys an indexer all chooses (`index_topk`); without indexers there is no end.
+
+    Behind it an index leaves keys out. Its scores are sums of ReLUs: many are 0, and which of equal keys `topk` takes
+    depends on the shape of the forward. So one text gets other logits token by token than several tokens at once.
+    """
+    kinds, ends = set(getattr(config, "layer_types", None) or ()), [1 << 30]
+    if "indexed_attention" in kinds:
+        ends.append(getattr(config, "index_topk", None) or config.indexer_budget)
+    if (kind := "compressed_sparse_attention") in kinds:  # DeepSeek V4: of rows that stand for several tokens each
+        ends.append(config.index_topk * config.compress_rates[kind])
+    if "minimax_m3_sparse" in kinds:
+        ends.append(config.index_topk_blocks * config.index_block_size)
+    return int(min(ends))
 
 
 def _rope_kinds(config: Any) -> list[dict[str, Any]]:

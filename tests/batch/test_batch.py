@@ -264,10 +264,11 @@ def test_bad_input_is_refused_before_anything_is_decoded(decoder):
         (lambda: generate_batch(decoder, [[1], [2, 99]]), "prompt 1 of the batch: token 99"),
         (lambda: generate_batch(decoder, [[1], []]), "prompt 1 of the batch: the prompt is empty"),
         (lambda: generate_batch(decoder, [[1], [2]], seed=[1]), "2 prompts, but 2 stop rules and 1 seed"),
+        (lambda: generate_batch(decoder, [[1], [2]], 4, stop=[None, "end"], width=1), "stop must be a rule.*'end'"),
         (lambda: generate_batch(decoder, [[1], [2]], width=0), "width must be at least 1"),
         (lambda: generate_batch(decoder, [[1], [2]], 0), "max_new_tokens must be at least 1"),
     ):
-        with pytest.raises(ValueError, match=match):
+        with pytest.raises((TypeError, ValueError), match=match):
             refused()
     assert decoder.target.work == work and generate_batch(decoder, []) == []
 

@@ -1,6 +1,7 @@
 """Where a text ends, and where it cannot go on: no drafts below a stop token, no draw from nothing."""
 
 import copy
+import dataclasses
 from typing import Any
 
 import numpy as np
@@ -159,8 +160,11 @@ class TestTheTargetsOwnEnds:
         assert found == model.generate(ids, **given)[0, 9:].tolist() == text[: text.index(other) + 1]
 
 
-def test_a_pair_names_the_ends_of_its_tokenizer_too():
+@pytest.mark.parametrize("scored_by", [CausalLM, ChainLM])
+def test_a_pair_names_the_ends_of_its_tokenizer_too(scored_by):
     pair = load_pair("demo", "ngram", dtype="float32")
+    if scored_by is ChainLM:
+        pair = dataclasses.replace(pair, target=ChainLM(pair.target.model))
     assert pair.target.ends == pair.stop.tokens and pair.tokenizer.eos_token_id in pair.target.ends
     pair.target.model.generation_config.eos_token_id = None
     assert pair.tokenizer.eos_token_id in pair.target.ends

@@ -60,7 +60,7 @@ def tiny_head3(target: CausalLM, columns: int = len(KNOWN), seed: int = 3, **cha
         for weight in head.parameters():
             torch.nn.init.normal_(weight, std=0.2) if weight.dim() > 1 else torch.nn.init.uniform_(weight, 0.5, 1.5)
         head = head.float().to(target.dtype).eval().requires_grad_(False)  # what float32 holds, and so a file
-        head.embed_tokens.weight.copy_(target.model.get_input_embeddings().weight)
+        head.embed_tokens.weight.copy_(target.model.get_input_embeddings().weight[: config.vocab_size])
     return head
 
 

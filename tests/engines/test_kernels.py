@@ -83,6 +83,17 @@ def test_no_code_is_loaded_from_where_others_may_write(
     assert str(package.file) not in torch.ops.loaded_libraries
 
 
+def test_what_changed_hands_since_it_was_made_is_not_loaded(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is looked at once more when it is loaded."""
+    package = kept(source, tmp_path, monkeypatch)
+    monkeypatch.setattr(type(package), "ensure", lambda self, make: self.file.chmod(0o666))
+    with pytest.warns(UserWarning, match=r"nothing\.so may be written to by everybody \(mode 666\)"):
+        assert kernels.load(source, "nothing")
+    assert str(package.file) not in torch.ops.loaded_libraries
+
+
 def test_what_only_its_owner_may_write_to_is_loaded(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -56,10 +56,11 @@ SMALL: dict[str, Any] = (
     | dict.fromkeys(("linear_head_dim", "linear_key_head_dim", "linear_value_head_dim"), 8)
     | dict.fromkeys(("linear_num_heads", "linear_num_key_heads", "linear_num_value_heads"), 2)
     | dict.fromkeys(("n_group", "topk_group", "n_shared_experts", "first_k_dense_replace"), 1)
-    | dict.fromkeys(("sliding_window", "attention_chunk_size", "index_topk", "window_size"), WINDOW)
+    | dict.fromkeys(("sliding_window", "attention_chunk_size", "window_size"), WINDOW)
     | dict.fromkeys(("max_position_embeddings", "n_positions", "n_ctx", "max_sequence_length"), 256)
     | dict.fromkeys(("vocab_size", "vocab_size_per_layer_input"), VOCAB)
     | dict.fromkeys(("bos_token_id", "eos_token_id", "image_token_id"), None)
+    | {"index_topk": 64}  # where a context ends
     | {"query_pre_attn_scalar": 8, "hidden_size_per_layer_input": 8, "experts_implementation": "eager"}
     | {"state_size": 8, "mamba_d_state": 8, "mamba_n_heads": 4, "mamba_d_head": 16, "chunk_size": 8, "rope_dim": 8}
     | {

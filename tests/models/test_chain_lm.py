@@ -8,7 +8,7 @@ import warnings
 import pytest
 import torch
 import transformers
-from sweep_architectures import VOCAB, built, noisy
+from sweep_architectures import SPECIAL, VOCAB, built, noisy
 from tiny_models import build, causal_logits, prompt, random_tree, tiny_tokenizer
 
 from opt_tree import Decoder, OptTree, Sampling, Static, UnsupportedModelError, custom_generate, load_pair
@@ -21,7 +21,7 @@ from opt_tree.models.causal_lm import Buckets, CausalLM
 from opt_tree.models.chain_lm import ChainLM, wrap
 from opt_tree.models.compiling import compile_forwards
 
-TYPES = ["kimi_linear", "falcon_h1", "lfm2", "zamba2", "bloom", "deepseek_v32"]
+TYPES = ["kimi_linear", "falcon_h1", "lfm2", "bloom", "deepseek_v32"]
 """Running states of several kinds, ALiBi, keys chosen by an index; sweep_architectures.py has all."""
 LENGTH, NEW_TOKENS = 29, 14
 
@@ -162,6 +162,8 @@ def test_the_door_and_what_it_returns():
         ("mamba", "does not go on from its own cache by several tokens at once"),
         ("minimax", "its own cache: it takes a cache class of its own only"),
         ("rwkv", "takes no transformers cache"),
+        ("zamba2", "limits its time step (0.001 to inf) where several tokens run at once"),
+        ("nemotron_h", "limits its time step (0.001 to inf) where several tokens run at once"),
     ],
 )
 def test_what_is_inexact_path_by_path_too_is_refused_with_both_reasons(name, reason):
@@ -184,10 +186,42 @@ def test_an_encoder_is_refused_however_little_its_later_tokens_weigh(seed, dtype
             how(model)
 
 
-def test_a_model_that_computes_one_token_otherwise_says_so():
-    """Nemotron-H keeps its time step above a least one, but not where it runs token by token."""
-    with pytest.warns(UserWarning, match="token by token, as generate runs it, its logits are"):
-        wrap(model_of("nemotron_h"))
+INDEXED = ("deepseek_v32", "hy_v4", "deepseek_v4")
+"""Types whose layers choose keys by an index."""
+
+
+def indexed(name, seed, topk, monkeypatch):
+    """Build one with few index heads: for many keys ReLU makes all of them 0, and any of these may be chosen."""
+    few = {"index_head_dim": 8, "index_n_heads": 4, "index_topk": topk}
+    monkeypatch.setitem(SPECIAL, name, SPECIAL.get(name, {}) | few)
+    manual_seed = torch.manual_seed
+    monkeypatch.setattr(torch, "manual_seed", lambda _: manual_seed(seed))
+    return built(name)
+
+
+@pytest.mark.parametrize("name", INDEXED)
+def test_the_context_ends_where_an_index_leaves_keys_out(name, monkeypatch):
+    end = 32
+    model = indexed(name, 2, end // 4 if name == "deepseek_v4" else end, monkeypatch)  # its rows stand for 4 tokens
+    with pytest.warns(UserWarning, match="path by path"):
+        lm = wrap(model)
+    assert lm.max_context == end
+    decoder = Decoder(lm, NGramDrafter(), Static.chain(3))
+    for length in (5, 14, 17):
+        ids = prompt(length, vocab=VOCAB)
+        assert decoder.generate(ids, NEW_TOKENS).tokens == generated(model, ids)
+    with pytest.raises(ValueError, match=f"no room in {end} of context .keys its index chooses"):
+        decoder.generate(prompt(end, vocab=VOCAB), 4)
+
+
+@pytest.mark.parametrize("name", INDEXED[:2])
+@pytest.mark.parametrize("seed", range(4))
+def test_longer_probes_see_that_an_index_chooses_otherwise_in_another_forward(name, seed, monkeypatch):
+    """One text of 27 tokens let five of these eight pass; their texts were not those of `generate`."""
+    model = indexed(name, seed, 8, monkeypatch)
+    monkeypatch.setattr("opt_tree.models.chain_lm.context_limit", lambda model: (256, ""))
+    with pytest.raises(UnsupportedModelError, match=r"does not go on from its own cache by (several|one) token"):
+        ChainLM(model)
 
 
 def test_the_probe_catches_what_goes_wrong_path_by_path(monkeypatch):

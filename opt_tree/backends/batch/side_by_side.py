@@ -19,7 +19,7 @@ from torch import Tensor
 from opt_tree.backends.batch import scheduler, shared_forwards
 from opt_tree.decoder import Decoder
 from opt_tree.errors import counted, require
-from opt_tree.generation import Generation, check_ids, check_new_tokens, check_others, check_prompt
+from opt_tree.generation import Generation, check_ids, check_new_tokens, check_others, check_prompt, tell_of_settings
 from opt_tree.grow import Asking, run
 from opt_tree.recorder import recorder_of
 from opt_tree.sampling import Sampling
@@ -61,6 +61,7 @@ def generate_batch(
         there = f"{counted(len(rules), 'stop rule')} and {counted(len(seeds), 'seed')}"
         raise ValueError(f"{counted(len(prompts), 'prompt')}, but {there}")
     jobs, most = [], check_new_tokens(max_new_tokens)
+    tell_of_settings(decoder.target, sampling)
     for number, (prompt, rule, own) in enumerate(zip(prompts, rules, seeds, strict=True)):
         try:
             options = (check_prompt(prompt, decoder.target), most, sampling, rule, None, own, False, log_probs)

@@ -25,7 +25,7 @@ def new_head(target: PreTrainedModel) -> EagleHead:
     config = LlamaConfig(**{**target.config.to_dict(), "num_hidden_layers": 1, "tie_word_embeddings": False})
     config._attn_implementation = "sdpa"
     head = EagleHead(config)
-    head.embed_tokens.weight.data.copy_(target.get_input_embeddings().weight.float())
+    head.embed_tokens.weight.data.copy_(target.get_input_embeddings().weight[: config.vocab_size].float())
     head.embed_tokens.requires_grad_(False)
     return head
 

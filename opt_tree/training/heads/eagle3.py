@@ -33,7 +33,7 @@ def new_eagle3_head(
     config = LlamaConfig(**{**target.config.to_dict(), "num_hidden_layers": 1, "tie_word_embeddings": False})
     config.draft_vocab_size, config.norm_before_residual = vocab, normed
     head = Eagle3Head(config)
-    head.embed_tokens.weight.data.copy_(target.get_input_embeddings().weight.float())
+    head.embed_tokens.weight.data.copy_(target.get_input_embeddings().weight[: config.vocab_size].float())
     head.embed_tokens.requires_grad_(False)
     if not warm:
         return head
