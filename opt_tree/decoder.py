@@ -110,8 +110,7 @@ class Decoder:
         Raises ValueError for an empty prompt, a batch, a token outside the vocabulary or a prompt that leaves no room,
         for a temperature above 0 with the verifier `greedy`, and TypeError for an argument of another kind.
         """
-        if isinstance(sampling, Sampling):
-            tell_of_settings(self.target, sampling)
+        tell_of_settings(self.target, sampling)
         asking = self.answer(prompt, max_new_tokens, sampling, stop, streamer, seed, reuse, log_probs, **others)
         return self.led(lambda: self.compute(asking))
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from integrations import sweep_generate as sweep
 
-from opt_tree import Decoder
+from opt_tree.integrations import hf_generate
 
 FEW = ("greedy, a dict", "num_beams", "a padded batch", "token_healing")
 
@@ -42,16 +42,16 @@ def test_calls_are_counted_by_what_came_of_them(capsys, tmp_path):
     ],
 )
 def test_another_answer_has_failed(wrong, told, capsys, monkeypatch):
-    right = Decoder.__call__
+    right = hf_generate._generate
 
-    def off(self, *args, **given):
-        out = right(self, *args, **given)
+    def off(*args, **given):
+        out = right(*args, **given)
         changed = wrong(out)
         if changed is not out and hasattr(out, "keys"):
             changed = type(out)(**changed)
         return changed
 
-    monkeypatch.setattr(Decoder, "__call__", off)
+    monkeypatch.setattr(hf_generate, "_generate", off)
     assert sweep.main(["llama"], here) == 1
     said = capsys.readouterr().out
     assert "- failed: 1" in said and f"| 1 | failed | llama, {told}" in said
