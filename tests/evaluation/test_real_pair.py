@@ -7,6 +7,7 @@ import pytest
 
 from experiments.real_pair import __main__ as real_pair
 from experiments.real_pair import measure, sampled
+from experiments.real_pair import plots as real_pair_plots
 from experiments.real_pair.lockstep import Stored, Way, steps_along
 from experiments.real_pair.measure import lines
 from experiments.real_pair.questions import asked, in_rounds
@@ -94,6 +95,20 @@ def test_the_whole_command_goes_on_and_draws(tmp_path: Path, capsys: pytest.Capt
         assert {text.sums(name)[0] for name in text.steps} == {length}
     for one in json.loads((tmp_path / "tables.json").read_text()):
         assert one["rows"] and {len(row) for row in one["rows"]} == {len(one["columns"])}
+
+
+def test_the_picture_s_axis_ends_where_its_lines_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A size that some text lacks has no point, and no tick either."""
+    row = [0, 4, 3, True, 2.5, 4, 2, 3, 5]
+    names = ("opt 8", "opt 25", "opt 60", "opt 60, fitted")
+    both = [{"set": "s", "id": n, "steps": {name: [row, row] for name in names}} for n in ("1", "2")]
+    both[0]["steps"]["opt 140"] = [row]
+    made = []
+    monkeypatch.setattr(real_pair_plots.plots, "save", lambda figure, path: made.append(figure) or path)
+    real_pair_plots.draw_all(Along.all_of(both), tmp_path)
+    left = made[0].axes[0]
+    assert [tick.get_text() for tick in left.get_xticklabels()] == ["8", "25", "60"]
+    assert left.get_xlim()[1] < 70
 
 
 def test_both_models_can_be_quantised(kernel: None, capsys: pytest.CaptureFixture) -> None:
