@@ -81,6 +81,8 @@ def test_the_whole_command_goes_on_and_draws(tmp_path: Path, capsys: pytest.Capt
     assert checked["texts"] == checked["texts equal"] == 12 and checked["steps"] == checked["steps equal"] > 12
     assert checked["differ"] == []
     assert (tmp_path / "steps.jsonl").read_text() == steps
+    assert real_pair.main([*command, "--check", "1", "--only", "opt 8"]) == 0  # of what is there, these alone
+    assert json.loads(capsys.readouterr().out.splitlines()[-1])["checked"]["texts"] == 1
     drawn = (tmp_path / "sampled.jsonl").read_text()
     assert real_pair.main([*command, "--sampled", "2"]) == 0 and (tmp_path / "sampled.jsonl").read_text() == drawn
     for line in map(json.loads, drawn.splitlines()):
