@@ -24,17 +24,25 @@ class Options:
 
     base_model_path: str = option("smollm2", "the model: a known name, a folder, a .gguf file or 'demo'")
     gguf: str | None = option(None, "the same model for llama.cpp and OpenVINO; by default what it was converted from")
-    assistant: str | None = option(None, "folder of a causal LM that assists transformers")
+    assistant: str | None = option(
+        None,
+        "a causal LM that assists transformers, named likewise; its GGUF file, if any, drafts in the other engines",
+    )
     drafters: str | None = option(
         None,
         "comma list of what drafts for opt_tree, SPEC or SPEC@NODES/THRESHOLD; by default what belongs to it",
         aliases=["--drafter"],
     )
     peers: str = option(",".join(GROUPS), "comma list of groups of peers")
-    texts: str = option("chat", "comma list: chat is --bench-name; repeated is made of spec_bench and humaneval")
+    texts: str = option(
+        "chat",
+        "comma list; chat: --bench-name; repeated: of spec_bench and humaneval; body: of a function of humaneval",
+    )
     weights: str = option("full,int8,int4", "comma list: what opt_tree's weights have; full is --dtype")
     cores: str = option("1,2", "comma list: how many cores, one measurement each")
     eager: bool = option(False, "leave out opt_tree with compiled forwards, which are made once, in minutes")
+    share: bool = option(False, "peers of torch with the same weights in one process; peak memory is theirs together")
+    only: str | None = option(None, "semicolon list of the peers' names: these alone, where the models do not fit")
     dtype: str = option("auto", "of transformers and opt_tree")
     bench_name: str = option("mt_bench", "question set; the first turns are asked")
     data_dir: str | None = option(None, "where question sets lie, looked in first")
@@ -92,14 +100,15 @@ from contextlib import contextmanager
 from dataclasses import asdict, replace
 from typing import Any
 
+from evaluation.answers.metrics import estimate
 from evaluation.command_line import print_json, table
 from evaluation.questions.prompts import Prompter
 from evaluation.questions.sets import load_set, select
 from evaluation.timing import processor
 from experiments.other_engines.engines import Settings, bf16_gguf
 from experiments.other_engines.measuring import Measured, Run, measure
-from experiments.other_engines.registry import BASE, REFERENCE, peers_of
-from experiments.other_engines.texts import repeated
+from experiments.other_engines.registry import BASE, REFERENCE, Peer, peers_of
+from experiments.other_engines.texts import bodies, repeated
 from opt_tree.models.checkpoints import as_dtype, load_tokenizer
 from opt_tree.models.named import resolve
 from opt_tree.stop import Stop
@@ -119,27 +128,38 @@ def run(options: Options) -> int:
     stops = frozenset() if ends is None else frozenset([ends])
     prompter = Prompter(tokenizer, Stop(stops))
     asked = {"chat": [question.turns[0] for question in chosen]}
-    if "repeated" in options.texts:
+    kinds = options.texts.split(",")
+    if "repeated" in kinds:
         asked["repeated"] = repeated(options.limit, options.data_dir, options.fetch)
-    prompts = {kind: [prompter.encode([one], []) for one in asked[kind]] for kind in options.texts.split(",")}
+    prompts = {kind: [prompter.encode([one], []) for one in asked.get(kind, [])] for kind in kinds}
+    if "body" in kinds:
+        known = bodies(options.limit, options.data_dir, options.fetch)
+        prompts["body"] = [
+            [*prompter.encode([one.message], []), *tokenizer(one.given, add_special_tokens=False).input_ids]
+            for one in known
+        ]
     context = max(len(one) for some in prompts.values() for one in some) + options.max_new_tokens + 64
     dtype = str(as_dtype(options.dtype, "cpu")).removeprefix("torch.")
-    common = Settings(
-        folder, 1, context, sorted(stops), dtype, _gguf_of(options, folder), assistant=options.assistant or ""
-    )
+    assistant = resolve(options.assistant, "draft") if options.assistant else ""
+    assistant_gguf = str(file) if assistant and (file := Path(assistant) / "source.gguf").is_file() else ""
+    common = Settings(folder, 1, context, sorted(stops), dtype, _gguf_of(options, folder), assistant=assistant)
     output = Path(options.output)
     output.write_text("")
     measured = []
-    with _bf16(common.gguf, options.groups) as bf16:
+    with _bf16(common.gguf, options.groups if options.only is None else options.only.split("bf16")[1:]) as bf16:
         for count in whole_numbers(options.cores):
             cores = sorted(os.sched_getaffinity(0))[:count]
+            settings = replace(common, threads=count)
             peers = peers_of(
-                replace(common, threads=count), bf16, options.named_drafters, options.groups, options.trees
+                settings, bf16, options.named_drafters, options.groups, options.trees, assistant_gguf, options.eager
             )
-            peers = [peer for peer in peers if not (options.eager and peer.settings.compile)]
-            for kind, some in prompts.items():
-                run = Run(some, options.max_new_tokens, stops, TIMEOUT, output, kind)
-                measured += measure(peers, cores, run)
+            if options.only is not None:
+                peers = named(peers, options.only)
+            runs = [
+                Run(some, options.max_new_tokens, stops, TIMEOUT, output, kind, options.share)
+                for kind, some in prompts.items()
+            ]
+            measured += measure(peers, cores, *runs)
     found = figures(measured)
     left_out = [f"{one.name}, {one.cores} cores: left out, {one.failed}" for one in measured if one.failed]
     load = f", load {os.getloadavg()[0]:.1f}"
@@ -148,6 +168,14 @@ def run(options: Options) -> int:
     print(table(found), *left_out, f"answers in {output}", sep="\n")
     print_json(options.json, {"options": asdict(options), "machine": processor(), "peers": found, "left out": left_out})
     return int(all(one.failed for one in measured))
+
+
+def named(peers: Sequence[Peer], only: str) -> list[Peer]:
+    """The peers of these names. ValueError for a name that none has."""
+    wanted = [name.strip() for name in only.split(";")]
+    if unknown := set(wanted) - {peer.name for peer in peers}:
+        raise ValueError(f"--only {', '.join(sorted(unknown))}: there are {'; '.join(peer.name for peer in peers)}")
+    return [peer for peer in peers if peer.name in wanted]
 
 
 def _gguf_of(options: Options, folder: str) -> str:
@@ -179,11 +207,16 @@ def figures(measured: Sequence[Measured]) -> list[dict[str, Any]]:
     for one in measured:
         if not one.answers:
             continue
-        base, reference = (_beside(one, measured, name) for name in (BASE, REFERENCE))
+        base, reference, plain = (_beside(one, measured, name) for name in (BASE, REFERENCE, one.plain))
         row = {"texts": one.texts, "peer": one.name, "weights": one.weights, "cores": one.cores}
         row |= {
             "tokens/s": _rate(one),
+            "95 %": _interval([one]),
             "x transformers": _rate(one) / _rate(base) if base else None,
+            "x plain": _rate(one) / _rate(plain) if plain else None,
+            "x plain 95 %": _interval([one, plain]) if plain and plain is not one else None,
+            "tokens a step": _tokens_a_step(one),
+            "plain's text": f"{_equal(one, plain)}/{len(one.answers)}" if plain else None,
             "first token ms": 1000 * statistics.median(answer["first_seconds"] or 0 for answer in one.answers),
             "load s": one.load_seconds,
             "peak MB": max(answer["peak_mb"] for answer in one.answers),
@@ -203,7 +236,27 @@ def _rate(one: Measured) -> float:
     return sum(len(answer["tokens"]) for answer in one.answers) / sum(answer["seconds"] for answer in one.answers)
 
 
+def _interval(some: list[Measured]) -> str | None:
+    """Of the rate of the first, or of how many times that of the second it is: by resampling prompts."""
+    sums = [
+        [value for answer in answers for value in (len(answer["tokens"]), answer["seconds"])]
+        for answers in zip(*(one.answers for one in some), strict=True)
+    ]
+
+    def of(drawn: Any) -> Any:
+        rate = drawn[..., 0] / drawn[..., 1]
+        return rate / (drawn[..., 2] / drawn[..., 3]) if len(some) > 1 else rate
+
+    ends = estimate(sums, of)[1]
+    return None if ends is None else " to ".join(f"{end:.2f}" for end in ends)
+
+
+def _tokens_a_step(one: Measured) -> float | None:
+    steps = [answer.get("steps") for answer in one.answers]
+    return None if None in steps else sum(len(answer["tokens"]) for answer in one.answers) / sum(filter(None, steps))
+
+
 def _equal(one: Measured, reference: Measured) -> int:
-    """How many texts are those of float32 greedy decoding."""
+    """How many texts are the same."""
     pairs = zip(one.answers, reference.answers, strict=True)
     return sum(answer["tokens"] == expected["tokens"] for answer, expected in pairs)

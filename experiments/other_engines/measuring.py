@@ -7,7 +7,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -39,12 +39,16 @@ class Process:
             env=environment,
             cwd=Path(__file__).parents[2],
         )
-        self._send({"engine": engine, "settings": asdict(settings), "cores": cores})
+        self._settings = asdict(settings)
+        self._send({"engine": engine, "settings": self._settings, "cores": cores})
         self.load_seconds: float = self._receive()["load_seconds"]
 
-    def ask(self, prompt: list[int], limit: int) -> dict[str, Any]:
-        """One greedy answer: its tokens, its seconds, those to its first token, and the peak memory so far."""
-        self._send({"prompt": prompt, "limit": limit})
+    def ask(self, prompt: list[int], limit: int, settings: Settings | None = None) -> dict[str, Any]:
+        """One greedy answer: its tokens, seconds, those to its first token, its steps, and the peak memory so far.
+
+        `settings`: of a peer that shares the process of the one that it was started for.
+        """
+        self._send({"prompt": prompt, "limit": limit, "settings": asdict(settings) if settings else self._settings})
         return self._receive()
 
     def close(self) -> None:
@@ -93,6 +97,8 @@ class Run:
     output: Path
     texts: str = "chat"
     """Of what kind the prompts are."""
+    share: bool = False
+    """Whether peers that load the same weights are one process. Its memory is theirs together then."""
 
 
 @dataclass
@@ -107,43 +113,62 @@ class Measured:
     answers: list[dict[str, Any]] = field(default_factory=list)
     """By prompt: `tokens` without the stop token, `seconds`, `first_seconds`, `peak_mb`."""
     failed: str | None = None
+    plain: str = ""
+    """The peer that decodes plainly with the same engine and weights."""
 
 
-def measure(peers: Sequence[Peer], cores: list[int], run: Run) -> list[Measured]:
+def measure(peers: Sequence[Peer], cores: list[int], *runs: Run) -> list[Measured]:
     """Start the peers on these cores, put every prompt to each of them in turn, and write the answers down."""
-    found = {peer.name: Measured(peer.name, len(cores), run.texts, peer.weights) for peer in peers}
+    found = [
+        {peer.name: Measured(peer.name, len(cores), run.texts, peer.weights, plain=peer.plain) for peer in peers}
+        for run in runs
+    ]
+    settings = {peer.name: peer.settings for peer in peers}
     running: dict[str, Process] = {}
+    shared: dict[Hashable, Process] = {}
     shown = {"leave": False, "mininterval": 0.1 if sys.stderr.isatty() else 30.0}  # a log gets two lines a minute
     try:
         for peer in tqdm(peers, desc=f"starting, {len(cores)} cores", **shown):
-            _try(found[peer.name], running, peer, cores, run)
-        places = [(name, index) for name, index in schedule(list(running), range(len(run.prompts)))] if running else []
-        for name, index in tqdm(places, desc=f"asking, {len(cores)} cores", **shown):
-            if name in running:
-                _ask(found[name], running, index, run)
+            _try(found[0][peer.name], running, peer, cores, runs[0], shared)
+        for run, measured in zip(runs, found, strict=True):
+            for name, one in measured.items():
+                one.load_seconds, one.failed = found[0][name].load_seconds, found[0][name].failed
+            places = [*schedule(list(running), range(len(run.prompts)))] if running else []
+            for name, index in tqdm(places, desc=f"asking, {len(cores)} cores", **shown):
+                if name in running:
+                    _ask(measured[name], running, index, run, settings[name])
     finally:
-        for process in running.values():
+        for process in set(running.values()):
             process.close()
-    return list(found.values())
+    return [one for measured in found for one in measured.values()]
 
 
-def _try(measured: Measured, running: dict[str, Process], peer: Peer, cores: list[int], run: Run) -> None:
+def _try(
+    measured: Measured,
+    running: dict[str, Process],
+    peer: Peer,
+    cores: list[int],
+    run: Run,
+    shared: dict[Hashable, Process],
+) -> None:
     """Start a peer and warm it up."""
     if (why := peer.missing) is None:
         try:
-            process = Process(peer.engine, peer.settings, cores, run.timeout)
+            process = shared.get(peer.loads) if run.share else None
+            if process is None:
+                process = shared[peer.loads] = Process(peer.engine, peer.settings, cores, run.timeout)
+                measured.load_seconds = process.load_seconds
             running[peer.name] = process
-            process.ask(run.prompts[0], 4)
-            measured.load_seconds = process.load_seconds
+            process.ask(run.prompts[0], 4, peer.settings)
             return
         except PeerError as error:
             why = str(error)
     _leave_out(measured, running, why)
 
 
-def _ask(measured: Measured, running: dict[str, Process], index: int, run: Run) -> None:
+def _ask(measured: Measured, running: dict[str, Process], index: int, run: Run, settings: Settings) -> None:
     try:
-        answer = running[measured.name].ask(run.prompts[index], run.limit)
+        answer = running[measured.name].ask(run.prompts[index], run.limit, settings)
     except PeerError as error:
         return _leave_out(measured, running, str(error))
     end = next((i for i, token in enumerate(answer["tokens"]) if token in run.stops), len(answer["tokens"]))
@@ -160,5 +185,6 @@ def _leave_out(measured: Measured, running: dict[str, Process], why: str) -> Non
     """One line, and the others go on. What it answered so far does not count: it is of other prompts than theirs."""
     measured.failed, measured.answers = why, []
     tqdm.write(f"{measured.name} is left out: {why}", file=sys.stderr)
-    if process := running.pop(measured.name, None):
+    process = running.pop(measured.name, None)
+    if process and process not in running.values():
         process.close()

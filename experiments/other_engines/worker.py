@@ -32,13 +32,16 @@ def serve(questions: TextIO, answers: TextIO) -> None:
         answers.write(json.dumps(found | {"peak_mb": peak_mb()}) + "\n")
         answers.flush()
 
-    answer = ENGINES[told["engine"]](Settings(**told["settings"]))
+    made = {json.dumps(told["settings"]): ENGINES[told["engine"]](Settings(**told["settings"]))}
     say({"load_seconds": time.perf_counter() - begin})
     for line in questions:
-        asked, clock = json.loads(line), Clock()
-        tokens = list(answer(asked["prompt"], asked["limit"], clock))
+        asked = json.loads(line)
+        if (how := json.dumps(asked["settings"])) not in made:  # another peer that shares the process
+            made[how] = ENGINES[told["engine"]](Settings(**asked["settings"]))
+        clock = Clock()
+        tokens = list(made[how](asked["prompt"], asked["limit"], clock))
         seconds = time.perf_counter() - clock.begin
-        say({"tokens": tokens, "seconds": seconds, "first_seconds": clock.first})
+        say({"tokens": tokens, "seconds": seconds, "first_seconds": clock.first, "steps": clock.steps})
 
 
 def main(arguments: list[str] | None = None) -> int:

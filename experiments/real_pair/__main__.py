@@ -4,7 +4,8 @@
 
 Three stages, each of which goes on where it was stopped: the target's plain texts (`texts.jsonl`); the drafter's
 temperature and acceptance rates, from texts that nothing is measured on (`fit.json`); the steps of every policy along
-the other texts (`steps.jsonl`), which takes no target. Then the tables, as text and as `tables.json`.
+the other texts (`steps.jsonl`), which takes no target. Then the tables, as text and as `tables.json`. `--check` and
+`--sampled` (`sampled.jsonl`) decode with both models.
 """
 
 import sys
@@ -26,6 +27,8 @@ class Options:
     max_new_tokens: int = option(128, "of a text, at most", least=2)
     only: str | None = option(None, "comma list: only the policies whose names begin so; see `ways.py`")
     check: int = option(0, "texts, the shortest, that are decoded with some trees: do steps agree?", least=0)
+    sampled: int = option(0, "texts, the first, that are decoded at temperature 1 with some trees", least=0)
+    weights: str | None = option(None, "int8 or int4: both models quantised, where the CPU multiplies no bfloat16")
     output: str = option("real_pair", "folder of the three files, and of the tables")
     width: int = option(8, "texts that are decoded at a time", least=1)
     minutes: float = option(600.0, "no further text is drafted along after so many", least=0)
@@ -33,6 +36,10 @@ class Options:
 
     def __post_init__(self) -> None:
         check_bounds(self)
+        if self.weights is not None:
+            from opt_tree.backends.quantised import check_weights
+
+            check_weights(self.weights)
 
 
 main = main_of("experiments.real_pair", Options, __doc__, "experiments.real_pair.measure:run", "stopped; it goes on")

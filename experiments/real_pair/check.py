@@ -19,7 +19,7 @@ def decoded(
     differ = []
     for text, along in texts:
         for name in CHECKED:
-            if name in along.steps:
+            if name in along.steps and name in ways:
                 policy, temperature = ways[name]
                 made = Decoder(target, drafter.calibrated(temperature), policy).generate(
                     text.prompt, text.limit, stop=Stop(text.ends)

@@ -12,6 +12,7 @@ import torch
 from tqdm import tqdm
 
 from evaluation.command_line import Value, counted, table
+from experiments.real_pair import sampled
 from experiments.real_pair.__main__ import Options
 from experiments.real_pair.check import decoded
 from experiments.real_pair.lockstep import Stored, Way, stepping_along
@@ -35,10 +36,11 @@ from opt_tree.training.fitting.calibrate import Likelihood
 _RANKS = 20
 
 
-def load(name: str, role: str) -> tuple[CausalLM, Any]:
+def load(name: str, role: str, weights: str | None) -> tuple[CausalLM, Any]:
     """Return a model in canonical arithmetic, in bfloat16 where this CPU multiplies it, and its tokenizer."""
     folder = resolve(name, role)
-    lm = load_causal_lm(folder, "auto", "cpu")
+    # Quantised weights are made of the file as it is: in bfloat16, where float32 would hold a copy of it all meanwhile.
+    lm = load_causal_lm(folder, "auto" if weights is None else "bfloat16", "cpu", weights=weights)
     if not isinstance(lm, CausalLM):
         raise ValueError(f"{name} is scored path by path; its trees are not drafted here")
     make_canonical(lm)
@@ -63,7 +65,7 @@ def decode_texts(options: Options, questions: list[Asked], path: Path) -> None:
     todo = [one for one in questions if (one.set, one.id) not in have]
     if not todo:
         return
-    lm, tokenizer = load(options.target, "target")
+    lm, tokenizer = load(options.target, "target", options.weights)
     ends = sorted(stop_tokens(lm.model, tokenizer))
 
     def job(one: Asked) -> Any:
@@ -139,13 +141,13 @@ def draft_along(
 
 
 def measure(options: Options, folder: Path) -> dict[str, Any] | None:
-    """Do what of the stages is not done; return what real decoding says, where that was asked for."""
+    """Do what of the stages is not done; return how real decoding agrees, where that was asked for."""
     sets = [asked(name, options.count, options.data_dir, options.fetch) for name in options.sets.split(",")]
     questions = list(in_rounds(sets))
     decode_texts(options, questions, folder / "texts.jsonl")
     known = {(line["set"], line["id"]): line for line in lines(folder / "texts.jsonl")}
     for_fit, others = ([known[one.set, one.id] for one in questions if one.fit is fit] for fit in (True, False))
-    lm, _ = load(options.drafter, "draft")
+    lm, _ = load(options.drafter, "draft", options.weights)
     drafter = CausalLMDrafter(lm)
     if not (folder / "fit.json").exists():
         write_text(folder / "fit.json", json.dumps(fit_to(drafter, for_fit), indent=1))
@@ -158,12 +160,21 @@ def measure(options: Options, folder: Path) -> dict[str, Any] | None:
             raise ValueError(f"--only {options.only}: no policy's name begins so")
     print(f"{counted(len(others), 'text')}, {len(ways)} policies; {len(for_fit)} for the fit")
     draft_along(drafter, others, ways, folder / "steps.jsonl", options)
+    have = {(line["set"], line["id"]) for line in lines(folder / "sampled.jsonl")}
+    drawn = [one for one in others[: options.sampled] if (one["set"], one["id"]) not in have]
+    if not options.check and not drawn:
+        return None
+    models = load(options.target, "target", options.weights)[0], drafter
+    for line in sampled.decoded(
+        models, [(one["set"], one["id"], stored(one)) for one in drawn], options.max_new_tokens
+    ):
+        append(folder / "sampled.jsonl", line)
     if not options.check:
         return None
     along = {(one.set, one.id): one for one in Along.all_of(lines(folder / "steps.jsonl"))}
     there = [(stored(one), along[one["set"], one["id"]]) for one in others if (one["set"], one["id"]) in along]
     shortest = sorted(there, key=lambda one: len(one[0].tokens))[: options.check]
-    return decoded((load(options.target, "target")[0], drafter), shortest, ways)
+    return decoded(models, shortest, ways)
 
 
 def run(options: Options) -> dict[str, Any]:
@@ -175,6 +186,8 @@ def run(options: Options) -> dict[str, Any]:
     if not texts:
         raise ValueError(f"nothing was drafted in {options.minutes:g} minutes: {folder / 'steps.jsonl'} is empty")
     found = all_tables(texts)
+    if drawn := list(lines(folder / "sampled.jsonl")):
+        found.append(sampled.sampled_table(drawn))
     for one in found:
         print(f"\n{one['title']}")
         print(table([dict(zip(one["columns"], map(_cell, row), strict=True)) for row in one["rows"]]))

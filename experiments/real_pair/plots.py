@@ -28,9 +28,11 @@ def draw_all(texts: Sequence[Along], folder: Path) -> list[Path]:
 
 def _by_nodes(axes: Axes, texts: Sequence[Along]) -> None:
     """A line a set, with the interval over texts; sizes that were drafted along all of its texts."""
+    drawn: set[int] = set()
     for one, colour in zip(dict.fromkeys(text.set for text in texts), COLOURS, strict=False):
         of_set = [text for text in texts if text.set == one]
         there = [nodes for nodes in SIZES if len(having(of_set, f"opt {nodes}")) == len(of_set)]
+        drawn |= set(there)
         found = [rate(of_set, f"opt {nodes}") for nodes in there]
         axes.plot(there, [value for value, _ in found], "o-", color=colour, markersize=3, label=one)
         ends = [interval or (value, value) for value, interval in found]
@@ -43,7 +45,7 @@ def _by_nodes(axes: Axes, texts: Sequence[Along]) -> None:
         title="OPT-Tree at threshold 0, ten layers",
         ylim=(1, None),
     )
-    axes.set_xticks(SIZES, map(str, SIZES))
+    axes.set_xticks(sorted(drawn), map(str, sorted(drawn)))  # no size that no line reaches
     axes.minorticks_off()
     axes.legend(fontsize=7)
 

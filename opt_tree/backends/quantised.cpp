@@ -156,6 +156,59 @@ struct Rows {
 };
 
 // The products of R rows and the outputs of a panel. Of what lies `ahead` a share is fetched meanwhile, `lines` of each group.
+#if defined(__AVX2__) && defined(__FMA__) && defined(__F16C__) && !defined(__AVX512F__)
+// With 16 short registers: eight outputs after the other, so that the sums of all rows stay in registers.
+template <int BITS, int R>
+void block(const uint8_t* panel, const Rows& rows, int64_t first, Vec (*out)[VECTORS], const uint8_t* ahead, int lines) {
+    constexpr int L = 8, PARTS = PANEL / L;
+    const int64_t groups = rows.groups, bytes = group_bytes(BITS);
+    const int8_t* numbers = rows.numbers.data() + first * groups * GROUP;
+    const float *scales = rows.scales.data() + first * groups, *shares = rows.shares.data() + first * groups;
+    const __m256i ones = _mm256_set1_epi16(1), low = _mm256_set1_epi8(15), offset = _mm256_set1_epi8(-128);
+    __m256 total[R][PARTS] = {};
+    for (int64_t g = 0; g < groups; ++g, panel += bytes, ahead += bytes) {
+        for (int line = 0; line < lines; ++line) __builtin_prefetch(ahead + line * LINE, 0, 2);
+        const auto four = [&](int r, int k) {  // numbers of a row, in each lane
+            int32_t q;
+            std::memcpy(&q, numbers + (r * groups + g) * GROUP + k * STEP, STEP);
+            return _mm256_set1_epi32(q);
+        };
+        const uint16_t* d = (const uint16_t*)(panel + PANEL * GROUP * BITS / 8);
+        for (int p = 0; p < PARTS; ++p) {
+            __m256i sum[R] = {};
+#pragma GCC unroll 8
+            for (int k = 0; k < GROUP / STEP; k += 8 / BITS) {
+                const __m256i u = _mm256_loadu_si256((const __m256i*)(panel + (k * BITS / 8 * PANEL + p * L) * STEP));
+                if (BITS == 4) {  // a group's products fit 16 bits: 16 times 15 * 127
+                    const __m256i one = _mm256_and_si256(u, low), two = _mm256_and_si256(_mm256_srli_epi16(u, 4), low);
+#pragma GCC unroll 8
+                    for (int r = 0; r < R; ++r) {
+                        sum[r] = _mm256_add_epi16(sum[r], _mm256_maddubs_epi16(one, four(r, k)));
+                        sum[r] = _mm256_add_epi16(sum[r], _mm256_maddubs_epi16(two, four(r, k + 1)));
+                    }
+                } else {  // two products do: neither number is below -127
+                    const __m256i w = _mm256_xor_si256(u, offset);
+#pragma GCC unroll 8
+                    for (int r = 0; r < R; ++r) {
+                        const __m256i q = four(r, k), two = _mm256_maddubs_epi16(_mm256_abs_epi8(q), _mm256_sign_epi8(w, q));
+                        sum[r] = _mm256_add_epi32(sum[r], _mm256_madd_epi16(two, ones));
+                    }
+                }
+            }
+            const __m256 scale = _mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)(d + p * L)));
+            const __m256 least = BITS == 4 ? _mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)(d + PANEL + p * L))) : __m256{};
+#pragma GCC unroll 8
+            for (int r = 0; r < R; ++r) {
+                const int64_t at = r * groups + g;
+                const __m256 found = _mm256_cvtepi32_ps(BITS == 4 ? _mm256_madd_epi16(sum[r], ones) : sum[r]);
+                total[r][p] = _mm256_fmadd_ps(found, _mm256_mul_ps(_mm256_set1_ps(scales[at]), scale), total[r][p]);
+                if (BITS == 4) total[r][p] = _mm256_fmadd_ps(_mm256_set1_ps(shares[at]), least, total[r][p]);
+            }
+        }
+    }
+    for (int r = 0; r < R; ++r) std::memcpy(out[r], total[r], sizeof total[r]);
+}
+#else
 template <int BITS, int R>
 void block(const uint8_t* panel, const Rows& rows, int64_t first, Vec (*out)[VECTORS], const uint8_t* ahead, int lines) {
     const int64_t groups = rows.groups, bytes = group_bytes(BITS);
@@ -205,6 +258,7 @@ void block(const uint8_t* panel, const Rows& rows, int64_t first, Vec (*out)[VEC
     for (int r = 0; r < R; ++r)
         for (int c = 0; c < VECTORS; ++c) out[r][c] = total[r][c];
 }
+#endif
 
 template <class Real>
 struct Product {

@@ -76,7 +76,8 @@ def test_the_kernel_does_what_its_definition_says_bit_by_bit() -> None:
 
 
 def test_another_kernel_is_noticed(tmp_path: Path) -> None:
-    name, old, new = "no_offset", "Ints{} - 128 * sums", "Ints{} - 127 * sums"
+    name = "scale"
+    old, new = "scales[at] = finite ? most / 127.f", "scales[at] = finite ? most / 126.f"
     source = quantised.SOURCE.read_text()
     assert source.count(old) == 1
     file, made = tmp_path / f"{name}.cpp", tmp_path / f"{name}.so"
@@ -87,17 +88,28 @@ def test_another_kernel_is_noticed(tmp_path: Path) -> None:
     assert not agrees_with_the_definition(getattr(torch.ops, name).quantised_linear.default)
 
 
-def test_a_processor_without_its_instructions_computes_the_same(tmp_path: Path) -> None:
-    file, made = tmp_path / "portable.cpp", tmp_path / "portable.so"
-    source = quantised.SOURCE.read_text().replace("FRAGMENT(opt_tree", "FRAGMENT(portable")
-    file.write_text(source.replace("IMPL(opt_tree", "IMPL(portable"))
-    subprocess.run([*kernels.command(file, made), "-march=x86-64-v2", "-mf16c", "-O0"], check=True)
+@pytest.mark.parametrize("processor", ["x86-64-v2 -mf16c -O0", "haswell"])
+def test_a_processor_without_its_instructions_computes_the_same(tmp_path: Path, processor: str) -> None:
+    """One without vectors of eight numbers, and one with these but without vectors of sixteen."""
+    if processor == "haswell" and torch.backends.cpu.get_cpu_capability() == "DEFAULT":
+        pytest.skip("this processor does not run such code")
+    name = f"portable_{processor[:3]}"
+    file, made = tmp_path / f"{name}.cpp", tmp_path / f"{name}.so"
+    source = quantised.SOURCE.read_text().replace("FRAGMENT(opt_tree", f"FRAGMENT({name}")
+    file.write_text(source.replace("IMPL(opt_tree", f"IMPL({name}"))
+    subprocess.run([*kernels.command(file, made), *f"-march={processor}".split()], check=True)
     torch.ops.load_library(str(made))
     for bits in (8, 4):
         for rows in (1, 7):
             x, packed = problem(rows, bits, rows)
-            found = torch.ops.portable.quantised_linear(x, packed, None, 70)
+            found = getattr(torch.ops, name).quantised_linear(x, packed, None, 70)
             assert torch.equal(bits_of(found), bits_of(multiply(x, packed, None, 70)))
+            extreme = x.sign() * 1e3  # every number of a row is 127 or -127: the largest sums
+            most = pack(extreme.new_ones(70, 72).where(torch.arange(72) % 32 > 0, -1), bits)
+            assert torch.equal(
+                bits_of(getattr(torch.ops, name).quantised_linear(extreme, most, None, 70)),
+                bits_of(multiply(extreme, most, None, 70)),
+            )
 
 
 @pytest.mark.parametrize("bits", [8, 4])

@@ -6,6 +6,8 @@ from pathlib import Path
 import pytest
 
 from experiments.real_pair import __main__ as real_pair
+from experiments.real_pair import measure, sampled
+from experiments.real_pair import plots as real_pair_plots
 from experiments.real_pair.lockstep import Stored, Way, steps_along
 from experiments.real_pair.measure import lines
 from experiments.real_pair.questions import asked, in_rounds
@@ -73,16 +75,62 @@ def test_the_whole_command_goes_on_and_draws(tmp_path: Path, capsys: pytest.Capt
     assert found["texts"] == 3 and (tmp_path / "texts.jsonl").read_text() == texts
     assert [Path(path).stat().st_size > 5000 for path in found["pictures"]] == [True]
     steps = (tmp_path / "steps.jsonl").read_text()
-    assert real_pair.main([*command, "--check", "2"]) == 0  # nothing is missing, nothing is written
-    checked = json.loads(capsys.readouterr().out.splitlines()[-1])["checked"]
+    assert real_pair.main([*command, "--check", "2", "--sampled", "2"]) == 0  # nothing is missing, nothing is written
+    said = json.loads(capsys.readouterr().out.splitlines()[-1])
+    checked = said["checked"]
     assert checked["texts"] == checked["texts equal"] == 12 and checked["steps"] == checked["steps equal"] > 12
     assert checked["differ"] == []
     assert (tmp_path / "steps.jsonl").read_text() == steps
+    assert real_pair.main([*command, "--check", "1", "--only", "opt 8"]) == 0  # of what is there, these alone
+    assert json.loads(capsys.readouterr().out.splitlines()[-1])["checked"]["texts"] == 1
+    drawn = (tmp_path / "sampled.jsonl").read_text()
+    assert real_pair.main([*command, "--sampled", "2"]) == 0 and (tmp_path / "sampled.jsonl").read_text() == drawn
+    for line in map(json.loads, drawn.splitlines()):
+        assert line["tokens"].keys() == line["steps"].keys() == sampled.WAYS.keys()
+        assert len({tuple(tokens) for tokens in line["tokens"].values()}) == 1
+        for name, steps in line["steps"].items():
+            assert sum(step[0] for step in steps) == len(line["tokens"][name]) > 0
+    found = next(one for one in said["tables"] if one["title"] == "Temperature 1")
+    assert [row[-1] for row in found["rows"]] == ["2 of 2"] * len(sampled.WAYS)
     for text in Along.all_of(lines(tmp_path / "steps.jsonl")):
         length = next(len(line["tokens"]) for line in lines(tmp_path / "texts.jsonl") if line["id"] == text.id)
         assert {text.sums(name)[0] for name in text.steps} == {length}
     for one in json.loads((tmp_path / "tables.json").read_text()):
         assert one["rows"] and {len(row) for row in one["rows"]} == {len(one["columns"])}
+
+
+def test_the_picture_s_axis_ends_where_its_lines_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A size that some text lacks has no point, and no tick either."""
+    row = [0, 4, 3, True, 2.5, 4, 2, 3, 5]
+    names = ("opt 8", "opt 25", "opt 60", "opt 60, fitted")
+    both = [{"set": "s", "id": n, "steps": {name: [row, row] for name in names}} for n in ("1", "2")]
+    both[0]["steps"]["opt 140"] = [row]
+    made = []
+    monkeypatch.setattr(real_pair_plots.plots, "save", lambda figure, path: made.append(figure) or path)
+    real_pair_plots.draw_all(Along.all_of(both), tmp_path)
+    left = made[0].axes[0]
+    assert [tick.get_text() for tick in left.get_xticklabels()] == ["8", "25", "60"]
+    assert left.get_xlim()[1] < 70
+
+
+def test_both_models_can_be_quantised(kernel: None, capsys: pytest.CaptureFixture) -> None:
+    lm, _ = measure.load("demo", "target", "int4")
+    assert lm.canonical and {type(layer).__name__ for layer in lm.model.modules()} >= {"QuantisedLinear"}
+    assert real_pair.main(["--weights", "int3"]) == 2 and "int8 or int4" in capsys.readouterr().err
+
+
+def test_at_temperature_1_rates_are_of_the_same_texts() -> None:
+    """Ratios of sums, the difference from the chain of ten, and a text that is another tree's."""
+
+    def line(name: str, chain: list[int], others: list[int]) -> dict:
+        steps = {way: [[n, 2, 1.5] for n in (chain if way == "chain 10" else others)] for way in sampled.WAYS}
+        return {"set": name, "id": "1", "steps": steps, "tokens": {way: [1] for way in sampled.WAYS} | {"opt 60": [2]}}
+
+    found = sampled.sampled_table([line("a", [2, 2], [4]), line("b", [1, 1, 1, 1], [2, 2])])
+    rows = {row[2]: dict(zip(found["columns"], row, strict=True)) for row in found["rows"]}
+    assert rows[60]["tokens a step"] == round(8 / 3, 2) and (rows[60]["a"], rows[60]["b"]) == (4, 2)
+    assert rows[60]["less the chain of ten"] == round(8 / 3 - 8 / 6, 2) and rows[10]["less the chain of ten"] is None
+    assert rows[60]["same text as the chain of six"] == "0 of 2" and rows[8]["E(A)"] == 1.5
 
 
 def test_rates_are_ratios_of_sums() -> None:
