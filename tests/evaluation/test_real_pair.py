@@ -113,7 +113,7 @@ def test_the_picture_s_axis_ends_where_its_lines_do(tmp_path: Path, monkeypatch:
     assert left.get_xlim()[1] < 70
 
 
-def test_both_models_can_be_quantised(kernel: None, capsys: pytest.CaptureFixture) -> None:
+def test_both_models_can_be_quantised(quantised_kernel: None, capsys: pytest.CaptureFixture) -> None:
     lm, _ = measure.load("demo", "target", "int4")
     assert lm.canonical and {type(layer).__name__ for layer in lm.model.modules()} >= {"QuantisedLinear"}
     assert real_pair.main(["--weights", "int3"]) == 2 and "int8 or int4" in capsys.readouterr().err
@@ -127,7 +127,7 @@ def test_at_temperature_1_rates_are_of_the_same_texts() -> None:
         return {"set": name, "id": "1", "steps": steps, "tokens": {way: [1] for way in sampled.WAYS} | {"opt 60": [2]}}
 
     found = sampled.sampled_table([line("a", [2, 2], [4]), line("b", [1, 1, 1, 1], [2, 2])])
-    rows = {row[2]: dict(zip(found["columns"], row, strict=True)) for row in found["rows"]}
+    rows = {row[1]: dict(zip(found["columns"], row, strict=True)) for row in found["rows"]}
     assert rows[60]["tokens a step"] == round(8 / 3, 2) and (rows[60]["a"], rows[60]["b"]) == (4, 2)
     assert rows[60]["less the chain of ten"] == round(8 / 3 - 8 / 6, 2) and rows[10]["less the chain of ten"] is None
     assert rows[60]["same text as the chain of six"] == "0 of 2" and rows[8]["E(A)"] == 1.5
