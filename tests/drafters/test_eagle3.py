@@ -18,7 +18,8 @@ from opt_tree import Decoder, OptTree, Sampling, load_drafter
 from opt_tree.grow import draft
 from opt_tree.methods.drafters.draft_vocabulary import VOCABULARY, take_vocabulary, vocabulary_tensors
 from opt_tree.methods.drafters.heads.eagle import EagleDrafter, load_eagle
-from opt_tree.methods.drafters.heads.eagle3 import NORMS, Eagle3Drafter, Eagle3Head, load_eagle3
+from opt_tree.methods.drafters.heads.eagle3 import Eagle3Drafter, load_eagle3
+from opt_tree.methods.drafters.heads.eagle3_head import NORMS, Eagle3Head
 from opt_tree.methods.policies.sampled import Sampled
 from opt_tree.methods.verifiers.multi_round_rejection import multi_round
 from opt_tree.models.causal_lm import CausalLM
@@ -247,13 +248,13 @@ def spoilt(folder: Path, config: dict[str, Any] | None = None, **tensors: Tensor
         ({"norm_before_fc": True}, {}, "missing input_norm.weight"),
         ({"fc_norm": True}, {}, "missing fc_norm.0.weight; missing fc_norm.1.weight; missing fc"),
         ({"fc_norm": True, "norm_before_fc": True}, {}, "its config sets both fc_norm and norm_before_fc"),
-        ({"eagle_config": {"use_mtp_layernorm": True}}, {}, "its config sets eagle_config.use_mtp_layernorm, which is"),
+        ({"eagle_config": {"use_mtp_layernorm": True}}, {}, "its config sets eagle_config.use_mtp_layernorm to True"),
         ({"eagle_config": {"use_aux_hidden_state": False}}, {}, "its config sets eagle_config.use_aux_hidden_state"),
         ({"num_hidden_layers": 2}, {}, "one layer, this config has 2"),
         ({"draft_vocab_size": 9}, {}, f"draft_vocab_size is 9, d2t has {len(KNOWN)}"),
         ({}, {"d2t": None, "t2d": None}, f"draft_vocab_size is {len(KNOWN)}, d2t has none"),
         ({}, {"norm.weight": None, "x": torch.zeros(1)}, "missing norm.weight; unexpected x"),
-        ({}, {"fc.weight": torch.zeros(HIDDEN, 2)}, "fc.weight is"),
+        ({}, {"fc.weight": torch.zeros(HIDDEN, 2)}, "fc.weight has 2 columns"),
         ({}, {"midlayer.hidden_norm.weight": torch.zeros(2)}, "midlayer.hidden_norm.weight is"),
         ({"target_hidden_size": 8}, {"fc.weight": torch.zeros(HIDDEN, 24)}, "the head reads features 8 wide"),
         ({"hidden_size": "wide"}, {}, "its config is not one of a Llama layer"),

@@ -21,7 +21,8 @@ from transformers import LlamaConfig
 
 from opt_tree import Decoder, OptTree, load_drafter
 from opt_tree.methods.drafters.heads.eagle import EagleDrafter
-from opt_tree.methods.drafters.heads.eagle3 import Eagle3Drafter, Eagle3Head, published_layers
+from opt_tree.methods.drafters.heads.eagle3 import Eagle3Drafter, published_layers
+from opt_tree.methods.drafters.heads.eagle3_head import Eagle3Head
 from opt_tree.methods.drafters.heads.eagle_head import EagleHead
 from opt_tree.models.causal_lm import CausalLM
 from opt_tree.training.heads import features, run, train

@@ -10,7 +10,8 @@ from transformers import LlamaConfig, PreTrainedModel
 from transformers.models.llama.modeling_llama import LlamaAttention
 
 from opt_tree.methods.drafters.draft_vocabulary import vocabulary_tensors
-from opt_tree.methods.drafters.heads.eagle3 import ENTERED, NORMS, Eagle3Head
+from opt_tree.methods.drafters.heads.eagle3_files import ENTERED
+from opt_tree.methods.drafters.heads.eagle3_head import NORMS, Eagle3Head
 from opt_tree.training.files import write_checkpoint
 from opt_tree.training.plans import LAYOUTS
 

@@ -13,7 +13,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from opt_tree.methods.drafters.heads.eagle3 import Eagle3Head
+from opt_tree.methods.drafters.heads.eagle3_head import Eagle3Head
 from opt_tree.models.output_scaling import Scaling, scaling_of
 from opt_tree.training.heads.batches import Batch, most_frequent
 from opt_tree.training.heads.eagle import passes

@@ -80,7 +80,8 @@ import torch
 from safetensors.torch import load_file
 from transformers import PreTrainedModel
 
-from opt_tree.methods.drafters.heads.eagle3 import Eagle3Head, chosen_layers
+from opt_tree.methods.drafters.heads.eagle3 import chosen_layers
+from opt_tree.methods.drafters.heads.eagle3_head import Eagle3Head
 from opt_tree.methods.drafters.heads.eagle_head import EagleHead
 from opt_tree.models.checkpoints import load_weights
 from opt_tree.system.command_line import from_fields

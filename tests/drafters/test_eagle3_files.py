@@ -1,0 +1,142 @@
+"""EAGLE-3 heads as SpecForge, ModelOpt, SGLang and speculators write them: layers, names, tensors, what is refused."""
+
+import pytest
+import torch
+from drafters.published_head import (
+    DEPTH,
+    Loops,
+    check_laws,
+    head_weights,
+    target_of,
+    write_head,
+)
+from texts import refused
+from tiny_models import HIDDEN, prompt
+
+from opt_tree import Decoder, OptTree
+from opt_tree.methods.drafters.heads.eagle3 import load_eagle3
+from opt_tree.methods.drafters.heads.eagle3_files import ENTERED, Reading, read_layers
+from opt_tree.methods.policies.static import Static
+
+POLICIES = {"chain of 4": Static.chain(4), "tree of 7": OptTree(7, 0.0, 3)}
+DEFAULT = [2, DEPTH // 2, DEPTH - 3]
+"""The states that a head reads which names none, as hs[k]."""
+
+
+def nested(*ids, **more):
+    return {"eagle_config": {ENTERED: list(ids), "use_aux_hidden_state": True, **more}}
+
+
+READ = [
+    # SpecForge, ModelOpt: outputs where the first id is 1.
+    (nested(1, 3, 4), [2, 4, 5], False),
+    (nested(2, 4, 5), [2, 4, 5], False),
+    (nested(4, 6, DEPTH), [4, 6, DEPTH], True),
+    (nested(1, 6, DEPTH), [1, 6, DEPTH], True),
+    (nested(1, 3, eagle_aux_layer_semantics="vllm"), [1, 3], True),
+    (nested(4, 3, eagle_aux_layer_semantics="sglang"), [5, 4], True),
+    (nested(3), [3], False),
+    (nested(5, 1, 2, 2), [5, 1, 2, 2], False),
+    (nested(1, 3, 4) | {ENTERED: [2, 4, 5]}, [2, 4, 5], True),
+    ({ENTERED: [1, 3, 4]}, [1, 3, 4], True),
+    ({"target_layer_ids": [1, 3, 7]}, [2, 4, 8], True),
+    ({"speculators_model_type": "eagle3", "aux_hidden_state_layer_ids": [1, 3, 4]}, [1, 3, 4], True),
+    ({}, None, True),
+    (nested(), None, True),
+    ({"eagle_config": {ENTERED: None}}, None, True),
+]
+
+
+@pytest.mark.parametrize(("settings", "states", "told"), READ, ids=str)
+def test_layers_are_read_by_the_convention_of_who_wrote_them(settings, states, told):
+    reading = read_layers(settings, DEPTH)
+    assert reading.told is told
+    assert reading.layers() == (None if states is None else tuple(one - 1 for one in states))
+
+
+def test_the_other_reading_is_one_layer_off():
+    reading = Reading((3, 1), True, False)
+    assert (reading.layers(), reading.layers(False)) == ((2, 0), (3, 1))
+
+
+@pytest.mark.parametrize("policy", POLICIES.values(), ids=POLICIES)
+@pytest.mark.parametrize("case", [0, 2, 5, 6, 7, 12], ids=lambda case: str(READ[case][0]))
+def test_laws_are_those_of_the_layer_written_with_loops(tmp_path, policy, case):
+    settings, states, _ = READ[case]
+    weights, target = head_weights(len(states or DEFAULT)), target_of()
+    drafter = load_eagle3(write_head(tmp_path / "head", weights, **settings), target)
+    check_laws(drafter, target, Loops(weights, states or DEFAULT), policy)
+
+
+def test_a_list_permuted_with_the_columns_of_fc_gives_the_same_laws(tmp_path):
+    weights, orders = head_weights(4), [(0, 1, 2, 3), (2, 0, 3, 1)]
+    ids, blocks, rows = [2, 4, 5, 7], weights["fc.weight"].chunk(4, 1), []
+    for order in orders:
+        weights["fc.weight"] = torch.cat([blocks[one] for one in order], 1)
+        settings = nested(*(ids[one] for one in order))
+        target = target_of()
+        drafter = load_eagle3(write_head(tmp_path / str(order), weights, **settings), target)
+        steps = Decoder(target, drafter, POLICIES["tree of 7"]).steps(prompt(6), 5)
+        rows.append([(step.tree.tokens.tolist(), step.tree.path_log_probs) for step in steps])
+    for (tokens, masses), (others, theirs) in zip(*rows, strict=True):
+        assert tokens == others and abs(masses - theirs).max() < 1e-10
+
+
+def test_layers_that_are_given_count_more_than_the_file(tmp_path):
+    weights, target = head_weights(2), target_of()
+    folder = write_head(tmp_path / "head", weights, **nested(2, 4))
+    drafter = load_eagle3(folder, target, layers=(5, 0))
+    assert drafter.features == (5, 0)
+    check_laws(drafter, target, Loops(weights, [6, 1]), POLICIES["chain of 4"])
+
+
+@pytest.mark.parametrize("left", ["input_layernorm", "norm"])
+def test_a_norm_that_modelopt_leaves_out_is_the_identity(tmp_path, left):
+    weights, target = head_weights(), target_of()
+    name = {"input_layernorm": "midlayer.input_layernorm.weight", "norm": "norm.weight"}[left]
+    setting = {"input_layernorm": "use_input_layernorm_in_first_layer", "norm": "use_last_layernorm"}[left]
+    del weights[name]
+    folder = write_head(tmp_path / "head", weights, eagle_config={setting: False, "next_layer_regular": True})
+    check_laws(load_eagle3(folder, target), target, Loops(weights, DEFAULT), POLICIES["chain of 4"])
+
+
+def test_modelopt_s_other_settings_change_nothing(tmp_path):
+    harmless = {"use_mtp_layernorm": False, "parallel_draft_step": 1, "parallel_draft_heads_num_layers": 1}
+    folder = write_head(tmp_path / "head", head_weights(), **nested(1, 3, 4, **harmless, use_last_layernorm=True))
+    assert load_eagle3(folder, target_of()).features == (1, 3, 4)
+
+
+@pytest.mark.parametrize(
+    ("states", "changes", "message"),
+    [
+        (3, nested(1, 3, 4, parallel_draft_step=4), "its config sets eagle_config.parallel_draft_step to 4, which no"),
+        (3, {"use_mtp_layernorm": True}, "its config sets use_mtp_layernorm to True, which nothing"),
+        (3, nested(1, 3, 4, next_layer_regular=False), "eagle_config.next_layer_regular to False"),
+        (3, nested(1, 3, 4, some_new_key=1), "its config sets eagle_config.some_new_key, which is not understood"),
+        (3, {"eagle_config": [1]}, "its config's eagle_config is no group of settings"),
+        (3, nested(1, 3), r"fc.weight reads 3 states, and these are 2 layers: \[1, 3\]"),
+        (2, {}, "fc.weight reads 2 states, and its config does not name their layers"),
+        (3, nested(1, 3, 4, num_aux_hidden_states=2), "names 3 layers, and num_aux_hidden_states is 2"),
+        (3, nested(1, 3, DEPTH + 1), "no list of layers of a target of 8"),
+        (3, nested(1, 3, "4"), "no list of layers"),
+        (3, nested(0, 3, 4), r"it reads the target's embeddings \(layer ids \[0, 3, 4\]\)"),
+        (3, {ENTERED: [0, 3, 4]}, "it reads the target's embeddings"),
+        (3, nested(1, 3, DEPTH, eagle_aux_layer_semantics="sglang"), "the output of layer 8, the target has layers 0"),
+        (3, nested(1, 3, 4, eagle_aux_layer_semantics="x"), "eagle_aux_layer_semantics to 'x'; there are"),
+        (
+            3,
+            nested(1, 3, 4) | {ENTERED: [1, 3, 5]},
+            r"names layers twice: \[1, 3, 4\] in eagle_config, and \[1",
+        ),
+        (3, {ENTERED: [1, 3, 4], "aux_hidden_state_layer_ids": [1, 3, 5]}, "names layers twice: eagle_aux"),
+    ],
+)
+def test_what_a_config_asks_for_in_vain_is_refused_in_one_line(tmp_path, states, changes, message):
+    refused(f"eagle:{write_head(tmp_path / 'head', head_weights(states), **changes)}", target_of(), message)
+
+
+def test_columns_of_fc_are_whole_states(tmp_path):
+    weights = head_weights()
+    weights["fc.weight"] = weights["fc.weight"][:, :-1]
+    folder = write_head(tmp_path / "head", weights)
+    refused(f"eagle:{folder}", target_of(), f"fc.weight has {3 * HIDDEN - 1} columns: no whole number of states that")
