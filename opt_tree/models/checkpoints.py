@@ -128,17 +128,20 @@ def load_tokenizer(path: str) -> PreTrainedTokenizerBase:
 
 
 def load_tensors(
-    path: str, names: tuple[str, ...] = ("model.safetensors",), pickle: str = "pytorch_model.bin"
+    path: str,
+    names: tuple[str, ...] = ("model.safetensors",),
+    pickle: str = "pytorch_model.bin",
+    unfilled: tuple[str, ...] = (),
 ) -> dict[str, Tensor]:
-    """Read a checkpoint's tensors from safetensors, else from a pickle that may hold tensors only."""
+    """Read a checkpoint's tensors from safetensors, whole or in parts, else from a pickle that may hold tensors only.
+
+    Parts are those that `model.safetensors.index.json` names. `unfilled`: tensors that are left out where they hold
+    nothing but NaN. CheckpointError for files that are missing or corrupt, and for numbers that are not finite.
+    """
     for name in names:
-        try:
-            file = find_file(path, name)
-            return check_finite(file, load_file(file))
-        except FileNotFoundError:
-            continue
-        except SafetensorError as error:
-            raise CheckpointError(f"{file} is corrupt: {one_line(error)}") from error
+        for read in (_read_whole, _read_parts):
+            with suppress(FileNotFoundError):
+                return check_finite(*read(path, name), unfilled)
     file = find_file(path, pickle, f"{' or '.join(names)} or {pickle}")
     try:
         tensors = torch.load(file, weights_only=True, map_location="cpu")
@@ -146,16 +149,53 @@ def load_tensors(
         raise CheckpointError(f"{file} is corrupt or holds more than tensors: {one_line(error)}") from error
     if not isinstance(tensors, dict) or not all(isinstance(tensor, Tensor) for tensor in tensors.values()):
         raise CheckpointError(f"{file} does not hold named tensors") from None
-    return check_finite(file, tensors)
+    return check_finite(file, tensors, unfilled)
 
 
-def check_finite(where: str | Path, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Return a drafter's weights if all are finite numbers, as their sums then are: else it would draft in vain."""
+def _read_whole(path: str, name: str) -> tuple[Path, dict[str, Tensor]]:
+    file = find_file(path, name)
+    try:
+        return file, load_file(file)
+    except SafetensorError as error:
+        raise CheckpointError(f"{file} is corrupt: {one_line(error)}") from error
+
+
+def _read_parts(path: str, name: str) -> tuple[Path, dict[str, Tensor]]:
+    """Read the files that an index names, each once. A part that is not there is no file that may be missing."""
+    index = find_file(path, f"{name}.index.json")
+    try:
+        places = {str(tensor): str(part) for tensor, part in json.loads(index.read_text())["weight_map"].items()}
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise CheckpointError(f"{index} does not say where tensors lie: {one_line(error)}") from error
+    tensors: dict[str, Tensor] = {}
+    for part in dict.fromkeys(places.values()):
+        if Path(part).name != part or not part.endswith(".safetensors"):
+            raise CheckpointError(f"{index} names {part!r:.80}, which is no file of safetensors beside it")
+        try:
+            tensors |= _read_whole(path, part)[1]
+        except FileNotFoundError as error:
+            raise CheckpointError(f"{path} lacks a part of its weights: {part}") from error
+    if missing := sorted(places.keys() - tensors.keys()):
+        raise CheckpointError(f"{path} lacks {missing[0]}, which should be in {places[missing[0]]}")
+    return index, tensors
+
+
+def check_finite(where: str | Path, tensors: dict[str, Tensor], unfilled: tuple[str, ...] = ()) -> dict[str, Tensor]:
+    """Return a drafter's weights if all are finite numbers, as their sums then are: else it would draft in vain.
+
+    Of `unfilled`, under these names or behind `model.`, what is nothing but NaN is left out.
+    """
+    found = {}
     for name, tensor in tensors.items():
+        if tensor.is_floating_point() and tensor.dtype.itemsize < 2:
+            raise CheckpointError(f"{where} holds quantised weights ({tensor.dtype}), in {name}")
         if tensor.is_floating_point() and not tensor.sum(dtype=torch.float32).isfinite():
+            if name.removeprefix("model.") in unfilled and bool(tensor.isnan().all()):
+                continue
             raise CheckpointError(f"{where} holds numbers that are not finite, in {name}")
         release(tensor)  # whether it is read again is not known here
-    return tensors
+        found[name] = tensor
+    return found
 
 
 def find_file(path: str, name: str, wanted: str | None = None) -> Path:
@@ -338,6 +378,12 @@ def load_named(head: nn.Module, tensors: Mapping[str, Tensor], complaint: str) -
         for name in own
         if name in tensors and tensors[name].shape != own[name].shape
     ]
+    problems += [f"{name} is packed ({tensors[name].dtype})" for name in own if _packed(own[name], tensors.get(name))]
     if problems:
         raise ValueError(f"{complaint}: {'; '.join(problems)}")
     head.load_state_dict({name: tensors[name] for name in own})
+
+
+def _packed(own: Tensor, given: Tensor | None) -> bool:
+    """Whether whole numbers stand where a head has others: quantised weights would be copied as they are."""
+    return given is not None and own.is_floating_point() and not given.is_floating_point()

@@ -17,9 +17,10 @@ from opt_tree.errors import one_line, require
 from opt_tree.methods.drafters.draft_vocabulary import take_vocabulary, trimmed_further
 from opt_tree.methods.drafters.heads.eagle_head import EagleHead, HeadedEagle
 from opt_tree.methods.drafters.heads.families import refuse_others
+from opt_tree.methods.drafters.heads.published_files import read_head
 from opt_tree.models.capabilities import cast_weights
 from opt_tree.models.causal_lm import Buckets, CausalLM
-from opt_tree.models.checkpoints import CheckpointError, load_tensors, read_config, refused
+from opt_tree.models.checkpoints import CheckpointError, read_config, refused
 from opt_tree.models.output_scaling import scaling_of
 from opt_tree.models.quantised_layers import follow, home_of, rows_of
 from opt_tree.models.tensor_parallel import replicated, whole
@@ -166,7 +167,7 @@ class EagleDrafter(OfModel):
 def load_eagle(
     path: str, target: CausalLM, buckets: Buckets | None = None, tensors: dict[str, Tensor] | None = None
 ) -> EagleDrafter:
-    """Load an EAGLE-1/2 head as published: `config.json` and `model.safetensors` or `pytorch_model.bin`.
+    """Load an EAGLE-1/2 head as published: `config.json` and `model.safetensors`, its parts or `pytorch_model.bin`.
 
     Weights come to the target's dtype and device. `embed_tokens` may be absent: then the target's is used. `d2t` and
     `t2d` may be there, or `draft_vocabulary.safetensors` beside the weights: then it drafts these tokens only, by the
@@ -174,7 +175,7 @@ def load_eagle(
     checkpoint, if they are read already.
     """
     require(CausalLM, target=target)
-    tensors = load_tensors(path) if tensors is None else tensors
+    tensors = read_head(path) if tensors is None else tensors
     if any(name.startswith("midlayer.") for name in tensors):
         raise CheckpointError(f"{path} is an EAGLE-3 head, not one of EAGLE-1 or EAGLE-2")
     config = head_config(path)

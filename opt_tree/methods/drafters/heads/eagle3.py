@@ -24,11 +24,12 @@ from opt_tree.methods.drafters.heads.eagle3_files import (
 from opt_tree.methods.drafters.heads.eagle3_head import Eagle3Head
 from opt_tree.methods.drafters.heads.eagle_head import HeadedEagle
 from opt_tree.methods.drafters.heads.families import refuse_others
+from opt_tree.methods.drafters.heads.published_files import read_head
 from opt_tree.methods.drafters.registry import DrafterOptions, feature_target, register
 from opt_tree.models.capabilities import cast_weights
 from opt_tree.models.causal_lm import Buckets, CausalLM
 from opt_tree.models.chain_lm import AnyLM
-from opt_tree.models.checkpoints import CheckpointError, load_named, load_tensors, read_config, refused
+from opt_tree.models.checkpoints import CheckpointError, load_named, read_config, refused
 from opt_tree.models.output_scaling import Scaling, scaling_of
 from opt_tree.models.quantised_layers import rows_of
 from opt_tree.models.tensor_parallel import replicated
@@ -104,12 +105,12 @@ def load_eagle3(
     weights. `tensors`: those of the checkpoint, if they are read already. `layers`: those whose outputs it reads, in
     the order of `fc`'s columns, whatever its config says. CheckpointError names what cannot be used, in one line.
     """
-    tensors, raw = load_tensors(path) if tensors is None else tensors, read_config(path, "an EAGLE head")
+    tensors, raw = read_head(path) if tensors is None else tensors, read_config(path, "an EAGLE head")
     refuse_others(path, raw)
     if not is_eagle3(tensors):
         raise CheckpointError(f"{path} is no EAGLE-3 head: it has neither midlayer.* nor layers.0.hidden_norm.weight")
     with refused(f"cannot use {path}"):
-        config, reading, tensors = understood(raw), read_layers(raw, layers_of(target)), head_tensors(tensors)
+        config, reading, tensors = understood(raw), read_layers(raw, layers_of(target)), head_tensors(path, tensors)
         config.states = states_of(tensors, getattr(config, "target_hidden_size", None) or config.hidden_size)
         check_states(config.states, reading, layers)
         tokens = take_vocabulary(tensors, target.vocab)
@@ -128,7 +129,7 @@ def load_eagle3(
     "eagle", about="an EAGLE head of this target; which EAGLE, its tensors tell", paper="2401.15077", part="eagle"
 )
 def _load_either(path: str, target: AnyLM, options: DrafterOptions) -> Drafter:
-    tensors = load_tensors(path)
+    tensors = read_head(path)
     load = load_eagle3 if is_eagle3(tensors) else load_eagle
     return load(path, feature_target(target), options.buckets, tensors)
 

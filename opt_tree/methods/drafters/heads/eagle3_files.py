@@ -5,6 +5,7 @@ Layouts: SpecForge, AngelSlim and the official one; ModelOpt's (NVIDIA), with se
 most files do not say which of them is theirs: id i is what leaves layer i, or what enters it.
 """
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -13,6 +14,8 @@ from transformers import LlamaConfig
 
 from opt_tree.errors import one_line
 from opt_tree.methods.drafters.heads.eagle3_head import NORMS
+from opt_tree.methods.drafters.heads.published_files import renamed
+from opt_tree.models.checkpoints import CheckpointError
 
 ENTERED = "eagle_aux_hidden_state_layer_ids"
 """The setting that names the layers a head reads; at the top level each by what enters it, as vLLM reads it."""
@@ -31,6 +34,13 @@ _ONLY: dict[str, tuple[Any, ...]] = {
     "parallel_draft_step": (0, 1),
 }
 """ModelOpt's settings that nothing here follows, each with the values that change nothing; null is one of them."""
+_FOREIGN = {
+    "parallel_draft_heads.": "Medusa heads beside its layer",
+    ".kv_a_proj": "latent attention (MLA)",
+    ".experts.": "experts",
+}
+"""What some heads have, by a part of the names of its tensors."""
+_QUERIES = "self_attn.q_proj.weight"
 _SWITCHES = ("use_aux_hidden_state", "use_input_layernorm_in_first_layer", "use_last_layernorm")
 _OWN = (*NORMS, *_SWITCHES, "norm_before_residual", "draft_vocab_size", "target_hidden_size")
 """Settings of a head that are not Llama's."""
@@ -58,9 +68,33 @@ def is_eagle3(tensors: Mapping[str, Tensor]) -> bool:
     return any(name.startswith(MIDDLE) or name == "layers.0.hidden_norm.weight" for name in tensors)
 
 
-def head_tensors(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return a head's tensors by the names of `Eagle3Head`."""
-    return {name.replace("layers.0.", MIDDLE, 1): tensor for name, tensor in tensors.items()}
+def head_tensors(path: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return a head's tensors by the names of `Eagle3Head`: `midlayer` first, `layers.1` and on behind it.
+
+    Read are vLLM's and `speculators`' `layers.{i}`, ModelOpt's `midlayer.{i}`, SGLang's `additional_layers.{i}`, the
+    first norm of which is a `hidden_norm`. CheckpointError for what is no layer of a head like that.
+    """
+    names = {name: _own_name(name) for name in tensors}
+    for part, told in _FOREIGN.items():
+        if found := [name for name in tensors if part in name]:
+            raise CheckpointError(f"{path} has {told} ({found[0]}), which nothing here drafts with")
+    widths = {own: tensors[name].shape[-1] for name, own in names.items() if own.endswith(_QUERIES)}
+    if any(width == widths.get(MIDDLE + _QUERIES) for own, width in widths.items() if not own.startswith(MIDDLE)):
+        raise CheckpointError(f"{path} is an Osprey head: each of its layers reads embeddings, which none does here")
+    return renamed(path, tensors, names)
+
+
+def _own_name(name: str) -> str:
+    """The name that `Eagle3Head` has for a published tensor."""
+    found = re.fullmatch(r"(layers|midlayer|additional_layers)\.(\d+)\.(.*)", name)
+    if found is None:
+        return name
+    kind, number, rest = found[1], int(found[2]), found[3]
+    if number + (kind == "additional_layers") == 0:
+        return MIDDLE + rest
+    # What enters a layer behind the first one is hidden states alone: they have one norm, whatever it is called.
+    rest = rest.replace("hidden_norm.", "input_layernorm.")
+    return f"layers.{number + (kind == 'additional_layers')}.{rest}"
 
 
 def understood(raw: Mapping[str, Any]) -> LlamaConfig:
