@@ -233,6 +233,27 @@ def test_a_vocabulary_that_is_none(change, message):
         take_vocabulary(tensors, VOCAB)
 
 
+@pytest.mark.parametrize("marks", [None, True, False], ids=str)
+def test_a_vocabulary_of_zeros_is_the_first_tokens_with_a_warning(tmp_path, marks):
+    """As SpecForge begins: offsets of zeros, all tokens marked."""
+    target = target_of()
+    save_eagle3(tiny_head3(target), KNOWN, tmp_path)
+    given = None if marks is None else torch.full((VOCAB,), marks)
+    folder = spoilt(tmp_path, d2t=torch.zeros(len(KNOWN), dtype=torch.long), t2d=given)
+    with pytest.warns(UserWarning, match=f"the first {len(KNOWN)} tokens of {VOCAB} are drafted"):
+        drafter = load_eagle3(folder, target)
+    assert torch.equal(drafter.tokens, torch.arange(len(KNOWN)))
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_an_output_layer_in_the_file_counts_more_than_tied_embeddings(tmp_path, tied):
+    target = target_of()
+    save_eagle3(tiny_head3(target), KNOWN, tmp_path, dtype=torch.float32)
+    drafter = load_eagle3(spoilt(tmp_path, {"tie_word_embeddings": tied}), target)
+    own = load_file(tmp_path / "model.safetensors")["lm_head.weight"]
+    assert torch.equal(drafter.lm.model.get_output_embeddings().weight, own.double())
+
+
 def spoilt(folder: Path, config: dict[str, Any] | None = None, **tensors: Tensor | None) -> str:
     """Change settings and tensors of a saved head; None removes a tensor."""
     old = load_file(folder / "model.safetensors") | tensors
@@ -249,8 +270,8 @@ def spoilt(folder: Path, config: dict[str, Any] | None = None, **tensors: Tensor
         ({"fc_norm": True}, {}, "missing fc_norm.0.weight; missing fc_norm.1.weight; missing fc"),
         ({"fc_norm": True, "norm_before_fc": True}, {}, "its config sets both fc_norm and norm_before_fc"),
         ({"eagle_config": {"use_mtp_layernorm": True}}, {}, "its config sets eagle_config.use_mtp_layernorm to True"),
-        ({"eagle_config": {"use_aux_hidden_state": False}}, {}, "its config sets eagle_config.use_aux_hidden_state"),
-        ({"num_hidden_layers": 2}, {}, "one layer, this config has 2"),
+        ({"num_hidden_layers": 2}, {}, "missing layers.1.self_attn.q_proj.weight; missing layers.1"),
+        ({"num_hidden_layers": 0}, {}, "has a layer, this config has 0"),
         ({"draft_vocab_size": 9}, {}, f"draft_vocab_size is 9, d2t has {len(KNOWN)}"),
         ({}, {"d2t": None, "t2d": None}, f"draft_vocab_size is {len(KNOWN)}, d2t has none"),
         ({}, {"norm.weight": None, "x": torch.zeros(1)}, "missing norm.weight; unexpected x"),

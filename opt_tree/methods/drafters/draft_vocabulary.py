@@ -5,6 +5,7 @@ target's tokens that have a column. They lie among a head's tensors, or in a fil
 as they were published.
 """
 
+import warnings
 from collections.abc import Mapping
 
 import torch
@@ -22,7 +23,9 @@ VOCABULARY = "draft_vocabulary.safetensors"
 def take_vocabulary(tensors: dict[str, Tensor], vocab: int) -> Int[Tensor, " columns"] | None:
     """Take `d2t` and `t2d` out of a checkpoint; return which token of the target each column is, None without `d2t`.
 
-    Raises ValueError where they are no vocabulary of a target of `vocab` tokens.
+    A `d2t` of zeros makes column i token i, and a `t2d` that marks no token or all of them is no reason against it: so
+    SpecForge begins. A warning says that it may never have been filled in, unless it is the whole vocabulary. Raises
+    ValueError where they are no vocabulary of a target of `vocab` tokens.
     """
     offsets, marks = tensors.pop("d2t", None), tensors.pop("t2d", None)
     if offsets is None:
@@ -34,10 +37,17 @@ def take_vocabulary(tensors: dict[str, Tensor], vocab: int) -> Int[Tensor, " col
         raise ValueError("d2t is empty: no token has a column")
     if tokens.min() < 0 or tokens.max() >= vocab:
         raise ValueError(f"d2t leads to tokens {tokens.min()} to {tokens.max()}, the target has {vocab}")
+    if not offsets.any() and (marks is None or not marks.any() or bool(marks.all())):
+        if len(tokens) == vocab:
+            return tokens if marks is None or marks.any() else None
+        warnings.warn(
+            f"d2t holds zeros alone: the first {len(tokens)} tokens of {vocab} are drafted, which may be a draft "
+            "vocabulary that was never filled in",
+            stacklevel=3,
+        )
+        return tokens
     if marks is not None and not marks.any():
-        if len(tokens) < vocab or offsets.any():
-            raise ValueError("t2d marks no token: the draft vocabulary was never filled in")
-        return None
+        raise ValueError("t2d marks no token: the draft vocabulary was never filled in")
     if len(tokens.unique()) < len(tokens):
         raise ValueError("d2t leads to some tokens twice")
     if marks is not None and not torch.equal(marks.nonzero().flatten(), tokens.sort().values):
