@@ -15,9 +15,12 @@ def normed(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 def plain_layer(w: dict[str, Tensor], prefix: str, c: Any, read: Tensor, residual: Tensor) -> Tensor:
     """Return the states behind a layer whose attention reads `read`, `[tokens, width]`, and is added to `residual`."""
     n, size = len(read), c.hidden_size // c.num_attention_heads
-    q, k, v = (
-        (read @ w[f"{prefix}.self_attn.{name}_proj.weight"].T).view(n, -1, size).transpose(0, 1) for name in "qkv"
-    )
+
+    def projected(name: str) -> Tensor:
+        bias = w.get(f"{prefix}.self_attn.{name}_proj.bias", torch.zeros(()))
+        return (read @ w[f"{prefix}.self_attn.{name}_proj.weight"].T + bias).view(n, -1, size).transpose(0, 1)
+
+    q, k, v = map(projected, "qkv")
     frequencies = 1 / c.rope_parameters["rope_theta"] ** (torch.arange(0, size, 2, dtype=torch.float32) / size)
     angles = (torch.arange(n, dtype=torch.float32)[:, None] * frequencies).repeat(1, 2)
 

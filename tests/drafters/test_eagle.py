@@ -232,6 +232,21 @@ class TestFiles:
             assert ours.tokens.tolist() == theirs.tokens.tolist()
             assert abs(ours.path_log_probs - theirs.path_log_probs).max() < 1e-9
 
+    def test_biases_of_queries_keys_and_values_are_those_of_the_file(self, tmp_path, target, head):
+        """Heads of Qwen2, whose config says `qkv_bias`."""
+        tensors = {name.removeprefix("model."): tensor for name, tensor in head.state_dict().items()}
+        torch.manual_seed(5)
+        for name in "qkv":
+            rows = tensors[f"layers.0.self_attn.{name}_proj.weight"].shape[0]
+            tensors[f"layers.0.self_attn.{name}_proj.bias"] = torch.randn(rows).double()
+        loaded = load_eagle(publish(tmp_path, head, tensors=tensors, qkv_bias=True), target)
+        assert loaded.lm.model.base_model.layer.self_attn.o_proj.bias is None
+        witness, naive = Witness(loaded), NaiveHead(loaded.lm.model.base_model, tiny("llama"))
+        list(Decoder(target, witness, POLICY).steps(prompt(6), 5))
+        for context, path, law in witness.laws[-6:]:
+            assert (law - naive.law(context, path)).abs().max() < 1e-10
+        assert (witness.laws[0][2] - NaiveHead(head, tiny("llama")).law(*witness.laws[0][:2])).abs().max() > 1e-3
+
     def test_rope_of_the_old_words_is_understood(self, tmp_path, target, head):
         loaded = load_eagle(publish(tmp_path, head, rope_theta=500000.0), target)
         size = HIDDEN // 4
@@ -281,9 +296,9 @@ class TestFiles:
         with pytest.raises(ValueError, match=f"wrong head for this target.*{message}"):
             EagleDrafter(head, target)
 
-    def test_more_than_one_layer_is_refused(self, tmp_path, target, head):
-        with pytest.raises(CheckpointError, match="one layer, this config has 2"):
+    def test_layers_that_the_file_does_not_hold_are_missed(self, tmp_path, target, head):
+        with pytest.raises(CheckpointError, match=r"missing layers\.1\.self_attn\.q_proj\.weight"):
             load_eagle(publish(tmp_path, head, num_hidden_layers=2), target)
         tiny("llama").save_pretrained(tmp_path / "causal")
-        with pytest.raises(CheckpointError, match="one layer, this config has 2"):
+        with pytest.raises(CheckpointError, match=r"missing fc\.weight.*unexpected layers\.0\.input_layernorm"):
             load_eagle(str(tmp_path / "causal"), target)

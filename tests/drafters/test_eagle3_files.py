@@ -2,14 +2,7 @@
 
 import pytest
 import torch
-from drafters.published_head import (
-    DEPTH,
-    Loops,
-    check_laws,
-    head_weights,
-    target_of,
-    write_head,
-)
+from drafters.published_head import CONFIG, DEPTH, Loops, check_laws, head_weights, target_of, write_head
 from texts import refused
 from tiny_models import HIDDEN, prompt
 
@@ -140,3 +133,61 @@ def test_columns_of_fc_are_whole_states(tmp_path):
     weights["fc.weight"] = weights["fc.weight"][:, :-1]
     folder = write_head(tmp_path / "head", weights)
     refused(f"eagle:{folder}", target_of(), f"fc.weight has {3 * HIDDEN - 1} columns: no whole number of states that")
+
+
+@pytest.mark.parametrize("policy", POLICIES.values(), ids=POLICIES)
+@pytest.mark.parametrize("layers", [2, 3])
+def test_layers_behind_the_first_are_stock_ones(tmp_path, policy, layers):
+    weights, target = head_weights(layers=layers), target_of()
+    folder = write_head(tmp_path / "head", weights, num_hidden_layers=layers)
+    check_laws(load_eagle3(folder, target), target, Loops(weights, DEFAULT), policy, 6)
+
+
+@pytest.mark.parametrize("policy", POLICIES.values(), ids=POLICIES)
+@pytest.mark.parametrize("more", [{}, {"fc.weight": torch.ones(4, 4)}], ids=["no fc", "an fc that is left out"])
+def test_a_head_may_read_the_target_s_last_state_alone(tmp_path, policy, more):
+    weights, target = head_weights(0), target_of()
+    folder = write_head(tmp_path / "head", weights | more, **nested(use_aux_hidden_state=False))
+    drafter = load_eagle3(folder, target)
+    assert drafter.features == (-1,)
+    check_laws(drafter, target, Loops(weights, "final"), policy)
+    refused(
+        f"eagle:{write_head(tmp_path / 'x', weights, fc_norm=True, **nested(use_aux_hidden_state=False))}",
+        target,
+        "norms states before fc, and sets use_aux_hidden_state to False",
+    )
+    with pytest.raises(ValueError, match="reads the target's last state alone"):
+        load_eagle3(folder, target, layers=(1, 2, 3))
+
+
+@pytest.mark.parametrize("policy", POLICIES.values(), ids=POLICIES)
+@pytest.mark.parametrize("bias", ["qkv", "qkvo", "o"])
+def test_biases_are_those_that_the_file_has(tmp_path, policy, bias):
+    weights, target = head_weights(layers=2, bias=bias), target_of()
+    told = {"qkv": {}, "qkvo": {"attention_bias": False}, "o": {"attention_bias": True}}[bias]
+    drafter = load_eagle3(write_head(tmp_path / "head", weights, num_hidden_layers=2, **told), target)
+    check_laws(drafter, target, Loops(weights, DEFAULT), policy, 6)
+
+
+def test_a_bias_of_queries_alone_is_refused(tmp_path):
+    folder = write_head(tmp_path / "head", head_weights(bias="qk"))
+    refused(f"eagle:{folder}", target_of(), "of midlayer.self_attn's queries, keys and values only q_proj and")
+
+
+@pytest.mark.parametrize("policy", POLICIES.values(), ids=POLICIES)
+def test_a_qwen3_layer_of_speculators_norms_queries_and_keys(tmp_path, policy):
+    weights, target = head_weights(layers=2, qk_norm=True, bias="qkvo"), target_of()
+    layer = {name: value for name, value in CONFIG.items() if name not in ("architectures", "draft_vocab_size")}
+    layer |= {"model_type": "qwen3", "num_hidden_layers": 2, "layer_types": ["full_attention"] * 2}
+    layer |= {"sliding_window": None, "use_sliding_window": False, "tie_word_embeddings": True}
+    more = {"transformer_layer_config": layer, "speculators_model_type": "eagle3", ENTERED: [1, 2, 7]}
+    folder = write_head(tmp_path / "head", weights, norm_before_residual=True, **more)
+    check_laws(load_eagle3(folder, target), target, Loops(weights, [1, 2, 7], norm_before_residual=True), policy, 6)
+    layer["layer_types"] = ["full_attention", "sliding_attention"]
+    refused(f"eagle:{write_head(tmp_path / 'x', weights, **more)}", target, "its layers are of kind sliding_attention")
+
+
+def test_a_window_that_a_config_copied_is_no_window(tmp_path):
+    weights, target = head_weights(), target_of()
+    folder = write_head(tmp_path / "head", weights, sliding_window=2, tie_word_embeddings=True)
+    check_laws(load_eagle3(folder, target), target, Loops(weights, DEFAULT), POLICIES["tree of 7"])

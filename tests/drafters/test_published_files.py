@@ -41,6 +41,8 @@ SCHEMES = {
     "vLLM": [("midlayer.", "layers.0.")],
     "NeMo": [("", "model.")],
     "both": [("midlayer.", "layers.0."), ("", "model.")],
+    "SGLang": [("layers.1.input_layernorm", "additional_layers.0.hidden_norm"), ("layers.1.", "additional_layers.0.")],
+    "ModelOpt": [("midlayer.", "midlayer.0."), ("layers.1.", "midlayer.1.")],
 }
 
 

@@ -17,7 +17,7 @@ from opt_tree.errors import one_line, require
 from opt_tree.methods.drafters.draft_vocabulary import take_vocabulary, trimmed_further
 from opt_tree.methods.drafters.heads.eagle_head import EagleHead, HeadedEagle
 from opt_tree.methods.drafters.heads.families import refuse_others
-from opt_tree.methods.drafters.heads.published_files import read_head
+from opt_tree.methods.drafters.heads.published_files import WINDOWS, read_head, refuse_windows
 from opt_tree.models.capabilities import cast_weights
 from opt_tree.models.causal_lm import Buckets, CausalLM
 from opt_tree.models.checkpoints import CheckpointError, read_config, refused
@@ -197,11 +197,12 @@ def lend_embeddings(tensors: dict[str, Tensor], target: CausalLM, vocab: int) ->
 
 
 def head_config(path: str) -> LlamaConfig:
-    """Read a head's config.json. Heads name no model type of their own: all are one Llama layer."""
+    """Read a head's config.json. Heads name no model type of their own: all are Llama layers."""
     raw = read_config(path, "an EAGLE head")
     refuse_others(path, raw)
     try:
-        own = {key: value for key, value in raw.items() if key not in ("architectures", "model_type")}
+        refuse_windows(raw)
+        own = {key: value for key, value in raw.items() if key not in ("architectures", "model_type", *WINDOWS)}
         if "num_hidden_layers" not in own:
             raise ValueError("it names no num_hidden_layers")
         return LlamaConfig(**own)

@@ -12,17 +12,16 @@ from torch import Tensor
 
 from opt_tree.drafter import Drafter
 from opt_tree.methods.drafters.draft_vocabulary import take_vocabulary, trimmed_further
-from opt_tree.methods.drafters.heads.eagle import EagleDrafter, lend_embeddings, load_eagle
+from opt_tree.methods.drafters.heads.eagle import LAST, EagleDrafter, lend_embeddings, load_eagle
 from opt_tree.methods.drafters.heads.eagle3_files import (
-    check_states,
+    fit,
     head_tensors,
     is_eagle3,
     read_layers,
-    states_of,
     understood,
 )
 from opt_tree.methods.drafters.heads.eagle3_head import Eagle3Head
-from opt_tree.methods.drafters.heads.eagle_head import HeadedEagle
+from opt_tree.methods.drafters.heads.eagle_head import HeadedEagle, take_biases
 from opt_tree.methods.drafters.heads.families import refuse_others
 from opt_tree.methods.drafters.heads.published_files import read_head
 from opt_tree.methods.drafters.registry import DrafterOptions, feature_target, register
@@ -64,8 +63,9 @@ class Eagle3Drafter(EagleDrafter):
         layers: Sequence[int] | None = None,
     ) -> None:
         """`tokens`: the draft vocabulary; None: all tokens. `layers`: those whose outputs it reads; None: the usual."""
-        self.features = chosen_layers(layers, layers_of(target), head.states)
-        if (width := head.fc.in_features // head.states) != target.hidden:
+        width = head.fc.in_features // head.states if head.states else head.config.hidden_size
+        self.features = chosen_layers(layers, layers_of(target), head.states) if head.states else (LAST,)
+        if width != target.hidden:
             raise ValueError(
                 f"wrong head for this target: the head reads features {width} wide, {target.name} has {target.hidden}"
             )
@@ -111,8 +111,7 @@ def load_eagle3(
         raise CheckpointError(f"{path} is no EAGLE-3 head: it has neither midlayer.* nor layers.0.hidden_norm.weight")
     with refused(f"cannot use {path}"):
         config, reading, tensors = understood(raw), read_layers(raw, layers_of(target)), head_tensors(path, tensors)
-        config.states = states_of(tensors, getattr(config, "target_hidden_size", None) or config.hidden_size)
-        check_states(config.states, reading, layers)
+        fit(config, tensors, reading, layers)
         tokens = take_vocabulary(tensors, target.vocab)
         lend_embeddings(tensors, target, config.vocab_size)
         columns = getattr(config, "draft_vocab_size", None) or config.vocab_size
@@ -120,6 +119,7 @@ def load_eagle3(
             raise ValueError(f"draft_vocab_size is {columns}, d2t has {'none' if tokens is None else len(tokens)}")
         tokens = trimmed_further(path, tokens, target.vocab)
         head = Eagle3Head(config, "lm_head.weight" in tensors)
+        take_biases(head, tensors)
         load_named(head, tensors, "it is not an EAGLE-3 head of this config")
         cast_weights(head, target.device, target.dtype).eval().requires_grad_(False)
         return Eagle3Drafter(head, target, buckets, tokens, layers or reading.layers())

@@ -14,7 +14,7 @@ from transformers import LlamaConfig
 
 from opt_tree.errors import one_line
 from opt_tree.methods.drafters.heads.eagle3_head import NORMS
-from opt_tree.methods.drafters.heads.published_files import renamed
+from opt_tree.methods.drafters.heads.published_files import WINDOWS, refuse_windows, renamed
 from opt_tree.models.checkpoints import CheckpointError
 
 ENTERED = "eagle_aux_hidden_state_layer_ids"
@@ -28,7 +28,6 @@ _SEMANTICS = "eagle_aux_layer_semantics"
 _LEFT = "target_layer_ids"
 """DeepSpec's name of such a list: of layers by what leaves them."""
 _ONLY: dict[str, tuple[Any, ...]] = {
-    "use_aux_hidden_state": (True,),
     "use_mtp_layernorm": (False,),
     "next_layer_regular": (True,),
     "parallel_draft_step": (0, 1),
@@ -117,7 +116,8 @@ def understood(raw: Mapping[str, Any]) -> LlamaConfig:
         own = dict(raw)
     for source in (raw, apart):
         own |= {name: source[name] for name in _OWN if source.get(name) is not None}
-    aside = ("architectures", "model_type", _NESTED, _SEMANTICS, *_LISTS, *_ONLY)
+    refuse_windows(own)
+    aside = ("architectures", "model_type", _NESTED, _SEMANTICS, *_LISTS, *_ONLY, *WINDOWS)
     try:
         return LlamaConfig(**{key: value for key, value in own.items() if key not in aside})
     except Exception as error:  # strict configs raise errors of their own kind
@@ -154,7 +154,23 @@ def read_layers(raw: Mapping[str, Any], count: int) -> Reading:
     return _fitting(Reading(ids, ids[0] != 1, told=False), count)
 
 
-def states_of(tensors: Mapping[str, Tensor], width: int) -> int:
+def fit(config: LlamaConfig, tensors: dict[str, Tensor], reading: Reading, layers: Sequence[int] | None) -> None:
+    """Write into a config what only the tensors tell: how many states `fc` reads, and whether queries are normed.
+
+    `layers`: those that are asked for in place of the file's. ValueError unless `fc` reads a state of each. A head that
+    reads no captured states has no use for an `fc`, which is left out then.
+    """
+    config.qk_norm = any(name.endswith(".q_norm.weight") for name in tensors)  # type: ignore[attr-defined]
+    if not getattr(config, "use_aux_hidden_state", True):
+        if layers is not None:
+            raise ValueError("it reads the target's last state alone (use_aux_hidden_state is False), and no layers")
+        tensors.pop("fc.weight", None)
+        return
+    config.states = _states_of(tensors, getattr(config, "target_hidden_size", None) or config.hidden_size)  # type: ignore[attr-defined]
+    _check_states(config.states, reading, layers)
+
+
+def _states_of(tensors: Mapping[str, Tensor], width: int) -> int:
     """Return how many states of this width `fc` reads; 3 without an `fc`. ValueError where they are no whole number."""
     if "fc.weight" not in tensors:
         return 3
@@ -164,7 +180,7 @@ def states_of(tensors: Mapping[str, Tensor], width: int) -> int:
     return columns // width
 
 
-def check_states(states: int, reading: Reading, layers: Sequence[int] | None) -> None:
+def _check_states(states: int, reading: Reading, layers: Sequence[int] | None) -> None:
     """Raise ValueError unless as many layers are named as `fc` reads states of."""
     named = reading.ids if layers is None else tuple(layers)
     if named is None and states != 3:

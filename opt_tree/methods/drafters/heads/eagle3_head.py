@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRMSNorm
 
-from opt_tree.methods.drafters.heads.eagle_head import OneLayerHead
+from opt_tree.methods.drafters.heads.eagle_head import FeatureHead, head_layer
 
 NORMS = ("fc_norm", "norm_before_fc", "norm_output")
 """Settings of EAGLE-3.1: a norm of each state before `fc`, one of all of them, the last norm inside the recurrence."""
@@ -29,6 +29,7 @@ class Eagle3Layer(LlamaDecoderLayer):
 
     def __init__(self, config: LlamaConfig) -> None:
         super().__init__(config, 0)
+        self.self_attn = head_layer(config, 0).self_attn
         attention, bias = self.self_attn, config.attention_bias
         for name in _READERS:
             width = getattr(attention, name).out_features
@@ -36,7 +37,7 @@ class Eagle3Layer(LlamaDecoderLayer):
         self.hidden_norm = LlamaRMSNorm(config.hidden_size, config.rms_norm_eps)
 
 
-class Eagle3Head(OneLayerHead):
+class Eagle3Head(FeatureHead):
     """The trainable part, under the published names.
 
     `embed_tokens.weight`, `fc.weight`, `midlayer.*`, `norm.weight`, `lm_head.weight` [draft vocabulary, hidden]; with
@@ -44,7 +45,9 @@ class Eagle3Head(OneLayerHead):
     `target_hidden_size`, `norm_before_residual` (whether the attention's output is added to the normed feature), and
     `NORMS`: with `fc_norm` there are `fc_norm.{0,1,2}.weight`, with `norm_before_fc` there is `input_norm.weight`. And
     ModelOpt's `use_input_layernorm_in_first_layer` and `use_last_layernorm`: false leaves these norms out. `states`:
-    how many of the target's states `fc` reads, 3 unless told otherwise.
+    how many of the target's states `fc` reads, 3 unless told otherwise. With `use_aux_hidden_state` false there is no
+    `fc`: the layer reads the target's last state behind its norm. `num_hidden_layers` above 1: stock layers behind
+    `midlayer`, called `layers.1` and on.
     """
 
     def __init__(self, config: LlamaConfig, output: bool = True) -> None:
@@ -55,11 +58,16 @@ class Eagle3Head(OneLayerHead):
         of_each, of_all, self.output_normed = (bool(getattr(config, name, False)) for name in NORMS)
         if of_each and of_all:
             raise ValueError("its config sets both fc_norm and norm_before_fc, which norm the same states")
-        self.states = int(getattr(config, "states", None) or 3)
+        self.states = int(getattr(config, "states", 3)) if getattr(config, "use_aux_hidden_state", True) else 0
+        if not self.states and (of_each or of_all):
+            raise ValueError("its config norms states before fc, and sets use_aux_hidden_state to False: it has no fc")
         self.fc_norm = nn.ModuleList(LlamaRMSNorm(width, config.rms_norm_eps) for _ in range(self.states * of_each))
         self.input_norm = LlamaRMSNorm(self.states * width, config.rms_norm_eps) if of_all else nn.Identity()
-        self.fc = nn.Linear(self.states * width, hidden, bias=False)
+        if self.states:
+            self.fc = nn.Linear(self.states * width, hidden, bias=False)
         self.midlayer = Eagle3Layer(config)
+        numbers = range(1, config.num_hidden_layers)
+        self.layers = nn.ModuleDict({str(number): head_layer(config, number) for number in numbers})
         if not getattr(config, "use_input_layernorm_in_first_layer", True):
             self.midlayer.input_layernorm = nn.Identity()  # type: ignore[assignment]
         last = getattr(config, "use_last_layernorm", True)
@@ -72,6 +80,10 @@ class Eagle3Head(OneLayerHead):
     def layer(self) -> LlamaDecoderLayer:
         return self.midlayer
 
+    @property
+    def deeper(self) -> Sequence[nn.Module]:
+        return list(self.layers.values())
+
     def enter(
         self, embedded: Float[Tensor, "*rows hidden"], features: Float[Tensor, "*rows hidden"]
     ) -> tuple[Float[Tensor, "*rows wide"], Float[Tensor, "*rows hidden"]]:
@@ -80,6 +92,7 @@ class Eagle3Head(OneLayerHead):
         return read, normed if self.residual_normed else features
 
     def entered(self, embedded: Float[Tensor, "*rows hidden"]) -> Callable[[Tensor], tuple[Tensor, ...]]:
+        self.check_unrolled()
         projections = [getattr(self.midlayer.self_attn, name) for name in _READERS]
         own, other = torch.cat([each.weight for each in projections]).chunk(2, 1)
         bias = None if projections[0].bias is None else torch.cat([each.bias for each in projections])
@@ -94,6 +107,8 @@ class Eagle3Head(OneLayerHead):
 
     def fuse(self, states: Sequence[Float[Tensor, "*rows width"]]) -> Float[Tensor, "*rows hidden"]:
         """Return the features that the target's hidden states make, in the order of `fc`'s columns."""
+        if not self.states:
+            return states[0]
         if self.fc_norm:
             states = [norm(state) for norm, state in zip(self.fc_norm, states, strict=True)]
         return self.fc(self.input_norm(torch.cat(list(states), -1)))

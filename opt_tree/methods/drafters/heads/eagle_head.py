@@ -1,4 +1,4 @@
-"""The networks of EAGLE heads: one Llama layer on features, under the published names, and an output layer behind it.
+"""The networks of EAGLE heads: Llama layers on features, under the published names, and an output layer behind them.
 
 Owns what EAGLE-1/2 and EAGLE-3 heads have in common, the head of EAGLE-1/2 (`EagleHead`, arXiv:2401.15077), and how
 tensors get into a head. Pair i of its input is (feature of token i, embedding of token i + 1); its output estimates the
@@ -6,7 +6,7 @@ feature of token i + 1, to which the target's own output layer is applied.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,22 +16,24 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRotaryEmbedding
+from transformers.models.qwen3.modeling_qwen3 import Qwen3Attention
 
 from opt_tree.models.checkpoints import load_named
 from opt_tree.models.output_scaling import Scaling
 from opt_tree.models.quantised_layers import home_of
 
 
-class OneLayerHead(nn.Module, ABC):
-    """What EAGLE heads have in common: an embedding, rotary positions, and one Llama layer on features.
+class FeatureHead(nn.Module, ABC):
+    """What EAGLE heads have in common: an embedding, rotary positions, and a Llama layer on features.
 
-    A subclass adds its own tensors under their published names, and says what the layer reads.
+    A subclass adds its own tensors under their published names, and says what the layer reads. Layers behind it are
+    stock ones. With `qk_norm` in the config queries and keys are normed head by head, as in Qwen3.
     """
 
     def __init__(self, config: LlamaConfig) -> None:
         super().__init__()
-        if config.num_hidden_layers != 1:
-            raise ValueError(f"an EAGLE head has one layer, this config has {config.num_hidden_layers}")
+        if config.num_hidden_layers < 1:
+            raise ValueError(f"an EAGLE head has a layer, this config has {config.num_hidden_layers}")
         if config._attn_implementation_internal is None:
             config._attn_implementation = "sdpa"
         self.config = config
@@ -41,7 +43,17 @@ class OneLayerHead(nn.Module, ABC):
     @property
     @abstractmethod
     def layer(self) -> LlamaDecoderLayer:
-        """The one decoder layer."""
+        """The layer on features."""
+
+    @property
+    def deeper(self) -> Sequence[nn.Module]:
+        """The layers behind it."""
+        return ()
+
+    def check_unrolled(self) -> None:
+        """Raise ValueError for a head that training does not unroll: it computes one plain layer by itself."""
+        if len(self.deeper) or getattr(self.config, "qk_norm", False):
+            raise ValueError("training knows heads of one layer without q_norm and k_norm")
 
     @abstractmethod
     def enter(
@@ -71,20 +83,48 @@ class OneLayerHead(nn.Module, ABC):
         """Return the estimated features. Row i gets the embedding of token i + 1 and the feature of token i."""
         embedded = self.embed(input_ids)
         read, residual = self.enter(embedded, features.to(embedded.dtype))
-        attended, _ = self.layer.self_attn(
-            hidden_states=read,
-            attention_mask=attention_mask,
-            position_ids=position_ids,
-            past_key_values=past_key_values,
-            use_cache=past_key_values is not None,
-            position_embeddings=self.rotary(embedded, position_ids),
-        )
+        more: dict[str, Any] = {
+            "attention_mask": attention_mask,
+            "position_ids": position_ids,
+            "past_key_values": past_key_values,
+            "use_cache": past_key_values is not None,
+            "position_embeddings": self.rotary(embedded, position_ids),
+        }
+        attended, _ = self.layer.self_attn(hidden_states=read, **more)
         hidden = residual + attended
-        return (hidden + self.layer.mlp(self.layer.post_attention_layernorm(hidden)),)
+        hidden = hidden + self.layer.mlp(self.layer.post_attention_layernorm(hidden))
+        for layer in self.deeper:
+            hidden = layer(hidden, **more)
+        return (hidden,)
 
 
-class EagleHead(OneLayerHead):
-    """The trainable part: embedding, `fc` from (embedding, feature) to one, and one Llama layer without its input norm.
+def head_layer(config: LlamaConfig, index: int) -> LlamaDecoderLayer:
+    """Return a stock layer of a head, with the attention of Qwen3 where the config says `qk_norm`."""
+    layer = LlamaDecoderLayer(config, index)
+    if getattr(config, "qk_norm", False):
+        layer.self_attn = Qwen3Attention(config, index)  # type: ignore[arg-type, assignment]
+    return layer
+
+
+def take_biases(head: nn.Module, tensors: Mapping[str, Tensor]) -> None:
+    """Give the projections of a head's layers the biases that its checkpoint has, and no others.
+
+    Configs do not tell: `qkv_bias`, `attention_bias` and `bias` mean other projections to each who writes or reads
+    them. Raises ValueError where some of an attention's queries, keys and values have one and others have none.
+    """
+    for name, module in head.named_modules():
+        if name.endswith(".self_attn"):
+            found = [part for part in ("q_proj", "k_proj", "v_proj") if f"{name}.{part}.bias" in tensors]
+            if len(found) in (1, 2):
+                raise ValueError(f"of {name}'s queries, keys and values only {' and '.join(found)} has a bias")
+        if isinstance(module, nn.Linear) and (".self_attn." in name or ".mlp." in name):
+            there = f"{name}.bias" in tensors
+            module.bias = nn.Parameter(module.weight.new_zeros(module.out_features)) if there else None
+
+
+class EagleHead(FeatureHead):
+    """The trainable part: embedding, `fc` from (embedding, feature) to one, and Llama layers, the first of which has no
+    input norm.
 
     State-dict names are those of the published checkpoints: `embed_tokens.weight`, `fc.weight` (`fc.bias` unless the
     config says `"bias": false`), `layers.0.*` without `input_layernorm`; no final norm and no output layer.
@@ -94,12 +134,16 @@ class EagleHead(OneLayerHead):
         super().__init__(config)
         hidden = config.hidden_size
         self.fc = nn.Linear(2 * hidden, hidden, bias=getattr(config, "bias", True))
-        self.layers = nn.ModuleList([LlamaDecoderLayer(config, 0)])
+        self.layers = nn.ModuleList(head_layer(config, number) for number in range(config.num_hidden_layers))
         self.layers[0].input_layernorm = nn.Identity()
 
     @property
     def layer(self) -> LlamaDecoderLayer:
         return self.layers[0]  # type: ignore[return-value]
+
+    @property
+    def deeper(self) -> Sequence[nn.Module]:
+        return list(self.layers)[1:]
 
     def enter(
         self, embedded: Float[Tensor, "*rows hidden"], features: Float[Tensor, "*rows hidden"]
@@ -108,6 +152,7 @@ class EagleHead(OneLayerHead):
         return hidden, hidden
 
     def entered(self, embedded: Float[Tensor, "*rows hidden"]) -> Callable[[Tensor], tuple[Tensor, ...]]:
+        self.check_unrolled()
         own, other = self.fc.weight.chunk(2, 1)
         share, attention = F.linear(embedded, own, self.fc.bias), self.layer.self_attn
 
@@ -122,7 +167,11 @@ class EagleHead(OneLayerHead):
         return hidden
 
     def load_published(self, tensors: Mapping[str, Tensor], source: str) -> None:
-        """Load a published checkpoint; every missing, unexpected or misshapen tensor is named in one error."""
+        """Load a published checkpoint; every missing, unexpected or misshapen tensor is named in one error.
+
+        Which of a layer's projections have biases, its tensors tell (`qkv_bias` of Qwen2's heads).
+        """
+        take_biases(self, tensors)
         load_named(self, tensors, f"{source} is not an EAGLE-1/2 head of this config")
 
 

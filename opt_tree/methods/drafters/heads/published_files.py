@@ -10,6 +10,8 @@ from opt_tree.models.checkpoints import CheckpointError, find_file, load_tensors
 
 LENT = ("embed_tokens.weight", "lm_head.weight")
 """Tensors that are the target's where a head's file has none, or holds nothing but NaN (`speculators`)."""
+WINDOWS = ("sliding_window", "use_sliding_window", "max_window_layers", "layer_types")
+"""Settings that a head's config has from its target's: a Llama layer knows no windows."""
 _IGNORED = ("verifier_", "rotary_emb.")
 """Parts of names of what a head computes or has from its target: `verifier_norm`, `verifier_lm_head`, `inv_freq`."""
 
@@ -36,6 +38,15 @@ def renamed(path: str, tensors: Mapping[str, Tensor], names: Mapping[str, str]) 
             raise CheckpointError(f"{path} holds one tensor twice, as {' and as '.join(twice)}")
         found[new] = tensor
     return found
+
+
+def refuse_windows(config: Mapping[str, Any]) -> None:
+    """Raise ValueError for a head's config whose layers see a window of the context, which none does here."""
+    kinds = {*(config.get("layer_types") or ["full_attention"])} - {"full_attention"}
+    if config.get("use_sliding_window") and config.get("model_type") not in (None, "llama"):
+        kinds |= {"sliding_attention"}
+    if kinds:
+        raise ValueError(f"its layers are of kind {', '.join(sorted(map(str, kinds)))}, in which nothing here drafts")
 
 
 def _refuse_quantised(path: str) -> None:
