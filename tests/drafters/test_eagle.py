@@ -1,5 +1,6 @@
 """EAGLE heads: the law against a naive head that recomputes everything, the published files, what is refused."""
 
+import warnings
 from typing import Any
 
 import pytest
@@ -157,9 +158,28 @@ class TestText:
         decoder = Decoder(target, EagleDrafter(tiny_head(target.model), target), POLICY)
         plain_texts(decoder, [prompt(20)], 20, model=tiny(architecture))
 
-    def test_context_beyond_the_head_s_positions_is_decoded_plainly(self):
+    def test_a_head_drafts_on_behind_what_it_was_trained_on(self):
+        """`max_position_embeddings` of a head is no end of its positions: one warning, the laws of the formula."""
         target = target_of()
-        drafter = EagleDrafter(tiny_head(target.model, max_position_embeddings=24), target)
+        head = tiny_head(target.model, max_position_embeddings=24)
+        drafter = EagleDrafter(head, target)
+        assert (drafter.trained, drafter.max_context) == (24, target.max_context)
+        witness, naive = Witness(drafter), NaiveHead(head, tiny("llama"))
+        plain = Decoder(CausalLM(tiny("llama")), None, Static.empty())
+        for length in (15, 40):
+            with warnings.catch_warnings(record=True) as told:
+                warnings.simplefilter("always")
+                result = Decoder(target, witness, POLICY).generate(prompt(length), 20)
+            assert len(told) == (length == 15), "once"
+            assert result.tokens == plain.generate(prompt(length), 20).tokens
+            assert all(step.tree.nodes for step in result.steps[:-1])
+            context, path, law = witness.laws[-1]
+            assert len(context) > 24 and (law - naive.law(context, path)).abs().max() < 1e-10
+
+    def test_a_head_whose_rotary_factors_change_ends_where_they_do(self):
+        target = target_of()
+        rope = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}
+        drafter = EagleDrafter(tiny_head(target.model, max_position_embeddings=24, rope_parameters=rope), target)
         assert drafter.max_context == 24
         plain = Decoder(CausalLM(tiny("llama")), None, Static.empty())
         for length in (15, 24, 40):

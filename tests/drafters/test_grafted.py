@@ -220,7 +220,8 @@ def test_behind_the_model_s_last_position_the_table_goes_on(join, head, length):
     """With one warning, and the text of plain decoding; a shorter prompt has the model back."""
     target = CausalLM(tiny("llama"))
     if head:
-        model = EagleDrafter(tiny_head(target.model, max_position_embeddings=24), target)
+        rope = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}  # another head drafts on
+        model = EagleDrafter(tiny_head(target.model, max_position_embeddings=24, rope_parameters=rope), target)
     else:
         model = CausalLMDrafter(CausalLM(tiny_drafter("llama")))
         model.max_context = 24

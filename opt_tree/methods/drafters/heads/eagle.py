@@ -3,6 +3,7 @@
 Owns the drafter around a head (`eagle_head.py`), and how a published checkpoint becomes one.
 """
 
+import warnings
 from collections.abc import Mapping
 from typing import Any, cast
 
@@ -46,6 +47,8 @@ class EagleDrafter(OfModel):
 
     features: tuple[int, ...] = (LAST,)
     any_order = True
+    beyond: bool = False
+    """Whether a warning has said that the context is longer than what it was trained on."""
 
     def __init__(
         self,
@@ -77,6 +80,10 @@ class EagleDrafter(OfModel):
         follow(model.base_model, model.get_output_embeddings())
         self.take_model(CausalLM(model, buckets, probe=False), config.vocab_size, target.vocab, tokens)
         self.lm.watch((LAST,))
+        self.trained = self.lm.max_context
+        """How many tokens of context it was trained on, by its config; behind them it drafts on."""
+        if not _ends(model.config, self.lm):
+            self.lm.max_context = target.max_context
         self.max_context = min(self.lm.max_context, target.max_context)
         self._ready: Tensor = torch.zeros(0)
         """The head's inputs for tokens whose pair is not in its cache yet, from the target's features."""
@@ -126,6 +133,13 @@ class EagleDrafter(OfModel):
 
     def root(self, context: list[int]) -> Forward:
         """Ask for the pairs that the last step completed, with the target's features."""
+        if len(context) > self.trained and not self.beyond and len(context) < self.max_context:
+            self.beyond = True
+            warnings.warn(
+                f"{self.describe()} was trained on {self.trained} tokens of context (max_position_embeddings): behind "
+                "them it may draft worse",
+                stacklevel=2,
+            )
         tokens, features = self.take_pairs(context)
         self._rows = -1  # the root's is not there yet
         return self.lm.text(tokens, features)
@@ -162,6 +176,16 @@ class EagleDrafter(OfModel):
 
     def describe(self) -> str:
         return f"EAGLE head {self.name}: {self._size()}"
+
+
+def _ends(config: Any, lm: CausalLM) -> bool:
+    """Whether a head cannot draft behind its `max_position_embeddings`.
+
+    That is what it was trained on (2,048 in most files), not where rotary positions end. Where factors change with the
+    length of the text ("dynamic", LongRoPE), rows behind it would be rotated by others than those before it.
+    """
+    rope = getattr(config, "rope_parameters", None) or {}
+    return bool(lm.context_note) or rope.get("rope_type") in ("dynamic", "longrope")
 
 
 def load_eagle(
