@@ -9,6 +9,7 @@ from tiny_models import HIDDEN, prompt
 from opt_tree import Decoder, OptTree
 from opt_tree.methods.drafters.heads.eagle3 import load_eagle3
 from opt_tree.methods.drafters.heads.eagle3_files import ENTERED, Reading, read_layers
+from opt_tree.methods.drafters.registry import DrafterOptions
 from opt_tree.methods.policies.static import Static
 
 POLICIES = {"chain of 4": Static.chain(4), "tree of 7": OptTree(7, 0.0, 3)}
@@ -78,7 +79,7 @@ def test_a_list_permuted_with_the_columns_of_fc_gives_the_same_laws(tmp_path):
 def test_layers_that_are_given_count_more_than_the_file(tmp_path):
     weights, target = head_weights(2), target_of()
     folder = write_head(tmp_path / "head", weights, **nested(2, 4))
-    drafter = load_eagle3(folder, target, layers=(5, 0))
+    drafter = load_eagle3(folder, target, DrafterOptions(layers=(5, 0)))
     assert drafter.features == (5, 0)
     check_laws(drafter, target, Loops(weights, [6, 1]), POLICIES["chain of 4"])
 
@@ -157,7 +158,7 @@ def test_a_head_may_read_the_target_s_last_state_alone(tmp_path, policy, more):
         "norms states before fc, and sets use_aux_hidden_state to False",
     )
     with pytest.raises(ValueError, match="reads the target's last state alone"):
-        load_eagle3(folder, target, layers=(1, 2, 3))
+        load_eagle3(folder, target, DrafterOptions(layers=(1, 2, 3)))
 
 
 @pytest.mark.parametrize("policy", POLICIES.values(), ids=POLICIES)

@@ -39,6 +39,8 @@ class DrafterOptions:
     """Leave out the temperature that calibration stored beside the drafter."""
     weights: str | None = None
     """Of an independent model, on a CPU: "int8" or "int4"; None: as the dtype says."""
+    layers: tuple[int, ...] | None = None
+    """The target's layers whose outputs an EAGLE-3 head reads, in the order of `fc`'s columns; None: its file's."""
 
 
 class Spec(NamedTuple):

@@ -16,7 +16,7 @@ from transformers import LlamaConfig, PreTrainedModel
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb, repeat_kv
 
 from opt_tree.methods.drafters.draft_vocabulary import vocabulary_tensors
-from opt_tree.methods.drafters.heads.eagle_head import EagleHead, OneLayerHead
+from opt_tree.methods.drafters.heads.eagle_head import EagleHead, FeatureHead
 from opt_tree.training.files import write_checkpoint
 
 
@@ -37,7 +37,7 @@ class LayerPasses:
     last one to the pair s places back (`backwards`), or to the pair of its own place in every one.
     """
 
-    def __init__(self, head: OneLayerHead, backwards: bool) -> None:
+    def __init__(self, head: FeatureHead, backwards: bool) -> None:
         self.head, self.backwards = head, backwards
         self._seen: list[list[Tensor]] = []
 
@@ -76,7 +76,7 @@ class LayerPasses:
 
 
 def passes(
-    head: OneLayerHead,
+    head: FeatureHead,
     ids: Int[Tensor, "rows pairs"],
     features: Float[Tensor, "rows pairs hidden"],
     unroll: int,

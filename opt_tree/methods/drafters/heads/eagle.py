@@ -78,11 +78,12 @@ class EagleDrafter(OfModel):
                 f"wrong head for this target: the head has {config.vocab_size} tokens, {target.name} {target.vocab}"
             )
         follow(model.base_model, model.get_output_embeddings())
-        self.take_model(CausalLM(model, buckets, probe=False), config.vocab_size, target.vocab, tokens)
+        lm = CausalLM(model, buckets, probe=False)
+        self.take_model(lm, config.vocab_size, target.vocab, tokens)
         self.lm.watch((LAST,))
         self.trained = self.lm.max_context
         """How many tokens of context it was trained on, by its config; behind them it drafts on."""
-        if not _ends(model.config, self.lm):
+        if not _ends(model.config, lm.context_note):
             self.lm.max_context = target.max_context
         self.max_context = min(self.lm.max_context, target.max_context)
         self._ready: Tensor = torch.zeros(0)
@@ -178,14 +179,14 @@ class EagleDrafter(OfModel):
         return f"EAGLE head {self.name}: {self._size()}"
 
 
-def _ends(config: Any, lm: CausalLM) -> bool:
-    """Whether a head cannot draft behind its `max_position_embeddings`.
+def _ends(config: Any, note: str) -> bool:
+    """Whether a head cannot draft behind its `max_position_embeddings`; `note`: where its context ends before it.
 
     That is what it was trained on (2,048 in most files), not where rotary positions end. Where factors change with the
     length of the text ("dynamic", LongRoPE), rows behind it would be rotated by others than those before it.
     """
     rope = getattr(config, "rope_parameters", None) or {}
-    return bool(lm.context_note) or rope.get("rope_type") in ("dynamic", "longrope")
+    return bool(note) or rope.get("rope_type") in ("dynamic", "longrope")
 
 
 def load_eagle(

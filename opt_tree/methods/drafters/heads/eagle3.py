@@ -14,6 +14,7 @@ from opt_tree.drafter import Drafter
 from opt_tree.methods.drafters.draft_vocabulary import take_vocabulary, trimmed_further
 from opt_tree.methods.drafters.heads.eagle import LAST, EagleDrafter, lend_embeddings, load_eagle
 from opt_tree.methods.drafters.heads.eagle3_files import (
+    Reading,
     fit,
     head_tensors,
     is_eagle3,
@@ -23,6 +24,7 @@ from opt_tree.methods.drafters.heads.eagle3_files import (
 from opt_tree.methods.drafters.heads.eagle3_head import Eagle3Head
 from opt_tree.methods.drafters.heads.eagle_head import HeadedEagle, take_biases
 from opt_tree.methods.drafters.heads.families import refuse_others
+from opt_tree.methods.drafters.heads.layer_probe import Probed, probe
 from opt_tree.methods.drafters.heads.published_files import read_head
 from opt_tree.methods.drafters.registry import DrafterOptions, feature_target, register
 from opt_tree.models.capabilities import cast_weights
@@ -54,6 +56,9 @@ def chosen_layers(layers: Sequence[int] | None, count: int, states: int = 3) -> 
 class Eagle3Drafter(EagleDrafter):
     """Drafts with an EAGLE-3 head; rows are kept and run again as `EagleDrafter` does."""
 
+    probed: Probed | None = None
+    """What a probe of its layers found; None: its file says which they are."""
+
     def __init__(
         self,
         head: Eagle3Head,
@@ -82,8 +87,18 @@ class Eagle3Drafter(EagleDrafter):
         head: Any = self.lm.model.base_model
         return head.fuse([features[layer].to(self.lm.device, self.lm.dtype) for layer in self.features])
 
+    def probe(self, reading: Reading, target: CausalLM, options: DrafterOptions) -> None:
+        """Take the convention by which the head agrees more with its target, if clearly more; else the reading's."""
+        layers, other = reading.layers(), reading.layers(not reading.entered)
+        if layers is None or other is None or not 0 <= min(other) <= max(other) < layers_of(target):
+            return
+        own, theirs, rows, clear = probe(self.lm.model, target, (layers, other), options.tokenizer, self.tokens)
+        if clear and theirs > own:
+            self.features, own, theirs, reading = other, theirs, own, reading._replace(entered=not reading.entered)
+        self.probed = Probed(reading.entered, (own, theirs), rows, clear)
+
     def describe(self) -> str:
-        return f"EAGLE-3 head {self.name}: {self._size()}"
+        return f"EAGLE-3 head {self.name}: {self._size()}{'' if self.probed is None else f', {self.probed}'}"
 
 
 def layers_of(target: CausalLM) -> int:
@@ -94,16 +109,16 @@ def layers_of(target: CausalLM) -> int:
 def load_eagle3(
     path: str,
     target: CausalLM,
-    buckets: Buckets | None = None,
+    options: DrafterOptions = DrafterOptions(),
     tensors: dict[str, Tensor] | None = None,
-    layers: Sequence[int] | None = None,
 ) -> Eagle3Drafter:
     """Load an EAGLE-3 head as SpecForge, ModelOpt, AngelSlim or `speculators` write it (see `eagle3_files.py`).
 
     Weights come to the target's dtype and device. `embed_tokens` and `lm_head` may be absent: then the target's are
     used, of the latter the rows of the draft vocabulary. That one may be `draft_vocabulary.safetensors` beside the
-    weights. `tensors`: those of the checkpoint, if they are read already. `layers`: those whose outputs it reads, in
-    the order of `fc`'s columns, whatever its config says. CheckpointError names what cannot be used, in one line.
+    weights. `tensors`: those of the checkpoint, if they are read already. CheckpointError names what cannot be used, in
+    one line. Where the config names layers and not by which convention, both are tried (`layer_probe.py`), and
+    `describe` says what was found; `options.layers` decides otherwise.
     """
     tensors, raw = read_head(path) if tensors is None else tensors, read_config(path, "an EAGLE head")
     refuse_others(path, raw)
@@ -111,7 +126,7 @@ def load_eagle3(
         raise CheckpointError(f"{path} is no EAGLE-3 head: it has neither midlayer.* nor layers.0.hidden_norm.weight")
     with refused(f"cannot use {path}"):
         config, reading, tensors = understood(raw), read_layers(raw, layers_of(target)), head_tensors(path, tensors)
-        fit(config, tensors, reading, layers)
+        fit(config, tensors, reading, options.layers)
         tokens = take_vocabulary(tensors, target.vocab)
         lend_embeddings(tensors, target, config.vocab_size)
         columns = getattr(config, "draft_vocab_size", None) or config.vocab_size
@@ -122,7 +137,10 @@ def load_eagle3(
         take_biases(head, tensors)
         load_named(head, tensors, "it is not an EAGLE-3 head of this config")
         cast_weights(head, target.device, target.dtype).eval().requires_grad_(False)
-        return Eagle3Drafter(head, target, buckets, tokens, layers or reading.layers())
+        drafter = Eagle3Drafter(head, target, options.buckets, tokens, options.layers or reading.layers())
+        if options.layers is None and not reading.told and target.ranks is None and drafter.features != (LAST,):
+            drafter.probe(reading, target, options)
+        return drafter
 
 
 @register(
@@ -130,12 +148,15 @@ def load_eagle3(
 )
 def _load_either(path: str, target: AnyLM, options: DrafterOptions) -> Drafter:
     tensors = read_head(path)
-    load = load_eagle3 if is_eagle3(tensors) else load_eagle
-    return load(path, feature_target(target), options.buckets, tensors)
+    if is_eagle3(tensors):
+        return load_eagle3(path, feature_target(target), options, tensors)
+    if options.layers is not None:
+        raise CheckpointError(f"{path} is a head of EAGLE-1 or EAGLE-2, which reads no layers that could be named")
+    return load_eagle(path, feature_target(target), options.buckets, tensors)
 
 
 @register(
     "eagle3", about="an EAGLE-3 or EAGLE-3.1 head of this target, and nothing else", paper="2503.01840", part="eagle3"
 )
 def _load(path: str, target: AnyLM, options: DrafterOptions) -> Drafter:
-    return load_eagle3(path, feature_target(target), options.buckets)
+    return load_eagle3(path, feature_target(target), options)

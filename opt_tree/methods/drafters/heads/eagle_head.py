@@ -119,7 +119,8 @@ def take_biases(head: nn.Module, tensors: Mapping[str, Tensor]) -> None:
                 raise ValueError(f"of {name}'s queries, keys and values only {' and '.join(found)} has a bias")
         if isinstance(module, nn.Linear) and (".self_attn." in name or ".mlp." in name):
             there = f"{name}.bias" in tensors
-            module.bias = nn.Parameter(module.weight.new_zeros(module.out_features)) if there else None
+            bias = nn.Parameter(module.weight.new_zeros(module.out_features)) if there else None
+            module.register_parameter("bias", bias)
 
 
 class EagleHead(FeatureHead):
