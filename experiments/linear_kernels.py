@@ -51,6 +51,7 @@ from tqdm import tqdm
 from evaluation.command_line import Value, table, whole_numbers
 from evaluation.timing import environment, schedule
 from opt_tree.backends.packed_weights import pack
+from opt_tree.backends.prepacked import _works
 from opt_tree.backends.quantised import load_kernel
 
 Product = Callable[[Tensor], Tensor]
@@ -150,6 +151,10 @@ def microseconds(kernel: str, shape: tuple[int, int, int], rows: list[int], roun
 
 def run(options: Options) -> dict[str, Any]:
     """Time every kernel on every product, print the sums and return them."""
+    if not _works(torch.bfloat16):
+        raise ValueError(
+            "this CPU multiplies no packed bfloat16 (AVX-512 or avx_ne_convert does), which is compared with"
+        )
     torch.set_num_threads(options.threads)
     load_kernel()
     rows, shapes = whole_numbers(options.rows), SHAPES[options.shapes]

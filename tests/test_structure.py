@@ -306,6 +306,8 @@ def test_the_rooms_stand_on_few_floors_and_know_few_others() -> None:
 
 PUBLISHED = "the signature is that of another library or of the published code"
 LONG_MODULES = {
+    "experiments/other_engines/__main__.py": "every option of the comparison, and which peers share a run",
+    "experiments/other_engines/engines.py": "an engine a function: how each is loaded, told to draft, and asked",
     "experiments/gpu_first_light.py": "all that a first GPU is asked, one function a part",
     "evaluation/run/options.py": "every option that the evaluation's commands share, one field each",
     "evaluation/compare/measure.py": "one combination: what is loaded, what decodes in which order, what is expected",

@@ -244,7 +244,7 @@ def test_the_grid_knows_judges_children_and_sharpening() -> None:
 
 def test_a_policy_that_is_only_registered_is_run(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shallow = Method("shallow", lambda nodes: OptTree(nodes, 0.0, max_depth=2), "two layers")
-    monkeypatch.setitem(registry.POLICIES, "shallow", shallow)
+    monkeypatch.setitem(registry.POLICIES._all, "shallow", shallow)
     assert command(folder, tmp_path / "a.jsonl", "--policies", "shallow") == 0
     (record,) = lines(tmp_path / "a.jsonl")
     assert record["cell"]["policy"] == "shallow"

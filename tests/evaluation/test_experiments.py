@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from torch import Tensor
 
 from evaluation import eval_opt_classic
@@ -20,6 +21,7 @@ from experiments import (
     turns,
     vocabulary,
 )
+from opt_tree.backends.prepacked import _works
 
 
 def test_the_turns_of_a_conversation(capsys: pytest.CaptureFixture) -> None:
@@ -145,6 +147,7 @@ def test_what_a_target_of_fewer_bits_costs_and_says(tmp_path: Path, capsys: pyte
 
 
 @pytest.mark.usefixtures("quantised_kernel")
+@pytest.mark.skipif(not _works(torch.bfloat16), reason="this CPU multiplies no packed bfloat16")
 def test_kernels_are_compared(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> None:
     monkeypatch.setattr(linear_kernels, "SHAPES", {"smollm2": [(128, 64, 2)]})
     monkeypatch.setattr(linear_kernels, "_COLD", 1e4)

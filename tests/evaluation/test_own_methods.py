@@ -103,7 +103,7 @@ def test_every_example_is_compared_as_a_file_of_the_package(
         text = (EXAMPLES / f"custom_{kind}.py").read_text()
         found = re.search(r"\n(?=import opt_tree\n)", text)
         assert found is not None
-        imports = f"from opt_tree.{family}.registry import register\n"
+        imports = f"from opt_tree.methods.{family}.registry import register\n"
         if kind == "drafter":
             imports = "from opt_tree.methods.drafters.registry import DrafterOptions, register\n"
             imports += "from opt_tree.models.chain_lm import AnyLM\n"
@@ -112,7 +112,7 @@ def test_every_example_is_compared_as_a_file_of_the_package(
             mark, decorated = "@dataclass(frozen=True)\n" + mark, decorated + "(frozen=True)\n" + mark
         assert not mark or text.count(mark) == 1
         text = text.replace(mark, decorated) if mark else text
-        (package / place).write_text(text[: found.end()] + imports + text[found.end() :])
+        (package / "methods" / place).write_text(text[: found.end()] + imports + text[found.end() :])
     names = {"policy": "trunk", "drafter": "bigrams", "verifier": "coin", "controller": "stages"}
     environment = os.environ | {"PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}", "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "evaluation.compare", *arguments(folder, tmp_path / "b.jsonl", names)]
@@ -135,7 +135,7 @@ def test_a_file_that_changed_is_not_gone_on_with(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     mine = tmp_path / "mine.py"
-    mine.write_text("from opt_tree.methods.policies import OptTree\ndef tree(nodes): return OptTree(nodes, 0.2)\n")
+    mine.write_text("from opt_tree.opt import OptTree\ndef tree(nodes): return OptTree(nodes, 0.2)\n")
     given = (
         f"--base-model-path {folder}/target --draft-model-path {folder}/draft --dtype float64 --device cpu --limit 1"
     )
@@ -183,7 +183,7 @@ def test_a_file_without_a_name_says_what_to_write(tmp_path: Path) -> None:
 
 def test_a_drafter_of_a_file_is_a_part_of_others(tmp_path: Path) -> None:
     """Made by a function, from what follows its name."""
-    text = "from opt_tree.methods.drafters import NGramDrafter\n"
+    text = "from opt_tree.methods.drafters.tables.ngram import NGramDrafter\n"
     text += "def table(path, target, options): return NGramDrafter((0.0,) * int(path))\n"
     (tmp_path / "mine.py").write_text(text)
     spec = f"graft:1:lm:demo+{tmp_path}/mine.py:table:3"

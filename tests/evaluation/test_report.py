@@ -381,7 +381,7 @@ def test_files_of_eagles_own_scripts_count_their_steps_by_idxs(tmp_path: Path, c
     file = write(tmp_path / "a.jsonl", [answer(1, "math", bare), answer(2, "math", bare | {"idxs": [0, 0]})])
     assert report.main([str(file), "--format", "csv"]) == 0
     line = next(csv.DictReader(capsys.readouterr().out.splitlines()))
-    assert line["tokens/step"] == "4.67" and line["tokens/s"] == "3.5"
+    assert float(line["tokens_per_step"]) == 42 / 9 and float(line["tokens_per_second"]) == 3.5
     assert evaluation.load(file).tokens_per_step.tolist() == [4, 13 / 5, 8, 13]
     table = evaluation.figures(file).iloc[-1]
     assert (table.steps, table.tokens_per_step) == (9, 42 / 9)
