@@ -326,6 +326,8 @@ LONG_FUNCTIONS = {
 }
 WIDE_FUNCTIONS = {
     "opt_tree/verify.py: valid_for": "what a verifier says of itself, all by name",
+    "experiments/other_engines/registry.py: peers_of": "what a comparison of engines may choose",
+    "experiments/other_engines/measuring.py: _try": "a peer, where it runs, and the processes that it may share",
     "evaluation/timing.py: interleave": "what a measurement may choose",
     "opt_tree/integrations/published_api.py: _generate": PUBLISHED,
     "opt_tree/grow.py: draft": "everything that a draft depends on, so that it is a function",

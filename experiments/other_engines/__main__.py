@@ -117,15 +117,11 @@ TIMEOUT = 900.0
 """Seconds after which a peer that does not answer is left out."""
 
 
-def run(options: Options) -> int:
-    """Measure, print the table; 1 where not even the reference ran."""
+def prompts_of(options: Options, tokenizer: Any, stops: frozenset[int]) -> dict[str, list[list[int]]]:
+    """Return the prompts of each kind of text that is asked for."""
     questions = load_set(options.bench_name, None, options.data_dir, options.fetch)
     step = max(1, len(questions.questions) // options.limit)
     chosen = select(questions.questions[::step], None, None, options.limit)
-    folder = resolve(options.base_model_path, "target")
-    tokenizer = load_tokenizer(folder)
-    ends = tokenizer.eos_token_id
-    stops = frozenset() if ends is None else frozenset([ends])
     prompter = Prompter(tokenizer, Stop(stops))
     asked = {"chat": [question.turns[0] for question in chosen]}
     kinds = options.texts.split(",")
@@ -138,6 +134,16 @@ def run(options: Options) -> int:
             [*prompter.encode([one.message], []), *tokenizer(one.given, add_special_tokens=False).input_ids]
             for one in known
         ]
+    return prompts
+
+
+def run(options: Options) -> int:
+    """Measure, print the table; 1 where not even the reference ran."""
+    folder = resolve(options.base_model_path, "target")
+    tokenizer = load_tokenizer(folder)
+    ends = tokenizer.eos_token_id
+    stops = frozenset() if ends is None else frozenset([ends])
+    prompts = prompts_of(options, tokenizer, stops)
     context = max(len(one) for some in prompts.values() for one in some) + options.max_new_tokens + 64
     dtype = str(as_dtype(options.dtype, "cpu")).removeprefix("torch.")
     assistant = resolve(options.assistant, "draft") if options.assistant else ""

@@ -54,12 +54,8 @@ def generate_batch(
     recorder_of(log_probs, decoder.target.vocab)
     check_ids(prompts, "prompts")
     require((Sequence, Tensor, np.ndarray), prompts=prompts)
-    given: Any = stop if isinstance(stop, Sequence) and not isinstance(stop, str) else [stop] * len(prompts)
-    rules = [rule_for(rule, decoder.target.ends) for rule in given]
-    seeds = list(seed) if isinstance(seed, Sequence) else [seed] * len(prompts)
-    if not len(prompts) == len(rules) == len(seeds):
-        there = f"{counted(len(rules), 'stop rule')} and {counted(len(seeds), 'seed')}"
-        raise ValueError(f"{counted(len(prompts), 'prompt')}, but {there}")
+    rules, seeds = _of_each(len(prompts), stop, seed)
+    rules = [rule_for(rule, decoder.target.ends) for rule in rules]
     jobs, most = [], check_new_tokens(max_new_tokens)
     tell_of_settings(decoder.target, sampling)
     for number, (prompt, rule, own) in enumerate(zip(prompts, rules, seeds, strict=True)):
@@ -74,6 +70,16 @@ def generate_batch(
         return [found[number] for number in range(len(jobs))]
 
     return decoder.led(answers)
+
+
+def _of_each(count: int, stop: Any, seed: Any) -> tuple[list[Any], list[Any]]:
+    """Return a stop rule and a seed for each prompt. ValueError for lists of another length."""
+    rules = list(stop) if isinstance(stop, Sequence) and not isinstance(stop, str) else [stop] * count
+    seeds = list(seed) if isinstance(seed, Sequence) else [seed] * count
+    if not count == len(rules) == len(seeds):
+        there = f"{counted(len(rules), 'stop rule')} and {counted(len(seeds), 'seed')}"
+        raise ValueError(f"{counted(count, 'prompt')}, but {there}")
+    return rules, seeds
 
 
 def side_by_side(
