@@ -288,7 +288,7 @@ def test_mistakes_that_name_other_models(folders, classic, capsys):
     for kind, arguments, line in (
         ("classic", target, f"no drafter named for {folders['target']}: give --drafter"),
         ("eagle", target, f"no drafter named for {folders['target']}: give --drafter"),
-        ("eagle", [*target, "--ea-model-path", folders["draft"]], "an EAGLE head has one layer, this config has 2"),
+        ("eagle", [*target, "--ea-model-path", folders["draft"]], "is a whole model, use lm:"),
         ("eagle", [*target, "--ea-model-path", folders["head"], "--assistant", folders["other"]],
          "different tokenizers"),
     ):  # fmt: skip
