@@ -70,18 +70,6 @@ def grow(
         answer = yield from answer_of(drafter, drafter.expand(pool.frontier(rows)))
 
 
-def draft(
-    drafter: Drafter | None,
-    policy: TreePolicy,
-    context: list[int],
-    limit: int,
-    sampling: Sampling = Sampling(),
-    random: Random | None = None,
-) -> Tree:
-    """Do what `grow` says, each forward computed by itself."""
-    return run(grow(drafter, policy, context, limit, sampling, random))
-
-
 def layers_left(target: Target, drafter: Drafter | None, length: int, end: int) -> int:
     """How many layers of draft a context of `length` tokens that may grow to `end` has room for, also in the models."""
     models = [target] if drafter is None else [target, *drafter.models]

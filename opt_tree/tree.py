@@ -5,7 +5,7 @@ the tree was grown. Trees are small integers, so they live on the host as numpy 
 tensor, on the drafter's device.
 """
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -137,23 +137,6 @@ def fetch(*tensors: Tensor) -> list[np.ndarray]:
         end = begin + tensor.numel() * tensor.element_size()
         found[place], begin = block[begin:end].view(tensor.dtype).reshape(tensor.shape).numpy(), end
     return found
-
-
-def fetch_later(*tensors: Tensor) -> Callable[[], list[np.ndarray]]:
-    """Begin to copy tensors of one device to the host; what is returned has them, and waits if they are not there.
-
-    A read in between has waited for them: what a device is asked for it does in order.
-    """
-    if on_host(tensors[0]):
-        return lambda: fetch(*tensors)
-    copies, there = [tensor.to("cpu", non_blocking=True) for tensor in tensors], torch.Event(tensors[0].device)
-    there.record()
-
-    def arrived() -> list[np.ndarray]:
-        there.synchronize()
-        return [copy.numpy() for copy in copies]
-
-    return arrived
 
 
 def send(array: np.ndarray | Tensor, device: torch.device, dtype: torch.dtype | None = None) -> Tensor:

@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from opt_tree import Drafter, LogProbs, Output, Sampling
-from opt_tree.grow import answer_of, run
+from opt_tree import Drafter, LogProbs, Output, Random, Sampling, Tree, TreePolicy
+from opt_tree.grow import answer_of, grow, run
 from opt_tree.pool import Frontier
 
 
@@ -20,3 +20,15 @@ def root_of(drafter: Drafter, context: list[int]) -> LogProbs:
 def below(drafter: Drafter, frontier: Frontier) -> LogProbs:
     """What a drafter says of the token after each node of a frontier."""
     return run(answer_of(drafter, drafter.expand(frontier)))
+
+
+def draft(
+    drafter: Drafter | None,
+    policy: TreePolicy,
+    context: list[int],
+    limit: int,
+    sampling: Sampling = Sampling(),
+    random: Random | None = None,
+) -> Tree:
+    """Grow one tree, each forward computed by itself."""
+    return run(grow(drafter, policy, context, limit, sampling, random))

@@ -120,7 +120,8 @@ def stages(mutation: Mutation, tests: Path) -> Iterator[list[str]]:
     """Yield the test files of each stage, those likely to notice first: of the module's name, of its words, all."""
     named = {node.name for node in ast.parse(mutation.file.read_bytes()).body if hasattr(node, "name")}
     words = re.compile(rf"\b({'|'.join({mutation.file.stem, *named})})\b")
-    folder = tests / mutation.file.relative_to(ROOT / "opt_tree").parts[0]
+    place = mutation.file.parent
+    folder = tests / ("core" if place == ROOT / "opt_tree" else place.name)
     files = sorted(tests.rglob("test_*.py"), key=lambda file: (file.parent != folder, file.stat().st_size))
     own = [file for file in files if file.stem.startswith(f"test_{mutation.file.stem}")]
     near = [file for file in files if file not in own and words.search(file.read_text())]

@@ -27,10 +27,10 @@ from evaluation.run.options import PUBLISHED, Options
 from evaluation.run.processes import Processes
 from evaluation.timing import Method, contested, environment, schedule
 from opt_tree import Pair, TreePolicy
-from opt_tree.errors import out_of_memory
 from opt_tree.methods.own_files import digests
 from opt_tree.models.capabilities import size_of
 from opt_tree.system.files import check_writable
+from opt_tree.system.memory import out_of_memory
 
 PLACE = {
     *("bench_name", "question_file", "data_dir", "fetch", "question_begin", "question_end", "limit", "history"),

@@ -93,7 +93,7 @@ def grow(
 ) -> Asking[dict[str, _Growing]]:
     """Draw the tree of every policy below the last token of the context, of `room` layers at most.
 
-    The trees are those of `opt_tree.grow.draft`, node for node, where the drafter's arithmetic is canonical.
+    The trees are those of `opt_tree.grow.grow`, node for node, where the drafter's arithmetic is canonical.
     """
     growing = {
         name: _Growing(way, min(way.policy.max_depth, room), CandidatePool(context[-1], way.policy.children))

@@ -28,10 +28,11 @@ from transformers.utils import cached_file
 from opt_tree.backends.kernels import KernelError
 from opt_tree.backends.mapped import release
 from opt_tree.backends.quantised import check_weights, quantise
-from opt_tree.errors import nearest, one_line, out_of_memory, require
+from opt_tree.errors import nearest, one_line, require
 from opt_tree.models.causal_lm import Buckets
 from opt_tree.models.chain_lm import AnyLM, wrap
 from opt_tree.models.room import check_weights_fit
+from opt_tree.system.memory import out_of_memory
 
 CALIBRATION = "calibration.json"
 TRAINING = "training.json"

@@ -158,7 +158,7 @@ def run_command(command: Callable[[], int | None], stopped: str = "stopped") -> 
     except (ValueError, OSError) as error:
         status, told = 2, f"error: {' '.join(str(error).split())}"
     except (RuntimeError, MemoryError) as error:
-        from opt_tree.errors import out_of_memory
+        from opt_tree.system.memory import out_of_memory
 
         if (said := out_of_memory(error)) is None:
             raise

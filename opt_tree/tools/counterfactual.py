@@ -21,7 +21,7 @@ from opt_tree.decoder import Decoder
 from opt_tree.drafter import Asked, Drafter
 from opt_tree.errors import require
 from opt_tree.generation import Generation, check_prompt
-from opt_tree.grow import draft, layers_left
+from opt_tree.grow import grow, layers_left, run
 from opt_tree.methods.drafters.around import DrafterAround
 from opt_tree.policy import TreePolicy, check_grows
 from opt_tree.pool import Frontier
@@ -229,7 +229,7 @@ class _Watch(DrafterAround):
         for name, policy in self.policies.items():
             limit = min(policy.max_depth, self._layers(asked.length))
             with contextlib.suppress(_Unknown):
-                found[name] = draft(_Again(self.drafter, asked), policy, [self._root], limit)
+                found[name] = run(grow(_Again(self.drafter, asked), policy, [self._root], limit))
         return found
 
     @property

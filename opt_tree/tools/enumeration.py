@@ -16,7 +16,8 @@ from torch import Tensor
 
 from opt_tree.answers import LogProbs
 from opt_tree.drafter import Drafter
-from opt_tree.grow import draft
+from opt_tree.grow import grow
+from opt_tree.grow import run as run_alone
 from opt_tree.policy import TreePolicy
 from opt_tree.pool import Frontier
 from opt_tree.random import Among, Random
@@ -165,13 +166,13 @@ def drawn_trees(
     probability: dict[Hashable, float] = defaultdict(float)
     limit = policy.max_depth if layers is None else min(layers, policy.max_depth)
 
-    def grow(random: EnumeratingRandom) -> Hashable:
-        tree = draft(drafter, policy, list(context), limit, sampling, random)
+    def grown(random: EnumeratingRandom) -> Hashable:
+        tree = run_alone(grow(drafter, policy, list(context), limit, sampling, random))
         key = (*tree.tokens.tolist(), *tree.parents.tolist())
         trees.setdefault(key, tree)
         return key
 
-    for random, key in outcomes(grow):
+    for random, key in outcomes(grown):
         probability[key] += random.probability
     return [(trees[key], probability[key]) for key in trees]
 

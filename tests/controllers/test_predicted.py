@@ -5,14 +5,13 @@ import json
 import numpy as np
 import pytest
 import torch
-from asking import begin
+from asking import begin, draft
 from drafters.test_eagle3 import KNOWN, LAYERS, target_of, tiny_head3
 from enumeration import EnumeratingRandom, Text, law_of, target_law, unchecked
 from table_models import TableDrafter, TableTarget, hashed_laws
 from tiny_models import ARCHITECTURES, HIDDEN, build, prompt, publish, tiny_head, tiny_tokenizer
 
 from opt_tree import CausalLM, Decoder, EagleDrafter, Sampling, Static, generate_batch
-from opt_tree.grow import draft
 from opt_tree.methods.controllers.predicted import LengthPredictor, PredictedLength
 from opt_tree.methods.drafters.heads.eagle3 import Eagle3Drafter
 from opt_tree.methods.policies.costs import Costs

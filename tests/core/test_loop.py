@@ -4,6 +4,7 @@ What is expected is computed by forwards of `transformers` over whole texts, wit
 """
 
 import copy
+import functools
 from itertools import product
 from typing import Any
 
@@ -56,7 +57,12 @@ def logits_after(model: Any, text: list[int]) -> torch.Tensor:
 
 
 def written(model: Any, prompt: list[int], count: int = NEW) -> list[int]:
-    """The greedy text, a whole forward a token."""
+    """The greedy text, a whole forward a token; written once for all that compare with it."""
+    return _written(model, tuple(prompt), count)[:]
+
+
+@functools.cache
+def _written(model: Any, prompt: tuple[int, ...], count: int) -> list[int]:
     text = list(prompt)
     for _ in range(count):
         text.append(int(logits_after(model, text).argmax()))

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from asking import begin, root_of
+from asking import begin, draft, root_of
 from drafters.plain_layer import normed, plain_layer
 from drafters.test_eagle import Witness
 from safetensors.torch import load_file, save_file
@@ -15,7 +15,6 @@ from tiny_models import ARCHITECTURES, HIDDEN, VOCAB, build, prompt, publish, ti
 from torch import Tensor
 
 from opt_tree import Decoder, OptTree, Sampling, load_drafter
-from opt_tree.grow import draft
 from opt_tree.methods.drafters.draft_vocabulary import VOCABULARY, take_vocabulary, vocabulary_tensors
 from opt_tree.methods.drafters.heads.eagle import EagleDrafter, load_eagle
 from opt_tree.methods.drafters.heads.eagle3 import Eagle3Drafter, load_eagle3

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from asking import draft
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from table_models import TableDrafter, hashed_laws
@@ -10,7 +11,6 @@ from table_models import TableDrafter, hashed_laws
 from opt_tree import Random, TopK
 from opt_tree.answers import LogProbs, log_probs_of, probs_of
 from opt_tree.children import Children
-from opt_tree.grow import draft
 from opt_tree.methods.children.best_and_draw import BestAndDraw
 from opt_tree.methods.children.drawn import Layer
 from opt_tree.methods.children.iid import IID

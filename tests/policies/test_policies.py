@@ -5,12 +5,12 @@ from itertools import product
 
 import numpy as np
 import pytest
+from asking import draft
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from table_models import Laws, TableDrafter, hashed_laws, written_laws
 
 from opt_tree import OptTree, Static, Tree, TreePolicy
-from opt_tree.grow import draft
 from opt_tree.methods.policies.registry import make_policy
 
 Branch = tuple[int, ...]

@@ -8,12 +8,12 @@ from math import log
 from pathlib import Path
 
 import pytest
+from asking import draft
 from hypothesis import given
 from hypothesis import strategies as st
 from table_models import Laws, TableDrafter, TableTarget, hashed_laws, written_laws
 
 from opt_tree import Decoder, Random, Static, TopK, Tree, TreePolicy
-from opt_tree.grow import draft
 from opt_tree.methods.children.iid import IID
 from opt_tree.methods.children.without_replacement import WithoutReplacement
 from opt_tree.methods.policies import greedy_static as greedy_static_module

@@ -12,7 +12,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 import torch
-from asking import begin
+from asking import begin, draft
 from enumeration import LAWS as PLAIN_LAWS
 from enumeration import VOCAB, Text, drawn_trees, emitted_law, law_of, scored, unchecked, verdicts, warped
 from hypothesis import given, settings
@@ -39,7 +39,6 @@ from opt_tree import (
 )
 from opt_tree.answers import LogProbs, probs_of
 from opt_tree.children import Children
-from opt_tree.grow import draft
 from opt_tree.methods.children.best_and_draw import BestAndDraw
 from opt_tree.methods.children.iid import IID
 from opt_tree.methods.children.without_replacement import WithoutReplacement

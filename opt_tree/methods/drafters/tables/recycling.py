@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
+import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
@@ -16,7 +17,7 @@ from opt_tree.models.chain_lm import AnyLM
 from opt_tree.sampling import Sampling
 from opt_tree.step import Outcome
 from opt_tree.target import Output
-from opt_tree.tree import fetch_later
+from opt_tree.tree import fetch, on_host
 
 RANK_RATES = (0.33, 0.08, 0.05, 0.03, 0.03, 0.02, 0.01, 0.01)
 """How often the target's 1st, 2nd, ... candidate after a token is right the next time: the demo target's, measured."""
@@ -89,7 +90,7 @@ class TokenRecycling(Lookup):
         self.table[tokens, : best.shape[1]] = best  # of a token's rows the last one stays
 
     def _named(self, logits: Float[Tensor, "rows vocab"]) -> Callable[[], list[np.ndarray]]:
-        return fetch_later(logits.topk(min(len(self._rates), logits.shape[1])).indices)
+        return _fetch_later(logits.topk(min(len(self._rates), logits.shape[1])).indices)
 
     def law(self, tail: Tail) -> dict[int, float]:
         if self._now is None:
@@ -113,3 +114,20 @@ class TokenRecycling(Lookup):
 @register("recycling", about="Token Recycling's matrix: the target's candidates after each token", paper="2408.08696")
 def _load(path: str, target: AnyLM, options: DrafterOptions) -> TokenRecycling:
     return TokenRecycling(target.vocab)
+
+
+def _fetch_later(*tensors: Tensor) -> Callable[[], list[np.ndarray]]:
+    """Begin to copy tensors of one device to the host; what is returned has them, and waits if they are not there.
+
+    A read in between has waited for them: what a device is asked for it does in order.
+    """
+    if on_host(tensors[0]):
+        return lambda: fetch(*tensors)
+    copies, there = [tensor.to("cpu", non_blocking=True) for tensor in tensors], torch.Event(tensors[0].device)
+    there.record()
+
+    def arrived() -> list[np.ndarray]:
+        there.synchronize()
+        return [copy.numpy() for copy in copies]
+
+    return arrived
