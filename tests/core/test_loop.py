@@ -5,6 +5,7 @@ What is expected is computed by forwards of `transformers` over whole texts, wit
 
 import copy
 import functools
+import inspect
 from itertools import product
 from typing import Any
 
@@ -114,6 +115,35 @@ def test_after_a_commit_the_cache_is_that_of_the_text(target: Any) -> None:
     torch.testing.assert_close(more.logits[-1], logits_after(target, [*text, 7]), rtol=0, atol=1e-10)
 
 
+def test_a_tree_that_nobody_kept_is_forgotten(target: Any) -> None:
+    context = PROMPTS[1]
+    tree = Tree.of([context[-1], 4, 8, 4], [-1, 0, 0, 1])
+    model = Model(target)
+    model.run(model.text(context[:-1]))
+    first = model.run(model.tree(tree)).logits.clone()
+    torch.testing.assert_close(model.run(model.tree(tree)).logits, first, rtol=0, atol=1e-10)
+    assert model.cache.pending == len(tree)
+    more = model.run(model.text([context[-1], 5]))
+    torch.testing.assert_close(more.logits[-1], logits_after(target, [*context, 5]), rtol=0, atol=1e-10)
+    assert model.length == len(context) + 1 and model.cache.pending == 0
+
+
+def test_a_prompt_has_logits_of_its_last_row_alone(target: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An output layer over a whole prompt costs as much as its other layers."""
+    asked, forward = [], target.forward
+
+    def noted(*args: Any, **given: Any) -> Any:
+        asked.append(given.get("logits_to_keep"))
+        return forward(*args, **given)
+
+    model = Model(target)
+    noted.__signature__ = inspect.signature(forward)  # type: ignore[attr-defined]
+    monkeypatch.setattr(target, "forward", noted)
+    assert len(model.run(model.text(PROMPTS[1])).logits) == 1
+    assert len(model.run(model.text(PROMPTS[1], all_logits=True)).logits) == len(PROMPTS[1])
+    assert asked == [1, None]
+
+
 class Padded(Backend):
     """Rows in multiples of eight and keys in multiples of sixteen, as a recorded forward has them; five at once."""
 
@@ -174,6 +204,9 @@ def test_an_answer_stops_inside_a_path(target: Any) -> None:
         assert found.tokens == expected[: end + 1] and found.finish_reason == "stop_token"
         assert sum(found.accept_lengths) == end + 1
         assert decoder.generate(PROMPTS[0], place + 1, stop=None).tokens == expected[: place + 1]
+        steps = list(decoder.steps(PROMPTS[0], NEW, stop=Stop([expected[place]])))
+        tokens = [token for step in steps for token in step.tokens]
+        assert tokens[: end + 1] == expected[: end + 1] and end < len(tokens) <= end + len(steps[-1].tokens)
 
 
 def test_a_turn_goes_on_from_the_rows_of_the_last_one(target: Any) -> None:
