@@ -16,7 +16,7 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 # Whatever the user has compiled is not for the tests, and nothing is built for all of them: no folder can be there.
 os.environ["OPT_TREE_CACHE"] = os.path.join(os.path.abspath(__file__), "no-packages")
 
-LONGEST = ("engines/test_pretended_cuda.py", "engines/test_compiled.py", "test_shapes.py", "test_examples.py")
+LONGEST = ("backends/test_pretended_cuda.py", "backends/test_compiled.py", "test_shapes.py", "test_examples.py")
 """The files that are begun first, so that all workers end together."""
 
 

@@ -160,7 +160,7 @@ def test_a_command_and_its_options_exist(command: tuple) -> None:
     page, name, *given = command
     if name in (
         "pytest",
-        "tests/verifiers/test_verifiers_field.py",
+        "tests/methods/verifiers/test_verifiers_field.py",
         "opt_tree.integrations.lm_eval_model",
         "tests/pretend/waits.py",  # it would have this process believe in a device
     ) or name.startswith("examples."):

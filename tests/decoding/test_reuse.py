@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from drafters.every_kind import MAKERS, head, small, target_model
+from methods.drafters.every_kind import MAKERS, head, small, target_model
 from tiny_models import CONTEXT, VOCAB, prompt, tiny
 from transformers import DynamicCache
 

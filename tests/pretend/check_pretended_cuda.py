@@ -1,4 +1,4 @@
-"""The library on a pretended CUDA device: texts, waits and graphs. Run by tests/engines/test_pretended_cuda.py.
+"""The library on a pretended CUDA device: texts, waits and graphs. Run by tests/backends/test_pretended_cuda.py.
 
 In a process of its own, with `-p pretend.plugin`, beside the tests that are marked `gpu`.
 """
@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from drafters.test_mtp import model_at, publish, small_numbers
+from methods.drafters.test_mtp import model_at, publish, small_numbers
 from tiny_models import ARCHITECTURES, build, perturbed, prompt, random_tree, tiny_head
 
 import opt_tree

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 import torch
 from asking import begin, root_of
-from drafters.test_eagle import Witness
-from drafters.test_eagle3 import KNOWN, target_of
+from methods.drafters.test_eagle import Witness
+from methods.drafters.test_eagle3 import KNOWN, target_of
 from safetensors.torch import load_file
 from tiny_models import VOCAB, prompt, tiny_tokenizer
 from torch import nn

@@ -5,9 +5,9 @@ import json
 import numpy as np
 import pytest
 import torch
-from drafters import test_parallel_spec
-from drafters.test_dspark import BLOCK, config_of, parts_of
-from drafters.test_parallel_spec import DEPTHS, head_of
+from methods.drafters import test_parallel_spec
+from methods.drafters.test_dspark import BLOCK, config_of, parts_of
+from methods.drafters.test_parallel_spec import DEPTHS, head_of
 from safetensors.torch import save_file
 from tiny_models import HIDDEN, VOCAB, tiny
 from training import test_heads_training

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 from asking import begin, root_of
-from drafters.test_ngram import probs_of
+from methods.drafters.test_ngram import probs_of
 from table_models import TableDrafter, TableTarget, hashed_laws
 from texts import refused
 

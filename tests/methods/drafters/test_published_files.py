@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from drafters.published_head import head_weights, target_of, write_head
+from methods.drafters.published_head import head_weights, target_of, write_head
 from safetensors.torch import load_file, save_file
 from texts import refused
 from tiny_models import HIDDEN, publish, tiny_head

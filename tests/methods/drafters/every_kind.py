@@ -6,13 +6,13 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from drafters.test_dflash import model as tiny_dflash
-from drafters.test_dspark import drafter_of as dspark
-from drafters.test_eagle3 import KNOWN, tiny_head3
-from drafters.test_early_exit import deep, exit_of
-from drafters.test_one_pass import medusa
-from drafters.test_parallel_spec import drafter_of as parallel_spec
-from drafters.test_store import documents
+from methods.drafters.test_dflash import model as tiny_dflash
+from methods.drafters.test_dspark import drafter_of as dspark
+from methods.drafters.test_eagle3 import KNOWN, tiny_head3
+from methods.drafters.test_early_exit import deep, exit_of
+from methods.drafters.test_one_pass import medusa
+from methods.drafters.test_parallel_spec import drafter_of as parallel_spec
+from methods.drafters.test_store import documents
 from tiny_models import VOCAB, prompt, tiny_drafter, tiny_head
 from transformers import PreTrainedModel
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from drafters.plain_layer import plain_layer
+from methods.drafters.plain_layer import plain_layer
 from texts import plain_texts
 from tiny_models import ARCHITECTURES, HIDDEN, VOCAB, build, prompt, publish, tiny, tiny_head
 from torch import Tensor

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from drafters.published_head import DEPTH, Loops, check_laws, head_weights, target_of, write_head
+from methods.drafters.published_head import DEPTH, Loops, check_laws, head_weights, target_of, write_head
 from tiny_models import HIDDEN, VOCAB, tiny_tokenizer
 
 from opt_tree import load_drafter

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from drafters.published_head import CONFIG, DEPTH, Loops, check_laws, head_weights, target_of, write_head
+from methods.drafters.published_head import CONFIG, DEPTH, Loops, check_laws, head_weights, target_of, write_head
 from texts import refused
 from tiny_models import HIDDEN, prompt
 

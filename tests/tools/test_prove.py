@@ -43,7 +43,7 @@ def test_a_verifier_is_exact_for_the_kinds_that_it_names_and_for_no_other(
     """So a decoder refuses nothing that would be exact, and admits nothing that is not."""
     exact = (
         not verifier.valid_for or kind in verifier.valid_for
-    )  # over three tokens, too, as tests/verifiers/test_verifiers_field.py counts out
+    )  # over three tokens, too, as tests/methods/verifiers/test_verifiers_field.py counts out
     proof = prove(verifier, kind(1 if verifier.chains_only else 2), 2 if exact else 3, depth=1)
     assert bool(proof) == exact, proof
     assert proof.error < 1e-15 if proof else proof.error > 1e-3

@@ -4,11 +4,11 @@ import functools
 
 import pytest
 import torch
-from drafters.every_kind import MAKERS, ONE_PASS, TABLES, VARIANTS, kind_of, target_model
-from drafters.test_dspark import drafter_of as dspark
-from drafters.test_early_exit import deep, exit_of
-from drafters.test_one_pass import medusa
 from enumeration import first_token
+from methods.drafters.every_kind import MAKERS, ONE_PASS, TABLES, VARIANTS, kind_of, target_model
+from methods.drafters.test_dspark import drafter_of as dspark
+from methods.drafters.test_early_exit import deep, exit_of
+from methods.drafters.test_one_pass import medusa
 from side_by_side import PROMPTS, compare
 from tiny_models import prompt, tiny_head
 

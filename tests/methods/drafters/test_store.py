@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from asking import begin, root_of
-from drafters.test_ngram import outcome_of, probs_of
+from methods.drafters.test_ngram import outcome_of, probs_of
 from safetensors.numpy import save_file
 from safetensors.torch import save_file as save_torch_file
 from table_models import TableTarget, hashed_laws

@@ -6,8 +6,8 @@ from collections import defaultdict
 import numpy as np
 import pytest
 import torch
-from controllers.test_predicted import emitted_law
 from enumeration import drawn_trees, target_law
+from methods.controllers.test_predicted import emitted_law
 from table_models import hashed_laws
 from tiny_models import ARCHITECTURES, HIDDEN, build, prompt, publish, tiny_head, tiny_tokenizer
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 from asking import begin, draft
-from drafters.test_eagle3 import KNOWN, LAYERS, target_of, tiny_head3
 from enumeration import EnumeratingRandom, Text, law_of, target_law, unchecked
+from methods.drafters.test_eagle3 import KNOWN, LAYERS, target_of, tiny_head3
 from table_models import TableDrafter, TableTarget, hashed_laws
 from tiny_models import ARCHITECTURES, HIDDEN, build, prompt, publish, tiny_head, tiny_tokenizer
 

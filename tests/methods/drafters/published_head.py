@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from drafters.test_eagle import Witness
+from methods.drafters.test_eagle import Witness
 from safetensors.torch import save_file
 from tiny_models import ARCHITECTURES, HIDDEN, VOCAB, build, prompt
 from torch import Tensor

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 from asking import begin, draft, root_of
-from drafters.plain_layer import normed, plain_layer
-from drafters.test_eagle import Witness
+from methods.drafters.plain_layer import normed, plain_layer
+from methods.drafters.test_eagle import Witness
 from safetensors.torch import load_file, save_file
 from texts import refused
 from tiny_models import ARCHITECTURES, HIDDEN, VOCAB, build, prompt, publish, tiny, tiny_head

@@ -7,12 +7,12 @@ import pytest
 import torch
 import transformers
 from asking import begin, root_of
-from drafters.test_dflash import model as dflash_model
-from drafters.test_dspark import config_of, parts_of
-from drafters.test_eagle import Witness
-from drafters.test_eagle3 import tiny_head3
-from drafters.test_early_exit import exit_of
-from drafters.test_parallel_spec import head_of
+from methods.drafters.test_dflash import model as dflash_model
+from methods.drafters.test_dspark import config_of, parts_of
+from methods.drafters.test_eagle import Witness
+from methods.drafters.test_eagle3 import tiny_head3
+from methods.drafters.test_early_exit import exit_of
+from methods.drafters.test_parallel_spec import head_of
 from tiny_models import HIDDEN, VOCAB, WIDTH, build, causal_logits, prompt, tiny_head
 from torch import nn
 

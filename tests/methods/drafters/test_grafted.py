@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from asking import begin, below, root_of
-from drafters.test_ngram import probs_of
+from methods.drafters.test_ngram import probs_of
 from table_models import TableDrafter, TableTarget, hashed_laws, written_laws
 from tiny_models import prompt, tiny, tiny_drafter, tiny_head
 
