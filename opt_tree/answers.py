@@ -75,10 +75,7 @@ def log_probs_of(scores: Float[Tensor, "rows vocab"]) -> Float[Tensor, "rows voc
     A row of -inf says that nothing is known there, and stays as it is.
     """
     log_probs = scores.log_softmax(-1, dtype=torch.promote_types(scores.dtype, torch.float32))
-    # Normalising such a row divides nothing by nothing. One column tells whether there is one: its NaN is everywhere.
-    if on_host(scores) and not log_probs[:, 0].isnan().any():
-        return log_probs
-    return log_probs.masked_fill(_unknown(scores), -torch.inf)
+    return _nothing_known(scores, log_probs, -torch.inf)
 
 
 def probs_of(scores: Float[Tensor, "*rows vocab"]) -> Float[Tensor, "*rows vocab"]:
@@ -86,13 +83,12 @@ def probs_of(scores: Float[Tensor, "*rows vocab"]) -> Float[Tensor, "*rows vocab
 
     Children are drawn from them, and verifiers are told them: both sides have the same numbers.
     """
-    probs = scores.softmax(-1, dtype=torch.float64)
-    # One column tells whether a row of -inf is among them, as in `log_probs_of`.
-    if on_host(scores) and not probs[..., 0].isnan().any():
-        return probs
-    return probs.masked_fill(_unknown(scores), 0.0)
+    return _nothing_known(scores, scores.softmax(-1, dtype=torch.float64), 0.0)
 
 
-def _unknown(scores: Float[Tensor, "*rows vocab"]) -> Tensor:
-    """Which rows are -inf throughout. Other NaNs are a fault of whoever scored, and stay visible."""
-    return scores.isneginf().all(-1, keepdim=True)
+def _nothing_known(scores: Tensor, normalised: Tensor, value: float) -> Tensor:
+    """Put a value in rows whose scores are -inf throughout. Other NaNs are a fault of whoever scored: they stay."""
+    # Normalising such a row divides nothing by nothing. One column tells whether there is one: its NaN is everywhere.
+    if on_host(scores) and not normalised[..., 0].isnan().any():
+        return normalised
+    return normalised.masked_fill(scores.isneginf().all(-1, keepdim=True), value)

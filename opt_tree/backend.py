@@ -32,8 +32,6 @@ class Inputs(NamedTuple):
     """Tokens, positions, and slots: where the rows go in the cache."""
     mask: Mask | dict[str, Mask]
     """True where a row sees a key; one for each kind of layer where the model has several."""
-    in_order: bool = False
-    """One text's rows go right behind those in use, one after the other, without padding."""
     features: Float[Tensor, "texts rows hidden"] | None = None
     """Inputs of a head that drafts in the target's feature space."""
     last_only: bool = False

@@ -7,7 +7,7 @@ not yet judged. Knows nothing of trees: it is told which pending rows to keep.
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ParamSpec, TypeVar, cast
+from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
 import torch
@@ -177,7 +177,7 @@ class KVCache(Cache):
                 storage[..., slot, :] = storage[..., self.length + row, :]
 
     def can_cut(self, length: int) -> bool:
-        """Whether the context can be shortened to so many tokens, and gone on from."""
+        """Whether the context can be shortened to so many tokens. Rows can be; a cache that keeps a state says no."""
         return True
 
     def truncate(self, length: int) -> None:
@@ -185,50 +185,6 @@ class KVCache(Cache):
         if not 0 <= length <= self.length:
             raise ValueError(f"cannot truncate {counted(self.length, 'row')} to {length}")
         self.length, self.pending = length, 0
-
-    @inference
-    def adopt(self, past: Cache) -> None:
-        """Take the rows of a transformers cache as the context.
-
-        Where a layer kept the last rows of a window only, no later row sees the others. Raises ValueError for a cache
-        of another model.
-        """
-        length, layers = past.get_seq_length(), cast(Any, past.layers)
-        if len(layers) != self._layers:
-            raise ValueError(f"past_key_values has {counted(len(layers), 'layer')}, the model stores {self._layers}")
-        self.reset()
-        self.reserve(length)
-        for number, layer in enumerate(layers):
-            for mine, theirs in ((self._keys_of[number], layer.keys), (self._values_of[number], layer.values)):
-                shape, found = (*mine.shape[:2], mine.shape[3]), (*theirs.shape[:2], theirs.shape[3])
-                if shape != found:
-                    raise ValueError(
-                        f"past_key_values holds rows of {found} in layer {number}, the model's are {shape}"
-                    )
-                if theirs.dtype != mine.dtype:
-                    raise ValueError(f"past_key_values holds {theirs.dtype}, the model stores {mine.dtype}")
-                mine[:, :, length - theirs.shape[2] : length] = theirs
-        self.length = length
-
-    def begins_with(self, past: Cache) -> bool:
-        """Whether the rows of a transformers cache are the first committed ones here, number for number."""
-        length, layers = past.get_seq_length(), cast(Any, past.layers)
-        if length > self.length or len(layers) != self._layers:
-            return False
-        own = zip(self._keys_of, self._values_of, layers, strict=True)
-        pairs = [pair for keys, values, layer in own for pair in ((keys, layer.keys), (values, layer.values))]
-        return all(
-            mine.dtype == theirs.dtype
-            and mine.device == theirs.device
-            and torch.equal(mine[:, :, length - theirs.shape[2] : length], theirs)
-            for mine, theirs in pairs
-        )
-
-    def hand_over(self, past: Cache, length: int) -> None:
-        """Append what `past` lacks of the first `length` committed rows."""
-        start = past.get_seq_length()
-        for layer, (keys, values) in enumerate(zip(self._keys_of, self._values_of, strict=True)):
-            past.update(keys[:, :, start:length].clone(), values[:, :, start:length].clone(), layer)
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """Rows in use before the forward under way (transformers asks; positions are always passed explicitly)."""

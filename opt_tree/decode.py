@@ -22,18 +22,16 @@ from opt_tree.sampling import Sampling
 from opt_tree.step import Outcome, Step, StepTimes
 from opt_tree.target import Target, Work
 from opt_tree.tree import send
-from opt_tree.verify import Verifier, check, greedy
+from opt_tree.verify import Verifier, check
 
 
-def decode_step(
-    run: "Run", drafter: Drafter | None, policy: TreePolicy, verify: Verifier, root: LogProbs | None = None
-) -> Asking[Outcome]:
+def decode_step(run: "Run", policy: TreePolicy, verify: Verifier, root: LogProbs | None = None) -> Asking[Outcome]:
     """Emit the tokens of one step: an accepted path of drafted tokens and one token of the target's own.
 
     Source: arXiv:2406.17276, Algorithm 2, with the verifier left open.
     """
     limit = min(policy.max_depth, run.layers)
-    tree = yield from grow(drafter, policy, run.context, limit, run.sampling, run.random, root)
+    tree = yield from grow(run.drafter, policy, run.context, limit, run.sampling, run.random, root)
     tree = tree.ending_at(run.ends)
     run.lap()
     output = yield run.target.tree(tree)
@@ -112,7 +110,6 @@ class Run:
 
     @property
     def draft_work(self) -> Work:
-        """What the drafter's models have done so far."""
         return Work() if self.drafter is None else self.drafter.work
 
     def lap(self) -> None:
@@ -153,9 +150,11 @@ def next_step(run: Run, policy: TreePolicy) -> Asking[Step]:
     root, drafter = None, run.drafter
     if policy.reads_root and drafter is not None and run.layers > 0:
         root = yield from answer_of(drafter, drafter.root(run.context))
-    chosen = _choose(policy, run.context, root)
+    chosen = policy.choose(run.context, root)
+    if chosen not in policy.policies:
+        raise ValueError(f"{type(policy).__name__} chose a policy that is not one of its own: {chosen}")
     judge = run.verify if chosen.verifier is None or run.sampling.greedy else chosen.verifier
-    outcome = yield from decode_step(run, drafter, chosen, judge, root)
+    outcome = yield from decode_step(run, chosen, judge, root)
     begin, drafted, verified, committed = run.laps
     drafting, scoring = run.draft_work - before[0], run.target.work - before[1]
     times = StepTimes(
@@ -171,13 +170,6 @@ def next_step(run: Run, policy: TreePolicy) -> Asking[Step]:
     return step
 
 
-def _choose(policy: TreePolicy, context: list[int], root: LogProbs | None) -> TreePolicy:
-    chosen = policy.choose(context, root)
-    if chosen not in policy.policies:
-        raise ValueError(f"{type(policy).__name__} chose a policy that is not one of its own: {chosen}")
-    return chosen
-
-
 def check_policies(policy: TreePolicy, drafter: Drafter | None, verifier: Verifier, lossy: bool) -> None:
     """Raise TypeError unless all that a policy may choose grow trees that can be drafted and judged here."""
     if policy.verifier is not None and policy not in policy.policies:
@@ -190,8 +182,7 @@ def check_policies(policy: TreePolicy, drafter: Drafter | None, verifier: Verifi
         judge = verifier if known.verifier is None else known.verifier
         if not isinstance(judge, Verifier):
             raise TypeError(f"{name} is to be judged by {judge!r}, which is no verifier")
-        for one in (greedy, judge):
-            check(one, known.children, lossy)
+        check(judge, known.children, lossy)
         if drafter is None:
             raise TypeError(f"{name} needs a drafter")
         if drafter.names_few and known.children.sampled:

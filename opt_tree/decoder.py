@@ -244,7 +244,3 @@ class Decoder:
         verifier = greedy if sampling.greedy else self.verifier
         require(bool, reuse=reuse)
         return Run(self.target, context, end, sampling, random, self.drafter, verifier, reuse)
-
-    def step(self, run: Run) -> Asking[Step]:
-        """Decode one step of a text that `begin` took in."""
-        return next_step(run, self.policy)

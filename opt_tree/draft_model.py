@@ -31,7 +31,9 @@ class OfModel(Drafter):
         """Draft with this model for a target of `whole` tokens."""
         self.lm, self.models, self.vocab, self._whole = lm, (lm,), vocab, whole
         self.tokens = None if tokens is None else tokens.cpu()  # children are named where they are read
-        self.drafted = lm.drafted = drafted_by(lm, vocab, self.tokens)
+        scale = torch.ones(1, dtype=torch.promote_types(lm.dtype, torch.float32), device=lm.device)
+        there = None if self.tokens is None else send(self.tokens, lm.device)
+        self.drafted = lm.drafted = Drafted(vocab if there is None else len(there), there, scale)
 
     def begin(self, prompt: list[int], kept: int, prefill: Output | None, sampling: Sampling) -> None:
         super().begin(prompt, kept, prefill, sampling)
@@ -69,14 +71,6 @@ class OfModel(Drafter):
         return self.lm.size if self.tokens is None else f"{self.lm.size}, {len(self.tokens)} tokens of {self._whole}"
 
 
-def drafted_by(lm: Model, vocab: int, tokens: Int[Tensor, " columns"] | None) -> Drafted:
-    """What a drafter reads of this model's logits that drafts these tokens, or the first `vocab` of the target's."""
-    scale = torch.ones(1, dtype=torch.promote_types(lm.dtype, torch.float32), device=lm.device)
-    if tokens is None:
-        return Drafted(vocab, None, scale)
-    return Drafted(len(tokens), send(tokens, lm.device), scale)
-
-
 class CausalLMDrafter(OfModel):
     """Drafts with a small causal LM. Accepted rows of its cache are kept: same tokens, positions and ancestors.
 
@@ -98,8 +92,8 @@ class CausalLMDrafter(OfModel):
 
     def begin(self, prompt: list[int], kept: int, prefill: Output | None, sampling: Sampling) -> None:
         super().begin(prompt, kept, prefill, sampling)
-        if kept:
-            self.lm.keep(self.known(prompt), len(prompt) - 1)
+        if kept:  # the text goes on; the cache here may have less of it, and `root` catches up
+            self.lm.keep(self.known(prompt), len(prompt) - 1)  # one token at least is left for `root` to run
         else:
             self.lm.reset()
 

@@ -59,7 +59,7 @@ class Drafter(ABC):
         return f"<{type(self).__name__}{self.name and ' ' + self.name}>"
 
     def room(self, length: int) -> int:
-        """How many layers it can draft behind so many tokens of context; 0 or less: none."""
+        """How many layers it can draft behind so many tokens of context, the root among them; 0 or less: none."""
         return self.max_context - length
 
     def keeps(self, prompt: list[int]) -> int:
@@ -104,11 +104,11 @@ class Drafter(ABC):
     def calibrated(self, temperature: float) -> Self:
         """Let it say how likely a token is what a greedy target chooses; return the drafter itself.
 
-         Its scores are divided by `temperature` where the target is greedy. There the right score of a token is the
-         probability that it is the target's argmax, not the drafter's q: E(A) computed from q can be far below the A
-         that follows. One temperature, fitted by maximum likelihood of the target's own choices
-        , mends most of that. 1: not calibrated. Raises TypeError for a
-         drafter that names a few tokens only, and ValueError for a temperature that is not positive.
+        Its scores are divided by `temperature` where the target is greedy. There the right score of a token is the
+        probability that it is the target's argmax, not the drafter's q: E(A) computed from q can be far below the A
+        that follows. One temperature, fitted by maximum likelihood of the target's own choices, mends most of that.
+        1: not calibrated. Raises TypeError for a drafter that names a few tokens only, and ValueError for a
+        temperature that is not positive.
         """
         require(Real, temperature=temperature)
         if not temperature > 0:

@@ -11,7 +11,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from opt_tree.history import History
-from opt_tree.sampling import LazyLogits, Logits, Sampling, _Histories, _name
+from opt_tree.sampling import Histories, LazyLogits, Logits, Sampling, named
 from opt_tree.tree import Tree, on_host
 
 
@@ -42,15 +42,16 @@ def refusal(
 
     `logits` are the model's own. `transformers.generate` raises likewise above temperature 0, without the name.
     """
-    here, histories = logits[row : row + 1], _Histories(tree, context, logits.device)
+    here, histories = logits[row : row + 1], Histories(tree, context, logits.device)
     steps: list[Callable] = [*sampling.processors, *sampling.warpers()]
     why = "its probability is 0"
     if bool(here.isnan().any()):
         why, steps = "the model's logits are not numbers (NaN), so some of its weights or inputs are not", []
     for count, process in enumerate(steps, 1):
+        # Exactly these steps: at temperature 0 no warper joins them.
         own = replace(sampling, temperature=0.0, processors=tuple(steps[:count]))
         found = own._process(here, histories, [row])
         if bool(found.isnan().any()) or bool((found == -inf).all()):
-            why = f"{_name(process)} {'answers NaN' if found.isnan().any() else 'allows no token'}"
+            why = f"{named(process)} {'answers NaN' if found.isnan().any() else 'allows no token'}"
             break
     return ValueError(f"no token can be drawn at row {row} of a tree of {len(tree)}: {why}")

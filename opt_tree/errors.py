@@ -9,19 +9,15 @@ from typing import Any
 
 import numpy as np
 
-_WORDS: dict[type, str] = {
-    **dict.fromkeys((Collection, Iterable, Sequence), "a list"),
-    **{
-        bool: "True or False",
-        Integral: "a whole number",
-        Real: "a number",
-        str: "a text",
-        list: "a list",
-        dict: "a dictionary",
-        np.ndarray: "a numpy array",
-        PathLike: "a path",
-        NoneType: "None",
-    },
+_WORDS: dict[type, str] = dict.fromkeys((Collection, Iterable, Sequence, list), "a list") | {
+    bool: "True or False",
+    Integral: "a whole number",
+    Real: "a number",
+    str: "a text",
+    dict: "a dictionary",
+    np.ndarray: "a numpy array",
+    PathLike: "a path",
+    NoneType: "None",
 }
 
 

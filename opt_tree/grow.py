@@ -10,7 +10,7 @@ from opt_tree.policy import TreePolicy
 from opt_tree.random import Random
 from opt_tree.sampling import Sampling
 from opt_tree.target import Forward, Output, Target
-from opt_tree.tree import Tree, alone
+from opt_tree.tree import Tree
 
 _NEAR = 64
 """A drafter whose positions end so near before the target's loses nothing worth a word."""
@@ -59,7 +59,7 @@ def grow(
     drafter says of the token after the context, where it was asked already.
     """
     if limit <= 0 or drafter is None:
-        return alone(context[-1])
+        return Tree.of([context[-1]], [-1])  # a root without nodes: plain decoding
     pool = policy.children.pool(context[-1], sampling, random or Random())
     answer = root or (yield from answer_of(drafter, drafter.root(context)))
     while True:

@@ -4,18 +4,10 @@ Owns the mask arithmetic, for full and for sliding-window layers. Knows no model
 their way to a model, True where a row sees a key, and additive inside it (`additive`, a part of the body).
 """
 
-import functools
-
 import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
-
-
-@functools.cache
-def hiding(dtype: torch.dtype) -> np.float32:
-    """What hides a key: the most negative finite number of both the dtype and float32."""
-    return np.float32(max(torch.finfo(dtype).min, torch.finfo(torch.float32).min))
 
 
 def tree_mask(
@@ -34,12 +26,13 @@ def tree_mask(
     columns, padding = visible.shape[1], padded - visible.shape[0]
     # What is behind the prefix is all that travels to a device; on the host the whole is as cheap.
     host = device.type == "cpu"
-    first = prefix if host else 0
-    seen = np.ones((1, 1, padded, first + keys - prefix), dtype=bool)
-    seen[0, 0, padding:, first : first + columns] = visible
-    if first + columns < seen.shape[-1]:
-        seen[0, 0, :, first + columns :] = False
-        seen[0, 0, :padding, first:] = np.eye(padding, seen.shape[-1] - first, columns, dtype=bool)
+    start = prefix if host else 0
+    seen = np.ones((1, 1, padded, start + keys - prefix), dtype=bool)
+    behind = seen[0, 0, :, start:]  # a view of the slots behind the prefix
+    behind[padding:, :columns] = visible
+    if columns < behind.shape[1]:
+        behind[:, columns:] = False
+        behind[:padding] = np.eye(padding, behind.shape[1], columns, dtype=bool)  # a pad row sees its own slot alone
     mask = torch.from_numpy(seen)
     return mask if host else torch.constant_pad_nd(mask.to(device, non_blocking=True), (prefix, 0), 1)
 
@@ -48,9 +41,10 @@ def additive(mask: Bool[Tensor, "*shape"], dtype: torch.dtype) -> Float[Tensor, 
     """Return what is added to attention's scores: 0 where a key is seen.
 
     In the model's dtype because eager attention and every SDPA kernel take that form, while a boolean mask would be
-    converted again in every layer.
+    converted again in every layer. A key is hidden by the most negative finite number of both the dtype and float32.
     """
-    return torch.full_like(mask, float(hiding(dtype)), dtype=dtype).masked_fill_(mask, 0.0)
+    hidden = max(torch.finfo(dtype).min, torch.finfo(torch.float32).min)
+    return torch.full_like(mask, hidden, dtype=dtype).masked_fill_(mask, 0.0)
 
 
 def windowed(

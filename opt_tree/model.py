@@ -116,6 +116,7 @@ class Model(Target):
     def forget(self) -> None:
         """Have no context, without a look at the cache and the network: of a copy that was given others."""
         self._pending, self._tokens = [], []
+        vars(self).pop("_turn", None)  # whose turn it is at the original: see `turn_of`
 
     @inference
     def run(self, forward: Forward) -> Output:
@@ -171,7 +172,7 @@ class Model(Target):
             features = features if padded == rows else torch.constant_pad_nd(features, (0, 0, padded - rows, 0))
             features = features[None]
         masks = self._masks(numbers[1, 0], forward.visible, padded, keys)
-        return Inputs(numbers, masks, in_order, features, forward.last_only, self.drafted)
+        return Inputs(numbers, masks, features, forward.last_only, self.drafted)
 
     def finish(self, forward: Forward, output: Output, place: int = 0) -> Output:
         """Take what is this text's, which stands at `place`; commit rows that continue the context."""

@@ -20,13 +20,13 @@ class OptTree(TreePolicy):
     The path probability of a node never exceeds its parent's, so the n best candidates are a tree (Thm 3.1) and their
     sum is E(A). With `threshold=0` drafting ends by itself when no unexpanded candidate is among the n best: no
     descendant can enter any more, and the tree is optimal over all trees of n nodes. Example, n = 3, root distribution
-    (.6, .3, .1), below the first child (.5, .4, .1):
+    (.6, .3, .1), below the first child (.45, .4, .15):
 
           root            layer 1: .6 .3 .1    E = 1.0
-         /    \\           layer 2: .30 .24     the best three are now .6 .3 .30: gain .2, the .1 is out
+         /    \\           layer 2: .27 .24     the best three are now .6 .3 .27: gain .17, the .1 is out
        .6      .3
        |
-      .30                 E(A) = 1.2
+      .27                 E(A) = 1.17
     """
 
     nodes: int = 60

@@ -86,15 +86,15 @@ class CandidatePool:
         self._storage, self._paths = storage, storage[4].view(np.float64)
 
     def _reserve(self, size: int) -> None:
-        """Make room for so many candidates. Grown by doubling: an assignment costs a third of a concatenation."""
+        """Make room for so many candidates. By doubling: to append to an array copies all of it."""
         while size > self._storage.shape[1]:
-            self._keep_in(np.concatenate([self._storage] * 2, axis=1))
+            self._keep_in(np.concatenate([self._storage, np.empty_like(self._storage)], axis=1))
 
     tokens, parents, depths, draft_rows = map(_shown, range(4))
 
     @property
     def path_log_probs(self) -> Float[np.ndarray, " pool"]:
-        """See `Tree.path_log_probs`."""
+        """See `Tree.path_log_probs`; the fifth row of the storage, read as floats."""
         return self._paths[: self.size]
 
     @property
@@ -155,10 +155,6 @@ class CandidatePool:
         if self._order is None:
             self._order = (-self.reach).argsort(kind="stable")
         return self._order[: nodes + 1]
-
-    def expected(self, rows: Int[np.ndarray, " rows"]) -> float:
-        """E(A) of a selection whose first row is the root."""
-        return float(np.exp(self.path_log_probs[rows[1:]]).sum())
 
     def frontier(self, rows: Int[np.ndarray, " frontier"]) -> Frontier:
         """Number the candidates `rows` as expanded and describe them to the drafter. Their children are added next."""

@@ -45,7 +45,7 @@ _STATEFUL = tuple(
     for name in ("UnbatchedClassifierFreeGuidanceLogitsProcessor", "SynthIDTextWatermarkLogitsProcessor")
     if hasattr(logits_process, name)
 )
-# Read and found to advance one state a call. What is not listed is caught by its answers, see `_check_stateless`.
+# Read and found to advance one state a call. What is not listed is caught by its answers, see `_by_history`.
 _STATEFUL_MODULES = ("xgrammar.contrib.hf",)
 _EXACT = "FromHistory makes a grammar exact (docs/limits.md)"
 
@@ -83,7 +83,7 @@ class Sampling:
                 )
             if type(processor).__module__.startswith(_STATEFUL_MODULES):
                 raise ValueError(
-                    f"{_name(processor)} advances one state a call, and a tree asks about many rows: {_EXACT}"
+                    f"{named(processor)} advances one state a call, and a tree asks about many rows: {_EXACT}"
                 )
 
     @property
@@ -125,7 +125,7 @@ class Sampling:
         """
         if self.greedy and not self.processors:
             return logits
-        return self._process(logits, _Histories(tree, context, logits.device), range(len(tree)))
+        return self._process(logits, Histories(tree, context, logits.device), range(len(tree)))
 
     def processed(self, logits: Float[Tensor, "rows vocab"], tree: Tree, context: list[int] | History) -> "Logits":
         """Return the same for a verifier, which may need few of the rows: on the host each when it is asked for.
@@ -139,10 +139,7 @@ class Sampling:
         return self.process(logits, tree, context)
 
     def _process(
-        self,
-        logits: Float[Tensor, "rows vocab"],
-        histories: "_Histories",
-        rows: Sequence[int],
+        self, logits: Float[Tensor, "rows vocab"], histories: "Histories", rows: Sequence[int]
     ) -> Float[Tensor, "rows vocab"]:
         """Process the logits of these rows of the tree."""
         steps: list[Callable] = [*self.processors, *self.warpers()]
@@ -168,7 +165,7 @@ class LazyLogits:
     ) -> None:
         self.shape = logits.shape
         self._sampling, self._logits = sampling, logits
-        self._histories = _Histories(tree, context, logits.device)
+        self._histories = Histories(tree, context, logits.device)
         self._known: dict[int, Float[Tensor, " vocab"]] = {}
 
     def __len__(self) -> int:
@@ -180,10 +177,6 @@ class LazyLogits:
             self._known[row] = self._sampling._process(one, self._histories, [row])[0]
         return self._known[row]
 
-    def whole(self) -> Float[Tensor, "rows vocab"]:
-        """All rows, in one go."""
-        return self._sampling._process(self._logits, self._histories, range(len(self)))
-
 
 Logits = Float[Tensor, "rows vocab"] | LazyLogits
 """What a verifier is given: processed logits, a row a tree row."""
@@ -191,10 +184,10 @@ Logits = Float[Tensor, "rows vocab"] | LazyLogits
 
 def whole(logits: Logits) -> Float[Tensor, "rows vocab"]:
     """All rows, for whoever needs nearly every one."""
-    return logits.whole() if isinstance(logits, LazyLogits) else logits
+    return torch.stack([logits[row] for row in range(len(logits))]) if isinstance(logits, LazyLogits) else logits
 
 
-class _Histories:
+class Histories:
     """The token history of each row: the context and the path down to the row; valid until another one is asked for."""
 
     def __init__(self, tree: Tree, context: list[int] | History, device: torch.device) -> None:
@@ -213,7 +206,7 @@ def _by_row(process: Callable, logits: Float[Tensor, "rows vocab"]) -> Float[Ten
 
 
 def _by_history(
-    process: Callable, histories: _Histories, rows: Sequence[int], logits: Float[Tensor, "rows vocab"]
+    process: Callable, histories: Histories, rows: Sequence[int], logits: Float[Tensor, "rows vocab"]
 ) -> Float[Tensor, "rows vocab"]:
     """Ask a processor about every row, with the row's own history."""
     foreign = _is_foreign(process) and len(rows) > 1
@@ -228,11 +221,11 @@ def _by_history(
             raise
         why = " ".join(f"{type(error).__name__}: {error}".split())
         raise ValueError(
-            f"{_name(process)} failed on row {rows[len(answers)]} of a tree ({why}); "
+            f"{named(process)} failed on row {rows[len(answers)]} of a tree ({why}); "
             f"if it keeps state between calls: {_EXACT}"
         ) from error
     if not bool(((again == answers[0]) | (again.isnan() & answers[0].isnan())).all()):
-        raise ValueError(f"{_name(process)} answers the same history in two ways: it keeps state; {_EXACT}")
+        raise ValueError(f"{named(process)} answers the same history in two ways: it keeps state; {_EXACT}")
     return answers[0] if len(answers) == 1 else torch.cat(answers)
 
 
@@ -246,5 +239,6 @@ def _is_foreign(process: Callable) -> bool:
     return not (getattr(process, "of_history", False) or (type(process).__module__ or "").startswith("transformers."))
 
 
-def _name(process: Callable) -> str:
+def named(process: Callable) -> str:
+    """A processor by its module and class, for a message."""
     return f"{type(process).__module__}.{type(process).__name__}"

@@ -29,11 +29,6 @@ class Outcome:
     logits: Float[Tensor, "rows vocab"]
     """The target's logits of every row of the tree, as the model gave them."""
 
-    @property
-    def accepted(self) -> int:
-        """Accepted draft tokens."""
-        return len(self.path) - 1
-
     def numbered(self, draft_rows: Int[np.ndarray, " rows"]) -> "Outcome":
         """Return the same outcome for a drafter that was handed other nodes, or the same ones in another order."""
         return replace(self, tree=replace(self.tree, draft_rows=draft_rows))

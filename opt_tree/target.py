@@ -142,11 +142,6 @@ def turn_of(shared: object) -> Turn:
     return vars(shared).setdefault("_turn", Turn())
 
 
-def own_turn(twin: object) -> None:
-    """Give a shallow copy, which has a state of its own, a turn of its own."""
-    vars(twin).pop("_turn", None)
-
-
 def shared(one: Sequence[Any], other: Sequence[Any]) -> int:
     """Return how many tokens, or characters, two texts begin with alike."""
     pairs = zip(one, other, strict=False)
@@ -200,14 +195,11 @@ class Target(ABC):
         return 0
 
     def room(self, length: int) -> int:
-        """How many layers a tree may have whose root comes behind `length` tokens of context."""
+        """How many layers a tree may have whose root comes behind `length` other tokens of context."""
         return 1 << 30
 
     def text(
-        self,
-        tokens: Sequence[int],
-        features: Float[Tensor, "tokens hidden"] | None = None,
-        all_logits: bool = False,
+        self, tokens: Sequence[int], features: Float[Tensor, "tokens hidden"] | None = None, all_logits: bool = False
     ) -> Forward:
         """The next tokens of the context, which are committed when they have run.
 

@@ -41,19 +41,22 @@ def cut(warper: TopPLogitsWarper, scores: Float[Tensor, "rows vocab"]) -> Float[
 def _nucleus(
     scores: Float[np.ndarray, " vocab"], probs: Float[np.ndarray, " vocab"], dropped: float, least: int
 ) -> np.ndarray | None:
-    """The tokens of a row that stay, or None where only the warper can tell. `dropped` is 1 - p."""
-    share, total = dropped / len(probs), float(probs.sum())
+    """The tokens of a row that stay: those that, with all less probable ones, have more than `dropped`, which is 1 - p.
+
+    None where only the warper can tell. `probs` are the softmax of `scores`.
+    """
+    share, total = dropped / len(probs), float(probs.sum())  # the tokens below the share have less than `dropped`
     for coarse in _COARSE:
         tokens = np.flatnonzero(probs >= share * coarse)
         if len(tokens) > len(probs) // 2:
             return None
-        below = total - float(probs[tokens].sum(dtype=np.float64))
-        if below < dropped - _BAND:  # what is not looked at is dropped as a whole
+        unseen = total - float(probs[tokens].sum(dtype=np.float64))
+        if unseen < dropped - _BAND:  # what is not looked at is dropped as a whole
             break
     else:
         return None
-    tokens = tokens[scores[tokens].argsort(kind="stable")]
-    sums = below + probs[tokens].cumsum(dtype=np.float64)
+    tokens = tokens[scores[tokens].argsort(kind="stable")]  # the least probable first
+    sums = unseen + probs[tokens].cumsum(dtype=np.float64)
     if len(tokens) <= least or (np.abs(sums - dropped) < _BAND).any():
         return None
-    return tokens[max(0, min(int(sums.searchsorted(dropped, "right")), len(tokens) - least)) :]
+    return tokens[min(int(sums.searchsorted(dropped, "right")), len(tokens) - least) :]

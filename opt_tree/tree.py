@@ -19,13 +19,13 @@ from opt_tree.errors import require
 
 @dataclass(frozen=True, eq=False)
 class Tree:
-    """A draft tree in topological order; row 0, the root, is the last committed token.
+    """A draft tree in topological order; row 0, the root, is the last token of the text.
 
-            0 the          tokens  = [the, cat, dog, sat, ran]
-           /     \\         parents = [ -1,   0,   0,   1,   1]
-        1 cat   2 dog      depths  = [  0,   1,   1,   2,   2]
-        /    \\
-     3 sat  4 ran
+            0 the          tokens  = [the, cat, dog, sat]
+           /     \\         parents = [ -1,   0,   0,   1]
+        1 cat   2 dog      depths  = [  0,   1,   1,   2]
+          |
+        3 sat
 
     Invariant: `parents[0] == -1` and `0 <= parents[i] < i` for every other row.
     """
@@ -49,8 +49,9 @@ class Tree:
     @classmethod
     def of(cls, tokens: Sequence[int], parents: Sequence[int]) -> "Tree":
         """Return a tree that no drafter drew: nothing is said of its paths, and none of its nodes was expanded."""
-        zeros = np.zeros(len(tokens))
-        return cls(np.array(tokens), np.array(parents), zeros, zeros.astype(np.int64))
+        drafted = np.full(len(tokens), -1)
+        drafted[0] = 0
+        return cls(np.array(tokens), np.array(parents), np.zeros(len(tokens)), drafted)
 
     def __len__(self) -> int:
         """Rows of the tree, the root included."""
@@ -96,14 +97,6 @@ class Tree:
     def path_to(self, row: int) -> Int[np.ndarray, " path"]:
         """Rows from the root to `row`, both included."""
         return self.ancestors[row].nonzero()[0]
-
-
-_FIRST, _NONE, _CERTAIN = np.array([0]), np.array([-1]), np.array([0.0])
-
-
-def alone(root: int) -> Tree:
-    """Return the tree of a root without nodes: plain decoding."""
-    return Tree(np.array([root]), _NONE, _CERTAIN, _FIRST)
 
 
 def ancestor_mask(parents: Int[np.ndarray, " rows"]) -> Bool[np.ndarray, "rows rows"]:

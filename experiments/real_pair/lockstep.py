@@ -19,7 +19,6 @@ from opt_tree.pool import CandidatePool, Frontier
 from opt_tree.sampling import Sampling
 from opt_tree.target import Forward
 from opt_tree.tools.counterfactual import follow
-from opt_tree.tree import alone
 
 
 class Way(NamedTuple):
@@ -101,7 +100,7 @@ def grow(
     }
     for one in growing.values():
         if one.layers <= 0:
-            one.forwards, one.tree = 0, alone(context[-1])
+            one.forwards, one.tree = 0, Tree.of([context[-1]], [-1])
     live = [one for one in growing.values() if one.tree is None]
     above: list[list[int]] = [[]]  # of each row that was answered: the columns that it sees, its own the last one
     logits = (yield from _logits(drafter, drafter.root(context))) if live else torch.zeros(0)

@@ -16,7 +16,6 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from transformers.activations import ACT2FN
-from transformers.cache_utils import Cache
 
 from opt_tree.cache import KVCache, LayerShape, inference
 from opt_tree.errors import counted
@@ -106,12 +105,6 @@ class DeltaCache(KVCache):
         super().truncate(length)
         for layer in self._delta.values():
             layer.drop()
-
-    def adopt(self, past: Cache) -> None:
-        raise ValueError("past_key_values: a gated delta net goes on from its own state; leave it out")
-
-    def begins_with(self, past: Cache) -> bool:
-        return False
 
     # What a layer asks of its cache. It convolves and goes on from the state through the functions below, so it is told
     # that there is neither.

@@ -39,6 +39,7 @@ from opt_tree.integrations.left_padding import AtRow, Row, padded, padded_cache,
 from opt_tree.models.capabilities import unwrapped, virtual_tokens
 from opt_tree.models.causal_lm import CausalLM
 from opt_tree.models.chain_lm import AnyLM, ChainLM
+from opt_tree.models.given_rows import hand_over
 from opt_tree.recorder import Recorder
 from opt_tree.sampling import Sampling
 
@@ -458,7 +459,7 @@ def _returned_cache(
         with torch.no_grad():
             target.model(torch.tensor([tokens], device=target.device), past_key_values=cache, use_cache=True)
         return cache
-    target.cache.hand_over(cache, len(tokens))
+    hand_over(target.cache, cache, len(tokens))
     return cache
 
 

@@ -31,6 +31,7 @@ from opt_tree.models.capabilities import (
     logits_per_row,
     size_of,
 )
+from opt_tree.models.given_rows import adopt, begins_with
 from opt_tree.models.left_out import processing
 from opt_tree.models.positions import context_limit, rope_border
 from opt_tree.models.probe import check_tree_mask
@@ -198,7 +199,7 @@ class CausalLM(Model):
     ) -> Forward:
         """See `Target.text`. `features` are inputs of a head that drafts in the target's feature space."""
         if self._given is not None and self.length == 0:
-            self.cache.adopt(self._given)
+            adopt(self.cache, self._given)
             self._tokens = [-1] * self.length
             tokens = tokens[self.length :]
             if not len(tokens):
@@ -247,8 +248,8 @@ class CausalLM(Model):
 
     def begins_with(self, past: Cache, tokens: list[int]) -> bool:
         """Whether a transformers cache holds the first rows of this context, which are those of these tokens."""
-        length = past.get_seq_length()
-        return shared(self._tokens, tokens) >= length and self.cache.begins_with(past)
+        alike = shared(self._tokens, tokens) >= past.get_seq_length()
+        return alike and not self.recurrent and begins_with(self.cache, past)
 
     @contextmanager
     def given(self, rows: Cache) -> Iterator[None]:
@@ -256,6 +257,12 @@ class CausalLM(Model):
 
         The first `text` then has logits and features of the other tokens only.
         """
+        if self.ranks is not None:
+            raise ValueError(
+                "past_key_values: the model is spread over processes, each with rows of its own; leave it out"
+            )
+        if self.recurrent:
+            raise ValueError("past_key_values: a gated delta net goes on from its own state; leave it out")
         if rope_border(self.model) is not None:
             raise ValueError(
                 f"{self.name} may have rotated these rows by other factors (LongRoPE): pass the text alone"

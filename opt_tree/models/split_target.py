@@ -72,7 +72,7 @@ class UpperHalf(Model):
         self.cache.open(0, keys, sent[2, 0], forward.visible)
         features = torch.constant_pad_nd(forward.features, (0, 0, padding, 0))[None]
         mask = self._masks(sent[1, 0], forward.visible, padded, keys)
-        return Inputs(sent, mask, False, features, forward.last_only)
+        return Inputs(sent, mask, features, forward.last_only)
 
 
 class Split:

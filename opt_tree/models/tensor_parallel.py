@@ -12,7 +12,6 @@ from typing import Any, TypeVar
 
 import torch.distributed
 from torch import Tensor, nn
-from transformers.cache_utils import Cache
 
 from opt_tree.backend import layer_shapes
 from opt_tree.backends.packed import Buckets, Packed
@@ -93,9 +92,6 @@ class LedCache(KVCache):
     def truncate(self, length: int) -> None:
         super().truncate(length)
         self.calls.append(("truncate", (length,)))
-
-    def adopt(self, past: Cache) -> None:
-        raise ValueError("past_key_values: the model is spread over processes, each with rows of its own; leave it out")
 
 
 class Spread(Packed):

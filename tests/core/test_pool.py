@@ -129,7 +129,7 @@ def test_the_gain_is_what_the_newest_layer_adds_to_the_best(seed: int, vocab: in
     pool = grow(seed, vocab, TopK(per_node=vocab), layers, None, 100).pool
     early = pool.path_log_probs[1 : pool.layer]
     before, now = (sum(sorted(np.exp(values), reverse=True)[:nodes]) for values in (early, pool.path_log_probs[1:]))
-    assert pool.expected(pool.best(nodes)) == pytest.approx(now, abs=1e-12)
+    assert pool.tree(pool.best(nodes)).expected_accepted == pytest.approx(now, abs=1e-12)
     assert pool.gain(nodes) == pytest.approx(now - before, abs=1e-12)
 
 

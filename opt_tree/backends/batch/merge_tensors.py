@@ -57,7 +57,7 @@ def side_by_side(asked: Sequence[Inputs | None], rows: int, keys: int, scratch: 
             if one is not None and one.features is not None:
                 own[rows - one.features.shape[1] :] = one.features[0]
     last_only = all(one is None or one.last_only for one in asked)
-    return Inputs(numbers, mask, False, features, last_only)
+    return Inputs(numbers, mask, features, last_only)
 
 
 def _mask(

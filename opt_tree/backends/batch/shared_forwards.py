@@ -16,7 +16,7 @@ from opt_tree.backends.compiled import Compiled
 from opt_tree.backends.packed import Packed
 from opt_tree.cache import KVCache
 from opt_tree.model import Model
-from opt_tree.target import Output, own_turn
+from opt_tree.target import Output
 
 _CALL = {"cpu": 32}
 _CALL_ELSEWHERE = 128
@@ -124,7 +124,6 @@ def _in_lane(lm: Model, cache: KVCache, backend: Backend) -> Model:
     twin = copy.copy(lm)
     twin.cache, twin.backend = cache, backend
     twin.forget()
-    own_turn(twin)
     return twin
 
 

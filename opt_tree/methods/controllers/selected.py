@@ -174,7 +174,7 @@ class Informed(TreePolicy):
             self._remember(prefill.features[LAST][-1:], prefill.logits[-1], prompt[-1])
 
     def observe(self, step: Step, outcome: Outcome) -> None:
-        self._accepted = float(outcome.accepted)
+        self._accepted = float(step.accepted)
         self._remember(outcome.features[LAST][-1:], outcome.logits[outcome.path[-1]], outcome.tokens[-1])
 
     def _remember(self, feature: Float[Tensor, "1 hidden"], logits: Float[Tensor, " vocab"], token: int) -> None:

@@ -32,13 +32,14 @@ class PublishedRule(TreePolicy):
         order = np.argsort(-pool.path_log_probs, kind="stable")
         return order[pool.depths[order] <= layers][: self.nodes + 1]
 
+    def _expected(self, pool: CandidatePool, layers: int) -> float:
+        """E(A) of the best nodes of so many layers."""
+        return float(np.exp(pool.path_log_probs[self._best(pool, layers)[1:]]).sum())
+
     def expand(self, pool: CandidatePool) -> Int[np.ndarray, " frontier"] | None:
         """Expand the whole newest layer while the layer before it paid."""
-        if pool.depth > 1:
-            gain = pool.expected(self._best(pool, pool.depth - 1)) - pool.expected(self._best(pool, pool.depth - 2))
-            if gain <= self.threshold:
-                return None
-        return pool.newest
+        gain = self._expected(pool, pool.depth - 1) - self._expected(pool, pool.depth - 2)
+        return None if pool.depth > 1 and gain <= self.threshold else pool.newest
 
     def select(self, pool: CandidatePool) -> Int[np.ndarray, " rows"]:
         return self._best(pool, max(1, pool.depth - 1))

@@ -41,7 +41,6 @@ from opt_tree.methods.verifiers.traversal_verification import traversal
 from opt_tree.step import Outcome, Step, StepTimes
 from opt_tree.target import Output
 from opt_tree.tools.presets import plain
-from opt_tree.tree import alone
 from opt_tree.verify import match
 
 VOCAB = 3
@@ -198,7 +197,7 @@ def test_what_a_controller_learns_from(target):
     assert controller.prefill == (8, target.hidden)
     assert [step for step, _ in controller.told] == answer.steps
     for step, outcome in controller.told:
-        assert outcome.path == step.path and outcome.tokens == step.tokens and outcome.accepted == step.accepted
+        assert outcome.path == step.path and outcome.tokens == step.tokens
         assert sorted(outcome.features) == [-1, 0]
         assert all(states.shape == (len(step.path), target.hidden) for states in outcome.features.values())
         assert outcome.logits.shape == (len(step.tree), target.vocab)
@@ -254,7 +253,7 @@ def test_what_a_table_drafts_costs_layers_without_forwards():
     chain = Tree(np.array([0, 1, 2]), np.array([-1, 0, 1]), np.zeros(3), np.zeros(3, dtype=np.int64))
     step = Step(chain, [0], [5], OptTree(), 1, 3, StepTimes(0.0, 0.0, 0.0, 0.0, 0.0))
     assert costs.of(step) == pytest.approx(2.0 + 0.3 + 2 * 1.0)  # two layers of a table, at no forward
-    bare = replace(step, tree=alone(4), draft_forwards=0, draft_tokens=0)
+    bare = replace(step, tree=Tree.of([4], [-1]), draft_forwards=0, draft_tokens=0)
     assert costs.of(bare) == 1.0 + 1.0  # it was asked and knew nothing
     assert costs.of(replace(bare, policy=Static.empty())) == 1.0
 
