@@ -56,7 +56,7 @@ def _pool(axis: Axes, names: dict[str, Any]) -> None:
         above = f" below {words[pool.parents[row]]}" if pool.depths[row] > 1 else ""
         axis.text(value + 0.02, row, f"{value:.2f}  {words[row]}{above}", va="center")
     for depth, (_, gain, size) in enumerate(names["layers"], start=1):
-        axis.text(1.0, size - 1, f"gain {gain:.1f}", va="center", ha="right", color=ORANGE)
+        axis.text(1.0, size - 1, f"gain {gain:.2f}", va="center", ha="right", color=ORANGE)
         if depth > 1:
             axis.axhline(names["layers"][depth - 2][2] - 0.5, color=GREY, linewidth=0.8, linestyle=":")
     axis.set_xlim(0, 1.02)
