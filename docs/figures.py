@@ -6,18 +6,23 @@
                                          from 1, the row whose first cells are these, joined by commas, the column
     {{row: page > table > row > column ;; column}}    several cells of a row, as cells of a table
     {{least: page > table > column}}, {{most: ...}}   of all rows
+    {{lowest: page > table > column}}    the least lower edge of a column of intervals
     {{more: A ;; B}}, {{less: A ;; B}}   by how many per cent A is more, or less, than B
     {{minus: A ;; B}}, {{times: A ;; B}} A - B and A / B
+    {{share: A ;; B}}                    A in per cent of B
     {{kept: A ;; B}}                     per cent of B's accepted tokens that A has; A and B are tokens a step
     {{given: 17}}                        a figure that is measured on none of these pages: a paper's, or a setting
-    {{above: A ;; B ;; C}}               nothing; refused unless A > B > C, which the sentence says
+    {{above: A ;; B ;; C}}               nothing; refused unless A > B > C, which the sentence says; one may be a number
+    {{above: minus: A ;; B || C}}        the same of what is computed, one behind the other
     {{same: A ;; B}}                     nothing; refused unless A = B, which the sentence says
     {{chance: A}}, {{beyond: A}}         nothing; refused unless the interval A contains 0, or lies above 0
+    {{behind: A}}, {{overlap: A ;; B}}   nothing; refused unless the interval A lies below 0, or A and B overlap
 
 A cell is written as it stands in the JSON file; an interval as "1.90 to 2.21".
 """
 
 import argparse
+import functools
 import json
 import re
 from collections.abc import Callable
@@ -28,7 +33,13 @@ from typing import Any
 ROOT = Path(__file__).parents[1]
 PAGES = {"README.md": ".", "RESULTS.md": ".", "claims.md": "docs"}
 """The pages, and the folders that they are written to."""
+NUMBER = re.compile(r"-?\d+(?:\.\d+)?")
 CITED = re.compile(r"\{\{([^{}]+)\}\}")
+
+
+@functools.cache
+def _tables(text: str) -> list[dict[str, Any]]:
+    return json.loads(text, parse_float=str, parse_int=str)["tables"]
 
 
 def table_of(cited: str, page: str, wanted: str, results: Path) -> dict[str, Any]:
@@ -36,7 +47,7 @@ def table_of(cited: str, page: str, wanted: str, results: Path) -> dict[str, Any
     file = results / f"{page}.json"
     if not file.is_file():
         raise ValueError(f"{cited}: there is no results/{file.name}")
-    tables = json.loads(file.read_text(), parse_float=str, parse_int=str)["tables"]
+    tables = _tables(file.read_text())
     titles = {str(number): table for number, table in enumerate(tables, start=1)}
     return _one(cited, "table", [table for number, table in titles.items() if wanted in (number, table["title"])])
 
@@ -90,12 +101,17 @@ def _parts(cited: str) -> list[str]:
 def numbers(cited: str, results: Path) -> list[float]:
     """The figures as numbers; ValueError where one is none."""
     found = []
-    for one in _parts(cited):
+    for one in [part.strip() for part in cited.split("||")] if "||" in cited else _parts(cited):
         try:
-            found.append(float(figure(one, results).replace(",", "")))
+            found.append(float(one if NUMBER.fullmatch(one) else written(one, results).replace(",", "")))
         except ValueError as error:
             raise ValueError(f"{one} is no number that can be computed with: {error}") from None
     return found
+
+
+def edges(cited: str, results: Path) -> list[str]:
+    """The lower edges of a column of intervals."""
+    return [cell.partition(" to ")[0] for cell in column(cited, results)]
 
 
 def above(cited: str, results: Path) -> str:
@@ -133,6 +149,20 @@ def beyond(cited: str, results: Path) -> str:
     return ""
 
 
+def behind(cited: str, results: Path) -> str:
+    low, high = interval(cited, results)
+    if high >= 0:
+        raise ValueError(f"a sentence says that a difference is below 0, and it is {low} to {high}: {cited}")
+    return ""
+
+
+def overlap(cited: str, results: Path) -> str:
+    (low, high), (lower, higher) = (interval(one, results) for one in _parts(cited))
+    if high < lower or higher < low:
+        raise ValueError(f"a sentence says that {low} to {high} and {lower} to {higher} overlap: {cited}")
+    return ""
+
+
 def computed(formula: Callable[[float, float], float], shape: str) -> Callable[[str, Path], str]:
     return lambda cited, results: format(formula(*numbers(cited, results)), shape)
 
@@ -141,16 +171,20 @@ WAYS: dict[str, Callable[[str, Path], str]] = {
     "row": row,
     "least": lambda cited, results: min(column(cited, results), key=float),
     "most": lambda cited, results: max(column(cited, results), key=float),
+    "lowest": lambda cited, results: min(edges(cited, results), key=float),
     "more": computed(lambda a, b: 100 * (a / b - 1), ".0f"),
     "less": computed(lambda a, b: 100 * (1 - a / b), ".0f"),
     "minus": computed(lambda a, b: a - b, ".2f"),
     "times": computed(lambda a, b: a / b, ".2f"),
+    "share": computed(lambda a, b: 100 * a / b, ".0f"),
     "kept": computed(lambda a, b: 100 * (a - 1) / (b - 1), ".0f"),
     "given": lambda cited, results: cited,
     "above": above,
     "same": same,
     "chance": chance,
     "beyond": beyond,
+    "behind": behind,
+    "overlap": overlap,
 }
 
 

@@ -24,7 +24,7 @@ fill in; the table's page says with what. What is compared by the clock needs a 
 | claim | table | command | minutes | GPU |
 |---|---|---|---|---|
 """
-CITED = re.compile(r"(?:\{\{(?:\w+: )?|;; )(\w+) > ([^>{};]+?) > ")
+CITED = re.compile(r"(?:\{\{(?:\w+: )*|;; |\|\| (?:\w+: )?)(\w+) > ([^>{};]+?) > ")
 
 
 def tables(text: str) -> list[tuple[str, dict[str, Any]]]:

@@ -3,7 +3,7 @@
 import re
 import runpy
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -27,33 +27,31 @@ def test_the_page_of_commands_is_what_the_results_say() -> None:
     assert len(claims) > 35 and any(claim.startswith("EESD") for claim in claims)
 
 
-UNITS = "M|B|bits|bit|cores?|nodes|tokens|layers|questions|prompts|sequences|parameters|chains|draws|minutes"
-SETTINGS = (
-    rf"\b\d[\d.,]*(?:(?:, | and | or )\d+)* (?:{UNITS})\b",
-    r"\b(?:temperature|thresholds?|torch|transformers) \d[\d.]*",
+NAMES = (
     r"95 % interval",
     r"\b20\d\d-\d\d-\d\d\b",
     r"\b\d{4}\.\d{5}\b",
-    r"[A-Za-z_][\w-]*\d[\w.-]*(?:, -\d)*|\b\d+[A-Z]\b",  # a name: float32, EAGLE-3, 7B
+    r"[A-Za-z_][\w-]*\d[\w.-]*(?:, -\d)*|\b\d+[A-Z]\b",  # float32, EAGLE-3, 7B
     r"\b\d{6}[a-z]\b",  # a commit
     r"^\d+\. ",
 )
-"""Numbers that are chosen and not measured, by their unit or what stands before them."""
+"""Numbers that name something: a date, a paper, a model, a commit, a conclusion."""
+FIGURE = r"[-+]?\d[\d.,]*|\b(?:half|(?:a|one|two) (?:third|quarter|tenth)s?|twice)\b"
 
 
 def typed(text: str) -> list[str]:
-    """The numbers of a template that stand in no braces and are no settings."""
+    """The numbers of a template that stand in no braces: those of papers and settings are marked `{{given: 60}}`."""
     text = re.sub(r"`[^`]*`", "", re.sub(r"\]\([^)]*\)", "]", CITED.sub("", text)))
-    for setting in SETTINGS:
-        text = re.sub(setting, "", text)
-    return re.findall(r"[-+]?\d[\d.,]*", text)
+    for name in NAMES:
+        text = re.sub(name, "", text)
+    return re.findall(FIGURE, text)
 
 
 def test_a_typed_figure_is_seen() -> None:
-    assert (
-        typed("1. 12 nodes at temperature 1 (2602.16994), float32, a 7B, 2026-11-23: {{a > 1 > b > c}} of 9.2 M") == []
-    )
+    named = "1. {{given: 12}} nodes (2602.16994), float32, a 7B, 2026-11-23: {{a > 1 > b > c}} of {{given: 9.2}} M"
+    assert typed(named) == []
     assert typed("all 1,120 texts, within 3 % and 2.57 times `x1`") == ["1,120", "3", "2.57"]
+    assert typed("12 nodes and half as many tokens, a quarter of them") == ["12", "half", "a quarter"]
 
 
 @pytest.mark.parametrize("template", TEMPLATES, ids=name_of)
@@ -95,6 +93,10 @@ def test_a_figure_stands_beside_a_link_to_its_page(template: Path) -> None:
         ("demos > 1 > draft model and store, eager > tokens", "0 such columns"),
         ("times: demos > 1 > EAGLE head alone, eager > 95 % interval ;; demos > 1 > a > b", "no number"),
         ("above: controllers > 1 > best tree > eager ;; controllers > 1 > best tree > compiled", "no number"),
+        ("above: 1 ;; demos > 1 > EAGLE head alone, eager > times plain", "above the next"),
+        ("above: less: demos > 1 > A ;; demos > 1 > B || 3", "no number"),
+        ("behind: demos > 1 > EAGLE head alone, eager > 95 % interval", "below 0"),
+        ("overlap: auto > 1 > demo, draft model > 95 % interval ;; auto > 1 > x > 95 % interval", "such rows"),
     ],
 )
 def test_a_figure_that_is_not_there_is_refused(cited: str, message: str) -> None:
@@ -102,7 +104,52 @@ def test_a_figure_that_is_not_there_is_refused(cited: str, message: str) -> None
         FIGURES["written"](cited)
 
 
-HEADED = "EAGLE head, MT-Bench"
+BRACES = [(name_of(template), cited) for template in TEMPLATES for cited in CITED.findall(template.read_text())]
+CHANGES: list[Callable[[float], float]] = [lambda x: 3 * x + 9, lambda x: -x - 9, lambda x: x / 10]
+
+
+def changed(text: str, change: Callable[[float], float]) -> str:
+    """The cell with other numbers; one without numbers has another letter."""
+    found = re.sub(r"-?\d[\d,]*(?:\.\d+)?", lambda one: f"{change(float(one[0].replace(',', ''))):g}", text)
+    return found if found != text else f"{text}x"
+
+
+class Edited:
+    """Shows cells as the results have them, but for one; `asked` is what it was asked for."""
+
+    def __init__(self, wanted: str = "", change: Callable[[float], float] = float) -> None:
+        self.wanted, self.change, self.asked = wanted, change, set[str]()
+
+    def __call__(self, cell: str, value: str | list[str]) -> str:
+        self.asked.add(cell)
+        text = SHOWN(cell, value)
+        return changed(text, self.change) if cell == self.wanted else text
+
+    def written(self, cited: str, patch: pytest.MonkeyPatch) -> str:
+        patch.setitem(FIGURES["written"].__globals__, "_shown", self)
+        try:
+            return FIGURES["written"](cited)
+        except ValueError:
+            return "refused"
+
+
+SHOWN = FIGURES["_shown"]
+
+
+def test_no_cell_that_is_cited_can_change_unnoticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another number in any cell is another sentence, or a check that fails."""
+    seen = 0
+    for name, cited in dict.fromkeys(BRACES):
+        real = Edited()
+        before = real.written(cited, monkeypatch)
+        assert real.asked or cited.startswith("given: "), f"{name}: {cited}"
+        for cell in real.asked:
+            texts = {Edited(cell, change).written(cited, monkeypatch) for change in CHANGES}
+            assert texts - {before}, f"{name}: {cell} may change unnoticed in {cited}"
+            seen += 1
+    assert seen > 500
+
+
 EDITS = {
     "two trees swapped": [
         (

@@ -14,7 +14,7 @@ from jaxtyping import Float
 from scipy import stats
 
 from evaluation.answers.record import exact_match, paired
-from evaluation.answers.steps import Record, alone, choices, steps_of, total
+from evaluation.answers.steps import Record, alone, ceiling, choices, left_at_last_layer, steps_of, total
 
 RESAMPLES = 2000
 FEW = 10  # questions below which an interval by resampling is too narrow to be one (three have ten samples in all)
@@ -175,8 +175,6 @@ def _per_step(answers: Records, key: str) -> float | None:
 
 
 # How a figure is shown; an empty text for an unknown one.
-
-
 def number(digits: int) -> Callable[[float | None], str]:
     return lambda value: "" if value is None else f"{value:.{digits}f}"
 
@@ -219,6 +217,8 @@ METRICS = (
     Metric(tokens_per_step, "tokens/step", number(2)),
     Metric(tokens_per_step_macro),
     Metric(tokens_per_step_untrimmed),
+    Metric(ceiling, "ceiling", number(2)),
+    Metric(left_at_last_layer, "left at last layer", percent),
     Metric(draft_forwards_per_step),
     Metric(verified_tokens_per_step, "nodes/step", lambda value: "" if value is None else f"{value - 1:.1f}"),
     Metric(nodes_accepted),

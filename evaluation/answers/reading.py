@@ -101,7 +101,7 @@ PER_TURN = {
     *("new_tokens", "wall_time", "decoding_steps", "draft_forwards", "draft_tokens", "verified_tokens", "lanes"),
     *("draft_time", "verify_time", "commit_time", "draft_forward_time", "target_forward_time", "prefill_time"),
 }
-PER_STEP = {"accept_lengths", "expected_lengths", "tree_nodes", "tree_depths", "step_times"}
+PER_STEP = {"accept_lengths", "expected_lengths", "tree_nodes", "tree_depths", "step_times", "ceilings"}
 LISTS = {"token_ids", "prompt_ids"}
 """A list of whole numbers for each turn."""
 TEXTS = {"turns", "finish_reason"}

@@ -76,6 +76,23 @@ def steps_of(answers: Sequence[Record]) -> Steps | None:
     return Steps(lengths, expected, nodes, depths, np.array(whole, dtype=bool))
 
 
+def ceiling(answers: Sequence[Record]) -> float | None:
+    """What a verifier that is exact given the trees emits on them at most: tokens a step, where it was written down."""
+    values = [value for choice in choices(answers) for value in choice.get("ceilings", [None])]
+    return float(np.mean(values)) if values and None not in values else None
+
+
+def left_at_last_layer(answers: Sequence[Record]) -> float | None:
+    """The share of untrimmed steps whose accepted path ends on the last layer of their tree.
+
+    With `greedy` and `match` the target leaves the tree there: more layers would help, in the others other nodes.
+    """
+    taken = steps_of(answers)
+    if taken is None or taken.depths is None or not (drafted := taken.whole & (taken.depths > 0)).any():
+        return None
+    return float((taken.lengths[drafted] - 1 == taken.depths[drafted]).mean())
+
+
 def acceptance_by_depth(taken: Steps) -> list[dict[str, float | int | None]]:
     """For each depth, how many steps drafted it and how many accepted a path that reaches it.
 

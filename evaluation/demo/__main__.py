@@ -37,6 +37,7 @@ from opt_tree.methods.policies.registry import make_policy
 from opt_tree.models.known import KNOWN
 from opt_tree.system.command_line import no_bars_in_logs
 from opt_tree.system.files import write_text
+from opt_tree.tools.ceiling import Ceiling, Ceilings
 from opt_tree.tools.display.transcripts import IncrementalText, paint, wants_color
 from opt_tree.tools.presets import controller, opt, plain
 from opt_tree.tools.step_costs import auto
@@ -80,7 +81,7 @@ def run(options: Options) -> None:
     decoder, policy = make_decoder(options, pair)
     print(facts["models"], f"forwards: {facts['forwards']}", facts["machine"], sep="\n")
     print(f"{policy}, {describe_sampling(options.sampling)}", f"\n> {texts[0]}\n", sep="\n")
-    first = stream(decoder, pair, prompts[0], options)
+    first, ceilings = stream(decoder, pair, prompts[0], options)
     ways = methods(decoder, pair, options, assistant)
     timings = interleave(ways, prompts, options.max_new_tokens, options.rounds, TIME_LIMIT, options.seed)
     differences = different_texts(timings, pair, prompts, options.sampling, options.seed)
@@ -89,7 +90,7 @@ def run(options: Options) -> None:
     if options.html:
         rates = "; ".join(f"{label} {timings.rate(name):.0f}" for name, label in LABELS.items() if name in timings.runs)
         compared = {f"{len(prompts)} prompts" if len(prompts) > 1 else "compared": f"{rates} tokens per second"}
-        page = explore(first, pair.tokenizer, facts=compared | {"policy": str(policy)} | facts)
+        page = explore(first, pair.tokenizer, compared | {"policy": str(policy)} | facts, ceilings)
         write_text(Path(options.html), page)
         print(f"wrote {options.html}")
     if options.base_model_path == "demo":
@@ -113,11 +114,15 @@ def make_decoder(options: Options, pair: Pair) -> tuple[Decoder, OptTree | Auto]
     return opt(pair.target, pair.drafter, fixed), fixed
 
 
-def stream(decoder: Decoder, pair: Pair, prompt: list[int], options: Options) -> Generation | Beside:
-    """Decode one prompt and show it as it comes; for a page, with the trees of other policies beside it."""
+def stream(
+    decoder: Decoder, pair: Pair, prompt: list[int], options: Options
+) -> tuple[Generation | Beside, list[Ceiling]]:
+    """Decode one prompt and show it as it comes; for a page, with other policies' trees and its own trees' ceilings."""
     streamer = ColorStreamer(pair.tokenizer, sys.stdout, wants_color(sys.stdout))
     if not options.html:
-        return decoder.generate(prompt, options.max_new_tokens, options.sampling, pair.stop, streamer, options.seed)
+        return decoder.generate(prompt, options.max_new_tokens, options.sampling, pair.stop, streamer, options.seed), []
+    watch = Ceilings(decoder.policy, options.sampling)
+    watched = Decoder(pair.target, pair.drafter, watch, decoder.verifier)
     others = {name: make_policy(name, options.policy().nodes) for name in BESIDE}
     given: dict[str, Any] = {
         "sampling": options.sampling,
@@ -125,7 +130,7 @@ def stream(decoder: Decoder, pair: Pair, prompt: list[int], options: Options) ->
         "streamer": streamer,
         "seed": options.seed,
     }
-    return generate_beside(decoder, others, prompt, options.max_new_tokens, **given)
+    return generate_beside(watched, others, prompt, options.max_new_tokens, **given), watch.found
 
 
 def methods(decoder: Decoder, pair: Pair, options: Options, assistant: PreTrainedModel | None) -> dict[str, Method]:

@@ -18,6 +18,7 @@ from evaluation.run.options import Options
 from evaluation.timing import Method, Timed
 from opt_tree import Generation, Pair
 from opt_tree.grow import Asking, run
+from opt_tree.tools.ceiling import Ceilings
 
 T = TypeVar("T")
 
@@ -89,6 +90,8 @@ class Conversation:
                 else:
                     result = asked(*order)
                 add_turn(choice, prompt, result, self.prompter.text(result.tokens), self._reason(result))
+                if isinstance(method, InLoop) and isinstance(watch := method.decoder.policy, Ceilings):
+                    choice.setdefault("ceilings", []).extend(round(one.tokens, 4) for one in watch.found)
             choices.append(choice)
         return choices
 

@@ -27,6 +27,7 @@ from opt_tree.models.checkpoints import load_causal_lm, load_tokenizer
 from opt_tree.models.named import resolve
 from opt_tree.models.quantised_layers import weights_of
 from opt_tree.models.vocabularies import check_same_tokenizer
+from opt_tree.tools.ceiling import Ceilings
 from opt_tree.tools.presets import controller, opt, plain
 from opt_tree.tools.step_costs import auto
 
@@ -150,9 +151,11 @@ def make_method(
             return Timed(prompter.trim(timed.tokens), timed.seconds)
 
         return generate
-    if name == "opt" and policy is not None:
-        return InLoop(Decoder(pair.target, pair.drafter, policy), sampling, prompter.stop)
-    return InLoop(_decoder(name, options, pair), sampling, prompter.stop)
+    given = name == "opt" and policy is not None
+    decoder = Decoder(pair.target, pair.drafter, policy) if given else _decoder(name, options, pair)
+    if options.ceiling and name != "plain":
+        decoder = Decoder(pair.target, decoder.drafter, Ceilings(decoder.policy, sampling))
+    return InLoop(decoder, sampling, prompter.stop)
 
 
 def _decoder(name: str, options: Options, pair: Pair) -> Decoder:

@@ -264,6 +264,7 @@ class Options(Asked):
         "a turn behind the first keeps the cache of those before: same text, to rounding; transformers' own baseline "
         "takes in every turn anew",
     )
+    ceiling: bool = option(False, "write down what each tree allows at most; the seconds are the answer's")
     system_message: str | None = option(None, "system message; by default the template's own")
     load_in_8bit: bool = option(False, "as published; on a CPU: --weights int8")
     num_gpus_per_model: int = option(1, "GPUs that hold one copy of the target, layers spread over them", least=1)

@@ -161,7 +161,7 @@ def test_the_eagle_demo_says_that_a_head_cannot_assist_and_writes_its_page(eagle
     assert "not available" in out and "name one with --assistant" in out
     written = page.read_text(encoding="utf-8")
     assert '"policies":["this run","eagle2","binary","chain"]' in written
-    assert "Other policies" in written
+    assert "Other policies" in written and "<th>ceiling</th>" in written
 
 
 @pytest.mark.parametrize("kind", ["classic", "eagle"])

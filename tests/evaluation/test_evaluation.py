@@ -947,6 +947,25 @@ def test_fastchat_is_imported_only_for_its_templates(
     assert command(folder, tmp_path / "b.jsonl", "--limit", "1", "--conv-template", "llama-2") == 2
 
 
+@pytest.mark.parametrize("temperature", ["0", "0.8"])
+def test_the_ceiling_of_each_step_is_written_down(
+    temperature: str, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, more in (("alone", []), ("lanes", ["--batch-size", "3"])):
+        asked = ["--ceiling", "--temperature", temperature, *more]
+        assert command(folder, tmp_path / f"{name}.jsonl", *asked, kind="classic") == 0
+    alone, lanes = ([line["choices"][0] for line in lines_of(tmp_path / f"{n}.jsonl")] for n in ("alone", "lanes"))
+    assert [choice["ceilings"] for choice in alone] == [choice["ceilings"] for choice in lanes]
+    for choice in alone:
+        steps = zip(choice["accept_lengths"], choice["ceilings"], choice["tree_depths"], strict=True)
+        assert all(1 <= most <= 1 + depth and (temperature != "0" or most >= length) for length, most, depth in steps)
+    assert report.main([str(tmp_path / "alone.jsonl"), "--json"]) == 0
+    out = capsys.readouterr().out
+    figures = json.loads(out.splitlines()[-1])["overall"]
+    known = [most for choice in alone for most in choice["ceilings"]]
+    assert figures["ceiling"] == pytest.approx(sum(known) / len(known)) and "left at last layer" in out
+
+
 @pytest.mark.parametrize("kind", ["classic", "eagle"])
 def test_turns_that_keep_the_cache_are_answered_alike(
     kind: str, folder: Path, tmp_path: Path, answered: dict[str, Path]

@@ -4,12 +4,14 @@ import json
 import re
 
 import pytest
+import torch
 import transformers
 from by_hand import WORDS, generation_of, step_of, tree_of, word
 from byte_tokenizer import byte_tokenizer
 from pages import Page
 
 from opt_tree import Beside, Generation, explore
+from opt_tree.tools.ceiling import ceiling
 
 
 @pytest.fixture(scope="module")
@@ -79,3 +81,18 @@ def test_a_generation_alone_has_no_other_policies_and_an_empty_one_no_stage(besi
     assert data_of(page)["policies"] == ["this run"] and "Other policies" not in page
     page = explore(Generation([word("the")], [], "stop", [], [], 0.1), tokenizer)
     assert data_of(page)["steps"] == [] and 'id="stage"' not in page
+
+
+def test_ceilings_are_shown_by_step_and_row_and_those_of_another_text_refused(beside, tokenizer):
+    steps = beside.generation.steps
+    certain = torch.full((4, tokenizer.vocab_size + 1000), -torch.inf)
+    certain[range(4), [word(" cat"), word("the"), word(" ran"), word("the")]] = 0.0
+    ceilings = [ceiling(steps[0].tree, certain), ceiling(steps[1].tree, certain[:2])]
+    page = explore(beside, tokenizer, ceilings=ceilings)
+    first, second = data_of(page)["steps"]
+    assert first["ceiling"] == 2 and first["left"] == [0, 0, 1, 0]
+    assert second["ceiling"] == 1 and second["left"] == [1, 0]
+    assert "1.50 tokens a step, of any verifier that is exact given these trees" in page
+    assert "ceiling" not in data_of(explore(beside, tokenizer))["steps"][0]
+    with pytest.raises(ValueError, match="1 ceilings for 2 steps"):
+        explore(beside, tokenizer, ceilings=ceilings[:1])

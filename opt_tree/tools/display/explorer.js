@@ -109,11 +109,13 @@
 
   function tell(t, row) {
     const text = rowsTo(t, row).map((one) => label(t, one)).join(" ");
-    if (row === 0) return `${label(t, 0)}: the root, the last token of the context`;
+    const left = t === data.steps[step].trees[RUN] ? data.steps[step].left?.[row] : undefined;
+    const leaves = left === undefined ? "" : `; the target leaves the tree here with ${left.toPrecision(3)}`;
+    if (row === 0) return `${label(t, 0)}: the root, the last token of the context${leaves}`;
     if (row === t.probs.length) return `${text}: ends in the target's own token`;
     const [prob, above] = [t.probs[row], t.probs[t.parents[row]]];
     const share = above > 0 ? `, ${(prob / above).toFixed(3)} after its parent` : "";
-    return `${text}: path probability ${prob.toPrecision(3)}${share}${t.path?.includes(row) ? ", accepted" : ""}`;
+    return `${text}: path probability ${prob.toPrecision(3)}${share}${t.path?.includes(row) ? ", accepted" : ""}${leaves}`;
   }
 
   function choose(row) {
@@ -182,10 +184,11 @@
     at("back").disabled = step === 0;
     at("next").disabled = step === data.steps.length - 1;
     const own = one.trees[RUN];
+    const most = one.ceiling === undefined ? "" : `, at most ${one.ceiling.toFixed(2)} by a verifier that is exact given the tree`;
     const emitted = one.kept < own.path.length ? `${one.kept} of ${own.path.length}` : one.kept;
     at("said").textContent =
       `step ${step + 1} of ${data.steps.length}: A ${own.path.length - 1}, E(A) ${own.expected.toFixed(2)}, ` +
-      `${counted(emitted, "token")} emitted, ${one.times.reduce((sum, part) => sum + part, 0).toFixed(1)} ms. ${one.policy}`;
+      `${counted(emitted, "token")} emitted${most}, ${one.times.reduce((sum, part) => sum + part, 0).toFixed(1)} ms. ${one.policy}`;
     const bar = at("policies");
     bar.replaceChildren();
     data.policies.forEach((name, index) => {

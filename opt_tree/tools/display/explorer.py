@@ -8,7 +8,7 @@ import base64
 import hashlib
 import json
 import statistics
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ import numpy as np
 from opt_tree.errors import require
 from opt_tree.generation import Generation
 from opt_tree.step import Step
+from opt_tree.tools.ceiling import Ceiling
 from opt_tree.tools.counterfactual import Beside, follow
 from opt_tree.tools.display.page import STYLE, answer_spans, asked, summary, table
 from opt_tree.tools.display.transcripts import Texts, token_label
@@ -28,19 +29,26 @@ _HERE = Path(__file__).parent
 RUN = "this run"
 
 
-def explore(generation: Generation | Beside, tokenizer: Texts, facts: Mapping[str, str] | None = None) -> str:
+def explore(
+    generation: Generation | Beside,
+    tokenizer: Texts,
+    facts: Mapping[str, str] | None = None,
+    ceilings: Sequence[Ceiling] = (),
+) -> str:
     """Return a self-contained page to step through a generation: buttons and keys, no server, no outside resource.
 
     At each step: the tree, layer by layer, with its path probabilities and the accepted path; E(A) against A; where the
     time went. With a `Beside` (see `generate_beside`) also the trees of other policies at the same step. `facts` are
-    further rows of the summary. A still picture of it for a notebook is `to_html`.
+    further rows of the summary. With `ceilings`, one a step (see `Ceilings`), also what each tree allows at most, and
+    where the target leaves it; ValueError for those of another number of steps. A still picture is `to_html`.
     """
     require((Generation, Beside), generation=generation)
     beside = generation if isinstance(generation, Beside) else Beside(generation, [{}] * len(generation.steps), [])
     run = beside.generation
+    limits, most = _allowed(ceilings, len(run.steps))
     labels = _Labels(tokenizer)
     data = {
-        "steps": [_step(beside, index, labels) for index in range(len(run.steps))],
+        "steps": [_step(beside, index, labels) | limits[index] for index in range(len(run.steps))],
         "policies": [RUN, *dict.fromkeys(name for trees in beside.trees for name in trees)],
         "prefill": _ms(run.prefill_seconds),
         "labels": labels.texts,
@@ -58,7 +66,7 @@ def explore(generation: Generation | Beside, tokenizer: Texts, facts: Mapping[st
         f'<p class="prompt">{prompt}</p><p class="answer">{answer_spans(run, tokenizer)}</p>'
         '<p class="legend"><span class="drafted">drafted and accepted</span> <span class="own">the target\'s own</span>'
         " Click on the text to go to its step.</p>"
-        f"{_STAGE if run.steps else ''}{_compared(beside)}{table(summary(run) | dict(facts or {}))}</div>"
+        f"{_STAGE if run.steps else ''}{_compared(beside)}{table(summary(run) | most | dict(facts or {}))}</div>"
         f'<script type="application/json" id="data">{_inert(data)}</script><script>{script}</script></body></html>'
     )
 
@@ -106,6 +114,18 @@ def _step(beside: Beside, index: int, labels: _Labels) -> dict[str, Any]:
         own = rest[accepted] if accepted is not None and accepted < len(rest) else None
         trees[name] = _tree(tree, path, own, labels)
     return {"trees": trees, "policy": repr(step.policy), "kept": run.accept_lengths[index], "times": _times(step)}
+
+
+def _allowed(ceilings: Sequence[Ceiling], steps: int) -> tuple[list[dict[str, Any]], dict[str, str]]:
+    """For each step, what its tree allows and where the target leaves it, by rows; and a row of the summary."""
+    if not ceilings:
+        return [{} for _ in range(steps)], {}
+    if len(ceilings) != steps:
+        raise ValueError(f"{len(ceilings)} ceilings for {steps} steps: they are of another text")
+    left = [[float(f"{value:.4g}") for value in one.left] for one in ceilings]
+    mean = statistics.fmean(one.tokens for one in ceilings)
+    told = {"ceiling": f"{mean:.2f} tokens a step, of any verifier that is exact given these trees"}
+    return [{"ceiling": round(c.tokens, 4), "left": rows} for c, rows in zip(ceilings, left, strict=True)], told
 
 
 def _tree(tree: Tree, path: list[int] | None, own: int | None, labels: _Labels) -> dict[str, Any]:
