@@ -11,6 +11,7 @@
     {{minus: A ;; B}}, {{times: A ;; B}} A - B and A / B
     {{share: A ;; B}}                    A in per cent of B
     {{kept: A ;; B}}                     per cent of B's accepted tokens that A has; A and B are tokens a step
+    {{dates: all}}                       from the first to the last day of any measurement
     {{given: 17}}                        a figure that is measured on none of these pages: a paper's, or a setting
     {{above: A ;; B ;; C}}               nothing; refused unless A > B > C, which the sentence says; one may be a number
     {{above: minus: A ;; B || C}}        the same of what is computed, one behind the other
@@ -163,6 +164,11 @@ def overlap(cited: str, results: Path) -> str:
     return ""
 
 
+def dates(cited: str, results: Path) -> str:
+    found = sorted(table["date"] for file in results.glob("*.json") for table in _tables(file.read_text()))
+    return f"{found[0]} to {found[-1]}"
+
+
 def computed(formula: Callable[[float, float], float], shape: str) -> Callable[[str, Path], str]:
     return lambda cited, results: format(formula(*numbers(cited, results)), shape)
 
@@ -178,6 +184,7 @@ WAYS: dict[str, Callable[[str, Path], str]] = {
     "times": computed(lambda a, b: a / b, ".2f"),
     "share": computed(lambda a, b: 100 * a / b, ".0f"),
     "kept": computed(lambda a, b: 100 * (a - 1) / (b - 1), ".0f"),
+    "dates": dates,
     "given": lambda cited, results: cited,
     "above": above,
     "same": same,

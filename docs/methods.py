@@ -19,8 +19,7 @@ All methods that a command can be told by name. A name leads to the file that re
 by `python docs/methods.py` from what stands beside each method there; [extending.md](extending.md) says how to add one.
 
 *Read of it* says what of the paper's text or code was at hand. Where that is less than the whole text or the code,
-more may differ than stands there. A method without a paper is this library's own, but for `ngram`: prompt lookup has
-[code](https://github.com/apoorvumang/prompt-lookup-decoding) and no paper.
+more may differ than stands there.
 """
 CHILDREN = {
     "TopK": "the most probable",
@@ -38,8 +37,20 @@ def spec(method: Method) -> str:
     return f"[{name}](../{method.make.__module__.replace('.', '/')}.py)"
 
 
+OWN = "this library's own"
+WITHOUT = {
+    "binary": "none: a baseline of 2406.17276",
+    "kary": "none: a baseline of 2406.17276",
+    "ngram": "none: [prompt lookup](https://github.com/apoorvumang/prompt-lookup-decoding)",
+    "plain": "none: no drafting",
+}
+"""Where methods come from that have no paper and are not this library's own."""
+
+
 def paper(method: Method) -> str:
-    return f"[{method.paper}](https://arxiv.org/abs/{method.paper})" if method.paper else ""
+    if not method.paper:
+        return WITHOUT.get(method.name, OWN)
+    return f"[{method.paper}](https://arxiv.org/abs/{method.paper})"
 
 
 def children_of(method: Method) -> str:
@@ -57,7 +68,7 @@ def judged(method: Method) -> str:
 
 
 READ = {
-    "2211.17192": "not recorded what was read",
+    "2211.17192": "as the delayed trees' paper (2602.16994) has it",
     "2305.09781": "as the delayed trees' paper (2602.16994) has it",
     "2310.15141": "as the delayed trees' paper (2602.16994) has it",
     "2311.08252": "abstract, code, a table of results",
@@ -71,10 +82,10 @@ READ = {
     "2408.08696": "abstract, code, a plot of results",
     "2409.00142": "whole text",
     "2410.05589": "abstract, others' reports",
-    "2410.11744": "not recorded what was read",
+    "2410.11744": "whole text",
     "2410.18234": "as the delayed trees' paper (2602.16994) has it",
     "2412.18910": "the sections that are quoted",
-    "2412.19437": "not recorded what was read",
+    "2412.19437": "others' quotations of its section 2.2, the code of transformers",
     "2503.01840": "abstract, others' reports, code",
     "2503.03434": "abstract, others' reports",
     "2505.12398": "abstract, others' reports",
@@ -90,6 +101,7 @@ DIFFERS = {
     "beta": "the posterior's update is ours",
     "calibrated": "the update and the prediction are ours",
     "dspark": "no scheduler, one temperature for all places; layer -1, its code's embedding, is refused",
+    "dyspec": "slots are filled layer by layer, a forward a layer, where the paper's heap asks for one a node",
     "eagle1": "grown from rates; the released tree is `eagle1_list`",
     "exit": "reads through the target's output layer, where by reports the paper's exit trains one of its own",
     "khisti": "the linear programme settles 5 tokens",
@@ -97,6 +109,7 @@ DIFFERS = {
     "predicted": "a distribution over lengths, where the paper's predictor says one number",
     "rasd": "one policy picks from both trees, where the paper verifies both whole; the pruning is a report's",
     "rheo": "recursive rejection, where the paper has optimal transport",
+    "ngram": "code; counts all matches, where the code copies what followed the longest one",
     "selected": "tokens are predicted and seconds counted, where the paper's network says the action",
     "store": "interpolated counts, where REST takes the longest match",
     "threshold_chain": "on one path, as 2412.18910 compares it",
@@ -106,7 +119,8 @@ DIFFERS = {
 
 def read(method: Method) -> str:
     """What was read of a method's paper, and what differs. KeyError for a paper that `READ` has not."""
-    return "; ".join(text for text in (method.paper and READ[method.paper], DIFFERS.get(method.name)) if text)
+    texts = [text for text in (method.paper and READ[method.paper], DIFFERS.get(method.name)) if text]
+    return "; ".join(texts) or "nothing to read"
 
 
 Column = Callable[[Method], str]

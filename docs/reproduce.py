@@ -14,8 +14,9 @@ PAGE, TEMPLATES = Path(__file__).with_name("reproduce.md"), Path(__file__).with_
 FIGURES = runpy.run_path(str(Path(__file__).with_name("figures.py")))
 HEAD = """# Every claim, and what to run
 
-A row for each conclusion of [RESULTS.md](../RESULTS.md) and each claim of [claims.md](claims.md), with the tables that
-its figures come from. `python docs/reproduce.py` writes this page from the same templates and JSON files as those.
+A row for each conclusion, table and failure of [RESULTS.md](../RESULTS.md), each table of the
+[README](../README.md) and each claim of [claims.md](claims.md), with the tables that its figures come from.
+`python docs/reproduce.py` writes this page from the same templates and JSON files as those.
 
 *Minutes* are what to expect of the commands together on the machine of the table, one core or one GPU. They are
 estimated from tokens and rates, and good to a factor of two: most runs were not timed. Names in capitals are yours to
@@ -37,11 +38,31 @@ def tables(text: str) -> list[tuple[str, dict[str, Any]]]:
 
 
 def claims() -> list[tuple[str, str]]:
-    """Each claim as it is called, and all that the template says of it."""
-    conclusions = re.findall(r"^\d+\. .*?(?=^\d+\. |^$)", (TEMPLATES / "RESULTS.md").read_text(), flags=re.M | re.S)
+    """Each claim as it is called, and all that the template says of it: conclusions, tables, what did not work, papers.
+
+    A paragraph of the page of claims that cites figures is one, called by how it begins.
+    """
+    readme, results, papers = ((TEMPLATES / name).read_text() for name in FIGURES["PAGES"])
+    conclusions = re.findall(r"^\d+\. .*?(?=^\d+\. |^$)", results, flags=re.M | re.S)
     found = [(FIGURES["CITED"].sub(filled, re.findall(r"\*\*(.*?)\*\*", text)[0]), text) for text in conclusions]
-    rows = [line for line in (TEMPLATES / "claims.md").read_text().splitlines() if line.startswith("| ")]
+    found += [claim for page, text in (("README", readme), ("RESULTS", results)) for claim in sections(page, text)]
+    items = [line for text in (results, papers) for line in re.findall(r"^- .*?(?=^- |^$|\Z)", text, flags=re.M | re.S)]
+    found += [(beginning(text), text) for text in items if tables(text)]
+    rows = [line for line in papers.splitlines() if line.startswith("| ")]
     return found + [(line.strip("| ").split(" | ")[0], line) for line in rows if "paper and claim" not in line]
+
+
+def sections(page: str, text: str) -> list[tuple[str, str]]:
+    """The sections of a page that have a table of figures, or a paragraph of them outside of lists."""
+    parts = [part.partition("\n") for part in re.split(r"^## ", text, flags=re.M)[1:]]
+    plain = [(title, re.sub(r"^(?:- |\d+\. ).*?(?=^$|\Z)", "", body, flags=re.M | re.S)) for title, _, body in parts]
+    return [(f"{page}: {title}", body) for title, body in plain if tables(body)]
+
+
+def beginning(text: str) -> str:
+    """What stands before the first figure, or the first colon, without marks."""
+    said = FIGURES["CITED"].sub(filled, text.removeprefix("- "))
+    return re.sub(r"\]\([^)]*\)|\[|\s*\n\s*", " ", re.split(r"[:.](?: |$)", said)[0]).strip()
 
 
 def filled(cited: re.Match[str]) -> str:

@@ -203,6 +203,7 @@ def test_what_was_read_is_said_of_every_paper_and_of_no_other() -> None:
 
 def test_the_page_of_methods_is_what_the_registries_say() -> None:
     written = METHODS["page"]()
+    assert not re.search(r"\| *\|", written) and "not recorded" not in written, "an empty cell"
     assert (ROOT / "docs" / "methods.md").read_text() == written, "python docs/methods.py writes it anew"
 
 
